@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Settings of the outer build that do not apply to the library, besides flags and profiles.
-const NOT_PASSED_ON: [&str; 8] = [
+const CLEARED_VARIABLES: [&str; 8] = [
     "RUSTFLAGS",
     "RUSTDOCFLAGS",
     "RUSTC_WRAPPER",
@@ -27,7 +27,7 @@ const NOT_PASSED_ON: [&str; 8] = [
 ];
 
 /// The variable that names a library built before.
-const GIVEN: &str = "PAGEKEEPER_PRELOAD_LIBRARY";
+const LIBRARY_VARIABLE: &str = "PAGEKEEPER_PRELOAD_LIBRARY";
 
 fn main() {
     let variable = |name: &str| std::env::var_os(name).unwrap_or_else(|| panic!("cargo sets {name}"));
@@ -52,19 +52,19 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
 
     let carried = out.join("library.so");
-    println!("cargo::rerun-if-env-changed={GIVEN}");
+    println!("cargo::rerun-if-env-changed={LIBRARY_VARIABLE}");
     println!("cargo::rustc-check-cfg=cfg(carries_another)");
     let target = (variable("CARGO_CFG_TARGET_OS"), variable("CARGO_CFG_TARGET_ENV"));
     let is_static = target == (OsString::from("linux"), OsString::from("musl"));
     let is_dynamic = target == (OsString::from("linux"), OsString::from("gnu"));
     if (is_static || is_dynamic)
-        && let Some(given) = std::env::var_os(GIVEN).map(PathBuf::from)
+        && let Some(given) = std::env::var_os(LIBRARY_VARIABLE).map(PathBuf::from)
     {
         println!("cargo::rerun-if-changed={}", given.display());
         let library = read(&given);
         assert!(
             is_for(&library, &variable("CARGO_CFG_TARGET_ARCH")),
-            "{GIVEN}={}: no library for this processor",
+            "{LIBRARY_VARIABLE}={}: no library for this processor",
             given.display()
         );
         write(&carried, &library);
@@ -84,7 +84,7 @@ fn main() {
     let mut cargo = Command::new(variable("CARGO"));
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
-        let of_the_outer_build = NOT_PASSED_ON.contains(&&*text)
+        let of_the_outer_build = CLEARED_VARIABLES.contains(&&*text)
             || [
                 "CARGO_FEATURE_",
                 "CARGO_CFG_",

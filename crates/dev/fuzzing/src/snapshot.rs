@@ -9,7 +9,7 @@ use pagekeeper_observe::saved_pages as format;
 /// Runs one input.
 pub(crate) fn fuzz_one(data: &[u8]) {
     try_reading(data);
-    let mut sealed = [&format::MAGIC[..], &1_u16.to_le_bytes(), data].concat();
+    let mut sealed = [&format::SNAPSHOT_MAGIC[..], &1_u16.to_le_bytes(), data].concat();
     let checksum = crc32c::crc32c(&sealed);
     sealed.extend_from_slice(&checksum.to_le_bytes());
     try_reading(&sealed);

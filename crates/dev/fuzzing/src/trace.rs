@@ -1,6 +1,6 @@
 //! Lines of the kernel's tracing, which contain the names that tasks chose: any bytes are parsed or rejected.
 
-use pagekeeper_trace::{Durations, MachineCounts};
+use pagekeeper_trace::{DurationStats, MachineCounts};
 
 use counts::{BlockOp, ReclaimKind};
 
@@ -17,7 +17,7 @@ mod lines;
 /// Runs one input.
 pub(crate) fn fuzz_one(data: &[u8]) {
     for line in data.split(|byte| *byte == b'\n') {
-        if let Some(lines::Line::Event(record)) = lines::parse(line) {
+        if let Some(lines::TraceLine::Event(record)) = lines::parse(line) {
             assert!(record.name.len() <= 16, "the width of its column");
         }
     }

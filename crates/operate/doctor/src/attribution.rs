@@ -12,7 +12,7 @@ use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::Access;
 use pagekeeper_observe::{Database, File, OpenerKind, Snapshot};
 use pagekeeper_policy::FileClass;
-use pagekeeper_trace::{PageCounts, Task};
+use pagekeeper_trace::{PageCounts, TaskIdentity};
 
 use crate::Observation;
 
@@ -92,7 +92,7 @@ pub(crate) fn on_device<'a>(observation: &Observation<'a>, device: &str) -> Opti
 /// Returns the database that a task belongs to: the one whose process or worker it is, or was when the watch
 /// began. For a process that started and ended in between, only its name and the files whose pages it brought in
 /// are known.
-pub(crate) fn database_of(observation: &Observation<'_>, task: &Task) -> Option<usize> {
+pub(crate) fn database_of(observation: &Observation<'_>, task: &TaskIdentity) -> Option<usize> {
     let pid = task.process;
     let own = |database: &Database| database.pid == Some(pid) || database.workers.contains(&pid);
     if let Some((index, _)) = observation.databases().find(|(_, database)| own(database)) {
@@ -125,7 +125,7 @@ fn by_files(observation: &Observation<'_>, pid: u32) -> Option<usize> {
     observation.after.files.iter().find(|file| file.inode == most.file)?.database
 }
 
-fn owner(observation: &Observation<'_>, task: &Task) -> Owner {
+fn owner(observation: &Observation<'_>, task: &TaskIdentity) -> Owner {
     match database_of(observation, task) {
         Some(index) => Owner::Database(index),
         None => Owner::Process(task.process, task.name.clone()),
@@ -147,7 +147,7 @@ impl<'a> Files<'a> {
     }
 
     /// Returns how many bytes of a file a task brought in by writing.
-    fn written(&mut self, observation: &Observation<'_>, counts: &PageCounts, task: &Task) -> u64 {
+    fn written(&mut self, observation: &Observation<'_>, counts: &PageCounts, task: &TaskIdentity) -> u64 {
         let added = counts.flow.added.bytes;
         let before = self.before.get(&counts.file).copied();
         let after = self.after.get(&counts.file).copied();
@@ -172,13 +172,13 @@ impl<'a> Files<'a> {
 }
 
 /// Whether a process has a file open through the page cache for writing only.
-fn only_writes(file: &File, task: &Task) -> bool {
+fn only_writes(file: &File, task: &TaskIdentity) -> bool {
     let mut own = file.openers.iter().filter(|opener| opener.pid == task.process).peekable();
     own.peek().is_some() && own.all(|opener| opener.kind == OpenerKind::Buffered(Access::WriteOnly))
 }
 
 /// Whether another process is known to have the file open for reading.
-fn may_read(observation: &Observation<'_>, counts: &PageCounts, task: &Task) -> bool {
+fn may_read(observation: &Observation<'_>, counts: &PageCounts, task: &TaskIdentity) -> bool {
     let streamer = observation.streamers.iter().find(|streamer| streamer.pid == task.process);
     streamer
         .and_then(|streamer| streamer.open(counts.file))
@@ -210,7 +210,7 @@ mod tests {
         for database in before.databases.iter_mut().chain(&mut after.databases) {
             database.name = "postgres".to_owned();
         }
-        let task = |pid, name: &str| Task { process: pid, thread: pid, name: name.to_owned() };
+        let task = |pid, name: &str| TaskIdentity { process: pid, thread: pid, name: name.to_owned() };
         let streamer = |pid, title: &str| Streamer {
             pid,
             title: title.to_owned(),

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use pagekeeper_kernel::{Inode, hang};
 use pagekeeper_observe::{
-    Census, CensusOptions, ObserveError, Progress, Query, Row, RowKey, Snapshot, VisibilityGap,
+    Census, CensusOptions, ObserveError, Row, RowKey, RowQuery, Snapshot, VisibilityGap, WalkProgress,
 };
 
 use crate::holders::{HeldFile, Holder, OpenIn, holders};
@@ -23,7 +23,7 @@ const FILES_MAX: usize = 20_000;
 /// may be incomplete. `progress` ends the walk.
 pub fn largest_elsewhere(
     snapshot: &Snapshot,
-    progress: &Arc<Progress>,
+    progress: &Arc<WalkProgress>,
 ) -> (Vec<Holder>, Option<VisibilityGap>) {
     let gap = |why: String| VisibilityGap {
         what: "all closed files that hold page cache beside the databases".to_owned(),
@@ -44,13 +44,13 @@ pub fn largest_elsewhere(
 }
 
 /// Returns the files of the host with the most page cache.
-fn rows(progress: &Arc<Progress>) -> Result<Vec<Row>, ObserveError> {
+fn rows(progress: &Arc<WalkProgress>) -> Result<Vec<Row>, ObserveError> {
     hang::patiently(|| {
         let progress = Arc::clone(progress);
         move || {
             let options = CensusOptions { trace: None, follow: false, progress, ..CensusOptions::default() };
             let mut census = Census::start(options)?;
-            Ok(census.rows(&Query { limit: FILES_MAX, ..Query::default() }).rows)
+            Ok(census.rows(&RowQuery { limit: FILES_MAX, ..RowQuery::default() }).rows)
         }
     })?
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_observe::{Snapshot, VisibilityGap, not_traced};
 use pagekeeper_trace::syncs::{SyncEvent, SyncEvents};
-use pagekeeper_trace::{Task, TraceError};
+use pagekeeper_trace::{TaskIdentity, TraceError};
 
 use crate::syncs::{SeenSync, SyncedFile, Syncs};
 
@@ -75,7 +75,7 @@ impl SyncWatch {
             let took = event.ended.unwrap_or(now).saturating_sub(began);
             self.syncs.calls.push(SeenSync {
                 call: event.call.name(),
-                task: Task { process: event.process, thread: event.thread, name: event.name },
+                task: TaskIdentity { process: event.process, thread: event.thread, name: event.name },
                 file,
                 began: began.saturating_sub(self.began),
                 took,

@@ -15,7 +15,7 @@ use std::time::Duration;
 use pagekeeper_kernel::Inode;
 use pagekeeper_observe::File;
 use pagekeeper_policy::FileClass;
-use pagekeeper_trace::Task;
+use pagekeeper_trace::TaskIdentity;
 
 use crate::attribution::{database_of, device_name};
 use crate::finders::is_background;
@@ -48,7 +48,7 @@ pub struct Syncs {
 #[derive(Debug, Clone, PartialEq)]
 pub struct SeenSync {
     /// The calling task.
-    pub task: Task,
+    pub task: TaskIdentity,
     /// The call: "fdatasync".
     pub call: &'static str,
     /// The file; `None` if its descriptor was closed before it could be looked up.

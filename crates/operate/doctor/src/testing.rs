@@ -16,7 +16,8 @@ use pagekeeper_kernel::{Inode, Residency, Source};
 use pagekeeper_observe::{Database, File, Host, HostChange, Opener, OpenerKind, Snapshot};
 use pagekeeper_policy::{DiskProfile, FileClass, MixedProfile};
 use pagekeeper_trace::{
-    DirtyLevels, Losses, MachineCounts, PageCounts, PageFlow, PageTotals, PauseCounts, Task, TraceCounts,
+    DirtyLevels, EventLosses, MachineCounts, PageCounts, PageFlow, PageTotals, PauseCounts, TaskIdentity,
+    TraceCounts,
 };
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -105,7 +106,7 @@ pub(crate) fn change() -> HostChange {
             reclaim: Some(Vec::new()),
             block: None,
             machine,
-            losses: Losses::default(),
+            losses: EventLosses::default(),
         }),
     }
 }
@@ -211,8 +212,8 @@ pub(crate) fn pauses(pid: u32, name: &str, milliseconds: &[u64], levels: DirtyLe
     }
 }
 
-fn task(pid: u32, name: &str) -> Task {
-    Task { process: pid, thread: pid, name: name.to_owned() }
+fn task(pid: u32, name: &str) -> TaskIdentity {
+    TaskIdentity { process: pid, thread: pid, name: name.to_owned() }
 }
 
 /// Returns a sync of a file on the device of all files by a process's only thread; times in milliseconds.

@@ -15,12 +15,12 @@ use pagekeeper_policy::{FileClass, Rule};
 use pagekeeper_preload::settings::{RULES_MAX, TEXT_MAX};
 
 use crate::budget;
-use crate::command_line::COMM_MAX;
+use crate::command_line::COMM_BYTES_MAX;
 use crate::settings::{FileRule, ProfileRules, Role, Settings};
 
 /// Programs that stream when started by hand or by a script, in addition to those that the guard looks for among
 /// all processes. The guard must leave these alone, since they also do other things.
-const MORE_STREAMS: [&str; 8] = ["cat", "mv", "split", "openssl", "gpg", "b3sum", "pg_restore", "mysqlsh"];
+const EXTRA_STREAMS: [&str; 8] = ["cat", "mv", "split", "openssl", "gpg", "b3sum", "pg_restore", "mysqlsh"];
 
 /// Why a choice can't be used; contains a sentence for the operator.
 #[derive(Debug, thiserror::Error)]
@@ -93,7 +93,7 @@ impl Choice {
 fn streams(options: &Options) -> Vec<String> {
     let given = &options.streams.processes;
     let own = *given != STREAMING_PROGRAMS;
-    let more = MORE_STREAMS.iter().filter(|_| !own).map(|&name| name.to_owned());
+    let more = EXTRA_STREAMS.iter().filter(|_| !own).map(|&name| name.to_owned());
     given.iter().cloned().chain(more).collect()
 }
 
@@ -145,7 +145,8 @@ fn comm(name: &GlobMatcher) -> Result<String, ChoiceError> {
             "the process \"{name}\": inside a program only * stands for other characters"
         )));
     }
-    let cut = name.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|&end| end <= COMM_MAX).last();
+    let cut =
+        name.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|&end| end <= COMM_BYTES_MAX).last();
     Ok(if name.contains('*') { name } else { &name[..cut.unwrap_or(0)] }.to_owned())
 }
 

@@ -16,21 +16,21 @@ use pagekeeper_preload::launcher::{ELSEWHERE, MAPPING};
 use pagekeeper_text::escaped;
 
 use crate::command_line::{
-    MANY_IN_ONE, SHELLS, base, behind_prefixes, behind_starters, comm, first_program, is_in_scope, is_one_of,
-    is_wrapper, keeps_environment,
+    MULTI_CALL_PROGRAMS, SHELL_NAMES, base, behind_prefixes, behind_starters, comm, first_program,
+    is_in_scope, is_one_of, is_wrapper, keeps_environment,
 };
 use crate::means::ProgramKind;
 use crate::obstacle::{self, Obstacle};
 
 /// Programs that start a server, but have none of its names.
-const STARTERS: [&str; 5] = ["pg_ctl", "pg_ctlcluster", "supervisord", "s6-svscan", "runsvdir"];
+const SERVER_STARTERS: [&str; 5] = ["pg_ctl", "pg_ctlcluster", "supervisord", "s6-svscan", "runsvdir"];
 
 /// Parts of names that a server's name does not have, whatever else it starts with: `mysql-backup.sh`.
-const NO_SERVER: [&[u8]; 2] = [b"backup", b"dump"];
+const BACKUP_NAME_PARTS: [&[u8]; 2] = [b"backup", b"dump"];
 
 /// A reason why the library does not reach the program.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Hindrance {
+pub(crate) enum LibraryHindrance {
     /// The program itself.
     #[error("{0}")]
     Program(Obstacle),
@@ -44,25 +44,25 @@ pub(crate) enum Hindrance {
 
 /// The classification of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Cover {
+pub(crate) struct CommandClass {
     pub(crate) kind: ProgramKind,
     /// Why the library does not reach it.
-    pub(crate) hindrance: Option<Hindrance>,
+    pub(crate) hindrance: Option<LibraryHindrance>,
     /// Whether it is a stream known to map its input, which the library does not see.
     pub(crate) maps: bool,
 }
 
 /// Classifies the command whose program is this file.
-pub(crate) fn cover(file: &Path, command: &[OsString], settings: &Settings) -> Cover {
+pub(crate) fn classify_command(file: &Path, command: &[OsString], settings: &Settings) -> CommandClass {
     let (file, command) = behind_prefixes(file, command);
     let name = command.first().map_or(OsStr::new(""), |name| base(name));
-    let hindrance = hindrance(&file, name, command.get(1..).unwrap_or_default());
+    let hindrance = find_hindrance(&file, name, command.get(1..).unwrap_or_default());
     let kind = match hindrance {
-        Some(Hindrance::Elsewhere(_)) => ProgramKind::Elsewhere,
+        Some(LibraryHindrance::Elsewhere(_)) => ProgramKind::Elsewhere,
         _ => kind(command, settings),
     };
     let maps = kind == ProgramKind::Stream && is_one_of(name, &MAPPING);
-    Cover { kind, hindrance, maps }
+    CommandClass { kind, hindrance, maps }
 }
 
 /// Returns the name of the command (`comm`) if it is on no list and in no profile, and its processes count as what
@@ -74,8 +74,8 @@ pub(crate) fn unlisted(command: &[OsString], settings: &Settings) -> Option<Stri
     let (name, rest) = behind_starters(command)?.split_first()?;
     let name = base(name);
     let comm = comm(name);
-    if is_one_of(name, &SHELLS)
-        || is_one_of(name, &MANY_IN_ONE)
+    if is_one_of(name, &SHELL_NAMES)
+        || is_one_of(name, &MULTI_CALL_PROGRAMS)
         || name == "java"
         || is_streaming(name, settings)
         || is_server(comm, settings)
@@ -86,13 +86,13 @@ pub(crate) fn unlisted(command: &[OsString], settings: &Settings) -> Option<Stri
     std::str::from_utf8(comm).ok().filter(|comm| !comm.contains('\n')).map(str::to_owned)
 }
 
-fn hindrance(file: &Path, name: &OsStr, rest: &[OsString]) -> Option<Hindrance> {
+fn find_hindrance(file: &Path, name: &OsStr, rest: &[OsString]) -> Option<LibraryHindrance> {
     if is_one_of(name, &ELSEWHERE) && !is_in_scope(rest) {
-        Some(Hindrance::Elsewhere(name.to_owned()))
+        Some(LibraryHindrance::Elsewhere(name.to_owned()))
     } else if is_wrapper(name) && !keeps_environment(name, rest) {
-        Some(Hindrance::Wrapper(name.to_owned()))
+        Some(LibraryHindrance::Wrapper(name.to_owned()))
     } else {
-        obstacle::obstacle(file).map(Hindrance::Program)
+        obstacle::find_obstacle(file).map(LibraryHindrance::Program)
     }
 }
 
@@ -105,14 +105,14 @@ fn kind(command: &[OsString], settings: &Settings) -> ProgramKind {
     }
     let Some((name, rest)) = command.split_first() else { return ProgramKind::Script };
     let name = base(name);
-    let applet = rest.first().filter(|_| is_one_of(name, &MANY_IN_ONE)).map(|word| base(word));
+    let applet = rest.first().filter(|_| is_one_of(name, &MULTI_CALL_PROGRAMS)).map(|word| base(word));
     if is_streaming(name, settings) || applet.is_some_and(|applet| is_streaming(applet, settings)) {
         ProgramKind::Stream
     } else if is_wrapper(name) {
         kind_behind_wrapper(rest, settings)
     } else if is_server(comm(name), settings)
         || name == "java"
-        || (is_one_of(name, &SHELLS) && starts_server(rest, settings))
+        || (is_one_of(name, &SHELL_NAMES) && starts_server(rest, settings))
         || are_given_a_server(rest, settings)
     {
         ProgramKind::Server
@@ -126,7 +126,7 @@ fn kind_behind_wrapper(rest: &[OsString], settings: &Settings) -> ProgramKind {
     let inner = first_program(rest).map(|(_, inner)| inner).filter(|inner| !inner.is_empty());
     let inner_name = inner.and_then(|inner| inner.first()).map(|name| base(name));
     let starts_stream = rest.iter().any(|word| starts_stream(word, settings));
-    if let Some(inner) = inner.filter(|_| inner_name.is_some_and(|name| is_one_of(name, &SHELLS))) {
+    if let Some(inner) = inner.filter(|_| inner_name.is_some_and(|name| is_one_of(name, &SHELL_NAMES))) {
         return if starts_stream { ProgramKind::Script } else { kind(inner, settings) };
     }
     if starts_stream {
@@ -169,10 +169,11 @@ fn starts_stream(word: &OsStr, settings: &Settings) -> bool {
 /// Whether a profile applies to it: one for processes of that name, or whose name is part of it (`cassandra`,
 /// `kafka-server-start.sh`, `mariadbd-safe`).
 fn is_server(comm: &[u8], settings: &Settings) -> bool {
-    if is_one_of(OsStr::from_bytes(comm), &STARTERS) {
+    if is_one_of(OsStr::from_bytes(comm), &SERVER_STARTERS) {
         return true;
     }
-    let is_no_server = NO_SERVER.iter().any(|part| comm.windows(part.len()).any(|bytes| bytes == *part));
+    let is_no_server =
+        BACKUP_NAME_PARTS.iter().any(|part| comm.windows(part.len()).any(|bytes| bytes == *part));
     settings.profiles.iter().any(|profile| {
         let mut names = profile.processes.iter().map(String::as_str).chain([profile.name.as_str()]);
         names.any(|name| {
@@ -201,7 +202,7 @@ mod tests {
     use crate::choice::Choice;
     use crate::settings::ProfileRules;
 
-    fn covered(role: Role, words: &[&str]) -> Cover {
+    fn covered(role: Role, words: &[&str]) -> CommandClass {
         let settings = Settings {
             role,
             streams: ["tar", "pg_*", "b3sum"].map(str::to_owned).to_vec(),
@@ -217,7 +218,7 @@ mod tests {
             }],
         };
         let words: Vec<OsString> = words.iter().map(OsString::from).collect();
-        cover(Path::new("/bin/sh"), &words, &settings)
+        classify_command(Path::new("/bin/sh"), &words, &settings)
     }
 
     use ProgramKind::{Elsewhere, Script, Server, Stream};
@@ -278,7 +279,7 @@ mod tests {
             &["nsenter", "-t1", "-m", "tar"],
         ] {
             let cover = covered(Role::Auto, words);
-            assert!(matches!(cover.hindrance, Some(Hindrance::Wrapper(_))), "{words:?}");
+            assert!(matches!(cover.hindrance, Some(LibraryHindrance::Wrapper(_))), "{words:?}");
         }
     }
 
@@ -286,7 +287,7 @@ mod tests {
     fn what_runs_elsewhere_is_said() {
         for words in [&["docker", "exec", "db", "tar"][..], &["systemd-run", "tar"]] {
             let cover = covered(Role::Stream, words);
-            assert!(matches!(cover.hindrance, Some(Hindrance::Elsewhere(_))), "{words:?}");
+            assert!(matches!(cover.hindrance, Some(LibraryHindrance::Elsewhere(_))), "{words:?}");
         }
         assert_eq!(covered(Role::Auto, &["systemd-run", "--scope", "tar"]).hindrance, None);
     }

@@ -11,7 +11,7 @@ use pagekeeper_preload::launcher::{ELSEWHERE, WRAPPERS};
 use crate::find;
 
 /// Programs that execute another one, with the library if that can have it.
-const PREFIXES: [&str; 13] = [
+const PREFIX_COMMANDS: [&str; 13] = [
     "env",
     "nice",
     "ionice",
@@ -27,16 +27,16 @@ const PREFIXES: [&str; 13] = [
     "systemd-run",
 ];
 /// Maximum depth of nested prefixes.
-const DEPTH_MAX: usize = 4;
+const PREFIX_DEPTH_MAX: usize = 4;
 
 /// Multi-call programs: their first word names the applet.
-pub(crate) const MANY_IN_ONE: [&str; 2] = ["busybox", "toybox"];
+pub(crate) const MULTI_CALL_PROGRAMS: [&str; 2] = ["busybox", "toybox"];
 
 /// Bytes of a process name that the kernel keeps.
-pub(crate) const COMM_MAX: usize = 15;
+pub(crate) const COMM_BYTES_MAX: usize = 15;
 
 /// Programs that only start the ones that do the work.
-pub(crate) const SHELLS: [&str; 10] =
+pub(crate) const SHELL_NAMES: [&str; 10] =
     ["sh", "bash", "dash", "zsh", "ksh", "mksh", "ash", "fish", "csh", "tcsh"];
 
 pub(crate) fn is_one_of(name: &OsStr, names: &[&str]) -> bool {
@@ -55,7 +55,7 @@ pub(crate) fn base(word: &OsStr) -> &OsStr {
 /// Returns a program's name as the kernel keeps it for its process.
 pub(crate) fn comm(name: &OsStr) -> &[u8] {
     let name = name.as_bytes();
-    name.get(..COMM_MAX).unwrap_or(name)
+    name.get(..COMM_BYTES_MAX).unwrap_or(name)
 }
 
 /// Returns the directory that chroot(1) makes the root of its command, if the command is chroot.
@@ -74,7 +74,7 @@ pub(crate) fn other_root(command: &[OsString]) -> Option<PathBuf> {
 /// Returns the command behind its prefixes, and its file.
 pub(crate) fn behind_prefixes<'a>(file: &Path, mut command: &'a [OsString]) -> (PathBuf, &'a [OsString]) {
     let mut file = file.to_path_buf();
-    for _ in 0..DEPTH_MAX {
+    for _ in 0..PREFIX_DEPTH_MAX {
         match behind_prefix(command) {
             Some((inner, rest)) => (file, command) = (inner, rest),
             None => break,
@@ -90,7 +90,7 @@ fn behind_prefix(command: &[OsString]) -> Option<(PathBuf, &[OsString])> {
     let name = base(name);
     let loses =
         name == "env" && !keeps_environment(name, rest) || name == "systemd-run" && !is_in_scope(rest);
-    if is_one_of(name, &PREFIXES) && !loses { first_program(rest) } else { None }
+    if is_one_of(name, &PREFIX_COMMANDS) && !loses { first_program(rest) } else { None }
 }
 
 /// Returns the first word that is a program, with its file; options and variables are skipped.
@@ -104,13 +104,13 @@ pub(crate) fn first_program(words: &[OsString]) -> Option<(PathBuf, &[OsString])
 
 /// Returns the command behind all its starters; `None` if another process starts it, or if it can't be determined.
 pub(crate) fn behind_starters(mut command: &[OsString]) -> Option<&[OsString]> {
-    for _ in 0..=DEPTH_MAX {
+    for _ in 0..=PREFIX_DEPTH_MAX {
         let (name, rest) = command.split_first()?;
         let name = base(name);
         if is_one_of(name, &ELSEWHERE) && !is_in_scope(rest) {
             return None;
         }
-        if !is_one_of(name, &PREFIXES) && !is_one_of(name, &WRAPPERS) {
+        if !is_one_of(name, &PREFIX_COMMANDS) && !is_one_of(name, &WRAPPERS) {
             return Some(command);
         }
         (_, command) = first_program(rest)?;

@@ -12,24 +12,24 @@ use std::path::{Path, PathBuf};
 use pagekeeper_preload::counters::{self, MappedReport};
 use rustix::fs::{FlockOperation, OFlags, flock};
 
-use crate::library::{self, NoPlace};
+use crate::library::{self, PlacementError};
 
 /// The common prefix of the files' names.
-const PREFIX: &str = "report-";
+const REPORT_PREFIX: &str = "report-";
 /// Maximum number of attempts: others may remove a file as left behind before it is locked.
-const ATTEMPTS: usize = 16;
+const LOCK_ATTEMPTS_MAX: usize = 16;
 
 /// A report that is being counted.
-pub(crate) struct Counting {
+pub(crate) struct ReportFile {
     file: tempfile::NamedTempFile,
 }
 
-impl Counting {
+impl ReportFile {
     /// Creates the file beside the library, or where there is room for it.
-    pub(crate) fn begin(library: &Path) -> Result<Self, NoPlace> {
-        library::beside(library, |directory| {
+    pub(crate) fn begin(library: &Path) -> Result<Self, PlacementError> {
+        library::create_beside(library, |directory| {
             remove_left(directory);
-            let file = locked(directory)?;
+            let file = create_locked(directory)?;
             counters::begin_report(file.as_file())?;
             Ok(Self { file })
         })
@@ -46,9 +46,9 @@ impl Counting {
 }
 
 /// Creates a file that is locked for as long as this process has it open.
-fn locked(directory: &Path) -> io::Result<tempfile::NamedTempFile> {
-    for _ in 0..ATTEMPTS {
-        let file = tempfile::Builder::new().prefix(PREFIX).tempfile_in(directory)?;
+fn create_locked(directory: &Path) -> io::Result<tempfile::NamedTempFile> {
+    for _ in 0..LOCK_ATTEMPTS_MAX {
+        let file = tempfile::Builder::new().prefix(REPORT_PREFIX).tempfile_in(directory)?;
         // Without lock support nobody else gets one, and nothing is removed.
         let _ = flock(file.as_file(), FlockOperation::NonBlockingLockExclusive);
         if file.as_file().metadata()?.nlink() > 0 {
@@ -62,7 +62,7 @@ fn locked(directory: &Path) -> io::Result<tempfile::NamedTempFile> {
 pub(crate) fn remove_left(directory: &Path) {
     let Ok(entries) = directory.read_dir() else { return };
     let is_report = |path: &PathBuf| {
-        path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(PREFIX.as_bytes()))
+        path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(REPORT_PREFIX.as_bytes()))
     };
     for path in entries.flatten().map(|entry| entry.path()).filter(is_report) {
         if is_left(&path) {
@@ -86,7 +86,7 @@ mod tests {
     #[test]
     fn only_what_nobody_holds_is_removed() {
         let dir = tempfile::tempdir().unwrap();
-        let held = locked(dir.path()).unwrap();
+        let held = create_locked(dir.path()).unwrap();
         std::fs::write(dir.path().join("report-left"), "").unwrap();
         std::fs::write(dir.path().join("other"), "").unwrap();
         remove_left(dir.path());
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn a_truncated_report_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
-        let counting = Counting::begin(&dir.path().join("library")).unwrap();
+        let counting = ReportFile::begin(&dir.path().join("library")).unwrap();
         assert!(counting.report().unwrap().claimed().is_empty());
         File::options().write(true).open(counting.path()).unwrap().set_len(64).unwrap();
         let error = counting.report().err().expect("it is too short");

@@ -27,7 +27,7 @@ pub(crate) fn start_detached(kept: &[BorrowedFd<'_>], work: impl FnOnce()) -> io
         // It fails only for the leader of a group, which a new child is not.
         let _ = rustix::process::setsid();
         // The process forked here is reparented to init when this one ends.
-        stand_apart(kept).is_ok()
+        detach(kept).is_ok()
             && fork(|| {
                 work();
                 true
@@ -45,7 +45,7 @@ pub(crate) fn announce(command: &mut Command, socket: Arc<UnixStream>) {
         let pid = getpid().as_raw_pid().to_ne_bytes();
         // The reader may have ended, which must not end this process.
         if send(&*socket, &pid, SendFlags::NOSIGNAL).is_ok() {
-            let _ = recv(&*socket, &mut [0; ANSWER_MAX], RecvFlags::empty());
+            let _ = recv(&*socket, &mut [0; ANSWER_BYTES_MAX], RecvFlags::empty());
         }
         Ok(())
     };
@@ -54,7 +54,7 @@ pub(crate) fn announce(command: &mut Command, socket: Arc<UnixStream>) {
 }
 
 /// Maximum bytes of an answer; the rest is never read.
-const ANSWER_MAX: usize = 256;
+const ANSWER_BYTES_MAX: usize = 256;
 
 /// Forks a child that does `work`, and whose exit code says whether that succeeded. It runs nothing else of this
 /// process: no destructor, no `atexit`.
@@ -92,10 +92,10 @@ fn wait(child: libc::pid_t) -> io::Result<bool> {
 }
 
 /// The nice value of a process that has to run before others.
-const AHEAD: i32 = -10;
+const FOLLOWER_NICE: i32 = -10;
 
 /// Leaves everything that a process was started with: descriptors, directory, signals, priority.
-fn stand_apart(kept: &[BorrowedFd<'_>]) -> io::Result<()> {
+fn detach(kept: &[BorrowedFd<'_>]) -> io::Result<()> {
     let null = File::options().read(true).write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdin(&null)?;
     rustix::stdio::dup2_stdout(&null)?;
@@ -129,6 +129,6 @@ fn stand_apart(kept: &[BorrowedFd<'_>]) -> io::Result<()> {
     }
     // Ahead of the process it watches, even on a busy machine. Without permission, the command's own priority must
     // do.
-    let _ = rustix::process::setpriority_process(None, AHEAD);
+    let _ = rustix::process::setpriority_process(None, FOLLOWER_NICE);
     Ok(())
 }

@@ -11,25 +11,25 @@ use std::process::Command;
 use pagekeeper_preload::settings::VARIABLE;
 
 use crate::library;
-use crate::reach::NoLibrary;
+use crate::reach::LibraryAbsence;
 
 /// The variable that names libraries to a loader, separated by colons or spaces (ld.so(8)).
-const PRELOAD: &str = "LD_PRELOAD";
+const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 
 /// Sets the command's environment.
-pub(crate) fn set(command: &mut Command, library: &Result<PathBuf, NoLibrary>, settings: &OsStr) {
-    let before = std::env::var_os(PRELOAD).unwrap_or_default();
+pub(crate) fn set(command: &mut Command, library: &Result<PathBuf, LibraryAbsence>, settings: &OsStr) {
+    let before = std::env::var_os(PRELOAD_VARIABLE).unwrap_or_default();
     match library {
         Ok(library) => {
             let threads = library::keeps_threads_apart(library::glibc().as_deref());
             let all = others(&before).chain(own(library, threads));
-            command.env(PRELOAD, joined(all)).env(VARIABLE, settings);
+            command.env(PRELOAD_VARIABLE, joined(all)).env(VARIABLE, settings);
         }
         // This process runs inside another `pagekeeper run`.
-        Err(NoLibrary::TakenOut) if has_library(&before) => {
+        Err(LibraryAbsence::TakenOut) if has_library(&before) => {
             match joined(others(&before)) {
-                none if none.is_empty() => command.env_remove(PRELOAD),
-                others => command.env(PRELOAD, others),
+                none if none.is_empty() => command.env_remove(PRELOAD_VARIABLE),
+                others => command.env(PRELOAD_VARIABLE, others),
             };
             command.env_remove(VARIABLE);
         }
@@ -41,7 +41,7 @@ pub(crate) fn set(command: &mut Command, library: &Result<PathBuf, NoLibrary>, s
 /// must come once.
 fn others(before: &OsStr) -> impl Iterator<Item = &[u8]> {
     let parted = before.as_bytes().split(|byte| matches!(byte, b':' | b' '));
-    parted.filter(|name| !name.is_empty() && !library::is_library(name) && *name != library::THREADS)
+    parted.filter(|name| !name.is_empty() && !library::is_library(name) && *name != library::THREADS_LIBRARY)
 }
 
 fn has_library(before: &OsStr) -> bool {
@@ -50,7 +50,7 @@ fn has_library(before: &OsStr) -> bool {
 
 /// Returns the library, followed by the threads library if the C library lacks threads.
 fn own(library: &Path, threads: bool) -> impl Iterator<Item = &[u8]> {
-    [library.as_os_str().as_bytes()].into_iter().chain(threads.then_some(library::THREADS))
+    [library.as_os_str().as_bytes()].into_iter().chain(threads.then_some(library::THREADS_LIBRARY))
 }
 
 fn joined<'a>(names: impl Iterator<Item = &'a [u8]>) -> OsString {

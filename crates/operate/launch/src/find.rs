@@ -17,7 +17,7 @@ const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
 /// Why a command was not started.
 #[derive(Debug)]
-pub struct NotStarted {
+pub struct StartError {
     /// The exit code: 127 for a command that is not found, 126 for one that can't be executed, 1 where it was refused,
     /// 2 for wrong usage.
     pub code: u8,
@@ -25,7 +25,7 @@ pub struct NotStarted {
     pub sentence: String,
 }
 
-impl NotStarted {
+impl StartError {
     /// Converts the kernel's answer to execve(2).
     pub(crate) fn of(command: &OsStr, error: &io::Error) -> Self {
         let command = escaped(Path::new(command));
@@ -51,25 +51,25 @@ impl NotStarted {
 }
 
 /// Returns the file of a command, by this process's PATH.
-pub(crate) fn find(command: &OsStr) -> Result<PathBuf, NotStarted> {
+pub(crate) fn find(command: &OsStr) -> Result<PathBuf, StartError> {
     find_in(command, std::env::var_os("PATH"))
 }
 
-fn find_in(command: &OsStr, path: Option<OsString>) -> Result<PathBuf, NotStarted> {
-    let refuse = |error: io::Error| NotStarted::of(command, &error);
+fn find_in(command: &OsStr, path: Option<OsString>) -> Result<PathBuf, StartError> {
+    let refuse = |error: io::Error| StartError::of(command, &error);
     if command.is_empty() {
         return Err(refuse(io::ErrorKind::NotFound.into()));
     }
     if command.as_bytes().contains(&b'/') {
         let file = PathBuf::from(command);
-        return executable(&file).map(|()| file).map_err(refuse);
+        return check_executable(&file).map(|()| file).map_err(refuse);
     }
     let mut denied = None;
     for directory in std::env::split_paths(&path.unwrap_or_else(|| DEFAULT_PATH.into())) {
         let file = directory.join(command);
         // A bare name would be searched in PATH again.
         let file = if directory.as_os_str().is_empty() { Path::new(".").join(file) } else { file };
-        match executable(&file) {
+        match check_executable(&file) {
             Ok(()) => return Ok(file),
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => denied = Some(error),
             Err(_) => {}
@@ -79,7 +79,7 @@ fn find_in(command: &OsStr, path: Option<OsString>) -> Result<PathBuf, NotStarte
 }
 
 /// Checks that this process may execute the file.
-fn executable(file: &Path) -> io::Result<()> {
+fn check_executable(file: &Path) -> io::Result<()> {
     if std::fs::metadata(file)?.is_dir() {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it is a directory"));
     }

@@ -16,36 +16,36 @@ use crate::settings::Settings;
 use pagekeeper_policy::stream_pace::StreamPace;
 use pagekeeper_preload::counters::{self, Count};
 
-use crate::classify::{Cover, Hindrance};
-use crate::find::NotStarted;
+use crate::classify::{CommandClass, LibraryHindrance};
+use crate::find::StartError;
 use crate::means::ProgramKind;
 use crate::prepared::PreparedCommand;
-use crate::reach::{Reach, ReachProblem};
+use crate::reach::{CommandReach, ReachProblem};
 use crate::start_state::StartState;
 
 impl PreparedCommand {
     /// Prepares the program of a process under `run`. `inside` has the mode ("quiet" or "require" or another), the
     /// settings, and the program's file.
-    pub fn inside(inside: &[OsString], command: &[OsString], start: StartState) -> Result<Self, NotStarted> {
+    pub fn inside(inside: &[OsString], command: &[OsString], start: StartState) -> Result<Self, StartError> {
         let ([mode, text, file], Some((name, arguments))) = (inside, command.split_first()) else {
-            return Err(NotStarted::nameless());
+            return Err(StartError::nameless());
         };
         let path = Path::new(file);
         let mut program = Command::new(path);
         program.arg0(name).args(arguments);
         // Without valid settings the command would have no rules either.
         let Some(settings) = Settings::decode(text.as_bytes()) else {
-            return Ok(Self::ready(program, file, Reach::none(), (None, text.clone()), None, start));
+            return Ok(Self::ready(program, file, CommandReach::none(), (None, text.clone()), None, start));
         };
         // Whatever a script starts comes here by itself, unless it loses the library.
-        let may_follow = |cover: &Cover| {
-            cover.kind == ProgramKind::Stream || matches!(cover.hindrance, Some(Hindrance::Wrapper(_)))
+        let may_follow = |cover: &CommandClass| {
+            cover.kind == ProgramKind::Stream || matches!(cover.hindrance, Some(LibraryHindrance::Wrapper(_)))
         };
-        let reach = Reach::of(path, command, &settings, StreamPace::Auto, may_follow);
+        let reach = CommandReach::of(path, command, &settings, StreamPace::Auto, may_follow);
         if let Some(ReachProblem::All(sentence)) = &reach.problem {
             note(&settings, path, Count::NotReached);
             if mode == "require" {
-                return Err(NotStarted::required(sentence));
+                return Err(StartError::required(sentence));
             }
         }
         if reach.follower.is_some() {

@@ -18,7 +18,7 @@ use pagekeeper_text::{Size, escaped, unescaped};
 use serde::{Serialize, Serializer};
 
 /// Maximum number of files listed for people; the others are summed up in one line.
-const LISTED: usize = 8;
+const LISTED_FILES_MAX: usize = 8;
 
 /// Why pages stayed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -78,7 +78,7 @@ impl<'a> TrackedFile<'a> {
 
 /// The pages of one file that stayed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct LeftFile {
+pub struct LeftFileReport {
     #[serde(serialize_with = "as_text")]
     path: PathBuf,
     stayed_bytes: u64,
@@ -93,9 +93,9 @@ fn as_text<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
 
 /// All pages that stayed, largest first.
 #[derive(Debug, Default, Serialize)]
-pub struct PagesLeft(Vec<LeftFile>);
+pub struct LeftPages(Vec<LeftFileReport>);
 
-impl PagesLeft {
+impl LeftPages {
     /// Checks the files.
     pub(crate) fn now(places: &[TrackedPlace]) -> Self {
         // Two processes that opened a file at once may have recorded it twice.
@@ -105,8 +105,8 @@ impl PagesLeft {
             let first = files.entry(Inode { dev: file.device, ino: file.inode }).or_insert(known);
             first.before = first.before.min(known.before);
         }
-        let mut left: Vec<LeftFile> =
-            files.into_iter().filter_map(|(inode, file)| left_of(inode, &file)).collect();
+        let mut left: Vec<LeftFileReport> =
+            files.into_iter().filter_map(|(inode, file)| check_left_pages(inode, &file)).collect();
         left.sort_by(|a, b| b.stayed_bytes.cmp(&a.stayed_bytes).then_with(|| a.path.cmp(&b.path)));
         Self(left)
     }
@@ -116,14 +116,14 @@ impl PagesLeft {
         self.0.iter().map(|file| file.stayed_bytes).sum()
     }
 
-    /// Returns a line for each file, and one for those beyond `LISTED`.
+    /// Returns a line for each file, and one for those beyond `LISTED_FILES_MAX`.
     pub fn lines(&self) -> Vec<String> {
-        let listed = self.0.iter().take(LISTED).map(|file| {
-            let LeftFile { path, stayed_bytes, why, checked } = file;
+        let listed = self.0.iter().take(LISTED_FILES_MAX).map(|file| {
+            let LeftFileReport { path, stayed_bytes, why, checked } = file;
             let when = if *checked { "" } else { ", as it was closed" };
             format!("{} of {} ({}{when})", Size(*stayed_bytes), escaped(path), why.sentence())
         });
-        let rest = self.0.get(LISTED..).unwrap_or_default();
+        let rest = self.0.get(LISTED_FILES_MAX..).unwrap_or_default();
         let bytes: u64 = rest.iter().map(|file| file.stayed_bytes).sum();
         let rest = (!rest.is_empty()).then(|| format!("{} of {} more files", Size(bytes), rest.len()));
         listed.chain(rest).collect()
@@ -131,26 +131,26 @@ impl PagesLeft {
 }
 
 /// Returns what stayed of a file; `None` if nothing did.
-fn left_of(inode: Inode, file: &TrackedFile<'_>) -> Option<LeftFile> {
+fn check_left_pages(inode: Inode, file: &TrackedFile<'_>) -> Option<LeftFileReport> {
     let path = file.path();
     let opened = Handle::at(&path, Links::Refuse).and_then(|handle| handle.open(Expected::Inode(inode)));
     let seen = opened.as_ref().ok().map(|opened| residency(opened, 0..u64::MAX));
     let (stayed_bytes, why, checked) = match (seen, file.before) {
         (Some(Ok(now)), Some(before)) => {
             let stayed = now.resident.saturating_sub(before);
-            let why = if now.unwritten() > 0 { StayCause::InFlight } else { why(file, stayed) };
+            let why = if now.unwritten() > 0 { StayCause::InFlight } else { stay_cause(file, stayed) };
             (stayed, why, true)
         }
         // The command could not see it, and perhaps this process can't either.
         (Some(Ok(now)), None) => (file.unobserved.min(now.resident), StayCause::NotPermitted, true),
         (Some(Err(_)), _) => (file.unobserved, StayCause::NotPermitted, false),
-        (None, _) => (file.at_close, why(file, file.at_close), false),
+        (None, _) => (file.at_close, stay_cause(file, file.at_close), false),
     };
-    (stayed_bytes > 0).then_some(LeftFile { path, stayed_bytes, why, checked })
+    (stayed_bytes > 0).then_some(LeftFileReport { path, stayed_bytes, why, checked })
 }
 
 /// Returns why clean pages of a file stayed.
-fn why(file: &TrackedFile<'_>, stayed: u64) -> StayCause {
+fn stay_cause(file: &TrackedFile<'_>, stayed: u64) -> StayCause {
     if file.place.has(FileEvents::Mapped) {
         StayCause::Mapped
     } else if file.place.has(FileEvents::Open) {

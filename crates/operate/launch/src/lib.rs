@@ -6,8 +6,8 @@
 //! available, unless that is refused. It ends as the command ends, whatever happens to the report. It gets what this
 //! process was given: arguments, descriptors, signals, the rest of its environment.
 //!
-//! Nothing is printed: sentences are returned. Fails as shells and env(1) do ([`NotStarted`]): 127 if the command is
-//! not found, 126 if it can't be executed.
+//! Nothing is printed: sentences are returned. Fails as shells and env(1) do ([`StartError`]): 127 if the command
+//! is not found, 126 if it can't be executed.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -37,10 +37,10 @@ mod start_state;
 mod sys;
 
 pub use choice::{Choice, ChoiceError};
-pub use find::NotStarted;
-pub use follower::{FollowedPages, LeftOfFile};
-pub use left::{LeftFile, PagesLeft};
-pub use library::{IS_LIBRARY_OF_ANOTHER_BUILD, NoPlace};
+pub use find::StartError;
+pub use follower::{FollowedFileReport, FollowedPages};
+pub use left::{LeftFileReport, LeftPages};
+pub use library::{IS_LIBRARY_OF_ANOTHER_BUILD, PlacementError};
 pub use pagekeeper_preload::counters::Count;
 pub use parent::CommandEnd;
 pub use prepared::{EndedCommand, PreparedCommand};

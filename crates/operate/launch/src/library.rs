@@ -4,7 +4,7 @@
 //! into place complete. An existing file is used only if it belongs to this user or root, nobody else may write
 //! it, and it is identical byte for byte. No link is followed below a directory that only they can change. A
 //! directory is usable if the file can be mapped executable there, which is tested. Fails with everything that was
-//! tried ([`NoPlace`]).
+//! tried ([`PlacementError`]).
 
 use std::fmt::Write as _;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
@@ -27,18 +27,17 @@ const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 pub const IS_LIBRARY_OF_ANOTHER_BUILD: bool = cfg!(carries_another);
 
 /// The library as built; empty if none can be built (a target without glibc).
-const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/library.so"));
+const LIBRARY_BYTES: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/library.so"));
 
-const PREFIX: &str = LIBRARY_PREFIX;
 /// `AddressSanitizer`'s library refuses to start if another library comes first, unless its path contains
 /// `libasan.so`.
-const SUFFIX: &str = "-before-libasan.so";
+const LIBRARY_SUFFIX: &str = "-before-libasan.so";
 /// The suffixes of earlier versions.
-const SUFFIXES: [&str; 2] = [SUFFIX, ".so"];
+const LIBRARY_SUFFIXES: [&str; 2] = [LIBRARY_SUFFIX, ".so"];
 /// The threads library, for C libraries that keep it separate.
-pub(crate) const THREADS: &[u8] = b"libpthread.so.0";
+pub(crate) const THREADS_LIBRARY: &[u8] = b"libpthread.so.0";
 /// The paths of glibc in distributions.
-const GLIBC: [&str; 3] = [
+const GLIBC_PATHS: [&str; 3] = [
     if cfg!(target_arch = "aarch64") {
         "/lib/aarch64-linux-gnu/libc.so.6"
     } else {
@@ -47,48 +46,56 @@ const GLIBC: [&str; 3] = [
     "/lib64/libc.so.6",
     "/lib/libc.so.6",
 ];
-const BANNER: &[u8] = b"release version ";
-const STICKY: u32 = 0o1000;
-const OTHERS_WRITE: u32 = 0o022;
+const GLIBC_BANNER: &[u8] = b"release version ";
+const STICKY_BIT: u32 = 0o1000;
+const OTHERS_WRITE_BITS: u32 = 0o022;
 
 /// The error that no directory was usable; states what was tried.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct NoPlace(String);
+pub struct PlacementError(String);
 
 /// Stores the library and returns its path, which contains no separator of `LD_PRELOAD`.
-pub(crate) fn lay_out() -> Result<PathBuf, NoPlace> {
-    lay_out_in(&places_here(), LIBRARY)
+pub(crate) fn lay_out() -> Result<PathBuf, PlacementError> {
+    lay_out_in(&places_here(), LIBRARY_BYTES)
 }
 
 /// Creates something beside the library. If that fails (no room; NFS can't preallocate), uses the next usable
 /// place.
-pub(crate) fn beside<T>(library: &Path, make: impl Fn(&Path) -> io::Result<T>) -> Result<T, NoPlace> {
+pub(crate) fn create_beside<T>(
+    library: &Path,
+    make: impl Fn(&Path) -> io::Result<T>,
+) -> Result<T, PlacementError> {
     let first = library.parent().map(Path::to_path_buf);
     let others = places_here().into_iter().filter(|place| Some(place) != first.as_ref());
     let places: Vec<PathBuf> = first.clone().into_iter().chain(others).collect();
-    first_that_serves(&places, |place| make(&own_directory(place)?)).map_err(NoPlace)
+    try_places(&places, |place| make(&own_directory(place)?)).map_err(PlacementError)
 }
 
 /// Creates something in a place on tmpfs: on a disk that fills up later, a signal would end whoever writes to a
 /// mapping.
-pub(crate) fn in_memory<T>(library: &Path, make: impl Fn(&Path) -> io::Result<T>) -> Result<T, NoPlace> {
-    beside(library, |directory| match rustix::fs::statfs(directory)?.f_type {
+pub(crate) fn create_in_memory<T>(
+    library: &Path,
+    make: impl Fn(&Path) -> io::Result<T>,
+) -> Result<T, PlacementError> {
+    create_beside(library, |directory| match rustix::fs::statfs(directory)?.f_type {
         TMPFS_MAGIC => make(directory),
         _ => Err(io::Error::other("not in memory")),
     })
 }
 
-fn lay_out_in(places: &[PathBuf], library: &[u8]) -> Result<PathBuf, NoPlace> {
+fn lay_out_in(places: &[PathBuf], library: &[u8]) -> Result<PathBuf, PlacementError> {
     if library.is_empty() {
-        return Err(NoPlace("this pagekeeper was built without the library, which needs glibc".to_owned()));
+        return Err(PlacementError(
+            "this pagekeeper was built without the library, which needs glibc".to_owned(),
+        ));
     }
-    first_that_serves(places, |place| place_in(place, library))
-        .map_err(|tried| NoPlace(format!("the library can't be laid out anywhere ({tried})")))
+    try_places(places, |place| place_in(place, library))
+        .map_err(|tried| PlacementError(format!("the library can't be laid out anywhere ({tried})")))
 }
 
 /// Returns the result in the first place where it succeeds, or everything that was tried.
-fn first_that_serves<T>(places: &[PathBuf], attempt: impl Fn(&Path) -> io::Result<T>) -> Result<T, String> {
+fn try_places<T>(places: &[PathBuf], attempt: impl Fn(&Path) -> io::Result<T>) -> Result<T, String> {
     let mut tried = String::new();
     for place in places {
         match attempt(place) {
@@ -115,12 +122,13 @@ pub(crate) fn keeps_threads_apart(version: Option<&str>) -> bool {
 pub(crate) fn glibc() -> Option<String> {
     sys::c_library()
         .map(str::to_owned)
-        .or_else(|| GLIBC.iter().find_map(|path| version_in(&std::fs::read(path).ok()?)))
+        .or_else(|| GLIBC_PATHS.iter().find_map(|path| version_in(&std::fs::read(path).ok()?)))
 }
 
 /// Returns the version that glibc prints when it is run: "… stable release version 2.36.".
 fn version_in(library: &[u8]) -> Option<String> {
-    let at = library.windows(BANNER.len()).position(|bytes| bytes == BANNER)? + BANNER.len();
+    let at =
+        library.windows(GLIBC_BANNER.len()).position(|bytes| bytes == GLIBC_BANNER)? + GLIBC_BANNER.len();
     let version = library[at..].iter().take_while(|byte| byte.is_ascii_digit() || **byte == b'.');
     let version: String = version.map(|&byte| char::from(byte)).collect();
     Some(version.trim_end_matches('.').to_owned())
@@ -129,8 +137,8 @@ fn version_in(library: &[u8]) -> Option<String> {
 /// Whether a file with this name is the library, in any version.
 pub(crate) fn is_library(path: &[u8]) -> bool {
     let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
-    let rest = name.strip_prefix(PREFIX.as_bytes());
-    let mut hashes = SUFFIXES.iter().filter_map(|suffix| rest?.strip_suffix(suffix.as_bytes()));
+    let rest = name.strip_prefix(LIBRARY_PREFIX.as_bytes());
+    let mut hashes = LIBRARY_SUFFIXES.iter().filter_map(|suffix| rest?.strip_suffix(suffix.as_bytes()));
     hashes.any(|hash| hash.len() == 16 && hash.iter().all(u8::is_ascii_hexdigit))
 }
 
@@ -162,11 +170,11 @@ fn places(variable: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
 fn place_in(directory: &Path, library: &[u8]) -> io::Result<PathBuf> {
     let directory = own_directory(directory)?;
     let hash = Sha256::digest(library);
-    let mut name = PREFIX.to_owned();
+    let mut name = LIBRARY_PREFIX.to_owned();
     for byte in &hash[..8] {
         let _ = write!(name, "{byte:02x}");
     }
-    name.push_str(SUFFIX);
+    name.push_str(LIBRARY_SUFFIX);
     let path = directory.join(name);
     let odd = |byte: &u8| matches!(byte, b' ' | b':' | b'\n');
     if path.to_str().is_none_or(|path| path.as_bytes().iter().any(odd)) {
@@ -208,7 +216,7 @@ fn own_directory(directory: &Path) -> io::Result<PathBuf> {
         Err(error) => return Err(error),
     }
     let metadata = directory.symlink_metadata()?;
-    if !metadata.is_dir() || !is_trusted(metadata.uid()) || metadata.mode() & OTHERS_WRITE != 0 {
+    if !metadata.is_dir() || !is_trusted(metadata.uid()) || metadata.mode() & OTHERS_WRITE_BITS != 0 {
         return Err(io::Error::other("it is there, and not a directory of this user alone"));
     }
     Ok(directory)
@@ -219,7 +227,7 @@ fn check_above(directory: &Path) -> io::Result<()> {
     for above in directory.ancestors() {
         let metadata = above.symlink_metadata()?;
         // In a sticky directory such as /tmp, others can't remove foreign files.
-        let open = metadata.mode() & OTHERS_WRITE != 0 && metadata.mode() & STICKY == 0;
+        let open = metadata.mode() & OTHERS_WRITE_BITS != 0 && metadata.mode() & STICKY_BIT == 0;
         if open || !is_trusted(metadata.uid()) {
             return Err(io::Error::other(format!("others can change {}", escaped(above))));
         }
@@ -236,7 +244,7 @@ fn there_already(path: &Path, library: &[u8]) -> Option<File> {
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
     let mut file = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
     let metadata = file.metadata().ok()?;
-    let own = metadata.is_file() && is_trusted(metadata.uid()) && metadata.mode() & OTHERS_WRITE == 0;
+    let own = metadata.is_file() && is_trusted(metadata.uid()) && metadata.mode() & OTHERS_WRITE_BITS == 0;
     if !own || metadata.len() != library.len() as u64 || metadata.mode() & 0o444 != 0o444 {
         return None;
     }
@@ -370,7 +378,7 @@ mod tests {
         );
         assert_eq!(version_in(b"musl"), None);
         // A glibc build reports the same version as the file it has loaded.
-        let read = GLIBC.iter().find_map(|path| version_in(&std::fs::read(path).ok()?));
+        let read = GLIBC_PATHS.iter().find_map(|path| version_in(&std::fs::read(path).ok()?));
         assert_eq!(read.or_else(glibc), glibc());
     }
 

@@ -18,7 +18,7 @@ pub(crate) enum ProgramKind {
 
 /// The processes of a command that are followed by events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Followed {
+pub(crate) enum FollowScope {
     /// All.
     All,
     /// Those with the name of a stream, and their descendants.
@@ -27,9 +27,9 @@ pub(crate) enum Followed {
 
 /// The means by which the rules reach a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Means {
+pub(crate) enum CommandMeans {
     /// A process beside it follows these of its processes by events.
-    Events(Followed),
+    Events(FollowScope),
     /// The library is loaded into it and its descendants.
     Library,
     /// None.
@@ -38,10 +38,10 @@ pub(crate) enum Means {
 
 impl ProgramKind {
     /// Returns which of its processes are followed if that is possible.
-    pub(crate) const fn followed(self) -> Option<Followed> {
+    pub(crate) const fn followed(self) -> Option<FollowScope> {
         match self {
-            Self::Stream => Some(Followed::All),
-            Self::Script => Some(Followed::ByName),
+            Self::Stream => Some(FollowScope::All),
+            Self::Script => Some(FollowScope::ByName),
             Self::Server | Self::Elsewhere => None,
         }
     }
@@ -49,12 +49,12 @@ impl ProgramKind {
 
 /// Chooses the means for a command. `has_events`: this caller gets events on this kernel. `takes_library`: the
 /// library can be loaded into the program.
-pub(crate) const fn choose(kind: ProgramKind, has_events: bool, takes_library: bool) -> Means {
+pub(crate) const fn choose(kind: ProgramKind, has_events: bool, takes_library: bool) -> CommandMeans {
     match (kind, kind.followed()) {
-        (_, Some(followed)) if has_events => Means::Events(followed),
-        (ProgramKind::Elsewhere, _) => Means::Nothing,
-        _ if takes_library => Means::Library,
-        _ => Means::Nothing,
+        (_, Some(followed)) if has_events => CommandMeans::Events(followed),
+        (ProgramKind::Elsewhere, _) => CommandMeans::Nothing,
+        _ if takes_library => CommandMeans::Library,
+        _ => CommandMeans::Nothing,
     }
 }
 
@@ -73,12 +73,12 @@ mod tests {
         ),
     ];
 
-    fn cell(means: Means) -> &'static str {
+    fn cell(means: CommandMeans) -> &'static str {
         match means {
-            Means::Events(Followed::All) => "events, of all its processes",
-            Means::Events(Followed::ByName) => "events, of the streams that it starts",
-            Means::Library => "library",
-            Means::Nothing => "none, which is said",
+            CommandMeans::Events(FollowScope::All) => "events, of all its processes",
+            CommandMeans::Events(FollowScope::ByName) => "events, of the streams that it starts",
+            CommandMeans::Library => "library",
+            CommandMeans::Nothing => "none, which is said",
         }
     }
 
@@ -111,22 +111,22 @@ mod tests {
     fn events_come_first_and_servers_get_the_library() {
         use ProgramKind::{Elsewhere, Script, Server, Stream};
         for (kind, has_events, takes_library, expected) in [
-            (Stream, true, true, Means::Events(Followed::All)),
-            (Stream, true, false, Means::Events(Followed::All)),
-            (Stream, false, true, Means::Library),
-            (Stream, false, false, Means::Nothing),
-            (Script, true, true, Means::Events(Followed::ByName)),
-            (Script, true, false, Means::Events(Followed::ByName)),
-            (Script, false, true, Means::Library),
-            (Script, false, false, Means::Nothing),
-            (Server, true, true, Means::Library),
-            (Server, true, false, Means::Nothing),
-            (Server, false, true, Means::Library),
-            (Server, false, false, Means::Nothing),
-            (Elsewhere, true, true, Means::Nothing),
-            (Elsewhere, true, false, Means::Nothing),
-            (Elsewhere, false, true, Means::Nothing),
-            (Elsewhere, false, false, Means::Nothing),
+            (Stream, true, true, CommandMeans::Events(FollowScope::All)),
+            (Stream, true, false, CommandMeans::Events(FollowScope::All)),
+            (Stream, false, true, CommandMeans::Library),
+            (Stream, false, false, CommandMeans::Nothing),
+            (Script, true, true, CommandMeans::Events(FollowScope::ByName)),
+            (Script, true, false, CommandMeans::Events(FollowScope::ByName)),
+            (Script, false, true, CommandMeans::Library),
+            (Script, false, false, CommandMeans::Nothing),
+            (Server, true, true, CommandMeans::Library),
+            (Server, true, false, CommandMeans::Nothing),
+            (Server, false, true, CommandMeans::Library),
+            (Server, false, false, CommandMeans::Nothing),
+            (Elsewhere, true, true, CommandMeans::Nothing),
+            (Elsewhere, true, false, CommandMeans::Nothing),
+            (Elsewhere, false, true, CommandMeans::Nothing),
+            (Elsewhere, false, false, CommandMeans::Nothing),
         ] {
             assert_eq!(
                 choose(kind, has_events, takes_library),

@@ -21,10 +21,10 @@ use rustix::fs::StatVfsMountFlags;
 use crate::find;
 
 /// Bytes of a script's first line that the kernel reads (`BINPRM_BUF_SIZE`).
-const FIRST_LINE_MAX: u64 = 256;
+const FIRST_LINE_BYTES_MAX: u64 = 256;
 /// Depth of interpreters that are scripts: the kernel follows five (`exec_binprm`), and `env` is followed as often
 /// here.
-const DEPTH_MAX: usize = 5;
+const INTERPRETER_DEPTH_MAX: usize = 5;
 
 /// Why the library can't be loaded into a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -51,9 +51,9 @@ pub(crate) struct Obstacle {
 }
 
 /// Returns what keeps the library out of the program that this file starts.
-pub(crate) fn obstacle(path: &Path) -> Option<Obstacle> {
+pub(crate) fn find_obstacle(path: &Path) -> Option<Obstacle> {
     let mut path = path.to_path_buf();
-    for _ in 0..DEPTH_MAX {
+    for _ in 0..INTERPRETER_DEPTH_MAX {
         // Opening a FIFO would block until somebody writes to it.
         let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&path).ok()?;
         if !file.metadata().ok()?.is_file() {
@@ -89,7 +89,7 @@ fn is_privileged(file: &File) -> bool {
 /// Returns the program that a script's first line names.
 fn interpreter(file: &File) -> Option<PathBuf> {
     let mut start = Vec::new();
-    file.take(FIRST_LINE_MAX).read_to_end(&mut start).ok()?;
+    file.take(FIRST_LINE_BYTES_MAX).read_to_end(&mut start).ok()?;
     // execvp(3) passes a text without that line to the shell; a binary file is not a program at all.
     let Some(line) = start.strip_prefix(b"#!") else {
         return (!start.contains(&0)).then(|| PathBuf::from("/bin/sh"));
@@ -134,14 +134,14 @@ mod tests {
 
     #[test]
     fn plain_programs_have_no_obstacle() {
-        assert_eq!(obstacle(Path::new("/bin/sh")), None);
-        assert_eq!(obstacle(script("#!/bin/sh\n").path()), None);
-        assert_eq!(obstacle(Path::new("/no/such/file")), None);
-        assert_eq!(obstacle(Path::new("/dev/null")), None);
+        assert_eq!(find_obstacle(Path::new("/bin/sh")), None);
+        assert_eq!(find_obstacle(script("#!/bin/sh\n").path()), None);
+        assert_eq!(find_obstacle(Path::new("/no/such/file")), None);
+        assert_eq!(find_obstacle(Path::new("/dev/null")), None);
         // A script that is its own interpreter.
         let own = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(own.path(), format!("#!{}\n", own.path().display())).unwrap();
-        assert_eq!(obstacle(own.path()), None);
+        assert_eq!(find_obstacle(own.path()), None);
     }
 
     #[test]
@@ -149,6 +149,6 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::copy("/bin/true", file.path()).unwrap();
         std::fs::set_permissions(file.path(), std::fs::Permissions::from_mode(0o6755)).unwrap();
-        assert_eq!(obstacle(file.path()), None);
+        assert_eq!(find_obstacle(file.path()), None);
     }
 }

@@ -16,10 +16,10 @@ use rustix::process::{
     Pid, Signal, WaitOptions, WaitStatus, getpgid, getpgrp, getpid, kill_process, wait, waitpid,
 };
 
-use crate::signals::{self, HeldSignals};
+use crate::signals::{self, BlockedSignals};
 
 /// The signals passed on to the command.
-const PASSED_ON: [libc::c_int; 9] =
+const FORWARDED_SIGNALS: [libc::c_int; 9] =
     [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH, SIGCONT, SIGTSTP];
 
 /// The end of the command.
@@ -50,7 +50,7 @@ impl CommandEnd {
 
 /// Runs the command to its end. Fails if it could not be started.
 pub(crate) fn run(command: &mut Command) -> io::Result<CommandEnd> {
-    let held = HeldSignals::hold(&[&PASSED_ON[..], &[SIGCHLD]].concat());
+    let held = BlockedSignals::hold(&[&FORWARDED_SIGNALS[..], &[SIGCHLD]].concat());
     let child = command.spawn()?;
     let pid = Pid::from_child(&child);
     // Only the session leader is notified of the terminal's end.

@@ -14,12 +14,12 @@ use pagekeeper_preload::open_readers::TABLE_BYTES;
 use pagekeeper_text::escaped;
 use rustix::fs::FallocateFlags;
 
-use crate::counting::{self, Counting};
-use crate::find::{self, NotStarted};
+use crate::counting::{self, ReportFile};
+use crate::find::{self, StartError};
 use crate::follower::Follower;
-use crate::library::{self, NoPlace};
+use crate::library::{self, PlacementError};
 use crate::parent::{self, CommandEnd};
-use crate::reach::{Reach, ReachProblem};
+use crate::reach::{CommandReach, ReachProblem};
 use crate::report::LaunchReport;
 use crate::start_state::StartState;
 use crate::{classify, environment};
@@ -28,13 +28,13 @@ use crate::{classify, environment};
 pub struct PreparedCommand {
     command: Command,
     name: OsString,
-    reach: Reach,
+    reach: CommandReach,
     /// `None` for a process whose settings can't be read.
     settings: Option<Settings>,
     /// The settings, as its processes get them.
     encoded: OsString,
     warning: Option<String>,
-    counting: Option<Counting>,
+    counting: Option<ReportFile>,
 }
 
 /// A command that has ended, and what was counted in it.
@@ -55,22 +55,22 @@ impl PreparedCommand {
         pace: StreamPace,
         is_required: bool,
         start: StartState,
-    ) -> Result<Self, NotStarted> {
-        let (name, arguments) = words.split_first().ok_or_else(NotStarted::nameless)?;
+    ) -> Result<Self, StartError> {
+        let (name, arguments) = words.split_first().ok_or_else(StartError::nameless)?;
         let file = find::find(name)?;
         let settings = Settings { command: classify::unlisted(words, &settings), ..settings };
-        let reach = Reach::of(&file, words, &settings, pace, |_| true);
+        let reach = CommandReach::of(&file, words, &settings, pace, |_| true);
         if let Some(sentence) = reach.unpaced(pace) {
-            return Err(NotStarted::refused(sentence));
+            return Err(StartError::refused(sentence));
         }
         let warning = match &reach.problem {
-            Some(ReachProblem::All(sentence)) if is_required => return Err(NotStarted::required(sentence)),
+            Some(ReachProblem::All(sentence)) if is_required => return Err(StartError::required(sentence)),
             Some(problem) => Some(problem.to_string()),
             None => settings.command.as_deref().map(taken_for_stream),
         };
         let library = reach.library.as_deref().ok();
         library.and_then(Path::parent).into_iter().for_each(counting::remove_left);
-        let readers = library.and_then(|library| library::in_memory(library, make_readers).ok());
+        let readers = library.and_then(|library| library::create_in_memory(library, make_readers).ok());
         // The descendants of a followed command are followed, too.
         let launcher = reach.follower.is_none().then(|| launcher(is_required)).flatten();
         let settings = Settings { readers, launcher, ..settings };
@@ -84,7 +84,7 @@ impl PreparedCommand {
     pub(crate) fn ready(
         mut command: Command,
         name: &OsStr,
-        reach: Reach,
+        reach: CommandReach,
         (settings, encoded): (Option<Settings>, OsString),
         warning: Option<String>,
         start: StartState,
@@ -103,16 +103,16 @@ impl PreparedCommand {
     }
 
     /// Becomes the command; returns only if that fails.
-    pub fn exec(mut self) -> NotStarted {
+    pub fn exec(mut self) -> StartError {
         environment::set(&mut self.command, &self.reach.library, &self.encoded);
         let error = self.command.exec();
-        NotStarted::of(&self.name, &error)
+        StartError::of(&self.name, &error)
     }
 
     /// Has the command's processes count what the rules do, if they get the library.
-    pub fn count(&mut self) -> Result<(), NoPlace> {
+    pub fn count(&mut self) -> Result<(), PlacementError> {
         if let (Ok(library), Some(settings)) = (&self.reach.library, &mut self.settings) {
-            let counting = Counting::begin(library)?;
+            let counting = ReportFile::begin(library)?;
             settings.report = Some(counting.path());
             self.encoded = settings.encode().into();
             self.counting = Some(counting);
@@ -121,9 +121,9 @@ impl PreparedCommand {
     }
 
     /// Runs the command to its end, as its parent. Fails if it could not be started.
-    pub fn run(mut self) -> Result<EndedCommand, NotStarted> {
+    pub fn run(mut self) -> Result<EndedCommand, StartError> {
         environment::set(&mut self.command, &self.reach.library, &self.encoded);
-        let end = parent::run(&mut self.command).map_err(|error| NotStarted::of(&self.name, &error))?;
+        let end = parent::run(&mut self.command).map_err(|error| StartError::of(&self.name, &error))?;
         let (events, no_events) = match self.reach.follower.map(Follower::end) {
             Some(Ok(pages)) => (Some(pages), None),
             Some(Err(why)) => (None, Some(why.to_owned())),

@@ -9,16 +9,16 @@ use crate::settings::Settings;
 use pagekeeper_policy::stream_pace::StreamPace;
 use pagekeeper_text::escaped;
 
-use crate::classify::{self, Cover, Hindrance};
+use crate::classify::{self, CommandClass, LibraryHindrance};
 use crate::follower::{FollowPlan, FollowRefusal, Follower};
-use crate::means::{self, Means};
+use crate::means::{self, CommandMeans};
 use crate::obstacle::ObstacleReason;
 use crate::{command_line, library};
 
 /// The means for a command.
-pub(crate) struct Reach {
+pub(crate) struct CommandReach {
     /// The library's stored path.
-    pub(crate) library: Result<PathBuf, NoLibrary>,
+    pub(crate) library: Result<PathBuf, LibraryAbsence>,
     /// A process that follows it by events.
     pub(crate) follower: Option<Follower>,
     /// Why it has no follower, if it should have one.
@@ -28,7 +28,7 @@ pub(crate) struct Reach {
 }
 
 /// Why a command is started without the library.
-pub(crate) enum NoLibrary {
+pub(crate) enum LibraryAbsence {
     /// It could not be stored anywhere; contains a sentence.
     Nowhere(String),
     /// The command has no use for it, but its descendants may.
@@ -48,16 +48,16 @@ pub(crate) enum ReachProblem {
     Unseen(String),
 }
 
-impl Reach {
+impl CommandReach {
     /// Prepares and starts the means for the command. `may_follow` says which commands may have a follower.
     pub(crate) fn of(
         file: &Path,
         command: &[OsString],
         settings: &Settings,
         pace: StreamPace,
-        may_follow: fn(&Cover) -> bool,
+        may_follow: fn(&CommandClass) -> bool,
     ) -> Self {
-        let cover = classify::cover(file, command, settings);
+        let cover = classify::classify_command(file, command, settings);
         let processes = cover.kind.followed().filter(|_| may_follow(&cover));
         let tried = processes.map(|processes| Follower::start(&FollowPlan::new(processes, settings, pace)));
         let (follower, refusal) = match tried.transpose() {
@@ -65,23 +65,28 @@ impl Reach {
             Err(refusal) => (None, Some(refusal)),
         };
         match means::choose(cover.kind, follower.is_some(), cover.hindrance.is_none()) {
-            Means::Events(_) => {
-                Self { library: Err(NoLibrary::TakenOut), follower, refusal: None, problem: None }
+            CommandMeans::Events(_) => {
+                Self { library: Err(LibraryAbsence::TakenOut), follower, refusal: None, problem: None }
             }
-            Means::Library => Self::by_library(file, command, &cover, refusal),
-            Means::Nothing => Self::by_nothing(command, &cover, refusal),
+            CommandMeans::Library => Self::by_library(file, command, &cover, refusal),
+            CommandMeans::Nothing => Self::by_nothing(command, &cover, refusal),
         }
     }
 
     /// Without any means, for a process whose settings can't be read.
     pub(crate) fn none() -> Self {
-        Self { library: Err(NoLibrary::Unused), follower: None, refusal: None, problem: None }
+        Self { library: Err(LibraryAbsence::Unused), follower: None, refusal: None, problem: None }
     }
 
-    fn by_library(file: &Path, command: &[OsString], cover: &Cover, refusal: Option<FollowRefusal>) -> Self {
+    fn by_library(
+        file: &Path,
+        command: &[OsString],
+        cover: &CommandClass,
+        refusal: Option<FollowRefusal>,
+    ) -> Self {
         let library = library_for(command);
         let problem = match (&library, &refusal) {
-            (Err(NoLibrary::Nowhere(sentence)), _) => Some(ReachProblem::All(sentence.clone())),
+            (Err(LibraryAbsence::Nowhere(sentence)), _) => Some(ReachProblem::All(sentence.clone())),
             (Ok(_), Some(refusal)) if cover.maps => Some(ReachProblem::Unseen(format!(
                 "what {} uses by mappings stays, and can't be followed by events: {refusal}",
                 escaped(file)
@@ -91,18 +96,18 @@ impl Reach {
         Self { library, follower: None, refusal, problem }
     }
 
-    fn by_nothing(command: &[OsString], cover: &Cover, refusal: Option<FollowRefusal>) -> Self {
+    fn by_nothing(command: &[OsString], cover: &CommandClass, refusal: Option<FollowRefusal>) -> Self {
         let library = match &cover.hindrance {
             // It may still reach what a wrapper starts.
-            Some(Hindrance::Wrapper(_)) => library_for(command),
-            _ => Err(NoLibrary::Unused),
+            Some(LibraryHindrance::Wrapper(_)) => library_for(command),
+            _ => Err(LibraryAbsence::Unused),
         };
         let problem = cover.hindrance.as_ref().map(|hindrance| {
             ReachProblem::All(match &refusal {
                 Some(refusal) => {
                     format!("{hindrance}, and its pages can't be followed by events: {refusal}")
                 }
-                None => format!("{hindrance} ({})", instead(hindrance)),
+                None => format!("{hindrance} ({})", suggest_alternative(hindrance)),
             })
         });
         Self { library, follower: None, refusal, problem }
@@ -126,16 +131,20 @@ impl Reach {
 
 /// Stores the library, unless the command's descendants would not find it below their root: their loader would
 /// complain.
-fn library_for(command: &[OsString]) -> Result<PathBuf, NoLibrary> {
-    let library = library::lay_out().map_err(|error| NoLibrary::Nowhere(error.to_string()))?;
+fn library_for(command: &[OsString]) -> Result<PathBuf, LibraryAbsence> {
+    let library = library::lay_out().map_err(|error| LibraryAbsence::Nowhere(error.to_string()))?;
     let has = |root: PathBuf| root.join(library.strip_prefix("/").unwrap_or(&library)).exists();
-    if command_line::other_root(command).is_none_or(has) { Ok(library) } else { Err(NoLibrary::TakenOut) }
+    if command_line::other_root(command).is_none_or(has) {
+        Ok(library)
+    } else {
+        Err(LibraryAbsence::TakenOut)
+    }
 }
 
 /// Returns an alternative.
-fn instead(hindrance: &Hindrance) -> &'static str {
+fn suggest_alternative(hindrance: &LibraryHindrance) -> &'static str {
     match hindrance {
-        Hindrance::Program(obstacle) => match obstacle.why {
+        LibraryHindrance::Program(obstacle) => match obstacle.why {
             ObstacleReason::Privileged => {
                 "as the user whose rights it gets it can be run with them; if it is a stream, --as stream says so"
             }
@@ -143,8 +152,8 @@ fn instead(hindrance: &Hindrance) -> &'static str {
                 "if it is a stream, --as stream says so; pagekeeper guard --streams releases from outside what it brings into the page cache"
             }
         },
-        Hindrance::Wrapper(_) => "start pagekeeper run inside; if it is a stream, --as stream says so",
-        Hindrance::Elsewhere(_) => "start pagekeeper run inside",
+        LibraryHindrance::Wrapper(_) => "start pagekeeper run inside; if it is a stream, --as stream says so",
+        LibraryHindrance::Elsewhere(_) => "start pagekeeper run inside",
     }
 }
 
@@ -154,10 +163,10 @@ mod tests {
 
     #[test]
     fn a_pace_needs_events() {
-        assert_eq!(Reach::none().unpaced(StreamPace::Auto), None);
+        assert_eq!(CommandReach::none().unpaced(StreamPace::Auto), None);
         for (refusal, said) in [(None, "no rule takes it"), (Some(FollowRefusal::Silent), "does not answer")]
         {
-            let sentence = Reach { refusal, ..Reach::none() }.unpaced(StreamPace::Off).unwrap();
+            let sentence = CommandReach { refusal, ..CommandReach::none() }.unpaced(StreamPace::Off).unwrap();
             assert!(sentence.contains(said) && sentence.contains("leave it out"), "{sentence}");
         }
     }

@@ -11,10 +11,10 @@ use pagekeeper_preload::counters::{COUNTS, Count, MappedReport, RECORDS, Record}
 use serde::{Serialize, Serializer};
 
 use crate::follower::FollowedPages;
-use crate::left::PagesLeft;
+use crate::left::LeftPages;
 
 /// The fields of a sum in JSON, with what they count.
-const FIELDS: [(&str, Count); COUNTS] = [
+const JSON_FIELDS: [(&str, Count); COUNTS] = [
     ("stream_read_bytes", Count::StreamRead),
     ("stream_written_bytes", Count::StreamWritten),
     ("stream_uncached_bytes", Count::StreamUncached),
@@ -77,7 +77,7 @@ pub struct LaunchReport {
     /// Bytes of the streams' files that are resident at the end, and were not before.
     pub stream_stayed_bytes: u64,
     /// The files of these bytes.
-    pub stayed: PagesLeft,
+    pub stayed: LeftPages,
 }
 
 impl RuleSums {
@@ -92,7 +92,7 @@ impl RuleSums {
     }
 
     fn add(&mut self, process: &Record) {
-        for (_, count) in FIELDS {
+        for (_, count) in JSON_FIELDS {
             self.0[count as usize] += process.get(count);
         }
     }
@@ -100,7 +100,7 @@ impl RuleSums {
 
 impl Serialize for RuleSums {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_map(FIELDS.map(|(name, count)| {
+        to.collect_map(JSON_FIELDS.map(|(name, count)| {
             let is_time = matches!(count, Count::ThrottledNs | Count::InsideNs);
             let value: serde_json::Value =
                 if is_time { self.seconds(count).into() } else { self.get(count).into() };
@@ -117,7 +117,7 @@ impl LaunchReport {
 
     /// Reads the counts, and checks what stayed of the streams' files.
     pub(crate) fn counted(report: &MappedReport) -> Self {
-        let stayed = PagesLeft::now(&report.places);
+        let stayed = LeftPages::now(&report.places);
         let claimed = report.header.claimed.load(Ordering::Relaxed);
         let summary = Self::of(report.claimed(), claimed);
         Self { stream_stayed_bytes: stayed.bytes(), stayed, ..summary }
@@ -147,7 +147,7 @@ impl LaunchReport {
             processes: each.collect(),
             processes_not_counted: claimed.saturating_sub(RECORDS as u64),
             stream_stayed_bytes: 0,
-            stayed: PagesLeft::default(),
+            stayed: LeftPages::default(),
         }
     }
 }

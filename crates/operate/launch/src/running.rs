@@ -18,17 +18,17 @@ use pagekeeper_text::escaped;
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
-use crate::follower::{BUSY_INTERVAL, FollowPlan, FollowRefusal, FollowedPages, NoService, is_permitted};
-use crate::means::Followed;
-use crate::signals::HeldSignals;
+use crate::follower::{BUSY_INTERVAL, FollowPlan, FollowRefusal, FollowedPages, ServiceError, is_permitted};
+use crate::means::FollowScope;
+use crate::signals::BlockedSignals;
 
 /// Maximum delay of a signal while no pages come in.
-const IDLE_INTERVAL: Duration = Duration::from_millis(200);
+const SIGNAL_POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Processes that are followed, and the signals that end that.
 pub struct RunningProcesses {
     streams: Streams,
-    signals: HeldSignals,
+    signals: BlockedSignals,
 }
 
 impl RunningProcesses {
@@ -40,8 +40,8 @@ impl RunningProcesses {
         pace: StreamPace,
     ) -> Result<Self, String> {
         // Before a thread is started that would receive them.
-        let signals = HeldSignals::hold(&[SIGINT, SIGTERM, SIGHUP]);
-        let plan = FollowPlan::new(Followed::All, settings, pace);
+        let signals = BlockedSignals::hold(&[SIGINT, SIGTERM, SIGHUP]);
+        let plan = FollowPlan::new(FollowScope::All, settings, pace);
         Ok(Self { streams: start(pids, &plan, config)?, signals })
     }
 
@@ -49,7 +49,7 @@ impl RunningProcesses {
     pub fn until_end(mut self) -> FollowedPages {
         while !self.signals.has_come() && (self.streams.running() > 0 || self.streams.is_busy()) {
             drop(self.streams.step());
-            self.streams.wait(if self.streams.is_busy() { BUSY_INTERVAL } else { IDLE_INTERVAL });
+            self.streams.wait(if self.streams.is_busy() { BUSY_INTERVAL } else { SIGNAL_POLL_INTERVAL });
         }
         FollowedPages::of(&self.streams.report(), false)
     }
@@ -64,7 +64,7 @@ fn start(pids: &[u32], plan: &FollowPlan, config: Option<&Path>) -> Result<Strea
     }
     let refused = |why: String| format!("processes can't be followed by events: {why}");
     if !is_permitted() {
-        return Err(refused(FollowRefusal::NotPermitted(NoService::Unasked).to_string()));
+        return Err(refused(FollowRefusal::NotPermitted(ServiceError::Unasked).to_string()));
     }
     let mut streams = plan.start().map_err(|error| refused(error.to_string()))?;
     // Repeated for processes that were started before their parent was followed.

@@ -11,21 +11,21 @@ pub fn survive_size_limit() {
 }
 
 /// Blocks all signals in this thread. Returns the previously blocked ones.
-pub(crate) fn hold_all() -> HeldBefore {
+pub(crate) fn hold_all() -> SavedSignalMask {
     let (mut all, mut before) = (empty_set(), empty_set());
     // SAFETY: all are sets.
     unsafe {
         libc::sigfillset(&raw mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
     }
-    HeldBefore(before)
+    SavedSignalMask(before)
 }
 
 /// The signals that a thread had blocked.
 #[derive(Clone, Copy)]
-pub(crate) struct HeldBefore(libc::sigset_t);
+pub(crate) struct SavedSignalMask(libc::sigset_t);
 
-impl HeldBefore {
+impl SavedSignalMask {
     /// Restores them in this thread.
     pub(crate) fn restore(self) {
         // SAFETY: it is a set.
@@ -50,7 +50,7 @@ pub(crate) fn empty_set() -> libc::sigset_t {
 }
 
 /// Blocked signals, taken one by one.
-pub(crate) struct HeldSignals(libc::sigset_t);
+pub(crate) struct BlockedSignals(libc::sigset_t);
 
 /// A received signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,7 +61,7 @@ pub(crate) struct ReceivedSignal {
     pub(crate) sent: bool,
 }
 
-impl HeldSignals {
+impl BlockedSignals {
     /// Blocks these from now on, in this thread and those it starts; and makes children waitable.
     pub(crate) fn hold(signals: &[libc::c_int]) -> Self {
         let mut set = empty_set();

@@ -12,14 +12,14 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::signals::hold_all;
 
 /// Bytes that are enough for everything.
-const ENOUGH: u64 = 8 << 20;
+const STACK_BYTES_MIN: u64 = 8 << 20;
 
-static GIVEN: OnceLock<Rlimit> = OnceLock::new();
+static INITIAL_LIMIT: OnceLock<Rlimit> = OnceLock::new();
 static IS_WAITED_FOR: AtomicBool = AtomicBool::new(false);
 
 /// Returns the limit that this process was started with, if it has changed.
-pub(crate) fn given() -> Option<Rlimit> {
-    GIVEN.get().copied()
+pub(crate) fn initial_limit() -> Option<Rlimit> {
+    INITIAL_LIMIT.get().copied()
 }
 
 /// Whether the first thread only waits for the thread that works.
@@ -35,18 +35,19 @@ pub(crate) fn leave_waiting_thread() {
 /// Does the work with enough stack, if that is possible.
 pub fn with_room(work: fn() -> ExitCode) -> ExitCode {
     let limit = getrlimit(Resource::Stack);
-    if limit.current.is_none_or(|bytes| bytes >= ENOUGH) {
+    if limit.current.is_none_or(|bytes| bytes >= STACK_BYTES_MIN) {
         return work();
     }
-    let maximum = limit.maximum.map(|bytes| bytes.max(ENOUGH));
-    if setrlimit(Resource::Stack, Rlimit { current: Some(ENOUGH), maximum }).is_ok() {
-        let _ = GIVEN.set(limit);
+    let maximum = limit.maximum.map(|bytes| bytes.max(STACK_BYTES_MIN));
+    if setrlimit(Resource::Stack, Rlimit { current: Some(STACK_BYTES_MIN), maximum }).is_ok() {
+        let _ = INITIAL_LIMIT.set(limit);
         return work();
     }
     // Signals are handled by the other thread.
     let before = hold_all();
     IS_WAITED_FOR.store(true, Ordering::Relaxed);
-    let thread = std::thread::Builder::new().stack_size(usize::try_from(ENOUGH).unwrap_or(usize::MAX));
+    let thread =
+        std::thread::Builder::new().stack_size(usize::try_from(STACK_BYTES_MIN).unwrap_or(usize::MAX));
     let spawned = thread.spawn(move || {
         before.restore();
         work()

@@ -16,23 +16,23 @@ use rustix::process::Resource;
 use crate::{signals, stack};
 
 /// Whether SIGPIPE was ignored when this process started.
-static PIPE_IGNORED: AtomicBool = AtomicBool::new(false);
+static SIGPIPE_IGNORED: AtomicBool = AtomicBool::new(false);
 /// A bit for each of the descriptors 0 to 2 that was closed then.
-static CLOSED: AtomicU8 = AtomicU8::new(0);
+static CLOSED_DESCRIPTORS: AtomicU8 = AtomicU8::new(0);
 
 /// The loader calls this before `main`, and so before Rust's runtime changes anything.
 #[used]
 // SAFETY: entries of this section are pointers to functions of this form, called by the loader once each, when the C library is
 // ready (System V gABI, "Initialization and Termination Functions").
 #[unsafe(link_section = ".init_array")]
-static AT_START: extern "C" fn() = note;
+static START_HOOK: extern "C" fn() = record_start_state;
 
-extern "C" fn note() {
-    PIPE_IGNORED.store(is_ignored(libc::SIGPIPE), Ordering::Relaxed);
+extern "C" fn record_start_state() {
+    SIGPIPE_IGNORED.store(is_ignored(libc::SIGPIPE), Ordering::Relaxed);
     // SAFETY: only asks, of a number that need not be a descriptor.
     let is_closed = |fd: &libc::c_int| unsafe { libc::fcntl(*fd, libc::F_GETFD) } == -1;
     let closed = (0..=2).filter(is_closed).fold(0, |closed, fd| closed | 1 << fd);
-    CLOSED.store(closed, Ordering::Relaxed);
+    CLOSED_DESCRIPTORS.store(closed, Ordering::Relaxed);
 }
 
 fn is_ignored(signal: libc::c_int) -> bool {
@@ -62,16 +62,16 @@ impl StartState {
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, std::ptr::null(), &raw mut mask) };
         Self {
             mask,
-            pipe_ignored: PIPE_IGNORED.load(Ordering::Relaxed),
+            pipe_ignored: SIGPIPE_IGNORED.load(Ordering::Relaxed),
             child_ignored: is_ignored(libc::SIGCHLD),
             size_limit_ignored: is_ignored(libc::SIGXFSZ),
-            closed: CLOSED.load(Ordering::Relaxed),
+            closed: CLOSED_DESCRIPTORS.load(Ordering::Relaxed),
         }
     }
 
     /// Makes a command start with everything as it was found.
     pub(crate) fn pass_on(self, command: &mut Command) {
-        let stack = stack::given();
+        let stack = stack::initial_limit();
         let restore = move || {
             let action = |ignored| if ignored { libc::SIG_IGN } else { libc::SIG_DFL };
             let closed = (0..=2).filter(|fd| self.closed & 1 << fd != 0);

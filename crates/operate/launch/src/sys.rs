@@ -17,12 +17,12 @@ pub(crate) fn c_library() -> Option<&'static str> {
 
 /// Tests whether a file's bytes may be executed where it is: noexec mounts and security modules forbid it.
 pub(crate) fn may_execute(file: &File) -> io::Result<()> {
-    const LENGTH: usize = 1;
+    const PROBE_BYTES: usize = 1;
     let protection = ProtFlags::READ | ProtFlags::EXEC;
     // SAFETY: at an address that the kernel chooses, so nothing is replaced; never read, never called, and unmapped at once.
     unsafe {
-        let at = rustix::mm::mmap(std::ptr::null_mut(), LENGTH, protection, MapFlags::PRIVATE, file, 0)?;
-        rustix::mm::munmap(at, LENGTH)?;
+        let at = rustix::mm::mmap(std::ptr::null_mut(), PROBE_BYTES, protection, MapFlags::PRIVATE, file, 0)?;
+        rustix::mm::munmap(at, PROBE_BYTES)?;
     }
     Ok(())
 }

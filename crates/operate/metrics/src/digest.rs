@@ -9,7 +9,7 @@ use pagekeeper_doctor::{MixedWith, mixed_with};
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_observe::{File, Snapshot, VisibilityGap};
 use pagekeeper_text::escaped;
-use pagekeeper_trace::{Losses, Task, TraceCounts};
+use pagekeeper_trace::{EventLosses, TaskIdentity, TraceCounts};
 
 use crate::names::{DatabaseName, names};
 use crate::totals::{FileTotals, OTHER_CLASS, TaskWaits, class_label};
@@ -45,7 +45,7 @@ pub(crate) struct TracedWaits {
     pub(crate) databases: HashMap<usize, TaskWaits>,
     /// Waits of all tasks of the host.
     pub(crate) everyone: TaskWaits,
-    pub(crate) losses: Losses,
+    pub(crate) losses: EventLosses,
 }
 
 /// One of the files with the most resident bytes.
@@ -138,7 +138,7 @@ fn count_waits(counts: &TraceCounts, snapshot: &Snapshot) -> TracedWaits {
         losses: counts.losses,
         ..TracedWaits::default()
     };
-    let mut note = |task: &Task, waits: TaskWaits| {
+    let mut note = |task: &TaskIdentity, waits: TaskWaits| {
         traced.everyone.add(&waits);
         if let Some(index) = owners.get(&task.process) {
             traced.databases.entry(*index).or_default().add(&waits);

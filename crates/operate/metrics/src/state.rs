@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 use pagekeeper_guard::{Done, Event, StreamReport};
 use pagekeeper_kernel::mutex::lock;
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_trace::{Losses, TraceLevel};
+use pagekeeper_trace::{EventLosses, TraceLevel};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
@@ -85,7 +85,7 @@ pub(crate) struct TraceStatus {
     pub(crate) level: TraceLevel,
     pub(crate) pauses: bool,
     pub(crate) stalls: bool,
-    pub(crate) losses: Losses,
+    pub(crate) losses: EventLosses,
 }
 
 /// One point of the history, as the page gets it. Sizes are in bytes, times in seconds since 1970. Counters are
@@ -431,7 +431,7 @@ mod tests {
                 pauses: true,
                 databases: [(1, waited(3))].into(),
                 everyone: waited(10),
-                losses: Losses { no_room: 1, ..Losses::default() },
+                losses: EventLosses { no_room: 1, ..EventLosses::default() },
                 ..TracedWaits::default()
             };
             let databases = vec![seen(7, "/a"), seen(8, "/b")];

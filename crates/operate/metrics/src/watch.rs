@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use pagekeeper_catalog::Profile;
 use pagekeeper_guard::Options;
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_observe::{ObserveError, Observer, ObserverOptions, Scope, Selects, Snapshot};
+use pagekeeper_observe::{DirectoryFilter, ObserveError, Observer, ObserverOptions, ObserverScope, Snapshot};
 use pagekeeper_trace::{TraceLevel, TraceOptions, TraceSource};
 
 use crate::digest::SampleDigest;
@@ -42,10 +42,10 @@ impl SampleScope {
     pub(crate) fn of(options: &Options) -> Self {
         let (pids, directories) = (options.pids.clone(), options.directories.clone());
         let (scope, only) = match (pids.is_empty(), directories.is_empty()) {
-            _ if options.find => (Scope::All, None),
-            (false, true) => (Scope::Pids(pids), None),
-            (true, false) => (Scope::Directories(directories), None),
-            _ => (Scope::All, Some((pids, directories))),
+            _ if options.find => (ObserverScope::All, None),
+            (false, true) => (ObserverScope::Pids(pids), None),
+            (true, false) => (ObserverScope::Directories(directories), None),
+            _ => (ObserverScope::All, Some((pids, directories))),
         };
         // Pages are not traced: no metric uses them, and there are very many.
         let trace =
@@ -87,10 +87,10 @@ impl SampleScope {
 }
 
 /// Returns the filter by the guard's own lists.
-fn selects(options: &Options) -> Selects {
+fn selects(options: &Options) -> DirectoryFilter {
     let (targets, proc) = (options.targets.clone(), ProcRoot::default());
     let (pids, directories) = (options.pids.clone(), options.directories.clone());
-    Selects::new(move |pid, directory| {
+    DirectoryFilter::new(move |pid, directory| {
         let named = pid.is_none_or(|pid| pids.contains(&pid))
             || directories.iter().any(|named| directory.starts_with(named));
         targets.watches(&proc, pid, directory, named)
@@ -209,14 +209,17 @@ mod tests {
             ..Options::default()
         };
         let scope = |options: &Options| SampleScope::of(options).observer.scope;
-        assert_eq!(scope(&options(true, &[], &["/a"])), Scope::All);
-        assert_eq!(scope(&options(false, &[7], &[])), Scope::Pids(vec![7]));
-        assert_eq!(scope(&options(false, &[], &["/a"])), Scope::Directories(vec!["/a".into()]));
+        assert_eq!(scope(&options(true, &[], &["/a"])), ObserverScope::All);
+        assert_eq!(scope(&options(false, &[7], &[])), ObserverScope::Pids(vec![7]));
+        assert_eq!(scope(&options(false, &[], &["/a"])), ObserverScope::Directories(vec!["/a".into()]));
         let generic = Options { profile: Some("generic".to_owned()), ..Options::default() };
         let profiles = SampleScope::of(&generic).observer.profiles;
         assert_eq!(profiles.iter().map(|profile| profile.name.as_str()).collect::<Vec<_>>(), ["generic"]);
         let both = SampleScope::of(&options(false, &[7], &["/a"]));
-        assert_eq!((both.observer.scope, both.only), (Scope::All, Some((vec![7], vec!["/a".into()]))));
+        assert_eq!(
+            (both.observer.scope, both.only),
+            (ObserverScope::All, Some((vec![7], vec!["/a".into()])))
+        );
     }
 
     #[test]

@@ -22,26 +22,28 @@ use pagekeeper_policy::FileClass;
 use pagekeeper_text::escaped;
 use rustix::fs::FileType;
 
-use crate::held::{Held, reach};
-use crate::subjects::Subject;
+use crate::opened_files::{OpenedFile, reach};
+use crate::subjects::ObservedDatabase;
 use crate::visibility::{GapKind, VisibilityGaps};
-use crate::{OpenerKind, Selects};
+use crate::{DirectoryFilter, OpenerKind};
 
 /// The directory of `PostgreSQL` that holds a link to each tablespace.
-const TABLESPACES: &str = "pg_tblspc";
+const TABLESPACE_DIRECTORY: &str = "pg_tblspc";
 
 /// The most names of links to tablespaces that are read.
-const MOST_LINKS: usize = 1024;
+const TABLESPACE_LINKS_MAX: usize = 1024;
 
-/// The most files that a process writes to and that are looked up: per directory that it claims, and in all
-/// of them.
-const MOST_WRITTEN: (usize, usize) = (256, 8192);
+/// The most files that a process writes to and that are looked up per directory that it claims.
+const WRITTEN_PER_DIRECTORY_MAX: usize = 256;
+
+/// The same for all directories together.
+const WRITTEN_FILES_MAX: usize = 8192;
 
 /// The most directories of a database that are observed; the guard watches as many.
-const MOST_DIRECTORIES: usize = 1024;
+const OBSERVED_DIRECTORIES_MAX: usize = 1024;
 
 /// Gives each directory to the best of its claimants; databases of one kind share it.
-pub(crate) fn settle(subjects: &mut [Subject], gaps: &mut VisibilityGaps) {
+pub(crate) fn settle(subjects: &mut [ObservedDatabase], gaps: &mut VisibilityGaps) {
     let mut holders: HashMap<Inode, (usize, PathBuf)> = HashMap::new();
     let mut taken: HashMap<usize, HashSet<PathBuf>> = HashMap::new();
     for index in 0..subjects.len() {
@@ -79,15 +81,15 @@ pub(crate) fn settle(subjects: &mut [Subject], gaps: &mut VisibilityGaps) {
 /// Returns the directories of a database's files, with their inodes and the strengths of the claims.
 pub(crate) fn directories_of(
     proc: &ProcRoot,
-    subject: &Subject,
-    selects: &Selects,
+    subject: &ObservedDatabase,
+    selects: &DirectoryFilter,
     gaps: &mut VisibilityGaps,
 ) -> Vec<(PathBuf, Inode, ClaimStrength)> {
     let Some(pid) = subject.pid else { return Vec::new() };
     let profile = &subject.profile;
     let (mut found, mut are_too_many) = (BTreeSet::new(), false);
     let user = proc.users(pid).ok().and_then(one_user);
-    let mut written: Vec<&Held> = Vec::new();
+    let mut written: Vec<&OpenedFile> = Vec::new();
     for (_, held) in subject.held.iter().filter(|(_, held)| !held.deleted && !held.private) {
         let exists = |path: &Path| stat_of_name(&reach(proc, pid, path)).is_ok();
         let base = match profile.class_beside(&held.path, exists) {
@@ -104,7 +106,7 @@ pub(crate) fn directories_of(
         if is_written(held) {
             written.push(held);
         }
-        if found.len() < MOST_DIRECTORIES || found.contains(base) {
+        if found.len() < OBSERVED_DIRECTORIES_MAX || found.contains(base) {
             found.insert(base.to_path_buf());
         } else {
             are_too_many = true;
@@ -125,18 +127,18 @@ pub(crate) fn directories_of(
             found.insert(cwd);
         }
     }
-    let asks = Cell::new(MOST_WRITTEN.1);
+    let asks = Cell::new(WRITTEN_FILES_MAX);
     let claim = |path: &Path| {
         let directory = proc.handle_in_namespace(pid, path).ok()?;
         // The path may lead elsewhere by now than when the file was seen.
-        let is_there = |held: &Held| {
+        let is_there = |held: &OpenedFile| {
             let Ok(below) = held.path.strip_prefix(path) else { return false };
             Handle::below(directory.as_fd(), below, held.path.clone())
                 .is_ok_and(|file| file.inode() == held.inode)
         };
         let first = written.partition_point(|held| held.path.as_path() < path);
         let beneath = written[first..].iter().take_while(|held| held.path.starts_with(path));
-        let writes = beneath.take(MOST_WRITTEN.0.min(asks.get())).any(|held| {
+        let writes = beneath.take(WRITTEN_PER_DIRECTORY_MAX.min(asks.get())).any(|held| {
             asks.set(asks.get() - 1);
             is_there(held)
         });
@@ -169,10 +171,10 @@ pub(crate) fn directories_of(
     let linked_to: HashSet<Inode> = linked.iter().map(|path| claims[path].0).collect();
     widest.retain(|path| !linked_to.contains(&claims[path].0));
     widest.extend(linked);
-    if are_too_many || widest.len() > MOST_DIRECTORIES {
-        widest.truncate(MOST_DIRECTORIES);
+    if are_too_many || widest.len() > OBSERVED_DIRECTORIES_MAX {
+        widest.truncate(OBSERVED_DIRECTORIES_MAX);
         let what = format!("all directories of process {pid}");
-        gaps.add_of(subject.party, &what, format!("it has files in more than {MOST_DIRECTORIES}"));
+        gaps.add_of(subject.party, &what, format!("it has files in more than {OBSERVED_DIRECTORIES_MAX}"));
     }
     widest
         .into_iter()
@@ -191,7 +193,7 @@ fn leads_to(proc: &ProcRoot, pid: u32, link: &Path) -> Option<PathBuf> {
 }
 
 /// Returns whether it is open for writing.
-fn is_written(held: &Held) -> bool {
+fn is_written(held: &OpenedFile) -> bool {
     match held.kind {
         OpenerKind::Buffered(access) | OpenerKind::Direct(access) => {
             matches!(access, Access::WriteOnly | Access::ReadWrite)
@@ -206,7 +208,7 @@ fn is_written(held: &Held) -> bool {
 /// No link at `base` itself is followed, and names are listed only in a directory of the database's own user.
 fn linked_directories(
     proc: &ProcRoot,
-    subject: &Subject,
+    subject: &ObservedDatabase,
     user: Option<u32>,
     base: &Path,
     gaps: &mut VisibilityGaps,
@@ -221,13 +223,13 @@ fn linked_directories(
         }
     };
     let mut candidates: Vec<PathBuf> = profile.directories.clone();
-    let tablespaces = Path::new(TABLESPACES);
+    let tablespaces = Path::new(TABLESPACE_DIRECTORY);
     match names_of_links(here.as_fd(), user, tablespaces, &base.join(tablespaces)) {
         Ok(mut names) => {
-            if names.len() > MOST_LINKS {
-                names.truncate(MOST_LINKS);
+            if names.len() > TABLESPACE_LINKS_MAX {
+                names.truncate(TABLESPACE_LINKS_MAX);
                 let what = format!("all links in {}", escaped(&base.join(tablespaces)));
-                gaps.add_of(party, &what, format!("there are more than {MOST_LINKS}"));
+                gaps.add_of(party, &what, format!("there are more than {TABLESPACE_LINKS_MAX}"));
             }
             candidates.extend(names.into_iter().map(|name| tablespaces.join(name)));
         }
@@ -254,7 +256,7 @@ fn names_of_links(
         return Ok(Vec::new());
     }
     let opened = found.open_directory(Expected::Any)?;
-    first_names(opened.as_fd(), path, MOST_LINKS + 1)
+    first_names(opened.as_fd(), path, TABLESPACE_LINKS_MAX + 1)
 }
 
 #[cfg(test)]
@@ -270,13 +272,13 @@ mod tests {
     }
 
     /// Returns the directories of a subject.
-    fn found_of(proc: &Path, subject: &Subject, gaps: &mut VisibilityGaps) -> Vec<PathBuf> {
-        let found = directories_of(&ProcRoot::at(proc), subject, &Selects::default(), gaps);
+    fn found_of(proc: &Path, subject: &ObservedDatabase, gaps: &mut VisibilityGaps) -> Vec<PathBuf> {
+        let found = directories_of(&ProcRoot::at(proc), subject, &DirectoryFilter::default(), gaps);
         found.into_iter().map(|(path, _, _)| path).collect()
     }
 
     /// Makes a process that works in `cwd` and holds these files.
-    fn subject(proc: &Path, profile: &str, cwd: &Path, held: &[(&Path, bool)]) -> Subject {
+    fn subject(proc: &Path, profile: &str, cwd: &Path, held: &[(&Path, bool)]) -> ObservedDatabase {
         let pid = 7;
         let process = proc.join("7");
         std::fs::create_dir_all(process.join("ns")).unwrap();
@@ -290,10 +292,11 @@ mod tests {
         std::fs::write(process.join("status"), format!("Name:\tx\nUid:\t{user}\t{user}\t{user}\t{user}\n"))
             .unwrap();
         let profile = find_profile(&Profile::built_in(), profile).unwrap().clone();
-        let mut subject = Subject::of_process(&ProcRoot::at(proc), pid, Arc::new(profile), true, Vec::new());
+        let mut subject =
+            ObservedDatabase::of_process(&ProcRoot::at(proc), pid, Arc::new(profile), true, Vec::new());
         for (path, deleted) in held {
             let kind = crate::OpenerKind::Buffered(pagekeeper_kernel::process::Access::ReadWrite);
-            let held = Held {
+            let held = OpenedFile {
                 kind,
                 inode: inode_of(path),
                 path: path.to_path_buf(),
@@ -383,7 +386,7 @@ mod tests {
         assert_eq!(found, [path("data"), path("data/pg_tblspc/2")]);
         assert_eq!(gaps.into_gaps().len(), 3, "the others are named");
         // Another user's files that it only reads are not its own either.
-        let read = Held {
+        let read = OpenedFile {
             kind: OpenerKind::Buffered(Access::ReadOnly),
             inode: Inode { dev: 0, ino: 0 },
             path: path("secret/base/1/2"),
@@ -459,13 +462,13 @@ mod tests {
         for below in ["data/pg_wal", "data/pg_tblspc", "space"] {
             std::fs::create_dir_all(path(below)).unwrap();
         }
-        for number in 0..3 * MOST_LINKS {
+        for number in 0..3 * TABLESPACE_LINKS_MAX {
             symlink(path("space"), path("data/pg_tblspc").join(number.to_string())).unwrap();
         }
         let subject = subject(proc.path(), "postgresql", &path("data"), &[]);
         let mut gaps = VisibilityGaps::default();
         let found = found_of(proc.path(), &subject, &mut gaps);
-        assert!(found.len() <= MOST_LINKS + 1, "{}", found.len());
+        assert!(found.len() <= TABLESPACE_LINKS_MAX + 1, "{}", found.len());
         let gaps = gaps.into_gaps();
         assert!(gaps.iter().any(|gap| gap.what.starts_with("all links in ")), "{gaps:?}");
     }

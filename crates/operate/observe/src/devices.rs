@@ -17,13 +17,13 @@ use crate::visibility::{GapKind, VisibilityGaps};
 ///
 /// No file is opened: a reference to one is enough.
 #[derive(Debug, Default)]
-pub(crate) struct Devices {
+pub(crate) struct DeviceTable {
     traced: HashMap<u64, u64>,
     /// A file of each file system, in this snapshot.
     examples: BTreeMap<u64, Handle>,
 }
 
-impl Devices {
+impl DeviceTable {
     /// Returns a file's identity in tracing. `reach` is a path that leads to it, without links except those
     /// of `/proc/PID` itself.
     pub(crate) fn traced(&mut self, roots: &SysRoots, inode: Inode, reach: &Path) -> Inode {
@@ -78,7 +78,7 @@ mod tests {
         let [inode, other] =
             [&path, &decoy].map(|path| InspectedFile::open(path, Links::Refuse).unwrap().inode());
         let opens = [&path, &decoy].map(|path| Opens::of(path));
-        let (roots, mut devices) = (SysRoots::default(), Devices::default());
+        let (roots, mut devices) = (SysRoots::default(), DeviceTable::default());
         std::fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink(&decoy, &path).unwrap();
         assert_eq!(devices.traced(&roots, inode, &path), inode, "a link has its name now");

@@ -14,14 +14,14 @@ use pagekeeper_kernel::process::{Access, ProcRoot};
 use pagekeeper_kernel::stat_of_name;
 
 use crate::OpenerKind;
-use crate::files::Files;
-use crate::subjects::Subject;
+use crate::files::FileSet;
+use crate::subjects::ObservedDatabase;
 
 /// Finds the process of each directory, and merges directories that belong to the same process.
 pub(crate) fn find_processes(
     proc: &ProcRoot,
-    subjects: &mut Vec<Subject>,
-    files: &mut Files,
+    subjects: &mut Vec<ObservedDatabase>,
+    files: &mut FileSet,
     profiles: &[Arc<Profile>],
 ) {
     for (index, subject) in subjects.iter_mut().enumerate() {
@@ -53,7 +53,7 @@ pub(crate) fn find_processes(
 
 fn owner(
     proc: &ProcRoot,
-    files: &mut Files,
+    files: &mut FileSet,
     index: usize,
     directory: &Path,
     profiles: &[Arc<Profile>],

@@ -14,18 +14,18 @@ use pagekeeper_kernel::process::InodeSet;
 use pagekeeper_kernel::{Expected, Inode, InspectedFile, stat_of_name};
 use pagekeeper_text::{escaped, unescaped};
 
-use crate::devices::Devices;
+use crate::devices::DeviceTable;
+use crate::directory_owners::DirectoryOwners;
 use crate::directory_trees::DirectoryTrees;
-use crate::held::{Held, reach};
-use crate::neighbours::Neighbours;
+use crate::opened_files::{OpenedFile, reach};
 use crate::sample::FileSample;
-use crate::subjects::Subject;
+use crate::subjects::ObservedDatabase;
 use crate::visibility::{GapKind, VisibilityGaps};
 use crate::{File, ObserverOptions, Opener, OpenerKind};
 
 /// The files of one snapshot.
 #[derive(Debug)]
-pub(crate) struct Files {
+pub(crate) struct FileSet {
     all: Vec<File>,
     /// Indices by device and inode number in stat(2).
     by_inode: HashMap<Inode, usize>,
@@ -39,7 +39,7 @@ pub(crate) struct Files {
 
 /// A process that has a file open or mapped.
 #[derive(Debug)]
-pub(crate) struct Use {
+pub(crate) struct OpenerRecord {
     pub(crate) inode: Inode,
     pub(crate) pid: u32,
     /// The party of the process.
@@ -49,7 +49,7 @@ pub(crate) struct Use {
     pub(crate) count: usize,
 }
 
-impl Files {
+impl FileSet {
     /// Makes an empty set that keeps at most `most_openers` openers per party.
     pub(crate) fn new(most_openers: usize) -> Self {
         Self {
@@ -65,15 +65,15 @@ impl Files {
     pub(crate) fn take_directories(
         &mut self,
         options: &ObserverOptions,
-        (index, subject): (usize, &Subject),
-        neighbours: &Neighbours,
+        (index, subject): (usize, &ObservedDatabase),
+        owners: &DirectoryOwners,
         trees: &mut DirectoryTrees,
-        devices: &mut Devices,
+        devices: &mut DeviceTable,
         gaps: &mut VisibilityGaps,
     ) {
         let roots = &options.roots;
         for at in 0..subject.directories.len() {
-            let tree = trees.scan((index, at), subject, neighbours, options, gaps);
+            let tree = trees.scan((index, at), subject, owners, options, gaps);
             if tree.inode.is_some_and(|inode| !self.added.insert(inode)) {
                 // The same directory by another path.
                 continue;
@@ -100,12 +100,12 @@ impl Files {
     pub(crate) fn take_held(
         &mut self,
         roots: &SysRoots,
-        (index, subject): (usize, &Subject),
+        (index, subject): (usize, &ObservedDatabase),
         trees: &mut DirectoryTrees,
-        devices: &mut Devices,
+        devices: &mut DeviceTable,
         gaps: &mut VisibilityGaps,
     ) {
-        let most = trees.most_held(index, subject);
+        let most = trees.opened_limit(index, subject);
         let (mut taken, mut left_out) = (0, subject.held_beside);
         for (pid, held) in &subject.held {
             if !self.by_inode.contains_key(&held.inode) {
@@ -124,7 +124,7 @@ impl Files {
                 continue;
             }
             let (inode, kind, count) = (held.inode, held.kind, held.count);
-            let used = Use { inode, pid: *pid, party: subject.party, kind, count };
+            let used = OpenerRecord { inode, pid: *pid, party: subject.party, kind, count };
             self.opened(&used, || unescaped(&roots.proc.name(*pid).unwrap_or_default()).into_owned());
         }
         trees.take_held(index, subject, taken);
@@ -148,7 +148,7 @@ impl Files {
         set
     }
 
-    /// Returns those that a process has open or mapped.
+    /// Returns the inodes of the files that a process has open or mapped.
     pub(crate) fn in_use(&self) -> impl Iterator<Item = Inode> {
         self.all.iter().filter(|file| !file.openers.is_empty()).map(|file| file.stat_inode)
     }
@@ -181,7 +181,7 @@ impl Files {
     }
 
     /// Records an opener of a known file, after everything that was recorded of other processes.
-    pub(crate) fn opened(&mut self, used: &Use, name: impl FnOnce() -> String) {
+    pub(crate) fn opened(&mut self, used: &OpenerRecord, name: impl FnOnce() -> String) {
         let Some(&index) = self.by_inode.get(&used.inode) else { return };
         let openers = &mut self.all[index].openers;
         let mut own = openers.iter_mut().rev().take_while(|opener| opener.pid == used.pid);
@@ -212,11 +212,11 @@ impl Files {
 /// Returns the record of a file that a process holds and that is in none of its database's directories.
 fn file_of(
     roots: &SysRoots,
-    subject: &Subject,
+    subject: &ObservedDatabase,
     index: usize,
     pid: u32,
-    held: &Held,
-    devices: &mut Devices,
+    held: &OpenedFile,
+    devices: &mut DeviceTable,
     gaps: &mut VisibilityGaps,
 ) -> File {
     let residency =
@@ -260,8 +260,8 @@ mod tests {
     const FILE: Inode = Inode { dev: 1, ino: 2 };
     const READS: OpenerKind = OpenerKind::Buffered(Access::ReadOnly);
 
-    fn one_file(most_openers: usize) -> Files {
-        let mut files = Files::new(most_openers);
+    fn one_file(most_openers: usize) -> FileSet {
+        let mut files = FileSet::new(most_openers);
         files.add(File {
             inode: FILE,
             stat_inode: FILE,
@@ -276,8 +276,8 @@ mod tests {
         files
     }
 
-    fn by(pid: u32, user: u32, kind: OpenerKind) -> Use {
-        Use { inode: FILE, pid, party: Party::User(user), kind, count: 1 }
+    fn by(pid: u32, user: u32, kind: OpenerKind) -> OpenerRecord {
+        OpenerRecord { inode: FILE, pid, party: Party::User(user), kind, count: 1 }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_text::{escaped, listed};
-use pagekeeper_trace::{Needs, TraceError, TraceSource, Tracer};
+use pagekeeper_trace::{MissingPermission, TraceError, TraceSource, Tracer};
 use rustix::thread::CapabilitySet;
 
 use crate::Host;
@@ -110,7 +110,7 @@ fn why(error: &TraceError) -> String {
 fn needs(error: &TraceError) -> Option<String> {
     match error {
         // A process that lacks the first capability may lack the next ones too.
-        TraceError::Refused { needs: Needs::Capabilities(names), .. } => {
+        TraceError::Refused { needs: MissingPermission::Capabilities(names), .. } => {
             let wanted = [
                 ("CAP_DAC_READ_SEARCH", CapabilitySet::DAC_READ_SEARCH),
                 ("CAP_BPF", CapabilitySet::BPF),
@@ -118,13 +118,13 @@ fn needs(error: &TraceError) -> Option<String> {
             ];
             lacked(&wanted).or_else(|| Some(listed(names)))
         }
-        TraceError::Refused { needs: Needs::NoLockdown(_), .. } => {
+        TraceError::Refused { needs: MissingPermission::NoLockdown(_), .. } => {
             Some("a kernel that is not locked down".to_owned())
         }
-        TraceError::Refused { needs: Needs::OtherPolicy, .. } => {
+        TraceError::Refused { needs: MissingPermission::OtherPolicy, .. } => {
             Some("leave of the security module or seccomp filter".to_owned())
         }
-        TraceError::Refused { needs: Needs::LessParanoia, .. } => {
+        TraceError::Refused { needs: MissingPermission::LessParanoia, .. } => {
             Some("sysctl kernel.perf_event_paranoid=2, or CAP_SYS_ADMIN,".to_owned())
         }
         // A process that may mount tracefs has it mounted for itself.
@@ -230,7 +230,7 @@ mod tests {
             needs,
             source: std::io::ErrorKind::PermissionDenied.into(),
         };
-        let capabilities = || needs(&refused(Needs::Capabilities(&["CAP_BPF", "CAP_PERFMON"])));
+        let capabilities = || needs(&refused(MissingPermission::Capabilities(&["CAP_BPF", "CAP_PERFMON"])));
         if rustix::process::geteuid().is_root() {
             let all = crate::testing::as_nobody(capabilities);
             assert_eq!(all.as_deref(), Some("CAP_DAC_READ_SEARCH, CAP_BPF and CAP_PERFMON"));
@@ -238,11 +238,15 @@ mod tests {
             assert!(capabilities().unwrap().contains("CAP_BPF"));
         }
         assert!(needs(&TraceError::NoTracefs).unwrap().contains("mount -t tracefs"));
-        assert!(needs(&refused(Needs::OtherPolicy)).unwrap().contains("seccomp"));
-        assert!(needs(&refused(Needs::LessParanoia)).unwrap().contains("kernel.perf_event_paranoid=2"));
+        assert!(needs(&refused(MissingPermission::OtherPolicy)).unwrap().contains("seccomp"));
+        assert!(
+            needs(&refused(MissingPermission::LessParanoia))
+                .unwrap()
+                .contains("kernel.perf_event_paranoid=2")
+        );
         assert_eq!(needs(&TraceError::NotAsked), None);
         // The reason does not repeat the remedy.
-        let reason = why(&refused(Needs::Capabilities(&["CAP_BPF"])));
+        let reason = why(&refused(MissingPermission::Capabilities(&["CAP_BPF"])));
         assert_eq!(reason, "bpf(MAP_CREATE) pages: permission denied");
         assert_eq!(why(&TraceError::NoTracefs), "tracefs is not mounted");
     }

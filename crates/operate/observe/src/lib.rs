@@ -11,12 +11,13 @@
 //! ([`ObserveError`]).
 //!
 //! ```
-//! use pagekeeper_observe::{Observer, ObserverOptions, Scope};
+//! use pagekeeper_observe::{Observer, ObserverOptions, ObserverScope};
 //!
 //! # let dir = tempfile::tempdir_in(".")?;
 //! # std::fs::write(dir.path().join("000004.log"), [0; 5000])?;
 //! # let directory = dir.path().to_path_buf();
-//! let options = ObserverOptions { scope: Scope::Directories(vec![directory]), ..ObserverOptions::default() };
+//! let scope = ObserverScope::Directories(vec![directory]);
+//! let options = ObserverOptions { scope, ..ObserverOptions::default() };
 //! let mut observer = Observer::start(options)?;
 //! let before = observer.snapshot()?;
 //! for file in &before.files {
@@ -34,21 +35,21 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
-mod allotment;
 mod census;
 mod claims;
 mod devices;
 mod directories;
+mod directory_owners;
 mod directory_trees;
 mod error;
+mod fair_shares;
 mod files;
-mod held;
 mod host;
 mod host_gaps;
 #[cfg(test)]
 mod limit_tests;
-mod neighbours;
 mod observer;
+mod opened_files;
 mod openers;
 mod options;
 mod overview;
@@ -64,13 +65,14 @@ mod tree;
 mod visibility;
 
 pub use census::{
-    Census, CensusOptions, CensusTick, Explained, FileSystemSum, Flow, Group, Owner, PatientCensus, Progress,
-    Query, Row, RowKey, Rows, SHARE, Sort, Split, Use,
+    CPU_SHARE, CachedBreakdown, Census, CensusOptions, CensusTick, FileSystemSum, FileUse, FlowBytes,
+    GroupBy, MemoryBreakdown, PatientCensus, QueryRows, Row, RowKey, RowOwner, RowQuery, SortKey,
+    WalkProgress,
 };
 pub use error::ObserveError;
 pub use host_gaps::not_traced;
 pub use observer::Observer;
-pub use options::{ObserverOptions, Scope, Selects};
+pub use options::{DirectoryFilter, ObserverOptions, ObserverScope};
 pub use overview::{HeldPages, Overview, RunningDatabase};
 pub use snapshot::{Database, File, Host, HostChange, Opener, OpenerKind, Snapshot};
 pub use visibility::{VisibilityGap, unanswered};

@@ -4,13 +4,13 @@ use std::fs::File;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use crate::testing::{Holder, disk_dir, skip};
+use crate::testing::{HoldingProcess, disk_dir, skip};
 use crate::tests::{file, write};
-use crate::{Observer, ObserverOptions, Scope};
+use crate::{Observer, ObserverOptions, ObserverScope};
 
 /// Returns a process that bash starts, once it has its name.
-fn started(mut command: std::process::Command, name: &str) -> Holder {
-    let holder = Holder::of(command.spawn().unwrap());
+fn started(mut command: std::process::Command, name: &str) -> HoldingProcess {
+    let holder = HoldingProcess::of(command.spawn().unwrap());
     let proc = pagekeeper_kernel::process::ProcRoot::default();
     let began = std::time::Instant::now();
     while proc.name(holder.pid()).unwrap() != name {
@@ -43,7 +43,7 @@ fn who_has_very_many_directories_takes_no_files_of_another_user() {
         }
     }
     let open = || File::options().read(true).write(true).open(shop.join("7.ibd")).unwrap();
-    let server = Holder::start(&programs.path().join("mariadbd"), open(), open());
+    let server = HoldingProcess::start(&programs.path().join("mariadbd"), open(), open());
     // Another user's process has a file open in each of its directories, and has more of them than are
     // observed.
     let script = "ulimit -n 8192 && for file in \"$0\"/*/ibdata1; do exec {fd}>>\"$file\" || exit 1; done; \
@@ -51,7 +51,7 @@ fn who_has_very_many_directories_takes_no_files_of_another_user() {
     let mut command = std::process::Command::new("bash");
     command.args(["-c", script]).arg(&fakes).arg(programs.path().join("mariadbd"));
     let fake = started(command, "mariadbd");
-    let scope = Scope::Pids(vec![server.pid(), fake.pid()]);
+    let scope = ObserverScope::Pids(vec![server.pid(), fake.pid()]);
     let options = ObserverOptions { scope, max_files: 1000, ..ObserverOptions::default() };
     let mut observer = Observer::start(options).unwrap();
     for snapshot in 1..=3 {
@@ -80,7 +80,7 @@ fn of_very_many_descriptors_some_are_kept_and_the_rest_counted() {
     let mut command = std::process::Command::new("bash");
     command.args(["-c", script]).arg(dir.path());
     let holder = started(command, "sleep");
-    let scope = Scope::Pids(vec![holder.pid()]);
+    let scope = ObserverScope::Pids(vec![holder.pid()]);
     let options = ObserverOptions { scope, max_files: 1000, ..ObserverOptions::default() };
     let seen = Observer::start(options).unwrap().snapshot().unwrap();
     // The scan for openers of the files sees all of them.
@@ -124,7 +124,7 @@ fn who_changes_very_many_names_keeps_no_new_file_of_another_user_from_being_seen
         (data, started(command, "mariadbd"))
     };
     let (server, fake) = (holder("server", 12346), holder("fake", 12345));
-    let scope = Scope::Pids(vec![server.1.pid(), fake.1.pid()]);
+    let scope = ObserverScope::Pids(vec![server.1.pid(), fake.1.pid()]);
     let options = ObserverOptions { scope, max_files: 1000, ..ObserverOptions::default() };
     let mut observer = Observer::start(options).unwrap();
     for round in 0..3 {

@@ -11,15 +11,15 @@ use pagekeeper_kernel::pressure::{BackingDevice, MemoryCgroup, SysRoots};
 use pagekeeper_text::unescaped;
 use pagekeeper_trace::{MachineCounts, TraceSource, Tracer};
 
-use crate::devices::Devices;
+use crate::devices::DeviceTable;
+use crate::directory_owners::DirectoryOwners;
 use crate::directory_trees::DirectoryTrees;
-use crate::files::Files;
-use crate::neighbours::Neighbours;
-use crate::subjects::{self, Earlier, Subject};
+use crate::files::FileSet;
+use crate::subjects::{self, EarlierFindings, ObservedDatabase};
 use crate::visibility::{GapKind, VisibilityGaps};
 use crate::{
-    Database, HostChange, ObserveError, ObserverOptions, Scope, Snapshot, directories, host, host_gaps,
-    openers,
+    Database, HostChange, ObserveError, ObserverOptions, ObserverScope, Snapshot, directories, host,
+    host_gaps, openers,
 };
 
 /// Takes snapshots of a host and the databases on it.
@@ -29,21 +29,21 @@ pub struct Observer {
     profiles: Vec<Arc<Profile>>,
     tracer: Option<Tracer>,
     before: Option<(Instant, MachineCounts)>,
-    state: State,
+    state: ObserverState,
 }
 
 /// The state that is kept from one snapshot to the next.
 #[derive(Debug, Default)]
-struct State {
-    earlier: Earlier,
+struct ObserverState {
+    earlier: EarlierFindings,
     trees: DirectoryTrees,
-    devices: Devices,
+    devices: DeviceTable,
 }
 
 /// The part of a snapshot that comes from file systems, which may hang.
-struct Found {
+struct FileFindings {
     databases: Vec<Database>,
-    files: Files,
+    files: FileSet,
     devices: Vec<(u64, BackingDevice)>,
     gaps: VisibilityGaps,
 }
@@ -56,7 +56,7 @@ impl Observer {
     pub fn start(options: ObserverOptions) -> Result<Self, ObserveError> {
         let tracer = options.trace.as_ref().map(Tracer::start).transpose()?;
         let profiles = options.profiles.iter().cloned().map(Arc::new).collect();
-        Ok(Self { options, profiles, tracer, before: None, state: State::default() })
+        Ok(Self { options, profiles, tracer, before: None, state: ObserverState::default() })
     }
 
     /// Returns the source of the counts in [`HostChange::trace`]; `None` without tracing.
@@ -86,7 +86,7 @@ impl Observer {
         let named = self.state.earlier.of_named();
         let mut kept = Some(std::mem::take(&mut self.state));
         let (state, found) = hang::patiently(|| {
-            let lost = || State { earlier: named.of_named(), ..State::default() };
+            let lost = || ObserverState { earlier: named.of_named(), ..ObserverState::default() };
             let mut state = kept.take().unwrap_or_else(lost);
             let (options, profiles) = (self.options.clone(), self.profiles.clone());
             move || {
@@ -95,7 +95,7 @@ impl Observer {
             }
         })?;
         self.state = state;
-        let Found { databases, files, devices, mut gaps } = found?;
+        let FileFindings { databases, files, devices, mut gaps } = found?;
         gaps.unanswered();
         let host = host::read(&self.options.roots, devices)?;
         host_gaps::of_processes(&self.options.roots, &mut gaps);
@@ -126,45 +126,45 @@ impl Observer {
     }
 }
 
-impl State {
+impl ObserverState {
     /// Finds the databases and their files, from the file systems that they are on.
     fn find(
         &mut self,
         options: &ObserverOptions,
         profiles: &[Arc<Profile>],
         full: bool,
-    ) -> Result<Found, ObserveError> {
+    ) -> Result<FileFindings, ObserveError> {
         let roots = &options.roots;
         let mut gaps = VisibilityGaps::default();
         let mut subjects = subjects::find(&roots.proc, options, profiles, &mut self.earlier, &mut gaps)?;
-        let mut files = Files::new(options.max_files);
-        let neighbours = Neighbours::of(&roots.proc, &subjects);
-        self.trees.begin(&subjects, &neighbours, options);
+        let mut files = FileSet::new(options.max_files);
+        let owners = DirectoryOwners::of(&roots.proc, &subjects);
+        self.trees.begin(&subjects, &owners, options);
         if full {
             self.trees.remove_time_limit();
         }
         let (trees, devices) = (&mut self.trees, &mut self.devices);
-        for index in trees.order(&subjects, &neighbours) {
+        for index in trees.order(&subjects, &owners) {
             let subject = (index, &subjects[index]);
-            files.take_directories(options, subject, &neighbours, trees, devices, &mut gaps);
+            files.take_directories(options, subject, &owners, trees, devices, &mut gaps);
         }
         for subject in subjects.iter().enumerate() {
             files.take_held(roots, subject, trees, devices, &mut gaps);
         }
-        let known: HashSet<u32> = subjects.iter().flat_map(Subject::read_whole).collect();
+        let known: HashSet<u32> = subjects.iter().flat_map(ObservedDatabase::read_whole).collect();
         openers::find(&roots.proc, &mut files, &known, &mut gaps)?;
         files.say_left_out(&mut gaps);
         self.trees.end(files.in_use());
-        if matches!(options.scope, Scope::Directories(_)) {
+        if matches!(options.scope, ObserverScope::Directories(_)) {
             directories::find_processes(&roots.proc, &mut subjects, &mut files, profiles);
         }
         let databases = subjects.into_iter().map(|subject| database(roots, subject, &mut gaps)).collect();
         let devices = self.devices.take_backing(roots, &mut gaps);
-        Ok(Found { databases, files, devices, gaps })
+        Ok(FileFindings { databases, files, devices, gaps })
     }
 }
 
-fn database(roots: &SysRoots, subject: Subject, gaps: &mut VisibilityGaps) -> Database {
+fn database(roots: &SysRoots, subject: ObservedDatabase, gaps: &mut VisibilityGaps) -> Database {
     let cgroup = subject.pid.and_then(|pid| match MemoryCgroup::of(roots, pid) {
         Ok(group) => group,
         Err(error) => {

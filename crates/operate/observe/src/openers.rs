@@ -11,14 +11,14 @@ use pagekeeper_kernel::Result;
 use pagekeeper_kernel::process::{HeldFile, Mappings, ProcRoot, Selection};
 use pagekeeper_text::unescaped;
 
-use crate::files::{Files, Use};
-use crate::held::{kind_of, kind_of_mapping};
+use crate::files::{FileSet, OpenerRecord};
+use crate::opened_files::{kind_of, kind_of_mapping};
 use crate::visibility::VisibilityGaps;
 
 /// Finds the openers among all processes except `known`, whose files are recorded already.
 pub(crate) fn find(
     proc: &ProcRoot,
-    files: &mut Files,
+    files: &mut FileSet,
     known: &HashSet<u32>,
     gaps: &mut VisibilityGaps,
 ) -> Result<()> {
@@ -40,7 +40,7 @@ pub(crate) fn find(
                 let name = unescaped(&proc.name(pid).unwrap_or_default()).into_owned();
                 (Party::of(proc, pid), name)
             });
-            files.opened(&Use { inode, pid, party: *party, kind, count: 1 }, || name.clone());
+            files.opened(&OpenerRecord { inode, pid, party: *party, kind, count: 1 }, || name.clone());
         });
         if let Err(error) = read {
             gaps.other_process(pid, &error);

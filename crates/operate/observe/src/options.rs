@@ -10,7 +10,7 @@ use pagekeeper_trace::TraceOptions;
 
 /// The scope of observation.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Scope {
+pub enum ObserverScope {
     /// Every database that is found.
     #[default]
     All,
@@ -21,13 +21,13 @@ pub enum Scope {
 }
 
 /// A predicate on a process (or none) and a directory.
-type Question = dyn Fn(Option<u32>, &Path) -> bool + Send + Sync;
+type DirectoryPredicate = dyn Fn(Option<u32>, &Path) -> bool + Send + Sync;
 
 /// A predicate for directories that may be touched: a process's, or one that was named (no process).
 #[derive(Clone)]
-pub struct Selects(Arc<Question>);
+pub struct DirectoryFilter(Arc<DirectoryPredicate>);
 
-impl Selects {
+impl DirectoryFilter {
     /// Makes one from a function that gets a directory as the process sees it, without links.
     pub fn new(selects: impl Fn(Option<u32>, &Path) -> bool + Send + Sync + 'static) -> Self {
         Self(Arc::new(selects))
@@ -39,14 +39,14 @@ impl Selects {
     }
 }
 
-impl Default for Selects {
+impl Default for DirectoryFilter {
     /// Selects all directories.
     fn default() -> Self {
         Self::new(|_, _| true)
     }
 }
 
-impl fmt::Debug for Selects {
+impl fmt::Debug for DirectoryFilter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Selects")
     }
@@ -60,10 +60,10 @@ pub struct ObserverOptions {
     /// The known kinds of databases. By default the built-in ones.
     pub profiles: Vec<Profile>,
     /// The scope of observation. By default everything.
-    pub scope: Scope,
+    pub scope: ObserverScope,
     /// The directories that may be touched. Files in others are left out, and nothing about them is read. By
     /// default all.
-    pub selects: Selects,
+    pub selects: DirectoryFilter,
     /// The most files and subdirectories that are kept for all databases together, some 1 KiB each; by
     /// default a million. Each user has a share, divided among their databases and these databases'
     /// directories; the excess is left out. The same number limits the names read in one snapshot, for files
@@ -78,8 +78,8 @@ impl Default for ObserverOptions {
         Self {
             roots: SysRoots::default(),
             profiles: Profile::built_in(),
-            scope: Scope::default(),
-            selects: Selects::default(),
+            scope: ObserverScope::default(),
+            selects: DirectoryFilter::default(),
             max_files: 1_000_000,
             trace: None,
         }

@@ -18,14 +18,14 @@ use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_kernel::process::{Mount, ProcRoot};
 use pagekeeper_policy::FileClass;
 
-use crate::{Observer, ObserverOptions, Scope, Selects, Snapshot};
+use crate::{DirectoryFilter, Observer, ObserverOptions, ObserverScope, Snapshot};
 
 /// The limit for the search for databases; the rest is for counting.
 const SEARCH_TIME_MAX: Duration = Duration::from_millis(400);
 /// Processor time after which the results so far are passed on.
 const SEARCH_STEP: Duration = Duration::from_millis(20);
 /// Files that are counted for one database.
-const FILES_MAX: usize = 20_000;
+const COUNTED_FILES_MAX: usize = 20_000;
 /// Databases whose files are counted, those of system users first.
 const COUNTED_DATABASES_MAX: usize = 8;
 /// System users have lower IDs than people.
@@ -154,16 +154,16 @@ fn held(roots: &SysRoots, pid: u32) -> HeldPages {
     let mounts = roots.proc.mounts(pid).or_else(|_| roots.proc.own_mounts()).unwrap_or_default();
     let is_elsewhere = Arc::new(AtomicBool::new(false));
     let noted = Arc::clone(&is_elsewhere);
-    let selects = Selects::new(move |_, directory| {
+    let selects = DirectoryFilter::new(move |_, directory| {
         let may_hang = may_never_answer(&mounts, directory);
         noted.fetch_or(may_hang, Ordering::Relaxed);
         !may_hang
     });
     let options = ObserverOptions {
         roots: roots.clone(),
-        scope: Scope::Pids(vec![pid]),
+        scope: ObserverScope::Pids(vec![pid]),
         selects,
-        max_files: FILES_MAX,
+        max_files: COUNTED_FILES_MAX,
         ..ObserverOptions::default()
     };
     let snapshot = Observer::start(options).and_then(|mut observer| observer.snapshot());

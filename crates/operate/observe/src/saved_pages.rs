@@ -16,7 +16,7 @@ use pagekeeper_kernel::{Error, InspectedFile, Result, page_size, resident_extent
 use serde::Serialize;
 
 pub use file::{SavedPagesError, SnapshotTarget};
-pub use format::{MAGIC, SavedFile, SavedPages, SavedTime, SnapshotFormatError, decode, encode};
+pub use format::{SNAPSHOT_MAGIC, SavedFile, SavedPages, SavedTime, SnapshotFormatError, decode, encode};
 
 /// The change of a file since its snapshot was taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

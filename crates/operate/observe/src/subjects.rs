@@ -15,19 +15,19 @@ use pagekeeper_kernel::hang::asking;
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_text::{escaped, unescaped};
 
-use crate::allotment::{Allotment, Wanted};
 use crate::claims::{directories_of, settle};
-use crate::held::{Held, held_by, may_hold};
+use crate::fair_shares::{FairShares, PartyDemand};
+use crate::opened_files::{OpenedFile, may_hold, opened_by};
 use crate::visibility::VisibilityGaps;
-use crate::{ObserveError, ObserverOptions, Scope, Selects};
+use crate::{DirectoryFilter, ObserveError, ObserverOptions, ObserverScope};
 
 /// The descriptors and mappings that are kept for each file that may be kept: one takes less than half of the
 /// memory of a file.
-const HELD: usize = 2;
+const OPENED_PER_FILE_MAX: usize = 2;
 
 /// A database to observe.
 #[derive(Debug, Clone)]
-pub(crate) struct Subject {
+pub(crate) struct ObservedDatabase {
     pub(crate) pid: Option<u32>,
     pub(crate) name: OsString,
     /// The party whose share it counts towards.
@@ -42,7 +42,7 @@ pub(crate) struct Subject {
     /// have none.
     pub(crate) claims: HashMap<PathBuf, (Inode, ClaimStrength)>,
     /// The files that its processes hold, with the process.
-    pub(crate) held: Vec<(u32, Held)>,
+    pub(crate) held: Vec<(u32, OpenedFile)>,
     /// The number of descriptors and mappings beyond those.
     pub(crate) held_beside: usize,
     /// The processes that have these further descriptors.
@@ -51,7 +51,7 @@ pub(crate) struct Subject {
     pub(crate) is_left_out: bool,
 }
 
-impl Subject {
+impl ObservedDatabase {
     /// Returns the process through whose root its directories are reached; `None` for this process's root.
     pub(crate) fn through(&self, proc: &ProcRoot) -> Option<u32> {
         self.pid.and_then(|pid| proc.through(pid))
@@ -117,7 +117,7 @@ impl Subject {
     }
 
     /// Leaves out files that it holds in directories that may not be touched.
-    fn leave_out(&mut self, selects: &Selects) {
+    fn leave_out(&mut self, selects: &DirectoryFilter) {
         let (pid, before) = (self.pid, self.held.len());
         self.held.retain(|(_, held)| selects.selects(pid, held.path.parent().unwrap_or(&held.path)));
         self.is_left_out = self.held.len() < before;
@@ -139,14 +139,14 @@ fn fallback(profiles: &[Arc<Profile>]) -> Option<Arc<Profile>> {
 
 /// Results of earlier snapshots. If one of these ends or goes away, that is not a failure.
 #[derive(Debug, Default)]
-pub(crate) struct Earlier {
+pub(crate) struct EarlierFindings {
     finder: DatabaseFinder,
     /// Named processes, with their start times.
     processes: HashMap<u32, u64>,
     directories: HashMap<PathBuf, PathBuf>,
 }
 
-impl Earlier {
+impl EarlierFindings {
     /// Returns what was named, without what was found, which can be found again.
     pub(crate) fn of_named(&self) -> Self {
         let (processes, directories) = (self.processes.clone(), self.directories.clone());
@@ -160,27 +160,29 @@ pub(crate) fn find(
     proc: &ProcRoot,
     options: &ObserverOptions,
     profiles: &[Arc<Profile>],
-    earlier: &mut Earlier,
+    earlier: &mut EarlierFindings,
     gaps: &mut VisibilityGaps,
-) -> Result<Vec<Subject>, ObserveError> {
+) -> Result<Vec<ObservedDatabase>, ObserveError> {
     let (scope, selects) = (&options.scope, &options.selects);
-    let mut subjects: Vec<Subject> = match scope {
-        Scope::Directories(directories) => {
+    let mut subjects: Vec<ObservedDatabase> = match scope {
+        ObserverScope::Directories(directories) => {
             return directories
                 .iter()
                 .filter(|path| selects.selects(None, path))
                 .map(|path| named_directory(path, earlier, gaps))
                 .filter(|resolved| resolved.as_ref().map_or(true, |path| selects.selects(None, path)))
-                .map(|resolved| Subject::of_directory(resolved?, profiles))
+                .map(|resolved| ObservedDatabase::of_directory(resolved?, profiles))
                 .collect();
         }
-        Scope::All => earlier
+        ObserverScope::All => earlier
             .finder
             .find(proc, profiles)?
             .into_iter()
-            .map(|found| Subject::of_process(proc, found.pid, found.profile, found.certain, found.workers))
+            .map(|found| {
+                ObservedDatabase::of_process(proc, found.pid, found.profile, found.certain, found.workers)
+            })
             .collect(),
-        Scope::Pids(pids) => {
+        ObserverScope::Pids(pids) => {
             let mut subjects = Vec::new();
             for &pid in pids.iter().collect::<BTreeSet<_>>() {
                 subjects.extend(named_process(proc, pid, profiles, earlier, gaps)?);
@@ -191,11 +193,12 @@ pub(crate) fn find(
     // A process that ended in between is no longer a database, and neither is a zombie that its parent has
     // yet to reap.
     subjects.retain(|subject| subject.pid.is_none_or(|pid| started(proc, pid).is_some()));
-    let may_hold = |subject: &Subject| subject.pids().map(|pid| may_hold(proc, pid)).collect();
-    let wanted: Vec<Wanted> = subjects.iter().map(|subject| (subject.party, may_hold(subject))).collect();
-    let mut allotment = Allotment::new(options.max_files.saturating_mul(HELD), &wanted);
+    let may_hold = |subject: &ObservedDatabase| subject.pids().map(|pid| may_hold(proc, pid)).collect();
+    let wanted: Vec<PartyDemand> =
+        subjects.iter().map(|subject| (subject.party, may_hold(subject))).collect();
+    let mut shares = FairShares::new(options.max_files.saturating_mul(OPENED_PER_FILE_MAX), &wanted);
     for (index, subject) in subjects.iter_mut().enumerate() {
-        read_held(proc, (index, subject), &mut allotment, gaps);
+        read_held(proc, (index, subject), &mut shares, gaps);
         subject.leave_out(selects);
         for (path, inode, strength) in directories_of(proc, subject, selects, gaps) {
             subject.claims.insert(path.clone(), (inode, strength));
@@ -219,9 +222,9 @@ fn named_process(
     proc: &ProcRoot,
     pid: u32,
     profiles: &[Arc<Profile>],
-    earlier: &mut Earlier,
+    earlier: &mut EarlierFindings,
     gaps: &mut VisibilityGaps,
-) -> Result<Option<Subject>, ObserveError> {
+) -> Result<Option<ObservedDatabase>, ObserveError> {
     let started = started(proc, pid);
     match (earlier.processes.get(&pid), started) {
         (None, None) => return Err(ObserveError::NoProcess { pid }),
@@ -237,13 +240,13 @@ fn named_process(
     let fits = recognised.map(|recognised| recognised.profile).or_else(|| fallback(profiles));
     let profile = fits.ok_or(ObserveError::NoProfile)?;
     let workers = workers_of(proc, pid, &profile)?;
-    Ok(Some(Subject::of_process(proc, pid, profile, certain, workers)))
+    Ok(Some(ObservedDatabase::of_process(proc, pid, profile, certain, workers)))
 }
 
 /// Returns the directory that a name leads to.
 fn named_directory(
     path: &Path,
-    earlier: &mut Earlier,
+    earlier: &mut EarlierFindings,
     gaps: &mut VisibilityGaps,
 ) -> Result<PathBuf, ObserveError> {
     let failed = |source| ObserveError::Directory { path: path.to_path_buf(), source };
@@ -269,14 +272,14 @@ fn named_directory(
 /// Reads the files that the subject's processes hold, up to the limit.
 fn read_held(
     proc: &ProcRoot,
-    (index, subject): (usize, &mut Subject),
-    allotment: &mut Allotment,
+    (index, subject): (usize, &mut ObservedDatabase),
+    shares: &mut FairShares,
     gaps: &mut VisibilityGaps,
 ) {
     let pids: Vec<u32> = subject.pids().collect();
     for (at, pid) in pids.into_iter().enumerate() {
-        let held = held_by(proc, pid, allotment.most(index, at));
-        allotment.take(index, at, held.kept.len());
+        let held = opened_by(proc, pid, shares.limit(index, at));
+        shares.take(index, at, held.kept.len());
         subject.held.extend(held.kept.into_iter().map(|held| (pid, held)));
         if held.left_out > 0 {
             subject.held_beside += held.left_out;

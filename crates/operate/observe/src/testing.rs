@@ -8,9 +8,9 @@ use std::process::{Child, Command, Stdio};
 pub(crate) use pagekeeper_testing::{as_nobody, disk_dir, skip};
 
 /// A process that does nothing but hold files; it ends with the test.
-pub(crate) struct Holder(Child);
+pub(crate) struct HoldingProcess(Child);
 
-impl Holder {
+impl HoldingProcess {
     /// Holds the files as its standard input and output, and maps the program that it runs: a copy of `sleep`
     /// at `program`, which gives it its name.
     pub(crate) fn start(program: &Path, input: File, output: File) -> Self {
@@ -39,7 +39,7 @@ impl Holder {
     }
 }
 
-impl Drop for Holder {
+impl Drop for HoldingProcess {
     fn drop(&mut self) {
         self.end();
     }

@@ -9,10 +9,12 @@ use pagekeeper_kernel::process::Access;
 use pagekeeper_policy::FileClass;
 use pagekeeper_testing::Opens;
 
-use crate::testing::{Holder, as_nobody, disk_dir, open_direct, skip};
-use crate::{ObserveError, Observer, ObserverOptions, Opener, OpenerKind, Scope, Selects, Snapshot};
+use crate::testing::{HoldingProcess, as_nobody, disk_dir, open_direct, skip};
+use crate::{
+    DirectoryFilter, ObserveError, Observer, ObserverOptions, ObserverScope, Opener, OpenerKind, Snapshot,
+};
 
-fn snapshot(scope: Scope) -> Snapshot {
+fn snapshot(scope: ObserverScope) -> Snapshot {
     Observer::start(ObserverOptions { scope, ..ObserverOptions::default() }).unwrap().snapshot().unwrap()
 }
 
@@ -50,18 +52,21 @@ fn a_database_is_found_with_its_files_and_who_has_them_open() {
     let (dir, base) = rocksdb_dir();
     let Some(direct) = open_direct(&base.join("000006.sst")) else { return };
     // The database, whose name is its program's.
-    let database = Holder::start(
+    let database = HoldingProcess::start(
         &dir.path().join("own-service"),
         File::open(base.join("MANIFEST-000004")).unwrap(),
         File::options().append(true).open(base.join("000005.log")).unwrap(),
     );
     // A backup beside it, and a process that maps one of the files.
-    let backup =
-        Holder::start(&dir.path().join("backup"), direct, File::open(base.join("000005.log")).unwrap());
+    let backup = HoldingProcess::start(
+        &dir.path().join("backup"),
+        direct,
+        File::open(base.join("000005.log")).unwrap(),
+    );
     let mapped = base.join("000008.sst");
     let null = || File::options().read(true).write(true).open("/dev/null").unwrap();
-    let runner = Holder::start(&mapped, null(), null());
-    let seen = snapshot(Scope::All);
+    let runner = HoldingProcess::start(&mapped, null(), null());
+    let seen = snapshot(ObserverScope::All);
     let index = seen.databases.iter().position(|found| found.pid == Some(database.pid())).unwrap();
     let found = &seen.databases[index];
     assert_eq!((found.name.as_str(), found.profile.name.as_str()), ("own-service", "rocksdb"));
@@ -93,13 +98,15 @@ fn a_process_that_has_ended_is_no_database_though_its_parent_does_not_know() {
     let dir = disk_dir();
     let program = dir.path().join("mariadbd");
     let null = || File::options().read(true).write(true).open("/dev/null").unwrap();
-    let holder = Holder::start(&program, null(), null());
+    let holder = HoldingProcess::start(&program, null(), null());
     let pid = holder.pid();
-    let mut named =
-        Observer::start(ObserverOptions { scope: Scope::Pids(vec![pid]), ..ObserverOptions::default() })
-            .unwrap();
+    let mut named = Observer::start(ObserverOptions {
+        scope: ObserverScope::Pids(vec![pid]),
+        ..ObserverOptions::default()
+    })
+    .unwrap();
     assert_eq!(named.snapshot().unwrap().databases.len(), 1);
-    let is_database = || snapshot(Scope::All).databases.iter().any(|found| found.pid == Some(pid));
+    let is_database = || snapshot(ObserverScope::All).databases.iter().any(|found| found.pid == Some(pid));
     assert!(is_database());
     let process = rustix::process::Pid::from_raw(pid.cast_signed()).unwrap();
     rustix::process::kill_process(process, rustix::process::Signal::KILL).unwrap();
@@ -112,10 +119,12 @@ fn a_process_that_has_ended_is_no_database_though_its_parent_does_not_know() {
     let seen = named.snapshot().unwrap();
     assert!(seen.databases.is_empty());
     assert!(seen.visibility_gaps.iter().any(|gap| gap.why == "it has ended"), "{:?}", seen.visibility_gaps);
-    let failed =
-        Observer::start(ObserverOptions { scope: Scope::Pids(vec![pid]), ..ObserverOptions::default() })
-            .unwrap()
-            .snapshot();
+    let failed = Observer::start(ObserverOptions {
+        scope: ObserverScope::Pids(vec![pid]),
+        ..ObserverOptions::default()
+    })
+    .unwrap()
+    .snapshot();
     assert!(matches!(failed, Err(ObserveError::NoProcess { .. })), "{failed:?}");
 }
 
@@ -128,20 +137,22 @@ fn a_fake_that_claimed_a_servers_directory_first_is_not_its_database() {
     let journal = data.join("journal/WiredTigerLog.0000000001");
     write(&journal, 8192);
     let reads = || File::open(&journal).unwrap();
-    let fake = Holder::start(&dir.path().join("mongod"), reads(), reads());
+    let fake = HoldingProcess::start(&dir.path().join("mongod"), reads(), reads());
     let open = || File::options().read(true).write(true).open(&redo).unwrap();
-    let server = Holder::start(&dir.path().join("mariadbd"), open(), open());
+    let server = HoldingProcess::start(&dir.path().join("mariadbd"), open(), open());
     assert!(fake.pid() < server.pid(), "else this shows nothing");
-    for scope in
-        [Scope::All, Scope::Pids(vec![fake.pid(), server.pid()]), Scope::Directories(vec![data.clone()])]
-    {
+    for scope in [
+        ObserverScope::All,
+        ObserverScope::Pids(vec![fake.pid(), server.pid()]),
+        ObserverScope::Directories(vec![data.clone()]),
+    ] {
         let seen = snapshot(scope.clone());
         let of = file(&seen, &redo).database.map(|index| &seen.databases[index]);
         assert_eq!(of.and_then(|database| database.pid), Some(server.pid()), "{scope:?}: {seen:#?}");
         assert_eq!(of.map(|database| database.profile.name.as_str()), Some("mariadb"));
         let fakes = seen.databases.iter().filter(|database| database.pid == Some(fake.pid()));
         assert!(fakes.flat_map(|database| &database.directories).next().is_none(), "{seen:#?}");
-        if !matches!(scope, Scope::Directories(_)) {
+        if !matches!(scope, ObserverScope::Directories(_)) {
             let winner = format!("process {} (mariadb) has the better claim", server.pid());
             assert!(seen.visibility_gaps.iter().any(|gap| gap.why.ends_with(&winner)), "{seen:#?}");
         }
@@ -154,9 +165,9 @@ fn a_named_process_need_be_no_database() {
     let path = dir.path().join("some.file");
     write(&path, 8192);
     let open = || File::options().read(true).write(true).open(&path).unwrap();
-    let mut holder = Holder::start(&dir.path().join("program"), open(), open());
+    let mut holder = HoldingProcess::start(&dir.path().join("program"), open(), open());
     let mut observer = Observer::start(ObserverOptions {
-        scope: Scope::Pids(vec![holder.pid()]),
+        scope: ObserverScope::Pids(vec![holder.pid()]),
         ..ObserverOptions::default()
     })
     .unwrap();
@@ -184,7 +195,8 @@ fn a_named_process_need_be_no_database() {
     let after = observer.snapshot().unwrap();
     assert!(after.databases.is_empty() && after.files.is_empty());
     assert!(after.visibility_gaps.iter().any(|gap| gap.why == "it has ended"), "{:?}", after.visibility_gaps);
-    let options = ObserverOptions { scope: Scope::Pids(vec![holder.pid()]), ..ObserverOptions::default() };
+    let options =
+        ObserverOptions { scope: ObserverScope::Pids(vec![holder.pid()]), ..ObserverOptions::default() };
     let error = Observer::start(options).unwrap().snapshot().unwrap_err();
     assert!(matches!(error, ObserveError::NoProcess { pid } if pid == holder.pid()), "{error}");
 }
@@ -200,7 +212,7 @@ fn in_another_mount_namespace_files_are_reached_through_the_process() {
     let mut command = std::process::Command::new("unshare");
     command.args(["--mount", "sleep", "1000"]).stdin(open("MANIFEST-000004")).stdout(open("000005.log"));
     let holder = match command.spawn() {
-        Ok(child) => Holder::of(child),
+        Ok(child) => HoldingProcess::of(child),
         Err(error) => return skip(format_args!("no unshare(1): {error}")),
     };
     let proc = pagekeeper_kernel::process::ProcRoot::default();
@@ -212,7 +224,7 @@ fn in_another_mount_namespace_files_are_reached_through_the_process() {
         std::thread::yield_now();
     }
     assert!(!proc.same_mount_namespace(holder.pid()).unwrap());
-    let seen = snapshot(Scope::Pids(vec![holder.pid()]));
+    let seen = snapshot(ObserverScope::Pids(vec![holder.pid()]));
     assert_eq!(seen.databases[0].directories, [base.as_path()]);
     let table = file(&seen, &base.join("000006.sst"));
     assert!(table.reach.starts_with(format!("/proc/{}/root", holder.pid())), "{}", table.reach.display());
@@ -239,7 +251,7 @@ fn of_a_file_that_another_is_mounted_over_its_own_pages_are_counted_and_its_own_
     command.stdin(File::open(base.join("MANIFEST-000004")).unwrap());
     command.stdout(File::options().append(true).open(&log).unwrap());
     let holder = match command.spawn() {
-        Ok(child) => Holder::of(child),
+        Ok(child) => HoldingProcess::of(child),
         Err(error) => return skip(format_args!("{what}: no unshare(1): {error}")),
     };
     let began = std::time::Instant::now();
@@ -249,7 +261,7 @@ fn of_a_file_that_another_is_mounted_over_its_own_pages_are_counted_and_its_own_
         }
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
-    let seen = snapshot(Scope::Pids(vec![holder.pid()]));
+    let seen = snapshot(ObserverScope::Pids(vec![holder.pid()]));
     let at_the_name: Vec<_> = seen.files.iter().filter(|file| file.path == log).collect();
     let with_size = |size| at_the_name.iter().find(|file| file.size == size).copied();
     let (held, covers) = (with_size(64 << 10).unwrap(), with_size(4 << 20).unwrap());
@@ -265,20 +277,20 @@ fn of_a_file_that_another_is_mounted_over_its_own_pages_are_counted_and_its_own_
 #[test]
 fn a_directory_belongs_to_the_process_that_has_its_files_open() {
     let (dir, base) = rocksdb_dir();
-    let named = || snapshot(Scope::Directories(vec![base.clone()]));
+    let named = || snapshot(ObserverScope::Directories(vec![base.clone()]));
     let alone = named();
     assert_eq!((alone.databases[0].pid, alone.databases[0].profile.name.as_str()), (None, "rocksdb"));
     assert_eq!(file(&alone, &base.join("000006.sst")).openers, []);
     assert_eq!(alone.files.len(), 5);
 
     let log = || File::open(base.join("000005.log")).unwrap();
-    let reader = Holder::start(&dir.path().join("tail"), log(), log());
+    let reader = HoldingProcess::start(&dir.path().join("tail"), log(), log());
     let read = named();
     assert_eq!(read.databases[0].pid, None, "who only reads is no owner");
     assert_eq!(kinds(&file(&read, &base.join("000005.log")).openers, reader.pid()).len(), 1);
 
     let writer = File::options().append(true).open(base.join("000005.log")).unwrap();
-    let owner = Holder::start(&dir.path().join("engine"), log(), writer);
+    let owner = HoldingProcess::start(&dir.path().join("engine"), log(), writer);
     let written = named();
     assert_eq!((written.databases[0].pid, written.databases[0].name.as_str()), (Some(owner.pid()), "engine"));
     assert_eq!(written.files.len(), 5);
@@ -291,8 +303,8 @@ fn a_directory_belongs_to_the_process_that_has_its_files_open() {
         File::options().append(true).open(other.join("000001.log")).unwrap(),
     );
     drop(owner);
-    let both = Holder::start(&dir.path().join("engine"), first, second);
-    let seen = snapshot(Scope::Directories(vec![base.clone(), other.clone()]));
+    let both = HoldingProcess::start(&dir.path().join("engine"), first, second);
+    let seen = snapshot(ObserverScope::Directories(vec![base.clone(), other.clone()]));
     assert_eq!(seen.databases.len(), 1);
     assert_eq!(seen.databases[0].pid, Some(both.pid()));
     assert_eq!(seen.databases[0].directories, [base, other]);
@@ -303,8 +315,10 @@ fn a_directory_belongs_to_the_process_that_has_its_files_open() {
 fn a_missing_directory_is_an_error() {
     let dir = disk_dir();
     for path in [dir.path().join("missing"), std::env::current_exe().unwrap()] {
-        let options =
-            ObserverOptions { scope: Scope::Directories(vec![path.clone()]), ..ObserverOptions::default() };
+        let options = ObserverOptions {
+            scope: ObserverScope::Directories(vec![path.clone()]),
+            ..ObserverOptions::default()
+        };
         let error = Observer::start(options).unwrap().snapshot().unwrap_err().to_string();
         assert!(error.contains(path.to_str().unwrap()), "{error}");
     }
@@ -313,7 +327,7 @@ fn a_missing_directory_is_an_error() {
 #[test]
 fn a_directory_that_goes_away_between_snapshots_is_no_failure() {
     let (_dir, base) = rocksdb_dir();
-    let scope = Scope::Directories(vec![base.clone()]);
+    let scope = ObserverScope::Directories(vec![base.clone()]);
     let mut observer = Observer::start(ObserverOptions { scope, ..ObserverOptions::default() }).unwrap();
     assert_eq!(observer.snapshot().unwrap().files.len(), 5);
     std::fs::remove_dir_all(&base).unwrap();
@@ -326,7 +340,7 @@ fn a_directory_that_goes_away_between_snapshots_is_no_failure() {
 fn a_later_snapshot_reports_what_changed_and_what_is_new() {
     let (_dir, base) = rocksdb_dir();
     let mut observer = Observer::start(ObserverOptions {
-        scope: Scope::Directories(vec![base.clone()]),
+        scope: ObserverScope::Directories(vec![base.clone()]),
         ..ObserverOptions::default()
     })
     .unwrap();
@@ -351,7 +365,7 @@ fn files_are_named_as_tracing_names_them() {
     use pagekeeper_trace::{TraceLevel, TraceOptions};
     let (_dir, base) = rocksdb_dir();
     let mut observer = Observer::start(ObserverOptions {
-        scope: Scope::Directories(vec![base.clone()]),
+        scope: ObserverScope::Directories(vec![base.clone()]),
         trace: Some(TraceOptions::default()),
         ..ObserverOptions::default()
     })
@@ -388,12 +402,12 @@ fn an_ordinary_user_learns_which_right_would_show_more() {
     let (dir, base) = rocksdb_dir();
     let closed = std::os::unix::fs::PermissionsExt::from_mode(0o700);
     std::fs::set_permissions(base.join("deep"), closed).unwrap();
-    let holder = Holder::start(
+    let holder = HoldingProcess::start(
         &dir.path().join("own-service"),
         File::open(base.join("MANIFEST-000004")).unwrap(),
         File::options().append(true).open(base.join("000005.log")).unwrap(),
     );
-    let seen = as_nobody(|| snapshot(Scope::Pids(vec![holder.pid()])));
+    let seen = as_nobody(|| snapshot(ObserverScope::Pids(vec![holder.pid()])));
     let needs = |seen: &Snapshot, what: &str| {
         let found = seen.visibility_gaps.iter().find(|gap| gap.what.contains(what));
         found.unwrap_or_else(|| panic!("{what}: {:#?}", seen.visibility_gaps)).needs.clone()
@@ -409,7 +423,7 @@ fn an_ordinary_user_learns_which_right_would_show_more() {
         skip("the rest of it: only root may read this directory");
         return;
     }
-    let seen = as_nobody(|| snapshot(Scope::Directories(vec![base.clone()])));
+    let seen = as_nobody(|| snapshot(ObserverScope::Directories(vec![base.clone()])));
     let table = file(&seen, &base.join("000006.sst"));
     assert_eq!((table.residency, table.class), (None, Some(FileClass::Data)));
     assert_eq!(needs(&seen, "page cache").as_deref(), Some("CAP_FOWNER"));
@@ -425,7 +439,7 @@ fn what_takes_the_place_of_a_file_after_a_snapshot_is_not_opened() {
     write(&path, 8192);
     write(&hidden, 4096);
     std::fs::set_permissions(&hidden, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
-    let seen = snapshot(Scope::Directories(vec![data.clone()]));
+    let seen = snapshot(ObserverScope::Directories(vec![data.clone()]));
     let found = file(&seen, &path);
     assert_eq!(found.open().unwrap().inode(), found.stat_inode);
 
@@ -453,7 +467,7 @@ fn files_of_a_directory_that_was_named_by_a_link_are_opened() {
     let [data, link] = ["data", "link"].map(|name| dir.path().join(name));
     write(&data.join("table.ibd"), 8192);
     symlink(&data, &link).unwrap();
-    let seen = snapshot(Scope::Directories(vec![link]));
+    let seen = snapshot(ObserverScope::Directories(vec![link]));
     let found = file(&seen, &data.join("table.ibd"));
     assert_eq!((found.reach.as_path(), found.open().unwrap().size()), (found.path.as_path(), 8192));
 }
@@ -469,8 +483,9 @@ fn what_is_left_out_is_not_touched() {
     std::fs::write(elsewhere.join("3.ibd"), [1; 4096]).unwrap();
     let left_out = [path.join("private"), elsewhere.clone()];
     let opens = left_out.each_ref().map(|path| pagekeeper_testing::Opens::of(path));
-    let scope = Scope::Directories(vec![path.clone(), elsewhere.clone()]);
-    let selects = Selects::new(move |_, directory| !left_out.iter().any(|left| directory.starts_with(left)));
+    let scope = ObserverScope::Directories(vec![path.clone(), elsewhere.clone()]);
+    let selects =
+        DirectoryFilter::new(move |_, directory| !left_out.iter().any(|left| directory.starts_with(left)));
     let options = ObserverOptions { scope, selects, ..ObserverOptions::default() };
     let snapshot = Observer::start(options).unwrap().snapshot().unwrap();
     let names: Vec<_> = snapshot.files.iter().map(|file| file.path.strip_prefix(&path).unwrap()).collect();

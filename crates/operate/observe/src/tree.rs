@@ -42,23 +42,23 @@ use crate::visibility::{GapKind, VisibilityGaps};
 mod tests;
 
 /// A directory that changed this recently may change again without a new time of change.
-const SETTLED: Duration = Duration::from_secs(1);
+const SETTLE_TIME: Duration = Duration::from_secs(1);
 
 /// Room for new files that is requested in addition to the known ones.
-const ROOM: usize = 256;
+const EXTRA_FILES: usize = 256;
 
-/// Once there were too many names, a directory with more than 1/`LARGE` of all names read comes after the
-/// others.
-const LARGE: usize = 8;
+/// Once there were too many names, a directory with more than 1/`LARGE_DIRECTORY_DIVISOR` of all names read
+/// comes after the others.
+const LARGE_DIRECTORY_DIVISOR: usize = 8;
 
 /// The key of a directory: the process through whose root it is reached, unless it is this one's, and its
 /// path there.
-pub(crate) type Key = (Option<u32>, PathBuf);
+pub(crate) type TreeKey = (Option<u32>, PathBuf);
 
 /// One directory and everything below. Paths of its files and directories are relative to it.
 #[derive(Debug)]
 pub(crate) struct DirectoryTree {
-    key: Key,
+    key: TreeKey,
     /// Its path for this process, without links.
     reach: PathBuf,
     /// Its inode, once it could be opened.
@@ -77,7 +77,7 @@ pub(crate) struct DirectoryTree {
 
 /// The cost of a scan.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Spent {
+pub(crate) struct ScanCost {
     /// Time for sampling known files.
     pub(crate) time: Duration,
     /// The number of names that were read.
@@ -119,7 +119,7 @@ pub(crate) struct ScanContext<'a> {
 }
 
 impl DirectoryTree {
-    pub(crate) fn new(key: Key) -> Self {
+    pub(crate) fn new(key: TreeKey) -> Self {
         Self {
             reach: key.1.clone(),
             key,
@@ -138,20 +138,20 @@ impl DirectoryTree {
         self.files.len() + self.directories.len().saturating_sub(1)
     }
 
-    /// Returns the number that it wants to keep: those that exist, plus room for new ones.
+    /// Returns the number of files and directories to ask room for: the existing ones, and some for new ones.
     pub(crate) fn wanted(&self) -> usize {
         let found = self.kept().saturating_add(self.left_out.values().sum());
-        found.saturating_add(found / 4).saturating_add(ROOM)
+        found.saturating_add(found / 4).saturating_add(EXTRA_FILES)
     }
 
-    /// Returns the number of names that it wants to read, if all of it changes.
+    /// Returns the number of names to ask for, in case every directory changes.
     pub(crate) fn wanted_names(&self) -> usize {
-        let read = self.most_read.saturating_add(self.most_read / 4).saturating_add(ROOM);
+        let read = self.most_read.saturating_add(self.most_read / 4).saturating_add(EXTRA_FILES);
         if self.cut.is_empty() { self.wanted().max(read) } else { usize::MAX }
     }
 
     /// Scans the tree.
-    pub(crate) fn scan(&mut self, context: &ScanContext<'_>, gaps: &mut VisibilityGaps) -> Spent {
+    pub(crate) fn scan(&mut self, context: &ScanContext<'_>, gaps: &mut VisibilityGaps) -> ScanCost {
         if self.profile != context.profile.name {
             self.profile.clone_from(&context.profile.name);
             self.forget();
@@ -161,7 +161,7 @@ impl DirectoryTree {
             Err(error) => {
                 self.forget();
                 gaps.failed(context.party, GapKind::Directory, &error);
-                return Spent::default();
+                return ScanCost::default();
             }
         };
         self.trim(context);
@@ -185,7 +185,7 @@ impl DirectoryTree {
             let example = || escaped(&self.key.1.join(below)).to_string();
             gaps.count(context.party, gap.kind, example, &gap.why);
         }
-        Spent { time, names }
+        ScanCost { time, names }
     }
 
     /// Leaves out the excess over the present limit, files that nobody has open first. They are listed again
@@ -220,13 +220,13 @@ impl DirectoryTree {
 
     /// Opens the directory, through the process's root if that is another one, and learns the path that leads
     /// to it.
-    fn open(&mut self, context: &ScanContext<'_>) -> Result<Start> {
+    fn open(&mut self, context: &ScanContext<'_>) -> Result<ScanStart> {
         let (proc, (through, path)) = (context.proc, &self.key);
         let start = match through {
             None => {
                 let fd = open_directory(path, Links::Follow)?;
                 self.reach = shown(&link_to(proc, &fd))?;
-                Start { fd, path: path.clone() }
+                ScanStart { fd, path: path.clone() }
             }
             Some(pid) => {
                 let fd = proc.open_directory_in_namespace(*pid, path)?;
@@ -234,7 +234,7 @@ impl DirectoryTree {
                 let shown = shown(&link)?;
                 let sample = proc.as_seen_by(*pid, &shown);
                 self.reach = proc.root(*pid).join(sample.strip_prefix("/").unwrap_or(&sample));
-                Start { fd, path: link }
+                ScanStart { fd, path: link }
             }
         };
         let _asking = asking(&self.reach)?;
@@ -251,7 +251,7 @@ impl DirectoryTree {
     }
 
     /// Lists the directories that changed since they were listed. Returns the number of names read.
-    fn list(&mut self, context: &ScanContext<'_>, start: &Start, gaps: &mut VisibilityGaps) -> usize {
+    fn list(&mut self, context: &ScanContext<'_>, start: &ScanStart, gaps: &mut VisibilityGaps) -> usize {
         let kept = self.kept();
         let changed = self.changed_directories(start, kept < context.max_files, context.max_names);
         if changed.is_empty() {
@@ -357,8 +357,10 @@ impl DirectoryTree {
     }
 
     /// Returns the order of listing: directories with very many names do not delay the others.
-    fn in_turn(&self, changed: &[PathBuf], start: &Start, max_names: usize) -> Vec<Vec<PathBuf>> {
-        let is_large = |below: &&PathBuf| self.cut.get(*below).is_some_and(|read| *read > max_names / LARGE);
+    fn in_turn(&self, changed: &[PathBuf], start: &ScanStart, max_names: usize) -> Vec<Vec<PathBuf>> {
+        let is_large = |below: &&PathBuf| {
+            self.cut.get(*below).is_some_and(|read| *read > max_names / LARGE_DIRECTORY_DIVISOR)
+        };
         let (large, small): (Vec<&PathBuf>, Vec<&PathBuf>) = changed.iter().partition(is_large);
         let listed = [small, large].into_iter().filter(|listed| !listed.is_empty());
         listed.map(|listed| listed.into_iter().map(|below| start.join(below)).collect()).collect()
@@ -367,7 +369,7 @@ impl DirectoryTree {
     /// Returns the directories to be listed. These include directories of which files were left out, if there
     /// is room, and directories that were not read to their end, if more may be read. Forgets those that are
     /// gone.
-    fn changed_directories(&mut self, start: &Start, has_room: bool, max_names: usize) -> Vec<PathBuf> {
+    fn changed_directories(&mut self, start: &ScanStart, has_room: bool, max_names: usize) -> Vec<PathBuf> {
         if self.directories.is_empty() {
             self.directories.insert(PathBuf::new(), None);
         }
@@ -398,7 +400,7 @@ impl DirectoryTree {
     }
 
     /// Samples known files again, as long as there is time. Returns the time taken.
-    fn resample(&mut self, context: &ScanContext<'_>, start: &Start) -> Duration {
+    fn resample(&mut self, context: &ScanContext<'_>, start: &ScanStart) -> Duration {
         let began = Instant::now();
         for below in self.due(context) {
             if began.elapsed() > context.time {
@@ -465,19 +467,19 @@ fn shown(link: &Path) -> Result<PathBuf> {
 }
 
 /// The start of a scan: the directory, and a path to it that may lead through the descriptor.
-struct Start {
+struct ScanStart {
     fd: OwnedFd,
     path: PathBuf,
 }
 
-impl Start {
+impl ScanStart {
     /// Joins without a slash at the end, which [`Path::join`] leaves after an empty path.
     fn join(&self, below: &Path) -> PathBuf {
         if below.as_os_str().is_empty() { self.path.clone() } else { self.path.join(below) }
     }
 }
 
-fn class_of(profile: &Profile, here: &Path, below: &Path, start: &Start) -> Option<FileClass> {
+fn class_of(profile: &Profile, here: &Path, below: &Path, start: &ScanStart) -> Option<FileClass> {
     let exists = |path: &Path| {
         path.strip_prefix(here).is_ok_and(|below| stat_of_name(&start.path.join(below)).is_ok())
     };
@@ -493,5 +495,5 @@ fn is_directory(stat: &rustix::fs::Stat) -> bool {
 fn settled_change(path: &Path) -> Option<SystemTime> {
     let _asking = asking(path).ok()?;
     let changed = std::fs::metadata(path).and_then(|meta| meta.modified()).ok()?;
-    (changed.elapsed().is_ok_and(|ago| ago > SETTLED)).then_some(changed)
+    (changed.elapsed().is_ok_and(|ago| ago > SETTLE_TIME)).then_some(changed)
 }

@@ -26,17 +26,17 @@ pub struct VisibilityGap {
 }
 
 /// The capability to inspect processes of other users.
-const PTRACE: CapabilitySet = CapabilitySet::SYS_PTRACE;
+const PTRACE_CAPABILITY: CapabilitySet = CapabilitySet::SYS_PTRACE;
 
 /// The reason why a process is out of reach even with that capability.
-const PROTECTED: &str = "in another user namespace, or protected by a security module";
+const PROTECTED_PROCESS_REASON: &str = "in another user namespace, or protected by a security module";
 
 /// The most single gaps of one party that are listed; the rest is counted. So very many directories of one
 /// party hide nothing else.
-const MOST_OF_PARTY: usize = 16;
+const PARTY_GAPS_MAX: usize = 16;
 
 /// The most parties that have an example in the gap of a kind.
-const MOST_EXAMPLES: usize = 4;
+const GAP_EXAMPLES_MAX: usize = 4;
 
 /// The kind of a gap: something that was denied, or is not available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -64,14 +64,14 @@ pub(crate) enum GapKind {
 /// Collects the gaps of one snapshot.
 #[derive(Debug, Default)]
 pub(crate) struct VisibilityGaps {
-    counted: BTreeMap<GapKind, Counted>,
+    counted: BTreeMap<GapKind, CountedGaps>,
     single: Vec<VisibilityGap>,
     /// Gaps caused by databases of a party, and the number of further ones.
     of_parties: BTreeMap<Party, (Vec<VisibilityGap>, usize)>,
 }
 
 #[derive(Debug, Default)]
-struct Counted {
+struct CountedGaps {
     times: usize,
     /// The first example of each party, with its reason.
     examples: Vec<(Party, String, String)>,
@@ -90,7 +90,7 @@ impl VisibilityGaps {
     /// Records that a process that is not a database can't be inspected.
     pub(crate) fn other_process(&mut self, pid: u32, error: &Error) {
         if !error.is_gone() {
-            let why = reason_of_process(error, has(PTRACE));
+            let why = reason_of_process(error, has(PTRACE_CAPABILITY));
             // The number is nothing that its user chose.
             self.count(Party::Unknown, GapKind::OtherProcesses, || format!("process {pid}"), &why);
         }
@@ -101,7 +101,7 @@ impl VisibilityGaps {
         let counted = self.counted.entry(kind).or_default();
         counted.times += 1;
         let is_first = counted.examples.iter().all(|(other, ..)| *other != party);
-        if is_first && counted.examples.len() < MOST_EXAMPLES {
+        if is_first && counted.examples.len() < GAP_EXAMPLES_MAX {
             counted.examples.push((party, example(), why.to_owned()));
         }
     }
@@ -109,7 +109,7 @@ impl VisibilityGaps {
     /// Records that a database's process can't be inspected.
     pub(crate) fn process(&mut self, party: Party, pid: u32, name: &str, error: &Error) {
         if !error.is_gone() {
-            let why = reason_of_process(error, has(PTRACE));
+            let why = reason_of_process(error, has(PTRACE_CAPABILITY));
             self.count(party, GapKind::OwnProcess, || format!("{pid} ({name})"), &why);
         }
     }
@@ -127,7 +127,7 @@ impl VisibilityGaps {
     pub(crate) fn add_of(&mut self, party: Party, what: &str, why: impl Into<String>) {
         let (listed, more) = self.of_parties.entry(party).or_default();
         let gap = VisibilityGap { what: what.to_owned(), why: why.into(), needs: None };
-        if listed.len() < MOST_OF_PARTY {
+        if listed.len() < PARTY_GAPS_MAX {
             listed.push(gap);
         } else {
             *more += 1;
@@ -184,27 +184,31 @@ pub(crate) fn reason(error: &Error) -> String {
 /// Returns the reason for a process's open files and mappings. With the capability, something else must
 /// forbid it.
 fn reason_of_process(error: &Error, has_ptrace: bool) -> String {
-    if has_ptrace && error.is_denied() { PROTECTED.to_owned() } else { reason(error) }
+    if has_ptrace && error.is_denied() { PROTECTED_PROCESS_REASON.to_owned() } else { reason(error) }
 }
 
 /// Returns why some processes can't be inspected, and what would allow it.
 pub(crate) fn of_denied_processes() -> (&'static str, Option<&'static str>) {
-    if has(PTRACE) { (PROTECTED, None) } else { ("permission denied", Some("root, or CAP_SYS_PTRACE")) }
+    if has(PTRACE_CAPABILITY) {
+        (PROTECTED_PROCESS_REASON, None)
+    } else {
+        ("permission denied", Some("root, or CAP_SYS_PTRACE"))
+    }
 }
 
-impl Counted {
+impl CountedGaps {
     fn into_gap(self, kind: GapKind) -> VisibilityGap {
         let Self { times, examples } = self;
         let (one, many, needs) = match kind {
             GapKind::OwnProcess => (
                 "which files the database's process has open",
                 "which files processes of databases have open",
-                lacked(&[("CAP_SYS_PTRACE", PTRACE)]),
+                lacked(&[("CAP_SYS_PTRACE", PTRACE_CAPABILITY)]),
             ),
             GapKind::OtherProcesses => (
                 "the open files of another process",
                 "the open files of other processes",
-                lacked(&[("CAP_SYS_PTRACE", PTRACE)]),
+                lacked(&[("CAP_SYS_PTRACE", PTRACE_CAPABILITY)]),
             ),
             GapKind::Directory => (
                 "what is in a directory",
@@ -282,7 +286,7 @@ mod tests {
 
     #[test]
     fn no_right_is_named_for_a_process_to_one_that_has_it() {
-        assert_eq!(of_denied_processes().1.is_none(), has(PTRACE));
+        assert_eq!(of_denied_processes().1.is_none(), has(PTRACE_CAPABILITY));
         if rustix::process::geteuid().is_root() {
             let denied = ("permission denied", Some("root, or CAP_SYS_PTRACE"));
             assert_eq!(crate::testing::as_nobody(of_denied_processes), denied);
@@ -353,8 +357,8 @@ mod tests {
         }
         gaps.add_of(Party::User(2), "what is in /srv/space", "it is not its own");
         let listed: Vec<String> = gaps.into_gaps().into_iter().map(|gap| gap.what).collect();
-        assert_eq!(listed.len(), MOST_OF_PARTY + 2);
-        assert_eq!(listed[MOST_OF_PARTY], "9984 more of what databases of user 1 lead to");
-        assert_eq!(listed[MOST_OF_PARTY + 1], "what is in /srv/space");
+        assert_eq!(listed.len(), PARTY_GAPS_MAX + 2);
+        assert_eq!(listed[PARTY_GAPS_MAX], "9984 more of what databases of user 1 lead to");
+        assert_eq!(listed[PARTY_GAPS_MAX + 1], "what is in /srv/space");
     }
 }

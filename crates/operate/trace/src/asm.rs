@@ -6,10 +6,39 @@
 
 use crate::sys::Instruction;
 
+/// Converts an offset or a size of at most 32,767 bytes for instructions.
+#[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "layouts are that small")]
+pub(crate) const fn layout_bytes(bytes: usize) -> i16 {
+    bytes as i16
+}
+
+/// The size of a layout, in bytes.
+macro_rules! size {
+    ($layout:ty) => {
+        $crate::asm::layout_bytes(size_of::<$layout>())
+    };
+}
+
+/// The offset of a field in a layout, in bytes: `offset!(PageKey, ino)`.
+macro_rules! offset {
+    ($layout:ty, $($field:tt)+) => {
+        $crate::asm::layout_bytes(std::mem::offset_of!($layout, $($field)+))
+    };
+}
+
+/// The place of a field of a program's stack, from the stack's end: `stack!(SyncStack, record.began)`.
+macro_rules! stack {
+    ($layout:ty, $($field:tt)+) => {
+        $crate::asm::offset!($layout, $($field)+) - $crate::asm::size!($layout)
+    };
+}
+
+pub(crate) use {offset, size, stack};
+
 /// A register. `R0` is a call's result. `R1` to `R5` are its arguments and are lost by it; `R6` to `R9`
 /// survive it. `R10` is the end of the stack of 512 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reg {
+pub(crate) enum Register {
     R0 = 0,
     R1,
     R2,
@@ -47,7 +76,7 @@ impl Width {
 
 /// An operation on two numbers of 64 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Op {
+pub(crate) enum AluOp {
     Add = 0x00,
     Sub = 0x10,
     Mul = 0x20,
@@ -61,7 +90,7 @@ pub(crate) enum Op {
 
 /// The condition of a jump, which compares the first operand with the second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum If {
+pub(crate) enum Condition {
     Equal = 0x10,
     AtLeast = 0x30,
     NotEqual = 0x50,
@@ -71,7 +100,7 @@ pub(crate) enum If {
 
 /// A function of the kernel that programs may call (`bpf-helpers(7)`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Helper {
+pub(crate) enum KernelHelper {
     MapLookup = 1,
     MapUpdate = 2,
     MapDelete = 3,
@@ -93,7 +122,7 @@ pub(crate) struct Label(usize);
 
 /// The reason why a program can't be finished.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum AsmError {
+pub(crate) enum AssemblyError {
     #[error("a jump at instruction {at} leads nowhere")]
     Unbound { at: usize },
     #[error("a jump at instruction {at} leads too far")]
@@ -102,19 +131,20 @@ pub(crate) enum AsmError {
     BoundTwice { at: usize },
 }
 
-const LOAD_WIDE: u8 = 0x18;
-const LOAD: u8 = 0x61;
-const STORE_IMMEDIATE: u8 = 0x62;
-const STORE: u8 = 0x63;
-const ATOMIC: u8 = 0xc3;
-const JUMP: u8 = 0x05;
-const CALL: u8 = 0x85;
-const EXIT: u8 = 0x95;
-const ALU: u8 = 0x07;
+// Operation codes, of loads and stores without their width.
+const OPCODE_LOAD_WIDE: u8 = 0x18;
+const OPCODE_LOAD: u8 = 0x61;
+const OPCODE_STORE_IMMEDIATE: u8 = 0x62;
+const OPCODE_STORE: u8 = 0x63;
+const OPCODE_ATOMIC: u8 = 0xc3;
+const OPCODE_JUMP: u8 = 0x05;
+const OPCODE_CALL: u8 = 0x85;
+const OPCODE_EXIT: u8 = 0x95;
+const OPCODE_ALU: u8 = 0x07;
 /// The second operand is a register.
-const BY_REGISTER: u8 = 0x08;
+const REGISTER_OPERAND: u8 = 0x08;
 /// The constant of a wide load is the descriptor of a map.
-const MAP_FD: u8 = 1;
+const MAP_FD_OPERAND: u8 = 1;
 
 /// A program under construction.
 #[derive(Debug, Default)]
@@ -122,7 +152,7 @@ pub(crate) struct Assembler {
     code: Vec<Instruction>,
     labels: Vec<Option<usize>>,
     jumps: Vec<(usize, Label)>,
-    error: Option<AsmError>,
+    error: Option<AssemblyError>,
 }
 
 impl Assembler {
@@ -137,66 +167,66 @@ impl Assembler {
     }
 
     /// `dst = dst op src`.
-    pub(crate) fn alu(&mut self, op: Op, dst: Reg, src: Reg) {
-        self.push(ALU | BY_REGISTER | op as u8, dst as u8, src as u8, 0, 0);
+    pub(crate) fn alu(&mut self, op: AluOp, dst: Register, src: Register) {
+        self.push(OPCODE_ALU | REGISTER_OPERAND | op as u8, dst as u8, src as u8, 0, 0);
     }
 
     /// `dst = dst op constant`.
-    pub(crate) fn alu_constant(&mut self, op: Op, dst: Reg, constant: i32) {
-        self.push(ALU | op as u8, dst as u8, 0, 0, constant);
+    pub(crate) fn alu_constant(&mut self, op: AluOp, dst: Register, constant: i32) {
+        self.push(OPCODE_ALU | op as u8, dst as u8, 0, 0, constant);
     }
 
     /// `dst = src`.
-    pub(crate) fn set(&mut self, dst: Reg, src: Reg) {
-        self.alu(Op::Set, dst, src);
+    pub(crate) fn set(&mut self, dst: Register, src: Register) {
+        self.alu(AluOp::Set, dst, src);
     }
 
     /// `dst = constant`, sign-extended.
-    pub(crate) fn constant(&mut self, dst: Reg, constant: i32) {
-        self.alu_constant(Op::Set, dst, constant);
+    pub(crate) fn constant(&mut self, dst: Register, constant: i32) {
+        self.alu_constant(AluOp::Set, dst, constant);
     }
 
     /// `dst = constant` of 64 bits: two instructions.
-    pub(crate) fn wide_constant(&mut self, dst: Reg, constant: u64) {
+    pub(crate) fn wide_constant(&mut self, dst: Register, constant: u64) {
         let half = |bits: u64| u32::try_from(bits & 0xffff_ffff).unwrap_or(u32::MAX).cast_signed();
-        self.push(LOAD_WIDE, dst as u8, 0, 0, half(constant));
+        self.push(OPCODE_LOAD_WIDE, dst as u8, 0, 0, half(constant));
         self.push(0, 0, 0, 0, half(constant >> 32));
     }
 
     /// `dst = the map` with this descriptor: two instructions.
-    pub(crate) fn map(&mut self, dst: Reg, fd: i32) {
-        self.push(LOAD_WIDE, dst as u8, MAP_FD, 0, fd);
+    pub(crate) fn map(&mut self, dst: Register, fd: i32) {
+        self.push(OPCODE_LOAD_WIDE, dst as u8, MAP_FD_OPERAND, 0, fd);
         self.push(0, 0, 0, 0, 0);
     }
 
     /// `dst = [base + offset]`, the upper bytes zero.
-    pub(crate) fn load(&mut self, width: Width, dst: Reg, base: Reg, offset: i16) {
-        self.push(LOAD | width as u8, dst as u8, base as u8, offset, 0);
+    pub(crate) fn load(&mut self, width: Width, dst: Register, base: Register, offset: i16) {
+        self.push(OPCODE_LOAD | width as u8, dst as u8, base as u8, offset, 0);
     }
 
     /// `[base + offset] = src`.
-    pub(crate) fn store(&mut self, width: Width, base: Reg, offset: i16, src: Reg) {
-        self.push(STORE | width as u8, base as u8, src as u8, offset, 0);
+    pub(crate) fn store(&mut self, width: Width, base: Register, offset: i16, src: Register) {
+        self.push(OPCODE_STORE | width as u8, base as u8, src as u8, offset, 0);
     }
 
     /// `[base + offset] = constant`.
-    pub(crate) fn store_constant(&mut self, width: Width, base: Reg, offset: i16, constant: i32) {
-        self.push(STORE_IMMEDIATE | width as u8, base as u8, 0, offset, constant);
+    pub(crate) fn store_constant(&mut self, width: Width, base: Register, offset: i16, constant: i32) {
+        self.push(OPCODE_STORE_IMMEDIATE | width as u8, base as u8, 0, offset, constant);
     }
 
     /// `[base + offset] += src`, atomically among all processors; 64 bits.
-    pub(crate) fn atomic_add(&mut self, base: Reg, offset: i16, src: Reg) {
-        self.push(ATOMIC | Width::B8 as u8, base as u8, src as u8, offset, 0);
+    pub(crate) fn atomic_add(&mut self, base: Register, offset: i16, src: Register) {
+        self.push(OPCODE_ATOMIC | Width::B8 as u8, base as u8, src as u8, offset, 0);
     }
 
     /// Calls a function of the kernel.
-    pub(crate) fn call(&mut self, helper: Helper) {
-        self.push(CALL, 0, 0, 0, helper as i32);
+    pub(crate) fn call(&mut self, helper: KernelHelper) {
+        self.push(OPCODE_CALL, 0, 0, 0, helper as i32);
     }
 
     /// Ends the program; `R0` is its result.
     pub(crate) fn exit(&mut self) {
-        self.push(EXIT, 0, 0, 0, 0);
+        self.push(OPCODE_EXIT, 0, 0, 0, 0);
     }
 
     /// Makes a new label, to be bound later.
@@ -209,40 +239,46 @@ impl Assembler {
     pub(crate) fn bind(&mut self, label: Label) {
         let at = self.code.len();
         if self.labels[label.0].replace(at).is_some() {
-            self.error.get_or_insert(AsmError::BoundTwice { at });
+            self.error.get_or_insert(AssemblyError::BoundTwice { at });
         }
     }
 
     /// Jumps to the label.
     pub(crate) fn jump(&mut self, label: Label) {
         self.jumps.push((self.code.len(), label));
-        self.push(JUMP, 0, 0, 0, 0);
+        self.push(OPCODE_JUMP, 0, 0, 0, 0);
     }
 
     /// Jumps to the label if the comparison of `a` with `b` holds.
-    pub(crate) fn jump_if(&mut self, condition: If, a: Reg, b: Reg, label: Label) {
+    pub(crate) fn jump_if(&mut self, condition: Condition, a: Register, b: Register, label: Label) {
         self.jumps.push((self.code.len(), label));
-        self.push(JUMP | BY_REGISTER | condition as u8, a as u8, b as u8, 0, 0);
+        self.push(OPCODE_JUMP | REGISTER_OPERAND | condition as u8, a as u8, b as u8, 0, 0);
     }
 
     /// Jumps to the label if the comparison of `a` with a constant holds.
-    pub(crate) fn jump_if_constant(&mut self, condition: If, a: Reg, constant: i32, label: Label) {
+    pub(crate) fn jump_if_constant(
+        &mut self,
+        condition: Condition,
+        a: Register,
+        constant: i32,
+        label: Label,
+    ) {
         self.jumps.push((self.code.len(), label));
-        self.push(JUMP | condition as u8, a as u8, 0, 0, constant);
+        self.push(OPCODE_JUMP | condition as u8, a as u8, 0, 0, constant);
     }
 
     /// Returns the instructions, with the distance of each jump filled in.
-    pub(crate) fn finish(mut self) -> Result<Vec<Instruction>, AsmError> {
+    pub(crate) fn finish(mut self) -> Result<Vec<Instruction>, AssemblyError> {
         if let Some(error) = self.error {
             return Err(error);
         }
         for (at, label) in self.jumps {
-            let to = self.labels[label.0].ok_or(AsmError::Unbound { at })?;
+            let to = self.labels[label.0].ok_or(AssemblyError::Unbound { at })?;
             // Counted from the next instruction.
             let next = at + 1;
             let distance =
                 if to < next { i16::try_from(next - to).map(|back| -back) } else { i16::try_from(to - next) };
-            self.code[at].offset = distance.map_err(|_| AsmError::TooFar { at })?;
+            self.code[at].offset = distance.map_err(|_| AssemblyError::TooFar { at })?;
         }
         Ok(self.code)
     }
@@ -250,7 +286,7 @@ impl Assembler {
 
 #[cfg(test)]
 mod tests {
-    use super::Reg::{R0, R1, R2, R6, R7, R10};
+    use super::Register::{R0, R1, R2, R6, R7, R10};
     use super::*;
 
     /// Returns the bytes of a program on a little-endian machine.
@@ -272,15 +308,15 @@ mod tests {
         let mut asm = Assembler::new();
         asm.set(R6, R1);
         asm.constant(R0, -1);
-        asm.alu(Op::Add, R7, R6);
-        asm.alu_constant(Op::ShiftRight, R7, 32);
+        asm.alu(AluOp::Add, R7, R6);
+        asm.alu_constant(AluOp::ShiftRight, R7, 32);
         asm.load(Width::B4, R7, R6, 32);
         asm.load(Width::B1, R7, R6, 36);
         asm.store(Width::B8, R10, -16, R7);
         asm.store(Width::B2, R10, -2, R7);
         asm.store_constant(Width::B8, R10, -8, 0);
         asm.atomic_add(R0, 8, R7);
-        asm.call(Helper::ProcessAndThread);
+        asm.call(KernelHelper::ProcessAndThread);
         asm.exit();
         assert_eq!(
             bytes(asm),
@@ -323,9 +359,9 @@ mod tests {
         let mut asm = Assembler::new();
         let (back, out) = (asm.label(), asm.label());
         asm.bind(back);
-        asm.jump_if_constant(If::Equal, R1, 7, out);
+        asm.jump_if_constant(Condition::Equal, R1, 7, out);
         asm.wide_constant(R1, 7);
-        asm.jump_if(If::NotEqual, R1, R2, back);
+        asm.jump_if(Condition::NotEqual, R1, R2, back);
         asm.jump(out);
         asm.bind(out);
         asm.exit();
@@ -340,7 +376,7 @@ mod tests {
         let label = asm.label();
         asm.exit();
         asm.jump(label);
-        assert_eq!(asm.finish(), Err(AsmError::Unbound { at: 1 }));
+        assert_eq!(asm.finish(), Err(AssemblyError::Unbound { at: 1 }));
 
         let mut asm = Assembler::new();
         let label = asm.label();
@@ -349,13 +385,13 @@ mod tests {
             asm.exit();
         }
         asm.bind(label);
-        assert_eq!(asm.finish(), Err(AsmError::TooFar { at: 0 }));
+        assert_eq!(asm.finish(), Err(AssemblyError::TooFar { at: 0 }));
 
         let mut asm = Assembler::new();
         let label = asm.label();
         asm.bind(label);
         asm.exit();
         asm.bind(label);
-        assert_eq!(asm.finish(), Err(AsmError::BoundTwice { at: 1 }));
+        assert_eq!(asm.finish(), Err(AssemblyError::BoundTwice { at: 1 }));
     }
 }

@@ -11,49 +11,49 @@ use std::collections::HashMap;
 
 use rustix::io::Errno;
 
-use super::error::Right;
-use super::event::Event;
-use super::gathered::Gathered;
-use super::options::{Kind, Points};
-use super::programs::{Choice, Tables, program};
+use super::error::PermissionKind;
+use super::event::TracepointKind;
+use super::options::{TracepointGroup, TracepointSet};
+use super::period_sums::PeriodSums;
+use super::programs::{CountTableFds, KernelFilter, program};
 use super::record::{
-    Lost, Readings, flight, flight_key, page, page_key, pause_key, request_key, stall_key, timed,
+    InFlightKey, InFlightValue, LOSS_COUNTERS, PageKey, PageValue, PauseKey, PauseValue, ReadingPair,
+    RequestKey, RequestValue, StallKey, StallValue,
 };
 use super::tracefs::Tracepoint;
 use super::{TraceError, TraceOptions, record};
-use crate::sys::{Attachment, LoadError, Map, MapKind, Program, ProgramKind};
+use crate::sys::{BpfMap, BpfProgram, LoadError, MapKind, ProgramAttachment, ProgramKind};
 
 /// The number of entries that are read with one call.
-const BATCH: usize = 512;
+const ENTRIES_PER_LOOKUP: usize = 512;
 
 fn failed(call: &'static str, what: &str, errno: Errno) -> TraceError {
-    TraceError::of(Right::Programs, call, what, errno)
+    TraceError::of(PermissionKind::Programs, call, what, errno)
 }
 
 /// A table, and its last reading.
 #[derive(Debug)]
-struct Table {
+struct CountTable {
     name: &'static str,
-    map: Map,
+    map: BpfMap,
     entries: usize,
     last: HashMap<Box<[u8]>, Box<[u8]>>,
 }
 
-/// Makes an array of so many numbers.
-fn numbers(name: &'static str, count: u32) -> Result<Map, TraceError> {
-    Map::create(MapKind::Array, name, 4, 8, count).map_err(|e| failed("bpf(MAP_CREATE)", name, e))
+/// Makes an array of `count` numbers.
+fn number_array(name: &'static str, count: u32) -> Result<BpfMap, TraceError> {
+    BpfMap::create(MapKind::Array, name, 4, 8, count).map_err(|e| failed("bpf(MAP_CREATE)", name, e))
 }
 
-fn number_at(map: &Map, index: u32) -> Result<u64, Errno> {
+fn number_at(map: &BpfMap, index: u32) -> Result<u64, Errno> {
     let mut value = [0; 8];
     map.lookup(&index.to_ne_bytes(), &mut value)?;
     Ok(u64::from_ne_bytes(value))
 }
 
-impl Table {
-    fn new(name: &'static str, key_size: i16, value_size: i16, entries: u32) -> Result<Self, TraceError> {
-        let [key_size, value_size] = [key_size, value_size].map(|size| size.unsigned_abs() as usize);
-        let map = Map::create(MapKind::Hash, name, key_size, value_size, entries)
+impl CountTable {
+    fn new(name: &'static str, key_size: usize, value_size: usize, entries: u32) -> Result<Self, TraceError> {
+        let map = BpfMap::create(MapKind::Hash, name, key_size, value_size, entries)
             .map_err(|e| failed("bpf(MAP_CREATE)", name, e))?;
         let entries = entries as usize;
         Ok(Self { name, map, entries, last: HashMap::new() })
@@ -64,14 +64,14 @@ impl Table {
     fn read(
         &mut self,
         epoch: u64,
-        mut changed: impl FnMut(&Readings<'_>),
+        mut changed: impl FnMut(&ReadingPair<'_>),
         busy: impl Fn(&[u8]) -> bool,
     ) -> Result<(), TraceError> {
         let mut idle = Vec::new();
         let mut count = 0;
         let zeros = vec![0; self.map.sizes().1];
         let mut last = std::mem::take(&mut self.last);
-        let result = self.each(|key, now| {
+        let result = self.for_each_entry(|key, now| {
             count += 1;
             if let Some(then) = last.get_mut(key) {
                 if now == &**then {
@@ -79,11 +79,11 @@ impl Table {
                         idle.push(Box::<[u8]>::from(key));
                     }
                 } else {
-                    changed(&Readings { key, now, then, epoch });
+                    changed(&ReadingPair { key, now, then, epoch });
                     then.copy_from_slice(now);
                 }
             } else {
-                changed(&Readings { key, now, then: &zeros, epoch });
+                changed(&ReadingPair { key, now, then: &zeros, epoch });
                 last.insert(key.into(), now.into());
             }
         });
@@ -101,7 +101,7 @@ impl Table {
         &mut self,
         idle: &[Box<[u8]>],
         epoch: u64,
-        changed: &mut impl FnMut(&Readings<'_>),
+        changed: &mut impl FnMut(&ReadingPair<'_>),
     ) -> Result<(), Errno> {
         let mut now = vec![0; self.map.sizes().1];
         for key in idle {
@@ -109,7 +109,7 @@ impl Table {
             if let (true, Some(then)) = (found, self.last.remove(key))
                 && *then != *now
             {
-                changed(&Readings { key, now: &now, then: &then, epoch });
+                changed(&ReadingPair { key, now: &now, then: &then, epoch });
             }
         }
         Ok(())
@@ -118,7 +118,7 @@ impl Table {
     /// Deletes requests that began before then, in nanoseconds of the monotonic clock. Returns their number.
     fn drop_unfinished(&self, then: u64) -> Result<u64, TraceError> {
         let mut old = Vec::new();
-        self.each(|key, value| {
+        self.for_each_entry(|key, value| {
             if record::begun(value) < then {
                 old.push(Box::<[u8]>::from(key));
             }
@@ -130,9 +130,10 @@ impl Table {
     }
 
     /// Passes on each entry once.
-    fn each(&self, mut entry: impl FnMut(&[u8], &[u8])) -> Result<(), Errno> {
+    fn for_each_entry(&self, mut entry: impl FnMut(&[u8], &[u8])) -> Result<(), Errno> {
         let (key_size, value_size) = self.map.sizes();
-        let (mut keys, mut values) = (vec![0; BATCH * key_size], vec![0; BATCH * value_size]);
+        let (mut keys, mut values) =
+            (vec![0; ENTRIES_PER_LOOKUP * key_size], vec![0; ENTRIES_PER_LOOKUP * value_size]);
         let mut cursor = None;
         loop {
             let (count, end) = self.map.lookup_batch(&mut cursor, &mut keys, &mut values)?;
@@ -149,59 +150,83 @@ impl Table {
 /// A request without a completion for this long, in nanoseconds, has completed unseen, or was given up: disks
 /// are given 30 s for one. Linux 6.18 sometimes runs no program at the first completions, and does not count
 /// these as skipped.
-const UNFINISHED: u64 = 60_000_000_000;
+const REQUEST_TIMEOUT_NS: u64 = 60_000_000_000;
 
 /// Tracing by programs in the kernel.
 #[derive(Debug)]
 pub(super) struct BpfSource {
     // The attachments are dropped first: no program runs while the rest is taken apart.
-    attachments: Vec<Attachment>,
-    programs: Vec<Program>,
-    pages: Option<Table>,
-    pauses: Option<Table>,
-    stalls: Option<Table>,
-    requests: Option<Table>,
-    flights: Option<Table>,
-    lost: Map,
+    attachments: Vec<ProgramAttachment>,
+    programs: Vec<BpfProgram>,
+    pages: Option<CountTable>,
+    pauses: Option<CountTable>,
+    stalls: Option<CountTable>,
+    requests: Option<CountTable>,
+    flights: Option<CountTable>,
+    lost: BpfMap,
     lost_then: u64,
     skipped_then: u64,
-    epoch: Map,
+    epoch: BpfMap,
     epoch_now: u64,
 }
 
 impl BpfSource {
     pub(super) fn start(
         options: &TraceOptions,
-        points: &Points,
-        choice: &Choice,
+        points: &TracepointSet,
+        filter: &KernelFilter,
     ) -> Result<Self, TraceError> {
         let lesser = options.entries_of_time();
         let table = |kind, name, key, value, entries| {
-            points.has(kind).then(|| Table::new(name, key, value, entries)).transpose()
+            points.has(kind).then(|| CountTable::new(name, key, value, entries)).transpose()
         };
         let mut source = Self {
             attachments: Vec::new(),
             programs: Vec::new(),
-            pages: table(Kind::Pages, "pk_pages", page_key::SIZE, page::SIZE, options.entries.max(1))?,
-            pauses: table(Kind::Pauses, "pk_pauses", pause_key::SIZE, timed::SIZE, lesser)?,
-            stalls: table(Kind::Reclaim, "pk_stalls", stall_key::SIZE, timed::SIZE, lesser)?,
-            requests: table(Kind::Block, "pk_requests", request_key::SIZE, timed::SIZE, lesser)?,
+            pages: table(
+                TracepointGroup::Pages,
+                "pk_pages",
+                size_of::<PageKey>(),
+                size_of::<PageValue>(),
+                options.entries.max(1),
+            )?,
+            pauses: table(
+                TracepointGroup::Pauses,
+                "pk_pauses",
+                size_of::<PauseKey>(),
+                size_of::<PauseValue>(),
+                lesser,
+            )?,
+            stalls: table(
+                TracepointGroup::Reclaim,
+                "pk_stalls",
+                size_of::<StallKey>(),
+                size_of::<StallValue>(),
+                lesser,
+            )?,
+            requests: table(
+                TracepointGroup::Block,
+                "pk_requests",
+                size_of::<RequestKey>(),
+                size_of::<RequestValue>(),
+                lesser,
+            )?,
             flights: table(
-                Kind::Block,
+                TracepointGroup::Block,
                 "pk_flights",
-                flight_key::SIZE,
-                flight::SIZE,
+                size_of::<InFlightKey>(),
+                size_of::<InFlightValue>(),
                 options.entries.max(1024),
             )?,
-            lost: numbers("pk_lost", u32::try_from(Lost::ALL.len()).expect("a few kinds"))?,
+            lost: number_array("pk_lost", LOSS_COUNTERS)?,
             lost_then: 0,
             skipped_then: 0,
-            epoch: numbers("pk_epoch", 1)?,
+            epoch: number_array("pk_epoch", 1)?,
             epoch_now: 0,
         };
         source.next_epoch()?;
         source.programs =
-            points.there.iter().map(|point| source.load(point, choice)).collect::<Result<_, _>>()?;
+            points.there.iter().map(|point| source.load(point, filter)).collect::<Result<_, _>>()?;
         let cpu = online_cpu(options);
         // Ends before beginnings: a request whose end is seen was begun while beginnings were watched, or is
         // skipped.
@@ -214,27 +239,27 @@ impl BpfSource {
         Ok(source)
     }
 
-    fn load(&self, point: &Tracepoint, choice: &Choice) -> Result<Program, TraceError> {
+    fn load(&self, point: &Tracepoint, filter: &KernelFilter) -> Result<BpfProgram, TraceError> {
         let (table, flights, name) = match point.event {
-            Event::Add => (&self.pages, &self.pages, "pk_page_add"),
-            Event::Delete => (&self.pages, &self.pages, "pk_page_delete"),
-            Event::Pause => (&self.pauses, &self.pauses, "pk_pause"),
-            Event::ReclaimBegin => (&self.stalls, &self.stalls, "pk_stall_begin"),
-            Event::ReclaimEnd => (&self.stalls, &self.stalls, "pk_stall_end"),
-            Event::GroupReclaimBegin => (&self.stalls, &self.stalls, "pk_group_begin"),
-            Event::GroupReclaimEnd => (&self.stalls, &self.stalls, "pk_group_end"),
-            Event::Issue => (&self.requests, &self.flights, "pk_issue"),
-            Event::Complete => (&self.requests, &self.flights, "pk_complete"),
+            TracepointKind::Add => (&self.pages, &self.pages, "pk_page_add"),
+            TracepointKind::Delete => (&self.pages, &self.pages, "pk_page_delete"),
+            TracepointKind::Pause => (&self.pauses, &self.pauses, "pk_pause"),
+            TracepointKind::ReclaimBegin => (&self.stalls, &self.stalls, "pk_stall_begin"),
+            TracepointKind::ReclaimEnd => (&self.stalls, &self.stalls, "pk_stall_end"),
+            TracepointKind::GroupReclaimBegin => (&self.stalls, &self.stalls, "pk_group_begin"),
+            TracepointKind::GroupReclaimEnd => (&self.stalls, &self.stalls, "pk_group_end"),
+            TracepointKind::Issue => (&self.requests, &self.flights, "pk_issue"),
+            TracepointKind::Complete => (&self.requests, &self.flights, "pk_complete"),
         };
-        let fd = |table: &Option<Table>| table.as_ref().map_or(-1, |table| table.map.raw_fd());
-        let tables = Tables {
+        let fd = |table: &Option<CountTable>| table.as_ref().map_or(-1, |table| table.map.raw_fd());
+        let tables = CountTableFds {
             entries: fd(table),
             flights: fd(flights),
             lost: self.lost.raw_fd(),
             epoch: self.epoch.raw_fd(),
         };
-        let code = program(point, tables, choice)?;
-        Program::load(ProgramKind::Tracepoint, name, &code).map_err(|LoadError { errno, log }| {
+        let code = program(point, tables, filter)?;
+        BpfProgram::load(ProgramKind::Tracepoint, name, &code).map_err(|LoadError { errno, log }| {
             if log.is_empty() {
                 failed("bpf(PROG_LOAD)", name, errno)
             } else {
@@ -254,36 +279,36 @@ impl BpfSource {
     }
 
     /// Adds the counts since the last reading.
-    pub(super) fn read(&mut self, gathered: &mut Gathered) -> Result<(), TraceError> {
+    pub(super) fn read(&mut self, sums: &mut PeriodSums) -> Result<(), TraceError> {
         let epoch = self.next_epoch()?;
         if let Some(table) = &mut self.pages {
-            let add = |readings: &Readings<'_>| {
+            let add = |readings: &ReadingPair<'_>| {
                 let (file, task, flow) = readings.pages();
-                gathered.pages(file, Some(task), &flow);
+                sums.add_pages(file, Some(task), &flow);
             };
             table.read(epoch, add, |_| false)?;
         }
         if let Some(table) = &mut self.pauses {
-            let add = |readings: &Readings<'_>| {
+            let add = |readings: &ReadingPair<'_>| {
                 let (task, device, pauses) = readings.pauses();
-                gathered.pauses(task, device, &pauses);
+                sums.add_pauses(task, device, &pauses);
             };
             table.read(epoch, add, |_| false)?;
         }
         if let Some(table) = &mut self.stalls {
-            let add = |readings: &Readings<'_>| {
+            let add = |readings: &ReadingPair<'_>| {
                 let (task, kind, stalls) = readings.stalls();
                 // A changed entry may only have begun a stall.
                 if stalls.lengths.count() > 0 {
-                    gathered.reclaim(task, kind, &stalls);
+                    sums.add_reclaim(task, kind, &stalls);
                 }
             };
             table.read(epoch, add, record::stalled)?;
         }
         if let Some(table) = &mut self.requests {
-            let add = |readings: &Readings<'_>| {
+            let add = |readings: &ReadingPair<'_>| {
                 let (dev, op, requests) = readings.requests();
-                gathered.block(dev, op, &requests);
+                sums.add_block(dev, op, &requests);
             };
             table.read(epoch, add, |_| false)?;
         }
@@ -291,22 +316,21 @@ impl BpfSource {
             let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
             let now = u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000
                 + u64::try_from(now.tv_nsec).unwrap_or(0);
-            gathered.losses.skipped += table.drop_unfinished(now.saturating_sub(UNFINISHED))?;
+            sums.losses.skipped += table.drop_unfinished(now.saturating_sub(REQUEST_TIMEOUT_NS))?;
         }
-        self.read_losses(gathered)
+        self.read_losses(sums)
     }
 
-    fn read_losses(&mut self, gathered: &mut Gathered) -> Result<(), TraceError> {
+    fn read_losses(&mut self, sums: &mut PeriodSums) -> Result<(), TraceError> {
         let mut lost = 0;
-        for which in Lost::ALL {
-            lost +=
-                number_at(&self.lost, which as u32).map_err(|e| failed("bpf(MAP_LOOKUP)", "pk_lost", e))?;
+        for index in 0..LOSS_COUNTERS {
+            lost += number_at(&self.lost, index).map_err(|e| failed("bpf(MAP_LOOKUP)", "pk_lost", e))?;
         }
-        gathered.losses.no_room += lost.saturating_sub(self.lost_then);
+        sums.losses.no_room += lost.saturating_sub(self.lost_then);
         self.lost_then = lost;
         // Not every kernel counts this, and not everybody may read it.
         let skipped = self.programs.iter().map(|program| program.skipped().unwrap_or(0)).sum::<u64>();
-        gathered.losses.skipped += skipped.saturating_sub(self.skipped_then);
+        sums.losses.skipped += skipped.saturating_sub(self.skipped_then);
         self.skipped_then = skipped;
         Ok(())
     }

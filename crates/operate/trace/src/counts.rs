@@ -7,12 +7,12 @@ use std::fmt;
 use std::hash::Hash;
 use std::time::Duration;
 
-use super::{Durations, MachineCounts};
+use super::{DurationStats, MachineCounts};
 use pagekeeper_kernel::Inode;
 
 /// A thread in which an event happened.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Task {
+pub struct TaskIdentity {
     /// Its process (thread group). As the first pid namespace numbers it, which a container's `/proc` does
     /// not show. The same as `thread` where the thread had ended before its process could be looked up
     /// ([`TraceSource::Tracefs`] only).
@@ -60,7 +60,7 @@ pub struct PageCounts {
     pub file: Inode,
     /// The task that added or removed: `kswapd0` if the kernel reclaimed in the background. `None` if it is
     /// not known ([`TraceSource::Counters`](super::TraceSource::Counters)).
-    pub task: Option<Task>,
+    pub task: Option<TaskIdentity>,
     /// The pages that entered and left.
     pub flow: PageFlow,
 }
@@ -98,11 +98,11 @@ impl DirtyLevels {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PauseCounts {
     /// The task that was throttled.
-    pub task: Task,
+    pub task: TaskIdentity,
     /// The backing device, by the kernel's name: `8:0`, `btrfs-1`, `0:45`.
     pub device: String,
     /// The pauses. One takes at most 200 ms; a write may have several.
-    pub pauses: Durations,
+    pub pauses: DurationStats,
     /// The number of writes (more exactly: calls of `balance_dirty_pages`) that had to pause.
     pub waits: u64,
     /// The longest wait of one of them.
@@ -124,11 +124,11 @@ pub enum ReclaimKind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReclaimCounts {
     /// The task.
-    pub task: Task,
+    pub task: TaskIdentity,
     /// The cause.
     pub kind: ReclaimKind,
     /// The duration of each stall.
-    pub stalls: Durations,
+    pub stalls: DurationStats,
     /// Bytes that were reclaimed.
     pub reclaimed: u64,
 }
@@ -170,14 +170,14 @@ pub struct BlockCounts {
     /// The operation.
     pub op: BlockOp,
     /// The latencies.
-    pub latency: Durations,
+    pub latency: DurationStats,
     /// Bytes transferred.
     pub bytes: u64,
 }
 
 /// Events that are not in the counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Losses {
+pub struct EventLosses {
     /// Events without room for their file, task or device:
     /// [`TraceOptions::entries`](super::TraceOptions::entries).
     pub no_room: u64,
@@ -192,14 +192,14 @@ pub struct Losses {
     pub unread: u64,
 }
 
-impl Losses {
+impl EventLosses {
     /// Returns the number of all lost events.
     pub fn total(&self) -> u64 {
         self.no_room + self.skipped + self.overrun + self.unread
     }
 }
 
-impl fmt::Display for Losses {
+impl fmt::Display for EventLosses {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.total() == 0 {
             return f.write_str("no event was lost");
@@ -235,7 +235,7 @@ pub struct TraceCounts {
     /// The machine's plain counters for the same period; always present.
     pub machine: MachineCounts,
     /// Events that are missing.
-    pub losses: Losses,
+    pub losses: EventLosses,
 }
 
 impl TraceCounts {
@@ -255,7 +255,7 @@ impl TraceCounts {
 
     /// Returns the pages that entered and left by task, largest addition first. A thread that changed its
     /// name counts once for each name.
-    pub fn by_task(&self) -> Vec<(Task, PageFlow)> {
+    pub fn by_task(&self) -> Vec<(TaskIdentity, PageFlow)> {
         self.grouped(|counts| counts.task.clone())
     }
 
@@ -278,7 +278,7 @@ mod tests {
 
     fn counts(ino: u64, thread: u32, added: u64) -> PageCounts {
         let flow = PageFlow { added: PageTotals { folios: 1, bytes: added }, ..PageFlow::default() };
-        let task = Task { process: 7, thread, name: "reader".into() };
+        let task = TaskIdentity { process: 7, thread, name: "reader".into() };
         PageCounts { file: Inode { dev: 1, ino }, task: Some(task), flow }
     }
 
@@ -291,7 +291,7 @@ mod tests {
             reclaim: None,
             block: None,
             machine: MachineCounts::default(),
-            losses: Losses::default(),
+            losses: EventLosses::default(),
         };
         let files: Vec<_> =
             counts.by_file().iter().map(|(file, flow)| (file.ino, flow.added.bytes)).collect();
@@ -312,8 +312,8 @@ mod tests {
 
     #[test]
     fn losses_are_said_with_their_causes() {
-        assert_eq!(Losses::default().to_string(), "no event was lost");
-        let losses = Losses { no_room: 2, overrun: 3, ..Losses::default() };
+        assert_eq!(EventLosses::default().to_string(), "no event was lost");
+        let losses = EventLosses { no_room: 2, overrun: 3, ..EventLosses::default() };
         assert_eq!(
             losses.to_string(),
             "5 events were lost: 2 for want of room in the tables, 3 for want of room in the buffer"

@@ -3,21 +3,21 @@
 use std::time::Duration;
 
 /// The number of classes of the histogram.
-pub(super) const CLASSES: usize = 24;
+pub(super) const DURATION_CLASSES: usize = 24;
 
 /// Statistics of the durations of one kind of event.
 ///
 /// Durations are sorted into classes that each end at twice the end of the one before: 2 µs, 4 µs … 8.4 s,
 /// and one class for everything longer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Durations {
+pub struct DurationStats {
     pub(super) count: u64,
     pub(super) total: Duration,
     pub(super) longest: Duration,
-    pub(super) classes: [u64; CLASSES],
+    pub(super) classes: [u64; DURATION_CLASSES],
 }
 
-impl Durations {
+impl DurationStats {
     /// Returns the count.
     pub fn count(&self) -> u64 {
         self.count
@@ -43,8 +43,8 @@ impl Durations {
     /// than a factor of two. `None` if the count is 0.
     ///
     /// ```
-    /// use pagekeeper_trace::Durations;
-    /// assert_eq!(Durations::default().at_most(0.99), None);
+    /// use pagekeeper_trace::DurationStats;
+    /// assert_eq!(DurationStats::default().at_most(0.99), None);
     /// ```
     pub fn at_most(&self, quantile: f64) -> Option<Duration> {
         let all: u64 = self.classes.iter().sum();
@@ -81,11 +81,11 @@ impl Durations {
     }
 }
 
-impl FromIterator<Duration> for Durations {
+impl FromIterator<Duration> for DurationStats {
     /// ```
-    /// use pagekeeper_trace::Durations;
+    /// use pagekeeper_trace::DurationStats;
     /// use std::time::Duration;
-    /// let durations: Durations = [1, 3].map(Duration::from_millis).into_iter().collect();
+    /// let durations: DurationStats = [1, 3].map(Duration::from_millis).into_iter().collect();
     /// assert_eq!((durations.count(), durations.total()), (2, Duration::from_millis(4)));
     /// ```
     fn from_iter<I: IntoIterator<Item = Duration>>(lengths: I) -> Self {
@@ -99,11 +99,11 @@ impl FromIterator<Duration> for Durations {
 /// the last has no end.
 fn class_of(length: Duration) -> usize {
     let microseconds = u64::try_from(length.as_micros()).unwrap_or(u64::MAX);
-    microseconds.checked_ilog2().map_or(0, |class| (class as usize).min(CLASSES - 1))
+    microseconds.checked_ilog2().map_or(0, |class| (class as usize).min(DURATION_CLASSES - 1))
 }
 
 fn end_of(class: usize) -> Option<Duration> {
-    (class < CLASSES - 1).then(|| Duration::from_micros(2 << class))
+    (class < DURATION_CLASSES - 1).then(|| Duration::from_micros(2 << class))
 }
 
 #[cfg(test)]
@@ -117,12 +117,12 @@ mod tests {
         {
             assert_eq!(class_of(Duration::from_micros(microseconds)), class, "{microseconds}");
         }
-        assert_eq!(class_of(Duration::MAX), CLASSES - 1);
+        assert_eq!(class_of(Duration::MAX), DURATION_CLASSES - 1);
     }
 
     #[test]
     fn quantiles_are_ends_of_classes_and_never_past_the_longest() {
-        let mut durations = Durations::default();
+        let mut durations = DurationStats::default();
         (0..99).for_each(|_| durations.add(Duration::from_micros(3)));
         durations.add(Duration::from_millis(50));
         assert_eq!(durations.at_most(0.5), Some(Duration::from_micros(4)));

@@ -50,7 +50,7 @@ pub enum TraceError {
         /// Its object: a path, program, map or tracepoint.
         what: String,
         /// What it needs.
-        needs: Needs,
+        needs: MissingPermission,
         /// The system's error.
         #[source]
         source: io::Error,
@@ -116,11 +116,11 @@ pub enum TraceError {
 
 /// The requirement of a refused call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Needs {
+pub enum MissingPermission {
     /// These capabilities (capabilities(7)), by name; the caller lacks each of them.
     Capabilities(&'static [&'static str]),
     /// The kernel is locked down to this degree, which forbids the call even to root (`kernel_lockdown(7)`).
-    NoLockdown(Lockdown),
+    NoLockdown(LockdownLevel),
     /// The capabilities are present; a security module or a seccomp filter forbids the call.
     OtherPolicy,
     /// The capabilities are present, but for `perf_event_open(2)` this kernel requires `CAP_SYS_ADMIN` while
@@ -131,19 +131,21 @@ pub enum Needs {
 
 /// The degree of the kernel's lockdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lockdown {
+pub enum LockdownLevel {
     /// The kernel can't be changed from outside.
     Integrity,
     /// The kernel's memory can't be read either: no tracing at all.
     Confidentiality,
 }
 
-impl fmt::Display for Needs {
+impl fmt::Display for MissingPermission {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Capabilities(names) => write!(f, "needs {}", names.join(" and ")),
-            Self::NoLockdown(Lockdown::Integrity) => f.write_str("the kernel is locked down (integrity)"),
-            Self::NoLockdown(Lockdown::Confidentiality) => {
+            Self::NoLockdown(LockdownLevel::Integrity) => {
+                f.write_str("the kernel is locked down (integrity)")
+            }
+            Self::NoLockdown(LockdownLevel::Confidentiality) => {
                 f.write_str("the kernel is locked down (confidentiality)")
             }
             Self::OtherPolicy => f.write_str("a security module or a seccomp filter forbids it"),
@@ -154,7 +156,7 @@ impl fmt::Display for Needs {
 
 /// The kind of permission that a call needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Right {
+pub(super) enum PermissionKind {
     /// bpf(2) for tracepoints, and `perf_event_open(2)`.
     Programs,
     /// Reading the files of tracefs.
@@ -163,31 +165,36 @@ pub(super) enum Right {
     Writing,
 }
 
-impl Right {
+impl PermissionKind {
     /// Returns what is missing, given the caller's capabilities.
-    fn needs(self, has: CapabilitySet, lockdown: Option<Lockdown>) -> Needs {
-        if lockdown == Some(Lockdown::Confidentiality) {
-            return Needs::NoLockdown(Lockdown::Confidentiality);
+    fn needs(self, has: CapabilitySet, lockdown: Option<LockdownLevel>) -> MissingPermission {
+        if lockdown == Some(LockdownLevel::Confidentiality) {
+            return MissingPermission::NoLockdown(LockdownLevel::Confidentiality);
         }
         let (bpf, perfmon) = (has.contains(CapabilitySet::BPF), has.contains(CapabilitySet::PERFMON));
         match self {
             Self::Programs if has.contains(CapabilitySet::SYS_ADMIN) || (bpf && perfmon) => {
-                Needs::OtherPolicy
+                MissingPermission::OtherPolicy
             }
-            Self::Programs if bpf => Needs::Capabilities(&["CAP_PERFMON"]),
-            Self::Programs if perfmon => Needs::Capabilities(&["CAP_BPF"]),
-            Self::Programs => Needs::Capabilities(&["CAP_BPF", "CAP_PERFMON"]),
-            _ if has.contains(CapabilitySet::DAC_OVERRIDE) => Needs::OtherPolicy,
-            Self::Reading if has.contains(CapabilitySet::DAC_READ_SEARCH) => Needs::OtherPolicy,
-            Self::Reading => Needs::Capabilities(&["CAP_DAC_READ_SEARCH"]),
-            Self::Writing => Needs::Capabilities(&["CAP_DAC_OVERRIDE"]),
+            Self::Programs if bpf => MissingPermission::Capabilities(&["CAP_PERFMON"]),
+            Self::Programs if perfmon => MissingPermission::Capabilities(&["CAP_BPF"]),
+            Self::Programs => MissingPermission::Capabilities(&["CAP_BPF", "CAP_PERFMON"]),
+            _ if has.contains(CapabilitySet::DAC_OVERRIDE) => MissingPermission::OtherPolicy,
+            Self::Reading if has.contains(CapabilitySet::DAC_READ_SEARCH) => MissingPermission::OtherPolicy,
+            Self::Reading => MissingPermission::Capabilities(&["CAP_DAC_READ_SEARCH"]),
+            Self::Writing => MissingPermission::Capabilities(&["CAP_DAC_OVERRIDE"]),
         }
     }
 }
 
 impl TraceError {
     /// Returns the error of a failed call: [`Self::Refused`] if permission is missing.
-    pub(super) fn of(right: Right, call: &'static str, what: impl Into<String>, errno: Errno) -> Self {
+    pub(super) fn of(
+        right: PermissionKind,
+        call: &'static str,
+        what: impl Into<String>,
+        errno: Errno,
+    ) -> Self {
         let (what, source) = (what.into(), io::Error::from(errno));
         if !matches!(errno, Errno::PERM | Errno::ACCESS) {
             return Self::Call { call, what, source };
@@ -196,14 +203,14 @@ impl TraceError {
         let has = rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
         let mut needs = right.needs(has, lockdown());
         let paranoia = || std::fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").unwrap_or_default();
-        if needs == Needs::OtherPolicy && is_paranoia(call, errno, has, &paranoia()) {
-            needs = Needs::LessParanoia;
+        if needs == MissingPermission::OtherPolicy && is_paranoia(call, errno, has, &paranoia()) {
+            needs = MissingPermission::LessParanoia;
         }
         Self::Refused { call, what, needs, source }
     }
 
     /// Returns the error of a failed operation on a file of tracefs.
-    pub(super) fn file(right: Right, call: &'static str, path: &Path, error: &io::Error) -> Self {
+    pub(super) fn file(right: PermissionKind, call: &'static str, path: &Path, error: &io::Error) -> Self {
         let errno = Errno::from_io_error(error).unwrap_or(Errno::IO);
         Self::of(right, call, escaped(path).to_string(), errno)
     }
@@ -218,15 +225,15 @@ fn is_paranoia(call: &str, errno: Errno, has: CapabilitySet, paranoia: &str) -> 
         && paranoia.trim().parse::<i32>().is_ok_and(|level| level > 2)
 }
 
-fn lockdown() -> Option<Lockdown> {
+fn lockdown() -> Option<LockdownLevel> {
     parse_lockdown(&std::fs::read_to_string("/sys/kernel/security/lockdown").ok()?)
 }
 
 /// `none [integrity] confidentiality`
-fn parse_lockdown(text: &str) -> Option<Lockdown> {
+fn parse_lockdown(text: &str) -> Option<LockdownLevel> {
     match text.split_whitespace().find(|word| word.starts_with('['))? {
-        "[integrity]" => Some(Lockdown::Integrity),
-        "[confidentiality]" => Some(Lockdown::Confidentiality),
+        "[integrity]" => Some(LockdownLevel::Integrity),
+        "[confidentiality]" => Some(LockdownLevel::Confidentiality),
         _ => None,
     }
 }
@@ -238,20 +245,27 @@ mod tests {
     #[test]
     fn what_is_missing_is_named() {
         let none = CapabilitySet::empty();
-        let programs = |has| Right::Programs.needs(has, None);
-        assert_eq!(programs(none), Needs::Capabilities(&["CAP_BPF", "CAP_PERFMON"]));
-        assert_eq!(programs(CapabilitySet::BPF), Needs::Capabilities(&["CAP_PERFMON"]));
-        assert_eq!(programs(CapabilitySet::PERFMON), Needs::Capabilities(&["CAP_BPF"]));
-        assert_eq!(programs(CapabilitySet::BPF | CapabilitySet::PERFMON), Needs::OtherPolicy);
-        assert_eq!(programs(CapabilitySet::SYS_ADMIN), Needs::OtherPolicy);
+        let programs = |has| PermissionKind::Programs.needs(has, None);
+        assert_eq!(programs(none), MissingPermission::Capabilities(&["CAP_BPF", "CAP_PERFMON"]));
+        assert_eq!(programs(CapabilitySet::BPF), MissingPermission::Capabilities(&["CAP_PERFMON"]));
+        assert_eq!(programs(CapabilitySet::PERFMON), MissingPermission::Capabilities(&["CAP_BPF"]));
+        assert_eq!(programs(CapabilitySet::BPF | CapabilitySet::PERFMON), MissingPermission::OtherPolicy);
+        assert_eq!(programs(CapabilitySet::SYS_ADMIN), MissingPermission::OtherPolicy);
         assert_eq!(
-            Right::Writing.needs(none, Some(Lockdown::Integrity)),
-            Needs::Capabilities(&["CAP_DAC_OVERRIDE"])
+            PermissionKind::Writing.needs(none, Some(LockdownLevel::Integrity)),
+            MissingPermission::Capabilities(&["CAP_DAC_OVERRIDE"])
         );
-        assert_eq!(Right::Reading.needs(none, None), Needs::Capabilities(&["CAP_DAC_READ_SEARCH"]));
-        assert_eq!(Right::Reading.needs(CapabilitySet::DAC_READ_SEARCH, None), Needs::OtherPolicy);
-        let locked = Right::Programs.needs(CapabilitySet::all(), Some(Lockdown::Confidentiality));
-        assert_eq!(locked, Needs::NoLockdown(Lockdown::Confidentiality));
+        assert_eq!(
+            PermissionKind::Reading.needs(none, None),
+            MissingPermission::Capabilities(&["CAP_DAC_READ_SEARCH"])
+        );
+        assert_eq!(
+            PermissionKind::Reading.needs(CapabilitySet::DAC_READ_SEARCH, None),
+            MissingPermission::OtherPolicy
+        );
+        let locked =
+            PermissionKind::Programs.needs(CapabilitySet::all(), Some(LockdownLevel::Confidentiality));
+        assert_eq!(locked, MissingPermission::NoLockdown(LockdownLevel::Confidentiality));
     }
 
     #[test]
@@ -270,8 +284,11 @@ mod tests {
     #[test]
     fn lockdown_is_the_word_in_brackets() {
         assert_eq!(parse_lockdown("[none] integrity confidentiality\n"), None);
-        assert_eq!(parse_lockdown("none [integrity] confidentiality\n"), Some(Lockdown::Integrity));
-        assert_eq!(parse_lockdown("none integrity [confidentiality]\n"), Some(Lockdown::Confidentiality));
+        assert_eq!(parse_lockdown("none [integrity] confidentiality\n"), Some(LockdownLevel::Integrity));
+        assert_eq!(
+            parse_lockdown("none integrity [confidentiality]\n"),
+            Some(LockdownLevel::Confidentiality)
+        );
         assert_eq!(parse_lockdown(""), None);
     }
 
@@ -280,7 +297,7 @@ mod tests {
         let error = TraceError::Refused {
             call: "bpf(MAP_CREATE)",
             what: "pages".into(),
-            needs: Needs::Capabilities(&["CAP_BPF", "CAP_PERFMON"]),
+            needs: MissingPermission::Capabilities(&["CAP_BPF", "CAP_PERFMON"]),
             source: Errno::PERM.into(),
         };
         assert_eq!(

@@ -2,7 +2,7 @@
 
 /// The tracepoints in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Event {
+pub(super) enum TracepointKind {
     Add,
     Delete,
     Pause,
@@ -14,7 +14,7 @@ pub(super) enum Event {
     Complete,
 }
 
-impl Event {
+impl TracepointKind {
     pub(super) const ALL: [Self; 9] = [
         Self::Add,
         Self::Delete,
@@ -60,7 +60,7 @@ impl Event {
     }
 }
 
-impl std::fmt::Display for Event {
+impl std::fmt::Display for TracepointKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}:{}", self.category(), self.name())
     }

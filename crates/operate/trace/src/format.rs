@@ -9,11 +9,11 @@ use std::path::Path;
 use super::TraceError;
 
 /// The maximum size of a record, in bytes.
-const RECORD_MAX: u16 = 8192;
+const RECORD_BYTES_MAX: u16 = 8192;
 
 /// One field of a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Field {
+pub(super) struct RecordField {
     pub(super) name: String,
     /// The offset of its first byte in the record.
     pub(super) offset: u16,
@@ -24,12 +24,12 @@ pub(super) struct Field {
 
 /// The content of a `format` file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Format {
+pub(super) struct RecordFormat {
     pub(super) id: u64,
-    pub(super) fields: Vec<Field>,
+    pub(super) fields: Vec<RecordField>,
 }
 
-impl Format {
+impl RecordFormat {
     /// Parses the text of a `format` file; `path` is for errors.
     pub(super) fn parse(text: &str, path: &Path) -> Result<Self, TraceError> {
         let malformed =
@@ -51,13 +51,13 @@ impl Format {
     }
 
     /// Returns the field of this name.
-    pub(super) fn field(&self, name: &str) -> Option<&Field> {
+    pub(super) fn field(&self, name: &str) -> Option<&RecordField> {
         self.fields.iter().find(|field| field.name == name)
     }
 }
 
 /// `unsigned long i_ino; offset:16; size:8; signed:0;`, with tabs
-fn parse_field(text: &str) -> Option<Field> {
+fn parse_field(text: &str) -> Option<RecordField> {
     let mut parts = text.split(';').map(str::trim);
     let declaration = parts.next()?;
     let (mut offset, mut size, mut signed) = (None, None, false);
@@ -76,8 +76,8 @@ fn parse_field(text: &str) -> Option<Field> {
     // An array of characters has its length after its name; one of unknown length has it before.
     let name = declaration.rsplit([' ', '*']).next()?;
     let name = name.split('[').next()?;
-    let within = offset.checked_add(size).is_some_and(|end| end <= RECORD_MAX);
-    (within && !name.is_empty()).then(|| Field { name: name.to_owned(), offset, size, signed })
+    let within = offset.checked_add(size).is_some_and(|end| end <= RECORD_BYTES_MAX);
+    (within && !name.is_empty()).then(|| RecordField { name: name.to_owned(), offset, size, signed })
 }
 
 #[cfg(test)]
@@ -97,8 +97,8 @@ mod tests {
         \tfield:struct page *page;\toffset:76;\tsize:8;\tsigned:0;\n\n\
         print fmt: \"dev %d field:x\"\n\tfield: nothing of the kind\n";
 
-    fn parse(text: &str) -> Result<Format, TraceError> {
-        Format::parse(text, Path::new("format"))
+    fn parse(text: &str) -> Result<RecordFormat, TraceError> {
+        RecordFormat::parse(text, Path::new("format"))
     }
 
     #[test]
@@ -142,7 +142,7 @@ mod tests {
             let mut text = PAGE.to_owned();
             text.replace_range(at..(at + len).min(PAGE.len()), &with);
             if let Ok(format) = parse(&text) {
-                prop_assert!(format.fields.iter().all(|field| field.offset + field.size <= RECORD_MAX));
+                prop_assert!(format.fields.iter().all(|field| field.offset + field.size <= RECORD_BYTES_MAX));
             }
         }
 
@@ -156,8 +156,8 @@ mod tests {
                 let signed = u8::from(*signed);
                 let _ = writeln!(text, "\tfield:long {name};\toffset:{offset};\tsize:{size};\tsigned:{signed};");
             }
-            let fields = fields.into_iter().map(|(name, offset, size, signed)| Field { name, offset, size, signed });
-            prop_assert_eq!(parse(&text).unwrap(), Format { id, fields: fields.collect() });
+            let fields = fields.into_iter().map(|(name, offset, size, signed)| RecordField { name, offset, size, signed });
+            prop_assert_eq!(parse(&text).unwrap(), RecordFormat { id, fields: fields.collect() });
         }
     }
 }

@@ -17,29 +17,29 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::TraceError;
-use super::error::Right;
-use super::event::Event;
+use super::error::PermissionKind;
+use super::event::TracepointKind;
 use super::tracefs::Tracefs;
 use pagekeeper_kernel::process::ProcRoot;
 
 /// The prefix of the names of all instances.
-const PREFIX: &str = "pagekeeper-";
+const INSTANCE_PREFIX: &str = "pagekeeper-";
 
 /// Waits for the end of the process, which closes its end of the pipe. Retries for ten seconds, because the
 /// process's own descriptors close a little later. Ignores signals that stop the process's whole group or
 /// service.
-const GUARD: &str = "trap '' HUP INT TERM; read -r _; i=0; \
+const REMOVAL_SCRIPT: &str = "trap '' HUP INT TERM; read -r _; i=0; \
     while [ -d \"$1\" ] && ! rmdir \"$1\" 2>/dev/null && [ $i -lt 100 ]; do i=$((i+1)); sleep 0.1; done";
 
 /// The instance.
 #[derive(Debug)]
-pub(super) struct Instance {
+pub(super) struct TraceInstance {
     path: PathBuf,
     guard: Option<Child>,
     _own_mount: Option<Arc<OwnedFd>>,
 }
 
-impl Instance {
+impl TraceInstance {
     /// Makes an instance, and opens its output. Instances of processes that have ended are removed first.
     pub(super) fn create(tracefs: &Tracefs, proc: &ProcRoot) -> Result<(Self, File), TraceError> {
         let instances = tracefs.instances();
@@ -47,12 +47,12 @@ impl Instance {
         let name = own_name(proc)?;
         let path = instances.join(&name);
         // The guard is started first, so that there is no moment without it.
-        let guard = guard(&instances, &name);
+        let guard = start_guard(&instances, &name);
         let instance = match std::fs::create_dir(&path) {
             Ok(()) => Self { path, guard, _own_mount: tracefs.own() },
             Err(error) => {
-                end(guard);
-                return Err(TraceError::file(Right::Writing, "mkdir", &path, &error));
+                end_guard(guard);
+                return Err(TraceError::file(PermissionKind::Writing, "mkdir", &path, &error));
             }
         };
         let pipe = instance.path.join("trace_pipe");
@@ -60,14 +60,15 @@ impl Instance {
             .read(true)
             .custom_flags(libc::O_NONBLOCK)
             .open(&pipe)
-            .map_err(|error| TraceError::file(Right::Writing, "open", &pipe, &error))?;
+            .map_err(|error| TraceError::file(PermissionKind::Writing, "open", &pipe, &error))?;
         Ok((instance, pipe))
     }
 
     /// Writes one of its settings.
     fn set(&self, name: impl AsRef<Path>, value: &str) -> Result<(), TraceError> {
         let path = self.path.join(name);
-        std::fs::write(&path, value).map_err(|error| TraceError::file(Right::Writing, "write", &path, &error))
+        std::fs::write(&path, value)
+            .map_err(|error| TraceError::file(PermissionKind::Writing, "write", &path, &error))
     }
 
     /// Gives it a buffer of this many bytes, divided among the processors, and a clock that all of them
@@ -75,14 +76,14 @@ impl Instance {
     pub(super) fn prepare(&self, buffer_bytes: u64) -> Result<(), TraceError> {
         let per_cpu = self.path.join("per_cpu");
         let cpus = std::fs::read_dir(&per_cpu)
-            .map_err(|error| TraceError::file(Right::Writing, "readdir", &per_cpu, &error))?;
+            .map_err(|error| TraceError::file(PermissionKind::Writing, "readdir", &per_cpu, &error))?;
         let each = buffer_bytes / 1024 / (cpus.count() as u64).max(1);
         self.set("buffer_size_kb", &each.max(64).to_string())?;
         self.set("trace_clock", "mono")
     }
 
     /// Makes it record an event, if the filter (if any) matches.
-    pub(super) fn enable(&self, event: Event, filter: Option<&str>) -> Result<(), TraceError> {
+    pub(super) fn enable(&self, event: TracepointKind, filter: Option<&str>) -> Result<(), TraceError> {
         let event = Path::new("events").join(event.category()).join(event.name());
         if let Some(filter) = filter {
             self.set(event.join("filter"), filter)?;
@@ -91,17 +92,17 @@ impl Instance {
     }
 }
 
-impl Drop for Instance {
+impl Drop for TraceInstance {
     fn drop(&mut self) {
         // The guard retries if somebody else is reading the instance right now.
         if std::fs::remove_dir(&self.path).is_ok() {
-            end(self.guard.take());
+            end_guard(self.guard.take());
         }
     }
 }
 
 /// Ends the guard, and waits for it.
-fn end(guard: Option<Child>) {
+fn end_guard(guard: Option<Child>) {
     if let Some(mut guard) = guard {
         // It may have been killed already; there is nothing to report.
         let _ = guard.kill();
@@ -111,9 +112,9 @@ fn end(guard: Option<Child>) {
 
 /// Returns `None` if there is no shell. Its working directory is that of the instances, which may be
 /// reachable only for this process.
-fn guard(instances: &Path, name: &str) -> Option<Child> {
+fn start_guard(instances: &Path, name: &str) -> Option<Child> {
     Command::new("/bin/sh")
-        .args(["-c", GUARD, "pagekeeper-trace", name])
+        .args(["-c", REMOVAL_SCRIPT, "pagekeeper-trace", name])
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
@@ -126,15 +127,15 @@ fn guard(instances: &Path, name: &str) -> Option<Child> {
 /// Returns `pagekeeper-PID-START-N`: the process, its start time (ids are reused), and the number of the
 /// instance.
 fn own_name(proc: &ProcRoot) -> Result<String, TraceError> {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
+    static NEXT_INSTANCE: AtomicU64 = AtomicU64::new(0);
     let pid = std::process::id();
     let start = proc.start_time(pid)?;
-    Ok(format!("{PREFIX}{pid}-{start}-{}", NEXT.fetch_add(1, Ordering::Relaxed)))
+    Ok(format!("{INSTANCE_PREFIX}{pid}-{start}-{}", NEXT_INSTANCE.fetch_add(1, Ordering::Relaxed)))
 }
 
 /// Returns the process that a name stands for, and its start time.
 fn parse_name(name: &str) -> Option<(u32, u64)> {
-    let mut numbers = name.strip_prefix(PREFIX)?.split('-');
+    let mut numbers = name.strip_prefix(INSTANCE_PREFIX)?.split('-');
     let of = (numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?);
     numbers.next()?.parse::<u64>().ok()?;
     numbers.next().is_none().then_some(of)
@@ -207,7 +208,7 @@ mod tests {
         let tree = tempfile::tempdir().unwrap();
         let path = tree.path().join("with a space");
         std::fs::create_dir(&path).unwrap();
-        let mut guard = guard(tree.path(), "with a space").unwrap();
+        let mut guard = start_guard(tree.path(), "with a space").unwrap();
         assert_eq!(guard.try_wait().unwrap(), None);
         drop(guard.stdin.take());
         assert!(guard.wait().unwrap().success());

@@ -21,7 +21,7 @@
 //!    keys and values.
 //! 3. `sys` makes the maps and loads the programs (bpf(2)), and attaches them (`perf_event_open(2)`).
 //! 4. The programs count in the maps, by file, task and device. `bpf` reads the maps in batches and passes
-//!    changes to `gathered`, which every source shares; [`Tracer::take`] makes [`TraceCounts`] of it.
+//!    changes to `period_sums`, which every source shares; [`Tracer::take`] makes [`TraceCounts`] of it.
 //!
 //! Without permission to load programs, `pipe` reads the lines that a private tracefs `instance` writes and
 //! `lines` parses: the same counts at a higher cost. Without tracefs, `polling` and `machine` read plain
@@ -45,11 +45,11 @@
 //!
 //! # To add an event
 //!
-//! 1. In `tracefs`: a variant of `Event`, with its category and name.
-//! 2. In `options`: the `Kind` it belongs to, and the switch in [`TraceOptions`] if the kind is new.
+//! 1. In `event`: a variant of `TracepointKind`, with its category and name.
+//! 2. In `options`: the `TracepointGroup` it belongs to, and the switch in [`TraceOptions`] if the kind is new.
 //! 3. In `programs`: its program, which names the fields. A field with another name in older kernels gets
 //!    several names.
-//! 4. In `bpf`: the table in which it counts; in `record` the layout of a new table; in `gathered` and
+//! 4. In `bpf`: the table in which it counts; in `record` the layout of a new table; in `period_sums` and
 //!    `counts` the result.
 //! 5. In `lines` and `pipe`: the same event as a line of text.
 //! 6. In `tests`: make the event happen, and compare the sources.
@@ -57,7 +57,7 @@
 //! # Invariants
 //!
 //! This crate only observes; no other user of tracing is disturbed. All tables and buffers are bounded, and
-//! events without room are counted ([`Losses`]). Everything is removed when the [`Tracer`] is dropped, and
+//! events without room are counted ([`EventLosses`]). Everything is removed when the [`Tracer`] is dropped, and
 //! when its process ends for whatever cause, even `kill -9`. Fails only if not even counters can be read; a
 //! lesser source is not a failure.
 //!
@@ -92,13 +92,13 @@ mod durations;
 mod error;
 mod event;
 mod format;
-mod gathered;
 mod instance;
 mod lines;
 mod locked;
 mod machine;
 mod options;
 pub mod page_events;
+mod period_sums;
 mod pipe;
 mod polling;
 mod programs;
@@ -115,20 +115,20 @@ use std::fmt;
 use std::time::Instant;
 
 pub use counts::{
-    BlockCounts, BlockOp, DirtyLevels, Losses, PageCounts, PageFlow, PageTotals, PauseCounts, ReclaimCounts,
-    ReclaimKind, Task, TraceCounts,
+    BlockCounts, BlockOp, DirtyLevels, EventLosses, PageCounts, PageFlow, PageTotals, PauseCounts,
+    ReclaimCounts, ReclaimKind, TaskIdentity, TraceCounts,
 };
-pub use durations::Durations;
-pub use error::{Lockdown, Needs, TraceError};
+pub use durations::DurationStats;
+pub use error::{LockdownLevel, MissingPermission, TraceError};
 pub use machine::MachineCounts;
 pub use options::{PageFilter, TraceLevel, TraceOptions, traced_inode};
 
 use bpf::BpfSource;
-use gathered::Gathered;
-use options::{Kind, Points};
+use options::{TracepointGroup, TracepointSet};
+use period_sums::PeriodSums;
 use pipe::PipeSource;
 use polling::PollingSource;
-use programs::Choice;
+use programs::KernelFilter;
 use tracefs::Tracefs;
 
 /// The source of the counts, and why it is not a better one. Its `Display` is a sentence.
@@ -179,7 +179,7 @@ impl fmt::Display for TraceSource {
 }
 
 #[derive(Debug)]
-enum Reader {
+enum CountReader {
     // Boxed: these variants are by far the largest.
     Bpf(Box<BpfSource>),
     Pipe(Box<PipeSource>),
@@ -192,11 +192,11 @@ enum Reader {
 /// program any more.
 #[derive(Debug)]
 pub struct Tracer {
-    reader: Reader,
+    reader: CountReader,
     source: TraceSource,
     missing: Vec<TraceError>,
-    traced: Vec<Kind>,
-    gathered: Gathered,
+    traced: Vec<TracepointGroup>,
+    sums: PeriodSums,
     options: TraceOptions,
     began: Instant,
     machine_then: MachineCounts,
@@ -207,23 +207,23 @@ impl Tracer {
     ///
     /// Fails if a file of the filter can't be opened, or the machine's counters can't be read.
     pub fn start(options: &TraceOptions) -> Result<Self, TraceError> {
-        let choice = options.choice()?;
+        let filter = options.kernel_filter()?;
         let machine_then = MachineCounts::read(&options.roots)?;
-        let (reader, source, points) = match by_bpf(options, &choice) {
-            Ok((reader, points)) => (Reader::Bpf(Box::new(reader)), TraceSource::Bpf, Some(points)),
-            Err(no_bpf) => match by_tracefs(options, &choice) {
+        let (reader, source, points) = match start_bpf(options, &filter) {
+            Ok((reader, points)) => (CountReader::Bpf(Box::new(reader)), TraceSource::Bpf, Some(points)),
+            Err(no_bpf) => match start_tracefs(options, &filter) {
                 Ok((reader, points)) => {
-                    (Reader::Pipe(Box::new(reader)), TraceSource::Tracefs { no_bpf }, Some(points))
+                    (CountReader::Pipe(Box::new(reader)), TraceSource::Tracefs { no_bpf }, Some(points))
                 }
                 Err(no_tracefs) => {
                     let reader = PollingSource::start(options)?;
-                    (Reader::Polling(reader), TraceSource::Counters { no_bpf, no_tracefs }, None)
+                    (CountReader::Polling(reader), TraceSource::Counters { no_bpf, no_tracefs }, None)
                 }
             },
         };
         let traced = match (&points, &reader) {
             (Some(points), _) => points.kinds(),
-            (None, Reader::Polling(files)) if files.watches() => vec![Kind::Pages],
+            (None, CountReader::Polling(files)) if files.watches() => vec![TracepointGroup::Pages],
             (None, _) => Vec::new(),
         };
         Ok(Self {
@@ -231,7 +231,7 @@ impl Tracer {
             source,
             missing: points.map(|points| points.missing).unwrap_or_default(),
             traced,
-            gathered: Gathered::new(options.entries),
+            sums: PeriodSums::new(options.entries),
             options: options.clone(),
             began: Instant::now(),
             machine_then,
@@ -253,20 +253,20 @@ impl Tracer {
     /// With tracefs as the source, call it before its buffer is full; once a second is usually enough.
     pub fn snapshot(&mut self) -> Result<TraceCounts, TraceError> {
         match &mut self.reader {
-            Reader::Bpf(reader) => reader.read(&mut self.gathered)?,
-            Reader::Pipe(reader) => reader.read(&mut self.gathered)?,
-            Reader::Polling(reader) => reader.read(&mut self.gathered)?,
+            CountReader::Bpf(reader) => reader.read(&mut self.sums)?,
+            CountReader::Pipe(reader) => reader.read(&mut self.sums)?,
+            CountReader::Polling(reader) => reader.read(&mut self.sums)?,
         }
-        let gathered = &self.gathered;
+        let sums = &self.sums;
         let has = |kind| self.traced.contains(&kind);
         Ok(TraceCounts {
             period: self.began.elapsed(),
-            pages: has(Kind::Pages).then(|| gathered.page_counts()),
-            pauses: has(Kind::Pauses).then(|| gathered.pause_counts()),
-            reclaim: has(Kind::Reclaim).then(|| gathered.reclaim_counts()),
-            block: has(Kind::Block).then(|| gathered.block_counts()),
+            pages: has(TracepointGroup::Pages).then(|| sums.page_counts()),
+            pauses: has(TracepointGroup::Pauses).then(|| sums.pause_counts()),
+            reclaim: has(TracepointGroup::Reclaim).then(|| sums.reclaim_counts()),
+            block: has(TracepointGroup::Block).then(|| sums.block_counts()),
             machine: MachineCounts::read(&self.options.roots)?.since(&self.machine_then),
-            losses: gathered.losses,
+            losses: sums.losses,
         })
     }
 
@@ -277,26 +277,32 @@ impl Tracer {
         let machine_now = MachineCounts::read(&self.options.roots)?;
         let counts = self.snapshot()?;
         let machine = machine_now.since(&self.machine_then);
-        self.gathered = Gathered::new(self.options.entries);
+        self.sums = PeriodSums::new(self.options.entries);
         self.began += counts.period;
         self.machine_then = machine_now;
         Ok(TraceCounts { machine, ..counts })
     }
 }
 
-fn by_bpf(options: &TraceOptions, choice: &Choice) -> Result<(BpfSource, Points), TraceError> {
+fn start_bpf(
+    options: &TraceOptions,
+    filter: &KernelFilter,
+) -> Result<(BpfSource, TracepointSet), TraceError> {
     if options.best > TraceLevel::Bpf {
         return Err(TraceError::NotAsked);
     }
     let points = options.points(&Tracefs::find(&options.roots.proc)?)?;
-    Ok((BpfSource::start(options, &points, choice)?, points))
+    Ok((BpfSource::start(options, &points, filter)?, points))
 }
 
-fn by_tracefs(options: &TraceOptions, choice: &Choice) -> Result<(PipeSource, Points), TraceError> {
+fn start_tracefs(
+    options: &TraceOptions,
+    filter: &KernelFilter,
+) -> Result<(PipeSource, TracepointSet), TraceError> {
     if options.best > TraceLevel::Tracefs {
         return Err(TraceError::NotAsked);
     }
     let tracefs = Tracefs::find(&options.roots.proc)?;
     let points = options.points(&tracefs)?;
-    Ok((PipeSource::start(options, &tracefs, &points, choice)?, points))
+    Ok((PipeSource::start(options, &tracefs, &points, filter)?, points))
 }

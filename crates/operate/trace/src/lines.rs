@@ -7,39 +7,39 @@
 
 use std::time::Duration;
 
-use super::event::Event;
+use super::event::TracepointKind;
 use super::{BlockOp, ReclaimKind};
 use pagekeeper_kernel::Inode;
 
 /// The width of the column of names; they have at most 15 bytes.
-const NAME_WIDTH: usize = 16;
+const NAME_COLUMN_BYTES: usize = 16;
 
 /// A line.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Line<'a> {
+pub(super) enum TraceLine<'a> {
     /// An event.
-    Event(Record<'a>),
+    Event(LineEvent<'a>),
     /// This number of events were lost before the next line.
     Lost(u64),
 }
 
 /// An event, and its task.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Record<'a> {
+pub(super) struct LineEvent<'a> {
     /// The task's name, as bytes; `<...>` where the kernel has forgotten it.
     pub(super) name: &'a [u8],
     pub(super) thread: u32,
     /// The time, by the kernel's clock.
     pub(super) at: Duration,
-    pub(super) what: What<'a>,
+    pub(super) what: EventDetails<'a>,
 }
 
 /// The content of an event.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum What<'a> {
+pub(super) enum EventDetails<'a> {
     Added { file: Inode, pages: u64 },
     Removed { file: Inode, pages: u64 },
-    Throttled(Pause<'a>),
+    Throttled(PauseDetails<'a>),
     ReclaimBegan(ReclaimKind),
     ReclaimEnded { kind: ReclaimKind, pages: u64 },
     Issued { dev: u64, sector: u64, sectors: u64, op: BlockOp },
@@ -48,7 +48,7 @@ pub(super) enum What<'a> {
 
 /// A pause for dirty pages; amounts in pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Pause<'a> {
+pub(super) struct PauseDetails<'a> {
     pub(super) device: &'a str,
     pub(super) limit: u64,
     pub(super) setpoint: u64,
@@ -62,11 +62,11 @@ pub(super) struct Pause<'a> {
 }
 
 /// Parses a line without its end.
-pub(super) fn parse(line: &[u8]) -> Option<Line<'_>> {
+pub(super) fn parse(line: &[u8]) -> Option<TraceLine<'_>> {
     if let Some(lost) = line.strip_prefix(b"CPU:") {
-        return parse_lost(lost).map(Line::Lost);
+        return parse_lost(lost).map(TraceLine::Lost);
     }
-    let (name, rest) = line.split_at_checked(NAME_WIDTH)?;
+    let (name, rest) = line.split_at_checked(NAME_COLUMN_BYTES)?;
     let rest = std::str::from_utf8(rest).ok()?.strip_prefix('-')?;
     let (thread, rest) = rest.split_once(' ')?;
     // The processor in brackets, flags, the time; the process may precede the first of them.
@@ -75,8 +75,13 @@ pub(super) fn parse(line: &[u8]) -> Option<Line<'_>> {
     let (before, rest) = rest.split_once(": ")?;
     let at = parse_time(before.split_whitespace().next_back()?)?;
     let (event, fields) = rest.split_once(':')?;
-    let what = parse_event(Event::of_name(event.as_bytes())?, fields)?;
-    Some(Line::Event(Record { name: name.trim_ascii_start(), thread: thread.trim().parse().ok()?, at, what }))
+    let what = parse_event(TracepointKind::of_name(event.as_bytes())?, fields)?;
+    Some(TraceLine::Event(LineEvent {
+        name: name.trim_ascii_start(),
+        thread: thread.trim().parse().ok()?,
+        at,
+        what,
+    }))
 }
 
 /// `1 [LOST 23 EVENTS]`, or without the number if the kernel does not know it: at least one.
@@ -94,32 +99,32 @@ fn parse_time(text: &str) -> Option<Duration> {
     Duration::from_secs(seconds).checked_add(Duration::from_micros(micros.into()))
 }
 
-fn parse_event(event: Event, fields: &str) -> Option<What<'_>> {
+fn parse_event(event: TracepointKind, fields: &str) -> Option<EventDetails<'_>> {
     Some(match event {
-        Event::Add => {
+        TracepointKind::Add => {
             let (file, pages) = parse_page(fields)?;
-            What::Added { file, pages }
+            EventDetails::Added { file, pages }
         }
-        Event::Delete => {
+        TracepointKind::Delete => {
             let (file, pages) = parse_page(fields)?;
-            What::Removed { file, pages }
+            EventDetails::Removed { file, pages }
         }
-        Event::Pause => What::Throttled(parse_pause(fields)?),
-        Event::ReclaimBegin => What::ReclaimBegan(ReclaimKind::Machine),
-        Event::GroupReclaimBegin => What::ReclaimBegan(ReclaimKind::Group),
-        Event::ReclaimEnd => {
-            What::ReclaimEnded { kind: ReclaimKind::Machine, pages: number(fields, "nr_reclaimed=")? }
+        TracepointKind::Pause => EventDetails::Throttled(parse_pause(fields)?),
+        TracepointKind::ReclaimBegin => EventDetails::ReclaimBegan(ReclaimKind::Machine),
+        TracepointKind::GroupReclaimBegin => EventDetails::ReclaimBegan(ReclaimKind::Group),
+        TracepointKind::ReclaimEnd => {
+            EventDetails::ReclaimEnded { kind: ReclaimKind::Machine, pages: number(fields, "nr_reclaimed=")? }
         }
-        Event::GroupReclaimEnd => {
-            What::ReclaimEnded { kind: ReclaimKind::Group, pages: number(fields, "nr_reclaimed=")? }
+        TracepointKind::GroupReclaimEnd => {
+            EventDetails::ReclaimEnded { kind: ReclaimKind::Group, pages: number(fields, "nr_reclaimed=")? }
         }
-        Event::Issue => {
+        TracepointKind::Issue => {
             let (dev, op, sector, sectors) = parse_request(fields)?;
-            What::Issued { dev, sector, sectors, op }
+            EventDetails::Issued { dev, sector, sectors, op }
         }
-        Event::Complete => {
+        TracepointKind::Complete => {
             let (dev, _, sector, _) = parse_request(fields)?;
-            What::Completed { dev, sector }
+            EventDetails::Completed { dev, sector }
         }
     })
 }
@@ -150,12 +155,12 @@ fn parse_page(fields: &str) -> Option<(Inode, u64)> {
 }
 
 /// `bdi 8:0: limit=1 setpoint=1 …`
-fn parse_pause(fields: &str) -> Option<Pause<'_>> {
+fn parse_pause(fields: &str) -> Option<PauseDetails<'_>> {
     let mut words = fields.split_ascii_whitespace();
     let device = words.find(|word| *word == "bdi").and_then(|_| words.next())?.strip_suffix(':')?;
     let either = |new, old| number(fields, new).or_else(|| number(fields, old));
     let pause: i64 = value(fields, "pause=")?.parse().ok()?;
-    Some(Pause {
+    Some(PauseDetails {
         device,
         limit: number(fields, "limit=")?,
         setpoint: number(fields, "setpoint=")?,
@@ -193,9 +198,9 @@ mod tests {
     const ISSUE: &str = "              dd-5       [000] d....  9.000001: \
          block_rq_issue: 254,0 RA 4096 () 77 + 8 none,0,0 [dd a + 9 x]";
 
-    fn record(line: &str) -> Option<Record<'_>> {
+    fn record(line: &str) -> Option<LineEvent<'_>> {
         match parse(line.as_bytes()) {
-            Some(Line::Event(record)) => Some(record),
+            Some(TraceLine::Event(record)) => Some(record),
             _ => None,
         }
     }
@@ -205,11 +210,11 @@ mod tests {
         let add = record(ADD).unwrap();
         let file = Inode { dev: rustix::fs::makedev(254, 3), ino: 0x1f3 };
         assert_eq!((add.name, add.thread, add.at), (&b"reader"[..], 1234, Duration::new(123, 456_789_000)));
-        assert_eq!(add.what, What::Added { file, pages: 4 });
+        assert_eq!(add.what, EventDetails::Added { file, pages: 4 });
 
         let pause = record(PAUSE).unwrap();
         assert_eq!(pause.name, b"kworker/u8:3+f");
-        let What::Throttled(pause) = pause.what else { panic!("{pause:?}") };
+        let EventDetails::Throttled(pause) = pause.what else { panic!("{pause:?}") };
         assert_eq!((pause.device, pause.limit, pause.setpoint, pause.dirty), ("254:0", 5, 4, 6));
         assert_eq!((pause.device_setpoint, pause.device_dirty), (2, 3));
         assert_eq!(
@@ -218,7 +223,7 @@ mod tests {
         );
 
         let dev = rustix::fs::makedev(254, 0);
-        let issued = What::Issued { dev, sector: 77, sectors: 8, op: BlockOp::Read };
+        let issued = EventDetails::Issued { dev, sector: 77, sectors: 8, op: BlockOp::Read };
         assert_eq!(record(ISSUE).unwrap().what, issued);
     }
 
@@ -228,16 +233,16 @@ mod tests {
         let old = "          reader-1234  [001] d..1 123.456789: \
              mm_filemap_delete_from_page_cache: dev 8:1 ino 1f page=00000000f3 pfn=9 ofs=4096";
         let file = Inode { dev: rustix::fs::makedev(8, 1), ino: 0x1f };
-        assert_eq!(record(old).unwrap().what, What::Removed { file, pages: 1 });
+        assert_eq!(record(old).unwrap().what, EventDetails::Removed { file, pages: 1 });
         let with_process = ADD.replace("-1234    [", "-1234    (   1230) [");
         assert_eq!(record(&with_process).unwrap().thread, 1234);
         let bdi = PAUSE.replace("wb_", "bdi_").replace("pause=100", "pause=-3");
-        let What::Throttled(pause) = record(&bdi).unwrap().what else { panic!("{bdi}") };
+        let EventDetails::Throttled(pause) = record(&bdi).unwrap().what else { panic!("{bdi}") };
         assert_eq!((pause.device_dirty, pause.length), (3, None));
         let complete = "          <idle>-0       [001] d.h1. 1.5: block_rq_complete: 8,0 WS () 77 + 8 [0]";
         assert_eq!(
             record(complete).unwrap().what,
-            What::Completed { dev: rustix::fs::makedev(8, 0), sector: 77 }
+            EventDetails::Completed { dev: rustix::fs::makedev(8, 0), sector: 77 }
         );
     }
 
@@ -252,8 +257,8 @@ mod tests {
 
     #[test]
     fn lost_events_are_counted() {
-        assert_eq!(parse(b"CPU:1 [LOST 234 EVENTS]"), Some(Line::Lost(234)));
-        assert_eq!(parse(b"CPU:1 [LOST EVENTS]"), Some(Line::Lost(1)));
+        assert_eq!(parse(b"CPU:1 [LOST 234 EVENTS]"), Some(TraceLine::Lost(234)));
+        assert_eq!(parse(b"CPU:1 [LOST EVENTS]"), Some(TraceLine::Lost(1)));
         assert_eq!(parse(b"CPU:1 [FOUND 1 EVENTS]"), None);
     }
 
@@ -307,7 +312,7 @@ mod tests {
             let read = record(&line).unwrap();
             let file = Inode { dev: rustix::fs::makedev(major, minor), ino };
             prop_assert_eq!((read.name, read.thread), (name.trim_start().as_bytes(), thread));
-            prop_assert_eq!(read.what, What::Added { file, pages: 1 << order });
+            prop_assert_eq!(read.what, EventDetails::Added { file, pages: 1 << order });
         }
     }
 }

@@ -10,15 +10,15 @@ use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Held by the thread that has the limit raised: another one would take the raised limit for the original.
-static RAISED: Mutex<()> = Mutex::new(());
+static RAISED_LIMIT: Mutex<()> = Mutex::new(());
 
-/// Makes a call, and once more with the limit raised if it is refused. Newer kernels refuse both alike.
+/// Makes a call, and retries it with the limit raised if it is refused. Newer kernels refuse that, too.
 pub(crate) fn without_limit<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     match call() {
         Err(Errno::PERM) => {}
         other => return other,
     }
-    let _one = RAISED.lock().unwrap_or_else(PoisonError::into_inner);
+    let _one = RAISED_LIMIT.lock().unwrap_or_else(PoisonError::into_inner);
     let limit = getrlimit(Resource::Memlock);
     setrlimit(Resource::Memlock, Rlimit { current: None, maximum: None })
         .or_else(|_| setrlimit(Resource::Memlock, Rlimit { current: limit.maximum, ..limit }))
@@ -37,7 +37,7 @@ mod tests {
     fn the_limit_is_raised_for_a_refused_call_alone() {
         // Other tests may have it raised at any other time.
         let limit = || {
-            let _one = RAISED.lock().unwrap_or_else(PoisonError::into_inner);
+            let _one = RAISED_LIMIT.lock().unwrap_or_else(PoisonError::into_inner);
             getrlimit(Resource::Memlock)
         };
         let before = limit();

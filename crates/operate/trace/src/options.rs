@@ -4,15 +4,15 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 
 use super::TraceError;
-use super::event::Event;
-use super::programs::Choice;
+use super::event::TracepointKind;
+use super::programs::KernelFilter;
 use super::record::kernel_device;
 use super::tracefs::{Tracefs, Tracepoint};
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_kernel::{Inode, InspectedFile, Links};
 
 /// The most files or devices of a [`PageFilter`].
-const MAX_FILTER: usize = 64;
+const FILTER_ENTRIES_MAX: usize = 64;
 
 /// The methods of counting events, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -99,15 +99,19 @@ impl TraceOptions {
     }
 
     /// Returns the filter, with its files looked up.
-    pub(super) fn choice(&self) -> Result<Choice, TraceError> {
+    pub(super) fn kernel_filter(&self) -> Result<KernelFilter, TraceError> {
         let within = |given: usize| {
-            if given > MAX_FILTER { Err(TraceError::TooMany { given, max: MAX_FILTER }) } else { Ok(()) }
+            if given > FILTER_ENTRIES_MAX {
+                Err(TraceError::TooMany { given, max: FILTER_ENTRIES_MAX })
+            } else {
+                Ok(())
+            }
         };
         Ok(match &self.filter {
-            PageFilter::Everything => Choice::Everything,
+            PageFilter::Everything => KernelFilter::Everything,
             PageFilter::Devices(devices) => {
                 within(devices.len())?;
-                Choice::Devices(devices.iter().map(|dev| kernel_device(*dev)).collect())
+                KernelFilter::Devices(devices.iter().map(|dev| kernel_device(*dev)).collect())
             }
             PageFilter::Files(paths) => {
                 within(paths.len())?;
@@ -115,19 +119,19 @@ impl TraceOptions {
                     let inode = traced_inode(&self.roots, &InspectedFile::open(path, Links::Follow)?, path)?;
                     Ok(Inode { dev: kernel_device(inode.dev), ..inode })
                 };
-                Choice::Files(paths.iter().map(file).collect::<Result<_, _>>()?)
+                KernelFilter::Files(paths.iter().map(file).collect::<Result<_, _>>()?)
             }
         })
     }
 
     /// Returns the tracepoints that are wanted and present.
-    pub(super) fn points(&self, tracefs: &Tracefs) -> Result<Points, TraceError> {
-        let mut points = Points::default();
+    pub(super) fn points(&self, tracefs: &Tracefs) -> Result<TracepointSet, TraceError> {
+        let mut points = TracepointSet::default();
         for (kind, wanted) in [
-            (Kind::Pages, self.pages),
-            (Kind::Pauses, self.pauses),
-            (Kind::Reclaim, self.reclaim),
-            (Kind::Block, self.block),
+            (TracepointGroup::Pages, self.pages),
+            (TracepointGroup::Pauses, self.pauses),
+            (TracepointGroup::Reclaim, self.reclaim),
+            (TracepointGroup::Block, self.block),
         ] {
             if wanted {
                 points.add(tracefs, kind)?;
@@ -139,49 +143,50 @@ impl TraceOptions {
 
 /// A group of tracepoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Kind {
+pub(super) enum TracepointGroup {
     Pages,
     Pauses,
     Reclaim,
     Block,
 }
 
-impl Kind {
+impl TracepointGroup {
     /// Returns the tracepoints of the kind, in pairs where one is useless without the other.
-    fn events(self) -> &'static [&'static [Event]] {
+    fn events(self) -> &'static [&'static [TracepointKind]] {
         match self {
-            Self::Pages => &[&[Event::Add, Event::Delete]],
-            Self::Pauses => &[&[Event::Pause]],
+            Self::Pages => &[&[TracepointKind::Add, TracepointKind::Delete]],
+            Self::Pauses => &[&[TracepointKind::Pause]],
             // Without memory cgroups the kernel lacks the second pair.
             Self::Reclaim => &[
-                &[Event::ReclaimBegin, Event::ReclaimEnd],
-                &[Event::GroupReclaimBegin, Event::GroupReclaimEnd],
+                &[TracepointKind::ReclaimBegin, TracepointKind::ReclaimEnd],
+                &[TracepointKind::GroupReclaimBegin, TracepointKind::GroupReclaimEnd],
             ],
-            Self::Block => &[&[Event::Issue, Event::Complete]],
+            Self::Block => &[&[TracepointKind::Issue, TracepointKind::Complete]],
         }
     }
 
-    pub(super) fn of(event: Event) -> Self {
+    pub(super) fn of(event: TracepointKind) -> Self {
         match event {
-            Event::Add | Event::Delete => Self::Pages,
-            Event::Pause => Self::Pauses,
-            Event::ReclaimBegin | Event::ReclaimEnd | Event::GroupReclaimBegin | Event::GroupReclaimEnd => {
-                Self::Reclaim
-            }
-            Event::Issue | Event::Complete => Self::Block,
+            TracepointKind::Add | TracepointKind::Delete => Self::Pages,
+            TracepointKind::Pause => Self::Pauses,
+            TracepointKind::ReclaimBegin
+            | TracepointKind::ReclaimEnd
+            | TracepointKind::GroupReclaimBegin
+            | TracepointKind::GroupReclaimEnd => Self::Reclaim,
+            TracepointKind::Issue | TracepointKind::Complete => Self::Block,
         }
     }
 }
 
 /// The tracepoints that are present, and the errors for those that are not.
 #[derive(Debug, Default)]
-pub(super) struct Points {
+pub(super) struct TracepointSet {
     pub(super) there: Vec<Tracepoint>,
     pub(super) missing: Vec<TraceError>,
 }
 
-impl Points {
-    fn add(&mut self, tracefs: &Tracefs, kind: Kind) -> Result<(), TraceError> {
+impl TracepointSet {
+    fn add(&mut self, tracefs: &Tracefs, kind: TracepointGroup) -> Result<(), TraceError> {
         for together in kind.events() {
             match together.iter().map(|event| tracefs.event(*event)).collect::<Result<Vec<_>, _>>() {
                 Ok(points) => self.there.extend(points),
@@ -193,15 +198,15 @@ impl Points {
     }
 
     /// Returns the kinds of which any tracepoint is present.
-    pub(super) fn kinds(&self) -> Vec<Kind> {
-        let mut kinds: Vec<_> = self.there.iter().map(|point| Kind::of(point.event)).collect();
+    pub(super) fn kinds(&self) -> Vec<TracepointGroup> {
+        let mut kinds: Vec<_> = self.there.iter().map(|point| TracepointGroup::of(point.event)).collect();
         kinds.dedup();
         kinds
     }
 
     /// Returns whether any tracepoint of the kind is present.
-    pub(super) fn has(&self, kind: Kind) -> bool {
-        self.there.iter().any(|point| Kind::of(point.event) == kind)
+    pub(super) fn has(&self, kind: TracepointGroup) -> bool {
+        self.there.iter().any(|point| TracepointGroup::of(point.event) == kind)
     }
 }
 
@@ -244,10 +249,10 @@ mod tests {
 
     #[test]
     fn a_filter_has_an_end_and_its_files_exist() {
-        let of = |filter| TraceOptions { filter, ..TraceOptions::default() }.choice();
-        assert_eq!(of(PageFilter::Everything).unwrap(), Choice::Everything);
+        let of = |filter| TraceOptions { filter, ..TraceOptions::default() }.kernel_filter();
+        assert_eq!(of(PageFilter::Everything).unwrap(), KernelFilter::Everything);
         let dev = rustix::fs::makedev(254, 3);
-        assert_eq!(of(PageFilter::Devices(vec![dev])).unwrap(), Choice::Devices(vec![254 << 20 | 3]));
+        assert_eq!(of(PageFilter::Devices(vec![dev])).unwrap(), KernelFilter::Devices(vec![254 << 20 | 3]));
         assert!(matches!(
             of(PageFilter::Devices(vec![1; 65])),
             Err(TraceError::TooMany { given: 65, max: 64 })

@@ -6,15 +6,15 @@
 
 use std::path::PathBuf;
 
-use super::gathered::Gathered;
 use super::options::traced_inode;
+use super::period_sums::PeriodSums;
 use super::{PageFilter, PageFlow, PageTotals, TraceError, TraceOptions};
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_kernel::{Inode, InspectedFile, Links, page_size, residency};
 
 /// A file, and its resident bytes at the last sample.
 #[derive(Debug)]
-struct Watched {
+struct SampledFile {
     path: PathBuf,
     seen: Option<(Inode, u64)>,
 }
@@ -23,7 +23,7 @@ struct Watched {
 #[derive(Debug)]
 pub(super) struct PollingSource {
     roots: SysRoots,
-    files: Vec<Watched>,
+    files: Vec<SampledFile>,
 }
 
 impl PollingSource {
@@ -35,7 +35,7 @@ impl PollingSource {
         let mut source = Self { roots: options.roots.clone(), files: Vec::new() };
         for path in paths {
             let seen = Some(source.sample(path)?);
-            source.files.push(Watched { path: path.clone(), seen });
+            source.files.push(SampledFile { path: path.clone(), seen });
         }
         Ok(source)
     }
@@ -52,7 +52,7 @@ impl PollingSource {
     }
 
     /// Adds the changes since the last reading.
-    pub(super) fn read(&mut self, gathered: &mut Gathered) -> Result<(), TraceError> {
+    pub(super) fn read(&mut self, sums: &mut PeriodSums) -> Result<(), TraceError> {
         for at in 0..self.files.len() {
             let now = match self.sample(&self.files[at].path) {
                 Ok(now) => Some(now),
@@ -63,27 +63,27 @@ impl PollingSource {
             let same = matches!((then, now), (Some((old, _)), Some((new, _))) if old == new);
             let count = |file: Option<(Inode, u64)>| file.map_or(0, |(_, resident)| resident);
             if same {
-                change(
-                    gathered,
+                add_change(
+                    sums,
                     now,
                     count(now).saturating_sub(count(then)),
                     count(then).saturating_sub(count(now)),
                 );
             } else {
-                change(gathered, then, 0, count(then));
-                change(gathered, now, count(now), 0);
+                add_change(sums, then, 0, count(then));
+                add_change(sums, now, count(now), 0);
             }
         }
         Ok(())
     }
 }
 
-fn change(gathered: &mut Gathered, file: Option<(Inode, u64)>, added: u64, removed: u64) {
+fn add_change(sums: &mut PeriodSums, file: Option<(Inode, u64)>, added: u64, removed: u64) {
     // The number of folios is not known: pages are counted.
     let totals = |bytes: u64| PageTotals { folios: bytes / page_size(), bytes };
     if let Some((file, _)) = file
         && added + removed > 0
     {
-        gathered.pages(file, None, &PageFlow { added: totals(added), removed: totals(removed) });
+        sums.add_pages(file, None, &PageFlow { added: totals(added), removed: totals(removed) });
     }
 }

@@ -1,9 +1,10 @@
 //! The layout of the programs' tables, which [`programs`](super::programs) writes and [`bpf`](super::bpf)
 //! reads.
 //!
-//! Invariants: numbers have 8 bytes in the machine's order unless noted otherwise, and offsets are multiples
-//! of 8. Counts and sums only grow while an entry lives, so the difference of two readings is the count of
-//! the period in between.
+//! Each layout is a struct that nothing constructs: the programs and this module use its offsets.
+//!
+//! Invariants: numbers are in the machine's order. Counts and sums only grow while an entry lives, so the
+//! difference of two readings is the count of the period in between.
 //!
 //! The longest duration of a period can't be a difference. So each entry has two places for it, marked with
 //! the number of the period (the epoch) they belong to. A program writes the place of the current epoch; the
@@ -11,112 +12,141 @@
 
 use std::time::Duration;
 
-use super::durations::{CLASSES, Durations};
-use super::gathered::{LevelSums, Pauses, Requests, Stalls};
-use super::{BlockOp, PageFlow, PageTotals, ReclaimKind, Task};
+use super::asm::{offset, size};
+use super::durations::{DURATION_CLASSES, DurationStats};
+use super::period_sums::{LevelSums, PauseSums, RequestSums, StallSums};
+use super::{BlockOp, PageFlow, PageTotals, ReclaimKind, TaskIdentity};
 use pagekeeper_kernel::{Inode, page_size};
 use pagekeeper_text::unescaped_bytes;
 
-/// Key of the table of pages: inode number, device (4 bytes, in the kernel's form), thread (4 bytes).
-pub(super) mod page_key {
-    pub(crate) const INO: i16 = 0;
-    pub(crate) const DEV: i16 = 8;
-    pub(crate) const THREAD: i16 = 12;
-    pub(crate) const SIZE: i16 = 16;
+/// Key of the table of pages.
+#[repr(C)]
+pub(super) struct PageKey {
+    pub(super) ino: u64,
+    /// In the kernel's form.
+    pub(super) dev: u32,
+    pub(super) thread: u32,
 }
 
 /// Value of the table of pages.
-pub(super) mod page {
-    pub(crate) const ADDED_FOLIOS: i16 = 0;
-    pub(crate) const ADDED_PAGES: i16 = 8;
-    pub(crate) const REMOVED_FOLIOS: i16 = 16;
-    pub(crate) const REMOVED_PAGES: i16 = 24;
-    pub(crate) const PROCESS: i16 = 32;
-    pub(crate) const NAME: i16 = 40;
-    pub(crate) const SIZE: i16 = 56;
+#[repr(C)]
+pub(super) struct PageValue {
+    pub(super) added: FolioCounts,
+    pub(super) removed: FolioCounts,
+    pub(super) process: u64,
+    pub(super) name: [u8; 16],
 }
 
-/// Key of the table of pauses: thread (4 bytes), 4 of padding, name of the device.
-pub(super) mod pause_key {
-    pub(crate) const THREAD: i16 = 0;
-    pub(crate) const DEVICE: i16 = 8;
-    pub(crate) const SIZE: i16 = 40;
+/// Folios that were added or removed.
+#[repr(C)]
+pub(super) struct FolioCounts {
+    pub(super) folios: u64,
+    pub(super) pages: u64,
 }
 
-/// Key of the table of stalls: thread and kind, of 4 bytes each.
-pub(super) mod stall_key {
-    pub(crate) const THREAD: i16 = 0;
-    pub(crate) const KIND: i16 = 4;
-    pub(crate) const SIZE: i16 = 8;
+/// Key of the table of pauses.
+#[repr(C)]
+pub(super) struct PauseKey {
+    pub(super) thread: u32,
+    _padding: u32,
+    pub(super) device: [u8; 32],
 }
 
-/// Key of the table of requests: device (4 bytes, in the kernel's form), first letters (2) and processor (2).
-/// Because of the processor no two of them count in the same cache line.
-pub(super) mod request_key {
-    pub(crate) const DEV: i16 = 0;
-    pub(crate) const LETTERS: i16 = 4;
-    pub(crate) const PROCESSOR: i16 = 6;
-    pub(crate) const SIZE: i16 = 8;
+/// Key of the table of stalls.
+#[repr(C)]
+pub(super) struct StallKey {
+    pub(super) thread: u32,
+    pub(super) kind: u32,
 }
 
-/// Key of the table of requests in flight: sector, device (4 bytes), 4 of padding.
-pub(super) mod flight_key {
-    pub(crate) const SECTOR: i16 = 0;
-    pub(crate) const DEV: i16 = 8;
-    pub(crate) const SIZE: i16 = 16;
+/// Key of the table of requests. Because of the processor no two of them count in the same cache line.
+#[repr(C)]
+pub(super) struct RequestKey {
+    /// In the kernel's form.
+    pub(super) dev: u32,
+    /// The first letters of the kernel's `rwbs`.
+    pub(super) letters: [u8; 2],
+    pub(super) processor: u16,
 }
 
-/// Value of the table of requests in flight: nanoseconds, sectors (4 bytes), letters (2), 2 of padding.
-pub(super) mod flight {
-    pub(crate) const BEGUN: i16 = 0;
-    pub(crate) const SECTORS: i16 = 8;
-    pub(crate) const LETTERS: i16 = 12;
-    pub(crate) const SIZE: i16 = 16;
+/// Key of the table of requests in flight.
+#[repr(C)]
+pub(super) struct InFlightKey {
+    pub(super) sector: u64,
+    /// In the kernel's form.
+    pub(super) dev: u32,
+    _padding: u32,
 }
 
-/// Value of the tables of pauses, stalls and requests.
-pub(super) mod timed {
-    use super::CLASSES;
+/// Value of the table of requests in flight.
+#[repr(C)]
+pub(super) struct InFlightValue {
+    /// The time when it began, in nanoseconds.
+    pub(super) began: u64,
+    pub(super) sectors: u32,
+    pub(super) letters: [u8; 2],
+    _padding: u16,
+}
 
-    #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "a few bytes")]
-    const CLASSES_SIZE: i16 = 8 * CLASSES as i16;
+/// The longest duration of an epoch.
+#[repr(C)]
+pub(super) struct EpochLongest {
+    epoch: u64,
+    pub(super) nanoseconds: u64,
+}
 
-    pub(crate) const COUNT: i16 = 0;
-    /// In nanoseconds.
-    pub(crate) const TOTAL: i16 = 8;
-    /// Two places of an epoch and nanoseconds.
-    pub(crate) const LONGEST: i16 = 16;
-    /// Two more, for whole waits, of which one can have several pauses.
-    pub(crate) const LONGEST_WAIT: i16 = 48;
-    pub(crate) const CLASS: i16 = 80;
-    pub(crate) const PROCESS: i16 = CLASS + CLASSES_SIZE;
-    pub(crate) const NAME: i16 = PROCESS + 8;
-    const MORE: i16 = NAME + 16;
-    pub(crate) const WAITS: i16 = MORE;
-    pub(crate) const DIRTY: i16 = MORE + 8;
-    pub(crate) const SETPOINT: i16 = MORE + 16;
-    pub(crate) const LIMIT: i16 = MORE + 24;
-    pub(crate) const DEVICE_DIRTY: i16 = MORE + 32;
-    pub(crate) const DEVICE_SETPOINT: i16 = MORE + 40;
+/// The beginning of the values of the tables of pauses, stalls and requests.
+#[repr(C)]
+pub(super) struct TimedValue {
+    pub(super) count: u64,
+    pub(super) total_ns: u64,
+    pub(super) longest: [EpochLongest; 2],
+    /// The longest whole waits, which can have several pauses each.
+    pub(super) longest_wait: [EpochLongest; 2],
+    pub(super) classes: [u64; DURATION_CLASSES],
+    pub(super) process: u64,
+    pub(super) name: [u8; 16],
+}
+
+/// Value of the table of pauses.
+#[repr(C)]
+pub(super) struct PauseValue {
+    _timed: TimedValue,
+    pub(super) waits: u64,
+    pub(super) dirty: u64,
+    pub(super) setpoint: u64,
+    pub(super) limit: u64,
+    pub(super) device_dirty: u64,
+    pub(super) device_setpoint: u64,
+}
+
+/// Value of the table of stalls.
+#[repr(C)]
+pub(super) struct StallValue {
+    _timed: TimedValue,
     /// The beginning of the current stall, in nanoseconds; 0 if there is none.
-    pub(crate) const BEGUN: i16 = MORE;
-    pub(crate) const RECLAIMED: i16 = MORE + 8;
-    pub(crate) const SECTORS: i16 = MORE;
-    pub(crate) const SIZE: i16 = MORE + 48;
+    pub(super) began: u64,
+    pub(super) reclaimed_pages: u64,
+}
+
+/// Value of the table of requests.
+#[repr(C)]
+pub(super) struct RequestValue {
+    _timed: TimedValue,
+    pub(super) sectors: u64,
 }
 
 /// The counters of lost events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Lost {
+pub(super) enum LossCounter {
     Pages = 0,
     Pauses = 1,
     Stalls = 2,
     Requests = 3,
 }
 
-impl Lost {
-    pub(super) const ALL: [Self; 4] = [Self::Pages, Self::Pauses, Self::Stalls, Self::Requests];
-}
+/// The number of [`LossCounter`]s.
+pub(super) const LOSS_COUNTERS: u32 = 4;
 
 /// Returns a number of 8 bytes in a key or value.
 fn number(bytes: &[u8], at: i16) -> u64 {
@@ -150,17 +180,17 @@ pub(super) fn kernel_device(dev: u64) -> u64 {
 
 /// Returns whether the value of an entry of stalls has a stall in progress.
 pub(super) fn stalled(value: &[u8]) -> bool {
-    number(value, timed::BEGUN) != 0
+    number(value, offset!(StallValue, began)) != 0
 }
 
 /// Returns when a request in flight began, in nanoseconds of the monotonic clock.
 pub(super) fn begun(value: &[u8]) -> u64 {
-    number(value, flight::BEGUN)
+    number(value, offset!(InFlightValue, began))
 }
 
 /// Two readings of one entry; the earlier one is all zeros if there was none.
 #[derive(Clone, Copy)]
-pub(super) struct Readings<'a> {
+pub(super) struct ReadingPair<'a> {
     pub(super) key: &'a [u8],
     pub(super) now: &'a [u8],
     pub(super) then: &'a [u8],
@@ -168,83 +198,96 @@ pub(super) struct Readings<'a> {
     pub(super) epoch: u64,
 }
 
-impl Readings<'_> {
+impl ReadingPair<'_> {
     fn grown(&self, at: i16) -> u64 {
         number(self.now, at).saturating_sub(number(self.then, at))
     }
 
-    fn task(&self, thread_at: i16, process_at: i16, name_at: i16) -> Task {
+    fn task(&self, thread_at: i16, process_at: i16, name_at: i16) -> TaskIdentity {
         let thread = half(self.key, thread_at);
         let process = u32::try_from(number(self.now, process_at)).unwrap_or(thread);
-        Task { process, thread, name: text(self.now, name_at, 16) }
+        TaskIdentity { process, thread, name: text(self.now, name_at, 16) }
     }
 
     fn longest(&self, at: i16) -> Duration {
-        let place = at + if self.epoch.is_multiple_of(2) { 0 } else { 16 };
-        let of_epoch = number(self.now, place) == self.epoch;
-        Duration::from_nanos(if of_epoch { number(self.now, place + 8) } else { 0 })
+        let place = at + if self.epoch.is_multiple_of(2) { 0 } else { size!(EpochLongest) };
+        let of_epoch = number(self.now, place + offset!(EpochLongest, epoch)) == self.epoch;
+        let length = number(self.now, place + offset!(EpochLongest, nanoseconds));
+        Duration::from_nanos(if of_epoch { length } else { 0 })
     }
 
-    fn durations(&self) -> Durations {
-        let mut classes = [0; CLASSES];
+    fn durations(&self) -> DurationStats {
+        let mut classes = [0; DURATION_CLASSES];
         for (class, count) in (0_i16..).zip(&mut classes) {
-            *count = self.grown(timed::CLASS + 8 * class);
+            *count = self.grown(offset!(TimedValue, classes) + 8 * class);
         }
-        Durations {
-            count: self.grown(timed::COUNT),
-            total: Duration::from_nanos(self.grown(timed::TOTAL)),
-            longest: self.longest(timed::LONGEST),
+        DurationStats {
+            count: self.grown(offset!(TimedValue, count)),
+            total: Duration::from_nanos(self.grown(offset!(TimedValue, total_ns))),
+            longest: self.longest(offset!(TimedValue, longest)),
             classes,
         }
     }
 
-    pub(super) fn pages(&self) -> (Inode, Task, PageFlow) {
-        let totals = |folios, pages| PageTotals {
-            folios: self.grown(folios),
-            bytes: self.grown(pages).saturating_mul(page_size()),
+    pub(super) fn pages(&self) -> (Inode, TaskIdentity, PageFlow) {
+        let totals = |at| PageTotals {
+            folios: self.grown(at + offset!(FolioCounts, folios)),
+            bytes: self.grown(at + offset!(FolioCounts, pages)).saturating_mul(page_size()),
         };
         let flow = PageFlow {
-            added: totals(page::ADDED_FOLIOS, page::ADDED_PAGES),
-            removed: totals(page::REMOVED_FOLIOS, page::REMOVED_PAGES),
+            added: totals(offset!(PageValue, added)),
+            removed: totals(offset!(PageValue, removed)),
         };
-        let file =
-            Inode { dev: device_of(half(self.key, page_key::DEV)), ino: number(self.key, page_key::INO) };
-        (file, self.task(page_key::THREAD, page::PROCESS, page::NAME), flow)
+        let file = Inode {
+            dev: device_of(half(self.key, offset!(PageKey, dev))),
+            ino: number(self.key, offset!(PageKey, ino)),
+        };
+        (
+            file,
+            self.task(offset!(PageKey, thread), offset!(PageValue, process), offset!(PageValue, name)),
+            flow,
+        )
     }
 
-    pub(super) fn pauses(&self) -> (Task, String, Pauses) {
-        let pauses = Pauses {
+    pub(super) fn pauses(&self) -> (TaskIdentity, String, PauseSums) {
+        let pauses = PauseSums {
             lengths: self.durations(),
-            waits: self.grown(timed::WAITS),
-            longest_wait: self.longest(timed::LONGEST_WAIT),
+            waits: self.grown(offset!(PauseValue, waits)),
+            longest_wait: self.longest(offset!(TimedValue, longest_wait)),
             levels: LevelSums {
-                dirty: self.grown(timed::DIRTY),
-                setpoint: self.grown(timed::SETPOINT),
-                limit: self.grown(timed::LIMIT),
-                device_dirty: self.grown(timed::DEVICE_DIRTY),
-                device_setpoint: self.grown(timed::DEVICE_SETPOINT),
+                dirty: self.grown(offset!(PauseValue, dirty)),
+                setpoint: self.grown(offset!(PauseValue, setpoint)),
+                limit: self.grown(offset!(PauseValue, limit)),
+                device_dirty: self.grown(offset!(PauseValue, device_dirty)),
+                device_setpoint: self.grown(offset!(PauseValue, device_setpoint)),
             },
         };
-        let task = self.task(pause_key::THREAD, timed::PROCESS, timed::NAME);
-        (task, text(self.key, pause_key::DEVICE, 32), pauses)
+        let task =
+            self.task(offset!(PauseKey, thread), offset!(TimedValue, process), offset!(TimedValue, name));
+        (task, text(self.key, offset!(PauseKey, device), 32), pauses)
     }
 
-    pub(super) fn stalls(&self) -> (Task, ReclaimKind, Stalls) {
-        let kind =
-            if half(self.key, stall_key::KIND) == 0 { ReclaimKind::Machine } else { ReclaimKind::Group };
-        let reclaimed = self.grown(timed::RECLAIMED).saturating_mul(page_size());
-        let task = self.task(stall_key::THREAD, timed::PROCESS, timed::NAME);
-        (task, kind, Stalls { lengths: self.durations(), reclaimed })
+    pub(super) fn stalls(&self) -> (TaskIdentity, ReclaimKind, StallSums) {
+        let kind = if half(self.key, offset!(StallKey, kind)) == 0 {
+            ReclaimKind::Machine
+        } else {
+            ReclaimKind::Group
+        };
+        let reclaimed = self.grown(offset!(StallValue, reclaimed_pages)).saturating_mul(page_size());
+        let task =
+            self.task(offset!(StallKey, thread), offset!(TimedValue, process), offset!(TimedValue, name));
+        (task, kind, StallSums { lengths: self.durations(), reclaimed })
     }
 
-    pub(super) fn requests(&self) -> (u64, BlockOp, Requests) {
-        let letters = self.key.get(request_key::LETTERS.unsigned_abs() as usize..).unwrap_or_default();
+    pub(super) fn requests(&self) -> (u64, BlockOp, RequestSums) {
+        let letters =
+            self.key.get(offset!(RequestKey, letters).unsigned_abs() as usize..).unwrap_or_default();
         let op = match letters {
             [first, second, ..] => BlockOp::of_letters(*first, *second),
             _ => BlockOp::Other,
         };
-        let bytes = self.grown(timed::SECTORS).saturating_mul(512);
-        let dev = device_of(half(self.key, request_key::DEV));
-        (dev, op, Requests { latency: self.durations(), bytes })
+        let bytes = self.grown(offset!(RequestValue, sectors)).saturating_mul(512);
+        let dev = device_of(half(self.key, offset!(RequestKey, dev)));
+        (dev, op, RequestSums { latency: self.durations(), bytes })
     }
 }

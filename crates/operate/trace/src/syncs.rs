@@ -10,6 +10,7 @@
 //! even by `kill -9`. Fails if the kernel has no events of single system calls (`CONFIG_FTRACE_SYSCALLS`), or
 //! refuses the programs.
 
+use std::mem::offset_of;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -18,22 +19,24 @@ use pagekeeper_text::{unescaped, unescaped_bytes};
 use rustix::io::Errno;
 
 use crate::TraceError;
-use crate::asm::{AsmError, Assembler, Helper, If, Label, Op, Reg, Width};
-use crate::error::Right;
-use crate::format::Format;
-use crate::page_events::{is_first_pid_namespace, ring::Ring};
-use crate::sys::{Attachment, Instruction, LoadError, Map, MapKind, Program, ProgramKind};
+use crate::asm::{
+    AluOp, Assembler, AssemblyError, Condition, KernelHelper, Label, Register, Width, offset, size, stack,
+};
+use crate::error::PermissionKind;
+use crate::format::RecordFormat;
+use crate::page_events::{is_first_pid_namespace, ring::RingBuffer};
+use crate::sys::{BpfMap, BpfProgram, Instruction, LoadError, MapKind, ProgramAttachment, ProgramKind};
 use crate::tracefs::Tracefs;
-use Reg::{R0, R1, R2, R3, R4, R6, R7, R8, R10};
+use Register::{R0, R1, R2, R3, R4, R6, R7, R8, R10};
 
 /// Bytes of the ring buffer: 74,000 syncs.
-const RING_BYTES: u32 = 4 << 20;
+const SYNC_RING_BYTES: u32 = 4 << 20;
 /// The most threads in a sync at a time.
-const WAITING_MAX: u32 = 16 << 10;
+const SYNCING_THREADS_MAX: u32 = 16 << 10;
 /// The number of threads that are read with one call.
-const BATCH: usize = 512;
+const THREADS_PER_LOOKUP: usize = 512;
 /// The flags of `sync_file_range(2)` with which it waits (`SYNC_FILE_RANGE_WAIT_BEFORE`, `_AFTER`).
-const WAITS: i32 = 1 | 4;
+const SYNC_RANGE_WAIT_FLAGS: i32 = 1 | 4;
 
 /// The system call of a sync.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -48,9 +51,11 @@ pub enum SyncCall {
     Syncfs,
 }
 
-impl SyncCall {
-    const ALL: [Self; 4] = [Self::Fsync, Self::Fdatasync, Self::SyncFileRange, Self::Syncfs];
+/// All calls.
+const SYNC_CALLS: [SyncCall; 4] =
+    [SyncCall::Fsync, SyncCall::Fdatasync, SyncCall::SyncFileRange, SyncCall::Syncfs];
 
+impl SyncCall {
     /// Returns the kernel's name for it.
     pub fn name(self) -> &'static str {
         match self {
@@ -76,7 +81,7 @@ impl SyncCall {
     }
 
     fn of_index(index: u32) -> Option<Self> {
-        Self::ALL.into_iter().find(|call| u32::try_from(call.index()) == Ok(index))
+        SYNC_CALLS.into_iter().find(|call| u32::try_from(call.index()) == Ok(index))
     }
 }
 
@@ -103,11 +108,11 @@ pub struct SyncEvent {
 #[derive(Debug)]
 pub struct SyncEvents {
     // The attachments are dropped first: no program runs while the rest is taken apart.
-    attachments: Vec<Attachment>,
-    ring: Ring,
-    records: Map,
-    waiting: Map,
-    lost: Map,
+    attachments: Vec<ProgramAttachment>,
+    ring: RingBuffer,
+    records: BpfMap,
+    waiting: BpfMap,
+    lost: BpfMap,
 }
 
 impl SyncEvents {
@@ -122,19 +127,20 @@ impl SyncEvents {
         }
         let tracefs = Tracefs::find(&ProcRoot::default())?;
         let table = |kind, name, key, value, entries| {
-            Map::create(kind, name, key, value, entries)
+            BpfMap::create(kind, name, key, value, entries)
                 .map_err(|errno| failed("bpf(MAP_CREATE)", name, errno))
         };
-        let records = table(MapKind::Ring, "pk_syncs", 0, 0, RING_BYTES)?;
-        let ring = Ring::new(&records, RING_BYTES).map_err(|errno| failed("mmap", "pk_syncs", errno))?;
+        let records = table(MapKind::Ring, "pk_syncs", 0, 0, SYNC_RING_BYTES)?;
+        let ring =
+            RingBuffer::new(&records, SYNC_RING_BYTES).map_err(|errno| failed("mmap", "pk_syncs", errno))?;
         let mut events = Self {
             attachments: Vec::new(),
             ring,
             records,
-            waiting: table(MapKind::Hash, "pk_syncing", 8, begun::SIZE.unsigned_abs().into(), WAITING_MAX)?,
+            waiting: table(MapKind::Hash, "pk_syncing", 8, size_of::<SyncStart>(), SYNCING_THREADS_MAX)?,
             lost: table(MapKind::Array, "pk_lost", 4, 8, 1)?,
         };
-        for call in SyncCall::ALL {
+        for call in SYNC_CALLS {
             match events.watch(&tracefs, call) {
                 // Not every kernel has the two less important ones.
                 Err(TraceError::NoEvent { .. })
@@ -147,11 +153,11 @@ impl SyncEvents {
 
     /// Attaches the two programs at a call's beginning and end.
     fn watch(&mut self, tracefs: &Tracefs, call: SyncCall) -> Result<(), TraceError> {
-        for edge in [Edge::End, Edge::Beginning] {
+        for edge in [CallEdge::Exit, CallEdge::Entry] {
             let name = format!("{}_{}", edge.prefix(), call.name());
             let format = tracefs.format("syscalls", &name)?;
             let code = self.program(&format, &name, call, edge)?;
-            let program = Program::load(ProgramKind::Tracepoint, &format!("pk_{}", call.name()), &code)
+            let program = BpfProgram::load(ProgramKind::Tracepoint, &format!("pk_{}", call.name()), &code)
                 .map_err(|error| refused(&name, error))?;
             let attached = program.attach(format.id, online_cpu());
             self.attachments.push(attached.map_err(|error| failed(error.call, &name, error.errno))?);
@@ -161,10 +167,10 @@ impl SyncEvents {
 
     fn program(
         &self,
-        format: &Format,
+        format: &RecordFormat,
         name: &str,
         call: SyncCall,
-        edge: Edge,
+        edge: CallEdge,
     ) -> Result<Vec<Instruction>, TraceError> {
         let field = |field: &'static str| {
             let known = format.field(field).filter(|known| known.size == 8);
@@ -172,12 +178,12 @@ impl SyncEvents {
                 .and_then(|known| i16::try_from(known.offset).ok())
                 .ok_or_else(|| TraceError::NoField { event: format!("syscalls:{name}"), field })
         };
-        let writer = Writer::new(self);
+        let writer = SyncProgramWriter::new(self);
         let code = match edge {
-            Edge::End => writer.end(),
-            Edge::Beginning => {
+            CallEdge::Exit => writer.write_exit_program(),
+            CallEdge::Entry => {
                 let flags = (call == SyncCall::SyncFileRange).then(|| field("flags")).transpose()?;
-                writer.beginning(call, field("fd")?, flags)
+                writer.write_entry_program(call, field("fd")?, flags)
             }
         };
         code.map_err(|error| TraceError::Call {
@@ -192,17 +198,17 @@ impl SyncEvents {
         let tasks = ProcRoot::default().path().join(format!("{process}/task"));
         for entry in std::fs::read_dir(tasks).into_iter().flatten().flatten() {
             let Ok(thread) = unescaped(&entry.file_name()).parse::<u32>() else { continue };
-            let Ok(Some((call, fd))) = call_of(process, thread) else { continue };
+            let Ok(Some((call, fd))) = current_sync(process, thread) else { continue };
             let key = ((u64::from(process) << 32) | u64::from(thread)).to_ne_bytes();
             // If it has begun another one since, or there is no room, nothing is lost.
-            let _ = self.waiting.update(&key, &begun::bytes(Self::now(), fd, call));
+            let _ = self.waiting.update(&key, &SyncStart::bytes(Self::now(), fd, call));
         }
     }
 
     /// Takes the syncs that have ended, oldest first, at most one buffer's worth.
     pub fn drain(&mut self, take: &mut dyn FnMut(SyncEvent)) {
         self.ring.drain(|bytes| {
-            if let Some(event) = record::parsed(bytes) {
+            if let Some(event) = SyncRecord::parse(bytes) {
                 take(event);
             }
         });
@@ -211,13 +217,14 @@ impl SyncEvents {
     /// Returns the syncs that have not ended yet.
     pub fn waiting(&self) -> Result<Vec<SyncEvent>, TraceError> {
         let mut all = Vec::new();
-        let (mut keys, mut values) = (vec![0; BATCH * 8], vec![0; BATCH * begun::BYTES]);
+        let (mut keys, mut values) =
+            (vec![0; THREADS_PER_LOOKUP * 8], vec![0; THREADS_PER_LOOKUP * size_of::<SyncStart>()]);
         let mut cursor = None;
         loop {
             let read = self.waiting.lookup_batch(&mut cursor, &mut keys, &mut values);
             let (count, end) = read.map_err(|errno| failed("bpf(MAP_LOOKUP)", "pk_syncing", errno))?;
-            let entries = keys.chunks(8).zip(values.chunks(begun::BYTES)).take(count);
-            all.extend(entries.filter_map(|(key, value)| begun::parsed(key, value)));
+            let entries = keys.chunks(8).zip(values.chunks(size_of::<SyncStart>())).take(count);
+            all.extend(entries.filter_map(|(key, value)| SyncStart::parse(key, value)));
             if end {
                 return Ok(all);
             }
@@ -240,7 +247,7 @@ impl SyncEvents {
 }
 
 fn failed(call: &'static str, what: &str, errno: Errno) -> TraceError {
-    TraceError::of(Right::Programs, call, what, errno)
+    TraceError::of(PermissionKind::Programs, call, what, errno)
 }
 
 fn refused(name: &str, LoadError { errno, log }: LoadError) -> TraceError {
@@ -257,119 +264,132 @@ fn online_cpu() -> u32 {
 }
 
 /// Returns the sync that a thread is in at this moment; `None` if it is in none. Fails if that can't be seen.
-fn call_of(process: u32, thread: u32) -> std::io::Result<Option<(SyncCall, i32)>> {
+fn current_sync(process: u32, thread: u32) -> std::io::Result<Option<(SyncCall, i32)>> {
     let path: PathBuf = ProcRoot::default().path().join(format!("{process}/task/{thread}/syscall"));
-    std::fs::read_to_string(path).map(|text| parsed_call(&text))
+    std::fs::read_to_string(path).map(|text| parse_syscall(&text))
 }
 
 /// `75 0x7 0x0 …`, or `running`.
-fn parsed_call(text: &str) -> Option<(SyncCall, i32)> {
+fn parse_syscall(text: &str) -> Option<(SyncCall, i32)> {
     let mut words = text.split_ascii_whitespace();
     let number: libc::c_long = words.next()?.parse().ok()?;
-    let call = SyncCall::ALL.into_iter().find(|call| call.number() == number)?;
+    let call = SYNC_CALLS.into_iter().find(|call| call.number() == number)?;
     let argument = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok();
     let fd = i32::try_from(argument(words.next()?)? & 0xffff_ffff).ok()?;
     if call == SyncCall::SyncFileRange {
         let flags = argument(words.nth(2)?)?;
-        return (flags & u64::from(WAITS.unsigned_abs()) != 0).then_some((call, fd));
+        return (flags & u64::from(SYNC_RANGE_WAIT_FLAGS.unsigned_abs()) != 0).then_some((call, fd));
     }
     Some((call, fd))
 }
 
 /// The end of a call at which a program runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Edge {
-    Beginning,
-    End,
+enum CallEdge {
+    Entry,
+    Exit,
 }
 
-impl Edge {
+impl CallEdge {
     fn prefix(self) -> &'static str {
         match self {
-            Self::Beginning => "sys_enter",
-            Self::End => "sys_exit",
+            Self::Entry => "sys_enter",
+            Self::Exit => "sys_exit",
         }
     }
 }
 
-/// Value of the table of threads in a sync: nanoseconds, descriptor (4 bytes), call (4).
-mod begun {
-    use super::{Duration, ProcRoot, SyncCall, SyncEvent, call_of, unescaped};
+/// Value of the table of threads in a sync.
+#[repr(C)]
+struct SyncStart {
+    /// In nanoseconds.
+    began: u64,
+    fd: i32,
+    call: u32,
+}
 
-    pub(super) const AT: i16 = 0;
-    pub(super) const FD: i16 = 8;
-    pub(super) const CALL: i16 = 12;
-    pub(super) const SIZE: i16 = 16;
-    pub(super) const BYTES: usize = 16;
-
-    pub(super) fn bytes(at: Duration, fd: i32, call: SyncCall) -> [u8; BYTES] {
-        let mut bytes = [0; BYTES];
-        bytes[..8].copy_from_slice(&u64::try_from(at.as_nanos()).unwrap_or(u64::MAX).to_ne_bytes());
+impl SyncStart {
+    /// Returns the value of a sync that a thread is in since `began`.
+    fn bytes(began: Duration, fd: i32, call: SyncCall) -> [u8; size_of::<Self>()] {
+        let mut bytes = [0; size_of::<Self>()];
+        bytes[..8].copy_from_slice(&u64::try_from(began.as_nanos()).unwrap_or(u64::MAX).to_ne_bytes());
         bytes[8..12].copy_from_slice(&fd.to_ne_bytes());
         bytes[12..].copy_from_slice(&call.index().to_ne_bytes());
         bytes
     }
 
     /// Returns a sync that has not ended; `None` if its thread has left it meanwhile, or has ended.
-    pub(super) fn parsed(key: &[u8], value: &[u8]) -> Option<SyncEvent> {
-        let ids = u64::from_ne_bytes(key.try_into().ok()?);
+    fn parse(key: &[u8], value: &[u8]) -> Option<SyncEvent> {
+        let ids = long(key, 0)?;
         let (process, thread) = (u32::try_from(ids >> 32).ok()?, u32::try_from(ids & 0xffff_ffff).ok()?);
         let name = ProcRoot::default().name(thread).ok()?;
-        if matches!(call_of(process, thread), Ok(None)) {
+        if matches!(current_sync(process, thread), Ok(None)) {
             return None;
         }
-        let word = |at: usize| Some(u32::from_ne_bytes(value.get(at..at + 4)?.try_into().ok()?));
         Some(SyncEvent {
             process,
             thread,
             name: unescaped(&name).into_owned(),
-            fd: word(8)?.cast_signed(),
-            call: SyncCall::of_index(word(12)?)?,
-            began: Duration::from_nanos(u64::from_ne_bytes(value.get(..8)?.try_into().ok()?)),
+            fd: word(value, offset_of!(Self, fd))?.cast_signed(),
+            call: SyncCall::of_index(word(value, offset_of!(Self, call))?)?,
+            began: Duration::from_nanos(long(value, offset_of!(Self, began))?),
             ended: None,
         })
     }
 }
 
-/// A record: process and thread as the kernel packs them, beginning, end (nanoseconds), descriptor (4 bytes),
-/// call (4), name (16).
-mod record {
-    use super::{Duration, SyncCall, SyncEvent, unescaped_bytes};
+/// A record of the ring buffer.
+#[repr(C)]
+struct SyncRecord {
+    /// Process and thread as the kernel packs them.
+    task: u64,
+    /// In nanoseconds.
+    began: u64,
+    /// In nanoseconds.
+    ended: u64,
+    fd: i32,
+    call: u32,
+    name: [u8; 16],
+}
 
-    pub(super) const TASK: i16 = 0;
-    pub(super) const BEGAN: i16 = 8;
-    pub(super) const ENDED: i16 = 16;
-    pub(super) const FD_AND_CALL: i16 = 24;
-    pub(super) const NAME: i16 = 32;
-    pub(super) const NAME_BYTES: i16 = 16;
-    pub(super) const SIZE: i16 = 48;
-
-    pub(super) fn parsed(bytes: &[u8]) -> Option<SyncEvent> {
-        let long = |at: usize| Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
-        let word = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
-        let task = long(0)?;
-        let name = bytes.get(32..48)?;
+impl SyncRecord {
+    fn parse(bytes: &[u8]) -> Option<SyncEvent> {
+        let task = long(bytes, offset_of!(Self, task))?;
+        let name = bytes.get(offset_of!(Self, name)..size_of::<Self>())?;
         let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
         Some(SyncEvent {
             process: u32::try_from(task >> 32).ok()?,
             thread: u32::try_from(task & 0xffff_ffff).ok()?,
             name: unescaped_bytes(&name[..end]).into_owned(),
-            fd: word(24)?.cast_signed(),
-            call: SyncCall::of_index(word(28)?)?,
-            began: Duration::from_nanos(long(8)?),
-            ended: Some(Duration::from_nanos(long(16)?)),
+            fd: word(bytes, offset_of!(Self, fd))?.cast_signed(),
+            call: SyncCall::of_index(word(bytes, offset_of!(Self, call))?)?,
+            began: Duration::from_nanos(long(bytes, offset_of!(Self, began))?),
+            ended: Some(Duration::from_nanos(long(bytes, offset_of!(Self, ended))?)),
         })
     }
 }
 
-/// The stack: the record, a thread as key, the beginning of its sync, an index.
-const RECORD: i16 = -record::SIZE;
-const KEY: i16 = RECORD - 8;
-const BEGUN: i16 = KEY - begun::SIZE;
-const INDEX: i16 = BEGUN - 8;
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+fn long(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+}
+
+/// The stack of a program.
+#[repr(C)]
+struct SyncStack {
+    /// An index into an array.
+    index: u64,
+    start: SyncStart,
+    /// The thread: the key of its sync.
+    key: u64,
+    record: SyncRecord,
+}
 
 /// Writes the programs of one call.
-struct Writer {
+struct SyncProgramWriter {
     asm: Assembler,
     waiting: i32,
     ring: i32,
@@ -377,7 +397,7 @@ struct Writer {
     out: Label,
 }
 
-impl Writer {
+impl SyncProgramWriter {
     fn new(events: &SyncEvents) -> Self {
         let mut asm = Assembler::new();
         let out = asm.label();
@@ -392,7 +412,7 @@ impl Writer {
         }
     }
 
-    fn finish(mut self) -> Result<Vec<Instruction>, AsmError> {
+    fn finish(mut self) -> Result<Vec<Instruction>, AssemblyError> {
         self.asm.bind(self.out);
         self.asm.constant(R0, 0);
         self.asm.exit();
@@ -401,81 +421,82 @@ impl Writer {
 
     /// Writes the program that stores when the thread began, and with which descriptor. Skips a call whose
     /// flags do not wait.
-    fn beginning(
+    fn write_entry_program(
         mut self,
         call: SyncCall,
         fd: i16,
         flags: Option<i16>,
-    ) -> Result<Vec<Instruction>, AsmError> {
+    ) -> Result<Vec<Instruction>, AssemblyError> {
         if let Some(flags) = flags {
             self.asm.load(Width::B8, R1, R6, flags);
-            self.asm.alu_constant(Op::And, R1, WAITS);
-            self.asm.jump_if_constant(If::Equal, R1, 0, self.out);
+            self.asm.alu_constant(AluOp::And, R1, SYNC_RANGE_WAIT_FLAGS);
+            self.asm.jump_if_constant(Condition::Equal, R1, 0, self.out);
         }
-        self.thread();
-        self.asm.call(Helper::Nanoseconds);
-        self.asm.store(Width::B8, R10, BEGUN + begun::AT, R0);
+        self.store_thread();
+        self.asm.call(KernelHelper::Nanoseconds);
+        self.asm.store(Width::B8, R10, stack!(SyncStack, start.began), R0);
         self.asm.load(Width::B8, R1, R6, fd);
-        self.asm.store(Width::B4, R10, BEGUN + begun::FD, R1);
-        self.asm.store_constant(Width::B4, R10, BEGUN + begun::CALL, call.index());
-        self.map_and_key(self.waiting, KEY);
+        self.asm.store(Width::B4, R10, stack!(SyncStack, start.fd), R1);
+        self.asm.store_constant(Width::B4, R10, stack!(SyncStack, start.call), call.index());
+        self.pass_map_and_key(self.waiting, stack!(SyncStack, key));
         self.asm.set(R3, R10);
-        self.asm.alu_constant(Op::Add, R3, i32::from(BEGUN));
+        self.asm.alu_constant(AluOp::Add, R3, i32::from(stack!(SyncStack, start)));
         self.asm.constant(R4, 0);
-        self.asm.call(Helper::MapUpdate);
+        self.asm.call(KernelHelper::MapUpdate);
         self.count_lost_unless_done();
         self.finish()
     }
 
     /// Writes the program that writes a record of the sync that the thread began. Skips one whose beginning
     /// was not seen.
-    fn end(mut self) -> Result<Vec<Instruction>, AsmError> {
-        self.thread();
-        self.map_and_key(self.waiting, KEY);
-        self.asm.call(Helper::MapLookup);
-        self.asm.jump_if_constant(If::Equal, R0, 0, self.out);
-        self.asm.load(Width::B8, R7, R0, begun::AT);
-        self.asm.load(Width::B8, R8, R0, begun::FD);
-        self.asm.store(Width::B8, R10, RECORD + record::BEGAN, R7);
-        self.asm.store(Width::B8, R10, RECORD + record::FD_AND_CALL, R8);
-        self.asm.load(Width::B8, R1, R10, KEY);
-        self.asm.store(Width::B8, R10, RECORD + record::TASK, R1);
-        self.asm.call(Helper::Nanoseconds);
-        self.asm.store(Width::B8, R10, RECORD + record::ENDED, R0);
+    fn write_exit_program(mut self) -> Result<Vec<Instruction>, AssemblyError> {
+        self.store_thread();
+        self.pass_map_and_key(self.waiting, stack!(SyncStack, key));
+        self.asm.call(KernelHelper::MapLookup);
+        self.asm.jump_if_constant(Condition::Equal, R0, 0, self.out);
+        self.asm.load(Width::B8, R7, R0, offset!(SyncStart, began));
+        // The descriptor and the call.
+        self.asm.load(Width::B8, R8, R0, offset!(SyncStart, fd));
+        self.asm.store(Width::B8, R10, stack!(SyncStack, record.began), R7);
+        self.asm.store(Width::B8, R10, stack!(SyncStack, record.fd), R8);
+        self.asm.load(Width::B8, R1, R10, stack!(SyncStack, key));
+        self.asm.store(Width::B8, R10, stack!(SyncStack, record.task), R1);
+        self.asm.call(KernelHelper::Nanoseconds);
+        self.asm.store(Width::B8, R10, stack!(SyncStack, record.ended), R0);
         self.asm.set(R1, R10);
-        self.asm.alu_constant(Op::Add, R1, i32::from(RECORD + record::NAME));
-        self.asm.constant(R2, i32::from(record::NAME_BYTES));
-        self.asm.call(Helper::TaskName);
-        self.map_and_key(self.waiting, KEY);
-        self.asm.call(Helper::MapDelete);
-        self.map_and_key(self.ring, RECORD);
-        self.asm.constant(R3, i32::from(record::SIZE));
+        self.asm.alu_constant(AluOp::Add, R1, i32::from(stack!(SyncStack, record.name)));
+        self.asm.constant(R2, 16);
+        self.asm.call(KernelHelper::TaskName);
+        self.pass_map_and_key(self.waiting, stack!(SyncStack, key));
+        self.asm.call(KernelHelper::MapDelete);
+        self.pass_map_and_key(self.ring, stack!(SyncStack, record));
+        self.asm.constant(R3, i32::from(size!(SyncRecord)));
         self.asm.constant(R4, 0);
-        self.asm.call(Helper::RingOutput);
+        self.asm.call(KernelHelper::RingOutput);
         self.count_lost_unless_done();
         self.finish()
     }
 
     /// Stores the calling thread as the key.
-    fn thread(&mut self) {
-        self.asm.call(Helper::ProcessAndThread);
-        self.asm.store(Width::B8, R10, KEY, R0);
+    fn store_thread(&mut self) {
+        self.asm.call(KernelHelper::ProcessAndThread);
+        self.asm.store(Width::B8, R10, stack!(SyncStack, key), R0);
     }
 
     /// `R1` = the map, `R2` = a place on the stack.
-    fn map_and_key(&mut self, map: i32, key: i16) {
+    fn pass_map_and_key(&mut self, map: i32, key: i16) {
         self.asm.map(R1, map);
         self.asm.set(R2, R10);
-        self.asm.alu_constant(Op::Add, R2, i32::from(key));
+        self.asm.alu_constant(AluOp::Add, R2, i32::from(key));
     }
 
     /// Counts one lost sync unless `R0` shows that the last call succeeded.
     fn count_lost_unless_done(&mut self) {
-        self.asm.jump_if_constant(If::Equal, R0, 0, self.out);
-        self.asm.store_constant(Width::B4, R10, INDEX, 0);
-        self.map_and_key(self.lost, INDEX);
-        self.asm.call(Helper::MapLookup);
-        self.asm.jump_if_constant(If::Equal, R0, 0, self.out);
+        self.asm.jump_if_constant(Condition::Equal, R0, 0, self.out);
+        self.asm.store_constant(Width::B4, R10, stack!(SyncStack, index), 0);
+        self.pass_map_and_key(self.lost, stack!(SyncStack, index));
+        self.asm.call(KernelHelper::MapLookup);
+        self.asm.jump_if_constant(Condition::Equal, R0, 0, self.out);
         self.asm.constant(R1, 1);
         self.asm.atomic_add(R0, 0, R1);
     }
@@ -531,22 +552,22 @@ mod tests {
     fn what_a_thread_is_in_is_read_as_the_kernel_writes_it() {
         let number = SyncCall::Fdatasync.number();
         let line = format!("{number} 0x7 0x0 0x0 0x0 0x0 0x0 0x7ffe 0x7f00\n");
-        assert_eq!(parsed_call(&line), Some((SyncCall::Fdatasync, 7)));
+        assert_eq!(parse_syscall(&line), Some((SyncCall::Fdatasync, 7)));
         let range = SyncCall::SyncFileRange.number();
-        assert_eq!(parsed_call(&format!("{range} 0x7 0x0 0x0 0x2 0x0 0x0 0x7ffe 0x7f00")), None);
+        assert_eq!(parse_syscall(&format!("{range} 0x7 0x0 0x0 0x2 0x0 0x0 0x7ffe 0x7f00")), None);
         let waits = format!("{range} 0x7 0x0 0x0 0x7 0x0 0x0 0x7ffe 0x7f00");
-        assert_eq!(parsed_call(&waits), Some((SyncCall::SyncFileRange, 7)));
+        assert_eq!(parse_syscall(&waits), Some((SyncCall::SyncFileRange, 7)));
         for other in ["running", "-1 0x7ffe 0x7f00", "", "0 0x7"] {
-            assert_eq!(parsed_call(other), None, "{other}");
+            assert_eq!(parse_syscall(other), None, "{other}");
         }
     }
 
     #[test]
     fn what_waits_has_its_descriptor() {
-        let value = begun::bytes(Duration::from_nanos(5), 9, SyncCall::Fsync);
+        let value = SyncStart::bytes(Duration::from_nanos(5), 9, SyncCall::Fsync);
         let key = ((u64::from(std::process::id()) << 32) | u64::from(std::process::id())).to_ne_bytes();
         // This thread is in no sync.
-        assert_eq!(begun::parsed(&key, &value), None);
+        assert_eq!(SyncStart::parse(&key, &value), None);
         let Some(events) = events() else { return };
         assert!(events.waiting().unwrap().iter().all(|event| event.process != std::process::id()));
     }

@@ -64,10 +64,10 @@ const PERF_FLAG_FD_CLOEXEC: libc::c_ulong = 8;
 const PERF_EVENT_IOC_ENABLE: u32 = 0x2400;
 const PERF_EVENT_IOC_SET_BPF: u32 = 0x4004_2408;
 
-const NAME_LEN: usize = 16;
+const OBJECT_NAME_BYTES: usize = 16;
 
 #[derive(Clone, Copy)]
-enum Command {
+enum BpfCommand {
     MapCreate = 0,
     MapLookup = 1,
     MapUpdate = 2,
@@ -91,7 +91,7 @@ struct MapCreate {
     flags: u32,
     inner_map_fd: u32,
     numa_node: u32,
-    name: [u8; NAME_LEN],
+    name: [u8; OBJECT_NAME_BYTES],
 }
 
 #[repr(C)]
@@ -126,7 +126,7 @@ struct ProgLoad {
     log: u64,
     kernel_version: u32,
     flags: u32,
-    name: [u8; NAME_LEN],
+    name: [u8; OBJECT_NAME_BYTES],
 }
 
 #[repr(C)]
@@ -168,7 +168,7 @@ struct PerfAttributes {
 /// # Safety
 /// `attributes` is the part of `union bpf_attr` that `command` reads; each address in it is of live memory of
 /// this process of the size that the command reads or, where it writes, may write.
-unsafe fn bpf<T>(command: Command, attributes: &mut T) -> Result<i32, Errno> {
+unsafe fn bpf<T>(command: BpfCommand, attributes: &mut T) -> Result<i32, Errno> {
     // SAFETY: the kernel reads (and for some commands writes back) `size_of::<T>()` bytes of a live,
     // exclusively borrowed, `repr(C)` value; what it points to is the caller's promise.
     let result = unsafe {
@@ -178,13 +178,13 @@ unsafe fn bpf<T>(command: Command, attributes: &mut T) -> Result<i32, Errno> {
 }
 
 /// Takes ownership of a descriptor that a call has just returned.
-fn own(fd: i32) -> OwnedFd {
+fn take_ownership(fd: i32) -> OwnedFd {
     // SAFETY: only called with the fresh result of a call that gives its caller a new descriptor; nothing
     // else owns it.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-fn raw(fd: impl AsFd) -> u32 {
+fn raw_fd(fd: impl AsFd) -> u32 {
     // An open descriptor is never negative.
     fd.as_fd().as_raw_fd().cast_unsigned()
 }
@@ -198,28 +198,28 @@ fn address_mut<T>(memory: &mut [T]) -> u64 {
 }
 
 /// Returns the name as `bpftool` shows it: at most 15 bytes, letters, digits and underscores.
-fn object_name(name: &str) -> [u8; NAME_LEN] {
-    let mut bytes = [0; NAME_LEN];
-    for (to, from) in bytes[..NAME_LEN - 1].iter_mut().zip(name.bytes()) {
+fn object_name(name: &str) -> [u8; OBJECT_NAME_BYTES] {
+    let mut bytes = [0; OBJECT_NAME_BYTES];
+    for (to, from) in bytes[..OBJECT_NAME_BYTES - 1].iter_mut().zip(name.bytes()) {
         *to = if from.is_ascii_alphanumeric() { from } else { b'_' };
     }
     bytes
 }
 
 /// Converts a length for the kernel.
-fn length(len: usize) -> Result<u32, Errno> {
+fn kernel_length(len: usize) -> Result<u32, Errno> {
     u32::try_from(len).map_err(|_| Errno::TOOBIG)
 }
 
 /// A map in the kernel, freed when dropped and no program uses it.
 #[derive(Debug)]
-pub(crate) struct Map {
+pub(crate) struct BpfMap {
     fd: OwnedFd,
     key_size: usize,
     value_size: usize,
 }
 
-impl Map {
+impl BpfMap {
     /// Makes a map of at most `entries` entries.
     pub(crate) fn create(
         kind: MapKind,
@@ -230,8 +230,8 @@ impl Map {
     ) -> Result<Self, Errno> {
         let mut attributes = MapCreate {
             kind: kind as u32,
-            key_size: length(key_size)?,
-            value_size: length(value_size)?,
+            key_size: kernel_length(key_size)?,
+            value_size: kernel_length(value_size)?,
             max_entries: entries,
             flags: kind.flags(),
             inner_map_fd: 0,
@@ -240,9 +240,9 @@ impl Map {
         };
         let fd = without_limit(|| {
             // SAFETY: the attributes are those of the command and hold no address.
-            unsafe { bpf(Command::MapCreate, &mut attributes) }
+            unsafe { bpf(BpfCommand::MapCreate, &mut attributes) }
         })?;
-        Ok(Self { fd: own(fd), key_size, value_size })
+        Ok(Self { fd: take_ownership(fd), key_size, value_size })
     }
 
     /// Returns the descriptor's number, as instructions name it.
@@ -261,10 +261,10 @@ impl Map {
     }
 
     /// Runs one of the commands on a single entry. `value` has the size that the command reads or writes.
-    fn element(&self, command: Command, key: &[u8], value: u64) -> Result<(), Errno> {
+    fn element(&self, command: BpfCommand, key: &[u8], value: u64) -> Result<(), Errno> {
         assert_eq!(key.len(), self.key_size, "a key of the map's size");
         let mut attributes =
-            MapElement { map_fd: raw(&self.fd), padding: 0, key: address(key), value, flags: 0 };
+            MapElement { map_fd: raw_fd(&self.fd), padding: 0, key: address(key), value, flags: 0 };
         // SAFETY: the attributes are those of the four commands this is called with; the key has the size the
         // kernel reads, as asserted; `value` is the address of a live buffer of the value's size, exclusively
         // borrowed where the command writes it, as each of the callers below asserts (a deletion uses no
@@ -275,25 +275,25 @@ impl Map {
     /// Copies an entry's value out. Returns false if there is none.
     pub(crate) fn lookup(&self, key: &[u8], value: &mut [u8]) -> Result<bool, Errno> {
         assert_eq!(value.len(), self.value_size, "a value of the map's size");
-        found(self.element(Command::MapLookup, key, address_mut(value)))
+        as_found(self.element(BpfCommand::MapLookup, key, address_mut(value)))
     }
 
     /// Copies an entry's value out and deletes it, atomically (Linux 5.14 for hash tables). Returns false if
     /// there is none.
     pub(crate) fn take(&self, key: &[u8], value: &mut [u8]) -> Result<bool, Errno> {
         assert_eq!(value.len(), self.value_size, "a value of the map's size");
-        found(self.element(Command::MapTake, key, address_mut(value)))
+        as_found(self.element(BpfCommand::MapTake, key, address_mut(value)))
     }
 
     /// Sets an entry's value.
     pub(crate) fn update(&self, key: &[u8], value: &[u8]) -> Result<(), Errno> {
         assert_eq!(value.len(), self.value_size, "a value of the map's size");
-        self.element(Command::MapUpdate, key, address(value))
+        self.element(BpfCommand::MapUpdate, key, address(value))
     }
 
     /// Deletes an entry. Returns false if there is none.
     pub(crate) fn delete(&self, key: &[u8]) -> Result<bool, Errno> {
-        found(self.element(Command::MapDelete, key, 0))
+        as_found(self.element(BpfCommand::MapDelete, key, 0))
     }
 
     /// Returns whether there is an entry.
@@ -301,10 +301,10 @@ impl Map {
         let mut first = [0_u8; 64];
         assert!(self.key_size <= first.len(), "there is room for a key");
         let value = address_mut(&mut first);
-        let mut attributes = MapElement { map_fd: raw(&self.fd), padding: 0, key: 0, value, flags: 0 };
+        let mut attributes = MapElement { map_fd: raw_fd(&self.fd), padding: 0, key: 0, value, flags: 0 };
         // SAFETY: the attributes are those of the command. Without a key the kernel writes the first one, for
         // which there is room, as asserted.
-        found(unsafe { bpf(Command::MapNextKey, &mut attributes).map(drop) })
+        as_found(unsafe { bpf(BpfCommand::MapNextKey, &mut attributes).map(drop) })
     }
 
     /// Copies out as many entries as `keys` and `values` have room for (Linux 5.6). Returns their number, and
@@ -323,8 +323,8 @@ impl Map {
             out_batch: address_mut(&mut next),
             keys: address_mut(keys),
             values: address_mut(values),
-            count: length(room)?,
-            map_fd: raw(&self.fd),
+            count: kernel_length(room)?,
+            map_fd: raw_fd(&self.fd),
             element_flags: 0,
             flags: 0,
         };
@@ -332,7 +332,7 @@ impl Map {
         // (a hash table) or of a key's size (an array), and 64 bytes are there, no less than a key as
         // asserted; it writes at most `count` keys and values of the map's sizes, and both buffers have room
         // for `room` of them.
-        let result = unsafe { bpf(Command::MapLookupBatch, &mut attributes) };
+        let result = unsafe { bpf(BpfCommand::MapLookupBatch, &mut attributes) };
         let copied = (attributes.count as usize).min(room);
         match result {
             Ok(_) => {
@@ -345,7 +345,7 @@ impl Map {
     }
 }
 
-fn found(result: Result<(), Errno>) -> Result<bool, Errno> {
+fn as_found(result: Result<(), Errno>) -> Result<bool, Errno> {
     match result {
         Ok(()) => Ok(true),
         Err(Errno::NOENT) => Ok(false),
@@ -355,7 +355,7 @@ fn found(result: Result<(), Errno>) -> Result<bool, Errno> {
 
 /// A program in the kernel that has passed the verifier.
 #[derive(Debug)]
-pub(crate) struct Program {
+pub(crate) struct BpfProgram {
     fd: OwnedFd,
 }
 
@@ -366,7 +366,7 @@ pub(crate) struct LoadError {
     pub(crate) log: String,
 }
 
-impl Program {
+impl BpfProgram {
     /// Loads a program.
     pub(crate) fn load(kind: ProgramKind, name: &str, code: &[Instruction]) -> Result<Self, LoadError> {
         // The verifier's log is requested only after a failure: writing it makes loading slower.
@@ -390,12 +390,12 @@ impl Program {
     ) -> Result<Self, Errno> {
         let mut attributes = ProgLoad {
             kind: kind as u32,
-            instructions: length(code.len())?,
+            instructions: kernel_length(code.len())?,
             code: address(code),
             // Some helpers require a program with a licence that the kernel counts as GPL-compatible.
             license: c"Dual MIT/GPL".as_ptr() as u64,
             log_level: u32::from(!log.is_empty()),
-            log_size: length(log.len())?,
+            log_size: kernel_length(log.len())?,
             log: if log.is_empty() { 0 } else { address_mut(log) },
             kernel_version: 0,
             flags: 0,
@@ -405,22 +405,22 @@ impl Program {
             // SAFETY: the attributes are those of the command: `instructions` instructions of eight bytes and
             // a string with its end are read, at most `log_size` bytes of the log are written; all live
             // through the call.
-            unsafe { bpf(Command::ProgLoad, &mut attributes) }
+            unsafe { bpf(BpfCommand::ProgLoad, &mut attributes) }
         })?;
-        Ok(Self { fd: own(fd) })
+        Ok(Self { fd: take_ownership(fd) })
     }
 
     fn info(&self) -> Result<ProgramInfo, Errno> {
         let mut info = [ProgramInfo { kind: 0, id: 0, others: [0; 25], recursion_misses: 0 }];
         let mut attributes = ObjectInfo {
-            fd: raw(&self.fd),
-            len: length(size_of::<ProgramInfo>())?,
+            fd: raw_fd(&self.fd),
+            len: kernel_length(size_of::<ProgramInfo>())?,
             info: address_mut(&mut info),
         };
         // SAFETY: the attributes are those of the command. The kernel writes at most `len` bytes into the
         // live `info`; it also reads it, as counts of and addresses for arrays to fill, and all of those are
         // zero: none.
-        unsafe { bpf(Command::ObjectInfo, &mut attributes)? };
+        unsafe { bpf(BpfCommand::ObjectInfo, &mut attributes)? };
         let [info] = info;
         Ok(info)
     }
@@ -443,15 +443,15 @@ impl Program {
         let mut attributes = [id, 0, 0];
         // SAFETY: the attributes are those of the command (a number, a next number, flags) and hold no
         // address.
-        let result = unsafe { bpf(Command::ProgFdById, &mut attributes) };
-        found(result.map(|fd| drop(own(fd))))
+        let result = unsafe { bpf(BpfCommand::ProgFdById, &mut attributes) };
+        as_found(result.map(|fd| drop(take_ownership(fd))))
     }
 
     /// Runs the program at each event of a tracepoint, on all processors, until the result is dropped.
     ///
     /// A tracepoint's programs run wherever the event happens; `cpu` can be any that is online, and only does
     /// the accounting.
-    pub(crate) fn attach(&self, tracepoint: u64, cpu: u32) -> Result<Attachment, AttachError> {
+    pub(crate) fn attach(&self, tracepoint: u64, cpu: u32) -> Result<ProgramAttachment, AttachError> {
         let attributes = PerfAttributes {
             kind: PERF_TYPE_TRACEPOINT,
             size: 64,
@@ -476,12 +476,12 @@ impl Program {
             .ok()
             .filter(|result| *result >= 0)
             .ok_or_else(|| AttachError { call: "perf_event_open", errno: last_errno() })?;
-        let event = own(fd);
+        let event = take_ownership(fd);
         ioctl(&event, PERF_EVENT_IOC_SET_BPF, self.fd.as_raw_fd())
             .map_err(|errno| AttachError { call: "ioctl(PERF_EVENT_IOC_SET_BPF)", errno })?;
         ioctl(&event, PERF_EVENT_IOC_ENABLE, 0)
             .map_err(|errno| AttachError { call: "ioctl(PERF_EVENT_IOC_ENABLE)", errno })?;
-        Ok(Attachment { _event: event })
+        Ok(ProgramAttachment { _event: event })
     }
 }
 
@@ -493,17 +493,17 @@ struct RawTracepoint {
     padding: u32,
 }
 
-impl Program {
+impl BpfProgram {
     /// Runs a program of [`ProgramKind::RawTracepoint`] at each event of a tracepoint, until the result is
     /// dropped.
-    pub(crate) fn attach_raw(&self, tracepoint: &CStr) -> Result<Attachment, AttachError> {
+    pub(crate) fn attach_raw(&self, tracepoint: &CStr) -> Result<ProgramAttachment, AttachError> {
         let mut attributes =
-            RawTracepoint { name: tracepoint.as_ptr() as u64, program_fd: raw(&self.fd), padding: 0 };
+            RawTracepoint { name: tracepoint.as_ptr() as u64, program_fd: raw_fd(&self.fd), padding: 0 };
         // SAFETY: the attributes are those of the command: the name is a string with its end, which lives
         // through the call.
-        let fd = unsafe { bpf(Command::RawTracepointOpen, &mut attributes) }
+        let fd = unsafe { bpf(BpfCommand::RawTracepointOpen, &mut attributes) }
             .map_err(|errno| AttachError { call: "bpf(RAW_TRACEPOINT_OPEN)", errno })?;
-        Ok(Attachment { _event: own(fd) })
+        Ok(ProgramAttachment { _event: take_ownership(fd) })
     }
 }
 
@@ -529,7 +529,7 @@ fn ioctl(event: &OwnedFd, request: u32, argument: i32) -> Result<(), Errno> {
 
 /// A program at a tracepoint; detached when dropped.
 #[derive(Debug)]
-pub(crate) struct Attachment {
+pub(crate) struct ProgramAttachment {
     _event: OwnedFd,
 }
 

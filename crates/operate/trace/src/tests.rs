@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
 
-use super::event::Event;
-use super::programs::{Tables, program};
+use super::event::TracepointKind;
+use super::programs::{CountTableFds, program};
 use super::tracefs::Tracepoint;
 use super::*;
 use crate::testing::{as_nobody, disk_dir, evict_all, file_of, skip};
@@ -19,16 +19,19 @@ use pagekeeper_kernel::{Inode, InspectedFile, Links, page_size, residency};
 const MIB: usize = 1 << 20;
 
 /// The bytes that are read of a file of which each page is counted.
-const LEN: usize = 64 * MIB;
+const READ_BYTES: usize = 64 * MIB;
+
+/// The pages of a file that is read a page at a time.
+const TRACED_PAGES: u64 = 16384;
 
 /// The most attempts to trace without interference by others' programs.
-const UNDISTURBED: usize = 20;
+const ATTEMPTS_MAX: usize = 20;
 
 /// Runs one test at a time: a processor that is in one program, or in the midst of reading a table, runs no
 /// other.
 fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    lock(&ALONE)
+    static TEST_LOCK: Mutex<()> = Mutex::new(());
+    lock(&TEST_LOCK)
 }
 
 /// Returns a tracer of exactly this level, for pages only unless the options say more; `None`, with a
@@ -61,8 +64,8 @@ fn cold_file(len: usize) -> (tempfile::TempDir, InspectedFile) {
 /// evicting them as that many leaving.
 fn counts_each_page(level: TraceLevel, options: impl Fn(&Path) -> TraceOptions) {
     let _alone = alone();
-    let (_dir, file) = cold_file(LEN);
-    for _ in 0..UNDISTURBED {
+    let (_dir, file) = cold_file(READ_BYTES);
+    for _ in 0..ATTEMPTS_MAX {
         evict_all(&file);
         let Some(tracer) = tracer(level, options(file.path())) else { return };
         if is_each_page_counted(level, &file, tracer) {
@@ -82,9 +85,9 @@ fn is_each_page_counted(level: TraceLevel, file: &InspectedFile, mut tracer: Tra
     if counts.losses.skipped > 0 {
         return false;
     }
-    assert_eq!(flow.added.bytes, LEN as u64, "{level:?} {}", counts.losses);
+    assert_eq!(flow.added.bytes, READ_BYTES as u64, "{level:?} {}", counts.losses);
     assert_eq!(flow.removed, PageTotals::default());
-    assert!((1..=LEN as u64 / page_size()).contains(&flow.added.folios), "{flow:?}");
+    assert!((1..=READ_BYTES as u64 / page_size()).contains(&flow.added.folios), "{flow:?}");
     if level != TraceLevel::Counters {
         let by_file: Vec<_> = counts.pages.iter().flatten().filter(|counts| counts.file == inode).collect();
         // Read-ahead is done by the reader.
@@ -99,12 +102,12 @@ fn is_each_page_counted(level: TraceLevel, file: &InspectedFile, mut tracer: Tra
         return false;
     }
     let flow = snapshot.of_file(inode).unwrap();
-    assert_eq!((flow.added.bytes, flow.removed.bytes), (0, LEN as u64));
+    assert_eq!((flow.added.bytes, flow.removed.bytes), (0, READ_BYTES as u64));
     // A snapshot does not end a period; a take does.
     assert_eq!(tracer.take().unwrap().of_file(inode), Some(flow));
     assert_eq!(tracer.take().unwrap().of_file(inode), Some(PageFlow::default()));
     let losses = tracer.take().unwrap().losses;
-    assert_eq!(losses, Losses { skipped: losses.skipped, ..Losses::default() });
+    assert_eq!(losses, EventLosses { skipped: losses.skipped, ..EventLosses::default() });
     losses.skipped == 0
 }
 
@@ -161,7 +164,7 @@ fn a_full_table_says_so_and_recovers() {
         reclaim: false,
         ..TraceOptions::default()
     };
-    for _ in 0..UNDISTURBED {
+    for _ in 0..ATTEMPTS_MAX {
         files.iter().for_each(evict_all);
         let Some(mut tracer) = tracer(TraceLevel::Bpf, options.clone()) else { return };
         for path in &paths {
@@ -176,7 +179,7 @@ fn a_full_table_says_so_and_recovers() {
             continue;
         }
         assert_eq!(full.by_file().len(), 16);
-        assert_eq!(full.losses, Losses { no_room: 8, ..Losses::default() });
+        assert_eq!(full.losses, EventLosses { no_room: 8, ..EventLosses::default() });
         assert_eq!(idle.total(), 0);
         assert_eq!((counts.by_file().len(), counts.losses.total()), (8, 0));
         return;
@@ -206,9 +209,8 @@ fn file_of_single_pages(pages: u64) -> (tempfile::TempDir, InspectedFile, impl F
 #[test]
 fn counts_add_up_while_they_are_read() {
     use std::sync::atomic::{AtomicBool, Ordering};
-    const PAGES: u64 = 16384;
     let _alone = alone();
-    let (_dir, file, read) = file_of_single_pages(PAGES);
+    let (_dir, file, read) = file_of_single_pages(TRACED_PAGES);
     let Some(mut tracer) = tracer(TraceLevel::Bpf, only(file.path())) else { return };
     let inode = identity(&file);
     let done = AtomicBool::new(false);
@@ -230,14 +232,13 @@ fn counts_add_up_while_they_are_read() {
         }
     });
     // The kernel runs no program on a processor that is reading a table, and counts that.
-    assert!(added <= PAGES && added + skipped >= PAGES, "{added} counted, {skipped} skipped");
+    assert!(added <= TRACED_PAGES && added + skipped >= TRACED_PAGES, "{added} counted, {skipped} skipped");
 }
 
 #[test]
 fn a_full_buffer_says_so() {
-    const PAGES: u64 = 16384;
     let _alone = alone();
-    let (_dir, file, read) = file_of_single_pages(PAGES);
+    let (_dir, file, read) = file_of_single_pages(TRACED_PAGES);
     // Without others' events: it is not known which ones were lost.
     let options = TraceOptions { buffer_bytes: 1, pauses: false, reclaim: false, ..only(file.path()) };
     let Some(mut tracer) = tracer(TraceLevel::Tracefs, options) else { return };
@@ -246,7 +247,7 @@ fn a_full_buffer_says_so() {
     let added = counts.of_file(identity(&file)).unwrap().added;
     assert_eq!(added.bytes, added.folios * page_size());
     assert!(counts.losses.overrun > 0 && counts.losses.unread == 0, "{}", counts.losses);
-    assert_eq!(added.folios + counts.losses.overrun, PAGES);
+    assert_eq!(added.folios + counts.losses.overrun, TRACED_PAGES);
 }
 
 /// A task that reads more than its memory cgroup holds has to reclaim.
@@ -446,7 +447,7 @@ fn requests_to_the_disk_are_counted() {
         // A completion interrupts whatever runs, including other programs. Then it counts as skipped, in some
         // cases only after a minute. The whole machine's requests to its disks may also exceed the buffer.
         let unfinished = match &tracer.reader {
-            Reader::Bpf(source) => source.drop_unfinished(u64::MAX).unwrap(),
+            CountReader::Bpf(source) => source.drop_unfinished(u64::MAX).unwrap(),
             _ => 0,
         };
         let lost = counts.losses.total();
@@ -465,13 +466,13 @@ fn a_request_that_was_not_seen_to_complete_is_lost_in_time() {
     let options =
         TraceOptions { pages: false, pauses: false, reclaim: false, block: true, ..TraceOptions::default() };
     let Some(mut tracer) = tracer(TraceLevel::Bpf, options) else { return };
-    let Reader::Bpf(source) = &tracer.reader else { panic!("{:?}", tracer.source()) };
+    let CountReader::Bpf(source) = &tracer.reader else { panic!("{:?}", tracer.source()) };
     source.begin_request(1);
     assert!(tracer.take().unwrap().losses.skipped > 0, "since the machine was started");
-    let Reader::Bpf(source) = &tracer.reader else { unreachable!() };
+    let CountReader::Bpf(source) = &tracer.reader else { unreachable!() };
     source.begin_request(u64::MAX - 1);
     tracer.take().unwrap();
-    let Reader::Bpf(source) = &tracer.reader else { unreachable!() };
+    let CountReader::Bpf(source) = &tracer.reader else { unreachable!() };
     assert!(source.drop_unfinished(u64::MAX).unwrap() >= 1, "it is not old enough");
 }
 
@@ -505,10 +506,13 @@ fn the_capabilities_for_programs_are_named() {
     let Some(tracefs) = tracefs() else { return };
     let options = TraceOptions::default();
     let points = options.points(&tracefs).unwrap();
-    let error = as_nobody(|| BpfSource::start(&options, &points, &Choice::Everything).unwrap_err());
+    let error = as_nobody(|| BpfSource::start(&options, &points, &KernelFilter::Everything).unwrap_err());
     let TraceError::Refused { call, needs, .. } = &error else { panic!("{error}") };
     assert_eq!(*call, "bpf(MAP_CREATE)");
-    assert!(matches!(needs, Needs::Capabilities(_) | Needs::NoLockdown(_)), "{error}");
+    assert!(
+        matches!(needs, MissingPermission::Capabilities(_) | MissingPermission::NoLockdown(_)),
+        "{error}"
+    );
 }
 
 #[test]
@@ -524,7 +528,7 @@ fn no_tracefs_is_said() {
 
 fn tracefs() -> Option<Tracefs> {
     let found = Tracefs::find(&ProcRoot::default()).and_then(|tracefs| {
-        tracefs.event(Event::Add)?;
+        tracefs.event(TracepointKind::Add)?;
         Ok(tracefs)
     });
     found.map_err(skip).ok()
@@ -535,16 +539,18 @@ fn tracefs() -> Option<Tracefs> {
 fn the_verifiers_words_are_in_the_error() {
     let _alone = alone();
     let Some(tracefs) = tracefs() else { return };
-    let tables = Tables { entries: -1, flights: -1, lost: -1, epoch: -1 };
-    let point = tracefs.event(Event::ReclaimEnd).unwrap();
-    let error = program(&Tracepoint { event: Event::Add, ..point }, tables, &Choice::Everything).unwrap_err();
+    let tables = CountTableFds { entries: -1, flights: -1, lost: -1, epoch: -1 };
+    let point = tracefs.event(TracepointKind::ReclaimEnd).unwrap();
+    let error =
+        program(&Tracepoint { event: TracepointKind::Add, ..point }, tables, &KernelFilter::Everything)
+            .unwrap_err();
     assert!(error.to_string().contains("has no field s_dev"), "{error}");
 
     let mut asm = asm::Assembler::new();
-    asm.set(asm::Reg::R0, asm::Reg::R7);
+    asm.set(asm::Register::R0, asm::Register::R7);
     asm.exit();
     let error =
-        crate::sys::Program::load(crate::sys::ProgramKind::Tracepoint, "pk_wrong", &asm.finish().unwrap())
+        crate::sys::BpfProgram::load(crate::sys::ProgramKind::Tracepoint, "pk_wrong", &asm.finish().unwrap())
             .unwrap_err();
     if error.errno == rustix::io::Errno::PERM {
         return skip("programs may not be loaded");
@@ -563,9 +569,9 @@ fn trace_until_killed() {
     let tracer =
         Tracer::start(&TraceOptions { best: level, block: true, ..TraceOptions::default() }).unwrap();
     match &tracer.reader {
-        Reader::Bpf(reader) => println!("programs {:?}", reader.program_ids()),
-        Reader::Pipe(_) => println!("pipe"),
-        Reader::Polling(_) => println!("nothing"),
+        CountReader::Bpf(reader) => println!("programs {:?}", reader.program_ids()),
+        CountReader::Pipe(_) => println!("pipe"),
+        CountReader::Polling(_) => println!("nothing"),
     }
     std::thread::sleep(std::time::Duration::from_secs(600));
 }
@@ -610,7 +616,7 @@ fn killed_tracers_leave_nothing_behind() {
     let (mut child, said) = tracing_child("bpf");
     if let Some(ids) = said.strip_prefix("programs ") {
         let ids: Vec<u32> = ids.trim_matches(['[', ']']).split(", ").map(|id| id.parse().unwrap()).collect();
-        let exists = |id: &u32| crate::sys::Program::exists(*id).unwrap();
+        let exists = |id: &u32| crate::sys::BpfProgram::exists(*id).unwrap();
         assert!(ids.len() >= 5 && ids.iter().all(exists), "{said}");
         child.kill().unwrap();
         child.wait().unwrap();
@@ -656,7 +662,7 @@ fn a_dropped_tracer_leaves_nothing_behind() {
     let Some(tracefs) = tracefs() else { return };
     let Some(tracer) = tracer(TraceLevel::Tracefs, TraceOptions::default()) else { return };
     let own = format!("pagekeeper-{}-", std::process::id());
-    let Reader::Pipe(_) = &tracer.reader else { panic!("{:?}", tracer.source()) };
+    let CountReader::Pipe(_) = &tracer.reader else { panic!("{:?}", tracer.source()) };
     let name = tracer.source().to_string();
     assert!(name.starts_with("events are read from tracefs"), "{name}");
     let count = || {

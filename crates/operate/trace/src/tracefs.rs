@@ -12,9 +12,9 @@ use std::sync::Arc;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 
 use super::TraceError;
-use super::error::Right;
-use super::event::Event;
-use super::format::{Field, Format};
+use super::error::PermissionKind;
+use super::event::TracepointKind;
+use super::format::{RecordField, RecordFormat};
 use pagekeeper_kernel::process::{Mount, ProcRoot};
 
 /// A mounted tracefs.
@@ -56,21 +56,21 @@ impl Tracefs {
     }
 
     /// Returns the kernel's description of a tracepoint.
-    pub(super) fn event(&self, event: Event) -> Result<Tracepoint, TraceError> {
+    pub(super) fn event(&self, event: TracepointKind) -> Result<Tracepoint, TraceError> {
         Ok(Tracepoint { event, format: self.format(event.category(), event.name())? })
     }
 
     /// Returns the description of any tracepoint.
-    pub(super) fn format(&self, category: &str, name: &str) -> Result<Format, TraceError> {
+    pub(super) fn format(&self, category: &str, name: &str) -> Result<RecordFormat, TraceError> {
         let path = self.root.join("events").join(category).join(name).join("format");
         let text = std::fs::read_to_string(&path).map_err(|error| {
             if error.kind() == std::io::ErrorKind::NotFound {
                 TraceError::NoEvent { event: format!("{category}:{name}"), path: path.clone() }
             } else {
-                TraceError::file(Right::Reading, "read", &path, &error)
+                TraceError::file(PermissionKind::Reading, "read", &path, &error)
             }
         })?;
-        Format::parse(&text, &path)
+        RecordFormat::parse(&text, &path)
     }
 }
 
@@ -87,13 +87,13 @@ fn root_of(mounts: &[Mount]) -> Option<PathBuf> {
 /// A tracepoint of this kernel.
 #[derive(Debug, Clone)]
 pub(super) struct Tracepoint {
-    pub(super) event: Event,
-    pub(super) format: Format,
+    pub(super) event: TracepointKind,
+    pub(super) format: RecordFormat,
 }
 
 impl Tracepoint {
     /// Returns the first of its fields that has one of these names.
-    pub(super) fn field(&self, names: &[&'static str]) -> Result<&Field, TraceError> {
+    pub(super) fn field(&self, names: &[&'static str]) -> Result<&RecordField, TraceError> {
         names.iter().find_map(|name| self.format.field(name)).ok_or_else(|| self.lacks(names[0]))
     }
 
@@ -140,7 +140,7 @@ mod tests {
             Err(rustix::io::Errno::PERM) => return crate::testing::skip("only root can mount"),
             mounted => mounted.unwrap(),
         };
-        assert!(tracefs.event(Event::Pause).unwrap().format.field("pause").is_some());
+        assert!(tracefs.event(TracepointKind::Pause).unwrap().format.field("pause").is_some());
         let own = rustix::fs::fstat(tracefs.own().unwrap()).unwrap().st_dev;
         let mounts = ProcRoot::default().own_mounts().unwrap();
         let points = mounts.iter().filter(|mount| mount.kind == "tracefs").map(|mount| &mount.point);
@@ -153,15 +153,15 @@ mod tests {
     fn a_kernel_without_the_tracepoint_is_an_error() {
         let root = tempfile::tempdir().unwrap();
         let tracefs = Tracefs { root: root.path().into(), own: None };
-        let error = tracefs.event(Event::Pause).unwrap_err();
+        let error = tracefs.event(TracepointKind::Pause).unwrap_err();
         assert!(error.to_string().contains("no tracepoint writeback:balance_dirty_pages"), "{error}");
     }
 
     #[test]
     fn names_lead_back_to_tracepoints() {
-        for event in Event::ALL {
-            assert_eq!(Event::of_name(event.name().as_bytes()), Some(event));
+        for event in TracepointKind::ALL {
+            assert_eq!(TracepointKind::of_name(event.name().as_bytes()), Some(event));
         }
-        assert_eq!(Event::of_name(b"sched_switch"), None);
+        assert_eq!(TracepointKind::of_name(b"sched_switch"), None);
     }
 }

@@ -21,7 +21,7 @@ use pagekeeper_doctor::{
 use pagekeeper_kernel::hang;
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_observe::saved_pages::SavedPages;
-use pagekeeper_observe::{Observer, ObserverOptions, Progress, Scope};
+use pagekeeper_observe::{Observer, ObserverOptions, ObserverScope, WalkProgress};
 use pagekeeper_text::{Size, escaped};
 use pagekeeper_trace::{TraceLevel, TraceOptions, TraceSource};
 use serde::Serialize;
@@ -92,7 +92,7 @@ pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     report.visibility_gaps.extend(missing_snapshot(&observation).into_iter().chain(syncs_unseen));
     // Only on request: the search opens files of all users.
     if args.elsewhere {
-        let progress = Arc::new(Progress::default());
+        let progress = Arc::new(WalkProgress::default());
         let walk = || largest_elsewhere(&after, &progress);
         let (largest, gap) = stop.during(Some(WALK_TIME_MAX), || progress.end_walk(), walk);
         report.inspected.largest_elsewhere = largest;
@@ -149,13 +149,13 @@ fn is_blind(report: &Report, named: &[u32]) -> bool {
         })
 }
 
-fn scope(args: &DoctorArgs) -> Scope {
+fn scope(args: &DoctorArgs) -> ObserverScope {
     if !args.pid.is_empty() {
-        Scope::Pids(args.pid.clone())
+        ObserverScope::Pids(args.pid.clone())
     } else if !args.dirs.is_empty() {
-        Scope::Directories(args.dirs.clone())
+        ObserverScope::Directories(args.dirs.clone())
     } else {
-        Scope::All
+        ObserverScope::All
     }
 }
 

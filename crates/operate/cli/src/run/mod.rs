@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use pagekeeper_launch::{
-    Choice, CommandEnd, LaunchReport, NotStarted, PreparedCommand, Role, RunningProcesses, Settings,
+    Choice, CommandEnd, LaunchReport, PreparedCommand, Role, RunningProcesses, Settings, StartError,
     StartState,
 };
 
@@ -167,7 +167,7 @@ fn follow(args: &RunArgs, settings: &Settings) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn refuse(why: &NotStarted) -> ExitCode {
+fn refuse(why: &StartError) -> ExitCode {
     output::complain(&why.sentence);
     ExitCode::from(why.code)
 }

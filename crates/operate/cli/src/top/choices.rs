@@ -1,25 +1,25 @@
 //! What `top` sorts by, and what each of its rows is: as options, and in the order in which keys go through them.
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use pagekeeper_observe::{Group, Sort};
+use pagekeeper_observe::{GroupBy, SortKey};
 
 /// A value of an option: its name, what it stands for, and its help.
 pub(super) type NamedValue<T> = (&'static str, T, &'static str);
 
 /// The values of `--sort`.
-pub(super) const SORTS: [NamedValue<Sort>; 4] = [
-    ("resident", Sort::Resident, "What is in memory"),
-    ("growth", Sort::Growth, "How fast that grows"),
-    ("dirty", Sort::Dirty, "What is changed and not yet on disk"),
-    ("evicted", Sort::Evicted, "What the kernel took away under memory pressure"),
+pub(super) const SORTS: [NamedValue<SortKey>; 4] = [
+    ("resident", SortKey::Resident, "What is in memory"),
+    ("growth", SortKey::Growth, "How fast that grows"),
+    ("dirty", SortKey::Dirty, "What is changed and not yet on disk"),
+    ("evicted", SortKey::Evicted, "What the kernel took away under memory pressure"),
 ];
 
 /// The values of `--group`.
-pub(super) const GROUPS: [NamedValue<Group>; 4] = [
-    ("file", Group::File, "Each file"),
-    ("class", Group::Class, "What files are to their database: redo, binlog, data"),
-    ("process", Group::Process, "Who brought them in or has them open"),
-    ("cgroup", Group::Cgroup, "The same by control group or container"),
+pub(super) const GROUPS: [NamedValue<GroupBy>; 4] = [
+    ("file", GroupBy::File, "Each file"),
+    ("class", GroupBy::Class, "What files are to their database: redo, binlog, data"),
+    ("process", GroupBy::Process, "Who brought them in or has them open"),
+    ("cgroup", GroupBy::Cgroup, "The same by control group or container"),
 ];
 
 /// Returns a parser of the names.
@@ -39,7 +39,7 @@ pub(super) fn next<T: Copy + PartialEq>(all: &[NamedValue<T>], now: T, step: usi
 }
 
 /// Returns the heading of the column of names.
-pub(super) fn heading(group: Group) -> String {
+pub(super) fn heading(group: GroupBy) -> String {
     let known = GROUPS.iter().find(|known| known.1 == group);
     known.map_or_else(String::new, |(name, ..)| name.to_uppercase())
 }

@@ -1,7 +1,7 @@
 //! One file: its figures, the processes that use it, and a map of its resident parts.
 
 use pagekeeper_kernel::ResidencyMap;
-use pagekeeper_observe::{Owner, Row, RowKey};
+use pagekeeper_observe::{Row, RowKey, RowOwner};
 use pagekeeper_text::{escaped, percent};
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
@@ -80,7 +80,7 @@ fn what_it_is(row: &Row) -> String {
     }
 }
 
-fn owner_words(owner: &Owner) -> String {
+fn owner_words(owner: &RowOwner) -> String {
     let mut how = Vec::new();
     match owner.used {
         None => how.push("no longer has it".to_owned()),

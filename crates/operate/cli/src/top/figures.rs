@@ -2,7 +2,7 @@
 //!
 //! Invariants: a size takes at most 5 columns, a rate 6; an unknown figure is "?", never 0.
 
-use pagekeeper_observe::{Explained, Split};
+use pagekeeper_observe::{CachedBreakdown, MemoryBreakdown};
 
 /// Returns a size in few columns: "512B", "1.2M", "34G".
 pub(super) fn size(bytes: u64) -> String {
@@ -43,7 +43,7 @@ pub(super) fn rate(bytes: i64) -> String {
 }
 
 /// Returns how much of `Cached` the files add up to, or their share of it if other files are not counted.
-pub(super) fn explained(explained: &Explained) -> String {
+pub(super) fn explained(explained: &CachedBreakdown) -> String {
     if explained.scoped {
         return format!("{} of Cached {} are of these files", size(explained.files), size(explained.cached));
     }
@@ -58,7 +58,7 @@ pub(super) fn explained(explained: &Explained) -> String {
 
 /// Returns a line about pages of block devices, which have no rows, if they are at least a tenth of the page cache.
 /// No device is opened to name it: only one that the user names is.
-pub(super) fn without_rows(split: &Split) -> Option<String> {
+pub(super) fn without_rows(split: &MemoryBreakdown) -> Option<String> {
     let is_much = split.buffers > 0 && split.buffers >= (split.files() + split.buffers) / 10;
     let line = || {
         let buffers = size(split.buffers);
@@ -87,7 +87,8 @@ mod tests {
 
     #[test]
     fn many_pages_of_block_devices_get_a_line() {
-        let of = |clean, buffers| without_rows(&Split { clean, buffers, ..Split::default() });
+        let of =
+            |clean, buffers| without_rows(&MemoryBreakdown { clean, buffers, ..MemoryBreakdown::default() });
         assert_eq!((of(0, 0), of(91, 9)), (None, None));
         let line = of(2 << 20, 302 << 20).unwrap();
         assert!(line.starts_with("302M of block devices (buffers) are in no row: "), "{line}");
@@ -120,9 +121,9 @@ mod tests {
 
     #[test]
     fn some_directories_do_not_explain_what_the_host_has_cached() {
-        let all = Explained { cached: 1 << 30, files: 900 << 20, shmem: 124 << 20, scoped: false };
+        let all = CachedBreakdown { cached: 1 << 30, files: 900 << 20, shmem: 124 << 20, scoped: false };
         assert_eq!(explained(&all), "Cached 1G = files 900M + shmem 124M: 100.0 % explained");
-        let some = Explained { files: 400 << 20, scoped: true, ..all };
+        let some = CachedBreakdown { files: 400 << 20, scoped: true, ..all };
         assert_eq!(explained(&some), "400M of Cached 1G are of these files");
     }
 

@@ -17,7 +17,7 @@ use pagekeeper_kernel::{
     Expected, Handle, Inode, InspectedFile, Links, ReleaseOptions, ResidencyMap, WarmOptions, release,
     residency_map, warm,
 };
-use pagekeeper_observe::{CensusOptions, PatientCensus, Progress, Query};
+use pagekeeper_observe::{CensusOptions, PatientCensus, RowQuery, WalkProgress};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use super::detail;
@@ -84,7 +84,7 @@ fn is_unicode() -> bool {
 }
 
 /// Shows the screen until the user quits.
-pub(super) fn run(query: Query, census: CensusOptions, interval: Duration) -> anyhow::Result<()> {
+pub(super) fn run(query: RowQuery, census: CensusOptions, interval: Duration) -> anyhow::Result<()> {
     if let Some(why) = refusal() {
         return Err(UsageError(why).into());
     }
@@ -166,9 +166,9 @@ fn pressed(key: KeyEvent) -> Option<News> {
 /// The census' thread: it ticks, and answers queries in between.
 fn count(
     options: &CensusOptions,
-    mut query: Query,
+    mut query: RowQuery,
     interval: Duration,
-    orders: &Receiver<Query>,
+    orders: &Receiver<RowQuery>,
     news: &Sender<News>,
 ) -> anyhow::Result<()> {
     let mut counting = PatientCensus::start(options.clone())?;
@@ -211,8 +211,8 @@ struct LiveScreen {
     model: Model,
     theme: Theme,
     news: Sender<News>,
-    orders: Sender<Query>,
-    progress: Arc<Progress>,
+    orders: Sender<RowQuery>,
+    progress: Arc<WalkProgress>,
     /// The file whose map is being drawn: for a large one, this may take longer than a tick.
     drawing: Option<Inode>,
 }

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_observe::{CensusOptions, Group, ObserveError, PatientCensus, Query, Sort};
+use pagekeeper_observe::{CensusOptions, GroupBy, ObserveError, PatientCensus, RowQuery, SortKey};
 
 use self::choices::{GROUPS, SORTS, one_of};
 use crate::arguments::{parse_limit, parse_time};
@@ -62,10 +62,10 @@ pub(crate) struct TopArgs {
     interval: Duration,
     /// Sort by this figure, greatest first
     #[arg(short, long, value_name = "FIGURE", default_value = "resident", value_parser = one_of(&SORTS))]
-    sort: Sort,
+    sort: SortKey,
     /// What each row is
     #[arg(short, long, value_name = "BY", default_value = "file", value_parser = one_of(&GROUPS))]
-    group: Group,
+    group: GroupBy,
     /// Only files whose path contains TEXT; capitals count only if there are some in it
     #[arg(short, long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     filter: String,
@@ -88,8 +88,8 @@ fn parse_interval(text: &str) -> Result<Duration, String> {
 }
 
 impl TopArgs {
-    fn query(&self) -> Query {
-        Query {
+    fn query(&self) -> RowQuery {
+        RowQuery {
             sort: self.sort,
             group: self.group,
             filter: self.filter.clone(),

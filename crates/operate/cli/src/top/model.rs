@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use pagekeeper_kernel::{Inode, ResidencyMap};
-use pagekeeper_observe::{CensusTick, Query, Row, RowKey, Rows, Sort};
+use pagekeeper_observe::{CensusTick, QueryRows, Row, RowKey, RowQuery, SortKey};
 use ratatui::crossterm::event::KeyCode as Key;
 
 use super::choices::{GROUPS, SORTS, next};
@@ -74,15 +74,15 @@ pub(super) enum Overlay {
 #[derive(Debug, Clone)]
 pub(super) struct SeenRows {
     pub(super) tick: CensusTick,
-    pub(super) rows: Rows,
+    pub(super) rows: QueryRows,
     /// The query that selected the rows.
-    pub(super) query: Query,
+    pub(super) query: RowQuery,
 }
 
 /// The state.
 #[derive(Debug)]
 pub(super) struct Model {
-    pub(super) query: Query,
+    pub(super) query: RowQuery,
     pub(super) seen: Option<Box<SeenRows>>,
     /// Files read so far, before the first tick.
     pub(super) walked: u64,
@@ -104,9 +104,9 @@ pub(super) struct Model {
 }
 
 impl Model {
-    pub(super) fn new(query: Query, interval: Duration) -> Self {
+    pub(super) fn new(query: RowQuery, interval: Duration) -> Self {
         Self {
-            query: Query { limit: ROWS, ..query },
+            query: RowQuery { limit: ROWS, ..query },
             seen: None,
             walked: 0,
             chosen: None,
@@ -242,10 +242,10 @@ impl Model {
                 return Some(Action::Ask);
             }
             Key::Char('s') => return Some(self.sort(next(&SORTS, self.query.sort, 1))),
-            Key::Char('r') => return Some(self.sort(Sort::Resident)),
-            Key::Char('g') => return Some(self.sort(Sort::Growth)),
-            Key::Char('d') => return Some(self.sort(Sort::Dirty)),
-            Key::Char('v') => return Some(self.sort(Sort::Evicted)),
+            Key::Char('r') => return Some(self.sort(SortKey::Resident)),
+            Key::Char('g') => return Some(self.sort(SortKey::Growth)),
+            Key::Char('d') => return Some(self.sort(SortKey::Dirty)),
+            Key::Char('v') => return Some(self.sort(SortKey::Evicted)),
             Key::Tab | Key::BackTab => {
                 let step = if key == Key::Tab { 1 } else { GROUPS.len() - 1 };
                 self.query.group = next(&GROUPS, self.query.group, step);
@@ -281,7 +281,7 @@ impl Model {
         None
     }
 
-    fn sort(&mut self, sort: Sort) -> Action {
+    fn sort(&mut self, sort: SortKey) -> Action {
         self.query.sort = sort;
         // The greatest rows are wanted, not the chosen one.
         (self.chosen, self.place) = (None, 0);
@@ -348,7 +348,7 @@ impl Model {
 mod tests {
     use super::super::screen_tests::{file_row, model_with};
     use super::*;
-    use pagekeeper_observe::Group;
+    use pagekeeper_observe::GroupBy;
 
     #[test]
     fn nothing_is_done_without_a_y() {
@@ -417,16 +417,16 @@ mod tests {
     fn keys_sort_group_and_quit() {
         let mut model = model_with(&[file_row(1, "/a", 10)]);
         for (key, sort) in
-            [('g', Sort::Growth), ('d', Sort::Dirty), ('v', Sort::Evicted), ('s', Sort::Resident)]
+            [('g', SortKey::Growth), ('d', SortKey::Dirty), ('v', SortKey::Evicted), ('s', SortKey::Resident)]
         {
             assert_eq!(model.press(Key::Char(key)), Some(Action::Ask));
             assert_eq!(model.query.sort, sort);
         }
         model.press(Key::Tab);
-        assert_eq!(model.query.group, Group::Class);
+        assert_eq!(model.query.group, GroupBy::Class);
         model.press(Key::BackTab);
         model.press(Key::BackTab);
-        assert_eq!(model.query.group, Group::Cgroup);
+        assert_eq!(model.query.group, GroupBy::Cgroup);
         model.press(Key::Char('?'));
         assert_eq!(model.overlay, Overlay::Help);
         assert_eq!((model.press(Key::Char('q')), &model.overlay), (None, &Overlay::Nothing));

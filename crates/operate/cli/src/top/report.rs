@@ -6,10 +6,11 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use pagekeeper_observe::{
-    CensusTick, Explained, FileSystemSum, Group, Owner, Row, RowKey, Rows, Split, VisibilityGap,
+    CachedBreakdown, CensusTick, FileSystemSum, GroupBy, MemoryBreakdown, QueryRows, Row, RowKey, RowOwner,
+    VisibilityGap,
 };
 use pagekeeper_text::{count, escaped, unescaped};
-use pagekeeper_trace::{PauseCounts, ReclaimCounts, Task};
+use pagekeeper_trace::{PauseCounts, ReclaimCounts, TaskIdentity};
 use serde_json::{Value, json};
 
 use super::choices::heading;
@@ -20,7 +21,7 @@ use crate::output;
 const WAITS_MAX: usize = 5;
 
 /// Returns the one object that is printed.
-pub(super) fn json(tick: &CensusTick, rows: &Rows) -> Value {
+pub(super) fn json(tick: &CensusTick, rows: &QueryRows) -> Value {
     let is_traced = tick.pauses.is_some() || tick.reclaim.is_some();
     let tasks = || {
         json!({
@@ -43,7 +44,8 @@ pub(super) fn json(tick: &CensusTick, rows: &Rows) -> Value {
 }
 
 fn memory(tick: &CensusTick) -> Value {
-    let Split { total, processes, clean, dirty, writeback, shmem, buffers, slab, free, other } = tick.split;
+    let MemoryBreakdown { total, processes, clean, dirty, writeback, shmem, buffers, slab, free, other } =
+        tick.split;
     json!({
         "total": total,
         "processes": processes,
@@ -63,7 +65,7 @@ fn memory(tick: &CensusTick) -> Value {
 }
 
 /// Returns the kernel's `Cached`, and what it consists of, unless only the files of some directories are counted.
-fn cached(explained: &Explained) -> Value {
+fn cached(explained: &CachedBreakdown) -> Value {
     json!({
         "bytes": explained.cached,
         "files": explained.files,
@@ -114,7 +116,7 @@ fn row(row: &Row) -> Value {
     })
 }
 
-fn owner(owner: &Owner) -> Value {
+fn owner(owner: &RowOwner) -> Value {
     let used = owner.used.unwrap_or_default();
     json!({
         "pid": owner.pid,
@@ -161,17 +163,22 @@ pub(super) fn in_words(gap: &VisibilityGap) -> String {
 }
 
 /// Writes the sample for people.
-pub(super) fn write(tick: &CensusTick, rows: &Rows, group: Group, out: &mut impl Write) -> io::Result<()> {
+pub(super) fn write(
+    tick: &CensusTick,
+    rows: &QueryRows,
+    group: GroupBy,
+    out: &mut impl Write,
+) -> io::Result<()> {
     memory_lines(tick).iter().try_for_each(|line| writeln!(out, "{line}"))?;
     writeln!(out)?;
-    let fifth = if group == Group::File { "SIZE" } else { "FILES" };
+    let fifth = if group == GroupBy::File { "SIZE" } else { "FILES" };
     let mut line = |figures: [&str; 5], name: &str| {
         let [resident, growth, dirty, evicted, fifth] = figures;
         writeln!(out, "{resident:>8} {growth:>7} {dirty:>7} {evicted:>7} {fifth:>7}  {name}")
     };
     line(["RESIDENT", "+/s", "DIRTY", "EVICTED", fifth], &heading(group))?;
     for row in &rows.rows {
-        let fifth = if group == Group::File { size(row.size) } else { count(row.files) };
+        let fifth = if group == GroupBy::File { size(row.size) } else { count(row.files) };
         let (resident, growth) = (size(row.resident), rate(row.growth));
         let (dirty, evicted) = (figure(unwritten(row)), figure(row.evicted));
         line([&resident, &growth, &dirty, &evicted, &fifth], &name(row))?;
@@ -234,7 +241,8 @@ pub(super) fn waits(tick: &CensusTick) -> Option<[Vec<String>; 2]> {
     let of_time = |length: Duration| {
         format!("{:.0} %", length.as_secs_f64() / tick.period.as_secs_f64().max(1e-3) * 100.0)
     };
-    let of_task = |task: &Task, does: String| format!("{} {} {does}", escaped(&task.name), task.process);
+    let of_task =
+        |task: &TaskIdentity, does: String| format!("{} {} {does}", escaped(&task.name), task.process);
     if tick.pauses.is_none() && tick.reclaim.is_none() {
         return None;
     }

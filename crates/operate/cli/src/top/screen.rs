@@ -6,7 +6,7 @@
 
 use std::fmt::Write as _;
 
-use pagekeeper_observe::{CensusTick, Group, Row, RowKey, Sort, Split};
+use pagekeeper_observe::{CensusTick, GroupBy, MemoryBreakdown, Row, RowKey, SortKey};
 use pagekeeper_text::{count, duration, escaped};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -29,7 +29,7 @@ pub(super) const MIN_SIZE: (u16, u16) = (60, 14);
 /// A part of memory: its letter, name, colour and size.
 type MemoryPart = (char, &'static str, Color, u64);
 
-fn parts(split: &Split) -> [MemoryPart; 9] {
+fn parts(split: &MemoryBreakdown) -> [MemoryPart; 9] {
     [
         ('p', "processes", Color::Magenta, split.processes),
         ('c', "clean", Color::Green, split.clean),
@@ -200,20 +200,21 @@ fn owner_columns(width: u16) -> usize {
 }
 
 fn head_line<'a>(model: &Model, width: u16) -> Line<'a> {
-    let sorted =
-        |sort: Sort, name: &str| if model.query.sort == sort { format!("{name}*") } else { name.to_owned() };
+    let sorted = |sort: SortKey, name: &str| {
+        if model.query.sort == sort { format!("{name}*") } else { name.to_owned() }
+    };
     let mut text = format!(
         "{:>8} {:>6} {:>6} {:>7} {:<history$} ",
-        sorted(Sort::Resident, "RESIDNT"),
-        sorted(Sort::Growth, "+/S"),
-        sorted(Sort::Dirty, "DIRTY"),
-        sorted(Sort::Evicted, "EVICTED"),
+        sorted(SortKey::Resident, "RESIDNT"),
+        sorted(SortKey::Growth, "+/S"),
+        sorted(SortKey::Dirty, "DIRTY"),
+        sorted(SortKey::Evicted, "EVICTED"),
         "TREND",
         history = HISTORY + 1,
     );
     let owner = owner_columns(width);
     if owner > 0 {
-        let who = if model.query.group == Group::File { "WHO" } else { "FILES" };
+        let who = if model.query.group == GroupBy::File { "WHO" } else { "FILES" };
         let _ = write!(text, "{who:<owner$}");
     }
     text.push_str(&heading(model.query.group));
@@ -250,8 +251,8 @@ fn row_line<'a>(model: &Model, row: &Row, chosen: bool, width: u16, theme: Theme
     ];
     if owner > 0 {
         let who = match (row.owners.first(), model.query.group) {
-            (Some(owner), Group::File) => format!("{} {}", owner.name, owner.pid),
-            (None, Group::File) => "-".to_owned(),
+            (Some(owner), GroupBy::File) => format!("{} {}", owner.name, owner.pid),
+            (None, GroupBy::File) => "-".to_owned(),
             _ => count(row.files),
         };
         let who: String = escaped(&who).into_cow().chars().take(owner - 1).collect();

@@ -4,8 +4,10 @@ use std::time::{Duration, SystemTime};
 
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::pressure::{MemInfo, SysRoots, Watermarks};
-use pagekeeper_observe::{CensusTick, Explained, Flow, Query, Row, RowKey, Rows, Split, VisibilityGap};
-use pagekeeper_trace::{DirtyLevels, Durations, Losses, PauseCounts, Task};
+use pagekeeper_observe::{
+    CachedBreakdown, CensusTick, FlowBytes, MemoryBreakdown, QueryRows, Row, RowKey, RowQuery, VisibilityGap,
+};
+use pagekeeper_trace::{DirtyLevels, DurationStats, EventLosses, PauseCounts, TaskIdentity};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::KeyCode as Key;
@@ -32,8 +34,8 @@ pub(super) fn file_row(ino: u64, path: &str, mib: u64) -> Row {
         evicted: Some(0),
         recently_evicted: Some(0),
         growth: 0,
-        flow: Some(Flow::default()),
-        total_flow: Some(Flow::default()),
+        flow: Some(FlowBytes::default()),
+        total_flow: Some(FlowBytes::default()),
         owners: Vec::new(),
         class: None,
         database: None,
@@ -48,7 +50,7 @@ fn tick() -> CensusTick {
         period: Duration::from_secs(1),
         memory,
         watermarks: Watermarks { min: 64 << 20, low: 80 << 20, high: 96 << 20, reserve: 0 },
-        split: Split {
+        split: MemoryBreakdown {
             total: 16 * GIB,
             processes: 4 * GIB,
             clean: 6 * GIB,
@@ -60,14 +62,19 @@ fn tick() -> CensusTick {
             free: 3 * GIB,
             other: GIB / 4,
         },
-        explained: Explained { cached: 7 * GIB + GIB / 2, files: 7 * GIB, shmem: GIB / 2, scoped: false },
+        explained: CachedBreakdown {
+            cached: 7 * GIB + GIB / 2,
+            files: 7 * GIB,
+            shmem: GIB / 2,
+            scoped: false,
+        },
         file_systems: Vec::new(),
         files: 12_345,
         files_in_memory: 2_000,
         pauses: Some(Vec::new()),
         reclaim: Some(Vec::new()),
         machine: None,
-        losses: Losses::default(),
+        losses: EventLosses::default(),
         rescan: None,
         visibility_gaps: Vec::new(),
     }
@@ -75,8 +82,8 @@ fn tick() -> CensusTick {
 
 /// Returns a screen that shows these rows.
 pub(super) fn model_with(rows: &[Row]) -> Model {
-    let mut model = Model::new(Query::default(), Duration::from_secs(1));
-    let rows = Rows { rows: rows.to_vec(), matching: rows.len(), resident: 0 };
+    let mut model = Model::new(RowQuery::default(), Duration::from_secs(1));
+    let rows = QueryRows { rows: rows.to_vec(), matching: rows.len(), resident: 0 };
     model.take(SeenRows { tick: tick(), rows, query: model.query.clone() }, true);
     model
 }
@@ -208,9 +215,9 @@ fn questions_help_and_filters_are_shown() {
 fn who_is_paused_is_shown() {
     let mut model = model();
     let paused = |name: &str| PauseCounts {
-        task: Task { process: 42, thread: 43, name: name.into() },
+        task: TaskIdentity { process: 42, thread: 43, name: name.into() },
         device: "8:0".into(),
-        pauses: [Duration::from_millis(250)].into_iter().collect::<Durations>(),
+        pauses: [Duration::from_millis(250)].into_iter().collect::<DurationStats>(),
         waits: 1,
         longest_wait: Duration::from_millis(250),
         levels: DirtyLevels::default(),
@@ -225,7 +232,7 @@ fn who_is_paused_is_shown() {
 
 #[test]
 fn the_first_walk_shows_how_far_it_is() {
-    let mut model = Model::new(Query::default(), Duration::from_secs(1));
+    let mut model = Model::new(RowQuery::default(), Duration::from_secs(1));
     model.walked = 123_456;
     assert!(drawn(&mut model, 80, 24, PLAIN).0.starts_with("reading all files: 123,456 so far"));
 }

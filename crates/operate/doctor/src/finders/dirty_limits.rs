@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use pagekeeper_kernel::pressure::{CgroupVersion, DirtyParameters, DirtyReport, DirtyThresholds, Limit};
 use pagekeeper_text::{Size, duration, rate, unescaped};
-use pagekeeper_trace::{PauseCounts, Task};
+use pagekeeper_trace::{PauseCounts, TaskIdentity};
 
 use super::Earlier;
 use crate::attribution::database_of;
@@ -110,7 +110,7 @@ impl Flow {
 /// Returns what throttled tasks would have written during their pauses, in bytes per second: each at its own rate.
 fn held_back(observation: &Observation<'_>, period: Duration) -> u64 {
     let Some(trace) = observation.trace() else { return 0 };
-    let mut throttled: HashMap<&Task, Duration> = HashMap::new();
+    let mut throttled: HashMap<&TaskIdentity, Duration> = HashMap::new();
     for pause in pauses(observation) {
         *throttled.entry(&pause.task).or_default() += pause.pauses.total();
     }

@@ -14,7 +14,7 @@ use pagekeeper_kernel::pressure::{CgroupVersion, MemoryCgroup};
 use pagekeeper_observe::Database;
 use pagekeeper_policy::FileClass;
 use pagekeeper_text::{Size, counted, duration, percent, rate, shell_quoted};
-use pagekeeper_trace::{Durations, ReclaimKind};
+use pagekeeper_trace::{DurationStats, ReclaimKind};
 
 use super::Earlier;
 use super::logs::{Logs, RELEASABLE_MIN, UNWRITTEN_PART, guard_command};
@@ -53,14 +53,14 @@ fn waits(
     observation: &Observation<'_>,
     kind: ReclaimKind,
     wanted: impl Fn(u32) -> bool,
-) -> Option<Vec<(String, Durations)>> {
-    let mut processes: BTreeMap<u32, (String, Durations)> = BTreeMap::new();
+) -> Option<Vec<(String, DurationStats)>> {
+    let mut processes: BTreeMap<u32, (String, DurationStats)> = BTreeMap::new();
     for counts in observation.trace()?.reclaim.as_ref()? {
         if counts.kind == kind && wanted(counts.task.process) {
             let pid = counts.task.process;
             let entry = processes
                 .entry(pid)
-                .or_insert_with(|| (process(&counts.task.name, pid), Durations::default()));
+                .or_insert_with(|| (process(&counts.task.name, pid), DurationStats::default()));
             entry.1.merge(&counts.stalls);
         }
     }
@@ -69,15 +69,15 @@ fn waits(
     Some(processes)
 }
 
-fn together(waits: &[(String, Durations)]) -> Durations {
-    let mut all = Durations::default();
+fn together(waits: &[(String, DurationStats)]) -> DurationStats {
+    let mut all = DurationStats::default();
     for (_, own) in waits {
         all.merge(own);
     }
     all
 }
 
-fn waits_evidence(waits: &[(String, Durations)], where_to: &str) -> Evidence {
+fn waits_evidence(waits: &[(String, DurationStats)], where_to: &str) -> Evidence {
     let all = together(waits);
     let named: Vec<String> = waits
         .iter()

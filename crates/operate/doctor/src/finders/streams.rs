@@ -20,7 +20,7 @@ use pagekeeper_kernel::pressure::MemoryCgroup;
 use pagekeeper_kernel::process::Access;
 use pagekeeper_observe::{Database, File};
 use pagekeeper_policy::FileClass;
-use pagekeeper_trace::{PageCounts, Task, TraceCounts};
+use pagekeeper_trace::{PageCounts, TaskIdentity, TraceCounts};
 
 use super::Earlier;
 use crate::attribution::database_of;
@@ -291,7 +291,7 @@ impl Loss {
         streams: &[Stream<'_>],
         takers: &Takers<'_>,
     ) -> Self {
-        let is_stream = |task: &Task| streams.iter().any(|stream| stream.pid == task.process);
+        let is_stream = |task: &TaskIdentity| streams.iter().any(|stream| stream.pid == task.process);
         let mut files: HashMap<Inode, [u64; 3]> = HashMap::new();
         for counts in pages.iter().filter(|counts| data.contains_key(&counts.file)) {
             let [removed, streamed, own] = files.entry(counts.file).or_default();

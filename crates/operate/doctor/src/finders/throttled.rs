@@ -19,7 +19,7 @@ use std::time::Duration;
 use pagekeeper_observe::{File, OpenerKind};
 use pagekeeper_policy::FileClass;
 use pagekeeper_text::{Size, counted, duration, escaped, percent, unescaped};
-use pagekeeper_trace::{DirtyLevels, PauseCounts, Task};
+use pagekeeper_trace::{DirtyLevels, PauseCounts, TaskIdentity};
 
 use super::{Earlier, dirty_limits};
 use crate::advice::{move_log_of, uncertain};
@@ -261,7 +261,7 @@ impl Sum {
 
 /// Whether a thread works in the background, where being slowed is intended. RocksDB names its flushing and
 /// merging threads, in every program that embeds it. PostgreSQL has processes, which show it in their titles.
-pub(crate) fn is_background(observation: &Observation<'_>, task: &Task) -> bool {
+pub(crate) fn is_background(observation: &Observation<'_>, task: &TaskIdentity) -> bool {
     // "postgres: checkpointer", or "postgres: NAME OF THE CLUSTER: checkpointer".
     let work = |title: &str| Some(title.strip_prefix("postgres: ")?.rsplit(": ").next()?.to_owned());
     let streamer = observation.streamers.iter().find(|streamer| streamer.pid == task.process);

@@ -13,13 +13,13 @@ use super::pages::FollowedPages;
 use super::plan::FollowPlan;
 
 /// The answer that it can follow.
-pub(crate) const READY: &str = "ready";
+pub(crate) const READY_MESSAGE: &str = "ready";
 /// Time for which a report waits for data that is still being written.
-pub(crate) const REPORTED_AFTER: Duration = Duration::from_secs(2);
+pub(crate) const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Interval of checks while pages come in.
 pub(crate) const BUSY_INTERVAL: Duration = Duration::from_millis(10);
 /// Interval of checks for report requests while no pages come in.
-const IDLE_INTERVAL: Duration = Duration::from_millis(200);
+const FOLLOWER_IDLE_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Reports over the socket that it can follow, or why not; then follows the process whose ID arrives, until its
 /// end.
@@ -28,7 +28,7 @@ pub(super) fn run(plan: &FollowPlan, socket: &UnixStream) {
         Ok(streams) => streams,
         Err(unavailable) => return answer(socket, &unavailable.to_string()),
     };
-    answer(socket, READY);
+    answer(socket, READY_MESSAGE);
     let mut pid = [0; size_of::<u32>()];
     if (&*socket).read_exact(&mut pid).is_err() {
         return;
@@ -58,7 +58,7 @@ fn follow(streams: &mut Streams, socket: &UnixStream) {
             asked = Some(Instant::now());
         }
         let is_over = !is_running && !streams.is_busy();
-        let is_late = asked.is_some_and(|asked| asked.elapsed() > REPORTED_AFTER);
+        let is_late = asked.is_some_and(|asked| asked.elapsed() > REPORT_TIMEOUT);
         if !is_reported && (is_over || is_late) {
             is_reported = true;
             let pages = FollowedPages::of(&streams.report(), is_running);
@@ -67,7 +67,7 @@ fn follow(streams: &mut Streams, socket: &UnixStream) {
         if is_over {
             return;
         }
-        streams.wait(if streams.is_busy() { BUSY_INTERVAL } else { IDLE_INTERVAL });
+        streams.wait(if streams.is_busy() { BUSY_INTERVAL } else { FOLLOWER_IDLE_INTERVAL });
     }
 }
 

@@ -8,9 +8,9 @@
 //! A caller without permission for that asks the guard's [`service`] to follow the command, if one listens.
 //!
 //! Invariants: the process beside the command is not its child, holds none of its descriptors, and ends by itself.
-//! The command waits at most [`ANSWERED_AFTER`] until that process is ready, and as long for its answer, and is
-//! started in any case. If that process is killed, nothing is held: the command continues without the rules. Fails
-//! before anything is started if the command can't be followed ([`FollowRefusal`]).
+//! The command waits at most [`FOLLOWER_ANSWER_TIMEOUT`] until that process is ready, and as long for its
+//! answer, and is started in any case. If that process is killed, nothing is held: the command continues without
+//! the rules. Fails before anything is started if the command can't be followed ([`FollowRefusal`]).
 
 mod beside;
 mod pages;
@@ -30,17 +30,17 @@ use pagekeeper_streams::stream_request::STREAM_SOCKET;
 use rustix::thread::CapabilitySet;
 
 pub(crate) use beside::BUSY_INTERVAL;
-use beside::{READY, REPORTED_AFTER};
-pub use pages::{FollowedPages, LeftOfFile};
+use beside::{READY_MESSAGE, REPORT_TIMEOUT};
+pub use pages::{FollowedFileReport, FollowedPages};
 pub(crate) use plan::FollowPlan;
-pub(crate) use service::NoService;
-use service::Service;
+use service::GuardService;
+pub(crate) use service::ServiceError;
 
 use crate::detached;
 
 /// Time limit for an answer of the process beside the command: loading its programs into the kernel takes some 10
 /// ms, and a second on an emulated processor.
-const ANSWERED_AFTER: Duration = Duration::from_secs(10);
+const FOLLOWER_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why a command can't be followed by events.
 #[derive(Debug, thiserror::Error)]
@@ -50,7 +50,7 @@ pub(crate) enum FollowRefusal {
     Unavailable(String),
     /// This process lacks the permissions; contains why the guard's service does not follow it.
     #[error("that takes root, or the capabilities BPF, PERFMON and DAC_READ_SEARCH{0}")]
-    NotPermitted(NoService),
+    NotPermitted(ServiceError),
     #[error("the process that follows it does not answer")]
     Silent,
     /// Orphaned processes become this one's children, which the command does not expect.
@@ -65,15 +65,18 @@ pub(crate) enum Follower {
     /// A process beside it, ready to follow.
     Beside(Arc<UnixStream>),
     /// The guard's service, which already follows this process and its descendants.
-    Service(Service),
+    Service(GuardService),
 }
 
 impl Follower {
     /// Starts the follower.
     pub(crate) fn start(plan: &FollowPlan) -> Result<Self, FollowRefusal> {
         if !is_permitted() {
-            let service =
-                if plan.suits_service() { Service::ask(&service_path()) } else { Err(NoService::Unasked) };
+            let service = if plan.suits_service() {
+                GuardService::ask(&service_path())
+            } else {
+                Err(ServiceError::Unasked)
+            };
             return service.map(Self::Service).map_err(FollowRefusal::NotPermitted);
         }
         if std::process::id() == 1
@@ -83,7 +86,7 @@ impl Follower {
         }
         let socket = Self::begin(plan).map_err(FollowRefusal::Failed)?;
         match next_answer(&socket) {
-            Some(answer) if answer == READY => Ok(Self::Beside(Arc::new(socket))),
+            Some(answer) if answer == READY_MESSAGE => Ok(Self::Beside(Arc::new(socket))),
             Some(sentence) => Err(FollowRefusal::Unavailable(sentence)),
             None => Err(FollowRefusal::Silent),
         }
@@ -91,7 +94,7 @@ impl Follower {
 
     fn begin(plan: &FollowPlan) -> io::Result<UnixStream> {
         let (socket, other) = UnixStream::pair()?;
-        socket.set_read_timeout(Some(ANSWERED_AFTER))?;
+        socket.set_read_timeout(Some(FOLLOWER_ANSWER_TIMEOUT))?;
         detached::start_detached(&[other.as_fd()], || beside::run(plan, &other))?;
         Ok(socket)
     }
@@ -112,7 +115,7 @@ impl Follower {
         };
         // This requests them.
         let _ = socket.shutdown(Shutdown::Write);
-        let _ = socket.set_read_timeout(Some(2 * REPORTED_AFTER));
+        let _ = socket.set_read_timeout(Some(2 * REPORT_TIMEOUT));
         let mut lines = BufReader::new(&*socket).lines().map_while(Result::ok);
         lines
             .find_map(|line| serde_json::from_str(&line).ok())

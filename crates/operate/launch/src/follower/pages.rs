@@ -10,9 +10,9 @@ use pagekeeper_text::{Size, duration, escaped, unescaped};
 use serde::{Deserialize, Serialize};
 
 /// Maximum number of files listed: their paths fit into a socket's buffer.
-const NAMED_MAX: usize = 16;
+const LEFT_FILES_MAX: usize = 16;
 /// Shorter holds are not worth a line.
-const HELD_MIN: Duration = Duration::from_secs(1);
+const REPORTED_HOLD_MIN: Duration = Duration::from_secs(1);
 
 /// The page totals in bytes: added pages were released, used by others, have gone or are left.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,12 +36,12 @@ pub struct FollowedPages {
     /// Whether some of the command's processes still run, and are followed.
     pub goes_on: bool,
     /// The files with the most pages left.
-    pub left: Vec<LeftOfFile>,
+    pub left: Vec<FollowedFileReport>,
 }
 
 /// The pages left of one file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LeftOfFile {
+pub struct FollowedFileReport {
     path: String,
     left_bytes: u64,
     why: LeftReason,
@@ -76,7 +76,7 @@ impl FollowedPages {
         Self {
             lost_bytes: report.lost_bytes,
             held_ms: u64::try_from(report.held.as_millis()).unwrap_or(u64::MAX),
-            left: report.stayed.iter().take(NAMED_MAX).map(LeftOfFile::of).collect(),
+            left: report.stayed.iter().take(LEFT_FILES_MAX).map(FollowedFileReport::of).collect(),
             ..Self::of_sums(StreamSums::of(report.totals, goes_on))
         }
     }
@@ -98,7 +98,7 @@ impl FollowedPages {
     }
 }
 
-impl LeftOfFile {
+impl FollowedFileReport {
     fn of(FileReport { path, totals, why }: &FileReport) -> Self {
         let why = match why {
             Some(StayReason::Unwritten) => LeftReason::Unwritten,
@@ -130,10 +130,10 @@ impl fmt::Display for FollowedPages {
         let by = if self.by_guard { " (by the guard)" } else { "" };
         writeln!(f, "  events      {text}{by}")?;
         let held = Duration::from_millis(self.held_ms);
-        if held >= HELD_MIN {
+        if held >= REPORTED_HOLD_MIN {
             writeln!(f, "  held        {} in all, for its pace", duration(held))?;
         }
-        for LeftOfFile { path, left_bytes, why } in &self.left {
+        for FollowedFileReport { path, left_bytes, why } in &self.left {
             let path = escaped(Path::new(path));
             writeln!(f, "  left        {} of {path} ({})", Size(*left_bytes), why.sentence())?;
         }
@@ -158,7 +158,8 @@ mod tests {
 
     #[test]
     fn what_is_left_is_named_with_its_reason() {
-        let left = LeftOfFile { path: "/b/a\n".to_owned(), left_bytes: 1 << 20, why: LeftReason::Unwritten };
+        let left =
+            FollowedFileReport { path: "/b/a\n".to_owned(), left_bytes: 1 << 20, why: LeftReason::Unwritten };
         let pages = FollowedPages {
             added_bytes: 2 << 20,
             used_by_others_bytes: 1 << 20,

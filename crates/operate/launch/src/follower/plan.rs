@@ -7,8 +7,8 @@ use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_policy::names;
 use pagekeeper_streams::{StreamOptions, StreamPace, Streams, Unavailable, Verdict, stream_name};
 
-use crate::command_line::MANY_IN_ONE;
-use crate::means::Followed;
+use crate::command_line::MULTI_CALL_PROGRAMS;
+use crate::means::FollowScope;
 use crate::settings::{Role, Settings};
 
 /// The processes to follow, and the way to follow them.
@@ -22,13 +22,13 @@ pub(crate) struct FollowPlan {
 }
 
 impl FollowPlan {
-    pub(crate) fn new(followed: Followed, settings: &Settings, pace: StreamPace) -> Self {
+    pub(crate) fn new(followed: FollowScope, settings: &Settings, pace: StreamPace) -> Self {
         let names = match followed {
-            Followed::All => None,
+            FollowScope::All => None,
             // The kernel does not see which applet of a multi-call program runs.
-            Followed::ByName => {
+            FollowScope::ByName => {
                 let streams = settings.streams.iter().filter_map(|name| stream_name(name).ok());
-                Some(streams.chain(MANY_IN_ONE.map(str::to_owned)).collect())
+                Some(streams.chain(MULTI_CALL_PROGRAMS.map(str::to_owned)).collect())
             }
         };
         Self { names, never: databases(settings), pace }
@@ -92,13 +92,13 @@ mod tests {
     use super::*;
     use crate::choice::Choice;
 
-    fn plan(followed: Followed, choice: &Choice) -> FollowPlan {
+    fn plan(followed: FollowScope, choice: &Choice) -> FollowPlan {
         FollowPlan::new(followed, &choice.settings(1 << 20).unwrap(), StreamPace::Auto)
     }
 
     #[test]
     fn databases_are_not_followed() {
-        let never = |choice: Choice| plan(Followed::All, &choice).never;
+        let never = |choice: Choice| plan(FollowScope::All, &choice).never;
         let all = never(Choice::default());
         assert!(
             ["mariadbd", "postgres", "mongod"].iter().all(|&name| all.contains(&name.to_owned())),
@@ -110,10 +110,10 @@ mod tests {
 
     #[test]
     fn every_name_of_a_stream_is_one_for_the_kernel() {
-        let names = plan(Followed::ByName, &Choice::default()).names.unwrap();
+        let names = plan(FollowScope::ByName, &Choice::default()).names.unwrap();
         let settings = Choice::default().settings(1 << 20).unwrap();
-        assert_eq!(names.len(), settings.streams.len() + MANY_IN_ONE.len());
+        assert_eq!(names.len(), settings.streams.len() + MULTI_CALL_PROGRAMS.len());
         assert!(["tar", "cat", "busybox"].iter().all(|&name| names.contains(&name.to_owned())), "{names:?}");
-        assert_eq!(plan(Followed::All, &Choice::default()).names, None);
+        assert_eq!(plan(FollowScope::All, &Choice::default()).names, None);
     }
 }

@@ -17,11 +17,11 @@ use pagekeeper_text::escaped;
 use super::pages::FollowedPages;
 
 /// Maximum wait for each line. The report waits 2 s for data that is still being written.
-const ANSWERED_AFTER: Duration = Duration::from_secs(8);
+const SERVICE_ANSWER_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// Why the service does not follow a command, as the end of a sentence.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum NoService {
+pub(crate) enum ServiceError {
     /// It can't do what is wanted.
     #[error("")]
     Unasked,
@@ -33,30 +33,30 @@ pub(crate) enum NoService {
 }
 
 /// The connection by which the service follows this process.
-pub(crate) struct Service(UnixStream);
+pub(crate) struct GuardService(UnixStream);
 
-impl Service {
+impl GuardService {
     /// Requests that this process and everything it starts from now on be followed.
-    pub(super) fn ask(path: &Path) -> Result<Self, NoService> {
+    pub(super) fn ask(path: &Path) -> Result<Self, ServiceError> {
         let socket = connect(path).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => NoService::Absent,
-            io::ErrorKind::WouldBlock => NoService::Refused("it is busy with other requests".to_owned()),
-            _ => NoService::Refused(error.to_string()),
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => ServiceError::Absent,
+            io::ErrorKind::WouldBlock => ServiceError::Refused("it is busy with other requests".to_owned()),
+            _ => ServiceError::Refused(error.to_string()),
         })?;
         Self::request(socket)
     }
 
-    fn request(socket: UnixStream) -> Result<Self, NoService> {
+    fn request(socket: UnixStream) -> Result<Self, ServiceError> {
         let bounded = socket
-            .set_read_timeout(Some(ANSWERED_AFTER))
-            .and_then(|()| socket.set_write_timeout(Some(ANSWERED_AFTER)));
+            .set_read_timeout(Some(SERVICE_ANSWER_TIMEOUT))
+            .and_then(|()| socket.set_write_timeout(Some(SERVICE_ANSWER_TIMEOUT)));
         // A service that refuses at once may have closed it already: its answer can still be read.
         let _ = bounded.is_ok().then(|| (&socket).write_all(request_line().as_bytes()));
         match bounded.ok().and_then(|()| next_answer(&socket)) {
             Some(StreamAnswer::Followed) => Ok(Self(socket)),
-            Some(StreamAnswer::Refused(why)) => Err(NoService::Refused(why)),
+            Some(StreamAnswer::Refused(why)) => Err(ServiceError::Refused(why)),
             Some(StreamAnswer::Report(_)) | None => {
-                Err(NoService::Refused("it does not answer, or is of another version".to_owned()))
+                Err(ServiceError::Refused("it does not answer, or is of another version".to_owned()))
             }
         }
     }
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     /// Returns a client's result for these answers.
-    fn with_answers(answers: &'static str) -> (Result<Service, NoService>, tempfile::TempDir) {
+    fn with_answers(answers: &'static str) -> (Result<GuardService, ServiceError>, tempfile::TempDir) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s");
         let listener = UnixListener::bind(&path).unwrap();
@@ -101,7 +101,7 @@ mod tests {
             assert_eq!(asked, request_line());
             stream.write_all(answers.as_bytes()).unwrap();
         });
-        (Service::ask(&path), directory)
+        (GuardService::ask(&path), directory)
     }
 
     #[test]
@@ -112,14 +112,14 @@ mod tests {
         rustix::net::listen(&listener, 0).unwrap();
         let queued: Vec<UnixStream> = (0..8).map_while(|_| connect(&path).ok()).collect();
         assert!(queued.len() < 8, "the queue is never full");
-        assert!(Service::ask(&path).err().unwrap().to_string().contains("it is busy"));
+        assert!(GuardService::ask(&path).err().unwrap().to_string().contains("it is busy"));
 
         let refused = StreamAnswer::Refused("too many".to_owned()).to_line();
         let client = queued.into_iter().next().unwrap();
         let (mut server, _) = listener.accept().unwrap();
         server.write_all(refused.as_bytes()).unwrap();
         drop(server);
-        let why = Service::request(client).err().unwrap().to_string();
+        let why = GuardService::request(client).err().unwrap().to_string();
         assert!(why.contains("too many"), "{why}");
     }
 
@@ -129,8 +129,8 @@ mod tests {
 
     #[test]
     fn each_refusal_is_said_and_a_guard_that_is_killed_ends_no_wait() {
-        let absent = Service::ask(Path::new("/nonexistent/streams.sock")).err().unwrap();
-        assert!(matches!(absent, NoService::Absent));
+        let absent = GuardService::ask(Path::new("/nonexistent/streams.sock")).err().unwrap();
+        assert!(matches!(absent, ServiceError::Absent));
         let refused = why("{\"version\":1,\"answer\":{\"refused\":\"too \\u001b many\"}}\n");
         assert_eq!(refused, "; the guard does not follow it: too \\x1b many");
         for answers in

@@ -1,8 +1,9 @@
 //! The background thread: rescans all files, takes snapshots of all processes, and searches changed
 //! directories for files without a known name. It works slowly, within its share of one processor.
 //!
-//! Invariants: over seconds it takes at most [`SHARE`](super::SHARE) of the time of one processor. No lock is
-//! held over I/O. It ends when it is dropped, after the current file, or when it is known to hang there.
+//! Invariants: over seconds it takes at most [`CPU_SHARE`](super::CPU_SHARE) of the time of one processor. No
+//! lock is held over I/O. It ends when it is dropped, after the current file, or when it is known to hang
+//! there.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -25,13 +26,13 @@ use super::walk::{SharedScope, WalkResult, change_of, visit_directory};
 /// Shortest time between the starts of two rescans of all files.
 const RESCAN_INTERVAL: Duration = Duration::from_secs(10);
 /// The same for all processes.
-const PROCESSES_INTERVAL: Duration = Duration::from_secs(2);
+const PROCESS_SCAN_INTERVAL: Duration = Duration::from_secs(2);
 /// The thread waits while more messages than this are unread.
-const UNREAD: usize = 4096;
+const UNREAD_MESSAGES_MAX: usize = 4096;
 
 /// A report of the thread.
 #[derive(Debug)]
-pub(super) enum Message {
+pub(super) enum WorkerMessage {
     /// Files of a directory.
     Directory(WalkResult),
     /// A process.
@@ -52,21 +53,21 @@ pub(super) enum Message {
 }
 
 #[derive(Debug, Default)]
-struct Queue {
-    messages: Vec<Message>,
+struct MessageQueue {
+    messages: Vec<WorkerMessage>,
     search: bool,
 }
 
 #[derive(Debug, Default)]
 struct Mailbox {
-    queue: Mutex<Queue>,
+    queue: Mutex<MessageQueue>,
     wakeup: Condvar,
     /// Set under the lock of `queue`, so that no waiter misses it.
     stopped: AtomicBool,
 }
 
 impl Mailbox {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+    fn lock(&self) -> MutexGuard<'_, MessageQueue> {
         lock(&self.queue)
     }
 
@@ -90,7 +91,7 @@ impl Mailbox {
 
 /// The thread.
 #[derive(Debug)]
-pub(super) struct Background {
+pub(super) struct BackgroundThread {
     mailbox: Arc<Mailbox>,
     thread: Option<JoinHandle<()>>,
 }
@@ -109,7 +110,7 @@ pub(super) struct BackgroundWork {
     pub(super) share: f64,
 }
 
-impl Background {
+impl BackgroundThread {
     pub(super) fn start(work: BackgroundWork) -> std::io::Result<Self> {
         let mailbox = Arc::new(Mailbox::default());
         let its = Arc::clone(&mailbox);
@@ -117,14 +118,15 @@ impl Background {
             // If a file system hangs, the thread starts over without it.
             let _ended = hang::patiently(|| {
                 let (work, mailbox) = (work.clone(), Arc::clone(&its));
-                let worker = Worker { work, mailbox, queue: Vec::new(), known: Vec::new(), search: None };
+                let worker =
+                    BackgroundWorker { work, mailbox, queue: Vec::new(), known: Vec::new(), search: None };
                 move || worker.run()
             });
         })?;
         Ok(Self { mailbox, thread: Some(thread) })
     }
 
-    pub(super) fn take(&self) -> Vec<Message> {
+    pub(super) fn take(&self) -> Vec<WorkerMessage> {
         std::mem::take(&mut self.mailbox.lock().messages)
     }
 
@@ -134,7 +136,7 @@ impl Background {
     }
 }
 
-impl Drop for Background {
+impl Drop for BackgroundThread {
     fn drop(&mut self) {
         self.mailbox.stop();
         if let Some(thread) = self.thread.take() {
@@ -152,7 +154,7 @@ pub(super) fn processor_time() -> Duration {
     Duration::new(seconds, nanoseconds)
 }
 
-struct Worker {
+struct BackgroundWorker {
     work: BackgroundWork,
     mailbox: Arc<Mailbox>,
     /// Directories still to be visited in this rescan.
@@ -163,17 +165,17 @@ struct Worker {
     search: Option<u32>,
 }
 
-impl Worker {
+impl BackgroundWorker {
     fn run(mut self) {
         let mut rescan_began = Instant::now();
         let mut processes_began = Instant::now();
         let mut pids: Vec<u32> = Vec::new();
         let mut alive = HashSet::new();
-        let mut pace = Pace::new(self.work.share);
+        let mut pace = CpuPacer::new(self.work.share);
         loop {
             let now = Instant::now();
             let mut idle = true;
-            if pids.is_empty() && now.duration_since(processes_began) >= PROCESSES_INTERVAL {
+            if pids.is_empty() && now.duration_since(processes_began) >= PROCESS_SCAN_INTERVAL {
                 processes_began = now;
                 if self.work.scope.has_more_mounts(&self.work.proc) {
                     self.find_new_mounts();
@@ -183,21 +185,21 @@ impl Worker {
             }
             if let Some(pid) = pids.pop() {
                 idle = false;
-                self.process(pid);
+                self.inspect_process(pid);
                 if pids.is_empty() {
-                    self.report(Message::Processes(std::mem::take(&mut alive)));
+                    self.report(WorkerMessage::Processes(std::mem::take(&mut alive)));
                 }
             }
-            if self.searches() {
+            if self.is_searching() {
                 idle = false;
-                self.search_on();
+                self.continue_search();
             } else if !self.queue.is_empty() {
                 idle = false;
-                self.directory();
+                self.visit_next_directory();
                 if self.queue.is_empty() {
                     let files = self.known.len() as u64;
                     let known = DirectoryIndex::of(std::mem::take(&mut self.known));
-                    self.report(Message::RescanDone { known, files, took: rescan_began.elapsed() });
+                    self.report(WorkerMessage::RescanDone { known, files, took: rescan_began.elapsed() });
                 }
             } else if now.duration_since(rescan_began) >= RESCAN_INTERVAL {
                 rescan_began = now;
@@ -207,7 +209,7 @@ impl Worker {
                 );
                 continue;
             }
-            let unread = self.mailbox.lock().messages.len() > UNREAD;
+            let unread = self.mailbox.lock().messages.len() > UNREAD_MESSAGES_MAX;
             let pause =
                 pace.due().max(if idle || unread { Duration::from_millis(250) } else { Duration::ZERO });
             if !pause.is_zero() && self.mailbox.wait(pause) {
@@ -216,23 +218,23 @@ impl Worker {
         }
     }
 
-    fn report(&self, message: Message) {
+    fn report(&self, message: WorkerMessage) {
         self.mailbox.lock().messages.push(message);
     }
 
     fn find_new_mounts(&self) {
         let BackgroundWork { proc, scope, network, .. } = &self.work;
-        self.report(Message::Mounted(scope.find_new_mounts(proc, *network)));
+        self.report(WorkerMessage::Mounted(scope.find_new_mounts(proc, *network)));
     }
 
-    fn process(&self, pid: u32) {
+    fn inspect_process(&self, pid: u32) {
         let BackgroundWork { proc, scope, profiles, counts_open, .. } = &self.work;
         if let Some(snapshot) = processes::snapshot(proc, pid, profiles, scope, *counts_open) {
-            self.report(Message::Process(Box::new(snapshot)));
+            self.report(WorkerMessage::Process(Box::new(snapshot)));
         }
     }
 
-    fn directory(&mut self) {
+    fn visit_next_directory(&mut self) {
         let Some(path) = self.queue.pop() else { return };
         let scope = &self.work.scope;
         let is_root = scope.file_systems.walked.iter().any(|file_system| file_system.point == path);
@@ -243,11 +245,11 @@ impl Worker {
         let (mut result, below) = visit_directory(scope, &path, &|| self.mailbox.is_stopped());
         self.queue.extend(below);
         self.known.append(&mut result.known);
-        self.report(Message::Directory(result));
+        self.report(WorkerMessage::Directory(result));
     }
 
     /// Returns whether changed directories are being searched.
-    fn searches(&mut self) -> bool {
+    fn is_searching(&mut self) -> bool {
         if self.search.is_none() && std::mem::take(&mut self.mailbox.lock().search) {
             self.search = Some(0);
         }
@@ -255,12 +257,12 @@ impl Worker {
     }
 
     /// Checks a few directories for changes. Visits those that changed, and new ones below them.
-    fn search_on(&mut self) {
-        const AT_ONCE: u32 = 64;
+    fn continue_search(&mut self) {
+        const DIRECTORIES_PER_STEP: u32 = 64;
         let from = self.search.unwrap_or(0);
         let (asked, to, all): (Vec<_>, _, _) = {
             let directories = self.work.scope.directories();
-            let to = directories.end().min(from.saturating_add(AT_ONCE));
+            let to = directories.end().min(from.saturating_add(DIRECTORIES_PER_STEP));
             (
                 (from..to).filter_map(|number| directories.get(number).cloned()).collect(),
                 to,
@@ -278,28 +280,28 @@ impl Worker {
                 let (result, below) = visit_directory(&self.work.scope, &path, &|| self.mailbox.is_stopped());
                 // A directory without a number was never listed.
                 new.extend(below.into_iter().filter(|path| !self.work.scope.directories().is_known(path)));
-                self.report(Message::Directory(result));
+                self.report(WorkerMessage::Directory(result));
             }
         }
         self.search = (to < all).then_some(to);
         if self.search.is_none() {
-            self.report(Message::Searched);
+            self.report(WorkerMessage::Searched);
         }
     }
 }
 
 /// Keeps a thread within its share of a processor's time.
-struct Pace {
+struct CpuPacer {
     share: f64,
     began: Instant,
     used: Duration,
 }
 
-impl Pace {
+impl CpuPacer {
     /// A shorter pause is put off, since each pause has a cost.
-    const LEAST: Duration = Duration::from_millis(100);
+    const PAUSE_MIN: Duration = Duration::from_millis(100);
     /// Unused time is forgotten after this.
-    const MEMORY: Duration = Duration::from_secs(5);
+    const UNUSED_TIME_MAX: Duration = Duration::from_secs(5);
 
     fn new(share: f64) -> Self {
         Self { share: share.clamp(1e-4, 1.0), began: Instant::now(), used: processor_time() }
@@ -309,10 +311,10 @@ impl Pace {
     fn due(&mut self) -> Duration {
         let owed = (processor_time().saturating_sub(self.used)).div_f64(self.share);
         let passed = self.began.elapsed();
-        if passed > owed + Self::MEMORY {
+        if passed > owed + Self::UNUSED_TIME_MAX {
             *self = Self::new(self.share);
         }
-        Some(owed.saturating_sub(passed)).filter(|pause| *pause >= Self::LEAST).unwrap_or_default()
+        Some(owed.saturating_sub(passed)).filter(|pause| *pause >= Self::PAUSE_MIN).unwrap_or_default()
     }
 }
 
@@ -330,7 +332,7 @@ mod tests {
         let proc = ProcRoot::default();
         let file_systems = FileSystems::of_directories(&proc, &[dir.path().to_path_buf()], false).unwrap();
         let scope = Arc::new(WalkScope::new(file_systems));
-        let result = super::super::walk::walk_all(&scope, 1, &super::super::Progress::default());
+        let result = super::super::walk::walk_all(&scope, 1, &super::super::WalkProgress::default());
         assert_eq!(result.known.len(), 1);
         let work = BackgroundWork {
             proc,
@@ -340,7 +342,7 @@ mod tests {
             network: false,
             share: 1.0,
         };
-        let background = Background::start(work).unwrap();
+        let background = BackgroundThread::start(work).unwrap();
         std::fs::create_dir(dir.path().join("a/new")).unwrap();
         std::fs::write(dir.path().join("a/new/file"), vec![1; 8192]).unwrap();
         background.search();
@@ -348,8 +350,8 @@ mod tests {
         'waiting: loop {
             for message in background.take() {
                 match message {
-                    Message::Directory(result) => found.extend(result.found),
-                    Message::Searched => break 'waiting,
+                    WorkerMessage::Directory(result) => found.extend(result.found),
+                    WorkerMessage::Searched => break 'waiting,
                     _ => {}
                 }
             }
@@ -360,13 +362,13 @@ mod tests {
 
     #[test]
     fn a_thread_that_works_has_to_wait() {
-        let mut pace = Pace::new(0.01);
+        let mut pace = CpuPacer::new(0.01);
         let from = processor_time();
         while processor_time().saturating_sub(from) < Duration::from_millis(20) {
             std::hint::black_box(0);
         }
         let due = pace.due();
         assert!(due > Duration::from_secs(1), "{due:?}");
-        assert!(Pace::new(1.0).due().is_zero());
+        assert!(CpuPacer::new(1.0).due().is_zero());
     }
 }

@@ -10,13 +10,13 @@ use pagekeeper_kernel::Inode;
 use pagekeeper_trace::{PageCounts, ReclaimCounts};
 
 /// The most files whose flows are remembered; beyond that, those that were quiet longest are forgotten.
-const FILES: usize = 65_536;
+const FLOW_FILES_MAX: usize = 65_536;
 /// The most processes that are remembered per file.
-const BRINGERS: usize = 4;
+const SOURCE_PROCESSES_MAX: usize = 4;
 
 /// Bytes that entered and left a file's pages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Flow {
+pub struct FlowBytes {
     /// Entered: read, read ahead or written.
     pub added: u64,
     /// Reclaimed by the kernel under memory pressure: in the background (`kswapd`; `kdamond` where DAMON
@@ -26,7 +26,7 @@ pub struct Flow {
     pub dropped: u64,
 }
 
-impl Flow {
+impl FlowBytes {
     fn merge(&mut self, other: Self) {
         self.added += other.added;
         self.reclaimed += other.reclaimed;
@@ -42,16 +42,16 @@ impl Flow {
 /// The flow of one file.
 #[derive(Debug, Clone, Default)]
 pub(super) struct FileFlow {
-    pub(super) total: Flow,
-    pub(super) last: Flow,
+    pub(super) total: FlowBytes,
+    pub(super) last: FlowBytes,
     pub(super) tick: u32,
     /// The processes that brought it in, largest first.
-    pub(super) bringers: Vec<Bringer>,
+    pub(super) sources: Vec<SourceProcess>,
 }
 
 /// A process that brought pages in.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Bringer {
+pub(super) struct SourceProcess {
     pub(super) pid: u32,
     pub(super) bytes: u64,
     /// The name that tracing reported: the process may have ended before it could be inspected.
@@ -60,7 +60,7 @@ pub(super) struct Bringer {
 
 /// The flows of all files.
 #[derive(Debug, Default)]
-pub(super) struct Flows {
+pub(super) struct FlowTable {
     by_file: HashMap<Inode, FileFlow>,
 }
 
@@ -68,10 +68,10 @@ pub(super) struct Flows {
 /// reclaim. `direct` holds the bytes that each thread reclaimed itself and that are not assigned to a file
 /// yet. The task dropped anything beyond that.
 fn reclaimed(counts: &PageCounts, direct: &mut HashMap<u32, u64>) -> u64 {
-    const BACKGROUND: [&str; 2] = ["kswapd", "kdamond"];
+    const RECLAIM_THREADS: [&str; 2] = ["kswapd", "kdamond"];
     let removed = counts.flow.removed.bytes;
     let Some(task) = &counts.task else { return 0 };
-    if BACKGROUND.iter().any(|name| task.name.starts_with(name)) {
+    if RECLAIM_THREADS.iter().any(|name| task.name.starts_with(name)) {
         return removed;
     }
     direct.get_mut(&task.thread).map_or(0, |left| {
@@ -81,7 +81,7 @@ fn reclaimed(counts: &PageCounts, direct: &mut HashMap<u32, u64>) -> u64 {
     })
 }
 
-impl Flows {
+impl FlowTable {
     /// Adds the counts of a tick. `file` returns the file that an event belongs to, if the census covers it.
     /// Returns the flow of each file, and the processes involved.
     pub(super) fn add(
@@ -90,37 +90,37 @@ impl Flows {
         pages: &[PageCounts],
         reclaim: &[ReclaimCounts],
         file: impl Fn(Inode) -> Option<Inode>,
-    ) -> HashMap<Inode, (Flow, Vec<u32>)> {
+    ) -> HashMap<Inode, (FlowBytes, Vec<u32>)> {
         let mut direct: HashMap<u32, u64> = HashMap::new();
         for counts in reclaim {
             *direct.entry(counts.task.thread).or_default() += counts.reclaimed;
         }
-        let mut now: HashMap<Inode, (Flow, Vec<u32>)> = HashMap::new();
+        let mut now: HashMap<Inode, (FlowBytes, Vec<u32>)> = HashMap::new();
         for counts in pages {
             let Some(inode) = file(counts.file) else { continue };
             let reclaimed = reclaimed(counts, &mut direct);
             let dropped = counts.flow.removed.bytes - reclaimed;
-            let flow = Flow { added: counts.flow.added.bytes, reclaimed, dropped };
+            let flow = FlowBytes { added: counts.flow.added.bytes, reclaimed, dropped };
             let of_file = self.by_file.entry(inode).or_default();
             if of_file.tick != tick {
-                (of_file.tick, of_file.last) = (tick, Flow::default());
+                (of_file.tick, of_file.last) = (tick, FlowBytes::default());
             }
             of_file.total.merge(flow);
             of_file.last.merge(flow);
             let (sum, by) = now.entry(inode).or_default();
             sum.merge(flow);
             if let Some(task) = counts.task.as_ref().filter(|_| flow.added > 0) {
-                of_file.brought(task.process, &task.name, flow.added);
+                of_file.add_source(task.process, &task.name, flow.added);
                 by.push(task.process);
             }
         }
-        self.bound(tick);
+        self.forget_quiet_files(tick);
         now
     }
 
-    fn bound(&mut self, tick: u32) {
+    fn forget_quiet_files(&mut self, tick: u32) {
         let mut keep = 600_u32;
-        while self.by_file.len() > FILES && keep > 0 {
+        while self.by_file.len() > FLOW_FILES_MAX && keep > 0 {
             self.by_file.retain(|_, flow| tick.saturating_sub(flow.tick) < keep);
             keep /= 2;
         }
@@ -132,37 +132,37 @@ impl Flows {
 
     /// Returns every process that brought in pages.
     pub(super) fn processes(&self) -> HashSet<u32> {
-        self.by_file.values().flat_map(|flow| flow.bringers.iter().map(|bringer| bringer.pid)).collect()
+        self.by_file.values().flat_map(|flow| flow.sources.iter().map(|source| source.pid)).collect()
     }
 }
 
 impl FileFlow {
-    fn brought(&mut self, pid: u32, name: &str, bytes: u64) {
-        match self.bringers.iter_mut().find(|bringer| bringer.pid == pid) {
-            Some(bringer) => {
-                bringer.bytes += bytes;
+    fn add_source(&mut self, pid: u32, name: &str, bytes: u64) {
+        match self.sources.iter_mut().find(|source| source.pid == pid) {
+            Some(source) => {
+                source.bytes += bytes;
                 // Tracing may not have had the name of a thread that had ended before.
-                if *bringer.name != *name && !name.is_empty() {
-                    bringer.name = name.into();
+                if *source.name != *name && !name.is_empty() {
+                    source.name = name.into();
                 }
             }
-            None => self.bringers.push(Bringer { pid, bytes, name: name.into() }),
+            None => self.sources.push(SourceProcess { pid, bytes, name: name.into() }),
         }
-        self.bringers.sort_by_key(|bringer| std::cmp::Reverse(bringer.bytes));
-        self.bringers.truncate(BRINGERS);
+        self.sources.sort_by_key(|source| std::cmp::Reverse(source.bytes));
+        self.sources.truncate(SOURCE_PROCESSES_MAX);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagekeeper_trace::{Durations, PageFlow, PageTotals, ReclaimKind, Task};
+    use pagekeeper_trace::{DurationStats, PageFlow, PageTotals, ReclaimKind, TaskIdentity};
 
-    fn task(process: u32, name: &str) -> Task {
-        Task { process, thread: process + 1, name: name.into() }
+    fn task(process: u32, name: &str) -> TaskIdentity {
+        TaskIdentity { process, thread: process + 1, name: name.into() }
     }
 
-    fn counts(ino: u64, task: Task, added: u64, removed: u64) -> PageCounts {
+    fn counts(ino: u64, task: TaskIdentity, added: u64, removed: u64) -> PageCounts {
         let totals = |bytes| PageTotals { folios: 1, bytes };
         let flow = PageFlow { added: totals(added), removed: totals(removed) };
         PageCounts { file: Inode { dev: 1, ino }, task: Some(task), flow }
@@ -170,11 +170,11 @@ mod tests {
 
     #[test]
     fn what_the_kernel_took_is_distinguished_from_what_was_dropped() {
-        let mut flows = Flows::default();
+        let mut flows = FlowTable::default();
         let stall = ReclaimCounts {
             task: task(7, "reader"),
             kind: ReclaimKind::Machine,
-            stalls: Durations::default(),
+            stalls: DurationStats::default(),
             reclaimed: 15,
         };
         let events = [
@@ -187,27 +187,27 @@ mod tests {
         let ours = |inode: Inode| (inode.ino == 5).then_some(inode);
         let now = flows.add(1, &events, &[stall], ours);
         // The reader dropped what it removed beyond what it reclaimed.
-        let expected = Flow { added: 100, reclaimed: 25, dropped: 45 };
+        let expected = FlowBytes { added: 100, reclaimed: 25, dropped: 45 };
         let inode = Inode { dev: 1, ino: 5 };
         assert_eq!(now, HashMap::from([(inode, (expected, vec![7]))]));
         let flow = flows.of(inode).unwrap();
-        let reader = Bringer { pid: 7, bytes: 100, name: "reader".into() };
-        assert_eq!((flow.total, flow.last, flow.bringers.as_slice()), (expected, expected, &[reader][..]));
+        let reader = SourceProcess { pid: 7, bytes: 100, name: "reader".into() };
+        assert_eq!((flow.total, flow.last, flow.sources.as_slice()), (expected, expected, &[reader][..]));
         flows.add(2, &[counts(5, task(9, "b"), 200, 0)], &[], ours);
         let flow = flows.of(inode).unwrap();
-        assert_eq!((flow.total.added, flow.last.added, flow.bringers[0].pid), (300, 200, 9));
+        assert_eq!((flow.total.added, flow.last.added, flow.sources[0].pid), (300, 200, 9));
         assert_eq!(flows.processes(), HashSet::from([7, 9]));
     }
 
     #[test]
     fn there_is_an_end_to_what_is_remembered() {
-        let mut flows = Flows::default();
+        let mut flows = FlowTable::default();
         for tick in 1..4 {
             let events: Vec<_> =
                 (0..40_000).map(|ino| counts(u64::from(tick) << 32 | ino, task(1, "a"), 1, 0)).collect();
             flows.add(tick, &events, &[], Some);
         }
-        assert!(flows.by_file.len() <= FILES);
+        assert!(flows.by_file.len() <= FLOW_FILES_MAX);
         assert!(flows.of(Inode { dev: 1, ino: 3 << 32 }).is_some());
     }
 }

@@ -1,6 +1,6 @@
 //! The machine's memory by use, and how much of `Cached` the files of the census explain.
 //!
-//! Invariant: the parts of a [`Split`] add up to its total. Source of the figures: `proc_meminfo(5)`,
+//! Invariant: the parts of a [`MemoryBreakdown`] add up to its total. Source of the figures: `proc_meminfo(5)`,
 //! `/proc/vmstat`.
 
 use pagekeeper_kernel::page_size;
@@ -8,7 +8,7 @@ use pagekeeper_kernel::pressure::{MemInfo, VmStat};
 
 /// The machine's memory by use, in bytes; the parts add up to `total`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Split {
+pub struct MemoryBreakdown {
     /// All memory the kernel manages.
     pub total: u64,
     /// Anonymous pages of processes.
@@ -31,7 +31,7 @@ pub struct Split {
     pub other: u64,
 }
 
-impl Split {
+impl MemoryBreakdown {
     pub(super) fn of(memory: &MemInfo, vmstat: &VmStat) -> Self {
         let pages = |name: &str| vmstat.get(name).unwrap_or(0).saturating_mul(page_size());
         let slab = pages("nr_slab_reclaimable") + pages("nr_slab_unreclaimable");
@@ -71,7 +71,7 @@ impl Split {
 
 /// The parts of `Cached`, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Explained {
+pub struct CachedBreakdown {
     /// The kernel's figure `Cached`: pages of files and shmem, without buffers.
     pub cached: u64,
     /// Pages of the files of the census.
@@ -82,7 +82,7 @@ pub struct Explained {
     pub scoped: bool,
 }
 
-impl Explained {
+impl CachedBreakdown {
     /// Returns the share that is explained: more than 1 if files were counted that left meanwhile, and 1 if
     /// nothing is cached.
     pub fn share(&self) -> f64 {
@@ -104,7 +104,7 @@ mod tests {
     fn the_parts_sum_up_to_all_memory() {
         let roots = SysRoots::default();
         let memory = MemInfo::read(&roots).unwrap();
-        let split = Split::of(&memory, &VmStat::read(&roots).unwrap());
+        let split = MemoryBreakdown::of(&memory, &VmStat::read(&roots).unwrap());
         let sum = split.processes
             + split.files()
             + split.shmem
@@ -119,10 +119,10 @@ mod tests {
 
     #[test]
     fn a_share_is_of_cached() {
-        let explained = Explained { cached: 100, files: 90, shmem: 5, scoped: false };
+        let explained = CachedBreakdown { cached: 100, files: 90, shmem: 5, scoped: false };
         assert!((explained.share() - 0.95).abs() < 1e-9);
         assert_eq!(explained.unexplained(), 5);
-        assert!((Explained::default().share() - 1.0).abs() < 1e-9);
-        assert_eq!(Explained { files: 110, shmem: 0, ..explained }.unexplained(), -10);
+        assert!((CachedBreakdown::default().share() - 1.0).abs() < 1e-9);
+        assert_eq!(CachedBreakdown { files: 110, shmem: 0, ..explained }.unexplained(), -10);
     }
 }

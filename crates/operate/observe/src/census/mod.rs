@@ -5,7 +5,7 @@
 //! files to correct drift, and lists the open files of processes. Without tracing there are only that thread
 //! and the files that a process has open, which [`CensusTick::visibility_gaps`] reports.
 //!
-//! Invariants: only reads. A tick takes at most [`SHARE`] of a processor, however much happens: files for
+//! Invariants: only reads. A tick takes at most [`CPU_SHARE`] of a processor, however much happens: files for
 //! which there is no time are estimated from events until they are sampled. 12 bytes are kept for a file
 //! without pages, and about 100 for a file with pages.
 //!
@@ -14,17 +14,17 @@
 //! [`VisibilityGap`], not an error.
 //!
 //! ```
-//! use pagekeeper_observe::{Census, CensusOptions, Query};
+//! use pagekeeper_observe::{Census, CensusOptions, RowQuery};
 //! # let dir = tempfile::tempdir_in(".")?;
 //! # std::fs::write(dir.path().join("file"), vec![1; 1 << 20])?;
 //! # let options = CensusOptions { directories: vec![dir.path().into()], trace: None, ..CensusOptions::default() };
 //! let mut census = Census::start(options)?;
 //! let tick = census.tick()?;
 //! println!("{} of {} bytes cached are of these files", tick.explained.files, tick.explained.cached);
-//! for row in census.rows(&Query::default()).rows {
+//! for row in census.rows(&RowQuery::default()).rows {
 //!     println!("{} bytes of {}", row.resident, row.label);
 //! }
-//! # assert_eq!(census.rows(&Query::default()).rows[0].resident, 1 << 20);
+//! # assert_eq!(census.rows(&RowQuery::default()).rows[0].resident, 1 << 20);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
@@ -53,29 +53,29 @@ use pagekeeper_kernel::hang;
 use pagekeeper_kernel::pressure::{MemInfo, SysRoots, VmStat, Watermarks};
 use pagekeeper_text::escaped;
 use pagekeeper_trace::{
-    Losses, MachineCounts, PageFilter, PauseCounts, ReclaimCounts, TraceCounts, TraceLevel, TraceOptions,
-    Tracer,
+    EventLosses, MachineCounts, PageFilter, PauseCounts, ReclaimCounts, TraceCounts, TraceLevel,
+    TraceOptions, Tracer,
 };
 
 use crate::visibility::{of_denied_processes, unanswered};
 use crate::{ObserveError, VisibilityGap};
-use background::{Background, BackgroundWork, Message};
+use background::{BackgroundThread, BackgroundWork, WorkerMessage};
 use file_systems::FileSystems;
-use flow::Flows;
-use processes::{Database, Openers, Process};
-use sampling::Budget;
-use table::{DirectoryIndex, FoundFile, Sum, Table};
+use flow::FlowTable;
+use processes::{DatabaseProcess, OpenerIndex, ProcessInfo};
+use sampling::TickBudget;
+use table::{DirectoryIndex, FileTable, FoundFile, PageSums};
 use walk::{SharedScope, WalkScope};
 
-pub use flow::Flow;
-pub use memory::{Explained, Split};
+pub use flow::FlowBytes;
+pub use memory::{CachedBreakdown, MemoryBreakdown};
 pub use patient::PatientCensus;
-pub use processes::Use;
-pub use rows::{Group, Owner, Query, Row, RowKey, Rows, Sort};
-pub use walk::Progress;
+pub use processes::FileUse;
+pub use rows::{GroupBy, QueryRows, Row, RowKey, RowOwner, RowQuery, SortKey};
+pub use walk::WalkProgress;
 
 /// The share of one processor that a tick may take, and as much for the background thread: 0.8 % each.
-pub const SHARE: f64 = 0.008;
+pub const CPU_SHARE: f64 = 0.008;
 
 /// Options of a census.
 #[derive(Debug, Clone)]
@@ -96,7 +96,7 @@ pub struct CensusOptions {
     /// it off: then only events and files on the screen are followed.
     pub follow: bool,
     /// The progress of the first walk.
-    pub progress: Arc<Progress>,
+    pub progress: Arc<WalkProgress>,
 }
 
 impl Default for CensusOptions {
@@ -126,9 +126,9 @@ pub struct CensusTick {
     /// The watermarks of free memory below which the kernel reclaims.
     pub watermarks: Watermarks,
     /// Memory by use.
-    pub split: Split,
+    pub split: MemoryBreakdown,
     /// The parts of `Cached`.
-    pub explained: Explained,
+    pub explained: CachedBreakdown,
     /// By file system, in the order of their mounts.
     pub file_systems: Vec<FileSystemSum>,
     /// The number of known files.
@@ -142,7 +142,7 @@ pub struct CensusTick {
     /// The machine's counters; `None` without tracing.
     pub machine: Option<MachineCounts>,
     /// Events that were lost.
-    pub losses: Losses,
+    pub losses: EventLosses,
     /// The duration of the last background rescan of all files; `None` before the first is complete.
     pub rescan: Option<Duration>,
     /// Everything that could not be seen.
@@ -177,14 +177,14 @@ pub struct Census {
     options: CensusOptions,
     profiles: Vec<Arc<Profile>>,
     scope: SharedScope,
-    background: Option<Background>,
+    background: Option<BackgroundThread>,
     tracer: Option<Tracer>,
     devices: DeviceNames,
     files: KnownFiles,
     processes: KnownProcesses,
-    clock: Clock,
-    gaps: VisibilityGaps,
-    view: Option<rows::View>,
+    clock: CensusClock,
+    gaps: CensusGaps,
+    view: Option<rows::RankedView>,
     /// Whether the host has more dirty bytes than the known files.
     dirty_elsewhere: bool,
 }
@@ -202,12 +202,12 @@ struct DeviceNames {
 #[derive(Debug)]
 struct KnownFiles {
     /// The files with pages in memory.
-    table: Table,
+    table: FileTable,
     /// The directory of each file, including files without pages.
     directories: DirectoryIndex,
     /// The number of files.
     count: u64,
-    flows: Flows,
+    flows: FlowTable,
     /// Paths through which files without a name can be opened.
     reach: HashMap<Inode, PathBuf>,
     /// Ids of files whose name is wanted, and the number of searches of all changed directories for it.
@@ -223,16 +223,16 @@ struct KnownFiles {
 /// The processes, and their open files.
 #[derive(Debug, Default)]
 struct KnownProcesses {
-    known: HashMap<u32, Process>,
-    openers: Openers,
-    databases: Vec<Database>,
+    known: HashMap<u32, ProcessInfo>,
+    openers: OpenerIndex,
+    databases: Vec<DatabaseProcess>,
     /// The processes whose files may not be listed.
     denied: HashSet<u32>,
 }
 
 /// Times of the last actions.
 #[derive(Debug)]
-struct Clock {
+struct CensusClock {
     /// The number of the tick.
     tick: u32,
     ticked: Instant,
@@ -243,12 +243,12 @@ struct Clock {
 
 /// Everything that the census could not see.
 #[derive(Debug, Default)]
-struct VisibilityGaps {
+struct CensusGaps {
     /// Mount points of file systems that were mounted since it began.
     mounted: Vec<PathBuf>,
     denied_files: u64,
     failed_files: u64,
-    losses: Losses,
+    losses: EventLosses,
 }
 
 impl Census {
@@ -272,10 +272,10 @@ impl Census {
         let result = walk::walk_all(&scope, options.threads, &options.progress);
         let mut census = Self {
             files: KnownFiles {
-                table: Table::with_file_systems(scope.file_systems.walked.len()),
+                table: FileTable::with_file_systems(scope.file_systems.walked.len()),
                 count: result.known.len() as u64,
                 directories: DirectoryIndex::of(result.known),
-                flows: Flows::default(),
+                flows: FlowTable::default(),
                 reach: HashMap::new(),
                 nameless: HashMap::new(),
                 unwritten: HashSet::new(),
@@ -284,11 +284,11 @@ impl Census {
             },
             devices: DeviceNames::default(),
             processes: KnownProcesses::default(),
-            clock: Clock { tick: 0, ticked: Instant::now(), rescan: 1, rescan_took: None },
-            gaps: VisibilityGaps {
+            clock: CensusClock { tick: 0, ticked: Instant::now(), rescan: 1, rescan_took: None },
+            gaps: CensusGaps {
                 denied_files: result.denied,
                 failed_files: result.failed,
-                ..VisibilityGaps::default()
+                ..CensusGaps::default()
             },
             view: None,
             tracer,
@@ -305,8 +305,8 @@ impl Census {
         census.scan_processes()?;
         census.files.table.take_changes();
         // Events during the walk are in the figures already, except for files that the walk had passed.
-        if let Some(counts) = census.trace()? {
-            census.apply(&counts, &mut Budget::of(Duration::from_secs(10)));
+        if let Some(counts) = census.take_trace()? {
+            census.apply(&counts, &mut TickBudget::of(Duration::from_secs(10)));
             census.files.table.take_changes();
         }
         census.clock.ticked = Instant::now();
@@ -323,16 +323,16 @@ impl Census {
         !self.gaps.mounted.is_empty()
     }
 
-    fn start_background(&self) -> Result<Background, ObserveError> {
+    fn start_background(&self) -> Result<BackgroundThread, ObserveError> {
         let work = BackgroundWork {
             proc: self.options.roots.proc.clone(),
             scope: Arc::clone(&self.scope),
             profiles: self.profiles.clone(),
             counts_open: !self.has_events(),
             network: self.options.network,
-            share: SHARE,
+            share: CPU_SHARE,
         };
-        Background::start(work)
+        BackgroundThread::start(work)
             .map_err(|source| ObserveError::Directory { path: "/proc/self/task".into(), source })
     }
 
@@ -341,7 +341,7 @@ impl Census {
         self.tracer.as_ref().is_some_and(|tracer| tracer.source().level() != TraceLevel::Counters)
     }
 
-    fn trace(&mut self) -> Result<Option<TraceCounts>, ObserveError> {
+    fn take_trace(&mut self) -> Result<Option<TraceCounts>, ObserveError> {
         Ok(self.tracer.as_mut().map(Tracer::take).transpose()?)
     }
 
@@ -440,12 +440,12 @@ impl Census {
     fn take_found(&mut self, found: FoundFile) -> Option<u32> {
         let inode = found.inode;
         let id = self.files.table.take(found, self.clock.tick, self.clock.rescan);
-        self.note(inode, id);
+        self.update_id_sets(inode, id);
         id
     }
 
     /// Updates the sets of ids after a file was sampled.
-    fn note(&mut self, inode: Inode, id: Option<u32>) {
+    fn update_id_sets(&mut self, inode: Inode, id: Option<u32>) {
         let Some(id) = id else {
             self.files.reach.remove(&inode);
             return;
@@ -456,7 +456,7 @@ impl Census {
         } else {
             self.files.unwritten.remove(&id);
         }
-        if entry.name == table::Name::Unknown {
+        if entry.name == table::FileName::Unknown {
             self.files.nameless.entry(id).or_insert(0);
         } else {
             self.files.nameless.remove(&id);
@@ -465,15 +465,15 @@ impl Census {
 
     /// Brings everything up to date.
     ///
-    /// Meant to be called about once a second. Takes at most [`SHARE`] of the time since the last call, but
+    /// Meant to be called about once a second. Takes at most [`CPU_SHARE`] of the time since the last call, but
     /// at least 4 ms.
     pub fn tick(&mut self) -> Result<CensusTick, ObserveError> {
         let period = self.clock.ticked.elapsed();
         self.clock.ticked = Instant::now();
         self.clock.tick += 1;
-        let mut budget = Budget::of(period.mul_f64(SHARE).max(Duration::from_millis(4)));
+        let mut budget = TickBudget::of(period.mul_f64(CPU_SHARE).max(Duration::from_millis(4)));
         self.take_messages();
-        let counts = self.trace()?;
+        let counts = self.take_trace()?;
         // At the same moment as the events end, so that the two agree.
         let memory = MemInfo::read(&self.options.roots)?;
         match &counts {
@@ -499,7 +499,7 @@ impl Census {
         counts: Option<TraceCounts>,
     ) -> Result<CensusTick, ObserveError> {
         let roots = &self.options.roots;
-        let split = Split::of(&memory, &VmStat::read(roots)?);
+        let split = MemoryBreakdown::of(&memory, &VmStat::read(roots)?);
         let sums = self.files.table.sums();
         let resident: u64 = sums.iter().map(|sum| sum.resident).sum();
         let dirty: u64 = sums.iter().map(|sum| sum.dirty).sum();
@@ -517,7 +517,7 @@ impl Census {
             at: SystemTime::now(),
             period,
             watermarks: Watermarks::read(roots)?,
-            explained: Explained {
+            explained: CachedBreakdown {
                 cached: memory.cached,
                 files: resident,
                 shmem: memory.shmem,
@@ -539,11 +539,11 @@ impl Census {
 
     /// Applies the background thread's results.
     fn take_messages(&mut self) {
-        let messages = self.background.as_ref().map(Background::take).unwrap_or_default();
+        let messages = self.background.as_ref().map(BackgroundThread::take).unwrap_or_default();
         let mut ended = false;
         for message in messages {
             match message {
-                Message::Directory(result) => {
+                WorkerMessage::Directory(result) => {
                     for found in result.found {
                         let flowing = self
                             .files
@@ -564,17 +564,17 @@ impl Census {
                         }
                     }
                 }
-                Message::Process(snapshot) => self.take_process(*snapshot),
-                Message::Processes(alive) => self.forget_processes(&alive),
-                Message::RescanDone { known, files, took } => {
+                WorkerMessage::Process(snapshot) => self.take_process(*snapshot),
+                WorkerMessage::Processes(alive) => self.forget_processes(&alive),
+                WorkerMessage::RescanDone { known, files, took } => {
                     self.files.directories = known;
                     self.files.count = files;
                     self.clock.rescan_took = Some(took);
                     self.end_rescan();
                     ended = true;
                 }
-                Message::Mounted(points) => self.gaps.mounted = points,
-                Message::Searched => {
+                WorkerMessage::Mounted(points) => self.gaps.mounted = points,
+                WorkerMessage::Searched => {
                     for searches in self.files.nameless.values_mut() {
                         *searches = searches.saturating_add(1);
                     }
@@ -596,7 +596,7 @@ impl Census {
             .files
             .table
             .iter()
-            .filter(|(_, entry)| entry.rescan < seen_since && matches!(entry.name, table::Name::In(..)))
+            .filter(|(_, entry)| entry.rescan < seen_since && matches!(entry.name, table::FileName::In(..)))
             .map(|(id, _)| id)
             .collect();
         for id in gone {
@@ -705,7 +705,7 @@ impl Census {
     }
 }
 
-fn sum_of(file_system: &file_systems::WalkedFileSystem, sum: Sum) -> FileSystemSum {
+fn sum_of(file_system: &file_systems::WalkedFileSystem, sum: PageSums) -> FileSystemSum {
     FileSystemSum {
         point: file_system.point.clone(),
         kind: file_system.kind.clone(),

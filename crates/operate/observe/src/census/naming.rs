@@ -8,33 +8,38 @@ use std::collections::{HashMap, HashSet};
 
 use pagekeeper_kernel::{Inode, InspectedFile, Links};
 
-use super::sampling::{Budget, Events};
-use super::table::Name;
+use super::sampling::{TickBudget, TickEvents};
+use super::table::FileName;
 use super::walk::{count, names_in};
 use super::{Census, processes};
 
 /// The most processes whose open files are listed in one tick.
-const PROCESSES: usize = 16;
+const LISTED_PROCESSES_MAX: usize = 16;
 /// Number of searches of changed directories for a file's name.
-const SEARCHES: u8 = 3;
+const NAME_SEARCHES_MAX: u8 = 3;
 
 impl Census {
     /// Finds names for files without one. Files in `unlisted` may lie outside the census, and are taken in if
     /// they do not.
-    pub(super) fn find_names(&mut self, events: &Events, unlisted: &HashSet<Inode>, budget: &mut Budget) {
+    pub(super) fn find_names(
+        &mut self,
+        events: &TickEvents,
+        unlisted: &HashSet<Inode>,
+        budget: &mut TickBudget,
+    ) {
         if self.files.nameless.is_empty() && unlisted.is_empty() {
             return;
         }
-        self.by_known_directory(budget);
-        self.by_open_files(events, unlisted, budget);
-        let wanted =
-            self.files.nameless.values().any(|searches| *searches < SEARCHES) || !unlisted.is_empty();
+        self.name_by_directory(budget);
+        self.name_by_open_files(events, unlisted, budget);
+        let wanted = self.files.nameless.values().any(|searches| *searches < NAME_SEARCHES_MAX)
+            || !unlisted.is_empty();
         if let (true, Some(background)) = (wanted, &self.background) {
             background.search();
         }
     }
 
-    fn by_known_directory(&mut self, budget: &mut Budget) {
+    fn name_by_directory(&mut self, budget: &mut TickBudget) {
         let mut wanted: HashMap<u32, Vec<u64>> = HashMap::new();
         for id in self.files.nameless.keys() {
             let Some(inode) = self.files.table.get(*id).map(|entry| entry.inode) else { continue };
@@ -49,12 +54,17 @@ impl Census {
             let path = self.scope.directories().get(number).map(|directory| directory.path.clone());
             let Some(path) = path else { continue };
             for (_, name) in names_in(&path, &inodes) {
-                self.named(Name::In(number, name));
+                self.set_found_name(FileName::In(number, name));
             }
         }
     }
 
-    fn by_open_files(&mut self, events: &Events, unlisted: &HashSet<Inode>, budget: &mut Budget) {
+    fn name_by_open_files(
+        &mut self,
+        events: &TickEvents,
+        unlisted: &HashSet<Inode>,
+        budget: &mut TickBudget,
+    ) {
         let proc = self.options.roots.proc.clone();
         let mut wanted: HashSet<Inode> = self
             .files
@@ -66,7 +76,7 @@ impl Census {
         wanted.retain(|inode| events.contains_key(inode));
         let pids: HashSet<u32> =
             wanted.iter().filter_map(|inode| events.get(inode)).flat_map(|(_, pids)| pids).copied().collect();
-        for pid in pids.into_iter().take(PROCESSES) {
+        for pid in pids.into_iter().take(LISTED_PROCESSES_MAX) {
             if budget.over() {
                 return;
             }
@@ -76,15 +86,15 @@ impl Census {
                     continue;
                 }
                 if let Some(name) = processes::named(&proc, pid, &file.path, &self.scope) {
-                    self.named(name);
+                    self.set_found_name(name);
                 }
             }
         }
     }
 
     /// Takes in the file of that name, in its present state.
-    fn named(&mut self, name: Name) {
-        let Name::In(number, file) = &name else { return };
+    fn set_found_name(&mut self, name: FileName) {
+        let FileName::In(number, file) = &name else { return };
         let path = self.scope.directories().get(*number).map(|directory| directory.path.join(file.as_ref()));
         let Some(Ok(file)) = path.map(|path| InspectedFile::open(path, Links::RefuseAll)) else { return };
         let inode = file.inode();

@@ -17,12 +17,12 @@ use pagekeeper_kernel::process::{
 use pagekeeper_kernel::{Expected, Inode, InspectedFile};
 use pagekeeper_text::{unescaped, unescaped_bytes};
 
-use super::table::{FoundFile, Name};
+use super::table::{FileName, FoundFile};
 use super::walk::{WalkScope, count};
 
 /// The ways in which a process uses a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Use {
+pub struct FileUse {
     /// Through a descriptor it may write to, or a shared mapping.
     pub writes: bool,
     /// Through a descriptor with `O_DIRECT`.
@@ -33,7 +33,7 @@ pub struct Use {
 
 /// The last state of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Process {
+pub(super) struct ProcessInfo {
     pub(super) name: Arc<str>,
     /// The control group that its memory is charged to.
     pub(super) cgroup: Arc<str>,
@@ -41,7 +41,7 @@ pub(super) struct Process {
 
 /// A process recognised as a database.
 #[derive(Debug, Clone)]
-pub(super) struct Database {
+pub(super) struct DatabaseProcess {
     pub(super) pid: u32,
     pub(super) profile: Arc<Profile>,
     /// The directories of its files: its working directory, and those of files it may write to.
@@ -52,13 +52,13 @@ pub(super) struct Database {
 #[derive(Debug)]
 pub(super) struct ProcessSnapshot {
     pub(super) pid: u32,
-    pub(super) process: Process,
-    pub(super) files: Vec<(Inode, Use)>,
+    pub(super) process: ProcessInfo,
+    pub(super) files: Vec<(Inode, FileUse)>,
     /// Files without a name that have pages in memory, and paths through which they can be opened.
     pub(super) deleted: Vec<(FoundFile, PathBuf)>,
     /// Open files with pages in memory, if these were requested.
     pub(super) counted: Vec<FoundFile>,
-    pub(super) database: Option<Database>,
+    pub(super) database: Option<DatabaseProcess>,
     /// Whether permission to inspect its files was denied.
     pub(super) denied: bool,
 }
@@ -91,12 +91,12 @@ pub(super) fn snapshot(
             return (!error.is_gone()).then_some(snapshot);
         }
     }
-    let mut held: HashMap<Inode, Use> = HashMap::new();
+    let mut held: HashMap<Inode, FileUse> = HashMap::new();
     let mut nameless = |inode: Inode, expected: Expected, path: &Path, reach: PathBuf| {
         let file_system = scope.file_system_of(inode.dev).filter(|_| scope.file_systems.covers(path));
         let Some(file_system) = file_system else { return };
         let found = InspectedFile::open_magic_link(&reach, expected, path.to_path_buf())
-            .and_then(|file| count(&file, Name::Deleted(path.into()), file_system));
+            .and_then(|file| count(&file, FileName::Deleted(path.into()), file_system));
         if let Ok(Some(found)) = found {
             snapshot.deleted.push((found, reach));
         }
@@ -109,7 +109,7 @@ pub(super) fn snapshot(
         if file.deleted && !known {
             nameless(file.inode, Expected::Inode(file.inode), &file.path, proc.fd_path(pid, file.fd));
         } else if counts && !known {
-            snapshot.counted.extend(counted(proc, pid, file, scope));
+            snapshot.counted.extend(count_open_file(proc, pid, file, scope));
         }
     }
     for MappedFile { mapping, .. } in mapped {
@@ -126,22 +126,21 @@ pub(super) fn snapshot(
     let names = open.iter().map(|file| file.path.as_path());
     let mut markers = MarkerCheck::new(pid);
     let marks = |profile: &Profile, marker: &Path| markers.is_own(proc, profile, marker);
-    snapshot.database = recognise(&snapshot.process.name, names, profiles, marks).map(|profile| Database {
-        pid,
-        profile,
-        directories: homes(proc, pid, &open),
-    });
+    snapshot.database = recognise(&snapshot.process.name, names, profiles, marks)
+        .map(|profile| DatabaseProcess { pid, profile, directories: find_directories(proc, pid, &open) });
     Some(snapshot)
 }
 
 /// Returns the directories of a database's files: its working directory, and those of files it may read and
 /// write.
-fn homes(proc: &ProcRoot, pid: u32, open: &[OpenFile]) -> Vec<PathBuf> {
-    const SHARED: [&str; 7] = ["/", "/tmp", "/var/tmp", "/var/log", "/dev/shm", "/root", "/run"];
+fn find_directories(proc: &ProcRoot, pid: u32, open: &[OpenFile]) -> Vec<PathBuf> {
+    const SHARED_DIRECTORIES: [&str; 7] = ["/", "/tmp", "/var/tmp", "/var/log", "/dev/shm", "/root", "/run"];
     let mut homes: Vec<PathBuf> = proc.working_directory(pid).into_iter().collect();
     let written = open.iter().filter(|file| file.access == Access::ReadWrite);
     homes.extend(written.filter_map(|file| file.path.parent().map(Path::to_path_buf)));
-    homes.retain(|home| !SHARED.iter().any(|shared| home == Path::new(shared)) && !home.starts_with("/proc"));
+    homes.retain(|home| {
+        !SHARED_DIRECTORIES.iter().any(|shared| home == Path::new(shared)) && !home.starts_with("/proc")
+    });
     // A directory that can't be located is left out.
     homes = homes.iter().filter_map(|home| proc.in_namespace(pid, home).ok()).collect();
     homes.sort();
@@ -150,7 +149,7 @@ fn homes(proc: &ProcRoot, pid: u32, open: &[OpenFile]) -> Vec<PathBuf> {
 }
 
 /// Counts the pages of an open file that has a name, through its descriptor.
-fn counted(proc: &ProcRoot, pid: u32, file: &OpenFile, scope: &WalkScope) -> Option<FoundFile> {
+fn count_open_file(proc: &ProcRoot, pid: u32, file: &OpenFile, scope: &WalkScope) -> Option<FoundFile> {
     let file_system =
         scope.file_system_of(file.inode.dev).filter(|_| scope.file_systems.covers(&file.path))?;
     let name = named(proc, pid, &file.path, scope)?;
@@ -160,21 +159,21 @@ fn counted(proc: &ProcRoot, pid: u32, file: &OpenFile, scope: &WalkScope) -> Opt
 }
 
 /// Returns the name of a file that a process has open, as this process can open it.
-pub(super) fn named(proc: &ProcRoot, pid: u32, path: &Path, scope: &WalkScope) -> Option<Name> {
+pub(super) fn named(proc: &ProcRoot, pid: u32, path: &Path, scope: &WalkScope) -> Option<FileName> {
     let reach = proc.in_namespace(pid, path).ok()?;
     let (number, _) = scope.number(reach.parent()?);
-    Some(Name::In(number, reach.file_name()?.into()))
+    Some(FileName::In(number, reach.file_name()?.into()))
 }
 
 /// Returns the name and control group of a process; `None` if it has ended.
-pub(super) fn process(proc: &ProcRoot, pid: u32) -> Option<Process> {
+pub(super) fn process(proc: &ProcRoot, pid: u32) -> Option<ProcessInfo> {
     let name = proc.name(pid).ok()?;
-    let cgroup = proc.cgroup_paths(pid).map(|paths| paying(&paths)).unwrap_or_default();
-    Some(Process { name: unescaped(&name).into(), cgroup: cgroup.into() })
+    let cgroup = proc.cgroup_paths(pid).map(|paths| charged_group(&paths)).unwrap_or_default();
+    Some(ProcessInfo { name: unescaped(&name).into(), cgroup: cgroup.into() })
 }
 
 /// Returns the group that memory is charged to: that of the memory controller, or of version 2.
-fn paying(paths: &[CgroupPath]) -> String {
+fn charged_group(paths: &[CgroupPath]) -> String {
     let memory = paths.iter().find(|path| path.controllers.iter().any(|name| name == "memory"));
     let path = memory.or_else(|| paths.iter().find(|path| path.is_v2()));
     path.map_or_else(|| "/".to_owned(), |path| unescaped(&path.path).into_owned())
@@ -214,14 +213,14 @@ fn recognise<'a>(
 
 /// The users of each file, over all processes.
 #[derive(Debug, Default)]
-pub(super) struct Openers {
+pub(super) struct OpenerIndex {
     by_process: HashMap<u32, Vec<Inode>>,
-    by_file: HashMap<Inode, Vec<(u32, Use)>>,
+    by_file: HashMap<Inode, Vec<(u32, FileUse)>>,
 }
 
-impl Openers {
+impl OpenerIndex {
     /// Replaces the files of a process.
-    pub(super) fn set(&mut self, pid: u32, files: &[(Inode, Use)]) {
+    pub(super) fn set(&mut self, pid: u32, files: &[(Inode, FileUse)]) {
         self.forget(pid);
         for (inode, used) in files {
             self.by_file.entry(*inode).or_default().push((pid, *used));
@@ -240,13 +239,13 @@ impl Openers {
         }
     }
 
-    pub(super) fn of(&self, inode: Inode) -> &[(u32, Use)] {
+    pub(super) fn of(&self, inode: Inode) -> &[(u32, FileUse)] {
         self.by_file.get(&inode).map_or(&[], Vec::as_slice)
     }
 
     /// Returns the files that a process may write to.
     pub(super) fn written(&self) -> impl Iterator<Item = Inode> {
-        let writes = |users: &Vec<(u32, Use)>| users.iter().any(|(_, used)| used.writes);
+        let writes = |users: &Vec<(u32, FileUse)>| users.iter().any(|(_, used)| used.writes);
         self.by_file.iter().filter(move |(_, users)| writes(users)).map(|(inode, _)| *inode)
     }
 
@@ -304,7 +303,7 @@ mod tests {
             Inode { dev: meta.dev(), ino: meta.ino() }
         };
         let used = snapshot.files.iter().find(|(inode, _)| *inode == stat(kept.as_file())).unwrap().1;
-        assert_eq!(used, Use { writes: true, direct: false, mapped: false });
+        assert_eq!(used, FileUse { writes: true, direct: false, mapped: false });
         let (found, reach) = snapshot.deleted.iter().find(|(found, _)| found.inode == stat(&gone)).unwrap();
         assert_eq!((found.residency.resident, found.file_system), (8192, 3));
         assert!(snapshot.counted.iter().any(|found| found.inode == stat(kept.as_file())));
@@ -315,13 +314,13 @@ mod tests {
     #[test]
     fn openers_are_replaced_as_a_whole() {
         let inode = |ino| Inode { dev: 1, ino };
-        let writes = Use { writes: true, ..Use::default() };
-        let mut openers = Openers::default();
-        openers.set(7, &[(inode(1), Use::default()), (inode(2), writes)]);
+        let writes = FileUse { writes: true, ..FileUse::default() };
+        let mut openers = OpenerIndex::default();
+        openers.set(7, &[(inode(1), FileUse::default()), (inode(2), writes)]);
         openers.set(8, &[(inode(1), writes)]);
         assert_eq!(openers.of(inode(1)).len(), 2);
         openers.set(8, &[]);
-        assert_eq!(openers.of(inode(1)), [(7, Use::default())]);
+        assert_eq!(openers.of(inode(1)), [(7, FileUse::default())]);
         assert_eq!(openers.written().collect::<Vec<_>>(), [inode(2)]);
         openers.forget(7);
         assert_eq!(openers.files().count(), 0);

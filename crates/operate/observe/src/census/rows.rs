@@ -15,13 +15,13 @@ use pagekeeper_policy::FileClass;
 use pagekeeper_text::unescaped;
 
 use super::Census;
-use super::flow::{Bringer, FileFlow, Flow};
-use super::processes::{Use, shown_cgroup};
-use super::table::{Entry, Name};
+use super::flow::{FileFlow, FlowBytes, SourceProcess};
+use super::processes::{FileUse, shown_cgroup};
+use super::table::{FileEntry, FileName};
 
 /// The figure to sort by, the greatest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Sort {
+pub enum SortKey {
     /// Resident bytes.
     #[default]
     Resident,
@@ -35,7 +35,7 @@ pub enum Sort {
 
 /// The unit of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Group {
+pub enum GroupBy {
     /// Each file.
     #[default]
     File,
@@ -49,11 +49,11 @@ pub enum Group {
 
 /// A query for rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Query {
+pub struct RowQuery {
     /// The sort order.
-    pub sort: Sort,
+    pub sort: SortKey,
     /// The unit of a row.
-    pub group: Group,
+    pub group: GroupBy,
     /// Only files whose path contains this text; case matters only if it contains capitals. Empty for all.
     pub filter: String,
     /// Only files that this process brought in or has open.
@@ -62,9 +62,15 @@ pub struct Query {
     pub limit: usize,
 }
 
-impl Default for Query {
+impl Default for RowQuery {
     fn default() -> Self {
-        Self { sort: Sort::default(), group: Group::default(), filter: String::new(), pid: None, limit: 100 }
+        Self {
+            sort: SortKey::default(),
+            group: GroupBy::default(),
+            filter: String::new(),
+            pid: None,
+            limit: 100,
+        }
     }
 }
 
@@ -79,7 +85,7 @@ pub enum RowKey {
 
 /// A process that has a file, or brought its pages in.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Owner {
+pub struct RowOwner {
     /// The process; it may have ended.
     pub pid: u32,
     /// Its name.
@@ -87,7 +93,7 @@ pub struct Owner {
     /// The readable name of its control group.
     pub cgroup: String,
     /// The ways in which it uses the file; `None` if it does not have it.
-    pub used: Option<Use>,
+    pub used: Option<FileUse>,
     /// Bytes it brought in since the census began.
     pub brought: u64,
 }
@@ -120,20 +126,20 @@ pub struct Row {
     /// Growth rate of resident bytes.
     pub growth: i64,
     /// Bytes that entered and left in the last tick; `None` without tracing.
-    pub flow: Option<Flow>,
+    pub flow: Option<FlowBytes>,
     /// The same since the census began.
-    pub total_flow: Option<Flow>,
+    pub total_flow: Option<FlowBytes>,
     /// Processes that have it or brought it in, largest first; empty for groups.
-    pub owners: Vec<Owner>,
+    pub owners: Vec<RowOwner>,
     /// The file's class in its database.
     pub class: Option<FileClass>,
     /// The profile of the database that it belongs to.
     pub database: Option<String>,
 }
 
-/// The rows of a [`Query`].
+/// The rows of a [`RowQuery`].
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Rows {
+pub struct QueryRows {
     /// The rows, sorted.
     pub rows: Vec<Row>,
     /// The number of rows without the limit.
@@ -144,8 +150,8 @@ pub struct Rows {
 
 /// A ranking of all files, and what changed since it was made.
 #[derive(Debug)]
-pub(super) struct View {
-    query: Query,
+pub(super) struct RankedView {
+    query: RowQuery,
     leaders: Vec<u32>,
     groups: Vec<Row>,
     touched: HashSet<u32>,
@@ -155,23 +161,23 @@ pub(super) struct View {
     cost: Duration,
 }
 
-impl View {
+impl RankedView {
     pub(super) fn touch(&mut self, ids: impl Iterator<Item = u32>) {
         self.touched.extend(ids);
     }
 
-    fn is_fresh(&self, query: &Query) -> bool {
+    fn is_fresh(&self, query: &RowQuery) -> bool {
         self.query == *query && self.made.elapsed() < self.cost * 200
     }
 }
 
 /// Tests a path against the filter text.
-struct Matcher<'a> {
+struct PathMatcher<'a> {
     text: &'a str,
     lower: bool,
 }
 
-impl<'a> Matcher<'a> {
+impl<'a> PathMatcher<'a> {
     fn new(text: &'a str) -> Self {
         Self { text, lower: !text.chars().any(char::is_uppercase) }
     }
@@ -185,18 +191,18 @@ impl<'a> Matcher<'a> {
 impl Census {
     /// Returns the rows of a query, with the figures of the last tick. Files among them are sampled in each
     /// tick from now on.
-    pub fn rows(&mut self, query: &Query) -> Rows {
+    pub fn rows(&mut self, query: &RowQuery) -> QueryRows {
         let fresh = self.view.as_ref().is_some_and(|view| view.is_fresh(query));
         if !fresh {
             let view = self.rank(query);
             self.view = Some(view);
         }
-        let Some(view) = &self.view else { return Rows::default() };
+        let Some(view) = &self.view else { return QueryRows::default() };
         let (matching, resident) = (view.matching, view.resident);
-        if query.group != Group::File {
-            return Rows { rows: view.groups.clone(), matching, resident };
+        if query.group != GroupBy::File {
+            return QueryRows { rows: view.groups.clone(), matching, resident };
         }
-        let matcher = Matcher::new(&query.filter);
+        let matcher = PathMatcher::new(&query.filter);
         let candidates: HashSet<u32> = view.leaders.iter().chain(&view.touched).copied().collect();
         let mut ranked: Vec<(i64, u32)> = candidates
             .into_iter()
@@ -211,13 +217,13 @@ impl Census {
             ranked.iter().filter_map(|(_, id)| Some(self.row(*id, self.files.table.get(*id)?))).collect();
         // The files that are sampled in every tick have to fit in one.
         self.files.shown = ranked.into_iter().take(50).map(|(_, id)| id).collect();
-        Rows { rows, matching, resident }
+        QueryRows { rows, matching, resident }
     }
 
     /// Ranks all files.
-    fn rank(&self, query: &Query) -> View {
+    fn rank(&self, query: &RowQuery) -> RankedView {
         let made = Instant::now();
-        let matcher = Matcher::new(&query.filter);
+        let matcher = PathMatcher::new(&query.filter);
         let mut ranked: Vec<(i64, u32)> = Vec::new();
         let mut groups: HashMap<String, Row> = HashMap::new();
         let (mut matching, mut resident) = (0, 0);
@@ -226,7 +232,7 @@ impl Census {
                 continue;
             }
             resident += bytes(entry.pages.resident);
-            if query.group == Group::File {
+            if query.group == GroupBy::File {
                 matching += 1;
                 ranked.push((self.figure(id, entry, query.sort), id));
             } else {
@@ -245,11 +251,11 @@ impl Census {
             let figure = |row: &Row| figure_of(row, query.sort);
             figure(b).cmp(&figure(a)).then_with(|| a.label.cmp(&b.label))
         });
-        if query.group != Group::File {
+        if query.group != GroupBy::File {
             matching = groups.len();
         }
         groups.truncate(query.limit);
-        View {
+        RankedView {
             query: query.clone(),
             leaders: ranked.into_iter().map(|(_, id)| id).collect(),
             groups,
@@ -261,29 +267,29 @@ impl Census {
         }
     }
 
-    fn is_wanted(&self, entry: &Entry, query: &Query, matcher: &Matcher<'_>) -> bool {
+    fn is_wanted(&self, entry: &FileEntry, query: &RowQuery, matcher: &PathMatcher<'_>) -> bool {
         let of_process = query.pid.is_none_or(|pid| {
             self.processes.openers.of(entry.inode).iter().any(|(user, _)| *user == pid)
                 || self
                     .files
                     .flows
                     .of(entry.inode)
-                    .is_some_and(|flow| flow.bringers.iter().any(|bringer| bringer.pid == pid))
+                    .is_some_and(|flow| flow.sources.iter().any(|source| source.pid == pid))
         });
         of_process && (matcher.text.is_empty() || matcher.matches(&self.label(entry)))
     }
 
-    fn figure(&self, id: u32, entry: &Entry, sort: Sort) -> i64 {
+    fn figure(&self, id: u32, entry: &FileEntry, sort: SortKey) -> i64 {
         match sort {
-            Sort::Resident => i64::from(entry.pages.resident),
-            Sort::Growth => self.files.growth.get(&id).copied().unwrap_or(0),
-            Sort::Dirty => i64::from(entry.pages.dirty) + i64::from(entry.pages.writeback),
-            Sort::Evicted => i64::from(entry.pages.evicted),
+            SortKey::Resident => i64::from(entry.pages.resident),
+            SortKey::Growth => self.files.growth.get(&id).copied().unwrap_or(0),
+            SortKey::Dirty => i64::from(entry.pages.dirty) + i64::from(entry.pages.writeback),
+            SortKey::Evicted => i64::from(entry.pages.evicted),
         }
     }
 
     /// Returns a file's label.
-    fn label(&self, entry: &Entry) -> String {
+    fn label(&self, entry: &FileEntry) -> String {
         if let Some(path) = entry.path(&self.scope.directories()) {
             return unescaped(&path).into_owned();
         }
@@ -295,11 +301,11 @@ impl Census {
         )
     }
 
-    fn row(&self, id: u32, entry: &Entry) -> Row {
+    fn row(&self, id: u32, entry: &FileEntry) -> Row {
         let mut row = empty_group(self.label(entry));
         self.add_to_group(&mut row, id, entry);
         row.key = RowKey::File(entry.inode);
-        row.deleted = matches!(entry.name, Name::Deleted(_));
+        row.deleted = matches!(entry.name, FileName::Deleted(_));
         if entry.resident_only {
             (row.dirty, row.writeback, row.evicted, row.recently_evicted) = (None, None, None, None);
         }
@@ -310,7 +316,7 @@ impl Census {
             .cloned()
             .or_else(|| entry.path(&self.scope.directories()).filter(|_| !row.deleted));
         row.owners = self.owners(entry.inode);
-        if let Name::In(..) = entry.name
+        if let FileName::In(..) = entry.name
             && let Some((database, class)) = self.database(Path::new(&row.label))
         {
             (row.database, row.class) = (Some(database.to_owned()), class);
@@ -318,10 +324,10 @@ impl Census {
         row
     }
 
-    fn add_to_group(&self, row: &mut Row, id: u32, entry: &Entry) {
+    fn add_to_group(&self, row: &mut Row, id: u32, entry: &FileEntry) {
         let pages = entry.pages;
         // A file that just came has no figures yet; a group's sums are as good without it.
-        let known = !entry.resident_only || entry.name == Name::Unknown;
+        let known = !entry.resident_only || entry.name == FileName::Unknown;
         row.files += 1;
         row.size += entry.size;
         row.resident += bytes(pages.resident);
@@ -347,20 +353,21 @@ impl Census {
         }
     }
 
-    fn group_label(&self, entry: &Entry, group: Group) -> String {
+    fn group_label(&self, entry: &FileEntry, group: GroupBy) -> String {
         match group {
-            Group::File => self.label(entry),
-            Group::Class => {
+            GroupBy::File => self.label(entry),
+            GroupBy::Class => {
                 let label = self.label(entry);
-                let found = (entry.name != Name::Unknown).then(|| self.database(Path::new(&label))).flatten();
+                let found =
+                    (entry.name != FileName::Unknown).then(|| self.database(Path::new(&label))).flatten();
                 match found {
                     Some((database, Some(class))) => format!("{database} {class}"),
                     Some((database, None)) => format!("{database} other"),
                     None => "no database's".to_owned(),
                 }
             }
-            Group::Process | Group::Cgroup => match self.owners(entry.inode).into_iter().next() {
-                Some(owner) if group == Group::Process => format!("{} {}", owner.name, owner.pid),
+            GroupBy::Process | GroupBy::Cgroup => match self.owners(entry.inode).into_iter().next() {
+                Some(owner) if group == GroupBy::Process => format!("{} {}", owner.name, owner.pid),
                 Some(owner) => owner.cgroup,
                 None => "nobody's now".to_owned(),
             },
@@ -369,17 +376,17 @@ impl Census {
 
     /// Returns the processes that have a file or brought it in: those that brought in most first, then those
     /// that may write to it.
-    fn owners(&self, inode: Inode) -> Vec<Owner> {
-        let bringers = self.files.flows.of(inode).map_or(&[][..], |flow: &FileFlow| &flow.bringers);
-        let name_of = |bringer: &Bringer| Arc::clone(&bringer.name);
+    fn owners(&self, inode: Inode) -> Vec<RowOwner> {
+        let sources = self.files.flows.of(inode).map_or(&[][..], |flow: &FileFlow| &flow.sources);
+        let name_of = |source: &SourceProcess| Arc::clone(&source.name);
         let users = self.processes.openers.of(inode);
         let used = |pid: u32| users.iter().find(|(user, _)| *user == pid).map(|(_, used)| *used);
-        let mut owners: Vec<Owner> = bringers
+        let mut owners: Vec<RowOwner> = sources
             .iter()
             .map(|one| self.owner(one.pid, used(one.pid), one.bytes, Some(name_of(one))))
             .collect();
         let mut others: Vec<_> =
-            users.iter().filter(|(user, _)| !bringers.iter().any(|bringer| bringer.pid == *user)).collect();
+            users.iter().filter(|(user, _)| !sources.iter().any(|source| source.pid == *user)).collect();
         others.sort_by_key(|(pid, used)| (Reverse(used.writes), *pid));
         owners.extend(others.into_iter().take(8).map(|(pid, used)| self.owner(*pid, Some(*used), 0, None)));
         owners
@@ -387,11 +394,11 @@ impl Census {
 
     /// Returns an owner. `traced` is the name that tracing reported, which is all that is known of a process
     /// that ended before it was inspected.
-    fn owner(&self, pid: u32, used: Option<Use>, brought: u64, traced: Option<Arc<str>>) -> Owner {
+    fn owner(&self, pid: u32, used: Option<FileUse>, brought: u64, traced: Option<Arc<str>>) -> RowOwner {
         let process = self.processes.known.get(&pid);
         let known = process.map(|process| Arc::clone(&process.name));
         let name = known.or(traced.filter(|name| !name.is_empty()));
-        Owner {
+        RowOwner {
             pid,
             name: name.map_or_else(|| "?".to_owned(), |name| name.to_string()),
             cgroup: process.map_or_else(|| "?".to_owned(), |process| shown_cgroup(&process.cgroup)),
@@ -443,12 +450,12 @@ fn empty_group(label: String) -> Row {
     }
 }
 
-fn figure_of(row: &Row, sort: Sort) -> i64 {
+fn figure_of(row: &Row, sort: SortKey) -> i64 {
     let unwritten = || row.dirty.unwrap_or(0) + row.writeback.unwrap_or(0);
     match sort {
-        Sort::Resident => row.resident.cast_signed(),
-        Sort::Growth => row.growth,
-        Sort::Dirty => unwritten().cast_signed(),
-        Sort::Evicted => row.evicted.unwrap_or(0).cast_signed(),
+        SortKey::Resident => row.resident.cast_signed(),
+        SortKey::Growth => row.growth,
+        SortKey::Dirty => unwritten().cast_signed(),
+        SortKey::Evicted => row.evicted.unwrap_or(0).cast_signed(),
     }
 }

@@ -10,22 +10,22 @@ use pagekeeper_kernel::{Error, Expected, Inode, InspectedFile, Links, page_size}
 use pagekeeper_trace::TraceCounts;
 
 use super::background::processor_time;
-use super::table::{Name, Pages};
+use super::table::{CachedPages, FileName};
 use super::walk::count;
-use super::{Census, Flow};
+use super::{Census, FlowBytes};
 
-/// Counting one file may take 1/`ONE_FILE` of the time between two ticks.
-const ONE_FILE: u32 = 20;
+/// Counting one file may take 1/`FILE_TIME_DIVISOR` of the time between two ticks.
+const FILE_TIME_DIVISOR: u32 = 20;
 
 /// The processor time a tick has left.
 #[derive(Debug)]
-pub(super) struct Budget {
+pub(super) struct TickBudget {
     until: Duration,
     asked: u32,
     over: bool,
 }
 
-impl Budget {
+impl TickBudget {
     pub(super) fn of(time: Duration) -> Self {
         Self { until: processor_time() + time, asked: 0, over: false }
     }
@@ -42,11 +42,11 @@ impl Budget {
 }
 
 /// The flow of each file, and the processes that brought pages in.
-pub(super) type Events = HashMap<Inode, (Flow, Vec<u32>)>;
+pub(super) type TickEvents = HashMap<Inode, (FlowBytes, Vec<u32>)>;
 
 impl Census {
     /// Applies traced events, and samples the files that they concern.
-    pub(super) fn apply(&mut self, counts: &TraceCounts, budget: &mut Budget) {
+    pub(super) fn apply(&mut self, counts: &TraceCounts, budget: &mut TickBudget) {
         let mut flows = std::mem::take(&mut self.files.flows);
         let pages = counts.pages.as_deref().unwrap_or_default();
         let reclaim = counts.reclaim.as_deref().unwrap_or_default();
@@ -74,14 +74,14 @@ impl Census {
     }
 
     /// Samples open files, dirty files and those on the screen, where there are no events.
-    pub(super) fn sample_without_events(&mut self, budget: &mut Budget) {
+    pub(super) fn sample_without_events(&mut self, budget: &mut TickBudget) {
         let open: HashSet<u32> =
             self.processes.openers.files().filter_map(|inode| self.files.table.id(inode)).collect();
         self.sample(open, budget);
     }
 
     /// Estimates a file's pages in memory from its flow. Returns `false` if the file is not a known one.
-    fn estimate(&mut self, inode: Inode, flow: Flow) -> bool {
+    fn estimate(&mut self, inode: Inode, flow: FlowBytes) -> bool {
         let pages = |bytes: u64| u32::try_from(bytes / page_size()).unwrap_or(u32::MAX);
         if let Some(id) = self.files.table.id(inode) {
             let Some(entry) = self.files.table.get(id) else { return false };
@@ -90,8 +90,8 @@ impl Census {
                 then.resident.saturating_add(pages(flow.added)).saturating_sub(pages(flow.removed()));
             let evicted = then.evicted.saturating_add(pages(flow.reclaimed));
             // A file with a name will be sampled; any other is gone when its pages are.
-            let least = u32::from(entry.name != Name::Unknown);
-            let now = Pages { resident: resident.max(least), evicted, ..then };
+            let least = u32::from(entry.name != FileName::Unknown);
+            let now = CachedPages { resident: resident.max(least), evicted, ..then };
             if !self.files.table.set_pages(id, now) {
                 self.forget(id);
             }
@@ -118,7 +118,7 @@ impl Census {
 
     /// Samples these files, dirty files and those on the screen. Files that were not sampled for longest come
     /// first.
-    fn sample(&mut self, mut due: HashSet<u32>, budget: &mut Budget) {
+    fn sample(&mut self, mut due: HashSet<u32>, budget: &mut TickBudget) {
         due.extend(&self.files.unwritten);
         due.extend(&self.files.shown);
         let mut due: Vec<(u32, u32)> =
@@ -131,7 +131,7 @@ impl Census {
             let expensive = self.files.table.get(id).is_some_and(|entry| {
                 // In ticks of about a second: only the share of the time matters.
                 entry.cost > 2000
-                    && self.clock.tick.saturating_sub(counted) * (1_000_000 / ONE_FILE) < entry.cost
+                    && self.clock.tick.saturating_sub(counted) * (1_000_000 / FILE_TIME_DIVISOR) < entry.cost
             });
             if !expensive {
                 self.sample_file(id);
@@ -151,13 +151,13 @@ impl Census {
                 let shown = path.unwrap_or_else(|| reach.clone());
                 InspectedFile::open_magic_link(reach, Expected::Inode(inode), shown)
             }
-            (None, Some(path)) if !matches!(entry.name, Name::Deleted(_)) => {
+            (None, Some(path)) if !matches!(entry.name, FileName::Deleted(_)) => {
                 InspectedFile::open(path, Links::RefuseAll)
             }
             _ => return,
         };
         match opened {
-            Ok(file) if file.inode() == inode => match count(&file, Name::Unknown, file_system) {
+            Ok(file) if file.inode() == inode => match count(&file, FileName::Unknown, file_system) {
                 Ok(Some(found)) => {
                     self.take_found(found);
                 }
@@ -187,12 +187,12 @@ impl Census {
         let inode = entry.inode;
         self.files.reach.remove(&inode);
         let path = entry.path(&self.scope.directories()).unwrap_or_default();
-        if self.processes.openers.of(inode).is_empty() || matches!(entry.name, Name::Deleted(_)) {
+        if self.processes.openers.of(inode).is_empty() || matches!(entry.name, FileName::Deleted(_)) {
             self.files.table.remove(id);
             self.forget(id);
         } else {
             // The next snapshot of the processes that have it finds a path to it.
-            self.files.table.set_name(id, Name::Deleted(path.into()));
+            self.files.table.set_name(id, FileName::Deleted(path.into()));
         }
     }
 }

@@ -14,8 +14,8 @@ use pagekeeper_kernel::{Inode, Residency, Source, page_size};
 /// Directories by number: a path is stored once for all files in it. Directories that are gone are forgotten,
 /// and their numbers reused.
 #[derive(Debug, Default)]
-pub(super) struct Directories {
-    list: Vec<Option<Directory>>,
+pub(super) struct DirectoryTable {
+    list: Vec<Option<WalkedDirectory>>,
     by_path: HashMap<Arc<Path>, u32>,
     free: Vec<u32>,
     /// The number of rescans that have ended.
@@ -24,22 +24,22 @@ pub(super) struct Directories {
 
 /// A directory that was walked.
 #[derive(Debug, Clone)]
-pub(super) struct Directory {
+pub(super) struct WalkedDirectory {
     pub(super) path: Arc<Path>,
     /// Its file system: an index into [`FileSystems::walked`](super::file_systems::FileSystems::walked).
     pub(super) file_system: u16,
     /// The time of the last change of its names, in nanoseconds of its file system's clock; `None` if it has
     /// to be listed to find changes.
     pub(super) changed: Option<i128>,
-    /// The rescan of [`Directories`] in which its number was last requested.
+    /// The rescan of [`DirectoryTable`] in which its number was last requested.
     asked: u32,
 }
 
-impl Directories {
+impl DirectoryTable {
     /// A number that was last requested this many rescans ago, and that no entry has, is no longer in use.
     /// Neither the background thread uses it, which may be a rescan ahead of the reader of its messages, nor
     /// the messages of its last rescan.
-    const IN_USE: u32 = 3;
+    const RESCANS_KEPT: u32 = 3;
 
     /// Returns the number of a directory, new or known.
     pub(super) fn number(&mut self, path: &Path, file_system: impl FnOnce() -> u16) -> u32 {
@@ -52,7 +52,7 @@ impl Directories {
         }
         let path: Arc<Path> = path.into();
         let directory =
-            Directory { path: Arc::clone(&path), file_system: file_system(), changed: None, asked };
+            WalkedDirectory { path: Arc::clone(&path), file_system: file_system(), changed: None, asked };
         let number = if let Some(number) = self.free.pop() {
             self.list[number as usize] = Some(directory);
             number
@@ -66,11 +66,11 @@ impl Directories {
         number
     }
 
-    pub(super) fn get(&self, number: u32) -> Option<&Directory> {
+    pub(super) fn get(&self, number: u32) -> Option<&WalkedDirectory> {
         self.list.get(number as usize)?.as_ref()
     }
 
-    pub(super) fn get_mut(&mut self, number: u32) -> Option<&mut Directory> {
+    pub(super) fn get_mut(&mut self, number: u32) -> Option<&mut WalkedDirectory> {
         self.list.get_mut(number as usize)?.as_mut()
     }
 
@@ -87,8 +87,8 @@ impl Directories {
     pub(super) fn forget(&mut self, used: &HashSet<u32>) {
         self.rescan += 1;
         for (number, slot) in (0_u32..).zip(&mut self.list) {
-            let gone = |directory: &mut Directory| {
-                directory.asked + Self::IN_USE <= self.rescan && !used.contains(&number)
+            let gone = |directory: &mut WalkedDirectory| {
+                directory.asked + Self::RESCANS_KEPT <= self.rescan && !used.contains(&number)
             };
             if let Some(directory) = slot.take_if(gone) {
                 self.by_path.remove(&directory.path);
@@ -100,7 +100,7 @@ impl Directories {
 
 /// The name of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Name {
+pub(super) enum FileName {
     /// Its name in a directory, by number.
     In(u32, Box<OsStr>),
     /// Its last path before it was removed.
@@ -111,7 +111,7 @@ pub(super) enum Name {
 
 /// The pages of a file in memory, by state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Pages {
+pub(super) struct CachedPages {
     pub(super) resident: u32,
     pub(super) dirty: u32,
     pub(super) writeback: u32,
@@ -119,7 +119,7 @@ pub(super) struct Pages {
     pub(super) recently_evicted: u32,
 }
 
-impl Pages {
+impl CachedPages {
     pub(super) fn of(residency: &Residency) -> Self {
         let pages = |bytes: u64| u32::try_from(bytes / page_size()).unwrap_or(u32::MAX);
         let maybe = |bytes: Option<u64>| bytes.map_or(0, pages);
@@ -139,12 +139,12 @@ impl Pages {
 
 /// A file that has pages in memory.
 #[derive(Debug, Clone)]
-pub(super) struct Entry {
+pub(super) struct FileEntry {
     pub(super) inode: Inode,
-    pub(super) name: Name,
+    pub(super) name: FileName,
     pub(super) size: u64,
-    pub(super) pages: Pages,
-    /// Its file system, as in [`Directory`].
+    pub(super) pages: CachedPages,
+    /// Its file system, as in [`WalkedDirectory`].
     pub(super) file_system: u16,
     /// Whether only the resident pages are known.
     pub(super) resident_only: bool,
@@ -160,7 +160,7 @@ pub(super) struct Entry {
 #[derive(Debug, Clone)]
 pub(super) struct FoundFile {
     pub(super) inode: Inode,
-    pub(super) name: Name,
+    pub(super) name: FileName,
     pub(super) size: u64,
     pub(super) file_system: u16,
     pub(super) residency: Residency,
@@ -170,7 +170,7 @@ pub(super) struct FoundFile {
 
 /// Pages of all files of a file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Sum {
+pub(super) struct PageSums {
     pub(super) files: u64,
     pub(super) resident: u64,
     pub(super) dirty: u64,
@@ -179,33 +179,33 @@ pub(super) struct Sum {
 
 /// The table of all entries.
 #[derive(Debug, Default)]
-pub(super) struct Table {
-    entries: Vec<Option<Entry>>,
+pub(super) struct FileTable {
+    entries: Vec<Option<FileEntry>>,
     free: Vec<u32>,
     by_inode: HashMap<Inode, u32>,
-    sums: Vec<Sum>,
+    sums: Vec<PageSums>,
     /// The resident pages, at the last tick, of entries that changed since.
     before: HashMap<u32, u32>,
 }
 
-impl Table {
+impl FileTable {
     pub(super) fn with_file_systems(file_systems: usize) -> Self {
-        Self { sums: vec![Sum::default(); file_systems], ..Self::default() }
+        Self { sums: vec![PageSums::default(); file_systems], ..Self::default() }
     }
 
     pub(super) fn id(&self, inode: Inode) -> Option<u32> {
         self.by_inode.get(&inode).copied()
     }
 
-    pub(super) fn get(&self, id: u32) -> Option<&Entry> {
+    pub(super) fn get(&self, id: u32) -> Option<&FileEntry> {
         self.entries.get(id as usize)?.as_ref()
     }
 
-    fn get_mut(&mut self, id: u32) -> Option<&mut Entry> {
+    fn get_mut(&mut self, id: u32) -> Option<&mut FileEntry> {
         self.entries.get_mut(id as usize)?.as_mut()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Entry)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &FileEntry)> {
         let numbered = (0_u32..).zip(&self.entries);
         numbered.filter_map(|(id, entry)| Some((id, entry.as_ref()?)))
     }
@@ -216,8 +216,8 @@ impl Table {
 
     /// Returns the numbers of the directories that have entries.
     pub(super) fn directories(&self) -> HashSet<u32> {
-        let number = |entry: &Entry| match entry.name {
-            Name::In(number, _) => Some(number),
+        let number = |entry: &FileEntry| match entry.name {
+            FileName::In(number, _) => Some(number),
             _ => None,
         };
         self.entries.iter().flatten().filter_map(number).collect()
@@ -225,18 +225,18 @@ impl Table {
 
     /// Returns the sums by file system, in the order of
     /// [`FileSystems::walked`](super::file_systems::FileSystems::walked).
-    pub(super) fn sums(&self) -> &[Sum] {
+    pub(super) fn sums(&self) -> &[PageSums] {
         &self.sums
     }
 
     /// Records a counted file. Returns the entry's id if the file has pages in memory.
     pub(super) fn take(&mut self, found: FoundFile, tick: u32, rescan: u32) -> Option<u32> {
-        let pages = Pages::of(&found.residency);
+        let pages = CachedPages::of(&found.residency);
         let resident_only = found.residency.source == Source::Mincore;
         let FoundFile { inode, name, size, file_system, cost, .. } = found;
         if let Some(id) = self.id(inode) {
             if let Some(entry) = self.get_mut(id) {
-                if name != Name::Unknown {
+                if name != FileName::Unknown {
                     entry.name = name;
                 }
                 (entry.size, entry.rescan, entry.cost) = (size, rescan, cost);
@@ -248,7 +248,7 @@ impl Table {
             return None;
         }
         let entry =
-            Entry { inode, name, size, pages, file_system, resident_only, rescan, cost, counted: tick };
+            FileEntry { inode, name, size, pages, file_system, resident_only, rescan, cost, counted: tick };
         Some(self.insert(entry))
     }
 
@@ -260,11 +260,11 @@ impl Table {
         resident: u32,
         rescan: u32,
     ) -> u32 {
-        let entry = Entry {
+        let entry = FileEntry {
             inode,
-            name: Name::Unknown,
+            name: FileName::Unknown,
             size: 0,
-            pages: Pages { resident, ..Pages::default() },
+            pages: CachedPages { resident, ..CachedPages::default() },
             file_system,
             resident_only: true,
             rescan,
@@ -274,7 +274,7 @@ impl Table {
         self.insert(entry)
     }
 
-    fn insert(&mut self, entry: Entry) -> u32 {
+    fn insert(&mut self, entry: FileEntry) -> u32 {
         self.sum(entry.file_system, entry.pages, true);
         let inode = entry.inode;
         let id = if let Some(id) = self.free.pop() {
@@ -291,7 +291,7 @@ impl Table {
     }
 
     /// Sets an entry's pages. Returns whether the entry still exists.
-    pub(super) fn set_pages(&mut self, id: u32, pages: Pages) -> bool {
+    pub(super) fn set_pages(&mut self, id: u32, pages: CachedPages) -> bool {
         if pages.is_empty() {
             self.remove(id);
             return false;
@@ -314,7 +314,7 @@ impl Table {
         }
     }
 
-    pub(super) fn set_name(&mut self, id: u32, name: Name) {
+    pub(super) fn set_name(&mut self, id: u32, name: FileName) {
         if let Some(entry) = self.get_mut(id) {
             entry.name = name;
         }
@@ -340,7 +340,7 @@ impl Table {
     }
 
     /// Adds an entry to the sums of its file system, or subtracts it.
-    fn sum(&mut self, file_system: u16, pages: Pages, add: bool) {
+    fn sum(&mut self, file_system: u16, pages: CachedPages, add: bool) {
         let Some(sum) = self.sums.get_mut(usize::from(file_system)) else { return };
         let bytes = |pages: u32| u64::from(pages) * page_size();
         for (sum, part) in [
@@ -382,15 +382,15 @@ impl DirectoryIndex {
     }
 }
 
-impl Entry {
+impl FileEntry {
     /// Returns the name to be shown, which is also the path for opening it if it has one.
-    pub(super) fn path(&self, directories: &Directories) -> Option<PathBuf> {
+    pub(super) fn path(&self, directories: &DirectoryTable) -> Option<PathBuf> {
         match &self.name {
-            Name::In(directory, name) => {
+            FileName::In(directory, name) => {
                 Some(directories.get(*directory)?.path.join(OsString::from(name.clone())))
             }
-            Name::Deleted(path) => Some(path.to_path_buf()),
-            Name::Unknown => None,
+            FileName::Deleted(path) => Some(path.to_path_buf()),
+            FileName::Unknown => None,
         }
     }
 }
@@ -408,18 +408,18 @@ mod tests {
             recently_evicted: Some(0),
             source: Source::Cachestat,
         };
-        let name = Name::In(0, OsStr::new("x").into());
+        let name = FileName::In(0, OsStr::new("x").into());
         FoundFile { inode: Inode { dev: 1, ino }, name, size: 5, file_system: 1, residency, cost: 3 }
     }
 
-    fn sum(table: &Table) -> (u64, u64, u64) {
+    fn sum(table: &FileTable) -> (u64, u64, u64) {
         let sum = table.sums()[1];
         (sum.files, sum.resident / page_size(), sum.dirty / page_size())
     }
 
     #[test]
     fn sums_are_those_of_the_entries_and_empty_ones_go() {
-        let mut table = Table::with_file_systems(2);
+        let mut table = FileTable::with_file_systems(2);
         assert_eq!(table.take(found(1, 0, 0, 0), 1, 1), None);
         let one = table.take(found(1, 10, 2, 0), 1, 1).unwrap();
         let two = table.take(found(2, 5, 0, 0), 1, 1).unwrap();
@@ -438,7 +438,7 @@ mod tests {
 
     #[test]
     fn changes_are_against_the_last_call() {
-        let mut table = Table::with_file_systems(2);
+        let mut table = FileTable::with_file_systems(2);
         let id = table.take(found(1, 10, 0, 0), 1, 1).unwrap();
         assert_eq!(table.take_changes(), [(id, 10)]);
         table.take(found(1, 12, 0, 0), 2, 1);
@@ -450,13 +450,13 @@ mod tests {
 
     #[test]
     fn directories_that_are_gone_are_forgotten_and_those_of_entries_are_not() {
-        let mut directories = Directories::default();
+        let mut directories = DirectoryTable::default();
         let [kept, used, gone] =
             ["/kept", "/used", "/gone"].map(|path| directories.number(Path::new(path), || 0));
-        let mut table = Table::with_file_systems(2);
-        let name = Name::In(used, OsStr::new("x").into());
+        let mut table = FileTable::with_file_systems(2);
+        let name = FileName::In(used, OsStr::new("x").into());
         let entry = table.take(FoundFile { name, ..found(1, 1, 0, 0) }, 1, 1).unwrap();
-        for _ in 0..Directories::IN_USE {
+        for _ in 0..DirectoryTable::RESCANS_KEPT {
             assert!(directories.is_known(Path::new("/gone")));
             assert_eq!(directories.number(Path::new("/kept"), || 0), kept);
             directories.forget(&table.directories());
@@ -472,14 +472,14 @@ mod tests {
 
     #[test]
     fn a_name_once_known_stays() {
-        let mut table = Table::with_file_systems(2);
+        let mut table = FileTable::with_file_systems(2);
         let id = table.insert_unknown(Inode { dev: 1, ino: 9 }, 1, 3, 1);
-        assert_eq!(table.get(id).unwrap().path(&Directories::default()), None);
-        let mut directories = Directories::default();
+        assert_eq!(table.get(id).unwrap().path(&DirectoryTable::default()), None);
+        let mut directories = DirectoryTable::default();
         assert_eq!(directories.number(Path::new("/d"), || 1), 0);
         assert_eq!(directories.number(Path::new("/d"), || 2), 0);
         table.take(found(9, 3, 0, 0), 1, 1);
-        table.take(FoundFile { name: Name::Unknown, ..found(9, 3, 0, 0) }, 1, 1);
+        table.take(FoundFile { name: FileName::Unknown, ..found(9, 3, 0, 0) }, 1, 1);
         assert_eq!(table.get(id).unwrap().path(&directories).unwrap(), Path::new("/d/x"));
     }
 

@@ -13,7 +13,7 @@ fn options(dir: &Path) -> CensusOptions {
 }
 
 fn row_of(census: &mut Census, name: &str) -> Option<Row> {
-    census.rows(&Query::default()).rows.into_iter().find(|row| row.label.ends_with(name))
+    census.rows(&RowQuery::default()).rows.into_iter().find(|row| row.label.ends_with(name))
 }
 
 /// Ticks until `check` returns something. The kernel and other work on the machine decide how long that
@@ -110,7 +110,7 @@ fn a_closed_file_that_comes_back_is_named_by_its_directory() {
     });
     if census.has_events() {
         assert!(row.total_flow.unwrap().added >= 1 << 20, "{row:?}");
-        let rows = census.rows(&Query { group: Group::Process, ..Query::default() });
+        let rows = census.rows(&RowQuery { group: GroupBy::Process, ..RowQuery::default() });
         assert!(rows.rows[0].label.ends_with(&std::process::id().to_string()), "{rows:?}");
     }
 }
@@ -156,18 +156,18 @@ fn filters_sorts_and_groups() {
     let mut census =
         Census::start(CensusOptions { trace: None, follow: false, ..options(dir.path()) }).unwrap();
     census.tick().unwrap();
-    let mut names = |query: &Query| {
+    let mut names = |query: &RowQuery| {
         let rows = census.rows(query);
         let name = |row: &Row| row.label.rsplit('/').next().unwrap().to_owned();
         (rows.rows.iter().map(name).collect::<Vec<_>>(), rows.matching, rows.resident >> 20)
     };
-    let query = Query::default();
+    let query = RowQuery::default();
     assert_eq!(names(&query), (vec!["Alpha".to_owned(), "beta".to_owned(), "gamma".to_owned()], 3, 6));
-    assert_eq!(names(&Query { limit: 1, ..query.clone() }), (vec!["Alpha".to_owned()], 3, 6));
-    assert_eq!(names(&Query { filter: "alp".into(), ..query.clone() }).1, 1);
-    assert_eq!(names(&Query { filter: "ALP".into(), ..query.clone() }).1, 0);
-    assert_eq!(names(&Query { pid: Some(u32::MAX), ..query.clone() }), (vec![], 0, 0));
-    let groups = names(&Query { group: Group::Class, ..query });
+    assert_eq!(names(&RowQuery { limit: 1, ..query.clone() }), (vec!["Alpha".to_owned()], 3, 6));
+    assert_eq!(names(&RowQuery { filter: "alp".into(), ..query.clone() }).1, 1);
+    assert_eq!(names(&RowQuery { filter: "ALP".into(), ..query.clone() }).1, 0);
+    assert_eq!(names(&RowQuery { pid: Some(u32::MAX), ..query.clone() }), (vec![], 0, 0));
+    let groups = names(&RowQuery { group: GroupBy::Class, ..query });
     assert_eq!(groups, (vec!["no database's".to_owned()], 1, 6));
 }
 

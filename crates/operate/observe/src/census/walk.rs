@@ -20,17 +20,17 @@ use pagekeeper_kernel::{
 };
 
 use super::file_systems::FileSystems;
-use super::table::{Directories, FoundFile, Name};
+use super::table::{DirectoryTable, FileName, FoundFile};
 
 /// The progress of the first walk, and a switch to end it early.
 #[derive(Debug, Default)]
-pub struct Progress {
+pub struct WalkProgress {
     files: AtomicU64,
     walk_ended: AtomicBool,
     cancelled: AtomicBool,
 }
 
-impl Progress {
+impl WalkProgress {
     /// Returns the number of files visited so far.
     pub fn files(&self) -> u64 {
         self.files.load(Ordering::Relaxed)
@@ -84,7 +84,7 @@ impl WalkResult {
 #[derive(Debug)]
 pub(super) struct WalkScope {
     pub(super) file_systems: FileSystems,
-    directories: Mutex<Directories>,
+    directories: Mutex<DirectoryTable>,
     /// The file system of each device, as in `st_dev` of its files.
     devices: Mutex<HashMap<u64, u16>>,
     /// Mount points by now, including those that are newer than the start: these are not entered either.
@@ -101,7 +101,7 @@ impl WalkScope {
         }
     }
 
-    pub(super) fn directories(&self) -> MutexGuard<'_, Directories> {
+    pub(super) fn directories(&self) -> MutexGuard<'_, DirectoryTable> {
         lock(&self.directories)
     }
 
@@ -164,17 +164,17 @@ impl WalkScope {
 /// Returns the time of the last change of the names in a directory. `None` if it is unknown, or so recent
 /// that another change would not show.
 pub(super) fn change_of(path: &Path) -> Option<i128> {
-    const MOMENT: i128 = 3_000_000_000;
+    const RECENT_CHANGE_NS: i128 = 3_000_000_000;
     let _asking = asking(path).ok()?;
     let stat = rustix::fs::stat(path).ok()?;
     let changed = i128::from(stat.st_mtime) * 1_000_000_000 + i128::from(stat.st_mtime_nsec);
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).ok()?.as_nanos();
-    (changed + MOMENT < i128::try_from(now).ok()?).then_some(changed)
+    (changed + RECENT_CHANGE_NS < i128::try_from(now).ok()?).then_some(changed)
 }
 
 /// The results that one thread of a walk collects.
 #[derive(Debug, Default)]
-struct Walker {
+struct WalkThread {
     result: WalkResult,
     directory: Vec<u8>,
     number: u32,
@@ -182,7 +182,7 @@ struct Walker {
     dev: u64,
 }
 
-impl Walker {
+impl WalkThread {
     fn visit(&mut self, scope: &WalkScope, visited: Result<InspectedFile>) {
         let file = match visited {
             Ok(file) => file,
@@ -209,7 +209,7 @@ impl Walker {
             }
         }
         self.result.known.push((file.inode(), self.number));
-        let name = Name::In(self.number, OsStr::from_bytes(name).into());
+        let name = FileName::In(self.number, OsStr::from_bytes(name).into());
         match count(&file, name, self.file_system) {
             Ok(Some(found)) => self.result.found.push(found),
             Ok(None) => {}
@@ -220,7 +220,7 @@ impl Walker {
 }
 
 /// Counts the pages of a file; `None` if it has none in memory.
-pub(super) fn count(file: &InspectedFile, name: Name, file_system: u16) -> Result<Option<FoundFile>> {
+pub(super) fn count(file: &InspectedFile, name: FileName, file_system: u16) -> Result<Option<FoundFile>> {
     let start = Instant::now();
     let residency = residency(file, 0..u64::MAX)?;
     if residency.resident == 0 && residency.evicted.unwrap_or(0) == 0 {
@@ -231,8 +231,8 @@ pub(super) fn count(file: &InspectedFile, name: Name, file_system: u16) -> Resul
 }
 
 /// Visits all files of all file systems.
-pub(super) fn walk_all(scope: &WalkScope, threads: usize, progress: &Progress) -> WalkResult {
-    let walkers: Vec<Mutex<Walker>> = (0..threads.max(1)).map(|_| Mutex::default()).collect();
+pub(super) fn walk_all(scope: &WalkScope, threads: usize, progress: &WalkProgress) -> WalkResult {
+    let walkers: Vec<Mutex<WalkThread>> = (0..threads.max(1)).map(|_| Mutex::default()).collect();
     let enters = |path: &Path, is_directory: bool| {
         if !is_directory {
             return true;
@@ -274,7 +274,7 @@ pub(super) fn visit_directory(
     stop: &(dyn Fn() -> bool + Sync),
 ) -> (WalkResult, Vec<PathBuf>) {
     let changed = change_of(path);
-    let walker = Mutex::new(Walker::default());
+    let walker = Mutex::new(WalkThread::default());
     let below = Mutex::new(Vec::new());
     let enters = |path: &Path, is_directory: bool| {
         if is_directory && scope.enters(path) {
@@ -336,7 +336,7 @@ mod tests {
     #[test]
     fn a_walk_that_was_ended_visits_nothing_more() {
         let (_dir, scope) = tree();
-        let progress = Progress::default();
+        let progress = WalkProgress::default();
         progress.end_walk();
         assert_eq!(walk_all(&scope, 2, &progress).known.len(), 0);
         assert!(!progress.is_cancelled(), "processes are still listed");
@@ -345,14 +345,14 @@ mod tests {
     #[test]
     fn every_file_is_known_and_those_with_pages_are_found() {
         let (_dir, scope) = tree();
-        let progress = Progress::default();
+        let progress = WalkProgress::default();
         let result = walk_all(&scope, 3, &progress);
         assert_eq!((result.known.len(), progress.files()), (4, 4));
         let mut paths: Vec<_> = result
             .found
             .iter()
             .map(|found| match &found.name {
-                Name::In(_, name) => (name.to_str().unwrap().to_owned(), found.residency.resident),
+                FileName::In(_, name) => (name.to_str().unwrap().to_owned(), found.residency.resident),
                 other => panic!("{other:?}"),
             })
             .collect();
@@ -383,7 +383,7 @@ mod tests {
     #[test]
     fn a_cancelled_walk_ends() {
         let (_dir, scope) = tree();
-        let progress = Progress::default();
+        let progress = WalkProgress::default();
         progress.cancel();
         assert_eq!(walk_all(&scope, 1, &progress).known.len(), 0);
     }

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
-use super::format::{MAGIC, SavedPages, SnapshotFormatError, decode, encode};
+use super::format::{SNAPSHOT_MAGIC, SavedPages, SnapshotFormatError, decode, encode};
 
 /// Larger files are not read: 4 GiB of snapshot would hold a hundred million extents.
 const FILE_BYTES_MAX: u64 = 4 << 30;
@@ -54,8 +54,8 @@ impl SavedPages {
             return Err(SavedPagesError::NotRegular);
         }
         let mut bytes = Vec::new();
-        (&file).take(MAGIC.len() as u64).read_to_end(&mut bytes)?;
-        if bytes == MAGIC {
+        (&file).take(SNAPSHOT_MAGIC.len() as u64).read_to_end(&mut bytes)?;
+        if bytes == SNAPSHOT_MAGIC {
             if metadata.len() > FILE_BYTES_MAX {
                 return Err(SavedPagesError::TooLarge);
             }
@@ -91,9 +91,9 @@ impl SnapshotTarget {
         }
         let mut start = Vec::new();
         if !force {
-            File::open(path)?.take(MAGIC.len() as u64).read_to_end(&mut start)?;
+            File::open(path)?.take(SNAPSHOT_MAGIC.len() as u64).read_to_end(&mut start)?;
         }
-        if start.is_empty() || start == MAGIC {
+        if start.is_empty() || start == SNAPSHOT_MAGIC {
             Ok(Self { path: std::fs::canonicalize(path)?, replace: true })
         } else {
             Err(SavedPagesError::OtherFile)

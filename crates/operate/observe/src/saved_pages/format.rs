@@ -30,9 +30,9 @@ use pagekeeper_kernel::Inode;
 
 /// The first bytes of every snapshot file. The first byte is not text, and the last one changes if line ends are
 /// converted.
-pub const MAGIC: [u8; 8] = *b"\x89PKSNAP\n";
+pub const SNAPSHOT_MAGIC: [u8; 8] = *b"\x89PKSNAP\n";
 
-const VERSION: u16 = 1;
+const FORMAT_VERSION: u16 = 1;
 
 const CHECKSUM_BYTES: usize = 4;
 
@@ -84,7 +84,7 @@ pub enum SnapshotFormatError {
     #[error("a damaged snapshot: its checksum does not hold, so nothing of it is used. Take a new one")]
     Damaged,
     /// Written by a later version of this program.
-    #[error("a snapshot of format {0}; this pagekeeper reads format {VERSION}")]
+    #[error("a snapshot of format {0}; this pagekeeper reads format {FORMAT_VERSION}")]
     UnknownVersion(u16),
     /// The checksum is correct, but the contents are invalid: the program that wrote them has a bug.
     #[error("a snapshot written wrongly: {0}")]
@@ -94,8 +94,8 @@ pub enum SnapshotFormatError {
 /// Encodes a snapshot as bytes.
 pub fn encode(snapshot: &SavedPages) -> Vec<u8> {
     let mut out = Vec::with_capacity(64 + snapshot.files.len() * 128);
-    out.extend_from_slice(&MAGIC);
-    out.extend_from_slice(&VERSION.to_le_bytes());
+    out.extend_from_slice(&SNAPSHOT_MAGIC);
+    out.extend_from_slice(&FORMAT_VERSION.to_le_bytes());
     put_time(&mut out, snapshot.created);
     put(&mut out, snapshot.page_size);
     put(&mut out, snapshot.files.len() as u64);
@@ -141,33 +141,33 @@ fn put_time(out: &mut Vec<u8>, time: SavedTime) {
 ///
 /// If they are not a snapshot that [`encode`] could have written.
 pub fn decode(bytes: &[u8]) -> Result<SavedPages, SnapshotFormatError> {
-    if !bytes.starts_with(&MAGIC) {
+    if !bytes.starts_with(&SNAPSHOT_MAGIC) {
         // Cut within the magic, or another kind of file.
-        let cut = !bytes.is_empty() && MAGIC.starts_with(bytes);
+        let cut = !bytes.is_empty() && SNAPSHOT_MAGIC.starts_with(bytes);
         return Err(if cut { SnapshotFormatError::Damaged } else { SnapshotFormatError::NotASnapshot });
     }
     let (content, checksum) =
         bytes.split_last_chunk::<CHECKSUM_BYTES>().ok_or(SnapshotFormatError::Damaged)?;
     let (version, content_after_version) = content
-        .get(MAGIC.len()..)
+        .get(SNAPSHOT_MAGIC.len()..)
         .and_then(|rest| rest.split_first_chunk::<2>())
         .ok_or(SnapshotFormatError::Damaged)?;
     if crc32c::crc32c(content) != u32::from_le_bytes(*checksum) {
         return Err(SnapshotFormatError::Damaged);
     }
     let version = u16::from_le_bytes(*version);
-    if version != VERSION {
+    if version != FORMAT_VERSION {
         return Err(SnapshotFormatError::UnknownVersion(version));
     }
-    let mut input = Input(content_after_version);
+    let mut input = SnapshotInput(content_after_version);
     let snapshot = input.snapshot()?;
     if input.0.is_empty() { Ok(snapshot) } else { Err(SnapshotFormatError::Malformed("bytes after its end")) }
 }
 
 /// The bytes that remain to be read.
-struct Input<'a>(&'a [u8]);
+struct SnapshotInput<'a>(&'a [u8]);
 
-impl<'a> Input<'a> {
+impl<'a> SnapshotInput<'a> {
     fn snapshot(&mut self) -> Result<SavedPages, SnapshotFormatError> {
         let created = self.time()?;
         let page_size = self.number()?;
@@ -302,7 +302,7 @@ mod tests {
             let mut bytes = GOLDEN_V1.to_vec();
             bytes[bit / 8] ^= 1 << (bit % 8);
             let error = decode(&bytes).unwrap_err();
-            let expected = if bit / 8 < MAGIC.len() {
+            let expected = if bit / 8 < SNAPSHOT_MAGIC.len() {
                 SnapshotFormatError::NotASnapshot
             } else {
                 SnapshotFormatError::Damaged
@@ -322,7 +322,7 @@ mod tests {
 
     /// Returns bytes with a correct checksum, as a faulty or hostile writer could make them.
     fn sealed(version: u16, content: &[u8]) -> Vec<u8> {
-        let mut bytes = MAGIC.to_vec();
+        let mut bytes = SNAPSHOT_MAGIC.to_vec();
         bytes.extend_from_slice(&version.to_le_bytes());
         bytes.extend_from_slice(content);
         let checksum = crc32c::crc32c(&bytes);
@@ -415,7 +415,7 @@ mod tests {
             byte in any::<u8>(),
         ) {
             let bytes = encode(&snapshot);
-            let mut content = bytes[MAGIC.len() + 2..bytes.len() - CHECKSUM_BYTES].to_vec();
+            let mut content = bytes[SNAPSHOT_MAGIC.len() + 2..bytes.len() - CHECKSUM_BYTES].to_vec();
             let at = at.index(content.len());
             content[at] = byte;
             // It is read with other contents, or refused; what was read can be written again.

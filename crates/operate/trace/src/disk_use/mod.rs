@@ -37,6 +37,7 @@ mod tests;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::mem::offset_of;
 use std::time::Duration;
 
 use rustix::fs::makedev;
@@ -46,17 +47,19 @@ use crate::TraceError;
 use crate::page_events::PageEvents;
 use crate::page_events::layout::described_by_this_kernel;
 use crate::page_events::{failed, refused};
-use crate::sys::{Attachment, Map, MapKind, Program, ProgramKind};
-use programs::{BioOffsets, Point, Tables, counters, in_flight, program};
+use crate::sys::{BpfMap, BpfProgram, MapKind, ProgramAttachment, ProgramKind};
+use programs::{
+    BioOffsets, DiskCounters, DiskTableFds, DiskTracepoint, KindCounters, RequestEntry, RequestKind, program,
+};
 
 /// The most requests of others in flight at a time; more are counted as lost.
-const IN_FLIGHT_MAX: u32 = 16 << 10;
+const REQUESTS_IN_FLIGHT_MAX: u32 = 16 << 10;
 /// The most disks that are counted.
 const DISKS_MAX: u32 = 1 << 10;
 /// The most pairs of a followed process and a disk that it reads from.
-const READERS_MAX: u32 = 4 << 10;
+const READER_DISK_PAIRS_MAX: u32 = 4 << 10;
 /// The number of entries that are read with one call.
-const BATCH: usize = 256;
+const DISKS_PER_LOOKUP: usize = 256;
 
 /// Requests of one kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -99,10 +102,10 @@ pub struct DiskWindow {
 /// Counters of other processes' requests to disks, from its creation until it is dropped.
 pub struct DiskUse {
     // The attachments are dropped first: no program runs while the rest is taken apart.
-    _attachments: Vec<Attachment>,
-    disks: Map,
-    readers: Map,
-    lost: Map,
+    _attachments: Vec<ProgramAttachment>,
+    disks: BpfMap,
+    readers: BpfMap,
+    lost: BpfMap,
     last_disks: HashMap<Vec<u8>, Vec<u8>>,
     last_reads: HashMap<Vec<u8>, u64>,
     last_lost: u64,
@@ -137,14 +140,15 @@ impl DiskUse {
     pub fn open(events: &PageEvents) -> Result<Self, TraceError> {
         let offsets = described_by_this_kernel(BioOffsets::of)?;
         let table = |kind, name, (key, value), entries| {
-            Map::create(kind, name, key, value, entries)
+            BpfMap::create(kind, name, key, value, entries)
                 .map_err(|errno| failed("bpf(MAP_CREATE)", name, errno))
         };
-        let requests = table(MapKind::Hash, "pk_requests", (8, usize::from(in_flight::SIZE)), IN_FLIGHT_MAX)?;
-        let disks = table(MapKind::Hash, "pk_disks", (4, counters::BYTES), DISKS_MAX)?;
-        let readers = table(MapKind::Hash, "pk_readers", (8, 8), READERS_MAX)?;
+        let requests =
+            table(MapKind::Hash, "pk_requests", (8, size_of::<RequestEntry>()), REQUESTS_IN_FLIGHT_MAX)?;
+        let disks = table(MapKind::Hash, "pk_disks", (4, size_of::<DiskCounters>()), DISKS_MAX)?;
+        let readers = table(MapKind::Hash, "pk_readers", (8, 8), READER_DISK_PAIRS_MAX)?;
         let lost = table(MapKind::Array, "pk_lost", (4, 8), 1)?;
-        let tables = Tables {
+        let tables = DiskTableFds {
             followed: events.followed().raw_fd(),
             requests: requests.raw_fd(),
             disks: disks.raw_fd(),
@@ -152,7 +156,7 @@ impl DiskUse {
             lost: lost.raw_fd(),
         };
         // Ends are watched before beginnings, so that no request stays in the table.
-        let points = [Point::EndedTogether, Point::Ended, Point::Begun];
+        let points = [DiskTracepoint::EndedTogether, DiskTracepoint::Ended, DiskTracepoint::Begun];
         let attach = |point| attached(point, tables, &offsets);
         let attachments = points.into_iter().map(attach).collect::<Result<_, _>>()?;
         Ok(Self {
@@ -169,7 +173,7 @@ impl DiskUse {
     /// Returns the counts since the last call.
     pub fn take(&mut self) -> Result<DiskWindow, TraceError> {
         let mut window = DiskWindow::default();
-        let read = |map: &Map, name| entries(map).map_err(|e| failed("bpf(MAP_LOOKUP_BATCH)", name, e));
+        let read = |map: &BpfMap, name| entries(map).map_err(|e| failed("bpf(MAP_LOOKUP_BATCH)", name, e));
         for (key, now) in read(&self.disks, "pk_disks")? {
             let then = self.last_disks.insert(key.clone(), now.clone());
             let requests = DiskRequests::between(then.as_deref().unwrap_or_default(), &now);
@@ -197,18 +201,19 @@ impl DiskUse {
 
 impl DiskRequests {
     fn between(then: &[u8], now: &[u8]) -> Self {
-        let of = |op: usize| {
-            let at = op * counters::OP_BYTES;
-            let count = |field: usize| long(now, at + field).saturating_sub(long(then, at + field));
+        let of = |kind: RequestKind| {
+            let at = kind as usize * size_of::<KindCounters>();
+            let difference = |field: usize| long(now, at + field).saturating_sub(long(then, at + field));
+            let [begun, done] = [offset_of!(KindCounters, begun), offset_of!(KindCounters, done)];
             RequestCounts {
-                begun: count(counters::BEGUN),
-                done: count(counters::DONE),
-                bytes: count(counters::LENGTH),
-                waited: Duration::from_nanos(count(counters::WAITED)),
-                in_flight: long(now, at + counters::BEGUN).saturating_sub(long(now, at + counters::DONE)),
+                begun: difference(begun),
+                done: difference(done),
+                bytes: difference(offset_of!(KindCounters, bytes)),
+                waited: Duration::from_nanos(difference(offset_of!(KindCounters, waited_ns))),
+                in_flight: long(now, at + begun).saturating_sub(long(now, at + done)),
             }
         };
-        Self { reads: of(counters::READ), writes: of(counters::WRITE), syncs: of(counters::SYNC) }
+        Self { reads: of(RequestKind::Read), writes: of(RequestKind::Write), syncs: of(RequestKind::Sync) }
     }
 
     /// Returns the counts of requests that somebody waits for.
@@ -224,7 +229,11 @@ impl DiskRequests {
     }
 }
 
-fn attached(point: Point, tables: Tables, offsets: &BioOffsets) -> Result<Attachment, TraceError> {
+fn attached(
+    point: DiskTracepoint,
+    tables: DiskTableFds,
+    offsets: &BioOffsets,
+) -> Result<ProgramAttachment, TraceError> {
     let (tracepoint, name) = point.names();
     let code = program(point, tables, offsets).map_err(|error| TraceError::Call {
         call: "assemble",
@@ -232,17 +241,18 @@ fn attached(point: Point, tables: Tables, offsets: &BioOffsets) -> Result<Attach
         source: std::io::Error::other(error),
     })?;
     let program =
-        Program::load(ProgramKind::RawTracepoint, name, &code).map_err(|error| refused(name, error))?;
+        BpfProgram::load(ProgramKind::RawTracepoint, name, &code).map_err(|error| refused(name, error))?;
     program.attach_raw(tracepoint).map_err(|error| failed(error.call, name, error.errno))
 }
 
 /// A key and its value.
-type Entry = (Vec<u8>, Vec<u8>);
+type TableEntry = (Vec<u8>, Vec<u8>);
 
 /// Returns all entries of a table. An entry that comes or goes meanwhile may be missing.
-fn entries(map: &Map) -> Result<Vec<Entry>, Errno> {
+fn entries(map: &BpfMap) -> Result<Vec<TableEntry>, Errno> {
     let (key_size, value_size) = map.sizes();
-    let (mut keys, mut values) = (vec![0; BATCH * key_size], vec![0; BATCH * value_size]);
+    let (mut keys, mut values) =
+        (vec![0; DISKS_PER_LOOKUP * key_size], vec![0; DISKS_PER_LOOKUP * value_size]);
     let (mut cursor, mut all) = (None, Vec::new());
     loop {
         let (count, is_last) = map.lookup_batch(&mut cursor, &mut keys, &mut values)?;

@@ -17,25 +17,26 @@ pub enum BtfError {
     Missing(String),
 }
 
-const MAGIC: u16 = 0xeb9f;
-const HEADER_BYTES: usize = 24;
+const BTF_MAGIC: u16 = 0xeb9f;
+const BTF_HEADER_BYTES: usize = 24;
 /// The deepest nesting of fields that is followed.
-const DEPTH_MAX: usize = 16;
+const NESTING_MAX: usize = 16;
 
-const INT: u32 = 1;
-const ARRAY: u32 = 3;
-const STRUCT: u32 = 4;
-const UNION: u32 = 5;
-const ENUM: u32 = 6;
-const TYPEDEF: u32 = 8;
-const VOLATILE: u32 = 9;
-const CONST: u32 = 10;
-const FUNC_PROTO: u32 = 13;
-const VAR: u32 = 14;
-const DATASEC: u32 = 15;
-const DECL_TAG: u32 = 17;
-const TYPE_TAG: u32 = 18;
-const ENUM64: u32 = 19;
+// Kinds of types (`BTF_KIND_*`).
+const KIND_INT: u32 = 1;
+const KIND_ARRAY: u32 = 3;
+const KIND_STRUCT: u32 = 4;
+const KIND_UNION: u32 = 5;
+const KIND_ENUM: u32 = 6;
+const KIND_TYPEDEF: u32 = 8;
+const KIND_VOLATILE: u32 = 9;
+const KIND_CONST: u32 = 10;
+const KIND_FUNC_PROTO: u32 = 13;
+const KIND_VAR: u32 = 14;
+const KIND_DATASEC: u32 = 15;
+const KIND_DECL_TAG: u32 = 17;
+const KIND_TYPE_TAG: u32 = 18;
+const KIND_ENUM64: u32 = 19;
 
 /// A description of types.
 pub(crate) struct Btf<'a> {
@@ -49,14 +50,14 @@ pub(crate) struct Btf<'a> {
 
 /// The three words that each type begins with.
 #[derive(Clone, Copy)]
-struct Head {
+struct TypeHeader {
     name: u32,
     info: u32,
     /// The size, or the type that it stands for.
     other: u32,
 }
 
-impl Head {
+impl TypeHeader {
     fn kind(self) -> u32 {
         self.info >> 24 & 0x1f
     }
@@ -73,11 +74,11 @@ impl Head {
     /// Returns the number of bytes that follow the three words.
     fn rest(self) -> Option<usize> {
         Some(match self.kind() {
-            INT | VAR | DECL_TAG => 4,
-            ARRAY => 12,
-            STRUCT | UNION | DATASEC | ENUM64 => 12 * self.len(),
-            ENUM | FUNC_PROTO => 8 * self.len(),
-            2 | 7..=12 | 16 | TYPE_TAG => 0,
+            KIND_INT | KIND_VAR | KIND_DECL_TAG => 4,
+            KIND_ARRAY => 12,
+            KIND_STRUCT | KIND_UNION | KIND_DATASEC | KIND_ENUM64 => 12 * self.len(),
+            KIND_ENUM | KIND_FUNC_PROTO => 8 * self.len(),
+            2 | 7..=12 | 16 | KIND_TYPE_TAG => 0,
             _ => return None,
         })
     }
@@ -102,7 +103,7 @@ impl<'a> Btf<'a> {
     fn parsed(bytes: &'a [u8]) -> Option<Self> {
         let magic = u16::from_ne_bytes(bytes.get(..2)?.try_into().ok()?);
         let header = word(bytes, 4)? as usize;
-        if magic != MAGIC || header < HEADER_BYTES {
+        if magic != BTF_MAGIC || header < BTF_HEADER_BYTES {
             return None;
         }
         let section = |at: usize| {
@@ -115,7 +116,7 @@ impl<'a> Btf<'a> {
         while at < types.len() {
             btf.starts.push(u32::try_from(at).ok()?);
             let head = btf.head_at(at)?;
-            if head.kind() == STRUCT {
+            if head.kind() == KIND_STRUCT {
                 let id = u32::try_from(btf.starts.len()).ok()?;
                 btf.structs.entry(name_at(strings, head.name)).or_insert(id);
             }
@@ -124,8 +125,8 @@ impl<'a> Btf<'a> {
         Some(btf)
     }
 
-    fn head_at(&self, at: usize) -> Option<Head> {
-        Some(Head {
+    fn head_at(&self, at: usize) -> Option<TypeHeader> {
+        Some(TypeHeader {
             name: word(self.types, at)?,
             info: word(self.types, at + 4)?,
             other: word(self.types, at + 8)?,
@@ -133,7 +134,7 @@ impl<'a> Btf<'a> {
     }
 
     /// Returns the start of a type, and its head.
-    fn head(&self, id: u32) -> Option<(usize, Head)> {
+    fn head(&self, id: u32) -> Option<(usize, TypeHeader)> {
         let at = *self.starts.get((id as usize).checked_sub(1)?)? as usize;
         Some((at, self.head_at(at)?))
     }
@@ -149,7 +150,7 @@ impl<'a> Btf<'a> {
         let mut id = *self.structs.get(of.as_bytes()).ok_or_else(missing)?;
         let mut bits = 0_u32;
         for field in path {
-            let (at, inner) = self.field(id, field, DEPTH_MAX).ok_or_else(missing)?;
+            let (at, inner) = self.field(id, field, NESTING_MAX).ok_or_else(missing)?;
             bits = bits.checked_add(at).ok_or_else(missing)?;
             id = inner;
         }
@@ -157,11 +158,11 @@ impl<'a> Btf<'a> {
     }
 
     /// Returns the type itself, behind names and qualifiers.
-    fn resolved(&self, mut id: u32) -> Option<(usize, Head)> {
-        for _ in 0..DEPTH_MAX {
+    fn resolved(&self, mut id: u32) -> Option<(usize, TypeHeader)> {
+        for _ in 0..NESTING_MAX {
             let (at, head) = self.head(id)?;
             match head.kind() {
-                TYPEDEF | VOLATILE | CONST | TYPE_TAG => id = head.other,
+                KIND_TYPEDEF | KIND_VOLATILE | KIND_CONST | KIND_TYPE_TAG => id = head.other,
                 _ => return Some((at, head)),
             }
         }
@@ -171,7 +172,7 @@ impl<'a> Btf<'a> {
     /// Returns a field's offset in bits, and its type.
     fn field(&self, id: u32, name: &str, depth: usize) -> Option<(u32, u32)> {
         let (at, head) = self.resolved(id)?;
-        if !matches!(head.kind(), STRUCT | UNION) || depth == 0 {
+        if !matches!(head.kind(), KIND_STRUCT | KIND_UNION) || depth == 0 {
             return None;
         }
         let members = (0..head.len()).map(|nth| at + 12 + 12 * nth);
@@ -192,7 +193,7 @@ impl<'a> Btf<'a> {
     /// Returns the value of a constant of an enumeration.
     pub(crate) fn constant(&self, name: &str) -> Result<u32, BtfError> {
         let of_enum = |at: u32| {
-            let head = self.head_at(at as usize).filter(|head| head.kind() == ENUM)?;
+            let head = self.head_at(at as usize).filter(|head| head.kind() == KIND_ENUM)?;
             (0..head.len()).find_map(|nth| {
                 let entry = at as usize + 12 + 8 * nth;
                 let its_name = word(self.types, entry)?;
@@ -237,7 +238,7 @@ mod tests {
         fn bytes(&self) -> Vec<u8> {
             let [types, strings] =
                 [&self.types, &self.strings].map(|part| u32::try_from(part.len()).unwrap());
-            let mut bytes = Vec::from(MAGIC.to_ne_bytes());
+            let mut bytes = Vec::from(BTF_MAGIC.to_ne_bytes());
             bytes.extend([1, 0]);
             for word in [24, 0, types, types, strings] {
                 bytes.extend(u32::to_ne_bytes(word));
@@ -250,12 +251,12 @@ mod tests {
     fn written() -> Written {
         let mut written = Written::default();
         let [ino, a, b, pad, head] = ["i_ino", "a", "b", "pad", "PG_head"].map(|name| written.name(name));
-        written.add("long", INT, 0, 8, &[64]);
-        written.add("", STRUCT, 1, 4, &[pad, 1, 32]);
-        written.add("", UNION, 2, 4, &[a, 1, 0, b, 4, 0]);
-        written.add("alias", TYPEDEF, 0, 2, &[]);
-        written.add("inode", STRUCT, 2, 16, &[ino, 1, 0, 0, 3, 64]);
-        written.add("flags", ENUM, 1, 4, &[head, 6]);
+        written.add("long", KIND_INT, 0, 8, &[64]);
+        written.add("", KIND_STRUCT, 1, 4, &[pad, 1, 32]);
+        written.add("", KIND_UNION, 2, 4, &[a, 1, 0, b, 4, 0]);
+        written.add("alias", KIND_TYPEDEF, 0, 2, &[]);
+        written.add("inode", KIND_STRUCT, 2, 16, &[ino, 1, 0, 0, 3, 64]);
+        written.add("flags", KIND_ENUM, 1, 4, &[head, 6]);
         written
     }
 
@@ -289,7 +290,7 @@ mod tests {
         }
         // A type that contains itself.
         let mut loops = Written::default();
-        loops.add("inode", STRUCT, 1, 8, &[0, 1, 0]);
+        loops.add("inode", KIND_STRUCT, 1, 8, &[0, 1, 0]);
         let bytes = loops.bytes();
         assert!(Btf::parse(&bytes).unwrap().offset("inode", &["x"]).is_err());
     }

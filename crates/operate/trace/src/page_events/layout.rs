@@ -11,7 +11,7 @@ use super::btf::{Btf, BtfError};
 use crate::TraceError;
 
 /// The kernel's description of its types.
-const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
+const KERNEL_BTF_PATH: &str = "/sys/kernel/btf/vmlinux";
 
 /// The location of a folio's size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub(crate) struct FolioOrder {
 
 /// The location of a subvolume's number, from its inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Subvolume {
+pub(crate) struct SubvolumeOffsets {
     /// From the inode to the address of its root, which precedes the inode.
     pub(crate) root: i32,
     /// From the root to the number.
@@ -33,7 +33,7 @@ pub(crate) struct Subvolume {
 
 /// Offsets of fields, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Offsets {
+pub(crate) struct StructOffsets {
     pub(crate) folio_mapping: u32,
     pub(crate) folio_index: u32,
     pub(crate) folio_flags: u32,
@@ -47,17 +47,17 @@ pub(crate) struct Offsets {
     pub(crate) inode_super: u32,
     pub(crate) super_dev: u32,
     pub(crate) super_magic: u32,
-    pub(crate) subvolume: Option<Subvolume>,
+    pub(crate) subvolume: Option<SubvolumeOffsets>,
     pub(crate) task_thread: u32,
     pub(crate) task_process: u32,
     pub(crate) task_signal: u32,
     pub(crate) signal_live: u32,
 }
 
-impl Offsets {
+impl StructOffsets {
     /// Returns the offsets for the running kernel.
     pub(crate) fn of_this_kernel() -> Result<Self, TraceError> {
-        Self::read(Path::new(VMLINUX))
+        Self::read(Path::new(KERNEL_BTF_PATH))
     }
 
     fn read(path: &Path) -> Result<Self, TraceError> {
@@ -94,7 +94,7 @@ impl Offsets {
 pub(crate) fn described_by_this_kernel<T>(
     ask: impl FnOnce(&Btf<'_>) -> Result<T, BtfError>,
 ) -> Result<T, TraceError> {
-    described(Path::new(VMLINUX), ask)
+    described(Path::new(KERNEL_BTF_PATH), ask)
 }
 
 fn described<T>(path: &Path, ask: impl FnOnce(&Btf<'_>) -> Result<T, BtfError>) -> Result<T, TraceError> {
@@ -102,7 +102,7 @@ fn described<T>(path: &Path, ask: impl FnOnce(&Btf<'_>) -> Result<T, BtfError>) 
         if error.kind() == io::ErrorKind::NotFound {
             return TraceError::NoTypes { path: path.to_owned() };
         }
-        TraceError::Call { call: "read", what: VMLINUX.to_owned(), source: error }
+        TraceError::Call { call: "read", what: KERNEL_BTF_PATH.to_owned(), source: error }
     })?;
     let answer = Btf::parse(&bytes).and_then(|btf| ask(&btf));
     answer.map_err(|source| TraceError::Types { path: path.to_owned(), source })
@@ -116,67 +116,72 @@ fn folio_order(btf: &Btf<'_>) -> Result<FolioOrder, BtfError> {
 }
 
 /// Returns `None` if btrfs is a module, whose types are described elsewhere: its files are not opened then.
-fn subvolume(btf: &Btf<'_>) -> Option<Subvolume> {
+fn subvolume(btf: &Btf<'_>) -> Option<SubvolumeOffsets> {
     let root = i32::try_from(btf.offset("btrfs_inode", &["root"]).ok()?).ok()?;
     let inode = i32::try_from(btf.offset("btrfs_inode", &["vfs_inode"]).ok()?).ok()?;
     let number = btf.offset("btrfs_root", &["root_key", "objectid"]).ok()?;
-    Some(Subvolume { root: root - inode, number })
+    Some(SubvolumeOffsets { root: root - inode, number })
 }
 
-/// A record of the ring buffer: offsets in bytes.
-pub(crate) mod record {
-    /// The event: [`kind`](super::kind).
-    pub(crate) const KIND: i16 = 0;
-    pub(crate) const PROCESS: i16 = 4;
-    /// The file: device in the kernel's form, generation, inode number.
-    pub(crate) const DEV: i16 = 8;
-    pub(crate) const GENERATION: i16 = 12;
-    pub(crate) const INO: i16 = 16;
-    /// In pages.
-    pub(crate) const FIRST: i16 = 24;
-    /// In pages, or, for a use, the last of them.
-    pub(crate) const PAGES: i16 = 32;
-    pub(crate) const SUBVOLUME: i16 = 40;
-    pub(crate) const MAPPING: i16 = 48;
+/// A record of the ring buffer about pages of a file.
+#[repr(C)]
+pub(crate) struct PageRecord {
+    /// The event: [`record_kind`].
+    pub(crate) kind: u32,
+    pub(crate) process: u32,
+    /// The file's device, in the kernel's form.
+    pub(crate) dev: u32,
+    pub(crate) generation: u32,
+    pub(crate) ino: u64,
+    pub(crate) first_page: u64,
+    /// The number of pages, or, for a use, the last of them.
+    pub(crate) pages: u64,
+    pub(crate) subvolume: u64,
+    pub(crate) mapping: u64,
     /// The inode's type and permissions.
-    pub(crate) const MODE: i16 = 56;
-    /// For an addition, whether the file had no other pages; for a use, whether its process is followed; for a
-    /// beginning, the parent.
-    pub(crate) const OTHER: i16 = 60;
-    pub(crate) const SIZE: i16 = 64;
-    /// For a process's event its name, at the place of the file in other records.
-    pub(crate) const NAME: i16 = 16;
-    pub(crate) const NAME_BYTES: i16 = 16;
+    pub(crate) mode: u32,
+    /// For an addition, whether the file had no other pages; for a use, whether its process is followed.
+    pub(crate) flag: u32,
 }
+
+/// A record of the ring buffer about a process, of the same size.
+#[repr(C)]
+pub(crate) struct ProcessRecord {
+    _kind_and_process: [u32; 2],
+    _padding: u64,
+    pub(crate) name: [u8; COMM_BYTES],
+    _rest: [u32; 7],
+    pub(crate) parent: u32,
+}
+
+/// The size of a process's name with its end, as the kernel keeps it (`TASK_COMM_LEN`).
+pub(crate) const COMM_BYTES: usize = 16;
 
 /// Kinds of records.
-pub(crate) mod kind {
-    pub(crate) const ADDED: i32 = 1;
-    pub(crate) const USED: i32 = 2;
-    pub(crate) const BEGAN: i32 = 3;
-    pub(crate) const LEFT: i32 = 4;
-    pub(crate) const ENDED: i32 = 5;
-    pub(crate) const DIRTIED: i32 = 6;
+pub(crate) mod record_kind {
+    pub(crate) const PAGES_ADDED: i32 = 1;
+    pub(crate) const PAGES_USED: i32 = 2;
+    pub(crate) const PROCESS_BEGAN: i32 = 3;
+    pub(crate) const PROCESS_LEFT: i32 = 4;
+    pub(crate) const PROCESS_ENDED: i32 = 5;
+    pub(crate) const PAGES_DIRTIED: i32 = 6;
 }
 
-/// The values in the table of names.
-pub(crate) mod named {
-    pub(crate) const STREAM: u32 = 1;
-    pub(crate) const NEVER: u32 = 2;
-}
+/// In the table of names: processes of this name are followed.
+pub(crate) const NAME_FOLLOWED: u32 = 1;
+/// In the table of names: processes of this name are never followed.
+pub(crate) const NAME_NEVER_FOLLOWED: u32 = 2;
 
-/// Counters of events lost for lack of room: indexes.
-pub(crate) mod lost {
-    /// Pages that were added.
-    pub(crate) const PAGES: i32 = 0;
-    /// Events of processes, and uses by followed processes.
-    pub(crate) const OTHERS: i32 = 1;
-    /// Uses by processes that are not followed.
-    pub(crate) const USES: i32 = 2;
-    /// Writes to clean pages by followed processes.
-    pub(crate) const WRITES: i32 = 3;
-    pub(crate) const COUNT: u32 = 4;
-}
+/// The counter of added pages that were lost for lack of room.
+pub(crate) const LOST_PAGES: i32 = 0;
+/// The counter of lost events of processes, and of lost uses by followed processes.
+pub(crate) const LOST_OTHERS: i32 = 1;
+/// The counter of lost uses by processes that are not followed.
+pub(crate) const LOST_USES: i32 = 2;
+/// The counter of lost writes to clean pages by followed processes.
+pub(crate) const LOST_WRITES: i32 = 3;
+/// The number of these counters.
+pub(crate) const LOST_COUNTERS: u32 = 4;
 
 #[cfg(test)]
 mod tests {
@@ -184,13 +189,13 @@ mod tests {
 
     #[test]
     fn this_kernel_describes_what_is_read() {
-        if !Path::new(VMLINUX).exists() {
+        if !Path::new(KERNEL_BTF_PATH).exists() {
             eprintln!("SKIPPED: this_kernel_describes_what_is_read needs a kernel with BTF");
             return;
         }
-        let offsets = Offsets::of_this_kernel().unwrap();
+        let offsets = StructOffsets::of_this_kernel().unwrap();
         assert!(offsets.folio_order.is_some() && offsets.inode_ino > 0, "{offsets:?}");
-        let missing = Offsets::read(Path::new("/no/such/vmlinux")).unwrap_err();
+        let missing = StructOffsets::read(Path::new("/no/such/vmlinux")).unwrap_err();
         assert!(missing.to_string().contains("/no/such/vmlinux"), "{missing}");
     }
 }

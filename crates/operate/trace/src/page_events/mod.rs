@@ -31,28 +31,32 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use crate::TraceError;
-use crate::error::Right;
-use crate::sys::{Attachment, LoadError, Map, MapKind, Program, ProgramKind};
+use crate::asm::offset;
+use crate::error::PermissionKind;
+use crate::sys::{BpfMap, BpfProgram, LoadError, MapKind, ProgramAttachment, ProgramKind};
 pub use btf::BtfError;
-use layout::{Offsets, kind, lost, named, record};
-use programs::{Point, Tables, program};
-use ring::Ring;
+use layout::{
+    COMM_BYTES, LOST_COUNTERS, LOST_OTHERS, LOST_PAGES, LOST_USES, LOST_WRITES, NAME_FOLLOWED,
+    NAME_NEVER_FOLLOWED, PageRecord, ProcessRecord, StructOffsets, record_kind,
+};
+use programs::{EventTableFds, PageTracepoint, program};
+use ring::RingBuffer;
 
 /// Bytes of the ring buffer: 58,000 events, a tenth of a second of the fastest streams.
-const RING_BYTES: u32 = 4 << 20;
+const EVENT_RING_BYTES: u32 = 4 << 20;
 /// The most processes that are followed at a time; children of more are counted as lost.
-const FOLLOWED_MAX: u32 = 16 << 10;
+const FOLLOWED_PROCESSES_MAX: u32 = 16 << 10;
 /// The most files whose uses are watched at a time; additions to more are counted as lost.
-const WATCHED_MAX: u32 = 64 << 10;
+const WATCHED_FILES_MAX: u32 = 64 << 10;
 /// The most names of processes.
-const NAMES_MAX: u32 = 4 << 10;
-/// The bytes of a process's name that the kernel keeps.
-const NAME_MAX: usize = 15;
+const FOLLOWED_NAMES_MAX: u32 = 4 << 10;
+/// The most bytes of a process's name, without its end.
+const COMM_BYTES_MAX: usize = COMM_BYTES - 1;
 /// The most pages for which one event of a reader counts at once: the kernel reports the whole request, which
 /// is served in pieces.
-const USED_AT_ONCE: u64 = 512;
+const USE_EVENT_PAGES_MAX: u64 = 512;
 /// The most readers whose place in a long read is remembered.
-const READERS_MAX: usize = 4 << 10;
+const PENDING_READS_MAX: usize = 4 << 10;
 /// The number of the first pid namespace (`PROC_PID_INIT_INO` of `include/linux/proc_ns.h`).
 const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
 
@@ -158,15 +162,15 @@ pub struct LostEvents {
 /// Events of followed processes, from its creation until it is dropped.
 pub struct PageEvents {
     // The attachments are dropped first: no program runs while the rest is taken apart.
-    attachments: Vec<Attachment>,
-    ring: Ring,
-    records: Map,
-    followed: Map,
+    attachments: Vec<ProgramAttachment>,
+    ring: RingBuffer,
+    records: BpfMap,
+    followed: BpfMap,
     /// Processes that may be followed by their names, and whose children may; `None` means all.
-    heeded: Option<Map>,
-    watched: Option<Map>,
-    lost: Map,
-    readers: Readers,
+    heeded: Option<BpfMap>,
+    watched: Option<BpfMap>,
+    lost: BpfMap,
+    readers: PendingReads,
 }
 
 impl fmt::Debug for PageEvents {
@@ -196,41 +200,56 @@ impl PageEvents {
         if !is_first_pid_namespace() {
             return Err(TraceError::OtherNamespace);
         }
-        let offsets = Offsets::of_this_kernel()?;
+        let offsets = StructOffsets::of_this_kernel()?;
         let table = |kind, name, key, value, entries| {
-            Map::create(kind, name, key, value, entries)
+            BpfMap::create(kind, name, key, value, entries)
                 .map_err(|errno| failed("bpf(MAP_CREATE)", name, errno))
         };
-        let records = table(MapKind::Ring, "pk_records", 0, 0, RING_BYTES)?;
-        let ring = Ring::new(&records, RING_BYTES).map_err(|errno| failed("mmap", "pk_records", errno))?;
+        let records = table(MapKind::Ring, "pk_records", 0, 0, EVENT_RING_BYTES)?;
+        let ring = RingBuffer::new(&records, EVENT_RING_BYTES)
+            .map_err(|errno| failed("mmap", "pk_records", errno))?;
         let mut events = Self {
             attachments: Vec::new(),
             ring,
             records,
-            followed: table(MapKind::Hash, "pk_followed", 4, 8, FOLLOWED_MAX)?,
-            heeded: is_below.then(|| table(MapKind::Hash, "pk_heeded", 4, 8, FOLLOWED_MAX)).transpose()?,
-            watched: Some(table(MapKind::Hash, "pk_watched", 8, 8, WATCHED_MAX)?),
-            lost: table(MapKind::Array, "pk_lost", 4, 8, lost::COUNT)?,
-            readers: Readers::default(),
+            followed: table(MapKind::Hash, "pk_followed", 4, 8, FOLLOWED_PROCESSES_MAX)?,
+            heeded: is_below
+                .then(|| table(MapKind::Hash, "pk_heeded", 4, 8, FOLLOWED_PROCESSES_MAX))
+                .transpose()?,
+            watched: Some(table(MapKind::Hash, "pk_watched", 8, 8, WATCHED_FILES_MAX)?),
+            lost: table(MapKind::Array, "pk_lost", 4, 8, LOST_COUNTERS)?,
+            readers: PendingReads::default(),
         };
-        let by_name =
-            named_table(table(MapKind::LongestPrefix, "pk_names", 4 + NAME_MAX + 1, 4, NAMES_MAX)?, names)?;
-        let uses = [Point::Read, Point::Mapped, Point::Faulted, Point::Dirtied];
+        let by_name = named_table(
+            table(MapKind::LongestPrefix, "pk_names", 4 + COMM_BYTES, 4, FOLLOWED_NAMES_MAX)?,
+            names,
+        )?;
+        let uses =
+            [PageTracepoint::Read, PageTracepoint::Mapped, PageTracepoint::Faulted, PageTracepoint::Dirtied];
         if !events.attach_if_known(&uses, &by_name, &offsets)? {
             events.watched = None;
-            events.attach_if_known(&[Point::Dirtied], &by_name, &offsets)?;
+            events.attach_if_known(&[PageTracepoint::Dirtied], &by_name, &offsets)?;
         }
         // Ends are watched before beginnings, so that no process stays in the table.
-        events.attach(&[Point::Exited, Point::Executed, Point::Forked, Point::Added], &by_name, &offsets)?;
+        events.attach(
+            &[
+                PageTracepoint::Exited,
+                PageTracepoint::Executed,
+                PageTracepoint::Forked,
+                PageTracepoint::Added,
+            ],
+            &by_name,
+            &offsets,
+        )?;
         Ok(events)
     }
 
     /// Attaches all of these, or none if the kernel lacks one.
     fn attach_if_known(
         &mut self,
-        points: &[Point],
-        names: &Map,
-        offsets: &Offsets,
+        points: &[PageTracepoint],
+        names: &BpfMap,
+        offsets: &StructOffsets,
     ) -> Result<bool, TraceError> {
         match self.attach(points, names, offsets) {
             Ok(()) => Ok(true),
@@ -242,12 +261,17 @@ impl PageEvents {
         }
     }
 
-    fn attach(&mut self, points: &[Point], names: &Map, offsets: &Offsets) -> Result<(), TraceError> {
-        let tables = Tables {
+    fn attach(
+        &mut self,
+        points: &[PageTracepoint],
+        names: &BpfMap,
+        offsets: &StructOffsets,
+    ) -> Result<(), TraceError> {
+        let tables = EventTableFds {
             followed: self.followed.raw_fd(),
             names: names.raw_fd(),
-            heeded: self.heeded.as_ref().map(Map::raw_fd),
-            watched: self.watched.as_ref().map(Map::raw_fd),
+            heeded: self.heeded.as_ref().map(BpfMap::raw_fd),
+            watched: self.watched.as_ref().map(BpfMap::raw_fd),
             ring: self.records.raw_fd(),
             lost: self.lost.raw_fd(),
         };
@@ -258,7 +282,7 @@ impl PageEvents {
                 what: name.to_owned(),
                 source: std::io::Error::other(error),
             })?;
-            let program = Program::load(ProgramKind::RawTracepoint, name, &code)
+            let program = BpfProgram::load(ProgramKind::RawTracepoint, name, &code)
                 .map_err(|error| refused(name, error))?;
             let attached = program.attach_raw(tracepoint);
             self.attachments.push(attached.map_err(|error| failed(error.call, name, error.errno))?);
@@ -323,7 +347,7 @@ impl PageEvents {
     }
 
     /// Returns the table of followed processes.
-    pub(crate) fn followed(&self) -> &Map {
+    pub(crate) fn followed(&self) -> &BpfMap {
         &self.followed
     }
 
@@ -350,16 +374,16 @@ impl PageEvents {
             Ok(u64::from_ne_bytes(value))
         };
         Ok(LostEvents {
-            pages: count(lost::PAGES)?,
-            uses: count(lost::USES)?,
-            writes: count(lost::WRITES)?,
-            others: count(lost::OTHERS)?,
+            pages: count(LOST_PAGES)?,
+            uses: count(LOST_USES)?,
+            writes: count(LOST_WRITES)?,
+            others: count(LOST_OTHERS)?,
         })
     }
 }
 
 pub(crate) fn failed(call: &'static str, what: &str, errno: Errno) -> TraceError {
-    TraceError::of(Right::Programs, call, what, errno)
+    TraceError::of(PermissionKind::Programs, call, what, errno)
 }
 
 pub(crate) fn refused(name: &str, LoadError { errno, log }: LoadError) -> TraceError {
@@ -376,10 +400,10 @@ pub(crate) fn is_first_pid_namespace() -> bool {
 }
 
 /// Fills the table with these names.
-fn named_table(table: Map, names: &FollowedNames) -> Result<Map, TraceError> {
-    let all = names.streams.iter().map(|name| (name, named::STREAM));
+fn named_table(table: BpfMap, names: &FollowedNames) -> Result<BpfMap, TraceError> {
+    let all = names.streams.iter().map(|name| (name, NAME_FOLLOWED));
     // Later ones replace earlier ones of the same name.
-    for (name, what) in all.chain(names.never.iter().map(|name| (name, named::NEVER))) {
+    for (name, what) in all.chain(names.never.iter().map(|name| (name, NAME_NEVER_FOLLOWED))) {
         let key = name_key(name).ok_or_else(|| TraceError::Name { name: name.clone() })?;
         table
             .update(&key, &what.to_ne_bytes())
@@ -390,12 +414,12 @@ fn named_table(table: Map, names: &FollowedNames) -> Result<Map, TraceError> {
 
 /// Returns the key of a name: the number of bits that count, and the name. For an exact name the terminating
 /// zero counts too.
-fn name_key(name: &str) -> Option<[u8; 4 + NAME_MAX + 1]> {
+fn name_key(name: &str) -> Option<[u8; 4 + COMM_BYTES]> {
     let (text, is_prefix) = name.strip_suffix('*').map_or((name, false), |prefix| (prefix, true));
-    if text.len() > NAME_MAX || text.contains(['*', '\0']) || name.is_empty() {
+    if text.len() > COMM_BYTES_MAX || text.contains(['*', '\0']) || name.is_empty() {
         return None;
     }
-    let mut key = [0; 4 + NAME_MAX + 1];
+    let mut key = [0; 4 + COMM_BYTES];
     let bytes = text.len() + usize::from(!is_prefix);
     key[..4].copy_from_slice(&u32::try_from(8 * bytes).ok()?.to_ne_bytes());
     key[4..4 + text.len()].copy_from_slice(text.as_bytes());
@@ -403,12 +427,12 @@ fn name_key(name: &str) -> Option<[u8; 4 + NAME_MAX + 1]> {
 }
 
 /// Pages that readers requested and were not seen to get, by process and mapping.
-type Readers = HashMap<(u32, u64), Range<u64>>;
+type PendingReads = HashMap<(u32, u64), Range<u64>>;
 
 /// Access to the numbers of a record.
-struct Record<'a>(&'a [u8]);
+struct RecordBytes<'a>(&'a [u8]);
 
-impl Record<'_> {
+impl RecordBytes<'_> {
     fn word(&self, at: i16) -> u32 {
         let at = usize::from(at.unsigned_abs());
         self.0.get(at..at + 4).map_or(0, |bytes| u32::from_ne_bytes(bytes.try_into().unwrap_or_default()))
@@ -420,55 +444,60 @@ impl Record<'_> {
     }
 
     fn name(&self) -> String {
-        let at = usize::from(record::NAME.unsigned_abs());
-        let bytes = self.0.get(at..at + NAME_MAX).unwrap_or_default();
+        let at = usize::from(offset!(ProcessRecord, name).unsigned_abs());
+        let bytes = self.0.get(at..at + COMM_BYTES_MAX).unwrap_or_default();
         let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
         unescaped_bytes(&bytes[..end]).into_owned()
     }
 
     fn file(&self) -> EventFile {
         // The kernel's own form: twelve bits, then twenty.
-        let dev = self.word(record::DEV);
-        let is_block_device = self.word(record::MODE) & libc::S_IFMT == libc::S_IFBLK;
-        let subvolume = self.long(record::SUBVOLUME);
+        let dev = self.word(offset!(PageRecord, dev));
+        let is_block_device = self.word(offset!(PageRecord, mode)) & libc::S_IFMT == libc::S_IFBLK;
+        let subvolume = self.long(offset!(PageRecord, subvolume));
         EventFile {
             dev: rustix::fs::makedev(dev >> 20, dev & 0xf_ffff),
-            ino: self.long(record::INO),
-            generation: self.word(record::GENERATION),
+            ino: self.long(offset!(PageRecord, ino)),
+            generation: self.word(offset!(PageRecord, generation)),
             subvolume: (subvolume != 0).then_some(subvolume),
             is_block_device,
-            mapping: self.long(record::MAPPING),
+            mapping: self.long(offset!(PageRecord, mapping)),
         }
     }
 }
 
 /// Parses the event of a record.
-fn parsed(bytes: &[u8], readers: &mut Readers) -> Option<PageEvent> {
-    let record = Record(bytes);
-    let process = record.word(record::PROCESS);
-    Some(match record.word(record::KIND).cast_signed() {
-        number @ (kind::ADDED | kind::DIRTIED) => {
-            let first = record.long(record::FIRST);
-            let bytes = in_bytes(&(first..first.checked_add(record.long(record::PAGES))?))?;
+fn parsed(bytes: &[u8], readers: &mut PendingReads) -> Option<PageEvent> {
+    let record = RecordBytes(bytes);
+    let process = record.word(offset!(PageRecord, process));
+    Some(match record.word(offset!(PageRecord, kind)).cast_signed() {
+        number @ (record_kind::PAGES_ADDED | record_kind::PAGES_DIRTIED) => {
+            let first = record.long(offset!(PageRecord, first_page));
+            let bytes = in_bytes(&(first..first.checked_add(record.long(offset!(PageRecord, pages)))?))?;
             let file = record.file();
             match number {
-                kind::ADDED => {
-                    let is_alone = record.word(record::OTHER) != 0;
+                record_kind::PAGES_ADDED => {
+                    let is_alone = record.word(offset!(PageRecord, flag)) != 0;
                     PageEvent::Added { process, file, bytes, is_alone }
                 }
                 _ => PageEvent::Dirtied { process, file, bytes },
             }
         }
-        kind::USED => {
-            let pages = record.long(record::FIRST)..record.long(record::PAGES).checked_add(1)?;
-            let (file, is_followed) = (record.file(), record.word(record::OTHER) != 0);
+        record_kind::PAGES_USED => {
+            let pages = record.long(offset!(PageRecord, first_page))
+                ..record.long(offset!(PageRecord, pages)).checked_add(1)?;
+            let (file, is_followed) = (record.file(), record.word(offset!(PageRecord, flag)) != 0);
             // Overestimating uses by others is safe.
             let used = if is_followed { used_now(readers, (process, file.mapping), pages) } else { pages };
             PageEvent::Used { process, is_followed, file, bytes: in_bytes(&used)? }
         }
-        kind::BEGAN => PageEvent::Began { process, parent: record.word(record::OTHER), name: record.name() },
-        kind::LEFT => PageEvent::Left { process },
-        kind::ENDED => PageEvent::Ended { process },
+        record_kind::PROCESS_BEGAN => PageEvent::Began {
+            process,
+            parent: record.word(offset!(ProcessRecord, parent)),
+            name: record.name(),
+        },
+        record_kind::PROCESS_LEFT => PageEvent::Left { process },
+        record_kind::PROCESS_ENDED => PageEvent::Ended { process },
         _ => return None,
     })
 }
@@ -480,12 +509,12 @@ fn in_bytes(pages: &Range<u64>) -> Option<Range<u64>> {
 /// Returns the pages that a reader has used so far. The kernel reports everything that a call still requests,
 /// once for each batch of folios. So the first pages of a long read count at once, and the pages up to the
 /// next event count when that comes.
-fn used_now(readers: &mut Readers, reader: (u32, u64), asked: Range<u64>) -> Range<u64> {
+fn used_now(readers: &mut PendingReads, reader: (u32, u64), asked: Range<u64>) -> Range<u64> {
     let before = readers.remove(&reader).filter(|rest| rest.contains(&asked.start));
     let start = before.map_or(asked.start, |rest| rest.start);
-    let end = asked.end.min(asked.start.saturating_add(USED_AT_ONCE));
+    let end = asked.end.min(asked.start.saturating_add(USE_EVENT_PAGES_MAX));
     if end < asked.end {
-        if readers.len() >= READERS_MAX {
+        if readers.len() >= PENDING_READS_MAX {
             readers.clear();
         }
         readers.insert(reader, end..asked.end);

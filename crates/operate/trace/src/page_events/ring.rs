@@ -13,22 +13,22 @@ use pagekeeper_kernel::page_size;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use crate::sys::Map;
+use crate::sys::BpfMap;
 
 /// Bits of a record's length: set while it is written, and if it is to be skipped.
-const BUSY: u32 = 1 << 31;
-const DISCARDED: u32 = 1 << 30;
-const HEADER: u64 = 8;
+const RECORD_BUSY_BIT: u32 = 1 << 31;
+const RECORD_DISCARDED_BIT: u32 = 1 << 30;
+const RECORD_HEADER_BYTES: u64 = 8;
 
 /// A mapping of this process, unmapped when dropped.
 #[derive(Debug)]
-struct Mapping {
+struct MappedRegion {
     start: NonNull<u8>,
     len: usize,
 }
 
-impl Mapping {
-    fn new(map: &Map, offset: u64, len: usize, protection: ProtFlags) -> Result<Self, Errno> {
+impl MappedRegion {
+    fn new(map: &BpfMap, offset: u64, len: usize, protection: ProtFlags) -> Result<Self, Errno> {
         // SAFETY: the kernel chooses an address where nothing is mapped, and no memory of this process
         // changes.
         let start =
@@ -37,7 +37,7 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
+impl Drop for MappedRegion {
     fn drop(&mut self) {
         // SAFETY: it was mapped with that length, and nothing refers to it any more: borrows of it end with
         // this value.
@@ -47,28 +47,28 @@ impl Drop for Mapping {
 
 // SAFETY: the mapping belongs to the process, not to a thread; what is shared with the kernel is read and
 // written by atomics.
-unsafe impl Send for Mapping {}
+unsafe impl Send for MappedRegion {}
 
 /// The reading side of a ring buffer.
 #[derive(Debug)]
-pub(crate) struct Ring {
-    consumer: Mapping,
+pub(crate) struct RingBuffer {
+    consumer: MappedRegion,
     /// The producer's position in its first page, followed by the data, twice, so that no record is cut in
     /// two.
-    producer: Mapping,
+    producer: MappedRegion,
     size: u64,
 }
 
-impl Ring {
+impl RingBuffer {
     /// Maps a buffer of `size` bytes, a power of two.
-    pub(crate) fn new(map: &Map, size: u32) -> Result<Self, Errno> {
+    pub(crate) fn new(map: &BpfMap, size: u32) -> Result<Self, Errno> {
         let page = usize::try_from(page_size()).map_err(|_| Errno::INVAL)?;
-        let consumer = Mapping::new(map, 0, page, ProtFlags::READ | ProtFlags::WRITE)?;
-        let producer = Mapping::new(map, page_size(), page + 2 * size as usize, ProtFlags::READ)?;
+        let consumer = MappedRegion::new(map, 0, page, ProtFlags::READ | ProtFlags::WRITE)?;
+        let producer = MappedRegion::new(map, page_size(), page + 2 * size as usize, ProtFlags::READ)?;
         Ok(Self { consumer, producer, size: u64::from(size) })
     }
 
-    fn position(mapping: &Mapping) -> &AtomicU64 {
+    fn position(mapping: &MappedRegion) -> &AtomicU64 {
         // SAFETY: a mapping begins with a page, which holds a position of eight bytes, aligned; it is only
         // used as an atomic, here and in the kernel, and lives as long as the borrow.
         unsafe { mapping.start.cast::<AtomicU64>().as_ref() }
@@ -93,16 +93,16 @@ impl Ring {
         // bytes are there; records begin at multiples of eight, and the length is only used as an atomic.
         let header =
             unsafe { self.producer.start.add(offset).cast::<AtomicU32>().as_ref() }.load(Ordering::Acquire);
-        if header & BUSY != 0 {
+        if header & RECORD_BUSY_BIT != 0 {
             return None;
         }
-        let length = u64::from(header & !DISCARDED);
-        let whole = (length + HEADER).next_multiple_of(8);
+        let length = u64::from(header & !RECORD_DISCARDED_BIT);
+        let whole = (length + RECORD_HEADER_BYTES).next_multiple_of(8);
         // The kernel guarantees this; a longer record would lead out of the mapping.
         if at + whole > end || whole > self.size {
             return None;
         }
-        if header & DISCARDED == 0 {
+        if header & RECORD_DISCARDED_BIT == 0 {
             // SAFETY: the record lies within the two copies of the data: it begins in the first and is no
             // longer than one, as just checked. The kernel has finished it and writes nothing there until the
             // consumer's position has passed it, which this borrow does not outlive.

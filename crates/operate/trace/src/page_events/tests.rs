@@ -232,7 +232,7 @@ fn names_are_keys_of_the_bits_that_count() {
 
 #[test]
 fn a_long_read_counts_as_it_goes_on() {
-    let mut readers = Readers::new();
+    let mut readers = PendingReads::new();
     let mut used = |asked: Range<u64>| used_now(&mut readers, (1, 1), asked);
     assert_eq!(used(0..2000), 0..512);
     assert_eq!(used(1000..2000), 512..1512);
@@ -248,7 +248,7 @@ fn what_finds_no_room_in_the_buffer_is_counted() {
     let Some(mut events) = opened(&FollowedNames::default()) else { return };
     let dir = disk_dir();
     let file = File::create_new(dir.path().join("sparse")).unwrap();
-    let pages = 2 * u64::from(RING_BYTES) / 64;
+    let pages = 2 * u64::from(EVENT_RING_BYTES) / 64;
     file.set_len(pages * page_size()).unwrap();
     let file = File::open(dir.path().join("sparse")).unwrap();
     // Each page comes by itself.

@@ -6,7 +6,7 @@ use crate::{FixKind, examine};
 use pagekeeper_kernel::Residency;
 use pagekeeper_kernel::process::Access;
 use pagekeeper_observe::{HostChange, Snapshot};
-use pagekeeper_trace::{ReclaimCounts, Task};
+use pagekeeper_trace::{ReclaimCounts, TaskIdentity};
 
 fn find(observation: &Observation<'_>) -> Vec<Finding> {
     examine(observation).into_iter().filter(|finding| finding.kind == Kind::MemoryShort).collect()
@@ -14,7 +14,7 @@ fn find(observation: &Observation<'_>) -> Vec<Finding> {
 
 fn reclaim(process: u32, name: &str, kind: ReclaimKind, milliseconds: &[u64]) -> ReclaimCounts {
     ReclaimCounts {
-        task: Task { process, thread: process, name: name.to_owned() },
+        task: TaskIdentity { process, thread: process, name: name.to_owned() },
         kind,
         stalls: milliseconds.iter().copied().map(Duration::from_millis).collect(),
         reclaimed: MIB,

@@ -2,7 +2,7 @@ use super::*;
 use crate::testing::{DEV, MIB, change, disk, file, opener, residency, sample};
 use pagekeeper_observe::Snapshot;
 use pagekeeper_policy::FileClass;
-use pagekeeper_trace::{PageCounts, PageFlow, PageTotals, Task};
+use pagekeeper_trace::{PageCounts, PageFlow, PageTotals, TaskIdentity};
 
 fn find(observation: &Observation<'_>) -> Vec<Finding> {
     super::find(observation, Earlier(&[]))
@@ -291,7 +291,7 @@ fn a_writer_is_seen_by_the_pages_it_brings_in() {
     let mut change = change();
     let counts = |process| PageCounts {
         file: after.files[0].inode,
-        task: Some(Task { process, thread: process, name: "dd".to_owned() }),
+        task: Some(TaskIdentity { process, thread: process, name: "dd".to_owned() }),
         flow: PageFlow { added: PageTotals { folios: 1, bytes: 4096 }, removed: PageTotals::default() },
     };
     // First by another process, which only reads it.

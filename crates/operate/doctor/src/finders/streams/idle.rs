@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use pagekeeper_kernel::Inode;
 use pagekeeper_observe::File;
 use pagekeeper_text::{Size, duration, rate};
-use pagekeeper_trace::{PageCounts, Task, TraceCounts};
+use pagekeeper_trace::{PageCounts, TaskIdentity, TraceCounts};
 
 use super::{Loss, PUSHED, reclaimed_by};
 use crate::attribution::database_of;
@@ -21,7 +21,7 @@ pub(super) struct Takers<'a> {
 }
 
 struct Taker<'a> {
-    task: &'a Task,
+    task: &'a TaskIdentity,
     bytes: u64,
     damon: bool,
 }
@@ -36,7 +36,7 @@ impl<'a> Takers<'a> {
         let proactive = observation
             .pages_counted(|vmstat| vmstat.get("pgsteal_proactive"))
             .is_some_and(|bytes| bytes >= PUSHED);
-        let mut taken: BTreeMap<u32, (&Task, u64)> = BTreeMap::new();
+        let mut taken: BTreeMap<u32, (&TaskIdentity, u64)> = BTreeMap::new();
         for (task, counts) in pages.iter().filter_map(|counts| Some((counts.task.as_ref()?, counts))) {
             if data.contains_key(&counts.file) {
                 taken.entry(task.process).or_insert((task, 0)).1 += counts.flow.removed.bytes;
@@ -64,7 +64,7 @@ impl<'a> Takers<'a> {
         Self { all }
     }
 
-    pub(super) fn has(&self, task: &Task) -> bool {
+    pub(super) fn has(&self, task: &TaskIdentity) -> bool {
         self.all.iter().any(|taker| taker.task.process == task.process)
     }
 
@@ -158,17 +158,17 @@ impl Taker<'_> {
 }
 
 /// Whether it is a kernel thread that reclaims idle pages.
-fn is_damon(observation: &Observation<'_>, task: &Task) -> bool {
+fn is_damon(observation: &Observation<'_>, task: &TaskIdentity) -> bool {
     task.name.starts_with("kdamond") && is_kernels(observation, task)
 }
 
 /// Whether it is the kernel's background reclaim, for lack of memory.
-pub(super) fn is_background(observation: &Observation<'_>, task: &Task) -> bool {
+pub(super) fn is_background(observation: &Observation<'_>, task: &TaskIdentity) -> bool {
     task.name.starts_with("kswapd") && is_kernels(observation, task)
 }
 
 /// Kernel threads have no command line.
-fn is_kernels(observation: &Observation<'_>, task: &Task) -> bool {
+fn is_kernels(observation: &Observation<'_>, task: &TaskIdentity) -> bool {
     let known = observation.streamers.iter().find(|streamer| streamer.pid == task.process);
     known.is_none_or(|streamer| streamer.title.is_empty())
 }

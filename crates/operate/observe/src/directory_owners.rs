@@ -6,35 +6,35 @@ use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::process::ProcRoot;
 
-use crate::subjects::Subject;
+use crate::subjects::ObservedDatabase;
 
 /// The directories of all databases of a snapshot.
 #[derive(Debug)]
-pub(crate) struct Neighbours {
+pub(crate) struct DirectoryOwners {
     /// For each database, the process through whose root its directories are reached; `None` for this
     /// process's root.
     through: Vec<Option<u32>>,
     /// The owners of directories, by that process.
-    owners: HashMap<Option<u32>, HashMap<PathBuf, Owner>>,
+    owners: HashMap<Option<u32>, HashMap<PathBuf, DirectoryOwner>>,
 }
 
 /// The owner of a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Owner {
+enum DirectoryOwner {
     One(usize),
     Several,
 }
 
-impl Neighbours {
-    pub(crate) fn of(proc: &ProcRoot, subjects: &[Subject]) -> Self {
+impl DirectoryOwners {
+    pub(crate) fn of(proc: &ProcRoot, subjects: &[ObservedDatabase]) -> Self {
         let through: Vec<Option<u32>> = subjects.iter().map(|subject| subject.through(proc)).collect();
-        let mut owners: HashMap<Option<u32>, HashMap<PathBuf, Owner>> = HashMap::new();
+        let mut owners: HashMap<Option<u32>, HashMap<PathBuf, DirectoryOwner>> = HashMap::new();
         for (index, (subject, through)) in subjects.iter().zip(&through).enumerate() {
             let known = owners.entry(*through).or_default();
             for directory in &subject.directories {
-                let owner = known.entry(directory.clone()).or_insert(Owner::One(index));
-                if *owner != Owner::One(index) {
-                    *owner = Owner::Several;
+                let owner = known.entry(directory.clone()).or_insert(DirectoryOwner::One(index));
+                if *owner != DirectoryOwner::One(index) {
+                    *owner = DirectoryOwner::Several;
                 }
             }
         }
@@ -50,6 +50,6 @@ impl Neighbours {
     /// Returns whether another database has this directory as well.
     pub(crate) fn is_anothers(&self, index: usize, directory: &Path) -> bool {
         let owner = self.owners.get(&self.through[index]).and_then(|known| known.get(directory));
-        owner.is_some_and(|owner| *owner != Owner::One(index))
+        owner.is_some_and(|owner| *owner != DirectoryOwner::One(index))
     }
 }

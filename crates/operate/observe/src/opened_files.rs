@@ -12,11 +12,11 @@ use pagekeeper_kernel::{Error, Inode, stat_of_name};
 use crate::OpenerKind;
 
 /// Room for mappings that is requested in addition to a process's descriptors.
-const ROOM: usize = 1024;
+const EXTRA_MAPPINGS: usize = 1024;
 
 /// A file that a process holds, through one descriptor or mapping, or through several equal ones in a row.
 #[derive(Debug, Clone)]
-pub(crate) struct Held {
+pub(crate) struct OpenedFile {
     pub(crate) kind: OpenerKind,
     /// The inode in stat(2).
     pub(crate) inode: Inode,
@@ -33,7 +33,7 @@ pub(crate) struct Held {
     pub(crate) count: usize,
 }
 
-impl Held {
+impl OpenedFile {
     fn is_like(&self, other: &Self) -> bool {
         (self.inode, self.kind, self.private) == (other.inode, other.kind, other.private)
             && (&self.path, self.deleted) == (&other.path, other.deleted)
@@ -51,8 +51,8 @@ impl Held {
 
 /// The files that a process holds.
 #[derive(Debug, Default)]
-pub(crate) struct HeldFiles {
-    pub(crate) kept: Vec<Held>,
+pub(crate) struct OpenedFiles {
+    pub(crate) kept: Vec<OpenedFile>,
     /// The number of descriptors and mappings beyond the limit.
     pub(crate) left_out: usize,
     /// An error if the list may be incomplete.
@@ -64,15 +64,15 @@ pub(crate) struct HeldFiles {
 pub(crate) fn may_hold(proc: &ProcRoot, pid: u32) -> usize {
     let descriptors = stat_of_name(&proc.path().join(format!("{pid}/fd"))).map_or(0, |stat| stat.st_size);
     match usize::try_from(descriptors) {
-        Ok(descriptors) if descriptors > 0 => descriptors.saturating_add(ROOM),
+        Ok(descriptors) if descriptors > 0 => descriptors.saturating_add(EXTRA_MAPPINGS),
         _ => usize::MAX,
     }
 }
 
 /// Returns the first `most` descriptors and mappings of a process.
-pub(crate) fn held_by(proc: &ProcRoot, pid: u32, most: usize) -> HeldFiles {
+pub(crate) fn opened_by(proc: &ProcRoot, pid: u32, most: usize) -> OpenedFiles {
     let selection = Selection { mappings: Mappings::Resolved, ..Selection::default() };
-    let mut held = HeldFiles::default();
+    let mut held = OpenedFiles::default();
     let read = proc.each_file_of(pid, &selection, |file| {
         let Some(found) = held_of(proc, pid, file) else { return };
         if held.left_out > 0 {
@@ -90,9 +90,9 @@ pub(crate) fn held_by(proc: &ProcRoot, pid: u32, most: usize) -> HeldFiles {
     held
 }
 
-fn held_of(proc: &ProcRoot, pid: u32, file: HeldFile) -> Option<Held> {
+fn held_of(proc: &ProcRoot, pid: u32, file: HeldFile) -> Option<OpenedFile> {
     match file {
-        HeldFile::Open(file) => Some(Held {
+        HeldFile::Open(file) => Some(OpenedFile {
             kind: kind_of(file.access, file.direct)?,
             inode: file.inode,
             path: proc.as_seen_by(pid, &file.path),
@@ -104,7 +104,7 @@ fn held_of(proc: &ProcRoot, pid: u32, file: HeldFile) -> Option<Held> {
         }),
         HeldFile::Mapped(MappedFile { mapping, inode, reached }) => {
             let (link, size) = reached?;
-            Some(Held {
+            Some(OpenedFile {
                 kind: kind_of_mapping(&mapping),
                 inode,
                 path: proc.as_seen_by(pid, &mapping.path),
@@ -178,7 +178,7 @@ mod tests {
         std::fs::write(&other, vec![2; 4096]).unwrap();
         let _open = std::fs::File::open(&path).unwrap();
         let (proc, own) = (ProcRoot::default(), std::process::id());
-        let found = held_by(&proc, own, usize::MAX).kept;
+        let found = opened_by(&proc, own, usize::MAX).kept;
         let held = found.into_iter().find(|held| held.path == path).unwrap();
         assert_eq!(held.reach(&proc, own), path);
 

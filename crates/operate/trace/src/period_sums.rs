@@ -7,8 +7,8 @@ use std::hash::Hash;
 use std::time::Duration;
 
 use super::{
-    BlockCounts, BlockOp, DirtyLevels, Durations, Losses, PageCounts, PageFlow, PauseCounts, ReclaimCounts,
-    ReclaimKind, Task,
+    BlockCounts, BlockOp, DirtyLevels, DurationStats, EventLosses, PageCounts, PageFlow, PauseCounts,
+    ReclaimCounts, ReclaimKind, TaskIdentity,
 };
 use pagekeeper_kernel::{Inode, page_size};
 
@@ -24,14 +24,14 @@ pub(super) struct LevelSums {
 
 /// Pauses of one task for one device.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Pauses {
-    pub(super) lengths: Durations,
+pub(super) struct PauseSums {
+    pub(super) lengths: DurationStats,
     pub(super) waits: u64,
     pub(super) longest_wait: Duration,
     pub(super) levels: LevelSums,
 }
 
-impl Pauses {
+impl PauseSums {
     pub(super) fn merge(&mut self, other: &Self) {
         self.lengths.merge(&other.lengths);
         self.waits += other.waits;
@@ -58,12 +58,12 @@ impl Pauses {
 
 /// Stalls of one task.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Stalls {
-    pub(super) lengths: Durations,
+pub(super) struct StallSums {
+    pub(super) lengths: DurationStats,
     pub(super) reclaimed: u64,
 }
 
-impl Stalls {
+impl StallSums {
     pub(super) fn merge(&mut self, other: &Self) {
         self.lengths.merge(&other.lengths);
         self.reclaimed += other.reclaimed;
@@ -72,12 +72,12 @@ impl Stalls {
 
 /// Requests of one kind to one device.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Requests {
-    pub(super) latency: Durations,
+pub(super) struct RequestSums {
+    pub(super) latency: DurationStats,
     pub(super) bytes: u64,
 }
 
-impl Requests {
+impl RequestSums {
     pub(super) fn merge(&mut self, other: &Self) {
         self.latency.merge(&other.latency);
         self.bytes += other.bytes;
@@ -86,13 +86,13 @@ impl Requests {
 
 /// All counts.
 #[derive(Debug)]
-pub(super) struct Gathered {
+pub(super) struct PeriodSums {
     entries: usize,
-    pages: HashMap<(Inode, Option<Task>), PageFlow>,
-    pauses: HashMap<(Task, String), Pauses>,
-    reclaim: HashMap<(Task, ReclaimKind), Stalls>,
-    block: HashMap<(u64, BlockOp), Requests>,
-    pub(super) losses: Losses,
+    pages: HashMap<(Inode, Option<TaskIdentity>), PageFlow>,
+    pauses: HashMap<(TaskIdentity, String), PauseSums>,
+    reclaim: HashMap<(TaskIdentity, ReclaimKind), StallSums>,
+    block: HashMap<(u64, BlockOp), RequestSums>,
+    pub(super) losses: EventLosses,
 }
 
 /// Returns the entry of a table that may be full.
@@ -110,7 +110,7 @@ fn room_for<'a, K: Hash + Eq, V: Default>(
     Some(table.entry(key).or_default())
 }
 
-impl Gathered {
+impl PeriodSums {
     pub(super) fn new(entries: u32) -> Self {
         Self {
             entries: entries as usize,
@@ -118,11 +118,11 @@ impl Gathered {
             pauses: HashMap::new(),
             reclaim: HashMap::new(),
             block: HashMap::new(),
-            losses: Losses::default(),
+            losses: EventLosses::default(),
         }
     }
 
-    pub(super) fn pages(&mut self, file: Inode, task: Option<Task>, flow: &PageFlow) {
+    pub(super) fn add_pages(&mut self, file: Inode, task: Option<TaskIdentity>, flow: &PageFlow) {
         let events = flow.added.folios + flow.removed.folios;
         let lost = &mut self.losses.no_room;
         if let Some(sum) = room_for(&mut self.pages, (file, task), self.entries, lost, events) {
@@ -130,21 +130,21 @@ impl Gathered {
         }
     }
 
-    pub(super) fn pauses(&mut self, task: Task, device: String, pauses: &Pauses) {
+    pub(super) fn add_pauses(&mut self, task: TaskIdentity, device: String, pauses: &PauseSums) {
         let (lost, events) = (&mut self.losses.no_room, pauses.lengths.count());
         if let Some(sum) = room_for(&mut self.pauses, (task, device), self.entries, lost, events) {
             sum.merge(pauses);
         }
     }
 
-    pub(super) fn reclaim(&mut self, task: Task, kind: ReclaimKind, stalls: &Stalls) {
+    pub(super) fn add_reclaim(&mut self, task: TaskIdentity, kind: ReclaimKind, stalls: &StallSums) {
         let (lost, events) = (&mut self.losses.no_room, stalls.lengths.count());
         if let Some(sum) = room_for(&mut self.reclaim, (task, kind), self.entries, lost, events) {
             sum.merge(stalls);
         }
     }
 
-    pub(super) fn block(&mut self, dev: u64, op: BlockOp, requests: &Requests) {
+    pub(super) fn add_block(&mut self, dev: u64, op: BlockOp, requests: &RequestSums) {
         let (lost, events) = (&mut self.losses.no_room, requests.latency.count());
         if let Some(sum) = room_for(&mut self.block, (dev, op), self.entries, lost, events) {
             sum.merge(requests);
@@ -152,7 +152,7 @@ impl Gathered {
     }
 
     pub(super) fn page_counts(&self) -> Vec<PageCounts> {
-        let count = |((file, task), flow): (&(Inode, Option<Task>), &PageFlow)| PageCounts {
+        let count = |((file, task), flow): (&(Inode, Option<TaskIdentity>), &PageFlow)| PageCounts {
             file: *file,
             task: task.clone(),
             flow: *flow,
@@ -166,7 +166,7 @@ impl Gathered {
     }
 
     pub(super) fn pause_counts(&self) -> Vec<PauseCounts> {
-        let count = |((task, device), pauses): (&(Task, String), &Pauses)| PauseCounts {
+        let count = |((task, device), pauses): (&(TaskIdentity, String), &PauseSums)| PauseCounts {
             task: task.clone(),
             device: device.clone(),
             pauses: pauses.lengths,
@@ -183,7 +183,7 @@ impl Gathered {
     }
 
     pub(super) fn reclaim_counts(&self) -> Vec<ReclaimCounts> {
-        let count = |((task, kind), stalls): (&(Task, ReclaimKind), &Stalls)| ReclaimCounts {
+        let count = |((task, kind), stalls): (&(TaskIdentity, ReclaimKind), &StallSums)| ReclaimCounts {
             task: task.clone(),
             kind: *kind,
             stalls: stalls.lengths,
@@ -198,7 +198,7 @@ impl Gathered {
     }
 
     pub(super) fn block_counts(&self) -> Vec<BlockCounts> {
-        let count = |((dev, op), requests): (&(u64, BlockOp), &Requests)| BlockCounts {
+        let count = |((dev, op), requests): (&(u64, BlockOp), &RequestSums)| BlockCounts {
             dev: *dev,
             op: *op,
             latency: requests.latency,
@@ -217,29 +217,32 @@ mod tests {
 
     #[test]
     fn what_finds_no_room_is_counted_as_lost() {
-        let mut gathered = Gathered::new(2);
+        let mut sums = PeriodSums::new(2);
         let flow = PageFlow { added: PageTotals { folios: 3, bytes: 12288 }, ..PageFlow::default() };
         for ino in [1, 2, 3, 2, 4] {
-            gathered.pages(Inode { dev: 1, ino }, None, &flow);
+            sums.add_pages(Inode { dev: 1, ino }, None, &flow);
         }
-        assert_eq!(gathered.losses.no_room, 6);
-        let counts = gathered.page_counts();
+        assert_eq!(sums.losses.no_room, 6);
+        let counts = sums.page_counts();
         assert_eq!(counts.iter().map(|counts| counts.file.ino).collect::<Vec<_>>(), [2, 1]);
         assert_eq!(counts[0].flow.added, PageTotals { folios: 6, bytes: 24576 });
     }
 
     #[test]
     fn levels_are_means_over_pauses() {
-        let mut gathered = Gathered::new(10);
-        let task = Task { process: 1, thread: 1, name: "a".into() };
+        let mut sums = PeriodSums::new(10);
+        let task = TaskIdentity { process: 1, thread: 1, name: "a".into() };
         for dirty in [100, 300] {
-            let mut pauses =
-                Pauses { waits: 1, levels: LevelSums { dirty, ..LevelSums::default() }, ..Pauses::default() };
+            let mut pauses = PauseSums {
+                waits: 1,
+                levels: LevelSums { dirty, ..LevelSums::default() },
+                ..PauseSums::default()
+            };
             pauses.lengths.add(Duration::from_millis(dirty));
             pauses.longest_wait = Duration::from_millis(dirty);
-            gathered.pauses(task.clone(), "8:0".into(), &pauses);
+            sums.add_pauses(task.clone(), "8:0".into(), &pauses);
         }
-        let counts = gathered.pause_counts();
+        let counts = sums.pause_counts();
         assert_eq!(counts[0].levels.dirty, 200 * page_size());
         assert_eq!((counts[0].waits, counts[0].longest_wait), (2, Duration::from_millis(300)));
     }
