@@ -126,7 +126,7 @@ mod tests {
     use super::*;
     use rustix::fs::{Mode, OFlags};
 
-    const ALL: [Advice; 6] = [
+    const ALL_ADVICE: [Advice; 6] = [
         Advice::Normal,
         Advice::Random,
         Advice::Sequential,
@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn all_six_are_taken_on_a_file() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        for advice in ALL {
+        for advice in ALL_ADVICE {
             advise(&file, advice, 0..u64::MAX, file.path()).unwrap();
             advise(&file, advice, 4096..8192, file.path()).unwrap();
         }
@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn a_pipe_is_an_error_of_its_own() {
         let (read, _write) = rustix::pipe::pipe().unwrap();
-        for advice in ALL {
+        for advice in ALL_ADVICE {
             let error = advise(&read, advice, 0..1, Path::new("pipe")).unwrap_err();
             assert!(matches!(error, AdviceError::Pipe { .. }), "{error}");
         }

@@ -21,45 +21,46 @@ use crate::sys::cachestat::cachestat;
 use crate::sys::mapping::FileMapping;
 use crate::{Error, InspectedFile, Result, page_size};
 
-/// Size of first-level ranges: small enough that recounting the parts of a partial one is cheap. One cachestat of
-/// an empty range costs 0.2 µs whatever its size (measured on Linux 6.18).
-const CHUNK: u64 = 64 << 20;
+/// Minimum size of a first-level range in bytes: small enough that recounting the parts of a
+/// partial one is cheap. One cachestat of an empty range costs 0.2 µs whatever its size (measured
+/// on Linux 6.18).
+const FIRST_RANGE_BYTES_MIN: u64 = 64 << 20;
 
-/// Approximate maximum of first-level ranges in a huge file, so that 15 TiB without resident pages cost about a
-/// millisecond.
-const MAX_CHUNKS: u64 = 4096;
+/// Approximate maximum number of first-level ranges in a huge file, so that 15 TiB without resident
+/// pages cost about a millisecond.
+const FIRST_RANGES_MAX: u64 = 4096;
 
 /// Number of parts that a partial range is split into.
-const PARTS: u64 = 32;
+const PARTS_PER_SPLIT: u64 = 32;
 
-/// Maximum bytes of a partial range that is read by mincore.
-const LEAF: u64 = 2 << 20;
+/// Maximum size in bytes of a partial range that is read by mincore.
+const MINCORE_RANGE_BYTES_MAX: u64 = 2 << 20;
 
 /// A part of a file whose pages are all resident or all absent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Stretch {
+pub(crate) struct ResidencyRun {
     pub(crate) range: Range<u64>,
     pub(crate) resident: bool,
 }
 
-/// The stretches of a range in order, each of maximum length.
+/// An iterator over the runs of a range in order, each of maximum length.
 #[derive(Debug)]
-pub(crate) struct Stretches<'a> {
+pub(crate) struct ResidencyRuns<'a> {
     file: &'a InspectedFile,
     has_cachestat: bool,
     /// The rest, not split into ranges yet.
     rest: Range<u64>,
-    chunk: u64,
+    first_range_bytes: u64,
     /// Ranges to inspect, the next one last.
     ranges: Vec<Range<u64>>,
     /// Inspected but not returned yet: the last one may still grow.
-    found: VecDeque<Stretch>,
+    found: VecDeque<ResidencyRun>,
     pages: Vec<u8>,
     failed: bool,
 }
 
-impl<'a> Stretches<'a> {
-    /// Creates the stretches of the file's current pages that `range` touches.
+impl<'a> ResidencyRuns<'a> {
+    /// Creates the runs of the file's current pages that `range` touches.
     pub(crate) fn new(file: &'a InspectedFile, range: Range<u64>) -> Result<Self> {
         let page = page_size();
         let end = range.end.min(file.size_now()?).next_multiple_of(page);
@@ -77,7 +78,9 @@ impl<'a> Stretches<'a> {
             file,
             has_cachestat,
             rest: start..end,
-            chunk: ((end - start) / MAX_CHUNKS).next_multiple_of(CHUNK).max(CHUNK),
+            first_range_bytes: ((end - start) / FIRST_RANGES_MAX)
+                .next_multiple_of(FIRST_RANGE_BYTES_MIN)
+                .max(FIRST_RANGE_BYTES_MIN),
             ranges: Vec::new(),
             found: VecDeque::new(),
             pages: Vec::new(),
@@ -85,7 +88,7 @@ impl<'a> Stretches<'a> {
         })
     }
 
-    fn note(&mut self, range: Range<u64>, resident: bool) {
+    fn push_run(&mut self, range: Range<u64>, resident: bool) {
         debug_assert!(!range.is_empty());
         debug_assert!(
             self.found.back().is_none_or(|last| last.range.end == range.start),
@@ -93,7 +96,7 @@ impl<'a> Stretches<'a> {
         );
         match self.found.back_mut() {
             Some(last) if last.resident == resident => last.range.end = range.end,
-            _ => self.found.push_back(Stretch { range, resident }),
+            _ => self.found.push_back(ResidencyRun { range, resident }),
         }
     }
 
@@ -104,8 +107,8 @@ impl<'a> Stretches<'a> {
         if self.rest.is_empty() {
             return None;
         }
-        // Multiples of the chunk, so that leaves fall on whole large folios.
-        let end = (self.rest.start / self.chunk + 1) * self.chunk;
+        // Multiples of its size, so that ranges for mincore cover whole large folios.
+        let end = (self.rest.start / self.first_range_bytes + 1) * self.first_range_bytes;
         let range = self.rest.start..end.min(self.rest.end);
         self.rest.start = range.end;
         Some(range)
@@ -119,11 +122,11 @@ impl<'a> Stretches<'a> {
         let counts = cachestat(self.file, range.start, len)
             .map_err(|e| Error::call("cachestat", self.file.path(), e))?;
         if counts.cache == 0 || counts.cache == len / page_size() {
-            self.note(range, counts.cache > 0);
-        } else if len <= LEAF {
+            self.push_run(range, counts.cache > 0);
+        } else if len <= MINCORE_RANGE_BYTES_MAX {
             self.inspect_pages(range)?;
         } else {
-            let step = (len / PARTS).max(LEAF).next_multiple_of(page_size());
+            let step = (len / PARTS_PER_SPLIT).max(MINCORE_RANGE_BYTES_MAX).next_multiple_of(page_size());
             let pieces = len.div_ceil(step);
             for index in (0..pieces).rev() {
                 let start = range.start + index * step;
@@ -137,7 +140,7 @@ impl<'a> Stretches<'a> {
         let page = page_size();
         let mut at = range.start;
         while at < range.end {
-            let part = at..(at + CHUNK).min(range.end);
+            let part = at..(at + FIRST_RANGE_BYTES_MIN).min(range.end);
             let len = usize::try_from(part.end - part.start).unwrap_or(usize::MAX);
             let map = match FileMapping::new(self.file, part.start, len) {
                 Ok(map) => map,
@@ -154,7 +157,7 @@ impl<'a> Stretches<'a> {
             let mut start = part.start;
             for run in pages.chunk_by(|a, b| a & 1 == b & 1) {
                 let end = start + run.len() as u64 * page;
-                self.note(start..end, run[0] & 1 == 1);
+                self.push_run(start..end, run[0] & 1 == 1);
                 start = end;
             }
             self.pages = pages;
@@ -168,14 +171,14 @@ impl<'a> Stretches<'a> {
         for start in range.step_by(usize::try_from(page).unwrap_or(usize::MAX)) {
             let counts = cachestat(self.file, start, page)
                 .map_err(|e| Error::call("cachestat", self.file.path(), e))?;
-            self.note(start..start + page, counts.cache > 0);
+            self.push_run(start..start + page, counts.cache > 0);
         }
         Ok(())
     }
 }
 
-impl Iterator for Stretches<'_> {
-    type Item = Result<Stretch>;
+impl Iterator for ResidencyRuns<'_> {
+    type Item = Result<ResidencyRun>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.failed {
@@ -194,18 +197,18 @@ impl Iterator for Stretches<'_> {
     }
 }
 
-impl FusedIterator for Stretches<'_> {}
+impl FusedIterator for ResidencyRuns<'_> {}
 
 /// The resident extents of a range in file order, as returned by [`resident_extents`].
 #[derive(Debug)]
-pub struct ResidentExtents<'a>(Stretches<'a>);
+pub struct ResidentExtents<'a>(ResidencyRuns<'a>);
 
 impl Iterator for ResidentExtents<'_> {
     type Item = Result<Range<u64>>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.0.find_map(|stretch| match stretch {
-            Ok(stretch) => stretch.resident.then_some(Ok(stretch.range)),
+        self.0.find_map(|run| match run {
+            Ok(run) => run.resident.then_some(Ok(run.range)),
             Err(error) => Some(Err(error)),
         })
     }
@@ -228,7 +231,7 @@ impl FusedIterator for ResidentExtents<'_> {}
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn resident_extents(file: &InspectedFile, range: Range<u64>) -> Result<ResidentExtents<'_>> {
-    Stretches::new(file, range).map(ResidentExtents)
+    ResidencyRuns::new(file, range).map(ResidentExtents)
 }
 
 #[cfg(test)]
@@ -283,8 +286,8 @@ mod tests {
         assert_eq!(extents(&file, 5 * page + 1..9 * page + 1), one(5 * page..10 * page));
         evict_all(&file);
         assert!(extents(&file, 0..u64::MAX).is_empty());
-        let stretches: Vec<_> = Stretches::new(&file, 0..u64::MAX).unwrap().map(Result::unwrap).collect();
-        assert_eq!(stretches, [Stretch { range: 0..8 << 20, resident: false }]);
+        let stretches: Vec<_> = ResidencyRuns::new(&file, 0..u64::MAX).unwrap().map(Result::unwrap).collect();
+        assert_eq!(stretches, [ResidencyRun { range: 0..8 << 20, resident: false }]);
     }
 
     #[test]
@@ -316,7 +319,7 @@ mod tests {
         load_single_pages(&file, &[7, 9, 3 * mib(), 10 * mib()]);
         let mut at = 0;
         let mut last = None;
-        for stretch in Stretches::new(&file, 0..u64::MAX).unwrap() {
+        for stretch in ResidencyRuns::new(&file, 0..u64::MAX).unwrap() {
             let stretch = stretch.unwrap();
             assert_eq!(stretch.range.start, at);
             assert_ne!(last, Some(stretch.resident));

@@ -8,7 +8,7 @@ use std::fmt;
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use crate::hang::{asking, asking_from};
+use crate::hang::{announce, announce_from};
 use crate::{Error, Result};
 
 /// File system types that differ in page caching.
@@ -48,7 +48,7 @@ impl FileSystem {
     ///
     /// `path` is used in errors only.
     pub fn of(file: impl AsFd, path: &Path) -> Result<Self> {
-        let _asking = asking_from(file.as_fd(), path)?;
+        let _call = announce_from(file.as_fd(), path)?;
         let stat = rustix::fs::fstatfs(&file).map_err(|e| Error::call("fstatfs", path, e))?;
         #[allow(
             clippy::cast_sign_loss,
@@ -104,7 +104,7 @@ impl FileSystem {
 /// # Ok::<(), pagekeeper_kernel::Error>(())
 /// ```
 pub fn file_system_id(path: &Path) -> Result<Option<String>> {
-    let _asking = asking(path)?;
+    let _call = announce(path)?;
     let stat = rustix::fs::statvfs(path).map_err(|e| Error::call("statfs", path, e))?;
     Ok((stat.f_fsid != 0).then(|| format!("{:016x}", stat.f_fsid)))
 }

@@ -36,19 +36,20 @@ pub use error::{Error, Result};
 pub use extents::{ResidentExtents, resident_extents};
 pub use filesystem::{FileSystem, file_system_id};
 pub use open::{
-    Expected, Handle, Inode, InodeId, InspectedFile, Links, OpenMount, first_names, open_directory,
+    ExpectedFile, Inode, InodeId, InspectedFile, Links, OpenMount, PathHandle, first_names, open_directory,
     open_directory_in, read_named, stat_in, stat_of_name, status_changed,
 };
 pub use overwrite::is_overwritten_in_place;
 pub use release::{RELEASE_ALIGN, ReleaseOptions, ReleaseReport, release};
 pub use residency::{
-    Residency, ResidencyMap, Source, residency, residency_by_mincore, residency_map, residency_wide,
+    Residency, ResidencyMap, ResidencySource, residency, residency_by_mincore, residency_map, residency_wide,
 };
-pub use walk::{DIRECTORY_NAMES_MAX, Filter, NameLimit, WalkOptions, walk};
+pub use walk::{DIRECTORY_NAMES_MAX, NameLimit, WalkFilter, WalkOptions, walk};
 pub use warm::{
-    Lock, LockError, WarmMethod, WarmOptions, WarmProgress, WarmReport, WarmTurns, lock, warm, warm_extents,
+    LockError, PageLock, WarmMethod, WarmOptions, WarmProgress, WarmReport, WarmTurns, lock, warm,
+    warm_extents,
 };
-pub use writeback::{Flush, flush, start_writeback};
+pub use writeback::{FlushMode, flush, start_writeback};
 
 /// Returns the kernel's page size in bytes: 4096 on x86-64.
 pub fn page_size() -> u64 {

@@ -2,9 +2,9 @@
 //!
 //! Invariants:
 //! * Only regular files and directories are opened, whatever replaces a name meanwhile. Block devices are opened
-//!   only on request, for a name that the user gave ([`Handle::open_file_or_device`]).
-//! * If the expected file is known ([`Expected`]), no other one is opened: a name is resolved first, and the
-//!   result is opened then (see [`Handle`]).
+//!   only on request, for a name that the user gave ([`PathHandle::open_file_or_device`]).
+//! * If the expected file is known ([`ExpectedFile`]), no other one is opened: a name is resolved
+//!   first, and the result is opened then (see [`PathHandle`]).
 //! * Files are opened read-only and without blocking (`O_NONBLOCK`); never created, never truncated.
 //! * A symbolic link is followed only if the caller asks for it.
 //! * The access time is left alone if the kernel allows that (`O_NOATIME`, for owners and `CAP_FOWNER`: open(2)).
@@ -22,7 +22,7 @@ use std::sync::OnceLock;
 use rustix::fs::{FileType, SeekFrom, Stat};
 use rustix::path::Arg;
 
-use crate::hang::{Asking, asking_device};
+use crate::hang::{AnnouncedCall, announce_on_device};
 use crate::{Error, FileSystem, Result};
 
 mod by_number;
@@ -32,8 +32,8 @@ mod names;
 mod tests;
 
 pub use by_number::{InodeId, OpenMount};
-pub use handle::{Handle, stat_in, stat_of_name};
-pub(crate) use handle::{OwnDescriptors, descend, device_of_open, device_without_asking};
+pub(crate) use handle::{OwnDescriptors, cached_device_of, descend, device_of_open};
+pub use handle::{PathHandle, stat_in, stat_of_name};
 pub use names::first_names;
 
 /// Device and inode number: the identity of a file while it exists.
@@ -57,7 +57,7 @@ impl Inode {
 /// A caller that has seen a file before knows its identity and passes it: the name may lead to another file by
 /// now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Expected {
+pub enum ExpectedFile {
     /// Any file: only its name is known.
     Any,
     /// This file. Another one is not opened: [`Error::OtherFile`].
@@ -91,8 +91,8 @@ pub struct InspectedFile {
 }
 
 impl InspectedFile {
-    /// Opens a regular file that the user named, as the module describes. [`Handle::at`] opens one whose identity
-    /// is known.
+    /// Opens a regular file that the user named, as the module describes. [`PathHandle::at`] opens
+    /// one whose identity is known.
     ///
     /// ```
     /// use pagekeeper_kernel::{InspectedFile, Links};
@@ -101,15 +101,20 @@ impl InspectedFile {
     /// # Ok::<(), pagekeeper_kernel::Error>(())
     /// ```
     pub fn open(path: impl AsRef<Path>, links: Links) -> Result<Self> {
-        Handle::at(path, links)?.open(Expected::Any)
+        PathHandle::at(path, links)?.open(ExpectedFile::Any)
     }
 
     /// Opens the file with one name inside the directory `dir`, but no link, and nothing that is mounted over the
     /// name ([`Error::MountPoint`]).
     ///
     /// `path` is the whole path, for errors.
-    pub fn open_in(dir: BorrowedFd<'_>, name: impl Arg, expected: Expected, path: PathBuf) -> Result<Self> {
-        Handle::in_directory_on(dir, name, path, expected)?.open(expected)
+    pub fn open_in(
+        dir: BorrowedFd<'_>,
+        name: impl Arg,
+        expected: ExpectedFile,
+        path: PathBuf,
+    ) -> Result<Self> {
+        PathHandle::in_directory_on(dir, name, path, expected)?.open(expected)
     }
 
     /// Opens a file by its path beneath the directory `dir` without following any link; mounts are crossed.
@@ -118,18 +123,18 @@ impl InspectedFile {
     pub fn open_below(
         dir: BorrowedFd<'_>,
         relative: impl Arg,
-        expected: Expected,
+        expected: ExpectedFile,
         path: PathBuf,
     ) -> Result<Self> {
-        Handle::below(dir, relative, path)?.open(expected)
+        PathHandle::below(dir, relative, path)?.open(expected)
     }
 
     /// Opens the very file behind a link of `/proc/PID/fd` or `/proc/PID/map_files`, even if it is deleted or in
     /// another mount namespace.
     ///
     /// `shown` is the name for errors and reports.
-    pub fn open_magic_link(link: &Path, expected: Expected, shown: PathBuf) -> Result<Self> {
-        Handle::of_magic_link(link, shown)?.open(expected)
+    pub fn open_magic_link(link: &Path, expected: ExpectedFile, shown: PathBuf) -> Result<Self> {
+        PathHandle::of_magic_link(link, shown)?.open(expected)
     }
 
     /// Wraps a file that this process has already opened; `path` is its name for errors and reports.
@@ -203,7 +208,7 @@ impl InspectedFile {
 
     /// Returns its current size in bytes.
     pub fn size_now(&self) -> Result<u64> {
-        let _asking = self.asking()?;
+        let _call = self.announce_call()?;
         if self.device.is_some() {
             return rustix::fs::seek(&self.file, SeekFrom::End(0))
                 .map_err(|e| Error::call("lseek", &self.path, e));
@@ -213,7 +218,7 @@ impl InspectedFile {
 
     /// Whether it still has a name. Without one it is deleted when its last descriptor is closed.
     pub fn has_name(&self) -> Result<bool> {
-        let _asking = self.asking()?;
+        let _call = self.announce_call()?;
         let stat = rustix::fs::fstat(&self.file).map_err(|e| Error::call("fstat", &self.path, e))?;
         Ok(stat.st_nlink > 0)
     }
@@ -233,13 +238,13 @@ impl InspectedFile {
     }
 
     /// Announces a call that contacts its file system ([`hang`](crate::hang)). Fails if that does not answer.
-    pub fn asking(&self) -> Result<Asking> {
-        asking_device(self.device.unwrap_or(self.inode.dev), &self.path)
+    pub fn announce_call(&self) -> Result<AnnouncedCall> {
+        announce_on_device(self.device.unwrap_or(self.inode.dev), &self.path)
     }
 
-    /// Returns a reader from its beginning; each read is announced as by [`Self::asking`].
+    /// Returns a reader from its beginning; each read is announced as by [`Self::announce_call`].
     pub fn reader(&self) -> impl Read + '_ {
-        AnnouncedReads(self)
+        AnnouncedReader(self)
     }
 
     /// Returns the file itself.
@@ -248,11 +253,12 @@ impl InspectedFile {
     }
 }
 
-struct AnnouncedReads<'a>(&'a InspectedFile);
+/// A reader that announces each read.
+struct AnnouncedReader<'a>(&'a InspectedFile);
 
-impl Read for AnnouncedReads<'_> {
+impl Read for AnnouncedReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let _asking = self.0.asking().map_err(io::Error::other)?;
+        let _call = self.0.announce_call().map_err(io::Error::other)?;
         (&self.0.file).read(buffer)
     }
 }
@@ -287,14 +293,14 @@ pub fn read_named(path: &Path, limit: u64) -> Result<Vec<u8>> {
 
 /// Opens a directory for listing, following links or not.
 pub fn open_directory(path: &Path, links: Links) -> Result<OwnedFd> {
-    Handle::at(path, links)?.open_directory(Expected::Any)
+    PathHandle::at(path, links)?.open_directory(ExpectedFile::Any)
 }
 
 /// Opens the directory `name` inside `dir` without following links; a mounted file system there is entered.
 ///
 /// `path` is the whole path, for errors.
 pub fn open_directory_in(dir: BorrowedFd<'_>, name: impl Arg, path: &Path) -> Result<OwnedFd> {
-    Handle::below(dir, name, path.to_path_buf())?.open_directory(Expected::Any)
+    PathHandle::below(dir, name, path.to_path_buf())?.open_directory(ExpectedFile::Any)
 }
 
 /// Returns `st_ctime` of a stat result, in nanoseconds since the epoch.

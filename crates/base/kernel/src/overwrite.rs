@@ -9,7 +9,7 @@ use std::path::Path;
 
 use rustix::fs::IFlags;
 
-use crate::hang::asking_from;
+use crate::hang::announce_from;
 use crate::sys::fiemap;
 use crate::{Error, FileSystem, Result};
 
@@ -31,7 +31,7 @@ pub fn is_overwritten_in_place(file: impl AsFd, path: &Path) -> Result<bool> {
         FileSystem::Ext => Ok(true),
         FileSystem::Xfs => Ok(!has_shared_extents(file, path)?),
         FileSystem::Btrfs => {
-            let _asking = asking_from(file.as_fd(), path)?;
+            let _call = announce_from(file.as_fd(), path)?;
             let flags =
                 rustix::fs::ioctl_getflags(&file).map_err(|e| Error::call("FS_IOC_GETFLAGS", path, e))?;
             Ok(flags.contains(IFlags::NOCOW) && !has_shared_extents(file, path)?)
@@ -41,7 +41,7 @@ pub fn is_overwritten_in_place(file: impl AsFd, path: &Path) -> Result<bool> {
 }
 
 fn has_shared_extents(file: impl AsFd, path: &Path) -> Result<bool> {
-    let _asking = asking_from(file.as_fd(), path)?;
+    let _call = announce_from(file.as_fd(), path)?;
     let mut start = 0;
     loop {
         let extents =

@@ -16,43 +16,45 @@ use std::ops::{AddAssign, Range};
 use std::time::Duration;
 
 use crate::process::ProcRoot;
-use crate::residency::{Source, residency};
-use crate::writeback::{Deadline, Flush, flush_until};
+use crate::residency::{ResidencySource, residency};
+use crate::writeback::{Deadline, FlushMode, flush_until};
 use crate::{Advice, Error, FileSystem, Inode, InspectedFile, Result, advise, page_size};
 
 /// Ranges that start and end at a multiple of this many bytes (2 MiB) cut no folio on x86-64.
 pub const RELEASE_ALIGN: u64 = 2 << 20;
 
-/// The step in bytes in which a long range is released, so that dirty pages are waited for and dropped in turn.
-const STEP: u64 = 256 << 20;
+/// Step in bytes in which a long range is released, so that dirty pages are waited for and dropped
+/// in turn.
+const STEP_BYTES: u64 = 256 << 20;
 
-/// The slice in bytes in which clean pages are counted and dropped: the kernel's records (64 bytes per page) that
-/// the count has read are then still in the processor's cache.
-const SLICE: u64 = 16 << 20;
+/// Slice in bytes in which clean pages are counted and dropped: the kernel's records (64 bytes per
+/// page) that the count has read are then still in the processor's cache.
+const SLICE_BYTES: u64 = 16 << 20;
 
-/// Rounds of 5 ms without progress after which the rest of a file without counts is considered to resist.
-const ROUNDS_STUCK: u32 = 40;
+/// Number of rounds of 5 ms without progress after which the rest of a file without counts stays.
+const STUCK_ROUNDS_MAX: u32 = 40;
 
 /// Options of a release.
 #[derive(Debug, Clone)]
 pub struct ReleaseOptions {
     /// How to make dirty pages clean first.
-    pub flush: Flush,
-    /// Maximum wait of the whole call, for dirty pages and for the retry. Pages still dirty then are
-    /// [`ReleaseReport::kept_dirty`]. The waits of [`Flush::SyncFileRange`] and [`Flush::Fdatasync`] take as long
-    /// as the disk does.
+    pub flush: FlushMode,
+    /// Maximum wait of the whole call, for dirty pages and for the retry. Pages still dirty then
+    /// are [`ReleaseReport::kept_dirty`]. The waits of [`FlushMode::SyncFileRange`] and
+    /// [`FlushMode::Fdatasync`] take as long as the disk does.
     pub patience: Duration,
     /// Pause before the only retry of resisting pages, if `patience` is long enough.
     pub retry_pause: Duration,
-    /// Find out which processes map the clean pages that stayed, by reading `/proc/*/maps` of all processes
-    /// (milliseconds to tens of milliseconds). Otherwise mapped pages count as [`ReleaseReport::kept_busy`].
+    /// Whether to find out which processes map the clean pages that stayed, by reading
+    /// `/proc/*/maps` of all processes (milliseconds to tens of milliseconds). Otherwise mapped
+    /// pages count as [`ReleaseReport::kept_busy`].
     pub explain: bool,
 }
 
 impl Default for ReleaseOptions {
     fn default() -> Self {
         Self {
-            flush: Flush::Watch,
+            flush: FlushMode::Watch,
             patience: Duration::from_secs(60),
             retry_pause: Duration::from_millis(100),
             explain: true,
@@ -133,9 +135,9 @@ pub fn release(file: &InspectedFile, range: Range<u64>, options: &ReleaseOptions
     let range = range.start..if range.end >= size { u64::MAX } else { range.end };
     let deadline = Deadline::after(options.patience);
     // One byte shows which source is available.
-    let counts = residency(file, range.start..range.start + 1)?.source == Source::Cachestat;
-    let by_advice = file_system == FileSystem::Overlay || (!counts && options.flush == Flush::Watch);
-    let clean_only = options.flush == Flush::Never;
+    let counts = residency(file, range.start..range.start + 1)?.source == ResidencySource::Cachestat;
+    let by_advice = file_system == FileSystem::Overlay || (!counts && options.flush == FlushMode::Watch);
+    let clean_only = options.flush == FlushMode::Never;
     if clean_only && !counts {
         let reason = "which of its pages are dirty can't be seen here, and those are to be left alone";
         return Err(Error::Unsupported { path: file.path().to_path_buf(), reason });
@@ -154,7 +156,7 @@ pub fn release(file: &InspectedFile, range: Range<u64>, options: &ReleaseOptions
         return Ok(report);
     }
     let mut left = residency(file, range.clone())?;
-    if left.resident > 0 && !deadline.passed() {
+    if left.resident > 0 && !deadline.has_passed() {
         deadline.sleep(options.retry_pause);
         pass()?;
         left = residency(file, range.clone())?;
@@ -172,12 +174,12 @@ fn drop_once(
     file: &InspectedFile,
     range: &Range<u64>,
     size: u64,
-    how: Flush,
+    how: FlushMode,
     deadline: Deadline,
 ) -> Result<u64> {
     let mut resident = 0;
     let mut start = range.start;
-    let mut length = SLICE;
+    let mut length = SLICE_BYTES;
     loop {
         let up_to_next = |length: u64| {
             let next = (start / length + 1).saturating_mul(length);
@@ -185,9 +187,11 @@ fn drop_once(
         };
         let mut end = up_to_next(length);
         let mut counted = residency(file, start..end)?;
-        let clean = how == Flush::Watch && counted.source == Source::Cachestat && counted.unwritten() == 0;
+        let clean = how == FlushMode::Watch
+            && counted.source == ResidencySource::Cachestat
+            && counted.unwritten() == 0;
         if counted.resident > 0 && !clean {
-            let step_end = up_to_next(STEP);
+            let step_end = up_to_next(STEP_BYTES);
             if step_end > end {
                 end = step_end;
                 counted = residency(file, start..end)?;
@@ -199,7 +203,7 @@ fn drop_once(
         }
         resident += counted.resident;
         // Counting an empty range costs nothing: the empty parts of a large file are passed in ever longer steps.
-        length = if counted.resident == 0 { length.saturating_mul(2) } else { SLICE };
+        length = if counted.resident == 0 { length.saturating_mul(2) } else { SLICE_BYTES };
         if end == range.end {
             return Ok(resident);
         }
@@ -241,7 +245,7 @@ fn drop_until_gone(file: &InspectedFile, range: &Range<u64>, size: u64, deadline
     while before > 0 {
         let mut start = range.start;
         while start < range.end {
-            let next = (start / STEP + 1).saturating_mul(STEP);
+            let next = (start / STEP_BYTES + 1).saturating_mul(STEP_BYTES);
             let end = if next >= size.min(range.end) { range.end } else { next };
             advise(file, Advice::DontNeed, start..end, file.path())?;
             start = end;
@@ -249,7 +253,7 @@ fn drop_until_gone(file: &InspectedFile, range: &Range<u64>, size: u64, deadline
         let left = residency(file, range.clone())?.resident;
         stuck_for = if left < before { 0 } else { stuck_for + 1 };
         before = left;
-        if left == 0 || stuck_for == ROUNDS_STUCK || deadline.passed() {
+        if left == 0 || stuck_for == STUCK_ROUNDS_MAX || deadline.has_passed() {
             break;
         }
         deadline.sleep(Duration::from_millis(5));
@@ -337,10 +341,10 @@ mod tests {
     const MIB: usize = 1 << 20;
 
     /// Other dirty data on the same disk may be written first.
-    const PATIENCE: Duration = Duration::from_secs(300);
+    const TEST_WAIT_MAX: Duration = Duration::from_secs(300);
 
     fn release_all(file: &InspectedFile) -> ReleaseReport {
-        let options = ReleaseOptions { patience: PATIENCE, ..ReleaseOptions::default() };
+        let options = ReleaseOptions { patience: TEST_WAIT_MAX, ..ReleaseOptions::default() };
         release(file, 0..u64::MAX, &options).unwrap()
     }
 
@@ -429,8 +433,11 @@ mod tests {
             return;
         }
         let out = std::fs::OpenOptions::new().write(true).open(file.path()).unwrap();
-        let options =
-            ReleaseOptions { flush: Flush::Never, retry_pause: Duration::ZERO, ..ReleaseOptions::default() };
+        let options = ReleaseOptions {
+            flush: FlushMode::Never,
+            retry_pause: Duration::ZERO,
+            ..ReleaseOptions::default()
+        };
         // Others may sync the file system in between.
         let is_dirty_left = |_| {
             for at in [5 * MIB as u64 + 4096, 7 * MIB as u64] {
@@ -459,7 +466,13 @@ mod tests {
         let (_dir, file) = file_of(0);
         let out = std::fs::OpenOptions::new().write(true).open(file.path()).unwrap();
         let write = |offset: u64| std::os::unix::fs::FileExt::write_all_at(&out, &[9; 4096], offset).unwrap();
-        let offsets = [3 * SLICE, STEP - 4096, 2 * STEP, 5 * STEP + SLICE, tebibyte(&file)];
+        let offsets = [
+            3 * SLICE_BYTES,
+            STEP_BYTES - 4096,
+            2 * STEP_BYTES,
+            5 * STEP_BYTES + SLICE_BYTES,
+            tebibyte(&file),
+        ];
         offsets.into_iter().for_each(write);
         out.sync_all().unwrap();
         [offsets[1], offsets[3]].into_iter().for_each(write);
@@ -478,7 +491,7 @@ mod tests {
     fn without_counts_dirty_pages_go_by_the_advice_alone() {
         let (_dir, file) = file_of(0);
         std::fs::write(file.path(), vec![6; 16 * MIB]).unwrap();
-        let deadline = Deadline::after(PATIENCE);
+        let deadline = Deadline::after(TEST_WAIT_MAX);
         let before = drop_until_gone(&file, &(0..u64::MAX), 16 * MIB as u64, deadline).unwrap();
         assert_eq!(before, 16 * MIB as u64);
         assert_eq!(residency(&file, 0..u64::MAX).unwrap().resident, 0);

@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-use crate::sys::cachestat::{Counts, cachestat};
+use crate::sys::cachestat::{PageCounts, cachestat};
 use crate::sys::mapping::FileMapping;
 use crate::{Error, FileSystem, InspectedFile, Result, page_size};
 
 /// The source of residency figures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Source {
+pub enum ResidencySource {
     /// cachestat(2): all figures are known.
     Cachestat,
     /// mincore(2): only [`Residency::resident`] is known, the others are `None`.
@@ -41,7 +41,7 @@ pub struct Residency {
     /// The part of `evicted` that was reclaimed so recently that reading it again would count as thrashing.
     pub recently_evicted: Option<u64>,
     /// The source of the figures.
-    pub source: Source,
+    pub source: ResidencySource,
 }
 
 impl Residency {
@@ -50,7 +50,7 @@ impl Residency {
         self.dirty.unwrap_or(0) + self.writeback.unwrap_or(0)
     }
 
-    fn from_counts(counts: Counts) -> Self {
+    fn from_counts(counts: PageCounts) -> Self {
         let bytes = |pages: u64| pages * page_size();
         Self {
             resident: bytes(counts.cache),
@@ -58,20 +58,24 @@ impl Residency {
             writeback: Some(bytes(counts.writeback)),
             evicted: Some(bytes(counts.evicted)),
             recently_evicted: Some(bytes(counts.recently_evicted)),
-            source: Source::Cachestat,
+            source: ResidencySource::Cachestat,
         }
     }
 
     /// Returns the sum over the parts of a file; a figure unknown for one part is unknown for the sum.
     fn sum(parts: &[Self]) -> Self {
         let both = |a: Option<u64>, b: Option<u64>| Some(a? + b?);
-        parts.iter().fold(Self::from_counts(Counts::default()), |sum, part| Self {
+        parts.iter().fold(Self::from_counts(PageCounts::default()), |sum, part| Self {
             resident: sum.resident + part.resident,
             dirty: both(sum.dirty, part.dirty),
             writeback: both(sum.writeback, part.writeback),
             evicted: both(sum.evicted, part.evicted),
             recently_evicted: both(sum.recently_evicted, part.recently_evicted),
-            source: if part.source == Source::Mincore { Source::Mincore } else { sum.source },
+            source: if part.source == ResidencySource::Mincore {
+                ResidencySource::Mincore
+            } else {
+                sum.source
+            },
         })
     }
 
@@ -82,7 +86,7 @@ impl Residency {
             writeback: None,
             evicted: None,
             recently_evicted: None,
-            source: Source::Mincore,
+            source: ResidencySource::Mincore,
         }
     }
 }
@@ -100,13 +104,13 @@ impl Residency {
 /// ```
 pub fn residency(file: &InspectedFile, range: Range<u64>) -> Result<Residency> {
     if range.start >= range.end {
-        return Ok(Residency::from_counts(Counts::default()));
+        return Ok(Residency::from_counts(PageCounts::default()));
     }
     let len = if range.end == u64::MAX { 0 } else { range.end - range.start };
     match cachestat(file, range.start, len) {
         // The pages of an overlayfs file belong to the file of the lower layer, which only mincore sees (Linux
         // 6.18).
-        Ok(counts) if counts == Counts::default() && file.size() > 0 && is_overlay(file)? => {
+        Ok(counts) if counts == PageCounts::default() && file.size() > 0 && is_overlay(file)? => {
             residency_by_mincore(file, range)
         }
         Ok(counts) => Ok(Residency::from_counts(counts)),
@@ -136,7 +140,7 @@ pub fn residency_by_mincore(file: &InspectedFile, range: Range<u64>) -> Result<R
 /// may write it (`can_do_mincore` of mm/mincore.c, Linux 5.2).
 pub(crate) fn require_truthful_mincore(file: &InspectedFile) -> Result<()> {
     let denied = || Error::call("mincore", file.path(), Errno::PERM);
-    let _asking = file.asking()?;
+    let _call = file.announce_call()?;
     let stat = rustix::fs::fstat(file).map_err(|e| Error::call("fstat", file.path(), e))?;
     let owner = stat.st_uid == rustix::process::geteuid().as_raw();
     if owner || may_write(file) || may_ignore_ownership(file) { Ok(()) } else { Err(denied()) }
@@ -170,13 +174,14 @@ pub(crate) fn for_each_mincore_chunk(
     range: Range<u64>,
     mut each: impl FnMut(u64, &[u8]),
 ) -> Result<()> {
-    const CHUNK: u64 = 1 << 30;
+    /// Bytes mapped at once.
+    const MINCORE_CHUNK_BYTES: u64 = 1 << 30;
     let page = page_size();
     let end = range.end.min(file.size_now()?).next_multiple_of(page);
     let mut start = range.start / page * page;
     let mut pages = Vec::new();
     while start < end {
-        let len = usize::try_from(CHUNK.min(end - start)).unwrap_or(usize::MAX);
+        let len = usize::try_from(MINCORE_CHUNK_BYTES.min(end - start)).unwrap_or(usize::MAX);
         let map = FileMapping::new(file, start, len).map_err(|e| Error::call("mmap", file.path(), e))?;
         map.mincore(&mut pages).map_err(|e| Error::call("mincore", file.path(), e))?;
         each(start, &pages);
@@ -190,16 +195,17 @@ pub(crate) fn for_each_mincore_chunk(
 /// Threads are started only after counting has taken a while: a large file with few resident pages costs next to
 /// nothing. Each stretch of the file is counted at one moment, but not all of them at the same.
 pub fn residency_wide(file: &InspectedFile, range: Range<u64>, threads: usize) -> Result<Residency> {
-    /// Files below this size are counted in a millisecond or two, whatever is resident.
-    const LARGE: u64 = 64 << 20;
-    /// Enough stretches to share out evenly, few enough that the calls cost nothing.
-    const STRETCHES: u64 = 256;
+    /// Minimum size of a large file in bytes: smaller ones are counted in a millisecond or two,
+    /// whatever is resident.
+    const LARGE_FILE_BYTES_MIN: u64 = 64 << 20;
+    /// Number of stretches: enough to share out evenly, few enough that the calls cost nothing.
+    const STRETCHES_MAX: u64 = 256;
     let end = range.end.min(file.size());
     let len = end.saturating_sub(range.start);
-    if threads < 2 || len < LARGE {
+    if threads < 2 || len < LARGE_FILE_BYTES_MIN {
         return residency(file, range);
     }
-    let stretch = len.div_ceil(STRETCHES).next_multiple_of(page_size());
+    let stretch = len.div_ceil(STRETCHES_MAX).next_multiple_of(page_size());
     let count = len.div_ceil(stretch);
     let counted = count_stretches(usize::try_from(count).unwrap_or(usize::MAX), threads, &|index| {
         let start = range.start + index as u64 * stretch;
@@ -245,8 +251,9 @@ impl ResidencyMap {
 /// Maps the residency of the whole file to at most `cells` cells (at least 1), with up to `threads` threads as in
 /// [`residency_wide`], at little more than its cost. Memory use depends on `cells` alone.
 pub fn residency_map(file: &InspectedFile, cells: usize, threads: usize) -> Result<ResidencyMap> {
-    /// Below this size one extra call for all cells is cheaper than one per cell, in case all are alike.
-    const SMALL: u64 = 64 << 20;
+    /// Size in bytes below which one extra call for all cells is cheaper than one per cell, in case
+    /// all are alike.
+    const SMALL_FILE_BYTES_MAX: u64 = 64 << 20;
     let size = file.size_now()?;
     let page = page_size();
     let cell_bytes =
@@ -256,7 +263,7 @@ pub fn residency_map(file: &InspectedFile, cells: usize, threads: usize) -> Resu
         let start = index as u64 * cell_bytes;
         start..start.saturating_add(cell_bytes).min(size)
     };
-    if size < SMALL {
+    if size < SMALL_FILE_BYTES_MAX {
         let total = residency(file, 0..size)?;
         if total.resident == 0 || total.resident == size.next_multiple_of(page) {
             let all_or_none = |index| {
@@ -282,10 +289,11 @@ fn count_stretches(
     threads: usize,
     one: &(dyn Fn(usize) -> Result<Residency> + Sync),
 ) -> Result<Vec<Residency>> {
-    const WORTH_A_THREAD: Duration = Duration::from_micros(300);
+    /// Time that one thread counts alone: starting the others would take as long.
+    const SINGLE_THREAD_TIME_MAX: Duration = Duration::from_micros(300);
     let started = Instant::now();
     let mut counted = Vec::with_capacity(count);
-    while counted.len() < count && (threads < 2 || started.elapsed() < WORTH_A_THREAD) {
+    while counted.len() < count && (threads < 2 || started.elapsed() < SINGLE_THREAD_TIME_MAX) {
         counted.push(one(counted.len())?);
     }
     if counted.len() == count {
@@ -311,7 +319,7 @@ fn count_stretches(
         };
         std::iter::once(own).chain(helpers.into_iter().map(join)).collect()
     });
-    counted.resize(count, Residency::from_counts(Counts::default()));
+    counted.resize(count, Residency::from_counts(PageCounts::default()));
     for part in parts {
         for (index, counts) in part? {
             counted[index] = counts;
@@ -354,7 +362,7 @@ mod tests {
         let by_mincore = residency_by_mincore(&file, 0..u64::MAX).unwrap();
         assert_eq!(by_cachestat.resident, 3 * page);
         assert_eq!(by_mincore.resident, 3 * page);
-        assert_eq!((by_mincore.source, by_mincore.dirty), (Source::Mincore, None));
+        assert_eq!((by_mincore.source, by_mincore.dirty), (ResidencySource::Mincore, None));
         assert_eq!(residency(&file, 17 * page..18 * page).unwrap().resident, page);
         assert_eq!(residency_by_mincore(&file, 17 * page..18 * page).unwrap().resident, page);
         assert_eq!(residency(&file, 4 * page..17 * page).unwrap().resident, 0);
@@ -438,7 +446,7 @@ mod tests {
         let counted = count_stretches(100, 8, &slowly).unwrap();
         assert!(counted.iter().enumerate().all(|(index, counts)| counts.resident == index as u64));
         let sum = Residency::sum(&counted);
-        assert_eq!((sum.resident, sum.dirty, sum.source), (4950, None, Source::Mincore));
+        assert_eq!((sum.resident, sum.dirty, sum.source), (4950, None, ResidencySource::Mincore));
         let failing = |index: usize| {
             if index == 99 { Err(Error::call("cachestat", "/x", Errno::IO)) } else { slowly(index) }
         };

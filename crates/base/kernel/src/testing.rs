@@ -5,7 +5,7 @@ use tempfile::TempDir;
 
 use std::ops::Range;
 
-use crate::{InspectedFile, Links, Source, residency};
+use crate::{InspectedFile, Links, ResidencySource, residency};
 
 /// Creates a synced file of `len` bytes, all resident.
 pub(crate) fn file_of(len: usize) -> (TempDir, InspectedFile) {
@@ -19,7 +19,7 @@ pub(crate) fn file_of(len: usize) -> (TempDir, InspectedFile) {
 
 /// Whether the kernel counts a file's unwritten pages: cachestat(2), Linux 6.5.
 pub(crate) fn counts_unwritten(file: &InspectedFile) -> bool {
-    residency(file, 0..u64::MAX).unwrap().source == Source::Cachestat
+    residency(file, 0..u64::MAX).unwrap().source == ResidencySource::Cachestat
 }
 
 /// Whether part of the range may be unwritten: always true if the kernel does not count that.

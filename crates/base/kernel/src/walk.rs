@@ -25,17 +25,20 @@ use std::sync::{Arc, Mutex};
 
 use rustix::fs::{AtFlags, FileType, RawDir, Stat};
 
-use crate::hang::{self, asking_device, asking_from};
+use crate::hang::{self, announce_from, announce_on_device};
 use crate::mutex::ignore_poison;
 use crate::open::OwnDescriptors;
 use crate::work::WorkQueue;
-use crate::{Error, Expected, FileSystem, Handle, Inode, InspectedFile, Links, Result, open_directory_in};
+use crate::{
+    Error, ExpectedFile, FileSystem, Inode, InspectedFile, Links, PathHandle, Result, open_directory_in,
+};
 
 /// Maximum number of names read from one directory: disk file systems stay far below it.
 pub const DIRECTORY_NAMES_MAX: usize = 1 << 24;
 
-/// Decides, by path and "is a directory", whether an entry below a named path is visited or entered.
-pub type Filter<'a> = &'a (dyn Fn(&Path, bool) -> bool + Sync);
+/// Decides whether an entry below a named path is visited or entered, by its path and whether it is
+/// a directory.
+pub type WalkFilter<'a> = &'a (dyn Fn(&Path, bool) -> bool + Sync);
 
 /// A limit of the names read from all directories together.
 pub struct NameLimit<'a> {
@@ -44,10 +47,10 @@ pub struct NameLimit<'a> {
 }
 
 impl<'a> NameLimit<'a> {
-    /// Creates a limit of `most` names of any kind. `cut` is called for each directory that has more names than
-    /// are left, with the number of its names that were read.
-    pub fn new(most: usize, cut: &'a (dyn Fn(&Path, usize) + Sync)) -> Self {
-        Self { left: AtomicUsize::new(most), cut }
+    /// Creates a limit of `max` names of any kind. `cut` is called for each directory that has more
+    /// names than are left, with the number of its names that were read.
+    pub fn new(max: usize, cut: &'a (dyn Fn(&Path, usize) + Sync)) -> Self {
+        Self { left: AtomicUsize::new(max), cut }
     }
 
     /// Returns how many more names may be read.
@@ -71,7 +74,7 @@ pub struct WalkOptions<'a> {
     /// Number of threads; at least 1.
     pub threads: usize,
     /// Selects the entries to visit; all if `None`.
-    pub filter: Option<Filter<'a>>,
+    pub filter: Option<WalkFilter<'a>>,
     /// An open directory and its path. Roots below that path are reached from the descriptor, and no link on the
     /// way is followed. Entries may have been replaced since they were listed.
     pub beneath: Option<(BorrowedFd<'a>, &'a Path)>,
@@ -97,8 +100,9 @@ impl Default for WalkOptions<'_> {
     }
 }
 
-/// Number of files in one batch of work: enough to make taking it cheap, few enough to share a flat directory.
-const BATCH: usize = 128;
+/// Maximum number of files in one batch of work: enough to make taking it cheap, few enough to
+/// share a flat directory.
+const BATCH_FILES_MAX: usize = 128;
 
 /// Visits every regular file at and below `roots`, with the opened file or the error that prevented it.
 ///
@@ -117,7 +121,7 @@ const BATCH: usize = 128;
 /// ```
 pub fn walk(roots: &[PathBuf], options: &WalkOptions<'_>, visit: &(dyn Fn(Result<InspectedFile>) + Sync)) {
     // Last first: the queue is a stack.
-    let jobs = roots.iter().rev().map(|root| Job::Root(root.clone())).collect();
+    let jobs = roots.iter().rev().map(|root| WalkJob::Root(root.clone())).collect();
     let walker = Walker { options, visit, queue: WorkQueue::new(jobs), seen: Mutex::new(HashSet::new()) };
     let of_job = hang::current();
     std::thread::scope(|scope| {
@@ -131,21 +135,24 @@ pub fn walk(roots: &[PathBuf], options: &WalkOptions<'_>, visit: &(dyn Fn(Result
     });
 }
 
+/// One walk, which its threads share.
 struct Walker<'a> {
     options: &'a WalkOptions<'a>,
     visit: &'a (dyn Fn(Result<InspectedFile>) + Sync),
-    queue: WorkQueue<Job>,
+    queue: WorkQueue<WalkJob>,
     /// Directories entered, and files that have several names or were named by the caller.
     seen: Mutex<HashSet<Inode>>,
 }
 
-enum Job {
+/// A piece of work for one thread.
+enum WalkJob {
     Root(PathBuf),
-    Directory { parent: Arc<Directory>, name: CString },
-    Files { parent: Arc<Directory>, names: Vec<CString> },
+    Directory { parent: Arc<WalkedDirectory>, name: CString },
+    Files { parent: Arc<WalkedDirectory>, names: Vec<CString> },
 }
 
-struct Directory {
+/// A directory that was entered.
+struct WalkedDirectory {
     fd: OwnedFd,
     path: PathBuf,
     dev: u64,
@@ -156,7 +163,7 @@ struct Directory {
     file_system: Option<FileSystem>,
 }
 
-impl Directory {
+impl WalkedDirectory {
     fn join(&self, name: &CStr) -> PathBuf {
         self.path.join(OsStr::from_bytes(name.to_bytes()))
     }
@@ -167,23 +174,23 @@ impl Walker<'_> {
         self.options.stop.is_some_and(|stop| stop())
     }
 
-    fn run(&self, job: Job) {
+    fn run(&self, job: WalkJob) {
         if self.is_stopped() {
             return;
         }
         match job {
-            Job::Root(path) => {
+            WalkJob::Root(path) => {
                 if let Err(error) = self.enter_root(&path) {
                     (self.visit)(Err(error));
                 }
             }
-            Job::Directory { parent, name } => {
+            WalkJob::Directory { parent, name } => {
                 let path = parent.join(&name);
                 let entered = open_directory_in(parent.fd.as_fd(), name.as_c_str(), &path)
                     .and_then(|fd| self.enter(fd, path, Some(&parent)));
                 self.report_unless_gone(entered);
             }
-            Job::Files { parent, names } => {
+            WalkJob::Files { parent, names } => {
                 let descriptors = OwnDescriptors::of_this_thread();
                 for name in names.iter().take_while(|_| !self.is_stopped()) {
                     self.visit_file(&parent, name, descriptors.as_ref());
@@ -205,52 +212,52 @@ impl Walker<'_> {
         let beneath = self.options.beneath.and_then(|(fd, start)| Some((fd, path.strip_prefix(start).ok()?)));
         let handle = match beneath {
             Some((fd, below)) if !below.as_os_str().is_empty() => {
-                Handle::below(fd, below, path.to_path_buf())
+                PathHandle::below(fd, below, path.to_path_buf())
             }
-            Some((fd, _)) => Handle::below(fd, c".", path.to_path_buf()),
-            None => Handle::at(path, Links::Follow).map_err(|error| dangling(path, error)),
+            Some((fd, _)) => PathHandle::below(fd, c".", path.to_path_buf()),
+            None => PathHandle::at(path, Links::Follow).map_err(|error| explain_dangling(path, error)),
         }?;
         if handle.kind() == FileType::Directory {
-            return self.enter(handle.open_directory(Expected::Any)?, path.to_path_buf(), None);
+            return self.enter(handle.open_directory(ExpectedFile::Any)?, path.to_path_buf(), None);
         }
         let file = if beneath.is_none() && self.options.devices.iter().any(|device| device == path) {
-            handle.open_file_or_device(Expected::Any)
+            handle.open_file_or_device(ExpectedFile::Any)
         } else {
-            handle.open(Expected::Any)
+            handle.open(ExpectedFile::Any)
         }?;
-        if self.first_sight(file.inode()) {
+        if self.is_first_sight(file.inode()) {
             (self.visit)(Ok(file));
         }
         Ok(())
     }
 
-    fn first_sight(&self, inode: Inode) -> bool {
+    fn is_first_sight(&self, inode: Inode) -> bool {
         ignore_poison(self.seen.lock()).insert(inode)
     }
 
     /// Turns the entries of a directory into jobs.
-    fn enter(&self, fd: OwnedFd, path: PathBuf, parent: Option<&Directory>) -> Result<()> {
-        let asking = asking_from(fd.as_fd(), &path)?;
+    fn enter(&self, fd: OwnedFd, path: PathBuf, parent: Option<&WalkedDirectory>) -> Result<()> {
+        let call = announce_from(fd.as_fd(), &path)?;
         let inode = Inode::of(&rustix::fs::fstat(&fd).map_err(|e| Error::call("fstat", &path, e))?);
-        drop(asking);
+        drop(call);
         let root_dev = parent.map_or(inode.dev, |parent| parent.root_dev);
-        if (self.options.one_file_system && inode.dev != root_dev) || !self.first_sight(inode) {
+        if (self.options.one_file_system && inode.dev != root_dev) || !self.is_first_sight(inode) {
             return Ok(());
         }
         let file_system = match parent {
             Some(parent) if parent.dev == inode.dev => parent.file_system,
             _ => FileSystem::of(&fd, &path).ok(),
         };
-        let directory = Arc::new(Directory { fd, path, dev: inode.dev, root_dev, file_system });
+        let directory = Arc::new(WalkedDirectory { fd, path, dev: inode.dev, root_dev, file_system });
         let mut names = Vec::new();
         let mut directories = Vec::new();
         let mut read = 0;
         let mut buffer = Vec::with_capacity(64 << 10);
         let mut entries = RawDir::new(&directory.fd, buffer.spare_capacity_mut());
         loop {
-            let asking = asking_device(directory.dev, &directory.path)?;
+            let call = announce_on_device(directory.dev, &directory.path)?;
             let Some(entry) = entries.next() else { break };
-            drop(asking);
+            drop(call);
             if self.is_stopped() {
                 return Ok(());
             }
@@ -278,21 +285,22 @@ impl Walker<'_> {
                 known => known,
             };
             match kind {
-                FileType::Directory if self.wanted(&directory, name, true) => {
-                    directories.push(Job::Directory { parent: Arc::clone(&directory), name: name.into() });
+                FileType::Directory if self.is_wanted(&directory, name, true) => {
+                    directories
+                        .push(WalkJob::Directory { parent: Arc::clone(&directory), name: name.into() });
                 }
-                FileType::RegularFile if self.wanted(&directory, name, false) => {
+                FileType::RegularFile if self.is_wanted(&directory, name, false) => {
                     names.push(name.into());
-                    if names.len() == BATCH {
+                    if names.len() == BATCH_FILES_MAX {
                         let names = std::mem::take(&mut names);
-                        self.queue.push(vec![Job::Files { parent: Arc::clone(&directory), names }]);
+                        self.queue.push(vec![WalkJob::Files { parent: Arc::clone(&directory), names }]);
                     }
                 }
                 _ => {}
             }
         }
         if !names.is_empty() {
-            directories.push(Job::Files { parent: directory, names });
+            directories.push(WalkJob::Files { parent: directory, names });
         }
         if !directories.is_empty() {
             self.queue.push(directories);
@@ -300,27 +308,27 @@ impl Walker<'_> {
         Ok(())
     }
 
-    fn wanted(&self, parent: &Directory, name: &CStr, is_directory: bool) -> bool {
+    fn is_wanted(&self, parent: &WalkedDirectory, name: &CStr, is_directory: bool) -> bool {
         self.options.filter.is_none_or(|filter| filter(&parent.join(name), is_directory))
     }
 
     /// Returns the type of an entry on a file system whose listings do not show it.
-    fn kind_of(&self, parent: &Directory, name: &CStr) -> FileType {
+    fn kind_of(&self, parent: &WalkedDirectory, name: &CStr) -> FileType {
         let flags = if self.options.follow_links { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
-        let Ok(_asking) = asking_device(parent.dev, &parent.path) else { return FileType::Unknown };
+        let Ok(_call) = announce_on_device(parent.dev, &parent.path) else { return FileType::Unknown };
         rustix::fs::statat(&parent.fd, name, flags)
             .map_or(FileType::Unknown, |stat: Stat| FileType::from_raw_mode(stat.st_mode))
     }
 
-    fn visit_file(&self, parent: &Directory, name: &CStr, descriptors: Option<&OwnDescriptors>) {
-        let visited = Handle::below(parent.fd.as_fd(), name, parent.join(name)).and_then(|handle| {
+    fn visit_file(&self, parent: &WalkedDirectory, name: &CStr, descriptors: Option<&OwnDescriptors>) {
+        let visited = PathHandle::below(parent.fd.as_fd(), name, parent.join(name)).and_then(|handle| {
             let stat = handle.stat();
             // It may have been replaced since it was listed.
             let regular = handle.kind() == FileType::RegularFile;
-            if regular && (stat.st_nlink < 2 || self.first_sight(handle.inode())) {
+            if regular && (stat.st_nlink < 2 || self.is_first_sight(handle.inode())) {
                 // Not for files of another device: below an overlay's directory they may belong to a layer.
                 let file_system = parent.file_system.filter(|_| stat.st_dev == parent.dev);
-                (self.visit)(Ok(handle.open_by(Expected::Any, descriptors)?.on(file_system)));
+                (self.visit)(Ok(handle.open_by(ExpectedFile::Any, descriptors)?.on(file_system)));
             }
             Ok(())
         });
@@ -328,35 +336,36 @@ impl Walker<'_> {
     }
 
     /// Follows a link found below, if links are to be followed.
-    fn follow(&self, parent: &Directory, name: &CStr) {
+    fn follow(&self, parent: &WalkedDirectory, name: &CStr) {
         let path = parent.join(name);
-        let followed =
-            Handle::following(parent.fd.as_fd(), name, path.clone()).and_then(|handle| match handle.kind() {
-                FileType::Directory if self.wanted(parent, name, true) => {
-                    self.enter(handle.open_directory(Expected::Any)?, path, Some(parent))
+        let followed = PathHandle::following(parent.fd.as_fd(), name, path.clone()).and_then(|handle| {
+            match handle.kind() {
+                FileType::Directory if self.is_wanted(parent, name, true) => {
+                    self.enter(handle.open_directory(ExpectedFile::Any)?, path, Some(parent))
                 }
-                FileType::RegularFile if self.wanted(parent, name, false) => {
+                FileType::RegularFile if self.is_wanted(parent, name, false) => {
                     let inode = handle.inode();
                     if self.options.one_file_system && inode.dev != parent.root_dev {
                         return Ok(());
                     }
-                    let file = handle.open(Expected::Any)?;
-                    if self.first_sight(inode) {
+                    let file = handle.open(ExpectedFile::Any)?;
+                    if self.is_first_sight(inode) {
                         (self.visit)(Ok(file));
                     }
                     Ok(())
                 }
                 _ => Ok(()),
-            });
+            }
+        });
         if let Err(error) = followed {
-            (self.visit)(Err(dangling(&parent.join(name), error)));
+            (self.visit)(Err(explain_dangling(&parent.join(name), error)));
         }
     }
 }
 
 /// Explains a missing target of a link. A dangling link existed and had to be followed: unlike a vanished file, it
 /// is reported.
-fn dangling(path: &Path, error: Error) -> Error {
+fn explain_dangling(path: &Path, error: Error) -> Error {
     let is_link = |path: &Path| std::fs::symlink_metadata(path).is_ok_and(|there| there.is_symlink());
     if error.is_gone() && is_link(path) {
         return Error::Unsupported { path: path.to_path_buf(), reason: "it is a link to nothing" };
@@ -540,7 +549,7 @@ mod tests {
         });
         assert!(walked.is_err());
         let visited = visited.load(Ordering::Relaxed);
-        assert!(visited > 2000 - BATCH, "{visited} of 2000");
+        assert!(visited > 2000 - BATCH_FILES_MAX, "{visited} of 2000");
     }
 
     #[test]

@@ -44,7 +44,7 @@ impl<J> WorkQueue<J> {
             if let Some(job) = state.jobs.pop() {
                 state.running += 1;
                 drop(state);
-                let running = Running(self);
+                let running = RunningJob(self);
                 run(job);
                 drop(running);
                 state = self.lock();
@@ -62,9 +62,9 @@ impl<J> WorkQueue<J> {
 }
 
 /// A running job, until it returns or panics.
-struct Running<'a, J>(&'a WorkQueue<J>);
+struct RunningJob<'a, J>(&'a WorkQueue<J>);
 
-impl<J> Drop for Running<'_, J> {
+impl<J> Drop for RunningJob<'_, J> {
     fn drop(&mut self) {
         let mut state = self.0.lock();
         state.running -= 1;

@@ -3,20 +3,21 @@
 //! Pages become *clean* here, not *durable*: no metadata is written and no device cache flushed
 //! (`sync_file_range(2)`). A release needs no more.
 //!
-//! There are three ways to wait ([`Flush`]). The kernel keeps a failed write as the file's error until it has been
-//! seen (`lib/errseq.c`), and each call that waits *sees* it: a program that opens the file afterwards to fsync it
-//! then gets no error. On foreign files the wait therefore watches counts, which sees nothing.
+//! There are three ways to wait ([`FlushMode`]). The kernel keeps a failed write as the file's
+//! error until it has been seen (`lib/errseq.c`), and each call that waits *sees* it: a program
+//! that opens the file afterwards to fsync it then gets no error. On foreign files the wait
+//! therefore watches counts, which sees nothing.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use crate::residency::{Source, is_overlay, residency};
+use crate::residency::{ResidencySource, is_overlay, residency};
 use crate::sys::sync_range::sync_file_range;
 use crate::{Advice, Error, InspectedFile, Result, advise};
 
 /// How to wait for dirty pages of a range to become clean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Flush {
+pub enum FlushMode {
     /// Start writeback and watch cachestat(2) until nothing is dirty or under writeback. Leaves a write error for
     /// the file's owner to see, so this is the choice for foreign files. If there is nothing to watch (no
     /// cachestat, or overlayfs), writeback is started but not waited for.
@@ -44,19 +45,20 @@ pub fn start_writeback(file: &InspectedFile, range: Range<u64>) -> Result<()> {
     sync_file_range(file, range.start, len, false).map_err(|e| Error::call("sync_file_range", file.path(), e))
 }
 
-/// Makes the pages of the range clean, waiting at most `patience` (only [`Flush::Watch`] can stop early; the other
-/// two take as long as the disk does). Returns whether they are known to be clean.
+/// Makes the pages of the range clean, waiting at most `patience` (only [`FlushMode::Watch`] can
+/// stop early; the other two take as long as the disk does). Returns whether they are known to be
+/// clean.
 ///
 /// ```
-/// use pagekeeper_kernel::{Flush, InspectedFile, Links, flush};
+/// use pagekeeper_kernel::{FlushMode, InspectedFile, Links, flush};
 /// let path = std::env::current_exe()?;
 /// let file = InspectedFile::open(&path, Links::Refuse)?;
-/// if !flush(&file, 0..u64::MAX, Flush::Watch, std::time::Duration::from_secs(10))? {
+/// if !flush(&file, 0..u64::MAX, FlushMode::Watch, std::time::Duration::from_secs(10))? {
 ///     println!("still being written, or no cachestat here to show it");
 /// }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn flush(file: &InspectedFile, range: Range<u64>, how: Flush, patience: Duration) -> Result<bool> {
+pub fn flush(file: &InspectedFile, range: Range<u64>, how: FlushMode, patience: Duration) -> Result<bool> {
     flush_until(file, range, how, Deadline::after(patience))
 }
 
@@ -64,26 +66,26 @@ pub fn flush(file: &InspectedFile, range: Range<u64>, how: Flush, patience: Dura
 pub(crate) fn flush_until(
     file: &InspectedFile,
     range: Range<u64>,
-    how: Flush,
+    how: FlushMode,
     deadline: Deadline,
 ) -> Result<bool> {
     let Some(len) = call_length(&range) else {
         return Ok(true);
     };
     match how {
-        Flush::Watch => watch(file, &range, deadline),
-        Flush::SyncFileRange => {
+        FlushMode::Watch => watch(file, &range, deadline),
+        FlushMode::SyncFileRange => {
             sync_file_range(file, range.start, len, true)
                 .map_err(|e| Error::call("sync_file_range", file.path(), e))?;
             Ok(true)
         }
-        Flush::Fdatasync => {
+        FlushMode::Fdatasync => {
             rustix::fs::fdatasync(file).map_err(|e| Error::call("fdatasync", file.path(), e))?;
             Ok(true)
         }
-        Flush::Never => {
+        FlushMode::Never => {
             let now = residency(file, range)?;
-            Ok(now.source == Source::Cachestat && now.unwritten() == 0)
+            Ok(now.source == ResidencySource::Cachestat && now.unwritten() == 0)
         }
     }
 }
@@ -92,14 +94,14 @@ fn watch(file: &InspectedFile, range: &Range<u64>, deadline: Deadline) -> Result
     let mut pause = Duration::from_micros(200);
     loop {
         let now = residency(file, range.clone())?;
-        if now.source == Source::Mincore {
+        if now.source == ResidencySource::Mincore {
             start_writeback(file, range.clone())?;
             return Ok(false);
         }
         if now.unwritten() == 0 {
             return Ok(true);
         }
-        if deadline.passed() {
+        if deadline.has_passed() {
             return Ok(false);
         }
         if now.dirty.unwrap_or(0) > 0 {
@@ -120,7 +122,7 @@ impl Deadline {
         Self(Instant::now().checked_add(patience))
     }
 
-    pub(crate) fn passed(self) -> bool {
+    pub(crate) fn has_passed(self) -> bool {
         self.0.is_some_and(|end| Instant::now() >= end)
     }
 
@@ -147,11 +149,11 @@ mod tests {
     use crate::testing::{counts_unwritten, file_of, may_be_unwritten};
 
     /// Other dirty data on the same disk may be written first.
-    const PATIENCE: Duration = Duration::from_secs(300);
+    const TEST_WAIT_MAX: Duration = Duration::from_secs(300);
 
     #[test]
     fn each_way_leaves_clean_pages() {
-        for how in [Flush::Watch, Flush::SyncFileRange, Flush::Fdatasync] {
+        for how in [FlushMode::Watch, FlushMode::SyncFileRange, FlushMode::Fdatasync] {
             let (_dir, file) = file_of(0);
             // At least once nobody else has synced the file system in between.
             let is_dirty = |_| {
@@ -159,8 +161,8 @@ mod tests {
                 may_be_unwritten(&file, 0..u64::MAX)
             };
             assert!((0..50).any(is_dirty));
-            let is_known_clean = flush(&file, 0..u64::MAX, how, PATIENCE).unwrap();
-            assert_eq!(is_known_clean, how != Flush::Watch || counts_unwritten(&file), "{how:?}");
+            let is_known_clean = flush(&file, 0..u64::MAX, how, TEST_WAIT_MAX).unwrap();
+            assert_eq!(is_known_clean, how != FlushMode::Watch || counts_unwritten(&file), "{how:?}");
             assert_eq!(residency(&file, 0..u64::MAX).unwrap().unwritten(), 0, "{how:?}");
         }
     }
@@ -169,7 +171,7 @@ mod tests {
     fn without_patience_the_pages_stay_dirty_or_not_and_it_says_which() {
         let (_dir, file) = file_of(0);
         std::fs::write(file.path(), vec![1; 8 << 20]).unwrap();
-        let clean = flush(&file, 0..u64::MAX, Flush::Watch, Duration::ZERO).unwrap();
+        let clean = flush(&file, 0..u64::MAX, FlushMode::Watch, Duration::ZERO).unwrap();
         // There was no time to write anything, but somebody else may have synced the file system.
         let unwritten = residency(&file, 0..u64::MAX).unwrap().unwritten();
         assert!(!clean || unwritten == 0, "{unwritten} bytes are not written");
@@ -178,10 +180,10 @@ mod tests {
     #[test]
     fn endless_patience_is_no_overflow() {
         let (_dir, file) = file_of(4096);
-        let is_known_clean = flush(&file, 0..u64::MAX, Flush::Watch, Duration::MAX).unwrap();
+        let is_known_clean = flush(&file, 0..u64::MAX, FlushMode::Watch, Duration::MAX).unwrap();
         assert_eq!(is_known_clean, counts_unwritten(&file));
-        assert!(!Deadline::after(Duration::MAX).passed());
-        assert!(Deadline::after(Duration::ZERO).passed());
+        assert!(!Deadline::after(Duration::MAX).has_passed());
+        assert!(Deadline::after(Duration::ZERO).has_passed());
     }
 
     #[test]
@@ -193,7 +195,7 @@ mod tests {
             for offset in [0_u64, 6 << 20] {
                 std::os::unix::fs::FileExt::write_all_at(&out, &page, offset).unwrap();
             }
-            let is_known_clean = flush(&file, 0..2 << 20, Flush::Watch, PATIENCE).unwrap();
+            let is_known_clean = flush(&file, 0..2 << 20, FlushMode::Watch, TEST_WAIT_MAX).unwrap();
             assert_eq!(is_known_clean, counts_unwritten(&file));
             assert_eq!(residency(&file, 0..2 << 20).unwrap().unwritten(), 0);
             may_be_unwritten(&file, 4 << 20..u64::MAX)

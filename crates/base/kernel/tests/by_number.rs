@@ -8,24 +8,24 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use pagekeeper_kernel::process::{Leases, ProcRoot};
+use pagekeeper_kernel::process::{FileLeases, ProcRoot};
 use pagekeeper_kernel::{Error, InodeId, InspectedFile, OpenMount, Result};
 use pagekeeper_testing::{Mounted, Opens, skip, unmount};
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 
-/// Outcomes of each kind that show that the race was really run.
-const ENOUGH: usize = 200;
-/// After this long it will have to do.
-const AT_MOST: Duration = Duration::from_secs(3);
+/// Minimum number of outcomes of each kind, which shows that the race was really run.
+const OUTCOMES_MIN: usize = 200;
+/// Time after which a race ends, whatever its outcomes.
+const RACE_TIME_MAX: Duration = Duration::from_secs(3);
 
 /// A file system of its own, opened.
-struct Place {
+struct TestMount {
     // Before what it keeps from being unmounted.
     mount: OpenMount,
     mounted: Mounted,
 }
 
-impl Place {
+impl TestMount {
     fn new(kind: &str) -> Option<Self> {
         let mounted = Mounted::new(kind)?;
         let mount = opened_mount(mounted.path());
@@ -44,7 +44,7 @@ impl Place {
     }
 
     fn open(&self, id: &InodeId) -> Result<InspectedFile> {
-        self.mount.open(id, &Leases::default())
+        self.mount.open(id, &FileLeases::default())
     }
 }
 
@@ -55,8 +55,8 @@ fn opened_mount(point: &Path) -> OpenMount {
 }
 
 /// All three kinds that can be had here.
-fn places() -> impl Iterator<Item = (&'static str, Place)> {
-    ["ext4", "xfs", "btrfs"].into_iter().filter_map(|kind| Some((kind, Place::new(kind)?)))
+fn places() -> impl Iterator<Item = (&'static str, TestMount)> {
+    ["ext4", "xfs", "btrfs"].into_iter().filter_map(|kind| Some((kind, TestMount::new(kind)?)))
 }
 
 /// A reference to whatever has this name, which opens nothing.
@@ -89,14 +89,14 @@ fn a_file_is_found_under_its_other_names() {
 fn a_file_that_the_kernel_has_forgotten_is_found() {
     for (kind, place) in places() {
         let (path, id) = place.write("one");
-        let Place { mounted, mount } = place;
+        let TestMount { mounted, mount } = place;
         drop(mount);
         assert!(unmount(mounted.path()));
         let again =
             Command::new("mount").args(["-o", "loop"]).arg(mounted.image()).arg(mounted.path()).status();
         assert!(again.unwrap().success());
         let mount = opened_mount(mounted.path());
-        let opened = mount.open(&id, &Leases::default()).unwrap();
+        let opened = mount.open(&id, &FileLeases::default()).unwrap();
         assert_eq!(contents(&opened), "one", "{kind}");
         // No name was looked up since.
         assert_ne!(opened.path(), path, "{kind}");
@@ -142,7 +142,7 @@ fn a_later_inode_of_the_same_number_is_not_opened() {
 
 #[test]
 fn a_snapshot_s_file_is_distinguished_from_its_origin_s() {
-    let Some(place) = Place::new("btrfs") else { return };
+    let Some(place) = TestMount::new("btrfs") else { return };
     let btrfs = |arguments: &[&Path]| {
         let output = Command::new("btrfs").arg("subvolume").args(arguments).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -283,13 +283,13 @@ fn while_a_file_is_replaced_again_and_again_no_other_is_opened() {
             });
             // Also if something is found amiss.
             let _over = SetWhenDropped(&is_over);
-            let until = Instant::now() + AT_MOST;
-            while gone < ENOUGH && Instant::now() < until {
+            let until = Instant::now() + RACE_TIME_MAX;
+            while gone < OUTCOMES_MIN && Instant::now() < until {
                 match place.open(&id) {
                     Ok(file) => {
                         assert_eq!(contents(&file), "one");
                         opened += 1;
-                        is_removed.store(opened >= ENOUGH, Ordering::Relaxed);
+                        is_removed.store(opened >= OUTCOMES_MIN, Ordering::Relaxed);
                     }
                     Err(error) => {
                         // ENOMEM: ext4 makes an inode of that number.
@@ -305,7 +305,7 @@ fn while_a_file_is_replaced_again_and_again_no_other_is_opened() {
 
 #[test]
 fn a_mount_under_another_one_is_not_taken_for_it() {
-    let (Some(below), Some(above)) = (Place::new("ext4"), Mounted::new("tmpfs")) else { return };
+    let (Some(below), Some(above)) = (TestMount::new("ext4"), Mounted::new("tmpfs")) else { return };
     let (_path, id) = below.write("one");
     let bound = below.at("bound");
     std::fs::create_dir(&bound).unwrap();
@@ -321,7 +321,7 @@ fn a_mount_under_another_one_is_not_taken_for_it() {
 
 #[test]
 fn a_device_that_is_mounted_is_left_alone() {
-    let Some(place) = Place::new("ext4") else { return };
+    let Some(place) = TestMount::new("ext4") else { return };
     let device = rustix::fs::stat(place.mounted.path()).unwrap().st_dev;
     let sys = Path::new("/sys");
     let error = InspectedFile::open_device_by_number(&ProcRoot::default(), sys, device).unwrap_err();

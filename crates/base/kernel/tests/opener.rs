@@ -13,15 +13,15 @@ use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{
-    Error, Expected, Handle, InspectedFile, Links, Result, WalkOptions, open_directory, walk,
+    Error, ExpectedFile, InspectedFile, Links, PathHandle, Result, WalkOptions, open_directory, walk,
 };
 use pagekeeper_testing::{Opens, skip};
 use rustix::fs::{CWD, FileType, Mode, OFlags, RenameFlags};
 
-/// Outcomes of each kind that show that the race was really run.
-const ENOUGH: usize = 500;
-/// After this long it will have to do.
-const AT_MOST: Duration = Duration::from_secs(20);
+/// Minimum number of outcomes of each kind, which shows that the race was really run.
+const OUTCOMES_MIN: usize = 500;
+/// Time after which a race ends, whatever its outcomes.
+const RACE_TIME_MAX: Duration = Duration::from_secs(20);
 
 /// A special file, and every open of it.
 struct Decoy {
@@ -85,8 +85,8 @@ fn while_doing(act: impl Fn() + Sync, opener: impl FnOnce()) {
 /// Opens until there were enough of both outcomes.
 fn race(open: impl Fn() -> Result<InspectedFile>) {
     let (mut opened, mut refused) = (0, 0);
-    let end = Instant::now() + AT_MOST;
-    while (opened < ENOUGH || refused < ENOUGH) && Instant::now() < end {
+    let end = Instant::now() + RACE_TIME_MAX;
+    while (opened < OUTCOMES_MIN || refused < OUTCOMES_MIN) && Instant::now() < end {
         match open() {
             Ok(file) => {
                 assert_eq!(file.size(), 3);
@@ -118,14 +118,14 @@ fn an_exchanged_name_never_opens_a_fifo_or_device() {
         let Some((dir, log, decoy)) = beside(kind) else { continue };
         let top = open_directory(dir.path(), Links::Refuse).unwrap();
         let inode = InspectedFile::open(&log, Links::Refuse).unwrap().inode();
-        let known = Expected::Inode(inode);
+        let known = ExpectedFile::Inode(inode);
         while_doing(
             || exchange(&log, &decoy.path),
             || {
                 for links in [Links::Follow, Links::Refuse, Links::RefuseAll] {
                     race(|| InspectedFile::open(&log, links));
                 }
-                race(|| InspectedFile::open_in(top.as_fd(), "log", Expected::Any, log.clone()));
+                race(|| InspectedFile::open_in(top.as_fd(), "log", ExpectedFile::Any, log.clone()));
                 race(|| InspectedFile::open_in(top.as_fd(), "log", known, log.clone()));
                 race(|| InspectedFile::open_below(top.as_fd(), "log", known, log.clone()));
             },
@@ -144,7 +144,7 @@ fn a_name_exchanged_between_two_files_opens_the_expected_one_alone() {
     // The size that `race` compares is that of the one.
     while_doing(
         || exchange(&log, &other),
-        || race(|| Handle::at(&log, Links::Refuse)?.open(Expected::Inode(inode))),
+        || race(|| PathHandle::at(&log, Links::Refuse)?.open(ExpectedFile::Inode(inode))),
     );
 }
 
@@ -154,7 +154,7 @@ fn a_walk_never_opens_what_takes_a_files_name() {
         let Some((dir, log, decoy)) = beside(kind) else { continue };
         let visited = AtomicUsize::new(0);
         let options = WalkOptions { threads: 1, ..WalkOptions::default() };
-        let end = Instant::now() + AT_MOST;
+        let end = Instant::now() + RACE_TIME_MAX;
         while_doing(
             || exchange(&log, &decoy.path),
             || {
@@ -192,8 +192,8 @@ fn a_toggled_descriptor_never_opens_a_device() {
                 rustix::io::dup2(&regular, &mut toggled).unwrap();
             },
             || {
-                race(|| InspectedFile::open_magic_link(&link, Expected::Any, log.clone()));
-                race(|| InspectedFile::open_magic_link(&link, Expected::Inode(inode), log.clone()));
+                race(|| InspectedFile::open_magic_link(&link, ExpectedFile::Any, log.clone()));
+                race(|| InspectedFile::open_magic_link(&link, ExpectedFile::Inode(inode), log.clone()));
             },
         );
         assert!(!decoy.was_opened(), "{kind:?}");
@@ -250,7 +250,7 @@ fn a_device_bound_over_a_file_in_a_private_namespace_is_never_opened() {
     let proc = ProcRoot::default();
     let theirs = proc.open_directory_in_namespace(pid, dir.path()).unwrap();
     let open = |name: &str| {
-        InspectedFile::open_in(theirs.as_fd(), name, Expected::Any, dir.path().join(name)).unwrap_err()
+        InspectedFile::open_in(theirs.as_fd(), name, ExpectedFile::Any, dir.path().join(name)).unwrap_err()
     };
     assert_eq!(
         open("log").to_string(),
@@ -259,10 +259,10 @@ fn a_device_bound_over_a_file_in_a_private_namespace_is_never_opened() {
     assert!(matches!(open("bound"), Error::MountPoint { .. }), "a regular file is no better");
     let reach = proc.in_namespace(pid, &log).unwrap();
     let errors = [
-        InspectedFile::open_below(theirs.as_fd(), "log", Expected::Any, log.clone()).unwrap_err(),
+        InspectedFile::open_below(theirs.as_fd(), "log", ExpectedFile::Any, log.clone()).unwrap_err(),
         InspectedFile::open(&reach, Links::Follow).unwrap_err(),
         InspectedFile::open(&reach, Links::RefuseAll).unwrap_err(),
-        proc.handle_in_namespace(pid, &log).unwrap().open(Expected::Any).unwrap_err(),
+        proc.handle_in_namespace(pid, &log).unwrap().open(ExpectedFile::Any).unwrap_err(),
     ];
     for error in errors {
         assert!(matches!(error, Error::NotRegular { .. }), "{error}");

@@ -14,7 +14,7 @@ use proptest::sample::Index;
 use machine::{FILES, content, read_all};
 
 #[derive(Debug, Clone)]
-enum Spoil {
+enum Corruption {
     All(Vec<u8>),
     /// Replaces so many bytes at a place.
     Bytes(Index, usize, Vec<u8>),
@@ -22,7 +22,7 @@ enum Spoil {
     Number(Index, &'static str),
 }
 
-impl Spoil {
+impl Corruption {
     fn done_to(&self, content: &mut Vec<u8>) {
         match self {
             Self::All(noise) => content.clone_from(noise),
@@ -42,7 +42,7 @@ impl Spoil {
     }
 }
 
-fn spoils() -> impl Strategy<Value = Spoil> {
+fn corruptions() -> impl Strategy<Value = Corruption> {
     let noise = |length| prop::collection::vec(any::<u8>(), 0..length);
     let numbers = [
         "18446744073709551615",
@@ -54,10 +54,10 @@ fn spoils() -> impl Strategy<Value = Spoil> {
         "",
     ];
     prop_oneof![
-        1 => noise(200).prop_map(Spoil::All),
-        3 => (any::<Index>(), 0_usize..20, noise(8)).prop_map(|(at, length, noise)| Spoil::Bytes(at, length, noise)),
+        1 => noise(200).prop_map(Corruption::All),
+        3 => (any::<Index>(), 0_usize..20, noise(8)).prop_map(|(at, length, noise)| Corruption::Bytes(at, length, noise)),
         4 => (any::<Index>(), prop::sample::select(numbers.to_vec()))
-            .prop_map(|(at, number)| Spoil::Number(at, number)),
+            .prop_map(|(at, number)| Corruption::Number(at, number)),
     ]
 }
 
@@ -73,7 +73,7 @@ fn a_spoilt_file_is_an_answer_or_an_error() {
     let tree = tempfile::tempdir().unwrap();
     machine::make(tree.path());
     let last = Cell::new(0);
-    let spoilt = (0..FILES.len(), prop::collection::vec(spoils(), 1..4));
+    let spoilt = (0..FILES.len(), prop::collection::vec(corruptions(), 1..4));
     proptest!(ProptestConfig::with_cases(500), |((file, spoils) in spoilt)| {
         let write = |file: usize, content: &[u8]| std::fs::write(tree.path().join(FILES[file].0), content).unwrap();
         // Here, since a panic leaves it undone.

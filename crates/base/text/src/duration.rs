@@ -7,9 +7,9 @@ use std::time::Duration;
 
 /// A duration in human-readable form: a number with `ms`, `s`, `m` or `h`, like 500ms or 1.5h; longer than zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Period(pub Duration);
+pub struct HumanDuration(pub Duration);
 
-impl FromStr for Period {
+impl FromStr for HumanDuration {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -36,7 +36,7 @@ impl FromStr for Period {
 
 /// Parses a period, for clap's `value_parser`.
 pub fn parse_period(text: &str) -> Result<Duration, String> {
-    text.parse::<Period>().map(|period| period.0)
+    text.parse::<HumanDuration>().map(|period| period.0)
 }
 
 /// Formats a duration in a suitable unit: "12.3 s", "4.5 ms", "80 µs", "0.6 µs".

@@ -31,20 +31,20 @@ use std::os::unix::ffi::OsStrExt;
 /// assert_eq!(escaped("/srv/données/db 1").to_string(), "/srv/données/db 1");
 /// assert_eq!(escaped(Path::new("a\n\x1b[2J")).to_string(), r"a\n\x1b[2J");
 /// ```
-pub fn escaped<T: AsRef<OsStr> + ?Sized>(text: &T) -> Escaped<'_> {
-    Escaped(text.as_ref().as_bytes())
+pub fn escaped<T: AsRef<OsStr> + ?Sized>(text: &T) -> EscapedText<'_> {
+    EscapedText(text.as_ref().as_bytes())
 }
 
 /// Escapes bytes as [`escaped`] does.
-pub fn escaped_bytes(text: &[u8]) -> Escaped<'_> {
-    Escaped(text)
+pub fn escaped_bytes(text: &[u8]) -> EscapedText<'_> {
+    EscapedText(text)
 }
 
-/// See [`escaped`]. Width, alignment and precision apply as for a string.
+/// Text that is printed escaped: see [`escaped`]. Width, alignment and precision apply as for a string.
 #[derive(Debug, Clone, Copy)]
-pub struct Escaped<'a>(&'a [u8]);
+pub struct EscapedText<'a>(&'a [u8]);
 
-impl<'a> Escaped<'a> {
+impl<'a> EscapedText<'a> {
     /// Returns the text, without a copy if nothing had to be escaped.
     pub fn into_cow(self) -> Cow<'a, str> {
         if let Some(plain) = self.plain() {
@@ -83,7 +83,7 @@ impl<'a> Escaped<'a> {
     }
 }
 
-impl Display for Escaped<'_> {
+impl Display for EscapedText<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self.plain() {
             Some(plain) => f.pad(plain),

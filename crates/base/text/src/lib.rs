@@ -17,9 +17,9 @@ mod testing;
 mod wrap;
 
 pub use count::{count, counted, percent};
-pub use duration::{Period, duration, microseconds, parse_period};
-pub use escape::{Escaped, escaped, escaped_bytes, is_plain, json_escaped, unescaped, unescaped_bytes};
+pub use duration::{HumanDuration, duration, microseconds, parse_period};
+pub use escape::{EscapedText, escaped, escaped_bytes, is_plain, json_escaped, unescaped, unescaped_bytes};
 pub use list::{listed, listed_up_to};
 pub use quote::{ShellQuoted, shell_quoted};
-pub use size::{Size, parse_size, rate};
-pub use wrap::{INDENT, labelled, wrapped};
+pub use size::{ByteSize, parse_size, rate};
+pub use wrap::{LABEL_COLUMNS, labelled, wrapped};

@@ -24,7 +24,7 @@ pub fn shell_quoted<T: AsRef<OsStr> + ?Sized>(word: &T) -> ShellQuoted<'_> {
     ShellQuoted(word.as_ref().as_bytes())
 }
 
-/// See [`shell_quoted`].
+/// A word that is printed quoted for a shell: see [`shell_quoted`].
 #[derive(Debug, Clone, Copy)]
 pub struct ShellQuoted<'a>(&'a [u8]);
 

@@ -9,11 +9,12 @@ use std::str::FromStr;
 
 /// A number of bytes, read from and shown to people.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Size(pub u64);
+pub struct ByteSize(pub u64);
 
-const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+/// The units by power of 1024.
+const UNIT_NAMES: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
 
-impl FromStr for Size {
+impl FromStr for ByteSize {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -58,7 +59,7 @@ fn factor(unit: &str) -> Option<u64> {
     }
 }
 
-impl fmt::Display for Size {
+impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bytes = u128::from(self.0);
         let mut unit = 0;
@@ -66,16 +67,16 @@ impl fmt::Display for Size {
         let tenths = loop {
             let tenths = (bytes * 10 + scale / 2) / scale;
             // Rounded first, so that 1023.99 KiB shows as 1 MiB and not as 1024.0 KiB.
-            if tenths < 10240 || unit + 1 == UNITS.len() {
+            if tenths < 10240 || unit + 1 == UNIT_NAMES.len() {
                 break tenths;
             }
             unit += 1;
             scale *= 1024;
         };
         let text = if bytes % scale == 0 {
-            format!("{} {}", bytes / scale, UNITS[unit])
+            format!("{} {}", bytes / scale, UNIT_NAMES[unit])
         } else {
-            format!("{}.{} {}", tenths / 10, tenths % 10, UNITS[unit])
+            format!("{}.{} {}", tenths / 10, tenths % 10, UNIT_NAMES[unit])
         };
         f.pad(&text)
     }
@@ -83,12 +84,12 @@ impl fmt::Display for Size {
 
 /// Parses a size, for clap's `value_parser`.
 pub fn parse_size(text: &str) -> Result<u64, String> {
-    text.parse::<Size>().map(|size| size.0)
+    text.parse::<ByteSize>().map(|size| size.0)
 }
 
 /// Formats a rate in bytes per second: "38 MiB/s".
 pub fn rate(bytes_per_second: u64) -> String {
-    format!("{}/s", Size(bytes_per_second))
+    format!("{}/s", ByteSize(bytes_per_second))
 }
 
 #[cfg(test)]
@@ -139,9 +140,9 @@ mod tests {
             ((64 << 20) + 1, "64.0 MiB"),
             (u64::MAX, "16.0 EiB"),
         ] {
-            assert_eq!(Size(bytes).to_string(), text);
+            assert_eq!(ByteSize(bytes).to_string(), text);
         }
-        assert_eq!(format!("{:>8}|{:<8}", Size(1024), Size(5)), "   1 KiB|5 B     ");
+        assert_eq!(format!("{:>8}|{:<8}", ByteSize(1024), ByteSize(5)), "   1 KiB|5 B     ");
         assert_eq!(rate(38 << 20), "38 MiB/s");
     }
 
@@ -153,7 +154,7 @@ mod tests {
 
         #[test]
         fn what_is_shown_reads_back_to_within_its_decimal(bytes in 0_u64..1 << 62) {
-            let back = parse_size(&Size(bytes).to_string()).unwrap();
+            let back = parse_size(&ByteSize(bytes).to_string()).unwrap();
             prop_assert!(back.abs_diff(bytes) <= bytes / 20, "{bytes} {back}");
         }
     }

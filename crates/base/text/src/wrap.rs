@@ -9,13 +9,13 @@ use std::fmt;
 use crate::escaped;
 
 /// Width of the text in columns.
-const COLUMNS: usize = 80;
+const LINE_COLUMNS: usize = 80;
 /// The column where the text beside a label starts.
-pub const INDENT: usize = 14;
+pub const LABEL_COLUMNS: usize = 14;
 
 /// Writes `label`, then `text` wrapped beside it.
 pub fn labelled(f: &mut impl fmt::Write, label: &str, text: &str) -> fmt::Result {
-    wrapped(f, &format!("  {label:<width$}", width = INDENT - 2), INDENT, text)
+    wrapped(f, &format!("  {label:<width$}", width = LABEL_COLUMNS - 2), LABEL_COLUMNS, text)
 }
 
 /// Writes `first`, then `text` wrapped into 80 columns, with further lines indented by `indent`. A command in
@@ -24,12 +24,12 @@ pub fn wrapped(f: &mut impl fmt::Write, first: &str, indent: usize, text: &str) 
     let mut column = first.chars().count();
     f.write_str(first)?;
     let mut at_start = true;
-    let mut words = Words(text).peekable();
+    let mut words = TextWords(text).peekable();
     while let Some(word) = words.next() {
         // A figure and its unit stay together.
         let unit = words.next_if(|next| ends_in_figure(word) && is_unit(next));
         let width = word.chars().count() + unit.map_or(0, |unit| 1 + unit.chars().count());
-        if !at_start && column + 1 + width > COLUMNS {
+        if !at_start && column + 1 + width > LINE_COLUMNS {
             write!(f, "\n{:indent$}", "")?;
             column = indent;
             at_start = true;
@@ -62,10 +62,10 @@ fn is_unit(word: &str) -> bool {
     matches!(word, "B" | "KiB" | "MiB" | "GiB" | "TiB" | "PiB" | "EiB" | "s" | "ms" | "µs" | "%")
 }
 
-/// The words of a text, and its commands.
-struct Words<'a>(&'a str);
+/// An iterator over the words of a text. A command in backticks is one word.
+struct TextWords<'a>(&'a str);
 
-impl<'a> Iterator for Words<'a> {
+impl<'a> Iterator for TextWords<'a> {
     type Item = &'a str;
 
     fn next(&mut self) -> Option<&'a str> {
@@ -119,7 +119,7 @@ mod tests {
             ["/srv/a  b", "/srv/it's  `id`", "/srv/x\u{202e}y  z", "/srv/back\\slash  '", "/srv/plain"]
         {
             let command = format!("`pagekeeper warm {}`", shell_quoted(path));
-            for before in 0..2 * COLUMNS {
+            for before in 0..2 * LINE_COLUMNS {
                 let mut text = String::new();
                 let prose = "x ".repeat(before);
                 wrapped(&mut text, "", 2, &format!("{prose}{command}, and a  few more   words")).unwrap();

@@ -17,7 +17,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use pagekeeper_io::{Access, BatchRead, Create, Error, FileKind, Io, IoFile, Lock, OwnedRead, OwnedWrite};
+use pagekeeper_io::{
+    Access, BatchRead, Create, Error, FileKind, FileLock, Io, IoFile, OwnedRead, OwnedWrite,
+};
 
 use crate::builder::{SimDiskBuilder, SimStats};
 use crate::content::Content;
@@ -482,7 +484,7 @@ impl Io for SimDisk {
             .map_err(|errno| Error::Sync { path: dir.to_path_buf(), errno })
     }
 
-    fn lock(&self, path: &Path) -> Result<Lock, Error> {
+    fn lock(&self, path: &Path) -> Result<FileLock, Error> {
         let mut state = self.shared().lock();
         let failed = |errno| call("open", path, errno);
         state.power().map_err(failed)?;
@@ -494,10 +496,10 @@ impl Io for SimDisk {
         if !state.take_lock(file, false) {
             return Err(Error::Locked { path: path.to_path_buf() });
         }
-        Ok(Lock::new(path, HeldSimLock { shared: Arc::clone(self.shared()), file }))
+        Ok(FileLock::new(path, HeldSimLock { shared: Arc::clone(self.shared()), file }))
     }
 
-    fn lock_shared(&self, path: &Path) -> Result<Option<Lock>, Error> {
+    fn lock_shared(&self, path: &Path) -> Result<Option<FileLock>, Error> {
         let mut state = self.shared().lock();
         state.power().map_err(|errno| call("open", path, errno))?;
         let file = match state.names.find(path) {
@@ -508,7 +510,7 @@ impl Io for SimDisk {
         if !state.take_lock(file, true) {
             return Err(Error::Locked { path: path.to_path_buf() });
         }
-        Ok(Some(Lock::new(path, HeldSimLock { shared: Arc::clone(self.shared()), file })))
+        Ok(Some(FileLock::new(path, HeldSimLock { shared: Arc::clone(self.shared()), file })))
     }
 
     fn submit_writes(&self, writes: Vec<OwnedWrite>) {

@@ -18,7 +18,7 @@ use crate::content::{CHUNK_BYTES, Content, SECTOR_BYTES};
 use crate::crash::CrashOutcome;
 use crate::damage::Damage;
 use crate::pages::{PageSet, bytes_of, touched};
-use pagekeeper_io::{Access, Resident, WriteMode};
+use pagekeeper_io::{Access, ResidentBytes, WriteMode};
 
 #[derive(Debug, Clone)]
 pub(crate) struct Inode {
@@ -330,10 +330,10 @@ impl Inode {
         }
     }
 
-    pub(crate) fn residency(&self, range: &Range<u64>) -> Resident {
+    pub(crate) fn residency(&self, range: &Range<u64>) -> ResidentBytes {
         let pages = touched(range);
         let bytes = |pages: u64| pages * CHUNK_BYTES as u64;
-        Resident {
+        ResidentBytes {
             resident: bytes(self.resident.count(pages.clone())),
             unwritten: bytes(self.dirty.count(pages)),
         }

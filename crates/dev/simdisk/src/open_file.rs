@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::request::SharedDisk;
 use crate::state::{DiskState, WHOLE_FILE};
-use pagekeeper_io::{Access, BatchRead, Error, FileStat, IoFile, Resident, WriteMode};
+use pagekeeper_io::{Access, BatchRead, Error, FileStat, IoFile, ResidentBytes, WriteMode};
 
 #[derive(Debug)]
 pub(crate) struct SimFile {
@@ -143,7 +143,7 @@ impl IoFile for SimFile {
         self.change("create a file beside", DiskState::has_room)
     }
 
-    fn residency(&self, range: Range<u64>) -> Result<Option<Resident>, Error> {
+    fn residency(&self, range: Range<u64>) -> Result<Option<ResidentBytes>, Error> {
         let mut found = None;
         self.change("cachestat", |state| {
             state.power()?;

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use libc::iovec;
-use pagekeeper_io::backend::{BatchPart, Job, Request, Transfer, TransferKind, scatter};
+use pagekeeper_io::backend::{BatchPart, IoRequest, Transfer, TransferJob, TransferKind, scatter};
 use pagekeeper_io::{Access, BatchRead, Error, IoFile, WriteMode};
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 
@@ -37,7 +37,7 @@ pub(crate) struct CarriedJob<J> {
 /// The submitted requests.
 #[derive(Debug, Default)]
 pub(crate) struct SubmittedRequests {
-    requests: Vec<CarriedJob<Request>>,
+    requests: Vec<CarriedJob<IoRequest>>,
     /// Whether a thread performs them.
     served: bool,
     /// Whether no more will come.
@@ -60,7 +60,7 @@ impl SharedDisk {
     }
 
     /// Admits a job to the disk. Returns the result at once if the job needs no disk.
-    fn admit<J: Job>(&self, job: J) -> Result<CarriedJob<J>, (J, Result<usize, Error>)> {
+    fn admit<J: TransferJob>(&self, job: J) -> Result<CarriedJob<J>, (J, Result<usize, Error>)> {
         let transfer = Transfer::new(job.kind(), job.offset(), scatter::total(job.pieces()));
         if let Some(result) = transfer.before(job.file()) {
             return Err((job, result));
@@ -84,7 +84,7 @@ impl SharedDisk {
 
     /// Processes the result of a raw request. Returns the result of the job, or `None` if another raw request
     /// was started.
-    fn after<J: Job>(
+    fn after<J: TransferJob>(
         &self,
         carried: &mut CarriedJob<J>,
         got: Result<usize, i32>,
@@ -211,7 +211,7 @@ impl SharedDisk {
 
 /// A submitted job whose raw request has ended.
 struct EndedStep {
-    carried: CarriedJob<Request>,
+    carried: CarriedJob<IoRequest>,
     got: Result<usize, i32>,
 }
 
@@ -223,7 +223,7 @@ fn serve_one(state: &mut DiskState, held_too: bool) -> Option<EndedStep> {
     Some(EndedStep { carried, got })
 }
 
-fn start<J: Job>(state: &mut DiskState, job: &J, transfer: &Transfer, inode: u64) -> RequestTicket {
+fn start<J: TransferJob>(state: &mut DiskState, job: &J, transfer: &Transfer, inode: u64) -> RequestTicket {
     let asked = scatter::total(&scatter::rest(job.pieces(), transfer.done()));
     state.start(inode, transfer.position()..transfer.position() + asked as u64)
 }
@@ -234,18 +234,18 @@ fn next<J>(state: &DiskState, carried: &[CarriedJob<J>], held_too: bool) -> Opti
     free.min_by_key(|(_, carried)| carried.ticket).map(|(at, _)| at)
 }
 
-fn finish<J: Job>(state: &mut DiskState, carried: &CarriedJob<J>) -> Result<usize, i32> {
+fn finish<J: TransferJob>(state: &mut DiskState, carried: &CarriedJob<J>) -> Result<usize, i32> {
     let rest = scatter::rest(carried.job.pieces(), carried.transfer.done());
     match carried.job.kind() {
         // SAFETY: a part of the job's memory, which is valid for writes and belongs to the job while it is
         // carried.
-        #[expect(unsafe_code, reason = "the promise of Job is taken up")]
+        #[expect(unsafe_code, reason = "the promise of TransferJob is taken up")]
         TransferKind::Read => unsafe { state.read(carried.ticket, &rest, carried.access) },
         TransferKind::Write(mode) => {
             let Some(piece) = rest.first() else { return Err(libc::EINVAL) };
             // SAFETY: a part of the job's memory, which is valid for reads and not changed while it is
             // carried.
-            #[expect(unsafe_code, reason = "the promise of Job is taken up")]
+            #[expect(unsafe_code, reason = "the promise of TransferJob is taken up")]
             let bytes = unsafe { std::slice::from_raw_parts(piece.iov_base.cast::<u8>(), piece.iov_len) };
             state.write(carried.ticket, bytes, carried.access, mode)
         }
@@ -291,7 +291,7 @@ impl DiskHandle {
         })
     }
 
-    pub(crate) fn submit(&self, requests: Vec<Request>) {
+    pub(crate) fn submit(&self, requests: Vec<IoRequest>) {
         for request in requests {
             match self.shared.admit(request) {
                 Ok(carried) => self.shared.lock().submitted.requests.push(carried),

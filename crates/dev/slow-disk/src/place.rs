@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use pagekeeper_kernel::pressure::{MemInfo, SysRoots};
-use pagekeeper_text::Size;
+use pagekeeper_text::ByteSize;
 use rustix::fs::{AtFlags, Mode, OFlags, StatxAttributes, StatxFlags, openat, statx, unlinkat};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 
@@ -63,7 +63,7 @@ pub(super) fn check_mount_point(path: &Path) -> Result<PathBuf> {
 
 /// Fails unless an XFS of this size can be made.
 pub(super) fn check_xfs(size: u64) -> Result<()> {
-    ensure!(size >= SMALLEST_XFS, "an XFS needs a --size of 300M or more, not {}", Size(size));
+    ensure!(size >= SMALLEST_XFS, "an XFS needs a --size of 300M or more, not {}", ByteSize(size));
     for (name, package) in [("losetup", "mount"), ("mkfs.xfs", "xfsprogs"), ("mount", "mount")] {
         let found = Command::new(name).arg("-V").output();
         found.with_context(|| format!("{name} is not installed; it is in the package {package}"))?;
@@ -83,8 +83,8 @@ pub(super) fn backing(given: Option<&Path>, size: u64) -> Result<OwnedFd> {
     ensure!(
         size <= available,
         "a disk of {} does not fit into memory, of which {} can be had; give another --size, or a --backing directory",
-        Size(size),
-        Size(available)
+        ByteSize(size),
+        ByteSize(available)
     );
     let root = || {
         let context = rustix::mount::fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::schedule::Model;
-use pagekeeper_text::{Period, Size, parse_size};
+use pagekeeper_text::{ByteSize, HumanDuration, parse_size};
 
 /// What kind of disk, and what is made of it.
 #[derive(Debug, Clone, PartialEq, Eq, clap::Args)]
@@ -73,7 +73,7 @@ impl Settings {
 impl std::fmt::Display for Settings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:?}, {} wide", self.latency, self.width)?;
-        let bandwidth = self.bandwidth.map(|bandwidth| Size(bandwidth.get()));
+        let bandwidth = self.bandwidth.map(|bandwidth| ByteSize(bandwidth.get()));
         match (self.iops, bandwidth) {
             (None, None) => Ok(()),
             (Some(iops), None) => write!(f, ", at most {iops} requests per second"),
@@ -86,7 +86,7 @@ impl std::fmt::Display for Settings {
 }
 
 fn parse_latency(text: &str) -> Result<Duration, String> {
-    text.parse::<Period>().map(|period| period.0)
+    text.parse::<HumanDuration>().map(|period| period.0)
 }
 
 fn parse_bandwidth(text: &str) -> Result<NonZero<u64>, String> {

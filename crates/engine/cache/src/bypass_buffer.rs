@@ -8,7 +8,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
-use pagekeeper_io::Target;
+use pagekeeper_io::ReadTarget;
 
 /// An alignment that satisfies the direct I/O of every file system.
 const ALIGN: usize = 4096;
@@ -53,10 +53,10 @@ impl BypassBuffer {
     }
 
     /// Returns the memory, for a read that fills it while `self` waits in the read's `done`.
-    pub(crate) fn target(&mut self) -> Target {
+    pub(crate) fn target(&mut self) -> ReadTarget {
         // SAFETY: the memory lives as long as `self`, also when `self` is moved; the caller moves `self` into
         // the `done` of the read that the target is for, and nobody accesses it before `done` is called.
-        unsafe { Target::new(self.memory, self.layout.size()) }
+        unsafe { ReadTarget::new(self.memory, self.layout.size()) }
     }
 }
 

@@ -8,7 +8,7 @@
 
 use std::ops::Deref;
 
-use pagekeeper_io::Target;
+use pagekeeper_io::ReadTarget;
 
 use crate::Error;
 use crate::handle::{Handle, Shared};
@@ -102,13 +102,13 @@ impl<H: Deref<Target = Handle>> Filling<H> {
 
     /// Returns the frame, for a read that fills it while `self` waits for the read's end: in the read's `done`,
     /// or beside a stream.
-    pub(crate) fn target(&mut self) -> Target {
+    pub(crate) fn target(&mut self) -> ReadTarget {
         let page_size = 1 << self.handle.shared.settings.page_shift;
         // SAFETY: the frame belongs to this load alone (invariant 2 of `pool`) until `self` is settled. The
         // caller moves `self` into the `done` of the read that the target is for, or leaves it untouched until
         // the stream has learnt of the read's end, so it is not settled earlier. The handle keeps the memory,
         // which is initialised: it was mapped zeroed.
-        unsafe { Target::new(self.handle.shared.pool.arena.address(self.ticket().frame), page_size) }
+        unsafe { ReadTarget::new(self.handle.shared.pool.arena.address(self.ticket().frame), page_size) }
     }
 
     /// Adds a waiter for the page.

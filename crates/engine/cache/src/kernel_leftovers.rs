@@ -7,8 +7,8 @@
 use std::fs::File;
 use std::time::Duration;
 
-use pagekeeper_io::{IoFile, Support};
-use pagekeeper_kernel::{FileSystem, Flush, InspectedFile, ReleaseOptions, release, residency};
+use pagekeeper_io::{DirectSupport, IoFile};
+use pagekeeper_kernel::{FileSystem, FlushMode, InspectedFile, ReleaseOptions, release, residency};
 
 /// The maximum wait for dirty pages at an open.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -23,7 +23,7 @@ pub(crate) fn drop_leftovers(file: &dyn IoFile) -> u64 {
         return 0;
     }
     let options = ReleaseOptions {
-        flush: Flush::Watch,
+        flush: FlushMode::Watch,
         patience: PATIENCE,
         retry_pause: Duration::from_millis(1),
         explain: false,
@@ -42,9 +42,9 @@ pub(crate) fn is_direct(file: &dyn IoFile, page_size: usize) -> bool {
     if FileSystem::of(fd, file.path()).is_ok_and(|on| matches!(on, FileSystem::Tmpfs | FileSystem::Ramfs)) {
         return false;
     }
-    let tried = || Support::probe_direct(&File::from(fd.try_clone_to_owned().ok()?)).ok();
-    match Support::reported(fd).or_else(tried) {
-        Some(Support::Direct(alignment)) => alignment.offset <= page_size,
+    let tried = || DirectSupport::probe_direct(&File::from(fd.try_clone_to_owned().ok()?)).ok();
+    match DirectSupport::reported(fd).or_else(tried) {
+        Some(DirectSupport::Direct(alignment)) => alignment.offset <= page_size,
         Some(_) => false,
         None => true,
     }

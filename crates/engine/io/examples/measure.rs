@@ -16,16 +16,17 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use pagekeeper_io::{Access, BatchRead, Io, IoFile, OwnedRead, Target, Threads, Uring};
+use pagekeeper_io::{Access, BatchRead, Io, IoFile, OwnedRead, ReadTarget, Threads, Uring};
 use pagekeeper_testing::Seed;
 
-const PAGE: usize = 4096;
-
-const TIME: Duration = Duration::from_secs(1);
+const PAGE_BYTES: usize = 4096;
+/// Time of one subject in a round.
+const ROUND_TIME: Duration = Duration::from_secs(1);
 
 /// The result of a round: reads, seconds, seconds of CPU.
-type Figures = (f64, f64, f64);
-type Subject<'s> = (String, Box<dyn Fn() -> Option<Figures> + 's>);
+type RoundFigures = (f64, f64, f64);
+/// A name, and a function that measures for one round.
+type MeasuredSubject<'s> = (String, Box<dyn Fn() -> Option<RoundFigures> + 's>);
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
@@ -36,14 +37,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let uring = Uring::with_depth(depth)?;
     let threads = Threads::with_threads(depth as usize);
     let file = uring.open(Path::new(&path), Access::Direct)?;
-    let pages = file.stat()?.size / PAGE as u64;
+    let pages = file.stat()?.size / PAGE_BYTES as u64;
     let count = depth as usize;
     let backends: [&dyn Io; 2] = [&uring, &threads];
-    let mut subjects: Vec<Subject<'_>> =
+    let mut subjects: Vec<MeasuredSubject<'_>> =
         vec![(format!("fio io_uring, depth {depth}"), Box::new(|| fio(&path, depth)))];
     for io in backends {
         let (name, file) = (io.name(), &file);
-        let add: [Subject<'_>; 3] = [
+        let add: [MeasuredSubject<'_>; 3] = [
             (
                 format!("{name}, batches of {count}"),
                 Box::new(move || Some(measured(|| batches(io, &**file, pages, count)))),
@@ -64,7 +65,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     subjects.retain(|(name, _)| name.starts_with("fio") || name.contains(&only));
 
     let mut rng = Seed::new().rng(0);
-    let mut figures: Vec<Vec<Figures>> = vec![Vec::new(); subjects.len()];
+    let mut figures: Vec<Vec<RoundFigures>> = vec![Vec::new(); subjects.len()];
     for _ in 0..rounds {
         let mut order: Vec<usize> = (0..subjects.len()).collect();
         for at in (1..order.len()).rev() {
@@ -99,7 +100,7 @@ fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
     values
 }
 
-fn measured(run: impl FnOnce() -> u64) -> Figures {
+fn measured(run: impl FnOnce() -> u64) -> RoundFigures {
     let (begun, cpu) = (Instant::now(), cpu_seconds());
     let reads = run() as f64;
     (reads, begun.elapsed().as_secs_f64(), cpu_seconds() - cpu)
@@ -110,17 +111,17 @@ fn batches(io: &dyn Io, file: &dyn IoFile, pages: u64, count: usize) -> u64 {
     let mut rng = Seed::new().rng(0);
     let begun = Instant::now();
     let mut reads = 0;
-    while begun.elapsed() < TIME {
+    while begun.elapsed() < ROUND_TIME {
         let mut batch: Vec<_> = memory
-            .chunks_exact_mut(PAGE)
+            .chunks_exact_mut(PAGE_BYTES)
             .map(|page| BatchRead {
                 file,
-                offset: rng.of(0..pages) * PAGE as u64,
+                offset: rng.of(0..pages) * PAGE_BYTES as u64,
                 bufs: vec![IoSliceMut::new(page)],
             })
             .collect();
         io.read_batch(&mut batch, &mut |_, result| {
-            assert_eq!(result, Ok(PAGE));
+            assert_eq!(result, Ok(PAGE_BYTES));
             reads += 1;
         });
     }
@@ -136,19 +137,19 @@ fn background(io: &dyn Io, file: &Arc<dyn IoFile>, pages: u64, depth: usize) -> 
         let start = NonNull::from(&mut *frame).cast();
         io.submit(vec![OwnedRead {
             file: Arc::clone(file),
-            offset: rng.of(0..pages) * PAGE as u64,
+            offset: rng.of(0..pages) * PAGE_BYTES as u64,
             // SAFETY: the frame is leaked memory, and moves into `done` itself: nobody has it before.
-            targets: vec![unsafe { Target::new(start, PAGE) }],
+            targets: vec![unsafe { ReadTarget::new(start, PAGE_BYTES) }],
             done: Box::new(move |result| {
-                assert_eq!(result, Ok(PAGE));
+                assert_eq!(result, Ok(PAGE_BYTES));
                 let _ = sender.send(frame);
             }),
         }]);
     };
-    aligned(depth).chunks_exact_mut(PAGE).for_each(&mut submit);
+    aligned(depth).chunks_exact_mut(PAGE_BYTES).for_each(&mut submit);
     let begun = Instant::now();
     let mut reads = 0;
-    while begun.elapsed() < TIME {
+    while begun.elapsed() < ROUND_TIME {
         for frame in ended.recv().into_iter().chain(ended.try_iter()) {
             reads += 1;
             submit(frame);
@@ -165,14 +166,14 @@ fn alone(file: &dyn IoFile, pages: u64) -> u64 {
     let mut rng = Seed::new().rng(0);
     let begun = Instant::now();
     let mut reads = 0;
-    while begun.elapsed() < TIME {
-        assert_eq!(file.read_at(rng.of(0..pages) * PAGE as u64, memory), Ok(PAGE));
+    while begun.elapsed() < ROUND_TIME {
+        assert_eq!(file.read_at(rng.of(0..pages) * PAGE_BYTES as u64, memory), Ok(PAGE_BYTES));
         reads += 1;
     }
     reads
 }
 
-fn fio(path: &str, depth: u32) -> Option<Figures> {
+fn fio(path: &str, depth: u32) -> Option<RoundFigures> {
     let output = Command::new("fio")
         .args(["--name=measure", "--ioengine=io_uring", "--rw=randread", "--bs=4k", "--direct=1", "--thread"])
         .args([
@@ -184,7 +185,7 @@ fn fio(path: &str, depth: u32) -> Option<Figures> {
             "--filename",
             path,
         ])
-        .args([format!("--iodepth={depth}"), format!("--runtime={}", TIME.as_secs())])
+        .args([format!("--iodepth={depth}"), format!("--runtime={}", ROUND_TIME.as_secs())])
         .output()
         .ok()?;
     let text = String::from_utf8_lossy(&output.stdout);
@@ -197,9 +198,9 @@ fn fio(path: &str, depth: u32) -> Option<Figures> {
 
 /// Leaks memory of `count` pages, aligned to pages.
 fn aligned(count: usize) -> &'static mut [u8] {
-    let memory = vec![1_u8; (count + 1) * PAGE].leak();
-    let skip = memory.as_ptr().align_offset(PAGE);
-    &mut memory[skip..skip + count * PAGE]
+    let memory = vec![1_u8; (count + 1) * PAGE_BYTES].leak();
+    let skip = memory.as_ptr().align_offset(PAGE_BYTES);
+    &mut memory[skip..skip + count * PAGE_BYTES]
 }
 
 fn cpu_seconds() -> f64 {

@@ -10,7 +10,7 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
 /// Bytes that start at a multiple of 4096, which is enough for direct I/O nearly everywhere
-/// ([`crate::Support`] reports the requirement).
+/// ([`crate::DirectSupport`] reports the requirement).
 ///
 /// ```
 /// use pagekeeper_io::AlignedBuf;

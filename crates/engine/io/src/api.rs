@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::file::unsupported;
-use crate::{Access, BatchRead, Create, Error, IoFile, Lock, OwnedRead, OwnedWrite, ReadStream};
+use crate::{Access, BatchRead, Create, Error, FileLock, IoFile, OwnedRead, OwnedWrite, ReadStream};
 
 /// A way to read and write files.
 ///
@@ -61,7 +61,7 @@ pub trait Io: Send + Sync + 'static {
     ///
     /// ```
     /// use std::ptr::NonNull;
-    /// use pagekeeper_io::{Access, Error, Io, IoFile, ReadStream, StreamRead, Target};
+    /// use pagekeeper_io::{Access, Error, Io, IoFile, ReadStream, StreamRead, ReadTarget};
     /// use pagekeeper_simdisk::SimDisk;
     ///
     /// /// The first byte of each page.
@@ -70,7 +70,7 @@ pub trait Io: Send + Sync + 'static {
     ///     fn next(&mut self) -> Option<StreamRead<'a>> {
     ///         let page = self.pages.get_mut(self.next)?;
     ///         // SAFETY: the page is not touched before `ended`, and the list of pages not changed.
-    ///         let target = unsafe { Target::new(NonNull::from(page).cast(), 512) };
+    ///         let target = unsafe { ReadTarget::new(NonNull::from(page).cast(), 512) };
     ///         self.next += 1;
     ///         let offset = (self.next as u64 - 1) * 4096;
     ///         Some(StreamRead { file: self.file, offset, targets: vec![target], token: self.next - 1 })
@@ -89,7 +89,7 @@ pub trait Io: Send + Sync + 'static {
     /// # Ok::<(), Error>(())
     /// ```
     fn read_stream(&self, stream: &mut dyn ReadStream<'_>) {
-        crate::stream::in_batches(|reads, completed| self.read_batch(reads, completed), stream);
+        crate::stream::read_in_batches(|reads, completed| self.read_batch(reads, completed), stream);
     }
 
     /// Starts reads and returns without waiting for any; each read's `done` is called once, from any thread.
@@ -140,14 +140,14 @@ pub trait Io: Send + Sync + 'static {
 
     /// Takes an exclusive lock (flock(2)) on a file. The file is created if it is missing, and stays when the
     /// lock is released. Fails at once with [`Error::Locked`] if the lock is taken, even by this process.
-    fn lock(&self, path: &Path) -> Result<Lock, Error> {
+    fn lock(&self, path: &Path) -> Result<FileLock, Error> {
         Err(unsupported("flock", path))
     }
 
     /// Takes a shared lock (flock(2)) on a file, together with others that only read; `None` if there is no
     /// such file. Writes nothing, so it also works on a read-only file system. Fails at once with
     /// [`Error::Locked`] if another has an exclusive lock.
-    fn lock_shared(&self, path: &Path) -> Result<Option<Lock>, Error> {
+    fn lock_shared(&self, path: &Path) -> Result<Option<FileLock>, Error> {
         Err(unsupported("flock", path))
     }
 

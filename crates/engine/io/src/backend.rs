@@ -3,7 +3,7 @@
 //! They are for the back-end of `pagekeeper-simdisk`, and may change with any release.
 #![doc(hidden)]
 
-pub use crate::job::{BatchPart, Job, Request};
+pub use crate::job::{BatchPart, IoRequest, TransferJob};
 pub use crate::transfer::{Transfer, TransferKind};
 
 /// Lists of pieces of memory.

@@ -11,7 +11,7 @@ use rustix::fs::{CWD, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::syscall::{call, require_regular};
-use crate::{Error, Lock, Process};
+use crate::{Error, FileLock, Process};
 
 /// Permissions of new files and directories, before the umask.
 pub(crate) const FILE_MODE: u32 = 0o640;
@@ -83,14 +83,14 @@ impl Drop for HeldFileLock {
 
 /// Locks a file with flock(2). The lock belongs to the open file description, so that a second open within
 /// the same process is locked out as well.
-pub(crate) fn lock(path: &Path) -> Result<Lock, Error> {
-    Ok(Lock::new(path, hold(path, LockSharing::Exclusive)?))
+pub(crate) fn lock(path: &Path) -> Result<FileLock, Error> {
+    Ok(FileLock::new(path, hold(path, LockSharing::Exclusive)?))
 }
 
 /// Takes a lock as [`lock`] does, but a shared one. Nothing is written.
-pub(crate) fn lock_shared(path: &Path) -> Result<Option<Lock>, Error> {
+pub(crate) fn lock_shared(path: &Path) -> Result<Option<FileLock>, Error> {
     match hold(path, LockSharing::Shared) {
-        Ok(held) => Ok(Some(Lock::new(path, held))),
+        Ok(held) => Ok(Some(FileLock::new(path, held))),
         Err(error) if error.errno() == Some(libc::ENOENT) => Ok(None),
         Err(error) => Err(error),
     }

@@ -105,9 +105,9 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
-    /// A direct read or write with an offset, length or memory that is not aligned as the file requires
-    /// (usually to 512 or 4096 bytes; [`crate::Support`] reports it). Also an atomic write whose length is
-    /// not a power of two, or whose offset is not a multiple of its length.
+    /// A direct read or write with an offset, length or memory that is not aligned as the file
+    /// requires (usually to 512 or 4096 bytes; [`crate::DirectSupport`] reports it). Also an atomic
+    /// write whose length is not a power of two, or whose offset is not a multiple of its length.
     #[error("direct I/O on bytes {}..{} of {}: offset, length or memory is not aligned", range.start, range.end, escaped(path))]
     Unaligned {
         /// The file.

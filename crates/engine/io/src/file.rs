@@ -4,7 +4,7 @@ use std::ops::{Range, RangeInclusive};
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 
-use crate::{Error, Resident, WriteMode};
+use crate::{Error, ResidentBytes, WriteMode};
 
 /// Whether reads and writes bypass the kernel's page cache.
 ///
@@ -18,7 +18,7 @@ use crate::{Error, Resident, WriteMode};
 pub enum Access {
     /// `O_DIRECT`: transfers between the device and the caller's memory; no page becomes resident. Offset,
     /// length and memory must be aligned, usually to 512 bytes. 4096 fits nearly everywhere;
-    /// [`crate::Support`] reports the requirement.
+    /// [`crate::DirectSupport`] reports the requirement.
     Direct,
     /// Through the kernel's page cache, at any offset and length.
     Buffered,
@@ -163,7 +163,7 @@ pub trait IoFile: Send + Sync {
     }
 
     /// Returns the resident bytes of the range (`cachestat(2)`, Linux 6.5); `None` if unknown.
-    fn residency(&self, _range: Range<u64>) -> Result<Option<Resident>, Error> {
+    fn residency(&self, _range: Range<u64>) -> Result<Option<ResidentBytes>, Error> {
         Ok(None)
     }
 }

@@ -3,7 +3,7 @@
 use libc::iovec;
 
 use crate::transfer::TransferKind;
-use crate::{BatchRead, Error, IoFile, OwnedRead, OwnedWrite, Target, pread, pwrite, scatter};
+use crate::{BatchRead, Error, IoFile, OwnedRead, OwnedWrite, ReadTarget, pread, pwrite, scatter};
 
 /// The data of a read or write that a back-end keeps from its start to its end.
 ///
@@ -13,7 +13,7 @@ use crate::{BatchRead, Error, IoFile, OwnedRead, OwnedWrite, Target, pread, pwri
 /// read must be valid for writes and used by nobody else; that of a write must be valid for reads and changed
 /// by nobody. The list of pieces must not move when the value does.
 #[expect(unsafe_code, reason = "the promise that transfers by address rest on")]
-pub unsafe trait Job {
+pub unsafe trait TransferJob {
     /// Returns the direction of the transfer.
     fn kind(&self) -> TransferKind {
         TransferKind::Read
@@ -50,7 +50,7 @@ impl<'a> BatchPart<'a> {
 // SAFETY: the batch borrows the buffers exclusively, and by the contract of `new` the part has them to
 // itself. Their list is on the heap, and not changed while it is borrowed.
 #[expect(unsafe_code, reason = "as stated above")]
-unsafe impl Job for BatchPart<'_> {
+unsafe impl TransferJob for BatchPart<'_> {
     fn file(&self) -> &dyn IoFile {
         self.read.file
     }
@@ -66,31 +66,31 @@ unsafe impl Job for BatchPart<'_> {
 
 /// A background request.
 #[derive(Debug)]
-pub enum Request {
+pub enum IoRequest {
     /// A read.
     Read(OwnedRead),
     /// A write, and the memory of its buffer as a list with one element on the heap.
-    Write(OwnedWrite, Box<[Target; 1]>),
+    Write(OwnedWrite, Box<[ReadTarget; 1]>),
 }
 
-impl From<OwnedRead> for Request {
+impl From<OwnedRead> for IoRequest {
     fn from(read: OwnedRead) -> Self {
         Self::Read(read)
     }
 }
 
-impl From<OwnedWrite> for Request {
+impl From<OwnedWrite> for IoRequest {
     fn from(write: OwnedWrite) -> Self {
         let (start, len) = write.buf.place();
         // SAFETY: the buffer owns this memory, wherever the buffer itself is moved. Only this request has the
         // buffer, and does not touch it before it is taken apart.
         #[expect(unsafe_code, reason = "memory that is owned beside it")]
-        let target = unsafe { Target::new(start, len) };
+        let target = unsafe { ReadTarget::new(start, len) };
         Self::Write(write, Box::new([target]))
     }
 }
 
-impl Request {
+impl IoRequest {
     /// Performs the request, blocking, and calls its `done`.
     pub(crate) fn run(self) {
         match self {
@@ -108,11 +108,11 @@ impl Request {
     }
 }
 
-// SAFETY: by the contract of `Target` the memory of a read belongs to the read until `done` has been called,
-// which takes the value apart. The memory of a write belongs to its buffer, which is not touched before that
-// either. The lists of targets are on the heap, and not changed.
+// SAFETY: by the contract of `ReadTarget` the memory of a read belongs to the read until `done` has
+// been called, which takes the value apart. The memory of a write belongs to its buffer, which is
+// not touched before that either. The lists of targets are on the heap, and not changed.
 #[expect(unsafe_code, reason = "as stated above")]
-unsafe impl Job for Request {
+unsafe impl TransferJob for IoRequest {
     fn kind(&self) -> TransferKind {
         match self {
             Self::Read(_) => TransferKind::Read,

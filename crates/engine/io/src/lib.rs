@@ -10,10 +10,10 @@
 //! | [`Uring`] | rings of `io_uring`: the caller of a batch keeps it in flight by itself | where the kernel has it |
 //! | [`Threads`] | a pool of threads in `preadv` | everywhere else |
 //!
-//! [`best`] picks one of them; [`Choice`] also says why. [`Support`] tests direct reads of a file,
-//! [`WriteSupport`] the ways of writing that leave no pages in the cache. [`AtomicWrites`] tests writes that no
-//! crash tears ([`WriteMode::Atomic`]), on another file. The crate `pagekeeper-simdisk` has a third back-end,
-//! for tests.
+//! [`best`] picks one of them; [`BackendChoice`] also says why. [`DirectSupport`] tests direct
+//! reads of a file, [`WriteSupport`] the ways of writing that leave no pages in the cache.
+//! [`AtomicWrites`] tests writes that no crash tears ([`WriteMode::Atomic`]), on another file. The
+//! crate `pagekeeper-simdisk` has a third back-end, for tests.
 //!
 //! Files are written through [`Io::open_writable`]: blocking ([`IoFile::write_at`]) or in the background
 //! ([`Io::submit_writes`]). [`IoFile`] also syncs, allocates space and releases pages; [`Io`] handles names
@@ -59,14 +59,14 @@ pub use api::Io;
 pub use atomic::{AtomicWrites, writes_atomically};
 pub use error::{Error, FileKind};
 pub use file::{Access, FileStat, IoFile};
-pub use lock::Lock;
+pub use lock::FileLock;
 pub use past_cache::{open_past_cache, open_writable_past_cache};
-pub use probe::{Alignment, Choice, Support, best};
+pub use probe::{Alignment, BackendChoice, DirectSupport, best};
 pub use process::Process;
 pub use request::{BatchRead, OwnedRead, OwnedWrite};
 pub use stream::{ReadStream, StreamRead};
-pub use target::Target;
+pub use target::ReadTarget;
 pub use threads::Threads;
 pub use uring::Uring;
-pub use write::{Create, Resident, WriteMode};
+pub use write::{Create, ResidentBytes, WriteMode};
 pub use write_support::{ProbeResult, WriteSupport, has_real_files};

@@ -16,12 +16,12 @@ use std::path::{Path, PathBuf};
 /// disk.lock("/lock".as_ref())?;
 /// # Ok::<(), Error>(())
 /// ```
-pub struct Lock {
+pub struct FileLock {
     path: PathBuf,
     _held: Box<dyn Any + Send + Sync>,
 }
 
-impl Lock {
+impl FileLock {
     /// Creates a lock that lasts until `held` is dropped; for implementations of back-ends.
     pub fn new(path: impl Into<PathBuf>, held: impl Any + Send + Sync) -> Self {
         Self { path: path.into(), _held: Box::new(held) }
@@ -33,8 +33,8 @@ impl Lock {
     }
 }
 
-impl fmt::Debug for Lock {
+impl fmt::Debug for FileLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lock").field("path", &self.path).finish_non_exhaustive()
+        f.debug_struct("FileLock").field("path", &self.path).finish_non_exhaustive()
     }
 }

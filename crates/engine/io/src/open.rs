@@ -20,8 +20,8 @@ use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::syscall::{call, require_regular, require_stored};
 use crate::{
-    Access, Create, Error, FileStat, IoFile, Resident, WriteMode, atomic_limits, directory, pages, pread,
-    pwrite,
+    Access, Create, Error, FileStat, IoFile, ResidentBytes, WriteMode, atomic_limits, directory, pages,
+    pread, pwrite,
 };
 
 /// A real file.
@@ -201,7 +201,7 @@ impl IoFile for DiskFile {
         if self.access == Access::Direct { atomic_limits::reported(&self.file) } else { None }
     }
 
-    fn residency(&self, range: Range<u64>) -> Result<Option<Resident>, Error> {
+    fn residency(&self, range: Range<u64>) -> Result<Option<ResidentBytes>, Error> {
         pages::resident(self.inspected()?, range)
     }
 }

@@ -9,13 +9,13 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
-use pagekeeper_kernel::{Advice, FileSystem, Flush, InspectedFile, advise, flush, residency};
+use pagekeeper_kernel::{Advice, FileSystem, FlushMode, InspectedFile, advise, flush, residency};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
 use crate::directory::uninterrupted;
 use crate::syscall::call;
-use crate::{Error, Resident};
+use crate::{Error, ResidentBytes};
 
 pub(crate) fn sync_data(file: impl AsFd, path: &Path) -> Result<(), Error> {
     uninterrupted(|| rustix::fs::fdatasync(&file)).map_err(|errno| sync_error(path, errno))
@@ -58,7 +58,7 @@ pub(crate) fn start_writeback(file: &InspectedFile, range: Range<u64>) -> Result
 pub(crate) fn wait_writeback(file: &InspectedFile, range: Range<u64>) -> Result<(), Error> {
     // On an overlay, `sync_file_range` succeeds without any effect.
     let overlay = file.file_system().is_ok_and(|file_system| file_system == FileSystem::Overlay);
-    let how = if overlay { Flush::Fdatasync } else { Flush::SyncFileRange };
+    let how = if overlay { FlushMode::Fdatasync } else { FlushMode::SyncFileRange };
     flush(file, range, how, Duration::MAX).map(|_| ()).map_err(|error| writeback_error(&error))
 }
 
@@ -72,12 +72,12 @@ pub(crate) fn release(file: impl AsFd, path: &Path, range: Range<u64>) -> Result
 }
 
 /// Returns `None` if the kernel lacks cachestat(2) or does not permit it.
-pub(crate) fn resident(file: &InspectedFile, range: Range<u64>) -> Result<Option<Resident>, Error> {
+pub(crate) fn resident(file: &InspectedFile, range: Range<u64>) -> Result<Option<ResidentBytes>, Error> {
     match residency(file, range) {
         Ok(found) => {
             let (dirty, writeback) = (found.dirty, found.writeback);
             let unwritten = dirty.and_then(|dirty| Some(dirty + writeback?));
-            Ok(unwritten.map(|unwritten| Resident { resident: found.resident, unwritten }))
+            Ok(unwritten.map(|unwritten| ResidentBytes { resident: found.resident, unwritten }))
         }
         Err(error) if error.is_denied() => Ok(None),
         Err(error) => Err(other_error(&error)),

@@ -29,8 +29,9 @@ pub(crate) fn read_alone(read: &mut BatchRead<'_>) -> Result<usize, Error> {
 
 /// Performs one background read, blocking, and calls its `done`.
 pub(crate) fn read_owned(read: OwnedRead) {
-    // SAFETY: by the contract of `Target` the memory belongs to the read until `done` has been called.
-    #[expect(unsafe_code, reason = "the promise of Target is taken up")]
+    // SAFETY: by the contract of `ReadTarget` the memory belongs to the read until `done` has been
+    // called.
+    #[expect(unsafe_code, reason = "the promise of ReadTarget is taken up")]
     let result = unsafe { self::read(&*read.file, read.offset, scatter::of_targets(&read.targets)) };
     read.finish(result);
 }

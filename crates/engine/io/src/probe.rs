@@ -35,17 +35,17 @@ pub struct Alignment {
 /// The support of direct reads of a file.
 ///
 /// ```
-/// use pagekeeper_io::{Access, Support};
+/// use pagekeeper_io::{Access, DirectSupport};
 ///
-/// let access = match Support::probe("/etc/passwd")? {
-///     Support::Direct(alignment) if alignment.offset <= 4096 => Access::Direct,
+/// let access = match DirectSupport::probe("/etc/passwd")? {
+///     DirectSupport::Direct(alignment) if alignment.offset <= 4096 => Access::Direct,
 ///     _ => Access::Buffered,
 /// };
 /// # Ok::<(), pagekeeper_io::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Support {
+pub enum DirectSupport {
     /// Supported; direct reads leave nothing in the page cache.
     Direct(Alignment),
     /// Accepted, but through the page cache: tmpfs, or a file system that ignores `O_DIRECT`.
@@ -61,7 +61,7 @@ pub enum Support {
 /// this size.
 const DEFAULT_ALIGNMENT: usize = 4096;
 
-impl Support {
+impl DirectSupport {
     /// Tests direct reads on a file; in a directory, on an unnamed file of two pages that is freed
     /// afterwards.
     ///
@@ -184,26 +184,29 @@ impl ProbedPages {
 /// The best back-end that works here, and why no better one was chosen.
 ///
 /// ```
-/// let choice = pagekeeper_io::Choice::new();
+/// let choice = pagekeeper_io::BackendChoice::new();
 /// if let Some(why) = &choice.not_uring {
 ///     eprintln!("reading by {}: {why}", choice.io.name());
 /// }
 /// ```
 #[derive(Clone)]
-pub struct Choice {
+pub struct BackendChoice {
     /// The back-end.
     pub io: Arc<dyn Io>,
     /// Why `io_uring` was not chosen, if so.
     pub not_uring: Option<Error>,
 }
 
-impl std::fmt::Debug for Choice {
+impl std::fmt::Debug for BackendChoice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Choice").field("io", &self.io.name()).field("not_uring", &self.not_uring).finish()
+        f.debug_struct("BackendChoice")
+            .field("io", &self.io.name())
+            .field("not_uring", &self.not_uring)
+            .finish()
     }
 }
 
-impl Choice {
+impl BackendChoice {
     /// Chooses [`Uring`] if it works, otherwise [`Threads`].
     pub fn new() -> Self {
         match Uring::new() {
@@ -213,13 +216,13 @@ impl Choice {
     }
 }
 
-impl Default for Choice {
+impl Default for BackendChoice {
     fn default() -> Self {
         Self::new()
     }
 }
 
-/// Returns the best back-end that works here. [`Choice`] also says why.
+/// Returns the best back-end that works here. [`BackendChoice`] also says why.
 ///
 /// ```
 /// use pagekeeper_io::Access;
@@ -228,7 +231,7 @@ impl Default for Choice {
 /// # Ok::<(), pagekeeper_io::Error>(())
 /// ```
 pub fn best() -> Arc<dyn Io> {
-    Choice::new().io
+    BackendChoice::new().io
 }
 
 #[cfg(test)]
@@ -242,12 +245,12 @@ mod tests {
         let dir = disk_dir();
         let path = dir.path().join("file");
         std::fs::write(&path, vec![3; 20_000]).unwrap();
-        let before = Support::probe(dir.path()).unwrap();
+        let before = DirectSupport::probe(dir.path()).unwrap();
         File::open(&path).unwrap().sync_all().unwrap();
         std::fs::read(&path).unwrap();
-        assert_eq!(Support::probe(&path).unwrap(), before);
+        assert_eq!(DirectSupport::probe(&path).unwrap(), before);
         let file = File::open(&path).unwrap();
-        assert_eq!(Support::probe_direct(&file).unwrap(), before);
+        assert_eq!(DirectSupport::probe_direct(&file).unwrap(), before);
         let flags = rustix::fs::fcntl_getfl(&file).unwrap();
         assert!(!flags.contains(rustix::fs::OFlags::DIRECT), "the file keeps its flags");
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left behind");
@@ -255,20 +258,23 @@ mod tests {
 
     #[test]
     fn memory_is_not_direct() {
-        let support = Support::probe("/dev/shm").unwrap();
-        assert!(matches!(support, Support::Cached | Support::Refused { errno: libc::EINVAL }), "{support:?}");
+        let support = DirectSupport::probe("/dev/shm").unwrap();
+        assert!(
+            matches!(support, DirectSupport::Cached | DirectSupport::Refused { errno: libc::EINVAL }),
+            "{support:?}"
+        );
     }
 
     #[test]
     fn what_has_no_pages_is_refused() {
-        let error = Support::probe("/dev/null").unwrap_err();
+        let error = DirectSupport::probe("/dev/null").unwrap_err();
         assert!(matches!(error, Error::NotARegularFile { kind: FileKind::CharacterDevice, .. }), "{error}");
-        assert_eq!(Support::probe("/nowhere").unwrap_err().errno(), Some(libc::ENOENT));
+        assert_eq!(DirectSupport::probe("/nowhere").unwrap_err().errno(), Some(libc::ENOENT));
     }
 
     #[test]
     fn the_choice_says_why() {
-        let choice = Choice::new();
+        let choice = BackendChoice::new();
         assert_eq!(choice.io.name() == "threads", choice.not_uring.is_some());
     }
 }

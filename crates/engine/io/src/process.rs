@@ -36,7 +36,7 @@ impl Process {
         static PROCESS_MARK: OnceLock<&AtomicU32> = OnceLock::new();
         // A fork copies this counter, so a process and its descendants never use the same number twice.
         static LAST_NUMBER: AtomicU32 = AtomicU32::new(0);
-        let mark = *PROCESS_MARK.get_or_init(mark);
+        let mark = *PROCESS_MARK.get_or_init(create_mark);
         let found = mark.load(Ordering::Relaxed);
         if found != 0 {
             return Self { mark, number: found };
@@ -83,9 +83,9 @@ impl PartialEq for Process {
 impl Eq for Process {}
 
 /// Creates a mark that is cleared in each forked child.
-fn mark() -> &'static AtomicU32 {
-    page().unwrap_or_else(|| {
-        follow();
+fn create_mark() -> &'static AtomicU32 {
+    map_mark_page().unwrap_or_else(|| {
+        clear_mark_in_children();
         &FALLBACK_MARK
     })
 }
@@ -93,7 +93,7 @@ fn mark() -> &'static AtomicU32 {
 /// Allocates a page that the kernel clears in a child.
 #[cfg(not(miri))]
 #[expect(unsafe_code, reason = "a mapping of its own")]
-fn page() -> Option<&'static AtomicU32> {
+fn map_mark_page() -> Option<&'static AtomicU32> {
     use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
     // The kernel rounds the length up to a page.
     let len = size_of::<AtomicU32>();
@@ -109,21 +109,21 @@ fn page() -> Option<&'static AtomicU32> {
 }
 
 #[cfg(miri)]
-fn page() -> Option<&'static AtomicU32> {
+fn map_mark_page() -> Option<&'static AtomicU32> {
     None
 }
 
-extern "C" fn forked() {
+extern "C" fn clear_fallback_mark() {
     FALLBACK_MARK.store(0, Ordering::Relaxed);
 }
 
 /// Makes the C library clear the mark in a child. If it lacks memory for that, forks are not detected.
 #[expect(unsafe_code, reason = "a function that the C library is to call")]
-fn follow() {
+fn clear_mark_in_children() {
     // SAFETY: the handler only stores a number, which is safe in the child of a process with threads. It
     // lives as long as the program.
     unsafe {
-        libc::pthread_atfork(None, None, Some(forked));
+        libc::pthread_atfork(None, None, Some(clear_fallback_mark));
     }
 }
 
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn where_the_kernel_clears_no_page_the_c_library_says_so() {
-        follow();
+        clear_mark_in_children();
         FALLBACK_MARK.store(7, Ordering::Relaxed);
         let maker = Process { mark: &FALLBACK_MARK, number: 7 };
         assert!(maker.is_current());

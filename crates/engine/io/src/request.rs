@@ -5,7 +5,7 @@ use std::io::IoSliceMut;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use crate::{AlignedBuf, Error, IoFile, Target, WriteMode};
+use crate::{AlignedBuf, Error, IoFile, ReadTarget, WriteMode};
 
 /// One read of a batch: one range of one file, scattered over one or more buffers in order.
 ///
@@ -42,7 +42,7 @@ pub struct BatchRead<'a> {
 ///
 /// ```
 /// use std::{ptr::NonNull, sync::mpsc};
-/// use pagekeeper_io::{Access, Io, OwnedRead, Target, Threads};
+/// use pagekeeper_io::{Access, Io, OwnedRead, ReadTarget, Threads};
 ///
 /// let io = Threads::new();
 /// let file = io.open("/etc/passwd".as_ref(), Access::Buffered)?;
@@ -53,7 +53,7 @@ pub struct BatchRead<'a> {
 ///     file,
 ///     offset: 0,
 ///     // SAFETY: leaked, and no one's until `done` passes it on.
-///     targets: vec![unsafe { Target::new(start, 64) }],
+///     targets: vec![unsafe { ReadTarget::new(start, 64) }],
 ///     done: Box::new(move |result| sender.send((result, frame)).unwrap()),
 /// }]);
 /// let (result, frame) = ended.recv().unwrap();
@@ -66,7 +66,7 @@ pub struct OwnedRead {
     /// The first byte to read.
     pub offset: u64,
     /// The targets, filled in this order.
-    pub targets: Vec<Target>,
+    pub targets: Vec<ReadTarget>,
     /// Called once, from any thread, when the targets are filled or the read failed. The argument is the
     /// number of bytes, which is less than the targets hold only at end of file. The call should be short:
     /// other completions wait for it. If it panics, the panic hook reports that, and nothing else is

@@ -7,7 +7,7 @@ use std::io::IoSliceMut;
 
 use libc::iovec;
 
-use crate::Target;
+use crate::ReadTarget;
 
 /// Maximum number of pieces per call: `IOV_MAX` of limits.h, which Linux has never changed.
 pub(crate) const PIECES_MAX: usize = 1024;
@@ -23,8 +23,8 @@ pub(crate) fn of_slices<'a>(bufs: &'a [IoSliceMut<'_>]) -> &'a [iovec] {
 }
 
 /// Returns the targets of a background read as a list.
-pub(crate) fn of_targets(targets: &[Target]) -> &[iovec] {
-    // SAFETY: `Target` is `repr(transparent)` over iovec.
+pub(crate) fn of_targets(targets: &[ReadTarget]) -> &[iovec] {
+    // SAFETY: `ReadTarget` is `repr(transparent)` over iovec.
     #[expect(unsafe_code, reason = "a change of type only")]
     unsafe {
         std::slice::from_raw_parts(targets.as_ptr().cast(), targets.len())

@@ -9,8 +9,8 @@ use std::io::IoSliceMut;
 
 use libc::iovec;
 
-use crate::job::Job;
-use crate::{BatchRead, Error, IoFile, Target, scatter};
+use crate::job::TransferJob;
+use crate::{BatchRead, Error, IoFile, ReadTarget, scatter};
 
 /// Reads in flight at once in a back-end without a better way.
 const BATCH_READS_MAX: usize = 64;
@@ -23,7 +23,7 @@ pub struct StreamRead<'a> {
     pub offset: u64,
     /// The targets, filled in this order. Their memory is initialised, valid, and belongs to the read until
     /// [`ReadStream::ended`] has been called with its token.
-    pub targets: Vec<Target>,
+    pub targets: Vec<ReadTarget>,
     /// The reader's name for this read.
     pub token: usize,
 }
@@ -55,10 +55,11 @@ pub trait ReadStream<'a> {
     fn turn(&mut self) {}
 }
 
-// SAFETY: by the contract of `Target` the memory belongs to the read until `ended` has been called. A
-// back-end calls that after it took the job apart. The list of targets is on the heap, and not changed.
+// SAFETY: by the contract of `ReadTarget` the memory belongs to the read until `ended` has been
+// called. A back-end calls that after it took the job apart. The list of targets is on the heap,
+// and not changed.
 #[expect(unsafe_code, reason = "as stated above")]
-unsafe impl Job for StreamRead<'_> {
+unsafe impl TransferJob for StreamRead<'_> {
     fn file(&self) -> &dyn IoFile {
         self.file
     }
@@ -73,7 +74,7 @@ unsafe impl Job for StreamRead<'_> {
 }
 
 /// Serves a stream as one batch after another, each read by `read_batch`.
-pub(crate) fn in_batches<'a>(
+pub(crate) fn read_in_batches<'a>(
     read_batch: impl Fn(&mut [BatchRead<'_>], &mut dyn FnMut(usize, Result<usize, Error>)),
     stream: &mut dyn ReadStream<'a>,
 ) {
@@ -92,11 +93,11 @@ pub(crate) fn in_batches<'a>(
 
 /// Returns the same read with its memory as slices, which are not used after `ended`.
 fn borrowed<'a>(read: &StreamRead<'a>) -> BatchRead<'a> {
-    let slice = |target: &Target| {
-        // SAFETY: by the contract of `Target` and of `StreamRead` the memory is initialised, valid, and
-        // belongs to the read until `ended` has been called. `in_batches` lets a back-end use it only until
-        // `completed`, which calls `ended`.
-        #[expect(unsafe_code, reason = "the promise of Target is taken up")]
+    let slice = |target: &ReadTarget| {
+        // SAFETY: by the contract of `ReadTarget` and of `StreamRead` the memory is initialised,
+        // valid, and belongs to the read until `ended` has been called. `read_in_batches` lets a
+        // back-end use it only until `completed`, which calls `ended`.
+        #[expect(unsafe_code, reason = "the promise of ReadTarget is taken up")]
         IoSliceMut::new(unsafe { std::slice::from_raw_parts_mut(target.start(), target.len()) })
     };
     BatchRead { file: read.file, offset: read.offset, bufs: read.targets.iter().map(slice).collect() }

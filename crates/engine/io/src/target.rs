@@ -1,8 +1,8 @@
 //! Memory that a read in flight fills, named by address: the reader neither owns nor borrows it.
 //!
-//! Invariant: whoever creates a [`Target`] promises that the memory is valid, and that nobody else uses it
-//! until the read's `done` (for a stream: `ended`) has been called. All writes through it depend on that
-//! promise.
+//! Invariant: whoever creates a [`ReadTarget`] promises that the memory is valid, and that nobody
+//! else uses it until the read's `done` (for a stream: `ended`) has been called. All writes through
+//! it depend on that promise.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -11,18 +11,18 @@ use std::ptr::NonNull;
 ///
 /// ```
 /// use std::ptr::NonNull;
-/// use pagekeeper_io::Target;
+/// use pagekeeper_io::ReadTarget;
 ///
 /// let frame: &'static mut [u8] = Box::leak(vec![0_u8; 4096].into_boxed_slice());
 /// let len = frame.len();
 /// // SAFETY: leaked, so valid for ever; no one else has its address.
-/// let target = unsafe { Target::new(NonNull::from(frame).cast(), len) };
+/// let target = unsafe { ReadTarget::new(NonNull::from(frame).cast(), len) };
 /// assert_eq!(target.len(), 4096);
 /// ```
 #[repr(transparent)]
-pub struct Target(libc::iovec);
+pub struct ReadTarget(libc::iovec);
 
-impl Target {
+impl ReadTarget {
     /// Names `len` bytes from `start` on. For direct reads both must be aligned as the file requires (see
     /// [`crate::Error::Unaligned`]).
     ///
@@ -53,7 +53,7 @@ impl Target {
     }
 }
 
-impl fmt::Debug for Target {
+impl fmt::Debug for ReadTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:p}+{}", self.start(), self.len())
     }
@@ -62,7 +62,7 @@ impl fmt::Debug for Target {
 // SAFETY: by the contract of `new` the memory belongs to the read, whichever thread performs it. The value
 // itself is an address and a length, and gives no access without `unsafe`.
 #[expect(unsafe_code, reason = "as stated above")]
-unsafe impl Send for Target {}
+unsafe impl Send for ReadTarget {}
 // SAFETY: as above; a shared reference only gives the address and the length.
 #[expect(unsafe_code, reason = "as stated above")]
-unsafe impl Sync for Target {}
+unsafe impl Sync for ReadTarget {}

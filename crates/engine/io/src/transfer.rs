@@ -95,9 +95,9 @@ impl Transfer {
             // second write.
             Ok(_) if self.is_atomic() => Some(Err(self.error(libc::EIO, file))),
             // No file system does this for a write; it counts as no progress.
-            Ok(0) => self.fruitless(libc::EIO, file),
-            Ok(count) => self.short(count, file),
-            Err(errno @ (libc::EINTR | libc::EAGAIN)) => self.fruitless(errno, file),
+            Ok(0) => self.retry_fruitless(libc::EIO, file),
+            Ok(count) => self.continue_after_short(count, file),
+            Err(errno @ (libc::EINTR | libc::EAGAIN)) => self.retry_fruitless(errno, file),
             Err(libc::EINVAL) if file.access() == Access::Direct && !self.is_aligned(pieces) => {
                 Some(Err(Error::Unaligned { path: file.path().to_path_buf(), range: self.range() }))
             }
@@ -107,7 +107,7 @@ impl Transfer {
 
     /// Continues after a short count. A direct read cannot simply continue at an unaligned end of file. So
     /// the size is checked, and if the file does not end there, the read resumes at an aligned offset.
-    fn short(&mut self, count: usize, file: &dyn IoFile) -> Option<Result<usize, Error>> {
+    fn continue_after_short(&mut self, count: usize, file: &dyn IoFile) -> Option<Result<usize, Error>> {
         let reached = self.done + count;
         if file.access() == Access::Buffered {
             self.done = reached;
@@ -123,14 +123,14 @@ impl Transfer {
         }
         let resumed = reached - reached % RESUME_ALIGNMENT;
         if resumed <= self.done {
-            return self.fruitless(libc::EAGAIN, file);
+            return self.retry_fruitless(libc::EAGAIN, file);
         }
         self.done = resumed;
         self.fruitless = 0;
         None
     }
 
-    fn fruitless(&mut self, errno: i32, file: &dyn IoFile) -> Option<Result<usize, Error>> {
+    fn retry_fruitless(&mut self, errno: i32, file: &dyn IoFile) -> Option<Result<usize, Error>> {
         self.fruitless += 1;
         if self.fruitless >= FRUITLESS_ATTEMPTS_MAX {
             return Some(Err(self.error(errno, file)));

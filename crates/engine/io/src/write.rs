@@ -72,7 +72,7 @@ pub enum WriteMode {
 /// # Ok::<(), pagekeeper_io::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct Resident {
+pub struct ResidentBytes {
     /// Bytes in the page cache.
     pub resident: u64,
     /// The part of those that is dirty or under writeback.

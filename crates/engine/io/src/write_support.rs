@@ -22,7 +22,7 @@ use crate::syscall::call;
 use crate::{Access, AlignedBuf, Error, Io};
 
 /// `RWF_DONTCACHE` of pwritev2(2), Linux 6.14.
-const UNCACHED: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x80);
+const RWF_DONTCACHE: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x80);
 /// Bytes of a probe's write.
 const SAMPLE_BYTES: usize = 256 << 10;
 
@@ -90,8 +90,8 @@ pub struct WriteSupport {
 impl WriteSupport {
     /// Tests a directory's file system, once in a process.
     pub fn probe(directory: &Path) -> Result<Self, Error> {
-        static KNOWN: Mutex<Option<HashMap<u64, WriteSupport>>> = Mutex::new(None);
-        let known = || lock(&KNOWN);
+        static KNOWN_SUPPORT: Mutex<Option<HashMap<u64, WriteSupport>>> = Mutex::new(None);
+        let known = || lock(&KNOWN_SUPPORT);
         let device = rustix::fs::stat(directory).map_err(|errno| call("stat", directory, errno))?.st_dev;
         if let Some(found) = known().as_ref().and_then(|known| known.get(&device)) {
             return Ok(*found);
@@ -136,11 +136,11 @@ impl<'a> ProbeFile<'a> {
                 release: all,
             });
         }
-        let uncached_append = self.try_write(&self.file, UNCACHED)?;
+        let uncached_append = self.try_write(&self.file, RWF_DONTCACHE)?;
         self.write(&self.file, ReadWriteFlags::empty()).map_err(|errno| self.failed(errno))?;
         self.drop_pages()?;
         let release = self.offer();
-        let uncached_overwrite = self.try_write(&self.file, UNCACHED)?;
+        let uncached_overwrite = self.try_write(&self.file, RWF_DONTCACHE)?;
         self.drop_pages()?;
         let link = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::DIRECT;

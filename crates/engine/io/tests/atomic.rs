@@ -15,9 +15,9 @@ use pagekeeper_io::{
 };
 use pagekeeper_testing::{Mounted, disk_dir, unmount};
 
-const LEN: usize = 4 << 20;
+const FILE_LEN: usize = 4 << 20;
 /// Reported sizes are tested up to this one.
-const TRIED_MAX: u64 = 1 << 20;
+const TESTED_WRITE_BYTES_MAX: u64 = 1 << 20;
 
 fn real() -> Vec<Arc<dyn Io>> {
     vec![Arc::new(Uring::new().unwrap()), Arc::new(Threads::new())]
@@ -66,7 +66,7 @@ fn works(file: &dyn IoFile, bytes: u64) -> bool {
 /// Creates a file of ones, and returns whether it supports atomic writes of 4096 bytes.
 fn prepare(io: &dyn Io, path: &Path) -> (Arc<dyn IoFile>, bool) {
     let file = io.open_writable(path, Access::Direct, Create::New).unwrap();
-    file.write_at(0, &filled(LEN, 1), WriteMode::Plain).unwrap();
+    file.write_at(0, &filled(FILE_LEN, 1), WriteMode::Plain).unwrap();
     file.sync_all().unwrap();
     let before = std::fs::metadata(path).unwrap();
     let works = works(&*file, 4096);
@@ -126,13 +126,15 @@ fn is_file(entry: &std::io::Result<std::fs::DirEntry>) -> bool {
 fn check_sizes(io: &dyn Io, file: &Arc<dyn IoFile>, path: &Path) {
     let reported = file.atomic_write_bytes().unwrap();
     let (least, most) = reported.into_inner();
-    let mut expected = vec![1; LEN];
-    let sizes = (0..64).map(|bits| 1_u64 << bits).filter(|size| (least..=most.min(TRIED_MAX)).contains(size));
+    let mut expected = vec![1; FILE_LEN];
+    let sizes = (0..64)
+        .map(|bits| 1_u64 << bits)
+        .filter(|size| (least..=most.min(TESTED_WRITE_BYTES_MAX)).contains(size));
     let mut byte = 1;
     for size in sizes {
         assert!(works(&**file, size), "{size} bytes");
         let len = usize::try_from(size).unwrap();
-        for (blocking, at) in [(true, size), (false, 0), (true, LEN as u64 - size)] {
+        for (blocking, at) in [(true, size), (false, 0), (true, FILE_LEN as u64 - size)] {
             byte += 1;
             assert_eq!(write(io, file, blocking, at, filled(len, byte)), Ok(()), "{size} bytes at {at}");
             expected[usize::try_from(at).unwrap()..][..len].fill(byte);
@@ -143,7 +145,9 @@ fn check_sizes(io: &dyn Io, file: &Arc<dyn IoFile>, path: &Path) {
         }
     }
     assert!(byte > 1, "nothing was tried of {least}..={most}");
-    for size in [least / 2, most * 2].into_iter().filter(|size| (512..=TRIED_MAX * 4).contains(size)) {
+    for size in
+        [least / 2, most * 2].into_iter().filter(|size| (512..=TESTED_WRITE_BYTES_MAX * 4).contains(size))
+    {
         assert!(!works(&**file, size), "{size} bytes");
         for blocking in [true, false] {
             let refused = write(io, file, blocking, 0, filled(usize::try_from(size).unwrap(), 0));
@@ -152,7 +156,7 @@ fn check_sizes(io: &dyn Io, file: &Arc<dyn IoFile>, path: &Path) {
     }
     assert!(std::fs::read(path).unwrap() == expected);
     // Behind the end: the file grows.
-    let at = LEN as u64;
+    let at = FILE_LEN as u64;
     assert_eq!(write(io, file, false, at, filled(usize::try_from(least).unwrap(), 7)), Ok(()));
     assert_eq!(file.stat().unwrap().size, at + least);
 }

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 
 use pagekeeper_io::{
-    Access, Alignment, BatchRead, Error, Io, IoFile, OwnedRead, Support, Target, Threads, Uring,
+    Access, Alignment, BatchRead, DirectSupport, Error, Io, IoFile, OwnedRead, ReadTarget, Threads, Uring,
 };
 use pagekeeper_simdisk::{RandomFaults, SimDisk};
 use pagekeeper_testing::{Mounted, disk_dir};
@@ -21,7 +21,7 @@ use proptest::prelude::*;
 use support::{Memory, aligned, noise};
 
 /// Not a multiple of any unit of a device or file system.
-const LEN: usize = (1 << 20) + 1234;
+const FILE_LEN: usize = (1 << 20) + 1234;
 
 /// Returns the back-ends for real files, with large and small queues.
 fn real() -> Vec<Arc<dyn Io>> {
@@ -35,12 +35,12 @@ fn real() -> Vec<Arc<dyn Io>> {
 }
 
 /// A read to test: its offset, and the lengths of its buffers.
-type Wanted = (u64, Vec<usize>);
+type ReadSpec = (u64, Vec<usize>);
 
-/// Returns the reads of a file of [`LEN`] bytes, aligned to `align`.
-fn wanted(align: usize) -> Vec<Wanted> {
-    let end = LEN / 4096 * 4096;
-    let mut wanted: Vec<Wanted> = (0..200).map(|n| ((n * 7919 % 256) * 4096, vec![4096])).collect();
+/// Returns the reads of a file of [`FILE_LEN`] bytes, aligned to `align`.
+fn wanted(align: usize) -> Vec<ReadSpec> {
+    let end = FILE_LEN / 4096 * 4096;
+    let mut wanted: Vec<ReadSpec> = (0..200).map(|n| ((n * 7919 % 256) * 4096, vec![4096])).collect();
     wanted.extend([
         // Scattered.
         (4096, vec![align, 4096, 2 * align, 8192]),
@@ -65,14 +65,14 @@ fn expected(content: &[u8], offset: u64, len: usize) -> &[u8] {
     &content[start..content.len().min(start + len)]
 }
 
-fn check(content: &[u8], (offset, lengths): &Wanted, result: &Result<usize, Error>, buffers: &[Memory]) {
+fn check(content: &[u8], (offset, lengths): &ReadSpec, result: &Result<usize, Error>, buffers: &[Memory]) {
     let expected = expected(content, *offset, lengths.iter().sum());
     assert_eq!(*result, Ok(expected.len()), "{offset} {lengths:?}");
     let got: Vec<u8> = buffers.iter().flat_map(|buffer| buffer.iter().copied()).collect();
     assert!(got[..expected.len()] == *expected, "wrong bytes: {offset} {lengths:?}");
 }
 
-fn check_batch(io: &dyn Io, file: &dyn IoFile, content: &[u8], wanted: &[Wanted]) {
+fn check_batch(io: &dyn Io, file: &dyn IoFile, content: &[u8], wanted: &[ReadSpec]) {
     let mut memory: Vec<Vec<Memory>> =
         wanted.iter().map(|(_, lengths)| lengths.iter().map(|len| aligned(*len)).collect()).collect();
     let mut results: Vec<Option<Result<usize, Error>>> = vec![None; wanted.len()];
@@ -96,18 +96,19 @@ fn check_batch(io: &dyn Io, file: &dyn IoFile, content: &[u8], wanted: &[Wanted]
 }
 
 /// The result of a background read: its index, its result, its memory.
-type Ended = (usize, Result<usize, Error>, Vec<Memory>);
+type EndedRead = (usize, Result<usize, Error>, Vec<Memory>);
 
 /// Creates a background read, which sends its result and memory to `ended`.
 fn owned(
     file: &Arc<dyn IoFile>,
     index: usize,
-    (offset, lengths): &Wanted,
-    ended: &mpsc::Sender<Ended>,
+    (offset, lengths): &ReadSpec,
+    ended: &mpsc::Sender<EndedRead>,
 ) -> OwnedRead {
     let mut buffers: Vec<Memory> = lengths.iter().map(|len| aligned(*len)).collect();
     // SAFETY: the memory does not move, and `done` keeps it until it is called.
-    let targets = buffers.iter_mut().map(|b| unsafe { Target::new(NonNull::from(&mut **b).cast(), b.len()) });
+    let targets =
+        buffers.iter_mut().map(|b| unsafe { ReadTarget::new(NonNull::from(&mut **b).cast(), b.len()) });
     let targets = targets.collect();
     let ended = ended.clone();
     OwnedRead {
@@ -127,7 +128,7 @@ fn instead(read: &mut OwnedRead, done: impl FnOnce(Result<usize, Error>) + Send 
     });
 }
 
-fn check_background(io: &dyn Io, file: &Arc<dyn IoFile>, content: &[u8], wanted: &[Wanted]) {
+fn check_background(io: &dyn Io, file: &Arc<dyn IoFile>, content: &[u8], wanted: &[ReadSpec]) {
     let (sender, ended) = mpsc::channel();
     let reads = wanted.iter().enumerate().map(|(index, wanted)| owned(file, index, wanted, &sender));
     io.submit(reads.collect());
@@ -140,7 +141,7 @@ fn check_background(io: &dyn Io, file: &Arc<dyn IoFile>, content: &[u8], wanted:
     assert!(seen.iter().all(|seen| *seen), "not all were done");
 }
 
-fn check_alone(file: &dyn IoFile, content: &[u8], wanted: &[Wanted]) {
+fn check_alone(file: &dyn IoFile, content: &[u8], wanted: &[ReadSpec]) {
     for (offset, lengths) in wanted {
         let len = lengths.iter().sum();
         let mut buffer = aligned(len);
@@ -150,7 +151,7 @@ fn check_alone(file: &dyn IoFile, content: &[u8], wanted: &[Wanted]) {
 }
 
 /// Tests all ways of reading.
-fn check_all(io: &dyn Io, path: &Path, access: Access, content: &[u8], wanted: &[Wanted]) {
+fn check_all(io: &dyn Io, path: &Path, access: Access, content: &[u8], wanted: &[ReadSpec]) {
     let file = io.open(path, access).unwrap();
     assert_eq!((file.access(), file.path()), (access, path));
     assert_eq!(file.stat().unwrap().size, content.len() as u64);
@@ -167,7 +168,7 @@ fn write(directory: &Path, content: &[u8]) -> PathBuf {
 }
 
 fn check_file_system(directory: &Path) {
-    let content = noise(LEN);
+    let content = noise(FILE_LEN);
     let path = write(directory, &content);
     for io in real() {
         check_all(&*io, &path, Access::Direct, &content, &wanted(4096));
@@ -186,8 +187,11 @@ fn on_the_disk_of_the_build() {
 #[test]
 fn on_xfs() {
     if let Some(mounted) = Mounted::new("xfs") {
-        let support = Support::probe(mounted.path()).unwrap();
-        assert!(matches!(support, Support::Direct(alignment) if alignment.offset <= 4096), "{support:?}");
+        let support = DirectSupport::probe(mounted.path()).unwrap();
+        assert!(
+            matches!(support, DirectSupport::Direct(alignment) if alignment.offset <= 4096),
+            "{support:?}"
+        );
         check_file_system(mounted.path());
     }
 }
@@ -196,8 +200,8 @@ fn on_xfs() {
 fn on_btrfs() {
     if let Some(mounted) = Mounted::new("btrfs") {
         // btrfs accepts any alignment, and reads through the page cache unless the read is aligned to 4096.
-        let support = Support::probe(mounted.path()).unwrap();
-        assert_eq!(support, Support::Direct(Alignment { memory: 4096, offset: 4096 }));
+        let support = DirectSupport::probe(mounted.path()).unwrap();
+        assert_eq!(support, DirectSupport::Direct(Alignment { memory: 4096, offset: 4096 }));
         check_file_system(mounted.path());
     }
 }
@@ -205,9 +209,9 @@ fn on_btrfs() {
 #[test]
 fn on_tmpfs() {
     if let Some(mounted) = Mounted::new("tmpfs") {
-        let support = Support::probe(mounted.path()).unwrap();
-        assert!(matches!(support, Support::Cached | Support::Refused { .. }), "{support:?}");
-        let content = noise(LEN);
+        let support = DirectSupport::probe(mounted.path()).unwrap();
+        assert!(matches!(support, DirectSupport::Cached | DirectSupport::Refused { .. }), "{support:?}");
+        let content = noise(FILE_LEN);
         let path = write(mounted.path(), &content);
         for io in real() {
             check_all(&*io, &path, Access::Buffered, &content, &wanted(1));
@@ -222,7 +226,7 @@ fn on_tmpfs() {
 
 #[test]
 fn on_a_simulated_disk() {
-    let content = noise(LEN);
+    let content = noise(FILE_LEN);
     let path = Path::new("/file");
     let half = RandomFaults { short_per_mille: 300, interrupted_per_mille: 200, failing_per_mille: 0 };
     for faults in [RandomFaults::default(), half] {
@@ -240,12 +244,12 @@ fn on_a_simulated_disk() {
 #[test]
 fn a_direct_read_leaves_nothing_resident_and_what_is_not_aligned_is_named() {
     let directory = disk_dir();
-    let path = write(directory.path(), &noise(LEN));
+    let path = write(directory.path(), &noise(FILE_LEN));
     let drop_pages = std::fs::File::open(&path).unwrap();
     rustix::fs::fadvise(&drop_pages, 0, None, rustix::fs::Advice::DontNeed).unwrap();
     for io in real() {
         let file = io.open(&path, Access::Direct).unwrap();
-        file.read_at(0, &mut aligned(LEN.next_multiple_of(4096))).unwrap();
+        file.read_at(0, &mut aligned(FILE_LEN.next_multiple_of(4096))).unwrap();
         for (offset, skip, len) in [(100, 0, 4096), (0, 1, 4096), (0, 0, 100)] {
             let mut memory = aligned(8192);
             let memory = &mut memory[skip..skip + len];
@@ -316,7 +320,7 @@ fn stat_is_the_files_own() {
 #[test]
 fn an_adopted_file_is_read_by_its_descriptor() {
     let directory = disk_dir();
-    let content = noise(LEN);
+    let content = noise(FILE_LEN);
     let path = write(directory.path(), &content);
     let opened = std::fs::File::open(&path).unwrap();
     std::fs::remove_file(&path).unwrap();
@@ -342,7 +346,7 @@ fn beds(directory: &Path, content: &[u8]) -> Vec<(Arc<dyn Io>, PathBuf)> {
 #[test]
 fn a_batch_within_a_batch() {
     let directory = disk_dir();
-    let content = noise(LEN);
+    let content = noise(FILE_LEN);
     for (io, path) in beds(directory.path(), &content) {
         let file = io.open(&path, Access::Direct).unwrap();
         let mut pages: Vec<_> = (0..10).map(|_| aligned(4096)).collect();
@@ -363,7 +367,7 @@ fn a_batch_within_a_batch() {
 #[test]
 fn a_panic_of_completed_waits_for_the_reads_in_flight() {
     let directory = disk_dir();
-    let content = noise(LEN);
+    let content = noise(FILE_LEN);
     for (io, path) in beds(directory.path(), &content) {
         let file = io.open(&path, Access::Direct).unwrap();
         for turn in 0..20 {
@@ -402,7 +406,7 @@ fn a_panic_of_completed_waits_for_the_reads_in_flight() {
 #[test]
 fn a_panic_of_done_stops_no_other_read() {
     let directory = disk_dir();
-    let content = noise(LEN);
+    let content = noise(FILE_LEN);
     for (io, path) in beds(directory.path(), &content) {
         let file = io.open(&path, Access::Direct).unwrap();
         let (sender, _ended) = mpsc::channel();
@@ -419,7 +423,7 @@ fn a_panic_of_done_stops_no_other_read() {
 #[test]
 fn reads_in_flight_are_done_when_the_last_handle_has_gone() {
     let directory = disk_dir();
-    let content = noise(LEN);
+    let content = noise(FILE_LEN);
     for (io, path) in beds(directory.path(), &content) {
         let file = io.open(&path, Access::Direct).unwrap();
         let (sender, ended) = mpsc::channel();
@@ -438,7 +442,7 @@ fn reads_in_flight_are_done_when_the_last_handle_has_gone() {
 #[test]
 fn the_last_handle_may_go_within_a_done() {
     let directory = disk_dir();
-    for (io, path) in beds(directory.path(), &noise(LEN)) {
+    for (io, path) in beds(directory.path(), &noise(FILE_LEN)) {
         let file = io.open(&path, Access::Direct).unwrap();
         let (sender, ended) = mpsc::channel();
         let mut read = owned(&file, 0, &(0, vec![4096]), &sender);
@@ -473,7 +477,7 @@ fn a_done_may_submit() {
         read
     }
     let directory = disk_dir();
-    for (io, path) in beds(directory.path(), &noise(LEN)) {
+    for (io, path) in beds(directory.path(), &noise(FILE_LEN)) {
         let file = io.open(&path, Access::Direct).unwrap();
         let (sender, ended) = mpsc::channel();
         io.submit((0..8).map(|_| follow(&io, &file, 100, sender.clone())).collect());
@@ -485,7 +489,7 @@ fn a_done_may_submit() {
 #[test]
 fn many_threads_read_at_once() {
     let directory = disk_dir();
-    let content = noise(LEN);
+    let content = noise(FILE_LEN);
     for (io, path) in beds(directory.path(), &content) {
         let file = io.open(&path, Access::Direct).unwrap();
         let turns = AtomicUsize::new(0);
@@ -537,9 +541,9 @@ proptest! {
     ) {
         let directory = disk_dir();
         let content = noise(len);
-        let aligned: Vec<Wanted> =
+        let aligned: Vec<ReadSpec> =
             reads.iter().map(|(at, lens)| (at * 4096, lens.iter().map(|l| l * 4096).collect())).collect();
-        let unaligned: Vec<Wanted> =
+        let unaligned: Vec<ReadSpec> =
             reads.iter().map(|(at, lens)| (at * odd, lens.iter().map(|l| l * 997).collect())).collect();
         for (io, path) in beds(directory.path(), &content) {
             check_all(&*io, &path, Access::Direct, &content, &aligned);

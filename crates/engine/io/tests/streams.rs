@@ -8,19 +8,19 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use pagekeeper_io::{Access, Error, Io, IoFile, ReadStream, StreamRead, Target, Threads, Uring};
+use pagekeeper_io::{Access, Error, Io, IoFile, ReadStream, ReadTarget, StreamRead, Threads, Uring};
 use pagekeeper_simdisk::{Fault, SimDisk, Times};
 use pagekeeper_testing::disk_dir;
 use support::{Memory, aligned, noise};
 
 /// Not a multiple of any unit of a device or file system.
-const LEN: usize = (1 << 20) + 1234;
+const FILE_LEN: usize = (1 << 20) + 1234;
 
 /// A back-end and an open file on it.
-type Bed = (Arc<dyn Io>, Arc<dyn IoFile>);
+type OpenedBackend = (Arc<dyn Io>, Arc<dyn IoFile>);
 
 /// Returns the back-ends, each with a file of these bytes.
-fn beds(content: &[u8]) -> (tempfile::TempDir, Vec<Bed>) {
+fn beds(content: &[u8]) -> (tempfile::TempDir, Vec<OpenedBackend>) {
     let directory = disk_dir();
     let path = directory.path().join("file");
     std::fs::write(&path, content).unwrap();
@@ -97,7 +97,7 @@ impl<'a> ReadStream<'a> for Pages<'a> {
         self.next += 1;
         // SAFETY: the memory does not move, and is not accessed before `ended`.
         let targets =
-            memory.iter_mut().map(|page| unsafe { Target::new(NonNull::from(&mut **page).cast(), 4096) });
+            memory.iter_mut().map(|page| unsafe { ReadTarget::new(NonNull::from(&mut **page).cast(), 4096) });
         Some(StreamRead {
             file: self.file,
             offset: *offset,
@@ -123,7 +123,7 @@ impl<'a> ReadStream<'a> for Pages<'a> {
 
 #[test]
 fn each_read_gives_its_bytes_however_many_are_under_way() {
-    let content = noise(LEN);
+    let content = noise(FILE_LEN);
     let (_directory, beds) = beds(&content);
     for (io, file) in &beds {
         for (count, at_once) in [(0, 1), (1, 1), (2, 2), (7, 1), (50, 3), (300, 1000)] {
@@ -161,7 +161,7 @@ fn a_file_of_another_back_end_is_refused() {
 
 #[test]
 fn after_a_panic_nothing_is_written_any_more() {
-    let content = noise(LEN);
+    let content = noise(FILE_LEN);
     let (_directory, beds) = beds(&content);
     for (io, file) in &beds {
         for mark in 0..20 {

@@ -199,14 +199,14 @@ fn check_names(io: &dyn Io, root: &Path) {
 }
 
 fn check_pages(io: &dyn Io, path: &Path, features: Features) {
-    const LEN: usize = 8 << 20;
+    const FILE_LEN: usize = 8 << 20;
     let file = io.open_writable(path, Access::Buffered, Create::New).unwrap();
-    file.write_at(0, &noise(LEN), WriteMode::Plain).unwrap();
+    file.write_at(0, &noise(FILE_LEN), WriteMode::Plain).unwrap();
     let Some(found) = file.residency(0..u64::MAX).unwrap() else {
         eprintln!("SKIPPED: residency can't be known here");
         return;
     };
-    assert_eq!(found.resident, LEN as u64);
+    assert_eq!(found.resident, FILE_LEN as u64);
     file.start_writeback(0..u64::MAX).unwrap();
     file.wait_writeback(0..u64::MAX).unwrap();
     // Pages that the kernel just uses stay at first.
@@ -217,11 +217,11 @@ fn check_pages(io: &dyn Io, path: &Path, features: Features) {
     let _ = (0..if features.releases { 100 } else { 1 }).any(is_released);
     let left = file.residency(0..u64::MAX).unwrap().unwrap();
     if !features.releases {
-        assert_eq!(left.resident, LEN as u64, "memory is all there is");
+        assert_eq!(left.resident, FILE_LEN as u64, "memory is all there is");
         return;
     }
     assert_eq!((left.resident, left.unwritten), (0, 0));
-    assert!(content(io, path) == noise(LEN));
+    assert!(content(io, path) == noise(FILE_LEN));
     file.release(0..u64::MAX).unwrap();
     if features.direct {
         let direct = io.open_writable(path, Access::Direct, Create::Never).unwrap();
@@ -231,7 +231,7 @@ fn check_pages(io: &dyn Io, path: &Path, features: Features) {
     // Behind the end, where even ext4 drops written pages. They are dropped a moment later, and not if the
     // kernel writes them back of its own accord.
     let is_dropped = |turn: u64| {
-        let at = LEN as u64 + (turn << 20);
+        let at = FILE_LEN as u64 + (turn << 20);
         if is_refused(&file.write_at(at, &noise(1 << 20), WriteMode::Uncached), WriteMode::Uncached) {
             return true;
         }

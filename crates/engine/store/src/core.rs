@@ -57,7 +57,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
 use pagekeeper_cache::{HeldPage, OwnedFile, PageCache, PageGuard, PageRef};
-use pagekeeper_io::{Io, IoFile, Lock, Process, open_past_cache};
+use pagekeeper_io::{FileLock, Io, IoFile, Process, open_past_cache};
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_wal::RedoLog;
 
@@ -99,7 +99,7 @@ pub(crate) struct Config {
     pub(crate) recovered_seq: Seq,
     pub(crate) opening: Opening,
     /// Keeps other processes from opening the store.
-    pub(crate) _lock: Option<Lock>,
+    pub(crate) _lock: Option<FileLock>,
 }
 
 /// The position of the last appended commit.

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::Builder;
 use std::time::Instant;
 
-use pagekeeper_io::{Io, Lock, Process};
+use pagekeeper_io::{FileLock, Io, Process};
 
 use crate::budget::{cache, cached, map_share, max_kept, unapplied_share};
 use crate::buffers::BufferPool;
@@ -119,7 +119,7 @@ fn recover(
     options: &StoreOptions,
     io: Arc<dyn Io>,
     directory: &Path,
-    held: Option<Lock>,
+    held: Option<FileLock>,
     (read, newest, slot): (&SlotsRead, &Superblock, u64),
     began: Instant,
 ) -> Result<Core, Error> {

@@ -261,11 +261,11 @@ impl FdVisitor for InspectionRound<'_> {
         Some(MarkerEvidence::new(markers, self.profiles))
     }
 
-    fn descriptor(&mut self, evidence: &mut MarkerEvidence, _: RawFd, target: &Path) {
+    fn visit(&mut self, evidence: &mut MarkerEvidence, _: RawFd, target: &Path) {
         evidence.take_in(self.proc, self.profiles, target);
     }
 
-    fn goes_on(&mut self, pid: u32, evidence: &MarkerEvidence) {
+    fn pause(&mut self, pid: u32, evidence: &MarkerEvidence) {
         self.recognise(pid, evidence);
     }
 

@@ -195,12 +195,12 @@ struct FileSystemIdentity {
 impl FileSystemIdentity {
     /// Returns `None` if there is no disk below it.
     fn directory(path: &Path) -> Result<Option<Self>> {
-        let asking = hang::asking(path)?;
+        let call = hang::announce(path)?;
         let metadata = std::fs::metadata(path).map_err(|error| Error::call("stat", path, error))?;
         if !metadata.is_dir() {
             return Err(Error::NotADirectory { path: path.to_path_buf() });
         }
-        drop(asking);
+        drop(call);
         let open = open_directory(path, Links::Follow)?;
         let kind = FileSystem::of(&open, path)?;
         if kind.release_refusal().is_some() {

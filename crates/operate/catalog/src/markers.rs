@@ -78,7 +78,7 @@ impl MarkerCheck {
         let listed = if hang::is_in_job() {
             Ok(has_neighbour(proc, pid, &profile.beside, directory, left))
         } else {
-            hang::patiently(|| {
+            hang::run_job(|| {
                 let (proc, beside, directory) =
                     (proc.clone(), profile.beside.clone(), directory.to_path_buf());
                 move || has_neighbour(&proc, pid, &beside, &directory, left)
@@ -102,7 +102,7 @@ fn has_neighbour(
     let mut buffer = [MaybeUninit::<u8>::uninit(); 8192];
     let mut entries = RawDir::new(&opened, &mut buffer);
     while left > 0
-        && let Ok(_asking) = hang::asking_from(opened.as_fd(), directory)
+        && let Ok(_call) = hang::announce_from(opened.as_fd(), directory)
         && let Some(Ok(entry)) = entries.next()
     {
         left -= 1;

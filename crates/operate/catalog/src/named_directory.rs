@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use pagekeeper_kernel::{Expected, Handle, Links, first_names, stat_of_name};
+use pagekeeper_kernel::{ExpectedFile, Links, PathHandle, first_names, stat_of_name};
 use pagekeeper_policy::FileClass;
 
 use crate::profile::Profile;
@@ -47,7 +47,7 @@ pub fn logs_below(path: &Path, candidates: &[Arc<Profile>]) -> Option<NamedDirec
     let of_patterns = profile.logs.iter().filter_map(|log| log.files.directory()).map(Path::new);
     for name in of_patterns.chain(profile.directories.iter().map(PathBuf::as_path)) {
         let directory = path.join(name);
-        let exists = Handle::at(&directory, Links::Follow).is_ok_and(|found| found.kind().is_dir());
+        let exists = PathHandle::at(&directory, Links::Follow).is_ok_and(|found| found.kind().is_dir());
         if exists && !directories.contains(&directory) {
             directories.push(directory);
         }
@@ -69,9 +69,9 @@ struct DirectoryNames<'a> {
 impl DirectoryNames<'_> {
     /// Opens the directory itself, or one below it that counts.
     fn open(&self, directory: &Path) -> Option<OwnedFd> {
-        let found = Handle::at(directory, Links::Follow).ok()?;
+        let found = PathHandle::at(directory, Links::Follow).ok()?;
         let counts = directory == self.path || self.owner == 0 || found.stat().st_uid == self.owner;
-        counts.then(|| found.open_directory(Expected::Any).ok())?
+        counts.then(|| found.open_directory(ExpectedFile::Any).ok())?
     }
 
     /// Returns the first names in it. The result does not depend on whether the directory is renamed meanwhile.

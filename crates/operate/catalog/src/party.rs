@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use pagekeeper_kernel::process::{Origin, ProcRoot};
+use pagekeeper_kernel::process::{ProcRoot, ProcessOrigin};
 
 use crate::ownership::{known_user, one_user};
 
@@ -26,10 +26,10 @@ impl Party {
     pub fn of(proc: &ProcRoot, pid: u32) -> Self {
         let of_user = |user: Option<u32>| user.map_or(Self::Unknown, Self::User);
         match proc.origin(pid) {
-            Ok(Origin::Here) => of_user(proc.users(pid).ok().and_then(one_user)),
-            Ok(Origin::Container(container)) => Self::Container(container),
-            Ok(Origin::UserNamespace { namespace, owner: 0 }) => Self::Container(namespace),
-            Ok(Origin::UserNamespace { owner, .. }) => of_user(known_user(owner)),
+            Ok(ProcessOrigin::Here) => of_user(proc.users(pid).ok().and_then(one_user)),
+            Ok(ProcessOrigin::Container(container)) => Self::Container(container),
+            Ok(ProcessOrigin::UserNamespace { namespace, owner: 0 }) => Self::Container(namespace),
+            Ok(ProcessOrigin::UserNamespace { owner, .. }) => of_user(known_user(owner)),
             // The process has ended, or may not be inspected.
             Err(_) => Self::Unknown,
         }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use globset::{Glob, GlobMatcher};
 use pagekeeper_policy::names::{NameMatch, NamePattern};
 use pagekeeper_policy::{BulkPages, FileClass, RewriteKind, RewriteSource, Rule};
-use pagekeeper_text::{Size, escaped};
+use pagekeeper_text::{ByteSize, escaped};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
@@ -249,7 +249,7 @@ fn deserialize_logs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Lo
 }
 
 fn deserialize_size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
-    let size: Size = deserialize_text(deserializer)?;
+    let size: ByteSize = deserialize_text(deserializer)?;
     Ok(Some(size.0))
 }
 

@@ -7,7 +7,7 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use pagekeeper_policy::{DEFAULT_BUDGET_TOTAL, DEFAULT_NEAR_FILES, DEFAULT_SLACK, FileClass, Rule};
-use pagekeeper_text::Size;
+use pagekeeper_text::ByteSize;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeSeed, Error, IntoDeserializer, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -56,10 +56,10 @@ impl<'de> Deserialize<'de> for NamedRule {
 #[derive(Default)]
 struct RuleKeys {
     rule: Option<NamedRule>,
-    slack: Option<TextValue<Size>>,
+    slack: Option<TextValue<ByteSize>>,
     near_files: Option<u64>,
-    budget: Option<TextValue<Size>>,
-    total: Option<TextValue<Size>>,
+    budget: Option<TextValue<ByteSize>>,
+    total: Option<TextValue<ByteSize>>,
 }
 
 impl RuleKeys {
@@ -84,8 +84,8 @@ impl RuleKeys {
                     Some(all) if all < *bytes => {
                         return Err(E::custom(format!(
                             "the \"budget\" of one log is {}, more than the \"total\" of all, {}: raise \"total\" or lower \"budget\"",
-                            Size(*bytes),
-                            Size(all)
+                            ByteSize(*bytes),
+                            ByteSize(all)
                         )));
                     }
                     Some(all) => all,

@@ -15,7 +15,7 @@ use std::path::Path;
 use model::{CELL, MIB};
 use pagekeeper_catalog::{LogSpec, PositionSpec, Profile};
 use pagekeeper_policy::{FileClass, READ_BACK_EVIDENCE_BYTES, RewriteKind, RewriteSource, Rule, WINDOW};
-use pagekeeper_text::Size;
+use pagekeeper_text::ByteSize;
 use world::{Op, World};
 
 /// Bytes that such a reader reads in a tick.
@@ -93,7 +93,7 @@ fn row(profile: &Profile, spec: &LogSpec) -> String {
         assert!(outcome.until_kept < READ_BACK_EVIDENCE_BYTES + unseen + speed, "{start} {outcome:?}");
         assert!(outcome.twice <= READ_BACK_EVIDENCE_BYTES + unseen, "{start} {outcome:?}");
     }
-    format!("{start} {} | {} |", Size(slow.until_kept), Size(fast.until_kept))
+    format!("{start} {} | {} |", ByteSize(slow.until_kept), ByteSize(fast.until_kept))
 }
 
 #[test]

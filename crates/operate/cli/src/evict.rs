@@ -11,8 +11,8 @@ use std::sync::Mutex;
 
 use pagekeeper_doctor::EvictedLeftover;
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
-use pagekeeper_kernel::{Flush, ReleaseOptions, ReleaseReport, release};
-use pagekeeper_text::{Size, escaped};
+use pagekeeper_kernel::{FlushMode, ReleaseOptions, ReleaseReport, release};
+use pagekeeper_text::{ByteSize, escaped};
 use serde::Serialize;
 
 use crate::devices::MountedDevices;
@@ -114,7 +114,7 @@ pub(crate) fn run(args: &EvictArgs) -> anyhow::Result<ExitCode> {
 fn evict(args: &EvictArgs) -> anyhow::Result<EvictReport> {
     let tree = args.tree.tree()?.with_devices(&args.tree);
     let options = ReleaseOptions::default();
-    let clean_only = ReleaseOptions { flush: Flush::Never, ..ReleaseOptions::default() };
+    let clean_only = ReleaseOptions { flush: FlushMode::Never, ..ReleaseOptions::default() };
     let (problems, mounted) = (Problems::default(), MountedDevices::default());
     let done = Mutex::new((Vec::new(), EvictedTotal::default()));
     tree.walk(args.jobs.map(usize::from), &|visited| match visited.and_then(|file| {
@@ -149,7 +149,7 @@ impl fmt::Display for EvictedFile {
 }
 
 fn released_in_words(report: &ReleaseReport) -> String {
-    format!("evicted {} of {} resident", Size(report.released), Size(report.resident_before))
+    format!("evicted {} of {} resident", ByteSize(report.released), ByteSize(report.resident_before))
 }
 
 /// Returns "; kept 8 MiB: 4 MiB dirty …", or nothing if nothing stayed.
@@ -162,9 +162,13 @@ fn kept_in_words(report: &ReleaseReport) -> String {
     ]
     .into_iter()
     .filter(|&(bytes, _)| bytes > 0)
-    .map(|(bytes, why)| format!("{} {why}", Size(bytes)))
+    .map(|(bytes, why)| format!("{} {why}", ByteSize(bytes)))
     .collect();
-    if why.is_empty() { String::new() } else { format!("; kept {}: {}", Size(report.kept()), why.join(", ")) }
+    if why.is_empty() {
+        String::new()
+    } else {
+        format!("; kept {}: {}", ByteSize(report.kept()), why.join(", "))
+    }
 }
 
 #[cfg(test)]

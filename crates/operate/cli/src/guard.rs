@@ -20,7 +20,7 @@ use pagekeeper_guard::{Control, Event, GroupNews, Guard, Options, Selector, Stre
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_metrics::{Metrics, MetricsError};
 use pagekeeper_policy::group::GroupReason;
-use pagekeeper_text::{Size, counted, escaped, listed_up_to, parse_period};
+use pagekeeper_text::{ByteSize, counted, escaped, listed_up_to, parse_period};
 use signal_hook::consts::SIGHUP;
 
 use crate::listen_address;
@@ -356,7 +356,7 @@ impl Printer {
                 format!("following the stream {} (process {pid})", escaped(program))
             }
             Event::StreamEnded { pid, program, seconds, files, released_bytes, .. } => {
-                let (released, files) = (Size(*released_bytes), output::files(*files));
+                let (released, files) = (ByteSize(*released_bytes), output::files(*files));
                 format!(
                     "the stream {} (process {pid}) has ended: released {released} behind it, {files}, {seconds:.0} s",
                     escaped(program)
@@ -369,7 +369,7 @@ impl Printer {
                 }
             }
             Event::Would { path, action, start, end } => {
-                format!("would {action} {}..{} of {}", Size(*start), Size(*end), escaped(path))
+                format!("would {action} {}..{} of {}", ByteSize(*start), ByteSize(*end), escaped(path))
             }
             Event::Summary(summary) => summary_text(summary),
             Event::InPart { pid: _, profile: _, path, budget } => {
@@ -417,8 +417,8 @@ impl Printer {
         let mut line = format!(
             "{} log files, resident {}, released {}",
             tick.files,
-            Size(tick.resident_bytes),
-            Size(self.released),
+            ByteSize(tick.resident_bytes),
+            ByteSize(self.released),
         );
         if tick.followers > 0 {
             let _ = write!(line, ", {}", counted(tick.followers as u64, "follower", "followers"));
@@ -457,7 +457,7 @@ fn directories_text(directories: &[PathBuf]) -> String {
 
 /// Returns the message about a memory cgroup; single steps have none.
 fn group_text(path: &Path, file: u64, limit: Option<u64>, news: GroupNews) -> Option<String> {
-    let of = limit.map(|limit| format!(" of {}", Size(limit))).unwrap_or_default();
+    let of = limit.map(|limit| format!(" of {}", ByteSize(limit))).unwrap_or_default();
     let what = match news {
         GroupNews::Reclaimed { .. } | GroupNews::LimitsHit { oom_kill: 0, .. } => return None,
         GroupNews::LimitsHit { oom_kill, .. } => {
@@ -467,7 +467,7 @@ fn group_text(path: &Path, file: u64, limit: Option<u64>, news: GroupNews) -> Op
         GroupNews::Over => "over its share: the logs of its databases are kept tighter".to_owned(),
         GroupNews::Within => "within its share again".to_owned(),
         GroupNews::WouldReclaim { bytes } => {
-            format!("would reclaim file pages of it, in steps, the first of {}", Size(bytes))
+            format!("would reclaim file pages of it, in steps, the first of {}", ByteSize(bytes))
         }
         GroupNews::Stopped { reason } => match reason {
             GroupReason::Refaults => "file pages are read again: it is left alone for a while",
@@ -477,34 +477,34 @@ fn group_text(path: &Path, file: u64, limit: Option<u64>, news: GroupNews) -> Op
         }
         .to_owned(),
     };
-    Some(format!("cgroup {}: page cache {}{of}: {what}", escaped(path), Size(file)))
+    Some(format!("cgroup {}: page cache {}{of}: {what}", escaped(path), ByteSize(file)))
 }
 
 fn summary_text(summary: &Summary) -> String {
     let mut text = format!(
         "released {} in {:.0} s, {}",
-        Size(summary.released_total_bytes),
+        ByteSize(summary.released_total_bytes),
         summary.seconds,
         counted(summary.ticks, "tick", "ticks")
     );
     for (class, bytes) in &summary.released_bytes {
-        let _ = write!(text, "\n  {class:<8} {}", Size(*bytes));
+        let _ = write!(text, "\n  {class:<8} {}", ByteSize(*bytes));
     }
     for (class, bytes) in &summary.read_back_bytes {
-        let _ = write!(text, "\n  of {class} {} were read back by others", Size(*bytes));
+        let _ = write!(text, "\n  of {class} {} were read back by others", ByteSize(*bytes));
     }
     for (program, bytes) in &summary.released_behind_streams_bytes {
-        let _ = write!(text, "\n  behind {} {}", escaped(program), Size(*bytes));
+        let _ = write!(text, "\n  behind {} {}", escaped(program), ByteSize(*bytes));
     }
     for (group, bytes) in &summary.reclaimed_in_cgroups_bytes {
-        let _ = write!(text, "\n  reclaimed in {} {}", escaped(group), Size(*bytes));
+        let _ = write!(text, "\n  reclaimed in {} {}", escaped(group), ByteSize(*bytes));
     }
     let _ = write!(
         text,
         "\nresident in log files: {} before, {} after, {} at most",
-        Size(summary.resident_before_bytes),
-        Size(summary.resident_after_bytes),
-        Size(summary.resident_peak_bytes)
+        ByteSize(summary.resident_before_bytes),
+        ByteSize(summary.resident_after_bytes),
+        ByteSize(summary.resident_peak_bytes)
     );
     let _ = write!(
         text,
@@ -512,7 +512,7 @@ fn summary_text(summary: &Summary) -> String {
         summary.cpu_seconds, summary.cpu_percent
     );
     if let Some(bytes) = summary.memory_peak_bytes {
-        let _ = write!(text, ", {} of memory at most", Size(bytes));
+        let _ = write!(text, ", {} of memory at most", ByteSize(bytes));
     }
     text
 }

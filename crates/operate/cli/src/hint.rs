@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use pagekeeper_kernel::pressure::{MemInfo, SysRoots};
 use pagekeeper_observe::{HeldPages, Overview, RunningDatabase};
-use pagekeeper_text::{Size, count, escaped};
+use pagekeeper_text::{ByteSize, count, escaped};
 
 use crate::output;
 
@@ -94,7 +94,7 @@ impl fmt::Display for HostHint {
         match &self.memory {
             Some(memory) => {
                 let (held, all) = (memory.cached.saturating_sub(memory.shmem), memory.total);
-                writeln!(f, ", which holds {} of {} of memory here.", Size(held), Size(all))?;
+                writeln!(f, ", which holds {} of {} of memory here.", ByteSize(held), ByteSize(all))?;
             }
             None => writeln!(f, ".")?,
         }
@@ -132,7 +132,7 @@ fn held_in_words(held: &HeldPages) -> String {
         HeldPages::Elsewhere { .. } => format!("{place}: on a network file system, which is not asked here"),
         HeldPages::Counted { logs, others, is_cut, .. } => {
             let least = if *is_cut { "at least " } else { "" };
-            let (logs, others) = (Size(*logs), Size(*others));
+            let (logs, others) = (ByteSize(*logs), ByteSize(*others));
             format!("{place}: logs hold {least}{logs} in memory, other files {least}{others}")
         }
     }

@@ -13,8 +13,8 @@ use std::process::ExitCode;
 use anyhow::Context;
 use indicatif::ProgressBar;
 use pagekeeper_policy::stream_pace::StreamPace;
-use pagekeeper_probe::{MIN_FILE_BYTES, Probe, Progress};
-use pagekeeper_text::{Size, escaped, parse_size};
+use pagekeeper_probe::{MIN_FILE_BYTES, Probe, ProbeProgress};
+use pagekeeper_text::{ByteSize, escaped, parse_size};
 
 use crate::arguments::PaceArgs;
 use crate::output::{self, UsageError, wait_while_frozen};
@@ -71,7 +71,7 @@ fn require_full_speed(pace: StreamPace) -> Result<(), UsageError> {
 fn parse_file_size(text: &str) -> Result<u64, String> {
     let bytes = parse_size(text)?;
     if bytes < MIN_FILE_BYTES {
-        return Err(format!("less than {} says more of caches than of the disk", Size(MIN_FILE_BYTES)));
+        return Err(format!("less than {} says more of caches than of the disk", ByteSize(MIN_FILE_BYTES)));
     }
     Ok(bytes)
 }
@@ -93,7 +93,7 @@ pub(crate) fn run(args: &ProbeArgs) -> anyhow::Result<ExitCode> {
         try_to_write(disks)?;
     }
     let bar = output::progress_bar(1000, "{bar:30} {percent} % {wide_msg}");
-    let show = |progress: &Progress| show(&bar, progress);
+    let show = |progress: &ProbeProgress| show(&bar, progress);
     let mut probe = Probe::new(&args.dir).pace(args.pace.pace);
     if args.quick {
         probe = probe.quick();
@@ -142,7 +142,7 @@ fn try_to_write(directory: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn show(bar: &ProgressBar, progress: &Progress) {
+fn show(bar: &ProgressBar, progress: &ProbeProgress) {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 0 to 1000")]
     bar.set_position((progress.done * 1000.0) as u64);
     match progress.part {

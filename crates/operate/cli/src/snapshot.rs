@@ -12,7 +12,7 @@ use std::time::Instant;
 use anyhow::Context;
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_observe::saved_pages::{SavedFile, SavedPages, SnapshotTarget};
-use pagekeeper_text::{Size, count, escaped, unescaped};
+use pagekeeper_text::{ByteSize, count, escaped, unescaped};
 use serde_json::json;
 
 use crate::output;
@@ -84,8 +84,8 @@ pub(crate) fn run(args: &SnapshotArgs) -> anyhow::Result<ExitCode> {
     };
     output::show(args.json, report, |out| {
         let files = output::files(snapshot.files.len() as u64);
-        write!(out, "saved {} resident in {files}", Size(resident))?;
-        writeln!(out, " ({} extents) in {}", count(extents), Size(written))
+        write!(out, "saved {} resident in {files}", ByteSize(resident))?;
+        writeln!(out, " ({} extents) in {}", count(extents), ByteSize(written))
     })?;
     Ok(problems::report(&errors, args.json))
 }

@@ -19,7 +19,7 @@ use pagekeeper_kernel::pressure::{MemoryCgroup, SysRoots};
 use pagekeeper_kernel::{WarmOptions, WarmTurns};
 use pagekeeper_policy::stream_pace::StreamPace;
 use pagekeeper_streams::PacedTurns;
-use pagekeeper_text::{Size, escaped};
+use pagekeeper_text::{ByteSize, escaped};
 
 use crate::arguments::PaceArgs;
 use crate::devices::MountedDevices;
@@ -135,8 +135,8 @@ fn too_much_to_lock(bytes: u64, group: &MemoryCgroup) -> Option<String> {
             "{} are to be locked, and the memory cgroup of this process may have {} ({}): unless others pay for their \
              pages, the kernel will kill this process; lock less, or raise memory.max (version 1: \
              memory.limit_in_bytes)",
-            Size(bytes),
-            Size(limit),
+            ByteSize(bytes),
+            ByteSize(limit),
             escaped(&group.directory)
         )
     })

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use pagekeeper_kernel::Inode;
-use pagekeeper_kernel::process::Access;
+use pagekeeper_kernel::process::AccessMode;
 use pagekeeper_observe::{Database, File, OpenerKind, Snapshot};
 use pagekeeper_policy::FileClass;
 use pagekeeper_trace::{PageCounts, TaskIdentity};
@@ -174,7 +174,7 @@ impl<'a> Files<'a> {
 /// Whether a process has a file open through the page cache for writing only.
 fn only_writes(file: &File, task: &TaskIdentity) -> bool {
     let mut own = file.openers.iter().filter(|opener| opener.pid == task.process).peekable();
-    own.peek().is_some() && own.all(|opener| opener.kind == OpenerKind::Buffered(Access::WriteOnly))
+    own.peek().is_some() && own.all(|opener| opener.kind == OpenerKind::Buffered(AccessMode::WriteOnly))
 }
 
 /// Whether another process is known to have the file open for reading.
@@ -182,7 +182,7 @@ fn may_read(observation: &Observation<'_>, counts: &PageCounts, task: &TaskIdent
     let streamer = observation.streamers.iter().find(|streamer| streamer.pid == task.process);
     streamer
         .and_then(|streamer| streamer.open(counts.file))
-        .is_some_and(|file| matches!(file.access, Access::ReadOnly | Access::ReadWrite))
+        .is_some_and(|file| matches!(file.access, AccessMode::ReadOnly | AccessMode::ReadWrite))
 }
 
 #[cfg(test)]
@@ -236,8 +236,8 @@ mod tests {
     #[test]
     fn what_was_read_is_no_output() {
         let mut before = sample();
-        let writer = opener(100, "db", OpenerKind::Buffered(Access::WriteOnly));
-        let reader = opener(100, "db", OpenerKind::Buffered(Access::ReadOnly));
+        let writer = opener(100, "db", OpenerKind::Buffered(AccessMode::WriteOnly));
+        let reader = opener(100, "db", OpenerKind::Buffered(AccessMode::ReadOnly));
         let [grown, new, overwritten, merged, read] = ["grown", "new", "overwritten", "merged", "read"]
             .map(|name| file(&format!("/var/lib/mysql/{name}"), FileClass::Data, 100 * MIB, 0));
         let log = file("/var/lib/mysql/log", FileClass::Wal, 100 * MIB, 0);
@@ -282,7 +282,7 @@ mod tests {
             title: "cp a b".to_owned(),
             cgroup: None,
             group_beside: None,
-            files: vec![StreamerFile { inode: foreign(2), path: "/a".into(), access: Access::ReadOnly }],
+            files: vec![StreamerFile { inode: foreign(2), path: "/a".into(), access: AccessMode::ReadOnly }],
         }];
         let found = on_device(&observation, "8:0").unwrap();
         let found: Vec<_> =
@@ -303,7 +303,7 @@ mod tests {
 
     #[test]
     fn what_is_read_through_a_descriptor_that_may_write_is_no_output() {
-        let both = opener(100, "db", OpenerKind::Buffered(Access::ReadWrite));
+        let both = opener(100, "db", OpenerKind::Buffered(AccessMode::ReadWrite));
         let table = |size: u64, dirty: u64| File {
             size: size * MIB,
             openers: vec![both.clone()],

@@ -45,7 +45,7 @@ pub fn largest_elsewhere(
 
 /// Returns the files of the host with the most page cache.
 fn rows(progress: &Arc<WalkProgress>) -> Result<Vec<Row>, ObserveError> {
-    hang::patiently(|| {
+    hang::run_job(|| {
         let progress = Arc::clone(progress);
         move || {
             let options = CensusOptions { trace: None, follow: false, progress, ..CensusOptions::default() };

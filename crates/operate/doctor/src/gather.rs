@@ -43,7 +43,7 @@ impl GatheredData {
     /// If too many file systems do not answer.
     pub fn read(after: &Arc<Snapshot>, given: Option<DiskProfile>, roots: &SysRoots) -> Result<Self> {
         let given = Arc::new(given);
-        hang::patiently(|| {
+        hang::run_job(|| {
             let (after, given, roots) = (Arc::clone(after), Arc::clone(&given), roots.clone());
             move || Self::read_at_once(&after, given.as_ref().as_ref(), &roots)
         })

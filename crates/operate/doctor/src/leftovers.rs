@@ -41,7 +41,7 @@ pub fn evict_leftovers(
     let files = seen.iter().flat_map(|seen| seen.after.files.iter().map(move |file| (seen, file)));
     let read = files.filter(|(seen, file)| was_read_through_cache(seen, file));
     let read: Arc<HashSet<Inode>> = Arc::new(read.map(|(_, file)| file.inode).collect());
-    hang::patiently(|| {
+    hang::run_job(|| {
         let (now, read) = (Arc::clone(now), Arc::clone(&read));
         move || evict_all(&now, &read)
     })

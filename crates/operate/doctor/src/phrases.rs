@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use pagekeeper_text::{Size, escaped, listed_up_to};
+use pagekeeper_text::{ByteSize, escaped, listed_up_to};
 
 /// Returns bytes per second; `None` for an empty period.
 pub(crate) fn per_second(bytes: u64, period: Duration) -> Option<u64> {
@@ -24,7 +24,8 @@ pub(crate) fn process(name: &str, pid: u32) -> String {
 /// Lists things with their sizes, the largest `shown` first: "a (5 MiB), b (2 MiB) and 3 more".
 pub(crate) fn largest(mut all: Vec<(String, u64)>, shown: usize) -> String {
     all.sort_by(|(a, size_a), (b, size_b)| size_b.cmp(size_a).then_with(|| a.cmp(b)));
-    let all: Vec<String> = all.into_iter().map(|(name, size)| format!("{name} ({})", Size(size))).collect();
+    let all: Vec<String> =
+        all.into_iter().map(|(name, size)| format!("{name} ({})", ByteSize(size))).collect();
     listed_up_to(&all, shown)
 }
 

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pagekeeper_observe::{Database, File, VisibilityGap};
-use pagekeeper_text::{INDENT, Size, counted, duration, escaped, labelled, unescaped, wrapped};
+use pagekeeper_text::{ByteSize, LABEL_COLUMNS, counted, duration, escaped, labelled, unescaped, wrapped};
 use serde::Serialize;
 
 use crate::observation::{Observation, called};
@@ -97,10 +97,10 @@ impl fmt::Display for InspectedMemory {
         write!(
             f,
             "{} of {} are page cache, {} are free (background reclaim begins below {})",
-            Size(self.page_cache_bytes),
-            Size(self.total_bytes),
-            Size(self.free_bytes),
-            Size(self.watermark_low_bytes)
+            ByteSize(self.page_cache_bytes),
+            ByteSize(self.total_bytes),
+            ByteSize(self.free_bytes),
+            ByteSize(self.watermark_low_bytes)
         )?;
         if let Some(stalls) = self.allocation_stalls.filter(|stalls| *stalls > 0) {
             write!(f, "; tasks had to reclaim for themselves {}", counted(stalls, "time", "times"))?;
@@ -245,9 +245,9 @@ impl fmt::Display for Finding {
                 labelled(f, "fix", &fix.act)?;
             } else {
                 // Text to be copied is alone on its line, whatever its length.
-                writeln!(f, "  {:<width$}{}", "fix", escaped(&fix.act), width = INDENT - 2)?;
+                writeln!(f, "  {:<width$}{}", "fix", escaped(&fix.act), width = LABEL_COLUMNS - 2)?;
             }
-            let mut beside = |text: &str| wrapped(f, &" ".repeat(INDENT), INDENT, text);
+            let mut beside = |text: &str| wrapped(f, &" ".repeat(LABEL_COLUMNS), LABEL_COLUMNS, text);
             if !fix.does.is_empty() {
                 beside(&fix.does)?;
             }
@@ -261,7 +261,7 @@ impl fmt::Display for Finding {
                 beside(&format!("costs: {}", risk.costs))?;
             }
             if *undo_is_command {
-                writeln!(f, "{:INDENT$}take back: {}", "", escaped(undo))?;
+                writeln!(f, "{:LABEL_COLUMNS$}take back: {}", "", escaped(undo))?;
             } else {
                 beside(&format!("take back: {undo}"))?;
             }
@@ -274,7 +274,7 @@ impl fmt::Display for Finding {
             let (text, lines) = pagekeeper.split_once('\n').unwrap_or((pagekeeper, ""));
             labelled(f, "pagekeeper", text)?;
             for line in lines.lines() {
-                writeln!(f, "{:INDENT$}{}", "", escaped(line))?;
+                writeln!(f, "{:LABEL_COLUMNS$}{}", "", escaped(line))?;
             }
         }
         Ok(())
@@ -297,8 +297,8 @@ impl fmt::Display for Inspected {
                 "Inspected {databases} for {:.1} s: {} {files}, {}, {} of it resident.",
                 self.seconds,
                 self.files,
-                Size(self.size_bytes),
-                Size(self.resident_bytes)
+                ByteSize(self.size_bytes),
+                ByteSize(self.resident_bytes)
             ),
         )?;
         for database in &self.databases {
@@ -330,13 +330,13 @@ impl Inspected {
         let text = format!(
             "{} of the page cache are of files of no database that was inspected, as those of programs that no \
              profile knows; `pagekeeper doctor --elsewhere` names who has the most, `pagekeeper top` all",
-            Size(self.elsewhere_bytes)
+            ByteSize(self.elsewhere_bytes)
         );
         labelled(f, "elsewhere", &text)?;
         for holder in &self.largest_elsewhere {
             let files = if holder.files == 1 { String::new() } else { format!(" ({} files)", holder.files) };
             let open = open_in(&holder.open_in);
-            labelled(f, "", &format!("{} {}{files}: {open}", Size(holder.resident_bytes), holder.path))?;
+            labelled(f, "", &format!("{} {}{files}: {open}", ByteSize(holder.resident_bytes), holder.path))?;
         }
         if self.largest_elsewhere.iter().any(|holder| holder.open_in.is_empty()) {
             labelled(
@@ -469,7 +469,7 @@ mod tests {
         after.files[0].openers.push(opener(
             100,
             "mariadbd",
-            OpenerKind::Direct(pagekeeper_kernel::process::Access::ReadWrite),
+            OpenerKind::Direct(pagekeeper_kernel::process::AccessMode::ReadWrite),
         ));
         let before = after.clone();
         let observation = Observation::new(&before, &after);

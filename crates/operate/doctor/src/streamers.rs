@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::pressure::{MemoryCgroup, SysRoots};
-use pagekeeper_kernel::process::{Access, OpenFile, Selection};
+use pagekeeper_kernel::process::{AccessMode, FileSelection, OpenFile};
 use pagekeeper_observe::Snapshot;
 use pagekeeper_text::unescaped;
 
@@ -50,7 +50,7 @@ pub struct StreamerFile {
     /// Its path as the process sees it.
     pub path: PathBuf,
     /// The access: reading or writing.
-    pub access: Access,
+    pub access: AccessMode,
 }
 
 impl From<OpenFile> for StreamerFile {
@@ -86,7 +86,7 @@ pub fn streamers(snapshot: &Snapshot, roots: &SysRoots) -> Vec<Streamer> {
 fn inspect(pid: u32, roots: &SysRoots) -> Streamer {
     let title = roots.proc.command_line(pid).unwrap_or_default();
     let words: Vec<_> = title.iter().filter(|word| !word.is_empty()).map(unescaped).collect();
-    let files = roots.proc.files_of(pid, &Selection::default()).open;
+    let files = roots.proc.files_of(pid, &FileSelection::default()).open;
     let cgroup = MemoryCgroup::of(roots, pid).ok().flatten();
     let group_beside = cgroup.as_ref().map(|group| beside(pid, roots, &group.directory));
     Streamer {

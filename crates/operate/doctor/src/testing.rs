@@ -9,10 +9,10 @@ use std::time::{Duration, SystemTime};
 use crate::{SeenSync, SyncedFile};
 use pagekeeper_catalog::Profile;
 use pagekeeper_kernel::pressure::{
-    CgroupVersion, DirtyParameters, DirtyReport, DirtyThresholds, Limit, MemInfo, MemoryCgroup, SysRoots,
-    VmStat, Watermarks,
+    CgroupVersion, DirtyLimit, DirtyParameters, DirtyReport, DirtyThresholds, MemInfo, MemoryCgroup,
+    SysRoots, VmStat, Watermarks,
 };
-use pagekeeper_kernel::{Inode, Residency, Source};
+use pagekeeper_kernel::{Inode, Residency, ResidencySource};
 use pagekeeper_observe::{Database, File, Host, HostChange, Opener, OpenerKind, Snapshot};
 use pagekeeper_policy::{DiskProfile, FileClass, MixedProfile};
 use pagekeeper_trace::{
@@ -65,8 +65,8 @@ pub(crate) fn host() -> Host {
         watermarks: Watermarks { min: 64 * MIB, low: 80 * MIB, high: 96 * MIB, reserve: 128 * MIB },
         dirty: DirtyReport {
             parameters: DirtyParameters {
-                background: Limit::Ratio(10),
-                limit: Limit::Ratio(20),
+                background: DirtyLimit::Ratio(10),
+                limit: DirtyLimit::Ratio(20),
                 expire_centisecs: 3000,
                 writeback_centisecs: 500,
             },
@@ -154,7 +154,7 @@ pub(crate) fn residency(resident: u64, dirty: u64) -> Residency {
         writeback: Some(0),
         evicted: Some(0),
         recently_evicted: Some(0),
-        source: Source::Cachestat,
+        source: ResidencySource::Cachestat,
     }
 }
 

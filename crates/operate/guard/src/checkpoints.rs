@@ -24,7 +24,7 @@ use pagekeeper_catalog::checkpoint::innodb::{RedoHeader, RedoLayout};
 use pagekeeper_catalog::checkpoint::postgresql::ControlFile;
 use pagekeeper_catalog::checkpoint::{innodb, postgresql};
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::{Error, Expected, Inode, InspectedFile, Links};
+use pagekeeper_kernel::{Error, ExpectedFile, Inode, InspectedFile, Links};
 use pagekeeper_policy::{CheckpointFacts, CheckpointPosition, FileId, LogId, Rule, StepFacts};
 
 use crate::directory::{Directory, Log};
@@ -233,7 +233,7 @@ fn open_pg_control(directory: &Directory, proc: &ProcRoot) -> Result<InspectedFi
         // The WAL may be elsewhere, behind a link; the server's working directory is its data directory.
         Some(pid) => {
             let global = proc.open_directory_in_namespace(pid, Path::new("global"))?;
-            InspectedFile::open_in(global.as_fd(), "pg_control", Expected::Any, path)
+            InspectedFile::open_in(global.as_fd(), "pg_control", ExpectedFile::Any, path)
         }
         None => InspectedFile::open(&path, Links::Refuse),
     }

@@ -16,7 +16,7 @@ use pagekeeper_catalog::{
     LogSpec, Profile, ProfileError, RuleOverrides, TextValue, disks, find_profile, parse_config, read_config,
 };
 use pagekeeper_policy::{DiskProfile, FileClass, Rule};
-use pagekeeper_text::{Period, Size};
+use pagekeeper_text::{ByteSize, HumanDuration};
 use serde::{Deserialize, Deserializer};
 
 use crate::targets::{Targets, path_glob};
@@ -80,7 +80,7 @@ impl Default for WalReaderLimits {
 
 /// Reads a size written as text.
 fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
-    TextValue::<Size>::deserialize(deserializer).map(|size| size.0.0)
+    TextValue::<ByteSize>::deserialize(deserializer).map(|size| size.0.0)
 }
 
 /// The handling of the page cache of databases' memory cgroups; none unless some are named.
@@ -145,7 +145,7 @@ struct GroupsText {
     groups: Vec<TextValue<GroupGlob>>,
     share: Option<TextValue<Percent>>,
     reclaim: Option<ReclaimText>,
-    tick: Option<TextValue<Period>>,
+    tick: Option<TextValue<HumanDuration>>,
 }
 
 impl GroupsText {
@@ -184,8 +184,8 @@ impl Default for Options {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ConfigText {
-    tick: Option<TextValue<Period>>,
-    idle_tick: Option<TextValue<Period>>,
+    tick: Option<TextValue<HumanDuration>>,
+    idle_tick: Option<TextValue<HumanDuration>>,
     dry_run: Option<bool>,
     #[serde(default)]
     directories: Vec<PathBuf>,

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::os::fd::RawFd;
 
 use pagekeeper_kernel::Inode;
-use pagekeeper_kernel::process::Access;
+use pagekeeper_kernel::process::AccessMode;
 use pagekeeper_policy::FileId;
 
 use crate::ids::DirectoryId;
@@ -27,7 +27,7 @@ pub(crate) struct Descriptor {
     /// The inode number that fdinfo shows, which on overlayfs is not always stat's; `None` before Linux 5.14.
     pub(crate) shown_inode: Option<u64>,
     pub(crate) inode: Inode,
-    pub(crate) access: Access,
+    pub(crate) access: AccessMode,
     pub(crate) position: u64,
     /// Whether its position differs from the tick before, or it is new.
     pub(crate) moved: bool,
@@ -38,7 +38,7 @@ pub(crate) struct Descriptor {
 impl Descriptor {
     /// Returns whether it is open for writing.
     pub(crate) fn writes(&self) -> bool {
-        matches!(self.access, Access::WriteOnly | Access::ReadWrite)
+        matches!(self.access, AccessMode::WriteOnly | AccessMode::ReadWrite)
     }
 }
 

@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::{LogSpec, Profile};
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::{Error, Expected, Handle, Inode, InspectedFile, Links, Result};
+use pagekeeper_kernel::{Error, ExpectedFile, Inode, InspectedFile, Links, PathHandle, Result};
 use pagekeeper_policy::names::SegmentSize;
 use pagekeeper_policy::{LogId, RewriteKind, Rule, StepFacts};
 
@@ -232,7 +232,7 @@ impl Directory {
 
     /// Finds the directory for use in one tick: to open its files, not to list them. If its path leads to
     /// another directory than before, fails as if it were gone.
-    pub(crate) fn find(&self, proc: &ProcRoot) -> Result<Handle> {
+    pub(crate) fn find(&self, proc: &ProcRoot) -> Result<PathHandle> {
         let (directory, identity) = self.resolve(proc)?;
         let is_another = self.pin.is_some_and(|pin| !pin.is_same(&identity.pin));
         if is_another || !self.right.may_enter(identity.user) {
@@ -249,10 +249,10 @@ impl Directory {
     }
 
     /// Finds the directory that its path leads to now. Opens nothing: it may be anybody's.
-    pub(crate) fn resolve(&self, proc: &ProcRoot) -> Result<(Handle, DirectoryAttributes)> {
+    pub(crate) fn resolve(&self, proc: &ProcRoot) -> Result<(PathHandle, DirectoryAttributes)> {
         let directory = match self.through {
             Some(pid) => proc.handle_in_namespace(pid, &self.path),
-            None => Handle::at(&self.path, Links::Follow),
+            None => PathHandle::at(&self.path, Links::Follow),
         }?;
         if directory.kind() != rustix::fs::FileType::Directory {
             return Err(Error::call("open", &self.path, rustix::io::Errno::NOTDIR));
@@ -328,7 +328,8 @@ impl Directory {
     ) -> Result<Option<InspectedFile>> {
         let Some(name) = path.file_name() else { return Ok(None) };
         let directory = self.find(proc)?;
-        match InspectedFile::open_in(directory.as_fd(), name, Expected::Inode(inode), path.to_path_buf()) {
+        match InspectedFile::open_in(directory.as_fd(), name, ExpectedFile::Inode(inode), path.to_path_buf())
+        {
             Err(Error::OtherFile { .. }) => Ok(None),
             opened => opened.map(Some),
         }

@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use pagekeeper_catalog::{LogSpec, NewestSpec, PositionSpec};
-use pagekeeper_kernel::process::Access;
+use pagekeeper_kernel::process::AccessMode;
 use pagekeeper_policy::names::FileNumber;
 use pagekeeper_policy::{
     DatabaseId, FileClass, FileFacts, FileId, FilePosition, FollowerFacts, FollowerId, LogId, RewriteKind,
@@ -94,7 +94,7 @@ fn recognise_relay_logs(directory: &mut Directory, by_file: &ByFile<'_>) {
         let descriptors = by_file.get(file).into_iter().flatten();
         descriptors
             .filter(|descriptor| Some(descriptor.pid) == directory.owner)
-            .any(|descriptor| descriptor.access == Access::ReadWrite)
+            .any(|descriptor| descriptor.access == AccessMode::ReadWrite)
     };
     let found: Vec<LogId> = directory
         .entries
@@ -112,7 +112,7 @@ fn recognise_relay_logs(directory: &mut Directory, by_file: &ByFile<'_>) {
 /// Returns where a file's writer is, if that is short of the end that the file had in the sample before.
 fn short_of_end(entry: &Entry, by_file: &ByFile<'_>) -> Option<u64> {
     let descriptors = by_file.get(&entry.id)?.iter();
-    let writers = descriptors.filter(|descriptor| descriptor.access == Access::WriteOnly);
+    let writers = descriptors.filter(|descriptor| descriptor.access == AccessMode::WriteOnly);
     let position = writers.map(|descriptor| descriptor.position).max()?;
     (position > 0 && position < entry.previous_size).then_some(position)
 }
@@ -287,14 +287,14 @@ fn follower(
 ) -> Option<FollowerFacts> {
     let position = match descriptor.access {
         // Where the writer uses pwrite, the server's own readers use pread, which moves no descriptor.
-        Access::ReadOnly if spec.position == PositionSpec::Hidden && descriptor.position == 0 => {
+        AccessMode::ReadOnly if spec.position == PositionSpec::Hidden && descriptor.position == 0 => {
             FilePosition::Unknown
         }
-        Access::ReadOnly => FilePosition::At(descriptor.position),
+        AccessMode::ReadOnly => FilePosition::At(descriptor.position),
         // The threads of a replica share one descriptor while the reader keeps up; its position is that of
         // either.
-        Access::ReadWrite if spec.class == FileClass::Relay || spec.indexed => FilePosition::Unknown,
-        Access::ReadWrite | Access::WriteOnly | Access::Neither => return None,
+        AccessMode::ReadWrite if spec.class == FileClass::Relay || spec.indexed => FilePosition::Unknown,
+        AccessMode::ReadWrite | AccessMode::WriteOnly | AccessMode::Neither => return None,
     };
     let id = FollowerId(hash_of(&(descriptor.pid, descriptor.fd)));
     Some(FollowerFacts { id, log: entry.log, sequence, position, near_files: 0 })

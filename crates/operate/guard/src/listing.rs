@@ -20,7 +20,7 @@ use pagekeeper_catalog::checkpoint::innodb;
 use pagekeeper_catalog::settings::{are_recycled, decide_rewrite};
 use pagekeeper_catalog::{CheckpointSpec, LogSpec, Profile};
 use pagekeeper_kernel::{
-    Error, Expected, Inode, InspectedFile, Result, page_size, physical_block_size, residency,
+    Error, ExpectedFile, Inode, InspectedFile, Result, page_size, physical_block_size, residency,
 };
 use pagekeeper_policy::names::FileNumber;
 use pagekeeper_policy::shares::shares;
@@ -242,11 +242,11 @@ impl LogFormat {
     }
 
     fn read(fd: BorrowedFd<'_>, directory: &Path, name: &OsStr) -> Option<Self> {
-        let file = InspectedFile::open_in(fd, name, Expected::Any, directory.join(name)).ok()?;
+        let file = InspectedFile::open_in(fd, name, ExpectedFile::Any, directory.join(name)).ok()?;
         if residency(&file, 0..page_size()).ok()?.resident == 0 {
             return None;
         }
-        let _asking = file.asking().ok()?;
+        let _call = file.announce_call().ok()?;
         let mut start = [0; 4];
         file.file().read_exact_at(&mut start, 0).ok()?;
         Some(innodb::unknown_format(start).map_or(Self::Known, Self::Unknown))

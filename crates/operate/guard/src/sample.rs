@@ -12,7 +12,7 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 
 use pagekeeper_kernel::{
-    Expected, FileSystem, Inode, InspectedFile, Residency, Result, residency, stat_in, status_changed,
+    ExpectedFile, FileSystem, Inode, InspectedFile, Residency, Result, residency, stat_in, status_changed,
 };
 use pagekeeper_policy::{WINDOW, WindowFacts};
 use rustix::fs::Stat;
@@ -137,7 +137,7 @@ pub(crate) fn sample_file(
         return Ok(None);
     }
     room.left = room.left.saturating_add(due.windows);
-    let file = InspectedFile::open_in(fd, name, Expected::Inode(inode), path.join(name))?;
+    let file = InspectedFile::open_in(fd, name, ExpectedFile::Inode(inode), path.join(name))?;
     let dev = file.inode().dev;
     let file = file.on(known.filter(|known| known.0 == dev).map(|known| known.1));
     let (had_some, most) = (due.windows > 0, room.left.max(room.least));
@@ -276,7 +276,7 @@ impl SampleScan {
 mod tests {
     use super::*;
     use crate::budget::Slice;
-    use pagekeeper_kernel::{Error, Links, Source, page_size};
+    use pagekeeper_kernel::{Error, Links, ResidencySource, page_size};
     use std::os::fd::AsFd;
     use std::os::unix::fs::FileExt;
     use std::time::Duration;
@@ -408,8 +408,8 @@ mod tests {
             (pagekeeper_kernel::open_directory(dir.path(), Links::Refuse).unwrap(), file.inode());
         // A kernel without cachestat(2) uses mincore(2) everywhere, so no file system is asked for.
         let found = file.file_system().unwrap();
-        let is_asked =
-            found == FileSystem::Overlay || residency(&file, 0..u64::MAX).unwrap().source != Source::Mincore;
+        let is_asked = found == FileSystem::Overlay
+            || residency(&file, 0..u64::MAX).unwrap().source != ResidencySource::Mincore;
         let of = is_asked.then_some((inode.dev, found));
         let turn = turn(Duration::from_secs(3600));
         let learned = |mut known: KnownFileSystem| {

@@ -4,7 +4,7 @@
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
-use pagekeeper_kernel::{InspectedFile, Links, Source, residency};
+use pagekeeper_kernel::{InspectedFile, Links, ResidencySource, residency};
 use rustix::fs::MemfdFlags;
 use rustix::thread::CapabilitySet;
 
@@ -15,7 +15,7 @@ pub(crate) fn gaps() -> Vec<String> {
     let probe = InspectedFile::open(Path::new("/proc/self/exe"), Links::Follow)
         .and_then(|file| residency(&file, 0..u64::MAX));
     match probe {
-        Ok(counts) if counts.source == Source::Mincore && !has_counts() => gaps.push(
+        Ok(counts) if counts.source == ResidencySource::Mincore && !has_counts() => gaps.push(
             "this kernel or sandbox has no cachestat(2) (Linux 6.5): residency is read by mincore(2), which is slower and does not see dirty pages"
                 .to_owned(),
         ),
@@ -46,7 +46,7 @@ fn has_counts() -> bool {
     let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
     InspectedFile::open(Path::new(&path), Links::Follow)
         .and_then(|file| residency(&file, 0..u64::MAX))
-        .is_ok_and(|counts| counts.source != Source::Mincore)
+        .is_ok_and(|counts| counts.source != ResidencySource::Mincore)
 }
 
 #[cfg(test)]
@@ -65,6 +65,6 @@ mod tests {
                 "that_there_are_counts_is_asked_of_memory_as_of_a_file: the temporary directory is on an overlay, which has none",
             );
         }
-        assert_eq!(has_counts(), residency(&file, 0..u64::MAX).unwrap().source != Source::Mincore);
+        assert_eq!(has_counts(), residency(&file, 0..u64::MAX).unwrap().source != ResidencySource::Mincore);
     }
 }

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use pagekeeper_catalog::postgresql::slot::{self, ReplicationSlot};
 use pagekeeper_catalog::postgresql::{WalReaderKind, wal_reader};
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::{Error, Expected, Handle, InspectedFile, Links, Result, first_names};
+use pagekeeper_kernel::{Error, ExpectedFile, InspectedFile, Links, PathHandle, Result, first_names};
 use pagekeeper_policy::names::{FileNumber, SegmentSize};
 use pagekeeper_policy::{FileId, FilePosition, FollowerFacts, FollowerId, LogId, Rule, StepFacts};
 use pagekeeper_text::escaped;
@@ -113,7 +113,8 @@ impl WalReaders {
     ) {
         let path = directory.path_of(OsStr::new("archive_status"));
         let opened = directory.find(proc).and_then(|wal| {
-            Handle::in_directory(wal.as_fd(), "archive_status", path.clone())?.open_directory(Expected::Any)
+            PathHandle::in_directory(wal.as_fd(), "archive_status", path.clone())?
+                .open_directory(ExpectedFile::Any)
         });
         let status = match opened {
             Ok(status) => status,
@@ -140,7 +141,8 @@ impl WalReaders {
         let opened = match directory.owner {
             // The WAL may be elsewhere, behind a link; the server's working directory is its data directory.
             Some(pid) => proc.open_directory_in_namespace(pid, Path::new("pg_replslot")),
-            None => Handle::at(&path, Links::Refuse).and_then(|handle| handle.open_directory(Expected::Any)),
+            None => PathHandle::at(&path, Links::Refuse)
+                .and_then(|handle| handle.open_directory(ExpectedFile::Any)),
         };
         let names =
             opened.and_then(|opened| Ok((first_names(opened.as_fd(), &path, SLOTS_MAX + 1)?, opened)));
@@ -318,7 +320,7 @@ fn note_of(status: BorrowedFd<'_>, path: &Path, segment: &OsStr) -> ArchiveNote 
     let exists = |suffix: &str| {
         let mut name = segment.to_owned();
         name.push(suffix);
-        Handle::in_directory(status, name.as_os_str(), path.join(&name)).is_ok()
+        PathHandle::in_directory(status, name.as_os_str(), path.join(&name)).is_ok()
     };
     if exists(".done") {
         ArchiveNote::Done
@@ -334,7 +336,7 @@ fn read_slot(
     name: &OsStr,
     path: PathBuf,
 ) -> Result<std::result::Result<ReplicationSlot, String>> {
-    let file = InspectedFile::open_below(directory, Path::new(name).join("state"), Expected::Any, path)?;
+    let file = InspectedFile::open_below(directory, Path::new(name).join("state"), ExpectedFile::Any, path)?;
     let mut bytes = [0; slot::SLOT_BYTES];
     let len = match file.file().read_at(&mut bytes, 0) {
         Ok(len) => len,

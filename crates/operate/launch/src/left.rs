@@ -12,9 +12,9 @@ use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
-use pagekeeper_kernel::{Expected, Handle, Inode, Links, residency};
+use pagekeeper_kernel::{ExpectedFile, Inode, Links, PathHandle, residency};
 use pagekeeper_preload::tracked_place::{FileEvents, TrackedPlace, UNKNOWN};
-use pagekeeper_text::{Size, escaped, unescaped};
+use pagekeeper_text::{ByteSize, escaped, unescaped};
 use serde::{Serialize, Serializer};
 
 /// Maximum number of files listed for people; the others are summed up in one line.
@@ -121,11 +121,11 @@ impl LeftPages {
         let listed = self.0.iter().take(LISTED_FILES_MAX).map(|file| {
             let LeftFileReport { path, stayed_bytes, why, checked } = file;
             let when = if *checked { "" } else { ", as it was closed" };
-            format!("{} of {} ({}{when})", Size(*stayed_bytes), escaped(path), why.sentence())
+            format!("{} of {} ({}{when})", ByteSize(*stayed_bytes), escaped(path), why.sentence())
         });
         let rest = self.0.get(LISTED_FILES_MAX..).unwrap_or_default();
         let bytes: u64 = rest.iter().map(|file| file.stayed_bytes).sum();
-        let rest = (!rest.is_empty()).then(|| format!("{} of {} more files", Size(bytes), rest.len()));
+        let rest = (!rest.is_empty()).then(|| format!("{} of {} more files", ByteSize(bytes), rest.len()));
         listed.chain(rest).collect()
     }
 }
@@ -133,7 +133,8 @@ impl LeftPages {
 /// Returns what stayed of a file; `None` if nothing did.
 fn check_left_pages(inode: Inode, file: &TrackedFile<'_>) -> Option<LeftFileReport> {
     let path = file.path();
-    let opened = Handle::at(&path, Links::Refuse).and_then(|handle| handle.open(Expected::Inode(inode)));
+    let opened =
+        PathHandle::at(&path, Links::Refuse).and_then(|handle| handle.open(ExpectedFile::Inode(inode)));
     let seen = opened.as_ref().ok().map(|opened| residency(opened, 0..u64::MAX));
     let (stayed_bytes, why, checked) = match (seen, file.before) {
         (Some(Ok(now)), Some(before)) => {

@@ -159,7 +159,7 @@ fn count_waits(counts: &TraceCounts, snapshot: &Snapshot) -> TracedWaits {
 mod tests {
     use super::*;
 
-    use pagekeeper_kernel::{Inode, Residency, Source};
+    use pagekeeper_kernel::{Inode, Residency, ResidencySource};
 
     #[test]
     fn a_path_is_among_the_files_with_most_resident_once() {
@@ -185,7 +185,7 @@ mod tests {
                 writeback: None,
                 evicted: None,
                 recently_evicted: None,
-                source: Source::Mincore,
+                source: ResidencySource::Mincore,
             }),
             openers: Vec::new(),
         };

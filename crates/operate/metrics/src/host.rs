@@ -3,10 +3,12 @@
 //! Invariants: sizes are in bytes. A figure that this kernel lacks, or whose file can't be read, is `None`.
 
 use pagekeeper_kernel::page_size;
-use pagekeeper_kernel::pressure::{DirtyReport, MemInfo, Pressure, Resource, SysRoots, VmStat, Watermarks};
+use pagekeeper_kernel::pressure::{
+    DirtyReport, MemInfo, Pressure, PressureResource, SysRoots, VmStat, Watermarks,
+};
 
 /// The resources of [`HostFigures::pressure`].
-pub(crate) const PRESSURE_RESOURCES: [Resource; 2] = [Resource::Memory, Resource::Io];
+pub(crate) const PRESSURE_RESOURCES: [PressureResource; 2] = [PressureResource::Memory, PressureResource::Io];
 
 /// The host's memory and its limits.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]

@@ -16,8 +16,8 @@ use std::path::{Path, PathBuf};
 
 use pagekeeper_catalog::ownership::has_rights_of;
 use pagekeeper_catalog::{ClaimOutcome, ClaimStrength, one_user};
-use pagekeeper_kernel::process::{Access, ProcRoot};
-use pagekeeper_kernel::{Expected, Handle, Inode, Result, first_names, stat_of_name};
+use pagekeeper_kernel::process::{AccessMode, ProcRoot};
+use pagekeeper_kernel::{ExpectedFile, Inode, PathHandle, Result, first_names, stat_of_name};
 use pagekeeper_policy::FileClass;
 use pagekeeper_text::escaped;
 use rustix::fs::FileType;
@@ -133,7 +133,7 @@ pub(crate) fn directories_of(
         // The path may lead elsewhere by now than when the file was seen.
         let is_there = |held: &OpenedFile| {
             let Ok(below) = held.path.strip_prefix(path) else { return false };
-            Handle::below(directory.as_fd(), below, held.path.clone())
+            PathHandle::below(directory.as_fd(), below, held.path.clone())
                 .is_ok_and(|file| file.inode() == held.inode)
         };
         let first = written.partition_point(|held| held.path.as_path() < path);
@@ -196,7 +196,7 @@ fn leads_to(proc: &ProcRoot, pid: u32, link: &Path) -> Option<PathBuf> {
 fn is_written(held: &OpenedFile) -> bool {
     match held.kind {
         OpenerKind::Buffered(access) | OpenerKind::Direct(access) => {
-            matches!(access, Access::WriteOnly | Access::ReadWrite)
+            matches!(access, AccessMode::WriteOnly | AccessMode::ReadWrite)
         }
         OpenerKind::Mapped { writable } => writable,
     }
@@ -236,7 +236,7 @@ fn linked_directories(
         Err(error) => gaps.failed(party, GapKind::Directory, &error),
     }
     candidates.retain(|name| {
-        Handle::below(here.as_fd(), name.as_path(), base.join(name))
+        PathHandle::below(here.as_fd(), name.as_path(), base.join(name))
             .is_ok_and(|found| found.kind() == FileType::Symlink)
     });
     candidates.sort_unstable();
@@ -251,11 +251,11 @@ fn names_of_links(
     name: &Path,
     path: &Path,
 ) -> Result<Vec<OsString>> {
-    let found = Handle::below(here, name, path.to_path_buf())?;
+    let found = PathHandle::below(here, name, path.to_path_buf())?;
     if !(found.kind().is_dir() && has_rights_of(user, found.stat().st_uid)) {
         return Ok(Vec::new());
     }
-    let opened = found.open_directory(Expected::Any)?;
+    let opened = found.open_directory(ExpectedFile::Any)?;
     first_names(opened.as_fd(), path, TABLESPACE_LINKS_MAX + 1)
 }
 
@@ -295,7 +295,7 @@ mod tests {
         let mut subject =
             ObservedDatabase::of_process(&ProcRoot::at(proc), pid, Arc::new(profile), true, Vec::new());
         for (path, deleted) in held {
-            let kind = crate::OpenerKind::Buffered(pagekeeper_kernel::process::Access::ReadWrite);
+            let kind = crate::OpenerKind::Buffered(pagekeeper_kernel::process::AccessMode::ReadWrite);
             let held = OpenedFile {
                 kind,
                 inode: inode_of(path),
@@ -387,7 +387,7 @@ mod tests {
         assert_eq!(gaps.into_gaps().len(), 3, "the others are named");
         // Another user's files that it only reads are not its own either.
         let read = OpenedFile {
-            kind: OpenerKind::Buffered(Access::ReadOnly),
+            kind: OpenerKind::Buffered(AccessMode::ReadOnly),
             inode: Inode { dev: 0, ino: 0 },
             path: path("secret/base/1/2"),
             deleted: false,

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use pagekeeper_catalog::Party;
 use pagekeeper_kernel::pressure::{BackingDevice, SysRoots};
-use pagekeeper_kernel::{Handle, Inode, Links};
+use pagekeeper_kernel::{Inode, Links, PathHandle};
 use pagekeeper_trace::traced_inode;
 
 use crate::visibility::{GapKind, VisibilityGaps};
@@ -20,7 +20,7 @@ use crate::visibility::{GapKind, VisibilityGaps};
 pub(crate) struct DeviceTable {
     traced: HashMap<u64, u64>,
     /// A file of each file system, in this snapshot.
-    examples: BTreeMap<u64, Handle>,
+    examples: BTreeMap<u64, PathHandle>,
 }
 
 impl DeviceTable {
@@ -34,7 +34,7 @@ impl DeviceTable {
         }
         // If it can't be reached, or another file has its name now, perhaps the next one of the file system
         // can.
-        let handle = Handle::at(reach, Links::RefuseAll).ok().filter(|handle| handle.inode() == inode);
+        let handle = PathHandle::at(reach, Links::RefuseAll).ok().filter(|handle| handle.inode() == inode);
         let Some(handle) = handle else { return inode };
         // On overlayfs no name is right; its own does no harm.
         let find = || traced_inode(roots, &handle, reach).map_or(inode.dev, |traced| traced.dev);

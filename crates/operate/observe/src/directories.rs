@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pagekeeper_catalog::{ClaimStrength, Profile, ProfileMatch, one_user, recognise};
-use pagekeeper_kernel::process::{Access, ProcRoot};
+use pagekeeper_kernel::process::{AccessMode, ProcRoot};
 use pagekeeper_kernel::stat_of_name;
 
 use crate::OpenerKind;
@@ -88,7 +88,7 @@ fn owner(
 
 fn may_write(kind: OpenerKind) -> bool {
     match kind {
-        OpenerKind::Buffered(access) | OpenerKind::Direct(access) => access != Access::ReadOnly,
+        OpenerKind::Buffered(access) | OpenerKind::Direct(access) => access != AccessMode::ReadOnly,
         OpenerKind::Mapped { writable } => writable,
     }
 }

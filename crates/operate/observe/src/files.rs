@@ -11,7 +11,7 @@ use std::path::Path;
 use pagekeeper_catalog::Party;
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_kernel::process::InodeSet;
-use pagekeeper_kernel::{Expected, Inode, InspectedFile, stat_of_name};
+use pagekeeper_kernel::{ExpectedFile, Inode, InspectedFile, stat_of_name};
 use pagekeeper_text::{escaped, unescaped};
 
 use crate::devices::DeviceTable;
@@ -219,21 +219,24 @@ fn file_of(
     devices: &mut DeviceTable,
     gaps: &mut VisibilityGaps,
 ) -> File {
-    let residency =
-        match InspectedFile::open_magic_link(&held.link, Expected::Inode(held.inode), held.path.clone()) {
-            Ok(file) => {
-                let (sample, gap) = FileSample::of(&file);
-                if let Some(gap) = gap {
-                    let example = || escaped(&held.path).to_string();
-                    gaps.count(subject.party, gap.kind, example, &gap.why);
-                }
-                sample.residency
+    let residency = match InspectedFile::open_magic_link(
+        &held.link,
+        ExpectedFile::Inode(held.inode),
+        held.path.clone(),
+    ) {
+        Ok(file) => {
+            let (sample, gap) = FileSample::of(&file);
+            if let Some(gap) = gap {
+                let example = || escaped(&held.path).to_string();
+                gaps.count(subject.party, gap.kind, example, &gap.why);
             }
-            Err(error) => {
-                gaps.failed(subject.party, GapKind::File, &error);
-                None
-            }
-        };
+            sample.residency
+        }
+        Err(error) => {
+            gaps.failed(subject.party, GapKind::File, &error);
+            None
+        }
+    };
     let exists = |beside: &Path| {
         let reach_it = || reach(&roots.proc, pid, &held.path);
         beside.file_name().is_some_and(|name| stat_of_name(&reach_it().with_file_name(name)).is_ok())
@@ -254,11 +257,11 @@ fn file_of(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagekeeper_kernel::process::Access;
+    use pagekeeper_kernel::process::AccessMode;
     use std::path::PathBuf;
 
     const FILE: Inode = Inode { dev: 1, ino: 2 };
-    const READS: OpenerKind = OpenerKind::Buffered(Access::ReadOnly);
+    const READS: OpenerKind = OpenerKind::Buffered(AccessMode::ReadOnly);
 
     fn one_file(most_openers: usize) -> FileSet {
         let mut files = FileSet::new(most_openers);
@@ -286,7 +289,7 @@ mod tests {
         let many = 500_000;
         let mut files = one_file(usize::MAX);
         for pid in 0..many {
-            for kind in [READS, OpenerKind::Direct(Access::ReadOnly), READS] {
+            for kind in [READS, OpenerKind::Direct(AccessMode::ReadOnly), READS] {
                 files.opened(&by(pid, 7, kind), String::new);
             }
         }

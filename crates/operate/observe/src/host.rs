@@ -2,7 +2,7 @@
 
 use pagekeeper_kernel::Result;
 use pagekeeper_kernel::pressure::{
-    BackingDevice, DirtyReport, MemInfo, Pressure, Resource, SysRoots, VmStat, Watermarks,
+    BackingDevice, DirtyReport, MemInfo, Pressure, PressureResource, SysRoots, VmStat, Watermarks,
 };
 
 use crate::Host;
@@ -13,8 +13,8 @@ pub(crate) fn read(roots: &SysRoots, devices: Vec<(u64, BackingDevice)>) -> Resu
         memory: MemInfo::read(roots)?,
         watermarks: Watermarks::read(roots)?,
         dirty: DirtyReport::read(roots)?,
-        memory_pressure: Pressure::read(roots, Resource::Memory)?,
-        io_pressure: Pressure::read(roots, Resource::Io)?,
+        memory_pressure: Pressure::read(roots, PressureResource::Memory)?,
+        io_pressure: Pressure::read(roots, PressureResource::Io)?,
         vmstat: VmStat::read(roots)?,
         devices,
     })

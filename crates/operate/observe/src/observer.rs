@@ -85,7 +85,7 @@ impl Observer {
         // State that is lost with a job that hangs is found again, except what was named.
         let named = self.state.earlier.of_named();
         let mut kept = Some(std::mem::take(&mut self.state));
-        let (state, found) = hang::patiently(|| {
+        let (state, found) = hang::run_job(|| {
             let lost = || ObserverState { earlier: named.of_named(), ..ObserverState::default() };
             let mut state = kept.take().unwrap_or_else(lost);
             let (options, profiles) = (self.options.clone(), self.profiles.clone());

@@ -6,7 +6,9 @@
 
 use std::path::{Path, PathBuf};
 
-use pagekeeper_kernel::process::{Access, HeldFile, MappedFile, Mapping, Mappings, ProcRoot, Selection};
+use pagekeeper_kernel::process::{
+    AccessMode, FileSelection, HeldFile, MappedFile, MappingMode, ProcRoot, ProcessMapping,
+};
 use pagekeeper_kernel::{Error, Inode, stat_of_name};
 
 use crate::OpenerKind;
@@ -71,7 +73,7 @@ pub(crate) fn may_hold(proc: &ProcRoot, pid: u32) -> usize {
 
 /// Returns the first `most` descriptors and mappings of a process.
 pub(crate) fn opened_by(proc: &ProcRoot, pid: u32, most: usize) -> OpenedFiles {
-    let selection = Selection { mappings: Mappings::Resolved, ..Selection::default() };
+    let selection = FileSelection { mappings: MappingMode::Resolved, ..FileSelection::default() };
     let mut held = OpenedFiles::default();
     let read = proc.each_file_of(pid, &selection, |file| {
         let Some(found) = held_of(proc, pid, file) else { return };
@@ -119,16 +121,16 @@ fn held_of(proc: &ProcRoot, pid: u32, file: HeldFile) -> Option<OpenedFile> {
 }
 
 /// Returns the kind of a descriptor's use; `None` if it neither reads nor writes.
-pub(crate) fn kind_of(access: Access, direct: bool) -> Option<OpenerKind> {
+pub(crate) fn kind_of(access: AccessMode, direct: bool) -> Option<OpenerKind> {
     match (access, direct) {
-        (Access::Neither, _) => None,
+        (AccessMode::Neither, _) => None,
         (access, true) => Some(OpenerKind::Direct(access)),
         (access, false) => Some(OpenerKind::Buffered(access)),
     }
 }
 
 /// Returns the kind of a mapping's use.
-pub(crate) fn kind_of_mapping(mapping: &Mapping) -> OpenerKind {
+pub(crate) fn kind_of_mapping(mapping: &ProcessMapping) -> OpenerKind {
     OpenerKind::Mapped { writable: mapping.shared && mapping.writable }
 }
 
@@ -145,7 +147,7 @@ mod tests {
 
     #[test]
     fn only_a_shared_mapping_changes_its_file() {
-        let mapping = |shared, writable| Mapping {
+        let mapping = |shared, writable| ProcessMapping {
             path: "/d/data.mdb".into(),
             deleted: false,
             inode: Inode { dev: 1, ino: 2 },
@@ -163,14 +165,14 @@ mod tests {
 
     #[test]
     fn how_a_descriptor_has_its_file() {
-        assert_eq!(kind_of(Access::ReadWrite, true), Some(OpenerKind::Direct(Access::ReadWrite)));
-        assert_eq!(kind_of(Access::ReadOnly, false), Some(OpenerKind::Buffered(Access::ReadOnly)));
-        assert_eq!(kind_of(Access::Neither, false), None);
+        assert_eq!(kind_of(AccessMode::ReadWrite, true), Some(OpenerKind::Direct(AccessMode::ReadWrite)));
+        assert_eq!(kind_of(AccessMode::ReadOnly, false), Some(OpenerKind::Buffered(AccessMode::ReadOnly)));
+        assert_eq!(kind_of(AccessMode::Neither, false), None);
     }
 
     #[test]
     fn what_was_renamed_over_a_file_since_it_was_found_is_not_taken_for_it() {
-        use pagekeeper_kernel::{Expected, Handle, Links};
+        use pagekeeper_kernel::{ExpectedFile, Links, PathHandle};
 
         let dir = crate::testing::disk_dir();
         let [path, other] = ["0001.log", "other"].map(|name| dir.path().join(name));
@@ -184,7 +186,7 @@ mod tests {
 
         std::fs::rename(&other, &path).unwrap();
         assert!(!held.deleted, "it was listed before");
-        let reached = Handle::at(held.reach(&proc, own), Links::RefuseAll).unwrap();
-        assert_eq!(reached.open(Expected::Inode(held.inode)).unwrap().size(), 8192);
+        let reached = PathHandle::at(held.reach(&proc, own), Links::RefuseAll).unwrap();
+        assert_eq!(reached.open(ExpectedFile::Inode(held.inode)).unwrap().size(), 8192);
     }
 }

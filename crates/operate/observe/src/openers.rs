@@ -8,7 +8,7 @@ use std::collections::HashSet;
 
 use pagekeeper_catalog::Party;
 use pagekeeper_kernel::Result;
-use pagekeeper_kernel::process::{HeldFile, Mappings, ProcRoot, Selection};
+use pagekeeper_kernel::process::{FileSelection, HeldFile, MappingMode, ProcRoot};
 use pagekeeper_text::unescaped;
 
 use crate::files::{FileSet, OpenerRecord};
@@ -26,7 +26,8 @@ pub(crate) fn find(
         return Ok(());
     }
     let wanted = files.inode_set();
-    let selection = Selection { inodes: Some(&wanted), mappings: Mappings::Resolved, ..Selection::default() };
+    let selection =
+        FileSelection { inodes: Some(&wanted), mappings: MappingMode::Resolved, ..FileSelection::default() };
     let own = proc.own_pid();
     for pid in proc.pids()?.into_iter().filter(|pid| !known.contains(pid) && *pid != own) {
         let mut who: Option<(Party, String)> = None;

@@ -167,7 +167,7 @@ fn held(roots: &SysRoots, pid: u32) -> HeldPages {
         ..ObserverOptions::default()
     };
     let snapshot = Observer::start(options).and_then(|mut observer| observer.snapshot());
-    let is_elsewhere = is_elsewhere.load(Ordering::Relaxed) || !hang::unanswered().is_empty();
+    let is_elsewhere = is_elsewhere.load(Ordering::Relaxed) || !hang::hung_file_systems().is_empty();
     snapshot.map_or(HeldPages::Unseen, |snapshot| of_snapshot(&snapshot, is_elsewhere))
 }
 

@@ -1,7 +1,7 @@
 //! A sample of one file: its size and residency, or the reason why these are incomplete.
 
 use pagekeeper_kernel::{
-    Error, FileSystem, Inode, InspectedFile, Residency, Source, residency, stat_of_name,
+    Error, FileSystem, Inode, InspectedFile, Residency, ResidencySource, residency, stat_of_name,
 };
 use rustix::fs::FileType;
 
@@ -34,7 +34,7 @@ impl FileSample {
     /// Samples an open file.
     pub(crate) fn of(file: &InspectedFile) -> (Self, Option<GapReason>) {
         let (residency, gap) = match residency(file, 0..u64::MAX) {
-            Ok(counts) if counts.source == Source::Mincore && file.size() > 0 => {
+            Ok(counts) if counts.source == ResidencySource::Mincore && file.size() > 0 => {
                 let (kind, why) = if file.file_system().is_ok_and(|found| found == FileSystem::Overlay) {
                     (GapKind::Overlay, "on overlayfs pages belong to a file of the layer below")
                 } else {

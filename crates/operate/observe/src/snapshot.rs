@@ -12,8 +12,8 @@ use pagekeeper_catalog::Profile;
 use pagekeeper_kernel::pressure::{
     BackingDevice, DirtyReport, MemInfo, MemoryCgroup, Pressure, VmStat, Watermarks,
 };
-use pagekeeper_kernel::process::Access;
-use pagekeeper_kernel::{Expected, Handle, Inode, InspectedFile, Links, Residency};
+use pagekeeper_kernel::process::AccessMode;
+use pagekeeper_kernel::{ExpectedFile, Inode, InspectedFile, Links, PathHandle, Residency};
 use pagekeeper_policy::FileClass;
 use pagekeeper_trace::{MachineCounts, TraceCounts};
 
@@ -129,7 +129,7 @@ impl File {
     /// Fails with [`Error::OtherFile`](pagekeeper_kernel::Error::OtherFile) or
     /// [`Error::SymbolicLink`](pagekeeper_kernel::Error::SymbolicLink) if something else is there.
     pub fn open(&self) -> pagekeeper_kernel::Result<InspectedFile> {
-        Handle::at(&self.reach, Links::RefuseAll)?.open(Expected::Inode(self.stat_inode))
+        PathHandle::at(&self.reach, Links::RefuseAll)?.open(ExpectedFile::Inode(self.stat_inode))
     }
 
     /// Returns its directory, by the path by which this process reaches it. `None` if the file has lost its
@@ -170,9 +170,9 @@ pub struct Opener {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OpenerKind {
     /// Through a descriptor whose reads and writes use the page cache.
-    Buffered(Access),
+    Buffered(AccessMode),
     /// Through a descriptor with `O_DIRECT`.
-    Direct(Access),
+    Direct(AccessMode),
     /// Mapped.
     Mapped {
         /// Whether writes through the mapping are possible and change the file.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use pagekeeper_catalog::{ClaimStrength, DatabaseFinder, Party, Profile, logs_below, recognise, workers_of};
 use pagekeeper_kernel::Inode;
-use pagekeeper_kernel::hang::asking;
+use pagekeeper_kernel::hang::announce;
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_text::{escaped, unescaped};
 
@@ -250,12 +250,12 @@ fn named_directory(
     gaps: &mut VisibilityGaps,
 ) -> Result<PathBuf, ObserveError> {
     let failed = |source| ObserveError::Directory { path: path.to_path_buf(), source };
-    let asking = asking(path)?;
+    let call = announce(path)?;
     let found = std::fs::canonicalize(path).and_then(|path| {
         let is_directory = std::fs::metadata(&path)?.is_dir();
         is_directory.then_some(path).ok_or_else(|| std::io::ErrorKind::NotADirectory.into())
     });
-    drop(asking);
+    drop(call);
     match (found, earlier.directories.get(path)) {
         (Ok(found), _) => {
             earlier.directories.insert(path.to_path_buf(), found.clone());

@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::Error;
-use pagekeeper_kernel::process::Access;
+use pagekeeper_kernel::process::AccessMode;
 use pagekeeper_policy::FileClass;
 use pagekeeper_testing::Opens;
 
@@ -77,11 +77,11 @@ fn a_database_is_found_with_its_files_and_who_has_them_open() {
 
     let log = file(&seen, &base.join("000005.log"));
     assert_eq!((log.database, log.class, log.size), (Some(index), Some(FileClass::Wal), 64 << 10));
-    assert_eq!(kinds(&log.openers, database.pid()), [OpenerKind::Buffered(Access::WriteOnly)]);
-    assert_eq!(kinds(&log.openers, backup.pid()), [OpenerKind::Buffered(Access::ReadOnly)]);
+    assert_eq!(kinds(&log.openers, database.pid()), [OpenerKind::Buffered(AccessMode::WriteOnly)]);
+    assert_eq!(kinds(&log.openers, backup.pid()), [OpenerKind::Buffered(AccessMode::ReadOnly)]);
     assert_eq!(log.openers.iter().find(|opener| opener.pid == backup.pid()).unwrap().name, "backup");
     let table = file(&seen, &base.join("000006.sst"));
-    assert_eq!(kinds(&table.openers, backup.pid()), [OpenerKind::Direct(Access::ReadOnly)]);
+    assert_eq!(kinds(&table.openers, backup.pid()), [OpenerKind::Direct(AccessMode::ReadOnly)]);
     assert_eq!(table.class, Some(FileClass::Data));
     assert!(table.residency.unwrap().resident <= 1 << 20);
     let program = file(&seen, &mapped);
@@ -177,7 +177,7 @@ fn a_named_process_need_be_no_database() {
     let opener = Opener {
         pid: holder.pid(),
         name: "program".into(),
-        kind: OpenerKind::Buffered(Access::ReadWrite),
+        kind: OpenerKind::Buffered(AccessMode::ReadWrite),
         count: 2,
     };
     assert_eq!(found.openers, [opener]);
@@ -265,7 +265,7 @@ fn of_a_file_that_another_is_mounted_over_its_own_pages_are_counted_and_its_own_
     let at_the_name: Vec<_> = seen.files.iter().filter(|file| file.path == log).collect();
     let with_size = |size| at_the_name.iter().find(|file| file.size == size).copied();
     let (held, covers) = (with_size(64 << 10).unwrap(), with_size(4 << 20).unwrap());
-    assert_eq!(kinds(&held.openers, holder.pid()), [OpenerKind::Buffered(Access::WriteOnly)]);
+    assert_eq!(kinds(&held.openers, holder.pid()), [OpenerKind::Buffered(AccessMode::WriteOnly)]);
     assert_eq!(kinds(&covers.openers, holder.pid()), []);
     for (file, size) in [(held, 64 << 10), (covers, 4 << 20)] {
         assert!(file.residency.unwrap().resident <= size);

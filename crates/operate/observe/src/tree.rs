@@ -24,11 +24,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use pagekeeper_catalog::{Party, Profile};
-use pagekeeper_kernel::hang::asking;
+use pagekeeper_kernel::hang::announce;
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{
-    Error, Expected, Inode, InspectedFile, Links, NameLimit, Result, WalkOptions, open_directory,
+    Error, ExpectedFile, Inode, InspectedFile, Links, NameLimit, Result, WalkOptions, open_directory,
     stat_of_name, walk,
 };
 use pagekeeper_policy::FileClass;
@@ -237,7 +237,7 @@ impl DirectoryTree {
                 ScanStart { fd, path: link }
             }
         };
-        let _asking = asking(&self.reach)?;
+        let _call = announce(&self.reach)?;
         let found = rustix::fs::fstat(&start.fd).map_err(|error| Error::call("fstat", path, error))?;
         let inode = Some(Inode::of(&found));
         if context.pin.is_some_and(|pin| inode != Some(pin)) {
@@ -410,7 +410,7 @@ impl DirectoryTree {
             let opened = InspectedFile::open_below(
                 start.fd.as_fd(),
                 below.as_path(),
-                Expected::Any,
+                ExpectedFile::Any,
                 start.path.join(&below),
             );
             let Some(known) = self.files.get_mut(&below) else { continue };
@@ -493,7 +493,7 @@ fn is_directory(stat: &rustix::fs::Stat) -> bool {
 /// Returns the time of the last change of a directory, if that is long enough ago that another change would
 /// show.
 fn settled_change(path: &Path) -> Option<SystemTime> {
-    let _asking = asking(path).ok()?;
+    let _call = announce(path).ok()?;
     let changed = std::fs::metadata(path).and_then(|meta| meta.modified()).ok()?;
     (changed.elapsed().is_ok_and(|ago| ago > SETTLE_TIME)).then_some(changed)
 }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use pagekeeper_catalog::Party;
 use pagekeeper_kernel::Error;
-use pagekeeper_kernel::hang::{self, Unanswered};
+use pagekeeper_kernel::hang::{self, HungFileSystem};
 use pagekeeper_text::{escaped, listed};
 use rustix::thread::CapabilitySet;
 use serde::Serialize;
@@ -162,7 +162,7 @@ impl VisibilityGaps {
 
 /// Returns the gaps for file systems that do not answer.
 pub fn unanswered() -> Vec<VisibilityGap> {
-    let of = |found: Unanswered| VisibilityGap {
+    let of = |found: HungFileSystem| VisibilityGap {
         what: match found.kind {
             Some(kind) => format!("what is on {} ({})", escaped(&found.point), escaped(&kind)),
             None => format!("what is at {}", escaped(&found.point)),
@@ -170,7 +170,7 @@ pub fn unanswered() -> Vec<VisibilityGap> {
         why: format!("its file system has not answered for {:.1} s", found.time.as_secs_f64()),
         needs: None,
     };
-    hang::unanswered().into_iter().map(of).collect()
+    hang::hung_file_systems().into_iter().map(of).collect()
 }
 
 /// Returns the kernel's reason, without the path, which the gap already names.

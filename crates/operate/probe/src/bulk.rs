@@ -17,9 +17,9 @@ use pagekeeper_kernel::pressure::DirtyReport;
 use pagekeeper_policy::BulkProfile;
 use serde::Serialize;
 
-use crate::events::Events;
-use crate::figures::{Random, median, percentile};
-use crate::file::{BLOCK, BLOCK_BYTES, TestFile, UnnamedFiles, bulk_path, random_piece, stamp};
+use crate::events::EventCounter;
+use crate::figures::{RandomNumbers, median, percentile};
+use crate::file::{BLOCK_BYTES, BLOCK_LEN, TestFile, UnnamedFiles, bulk_path, random_piece, stamp};
 use crate::run::{MeasureOptions, ProbeContext};
 use crate::{Error, Result};
 
@@ -45,7 +45,7 @@ pub(crate) fn max_bytes(measure: &MeasureOptions) -> u64 {
 /// The bulk output next to the appends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum BulkBeside {
+pub enum BulkOutput {
     /// No output.
     Idle,
     /// Buffered output that waits for its own writeback.
@@ -58,7 +58,7 @@ pub enum BulkBeside {
     Buffered,
 }
 
-impl BulkBeside {
+impl BulkOutput {
     fn mode(self) -> Option<BulkMode> {
         match self {
             Self::Idle => None,
@@ -74,7 +74,7 @@ impl BulkBeside {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct BulkCase {
     /// The bulk output next to the appends.
-    pub beside: BulkBeside,
+    pub beside: BulkOutput,
     /// Number of appends.
     pub appends: usize,
     /// Median time of an append, in microseconds.
@@ -115,14 +115,14 @@ pub struct BulkReport {
 
 impl BulkReport {
     /// Returns the case with this bulk output, if it was measured.
-    pub fn case(&self, beside: BulkBeside) -> Option<&BulkCase> {
+    pub fn case(&self, beside: BulkOutput) -> Option<&BulkCase> {
         self.cases.iter().find(|case| case.beside == beside)
     }
 
     /// Whether buffered output was large enough to reach the kernel's limits, so that its effect on others
     /// shows.
     pub fn buffered_reached_limits(&self) -> bool {
-        let throttled = self.case(BulkBeside::Buffered).and_then(|case| case.pauses).unwrap_or(0) > 0;
+        let throttled = self.case(BulkOutput::Buffered).and_then(|case| case.pauses).unwrap_or(0) > 0;
         throttled || self.slows_from_bytes.is_some_and(|from| from <= self.buffered_bytes_max)
     }
 
@@ -130,13 +130,13 @@ impl BulkReport {
     pub fn profile(&self) -> Option<BulkProfile> {
         let us = |beside| self.case(beside).map(BulkCase::tail_us);
         let rate = |beside| self.case(beside)?.bytes_per_second;
-        let rates = [BulkBeside::Paced, BulkBeside::Direct, BulkBeside::Uncached].map(rate);
+        let rates = [BulkOutput::Paced, BulkOutput::Direct, BulkOutput::Uncached].map(rate);
         Some(BulkProfile {
-            idle_us: us(BulkBeside::Idle)?,
-            buffered_us: us(BulkBeside::Buffered)?,
-            paced_us: us(BulkBeside::Paced)?,
-            direct_us: us(BulkBeside::Direct),
-            uncached_us: us(BulkBeside::Uncached),
+            idle_us: us(BulkOutput::Idle)?,
+            buffered_us: us(BulkOutput::Buffered)?,
+            paced_us: us(BulkOutput::Paced)?,
+            direct_us: us(BulkOutput::Direct),
+            uncached_us: us(BulkOutput::Uncached),
             bytes_per_second: rates.into_iter().flatten().max_by(f64::total_cmp)?,
             paced_bytes_per_second: rates[0],
             direct_bytes_per_second: rates[1],
@@ -153,13 +153,13 @@ struct BulkSample {
 }
 
 /// Measures all cases that are available here.
-pub(crate) fn measure(work: &ProbeContext<'_>, events: &mut Events) -> Result<BulkReport> {
+pub(crate) fn measure(work: &ProbeContext<'_>, events: &mut EventCounter) -> Result<BulkReport> {
     let limits = DirtyReport::read(&work.directory.roots).ok();
     let limits = limits.map(|report| report.kernel_thresholds.unwrap_or(report.thresholds));
     let buffered_bytes_max = work.directory.dirty_allowance(max_bytes(&work.measure))?;
     let io = UnnamedFiles::shared(Arc::clone(&work.io));
-    let mut besides = vec![BulkBeside::Idle, BulkBeside::Paced];
-    for beside in [BulkBeside::Direct, BulkBeside::Uncached] {
+    let mut besides = vec![BulkOutput::Idle, BulkOutput::Paced];
+    for beside in [BulkOutput::Direct, BulkOutput::Uncached] {
         let output =
             options(&io, beside).map(|options| options.create(bulk_path(&work.directory))).transpose()?;
         // The writer falls back to another mode if this one is not available.
@@ -167,8 +167,8 @@ pub(crate) fn measure(work: &ProbeContext<'_>, events: &mut Events) -> Result<Bu
             besides.push(beside);
         }
     }
-    besides.push(BulkBeside::Buffered);
-    let mut random = Random::new(work.measure.seed);
+    besides.push(BulkOutput::Buffered);
+    let mut random = RandomNumbers::new(work.measure.seed);
     let mut samples: Vec<Vec<BulkSample>> = besides.iter().map(|_| Vec::new()).collect();
     let mut order: Vec<usize> = (0..besides.len()).collect();
     for _ in 0..rounds(&work.measure) {
@@ -182,11 +182,11 @@ pub(crate) fn measure(work: &ProbeContext<'_>, events: &mut Events) -> Result<Bu
     Ok(BulkReport { cases, slows_from_bytes, buffered_bytes_max })
 }
 
-fn options(io: &Arc<dyn pagekeeper_io::Io>, beside: BulkBeside) -> Option<pagekeeper_bulk::BulkOptions> {
+fn options(io: &Arc<dyn pagekeeper_io::Io>, beside: BulkOutput) -> Option<pagekeeper_bulk::BulkOptions> {
     Some(BulkWriter::options().mode(beside.mode()?).io(Arc::clone(io)))
 }
 
-fn case(beside: BulkBeside, samples: Vec<BulkSample>) -> BulkCase {
+fn case(beside: BulkOutput, samples: Vec<BulkSample>) -> BulkCase {
     let rates: Vec<f64> = samples.iter().filter_map(|sample| sample.rate).collect();
     let pauses: Option<Vec<u64>> = samples.iter().map(|sample| sample.pauses).collect();
     let mut us: Vec<f64> = samples.into_iter().flat_map(|sample| sample.us).collect();
@@ -204,10 +204,10 @@ fn case(beside: BulkBeside, samples: Vec<BulkSample>) -> BulkCase {
 
 fn sample(
     work: &ProbeContext<'_>,
-    beside: BulkBeside,
+    beside: BulkOutput,
     io: &Arc<dyn pagekeeper_io::Io>,
     buffered_bytes_max: u64,
-    events: &mut Events,
+    events: &mut EventCounter,
 ) -> Result<BulkSample> {
     work.check()?;
     let log = TestFile::new(&work.directory, &*work.io)?;
@@ -235,7 +235,7 @@ fn sample(
 
 /// Appends until it is over. Returns the time of each append in microseconds.
 fn append_until(over: &AtomicBool, log: &dyn IoFile) -> Result<Vec<f64>> {
-    let mut block = random_piece(BLOCK);
+    let mut block = random_piece(BLOCK_LEN);
     let (mut us, mut offset, mut due) = (Vec::new(), 0, Instant::now());
     while !over.load(Ordering::Relaxed) {
         stamp(&mut block, offset);
@@ -254,7 +254,7 @@ fn append_until(over: &AtomicBool, log: &dyn IoFile) -> Result<Vec<f64>> {
 /// until everything is durable.
 fn write_bulk(
     work: &ProbeContext<'_>,
-    beside: BulkBeside,
+    beside: BulkOutput,
     io: &Arc<dyn pagekeeper_io::Io>,
     buffered_bytes_max: u64,
     over: &AtomicBool,
@@ -268,7 +268,7 @@ fn write_bulk(
         }
         return Ok(None);
     };
-    let is_buffered = beside == BulkBeside::Buffered;
+    let is_buffered = beside == BulkOutput::Buffered;
     let max = if is_buffered { buffered_bytes_max } else { max_bytes(&work.measure) };
     let mut piece = random_piece(BULK_WRITE_BYTES);
     let mut bytes = 0;
@@ -309,12 +309,12 @@ mod tests {
     fn each_case_has_its_appends_and_nothing_is_left() {
         let dir = disk_dir();
         let work = ProbeContext::for_test(dir.path());
-        let mut events = Events::start(&work.directory);
+        let mut events = EventCounter::start(&work.directory);
         let report = measure(&work, &mut events).unwrap();
-        for beside in [BulkBeside::Idle, BulkBeside::Paced, BulkBeside::Buffered] {
+        for beside in [BulkOutput::Idle, BulkOutput::Paced, BulkOutput::Buffered] {
             let case = report.case(beside).unwrap();
             assert!(case.appends > 0 && case.p50_us > 0.0 && case.longest_us >= case.p999_us, "{case:?}");
-            assert_eq!(case.bytes_per_second.is_some(), beside == BulkBeside::Paced, "{case:?}");
+            assert_eq!(case.bytes_per_second.is_some(), beside == BulkOutput::Paced, "{case:?}");
         }
         let profile = report.profile().unwrap();
         assert_eq!(profile.direct_us.is_some(), profile.direct_bytes_per_second.is_some());
@@ -326,7 +326,7 @@ mod tests {
     fn a_few_appends_have_no_tail_of_a_thousand() {
         let of = |appends: usize| {
             let us = (1..=appends).map(|us| us as f64).collect();
-            case(BulkBeside::Idle, vec![BulkSample { us, ..BulkSample::default() }]).tail_us()
+            case(BulkOutput::Idle, vec![BulkSample { us, ..BulkSample::default() }]).tail_us()
         };
         assert_eq!((Some(of(200)), Some(of(2000))), (Some(198.0), Some(1998.0)));
     }
@@ -334,7 +334,7 @@ mod tests {
     #[test]
     fn whether_buffered_output_came_to_the_limits_is_reported() {
         let buffered = |pauses, slows_from_bytes| BulkReport {
-            cases: vec![BulkCase { pauses, ..case(BulkBeside::Buffered, Vec::new()) }],
+            cases: vec![BulkCase { pauses, ..case(BulkOutput::Buffered, Vec::new()) }],
             slows_from_bytes,
             buffered_bytes_max: 100,
         };

@@ -14,9 +14,9 @@ use rustix::fs::{AtFlags, StatxFlags};
 use rustix::io::Errno;
 use serde::Serialize;
 
-use crate::events::Events;
-use crate::figures::{Random, median};
-use crate::file::{BLOCK, BLOCK_BYTES, TestFile, check, random_piece, stamp};
+use crate::events::EventCounter;
+use crate::figures::{RandomNumbers, median};
+use crate::file::{BLOCK_BYTES, BLOCK_LEN, TestFile, check, random_piece, stamp};
 use crate::mixed::random_offset;
 use crate::run::ProbeContext;
 use crate::{Error, Result};
@@ -105,7 +105,11 @@ impl DirectReport {
 const DIRECT_OPERATIONS: u64 = 64;
 
 /// Runs all tests of direct I/O.
-pub(crate) fn measure(work: &ProbeContext<'_>, file: &TestFile, events: &mut Events) -> Result<DirectReport> {
+pub(crate) fn measure(
+    work: &ProbeContext<'_>,
+    file: &TestFile,
+    events: &mut EventCounter,
+) -> Result<DirectReport> {
     let reported = reported_alignment(&*file.buffered);
     let direct = match &file.direct {
         Ok(direct) => &**direct,
@@ -115,7 +119,7 @@ pub(crate) fn measure(work: &ProbeContext<'_>, file: &TestFile, events: &mut Eve
         let why = "the file system says that it has none for this file (statx)".to_owned();
         return Ok(DirectReport::refused(why, reported));
     }
-    let mut random = Random::new(work.measure.seed);
+    let mut random = RandomNumbers::new(work.measure.seed);
     work.check()?;
     file.drop_pages()?;
     let read = 64 << 10;
@@ -180,9 +184,9 @@ fn reported_alignment(file: &dyn IoFile) -> Option<DirectProfile> {
 }
 
 /// Finds the smallest alignments that work, each with 4096 bytes for the other one.
-fn worked(direct: &dyn IoFile, random: &mut Random, len: u64) -> Result<Option<DirectProfile>> {
+fn worked(direct: &dyn IoFile, random: &mut RandomNumbers, len: u64) -> Result<Option<DirectProfile>> {
     let fd = direct.fd().ok_or_else(|| Error::call("read", direct.path(), Errno::BADF))?;
-    let mut memory = AlignedBuf::new(4 * BLOCK);
+    let mut memory = AlignedBuf::new(4 * BLOCK_LEN);
     let base = random_offset(random, &(0..len - (1 << 20)));
     let mut works = |skip: usize, offset: u64, len: usize| -> Result<bool> {
         match rustix::io::pread(fd, &mut memory[skip..skip + len], offset) {
@@ -198,7 +202,7 @@ fn worked(direct: &dyn IoFile, random: &mut Random, len: u64) -> Result<Option<D
         if offset_alignment.is_none() && works(0, base + u64::from(alignment), len)? {
             offset_alignment = Some(u32::from(alignment));
         }
-        if memory_alignment.is_none() && works(len, base, BLOCK)? {
+        if memory_alignment.is_none() && works(len, base, BLOCK_LEN)? {
             memory_alignment = Some(u32::from(alignment));
         }
     }
@@ -212,7 +216,7 @@ fn worked(direct: &dyn IoFile, random: &mut Random, len: u64) -> Result<Option<D
 fn seen(
     work: &ProbeContext<'_>,
     file: &TestFile,
-    events: &mut Events,
+    events: &mut EventCounter,
     act: impl FnOnce() -> Result<()>,
 ) -> Result<(Option<u64>, Option<u64>)> {
     let inode =
@@ -230,8 +234,13 @@ fn seen(
 }
 
 /// Reads or writes random blocks, one at a time.
-fn each(direct: &dyn IoFile, random: &mut Random, whole: &std::ops::Range<u64>, write: bool) -> Result<()> {
-    let mut block = random_piece(BLOCK);
+fn each(
+    direct: &dyn IoFile,
+    random: &mut RandomNumbers,
+    whole: &std::ops::Range<u64>,
+    write: bool,
+) -> Result<()> {
+    let mut block = random_piece(BLOCK_LEN);
     for _ in 0..DIRECT_OPERATIONS {
         let offset = random_offset(random, whole);
         if write {
@@ -247,7 +256,7 @@ fn each(direct: &dyn IoFile, random: &mut Random, whole: &std::ops::Range<u64>, 
 
 /// Reads one block repeatedly. Returns the median time in microseconds.
 fn again(file: &dyn IoFile) -> Result<f64> {
-    let mut block = AlignedBuf::new(BLOCK);
+    let mut block = AlignedBuf::new(BLOCK_LEN);
     let mut took = Vec::new();
     for _ in 0..DIRECT_OPERATIONS {
         let began = Instant::now();
@@ -260,13 +269,17 @@ fn again(file: &dyn IoFile) -> Result<f64> {
 
 /// Reads a block directly that is dirty in the page cache. Returns whether the read sees the new data, and
 /// whether the block stays dirty.
-fn over_dirty(file: &TestFile, direct: &dyn IoFile, random: &mut Random) -> Result<(bool, Option<bool>)> {
+fn over_dirty(
+    file: &TestFile,
+    direct: &dyn IoFile,
+    random: &mut RandomNumbers,
+) -> Result<(bool, Option<bool>)> {
     file.drop_pages()?;
-    let mut block = random_piece(BLOCK);
+    let mut block = random_piece(BLOCK_LEN);
     stamp(&mut block, 0);
     block[8..16].copy_from_slice(&random.next_u64().to_le_bytes());
     file.buffered.write_at(0, &block, WriteMode::Plain)?;
-    let mut found = AlignedBuf::new(BLOCK);
+    let mut found = AlignedBuf::new(BLOCK_LEN);
     direct.read_at(0, &mut found)?;
     let state = file.buffered.residency(0..BLOCK_BYTES)?;
     Ok((found[..] == block[..], state.map(|state| state.unwritten > 0)))
@@ -275,19 +288,19 @@ fn over_dirty(file: &TestFile, direct: &dyn IoFile, random: &mut Random) -> Resu
 /// Writes one of several resident blocks directly. Returns whether a read through the page cache sees the new
 /// data, and the resident bytes before and after.
 fn over_resident(file: &TestFile, direct: &dyn IoFile) -> Result<(bool, Option<(u64, u64)>)> {
-    let len = 16 * BLOCK;
+    let len = 16 * BLOCK_LEN;
     file.drop_pages()?;
     let mut piece = AlignedBuf::new(len);
     file.buffered.read_at(0, &mut piece)?;
     let range = 0..len as u64;
     let before = file.resident(range.clone())?;
-    let mut block = random_piece(BLOCK);
+    let mut block = random_piece(BLOCK_LEN);
     stamp(&mut block, BLOCK_BYTES);
     block[8..16].fill(7);
     direct.write_at(BLOCK_BYTES, &block, WriteMode::Plain)?;
     let after = file.resident(range)?;
     file.buffered.read_at(0, &mut piece)?;
-    Ok((piece[BLOCK..2 * BLOCK] == block[..], before.zip(after)))
+    Ok((piece[BLOCK_LEN..2 * BLOCK_LEN] == block[..], before.zip(after)))
 }
 
 #[cfg(test)]
@@ -324,7 +337,7 @@ mod tests {
         let work = ProbeContext::for_test(dir.path());
         let mut file = TestFile::new(&work.directory, &*work.io).unwrap();
         file.fill(8 << 20, Duration::MAX, &work).unwrap();
-        let mut events = Events::start(&work.directory);
+        let mut events = EventCounter::start(&work.directory);
         let report = measure(&work, &file, &mut events).unwrap();
         assert!(report.dirty_is_seen && report.write_is_seen, "{report:?}");
         assert_eq!(report.refused.is_some(), report.kind == DirectKind::Refused);

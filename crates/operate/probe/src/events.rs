@@ -10,14 +10,14 @@ use serde::Serialize;
 
 use crate::directory::TestDirectory;
 
-/// Events of the file system and its disk during a measurement.
-pub(crate) struct Events {
+/// A counter of the events of the file system and its disk during a measurement.
+pub(crate) struct EventCounter {
     tracer: Option<Tracer>,
     /// The source of the events, or why there is none, in plain words.
     pub(crate) source: String,
 }
 
-impl Events {
+impl EventCounter {
     /// Starts to count, with the best source available.
     pub(crate) fn start(directory: &TestDirectory) -> Self {
         let Some(device) = directory.traced else {

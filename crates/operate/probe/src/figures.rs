@@ -45,9 +45,9 @@ fn ratios(of: &[f64], to: &[f64]) -> Vec<f64> {
 
 /// A small generator of random numbers (`SplitMix64`, Steele, Lea and Flood 2014).
 #[derive(Debug, Clone)]
-pub(crate) struct Random(u64);
+pub(crate) struct RandomNumbers(u64);
 
-impl Random {
+impl RandomNumbers {
     pub(crate) fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn random_numbers_stay_below_and_shuffles_keep_all() {
-        let mut random = Random::new(7);
+        let mut random = RandomNumbers::new(7);
         assert!((0..1000).all(|_| random.below(10) < 10));
         let mut items: Vec<u32> = (0..20).collect();
         random.shuffle(&mut items);

@@ -1,8 +1,8 @@
 //! Files without a name that measurements use, each opened both buffered and direct.
 //!
-//! Invariants: each block of [`BLOCK`] bytes begins with its own offset, so that every read can be checked.
-//! Other files of the directory are not touched. The file is freed with its last descriptor, even after `kill
-//! -9`.
+//! Invariants: each block of [`BLOCK_LEN`] bytes begins with its own offset, so that every read can
+//! be checked. Other files of the directory are not touched. The file is freed with its last
+//! descriptor, even after `kill -9`.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pagekeeper_io::{
-    Access, AlignedBuf, BatchRead, Create, Error as IoError, Io, IoFile, Lock, OwnedRead, OwnedWrite,
+    Access, AlignedBuf, BatchRead, Create, Error as IoError, FileLock, Io, IoFile, OwnedRead, OwnedWrite,
     WriteMode,
 };
 use pagekeeper_policy::stream_pace::TaskPacer;
@@ -20,14 +20,14 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::directory::{TestDirectory, unnamed};
-use crate::figures::Random;
+use crate::figures::RandomNumbers;
 use crate::run::ProbeContext;
 use crate::{Error, Result};
 
 /// Size of one random read or write in bytes.
-pub(crate) const BLOCK: usize = 4096;
-/// [`BLOCK`] as `u64`.
-pub(crate) const BLOCK_BYTES: u64 = BLOCK as u64;
+pub(crate) const BLOCK_LEN: usize = 4096;
+/// [`BLOCK_LEN`] for offsets.
+pub(crate) const BLOCK_BYTES: u64 = BLOCK_LEN as u64;
 /// Bytes written at a time while a file is filled.
 const FILL_WRITE_BYTES: usize = 1 << 20;
 /// Minimum size of a filled file in bytes, however slow the disk is.
@@ -134,7 +134,7 @@ fn direct(file: &File, directory: &Path) -> std::result::Result<File, IoError> {
 /// Returns random bytes, which a device can neither compress nor deduplicate.
 pub(crate) fn random_piece(len: usize) -> AlignedBuf {
     let mut piece = AlignedBuf::new(len);
-    let mut random = Random::new(std::process::id().into());
+    let mut random = RandomNumbers::new(std::process::id().into());
     for word in piece.chunks_exact_mut(8) {
         word.copy_from_slice(&random.next_u64().to_le_bytes());
     }
@@ -143,7 +143,7 @@ pub(crate) fn random_piece(len: usize) -> AlignedBuf {
 
 /// Makes each block of a piece begin with its offset in the file.
 pub(crate) fn stamp(piece: &mut [u8], offset: u64) {
-    for (number, block) in (0_u64..).zip(piece.chunks_mut(BLOCK)) {
+    for (number, block) in (0_u64..).zip(piece.chunks_mut(BLOCK_LEN)) {
         block[..8].copy_from_slice(&(offset + number * BLOCK_BYTES).to_le_bytes());
     }
 }
@@ -237,7 +237,7 @@ impl Io for UnnamedFiles {
         Ok(())
     }
 
-    fn lock(&self, path: &Path) -> std::result::Result<Lock, IoError> {
+    fn lock(&self, path: &Path) -> std::result::Result<FileLock, IoError> {
         self.io.lock(path)
     }
 
@@ -258,11 +258,11 @@ mod tests {
 
     #[test]
     fn blocks_tell_their_place() {
-        let mut piece = random_piece(3 * BLOCK);
+        let mut piece = random_piece(3 * BLOCK_LEN);
         stamp(&mut piece, 8192);
         let dir = disk_dir();
         let file = TestFile::new(&TestDirectory::open(dir.path()).unwrap(), &*pagekeeper_io::best()).unwrap();
-        check(&piece[BLOCK..], &*file.buffered, 12_288).unwrap();
+        check(&piece[BLOCK_LEN..], &*file.buffered, 12_288).unwrap();
         assert!(matches!(check(&piece, &*file.buffered, 0), Err(Error::Wrong { offset: 0, .. })));
         assert!(matches!(check(&[], &*file.buffered, 0), Err(Error::Wrong { .. })));
     }
@@ -275,7 +275,7 @@ mod tests {
         file.fill(3 << 20, Duration::ZERO, &work).unwrap();
         assert_eq!(file.len, 3 << 20);
         assert_eq!(file.resident(0..u64::MAX).unwrap().unwrap_or(0), 0);
-        let mut block = AlignedBuf::new(BLOCK);
+        let mut block = AlignedBuf::new(BLOCK_LEN);
         for offset in [0, 1 << 20, (3 << 20) - BLOCK_BYTES] {
             file.nearest().read_at(offset, &mut block).unwrap();
             check(&block, &*file.buffered, offset).unwrap();

@@ -1,9 +1,9 @@
 //! Measures the behaviour of a disk and its file system: direct I/O, the cost of mixing it with buffered I/O,
 //! uncached and atomic writes, latency and concurrency of reads, and the cost of syncs and releases.
 //!
-//! [`Probe`] measures in a directory, for about a minute, and returns a [`Report`]. The report has all
-//! figures, and the [`DiskProfile`](pagekeeper_policy::DiskProfile) for the guard, the bulk writer and the
-//! page store.
+//! [`Probe`] measures in a directory, for about a minute, and returns a [`ProbeReport`]. The report
+//! has all figures, and the [`DiskProfile`](pagekeeper_policy::DiskProfile) for the guard, the bulk
+//! writer and the page store.
 //!
 //! Invariants:
 //!
@@ -34,15 +34,15 @@ mod summary;
 mod sync;
 mod writes;
 
-pub use bulk::{BulkBeside, BulkCase, BulkReport};
+pub use bulk::{BulkCase, BulkOutput, BulkReport};
 pub use direct::{DirectKind, DirectReport};
 pub use error::{Error, Result};
 pub use events::EventRates;
-pub use mixed::{Access, Beside, MixedCase, MixedReport, Subject};
+pub use mixed::{ConcurrentUse, DirectOperation, MixedCase, MixedReport, MixedSubject};
 pub use pages::{ReadAheadReport, ReleaseReport};
-pub use probe::{Findings, MIN_FILE_BYTES, Probe, Report};
+pub use probe::{MIN_FILE_BYTES, Probe, ProbeFindings, ProbeReport};
 pub use reads::ReadsReport;
-pub use run::{Part, Progress};
+pub use run::{ProbePart, ProbeProgress};
 pub use summary::summary;
 pub use sync::{SyncReport, SyncTimes};
 pub use writes::{AtomicReport, AtomicSize, UncachedReport, UncachedUse};

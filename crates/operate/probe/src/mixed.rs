@@ -28,16 +28,16 @@ use pagekeeper_policy::MixedProfile;
 use pagekeeper_trace::TraceCounts;
 use serde::Serialize;
 
-use crate::events::{EventRates, Events, rates};
-use crate::figures::{NO_COST_SHARE, Random, median, ratio, sure_share};
-use crate::file::{BLOCK, BLOCK_BYTES, TestFile, check, random_piece, stamp};
+use crate::events::{EventCounter, EventRates, rates};
+use crate::figures::{NO_COST_SHARE, RandomNumbers, median, ratio, sure_share};
+use crate::file::{BLOCK_BYTES, BLOCK_LEN, TestFile, check, random_piece, stamp};
 use crate::run::ProbeContext;
 use crate::{Error, Result};
 
 /// Size of the part that the buffered reader or writer uses, at the end of the file, in bytes.
 const BUFFERED_PART_BYTES: u64 = 4 << 20;
 /// The offset at which direct I/O begins, behind the pages that the read at the start makes resident.
-const DIRECT_START: u64 = 8 << 20;
+const DIRECT_START_OFFSET: u64 = 8 << 20;
 /// Size of the read that leaves pages, in bytes.
 const LEFTOVER_BYTES: usize = 16 << 10;
 /// Minimum pause of the buffered thread after each read or write.
@@ -45,12 +45,12 @@ const BUFFERED_PAUSE: Duration = Duration::from_micros(50);
 /// Numbers of threads that do direct I/O.
 const THREAD_COUNTS: [usize; 2] = [1, 8];
 /// Intervals per round.
-pub(crate) const SUBJECTS_PER_ROUND: usize = 2 * THREAD_COUNTS.len() * Beside::ALL.len();
+pub(crate) const SUBJECTS_PER_ROUND: usize = 2 * THREAD_COUNTS.len() * ConcurrentUse::ALL.len();
 
 /// The operation of direct I/O.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Access {
+pub enum DirectOperation {
     /// Random reads.
     Read,
     /// Random writes.
@@ -60,7 +60,7 @@ pub enum Access {
 /// The concurrent use of the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Beside {
+pub enum ConcurrentUse {
     /// None.
     Nothing,
     /// None, but a few pages of the file are resident.
@@ -75,7 +75,7 @@ pub enum Beside {
     Writer,
 }
 
-impl Beside {
+impl ConcurrentUse {
     /// All kinds.
     pub const ALL: [Self; 6] = [
         Self::Nothing,
@@ -103,13 +103,13 @@ impl Beside {
 
 /// The conditions of an interval: the operation, its threads, and the concurrent use of the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
-pub struct Subject {
+pub struct MixedSubject {
     /// The operation of direct I/O.
-    pub access: Access,
+    pub access: DirectOperation,
     /// Number of threads.
     pub threads: usize,
     /// The concurrent use of the page cache.
-    pub beside: Beside,
+    pub beside: ConcurrentUse,
 }
 
 /// The results for one subject.
@@ -117,7 +117,7 @@ pub struct Subject {
 pub struct MixedCase {
     /// The subject.
     #[serde(flatten)]
-    pub subject: Subject,
+    pub subject: MixedSubject,
     /// Direct reads or writes per second: the median of all rounds.
     pub per_second: f64,
     /// Direct reads or writes per second in each round.
@@ -148,14 +148,14 @@ pub struct MixedReport {
 
 impl MixedReport {
     /// Returns the case of a subject.
-    pub fn case(&self, access: Access, threads: usize, beside: Beside) -> Option<&MixedCase> {
-        let wanted = Subject { access, threads, beside };
+    pub fn case(&self, access: DirectOperation, threads: usize, beside: ConcurrentUse) -> Option<&MixedCase> {
+        let wanted = MixedSubject { access, threads, beside };
         self.cases.iter().find(|case| case.subject == wanted)
     }
 
     /// Returns the smaller certain share of one thread and of eight. Returns `None` if neither is known, or
     /// if one shows no cost and the other is unknown.
-    pub fn worst(&self, access: Access, beside: Beside) -> Option<f64> {
+    pub fn worst(&self, access: DirectOperation, beside: ConcurrentUse) -> Option<f64> {
         let shares =
             THREAD_COUNTS.map(|threads| self.case(access, threads, beside).and_then(|case| case.sure_share));
         let worst = shares.iter().flatten().copied().min_by(f64::total_cmp)?;
@@ -165,11 +165,11 @@ impl MixedReport {
     /// Returns the short form for a disk profile.
     pub fn profile(&self) -> MixedProfile {
         MixedProfile {
-            leftover_read: self.worst(Access::Read, Beside::Leftovers),
-            leftover_write: self.worst(Access::Write, Beside::Leftovers),
-            buffered_reader_read: self.worst(Access::Read, Beside::Reader),
-            buffered_writer_read: self.worst(Access::Read, Beside::Writer),
-            buffered_writer_write: self.worst(Access::Write, Beside::Writer),
+            leftover_read: self.worst(DirectOperation::Read, ConcurrentUse::Leftovers),
+            leftover_write: self.worst(DirectOperation::Write, ConcurrentUse::Leftovers),
+            buffered_reader_read: self.worst(DirectOperation::Read, ConcurrentUse::Reader),
+            buffered_writer_read: self.worst(DirectOperation::Read, ConcurrentUse::Writer),
+            buffered_writer_write: self.worst(DirectOperation::Write, ConcurrentUse::Writer),
         }
     }
 }
@@ -190,23 +190,32 @@ pub(crate) fn measure(
     work: &ProbeContext<'_>,
     file: &TestFile,
     other: &TestFile,
-    events: &mut Events,
+    events: &mut EventCounter,
 ) -> Result<Option<MixedReport>> {
     let Ok(direct) = &file.direct else { return Ok(None) };
-    let accesses = [Access::Read, Access::Write];
+    let accesses = [DirectOperation::Read, DirectOperation::Write];
     let mut subjects = Vec::new();
     for access in accesses {
         for threads in THREAD_COUNTS {
-            subjects.extend(Beside::ALL.map(|beside| Subject { access, threads, beside }));
+            subjects.extend(ConcurrentUse::ALL.map(|beside| MixedSubject { access, threads, beside }));
         }
     }
     let stat = file.buffered.stat()?;
     let inode = work.directory.traced.map(|dev| Inode { dev, ino: stat.inode });
-    let mut bench =
-        MixedBench { work, file, direct: &**direct, other, events, random: Random::new(work.measure.seed) };
+    let mut bench = MixedBench {
+        work,
+        file,
+        direct: &**direct,
+        other,
+        events,
+        random: RandomNumbers::new(work.measure.seed),
+    };
     // Compared intervals stay close in time: a disk changes from second to second.
-    let mut order: Vec<Vec<usize>> =
-        (0..subjects.len()).collect::<Vec<_>>().chunks(Beside::ALL.len()).map(<[usize]>::to_vec).collect();
+    let mut order: Vec<Vec<usize>> = (0..subjects.len())
+        .collect::<Vec<_>>()
+        .chunks(ConcurrentUse::ALL.len())
+        .map(<[usize]>::to_vec)
+        .collect();
     let mut samples: Vec<Vec<MixedSample>> = subjects.iter().map(|_| Vec::new()).collect();
     for _ in 0..work.measure.rounds {
         bench.random.shuffle(&mut order);
@@ -223,7 +232,7 @@ pub(crate) fn measure(
     let rates: Vec<Vec<f64>> =
         samples.iter().map(|samples| samples.iter().map(|sample| sample.per_second).collect()).collect();
     let cases = subjects.iter().zip(&samples).zip(&rates).map(|((subject, samples), own)| {
-        let control = Subject { beside: subject.beside.control(), ..*subject };
+        let control = MixedSubject { beside: subject.beside.control(), ..*subject };
         let against = subjects.iter().position(|other| *other == control && control != *subject);
         let known = |of: fn(&MixedSample) -> Option<f64>| {
             let values: Option<Vec<f64>> = samples.iter().map(of).collect();
@@ -252,26 +261,29 @@ struct MixedBench<'a, 'w> {
     file: &'a TestFile,
     direct: &'a dyn IoFile,
     other: &'a TestFile,
-    events: &'a mut Events,
-    random: Random,
+    events: &'a mut EventCounter,
+    random: RandomNumbers,
 }
 
 impl MixedBench<'_, '_> {
-    fn interval(&mut self, subject: Subject) -> Result<MixedSample> {
+    fn interval(&mut self, subject: MixedSubject) -> Result<MixedSample> {
         self.file.drop_pages()?;
         let other_file = if subject.beside.is_elsewhere() { self.other } else { self.file };
         // Pages that the last interval left dirty in the other file must not be written during this one.
         self.other.drop_pages()?;
         match subject.beside {
-            Beside::Nothing => {}
-            Beside::Leftovers => {
+            ConcurrentUse::Nothing => {}
+            ConcurrentUse::Leftovers => {
                 let mut piece = AlignedBuf::new(LEFTOVER_BYTES);
                 self.file.buffered.read_at(0, &mut piece)?;
                 check(&piece, &*self.file.buffered, 0)?;
             }
             // Resident from the start, so that the thread uses memory and not the disk.
-            Beside::ReaderElsewhere | Beside::Reader | Beside::WriterElsewhere | Beside::Writer => {
-                bring(&*other_file.buffered, part_of(other_file))?;
+            ConcurrentUse::ReaderElsewhere
+            | ConcurrentUse::Reader
+            | ConcurrentUse::WriterElsewhere
+            | ConcurrentUse::Writer => {
+                load_range(&*other_file.buffered, part_of(other_file))?;
             }
         }
         let before = self.file.resident(0..u64::MAX)?;
@@ -280,7 +292,7 @@ impl MixedBench<'_, '_> {
         let run = IntervalRun {
             work: self.work,
             direct: self.direct,
-            region: DIRECT_START..self.file.len - BUFFERED_PART_BYTES,
+            region: DIRECT_START_OFFSET..self.file.len - BUFFERED_PART_BYTES,
             other_file,
             subject,
             done: AtomicU64::new(0),
@@ -309,7 +321,7 @@ fn part_of(file: &TestFile) -> Range<u64> {
 }
 
 /// Reads a range into the page cache.
-fn bring(file: &dyn IoFile, range: Range<u64>) -> Result<()> {
+fn load_range(file: &dyn IoFile, range: Range<u64>) -> Result<()> {
     let mut piece = AlignedBuf::new(1 << 20);
     for offset in range.step_by(piece.len()) {
         file.read_at(offset, &mut piece)?;
@@ -324,7 +336,7 @@ struct IntervalRun<'a, 'w> {
     region: Range<u64>,
     /// The file of the buffered thread.
     other_file: &'a TestFile,
-    subject: Subject,
+    subject: MixedSubject,
     done: AtomicU64,
     beside: AtomicU64,
     over: AtomicBool,
@@ -338,9 +350,9 @@ impl IntervalRun<'_, '_> {
         std::thread::scope(|scope| {
             let threads: Vec<_> = others
                 .iter()
-                .map(|seed| scope.spawn(|| self.ended(self.directly(Random::new(*seed)))))
+                .map(|seed| scope.spawn(|| self.end_on_error(self.run_direct(RandomNumbers::new(*seed)))))
                 .collect();
-            let beside = scope.spawn(|| self.ended(self.through_cache(Random::new(first[0]))));
+            let beside = scope.spawn(|| self.end_on_error(self.run_buffered(RandomNumbers::new(first[0]))));
             self.begin.wait();
             let began = Instant::now();
             self.sleep(self.work.measure.interval);
@@ -360,7 +372,7 @@ impl IntervalRun<'_, '_> {
 
     fn sleep(&self, time: Duration) {
         let deadline = Instant::now() + time;
-        while !self.stop() {
+        while !self.is_over() {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;
@@ -369,12 +381,12 @@ impl IntervalRun<'_, '_> {
         }
     }
 
-    fn stop(&self) -> bool {
-        self.over.load(Ordering::Relaxed) || self.work.stopping()
+    fn is_over(&self) -> bool {
+        self.over.load(Ordering::Relaxed) || self.work.is_cancelled()
     }
 
     /// An error in one thread ends the interval for all threads.
-    fn ended(&self, result: Result<()>) -> Result<()> {
+    fn end_on_error(&self, result: Result<()>) -> Result<()> {
         if result.is_err() {
             self.over.store(true, Ordering::Relaxed);
         }
@@ -382,38 +394,38 @@ impl IntervalRun<'_, '_> {
     }
 
     /// Reads or writes random blocks by direct I/O.
-    fn directly(&self, mut random: Random) -> Result<()> {
-        let mut block = random_piece(BLOCK);
+    fn run_direct(&self, mut random: RandomNumbers) -> Result<()> {
+        let mut block = random_piece(BLOCK_LEN);
         self.begin.wait();
         // At least one operation.
         loop {
             let offset = random_offset(&mut random, &self.region);
             match self.subject.access {
-                Access::Read => {
+                DirectOperation::Read => {
                     self.direct.read_at(offset, &mut block)?;
                     check(&block, self.direct, offset)?;
                 }
-                Access::Write => {
+                DirectOperation::Write => {
                     stamp(&mut block, offset);
                     self.direct.write_at(offset, &block, WriteMode::Plain)?;
                 }
             }
             self.done.fetch_add(1, Ordering::Relaxed);
-            if self.stop() {
+            if self.is_over() {
                 return Ok(());
             }
         }
     }
 
     /// Reads or writes through the page cache, if the subject requires it.
-    fn through_cache(&self, mut random: Random) -> Result<()> {
-        let (mut block, part) = (random_piece(BLOCK), part_of(self.other_file));
+    fn run_buffered(&self, mut random: RandomNumbers) -> Result<()> {
+        let (mut block, part) = (random_piece(BLOCK_LEN), part_of(self.other_file));
         let file = &*self.other_file.buffered;
         self.begin.wait();
         let writes = match self.subject.beside {
-            Beside::Nothing | Beside::Leftovers => return Ok(()),
-            Beside::Reader | Beside::ReaderElsewhere => false,
-            Beside::Writer | Beside::WriterElsewhere => true,
+            ConcurrentUse::Nothing | ConcurrentUse::Leftovers => return Ok(()),
+            ConcurrentUse::Reader | ConcurrentUse::ReaderElsewhere => false,
+            ConcurrentUse::Writer | ConcurrentUse::WriterElsewhere => true,
         };
         loop {
             let offset = random_offset(&mut random, &part);
@@ -425,7 +437,7 @@ impl IntervalRun<'_, '_> {
                 check(&block, file, offset)?;
             }
             self.beside.fetch_add(1, Ordering::Relaxed);
-            if self.stop() {
+            if self.is_over() {
                 return Ok(());
             }
             std::thread::sleep(BUFFERED_PAUSE);
@@ -434,7 +446,7 @@ impl IntervalRun<'_, '_> {
 }
 
 /// Returns the offset of a random block in a range.
-pub(crate) fn random_offset(random: &mut Random, range: &Range<u64>) -> u64 {
+pub(crate) fn random_offset(random: &mut RandomNumbers, range: &Range<u64>) -> u64 {
     range.start + random.below((range.end - range.start) / BLOCK_BYTES) * BLOCK_BYTES
 }
 
@@ -445,7 +457,7 @@ fn event_rates(samples: &[MixedSample], file: Option<Inode>, disk: Option<u64>) 
 }
 
 /// Minimum size of the file in bytes.
-pub(crate) const MIXED_FILE_BYTES_MIN: u64 = DIRECT_START + 2 * BUFFERED_PART_BYTES;
+pub(crate) const MIXED_FILE_BYTES_MIN: u64 = DIRECT_START_OFFSET + 2 * BUFFERED_PART_BYTES;
 
 /// Creates the other file, only as long as needed.
 pub(crate) fn other_file(work: &ProbeContext<'_>) -> Result<TestFile> {
@@ -467,7 +479,7 @@ mod tests {
         let mut file = TestFile::new(&work.directory, &*work.io).unwrap();
         file.fill(MIXED_FILE_BYTES_MIN, Duration::MAX, &work).unwrap();
         let other = other_file(&work).unwrap();
-        let mut events = Events::start(&work.directory);
+        let mut events = EventCounter::start(&work.directory);
         measure(&work, &file, &other, &mut events).unwrap()
     }
 
@@ -483,19 +495,20 @@ mod tests {
             assert!(case.per_second > 0.0, "{case:?}");
             let is_control = case.subject.beside.control() == case.subject.beside;
             assert_eq!(case.ratio.is_none(), is_control, "{case:?}");
-            let has_neighbour = !matches!(case.subject.beside, Beside::Nothing | Beside::Leftovers);
+            let has_neighbour =
+                !matches!(case.subject.beside, ConcurrentUse::Nothing | ConcurrentUse::Leftovers);
             assert_eq!(case.beside_per_second > 0.0, has_neighbour, "{case:?}");
             match case.subject.beside {
-                Beside::Nothing => {
+                ConcurrentUse::Nothing => {
                     assert!(case.resident_before_bytes.is_none_or(|bytes| bytes < 1.0), "{case:?}");
                 }
-                Beside::Leftovers => {
+                ConcurrentUse::Leftovers => {
                     assert!(
                         case.resident_before_bytes.is_none_or(|bytes| bytes >= LEFTOVER_BYTES as f64),
                         "{case:?}"
                     );
                     assert!(
-                        case.resident_before_bytes.is_none_or(|bytes| bytes <= DIRECT_START as f64),
+                        case.resident_before_bytes.is_none_or(|bytes| bytes <= DIRECT_START_OFFSET as f64),
                         "{case:?}"
                     );
                 }
@@ -504,9 +517,9 @@ mod tests {
         }
         let profile = report.profile();
         assert!(profile.leftover_read.is_some() && profile.buffered_writer_write.is_some());
-        let worst = report.worst(Access::Read, Beside::Writer);
+        let worst = report.worst(DirectOperation::Read, ConcurrentUse::Writer);
         assert!(THREAD_COUNTS.iter().all(|threads| {
-            report.case(Access::Read, *threads, Beside::Writer).unwrap().sure_share >= worst
+            report.case(DirectOperation::Read, *threads, ConcurrentUse::Writer).unwrap().sure_share >= worst
         }));
         // One result is unknown: the other's cost still counts, but the absence of a cost is no answer.
         let mut doubtful = report.clone();
@@ -514,7 +527,7 @@ mod tests {
             for case in &mut doubtful.cases {
                 case.sure_share = (case.subject.threads == 8).then_some(share);
             }
-            assert_eq!(doubtful.worst(Access::Read, Beside::Writer), worst);
+            assert_eq!(doubtful.worst(DirectOperation::Read, ConcurrentUse::Writer), worst);
         }
     }
 }

@@ -6,8 +6,8 @@ use pagekeeper_io::AlignedBuf;
 use serde::Serialize;
 
 use crate::Result;
-use crate::figures::{Random, median};
-use crate::file::{BLOCK, TestFile, check};
+use crate::figures::{RandomNumbers, median};
+use crate::file::{BLOCK_LEN, TestFile, check};
 use crate::mixed::random_offset;
 use crate::run::ProbeContext;
 
@@ -35,8 +35,8 @@ pub struct ReadAheadReport {
 
 /// Measures how much small reads bring in.
 pub(crate) fn read_ahead(work: &ProbeContext<'_>, file: &TestFile) -> Result<ReadAheadReport> {
-    let mut random = Random::new(work.measure.seed);
-    let mut block = AlignedBuf::new(BLOCK);
+    let mut random = RandomNumbers::new(work.measure.seed);
+    let mut block = AlignedBuf::new(BLOCK_LEN);
     let (mut at_random, mut at_start) = (Vec::new(), Vec::new());
     for number in 0..2 * SMALL_READS {
         work.check()?;
@@ -107,8 +107,8 @@ fn bring(work: &ProbeContext<'_>, file: &TestFile, is_sequential: bool) -> Resul
             file.buffered.read_at(offset, &mut piece)?;
         } else {
             // From the last page to the first, so that the kernel does not detect a sequential reader.
-            for page in (0..piece.len()).step_by(BLOCK).rev() {
-                file.buffered.read_at(offset + page as u64, &mut piece[page..page + BLOCK])?;
+            for page in (0..piece.len()).step_by(BLOCK_LEN).rev() {
+                file.buffered.read_at(offset + page as u64, &mut piece[page..page + BLOCK_LEN])?;
             }
         }
         check(&piece, &*file.buffered, offset)?;

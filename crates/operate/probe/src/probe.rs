@@ -13,12 +13,12 @@ use serde::Serialize;
 use crate::bulk::{self, BulkReport};
 use crate::direct::{self, DirectReport};
 use crate::directory::TestDirectory;
-use crate::events::Events;
+use crate::events::EventCounter;
 use crate::file::{self, TestFile};
 use crate::mixed::{self, MixedReport};
 use crate::pages::{self, ReadAheadReport, ReleaseReport};
 use crate::reads::{self, ReadsReport};
-use crate::run::{MeasureOptions, OnProgress, Part, ProbeContext, Progress};
+use crate::run::{MeasureOptions, OnProgress, ProbeContext, ProbePart, ProbeProgress};
 use crate::summary;
 use crate::sync::{self, SyncReport};
 use crate::writes::{self, AtomicReport, UncachedReport};
@@ -37,9 +37,9 @@ static NEVER_CANCELLED: AtomicBool = AtomicBool::new(false);
 ///
 /// ```
 /// use std::time::Duration;
-/// use pagekeeper_probe::{Part, Probe};
+/// use pagekeeper_probe::{ProbePart, Probe};
 ///
-/// let report = Probe::new("/var/tmp").quick().only([Part::Sync]).interval(Duration::from_millis(5)).run()?;
+/// let report = Probe::new("/var/tmp").quick().only([ProbePart::Sync]).interval(Duration::from_millis(5)).run()?;
 /// println!("a sync after an append takes {:?} us", report.profile.sync_us);
 /// println!("{}", report.summary);
 /// # Ok::<(), pagekeeper_probe::Error>(())
@@ -48,7 +48,7 @@ static NEVER_CANCELLED: AtomicBool = AtomicBool::new(false);
 pub struct Probe<'a> {
     directory: PathBuf,
     measure: MeasureOptions,
-    parts: BTreeSet<Part>,
+    parts: BTreeSet<ProbePart>,
     cancel: &'a AtomicBool,
     on_progress: Option<OnProgress<'a>>,
 }
@@ -67,7 +67,7 @@ impl<'a> Probe<'a> {
                 seed: clock,
                 pace: StreamPace::Auto,
             },
-            parts: Part::ALL.into(),
+            parts: ProbePart::ALL.into(),
             cancel: &NEVER_CANCELLED,
             on_progress: None,
         }
@@ -119,7 +119,7 @@ impl<'a> Probe<'a> {
     }
 
     /// Restricts the measurement to these parts.
-    pub fn only(mut self, parts: impl IntoIterator<Item = Part>) -> Self {
+    pub fn only(mut self, parts: impl IntoIterator<Item = ProbePart>) -> Self {
         self.parts = parts.into_iter().collect();
         self
     }
@@ -131,7 +131,7 @@ impl<'a> Probe<'a> {
     }
 
     /// Reports progress to this function, a few times per second.
-    pub fn on_progress(mut self, report: &'a (dyn Fn(&Progress) + Sync)) -> Self {
+    pub fn on_progress(mut self, report: &'a (dyn Fn(&ProbeProgress) + Sync)) -> Self {
         self.on_progress = Some(report);
         self
     }
@@ -142,7 +142,7 @@ impl<'a> Probe<'a> {
     ///
     /// Fails before anything is written if the directory cannot be measured: it is not a directory, in
     /// memory, read-only, full or forbidden, or memory is short. Also fails if a read or a write fails.
-    pub fn run(self) -> Result<Report> {
+    pub fn run(self) -> Result<ProbeReport> {
         let began = Instant::now();
         let directory = TestDirectory::open(&self.directory)?;
         let measure = self.measure;
@@ -155,14 +155,14 @@ impl<'a> Probe<'a> {
         work.check()?;
         let mut file = TestFile::new(&work.directory, &*work.io)?;
         file.fill(measure.file_bytes, measure.fill, &work)?;
-        let mut events = Events::start(&work.directory);
-        let mut found = Findings::default();
+        let mut events = EventCounter::start(&work.directory);
+        let mut found = ProbeFindings::default();
         for part in &self.parts {
             work.begin(*part)?;
             found.measure(*part, &work, &file, &mut events)?;
         }
         let profile = found.profile(&work.directory, &file);
-        Ok(Report {
+        Ok(ProbeReport {
             directory: self.directory,
             took_seconds: began.elapsed().as_secs_f64(),
             interval_ms: measure.interval.as_secs_f64() * 1e3,
@@ -185,25 +185,25 @@ impl<'a> Probe<'a> {
 }
 
 /// Estimates the duration of a part in seconds; without a part, of writing the file.
-fn estimate(measure: &MeasureOptions, part: Option<Part>) -> f64 {
+fn estimate(measure: &MeasureOptions, part: Option<ProbePart>) -> f64 {
     let interval = measure.interval.as_secs_f64();
     let intervals = |count: u32, cases: f64| interval * f64::from(count) * cases;
     match part {
         // Assumes 400 MB/s.
         None => (measure.file_bytes as f64 / 4e8).min(measure.fill.as_secs_f64()),
-        Some(Part::Direct) => 1.0,
-        Some(Part::Uncached | Part::Atomic | Part::ReadAhead) => 0.3,
-        Some(Part::Mixed) => intervals(measure.rounds, mixed::SUBJECTS_PER_ROUND as f64 * 1.15),
-        Some(Part::Reads) => intervals(reads::READ_INTERVALS, 5.0),
-        Some(Part::Sync) => intervals(sync::SYNC_INTERVALS, 2.0),
-        Some(Part::Release) => 1.5,
-        Some(Part::Bulk) => intervals(bulk::BULK_INTERVALS * bulk::rounds(measure), 5.0 * 1.2),
+        Some(ProbePart::Direct) => 1.0,
+        Some(ProbePart::Uncached | ProbePart::Atomic | ProbePart::ReadAhead) => 0.3,
+        Some(ProbePart::Mixed) => intervals(measure.rounds, mixed::SUBJECTS_PER_ROUND as f64 * 1.15),
+        Some(ProbePart::Reads) => intervals(reads::READ_INTERVALS, 5.0),
+        Some(ProbePart::Sync) => intervals(sync::SYNC_INTERVALS, 2.0),
+        Some(ProbePart::Release) => 1.5,
+        Some(ProbePart::Bulk) => intervals(bulk::BULK_INTERVALS * bulk::rounds(measure), 5.0 * 1.2),
     }
 }
 
 /// All results. A part is `None` if it was not requested or is not available.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
-pub struct Findings {
+pub struct ProbeFindings {
     /// Direct I/O.
     pub direct: Option<DirectReport>,
     /// Uncached writes.
@@ -224,27 +224,27 @@ pub struct Findings {
     pub bulk: Option<BulkReport>,
 }
 
-impl Findings {
+impl ProbeFindings {
     fn measure(
         &mut self,
-        part: Part,
+        part: ProbePart,
         work: &ProbeContext<'_>,
         file: &TestFile,
-        events: &mut Events,
+        events: &mut EventCounter,
     ) -> Result<()> {
         match part {
-            Part::Direct => self.direct = Some(direct::measure(work, file, events)?),
-            Part::Uncached => self.uncached = Some(writes::uncached(work)?),
-            Part::Atomic => self.atomic = Some(writes::atomic(work, file)?),
-            Part::Mixed => {
+            ProbePart::Direct => self.direct = Some(direct::measure(work, file, events)?),
+            ProbePart::Uncached => self.uncached = Some(writes::uncached(work)?),
+            ProbePart::Atomic => self.atomic = Some(writes::atomic(work, file)?),
+            ProbePart::Mixed => {
                 let other = mixed::other_file(work)?;
                 self.mixed = mixed::measure(work, file, &other, events)?;
             }
-            Part::Reads => self.reads = Some(reads::measure(work, file)?),
-            Part::ReadAhead => self.read_ahead = Some(pages::read_ahead(work, file)?),
-            Part::Sync => self.sync = Some(sync::measure(work)?),
-            Part::Release => self.release = Some(pages::release(work, file)?),
-            Part::Bulk => self.bulk = Some(bulk::measure(work, events)?),
+            ProbePart::Reads => self.reads = Some(reads::measure(work, file)?),
+            ProbePart::ReadAhead => self.read_ahead = Some(pages::read_ahead(work, file)?),
+            ProbePart::Sync => self.sync = Some(sync::measure(work)?),
+            ProbePart::Release => self.release = Some(pages::release(work, file)?),
+            ProbePart::Bulk => self.bulk = Some(bulk::measure(work, events)?),
         }
         Ok(())
     }
@@ -284,7 +284,7 @@ impl Findings {
 
 /// The report of a measurement.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Report {
+pub struct ProbeReport {
     /// The directory.
     pub directory: PathBuf,
     /// Duration in seconds.
@@ -301,7 +301,7 @@ pub struct Report {
     pub events: String,
     /// The details.
     #[serde(flatten)]
-    pub found: Findings,
+    pub found: ProbeFindings,
     /// The short form, for programs.
     pub profile: DiskProfile,
     /// Notes for readers of the figures.
@@ -343,10 +343,10 @@ mod tests {
     fn all_of_it_is_measured_and_nothing_left() {
         let dir = disk_dir();
         let calls = Mutex::new(Vec::new());
-        let report = |progress: &Progress| calls.lock().unwrap().push(*progress);
+        let report = |progress: &ProbeProgress| calls.lock().unwrap().push(*progress);
         let report = shortest(dir.path()).on_progress(&report).run().unwrap();
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
-        let Report { profile, found, .. } = &report;
+        let ProbeReport { profile, found, .. } = &report;
         assert_eq!(profile.version, 1);
         assert_eq!(profile.file_bytes, MIN_FILE_BYTES);
         assert_eq!(profile.reads.len(), 5);
@@ -355,16 +355,16 @@ mod tests {
         assert!(!report.summary.is_empty());
         let calls = calls.into_inner().unwrap();
         assert!(calls.windows(2).all(|pair| pair[0].done <= pair[1].done), "it only grows");
-        let parts: BTreeSet<Part> = calls.iter().filter_map(|progress| progress.part).collect();
-        assert_eq!(parts, Part::ALL.into());
+        let parts: BTreeSet<ProbePart> = calls.iter().filter_map(|progress| progress.part).collect();
+        assert_eq!(parts, ProbePart::ALL.into());
     }
 
     #[test]
     fn the_wish_to_stop_ends_it_and_nothing_is_left() {
         let dir = disk_dir();
         let cancel = AtomicBool::new(false);
-        let stop = |progress: &Progress| {
-            if progress.part == Some(Part::Mixed) {
+        let stop = |progress: &ProbeProgress| {
+            if progress.part == Some(ProbePart::Mixed) {
                 cancel.store(true, Ordering::Relaxed);
             }
         };
@@ -376,8 +376,11 @@ mod tests {
     #[test]
     fn what_is_not_asked_for_is_not_measured() {
         let dir = disk_dir();
-        let report = shortest(dir.path()).only([Part::Uncached]).run().unwrap();
-        assert_eq!(report.found, Findings { uncached: report.found.uncached.clone(), ..Findings::default() });
+        let report = shortest(dir.path()).only([ProbePart::Uncached]).run().unwrap();
+        assert_eq!(
+            report.found,
+            ProbeFindings { uncached: report.found.uncached.clone(), ..ProbeFindings::default() }
+        );
         assert!(report.profile.reads.is_empty() && report.profile.mixed.is_none());
     }
 }

@@ -13,8 +13,8 @@ use pagekeeper_policy::DepthProfile;
 use serde::Serialize;
 
 use crate::Result;
-use crate::figures::{Random, percentile};
-use crate::file::{BLOCK, TestFile, check};
+use crate::figures::{RandomNumbers, percentile};
+use crate::file::{BLOCK_LEN, TestFile, check};
 use crate::mixed::random_offset;
 use crate::run::ProbeContext;
 
@@ -40,7 +40,7 @@ pub struct ReadsReport {
 
 /// Measures all depths.
 pub(crate) fn measure(work: &ProbeContext<'_>, file: &TestFile) -> Result<ReadsReport> {
-    let mut random = Random::new(work.measure.seed);
+    let mut random = RandomNumbers::new(work.measure.seed);
     let mut depths = Vec::new();
     let mut rate = 1000.0;
     let mut by = "";
@@ -71,7 +71,7 @@ fn of_depth(
     io: &dyn Io,
     depth: u32,
     rate: f64,
-    random: &mut Random,
+    random: &mut RandomNumbers,
 ) -> Result<DepthProfile> {
     let depth_len = depth as usize;
     let time = work.intervals(READ_INTERVALS);
@@ -116,12 +116,12 @@ struct ReadBatch {
 }
 
 /// Reads blocks one after the other.
-fn alone(file: &TestFile, count: usize, random: &mut Random) -> Result<ReadBatch> {
+fn alone(file: &TestFile, count: usize, random: &mut RandomNumbers) -> Result<ReadBatch> {
     let nearest = &**file.nearest();
     if file.direct.is_err() {
         file.drop_pages()?;
     }
-    let mut block = AlignedBuf::new(BLOCK);
+    let mut block = AlignedBuf::new(BLOCK_LEN);
     let mut batch = ReadBatch { full: count, ..ReadBatch::default() };
     for _ in 0..count {
         let offset = random_offset(random, &(0..file.len));
@@ -141,18 +141,18 @@ fn together(
     io: &dyn Io,
     depth: usize,
     count: usize,
-    random: &mut Random,
+    random: &mut RandomNumbers,
 ) -> Result<ReadBatch> {
     let nearest = &**file.nearest();
     if file.direct.is_err() {
         file.drop_pages()?;
     }
-    let mut memory = AlignedBuf::new(count * BLOCK);
+    let mut memory = AlignedBuf::new(count * BLOCK_LEN);
     // Touches the memory, so that no read waits for it.
     memory.fill(1);
     let offsets: Vec<u64> = (0..count).map(|_| random_offset(random, &(0..file.len))).collect();
     let mut reads: Vec<BatchRead<'_>> = memory
-        .chunks_mut(BLOCK)
+        .chunks_mut(BLOCK_LEN)
         .zip(&offsets)
         .map(|(block, offset)| BatchRead {
             file: nearest,
@@ -173,7 +173,7 @@ fn together(
     if let Some(error) = failed {
         return Err(error.into());
     }
-    for (block, offset) in memory.chunks(BLOCK).zip(&offsets) {
+    for (block, offset) in memory.chunks(BLOCK_LEN).zip(&offsets) {
         check(block, nearest, *offset)?;
     }
     let full = count - depth;
@@ -219,8 +219,8 @@ mod tests {
         let disk = SimDisk::new();
         let blocks: Vec<u8> = (0..64_u64)
             .flat_map(|block| {
-                let mut bytes = vec![0; BLOCK];
-                crate::file::stamp(&mut bytes, block * BLOCK as u64);
+                let mut bytes = vec![0; BLOCK_LEN];
+                crate::file::stamp(&mut bytes, block * BLOCK_LEN as u64);
                 bytes
             })
             .collect();
@@ -228,9 +228,9 @@ mod tests {
         let open = |access| disk.open("/file".as_ref(), access).unwrap();
         let file =
             TestFile { buffered: open(Access::Buffered), direct: Ok(open(Access::Direct)), len: 64 * 4096 };
-        let batch = together(&file, &disk, 4, 32, &mut Random::new(3)).unwrap();
+        let batch = together(&file, &disk, 4, 32, &mut RandomNumbers::new(3)).unwrap();
         assert_eq!((batch.lengths.len(), batch.full), (32, 28));
-        let batch = alone(&file, 5, &mut Random::new(3)).unwrap();
+        let batch = alone(&file, 5, &mut RandomNumbers::new(3)).unwrap();
         assert_eq!((batch.lengths.len(), batch.full), (5, 5));
     }
 }

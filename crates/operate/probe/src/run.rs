@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use pagekeeper_io::{Choice, Io};
+use pagekeeper_io::{BackendChoice, Io};
 use pagekeeper_policy::stream_pace::StreamPace;
 use serde::Serialize;
 
@@ -16,7 +16,7 @@ use crate::{Error, Result};
 /// A part of the measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Part {
+pub enum ProbePart {
     /// Direct I/O: its alignment, and whether it is real.
     Direct,
     /// Uncached writes: the pages that stay resident.
@@ -37,7 +37,7 @@ pub enum Part {
     Bulk,
 }
 
-impl Part {
+impl ProbePart {
     /// All parts, in the order in which they are measured.
     pub const ALL: [Self; 9] = [
         Self::Direct,
@@ -52,7 +52,7 @@ impl Part {
     ];
 }
 
-impl fmt::Display for Part {
+impl fmt::Display for ProbePart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Direct => "direct I/O",
@@ -70,15 +70,15 @@ impl fmt::Display for Part {
 
 /// The progress of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Progress {
+pub struct ProbeProgress {
     /// The current part; `None` while the test file is written.
-    pub part: Option<Part>,
+    pub part: Option<ProbePart>,
     /// The estimated share of the time that is over: 0 to 1.
     pub done: f64,
 }
 
 /// A callback for the progress.
-pub(crate) type OnProgress<'a> = &'a (dyn Fn(&Progress) + Sync);
+pub(crate) type OnProgress<'a> = &'a (dyn Fn(&ProbeProgress) + Sync);
 
 /// Sizes, durations and pace of a measurement.
 #[derive(Debug, Clone, Copy)]
@@ -106,10 +106,10 @@ pub(crate) struct ProbeContext<'a> {
     on_progress: Option<OnProgress<'a>>,
     /// Estimated duration of the parts before the current one, in seconds.
     before: f64,
-    current: Option<Part>,
+    current: Option<ProbePart>,
     began: Instant,
     /// Estimated duration of each part, and of writing the file (`None`), in seconds.
-    estimates: BTreeMap<Option<Part>, f64>,
+    estimates: BTreeMap<Option<ProbePart>, f64>,
     /// The sum of `estimates`.
     whole: f64,
 }
@@ -118,11 +118,11 @@ impl<'a> ProbeContext<'a> {
     pub(crate) fn new(
         directory: TestDirectory,
         measure: MeasureOptions,
-        estimates: BTreeMap<Option<Part>, f64>,
+        estimates: BTreeMap<Option<ProbePart>, f64>,
         cancel: &'a AtomicBool,
         on_progress: Option<OnProgress<'a>>,
     ) -> Self {
-        let Choice { io, not_uring } = Choice::new();
+        let BackendChoice { io, not_uring } = BackendChoice::new();
         Self {
             directory,
             measure,
@@ -139,7 +139,7 @@ impl<'a> ProbeContext<'a> {
     }
 
     /// Begins the next part.
-    pub(crate) fn begin(&mut self, part: Part) -> Result<()> {
+    pub(crate) fn begin(&mut self, part: ProbePart) -> Result<()> {
         self.before += self.estimate();
         self.current = Some(part);
         self.began = Instant::now();
@@ -152,19 +152,19 @@ impl<'a> ProbeContext<'a> {
 
     /// Reports the progress. Fails if the measurement is to stop.
     pub(crate) fn check(&self) -> Result<()> {
-        if self.stopping() {
+        if self.is_cancelled() {
             return Err(Error::Cancelled);
         }
         if let Some(on_progress) = self.on_progress {
             let share = self.estimate();
             let done = (self.before + self.began.elapsed().as_secs_f64().min(share)) / self.whole.max(1e-9);
-            on_progress(&Progress { part: self.current, done: done.min(1.0) });
+            on_progress(&ProbeProgress { part: self.current, done: done.min(1.0) });
         }
         Ok(())
     }
 
     /// Whether the measurement is to stop; for threads, which do not report progress.
-    pub(crate) fn stopping(&self) -> bool {
+    pub(crate) fn is_cancelled(&self) -> bool {
         self.cancel.load(Ordering::Relaxed)
     }
 

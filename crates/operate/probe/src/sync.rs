@@ -6,15 +6,15 @@ use pagekeeper_io::{IoFile, WriteMode};
 use serde::Serialize;
 
 use crate::Result;
-use crate::figures::{Random, percentile};
-use crate::file::{BLOCK, BLOCK_BYTES, TestFile, drop_pages, random_piece, stamp};
+use crate::figures::{RandomNumbers, percentile};
+use crate::file::{BLOCK_BYTES, BLOCK_LEN, TestFile, drop_pages, random_piece, stamp};
 use crate::mixed::random_offset;
 use crate::run::ProbeContext;
 
 /// Intervals per kind.
 pub(crate) const SYNC_INTERVALS: u32 = 6;
 /// Minimum number of syncs per kind.
-const MIN_SYNCS: usize = 10;
+const SYNCS_MIN: usize = 10;
 /// Size of the part that is overwritten, in bytes.
 const OVERWRITE_BYTES: u64 = 4 << 20;
 
@@ -40,7 +40,7 @@ pub struct SyncReport {
 
 /// Measures both kinds.
 pub(crate) fn measure(work: &ProbeContext<'_>) -> Result<SyncReport> {
-    let mut random = Random::new(work.measure.seed);
+    let mut random = RandomNumbers::new(work.measure.seed);
     let appended = TestFile::new(&work.directory, &*work.io)?;
     let mut end = 0;
     let append = times(work, &*appended.buffered, || {
@@ -55,9 +55,9 @@ pub(crate) fn measure(work: &ProbeContext<'_>) -> Result<SyncReport> {
 }
 
 fn times(work: &ProbeContext<'_>, file: &dyn IoFile, mut next: impl FnMut() -> u64) -> Result<SyncTimes> {
-    let mut block = random_piece(BLOCK);
+    let mut block = random_piece(BLOCK_LEN);
     let (mut took, began) = (Vec::new(), Instant::now());
-    while took.len() < MIN_SYNCS || began.elapsed() < work.intervals(SYNC_INTERVALS) {
+    while took.len() < SYNCS_MIN || began.elapsed() < work.intervals(SYNC_INTERVALS) {
         work.check()?;
         let offset = next();
         stamp(&mut block, offset);
@@ -82,7 +82,7 @@ mod tests {
         let report = measure(&ProbeContext::for_test(dir.path())).unwrap();
         for times in [report.append, report.overwrite] {
             assert!(
-                times.count >= MIN_SYNCS && times.p50_us > 0.0 && times.p99_us >= times.p50_us,
+                times.count >= SYNCS_MIN && times.p50_us > 0.0 && times.p99_us >= times.p50_us,
                 "{report:?}"
             );
         }

@@ -8,9 +8,10 @@ use std::os::fd::RawFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use pagekeeper_kernel::process::{Leases, ProcRoot};
+use pagekeeper_kernel::process::{FileLeases, ProcRoot};
 use pagekeeper_kernel::{
-    Error, Expected, Handle, Inode, InodeId, InspectedFile, Links, OpenMount, Result, is_device_in_use,
+    Error, ExpectedFile, Inode, InodeId, InspectedFile, Links, OpenMount, PathHandle, Result,
+    is_device_in_use,
 };
 use pagekeeper_trace::page_events::EventFile;
 
@@ -61,7 +62,7 @@ const MOUNT_FOR: Duration = Duration::from_millis(100);
 /// Opens the files of jobs.
 pub(crate) struct Opener {
     proc: ProcRoot,
-    leases: Option<(Leases, Instant)>,
+    leases: Option<(FileLeases, Instant)>,
     /// The device whose mount was opened last, and its mount, if it has one.
     mount: Option<(u64, Option<OpenMount>, Instant)>,
     /// A block device, and whether any process had it open then.
@@ -148,11 +149,11 @@ impl Opener {
             });
             if let (Ok(()), Some((fd, path))) = (listed, found) {
                 let link = self.proc.fd_path(*pid, fd);
-                return InspectedFile::open_magic_link(&link, Expected::Inode(inode), path);
+                return InspectedFile::open_magic_link(&link, ExpectedFile::Inode(inode), path);
             }
         }
         match known {
-            Some(path) => Handle::at(path, Links::RefuseAll)?.open(Expected::Inode(inode)),
+            Some(path) => PathHandle::at(path, Links::RefuseAll)?.open(ExpectedFile::Inode(inode)),
             None => Err(Error::Unsupported {
                 path: format!("inode {} of another file system", inode.ino).into(),
                 reason: "no followed process has it open any more",

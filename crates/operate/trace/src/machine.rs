@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pagekeeper_kernel::Result;
 use pagekeeper_kernel::page_size;
-use pagekeeper_kernel::pressure::{Pressure, Resource, SysRoots, VmStat};
+use pagekeeper_kernel::pressure::{Pressure, PressureResource, SysRoots, VmStat};
 
 /// The counts of `/proc/vmstat` and `/proc/pressure` in a period. A value that this kernel does not count is
 /// `None`.
@@ -44,8 +44,8 @@ impl MachineCounts {
             reclaimed_directly: bytes(vmstat.reclaimed_directly()),
             allocation_stalls: vmstat.allocation_stalls(),
             major_faults: vmstat.major_faults(),
-            memory_stalled: stalled(Resource::Memory)?,
-            io_stalled: stalled(Resource::Io)?,
+            memory_stalled: stalled(PressureResource::Memory)?,
+            io_stalled: stalled(PressureResource::Io)?,
         })
     }
 

@@ -1,8 +1,9 @@
 //! Opens files by number, for kernel events that name a file only by its numbers.
 //!
-//! Invariants: those of [`Handle`], by which the file is opened. The inode is resolved and inspected first, which
-//! calls no driver and breaks no lease. Number, generation and subvolume of the resolved inode are checked again,
-//! so exactly that inode is opened. An inode without a name, or with a lease on it, is not opened.
+//! Invariants: those of [`PathHandle`], by which the file is opened. The inode is resolved and
+//! inspected first, which calls no driver and breaks no lease. Number, generation and subvolume of
+//! the resolved inode are checked again, so exactly that inode is opened. An inode without a name,
+//! or with a lease on it, is not opened.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -10,19 +11,20 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags};
 use rustix::io::Errno;
 
-use super::{Expected, Handle, Inode, InspectedFile, Links, require_regular};
+use super::{ExpectedFile, Inode, InspectedFile, Links, PathHandle, require_regular};
 use crate::block::{device_name, is_device_in_use};
-use crate::hang::asking_device;
-use crate::process::{Leases, Mount, ProcRoot};
+use crate::hang::announce_on_device;
+use crate::process::{FileLeases, Mount, ProcRoot};
 use crate::sys::file_handle::{FileHandle, handle_of, open_by_handle};
 use crate::{Error, Result};
 
-/// `enum fid_type` of `linux/exportfs.h`: number and generation in 32 bits each (ext4; XFS where it is mounted with `inode32`).
-const INO32_GENERATION: i32 = 1;
-/// XFS: number in 64 bits, generation in 32.
-const INO64_GENERATION: i32 = 0x81;
-/// btrfs: number and subvolume in 64 bits each, generation in 32.
-const BTRFS: i32 = 0x4d;
+/// A file handle of number and generation in 32 bits each: ext4, and XFS mounted with `inode32`
+/// (`enum fid_type` of `linux/exportfs.h`).
+const FILEID_INO32_GEN: i32 = 1;
+/// A file handle of XFS: number in 64 bits, generation in 32.
+const XFS_FILEID_INO64_GEN: i32 = 0x81;
+/// A file handle of btrfs: number and subvolume in 64 bits each, generation in 32.
+const FILEID_BTRFS: i32 = 0x4d;
 
 /// Number of retries while the number of an inode is being assigned to another one.
 const NUMBER_TAKEN_RETRIES: usize = 3;
@@ -50,9 +52,9 @@ impl InodeId {
         let word = |at: usize| Some(u32::from_ne_bytes(*handle.bytes.get(at..)?.first_chunk()?));
         let long = |at: usize| Some(u64::from_ne_bytes(*handle.bytes.get(at..)?.first_chunk()?));
         match handle.kind {
-            INO32_GENERATION => Some(Self { ino: word(0)?.into(), generation: word(4)?, subvolume: None }),
-            INO64_GENERATION => Some(Self { ino: long(0)?, generation: word(8)?, subvolume: None }),
-            BTRFS => Some(Self { ino: long(0)?, generation: word(16)?, subvolume: Some(long(8)?) }),
+            FILEID_INO32_GEN => Some(Self { ino: word(0)?.into(), generation: word(4)?, subvolume: None }),
+            XFS_FILEID_INO64_GEN => Some(Self { ino: long(0)?, generation: word(8)?, subvolume: None }),
+            FILEID_BTRFS => Some(Self { ino: long(0)?, generation: word(16)?, subvolume: Some(long(8)?) }),
             _ => None,
         }
     }
@@ -61,8 +63,8 @@ impl InodeId {
     fn handle(&self, form: i32) -> Option<FileHandle> {
         let (number, generation) = (self.ino.to_ne_bytes(), self.generation.to_ne_bytes());
         let bytes = match form {
-            INO32_GENERATION => [&u32::try_from(self.ino).ok()?.to_ne_bytes()[..], &generation].concat(),
-            INO64_GENERATION => [&number[..], &generation].concat(),
+            FILEID_INO32_GEN => [&u32::try_from(self.ino).ok()?.to_ne_bytes()[..], &generation].concat(),
+            XFS_FILEID_INO64_GEN => [&number[..], &generation].concat(),
             _ => [&number[..], &self.subvolume?.to_ne_bytes(), &generation].concat(),
         };
         Some(FileHandle { kind: form, bytes })
@@ -114,20 +116,20 @@ impl OpenMount {
     fn at_mount(mount: Mount) -> Result<Self> {
         let path = mount.point;
         let form = match mount.kind.as_str() {
-            "ext2" | "ext3" | "ext4" => INO32_GENERATION,
-            "xfs" => INO64_GENERATION,
-            "btrfs" => BTRFS,
+            "ext2" | "ext3" | "ext4" => FILEID_INO32_GEN,
+            "xfs" => XFS_FILEID_INO64_GEN,
+            "btrfs" => FILEID_BTRFS,
             _ => {
                 let reason = "files of this file system are not opened by number";
                 return Err(Error::Unsupported { path, reason });
             }
         };
-        let directory = Handle::at(&path, Links::RefuseAll)?;
+        let directory = PathHandle::at(&path, Links::RefuseAll)?;
         // Another file system may be mounted over it.
         if mount_id(directory.as_fd()) != Some(mount.id) {
             return Err(Error::MountPoint { path });
         }
-        let directory = directory.open_directory(Expected::Any)?;
+        let directory = directory.open_directory(ExpectedFile::Any)?;
         Ok(Self { directory, dev: mount.dev, form, point: path })
     }
 
@@ -136,15 +138,15 @@ impl OpenMount {
     ///
     /// Fails with an error that [is gone](Error::is_gone) if the inode was removed, even if a new one has its
     /// number. Fails with [`Error::Unsupported`] if the inode is among the `leases`.
-    pub fn open(&self, id: &InodeId, leases: &Leases) -> Result<InspectedFile> {
-        const CALL: &str = "open_by_handle_at";
+    pub fn open(&self, id: &InodeId, leases: &FileLeases) -> Result<InspectedFile> {
+        const CALL_NAME: &str = "open_by_handle_at";
         let shown = self.point.join(format!("#{}", id.ino));
-        let _asking = asking_device(self.dev, &shown)?;
-        if self.form == BTRFS && id.subvolume.is_none() {
+        let _call = announce_on_device(self.dev, &shown)?;
+        if self.form == FILEID_BTRFS && id.subvolume.is_none() {
             let reason = "the kernel does not say in which subvolume it is";
             return Err(Error::Unsupported { path: shown, reason });
         }
-        let handle = id.handle(self.form).ok_or_else(|| Error::call(CALL, &shown, Errno::STALE))?;
+        let handle = id.handle(self.form).ok_or_else(|| Error::call(CALL_NAME, &shown, Errno::STALE))?;
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let resolve = || open_by_handle(self.directory.as_fd(), &handle, flags);
         let mut found = resolve();
@@ -156,19 +158,19 @@ impl OpenMount {
             std::thread::yield_now();
             found = resolve();
         }
-        let found = found.map_err(|errno| Error::call(CALL, &shown, errno))?;
+        let found = found.map_err(|errno| Error::call(CALL_NAME, &shown, errno))?;
         let path = name_of(found.as_fd()).unwrap_or(shown);
-        let found = Handle::of(found, path)?;
+        let found = PathHandle::of(found, path)?;
         require_regular(found.stat(), found.path())?;
         // ext4 accepts a generation of 0 as any.
         if found.stat().st_nlink == 0 || InodeId::of(&found) != Some(*id) {
-            return Err(Error::call(CALL, found.path(), Errno::STALE));
+            return Err(Error::call(CALL_NAME, found.path(), Errno::STALE));
         }
         if leases.is_on(Inode { dev: self.dev, ino: id.ino }) {
             let reason = "another program has a lease on it, and would be interrupted";
             return Err(Error::Unsupported { path: found.path().to_path_buf(), reason });
         }
-        let expected = Expected::Inode(found.inode());
+        let expected = ExpectedFile::Inode(found.inode());
         found.open(expected)
     }
 }
@@ -184,11 +186,11 @@ impl InspectedFile {
             let reason = "a block device that is mounted or in use: its pages are left alone";
             return Err(Error::Unsupported { path, reason });
         }
-        let found = Handle::at(&path, Links::Refuse)?;
+        let found = PathHandle::at(&path, Links::Refuse)?;
         if found.kind() != FileType::BlockDevice || found.stat().st_rdev != device {
             return Err(Error::OtherFile { path });
         }
-        found.open_file_or_device(Expected::Any)
+        found.open_file_or_device(ExpectedFile::Any)
     }
 }
 

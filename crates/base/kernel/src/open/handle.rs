@@ -4,8 +4,8 @@
 //! 1. Resolving opens nothing: the descriptor is an `O_PATH` one, which calls no driver, FIFO or socket.
 //! 2. The object that is opened is the one that was inspected, whatever name it has by then: a file is opened
 //!    through its descriptor in `/proc/thread-self/fd`, a directory through its `.`. No race can replace it.
-//! 3. Only regular files, directories and (by [`Handle::open_file_or_device`]) block devices are opened. If the
-//!    expected one is known, no other is.
+//! 3. Only regular files, directories and (by [`PathHandle::open_file_or_device`]) block devices
+//!    are opened. If the expected one is known, no other is.
 //!
 //! Without a mounted `/proc` no file can be opened this way, and none is: that is a separate error, since every
 //! other way opens first and inspects afterwards. Directories do not need `/proc`.
@@ -24,43 +24,43 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, PROC_SUPER_MAGIC, Resolve
 use rustix::io::Errno;
 use rustix::path::Arg;
 
-use super::{Expected, Inode, InspectedFile, Links};
-use crate::hang::{asking, asking_device, asking_from};
+use super::{ExpectedFile, Inode, InspectedFile, Links};
+use crate::hang::{announce, announce_from, announce_on_device};
 use crate::{Error, Result};
 
 /// Flags for names that are only inspected: nothing is opened, and a link at the end is returned as such.
-const HANDLE: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+const HANDLE_FLAGS: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// Flags for resolving beneath a directory without following links.
-const BENEATH: ResolveFlags =
+const BENEATH_FLAGS: ResolveFlags =
     ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
 
 /// The target of a name when it was resolved, not opened. Its identity and type can be queried, and the same
 /// object can be opened afterwards, whatever has happened to the name meanwhile.
 ///
 /// ```
-/// use pagekeeper_kernel::{Expected, Handle, Links};
-/// let handle = Handle::at("/etc/passwd", Links::Follow)?;
+/// use pagekeeper_kernel::{ExpectedFile, PathHandle, Links};
+/// let handle = PathHandle::at("/etc/passwd", Links::Follow)?;
 /// let inode = handle.inode();
-/// let file = handle.open(Expected::Inode(inode))?;
+/// let file = handle.open(ExpectedFile::Inode(inode))?;
 /// assert_eq!(file.inode(), inode);
 /// # Ok::<(), pagekeeper_kernel::Error>(())
 /// ```
 #[derive(Debug)]
-pub struct Handle {
+pub struct PathHandle {
     fd: OwnedFd,
     stat: Stat,
     path: PathBuf,
 }
 
-impl Handle {
+impl PathHandle {
     /// Resolves a path. A refused link is an [`Error::SymbolicLink`].
     pub fn at(path: impl AsRef<Path>, links: Links) -> Result<Self> {
         let path = path.as_ref();
-        let _asking = asking(path)?;
+        let _call = announce(path)?;
         let found = match links {
             Links::Follow => rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()),
-            Links::Refuse => rustix::fs::openat(CWD, path, HANDLE, Mode::empty()),
+            Links::Refuse => rustix::fs::openat(CWD, path, HANDLE_FLAGS, Mode::empty()),
             Links::RefuseAll => without_links(path),
         };
         let found = found.map_err(|errno| match (links, errno) {
@@ -79,7 +79,7 @@ impl Handle {
     ///
     /// `path` is the whole path, for errors and reports.
     pub fn in_directory(dir: BorrowedFd<'_>, name: impl Arg, path: PathBuf) -> Result<Self> {
-        Self::in_directory_on(dir, name, path, Expected::Any)
+        Self::in_directory_on(dir, name, path, ExpectedFile::Any)
     }
 
     /// Resolves one name as [`Self::in_directory`] does. If the expected file is known, its device is announced.
@@ -87,19 +87,25 @@ impl Handle {
         dir: BorrowedFd<'_>,
         name: impl Arg,
         path: PathBuf,
-        expected: Expected,
+        expected: ExpectedFile,
     ) -> Result<Self> {
-        let _asking = match expected {
-            Expected::Any => asking_from(dir, &path),
-            Expected::Inode(inode) => asking_device(inode.dev, &path),
+        let _call = match expected {
+            ExpectedFile::Any => announce_from(dir, &path),
+            ExpectedFile::Inode(inode) => announce_on_device(inode.dev, &path),
         }?;
         let found = name.into_with_c_str(|name| {
             if name.to_bytes().contains(&b'/') || name == c".." {
                 return Err(Errno::INVAL);
             }
-            match rustix::fs::openat2(dir, name, HANDLE, Mode::empty(), BENEATH | ResolveFlags::NO_XDEV) {
+            match rustix::fs::openat2(
+                dir,
+                name,
+                HANDLE_FLAGS,
+                Mode::empty(),
+                BENEATH_FLAGS | ResolveFlags::NO_XDEV,
+            ) {
                 Err(Errno::NOSYS | Errno::PERM) => {
-                    let found = rustix::fs::openat(dir, name, HANDLE, Mode::empty())?;
+                    let found = rustix::fs::openat(dir, name, HANDLE_FLAGS, Mode::empty())?;
                     if same_mount(dir, found.as_fd())? { Ok(found) } else { Err(Errno::XDEV) }
                 }
                 other => other,
@@ -117,7 +123,7 @@ impl Handle {
     ///
     /// `path` is the whole path, for errors and reports.
     pub fn below(dir: BorrowedFd<'_>, relative: impl Arg, path: PathBuf) -> Result<Self> {
-        let _asking = asking_from(dir, &path)?;
+        let _call = announce_from(dir, &path)?;
         match relative.into_with_c_str(|relative| beneath(dir, relative)) {
             Ok(found) => Self::of(found, path),
             Err(Errno::LOOP) => Err(Error::SymbolicLink { path }),
@@ -127,7 +133,7 @@ impl Handle {
 
     /// Resolves one name inside an open directory, following a link wherever it leads.
     pub(crate) fn following(dir: BorrowedFd<'_>, name: &CStr, path: PathBuf) -> Result<Self> {
-        let _asking = asking_from(dir, &path)?;
+        let _call = announce_from(dir, &path)?;
         match rustix::fs::openat(dir, name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
             Ok(found) => Self::of(found, path),
             Err(errno) => Err(Error::call("open", path, errno)),
@@ -139,7 +145,7 @@ impl Handle {
     ///
     /// `shown` is the name for errors and reports.
     pub fn of_magic_link(link: &Path, shown: PathBuf) -> Result<Self> {
-        let _asking = asking(link)?;
+        let _call = announce(link)?;
         match rustix::fs::openat(CWD, link, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
             Ok(found) => Self::of(found, shown),
             Err(errno) => Err(Error::call("open", shown, errno)),
@@ -178,7 +184,7 @@ impl Handle {
     ///
     /// Fails with [`Error::NotRegular`], [`Error::SymbolicLink`] or [`Error::OtherFile`] without opening anything;
     /// with [`Error::Unsupported`] if `/proc` is not mounted; else with the call's own error.
-    pub fn open(self, expected: Expected) -> Result<InspectedFile> {
+    pub fn open(self, expected: ExpectedFile) -> Result<InspectedFile> {
         self.open_by(expected, None)
     }
 
@@ -188,7 +194,7 @@ impl Handle {
     ///
     /// The device is opened read-only, without `O_EXCL`. No ioctl is issued; only its size is queried, by
     /// lseek(2).
-    pub fn open_file_or_device(self, expected: Expected) -> Result<InspectedFile> {
+    pub fn open_file_or_device(self, expected: ExpectedFile) -> Result<InspectedFile> {
         if self.kind() != FileType::BlockDevice {
             return self.open(expected);
         }
@@ -200,7 +206,7 @@ impl Handle {
     /// Opens it as [`Self::open`] does, through this thread's descriptor directory if given.
     pub(crate) fn open_by(
         self,
-        expected: Expected,
+        expected: ExpectedFile,
         descriptors: Option<&OwnDescriptors>,
     ) -> Result<InspectedFile> {
         super::require_regular(&self.stat, &self.path)?;
@@ -212,19 +218,19 @@ impl Handle {
     /// Opens it for listing if it is a directory, and the expected one.
     ///
     /// Fails with [`Error::OtherFile`], or the call's own error (ENOTDIR).
-    pub fn open_directory(self, expected: Expected) -> Result<OwnedFd> {
+    pub fn open_directory(self, expected: ExpectedFile) -> Result<OwnedFd> {
         self.require(expected)?;
-        let _asking = asking_device(self.stat.st_dev, &self.path)?;
+        let _call = announce_on_device(self.stat.st_dev, &self.path)?;
         open_quietly(|flags| rustix::fs::openat(&self.fd, c".", flags | OFlags::DIRECTORY, Mode::empty()))
             .map_err(|errno| Error::call("open", self.path, errno))
     }
 
-    fn require(&self, expected: Expected) -> Result<()> {
+    fn require(&self, expected: ExpectedFile) -> Result<()> {
         match expected {
-            Expected::Inode(inode) if inode != self.inode() => {
+            ExpectedFile::Inode(inode) if inode != self.inode() => {
                 Err(Error::OtherFile { path: self.path.clone() })
             }
-            Expected::Inode(_) | Expected::Any => Ok(()),
+            ExpectedFile::Inode(_) | ExpectedFile::Any => Ok(()),
         }
     }
 
@@ -234,7 +240,7 @@ impl Handle {
             FileType::BlockDevice => self.stat.st_rdev,
             _ => self.stat.st_dev,
         };
-        let _asking = asking_device(device, &self.path)?;
+        let _call = announce_on_device(device, &self.path)?;
         let (at, directory) = match descriptors {
             Some(own) => (own.0.as_fd(), ""),
             None => (CWD, OWN_DESCRIPTORS),
@@ -268,7 +274,7 @@ impl OwnDescriptors {
     }
 }
 
-impl AsFd for Handle {
+impl AsFd for PathHandle {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -286,8 +292,8 @@ fn open_quietly(open: impl Fn(OFlags) -> rustix::io::Result<OwnedFd>) -> rustix:
 /// Fails unless `/proc` is the kernel's own: through anything else the reopened file could be another one. Checked
 /// until it succeeds once.
 fn require_proc(path: &Path) -> Result<()> {
-    static FOUND: OnceLock<()> = OnceLock::new();
-    if FOUND.get().is_none() {
+    static PROC_FOUND: OnceLock<()> = OnceLock::new();
+    if PROC_FOUND.get().is_none() {
         let is_proc =
             rustix::fs::statfs(c"/proc/thread-self/fd").is_ok_and(|found| found.f_type == PROC_SUPER_MAGIC);
         if !is_proc {
@@ -295,7 +301,7 @@ fn require_proc(path: &Path) -> Result<()> {
             return Err(Error::Unsupported { path: path.to_path_buf(), reason });
         }
         // Another thread may have been first.
-        let _ = FOUND.set(());
+        let _ = PROC_FOUND.set(());
     }
     Ok(())
 }
@@ -312,7 +318,7 @@ fn without_links(path: &Path) -> rustix::io::Result<OwnedFd> {
 
 /// Returns the stat(2) result of a path, following links except one at the end.
 pub fn stat_of_name(path: &Path) -> Result<Stat> {
-    let _asking = asking(path)?;
+    let _call = announce(path)?;
     rustix::fs::lstat(path).map_err(|errno| Error::call("stat", path, errno))
 }
 
@@ -332,14 +338,14 @@ pub fn stat_of_name(path: &Path) -> Result<Stat> {
 /// # Ok::<(), pagekeeper_kernel::Error>(())
 /// ```
 pub fn stat_in(dir: BorrowedFd<'_>, name: impl Arg, inode: Inode, path: &Path) -> Result<Stat> {
-    let _asking = asking_device(inode.dev, path)?;
+    let _call = announce_on_device(inode.dev, path)?;
     rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT)
         .map_err(|errno| Error::call("stat", path, errno))
 }
 
 /// Returns the device of a path, as far as the kernel knows it without contacting the file system: that of the
 /// innermost parent directory whose name is in the kernel's cache.
-pub(crate) fn device_without_asking(path: &Path) -> Option<u64> {
+pub(crate) fn cached_device_of(path: &Path) -> Option<u64> {
     let own = path
         .strip_prefix("/proc/self")
         .map(|rest| Path::new("/proc").join(std::process::id().to_string()).join(rest));
@@ -395,9 +401,9 @@ fn start_of(path: &Path) -> PathBuf {
 /// (before Linux 5.6) or blocked by a filter that does not know it. With `O_PATH`, openat2 returns EPERM for no
 /// other reason.
 fn beneath(dir: BorrowedFd<'_>, path: &CStr) -> rustix::io::Result<OwnedFd> {
-    match rustix::fs::openat2(dir, path, HANDLE, Mode::empty(), BENEATH) {
+    match rustix::fs::openat2(dir, path, HANDLE_FLAGS, Mode::empty(), BENEATH_FLAGS) {
         Err(Errno::NOSYS | Errno::PERM) => {
-            let start = rustix::fs::openat(dir, c".", HANDLE, Mode::empty())?;
+            let start = rustix::fs::openat(dir, c".", HANDLE_FLAGS, Mode::empty())?;
             descend(start, Path::new(OsStr::from_bytes(path.to_bytes())))
         }
         other => other,
@@ -408,7 +414,7 @@ fn beneath(dir: BorrowedFd<'_>, path: &CStr) -> rustix::io::Result<OwnedFd> {
 pub(crate) fn descend(mut at: OwnedFd, path: &Path) -> rustix::io::Result<OwnedFd> {
     for component in path.components() {
         match component {
-            Component::Normal(name) => at = rustix::fs::openat(&at, name, HANDLE, Mode::empty())?,
+            Component::Normal(name) => at = rustix::fs::openat(&at, name, HANDLE_FLAGS, Mode::empty())?,
             Component::ParentDir => return Err(Errno::XDEV),
             Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
         }

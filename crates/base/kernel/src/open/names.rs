@@ -9,7 +9,7 @@ use std::path::Path;
 
 use rustix::fs::RawDir;
 
-use crate::hang::asking_from;
+use crate::hang::announce_from;
 use crate::{Error, Result};
 
 /// Returns the first `most` names in a directory opened for listing, in its own order, without `.` and `..`.
@@ -29,9 +29,9 @@ pub fn first_names(directory: BorrowedFd<'_>, path: &Path, most: usize) -> Resul
     let mut buffer = Vec::with_capacity(32 << 10);
     let mut entries = RawDir::new(directory.as_fd(), buffer.spare_capacity_mut());
     while names.len() < most {
-        let asking = asking_from(directory, path)?;
+        let call = announce_from(directory, path)?;
         let Some(entry) = entries.next() else { break };
-        drop(asking);
+        drop(call);
         let entry = entry.map_err(|errno| Error::call("getdents64", path, errno))?;
         match entry.file_name().to_bytes() {
             b"." | b".." => {}

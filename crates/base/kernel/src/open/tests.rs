@@ -15,7 +15,7 @@ fn a_fifo_is_refused_at_once_without_a_writer() {
     let error = InspectedFile::open(&path, Links::Follow).unwrap_err();
     assert!(error.to_string().contains("a FIFO, not a regular file"), "{error}");
     let parent = open_directory(dir.path(), Links::Refuse).unwrap();
-    let error = InspectedFile::open_in(parent.as_fd(), "pipe", Expected::Any, path).unwrap_err();
+    let error = InspectedFile::open_in(parent.as_fd(), "pipe", ExpectedFile::Any, path).unwrap_err();
     assert!(matches!(error, Error::NotRegular { .. }), "{error}");
 }
 
@@ -34,7 +34,7 @@ fn links_are_followed_only_when_asked() {
     assert!(matches!(InspectedFile::open(&link, Links::Refuse).unwrap_err(), Error::SymbolicLink { .. }));
     assert_eq!(InspectedFile::open(&link, Links::Follow).unwrap().size(), 1);
     let parent = open_directory(dir.path(), Links::Refuse).unwrap();
-    assert!(InspectedFile::open_in(parent.as_fd(), "link", Expected::Any, link).is_err());
+    assert!(InspectedFile::open_in(parent.as_fd(), "link", ExpectedFile::Any, link).is_err());
 }
 
 #[test]
@@ -47,11 +47,14 @@ fn nothing_beneath_a_directory_leads_out_of_it() {
     let parent = open_directory(&dir.path().join("in"), Links::Refuse).unwrap();
     for name in ["up/out", "../out", "up", ".."] {
         let path = || dir.path().join("in").join(name);
-        assert!(InspectedFile::open_in(parent.as_fd(), name, Expected::Any, path()).is_err(), "{name}");
-        assert!(InspectedFile::open_below(parent.as_fd(), name, Expected::Any, path()).is_err(), "{name}");
+        assert!(InspectedFile::open_in(parent.as_fd(), name, ExpectedFile::Any, path()).is_err(), "{name}");
+        assert!(
+            InspectedFile::open_below(parent.as_fd(), name, ExpectedFile::Any, path()).is_err(),
+            "{name}"
+        );
     }
     let top = open_directory(dir.path(), Links::Refuse).unwrap();
-    let opened = InspectedFile::open_below(top.as_fd(), "in/file", Expected::Any, "in/file".into());
+    let opened = InspectedFile::open_below(top.as_fd(), "in/file", ExpectedFile::Any, "in/file".into());
     assert_eq!(opened.unwrap().size(), 1);
 }
 
@@ -82,12 +85,12 @@ fn another_file_than_the_expected_one_is_an_error() {
     let inode = InspectedFile::open(&one, Links::Refuse).unwrap().inode();
     let parent = open_directory(dir.path(), Links::Refuse).unwrap();
     let open = |name: &str| {
-        InspectedFile::open_in(parent.as_fd(), name, Expected::Inode(inode), dir.path().join(name))
+        InspectedFile::open_in(parent.as_fd(), name, ExpectedFile::Inode(inode), dir.path().join(name))
     };
     assert_eq!(open("one").unwrap().inode(), inode);
     let error = open("two").unwrap_err();
     assert_eq!(error.to_string(), format!("{}: another file has its name now, not opened", two.display()));
-    let error = Handle::at(dir.path(), Links::Refuse).unwrap().open_directory(Expected::Inode(inode));
+    let error = PathHandle::at(dir.path(), Links::Refuse).unwrap().open_directory(ExpectedFile::Inode(inode));
     assert!(matches!(error, Err(Error::OtherFile { .. })));
 }
 

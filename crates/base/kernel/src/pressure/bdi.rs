@@ -13,8 +13,8 @@ use std::path::Path;
 use pagekeeper_text::unescaped;
 use rustix::fs::{FileType, major, minor};
 
-use super::{SysRoots, missing, read_number, read_optional};
-use crate::hang::asking;
+use super::{SysRoots, is_missing, read_number, read_optional};
+use crate::hang::announce;
 use crate::process::{Mount, malformed, read_text};
 use crate::{Error, Result};
 
@@ -179,13 +179,13 @@ fn disk_of_partition(roots: &SysRoots, number: &str) -> Result<Option<String>> {
 #[allow(clippy::disallowed_methods, reason = "of /sys")]
 fn btrfs_name(roots: &SysRoots, source: &Path) -> Result<Option<String>> {
     // `source` may be a link (`/dev/mapper/…`) to a device with another name in sysfs.
-    let asking = asking(source)?;
+    let call = announce(source)?;
     let real = rustix::fs::stat(source)
         .ok()
         .filter(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice)
         .map(|stat| format!("{}:{}", major(stat.st_rdev), minor(stat.st_rdev)))
         .and_then(|number| std::fs::canonicalize(roots.sys.join("dev/block").join(number)).ok());
-    drop(asking);
+    drop(call);
     let names: Vec<&OsStr> =
         [Some(source), real.as_deref()].into_iter().flatten().filter_map(Path::file_name).collect();
     let all = roots.sys.join("fs/btrfs");
@@ -208,7 +208,7 @@ fn btrfs_name(roots: &SysRoots, source: &Path) -> Result<Option<String>> {
 fn optional_number(path: &Path) -> Result<Option<u64>> {
     match read_number(path) {
         Ok(value) => Ok(Some(value)),
-        Err(error) if missing(&error) => Ok(None),
+        Err(error) if is_missing(&error) => Ok(None),
         Err(error) => Err(error),
     }
 }

@@ -101,7 +101,7 @@ impl MemoryCgroup {
 }
 
 fn read_v1(directory: PathBuf) -> Result<MemoryCgroup> {
-    let stat = Stat::read(&directory)?;
+    let stat = MemoryStat::read(&directory)?;
     // The plain fields exclude the descendants; the usage and the `total_` fields include them.
     let total = |name: &str| stat.get(&format!("total_{name}"));
     let required = |name: &str| total(name)?.ok_or_else(|| malformed(&stat.path, format!("total_{name}")));
@@ -112,8 +112,8 @@ fn read_v1(directory: PathBuf) -> Result<MemoryCgroup> {
     Ok(MemoryCgroup {
         version: CgroupVersion::V1,
         usage: read_number(&directory.join("memory.usage_in_bytes"))?,
-        limit: limited_v1(read_number(&directory.join("memory.limit_in_bytes"))?),
-        effective_limit: stat.get("hierarchical_memory_limit")?.and_then(limited_v1),
+        limit: parse_limit_v1(read_number(&directory.join("memory.limit_in_bytes"))?),
+        effective_limit: stat.get("hierarchical_memory_limit")?.and_then(parse_limit_v1),
         file: required("cache")?,
         shmem: total("shmem")?,
         dirty: total("dirty")?,
@@ -128,7 +128,7 @@ fn read_v1(directory: PathBuf) -> Result<MemoryCgroup> {
 }
 
 /// Version 1 expresses "unlimited" by the largest number of whole pages below 2^63.
-fn limited_v1(limit: u64) -> Option<u64> {
+fn parse_limit_v1(limit: u64) -> Option<u64> {
     let max_pages = i64::MAX.cast_unsigned() / crate::page_size();
     (limit / crate::page_size() < max_pages).then_some(limit)
 }
@@ -139,7 +139,7 @@ fn read_v2(group: &Path, top: &Path) -> Result<Option<MemoryCgroup>> {
     let Some(directory) = up_to_top().find(|directory| directory.join("memory.current").exists()) else {
         return Ok(None);
     };
-    let stat = Stat::read(directory)?;
+    let stat = MemoryStat::read(directory)?;
     let required = |name: &str| stat.get(name)?.ok_or_else(|| malformed(&stat.path, name));
     let limit = limit_v2(directory)?;
     let (mut effective_limit, mut limiting) = (limit, directory);
@@ -182,12 +182,12 @@ fn limit_v2(directory: &Path) -> Result<Option<u64>> {
 }
 
 /// The file `memory.stat`: one name and number per line.
-struct Stat {
+struct MemoryStat {
     path: PathBuf,
     text: String,
 }
 
-impl Stat {
+impl MemoryStat {
     fn read(directory: &Path) -> Result<Self> {
         let path = directory.join("memory.stat");
         Ok(Self { text: read_text(&path)?, path })

@@ -10,7 +10,7 @@
 
 use std::fmt;
 
-use pagekeeper_text::Size;
+use pagekeeper_text::ByteSize;
 
 use super::{MemInfo, SysRoots, VmStat, Watermarks, read_number};
 use crate::process::malformed;
@@ -18,7 +18,7 @@ use crate::{Result, page_size};
 
 /// The form of a limit that is in force.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Limit {
+pub enum DirtyLimit {
     /// Percent of dirtyable memory, 0 to 100.
     Ratio(u64),
     /// Bytes.
@@ -29,9 +29,9 @@ pub enum Limit {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirtyParameters {
     /// Start of background writeback: `dirty_background_ratio` or `dirty_background_bytes`.
-    pub background: Limit,
+    pub background: DirtyLimit,
     /// Limit at which writers wait: `dirty_ratio` or `dirty_bytes`.
-    pub limit: Limit,
+    pub limit: DirtyLimit,
     /// Minimum age of a dirty page for periodic writeback, in 1/100 s.
     pub expire_centisecs: u64,
     /// Interval of the periodic writeback, in 1/100 s; 0 is never.
@@ -68,10 +68,10 @@ impl DirtyParameters {
     /// Reads `/proc/sys/vm/dirty_*`.
     pub fn read(roots: &SysRoots) -> Result<Self> {
         let read = |name: &str| read_number(&roots.proc_file("sys/vm").join(name));
-        let pair = |ratio: &str, bytes: &str| -> Result<Limit> {
+        let pair = |ratio: &str, bytes: &str| -> Result<DirtyLimit> {
             Ok(match read(bytes)? {
-                0 => Limit::Ratio(read(ratio)?),
-                bytes => Limit::Bytes(bytes),
+                0 => DirtyLimit::Ratio(read(ratio)?),
+                bytes => DirtyLimit::Bytes(bytes),
             })
         };
         Ok(Self {
@@ -87,10 +87,10 @@ impl DirtyParameters {
     /// A background limit that is not below the other counts as half of it.
     ///
     /// ```
-    /// use pagekeeper_kernel::pressure::{DirtyReport, Limit, SysRoots};
+    /// use pagekeeper_kernel::pressure::{DirtyReport, DirtyLimit, SysRoots};
     /// let now = DirtyReport::read(&SysRoots::default())?;
     /// let mut raised = now.parameters;
-    /// raised.limit = Limit::Ratio(50);
+    /// raised.limit = DirtyLimit::Ratio(50);
     /// assert!(raised.thresholds(now.dirtyable).limit > 0);
     /// # Ok::<(), pagekeeper_kernel::Error>(())
     /// ```
@@ -98,9 +98,9 @@ impl DirtyParameters {
         // As in the kernel: in pages, the ratio in 1/PAGE_SIZE, limits below 2^32 pages.
         let page = u128::from(page_size());
         let available = u128::from(dirtyable) / page;
-        let pages = |limit: Limit| match limit {
-            Limit::Ratio(percent) => u128::from(percent) * page / 100 * available / page,
-            Limit::Bytes(bytes) => u128::from(bytes).div_ceil(page),
+        let pages = |limit: DirtyLimit| match limit {
+            DirtyLimit::Ratio(percent) => u128::from(percent) * page / 100 * available / page,
+            DirtyLimit::Bytes(bytes) => u128::from(bytes).div_ceil(page),
         };
         let limit = pages(self.limit).min(u128::from(u32::MAX));
         let background = pages(self.background);
@@ -149,45 +149,45 @@ impl fmt::Display for DirtyReport {
         writeln!(
             f,
             "background writeback starts at {} of dirty pages: {}",
-            Size(in_force.background),
-            Form { limit: parameters.background, name: "dirty_background", dirtyable: *dirtyable },
+            ByteSize(in_force.background),
+            LimitDisplay { limit: parameters.background, name: "dirty_background", dirtyable: *dirtyable },
         )?;
         writeln!(
             f,
             "writers wait at {}, and are slowed down from {} on: {}",
-            Size(in_force.limit),
-            Size(in_force.background.midpoint(in_force.limit)),
-            Form { limit: parameters.limit, name: "dirty", dirtyable: *dirtyable },
+            ByteSize(in_force.limit),
+            ByteSize(in_force.background.midpoint(in_force.limit)),
+            LimitDisplay { limit: parameters.limit, name: "dirty", dirtyable: *dirtyable },
         )?;
-        write!(f, "pages dirty for {} are written out", Seconds(parameters.expire_centisecs))?;
+        write!(f, "pages dirty for {} are written out", CentisecsDisplay(parameters.expire_centisecs))?;
         match parameters.writeback_centisecs {
             0 => writeln!(
                 f,
                 " with the next others only: the periodic check is off (dirty_writeback_centisecs = 0)"
             )?,
-            every => writeln!(f, ", checked every {}", Seconds(every))?,
+            every => writeln!(f, ", checked every {}", CentisecsDisplay(every))?,
         }
-        write!(f, "now {} dirty and {} on its way to storage", Size(self.dirty), Size(self.writeback))
+        write!(f, "now {} dirty and {} on its way to storage", ByteSize(self.dirty), ByteSize(self.writeback))
     }
 }
 
-/// Formats which form of a limit is in force.
-struct Form {
-    limit: Limit,
+/// Formats a limit with its parameter.
+struct LimitDisplay {
+    limit: DirtyLimit,
     name: &'static str,
     dirtyable: u64,
 }
 
-impl fmt::Display for Form {
+impl fmt::Display for LimitDisplay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { limit, name, dirtyable } = self;
         match limit {
-            Limit::Ratio(percent) => write!(
+            DirtyLimit::Ratio(percent) => write!(
                 f,
                 "{name}_ratio = {percent} % of {} dirtyable memory is in force, {name}_bytes is not set",
-                Size(*dirtyable)
+                ByteSize(*dirtyable)
             ),
-            Limit::Bytes(bytes) => {
+            DirtyLimit::Bytes(bytes) => {
                 write!(f, "{name}_bytes = {bytes} is in force, {name}_ratio is 0 and without effect")
             }
         }
@@ -195,9 +195,9 @@ impl fmt::Display for Form {
 }
 
 /// Formats hundredths of a second.
-struct Seconds(u64);
+struct CentisecsDisplay(u64);
 
-impl fmt::Display for Seconds {
+impl fmt::Display for CentisecsDisplay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} s", self.0 as f64 / 100.0)
     }
@@ -210,7 +210,7 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn parameters(background: Limit, limit: Limit) -> DirtyParameters {
+    fn parameters(background: DirtyLimit, limit: DirtyLimit) -> DirtyParameters {
         DirtyParameters { background, limit, expire_centisecs: 3000, writeback_centisecs: 500 }
     }
 
@@ -247,7 +247,7 @@ mod tests {
             vm("writeback_centisecs", "500\n"),
         ]);
         // A ratio of 0 is in force like any other.
-        assert_eq!(found.unwrap(), parameters(Limit::Bytes(8 << 20), Limit::Ratio(0)));
+        assert_eq!(found.unwrap(), parameters(DirtyLimit::Bytes(8 << 20), DirtyLimit::Ratio(0)));
         let error = read([
             vm("background_ratio", "10\n"),
             vm("background_bytes", "0\n"),
@@ -262,29 +262,30 @@ mod tests {
     #[test]
     fn thresholds_as_the_kernel_rounds_them() {
         let page = page_size();
-        let ratios = parameters(Limit::Ratio(10), Limit::Ratio(20)).thresholds(GIB);
+        let ratios = parameters(DirtyLimit::Ratio(10), DirtyLimit::Ratio(20)).thresholds(GIB);
         // The kernel computes 10 % as 409/4096.
         assert_eq!(ratios.background, page * 10 / 100 * (GIB / page) / page * page);
         assert!(ratios.limit.abs_diff(GIB / 5) < GIB / 1000);
-        let bytes = parameters(Limit::Bytes(1), Limit::Bytes(page + 1)).thresholds(GIB);
+        let bytes = parameters(DirtyLimit::Bytes(1), DirtyLimit::Bytes(page + 1)).thresholds(GIB);
         assert_eq!((bytes.background, bytes.limit), (page, 2 * page));
     }
 
     #[test]
     fn a_background_limit_not_below_the_other_is_half_of_it() {
         let page = page_size();
-        for background in [Limit::Bytes(10 * page), Limit::Bytes(11 * page), Limit::Ratio(50)] {
-            let found = parameters(background, Limit::Bytes(10 * page)).thresholds(GIB);
+        for background in [DirtyLimit::Bytes(10 * page), DirtyLimit::Bytes(11 * page), DirtyLimit::Ratio(50)]
+        {
+            let found = parameters(background, DirtyLimit::Bytes(10 * page)).thresholds(GIB);
             assert_eq!((found.background, found.limit), (5 * page, 10 * page));
         }
-        let huge = parameters(Limit::Bytes(u64::MAX), Limit::Bytes(u64::MAX)).thresholds(GIB);
+        let huge = parameters(DirtyLimit::Bytes(u64::MAX), DirtyLimit::Bytes(u64::MAX)).thresholds(GIB);
         assert_eq!(huge.limit, u64::from(u32::MAX) * page);
     }
 
     #[test]
     fn an_operator_reads_which_of_a_pair_is_in_force() {
         let report = DirtyReport {
-            parameters: parameters(Limit::Ratio(10), Limit::Bytes(3 << 20)),
+            parameters: parameters(DirtyLimit::Ratio(10), DirtyLimit::Bytes(3 << 20)),
             dirtyable: GIB,
             thresholds: DirtyThresholds { background: 1 << 20, limit: 3 << 20 },
             kernel_thresholds: None,

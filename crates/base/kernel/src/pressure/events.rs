@@ -30,12 +30,12 @@ impl MemoryEvents {
         match version {
             CgroupVersion::V1 => Self {
                 max: text("memory.failcnt").trim().parse().ok(),
-                oom_kill: counted(&text("memory.oom_control"), "oom_kill"),
+                oom_kill: counter_of(&text("memory.oom_control"), "oom_kill"),
                 ..Self::default()
             },
             CgroupVersion::V2 => {
                 let text = text("memory.events");
-                let of = |name| counted(&text, name);
+                let of = |name| counter_of(&text, name);
                 Self {
                     low: of("low"),
                     high: of("high"),
@@ -70,7 +70,7 @@ impl MemoryEvents {
 }
 
 /// Returns a counter of a file with one name and number per line.
-fn counted(text: &str, name: &str) -> Option<u64> {
+fn counter_of(text: &str, name: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     value?.trim().parse().ok()
 }
@@ -83,10 +83,10 @@ mod tests {
     fn events_as_kernels_have_written_them() {
         // Linux 6.1, and 4.14, which had no oom_kill.
         let text = "low 0\nhigh 12\nmax 7\noom 1\noom_kill 1\noom_group_kill 0\n";
-        assert_eq!(counted(text, "oom"), Some(1));
-        assert_eq!(counted(text, "high"), Some(12));
-        assert_eq!(counted("low 0\nhigh 0\nmax 0\noom 0\n", "oom_kill"), None);
-        assert_eq!(counted("max many\n", "max"), None);
+        assert_eq!(counter_of(text, "oom"), Some(1));
+        assert_eq!(counter_of(text, "high"), Some(12));
+        assert_eq!(counter_of("low 0\nhigh 0\nmax 0\noom 0\n", "oom_kill"), None);
+        assert_eq!(counter_of("max many\n", "max"), None);
     }
 
     #[test]

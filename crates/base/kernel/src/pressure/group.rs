@@ -9,8 +9,8 @@
 //! 2. The only file ever written is `memory.reclaim`, which changes no byte of any file and no setting. Anonymous
 //!    memory is not reclaimed: if the kernel can't exclude it, nothing is requested.
 //!
-//! A missing kernel feature is a sentence ([`Reclaim::Refused`]), not an error. Fails as the calls do; the error
-//! for a removed group [is gone](Error::is_gone).
+//! A missing kernel feature is a sentence ([`ReclaimResult::Refused`]), not an error. Fails as the
+//! calls do; the error for a removed group [is gone](Error::is_gone).
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ use crate::process::malformed;
 use crate::{Error, Result};
 
 /// Flags for opening a group's directory.
-const DIRECTORY: OFlags =
+const DIRECTORY_FLAGS: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// Magic numbers of the two file systems (`include/uapi/linux/magic.h`).
@@ -33,7 +33,7 @@ const CGROUP_V2_MAGIC: u64 = 0x6367_7270;
 
 /// The result of a reclaim request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Reclaim {
+pub enum ReclaimResult {
     /// The requested amount was reclaimed, or more.
     All,
     /// Less was reclaimed: the kernel found no more to reclaim now.
@@ -64,9 +64,9 @@ impl HeldGroup {
     pub fn open(version: CgroupVersion, path: &Path) -> Result<Self> {
         let failed = |call, error: Errno| Error::call(call, path, error);
         let no_links = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-        let directory = match rustix::fs::openat2(CWD, path, DIRECTORY, Mode::empty(), no_links) {
+        let directory = match rustix::fs::openat2(CWD, path, DIRECTORY_FLAGS, Mode::empty(), no_links) {
             // Missing (before Linux 5.6), or blocked by a filter that does not know it.
-            Err(Errno::NOSYS | Errno::PERM) => by_names(path).map_err(|error| failed("open", error))?,
+            Err(Errno::NOSYS | Errno::PERM) => open_by_names(path).map_err(|error| failed("open", error))?,
             other => other.map_err(|error| failed("openat2", error))?,
         };
         let kind = rustix::fs::fstatfs(&directory).map_err(|error| failed("fstatfs", error))?;
@@ -88,7 +88,7 @@ impl HeldGroup {
 
     /// Returns the group's figures. The effective limit is its own; groups above are not considered.
     pub fn figures(&self) -> Result<MemoryCgroup> {
-        let figures = MemoryCgroup::at(self.version, &self.through())?;
+        let figures = MemoryCgroup::at(self.version, &self.descriptor_path())?;
         Ok(MemoryCgroup { directory: self.path.clone(), ..figures })
     }
 
@@ -99,7 +99,7 @@ impl HeldGroup {
     }
 
     fn limit(&self, name: &str) -> Result<Option<u64>> {
-        let path = self.through().join(name);
+        let path = self.descriptor_path().join(name);
         match read_optional(&path)?.as_deref().map(str::trim) {
             None | Some("max") => Ok(None),
             Some(limit) => limit.parse().map(Some).map_err(|_| malformed(&self.path.join(name), limit)),
@@ -111,7 +111,7 @@ impl HeldGroup {
     pub fn memory_pressure(&self) -> Result<Option<Pressure>> {
         match self.version {
             CgroupVersion::V1 => Ok(None),
-            CgroupVersion::V2 => Pressure::read_file(&self.through().join("memory.pressure")),
+            CgroupVersion::V2 => Pressure::read_file(&self.descriptor_path().join("memory.pressure")),
         }
     }
 
@@ -119,22 +119,22 @@ impl HeldGroup {
     /// anonymous memory. Waits for the result.
     ///
     /// The kernel takes the pages that it considers least used, clean ones first.
-    pub fn reclaim_file(&self, roots: &SysRoots, bytes: u64) -> Result<Reclaim> {
+    pub fn reclaim_file(&self, roots: &SysRoots, bytes: u64) -> Result<ReclaimResult> {
         if self.version == CgroupVersion::V1 {
             let why = "control groups of version 1 have no memory.reclaim; version 2 has, since Linux 5.19";
-            return Ok(Reclaim::Refused(why.to_owned()));
+            return Ok(ReclaimResult::Refused(why.to_owned()));
         }
         // Since a release between Linux 6.1 and 6.12 the kernel can exclude anonymous memory. Older ones return
         // "invalid argument".
         let asked = self.write_reclaim(&format!("{bytes} swappiness=0"))?;
         match asked {
-            Asked::Invalid if self.may_swap(roots)? => Ok(Reclaim::Refused(
+            ReclaimReply::Invalid if self.may_swap(roots)? => Ok(ReclaimResult::Refused(
                 "this kernel's memory.reclaim knows no swappiness (6.1 does not, 6.12 does), and would page out the program's own memory: \
                  memory.swap.max=0 for the group, or no swap space, keeps it from that"
                     .to_owned(),
             )),
             // Without swap only file pages can be reclaimed.
-            Asked::Invalid => Ok(self.write_reclaim(&bytes.to_string())?.outcome()),
+            ReclaimReply::Invalid => Ok(self.write_reclaim(&bytes.to_string())?.outcome()),
             other => Ok(other.outcome()),
         }
     }
@@ -148,28 +148,30 @@ impl HeldGroup {
         clippy::disallowed_methods,
         reason = "a file of the kernel's own, beneath the directory that was checked"
     )]
-    fn write_reclaim(&self, what: &str) -> Result<Asked> {
+    fn write_reclaim(&self, what: &str) -> Result<ReclaimReply> {
         let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let path = || self.path.join("memory.reclaim");
         let opened = rustix::fs::openat(self.directory.as_fd(), "memory.reclaim", flags, Mode::empty());
         let file = match opened {
             Ok(file) => file,
             // A removed group has no files, either.
-            Err(Errno::NOENT) if self.is_there() => return Ok(Asked::Missing),
-            Err(error @ (Errno::ACCESS | Errno::PERM | Errno::ROFS)) => return Ok(Asked::Denied(error)),
+            Err(Errno::NOENT) if self.exists() => return Ok(ReclaimReply::Missing),
+            Err(error @ (Errno::ACCESS | Errno::PERM | Errno::ROFS)) => {
+                return Ok(ReclaimReply::Denied(error));
+            }
             Err(error) => return Err(Error::call("open", path(), error)),
         };
         match rustix::io::write(&file, what.as_bytes()) {
-            Ok(_) => Ok(Asked::All),
-            Err(Errno::AGAIN) => Ok(Asked::Part),
-            Err(Errno::INVAL) => Ok(Asked::Invalid),
+            Ok(_) => Ok(ReclaimReply::All),
+            Err(Errno::AGAIN) => Ok(ReclaimReply::Part),
+            Err(Errno::INVAL) => Ok(ReclaimReply::Invalid),
             // The group of the file was removed meanwhile.
             Err(Errno::NODEV) => Err(Error::call("write", path(), Errno::NOENT)),
             Err(error) => Err(Error::call("write", path(), error)),
         }
     }
 
-    fn is_there(&self) -> bool {
+    fn exists(&self) -> bool {
         rustix::fs::accessat(
             &self.directory,
             "memory.stat",
@@ -180,7 +182,7 @@ impl HeldGroup {
     }
 
     /// Returns the path of the directory by its descriptor, wherever the original path leads now.
-    fn through(&self) -> PathBuf {
+    fn descriptor_path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.directory.as_raw_fd()))
     }
 }
@@ -190,13 +192,13 @@ impl HeldGroup {
     clippy::disallowed_methods,
     reason = "a directory of the kernel's own, which is checked by who asks for it; no link is followed"
 )]
-fn by_names(path: &Path) -> rustix::io::Result<OwnedFd> {
+fn open_by_names(path: &Path) -> rustix::io::Result<OwnedFd> {
     let above = rustix::fs::openat(CWD, c"/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-    rustix::fs::openat(descend(above, path)?, c".", DIRECTORY, Mode::empty())
+    rustix::fs::openat(descend(above, path)?, c".", DIRECTORY_FLAGS, Mode::empty())
 }
 
 /// The kernel's answer to a write.
-enum Asked {
+enum ReclaimReply {
     All,
     Part,
     Invalid,
@@ -204,18 +206,18 @@ enum Asked {
     Denied(Errno),
 }
 
-impl Asked {
-    fn outcome(self) -> Reclaim {
+impl ReclaimReply {
+    fn outcome(self) -> ReclaimResult {
         match self {
-            Self::All => Reclaim::All,
-            Self::Part => Reclaim::Part,
+            Self::All => ReclaimResult::All,
+            Self::Part => ReclaimResult::Part,
             Self::Invalid => {
-                Reclaim::Refused("this kernel's memory.reclaim takes no plain number".to_owned())
+                ReclaimResult::Refused("this kernel's memory.reclaim takes no plain number".to_owned())
             }
-            Self::Missing => Reclaim::Refused(
+            Self::Missing => ReclaimResult::Refused(
                 "this kernel has no memory.reclaim (Linux 5.19), or the group is the topmost".to_owned(),
             ),
-            Self::Denied(error) => Reclaim::Refused(format!(
+            Self::Denied(error) => ReclaimResult::Refused(format!(
                 "memory.reclaim may not be written ({error}): it takes root, whose it is, and control groups that are mounted \
                  for writing"
             )),
@@ -263,12 +265,12 @@ mod tests {
         assert_eq!((figures.events.oom_kill, figures.events.max), (Some(0), Some(0)));
         assert_eq!(group.high().unwrap(), None);
         match (version, group.reclaim_file(&SysRoots::default(), 1 << 20).unwrap()) {
-            (CgroupVersion::V1, Reclaim::Refused(why)) => {
+            (CgroupVersion::V1, ReclaimResult::Refused(why)) => {
                 assert!(why.contains("version 1"), "{why}");
                 assert_eq!(group.memory_pressure().unwrap(), None);
             }
             // The group is empty.
-            (CgroupVersion::V2, Reclaim::Part | Reclaim::Refused(_)) => {}
+            (CgroupVersion::V2, ReclaimResult::Part | ReclaimResult::Refused(_)) => {}
             other => panic!("{other:?}"),
         }
         std::fs::remove_dir(&path).unwrap();
@@ -358,15 +360,15 @@ mod tests {
         std::os::unix::fs::symlink(&group, tree_path.join("slice/last")).unwrap();
         std::fs::write(tree_path.join("file"), "").unwrap();
         let inode = |file: &OwnedFd| rustix::fs::fstat(file).unwrap().st_ino;
-        let opened = by_names(&group).unwrap();
+        let opened = open_by_names(&group).unwrap();
         assert_eq!(inode(&opened), std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(&group).unwrap()));
         for refused in ["link/db", "slice/last", "slice/../slice/db", "file", "slice/none"] {
-            assert!(by_names(&tree_path.join(refused)).is_err(), "{refused}");
+            assert!(open_by_names(&tree_path.join(refused)).is_err(), "{refused}");
         }
         // The same result as by the other way of opening.
         if let Some((version, path)) = own_group("names") {
             let id = HeldGroup::open(version, &path).unwrap().id();
-            assert_eq!(inode(&by_names(&path).unwrap()), id);
+            assert_eq!(inode(&open_by_names(&path).unwrap()), id);
             std::fs::remove_dir(&path).unwrap();
         }
     }

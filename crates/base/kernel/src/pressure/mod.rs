@@ -30,12 +30,12 @@ use std::path::{Path, PathBuf};
 
 pub use bdi::{BackingDevice, BackingDeviceStats};
 pub use cgroup::{CgroupVersion, MemoryCgroup};
-pub use dirty::{DirtyParameters, DirtyReport, DirtyThresholds, Limit};
+pub use dirty::{DirtyLimit, DirtyParameters, DirtyReport, DirtyThresholds};
 pub use events::MemoryEvents;
-pub use group::{HeldGroup, Reclaim};
+pub use group::{HeldGroup, ReclaimResult};
 pub use meminfo::MemInfo;
 pub use place::MemoryPlace;
-pub use psi::{Pressure, Resource, Stalled};
+pub use psi::{Pressure, PressureResource, StallStats};
 pub use vmstat::VmStat;
 pub use zones::Watermarks;
 
@@ -73,7 +73,7 @@ impl SysRoots {
 fn read_optional(path: &Path) -> Result<Option<String>> {
     match read_text(path) {
         Ok(text) => Ok(Some(text)),
-        Err(error) if missing(&error) => Ok(None),
+        Err(error) if is_missing(&error) => Ok(None),
         Err(error) => Err(error),
     }
 }
@@ -85,7 +85,7 @@ fn read_number(path: &Path) -> Result<u64> {
 }
 
 /// Whether a read failed because this kernel lacks the file, or has the feature switched off (`psi=0`).
-fn missing(error: &Error) -> bool {
+fn is_missing(error: &Error) -> bool {
     matches!(error.errno(), Some(libc::ENOENT | libc::ENOTDIR | libc::ENODEV | libc::EOPNOTSUPP))
 }
 

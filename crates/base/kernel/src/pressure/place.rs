@@ -16,12 +16,13 @@ use super::{CgroupVersion, MemoryCgroup, SysRoots};
 use crate::process::{CgroupPath, Mount, read_text};
 use crate::{Error, Result};
 
-/// Maximum number of levels searched, and of groups per level.
-const LEVELS: usize = 4;
-const GROUPS: usize = 4096;
-const TOO_DEEP: &str =
+/// Maximum number of levels searched.
+const SEARCH_LEVELS_MAX: usize = 4;
+/// Maximum number of groups searched per level.
+const LEVEL_GROUPS_MAX: usize = 4096;
+const TOO_DEEP_REASON: &str =
     "a process's control group, looked for from 4 levels above this one's at most, was not found";
-const TOO_MANY: &str = "a process's control group was not found among the first 4096 of a level";
+const TOO_MANY_REASON: &str = "a process's control group was not found among the first 4096 of a level";
 
 /// The place of a process in the hierarchy with the memory controller, or in the one that would have it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -90,14 +91,16 @@ impl MemoryPlace {
 
 /// Returns the group's directory under a mount, and its path from the mount's root.
 fn beneath(mount: &Mount, group: &Path, pid: u32) -> Result<Option<(PathBuf, PathBuf)>> {
-    let (Some((above, root)), Some((up, rest))) = (split(&mount.root), split(group)) else { return Ok(None) };
+    let (Some((above, root)), Some((up, rest))) = (split_path(&mount.root), split_path(group)) else {
+        return Ok(None);
+    };
     let below = if above == up {
         // Both start at one group: compare their names.
         rest.strip_prefix(&root).ok().map(Path::to_path_buf)
     } else if root == Path::new("")
         && let Some(levels) = above.checked_sub(up)
     {
-        look_for(&mount.point, levels, &rest, pid, GROUPS)?
+        search_group(&mount.point, levels, &rest, pid, LEVEL_GROUPS_MAX)?
     } else {
         None
     };
@@ -110,7 +113,7 @@ fn beneath(mount: &Mount, group: &Path, pid: u32) -> Result<Option<(PathBuf, Pat
 
 /// Returns how many levels above the namespace's root a path starts, and the rest of it; `None` if it goes up
 /// again later.
-fn split(path: &Path) -> Option<(usize, PathBuf)> {
+fn split_path(path: &Path) -> Option<(usize, PathBuf)> {
     let path = path.strip_prefix("/").ok()?;
     let up = path.components().take_while(|name| *name == Component::ParentDir).count();
     let rest: PathBuf = path.components().skip(up).collect();
@@ -120,14 +123,14 @@ fn split(path: &Path) -> Option<(usize, PathBuf)> {
 /// Searches for a group `levels` below a directory, by the end of its path, that contains the process. Considers
 /// at most `most` groups per level.
 #[allow(clippy::disallowed_methods, reason = "directories of the kernel's own")]
-fn look_for(top: &Path, levels: usize, rest: &Path, pid: u32, most: usize) -> Result<Option<PathBuf>> {
+fn search_group(top: &Path, levels: usize, rest: &Path, pid: u32, most: usize) -> Result<Option<PathBuf>> {
     let holds = |group: &Path| {
         let listed = read_text(&group.join("cgroup.procs"));
         listed.is_ok_and(|listed| listed.lines().any(|line| line.parse() == Ok(pid)))
     };
     let not_found = |reason| Err(Error::Unsupported { path: top.to_path_buf(), reason });
-    if levels > LEVELS {
-        return not_found(TOO_DEEP);
+    if levels > SEARCH_LEVELS_MAX {
+        return not_found(TOO_DEEP_REASON);
     }
     let mut level = vec![PathBuf::new()];
     let mut are_all = true;
@@ -143,7 +146,7 @@ fn look_for(top: &Path, levels: usize, rest: &Path, pid: u32, most: usize) -> Re
         level.truncate(most);
     }
     let found = level.into_iter().map(|above| above.join(rest)).find(|group| holds(&top.join(group)));
-    if found.is_none() && !are_all { not_found(TOO_MANY) } else { Ok(found) }
+    if found.is_none() && !are_all { not_found(TOO_MANY_REASON) } else { Ok(found) }
 }
 
 #[cfg(test)]
@@ -212,17 +215,22 @@ mod tests {
     #[test]
     fn groups_are_looked_for_so_many_levels_deep_alone() {
         let tree = tree(&[("a/b/c/d/e/db", "7\n")]);
-        let look = |top: &str, levels| look_for(&tree.path().join(top), levels, Path::new("db"), 7, GROUPS);
+        let look = |top: &str, levels| {
+            search_group(&tree.path().join(top), levels, Path::new("db"), 7, LEVEL_GROUPS_MAX)
+        };
         assert_eq!(look("a", 4).unwrap(), Some("b/c/d/e/db".into()));
         let said = look("", 5).unwrap_err().to_string();
-        assert_eq!(said, format!("{}/: {TOO_DEEP}", tree.path().display()));
-        assert!(TOO_DEEP.contains(&format!(" {LEVELS} levels")) && TOO_MANY.contains(&format!(" {GROUPS} ")));
+        assert_eq!(said, format!("{}/: {TOO_DEEP_REASON}", tree.path().display()));
+        assert!(
+            TOO_DEEP_REASON.contains(&format!(" {SEARCH_LEVELS_MAX} levels"))
+                && TOO_MANY_REASON.contains(&format!(" {LEVEL_GROUPS_MAX} "))
+        );
     }
 
     #[test]
     fn a_group_that_is_hidden_among_too_many_is_said() {
         let tree = tree(&[("pods/a/db", "7\n"), ("pods/b/db", "8\n"), ("pods/c/db", "9\n"), ("one/d", "")]);
-        let look = |pid, most| look_for(tree.path(), 2, Path::new("db"), pid, most);
+        let look = |pid, most| search_group(tree.path(), 2, Path::new("db"), pid, most);
         for pid in [7, 8, 9] {
             assert!(look(pid, 4).unwrap().is_some(), "as many as there are");
         }
@@ -232,7 +240,7 @@ mod tests {
         let said: Vec<_> = found.into_iter().filter_map(|found| Some(found.err()?.to_string())).collect();
         assert!(!said.is_empty());
         assert!(
-            said.iter().all(|said| *said == format!("{}: {TOO_MANY}", tree.path().display())),
+            said.iter().all(|said| *said == format!("{}: {TOO_MANY_REASON}", tree.path().display())),
             "{said:?}"
         );
         // Another mount of the hierarchy with the group is enough. Without one it is an error, which the guard and
@@ -242,7 +250,7 @@ mod tests {
         fs::write(tree.path().join("proc/7/cgroup"), "0::/../../../../../out\n").unwrap();
         let deep = mount("/../../../../../../../../../..", &tree.path().join("one"));
         let said = MemoryPlace::among(&roots, 7, std::slice::from_ref(&deep)).unwrap_err().to_string();
-        assert!(said.ends_with(TOO_DEEP), "{said}");
+        assert!(said.ends_with(TOO_DEEP_REASON), "{said}");
         let near = mount("/../../../../..", &tree.path().join("pods"));
         fs::create_dir_all(tree.path().join("pods/out")).unwrap();
         let place = MemoryPlace::among(&roots, 7, &[deep, near]).unwrap().unwrap();

@@ -10,7 +10,7 @@ use crate::process::malformed;
 
 /// The resource that was waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Resource {
+pub enum PressureResource {
     /// A processor.
     Cpu,
     /// Memory: reclaim, refaults, swap.
@@ -19,7 +19,7 @@ pub enum Resource {
     Io,
 }
 
-impl Resource {
+impl PressureResource {
     /// Returns the kernel's name for it.
     pub fn name(self) -> &'static str {
         match self {
@@ -30,9 +30,9 @@ impl Resource {
     }
 }
 
-/// The share of time lost, as moving averages in percent, and the total time lost since boot.
+/// Time lost to waiting: moving averages in percent, and the total since boot.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Stalled {
+pub struct StallStats {
     /// Over the last 10 seconds, in percent of the time.
     pub avg10: f64,
     /// Over the last minute, in percent.
@@ -47,14 +47,14 @@ pub struct Stalled {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Pressure {
     /// At least one task waited.
-    pub some: Stalled,
+    pub some: StallStats,
     /// All tasks with work waited. For the processor only since Linux 5.13.
-    pub full: Option<Stalled>,
+    pub full: Option<StallStats>,
 }
 
 impl Pressure {
     /// Returns the machine's pressure on a resource; `None` if the kernel does not measure it.
-    pub fn read(roots: &SysRoots, resource: Resource) -> Result<Option<Self>> {
+    pub fn read(roots: &SysRoots, resource: PressureResource) -> Result<Option<Self>> {
         Self::read_file(&roots.proc_file("pressure").join(resource.name()))
     }
 
@@ -78,14 +78,14 @@ impl Pressure {
     }
 }
 
-fn parse(fields: &str) -> Option<Stalled> {
+fn parse(fields: &str) -> Option<StallStats> {
     let field = |name: &str| {
         fields
             .split(' ')
             .find_map(|field| field.split_once('=').filter(|(key, _)| *key == name))
             .map(|(_, value)| value)
     };
-    Some(Stalled {
+    Some(StallStats {
         avg10: field("avg10")?.parse().ok()?,
         avg60: field("avg60")?.parse().ok()?,
         avg300: field("avg300")?.parse().ok()?,
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn this_machine_is_pressed_by_a_percentage() {
-        for resource in [Resource::Cpu, Resource::Memory, Resource::Io] {
+        for resource in [PressureResource::Cpu, PressureResource::Memory, PressureResource::Io] {
             match Pressure::read(&SysRoots::default(), resource).unwrap() {
                 Some(pressure) => assert!((0.0..=100.0).contains(&pressure.some.avg10)),
                 None => skip(format_args!("this kernel does not measure {} pressure", resource.name())),
@@ -117,12 +117,14 @@ mod tests {
             ("proc/pressure/cpu", &format!("some {line}\n")),
             ("proc/pressure/memory", "some avg10=x avg60=0 avg300=0 total=1\n"),
         ]);
-        let io = Pressure::read(&roots, Resource::Io).unwrap().unwrap();
+        let io = Pressure::read(&roots, PressureResource::Io).unwrap().unwrap();
         assert_eq!(io.full.unwrap().total, Duration::from_micros(4_066_723));
         assert!((io.some.avg10 - 1.5).abs() < 1e-9);
-        assert_eq!(Pressure::read(&roots, Resource::Cpu).unwrap().unwrap().full, None);
-        assert!(Pressure::read(&roots, Resource::Memory).unwrap_err().to_string().contains("avg10=x"));
+        assert_eq!(Pressure::read(&roots, PressureResource::Cpu).unwrap().unwrap().full, None);
+        assert!(
+            Pressure::read(&roots, PressureResource::Memory).unwrap_err().to_string().contains("avg10=x")
+        );
         let (_tree, roots) = tree(&[]);
-        assert_eq!(Pressure::read(&roots, Resource::Io).unwrap(), None);
+        assert_eq!(Pressure::read(&roots, PressureResource::Io).unwrap(), None);
     }
 }

@@ -20,8 +20,9 @@ pub struct Watermarks {
     pub reserve: u64,
 }
 
+/// The figures of one zone, in pages.
 #[derive(Default)]
-struct Zone {
+struct MemoryZone {
     min: u64,
     low: u64,
     high: u64,
@@ -34,10 +35,10 @@ impl Watermarks {
     pub fn read(roots: &SysRoots) -> Result<Self> {
         let path = roots.proc_file("zoneinfo");
         let text = read_text(&path)?;
-        let mut zones: Vec<Zone> = Vec::new();
+        let mut zones: Vec<MemoryZone> = Vec::new();
         for line in text.lines() {
             if line.starts_with("Node ") {
-                zones.push(Zone::default());
+                zones.push(MemoryZone::default());
                 continue;
             }
             let Some(zone) = zones.last_mut() else {
@@ -60,7 +61,7 @@ impl Watermarks {
     }
 }
 
-impl Zone {
+impl MemoryZone {
     /// Takes in a line if it has one of the needed figures; `None` if the figure can't be parsed.
     fn take(&mut self, line: &str) -> Option<()> {
         let mut words = line.split_ascii_whitespace();

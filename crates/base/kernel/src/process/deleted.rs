@@ -14,17 +14,17 @@ use rustix::io::Errno;
 
 use crate::Inode;
 
-const MARK: &[u8] = b" (deleted)";
+const DELETED_MARK: &[u8] = b" (deleted)";
 
 /// Returns the name without the kernel's mark, if it ends with it.
 pub(super) fn strip_mark(text: &[u8]) -> Option<&[u8]> {
-    text.strip_suffix(MARK)
+    text.strip_suffix(DELETED_MARK)
 }
 
 /// Returns the path that `text` means, and whether it no longer leads to that inode.
 ///
 /// `links` is the inode's link count if known; `root` is the process's root directory.
-pub(super) fn named(text: &[u8], inode: Inode, links: Option<u32>, root: &Path) -> (PathBuf, bool) {
+pub(super) fn resolve_name(text: &[u8], inode: Inode, links: Option<u32>, root: &Path) -> (PathBuf, bool) {
     let path = |bytes: &[u8]| PathBuf::from(OsStr::from_bytes(bytes));
     let Some(stripped) = strip_mark(text) else {
         return (path(text), links == Some(0));
@@ -100,14 +100,14 @@ mod tests {
         let meta = std::fs::metadata(&name).unwrap();
         let ino = |ino| Inode { dev: meta.dev(), ino };
         let (same, other) = (ino(meta.ino()), ino(meta.ino() + 1));
-        assert_eq!(named(b"/x (deleted)", same, Some(1), root.path()), ("/x (deleted)".into(), false));
-        assert_eq!(named(b"/x (deleted)", same, None, root.path()), ("/x (deleted)".into(), false));
+        assert_eq!(resolve_name(b"/x (deleted)", same, Some(1), root.path()), ("/x (deleted)".into(), false));
+        assert_eq!(resolve_name(b"/x (deleted)", same, None, root.path()), ("/x (deleted)".into(), false));
         // Another file took that name, or none has it: the mark was the kernel's.
-        assert_eq!(named(b"/x (deleted)", other, Some(1), root.path()), ("/x".into(), true));
-        assert_eq!(named(b"/y (deleted)", same, Some(1), root.path()), ("/y".into(), true));
+        assert_eq!(resolve_name(b"/x (deleted)", other, Some(1), root.path()), ("/x".into(), true));
+        assert_eq!(resolve_name(b"/y (deleted)", same, Some(1), root.path()), ("/y".into(), true));
         // The file really had this name and is deleted now: one mark is removed.
         assert_eq!(
-            named(b"/x (deleted) (deleted)", same, Some(0), root.path()),
+            resolve_name(b"/x (deleted) (deleted)", same, Some(0), root.path()),
             ("/x (deleted)".into(), true)
         );
     }
@@ -115,9 +115,9 @@ mod tests {
     #[test]
     fn an_unmarked_name_is_gone_only_without_links() {
         let (root, inode) = (Path::new("/"), Inode { dev: 1, ino: 1 });
-        assert_eq!(named(b"/y", inode, Some(0), root), ("/y".into(), true));
-        assert_eq!(named(b"/y", inode, Some(1), root), ("/y".into(), false));
-        assert_eq!(named(b"/y", inode, None, root), ("/y".into(), false));
+        assert_eq!(resolve_name(b"/y", inode, Some(0), root), ("/y".into(), true));
+        assert_eq!(resolve_name(b"/y", inode, Some(1), root), ("/y".into(), false));
+        assert_eq!(resolve_name(b"/y", inode, None, root), ("/y".into(), false));
     }
 
     #[test]

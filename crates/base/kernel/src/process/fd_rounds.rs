@@ -23,9 +23,9 @@ use super::ProcRoot;
 use crate::{Error, Result};
 
 /// Minimum number of descriptors in a piece: a process with fewer is read at once.
-const PIECE: usize = 256;
-/// One turn in this many goes to a process that is not urgent.
-const HURRIED: u32 = 4;
+const PIECE_DESCRIPTORS_MIN: usize = 256;
+/// Number of turns of which one goes to a process that is not urgent.
+const OTHER_TURN_INTERVAL: u32 = 4;
 
 /// Returns the processor time used by the calling thread so far (`CLOCK_THREAD_CPUTIME_ID` of `clock_gettime(2)`).
 ///
@@ -88,7 +88,7 @@ impl FdPieces {
                 Err(error) => return Err(Error::call("readlink", proc.fd_path(self.pid, fd), error)),
             }
             // Entries left in the buffer would be read twice.
-            if seen >= PIECE && entries.is_buffer_empty() {
+            if seen >= PIECE_DESCRIPTORS_MIN && entries.is_buffer_empty() {
                 self.next = Some((position, proc.start_time(self.pid).ok()));
                 return Ok(true);
             }
@@ -105,26 +105,27 @@ pub trait FdVisitor {
     /// Starts a process; `None` if it should not be read after all.
     fn begin(&mut self, pid: u32) -> Option<Self::Process>;
 
-    /// Takes in a descriptor and its link target, as in [`ProcRoot::fd_links`].
-    fn descriptor(&mut self, process: &mut Self::Process, fd: RawFd, target: &Path);
+    /// Visits a descriptor with its link target, as in [`ProcRoot::fd_links`].
+    fn visit(&mut self, process: &mut Self::Process, fd: RawFd, target: &Path);
 
-    /// A part of a process was read; the rest follows later, possibly much later.
-    fn goes_on(&mut self, _pid: u32, _process: &Self::Process) {}
+    /// Pauses a process of which a part was read; the rest follows later, possibly much later.
+    fn pause(&mut self, _pid: u32, _process: &Self::Process) {}
 
-    /// Ends a process: whether everything could be read, and the processor time it took.
+    /// Ends a process. `read` tells whether everything could be read, `cost` the processor time it
+    /// took.
     fn end(&mut self, pid: u32, process: Self::Process, read: Result<()>, cost: Duration);
 }
 
-/// Waiting processes, in one lane for each party. Lanes take turns.
+/// Waiting processes, in one lane for each party. The lanes take turns.
 #[derive(Debug)]
-struct Lanes<L> {
+struct FairQueue<L> {
     /// No lane is empty.
     waiting: BTreeMap<L, VecDeque<u32>>,
     /// The lane that had the last turn.
     last: Option<L>,
 }
 
-impl<L: Ord + Copy> Lanes<L> {
+impl<L: Ord + Copy> FairQueue<L> {
     const fn new() -> Self {
         Self { waiting: BTreeMap::new(), last: None }
     }
@@ -157,16 +158,16 @@ impl<L: Ord + Copy> Lanes<L> {
 #[derive(Debug)]
 pub struct FdRounds<S, L = ()> {
     /// Urgent processes.
-    first: Lanes<L>,
-    next: Lanes<L>,
-    long: VecDeque<Long<S>>,
+    first: FairQueue<L>,
+    next: FairQueue<L>,
+    large: VecDeque<LargeProcess<S>>,
     /// The number of processes started.
     steps: u32,
 }
 
 /// A process with many descriptors.
 #[derive(Debug)]
-struct Long<S> {
+struct LargeProcess<S> {
     pieces: FdPieces,
     process: S,
     cost: Duration,
@@ -174,7 +175,7 @@ struct Long<S> {
 
 impl<S, L: Ord + Copy> Default for FdRounds<S, L> {
     fn default() -> Self {
-        Self { first: Lanes::new(), next: Lanes::new(), long: VecDeque::new(), steps: 0 }
+        Self { first: FairQueue::new(), next: FairQueue::new(), large: VecDeque::new(), steps: 0 }
     }
 }
 
@@ -209,18 +210,19 @@ impl<S, L: Ord + Copy> FdRounds<S, L> {
 
     /// Whether there is nothing to read.
     pub fn is_empty(&self) -> bool {
-        self.waiting() == 0 && self.long.is_empty()
+        self.waiting() == 0 && self.large.is_empty()
     }
 
     /// Returns the processes of which a part was read.
     pub fn begun(&self) -> impl Iterator<Item = u32> {
-        self.long.iter().map(|long| long.pieces.pid)
+        self.large.iter().map(|process| process.pieces.pid)
     }
 
-    /// Returns the next process to start: an urgent one, except in one of [`HURRIED`] turns.
+    /// Returns the next process to start: an urgent one, except in one of [`OTHER_TURN_INTERVAL`]
+    /// turns.
     fn pop(&mut self) -> Option<u32> {
         self.steps = self.steps.wrapping_add(1);
-        let (first, then) = if self.steps.is_multiple_of(HURRIED) {
+        let (first, then) = if self.steps.is_multiple_of(OTHER_TURN_INTERVAL) {
             (&mut self.next, &mut self.first)
         } else {
             (&mut self.first, &mut self.next)
@@ -251,27 +253,27 @@ impl<S, L: Ord + Copy> FdRounds<S, L> {
             }
             // First a process with few descriptors, then one with many, which thus progress however many with few
             // arrive; then the other ones with few.
-            let of_many = step == 1 && !self.long.is_empty();
+            let of_many = step == 1 && !self.large.is_empty();
             let next = if of_many { None } else { self.pop() };
-            let long = match next {
+            let current = match next {
                 Some(pid) => visitor.begin(pid).map(|process| {
                     let pieces = FdPieces::of(proc, pid);
-                    Long { pieces, process, cost: Duration::ZERO }
+                    LargeProcess { pieces, process, cost: Duration::ZERO }
                 }),
-                None => self.long.pop_front(),
+                None => self.large.pop_front(),
             };
-            let Some(mut long) = long else { continue };
-            let each = &mut |fd, target: &Path| visitor.descriptor(&mut long.process, fd, target);
-            let more = long.pieces.next(proc, each);
+            let Some(mut current) = current else { continue };
+            let each = &mut |fd, target: &Path| visitor.visit(&mut current.process, fd, target);
+            let more = current.pieces.next(proc, each);
             let after = thread_cpu_time();
-            long.cost += after.saturating_sub(before);
+            current.cost += after.saturating_sub(before);
             match more {
                 Ok(true) => {
-                    visitor.goes_on(long.pieces.pid, &long.process);
-                    self.long.push_back(long);
+                    visitor.pause(current.pieces.pid, &current.process);
+                    self.large.push_back(current);
                 }
-                Ok(false) => visitor.end(long.pieces.pid, long.process, Ok(()), long.cost),
-                Err(error) => visitor.end(long.pieces.pid, long.process, Err(error), long.cost),
+                Ok(false) => visitor.end(current.pieces.pid, current.process, Ok(()), current.cost),
+                Err(error) => visitor.end(current.pieces.pid, current.process, Err(error), current.cost),
             }
             before = after;
             if step > 0 && after.saturating_sub(began) >= budget {
@@ -298,7 +300,7 @@ mod tests {
             (pid != 4).then_some(0)
         }
 
-        fn descriptor(&mut self, process: &mut usize, _: RawFd, _: &Path) {
+        fn visit(&mut self, process: &mut usize, _: RawFd, _: &Path) {
             *process += 1;
         }
 

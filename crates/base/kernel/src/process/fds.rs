@@ -15,12 +15,12 @@ use pagekeeper_text::unescaped_bytes;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Statx, StatxFlags};
 
 use super::fd_rounds::FdPieces;
-use super::{ProcRoot, Selection, deleted, malformed};
+use super::{FileSelection, ProcRoot, deleted, malformed};
 use crate::{Error, Inode, Result};
 
 /// The access that a descriptor permits: the access mode of open(2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Access {
+pub enum AccessMode {
     /// `O_RDONLY`: a reader.
     ReadOnly,
     /// `O_WRONLY`: a writer.
@@ -46,16 +46,16 @@ pub struct FdInfo {
 
 impl FdInfo {
     /// Returns the access that the descriptor permits.
-    pub fn access(&self) -> Access {
+    pub fn access(&self) -> AccessMode {
         let flags = self.open_flags();
         if flags.contains(OFlags::PATH) {
-            return Access::Neither;
+            return AccessMode::Neither;
         }
         match flags & OFlags::RWMODE {
-            OFlags::RDONLY => Access::ReadOnly,
-            OFlags::WRONLY => Access::WriteOnly,
-            OFlags::RDWR => Access::ReadWrite,
-            _ => Access::Neither,
+            OFlags::RDONLY => AccessMode::ReadOnly,
+            OFlags::WRONLY => AccessMode::WriteOnly,
+            OFlags::RDWR => AccessMode::ReadWrite,
+            _ => AccessMode::Neither,
         }
     }
 
@@ -89,7 +89,7 @@ pub struct OpenFile {
     /// Its size in bytes; on a network file system, as last known to this machine.
     pub size: u64,
     /// The access that the descriptor permits.
-    pub access: Access,
+    pub access: AccessMode,
     /// Whether it bypasses the page cache (`O_DIRECT`).
     pub direct: bool,
     /// Whether every write goes to the end of the file (`O_APPEND`).
@@ -175,7 +175,7 @@ impl ProcRoot {
 
     /// Returns the selected regular file behind one descriptor; `None` if it is closed, or as in
     /// [`Self::open_file_at`].
-    pub fn selected_file_at(&self, pid: u32, fd: RawFd, selection: &Selection<'_>) -> Option<OpenFile> {
+    pub fn selected_file_at(&self, pid: u32, fd: RawFd, selection: &FileSelection<'_>) -> Option<OpenFile> {
         let link = rustix::fs::readlink(self.fd_path(pid, fd), Vec::new()).ok()?;
         let target = Path::new(std::ffi::OsStr::from_bytes(link.as_bytes()));
         self.open_file(pid, fd, target, &self.root(pid), selection)
@@ -223,7 +223,7 @@ impl ProcRoot {
     /// FUSE file system). A file opened twice is listed twice.
     pub fn open_files(&self, pid: u32) -> Result<Vec<OpenFile>> {
         let mut files = Vec::new();
-        self.each_selected_file(pid, &Selection::default(), |file| files.push(file))?;
+        self.each_selected_file(pid, &FileSelection::default(), |file| files.push(file))?;
         files.sort_unstable_by_key(|file| file.fd);
         Ok(files)
     }
@@ -233,7 +233,7 @@ impl ProcRoot {
     pub(super) fn each_selected_file(
         &self,
         pid: u32,
-        selection: &Selection<'_>,
+        selection: &FileSelection<'_>,
         mut each: impl FnMut(OpenFile),
     ) -> Result<()> {
         let root = self.root(pid);
@@ -247,7 +247,7 @@ impl ProcRoot {
     /// Returns the regular file behind a descriptor whose link target is `target`; `None` if it is not a regular
     /// file, was closed or reused meanwhile, or its stat is refused.
     pub fn open_file_at(&self, pid: u32, fd: RawFd, target: &Path) -> Option<OpenFile> {
-        self.open_file(pid, fd, target, &self.root(pid), &Selection::default())
+        self.open_file(pid, fd, target, &self.root(pid), &FileSelection::default())
     }
 
     fn open_file(
@@ -256,7 +256,7 @@ impl ProcRoot {
         fd: RawFd,
         target: &Path,
         root: &Path,
-        selection: &Selection<'_>,
+        selection: &FileSelection<'_>,
     ) -> Option<OpenFile> {
         let text = target.as_os_str().as_bytes();
         if deleted::is_no_file(text) || !selection.has_name(target) {
@@ -275,7 +275,7 @@ impl ProcRoot {
         if differs && self.inode_behind(pid, fd) != Some(inode) {
             return None;
         }
-        let (path, deleted) = deleted::named(text, inode, Some(stat.stx_nlink), root);
+        let (path, deleted) = deleted::resolve_name(text, inode, Some(stat.stx_nlink), root);
         Some(OpenFile {
             fd,
             path,
@@ -345,7 +345,7 @@ mod tests {
         let behind = |fd: RawFd| ProcRoot::default().inode_behind(std::process::id(), fd);
         assert_eq!((behind(file.as_raw_fd()), behind(RawFd::MAX)), (Some(found.inode), None));
         assert_eq!((found.size, found.position), (5000, 5000));
-        assert_eq!(found.access, Access::WriteOnly);
+        assert_eq!(found.access, AccessMode::WriteOnly);
         assert!(found.append && !found.direct && !found.deleted);
     }
 
@@ -356,8 +356,8 @@ mod tests {
         let mut reader = File::open(file.path()).unwrap();
         reader.seek(SeekFrom::Start(4096)).unwrap();
         let found = own_file(&reader);
-        assert_eq!((found.access, found.position), (Access::ReadOnly, 4096));
-        assert_eq!(own_file(&file).access, Access::ReadWrite);
+        assert_eq!((found.access, found.position), (AccessMode::ReadOnly, 4096));
+        assert_eq!(own_file(&file).access, AccessMode::ReadWrite);
     }
 
     #[test]
@@ -376,7 +376,7 @@ mod tests {
     fn a_path_descriptor_neither_reads_nor_writes() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let handle = rustix::fs::open(file.path(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
-        assert_eq!(own_file(&handle).access, Access::Neither);
+        assert_eq!(own_file(&handle).access, AccessMode::Neither);
     }
 
     #[test]
@@ -434,7 +434,7 @@ mod tests {
         let (proc, own) = (ProcRoot::default(), std::process::id());
         let at = |fd: RawFd, name: &'static str| {
             let wanted = |path: &Path| path.ends_with(name);
-            proc.selected_file_at(own, fd, &Selection { name: Some(&wanted), ..Selection::default() })
+            proc.selected_file_at(own, fd, &FileSelection { name: Some(&wanted), ..FileSelection::default() })
         };
         assert_eq!(at(file.as_raw_fd(), "binlog.000001"), Some(own_file(&file)));
         assert_eq!((at(file.as_raw_fd(), "binlog.000002"), at(RawFd::MAX, "binlog.000001")), (None, None));
@@ -477,7 +477,7 @@ mod tests {
         let files = proc.open_files(9).unwrap();
         assert_eq!(files.len(), 1);
         assert_eq!((files[0].fd, files[0].position, files[0].size), (12, 77, 100));
-        assert_eq!(files[0].access, Access::WriteOnly);
+        assert_eq!(files[0].access, AccessMode::WriteOnly);
         assert_eq!(proc.fd_info(9, 12).unwrap().mount_id, None);
     }
 
@@ -486,7 +486,7 @@ mod tests {
         let info =
             parse_fd_info(b"pos:\t5\nflags:\t02100002\nmnt_id:\t27\nino:\t99\nlock:\t1: POSIX x\n").unwrap();
         assert_eq!((info.position, info.mount_id, info.inode_number), (5, Some(27), Some(99)));
-        assert_eq!(info.access(), Access::ReadWrite);
+        assert_eq!(info.access(), AccessMode::ReadWrite);
         assert!(parse_fd_info(b"pos:\t5\n").is_none());
         assert!(parse_fd_info(b"pos:\tx\nflags:\t0\n").is_none());
         assert!(parse_fd_info(b"pos:\t5\nflags:\t9\n").is_none());

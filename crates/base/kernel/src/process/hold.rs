@@ -18,17 +18,18 @@ use rustix::io::Errno;
 
 use super::{ProcRoot, malformed, read};
 use crate::sys::ptrace::{TraceEvent, detach, interrupt, next_event, seize};
-use crate::sys::scheduling::be_of_real_time;
+use crate::sys::scheduling::set_real_time_priority;
 use crate::{Error, Result};
 
 /// Time that each round waits for stops: a thread in a long call stops at the call's end.
-const STOP_PATIENCE: Duration = Duration::from_millis(2);
+const STOP_TIMEOUT: Duration = Duration::from_millis(2);
 /// Interval between two checks for stops.
-const STOP_POLL: Duration = Duration::from_micros(50);
+const STOP_POLL_INTERVAL: Duration = Duration::from_micros(50);
 /// The highest priority below real time.
 const NICE_MIN: i32 = -20;
-/// Number of passes over a process's threads: each finds the threads started during the previous one.
-const ROUNDS: usize = 3;
+/// Maximum number of passes over a process's threads: each finds the threads started during the
+/// previous one.
+const SEIZE_ROUNDS_MAX: usize = 3;
 
 /// A traced thread.
 #[derive(Debug, Clone, Copy)]
@@ -66,7 +67,7 @@ impl ProcessHolds {
     /// work. Processes to be stopped continue for as long as it waits for a processor. The thread must use little
     /// processor time.
     pub fn run_first() {
-        if be_of_real_time().is_err() {
+        if set_real_time_priority().is_err() {
             // For this thread only.
             let _ = rustix::process::setpriority_process(None, NICE_MIN);
         }
@@ -87,7 +88,7 @@ impl ProcessHolds {
     }
 
     fn seize_all(&mut self, pid: u32) -> Result<()> {
-        for _ in 0..ROUNDS {
+        for _ in 0..SEIZE_ROUNDS_MAX {
             let threads = self.proc.threads(pid)?;
             // The kernel lets nobody trace it until execve is over, and a tracer would block.
             if threads.iter().any(|thread| self.proc.is_becoming_another(*thread)) {
@@ -131,14 +132,14 @@ impl ProcessHolds {
     }
 
     fn wait_for_stops(&mut self, pid: u32) {
-        let until = Instant::now() + STOP_PATIENCE;
+        let until = Instant::now() + STOP_TIMEOUT;
         loop {
             self.poll();
             let runs = |tracee: &Tracee| tracee.pid == pid && tracee.stopped.is_none();
             if !self.threads.values().any(runs) || Instant::now() >= until {
                 return;
             }
-            std::thread::sleep(STOP_POLL);
+            std::thread::sleep(STOP_POLL_INTERVAL);
         }
     }
 
@@ -162,7 +163,7 @@ impl ProcessHolds {
         loop {
             match next_event() {
                 Ok(Some((thread, TraceEvent::Ended))) => drop(self.threads.remove(&thread)),
-                Ok(Some((thread, TraceEvent::Stopped { signal }))) => self.stopped(thread, signal),
+                Ok(Some((thread, TraceEvent::Stopped { signal }))) => self.record_stop(thread, signal),
                 Ok(None) => return,
                 // Nothing is traced any more: a thread that executes another program takes its process's ID.
                 Err(_) => return self.threads.clear(),
@@ -170,7 +171,7 @@ impl ProcessHolds {
         }
     }
 
-    fn stopped(&mut self, thread: i32, signal: i32) {
+    fn record_stop(&mut self, thread: i32, signal: i32) {
         match self.threads.get_mut(&thread) {
             Some(tracee) if tracee.pid != 0 => tracee.stopped = Some(signal),
             _ if detach(thread, signal).is_ok() => drop(self.threads.remove(&thread)),

@@ -10,16 +10,16 @@ use super::read;
 use super::reading::each_line;
 use crate::{Inode, Result};
 
-/// Number of descriptors of a process checked for locks.
-const LOOKED_AT_MAX: usize = 256;
-/// Number of descriptors of a process checked for open files.
-const DESCRIPTORS_MAX: usize = 4096;
+/// Maximum number of descriptors of a process checked for locks.
+const LOCK_DESCRIPTORS_MAX: usize = 256;
+/// Maximum number of descriptors of a process checked for open files.
+const OPEN_DESCRIPTORS_MAX: usize = 4096;
 
 /// The files with a lease at the time of the query: file servers take leases for their clients' caches.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Leases(HashSet<Inode>);
+pub struct FileLeases(HashSet<Inode>);
 
-impl Leases {
+impl FileLeases {
     /// Whether somebody has a lease on an inode. Its device is that of the file system, which stat(2) does not
     /// show on btrfs.
     pub fn is_on(&self, inode: Inode) -> bool {
@@ -52,7 +52,7 @@ impl ProcRoot {
         }
         let mut is_open = false;
         // On btrfs the device in /proc/locks differs from that of stat(2), so only inode numbers are compared.
-        let listed = self.first_fd_links(pid, DESCRIPTORS_MAX, |fd, path| {
+        let listed = self.first_fd_links(pid, OPEN_DESCRIPTORS_MAX, |fd, path| {
             let is_file = !is_open && path.is_absolute();
             is_open |= is_file
                 && self.inode_behind(pid, fd).is_some_and(|inode| awaited.inodes.contains(&inode.ino));
@@ -72,7 +72,7 @@ impl ProcRoot {
                 Ok(text) => text.split(|byte| *byte == b'\n').any(|line| line.starts_with(b"lock:")),
                 Err(error) => !is_closed(&error),
             };
-            if has_lock || count == LOOKED_AT_MAX {
+            if has_lock || count == LOCK_DESCRIPTORS_MAX {
                 return true;
             }
         }
@@ -80,10 +80,10 @@ impl ProcRoot {
     }
 
     /// Returns the leases and delegations held now (`/proc/locks`) by processes that this one can see.
-    pub fn leases(&self) -> Result<Leases> {
+    pub fn leases(&self) -> Result<FileLeases> {
         let mut leases = HashSet::new();
         each_line(&self.path().join("locks"), |line| add_leased(line, &mut leases))?;
-        Ok(Leases(leases))
+        Ok(FileLeases(leases))
     }
 }
 

@@ -20,7 +20,7 @@ use crate::{Inode, Result};
 
 /// A part of a file that a process has mapped.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mapping {
+pub struct ProcessMapping {
     /// The name as the process's mount namespace shows it, without the kernel's ` (deleted)`.
     pub path: PathBuf,
     /// Whether that name no longer leads to the file.
@@ -37,9 +37,9 @@ pub struct Mapping {
     pub writable: bool,
 }
 
-/// The processes that map a file.
+/// The processes that map a file, and their mappings.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct MappedBy {
+pub struct MappingProcesses {
     /// The processes that map a part of it, ascending, including this one.
     pub pids: Vec<u32>,
     /// Their mappings that overlap the requested range: each process with the mapped bytes of the file, in whole
@@ -51,19 +51,19 @@ pub struct MappedBy {
 
 impl ProcRoot {
     /// Returns the parts of files that the process has mapped, by address. Empty for kernel threads and zombies.
-    pub fn mappings(&self, pid: u32) -> Result<Vec<Mapping>> {
+    pub fn mappings(&self, pid: u32) -> Result<Vec<ProcessMapping>> {
         let mut mappings = Vec::new();
         self.each_mapped(pid, |mapping| mappings.push(mapping))?;
         Ok(mappings)
     }
 
     /// Passes each of [`Self::mappings`] to `each`.
-    pub(super) fn each_mapped(&self, pid: u32, mut each: impl FnMut(Mapping)) -> Result<()> {
+    pub(super) fn each_mapped(&self, pid: u32, mut each: impl FnMut(ProcessMapping)) -> Result<()> {
         let root = self.root(pid);
         self.each_mapping(pid, |line| {
             let text = mounts::unescape(line.text);
-            let (path, deleted) = deleted::named(&text, line.inode, None, &root);
-            each(Mapping {
+            let (path, deleted) = deleted::resolve_name(&text, line.inode, None, &root);
+            each(ProcessMapping {
                 path,
                 deleted,
                 inode: line.inode,
@@ -78,8 +78,8 @@ impl ProcRoot {
     /// Returns the processes that map any byte of `range` of the file `inode`, and the mapped parts.
     ///
     /// It reads the maps of every process: some 50 µs each, more for those with thousands of mappings.
-    pub fn mapped_by(&self, inode: Inode, range: &Range<u64>) -> Result<MappedBy> {
-        let mut found = MappedBy::default();
+    pub fn mapped_by(&self, inode: Inode, range: &Range<u64>) -> Result<MappingProcesses> {
+        let mut found = MappingProcesses::default();
         for pid in self.pids()? {
             let known = found.stretches.len();
             let result = self.each_mapping(pid, |line| {
@@ -147,7 +147,7 @@ impl ProcRoot {
     }
 
     /// Returns a path that leads to the file behind a mapping, and its stat; `None` if it can't be reached.
-    pub(super) fn behind_mapping(&self, pid: u32, mapping: &Mapping) -> Option<(PathBuf, Statx)> {
+    pub(super) fn behind_mapping(&self, pid: u32, mapping: &ProcessMapping) -> Option<(PathBuf, Statx)> {
         let same = |stat: &Statx| stat.stx_ino == mapping.inode.ino;
         let magic = self.mapping_path(pid, &mapping.addresses);
         if let Some(stat) = stat_quietly(&magic).ok().filter(same) {
@@ -305,6 +305,6 @@ mod tests {
         write(inode.ino);
         assert_eq!(proc.mapped_by(inode, &(0..u64::MAX)).unwrap().pids, [8]);
         write(inode.ino + 1);
-        assert_eq!(proc.mapped_by(inode, &(0..u64::MAX)).unwrap(), MappedBy::default());
+        assert_eq!(proc.mapped_by(inode, &(0..u64::MAX)).unwrap(), MappingProcesses::default());
     }
 }

@@ -39,16 +39,16 @@ use std::path::{Path, PathBuf};
 
 pub use cgroups::CgroupPath;
 pub use fd_rounds::{FdRounds, FdVisitor, thread_cpu_time};
-pub use fds::{Access, FdInfo, OpenFile};
+pub use fds::{AccessMode, FdInfo, OpenFile};
 pub use hold::ProcessHolds;
-pub use leases::{AwaitedLocks, Leases};
-pub use maps::{MappedBy, Mapping};
+pub use leases::{AwaitedLocks, FileLeases};
+pub use maps::{MappingProcesses, ProcessMapping};
 pub use mounts::Mount;
-pub use namespace::View;
+pub use namespace::PathView;
 pub use open_files::{
-    HeldFile, InodeSet, MappedFile, Mappings, OpenFiles, OpenFilesScan, ProcessFiles, Selection,
+    FileSelection, HeldFile, InodeSet, MappedFile, MappingMode, OpenFiles, OpenFilesScan, ProcessFiles,
 };
-pub use origin::Origin;
+pub use origin::ProcessOrigin;
 pub use own_cost::OwnCost;
 use pagekeeper_text::unescaped;
 pub use peer::peer_process;

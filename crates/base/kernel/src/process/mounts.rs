@@ -13,7 +13,7 @@ use rustix::fs::FileType;
 
 use super::ProcRoot;
 use super::reading::each_line;
-use crate::{Handle, Links, Result};
+use crate::{Links, PathHandle, Result};
 
 /// One mounted file system.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,7 +69,7 @@ impl Mount {
         let is_named = || {
             let source = Path::new(&self.source);
             let is_local = source.starts_with("/dev") && !self.may_never_answer();
-            is_local.then(|| Handle::at(source, Links::Follow).ok()).flatten().is_some_and(|handle| {
+            is_local.then(|| PathHandle::at(source, Links::Follow).ok()).flatten().is_some_and(|handle| {
                 handle.kind() == FileType::BlockDevice && handle.stat().st_rdev == device
             })
         };

@@ -18,18 +18,18 @@ use rustix::io::Errno;
 
 use super::fds::{inode_of, stat_quietly};
 use super::{ProcRoot, malformed};
-use crate::hang::asking;
+use crate::hang::announce;
 use crate::open::descend;
-use crate::{Error, Expected, Handle, Result};
+use crate::{Error, ExpectedFile, PathHandle, Result};
 
-/// The view of a process on paths; see [`ProcRoot::as_seen_by`].
+/// Paths as a process sees them; see [`ProcRoot::as_seen_by`].
 #[derive(Debug, Clone)]
-pub struct View {
+pub struct PathView {
     /// Its root as the kernel shows it; empty if that can't be read.
     root: PathBuf,
 }
 
-impl View {
+impl PathView {
     /// Converts a path that the kernel shows for the process to the process's own view.
     pub fn path(&self, shown: &Path) -> PathBuf {
         match shown.strip_prefix(&self.root) {
@@ -84,9 +84,9 @@ impl ProcRoot {
     /// let view = ProcRoot::default().view_of(std::process::id());
     /// assert_eq!(view.path("/etc/passwd".as_ref()), std::path::Path::new("/etc/passwd"));
     /// ```
-    pub fn view_of(&self, pid: u32) -> View {
+    pub fn view_of(&self, pid: u32) -> PathView {
         // A process whose root can't be read is not inspected any further either.
-        View { root: std::fs::read_link(self.root(pid)).unwrap_or_default() }
+        PathView { root: std::fs::read_link(self.root(pid)).unwrap_or_default() }
     }
 
     /// Converts a path as the process sees it to one that this process can open: unchanged if both see the same,
@@ -127,22 +127,22 @@ impl ProcRoot {
     /// ```
     /// # use pagekeeper_kernel::process::ProcRoot;
     /// # use std::path::Path;
-    /// use pagekeeper_kernel::{Expected, InspectedFile};
+    /// use pagekeeper_kernel::{ExpectedFile, InspectedFile};
     /// use std::os::fd::AsFd;
     ///
     /// let pid = std::process::id();
     /// let directory = ProcRoot::default().open_directory_in_namespace(pid, Path::new("/etc"))?;
-    /// let file = InspectedFile::open_in(directory.as_fd(), "passwd", Expected::Any, "/etc/passwd".into())?;
+    /// let file = InspectedFile::open_in(directory.as_fd(), "passwd", ExpectedFile::Any, "/etc/passwd".into())?;
     /// # Ok::<(), pagekeeper_kernel::Error>(())
     /// ```
     pub fn open_directory_in_namespace(&self, pid: u32, path: &Path) -> Result<OwnedFd> {
-        self.handle_in_namespace(pid, path)?.open_directory(Expected::Any)
+        self.handle_in_namespace(pid, path)?.open_directory(ExpectedFile::Any)
     }
 
     /// Resolves a path of a file or directory as the process sees it, without opening anything. Works as
     /// [`ProcRoot::open_directory_in_namespace`], also with a link at the end.
     #[allow(clippy::disallowed_methods, reason = "only references to it, inside the root of the process")]
-    pub fn handle_in_namespace(&self, pid: u32, path: &Path) -> Result<Handle> {
+    pub fn handle_in_namespace(&self, pid: u32, path: &Path) -> Result<PathHandle> {
         let (start, resolve) = if path.is_absolute() {
             (self.root(pid), ResolveFlags::IN_ROOT)
         } else {
@@ -152,7 +152,7 @@ impl ProcRoot {
         let base = rustix::fs::openat(CWD, &start, handle | OFlags::DIRECTORY, Mode::empty())
             .map_err(|e| Error::call("open", &start, e))?;
         let resolve = resolve | ResolveFlags::NO_MAGICLINKS;
-        let _asking = asking(&start.join(path.strip_prefix("/").unwrap_or(path)))?;
+        let _call = announce(&start.join(path.strip_prefix("/").unwrap_or(path)))?;
         let found = match rustix::fs::openat2(&base, path, handle, Mode::empty(), resolve) {
             // Without openat2, the targets of links are certain in one case only: the process sees the same as
             // this one.
@@ -164,7 +164,7 @@ impl ProcRoot {
             Err(Errno::NOSYS | Errno::PERM) => descend(base, path),
             other => other,
         };
-        Handle::of(found.map_err(|e| Error::call("openat2", path, e))?, path.to_path_buf())
+        PathHandle::of(found.map_err(|e| Error::call("openat2", path, e))?, path.to_path_buf())
     }
 }
 
@@ -258,7 +258,7 @@ mod tests {
         let (_tree, proc) = tree(("mnt:[1]", "mnt:[2]"));
         for path in ["/data/real", "/link", "/climbing", "/../../link"] {
             let directory = proc.open_directory_in_namespace(5, Path::new(path)).unwrap();
-            InspectedFile::open_in(directory.as_fd(), "theirs", Expected::Any, path.into()).unwrap();
+            InspectedFile::open_in(directory.as_fd(), "theirs", ExpectedFile::Any, path.into()).unwrap();
         }
         assert!(proc.open_directory_in_namespace(5, Path::new("sub")).is_ok());
         assert!(proc.open_directory_in_namespace(5, Path::new("../root")).is_err());
@@ -272,7 +272,7 @@ mod tests {
         let open = |path: &str| {
             let found = descend(base.try_clone().unwrap(), Path::new(path))
                 .map_err(|errno| Error::call("open", path, errno))?;
-            Handle::of(found, path.into())?.open_directory(Expected::Any)
+            PathHandle::of(found, path.into())?.open_directory(ExpectedFile::Any)
         };
         open("/data/./real").unwrap();
         for path in ["/link", "/climbing", "/data/../data"] {
@@ -313,7 +313,7 @@ mod tests {
         if entered {
             assert!(!path.exists());
             assert!(seen.unwrap().exists());
-            InspectedFile::open_in(opened.unwrap().as_fd(), "theirs", Expected::Any, path).unwrap();
+            InspectedFile::open_in(opened.unwrap().as_fd(), "theirs", ExpectedFile::Any, path).unwrap();
         } else {
             crate::testing::skip("a_real_container_and_chroot: a mount namespace can't be made here");
         }

@@ -1,9 +1,10 @@
 //! One snapshot of the files that processes have open or mapped.
 //!
-//! [`OpenFilesScan`] goes from process to process, in slices for callers with little time, and ends in
-//! [`OpenFiles`]. [`ProcRoot::files_of`] reads one process, and [`ProcRoot::each_file_of`] does so without storing
-//! anything. A [`Selection`] restricts the files. It is applied as early as possible: a descriptor with an
-//! unwanted name costs one readlink, one with an unwanted inode also one stat.
+//! [`OpenFilesScan`] goes from process to process, in slices for callers with little time, and ends
+//! in [`OpenFiles`]. [`ProcRoot::files_of`] reads one process, and [`ProcRoot::each_file_of`] does
+//! so without storing anything. A [`FileSelection`] restricts the files. It is applied as early as
+//! possible: a descriptor with an unwanted name costs one readlink, one with an unwanted inode also
+//! one stat.
 //!
 //! Invariants: no file is opened. The cost is linear in the descriptors and mappings of the processes. A process
 //! that ends meanwhile has no files and is not an error. A failure to read a process is its
@@ -20,35 +21,35 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::fds::inode_of;
-use super::{Mapping, OpenFile, ProcRoot};
+use super::{OpenFile, ProcRoot, ProcessMapping};
 use crate::{Error, Inode, Result};
 
 /// The selected files of a process. By default all open files, and no mappings.
 #[derive(Clone, Copy, Default)]
-pub struct Selection<'a> {
+pub struct FileSelection<'a> {
     /// Only files whose name passes. This is the name that the kernel shows: that of a removed file ends in `
     /// (deleted)`.
     pub name: Option<&'a dyn Fn(&Path) -> bool>,
     /// Only these files.
     pub inodes: Option<&'a InodeSet>,
     /// How to treat mappings.
-    pub mappings: Mappings,
+    pub mappings: MappingMode,
 }
 
 /// How a snapshot treats mappings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Mappings {
+pub enum MappingMode {
     /// They are not read.
     #[default]
     Ignored,
     /// They are listed with the inode that the kernel shows. This is cheap, but the device may differ from stat's
-    /// (see [`Mapping`]).
+    /// (see [`ProcessMapping`]).
     AsShown,
     /// Each is resolved to the file behind it, by one or two stats; unreachable files are left out.
     Resolved,
 }
 
-impl Selection<'_> {
+impl FileSelection<'_> {
     pub(super) fn has_name(&self, name: &Path) -> bool {
         self.name.is_none_or(|wanted| wanted(name))
     }
@@ -58,9 +59,9 @@ impl Selection<'_> {
     }
 }
 
-impl fmt::Debug for Selection<'_> {
+impl fmt::Debug for FileSelection<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Selection")
+        f.debug_struct("FileSelection")
             .field("name", &self.name.is_some())
             .field("inodes", &self.inodes)
             .field("mappings", &self.mappings)
@@ -100,12 +101,12 @@ impl InodeSet {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MappedFile {
     /// The mapping.
-    pub mapping: Mapping,
-    /// The file's inode as stat shows it; with [`Mappings::AsShown`] as the mapping shows it.
+    pub mapping: ProcessMapping,
+    /// The file's inode as stat shows it; with [`MappingMode::AsShown`] as the mapping shows it.
     pub inode: Inode,
     /// A path that leads to the very file (see
     /// [`InspectedFile::open_magic_link`](crate::InspectedFile::open_magic_link)), and its size in bytes. Only
-    /// with [`Mappings::Resolved`], unless the file was selected by its inode.
+    /// with [`MappingMode::Resolved`], unless the file was selected by its inode.
     pub reached: Option<(PathBuf, u64)>,
 }
 
@@ -149,7 +150,7 @@ impl OpenFiles {
 
 impl ProcRoot {
     /// Returns the selected files of one process.
-    pub fn files_of(&self, pid: u32, selection: &Selection<'_>) -> ProcessFiles {
+    pub fn files_of(&self, pid: u32, selection: &FileSelection<'_>) -> ProcessFiles {
         let mut files =
             ProcessFiles { pid, name: OsString::new(), open: Vec::new(), mapped: Vec::new(), error: None };
         let read = self.each_file_of(pid, selection, |file| match file {
@@ -171,11 +172,11 @@ impl ProcRoot {
     pub fn each_file_of(
         &self,
         pid: u32,
-        selection: &Selection<'_>,
+        selection: &FileSelection<'_>,
         mut each: impl FnMut(HeldFile),
     ) -> Result<()> {
         self.each_selected_file(pid, selection, |file| each(HeldFile::Open(file)))?;
-        if selection.mappings == Mappings::Ignored {
+        if selection.mappings == MappingMode::Ignored {
             return Ok(());
         }
         self.each_mapped(pid, |mapping| {
@@ -185,7 +186,12 @@ impl ProcRoot {
         })
     }
 
-    fn selected(&self, pid: u32, mapping: Mapping, selection: &Selection<'_>) -> Option<MappedFile> {
+    fn selected(
+        &self,
+        pid: u32,
+        mapping: ProcessMapping,
+        selection: &FileSelection<'_>,
+    ) -> Option<MappedFile> {
         if !selection.has_name(&mapping.path) {
             return None;
         }
@@ -197,7 +203,7 @@ impl ProcRoot {
                 return Some(MappedFile { mapping, inode, reached: None });
             }
         }
-        if selection.mappings == Mappings::AsShown && selection.inodes.is_none() {
+        if selection.mappings == MappingMode::AsShown && selection.inodes.is_none() {
             let inode = mapping.inode;
             return Some(MappedFile { mapping, inode, reached: None });
         }
@@ -214,12 +220,12 @@ impl ProcRoot {
 /// A snapshot in progress.
 ///
 /// ```
-/// use pagekeeper_kernel::process::{Mappings, OpenFilesScan, ProcRoot, Selection};
+/// use pagekeeper_kernel::process::{MappingMode, OpenFilesScan, ProcRoot, FileSelection};
 /// use std::time::Duration;
 ///
 /// let proc = ProcRoot::default();
 /// let logs = |name: &std::path::Path| name.extension().is_some_and(|extension| extension == "log");
-/// let selection = Selection { name: Some(&logs), mappings: Mappings::AsShown, ..Selection::default() };
+/// let selection = FileSelection { name: Some(&logs), mappings: MappingMode::AsShown, ..FileSelection::default() };
 /// let mut scan = OpenFilesScan::of_all(&proc, selection)?;
 /// while !scan.advance(Duration::from_millis(1)) {
 ///     // Something else.
@@ -232,7 +238,7 @@ impl ProcRoot {
 #[derive(Debug)]
 pub struct OpenFilesScan<'a> {
     proc: &'a ProcRoot,
-    selection: Selection<'a>,
+    selection: FileSelection<'a>,
     /// The remaining processes, the next one last.
     pids: Vec<u32>,
     found: OpenFiles,
@@ -240,14 +246,14 @@ pub struct OpenFilesScan<'a> {
 
 impl<'a> OpenFilesScan<'a> {
     /// Creates a snapshot of these processes, in this order.
-    pub fn of(proc: &'a ProcRoot, pids: impl IntoIterator<Item = u32>, selection: Selection<'a>) -> Self {
+    pub fn of(proc: &'a ProcRoot, pids: impl IntoIterator<Item = u32>, selection: FileSelection<'a>) -> Self {
         let mut pids: Vec<u32> = pids.into_iter().collect();
         pids.reverse();
         Self { proc, selection, pids, found: OpenFiles::default() }
     }
 
     /// Creates a snapshot of all existing processes, including this one.
-    pub fn of_all(proc: &'a ProcRoot, selection: Selection<'a>) -> Result<Self> {
+    pub fn of_all(proc: &'a ProcRoot, selection: FileSelection<'a>) -> Result<Self> {
         Ok(Self::of(proc, proc.pids()?, selection))
     }
 
@@ -279,7 +285,7 @@ impl<'a> OpenFilesScan<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::Access;
+    use crate::process::AccessMode;
     use crate::sys::mapping::FileMapping;
     use crate::{InspectedFile, Links, page_size};
     use std::os::fd::AsRawFd;
@@ -341,19 +347,19 @@ mod tests {
         };
         let file = |index: usize| (paths[index].clone(), 5, Some(9));
         let all = [(7, vec![file(0), file(2)]), (8, vec![file(1)]), (9, vec![file(2)])];
-        assert_eq!(open(Selection::default()), all);
-        let logs = Selection { name: Some(&is_log), ..Selection::default() };
+        assert_eq!(open(FileSelection::default()), all);
+        let logs = FileSelection { name: Some(&is_log), ..FileSelection::default() };
         assert_eq!(open(logs), [(7, vec![file(0)]), (8, vec![file(1)])]);
-        let of_inode = Selection { inodes: Some(&wanted), ..Selection::default() };
+        let of_inode = FileSelection { inodes: Some(&wanted), ..FileSelection::default() };
         assert_eq!(open(of_inode), [(7, vec![file(2)]), (9, vec![file(2)])]);
-        assert_eq!(open(Selection { name: Some(&is_log), ..of_inode }), []);
+        assert_eq!(open(FileSelection { name: Some(&is_log), ..of_inode }), []);
     }
 
     #[test]
     fn a_scan_goes_in_slices_and_in_order() {
         let (_dir, paths) = files(&["a"]);
         let (_tree, proc) = fake(&[(7, &[&paths[0]]), (8, &[&paths[0]]), (9, &[&paths[0]])]);
-        let mut scan = OpenFilesScan::of(&proc, [9, 4, 7, 8], Selection::default());
+        let mut scan = OpenFilesScan::of(&proc, [9, 4, 7, 8], FileSelection::default());
         let slices = (0..4).map(|_| scan.advance(Duration::ZERO)).collect::<Vec<_>>();
         assert_eq!(slices, [false, false, false, true]);
         let pids: Vec<_> = scan.finish().processes.iter().map(|process| process.pid).collect();
@@ -365,7 +371,7 @@ mod tests {
         let (_dir, paths) = files(&["a"]);
         let (tree, proc) = fake(&[(7, &[&paths[0]])]);
         std::fs::write(tree.path().join("7/maps"), "odd\n").unwrap();
-        let selection = Selection { mappings: Mappings::AsShown, ..Selection::default() };
+        let selection = FileSelection { mappings: MappingMode::AsShown, ..FileSelection::default() };
         let found = OpenFilesScan::of(&proc, [7], selection).finish();
         let process = &found.processes[0];
         assert_eq!((process.open.len(), process.mapped.len()), (1, 0));
@@ -390,13 +396,13 @@ mod tests {
         };
         let gone = "9000-9800 r--s 00000000 00:fe 1 /nowhere/c\n";
         std::fs::write(tree.path().join("7/maps"), format!("{}{}{gone}", line(1, 0), line(2, 1))).unwrap();
-        let mapped = |selection: &Selection<'_>| proc.files_of(7, selection).mapped;
-        let by = |mappings| Selection { mappings, ..Selection::default() };
-        assert_eq!(mapped(&by(Mappings::Ignored)), []);
-        let shown = mapped(&by(Mappings::AsShown));
+        let mapped = |selection: &FileSelection<'_>| proc.files_of(7, selection).mapped;
+        let by = |mappings| FileSelection { mappings, ..FileSelection::default() };
+        assert_eq!(mapped(&by(MappingMode::Ignored)), []);
+        let shown = mapped(&by(MappingMode::AsShown));
         assert_eq!(shown.len(), 3);
         assert!(shown.iter().all(|mapped| mapped.inode == mapped.mapping.inode && mapped.reached.is_none()));
-        let resolved = mapped(&by(Mappings::Resolved));
+        let resolved = mapped(&by(MappingMode::Resolved));
         assert_eq!(resolved.len(), 2);
         assert_eq!(resolved[1].inode, inode_at(&paths[1]));
         assert_eq!(resolved[1].reached.as_ref().unwrap().1, 5);
@@ -405,7 +411,7 @@ mod tests {
         for on_file_system in [other, inode_at(&paths[1])] {
             let mut wanted = InodeSet::default();
             wanted.insert(inode_at(&paths[1]), on_file_system);
-            let selection = Selection { inodes: Some(&wanted), ..by(Mappings::Resolved) };
+            let selection = FileSelection { inodes: Some(&wanted), ..by(MappingMode::Resolved) };
             let found = mapped(&selection);
             assert_eq!(found.iter().map(|mapped| mapped.inode).collect::<Vec<_>>(), [inode_at(&paths[1])]);
         }
@@ -422,14 +428,17 @@ mod tests {
         assert_eq!(proc.own_pid(), std::process::id());
         let mut wanted = InodeSet::default();
         wanted.insert(opened.inode(), opened.inode());
-        let selection =
-            Selection { inodes: Some(&wanted), mappings: Mappings::Resolved, ..Selection::default() };
+        let selection = FileSelection {
+            inodes: Some(&wanted),
+            mappings: MappingMode::Resolved,
+            ..FileSelection::default()
+        };
         let found = OpenFilesScan::of_all(&proc, selection).unwrap().finish();
         let own = found.processes.iter().find(|process| process.pid == std::process::id()).unwrap();
         let of = |fd: i32| own.open.iter().find(|open| open.fd == fd).unwrap();
-        assert_eq!(of(opened.file().as_raw_fd()).access, Access::ReadOnly);
+        assert_eq!(of(opened.file().as_raw_fd()).access, AccessMode::ReadOnly);
         let writer = of(file.as_raw_fd());
-        assert_eq!((writer.access, writer.size, writer.inode), (Access::ReadWrite, 100, opened.inode()));
+        assert_eq!((writer.access, writer.size, writer.inode), (AccessMode::ReadWrite, 100, opened.inode()));
         assert!(writer.mount_id.is_some());
         assert_eq!((own.mapped.len(), own.mapped[0].inode), (1, opened.inode()));
         assert!(own.mapped[0].mapping.shared && own.error.is_none() && !own.name.is_empty());
@@ -441,7 +450,7 @@ mod tests {
     fn a_strangers_process_is_an_error_of_its_own() {
         let denied = || {
             let proc = ProcRoot::default();
-            let found = OpenFilesScan::of(&proc, [1, u32::MAX], Selection::default()).finish();
+            let found = OpenFilesScan::of(&proc, [1, u32::MAX], FileSelection::default()).finish();
             assert_eq!(
                 found.errors().map(|(pid, error)| (pid, error.is_denied())).collect::<Vec<_>>(),
                 [(1, true)]

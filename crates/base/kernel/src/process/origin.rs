@@ -17,7 +17,7 @@ use crate::{Error, Inode, Result};
 
 /// The origin of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Origin {
+pub enum ProcessOrigin {
     /// This process's namespaces, or none below them.
     Here,
     /// A PID namespace created with root's privileges here: a container. Contains its inode number.
@@ -33,20 +33,20 @@ pub enum Origin {
 
 impl ProcRoot {
     /// Returns the origin of a process. See the module.
-    pub fn origin(&self, pid: u32) -> Result<Origin> {
+    pub fn origin(&self, pid: u32) -> Result<ProcessOrigin> {
         let own_users = self.inode_of_namespace(None, "user")?;
         if let Some(pids) = self.outermost(pid, "pid")? {
             let made_in = nsfs::user_namespace(pids.as_fd()).map_err(|e| self.failed(pid, "pid", e))?;
             if Some(inode(&made_in).map_err(|e| self.failed(pid, "pid", e))?) == own_users {
                 return inode(&pids)
-                    .map(|inode| Origin::Container(inode.ino))
+                    .map(|inode| ProcessOrigin::Container(inode.ino))
                     .map_err(|e| self.failed(pid, "pid", e));
             }
         }
-        let Some(users) = self.outermost(pid, "user")? else { return Ok(Origin::Here) };
+        let Some(users) = self.outermost(pid, "user")? else { return Ok(ProcessOrigin::Here) };
         let of = || Ok((inode(&users)?.ino, nsfs::owner(users.as_fd())?));
         let (namespace, owner) = of().map_err(|e| self.failed(pid, "user", e))?;
-        Ok(Origin::UserNamespace { namespace, owner })
+        Ok(ProcessOrigin::UserNamespace { namespace, owner })
     }
 
     /// Returns a process's outermost namespace below this one's own; `None` if it is in the same, or in one above.
@@ -114,7 +114,7 @@ mod tests {
     }
 
     /// Returns the origin of a command's final process, which prints a line once it is ready.
-    fn origin(words: &[&str]) -> (Started, u32, Origin) {
+    fn origin(words: &[&str]) -> (Started, u32, ProcessOrigin) {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig=KILL", "--"]).args(words).args(["sh", "-c", "echo; exec sleep 600"]);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
@@ -154,13 +154,13 @@ mod tests {
             return;
         }
         let proc = ProcRoot::default();
-        assert_eq!(proc.origin(std::process::id()).unwrap(), Origin::Here);
+        assert_eq!(proc.origin(std::process::id()).unwrap(), ProcessOrigin::Here);
         let user = ["setpriv", "--reuid", "54321", "--regid", "54321", "--clear-groups", "--"];
         let (_user, _, found) = origin(&user);
-        assert_eq!(found, Origin::Here);
+        assert_eq!(found, ProcessOrigin::Here);
         let owner = |found| match found {
-            Origin::UserNamespace { owner, .. } => owner,
-            Origin::Here | Origin::Container(_) => panic!("{found:?}"),
+            ProcessOrigin::UserNamespace { owner, .. } => owner,
+            ProcessOrigin::Here | ProcessOrigin::Container(_) => panic!("{found:?}"),
         };
         // With nested namespaces, which do not matter.
         let (_one, _, found) = origin(&[&user[..], &["unshare", "-U", "-r", "unshare", "-U", "-r"]].concat());
@@ -177,7 +177,7 @@ mod tests {
         }
         // Created by root, with its own IDs: another user in it may create another namespace.
         let (child, first, found) = origin(&["unshare", "-U"]);
-        let Origin::UserNamespace { owner: 0, .. } = found else { panic!("{found:?}") };
+        let ProcessOrigin::UserNamespace { owner: 0, .. } = found else { panic!("{found:?}") };
         for map in ["uid_map", "gid_map"] {
             std::fs::write(format!("/proc/{first}/{map}"), "0 100000 65536").unwrap();
         }
@@ -192,7 +192,7 @@ mod tests {
         drop(child);
         // With all IDs: what it does with them is up to the container.
         let (_child, first, found) = origin(&["unshare", "-p", "-f", "--kill-child"]);
-        let Origin::Container(_) = found else { panic!("{found:?}") };
+        let ProcessOrigin::Container(_) = found else { panic!("{found:?}") };
         let first = first.to_string();
         let user = ["setpriv", "--reuid", "7", "--regid", "7", "--clear-groups", "--"];
         let seven = [&["nsenter", "-t", &first, "-p"][..], &user].concat();

@@ -10,7 +10,7 @@ use crate::sys::process_advice::page_out;
 use crate::{Error, Inode, Result};
 
 /// Maximum number of mappings of one file that a call pages out.
-const MAPPINGS_MAX: usize = 1024;
+const ADVISED_MAPPINGS_MAX: usize = 1024;
 
 impl ProcRoot {
     /// Pages out a process's mappings of `range` of a file: clean pages that no other process maps. Returns the
@@ -27,7 +27,7 @@ impl ProcRoot {
         let process = pidfd_open(number, PidfdFlags::empty()).map_err(|errno| failed("pidfd_open", errno))?;
         let mut advised = 0;
         let mut refused = None;
-        for addresses in self.mapped_at(pid, inode, range, MAPPINGS_MAX)? {
+        for addresses in self.mapped_at(pid, inode, range, ADVISED_MAPPINGS_MAX)? {
             match page_out(process.as_fd(), &addresses) {
                 Ok(bytes) => advised += bytes,
                 // Locked in memory, or unmapped meanwhile.

@@ -13,11 +13,11 @@ use super::reading::read_start;
 use super::{ProcRoot, malformed, read};
 use crate::{Error, Result};
 
-/// Limit of bytes read from a command line. A process may declare all of its memory to be its arguments
-/// (`PR_SET_MM_MAP`, prctl(2)).
-const LONGEST_COMMAND_LINE: u64 = 256 << 10;
-/// `PF_KTHREAD` of `linux/sched.h`.
-const KERNEL_THREAD: u32 = 0x0020_0000;
+/// Maximum number of bytes read from a command line. A process may declare all of its memory to be
+/// its arguments (`PR_SET_MM_MAP`, prctl(2)).
+const COMMAND_LINE_BYTES_MAX: u64 = 256 << 10;
+/// The flag of a kernel thread (`linux/sched.h`).
+const PF_KTHREAD: u32 = 0x0020_0000;
 
 /// The fields of `/proc/PID/stat` that describe a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,7 +80,7 @@ impl ProcRoot {
     /// Empty arguments at the very end look like such a title's padding and are left out. Everything beyond 256
     /// KiB is left out, too.
     pub fn command_line(&self, pid: u32) -> Result<Vec<OsString>> {
-        let content = read_start(&self.of(pid, "cmdline"), LONGEST_COMMAND_LINE)?;
+        let content = read_start(&self.of(pid, "cmdline"), COMMAND_LINE_BYTES_MAX)?;
         let end = content.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
         if end == 0 {
             return Ok(Vec::new());
@@ -173,7 +173,7 @@ fn parse_stat(content: &[u8]) -> Option<ProcessStat> {
         name: std::ffi::OsStr::from_bytes(name).to_os_string(),
         state: field(3)?.chars().next()?,
         parent: field(4)?.parse().ok()?,
-        kernel_thread: field(9)?.parse::<u32>().ok()? & KERNEL_THREAD != 0,
+        kernel_thread: field(9)?.parse::<u32>().ok()? & PF_KTHREAD != 0,
         threads: field(20)?.parse().ok()?,
         start_time: field(22)?.parse().ok()?,
     })
@@ -235,7 +235,7 @@ mod tests {
         assert_eq!(proc.command_line(1).unwrap(), ["mysqld", "--sync-binlog=1"]);
         let words = vec![b'x'; 1 << 20];
         std::fs::write(tree.path().join("1/cmdline"), words).unwrap();
-        assert_eq!(proc.command_line(1).unwrap()[0].len() as u64, LONGEST_COMMAND_LINE);
+        assert_eq!(proc.command_line(1).unwrap()[0].len() as u64, COMMAND_LINE_BYTES_MAX);
     }
 
     #[test]

@@ -17,7 +17,7 @@ struct CachestatRange {
 /// The kernel's counts, in pages (`struct cachestat` of `linux/mman.h`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Counts {
+pub(crate) struct PageCounts {
     pub(crate) cache: u64,
     pub(crate) dirty: u64,
     pub(crate) writeback: u64,
@@ -26,9 +26,9 @@ pub(crate) struct Counts {
 }
 
 /// Counts pages in `len` bytes from `off`; a `len` of 0 means to the end of the file.
-pub(crate) fn cachestat(file: impl AsFd, off: u64, len: u64) -> Result<Counts, Errno> {
+pub(crate) fn cachestat(file: impl AsFd, off: u64, len: u64) -> Result<PageCounts, Errno> {
     let range = CachestatRange { off, len };
-    let mut counts = Counts::default();
+    let mut counts = PageCounts::default();
     // SAFETY: `range` and `counts` are live, aligned, `repr(C)` and of the layout the kernel's structs have; the kernel
     // only reads the first and writes the second, and keeps neither. The descriptor is borrowed for the call. On a
     // kernel without the call, 451 is unassigned and gives ENOSYS.

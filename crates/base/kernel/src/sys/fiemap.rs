@@ -11,13 +11,13 @@ use super::cachestat::last_errno;
 /// `_IOWR('f', 11, struct fiemap)`; the same number on x86-64 and aarch64.
 const FS_IOC_FIEMAP: libc::Ioctl = 0xc020_660b;
 
-/// Extents that one call asks for.
-const EXTENTS: u32 = 64;
+/// Maximum number of extents that one call returns.
+const EXTENTS_PER_CALL: u32 = 64;
 
 /// `struct fiemap_extent`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Extent {
+pub(crate) struct FileExtent {
     /// Where it begins in the file, in bytes.
     pub(crate) logical: u64,
     physical: u64,
@@ -38,19 +38,19 @@ struct Fiemap {
     mapped_extents: u32,
     extent_count: u32,
     reserved: u32,
-    extents: [Extent; EXTENTS as usize],
+    extents: [FileExtent; EXTENTS_PER_CALL as usize],
 }
 
 /// Returns the first extents from byte `start` on, at most 64 of them; none at the end of the file.
-pub(crate) fn extents_from(file: BorrowedFd<'_>, start: u64) -> Result<Vec<Extent>, Errno> {
+pub(crate) fn extents_from(file: BorrowedFd<'_>, start: u64) -> Result<Vec<FileExtent>, Errno> {
     let mut map = Fiemap {
         start,
         length: u64::MAX - start,
         flags: 0,
         mapped_extents: 0,
-        extent_count: EXTENTS,
+        extent_count: EXTENTS_PER_CALL,
         reserved: 0,
-        extents: [Extent::default(); EXTENTS as usize],
+        extents: [FileExtent::default(); EXTENTS_PER_CALL as usize],
     };
     // SAFETY: `map` lives through the call and has the kernel's layout; the kernel writes its head and at most
     // `extent_count` extents behind that, for which there is room, and keeps nothing. The descriptor is borrowed for the
@@ -59,6 +59,6 @@ pub(crate) fn extents_from(file: BorrowedFd<'_>, start: u64) -> Result<Vec<Exten
     if result < 0 {
         return Err(last_errno());
     }
-    let found = map.mapped_extents.min(EXTENTS) as usize;
+    let found = map.mapped_extents.min(EXTENTS_PER_CALL) as usize;
     Ok(map.extents[..found].to_vec())
 }

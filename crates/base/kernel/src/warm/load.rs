@@ -21,29 +21,31 @@ use crate::sys::mapping::FileMapping;
 use crate::{Error, InspectedFile, Result, page_size};
 
 /// Bytes read between two checks for cancellation.
-pub(super) const CHUNK: u64 = 8 << 20;
+pub(super) const READ_CHUNK_BYTES: u64 = 8 << 20;
 
-/// Minimum length of a piece that is populated: the extra data read around a fault matters little then.
-pub(super) const POPULATE_FROM: u64 = 4 << 20;
+/// Minimum length in bytes of a piece that is populated: the extra data read around a fault matters
+/// little then.
+pub(super) const POPULATE_BYTES_MIN: u64 = 4 << 20;
 
-/// A piece with this alignment that ends the file is populated from [`POPULATE_FILE_FROM`] on: nothing around it
-/// could be read needlessly.
-const POPULATE_ALIGN: u64 = 2 << 20;
-const POPULATE_FILE_FROM: u64 = 64 << 10;
+/// Alignment in bytes of a piece that is populated from [`POPULATE_FILE_BYTES_MIN`] on if it ends
+/// the file: nothing around it could be read needlessly.
+const POPULATE_ALIGN_BYTES: u64 = 2 << 20;
+/// Minimum length in bytes of such a piece.
+const POPULATE_FILE_BYTES_MIN: u64 = 64 << 10;
 
 /// Distance in bytes from a read within which read-ahead may bring pages in: twice a `read_ahead_kb` of at most
 /// 8192. This much of a range's end is read exactly.
-const READ_AHEAD_REACH: u64 = 16 << 20;
+const READ_AHEAD_REACH_BYTES: u64 = 16 << 20;
 
-/// Number of short pieces that one thread requests at once: 64 of 16 KiB from each of 4 threads kept the measured
-/// disk busy.
-const READ_AHEAD_PIECES: usize = 64;
+/// Maximum number of short pieces that one thread requests at once: 64 of 16 KiB from each of 4
+/// threads kept the measured disk busy.
+const READ_AHEAD_PIECES_MAX: usize = 64;
 
 /// Bytes of one `POSIX_FADV_WILLNEED`: the kernel cuts a call off near `read_ahead_kb`, 128 by default.
-const READ_AHEAD_STEP: u64 = 128 << 10;
+const READ_AHEAD_STEP_BYTES: u64 = 128 << 10;
 
 /// Loads pieces of one file.
-pub(super) struct Loader<'a> {
+pub(super) struct PieceLoader<'a> {
     file: &'a InspectedFile,
     options: &'a WarmOptions,
     cancel: &'a AtomicBool,
@@ -55,7 +57,7 @@ pub(super) struct Loader<'a> {
     loaded: AtomicU64,
 }
 
-impl<'a> Loader<'a> {
+impl<'a> PieceLoader<'a> {
     #[allow(clippy::disallowed_methods, reason = "/dev/null is nobody's")]
     pub(super) fn new(
         file: &'a InspectedFile,
@@ -75,8 +77,8 @@ impl<'a> Loader<'a> {
 
     /// Loads the pieces, which are sorted, and waits for them.
     pub(super) fn load(&self, pieces: &[Range<u64>], progress: WarmProgress<'_>) -> Result<()> {
-        let units = self.units(pieces);
-        let shared = Shared {
+        let units = self.split_units(pieces);
+        let state = LoadState {
             units: &units,
             next: AtomicUsize::new(0),
             failed: AtomicBool::new(false),
@@ -86,28 +88,28 @@ impl<'a> Loader<'a> {
         let width = self.options.width.clamp(1, units.len().max(1));
         std::thread::scope(|scope| {
             for _ in 1..width {
-                scope.spawn(|| self.work(&shared));
+                scope.spawn(|| self.work(&state));
             }
-            self.work(&shared);
+            self.work(&state);
         });
-        match ignore_poison(shared.error.into_inner()) {
+        match ignore_poison(state.error.into_inner()) {
             Some(error) => Err(error),
             None => Ok(()),
         }
     }
 
     /// Splits the pieces into units that a thread takes at once: a long piece, or a run of short ones.
-    fn units<'p>(&self, pieces: &'p [Range<u64>]) -> Vec<(WarmMethod, &'p [Range<u64>])> {
+    fn split_units<'p>(&self, pieces: &'p [Range<u64>]) -> Vec<(WarmMethod, &'p [Range<u64>])> {
         let mut units = Vec::new();
         let mut rest = pieces;
         while let Some(first) = rest.first() {
-            let method = self.method(first);
+            let method = self.method_for(first);
             let mut count = 1;
             if method == WarmMethod::ReadAhead {
                 let mut bytes = first.end - first.start;
-                while count < READ_AHEAD_PIECES && bytes < CHUNK && rest.len() > count {
+                while count < READ_AHEAD_PIECES_MAX && bytes < READ_CHUNK_BYTES && rest.len() > count {
                     let next = &rest[count];
-                    if self.method(next) != method {
+                    if self.method_for(next) != method {
                         break;
                     }
                     bytes += next.end - next.start;
@@ -121,13 +123,13 @@ impl<'a> Loader<'a> {
         units
     }
 
-    fn method(&self, piece: &Range<u64>) -> WarmMethod {
+    fn method_for(&self, piece: &Range<u64>) -> WarmMethod {
         match self.options.method {
             WarmMethod::Auto if !self.inner.contains(&piece.start) => WarmMethod::ReadAhead,
             WarmMethod::Auto => {
                 let len = piece.end - piece.start;
-                let rest_of_file = piece.start.is_multiple_of(POPULATE_ALIGN) && piece.end >= self.size;
-                if len >= POPULATE_FROM || (rest_of_file && len >= POPULATE_FILE_FROM) {
+                let rest_of_file = piece.start.is_multiple_of(POPULATE_ALIGN_BYTES) && piece.end >= self.size;
+                if len >= POPULATE_BYTES_MIN || (rest_of_file && len >= POPULATE_FILE_BYTES_MIN) {
                     WarmMethod::Populate
                 } else {
                     WarmMethod::ReadAhead
@@ -137,35 +139,35 @@ impl<'a> Loader<'a> {
         }
     }
 
-    fn work(&self, shared: &Shared<'_>) {
+    fn work(&self, state: &LoadState<'_>) {
         let done = reopen(self.file).and_then(|reader| {
             // Requested pieces, which are awaited only after the next unit was requested: the device is not idle
             // in between.
-            let mut asked: &[Range<u64>] = &[];
-            while let Some((method, pieces)) = shared.units.get(shared.next.fetch_add(1, Ordering::Relaxed)) {
+            let mut requested: &[Range<u64>] = &[];
+            while let Some((method, pieces)) = state.units.get(state.next.fetch_add(1, Ordering::Relaxed)) {
                 if let Some(turns) = &self.options.turns {
-                    self.read_in_turns(&**turns, &reader, pieces, shared)?;
+                    self.read_in_turns(&**turns, &reader, pieces, state)?;
                 } else if *method == WarmMethod::ReadAhead {
-                    self.ask(&reader, pieces)?;
-                    self.wait(&reader, std::mem::replace(&mut asked, pieces), shared)?;
+                    self.request(&reader, pieces)?;
+                    self.wait(&reader, std::mem::replace(&mut requested, pieces), state)?;
                 } else {
-                    self.read_through(&reader, *method, &pieces[0], shared)?;
+                    self.read_through(&reader, *method, &pieces[0], state)?;
                 }
-                if self.stopped(shared) {
+                if self.is_stopped(state) {
                     break;
                 }
             }
-            self.wait(&reader, asked, shared)
+            self.wait(&reader, requested, state)
         });
         if let Err(error) = done {
-            shared.failed.store(true, Ordering::Relaxed);
-            let mut first = lock(&shared.error);
+            state.failed.store(true, Ordering::Relaxed);
+            let mut first = lock(&state.error);
             first.get_or_insert(error);
         }
     }
 
-    fn stopped(&self, shared: &Shared<'_>) -> bool {
-        self.cancel.load(Ordering::Relaxed) || shared.failed.load(Ordering::Relaxed)
+    fn is_stopped(&self, state: &LoadState<'_>) -> bool {
+        self.cancel.load(Ordering::Relaxed) || state.failed.load(Ordering::Relaxed)
     }
 
     /// Reads the pieces in parts, each in its turn. Each part is read exactly: pages that the kernel reads ahead of
@@ -175,15 +177,15 @@ impl<'a> Loader<'a> {
         turns: &dyn WarmTurns,
         reader: &File,
         pieces: &[Range<u64>],
-        shared: &Shared<'_>,
+        state: &LoadState<'_>,
     ) -> Result<()> {
         let mut left: VecDeque<Range<u64>> = pieces.iter().cloned().collect();
-        while !left.is_empty() && !self.stopped(shared) {
+        while !left.is_empty() && !self.is_stopped(state) {
             let part = take_part(&mut left, turns.part_bytes());
             let bytes = part.iter().map(|piece| piece.end - piece.start).sum();
             let mut done = Ok(());
-            turns.take(bytes, &|| self.stopped(shared), &mut || {
-                done = self.ask(reader, &part).and_then(|()| self.wait(reader, &part, shared));
+            turns.take(bytes, &|| self.is_stopped(state), &mut || {
+                done = self.request(reader, &part).and_then(|()| self.wait(reader, &part, state));
             });
             done?;
         }
@@ -191,27 +193,27 @@ impl<'a> Loader<'a> {
     }
 
     /// Requests all the pieces.
-    fn ask(&self, reader: &File, pieces: &[Range<u64>]) -> Result<()> {
+    fn request(&self, reader: &File, pieces: &[Range<u64>]) -> Result<()> {
         for piece in pieces {
-            let mut asked = piece.start;
-            while asked < piece.end {
-                let step = READ_AHEAD_STEP.min(piece.end - asked);
-                rustix::fs::fadvise(reader, asked, NonZeroU64::new(step), Advice::WillNeed)
+            let mut at = piece.start;
+            while at < piece.end {
+                let step = READ_AHEAD_STEP_BYTES.min(piece.end - at);
+                rustix::fs::fadvise(reader, at, NonZeroU64::new(step), Advice::WillNeed)
                     .map_err(|e| call_error("fadvise", self.file, e))?;
-                asked += step;
+                at += step;
             }
         }
         Ok(())
     }
 
     /// Waits for each requested piece.
-    fn wait(&self, reader: &File, pieces: &[Range<u64>], shared: &Shared<'_>) -> Result<()> {
+    fn wait(&self, reader: &File, pieces: &[Range<u64>], state: &LoadState<'_>) -> Result<()> {
         for piece in pieces {
             // Reading would continue the read-ahead that brought in the previous pages.
             if self.inner.contains(&piece.start) || wait_mapped(reader, piece).is_err() {
-                self.send(reader, piece)?;
+                self.read_by_sendfile(reader, piece)?;
             }
-            self.count(piece, shared);
+            self.count_loaded(piece, state);
         }
         Ok(())
     }
@@ -222,27 +224,27 @@ impl<'a> Loader<'a> {
         reader: &File,
         method: WarmMethod,
         piece: &Range<u64>,
-        shared: &Shared<'_>,
+        state: &LoadState<'_>,
     ) -> Result<()> {
         let mut start = piece.start;
         while start < piece.end {
-            let part = start..piece.end.min((start / CHUNK + 1) * CHUNK);
-            if self.stopped(shared) {
+            let part = start..piece.end.min((start / READ_CHUNK_BYTES + 1) * READ_CHUNK_BYTES);
+            if self.is_stopped(state) {
                 return Ok(());
             }
             // If populating fails or can't explain an error (EFAULT for an unreadable block or a truncated file),
             // reading can.
             if method != WarmMethod::Populate || populate(reader, &part).is_err() {
-                self.send(reader, &part)?;
+                self.read_by_sendfile(reader, &part)?;
             }
-            self.count(&part, shared);
+            self.count_loaded(&part, state);
             start = part.end;
         }
         Ok(())
     }
 
     /// Reads a part without copying it, up to the end of the file.
-    fn send(&self, reader: &File, part: &Range<u64>) -> Result<()> {
+    fn read_by_sendfile(&self, reader: &File, part: &Range<u64>) -> Result<()> {
         let mut at = part.start;
         // A part of whole pages may end one byte past the largest offset.
         let end = part.end.min(i64::MAX.unsigned_abs());
@@ -257,15 +259,15 @@ impl<'a> Loader<'a> {
         Ok(())
     }
 
-    fn count(&self, part: &Range<u64>, shared: &Shared<'_>) {
+    fn count_loaded(&self, part: &Range<u64>, state: &LoadState<'_>) {
         let bytes = part.end - part.start;
         self.loaded.fetch_add(bytes, Ordering::Relaxed);
-        (shared.progress)(bytes);
+        (state.progress)(bytes);
     }
 }
 
-/// The state shared by the threads of one [`Loader::load`].
-struct Shared<'a> {
+/// The state that the threads of one [`PieceLoader::load`] share.
+struct LoadState<'a> {
     units: &'a [(WarmMethod, &'a [Range<u64>])],
     /// The first unit that no thread has taken.
     next: AtomicUsize,
@@ -300,13 +302,13 @@ fn take_part(left: &mut VecDeque<Range<u64>>, bytes: u64) -> Vec<Range<u64>> {
     taken
 }
 
-/// Largest usable huge page: it is read as a whole, together with the next one, which is as much as a part has at
-/// most.
-const HUGE_MAX: u64 = 2 << 20;
+/// Size in bytes of the largest usable huge page: it is read as a whole, together with the next
+/// one, which is as much as a part has at most.
+const HUGE_PAGE_BYTES_MAX: u64 = 2 << 20;
 
 /// Returns the size of a huge page for a page size: the bytes mapped by one page of the page table's lowest level,
 /// with entries of 8 bytes.
-pub(super) fn huge_page(page: u64) -> u64 {
+pub(super) fn huge_page_bytes(page: u64) -> u64 {
     page / 8 * page
 }
 
@@ -316,7 +318,7 @@ fn populate(reader: &File, part: &Range<u64>) -> std::result::Result<(), Errno> 
     let map = FileMapping::new(reader, part.start, len)?;
     // Without large folios this still reads. Huge pages of larger base pages (32 MiB for 16 KiB) would bring in
     // unrequested data.
-    if huge_page(page_size()) <= HUGE_MAX {
+    if huge_page_bytes(page_size()) <= HUGE_PAGE_BYTES_MAX {
         let _ = map.advise_huge();
     }
     map.populate_read()
@@ -335,12 +337,12 @@ fn wait_mapped(reader: &File, piece: &Range<u64>) -> std::result::Result<(), Err
 /// Returns the part of a range in which read-ahead brings in nothing else, if the range ends before its file does.
 /// It starts at the first huge page that begins in the range, and ends where read-ahead can no longer reach the
 /// range's end.
-pub(super) fn inner(range: &Range<u64>, size: u64) -> Range<u64> {
-    let start = range.start.next_multiple_of(POPULATE_ALIGN);
+pub(super) fn inner_range(range: &Range<u64>, size: u64) -> Range<u64> {
+    let start = range.start.next_multiple_of(POPULATE_ALIGN_BYTES);
     if range.end >= size {
         return start..u64::MAX;
     }
-    start..range.end.saturating_sub(READ_AHEAD_REACH) / POPULATE_ALIGN * POPULATE_ALIGN
+    start..range.end.saturating_sub(READ_AHEAD_REACH_BYTES) / POPULATE_ALIGN_BYTES * POPULATE_ALIGN_BYTES
 }
 
 /// Reopens the file with its own position and read-ahead state, so that threads do not disturb each other. If that
@@ -369,9 +371,9 @@ mod tests {
             (1..59 * MIB + 1, 2 * MIB..42 * MIB),
             (5 * MIB..64 * MIB, 6 * MIB..u64::MAX),
         ] {
-            assert_eq!(inner(&range, 64 * MIB), expected, "{range:?}");
+            assert_eq!(inner_range(&range, 64 * MIB), expected, "{range:?}");
         }
-        assert!(inner(&(0..MIB), 64 * MIB).is_empty());
+        assert!(inner_range(&(0..MIB), 64 * MIB).is_empty());
     }
 
     #[test]

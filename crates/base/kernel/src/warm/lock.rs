@@ -1,8 +1,8 @@
 //! Lock: keeps pages of a file in memory, by mlock(2) on a mapping that is never touched.
 //!
-//! Invariant: the pages stay resident while the [`Lock`] lives; the kernel does not evict them. Holes are not
-//! locked, since locking would fill them with zero pages. Failures are complete: everything locked before the
-//! failure is unlocked.
+//! Invariant: the pages stay resident while the [`PageLock`] lives; the kernel does not evict them.
+//! Holes are not locked, since locking would fill them with zero pages. Failures are complete:
+//! everything locked before the failure is unlocked.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -16,9 +16,9 @@ use super::plan::next_data;
 use crate::sys::mapping::FileMapping;
 use crate::{Error, InspectedFile, Result, page_size};
 
-/// Stretches of data with gaps smaller than this are locked as one, to save mappings: a process may have 65,530
-/// (`vm.max_map_count`).
-const JOIN: u64 = 1 << 20;
+/// Gap in bytes below which two stretches of data are locked as one, to save mappings: a process
+/// may have 65,530 (`vm.max_map_count`).
+const JOINED_GAP_BYTES: u64 = 1 << 20;
 
 /// Why pages could not be locked.
 #[derive(Debug, thiserror::Error)]
@@ -58,12 +58,12 @@ pub enum LockError {
 /// Locked pages; unlocked when dropped.
 #[derive(Debug)]
 #[must_use = "the pages are unlocked when this is dropped"]
-pub struct Lock {
+pub struct PageLock {
     mappings: Vec<FileMapping>,
     bytes: u64,
 }
 
-impl Lock {
+impl PageLock {
     /// Returns the locked bytes, in whole pages.
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -78,9 +78,9 @@ impl Lock {
 /// Locks the pages of `range`, reading missing ones; an end of `u64::MAX` means the end of the file.
 ///
 /// They are read by page faults of this thread: it is faster to [`warm`](super::warm()) the range first.
-pub fn lock(file: &InspectedFile, range: Range<u64>) -> std::result::Result<Lock, LockError> {
-    let mut locked = Lock { mappings: Vec::new(), bytes: 0 };
-    for part in data(file, range)? {
+pub fn lock(file: &InspectedFile, range: Range<u64>) -> std::result::Result<PageLock, LockError> {
+    let mut locked = PageLock { mappings: Vec::new(), bytes: 0 };
+    for part in data_ranges(file, range)? {
         let len = part.end - part.start;
         let mapping = usize::try_from(len)
             .map_err(|_| Errno::NOMEM)
@@ -95,7 +95,7 @@ pub fn lock(file: &InspectedFile, range: Range<u64>) -> std::result::Result<Lock
 }
 
 /// Returns the stretches of data in the range, in whole pages, with near ones joined.
-fn data(file: &InspectedFile, range: Range<u64>) -> Result<Vec<Range<u64>>> {
+fn data_ranges(file: &InspectedFile, range: Range<u64>) -> Result<Vec<Range<u64>>> {
     let page = page_size();
     let mut parts: Vec<Range<u64>> = Vec::new();
     let mut rest = range.start..range.end.min(file.size_now()?);
@@ -107,7 +107,7 @@ fn data(file: &InspectedFile, range: Range<u64>) -> Result<Vec<Range<u64>>> {
         }
         let part = found.start / page * page..found.end.next_multiple_of(page);
         match parts.last_mut() {
-            Some(last) if part.start < last.end.saturating_add(JOIN) => last.end = part.end,
+            Some(last) if part.start < last.end.saturating_add(JOINED_GAP_BYTES) => last.end = part.end,
             _ => parts.push(part),
         }
     }

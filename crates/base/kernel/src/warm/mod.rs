@@ -43,11 +43,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-pub use lock::{Lock, LockError, lock};
+pub use lock::{LockError, PageLock, lock};
 
 use crate::{Error, InspectedFile, Result, page_size, residency};
-use load::Loader;
-use plan::{EmptyRanges, Plan};
+use load::PieceLoader;
+use plan::{EmptyRanges, WarmPlan};
 
 /// The method of reading missing pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -137,7 +137,7 @@ pub fn warm(
     progress: WarmProgress<'_>,
     cancel: &AtomicBool,
 ) -> Result<WarmReport> {
-    Warming::new(file, &[range], true, options, progress, cancel)?.run()
+    WarmCall::new(file, &[range], true, options, progress, cancel)?.run()
 }
 
 /// Reads the missing pages of exactly these extents; holes in them are loaded too.
@@ -150,11 +150,11 @@ pub fn warm_extents(
     progress: WarmProgress<'_>,
     cancel: &AtomicBool,
 ) -> Result<WarmReport> {
-    Warming::new(file, extents, false, options, progress, cancel)?.run()
+    WarmCall::new(file, extents, false, options, progress, cancel)?.run()
 }
 
 /// One call of [`warm`] or [`warm_extents`].
-struct Warming<'a> {
+struct WarmCall<'a> {
     file: &'a InspectedFile,
     /// Inside the file, not empty.
     ranges: Vec<Range<u64>>,
@@ -167,7 +167,7 @@ struct Warming<'a> {
     requested: u64,
 }
 
-impl<'a> Warming<'a> {
+impl<'a> WarmCall<'a> {
     fn new(
         file: &'a InspectedFile,
         ranges: &[Range<u64>],
@@ -183,7 +183,7 @@ impl<'a> Warming<'a> {
             .filter(|range| range.start < range.end)
             .collect();
         let inner = match (options.method, &ranges[..]) {
-            (WarmMethod::Auto, [range]) if skip_holes => load::inner(range, size),
+            (WarmMethod::Auto, [range]) if skip_holes => load::inner_range(range, size),
             // Most of many extents are too short for anything else, and the extra data around a long one is small.
             _ => 0..u64::MAX,
         };
@@ -202,31 +202,38 @@ impl<'a> Warming<'a> {
     fn run(&self) -> Result<WarmReport> {
         let resident_before = self.resident()?;
         let mut report = WarmReport { requested: self.requested, resident_before, ..WarmReport::default() };
-        let loader = Loader::new(self.file, self.inner.clone(), self.options, self.cancel)?;
+        let loader = PieceLoader::new(self.file, self.inner.clone(), self.options, self.cancel)?;
         let mut plan = self.plan(resident_before.is_some());
         self.load_all(&loader, &mut plan, self.progress)?;
         report.holes = plan.holes();
         report.loaded = loader.loaded();
         report.cancelled = self.cancel.load(Ordering::Relaxed);
         report.resident_after = self.resident()?;
-        if !report.cancelled && few_went_away(&report) {
+        if !report.cancelled && has_lost_few_pages(&report) {
             self.load_all(&loader, &mut self.plan(true), &|_| {})?;
             report.resident_after = self.resident()?;
         }
         Ok(report)
     }
 
-    fn plan(&self, residency_known: bool) -> Plan<'_> {
+    fn plan(&self, residency_known: bool) -> WarmPlan<'_> {
         // Parts small enough that every thread gets some, and long enough for the kernel's read-ahead to start.
         let share = self.requested / (4 * self.options.width.max(1) as u64);
         let longest = match self.options.method {
-            WarmMethod::ReadAhead => load::CHUNK,
-            _ => share.next_multiple_of(load::CHUNK).clamp(load::CHUNK, 8 * load::CHUNK),
+            WarmMethod::ReadAhead => load::READ_CHUNK_BYTES,
+            _ => share
+                .next_multiple_of(load::READ_CHUNK_BYTES)
+                .clamp(load::READ_CHUNK_BYTES, 8 * load::READ_CHUNK_BYTES),
         };
-        Plan::new(self.file, &self.ranges, self.skip_holes, residency_known, longest, self.inner.clone())
+        WarmPlan::new(self.file, &self.ranges, self.skip_holes, residency_known, longest, self.inner.clone())
     }
 
-    fn load_all(&self, loader: &Loader<'_>, plan: &mut Plan<'_>, progress: WarmProgress<'_>) -> Result<()> {
+    fn load_all(
+        &self,
+        loader: &PieceLoader<'_>,
+        plan: &mut WarmPlan<'_>,
+        progress: WarmProgress<'_>,
+    ) -> Result<()> {
         while !self.cancel.load(Ordering::Relaxed) {
             let pieces = plan.next_batch(progress)?;
             if pieces.is_empty() {
@@ -239,9 +246,9 @@ impl<'a> Warming<'a> {
 
     /// Returns the resident bytes of the ranges; `None` if that can't be seen.
     fn resident(&self) -> Result<Option<u64>> {
-        /// Fewer ranges are not worth a thread: 1024 take about a millisecond.
-        const SHARE: usize = 1024;
-        let share = self.ranges.len().div_ceil(self.options.width.max(1)).max(SHARE);
+        /// Minimum number of ranges for one thread: 1024 take about a millisecond.
+        const THREAD_RANGES_MIN: usize = 1024;
+        let share = self.ranges.len().div_ceil(self.options.width.max(1)).max(THREAD_RANGES_MIN);
         let counts: Vec<Result<u64>> = std::thread::scope(|scope| {
             let mut shares = self.ranges.chunks(share);
             let own = shares.next().unwrap_or_default();
@@ -267,7 +274,7 @@ fn resident_in(file: &InspectedFile, ranges: &[Range<u64>]) -> Result<u64> {
     let mut empty = EmptyRanges::new(file);
     let mut resident = 0;
     for range in ranges {
-        if !empty.hold(range)? {
+        if !empty.covers(range)? {
             resident += residency(file, range.clone())?.resident;
         }
     }
@@ -276,7 +283,7 @@ fn resident_in(file: &InspectedFile, ranges: &[Range<u64>]) -> Result<u64> {
 
 /// Whether some pages that were read are gone again, but so few that reading them again does not work against a
 /// kernel that has no room for them.
-fn few_went_away(report: &WarmReport) -> bool {
+fn has_lost_few_pages(report: &WarmReport) -> bool {
     let (Some(before), Some(after)) = (report.resident_before, report.resident_after) else {
         return false;
     };

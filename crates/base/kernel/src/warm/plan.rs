@@ -1,24 +1,24 @@
 //! The plan: finds the missing pages of the ranges piece by piece, just before they are read.
 //!
-//! Invariants: pieces come in file order and in whole pages. None is longer than the given length, and none was
-//! resident when it was inspected. A batch has at most [`BATCH`] pieces. Fails with the error of a call on the
-//! file.
+//! Invariants: pieces come in file order and in whole pages. None is longer than the given length,
+//! and none was resident when it was inspected. A batch has at most [`BATCH_PIECES_MAX`] pieces.
+//! Fails with the error of a call on the file.
 
 use std::ops::Range;
 
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
-use super::load::POPULATE_FROM;
+use super::load::POPULATE_BYTES_MIN;
 use super::{WarmProgress, call_error};
-use crate::extents::Stretches;
+use crate::extents::ResidencyRuns;
 use crate::{InspectedFile, Result, page_size, residency};
 
-/// Number of pieces planned ahead: 256 KiB of memory, up to a TiB of a file.
-const BATCH: usize = 16_384;
+/// Maximum number of pieces planned ahead: 256 KiB of memory, up to a TiB of a file.
+const BATCH_PIECES_MAX: usize = 16_384;
 
 /// The missing parts of the ranges.
-pub(super) struct Plan<'a> {
+pub(super) struct WarmPlan<'a> {
     file: &'a InspectedFile,
     ranges: std::slice::Iter<'a, Range<u64>>,
     skip_holes: bool,
@@ -30,13 +30,13 @@ pub(super) struct Plan<'a> {
     /// The rest of the current range, in which data is still to be found.
     rest: Range<u64>,
     /// The current data, split by residency.
-    stretches: Option<Stretches<'a>>,
+    runs: Option<ResidencyRuns<'a>>,
     /// The next missing part.
     missing: Range<u64>,
     holes: u64,
 }
 
-impl<'a> Plan<'a> {
+impl<'a> WarmPlan<'a> {
     pub(super) fn new(
         file: &'a InspectedFile,
         ranges: &'a [Range<u64>],
@@ -54,7 +54,7 @@ impl<'a> Plan<'a> {
             inner,
             empty: EmptyRanges::new(file),
             rest: 0..0,
-            stretches: None,
+            runs: None,
             missing: 0..0,
             holes: 0,
         }
@@ -68,7 +68,7 @@ impl<'a> Plan<'a> {
     /// Returns the next pieces; empty at the end. `progress` counts bytes that need no reading.
     pub(super) fn next_batch(&mut self, progress: WarmProgress<'_>) -> Result<Vec<Range<u64>>> {
         let mut pieces: Vec<Range<u64>> = Vec::new();
-        while pieces.len() < BATCH {
+        while pieces.len() < BATCH_PIECES_MAX {
             if self.missing.is_empty() && !self.find_missing(progress)? {
                 break;
             }
@@ -83,24 +83,24 @@ impl<'a> Plan<'a> {
     fn end_of_piece(&self) -> u64 {
         let Range { start, end } = self.missing;
         let longest =
-            if self.inner.contains(&start) { self.longest } else { self.longest.min(POPULATE_FROM) };
+            if self.inner.contains(&start) { self.longest } else { self.longest.min(POPULATE_BYTES_MIN) };
         let longest = end.min(start + longest);
         let border = [self.inner.start, self.inner.end].into_iter().find(|&at| start < at && at < longest);
         border.unwrap_or(longest)
     }
 
-    /// Finds the next missing stretch. Returns false at the end.
+    /// Finds the next missing run. Returns false at the end.
     fn find_missing(&mut self, progress: WarmProgress<'_>) -> Result<bool> {
         loop {
-            while let Some(stretch) = self.stretches.as_mut().and_then(Iterator::next) {
-                let stretch = stretch?;
-                if !stretch.resident {
-                    self.missing = stretch.range;
+            while let Some(run) = self.runs.as_mut().and_then(Iterator::next) {
+                let run = run?;
+                if !run.resident {
+                    self.missing = run.range;
                     return Ok(true);
                 }
-                progress(stretch.range.end - stretch.range.start);
+                progress(run.range.end - run.range.start);
             }
-            self.stretches = None;
+            self.runs = None;
             while self.rest.is_empty() {
                 let Some(range) = self.ranges.next() else {
                     return Ok(false);
@@ -122,12 +122,12 @@ impl<'a> Plan<'a> {
             if data.is_empty() {
                 continue;
             }
-            if !self.residency_known || self.empty.hold(&data)? {
+            if !self.residency_known || self.empty.covers(&data)? {
                 let page = page_size();
                 self.missing = data.start / page * page..data.end.next_multiple_of(page);
                 return Ok(true);
             }
-            self.stretches = Some(Stretches::new(self.file, data)?);
+            self.runs = Some(ResidencyRuns::new(self.file, data)?);
         }
     }
 }
@@ -154,7 +154,7 @@ pub(super) fn next_data(file: &InspectedFile, range: &Range<u64>) -> Result<Rang
 }
 
 /// Remembers, for ranges queried in file order, whether nothing is resident ahead of them: one call then serves
-/// all small ranges in the next [`Self::AHEAD`] bytes.
+/// all small ranges in the next [`Self::AHEAD_BYTES`] bytes.
 pub(super) struct EmptyRanges<'a> {
     file: &'a InspectedFile,
     inspected_until: u64,
@@ -162,16 +162,17 @@ pub(super) struct EmptyRanges<'a> {
 }
 
 impl<'a> EmptyRanges<'a> {
-    const AHEAD: u64 = 64 << 20;
+    /// Bytes inspected by one call.
+    const AHEAD_BYTES: u64 = 64 << 20;
 
     pub(super) fn new(file: &'a InspectedFile) -> Self {
         Self { file, inspected_until: 0, empty_until: 0 }
     }
 
     /// Whether `range` is known to have no resident pages.
-    pub(super) fn hold(&mut self, range: &Range<u64>) -> Result<bool> {
+    pub(super) fn covers(&mut self, range: &Range<u64>) -> Result<bool> {
         if range.start >= self.inspected_until {
-            let ahead = range.start..range.end.max(range.start.saturating_add(Self::AHEAD));
+            let ahead = range.start..range.end.max(range.start.saturating_add(Self::AHEAD_BYTES));
             self.inspected_until = ahead.end;
             if residency(self.file, ahead.clone())?.resident == 0 {
                 self.empty_until = ahead.end;

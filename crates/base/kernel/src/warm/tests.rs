@@ -324,5 +324,5 @@ fn the_limit_on_locked_memory_is_reported_with_its_fix() {
 
 #[test]
 fn a_huge_page_is_what_a_page_of_the_page_table_maps() {
-    assert_eq!([4096, 16_384, 65_536].map(load::huge_page), [2 << 20, 32 << 20, 512 << 20]);
+    assert_eq!([4096, 16_384, 65_536].map(load::huge_page_bytes), [2 << 20, 32 << 20, 512 << 20]);
 }

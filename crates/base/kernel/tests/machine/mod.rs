@@ -5,9 +5,10 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use pagekeeper_kernel::pressure::{
-    BackingDevice, DirtyReport, MemInfo, MemoryCgroup, Pressure, Resource, SysRoots, VmStat, Watermarks,
+    BackingDevice, DirtyReport, MemInfo, MemoryCgroup, Pressure, PressureResource, SysRoots, VmStat,
+    Watermarks,
 };
-use pagekeeper_kernel::process::{Mappings, ProcRoot, Selection};
+use pagekeeper_kernel::process::{FileSelection, MappingMode, ProcRoot};
 use pagekeeper_kernel::{Inode, Result};
 
 /// The process that the tree has.
@@ -100,7 +101,7 @@ pub(crate) fn make(root: &Path) {
 pub(crate) fn read_all(root: &Path) -> Result<()> {
     let proc = ProcRoot::at(root.join("proc"));
     let roots = SysRoots::at(root);
-    let selection = Selection { mappings: Mappings::Resolved, ..Selection::default() };
+    let selection = FileSelection { mappings: MappingMode::Resolved, ..FileSelection::default() };
     let results = [
         proc.stat(PID).map(drop),
         proc.name(PID).map(drop),
@@ -117,7 +118,7 @@ pub(crate) fn read_all(root: &Path) -> Result<()> {
             mounts.iter().try_for_each(|mount| BackingDevice::for_mount(&roots, mount).map(drop))
         }),
         MemoryCgroup::of(&roots, PID).map(drop),
-        Pressure::read(&roots, Resource::Io).map(drop),
+        Pressure::read(&roots, PressureResource::Io).map(drop),
         Watermarks::read(&roots).map(drop),
         MemInfo::read(&roots).map(drop),
         BackingDevice::for_dev(&roots, rustix::fs::makedev(8, 0)).map(drop),

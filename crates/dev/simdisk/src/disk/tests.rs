@@ -9,7 +9,7 @@ use std::sync::{Mutex, mpsc};
 use super::*;
 use crate::content::pattern;
 use crate::faults::Fault;
-use pagekeeper_io::Target;
+use pagekeeper_io::ReadTarget;
 
 const MICROSECOND: Duration = Duration::from_micros(1);
 
@@ -37,7 +37,7 @@ fn submit(
         file: Arc::clone(file),
         offset: page * 4096,
         // SAFETY: leaked, and known to nobody else.
-        targets: vec![unsafe { Target::new(NonNull::from(memory).cast(), 4096) }],
+        targets: vec![unsafe { ReadTarget::new(NonNull::from(memory).cast(), 4096) }],
         done: Box::new(done),
     }]);
 }

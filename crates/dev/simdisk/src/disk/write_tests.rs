@@ -4,7 +4,7 @@ use std::sync::mpsc;
 
 use super::*;
 use crate::faults::WriteFault;
-use pagekeeper_io::{AlignedBuf, Resident, WriteMode};
+use pagekeeper_io::{AlignedBuf, ResidentBytes, WriteMode};
 
 const PAGE: u64 = 4096;
 
@@ -28,7 +28,7 @@ fn pages(disk: &SimDisk, access: Access) -> Vec<u8> {
 }
 
 fn resident(file: &dyn IoFile) -> (u64, u64) {
-    let Resident { resident, unwritten } = file.residency(0..u64::MAX).unwrap().unwrap();
+    let ResidentBytes { resident, unwritten } = file.residency(0..u64::MAX).unwrap().unwrap();
     (resident / PAGE, unwritten / PAGE)
 }
 

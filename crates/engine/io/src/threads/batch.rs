@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 
-use super::pool::{Pool, PoolJob};
+use super::pool::{PoolJob, ThreadPool};
 use crate::{BatchRead, Error, pread, scatter};
 
 /// The state that helpers and caller share.
@@ -117,7 +117,7 @@ impl Drop for BatchCaller {
 }
 
 pub(super) fn run(
-    pool: &Pool,
+    pool: &ThreadPool,
     reads: &mut [BatchRead<'_>],
     completed: &mut dyn FnMut(usize, Result<usize, Error>),
 ) {

@@ -13,11 +13,13 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
-use pool::{Pool, PoolJob};
+use pool::{PoolJob, ThreadPool};
 
-use crate::job::Request;
+use crate::job::IoRequest;
 use crate::open::DiskFile;
-use crate::{Access, BatchRead, Create, Error, Io, IoFile, Lock, OwnedRead, OwnedWrite, directory, pread};
+use crate::{
+    Access, BatchRead, Create, Error, FileLock, Io, IoFile, OwnedRead, OwnedWrite, directory, pread,
+};
 
 /// The default number of threads.
 const DEFAULT_THREADS: usize = 32;
@@ -36,7 +38,7 @@ const THREADS_MAX: usize = 1024;
 /// ```
 #[derive(Debug)]
 pub struct Threads {
-    pool: Pool,
+    pool: ThreadPool,
 }
 
 impl Threads {
@@ -47,13 +49,13 @@ impl Threads {
 
     /// Creates a back-end with up to `threads` threads, clamped to 1 to 1024.
     pub fn with_threads(threads: usize) -> Self {
-        Self { pool: Pool::new(threads.clamp(1, THREADS_MAX)) }
+        Self { pool: ThreadPool::new(threads.clamp(1, THREADS_MAX)) }
     }
 
     /// Starts background requests.
-    pub(crate) fn request(&self, requests: Vec<Request>) {
+    pub(crate) fn request(&self, requests: Vec<IoRequest>) {
         for job in self.pool.add(requests.into_iter().map(PoolJob::Request).collect()) {
-            job.refused(self.pool.refusal());
+            job.refuse(self.pool.refusal());
         }
     }
 }
@@ -86,11 +88,11 @@ impl Io for Threads {
     }
 
     fn submit(&self, reads: Vec<OwnedRead>) {
-        self.request(reads.into_iter().map(Request::from).collect());
+        self.request(reads.into_iter().map(IoRequest::from).collect());
     }
 
     fn submit_writes(&self, writes: Vec<OwnedWrite>) {
-        self.request(writes.into_iter().map(Request::from).collect());
+        self.request(writes.into_iter().map(IoRequest::from).collect());
     }
 
     fn name(&self) -> &'static str {
@@ -125,11 +127,11 @@ impl Io for Threads {
         directory::sync(dir)
     }
 
-    fn lock(&self, path: &Path) -> Result<Lock, Error> {
+    fn lock(&self, path: &Path) -> Result<FileLock, Error> {
         directory::lock(path)
     }
 
-    fn lock_shared(&self, path: &Path) -> Result<Option<Lock>, Error> {
+    fn lock_shared(&self, path: &Path) -> Result<Option<FileLock>, Error> {
         directory::lock_shared(path)
     }
 }

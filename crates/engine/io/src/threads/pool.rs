@@ -1,7 +1,7 @@
 //! A pool of threads that take jobs from one queue.
 //!
-//! Invariants: the lock is never held over a job. Each accepted job runs once, even after the [`Pool`] is
-//! dropped. A thread ends when the pool is dropped and the queue is empty.
+//! Invariants: the lock is never held over a job. Each accepted job runs once, even after the
+//! [`ThreadPool`] is dropped. A thread ends when the pool is dropped and the queue is empty.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -11,13 +11,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 
 use super::batch::BatchHelp;
-use crate::job::Request;
+use crate::job::IoRequest;
 use crate::{Error, Process};
 
 /// A job of a thread.
 pub(super) enum PoolJob {
     /// One background request.
-    Request(Request),
+    Request(IoRequest),
     /// A share of a batch.
     BatchHelp(BatchHelp),
 }
@@ -31,11 +31,11 @@ impl PoolJob {
     }
 
     /// Handles a job that no thread can run, with the reason.
-    pub(super) fn refused(self, why: Error) {
+    pub(super) fn refuse(self, why: Error) {
         match self {
-            Self::Request(request @ Request::Read(_)) => request.finish(Err(why)),
+            Self::Request(request @ IoRequest::Read(_)) => request.finish(Err(why)),
             // An error of a write is final for its file, so it is better to make the submitter wait.
-            Self::Request(request @ Request::Write(..)) => request.run(),
+            Self::Request(request @ IoRequest::Write(..)) => request.run(),
             // The caller of the batch performs its share.
             Self::BatchHelp(_) => {}
         }
@@ -43,7 +43,7 @@ impl PoolJob {
 }
 
 #[derive(Debug)]
-pub(super) struct Pool {
+pub(super) struct ThreadPool {
     threads_max: usize,
     shared: Arc<SharedJobs>,
     process: Process,
@@ -88,7 +88,7 @@ impl SharedJobs {
     }
 }
 
-impl Pool {
+impl ThreadPool {
     pub(super) fn new(threads_max: usize) -> Self {
         Self { threads_max, shared: Arc::default(), process: Process::current() }
     }
@@ -145,7 +145,7 @@ impl Pool {
     }
 }
 
-impl Drop for Pool {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         // Not joined: this may run on one of the threads, in a `done` that held the last handle. A forked
         // child has none of the threads, and the lock may be held forever.

@@ -1,7 +1,8 @@
 //! Background reads and writes: one ring, and a thread that serves it.
 //!
-//! Invariants: submitters wait only for the queue's lock, which is never held over I/O or a `done`. Each
-//! submitted request is completed once, even after the [`Background`] is dropped; then the thread ends.
+//! Invariants: submitters wait only for the queue's lock, which is never held over I/O or a `done`.
+//! Each submitted request is completed once, even after the [`BackgroundRing`] is dropped; then the
+//! thread ends.
 //!
 //! The thread waits in the ring. A submitter wakes it through an eventfd, but only if the thread noted, under
 //! the same lock, that the queue was empty.
@@ -14,14 +15,14 @@ use pagekeeper_kernel::mutex::lock;
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::flight::Flight;
 use super::ring::{Ring, unavailable};
-use crate::job::Request;
+use super::ring_transfers::RingTransfers;
+use crate::job::IoRequest;
 use crate::{Error, Process, Threads};
 
 /// The submitters' side of the background ring.
 #[derive(Debug)]
-pub(super) struct Background {
+pub(super) struct BackgroundRing {
     depth: u32,
     shared: OnceLock<Arc<SharedQueue>>,
     /// Held while the thread is started.
@@ -40,7 +41,7 @@ struct SharedQueue {
 
 #[derive(Debug, Default)]
 struct RequestQueue {
-    waiting: VecDeque<Request>,
+    waiting: VecDeque<IoRequest>,
     /// Whether the thread found the queue empty: whoever adds to it must wake the thread.
     parked: bool,
     /// Whether no more requests will come.
@@ -60,7 +61,7 @@ impl SharedQueue {
     }
 }
 
-impl Background {
+impl BackgroundRing {
     pub(super) fn new(depth: u32) -> Self {
         let (threads, process) = (Threads::new(), Process::current());
         Self { depth, shared: OnceLock::new(), starting: Mutex::new(()), threads, process }
@@ -71,7 +72,7 @@ impl Background {
         &self.threads
     }
 
-    pub(super) fn submit(&self, requests: Vec<Request>) {
+    pub(super) fn submit(&self, requests: Vec<IoRequest>) {
         if requests.is_empty() {
             return;
         }
@@ -115,7 +116,7 @@ impl Background {
     }
 }
 
-impl Drop for Background {
+impl Drop for BackgroundRing {
     fn drop(&mut self) {
         // Not joined: this may run on that very thread, in a `done` that held the last handle. A forked child
         // does not touch the lock, which may be held forever.
@@ -129,13 +130,13 @@ impl Drop for Background {
 /// Runs the thread until no more requests can come and all are done, or the ring breaks.
 fn serve(mut ring: Ring, shared: &SharedQueue) {
     let slots = ring.room() - 1;
-    let mut flight: Flight<'_, Request> = Flight::new(&mut ring, slots);
+    let mut transfers: RingTransfers<'_, IoRequest> = RingTransfers::new(&mut ring, slots);
     let mut taken = Vec::new();
     let mut armed = false;
     loop {
         let closed = {
             let mut queue = shared.lock();
-            let count = queue.waiting.len().min(flight.room());
+            let count = queue.waiting.len().min(transfers.room());
             taken.extend(queue.waiting.drain(..count));
             // If requests remain in the queue, the ring is full, and a completion will wake the thread.
             queue.parked = queue.waiting.is_empty();
@@ -143,7 +144,7 @@ fn serve(mut ring: Ring, shared: &SharedQueue) {
         };
         let mut ended = false;
         for request in taken.drain(..) {
-            if let Some((request, result)) = flight.begin(request) {
+            if let Some((request, result)) = transfers.begin(request) {
                 request.finish(result);
                 ended = true;
             }
@@ -152,21 +153,21 @@ fn serve(mut ring: Ring, shared: &SharedQueue) {
             // There is room for others again.
             continue;
         }
-        if closed && flight.len() == 0 && shared.lock().waiting.is_empty() {
+        if closed && transfers.len() == 0 && shared.lock().waiting.is_empty() {
             return;
         }
         if !armed && !closed {
-            flight.wake_by(shared.wake.as_fd());
+            transfers.wake_by(shared.wake.as_fd());
             armed = true;
         }
-        let woken = flight.wait(1, Request::finish);
-        if flight.is_broken() && flight.len() == 0 {
+        let woken = transfers.wait(1, IoRequest::finish);
+        if transfers.is_broken() && transfers.len() == 0 {
             let mut queue = shared.lock();
             queue.broken = true;
             let waiting = std::mem::take(&mut queue.waiting);
             drop(queue);
             // Their submitters do not wait for them, so this thread performs them.
-            waiting.into_iter().for_each(Request::run);
+            waiting.into_iter().for_each(IoRequest::run);
             return;
         }
         if woken {

@@ -1,7 +1,7 @@
 //! A batch of reads on one ring, by the calling thread alone.
 
-use super::flight::Flight;
 use super::ring::Ring;
+use super::ring_transfers::RingTransfers;
 use crate::job::BatchPart;
 use crate::{BatchRead, Error, pread};
 
@@ -31,22 +31,24 @@ fn run_on(
 ) -> usize {
     let reads = &*reads;
     let slots = reads.len().min(ring.room());
-    let mut flight = Flight::new(ring, slots);
+    let mut transfers = RingTransfers::new(ring, slots);
     let mut begun = 0;
     loop {
-        while let (Some(read), 1.., false) = (reads.get(begun), flight.room(), flight.is_broken()) {
-            // SAFETY: each read is started once, and the caller's buffers are borrowed until the flight is
-            // over.
+        while let (Some(read), 1.., false) = (reads.get(begun), transfers.room(), transfers.is_broken()) {
+            // SAFETY: each read is started once, and the caller's buffers are borrowed until the
+            // transfers are over.
             #[expect(unsafe_code, reason = "the kernel writes into the caller's buffers")]
             let part = unsafe { BatchPart::new(begun, read) };
-            if let Some((part, result)) = flight.begin(part) {
+            if let Some((part, result)) = transfers.begin(part) {
                 completed(part.index(), result);
             }
             begun += 1;
         }
-        if flight.len() == 0 {
+        if transfers.len() == 0 {
             return begun;
         }
-        flight.wait((flight.len() / BATCH_WAIT_SHARE).max(1), |part, result| completed(part.index(), result));
+        transfers.wait((transfers.len() / BATCH_WAIT_SHARE).max(1), |part, result| {
+            completed(part.index(), result);
+        });
     }
 }

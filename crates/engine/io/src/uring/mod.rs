@@ -11,8 +11,8 @@
 
 mod background;
 mod batch;
-mod flight;
 mod ring;
+mod ring_transfers;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -25,14 +25,14 @@ use std::sync::{Arc, Mutex};
 
 use pagekeeper_kernel::mutex::lock;
 
-use background::Background;
+use background::BackgroundRing;
 use ring::Ring;
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use crate::job::Request;
+use crate::job::IoRequest;
 use crate::open::DiskFile;
 use crate::{
-    Access, BatchRead, Create, Error, Io, IoFile, Lock, OwnedRead, OwnedWrite, Process, ReadStream,
+    Access, BatchRead, Create, Error, FileLock, Io, IoFile, OwnedRead, OwnedWrite, Process, ReadStream,
     directory, pread,
 };
 
@@ -65,7 +65,7 @@ const IDLE_RINGS_MAX: usize = 64;
 pub struct Uring {
     depth: u32,
     idle: Mutex<Vec<Ring>>,
-    background: Background,
+    background: BackgroundRing,
     process: Process,
 }
 
@@ -85,7 +85,7 @@ impl Uring {
         let mut ring = Ring::new(depth)?;
         probe(&mut ring)?;
         let process = Process::current();
-        Ok(Self { depth, idle: Mutex::new(vec![ring]), background: Background::new(depth), process })
+        Ok(Self { depth, idle: Mutex::new(vec![ring]), background: BackgroundRing::new(depth), process })
     }
 
     /// Returns the number of reads in flight in each batch.
@@ -158,11 +158,11 @@ impl Io for Uring {
     }
 
     fn submit(&self, reads: Vec<OwnedRead>) {
-        self.background.submit(reads.into_iter().map(Request::from).collect());
+        self.background.submit(reads.into_iter().map(IoRequest::from).collect());
     }
 
     fn submit_writes(&self, writes: Vec<OwnedWrite>) {
-        self.background.submit(writes.into_iter().map(Request::from).collect());
+        self.background.submit(writes.into_iter().map(IoRequest::from).collect());
     }
 
     fn name(&self) -> &'static str {
@@ -197,11 +197,11 @@ impl Io for Uring {
         directory::sync(dir)
     }
 
-    fn lock(&self, path: &Path) -> Result<Lock, Error> {
+    fn lock(&self, path: &Path) -> Result<FileLock, Error> {
         directory::lock(path)
     }
 
-    fn lock_shared(&self, path: &Path) -> Result<Option<Lock>, Error> {
+    fn lock_shared(&self, path: &Path) -> Result<Option<FileLock>, Error> {
         directory::lock_shared(path)
     }
 }

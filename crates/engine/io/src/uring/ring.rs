@@ -157,7 +157,7 @@ impl Ring {
     fn take_completed(&mut self, completions: &mut Vec<Completion>) {
         for entry in self.queues.completion() {
             self.in_flight -= 1;
-            completions.push((entry.user_data(), count(entry.result())));
+            completions.push((entry.user_data(), parse_result(entry.result())));
         }
     }
 
@@ -202,7 +202,7 @@ impl Drop for Ring {
     }
 }
 
-fn count(result: i32) -> Result<usize, i32> {
+fn parse_result(result: i32) -> Result<usize, i32> {
     usize::try_from(result).map_err(|_| -result)
 }
 

@@ -1,8 +1,8 @@
 //! A stream of reads on one ring, by the calling thread alone.
 
-use super::flight::Flight;
 use super::ring::Ring;
-use crate::job::Job;
+use super::ring_transfers::RingTransfers;
+use crate::job::TransferJob;
 use crate::stream::{ReadStream, StreamRead};
 use crate::{Error, pread};
 
@@ -24,8 +24,9 @@ pub(super) fn run(ring: &mut Ring, stream: &mut dyn ReadStream<'_>) {
 }
 
 fn read_alone(read: &StreamRead<'_>, stream: &mut dyn ReadStream<'_>) {
-    // SAFETY: by the contract of `Target` the memory belongs to the read until `ended` has been called.
-    #[expect(unsafe_code, reason = "the promise of Target is taken up")]
+    // SAFETY: by the contract of `ReadTarget` the memory belongs to the read until `ended` has been
+    // called.
+    #[expect(unsafe_code, reason = "the promise of ReadTarget is taken up")]
     let result = unsafe { pread::read(read.file, read.offset, read.pieces()) };
     stream.ended(read.token, result);
 }
@@ -33,29 +34,29 @@ fn read_alone(read: &StreamRead<'_>, stream: &mut dyn ReadStream<'_>) {
 /// Runs the stream until it ends or the ring breaks. All reads that were started have ended then.
 fn run_on<'a>(ring: &mut Ring, first: [StreamRead<'a>; 2], stream: &mut dyn ReadStream<'a>) {
     let slots = ring.room();
-    let mut flight = Flight::new(ring, slots);
+    let mut transfers = RingTransfers::new(ring, slots);
     let mut first = first.into_iter();
     // Whether any read has ended since the stream was last asked.
     let mut ended = false;
     loop {
         let mut begun = 0;
-        while flight.room() > 0 {
-            let is_broken = flight.is_broken();
+        while transfers.room() > 0 {
+            let is_broken = transfers.is_broken();
             let Some(read) = first.next().or_else(|| if is_broken { None } else { stream.next() }) else {
                 break;
             };
             begun += 1;
             if is_broken {
                 read_alone(&read, stream);
-            } else if let Some((read, result)) = flight.begin(read) {
+            } else if let Some((read, result)) = transfers.begin(read) {
                 stream.ended(read.token, result);
             }
         }
         // After others have begun: the device works while the stream processes these.
         stream.turn();
-        if flight.len() > 0 {
-            let wanted = (flight.len() / STREAM_WAIT_SHARE).max(1);
-            flight.wait(wanted, |read, result: Result<usize, Error>| stream.ended(read.token, result));
+        if transfers.len() > 0 {
+            let wanted = (transfers.len() / STREAM_WAIT_SHARE).max(1);
+            transfers.wait(wanted, |read, result: Result<usize, Error>| stream.ended(read.token, result));
             ended = true;
         } else if begun == 0 && !std::mem::take(&mut ended) {
             return;

@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use std::sync::mpsc;
 
 use super::*;
-use crate::{AlignedBuf, Choice, StreamRead, Target, WriteMode};
+use crate::{AlignedBuf, BackendChoice, ReadTarget, StreamRead, WriteMode};
 use pagekeeper_testing::disk_dir;
 
 /// Makes a system call fail with `EPERM` for the calling thread and those that it starts, from now on.
@@ -71,7 +71,7 @@ impl<'a> ReadStream<'a> for Twenty<'a> {
         let (token, offset) = (self.next, self.next as u64 * 4096);
         self.next += 1;
         // SAFETY: the pages stay where they are, and are not looked at.
-        let targets = vec![unsafe { Target::new(NonNull::from(page).cast(), 4096) }];
+        let targets = vec![unsafe { ReadTarget::new(NonNull::from(page).cast(), 4096) }];
         Some(StreamRead { file: self.file, offset, targets, token })
     }
 
@@ -95,7 +95,7 @@ fn submit_twenty(io: &Uring, file: &Arc<dyn IoFile>) -> Vec<Result<usize, Error>
             file: Arc::clone(file),
             offset: n * 4096,
             // SAFETY: leaked, and known to nobody else.
-            targets: vec![unsafe { Target::new(NonNull::from(memory).cast(), 4096) }],
+            targets: vec![unsafe { ReadTarget::new(NonNull::from(memory).cast(), 4096) }],
             done: Box::new(move |result| sender.send(result).unwrap()),
         }
     });
@@ -126,7 +126,7 @@ fn where_it_is_forbidden_it_says_so_and_threads_are_chosen() {
             error,
             Error::Unavailable { what: "io_uring", call: "io_uring_setup", errno: libc::EPERM }
         );
-        let choice = Choice::new();
+        let choice = BackendChoice::new();
         assert_eq!((choice.io.name(), choice.not_uring), ("threads", Some(error)));
     });
 }

@@ -10,9 +10,9 @@ pub(crate) struct Memory {
 }
 
 pub(crate) fn aligned(len: usize) -> Memory {
-    const PAGE: usize = 4096;
-    let bytes = vec![0xee_u8; len + PAGE];
-    let skip = bytes.as_ptr().align_offset(PAGE);
+    const PAGE_BYTES: usize = 4096;
+    let bytes = vec![0xee_u8; len + PAGE_BYTES];
+    let skip = bytes.as_ptr().align_offset(PAGE_BYTES);
     Memory { bytes, skip, len }
 }
 

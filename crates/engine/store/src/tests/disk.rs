@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use pagekeeper_io::{Access, BatchRead, Create, Error, Io, IoFile, Lock, OwnedRead, OwnedWrite};
+use pagekeeper_io::{Access, BatchRead, Create, Error, FileLock, Io, IoFile, OwnedRead, OwnedWrite};
 use pagekeeper_simdisk::SimDisk;
 
 use pagekeeper_kernel::mutex::lock;
@@ -117,11 +117,11 @@ impl Io for Prompt {
         self.disk.sync_dir(dir)
     }
 
-    fn lock(&self, path: &Path) -> Result<Lock, Error> {
+    fn lock(&self, path: &Path) -> Result<FileLock, Error> {
         self.disk.lock(path)
     }
 
-    fn lock_shared(&self, path: &Path) -> Result<Option<Lock>, Error> {
+    fn lock_shared(&self, path: &Path) -> Result<Option<FileLock>, Error> {
         self.disk.lock_shared(path)
     }
 

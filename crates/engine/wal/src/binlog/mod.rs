@@ -36,7 +36,7 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use pagekeeper_io::{Access, Lock, WriteMode};
+use pagekeeper_io::{Access, FileLock, WriteMode};
 
 use crate::limits::RECORD_BYTES_MAX;
 use crate::position::Position;
@@ -90,7 +90,7 @@ pub enum PurgeMode {
 /// ```
 pub struct BinLog {
     shared: Arc<SharedLog<SegmentWriter>>,
-    _lock: Option<Lock>,
+    _lock: Option<FileLock>,
 }
 
 impl BinLog {

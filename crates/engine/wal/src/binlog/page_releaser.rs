@@ -375,7 +375,7 @@ mod tests {
     use std::path::Path;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    use pagekeeper_io::{Access, FileStat, Resident};
+    use pagekeeper_io::{Access, FileStat, ResidentBytes};
 
     use super::*;
 
@@ -426,9 +426,9 @@ mod tests {
             Ok(())
         }
 
-        fn residency(&self, _: Range<u64>) -> Result<Option<Resident>, IoError> {
+        fn residency(&self, _: Range<u64>) -> Result<Option<ResidentBytes>, IoError> {
             let resident = if self.resists.load(Ordering::Relaxed) { page_size() } else { 0 };
-            Ok(Some(Resident { resident, unwritten: 0 }))
+            Ok(Some(ResidentBytes { resident, unwritten: 0 }))
         }
     }
 

@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use pagekeeper_io::{Access, Create, Error as IoError, Io, IoFile, Lock, open_past_cache};
+use pagekeeper_io::{Access, Create, Error as IoError, FileLock, Io, IoFile, open_past_cache};
 use pagekeeper_text::escaped;
 
 use super::index::{INDEX_NAME, ListedSegment, NEW_INDEX_NAME, SegmentIndex};
@@ -32,7 +32,7 @@ use crate::record::{LogSource, RecordReader};
 
 /// A log that was opened.
 pub(super) struct RecoveredLog {
-    pub(super) lock: Option<Lock>,
+    pub(super) lock: Option<FileLock>,
     pub(super) writer: SegmentWriter,
     /// All segments, the writer's last.
     pub(super) segments: VecDeque<Segment>,

@@ -33,7 +33,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use pagekeeper_io::{Io, IoFile, Lock, Process, WriteMode};
+use pagekeeper_io::{FileLock, Io, IoFile, Process, WriteMode};
 use pagekeeper_kernel::mutex::lock;
 
 use super::buffer::{BlockTaker, LogBuffer, NoRoom, PADDING_ROOM_BYTES, ReservedSpan};
@@ -78,7 +78,7 @@ pub(super) struct Core {
     pub(super) events: EventCounts,
     pub(super) lifecycle: Lifecycle,
     pub(super) counters: Counters,
-    pub(super) _lock: Option<Lock>,
+    pub(super) _lock: Option<FileLock>,
 }
 
 impl Core {

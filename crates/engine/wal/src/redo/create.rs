@@ -66,7 +66,7 @@ fn make(
     options: &RedoOptions,
     directory: &Path,
     made: &mut CreatedFiles<'_>,
-) -> Result<(pagekeeper_io::Lock, ControlState), Error> {
+) -> Result<(pagekeeper_io::FileLock, ControlState), Error> {
     let io = &**made.io;
     let lock = io.lock(&directory.join(LOCK_NAME))?;
     made.paths.push(directory.join(LOCK_NAME));

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::thread::Builder;
 
-use pagekeeper_io::{Access, Error as IoError, Io, IoFile, Lock, Process, open_past_cache};
+use pagekeeper_io::{Access, Error as IoError, FileLock, Io, IoFile, Process, open_past_cache};
 
 use super::control::{self, ControlFile, ControlState, DecodedControl, LogPhase};
 use super::core::Core;
@@ -118,7 +118,7 @@ fn open_and_read(
 pub(super) fn open_new(
     options: &RedoOptions,
     directory: &Path,
-    held: Lock,
+    held: FileLock,
     state: ControlState,
 ) -> Result<Core, Error> {
     let io = options.io_or_best();
@@ -193,7 +193,7 @@ fn walk(
 fn start(
     options: &RedoOptions,
     directory: &Path,
-    held: Option<Lock>,
+    held: Option<FileLock>,
     state: ControlState,
     slot: usize,
     found: WalkResult,

@@ -5,7 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
-use pagekeeper_kernel::{Expected, InspectedFile};
+use pagekeeper_kernel::{ExpectedFile, InspectedFile};
 use pagekeeper_policy::names::NamePattern;
 
 use super::Settings;
@@ -24,7 +24,7 @@ pub fn are_recycled<'a>(
         return settings().get(&spec.key).map(|setting| is_set(&setting.value));
     };
     let path = Path::new(name).to_path_buf();
-    let file = InspectedFile::open_in(directory.as_fd(), name, Expected::Any, path).ok()?;
+    let file = InspectedFile::open_in(directory.as_fd(), name, ExpectedFile::Any, path).ok()?;
     let text = content_of(&file).ok()?;
     let set = text.lines().filter_map(|line| line.split_once('='));
     let values = set.filter(|(key, _)| key.trim() == spec.key);

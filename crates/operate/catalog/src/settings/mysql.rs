@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::Inode;
-use pagekeeper_kernel::hang::asking;
+use pagekeeper_kernel::hang::announce;
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_text::unescaped;
 
@@ -95,7 +95,7 @@ fn read_if_its_own(
         reader.read_file(path, 0, false);
     }
     let its_own = read.get("datadir").is_some_and(|datadir| {
-        asking(Path::new(&datadir.value)).is_ok_and(|_asking| {
+        announce(Path::new(&datadir.value)).is_ok_and(|_call| {
             let resolved = std::fs::canonicalize(&datadir.value);
             resolved.is_ok_and(|resolved| server.directories.contains(&resolved))
         })

@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::Inode;
-use pagekeeper_kernel::hang::asking;
+use pagekeeper_kernel::hang::announce;
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_text::unescaped;
 
@@ -112,8 +112,8 @@ fn named_directory(arguments: &[String]) -> Option<PathBuf> {
 fn started_elsewhere(arguments: &[String], directory: &Path) -> Option<String> {
     let at = arguments.iter().position(|argument| argument == "-D")?;
     let named = arguments.get(at + 1)?;
-    let same = asking(Path::new(named))
-        .is_ok_and(|_asking| std::fs::canonicalize(named).is_ok_and(|resolved| resolved == directory));
+    let same = announce(Path::new(named))
+        .is_ok_and(|_call| std::fs::canonicalize(named).is_ok_and(|resolved| resolved == directory));
     (!same || Path::new(named).is_relative()).then(|| named.clone())
 }
 

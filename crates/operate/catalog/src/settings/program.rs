@@ -115,7 +115,7 @@ fn scan_for(
         // Each chunk is read with its context.
         let start = offset.saturating_sub(SEARCH_TEXT_BYTES_MAX as u64);
         let read = {
-            let _asking = program.asking().ok()?;
+            let _call = program.announce_call().ok()?;
             program.file().read_at(&mut buffer, start).ok()?
         };
         let (text, first) = (&buffer[..read], usize::try_from(offset - start).ok()?);

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::time::SystemTime;
 
-use pagekeeper_kernel::{Expected, Inode, InspectedFile};
+use pagekeeper_kernel::{ExpectedFile, Inode, InspectedFile};
 
 /// Limit of bytes searched in one program. The largest servers, including their debug information, are smaller.
 pub(super) const PROGRAM_BYTES_MAX: u64 = 512 << 20;
@@ -32,9 +32,9 @@ impl<T> ProgramSearch<T> {
     /// Returns the result of `search` in a program, which may read at most the given number of bytes. Returns
     /// `None` if the program can't be read.
     pub(super) fn of(&mut self, exe: &Path, search: impl FnOnce(&InspectedFile, u64) -> T) -> Option<&T> {
-        let program = InspectedFile::open_magic_link(exe, Expected::Any, exe.to_path_buf()).ok()?;
+        let program = InspectedFile::open_magic_link(exe, ExpectedFile::Any, exe.to_path_buf()).ok()?;
         let modified = {
-            let _asking = program.asking().ok()?;
+            let _call = program.announce_call().ok()?;
             program.file().metadata().and_then(|metadata| metadata.modified()).ok()?
         };
         let left = &mut self.left;

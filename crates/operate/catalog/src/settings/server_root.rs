@@ -14,9 +14,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use pagekeeper_kernel::hang::asking_from;
+use pagekeeper_kernel::hang::announce_from;
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::{Error, Expected, Inode, InspectedFile, Links};
+use pagekeeper_kernel::{Error, ExpectedFile, Inode, InspectedFile, Links};
 use pagekeeper_text::unescaped_bytes;
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
@@ -135,7 +135,7 @@ impl<'a> ServerRoot<'a> {
         let content = content_of(&file)?;
         self.left.bytes.set(left);
         let because = |error: std::io::Error| ReadFailure::Because(error.to_string());
-        let _asking = file.asking().map_err(|error| read_failure(&error))?;
+        let _call = file.announce_call().map_err(|error| read_failure(&error))?;
         let metadata = file.file().metadata().map_err(because)?;
         let is_changed = match (self.started, metadata.modified()) {
             (Some(started), Ok(modified)) => modified > started + CLOCK_DIFFERENCE_MAX,
@@ -151,7 +151,7 @@ impl<'a> ServerRoot<'a> {
         use std::os::unix::fs::FileExt as _;
         let file = self.open(path).ok()?;
         let mut bytes = vec![0; max];
-        let _asking = file.asking().ok()?;
+        let _call = file.announce_call().ok()?;
         let read = file.file().read_at(&mut bytes, offset).ok()?;
         bytes.truncate(read);
         Some(bytes)
@@ -171,7 +171,7 @@ impl<'a> ServerRoot<'a> {
         .map_err(|error| read_failure(&error))?;
         let because = |error: Errno| ReadFailure::Because(error.to_string());
         let mut names = Vec::new();
-        let _asking = asking_from(fd.as_fd(), directory).map_err(|error| read_failure(&error))?;
+        let _call = announce_from(fd.as_fd(), directory).map_err(|error| read_failure(&error))?;
         for entry in rustix::fs::Dir::read_from(&fd).map_err(because)? {
             let left = self.left.names.get().checked_sub(1).ok_or(ReadFailure::Limit(LimitHit::Names))?;
             self.left.names.set(left);
@@ -189,7 +189,7 @@ impl<'a> ServerRoot<'a> {
             return InspectedFile::open(path, Links::Follow).map_err(|error| read_failure(&error));
         };
         let opened = self.proc.handle_in_namespace(pid, &self.absolute(path));
-        opened.and_then(|handle| handle.open(Expected::Any)).map_err(|error| {
+        opened.and_then(|handle| handle.open(ExpectedFile::Any)).map_err(|error| {
             let of_its_own = error.path().starts_with(self.proc.path());
             if error.is_denied() && of_its_own {
                 ReadFailure::Because(explain_denial(&error))

@@ -4,7 +4,7 @@
 
 use std::fmt::Write;
 
-use pagekeeper_text::Size;
+use pagekeeper_text::ByteSize;
 
 const BLOCKS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 const LABEL_WIDTH: usize = 10;
@@ -19,8 +19,8 @@ pub(super) fn draw(parts: &[Vec<u64>; 3], labels: [&str; 3], width: usize, has_c
     let mut out = String::new();
     for row in (0..ROWS).rev() {
         let (label, tick) = match row {
-            0 => (Size(0).to_string(), '┤'),
-            _ if row == ROWS - 1 => (Size(top).to_string(), '┤'),
+            0 => (ByteSize(0).to_string(), '┤'),
+            _ if row == ROWS - 1 => (ByteSize(top).to_string(), '┤'),
             _ => (String::new(), '│'),
         };
         let [first, second, third] = parts

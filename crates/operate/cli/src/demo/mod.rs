@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use pagekeeper_kernel::FileSystem;
-use pagekeeper_text::{Size, escaped};
+use pagekeeper_text::{ByteSize, escaped};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -118,8 +118,8 @@ fn directory_in(parent: &Path) -> anyhow::Result<tempfile::TempDir> {
         free >= engine::DISK_BYTES_MAX,
         "{}: the demo needs up to {}, only {} are free; name another directory with --dir",
         escaped(parent),
-        Size(engine::DISK_BYTES_MAX),
-        Size(free)
+        ByteSize(engine::DISK_BYTES_MAX),
+        ByteSize(free)
     );
     let made = tempfile::Builder::new().prefix("pagekeeper-demo-").tempdir_in(parent);
     made.with_context(|| format!("can't make a directory in {}", escaped(parent)))

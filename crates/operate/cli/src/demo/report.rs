@@ -6,7 +6,7 @@
 
 use std::io::{self, Write};
 
-use pagekeeper_text::{Size, count};
+use pagekeeper_text::{ByteSize, count};
 use serde_json::{Value, json};
 
 use super::chart;
@@ -130,7 +130,7 @@ fn shown(figures: &Value, name: &str) -> String {
     let (float, number) =
         (figures[name].as_f64().unwrap_or_default(), figures[name].as_u64().unwrap_or_default());
     match name {
-        _ if name.ends_with("_bytes") => Size(number).to_string(),
+        _ if name.ends_with("_bytes") => ByteSize(number).to_string(),
         _ if name.ends_with("_seconds") => format!("{:.2} ms", float * 1e3),
         _ if name.ends_with("_us") => format!("{:.2} ms", float / 1e3),
         _ if name.contains("_per_second") => format!("{float:.0}"),

@@ -22,7 +22,7 @@ use pagekeeper_kernel::hang;
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_observe::saved_pages::SavedPages;
 use pagekeeper_observe::{Observer, ObserverOptions, ObserverScope, WalkProgress};
-use pagekeeper_text::{Size, escaped};
+use pagekeeper_text::{ByteSize, escaped};
 use pagekeeper_trace::{TraceLevel, TraceOptions, TraceSource};
 use serde::Serialize;
 
@@ -73,7 +73,7 @@ pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     };
 
     let judged = Arc::new(judged);
-    let releasable = hang::patiently(|| {
+    let releasable = hang::run_job(|| {
         let (judged, after) = (Arc::clone(&judged), Arc::clone(&after));
         move || judged.releasable(&after)
     })?;
@@ -168,7 +168,7 @@ fn write_fixed(all: &[EvictedFile], out: &mut StandardOutput) -> io::Result<()> 
     }
     let evicted = all.iter().filter(|file| file.left_alone.is_none());
     let released: u64 = all.iter().map(|file| file.report.released).sum();
-    writeln!(out, "Evicted {} of {}.", Size(released), output::files(evicted.count() as u64))
+    writeln!(out, "Evicted {} of {}.", ByteSize(released), output::files(evicted.count() as u64))
 }
 
 #[cfg(test)]

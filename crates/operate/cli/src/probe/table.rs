@@ -4,13 +4,13 @@ use std::io::{self, Write};
 
 use pagekeeper_policy::DiskProfile;
 use pagekeeper_probe::{
-    Access, AtomicReport, Beside, BulkBeside, BulkReport, DirectKind, DirectReport, MixedReport, ReadsReport,
-    Report, UncachedReport, UncachedUse,
+    AtomicReport, BulkOutput, BulkReport, ConcurrentUse, DirectKind, DirectOperation, DirectReport,
+    MixedReport, ProbeReport, ReadsReport, UncachedReport, UncachedUse,
 };
-use pagekeeper_text::{Size, count, escaped, microseconds};
+use pagekeeper_text::{ByteSize, count, escaped, microseconds};
 
 /// Writes it.
-pub(super) fn write(out: &mut impl Write, report: &Report) -> io::Result<()> {
+pub(super) fn write(out: &mut impl Write, report: &ProbeReport) -> io::Result<()> {
     let (found, profile) = (&report.found, &report.profile);
     writeln!(
         out,
@@ -19,7 +19,7 @@ pub(super) fn write(out: &mut impl Write, report: &Report) -> io::Result<()> {
         profile.file_system,
         profile.device,
         profile.kernel,
-        Size(profile.file_bytes),
+        ByteSize(profile.file_bytes),
         report.took_seconds
     )?;
     found.direct.iter().try_for_each(|direct| write_direct(out, direct))?;
@@ -97,7 +97,7 @@ fn write_direct(out: &mut impl Write, direct: &DirectReport) -> io::Result<()> {
     };
     let written = if direct.write_is_seen { "are seen" } else { "are NOT seen" };
     let left = direct.left_by_write.map_or_else(String::new, |(before, after)| {
-        format!(", and one leaves {} of {} resident", Size(after), Size(before))
+        format!(", and one leaves {} of {} resident", ByteSize(after), ByteSize(before))
     });
     line(out, "  over dirty pages", dirty)?;
     line(out, "  over clean pages", &format!("direct writes {written} through the page cache{left}"))
@@ -108,7 +108,7 @@ fn write_uncached(out: &mut impl Write, uncached: &UncachedReport) -> io::Result
         (Some(why), _) => format!("refused ({why})"),
         (None, None) => "taken; what stays can't be seen".to_owned(),
         (None, Some(0)) => "nothing stays".to_owned(),
-        (None, Some(left)) => format!("{} of {} stay", Size(left), Size(used.written_bytes)),
+        (None, Some(left)) => format!("{} of {} stay", ByteSize(left), ByteSize(used.written_bytes)),
     };
     let UncachedReport { append, unwritten, overwrite } = uncached;
     let all = [("appending", append), ("into new room", unwritten), ("overwriting", overwrite)];
@@ -125,15 +125,15 @@ fn atomic_text(atomic: &AtomicReport) -> String {
     match (atomic.bytes_max(), atomic.in_place_bytes_max()) {
         (None, _) if atomic.reported.is_none() => "none".to_owned(),
         (None, _) => "reported, but refused when tried".to_owned(),
-        (Some(most), None) => format!("up to {}, each written elsewhere by the file system", Size(most)),
+        (Some(most), None) => format!("up to {}, each written elsewhere by the file system", ByteSize(most)),
         (Some(most), Some(in_place)) => {
-            format!("up to {}; up to {} by the device itself", Size(most), Size(in_place))
+            format!("up to {}; up to {} by the device itself", ByteSize(most), ByteSize(in_place))
         }
     }
 }
 
 /// Writes the results for syncs, read-ahead and releasing.
-fn write_small(out: &mut impl Write, report: &Report) -> io::Result<()> {
+fn write_small(out: &mut impl Write, report: &ProbeReport) -> io::Result<()> {
     let found = &report.found;
     if let Some(sync) = found.sync {
         let one = |times: pagekeeper_probe::SyncTimes| {
@@ -148,7 +148,7 @@ fn write_small(out: &mut impl Write, report: &Report) -> io::Result<()> {
     }
     if let Some(ahead) = found.read_ahead {
         let size = |bytes| known(bytes, |bytes| bytes_of(bytes).to_string());
-        let setting = known(ahead.setting_bytes, |bytes| Size(bytes).to_string());
+        let setting = known(ahead.setting_bytes, |bytes| ByteSize(bytes).to_string());
         let text = format!(
             "setting {setting}; a cold read of 4 KiB brings in {}, at the start of a file {}",
             size(ahead.random_bytes),
@@ -160,7 +160,7 @@ fn write_small(out: &mut impl Write, report: &Report) -> io::Result<()> {
         let one = |us| known(us, microseconds);
         let left = match release.left_bytes {
             Some(0) | None => String::new(),
-            Some(left) => format!("; {} stayed", Size(left)),
+            Some(left) => format!("; {} stayed", ByteSize(left)),
         };
         let text = format!(
             "{} a GiB of pages read in a row; {} of single pages{left}",
@@ -193,24 +193,24 @@ fn write_mixed(out: &mut impl Write, mixed: &MixedReport) -> io::Result<()> {
         "{:<5} {:<31} {:>9} {:>5} {:>9} {:>5}   with 8, a second: pages in/out, disk reads/writes, queue",
         "", "", "1 thread", "", "8 threads", ""
     )?;
-    for access in [Access::Read, Access::Write] {
-        for beside in Beside::ALL {
+    for access in [DirectOperation::Read, DirectOperation::Write] {
+        for beside in ConcurrentUse::ALL {
             let (Some(one), Some(eight)) = (mixed.case(access, 1, beside), mixed.case(access, 8, beside))
             else {
                 continue;
             };
             let first = match access {
-                _ if beside != Beside::Nothing => "",
-                Access::Read => "read",
-                Access::Write => "write",
+                _ if beside != ConcurrentUse::Nothing => "",
+                DirectOperation::Read => "read",
+                DirectOperation::Write => "write",
             };
             let name = match beside {
-                Beside::Nothing => "alone",
-                Beside::Leftovers => "with a few leftover pages",
-                Beside::ReaderElsewhere => "beside a reader of another file",
-                Beside::Reader => "beside a buffered reader",
-                Beside::WriterElsewhere => "beside a writer of another file",
-                Beside::Writer => "beside a buffered writer",
+                ConcurrentUse::Nothing => "alone",
+                ConcurrentUse::Leftovers => "with a few leftover pages",
+                ConcurrentUse::ReaderElsewhere => "beside a reader of another file",
+                ConcurrentUse::Reader => "beside a buffered reader",
+                ConcurrentUse::WriterElsewhere => "beside a writer of another file",
+                ConcurrentUse::Writer => "beside a buffered writer",
             };
             let share = |ratio: Option<f64>| ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}"));
             let pages = |bytes| known(bytes, |bytes| rate(bytes / pagekeeper_kernel::page_size() as f64));
@@ -243,11 +243,11 @@ fn write_bulk(out: &mut impl Write, bulk: &BulkReport) -> io::Result<()> {
     )?;
     for case in &bulk.cases {
         let name = match case.beside {
-            BulkBeside::Idle => "none",
-            BulkBeside::Paced => "paced",
-            BulkBeside::Direct => "direct",
-            BulkBeside::Uncached => "uncached, paced",
-            BulkBeside::Buffered => "buffered",
+            BulkOutput::Idle => "none",
+            BulkOutput::Paced => "paced",
+            BulkOutput::Direct => "direct",
+            BulkOutput::Uncached => "uncached, paced",
+            BulkOutput::Buffered => "buffered",
         };
         let speed =
             case.bytes_per_second.map_or_else(|| "-".to_owned(), |bytes| rate(bytes / f64::from(1 << 20)));
@@ -275,7 +275,7 @@ fn short(profile: &DiskProfile) -> String {
     };
     parts.push(uncached.to_owned());
     parts.push(match profile.atomic_in_place_bytes_max {
-        Some(bytes) => format!("atomic writes up to {}", Size(bytes)),
+        Some(bytes) => format!("atomic writes up to {}", ByteSize(bytes)),
         None => "no atomic writes of the device's own".to_owned(),
     });
     if let (Some(us), Some(width)) = (profile.read_us(), profile.width()) {
@@ -304,9 +304,9 @@ fn rate(number: f64) -> String {
     count(number.round() as u64)
 }
 
-fn bytes_of(bytes: f64) -> Size {
+fn bytes_of(bytes: f64) -> ByteSize {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a size is not negative")]
-    Size(bytes.round() as u64)
+    ByteSize(bytes.round() as u64)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::io::{self, Write as _};
 use std::path::Path;
 
 use pagekeeper_launch::{Count, LaunchReport, ProcessReport, RuleSums};
-use pagekeeper_text::{Size, count, counted, escaped};
+use pagekeeper_text::{ByteSize, count, counted, escaped};
 
 use super::report_file::Destination;
 use crate::output;
@@ -151,7 +151,7 @@ fn rule_lines(sums: &RuleSums) -> Vec<(&'static str, String)> {
     for (rule, count, words) in PARTS.iter().filter(|(_, count, _)| sums.get(*count) > 0) {
         let number = sums.get(*count);
         let part = match words {
-            CountWords::Size(words) => format!("{words} {}", Size(number)),
+            CountWords::Size(words) => format!("{words} {}", ByteSize(number)),
             CountWords::Number(one, many) => counted(number, one, many),
             CountWords::Time(words) => format!("{:.3} s {words}", sums.seconds(*count)),
         };

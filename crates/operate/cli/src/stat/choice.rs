@@ -87,7 +87,7 @@ fn has_something_to_show(row: &Row) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagekeeper_kernel::{Residency, Source};
+    use pagekeeper_kernel::{Residency, ResidencySource};
 
     fn row(index: u64, resident: u64) -> Row {
         let residency = Residency {
@@ -96,7 +96,7 @@ mod tests {
             writeback: Some(0),
             evicted: Some(0),
             recently_evicted: Some(0),
-            source: Source::Cachestat,
+            source: ResidencySource::Cachestat,
         };
         Row { path: format!("{index:06}").into(), size: 1 << 20, residency: Some(residency), picture: None }
     }

@@ -1,6 +1,6 @@
 //! `stat --json`: every figure in bytes, unknown ones null.
 
-use pagekeeper_kernel::Source;
+use pagekeeper_kernel::ResidencySource;
 use pagekeeper_text::unescaped;
 use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
@@ -48,8 +48,8 @@ impl Serialize for File<'_> {
             map.serialize_entry(column.key, &(column.value)(row))?;
         }
         let source = match row.residency.map(|counts| counts.source) {
-            Some(Source::Cachestat) => "cachestat",
-            Some(Source::Mincore) => "mincore",
+            Some(ResidencySource::Cachestat) => "cachestat",
+            Some(ResidencySource::Mincore) => "mincore",
             None => "unknown",
         };
         map.serialize_entry("source", source)?;

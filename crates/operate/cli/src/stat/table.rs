@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::page_size;
-use pagekeeper_text::{Size, count, escaped, percent};
+use pagekeeper_text::{ByteSize, count, escaped, percent};
 
 use super::choice::LeftOut;
 use super::columns::{COLUMNS, Column};
@@ -47,7 +47,7 @@ struct Change {
 
 impl Style {
     fn size(self, bytes: u64) -> String {
-        if self.bytes { bytes.to_string() } else { Size(bytes).to_string() }
+        if self.bytes { bytes.to_string() } else { ByteSize(bytes).to_string() }
     }
 
     fn figure(self, bytes: Option<u64>) -> String {
@@ -199,7 +199,7 @@ fn left_out_sentence(LeftOut { by_top, by_min, empty }: LeftOut) -> Option<Strin
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagekeeper_kernel::{Residency, Source};
+    use pagekeeper_kernel::{Residency, ResidencySource};
 
     fn style() -> Style {
         let screen = Screen { terminal: false, colour: false, width: None };
@@ -213,7 +213,7 @@ mod tests {
             writeback: Some(0),
             evicted: Some(8192),
             recently_evicted: Some(4096),
-            source: Source::Cachestat,
+            source: ResidencySource::Cachestat,
         });
         Row { path: path.into(), size, residency, picture: None }
     }

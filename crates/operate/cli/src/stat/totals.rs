@@ -52,7 +52,7 @@ impl Totals {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagekeeper_kernel::{Residency, Source};
+    use pagekeeper_kernel::{Residency, ResidencySource};
 
     fn row(size: u64, residency: Option<Residency>) -> Row {
         Row { path: "file".into(), size, residency, picture: None }
@@ -70,7 +70,7 @@ mod tests {
             writeback: Some(0),
             evicted: Some(0),
             recently_evicted: Some(0),
-            source: Source::Cachestat,
+            source: ResidencySource::Cachestat,
         };
         let mut totals = Totals::default();
         totals.add(&row(10_000, Some(counts)));
@@ -96,7 +96,7 @@ mod tests {
             writeback: None,
             evicted: None,
             recently_evicted: None,
-            source: Source::Mincore,
+            source: ResidencySource::Mincore,
         };
         let mut totals = Totals::default();
         totals.add(&row(4096, Some(counts)));

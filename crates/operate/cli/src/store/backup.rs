@@ -11,7 +11,7 @@ use std::process::ExitCode;
 
 use anyhow::anyhow;
 use pagekeeper_store::{Backup, Error, Store};
-use pagekeeper_text::{Size, count, escaped, unescaped};
+use pagekeeper_text::{ByteSize, count, escaped, unescaped};
 use serde::Serialize;
 
 use super::pages;
@@ -128,9 +128,9 @@ impl CopyReport<'_> {
             "{}: {} of {}, as of commit {}, each checked: {} written in {seconds:.1} s",
             escaped(to),
             pages(self.pages),
-            Size(page_size as u64),
+            ByteSize(page_size as u64),
             count(*seq),
-            Size(*bytes),
+            ByteSize(*bytes),
         )
     }
 }

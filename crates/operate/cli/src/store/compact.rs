@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 use pagekeeper_store::{Compaction, Create, Store};
-use pagekeeper_text::{Size, count, escaped, parse_size, unescaped};
+use pagekeeper_text::{ByteSize, count, escaped, parse_size, unescaped};
 use serde::Serialize;
 
 use super::{MEMORY, StorePath, in_use, pages};
@@ -86,8 +86,8 @@ pub(super) fn run(args: &CompactArgs) -> anyhow::Result<ExitCode> {
         bail!(
             "{}: the journal keeps its limit of {}: there is no room for one of {}, or a page is damaged",
             escaped(dir),
-            Size(max_journal_bytes),
-            Size(wanted)
+            ByteSize(max_journal_bytes),
+            ByteSize(wanted)
         );
     }
     Ok(ExitCode::SUCCESS)
@@ -96,7 +96,7 @@ pub(super) fn run(args: &CompactArgs) -> anyhow::Result<ExitCode> {
 impl CompactReport<'_> {
     fn in_words(&self, dir: &Path) -> String {
         let given_back = match self.given_back_bytes {
-            Some(bytes) => format!("{} of free pages given back", Size(bytes)),
+            Some(bytes) => format!("{} of free pages given back", ByteSize(bytes)),
             None => "the file system takes back no room of free pages".to_owned(),
         };
         format!(
@@ -104,7 +104,7 @@ impl CompactReport<'_> {
             escaped(dir),
             pages(self.pages),
             count(self.pages_before),
-            Size(self.cut_bytes),
+            ByteSize(self.cut_bytes),
         )
     }
 }

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::process::ExitCode;
 
 use pagekeeper_store::{Error, FreeList, PageInfo, PageState, ReadTxn, Store};
-use pagekeeper_text::{Size, count, counted, escaped, unescaped};
+use pagekeeper_text::{ByteSize, count, counted, escaped, unescaped};
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
@@ -227,7 +227,7 @@ impl Serialize for PageListing<'_> {
 
 /// Writes everything but the path and the pages.
 fn write_head(read: &ReadTxn<'_>, page_size: usize, free: &FreeList, out: &mut impl Write) -> io::Result<()> {
-    let size = Size(page_size as u64);
+    let size = ByteSize(page_size as u64);
     writeln!(out, ": {} of {size}, as of commit {}", pages(read.pages()), count(read.seq()))?;
     let root = read.root().map_or_else(|| "none".to_owned(), |root| format!("page {}", count(root)));
     writeln!(out, "  root       {root}")?;

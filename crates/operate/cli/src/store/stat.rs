@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use pagekeeper_store::{Opening, Store, StoreStats, SuperblockInfo};
-use pagekeeper_text::{Size, count, escaped, percent, unescaped};
+use pagekeeper_text::{ByteSize, count, escaped, percent, unescaped};
 use serde_json::{Value, json};
 
 use super::{StorePath, commits, pages};
@@ -87,12 +87,17 @@ impl StoreFigures {
     /// Writes everything but the path.
     fn write_text(&self, out: &mut impl Write) -> io::Result<()> {
         let stat = &self.stat;
-        writeln!(out, ": a store of pages of {}", Size(stat.page_size as u64))?;
+        writeln!(out, ": a store of pages of {}", ByteSize(stat.page_size as u64))?;
         let bytes = stat.pages.saturating_mul(stat.page_size as u64);
         let (bytes_now, most) = (stat.journal_bytes, stat.max_journal_bytes);
         let journal = match most {
-            0 => Size(bytes_now).to_string(),
-            _ => format!("{}, {} of at most {}", Size(bytes_now), percent(bytes_now, most, 1), Size(most)),
+            0 => ByteSize(bytes_now).to_string(),
+            _ => format!(
+                "{}, {} of at most {}",
+                ByteSize(bytes_now),
+                percent(bytes_now, most, 1),
+                ByteSize(most)
+            ),
         };
         let first_changes = if stat.full_page_images {
             "journaled as whole pages"
@@ -102,7 +107,12 @@ impl StoreFigures {
         let rows = [
             (
                 "pages",
-                format!("{} ({}), {} of them free", count(stat.pages), Size(bytes), count(stat.free_pages)),
+                format!(
+                    "{} ({}), {} of them free",
+                    count(stat.pages),
+                    ByteSize(bytes),
+                    count(stat.free_pages)
+                ),
             ),
             ("root page", self.root.map_or_else(|| "none".to_owned(), count)),
             ("metadata", format!("{} B", count(self.metadata_bytes as u64))),

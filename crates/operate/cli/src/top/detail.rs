@@ -130,7 +130,7 @@ fn signs(map: &ResidencyMap, file_size: u64, theme: Theme) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagekeeper_kernel::{Residency, Source};
+    use pagekeeper_kernel::{Residency, ResidencySource};
 
     #[test]
     fn none_and_all_are_distinguished_from_nearly() {
@@ -140,7 +140,7 @@ mod tests {
             writeback: None,
             evicted: None,
             recently_evicted: None,
-            source: Source::Mincore,
+            source: ResidencySource::Mincore,
         };
         let map = ResidencyMap {
             cell_bytes: 8192 * 100,

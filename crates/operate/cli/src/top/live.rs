@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use pagekeeper_kernel::{
-    Expected, Handle, Inode, InspectedFile, Links, ReleaseOptions, ResidencyMap, WarmOptions, release,
-    residency_map, warm,
+    ExpectedFile, Inode, InspectedFile, Links, PathHandle, ReleaseOptions, ResidencyMap, WarmOptions,
+    release, residency_map, warm,
 };
 use pagekeeper_observe::{CensusOptions, PatientCensus, RowQuery, WalkProgress};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
@@ -319,11 +319,11 @@ impl LiveScreen {
 /// Opens the same file that was on the screen.
 fn open(target: &TargetFile) -> Result<InspectedFile, String> {
     let handle = if target.path.starts_with("/proc") {
-        Handle::of_magic_link(&target.path, target.label.clone().into())
+        PathHandle::of_magic_link(&target.path, target.label.clone().into())
     } else {
-        Handle::at(&target.path, Links::Refuse)
+        PathHandle::at(&target.path, Links::Refuse)
     };
-    handle.and_then(|handle| handle.open(Expected::Inode(target.inode))).map_err(|error| in_words(&error))
+    handle.and_then(|handle| handle.open(ExpectedFile::Inode(target.inode))).map_err(|error| in_words(&error))
 }
 
 fn evict(target: &TargetFile) -> Result<String, String> {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use pagekeeper_kernel::{LockError, WarmReport};
 use pagekeeper_observe::saved_pages::SinceSnapshot;
-use pagekeeper_text::{Size, escaped};
+use pagekeeper_text::{ByteSize, escaped};
 use serde::Serialize;
 
 use super::item::WarmItem;
@@ -125,13 +125,13 @@ pub(super) fn lock_error(error: &LockError) -> String {
         LockError::Limit { wanted, limit, .. } => format!(
             "can't lock {}: this user may lock {} in all; raise it with ulimit -l, or LimitMEMLOCK= in a systemd \
              unit, or run with CAP_IPC_LOCK",
-            Size(*wanted),
-            Size(*limit)
+            ByteSize(*wanted),
+            ByteSize(*limit)
         ),
         LockError::NoMemory { wanted, .. } => format!(
             "can't lock {}: not enough memory is free, or this process has too many mappings (vm.max_map_count); \
              lock less",
-            Size(*wanted)
+            ByteSize(*wanted)
         ),
         LockError::Kernel(error) => problems::in_words(error),
         other => other.to_string(),
@@ -162,8 +162,10 @@ pub(super) fn write(report: &WarmOutcome, verbose: bool, out: &mut StandardOutpu
 fn in_words(done: &WarmedFile) -> String {
     let WarmFigures { requested, loaded, resident_after, .. } = done.figures;
     let figures = match resident_after {
-        Some(after) => format!("loaded {}, {} of {} resident", Size(loaded), Size(after), Size(requested)),
-        None => format!("read {}", Size(loaded)),
+        Some(after) => {
+            format!("loaded {}, {} of {} resident", ByteSize(loaded), ByteSize(after), ByteSize(requested))
+        }
+        None => format!("read {}", ByteSize(loaded)),
     };
     match done.state {
         None | Some(SinceSnapshot::Same) => figures,
@@ -194,29 +196,29 @@ fn summary(total: &WarmTotal) -> Vec<String> {
             clippy::cast_sign_loss,
             reason = "a rate to be shown: saturates, and is never negative"
         )]
-        let rate = Size(rate as u64);
-        parts.push(format!("{start} {} in {:.1} s ({rate}/s)", Size(figures.loaded), total.seconds));
+        let rate = ByteSize(rate as u64);
+        parts.push(format!("{start} {} in {:.1} s ({rate}/s)", ByteSize(figures.loaded), total.seconds));
     } else {
         parts.push("nothing was missing".to_owned());
     }
     if let Some(before) = figures.resident_before.filter(|before| *before > 0 && figures.loaded > 0) {
-        parts.push(format!("{} was resident before", Size(before)));
+        parts.push(format!("{} was resident before", ByteSize(before)));
     }
-    let wanted = Size(figures.requested - figures.holes);
+    let wanted = ByteSize(figures.requested - figures.holes);
     let files = output::files(total.files);
     parts.push(match figures.resident_after {
         // Counted in whole pages, of which small files fill only a part.
         Some(after) if after >= figures.requested - figures.holes => {
             format!("all {wanted} of {files} is resident now")
         }
-        Some(after) => format!("{} of {wanted} of {files} is resident now", Size(after)),
+        Some(after) => format!("{} of {wanted} of {files} is resident now", ByteSize(after)),
         None => {
             format!("what is resident of {} is not for this user to see", output::files(total.unknown_files))
         }
     });
     let mut lines = vec![parts.join("; ")];
     if figures.holes > 0 {
-        lines.push(format!("{} in holes was left alone", Size(figures.holes)));
+        lines.push(format!("{} in holes was left alone", ByteSize(figures.holes)));
     }
     if total.modified_files > 0 {
         lines.push(format!("written since the snapshot: {}", output::files(total.modified_files)));
@@ -224,11 +226,11 @@ fn summary(total: &WarmTotal) -> Vec<String> {
     if figures.gone() > 0 {
         lines.push(format!(
             "{} of it was evicted again meanwhile: there is not enough free memory for all",
-            Size(figures.gone())
+            ByteSize(figures.gone())
         ));
     }
     if figures.locked > 0 {
-        lines.push(format!("locked {} in memory", Size(figures.locked)));
+        lines.push(format!("locked {} in memory", ByteSize(figures.locked)));
     }
     lines
 }

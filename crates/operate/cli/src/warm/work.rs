@@ -12,8 +12,8 @@ use std::time::Duration;
 use indicatif::ProgressBar;
 use pagekeeper_kernel::mutex::ignore_poison;
 use pagekeeper_kernel::{
-    Error, Expected, Handle, Inode, InspectedFile, Links, Lock, WarmOptions, lock, residency, warm,
-    warm_extents,
+    Error, ExpectedFile, Inode, InspectedFile, Links, PageLock, PathHandle, WarmOptions, lock, residency,
+    warm, warm_extents,
 };
 use pagekeeper_streams::PacedTurns;
 
@@ -41,12 +41,12 @@ pub(super) struct WarmRun<'a> {
 pub(super) struct WarmResults {
     files: Vec<WarmedFile>,
     total: WarmTotal,
-    locks: Vec<Lock>,
+    locks: Vec<PageLock>,
 }
 
 /// Fails if the kernel dropped a block device's pages when it was closed here.
 fn require_kept(path: &Path, range: &Range<u64>, inode: Inode) -> Result<(), Error> {
-    let device = Handle::at(path, Links::Follow)?.open_file_or_device(Expected::Inode(inode))?;
+    let device = PathHandle::at(path, Links::Follow)?.open_file_or_device(ExpectedFile::Inode(inode))?;
     if residency(&device, range.clone())?.resident > 0 {
         return Ok(());
     }
@@ -97,15 +97,19 @@ impl WarmRun<'_> {
         }
     }
 
-    fn warm_file(&self, item: &WarmItem, options: &WarmOptions) -> Result<(WarmedFile, Option<Lock>), Error> {
+    fn warm_file(
+        &self,
+        item: &WarmItem,
+        options: &WarmOptions,
+    ) -> Result<(WarmedFile, Option<PageLock>), Error> {
         let progress = |bytes| self.bar.inc(bytes);
         let cancel = self.stop.flag();
         let mut state = None;
         let (file, report) = match &item.wanted {
             WantedPages::Range { range, inode } => {
                 // A link was followed when it was listed, if at all: it must still lead to the same file.
-                let opened =
-                    Handle::at(&item.path, Links::Follow)?.open_file_or_device(Expected::Inode(*inode));
+                let opened = PathHandle::at(&item.path, Links::Follow)?
+                    .open_file_or_device(ExpectedFile::Inode(*inode));
                 let file = opened.map_err(|error| match error {
                     Error::OtherFile { path } => Error::Unsupported {
                         path,
@@ -150,7 +154,7 @@ impl WarmRun<'_> {
         {
             require_kept(&item.path, range, *inode)?;
         }
-        let bytes = locked.as_ref().map_or(0, Lock::bytes);
+        let bytes = locked.as_ref().map_or(0, PageLock::bytes);
         Ok((WarmedFile::new(item, &report, state, bytes), locked))
     }
 
@@ -161,7 +165,7 @@ impl WarmRun<'_> {
         }
     }
 
-    fn note(&self, done: WarmedFile, lock: Option<Lock>) {
+    fn note(&self, done: WarmedFile, lock: Option<PageLock>) {
         let mut results = ignore_poison(self.results.lock());
         results.total.add(&done);
         results.locks.extend(lock);
@@ -171,7 +175,7 @@ impl WarmRun<'_> {
     }
 
     /// Returns the report, and the locks that hold as long as they are kept.
-    pub(super) fn into_report(self, elapsed: Duration) -> (WarmOutcome, Vec<Lock>) {
+    pub(super) fn into_report(self, elapsed: Duration) -> (WarmOutcome, Vec<PageLock>) {
         let WarmResults { mut files, mut total, locks } = ignore_poison(self.results.into_inner());
         files.sort_by(|a, b| a.path.cmp(&b.path));
         total.seconds = elapsed.as_secs_f64();

@@ -15,7 +15,7 @@ use std::path::Path;
 
 use pagekeeper_kernel::pressure::{MemoryCgroup, MemoryEvents};
 use pagekeeper_policy::FileClass;
-use pagekeeper_text::{Size, counted, escaped, percent};
+use pagekeeper_text::{ByteSize, counted, escaped, percent};
 
 use super::Earlier;
 use super::logs::{Logs, RELEASABLE_MIN, guard_command};
@@ -90,14 +90,14 @@ impl Held {
     }
 
     fn evidence(&self, cache: u64) -> Evidence {
-        let again = self.releasable.map(|bytes| format!(" ({} of them never read again)", Size(bytes)));
+        let again = self.releasable.map(|bytes| format!(" ({} of them never read again)", ByteSize(bytes)));
         let text = format!(
             "of {} of page cache, logs hold {}{}, data {}, other files and block devices {}, if all that {} to {} is charged here",
-            Size(cache),
-            Size(self.logs),
+            ByteSize(cache),
+            ByteSize(self.logs),
             again.unwrap_or_default(),
-            Size(self.data),
-            Size(self.others),
+            ByteSize(self.data),
+            ByteSize(self.others),
             if self.databases == 1 { "is resident and belongs" } else { "is resident and belong" },
             counted(self.databases, "database", "databases"),
         );
@@ -152,7 +152,7 @@ fn near(observation: &Observation<'_>, index: usize, group: &MemoryCgroup) -> Op
         title: format!(
             "its memory cgroup {} is near its limit of {} because of page cache",
             escaped(&group.directory),
-            Size(limit)
+            ByteSize(limit)
         ),
         evidence: evidence.into_iter().flatten().collect(),
         cost: Cost::estimated(cost(mostly_unwritten.then_some(unwritten))),
@@ -163,7 +163,7 @@ fn near(observation: &Observation<'_>, index: usize, group: &MemoryCgroup) -> Op
                 "{} releases {} of log pages that nobody will read again, for as long as it runs; [cgroup] in its \
                  configuration keeps page cache of whole groups below a share of their limits.",
                 guard_command(database),
-                Size(wasted)
+                ByteSize(wasted)
             )
         }),
     })
@@ -177,7 +177,7 @@ fn cost(unwritten: Option<u64>) -> String {
         Some(unwritten) => format!(
             "{} of it have to be written before any of that can be reclaimed: whoever needs memory in the group waits for the \
              disk. {monitors}",
-            Size(unwritten)
+            ByteSize(unwritten)
         ),
         None => format!(
             "No throughput by itself: the kernel reclaims clean page cache before it kills for the limit. {monitors}"
@@ -189,13 +189,13 @@ fn filled(group: &MemoryCgroup, limit: u64, cache: u64) -> Evidence {
     Evidence::new(format!(
         "{} of {} used ({}), {} of it page cache: {} on the active list of the kernel, {} on the inactive one; working set as \
          kubelet computes it: {} ({})",
-        Size(group.usage),
-        Size(limit),
+        ByteSize(group.usage),
+        ByteSize(limit),
         percent(group.usage, limit, 0),
-        Size(cache),
-        Size(group.active_file),
-        Size(group.inactive_file),
-        Size(working_set(group)),
+        ByteSize(cache),
+        ByteSize(group.active_file),
+        ByteSize(group.inactive_file),
+        ByteSize(working_set(group)),
         percent(working_set(group), limit, 0),
     ))
     .with("usage_bytes", group.usage)
@@ -267,9 +267,9 @@ fn without(group: &MemoryCgroup, held: &Held) -> Option<Evidence> {
     let text = format!(
         "without the logs that nobody will read again: {} used, working set between {} and {}, as many of their pages as \
          are on the active list",
-        Size(usage),
-        Size(least),
-        Size(most)
+        ByteSize(usage),
+        ByteSize(least),
+        ByteSize(most)
     );
     let evidence = Evidence::new(text).known(Confidence::Estimated);
     Some(evidence.with("usage_without_bytes", usage).with("working_set_without_least_bytes", least))
@@ -305,7 +305,7 @@ fn streams(observation: &Observation<'_>, group: &MemoryCgroup) -> Option<Eviden
         }
         if bytes >= RELEASABLE_MIN {
             all += bytes;
-            named.push(format!("{} (process {}) {}", escaped(name), streamer.pid, Size(bytes)));
+            named.push(format!("{} (process {}) {}", escaped(name), streamer.pid, ByteSize(bytes)));
         }
     }
     let text = format!("streams in it brought in while watching: {}", named.join(", "));
@@ -328,7 +328,7 @@ fn kubernetes(evidence: String, costs: &str, undo: &str) -> Terms {
 fn daemon_set(group: &MemoryCgroup, wasted: u64) -> Fix {
     let least = least_without(group, wasted);
     let terms = kubernetes(
-        format!("{} of log pages that nobody will read again count against the pod", Size(wasted)),
+        format!("{} of log pages that nobody will read again count against the pod", ByteSize(wasted)),
         "on each node a process of uid 0 with CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH, CAP_FOWNER and, unless metrics.events=false, CAP_BPF and \
          CAP_PERFMON, the node's processes in sight (hostPID), and no seccomp or AppArmor profile; a request of 10m of a core and 32Mi, a limit \
          of 256Mi; of processor time 0.42 % of a core beside one MariaDB at 11,700 queries/s, 0.52 % at 18,400, 1.6 % with 10,000 logs in 2,000 directories, 2.1 % in their first \
@@ -341,7 +341,7 @@ fn daemon_set(group: &MemoryCgroup, wasted: u64) -> Fix {
         format!(
             "runs pagekeeper guard on every node (image.repository is to be set to an image of one's own): the pod's working set \
              becomes {} at the least",
-            Size(least)
+            ByteSize(least)
         ),
         terms,
     )
@@ -364,7 +364,7 @@ fn request(group: &MemoryCgroup, held: &Held) -> Fix {
             "at the next roll-out: kubelet evicts first the pods whose working set is above their request{then}",
         ),
         kubernetes(
-            format!("the working set is {} now", Size(needed)),
+            format!("the working set is {} now", ByteSize(needed)),
             "memory that the scheduler gives to no other pod; the pod is started anew for it, unless its resizePolicy and the cluster \
              (1.33 and later) do without",
             "the request that it had before",

@@ -9,8 +9,8 @@ mod device;
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
-use pagekeeper_kernel::pressure::{CgroupVersion, DirtyParameters, DirtyReport, DirtyThresholds, Limit};
-use pagekeeper_text::{Size, duration, rate, unescaped};
+use pagekeeper_kernel::pressure::{CgroupVersion, DirtyLimit, DirtyParameters, DirtyReport, DirtyThresholds};
+use pagekeeper_text::{ByteSize, duration, rate, unescaped};
 use pagekeeper_trace::{PauseCounts, TaskIdentity};
 
 use super::Earlier;
@@ -176,7 +176,7 @@ impl Raise {
                  would, only later. The cost: up to that \
                  much has to be written{takes} before a sync or an unmount returns, and reclaim may have to wait for \
                  as much",
-                Size(self.limit),
+                ByteSize(self.limit),
                 rate(wanted),
                 rate(written),
                 duration(self.burst)
@@ -187,7 +187,7 @@ impl Raise {
                 format!(
                     "up to {} has to be written before a sync or an unmount returns; a power failure loses as much of \
                      what was never synced",
-                    Size(self.limit)
+                    ByteSize(self.limit)
                 ),
                 self.undo.clone(),
             )
@@ -258,12 +258,12 @@ fn full(observation: &Observation<'_>, throttled: Duration, fullest: u64) -> Fin
         forms(report),
         Evidence::new(format!(
             "at most {} were dirty or under writeback ({}); {} at the end of the watch",
-            Size(fullest),
+            ByteSize(fullest),
             match fullest.checked_sub(begins(&thresholds)) {
-                Some(over) => format!("{} over where throttling begins", Size(over)),
+                Some(over) => format!("{} over where throttling begins", ByteSize(over)),
                 None => "less than where throttling begins".to_owned(),
             },
-            Size(report.dirty + report.writeback)
+            ByteSize(report.dirty + report.writeback)
         ))
         .with("fullest_bytes", fullest)
         .with("dirty_bytes", report.dirty)
@@ -286,8 +286,8 @@ fn full(observation: &Observation<'_>, throttled: Duration, fullest: u64) -> Fin
         database: None,
         title: format!(
             "dirty pages reached their limits: throttling begins at {}, {} were dirty",
-            Size(begins(&thresholds)),
-            Size(fullest)
+            ByteSize(begins(&thresholds)),
+            ByteSize(fullest)
         ),
         evidence,
         cost: Cost::measured(if unknown {
@@ -339,10 +339,10 @@ fn forms(report: &DirtyReport) -> Evidence {
     let thresholds = in_force(report);
     Evidence::new(format!(
         "background writeback begins at {} ({}), throttling at {}, and the limit is {} ({})",
-        Size(thresholds.background),
+        ByteSize(thresholds.background),
         form(report.parameters.background, "dirty_background"),
-        Size(begins(&thresholds)),
-        Size(thresholds.limit),
+        ByteSize(begins(&thresholds)),
+        ByteSize(thresholds.limit),
         form(report.parameters.limit, "dirty"),
     ))
     .with("background_bytes", thresholds.background)
@@ -351,10 +351,12 @@ fn forms(report: &DirtyReport) -> Evidence {
     .with("dirtyable_bytes", report.dirtyable)
 }
 
-fn form(limit: Limit, name: &str) -> String {
+fn form(limit: DirtyLimit, name: &str) -> String {
     match limit {
-        Limit::Bytes(bytes) => format!("vm.{name}_bytes={bytes}; vm.{name}_ratio is 0 and without effect"),
-        Limit::Ratio(percent) => format!(
+        DirtyLimit::Bytes(bytes) => {
+            format!("vm.{name}_bytes={bytes}; vm.{name}_ratio is 0 and without effect")
+        }
+        DirtyLimit::Ratio(percent) => format!(
             "vm.{name}_ratio={percent}, of free memory and file pages; vm.{name}_bytes is 0 and without effect"
         ),
     }
@@ -410,7 +412,7 @@ fn devices(observation: &Observation<'_>) -> Vec<Evidence> {
                 after.name,
                 rate(dirtied),
                 rate(written),
-                Size(now.dirty_threshold)
+                ByteSize(now.dirty_threshold)
             ))
             .with("device", after.name.as_str())
             .with("dirtied_bytes_per_second", dirtied)
@@ -425,9 +427,9 @@ fn devices(observation: &Observation<'_>) -> Vec<Evidence> {
 fn alternatives(report: &DirtyReport, flow: &Flow) -> Evidence {
     let twice = in_force(report).limit.saturating_mul(2);
     let others = [
-        (format!("vm.dirty_bytes={twice}"), Limit::Bytes(twice)),
-        ("vm.dirty_ratio=20".to_owned(), Limit::Ratio(20)),
-        ("vm.dirty_ratio=50".to_owned(), Limit::Ratio(50)),
+        (format!("vm.dirty_bytes={twice}"), DirtyLimit::Bytes(twice)),
+        ("vm.dirty_ratio=20".to_owned(), DirtyLimit::Ratio(20)),
+        ("vm.dirty_ratio=50".to_owned(), DirtyLimit::Ratio(50)),
     ];
     let (mut said, mut alternatives) = (Vec::new(), Vec::new());
     for (name, limit) in others.into_iter().filter(|(_, limit)| *limit != report.parameters.limit) {
@@ -439,7 +441,7 @@ fn alternatives(report: &DirtyReport, flow: &Flow) -> Evidence {
             Some(lasts) => format!("after {} s more of this", lasts.as_secs()),
             None => "hardly ever".to_owned(),
         };
-        said.push(format!("with {name} ({}) {when}", Size(thresholds.limit)));
+        said.push(format!("with {name} ({}) {when}", ByteSize(thresholds.limit)));
         let lasts = lasts.map(|lasts| lasts.as_secs());
         alternatives.push(serde_json::json!({ "setting": name, "lasts_seconds": lasts }));
     }
@@ -461,8 +463,8 @@ fn groups(observation: &Observation<'_>) -> Vec<Evidence> {
                  be throttled \
                  earlier; {} of its pages are dirty",
                 called(database),
-                Size(limit),
-                group.dirty.map_or_else(|| "an unknown number".to_owned(), |dirty| Size(dirty).to_string())
+                ByteSize(limit),
+                group.dirty.map_or_else(|| "an unknown number".to_owned(), |dirty| ByteSize(dirty).to_string())
             ))
             .with("cgroup", unescaped(&group.directory))
             .with("cgroup_limit_bytes", limit),
@@ -497,8 +499,8 @@ fn no_limit_will_do(flow: &Flow) -> Fix {
 fn odd(parameters: &DirtyParameters, thresholds: &DirtyThresholds, dirtyable: u64) -> Vec<Finding> {
     let mut findings = Vec::new();
     let background = match parameters.background {
-        Limit::Bytes(bytes) => bytes,
-        Limit::Ratio(percent) => dirtyable / 100 * percent,
+        DirtyLimit::Bytes(bytes) => bytes,
+        DirtyLimit::Ratio(percent) => dirtyable / 100 * percent,
     };
     let note = |title: String, evidence: Evidence, cost: &str, fix: Fix| Finding {
         kind: Kind::DirtyLimits,
@@ -518,8 +520,8 @@ fn odd(parameters: &DirtyParameters, thresholds: &DirtyThresholds, dirtyable: u6
             Confidence::Measured,
             format!(
                 "background writeback is set to {}, the limit to {}",
-                Size(background),
-                Size(thresholds.limit)
+                ByteSize(background),
+                ByteSize(thresholds.limit)
             ),
             "pages are written earlier: what is soon overwritten is written more than once",
             undo_of(parameters.background, "dirty_background"),
@@ -528,9 +530,9 @@ fn odd(parameters: &DirtyParameters, thresholds: &DirtyThresholds, dirtyable: u6
     let report = |what: &str| {
         Evidence::new(format!(
             "background writeback is set to {} ({}), the limit is {} ({}): {what}",
-            Size(background),
+            ByteSize(background),
             form(parameters.background, "dirty_background"),
-            Size(thresholds.limit),
+            ByteSize(thresholds.limit),
             form(parameters.limit, "dirty")
         ))
         .with("background_bytes", background)
@@ -572,10 +574,10 @@ fn odd(parameters: &DirtyParameters, thresholds: &DirtyThresholds, dirtyable: u6
 }
 
 /// Returns the command that sets one of a pair of limits to its present value.
-fn undo_of(limit: Limit, name: &str) -> String {
+fn undo_of(limit: DirtyLimit, name: &str) -> String {
     match limit {
-        Limit::Bytes(bytes) => format!("sysctl -w vm.{name}_bytes={bytes}"),
-        Limit::Ratio(percent) => format!("sysctl -w vm.{name}_ratio={percent}"),
+        DirtyLimit::Bytes(bytes) => format!("sysctl -w vm.{name}_bytes={bytes}"),
+        DirtyLimit::Ratio(percent) => format!("sysctl -w vm.{name}_ratio={percent}"),
     }
 }
 

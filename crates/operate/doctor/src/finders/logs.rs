@@ -10,7 +10,7 @@ use std::path::Path;
 
 use pagekeeper_observe::{Database, File, OpenerKind};
 use pagekeeper_policy::FileClass;
-use pagekeeper_text::{Size, counted, percent, shell_quoted};
+use pagekeeper_text::{ByteSize, counted, percent, shell_quoted};
 
 use super::Earlier;
 use super::settings::redo_settings;
@@ -133,7 +133,7 @@ fn find_in(observation: &Observation<'_>, index: usize, database: &Database) -> 
     if logs.growth >= GROWTH_LEAST {
         let seconds = observation.period().as_secs_f64();
         evidence.push(
-            Evidence::new(format!("{} more than {seconds:.0} s before", Size(logs.growth)))
+            Evidence::new(format!("{} more than {seconds:.0} s before", ByteSize(logs.growth)))
                 .with("growth_bytes", logs.growth)
                 .with("watched_seconds", seconds),
         );
@@ -150,7 +150,7 @@ fn find_in(observation: &Observation<'_>, index: usize, database: &Database) -> 
         kind: Kind::LogsInCache,
         severity,
         database: Some(observation.subject(index)),
-        title: format!("log files hold {} of page cache{share}", Size(logs.resident)),
+        title: format!("log files hold {} of page cache{share}", ByteSize(logs.resident)),
         evidence,
         cost: Cost::measured(cost(&logs, database, elsewhere, memory)),
         fixes: advised.fixes,
@@ -216,8 +216,8 @@ fn by_class(logs: &Logs<'_>) -> Vec<Evidence> {
         let text = format!(
             "{class}: {} of {} resident in {}: {}",
             // The last page of a file is counted whole.
-            Size(sum.min(size)),
-            Size(size),
+            ByteSize(sum.min(size)),
+            ByteSize(size),
             counted(files.len(), "file", "files"),
             largest(named, NAMED)
         );
@@ -239,7 +239,9 @@ fn judged(logs: &Logs<'_>) -> Option<Evidence> {
         .iter()
         .filter(reading)
         .flat_map(|file| &file.openers)
-        .filter(|opener| opener.kind == OpenerKind::Buffered(pagekeeper_kernel::process::Access::ReadOnly))
+        .filter(|opener| {
+            opener.kind == OpenerKind::Buffered(pagekeeper_kernel::process::AccessMode::ReadOnly)
+        })
         .map(|opener| opener.count)
         .sum();
     let followers = match readers {
@@ -252,10 +254,10 @@ fn judged(logs: &Logs<'_>) -> Option<Evidence> {
         format!(
             "by the guard's rules {} are older than what their budget keeps; a reader that lags so far, or begins anew, \
              would get them from the disk",
-            Size(releasable)
+            ByteSize(releasable)
         )
     } else {
-        format!("by the guard's rules {} lie behind the writer{join}{followers}", Size(releasable))
+        format!("by the guard's rules {} lie behind the writer{join}{followers}", ByteSize(releasable))
     };
     Some(
         Evidence::new(text)
@@ -273,7 +275,7 @@ fn read_at_start(logs: &Logs<'_>) -> Option<Evidence> {
         "no process has the database open: its next start reads what it needs of the redo log or WAL, {} of \
          which are \
          in memory; none of that counts as never read again",
-        Size(bytes)
+        ByteSize(bytes)
     );
     Some(Evidence::new(text).with("next_start_bytes", bytes))
 }
@@ -283,8 +285,8 @@ fn cost(logs: &Logs<'_>, database: &Database, elsewhere: Elsewhere, memory: u64)
     let unwritten = match limited.filter(|limit| logs.unwritten >= limit / UNWRITTEN_PART) {
         Some(limit) => format!(
             " {} of it are not written yet: at the limit of the memory cgroup ({}) allocations wait for them.",
-            Size(logs.unwritten),
-            Size(limit)
+            ByteSize(logs.unwritten),
+            ByteSize(limit)
         ),
         None => String::new(),
     };
@@ -294,14 +296,14 @@ fn cost(logs: &Logs<'_>, database: &Database, elsewhere: Elsewhere, memory: u64)
         let charged = format!(
             " {} of it at least are charged to another memory cgroup, {others}: they count against that one's limit, \
              if it is still there.",
-            Size(elsewhere.logs)
+            ByteSize(elsewhere.logs)
         );
         ("", charged)
     } else if elsewhere.files >= RELEASABLE_MIN {
         let charged = format!(
             " Of what the files of the databases in this memory cgroup hold {} at least are charged to another one, {others}; \
              how much of that is of logs can't be seen.",
-            Size(elsewhere.files)
+            ByteSize(elsewhere.files)
         );
         ("at most ", charged)
     } else {
@@ -350,7 +352,7 @@ mod tests {
     use crate::observation::Releasable;
     use crate::settings::{Engine, Settings};
     use crate::testing::{GIB, MIB, file, opener, residency, sample};
-    use pagekeeper_kernel::process::Access;
+    use pagekeeper_kernel::process::AccessMode;
     use pagekeeper_observe::Snapshot;
 
     fn find(observation: &Observation<'_>) -> Vec<Finding> {
@@ -399,7 +401,7 @@ mod tests {
     fn logs_that_nobody_reads_again_are_found_with_their_share() {
         let (mut before, mut after) = logs_of(10);
         before.files[0].residency = Some(residency(28 * MIB, 0));
-        after.files[9].openers.push(opener(100, "mariadbd", OpenerKind::Buffered(Access::ReadOnly)));
+        after.files[9].openers.push(opener(100, "mariadbd", OpenerKind::Buffered(AccessMode::ReadOnly)));
         let mut observation = Observation::new(&before, &after);
         observation.releasable = releasable(&after, 90);
         let found = find(&observation);

@@ -13,7 +13,7 @@ use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::pressure::{CgroupVersion, MemoryCgroup};
 use pagekeeper_observe::Database;
 use pagekeeper_policy::FileClass;
-use pagekeeper_text::{Size, counted, duration, percent, rate, shell_quoted};
+use pagekeeper_text::{ByteSize, counted, duration, percent, rate, shell_quoted};
 use pagekeeper_trace::{DurationStats, ReclaimKind};
 
 use super::Earlier;
@@ -145,8 +145,11 @@ fn host(observation: &Observation<'_>) -> Option<Finding> {
     }
     if let Some(refaulted) = machine.refaulted.filter(|refaulted| *refaulted > 0) {
         evidence.push(
-            Evidence::new(format!("{} of files were read again that had been reclaimed", Size(refaulted)))
-                .with("refaulted_bytes", refaulted),
+            Evidence::new(format!(
+                "{} of files were read again that had been reclaimed",
+                ByteSize(refaulted)
+            ))
+            .with("refaulted_bytes", refaulted),
         );
     }
     let releasable: u64 = observation
@@ -179,7 +182,7 @@ fn host(observation: &Observation<'_>) -> Option<Finding> {
             format!(
                 "pagekeeper guard releases {} of log pages that nobody will read again, before any task has to \
                  wait for that memory.",
-                Size(releasable)
+                ByteSize(releasable)
             )
         }),
     })
@@ -203,12 +206,12 @@ fn free(observation: &Observation<'_>) -> Evidence {
     };
     Evidence::new(format!(
         "{} free, {state} (min {}, low {}, high {}); {} of {} are page cache",
-        Size(memory.free),
-        Size(marks.min),
-        Size(marks.low),
-        Size(marks.high),
-        Size(memory.cached.saturating_sub(memory.shmem)),
-        Size(memory.total),
+        ByteSize(memory.free),
+        ByteSize(marks.min),
+        ByteSize(marks.low),
+        ByteSize(marks.high),
+        ByteSize(memory.cached.saturating_sub(memory.shmem)),
+        ByteSize(memory.total),
     ))
     .with("free_bytes", memory.free)
     .with("watermark_min_bytes", marks.min)
@@ -294,7 +297,7 @@ fn group(
         kind: Kind::MemoryShort,
         severity,
         database: Some(observation.subject(index)),
-        title: format!("its memory cgroup is at its limit of {}", Size(limit)),
+        title: format!("its memory cgroup is at its limit of {}", ByteSize(limit)),
         evidence,
         cost: if counted { Cost::measured(costs.join(" ")) } else { Cost::estimated(costs.join(" ")) },
         fixes,
@@ -303,7 +306,7 @@ fn group(
             format!(
                 "{} writes out and releases {} of log pages that nobody will read again.",
                 guard_command(database),
-                Size(releasable)
+                ByteSize(releasable)
             )
         }),
     })
@@ -350,7 +353,7 @@ impl Again {
         let bytes = self.all?;
         let whose = match self.own {
             Some(own) if own < bytes => {
-                let own = Size(own);
+                let own = ByteSize(own);
                 format!(
                     "; of those, {own} at most are of the database's files or were brought in by its processes"
                 )
@@ -361,7 +364,7 @@ impl Again {
         let per_second = per_second(bytes, self.period);
         let text = format!(
             "the kernel counted {} of files read in again after it had been reclaimed, {}, in the memory cgroup{whose}",
-            Size(bytes),
+            ByteSize(bytes),
             rate(per_second.unwrap_or_default())
         );
         let evidence =
@@ -418,9 +421,9 @@ impl Neighbours {
         }
         let inside_bytes = inside.values().map(|(_, bytes)| bytes).sum();
         let name =
-            |pid, name: &str, bytes| format!("{name} (process {pid}), which brought in {}", Size(bytes));
+            |pid, name: &str, bytes| format!("{name} (process {pid}), which brought in {}", ByteSize(bytes));
         let name_ended = |pid, name: &str, bytes| {
-            let bytes = Size(bytes);
+            let bytes = ByteSize(bytes);
             format!(
                 "{name} (process {pid}) brought in {bytes}, has ended meanwhile, and its cgroup is not known"
             )
@@ -486,12 +489,12 @@ fn more(
         "at once: {}, with room for {} of its files that were taken away a while ago or came back since{whose}; \
          check again afterwards: it may need more. Where a service manager or a container runtime made the group it is set \
          there: MemoryMax=, --memory",
-        Size(enough),
-        Size(missed)
+        ByteSize(enough),
+        ByteSize(missed)
     );
     let terms = Terms::anywhere(
         Confidence::Estimated,
-        format!("{} of its files were taken away a while ago or came back since", Size(missed)),
+        format!("{} of its files were taken away a while ago or came back since", ByteSize(missed)),
         "memory that the rest of the host does not have any more",
         format!("echo {} > {}", group.limit.unwrap_or(limit), shell_quoted(&group.directory.join(setting))),
     )
@@ -519,10 +522,10 @@ fn pressed(observation: &Observation<'_>) -> Option<Evidence> {
 fn filled(group: &MemoryCgroup, limit: u64, unwritten: u64) -> Evidence {
     Evidence::new(format!(
         "{} of {} used, {} of it page cache, {} of that dirty or being written",
-        Size(group.usage),
-        Size(limit),
-        Size(group.file),
-        Size(unwritten)
+        ByteSize(group.usage),
+        ByteSize(limit),
+        ByteSize(group.file),
+        ByteSize(unwritten)
     ))
     .with("usage_bytes", group.usage)
     .with("limit_bytes", limit)
@@ -538,8 +541,8 @@ fn held(logs: &Logs<'_>) -> Evidence {
     };
     let evidence = Evidence::new(format!(
         "the database's log files hold {}{releasable}, {} not written yet",
-        Size(logs.resident),
-        Size(logs.unwritten)
+        ByteSize(logs.resident),
+        ByteSize(logs.unwritten)
     ))
     .with("log_resident_bytes", logs.resident)
     .with("log_unwritten_bytes", logs.unwritten);

@@ -13,10 +13,10 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use pagekeeper_kernel::Inode;
-use pagekeeper_kernel::process::Access;
+use pagekeeper_kernel::process::AccessMode;
 use pagekeeper_observe::{Database, File, Opener, OpenerKind, Snapshot};
 use pagekeeper_policy::MixedProfile;
-use pagekeeper_text::{Size, counted, listed_up_to, shell_quoted, unescaped};
+use pagekeeper_text::{ByteSize, counted, listed_up_to, shell_quoted, unescaped};
 
 use super::Earlier;
 use crate::advice::rocksdb::{is_rocksdb, reads_directly};
@@ -105,20 +105,21 @@ pub(crate) fn was_read_through_cache(observation: &Observation<'_>, file: &File)
 }
 
 fn is_direct(opener: &Opener) -> bool {
-    matches!(opener.kind, OpenerKind::Direct(access) if access != Access::Neither)
+    matches!(opener.kind, OpenerKind::Direct(access) if access != AccessMode::Neither)
 }
 
 /// Whether an opener may write through the page cache.
 fn may_write(opener: &Opener) -> bool {
     matches!(
         opener.kind,
-        OpenerKind::Buffered(Access::WriteOnly | Access::ReadWrite) | OpenerKind::Mapped { writable: true }
+        OpenerKind::Buffered(AccessMode::WriteOnly | AccessMode::ReadWrite)
+            | OpenerKind::Mapped { writable: true }
     )
 }
 
 /// Whether an opener may only read through the page cache.
 fn may_read(opener: &Opener) -> bool {
-    matches!(opener.kind, OpenerKind::Buffered(Access::ReadOnly) | OpenerKind::Mapped { writable: false })
+    matches!(opener.kind, OpenerKind::Buffered(AccessMode::ReadOnly) | OpenerKind::Mapped { writable: false })
 }
 
 /// Returns one finding for each database and kind of use beside direct I/O.
@@ -152,11 +153,11 @@ fn found(
             format!("{count} open with O_DIRECT and by a reader through the page cache at once")
         }
         MixedWith::Leftover => {
-            format!("{} left in the page cache of {count} used with O_DIRECT", Size(all_resident))
+            format!("{} left in the page cache of {count} used with O_DIRECT", ByteSize(all_resident))
         }
         MixedWith::OnPurpose => format!(
             "{count} used with O_DIRECT and through the page cache, {} resident: the database uses both on purpose",
-            Size(all_resident)
+            ByteSize(all_resident)
         ),
     };
     let database = index.and_then(|index| observation.after.databases.get(index));
@@ -166,9 +167,13 @@ fn found(
         let rest = &files[NAMED..];
         let sum: u64 = rest.iter().map(|file| file.resident()).sum();
         evidence.push(
-            Evidence::new(format!("{} more, {} resident", counted(rest.len(), "file", "files"), Size(sum)))
-                .with("files", rest.len())
-                .with("resident_bytes", sum),
+            Evidence::new(format!(
+                "{} more, {} resident",
+                counted(rest.len(), "file", "files"),
+                ByteSize(sum)
+            ))
+            .with("files", rest.len())
+            .with("resident_bytes", sum),
         );
     }
     let measured = files.iter().find_map(|file| observation.disk(file)?.mixed);
@@ -272,7 +277,7 @@ fn file_evidence(observation: &Observation<'_>, file: &File, mixed_with: MixedWi
             let named: Vec<String> = all
                 .iter()
                 .take(STRETCHES)
-                .map(|range| format!("{} from {}", Size(range.end - range.start), Size(range.start)))
+                .map(|range| format!("{} from {}", ByteSize(range.end - range.start), ByteSize(range.start)))
                 .collect();
             let more = if all.len() > STRETCHES { " and further" } else { "" };
             format!(" ({}{more})", named.join(", "))
@@ -280,7 +285,7 @@ fn file_evidence(observation: &Observation<'_>, file: &File, mixed_with: MixedWi
         None => String::new(),
     };
     parts.push(match file.residency {
-        Some(residency) => format!("{} resident{place}", Size(residency.resident)),
+        Some(residency) => format!("{} resident{place}", ByteSize(residency.resident)),
         None => "how much is resident can't be seen".to_owned(),
     });
     let openers: Vec<serde_json::Value> = file.openers.iter().map(shown).collect();
@@ -304,8 +309,8 @@ fn shown(opener: &Opener) -> serde_json::Value {
         OpenerKind::Buffered(_) => "buffered",
         OpenerKind::Mapped { .. } => "mapped",
     };
-    let writes =
-        may_write(opener) || matches!(opener.kind, OpenerKind::Direct(Access::WriteOnly | Access::ReadWrite));
+    let writes = may_write(opener)
+        || matches!(opener.kind, OpenerKind::Direct(AccessMode::WriteOnly | AccessMode::ReadWrite));
     serde_json::json!({"pid": opener.pid, "name": opener.name, "how": how, "writes": writes})
 }
 

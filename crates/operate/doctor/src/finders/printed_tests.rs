@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use pagekeeper_kernel::Inode;
-use pagekeeper_kernel::pressure::{BackingDevice, Limit, MemoryCgroup};
+use pagekeeper_kernel::pressure::{BackingDevice, DirtyLimit, MemoryCgroup};
 use pagekeeper_observe::Snapshot;
 use pagekeeper_policy::FileClass;
 use pagekeeper_trace::DirtyLevels;
@@ -51,7 +51,8 @@ fn state(levels: DirtyLevels, strict: bool) -> Snapshot {
     after.databases = vec![own];
     after.files = vec![file(LOG, FileClass::Wal, 64 * MIB, 0)];
     let dirty = &mut after.host.dirty;
-    (dirty.parameters.background, dirty.parameters.limit) = (Limit::Bytes(16 * MIB), Limit::Bytes(32 * MIB));
+    (dirty.parameters.background, dirty.parameters.limit) =
+        (DirtyLimit::Bytes(16 * MIB), DirtyLimit::Bytes(32 * MIB));
     dirty.thresholds = dirty.parameters.thresholds(dirty.dirtyable);
     let device = BackingDevice {
         name: "8:0".to_owned(),

@@ -4,7 +4,7 @@
 
 use pagekeeper_observe::{Database, File};
 use pagekeeper_policy::FileClass;
-use pagekeeper_text::{Size, unescaped};
+use pagekeeper_text::{ByteSize, unescaped};
 
 use super::Earlier;
 use crate::advice::innodb::{self, Tables};
@@ -104,7 +104,7 @@ impl About<'_> {
             finding.evidence.extend(self.settings.get(name).map(evidence_of));
         }
         finding.evidence.push(
-            Evidence::new(format!("{} of its table files are resident", Size(resident)))
+            Evidence::new(format!("{} of its table files are resident", ByteSize(resident)))
                 .with("resident_bytes", resident),
         );
         finding.fixes = tables.fix(self.settings).into_iter().collect();
@@ -135,7 +135,7 @@ impl About<'_> {
         let mut finding = self.finding(severity, "MariaDB writes its InnoDB redo log through the page cache", "Nothing reads these pages while the server runs; they count as used memory where a limit is set.");
         finding.evidence = redo_settings(self.settings);
         finding.evidence.push(
-            Evidence::new(format!("{} of the redo log are resident", Size(resident)))
+            Evidence::new(format!("{} of the redo log are resident", ByteSize(resident)))
                 .with("resident_bytes", resident),
         );
         finding.fixes = fix.into_iter().collect();
@@ -192,7 +192,8 @@ impl About<'_> {
         );
         finding.evidence.extend(rocks_setting(self.settings, "recycle_log_file_num").map(evidence_of));
         finding.evidence.push(
-            Evidence::new(format!("{} of WAL are resident", Size(resident))).with("resident_bytes", resident),
+            Evidence::new(format!("{} of WAL are resident", ByteSize(resident)))
+                .with("resident_bytes", resident),
         );
         finding.fixes = recycled(self.settings).into_iter().collect();
         Some(finding)
@@ -258,7 +259,7 @@ impl About<'_> {
         );
         finding.evidence.extend(settings.get("shared_buffers").map(evidence_of));
         finding.evidence.push(
-            Evidence::new(format!("{} of memory are there for it", Size(memory)))
+            Evidence::new(format!("{} of memory are there for it", ByteSize(memory)))
                 .with("memory_bytes", memory),
         );
         finding.fixes = shared_buffers(settings, memory).into_iter().collect();

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use pagekeeper_observe::{Database, File, OpenerKind, VisibilityGap};
 use pagekeeper_policy::FileClass;
-use pagekeeper_text::{Size, duration, escaped, percent, shell_quoted};
+use pagekeeper_text::{ByteSize, duration, escaped, percent, shell_quoted};
 
 use super::Earlier;
 use crate::advice::shorten;
@@ -87,7 +87,7 @@ fn cold(observation: &Observation<'_>, index: usize, database: &Database) -> Opt
         "at once: loads the pages that were resident, most recently used files first",
         Terms::anywhere(
             Confidence::Measured,
-            format!("{} that were resident are not", Size(lost)),
+            format!("{} that were resident are not", ByteSize(lost)),
             "reads beside the database's own, at the speed of the disk",
             "pagekeeper evict releases them again",
         ),
@@ -103,10 +103,10 @@ fn cold(observation: &Observation<'_>, index: usize, database: &Database) -> Opt
         evidence: vec![
             Evidence::new(format!(
                 "{} of its data files were resident when {} was written, {} before; {} of that are now",
-                Size(then),
+                ByteSize(then),
                 escaped(&snapshot.path),
                 duration(age),
-                Size(kept)
+                ByteSize(kept)
             ))
             .with("snapshot_bytes", then)
             .with("resident_bytes", kept)
@@ -118,7 +118,7 @@ fn cold(observation: &Observation<'_>, index: usize, database: &Database) -> Opt
         pagekeeper: Some(format!(
             "`pagekeeper warm --from {}` reads {} now, in parallel and in file order",
             shell_quoted(&snapshot.path),
-            Size(lost)
+            ByteSize(lost)
         )),
     })
 }
@@ -158,7 +158,7 @@ impl Estimate {
             "about {}: one page of data read for each {} of the journal, one after another, {} each, as the disk was \
              measured; less where the data is resident or the server reads ahead",
             duration(self.time),
-            Size(BYTES_PER_PAGE),
+            ByteSize(BYTES_PER_PAGE),
             duration(Duration::from_secs_f64(self.read_us / 1e6))
         ))
         .known(Confidence::Estimated)
@@ -180,7 +180,7 @@ fn long_recovery(observation: &Observation<'_>, index: usize, database: &Databas
         return None;
     }
     let most = if journal.exact { "" } else { "at most " };
-    let amount = Evidence::new(format!("{most}{}: {}", Size(journal.bytes), journal.how))
+    let amount = Evidence::new(format!("{most}{}: {}", ByteSize(journal.bytes), journal.how))
         .with("journal_bytes", journal.bytes)
         .with("exact", journal.exact);
     let takes = estimate.map(|estimate| format!(", about {}", duration(estimate.time))).unwrap_or_default();
@@ -190,7 +190,10 @@ fn long_recovery(observation: &Observation<'_>, index: usize, database: &Databas
         kind: Kind::LongRecovery,
         severity: if target.is_some() && estimate.is_some() { Severity::Warning } else { Severity::Note },
         database: Some(observation.subject(index)),
-        title: format!("a recovery would read {most}{} of its journal{takes}{wanted}", Size(journal.bytes)),
+        title: format!(
+            "a recovery would read {most}{} of its journal{takes}{wanted}",
+            ByteSize(journal.bytes)
+        ),
         evidence: [amount].into_iter().chain(estimate.map(Estimate::evidence)).collect(),
         cost: Cost::estimated(
             "After a crash the database answers only once it has read that and changed the pages that it names.",
@@ -277,7 +280,7 @@ mod tests {
     use crate::settings::{Engine, SettingOrigin, Settings};
     use crate::testing::{DEV, GIB, MIB, file, opener, sample};
     use crate::{Journal, SavedSnapshot};
-    use pagekeeper_kernel::process::Access;
+    use pagekeeper_kernel::process::AccessMode;
     use pagekeeper_observe::Snapshot;
     use pagekeeper_observe::saved_pages::{SavedFile, SavedPages, SavedTime};
     use pagekeeper_policy::{DepthProfile, DiskProfile};
@@ -340,7 +343,7 @@ mod tests {
         assert_eq!(find(&observation), []);
         assert_eq!(missing_snapshot(&Observation::new(&old, &old)), None);
         let mut direct = table(0);
-        direct.openers = vec![opener(100, "mariadbd", OpenerKind::Direct(Access::ReadWrite))];
+        direct.openers = vec![opener(100, "mariadbd", OpenerKind::Direct(AccessMode::ReadWrite))];
         let direct = just_started_with(vec![direct]);
         let mut observation = Observation::new(&direct, &direct);
         observation.snapshot = Some(snapshot(&direct.files, 800 * MIB));
@@ -413,8 +416,8 @@ mod tests {
 
     #[test]
     fn only_what_a_recovery_reads_through_the_page_cache_is_to_be_warmed() {
-        let direct = vec![opener(100, "mariadbd", OpenerKind::Direct(Access::ReadWrite))];
-        let buffered = vec![opener(100, "mariadbd", OpenerKind::Buffered(Access::ReadWrite))];
+        let direct = vec![opener(100, "mariadbd", OpenerKind::Direct(AccessMode::ReadWrite))];
+        let buffered = vec![opener(100, "mariadbd", OpenerKind::Buffered(AccessMode::ReadWrite))];
         let with = |path: &str, class, openers: &Vec<_>| File {
             openers: openers.clone(),
             ..file(path, class, GIB, 0)

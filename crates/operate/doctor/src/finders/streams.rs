@@ -17,7 +17,7 @@ use std::path::Path;
 
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::pressure::MemoryCgroup;
-use pagekeeper_kernel::process::Access;
+use pagekeeper_kernel::process::AccessMode;
 use pagekeeper_observe::{Database, File};
 use pagekeeper_policy::FileClass;
 use pagekeeper_trace::{PageCounts, TaskIdentity, TraceCounts};
@@ -198,8 +198,8 @@ impl Stream<'_> {
     fn verb(&self) -> &'static str {
         let access = self.files.first().and_then(|(_, inode)| self.open(*inode)).map(|file| file.access);
         match access {
-            Some(Access::ReadOnly) => "reads",
-            Some(Access::WriteOnly) => "writes",
+            Some(AccessMode::ReadOnly) => "reads",
+            Some(AccessMode::WriteOnly) => "writes",
             _ => "brings in",
         }
     }

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use pagekeeper_policy::FileClass;
-use pagekeeper_text::{Size, counted, duration, unescaped};
+use pagekeeper_text::{ByteSize, counted, duration, unescaped};
 
 use super::throttled::{help, whose};
 use super::{Earlier, dirty_limits};
@@ -161,9 +161,9 @@ impl SyncedLog<'_> {
             evidence.push(
                 Evidence::new(format!(
                     "{} were dirty or under writeback for device {} when the look began, {} when it ended",
-                    Size(before),
+                    ByteSize(before),
                     self.device,
-                    Size(after)
+                    ByteSize(after)
                 ))
                 .with("device", self.device.as_str())
                 .with("unwritten_before_bytes", before)

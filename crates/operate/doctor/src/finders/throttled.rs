@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use pagekeeper_observe::{File, OpenerKind};
 use pagekeeper_policy::FileClass;
-use pagekeeper_text::{Size, counted, duration, escaped, percent, unescaped};
+use pagekeeper_text::{ByteSize, counted, duration, escaped, percent, unescaped};
 use pagekeeper_trace::{DirtyLevels, PauseCounts, TaskIdentity};
 
 use super::{Earlier, dirty_limits};
@@ -150,8 +150,8 @@ impl Throttled<'_> {
                 return None;
             }
             let log_pages = match own {
-                0 => format!("{} of log are dirty, for", Size(unwritten)),
-                own => format!("{} of log were written to", Size(own)),
+                0 => format!("{} of log are dirty, for", ByteSize(unwritten)),
+                own => format!("{} of log were written to", ByteSize(own)),
             };
             let mut evidence = vec![
                 Evidence::new(format!("{log_pages} {} (such as {})", device_words(observation, device), file_name(log)))
@@ -332,20 +332,22 @@ fn levels(device: &str, pauses: &[&PauseCounts]) -> Evidence {
         (mean(|levels| levels.dirty), mean(DirtyLevels::threshold), mean(|levels| levels.limit));
     let (on_device, steered) = (mean(|levels| levels.device_dirty), mean(|levels| levels.device_setpoint));
     let over = match dirty.checked_sub(begins) {
-        Some(over) if over > 0 => format!("{} over the {} where throttling begins", Size(over), Size(begins)),
+        Some(over) if over > 0 => {
+            format!("{} over the {} where throttling begins", ByteSize(over), ByteSize(begins))
+        }
         _ => format!(
             "less than the {} where throttling begins: the device has a limit of its own",
-            Size(begins)
+            ByteSize(begins)
         ),
     };
     Evidence::new(format!(
         "when they were throttled {} were dirty, {over}; the limit is {}. For device {device} it was {}, of a \
          setpoint of {} \
          (means)",
-        Size(dirty),
-        Size(limit),
-        Size(on_device),
-        Size(steered)
+        ByteSize(dirty),
+        ByteSize(limit),
+        ByteSize(on_device),
+        ByteSize(steered)
     ))
     .with("device", device)
     .with("dirty_bytes", dirty)
@@ -385,7 +387,7 @@ pub(super) fn whose(observation: &Observation<'_>, device: &str) -> Evidence {
     });
     Evidence::new(format!(
         "of {} written to device {device}: {} ({})",
-        Size(total),
+        ByteSize(total),
         parts.join(", "),
         attribution::HOW
     ))
@@ -415,7 +417,7 @@ fn output_of(observation: &Observation<'_>, written: &DeviceOutput<'_>, total: u
     let like = path.as_ref().map(|path| format!(", such as {}", file_name(path))).unwrap_or_default();
     let mut evidence = Evidence::new(format!(
         "{}, {} of what was written there, were written {}{like}",
-        Size(written.bytes),
+        ByteSize(written.bytes),
         percent(written.bytes, total, 0),
         owner(observation, written)
     ))

@@ -5,10 +5,10 @@
 
 use std::collections::BTreeSet;
 
-use pagekeeper_kernel::process::Access;
+use pagekeeper_kernel::process::AccessMode;
 use pagekeeper_observe::{Database, File, OpenerKind};
 use pagekeeper_policy::unnamed::{is_much_for_a_log, pattern_of};
-use pagekeeper_text::{Size, counted, escaped, percent, unescaped};
+use pagekeeper_text::{ByteSize, counted, escaped, percent, unescaped};
 
 use super::Earlier;
 use crate::observation::Observation;
@@ -46,7 +46,7 @@ fn find_in(observation: &Observation<'_>, index: usize, database: &Database) -> 
         database: Some(observation.subject(index)),
         title: format!(
             "no pattern of the profile \"{profile}\" names {count} that it writes as logs, which hold {} of page cache",
-            Size(resident)
+            ByteSize(resident)
         ),
         evidence: files.iter().take(NAMED).map(|file| evidence(observation, file)).collect(),
         cost: Cost::measured(format!(
@@ -67,8 +67,8 @@ fn unnamed<'a>(observation: &Observation<'a>, database: &Database, file: &'a Fil
     }
     let is_own = |pid: u32| database.pid == Some(pid) || database.workers.contains(&pid);
     let mut kinds = file.openers.iter().filter(|opener| is_own(opener.pid)).map(|opener| opener.kind);
-    let is_write_only = kinds.clone().any(|kind| kind == OpenerKind::Buffered(Access::WriteOnly));
-    let is_written = is_write_only || kinds.any(|kind| kind == OpenerKind::Buffered(Access::ReadWrite));
+    let is_write_only = kinds.clone().any(|kind| kind == OpenerKind::Buffered(AccessMode::WriteOnly));
+    let is_written = is_write_only || kinds.any(|kind| kind == OpenerKind::Buffered(AccessMode::ReadWrite));
     let before = observation.before(file.inode).map_or(file.size, |before| before.size);
     let appended = file.size.saturating_sub(before);
     let is_much = is_much_for_a_log(resident, appended, observation.period().as_secs(), is_write_only);
@@ -79,14 +79,14 @@ fn evidence(observation: &Observation<'_>, unnamed: &Unnamed<'_>) -> Evidence {
     let Unnamed { file, resident, appended } = unnamed;
     let grew = match appended {
         0 => "it did not grow while watching".to_owned(),
-        _ => format!("{} were appended in {:.0} s", Size(*appended), observation.period().as_secs_f64()),
+        _ => format!("{} were appended in {:.0} s", ByteSize(*appended), observation.period().as_secs_f64()),
     };
     // The last page of a file is counted whole.
     let text = format!(
         "{}: {} of {} resident; {grew}",
         escaped(&file.path),
-        Size((*resident).min(file.size)),
-        Size(file.size)
+        ByteSize((*resident).min(file.size)),
+        ByteSize(file.size)
     );
     Evidence::new(text)
         .with("resident_bytes", *resident)
@@ -135,11 +135,11 @@ mod tests {
             openers: vec![opener(pid, "mariadbd", kind)],
             ..file(&format!("/var/lib/mysql/{name}"), FileClass::Text, 300 * MIB, 200 * MIB)
         };
-        let writes = OpenerKind::Buffered(Access::WriteOnly);
+        let writes = OpenerKind::Buffered(AccessMode::WriteOnly);
         after.files.push(of("statements-20261129.txt", writes, 100));
         after.files.push(of("of another program", writes, 7));
-        after.files.push(of("heap", OpenerKind::Buffered(Access::ReadWrite), 100));
-        after.files.push(of("direct", OpenerKind::Direct(Access::WriteOnly), 100));
+        after.files.push(of("heap", OpenerKind::Buffered(AccessMode::ReadWrite), 100));
+        after.files.push(of("direct", OpenerKind::Direct(AccessMode::WriteOnly), 100));
         let mut before = after.clone();
         before.change = None;
         let found = find(&Observation::new(&before, &after), Earlier(&[]));

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::Result;
-use pagekeeper_kernel::process::{Access, FdVisitor, OpenFile, ProcRoot};
+use pagekeeper_kernel::process::{AccessMode, FdVisitor, OpenFile, ProcRoot};
 
 use crate::budget::DESCRIPTORS_PER_PROCESS;
 use crate::descriptor::Descriptor;
@@ -101,7 +101,7 @@ pub(crate) struct Lister<'a> {
 
 /// Returns whether a file is open for writing.
 pub(crate) fn is_written(file: &OpenFile) -> bool {
-    matches!(file.access, Access::WriteOnly | Access::ReadWrite)
+    matches!(file.access, AccessMode::WriteOnly | AccessMode::ReadWrite)
 }
 
 impl FdVisitor for Lister<'_> {
@@ -123,7 +123,7 @@ impl FdVisitor for Lister<'_> {
         })
     }
 
-    fn descriptor(&mut self, listing: &mut ListedProcess, fd: RawFd, target: &Path) {
+    fn visit(&mut self, listing: &mut ListedProcess, fd: RawFd, target: &Path) {
         if (self.wanted)(listing.pid, target) {
             if listing.open.len() + listing.removed.len() >= DESCRIPTORS_PER_PROCESS {
                 listing.left_out = true;

@@ -26,7 +26,7 @@
 use std::os::fd::RawFd;
 use std::path::Path;
 
-use pagekeeper_kernel::process::{ProcRoot, Selection};
+use pagekeeper_kernel::process::{FileSelection, ProcRoot};
 use pagekeeper_policy::FileId;
 
 use super::lister::descriptor;
@@ -122,7 +122,7 @@ impl LogFdPredictor {
     ) -> bool {
         let Some(beside) = self.beside.filter(|_| self.all_read) else { return false };
         let wanted = |path: &Path| names.has(path);
-        let selection = Selection { name: Some(&wanted), ..Selection::default() };
+        let selection = FileSelection { name: Some(&wanted), ..FileSelection::default() };
         self.numbers.retain(|number| {
             let file = proc.selected_file_at(pid, *number, &selection).filter(|file| !file.deleted);
             let found = file.and_then(|file| descriptor(pid, &file, names));

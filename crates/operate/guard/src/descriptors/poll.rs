@@ -67,7 +67,7 @@ pub(super) fn poll(
 #[cfg(test)]
 mod tests {
     use pagekeeper_kernel::Inode;
-    use pagekeeper_kernel::process::Access;
+    use pagekeeper_kernel::process::AccessMode;
     use pagekeeper_policy::FileId;
 
     use super::*;
@@ -90,7 +90,7 @@ mod tests {
             directory: DirectoryId::default(),
             shown_inode: u64::try_from(fd).ok(),
             inode: Inode { dev: 1, ino: 1 },
-            access: Access::WriteOnly,
+            access: AccessMode::WriteOnly,
             position: 0,
             moved: false,
             lively: false,

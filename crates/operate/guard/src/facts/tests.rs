@@ -37,7 +37,7 @@ fn take_samples(directory: &mut Directory) {
     directory.sample(fd.as_fd(), due, &mut room, &turn, |path, error| panic!("{}: {error}", path.display()));
 }
 
-fn descriptor(directory: &Directory, name: &str, access: Access, position: u64) -> Descriptor {
+fn descriptor(directory: &Directory, name: &str, access: AccessMode, position: u64) -> Descriptor {
     let entry = &directory.entries[std::ffi::OsStr::new(name)];
     let inode = Inode { dev: 0, ino: 0 };
     Descriptor {
@@ -70,7 +70,7 @@ fn the_files_of_a_text_log_are_one_log_in_the_order_of_their_last_change() {
     }
     let mut directory = directory(dir.path(), "postgresql");
     directory.owner = Some(1);
-    let reader = descriptor(&directory, "db-Wed.csv", Access::ReadOnly, 4096);
+    let reader = descriptor(&directory, "db-Wed.csv", AccessMode::ReadOnly, 4096);
     let of = |seen: &StepFacts, name: &str| {
         let id = directory.entries[std::ffi::OsStr::new(name)].id;
         let file = seen.files.iter().find(|file| file.id == id).cloned();
@@ -83,10 +83,11 @@ fn the_files_of_a_text_log_are_one_log_in_the_order_of_their_last_change() {
     assert_eq!(names.map(|name| of(&seen, name)), expected);
     assert_eq!((seen.followers[0].sequence, seen.followers[0].position), (1, FilePosition::At(4096)));
     // A file that is open for writing is a writer's as well.
-    let writer = descriptor(&directory, "db-Tue.csv", Access::WriteOnly, 0);
+    let writer = descriptor(&directory, "db-Tue.csv", AccessMode::WriteOnly, 0);
     assert_eq!(of(&facts(&directory, &[writer]), "db-Tue.csv"), Some((0, end)));
     // A file that another program writes is left alone.
-    let stranger = Descriptor { pid: STRANGER, ..descriptor(&directory, "db-Tue.csv", Access::WriteOnly, 0) };
+    let stranger =
+        Descriptor { pid: STRANGER, ..descriptor(&directory, "db-Tue.csv", AccessMode::WriteOnly, 0) };
     let seen = facts(&directory, &[stranger]);
     assert_eq!((of(&seen, "db-Tue.csv"), of(&seen, "db-Wed.csv")), (None, Some((1, None))));
 }
@@ -102,7 +103,7 @@ fn a_reader_of_rotated_files_that_has_a_later_one_open_has_left_them() {
     let directory = directory(dir.path(), "postgresql");
     let reader = |pid: u32, file: usize, position: u64| Descriptor {
         pid,
-        ..descriptor(&directory, names[file], Access::ReadOnly, position)
+        ..descriptor(&directory, names[file], AccessMode::ReadOnly, position)
     };
     let places = |readers: &[Descriptor]| {
         let seen = facts(&directory, readers).followers.into_iter();
@@ -129,8 +130,9 @@ fn text_logs_of_different_names_are_different_logs() {
     let mut directory = directory(dir.path(), "mariadb");
     directory.owner = Some(1);
     let writers = ["error.log", "general.log", "slow.log"]
-        .map(|name| descriptor(&directory, name, Access::WriteOnly, 9000));
-    let shipper = Descriptor { pid: STRANGER, ..descriptor(&directory, "error.log", Access::ReadOnly, 4096) };
+        .map(|name| descriptor(&directory, name, AccessMode::WriteOnly, 9000));
+    let shipper =
+        Descriptor { pid: STRANGER, ..descriptor(&directory, "error.log", AccessMode::ReadOnly, 4096) };
     let descriptors = [writers.as_slice(), &[shipper]].concat();
     let seen = facts(&directory, &descriptors);
     let log = |name: &str| directory.entries[std::ffi::OsStr::new(name)].log;
@@ -154,8 +156,8 @@ fn a_binlog_has_its_writer_at_the_end_of_its_newest_file() {
     let seen = facts(
         &directory,
         &[
-            descriptor(&directory, "binlog.000002", Access::WriteOnly, 5000),
-            descriptor(&directory, "binlog.000001", Access::ReadOnly, 4096),
+            descriptor(&directory, "binlog.000002", AccessMode::WriteOnly, 5000),
+            descriptor(&directory, "binlog.000001", AccessMode::ReadOnly, 4096),
         ],
     );
     let writer = seen.files.iter().find_map(|file| Some((file.sequence, file.writer?)));
@@ -178,8 +180,8 @@ fn what_is_remembered_of_a_directory_holds_until_something_changes() {
     let rule = Rule::ReleaseBehindFollowers { near_files: 3, slack: 64 << 20 };
     Arc::make_mut(&mut directory.profile).logs.iter_mut().for_each(|log| log.rule = rule);
     let at = |directory: &Directory, follower: u64| {
-        let writer = descriptor(directory, "binlog.000002", Access::WriteOnly, 9000);
-        [writer, descriptor(directory, "binlog.000001", Access::ReadOnly, follower)]
+        let writer = descriptor(directory, "binlog.000002", AccessMode::WriteOnly, 9000);
+        [writer, descriptor(directory, "binlog.000001", AccessMode::ReadOnly, follower)]
     };
     let seen = |directory: &mut Directory, descriptors: &[Descriptor]| {
         let mut facts = StepFacts::default();
@@ -220,7 +222,7 @@ fn what_is_remembered_does_not_hold_once_a_writer_turns_out_to_be_a_stranger() {
     std::fs::write(dir.path().join("host-slow.log"), vec![1; 9000]).unwrap();
     let mut directory = directory(dir.path(), "mariadb");
     directory.owner = Some(1);
-    let writer = descriptor(&directory, "host-slow.log", Access::WriteOnly, 9000);
+    let writer = descriptor(&directory, "host-slow.log", AccessMode::WriteOnly, 9000);
     let descriptors = [Descriptor { pid: STRANGER, ..writer }];
     let mut files = |strangers: &[u32]| {
         let mut facts = StepFacts::default();
@@ -243,7 +245,8 @@ fn a_shared_descriptor_of_a_relay_log_is_a_follower_somewhere_in_it() {
         std::fs::write(dir.path().join(name), vec![1; len]).unwrap();
     }
     let directory = directory(dir.path(), "mariadb");
-    let seen = facts(&directory, &[descriptor(&directory, "host-relay-bin.000001", Access::ReadWrite, 700)]);
+    let seen =
+        facts(&directory, &[descriptor(&directory, "host-relay-bin.000001", AccessMode::ReadWrite, 700)]);
     assert_eq!(seen.files[0].writer, Some(FilePosition::At(9000)));
     assert_eq!(seen.followers[0].position, FilePosition::Unknown);
 }
@@ -258,8 +261,8 @@ fn a_relay_log_of_any_name_is_one_by_how_it_is_open() {
     // The directory belongs to a process; it was not named.
     directory.owner = Some(1);
     let descriptors = [
-        descriptor(&directory, "received.000002", Access::ReadWrite, 700),
-        descriptor(&directory, "bin.000001", Access::WriteOnly, 9000),
+        descriptor(&directory, "received.000002", AccessMode::ReadWrite, 700),
+        descriptor(&directory, "bin.000001", AccessMode::WriteOnly, 9000),
     ];
     recognise_relay_logs(&mut directory, &by_file(descriptors.iter()));
     let seen = facts(&directory, &descriptors);
@@ -320,7 +323,7 @@ fn a_wal_written_short_of_its_end_is_recycled() {
     let mut directory = directory(dir.path(), "rocksdb");
     take_samples(&mut directory);
     let seen_at = |directory: &mut Directory, position| {
-        let descriptors = [descriptor(directory, "000007.log", Access::WriteOnly, position)];
+        let descriptors = [descriptor(directory, "000007.log", AccessMode::WriteOnly, position)];
         for log in overwritten_logs(directory, &by_file(descriptors.iter())) {
             directory.overwrites(log);
         }
@@ -354,7 +357,7 @@ fn a_preallocated_wal_has_its_writer_where_the_descriptor_is_and_is_not_recycled
         take_samples(&mut directory);
         take_samples(&mut directory);
         for position in [70_000, 80_000, 4_323_816] {
-            let descriptors = [descriptor(&directory, name, Access::WriteOnly, position)];
+            let descriptors = [descriptor(&directory, name, AccessMode::WriteOnly, position)];
             assert_eq!(overwritten_logs(&mut directory, &by_file(descriptors.iter())), []);
             let seen = facts(&directory, &descriptors);
             let newest = seen.files.iter().find(|file| file.sequence == 1).unwrap();
@@ -428,7 +431,7 @@ fn who_has_a_segment_open_without_a_position_may_be_anywhere_in_it() {
     std::fs::write(wal.join(name), vec![0; 4096]).unwrap();
     let directory = directory(&wal, "postgresql");
     for (position, expected) in [(0, FilePosition::Unknown), (700, FilePosition::At(700))] {
-        let seen = facts(&directory, &[descriptor(&directory, name, Access::ReadOnly, position)]);
+        let seen = facts(&directory, &[descriptor(&directory, name, AccessMode::ReadOnly, position)]);
         assert_eq!(seen.followers[0].position, expected);
     }
 }

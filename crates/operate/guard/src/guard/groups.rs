@@ -24,8 +24,10 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::Party;
-use pagekeeper_kernel::hang::Crew;
-use pagekeeper_kernel::pressure::{HeldGroup, MemoryCgroup, MemoryEvents, MemoryPlace, Reclaim, SysRoots};
+use pagekeeper_kernel::hang::JobWorker;
+use pagekeeper_kernel::pressure::{
+    HeldGroup, MemoryCgroup, MemoryEvents, MemoryPlace, ReclaimResult, SysRoots,
+};
 use pagekeeper_kernel::process::Mount;
 use pagekeeper_kernel::{Error, page_size};
 use pagekeeper_policy::group::{GroupReason, GroupRule, GroupSample, GroupState, GroupStep};
@@ -77,7 +79,7 @@ struct SeenGroup {
 }
 
 /// The result of a call, and by how much the group's page cache shrank.
-type ReclaimOutcome = (Result<Reclaim, Error>, u64);
+type ReclaimOutcome = (Result<ReclaimResult, Error>, u64);
 
 /// A call, and the party that it is made for.
 struct ReclaimCall {
@@ -89,7 +91,7 @@ struct ReclaimCall {
 
 /// The groups, and the calls in flight.
 pub(super) struct CgroupWatch {
-    crew: Crew,
+    worker: JobWorker,
     known: BTreeMap<u64, CgroupRecord>,
     members: Members,
     sight: GroupSight,
@@ -105,7 +107,7 @@ pub(super) struct CgroupWatch {
 impl CgroupWatch {
     pub(super) fn new(now: Instant) -> Self {
         Self {
-            crew: Crew::default(),
+            worker: JobWorker::default(),
             known: BTreeMap::new(),
             members: Members::default(),
             sight: GroupSight::default(),
@@ -223,13 +225,13 @@ impl CgroupWatch {
         let parties = self.away.iter().map(|(call, _)| call.party);
         let hangs = are_too_many(parties, call.party, CALLS_IN_FLIGHT_MAX)
             || self.away.iter().any(|(other, _)| other.id == call.id);
-        if hangs || self.left.is_zero() || !self.crew.is_ready() {
+        if hangs || self.left.is_zero() || !self.worker.is_ready() {
             self.not_done(call.id);
             return;
         }
         let SeenGroup { held, figures, .. } = met;
         let began = Instant::now();
-        let outcome = self.crew.run(CALL_WAIT_MAX.min(self.left), move || {
+        let outcome = self.worker.run(CALL_WAIT_MAX.min(self.left), move || {
             let outcome = held.reclaim_file(&SysRoots::default(), bytes);
             let after = held.figures().map_or(figures.file, |after| after.file);
             (outcome, figures.file.saturating_sub(after))
@@ -251,7 +253,7 @@ impl CgroupWatch {
     fn take(&mut self, call: &ReclaimCall, (outcome, released): ReclaimOutcome, report: &mut Report) {
         let (path, sample) = (&call.path, &call.sample);
         match outcome {
-            Ok(outcome @ (Reclaim::All | Reclaim::Part)) => {
+            Ok(outcome @ (ReclaimResult::All | ReclaimResult::Part)) => {
                 if released > 0 {
                     // Groups come and go, as containers do.
                     let counted =
@@ -261,7 +263,7 @@ impl CgroupWatch {
                     report.events.push(event(path, sample, GroupNews::Reclaimed { bytes: released }));
                 }
                 let Some(known) = self.known.get_mut(&call.id) else { return };
-                if outcome == Reclaim::All {
+                if outcome == ReclaimResult::All {
                     known.exhausted = false;
                     return;
                 }
@@ -270,7 +272,7 @@ impl CgroupWatch {
                     report.events.push(event(path, sample, GroupNews::Stopped { reason }));
                 }
             }
-            Ok(Reclaim::Refused(why)) => {
+            Ok(ReclaimResult::Refused(why)) => {
                 self.not_done(call.id);
                 report.problem(path.clone(), &why);
             }

@@ -12,7 +12,7 @@ use crate::directory::Directory;
 impl WatchList {
     /// Takes back databases that answer again, and reports those that do not.
     pub(super) fn take_back(&mut self, tick: &mut TickContext<'_>) {
-        if !self.jobs.crew.is_ready() {
+        if !self.jobs.worker.is_ready() {
             let problem = "no thread can be started (RLIMIT_NPROC, TasksMax or memory): the files of databases are left alone";
             tick.report.problem(self.proc.path().to_path_buf(), &problem);
         }

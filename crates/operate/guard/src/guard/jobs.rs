@@ -1,9 +1,10 @@
 //! Runs the jobs of one database after another, so that each may hang alone.
 //!
 //! A database's directories move with each job into the worker's thread
-//! ([`Crew`](pagekeeper_kernel::hang::Crew)) and come back with it. A database whose job does not come back
-//! is *hung*: its directories are away, and the ticks go on without it. When the job comes back, the database
-//! is served again. Databases on the file system at which its job hangs are left alone until then.
+//! ([`JobWorker`](pagekeeper_kernel::hang::JobWorker)) and come back with it. A database whose job
+//! does not come back is *hung*: its directories are away, and the ticks go on without it. When the
+//! job comes back, the database is served again. Databases on the file system at which its job
+//! hangs are left alone until then.
 //!
 //! Not done in jobs: the first look at a process (its names, descriptors and root), which asks only `/proc`.
 //! Streams have a thread and workers of their own (`streams`).
@@ -22,7 +23,7 @@ use std::sync::mpsc::TryRecvError;
 use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::Party;
-use pagekeeper_kernel::hang::Crew;
+use pagekeeper_kernel::hang::JobWorker;
 use pagekeeper_kernel::process::thread_cpu_time;
 
 use super::turns::Turns;
@@ -109,7 +110,7 @@ impl HungJob {
 
 /// The jobs, and what each database may spend on them.
 pub(super) struct Jobs {
-    pub(super) crew: Crew,
+    pub(super) worker: JobWorker,
     pub(super) turns: Turns,
     pub(super) hung: Vec<HungJob>,
     /// The duration of the last tick, by database.
@@ -118,7 +119,7 @@ pub(super) struct Jobs {
 
 impl Jobs {
     pub(super) fn new(now: Instant) -> Self {
-        Self { crew: Crew::default(), turns: Turns::new(now), hung: Vec::new(), took: BTreeMap::new() }
+        Self { worker: JobWorker::default(), turns: Turns::new(now), hung: Vec::new(), took: BTreeMap::new() }
     }
 
     /// Runs a job on the directories of each database, in turn. `prepare` returns the job, if there is one;
@@ -134,7 +135,7 @@ impl Jobs {
             std::mem::take(directories).into_iter().map(Some).collect();
         for (key, indices) in order {
             let mut own: Directories = indices.iter().filter_map(|index| slots[*index].take()).collect();
-            let may_begin = !self.is_hung(&own) && self.crew.is_ready();
+            let may_begin = !self.is_hung(&own) && self.worker.is_ready();
             let job = if may_begin { prepare(&mut self.turns, &key, &indices, &mut own) } else { None };
             if let Some(job) = job {
                 let Some((mut back, result)) = self.attempt(&key, own, job) else { continue };
@@ -168,7 +169,7 @@ impl Jobs {
         path: &Path,
         job: impl FnOnce() -> R + Send + 'static,
     ) -> Option<R> {
-        if self.may_not_open(key) || !self.crew.is_ready() {
+        if self.may_not_open(key) || !self.worker.is_ready() {
             return None;
         }
         let (party, job) = (self.turns.user(key), Box::new(|_: &mut Directories, _: &JobPlace| job()));
@@ -187,7 +188,7 @@ impl Jobs {
         let devices = own.iter().map(|directory| Some(directory.pin?.inode.dev)).collect();
         let (place, since) = (JobPlace::default(), Instant::now());
         let of_job = place.clone();
-        let outcome = self.crew.run(JOB_WAIT_MAX, move || {
+        let outcome = self.worker.run(JOB_WAIT_MAX, move || {
             let mut own = own;
             let result = measured(|| job(&mut own, &of_job));
             (own, result)

@@ -6,8 +6,8 @@ use std::os::fd::AsFd as _;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use pagekeeper_kernel::Expected;
-use pagekeeper_kernel::process::{Access, ProcRoot};
+use pagekeeper_kernel::ExpectedFile;
+use pagekeeper_kernel::process::{AccessMode, ProcRoot};
 use pagekeeper_policy::WindowFacts;
 use pagekeeper_testing::{Hanging, disk_dir};
 use rustix::io::{FdFlags, fcntl_setfd};
@@ -347,7 +347,7 @@ fn logs_that_rest_in_a_process_with_very_many_are_sampled_seldom() {
             directory: directory.id,
             shown_inode: None,
             inode: directory.entries.values().next().unwrap().inode,
-            access: Access::WriteOnly,
+            access: AccessMode::WriteOnly,
             position: 0,
             moved,
             lively: moved,
@@ -447,7 +447,7 @@ fn a_new_empty_log_of_a_database_with_many_is_sampled_soon() {
     let endless = Duration::from_secs(3600);
     let turn = Turn::begin(Slice { cpu: endless, wall: endless });
     let found = directory.find(&ProcRoot::default()).unwrap();
-    let fd = found.open_directory(Expected::Any).unwrap();
+    let fd = found.open_directory(ExpectedFile::Any).unwrap();
     assert!(directory.begin_listing(100, Instant::now()));
     assert_eq!(directory.list(fd.as_fd(), &turn).unwrap().grown.len(), 1);
     let samples = |directory: &mut Directory, ticks: usize| -> [usize; 2] {

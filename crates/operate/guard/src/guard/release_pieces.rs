@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use pagekeeper_kernel::{Error, Flush, InspectedFile, ReleaseOptions, release};
+use pagekeeper_kernel::{Error, FlushMode, InspectedFile, ReleaseOptions, release};
 
 /// The time is checked between two pieces of this many bytes.
 const PIECE_BYTES: u64 = 1 << 30;
@@ -23,7 +23,7 @@ pub(super) fn release_pieces(
             return Ok((released, kept, Some(start..range.end)));
         }
         let options = ReleaseOptions {
-            flush: Flush::Watch,
+            flush: FlushMode::Watch,
             patience: left,
             retry_pause: Duration::ZERO,
             explain: false,

@@ -7,7 +7,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use pagekeeper_kernel::{Expected, InspectedFile, residency};
+use pagekeeper_kernel::{ExpectedFile, InspectedFile, residency};
 
 use super::claim_tests::{ATTACKER, DATABASE, Fake, OTHER, Watch, directory, log, scratch, whole};
 use crate::config::Options;
@@ -16,7 +16,7 @@ use crate::directory::DatabaseKey;
 /// Returns the resident bytes of a file that a process has open.
 fn resident(pid: u32, fd: u32) -> u64 {
     let link = PathBuf::from(format!("/proc/{pid}/fd/{fd}"));
-    let file = InspectedFile::open_magic_link(&link, Expected::Any, link.clone()).unwrap();
+    let file = InspectedFile::open_magic_link(&link, ExpectedFile::Any, link.clone()).unwrap();
     residency(&file, 0..u64::MAX).unwrap().resident
 }
 

@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::Profile;
 use pagekeeper_kernel::process::{ProcRoot, thread_cpu_time};
-use pagekeeper_kernel::{Error, Expected, Result};
+use pagekeeper_kernel::{Error, ExpectedFile, Result};
 use pagekeeper_policy::FileId;
 use pagekeeper_policy::shares::shares_by_party;
 use pagekeeper_policy::unnamed::APPENDED_REPORT_BYTES;
-use pagekeeper_text::Size;
+use pagekeeper_text::ByteSize;
 
 use super::claimant::Claim;
 use super::jobs::{Job, JobPlace, measured};
@@ -235,7 +235,7 @@ impl WatchList {
                 "no pattern of the profile \"{}\" names this file, to which process {own} has appended {} or more while it was \
                  watched: its pages are left alone; `pagekeeper doctor --pid {own}` shows the lines for a profile",
                 database.profile.name,
-                Size(APPENDED_REPORT_BYTES)
+                ByteSize(APPENDED_REPORT_BYTES)
             );
             report.events.push(Event::Warning { path: self.proc.as_seen_by(pid, &file.path), warning });
         }
@@ -397,7 +397,7 @@ fn listing_job(
                     return Ok(ListingResult { refused: Some(OsString::new()), ..ListingResult::default() });
                 }
                 directory.pin = Some(identity.pin);
-                let fd = found.open_directory(Expected::Inode(identity.pin.inode))?;
+                let fd = found.open_directory(ExpectedFile::Inode(identity.pin.inode))?;
                 // Watched again: it may be another directory of that name.
                 done.watches.extend(maker.watch(fd.as_fd()).map(|watch| (watch, index)));
                 directory.list(fd.as_fd(), &turn)

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use pagekeeper_text::Size;
+use pagekeeper_text::ByteSize;
 
 use super::report::Report;
 use super::watched::WatchList;
@@ -34,7 +34,7 @@ impl WatchList {
                 "nothing of it was released in {} minutes: the patterns of the profile \"{GENERIC_PROFILE}\" name {files} log files in it, of \
                  which {} are resident; `pagekeeper guard --print-profile {GENERIC_PROFILE}` shows the patterns",
                 UNRELEASED_REPORT_AFTER.as_secs() / 60,
-                Size(resident)
+                ByteSize(resident)
             );
             let path = directory.path.clone();
             report.warning(&mut directory.warned, path, warning);

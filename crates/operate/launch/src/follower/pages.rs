@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pagekeeper_streams::stream_request::StreamSums;
 use pagekeeper_streams::{FileReport, StayReason, StreamReport};
-use pagekeeper_text::{Size, duration, escaped, unescaped};
+use pagekeeper_text::{ByteSize, duration, escaped, unescaped};
 use serde::{Deserialize, Serialize};
 
 /// Maximum number of files listed: their paths fit into a socket's buffer.
@@ -124,7 +124,7 @@ impl fmt::Display for FollowedPages {
         let parts: Vec<String> = counts
             .iter()
             .filter(|(_, bytes)| *bytes > 0)
-            .map(|(what, bytes)| format!("{what} {}", Size(*bytes)))
+            .map(|(what, bytes)| format!("{what} {}", ByteSize(*bytes)))
             .collect();
         let text = if parts.is_empty() { "nothing was brought in".to_owned() } else { parts.join(", ") };
         let by = if self.by_guard { " (by the guard)" } else { "" };
@@ -135,7 +135,7 @@ impl fmt::Display for FollowedPages {
         }
         for FollowedFileReport { path, left_bytes, why } in &self.left {
             let path = escaped(Path::new(path));
-            writeln!(f, "  left        {} of {path} ({})", Size(*left_bytes), why.sentence())?;
+            writeln!(f, "  left        {} of {path} ({})", ByteSize(*left_bytes), why.sentence())?;
         }
         if self.goes_on {
             writeln!(f, "  goes on     some of its processes run, and are followed")?;

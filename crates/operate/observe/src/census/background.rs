@@ -116,7 +116,7 @@ impl BackgroundThread {
         let its = Arc::clone(&mailbox);
         let thread = std::thread::Builder::new().name("pk-census".to_owned()).spawn(move || {
             // If a file system hangs, the thread starts over without it.
-            let _ended = hang::patiently(|| {
+            let _ended = hang::run_job(|| {
                 let (work, mailbox) = (work.clone(), Arc::clone(&its));
                 let worker =
                     BackgroundWorker { work, mailbox, queue: Vec::new(), known: Vec::new(), search: None };

@@ -11,7 +11,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use pagekeeper_kernel::hang::asking;
+use pagekeeper_kernel::hang::announce;
 use pagekeeper_kernel::process::{Mount, ProcRoot};
 use pagekeeper_kernel::{Inode, stat_of_name};
 use pagekeeper_text::unescaped;
@@ -90,7 +90,7 @@ fn visible_layer(mount: &Mount) -> Option<PathBuf> {
 
 /// Returns whether a layer exists; a link to one counts.
 fn is_directory(path: &Path) -> bool {
-    asking(path).is_ok_and(|_asking| path.is_dir())
+    announce(path).is_ok_and(|_call| path.is_dir())
 }
 
 /// Returns whether the layers of an overlay are named relative to this directory, as container runtimes do if
@@ -140,7 +140,7 @@ impl FileSystems {
         let mounts = proc.own_mounts()?;
         let mut file_systems = Self { scoped: true, ..Self::default() };
         for directory in directories {
-            let _asking = asking(directory)?;
+            let _call = announce(directory)?;
             let point = std::fs::canonicalize(directory)
                 .map_err(|error| pagekeeper_kernel::Error::call("realpath", directory, error))?;
             let Some(mount) = mount_of(&mounts, &point) else { continue };

@@ -357,7 +357,7 @@ impl Census {
             }
         }
         for (dev, layer) in &file_systems.overlays {
-            if let Ok(_asking) = hang::asking(layer)
+            if let Ok(_call) = hang::announce(layer)
                 && let Ok(stat) = rustix::fs::stat(layer)
             {
                 self.devices.overlays.insert(*dev, stat.st_dev);

@@ -31,7 +31,7 @@ impl PatientCensus {
     ///
     /// As [`Self::start`].
     pub fn renew(&mut self) -> Result<(), ObserveError> {
-        let census = hang::patiently(|| {
+        let census = hang::run_job(|| {
             let options = self.options.clone();
             move || Census::start(options)
         })??;
@@ -45,7 +45,7 @@ impl PatientCensus {
     ///
     /// As [`Census::tick`].
     pub fn tick(&mut self) -> Result<CensusTick, ObserveError> {
-        let (census, tick) = hang::patiently(|| {
+        let (census, tick) = hang::run_job(|| {
             let (census, options) = (self.census.take(), self.options.clone());
             move || {
                 let mut census = census.map_or_else(|| Census::start(options), Ok)?;

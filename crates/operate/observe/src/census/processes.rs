@@ -12,9 +12,9 @@ use std::sync::Arc;
 
 use pagekeeper_catalog::{MarkerCheck, Profile};
 use pagekeeper_kernel::process::{
-    Access, CgroupPath, MappedFile, Mappings, OpenFile, ProcRoot, ProcessFiles, Selection,
+    AccessMode, CgroupPath, FileSelection, MappedFile, MappingMode, OpenFile, ProcRoot, ProcessFiles,
 };
-use pagekeeper_kernel::{Expected, Inode, InspectedFile};
+use pagekeeper_kernel::{ExpectedFile, Inode, InspectedFile};
 use pagekeeper_text::{unescaped, unescaped_bytes};
 
 use super::table::{FileName, FoundFile};
@@ -83,7 +83,7 @@ pub(super) fn snapshot(
     };
     // Mappings as the kernel shows them: resolving each, for all processes of a host, would take more time
     // than the census may. The census's tables of devices translate their devices.
-    let selection = Selection { mappings: Mappings::AsShown, ..Selection::default() };
+    let selection = FileSelection { mappings: MappingMode::AsShown, ..FileSelection::default() };
     let ProcessFiles { open, mapped, error, .. } = proc.files_of(pid, &selection);
     if let Some(error) = error {
         snapshot.denied = error.is_denied();
@@ -92,7 +92,7 @@ pub(super) fn snapshot(
         }
     }
     let mut held: HashMap<Inode, FileUse> = HashMap::new();
-    let mut nameless = |inode: Inode, expected: Expected, path: &Path, reach: PathBuf| {
+    let mut nameless = |inode: Inode, expected: ExpectedFile, path: &Path, reach: PathBuf| {
         let file_system = scope.file_system_of(inode.dev).filter(|_| scope.file_systems.covers(path));
         let Some(file_system) = file_system else { return };
         let found = InspectedFile::open_magic_link(&reach, expected, path.to_path_buf())
@@ -104,10 +104,10 @@ pub(super) fn snapshot(
     for file in &open {
         let known = held.contains_key(&file.inode);
         let used = held.entry(file.inode).or_default();
-        used.writes |= matches!(file.access, Access::WriteOnly | Access::ReadWrite);
+        used.writes |= matches!(file.access, AccessMode::WriteOnly | AccessMode::ReadWrite);
         used.direct |= file.direct;
         if file.deleted && !known {
-            nameless(file.inode, Expected::Inode(file.inode), &file.path, proc.fd_path(pid, file.fd));
+            nameless(file.inode, ExpectedFile::Inode(file.inode), &file.path, proc.fd_path(pid, file.fd));
         } else if counts && !known {
             snapshot.counted.extend(count_open_file(proc, pid, file, scope));
         }
@@ -119,7 +119,12 @@ pub(super) fn snapshot(
         used.writes |= mapping.shared && mapping.writable;
         if mapping.deleted && !known {
             // The inode as the kernel shows it, which on some file systems differs from stat(2).
-            nameless(mapping.inode, Expected::Any, &mapping.path, proc.mapping_path(pid, &mapping.addresses));
+            nameless(
+                mapping.inode,
+                ExpectedFile::Any,
+                &mapping.path,
+                proc.mapping_path(pid, &mapping.addresses),
+            );
         }
     }
     snapshot.files = held.into_iter().collect();
@@ -136,7 +141,7 @@ pub(super) fn snapshot(
 fn find_directories(proc: &ProcRoot, pid: u32, open: &[OpenFile]) -> Vec<PathBuf> {
     const SHARED_DIRECTORIES: [&str; 7] = ["/", "/tmp", "/var/tmp", "/var/log", "/dev/shm", "/root", "/run"];
     let mut homes: Vec<PathBuf> = proc.working_directory(pid).into_iter().collect();
-    let written = open.iter().filter(|file| file.access == Access::ReadWrite);
+    let written = open.iter().filter(|file| file.access == AccessMode::ReadWrite);
     homes.extend(written.filter_map(|file| file.path.parent().map(Path::to_path_buf)));
     homes.retain(|home| {
         !SHARED_DIRECTORIES.iter().any(|shared| home == Path::new(shared)) && !home.starts_with("/proc")
@@ -153,7 +158,7 @@ fn count_open_file(proc: &ProcRoot, pid: u32, file: &OpenFile, scope: &WalkScope
     let file_system =
         scope.file_system_of(file.inode.dev).filter(|_| scope.file_systems.covers(&file.path))?;
     let name = named(proc, pid, &file.path, scope)?;
-    let (link, expected) = (proc.fd_path(pid, file.fd), Expected::Inode(file.inode));
+    let (link, expected) = (proc.fd_path(pid, file.fd), ExpectedFile::Inode(file.inode));
     let opened = InspectedFile::open_magic_link(&link, expected, file.path.clone()).ok()?;
     count(&opened, name, file_system).ok()?
 }

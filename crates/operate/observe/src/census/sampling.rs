@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use pagekeeper_kernel::{Error, Expected, Inode, InspectedFile, Links, page_size};
+use pagekeeper_kernel::{Error, ExpectedFile, Inode, InspectedFile, Links, page_size};
 use pagekeeper_trace::TraceCounts;
 
 use super::background::processor_time;
@@ -149,7 +149,7 @@ impl Census {
         let opened = match (self.files.reach.get(&inode), entry.path(&self.scope.directories())) {
             (Some(reach), path) => {
                 let shown = path.unwrap_or_else(|| reach.clone());
-                InspectedFile::open_magic_link(reach, Expected::Inode(inode), shown)
+                InspectedFile::open_magic_link(reach, ExpectedFile::Inode(inode), shown)
             }
             (None, Some(path)) if !matches!(entry.name, FileName::Deleted(_)) => {
                 InspectedFile::open(path, Links::RefuseAll)

@@ -9,7 +9,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use pagekeeper_kernel::{Inode, Residency, Source, page_size};
+use pagekeeper_kernel::{Inode, Residency, ResidencySource, page_size};
 
 /// Directories by number: a path is stored once for all files in it. Directories that are gone are forgotten,
 /// and their numbers reused.
@@ -232,7 +232,7 @@ impl FileTable {
     /// Records a counted file. Returns the entry's id if the file has pages in memory.
     pub(super) fn take(&mut self, found: FoundFile, tick: u32, rescan: u32) -> Option<u32> {
         let pages = CachedPages::of(&found.residency);
-        let resident_only = found.residency.source == Source::Mincore;
+        let resident_only = found.residency.source == ResidencySource::Mincore;
         let FoundFile { inode, name, size, file_system, cost, .. } = found;
         if let Some(id) = self.id(inode) {
             if let Some(entry) = self.get_mut(id) {
@@ -406,7 +406,7 @@ mod tests {
             writeback: Some(0),
             evicted: Some(evicted * page_size()),
             recently_evicted: Some(0),
-            source: Source::Cachestat,
+            source: ResidencySource::Cachestat,
         };
         let name = FileName::In(0, OsStr::new("x").into());
         FoundFile { inode: Inode { dev: 1, ino }, name, size: 5, file_system: 1, residency, cost: 3 }

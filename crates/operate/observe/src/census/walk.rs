@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
-use pagekeeper_kernel::hang::{asking, asking_from};
+use pagekeeper_kernel::hang::{announce, announce_from};
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{
@@ -165,7 +165,7 @@ impl WalkScope {
 /// that another change would not show.
 pub(super) fn change_of(path: &Path) -> Option<i128> {
     const RECENT_CHANGE_NS: i128 = 3_000_000_000;
-    let _asking = asking(path).ok()?;
+    let _call = announce(path).ok()?;
     let stat = rustix::fs::stat(path).ok()?;
     let changed = i128::from(stat.st_mtime) * 1_000_000_000 + i128::from(stat.st_mtime_nsec);
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).ok()?.as_nanos();
@@ -301,7 +301,7 @@ pub(super) fn names_in(path: &Path, numbers: &[u64]) -> Vec<(u64, Box<OsStr>)> {
     let mut names = Vec::new();
     let mut left = DIRECTORY_NAMES_MAX;
     while left > 0
-        && let Ok(_asking) = asking_from(directory.as_fd(), path)
+        && let Ok(_call) = announce_from(directory.as_fd(), path)
         && let Some(Ok(entry)) = entries.next()
     {
         left -= 1;

@@ -9,7 +9,7 @@ use pagekeeper_testing::Grandchild;
 use super::*;
 
 /// Longer than anything takes on a busy machine.
-const AT_MOST: Duration = Duration::from_secs(20);
+const TEST_WAIT_MAX: Duration = Duration::from_secs(20);
 
 fn shell(script: &str) -> Grandchild {
     Grandchild::start(&["sh", "-c", script])
@@ -33,7 +33,7 @@ fn is_free_in(subject: &Grandchild, states: &str) {
 }
 
 fn until(mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + AT_MOST;
+    let end = Instant::now() + TEST_WAIT_MAX;
     while !is_so() {
         assert!(Instant::now() < end);
         std::thread::sleep(Duration::from_millis(2));
@@ -47,7 +47,7 @@ fn with_holds<T: Send>(run: impl FnOnce(&mut ProcessHolds) -> T + Send) -> T {
 
 /// Holds a process again and again until it has ended. Returns the number of holds.
 fn until_gone(holds: &mut ProcessHolds, pid: u32, free: Duration) -> usize {
-    let end = Instant::now() + AT_MOST;
+    let end = Instant::now() + TEST_WAIT_MAX;
     let mut held = 0;
     loop {
         match holds.hold(pid) {

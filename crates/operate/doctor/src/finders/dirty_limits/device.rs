@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use pagekeeper_kernel::pressure::BackingDevice;
-use pagekeeper_text::{Size, duration};
+use pagekeeper_text::{ByteSize, duration};
 use pagekeeper_trace::PauseCounts;
 
 use crate::attribution::database_of;
@@ -41,10 +41,10 @@ fn limited(observation: &Observation<'_>, name: &str, pauses: &[&PauseCounts]) -
     let whole = Evidence::new(format!(
         "when they were throttled {} were dirty on the whole host, of {} where throttling begins; for device {name} it was {}, of a \
          share of {} that the kernel steers towards",
-        Size(dirty),
-        Size(begins),
-        Size(on_device),
-        Size(steered)
+        ByteSize(dirty),
+        ByteSize(begins),
+        ByteSize(on_device),
+        ByteSize(steered)
     ))
     .with("device", name)
     .with("dirty_bytes", dirty)
@@ -87,7 +87,7 @@ pub(crate) fn cap(observation: &Observation<'_>, name: &str) -> Option<Fix> {
     let place = format!("/sys/class/bdi/{name}");
     let terms = Terms::anywhere(
         Confidence::Estimated,
-        format!("files on device {name} are synced, and {} may be dirty for it", Size(before)),
+        format!("files on device {name} are synced, and {} may be dirty for it", ByteSize(before)),
         "whoever writes to this device through the page cache runs at the speed of the disk from there on, the database's own \
          flushes and compactions too",
         format!(
@@ -100,7 +100,7 @@ pub(crate) fn cap(observation: &Observation<'_>, name: &str) -> Option<Fix> {
         format!("echo {CAP} >{place}/max_bytes && echo 1 >{place}/strict_limit"),
         format!(
             "at once, until the device comes anew: at most about {} are dirty for it, so that no sync waits for more",
-            Size(CAP)
+            ByteSize(CAP)
         ),
         Terms {
             holds_for: HoldsFor { product: "Linux".to_owned(), versions: "6.2 and later".to_owned() },

@@ -15,8 +15,8 @@ fn low(dirtied: u64, written: u64) -> (Snapshot, Snapshot) {
     let before = sample();
     let mut after = sample();
     let dirty = &mut after.host.dirty;
-    dirty.parameters.background = Limit::Bytes(16 * MIB);
-    dirty.parameters.limit = Limit::Bytes(32 * MIB);
+    dirty.parameters.background = DirtyLimit::Bytes(16 * MIB);
+    dirty.parameters.limit = DirtyLimit::Bytes(32 * MIB);
     dirty.thresholds = dirty.parameters.thresholds(dirty.dirtyable);
     dirty.dirty = 4 * MIB;
     dirty.writeback = 8 * MIB;
@@ -192,14 +192,14 @@ fn odd_settings_are_notes() {
         findings.into_iter().map(|finding| (finding.title, finding.fixes[0].act.clone())).collect::<Vec<_>>()
     };
     assert_eq!(of(&parameters), []);
-    parameters.background = Limit::Bytes(GIB);
-    parameters.limit = Limit::Bytes(GIB);
+    parameters.background = DirtyLimit::Bytes(GIB);
+    parameters.limit = DirtyLimit::Bytes(GIB);
     let found = of(&parameters);
     assert!(found[0].0.contains("at or above the limit"), "{found:?}");
     assert_eq!(found[0].1, format!("sysctl -w vm.dirty_background_bytes={}", GIB / 4));
-    parameters.background = Limit::Bytes(GIB - MIB);
+    parameters.background = DirtyLimit::Bytes(GIB - MIB);
     assert!(of(&parameters)[0].0.contains("close below the limit"));
-    parameters.background = Limit::Ratio(1);
+    parameters.background = DirtyLimit::Ratio(1);
     parameters.writeback_centisecs = 0;
     let found = of(&parameters);
     assert_eq!(found.len(), 1);

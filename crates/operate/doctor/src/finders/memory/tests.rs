@@ -4,7 +4,7 @@ use crate::observation::Releasable;
 use crate::testing::{DEV, GIB, MIB, cgroup, change, file, pages, residency, sample};
 use crate::{FixKind, examine};
 use pagekeeper_kernel::Residency;
-use pagekeeper_kernel::process::Access;
+use pagekeeper_kernel::process::AccessMode;
 use pagekeeper_observe::{HostChange, Snapshot};
 use pagekeeper_trace::{ReclaimCounts, TaskIdentity};
 
@@ -198,7 +198,7 @@ fn what_a_neighbour_reads_again_is_not_the_databases() {
         title: "tar -cf - /big".to_owned(),
         cgroup: Some(again(0)),
         group_beside: None,
-        files: vec![StreamerFile { inode: BIG, path: "/big/1".into(), access: Access::ReadOnly }],
+        files: vec![StreamerFile { inode: BIG, path: "/big/1".into(), access: AccessMode::ReadOnly }],
     }];
     let found = find(&observation);
     assert_eq!(found[0].severity, Severity::Note, "{found:#?}");
@@ -258,7 +258,7 @@ fn one_that_has_ended_is_no_proof_that_the_databases_data_fits() {
     assert!(!text.contains("its own data fits"), "{text}");
     assert!(text.contains("by tar (process 77), which brought in 20 MiB"), "{text}");
     let ended = "cat (process 78) brought in 2 GiB, has ended meanwhile, and its cgroup is not known";
-    assert!(text.contains(&ended.replace("2 GiB", &Size(2000 * MIB).to_string())), "{text}");
+    assert!(text.contains(&ended.replace("2 GiB", &ByteSize(2000 * MIB).to_string())), "{text}");
     assert!(!found[0].fixes.iter().any(|fix| fix.kind == FixKind::System), "{found:#?}");
 }
 
@@ -284,7 +284,7 @@ fn a_stream_is_fixed_before_a_limit_is_raised() {
         title: "tar -cf - /big".to_owned(),
         cgroup: Some(again(0)),
         group_beside: None,
-        files: vec![StreamerFile { inode: BIG, path: "/big/1".into(), access: Access::ReadOnly }],
+        files: vec![StreamerFile { inode: BIG, path: "/big/1".into(), access: AccessMode::ReadOnly }],
     }];
     let streams = examine(&observation).into_iter().filter(|finding| finding.kind == Kind::Stream);
     assert_eq!(streams.count(), 1);

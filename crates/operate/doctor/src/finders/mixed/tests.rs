@@ -8,7 +8,7 @@ fn find(observation: &Observation<'_>) -> Vec<Finding> {
     super::find(observation, Earlier(&[]))
 }
 
-const DIRECT: OpenerKind = OpenerKind::Direct(Access::ReadWrite);
+const DIRECT: OpenerKind = OpenerKind::Direct(AccessMode::ReadWrite);
 
 /// Returns a table file that the server holds with `O_DIRECT`, 64 KiB of it resident, with further openers.
 fn table(name: &str, others: Vec<Opener>) -> File {
@@ -36,10 +36,10 @@ fn only_files_with_direct_io_and_another_use_are_reported() {
     let mut alone = table("alone.ibd", Vec::new());
     alone.residency = Some(residency(0, 0));
     let mut buffered = table("buffered.ibd", Vec::new());
-    buffered.openers[0].kind = OpenerKind::Buffered(Access::ReadWrite);
+    buffered.openers[0].kind = OpenerKind::Buffered(AccessMode::ReadWrite);
     let mut shown = table("shown.ibd", Vec::new());
     shown.residency = Some(residency(0, 0));
-    shown.openers.push(opener(7, "lsof", OpenerKind::Buffered(Access::Neither)));
+    shown.openers.push(opener(7, "lsof", OpenerKind::Buffered(AccessMode::Neither)));
     let closed = file("/var/lib/mysql/test/closed.ibd", FileClass::Data, MIB, MIB);
     assert_eq!(find_in(&sample_of(vec![alone, buffered, shown, closed]), None), []);
 }
@@ -47,13 +47,13 @@ fn only_files_with_direct_io_and_another_use_are_reported() {
 #[test]
 fn each_kind_of_use_is_distinguished() {
     for (kind, mixed_with) in [
-        (OpenerKind::Buffered(Access::WriteOnly), MixedWith::Writer),
-        (OpenerKind::Buffered(Access::ReadWrite), MixedWith::Writer),
+        (OpenerKind::Buffered(AccessMode::WriteOnly), MixedWith::Writer),
+        (OpenerKind::Buffered(AccessMode::ReadWrite), MixedWith::Writer),
         (OpenerKind::Mapped { writable: true }, MixedWith::Writer),
-        (OpenerKind::Buffered(Access::ReadOnly), MixedWith::Reader),
+        (OpenerKind::Buffered(AccessMode::ReadOnly), MixedWith::Reader),
         (OpenerKind::Mapped { writable: false }, MixedWith::Reader),
         (DIRECT, MixedWith::Leftover),
-        (OpenerKind::Buffered(Access::Neither), MixedWith::Leftover),
+        (OpenerKind::Buffered(AccessMode::Neither), MixedWith::Leftover),
     ] {
         let table = table("t.ibd", vec![opener(7, "other", kind)]);
         assert_eq!(super::mixed_with(&sample(), &table), Some(mixed_with), "{kind:?}");
@@ -64,7 +64,7 @@ fn each_kind_of_use_is_distinguished() {
 fn a_database_that_uses_both_is_not_asked_to_stop() {
     let after = |profile: &str, path: &str, others: Vec<Opener>| {
         let mut file = file(path, FileClass::Data, 64 * MIB, 32 * MIB);
-        file.openers.push(opener(100, profile, OpenerKind::Direct(Access::ReadOnly)));
+        file.openers.push(opener(100, profile, OpenerKind::Direct(AccessMode::ReadOnly)));
         file.openers.extend(others);
         Snapshot {
             databases: vec![crate::testing::database(profile, 100, "/d")],
@@ -76,8 +76,8 @@ fn a_database_that_uses_both_is_not_asked_to_stop() {
     let part = "/d/store/5a1/all_1_1_0/value.bin";
     for others in [
         vec![],
-        own(OpenerKind::Buffered(Access::ReadOnly)),
-        own(OpenerKind::Buffered(Access::ReadWrite)),
+        own(OpenerKind::Buffered(AccessMode::ReadOnly)),
+        own(OpenerKind::Buffered(AccessMode::ReadWrite)),
         own(OpenerKind::Mapped { writable: false }),
     ] {
         let found = find_in(&after("clickhouse", part, others), None);
@@ -95,21 +95,21 @@ fn a_database_that_uses_both_is_not_asked_to_stop() {
     let evidence = &found[0].evidence[0].text;
     assert!(evidence.contains("mapped by itself (process 100, the database itself); "), "{evidence}");
     // Other programs are distinguished from it.
-    let mut both = own(OpenerKind::Buffered(Access::ReadOnly));
-    both.push(opener(7, "scrub", OpenerKind::Buffered(Access::WriteOnly)));
+    let mut both = own(OpenerKind::Buffered(AccessMode::ReadOnly));
+    both.push(opener(7, "scrub", OpenerKind::Buffered(AccessMode::WriteOnly)));
     let found = find_in(&after("clickhouse", part, both), None);
     assert!(found[0].title.contains("by a writer"), "{found:?}");
     assert_eq!(found[0].fixes[0].act, "let scrub (process 7) use O_DIRECT too, or stop it");
     // Another program's direct I/O beside a database that uses only the page cache.
     let mut backup = after("postgresql", "/d/base/5/2619", Vec::new());
     backup.files[0].openers = vec![
-        opener(7, "dd", OpenerKind::Direct(Access::ReadOnly)),
-        opener(100, "postgres", OpenerKind::Buffered(Access::ReadWrite)),
+        opener(7, "dd", OpenerKind::Direct(AccessMode::ReadOnly)),
+        opener(100, "postgres", OpenerKind::Buffered(AccessMode::ReadWrite)),
     ];
     assert_eq!(find_in(&backup, None), []);
     // A worker is the database, too.
     let mut worker =
-        after("clickhouse", part, vec![opener(101, "worker", OpenerKind::Buffered(Access::ReadOnly))]);
+        after("clickhouse", part, vec![opener(101, "worker", OpenerKind::Buffered(AccessMode::ReadOnly))]);
     assert_eq!(super::mixed_with(&worker, &worker.files[0]), Some(MixedWith::Reader));
     worker.databases[0].workers.push(101);
     assert_eq!(super::mixed_with(&worker, &worker.files[0]), Some(MixedWith::OnPurpose));
@@ -228,7 +228,7 @@ fn of_many_who_read_leftovers_few_are_named_and_never_the_database() {
 
 #[test]
 fn a_buffered_writer_is_the_costly_case() {
-    let writer = opener(77, "dd", OpenerKind::Buffered(Access::WriteOnly));
+    let writer = opener(77, "dd", OpenerKind::Buffered(AccessMode::WriteOnly));
     let mixed = MixedProfile {
         buffered_writer_read: Some(0.42),
         buffered_writer_write: Some(0.48),
@@ -286,7 +286,7 @@ fn fixes_of_myrocks_are_for_its_own_files() {
 
 #[test]
 fn a_writer_is_seen_by_the_pages_it_brings_in() {
-    let writer = opener(77, "dd", OpenerKind::Buffered(Access::WriteOnly));
+    let writer = opener(77, "dd", OpenerKind::Buffered(AccessMode::WriteOnly));
     let mut after = sample_of(vec![table("a.ibd", vec![writer])]);
     let mut change = change();
     let counts = |process| PageCounts {

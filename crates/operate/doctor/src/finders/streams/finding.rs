@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use pagekeeper_kernel::Inode;
 use pagekeeper_observe::{Database, File};
-use pagekeeper_text::{Size, duration, escaped, rate, unescaped};
+use pagekeeper_text::{ByteSize, duration, escaped, rate, unescaped};
 
 use super::fixes::{fixes, pagekeeper};
 use super::{Loss, Stream, data_files};
@@ -34,7 +34,7 @@ pub(super) fn finding(
         let others = &streams[NAMED..];
         let bytes: u64 = others.iter().map(|stream| stream.added).sum();
         evidence.push(
-            Evidence::new(format!("{} more processes brought {} in", others.len(), Size(bytes)))
+            Evidence::new(format!("{} more processes brought {} in", others.len(), ByteSize(bytes)))
                 .with("processes", others.len())
                 .with("added_bytes", bytes),
         );
@@ -84,18 +84,18 @@ fn of_stream(observation: &Observation<'_>, stream: &Stream<'_>, data: &HashMap<
     };
     let own = match stream.added_own {
         0 => String::new(),
-        bytes => format!("; {} of it was the database's own data", Size(bytes)),
+        bytes => format!("; {} of it was the database's own data", ByteSize(bytes)),
     };
     let dropped = match stream.dropped() {
         0 => String::new(),
-        bytes => format!("; it dropped {} of the database's data itself", Size(bytes)),
+        bytes => format!("; it dropped {} of the database's data itself", ByteSize(bytes)),
     };
     let text = format!(
         "{} (process {}{}) brought {} into the page cache in {}, {}, {whose}{own}{dropped}",
         stream.name,
         stream.pid,
         title.map(|title| format!(", \"{}\"", shortened(title))).unwrap_or_default(),
-        Size(stream.added),
+        ByteSize(stream.added),
         duration(period),
         rate(per_second(stream.added, period).unwrap_or_default()),
     );
@@ -116,16 +116,16 @@ fn of_stream(observation: &Observation<'_>, stream: &Stream<'_>, data: &HashMap<
 fn of_loss(observation: &Observation<'_>, loss: &Loss) -> Evidence {
     let period = observation.period();
     let gone = match loss.evicted {
-        Some(bytes @ 1..) => format!("; {} more than before were missing for it at the end", Size(bytes)),
+        Some(bytes @ 1..) => format!("; {} more than before were missing for it at the end", ByteSize(bytes)),
         _ => String::new(),
     };
     let mut evidence = Evidence::new(format!(
         "meanwhile {} of its data left the page cache, {}{gone}; its own processes brought {} in, {} (first \
          reads are \
          among them, if there were any)",
-        Size(loss.pushed),
+        ByteSize(loss.pushed),
         rate(per_second(loss.pushed, period).unwrap_or_default()),
-        Size(loss.came_back),
+        ByteSize(loss.came_back),
         rate(per_second(loss.came_back, period).unwrap_or_default()),
     ))
     .with("pushed_out_bytes", loss.pushed)
@@ -143,7 +143,7 @@ pub(super) fn of_refaults(observation: &Observation<'_>, loss: &Loss) -> Option<
     Some(
         Evidence::new(format!(
             "the kernel counted {} read in again after it had been pushed out, {}, {place}",
-            Size(bytes),
+            ByteSize(bytes),
             rate(per_second)
         ))
         .with("refaulted_bytes", bytes)
@@ -162,18 +162,18 @@ fn of_memory(observation: &Observation<'_>, database: &Database, stream: &Stream
             format!(
                 "both are in the memory cgroup {}, with {} in all",
                 escaped(&group.directory),
-                Size(limit)
+                ByteSize(limit)
             )
         }
         Some((group, limit)) => format!(
             "the database is in the memory cgroup {}, with {} in all; the stream is in another, or had ended",
             escaped(&group.directory),
-            Size(limit)
+            ByteSize(limit)
         ),
         None => {
             let reclaimed = observation
                 .reclaimed_by_host()
-                .map(|bytes| format!(", which had to reclaim {}", Size(bytes)));
+                .map(|bytes| format!(", which had to reclaim {}", ByteSize(bytes)));
             format!(
                 "no memory cgroup sets a limit to the database: both share the host's memory{}",
                 reclaimed.unwrap_or_default()

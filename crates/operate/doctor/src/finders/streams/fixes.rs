@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::pressure::CgroupVersion;
 use pagekeeper_observe::File;
-use pagekeeper_text::{Size, shell_quoted};
+use pagekeeper_text::{ByteSize, shell_quoted};
 
 use super::Stream;
 use crate::programs::{STATIC, usual};
@@ -64,7 +64,7 @@ pub(super) fn fixes(stream: &Stream<'_>) -> Vec<Fix> {
 }
 
 fn terms(stream: &Stream<'_>, costs: &str, undo: &str) -> Terms {
-    let evidence = format!("it brought {} into the page cache while it was watched", Size(stream.added));
+    let evidence = format!("it brought {} into the page cache while it was watched", ByteSize(stream.added));
     Terms::anywhere(Confidence::Measured, evidence, costs, undo)
 }
 

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use pagekeeper_kernel::Inode;
 use pagekeeper_observe::File;
-use pagekeeper_text::{Size, duration, rate};
+use pagekeeper_text::{ByteSize, duration, rate};
 use pagekeeper_trace::{PageCounts, TaskIdentity, TraceCounts};
 
 use super::{Loss, PUSHED, reclaimed_by};
@@ -88,8 +88,8 @@ impl<'a> Takers<'a> {
         evidence.push(
             Evidence::new(format!(
                 "{} of memory are free; background reclaim begins below {}",
-                Size(host.memory.free),
-                Size(host.watermarks.low)
+                ByteSize(host.memory.free),
+                ByteSize(host.watermarks.low)
             ))
             .with("free_bytes", host.memory.free)
             .with("watermark_low_bytes", host.watermarks.low),
@@ -118,7 +118,7 @@ impl Taker<'_> {
         Evidence::new(format!(
             "{} removed {} of the database's data from the page cache in {}{}",
             process(&self.task.name, self.task.process),
-            Size(self.bytes),
+            ByteSize(self.bytes),
             duration(observation.period()),
             if self.damon {
                 ": DAMON in the kernel, which takes what nobody touched for a while"
@@ -134,7 +134,7 @@ impl Taker<'_> {
     fn fix(&self) -> Fix {
         let pid = self.task.process;
         let terms = |undo: &str| {
-            let evidence = format!("it removed {} of the database's data", Size(self.bytes));
+            let evidence = format!("it removed {} of the database's data", ByteSize(self.bytes));
             let costs = "pages that nobody uses stay resident until memory is short";
             Terms::anywhere(Confidence::Measured, evidence, costs, undo)
         };

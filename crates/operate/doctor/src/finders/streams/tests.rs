@@ -6,7 +6,7 @@ use crate::settings::{Engine, Settings};
 use crate::testing::{DEV, GIB, MIB, database, file, pages, sample};
 use crate::{Kind, Severity};
 use pagekeeper_kernel::pressure::CgroupVersion;
-use pagekeeper_kernel::process::Access;
+use pagekeeper_kernel::process::AccessMode;
 use pagekeeper_observe::Snapshot;
 use pagekeeper_policy::FileClass;
 use pagekeeper_trace::{ReclaimCounts, ReclaimKind};
@@ -66,7 +66,7 @@ impl Host {
             title: "tar -cf - /big".to_owned(),
             cgroup: Some(group("/m/db", Some(GIB))),
             group_beside: Some("/m/stream-77".into()),
-            files: vec![StreamerFile { inode: BIG, path: "/big/1".into(), access: Access::ReadOnly }],
+            files: vec![StreamerFile { inode: BIG, path: "/big/1".into(), access: AccessMode::ReadOnly }],
         };
         let mut host = Self { before, after, streamers: vec![streamer] };
         let table = host.table();

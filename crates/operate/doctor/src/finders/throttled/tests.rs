@@ -3,7 +3,7 @@ use crate::settings::{Engine, Settings};
 use crate::testing::{DEV, MIB, database, file, opener, pages, pauses, residency, sample};
 use crate::{FixKind, Streamer};
 use pagekeeper_kernel::Inode;
-use pagekeeper_kernel::process::Access;
+use pagekeeper_kernel::process::AccessMode;
 use pagekeeper_observe::Snapshot;
 
 fn find(observation: &Observation<'_>) -> Vec<Finding> {
@@ -25,7 +25,7 @@ fn rocksdb() -> (Snapshot, Snapshot) {
     let mut after = before.clone();
     let own = |name: &str, class| {
         let mut file = file(name, class, 64 * MIB, 0);
-        file.openers.push(opener(100, "db_bench", OpenerKind::Buffered(Access::WriteOnly)));
+        file.openers.push(opener(100, "db_bench", OpenerKind::Buffered(AccessMode::WriteOnly)));
         file
     };
     after.files = vec![own("/data/000007.log", FileClass::Wal), own("/data/000009.sst", FileClass::Data)];
@@ -131,7 +131,7 @@ fn a_move_log_shares_nothing() {
     assert_eq!(findings[0].kind, Kind::WritersThrottled);
     // A log that is written directly does not count either.
     let (before, mut after) = rocksdb();
-    after.files[0].openers[0].kind = OpenerKind::Direct(Access::WriteOnly);
+    after.files[0].openers[0].kind = OpenerKind::Direct(AccessMode::WriteOnly);
     assert_eq!(find_in(&before, &after).len(), 1);
 }
 
@@ -238,7 +238,8 @@ fn the_log_that_is_written_is_the_one_to_move() {
         file.openers.push(opener(100, "mariadbd", kind));
         file
     };
-    let (buffered, direct) = (OpenerKind::Buffered(Access::ReadWrite), OpenerKind::Direct(Access::ReadWrite));
+    let (buffered, direct) =
+        (OpenerKind::Buffered(AccessMode::ReadWrite), OpenerKind::Direct(AccessMode::ReadWrite));
     after.files = vec![
         own("/data/ib_logfile0", FileClass::Redo, direct),
         own("/data/aria_log.00000001", FileClass::Redo, buffered),

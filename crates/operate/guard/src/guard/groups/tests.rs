@@ -157,14 +157,14 @@ fn that_the_kernel_finds_no_more_is_said_once_and_no_bytes_are_no_news() {
     report.events.clear();
     groups.known.insert(1, CgroupRecord::default());
     for _ in 0..3 {
-        groups.take(&call(1, 1), (Ok(Reclaim::Part), 0), report);
+        groups.take(&call(1, 1), (Ok(ReclaimResult::Part), 0), report);
     }
     let reason = GroupReason::Exhausted;
     let [Event::Cgroup { news, .. }] = &report.events[..] else { panic!("{:?}", report.events) };
     assert_eq!(*news, GroupNews::Stopped { reason });
     assert!(groups.reclaimed.is_empty());
-    groups.take(&call(1, 1), (Ok(Reclaim::All), 4096), report);
-    groups.take(&call(1, 1), (Ok(Reclaim::Part), 4096), report);
+    groups.take(&call(1, 1), (Ok(ReclaimResult::All), 4096), report);
+    groups.take(&call(1, 1), (Ok(ReclaimResult::Part), 4096), report);
     assert_eq!((report.events.len(), groups.reclaimed[Path::new("/db")]), (4, 8192));
 }
 
@@ -195,7 +195,8 @@ fn a_refusal_is_said_once_and_nothing_counted() {
     let mut guard = Guard::new(options(&["/**"]), ProcRoot::default()).unwrap();
     guard.report.events.clear();
     for _ in 0..3 {
-        let refused = Ok(Reclaim::Refused("control groups of version 1 have no memory.reclaim".to_owned()));
+        let refused =
+            Ok(ReclaimResult::Refused("control groups of version 1 have no memory.reclaim".to_owned()));
         guard.groups.take(&call(1, 1), (refused, 0), &mut guard.report);
     }
     assert_eq!(guard.report.events.len(), 1, "{:?}", guard.report.events);

@@ -6,8 +6,8 @@
 
 use std::time::{Duration, Instant};
 
-use pagekeeper_kernel::process::{Access, ProcRoot};
-use pagekeeper_kernel::{Error, Expected, Handle, Inode, page_size, residency};
+use pagekeeper_kernel::process::{AccessMode, ProcRoot};
+use pagekeeper_kernel::{Error, ExpectedFile, Inode, PathHandle, page_size, residency};
 
 use super::{FileOpener, RemovedFileStat, RemovedFileState};
 use crate::budget::{Slice, Turn};
@@ -123,10 +123,10 @@ impl RemovalItem {
         &self,
         proc: &ProcRoot,
         right: &FileOwnership,
-    ) -> Result<(Handle, RemovedFileStat), RemovalObstacle> {
+    ) -> Result<(PathHandle, RemovedFileStat), RemovalObstacle> {
         let mut handle = None;
         for opener in self.openers.iter().filter(|opener| opener.is_own) {
-            match Handle::of_magic_link(&proc.fd_path(opener.pid, opener.fd), self.act.path.clone()) {
+            match PathHandle::of_magic_link(&proc.fd_path(opener.pid, opener.fd), self.act.path.clone()) {
                 Ok(found) if found.inode() == self.act.inode => {
                     handle = Some(found);
                     break;
@@ -152,13 +152,13 @@ impl RemovalItem {
             if info.inode_number != opener.shown {
                 return Err(RemovalObstacle::Moved);
             }
-            let writes = matches!(info.access(), Access::WriteOnly | Access::ReadWrite);
+            let writes = matches!(info.access(), AccessMode::WriteOnly | AccessMode::ReadWrite);
             is_written_by_it |= writes && opener.pid == self.database;
             let at = match info.access() {
-                Access::ReadOnly => info.position,
+                AccessMode::ReadOnly => info.position,
                 // A writer by pwrite(2) leaves the position at 0; a reader has moved it.
-                Access::ReadWrite if info.position > 0 => info.position,
-                Access::ReadWrite | Access::WriteOnly | Access::Neither => continue,
+                AccessMode::ReadWrite if info.position > 0 => info.position,
+                AccessMode::ReadWrite | AccessMode::WriteOnly | AccessMode::Neither => continue,
             };
             readers = Some(readers.map_or(at, |other: u64| other.min(at)));
         }
@@ -184,14 +184,14 @@ impl RemovalItem {
 /// Releases a file up to `end`, as far as there is time. Does nothing while pages are still to be written:
 /// pages that vanish with the last descriptor are not worth a write.
 fn release_to(
-    handle: Handle,
+    handle: PathHandle,
     inode: Inode,
     known: &mut RemovedFileState,
     end: u64,
     is_dry: bool,
     deadline: Instant,
 ) -> Result<RemovalOutcome, Error> {
-    let file = handle.open(Expected::Inode(inode))?;
+    let file = handle.open(ExpectedFile::Inode(inode))?;
     let start = known.released_to;
     let range = start..end.min(file.size().next_multiple_of(page_size()));
     // Without counts (on overlayfs, or an older kernel) it is not known which pages are still to be written,

@@ -1,7 +1,7 @@
 //! Tests of the bookkeeping for removed logs, and of the ranges that may go, without any process.
 
 use super::*;
-use pagekeeper_kernel::process::Access;
+use pagekeeper_kernel::process::AccessMode;
 
 fn seen(size: u64, readers: Option<u64>) -> RemovedFileStat {
     RemovedFileStat { size, changed: [0; 4], readers }
@@ -56,7 +56,7 @@ fn open(from: u64, count: u64) -> Vec<OpenFile> {
         deleted: true,
         inode: Inode { dev: 1, ino: number },
         size: 0,
-        access: Access::ReadOnly,
+        access: AccessMode::ReadOnly,
         direct: false,
         append: false,
         position: 0,

@@ -11,15 +11,15 @@
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-type Task = Box<dyn FnOnce() + Send>;
+type BoxedJob = Box<dyn FnOnce() + Send>;
 
 /// The worker, created for the first job.
 #[derive(Debug, Default)]
-pub struct Crew {
-    tasks: Option<Sender<Task>>,
+pub struct JobWorker {
+    tasks: Option<Sender<BoxedJob>>,
 }
 
-impl Crew {
+impl JobWorker {
     /// Whether there is a worker, or one can be created. Without a worker, jobs run in the caller's thread.
     pub fn is_ready(&mut self) -> bool {
         if self.tasks.is_none() {
@@ -53,7 +53,7 @@ impl Crew {
         job: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Receiver<T>> {
         let (give, take) = channel();
-        let task: Task = Box::new(move || {
+        let task: BoxedJob = Box::new(move || {
             // The receiver may be gone.
             let _ = give.send(job());
         });
@@ -80,8 +80,8 @@ impl Crew {
     }
 }
 
-fn start() -> Option<Sender<Task>> {
-    let (tasks, worker) = channel::<Task>();
+fn start() -> Option<Sender<BoxedJob>> {
+    let (tasks, worker) = channel::<BoxedJob>();
     let work = move || worker.into_iter().for_each(|task| task());
     std::thread::Builder::new().name("files".to_owned()).spawn(work).ok().map(|_| tasks)
 }
@@ -92,13 +92,13 @@ mod tests {
 
     #[test]
     fn a_job_that_hangs_keeps_no_other_from_being_done() {
-        let mut crew = Crew::default();
+        let mut worker = JobWorker::default();
         let thread = || std::thread::current().id();
-        let first = crew.run(Duration::from_secs(60), thread).unwrap();
-        assert_eq!(crew.run(Duration::from_secs(60), thread).unwrap(), first, "one worker does all");
+        let first = worker.run(Duration::from_secs(60), thread).unwrap();
+        assert_eq!(worker.run(Duration::from_secs(60), thread).unwrap(), first, "one worker does all");
         let (answer, question) = channel::<u32>();
-        let hung = crew.run(Duration::from_millis(1), move || question.recv().unwrap()).unwrap_err();
-        assert_ne!(crew.run(Duration::from_secs(60), thread).unwrap(), first);
+        let hung = worker.run(Duration::from_millis(1), move || question.recv().unwrap()).unwrap_err();
+        assert_ne!(worker.run(Duration::from_secs(60), thread).unwrap(), first);
         assert!(hung.try_recv().is_err());
         answer.send(5).unwrap();
         assert_eq!(hung.recv_timeout(Duration::from_secs(60)).unwrap(), 5);

@@ -1,20 +1,22 @@
 //! The reads and writes in a ring, each in a slot whose number is its token.
 //!
-//! Invariants: a slot is taken from the submission of its transfer until the result is known, over any number
-//! of raw transfers. There are at most as many slots as the ring is deep, so a taken slot always has room
-//! there. A [`Flight`] never ends, even by a panic, while the kernel may still use its memory.
+//! Invariants: a slot is taken from the submission of its transfer until the result is known, over
+//! any number of raw transfers. There are at most as many slots as the ring is deep, so a taken
+//! slot always has room there. A [`RingTransfers`] never ends, even by a panic, while the kernel
+//! may still use its memory.
 
 use libc::iovec;
 
 use super::ring::{Completion, Ring};
-use crate::job::Job;
+use crate::job::TransferJob;
 use crate::transfer::Transfer;
 use crate::{Error, scatter};
 
 /// The token of the wake-up of a thread that waits in the ring.
 const WAKE_TOKEN: u64 = u64::MAX;
 
-pub(super) struct Flight<'r, J: Job> {
+/// The transfers in flight in one ring.
+pub(super) struct RingTransfers<'r, J: TransferJob> {
     ring: &'r mut Ring,
     /// As many as were ever taken at once.
     slots: Vec<Option<TransferSlot<J>>>,
@@ -35,8 +37,9 @@ struct TransferSlot<J> {
 /// A completed transfer and its result.
 pub(super) type EndedTransfer<J> = (J, Result<usize, Error>);
 
-impl<'r, J: Job> Flight<'r, J> {
-    /// Creates a flight of up to `slots` concurrent transfers in an empty ring that is at least as deep.
+impl<'r, J: TransferJob> RingTransfers<'r, J> {
+    /// Creates an empty set of up to `slots` concurrent transfers in an empty ring that is at least
+    /// as deep.
     pub(super) fn new(ring: &'r mut Ring, slots: usize) -> Self {
         assert!(slots <= ring.room(), "more slots than room in the ring");
         Self { ring, slots: Vec::new(), free: Vec::new(), slots_max: slots, completions: Vec::new() }
@@ -137,7 +140,7 @@ impl<'r, J: Job> Flight<'r, J> {
     }
 }
 
-impl<J: Job> TransferSlot<J> {
+impl<J: TransferJob> TransferSlot<J> {
     /// Puts the next raw transfer into the ring.
     fn put_into(&mut self, ring: &mut Ring, number: usize) {
         let file = self.job.file();
@@ -151,17 +154,18 @@ impl<J: Job> TransferSlot<J> {
         };
         self.asked = scatter::total(pieces);
         #[expect(unsafe_code, reason = "the kernel writes where it is asked to")]
-        // SAFETY: the memory is the job's, valid until the job is dropped or returned (the contract of
-        // `Job`), and the list is the job's or this slot's on the heap. Both live until the transfer has come
-        // out: a slot is emptied only in `completed`, after that, or in `wait` when the ring has failed and
-        // takes nothing more; and `drop` drains the ring before any slot goes.
+        // SAFETY: the memory is the job's, valid until the job is dropped or returned (the contract
+        // of `TransferJob`), and the list is the job's or this slot's on the heap. Both live until
+        // the transfer has come out: a slot is emptied only in `completed`, after that, or in
+        // `wait` when the ring has failed and takes nothing more; and `drop` drains the ring before
+        // any slot goes.
         unsafe {
             ring.transfer(self.transfer.kind(), fd, pieces, self.transfer.position(), number as u64);
         }
     }
 }
 
-impl<J: Job> Drop for Flight<'_, J> {
+impl<J: TransferJob> Drop for RingTransfers<'_, J> {
     fn drop(&mut self) {
         self.ring.drain();
     }
