@@ -272,7 +272,7 @@ fn a_rotten_slot_of_the_journals_control_file_is_a_fault() {
     }
 }
 
-/// Which the journal of a store that is closed and synced begins with.
+/// The journal of a closed and synced store begins with padding.
 #[test]
 fn a_rotten_padding_of_the_journal_is_a_fault_and_loses_nothing() {
     let (_held, dir) = store();

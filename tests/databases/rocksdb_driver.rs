@@ -8,7 +8,7 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// What a database is for.
+/// The purpose of a database.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Role {
     Primary,

@@ -1,9 +1,12 @@
-//! The layers of ARCHITECTURE.md against `cargo metadata`: its table has each crate with all that it imports, a crate imports crates from
-//! rows below its own alone, and no crate imports one of a directory that its own may not.
+//! The layers of ARCHITECTURE.md against `cargo metadata`: its table has each crate with all that it
+//! imports, a crate imports crates from rows below its own alone, and no crate imports one of a
+//! directory that its own may not. No crate compiles files of another by `#[path]`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
+
+use super::files_below;
 
 /// The directories of crates, and those that the crates of each may import from.
 const MAY_IMPORT: [(&str, &[&str]); 4] = [
@@ -14,6 +17,9 @@ const MAY_IMPORT: [(&str, &[&str]); 4] = [
 ];
 /// Crates of `operate` that import from `engine`, too.
 const BOTH: [&str; 2] = ["cli", "probe"];
+
+/// The model of a page cache under the policy's tests, which the catalog's table of read-backs runs, too.
+const SHARED: &str = "crates/base/policy/tests/properties";
 
 /// A crate as cargo knows it.
 struct Found {
@@ -68,10 +74,28 @@ fn crates(root: &Path) -> BTreeMap<String, Found> {
     all.filter(|(_, found)| MAY_IMPORT.iter().any(|(group, _)| *group == found.group)).collect()
 }
 
+/// A sentence for each `#[path]` that leads out of its crate.
+fn foreign_sources(root: &Path) -> Vec<String> {
+    let owner =
+        |path: &Path| path.ancestors().find(|above| above.join("Cargo.toml").is_file()).map(Path::to_owned);
+    let mut wrong = Vec::new();
+    let places = ["bench", "crates", "docs", "integrations", "tests"].into_iter();
+    for source in places.flat_map(|name| files_below(&root.join(name), "rs")) {
+        let text = std::fs::read_to_string(&source).expect("a source");
+        for path in text.split("\n#[path = \"").skip(1).filter_map(|rest| rest.split('"').next()) {
+            let included = source.with_file_name(path).canonicalize().expect("a source");
+            if owner(&included) != owner(&source) && !included.starts_with(root.join(SHARED)) {
+                wrong.push(format!("{} compiles {path} of another crate", source.display()));
+            }
+        }
+    }
+    wrong
+}
+
 /// A sentence for each crate that is not as the page says, or not as the layers allow.
 pub(crate) fn wrong(root: &Path) -> Vec<String> {
     let (table, crates) = (table(root), crates(root));
-    let mut wrong = Vec::new();
+    let mut wrong = foreign_sources(root);
     for name in crates.keys().filter(|name| table.iter().all(|(row, _)| row != *name)) {
         wrong.push(format!("ARCHITECTURE.md has no row for `{name}`"));
     }

@@ -1,8 +1,8 @@
 //! Tests of the documents. Every command block of the README and the book runs and prints its
 //! output. Links lead somewhere. Crates import what ARCHITECTURE.md allows, and configurations are
 //! accepted. The code has the messages that are explained, and the tests that hold promises.
-//! Comments, documents and names are within the bars of [`prose`]. Statements in several places are
-//! the same in each.
+//! Comments, documents and names are within the bars of [`prose`]. Figures and statements in several
+//! places are the same in each.
 //!
 //! Blocks marked `console` are run, in order, one directory a page, on the fixtures of
 //! [`fixtures`]: `$` begins a command, `#` one that needs root, `>` goes on with a here-document.
@@ -16,6 +16,7 @@ mod support;
 mod blocks;
 mod circles;
 mod compare;
+mod figures;
 mod fixtures;
 mod layering;
 mod links;

@@ -1,9 +1,10 @@
 //! Openings that are refused, and the reason in the message that the caller of SQLite gets.
 //!
-//! A VFS can only fail an opening by a code, for which SQLite has its own words ("unable to open database file"). So [`RefusedFile`] takes the file's place, and
-//! [`check_connection`], which SQLite calls for each new connection, fails with the reason. Where a program has emptied SQLite's list of such functions
-//! (`sqlite3_reset_auto_extension`), the first use of the file fails, and each PRAGMA with the reason. A file that is attached is not checked: its first use
-//! fails.
+//! A VFS can only fail an opening by a code, for which SQLite has its own words ("unable to open
+//! database file"). So [`RefusedFile`] takes the file's place, and [`check_connection`], which SQLite
+//! calls for each new connection, fails with the reason. A program may have emptied SQLite's list of
+//! such functions (`sqlite3_reset_auto_extension`). Then the first use of the file fails, and each
+//! PRAGMA with the reason. A file that is attached is not checked: its first use fails.
 //!
 //! Invariant: a refused file is never read, written or locked.
 #![allow(unsafe_code, reason = "SQLite's C interface")]
@@ -18,7 +19,7 @@ use pagekeeper_text::escaped;
 /// Answered by refused files alone.
 const ASK: &CStr = c"pagekeeper_refused";
 
-/// What SQLite has open in place of a database that was refused.
+/// The file that SQLite has open in place of a refused database.
 pub(crate) struct RefusedFile {
     why: String,
 }

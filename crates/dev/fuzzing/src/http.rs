@@ -3,18 +3,17 @@
 //!
 //! The first line is a `Host`, each other line an `Accept`.
 
-#[path = "../../../operate/metrics/src/headers.rs"]
-mod headers;
+use pagekeeper_metrics::fuzzing::{is_this_host, parse_accept};
 
 /// Runs one input.
 pub(crate) fn fuzz_one(data: &[u8]) {
     let mut lines = crate::text(data).split('\n');
     let host = lines.next().unwrap_or_default();
-    if headers::is_this_host(host) {
+    if is_this_host(host) {
         let named = host.to_ascii_lowercase().starts_with("localhost");
         assert!(named || host.contains(|c: char| c.is_ascii_hexdigit() || c == ':'), "{host:?}");
     }
-    headers::accepted_format(lines);
+    parse_accept(lines);
 }
 
 /// The headers that Prometheus 2.42 sends.

@@ -1,28 +1,13 @@
 //! All parsers of data that others can write, each as a function of any bytes ([`Target`]). It panics if the
 //! parser does, or if the result can't be right.
 //!
-//! The same functions run in `tests/random_input` with any compiler, and in `fuzz/` under libFuzzer. Private
-//! parsers are included by the paths of their sources.
+//! The same functions run in `tests/random_input` with any compiler, and in `fuzz/` under libFuzzer. Crates with
+//! private parsers offer tests of them by their feature `fuzzing`.
 
-// Included sources contain their own tests, which run in their own crates.
-#![cfg(not(test))]
-
-#[path = "../../../engine/store/src/format/mod.rs"]
-#[allow(dead_code, unused_imports, unreachable_pub)]
-mod format;
-#[path = "../../../base/kernel/tests/machine/mod.rs"]
-#[allow(dead_code, unreachable_pub)]
-mod machine_tree;
-#[path = "../../../engine/tree/src/format/mod.rs"]
-#[allow(dead_code, unreachable_pub)]
-mod tree_format;
-
-mod entry;
 mod http;
 mod innodb_header;
 mod machine;
-mod page;
-mod page_map;
+mod machine_tree;
 mod pattern;
 mod pg_control;
 mod pg_slot;
@@ -34,10 +19,9 @@ mod server;
 mod settings;
 mod snapshot;
 mod stream_request;
-mod superblock;
 mod trace;
-mod tree_page;
-mod warm;
+
+use pagekeeper_store::fuzzing;
 
 /// A parser, and examples of its input.
 #[derive(Debug, Clone, Copy)]
@@ -56,12 +40,12 @@ pub struct Target {
 
 /// All targets.
 pub const TARGETS: [Target; 20] = [
-    Target { name: "entry", fuzz_one: entry::fuzz_one, seeds: seeds::entry },
+    Target { name: "entry", fuzz_one: fuzzing::entry, seeds: seeds::entry },
     Target { name: "http", fuzz_one: http::fuzz_one, seeds: http::seeds },
     Target { name: "innodb_header", fuzz_one: innodb_header::fuzz_one, seeds: innodb_header::seeds },
     Target { name: "machine", fuzz_one: machine::fuzz_one, seeds: machine::seeds },
-    Target { name: "page", fuzz_one: page::fuzz_one, seeds: seeds::page },
-    Target { name: "page_map", fuzz_one: page_map::fuzz_one, seeds: seeds::page_map },
+    Target { name: "page", fuzz_one: fuzzing::page, seeds: seeds::page },
+    Target { name: "page_map", fuzz_one: fuzzing::page_map, seeds: seeds::page_map },
     Target { name: "pattern", fuzz_one: pattern::fuzz_one, seeds: seeds::pattern },
     Target { name: "pg_control", fuzz_one: pg_control::fuzz_one, seeds: pg_control::seeds },
     Target { name: "pg_slot", fuzz_one: pg_slot::fuzz_one, seeds: pg_slot::seeds },
@@ -72,10 +56,10 @@ pub const TARGETS: [Target; 20] = [
     Target { name: "settings", fuzz_one: settings::fuzz_one, seeds: seeds::settings },
     Target { name: "snapshot", fuzz_one: snapshot::fuzz_one, seeds: seeds::snapshot },
     Target { name: "stream_request", fuzz_one: stream_request::fuzz_one, seeds: stream_request::seeds },
-    Target { name: "superblock", fuzz_one: superblock::fuzz_one, seeds: seeds::superblock },
+    Target { name: "superblock", fuzz_one: fuzzing::superblock, seeds: seeds::superblock },
     Target { name: "trace", fuzz_one: trace::fuzz_one, seeds: trace::seeds },
-    Target { name: "tree_page", fuzz_one: tree_page::fuzz_one, seeds: seeds::tree_page },
-    Target { name: "warm", fuzz_one: warm::fuzz_one, seeds: seeds::warm },
+    Target { name: "tree_page", fuzz_one: pagekeeper_tree::fuzzing::fuzz_one, seeds: seeds::tree_page },
+    Target { name: "warm", fuzz_one: fuzzing::warm, seeds: seeds::warm },
 ];
 
 /// Returns the target of this name.

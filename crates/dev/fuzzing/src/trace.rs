@@ -1,24 +1,12 @@
 //! Lines of the kernel's tracing, which contain the names that tasks chose: any bytes are parsed or rejected.
 
-use pagekeeper_trace::{DurationStats, MachineCounts};
-
-use counts::{BlockOp, ReclaimKind};
-
-#[path = "../../../operate/trace/src/counts.rs"]
-#[allow(dead_code, unused_imports, unreachable_pub, rustdoc::broken_intra_doc_links)]
-mod counts;
-#[path = "../../../operate/trace/src/event.rs"]
-#[allow(dead_code)]
-mod event;
-#[path = "../../../operate/trace/src/lines.rs"]
-#[allow(dead_code)]
-mod lines;
+use pagekeeper_trace::fuzzing::task_of_event;
 
 /// Runs one input.
 pub(crate) fn fuzz_one(data: &[u8]) {
     for line in data.split(|byte| *byte == b'\n') {
-        if let Some(lines::TraceLine::Event(record)) = lines::parse(line) {
-            assert!(record.name.len() <= 16, "the width of its column");
+        if let Some(name) = task_of_event(line) {
+            assert!(name.len() <= 16, "the width of its column");
         }
     }
 }

@@ -64,7 +64,7 @@ pub(crate) struct CrashOutcome {
     seed: u64,
     /// For a prefix, the first operation that does not persist; for a suffix, the first that does.
     split: u64,
-    /// How many of a thousand persist at random.
+    /// Operations of a thousand that persist at random.
     share: u64,
 }
 

@@ -119,7 +119,7 @@ impl From<WriteFault> for AnyFault {
     }
 }
 
-/// How often a planned fault occurs.
+/// The number of times that a planned fault occurs.
 ///
 /// ```
 /// use pagekeeper_io::{Access, Io};

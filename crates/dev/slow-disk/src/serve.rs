@@ -33,7 +33,7 @@ pub(super) const STATS: &str = ".stats";
 const STATS_INO: INodeNo = INodeNo(2);
 const FIRST_INO: u64 = 3;
 
-/// How long the kernel may cache names and attributes: nobody else changes anything.
+/// The time for which the kernel may cache names and attributes: nobody else changes anything.
 const EVER: Duration = Duration::from_secs(1 << 30);
 /// Largest request, in bytes.
 const LARGEST: u32 = 1 << 20;

@@ -8,22 +8,22 @@ use std::time::Duration;
 use super::schedule::Model;
 use pagekeeper_text::{ByteSize, HumanDuration, parse_size};
 
-/// What kind of disk, and what is made of it.
+/// The kind of disk, and what is made of it.
 #[derive(Debug, Clone, PartialEq, Eq, clap::Args)]
 pub struct Settings {
-    /// How long each request takes, like 2ms or 0.1ms
+    /// Time that each request takes, like 2ms or 0.1ms
     #[arg(long, value_name = "TIME", value_parser = parse_latency)]
     pub latency: Duration,
-    /// How many requests it serves at once
+    /// Requests that it serves at once
     #[arg(long, value_name = "N")]
     pub width: NonZero<u16>,
-    /// How many requests it serves per second at most [default: no cap]
+    /// Requests that it serves per second, at most [default: no cap]
     #[arg(long, value_name = "N")]
     pub iops: Option<NonZero<u64>>,
-    /// How many bytes of requests it serves per second at most, like 500M [default: no cap]
+    /// Bytes of requests that it serves per second, at most, like 500M [default: no cap]
     #[arg(long, value_name = "SIZE", value_parser = parse_bandwidth)]
     pub bandwidth: Option<NonZero<u64>>,
-    /// How much it holds
+    /// Bytes that it holds
     #[arg(long, value_name = "SIZE", default_value = "4G", value_parser = parse_size)]
     pub size: u64,
     /// Keep its files in this directory, which gives the size, too [default: in memory, gone at the end]

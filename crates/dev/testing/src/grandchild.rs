@@ -20,7 +20,7 @@ impl Grandchild {
     ///
     /// # Panics
     ///
-    /// Where there is no bash, or no such program.
+    /// If there is no bash, or no such program.
     pub fn start(words: &[&str]) -> Self {
         let started = Self::new("now", words);
         // Not while it is still the shell that starts it, which blocks signals.
@@ -54,7 +54,7 @@ impl Grandchild {
     ///
     /// # Panics
     ///
-    /// Where its process has ended.
+    /// If its process has ended.
     pub fn begin(&mut self) {
         self.input().write_all(b"\n").unwrap();
     }
@@ -84,7 +84,7 @@ impl Grandchild {
     ///
     /// # Panics
     ///
-    /// Where it has ended.
+    /// If it has ended.
     pub fn kill(&self, signal: &str) {
         let pid = self.pid.to_string();
         assert!(Command::new("kill").args(["-s", signal, &pid]).status().unwrap().success());
@@ -94,7 +94,7 @@ impl Grandchild {
     ///
     /// # Panics
     ///
-    /// Where it prints what is no text.
+    /// If it prints bytes that are not text.
     pub fn end(mut self) -> String {
         drop(self.shell.stdin.take());
         let mut rest = String::new();

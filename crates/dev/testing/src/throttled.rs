@@ -51,7 +51,7 @@ impl ThrottledDisk {
     /// Programs that it needs, beside the `mkfs` of its file system.
     pub const PROGRAMS: [&str; 5] = ["mkfs.ext4", "losetup", "mount", "umount", "sh"];
 
-    /// What a machine without such disks lacks.
+    /// The feature that a machine without such disks lacks.
     pub const NEED: &str = "the blkio controller of cgroup version 1, which this host does not have";
 
     /// Makes a file system of this kind in `size` bytes (sparse), written at `rate` bytes a second. Returns `None`, with

@@ -46,6 +46,9 @@ mod destination;
 mod error;
 mod format;
 mod free_list;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod handle;
 mod index;
 mod inspect;

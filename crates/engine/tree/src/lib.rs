@@ -24,6 +24,9 @@
 mod check;
 mod error;
 mod format;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod range;
 mod read;
 mod scan;

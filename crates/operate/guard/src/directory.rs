@@ -112,7 +112,7 @@ pub(crate) struct Directory {
     next_due: NextDue,
     /// The file system of its files.
     file_system: KnownFileSystem,
-    /// What its database's own files state about its logs.
+    /// The reader of what its database's own files state about its logs.
     pub(crate) state_files: Option<Box<dyn StateFileReader>>,
 }
 

@@ -12,6 +12,9 @@
 mod digest;
 mod events;
 mod exposition;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod exposition_text;
 mod headers;
 mod histogram;

@@ -85,7 +85,7 @@ pub struct BulkCase {
     pub p999_us: f64,
     /// The maximum, in microseconds.
     pub longest_us: f64,
-    /// How often the kernel throttled the appending thread for dirty pages; `None` if that is not counted.
+    /// The number of times that the kernel throttled the appending thread for dirty pages; `None` if that is not counted.
     pub pauses: Option<u64>,
     /// Throughput of the bulk writer including its last sync, in bytes per second. `None` for idle and
     /// buffered cases: buffered output is discarded before all of it is on the disk.

@@ -21,7 +21,7 @@ pub enum Error {
     NoDisk {
         /// The directory.
         path: PathBuf,
-        /// What the file system is instead.
+        /// The reason why it can not be measured.
         reason: &'static str,
     },
     /// The file system is mounted read-only.

@@ -291,7 +291,7 @@ pub struct ProbeReport {
     pub took_seconds: f64,
     /// Length of one interval in milliseconds.
     pub interval_ms: f64,
-    /// How often compared intervals were repeated.
+    /// Repetitions of compared intervals.
     pub rounds: u32,
     /// Seed of the random choices.
     pub seed: u64,

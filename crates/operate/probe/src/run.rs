@@ -87,7 +87,7 @@ pub(crate) struct MeasureOptions {
     pub(crate) file_bytes: u64,
     /// Length of one interval; other measurements take a multiple of it.
     pub(crate) interval: Duration,
-    /// How often each interval is repeated.
+    /// Repetitions of each interval.
     pub(crate) rounds: u32,
     /// Time limit for writing the file.
     pub(crate) fill: Duration,

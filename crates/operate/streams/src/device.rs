@@ -26,7 +26,7 @@ use crate::{Decide, StayReason, Verdict};
 /// The most workers; further devices share them.
 const WORKERS_MAX: usize = 8;
 /// The most ranges that one search for resident pages returns.
-const SEARCHED_MAX: usize = 4096;
+const SEARCHED_RANGES_MAX: usize = 4096;
 /// Attempts after which pages that stay are paged out of the memory of the processes that brought them in.
 const ATTEMPTS_BEFORE_PAGE_OUT: u32 = 2;
 
@@ -344,10 +344,10 @@ pub(crate) fn drop_clean(
     Ok(RangeResult { was_mapped, ..result(range, resident, after.resident, why) })
 }
 
-/// Returns the ranges of a file that are resident, at most [`SEARCHED_MAX`]. A file that can't be examined has none.
+/// Returns the ranges of a file that are resident, at most [`SEARCHED_RANGES_MAX`]. A file that can't be examined has none.
 fn search(file: &InspectedFile) -> Vec<Range<u64>> {
     let ranges = resident_extents(file, 0..u64::MAX).into_iter().flatten();
-    ranges.map_while(Result::ok).take(SEARCHED_MAX).collect()
+    ranges.map_while(Result::ok).take(SEARCHED_RANGES_MAX).collect()
 }
 
 fn result(range: &DueRange, resident: u64, stays: u64, why: StayReason) -> RangeResult {

@@ -11,9 +11,9 @@ use pagekeeper_policy::stream_pages::{DueRange, StreamPages, StreamTotals, Unwri
 use pagekeeper_trace::page_events::EventFile;
 
 use crate::limits::{
-    CLEAN_AFTER_END, DUE_MIN, FILES_MAX, FILES_PER_USER, GIVEN_UP_SHARE, HUNG_AFTER, HURRY_FOURTHS, IDLE,
-    LOOK_SHARE, RANGES_PER_JOB, STEP, USERS_PER_FILE, WINDOWS_MAX, WINDOWS_PER_USER, WRITE_AFTER,
-    WRITTEN_AFTER_END,
+    CLEAN_RELEASE_MAX, DUE_BYTES_MIN, FILE_IDLE_AFTER, FILES_MAX, FILES_PER_USER, GIVEN_UP_DIVISOR,
+    HUNG_AFTER, HURRY_FOURTHS, LOOK_COST_DIVISOR, RANGES_PER_JOB, STEP, USERS_PER_FILE, WINDOWS_MAX,
+    WINDOWS_PER_USER, WRITE_AFTER, WRITTEN_RELEASE_MAX,
 };
 use crate::processes::ProcessId;
 use crate::requests::{Beneficiaries, Origin};
@@ -62,8 +62,8 @@ pub(crate) struct File {
     reported: Vec<Range<u64>>,
 }
 
-/// Whether pages of a file can be found whose additions were lost: all that are resident are the streams', if nobody
-/// else has had any since their first.
+/// The search for pages of a file whose additions were lost. If nobody else has had any of its pages
+/// since the streams' first, all that are resident are the streams'.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PageSearch {
     Impossible,
@@ -218,7 +218,7 @@ impl File {
     }
 
     fn next_release(&self, now: Duration, sees_use: bool, is_pressed: bool) -> FileStep {
-        let is_idle = now.saturating_sub(self.last_event) >= IDLE;
+        let is_idle = now.saturating_sub(self.last_event) >= FILE_IDLE_AFTER;
         let is_over = self.ended.is_some() || self.is_hurried || (is_pressed && is_idle);
         let is_old = |since: Duration| is_pressed || is_over || now.saturating_sub(since) >= WRITE_AFTER;
         let is_written = self.job_since.is_none() && self.unwritten.oldest().is_some_and(is_old);
@@ -236,21 +236,21 @@ impl File {
         }
         if let Some(since) = self.job_since {
             let is_hung = self.is_hung(now, since);
-            let is_late = over_for >= WRITTEN_AFTER_END || (over_for >= HUNG_AFTER && is_hung);
+            let is_late = over_for >= WRITTEN_RELEASE_MAX || (over_for >= HUNG_AFTER && is_hung);
             return if is_late { FileStep::GiveUp } else { FileStep::Wait };
         }
-        let is_on_its_way = self.why == Some(StayReason::Unwritten) && over_for < WRITTEN_AFTER_END;
+        let is_on_its_way = self.why == Some(StayReason::Unwritten) && over_for < WRITTEN_RELEASE_MAX;
         let mut due = self.pages.due(now, sees_use, is_over);
         due.retain(|range| !self.is_reported(&range.bytes));
         due.truncate(RANGES_PER_JOB);
-        if !is_on_its_way && in_vain_for >= CLEAN_AFTER_END {
+        if !is_on_its_way && in_vain_for >= CLEAN_RELEASE_MAX {
             // Pages that were added during a long job were not attempted yet.
             due.retain(|range| range.attempts == 0);
-            let is_late = due.is_empty() || over_for >= WRITTEN_AFTER_END;
+            let is_late = due.is_empty() || over_for >= WRITTEN_RELEASE_MAX;
             return if is_late { FileStep::GiveUp } else { FileStep::Work { ranges: due, is_written } };
         }
         let bytes: u64 = due.iter().map(|range| range.bytes.end - range.bytes.start).sum();
-        if bytes > 0 && (bytes >= DUE_MIN || is_over || is_idle) {
+        if bytes > 0 && (bytes >= DUE_BYTES_MIN || is_over || is_idle) {
             FileStep::Work { ranges: due, is_written }
         } else if is_written {
             FileStep::Work { ranges: Vec::new(), is_written }
@@ -267,15 +267,15 @@ impl File {
     /// Returns when the next step may be another one, if no event comes before.
     fn next_look(&self, now: Duration, sees_use: bool) -> Duration {
         if self.pages.is_done() || self.job_since.is_some() {
-            return now + IDLE;
+            return now + FILE_IDLE_AFTER;
         }
         let is_over = self.ended.is_some() || self.is_hurried;
-        let due = self.pages.next_due(now, sees_use, is_over).unwrap_or(now + IDLE);
-        let idle = self.last_event + IDLE;
+        let due = self.pages.next_due(now, sees_use, is_over).unwrap_or(now + FILE_IDLE_AFTER);
+        let idle = self.last_event + FILE_IDLE_AFTER;
         let due = if due <= now && idle > now { idle } else { due };
         let due = self.unwritten.oldest().map_or(due, |since| due.min(since + WRITE_AFTER));
         // A file whose streams have ended is given up eventually.
-        if self.ended.is_some() { due.min(now + CLEAN_AFTER_END) } else { due }
+        if self.ended.is_some() { due.min(now + CLEAN_RELEASE_MAX) } else { due }
     }
 
     fn is_reported(&self, bytes: &Range<u64>) -> bool {
@@ -422,7 +422,7 @@ impl Files {
             let began = Instant::now();
             let step = file.next_step(now, sees_use, is_pressed(name.dev));
             let next = file.next_look(now, sees_use);
-            file.not_before = now + (began.elapsed() * LOOK_SHARE).max(STEP);
+            file.not_before = now + (began.elapsed() * LOOK_COST_DIVISOR).max(STEP);
             again.push((name, next));
             let (user, counted) = (file.user, file.windows);
             file.windows = file.pages.windows();
@@ -460,7 +460,7 @@ impl Files {
             .map(|(name, file)| (file.last_event, *name))
             .collect();
         oldest.sort_unstable();
-        let share = if is_full { GIVEN_UP_SHARE } else { 4 };
+        let share = if is_full { GIVEN_UP_DIVISOR } else { 4 };
         oldest.truncate(oldest.len().div_ceil(share));
         let oldest = oldest.into_iter().map(|(_, name)| name);
         if is_full {

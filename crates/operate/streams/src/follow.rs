@@ -21,7 +21,7 @@ use crate::backlog::Backlogs;
 use crate::device::{Devices, Job, JobResult};
 use crate::files::{File, FileStep, Files, PageSearch, path_or_number};
 use crate::hold::{HoldTarget, HoldWish, Holds};
-use crate::limits::{FILES_MAX, FILES_PER_USER, STEP, UNFOLLOWED_FOR, WRITE_AFTER, WRITE_PER_JOB};
+use crate::limits::{FILES_MAX, FILES_PER_USER, LATE_EVENTS_FOR, STEP, WRITE_AFTER, WRITE_BYTES_PER_JOB};
 use crate::open::Metadata;
 use crate::processes::{ProcessId, Processes, is_called, running_wanted};
 use crate::report::{Sums, add};
@@ -224,7 +224,7 @@ impl Follower {
         if !came.is_empty() {
             self.last_event = Some(now);
         }
-        self.unfollowed.retain(|_, since| now.saturating_sub(*since) < UNFOLLOWED_FOR);
+        self.unfollowed.retain(|_, since| now.saturating_sub(*since) < LATE_EVENTS_FOR);
         for event in came {
             self.event(event, now);
         }
@@ -560,7 +560,7 @@ impl Follower {
         for range in &ranges {
             file.unwritten.ask_range(&range.bytes);
         }
-        let writes = if is_written { file.unwritten.ask(WRITE_PER_JOB) } else { Vec::new() };
+        let writes = if is_written { file.unwritten.ask(WRITE_BYTES_PER_JOB) } else { Vec::new() };
         let pid = |id: &ProcessId| self.processes.get(*id).map(|process| process.pid);
         let job = Job {
             file: name,

@@ -76,7 +76,7 @@ impl Holds {
                 // Most writers never have to be held.
                 let is_due = wishes.iter().any(|wish| wish.after.is_zero());
                 return if is_due {
-                    lock(&self.record.refused).push(refusal)
+                    lock(&self.record.refused).push(refusal);
                 };
             }
             self.wishes = start(Arc::clone(&self.record));

@@ -5,17 +5,17 @@ use std::time::Duration;
 /// Shortest time between two steps. A stream of 1 GB/s adds 10 MiB in that time, and a hundred steps a second
 /// cost next to nothing.
 pub(crate) const STEP: Duration = Duration::from_millis(10);
-/// Examining one file's pages takes at most 1/`LOOK_SHARE` of the time until the next examination.
-pub(crate) const LOOK_SHARE: u32 = 20;
+/// Examining one file's pages takes at most 1/`LOOK_COST_DIVISOR` of the time until the next examination.
+pub(crate) const LOOK_COST_DIVISOR: u32 = 20;
 /// Below this, due pages of a file wait while the file gets events: a job costs some system calls, however
 /// short it is.
-pub(crate) const DUE_MIN: u64 = 1 << 20;
+pub(crate) const DUE_BYTES_MIN: u64 = 1 << 20;
 /// A file without an event for this long is idle: its due pages go, however few, and a file with none left is
 /// forgotten.
-pub(crate) const IDLE: Duration = Duration::from_millis(50);
+pub(crate) const FILE_IDLE_AFTER: Duration = Duration::from_millis(50);
 /// A process is reported once it has brought in this much. Short-lived processes that a script starts by the
 /// hundred bring in less.
-pub(crate) const REPORTED_BYTES: u64 = 1 << 20;
+pub(crate) const REPORTED_BYTES_MIN: u64 = 1 << 20;
 /// The most processes of one user that are reported at a time: more than an administrator reads, and one user
 /// does not fill the log.
 pub(crate) const REPORTED_PER_USER: usize = 64;
@@ -23,7 +23,7 @@ pub(crate) const REPORTED_PER_USER: usize = 64;
 /// table.
 pub(crate) const PROCESSES_PER_USER: usize = 4096;
 /// Events of a process that is no longer followed may still come for this long.
-pub(crate) const UNFOLLOWED_FOR: Duration = Duration::from_secs(1);
+pub(crate) const LATE_EVENTS_FOR: Duration = Duration::from_secs(1);
 /// The most users that are listed in the report; all others count together.
 pub(crate) const USERS_MAX: usize = 256;
 /// The most files that are kept at a time: 16 MB of memory if each has a window or two.
@@ -40,25 +40,25 @@ pub(crate) const RANGES_PER_JOB: usize = 1024;
 /// Once a user has this many fourths of their limit of files, the remaining pages of the oldest files are due
 /// at once.
 pub(crate) const HURRY_FOURTHS: usize = 3;
-/// If there is no room, 1/`GIVEN_UP_SHARE` of a user's files go together, so that the search for the oldest
+/// If there is no room, 1/`GIVEN_UP_DIVISOR` of a user's files go together, so that the search for the oldest
 /// is rare.
-pub(crate) const GIVEN_UP_SHARE: usize = 16;
+pub(crate) const GIVEN_UP_DIVISOR: usize = 16;
 /// The most bytes of a file that one job writes in addition to those it releases, so that no file keeps the
 /// others of its device waiting.
-pub(crate) const WRITE_PER_JOB: u64 = 4 << 20;
+pub(crate) const WRITE_BYTES_PER_JOB: u64 = 4 << 20;
 /// Written pages of a file go to the disk after this long, however few: long before the kernel's own flusher.
 pub(crate) const WRITE_AFTER: Duration = Duration::from_secs(1);
 /// The most processes that are distinguished as users of one file. Files with more users are shared like
 /// libraries, which are not streamed.
 pub(crate) const USERS_PER_FILE: usize = 64;
 /// After a file's streams have ended, releasing its clean pages is attempted for this long: seven attempts.
-pub(crate) const CLEAN_AFTER_END: Duration = Duration::from_secs(2);
+pub(crate) const CLEAN_RELEASE_MAX: Duration = Duration::from_secs(2);
 /// The same for its pages that are being written: twice the time that the kernel leaves dirty pages alone.
-pub(crate) const WRITTEN_AFTER_END: Duration = Duration::from_secs(60);
+pub(crate) const WRITTEN_RELEASE_MAX: Duration = Duration::from_secs(60);
 /// If the job of a file of ended streams has not even begun after this long, its device does not answer.
 pub(crate) const HUNG_AFTER: Duration = Duration::from_secs(10);
 /// The most files with pages that stayed that are reported, largest first.
-pub(crate) const STAYED_MAX: usize = 64;
+pub(crate) const STAYED_FILES_MAX: usize = 64;
 /// The most programs that are listed in the report, since a process may choose any name. All others are
 /// [`OTHER_PROGRAMS`].
 pub(crate) const PROGRAMS_MAX: usize = 256;

@@ -20,9 +20,9 @@ const DESCRIPTORS_MAX: usize = 4096;
 
 /// The lowest inode number of files on btrfs (`BTRFS_FIRST_FREE_OBJECTID`).
 const BTRFS_FIRST_FILE: u64 = 256;
-/// Whether a block device is mounted is assumed not to change for this long.
-const IN_USE_FOR: Duration = Duration::from_secs(1);
-/// The most block devices for which that is remembered.
+/// The answer to whether a block device is mounted is kept for this long.
+const IN_USE_KEPT_FOR: Duration = Duration::from_secs(1);
+/// The most block devices whose answers are kept.
 const DEVICES_MAX: usize = 1024;
 
 /// Distinguishes metadata of mounted file systems from files: metadata comes in through the block device, or
@@ -30,7 +30,7 @@ const DEVICES_MAX: usize = 1024;
 #[derive(Default)]
 pub(crate) struct Metadata {
     proc: ProcRoot,
-    /// Whether a device is in use, and when that was found out.
+    /// The answer for each device, and its time.
     devices: HashMap<u64, (bool, Duration)>,
 }
 
@@ -41,7 +41,7 @@ impl Metadata {
             return file.subvolume.is_some() && file.ino < BTRFS_FIRST_FILE;
         }
         match self.devices.get(&file.dev) {
-            Some((is_in_use, since)) if now.saturating_sub(*since) < IN_USE_FOR => return *is_in_use,
+            Some((is_in_use, since)) if now.saturating_sub(*since) < IN_USE_KEPT_FOR => return *is_in_use,
             None if self.devices.len() >= DEVICES_MAX => self.devices.clear(),
             _ => {}
         }
@@ -54,10 +54,10 @@ impl Metadata {
 
 /// The set of leases is assumed not to change for this long. Reading it takes some milliseconds, and slows
 /// down everyone who takes locks meanwhile.
-const LEASES_FOR: Duration = Duration::from_millis(50);
-/// A mount is kept open for this long while there is work, so that the mounts are read once for many small
-/// files. Whether a block device has users is assumed not to change for as long.
-const MOUNT_FOR: Duration = Duration::from_millis(100);
+const LEASES_KEPT_FOR: Duration = Duration::from_millis(50);
+/// A mount is kept open for this long while there is work, so that the mounts are read once for many
+/// small files. The answer to whether a block device has users is kept for as long.
+const MOUNT_OPEN_FOR: Duration = Duration::from_millis(100);
 
 /// Opens the files of jobs.
 pub(crate) struct Opener {
@@ -83,7 +83,9 @@ impl Opener {
     pub(crate) fn has_users(&mut self, device: u64) -> bool {
         let now = Instant::now();
         match self.device {
-            Some((known, has_users, since)) if known == device && now.duration_since(since) <= MOUNT_FOR => {
+            Some((known, has_users, since))
+                if known == device && now.duration_since(since) <= MOUNT_OPEN_FOR =>
+            {
                 has_users
             }
             _ => {
@@ -106,11 +108,12 @@ impl Opener {
             return InspectedFile::open_device_by_number(&self.proc, Path::new("/sys"), file.dev);
         }
         let now = Instant::now();
-        if self.leases.as_ref().is_none_or(|(_, since)| now.duration_since(*since) > LEASES_FOR) {
+        if self.leases.as_ref().is_none_or(|(_, since)| now.duration_since(*since) > LEASES_KEPT_FOR) {
             self.leases = Some((self.proc.leases()?, now));
         }
-        let is_stale =
-            |(dev, _, since): &(u64, _, Instant)| *dev != file.dev || now.duration_since(*since) > MOUNT_FOR;
+        let is_stale = |(dev, _, since): &(u64, _, Instant)| {
+            *dev != file.dev || now.duration_since(*since) > MOUNT_OPEN_FOR
+        };
         if self.mount.as_ref().is_none_or(is_stale) {
             let pid = users.first().copied().unwrap_or(1);
             let mount = match OpenMount::of_device(&self.proc, file.dev, pid) {

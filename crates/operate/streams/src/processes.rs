@@ -10,7 +10,7 @@ use pagekeeper_trace::page_events::EventFile;
 
 use crate::StreamEvent;
 use crate::hold::HoldTarget;
-use crate::limits::{PROCESSES_PER_USER, REPORTED_BYTES, REPORTED_PER_USER};
+use crate::limits::{PROCESSES_PER_USER, REPORTED_BYTES_MIN, REPORTED_PER_USER};
 use crate::report::add;
 use crate::requests::{Origin, RequestId};
 
@@ -189,7 +189,7 @@ impl Processes {
     pub(crate) fn brought_in(&mut self, id: ProcessId, bytes: u64) -> Option<StreamEvent> {
         let process = self.all.get_mut(&id)?;
         process.added += bytes;
-        if process.is_reported || process.added < REPORTED_BYTES {
+        if process.is_reported || process.added < REPORTED_BYTES_MIN {
             return None;
         }
         let reported = self.reported.entry(process.user).or_default();

@@ -9,7 +9,7 @@ use std::time::Duration;
 use pagekeeper_kernel::Error;
 use pagekeeper_policy::stream_pages::StreamTotals;
 
-use crate::limits::{OTHER_PROGRAMS, PROBLEMS_MAX, PROGRAMS_MAX, STAYED_MAX, USERS_MAX};
+use crate::limits::{OTHER_PROGRAMS, PROBLEMS_MAX, PROGRAMS_MAX, STAYED_FILES_MAX, USERS_MAX};
 use crate::{FileReport, StreamReport};
 
 /// Adds `more` to `sum`.
@@ -104,7 +104,7 @@ impl Sums {
 fn insert_stayed(stayed: &mut Vec<FileReport>, file: FileReport) {
     let at = stayed.partition_point(|other| other.totals.resident >= file.totals.resident);
     stayed.insert(at, file);
-    stayed.truncate(STAYED_MAX);
+    stayed.truncate(STAYED_FILES_MAX);
 }
 
 #[cfg(test)]
@@ -124,7 +124,7 @@ mod tests {
             sums.retire(file(resident));
         }
         let report = sums.report(std::iter::empty(), 7);
-        assert_eq!(report.stayed.len(), STAYED_MAX);
+        assert_eq!(report.stayed.len(), STAYED_FILES_MAX);
         assert_eq!(report.stayed[0].totals.resident, 99);
         let StreamTotals { added, released, handed_on, gone, resident } = report.totals;
         assert_eq!((released, resident, report.lost_bytes), (10_000, 99 * 50, 7));

@@ -35,7 +35,7 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::process::{PidfdFlags, pidfd_open};
 
 use self::listener::Listener;
-use crate::stream_request::{LINE_MAX, StreamAnswer, StreamSums, check_request};
+use crate::stream_request::{LINE_BYTES_MAX, StreamAnswer, StreamSums, check_request};
 use crate::{RequestId, RequestReport, Requester, Streams};
 
 /// The most connections at a time: each has a thread.
@@ -43,13 +43,13 @@ const CONNECTIONS_MAX: usize = 64;
 /// The most connections of one user other than root.
 const CONNECTIONS_PER_USER: usize = 16;
 /// Time limit for a client to send its line, and to take an answer.
-const CLIENT_MAX: Duration = Duration::from_secs(2);
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time limit for an answer of the streams' thread.
-const THREAD_MAX: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit of a report's wait for pages that are still being written.
-const REPORTED_AFTER: Duration = Duration::from_secs(2);
+const REPORT_WAIT_MAX: Duration = Duration::from_secs(2);
 /// Time between two checks for that.
-const REPORT_POLL: Duration = Duration::from_millis(50);
+const REPORT_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A socket on which users ask for their own processes to be followed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -139,13 +139,13 @@ impl ThreadLink {
         let (answer, outcome) = sync_channel(1);
         let gone = || "the guard follows no streams at the moment".to_owned();
         self.ask(Ask::Follow { pid, user, answer }).ok_or_else(gone)?;
-        outcome.recv_timeout(THREAD_MAX).map_err(|_| gone())?
+        outcome.recv_timeout(ANSWER_TIMEOUT).map_err(|_| gone())?
     }
 
     fn report(&self, id: RequestId) -> Option<RequestReport> {
         let (answer, report) = sync_channel(1);
         self.ask(Ask::Report { id, answer })?;
-        report.recv_timeout(THREAD_MAX).ok()
+        report.recv_timeout(ANSWER_TIMEOUT).ok()
     }
 }
 
@@ -202,7 +202,7 @@ impl Drop for Service {
         signal(&self.stop);
         // The path is free once the acceptor has ended. It may be closing something that a user sent; that is
         // not waited for.
-        let until = Instant::now() + CLIENT_MAX;
+        let until = Instant::now() + CLIENT_TIMEOUT;
         let Some(acceptor) = self.acceptor.take() else { return };
         while !acceptor.is_finished() && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(1));
@@ -276,7 +276,7 @@ impl Connections {
             match polled.ok().and_then(|_| listener.socket.accept().ok()) {
                 Some((stream, _)) => self.begin(stream),
                 // There are no descriptors or memory for it; it waits in the kernel's queue.
-                None => std::thread::sleep(REPORT_POLL),
+                None => std::thread::sleep(REPORT_POLL_INTERVAL),
             }
         }
     }
@@ -307,7 +307,7 @@ impl Connections {
     }
 
     fn serve(&self, stream: &UnixStream, peer: &UCred, process: Option<&OwnedFd>) {
-        let request = read_line(stream, CLIENT_MAX).and_then(|line| check_request(&line));
+        let request = read_line(stream, CLIENT_TIMEOUT).and_then(|line| check_request(&line));
         match request.and_then(|()| self.follow(peer, process)) {
             Ok(mut request) => {
                 request.is_answered = answer(stream, &StreamAnswer::Followed).is_some();
@@ -347,14 +347,14 @@ impl Connections {
         if !both[1].revents().is_empty() || both[0].revents().contains(PollFlags::HUP) {
             return;
         }
-        let until = Instant::now() + REPORTED_AFTER;
+        let until = Instant::now() + REPORT_WAIT_MAX;
         while let Some(report) = request.link.report(request.id) {
             if (report.files == 0 && report.running == 0) || Instant::now() >= until {
                 let sums = StreamSums::of(report.totals, report.running > 0);
                 let _ = answer(stream, &StreamAnswer::Report(sums));
                 return;
             }
-            std::thread::sleep(REPORT_POLL);
+            std::thread::sleep(REPORT_POLL_INTERVAL);
         }
     }
 }
@@ -376,7 +376,7 @@ fn has_ended(process: &OwnedFd) -> bool {
 /// Reads the client's line, within that time.
 fn read_line(stream: &UnixStream, at_most: Duration) -> Result<Vec<u8>, String> {
     let until = Instant::now() + at_most;
-    let mut line = vec![0; LINE_MAX];
+    let mut line = vec![0; LINE_BYTES_MAX];
     let mut length = 0;
     while length < line.len() {
         let left = until.saturating_duration_since(Instant::now());
@@ -388,11 +388,11 @@ fn read_line(stream: &UnixStream, at_most: Duration) -> Result<Vec<u8>, String> 
             return Ok(line);
         }
     }
-    Err(format!("a request has at most {LINE_MAX} bytes"))
+    Err(format!("a request has at most {LINE_BYTES_MAX} bytes"))
 }
 
 /// Sends a line. Returns `None` if the client does not take it.
 fn answer(stream: &UnixStream, answer: &StreamAnswer) -> Option<()> {
-    stream.set_write_timeout(Some(CLIENT_MAX)).ok()?;
+    stream.set_write_timeout(Some(CLIENT_TIMEOUT)).ok()?;
     (&*stream).write_all(answer.to_line().as_bytes()).ok()
 }

@@ -2,7 +2,7 @@
 //!
 //! The user's process connects and sends one line, which asks the guard to follow this very process and its
 //! children. The guard answers with one line. Once the process has shut down its sending side, the guard
-//! sends a second line with the totals. Lines are JSON of at most [`LINE_MAX`] bytes, with the protocol's
+//! sends a second line with the totals. Lines are JSON of at most [`LINE_BYTES_MAX`] bytes, with the protocol's
 //! version. They name no process, file or user: the kernel identifies the peer.
 
 use std::io;
@@ -16,9 +16,9 @@ use serde::{Deserialize, Serialize};
 /// The path of the guard's socket, where `pagekeeper run` looks for it.
 pub const STREAM_SOCKET: &str = "/run/pagekeeper-guard/streams.sock";
 /// The length limit of a line, in bytes, including its end.
-pub const LINE_MAX: usize = 1024;
+pub const LINE_BYTES_MAX: usize = 1024;
 /// The version of the protocol.
-const VERSION: u32 = 1;
+const PROTOCOL_VERSION: u32 = 1;
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -96,16 +96,16 @@ pub fn connect(path: &Path) -> io::Result<UnixStream> {
 
 /// Returns the request line.
 pub fn request_line() -> String {
-    line(&RequestLine { version: VERSION, follow: Followee::Itself })
+    line(&RequestLine { version: PROTOCOL_VERSION, follow: Followee::Itself })
 }
 
 /// Checks a request line. Fails with a sentence.
 pub fn check_request(line: &[u8]) -> Result<(), String> {
     let request = line.strip_suffix(b"\n").and_then(|line| serde_json::from_slice(line).ok());
     match request {
-        Some(RequestLine { version: VERSION, follow: Followee::Itself }) => Ok(()),
+        Some(RequestLine { version: PROTOCOL_VERSION, follow: Followee::Itself }) => Ok(()),
         Some(RequestLine { version, .. }) => {
-            Err(format!("the guard knows version {VERSION} of requests, and not version {version}"))
+            Err(format!("the guard knows version {PROTOCOL_VERSION} of requests, and not version {version}"))
         }
         None => Err("the request is none that this version of the guard knows".to_owned()),
     }
@@ -114,13 +114,13 @@ pub fn check_request(line: &[u8]) -> Result<(), String> {
 impl StreamAnswer {
     /// Returns the answer as a line.
     pub fn to_line(&self) -> String {
-        line(&AnswerLine { version: VERSION, answer: self.clone() })
+        line(&AnswerLine { version: PROTOCOL_VERSION, answer: self.clone() })
     }
 
     /// Parses an answer line; `None` if it is not one of this version.
     pub fn parse(line: &[u8]) -> Option<Self> {
         let line: AnswerLine = serde_json::from_slice(line.strip_suffix(b"\n")?).ok()?;
-        (line.version == VERSION).then_some(line.answer)
+        (line.version == PROTOCOL_VERSION).then_some(line.answer)
     }
 }
 
@@ -142,7 +142,7 @@ mod tests {
             StreamAnswer::Report(sums),
         ] {
             let line = answer.to_line();
-            assert!(line.len() <= LINE_MAX && line.matches('\n').count() == 1, "{line}");
+            assert!(line.len() <= LINE_BYTES_MAX && line.matches('\n').count() == 1, "{line}");
             assert_eq!(StreamAnswer::parse(line.as_bytes()), Some(answer));
         }
         assert_eq!(check_request(request_line().as_bytes()), Ok(()));

@@ -11,7 +11,7 @@ use crate::service::{Asks, ThreadLink, link};
 use crate::{StreamEvent, StreamOptions, StreamReport, Streams};
 
 /// Time between two steps while streams bring pages in.
-const BUSY_STEP: Duration = Duration::from_millis(10);
+const BUSY_STEP_INTERVAL: Duration = Duration::from_millis(10);
 /// Longest wait for a stream; a stop is heeded after it.
 const IDLE_WAIT: Duration = Duration::from_millis(100);
 /// Shortest time between two updates.
@@ -21,14 +21,14 @@ const UPDATES_MAX: usize = 16;
 /// The most events in one update; more are dropped.
 const EVENTS_MAX: usize = 1024;
 /// Longest wait for the kernel to load the programs.
-const START_MAX: Duration = Duration::from_secs(10);
+const START_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest wait for the thread to stop: a release may hang.
-const STOP_MAX: Duration = Duration::from_secs(2);
+const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A report of the thread.
 #[derive(Debug, Default)]
 pub struct StreamUpdate {
-    /// What happened since the update before.
+    /// The events since the last update.
     pub events: Vec<StreamEvent>,
     /// Whether events were dropped.
     pub is_cut: bool,
@@ -75,7 +75,7 @@ impl StreamThread {
         std::thread::Builder::new().name("streams".to_owned()).spawn(run).map_err(|error| {
             format!("no thread can be started (RLIMIT_NPROC, TasksMax or memory): {error}")
         })?;
-        let outcome = outcome.recv_timeout(START_MAX);
+        let outcome = outcome.recv_timeout(START_TIMEOUT);
         outcome.map_err(|_| "the kernel does not load the programs for that in time".to_owned())??;
         Ok(Self { link, stop, updates })
     }
@@ -99,7 +99,7 @@ impl StreamThread {
     /// Stops the thread. Returns its last updates.
     pub fn stop(self) -> Vec<StreamUpdate> {
         drop(self.stop);
-        let until = Instant::now() + STOP_MAX;
+        let until = Instant::now() + STOP_TIMEOUT;
         let left = || until.saturating_duration_since(Instant::now());
         std::iter::from_fn(|| self.updates.recv_timeout(left()).ok()).collect()
     }
@@ -130,6 +130,6 @@ fn follow(mut streams: Streams, asks: &Asks, stopped: &Receiver<()>, say: &SyncS
                 Err(TrySendError::Disconnected(_)) => return,
             }
         }
-        streams.wait_or_readable(if is_busy { BUSY_STEP } else { IDLE_WAIT }, asks.wake.as_fd());
+        streams.wait_or_readable(if is_busy { BUSY_STEP_INTERVAL } else { IDLE_WAIT }, asks.wake.as_fd());
     }
 }

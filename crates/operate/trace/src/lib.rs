@@ -92,6 +92,9 @@ mod durations;
 mod error;
 mod event;
 mod format;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod instance;
 mod lines;
 mod locked;

@@ -1,5 +1,6 @@
-//! The drivers that people have, each by a program in its own language that does what services do: it loads the VFS, gives a name that is no URI, has a pool,
-//! asks for WAL mode, forks, and is killed in a transaction. What becomes of that is a row of the table in `docs/src/databases/sqlite.md`.
+//! Tests of SQLite's drivers, each by a program in its own language that does what services do: it
+//! loads the VFS, gives a name that is no URI, has a pool, asks for WAL mode, forks, and is killed in
+//! a transaction. Its outcome is a row of the table in `docs/src/databases/sqlite.md`.
 //!
 //! Debian's drivers are part of `make test`. `scripts/fetch-drivers.sh` has the others, for `make test-sqlite`.
 
@@ -17,7 +18,7 @@ const PAGE: &str = include_str!("../../../../docs/src/databases/sqlite.md");
 /// Debian's, which its modules are for.
 const PYTHON: &str = "/usr/bin/python3";
 
-/// What the page says for an answer that has these words.
+/// The page's text for an answer that has these words.
 const SAID: [(&str, &str); 6] = [
     ("this process alone: ", "works"),
     ("plain: no commits in a log", "works"),
@@ -43,7 +44,7 @@ fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/drivers").join(name)
 }
 
-/// What `scripts/fetch-drivers.sh` has fetched.
+/// The drivers that `scripts/fetch-drivers.sh` has fetched.
 fn fetched(name: &str) -> PathBuf {
     let directory = std::env::var_os("PAGEKEEPER_SQLITE_DRIVERS");
     Path::new(&directory.expect("made by scripts/fetch-drivers.sh")).join(name)
@@ -51,7 +52,7 @@ fn fetched(name: &str) -> PathBuf {
 
 /// A driver in a program that is about to use one database.
 struct Story {
-    /// What starts the program.
+    /// The command that starts the program.
     words: Vec<OsString>,
     environment: Vec<(&'static str, PathBuf)>,
     directory: TempDir,
@@ -97,7 +98,7 @@ impl Story {
         if found == format!("{wanted}|ok") { "works".to_owned() } else { found }
     }
 
-    /// What children get that are forked after and before their parent opens. Commits six rows.
+    /// Forks children after and before their parent opens, and returns their answers. Commits six rows.
     fn forks(&self) -> String {
         let answers = self.ask("a.db", "fork");
         let (before, after) = answers.split_at(2);
@@ -105,7 +106,7 @@ impl Story {
         format!("{}; opened after the fork: {workers}", cells(before))
     }
 
-    /// What a second process gets while the first has the database. Commits two rows.
+    /// Returns the answer to a second process while the first has the database. Commits two rows.
     fn second_process(&self) -> String {
         let mut first = self.command("a.db", "hold");
         let mut first = first.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();

@@ -46,7 +46,7 @@ pub(crate) fn mutate(input: &mut Vec<u8>, other: &[u8], rng: &mut Rng) {
 fn mutate_once(input: &mut Vec<u8>, other: &[u8], rng: &mut Rng) {
     let at = rng.index(input.len() + 1);
     let end = at + rng.index((input.len() - at).min(32) + 1);
-    match rng.index(9) {
+    match rng.index(10) {
         0 if at < input.len() => input[at] ^= 1 << rng.index(8),
         1 if at < input.len() => input[at] = rng.number().to_le_bytes()[0],
         2 => input.insert(at, rng.number().to_le_bytes()[0]),
@@ -72,6 +72,13 @@ fn mutate_once(input: &mut Vec<u8>, other: &[u8], rng: &mut Rng) {
             let from = rng.index(other.len() + 1);
             input.truncate(at);
             input.extend_from_slice(&other[from..]);
+        }
+        9 => {
+            // A number as text, at or behind that place.
+            let is_digit = |at: &usize| input[*at].is_ascii_digit();
+            let start = (at..input.len()).find(is_digit).unwrap_or(input.len());
+            let end = start + (start..input.len()).take_while(is_digit).count();
+            drop(input.splice(start..end, WORDS[rng.index(WORDS.len())].iter().copied()));
         }
         // Mutations that do not apply here, or that are rare.
         _ => {}

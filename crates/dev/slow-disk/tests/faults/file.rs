@@ -13,7 +13,7 @@ pub(crate) const SECTOR: usize = 512;
 
 type Block = [u8; BLOCK];
 
-/// What a power cut leaves of unsynced data.
+/// The effect of a power cut on unsynced data.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Cut {
     Nothing,

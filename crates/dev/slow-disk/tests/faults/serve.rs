@@ -21,7 +21,7 @@ use crate::disk::{Request, Shared, Verdict, World};
 use crate::file::BLOCK;
 use crate::medium::{Kind, ROOT};
 
-/// How long the kernel may cache names and attributes.
+/// The time for which the kernel may cache names and attributes.
 const EVER: Duration = Duration::from_secs(1 << 30);
 /// Largest request, in bytes.
 const LARGEST: u32 = 1 << 20;

@@ -1,4 +1,5 @@
-//! What `top` sorts by, and what each of its rows is: as options, and in the order in which keys go through them.
+//! The orders and groupings of rows in `top`: as options, and in the order in which keys go through
+//! them.
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use pagekeeper_observe::{GroupBy, SortKey};

@@ -1,4 +1,4 @@
-//! What a database's process shows for its claims to directories, and the outcomes of these claims.
+//! The evidence of a database's process for its claims to directories, and the outcomes of these.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::os::fd::{BorrowedFd, OwnedFd};

@@ -1,6 +1,7 @@
 //! Tests of a user who runs very many processes that have a database's name and no log.
 //!
-//! What they cost is counted, not timed: calls of read(2) in a tick, and listings of descriptors.
+//! The tests count their cost and do not time it: calls of read(2) in a tick, and listings of
+//! descriptors.
 
 use std::ops::Range;
 use std::path::Path;

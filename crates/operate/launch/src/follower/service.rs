@@ -11,7 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use pagekeeper_streams::stream_request::{LINE_MAX, StreamAnswer, connect, request_line};
+use pagekeeper_streams::stream_request::{LINE_BYTES_MAX, StreamAnswer, connect, request_line};
 use pagekeeper_text::escaped;
 
 use super::pages::FollowedPages;
@@ -78,7 +78,7 @@ impl GuardService {
 fn next_answer(socket: &UnixStream) -> Option<StreamAnswer> {
     let mut line = Vec::new();
     // One line is in flight at a time.
-    let most = u64::try_from(LINE_MAX).unwrap_or(u64::MAX);
+    let most = u64::try_from(LINE_BYTES_MAX).unwrap_or(u64::MAX);
     BufReader::new(socket.take(most)).read_until(b'\n', &mut line).ok()?;
     StreamAnswer::parse(&line)
 }

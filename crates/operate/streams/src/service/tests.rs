@@ -17,7 +17,7 @@ use rustix::net::UCred;
 use rustix::process::{Gid, Pid, PidfdFlags, Uid, pidfd_open};
 
 use super::{Ask, Connections, CurrentLink, Service, StreamSocket, link};
-use crate::stream_request::{LINE_MAX, StreamAnswer, request_line};
+use crate::stream_request::{LINE_BYTES_MAX, StreamAnswer, request_line};
 use crate::{Requester, StreamOptions, StreamPace, Streams, Verdict};
 
 /// A service that refuses everyone it could follow, and the processes that it was asked about.
@@ -206,7 +206,7 @@ fn clients_that_send_nothing_half_a_line_or_very_much_keep_nobody_out() {
         assert_eq!(answered(stream), Some(refused(none)));
     }
     let long = case.connect();
-    let answer = ask(&long, &vec![b' '; LINE_MAX]);
+    let answer = ask(&long, &vec![b' '; LINE_BYTES_MAX]);
     assert_eq!(answer, Some(refused("a request has at most 1024 bytes")));
     assert_eq!(*lock(&case.asked), [0; 0]);
 }

@@ -7,7 +7,7 @@
 use crate::format::superblock::{MAX_USER_BYTES, SLOT_BYTES, SlotContent, Superblock, newest};
 
 /// Runs one input.
-pub(crate) fn fuzz_one(data: &[u8]) {
+pub fn fuzz_one(data: &[u8]) {
     try_reading(data);
     let (first, second) = data.split_at(data.len() / 2);
     try_reading(&[seal(first), seal(second)].concat());

@@ -1,18 +1,20 @@
-//! The pages of a tree. Any bytes are parsed or rejected, as are any changes made to them. If the entries of a
+//! A test of pages for random input: hidden, and built only with the feature `fuzzing`.
+//!
+//! Any bytes are parsed or rejected, as are any changes made to them. If the entries of a
 //! page are complete and do not overlap, a change has its specified effect and no other.
 //!
 //! The input: the number of changes (1 byte), the changes (4 bytes each: kind, entry, length, a byte of
 //! content), and the page.
 
-use crate::tree_format::edit::{self, NewEntry};
-use crate::tree_format::extent::Extent;
-use crate::tree_format::node::{EntryBody, LargeRef, Node, common};
+use crate::format::edit::{self, NewEntry};
+use crate::format::extent::Extent;
+use crate::format::node::{EntryBody, LargeRef, Node, common};
 
 /// Bytes of a page that has room for changes.
 const PAYLOAD: usize = 4064;
 
 /// Runs one input.
-pub(crate) fn fuzz_one(data: &[u8]) {
+pub fn fuzz_one(data: &[u8]) {
     let Some((count, rest)) = data.split_first() else { return };
     let at = rest.len().min(4 * usize::from(count % 32));
     let (changes, page) = rest.split_at(at);

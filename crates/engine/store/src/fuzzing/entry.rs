@@ -11,7 +11,7 @@ use crate::format::entry::{EntryReader, EntryWriter, JournalEntry, PageChange, d
 const PAYLOAD: usize = 4096 - 32;
 
 /// Runs one input.
-pub(crate) fn fuzz_one(data: &[u8]) {
+pub fn fuzz_one(data: &[u8]) {
     let mut reader = EntryReader::new(PAYLOAD);
     let mut rest = data;
     while let [what, len, after @ ..] = rest {

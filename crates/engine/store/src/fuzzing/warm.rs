@@ -9,7 +9,7 @@ use crate::format::warm;
 const STORE: u64 = 7;
 
 /// Runs one input.
-pub(crate) fn fuzz_one(data: &[u8]) {
+pub fn fuzz_one(data: &[u8]) {
     try_reading(data);
     let mut sealed = warm::encode(STORE, &[]);
     sealed.truncate(sealed.len() - 4);

@@ -8,7 +8,7 @@ use crate::format::page::{self, HEADER_BYTES, PageFault, PageKind};
 use crate::format::trunk;
 
 /// Runs one input.
-pub(crate) fn fuzz_one(data: &[u8]) {
+pub fn fuzz_one(data: &[u8]) {
     let Some((head, bytes)) = data.split_first_chunk::<17>() else { return };
     let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| head[at + byte]));
     let (number, store, steps) = (long(0), long(8), usize::from(head[16]));

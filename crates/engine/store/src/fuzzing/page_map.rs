@@ -10,7 +10,7 @@ const STORE: u64 = 7;
 const NUMBER: u64 = 3;
 
 /// Runs one input.
-pub(crate) fn fuzz_one(data: &[u8]) {
+pub fn fuzz_one(data: &[u8]) {
     try_reading(data);
     let mut sealed = vec![0; BLOCK_BYTES];
     MapBlock::newest([None, None], 0).encode(NUMBER, STORE, &mut sealed);
