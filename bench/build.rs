@@ -8,12 +8,12 @@ fn main() {
 
 #[cfg(feature = "rocksdb")]
 fn rocksdb() {
-    const SOURCE: &str = "src/rocksdb.cc";
-    println!("cargo::rerun-if-changed={SOURCE}");
+    const ROCKSDB_SOURCE: &str = "src/rocksdb.cc";
+    println!("cargo::rerun-if-changed={ROCKSDB_SOURCE}");
     let built = cc::Build::new()
         .cpp(true)
         .std("c++17")
-        .file(SOURCE)
+        .file(ROCKSDB_SOURCE)
         // Headers of another project.
         .flag_if_supported("-Wno-unused-parameter")
         .try_compile("pagekeeper_bench_rocksdb");

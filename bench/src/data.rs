@@ -11,7 +11,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use pagekeeper_kernel::{Advice, InspectedFile, Links, advise, page_size, residency};
 
-use crate::rounds::Random;
+use crate::rounds::SplitMix;
 
 /// Bytes in a MiB.
 pub(crate) const MIB: u64 = 1 << 20;
@@ -29,7 +29,7 @@ pub(crate) fn make_sparse(path: &Path, size: u64) -> Result<()> {
 /// Creates a file of `size` bytes (a multiple of a MiB) of random bytes, written in calls of 1 MiB and synced. It is
 /// clean, resident, and in large folios where the file system has them.
 pub(crate) fn write_synced(path: &Path, size: u64) -> Result<()> {
-    let mut noise = Random::new(size);
+    let mut noise = SplitMix::new(size);
     let block: Vec<u8> =
         std::iter::repeat_with(|| noise.next_u64().to_le_bytes()).take(CALL_BYTES / 8).flatten().collect();
     let write = || -> std::io::Result<()> {

@@ -12,12 +12,12 @@ use anyhow::Result;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::pattern;
-use crate::rounds::Random;
-use crate::scratch::Stop;
+use crate::rounds::SplitMix;
+use crate::scratch::StopRequest;
 
 /// The workers' results.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Driven {
+pub(crate) struct DriveResult {
     /// Reads of all workers.
     pub(crate) reads: u64,
     /// Wall time.
@@ -26,7 +26,7 @@ pub(crate) struct Driven {
     pub(crate) cpu_seconds: f64,
 }
 
-impl Driven {
+impl DriveResult {
     /// Returns reads per second.
     pub(crate) fn rate(&self) -> f64 {
         self.reads as f64 / self.seconds
@@ -41,7 +41,7 @@ impl Driven {
 /// Runs each worker in a loop, at least once, in a thread of its own, until `duration` is over.
 ///
 /// A worker's call does some reads and returns their number. It should take at most a few milliseconds.
-pub(crate) fn drive<W>(workers: Vec<W>, duration: Duration, stop: &Stop) -> Result<Driven>
+pub(crate) fn drive<W>(workers: Vec<W>, duration: Duration, stop: &StopRequest) -> Result<DriveResult>
 where
     W: FnMut() -> Result<u64> + Send,
 {
@@ -84,7 +84,7 @@ where
     let began = ended.iter().map(|(_, began, _)| *began).min();
     let last = ended.iter().map(|(_, _, last)| *last).max();
     let seconds = began.zip(last).map_or(0.0, |(began, last)| (last - began).as_secs_f64());
-    Ok(Driven { reads: ended.iter().map(|(reads, ..)| reads).sum(), seconds, cpu_seconds })
+    Ok(DriveResult { reads: ended.iter().map(|(reads, ..)| reads).sum(), seconds, cpu_seconds })
 }
 
 /// Waits for a thread, and panics as it did.
@@ -99,26 +99,26 @@ fn cpu_seconds() -> f64 {
 }
 
 /// Bytes of a page.
-pub(crate) const PAGE: u64 = 4096;
+pub(crate) const FILE_PAGE_BYTES: u64 = 4096;
 
 /// Returns a random offset for a read of `bytes` bytes (at most a page) in the first `pages` pages. It starts at a word
 /// and lies within one page.
 #[inline]
-pub(crate) fn place(random: &mut Random, pages: u64, bytes: usize) -> u64 {
-    let word = pattern::WORD as u64;
-    random.below(pages) * PAGE + random.below((PAGE - bytes as u64) / word + 1) * word
+pub(crate) fn place(random: &mut SplitMix, pages: u64, bytes: usize) -> u64 {
+    let word = pattern::WORD_BYTES as u64;
+    random.below(pages) * FILE_PAGE_BYTES + random.below((FILE_PAGE_BYTES - bytes as u64) / word + 1) * word
 }
 
 /// Checks reads of a file made by [`pattern::make_file`]: the first and the last whole word of each read, and all bytes
 /// of every sixty-fourth. No word occurs twice in such a file, so a wrong page is always detected.
 #[derive(Debug)]
-pub(crate) struct Judge {
+pub(crate) struct ReadChecker {
     seed: u64,
     seen: u64,
 }
 
-impl Judge {
-    const IN_FULL: u64 = 64;
+impl ReadChecker {
+    const FULL_CHECK_ONE_IN: u64 = 64;
 
     /// Creates a judge for a file of this seed.
     pub(crate) fn new(seed: u64) -> Self {
@@ -129,7 +129,7 @@ impl Judge {
     #[inline]
     pub(crate) fn check(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
         self.seen += 1;
-        if !self.seen.is_multiple_of(Self::IN_FULL) && self.ends_are_right(offset, bytes) {
+        if !self.seen.is_multiple_of(Self::FULL_CHECK_ONE_IN) && self.ends_are_right(offset, bytes) {
             return Ok(());
         }
         // This also names the wrong byte.
@@ -138,7 +138,7 @@ impl Judge {
 
     /// Whether the first and the last whole word are correct.
     fn ends_are_right(&self, offset: u64, bytes: &[u8]) -> bool {
-        let word = pattern::WORD as u64;
+        let word = pattern::WORD_BYTES as u64;
         let first = offset.next_multiple_of(word);
         let last = ((offset + bytes.len() as u64) / word).saturating_sub(1) * word;
         [first, last].into_iter().all(|at| {
@@ -164,7 +164,7 @@ mod tests {
                 Ok(5)
             }
         });
-        let driven = drive(workers.collect(), Duration::from_millis(30), &Stop::never()).unwrap();
+        let driven = drive(workers.collect(), Duration::from_millis(30), &StopRequest::never()).unwrap();
         let calls: Vec<u64> = calls.into_iter().map(AtomicU64::into_inner).collect();
         assert!(calls.iter().all(|&calls| calls > 0));
         assert_eq!(driven.reads, 5 * calls.iter().sum::<u64>());
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn places_are_all_words_from_which_a_read_stays_in_its_page() {
-        let mut random = Random::new(1);
+        let mut random = SplitMix::new(1);
         let mut places: Vec<u64> = (0..1000).map(|_| place(&mut random, 3, 4076)).collect();
         places.sort_unstable();
         places.dedup();
@@ -191,20 +191,20 @@ mod tests {
             }
         });
         // Far longer than the test takes: only the error ends it.
-        let error = drive(workers.collect(), Duration::from_secs(3600), &Stop::never()).unwrap_err();
+        let error = drive(workers.collect(), Duration::from_secs(3600), &StopRequest::never()).unwrap_err();
         assert_eq!(error.to_string(), "wrong bytes");
     }
 
     #[test]
     fn a_page_in_the_wrong_place_is_seen_at_once() {
-        let (mut bytes, mut judge) = ([0; 500], Judge::new(7));
+        let (mut bytes, mut judge) = ([0; 500], ReadChecker::new(7));
         for offset in 4096..4104 {
             pattern::fill(7, offset, &mut bytes);
             for _ in 0..65 {
                 judge.check(offset, &bytes).unwrap();
             }
-            assert!(Judge::new(7).check(offset + 4096, &bytes).is_err());
-            assert!(Judge::new(8).check(offset, &bytes).is_err());
+            assert!(ReadChecker::new(7).check(offset + 4096, &bytes).is_err());
+            assert!(ReadChecker::new(8).check(offset, &bytes).is_err());
         }
     }
 }

@@ -7,7 +7,7 @@
 use serde::Serialize;
 
 /// Figures and their goals.
-const GOALS: &[(&str, f64)] = &[
+const FIGURE_GOALS: &[(&str, f64)] = &[
     ("scan_20k_vs_vmtouch", 5.0),
     ("scan_20k_vs_resolved", 0.9),
     ("scan_one_vs_vmtouch", 10.0),
@@ -53,16 +53,16 @@ const GOALS: &[(&str, f64)] = &[
 
 /// The judgement of a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub(crate) struct Judged {
+pub(crate) struct GoalJudgement {
     pub(crate) goal: f64,
     pub(crate) met: bool,
 }
 
 /// Judges a figure, if it has a goal.
-pub(crate) fn judge(name: &str, value: f64) -> Option<Judged> {
-    let (_, goal) = *GOALS.iter().find(|(figure, _)| *figure == name)?;
+pub(crate) fn judge(name: &str, value: f64) -> Option<GoalJudgement> {
+    let (_, goal) = *FIGURE_GOALS.iter().find(|(figure, _)| *figure == name)?;
     let is_cost = ["_us", "_ms", "_ns", "_percent", "_mib"].iter().any(|unit| name.ends_with(unit));
-    Some(Judged { goal, met: if is_cost { value <= goal } else { value >= goal } })
+    Some(GoalJudgement { goal, met: if is_cost { value <= goal } else { value >= goal } })
 }
 
 #[cfg(test)]
@@ -99,7 +99,7 @@ mod tests {
         }
         assert!(seen.len() >= 14, "{seen:?}");
         // A goal against a limit has a row in the table.
-        let pairs = GOALS.iter().filter(|(name, _)| {
+        let pairs = FIGURE_GOALS.iter().filter(|(name, _)| {
             ["_vs_limit", "_vs_least", "_vs_resolved"].iter().any(|end| name.ends_with(end))
         });
         for (name, _) in pairs {
@@ -121,7 +121,7 @@ mod tests {
         }
         let mut text = String::new();
         sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut text);
-        let unknown: Vec<&str> = GOALS
+        let unknown: Vec<&str> = FIGURE_GOALS
             .iter()
             .map(|(name, _)| *name)
             .filter(|name| !text.contains(&format!("\"{name}\"")))

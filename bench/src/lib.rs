@@ -45,32 +45,32 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 
-use machine::Machine;
+use machine::MachineFacts;
 use pagekeeper_text::shell_quoted;
-use peers::Program;
+use peers::InstalledProgram;
 use report::Report;
-use rounds::{Measured, Plan, Random, Turn};
-use scratch::{Interrupted, Scratch, Stop};
+use rounds::{MeasuredSamples, RoundPlan, SplitMix, SubjectTurn};
+use scratch::{RunInterrupted, ScratchDirectory, StopRequest};
 
 /// Measures pagekeeper side by side with its peers and its limits
 #[derive(Debug, Parser)]
 #[command(name = "pagekeeper-bench", version, max_term_width = 100)]
 pub struct Cli {
     #[command(subcommand)]
-    bench: Bench,
+    bench: BenchCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Bench {
+enum BenchCommand {
     /// Telling how much of files is resident: stat against vmtouch, fincore, pagers and plain mincore
-    Scan(Options),
+    Scan(MeasureOptions),
     /// Releasing clean pages: evict and the library's call against the bare advice and vmtouch -e
-    Release(Options),
+    Release(MeasureOptions),
     /// MariaDB under sysbench with and without the guard, or another server under its client
     Guard {
         /// Another server, whose logs' residency, reads and rate are compared
         #[arg(long, value_enum, value_name = "NAME")]
-        server: Option<guard::other::Name>,
+        server: Option<guard::other::ServerName>,
         /// Partitions of Kafka's topic [default: 1]
         #[arg(long, value_name = "N", requires = "server")]
         partitions: Option<std::num::NonZeroU32>,
@@ -87,44 +87,44 @@ enum Bench {
         #[arg(long, value_name = "N", conflicts_with_all = ["server", "many"])]
         transactions: Option<std::num::NonZeroU32>,
         #[command(flatten)]
-        options: Options,
+        options: MeasureOptions,
     },
     /// Reads of a cached file: the cache against pread, mmap, another cache and the limit
-    Hit(Options),
+    Hit(MeasureOptions),
     /// Letting go of a file with many cached pages, while others read on
-    Close(Options),
+    Close(MeasureOptions),
     /// A cache of 90 % of the data against pread
-    Miss(Options),
+    Miss(MeasureOptions),
     /// Durable commits of random pages: the page store against other stores and fio
-    Commit(Options),
+    Commit(MeasureOptions),
     /// Records through the redo log and the binlog, against plain files, raft-engine, RocksDB's log and fio
-    Log(Options),
+    Log(MeasureOptions),
     /// Commits on a slow disk beside a stream that writes to it, under run and without; as root
     Beside {
         #[command(flatten)]
         choice: beside::BesideOptions,
         #[command(flatten)]
-        options: Options,
+        options: MeasureOptions,
     },
     /// A database whose data just fits its memory cgroup, beside a backup's stream, under run and without; as root
     Stream {
         #[command(flatten)]
-        choice: stream::Choice,
+        choice: stream::StreamOptions,
         #[command(flatten)]
-        options: Options,
+        options: MeasureOptions,
     },
     /// Puts into RocksDB while it writes tables to the same slow disk, under run and by itself; as root
-    Bulk(Options),
+    Bulk(MeasureOptions),
     /// Commits and reads of SQLite with pagekeeper's VFS, and with its own
     #[cfg(feature = "sqlite")]
-    Sqlite(Options),
+    Sqlite(MeasureOptions),
     /// Opening a store after a kill on a slow but wide disk, against replay and other stores; as root
-    Recovery(Options),
+    Recovery(MeasureOptions),
     /// A disk that is slow but wide, until Ctrl-C; as root
-    Slowdisk(pagekeeper_slow_disk::Arguments),
+    Slowdisk(pagekeeper_slow_disk::SlowDiskArguments),
     /// Reads or writes files at a rate
     #[command(hide = true)]
-    StreamChild(stream::ChildArguments),
+    StreamChild(stream::StreamChildArguments),
     /// Changes pages of a store until it is killed
     #[command(hide = true)]
     RecoveryChild(recovery::ChildArguments),
@@ -136,9 +136,9 @@ enum Bench {
     OpeningChild(recovery::OpeningArguments),
 }
 
-/// How to measure.
+/// The conditions of a run.
 #[derive(Debug, Clone, clap::Args)]
-struct Options {
+struct MeasureOptions {
     /// Fewer cases and rounds: ends within 45 seconds (rocksdb: some minutes)
     #[arg(long)]
     quick: bool,
@@ -151,7 +151,7 @@ struct Options {
     /// Seed of the random choices [default: of the clock]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Where to put files meanwhile; on a disk
+    /// Directory for temporary files; on a disk
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     dir: PathBuf,
     /// The pagekeeper to measure [default: the one beside this program]
@@ -160,7 +160,7 @@ struct Options {
 }
 
 /// Returns the command that repeats a run of these arguments with the same choices.
-fn command(given: impl Iterator<Item = OsString>, options: &Options, seed: u64) -> String {
+fn command(given: impl Iterator<Item = OsString>, options: &MeasureOptions, seed: u64) -> String {
     let mut words = vec![OsString::from("pagekeeper-bench")];
     words.extend(given.filter(|word| word != "--json"));
     if options.seed.is_none() {
@@ -174,40 +174,40 @@ fn command(given: impl Iterator<Item = OsString>, options: &Options, seed: u64) 
 }
 
 /// A benchmark's run and its results so far.
-struct Run {
+struct BenchRun {
     quick: bool,
     rounds: usize,
     began: Instant,
-    stop: Stop,
-    random: Random,
-    scratch: Scratch,
-    pagekeeper: Program,
+    stop: StopRequest,
+    random: SplitMix,
+    scratch: ScratchDirectory,
+    pagekeeper: InstalledProgram,
     report: Report,
 }
 
-impl Run {
-    fn new(bench: &'static str, options: &Options) -> Result<Self> {
+impl BenchRun {
+    fn new(bench: &'static str, options: &MeasureOptions) -> Result<Self> {
         if cfg!(debug_assertions) {
             bail!("this program was built without optimisation: add --release");
         }
         let began = Instant::now();
-        let stop = Stop::on_signals()?;
+        let stop = StopRequest::on_signals()?;
         let clock = || {
             std::time::UNIX_EPOCH
                 .elapsed()
                 .map_or(1, |since| u64::from(since.subsec_nanos()) ^ since.as_secs())
         };
         let seed = options.seed.unwrap_or_else(clock);
-        let pagekeeper = Program::pagekeeper(options.bin.as_deref())?;
-        let mut machine = Machine::of(&options.dir);
+        let pagekeeper = InstalledProgram::pagekeeper(options.bin.as_deref())?;
+        let mut machine = MachineFacts::of(&options.dir);
         machine.versions.insert(pagekeeper.name.to_owned(), pagekeeper.version.clone());
         Ok(Self {
             quick: options.quick,
             rounds: usize::from(options.rounds.unwrap_or(if options.quick { 5 } else { 9 })),
             began,
             stop,
-            random: Random::new(seed),
-            scratch: Scratch::new(&options.dir)?,
+            random: SplitMix::new(seed),
+            scratch: ScratchDirectory::new(&options.dir)?,
             pagekeeper,
             report: Report {
                 bench,
@@ -224,8 +224,8 @@ impl Run {
     }
 
     /// Finds a peer and notes its version. Returns `None` and notes it as missing if it is not installed.
-    fn peer(&mut self, name: &'static str) -> Option<Program> {
-        let found = Program::find(name);
+    fn peer(&mut self, name: &'static str) -> Option<InstalledProgram> {
+        let found = InstalledProgram::find(name);
         match &found {
             Some(program) => {
                 self.report.machine.versions.insert(name.to_owned(), program.version.clone());
@@ -237,7 +237,7 @@ impl Run {
 
     /// Returns whether these programs are installed, and notes one that is missing.
     fn has(&mut self, needs: &[&'static str]) -> bool {
-        let missing = needs.iter().find(|name| !Program::is_installed(name));
+        let missing = needs.iter().find(|name| !InstalledProgram::is_installed(name));
         missing.map(|name| self.report.add_missing(name)).is_none()
     }
 
@@ -265,18 +265,18 @@ impl Run {
     /// Returns the rounds of a case; a quick run begins no round that would end after its second `quick_end`.
     ///
     /// One more, uncounted round runs first.
-    fn plan(&self, quick_end: u64) -> Plan {
+    fn plan(&self, quick_end: u64) -> RoundPlan {
         let until = self.quick.then(|| self.began + Duration::from_secs(quick_end));
-        Plan { rounds: self.rounds, until, warm_up: true }
+        RoundPlan { rounds: self.rounds, until, warm_up: true }
     }
 
     /// Runs the named subjects in turn; `sample` takes a sample of several figures.
     fn measure<S>(
         &mut self,
         names: &[&'static str],
-        plan: Plan,
-        sample: impl FnMut(Turn) -> Result<S>,
-    ) -> Result<Measured<S>> {
+        plan: RoundPlan,
+        sample: impl FnMut(SubjectTurn) -> Result<S>,
+    ) -> Result<MeasuredSamples<S>> {
         rounds::measure(names, plan, &mut self.random, &self.stop, sample)
     }
 }
@@ -284,38 +284,40 @@ impl Run {
 /// Runs the benchmark of the command line.
 pub fn run(cli: Cli) -> ExitCode {
     let done = match cli.bench {
-        Bench::Scan(options) => bench("scan", &options, scan::run),
-        Bench::Release(options) => bench("release", &options, release::run),
-        Bench::Guard { many: true, options, .. } => bench("guard", &options, guard::run_many),
-        Bench::Guard { server: None, transactions, options, .. } => {
+        BenchCommand::Scan(options) => bench("scan", &options, scan::run),
+        BenchCommand::Release(options) => bench("release", &options, release::run),
+        BenchCommand::Guard { many: true, options, .. } => bench("guard", &options, guard::run_many),
+        BenchCommand::Guard { server: None, transactions, options, .. } => {
             bench("guard", &options, |run| guard::run(run, options.rounds, transactions))
         }
-        Bench::Guard { server: Some(server), partitions, segment, rate, options, .. } => {
-            let topic = guard::other::Topic { partitions, segment };
+        BenchCommand::Guard { server: Some(server), partitions, segment, rate, options, .. } => {
+            let topic = guard::other::KafkaTopic { partitions, segment };
             bench("guard", &options, |run| guard::other::run(run, server, &topic, rate))
         }
-        Bench::Hit(options) => bench("hit", &options, hit::run),
-        Bench::Close(options) => bench("close", &options, close::run),
-        Bench::Commit(options) => bench("commit", &options, commit::run),
-        Bench::Log(options) => bench("log", &options, log::run),
-        Bench::Miss(options) => bench("miss", &options, miss::run),
-        Bench::Beside { choice, options } => {
+        BenchCommand::Hit(options) => bench("hit", &options, hit::run),
+        BenchCommand::Close(options) => bench("close", &options, close::run),
+        BenchCommand::Commit(options) => bench("commit", &options, commit::run),
+        BenchCommand::Log(options) => bench("log", &options, log::run),
+        BenchCommand::Miss(options) => bench("miss", &options, miss::run),
+        BenchCommand::Beside { choice, options } => {
             bench("beside", &options, |run| beside::run(run, &choice, options.rounds))
         }
-        Bench::Stream { choice, options } => bench("stream", &options, |run| stream::run(run, &choice)),
-        Bench::StreamChild(arguments) => stream::be_a_stream(&arguments),
-        Bench::Bulk(options) => bench("bulk", &options, |run| bulk::run(run, options.rounds)),
+        BenchCommand::Stream { choice, options } => {
+            bench("stream", &options, |run| stream::run(run, &choice))
+        }
+        BenchCommand::StreamChild(arguments) => stream::be_a_stream(&arguments),
+        BenchCommand::Bulk(options) => bench("bulk", &options, |run| bulk::run(run, options.rounds)),
         #[cfg(feature = "sqlite")]
-        Bench::Sqlite(options) => bench("sqlite", &options, sqlite::run),
-        Bench::Recovery(options) => bench("recovery", &options, recovery::run),
-        Bench::RecoveryChild(arguments) => recovery::be_killed(&arguments),
-        Bench::OpeningChild(arguments) => recovery::open_once(&arguments),
-        Bench::GuardWriter(arguments) => guard::write_logs(&arguments),
-        Bench::Slowdisk(arguments) => pagekeeper_slow_disk::run(&arguments),
+        BenchCommand::Sqlite(options) => bench("sqlite", &options, sqlite::run),
+        BenchCommand::Recovery(options) => bench("recovery", &options, recovery::run),
+        BenchCommand::RecoveryChild(arguments) => recovery::be_killed(&arguments),
+        BenchCommand::OpeningChild(arguments) => recovery::open_once(&arguments),
+        BenchCommand::GuardWriter(arguments) => guard::write_logs(&arguments),
+        BenchCommand::Slowdisk(arguments) => pagekeeper_slow_disk::run(&arguments),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) if error.is::<Interrupted>() => ExitCode::from(130),
+        Err(error) if error.is::<RunInterrupted>() => ExitCode::from(130),
         Err(error) => {
             eprintln!("pagekeeper-bench: {error:#}");
             ExitCode::FAILURE
@@ -323,8 +325,12 @@ pub fn run(cli: Cli) -> ExitCode {
     }
 }
 
-fn bench(name: &'static str, options: &Options, measure: impl FnOnce(&mut Run) -> Result<()>) -> Result<()> {
-    let mut run = Run::new(name, options)?;
+fn bench(
+    name: &'static str,
+    options: &MeasureOptions,
+    measure: impl FnOnce(&mut BenchRun) -> Result<()>,
+) -> Result<()> {
+    let mut run = BenchRun::new(name, options)?;
     measure(&mut run)?;
     let report = &run.report;
     if options.json {
@@ -344,7 +350,7 @@ mod tests {
         use clap::CommandFactory;
         Cli::command().debug_assert();
         let repeated = |given: &[&str]| {
-            let Bench::Stream { options, .. } =
+            let BenchCommand::Stream { options, .. } =
                 Cli::parse_from([&["pagekeeper-bench"], given].concat()).bench
             else {
                 panic!("not stream");

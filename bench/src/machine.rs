@@ -11,7 +11,7 @@ use serde::Serialize;
 
 /// The facts of a machine.
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct Machine {
+pub(crate) struct MachineFacts {
     /// Model of the processor.
     pub(crate) cpu: String,
     /// Number of processors this process may use.
@@ -28,11 +28,11 @@ pub(crate) struct Machine {
     pub(crate) read_ahead_kb: Option<u64>,
     /// Load average of the minute before the run.
     pub load_1m: f64,
-    /// Versions of the programs that took part, and of pagekeeper.
+    /// Versions of the measured programs, and of pagekeeper.
     pub(crate) versions: BTreeMap<String, String>,
 }
 
-impl Machine {
+impl MachineFacts {
     /// Describes this machine, for files in `directory`; whoever runs the programs fills in `versions`.
     pub(crate) fn of(directory: &Path) -> Self {
         let queue = queue_of(directory);

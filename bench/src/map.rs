@@ -16,11 +16,11 @@ use anyhow::{Context, Result};
 use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags};
 
 /// Alignment of a transparent huge page, in bytes (x86-64, and aarch64 with pages of 4 KiB).
-const HUGE: usize = 2 << 20;
+const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// The use of a mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Use {
+enum MappingUse {
     /// A file, for reading only.
     Read,
     /// A file, for changes.
@@ -31,22 +31,22 @@ enum Use {
 
 /// A mapping, which is unmapped on drop.
 #[derive(Debug)]
-pub(crate) struct Map {
+pub(crate) struct MemoryMap {
     /// The mapped range.
     start: NonNull<u8>,
     mapped: usize,
     /// Offset of the first byte in the mapping.
     skip: usize,
     len: usize,
-    purpose: Use,
+    purpose: MappingUse,
 }
 
 // SAFETY: plain memory that this value owns; no part of it is bound to a thread.
-unsafe impl Send for Map {}
+unsafe impl Send for MemoryMap {}
 // SAFETY: shared references only read; writing needs an exclusive one.
-unsafe impl Sync for Map {}
+unsafe impl Sync for MemoryMap {}
 
-impl Map {
+impl MemoryMap {
     /// Maps the first `len` bytes of a file for reading and fills the page tables (`MAP_POPULATE`), so that no later
     /// access faults.
     pub(crate) fn file(file: &File, len: usize) -> Result<Self> {
@@ -54,7 +54,7 @@ impl Map {
         // SAFETY: the kernel chooses a fresh address range (null hint, no MAP_FIXED), so no existing memory is
         // affected.
         let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, flags, file, 0) };
-        Self::checked(start, len, Use::Read).context("can't map the file")
+        Self::checked(start, len, MappingUse::Read).context("can't map the file")
     }
 
     /// Maps the whole file for changes.
@@ -64,20 +64,20 @@ impl Map {
         // SAFETY: as above.
         let start =
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, file, 0) };
-        Self::checked(start, len, Use::Change).context("can't map the file")
+        Self::checked(start, len, MappingUse::Change).context("can't map the file")
     }
 
     /// Maps `len` zero bytes aligned to a huge page and requests transparent huge pages (`MADV_HUGEPAGE`). The pages
     /// are small where the kernel has no huge ones.
     pub(crate) fn arena(len: usize) -> Result<Self> {
-        let mapped = len + HUGE;
+        let mapped = len + HUGE_PAGE_BYTES;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: as above; the memory is private to this process.
         let start = unsafe {
             rustix::mm::mmap_anonymous(std::ptr::null_mut(), mapped, protection, MapFlags::PRIVATE)
         };
-        let mut map = Self::checked(start, mapped, Use::Arena).context("can't map memory")?;
-        map.skip = map.start.as_ptr().align_offset(HUGE);
+        let mut map = Self::checked(start, mapped, MappingUse::Arena).context("can't map memory")?;
+        map.skip = map.start.as_ptr().align_offset(HUGE_PAGE_BYTES);
         map.len = len;
         // The pages stay small where it fails.
         let _ = map.advise(0..len, Advice::LinuxHugepage);
@@ -87,7 +87,7 @@ impl Map {
     fn checked(
         start: rustix::io::Result<*mut std::ffi::c_void>,
         mapped: usize,
-        purpose: Use,
+        purpose: MappingUse,
     ) -> rustix::io::Result<Self> {
         let start = NonNull::new(start?.cast()).ok_or(rustix::io::Errno::NOMEM)?;
         Ok(Self { start, mapped, skip: 0, len: mapped, purpose })
@@ -111,7 +111,7 @@ impl Map {
     /// Returns the bytes.
     #[inline]
     pub(crate) fn bytes(&self) -> &[u8] {
-        assert!(self.purpose != Use::Change, "a file to change is copied");
+        assert!(self.purpose != MappingUse::Change, "a file to change is copied");
         // SAFETY: `skip + len <= mapped` (an arena's mapping is larger by the largest skip), all of it is mapped for
         // reading while `self` lives, and it is initialised: zeros, or a file's bytes, which nobody changes.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(self.skip), self.len) }
@@ -119,7 +119,7 @@ impl Map {
 
     /// Returns the bytes of an arena for writing.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        assert!(self.purpose == Use::Arena, "that is no arena");
+        assert!(self.purpose == MappingUse::Arena, "that is no arena");
         // SAFETY: as in `bytes`; the mapping is writable, and `self` is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(self.skip), self.len) }
     }
@@ -127,7 +127,7 @@ impl Map {
     /// Returns a pointer to `len` bytes of an arena, for a caller that tracks reads and writes itself.
     #[inline]
     pub(crate) fn frame(&self, at: usize, len: usize) -> *mut u8 {
-        assert!(self.purpose == Use::Arena, "that is no arena");
+        assert!(self.purpose == MappingUse::Arena, "that is no arena");
         self.at(&(at..at + len))
     }
 
@@ -143,7 +143,7 @@ impl Map {
 
     /// Writes bytes to a file.
     pub(crate) fn write(&mut self, offset: usize, bytes: &[u8]) {
-        assert!(self.purpose == Use::Change, "that is no file to change");
+        assert!(self.purpose == MappingUse::Change, "that is no file to change");
         let to = self.at(&(offset..offset + bytes.len()));
         // SAFETY: `at` checks the range, and the file is as long (see the module); `bytes` does not overlap the mapping,
         // to which no reference is ever given out.
@@ -165,7 +165,7 @@ impl Map {
     }
 }
 
-impl Drop for Map {
+impl Drop for MemoryMap {
     fn drop(&mut self) {
         // SAFETY: the range is this value's own mapping and is unmapped exactly once; the borrow checker ensures that
         // no reference into it is left. The call fails only for arguments that were never valid.
@@ -179,8 +179,8 @@ mod tests {
 
     #[test]
     fn an_arena_begins_at_a_huge_page_and_holds_what_is_written() {
-        let mut arena = Map::arena(3 << 20).unwrap();
-        assert_eq!(arena.bytes().as_ptr().align_offset(HUGE), 0);
+        let mut arena = MemoryMap::arena(3 << 20).unwrap();
+        assert_eq!(arena.bytes().as_ptr().align_offset(HUGE_PAGE_BYTES), 0);
         arena.bytes_mut().fill(7);
         assert!(arena.bytes().len() == 3 << 20 && arena.bytes().iter().all(|&byte| byte == 7));
     }
@@ -189,7 +189,7 @@ mod tests {
     fn what_is_written_through_a_map_is_in_the_file() {
         let file = tempfile::tempfile_in("/var/tmp").unwrap();
         file.set_len(3 * 4096).unwrap();
-        let mut map = Map::to_change(&file).unwrap();
+        let mut map = MemoryMap::to_change(&file).unwrap();
         map.expect_random().unwrap();
         map.will_need(4096..8192).unwrap();
         map.write(4095, b"xyz");
@@ -197,7 +197,7 @@ mod tests {
         let mut found = [0; 5];
         map.read(4094, &mut found);
         assert_eq!(&found, b"\0xyz\0");
-        assert_eq!(Map::file(&file, 8192).unwrap().bytes()[4094..4099], found);
+        assert_eq!(MemoryMap::file(&file, 8192).unwrap().bytes()[4094..4099], found);
     }
 
     #[test]
@@ -205,6 +205,6 @@ mod tests {
     fn nothing_behind_the_end_is_touched() {
         let file = tempfile::tempfile_in("/var/tmp").unwrap();
         file.set_len(4096).unwrap();
-        Map::to_change(&file).unwrap().write(4090, &[0; 7]);
+        MemoryMap::to_change(&file).unwrap().write(4090, &[0; 7]);
     }
 }

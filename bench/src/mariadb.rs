@@ -12,39 +12,39 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::clients::{TABLE, line_buffered};
+use crate::clients::{COUNTER_TABLE_SQL, line_buffered};
 use crate::data::MIB;
-use crate::peers::{Program, run as run_process};
-use crate::running::Running;
-use crate::scratch::Stop;
+use crate::peers::{InstalledProgram, run as run_process};
+use crate::running::RunningChild;
+use crate::scratch::StopRequest;
 
 /// Programs that must be installed beside server and load.
-pub(crate) const HELPERS: [&str; 2] = ["mariadb-install-db", "mariadb"];
+pub(crate) const REQUIRED_PROGRAMS: [&str; 2] = ["mariadb-install-db", "mariadb"];
 
 /// Rows per statement when a table is filled.
-const FILLED_AT_ONCE: usize = 50_000;
+const FILL_BATCH_ROWS: usize = 50_000;
 /// Size of the redo ring.
-const REDO_BYTES: u64 = 48 * MIB;
+const REDO_RING_BYTES: u64 = 48 * MIB;
 /// Size at which a binlog is followed by the next.
 pub(crate) const BINLOG_BYTES: u64 = 16 * MIB;
 
 /// The database of clients whose commits are timed. Nobody else locks a row of its table.
-const COMMITS: &str = "commits";
+const COMMITS_DATABASE: &str = "commits";
 
 /// A running server.
-pub(crate) struct Server {
+pub(crate) struct MariaDbServer {
     home: PathBuf,
-    child: Running,
+    child: RunningChild,
 }
 
-impl Server {
+impl MariaDbServer {
     /// Creates a data directory in `parent` and starts a server on it; both logs are buffered and synced at every
     /// commit.
-    pub(crate) fn with_logs(mariadbd: &Program, parent: &Path, stop: &Stop) -> Result<Self> {
+    pub(crate) fn with_logs(mariadbd: &InstalledProgram, parent: &Path, stop: &StopRequest) -> Result<Self> {
         let options = [
             "--innodb-buffer-pool-size=128M".to_owned(),
             "--innodb-flush-log-at-trx-commit=1".to_owned(),
-            format!("--innodb-log-file-size={REDO_BYTES}"),
+            format!("--innodb-log-file-size={REDO_RING_BYTES}"),
             // Whole pages, also on a device of 512-byte blocks; otherwise a released page of the ring must be read back.
             "--innodb-log-file-buffering=ON".to_owned(),
             "--innodb-log-write-ahead-size=4096".to_owned(),
@@ -59,11 +59,11 @@ impl Server {
 
     /// Creates a data directory in `parent` and starts a server on it, by a command that runs `setpriv`.
     pub(crate) fn start(
-        mariadbd: &Program,
+        mariadbd: &InstalledProgram,
         setpriv: Command,
         options: &[String],
         parent: &Path,
-        stop: &Stop,
+        stop: &StopRequest,
     ) -> Result<Self> {
         let home = parent.join("mariadb");
         std::fs::create_dir(&home).context("can't make the server's directory")?;
@@ -92,7 +92,7 @@ impl Server {
         Ok(server)
     }
 
-    fn wait_until_ready(&mut self, stop: &Stop) -> Result<()> {
+    fn wait_until_ready(&mut self, stop: &StopRequest) -> Result<()> {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             if let Some(status) = self.child.try_wait()? {
@@ -181,14 +181,17 @@ impl Server {
 
     /// Creates and fills the table of [`Self::committer`].
     pub(crate) fn prepare_committer(&self) -> Result<()> {
-        self.query(&format!("CREATE DATABASE {COMMITS}; USE {COMMITS}; {TABLE}")).map(drop)
+        self.query(&format!(
+            "CREATE DATABASE {COMMITS_DATABASE}; USE {COMMITS_DATABASE}; {COUNTER_TABLE_SQL}"
+        ))
+        .map(drop)
     }
 
     /// Returns a command that makes changes from its standard input, each in its own transaction.
     pub(crate) fn committer(&self) -> Command {
         let mut client = line_buffered("mariadb");
         client.args(["--no-defaults", "--batch", "--skip-column-names", "--unbuffered", "--user=root"]);
-        client.arg("--socket").arg(self.socket()).arg(COMMITS);
+        client.arg("--socket").arg(self.socket()).arg(COMMITS_DATABASE);
         client
     }
 
@@ -201,8 +204,8 @@ impl Server {
              (id INT PRIMARY KEY, content VARCHAR(1000) CHARACTER SET latin1)"
         ))?;
         // One large transaction would have to be kept in memory or in the undo log.
-        for first in (1..=rows).step_by(FILLED_AT_ONCE) {
-            let last = (first + FILLED_AT_ONCE as u64 - 1).min(rows);
+        for first in (1..=rows).step_by(FILL_BATCH_ROWS) {
+            let last = (first + FILL_BATCH_ROWS as u64 - 1).min(rows);
             self.query(&format!(
                 "SET sql_log_bin=0; USE `{database}`; INSERT INTO rows_of_a_kib \
                  SELECT seq, REPEAT(MD5(seq), 31) FROM seq_{first}_to_{last}"
@@ -213,7 +216,7 @@ impl Server {
 
     /// Starts `oltp_read_write` with more writes per transaction than by default, at this many transactions per second,
     /// or as fast as the server can.
-    pub(crate) fn load(&self, transactions: Option<NonZeroU32>) -> Result<Load> {
+    pub(crate) fn load(&self, transactions: Option<NonZeroU32>) -> Result<SysbenchLoad> {
         let mut sysbench = self.sysbench();
         if let Some(transactions) = transactions {
             sysbench.arg(format!("--rate={transactions}"));
@@ -227,7 +230,7 @@ impl Server {
             .stderr(Stdio::null())
             .spawn()
             .context("can't start sysbench")?;
-        Ok(Load(child.into()))
+        Ok(SysbenchLoad(child.into()))
     }
 }
 
@@ -238,7 +241,12 @@ pub(crate) fn with_parent(program: impl AsRef<std::ffi::OsStr>) -> Command {
     command
 }
 
-fn spawn(mariadbd: &Program, mut command: Command, options: &[String], home: &Path) -> Result<Child> {
+fn spawn(
+    mariadbd: &InstalledProgram,
+    mut command: Command,
+    options: &[String],
+    home: &Path,
+) -> Result<Child> {
     if rustix::process::geteuid().is_root() {
         command.args(["--reuid=mysql", "--regid=mysql", "--clear-groups"]);
     }
@@ -260,9 +268,9 @@ fn spawn(mariadbd: &Program, mut command: Command, options: &[String], home: &Pa
 }
 
 /// A running load.
-pub(crate) struct Load(Running);
+pub(crate) struct SysbenchLoad(RunningChild);
 
-impl Load {
+impl SysbenchLoad {
     /// Fails if the load has ended by itself, which means that the server refused it.
     pub(crate) fn check(&mut self) -> Result<()> {
         let ended = self.0.try_wait()?;

@@ -11,24 +11,24 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-const SUBTREE: &str = "cgroup.subtree_control";
+const SUBTREE_CONTROL: &str = "cgroup.subtree_control";
 
 /// The hierarchy in which memory cgroups can be created.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Hierarchy {
+enum CgroupHierarchy {
     V1(PathBuf),
     V2(PathBuf),
 }
 
 /// The place where groups are created.
 #[derive(Debug)]
-pub(crate) struct Groups {
-    hierarchy: Hierarchy,
+pub(crate) struct GroupParent {
+    hierarchy: CgroupHierarchy,
     /// Whether the controller of the version-2 root must be disabled again.
     switched_on: bool,
 }
 
-impl Groups {
+impl GroupParent {
     /// Finds the hierarchy, and creates a group as a test.
     pub(crate) fn find() -> Result<Self> {
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").context("can't read the mounts")?;
@@ -46,18 +46,18 @@ impl Groups {
     /// Returns the cgroup version, 1 or 2.
     pub(crate) fn version(&self) -> u8 {
         match self.hierarchy {
-            Hierarchy::V1(_) => 1,
-            Hierarchy::V2(_) => 2,
+            CgroupHierarchy::V1(_) => 1,
+            CgroupHierarchy::V2(_) => 2,
         }
     }
 
     /// Enables the controller for children of the version-2 root.
     fn switch_on(&mut self) -> Result<()> {
-        let Hierarchy::V2(root) = &self.hierarchy else { return Ok(()) };
-        let enabled =
-            std::fs::read_to_string(root.join(SUBTREE)).context("can't read the cgroup's controllers")?;
+        let CgroupHierarchy::V2(root) = &self.hierarchy else { return Ok(()) };
+        let enabled = std::fs::read_to_string(root.join(SUBTREE_CONTROL))
+            .context("can't read the cgroup's controllers")?;
         if !has_memory(&enabled) {
-            std::fs::write(root.join(SUBTREE), "+memory").with_context(|| {
+            std::fs::write(root.join(SUBTREE_CONTROL), "+memory").with_context(|| {
                 format!("can't switch on the memory controller in {}; this bench needs root", root.display())
             })?;
             self.switched_on = true;
@@ -66,16 +66,16 @@ impl Groups {
     }
 
     /// Creates a group with a limit in bytes and without swap.
-    pub(crate) fn create(&self, limit: u64) -> Result<Group> {
+    pub(crate) fn create(&self, limit: u64) -> Result<MemoryGroup> {
         let (root, limit_file, swap_file, swap) = match &self.hierarchy {
-            Hierarchy::V1(root) => (root, "memory.limit_in_bytes", "memory.swappiness", "0"),
-            Hierarchy::V2(root) => (root, "memory.max", "memory.swap.max", "0"),
+            CgroupHierarchy::V1(root) => (root, "memory.limit_in_bytes", "memory.swappiness", "0"),
+            CgroupHierarchy::V2(root) => (root, "memory.max", "memory.swap.max", "0"),
         };
         let directory = root.join(format!("pagekeeper-bench-{}", std::process::id()));
         std::fs::create_dir(&directory).with_context(|| {
             format!("can't make the memory cgroup {}; this bench needs root", directory.display())
         })?;
-        let group = Group { directory, version: self.version() };
+        let group = MemoryGroup { directory, version: self.version() };
         group.set(limit_file, &limit.to_string())?;
         // Missing where the kernel has no swap.
         if group.directory.join(swap_file).exists() {
@@ -85,10 +85,10 @@ impl Groups {
     }
 }
 
-impl Drop for Groups {
+impl Drop for GroupParent {
     fn drop(&mut self) {
-        if let (Hierarchy::V2(root), true) = (&self.hierarchy, self.switched_on)
-            && let Err(error) = std::fs::write(root.join(SUBTREE), "-memory")
+        if let (CgroupHierarchy::V2(root), true) = (&self.hierarchy, self.switched_on)
+            && let Err(error) = std::fs::write(root.join(SUBTREE_CONTROL), "-memory")
         {
             eprintln!(
                 "pagekeeper-bench: can't switch off the memory controller in {}: {error}",
@@ -100,12 +100,12 @@ impl Drop for Groups {
 
 /// A memory cgroup.
 #[derive(Debug)]
-pub(crate) struct Group {
+pub(crate) struct MemoryGroup {
     directory: PathBuf,
     version: u8,
 }
 
-impl Group {
+impl MemoryGroup {
     /// Returns the file to which a process writes 0 to enter the group.
     pub(crate) fn entrance(&self) -> PathBuf {
         self.directory.join("cgroup.procs")
@@ -172,7 +172,7 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for MemoryGroup {
     fn drop(&mut self) {
         // It is busy for a moment after the last process has ended.
         for _ in 0..100 {
@@ -202,16 +202,16 @@ fn has_memory(controllers: &str) -> bool {
 
 /// Finds the hierarchy in the text of /proc/self/mountinfo (proc(5)): optional fields end with a dash, then come type,
 /// source, options.
-fn hierarchy_in(mounts: &str, controllers_of: &dyn Fn(&Path) -> String) -> Option<Hierarchy> {
+fn hierarchy_in(mounts: &str, controllers_of: &dyn Fn(&Path) -> String) -> Option<CgroupHierarchy> {
     mounts.lines().find_map(|line| {
         let (mount, kind) = line.split_once(" - ")?;
         let mount = PathBuf::from(mount.split(' ').nth(4)?);
         let mut kind = kind.split(' ');
         match (kind.next()?, kind.nth(1)?) {
             ("cgroup", options) if options.split(',').any(|option| option == "memory") => {
-                Some(Hierarchy::V1(mount))
+                Some(CgroupHierarchy::V1(mount))
             }
-            ("cgroup2", _) if has_memory(&controllers_of(&mount)) => Some(Hierarchy::V2(mount)),
+            ("cgroup2", _) if has_memory(&controllers_of(&mount)) => Some(CgroupHierarchy::V2(mount)),
             _ => None,
         }
     })
@@ -234,10 +234,10 @@ mod tests {
     fn the_version_with_the_memory_controller_is_found() {
         let none = |_: &Path| "cpu io".to_owned();
         let memory = |_: &Path| "cpu memory".to_owned();
-        let first = Some(Hierarchy::V1("/sys/fs/cgroup/memory".into()));
+        let first = Some(CgroupHierarchy::V1("/sys/fs/cgroup/memory".into()));
         assert_eq!(hierarchy_in(V1, &none), first);
         assert_eq!(hierarchy_in(&format!("{V2}{V1}"), &none), first, "memory is of version 1 there");
-        assert_eq!(hierarchy_in(V2, &memory), Some(Hierarchy::V2("/sys/fs/cgroup".into())));
+        assert_eq!(hierarchy_in(V2, &memory), Some(CgroupHierarchy::V2("/sys/fs/cgroup".into())));
         assert_eq!(hierarchy_in(V2, &none), None);
         assert_eq!(hierarchy_in("", &memory), None);
     }

@@ -11,30 +11,30 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::data::MIB;
-use crate::rounds::Random;
+use crate::rounds::SplitMix;
 
 /// Bytes of a word.
-pub(crate) const WORD: usize = 8;
+pub(crate) const WORD_BYTES: usize = 8;
 /// 2^64 divided by the golden ratio; odd, so that multiplying by it is bijective.
-const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+const GOLDEN_RATIO_FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Returns the word with this index, at byte `word_index * 8`. Costs one multiplication while the seed stays the same.
 #[inline]
 pub(crate) fn word(seed: u64, word_index: u64) -> u64 {
-    let spread = Random::new(seed).next_u64().wrapping_add(word_index).wrapping_mul(SPREAD);
+    let spread = SplitMix::new(seed).next_u64().wrapping_add(word_index).wrapping_mul(GOLDEN_RATIO_FACTOR);
     spread ^ (spread >> 32)
 }
 
 /// Fills `buf` with the content of a file of this seed at `offset`.
 pub(crate) fn fill(seed: u64, offset: u64, buf: &mut [u8]) {
-    let mut index = offset / WORD as u64;
+    let mut index = offset / WORD_BYTES as u64;
     let (head, rest) = buf.split_at_mut(bytes_before_a_word(offset).min(buf.len()));
     if !head.is_empty() {
-        let skipped = WORD - bytes_before_a_word(offset);
+        let skipped = WORD_BYTES - bytes_before_a_word(offset);
         head.copy_from_slice(&word(seed, index).to_le_bytes()[skipped..skipped + head.len()]);
         index += 1;
     }
-    let (whole, tail) = rest.as_chunks_mut::<WORD>();
+    let (whole, tail) = rest.as_chunks_mut::<WORD_BYTES>();
     for part in whole {
         *part = word(seed, index).to_le_bytes();
         index += 1;
@@ -65,7 +65,7 @@ pub(crate) fn check(seed: u64, offset: u64, buf: &[u8]) -> Result<()> {
 
 /// Returns the bytes from `offset` to the next word; 0 at a word.
 fn bytes_before_a_word(offset: u64) -> usize {
-    let [in_word, ..] = (offset.wrapping_neg() % WORD as u64).to_le_bytes();
+    let [in_word, ..] = (offset.wrapping_neg() % WORD_BYTES as u64).to_le_bytes();
     usize::from(in_word)
 }
 

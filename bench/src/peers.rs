@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 /// An installed program.
 #[derive(Debug, Clone)]
-pub(crate) struct Program {
+pub(crate) struct InstalledProgram {
     /// Its name.
     pub(crate) name: &'static str,
     /// Path of its file.
@@ -23,14 +23,14 @@ pub(crate) struct Program {
 
 /// The result of a process.
 #[derive(Debug)]
-pub(crate) struct Finished {
+pub(crate) struct FinishedProcess {
     /// Seconds from before its start to after its end.
     pub(crate) seconds: f64,
     /// Its standard output.
     pub(crate) stdout: String,
 }
 
-impl Program {
+impl InstalledProgram {
     /// Returns a command that runs it.
     pub(crate) fn command(&self) -> Command {
         Command::new(&self.path)
@@ -89,7 +89,7 @@ pub(crate) fn this_program() -> Result<Command> {
 }
 
 /// Runs a command to its end.
-pub(crate) fn run(command: &mut Command) -> Result<Finished> {
+pub(crate) fn run(command: &mut Command) -> Result<FinishedProcess> {
     command.stdin(Stdio::null());
     let shown = command.get_program().to_string_lossy().into_owned();
     let began = Instant::now();
@@ -98,7 +98,7 @@ pub(crate) fn run(command: &mut Command) -> Result<Finished> {
     if !output.status.success() {
         bail!("{shown} ended with {}: {}", output.status, text_of(&output).trim());
     }
-    Ok(Finished { seconds, stdout: String::from_utf8_lossy(&output.stdout).into_owned() })
+    Ok(FinishedProcess { seconds, stdout: String::from_utf8_lossy(&output.stdout).into_owned() })
 }
 
 fn text_of(output: &Output) -> String {

@@ -10,21 +10,21 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use pagekeeper_kernel::{Advice, ReleaseOptions, advise, release, residency};
 
-use crate::Run;
+use crate::BenchRun;
 use crate::data::{GIB, MIB, open, require_resident, resident, write_synced};
-use crate::peers::{Program, run as run_process};
-use crate::report::Unit;
+use crate::peers::{InstalledProgram, run as run_process};
+use crate::report::FigureUnit;
 
-const LIBRARY: &str = "release()";
-const BARE: &str = "posix_fadvise";
-const EVICT: &str = "pagekeeper evict";
-const VMTOUCH: &str = "vmtouch -e";
+const LIBRARY_RELEASE_NAME: &str = "release()";
+const BARE_FADVISE_NAME: &str = "posix_fadvise";
+const EVICT_NAME: &str = "pagekeeper evict";
+const VMTOUCH_NAME: &str = "vmtouch -e";
 
 /// The second of a quick run by which the last round ends.
-const QUICK_END: u64 = 42;
+const RELEASE_QUICK_END_SECONDS: u64 = 42;
 
 /// Runs the benchmark.
-pub(crate) fn run(run: &mut Run) -> Result<()> {
+pub(crate) fn run(run: &mut BenchRun) -> Result<()> {
     run.note("in process: the call alone, on an open file; the others are whole processes from start to end");
     let vmtouch = run.peer("vmtouch");
     let name = "1 GiB written in 1 MiB calls";
@@ -32,19 +32,21 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
     run.scratch.require_space(GIB)?;
     let path = run.scratch.path().join("file");
     let pagekeeper = run.pagekeeper.clone();
-    let names = [LIBRARY, BARE, EVICT].into_iter().chain(vmtouch.as_ref().map(|_| VMTOUCH));
+    let names = [LIBRARY_RELEASE_NAME, BARE_FADVISE_NAME, EVICT_NAME]
+        .into_iter()
+        .chain(vmtouch.as_ref().map(|_| VMTOUCH_NAME));
     let names: Vec<&'static str> = names.collect();
     let mut left_by_peers = 0;
-    let times = run.measure(&names, run.plan(QUICK_END), |turn| {
+    let times = run.measure(&names, run.plan(RELEASE_QUICK_END_SECONDS), |turn| {
         make_resident(&path)?;
         let ms = match (names[turn.subject], &vmtouch) {
-            (BARE, _) => advised(&path)?,
-            (VMTOUCH, Some(vmtouch)) => by_process(vmtouch, &["-q", "-e"], &path)?,
-            (EVICT, _) => by_process(&pagekeeper, &["evict"], &path)?,
+            (BARE_FADVISE_NAME, _) => advised(&path)?,
+            (VMTOUCH_NAME, Some(vmtouch)) => by_process(vmtouch, &["-q", "-e"], &path)?,
+            (EVICT_NAME, _) => by_process(&pagekeeper, &["evict"], &path)?,
             _ => released(&path)?,
         };
         let left = resident(&path)?;
-        if [LIBRARY, EVICT].contains(&names[turn.subject]) {
+        if [LIBRARY_RELEASE_NAME, EVICT_NAME].contains(&names[turn.subject]) {
             ensure!(left == 0, "{left} bytes of {} stayed in the page cache", path.display());
         }
         left_by_peers = left_by_peers.max(left);
@@ -56,10 +58,16 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
     ));
     let samples = times.figure(|ms| *ms);
     let (calls, processes) = samples.split_at(2);
-    run.report.add_case(&format!("{name}, in process"), Unit::Milliseconds, calls);
-    run.report.add_case(&format!("{name}, whole processes"), Unit::Milliseconds, processes);
-    run.report.add_ratio("release_vs_fadvise", Unit::Milliseconds, &samples, LIBRARY, BARE);
-    run.report.add_ratio("release_vs_vmtouch", Unit::Milliseconds, &samples, EVICT, VMTOUCH);
+    run.report.add_case(&format!("{name}, in process"), FigureUnit::Milliseconds, calls);
+    run.report.add_case(&format!("{name}, whole processes"), FigureUnit::Milliseconds, processes);
+    run.report.add_ratio(
+        "release_vs_fadvise",
+        FigureUnit::Milliseconds,
+        &samples,
+        LIBRARY_RELEASE_NAME,
+        BARE_FADVISE_NAME,
+    );
+    run.report.add_ratio("release_vs_vmtouch", FigureUnit::Milliseconds, &samples, EVICT_NAME, VMTOUCH_NAME);
     std::fs::remove_file(&path).context("can't remove the file")
 }
 
@@ -87,6 +95,6 @@ fn advised(path: &Path) -> Result<f64> {
     Ok(began.elapsed().as_secs_f64() * 1e3)
 }
 
-fn by_process(program: &Program, arguments: &[&str], path: &Path) -> Result<f64> {
+fn by_process(program: &InstalledProgram, arguments: &[&str], path: &Path) -> Result<f64> {
     Ok(run_process(program.command().args(arguments).arg(path))?.seconds * 1e3)
 }

@@ -8,13 +8,13 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use crate::goals::{Judged, judge};
-use crate::machine::Machine;
-use crate::rounds::{Better, Samples, extremes, median, ratio, ratios};
+use crate::goals::{GoalJudgement, judge};
+use crate::machine::MachineFacts;
+use crate::rounds::{BetterDirection, SubjectSamples, extremes, median, ratio, ratios};
 
 /// The unit of a figure, which also decides which way is better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Unit {
+pub(crate) enum FigureUnit {
     Milliseconds,
     Microseconds,
     MibPerSecond,
@@ -28,11 +28,13 @@ pub(crate) enum Unit {
     Percent,
 }
 
-impl Unit {
-    pub(crate) fn better(self) -> Better {
+impl FigureUnit {
+    pub(crate) fn better(self) -> BetterDirection {
         match self {
-            Self::Milliseconds | Self::Microseconds | Self::Mib | Self::PercentOfCore => Better::Less,
-            _ => Better::More,
+            Self::Milliseconds | Self::Microseconds | Self::Mib | Self::PercentOfCore => {
+                BetterDirection::Less
+            }
+            _ => BetterDirection::More,
         }
     }
 
@@ -56,7 +58,7 @@ impl Unit {
 
 /// The figure of one subject in one case.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Row {
+pub(crate) struct ReportRow {
     /// The case.
     pub(crate) case: String,
     /// The subject.
@@ -64,7 +66,7 @@ pub(crate) struct Row {
     /// The median.
     pub(crate) value: f64,
     /// The unit.
-    pub(crate) unit: Unit,
+    pub(crate) unit: FigureUnit,
     /// The smallest and the greatest sample.
     pub(crate) range: (f64, f64),
     /// Number of samples.
@@ -73,17 +75,17 @@ pub(crate) struct Row {
     pub(crate) against: Option<f64>,
 }
 
-impl Serialize for Row {
+impl Serialize for ReportRow {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
-        struct Shown<'a> {
+        struct ShownRow<'a> {
             case: &'a str,
             subject: &'a str,
             value: f64,
             unit: &'static str,
             spread: f64,
         }
-        Shown {
+        ShownRow {
             case: &self.case,
             subject: &self.subject,
             value: self.value,
@@ -104,13 +106,13 @@ pub(crate) struct Report {
     /// The seed of its random choices.
     pub(crate) seed: u64,
     /// The machine it ran on.
-    pub(crate) machine: Machine,
+    pub(crate) machine: MachineFacts,
     /// Peers that are not installed.
     pub(crate) missing: Vec<&'static str>,
     /// Notes for readers of the figures.
     pub(crate) notes: Vec<String>,
     /// The figures.
-    pub(crate) rows: Vec<Row>,
+    pub(crate) rows: Vec<ReportRow>,
     /// The ratios and plain figures.
     pub(crate) ratios: BTreeMap<&'static str, f64>,
     /// The smallest and the greatest ratio within the rounds, for medians over rounds.
@@ -119,10 +121,10 @@ pub(crate) struct Report {
 
 /// A report with the judgement of its figures.
 #[derive(Debug, Serialize)]
-pub(crate) struct WithGoals<'a> {
+pub(crate) struct JudgedReport<'a> {
     #[serde(flatten)]
     report: &'a Report,
-    goals: BTreeMap<&'static str, Judged>,
+    goals: BTreeMap<&'static str, GoalJudgement>,
 }
 
 impl Report {
@@ -133,7 +135,7 @@ impl Report {
     }
 
     /// Adds a case whose first subject is ours.
-    pub(crate) fn add_case(&mut self, case: &str, unit: Unit, samples: &[Samples]) {
+    pub(crate) fn add_case(&mut self, case: &str, unit: FigureUnit, samples: &[SubjectSamples]) {
         let ours = samples.first();
         for (index, of_subject) in samples.iter().enumerate() {
             let (Some(value), Some(range)) = (median(&of_subject.values), extremes(&of_subject.values))
@@ -142,7 +144,7 @@ impl Report {
             };
             let against =
                 ours.filter(|_| index > 0).and_then(|ours| against(ours, of_subject, unit.better()));
-            self.rows.push(Row {
+            self.rows.push(ReportRow {
                 case: case.to_owned(),
                 subject: of_subject.subject.to_owned(),
                 value,
@@ -154,12 +156,12 @@ impl Report {
         }
     }
 
-    /// Adds the ratio of two subjects of a case, if both took part.
+    /// Adds the ratio of two subjects of a case, if both were measured.
     pub(crate) fn add_ratio(
         &mut self,
         name: &'static str,
-        unit: Unit,
-        samples: &[Samples],
+        unit: FigureUnit,
+        samples: &[SubjectSamples],
         ours: &str,
         theirs: &str,
     ) {
@@ -173,9 +175,9 @@ impl Report {
     }
 
     /// Returns the report for programs.
-    pub(crate) fn with_goals(&self) -> WithGoals<'_> {
+    pub(crate) fn with_goals(&self) -> JudgedReport<'_> {
         let goals = self.ratios.iter().filter_map(|(name, value)| Some((*name, judge(name, *value)?)));
-        WithGoals { report: self, goals: goals.collect() }
+        JudgedReport { report: self, goals: goals.collect() }
     }
 
     /// Notes a peer as missing, once.
@@ -236,7 +238,7 @@ impl Report {
                     write!(out, " ({} to {})", number(*least), number(*greatest))?;
                 }
                 match judge(name, *value) {
-                    Some(Judged { goal, met }) => {
+                    Some(GoalJudgement { goal, met }) => {
                         writeln!(out, "  goal {goal}: {}", if met { "met" } else { "missed" })?;
                     }
                     None => writeln!(out)?,
@@ -247,15 +249,15 @@ impl Report {
     }
 }
 
-fn against(ours: &Samples, theirs: &Samples, better: Better) -> Option<f64> {
+fn against(ours: &SubjectSamples, theirs: &SubjectSamples, better: BetterDirection) -> Option<f64> {
     ratio(&ours.values, &theirs.values, better)
 }
 
-fn write_case(out: &mut String, rows: &[Row]) -> std::fmt::Result {
+fn write_case(out: &mut String, rows: &[ReportRow]) -> std::fmt::Result {
     let first = &rows[0];
     let direction = match first.unit.better() {
-        Better::Less => "less is better",
-        Better::More => "more is better",
+        BetterDirection::Less => "less is better",
+        BetterDirection::More => "more is better",
     };
     writeln!(
         out,
@@ -295,8 +297,8 @@ fn gib(bytes: u64) -> f64 {
 pub(crate) mod tests {
     use super::*;
 
-    fn samples(subject: &'static str, values: &[f64]) -> Samples {
-        Samples { subject, values: values.to_vec() }
+    fn samples(subject: &'static str, values: &[f64]) -> SubjectSamples {
+        SubjectSamples { subject, values: values.to_vec() }
     }
 
     pub(crate) fn example() -> Report {
@@ -304,7 +306,7 @@ pub(crate) mod tests {
             bench: "scan",
             command: "pagekeeper-bench scan --seed 7".to_owned(),
             seed: 7,
-            machine: Machine {
+            machine: MachineFacts {
                 cpu: "A Processor".to_owned(),
                 cores: 2,
                 memory_bytes: 24 << 30,
@@ -322,12 +324,12 @@ pub(crate) mod tests {
             ranges: BTreeMap::new(),
         };
         let times = [samples("ours", &[10.0, 12.0, 11.0]), samples("vmtouch", &[20.0, 26.0, 22.0])];
-        report.add_case("a tree", Unit::Milliseconds, &times);
-        report.add_ratio("tree_vs_vmtouch", Unit::Milliseconds, &times, "ours", "vmtouch");
-        report.add_ratio("tree_vs_pagers", Unit::Milliseconds, &times, "ours", "pagers");
+        report.add_case("a tree", FigureUnit::Milliseconds, &times);
+        report.add_ratio("tree_vs_vmtouch", FigureUnit::Milliseconds, &times, "ours", "vmtouch");
+        report.add_ratio("tree_vs_pagers", FigureUnit::Milliseconds, &times, "ours", "pagers");
         let rates = [samples("ours", &[3.0]), samples("vmtouch", &[1.5])];
-        report.add_case("a file", Unit::MibPerSecond, &rates);
-        report.add_ratio("file_vs_vmtouch", Unit::MibPerSecond, &rates, "ours", "vmtouch");
+        report.add_case("a file", FigureUnit::MibPerSecond, &rates);
+        report.add_ratio("file_vs_vmtouch", FigureUnit::MibPerSecond, &rates, "ours", "vmtouch");
         report.ratios.insert("scan_20k_vs_vmtouch", 4.5);
         report.add_missing("pagers");
         report.add_missing("pagers");

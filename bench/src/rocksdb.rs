@@ -13,11 +13,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 /// Bytes for an error message.
-const WORDS: usize = 256;
+const MESSAGE_BYTES: usize = 256;
 
 /// `bench_pages` of the C++ source.
 #[repr(C)]
-struct Opaque {
+struct OpaquePages {
     private: [u8; 0],
 }
 
@@ -30,10 +30,10 @@ unsafe extern "C" {
         memtable: usize,
         error: *mut c_char,
         len: usize,
-    ) -> *mut Opaque;
-    fn bench_pages_close(pages: *mut Opaque);
+    ) -> *mut OpaquePages;
+    fn bench_pages_close(pages: *mut OpaquePages);
     fn bench_pages_get(
-        pages: *mut Opaque,
+        pages: *mut OpaquePages,
         page: u64,
         value: *mut c_char,
         size: usize,
@@ -41,7 +41,7 @@ unsafe extern "C" {
         len: usize,
     ) -> bool;
     fn bench_pages_put(
-        pages: *mut Opaque,
+        pages: *mut OpaquePages,
         numbers: *const u64,
         count: usize,
         values: *const c_char,
@@ -50,48 +50,55 @@ unsafe extern "C" {
         error: *mut c_char,
         len: usize,
     ) -> bool;
-    fn bench_pages_flush(pages: *mut Opaque, error: *mut c_char, len: usize) -> bool;
-    fn bench_pages_idle(pages: *mut Opaque) -> bool;
+    fn bench_pages_flush(pages: *mut OpaquePages, error: *mut c_char, len: usize) -> bool;
+    fn bench_pages_idle(pages: *mut OpaquePages) -> bool;
     fn bench_rocksdb_version() -> u32;
 }
 
 /// Values by number, behind the C functions of rocksdb.cc.
-pub(crate) struct Values(NonNull<Opaque>);
+pub(crate) struct RocksDbValues(NonNull<OpaquePages>);
 
 // SAFETY: rocksdb/db.h: a DB is "safe for concurrent access from multiple threads without any external
 // synchronization"; only `drop` frees the value behind the pointer.
-unsafe impl Send for Values {}
+unsafe impl Send for RocksDbValues {}
 // SAFETY: as above.
-unsafe impl Sync for Values {}
+unsafe impl Sync for RocksDbValues {}
 
 /// Runs a call that reports its failure as text.
 fn done(call: impl FnOnce(*mut c_char) -> bool) -> Result<()> {
-    let mut words = [0; WORDS];
+    let mut words = [0; MESSAGE_BYTES];
     if !call(words.as_mut_ptr()) {
         bail!("RocksDB: {}", text(&words));
     }
     Ok(())
 }
 
-impl Values {
+impl RocksDbValues {
     /// Opens or creates a database in a directory, with a block cache of `memory` bytes. With a `memtable` of so many bytes
     /// nothing is compacted, otherwise all is as by default.
     pub(crate) fn open(dir: &Path, memory: u64, memtable: Option<u64>) -> Result<Self> {
         let path = CString::new(dir.as_os_str().as_bytes())?;
         let (memory, memtable) = (usize::try_from(memory)?, usize::try_from(memtable.unwrap_or(0))?);
-        let mut words = [0; WORDS];
-        // SAFETY: the path ends with a zero byte, and `words` has room for `WORDS` bytes.
+        let mut words = [0; MESSAGE_BYTES];
+        // SAFETY: the path ends with a zero byte, and `words` has room for `MESSAGE_BYTES` bytes.
         let database =
-            unsafe { bench_pages_open(path.as_ptr(), memory, memtable, words.as_mut_ptr(), WORDS) };
+            unsafe { bench_pages_open(path.as_ptr(), memory, memtable, words.as_mut_ptr(), MESSAGE_BYTES) };
         Ok(Self(NonNull::new(database).with_context(|| format!("RocksDB: {}", text(&words)))?))
     }
 
-    /// Fills `value`, which has the length of what was put.
+    /// Fills `value`, which has the length of the value that was put.
     pub(crate) fn get(&self, page: u64, value: &mut [u8]) -> Result<()> {
         // SAFETY: the database is alive; at most the lengths of `value` and `words` are written before the call
         // returns.
         done(|words| unsafe {
-            bench_pages_get(self.0.as_ptr(), page, value.as_mut_ptr().cast(), value.len(), words, WORDS)
+            bench_pages_get(
+                self.0.as_ptr(),
+                page,
+                value.as_mut_ptr().cast(),
+                value.len(),
+                words,
+                MESSAGE_BYTES,
+            )
         })
     }
 
@@ -110,7 +117,7 @@ impl Values {
                 size,
                 sync,
                 words,
-                WORDS,
+                MESSAGE_BYTES,
             )
         })
     }
@@ -118,7 +125,7 @@ impl Values {
     /// Flushes the memtables to tables.
     pub(crate) fn flush(&self) -> Result<()> {
         // SAFETY: the database is alive, and `words` is written within its length before the call returns.
-        done(|words| unsafe { bench_pages_flush(self.0.as_ptr(), words, WORDS) })
+        done(|words| unsafe { bench_pages_flush(self.0.as_ptr(), words, MESSAGE_BYTES) })
     }
 
     /// Waits until no flush or compaction is running.
@@ -130,7 +137,7 @@ impl Values {
     }
 }
 
-impl Drop for Values {
+impl Drop for RocksDbValues {
     fn drop(&mut self) {
         // SAFETY: made by `bench_pages_open`, and freed once.
         unsafe { bench_pages_close(self.0.as_ptr()) }
@@ -144,7 +151,7 @@ pub(crate) fn version() -> String {
     format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
 }
 
-fn text(words: &[c_char; WORDS]) -> String {
+fn text(words: &[c_char; MESSAGE_BYTES]) -> String {
     // SAFETY: `words` starts as zeros, and snprintf(3) ends its output with one.
     unsafe { CStr::from_ptr(words.as_ptr()) }.to_string_lossy().into_owned()
 }

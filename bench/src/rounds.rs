@@ -8,16 +8,16 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 
-use crate::scratch::Stop;
+use crate::scratch::StopRequest;
 
 /// At least this many rounds run before a lack of time ends the case.
-const FEWEST: usize = 3;
+const ROUNDS_MIN: usize = 3;
 
 /// A small random number generator (`SplitMix64`, Steele, Lea and Flood 2014): equal seeds give equal sequences.
 #[derive(Debug, Clone)]
-pub(crate) struct Random(u64);
+pub(crate) struct SplitMix(u64);
 
-impl Random {
+impl SplitMix {
     /// Creates a generator with this seed.
     pub(crate) fn new(seed: u64) -> Self {
         Self(seed)
@@ -69,7 +69,7 @@ pub(crate) fn extremes(values: &[f64]) -> Option<(f64, f64)> {
 
 /// The better direction of a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Better {
+pub(crate) enum BetterDirection {
     /// Less, as of times.
     Less,
     /// More, as of rates.
@@ -77,22 +77,22 @@ pub(crate) enum Better {
 }
 
 /// Returns ours against theirs, larger is better: the median over the rounds of the ratio within each round.
-pub(crate) fn ratio(ours: &[f64], theirs: &[f64], better: Better) -> Option<f64> {
+pub(crate) fn ratio(ours: &[f64], theirs: &[f64], better: BetterDirection) -> Option<f64> {
     median(&ratios(ours, theirs, better))
 }
 
 /// Returns the ratios within each round.
-pub(crate) fn ratios(ours: &[f64], theirs: &[f64], better: Better) -> Vec<f64> {
+pub(crate) fn ratios(ours: &[f64], theirs: &[f64], better: BetterDirection) -> Vec<f64> {
     let within = ours.iter().zip(theirs).map(|(ours, theirs)| match better {
-        Better::Less => theirs / ours,
-        Better::More => ours / theirs,
+        BetterDirection::Less => theirs / ours,
+        BetterDirection::More => ours / theirs,
     });
     within.filter(|ratio| ratio.is_finite()).collect()
 }
 
 /// The samples of one subject, one for each round.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Samples {
+pub(crate) struct SubjectSamples {
     /// The subject.
     pub(crate) subject: &'static str,
     /// The values in the order of the rounds.
@@ -101,7 +101,7 @@ pub(crate) struct Samples {
 
 /// The number of rounds to run.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Plan {
+pub(crate) struct RoundPlan {
     /// Rounds that count.
     pub(crate) rounds: usize,
     /// Time to stop early, after at least three rounds.
@@ -110,21 +110,21 @@ pub(crate) struct Plan {
     pub(crate) warm_up: bool,
 }
 
-impl Plan {
+impl RoundPlan {
     fn is_over(&self, done: usize, longest_round: std::time::Duration) -> bool {
         done >= self.rounds
-            || done >= FEWEST && self.until.is_some_and(|until| Instant::now() + longest_round > until)
+            || done >= ROUNDS_MIN && self.until.is_some_and(|until| Instant::now() + longest_round > until)
     }
 }
 
 /// Samples of several figures each: those of every subject, in the order of the rounds.
 #[derive(Debug)]
-pub(crate) struct Measured<S>(Vec<(&'static str, Vec<S>)>);
+pub(crate) struct MeasuredSamples<S>(Vec<(&'static str, Vec<S>)>);
 
-impl<S> Measured<S> {
+impl<S> MeasuredSamples<S> {
     /// Returns one figure of all samples.
-    pub(crate) fn figure(&self, of: impl Fn(&S) -> f64) -> Vec<Samples> {
-        let of_subject = |(subject, samples): &(&'static str, Vec<S>)| Samples {
+    pub(crate) fn figure(&self, of: impl Fn(&S) -> f64) -> Vec<SubjectSamples> {
+        let of_subject = |(subject, samples): &(&'static str, Vec<S>)| SubjectSamples {
             subject,
             values: samples.iter().map(&of).collect(),
         };
@@ -144,7 +144,7 @@ impl<S> Measured<S> {
 
 /// The turn of a subject.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Turn {
+pub(crate) struct SubjectTurn {
     /// The subject's index.
     pub(crate) subject: usize,
     /// The round, counted from 0; an uncounted round is the first one.
@@ -154,17 +154,17 @@ pub(crate) struct Turn {
 /// Runs the named subjects in turn, round by round; `sample` takes one sample.
 pub(crate) fn measure<S>(
     names: &[&'static str],
-    plan: Plan,
-    random: &mut Random,
-    stop: &Stop,
-    mut sample: impl FnMut(Turn) -> Result<S>,
-) -> Result<Measured<S>> {
+    plan: RoundPlan,
+    random: &mut SplitMix,
+    stop: &StopRequest,
+    mut sample: impl FnMut(SubjectTurn) -> Result<S>,
+) -> Result<MeasuredSamples<S>> {
     let mut order: Vec<usize> = (0..names.len()).collect();
     let mut round = |number: usize| -> Result<Vec<(usize, S)>> {
         random.shuffle(&mut order);
         let take = |&subject: &usize| {
             stop.check()?;
-            let sample = sample(Turn { subject, round: number });
+            let sample = sample(SubjectTurn { subject, round: number });
             // A peer that dies of the same Ctrl-C is not the failure.
             stop.check()?;
             Ok((subject, sample.with_context(|| names[subject].to_owned())?))
@@ -175,7 +175,7 @@ pub(crate) fn measure<S>(
     if plan.warm_up {
         round(0)?;
     }
-    let mut measured = Measured(names.iter().map(|name| (*name, Vec::new())).collect());
+    let mut measured = MeasuredSamples(names.iter().map(|name| (*name, Vec::new())).collect());
     let (mut done, mut longest) = (0, std::time::Duration::ZERO);
     while !plan.is_over(done, longest) {
         let began = Instant::now();
@@ -202,17 +202,17 @@ mod tests {
     #[test]
     fn a_ratio_compares_within_each_round() {
         // The machine slows down tenfold; ours always takes half of theirs.
-        assert_eq!(ratio(&[1.0, 5.0, 10.0], &[2.0, 10.0, 20.0], Better::Less), Some(2.0));
-        assert_eq!(ratio(&[0.0, 1.0], &[1.0, 3.0], Better::Less), Some(3.0));
-        assert_eq!(ratio(&[1.0], &[2.0], Better::More), Some(0.5));
-        assert_eq!(ratio(&[1.0], &[], Better::More), None);
+        assert_eq!(ratio(&[1.0, 5.0, 10.0], &[2.0, 10.0, 20.0], BetterDirection::Less), Some(2.0));
+        assert_eq!(ratio(&[0.0, 1.0], &[1.0, 3.0], BetterDirection::Less), Some(3.0));
+        assert_eq!(ratio(&[1.0], &[2.0], BetterDirection::More), Some(0.5));
+        assert_eq!(ratio(&[1.0], &[], BetterDirection::More), None);
     }
 
     #[test]
     fn a_seed_gives_one_order_and_every_item_stays() {
         let shuffled = |seed| {
             let mut items: Vec<u32> = (0..20).collect();
-            Random::new(seed).shuffle(&mut items);
+            SplitMix::new(seed).shuffle(&mut items);
             items
         };
         assert_eq!(shuffled(7), shuffled(7));
@@ -225,9 +225,9 @@ mod tests {
     #[test]
     fn each_round_has_every_subject_once_and_the_first_does_not_count() {
         let names = ["a", "b", "c"];
-        let plan = Plan { rounds: 12, until: None, warm_up: true };
+        let plan = RoundPlan { rounds: 12, until: None, warm_up: true };
         let mut turns = Vec::new();
-        let measured = measure(&names, plan, &mut Random::new(3), &Stop::never(), |turn| {
+        let measured = measure(&names, plan, &mut SplitMix::new(3), &StopRequest::never(), |turn| {
             turns.push(turn.subject);
             Ok(turn.round)
         });
@@ -246,16 +246,18 @@ mod tests {
 
     #[test]
     fn time_cuts_rounds_short_but_not_below_three() {
-        let plan = Plan { rounds: 100, until: Some(Instant::now()), warm_up: false };
-        let measured = measure(&["a"], plan, &mut Random::new(3), &Stop::never(), |_| Ok(1.0)).unwrap();
+        let plan = RoundPlan { rounds: 100, until: Some(Instant::now()), warm_up: false };
+        let measured =
+            measure(&["a"], plan, &mut SplitMix::new(3), &StopRequest::never(), |_| Ok(1.0)).unwrap();
         assert_eq!(measured.figure(|value| *value)[0].values.len(), 3);
     }
 
     #[test]
     fn a_failure_names_its_subject() {
-        let plan = Plan { rounds: 1, until: None, warm_up: false };
+        let plan = RoundPlan { rounds: 1, until: None, warm_up: false };
         let fails = |_| -> Result<()> { anyhow::bail!("went away") };
-        let error = measure(&["rival"], plan, &mut Random::new(3), &Stop::never(), fails).unwrap_err();
+        let error =
+            measure(&["rival"], plan, &mut SplitMix::new(3), &StopRequest::never(), fails).unwrap_err();
         assert_eq!(format!("{error:#}"), "rival: went away");
     }
 }

@@ -7,15 +7,15 @@ use std::process::Child;
 
 /// A child process.
 #[derive(Debug)]
-pub(crate) struct Running(Child);
+pub(crate) struct RunningChild(Child);
 
-impl From<Child> for Running {
+impl From<Child> for RunningChild {
     fn from(child: Child) -> Self {
         Self(child)
     }
 }
 
-impl Deref for Running {
+impl Deref for RunningChild {
     type Target = Child;
 
     fn deref(&self) -> &Child {
@@ -23,13 +23,13 @@ impl Deref for Running {
     }
 }
 
-impl DerefMut for Running {
+impl DerefMut for RunningChild {
     fn deref_mut(&mut self) -> &mut Child {
         &mut self.0
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningChild {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();

@@ -1,7 +1,7 @@
 //! `scan`: the time to report residency, of a tree of 20,000 files and of one file of 20 GiB.
 //!
 //! All subjects are whole processes that end with a total; every total must be the true one. Nothing is on disk: the
-//! files are holes, whose pages are cached like any others, and the tree's inodes are cached, too. Where memory for the
+//! files are holes, whose pages are cached like any others, and the tree's inodes are cached, too. If memory for the
 //! half-resident cases is short the files are fewer and smaller, and a note reports it.
 
 use std::cell::Cell;
@@ -12,29 +12,29 @@ use anyhow::{Context, Result, ensure};
 use pagekeeper_kernel::residency_by_mincore;
 use serde_json::Value;
 
-use crate::Run;
+use crate::BenchRun;
 use crate::data::{GIB, MIB, make_cold, make_sparse, open, touch_pages};
 use crate::drive::join;
-use crate::peers::{Program, program_beside, run as run_process};
-use crate::report::Unit;
-use crate::rounds::{Random, Samples};
+use crate::peers::{InstalledProgram, program_beside, run as run_process};
+use crate::report::FigureUnit;
+use crate::rounds::{SplitMix, SubjectSamples};
 
-const OURS: &str = "pagekeeper stat";
-const LIMIT: &str = "the limit: open, stat, count, close";
-const RESOLVED: &str = "the limit, resolved before it is opened";
-const LIMIT_OF_ONE: &str = "the limit: open, count its parts";
+const STAT_NAME: &str = "pagekeeper stat";
+const SCAN_LIMIT_NAME: &str = "the limit: open, stat, count, close";
+const RESOLVED_LIMIT_NAME: &str = "the limit, resolved before it is opened";
+const PARTS_LIMIT_NAME: &str = "the limit: open, count its parts";
 
 /// Runs the benchmark.
-pub(crate) fn run(run: &mut Run) -> Result<()> {
+pub(crate) fn run(run: &mut BenchRun) -> Result<()> {
     run.note("whole processes from start to end; files are holes with cached pages; fincore is given the list of files, the others walk");
     let peers = ["vmtouch", "fincore", "pagers"].map(|name| run.peer(name));
-    let peers: Vec<Program> = peers.into_iter().flatten().collect();
+    let peers: Vec<InstalledProgram> = peers.into_iter().flatten().collect();
     tree(run, &peers)?;
     one_file(run, &peers)
 }
 
 /// Returns how many of `whole` fit: half of the data must be resident, with as much memory again left for others.
-fn affordable(run: &mut Run, whole: u64, bytes_each: u64) -> u64 {
+fn affordable(run: &mut BenchRun, whole: u64, bytes_each: u64) -> u64 {
     let half_of_what_is_there = crate::machine::available_bytes() / 3 * 2;
     let possible = (half_of_what_is_there * 2 / bytes_each).min(whole);
     if possible < whole {
@@ -46,33 +46,34 @@ fn affordable(run: &mut Run, whole: u64, bytes_each: u64) -> u64 {
     possible
 }
 
-fn tree(run: &mut Run, peers: &[Program]) -> Result<()> {
-    const FILES: u64 = 20_000;
+fn tree(run: &mut BenchRun, peers: &[InstalledProgram]) -> Result<()> {
+    const SCANNED_FILES: u64 = 20_000;
     let root = run.scratch.path().join("tree");
-    let paths = make_tree(&root, FILES)?;
-    let name = format!("{FILES} files of 1 MiB, 1 % resident");
+    let paths = make_tree(&root, SCANNED_FILES)?;
+    let name = format!("{SCANNED_FILES} files of 1 MiB, 1 % resident");
     run.say(&name)?;
     for path in &paths {
         make_cold(path)?;
         touch_share(path, MIB, 0.01, &mut run.random)?;
     }
-    let lists = Lists::new(&root, &paths)?;
-    let samples = measure(run, peers, &lists, &[(LIMIT, "named"), (RESOLVED, "resolved")], 14)?;
-    run.report.add_case(&name, Unit::Milliseconds, &samples);
+    let lists = FileLists::new(&root, &paths)?;
+    let samples =
+        measure(run, peers, &lists, &[(SCAN_LIMIT_NAME, "named"), (RESOLVED_LIMIT_NAME, "resolved")], 14)?;
+    run.report.add_case(&name, FigureUnit::Milliseconds, &samples);
     for (ratio, ours, theirs) in [
-        ("scan_20k_vs_vmtouch", OURS, "vmtouch"),
-        ("scan_20k_vs_pagers", OURS, "pagers"),
-        ("scan_20k_vs_limit", OURS, LIMIT),
-        ("scan_20k_vs_resolved", OURS, RESOLVED),
-        ("scan_20k_limit_vs_vmtouch", LIMIT, "vmtouch"),
-        ("scan_20k_resolved_vs_vmtouch", RESOLVED, "vmtouch"),
+        ("scan_20k_vs_vmtouch", STAT_NAME, "vmtouch"),
+        ("scan_20k_vs_pagers", STAT_NAME, "pagers"),
+        ("scan_20k_vs_limit", STAT_NAME, SCAN_LIMIT_NAME),
+        ("scan_20k_vs_resolved", STAT_NAME, RESOLVED_LIMIT_NAME),
+        ("scan_20k_limit_vs_vmtouch", SCAN_LIMIT_NAME, "vmtouch"),
+        ("scan_20k_resolved_vs_vmtouch", RESOLVED_LIMIT_NAME, "vmtouch"),
     ] {
-        run.report.add_ratio(ratio, Unit::Milliseconds, &samples, ours, theirs);
+        run.report.add_ratio(ratio, FigureUnit::Milliseconds, &samples, ours, theirs);
     }
     std::fs::remove_dir_all(&root).context("can't remove the tree")
 }
 
-fn one_file(run: &mut Run, peers: &[Program]) -> Result<()> {
+fn one_file(run: &mut BenchRun, peers: &[InstalledProgram]) -> Result<()> {
     let size = affordable(run, 20, GIB) * GIB;
     let path = run.scratch.path().join("large");
     make_sparse(&path, size)?;
@@ -80,15 +81,15 @@ fn one_file(run: &mut Run, peers: &[Program]) -> Result<()> {
     run.say(&name)?;
     touch_share(&path, size, 0.5, &mut run.random)?;
     let files = [path.clone()];
-    let samples = measure(run, peers, &Lists::new(&path, &files)?, &[(LIMIT_OF_ONE, "named")], 40)?;
-    run.report.add_case(&name, Unit::Milliseconds, &samples);
+    let samples = measure(run, peers, &FileLists::new(&path, &files)?, &[(PARTS_LIMIT_NAME, "named")], 40)?;
+    run.report.add_case(&name, FigureUnit::Milliseconds, &samples);
     for (ratio, ours, theirs) in [
-        ("scan_one_vs_vmtouch", OURS, "vmtouch"),
-        ("scan_one_vs_pagers", OURS, "pagers"),
-        ("scan_one_vs_limit", OURS, LIMIT_OF_ONE),
-        ("scan_one_limit_vs_vmtouch", LIMIT_OF_ONE, "vmtouch"),
+        ("scan_one_vs_vmtouch", STAT_NAME, "vmtouch"),
+        ("scan_one_vs_pagers", STAT_NAME, "pagers"),
+        ("scan_one_vs_limit", STAT_NAME, PARTS_LIMIT_NAME),
+        ("scan_one_limit_vs_vmtouch", PARTS_LIMIT_NAME, "vmtouch"),
     ] {
-        run.report.add_ratio(ratio, Unit::Milliseconds, &samples, ours, theirs);
+        run.report.add_ratio(ratio, FigureUnit::Milliseconds, &samples, ours, theirs);
     }
     std::fs::remove_file(&path).context("can't remove the file")
 }
@@ -110,7 +111,7 @@ fn make_tree(root: &Path, files: u64) -> Result<Vec<PathBuf>> {
 
 /// Makes each page of a file resident with probability `share`, in two halves at once. The order is random, as in a
 /// database's reads, so neighbours in the file are not neighbours in memory.
-fn touch_share(path: &Path, size: u64, share: f64, random: &mut Random) -> Result<()> {
+fn touch_share(path: &Path, size: u64, share: f64, random: &mut SplitMix) -> Result<()> {
     // In units of 2^-32.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share is from 0 to 1")]
     let threshold = (share * f64::from(u32::MAX)) as u64;
@@ -118,12 +119,12 @@ fn touch_share(path: &Path, size: u64, share: f64, random: &mut Random) -> Resul
         return Ok(());
     }
     let pages = size / pagekeeper_kernel::page_size();
-    let touch = |range: std::ops::Range<u64>, mut random: Random| {
+    let touch = |range: std::ops::Range<u64>, mut random: SplitMix| {
         let mut pages: Vec<u64> = range.filter(|_| random.next_u64() >> 32 <= threshold).collect();
         random.shuffle(&mut pages);
         touch_pages(&open(path)?, pages)
     };
-    let (first, second) = (Random::new(random.next_u64()), Random::new(random.next_u64()));
+    let (first, second) = (SplitMix::new(random.next_u64()), SplitMix::new(random.next_u64()));
     if size <= MIB {
         return touch(0..pages, first);
     }
@@ -135,7 +136,7 @@ fn touch_share(path: &Path, size: u64, share: f64, random: &mut Random) -> Resul
 }
 
 /// The files that the subjects inspect.
-struct Lists<'a> {
+struct FileLists<'a> {
     /// The tree, or the one file.
     root: &'a Path,
     /// All files.
@@ -144,7 +145,7 @@ struct Lists<'a> {
     truth: Cell<u64>,
 }
 
-impl<'a> Lists<'a> {
+impl<'a> FileLists<'a> {
     fn new(root: &'a Path, files: &'a [PathBuf]) -> Result<Self> {
         let lists = Self { root, files, truth: Cell::new(0) };
         lists.truth.set(lists.resident_by_mincore()?);
@@ -158,7 +159,7 @@ impl<'a> Lists<'a> {
             .try_fold(0, |sum, path| Ok(sum + residency_by_mincore(&open(path)?, 0..u64::MAX)?.resident))
     }
 
-    fn measure_peer(&self, peer: &Program) -> Result<f64> {
+    fn measure_peer(&self, peer: &InstalledProgram) -> Result<f64> {
         let mut command = peer.command();
         match peer.name {
             "fincore" => {
@@ -197,22 +198,22 @@ impl<'a> Lists<'a> {
 }
 
 /// A limit: its name in tables, and its word for the program beside this one.
-type Limit = (&'static str, &'static str);
+type ScanLimit = (&'static str, &'static str);
 
 fn measure(
-    run: &mut Run,
-    peers: &[Program],
-    lists: &Lists<'_>,
-    limits: &[Limit],
+    run: &mut BenchRun,
+    peers: &[InstalledProgram],
+    lists: &FileLists<'_>,
+    limits: &[ScanLimit],
     quick_end: u64,
-) -> Result<Vec<Samples>> {
+) -> Result<Vec<SubjectSamples>> {
     let own = run.pagekeeper.clone();
     let limit_program = program_beside("pagekeeper-bench-scan")?;
     let names = limits.iter().map(|(name, _)| *name).chain(peers.iter().map(|peer| peer.name));
-    let names: Vec<&'static str> = std::iter::once(OURS).chain(names).collect();
+    let names: Vec<&'static str> = std::iter::once(STAT_NAME).chain(names).collect();
     let measured = run.measure(&names, run.plan(quick_end), |turn| {
         let name = names[turn.subject];
-        if name == OURS {
+        if name == STAT_NAME {
             let mut command = own.command();
             command.args(["stat", "--json", "--top", "20"]).arg(lists.root);
             return lists.measure(command, total_of_pagekeeper);
@@ -284,11 +285,11 @@ mod tests {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let path = dir.path().join("file");
         make_sparse(&path, 16 * MIB).unwrap();
-        touch_share(&path, 16 * MIB, 0.25, &mut Random::new(1)).unwrap();
+        touch_share(&path, 16 * MIB, 0.25, &mut SplitMix::new(1)).unwrap();
         let share = crate::data::resident(&path).unwrap() as f64 / (16 * MIB) as f64;
         assert!((0.22..0.28).contains(&share), "{share}");
         let files = [path];
-        let lists = Lists::new(&files[0], &files).unwrap();
+        let lists = FileLists::new(&files[0], &files).unwrap();
         assert_eq!(lists.truth.get(), crate::data::resident(&files[0]).unwrap());
     }
 }

@@ -15,21 +15,21 @@ use signal_hook::flag;
 
 /// The request to stop.
 #[derive(Debug, Clone)]
-pub(crate) struct Stop(Arc<AtomicBool>);
+pub(crate) struct StopRequest(Arc<AtomicBool>);
 
 /// The error of a run that a signal ended; the exit code shows it, so it has no message.
 #[derive(Debug)]
-pub(crate) struct Interrupted;
+pub(crate) struct RunInterrupted;
 
-impl std::fmt::Display for Interrupted {
+impl std::fmt::Display for RunInterrupted {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("interrupted")
     }
 }
 
-impl std::error::Error for Interrupted {}
+impl std::error::Error for RunInterrupted {}
 
-impl Stop {
+impl StopRequest {
     /// Catches SIGINT and SIGTERM from now on.
     pub(crate) fn on_signals() -> Result<Self> {
         let requested = Arc::new(AtomicBool::new(false));
@@ -49,10 +49,10 @@ impl Stop {
         Self(Arc::new(AtomicBool::new(false)))
     }
 
-    /// Fails with [`Interrupted`] once a signal has come.
+    /// Fails with [`RunInterrupted`] once a signal has come.
     pub(crate) fn check(&self) -> Result<()> {
         if self.0.load(Ordering::Relaxed) {
-            return Err(Interrupted.into());
+            return Err(RunInterrupted.into());
         }
         Ok(())
     }
@@ -73,9 +73,9 @@ impl Stop {
 
 /// A directory on a disk that is removed with the value.
 #[derive(Debug)]
-pub(crate) struct Scratch(tempfile::TempDir);
+pub(crate) struct ScratchDirectory(tempfile::TempDir);
 
-impl Scratch {
+impl ScratchDirectory {
     /// Creates a directory in `parent`, which must be on a file system whose pages can be released.
     pub(crate) fn new(parent: &Path) -> Result<Self> {
         let directory = tempfile::Builder::new()
@@ -116,14 +116,14 @@ mod tests {
     #[test]
     fn a_directory_in_memory_is_refused_and_leaves_nothing() {
         let parent = tempfile::tempdir_in("/dev/shm").unwrap();
-        let error = Scratch::new(parent.path()).unwrap_err();
+        let error = ScratchDirectory::new(parent.path()).unwrap_err();
         assert!(error.to_string().contains("--dir"), "{error}");
         assert_eq!(std::fs::read_dir(parent.path()).unwrap().count(), 0);
     }
 
     #[test]
     fn a_scratch_directory_goes_with_what_is_in_it() {
-        let scratch = Scratch::new(Path::new("/var/tmp")).unwrap();
+        let scratch = ScratchDirectory::new(Path::new("/var/tmp")).unwrap();
         let path = scratch.path().to_path_buf();
         std::fs::write(path.join("x"), "x").unwrap();
         assert!(scratch.require_space(u64::MAX / 4).is_err());

@@ -10,24 +10,24 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use rusqlite::{Connection, OpenFlags, params};
 
-use crate::Run;
-use crate::report::Unit;
-use crate::rounds::{Random, Samples};
+use crate::BenchRun;
+use crate::report::FigureUnit;
+use crate::rounds::{SplitMix, SubjectSamples};
 
 /// Rows that commits and reads choose from.
-const ROWS: u32 = 100_000;
+const TABLE_ROWS: u32 = 100_000;
 /// Bytes of each of them.
-const ROW: usize = 500;
+const TABLE_ROW_BYTES: usize = 500;
 /// Duration of a sample of commits or reads.
-const SAMPLE: Duration = Duration::from_millis(700);
+const SAMPLE_DURATION: Duration = Duration::from_millis(700);
 /// Names in tables.
-const OURS: &str = "pagekeeper's VFS, rollback journal";
-const WAL: &str = "SQLite's VFS, WAL";
-const ROLLBACK: &str = "SQLite's VFS, rollback journal";
+const OUR_VFS_NAME: &str = "pagekeeper's VFS, rollback journal";
+const WAL_VFS_NAME: &str = "SQLite's VFS, WAL";
+const ROLLBACK_VFS_NAME: &str = "SQLite's VFS, rollback journal";
 
 /// A subject.
 #[derive(Debug, Clone, Copy)]
-struct Way {
+struct VfsSubject {
     name: &'static str,
     /// Its name in files.
     word: &'static str,
@@ -35,10 +35,10 @@ struct Way {
     journal: &'static str,
 }
 
-const WAYS: [Way; 3] = [
-    Way { name: OURS, word: "ours", vfs: "pagekeeper", journal: "DELETE" },
-    Way { name: WAL, word: "wal", vfs: "unix", journal: "WAL" },
-    Way { name: ROLLBACK, word: "rollback", vfs: "unix", journal: "DELETE" },
+const VFS_SUBJECTS: [VfsSubject; 3] = [
+    VfsSubject { name: OUR_VFS_NAME, word: "ours", vfs: "pagekeeper", journal: "DELETE" },
+    VfsSubject { name: WAL_VFS_NAME, word: "wal", vfs: "unix", journal: "WAL" },
+    VfsSubject { name: ROLLBACK_VFS_NAME, word: "rollback", vfs: "unix", journal: "DELETE" },
 ];
 
 /// Returns the path of the library, where `make sqlite-plugin` puts it.
@@ -62,7 +62,7 @@ fn load(library: &Path) -> Result<()> {
     Ok(())
 }
 
-impl Way {
+impl VfsSubject {
     fn database(self, dir: &Path, what: &str) -> PathBuf {
         dir.join(format!("{}-{what}.db", self.word))
     }
@@ -101,7 +101,7 @@ fn content(row: u32, bytes: usize) -> Vec<u8> {
 }
 
 /// Runs the benchmark.
-pub(crate) fn run(run: &mut Run) -> Result<()> {
+pub(crate) fn run(run: &mut BenchRun) -> Result<()> {
     let library = library()?;
     load(&library)?;
     run.report.machine.versions.insert("SQLite".to_owned(), rusqlite::version().to_owned());
@@ -109,21 +109,45 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
     commits_and_reads(run)
 }
 
-fn commits_and_reads(run: &mut Run) -> Result<()> {
+fn commits_and_reads(run: &mut BenchRun) -> Result<()> {
     run.say("filling tables")?;
     let dir = run.scratch.path().to_path_buf();
     let mut connections = Vec::new();
-    for way in WAYS {
-        connections.push((way, way.fill(&way.database(&dir, "rows"), ROWS, ROW)?));
+    for way in VFS_SUBJECTS {
+        connections.push((way, way.fill(&way.database(&dir, "rows"), TABLE_ROWS, TABLE_ROW_BYTES)?));
     }
-    let case = format!("commits of one of {ROWS} rows of {ROW} bytes");
-    let samples = compare(run, &connections, &case, Unit::CommitsPerSecond, 16, commit_for)?;
-    run.report.add_ratio("sqlite_commits_vs_wal", Unit::CommitsPerSecond, &samples, OURS, WAL);
-    run.report.add_ratio("sqlite_commits_vs_rollback", Unit::CommitsPerSecond, &samples, OURS, ROLLBACK);
-    let case = format!("reads of one of {ROWS} rows by its key");
-    let samples = compare(run, &connections, &case, Unit::ReadsPerSecond, 28, read_for)?;
-    run.report.add_ratio("sqlite_reads_vs_wal", Unit::ReadsPerSecond, &samples, OURS, WAL);
-    run.report.add_ratio("sqlite_reads_vs_rollback", Unit::ReadsPerSecond, &samples, OURS, ROLLBACK);
+    let case = format!("commits of one of {TABLE_ROWS} rows of {TABLE_ROW_BYTES} bytes");
+    let samples = compare(run, &connections, &case, FigureUnit::CommitsPerSecond, 16, commit_for)?;
+    run.report.add_ratio(
+        "sqlite_commits_vs_wal",
+        FigureUnit::CommitsPerSecond,
+        &samples,
+        OUR_VFS_NAME,
+        WAL_VFS_NAME,
+    );
+    run.report.add_ratio(
+        "sqlite_commits_vs_rollback",
+        FigureUnit::CommitsPerSecond,
+        &samples,
+        OUR_VFS_NAME,
+        ROLLBACK_VFS_NAME,
+    );
+    let case = format!("reads of one of {TABLE_ROWS} rows by its key");
+    let samples = compare(run, &connections, &case, FigureUnit::ReadsPerSecond, 28, read_for)?;
+    run.report.add_ratio(
+        "sqlite_reads_vs_wal",
+        FigureUnit::ReadsPerSecond,
+        &samples,
+        OUR_VFS_NAME,
+        WAL_VFS_NAME,
+    );
+    run.report.add_ratio(
+        "sqlite_reads_vs_rollback",
+        FigureUnit::ReadsPerSecond,
+        &samples,
+        OUR_VFS_NAME,
+        ROLLBACK_VFS_NAME,
+    );
     for (way, connection) in connections {
         connection.close().map_err(|(_, error)| error).context(way.name)?;
     }
@@ -132,35 +156,35 @@ fn commits_and_reads(run: &mut Run) -> Result<()> {
 
 /// Takes samples of each connection in turn; all use the same random rows.
 fn compare(
-    run: &mut Run,
-    connections: &[(Way, Connection)],
+    run: &mut BenchRun,
+    connections: &[(VfsSubject, Connection)],
     case: &str,
-    unit: Unit,
+    unit: FigureUnit,
     quick_end: u64,
-    measure: fn(&Connection, &mut Random) -> Result<f64>,
-) -> Result<Vec<Samples>> {
+    measure: fn(&Connection, &mut SplitMix) -> Result<f64>,
+) -> Result<Vec<SubjectSamples>> {
     run.say(case)?;
     let seed = run.random.next_u64();
     let names: Vec<&'static str> = connections.iter().map(|(way, _)| way.name).collect();
     let measured = run.measure(&names, run.plan(quick_end), |turn| {
-        measure(&connections[turn.subject].1, &mut Random::new(seed ^ turn.round as u64))
+        measure(&connections[turn.subject].1, &mut SplitMix::new(seed ^ turn.round as u64))
     })?;
     let samples = measured.figure(|rate| *rate);
     run.report.add_case(case, unit, &samples);
     Ok(samples)
 }
 
-fn row(random: &mut Random) -> u32 {
-    u32::try_from(random.below(u64::from(ROWS))).unwrap_or(0)
+fn row(random: &mut SplitMix) -> u32 {
+    u32::try_from(random.below(u64::from(TABLE_ROWS))).unwrap_or(0)
 }
 
 /// Returns commits per second, each of which is counted in its row.
-fn commit_for(connection: &Connection, random: &mut Random) -> Result<f64> {
+fn commit_for(connection: &Connection, random: &mut SplitMix) -> Result<f64> {
     let sum = || connection.query_row("SELECT sum(n) FROM t", [], |row| row.get::<_, i64>(0));
     let before = sum()?;
     let mut update = connection.prepare_cached("UPDATE t SET n = n + 1 WHERE a = ?")?;
     let (began, mut commits) = (Instant::now(), 0_u32);
-    while began.elapsed() < SAMPLE {
+    while began.elapsed() < SAMPLE_DURATION {
         update.execute([row(random)])?;
         commits += 1;
     }
@@ -169,15 +193,15 @@ fn commit_for(connection: &Connection, random: &mut Random) -> Result<f64> {
     Ok(f64::from(commits) / took)
 }
 
-fn read_for(connection: &Connection, random: &mut Random) -> Result<f64> {
+fn read_for(connection: &Connection, random: &mut SplitMix) -> Result<f64> {
     let mut select = connection.prepare_cached("SELECT b FROM t WHERE a = ?")?;
     let (began, mut reads) = (Instant::now(), 0_u32);
-    while began.elapsed() < SAMPLE {
+    while began.elapsed() < SAMPLE_DURATION {
         for _ in 0..100 {
             let wanted = row(random);
             let is_right = select.query_row([wanted], |found| {
                 let bytes = found.get_ref(0)?.as_blob()?;
-                Ok(bytes.len() == ROW && bytes[..4] == wanted.to_le_bytes())
+                Ok(bytes.len() == TABLE_ROW_BYTES && bytes[..4] == wanted.to_le_bytes())
             })?;
             ensure!(is_right, "row {wanted} is wrong");
         }

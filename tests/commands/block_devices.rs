@@ -12,7 +12,7 @@ use crate::support::loop_images::{Device, LoopImage};
 use crate::support::{self, MIB, can_run};
 use pagekeeper_testing::skip;
 
-const SIZE: u64 = 48 * MIB;
+const FILE_BYTES: u64 = 48 * MIB;
 
 fn run(command: &str, options: &[&str], path: &Path) -> Outcome {
     finish(pagekeeper().arg(command).args(options).arg(path))
@@ -20,15 +20,15 @@ fn run(command: &str, options: &[&str], path: &Path) -> Outcome {
 
 /// A device with bytes on it that are not zeros, all of them resident.
 fn written() -> Option<(Device, Vec<u8>)> {
-    let Some(device) = Device::new(SIZE) else {
+    let Some(device) = Device::new(FILE_BYTES) else {
         skip("block devices: no loop device can be had");
         return None;
     };
-    let mut bytes = vec![0x5a; usize::try_from(SIZE).expect("small")];
+    let mut bytes = vec![0x5a; usize::try_from(FILE_BYTES).expect("small")];
     bytes[7] = 1;
     let file = std::fs::OpenOptions::new().write(true).open(device.path()).expect("open the device");
     file.write_all_at(&bytes, 0).and_then(|()| file.sync_all()).expect("write to it");
-    assert_eq!(device.resident(), SIZE);
+    assert_eq!(device.resident(), FILE_BYTES);
     Some((device, bytes))
 }
 
@@ -39,7 +39,7 @@ fn a_device_is_counted_evicted_and_loaded() {
     }
     let Some((mut device, bytes)) = written() else { return };
     let counted = || run("stat", &["--json"], device.path()).json()["total"].clone();
-    assert_eq!((&counted()["resident"], &counted()["size"]), (&SIZE.into(), &SIZE.into()));
+    assert_eq!((&counted()["resident"], &counted()["size"]), (&FILE_BYTES.into(), &FILE_BYTES.into()));
 
     let part = run("evict", &["--json", "--range", "0..16M"], device.path()).json();
     assert_eq!(part["total"]["released"], 16 * MIB, "{part:#}");
@@ -52,10 +52,10 @@ fn a_device_is_counted_evicted_and_loaded() {
     assert!(text.ends_with("all 8 MiB of 1 file is resident now\n"), "{text}");
     // This includes the kernel's read-ahead.
     let part = device.resident();
-    assert!((8 * MIB..SIZE).contains(&part), "{part} bytes are resident");
+    assert!((8 * MIB..FILE_BYTES).contains(&part), "{part} bytes are resident");
     let text = run("warm", &[], device.path()).fine();
     assert!(text.ends_with("all 48 MiB of 1 file is resident now\n"), "{text}");
-    assert_eq!(device.resident(), SIZE);
+    assert_eq!(device.resident(), FILE_BYTES);
     run("evict", &[], device.path()).fine();
     assert!(std::fs::read(device.path()).expect("read it") == bytes, "what is on it is what was written");
 
@@ -94,12 +94,12 @@ fn a_device_below_a_directory_is_passed_over() {
     std::os::unix::fs::symlink(device.path(), scratch.path().join("link")).expect("link to it");
     let text = run("evict", &["-L"], scratch.path()).fine();
     assert_eq!(text, "evicted 0 B of 0 B resident in 0 files\n");
-    assert_eq!(device.resident(), SIZE);
+    assert_eq!(device.resident(), FILE_BYTES);
     let list = scratch.path().join("list");
     std::fs::write(&list, node.as_os_str().as_encoded_bytes()).expect("write a list");
     let outcome = finish(pagekeeper().args(["evict", "--files-from"]).arg(&list));
     assert!(outcome.code == 1 && outcome.stderr.contains("named on the command line"), "{outcome:#?}");
-    assert_eq!(device.resident(), SIZE);
+    assert_eq!(device.resident(), FILE_BYTES);
     // By its own name it is taken, and by a link that is named.
     run("evict", &[], &scratch.path().join("link")).fine();
     assert_eq!(device.resident(), 0);

@@ -18,12 +18,12 @@ fn completions_are_for_each_shell() {
 }
 
 /// A shell with the completions, in a directory with files.
-struct Shell {
+struct CompletionShell {
     terminal: Terminal,
     name: &'static str,
 }
 
-impl Shell {
+impl CompletionShell {
     /// `None`, said, where it is not installed.
     fn start(name: &'static str, directory: &Path) -> Option<Self> {
         if !can_start(&format!("completion in {name}"), &[name, "tmux"]) {
@@ -90,15 +90,15 @@ impl Shell {
 }
 
 /// A process that does nothing.
-struct Idle(Child);
+struct IdleProcess(Child);
 
-impl Idle {
+impl IdleProcess {
     fn start() -> Self {
         Self(Command::new("sleep").arg("600").spawn().expect("start sleep"))
     }
 }
 
-impl Drop for Idle {
+impl Drop for IdleProcess {
     fn drop(&mut self) {
         // It may have ended.
         let _ = self.0.kill();
@@ -108,9 +108,9 @@ impl Drop for Idle {
 
 fn completes(name: &'static str) {
     let directory = scratch();
-    let Some(shell) = Shell::start(name, directory.path()) else { return };
+    let Some(shell) = CompletionShell::start(name, directory.path()) else { return };
     let files = directory.path().join("files");
-    let idle = Idle::start();
+    let idle = IdleProcess::start();
     let pid = idle.0.id().to_string();
 
     shell.complete("pagekeeper doc", "pagekeeper doctor");

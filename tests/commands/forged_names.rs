@@ -141,7 +141,7 @@ fn metrics_steer_no_terminal() {
     let mut guard = pagekeeper();
     guard.args(["guard", "--dry-run", "--tick", "100ms", "--metrics", &port.to_string(), "--dir"]);
     let guard = guard.arg(&directory).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let _guard = Named(guard.spawn().unwrap());
+    let _guard = NamedProcess(guard.spawn().unwrap());
     let get = |path: &str| ask(port, "GET", path, &[]);
     let named =
         || get("/metrics").filter(|answer| answer.body.contains(r"db\\x1b[2J\\x7f\\u{9b}31m\\u{202e}\\xff"));
@@ -182,9 +182,9 @@ fn what_is_not_there_or_can_not_be_used_is_named_in_one_line() {
 }
 
 /// A process with a name of its own, ended when dropped.
-struct Named(Child);
+struct NamedProcess(Child);
 
-impl Drop for Named {
+impl Drop for NamedProcess {
     fn drop(&mut self) {
         // It may have ended by itself.
         let _ = self.0.kill();
@@ -206,7 +206,7 @@ fn a_process_with_sequences_in_its_name_steers_no_terminal() {
         std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
     let tail = tail.arg("-qf").args(files).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let holder = Named(tail.spawn().unwrap());
+    let holder = NamedProcess(tail.spawn().unwrap());
     let pid = holder.0.id().to_string();
     // It has its files open when it has said so to the kernel.
     let opened =

@@ -18,15 +18,15 @@ use crate::support::{alone, can_run, scratch};
 const WAITS: &str = ": the file system is frozen; waiting\n";
 
 /// Far longer than any of it takes. A process that hangs in a write can't be killed: it ends only after the test has given up.
-const DEADLINE: Duration = Duration::from_secs(100);
+const RUN_TIMEOUT: Duration = Duration::from_secs(100);
 
 /// A command that was started, and the parts of its standard error.
-struct Running {
+struct StartedCommand {
     child: Child,
     errors: Receiver<String>,
 }
 
-impl Running {
+impl StartedCommand {
     fn start(command: &mut Command) -> Self {
         let piped = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = piped.spawn().expect("start it");
@@ -39,7 +39,7 @@ impl Running {
         let wanted = format!("pagekeeper: {}{WAITS}", path.display());
         let mut text = String::new();
         while !text.contains(&wanted) {
-            text += &self.errors.recv_timeout(DEADLINE).unwrap_or_else(|error| panic!("{error}: {text}"));
+            text += &self.errors.recv_timeout(RUN_TIMEOUT).unwrap_or_else(|error| panic!("{error}: {text}"));
         }
     }
 
@@ -50,7 +50,7 @@ impl Running {
     /// Waits until nobody holds its standard error, and returns its exit code, unless a signal has ended it.
     fn code(&mut self) -> Option<i32> {
         loop {
-            match self.errors.recv_timeout(DEADLINE) {
+            match self.errors.recv_timeout(RUN_TIMEOUT) {
                 Ok(_) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) => panic!("it hangs"),
@@ -124,13 +124,13 @@ fn commands_that_write_say_that_they_wait_and_end_on_a_signal() {
         cases.into_iter().zip([Signal::TERM, Signal::INT].into_iter().cycle())
     {
         eprintln!("{command:?}");
-        let mut running = Running::start(&mut command);
+        let mut running = StartedCommand::start(&mut command);
         running.until_it_waits(path);
         running.signal(signal);
         assert_eq!(running.code(), None, "the signal ended it");
     }
 
-    let mut running = Running::start(&mut command(&["snapshot", source, "--output"], &new));
+    let mut running = StartedCommand::start(&mut command(&["snapshot", source, "--output"], &new));
     running.until_it_waits(&new);
     drop(frozen);
     assert_eq!(running.code(), Some(0), "it goes on after the thaw");

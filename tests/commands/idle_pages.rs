@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use crate::support;
 
-const SOON: Duration = Duration::from_secs(60);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A run of the script whose command lasts until its input ends.
-struct Run(Child);
+struct ScriptRun(Child);
 
-impl Run {
+impl ScriptRun {
     fn start(scratch: &Path) -> Self {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../scripts/keep-idle-pages.sh");
         let mut command = Command::new(script);
@@ -22,7 +22,7 @@ impl Run {
         command.env("KEEP_IDLE_PAGES_STATE", scratch.join("state"));
         let begun = scratch.join("begun");
         let child = command.env("BEGUN", &begun).stderr(Stdio::null()).spawn().expect("start the script");
-        support::eventually("its command runs", SOON, || std::fs::remove_file(&begun).ok());
+        support::eventually("its command runs", WAIT_TIMEOUT, || std::fs::remove_file(&begun).ok());
         Self(child)
     }
 
@@ -60,11 +60,11 @@ fn damon_stands_still_until_the_last_run_has_ended() {
     let paging = thread(scratch, "0", "pageout", "on");
     let watching = thread(scratch, "1", "stat", "on");
     let off = thread(scratch, "2", "pageout", "off");
-    let (first, second) = (Run::start(scratch), Run::start(scratch));
+    let (first, second) = (ScriptRun::start(scratch), ScriptRun::start(scratch));
     assert!(is(&paging, "off") && is(&watching, "on"));
     first.end();
     assert!(is(&paging, "off"), "one of two has ended");
-    let third = Run::start(scratch);
+    let third = ScriptRun::start(scratch);
     second.end();
     assert!(is(&paging, "off"), "the third runs");
     third.end();
@@ -77,13 +77,13 @@ fn a_run_that_was_killed_counts_no_more() {
     let scratch = tempfile::tempdir().expect("make a directory");
     let scratch = scratch.path();
     let paging = thread(scratch, "0", "pageout", "on");
-    let (killed, other) = (Run::start(scratch), Run::start(scratch));
+    let (killed, other) = (ScriptRun::start(scratch), ScriptRun::start(scratch));
     killed.kill();
     assert!(is(&paging, "off"));
     other.end();
     assert!(is(&paging, "on"), "who is left lets go on what another has stopped");
-    Run::start(scratch).kill();
+    ScriptRun::start(scratch).kill();
     assert!(is(&paging, "off"), "nobody is left to let it go on");
-    Run::start(scratch).end();
+    ScriptRun::start(scratch).end();
     assert!(is(&paging, "on"));
 }

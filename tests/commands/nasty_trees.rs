@@ -184,7 +184,7 @@ fn trees_deeper_than_any_path_can_say() {
 
 #[test]
 fn files_that_grow_shrink_and_vanish_during_the_scan() {
-    const FILES: usize = 40;
+    const FILE_COUNT: usize = 40;
     let dir = scratch();
     std::fs::write(dir.path().join("steady"), vec![1; 1 << 20]).unwrap();
     let stop = AtomicBool::new(false);
@@ -194,8 +194,8 @@ fn files_that_grow_shrink_and_vanish_during_the_scan() {
                 if stop.load(Ordering::Relaxed) {
                     return;
                 }
-                let path = dir.path().join(format!("file{}", round % FILES));
-                match round / FILES % 4 {
+                let path = dir.path().join(format!("file{}", round % FILE_COUNT));
+                match round / FILE_COUNT % 4 {
                     0 => std::fs::write(&path, vec![1; 100_000]).unwrap(),
                     1 => {
                         let mut file = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
@@ -344,9 +344,9 @@ fn one_file_system_stays_there() {
 }
 
 /// An overlay, unmounted when dropped.
-struct Overlay(std::path::PathBuf);
+struct OverlayMount(std::path::PathBuf);
 
-impl Drop for Overlay {
+impl Drop for OverlayMount {
     fn drop(&mut self) {
         let unmounted = Command::new("umount").arg(&self.0).status();
         assert!(std::thread::panicking() || unmounted.is_ok_and(|status| status.success()));
@@ -374,7 +374,7 @@ fn on_overlayfs_the_pages_of_the_layers_are_seen_and_released() {
     let layers =
         format!("lowerdir={},upperdir={},workdir={}", lower.display(), upper.display(), work.display());
     finish(Command::new("mount").args(["-t", "overlay", "-o", &layers, "overlay"]).arg(&mount)).fine();
-    let overlay = Overlay(mount.clone());
+    let overlay = OverlayMount(mount.clone());
     std::fs::write(mount.join("from-upper"), vec![1; 2 << 20]).unwrap();
 
     let report = stat_of(&mount);

@@ -13,7 +13,7 @@ use crate::support::command::{finish, pagekeeper};
 use crate::support::loop_images::LoopImage;
 
 /// Resident bytes of each file.
-type Residents = BTreeMap<PathBuf, u64>;
+type ResidentBytes = BTreeMap<PathBuf, u64>;
 
 /// A fresh file system of this kind; `None` if something that it takes is missing.
 fn image(test: &str, kind: &str) -> Option<LoopImage> {
@@ -78,14 +78,14 @@ fn read_some(root: &Path) {
     }
 }
 
-fn by_ours(root: &Path) -> Residents {
+fn by_ours(root: &Path) -> ResidentBytes {
     let report = finish(pagekeeper().args(["stat", "--json"]).arg(root)).json();
     assert_eq!(report["errors"], serde_json::json!([]));
     let files = report["files"].as_array().unwrap().iter();
     files.map(|file| (file["path"].as_str().unwrap().into(), file["resident"].as_u64().unwrap())).collect()
 }
 
-fn by_fincore(tree: &BTreeMap<PathBuf, u64>) -> Residents {
+fn by_fincore(tree: &BTreeMap<PathBuf, u64>) -> ResidentBytes {
     tree.keys().map(|path| (path.clone(), support::resident_bytes(std::slice::from_ref(path)))).collect()
 }
 
@@ -98,17 +98,17 @@ fn vmtouch(arguments: &[&str], path: &Path) -> u64 {
     pages.map_or(0, |pages| pages.split('/').next().unwrap().parse::<u64>().unwrap() * page())
 }
 
-fn by_vmtouch(tree: &BTreeMap<PathBuf, u64>) -> Residents {
+fn by_vmtouch(tree: &BTreeMap<PathBuf, u64>) -> ResidentBytes {
     // vmtouch passes empty files over in silence.
     let resident = |(path, &size): (&PathBuf, &u64)| if size == 0 { 0 } else { vmtouch(&[], path) };
     tree.iter().map(|file| (file.0.clone(), resident(file))).collect()
 }
 
-fn all(tree: &BTreeMap<PathBuf, u64>) -> Residents {
+fn all(tree: &BTreeMap<PathBuf, u64>) -> ResidentBytes {
     tree.iter().map(|(path, size)| (path.clone(), size.next_multiple_of(page()))).collect()
 }
 
-fn none(tree: &BTreeMap<PathBuf, u64>) -> Residents {
+fn none(tree: &BTreeMap<PathBuf, u64>) -> ResidentBytes {
     tree.keys().map(|path| (path.clone(), 0)).collect()
 }
 
@@ -188,20 +188,20 @@ fn a_range_goes_alone(file: &Path) {
 /// The difference to vmtouch: it gives the advice and does not check, and the kernel drops only
 /// pages that are clean by then. Their number depends on the disk, so it is shown and not asserted.
 fn dirty_data_goes_too(kind: &str, file: &Path) {
-    const SIZE: u64 = 32 * MIB;
-    std::fs::write(file, content(SIZE)).unwrap();
+    const FILE_BYTES: u64 = 32 * MIB;
+    std::fs::write(file, content(FILE_BYTES)).unwrap();
     vmtouch(&["-e"], file);
     let left = support::resident_bytes(&[file.to_path_buf()]);
     println!(
         "{kind}: of {} MiB just written, vmtouch -e left {:.1} MiB",
-        SIZE / MIB,
+        FILE_BYTES / MIB,
         left as f64 / MIB as f64
     );
 
-    std::fs::write(file, content(SIZE)).unwrap();
+    std::fs::write(file, content(FILE_BYTES)).unwrap();
     finish(pagekeeper().arg("evict").arg(file)).fine();
     assert_eq!(support::resident_bytes(&[file.to_path_buf()]), 0);
-    assert_eq!(std::fs::read(file).unwrap(), content(SIZE));
+    assert_eq!(std::fs::read(file).unwrap(), content(FILE_BYTES));
 }
 
 #[test]
@@ -220,9 +220,9 @@ fn all_agree_on_btrfs() {
 }
 
 /// A program, running: ended when dropped.
-struct Running(Child);
+struct RunningProgram(Child);
 
-impl Drop for Running {
+impl Drop for RunningProgram {
     fn drop(&mut self) {
         self.0.kill().expect("kill a child");
         self.0.wait().expect("wait for a child");
@@ -239,7 +239,7 @@ fn what_a_process_maps_stays_and_evict_says_so() {
     let path = std::env::var_os("PATH").unwrap();
     let sleep = std::env::split_paths(&path).map(|dir| dir.join("sleep")).find(|path| path.is_file());
     support::copy_program(&sleep.unwrap(), &copy);
-    let running = Running(Command::new(&copy).arg("1000").stdin(Stdio::null()).spawn().unwrap());
+    let running = RunningProgram(Command::new(&copy).arg("1000").stdin(Stdio::null()).spawn().unwrap());
     support::eventually("the program sleeps, its pages mapped", Duration::from_secs(60), || {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", running.0.id())).ok()?;
         stat.rsplit_once(") ")?.1.starts_with('S').then_some(())

@@ -22,12 +22,12 @@ const SLOT: usize = 4096;
 const SERVED: &str = "PAGEKEEPER_SERVED_STORE";
 
 /// Goes when a test ends.
-type Held = (MutexGuard<'static, ()>, TempDir);
+type StoreTestGuard = (MutexGuard<'static, ()>, TempDir);
 
 /// A store of ten pages, synced: page 3 says "hello", pages 5 and 6 are free, 8 and 9 never written.
 ///
 /// One test at a time: a program that another one starts holds the locks of this process until its execve(2).
-fn store() -> (Held, PathBuf) {
+fn store() -> (StoreTestGuard, PathBuf) {
     let alone = support::alone();
     let temp = support::scratch();
     let dir = temp.path().join("store");

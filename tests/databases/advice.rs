@@ -15,7 +15,7 @@ use std::process::Command;
 use std::time::Duration;
 
 /// Far longer than what is in force soon takes to be.
-const SOON: Duration = Duration::from_secs(60);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Returns the values to test a row with: the value before, and the offered one.
 fn values(id: &str) -> Option<(&'static str, &'static str)> {
@@ -215,7 +215,7 @@ fn effects(server: &Server, version: &Version, home: &Path) {
             assert!(home.join("redo/#innodb_redo").is_dir(), "{}: its redo log has moved", version.name());
         }
         Kind::PostgreSql => {
-            crate::support::eventually("autoprewarm runs", SOON, || {
+            crate::support::eventually("autoprewarm runs", WAIT_TIMEOUT, || {
                 server.has_child("autoprewarm").then_some(())
             });
         }
@@ -320,7 +320,9 @@ fn check(server: &Server, row: &Advice, value: &str) {
 }
 
 fn eventually_is(server: &Server, row: &Advice, value: &str) {
-    crate::support::eventually(&row.setting, SOON, || is_same(row, &shown(server, row), value).then_some(()));
+    crate::support::eventually(&row.setting, WAIT_TIMEOUT, || {
+        is_same(row, &shown(server, row), value).then_some(())
+    });
 }
 
 fn shown(server: &Server, row: &Advice) -> String {

@@ -7,14 +7,14 @@ use crate::logged::can_run_jars;
 use crate::support;
 use crate::support::guard::program;
 use crate::support::{MIB, resident_bytes, size_bytes};
-use pagekeeper_testing::servers::{Cassandra, Flushes, Launcher, LoggedServer, OpenSearch, Search};
+use pagekeeper_testing::servers::{Cassandra, FlushMode, Launcher, LoggedServer, OpenSearch, SearchProduct};
 use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
 /// Far longer than a server takes to end.
-const SOON: Duration = Duration::from_secs(120);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// `pagekeeper run` with this profile, which says in a file what it did. The server is its child then, and ends with it.
 pub(crate) fn under_run(profile: &str, report: &Path) -> Launcher {
@@ -31,7 +31,7 @@ pub(crate) fn under_run(profile: &str, report: &Path) -> Launcher {
 pub(crate) fn ended(pid: u32, signal: Signal, report: &Path) -> serde_json::Value {
     let pid = Pid::from_raw(i32::try_from(pid).expect("a process")).expect("a process");
     kill_process(pid, signal).expect("signal a server");
-    support::eventually("it says what it did", SOON, || {
+    support::eventually("it says what it did", WAIT_TIMEOUT, || {
         serde_json::from_str(&std::fs::read_to_string(report).ok()?).ok()
     })
 }
@@ -59,31 +59,31 @@ fn tables_are_bulk_files(mut server: impl LoggedServer, report: &Path) {
 #[test]
 #[ignore = "make test-databases fetches Cassandra"]
 fn tables_of_cassandra_are_written_out_behind_it() {
-    if !can_run_jars("Cassandra", &Cassandra::PROGRAMS, Cassandra::jars().as_ref()) {
+    if !can_run_jars("Cassandra", &Cassandra::REQUIRED_PROGRAMS, Cassandra::jars().as_ref()) {
         return;
     }
     let _alone = support::alone();
     let scratch = support::scratch();
     let report = scratch.path().join("report");
     let home = scratch.path().join("cassandra");
-    let server = Cassandra::start_by(&home, under_run("cassandra", &report), Flushes::Usual);
+    let server = Cassandra::start_by(&home, under_run("cassandra", &report), FlushMode::Usual);
     tables_are_bulk_files(server, &report);
 }
 
 #[test]
 #[ignore = "make test-databases fetches OpenSearch"]
 fn segments_of_opensearch_are_written_out_behind_it() {
-    segments_are_written_out(Search::OpenSearch, "OpenSearch");
+    segments_are_written_out(SearchProduct::OpenSearch, "OpenSearch");
 }
 
 #[test]
 #[ignore = "make test-databases fetches Elasticsearch"]
 fn segments_of_elasticsearch_are_written_out_behind_it() {
-    segments_are_written_out(Search::Elasticsearch, "Elasticsearch");
+    segments_are_written_out(SearchProduct::Elasticsearch, "Elasticsearch");
 }
 
-fn segments_are_written_out(of: Search, name: &str) {
-    if !can_run_jars(name, &OpenSearch::PROGRAMS, of.jars().as_ref()) {
+fn segments_are_written_out(of: SearchProduct, name: &str) {
+    if !can_run_jars(name, &OpenSearch::REQUIRED_PROGRAMS, of.jars().as_ref()) {
         return;
     }
     let _alone = support::alone();

@@ -17,10 +17,10 @@ use crate::support::guard::Guard;
 use crate::support::postgresql::SEGMENT_BYTES;
 use crate::support::prometheus::{ask, free_port};
 use crate::support::sysbench::{self, Load};
-use crate::support::unit::{USER, capabilities, confined, mask, sets_of};
+use crate::support::unit::{USER_ID, capabilities, confined, mask, sets_of};
 use crate::support::{self, MIB, command, eventually, kept_bytes, mariadb, postgresql};
 
-const SOON: Duration = Duration::from_secs(120);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 const UNIT: &str = "pagekeeper-guard.service";
 const WITH_METRICS: &str = "pagekeeper-guard.service.d/metrics.conf";
 const WITH_STREAMS: &str = "pagekeeper-guard.service.d/streams.conf";
@@ -39,7 +39,8 @@ struct Servers {
 impl Servers {
     fn start(what: &str) -> Option<Self> {
         let programs = postgresql::programs();
-        let programs: Vec<&str> = programs.iter().map(String::as_str).chain(mariadb::PROGRAMS).collect();
+        let programs: Vec<&str> =
+            programs.iter().map(String::as_str).chain(mariadb::REQUIRED_PROGRAMS).collect();
         if !support::can_run(what, &programs) {
             return None;
         }
@@ -95,7 +96,7 @@ fn the_units_capabilities_are_enough_for_the_guard_and_each_is_needed() {
         fewer.remove(missing);
         let guard = servers.guard(&fewer, &["--dry-run"]);
         let names = |event: &Value| event.to_string().contains(missing.as_str());
-        eventually(&format!("that {missing} is missing is said"), SOON, || {
+        eventually(&format!("that {missing} is missing is said"), WAIT_TIMEOUT, || {
             ["visibility_gap", "problem", "warning", "start"].iter().find(|name| guard.has_said(name, names))
         });
         let summary = guard.stop().summary().clone();
@@ -107,11 +108,11 @@ fn the_units_capabilities_are_enough_for_the_guard_and_each_is_needed() {
     assert!(kept.iter().all(|bytes| *bytes > SEGMENT_BYTES + 32 * MIB), "{kept:?}");
     let guard = servers.guard(&given, &[]);
     for pid in servers.pids() {
-        guard.wait_for("found", SOON, |event| event["pid"] == pid);
+        guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == pid);
     }
     assert_eq!(sets_of(guard.pid()), BTreeSet::from([mask(&given)]), "those and no more");
     for (files, limit) in [(&binlogs, BINLOG_LIMIT), (&segments, SEGMENT_BYTES + MIB)] {
-        support::wait_until_resident_below(files, limit, SOON);
+        support::wait_until_resident_below(files, limit, WAIT_TIMEOUT);
     }
     let ended = guard.stop();
     let summary = ended.summary();
@@ -133,7 +134,7 @@ fn the_units_capabilities_are_enough_for_metrics_and_the_doctor() {
             let of_database = format!("pagekeeper_resident_bytes{{database=\"{database}\"");
             line.starts_with(&of_database) && line.contains(&format!("class=\"{class}\""))
         };
-        eventually(&format!("metrics know {class}"), SOON, || {
+        eventually(&format!("metrics know {class}"), WAIT_TIMEOUT, || {
             let body = ask(port, "GET", "/metrics", &[])?.body;
             let (_, value) = body.lines().find(is_meant)?.rsplit_once(' ')?;
             (value.parse::<f64>().ok()? > 0.0).then_some(())
@@ -174,7 +175,7 @@ fn the_units_capabilities_are_enough_for_streams_and_said_to_be_missing() {
     // As RuntimeDirectory= makes it.
     let runtime = scratch.path().join("runtime");
     std::fs::create_dir(&runtime).expect("make a directory");
-    std::os::unix::fs::chown(&runtime, Some(USER), Some(USER)).expect("give it to the unit's user");
+    std::os::unix::fs::chown(&runtime, Some(USER_ID), Some(USER_ID)).expect("give it to the unit's user");
     let socket = runtime.join("streams.sock");
     std::fs::write(
         &config,
@@ -192,7 +193,7 @@ fn the_units_capabilities_are_enough_for_streams_and_said_to_be_missing() {
         let mut command = confined(&program, capabilities);
         command.args(["guard", "--json", "--profile", "generic", "--tick", "250ms", "--config"]).arg(&config);
         let guard = Guard::spawn_command(&mut command);
-        guard.wait_for("tick", SOON, |_| true);
+        guard.wait_for("tick", WAIT_TIMEOUT, |_| true);
         guard
     };
     let copy = || {
@@ -202,7 +203,7 @@ fn the_units_capabilities_are_enough_for_streams_and_said_to_be_missing() {
 
     let unit = capabilities(&[UNIT]);
     let guard = start(&unit);
-    let gap = guard.wait_for("visibility_gap", SOON, |event| {
+    let gap = guard.wait_for("visibility_gap", WAIT_TIMEOUT, |event| {
         event["gap"].as_str().is_some_and(|gap| gap.contains("streams are not followed"))
     });
     let gap = gap.to_string();
@@ -216,7 +217,7 @@ fn the_units_capabilities_are_enough_for_streams_and_said_to_be_missing() {
     let guard = start(&given);
     assert_eq!(sets_of(guard.pid()), BTreeSet::from([mask(&given)]), "those and no more");
     copy();
-    support::wait_until_resident_below(&files, MIB, SOON);
+    support::wait_until_resident_below(&files, MIB, WAIT_TIMEOUT);
     std::fs::set_permissions(&to, PermissionsExt::from_mode(0o644)).expect("open a file to others");
     let mut request = Command::new("setpriv");
     request.args(["--reuid=1001", "--regid=1001", "--clear-groups", "--"]).arg(&program);

@@ -11,7 +11,7 @@ use pagekeeper_testing::servers::{Cassandra, LoggedServer};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-const SOON: Duration = Duration::from_secs(120);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Bytes of a segment.
 const SEGMENT: u64 = 8 * MIB;
 
@@ -31,7 +31,7 @@ fn archived(home: &Path) -> Vec<PathBuf> {
 #[test]
 #[ignore = "make test-databases fetches Cassandra"]
 fn an_archiver_of_cassandra_that_lags_reads_nothing_from_the_disk() {
-    if !can_run_jars("Cassandra", &Cassandra::PROGRAMS, Cassandra::jars().as_ref()) {
+    if !can_run_jars("Cassandra", &Cassandra::REQUIRED_PROGRAMS, Cassandra::jars().as_ref()) {
         return;
     }
     let _alone = support::alone();
@@ -49,13 +49,13 @@ fn an_archiver_of_cassandra_that_lags_reads_nothing_from_the_disk() {
     let config = config.to_str().expect("a path of this test's own");
     let guard = Guard::spawn(&["--tick", "100ms", "--only", &only, "--config", config]);
     let pid = server.pid();
-    guard.wait_for("found", SOON, |event| event["pid"] == pid && event["profile"] == "cassandra");
+    guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == pid && event["profile"] == "cassandra");
     // It keeps up: a segment is full each second.
     for _ in 0..12 {
         server.put(SEGMENT);
         std::thread::sleep(Duration::from_secs(1));
     }
-    let reads = eventually("segments are archived", SOON, || {
+    let reads = eventually("segments are archived", WAIT_TIMEOUT, || {
         let reads = std::fs::read_to_string(home.join("reads")).ok()?;
         let reads: Vec<u64> = reads.lines().map(|line| line.parse().expect("a number")).collect();
         (reads.len() >= 10).then_some(reads)
@@ -76,7 +76,7 @@ fn an_archiver_of_cassandra_that_lags_reads_nothing_from_the_disk() {
         "{from_disk} of {} segments were read again: {reads:?}",
         reads.len()
     );
-    eventually("segments that were archived are released", SOON, || {
+    eventually("segments that were archived are released", WAIT_TIMEOUT, || {
         (resident_bytes(&server.logs()) <= 5 * SEGMENT).then_some(())
     });
     server.check_all();

@@ -6,7 +6,7 @@
 
 use crate::support;
 use crate::support::guard::Guard;
-use crate::support::mariadb::{BINLOG_BYTES, Options, PROGRAMS, Server};
+use crate::support::mariadb::{BINLOG_BYTES, Options, REQUIRED_PROGRAMS, Server};
 use crate::support::sysbench::{self, Load};
 use crate::support::{MIB, resident_bytes, wait_until_resident_below};
 use std::io::BufRead as _;
@@ -15,13 +15,13 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-const DEADLINE: Duration = Duration::from_secs(600);
-const SOON: Duration = Duration::from_secs(180);
+const RUN_TIMEOUT: Duration = Duration::from_secs(600);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// A shell of this name, of a user who owns `directory`, where it has run `script`.
-pub(crate) struct Fake(Child);
+pub(crate) struct FakeServer(Child);
 
-impl Fake {
+impl FakeServer {
     pub(crate) fn start(name: &str, directory: &Path, script: &str) -> Self {
         let program = directory.join(name);
         symlink("/bin/sh", &program).expect("name a program");
@@ -48,7 +48,7 @@ impl Fake {
     }
 }
 
-impl Drop for Fake {
+impl Drop for FakeServer {
     fn drop(&mut self) {
         // Both fail only if it has ended already.
         let _ = self.0.kill();
@@ -58,7 +58,7 @@ impl Drop for Fake {
 
 #[test]
 fn a_real_server_is_served_as_without_fakes_of_another_user() {
-    if !support::can_run("fakes beside a server", &PROGRAMS) {
+    if !support::can_run("fakes beside a server", &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
@@ -73,30 +73,30 @@ fn a_real_server_is_served_as_without_fakes_of_another_user() {
     // One names the server's directory as its own, one has a journal that becomes a link to it.
     let linking = directory("linking");
     symlink(server.data(), linking.join("pg_wal")).expect("make a link");
-    let postgres = Fake::start("postgres", &linking, ":");
+    let postgres = FakeServer::start("postgres", &linking, ":");
     let moving = directory("moving");
     std::fs::create_dir(moving.join("journal")).expect("make a directory");
-    let mongod = Fake::start("mongod", &moving, "exec 3>>journal/WiredTigerLog.0000000001");
+    let mongod = FakeServer::start("mongod", &moving, "exec 3>>journal/WiredTigerLog.0000000001");
 
     let pids = [postgres.pid(), mongod.pid(), server.pid()].map(|pid| pid.to_string());
     let guard = Guard::spawn(&["--pid", &pids[0], "--pid", &pids[1], "--pid", &pids[2]]);
     let of = |pid: u32| move |event: &serde_json::Value| event["pid"] == pid;
-    let found = guard.wait_for("found", SOON, of(server.pid()));
+    let found = guard.wait_for("found", WAIT_TIMEOUT, of(server.pid()));
     assert_eq!(found["profile"], "mariadb", "{found}");
-    let refused = guard.wait_for("refused", SOON, of(postgres.pid()));
+    let refused = guard.wait_for("refused", WAIT_TIMEOUT, of(postgres.pid()));
     assert_eq!(
         (&refused["reason"], &refused["profile"]),
         (&"not-owner".into(), &"postgresql".into()),
         "{refused}"
     );
-    guard.wait_for("found", SOON, of(mongod.pid()));
+    guard.wait_for("found", WAIT_TIMEOUT, of(mongod.pid()));
     std::fs::rename(moving.join("journal"), moving.join("was")).expect("rename");
     symlink(server.data(), moving.join("journal")).expect("make a link");
-    let refused = guard.wait_for("refused", SOON, of(mongod.pid()));
+    let refused = guard.wait_for("refused", WAIT_TIMEOUT, of(mongod.pid()));
     assert_eq!(refused["reason"], "directory-changed", "{refused}");
 
     let mut load = Load::start(&server);
-    support::eventually("the load writes binlogs", DEADLINE, || {
+    support::eventually("the load writes binlogs", RUN_TIMEOUT, || {
         load.check();
         guard.assert_bounded(4 * BINLOG_BYTES + 64 * MIB, resident_bytes(&server.log_files()), || {
             resident_bytes(&server.log_files())
@@ -104,7 +104,7 @@ fn a_real_server_is_served_as_without_fakes_of_another_user() {
         (server.binlogs().len() > 6).then_some(())
     });
     drop(load);
-    wait_until_resident_below(&server.log_files(), BINLOG_BYTES, SOON);
+    wait_until_resident_below(&server.log_files(), BINLOG_BYTES, WAIT_TIMEOUT);
     let ended = guard.stop();
     let summary = ended.summary();
     assert!(summary["released_bytes"]["binlog"].as_u64() > Some(4 * BINLOG_BYTES), "{summary}");

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Far longer than the doctor takes.
-const SOON: Duration = Duration::from_secs(120);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The parts, all of them read through the page cache just now.
 fn hot_parts(server: &ClickHouse) -> Vec<PathBuf> {
@@ -29,7 +29,8 @@ fn hot_parts(server: &ClickHouse) -> Vec<PathBuf> {
 
 #[test]
 fn a_direct_scan_leaves_the_hot_parts_of_clickhouse_resident() {
-    if !support::can_run("ClickHouse under run", &[&ClickHouse::PROGRAMS[..], &["fincore"]].concat()) {
+    if !support::can_run("ClickHouse under run", &[&ClickHouse::REQUIRED_PROGRAMS[..], &["fincore"]].concat())
+    {
         return;
     }
     let _alone = support::alone();
@@ -53,8 +54,10 @@ fn a_direct_scan_leaves_the_hot_parts_of_clickhouse_resident() {
 
 #[test]
 fn the_doctor_leaves_the_parts_of_clickhouse_to_it() {
-    if !support::can_run("the doctor beside ClickHouse", &[&ClickHouse::PROGRAMS[..], &["fincore"]].concat())
-    {
+    if !support::can_run(
+        "the doctor beside ClickHouse",
+        &[&ClickHouse::REQUIRED_PROGRAMS[..], &["fincore"]].concat(),
+    ) {
         return;
     }
     let _alone = support::alone();
@@ -73,7 +76,7 @@ fn the_doctor_leaves_the_parts_of_clickhouse_to_it() {
             });
         }
         let pid = server.pid().to_string();
-        let report = support::eventually("the doctor sees a direct scan", SOON, || {
+        let report = support::eventually("the doctor sees a direct scan", WAIT_TIMEOUT, || {
             let doctor = ["doctor", "--json", "--fix", "--watch", "500ms", "--pid", &pid];
             let outcome = finish(pagekeeper().args(doctor));
             assert!(outcome.code == 0 && outcome.stderr.is_empty(), "{outcome:#?}");

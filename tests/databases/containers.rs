@@ -5,24 +5,25 @@
 //! `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s, of the files below an overlay.
 
 use crate::support;
-use crate::support::container::{Container, DATA, FILLED, On, PROGRAMS};
+use crate::support::container::{Container, DATA, DataLocation, FILLED, REQUIRED_PROGRAMS};
 use crate::support::guard::Guard;
 use crate::support::{MIB, kept_bytes, wait_until_resident_below};
 use std::time::Duration;
 
-const SOON: Duration = Duration::from_secs(180);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// The most that may stay of the current binlog: the slack of the profile, twice.
 const IDLE_LIMIT: u64 = 8 * MIB;
 
 #[test]
 fn logs_in_containers_are_found_and_released() {
-    if !support::can_run("databases in containers", &PROGRAMS) {
+    if !support::can_run("databases in containers", &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
     let scratch = support::scratch();
-    let [volume, overlay] = [On::Disk, On::Overlay].map(|on| Container::start(scratch.path(), on));
+    let [volume, overlay] =
+        [DataLocation::Disk, DataLocation::Overlay].map(|on| Container::start(scratch.path(), on));
     for container in [&volume, &overlay] {
         container.fill_binlogs();
         // This includes pages that the kernel itself paged out as idle.
@@ -32,20 +33,20 @@ fn logs_in_containers_are_found_and_released() {
 
     let guard = Guard::spawn(&["--tick", "200ms"]);
     for container in [&volume, &overlay] {
-        let found = guard.wait_for("found", SOON, |event| event["pid"] == container.pid());
+        let found = guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == container.pid());
         let directories = found["directories"].as_array().expect("a list");
         assert!(found["profile"] == "mariadb" && directories.contains(&DATA.into()), "{found}");
-        wait_until_resident_below(&container.binlogs(), IDLE_LIMIT, SOON);
+        wait_until_resident_below(&container.binlogs(), IDLE_LIMIT, WAIT_TIMEOUT);
     }
 
     // One ends: its file system is let go, and the other, at the same path, is still served.
     let ended = volume.pid();
     volume.end();
-    guard.wait_for("lost", SOON, |event| event["pid"] == ended);
+    guard.wait_for("lost", WAIT_TIMEOUT, |event| event["pid"] == ended);
     let before = overlay.binlogs().len();
     overlay.fill_binlogs();
     assert!(overlay.binlogs().len() >= before + 2, "no new binlogs");
-    wait_until_resident_below(&overlay.binlogs(), IDLE_LIMIT, SOON);
+    wait_until_resident_below(&overlay.binlogs(), IDLE_LIMIT, WAIT_TIMEOUT);
 
     let ended = guard.stop();
     assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);

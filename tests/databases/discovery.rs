@@ -14,12 +14,12 @@ const DESCRIPTORS: usize = 19_900;
 
 /// Far more than the two seconds that it takes where the processor is free, and far less than the minutes that it took to
 /// look at all descriptors first.
-const SOON: Duration = Duration::from_secs(40);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// A shell that holds so many descriptors.
-struct Hoarder(Child);
+struct DescriptorHoarder(Child);
 
-impl Hoarder {
+impl DescriptorHoarder {
     fn start(descriptors: usize) -> Self {
         let script = format!(
             "ulimit -n {} && for ((i = 0; i < {descriptors}; i++)); do exec {{fd}}</dev/null; done && \
@@ -40,7 +40,7 @@ impl Hoarder {
     }
 }
 
-impl Drop for Hoarder {
+impl Drop for DescriptorHoarder {
     fn drop(&mut self) {
         // Both fail only if it has ended already.
         let _ = self.0.kill();
@@ -50,21 +50,21 @@ impl Drop for Hoarder {
 
 #[test]
 fn a_server_is_found_soon_beside_a_process_of_very_many_descriptors() {
-    let programs: Vec<&str> = rocksdb::PROGRAMS.into_iter().chain(["bash"]).collect();
+    let programs: Vec<&str> = rocksdb::REQUIRED_PROGRAMS.into_iter().chain(["bash"]).collect();
     if !support::can_run("finding a server beside many descriptors", &programs) {
         return;
     }
     let _alone = support::alone();
     let scratch = support::scratch();
-    let hoarder = Hoarder::start(DESCRIPTORS);
+    let hoarder = DescriptorHoarder::start(DESCRIPTORS);
     let open = std::fs::read_dir(format!("/proc/{}/fd", hoarder.0.id())).expect("it runs").count();
     assert!(open >= DESCRIPTORS, "{open}");
     let guard = Guard::spawn(&[]);
-    guard.wait_for("tick", SOON, |_| true);
+    guard.wait_for("tick", WAIT_TIMEOUT, |_| true);
     // By then it has read all descriptors that there are.
     std::thread::sleep(Duration::from_secs(6));
     let server = Bench::start(scratch.path(), support::MIB, false);
-    let found = guard.wait_for("found", SOON, |event| event["pid"] == server.pid());
+    let found = guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == server.pid());
     assert_eq!(found["profile"], "rocksdb", "{found}");
     let ended = guard.stop();
     assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);

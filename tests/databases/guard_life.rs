@@ -5,7 +5,7 @@
 //! `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s.
 
 use crate::support;
-use crate::support::guard::{Ended, Guard, program};
+use crate::support::guard::{EndedGuard, Guard, program};
 use crate::support::logs::Logs;
 use crate::support::{MIB, eventually, resident_bytes, wait_until_resident_below};
 use serde_json::Value;
@@ -17,9 +17,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
-const PROGRAMS: [&str; 2] = ["fincore", "setpriv"];
+const REQUIRED_PROGRAMS: [&str; 2] = ["fincore", "setpriv"];
 
-const SOON: Duration = Duration::from_secs(180);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Longer than any test: what happens with such a tick was not done by a second one.
 const NEVER: &str = "1h";
@@ -36,11 +36,11 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-fn problems(ended: &Ended) -> Vec<&Value> {
+fn problems(ended: &EndedGuard) -> Vec<&Value> {
     ended.events.iter().filter(|event| event["event"] == "problem").collect()
 }
 
-fn assert_no_problems(ended: &Ended) {
+fn assert_no_problems(ended: &EndedGuard) {
     assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
     assert!(problems(ended).is_empty(), "{:#?}", problems(ended));
 }
@@ -56,14 +56,14 @@ fn held(guard: &Guard, directory: &Path) -> Vec<PathBuf> {
 
 #[test]
 fn sigterm_ends_it_at_once_with_a_summary() {
-    if !support::can_run("ending the guard", &PROGRAMS) {
+    if !support::can_run("ending the guard", &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
     let scratch = support::scratch();
     let logs = Logs::filled(scratch.path(), 4);
     let guard = Guard::spawn(&["--dir", text(logs.directory()), "--profile", "generic", "--tick", NEVER]);
-    guard.wait_for("tick", SOON, |_| true);
+    guard.wait_for("tick", WAIT_TIMEOUT, |_| true);
     let ended = guard.stop();
     assert_no_problems(&ended);
     let summary = ended.summary();
@@ -75,7 +75,7 @@ fn sigterm_ends_it_at_once_with_a_summary() {
 
 #[test]
 fn people_read_plain_words() {
-    if !support::can_run("the guard's summary", &PROGRAMS) {
+    if !support::can_run("the guard's summary", &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
@@ -93,7 +93,7 @@ fn people_read_plain_words() {
 
 #[test]
 fn sighup_takes_a_new_configuration_and_keeps_the_old_one_on_an_error() {
-    if !support::can_run("a new configuration", &PROGRAMS) {
+    if !support::can_run("a new configuration", &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
@@ -114,14 +114,14 @@ fn sighup_takes_a_new_configuration_and_keeps_the_old_one_on_an_error() {
 
     write("");
     guard.hang_up();
-    wait_until_resident_below(&logs.paths(1..=3), 1, SOON);
+    wait_until_resident_below(&logs.paths(1..=3), 1, WAIT_TIMEOUT);
 
     write("tock = 1\n");
     guard.hang_up();
     // Heeded after the tick that was under way, at the latest.
     guard.wait_for_ticks(3);
     logs.append(5, MIB);
-    wait_until_resident_below(&logs.paths(1..=4), 1, SOON);
+    wait_until_resident_below(&logs.paths(1..=4), 1, WAIT_TIMEOUT);
 
     let ended = guard.stop();
     assert_no_problems(&ended);
@@ -165,7 +165,7 @@ fn what_was_asked_wrongly_is_refused_in_words() {
 
 #[test]
 fn a_printed_profile_is_one_to_start_from() {
-    if !support::can_run("a profile of one's own", &PROGRAMS) {
+    if !support::can_run("a profile of one's own", &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
@@ -197,7 +197,7 @@ fn a_printed_profile_is_one_to_start_from() {
 
 #[test]
 fn files_and_directories_that_vanish_are_no_problem() {
-    if !support::can_run("vanishing files", &PROGRAMS) {
+    if !support::can_run("vanishing files", &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
@@ -210,7 +210,7 @@ fn files_and_directories_that_vanish_are_no_problem() {
     }
     let guard = Guard::spawn(&arguments);
     let older = [&stays, &begins_anew, &goes].map(|logs| logs.paths(1..=5)).concat();
-    wait_until_resident_below(&older, 1, SOON);
+    wait_until_resident_below(&older, 1, WAIT_TIMEOUT);
 
     // Truncated, also the one that counts as the writer's, and purged.
     for number in [2, 6] {
@@ -228,29 +228,29 @@ fn files_and_directories_that_vanish_are_no_problem() {
     begins_anew.append(1, MIB);
     begins_anew.append(2, MIB);
     std::fs::remove_dir_all(goes.directory()).expect("remove a directory");
-    wait_until_resident_below(&[stays.paths(1..=6), begins_anew.paths([1])].concat(), 1, SOON);
+    wait_until_resident_below(&[stays.paths(1..=6), begins_anew.paths([1])].concat(), 1, WAIT_TIMEOUT);
 
     // A directory of the old name, after a scan without.
     guard.wait_for_ticks(2);
     let came_back = Logs::filled(goes.directory(), 3);
     stays.append(8, MIB);
-    wait_until_resident_below(&[stays.paths(1..=7), came_back.paths(1..=2)].concat(), 1, SOON);
+    wait_until_resident_below(&[stays.paths(1..=7), came_back.paths(1..=2)].concat(), 1, WAIT_TIMEOUT);
     assert_no_problems(&guard.stop());
 }
 
 #[test]
 fn no_file_is_held_between_ticks() {
-    if !support::can_run("what the guard holds", &PROGRAMS) {
+    if !support::can_run("what the guard holds", &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
     let scratch = support::scratch();
     let logs = Logs::filled(scratch.path(), 6);
     let guard = Guard::spawn(&["--dir", text(logs.directory()), "--profile", "generic", "--tick", NEVER]);
-    let tick = guard.wait_for("tick", SOON, |_| true);
+    let tick = guard.wait_for("tick", WAIT_TIMEOUT, |_| true);
     assert_eq!(tick["files"], 6);
     // The tick is reported a little before it ends.
-    eventually("it holds none of its files or directories", SOON, || {
+    eventually("it holds none of its files or directories", WAIT_TIMEOUT, || {
         held(&guard, logs.directory()).is_empty().then_some(())
     });
     let ended = guard.stop();
@@ -259,20 +259,20 @@ fn no_file_is_held_between_ticks() {
 
 #[test]
 fn ten_thousand_files_take_little_memory_and_time() {
-    const FILES: u32 = 10_000;
+    const FILE_COUNT: u32 = 10_000;
     const DEFAULT_TICK: Duration = Duration::from_millis(500);
     // Files that fell quiet are sampled every 32 ticks: two rounds, after all have fallen quiet.
     const WARM_UP: u32 = 32;
     const TICKS: u32 = 64;
-    const TRIES: u32 = 4;
-    if !support::can_run("many files", &PROGRAMS) {
+    const ATTEMPTS_MAX: u32 = 4;
+    if !support::can_run("many files", &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
     let scratch = support::scratch();
     let logs = Logs::new(scratch.path(), "binlog");
     // Sparse: to write and to delete ten thousand files takes some disks half a minute.
-    for number in 1..=FILES {
+    for number in 1..=FILE_COUNT {
         let file = std::fs::File::create(logs.path(number)).expect("make a log");
         file.set_len(MIB).expect("make a log");
     }
@@ -299,7 +299,7 @@ fn ten_thousand_files_take_little_memory_and_time() {
     // Twice what a release build may take at the default tick: this one is hardly optimised. The best of some: who shares the
     // processors can only make it look worse. Each tick counts: while a slow disk syncs there are many.
     let mut share = f64::INFINITY;
-    for _ in 0..TRIES {
+    for _ in 0..ATTEMPTS_MAX {
         let (cpu, before) = (guard.cpu_seconds(), guard.ticks());
         work(TICKS);
         let made = u32::try_from(guard.ticks() - before).expect("not that many");
@@ -317,7 +317,7 @@ fn ten_thousand_files_take_little_memory_and_time() {
 
 #[test]
 fn one_file_out_of_reach_is_reported_once_and_keeps_no_other_from_being_released() {
-    if !support::can_run("files of others", &PROGRAMS) {
+    if !support::can_run("files of others", &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
@@ -345,7 +345,7 @@ fn one_file_out_of_reach_is_reported_once_and_keeps_no_other_from_being_released
             .args(["guard", "--json", "--config", text(&config), "--profile", "generic"])
             .args(["--dir", text(logs.directory())]),
     );
-    wait_until_resident_below(&logs.paths([1, 2]), 1, SOON);
+    wait_until_resident_below(&logs.paths([1, 2]), 1, WAIT_TIMEOUT);
     // More than it takes until a file that fails is tried again.
     guard.wait_for_ticks(70);
     let ended = guard.stop();
@@ -364,7 +364,7 @@ fn one_file_out_of_reach_is_reported_once_and_keeps_no_other_from_being_released
 
 #[test]
 fn names_that_are_not_utf8_are_served_like_others() {
-    if !support::can_run("odd names", &PROGRAMS) {
+    if !support::can_run("odd names", &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
@@ -381,10 +381,10 @@ fn names_that_are_not_utf8_are_served_like_others() {
             .args(["guard", "--json", "--tick", "100ms", "--profile", "generic", "--dir"])
             .arg(&directory),
     );
-    let found = guard.wait_for("found", SOON, |_| true);
+    let found = guard.wait_for("found", WAIT_TIMEOUT, |_| true);
     let shown = found["directories"][0].as_str().expect("a path");
     assert_eq!(shown, directory.to_string_lossy(), "what is no UTF-8 is shown as such");
-    wait_until_resident_below(&logs.paths(1..=2), 1, SOON);
+    wait_until_resident_below(&logs.paths(1..=2), 1, WAIT_TIMEOUT);
     let ended = guard.stop();
     assert_no_problems(&ended);
     assert_eq!(ended.summary()["released_bytes"]["binlog"], 2 * MIB);
@@ -392,7 +392,7 @@ fn names_that_are_not_utf8_are_served_like_others() {
 
 #[test]
 fn a_service_manager_hears_that_it_is_ready_reads_its_configuration_lives_and_ends() {
-    if !support::can_run("a guard and its service manager", &PROGRAMS) {
+    if !support::can_run("a guard and its service manager", &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
@@ -400,7 +400,7 @@ fn a_service_manager_hears_that_it_is_ready_reads_its_configuration_lives_and_en
     let logs = Logs::filled(scratch.path(), 2);
     let path = scratch.path().join("notify");
     let manager = UnixDatagram::bind(&path).expect("bind a socket");
-    manager.set_read_timeout(Some(SOON)).expect("set a timeout");
+    manager.set_read_timeout(Some(WAIT_TIMEOUT)).expect("set a timeout");
     let next = || {
         let mut buffer = [0; 256];
         let length = manager.recv(&mut buffer).expect("a message");

@@ -6,22 +6,22 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use pagekeeper_testing::Hanging;
+use pagekeeper_testing::HangingMount;
 
 use crate::support;
 use crate::support::command::{Outcome, finish, pagekeeper, program};
 use crate::support::fake::{Database, Program};
-use crate::support::mariadb::{Options, PROGRAMS, Server};
-use crate::support::sysbench::Loaded as _;
+use crate::support::mariadb::{Options, REQUIRED_PROGRAMS, Server};
+use crate::support::sysbench::LoadedServer as _;
 
 /// Far longer than it takes; without an end it would hang.
-const DEADLINE: &str = "60";
+const TIMEOUT_SECONDS: &str = "60";
 
 /// A user that nobody is.
 const NOBODY: [&str; 4] = ["setpriv", "--reuid=61234", "--regid=61234", "--clear-groups"];
 
 fn hint() -> Outcome {
-    finish(Command::new("timeout").args(["--signal=KILL", DEADLINE]).arg(program()))
+    finish(Command::new("timeout").args(["--signal=KILL", TIMEOUT_SECONDS]).arg(program()))
 }
 
 /// Asks until it says something: on a busy machine it may have no time for all in the second that it takes.
@@ -46,7 +46,7 @@ fn alone(line: &str, starter: &[&str]) -> Outcome {
 
 #[test]
 fn a_server_is_named_with_what_its_logs_hold_and_what_to_type_next() {
-    if !support::can_run("the hint beside MariaDB", &PROGRAMS) {
+    if !support::can_run("the hint beside MariaDB", &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
@@ -154,7 +154,7 @@ fn a_file_system_that_does_not_answer_holds_it_up_no_more() {
     }
     // A file that may be an engine's, by the files beside it. It may hide no database.
     std::fs::write(below.join("MANIFEST-000004"), b"").expect("write");
-    let hanging = Hanging::mount(&below, &point, "binlog.index");
+    let hanging = HangingMount::mount(&below, &point, "binlog.index");
     let engines: Vec<Program> = (0..4).map(|_| Program::holding(&point.join("MANIFEST-000004"))).collect();
     let database = Database::start(scratch.path(), &point.join("binlog.000001"));
     hanging.stop();

@@ -5,13 +5,13 @@
 //! Each test needs root and its server; skips with a sentence otherwise, and fails instead where
 //! `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s.
 
-use crate::claims::Fake;
+use crate::claims::FakeServer;
 use crate::support;
-use crate::support::guard::{Ended, Guard, program};
+use crate::support::guard::{EndedGuard, Guard, program};
 use crate::support::{MIB, eventually, resident_bytes, size_bytes};
 use pagekeeper_testing::servers::{
     Cassandra, ClickHouse, Etcd, Kafka, LoggedServer, MariaDb, MongoDb, MySql, Nats, OpenSearch, PostgreSql,
-    Prometheus, RabbitMq, RocksDb, Search, WiredTiger, unpacked,
+    Prometheus, RabbitMq, RocksDb, SearchProduct, WiredTiger, unpacked,
 };
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ use std::time::Duration;
 /// The least that a kernel has.
 const PAGE: u64 = 4096;
 
-const SOON: Duration = Duration::from_secs(180);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// A server of this profile, which has yet to put what is counted, and its guard; both act below `scratch` alone.
 struct Story<'a, S> {
@@ -52,7 +52,7 @@ impl<'a, S: LoggedServer> Story<'a, S> {
         let only = format!("dir:{}", scratch.to_str().expect("a path of this test's own"));
         let guard = Guard::spawn(&[&["--tick", "100ms", "--only", &only], more].concat());
         let pid = server.pid();
-        guard.wait_for("found", SOON, |event| event["pid"] == pid && event["profile"] == profile);
+        guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == pid && event["profile"] == profile);
         let story = Self { server, guard, profile, stays };
         story.only_the_newest_stays();
         story
@@ -61,7 +61,7 @@ impl<'a, S: LoggedServer> Story<'a, S> {
     fn only_the_newest_stays(&self) {
         let logs = self.server.logs();
         let (newest, _) = logs.split_last().expect("a log");
-        eventually(&format!("old logs of {} are released: {logs:?}", self.profile), SOON, || {
+        eventually(&format!("old logs of {} are released: {logs:?}", self.profile), WAIT_TIMEOUT, || {
             (resident_bytes(&logs) <= self.stays.0).then_some(())
         });
         let left = resident_bytes(std::slice::from_ref(newest));
@@ -94,7 +94,7 @@ impl<'a, S: LoggedServer> Story<'a, S> {
     }
 
     /// After a restart, and after a kill, all is there, and the server is found and served again.
-    fn survive(self, released: u64) -> Ended {
+    fn survive(self, released: u64) -> EndedGuard {
         for restart in [S::stop_and_restart, S::kill_and_restart] {
             let before = self.server.pid();
             restart(self.server);
@@ -104,7 +104,8 @@ impl<'a, S: LoggedServer> Story<'a, S> {
             // Some open the log when they write.
             self.server.put(8 * MIB);
             let profile = self.profile;
-            self.guard.wait_for("found", SOON, |event| event["pid"] == pid && event["profile"] == profile);
+            self.guard
+                .wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == pid && event["profile"] == profile);
             self.only_the_newest_stays();
             self.server.check_all();
         }
@@ -158,7 +159,7 @@ fn the_doctor_names(profile: &str, pid: u32) {
     };
     let process = std::fs::read_to_string(format!("/proc/{pid}/comm")).expect("it runs");
     // On a busy machine the rules need more time than it watches.
-    eventually(&format!("the doctor says {expected} of {profile}"), SOON, || {
+    eventually(&format!("the doctor says {expected} of {profile}"), WAIT_TIMEOUT, || {
         let said = Command::new(program())
             .args(["doctor", "--watch", "3s", "--pid", &pid.to_string()])
             .output()
@@ -220,14 +221,19 @@ fn the_log_of_myrocks_stays_out_of_the_page_cache() {
 #[ignore = "make test-databases fetches MySQL"]
 fn the_redo_log_and_binlog_of_mysql_stay_out_of_the_page_cache() {
     let unpacked = MySql::unpacked();
-    if !can_run_fetched("MySQL", &MySql::PROGRAMS, "PAGEKEEPER_MYSQL_ROOT", unpacked.as_ref()) {
+    if !can_run_fetched("MySQL", &MySql::REQUIRED_PROGRAMS, "PAGEKEEPER_MYSQL_ROOT", unpacked.as_ref()) {
         return;
     }
     let _alone = support::alone();
     let scratch = support::scratch();
     let mut server = MySql::start(&scratch.path().join("mysql"));
-    let mut story =
-        Story::begin(&mut server, Path::new(MySql::DATA), ("mysql", &[]), 80 * MIB, (24 * MIB, MIB));
+    let mut story = Story::begin(
+        &mut server,
+        Path::new(MySql::INNER_DATA_PATH),
+        ("mysql", &[]),
+        80 * MIB,
+        (24 * MIB, MIB),
+    );
     story.go_on(60 * MIB);
     story.survive(100 * MIB);
 }
@@ -252,7 +258,7 @@ fn the_wal_of_postgresql_stays_out_of_the_page_cache() {
 #[test]
 #[ignore = "long: make test-stories"]
 fn the_wal_of_etcd_stays_out_of_the_page_cache() {
-    if !support::can_run("the guard beside etcd", &Etcd::PROGRAMS) {
+    if !support::can_run("the guard beside etcd", &Etcd::REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
@@ -273,7 +279,7 @@ fn the_wal_of_etcd_stays_out_of_the_page_cache() {
 
 #[test]
 fn a_stranger_called_etcd_gets_nothing_of_the_real_one() {
-    if !support::can_run("a fake beside etcd", &Etcd::PROGRAMS) {
+    if !support::can_run("a fake beside etcd", &Etcd::REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
@@ -288,11 +294,11 @@ fn a_stranger_called_etcd_gets_nothing_of_the_real_one() {
     std::fs::set_permissions(&wal, std::fs::Permissions::from_mode(0o644)).expect("set permissions");
     let home = scratch.path().join("home");
     std::fs::create_dir(&home).expect("make a directory");
-    let fake = Fake::start("etcd", &home, &format!("exec 3<{}", wal.display()));
+    let fake = FakeServer::start("etcd", &home, &format!("exec 3<{}", wal.display()));
     // Beside it alone: nothing is released.
     let pid = fake.pid();
     let guard = Guard::spawn(&["--tick", "100ms", "--pid", &pid.to_string()]);
-    let refused = guard.wait_for("refused", SOON, |event| event["pid"] == pid);
+    let refused = guard.wait_for("refused", WAIT_TIMEOUT, |event| event["pid"] == pid);
     assert_eq!((&refused["profile"], &refused["reason"]), (&"etcd".into(), &"not-owner".into()), "{refused}");
     guard.wait_for_ticks(10);
     let ended = guard.stop();
@@ -305,7 +311,7 @@ fn a_stranger_called_etcd_gets_nothing_of_the_real_one() {
 #[test]
 #[ignore = "long: make test-stories"]
 fn the_wal_of_prometheus_stays_out_of_the_page_cache() {
-    if !support::can_run("the guard beside Prometheus", &Prometheus::PROGRAMS) {
+    if !support::can_run("the guard beside Prometheus", &Prometheus::REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
@@ -326,7 +332,7 @@ fn the_wal_of_prometheus_stays_out_of_the_page_cache() {
 #[test]
 #[ignore = "long: make test-stories"]
 fn old_blocks_of_jetstream_leave_the_page_cache() {
-    if !support::can_run("the guard beside NATS", &Nats::PROGRAMS) {
+    if !support::can_run("the guard beside NATS", &Nats::REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
@@ -348,7 +354,7 @@ fn old_blocks_of_jetstream_leave_the_page_cache() {
 #[test]
 #[ignore = "make test-databases fetches Kafka"]
 fn old_segments_of_kafka_leave_the_page_cache() {
-    if !can_run_jars("Kafka", &Kafka::PROGRAMS, Kafka::jars().as_ref()) {
+    if !can_run_jars("Kafka", &Kafka::REQUIRED_PROGRAMS, Kafka::jars().as_ref()) {
         return;
     }
     let _alone = support::alone();
@@ -368,7 +374,7 @@ fn old_segments_of_kafka_leave_the_page_cache() {
 fn of_hundreds_of_partitions_no_more_stays_than_the_total() {
     const PARTITIONS: u32 = 300;
     const TOTAL: u64 = 64 * MIB;
-    if !can_run_jars("Kafka", &Kafka::PROGRAMS, Kafka::jars().as_ref()) {
+    if !can_run_jars("Kafka", &Kafka::REQUIRED_PROGRAMS, Kafka::jars().as_ref()) {
         return;
     }
     let _alone = support::alone();
@@ -403,10 +409,10 @@ fn of_hundreds_of_partitions_no_more_stays_than_the_total() {
     let guard = Guard::spawn(&["--tick", "100ms", "--only", &only, "--config", config]);
     let are_watched = |server: &Kafka| {
         let segments = server.logs().len() as u64;
-        guard.wait_for("tick", SOON, |tick| tick["files"].as_u64() >= Some(segments));
+        guard.wait_for("tick", WAIT_TIMEOUT, |tick| tick["files"].as_u64() >= Some(segments));
     };
     let stays_within = |server: &Kafka| {
-        eventually("no more than the total stays", SOON, || {
+        eventually("no more than the total stays", WAIT_TIMEOUT, || {
             (resident_bytes(&server.logs()) <= bound(server)).then_some(())
         });
     };
@@ -426,7 +432,7 @@ fn of_hundreds_of_partitions_no_more_stays_than_the_total() {
     server.kill_and_restart();
     let pid = server.pid();
     server.put(32 * MIB);
-    guard.wait_for("found", SOON, |event| event["pid"] == pid);
+    guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == pid);
     stays_within(&server);
     server.check_all();
     let ended = guard.stop();
@@ -451,7 +457,7 @@ fn the_log_of_rabbitmqs_quorum_queues_stays_out_of_the_page_cache() {
     server.put(16 * MIB);
     server.stop_and_restart();
     let is_segment = |path: &PathBuf| path.extension().is_some_and(|end| end == "segment");
-    support::eventually("a message is in a segment", SOON, || {
+    support::eventually("a message is in a segment", WAIT_TIMEOUT, || {
         server.others()?.iter().any(is_segment).then_some(())
     });
     let only = unpacked::seen(RabbitMq::unpacked().as_deref(), scratch.path());
@@ -467,7 +473,7 @@ fn the_log_of_rabbitmqs_quorum_queues_stays_out_of_the_page_cache() {
 #[test]
 #[ignore = "make test-databases fetches Cassandra"]
 fn closed_segments_of_cassandra_leave_the_page_cache() {
-    if !can_run_jars("Cassandra", &Cassandra::PROGRAMS, Cassandra::jars().as_ref()) {
+    if !can_run_jars("Cassandra", &Cassandra::REQUIRED_PROGRAMS, Cassandra::jars().as_ref()) {
         return;
     }
     let _alone = support::alone();
@@ -489,17 +495,17 @@ fn closed_segments_of_cassandra_leave_the_page_cache() {
 #[test]
 #[ignore = "make test-databases fetches OpenSearch"]
 fn old_generations_of_opensearchs_translog_leave_the_page_cache() {
-    old_generations_leave(Search::OpenSearch, "OpenSearch");
+    old_generations_leave(SearchProduct::OpenSearch, "OpenSearch");
 }
 
 #[test]
 #[ignore = "make test-databases fetches Elasticsearch"]
 fn old_generations_of_elasticsearchs_translog_leave_the_page_cache() {
-    old_generations_leave(Search::Elasticsearch, "Elasticsearch");
+    old_generations_leave(SearchProduct::Elasticsearch, "Elasticsearch");
 }
 
-fn old_generations_leave(of: Search, name: &str) {
-    if !can_run_jars(name, &OpenSearch::PROGRAMS, of.jars().as_ref()) {
+fn old_generations_leave(of: SearchProduct, name: &str) {
+    if !can_run_jars(name, &OpenSearch::REQUIRED_PROGRAMS, of.jars().as_ref()) {
         return;
     }
     let _alone = support::alone();
@@ -529,7 +535,7 @@ pub(crate) fn can_run_engine(what: &str, programs: &[&str], header: &str) -> boo
 
 #[test]
 fn the_wal_of_rocksdb_stays_out_of_the_page_cache() {
-    if !can_run_engine("the guard beside RocksDB", &RocksDb::PROGRAMS, RocksDb::HEADER) {
+    if !can_run_engine("the guard beside RocksDB", &RocksDb::REQUIRED_PROGRAMS, RocksDb::HEADER_PATH) {
         return;
     }
     let _alone = support::alone();
@@ -544,7 +550,8 @@ fn the_wal_of_rocksdb_stays_out_of_the_page_cache() {
 #[test]
 #[ignore = "make test-databases installs WiredTiger"]
 fn the_journal_of_wiredtiger_stays_out_of_the_page_cache() {
-    if !can_run_engine("the guard beside WiredTiger", &WiredTiger::PROGRAMS, WiredTiger::HEADER) {
+    if !can_run_engine("the guard beside WiredTiger", &WiredTiger::REQUIRED_PROGRAMS, WiredTiger::HEADER_PATH)
+    {
         return;
     }
     let _alone = support::alone();
@@ -559,7 +566,8 @@ fn the_journal_of_wiredtiger_stays_out_of_the_page_cache() {
 /// Whether `MongoDB` and what its client needs are here.
 pub(crate) fn can_run_mongodb() -> bool {
     let unpacked = MongoDb::unpacked();
-    if !can_run_fetched("MongoDB", &MongoDb::PROGRAMS, "PAGEKEEPER_MONGODB_ROOT", unpacked.as_ref()) {
+    if !can_run_fetched("MongoDB", &MongoDb::REQUIRED_PROGRAMS, "PAGEKEEPER_MONGODB_ROOT", unpacked.as_ref())
+    {
         return false;
     }
     if !MongoDb::has_client() {
@@ -578,8 +586,13 @@ fn the_journal_of_mongodb_stays_out_of_the_page_cache() {
     let scratch = support::scratch();
     let mut server = MongoDb::start(&scratch.path().join("mongodb"));
     // As of WiredTiger by itself.
-    let mut story =
-        Story::begin(&mut server, Path::new(MongoDb::DATA), ("mongodb", &[]), 250 * MIB, (120 * MIB, 0));
+    let mut story = Story::begin(
+        &mut server,
+        Path::new(MongoDb::INNER_DATA_PATH),
+        ("mongodb", &[]),
+        250 * MIB,
+        (120 * MIB, 0),
+    );
     story.go_on(150 * MIB);
     story.survive(250 * MIB);
 }
@@ -587,7 +600,7 @@ fn the_journal_of_mongodb_stays_out_of_the_page_cache() {
 #[test]
 #[ignore = "make test-databases; make test has other stories of this server"]
 fn parts_of_clickhouse_are_left_alone() {
-    if !support::can_run("the guard beside ClickHouse", &ClickHouse::PROGRAMS) {
+    if !support::can_run("the guard beside ClickHouse", &ClickHouse::REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();

@@ -7,7 +7,7 @@
 
 use crate::support;
 use crate::support::fake::Database;
-use crate::support::guard::{Ended, Guard};
+use crate::support::guard::{EndedGuard, Guard};
 use crate::support::logs::Logs;
 use crate::support::{MIB, eventually, resident_bytes};
 use serde_json::Value;
@@ -15,9 +15,9 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-const PROGRAMS: [&str; 3] = ["fincore", "setpriv", "bash"];
+const REQUIRED_PROGRAMS: [&str; 3] = ["fincore", "setpriv", "bash"];
 
-const SOON: Duration = Duration::from_secs(180);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Directories of one process, and processes: as many as have room among those of one user, whose the server is, too.
 const EACH: u64 = 1000;
@@ -57,7 +57,7 @@ fn files(tick: &Value) -> u64 {
 }
 
 /// It ended well, and before it had taken up all directories.
-fn assert_ended_on_the_way(ended: &Ended) {
+fn assert_ended_on_the_way(ended: &EndedGuard) {
     assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
     assert!(ended.summary()["ticks"].as_u64() > Some(0), "{}", ended.summary());
     let last = ended.events.iter().rfind(|event| event["event"] == "tick").expect("it ticks");
@@ -67,7 +67,7 @@ fn assert_ended_on_the_way(ended: &Ended) {
 #[test]
 #[ignore = "long: make test-stories"]
 fn others_are_served_while_very_many_directories_are_taken_up() {
-    if !support::can_run("a server beside very many directories", &PROGRAMS) {
+    if !support::can_run("a server beside very many directories", &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
@@ -80,7 +80,7 @@ fn others_are_served_while_very_many_directories_are_taken_up() {
     let all: Vec<&Database> = hoards.iter().chain([&server]).collect();
     let guard = guard(&all, &[]);
     let is_released = || {
-        eventually("the server's log is released", SOON, || {
+        eventually("the server's log is released", WAIT_TIMEOUT, || {
             (resident_bytes(std::slice::from_ref(&of_server)) == 0).then_some(())
         });
     };
@@ -91,7 +91,7 @@ fn others_are_served_while_very_many_directories_are_taken_up() {
     let (mut watched, mut rounds) = (before, 0);
     while rounds < ROUNDS {
         // It goes on taking up directories.
-        let next = guard.wait_for("tick", SOON, |tick| files(tick) > watched);
+        let next = guard.wait_for("tick", WAIT_TIMEOUT, |tick| files(tick) > watched);
         assert_eq!(std::fs::read(&of_server).expect("read a log").len() as u64, MIB);
         is_released();
         watched = files(&guard.latest_tick().expect("it ticks")).max(files(&next));
@@ -107,21 +107,21 @@ fn others_are_served_while_very_many_directories_are_taken_up() {
 
 #[test]
 fn sigterm_ends_it_while_very_many_directories_are_taken_up() {
-    if !support::can_run("ending the guard at very many directories", &PROGRAMS) {
+    if !support::can_run("ending the guard at very many directories", &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
     let scratch = support::scratch();
     let hoards = hoards(scratch.path(), scratch.path());
     let guard = guard(&hoards.iter().collect::<Vec<_>>(), &[]);
-    guard.wait_for("tick", SOON, |tick| files(tick) > 0);
+    guard.wait_for("tick", WAIT_TIMEOUT, |tick| files(tick) > 0);
     assert_ended_on_the_way(&guard.stop());
 }
 
 #[test]
 #[ignore = "long: make test-stories"]
 fn a_duration_ends_it_while_very_many_directories_are_taken_up() {
-    if !support::can_run("a duration at very many directories", &PROGRAMS) {
+    if !support::can_run("a duration at very many directories", &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();

@@ -4,9 +4,9 @@
 //! instead where `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s, reads are the kernel's own counts.
 
 use crate::support;
-use crate::support::guard::{Ended, Guard};
-use crate::support::mariadb::{BINLOG_BYTES, GALERA, Options, PROGRAMS, Server};
-use crate::support::sysbench::{self, Load, Loaded as _};
+use crate::support::guard::{EndedGuard, Guard};
+use crate::support::mariadb::{BINLOG_BYTES, GALERA, Options, REQUIRED_PROGRAMS, Server};
+use crate::support::sysbench::{self, Load, LoadedServer as _};
 use crate::support::{MIB, kept_bytes, resident_bytes, size_bytes, wait_until_resident_below};
 use serde_json::Value;
 use std::path::Path;
@@ -25,9 +25,9 @@ const IDLE_LIMIT: u64 = 16 * MIB;
 const BINLOGS: usize = 8;
 
 /// No step needs as long, even on a slow disk.
-const DEADLINE: Duration = Duration::from_secs(600);
+const RUN_TIMEOUT: Duration = Duration::from_secs(600);
 
-const SOON: Duration = Duration::from_secs(180);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Lets the load go on until it has begun `binlogs` more files, and calls `sample` with the bytes of all log
 /// files that are resident, about every 200 ms.
@@ -41,7 +41,7 @@ fn fill(load: &mut Load, server: &Server, binlogs: usize, mut sample: impl FnMut
         if count >= until {
             return;
         }
-        assert!(start.elapsed() < DEADLINE, "the load has begun only {count} of {until} binlogs");
+        assert!(start.elapsed() < RUN_TIMEOUT, "the load has begun only {count} of {until} binlogs");
         std::thread::sleep(Duration::from_millis(200));
     }
 }
@@ -51,11 +51,11 @@ fn assert_bounded(guard: &Guard, primary: &Server, resident: u64) {
 }
 
 fn wait_until_released(server: &Server) {
-    wait_until_resident_below(&server.log_files(), IDLE_LIMIT, SOON);
+    wait_until_resident_below(&server.log_files(), IDLE_LIMIT, WAIT_TIMEOUT);
 }
 
 fn wait_until_found(guard: &Guard, server: &Server) {
-    let found = guard.wait_for("found", SOON, |event| event["pid"] == server.pid());
+    let found = guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == server.pid());
     assert_eq!(found["profile"], "mariadb");
     let data = server.data();
     let directories = found["directories"].as_array().expect("a list");
@@ -64,7 +64,7 @@ fn wait_until_found(guard: &Guard, server: &Server) {
 
 /// Waits until the replica has applied all that the primary has written, and compares every row.
 fn assert_equal_after_catching_up(primary: &Server, replica: &Server) {
-    support::eventually("the replica is in step", DEADLINE, || {
+    support::eventually("the replica is in step", RUN_TIMEOUT, || {
         (primary.written_to() == replica.applied_to()).then_some(())
     });
     let checksums = format!("CHECKSUM TABLE {}", sysbench::tables());
@@ -114,7 +114,7 @@ fn stay_bounded_with_a_near_follower(guard: &Guard, primary: &Server, replica: &
         // A replica that the machine holds up would fall behind: the load waits for it.
         if lag() > 1 {
             pause(true);
-            support::eventually("the replica comes near", DEADLINE, || (lag() == 0).then_some(()));
+            support::eventually("the replica comes near", RUN_TIMEOUT, || (lag() == 0).then_some(()));
             pause(false);
         }
     });
@@ -152,7 +152,7 @@ fn stay_bounded_after_a_crash(guard: &Guard, primary: &mut Server, replica: &Ser
     let crashed = primary.pid();
     primary.kill9();
     drop(load);
-    guard.wait_for("lost", SOON, |event| event["pid"] == crashed);
+    guard.wait_for("lost", WAIT_TIMEOUT, |event| event["pid"] == crashed);
     primary.restart();
     wait_until_found(guard, primary);
     let mut load = Load::start(primary);
@@ -163,7 +163,7 @@ fn stay_bounded_after_a_crash(guard: &Guard, primary: &mut Server, replica: &Ser
 }
 
 /// Ended well, and had no trouble with any file under `place` (elsewhere there may be databases of others).
-fn assert_clean_end(ended: &Ended, place: &Path) {
+fn assert_clean_end(ended: &EndedGuard, place: &Path) {
     assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
     let problems: Vec<&Value> = ended
         .events
@@ -176,7 +176,7 @@ fn assert_clean_end(ended: &Ended, place: &Path) {
 
 #[test]
 fn logs_of_a_replicated_primary_stay_out_of_the_page_cache() {
-    if !support::can_run("a primary with a replica", &PROGRAMS) {
+    if !support::can_run("a primary with a replica", &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
@@ -211,7 +211,7 @@ fn logs_of_a_replicated_primary_stay_out_of_the_page_cache() {
 
 #[test]
 fn binlogs_beside_a_direct_redo_log_stay_out_of_the_page_cache() {
-    if !support::can_run("a primary with an O_DIRECT redo log", &PROGRAMS) {
+    if !support::can_run("a primary with an O_DIRECT redo log", &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
@@ -237,7 +237,7 @@ fn binlogs_beside_a_direct_redo_log_stay_out_of_the_page_cache() {
 /// A relay log is one by how its server has it open, and what was not applied yet is applied from the disk.
 #[test]
 fn a_relay_log_of_any_name_goes_and_is_applied_all_the_same() {
-    if !support::can_run("a replica whose relay log has a name of its own", &PROGRAMS) {
+    if !support::can_run("a replica whose relay log has a name of its own", &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
@@ -250,7 +250,7 @@ fn a_relay_log_of_any_name_goes_and_is_applied_all_the_same() {
     let mut load = Load::start(&primary);
     fill(&mut load, &primary, 5, |_| ());
     drop(load);
-    let all = support::eventually("all was received", DEADLINE, || {
+    let all = support::eventually("all was received", RUN_TIMEOUT, || {
         let row = &replica.query("SHOW SLAVE STATUS")[0];
         let received =
             (row["Master_Log_File"].clone(), row["Read_Master_Log_Pos"].parse().expect("a number"));
@@ -262,7 +262,7 @@ fn a_relay_log_of_any_name_goes_and_is_applied_all_the_same() {
 
     let guard = Guard::spawn(&["--pid", &replica.pid().to_string()]);
     wait_until_found(&guard, &replica);
-    wait_until_resident_below(&all, IDLE_LIMIT, SOON);
+    wait_until_resident_below(&all, IDLE_LIMIT, WAIT_TIMEOUT);
     replica.execute("START SLAVE SQL_THREAD");
     assert_equal_after_catching_up(&primary, &replica);
     let ended = guard.stop();
@@ -281,7 +281,7 @@ fn a_relay_log_of_any_name_goes_and_is_applied_all_the_same() {
 #[ignore = "long: make test-stories"]
 fn the_ring_of_a_galera_cluster_stays_and_its_members_binlogs_go() {
     const WHAT: &str = "a member of a Galera cluster";
-    if !support::can_run(WHAT, &PROGRAMS) {
+    if !support::can_run(WHAT, &REQUIRED_PROGRAMS) {
         return;
     }
     if !Path::new(GALERA).exists() {
@@ -290,7 +290,7 @@ fn the_ring_of_a_galera_cluster_stays_and_its_members_binlogs_go() {
     let _alone = support::alone();
     let scratch = support::scratch();
     let mut member = Server::start(scratch.path(), Options::galera());
-    support::eventually("the cluster is ready", SOON, || {
+    support::eventually("the cluster is ready", WAIT_TIMEOUT, || {
         let status = member.query("SHOW STATUS LIKE 'wsrep_ready'");
         status.iter().any(|row| row.values().any(|value| value == "ON")).then_some(())
     });
@@ -323,7 +323,7 @@ fn the_ring_of_a_galera_cluster_stays_and_its_members_binlogs_go() {
 
 #[test]
 fn a_dry_run_and_a_guard_without_rights_release_nothing() {
-    if !support::can_run("a dry run beside a primary", &PROGRAMS) {
+    if !support::can_run("a dry run beside a primary", &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();

@@ -7,8 +7,8 @@
 use crate::support;
 use crate::support::guard::{Guard, program};
 use crate::support::logs::Logs;
-use crate::support::prometheus::{Answer, Prometheus, ask, free_port};
-use crate::support::sysbench::{self, Load, Loaded as _};
+use crate::support::prometheus::{HttpResponse, Prometheus, ask, free_port};
+use crate::support::sysbench::{self, Load, LoadedServer as _};
 use crate::support::{MIB, eventually, mariadb, resident_bytes};
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-const SOON: Duration = Duration::from_secs(180);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
 fn deploy(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -31,7 +31,7 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("a path of this test's own")
 }
 
-fn get(port: u16, path: &str) -> Answer {
+fn get(port: u16, path: &str) -> HttpResponse {
     ask(port, "GET", path, &[]).expect("the guard answers")
 }
 
@@ -42,7 +42,7 @@ fn guard(arguments: &[&str]) -> (Guard, u16) {
     let mut all = vec!["--metrics", &metrics, "--tick", "200ms"];
     all.extend(arguments);
     let guard = Guard::spawn(&all);
-    eventually("the guard's metrics are there", SOON, || ask(port, "GET", "/healthz", &[]));
+    eventually("the guard's metrics are there", WAIT_TIMEOUT, || ask(port, "GET", "/healthz", &[]));
     (guard, port)
 }
 
@@ -85,7 +85,7 @@ fn released_in(exposition: &str) -> Option<f64> {
 #[test]
 fn prometheus_sees_what_fincore_sees() {
     let programs = ["prometheus", "promtool", "fincore", "setpriv", "sysbench"];
-    let programs: Vec<&str> = programs.into_iter().chain(mariadb::PROGRAMS).collect();
+    let programs: Vec<&str> = programs.into_iter().chain(mariadb::REQUIRED_PROGRAMS).collect();
     if !support::can_run("metrics in Prometheus", &programs) {
         return;
     }
@@ -103,7 +103,7 @@ fn prometheus_sees_what_fincore_sees() {
     let (guard, port) = guard(&["--pid", &server.pid().to_string(), "--metrics-files", "3"]);
     let rules = deploy("prometheus-rules.yml");
     let prometheus = Prometheus::start(&scratch.path().join("prometheus"), port, &rules);
-    guard.wait_for("tick", SOON, |tick| tick["released_bytes"].as_u64() > Some(0));
+    guard.wait_for("tick", WAIT_TIMEOUT, |tick| tick["released_bytes"].as_u64() > Some(0));
     server.execute("FLUSH TABLES");
 
     // Residency, once nothing moves any more.
@@ -117,7 +117,7 @@ fn prometheus_sees_what_fincore_sees() {
     for (class, files) in [("binlog", logs("binlog.")), ("redo", redo)] {
         let reported = format!("pagekeeper_resident_bytes{{database=\"mariadb\",class=\"{class}\"}}");
         let mut seen = Vec::new();
-        eventually(&format!("Prometheus has fincore's figure of {class}"), SOON, || {
+        eventually(&format!("Prometheus has fincore's figure of {class}"), WAIT_TIMEOUT, || {
             let (before, value, after) =
                 (resident_bytes(&files), prometheus.value(&reported), resident_bytes(&files));
             seen.push((before, value));
@@ -125,24 +125,24 @@ fn prometheus_sees_what_fincore_sees() {
         });
         let size: u64 = files.iter().map(|path| path.metadata().expect("it is there").len()).sum();
         // After a scrape that took longer than a second there is no value until the next one.
-        eventually(&format!("Prometheus has the size of {class}"), SOON, || {
+        eventually(&format!("Prometheus has the size of {class}"), WAIT_TIMEOUT, || {
             (prometheus.value(&reported.replace("resident", "file_size")) == Some(size as f64)).then_some(())
         });
     }
-    let up = eventually("a database is up", SOON, || {
+    let up = eventually("a database is up", WAIT_TIMEOUT, || {
         prometheus.query("pagekeeper_database_up").first().map(|(labels, _)| labels.clone())
     });
     assert_eq!(up["directory"], text(&server.data()));
-    eventually("the guard is up", SOON, || {
+    eventually("the guard is up", WAIT_TIMEOUT, || {
         (prometheus.value("up{job=\"pagekeeper\"}") == Some(1.0)).then_some(())
     });
-    eventually("three files are reported", SOON, || {
+    eventually("three files are reported", WAIT_TIMEOUT, || {
         (prometheus.query("pagekeeper_top_file_resident_bytes").len() == 3).then_some(())
     });
 
     // A file that is open past the page cache by the server is read through it here.
     let mixed = |count: f64| {
-        eventually("the mixed file is reported", SOON, || {
+        eventually("the mixed file is reported", WAIT_TIMEOUT, || {
             (prometheus.value("pagekeeper_mixed_files") == Some(count)).then_some(())
         });
     };
@@ -152,7 +152,7 @@ fn prometheus_sees_what_fincore_sees() {
     drop(buffered);
 
     // The rules find what they are made of, and so does the dashboard.
-    eventually("the recording rule has a value", SOON, || {
+    eventually("the recording rule has a value", WAIT_TIMEOUT, || {
         prometheus.value("pagekeeper:log_resident_bytes:sum")
     });
     let exposition = get(port, "/metrics").body;
@@ -169,12 +169,13 @@ fn prometheus_sees_what_fincore_sees() {
     // The released bytes in total. The server is stopped, so that nothing comes that could be
     // released after the scrape.
     server.freeze();
-    let reported = eventually("all that is released is in Prometheus, and no more comes", SOON, || {
-        let seen = released_in(&get(port, "/metrics").body);
-        guard.wait_for_ticks(3);
-        let reported = prometheus.value("sum(pagekeeper_released_bytes_total)");
-        reported.filter(|_| reported == seen && seen == released_in(&get(port, "/metrics").body))
-    });
+    let reported =
+        eventually("all that is released is in Prometheus, and no more comes", WAIT_TIMEOUT, || {
+            let seen = released_in(&get(port, "/metrics").body);
+            guard.wait_for_ticks(3);
+            let reported = prometheus.value("sum(pagekeeper_released_bytes_total)");
+            reported.filter(|_| reported == seen && seen == released_in(&get(port, "/metrics").body))
+        });
     let ended = guard.stop();
     server.thaw();
     assert_eq!(ended.summary()["released_total_bytes"].as_f64(), Some(reported));
@@ -348,8 +349,8 @@ fn without_rights_it_says_once_what_is_missing() {
     let about_tracing = |event: &serde_json::Value| {
         event["gap"].as_str().is_some_and(|gap| gap.contains("who is throttled for dirty pages"))
     };
-    guard.wait_for("visibility_gap", SOON, about_tracing);
-    eventually("the source of traces is reported", SOON, || {
+    guard.wait_for("visibility_gap", WAIT_TIMEOUT, about_tracing);
+    eventually("the source of traces is reported", WAIT_TIMEOUT, || {
         get(port, "/metrics").body.contains("pagekeeper_trace_source{source=\"counters\"} 1").then_some(())
     });
     let exposition = get(port, "/metrics").body;
@@ -359,7 +360,7 @@ fn without_rights_it_says_once_what_is_missing() {
     );
     assert!(exposition.contains("pagekeeper_unreadable_files"), "{exposition}");
     // Another sample, and nothing is said again.
-    eventually("it samples again", SOON, || {
+    eventually("it samples again", WAIT_TIMEOUT, || {
         get(port, "/metrics").body.lines().any(|line| line == "pagekeeper_samples_total 2").then_some(())
     });
     guard.wait_for_ticks(2);
@@ -384,7 +385,7 @@ fn the_page_draws_what_is_known() {
         let points = data["points"].as_array().expect("points").clone();
         points.iter().filter(|point| point["resident"]["binlog"].is_u64()).count()
     };
-    eventually("the history has two points with logs", SOON, || (points() >= 2).then_some(()));
+    eventually("the history has two points with logs", WAIT_TIMEOUT, || (points() >= 2).then_some(()));
     let browse = |arguments: &[&str]| {
         // Some 300 MiB of programs and libraries, which have to be read from the disk first.
         let output = Command::new("timeout")

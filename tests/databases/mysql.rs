@@ -7,8 +7,8 @@
 use crate::logged::can_run_fetched;
 use crate::support;
 use crate::support::guard::Guard;
-use crate::support::mysql::{BINLOG_BYTES, DATA, Follower, PROGRAMS, REDO_BYTES, Server};
-use crate::support::sysbench::{self, Load, Loaded as _};
+use crate::support::mysql::{BINLOG_BYTES, DATA, Follower, REDO_BYTES, REQUIRED_PROGRAMS, Server};
+use crate::support::sysbench::{self, Load, LoadedServer as _};
 use crate::support::{MIB, eventually, kept_bytes, resident_bytes, size_bytes, wait_until_resident_below};
 use pagekeeper_testing::servers::MySql;
 use std::path::{Path, PathBuf};
@@ -29,9 +29,9 @@ const IDLE_LIMIT: u64 = 16 * MIB;
 const BINLOGS: usize = 9;
 
 /// No step needs as long, even on a slow disk.
-const DEADLINE: Duration = Duration::from_secs(300);
+const RUN_TIMEOUT: Duration = Duration::from_secs(300);
 
-const SOON: Duration = Duration::from_secs(30);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 fn log_files(server: &Server) -> Vec<PathBuf> {
     [server.binlogs(), server.redo()].concat()
@@ -44,7 +44,7 @@ fn fill(load: &mut Load, server: &Server, binlogs: usize, mut sample: impl FnMut
     while server.binlogs().len() < until {
         load.check();
         sample();
-        assert!(start.elapsed() < DEADLINE, "the load is too slow");
+        assert!(start.elapsed() < RUN_TIMEOUT, "the load is too slow");
         std::thread::sleep(Duration::from_millis(200));
     }
 }
@@ -59,7 +59,7 @@ fn assert_bounded(server: &Server, guard: &Guard) {
 }
 
 fn wait_until_released(server: &Server) {
-    wait_until_resident_below(&log_files(server), IDLE_LIMIT, SOON);
+    wait_until_resident_below(&log_files(server), IDLE_LIMIT, WAIT_TIMEOUT);
 }
 
 /// Files between the follower's newest copy and the newest binlog.
@@ -68,7 +68,7 @@ fn lag(server: &Server, follower: &mut Follower) -> usize {
 }
 
 fn wait_until_in_step(server: &Server, follower: &mut Follower) {
-    eventually("the follower has it all", DEADLINE, || {
+    eventually("the follower has it all", RUN_TIMEOUT, || {
         (size_bytes(&follower.copies()) == size_bytes(&server.binlogs())).then_some(())
     });
 }
@@ -106,9 +106,9 @@ fn stay_bounded_with_a_far_follower(server: &Server, follower: &mut Follower, gu
     follower.freeze();
     fill(&mut load, server, BINLOGS, || assert_bounded(server, guard));
     assert!(lag(server, follower) > 3, "the follower did not fall behind");
-    wait_until_resident_below(&server.binlogs(), 4 * BINLOG_BYTES, SOON);
+    wait_until_resident_below(&server.binlogs(), 4 * BINLOG_BYTES, WAIT_TIMEOUT);
     follower.thaw();
-    eventually("the follower catches up", DEADLINE, || {
+    eventually("the follower catches up", RUN_TIMEOUT, || {
         load.check();
         (lag(server, follower) <= 1).then_some(())
     });
@@ -123,7 +123,7 @@ fn stay_bounded_with_a_far_follower(server: &Server, follower: &mut Follower, gu
 /// The folder that `make test-mysql` unpacked the server in, if it can be run.
 fn unpacked() -> Option<PathBuf> {
     let unpacked = MySql::unpacked();
-    let can_run = can_run_fetched("MySQL", &PROGRAMS, "PAGEKEEPER_MYSQL_ROOT", unpacked.as_ref());
+    let can_run = can_run_fetched("MySQL", &REQUIRED_PROGRAMS, "PAGEKEEPER_MYSQL_ROOT", unpacked.as_ref());
     unpacked.filter(|_| can_run)
 }
 
@@ -139,7 +139,7 @@ fn logs_of_mysql_stay_out_of_the_page_cache() {
     grow_without_a_guard(&server);
 
     let guard = Guard::spawn(&[]);
-    let found = guard.wait_for("found", SOON, |event| event["pid"] == server.pid());
+    let found = guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == server.pid());
     assert_eq!(found["profile"], "mysql");
     for directory in [DATA.to_owned(), format!("{DATA}/#innodb_redo")] {
         assert!(
@@ -226,7 +226,7 @@ fn the_redo_log_of_mysql_from_the_checkpoint_on_stays_for_recovery_and_the_rest_
         insert(&server);
     }
     server.query("SET GLOBAL innodb_max_dirty_pages_pct_lwm = 0, innodb_max_dirty_pages_pct = 0");
-    eventually("all is in the tables", SOON, || {
+    eventually("all is in the tables", WAIT_TIMEOUT, || {
         let (lsn, checkpoint) = log_status(&server);
         (lsn - checkpoint < MIB).then_some(())
     });
@@ -239,7 +239,7 @@ fn the_redo_log_of_mysql_from_the_checkpoint_on_stays_for_recovery_and_the_rest_
         .expect("write a configuration");
     let config = config.to_str().expect("a path in UTF-8");
     let guard = Guard::spawn(&["--tick", "250ms", "--config", config]);
-    guard.wait_for("found", SOON, |event| event["pid"] == server.pid());
+    guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == server.pid());
     let begun = Instant::now();
     let behind = || {
         let (lsn, checkpoint) = log_status(&server);
@@ -247,10 +247,10 @@ fn the_redo_log_of_mysql_from_the_checkpoint_on_stays_for_recovery_and_the_rest_
     };
     while behind() < 36 * MIB {
         insert(&server);
-        assert!(begun.elapsed() < DEADLINE, "the checkpoint is only {} bytes behind", behind());
+        assert!(begun.elapsed() < RUN_TIMEOUT, "the checkpoint is only {} bytes behind", behind());
     }
     // Writeback that was in progress ends.
-    let (lsn, checkpoint) = eventually("the checkpoint stands still", SOON, || {
+    let (lsn, checkpoint) = eventually("the checkpoint stands still", WAIT_TIMEOUT, || {
         let (_, before) = log_status(&server);
         guard.wait_for_ticks(8);
         let (lsn, checkpoint) = log_status(&server);
@@ -271,8 +271,8 @@ fn the_redo_log_of_mysql_from_the_checkpoint_on_stays_for_recovery_and_the_rest_
         size_bytes(&others) > 2 * IDLE_LIMIT,
         "{needed:?} are all, so this run shows nothing: {others:?}"
     );
-    wait_until_resident_below(&others, IDLE_LIMIT / 2, SOON);
-    wait_until_resident_below(&server.binlogs(), IDLE_LIMIT, SOON);
+    wait_until_resident_below(&others, IDLE_LIMIT / 2, WAIT_TIMEOUT);
+    wait_until_resident_below(&server.binlogs(), IDLE_LIMIT, WAIT_TIMEOUT);
 
     let table = "SELECT CONCAT(COUNT(*), ' ', SUM(CRC32(v))) FROM shop.t";
     let before = server.query(table);
@@ -283,13 +283,13 @@ fn the_redo_log_of_mysql_from_the_checkpoint_on_stays_for_recovery_and_the_rest_
     assert_eq!(server.query(table), before);
 
     // Log pages whose changes are in the tables go.
-    guard.wait_for("found", SOON, |event| event["pid"] == server.pid());
+    guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == server.pid());
     server.query("SET GLOBAL innodb_max_dirty_pages_pct_lwm = 0, innodb_max_dirty_pages_pct = 0");
-    eventually("all is in the tables", SOON, || {
+    eventually("all is in the tables", WAIT_TIMEOUT, || {
         let (lsn, checkpoint) = log_status(&server);
         (lsn - checkpoint < MIB).then_some(())
     });
-    wait_until_resident_below(&server.redo(), IDLE_LIMIT, SOON);
+    wait_until_resident_below(&server.redo(), IDLE_LIMIT, WAIT_TIMEOUT);
     let ended = guard.stop();
     assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
     let is_trouble = |event: &&serde_json::Value| event["event"] == "problem" || event["event"] == "warning";

@@ -22,11 +22,11 @@ const IDLE_LIMIT: u64 = SEGMENT_BYTES + MIB;
 const FEW_READS: u64 = 4 * MIB;
 
 /// Transactions a second, of some 100 KiB of WAL each.
-const RATE: Option<u32> = Some(300);
+const TRANSACTIONS_PER_SECOND: Option<u32> = Some(300);
 
-const SOON: Duration = Duration::from_secs(180);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
-const DEADLINE: Duration = Duration::from_secs(400);
+const RUN_TIMEOUT: Duration = Duration::from_secs(400);
 
 fn assert_bounded(server: &Server, guard: &Guard) {
     let resident = || resident_bytes(&server.segments());
@@ -34,7 +34,7 @@ fn assert_bounded(server: &Server, guard: &Guard) {
 }
 
 fn wait_until_in_step(server: &Server) {
-    eventually("the follower is in step", DEADLINE, || (server.lag() == 0).then_some(()));
+    eventually("the follower is in step", RUN_TIMEOUT, || (server.lag() == 0).then_some(()));
 }
 
 /// Compares the segments that are still there with the follower's copies. Reads past the page cache: the guard would take pages that
@@ -71,7 +71,7 @@ fn the_wal_of_postgresql_stays_out_of_the_page_cache() {
     assert!(resident > BUSY_LIMIT, "only {resident} bytes of WAL are resident without a guard");
 
     let guard = Guard::spawn(&["--tick", "250ms"]);
-    let found = guard.wait_for("found", SOON, |event| event["pid"] == server.pid());
+    let found = guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == server.pid());
     assert_eq!(found["profile"], "postgresql");
     assert_eq!(found["directories"][0].as_str().map(Path::new), Some(server.wal().as_path()));
     let follower = server.follow();
@@ -81,7 +81,7 @@ fn the_wal_of_postgresql_stays_out_of_the_page_cache() {
     // In step: nobody's reads go to the device, neither the follower's nor those of recycling.
     let sender = server.wal_sender();
     let before = server.device_bytes_read();
-    server.write(WAL_BYTES * 3 / 2, RATE, || assert_bounded(&server, &guard));
+    server.write(WAL_BYTES * 3 / 2, TRANSACTIONS_PER_SECOND, || assert_bounded(&server, &guard));
     let read: u64 = server
         .device_bytes_read()
         .iter()
@@ -92,7 +92,7 @@ fn the_wal_of_postgresql_stays_out_of_the_page_cache() {
 
     // A follower that hangs holds nothing for ever.
     follower.freeze();
-    server.write(6 * SEGMENT_BYTES, RATE, || assert_bounded(&server, &guard));
+    server.write(6 * SEGMENT_BYTES, TRANSACTIONS_PER_SECOND, || assert_bounded(&server, &guard));
     assert!(server.lag() > 3 * SEGMENT_BYTES, "the follower did not fall behind");
     follower.thaw();
     wait_until_in_step(&server);
@@ -100,9 +100,11 @@ fn the_wal_of_postgresql_stays_out_of_the_page_cache() {
     assert_copied(&server, &follower);
     // Until the server saves its slot, that shows the follower where it was.
     let restarts_in_last = "SELECT pg_current_wal_lsn() - restart_lsn < 16 << 20 FROM pg_replication_slots";
-    eventually("the follower has its copies", SOON, || (server.query(restarts_in_last) == "t").then_some(()));
+    eventually("the follower has its copies", WAIT_TIMEOUT, || {
+        (server.query(restarts_in_last) == "t").then_some(())
+    });
     server.query("CHECKPOINT");
-    wait_until_resident_below(&server.segments(), IDLE_LIMIT, SOON);
+    wait_until_resident_below(&server.segments(), IDLE_LIMIT, WAIT_TIMEOUT);
 
     let ended = guard.stop();
     assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);

@@ -24,7 +24,7 @@ const IDLE_LIMIT: u64 = 2 * SEGMENT_BYTES + MIB;
 /// Short, so that a segment is soon released once nobody waits for it.
 const TICK: [&str; 2] = ["--tick", "250ms"];
 
-const SOON: Duration = Duration::from_secs(180);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
 fn can_run(test: &str) -> bool {
     let programs = programs();
@@ -35,7 +35,7 @@ fn can_run(test: &str) -> bool {
 fn guard_of(server: &Server, more: &[&str]) -> Guard {
     let pid = server.pid().to_string();
     let guard = Guard::spawn(&[&["--pid", &pid], more].concat());
-    guard.wait_for("found", SOON, |event| event["pid"] == server.pid());
+    guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == server.pid());
     guard.wait_for_ticks(4);
     guard
 }
@@ -92,7 +92,7 @@ fn segments_stay_until_postgresql_has_archived_them() {
         let segment = server.query("SELECT pg_walfile_name(pg_switch_wal())");
         // It goes on in a fourth, as an idle server does within 15 s: the archiver is as far behind as the rule waits for it.
         server.query("CHECKPOINT");
-        eventually("all is archived", SOON, || {
+        eventually("all is archived", WAIT_TIMEOUT, || {
             let last = "SELECT coalesce(last_archived_wal, '') FROM pg_stat_archiver";
             (server.query(last) >= segment).then_some(())
         });
@@ -154,12 +154,12 @@ fn what_a_polled_slot_has_yet_to_decode_stays() {
 const LAG_MIB: u32 = 112;
 
 /// A standby, and the server that it follows.
-struct Replicated {
+struct StandbyPair {
     server: Server,
     standby: Server,
 }
 
-impl Replicated {
+impl StandbyPair {
     fn start(scratch: &Path, settings: &[&str]) -> Self {
         let server = Server::start_with(scratch, &["wal_keep_size=1GB"]);
         let standby = server.standby(scratch, settings);
@@ -180,7 +180,7 @@ impl Replicated {
 
     fn wait_until_it_has(&self, what: &str, lsn: &str) {
         let question = format!("SELECT {what}() >= '{lsn}'");
-        eventually(what, SOON, || (self.standby.query(&question) == "t").then_some(()));
+        eventually(what, WAIT_TIMEOUT, || (self.standby.query(&question) == "t").then_some(()));
     }
 
     /// Pauses the replay at the begin of a segment.
@@ -189,7 +189,7 @@ impl Replicated {
         self.wait_until_replayed(&self.write(1, Duration::ZERO));
         self.standby.query("SELECT pg_wal_replay_pause()");
         let state = "SELECT pg_get_wal_replay_pause_state()";
-        eventually("it pauses", SOON, || (self.standby.query(state) == "paused").then_some(()));
+        eventually("it pauses", WAIT_TIMEOUT, || (self.standby.query(state) == "paused").then_some(()));
     }
 
     /// Bytes that the standby has had read from the device, so far.
@@ -213,7 +213,7 @@ fn what_a_standby_has_yet_to_replay_stays() {
     }
     let _alone = support::alone();
     let scratch = support::scratch();
-    let both = Replicated::start(scratch.path(), &["recovery_min_apply_delay=10s"]);
+    let both = StandbyPair::start(scratch.path(), &["recovery_min_apply_delay=10s"]);
 
     // Delayed: nothing is read from the device.
     let guard = guard_of(&both.standby, &TICK);
@@ -257,7 +257,7 @@ fn what_a_paused_standby_has_yet_to_replay_stays_up_to_the_limit() {
     }
     let _alone = support::alone();
     let scratch = support::scratch();
-    let both = Replicated::start(scratch.path(), &[]);
+    let both = StandbyPair::start(scratch.path(), &[]);
     let config = standby_limit(scratch.path(), "64M");
     let guard = guard_of(&both.standby, &[&TICK[..], &["--config", path(&config)]].concat());
     let resumed = |end: &str| {
@@ -296,11 +296,11 @@ fn what_a_standby_has_recycled_goes() {
     }
     let _alone = support::alone();
     let scratch = support::scratch();
-    let both = Replicated::start(scratch.path(), &[]);
+    let both = StandbyPair::start(scratch.path(), &[]);
     both.server.write_records(64, Duration::ZERO);
     both.server.query("CHECKPOINT");
     both.wait_until_replayed(&both.server.query("SELECT pg_current_wal_lsn()"));
-    let Replicated { server, standby } = &both;
+    let StandbyPair { server, standby } = &both;
     // Nobody has released what was replayed when this gives the segments later names.
     standby.query("CHECKPOINT");
     let written = server.query("SELECT pg_walfile_name(pg_current_wal_lsn())");

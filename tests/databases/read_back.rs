@@ -11,7 +11,7 @@ use crate::support::guard::Guard;
 use crate::support::{MIB, eventually, resident_bytes};
 use std::time::Duration;
 
-const SOON: Duration = Duration::from_secs(180);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Other reads of the kernel, such as metadata.
 const FEW_READS: u64 = 4 * MIB;
@@ -58,13 +58,13 @@ fn is_kept(database: &mut Driver, other: Option<&Driver>) {
 
     let pid = database.pid();
     let guard = Guard::spawn(&["--tick", "100ms", "--pid", &pid.to_string()]);
-    guard.wait_for("found", SOON, |event| event["pid"] == pid);
+    guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == pid);
     database.ask("put", LOG);
     let read = device_bytes_read(database) - alone;
     // All that is put from now on stays.
     let before = resident_bytes(&log(database));
     database.ask("put", LOG / 4);
-    eventually("what is put stays", SOON, || {
+    eventually("what is put stays", WAIT_TIMEOUT, || {
         (resident_bytes(&log(database)) >= before + LOG / 4 - MIB).then_some(())
     });
     let ended = guard.stop();

@@ -12,11 +12,11 @@ use pagekeeper_catalog::checkpoint::innodb::{self, RedoHeader};
 use pagekeeper_catalog::checkpoint::postgresql::ControlFile;
 
 use crate::support;
-use crate::support::guard::{Ended, Guard};
+use crate::support::guard::{EndedGuard, Guard};
 use crate::support::mariadb::{self, Options};
 use crate::support::{MIB, eventually, kept_bytes, postgresql, wait_until_resident_below};
 
-const SOON: Duration = Duration::from_secs(180);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// A guard with this rule for a class of logs, beside one server.
 fn guard(home: &Path, class: &str, pid: &str) -> Guard {
@@ -28,7 +28,7 @@ fn guard(home: &Path, class: &str, pid: &str) -> Guard {
 }
 
 /// Panics if the guard had trouble with a file below `home`.
-fn assert_untroubled(ended: &Ended, home: &Path) {
+fn assert_untroubled(ended: &EndedGuard, home: &Path) {
     assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
     let is_trouble = |event: &&serde_json::Value| event["event"] == "problem" || event["event"] == "warning";
     let own = |event: &&serde_json::Value| {
@@ -50,7 +50,7 @@ fn the_wal_from_the_checkpoint_on_stays() {
     let scratch = support::scratch();
     let server = postgresql::Server::start(scratch.path());
     let guard = guard(scratch.path(), "wal", &server.pid().to_string());
-    guard.wait_for("found", SOON, |event| event["pid"] == server.pid());
+    guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == server.pid());
 
     server.query("CHECKPOINT");
     let control = control_file(&server);
@@ -74,13 +74,13 @@ fn the_wal_from_the_checkpoint_on_stays() {
 
     // Log pages whose changes are in the tables go.
     server.query("CHECKPOINT");
-    wait_until_resident_below(&server.segments(), 2 * postgresql::SEGMENT_BYTES, SOON);
+    wait_until_resident_below(&server.segments(), 2 * postgresql::SEGMENT_BYTES, WAIT_TIMEOUT);
     assert_untroubled(&guard.stop(), scratch.path());
 }
 
 fn control_file(server: &postgresql::Server) -> ControlFile {
     let path = server.wal().with_file_name("global").join("pg_control");
-    eventually("pg_control is whole", SOON, || ControlFile::parse(&std::fs::read(&path).ok()?).ok())
+    eventually("pg_control is whole", WAIT_TIMEOUT, || ControlFile::parse(&std::fs::read(&path).ok()?).ok())
 }
 
 /// The segments from that of the checkpoint to the one being written.
@@ -97,7 +97,7 @@ fn written_since(server: &postgresql::Server, control: &ControlFile) -> Vec<Path
 
 #[test]
 fn the_redo_log_from_the_checkpoint_on_stays_and_what_is_before_it_goes() {
-    if !support::can_run("what recovery of MariaDB reads", &mariadb::PROGRAMS) {
+    if !support::can_run("what recovery of MariaDB reads", &mariadb::REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
@@ -109,7 +109,7 @@ fn the_redo_log_from_the_checkpoint_on_stays_and_what_is_before_it_goes() {
     server.query("SET GLOBAL innodb_max_dirty_pages_pct = 99, innodb_adaptive_flushing = OFF");
     let ring = server.data().join("ib_logfile0");
     let guard = guard(scratch.path(), "redo", &server.pid().to_string());
-    guard.wait_for("found", SOON, |event| event["pid"] == server.pid());
+    guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == server.pid());
 
     let mut needed = 0;
     for _ in 0..400 {
@@ -133,11 +133,11 @@ fn the_redo_log_from_the_checkpoint_on_stays_and_what_is_before_it_goes() {
 
     // Log pages whose changes are in the tables go.
     server.query("SET GLOBAL innodb_max_dirty_pages_pct_lwm = 0, innodb_max_dirty_pages_pct = 0");
-    eventually("all is in the tables", SOON, || {
+    eventually("all is in the tables", WAIT_TIMEOUT, || {
         let (lsn, checkpoint) = log_status(&server);
         (lsn - checkpoint < MIB).then_some(())
     });
-    wait_until_resident_below(&[ring], 20 * MIB, SOON);
+    wait_until_resident_below(&[ring], 20 * MIB, WAIT_TIMEOUT);
     assert_untroubled(&guard.stop(), scratch.path());
 }
 

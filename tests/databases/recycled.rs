@@ -9,8 +9,8 @@
 //! counts.
 
 use crate::support;
-use crate::support::guard::{Ended, Guard};
-use crate::support::rocksdb::{Bench, PROGRAMS};
+use crate::support::guard::{EndedGuard, Guard};
+use crate::support::rocksdb::{Bench, REQUIRED_PROGRAMS};
 use crate::support::{MIB, eventually, resident_bytes};
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-const SOON: Duration = Duration::from_secs(180);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Device reads of a writer whose pages are all there: none but for what the kernel does beside, such as metadata.
 const FEW_READS: u64 = 2 * MIB;
@@ -40,7 +40,7 @@ fn force(config: &Path, pid: &str) -> Guard {
     Guard::spawn(&["--tick", "50ms", "--config", config, "--profile", "forced", "--pid", pid])
 }
 
-fn assert_kept_with_a_warning(ended: &Ended, directory: &Path, hint: &str) {
+fn assert_kept_with_a_warning(ended: &EndedGuard, directory: &Path, hint: &str) {
     assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
     assert_eq!(ended.summary()["released_bytes"]["wal"], serde_json::Value::Null, "{}", ended.summary());
     let warned = ended.events.iter().any(|event| {
@@ -74,7 +74,7 @@ fn least_read(bench: &mut Bench, bytes: u64) -> u64 {
 fn a_recycled_log_of_rocksdb_is_kept_and_costs_no_reads() {
     /// Bytes of some twenty logs.
     const PHASE: u64 = 128 * MIB;
-    if !support::can_run("a RocksDB with recycled logs", &[&PROGRAMS[..], &["fincore"]].concat()) {
+    if !support::can_run("a RocksDB with recycled logs", &[&REQUIRED_PROGRAMS[..], &["fincore"]].concat()) {
         return;
     }
     let _alone = support::alone();
@@ -92,7 +92,7 @@ fn a_recycled_log_of_rocksdb_is_kept_and_costs_no_reads() {
 
         // Others may have logs that are not recycled.
         let guard = Guard::spawn(&["--tick", "50ms", "--only", &format!("pid:{pid}")]);
-        let found = guard.wait_for("found", SOON, |event| event["pid"] == pid);
+        let found = guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == pid);
         assert_eq!(found["profile"], "rocksdb");
         let added = least_read(&mut bench, PHASE);
         assert!(added < FEW_READS, "{added} bytes were read from the device beside the guard");
@@ -101,7 +101,7 @@ fn a_recycled_log_of_rocksdb_is_kept_and_costs_no_reads() {
 
     let config = forced(scratch.path(), "{n}.log", "descriptor");
     let guard = force(&config, &pid.to_string());
-    guard.wait_for("found", SOON, |event| event["pid"] == pid);
+    guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == pid);
     let before = bench.device_bytes_read();
     let mut harm = 0;
     // As long as it takes a guard that gets little of the processors to come between two writers of one log.
@@ -128,7 +128,8 @@ fn a_log_of_rocksdb_that_is_not_recycled_is_released_behind_its_writer() {
     const PHASE: u64 = 2 * 160 * MIB;
     /// One log. Without a guard it is resident to its end.
     const LOG: u64 = 64 * MIB;
-    if !support::can_run("a RocksDB without recycled logs", &[&PROGRAMS[..], &["fincore"]].concat()) {
+    if !support::can_run("a RocksDB without recycled logs", &[&REQUIRED_PROGRAMS[..], &["fincore"]].concat())
+    {
         return;
     }
     let _alone = support::alone();
@@ -145,10 +146,10 @@ fn a_log_of_rocksdb_that_is_not_recycled_is_released_behind_its_writer() {
     assert!(alone > LOG / 4 * 3, "{alone} bytes of the log are resident without a guard");
 
     let guard = Guard::spawn(&["--tick", "100ms"]);
-    let found = guard.wait_for("found", SOON, |event| event["pid"] == pid);
+    let found = guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == pid);
     assert_eq!(found["profile"], "rocksdb");
     // Pages that were resident before go first.
-    support::wait_until_resident_below(&support::rocksdb::logs_in(bench.database()), LOG / 2, SOON);
+    support::wait_until_resident_below(&support::rocksdb::logs_in(bench.database()), LOG / 2, WAIT_TIMEOUT);
     let before = bench.device_bytes_read();
     // The writer's pace is set by what is resident: dirty pages stay until the disk has them,
     // however slow it is, and a guard that gets no processor releases nothing meanwhile. Pages that
@@ -161,7 +162,7 @@ fn a_log_of_rocksdb_that_is_not_recycled_is_released_behind_its_writer() {
         if logs() >= LOG / 2 {
             bench.frozen(|| {
                 let logs = support::rocksdb::logs_in(&database);
-                support::wait_until_resident_below(&logs, LOG / 2, SOON);
+                support::wait_until_resident_below(&logs, LOG / 2, WAIT_TIMEOUT);
             });
         }
         guarded = guarded.max(logs());
@@ -185,7 +186,7 @@ struct PartialWriter {
 }
 
 impl PartialWriter {
-    const FILES: u64 = 3;
+    const FILE_COUNT: u64 = 3;
     const PARTS: u64 = 8 << 10;
     const PART: usize = 1000;
 
@@ -196,7 +197,7 @@ impl PartialWriter {
             thread: AtomicU64::new(0),
             stop: AtomicBool::new(false),
         };
-        for number in 1..=Self::FILES {
+        for number in 1..=Self::FILE_COUNT {
             let file = File::create(writer.path(number)).expect("make a log");
             Self::write_over(&file);
         }
@@ -221,12 +222,12 @@ impl PartialWriter {
     fn run(&self) {
         let thread = rustix::thread::gettid().as_raw_nonzero().get();
         self.thread.store(u64::try_from(thread).expect("a positive number"), Ordering::SeqCst);
-        for number in Self::FILES + 1.. {
+        for number in Self::FILE_COUNT + 1.. {
             if self.stop.load(Ordering::SeqCst) {
                 return;
             }
             let path = self.path(number);
-            std::fs::rename(self.path(number - Self::FILES), &path).expect("rename the oldest");
+            std::fs::rename(self.path(number - Self::FILE_COUNT), &path).expect("rename the oldest");
             Self::write_over(&File::options().write(true).open(path).expect("open a log"));
             self.rounds.fetch_add(1, Ordering::SeqCst);
         }
@@ -234,7 +235,7 @@ impl PartialWriter {
 
     /// Waits until some more files are written; the bytes that the writer had read from a device meanwhile.
     fn device_bytes_in(&self, rounds: u64) -> u64 {
-        let thread = eventually("the writer runs", SOON, || {
+        let thread = eventually("the writer runs", WAIT_TIMEOUT, || {
             Some(self.thread.load(Ordering::SeqCst)).filter(|&thread| thread > 0)
         });
         let io = format!("/proc/self/task/{thread}/io");
@@ -274,13 +275,13 @@ fn a_log_named_like_raft_engines_is_kept() {
         );
 
         let guard = Guard::spawn(&["--tick", "50ms", "--profile", "rocksdb", "--pid", &own]);
-        guard.wait_for("found", SOON, |_| true);
+        guard.wait_for("found", WAIT_TIMEOUT, |_| true);
         let added = writer.device_bytes_in(ROUNDS);
         assert!(added < FEW_READS, "{added} bytes were read from the device beside the guard");
         assert_kept_with_a_warning(&guard.stop(), &directory, "kept");
 
         let guard = force(&config, &own);
-        guard.wait_for("tick", SOON, |tick| tick["released_bytes"].as_u64() > Some(0));
+        guard.wait_for("tick", WAIT_TIMEOUT, |tick| tick["released_bytes"].as_u64() > Some(0));
         let mut harm = 0;
         for _ in 0..PHASES {
             harm += writer.device_bytes_in(ROUNDS);

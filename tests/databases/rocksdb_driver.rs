@@ -18,7 +18,7 @@ pub(crate) enum Role {
 
 /// Whether a driver can be built and run here.
 pub(crate) fn can_run(test: &str) -> bool {
-    crate::logged::can_run_engine(test, &["c++", "fincore", "setpriv"], RocksDb::HEADER)
+    crate::logged::can_run_engine(test, &["c++", "fincore", "setpriv"], RocksDb::HEADER_PATH)
 }
 
 /// A running driver.

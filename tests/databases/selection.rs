@@ -5,12 +5,12 @@
 
 use crate::support;
 use crate::support::guard::Guard;
-use crate::support::mariadb::{Options, PROGRAMS, Server};
+use crate::support::mariadb::{Options, REQUIRED_PROGRAMS, Server};
 use crate::support::{MIB, resident_bytes, wait_until_resident_below};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-const SOON: Duration = Duration::from_secs(180);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// A server with a binlog of 4 MiB that it no longer writes to.
 fn server(home: &Path) -> (Server, PathBuf) {
@@ -29,7 +29,7 @@ fn server(home: &Path) -> (Server, PathBuf) {
 
 #[test]
 fn only_the_canary_is_acted_on_until_the_configuration_says_otherwise() {
-    if !support::can_run("a canary", &PROGRAMS) {
+    if !support::can_run("a canary", &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
@@ -49,24 +49,24 @@ fn only_the_canary_is_acted_on_until_the_configuration_says_otherwise() {
     write(&format!("canary = \"dir:{}\"\n", one.data().display()));
     let pids = [one.pid(), two.pid()].map(|pid| pid.to_string());
     let guard = Guard::spawn(&["--config", path, "--pid", &pids[0], "--pid", &pids[1]]);
-    wait_until_resident_below(&of_one, 1, SOON);
+    wait_until_resident_below(&of_one, 1, WAIT_TIMEOUT);
     let is_of = |event: &serde_json::Value, server: &Server| {
         Path::new(event["path"].as_str().expect("a path")).starts_with(server.data())
     };
-    guard.wait_for("would", SOON, |event| is_of(event, &two));
+    guard.wait_for("would", WAIT_TIMEOUT, |event| is_of(event, &two));
     guard.wait_for_ticks(5);
     assert_eq!(resident_bytes(&of_two), before, "the other's stays");
 
     write(&format!("never = [\"dir:{}\"]\n", two.data().display()));
     guard.hang_up();
-    let refused = guard.wait_for("refused", SOON, |event| event["pid"] == two.pid());
+    let refused = guard.wait_for("refused", WAIT_TIMEOUT, |event| event["pid"] == two.pid());
     assert_eq!(refused["reason"], "never", "{refused}");
     guard.wait_for_ticks(5);
     assert_eq!(resident_bytes(&of_two), before);
 
     write("");
     guard.hang_up();
-    wait_until_resident_below(&of_two, 1, SOON);
+    wait_until_resident_below(&of_two, 1, WAIT_TIMEOUT);
     let ended = guard.stop();
     assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
     let would = ended.events.iter().filter(|event| event["event"] == "would");

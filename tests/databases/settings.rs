@@ -5,15 +5,15 @@
 //! instead where `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s, reads are the kernel's own counts.
 
 use crate::support;
-use crate::support::guard::{Ended, Guard};
+use crate::support::guard::{EndedGuard, Guard};
 use crate::support::loop_images::LoopImage;
-use crate::support::mariadb::{Options, PROGRAMS, REDO_BYTES, Server};
+use crate::support::mariadb::{Options, REDO_BYTES, REQUIRED_PROGRAMS, Server};
 use crate::support::{MIB, eventually, io_counter, kept_bytes, postgresql, wait_until_resident_below};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-const SOON: Duration = Duration::from_secs(180);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// The most that may stay of a redo log that is released: its tail, and the bytes of one tick.
 const RELEASED: u64 = 16 * MIB;
@@ -36,7 +36,7 @@ fn redo(server: &Server) -> [PathBuf; 1] {
 }
 
 /// Returns the texts about the redo log in events of this kind.
-fn said<'a>(ended: &'a Ended, event: &str, key: &str) -> Vec<&'a str> {
+fn said<'a>(ended: &'a EndedGuard, event: &str, key: &str) -> Vec<&'a str> {
     let of_redo = ended
         .events
         .iter()
@@ -67,7 +67,8 @@ fn lsn(server: &Server) -> u64 {
 #[test]
 #[ignore = "long: make test-stories"]
 fn the_size_of_the_redo_logs_blocks_counts_wherever_it_is_set() {
-    let programs = [PROGRAMS.map(str::to_owned).to_vec(), LoopImage::programs("ext4").to_vec()].concat();
+    let programs =
+        [REQUIRED_PROGRAMS.map(str::to_owned).to_vec(), LoopImage::programs("ext4").to_vec()].concat();
     let programs: Vec<&str> = programs.iter().map(String::as_str).collect();
     if !support::can_run("settings in an option file of MariaDB", &programs) {
         return;
@@ -89,9 +90,9 @@ fn the_size_of_the_redo_logs_blocks_counts_wherever_it_is_set() {
     assert!(kept_bytes(&redo(&server)) > REDO_BYTES / 10 * 9);
 
     let guard = Guard::spawn(&["--pid", &server.pid().to_string(), "--tick", "200ms"]);
-    wait_until_resident_below(&redo(&server), RELEASED, SOON);
+    wait_until_resident_below(&redo(&server), RELEASED, WAIT_TIMEOUT);
     let read = turn_once(&server);
-    wait_until_resident_below(&redo(&server), RELEASED, SOON);
+    wait_until_resident_below(&redo(&server), RELEASED, WAIT_TIMEOUT);
     let ended = guard.stop();
     assert!(read < REDO_BYTES / 8, "{read} bytes were read from the device beside the guard");
     assert_eq!(said(&ended, "warning", "warning"), [""; 0]);
@@ -121,9 +122,9 @@ fn warned_beside(server: &Server) -> String {
         support::evict(&file);
     }
     let guard = Guard::spawn(&["--pid", &server.pid().to_string(), "--tick", "200ms"]);
-    guard.wait_for("found", SOON, |event| event["pid"] == server.pid());
+    guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == server.pid());
     turn_once(server);
-    guard.wait_for("warning", SOON, |event| {
+    guard.wait_for("warning", WAIT_TIMEOUT, |event| {
         event["path"].as_str().is_some_and(|path| path.ends_with("ib_logfile0"))
     });
     let ended = guard.stop();
@@ -155,9 +156,9 @@ fn a_profile_of_ones_own_does_not_take_postgresqls_wal_away() {
     // Found by its name: named by --pid it would go by what fits it all the same.
     let only = format!("pid:{}", server.pid());
     let guard = Guard::spawn(&["--config", config, "--only", &only]);
-    let found = guard.wait_for("found", SOON, |event| event["pid"] == server.pid());
+    let found = guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == server.pid());
     assert_eq!((&found["profile"], &found["also"]), (&"own".into(), &serde_json::json!(["postgresql"])));
-    wait_until_resident_below(&server.segments(), 4 * postgresql::SEGMENT_BYTES, SOON);
+    wait_until_resident_below(&server.segments(), 4 * postgresql::SEGMENT_BYTES, WAIT_TIMEOUT);
     let ended = guard.stop();
     assert!(ended.status.success(), "{}", ended.stderr);
     let released = ended.summary()["released_bytes"]["wal"].as_u64();

@@ -14,9 +14,9 @@ use crate::support::guard::Guard;
 use crate::support::memory_group::MemoryGroup;
 use crate::support::{self, MIB, kept_bytes};
 
-const SOON: Duration = Duration::from_secs(60);
-const USER: u32 = 1001;
-const SIZE: u64 = 16 * MIB;
+const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
+const USER_ID: u32 = 1001;
+const FILE_BYTES: u64 = 16 * MIB;
 
 /// A guard with a socket, and a place that every user may enter.
 struct Service {
@@ -50,7 +50,7 @@ impl Service {
         );
         std::fs::write(&config, text).expect("write the configuration");
         let guard = Guard::spawn(&["--config", config.to_str().expect("a path of this test's own")]);
-        guard.wait_for("tick", SOON, |_| true);
+        guard.wait_for("tick", WAIT_TIMEOUT, |_| true);
         self.guard = Some(guard);
     }
 
@@ -65,7 +65,8 @@ impl Service {
     /// A file that nothing is resident of.
     fn file(&self, name: &str, owner: u32, mode: u32) -> PathBuf {
         let path = self.at(name);
-        std::fs::write(&path, vec![7; usize::try_from(SIZE).expect("it is small")]).expect("write a file");
+        std::fs::write(&path, vec![7; usize::try_from(FILE_BYTES).expect("it is small")])
+            .expect("write a file");
         chown(&path, Some(owner), Some(owner)).expect("give a file away");
         std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).expect("set permissions");
         support::evict(&path);
@@ -75,7 +76,7 @@ impl Service {
     /// A command of the user's under `run`, as a stream, with a report.
     fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new("setpriv");
-        command.args([&format!("--reuid={USER}"), &format!("--regid={USER}"), "--clear-groups", "--"]);
+        command.args([&format!("--reuid={USER_ID}"), &format!("--regid={USER_ID}"), "--clear-groups", "--"]);
         command.arg(&self.program).args(["run", "--report", "--json", "--as", "stream", "--"]).args(words);
         command.env("PAGEKEEPER_STREAM_SOCKET", self.socket()).current_dir(self.scratch.path());
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -106,14 +107,14 @@ fn text(path: &Path) -> &str {
 #[test]
 fn a_user_s_command_is_followed_and_only_what_they_may_read_goes() {
     let Some(service) = Service::start("a user's request for streams") else { return };
-    let own = service.file("own", USER, 0o600);
+    let own = service.file("own", USER_ID, 0o600);
     let open = service.file("open", 0, 0o644);
     let output = service.run(&["cat", text(&own), text(&open)]);
     assert!(output.status.success(), "{output:?}");
     let events = report(&output)["events"].clone();
     assert_eq!(events["by_guard"], true, "{events}");
     let bytes = |name: &str| events[name].as_u64().expect("a number");
-    assert!(bytes("released_bytes") >= 2 * SIZE - MIB, "{events}");
+    assert!(bytes("released_bytes") >= 2 * FILE_BYTES - MIB, "{events}");
     let parts = ["released_bytes", "used_by_others_bytes", "gone_bytes", "left_bytes"].map(bytes);
     assert_eq!(bytes("added_bytes"), parts.iter().sum::<u64>(), "{events}");
     assert!(kept_bytes(&[own, open]) <= MIB);
@@ -128,8 +129,8 @@ fn a_user_s_command_is_followed_and_only_what_they_may_read_goes() {
         return pagekeeper_testing::skip("a set-user-ID program needs a file system without nosuid.");
     }
     let events = report(&output)["events"].clone();
-    assert!(events["left_bytes"].as_u64() >= Some(SIZE), "{events}");
-    assert_eq!(kept_bytes(&[private]), SIZE);
+    assert!(events["left_bytes"].as_u64() >= Some(FILE_BYTES), "{events}");
+    assert_eq!(kept_bytes(&[private]), FILE_BYTES);
     let guard = service.guard.expect("it was started");
     assert!(guard.stop().status.success());
 }
@@ -137,11 +138,11 @@ fn a_user_s_command_is_followed_and_only_what_they_may_read_goes() {
 #[test]
 fn a_command_outlives_the_guard_that_follows_it_and_a_reload_changes_nothing() {
     let Some(mut service) = Service::start("a guard that ends while it follows") else { return };
-    let file = service.file("file", USER, 0o600);
+    let file = service.file("file", USER_ID, 0o600);
     let waiting = format!("read go; cat {}; exit 7", text(&file));
     let start = |service: &Service| {
         let child = service.command(&["sh", "-c", &waiting]).spawn().expect("start pagekeeper run");
-        support::eventually("the command waits", SOON, || {
+        support::eventually("the command waits", WAIT_TIMEOUT, || {
             let children = format!("/proc/{0}/task/{0}/children", child.id());
             std::fs::read_to_string(children).ok().filter(|children| !children.trim().is_empty())
         });
@@ -193,7 +194,7 @@ fn all_programs_of_a_control_group_are_followed_and_no_others() {
     let mut waiting = group.command("sh");
     waiting.args(["-c", &script]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
     let waiting = waiting.spawn().expect("start a shell");
-    support::eventually("the shell is in the group", SOON, || {
+    support::eventually("the shell is in the group", WAIT_TIMEOUT, || {
         group.processes().contains(&waiting.id()).then_some(())
     });
     service.start_guard(&format!("\"cgroup:/**{name}*\""));
@@ -201,8 +202,8 @@ fn all_programs_of_a_control_group_are_followed_and_no_others() {
         assert!(command.stdout(Stdio::null()).status().expect("start cat").success());
     }
     assert!(finish(waiting).status.success());
-    support::wait_until_resident_below(&[before, file], MIB, SOON);
-    assert_eq!(kept_bytes(&[other]), SIZE);
+    support::wait_until_resident_below(&[before, file], MIB, WAIT_TIMEOUT);
+    assert_eq!(kept_bytes(&[other]), FILE_BYTES);
     let ended = service.guard.take().expect("it was started").stop();
-    assert!(ended.summary()["released_behind_streams_bytes"]["cat"].as_u64() >= Some(2 * SIZE - MIB));
+    assert!(ended.summary()["released_behind_streams_bytes"]["cat"].as_u64() >= Some(2 * FILE_BYTES - MIB));
 }

@@ -14,7 +14,7 @@ use crate::logged::can_run_mongodb;
 use crate::rocksdb_driver::{self, Driver, Role};
 use crate::support;
 use crate::support::command::run;
-use crate::support::guard::{Ended, Guard};
+use crate::support::guard::{EndedGuard, Guard};
 use crate::support::{MIB, doctor_report, eventually, mariadb, postgresql, resident_bytes};
 use crate::support::{size_bytes, wait_until_resident_below};
 
@@ -22,7 +22,7 @@ use crate::support::{size_bytes, wait_until_resident_below};
 /// with it.
 const ONE_TAIL: u64 = 8 * MIB;
 
-const SOON: Duration = Duration::from_secs(120);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Enough for what a guard sees of small files to add up to what is worth a word.
 const MANY_LOOKS: Duration = Duration::from_secs(300);
@@ -49,14 +49,14 @@ fn files(directory: &Path, ending: &str) -> Vec<PathBuf> {
 }
 
 /// Returns a guard's reports of files that no pattern names.
-fn unnamed(ended: &Ended) -> Vec<&Value> {
+fn unnamed(ended: &EndedGuard) -> Vec<&Value> {
     let is_of = |event: &&Value| event["warning"].as_str().is_some_and(|text| text.contains("no pattern"));
     ended.events.iter().filter(|event| event["event"] == "warning").filter(is_of).collect()
 }
 
 /// Waits until the guard says that no pattern names what a server writes in this directory.
 fn wait_until_unnamed(guard: &Guard, directory: &Path) -> Value {
-    guard.wait_for("warning", SOON, |event| {
+    guard.wait_for("warning", WAIT_TIMEOUT, |event| {
         event["warning"].as_str().is_some_and(|text| text.contains("no pattern"))
             && event["path"].as_str().is_some_and(|path| Path::new(path).starts_with(directory))
     })
@@ -87,7 +87,7 @@ fn csvlog_and_jsonlog_of_postgresql_stay_out_of_the_page_cache() {
     for _ in 0..3 {
         log_statements(&server, 8 * MIB);
         let before = logs().len();
-        eventually("another file", SOON, || {
+        eventually("another file", WAIT_TIMEOUT, || {
             server.query("SELECT pg_rotate_logfile()");
             (logs().len() > before).then_some(())
         });
@@ -110,7 +110,7 @@ fn csvlog_and_jsonlog_of_postgresql_stay_out_of_the_page_cache() {
     assert!(releasable.zip(all).is_some_and(|(some, all)| some + 32 * MIB > all), "{found:#}");
 
     let guard = Guard::spawn(&["--pid", &pid, "--tick", "250ms"]);
-    wait_until_resident_below(&logs(), 2 * ONE_TAIL, SOON);
+    wait_until_resident_below(&logs(), 2 * ONE_TAIL, WAIT_TIMEOUT);
     // While it is written, too, and with a reader that is in step.
     let mut reader = std::process::Command::new("tail")
         .args(["-q", "-c", "0", "-f"])
@@ -118,10 +118,10 @@ fn csvlog_and_jsonlog_of_postgresql_stay_out_of_the_page_cache() {
         .stdout(std::process::Stdio::null())
         .spawn()
         .expect("start tail");
-    guard.wait_for("tick", SOON, |tick| tick["followers"].as_u64() > Some(0));
+    guard.wait_for("tick", WAIT_TIMEOUT, |tick| tick["followers"].as_u64() > Some(0));
     log_statements(&server, 24 * MIB);
     guard.assert_bounded(2 * ONE_TAIL + 32 * MIB, resident_bytes(&logs()), || resident_bytes(&logs()));
-    wait_until_resident_below(&logs(), 2 * ONE_TAIL, SOON);
+    wait_until_resident_below(&logs(), 2 * ONE_TAIL, WAIT_TIMEOUT);
     // Pages that a reader has yet to read stay while it has the file open.
     let stopped = rustix::process::Pid::from_child(&reader);
     rustix::process::kill_process(stopped, rustix::process::Signal::STOP).expect("stop tail");
@@ -131,7 +131,7 @@ fn csvlog_and_jsonlog_of_postgresql_stay_out_of_the_page_cache() {
     assert!(resident > 20 * MIB, "{resident} bytes are left for a reader that has yet to read 24 MiB");
     reader.kill().expect("end tail");
     reader.wait().expect("wait for tail");
-    wait_until_resident_below(&logs(), 2 * ONE_TAIL, SOON);
+    wait_until_resident_below(&logs(), 2 * ONE_TAIL, WAIT_TIMEOUT);
 
     let ended = guard.stop();
     assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
@@ -166,7 +166,7 @@ fn a_log_of_postgresql_that_no_pattern_names_is_reported_once() {
     );
     let pid = server.pid().to_string();
     let guard = Guard::spawn(&["--pid", &pid, "--tick", "250ms"]);
-    guard.wait_for("found", SOON, |event| event["pid"] == server.pid());
+    guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == server.pid());
     guard.wait_for_ticks(4);
     let said = || {
         guard.has_said("warning", |event| {
@@ -191,7 +191,7 @@ fn a_log_of_postgresql_that_no_pattern_names_is_reported_once() {
 
 #[test]
 fn text_logs_of_mariadb_are_released_and_one_of_another_name_is_reported() {
-    if !support::can_run("MariaDB's general and slow log", &mariadb::PROGRAMS) {
+    if !support::can_run("MariaDB's general and slow log", &mariadb::REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
@@ -213,7 +213,7 @@ fn text_logs_of_mariadb_are_released_and_one_of_another_name_is_reported() {
         assert!(kept > 47 * MIB, "nothing releases {} yet", log.display());
     }
     let guard = Guard::spawn(&["--pid", &pid, "--tick", "250ms"]);
-    wait_until_resident_below(&named, 2 * ONE_TAIL, SOON);
+    wait_until_resident_below(&named, 2 * ONE_TAIL, WAIT_TIMEOUT);
 
     // To another file, whose name says nothing.
     server.query("SET GLOBAL general_log_file = 'statements.txt'");
@@ -265,9 +265,9 @@ fn stays_out<S>(server: &mut S, pid: u32, logs: impl Fn(&S) -> Vec<PathBuf>, log
     log(server, 56 * MIB);
     assert!(support::kept_bytes(&logs(server)) > 55 * MIB, "nothing releases it yet");
     let guard = Guard::spawn(&["--pid", &pid.to_string(), "--tick", "250ms"]);
-    wait_until_resident_below(&logs(server), ONE_TAIL, SOON);
+    wait_until_resident_below(&logs(server), ONE_TAIL, WAIT_TIMEOUT);
     log(server, 48 * MIB);
-    wait_until_resident_below(&logs(server), ONE_TAIL, SOON);
+    wait_until_resident_below(&logs(server), ONE_TAIL, WAIT_TIMEOUT);
     let ended = guard.stop();
     assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
     assert!(ended.summary()["released_bytes"]["text"].as_u64() > Some(90 * MIB), "{}", ended.summary());

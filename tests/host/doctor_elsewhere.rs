@@ -18,7 +18,7 @@ use crate::support::loop_images::LoopImage;
 use crate::support::{MIB, doctor_report};
 
 /// Files of the archive.
-const FILES: u64 = 3;
+const FILE_COUNT: u64 = 3;
 
 /// A file of which all is resident: a hole has pages as any other part.
 fn cached(path: &Path, bytes: u64) -> File {
@@ -50,14 +50,14 @@ fn who_holds_page_cache_beside_the_databases_is_named() {
     std::fs::create_dir(&archive).expect("make a directory");
     // A tenth of the memory is worth a word: so much are the two together.
     let memory = MemInfo::read(&SysRoots::default()).expect("read /proc/meminfo").total;
-    let each = (memory / 19).max(520 * MIB).next_multiple_of(FILES * MIB) / FILES;
+    let each = (memory / 19).max(520 * MIB).next_multiple_of(FILE_COUNT * MIB) / FILE_COUNT;
     let logs: Vec<PathBuf> =
-        (0..FILES).map(|at| archive.join(format!("00000001000000000000000{at}"))).collect();
+        (0..FILE_COUNT).map(|at| archive.join(format!("00000001000000000000000{at}"))).collect();
     for log in &logs {
         drop(cached(log, each));
     }
     let open = image.path().join("db");
-    let held = cached(&open, each * FILES);
+    let held = cached(&open, each * FILE_COUNT);
 
     let counted = || [&logs[..], std::slice::from_ref(&open)].map(support::resident_bytes);
 
@@ -71,7 +71,7 @@ fn who_holds_page_cache_beside_the_databases_is_named() {
         let resident = found["resident_bytes"].as_u64().expect("bytes");
         assert!((after..=before).contains(&resident), "fincore: {before}, then {after}; {found:#}");
     }
-    assert_eq!((&found[0]["files"], &found[0]["open_in"]), (&json!(FILES), &json!([])));
+    assert_eq!((&found[0]["files"], &found[0]["open_in"]), (&json!(FILE_COUNT), &json!([])));
     assert_eq!(found[1]["open_in"][0]["pid"], json!(std::process::id()), "{:#}", found[1]);
 
     // Nobody's files are opened for it unless that is asked for. The file alone would not be worth a word.

@@ -14,12 +14,12 @@ use std::time::Duration;
 use crate::support::command::{Outcome, finish, pagekeeper, program};
 use crate::support::mariadb::{Options, Server};
 use crate::support::memory_group::MemoryGroup;
-use crate::support::sysbench::Loaded as _;
+use crate::support::sysbench::LoadedServer as _;
 use crate::support::{MIB, alone, can_run, doctor_report, resident_bytes, scratch};
 use serde_json::Value;
 
-const PROGRAMS: [&str; 5] = ["mariadbd", "mariadb-install-db", "mariadb", "fincore", "setpriv"];
-const SOON: Duration = Duration::from_secs(120);
+const REQUIRED_PROGRAMS: [&str; 5] = ["mariadbd", "mariadb-install-db", "mariadb", "fincore", "setpriv"];
+const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Runs the doctor on one process, and returns its report.
 fn doctor(pid: u32, more: &[&str]) -> Value {
@@ -79,7 +79,7 @@ fn make_table(server: &Server) {
 
 #[test]
 fn logs_are_reported_with_their_share_and_gone_after_the_fix() {
-    if !can_run("logs_are_reported_with_their_share_and_gone_after_the_fix", &PROGRAMS) {
+    if !can_run("logs_are_reported_with_their_share_and_gone_after_the_fix", &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = alone();
@@ -139,7 +139,7 @@ fn logs_are_reported_with_their_share_and_gone_after_the_fix() {
 #[ignore = "long: make test-stories"]
 fn logs_that_another_group_pays_for_are_no_share_of_this_ones_limit() {
     let test = "logs_that_another_group_pays_for_are_no_share_of_this_ones_limit";
-    if !can_run(test, &PROGRAMS) {
+    if !can_run(test, &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = alone();
@@ -168,9 +168,9 @@ fn logs_that_another_group_pays_for_are_no_share_of_this_ones_limit() {
 
 /// A shell that has one `cat` after the other read a file through the page cache, until it is dropped: each begins with nothing of it
 /// there, and leaves all of it.
-struct Cats(Child);
+struct CatLoop(Child);
 
-impl Cats {
+impl CatLoop {
     fn start(file: &Path) -> Self {
         // With the trap it ends only once what it has started has.
         let script = "trap exit TERM
@@ -185,7 +185,7 @@ while :; do dd if=\"$0\" iflag=nocache count=0 status=none; cat \"$0\" >/dev/nul
     }
 }
 
-impl Drop for Cats {
+impl Drop for CatLoop {
     fn drop(&mut self) {
         // Both fail only if it has ended already.
         let pid = rustix::process::Pid::from_child(&self.0);
@@ -196,7 +196,7 @@ impl Drop for Cats {
 
 #[test]
 fn leftovers_of_direct_io_are_reported_and_evicted() {
-    let programs = [&PROGRAMS[..], &["sh", "dd", "cat"]].concat();
+    let programs = [&REQUIRED_PROGRAMS[..], &["sh", "dd", "cat"]].concat();
     if !can_run("leftovers_of_direct_io_are_reported_and_evicted", &programs) {
         return;
     }
@@ -212,9 +212,9 @@ fn leftovers_of_direct_io_are_reported_and_evicted() {
 
     // By programs that come and go: one that a sample does not find with the file open is named by what was traced.
     let table = server.data().join("test/t.ibd");
-    let cats = Cats::start(&table);
+    let cats = CatLoop::start(&table);
     let by = "; brought in through the page cache while watching by cat (";
-    let named = support::eventually("who brings pages in is named", SOON, || {
+    let named = support::eventually("who brings pages in is named", WAIT_TIMEOUT, || {
         let report = doctor(server.pid(), &["--watch", "2s", "--fix"]);
         let is_named = |mixed: &&Value| {
             let mut all = mixed["evidence"].as_array().expect("a list").iter();
@@ -265,9 +265,9 @@ fn leftovers_of_direct_io_are_reported_and_evicted() {
 }
 
 /// A process that writes the first page of a file through the page cache again and again, until it is dropped.
-struct Writer(Child);
+struct PageWriter(Child);
 
-impl Writer {
+impl PageWriter {
     fn start(file: &Path) -> Self {
         let script =
             "while :; do dd if=/dev/zero of=\"$0\" conv=notrunc bs=4096 count=1 2>/dev/null; done 1<>\"$0\"";
@@ -281,7 +281,7 @@ impl Writer {
     }
 }
 
-impl Drop for Writer {
+impl Drop for PageWriter {
     fn drop(&mut self) {
         // Both fail only if it has ended already.
         let _ = self.0.kill();
@@ -326,8 +326,8 @@ fn a_buffered_writer_beside_direct_io_is_the_costly_case() {
     let profile = profile_of(dir.path());
     let profile = profile.to_str().expect("plain letters");
 
-    let writer = Writer::start(&table);
-    let report = support::eventually("the writer is seen", SOON, || {
+    let writer = PageWriter::start(&table);
+    let report = support::eventually("the writer is seen", WAIT_TIMEOUT, || {
         let report = doctor_of(&data, &[]);
         (!found(&report, "mixed-io").is_empty()
             && the(&report, "mixed-io")["title"].as_str()?.contains("by a writer"))
@@ -356,7 +356,7 @@ fn a_buffered_writer_beside_direct_io_is_the_costly_case() {
     assert!(checked.code == 1 && checked.stderr.is_empty(), "{checked:#?}");
 
     drop(writer);
-    let report = support::eventually("only leftovers", SOON, || {
+    let report = support::eventually("only leftovers", WAIT_TIMEOUT, || {
         let report = doctor_of(&data, &["--fix"]);
         report["fixed"][0]["left_alone"].is_null().then_some(report)
     });
@@ -369,7 +369,7 @@ fn a_buffered_writer_beside_direct_io_is_the_costly_case() {
 
 #[test]
 fn without_rights_it_says_what_it_could_not_see() {
-    if !can_run("without_rights_it_says_what_it_could_not_see", &PROGRAMS) {
+    if !can_run("without_rights_it_says_what_it_could_not_see", &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = alone();
@@ -420,7 +420,7 @@ fn nothing_found_is_said_and_a_signal_ends_the_watch() {
         .expect("start the doctor");
     let pid = rustix::process::Pid::from_child(&child);
     let caught = PathBuf::from(format!("/proc/{}/status", child.id()));
-    support::eventually("it catches the signal", SOON, || {
+    support::eventually("it catches the signal", WAIT_TIMEOUT, || {
         let status = std::fs::read_to_string(&caught).ok()?;
         let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"))?.trim();
         (u64::from_str_radix(mask, 16).ok()? & 0b10 != 0).then_some(())

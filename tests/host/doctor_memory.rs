@@ -18,12 +18,12 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// Less than the table of [`SCALE`] takes, in bytes.
-const LIMIT: u64 = 260 * MIB;
+const MEMORY_LIMIT_BYTES: u64 = 260 * MIB;
 /// A table of about 390 MiB with an index of 64.
 const SCALE: &str = "--scale=30";
-const WATCH: &str = "3s";
+const WATCH_DURATION: &str = "3s";
 /// Other programs run on this machine, too; and a slow disk takes minutes to read in again what was taken away.
-const TRIES: usize = 40;
+const ATTEMPTS_MAX: usize = 40;
 
 /// The memory of a server that has all it needs, and of another program, in bytes ...
 const SHARED: u64 = 160 * MIB;
@@ -31,9 +31,9 @@ const SHARED: u64 = 160 * MIB;
 const AGAIN: u64 = 2 * SHARED;
 
 /// A `tar` that is in the group of a process, and reads one file again and again: 80 MiB a second at most, for an hour.
-struct Tar(Child);
+struct TarLoop(Child);
 
-impl Tar {
+impl TarLoop {
     fn start(group: &MemoryGroup, with: u32, directory: &Path) -> Self {
         let (file, list) = (directory.join("again"), directory.join("list"));
         // A file of holes, which fill the page cache like any other file.
@@ -54,7 +54,7 @@ impl Tar {
     }
 }
 
-impl Drop for Tar {
+impl Drop for TarLoop {
     fn drop(&mut self) {
         // Both fail only if it has ended already.
         let _ = self.0.kill();
@@ -65,7 +65,7 @@ impl Drop for Tar {
 /// Returns the finding about the server's memory, if there is one.
 fn examine(server: &Server) -> Option<Value> {
     let pid = server.pid().to_string();
-    let outcome = run(["doctor", "--pid", &pid, "--watch", WATCH, "--json"]);
+    let outcome = run(["doctor", "--pid", &pid, "--watch", WATCH_DURATION, "--json"]);
     assert_eq!(outcome.code, 0, "{outcome:?}");
     let report = doctor_report::of(&outcome);
     let findings = report["findings"].as_array().expect("findings");
@@ -97,7 +97,7 @@ fn a_database_whose_data_does_not_fit_its_memory_cgroup() {
         return;
     }
     let _alone = support::alone();
-    let Some(group) = MemoryGroup::new(test, LIMIT) else { return };
+    let Some(group) = MemoryGroup::new(test, MEMORY_LIMIT_BYTES) else { return };
     let scratch = support::scratch();
     let server = Server::start(scratch.path());
     let _load = server.read_in(&group, SCALE);
@@ -121,7 +121,7 @@ fn a_database_whose_data_does_not_fit_its_memory_cgroup() {
 
     // The fix that it names; where that was seen to be too little yet, once more.
     assert!(fix(&group, &found), "no other limit is named: {found:#}");
-    let tries: Vec<Value> = (0..TRIES)
+    let tries: Vec<Value> = (0..ATTEMPTS_MAX)
         .map_while(|_| {
             // Evicted pages come back first. A group that is full and reads nothing again is no
             // more than a note.
@@ -131,7 +131,7 @@ fn a_database_whose_data_does_not_fit_its_memory_cgroup() {
             Some(found)
         })
         .collect();
-    assert!(tries.len() < TRIES, "it is still said to be short: {:#}", tries[TRIES - 1]);
+    assert!(tries.len() < ATTEMPTS_MAX, "it is still said to be short: {:#}", tries[ATTEMPTS_MAX - 1]);
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn a_neighbour_in_the_memory_cgroup_of_a_database_is_named_and_no_other_limit() 
     let scratch = support::scratch();
     let server = Server::start(scratch.path());
     server.enter(&group);
-    let tar = Tar::start(&group, server.pid(), scratch.path());
+    let tar = TarLoop::start(&group, server.pid(), scratch.path());
 
     let by = format!("the database's, by tar (process {}), which brought in ", tar.pid());
     let is_named = |found: &Value| found["cost"]["text"].as_str().is_some_and(|cost| cost.contains(&by));

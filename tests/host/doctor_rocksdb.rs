@@ -19,15 +19,15 @@ use std::time::Duration;
 const DISK_RATE: u64 = 40_000_000;
 const PUT_PART: (u64, u64) = (5, 8);
 /// The dirty bytes at which background writeback begins, and at which writers wait.
-const LIMITS: (u64, u64) = (16 * MIB, 32 * MIB);
-const WATCH: &str = "6s";
+const DIRTY_LIMITS_BYTES: (u64, u64) = (16 * MIB, 32 * MIB);
+const WATCH_DURATION: &str = "6s";
 /// Other programs write on this machine, too: it may take another try to see a fixed database undisturbed.
-const TRIES: usize = 3;
+const ATTEMPTS_MAX: usize = 3;
 
 /// A running `db_bench`, that does not outlive its handle.
-struct Load(Child);
+struct DbBenchLoad(Child);
 
-impl Load {
+impl DbBenchLoad {
     /// Puts at a limited rate with an unsynced log; only the rate limits it, not the levels.
     fn start(database: &Path, output: &Path, rate: u64, more: &[&str]) -> Self {
         let output = std::fs::File::create(output).expect("make a file");
@@ -59,13 +59,13 @@ impl Load {
 
     fn examine(&self) -> Value {
         let pid = self.0.id().to_string();
-        let outcome = run(["doctor", "--pid", &pid, "--watch", WATCH, "--json"]);
+        let outcome = run(["doctor", "--pid", &pid, "--watch", WATCH_DURATION, "--json"]);
         assert_eq!(outcome.code, 0, "{outcome:?}");
         support::doctor_report::of(&outcome)
     }
 }
 
-impl Drop for Load {
+impl Drop for DbBenchLoad {
     fn drop(&mut self) {
         // Both fail only if it has ended already.
         let _ = self.0.kill();
@@ -74,11 +74,11 @@ impl Drop for Load {
 }
 
 /// Runs a load on an empty database, inspects it, and takes all away again.
-fn with_load<T>(disk: &ThrottledDisk, more: &[&str], inspect: impl FnOnce(&Load) -> T) -> T {
+fn with_load<T>(disk: &ThrottledDisk, more: &[&str], inspect: impl FnOnce(&DbBenchLoad) -> T) -> T {
     let database = disk.path().join("database");
     let rate = disk.pace(DISK_RATE) * PUT_PART.0 / PUT_PART.1;
-    let limits = LowDirtyLimits::new(LIMITS.0, LIMITS.1);
-    let load = Load::start(&database, &disk.path().with_extension("out"), rate, more);
+    let limits = LowDirtyLimits::new(DIRTY_LIMITS_BYTES.0, DIRTY_LIMITS_BYTES.1);
+    let load = DbBenchLoad::start(&database, &disk.path().with_extension("out"), rate, more);
     let seen = inspect(&load);
     drop(load);
     drop(limits);
@@ -88,7 +88,7 @@ fn with_load<T>(disk: &ThrottledDisk, more: &[&str], inspect: impl FnOnce(&Load)
 
 #[test]
 fn a_writer_that_waits_for_the_pages_of_compaction() {
-    let programs: Vec<&str> = [&ThrottledDisk::PROGRAMS[..], &["db_bench", "setpriv"]].concat();
+    let programs: Vec<&str> = [&ThrottledDisk::REQUIRED_PROGRAMS[..], &["db_bench", "setpriv"]].concat();
     let test = "RocksDB on a slow disk";
     if !support::can_run(test, &programs) {
         return;
@@ -97,13 +97,13 @@ fn a_writer_that_waits_for_the_pages_of_compaction() {
     let Some(disk) = ThrottledDisk::new("ext4", test, 4 << 30, DISK_RATE) else { return };
 
     // A watch in which the machine did not stand still.
-    let examine = |load: &Load| {
+    let examine = |load: &DbBenchLoad| {
         let reported = |report: &Value| {
             finding(report, "writers-throttled").is_some_and(|throttled| throttled["severity"] == "serious")
                 && ["shared-device", "dirty-limits"].iter().all(|kind| finding(report, kind).is_some())
         };
         let mut report = load.examine();
-        for _ in 1..TRIES {
+        for _ in 1..ATTEMPTS_MAX {
             if reported(&report) {
                 break;
             }
@@ -124,7 +124,7 @@ fn a_writer_that_waits_for_the_pages_of_compaction() {
         all.iter().map(|one| &one["figures"][name]).find(|figure| !figure.is_null()).cloned()
     };
     assert!(evidence("over_bytes").is_some_and(|over| over.as_u64() > Some(0)), "{throttled:#}");
-    assert_eq!(evidence("limit_bytes"), Some(LIMITS.1.into()), "{throttled:#}");
+    assert_eq!(evidence("limit_bytes"), Some(DIRTY_LIMITS_BYTES.1.into()), "{throttled:#}");
     let owners = evidence("shares").expect("whose pages they were");
     assert!(owners[0]["owner"].as_str().is_some_and(|owner| owner.contains("db_bench")), "{owners:#}");
     assert!(
@@ -141,7 +141,7 @@ fn a_writer_that_waits_for_the_pages_of_compaction() {
     assert_eq!(together["evidence"][0]["figures"]["device"], disk.device());
     let limits = finding(&report, "dirty-limits").unwrap_or_else(|| panic!("not found: {report:#}"));
     let forms = &limits["evidence"][0]["figures"];
-    assert_eq!(forms["limit_bytes"], LIMITS.1, "{limits:#}");
+    assert_eq!(forms["limit_bytes"], DIRTY_LIMITS_BYTES.1, "{limits:#}");
     assert!(
         limits["fixes"][0]["act"].as_str().is_some_and(|act| act.starts_with("sysctl -w vm.dirty_bytes=")),
         "{limits:#}"
@@ -150,10 +150,10 @@ fn a_writer_that_waits_for_the_pages_of_compaction() {
     // The fix that it names.
     let gone = || {
         let option = format!("--{direct}=true");
-        let report = with_load(&disk, &[&option], Load::examine);
+        let report = with_load(&disk, &[&option], DbBenchLoad::examine);
         let left = ["writers-throttled", "shared-device"].map(|kind| finding(&report, kind).cloned());
         if left.iter().all(Option::is_none) { Ok(()) } else { Err(left) }
     };
-    let tries: Vec<_> = (0..TRIES).map_while(|_| gone().err()).collect();
-    assert!(tries.len() < TRIES, "it still waits: {:#?}", tries.last());
+    let tries: Vec<_> = (0..ATTEMPTS_MAX).map_while(|_| gone().err()).collect();
+    assert!(tries.len() < ATTEMPTS_MAX, "it still waits: {:#?}", tries.last());
 }

@@ -42,15 +42,15 @@ fn acts(reported: &Value, kind: &str) -> Vec<String> {
 }
 
 /// A disk profile for the file system of a directory.
-struct Measured(String);
+struct DiskProfile(String);
 
-fn measured(directory: &Path) -> Measured {
+fn measured(directory: &Path) -> DiskProfile {
     let profile = directory.join("disk.toml").to_str().expect("plain").to_owned();
     run(["probe", "--quick", "--output", &profile, directory.to_str().expect("plain")]).fine();
-    Measured(profile)
+    DiskProfile(profile)
 }
 
-impl Measured {
+impl DiskProfile {
     /// Those that make use of it, and give a target.
     fn arguments<'a>(&'a self, target: &'a str) -> [&'a str; 4] {
         ["--disk-profile", &self.0, "--recovery-target", target]

@@ -19,24 +19,24 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// The memory of server and stream together, in bytes.
-const LIMIT: u64 = 420 * MIB;
+const MEMORY_LIMIT_BYTES: u64 = 420 * MIB;
 /// A table of about 260 MiB with an index of 43.
 const SCALE: &str = "--scale=20";
 /// Bytes a second that are taken off the stream.
-const RATE: u64 = 200_000_000;
+const STREAM_BYTES_PER_SECOND: u64 = 200_000_000;
 /// Size of the file that is streamed: for more than an hour.
 const BIG: u64 = 1 << 40;
-const WATCH: &str = "3s";
+const WATCH_DURATION: &str = "3s";
 /// Other programs run on this machine, too: it may take some tries to see a fixed database undisturbed.
-const TRIES: usize = 12;
+const ATTEMPTS_MAX: usize = 12;
 
 /// A program that streams, and somebody who takes what it gives at a rate.
-struct Stream {
+struct StreamPair {
     child: Child,
     taker: Option<JoinHandle<()>>,
 }
 
-impl Stream {
+impl StreamPair {
     fn start(command: &mut Command) -> Self {
         let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().expect("start a stream");
@@ -46,7 +46,7 @@ impl Stream {
             let (start, mut taken) = (Instant::now(), 0_u64);
             while let Ok(bytes @ 1..) = output.read(&mut piece) {
                 taken += bytes as u64;
-                let due = Duration::from_nanos(taken * 1_000_000_000 / RATE);
+                let due = Duration::from_nanos(taken * 1_000_000_000 / STREAM_BYTES_PER_SECOND);
                 std::thread::sleep(due.saturating_sub(start.elapsed()));
             }
         });
@@ -58,7 +58,7 @@ impl Stream {
     }
 }
 
-impl Drop for Stream {
+impl Drop for StreamPair {
     fn drop(&mut self) {
         // Both fail only if it has ended already.
         let _ = self.child.kill();
@@ -75,7 +75,7 @@ fn finish(command: &mut Command) {
 /// The finding about a stream, if there is one.
 fn examine(server: &Server) -> Option<Value> {
     let pid = server.pid().to_string();
-    let outcome = run(["doctor", "--pid", &pid, "--watch", WATCH, "--json"]);
+    let outcome = run(["doctor", "--pid", &pid, "--watch", WATCH_DURATION, "--json"]);
     assert_eq!(outcome.code, 0, "{outcome:?}");
     doctor_report::finding(&doctor_report::of(&outcome), "stream").cloned()
 }
@@ -94,8 +94,8 @@ fn refaults(group: &MemoryGroup) -> u64 {
 
 /// Fails unless no stream is found, at the latest at the last try.
 fn assert_gone(server: &Server, what: &str) {
-    let tries: Vec<Value> = (0..TRIES).map_while(|_| examine(server)).collect();
-    assert!(tries.len() < TRIES, "{what}: {:#}", tries[TRIES - 1]);
+    let tries: Vec<Value> = (0..ATTEMPTS_MAX).map_while(|_| examine(server)).collect();
+    assert!(tries.len() < ATTEMPTS_MAX, "{what}: {:#}", tries[ATTEMPTS_MAX - 1]);
 }
 
 /// Fails unless far fewer pages come back than `beside` the stream, as soon as the hot set has been read in again.
@@ -114,14 +114,14 @@ fn a_stream_in_the_memory_of_a_hot_set() {
         return;
     }
     let _alone = support::alone();
-    let Some(group) = MemoryGroup::new(test, LIMIT) else { return };
+    let Some(group) = MemoryGroup::new(test, MEMORY_LIMIT_BYTES) else { return };
     let scratch = support::scratch();
     let server = Server::start(scratch.path());
     let _load = server.read_in(&group, SCALE);
     let big = scratch.path().join("big");
     std::fs::File::create(&big).and_then(|file| file.set_len(BIG)).expect("make a file");
 
-    let stream = Stream::start(group.command("tar").arg("-cf").arg("-").arg(&big));
+    let stream = StreamPair::start(group.command("tar").arg("-cf").arg("-").arg(&big));
     let beside = support::eventually("the hot set is pushed out", Duration::from_secs(180), || {
         Some(refaults(&group)).filter(|pages| *pages > 500)
     });
@@ -131,7 +131,8 @@ fn a_stream_in_the_memory_of_a_hot_set() {
         let all = found["evidence"].as_array()?;
         let read_again = all.iter().find_map(|one| one["figures"]["read_again_bytes"].as_u64());
         let rate = all[0]["figures"]["added_bytes_per_second"].as_u64();
-        let usual = rate.is_some_and(|rate| (RATE / 4..RATE * 2).contains(&rate));
+        let usual = rate
+            .is_some_and(|rate| (STREAM_BYTES_PER_SECOND / 4..STREAM_BYTES_PER_SECOND * 2).contains(&rate));
         (found["severity"] == "serious" && read_again > Some(MIB) && usual).then_some(found)
     });
     assert!(found["database"].as_str().is_some_and(|name| name.contains(&server.pid().to_string())));
@@ -139,7 +140,10 @@ fn a_stream_in_the_memory_of_a_hot_set() {
     assert_eq!((who["process"].as_u64(), who["task"].as_str()), (Some(stream.pid().into()), Some("tar")));
     assert_eq!(who["path"].as_str().map(Path::new), Some(big.as_path()), "{found:#}");
     let rate = who["added_bytes_per_second"].as_u64().expect("a rate");
-    assert!((RATE / 4..RATE * 2).contains(&rate), "{rate} bytes a second");
+    assert!(
+        (STREAM_BYTES_PER_SECOND / 4..STREAM_BYTES_PER_SECOND * 2).contains(&rate),
+        "{rate} bytes a second"
+    );
     let all = found["evidence"].as_array().expect("evidence");
     let figure = |name: &str| all.iter().map(|one| &one["figures"][name]).find(|figure| !figure.is_null());
     assert!(figure("pushed_out_bytes").and_then(Value::as_u64) > Some(16 * MIB), "{found:#}");
@@ -165,7 +169,7 @@ fn a_stream_in_the_memory_of_a_hot_set() {
     let fix = fixes[0]["act"].as_str().expect("a command");
     assert_eq!(fix, "pagekeeper run -- tar ...", "{found:#}");
     let mut kept = group.command(&program().to_string_lossy());
-    let kept = Stream::start(kept.args(["run", "--", "tar", "-cf", "-"]).arg(&big));
+    let kept = StreamPair::start(kept.args(["run", "--", "tar", "-cf", "-"]).arg(&big));
     assert_gone(&server, "a stream under pagekeeper run is still found");
     assert_fixed(&group, beside);
     drop(kept);
@@ -173,7 +177,7 @@ fn a_stream_in_the_memory_of_a_hot_set() {
     // Past the page cache, in the same group.
     let mut direct = group.command("dd");
     let direct = direct.arg(format!("if={}", big.display())).args(["iflag=direct", "bs=1M"]);
-    let _stream = Stream::start(direct);
+    let _stream = StreamPair::start(direct);
     assert_gone(&server, "a stream past the page cache is still found");
     assert_fixed(&group, beside);
 }

@@ -18,24 +18,24 @@ use std::process::{Child, Command, Stdio};
 const SLOW: u64 = 30_000_000;
 const QUICK: u64 = 400_000_000;
 /// The dirty bytes at which background writeback begins, and at which writers wait.
-const LIMITS: (u64, u64) = (64 * MIB, 128 * MIB);
+const DIRTY_LIMITS_BYTES: (u64, u64) = (64 * MIB, 128 * MIB);
 /// More than either disk writes while the doctor looks.
 const COPY_BYTES: u64 = 3 << 30;
-const WATCH: &str = "5s";
+const WATCH_DURATION: &str = "5s";
 /// The machine may stand still, and the copy with it: then it is looked at again.
-const TRIES: usize = 3;
+const ATTEMPTS_MAX: usize = 3;
 
 /// A process that does not outlive its handle.
-struct Beside(Child);
+struct ChildProcess(Child);
 
-impl Beside {
+impl ChildProcess {
     fn start(command: &mut Command) -> Self {
         let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         Self(command.spawn().expect("start a program beside the server"))
     }
 }
 
-impl Drop for Beside {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         // Both fail only if it has ended already.
         let _ = self.0.kill();
@@ -47,9 +47,10 @@ impl Drop for Beside {
 /// reports for which `is_seen` is true.
 fn beside_copy(server: &Server, from: &Path, to: &Path, is_seen: impl Fn(&Value) -> bool) -> Value {
     let mut report = Value::Null;
-    for _ in 0..TRIES {
-        let copy = Beside::start(Command::new("cp").arg("--sparse=never").arg(from).arg(to));
-        let outcome = run(["doctor", "--pid", &server.pid().to_string(), "--watch", WATCH, "--json"]);
+    for _ in 0..ATTEMPTS_MAX {
+        let copy = ChildProcess::start(Command::new("cp").arg("--sparse=never").arg(from).arg(to));
+        let outcome =
+            run(["doctor", "--pid", &server.pid().to_string(), "--watch", WATCH_DURATION, "--json"]);
         drop(copy);
         std::fs::remove_file(to).expect("remove the copy");
         assert_eq!(outcome.code, 0, "{outcome:?}");
@@ -84,8 +85,12 @@ fn is_harmful(act: &str) -> bool {
 #[ignore = "long: make test-stories"]
 fn commits_that_wait_for_a_copy_and_the_fixes_that_are_printed_in_each_state() {
     let needed = programs();
-    let needed: Vec<&str> =
-        needed.iter().map(String::as_str).chain(ThrottledDisk::PROGRAMS).chain(["cp", "mkfs.xfs"]).collect();
+    let needed: Vec<&str> = needed
+        .iter()
+        .map(String::as_str)
+        .chain(ThrottledDisk::REQUIRED_PROGRAMS)
+        .chain(["cp", "mkfs.xfs"])
+        .collect();
     let test = "synced commits on a slow disk";
     if !support::can_run(test, &needed) {
         return;
@@ -107,13 +112,13 @@ fn on(kind: &str, disk: &ThrottledDisk, rate: u64) {
     let server = Server::start_with(disk.path(), &[]);
     let made = server.pgbench(&["--initialize", "--quiet", "--scale=1"]).output().expect("start pgbench");
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-    let _load = Beside::start(&mut server.pgbench(&[
+    let _load = ChildProcess::start(&mut server.pgbench(&[
         "--no-vacuum",
         "--skip-some-updates",
         "--client=4",
         "--time=600",
     ]));
-    let limits = LowDirtyLimits::new(LIMITS.0, LIMITS.1);
+    let limits = LowDirtyLimits::new(DIRTY_LIMITS_BYTES.0, DIRTY_LIMITS_BYTES.1);
     let to = disk.path().join("copy");
     if rate == QUICK {
         // Its commits may wait too little to be reported; no fix may make them wait for more.
@@ -169,8 +174,8 @@ fn on(kind: &str, disk: &ThrottledDisk, rate: u64) {
 
 /// Does so while dirty pages of the device are bounded.
 fn with_bound(bdi: &Path, act: impl FnOnce()) {
-    struct Unbound<'a>(&'a Path);
-    impl Drop for Unbound<'_> {
+    struct RestoredLimits<'a>(&'a Path);
+    impl Drop for RestoredLimits<'_> {
         fn drop(&mut self) {
             set(self.0, "strict_limit", "0");
             set(self.0, "max_ratio", "100");
@@ -179,7 +184,7 @@ fn with_bound(bdi: &Path, act: impl FnOnce()) {
     fn set(bdi: &Path, name: &str, value: &str) {
         std::fs::write(bdi.join(name), value).expect("set a limit of a device");
     }
-    let _unbound = Unbound(bdi);
+    let _unbound = RestoredLimits(bdi);
     set(bdi, "max_bytes", &(16 * MIB).to_string());
     set(bdi, "strict_limit", "1");
     act();

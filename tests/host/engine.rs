@@ -6,16 +6,16 @@ use crate::guard_cgroups::Group;
 use crate::support;
 use crate::support::command::run;
 use crate::support::doctor_report;
-use crate::support::guard::{Ended, Guard};
-use crate::support::podman::{Container, DATA, Engine, FILLED, PROGRAMS};
+use crate::support::guard::{EndedGuard, Guard};
+use crate::support::podman::{Container, DATA, Engine, FILLED, REQUIRED_PROGRAMS};
 use crate::support::{MIB, eventually};
 use serde_json::Value;
 use std::time::Duration;
 
-const SOON: Duration = Duration::from_secs(300);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Its memory limit.
-const LIMIT: u64 = 288 * MIB;
+const MEMORY_LIMIT_BYTES: u64 = 288 * MIB;
 
 /// The most that may stay of the current binlog: the slack of the profile, twice.
 const IDLE_LIMIT: u64 = 8 * MIB;
@@ -40,20 +40,20 @@ fn gaps(report: &Value) -> Vec<String> {
 }
 
 /// Returns the guard's reports of things that it could not see or do, or does not watch.
-fn complaints(ended: &Ended) -> Vec<&Value> {
+fn complaints(ended: &EndedGuard) -> Vec<&Value> {
     ended.events.iter().filter(|event| event["event"] == "problem" || event["event"] == "refused").collect()
 }
 
 /// With a guard beside it, its binlogs stay small; the guard has nothing to complain of.
 fn is_guarded(container: &Container<'_>) {
     let guard = Guard::spawn(&["--tick", "200ms"]);
-    let found = guard.wait_for("found", SOON, |event| event["pid"] == container.pid());
+    let found = guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == container.pid());
     let directories = found["directories"].as_array().expect("a list");
     assert!(found["profile"] == "mariadb" && directories.contains(&DATA.into()), "{found}");
     let left = || container.resident_binlogs();
-    eventually("its binlogs are released", SOON, || (left() < IDLE_LIMIT).then_some(()));
+    eventually("its binlogs are released", WAIT_TIMEOUT, || (left() < IDLE_LIMIT).then_some(()));
     container.fill_binlogs();
-    eventually("its binlogs are released again", SOON, || (left() < IDLE_LIMIT).then_some(()));
+    eventually("its binlogs are released again", WAIT_TIMEOUT, || (left() < IDLE_LIMIT).then_some(()));
     let ended = guard.stop();
     assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
     assert!(complaints(&ended).is_empty(), "{:#?}", complaints(&ended));
@@ -63,20 +63,20 @@ fn is_guarded(container: &Container<'_>) {
 #[test]
 #[ignore = "minutes: make test-cgroup-v2"]
 fn a_container_of_podman_near_its_limit_is_named_and_its_logs_stay_small() {
-    if !support::can_run("a container of podman", &PROGRAMS) {
+    if !support::can_run("a container of podman", &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
     let scratch = support::scratch();
     let engine = Engine::new(scratch.path());
-    let limit = format!("--memory={LIMIT}");
+    let limit = format!("--memory={MEMORY_LIMIT_BYTES}");
     let container = engine.start("limited", &[&limit]);
     let group = Group::of(container.pid());
-    assert_eq!(group.limit(), LIMIT);
+    assert_eq!(group.limit(), MEMORY_LIMIT_BYTES);
     // Until little of its limit is left.
     for _ in 0..8 {
         container.fill_binlogs();
-        if group.usage() > LIMIT * 9 / 10 {
+        if group.usage() > MEMORY_LIMIT_BYTES * 9 / 10 {
             break;
         }
     }
@@ -111,7 +111,7 @@ fn a_container_of_podman_near_its_limit_is_named_and_its_logs_stay_small() {
 #[test]
 #[ignore = "minutes: make test-cgroup-v2"]
 fn a_container_in_a_user_namespace_is_seen_and_served() {
-    if !support::can_run("a container of podman in a user namespace", &PROGRAMS) {
+    if !support::can_run("a container of podman in a user namespace", &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();

@@ -8,9 +8,9 @@
 
 use crate::guard_cgroups::Group;
 use crate::support;
-use crate::support::guard::{Ended, Guard, program};
+use crate::support::guard::{EndedGuard, Guard, program};
 use crate::support::pod::{self, Pod, RECLAIM};
-use crate::support::podman::{Container, DATA, Engine, FILLED, PROGRAMS};
+use crate::support::podman::{Container, DATA, Engine, FILLED, REQUIRED_PROGRAMS};
 use crate::support::{MIB, eventually};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -19,10 +19,10 @@ use std::process::Command;
 use std::time::Duration;
 
 /// Deadline for an emulated machine.
-const SOON: Duration = Duration::from_secs(300);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The memory limit of the server's container.
-const LIMIT: u64 = 288 * MIB;
+const MEMORY_LIMIT_BYTES: u64 = 288 * MIB;
 
 /// The most that may stay of the current binlog: the slack of the profile, twice.
 const IDLE_LIMIT: u64 = 8 * MIB;
@@ -32,9 +32,9 @@ const COUNTED: &str = "pagekeeper_trace_source{source=\"bpf\"} 1";
 
 /// `kernel.perf_event_paranoid`, put back when dropped. Above 2, which only some distributions' kernels know and Debian's have by default,
 /// `perf_event_open` is refused in spite of `CAP_PERFMON`.
-struct Paranoia(String);
+struct PerfParanoia(String);
 
-impl Paranoia {
+impl PerfParanoia {
     const FILE: &str = "/proc/sys/kernel/perf_event_paranoid";
 
     fn read() -> String {
@@ -52,7 +52,7 @@ impl Paranoia {
     }
 }
 
-impl Drop for Paranoia {
+impl Drop for PerfParanoia {
     fn drop(&mut self) {
         std::fs::write(Self::FILE, &self.0).expect("put it back");
     }
@@ -82,7 +82,7 @@ fn start(engine: &Engine, name: &'static str, arguments: &[String]) -> (Guard, u
     let (run, rest) = arguments.split_first().expect("podman run");
     command.args([run, "--name", name]).args(rest).arg("--json");
     let guard = Guard::spawn_command(&mut command);
-    guard.wait_for("tick", SOON, |_| true);
+    guard.wait_for("tick", WAIT_TIMEOUT, |_| true);
     let pid = engine.pid(name);
     (guard, pid)
 }
@@ -134,7 +134,7 @@ fn answered(pid: u32, port: u64, path: &str) -> String {
     String::from_utf8_lossy(&answer.stdout).into_owned()
 }
 
-fn ends_well(guard: Guard, released: u64) -> Ended {
+fn ends_well(guard: Guard, released: u64) -> EndedGuard {
     let ended = guard.stop();
     assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
     let binlogs = ended.summary()["released_bytes"]["binlog"].as_u64().unwrap_or(0);
@@ -150,10 +150,10 @@ fn ends_well(guard: Guard, released: u64) -> Ended {
 }
 
 fn is_served(guard: &Guard, container: &Container<'_>) {
-    let found = guard.wait_for("found", SOON, |event| event["pid"] == container.pid());
+    let found = guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == container.pid());
     let directories = found["directories"].as_array().expect("a list");
     assert!(found["profile"] == "mariadb" && directories.contains(&DATA.into()), "{found}");
-    eventually("its binlogs are released", SOON, || {
+    eventually("its binlogs are released", WAIT_TIMEOUT, || {
         (container.resident_binlogs() < IDLE_LIMIT).then_some(())
     });
 }
@@ -161,7 +161,7 @@ fn is_served(guard: &Guard, container: &Container<'_>) {
 #[test]
 #[ignore = "minutes: make test-cgroup-v2"]
 fn the_pod_of_the_manifest_serves_a_database_in_another_container() {
-    let programs = [&PROGRAMS[..], &pod::PROGRAMS, &["ldd", "capsh", "nsenter"]].concat();
+    let programs = [&REQUIRED_PROGRAMS[..], &pod::REQUIRED_PROGRAMS, &["ldd", "capsh", "nsenter"]].concat();
     if !support::can_run("the manifest's pod in a container of podman", &programs) {
         return;
     }
@@ -170,7 +170,7 @@ fn the_pod_of_the_manifest_serves_a_database_in_another_container() {
     let engine = Engine::new(scratch.path());
     let mut pod = Pod::of_the_manifest();
     import(&engine, scratch.path(), &pod);
-    let container = engine.start("database", &[&format!("--memory={LIMIT}")]);
+    let container = engine.start("database", &[&format!("--memory={MEMORY_LIMIT_BYTES}")]);
     container.fill_binlogs();
     assert!(container.resident_binlogs() >= FILLED, "{}", container.resident_binlogs());
 
@@ -187,7 +187,7 @@ fn the_pod_of_the_manifest_serves_a_database_in_another_container() {
     let metrics = answered(pid, port, "/metrics");
     let ended = ends_well(guard, FILLED - IDLE_LIMIT);
     // By programs in the kernel, for which it has CAP_BPF and CAP_PERFMON; Debian's kernels want more by their default.
-    if Paranoia::is_high() {
+    if PerfParanoia::is_high() {
         let gap = |event: &&Value| event["gap"].as_str().is_some_and(|gap| gap.contains("perf_event_open"));
         assert_eq!(ended.events.iter().filter(gap).count(), 1, "{:#?}", ended.events);
     } else {
@@ -195,10 +195,10 @@ fn the_pod_of_the_manifest_serves_a_database_in_another_container() {
     }
 
     // With the node's control groups for writing, and that default lowered.
-    let _lowered = Paranoia::lowered();
+    let _lowered = PerfParanoia::lowered();
     container.fill_file(120 * MIB);
     let group = Group::of(container.pid());
-    let (cache, share) = (group.file(), LIMIT * 3 / 10);
+    let (cache, share) = (group.file(), MEMORY_LIMIT_BYTES * 3 / 10);
     assert!(cache > share + 16 * MIB, "{cache}");
     pod.configure(&format!(
         "[cgroup]\ngroups = [{:?}]\nshare = \"30%\"\nreclaim = \"file\"\ntick = \"1s\"\n",
@@ -206,10 +206,10 @@ fn the_pod_of_the_manifest_serves_a_database_in_another_container() {
     ));
     let (guard, pid) = start(&engine, "guard-reclaim", &pod.arguments(scratch.path(), &[RECLAIM]));
     assert_rights(pid, &pod);
-    eventually("pauses are counted in the kernel", SOON, || {
+    eventually("pauses are counted in the kernel", WAIT_TIMEOUT, || {
         answered(pid, port, "/metrics").contains(COUNTED).then_some(())
     });
-    eventually("its group is at its share", SOON, || (group.file() <= share + 2 * MIB).then_some(()));
+    eventually("its group is at its share", WAIT_TIMEOUT, || (group.file() <= share + 2 * MIB).then_some(()));
     let ended = ends_well(guard, 0);
     let reclaimed = &ended.summary()["reclaimed_in_cgroups_bytes"];
     assert!(reclaimed[&group.path].as_u64() > Some(0), "{reclaimed}");

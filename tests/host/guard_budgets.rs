@@ -10,7 +10,7 @@ use crate::support::memory_group::MemoryGroup;
 use crate::support::prometheus::free_port;
 use crate::support::unit::memory_max;
 use crate::support::{MIB, eventually, evict, kept_bytes, resident_bytes};
-use pagekeeper_testing::{Hanging, Mounted};
+use pagekeeper_testing::{HangingMount, Mounted};
 use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::fs::FileExt as _;
@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-const SOON: Duration = Duration::from_secs(180);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
 fn binlog(directory: &Path, number: u64) -> PathBuf {
     directory.join(format!("binlog.{number:06}"))
@@ -44,7 +44,7 @@ fn fill(path: &Path, size: u64) {
 
 /// Has a log read, and waits until it is released again.
 fn is_served(what: &str, log: &Path) {
-    is_served_within(SOON, what, log);
+    is_served_within(WAIT_TIMEOUT, what, log);
 }
 
 fn is_served_within(deadline: Duration, what: &str, log: &Path) {
@@ -134,14 +134,18 @@ fn many_names(unit: &str, names: u64, more: &[&str]) {
     let arguments = [&["--config", &*config], more].concat();
     let guard = guard_by(group.command(&program().to_string_lossy()), &[&hostile, &honest], &arguments);
     is_served("the other's log is released", &own[0]);
-    guard.wait_for("in_part", SOON, |event| event["budget"] == "names" && event["pid"] == hostile.pid());
-    guard.wait_for("tick", SOON, |tick| tick["left_out_files"].as_u64().is_some_and(|left| left > names / 2));
+    guard.wait_for("in_part", WAIT_TIMEOUT, |event| {
+        event["budget"] == "names" && event["pid"] == hostile.pid()
+    });
+    guard.wait_for("tick", WAIT_TIMEOUT, |tick| {
+        tick["left_out_files"].as_u64().is_some_and(|left| left > names / 2)
+    });
     is_served("the other's log is still released", &own[1]);
     // The newest of the many files are served.
     let newest = binlog(&many, names - 1);
     fill(&newest, MIB);
     // It is sampled in one of 128 turns, of which listings may have every other one.
-    is_served_within(3 * SOON, "the newest but one of the many is released", &newest);
+    is_served_within(3 * WAIT_TIMEOUT, "the newest but one of the many is released", &newest);
     guard.wait_for_ticks(20);
     let peak = guard.memory_peak_bytes();
     println!("{unit}: {:.1} MiB of memory", peak as f64 / MIB as f64);
@@ -153,7 +157,7 @@ fn many_names(unit: &str, names: u64, more: &[&str]) {
 #[test]
 #[ignore = "long: make test-stories"]
 fn pages_scattered_over_large_files_cost_the_others_nothing() {
-    const FILES: u64 = 20;
+    const FILE_COUNT: u64 = 20;
     const WINDOWS: u64 = 1000;
     if !support::can_run("scattered pages", &["fincore", "setpriv"]) {
         return;
@@ -161,7 +165,7 @@ fn pages_scattered_over_large_files_cost_the_others_nothing() {
     let _alone = support::alone();
     let scratch = support::scratch();
     let (sparse, few) = (scratch.path().join("sparse"), scratch.path().join("few"));
-    let large = logs(&sparse, FILES, 0);
+    let large = logs(&sparse, FILE_COUNT, 0);
     for path in &large {
         File::options()
             .write(true)
@@ -183,7 +187,7 @@ fn pages_scattered_over_large_files_cost_the_others_nothing() {
     let hostile = Database::start(scratch.path(), &large[0]);
     let honest = Database::start(scratch.path(), &own[2]);
     let guard = guard(scratch.path(), &[&hostile, &honest]);
-    guard.wait_for("in_part", SOON, |event| event["pid"] == hostile.pid());
+    guard.wait_for("in_part", WAIT_TIMEOUT, |event| event["pid"] == hostile.pid());
     for log in &own[..2] {
         touch();
         is_served("the other's log is released", log);
@@ -240,11 +244,11 @@ fn a_server_that_comes_when_all_places_are_taken_gets_its_own() {
     let files = |tick: &serde_json::Value| tick["files"].as_u64().unwrap_or_default();
     let all = u64::from(PROCESSES) * EACH;
     // They are taken up as the budget of processor time allows.
-    guard.wait_for("tick", 5 * SOON, |tick| files(tick) == all);
+    guard.wait_for("tick", 5 * WAIT_TIMEOUT, |tick| files(tick) == all);
 
     File::create(&gate).expect("open the gate");
-    guard.wait_for("found", SOON, |event| event["pid"] == server.pid());
-    guard.wait_for("in_part", SOON, |event| {
+    guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == server.pid());
+    guard.wait_for("in_part", WAIT_TIMEOUT, |event| {
         event["budget"] == "directories" && hoards.iter().any(|hoard| event["pid"] == hoard.pid())
     });
     is_served("the server's log is released", &own[1]);
@@ -268,7 +272,7 @@ fn a_file_system_that_does_not_answer_stops_nobody_else() {
         (scratch.path().join("below"), scratch.path().join("point"), scratch.path().join("few"));
     logs(&below, 3, MIB);
     let own = logs(&few, 3, MIB);
-    let hanging = Hanging::mount(&below, &point, "binlog.index");
+    let hanging = HangingMount::mount(&below, &point, "binlog.index");
     let behind = binlog(&point, 1);
     let remote = Database::start(scratch.path(), &binlog(&point, 3));
     let local = Database::start(scratch.path(), &own[2]);
@@ -277,17 +281,17 @@ fn a_file_system_that_does_not_answer_stops_nobody_else() {
     is_served("the local log is released", &own[0]);
 
     hanging.stop();
-    let hung = guard.wait_for("hung", SOON, |event| event["pid"] == remote.pid());
+    let hung = guard.wait_for("hung", WAIT_TIMEOUT, |event| event["pid"] == remote.pid());
     assert!(hung["seconds"].as_f64().is_some_and(|seconds| seconds >= 5.0), "{hung}");
     assert_eq!(guard.latest_tick().expect("it ticks")["hung"], 1);
     is_served("the local log is released meanwhile", &own[1]);
 
     hanging.go_on();
-    guard.wait_for("answers", SOON, |event| event["pid"] == remote.pid());
+    guard.wait_for("answers", WAIT_TIMEOUT, |event| event["pid"] == remote.pid());
     is_served("the remote log is released again", &behind);
 
     hanging.stop();
-    eventually("it hangs again", SOON, || (guard.latest_tick()?["hung"] == 1).then_some(()));
+    eventually("it hangs again", WAIT_TIMEOUT, || (guard.latest_tick()?["hung"] == 1).then_some(()));
     let began = Instant::now();
     let ended = guard.stop();
     let took = began.elapsed();
@@ -297,9 +301,9 @@ fn a_file_system_that_does_not_answer_stops_nobody_else() {
 }
 
 /// `cat`, which reads a file as far as it is read from.
-struct Reader(Child);
+struct CatReader(Child);
 
-impl Reader {
+impl CatReader {
     fn of(path: &Path) -> Self {
         Self(Command::new("cat").arg(path).stdout(Stdio::piped()).spawn().expect("start cat"))
     }
@@ -357,27 +361,27 @@ fn a_stream_on_a_file_system_that_does_not_answer_stops_no_database_and_no_other
         evict(file);
     }
     let own = logs(&few, 3, MIB);
-    let hanging = Hanging::mount(&below, &point, "dump");
+    let hanging = HangingMount::mount(&below, &point, "dump");
     let database = Database::start(scratch.path(), &own[2]);
-    let (mut remote, mut near) = (Reader::of(&point.join("dump")), Reader::of(&local));
+    let (mut remote, mut near) = (CatReader::of(&point.join("dump")), CatReader::of(&local));
     let guard = configured(scratch.path(), &database, &[], "[streams]\nprocesses = [\"cat\"]\n");
-    guard.wait_for("tick", SOON, |_| true);
+    guard.wait_for("tick", WAIT_TIMEOUT, |_| true);
     let taken = remote.keep_reading();
     near.read(16 * MIB);
     for stream in [&remote, &near] {
-        guard.wait_for("stream", SOON, |event| event["pid"] == stream.pid());
+        guard.wait_for("stream", WAIT_TIMEOUT, |event| event["pid"] == stream.pid());
     }
     is_served("the local log is released", &own[0]);
 
     // It reads all the time, so that always something of it is to be released.
-    eventually("it reads", SOON, || (taken.load(Ordering::Relaxed) > 16 * MIB).then_some(()));
+    eventually("it reads", WAIT_TIMEOUT, || (taken.load(Ordering::Relaxed) > 16 * MIB).then_some(()));
     hanging.stop();
     assert!(taken.load(Ordering::Relaxed) < 240 * MIB, "it hangs while it reads");
-    guard.wait_for("problem", SOON, |event| {
+    guard.wait_for("problem", WAIT_TIMEOUT, |event| {
         event["problem"].as_str().is_some_and(|problem| problem.contains("its file system does not answer"))
     });
     near.read(64 * MIB);
-    eventually("what the other one reads is released", SOON, || {
+    eventually("what the other one reads is released", WAIT_TIMEOUT, || {
         (kept_bytes(std::slice::from_ref(&local)) < 32 * MIB).then_some(())
     });
     is_served("the local log is released meanwhile", &own[1]);
@@ -385,7 +389,7 @@ fn a_stream_on_a_file_system_that_does_not_answer_stops_no_database_and_no_other
     hanging.go_on();
     for stream in [&mut remote, &mut near] {
         stream.end();
-        guard.wait_for("stream_ended", SOON, |event| event["pid"] == stream.pid());
+        guard.wait_for("stream_ended", WAIT_TIMEOUT, |event| event["pid"] == stream.pid());
     }
     assert!(guard.stop().status.success());
 }
@@ -405,7 +409,7 @@ fn a_control_file_on_a_file_system_that_does_not_answer_stops_no_other_database(
     }
     fill(&below.join("pg_control"), 8192);
     let own = logs(&few, 3, MIB);
-    let hanging = Hanging::mount(&below, &global, "pg_control");
+    let hanging = HangingMount::mount(&below, &global, "pg_control");
     let local = Database::start(scratch.path(), &own[2]);
     for number in 1..=2 {
         fill(&wal.join(format!("{:024X}", (1_u128 << 64) + number)), 16 * MIB);
@@ -416,12 +420,12 @@ fn a_control_file_on_a_file_system_that_does_not_answer_stops_no_other_database(
     let guard = configured(scratch.path(), &local, &named, rule);
     let of_wal =
         |event: &serde_json::Value| event["path"].as_str().is_some_and(|path| path.ends_with("/pg_wal"));
-    guard.wait_for("hung", SOON, of_wal);
+    guard.wait_for("hung", WAIT_TIMEOUT, of_wal);
     is_served("the log beside it is released meanwhile", &own[0]);
     hanging.go_on();
-    guard.wait_for("answers", SOON, of_wal);
+    guard.wait_for("answers", WAIT_TIMEOUT, of_wal);
     // It reports no position, so all of its log stays.
-    guard.wait_for("problem", SOON, |event| {
+    guard.wait_for("problem", WAIT_TIMEOUT, |event| {
         event["problem"]
             .as_str()
             .is_some_and(|problem| problem.contains("crash recovery starts is not known"))

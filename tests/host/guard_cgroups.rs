@@ -17,7 +17,7 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 /// The limit of the groups, and what is read into each.
-const LIMIT: u64 = 200 * MIB;
+const GROUP_LIMIT_BYTES: u64 = 200 * MIB;
 const COLD: u64 = 64 * MIB;
 /// Memory of the program that it does not touch again.
 const OWN: u64 = 32 * MIB;
@@ -26,17 +26,17 @@ const LEAST: u64 = COLD - 4 * MIB;
 /// The share of the limit that is asked for: 20 MiB.
 const SHARE: &str = "10%";
 /// Far longer than the steps take.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(300);
+pub(crate) const RUN_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A program with a log open for writing, that has read a file which nobody reads again, in a group of its own.
-struct Reader {
+struct GroupReader {
     child: Child,
     /// Goes with it, once it has ended.
     _group: MemoryGroup,
     directory: PathBuf,
 }
 
-impl Reader {
+impl GroupReader {
     /// `own`: what it holds itself, in bytes.
     fn start(test: &str, scratch: &Path, name: &str, limit: u64, own: u64) -> Option<Self> {
         let group = MemoryGroup::new(test, limit)?;
@@ -66,7 +66,7 @@ impl Reader {
     }
 }
 
-impl Drop for Reader {
+impl Drop for GroupReader {
     fn drop(&mut self) {
         // Both fail only if it has ended already.
         let _ = self.child.kill();
@@ -156,8 +156,12 @@ fn a_group_that_is_named_goes_down_to_its_share_and_no_other() {
     }
     let _alone = support::alone();
     let scratch = support::scratch();
-    let Some(named) = Reader::start(test, scratch.path(), "named", LIMIT, OWN) else { return };
-    let Some(other) = Reader::start(test, scratch.path(), "other", LIMIT + MIB, 0) else { return };
+    let Some(named) = GroupReader::start(test, scratch.path(), "named", GROUP_LIMIT_BYTES, OWN) else {
+        return;
+    };
+    let Some(other) = GroupReader::start(test, scratch.path(), "other", GROUP_LIMIT_BYTES + MIB, 0) else {
+        return;
+    };
     let (group, bystander) = (named.group(), other.group());
     let config = config(scratch.path(), &group.path, SHARE, "200ms");
     let pids = [named.child.id().to_string(), other.child.id().to_string()];
@@ -178,10 +182,13 @@ fn a_group_that_is_named_goes_down_to_its_share_and_no_other() {
 
     // In a dry run it is said, and nothing is done.
     let dry = Guard::spawn(&[&arguments[..], &["--dry-run"]].concat());
-    let over = dry.wait_for("cgroup", DEADLINE, |event| event["news"] == "over");
-    assert_eq!((&over["path"], &over["limit_bytes"]), (&group.path.clone().into(), &LIMIT.into()));
+    let over = dry.wait_for("cgroup", RUN_TIMEOUT, |event| event["news"] == "over");
+    assert_eq!(
+        (&over["path"], &over["limit_bytes"]),
+        (&group.path.clone().into(), &GROUP_LIMIT_BYTES.into())
+    );
     assert!(over["file_bytes"].as_u64().is_some_and(|bytes| bytes.abs_diff(before.0) < 4 * MIB), "{over}");
-    dry.wait_for("cgroup", DEADLINE, |event| event["news"] == "would_reclaim");
+    dry.wait_for("cgroup", RUN_TIMEOUT, |event| event["news"] == "would_reclaim");
     assert!(
         dry.stop().summary()["reclaimed_in_cgroups_bytes"].as_object().is_some_and(serde_json::Map::is_empty)
     );
@@ -189,9 +196,9 @@ fn a_group_that_is_named_goes_down_to_its_share_and_no_other() {
 
     let guard = Guard::spawn(&arguments);
     if group.is_v2 {
-        guard.wait_for("cgroup", DEADLINE, |event| event["news"] == "reclaimed");
-        support::eventually("the group is at its share", DEADLINE, || {
-            (group.file() <= LIMIT / 10 + 2 * MIB).then_some(())
+        guard.wait_for("cgroup", RUN_TIMEOUT, |event| event["news"] == "reclaimed");
+        support::eventually("the group is at its share", RUN_TIMEOUT, || {
+            (group.file() <= GROUP_LIMIT_BYTES / 10 + 2 * MIB).then_some(())
         });
         let ended = guard.stop();
         let reclaimed = &ended.summary()["reclaimed_in_cgroups_bytes"];
@@ -202,7 +209,7 @@ fn a_group_that_is_named_goes_down_to_its_share_and_no_other() {
         let swapped = std::fs::read_to_string(group.directory.join("memory.swap.current"));
         assert_eq!(swapped.as_deref().map_or("0", str::trim), "0", "swapped out");
     } else {
-        let problem = guard.wait_for("problem", DEADLINE, |event| event["path"] == *group.path);
+        let problem = guard.wait_for("problem", RUN_TIMEOUT, |event| event["path"] == *group.path);
         assert_eq!(
             problem["problem"],
             "control groups of version 1 have no memory.reclaim; version 2 has, since Linux 5.19"
@@ -227,7 +234,7 @@ fn the_doctors_figures_of_a_group_are_the_kernels() {
     let scratch = support::scratch();
     // 64 MiB of page cache and little else, of 72: near the limit because of it.
     let limit = 72 * MIB;
-    let Some(reader) = Reader::start(test, scratch.path(), "near", limit, 0) else { return };
+    let Some(reader) = GroupReader::start(test, scratch.path(), "near", limit, 0) else { return };
     let group = reader.group();
     let pid = reader.child.id().to_string();
     let outcome = run(["doctor", "--pid", &pid, "--watch", "1s", "--json"]);

@@ -4,10 +4,10 @@
 //!
 //! Needs control groups of version 2 and minutes: `make test-cgroup-v2` runs it in a virtual machine.
 
-use super::guard_cgroups::{DEADLINE, Group, config};
+use super::guard_cgroups::{Group, RUN_TIMEOUT, config};
 use crate::support;
 use crate::support::MIB;
-use crate::support::guard::{Ended, Guard};
+use crate::support::guard::{EndedGuard, Guard};
 use crate::support::idle_tables::{HEADROOM, IdleTables, limited};
 use crate::support::mariadb;
 use crate::support::postgresql;
@@ -15,7 +15,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// A database in a group, and what is measured of both.
-struct Beside<'a> {
+struct GroupDatabase<'a> {
     scratch: &'a Path,
     group: Group,
     /// The one above it, which has the limits.
@@ -28,15 +28,15 @@ struct Beside<'a> {
 }
 
 /// The guard's work down to one share.
-struct Went {
-    /// Whether it was done within [`DEADLINE`].
+struct GuardWork {
+    /// Whether it was done within [`RUN_TIMEOUT`].
     done: bool,
     reclaimed: u64,
     stopped: bool,
-    ended: Ended,
+    ended: EndedGuard,
 }
 
-impl Beside<'_> {
+impl GroupDatabase<'_> {
     fn show(&self, name: &str) {
         let scans = (self.scans)(30);
         let stat = self.group.stat();
@@ -50,12 +50,12 @@ impl Beside<'_> {
     }
 
     /// Runs a guard with this share until that `is_done`.
-    fn down_to(&self, share: &str, is_done: impl Fn(&Guard) -> bool) -> Went {
+    fn down_to(&self, share: &str, is_done: impl Fn(&Guard) -> bool) -> GuardWork {
         let (config, pid) = (config(self.scratch, &self.group.path, share, "200ms"), self.pid.to_string());
         let guard = Guard::spawn(&["--config", &config, "--pid", &pid, "--duration", "20m"]);
         let (began, mut rounds) = (Instant::now(), Vec::new());
         let mut done = is_done(&guard);
-        while !done && began.elapsed() < DEADLINE {
+        while !done && began.elapsed() < RUN_TIMEOUT {
             rounds.push((self.scans)(10));
             done = is_done(&guard);
         }
@@ -71,7 +71,7 @@ impl Beside<'_> {
             summary["released_total_bytes"].as_u64().unwrap_or(0) / MIB,
             summary["cpu_percent"].as_f64().unwrap_or_default()
         );
-        Went { done, reclaimed, stopped, ended }
+        GuardWork { done, reclaimed, stopped, ended }
     }
 
     /// To a share that leaves room for what is hot: the rest goes, and next to nothing comes back. Then to one that leaves none:
@@ -119,7 +119,8 @@ fn beside_postgresql_idle_tables_go_and_the_hot_one_stays() {
     let scans = |seconds| tables.scans(seconds);
     let (group, pid) = (Group::of(tables.server.pid()), tables.server.pid());
     let limited = tables.memory.path();
-    Beside { scratch: scratch.path(), group, limited, most: tables.most(), pid, scans: &scans }.both_ways();
+    GroupDatabase { scratch: scratch.path(), group, limited, most: tables.most(), pid, scans: &scans }
+        .both_ways();
     tables.assert_nothing_is_lost();
 }
 
@@ -127,7 +128,7 @@ fn beside_postgresql_idle_tables_go_and_the_hot_one_stays() {
 #[ignore = "minutes, and version 2: make test-cgroup-v2"]
 fn beside_mariadb_binlogs_and_idle_tables_go_and_the_hot_one_stays() {
     let test = "[cgroup] beside MariaDB";
-    if !support::can_run(test, &mariadb::PROGRAMS) {
+    if !support::can_run(test, &mariadb::REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
@@ -162,7 +163,7 @@ fn beside_mariadb_binlogs_and_idle_tables_go_and_the_hot_one_stays() {
     scans(20);
     let group = Group::of(server.pid());
     let limited = memory.path();
-    Beside {
+    GroupDatabase {
         scratch: scratch.path(),
         group,
         limited,

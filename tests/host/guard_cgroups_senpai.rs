@@ -8,7 +8,7 @@
 //! Needs control groups of version 2, Python and `SENPAI`: the program's path, with arguments of one's own behind it where senpai is to
 //! have others than here. `SENPAI=/path/senpai.py make test-cgroup-v2 ARGS=guard` runs it in a virtual machine; without, it is left out.
 
-use super::guard_cgroups::{DEADLINE, Group, config};
+use super::guard_cgroups::{Group, RUN_TIMEOUT, config};
 use crate::support::guard::Guard;
 use crate::support::idle_tables::IdleTables;
 use crate::support::{self, MIB, postgresql};
@@ -18,7 +18,7 @@ use std::time::Instant;
 
 const TEST: &str = "[cgroup] beside senpai";
 /// Limit of the group, not far above senpai's own minimum (100 MiB of all its memory).
-const LIMIT: u64 = 340 * MIB;
+const GROUP_LIMIT_BYTES: u64 = 340 * MIB;
 const SHARE: &str = "30%";
 /// Both take at most 1 % at once. That is each 5 s by the guard's default and each 6 s by senpai's; here each second.
 const TICK: &str = "1s";
@@ -32,24 +32,24 @@ const ROUNDS: (usize, usize) = (24, 60);
 const STILL: usize = 6;
 
 /// A server with its group, and what is measured of it from here on.
-struct Beside {
+struct GroupServer {
     tables: IdleTables,
     group: Group,
     scratch: tempfile::TempDir,
 }
 
 /// The measurements of one way.
-struct Measured {
+struct SenpaiSample {
     rounds: usize,
     /// Bytes of page cache, before and at the end, and those that were read again.
     file: (u64, u64),
     refaulted: u64,
 }
 
-impl Beside {
+impl GroupServer {
     fn start() -> Option<Self> {
         let scratch = support::scratch();
-        let tables = IdleTables::start(TEST, scratch.path(), LIMIT)?;
+        let tables = IdleTables::start(TEST, scratch.path(), GROUP_LIMIT_BYTES)?;
         let group = Group::of(tables.server.pid());
         assert!(group.is_v2, "this test is for version 2");
         Some(Self { tables, group, scratch })
@@ -80,7 +80,12 @@ impl Beside {
     }
 
     /// Scans the hot table in rounds until it is done, after that many of them, with a program beside it that runs under this id.
-    fn measure(&self, name: &str, program: Option<u32>, mut is_done: impl FnMut(usize) -> bool) -> Measured {
+    fn measure(
+        &self,
+        name: &str,
+        program: Option<u32>,
+        mut is_done: impl FnMut(usize) -> bool,
+    ) -> SenpaiSample {
         println!("{name}:");
         self.show("before");
         let (file, refaulted, waited) = (self.group.file(), self.group.refaulted(), self.group.waited());
@@ -103,7 +108,7 @@ impl Beside {
                 100.0 * cpu / seconds
             );
         }
-        Measured { rounds: rounds.len(), file: (file, self.group.file()), refaulted }
+        SenpaiSample { rounds: rounds.len(), file: (file, self.group.file()), refaulted }
     }
 
     /// Measures the group after the program has ended.
@@ -131,7 +136,7 @@ impl Beside {
         let stopped = || guard.has_said("cgroup", |event| event["news"] == "stopped");
         let name = format!("the guard, share {SHARE}, a step each {TICK}");
         let measured = self.measure(&name, Some(guard.pid()), |_| {
-            self.group.file() <= share || stopped() || began.elapsed() > DEADLINE
+            self.group.file() <= share || stopped() || began.elapsed() > RUN_TIMEOUT
         });
         let ended = guard.stop();
         let is_stop = |event: &&serde_json::Value| event["event"] == "cgroup" && event["news"] == "stopped";
@@ -243,13 +248,13 @@ fn beside_senpai() {
     let about = std::fs::read_to_string("/proc/meminfo").expect("read what memory there is");
     println!("{}", about.lines().find(|line| line.starts_with("SwapTotal")).expect("always there"));
 
-    let Some(beside) = Beside::start() else { return };
+    let Some(beside) = GroupServer::start() else { return };
     beside.measure("nothing", None, |rounds| rounds >= ROUNDS.0 / 2);
     beside.afterwards();
     drop(beside);
-    let Some(beside) = Beside::start() else { return };
+    let Some(beside) = GroupServer::start() else { return };
     let rounds = beside.guard();
     drop(beside);
-    let Some(beside) = Beside::start() else { return };
+    let Some(beside) = GroupServer::start() else { return };
     beside.senpai(&senpai, rounds);
 }

@@ -15,13 +15,13 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::support::MIB;
-use crate::support::guard::{Ended, Guard};
+use crate::support::guard::{EndedGuard, Guard};
 use pagekeeper_kernel::{InspectedFile, Links, residency, resident_extents};
 
-const PROGRAMS: [&str; 3] = ["dd", "cat", "setpriv"];
-const SOON: Duration = Duration::from_secs(60);
+const REQUIRED_PROGRAMS: [&str; 3] = ["dd", "cat", "setpriv"];
+const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 /// A stream's file.
-const SIZE: u64 = 128 * MIB;
+const FILE_BYTES: u64 = 128 * MIB;
 /// Bytes of a stream between two samples of the test.
 const STEP: u64 = 8 * MIB;
 /// The most that may be resident of its file while it runs.
@@ -81,7 +81,7 @@ fn lost(path: &Path, start: u64, end: u64) -> u64 {
 fn wait_until(path: &Path, what: &str, enough: impl Fn(u64) -> bool) {
     let began = Instant::now();
     while !enough(resident(path)) {
-        assert!(began.elapsed() < SOON, "{what}: resident is {:?}", extents(path));
+        assert!(began.elapsed() < WAIT_TIMEOUT, "{what}: resident is {:?}", extents(path));
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -101,7 +101,7 @@ fn configure(directory: &Path, program: Option<&str>) -> PathBuf {
 fn guard(directory: &Path, program: &str) -> Option<Guard> {
     let config = configure(directory, Some(program));
     let guard = Guard::spawn(&["--config", config.to_str().expect("a path of this test's own")]);
-    guard.wait_for("tick", SOON, |_| true);
+    guard.wait_for("tick", WAIT_TIMEOUT, |_| true);
     let gap = |event: &serde_json::Value| {
         event["gap"].as_str().is_some_and(|gap| gap.starts_with("streams are not"))
     };
@@ -125,7 +125,7 @@ fn reader(program: &str, path: &Path) -> Child {
 fn read_through(reader: &mut Child, mut each: impl FnMut()) {
     let output = reader.stdout.as_mut().expect("piped");
     let mut piece = vec![0; usize::try_from(STEP).expect("it is small")];
-    for _ in 0..SIZE / STEP {
+    for _ in 0..FILE_BYTES / STEP {
         output.read_exact(&mut piece).expect("read what it reads");
         each();
     }
@@ -135,7 +135,7 @@ fn read_through(reader: &mut Child, mut each: impl FnMut()) {
     assert!(reader.wait().expect("wait for the reader").success());
 }
 
-fn released(ended: &Ended, program: &str) -> u64 {
+fn released(ended: &EndedGuard, program: &str) -> u64 {
     assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
     ended.summary()["released_behind_streams_bytes"][program].as_u64().unwrap_or(0)
 }
@@ -143,14 +143,14 @@ fn released(ended: &Ended, program: &str) -> u64 {
 #[test]
 #[ignore = "long: make test-stories"]
 fn a_reader_s_file_goes_behind_it_and_others_files_stay() {
-    if !support::can_run("a stream that reads", &PROGRAMS) {
+    if !support::can_run("a stream that reads", &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
     let scratch = support::scratch();
     let hot = written(scratch.path().join("hot"), 64 * MIB);
-    let of_another = cold(scratch.path().join("of-another"), SIZE);
-    let stream = cold(scratch.path().join("stream"), SIZE);
+    let of_another = cold(scratch.path().join("of-another"), FILE_BYTES);
+    let stream = cold(scratch.path().join("stream"), FILE_BYTES);
     warm(&hot, 0, 64 * MIB);
     let Some(guard) = guard(scratch.path(), "dd") else { return };
     let mut reader_of_another = reader("cat", &of_another);
@@ -158,9 +158,9 @@ fn a_reader_s_file_goes_behind_it_and_others_files_stay() {
     let mut dd = reader("dd", &stream);
     read_through(&mut dd, || wait_until(&stream, "behind the reader", |resident| resident <= AT_MOST));
     wait_until(&stream, "after the reader", |resident| resident == 0);
-    guard.wait_for("stream_ended", SOON, |event| event["pid"] == dd.id());
+    guard.wait_for("stream_ended", WAIT_TIMEOUT, |event| event["pid"] == dd.id());
     assert_eq!(lost(&hot, 0, 64 * MIB), 0);
-    assert_eq!(lost(&of_another, 0, SIZE), 0, "cat is no streaming program");
+    assert_eq!(lost(&of_another, 0, FILE_BYTES), 0, "cat is no streaming program");
     let ended = guard.stop();
     assert!(released(&ended, "dd") > 0, "{}", ended.summary());
     assert_eq!(released(&ended, "cat"), 0);
@@ -168,28 +168,28 @@ fn a_reader_s_file_goes_behind_it_and_others_files_stay() {
 
 #[test]
 fn of_a_file_that_was_half_hot_that_half_stays() {
-    if !support::can_run("a stream of a hot file", &PROGRAMS) {
+    if !support::can_run("a stream of a hot file", &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
     let scratch = support::scratch();
-    let stream = cold(scratch.path().join("stream"), SIZE);
+    let stream = cold(scratch.path().join("stream"), FILE_BYTES);
     // The second half, and every other page of a window of the first.
-    warm(&stream, SIZE / 2, SIZE);
+    warm(&stream, FILE_BYTES / 2, FILE_BYTES);
     let file = File::open(&stream).expect("open a file");
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).expect("give advice");
     for at in (48 * MIB..50 * MIB).step_by(8192) {
         file.read_exact_at(&mut [0; 4096], at).expect("read a file");
     }
     let Some(guard) = guard(scratch.path(), "dd") else { return };
-    let hot = SIZE / 2 + MIB;
+    let hot = FILE_BYTES / 2 + MIB;
     let mut dd = reader("dd", &stream);
     read_through(&mut dd, || wait_until(&stream, "behind the reader", |resident| resident <= AT_MOST + hot));
-    guard.wait_for("stream_ended", SOON, |event| event["pid"] == dd.id());
+    guard.wait_for("stream_ended", WAIT_TIMEOUT, |event| event["pid"] == dd.id());
     wait_until(&stream, "after the reader", |resident| resident <= hot + MIB);
     // The stream read pages again that the kernel had evicted before: single pages, on a machine
     // that gives unused memory back.
-    let lost_pages = lost(&stream, SIZE / 2, SIZE);
+    let lost_pages = lost(&stream, FILE_BYTES / 2, FILE_BYTES);
     assert!(lost_pages < MIB, "{lost_pages} bytes of the hot half are lost");
     let hot_pages = (48 * MIB..50 * MIB).step_by(8192);
     let lost_pages: Vec<u64> = hot_pages.filter(|at| lost(&stream, *at, at + 4096) > 0).collect();
@@ -199,12 +199,12 @@ fn of_a_file_that_was_half_hot_that_half_stays() {
 
 #[test]
 fn what_others_read_behind_a_reader_stays() {
-    if !support::can_run("others behind a stream", &PROGRAMS) {
+    if !support::can_run("others behind a stream", &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
     let scratch = support::scratch();
-    let stream = cold(scratch.path().join("stream"), SIZE);
+    let stream = cold(scratch.path().join("stream"), FILE_BYTES);
     let Some(guard) = guard(scratch.path(), "dd") else { return };
     let mut dd = reader("dd", &stream);
     let warmed = 32 * MIB;
@@ -218,13 +218,13 @@ fn what_others_read_behind_a_reader_stays() {
             let here = InspectedFile::open(&stream, Links::Refuse).expect("open a file");
             let behind = || residency(&here, 0..warmed).expect("root may read it").resident;
             let began = Instant::now();
-            while behind() > 0 && began.elapsed() < SOON {
+            while behind() > 0 && began.elapsed() < WAIT_TIMEOUT {
                 std::thread::sleep(Duration::from_millis(10));
             }
             warm(&stream, 0, warmed);
         }
     });
-    guard.wait_for("stream_ended", SOON, |event| event["pid"] == dd.id());
+    guard.wait_for("stream_ended", WAIT_TIMEOUT, |event| event["pid"] == dd.id());
     wait_until(&stream, "after the reader", |resident| resident <= warmed);
     guard.wait_for_ticks(3);
     assert_eq!(lost(&stream, 0, warmed), 0);
@@ -233,12 +233,12 @@ fn what_others_read_behind_a_reader_stays() {
 
 #[test]
 fn what_others_read_ahead_of_a_reader_stays() {
-    if !support::can_run("others ahead of a stream", &PROGRAMS) {
+    if !support::can_run("others ahead of a stream", &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
     let scratch = support::scratch();
-    let stream = cold(scratch.path().join("stream"), SIZE);
+    let stream = cold(scratch.path().join("stream"), FILE_BYTES);
     let Some(guard) = guard(scratch.path(), "dd") else { return };
     let mut dd = reader("dd", &stream);
     // Pages next to where the stream is were read ahead for it.
@@ -246,19 +246,19 @@ fn what_others_read_ahead_of_a_reader_stays() {
     let mut is_first = true;
     read_through(&mut dd, || {
         if std::mem::take(&mut is_first) {
-            guard.wait_for("stream", SOON, |_| true);
+            guard.wait_for("stream", WAIT_TIMEOUT, |_| true);
             read_through(&mut reader("cat", &stream), || ());
         }
     });
-    guard.wait_for("stream_ended", SOON, |event| event["pid"] == dd.id());
+    guard.wait_for("stream_ended", WAIT_TIMEOUT, |event| event["pid"] == dd.id());
     guard.wait_for_ticks(3);
-    assert_eq!(lost(&stream, far, SIZE), 0);
+    assert_eq!(lost(&stream, far, FILE_BYTES), 0);
     assert!(released(&guard.stop(), "dd") > 0);
 }
 
 #[test]
 fn what_a_writer_wrote_is_written_out_and_goes() {
-    if !support::can_run("a stream that writes", &PROGRAMS) {
+    if !support::can_run("a stream that writes", &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
@@ -273,7 +273,7 @@ fn what_a_writer_wrote_is_written_out_and_goes() {
         .expect("start a writer");
     let mut input = writer.stdin.take().expect("piped");
     let piece: Vec<u8> = (0..STEP).map(|at| u8::try_from(at % 241).expect("less than 256")).collect();
-    for _ in 0..SIZE / STEP {
+    for _ in 0..FILE_BYTES / STEP {
         input.write_all(&piece).expect("write what it writes");
         if path.exists() {
             wait_until(&path, "behind the writer", |resident| resident <= AT_MOST);
@@ -285,25 +285,25 @@ fn what_a_writer_wrote_is_written_out_and_goes() {
     assert!(released(&guard.stop(), "dd") > 0);
     let wrong =
         std::fs::read(&path).expect("read it").chunks(piece.len()).filter(|part| *part != piece).count();
-    assert_eq!((wrong, std::fs::metadata(&path).expect("it is there").len()), (0, SIZE));
+    assert_eq!((wrong, std::fs::metadata(&path).expect("it is there").len()), (0, FILE_BYTES));
 }
 
 #[test]
 fn a_reader_that_runs_already_and_has_no_position_is_followed() {
-    if !support::can_run("a stream that reads by pread", &PROGRAMS) {
+    if !support::can_run("a stream that reads by pread", &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
     let scratch = support::scratch();
-    let stream = cold(scratch.path().join("stream"), SIZE);
+    let stream = cold(scratch.path().join("stream"), FILE_BYTES);
     let hot = 16 * MIB;
-    warm(&stream, SIZE - hot, SIZE);
+    warm(&stream, FILE_BYTES - hot, FILE_BYTES);
     // This very process is the stream.
     let name = std::fs::read_to_string("/proc/self/comm").expect("a process has a name");
     let Some(guard) = guard(scratch.path(), name.trim()) else { return };
     let file = File::open(&stream).expect("open a file");
     let mut piece = vec![0; 1 << 20];
-    for at in (0..SIZE).step_by(1 << 20) {
+    for at in (0..FILE_BYTES).step_by(1 << 20) {
         file.read_exact_at(&mut piece, at).expect("read a file");
         if at % STEP == 0 {
             wait_until(&stream, "behind the reader", |resident| resident <= AT_MOST + hot);
@@ -311,8 +311,8 @@ fn a_reader_that_runs_already_and_has_no_position_is_followed() {
     }
     drop(file);
     wait_until(&stream, "after the reader", |resident| resident <= hot);
-    assert_eq!(lost(&stream, SIZE - hot, SIZE), 0);
-    guard.wait_for("stream", SOON, |event| event["pid"] == std::process::id());
+    assert_eq!(lost(&stream, FILE_BYTES - hot, FILE_BYTES), 0);
+    guard.wait_for("stream", WAIT_TIMEOUT, |event| event["pid"] == std::process::id());
     guard.stop();
 }
 
@@ -330,22 +330,22 @@ fn copy_beside_a_database(directory: &Path, from: &[PathBuf], of_database: &Path
 
 #[test]
 fn what_a_stream_starts_is_followed_but_for_databases_and_until_the_configuration_says_otherwise() {
-    const FILES: u64 = 100;
+    const FILE_COUNT: u64 = 100;
     if !support::can_run("what a stream starts", &["dash", "cp", "setpriv"]) {
         return;
     }
     let _alone = support::alone();
     let scratch = support::scratch();
     let small: Vec<PathBuf> =
-        (0..FILES).map(|number| cold(scratch.path().join(format!("small-{number}")), MIB)).collect();
+        (0..FILE_COUNT).map(|number| cold(scratch.path().join(format!("small-{number}")), MIB)).collect();
     let of_database = cold(scratch.path().join("table"), 16 * MIB);
     let Some(guard) = guard(scratch.path(), "dash") else { return };
     copy_beside_a_database(scratch.path(), &small, &of_database);
     let copies: Vec<PathBuf> =
-        (0..FILES).map(|number| scratch.path().join(format!("copies/small-{number}"))).collect();
+        (0..FILE_COUNT).map(|number| scratch.path().join(format!("copies/small-{number}"))).collect();
     // Each was open for a moment.
     let all_resident = |paths: &[PathBuf]| paths.iter().map(|path| resident(path)).sum::<u64>();
-    support::eventually("all that was copied is released", SOON, || {
+    support::eventually("all that was copied is released", WAIT_TIMEOUT, || {
         (all_resident(&small) + all_resident(&copies) == 0).then_some(())
     });
     assert_eq!(lost(&of_database, 0, 16 * MIB), 0, "a database is no stream");
@@ -365,9 +365,9 @@ fn what_a_stream_starts_is_followed_but_for_databases_and_until_the_configuratio
         cool(path);
     }
     copy_beside_a_database(scratch.path(), &small, &of_database);
-    support::eventually("it is released again", SOON, || (all_resident(&small) == 0).then_some(()));
+    support::eventually("it is released again", WAIT_TIMEOUT, || (all_resident(&small) == 0).then_some(()));
     let ended = guard.stop();
-    assert!(released(&ended, "cp") >= 3 * FILES * MIB, "{}", ended.summary());
+    assert!(released(&ended, "cp") >= 3 * FILE_COUNT * MIB, "{}", ended.summary());
     assert_eq!(released(&ended, "mariadbd"), 0, "{}", ended.summary());
 }
 
@@ -389,14 +389,14 @@ fn very_many_that_are_called_as_streams_cost_little_and_keep_no_stream_of_anothe
     }
     let _alone = support::alone();
     let scratch = support::scratch();
-    let stream = cold(scratch.path().join("stream"), SIZE);
+    let stream = cold(scratch.path().join("stream"), FILE_BYTES);
     let (program, held) = (scratch.path().join("dd"), scratch.path().join("held"));
     std::os::unix::fs::symlink("/bin/sleep", &program).expect("make a link");
     let held = written(held, 8 * MIB);
     let mut hostile: Vec<Child> =
         (0..100).map(|at| called_as(&program, &held, if at == 0 { 16_000 } else { 1 })).collect();
     for process in &hostile {
-        support::eventually("it is called as a stream", SOON, || {
+        support::eventually("it is called as a stream", WAIT_TIMEOUT, || {
             let name = std::fs::read_to_string(format!("/proc/{}/comm", process.id())).ok()?;
             (name.trim() == "dd").then_some(())
         });
@@ -410,7 +410,7 @@ fn very_many_that_are_called_as_streams_cost_little_and_keep_no_stream_of_anothe
 
     let mut dd = reader("dd", &stream);
     read_through(&mut dd, || wait_until(&stream, "behind the reader", |resident| resident <= AT_MOST));
-    guard.wait_for("stream_ended", SOON, |event| event["pid"] == dd.id());
+    guard.wait_for("stream_ended", WAIT_TIMEOUT, |event| event["pid"] == dd.id());
     for process in &mut hostile {
         process.kill().and_then(|()| process.wait()).expect("end it");
     }
@@ -419,22 +419,22 @@ fn very_many_that_are_called_as_streams_cost_little_and_keep_no_stream_of_anothe
 
 #[test]
 fn without_being_asked_for_no_stream_is_followed() {
-    if !support::can_run("streams that are left alone", &PROGRAMS) {
+    if !support::can_run("streams that are left alone", &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
     let scratch = support::scratch();
-    let stream = cold(scratch.path().join("stream"), SIZE);
+    let stream = cold(scratch.path().join("stream"), FILE_BYTES);
     let config = scratch.path().join("guard.toml");
     std::fs::write(&config, "tick = \"50ms\"\n").expect("write the configuration");
     let config = config.to_str().expect("a path of this test's own");
     for arguments in [vec!["--config", config], vec!["--streams", "--dry-run", "--tick", "50ms"]] {
         let guard = Guard::spawn(&arguments);
-        guard.wait_for("tick", SOON, |_| true);
+        guard.wait_for("tick", WAIT_TIMEOUT, |_| true);
         cool(&stream);
         let mut dd = reader("dd", &stream);
         read_through(&mut dd, || guard.wait_for_ticks(1));
-        assert_eq!(lost(&stream, 0, SIZE), 0);
+        assert_eq!(lost(&stream, 0, FILE_BYTES), 0);
         let ended = guard.stop();
         assert_eq!(released(&ended, "dd"), 0);
         let reported =

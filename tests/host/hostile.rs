@@ -29,7 +29,7 @@ const CPU: f64 = 0.02;
 /// The doctor's time on the clock while it watches for two seconds: it ends at all.
 const DOCTOR: Duration = Duration::from_secs(120);
 
-const SOON: Duration = Duration::from_secs(180);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// A release build, if one is given, and how long to soak.
 fn asked() -> (Option<PathBuf>, Duration) {
@@ -39,9 +39,9 @@ fn asked() -> (Option<PathBuf>, Duration) {
 }
 
 /// A load of some 100 KiB of WAL each, so often a second, until it is dropped.
-struct Updates(Child);
+struct UpdateLoad(Child);
 
-impl Updates {
+impl UpdateLoad {
     fn start(server: &postgresql::Server, directory: &Path) -> Self {
         let script = directory.join("updates.sql");
         let text = "\\set first random(1, 499000)\n\
@@ -59,7 +59,7 @@ impl Updates {
     }
 }
 
-impl Drop for Updates {
+impl Drop for UpdateLoad {
     fn drop(&mut self) {
         // Both fail only if it has ended already.
         let _ = self.0.kill();
@@ -68,18 +68,18 @@ impl Drop for Updates {
 }
 
 /// Both servers under their loads.
-struct Servers {
+struct LoadedServers {
     mariadb: mariadb::Server,
     postgresql: postgresql::Server,
-    loads: (Load, Updates),
+    loads: (Load, UpdateLoad),
 }
 
-impl Servers {
+impl LoadedServers {
     fn start(parent: &Path) -> Self {
         let mariadb = mariadb::Server::start(parent, Options::primary());
         sysbench::prepare(&mariadb);
         let postgresql = postgresql::Server::start(parent);
-        let loads = (Load::at_rate(&mariadb, 20), Updates::start(&postgresql, parent));
+        let loads = (Load::at_rate(&mariadb, 20), UpdateLoad::start(&postgresql, parent));
         Self { mariadb, postgresql, loads }
     }
 
@@ -109,12 +109,12 @@ impl Servers {
 }
 
 /// strace(1) of one program, one file for each thread so that no call is cut in two.
-struct Trace {
+struct SyscallTrace {
     child: Child,
     prefix: PathBuf,
 }
 
-impl Trace {
+impl SyscallTrace {
     fn attach(pid: u32, prefix: PathBuf) -> Self {
         let mut command = strace(&prefix);
         let command = command.args(["-p", &pid.to_string()]).stdin(Stdio::null()).stderr(Stdio::null());
@@ -129,7 +129,7 @@ impl Trace {
     }
 }
 
-impl Drop for Trace {
+impl Drop for SyscallTrace {
     fn drop(&mut self) {
         // Both fail only if it has ended already.
         let _ = self.child.kill();
@@ -219,7 +219,7 @@ fn a_hostile_user_beside_real_servers_gains_nothing_and_costs_them_nothing() {
     let own = postgresql::programs();
     let own = own.iter().map(String::as_str);
     let programs: Vec<&str> =
-        own.chain(mariadb::PROGRAMS).chain(hostile::PROGRAMS).chain(["strace"]).collect();
+        own.chain(mariadb::REQUIRED_PROGRAMS).chain(hostile::REQUIRED_PROGRAMS).chain(["strace"]).collect();
     if !support::can_run("a soak beside a hostile user", &programs) {
         return;
     }
@@ -235,12 +235,12 @@ fn a_hostile_user_beside_real_servers_gains_nothing_and_costs_them_nothing() {
     let tested = release.clone().unwrap_or_else(program);
     let long = time > Duration::from_secs(120);
     let served = directory("servers");
-    let mut servers = Servers::start(&served);
+    let mut servers = LoadedServers::start(&served);
     let mut command = Command::new("setpriv");
     let guard =
         Guard::spawn_command(command.args(["--pdeathsig=KILL", "--"]).arg(&tested).args(["guard", "--json"]));
     for pid in [servers.mariadb.pid(), servers.postgresql.pid()] {
-        guard.wait_for("found", SOON, |event| event["pid"] == pid);
+        guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == pid);
     }
     guard.wait_for_ticks(20);
     let alone = (Instant::now(), guard.cpu_seconds());
@@ -252,7 +252,7 @@ fn a_hostile_user_beside_real_servers_gains_nothing_and_costs_them_nothing() {
     let mut attack = Hostile::start(scratch.path(), &[&data, &wal], if long { 100_000 } else { 2_000 });
     let secret = kept_bytes(&[attack.secret().to_owned()]);
     attack.forget();
-    let trace = Trace::attach(guard.pid(), traces.join("guard"));
+    let trace = SyscallTrace::attach(guard.pid(), traces.join("guard"));
     let watch = ["doctor", "--json", "--watch", "2s"];
     // Stops at these calls alone, which can't be had for a process that runs already.
     let mut under_strace = strace(&traces.join("doctor"));

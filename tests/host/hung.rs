@@ -6,24 +6,24 @@
 use crate::support;
 use crate::support::command::{Outcome, finish, program};
 use crate::support::fake::Database;
-use pagekeeper_testing::Hanging;
+use pagekeeper_testing::HangingMount;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Far longer than any of it takes; without an end it would hang.
-const DEADLINE: &str = "100";
+const TIMEOUT_SECONDS: &str = "100";
 
 /// A database beside one on a file system that can be kept from answering.
-struct Beside {
+struct HungDatabase {
     remote: Database,
     local: Database,
-    hanging: Hanging,
+    hanging: HangingMount,
     // Behind what is mounted in it, which it could not be removed with.
     scratch: tempfile::TempDir,
 }
 
-impl Beside {
+impl HungDatabase {
     fn start() -> Self {
         let scratch = support::scratch();
         let log = |directory: &Path| {
@@ -37,7 +37,7 @@ impl Beside {
             (scratch.path().join("below"), scratch.path().join("point"), scratch.path().join("here"));
         log(&below);
         let local = Database::start(scratch.path(), &log(&here));
-        let hanging = Hanging::mount(&below, &point, "binlog.index");
+        let hanging = HangingMount::mount(&below, &point, "binlog.index");
         let remote = Database::start(scratch.path(), &point.join("binlog.000001"));
         Self { remote, local, hanging, scratch }
     }
@@ -55,7 +55,7 @@ impl Beside {
     fn run(&self, arguments: &[String]) -> Outcome {
         self.hanging.stop();
         let mut command = Command::new("timeout");
-        let outcome = finish(command.args(["--signal=KILL", DEADLINE]).arg(program()).args(arguments));
+        let outcome = finish(command.args(["--signal=KILL", TIMEOUT_SECONDS]).arg(program()).args(arguments));
         self.hanging.go_on();
         assert_ne!(outcome.code, 137, "it hangs: {outcome:#?}");
         outcome
@@ -86,7 +86,7 @@ fn the_doctor_ends_and_names_what_does_not_answer() {
         return;
     }
     let _alone = support::alone();
-    let beside = Beside::start();
+    let beside = HungDatabase::start();
     let mut arguments: Vec<String> = ["doctor", "--watch", "1s", "--json"].map(str::to_owned).to_vec();
     arguments.extend(beside.pids());
     let outcome = beside.run(&arguments);
@@ -109,7 +109,7 @@ fn top_ends_and_names_what_does_not_answer() {
         return;
     }
     let _alone = support::alone();
-    let beside = Beside::start();
+    let beside = HungDatabase::start();
     let directory = beside.scratch.path().display().to_string();
     let arguments = ["top", "--once", "--json", "--network", &directory].map(str::to_owned);
     let outcome = beside.run(&arguments);

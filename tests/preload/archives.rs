@@ -11,9 +11,9 @@ use crate::support::command::program;
 use crate::support::postgresql::{SEGMENT_BYTES, Server};
 use crate::support::{MIB, eventually, io_counter, open_to_others, resident_bytes};
 
-const SOON: Duration = Duration::from_secs(120);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Transactions a second, of some 100 KiB of WAL: less than a busy disk takes.
-const RATE: u32 = 150;
+const TRANSACTIONS_PER_SECOND: u32 = 150;
 
 /// Archives a segment, and writes down what had to be read from the disk for it.
 const ARCHIVE: &str = "#!/bin/sh
@@ -34,7 +34,7 @@ fn archived(server: &Server) -> Vec<PathBuf> {
 
 /// Waits until all that is full was archived.
 fn all_is_archived(server: &Server) {
-    eventually("all is archived", SOON, || {
+    eventually("all is archived", WAIT_TIMEOUT, || {
         let ready = "SELECT count(*) FROM pg_ls_archive_statusdir() WHERE name LIKE '%.ready'";
         (server.query(ready) == "0").then_some(())
     });
@@ -64,11 +64,11 @@ fn what_is_archived_stays_until_it_was() {
     ));
     server.crash();
     // That there is an archiver shows as it has archived one.
-    server.write(2 * SEGMENT_BYTES, Some(RATE), || ());
+    server.write(2 * SEGMENT_BYTES, Some(TRANSACTIONS_PER_SECOND), || ());
     all_is_archived(&server);
     let read = server.wal().join("../read-by-archiver");
     std::fs::remove_file(&read).expect("something was archived");
-    server.write(9 * SEGMENT_BYTES, Some(RATE), || ());
+    server.write(9 * SEGMENT_BYTES, Some(TRANSACTIONS_PER_SECOND), || ());
     all_is_archived(&server);
     let bytes: Vec<u64> = std::fs::read_to_string(&read)
         .expect("read")
@@ -98,18 +98,18 @@ fn what_a_wal_sender_has_yet_to_send_stays() {
     let server = start(scratch.path());
     let follower = server.follow();
     let io = PathBuf::from(format!("/proc/{}/io", server.wal_sender()));
-    let sent = || eventually("all is sent", SOON, || (server.lag() == 0).then_some(()));
-    server.write(2 * SEGMENT_BYTES, Some(RATE), || ());
+    let sent = || eventually("all is sent", WAIT_TIMEOUT, || (server.lag() == 0).then_some(()));
+    server.write(2 * SEGMENT_BYTES, Some(TRANSACTIONS_PER_SECOND), || ());
     sent();
     // It is some files behind, and catches up.
     let before = io_counter(&io, "read_bytes");
     follower.freeze();
-    server.write(2 * SEGMENT_BYTES, Some(RATE), || ());
+    server.write(2 * SEGMENT_BYTES, Some(TRANSACTIONS_PER_SECOND), || ());
     let lag = server.lag();
     follower.thaw();
     sent();
     let read = io_counter(&io, "read_bytes") - before;
-    server.write(2 * SEGMENT_BYTES, Some(RATE), || ());
+    server.write(2 * SEGMENT_BYTES, Some(TRANSACTIONS_PER_SECOND), || ());
     sent();
     let left = resident_bytes(&server.segments());
     println!("{read} bytes were read back of {lag}, {left} stay");

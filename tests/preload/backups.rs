@@ -12,39 +12,39 @@ use crate::support::command::{finish, pagekeeper};
 use crate::support::compare::files_below;
 use crate::support::mariadb::{Options, Server};
 use crate::support::postgresql;
-use crate::support::sysbench::Loaded as _;
+use crate::support::sysbench::LoadedServer as _;
 use crate::support::{MIB, eventually, evict, files_in, resident_bytes, size_bytes};
 
 /// Bytes of the large file that is backed up.
-const SIZE: usize = 48 << 20;
+const LARGE_FILE_BYTES: usize = 48 << 20;
 /// A slow disk writes what a command leaves for so long.
-const SOON: Duration = Duration::from_secs(180);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 /// Homes and caches of the programs are the test's own.
 const HOME: &str = "export HOME=\"$PWD\" BORG_BASE_DIR=\"$PWD/home\" BUP_DIR=\"$PWD/repository\" RCLONE_CONFIG=/dev/null \
                     BORG_UNKNOWN_UNENCRYPTED_REPO_ACCESS_IS_OK=yes; ";
 
 /// Shell lines that back `source` up to `repository`, and restore it to `back`.
-struct Backup {
+struct BackupCommands {
     name: &'static str,
     make: &'static str,
     save: &'static str,
     restore: &'static str,
 }
 
-const BACKUPS: [Backup; 3] = [
-    Backup {
+const BACKUPS: [BackupCommands; 3] = [
+    BackupCommands {
         name: "borg",
         make: "borg init -e none repository",
         save: "borg create --compression none repository::one source",
         restore: "mkdir back; cd back; borg extract ../repository::one; mv source/* .; rmdir source",
     },
-    Backup {
+    BackupCommands {
         name: "bup",
         make: "bup init",
         save: "bup index source; bup save -q -n one source",
         restore: "bup restore -q -C back \"one/latest$PWD/source/.\"",
     },
-    Backup {
+    BackupCommands {
         name: "rclone",
         make: "mkdir repository",
         save: "rclone copy source repository",
@@ -78,7 +78,7 @@ pub(crate) fn resident_in(directories: &[&Path]) -> u64 {
 pub(crate) fn little_stays(what: &str, directories: &[&Path]) {
     let size: u64 = directories.iter().map(|directory| size_bytes(&files_in(directory))).sum();
     assert!(size > 16 * MIB, "{what}: there are only {size} bytes");
-    eventually(&format!("little of {what} stays"), SOON, || {
+    eventually(&format!("little of {what} stays"), WAIT_TIMEOUT, || {
         let stays = resident_in(directories);
         if stays > size / 50 + MIB {
             eprintln!("{what}: {stays} of {size} bytes stay");
@@ -111,7 +111,7 @@ fn backups_come_back_whole_and_leave_little_in_memory() {
         let here = scratch.path();
         let (source, repository) = (here.join("source"), here.join("repository"));
         std::fs::create_dir_all(source.join("small")).expect("make a directory");
-        std::fs::write(source.join("large"), bytes(SIZE, 1)).expect("write");
+        std::fs::write(source.join("large"), bytes(LARGE_FILE_BYTES, 1)).expect("write");
         for index in 0..40 {
             std::fs::write(source.join(format!("small/{index}")), bytes(index * 1777, index as u64))
                 .expect("write");

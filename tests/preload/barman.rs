@@ -20,7 +20,7 @@ use crate::support::postgresql::{self, SEGMENT_BYTES, Server};
 use crate::support::{MIB, eventually, files_in};
 
 /// Far longer than a server and barman need for what is waited for.
-const SOON: Duration = Duration::from_secs(180);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 /// Segments that the load writes, in bytes.
 const WAL: u64 = 3 * SEGMENT_BYTES;
 
@@ -96,9 +96,9 @@ impl Barman {
 }
 
 /// A running `barman receive-wal` under run.
-struct Receiving(Child);
+struct WalReceiver(Child);
 
-impl Receiving {
+impl WalReceiver {
     /// There are so many then.
     fn start(barman: &Barman, name: &str, server: &Server, count: &str) -> Self {
         barman.plain(&format!("receive-wal --create-slot {name}"));
@@ -108,7 +108,7 @@ impl Receiving {
         command.stdin(Stdio::null()).stdout(Stdio::null());
         let mut receiving = Self(command.current_dir(&barman.here).spawn().expect("start barman"));
         let streaming = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'";
-        eventually("barman receives", SOON, || {
+        eventually("barman receives", WAIT_TIMEOUT, || {
             let ended = receiving.0.try_wait().expect("wait for barman");
             assert!(ended.is_none(), "barman ended: {ended:?}");
             (server.query(streaming) == count).then_some(())
@@ -117,7 +117,7 @@ impl Receiving {
     }
 }
 
-impl Drop for Receiving {
+impl Drop for WalReceiver {
     fn drop(&mut self) {
         // Both fail only if it has ended already; its own child ends with the server.
         let _ = self.0.kill();
@@ -127,7 +127,7 @@ impl Drop for Receiving {
 
 /// Has little of a directory resident: a call for all of its files.
 fn evict_below(directory: &Path) {
-    eventually("it is cold", SOON, || {
+    eventually("it is cold", WAIT_TIMEOUT, || {
         run([OsStr::new("evict"), directory.as_os_str()]);
         (resident_in(&[directory]) < MIB).then_some(())
     });
@@ -150,9 +150,9 @@ fn barman_backs_up_the_same_and_leaves_little_in_memory() {
     let tables = here.join("postgresql/data/base");
     let mut receiving = Vec::new();
     for (name, count) in [("copied", "1"), ("streamed", "2")] {
-        receiving.push(Receiving::start(&barman, name, &server, count));
+        receiving.push(WalReceiver::start(&barman, name, &server, count));
         server.write(WAL, None, || {});
-        eventually("barman archives", SOON, || {
+        eventually("barman archives", WAIT_TIMEOUT, || {
             barman.plain(&format!("switch-wal --force {name}"));
             barman.under_run(&format!("archive-wal {name}"));
             (barman.archived(name).len() as u64 * SEGMENT_BYTES >= WAL).then_some(())
@@ -192,7 +192,7 @@ fn barman_backs_up_the_same_and_leaves_little_in_memory() {
     let (backup, back) = (barman.backup("copied"), here.join("back"));
     evict_below(&backup);
     // It is complete once its last segment is archived, and a check has seen that: barman's cron has one made, archiving has not.
-    eventually("the backup is complete", SOON, || {
+    eventually("the backup is complete", WAIT_TIMEOUT, || {
         barman.plain("switch-wal --force copied");
         barman.plain("archive-wal copied");
         barman.plain("check-backup copied latest");

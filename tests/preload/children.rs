@@ -11,9 +11,9 @@ use crate::support::command::{Outcome, contained, finish, pagekeeper, pagekeeper
 use crate::support::compare::built;
 use crate::support::{MIB, copy_program, eventually, evict, open_to_others, resident_bytes, scratch};
 
-const SIZE: u64 = 160 * MIB;
+const FILE_BYTES: u64 = 160 * MIB;
 /// A disk may be slow to take what was written.
-const SOON: Duration = Duration::from_secs(120);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Starts a program by `posix_spawn`, by its name or its path, in an environment of its own.
 const SPAWN: &str = "\
@@ -27,7 +27,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 fn write(path: &Path) {
     let block: Vec<u8> = (0..MIB).map(|at| (at % 251) as u8).collect();
     let mut file = fs::File::create(path).unwrap();
-    for _ in 0..SIZE / MIB {
+    for _ in 0..FILE_BYTES / MIB {
         std::io::Write::write_all(&mut file, &block).unwrap();
     }
 }
@@ -136,7 +136,7 @@ fn what_a_script_starts_is_covered() {
         };
         println!("{line}: {left:?}");
         if left.0 + left.1 > 2 * MIB {
-            failures.push(format!("{line}: {left:?} of {SIZE} bytes stay"));
+            failures.push(format!("{line}: {left:?} of {FILE_BYTES} bytes stay"));
         }
     }
     // A real program of Go's, in a script with others.
@@ -148,7 +148,7 @@ fn what_a_script_starts_is_covered() {
     evict(&source);
     let outcome = run(&["--require"], &line, &source, &target);
     assert!(outcome.code == 0 && outcome.stderr.is_empty(), "{outcome:?}");
-    eventually("what was backed up goes", SOON, || (resident(&source) <= 2 * MIB).then_some(()));
+    eventually("what was backed up goes", WAIT_TIMEOUT, || (resident(&source) <= 2 * MIB).then_some(()));
     assert!(failures.is_empty(), "{failures:#?}");
 }
 
@@ -182,7 +182,7 @@ fn what_a_known_stream_maps_goes_too() {
             outcome.code == 0 && outcome.stdout == plain && outcome.stderr.is_empty(),
             "{way:?}: {outcome:?}"
         );
-        eventually(&format!("what it mapped goes, {way:?}"), SOON, || {
+        eventually(&format!("what it mapped goes, {way:?}"), WAIT_TIMEOUT, || {
             (resident(&source) <= 2 * MIB).then_some(())
         });
     }

@@ -61,12 +61,12 @@ fn signals() -> impl Iterator<Item = i32> {
 
 /// The place where a command is started.
 #[derive(Clone, Copy)]
-struct Start {
+struct StartPlace {
     has_report: bool,
     is_first: bool,
 }
 
-impl Start {
+impl StartPlace {
     /// Runs the program, and returns how that ended, as a shell says it.
     fn ended(self, ends: &Path, leaving: &str, how: &str, number: i32) -> i32 {
         let mut command = Command::new("unshare");
@@ -127,9 +127,11 @@ fn it_ends_as_the_command_ends_however_that_left() {
     );
     let some = [0, 1, 2, 77, 126, 127, 128, 143, 254, 255];
     for (nth, (leaving, said)) in (0..).zip(LEAVING) {
-        let (plain, reported) =
-            (Start { has_report: false, is_first: false }, Start { has_report: true, is_first: false });
-        let first = Start { is_first: true, ..reported };
+        let (plain, reported) = (
+            StartPlace { has_report: false, is_first: false },
+            StartPlace { has_report: true, is_first: false },
+        );
+        let first = StartPlace { is_first: true, ..reported };
         write!(table, "| {said}").unwrap();
         // All codes, each with another way to leave.
         let all = (0..256).filter(|code| code % 4 == nth || some.contains(code));

@@ -20,9 +20,9 @@ use crate::support::{
 };
 
 /// Bytes of a stream.
-const SIZE: u64 = 512 * MIB;
+const STREAM_BYTES: u64 = 512 * MIB;
 /// A disk may be slow to take what was written.
-const SOON: Duration = Duration::from_secs(120);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Writes a file whose blocks all differ, so that nothing can be saved on it.
 fn write(path: &Path, bytes: u64) {
@@ -72,15 +72,15 @@ fn a_follower_outlives_what_ends_a_terminal() {
     }
     let dir = scratch();
     let file = dir.path().join("file");
-    write(&file, SIZE);
+    write(&file, STREAM_BYTES);
     evict(&file);
     // With a report, the parent has the command line that it is known by.
     let mut child = holder(&["--report"], &file);
-    let pid = eventually("it is followed", SOON, || follower(&child));
+    let pid = eventually("it is followed", WAIT_TIMEOUT, || follower(&child));
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
         kill_process(pid, signal).unwrap();
     }
-    eventually("what it read goes while it waits", SOON, || {
+    eventually("what it read goes while it waits", WAIT_TIMEOUT, || {
         (resident_bytes(std::slice::from_ref(&file)) <= MIB).then_some(())
     });
     assert_eq!(follower(&child), Some(pid));
@@ -89,7 +89,9 @@ fn a_follower_outlives_what_ends_a_terminal() {
     assert_eq!(ended.status.code(), Some(1), "read(1) of a shell fails at the end: {ended:?}");
     let report = String::from_utf8_lossy(&ended.stderr).into_owned();
     assert!(report.contains("was followed by events") && report.contains(", released 512 MiB"), "{report}");
-    eventually("nobody is beside it", SOON, || kill_process(pid, Signal::CONT).is_err().then_some(()));
+    eventually("nobody is beside it", WAIT_TIMEOUT, || {
+        kill_process(pid, Signal::CONT).is_err().then_some(())
+    });
 }
 
 #[test]
@@ -101,7 +103,7 @@ fn a_command_goes_on_without_its_follower() {
     let file = dir.path().join("file");
     write(&file, MIB);
     let mut child = holder(&["--report"], &file);
-    let pid = eventually("it is followed", SOON, || follower(&child));
+    let pid = eventually("it is followed", WAIT_TIMEOUT, || follower(&child));
     // Before it answers, or behind that.
     kill_process(pid, Signal::KILL).unwrap();
     drop(child.stdin.take());
@@ -203,7 +205,7 @@ fn what_goes_on_behind_the_command_is_still_followed() {
     let dir = scratch();
     let at = |name: &str| dir.path().join(name);
     let files = [at("file"), at("copy")];
-    write(&files[0], SIZE);
+    write(&files[0], STREAM_BYTES);
     evict(&files[0]);
     finish(Command::new("mkfifo").args([at("begin"), at("end")])).fine();
     let line = "(cat begin; cat file >copy; echo >done; cat end) </dev/null >/dev/null 2>&1 & echo $!";
@@ -212,8 +214,10 @@ fn what_goes_on_behind_the_command_is_still_followed() {
     let ended = finish(&mut run);
     assert!(ended.code == 0 && ended.stderr.contains("some of its processes run"), "{ended:?}");
     fs::write(at("begin"), "").unwrap();
-    eventually("it has copied", SOON, || at("done").exists().then_some(()));
-    eventually("all of it goes while it waits", SOON, || (resident_bytes(&files) <= MIB).then_some(()));
+    eventually("it has copied", WAIT_TIMEOUT, || at("done").exists().then_some(()));
+    eventually("all of it goes while it waits", WAIT_TIMEOUT, || {
+        (resident_bytes(&files) <= MIB).then_some(())
+    });
     fs::write(at("end"), "").unwrap();
 }
 
@@ -226,9 +230,9 @@ fn what_a_static_program_writes_for_itself_alone_goes() {
     let _alone = support::alone();
     let dir = scratch();
     let files = [dir.path().join("file"), dir.path().join("copy")];
-    write(&files[0], SIZE / 4);
+    write(&files[0], STREAM_BYTES / 4);
     evict(&files[0]);
     let line = "umask 077; busybox cp file copy";
     finish(pagekeeper().args(["run", "--as=stream", "--", "sh", "-c", line]).current_dir(dir.path())).fine();
-    eventually("all of it goes", SOON, || (resident_bytes(&files) <= MIB).then_some(()));
+    eventually("all of it goes", WAIT_TIMEOUT, || (resident_bytes(&files) <= MIB).then_some(()));
 }

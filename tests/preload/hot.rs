@@ -17,7 +17,7 @@ use crate::support::loop_images::QuickDisk;
 use crate::support::{MIB, evict};
 
 /// Bytes of the file that is read.
-const SIZE: u64 = 200 * MIB;
+const FILE_BYTES: u64 = 200 * MIB;
 
 /// Longer than a sample counts: two seconds.
 const STALE: Duration = Duration::from_millis(2500);
@@ -61,7 +61,7 @@ fn with_others(path: &Path, how: &str, pause: Duration) -> u64 {
     std::thread::sleep(pause);
     // Read again the pages that the kernel evicted meanwhile.
     warm(path);
-    assert!(resident(path) > SIZE - MIB, "{how}: it is hot");
+    assert!(resident(path) > FILE_BYTES - MIB, "{how}: it is hot");
     child.stdin.take().expect("piped").write_all(b"\n").expect("have it go on");
     assert!(child.wait().expect("wait").success(), "{how}");
     resident(path)
@@ -74,7 +74,7 @@ fn what_others_read_meanwhile_stays() {
     }
     let _alone = support::alone();
     let scratch = QuickDisk::new();
-    let path = cold(scratch.path(), "file", SIZE);
+    let path = cold(scratch.path(), "file", FILE_BYTES);
     let now = Duration::ZERO;
     for (how, pause, gone) in [
         // Read-ahead at the first read may reach this far.
@@ -87,7 +87,11 @@ fn what_others_read_meanwhile_stays() {
         ("pause", STALE, 10 * MIB),
     ] {
         let left = with_others(&path, how, pause);
-        assert!(left >= SIZE - gone, "{how} {pause:?}: {} of {SIZE} bytes went", SIZE - left);
+        assert!(
+            left >= FILE_BYTES - gone,
+            "{how} {pause:?}: {} of {FILE_BYTES} bytes went",
+            FILE_BYTES - left
+        );
     }
 }
 
@@ -98,7 +102,7 @@ fn what_the_c_library_reads_itself_goes() {
     }
     let _alone = support::alone();
     let scratch = QuickDisk::new();
-    for (name, size) in [("large", SIZE), ("small", 900_000), ("odd", 5 * MIB + 1)] {
+    for (name, size) in [("large", FILE_BYTES), ("small", 900_000), ("odd", 5 * MIB + 1)] {
         let path = cold(scratch.path(), name, size);
         finish(&mut hot(&path, "all")).fine();
         let left = resident(&path);
@@ -140,11 +144,11 @@ fn a_prefetch_is_read_once() {
     }
     let _alone = support::alone();
     let scratch = QuickDisk::new();
-    let path = cold(scratch.path(), "file", SIZE);
+    let path = cold(scratch.path(), "file", FILE_BYTES);
     let read: u64 = finish(&mut hot(&path, "prefetch")).fine().trim().parse().expect("a number");
-    assert!(read <= SIZE + SIZE / 10, "{read} bytes were read for {SIZE}");
+    assert!(read <= FILE_BYTES + FILE_BYTES / 10, "{read} bytes were read for {FILE_BYTES}");
     let left = resident(&path);
-    assert!(left <= SIZE / 20, "{left} bytes stay");
+    assert!(left <= FILE_BYTES / 20, "{left} bytes stay");
 }
 
 #[test]
@@ -154,7 +158,7 @@ fn a_programs_own_advice_stands_where_the_rule_does_nothing() {
     }
     let _alone = support::alone();
     let scratch = QuickDisk::new();
-    let path = cold(scratch.path(), "file", SIZE);
+    let path = cold(scratch.path(), "file", FILE_BYTES);
     for how in ["map", "random"] {
         finish(&mut hot(&path, how)).fine();
         let left = resident(&path);
@@ -176,10 +180,10 @@ fn looking_brings_nothing_into_locked_memory() {
     }
     let _alone = support::alone();
     let scratch = QuickDisk::new();
-    let path = cold(scratch.path(), "file", SIZE);
+    let path = cold(scratch.path(), "file", FILE_BYTES);
     let file = std::fs::File::open(&path).expect("open");
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).expect("advise");
-    for at in (0..SIZE).step_by(2 << 20) {
+    for at in (0..FILE_BYTES).step_by(2 << 20) {
         file.read_at(&mut [0], at).expect("read");
     }
     drop(file);
@@ -191,9 +195,9 @@ fn looking_brings_nothing_into_locked_memory() {
 }
 
 /// An overlay, unmounted when dropped.
-struct Overlay(PathBuf);
+struct OverlayMount(PathBuf);
 
-impl Overlay {
+impl OverlayMount {
     fn new(parent: &Path) -> Self {
         for name in ["lower", "upper", "work", "whole"] {
             std::fs::create_dir_all(parent.join(name)).expect("make a directory");
@@ -205,7 +209,7 @@ impl Overlay {
     }
 }
 
-impl Drop for Overlay {
+impl Drop for OverlayMount {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg(&self.0).status();
     }
@@ -221,7 +225,7 @@ fn on_an_overlay_hot_pages_stay_and_others_go() {
     std::fs::create_dir(scratch.path().join("lower")).expect("make a directory");
     // The overlay's own files have no pages: those of the layers have.
     let lower = cold(&scratch.path().join("lower"), "low", 64 * MIB);
-    let overlay = Overlay::new(scratch.path());
+    let overlay = OverlayMount::new(scratch.path());
     cold(&overlay.0, "up", 64 * MIB);
     let upper = scratch.path().join("upper/up");
     for (layer, name) in [(lower, "low"), (upper, "up")] {

@@ -14,13 +14,13 @@ use crate::support::command::{Outcome, finish};
 use crate::support::{MIB, evict};
 
 /// Bytes of the file that is read.
-const SIZE: u64 = 300 * MIB;
+const FILE_BYTES: u64 = 300 * MIB;
 /// Bytes that may stay: what the kernel had in hand as it was dropped.
 const LITTLE: u64 = MIB / 16;
 /// Bytes of a report that are a program's own files.
 const PROGRAM: u64 = 16 * MIB;
 /// An ordinary user.
-const USER: u32 = 65534;
+const USER_ID: u32 = 65534;
 
 /// The beginning of every program: a file, calls on it, and the positions of its pieces.
 const BEGIN: &str = r"
@@ -44,12 +44,12 @@ print(next(line.split()[1] for line in open("/proc/self/io") if line.startswith(
 "#;
 
 /// A directory of an ordinary user, with a file in it, and the program under test where that user may start it.
-struct Place {
+struct UserDirectory {
     directory: tempfile::TempDir,
     program: PathBuf,
 }
 
-impl Place {
+impl UserDirectory {
     /// `None`: what is needed is not there.
     fn new(test: &str) -> Option<Self> {
         if !support::can_start(test, &["python3", "fincore", "setpriv", "cat"]) {
@@ -59,10 +59,10 @@ impl Place {
         let program = directory.path().join("pagekeeper");
         support::copy_program(&support::command::program(), &program);
         let place = Self { directory, program };
-        std::fs::write(place.file(), vec![0x5a; usize::try_from(SIZE).expect("small")]).expect("write");
+        std::fs::write(place.file(), vec![0x5a; usize::try_from(FILE_BYTES).expect("small")]).expect("write");
         if is_root() {
-            chown(place.directory.path(), Some(USER), Some(USER)).expect("chown");
-            chown(place.file(), Some(USER), Some(USER)).expect("chown");
+            chown(place.directory.path(), Some(USER_ID), Some(USER_ID)).expect("chown");
+            chown(place.file(), Some(USER_ID), Some(USER_ID)).expect("chown");
         }
         Some(place)
     }
@@ -74,7 +74,7 @@ impl Place {
     /// `pagekeeper run` by the ordinary user, every program as a stream by the library.
     fn run(&self) -> Command {
         let mut command = if is_root() {
-            let user = USER.to_string();
+            let user = USER_ID.to_string();
             let mut command = Command::new("setpriv");
             command.args(["--reuid", &user, "--regid", &user, "--clear-groups", "--"]).arg(&self.program);
             command
@@ -120,7 +120,7 @@ fn bytes(report: &Value, name: &str) -> u64 {
 /// Programs that don't read a file from its beginning to its end leave nothing of it, and have it read from the device once.
 #[test]
 fn what_is_read_out_of_order_goes_and_is_read_once() {
-    let Some(place) = Place::new("files read out of order") else { return };
+    let Some(place) = UserDirectory::new("files read out of order") else { return };
     let _alone = support::alone();
     let file = place.file();
     // As archives with a directory at their end are read; pieces in any order; records.
@@ -136,21 +136,25 @@ fn what_is_read_out_of_order_goes_and_is_read_once() {
         let left = resident(&file);
         eprintln!("{text}: {} MiB read from the device, {left} bytes stay", read / MIB);
         assert!(left <= LITTLE, "{left} bytes stay: {text}\n{report}");
-        assert!(read <= SIZE + SIZE / 8 + PROGRAM, "{} MiB read from the device: {text}", read / MIB);
+        assert!(
+            read <= FILE_BYTES + FILE_BYTES / 8 + PROGRAM,
+            "{} MiB read from the device: {text}",
+            read / MIB
+        );
     }
 }
 
 /// Pages that a slow disk still reads ahead when a file is closed go once they have arrived.
 #[test]
 fn what_is_still_read_ahead_as_a_file_is_closed_goes_later() {
-    let Some(place) = Place::new("a slow disk's read-ahead") else { return };
+    let Some(place) = UserDirectory::new("a slow disk's read-ahead") else { return };
     let Some(disk) = ThrottledDisk::new("ext4", "a slow disk's read-ahead", 128 * MIB, 1 << 30) else {
         return;
     };
     let _alone = support::alone();
     let file = disk.path().join("file");
     std::fs::write(&file, vec![0x5a; 64 << 20]).expect("write");
-    chown(&file, Some(USER), Some(USER)).expect("chown");
+    chown(&file, Some(USER_ID), Some(USER_ID)).expect("chown");
     evict(&file);
     disk.read_at(2 * MIB);
     let text = format!(
@@ -164,7 +168,7 @@ fn what_is_still_read_ahead_as_a_file_is_closed_goes_later() {
 /// Readers of one file at a time leave nothing of it: threads with an open file each, and commands that know nothing of each other.
 #[test]
 fn several_readers_of_a_file_leave_nothing_of_it() {
-    let Some(place) = Place::new("several readers of a file") else { return };
+    let Some(place) = UserDirectory::new("several readers of a file") else { return };
     let _alone = support::alone();
     let file = place.file();
     for _ in 0..3 {
@@ -203,7 +207,7 @@ time.sleep(0.2)
 /// A file that a stream made has no page that was there before.
 #[test]
 fn what_a_stream_wrote_itself_is_its_own_to_read() {
-    let Some(place) = Place::new("a file that is written and read back") else { return };
+    let Some(place) = UserDirectory::new("a file that is written and read back") else { return };
     let _alone = support::alone();
     let (_, report) = place.python(
         "fd = os.open('new', os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -225,7 +229,7 @@ read_on(other, 1 << 20)
 /// the released bytes came from the device.
 #[test]
 fn what_was_read_is_what_was_released_or_there_before() {
-    let Some(place) = Place::new("reports that add up") else { return };
+    let Some(place) = UserDirectory::new("reports that add up") else { return };
     let _alone = support::alone();
     let file = place.file();
     for (text, hot) in [

@@ -17,19 +17,19 @@ use crate::support::compare::Way;
 use crate::support::loop_images::QuickDisk;
 
 /// Far longer than anything here takes.
-const SOON: Duration = Duration::from_secs(60);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Bytes and number of the small files; bytes of the large one.
-const SMALL: usize = 300 << 10;
-const FILES: u8 = 200;
-const LARGE: usize = 60 << 20;
+const SMALL_FILE_BYTES: usize = 300 << 10;
+const FILE_COUNT: u8 = 200;
+const LARGE_FILE_BYTES: usize = 60 << 20;
 
 /// An rsync daemon under the rules, of which each process changes its root; ended with the value.
-struct Daemon {
+struct RsyncDaemon {
     child: Child,
     port: u16,
 }
 
-impl Daemon {
+impl RsyncDaemon {
     /// One that serves a directory as that user.
     fn start(directory: &Path, user: u32, own: &Path) -> Self {
         let port = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound").port();
@@ -44,7 +44,7 @@ impl Daemon {
         command.arg(format!("--config={}", config.display()));
         let child = command.stdin(Stdio::null()).spawn().expect("start rsync");
         let daemon = Self { child, port };
-        support::eventually("rsync listens", SOON, || TcpStream::connect(("127.0.0.1", port)).ok());
+        support::eventually("rsync listens", WAIT_TIMEOUT, || TcpStream::connect(("127.0.0.1", port)).ok());
         daemon
     }
 
@@ -53,7 +53,7 @@ impl Daemon {
     }
 }
 
-impl Drop for Daemon {
+impl Drop for RsyncDaemon {
     fn drop(&mut self) {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
         let _ = pid.map(|pid| kill_process(pid, Signal::TERM));
@@ -69,18 +69,18 @@ fn copy(from: &str, to: &str) {
 /// Makes files of both sizes; bytes of all.
 fn make_files(directory: &Path) -> u64 {
     std::fs::create_dir(directory).expect("make a directory");
-    for nth in 0..FILES {
-        std::fs::write(directory.join(format!("file-{nth}")), vec![nth; SMALL]).expect("write");
+    for nth in 0..FILE_COUNT {
+        std::fs::write(directory.join(format!("file-{nth}")), vec![nth; SMALL_FILE_BYTES]).expect("write");
     }
-    let large: Vec<u8> = (0..251_u8).cycle().flat_map(|byte| [byte; 4096]).take(LARGE).collect();
+    let large: Vec<u8> = (0..251_u8).cycle().flat_map(|byte| [byte; 4096]).take(LARGE_FILE_BYTES).collect();
     std::fs::write(directory.join("large"), large).expect("write");
-    u64::from(FILES) * SMALL as u64 + LARGE as u64
+    u64::from(FILE_COUNT) * SMALL_FILE_BYTES as u64 + LARGE_FILE_BYTES as u64
 }
 
 /// At most a fiftieth stays resident, once a process that was killed or is about to end has let go
 /// of its files.
 fn goes(what: &str, directory: &Path, size: u64) {
-    support::eventually(&format!("{what} goes"), SOON, || {
+    support::eventually(&format!("{what} goes"), WAIT_TIMEOUT, || {
         let left: u64 = counted(directory).values().sum();
         eprintln!("{what}: {left} of {size} bytes stay");
         (left <= size / 50).then_some(())
@@ -106,7 +106,7 @@ fn what_a_daemon_below_another_root_serves_and_takes_goes() {
         let served = here.join("served");
         std::fs::create_dir(&served).expect("make a directory");
         std::os::unix::fs::chown(&served, Some(user), Some(user)).expect("give it away");
-        let daemon = Daemon::start(&served, user, outside.path());
+        let daemon = RsyncDaemon::start(&served, user, outside.path());
         evict_all(here);
         copy(&format!("{}/", from.display()), &daemon.files());
         goes(&format!("what user {user} took"), &served, size);
@@ -187,7 +187,7 @@ fn what_chroot_starts_below_a_root_with_little_in_it_goes() {
             finish(Command::new("diff").arg("-r").args([&data, &copies])).fine();
             std::fs::remove_dir_all(&copies).expect("remove");
         } else {
-            support::wait_until_resident_below(std::slice::from_ref(&copies), MIB, SOON);
+            support::wait_until_resident_below(std::slice::from_ref(&copies), MIB, WAIT_TIMEOUT);
             finish(Command::new("cmp").arg(data.join("large")).arg(&copies)).fine();
             std::fs::remove_file(&copies).expect("remove");
         }

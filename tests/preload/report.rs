@@ -59,7 +59,7 @@ fn stayed(report: &Value) -> BTreeMap<String, (u64, String)> {
 /// Makes cold files: two large ones, and many small ones.
 fn make_files(here: &Path) {
     /// The bytes of the largest, which many lines of the same test are given.
-    static LARGE: OnceLock<Vec<u8>> = OnceLock::new();
+    static LARGEST_FILE_CONTENT: OnceLock<Vec<u8>> = OnceLock::new();
     let bytes = |count: u64, seed: u64| {
         let mut state = seed;
         let words = (0..count / 8).flat_map(|_| {
@@ -68,7 +68,7 @@ fn make_files(here: &Path) {
         });
         words.collect::<Vec<u8>>()
     };
-    std::fs::write(here.join("a"), LARGE.get_or_init(|| bytes(40 * MIB, 1))).expect("write");
+    std::fs::write(here.join("a"), LARGEST_FILE_CONTENT.get_or_init(|| bytes(40 * MIB, 1))).expect("write");
     std::fs::write(here.join("b"), bytes(5 * MIB, 2)).expect("write");
     std::fs::create_dir(here.join("tree")).expect("make a directory");
     for nth in 0..150 {
@@ -114,7 +114,7 @@ fn number(report: &Value, name: &str) -> u64 {
 }
 
 /// Bytes of a process that may stay.
-const SMALL: u64 = 64 << 10;
+const PROCESS_LEFT_BYTES_MAX: u64 = 64 << 10;
 
 #[test]
 fn the_report_says_what_cachestat_says() {
@@ -208,7 +208,7 @@ fn the_report_says_what_cachestat_says() {
             is_same(path, resident, evicted) || handed_on(path, resident)
         }) && said.keys().all(|path| found.contains_key(path));
         // On a busy machine the rules do not wait for a process's first writes.
-        let is_small = |bytes: u64, why: &str| why == "not-waited-for" && bytes <= SMALL;
+        let is_small = |bytes: u64, why: &str| why == "not-waited-for" && bytes <= PROCESS_LEFT_BYTES_MAX;
         let why_is_right =
             said.values().all(|(bytes, why)| reasons.contains(&why.as_str()) || is_small(*bytes, why));
         let files = counted_files(&here);
@@ -224,16 +224,16 @@ fn the_report_says_what_cachestat_says() {
 }
 
 /// Loops that keep processors busy; ended with the value.
-struct Busy(Vec<std::process::Child>);
+struct BusyLoops(Vec<std::process::Child>);
 
-impl Busy {
+impl BusyLoops {
     fn start(count: usize) -> Self {
         let start = || Command::new("sh").args(["-c", "while :; do :; done"]).spawn().expect("start a loop");
         Self((0..count).map(|_| start()).collect())
     }
 }
 
-impl Drop for Busy {
+impl Drop for BusyLoops {
     fn drop(&mut self) {
         for child in &mut self.0 {
             let _ = child.kill();
@@ -267,7 +267,7 @@ fn short_programs(rounds: usize) {
     std::fs::write(&config, "[streams]\nprocesses = [\"openssl\"]\n").expect("write");
     let here = scratch.path();
     std::fs::write(here.join("a"), vec![7; 40 << 20]).expect("write");
-    let busy = Busy::start(4);
+    let busy = BusyLoops::start(4);
     let mut left = Vec::new();
     for _ in 0..rounds {
         evict_all(here);

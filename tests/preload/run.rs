@@ -21,7 +21,7 @@ use crate::support::{
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Far longer than anything here takes.
-const SOON: Duration = Duration::from_secs(300);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Runs a shell's text under `pagekeeper run` with these options.
 fn run_sh(options: &[&str], text: &str) -> Outcome {
@@ -708,9 +708,9 @@ fn with_a_report_it_stops_as_the_command_stops() {
     let pid = Pid::from_child(&child);
     for _ in 0..2 {
         kill_process(pid, Signal::TSTP).unwrap();
-        eventually("both stop", SOON, || (state(child.id()) == 'T').then_some(()));
+        eventually("both stop", WAIT_TIMEOUT, || (state(child.id()) == 'T').then_some(()));
         kill_process(pid, Signal::CONT).unwrap();
-        eventually("both go on", SOON, || (state(child.id()) != 'T').then_some(()));
+        eventually("both go on", WAIT_TIMEOUT, || (state(child.id()) != 'T').then_some(()));
     }
     kill_process(pid, Signal::USR1).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(9));
@@ -753,7 +753,7 @@ fn in_a_terminal_a_key_reaches_the_command_once() {
 }
 
 /// Bytes of the file that is copied.
-const SIZE: u64 = 64 * MIB;
+const FILE_BYTES: u64 = 64 * MIB;
 
 #[test]
 fn a_report_says_what_was_released() {
@@ -763,7 +763,7 @@ fn a_report_says_what_was_released() {
     // A slow disk has some left to write two seconds after the end of a command, which is as long as that waits.
     let dir = QuickDisk::new();
     let (from, to) = (dir.path().join("from"), dir.path().join("to"));
-    let bytes: Vec<u8> = (0..SIZE).map(|at| (at / 4096 + at).to_le_bytes()[0]).collect();
+    let bytes: Vec<u8> = (0..FILE_BYTES).map(|at| (at / 4096 + at).to_le_bytes()[0]).collect();
     std::fs::write(&from, bytes).unwrap();
     let evict = || drop(finish(pagekeeper().arg("evict").arg(&from)).fine());
     evict();
@@ -774,9 +774,13 @@ fn a_report_says_what_was_released() {
     let outcome = copy(&["--report", "--json"]);
     let report: serde_json::Value = serde_json::from_str(&outcome.stderr).unwrap();
     let resident = (resident_bytes(std::slice::from_ref(&from)), resident_bytes(std::slice::from_ref(&to)));
-    assert!(resident.0 <= SIZE / 8 && resident.1 <= SIZE / 8, "{resident:?}: {report:#}");
+    assert!(resident.0 <= FILE_BYTES / 8 && resident.1 <= FILE_BYTES / 8, "{resident:?}: {report:#}");
     let total = |name: &str| report["total"][name].as_u64().unwrap();
-    assert_eq!((total("stream_read_bytes"), total("stream_written_bytes")), (SIZE, SIZE), "{report:#}");
+    assert_eq!(
+        (total("stream_read_bytes"), total("stream_written_bytes")),
+        (FILE_BYTES, FILE_BYTES),
+        "{report:#}"
+    );
     assert_eq!(report["processes"][0]["name"], "cp", "{report:#}");
     finish(Command::new("cmp").arg(&from).arg(&to)).fine();
 
@@ -787,7 +791,7 @@ fn a_report_says_what_was_released() {
     for said in ["what the rules did in 1 process\n", "read 64 MiB", "written 64 MiB"] {
         assert!(outcome.stderr.contains(said), "{said}: {outcome:?}");
     }
-    assert_eq!(resident_bytes(std::slice::from_ref(&from)), SIZE, "{outcome:?}");
+    assert_eq!(resident_bytes(std::slice::from_ref(&from)), FILE_BYTES, "{outcome:?}");
     let nothing = run_sh(&["--report"], "true");
     assert!(nothing.stderr.contains("no rule was for any process of it (see"), "{nothing:?}");
 }

@@ -14,9 +14,9 @@ use crate::support::compare::Way;
 use crate::support::loop_images::QuickDisk;
 use crate::support::{MIB, evict};
 
-const SIZE: u64 = 200 * MIB;
+const FILE_BYTES: u64 = 200 * MIB;
 /// Far longer than a queue takes to be sent.
-const SOON: Duration = Duration::from_secs(60);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An nginx that sends the files of a directory by sendfile(2), under the rules; ended with the value.
 struct Nginx {
@@ -43,7 +43,7 @@ impl Nginx {
         let mut command = way.command(Path::new("nginx"));
         let child = command.arg("-c").arg(&file).stdin(Stdio::null()).spawn().expect("start nginx");
         let nginx = Self { child, port };
-        support::eventually("nginx listens", SOON, || nginx.connect());
+        support::eventually("nginx listens", WAIT_TIMEOUT, || nginx.connect());
         nginx
     }
 
@@ -93,7 +93,7 @@ fn what_nginx_sends_goes_once_it_is_sent() {
     let _alone = support::alone();
     let (scratch, outside) = (QuickDisk::new(), support::scratch());
     let file = scratch.path().join("file");
-    let bytes = vec![0x5a; usize::try_from(SIZE).expect("small")];
+    let bytes = vec![0x5a; usize::try_from(FILE_BYTES).expect("small")];
     std::fs::write(&file, bytes).expect("write");
     let resident = || support::resident_bytes(std::slice::from_ref(&file));
     evict(&file);
@@ -106,16 +106,16 @@ fn what_nginx_sends_goes_once_it_is_sent() {
                 scope.spawn(move || {
                     let pause = Duration::from_millis(4 + nth);
                     let sum = nginx.read_slowly("file", 1 << 20, pause);
-                    assert!(sum > SIZE, "{sum} bytes came");
+                    assert!(sum > FILE_BYTES, "{sum} bytes came");
                 });
             }
         });
-        let left = support::eventually("what was sent goes", SOON, || {
+        let left = support::eventually("what was sent goes", WAIT_TIMEOUT, || {
             let left = resident();
             eprintln!("{clients} clients: {left} bytes stay");
-            (left <= SIZE / 50).then_some(left)
+            (left <= FILE_BYTES / 50).then_some(left)
         });
-        assert!(left <= SIZE / 50);
+        assert!(left <= FILE_BYTES / 50);
     }
     let report = nginx.end(outside.path());
     // Only this file counts: the file with its process number, which it removes as it ends, may be
@@ -141,7 +141,7 @@ fn what_a_queue_still_holds_is_reported() {
     let mut client = nginx.connect().expect("connect");
     client.write_all(b"GET /file HTTP/1.0\r\n\r\n").expect("ask");
     let resident = || support::resident_bytes(std::slice::from_ref(&file));
-    support::eventually("something is sent", SOON, || (resident() > 0).then_some(()));
+    support::eventually("something is sent", WAIT_TIMEOUT, || (resident() > 0).then_some(()));
     std::thread::sleep(Duration::from_millis(500));
     let report = nginx.end(outside.path());
     let held = resident();

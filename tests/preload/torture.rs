@@ -9,7 +9,9 @@ use std::path::Path;
 
 use crate::support;
 use crate::support::command::finish;
-use crate::support::compare::{Left, Way, assert_same, built, built_library, difference, left_by, ways};
+use crate::support::compare::{
+    ProgramResults, Way, assert_same, built, built_library, difference, left_by, ways,
+};
 use crate::support::loop_images::{LoopImage, QuickDisk};
 use pagekeeper_testing::Seed;
 
@@ -179,7 +181,7 @@ fn a_process_that_takes_stock_finds_its_own_descriptors() {
     let scratch = support::scratch();
     let program = built("limits", OPTIONS);
     let plain = left_by(&Way::plain(), &program, &["stock"], scratch.path());
-    let counts = |left: &Left| -> Vec<u32> {
+    let counts = |left: &ProgramResults| -> Vec<u32> {
         left.complained[0].split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect()
     };
     let [1, inherited] = counts(&plain)[..] else { panic!("{plain:#?}") };

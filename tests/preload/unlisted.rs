@@ -11,27 +11,27 @@ use crate::support::loop_images::QuickDisk;
 use crate::support::{MIB, copy_program, evict, files_in, resident_bytes};
 
 /// Bytes of the large file of a source.
-const SIZE: usize = 48 << 20;
+const LARGE_FILE_BYTES: usize = 48 << 20;
 
 /// A program that packs `source`, and the line that checks what it made: lines of a shell.
-struct Packer {
+struct PackProgram {
     name: &'static str,
     arguments: &'static [&'static str],
     check: &'static str,
 }
 
-const PACKERS: [Packer; 3] = [
-    Packer {
+const PACKERS: [PackProgram; 3] = [
+    PackProgram {
         name: "mksquashfs",
         arguments: &["source", "made/image", "-noI", "-noD", "-noF", "-noX", "-no-progress"],
         check: "unsquashfs -no-progress -d back made/image && diff -r source back",
     },
-    Packer {
+    PackProgram {
         name: "rdiff-backup",
         arguments: &["source", "made/mirror"],
         check: "diff -r --exclude=rdiff-backup-data source made/mirror",
     },
-    Packer {
+    PackProgram {
         name: "7z",
         arguments: &["a", "-mx0", "made/archive.7z", "source"],
         check: "mkdir back && cd back && 7z x ../made/archive.7z && diff -r ../source source",
@@ -43,7 +43,7 @@ fn make_source(here: &Path) {
     let source = here.join("source");
     std::fs::create_dir_all(source.join("tree")).expect("make a directory");
     std::fs::create_dir(here.join("made")).expect("make a directory");
-    std::fs::write(source.join("large"), random_bytes(SIZE, 1)).expect("write");
+    std::fs::write(source.join("large"), random_bytes(LARGE_FILE_BYTES, 1)).expect("write");
     std::fs::write(source.join("hot"), random_bytes(8 << 20, 2)).expect("write");
     for nth in 0..50 {
         std::fs::write(source.join(format!("tree/{nth}")), random_bytes(nth * 3000, nth as u64))
@@ -62,7 +62,7 @@ fn the_command_that_was_typed_is_a_stream() {
         return;
     }
     let _alone = support::alone();
-    for Packer { name, arguments, check } in PACKERS {
+    for PackProgram { name, arguments, check } in PACKERS {
         let scratch = QuickDisk::new();
         let here = scratch.path();
         make_source(here);
@@ -125,12 +125,12 @@ fn a_server_that_was_typed_is_no_stream() {
     let scratch = support::scratch();
     let (server, file) = (scratch.path().join("mongod"), scratch.path().join("data"));
     copy_program(Path::new("/bin/cat"), &server);
-    std::fs::write(&file, random_bytes(SIZE, 3)).expect("write");
+    std::fs::write(&file, random_bytes(LARGE_FILE_BYTES, 3)).expect("write");
     evict(&file);
     let outcome =
         finish(pagekeeper().args(["run", "--"]).arg(&server).arg(&file).stdout(std::process::Stdio::null()));
     assert!(outcome.code == 0 && outcome.stderr.is_empty(), "{:?} {}", outcome.code, outcome.stderr);
-    assert_eq!(resident_bytes(&[file]), SIZE as u64);
+    assert_eq!(resident_bytes(&[file]), LARGE_FILE_BYTES as u64);
 }
 
 /// Bytes that a process reads or writes before it is known for a stream.

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Far longer than any run should take, also one that reads and writes some hundred MiB on a disk of 3 MB/s.
-const DEADLINE: Duration = Duration::from_secs(600);
+const RUN_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The results of a run.
 #[derive(Debug)]
@@ -78,7 +78,7 @@ pub(crate) fn run(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Out
     finish(pagekeeper().args(arguments))
 }
 
-/// Runs any command to its end; kills it and panics if it takes longer than [`DEADLINE`].
+/// Runs any command to its end; kills it and panics if it takes longer than [`RUN_TIMEOUT`].
 pub(crate) fn finish(command: &mut Command) -> Outcome {
     let mut child = command
         .stdin(Stdio::null())
@@ -93,7 +93,7 @@ pub(crate) fn finish(command: &mut Command) -> Outcome {
         if let Some(status) = child.try_wait().expect("wait for a child") {
             break status;
         }
-        if start.elapsed() > DEADLINE {
+        if start.elapsed() > RUN_TIMEOUT {
             child.kill().expect("kill a child");
             panic!("{command:?} hangs");
         }

@@ -117,7 +117,7 @@ pub(crate) fn ways() -> Vec<Way> {
 
 /// The results of a program.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Left {
+pub(crate) struct ProgramResults {
     /// Exit code, or 128 + signal.
     pub(crate) code: i32,
     /// Lines of its standard output, with its file's name replaced.
@@ -129,7 +129,7 @@ pub(crate) struct Left {
 }
 
 /// Runs a program in a new directory below `parent`, and takes down what it leaves.
-pub(crate) fn left_by(way: &Way, program: &Path, arguments: &[&str], parent: &Path) -> Left {
+pub(crate) fn left_by(way: &Way, program: &Path, arguments: &[&str], parent: &Path) -> ProgramResults {
     let directory = tempfile::tempdir_in(parent).expect("make a directory");
     let mut command = way.command(program);
     command.arg(&way.file).args(arguments).current_dir(directory.path()).env("LIBC_FATAL_STDERR_", "1");
@@ -139,7 +139,12 @@ pub(crate) fn left_by(way: &Way, program: &Path, arguments: &[&str], parent: &Pa
     let lines = |text: &str| text.lines().filter(is_own).map(|line| line.replace(&way.file, NAME)).collect();
     let mut files = BTreeMap::new();
     take_down(directory.path(), "", &way.file, &mut files);
-    Left { code: outcome.code, said: lines(&outcome.stdout), complained: lines(&outcome.stderr), files }
+    ProgramResults {
+        code: outcome.code,
+        said: lines(&outcome.stdout),
+        complained: lines(&outcome.stderr),
+        files,
+    }
 }
 
 /// Panics unless a program leaves the same in each of these ways as it leaves plain.
@@ -157,7 +162,7 @@ pub(crate) fn assert_same(program: &Path, arguments: &[&str], ways: &[Way], pare
 }
 
 /// The first lines that differ, and where they stand; none if all is the same.
-pub(crate) fn difference(expected: &Left, seen: &Left) -> Option<String> {
+pub(crate) fn difference(expected: &ProgramResults, seen: &ProgramResults) -> Option<String> {
     const SHOWN: usize = 12;
     let mut differences = Vec::new();
     if expected.code != seen.code {

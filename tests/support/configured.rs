@@ -9,12 +9,12 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// Far longer than a start or a stop should take, also where each sync takes seconds.
-const DEADLINE: Duration = Duration::from_secs(300);
+const RUN_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A process that is stopped by SIGTERM, and killed with its handle.
-struct Process(Child);
+struct ServerProcess(Child);
 
-impl Process {
+impl ServerProcess {
     fn start(command: &mut Command, log: &Path) -> Self {
         let log = std::fs::File::create(log).expect("make a log");
         let second = log.try_clone().expect("a second handle");
@@ -29,7 +29,7 @@ impl Process {
     }
 
     fn answers(&mut self, log: &Path, mut ask: impl FnMut() -> bool) {
-        eventually("the server answers", DEADLINE, || {
+        eventually("the server answers", RUN_TIMEOUT, || {
             let ended = self.0.try_wait().expect("wait for the server");
             let said = || std::fs::read_to_string(log).unwrap_or_default();
             assert!(ended.is_none(), "the server ended: {ended:?}: {}", said());
@@ -38,7 +38,7 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
         // Both fail only if it has ended already.
         let _ = self.0.kill();
@@ -67,7 +67,7 @@ fn fine(command: &mut Command) -> String {
 /// A `MariaDB` server of `my.cnf`, which includes all of `conf.d/`.
 pub(crate) struct MariaDb {
     home: PathBuf,
-    process: Process,
+    process: ServerProcess,
 }
 
 /// Programs that it needs.
@@ -101,10 +101,10 @@ impl MariaDb {
         server
     }
 
-    fn spawn(home: &Path) -> Process {
+    fn spawn(home: &Path) -> ServerProcess {
         let mut command = as_user("mysql", Path::new("mariadbd"));
         command.arg(format!("--defaults-file={}", home.join("my.cnf").display()));
-        Process::start(&mut command, &home.join("log"))
+        ServerProcess::start(&mut command, &home.join("log"))
     }
 
     fn wait(&mut self) {
@@ -143,7 +143,7 @@ fn client(home: &Path, sql: &str) -> Command {
 /// A `PostgreSQL` server of `postgresql.conf`, which includes `test.conf`.
 pub(crate) struct PostgreSql {
     home: PathBuf,
-    process: Process,
+    process: ServerProcess,
 }
 
 /// Programs that it needs.
@@ -181,10 +181,10 @@ impl PostgreSql {
         server
     }
 
-    fn spawn(home: &Path) -> Process {
+    fn spawn(home: &Path) -> ServerProcess {
         let mut command = as_user("postgres", &postgresql_program("postgres"));
         command.arg("-D").arg(home.join("data")).arg("-k").arg(home);
-        Process::start(&mut command, &home.join("log"))
+        ServerProcess::start(&mut command, &home.join("log"))
     }
 
     fn wait(&mut self) {
@@ -229,7 +229,7 @@ fn psql(home: &Path, sql: &str) -> Command {
 /// A `db_bench` that puts at random, with the given lines among the options of its database and of its column family.
 pub(crate) struct DbBench {
     database: PathBuf,
-    process: Process,
+    process: ServerProcess,
 }
 
 impl DbBench {
@@ -248,7 +248,7 @@ impl DbBench {
         command.args(["--num=1000000000", "--duration=600"]);
         command.arg(format!("--benchmark_write_rate_limit={rate}"));
         command.arg(format!("--options_file={}", file.display())).arg(format!("--db={}", database.display()));
-        let mut process = Process::start(&mut command, &parent.join("db_bench.log"));
+        let mut process = ServerProcess::start(&mut command, &parent.join("db_bench.log"));
         process.answers(&parent.join("db_bench.log"), || {
             std::fs::read_dir(&database).into_iter().flatten().flatten().any(|entry| {
                 entry.file_name().to_string_lossy().ends_with(".log")

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// Programs that it needs.
-pub(crate) const PROGRAMS: [&str; 11] = [
+pub(crate) const REQUIRED_PROGRAMS: [&str; 11] = [
     "mariadbd",
     "mariadb-install-db",
     "mariadb",
@@ -32,7 +32,7 @@ pub(crate) const DATA: &str = "/var/lib/data";
 pub(crate) const FILLED: u64 = 40 * MIB;
 
 /// The installation of a database is part of it: some 100 MiB and many syncs.
-const DEADLINE: Duration = Duration::from_secs(300);
+const RUN_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// $1: a directory with `image`; $2: `disk` or `overlay`; $3: what to do in the new root. That is the root of the whole
 /// namespace for a disk, and one of the process alone, by chroot(2), for an overlay.
@@ -83,7 +83,7 @@ exec mariadbd --no-defaults --user=root --skip-networking --datadir=/var/lib/dat
 
 /// On what its data is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum On {
+pub(crate) enum DataLocation {
     /// A volume: a file system of its own.
     Disk,
     /// The container's own root, an overlay.
@@ -93,7 +93,7 @@ pub(crate) enum On {
 /// A running container.
 pub(crate) struct Container {
     home: PathBuf,
-    on: On,
+    on: DataLocation,
     /// `unshare`, whose only child is the container's first process.
     child: Child,
     pid: u32,
@@ -101,7 +101,7 @@ pub(crate) struct Container {
 
 impl Container {
     /// Makes one under `parent` and waits until its server answers.
-    pub(crate) fn start(parent: &Path, on: On) -> Self {
+    pub(crate) fn start(parent: &Path, on: DataLocation) -> Self {
         let home = parent.join(format!("{on:?}"));
         std::fs::create_dir(&home).expect("make the container's directory");
         let image = home.join("image");
@@ -113,19 +113,19 @@ impl Container {
             .args(["--pdeathsig=KILL", "--", "unshare", "--mount", "--pid", "--fork", "--kill-child", "--"])
             .args(["sh", "-c", BEGIN, "sh"])
             .arg(&home)
-            .args([if on == On::Overlay { "overlay" } else { "disk" }, SERVE])
+            .args([if on == DataLocation::Overlay { "overlay" } else { "disk" }, SERVE])
             .stdin(Stdio::null())
             .stdout(said.try_clone().expect("a second handle"))
             .stderr(said)
             .spawn()
             .expect("start unshare");
         let children = format!("/proc/{0}/task/{0}/children", child.id());
-        let pid = eventually("the container begins", DEADLINE, || {
+        let pid = eventually("the container begins", RUN_TIMEOUT, || {
             check(&home, &mut child);
             std::fs::read_to_string(&children).ok()?.trim().parse().ok()
         });
         let mut container = Self { home, on, child, pid };
-        eventually("its server answers", DEADLINE, || {
+        eventually("its server answers", RUN_TIMEOUT, || {
             check(&container.home, &mut container.child);
             container.try_execute("SELECT 1").then_some(())
         });
@@ -162,7 +162,7 @@ impl Container {
 
     /// Its binlogs: the files in which their pages are, below the overlay if there is one.
     pub(crate) fn binlogs(&self) -> Vec<PathBuf> {
-        let below = if self.on == On::Overlay { "/disk/upper" } else { "" };
+        let below = if self.on == DataLocation::Overlay { "/disk/upper" } else { "" };
         let data = format!("/proc/{}/root{below}{DATA}", self.pid);
         let mut files: Vec<PathBuf> = std::fs::read_dir(data)
             .expect("list the container's data")
@@ -179,7 +179,7 @@ impl Container {
     /// Ends it, and waits until nothing holds its file system any more: its loop device is free.
     pub(crate) fn end(mut self) {
         self.kill();
-        eventually("its file system is let go", DEADLINE, || {
+        eventually("its file system is let go", RUN_TIMEOUT, || {
             let output = Command::new("losetup")
                 .arg("--associated")
                 .arg(self.home.join("image"))

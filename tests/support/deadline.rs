@@ -11,13 +11,13 @@ use std::sync::{Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Far longer than any story of `make test` waits for one child.
-const DEADLINE: Duration = Duration::from_secs(900);
+const CHILD_TIMEOUT: Duration = Duration::from_secs(900);
 
 /// Stories that are ignored unless asked for run for as long as they are asked to.
-const LONG_DEADLINE: Duration = Duration::from_secs(6 * 3600);
+const LONG_CHILD_TIMEOUT: Duration = Duration::from_secs(6 * 3600);
 
 /// When each test's children have to have ended, by the thread that runs the test.
-static WATCHED: Mutex<BTreeMap<PathBuf, Instant>> = Mutex::new(BTreeMap::new());
+static CHILD_DEADLINES: Mutex<BTreeMap<PathBuf, Instant>> = Mutex::new(BTreeMap::new());
 
 thread_local! {
     static HERE: RefCell<Option<WatchedThread>> = const { RefCell::new(None) };
@@ -28,14 +28,14 @@ struct WatchedThread(PathBuf);
 
 impl Drop for WatchedThread {
     fn drop(&mut self) {
-        WATCHED.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+        CHILD_DEADLINES.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
     }
 }
 
 /// Gives the children of this thread a new deadline.
 pub(crate) fn renew() {
     let is_long = std::env::args().any(|argument| argument.ends_with("ignored"));
-    renew_for(if is_long { LONG_DEADLINE } else { DEADLINE });
+    renew_for(if is_long { LONG_CHILD_TIMEOUT } else { CHILD_TIMEOUT });
 }
 
 /// Gives the children of this thread so much time from now on.
@@ -44,7 +44,7 @@ pub(crate) fn renew_for(time: Duration) {
     WATCHDOG.call_once(|| drop(std::thread::spawn(watch)));
     HERE.with_borrow_mut(|here| {
         let thread = here.get_or_insert_with(|| WatchedThread(this_thread()));
-        let mut watched = WATCHED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watched = CHILD_DEADLINES.lock().unwrap_or_else(PoisonError::into_inner);
         watched.insert(thread.0.clone(), Instant::now() + time);
     });
 }
@@ -58,10 +58,10 @@ fn this_thread() -> PathBuf {
 fn watch() {
     loop {
         std::thread::sleep(Duration::from_millis(500));
-        let mut watched = WATCHED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watched = CHILD_DEADLINES.lock().unwrap_or_else(PoisonError::into_inner);
         for (thread, end) in watched.iter_mut().filter(|(_, end)| **end <= Instant::now()) {
             children(thread).into_iter().for_each(kill);
-            *end += DEADLINE;
+            *end += CHILD_TIMEOUT;
         }
     }
 }

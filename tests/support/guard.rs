@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 pub(crate) use super::command::program;
 
 #[derive(Default)]
-struct Said {
+struct GuardOutput {
     events: Mutex<Vec<Value>>,
     more: Condvar,
 }
@@ -20,13 +20,13 @@ struct Said {
 /// A running guard.
 pub(crate) struct Guard {
     child: Child,
-    said: Arc<Said>,
+    said: Arc<GuardOutput>,
     output: Option<JoinHandle<()>>,
     complaints: Option<JoinHandle<String>>,
 }
 
 /// The output of a guard that has ended.
-pub(crate) struct Ended {
+pub(crate) struct EndedGuard {
     /// Its exit status.
     pub(crate) status: ExitStatus,
     /// All JSON lines, in order.
@@ -35,7 +35,7 @@ pub(crate) struct Ended {
     pub(crate) stderr: String,
 }
 
-impl Ended {
+impl EndedGuard {
     /// The last summary.
     pub(crate) fn summary(&self) -> &Value {
         self.events
@@ -65,7 +65,7 @@ impl Guard {
             .stderr(Stdio::piped())
             .spawn()
             .expect("start pagekeeper guard");
-        let said = Arc::new(Said::default());
+        let said = Arc::new(GuardOutput::default());
         let stdout = child.stdout.take().expect("piped");
         let mut stderr = child.stderr.take().expect("piped");
         let output = {
@@ -177,18 +177,18 @@ impl Guard {
     }
 
     /// Ends the guard by SIGTERM.
-    pub(crate) fn stop(self) -> Ended {
+    pub(crate) fn stop(self) -> EndedGuard {
         self.signal(rustix::process::Signal::TERM);
         self.wait()
     }
 
     /// Waits until the guard ends by itself.
-    pub(crate) fn wait(mut self) -> Ended {
+    pub(crate) fn wait(mut self) -> EndedGuard {
         let status = self.child.wait().expect("wait for the guard");
         self.output.take().expect("taken once").join().expect("each line is JSON");
         let stderr = self.complaints.take().expect("taken once").join().expect("standard error is text");
         let events = self.said.events.lock().expect("no panic while held").clone();
-        Ended { status, events, stderr }
+        EndedGuard { status, events, stderr }
     }
 }
 

@@ -20,15 +20,15 @@ use super::decoys::Decoys;
 use super::{copy_program, eventually};
 
 /// Programs that it needs.
-pub(crate) const PROGRAMS: [&str; 4] = ["setpriv", "unshare", "sh", "chown"];
+pub(crate) const REQUIRED_PROGRAMS: [&str; 4] = ["setpriv", "unshare", "sh", "chown"];
 
 /// Variable with the part that a process of this program plays, in the directory where it runs.
 const PART: &str = "PAGEKEEPER_HOSTILE_PART";
 
 /// Nobody's.
-const USER: &str = "54321";
+const USER_ID: &str = "54321";
 
-const SOON: Duration = Duration::from_secs(240);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(240);
 
 /// A directory of a process of the user's: its name, the program's, and the part.
 type Role = (&'static [u8], &'static str, &'static str);
@@ -84,7 +84,7 @@ impl Hostile {
         }
         for (directory, _, part) in ROLES {
             let ready = home.join(OsStr::from_bytes(directory)).join("ready");
-            eventually(&format!("{part} is ready"), SOON, || {
+            eventually(&format!("{part} is ready"), WAIT_TIMEOUT, || {
                 check(&mut parts, &home);
                 ready.exists().then_some(())
             });
@@ -158,7 +158,7 @@ fn lay_out(directory: &Path, decoys: &mut Decoys, others: &[&Path]) {
     if directory.ends_with("container") {
         return;
     }
-    let status = Command::new("chown").args(["-hR", &format!("{USER}:{USER}")]).arg(directory).status();
+    let status = Command::new("chown").args(["-hR", &format!("{USER_ID}:{USER_ID}")]).arg(directory).status();
     assert!(status.expect("run chown").success());
 }
 
@@ -169,7 +169,7 @@ fn start(directory: &Path, name: &str, part: &str, names: u32) -> Child {
         say(&["setpriv", "--pdeathsig=KILL", "--"]);
         say(&["unshare", "-m", "-p", "-f", "--kill-child", "--mount-proc"]);
     } else {
-        let user = ["--reuid", USER, "--regid", USER, "--clear-groups", "--pdeathsig=KILL", "--"];
+        let user = ["--reuid", USER_ID, "--regid", USER_ID, "--clear-groups", "--pdeathsig=KILL", "--"];
         say(&[&["setpriv"][..], &user].concat());
         // In namespaces of its own, of which it is root.
         if part == "bind" || part == "exchange" {

@@ -3,7 +3,7 @@
 //! Invariants: binlogs are of 16 MiB and synced at every commit, as is the redo log; a server never outlives the
 //! thread that started it (also if that is killed), nor its handle.
 
-use super::sysbench::Loaded;
+use super::sysbench::LoadedServer;
 use super::{MIB, eventually};
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// Programs that a server and its load need.
-pub(crate) const PROGRAMS: [&str; 6] =
+pub(crate) const REQUIRED_PROGRAMS: [&str; 6] =
     ["mariadbd", "mariadb-install-db", "mariadb", "sysbench", "fincore", "setpriv"];
 
 /// Largest size of one binlog, in bytes, but for the end of its last transaction.
@@ -324,7 +324,7 @@ impl Server {
     }
 }
 
-impl Loaded for Server {
+impl LoadedServer for Server {
     fn socket(&self) -> PathBuf {
         self.home.join("run/socket")
     }

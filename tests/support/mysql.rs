@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// Programs that it needs beside the unpacked ones.
-pub(crate) const PROGRAMS: [&str; 7] =
+pub(crate) const REQUIRED_PROGRAMS: [&str; 7] =
     ["sysbench", "mariadb", "fincore", "setpriv", "unshare", "mount", "chroot"];
 
 /// Largest size of one binlog, in bytes, but for the end of its last transaction.
@@ -21,7 +21,7 @@ pub(crate) const BINLOG_BYTES: u64 = 16 * MIB;
 pub(crate) const REDO_BYTES: u64 = 96 * MIB;
 
 /// The path of its data, as it sees it.
-pub(crate) const DATA: &str = MySql::DATA;
+pub(crate) const DATA: &str = MySql::INNER_DATA_PATH;
 
 /// A running server.
 pub(crate) struct Server {
@@ -121,7 +121,7 @@ impl Server {
     }
 }
 
-impl super::sysbench::Loaded for Server {
+impl super::sysbench::LoadedServer for Server {
     fn socket(&self) -> PathBuf {
         self.home.join("run/socket")
     }
@@ -181,7 +181,7 @@ impl Drop for Follower {
 fn begin(unpacked: &Path, home: &Path) -> Child {
     enter(unpacked, home)
         .arg("/usr/sbin/mysqld")
-        .args(MySql::COMMON)
+        .args(MySql::COMMON_ARGUMENTS)
         .args(["--skip-networking", "--mysqlx=OFF", "--socket=/run/socket", "--pid-file=/run/pid"])
         .args(["--log-error=/run/log.err", "--server-id=1"])
         .args(["--log-bin=binlog", "--sync-binlog=1", "--net-write-timeout=3600"])

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Reads YAML.
-pub(crate) const PROGRAMS: [&str; 1] = ["/usr/bin/python3"];
+pub(crate) const REQUIRED_PROGRAMS: [&str; 1] = ["/usr/bin/python3"];
 
 /// A path of the node that a container sees, in the terms of a manifest.
 pub(crate) struct HostPath {
@@ -37,8 +37,11 @@ impl Pod {
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../deploy/kubernetes-daemonset.yaml");
         let script =
             "import json, sys, yaml; json.dump(list(yaml.safe_load_all(open(sys.argv[1]))), sys.stdout)";
-        let read =
-            Command::new(PROGRAMS[0]).args(["-c", script]).arg(manifest).output().expect("run python3");
+        let read = Command::new(REQUIRED_PROGRAMS[0])
+            .args(["-c", script])
+            .arg(manifest)
+            .output()
+            .expect("run python3");
         assert!(read.status.success(), "{}", String::from_utf8_lossy(&read.stderr));
         let objects: Vec<Value> = serde_json::from_slice(&read.stdout).expect("it wrote JSON");
         let of = |kind: &str| objects.iter().find(|object| object["kind"] == kind).expect("it is there");

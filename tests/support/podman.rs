@@ -13,7 +13,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 /// Programs that it needs.
-pub(crate) const PROGRAMS: [&str; 8] =
+pub(crate) const REQUIRED_PROGRAMS: [&str; 8] =
     ["podman", "crun", "conmon", "mariadbd", "mariadb-install-db", "mariadb", "setpriv", "tar"];
 
 /// The path of its data, as it sees it.
@@ -24,7 +24,7 @@ pub(crate) const DATA: &str = "/var/lib/data";
 pub(crate) const FILLED: u64 = 40 * MIB;
 
 /// Deadline for an emulated machine.
-const DEADLINE: Duration = Duration::from_secs(600);
+const RUN_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The files that podman stores, and its image.
 pub(crate) struct Engine {
@@ -101,7 +101,7 @@ impl Engine {
                 .args(["--innodb-buffer-pool-size=32M", "--innodb-log-file-size=16M"]),
         );
         let container = Container { engine: self, name, pid: self.pid(name) };
-        eventually("its server answers", DEADLINE, || container.try_execute("SELECT 1").then_some(()));
+        eventually("its server answers", RUN_TIMEOUT, || container.try_execute("SELECT 1").then_some(()));
         container.execute("CREATE DATABASE d; CREATE TABLE d.t (v LONGBLOB)");
         container
     }

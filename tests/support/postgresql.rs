@@ -18,7 +18,7 @@ pub(crate) const SEGMENT_BYTES: u64 = 16 * MIB;
 pub(crate) const WAL_BYTES: u64 = 256 * MIB;
 
 /// Far longer than a disk needs for what is waited for here.
-const DEADLINE: Duration = Duration::from_secs(600);
+const RUN_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Programs that it needs.
 pub(crate) fn programs() -> Vec<String> {
@@ -105,7 +105,7 @@ impl Server {
         self.child.kill().expect("kill the server");
         self.child.wait().expect("wait for the server");
         // Its children end when they notice; a new server waits for none of them, but refuses to start beside them.
-        eventually("a crashed server is up again", DEADLINE, || {
+        eventually("a crashed server is up again", RUN_TIMEOUT, || {
             if self.child.try_wait().expect("wait for the server").is_some() {
                 self.child = serve(&self.home, &self.starter, &self.settings);
             }
@@ -114,7 +114,7 @@ impl Server {
     }
 
     fn wait_until_ready(&mut self) {
-        eventually("the server answers", DEADLINE, || {
+        eventually("the server answers", RUN_TIMEOUT, || {
             let ended = self.child.try_wait().expect("wait for the server");
             let log = || std::fs::read_to_string(self.home.join("log")).unwrap_or_default();
             assert!(ended.is_none(), "postgres ended: {ended:?}: {}", log());
@@ -221,7 +221,7 @@ impl Server {
         command.args(["--no-vacuum", "--client=4", "--time=600"]);
         command.args(rate.map(|rate| format!("--rate={rate}")));
         let load = command.arg("--file").arg(&script).arg("postgres");
-        let mut load = Ended(
+        let mut load = EndedChild(
             load.stdin(Stdio::null())
                 .stdout(Stdio::null())
                 .stderr(Stdio::null())
@@ -229,7 +229,7 @@ impl Server {
                 .expect("start pgbench"),
         );
         let until = self.wal_written() + bytes;
-        eventually("the load writes", DEADLINE, || {
+        eventually("the load writes", RUN_TIMEOUT, || {
             let ended = load.0.try_wait().expect("wait for pgbench");
             assert!(ended.is_none(), "pgbench ended by itself: {ended:?}");
             sample();
@@ -271,7 +271,7 @@ impl Server {
         };
         finish(&mut receive(&["--create-slot"]));
         let child = receive(&["--status-interval=1"]).spawn().expect("start pg_receivewal");
-        eventually("it streams", DEADLINE, || {
+        eventually("it streams", RUN_TIMEOUT, || {
             (self.query("SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'") == "1")
                 .then_some(())
         });
@@ -336,9 +336,9 @@ impl Drop for Follower {
 }
 
 /// A child that is killed with its handle.
-struct Ended(Child);
+struct EndedChild(Child);
 
-impl Drop for Ended {
+impl Drop for EndedChild {
     fn drop(&mut self) {
         // Both fail only if it has ended already.
         let _ = self.0.kill();

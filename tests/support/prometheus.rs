@@ -3,7 +3,7 @@
 //! The server ends with its handle. Fails with what it said.
 
 #[allow(unused_imports, reason = "each test program uses its own part")]
-pub(crate) use pagekeeper_testing::http::{Answer, ask, free_port};
+pub(crate) use pagekeeper_testing::http::{HttpResponse, ask, free_port};
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::path::Path;

@@ -9,13 +9,13 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// Programs that it needs.
-pub(crate) const PROGRAMS: [&str; 2] = ["db_bench", "setpriv"];
+pub(crate) const REQUIRED_PROGRAMS: [&str; 2] = ["db_bench", "setpriv"];
 
 /// The rate of its puts, in bytes a second.
-const RATE: u64 = 32 * MIB;
+const PUT_BYTES_PER_SECOND: u64 = 32 * MIB;
 
 /// Far longer than a disk needs for what is waited for here.
-const DEADLINE: Duration = Duration::from_secs(400);
+const RUN_TIMEOUT: Duration = Duration::from_secs(400);
 
 /// A running `db_bench`.
 pub(crate) struct Bench {
@@ -32,7 +32,11 @@ impl Bench {
         let output = std::fs::File::create(parent.join("db_bench.out")).expect("make a file");
         let child = Command::new("setpriv")
             .args(["--pdeathsig=KILL", "--", "db_bench", "--benchmarks=fillrandom", "--value_size=1000"])
-            .args(["--num=1000000000", "--duration=600", &format!("--benchmark_write_rate_limit={RATE}")])
+            .args([
+                "--num=1000000000",
+                "--duration=600",
+                &format!("--benchmark_write_rate_limit={PUT_BYTES_PER_SECOND}"),
+            ])
             .arg(format!("--options_file={}", options.display()))
             .arg(format!("--db={}", database.display()))
             .stdin(Stdio::null())
@@ -63,7 +67,7 @@ impl Bench {
     /// The same, and calls `sample` now and then meanwhile.
     pub(crate) fn write_while(&mut self, bytes: u64, mut sample: impl FnMut()) {
         let until = self.io("wchar") + bytes;
-        super::eventually("db_bench writes", DEADLINE, || {
+        super::eventually("db_bench writes", RUN_TIMEOUT, || {
             let ended = self.child.try_wait().expect("wait for db_bench");
             assert!(ended.is_none(), "db_bench ended by itself: {ended:?}");
             sample();

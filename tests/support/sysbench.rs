@@ -11,7 +11,7 @@ const ROWS: usize = 10_000;
 const THREADS: usize = 8;
 
 /// A server that a load can be put on, as root without a password.
-pub(crate) trait Loaded {
+pub(crate) trait LoadedServer {
     /// Its socket.
     fn socket(&self) -> PathBuf;
 
@@ -20,7 +20,7 @@ pub(crate) trait Loaded {
 }
 
 /// Makes the schema and fills its tables.
-pub(crate) fn prepare(server: &impl Loaded) {
+pub(crate) fn prepare(server: &impl LoadedServer) {
     server.execute("CREATE DATABASE `load`");
     let output = sysbench(server).arg("prepare").output().expect("run sysbench");
     assert!(output.status.success(), "sysbench prepare: {}", String::from_utf8_lossy(&output.stdout));
@@ -31,7 +31,7 @@ pub(crate) fn tables() -> String {
     (1..=TABLES).map(|number| format!("`load`.sbtest{number}")).collect::<Vec<_>>().join(", ")
 }
 
-fn sysbench(server: &impl Loaded) -> Command {
+fn sysbench(server: &impl LoadedServer) -> Command {
     let mut command = Command::new("sysbench");
     command
         .arg("oltp_read_write")
@@ -53,17 +53,17 @@ pub(crate) struct Load {
 impl Load {
     /// Starts `oltp_read_write` with more writes in each transaction than by default, so that binlogs of 16 MiB
     /// fill within seconds also where a synced commit is slow.
-    pub(crate) fn start(server: &impl Loaded) -> Self {
+    pub(crate) fn start(server: &impl LoadedServer) -> Self {
         Self::start_with(server, &["--time=600"])
     }
 
     /// The same with so many transactions a second, of some 20 KiB of binlog each, where the machine is up to it, for up
     /// to an hour.
-    pub(crate) fn at_rate(server: &impl Loaded, rate: u32) -> Self {
+    pub(crate) fn at_rate(server: &impl LoadedServer, rate: u32) -> Self {
         Self::start_with(server, &["--time=3600", &format!("--rate={rate}")])
     }
 
-    fn start_with(server: &impl Loaded, arguments: &[&str]) -> Self {
+    fn start_with(server: &impl LoadedServer, arguments: &[&str]) -> Self {
         let child = sysbench(server)
             .args(arguments)
             .args(["--range-selects=off", "--point-selects=2"])

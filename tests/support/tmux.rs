@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::eventually;
 
 /// Far longer than anything on a screen should take.
-const DEADLINE: Duration = Duration::from_secs(60);
+const RUN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A terminal with a shell in it.
 pub(crate) struct Terminal {
@@ -83,7 +83,7 @@ impl Terminal {
     pub(crate) fn child(&self) -> u32 {
         let shell = self.tmux(&["display-message", "-p", "#{pane_pid}"]);
         let shell = shell.trim();
-        eventually("a process of the shell", DEADLINE, || {
+        eventually("a process of the shell", RUN_TIMEOUT, || {
             let children = std::fs::read_to_string(format!("/proc/{shell}/task/{shell}/children")).ok()?;
             children.split_whitespace().next()?.parse().ok()
         })
@@ -102,7 +102,7 @@ impl Terminal {
             if wanted(&screen) {
                 return screen;
             }
-            assert!(start.elapsed() < DEADLINE, "never came: {what}\n{screen}");
+            assert!(start.elapsed() < RUN_TIMEOUT, "never came: {what}\n{screen}");
             std::thread::sleep(Duration::from_millis(100));
         }
     }

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 
 /// A user that owns nothing, as that of `DynamicUser=` does.
-pub(crate) const USER: u32 = 61_999;
+pub(crate) const USER_ID: u32 = 61_999;
 
 /// The capabilities that systemd would give by `CapabilityBoundingSet=` and `AmbientCapabilities=` of these files of
 /// `deploy/`, which are the same.
@@ -51,7 +51,12 @@ pub(crate) fn confined(program: &Path, capabilities: &BTreeSet<String>) -> Comma
     let mut command = Command::new("unshare");
     command
         .args(["--mount", "--", "sh", "-c", mounted, "sh", "setpriv"])
-        .args([&format!("--reuid={USER}"), &format!("--regid={USER}"), "--clear-groups", "--no-new-privs"])
+        .args([
+            &format!("--reuid={USER_ID}"),
+            &format!("--regid={USER_ID}"),
+            "--clear-groups",
+            "--no-new-privs",
+        ])
         .args(["--bounding-set", "--inh-caps", "--ambient-caps"].map(|option| format!("{option}={set}")))
         .args([OsStr::new("--pdeathsig=KILL"), OsStr::new("--"), program.as_os_str()]);
     command
@@ -64,7 +69,7 @@ pub(crate) fn sets_of(pid: u32) -> BTreeSet<u64> {
         let value = status.lines().find_map(|line| line.strip_prefix(name)).expect("always there");
         value.trim().to_owned()
     };
-    assert!(field("Uid:").split_whitespace().all(|id| id == USER.to_string()), "{status}");
+    assert!(field("Uid:").split_whitespace().all(|id| id == USER_ID.to_string()), "{status}");
     assert_eq!(field("NoNewPrivs:"), "1");
     ["CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"]
         .map(|set| u64::from_str_radix(&field(set), 16).expect("hexadecimal"))

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// Far longer than a start or a stop should take, also where each sync takes seconds.
-const DEADLINE: Duration = Duration::from_secs(300);
+const RUN_TIMEOUT: Duration = Duration::from_secs(300);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -194,7 +194,7 @@ impl Server {
     fn wait(&mut self) {
         let log = self.home.join("log");
         let (version, home) = (self.version.clone(), self.home.clone());
-        eventually("the server answers", DEADLINE, || {
+        eventually("the server answers", RUN_TIMEOUT, || {
             let ended = self.process.try_wait().expect("wait for the server");
             let said = || std::fs::read_to_string(&log).unwrap_or_default();
             assert!(ended.is_none(), "{} ended: {ended:?}: {}", version.name(), said());

@@ -21,29 +21,27 @@ use anyhow::{Context, Result, ensure};
 use pagekeeper_bulk::{BulkMode, BulkWriter};
 use pagekeeper_testing::{LowDirtyLimits, ThrottledDisk};
 
-use crate::Run;
-use crate::clients::Commit;
+use crate::BenchRun;
+use crate::clients::TimedCommit;
 use crate::data::{GIB, MIB};
 use crate::drive::join;
 use crate::latencies::Latencies;
 use crate::pattern;
-use crate::peers::{Program, run as run_program};
-use crate::report::{Report, Unit};
-use crate::rounds::{Plan, Samples, ratio};
-use crate::scratch::Stop;
+use crate::peers::{InstalledProgram, run as run_program};
+use crate::report::{FigureUnit, Report};
+use crate::rounds::{RoundPlan, SubjectSamples, ratio};
+use crate::scratch::StopRequest;
 use crate::slow_device::{self, settle};
-use loads::{Load, RunningLoad};
+use crate::stream::{NO_STREAM_NAME, PLAIN_NAME, UNDER_RUN_NAME};
+use loads::{BesideLoad, RunningLoad};
 
 /// Bytes that the bulk writer is given at a time.
-const PIECE: usize = 1 << 20;
+const BULK_WRITE_BYTES: usize = 1 << 20;
 /// Dirty bytes at which background writeback begins, and at which writers wait, beside appends that are never synced.
-const LIMITS: (u64, u64) = (8 * MIB, 16 * MIB);
+const DIRTY_LIMITS_BYTES: (u64, u64) = (8 * MIB, 16 * MIB);
 
-const UNDER_RUN: &str = "under run";
-const ALONE: &str = "no stream";
-const PLAIN: &str = "plain";
-const BULK: &str = "the library's bulk writer, paced";
-const BULK_DIRECT: &str = "the library's bulk writer, direct";
+const PACED_WRITER_NAME: &str = "the library's bulk writer, paced";
+const DIRECT_WRITER_NAME: &str = "the library's bulk writer, direct";
 
 /// A program that writes `$BYTES`, or copies `$FROM` or the server at `$SERVER`, to `$TO`. `$RUN` runs it.
 struct StreamCommand {
@@ -56,9 +54,9 @@ const fn stream(name: &'static str, needs: &'static [&'static str], line: &'stat
     StreamCommand { name, needs, line }
 }
 
-const CP: &str = "$RUN cp \"$FROM\" \"$TO/copy\"";
-const STREAMS: [StreamCommand; 9] = [
-    stream("cp", &[], CP),
+const CP_COMMAND: &str = "$RUN cp \"$FROM\" \"$TO/copy\"";
+const STREAM_COMMANDS: [StreamCommand; 9] = [
+    stream("cp", &[], CP_COMMAND),
     stream("static cp", &["busybox"], "$RUN busybox cp \"$FROM\" \"$TO/copy\""),
     stream("rsync", &["rsync"], "$RUN rsync --whole-file \"$FROM\" \"$TO/copy\""),
     stream(
@@ -92,9 +90,9 @@ const STREAMS: [StreamCommand; 9] = [
 ];
 
 /// Other remedies, for `cp`.
-const PEERS: [StreamCommand; 6] = [
-    stream(BULK, &[], ""),
-    stream(BULK_DIRECT, &[], ""),
+const REMEDY_COMMANDS: [StreamCommand; 6] = [
+    stream(PACED_WRITER_NAME, &[], ""),
+    stream(DIRECT_WRITER_NAME, &[], ""),
     stream("ionice -c3 cp", &["ionice"], "ionice -c3 cp \"$FROM\" \"$TO/copy\""),
     stream("nocache cp", &["nocache"], "nocache cp \"$FROM\" \"$TO/copy\""),
     // An operator has to guess the limit.
@@ -112,15 +110,15 @@ const PEERS: [StreamCommand; 6] = [
     ),
 ];
 
-/// What to measure.
+/// The measurements to make.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct BesideOptions {
     /// These streams, as the table names them; cp has its peers beside it
-    #[arg(long, value_name = "NAME", default_value = "cp", value_parser = clap::builder::PossibleValuesParser::new(STREAMS.map(|stream| stream.name)))]
+    #[arg(long, value_name = "NAME", default_value = "cp", value_parser = clap::builder::PossibleValuesParser::new(STREAM_COMMANDS.map(|stream| stream.name)))]
     stream: Vec<String>,
     /// These loads [default: one-writer and due; with --quick: due]
     #[arg(long, value_enum)]
-    load: Vec<Load>,
+    load: Vec<BesideLoad>,
     /// These file systems
     #[arg(long, value_name = "KIND", default_values = ["ext4", "xfs", "btrfs"])]
     kind: Vec<String>,
@@ -130,7 +128,7 @@ pub(crate) struct BesideOptions {
 }
 
 /// The figures of a sample.
-struct Sample {
+struct BesideSample {
     /// Commits per second.
     rate: f64,
     took: Latencies,
@@ -139,7 +137,7 @@ struct Sample {
 }
 
 /// The surroundings of a sample.
-struct Site<'a> {
+struct BesideSetup<'a> {
     disk: &'a ThrottledDisk,
     load: RunningLoad,
     source: &'a Path,
@@ -147,12 +145,12 @@ struct Site<'a> {
     /// Bytes a second of the disk.
     rate: u64,
     line: &'static str,
-    pagekeeper: Program,
-    stop: Stop,
+    pagekeeper: InstalledProgram,
+    stop: StopRequest,
 }
 
 /// Runs the benchmark.
-pub(crate) fn run(run: &mut Run, choice: &BesideOptions, rounds: Option<u16>) -> Result<()> {
+pub(crate) fn run(run: &mut BenchRun, choice: &BesideOptions, rounds: Option<u16>) -> Result<()> {
     ensure!(
         rustix::process::geteuid().is_root(),
         "this bench makes a slow disk, and follows programs by events of the kernel: run it as root"
@@ -170,17 +168,28 @@ pub(crate) fn run(run: &mut Run, choice: &BesideOptions, rounds: Option<u16>) ->
     let source = run.scratch.path().join("source");
     pattern::make_file(&source, bytes, 1)?;
     let kinds = if run.quick { &choice.kind[..1] } else { &choice.kind };
-    let usual: &[Load] = if run.quick { &[Load::Due] } else { &[Load::OneWriter, Load::Due] };
+    let usual: &[BesideLoad] =
+        if run.quick { &[BesideLoad::Due] } else { &[BesideLoad::OneWriter, BesideLoad::Due] };
     let loads = if choice.load.is_empty() { usual } else { &choice.load };
     for kind in kinds {
         for load in loads {
             let disk = slow_device::new(&run.scratch, kind, 4 * bytes + GIB, rate)?;
             let Some(started) = RunningLoad::start(run, *load, disk.path(), bytes)? else { continue };
             let (pagekeeper, stop) = (run.pagekeeper.clone(), run.stop.clone());
-            let mut site =
-                Site { disk: &disk, load: started, source: &source, bytes, rate, line: CP, pagekeeper, stop };
-            let _limits = (*load == Load::Appends).then(|| LowDirtyLimits::new(LIMITS.0, LIMITS.1));
-            for stream in STREAMS.iter().filter(|stream| choice.stream.iter().any(|name| name == stream.name))
+            let mut site = BesideSetup {
+                disk: &disk,
+                load: started,
+                source: &source,
+                bytes,
+                rate,
+                line: CP_COMMAND,
+                pagekeeper,
+                stop,
+            };
+            let _limits = (*load == BesideLoad::Appends)
+                .then(|| LowDirtyLimits::new(DIRTY_LIMITS_BYTES.0, DIRTY_LIMITS_BYTES.1));
+            for stream in
+                STREAM_COMMANDS.iter().filter(|stream| choice.stream.iter().any(|name| name == stream.name))
             {
                 // A backup is that of its own server.
                 let is_backup = stream.line.contains("$SERVER");
@@ -197,10 +206,10 @@ pub(crate) fn run(run: &mut Run, choice: &BesideOptions, rounds: Option<u16>) ->
     Ok(())
 }
 
-/// Returns the names of what runs beside this stream.
-fn subjects(run: &mut Run, line: &str, disk: &ThrottledDisk) -> Vec<&'static str> {
-    let mut names = vec![UNDER_RUN, ALONE, PLAIN];
-    let peers = if line == CP && !run.quick { &PEERS[..] } else { &[] };
+/// Returns the names of the subjects for this stream.
+fn subjects(run: &mut BenchRun, line: &str, disk: &ThrottledDisk) -> Vec<&'static str> {
+    let mut names = vec![UNDER_RUN_NAME, NO_STREAM_NAME, PLAIN_NAME];
+    let peers = if line == CP_COMMAND && !run.quick { &REMEDY_COMMANDS[..] } else { &[] };
     for peer in peers {
         let is_known = !peer.line.contains("$BDI") || bdi(disk).join("max_bytes").exists();
         if is_known && run.has(peer.needs) {
@@ -214,16 +223,16 @@ fn bdi(disk: &ThrottledDisk) -> PathBuf {
     Path::new("/sys/class/bdi").join(disk.device())
 }
 
-fn case(run: &mut Run, site: &Site<'_>, title: &str, load: Load) -> Result<()> {
+fn case(run: &mut BenchRun, site: &BesideSetup<'_>, title: &str, load: BesideLoad) -> Result<()> {
     let names = subjects(run, site.line, site.disk);
-    let plan = Plan { rounds: run.rounds, until: None, warm_up: false };
+    let plan = RoundPlan { rounds: run.rounds, until: None, warm_up: false };
     let measured = run.measure(&names, plan, |turn| site.sample(names[turn.subject]))?;
     let report = &mut run.report;
     let commits = measured.figure(|sample| sample.rate);
-    report.add_case(title, Unit::CommitsPerSecond, &commits);
+    report.add_case(title, FigureUnit::CommitsPerSecond, &commits);
     let mut add = |name: &str, percentile: f64| {
         let samples = measured.figure(|sample| sample.took.ms(percentile));
-        report.add_case(&format!("{title}: {name}"), Unit::Milliseconds, &samples);
+        report.add_case(&format!("{title}: {name}"), FigureUnit::Milliseconds, &samples);
         samples
     };
     add("median", 50.0);
@@ -231,39 +240,46 @@ fn case(run: &mut Run, site: &Site<'_>, title: &str, load: Load) -> Result<()> {
     add("p99.9", 99.9);
     let longest = add("longest", 100.0);
     let mut streams = measured.figure(|sample| sample.stream);
-    streams.retain(|samples| samples.subject != ALONE);
-    report.add_case(&format!("{title}: the stream, until it is on disk"), Unit::MibPerSecond, &streams);
-    let (ms, rate) = (Unit::Milliseconds, Unit::CommitsPerSecond);
+    streams.retain(|samples| samples.subject != NO_STREAM_NAME);
+    report.add_case(&format!("{title}: the stream, until it is on disk"), FigureUnit::MibPerSecond, &streams);
+    let (ms, rate) = (FigureUnit::Milliseconds, FigureUnit::CommitsPerSecond);
     match load {
-        Load::Due => {
-            add_worst(report, "beside_due_vs_alone", rate, &commits, ALONE);
-            add_worst(report, "beside_p99_vs_alone", ms, &p99, ALONE);
-            add_worst(report, "beside_longest_vs_alone", ms, &longest, ALONE);
-            add_worst(report, "beside_longest_vs_plain", ms, &longest, PLAIN);
+        BesideLoad::Due => {
+            add_worst(report, "beside_due_vs_alone", rate, &commits, NO_STREAM_NAME);
+            add_worst(report, "beside_p99_vs_alone", ms, &p99, NO_STREAM_NAME);
+            add_worst(report, "beside_longest_vs_alone", ms, &longest, NO_STREAM_NAME);
+            add_worst(report, "beside_longest_vs_plain", ms, &longest, PLAIN_NAME);
         }
-        Load::Appends => {}
+        BesideLoad::Appends => {}
         _ => {
-            add_worst(report, "beside_commits_vs_alone", rate, &commits, ALONE);
-            add_worst(report, "beside_commits_vs_plain", rate, &commits, PLAIN);
+            add_worst(report, "beside_commits_vs_alone", rate, &commits, NO_STREAM_NAME);
+            add_worst(report, "beside_commits_vs_plain", rate, &commits, PLAIN_NAME);
         }
     }
-    add_worst(report, "beside_copy_vs_plain", Unit::MibPerSecond, &streams, PLAIN);
+    add_worst(report, "beside_copy_vs_plain", FigureUnit::MibPerSecond, &streams, PLAIN_NAME);
     Ok(())
 }
 
 /// Adds the ratio of the case with the worst result.
-fn add_worst(report: &mut Report, name: &'static str, unit: Unit, samples: &[Samples], theirs: &'static str) {
+fn add_worst(
+    report: &mut Report,
+    name: &'static str,
+    unit: FigureUnit,
+    samples: &[SubjectSamples],
+    theirs: &'static str,
+) {
     let of =
         |subject| samples.iter().find(|samples| samples.subject == subject).map(|found| &found.values[..]);
-    let new = of(UNDER_RUN).zip(of(theirs)).and_then(|(ours, theirs)| ratio(ours, theirs, unit.better()));
+    let new =
+        of(UNDER_RUN_NAME).zip(of(theirs)).and_then(|(ours, theirs)| ratio(ours, theirs, unit.better()));
     if new.is_some_and(|new| report.ratios.get(name).is_none_or(|known| new < *known)) {
-        report.add_ratio(name, unit, samples, UNDER_RUN, theirs);
+        report.add_ratio(name, unit, samples, UNDER_RUN_NAME, theirs);
     }
 }
 
-impl Site<'_> {
+impl BesideSetup<'_> {
     /// Measures commits beside one stream.
-    fn sample(&self, subject: &'static str) -> Result<Sample> {
+    fn sample(&self, subject: &'static str) -> Result<BesideSample> {
         let output = self.disk.path().join("output");
         std::fs::create_dir(&output).context("can't make a directory")?;
         settle(self.disk)?;
@@ -284,8 +300,9 @@ impl Site<'_> {
         self.load.clean_up()?;
         let within = commits.iter().filter(|commit| (from..=to).contains(&commit.end)).count();
         // A commit that was due within the time and ended after it was waited for, too.
-        let is_within = |commit: &&Commit| commit.end >= from && commit.end - commit.took.as_secs_f64() <= to;
-        Ok(Sample {
+        let is_within =
+            |commit: &&TimedCommit| commit.end >= from && commit.end - commit.took.as_secs_f64() <= to;
+        Ok(BesideSample {
             rate: within as f64 / (to - from),
             took: commits.iter().filter(is_within).map(|commit| commit.took).collect(),
             stream: self.bytes as f64 / MIB as f64 / (to - from),
@@ -296,7 +313,7 @@ impl Site<'_> {
     fn write_in_bulk(&self, mode: BulkMode, copy: &Path) -> Result<()> {
         let mut source = File::open(self.source).context("can't open the source")?;
         let mut output = BulkWriter::options().mode(mode).create(copy)?;
-        let mut piece = vec![0; PIECE];
+        let mut piece = vec![0; BULK_WRITE_BYTES];
         loop {
             self.stop.check()?;
             let length = source.read(&mut piece).context("can't read the source")?;
@@ -315,16 +332,16 @@ impl Site<'_> {
         self.stop.sleep(Duration::from_secs(1))?;
         let from = began.elapsed().as_secs_f64();
         match subject {
-            ALONE => self.stop.sleep(Duration::from_secs(self.bytes / self.rate + 1))?,
-            BULK => self.write_in_bulk(BulkMode::Paced, &output.join("copy"))?,
-            BULK_DIRECT => self.write_in_bulk(BulkMode::Direct, &output.join("copy"))?,
+            NO_STREAM_NAME => self.stop.sleep(Duration::from_secs(self.bytes / self.rate + 1))?,
+            PACED_WRITER_NAME => self.write_in_bulk(BulkMode::Paced, &output.join("copy"))?,
+            DIRECT_WRITER_NAME => self.write_in_bulk(BulkMode::Direct, &output.join("copy"))?,
             _ => {
-                let peer = PEERS.iter().find(|peer| peer.name == subject);
+                let peer = REMEDY_COMMANDS.iter().find(|peer| peer.name == subject);
                 let line = peer.map_or(self.line, |peer| peer.line);
-                run_program(&mut self.shell(line, subject == UNDER_RUN, output)).context(subject)?;
+                run_program(&mut self.shell(line, subject == UNDER_RUN_NAME, output)).context(subject)?;
             }
         }
-        if subject != ALONE {
+        if subject != NO_STREAM_NAME {
             settle(self.disk)?;
         }
         Ok((from, began.elapsed().as_secs_f64()))
@@ -348,12 +365,18 @@ mod tests {
     #[test]
     fn of_two_file_systems_the_ratio_is_that_of_the_worse() {
         let samples = |ours: f64| {
-            [(UNDER_RUN, ours), (ALONE, 10.0)]
-                .map(|(subject, rate)| Samples { subject, values: vec![rate, rate] })
+            [(UNDER_RUN_NAME, ours), (NO_STREAM_NAME, 10.0)]
+                .map(|(subject, rate)| SubjectSamples { subject, values: vec![rate, rate] })
         };
         let mut report = crate::report::tests::example();
         for ours in [9.0, 8.0, 9.5] {
-            add_worst(&mut report, "beside_due_vs_alone", Unit::CommitsPerSecond, &samples(ours), ALONE);
+            add_worst(
+                &mut report,
+                "beside_due_vs_alone",
+                FigureUnit::CommitsPerSecond,
+                &samples(ours),
+                NO_STREAM_NAME,
+            );
         }
         assert!((report.ratios["beside_due_vs_alone"] - 0.8).abs() < 1e-9, "{:?}", report.ratios);
     }

@@ -24,27 +24,27 @@ use rustix::path::DecInt;
 
 /// Prints how many bytes are resident of the files in the directories of PATH, or of the file PATH
 #[derive(Debug, Parser)]
-struct Arguments {
-    /// How they are counted.
-    how: How,
+struct ScanArguments {
+    /// The way to count them
+    how: ScanMethod,
     /// Directory or file.
     path: PathBuf,
 }
 
-/// How files are opened and counted.
+/// The way to open and count files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum How {
+enum ScanMethod {
     /// By their names.
     Named,
-    /// By what their names were resolved to.
+    /// By their resolved names.
     Resolved,
 }
 
 /// Bytes of one file that a thread counts at once, as in `pagekeeper stat`.
-const PART: u64 = 64 << 20;
+const FILE_PART_BYTES: u64 = 64 << 20;
 
 fn main() -> ExitCode {
-    let Arguments { how, path } = Arguments::parse();
+    let ScanArguments { how, path } = ScanArguments::parse();
     let counted = if path.is_dir() { of_directories(&path, how) } else { of_file(&path) };
     match counted {
         Ok(bytes) => {
@@ -58,7 +58,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn of_directories(root: &Path, how: How) -> Result<u64> {
+fn of_directories(root: &Path, how: ScanMethod) -> Result<u64> {
     let directories: Result<Vec<_>, _> = std::fs::read_dir(root)
         .context("can't list the tree")?
         .map(|entry| entry.map(|entry| entry.path()))
@@ -82,11 +82,11 @@ fn of_file(path: &Path) -> Result<u64> {
     let (next, pages) = (AtomicU64::new(0), AtomicU64::new(0));
     on_all_processors(|| {
         loop {
-            let at = next.fetch_add(PART, Ordering::Relaxed);
+            let at = next.fetch_add(FILE_PART_BYTES, Ordering::Relaxed);
             if at >= size {
                 return Ok(());
             }
-            pages.fetch_add(resident_pages(file.as_raw_fd(), [at, PART])?, Ordering::Relaxed);
+            pages.fetch_add(resident_pages(file.as_raw_fd(), [at, FILE_PART_BYTES])?, Ordering::Relaxed);
         }
     })?;
     Ok(pages.into_inner() * pagekeeper_kernel::page_size())
@@ -113,8 +113,8 @@ fn open_directory(directory: &Path) -> Result<OwnedFd> {
 }
 
 /// Returns the resident pages of the files in one directory.
-fn pages_in(directory: &Path, how: How) -> Result<u64> {
-    let own = (how == How::Resolved).then(own_descriptors).transpose()?;
+fn pages_in(directory: &Path, how: ScanMethod) -> Result<u64> {
+    let own = (how == ScanMethod::Resolved).then(own_descriptors).transpose()?;
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let listed = open_directory(directory)?;
     let mut buffer = Vec::with_capacity(64 << 10);
@@ -130,7 +130,7 @@ fn pages_in(directory: &Path, how: How) -> Result<u64> {
                 Some(own) => openat(own, DecInt::from_fd(&found), flags, Mode::empty())?,
                 None => found,
             };
-            pages += resident_pages(file.as_raw_fd(), WHOLE)?;
+            pages += resident_pages(file.as_raw_fd(), WHOLE_FILE_RANGE)?;
         }
     }
     Ok(pages)
@@ -140,7 +140,7 @@ fn pages_in(directory: &Path, how: How) -> Result<u64> {
 const SYS_CACHESTAT: libc::c_long = 451;
 
 /// The range of cachestat(2) that means a whole file.
-const WHOLE: [u64; 2] = [0; 2];
+const WHOLE_FILE_RANGE: [u64; 2] = [0; 2];
 
 /// Calls cachestat(2) on a range of a file, given as offset and length.
 fn resident_pages(file: i32, range: [u64; 2]) -> Result<u64> {

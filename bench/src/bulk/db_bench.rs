@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::running::Running;
-use crate::scratch::Stop;
+use crate::running::RunningChild;
+use crate::scratch::StopRequest;
 
 /// A `db_bench` that has ended.
-pub(super) struct Ended {
+pub(super) struct DbBenchOutput {
     pub(super) status: ExitStatus,
     pub(super) out: String,
     pub(super) err: String,
@@ -22,13 +22,18 @@ pub(super) struct Ended {
 
 /// Runs a command to its end and checks for that every `interval`. Its output goes to `output` with the extensions
 /// `.out` and `.err`.
-pub(super) fn run(mut command: Command, output: &Path, interval: Duration, stop: &Stop) -> Result<Ended> {
+pub(super) fn run(
+    mut command: Command,
+    output: &Path,
+    interval: Duration,
+    stop: &StopRequest,
+) -> Result<DbBenchOutput> {
     let file = |kind: &str| {
         let path = output.with_extension(kind);
         File::create(&path).with_context(|| format!("can't make {}", path.display()))
     };
     command.stdin(Stdio::null()).stdout(file("out")?).stderr(file("err")?);
-    let mut running = Running::from(command.spawn().context("can't start db_bench")?);
+    let mut running = RunningChild::from(command.spawn().context("can't start db_bench")?);
     let status = loop {
         if let Some(status) = running.try_wait().context("can't wait for db_bench")? {
             break status;
@@ -38,7 +43,7 @@ pub(super) fn run(mut command: Command, output: &Path, interval: Duration, stop:
     let said = |kind: &str| {
         String::from_utf8_lossy(&std::fs::read(output.with_extension(kind)).unwrap_or_default()).into_owned()
     };
-    Ok(Ended { status, out: said("out"), err: said("err") })
+    Ok(DbBenchOutput { status, out: said("out"), err: said("err") })
 }
 
 /// Returns the end of a text.

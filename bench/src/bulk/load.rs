@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::db_bench::{Ended, last_lines, number_before, number_behind, run};
-use crate::peers::Program;
-use crate::scratch::Stop;
+use super::db_bench::{DbBenchOutput, last_lines, number_before, number_behind, run};
+use crate::peers::InstalledProgram;
+use crate::scratch::StopRequest;
 
 /// Bytes put per second.
 const PUT_RATE: u64 = 25_000_000;
@@ -24,7 +24,7 @@ const GO_BEFORE: &str = r#"{ echo -15 >/proc/self/autogroup; } 2>/dev/null; exec
 
 /// The keys and the duration of a put phase.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Puts {
+pub(super) struct PutPhase {
     /// Duration of the puts.
     pub(super) seconds: u64,
     /// Seed of the keys, which is the same for all subjects of a round.
@@ -46,7 +46,7 @@ pub(super) struct PutFigures {
 
 /// Returns the arguments that make `db_bench` put values of 1 KB with an unsynced log and small levels. Nothing of
 /// RocksDB except the rate holds puts back, so a long put is caused below it.
-fn arguments(database: &Path, puts: Puts, more: &[&str]) -> Vec<String> {
+fn arguments(database: &Path, puts: PutPhase, more: &[&str]) -> Vec<String> {
     let fixed = [
         // `stats` is the database's own account, requested after all puts.
         "--benchmarks=fillrandom,stats",
@@ -75,18 +75,18 @@ fn arguments(database: &Path, puts: Puts, more: &[&str]) -> Vec<String> {
 /// Puts into a new database with `db_bench` under `launcher` (empty: directly) and returns the figures.
 pub(super) fn put(
     launcher: &[&str],
-    db_bench: &Program,
+    db_bench: &InstalledProgram,
     place: (&Path, &Path),
-    puts: Puts,
+    puts: PutPhase,
     more: &[&str],
-    stop: &Stop,
+    stop: &StopRequest,
 ) -> Result<PutFigures> {
     let (database, output) = place;
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig=KILL", "--", "setsid", "sh", "-c", GO_BEFORE, "sh"]);
     command.args(launcher).arg(&db_bench.path);
     command.args(arguments(database, puts, more));
-    let Ended { status, out, err } = run(command, output, Duration::from_millis(100), stop)?;
+    let DbBenchOutput { status, out, err } = run(command, output, Duration::from_millis(100), stop)?;
     ensure!(status.success(), "db_bench ended with {status}: {}", last_lines(&err));
     let measured =
         measured_in(&out).with_context(|| format!("db_bench is not understood: {}", last_lines(&out)))?;

@@ -9,24 +9,25 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode, Readable};
 
-use super::content::{VALUE, fresh};
-use super::load::{Change, Check, Committer, Kind, Pages, Room};
+use super::content::{STORED_VALUE_BYTES, fresh};
+use super::load::{PageChange, PageCheck, PageStore, StoreCommitter, StoreKind, StoreSize};
 use super::locks::PageLocks;
 
 /// The subject.
-pub(super) const KIND: Kind = Kind { name: "fjall", open: |dir, room| Ok(Box::new(Fjall::open(dir, room)?)) };
+pub(super) const FJALL_STORE: StoreKind =
+    StoreKind { name: "fjall", open: |dir, room| Ok(Box::new(FjallStore::open(dir, room)?)) };
 
 /// Pages written per batch when the database is filled.
-const BATCH: u64 = 1024;
+const FJALL_FILL_PAGES: u64 = 1024;
 
-struct Fjall {
+struct FjallStore {
     database: Database,
     values: Keyspace,
     locks: PageLocks,
 }
 
-impl Fjall {
-    fn open(dir: &Path, room: Room) -> Result<Self> {
+impl FjallStore {
+    fn open(dir: &Path, room: StoreSize) -> Result<Self> {
         let database = Database::builder(dir.join("fjall")).cache_size(room.memory).open()?;
         let values =
             database.keyspace("pages", || KeyspaceCreateOptions::default().expect_point_read_hits(true))?;
@@ -39,12 +40,12 @@ fn key(page: u64) -> [u8; 8] {
     page.to_be_bytes()
 }
 
-impl Pages for Fjall {
+impl PageStore for FjallStore {
     fn fill(&self) -> Result<()> {
         let all = self.locks.pages();
-        for start in (0..all).step_by(usize::try_from(BATCH)?) {
+        for start in (0..all).step_by(usize::try_from(FJALL_FILL_PAGES)?) {
             let mut batch = self.database.batch();
-            for page in start..all.min(start + BATCH) {
+            for page in start..all.min(start + FJALL_FILL_PAGES) {
                 batch.insert(&self.values, key(page), fresh(page));
             }
             batch.commit()?;
@@ -54,7 +55,7 @@ impl Pages for Fjall {
         self.settle()
     }
 
-    fn committer(&self) -> Result<Box<dyn Committer + '_>> {
+    fn committer(&self) -> Result<Box<dyn StoreCommitter + '_>> {
         Ok(Box::new(self))
     }
 
@@ -65,7 +66,7 @@ impl Pages for Fjall {
         Ok(())
     }
 
-    fn check(&self, pages: std::ops::Range<u64>, see: &mut Check<'_>) -> Result<()> {
+    fn check(&self, pages: std::ops::Range<u64>, see: &mut PageCheck<'_>) -> Result<()> {
         let snapshot = self.database.snapshot();
         for page in pages {
             let found = snapshot.get(&self.values, key(page))?;
@@ -75,13 +76,13 @@ impl Pages for Fjall {
     }
 }
 
-impl Committer for &Fjall {
-    fn commit(&mut self, pages: &[u64], change: &mut Change<'_>) -> Result<()> {
+impl StoreCommitter for &FjallStore {
+    fn commit(&mut self, pages: &[u64], change: &mut PageChange<'_>) -> Result<()> {
         let held = self.locks.hold(pages)?;
         let mut batch = self.database.batch().durability(Some(PersistMode::SyncData));
         for &page in pages {
             let found = self.values.get(key(page))?.with_context(|| format!("page {page} is missing"))?;
-            let mut value = Vec::with_capacity(VALUE);
+            let mut value = Vec::with_capacity(STORED_VALUE_BYTES);
             value.extend_from_slice(&found);
             change(page, &mut value)?;
             batch.insert(&self.values, key(page), value);

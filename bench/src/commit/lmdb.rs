@@ -11,32 +11,33 @@ use heed::byteorder::NativeEndian;
 use heed::types::{Bytes, U64};
 use heed::{Database, Env, EnvOpenOptions, IntegerComparator};
 
-use super::content::{VALUE, fresh};
-use super::load::{Change, Check, Committer, Kind, Pages, Room};
+use super::content::{STORED_VALUE_BYTES, fresh};
+use super::load::{PageChange, PageCheck, PageStore, StoreCommitter, StoreKind, StoreSize};
 
 /// The subject.
-pub(super) const KIND: Kind = Kind { name: "LMDB", open: |dir, room| Ok(Box::new(Lmdb::open(dir, room)?)) };
+pub(super) const LMDB_STORE: StoreKind =
+    StoreKind { name: "LMDB", open: |dir, room| Ok(Box::new(LmdbStore::open(dir, room)?)) };
 
 /// Pages written per commit when the database is filled.
-const BATCH: u64 = 8192;
+const LMDB_FILL_PAGES: u64 = 8192;
 /// Threads that read at the same time, at most.
-const READERS: u32 = 256;
+const LMDB_READERS_MAX: u32 = 256;
 /// Bytes of address space, and so of the file at most, per byte of pages.
-const MAP_FACTOR: u64 = 4;
+const MAP_BYTES_PER_BYTE: u64 = 4;
 /// Address space on top of that, in bytes.
-const MAP_MORE: u64 = 64 << 20;
+const MAP_EXTRA_BYTES: u64 = 64 << 20;
 
-struct Lmdb {
+struct LmdbStore {
     env: Env,
     database: Database<U64<NativeEndian>, Bytes, IntegerComparator>,
     pages: u64,
 }
 
-impl Lmdb {
-    fn open(dir: &Path, room: Room) -> Result<Self> {
-        let bytes = room.pages * super::PAGE * MAP_FACTOR + MAP_MORE;
+impl LmdbStore {
+    fn open(dir: &Path, room: StoreSize) -> Result<Self> {
+        let bytes = room.pages * super::STORE_PAGE_BYTES * MAP_BYTES_PER_BYTE + MAP_EXTRA_BYTES;
         let mut options = EnvOpenOptions::new();
-        options.map_size(usize::try_from(bytes)?).max_readers(READERS);
+        options.map_size(usize::try_from(bytes)?).max_readers(LMDB_READERS_MAX);
         // SAFETY: nobody else touches the files of this directory, which belongs to this run alone.
         let env = unsafe { options.open(dir)? };
         let mut txn = env.write_txn()?;
@@ -47,11 +48,11 @@ impl Lmdb {
     }
 }
 
-impl Pages for Lmdb {
+impl PageStore for LmdbStore {
     fn fill(&self) -> Result<()> {
-        for start in (0..self.pages).step_by(usize::try_from(BATCH)?) {
+        for start in (0..self.pages).step_by(usize::try_from(LMDB_FILL_PAGES)?) {
             let mut txn = self.env.write_txn()?;
-            for page in start..self.pages.min(start + BATCH) {
+            for page in start..self.pages.min(start + LMDB_FILL_PAGES) {
                 self.database.put(&mut txn, &page, &fresh(page))?;
             }
             txn.commit()?;
@@ -59,7 +60,7 @@ impl Pages for Lmdb {
         Ok(())
     }
 
-    fn committer(&self) -> Result<Box<dyn Committer + '_>> {
+    fn committer(&self) -> Result<Box<dyn StoreCommitter + '_>> {
         Ok(Box::new(self))
     }
 
@@ -67,7 +68,7 @@ impl Pages for Lmdb {
         Ok(())
     }
 
-    fn check(&self, pages: std::ops::Range<u64>, see: &mut Check<'_>) -> Result<()> {
+    fn check(&self, pages: std::ops::Range<u64>, see: &mut PageCheck<'_>) -> Result<()> {
         let txn = self.env.read_txn()?;
         for entry in self.database.range(&txn, &pages)? {
             let (page, value) = entry?;
@@ -77,10 +78,10 @@ impl Pages for Lmdb {
     }
 }
 
-impl Committer for &Lmdb {
-    fn commit(&mut self, pages: &[u64], change: &mut Change<'_>) -> Result<()> {
+impl StoreCommitter for &LmdbStore {
+    fn commit(&mut self, pages: &[u64], change: &mut PageChange<'_>) -> Result<()> {
         let mut txn = self.env.write_txn()?;
-        let mut value = Vec::with_capacity(VALUE);
+        let mut value = Vec::with_capacity(STORED_VALUE_BYTES);
         for &page in pages {
             value.clear();
             let found = self.database.get(&txn, &page)?;

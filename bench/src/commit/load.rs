@@ -11,16 +11,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::CHECK_EVERY;
-use super::content::{self, Ledger};
+use super::FAILURE_CHECK_INTERVAL;
+use super::content::{self, ChangeLedger};
 use crate::drive::join;
 use crate::latencies::Latencies;
-use crate::rounds::Random;
-use crate::scratch::Stop;
+use crate::rounds::SplitMix;
+use crate::scratch::StopRequest;
 
 /// The size of a subject's data and cache.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Room {
+pub(super) struct StoreSize {
     /// Number of values, from page 0 on.
     pub(super) pages: u64,
     /// Bytes of memory for the subject's own cache, if it has one.
@@ -28,42 +28,42 @@ pub(super) struct Room {
 }
 
 /// A function that changes a value, given its page.
-pub(super) type Change<'a> = dyn FnMut(u64, &mut [u8]) -> Result<()> + 'a;
+pub(super) type PageChange<'a> = dyn FnMut(u64, &mut [u8]) -> Result<()> + 'a;
 
 /// A function that checks a value, given its page.
-pub(super) type Check<'a> = dyn FnMut(u64, &[u8]) -> Result<()> + 'a;
+pub(super) type PageCheck<'a> = dyn FnMut(u64, &[u8]) -> Result<()> + 'a;
 
 /// A durable store of pages, which is closed when it is dropped.
-pub(super) trait Pages: Send + Sync {
+pub(super) trait PageStore: Send + Sync {
     /// Writes all pages of an empty store durably, in any order, with the values of [`content::fresh`].
     fn fill(&self) -> Result<()>;
 
     /// Returns a handle with which one thread commits.
-    fn committer(&self) -> Result<Box<dyn Committer + '_>>;
+    fn committer(&self) -> Result<Box<dyn StoreCommitter + '_>>;
 
     /// Waits until no background work is left.
     fn settle(&self) -> Result<()>;
 
     /// Passes the values of these pages to `see`.
-    fn check(&self, pages: std::ops::Range<u64>, see: &mut Check<'_>) -> Result<()>;
+    fn check(&self, pages: std::ops::Range<u64>, see: &mut PageCheck<'_>) -> Result<()>;
 }
 
 /// One thread's handle for commits.
-pub(super) trait Committer {
+pub(super) trait StoreCommitter {
     /// Changes all of `pages` in one commit, which is durable when this returns.
-    fn commit(&mut self, pages: &[u64], change: &mut Change<'_>) -> Result<()>;
+    fn commit(&mut self, pages: &[u64], change: &mut PageChange<'_>) -> Result<()>;
 }
 
 /// A kind of store: its name, and how one is created or reopened in a directory.
 #[derive(Clone, Copy)]
-pub(super) struct Kind {
+pub(super) struct StoreKind {
     pub(super) name: &'static str,
-    pub(super) open: fn(&Path, Room) -> Result<Box<dyn Pages>>,
+    pub(super) open: fn(&Path, StoreSize) -> Result<Box<dyn PageStore>>,
 }
 
 /// The load of a sample.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Load {
+pub(super) struct CommitLoad {
     /// Threads that commit.
     pub(super) threads: usize,
     /// Pages of each commit.
@@ -73,14 +73,14 @@ pub(super) struct Load {
 }
 
 /// A gate where threads start together and learn that time is over.
-struct Gate {
+struct StartGate {
     start: Barrier,
     over: AtomicBool,
     /// When the first thread went on.
     began: OnceLock<Instant>,
 }
 
-impl Gate {
+impl StartGate {
     /// Waits until all threads are there.
     fn pass(&self) {
         self.start.wait();
@@ -96,10 +96,10 @@ impl Gate {
     }
 
     /// Waits for `window`, unless a thread fails.
-    fn wait(&self, window: Duration, stop: &Stop) -> Result<()> {
+    fn wait(&self, window: Duration, stop: &StopRequest) -> Result<()> {
         let began = Instant::now();
         while began.elapsed() < window && !self.is_over() {
-            stop.sleep(window.saturating_sub(began.elapsed()).min(CHECK_EVERY))?;
+            stop.sleep(window.saturating_sub(began.elapsed()).min(FAILURE_CHECK_INTERVAL))?;
         }
         Ok(())
     }
@@ -109,15 +109,15 @@ impl Gate {
 /// later is not recorded. The time starts when the first thread goes on, because the caller may go on much later where
 /// there are more threads than processors.
 pub(super) fn commit_while(
-    subject: &dyn Pages,
-    ledger: &Ledger,
-    load: Load,
+    subject: &dyn PageStore,
+    ledger: &ChangeLedger,
+    load: CommitLoad,
     window: Duration,
-    stop: &Stop,
+    stop: &StopRequest,
 ) -> Result<(Latencies, Duration)> {
     let start = Barrier::new(load.threads + 1);
-    let gate = &Gate { start, over: AtomicBool::new(false), began: OnceLock::new() };
-    let mut seeds = Random::new(load.seed);
+    let gate = &StartGate { start, over: AtomicBool::new(false), began: OnceLock::new() };
+    let mut seeds = SplitMix::new(load.seed);
     std::thread::scope(|scope| {
         let thread = |random| {
             move || {
@@ -127,7 +127,7 @@ pub(super) fn commit_while(
             }
         };
         let threads: Vec<_> =
-            (0..load.threads).map(|_| scope.spawn(thread(Random::new(seeds.next_u64())))).collect();
+            (0..load.threads).map(|_| scope.spawn(thread(SplitMix::new(seeds.next_u64())))).collect();
         gate.start.wait();
         let waited = gate.wait(window, stop);
         gate.close();
@@ -143,11 +143,11 @@ pub(super) fn commit_while(
 }
 
 fn commit_until(
-    gate: &Gate,
-    committer: &mut dyn Committer,
-    ledger: &Ledger,
+    gate: &StartGate,
+    committer: &mut dyn StoreCommitter,
+    ledger: &ChangeLedger,
     each: usize,
-    mut random: Random,
+    mut random: SplitMix,
 ) -> Result<Latencies> {
     let mut recorded = Latencies::new();
     let mut pages = Vec::with_capacity(each);
@@ -174,7 +174,7 @@ fn commit_until(
 }
 
 /// Chooses `each` distinct pages in ascending order; `of` must be at least `each`.
-fn draw(random: &mut Random, of: u64, each: usize, pages: &mut Vec<u64>) {
+fn draw(random: &mut SplitMix, of: u64, each: usize, pages: &mut Vec<u64>) {
     pages.clear();
     while pages.len() < each {
         let page = random.below(of);
@@ -184,8 +184,8 @@ fn draw(random: &mut Random, of: u64, each: usize, pages: &mut Vec<u64>) {
     }
 }
 
-/// Opens what `kind` has left in a directory and checks all pages.
-pub(super) fn verify(kind: Kind, dir: &Path, room: Room, ledger: &Ledger) -> Result<()> {
+/// Opens the store that `kind` has left in a directory, and checks all pages.
+pub(super) fn verify(kind: StoreKind, dir: &Path, room: StoreSize, ledger: &ChangeLedger) -> Result<()> {
     const THREADS: u64 = 4;
     let subject = (kind.open)(dir, room)?;
     let share = room.pages.div_ceil(THREADS);
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn pages_of_a_commit_are_distinct_and_in_order() {
-        let mut random = Random::new(5);
+        let mut random = SplitMix::new(5);
         let mut pages = Vec::new();
         let mut seen = [false; 20];
         for _ in 0..100 {

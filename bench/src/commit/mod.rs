@@ -31,40 +31,40 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use crate::Run;
+use crate::BenchRun;
 use crate::data::MIB;
 use crate::latencies::Latencies;
 use crate::log::fio;
-use crate::peers::Program;
-use crate::report::Unit;
-use crate::rounds::{Measured, Plan, Random, Samples, Turn, median};
-use crate::scratch::Stop;
-use content::{CHANGED, Ledger, VALUE};
-use load::{Kind, Load, Pages, Room, commit_while, verify};
+use crate::peers::InstalledProgram;
+use crate::report::FigureUnit;
+use crate::rounds::{MeasuredSamples, RoundPlan, SplitMix, SubjectSamples, SubjectTurn, median};
+use crate::scratch::StopRequest;
+use content::{ChangeLedger, STORED_VALUE_BYTES, VALUE_CHANGE_BYTES};
+use load::{CommitLoad, PageStore, StoreKind, StoreSize, commit_while, verify};
 
 /// Bytes of a page on the disk, in most subjects.
-const PAGE: u64 = 4096;
+const STORE_PAGE_BYTES: u64 = 4096;
 /// Pages of a commit.
-const PAGES: usize = 4;
+const COMMIT_PAGES: usize = 4;
 /// Threads that commit, for each case.
-const THREADS: [usize; 3] = [8, 32, 1];
+const COMMIT_THREADS: [usize; 3] = [8, 32, 1];
 /// When the last round of a quick run ends, after its begin.
-const QUICK_END: Duration = Duration::from_secs(35);
+const COMMIT_QUICK_END: Duration = Duration::from_secs(35);
 /// The time between two checks of whether a thread has failed.
-const CHECK_EVERY: Duration = Duration::from_millis(50);
+const FAILURE_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// The limit's name in tables.
-const LIMIT: &str = "the limit: fio's syncs, each for all threads";
+const COMMIT_LIMIT_NAME: &str = "the limit: fio's syncs, each for all threads";
 
 /// A subject with its filled store.
-struct Compared {
-    kind: Kind,
+struct FilledStore {
+    kind: StoreKind,
     dir: PathBuf,
-    pages: Box<dyn Pages>,
-    ledger: Ledger,
+    pages: Box<dyn PageStore>,
+    ledger: ChangeLedger,
 }
 
 /// The figures of one sample.
-struct Sample {
+struct CommitSample {
     /// Commits per second.
     rate: f64,
     took: Latencies,
@@ -73,15 +73,15 @@ struct Sample {
 }
 
 /// Runs the benchmark.
-pub(crate) fn run(run: &mut Run) -> Result<()> {
+pub(crate) fn run(run: &mut BenchRun) -> Result<()> {
     let bytes = if run.quick { 128 * MIB } else { 512 * MIB };
-    let room = Room { pages: bytes / PAGE, memory: 2 * bytes };
+    let room = StoreSize { pages: bytes / STORE_PAGE_BYTES, memory: 2 * bytes };
     let kinds = kinds();
     note_peers(run);
     // RocksDB may hold all data twice while it compacts, and logs come on top.
     run.scratch.require_space(3 * bytes * kinds.len() as u64)?;
     run.note(&format!(
-        "{} values of {VALUE} bytes; a commit reads each of its pages, changes {CHANGED} bytes at a random place in it, and is durable when it ends",
+        "{} values of {STORED_VALUE_BYTES} bytes; a commit reads each of its pages, changes {VALUE_CHANGE_BYTES} bytes at a random place in it, and is durable when it ends",
         room.pages
     ));
     let mut compared = Vec::new();
@@ -90,14 +90,14 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
         compared.push(fill(run, kind, number, room).with_context(|| kind.name)?);
     }
     let fio = run.peer("fio");
-    for (index, threads) in THREADS.into_iter().enumerate() {
-        let share = (run.began + QUICK_END).saturating_duration_since(Instant::now())
-            / u32::try_from(THREADS.len() - index)?;
+    for (index, threads) in COMMIT_THREADS.into_iter().enumerate() {
+        let share = (run.began + COMMIT_QUICK_END).saturating_duration_since(Instant::now())
+            / u32::try_from(COMMIT_THREADS.len() - index)?;
         let until = run.quick.then(|| Instant::now() + share);
-        let plan = Plan { rounds: run.rounds, until, warm_up: true };
+        let plan = RoundPlan { rounds: run.rounds, until, warm_up: true };
         measure(run, &compared, fio.as_ref(), threads, plan)?;
     }
-    for Compared { kind, dir, pages, ledger, .. } in compared {
+    for FilledStore { kind, dir, pages, ledger, .. } in compared {
         run.say(&format!("looking at all pages: {}", kind.name))?;
         drop(pages);
         verify(kind, &dir, room, &ledger)?;
@@ -106,24 +106,24 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
 }
 
 /// Returns the page store, and the peers that this program was built with.
-fn kinds() -> Vec<Kind> {
+fn kinds() -> Vec<StoreKind> {
     vec![
-        tree::KIND,
+        tree::TREE_STORE,
         #[cfg(feature = "lmdb")]
-        lmdb::KIND,
+        lmdb::LMDB_STORE,
         #[cfg(feature = "fjall")]
-        fjall::KIND,
+        fjall::FJALL_STORE,
         #[cfg(feature = "sqlite")]
-        sqlite::KIND,
+        sqlite::SQLITE_STORE,
         #[cfg(feature = "redb")]
-        redb::KIND,
+        redb::REDB_STORE,
         #[cfg(feature = "rocksdb")]
-        rocksdb::KIND,
+        rocksdb::ROCKSDB_STORE,
     ]
 }
 
 /// Notes the versions of the peers, and names the peers that this program was built without as missing.
-fn note_peers(run: &mut Run) {
+fn note_peers(run: &mut BenchRun) {
     #[cfg(feature = "sqlite")]
     run.report.machine.versions.insert("SQLite".to_owned(), sqlite::version());
     #[cfg(feature = "rocksdb")]
@@ -145,41 +145,41 @@ fn note_peers(run: &mut Run) {
     }
 }
 
-fn fill(run: &Run, kind: Kind, number: usize, room: Room) -> Result<Compared> {
+fn fill(run: &BenchRun, kind: StoreKind, number: usize, room: StoreSize) -> Result<FilledStore> {
     let dir = run.scratch.path().join(format!("{number}"));
     std::fs::create_dir(&dir).with_context(|| format!("can't make {}", dir.display()))?;
     let pages = (kind.open)(&dir, room)?;
     pages.fill()?;
     pages.settle()?;
-    Ok(Compared { kind, dir, pages, ledger: Ledger::new(room.pages) })
+    Ok(FilledStore { kind, dir, pages, ledger: ChangeLedger::new(room.pages) })
 }
 
 /// Measures the case of this many threads; all subjects of a round get the same random choices.
 fn measure(
-    run: &mut Run,
-    compared: &[Compared],
-    fio: Option<&Program>,
+    run: &mut BenchRun,
+    compared: &[FilledStore],
+    fio: Option<&InstalledProgram>,
     threads: usize,
-    plan: Plan,
+    plan: RoundPlan,
 ) -> Result<()> {
     let plural = if threads == 1 { "" } else { "s" };
-    let name = format!("durable commits of {PAGES} pages, {threads} thread{plural}");
+    let name = format!("durable commits of {COMMIT_PAGES} pages, {threads} thread{plural}");
     run.say(&name)?;
     let window = Duration::from_millis(if run.quick { 250 } else { 1000 });
     let (place, stop) = (run.scratch.path().to_path_buf(), run.stop.clone());
     let seed = run.random.next_u64();
     let names: Vec<&'static str> =
-        compared.iter().map(|subject| subject.kind.name).chain(fio.map(|_| LIMIT)).collect();
+        compared.iter().map(|subject| subject.kind.name).chain(fio.map(|_| COMMIT_LIMIT_NAME)).collect();
     let measured =
-        run.measure(&names, plan, |Turn { subject, round }| match (compared.get(subject), fio) {
+        run.measure(&names, plan, |SubjectTurn { subject, round }| match (compared.get(subject), fio) {
             (Some(subject), _) => {
-                let seed = Random::new(seed ^ round as u64).next_u64();
-                one(subject, Load { threads, pages: PAGES, seed }, window, &stop)
+                let seed = SplitMix::new(seed ^ round as u64).next_u64();
+                one(subject, CommitLoad { threads, pages: COMMIT_PAGES, seed }, window, &stop)
             }
             (None, fio) => limit(fio, &place, window, threads),
         })?;
     let rates = measured.figure(|sample| sample.rate);
-    run.report.add_case(&name, Unit::CommitsPerSecond, &rates);
+    run.report.add_case(&name, FigureUnit::CommitsPerSecond, &rates);
     add_figures(run, &name, &measured);
     let ratio = match threads {
         1 => "commit_1T_vs_best_peer",
@@ -187,43 +187,53 @@ fn measure(
         _ => "commit_32T_vs_best_peer",
     };
     if let Some(best) = best_peer(&rates) {
-        run.report.add_ratio(ratio, Unit::CommitsPerSecond, &rates, tree::KIND.name, best);
-        run.note(&format!("{ratio}: {} against {best}", tree::KIND.name));
+        run.report.add_ratio(ratio, FigureUnit::CommitsPerSecond, &rates, tree::TREE_STORE.name, best);
+        run.note(&format!("{ratio}: {} against {best}", tree::TREE_STORE.name));
     }
     Ok(())
 }
 
 /// Returns the rate of fio's syncs, as if each were one for all threads.
-fn limit(fio: Option<&Program>, place: &Path, window: Duration, threads: usize) -> Result<Sample> {
+fn limit(
+    fio: Option<&InstalledProgram>,
+    place: &Path,
+    window: Duration,
+    threads: usize,
+) -> Result<CommitSample> {
     let rate = fio::commits(fio.context("no fio")?, place, window)? * threads as f64;
-    Ok(Sample { rate, took: Latencies::new(), settled: Duration::ZERO })
+    Ok(CommitSample { rate, took: Latencies::new(), settled: Duration::ZERO })
 }
 
-fn one(subject: &Compared, load: Load, window: Duration, stop: &Stop) -> Result<Sample> {
+fn one(
+    subject: &FilledStore,
+    load: CommitLoad,
+    window: Duration,
+    stop: &StopRequest,
+) -> Result<CommitSample> {
     let pages = &*subject.pages;
     let (took, worked) = commit_while(pages, &subject.ledger, load, window, stop)?;
     let began = Instant::now();
     pages.settle()?;
-    Ok(Sample { rate: took.count() as f64 / worked.as_secs_f64(), took, settled: began.elapsed() })
+    Ok(CommitSample { rate: took.count() as f64 / worked.as_secs_f64(), took, settled: began.elapsed() })
 }
 
-/// Adds what is measured beside the rates.
-fn add_figures(run: &mut Run, case: &str, measured: &Measured<Sample>) {
-    let mut add = |what: &str, unit: Unit, of: &dyn Fn(&Sample) -> f64| {
+/// Adds the figures other than the rates.
+fn add_figures(run: &mut BenchRun, case: &str, measured: &MeasuredSamples<CommitSample>) {
+    let mut add = |what: &str, unit: FigureUnit, of: &dyn Fn(&CommitSample) -> f64| {
         let mut samples = measured.figure(of);
-        samples.retain(|samples| samples.subject != LIMIT);
+        samples.retain(|samples| samples.subject != COMMIT_LIMIT_NAME);
         run.report.add_case(&format!("{case}: {what}"), unit, &samples);
     };
     for (what, percentile) in [("median", 50.0), ("p99", 99.0), ("p99.9", 99.9)] {
-        add(&format!("one commit, {what}"), Unit::Microseconds, &|sample| sample.took.us(percentile));
+        add(&format!("one commit, {what}"), FigureUnit::Microseconds, &|sample| sample.took.us(percentile));
     }
-    let settled = |sample: &Sample| sample.settled.as_secs_f64() * 1e3;
-    add("work left to the background, then", Unit::Milliseconds, &settled);
+    let settled = |sample: &CommitSample| sample.settled.as_secs_f64() * 1e3;
+    add("work left to the background, then", FigureUnit::Milliseconds, &settled);
 }
 
 /// Returns the peer with the highest rate.
-fn best_peer(rates: &[Samples]) -> Option<&'static str> {
-    let none = [tree::KIND.name, LIMIT];
+fn best_peer(rates: &[SubjectSamples]) -> Option<&'static str> {
+    let none = [tree::TREE_STORE.name, COMMIT_LIMIT_NAME];
     let peers = rates.iter().filter(|samples| !none.contains(&samples.subject));
     let medians = peers.filter_map(|samples| Some((samples.subject, median(&samples.values)?)));
     medians.max_by(|a, b| a.1.total_cmp(&b.1)).map(|(subject, _)| subject)

@@ -7,26 +7,27 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use redb::{AccessGuard, Database, Durability, ReadableDatabase, ReadableTable, TableDefinition};
 
-use super::content::{VALUE, fresh};
-use super::load::{Change, Check, Committer, Kind, Pages, Room};
+use super::content::{STORED_VALUE_BYTES, fresh};
+use super::load::{PageChange, PageCheck, PageStore, StoreCommitter, StoreKind, StoreSize};
 
 /// The subject.
-pub(super) const KIND: Kind = Kind { name: "redb", open: |dir, room| Ok(Box::new(Redb::open(dir, room)?)) };
+pub(super) const REDB_STORE: StoreKind =
+    StoreKind { name: "redb", open: |dir, room| Ok(Box::new(RedbStore::open(dir, room)?)) };
 
-const TABLE: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("pages");
+const PAGES_TABLE: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("pages");
 /// Pages written per commit when the table is filled.
-const BATCH: u64 = 8192;
+const REDB_FILL_PAGES: u64 = 8192;
 
 /// A function that makes a page's value from its previous one, if there is one.
-type Make<'a> = dyn FnMut(u64, Option<&[u8]>, &mut Vec<u8>) -> Result<()> + 'a;
+type ValueMaker<'a> = dyn FnMut(u64, Option<&[u8]>, &mut Vec<u8>) -> Result<()> + 'a;
 
-struct Redb {
+struct RedbStore {
     database: Database,
     pages: u64,
 }
 
-impl Redb {
-    fn open(dir: &Path, room: Room) -> Result<Self> {
+impl RedbStore {
+    fn open(dir: &Path, room: StoreSize) -> Result<Self> {
         let database = Database::builder()
             .set_cache_size(usize::try_from(room.memory)?)
             .create(dir.join("pages.redb"))?;
@@ -34,12 +35,12 @@ impl Redb {
     }
 
     /// Replaces each value in turn with one made from the value before, in one commit.
-    fn write(&self, pages: impl Iterator<Item = u64>, make: &mut Make<'_>) -> Result<()> {
+    fn write(&self, pages: impl Iterator<Item = u64>, make: &mut ValueMaker<'_>) -> Result<()> {
         let mut transaction = self.database.begin_write()?;
         transaction.set_durability(Durability::Immediate)?;
         {
-            let mut table = transaction.open_table(TABLE)?;
-            let mut value = Vec::with_capacity(VALUE);
+            let mut table = transaction.open_table(PAGES_TABLE)?;
+            let mut value = Vec::with_capacity(STORED_VALUE_BYTES);
             for page in pages {
                 value.clear();
                 make(page, table.get(page)?.as_ref().map(AccessGuard::value), &mut value)?;
@@ -51,10 +52,10 @@ impl Redb {
     }
 }
 
-impl Pages for Redb {
+impl PageStore for RedbStore {
     fn fill(&self) -> Result<()> {
-        for start in (0..self.pages).step_by(usize::try_from(BATCH)?) {
-            self.write(start..self.pages.min(start + BATCH), &mut |page, _, value| {
+        for start in (0..self.pages).step_by(usize::try_from(REDB_FILL_PAGES)?) {
+            self.write(start..self.pages.min(start + REDB_FILL_PAGES), &mut |page, _, value| {
                 value.extend_from_slice(&fresh(page));
                 Ok(())
             })?;
@@ -62,7 +63,7 @@ impl Pages for Redb {
         Ok(())
     }
 
-    fn committer(&self) -> Result<Box<dyn Committer + '_>> {
+    fn committer(&self) -> Result<Box<dyn StoreCommitter + '_>> {
         Ok(Box::new(self))
     }
 
@@ -70,8 +71,8 @@ impl Pages for Redb {
         Ok(())
     }
 
-    fn check(&self, pages: std::ops::Range<u64>, see: &mut Check<'_>) -> Result<()> {
-        let table = self.database.begin_read()?.open_table(TABLE)?;
+    fn check(&self, pages: std::ops::Range<u64>, see: &mut PageCheck<'_>) -> Result<()> {
+        let table = self.database.begin_read()?.open_table(PAGES_TABLE)?;
         for entry in table.range(pages)? {
             let (page, value) = entry?;
             see(page.value(), value.value())?;
@@ -80,8 +81,8 @@ impl Pages for Redb {
     }
 }
 
-impl Committer for &Redb {
-    fn commit(&mut self, pages: &[u64], change: &mut Change<'_>) -> Result<()> {
+impl StoreCommitter for &RedbStore {
+    fn commit(&mut self, pages: &[u64], change: &mut PageChange<'_>) -> Result<()> {
         self.write(pages.iter().copied(), &mut |page, found, value| {
             value.extend_from_slice(found.with_context(|| format!("page {page} is missing"))?);
             change(page, value)

@@ -7,34 +7,34 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::content::{VALUE, fresh};
-use super::load::{Change, Check, Committer, Kind, Pages, Room};
+use super::content::{STORED_VALUE_BYTES, fresh};
+use super::load::{PageChange, PageCheck, PageStore, StoreCommitter, StoreKind, StoreSize};
 use super::locks::PageLocks;
-use crate::rocksdb::Values;
+use crate::rocksdb::RocksDbValues;
 
 /// The subject.
-pub(super) const KIND: Kind =
-    Kind { name: "RocksDB, synced WAL", open: |dir, room| Ok(Box::new(RocksDb::open(dir, room)?)) };
+pub(super) const ROCKSDB_STORE: StoreKind =
+    StoreKind { name: "RocksDB, synced WAL", open: |dir, room| Ok(Box::new(RocksDbStore::open(dir, room)?)) };
 
 /// Pages written per batch when the database is filled.
-const BATCH: u64 = 1024;
+const ROCKSDB_FILL_PAGES: u64 = 1024;
 
-struct RocksDb {
-    values: Values,
+struct RocksDbStore {
+    values: RocksDbValues,
     locks: PageLocks,
 }
 
-impl RocksDb {
-    fn open(dir: &Path, room: Room) -> Result<Self> {
-        Ok(Self { values: Values::open(dir, room.memory, None)?, locks: PageLocks::new(room.pages) })
+impl RocksDbStore {
+    fn open(dir: &Path, room: StoreSize) -> Result<Self> {
+        Ok(Self { values: RocksDbValues::open(dir, room.memory, None)?, locks: PageLocks::new(room.pages) })
     }
 }
 
-impl Pages for RocksDb {
+impl PageStore for RocksDbStore {
     fn fill(&self) -> Result<()> {
         let all = self.locks.pages();
-        for start in (0..all).step_by(usize::try_from(BATCH)?) {
-            let pages: Vec<u64> = (start..all.min(start + BATCH)).collect();
+        for start in (0..all).step_by(usize::try_from(ROCKSDB_FILL_PAGES)?) {
+            let pages: Vec<u64> = (start..all.min(start + ROCKSDB_FILL_PAGES)).collect();
             let values: Vec<u8> = pages.iter().flat_map(|&page| fresh(page)).collect();
             self.values.put(&pages, &values, false)?;
         }
@@ -42,8 +42,8 @@ impl Pages for RocksDb {
         self.settle()
     }
 
-    fn committer(&self) -> Result<Box<dyn Committer + '_>> {
-        Ok(Box::new(Thread { store: self, values: Vec::new() }))
+    fn committer(&self) -> Result<Box<dyn StoreCommitter + '_>> {
+        Ok(Box::new(RocksDbCommitter { store: self, values: Vec::new() }))
     }
 
     fn settle(&self) -> Result<()> {
@@ -51,8 +51,8 @@ impl Pages for RocksDb {
         Ok(())
     }
 
-    fn check(&self, pages: std::ops::Range<u64>, see: &mut Check<'_>) -> Result<()> {
-        let mut value = [0; VALUE];
+    fn check(&self, pages: std::ops::Range<u64>, see: &mut PageCheck<'_>) -> Result<()> {
+        let mut value = [0; STORED_VALUE_BYTES];
         for page in pages {
             self.values.get(page, &mut value)?;
             see(page, &value)?;
@@ -61,16 +61,16 @@ impl Pages for RocksDb {
     }
 }
 
-struct Thread<'a> {
-    store: &'a RocksDb,
+struct RocksDbCommitter<'a> {
+    store: &'a RocksDbStore,
     values: Vec<u8>,
 }
 
-impl Committer for Thread<'_> {
-    fn commit(&mut self, pages: &[u64], change: &mut Change<'_>) -> Result<()> {
+impl StoreCommitter for RocksDbCommitter<'_> {
+    fn commit(&mut self, pages: &[u64], change: &mut PageChange<'_>) -> Result<()> {
         let held = self.store.locks.hold(pages)?;
-        self.values.resize(pages.len() * VALUE, 0);
-        for (&page, value) in pages.iter().zip(self.values.chunks_exact_mut(VALUE)) {
+        self.values.resize(pages.len() * STORED_VALUE_BYTES, 0);
+        for (&page, value) in pages.iter().zip(self.values.chunks_exact_mut(STORED_VALUE_BYTES)) {
             self.store.values.get(page, value)?;
             change(page, value)?;
         }

@@ -10,17 +10,17 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use rusqlite::{Connection, params};
 
-use super::content::{VALUE, fresh};
-use super::load::{Change, Check, Committer, Kind, Pages, Room};
+use super::content::{STORED_VALUE_BYTES, fresh};
+use super::load::{PageChange, PageCheck, PageStore, StoreCommitter, StoreKind, StoreSize};
 
 /// The subject.
-pub(super) const KIND: Kind =
-    Kind { name: "SQLite, WAL", open: |dir, room| Ok(Box::new(Sqlite::open(dir, room)?)) };
+pub(super) const SQLITE_STORE: StoreKind =
+    StoreKind { name: "SQLite, WAL", open: |dir, room| Ok(Box::new(SqliteStore::open(dir, room)?)) };
 
 /// Longer than any thread waits for its turn.
-const BUSY: Duration = Duration::from_secs(60);
+const BUSY_TIMEOUT: Duration = Duration::from_secs(60);
 
-struct Sqlite {
+struct SqliteStore {
     path: PathBuf,
     pages: u64,
     kept: Mutex<Connection>,
@@ -31,8 +31,8 @@ pub(super) fn version() -> String {
     rusqlite::version().to_owned()
 }
 
-impl Sqlite {
-    fn open(dir: &Path, room: Room) -> Result<Self> {
+impl SqliteStore {
+    fn open(dir: &Path, room: StoreSize) -> Result<Self> {
         let path = dir.join("pages.sqlite");
         let kept = connect(&path)?;
         kept.execute_batch("CREATE TABLE IF NOT EXISTS pages (id INTEGER PRIMARY KEY, value BLOB NOT NULL)")?;
@@ -46,7 +46,7 @@ impl Sqlite {
 
 fn connect(path: &Path) -> Result<Connection> {
     let connection = Connection::open(path)?;
-    connection.busy_timeout(BUSY)?;
+    connection.busy_timeout(BUSY_TIMEOUT)?;
     connection.pragma_update(None, "page_size", 4096)?;
     connection.pragma_update(None, "journal_mode", "WAL")?;
     connection.pragma_update(None, "synchronous", "FULL")?;
@@ -57,7 +57,7 @@ fn key(page: u64) -> i64 {
     page.cast_signed()
 }
 
-impl Pages for Sqlite {
+impl PageStore for SqliteStore {
     fn fill(&self) -> Result<()> {
         let mut connection = self.kept();
         let transaction = connection.transaction()?;
@@ -72,8 +72,11 @@ impl Pages for Sqlite {
         self.settle()
     }
 
-    fn committer(&self) -> Result<Box<dyn Committer + '_>> {
-        Ok(Box::new(Thread { connection: connect(&self.path)?, value: Vec::with_capacity(VALUE) }))
+    fn committer(&self) -> Result<Box<dyn StoreCommitter + '_>> {
+        Ok(Box::new(SqliteCommitter {
+            connection: connect(&self.path)?,
+            value: Vec::with_capacity(STORED_VALUE_BYTES),
+        }))
     }
 
     fn settle(&self) -> Result<()> {
@@ -81,7 +84,7 @@ impl Pages for Sqlite {
         Ok(())
     }
 
-    fn check(&self, pages: std::ops::Range<u64>, see: &mut Check<'_>) -> Result<()> {
+    fn check(&self, pages: std::ops::Range<u64>, see: &mut PageCheck<'_>) -> Result<()> {
         let connection = connect(&self.path)?;
         let mut all =
             connection.prepare("SELECT id, value FROM pages WHERE id >= ? AND id < ? ORDER BY id")?;
@@ -93,13 +96,13 @@ impl Pages for Sqlite {
     }
 }
 
-struct Thread {
+struct SqliteCommitter {
     connection: Connection,
     value: Vec<u8>,
 }
 
-impl Committer for Thread {
-    fn commit(&mut self, pages: &[u64], change: &mut Change<'_>) -> Result<()> {
+impl StoreCommitter for SqliteCommitter {
+    fn commit(&mut self, pages: &[u64], change: &mut PageChange<'_>) -> Result<()> {
         let Self { connection, value } = self;
         connection.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
         {

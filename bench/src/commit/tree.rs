@@ -9,25 +9,25 @@ use anyhow::{Context, Result};
 use pagekeeper_store::{Durability, Store};
 use pagekeeper_tree::Tree;
 
-use super::content::{VALUE, fresh};
-use super::load::{Change, Check, Committer, Kind, Pages, Room};
+use super::content::{STORED_VALUE_BYTES, fresh};
+use super::load::{PageChange, PageCheck, PageStore, StoreCommitter, StoreKind, StoreSize};
 
 /// The subject.
-pub(super) const KIND: Kind =
-    Kind { name: "pagekeeper-store", open: |dir, room| Ok(Box::new(Map::open(dir, room)?)) };
+pub(super) const TREE_STORE: StoreKind =
+    StoreKind { name: "pagekeeper-store", open: |dir, room| Ok(Box::new(TreeStore::open(dir, room)?)) };
 
 /// Values written per commit when the map is filled.
-const BATCH: u64 = 1024;
+const TREE_FILL_VALUES: u64 = 1024;
 
 /// A store with one tree, whose root page is the store's root.
-struct Map {
+struct TreeStore {
     store: Store,
     tree: Tree,
     pages: u64,
 }
 
-impl Map {
-    fn open(dir: &Path, room: Room) -> Result<Self> {
+impl TreeStore {
+    fn open(dir: &Path, room: StoreSize) -> Result<Self> {
         let store = Store::options().memory(room.memory).open(dir.join("tree"))?;
         let read = store.begin_read()?;
         let found = read.root().map(|root| Tree::open(&read, root)).transpose()?;
@@ -45,11 +45,11 @@ impl Map {
     }
 }
 
-impl Pages for Map {
+impl PageStore for TreeStore {
     fn fill(&self) -> Result<()> {
-        for start in (0..self.pages).step_by(usize::try_from(BATCH)?) {
+        for start in (0..self.pages).step_by(usize::try_from(TREE_FILL_VALUES)?) {
             let mut txn = self.store.begin_write()?;
-            for page in start..self.pages.min(start + BATCH) {
+            for page in start..self.pages.min(start + TREE_FILL_VALUES) {
                 self.tree.insert(&mut txn, &page.to_be_bytes(), &fresh(page))?;
             }
             txn.commit(Durability::None)?;
@@ -57,7 +57,7 @@ impl Pages for Map {
         self.settle()
     }
 
-    fn committer(&self) -> Result<Box<dyn Committer + '_>> {
+    fn committer(&self) -> Result<Box<dyn StoreCommitter + '_>> {
         Ok(Box::new(self))
     }
 
@@ -65,7 +65,7 @@ impl Pages for Map {
         Ok(self.store.sync()?)
     }
 
-    fn check(&self, pages: std::ops::Range<u64>, see: &mut Check<'_>) -> Result<()> {
+    fn check(&self, pages: std::ops::Range<u64>, see: &mut PageCheck<'_>) -> Result<()> {
         let txn = self.store.begin_read()?;
         let range = pages.start.to_be_bytes()..pages.end.to_be_bytes();
         let seen = self.tree.scan_with(&txn, range, |key, value| {
@@ -79,10 +79,10 @@ impl Pages for Map {
     }
 }
 
-impl Committer for &Map {
-    fn commit(&mut self, pages: &[u64], change: &mut Change<'_>) -> Result<()> {
+impl StoreCommitter for &TreeStore {
+    fn commit(&mut self, pages: &[u64], change: &mut PageChange<'_>) -> Result<()> {
         let mut txn = self.store.begin_write()?;
-        let mut value = Vec::with_capacity(VALUE);
+        let mut value = Vec::with_capacity(STORED_VALUE_BYTES);
         for &page in pages {
             let key = page.to_be_bytes();
             value.clear();

@@ -17,16 +17,16 @@ use rustix::fs::{Advice, fadvise};
 use rustix::time::{ClockId, clock_gettime};
 
 /// The guard's own interval.
-const INTERVAL: Duration = Duration::from_millis(500);
+const GUARD_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The running thread.
-pub(super) struct Least {
+pub(super) struct LeastGuard {
     thread: Option<JoinHandle<Result<()>>>,
     /// Processor time used as of its last turn, in nanoseconds; `u64::MAX` asks the thread to end.
     used: Arc<AtomicU64>,
 }
 
-impl Least {
+impl LeastGuard {
     /// Starts the thread on a server's redo log and binlogs. It has processed all of them when this returns.
     pub(super) fn start(mut logs: Vec<PathBuf>) -> Result<Self> {
         logs.sort();
@@ -60,7 +60,7 @@ impl Least {
     }
 }
 
-impl Drop for Least {
+impl Drop for LeastGuard {
     fn drop(&mut self) {
         // A caller that did not stop it has failed already.
         let _ = self.end();
@@ -86,7 +86,7 @@ fn release(redo: &File, mut newest: PathBuf, used: &AtomicU64) -> Result<()> {
     let mut binlog = open(&newest)?;
     let mut due = Instant::now();
     loop {
-        due += INTERVAL;
+        due += GUARD_INTERVAL;
         while Instant::now() < due {
             if used.load(Ordering::Relaxed) == u64::MAX {
                 return Ok(());
@@ -130,14 +130,14 @@ mod tests {
         for path in [&redo, &first] {
             write_synced(path, MIB).unwrap();
         }
-        let least = Least::start(vec![redo.clone(), first.clone()]).unwrap();
+        let least = LeastGuard::start(vec![redo.clone(), first.clone()]).unwrap();
         write_synced(&second, MIB).unwrap();
         for path in [&redo, &first, &second] {
             eventually(|| resident(path).unwrap() == 0);
         }
         eventually(|| !least.used().is_zero());
         least.stop().unwrap();
-        assert!(Least::start(vec![redo]).is_err(), "without a binlog");
+        assert!(LeastGuard::start(vec![redo]).is_err(), "without a binlog");
     }
 
     #[test]

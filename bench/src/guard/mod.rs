@@ -18,33 +18,33 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-use crate::Run;
+use crate::BenchRun;
 use crate::clients;
 use crate::data::{GIB, MIB, open, read_through, resident};
 use crate::drive::join;
 use crate::latencies::Latencies;
-use crate::mariadb::{self, HELPERS, Load, Server};
-use crate::peers::Program;
-use crate::report::Unit;
-use crate::rounds::{Measured, Plan, Samples, median};
-use crate::scratch::Stop;
-pub(crate) use directories::{Arguments as WriterArguments, write_logs};
-use least::Least;
+use crate::mariadb::{self, MariaDbServer, REQUIRED_PROGRAMS, SysbenchLoad};
+use crate::peers::InstalledProgram;
+use crate::report::FigureUnit;
+use crate::rounds::{MeasuredSamples, RoundPlan, SubjectSamples, median};
+use crate::scratch::StopRequest;
+pub(crate) use directories::{WriterArguments, write_logs};
+use least::LeastGuard;
 pub(crate) use processor_time::cpu_seconds;
-use watcher::{Used, Watcher};
+use watcher::{GuardUsage, RunningGuard};
 
-const WITH: &str = "with the guard";
-const WITHOUT: &str = "without";
-const LEAST: &str = "the least work";
-const SETTLED: &str = "after its start";
-const SUBJECTS: [&str; 3] = [WITH, WITHOUT, LEAST];
+const WITH_GUARD_NAME: &str = "with the guard";
+const WITHOUT_GUARD_NAME: &str = "without";
+const LEAST_WORK_NAME: &str = "the least work";
+const AFTER_START_NAME: &str = "after its start";
+const GUARD_SUBJECTS: [&str; 3] = [WITH_GUARD_NAME, WITHOUT_GUARD_NAME, LEAST_WORK_NAME];
 
 /// Binlogs at the start of a window, at most. They make a GiB, which is far less than servers usually keep.
-const KEPT_BINLOGS: u64 = GIB / mariadb::BINLOG_BYTES;
+const KEPT_BINLOGS_MAX: u64 = GIB / mariadb::BINLOG_BYTES;
 
 /// The lengths of a run's parts.
 #[derive(Debug, Clone, Copy)]
-struct Lengths {
+struct RunLengths {
     /// The load alone, before the first window, to create logs.
     history: Duration,
     /// From a change to the start of the count.
@@ -57,23 +57,23 @@ struct Lengths {
 const QUICK_ROUNDS: u16 = 3;
 
 /// Runs only the case with very many log files, which needs no `MariaDB`.
-pub(crate) fn run_many(run: &mut Run) -> Result<()> {
+pub(crate) fn run_many(run: &mut BenchRun) -> Result<()> {
     directories::run(run)
 }
 
 /// Runs the benchmark; `rounds` and `transactions` per second come from the command line.
-pub(crate) fn run(run: &mut Run, rounds: Option<u16>, transactions: Option<NonZeroU32>) -> Result<()> {
+pub(crate) fn run(run: &mut BenchRun, rounds: Option<u16>, transactions: Option<NonZeroU32>) -> Result<()> {
     if run.quick {
         run.rounds = usize::from(rounds.unwrap_or(QUICK_ROUNDS));
     }
     let lengths = if run.quick {
-        Lengths {
+        RunLengths {
             history: Duration::from_secs(2),
             settle: Duration::from_millis(500),
             window: Duration::from_secs(3),
         }
     } else {
-        Lengths {
+        RunLengths {
             history: Duration::from_secs(15),
             settle: Duration::from_secs(3),
             window: Duration::from_secs(12),
@@ -81,7 +81,7 @@ pub(crate) fn run(run: &mut Run, rounds: Option<u16>, transactions: Option<NonZe
     };
     run.note("one server under one load throughout; windows with and without the guard in turn");
     run.note("before a window at most 1 GiB of binlogs is kept; before one without the guard all logs are read back in, as on a server that never had it");
-    let has_helpers = run.has(&HELPERS);
+    let has_helpers = run.has(&REQUIRED_PROGRAMS);
     let (Some(mariadbd), Some(_), true) = (run.peer("mariadbd"), run.peer("sysbench"), has_helpers) else {
         bail!("not installed: {}; `make bench-setup` installs it", run.report.missing.join(", "));
     };
@@ -94,78 +94,79 @@ pub(crate) fn run(run: &mut Run, rounds: Option<u16>, transactions: Option<NonZe
 
 /// The figures of a window.
 #[derive(Debug, Clone)]
-struct Window {
+struct WindowSample {
     /// Queries per second.
     queries: f64,
     commits: Latencies,
-    /// Of all logs, at the end.
+    /// Resident bytes of all logs, at the end.
     resident_mib: f64,
-    /// Processor time within the count, without the start and the first release of whoever releases; 0 without.
+    /// Processor time of the releasing process within the count, in percent of a core, without its start and first
+    /// release; 0 if there is no such process.
     settled_percent: f64,
     /// The guard's own account.
-    used: Option<Used>,
+    used: Option<GuardUsage>,
 }
 
 /// The surroundings of the windows.
-struct Bench<'a> {
-    server: Server,
-    load: Load,
-    pagekeeper: Program,
-    stop: &'a Stop,
-    lengths: Lengths,
+struct WindowSetup<'a> {
+    server: MariaDbServer,
+    load: SysbenchLoad,
+    pagekeeper: InstalledProgram,
+    stop: &'a StopRequest,
+    lengths: RunLengths,
 }
 
 fn windows(
-    run: &mut Run,
-    mariadbd: &Program,
-    lengths: Lengths,
+    run: &mut BenchRun,
+    mariadbd: &InstalledProgram,
+    lengths: RunLengths,
     transactions: Option<NonZeroU32>,
 ) -> Result<()> {
     run.say("a MariaDB server")?;
-    let server = Server::with_logs(mariadbd, run.scratch.path(), &run.stop)?;
+    let server = MariaDbServer::with_logs(mariadbd, run.scratch.path(), &run.stop)?;
     server.prepare()?;
     server.prepare_committer()?;
     let (load, stop) = (server.load(transactions)?, run.stop.clone());
-    let mut bench = Bench { server, load, pagekeeper: run.pagekeeper.clone(), stop: &stop, lengths };
+    let mut bench = WindowSetup { server, load, pagekeeper: run.pagekeeper.clone(), stop: &stop, lengths };
     run.say("logs to begin with")?;
     run.stop.sleep(lengths.history)?;
 
     run.say("windows with and without the guard")?;
     // The load has run for a while, so no uncounted round is needed.
-    let plan = Plan { rounds: run.rounds, until: None, warm_up: false };
-    let measured = run.measure(&SUBJECTS, plan, |turn| match SUBJECTS[turn.subject] {
-        WITHOUT => bench.alone(),
-        LEAST => bench.beside_least(),
+    let plan = RoundPlan { rounds: run.rounds, until: None, warm_up: false };
+    let measured = run.measure(&GUARD_SUBJECTS, plan, |turn| match GUARD_SUBJECTS[turn.subject] {
+        WITHOUT_GUARD_NAME => bench.alone(),
+        LEAST_WORK_NAME => bench.beside_least(),
         _ => bench.guarded(),
     })?;
     report(run, &measured, transactions.is_none());
     Ok(())
 }
 
-impl Bench<'_> {
-    fn guarded(&mut self) -> Result<Window> {
-        self.server.purge(KEPT_BINLOGS)?;
-        let guard = Watcher::start(&self.pagekeeper, &["--pid", &self.server.pid().to_string()])?;
+impl WindowSetup<'_> {
+    fn guarded(&mut self) -> Result<WindowSample> {
+        self.server.purge(KEPT_BINLOGS_MAX)?;
+        let guard = RunningGuard::start(&self.pagekeeper, &["--pid", &self.server.pid().to_string()])?;
         let window = self.window(|| cpu_seconds(guard.pid()))?;
-        Ok(Window { used: Some(guard.stop()?), ..window })
+        Ok(WindowSample { used: Some(guard.stop()?), ..window })
     }
 
-    fn alone(&mut self) -> Result<Window> {
-        self.server.purge(KEPT_BINLOGS)?;
+    fn alone(&mut self) -> Result<WindowSample> {
+        self.server.purge(KEPT_BINLOGS_MAX)?;
         read_logs(&self.server)?;
         self.window(|| Ok(0.0))
     }
 
-    fn beside_least(&mut self) -> Result<Window> {
-        self.server.purge(KEPT_BINLOGS)?;
-        let least = Least::start(self.server.logs()?)?;
+    fn beside_least(&mut self) -> Result<WindowSample> {
+        self.server.purge(KEPT_BINLOGS_MAX)?;
+        let least = LeastGuard::start(self.server.logs()?)?;
         let window = self.window(|| Ok(least.used().as_secs_f64()))?;
         least.stop()?;
         Ok(window)
     }
 
     /// Measures a window; `used` returns the processor time so far of whoever releases pages, in seconds.
-    fn window(&mut self, used: impl Fn() -> Result<f64>) -> Result<Window> {
+    fn window(&mut self, used: impl Fn() -> Result<f64>) -> Result<WindowSample> {
         self.stop.sleep(self.lengths.settle)?;
         let (before, began) = (used()?, Instant::now());
         let over = AtomicBool::new(false);
@@ -182,7 +183,7 @@ impl Bench<'_> {
         })?;
         self.load.check()?;
         let settled_percent = (used()? - before) / began.elapsed().as_secs_f64() * 100.0;
-        Ok(Window {
+        Ok(WindowSample {
             queries,
             commits,
             resident_mib: resident_mib(&self.server)?,
@@ -200,13 +201,13 @@ impl Bench<'_> {
     }
 }
 
-fn resident_mib(server: &Server) -> Result<f64> {
+fn resident_mib(server: &MariaDbServer) -> Result<f64> {
     let bytes = server.logs()?.iter().try_fold(0, |sum, path| resident(path).map(|bytes| sum + bytes))?;
     Ok(bytes as f64 / MIB as f64)
 }
 
 /// Makes all pages of the logs resident.
-fn read_logs(server: &Server) -> Result<()> {
+fn read_logs(server: &MariaDbServer) -> Result<()> {
     for path in server.logs()? {
         let file = open(&path)?;
         read_through(&file, 0..file.size())?;
@@ -215,35 +216,57 @@ fn read_logs(server: &Server) -> Result<()> {
 }
 
 /// Reports the figures. Queries are compared unless the load had a rate of its own.
-fn report(run: &mut Run, measured: &Measured<Window>, are_compared: bool) {
+fn report(run: &mut BenchRun, measured: &MeasuredSamples<WindowSample>, are_compared: bool) {
     let report = &mut run.report;
     let queries = measured.figure(|window| window.queries);
-    report.add_case("queries of sysbench oltp_read_write", Unit::QueriesPerSecond, &queries);
+    report.add_case("queries of sysbench oltp_read_write", FigureUnit::QueriesPerSecond, &queries);
     if are_compared {
-        report.add_ratio("guard_qps", Unit::QueriesPerSecond, &queries, WITH, WITHOUT);
+        report.add_ratio(
+            "guard_qps",
+            FigureUnit::QueriesPerSecond,
+            &queries,
+            WITH_GUARD_NAME,
+            WITHOUT_GUARD_NAME,
+        );
     }
     let commits = measured.figure(|window| window.commits.us(99.0));
-    report.add_case("commits of one row by a client beside the load: p99", Unit::Microseconds, &commits);
-    report.add_ratio("guard_commit_p99", Unit::Microseconds, &commits, WITH, WITHOUT);
+    report.add_case(
+        "commits of one row by a client beside the load: p99",
+        FigureUnit::Microseconds,
+        &commits,
+    );
+    report.add_ratio(
+        "guard_commit_p99",
+        FigureUnit::Microseconds,
+        &commits,
+        WITH_GUARD_NAME,
+        WITHOUT_GUARD_NAME,
+    );
     let resident = measured.figure(|window| window.resident_mib);
-    report.add_case("log files in the page cache at a window's end", Unit::Mib, &resident);
-    let guarded = measured.of(WITH);
-    let of = |subject, windows: &[Window], of: fn(&Window) -> f64| Samples {
+    report.add_case("log files in the page cache at a window's end", FigureUnit::Mib, &resident);
+    let guarded = measured.of(WITH_GUARD_NAME);
+    let of = |subject, windows: &[WindowSample], of: fn(&WindowSample) -> f64| SubjectSamples {
         subject,
         values: windows.iter().map(of).collect(),
     };
-    let percent = |window: &Window| window.used.map_or(0.0, |used| used.cpu_percent);
-    let memory = |window: &Window| window.used.map_or(0.0, |used| used.memory_bytes / MIB as f64);
+    let percent = |window: &WindowSample| window.used.map_or(0.0, |used| used.cpu_percent);
+    let memory = |window: &WindowSample| window.used.map_or(0.0, |used| used.memory_bytes / MIB as f64);
     let cpu = [
-        of(SETTLED, guarded, |window| window.settled_percent),
-        of(LEAST, measured.of(LEAST), |window| window.settled_percent),
+        of(AFTER_START_NAME, guarded, |window| window.settled_percent),
+        of(LEAST_WORK_NAME, measured.of(LEAST_WORK_NAME), |window| window.settled_percent),
         of("with its start", guarded, percent),
     ];
-    report.add_case("the guard's CPU beside the database", Unit::PercentOfCore, &cpu);
-    report.add_ratio("guard_cpu_vs_least", Unit::PercentOfCore, &cpu, SETTLED, LEAST);
+    report.add_case("the guard's CPU beside the database", FigureUnit::PercentOfCore, &cpu);
+    report.add_ratio(
+        "guard_cpu_vs_least",
+        FigureUnit::PercentOfCore,
+        &cpu,
+        AFTER_START_NAME,
+        LEAST_WORK_NAME,
+    );
     for (name, samples) in [("guard_settled_cpu_percent", &cpu[0]), ("guard_cpu_percent", &cpu[2])] {
         report.ratios.extend(median(&samples.values).map(|percent| (name, percent)));
     }
     let memory = [of("the guard itself", guarded, memory)];
-    report.add_case("the guard's memory beside the database", Unit::Mib, &memory);
+    report.add_case("the guard's memory beside the database", FigureUnit::Mib, &memory);
 }

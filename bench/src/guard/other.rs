@@ -13,21 +13,21 @@ use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 use pagekeeper_testing::servers::{
     Cassandra, Etcd, Kafka, LoggedServer, MariaDb, MongoDb, MySql, Nats, OpenSearch, PostgreSql, Prometheus,
-    RabbitMq, RocksDb, Search, WiredTiger,
+    RabbitMq, RocksDb, SearchProduct, WiredTiger,
 };
 
 use super::processor_time::cpu_seconds;
-use super::watcher::Watcher;
-use super::{SETTLED, WITH, WITHOUT};
-use crate::Run;
+use super::watcher::RunningGuard;
+use super::{AFTER_START_NAME, WITH_GUARD_NAME, WITHOUT_GUARD_NAME};
+use crate::BenchRun;
 use crate::data::{GIB, MIB, resident};
-use crate::peers::Program;
-use crate::report::Unit;
-use crate::rounds::{Samples, median};
+use crate::peers::InstalledProgram;
+use crate::report::FigureUnit;
+use crate::rounds::{SubjectSamples, median};
 
 /// A server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Name {
+pub(crate) enum ServerName {
     /// A table of `InnoDB`, and its binlog
     #[value(name = "mariadb")]
     MariaDb,
@@ -70,27 +70,27 @@ pub(crate) enum Name {
     RocksDb,
 }
 
-impl Name {
+impl ServerName {
     fn programs(self) -> Vec<String> {
         let names: &[&str] = match self {
             Self::PostgreSql => return PostgreSql::programs(),
             Self::MariaDb | Self::MyRocks => MariaDb::programs(),
-            Self::MySql => &MySql::PROGRAMS,
-            Self::MongoDb => &MongoDb::PROGRAMS,
-            Self::Etcd => &Etcd::PROGRAMS,
-            Self::Prometheus => &Prometheus::PROGRAMS,
-            Self::Nats => &Nats::PROGRAMS,
-            Self::Kafka => &Kafka::PROGRAMS,
+            Self::MySql => &MySql::REQUIRED_PROGRAMS,
+            Self::MongoDb => &MongoDb::REQUIRED_PROGRAMS,
+            Self::Etcd => &Etcd::REQUIRED_PROGRAMS,
+            Self::Prometheus => &Prometheus::REQUIRED_PROGRAMS,
+            Self::Nats => &Nats::REQUIRED_PROGRAMS,
+            Self::Kafka => &Kafka::REQUIRED_PROGRAMS,
             Self::RabbitMq => RabbitMq::programs(),
-            Self::Cassandra => &Cassandra::PROGRAMS,
-            Self::OpenSearch | Self::Elasticsearch => &OpenSearch::PROGRAMS,
-            Self::WiredTiger => &WiredTiger::PROGRAMS,
-            Self::RocksDb => &RocksDb::PROGRAMS,
+            Self::Cassandra => &Cassandra::REQUIRED_PROGRAMS,
+            Self::OpenSearch | Self::Elasticsearch => &OpenSearch::REQUIRED_PROGRAMS,
+            Self::WiredTiger => &WiredTiger::REQUIRED_PROGRAMS,
+            Self::RocksDb => &RocksDb::REQUIRED_PROGRAMS,
         };
         names.iter().copied().map(str::to_owned).collect()
     }
 
-    fn start(self, home: &Path, topic: &Topic) -> Box<dyn LoggedServer> {
+    fn start(self, home: &Path, topic: &KafkaTopic) -> Box<dyn LoggedServer> {
         match self {
             Self::MariaDb => Box::new(MariaDb::start(home)),
             Self::MyRocks => Box::new(MariaDb::with_myrocks(home)),
@@ -107,8 +107,8 @@ impl Name {
             }
             Self::RabbitMq => Box::new(RabbitMq::start(home)),
             Self::Cassandra => Box::new(Cassandra::start(home)),
-            Self::OpenSearch => Box::new(OpenSearch::start(home, Search::OpenSearch)),
-            Self::Elasticsearch => Box::new(OpenSearch::start(home, Search::Elasticsearch)),
+            Self::OpenSearch => Box::new(OpenSearch::start(home, SearchProduct::OpenSearch)),
+            Self::Elasticsearch => Box::new(OpenSearch::start(home, SearchProduct::Elasticsearch)),
             Self::WiredTiger => Box::new(WiredTiger::start(home)),
             Self::RocksDb => Box::new(RocksDb::start(home)),
         }
@@ -139,17 +139,21 @@ impl Name {
         match self {
             Self::Kafka => Some(("PAGEKEEPER_KAFKA", Kafka::jars().is_some())),
             Self::Cassandra => Some(("PAGEKEEPER_CASSANDRA", Cassandra::jars().is_some())),
-            Self::OpenSearch => Some(("PAGEKEEPER_OPENSEARCH", Search::OpenSearch.jars().is_some())),
-            Self::Elasticsearch => Some(("PAGEKEEPER_ELASTICSEARCH", Search::Elasticsearch.jars().is_some())),
+            Self::OpenSearch => Some(("PAGEKEEPER_OPENSEARCH", SearchProduct::OpenSearch.jars().is_some())),
+            Self::Elasticsearch => {
+                Some(("PAGEKEEPER_ELASTICSEARCH", SearchProduct::Elasticsearch.jars().is_some()))
+            }
             Self::MySql => Some(("PAGEKEEPER_MYSQL_ROOT", MySql::unpacked().is_some())),
             Self::MongoDb => Some(("PAGEKEEPER_MONGODB_ROOT", MongoDb::unpacked().is_some())),
             _ => None,
         }
     }
 
-    /// Returns what is missing for it, and how to get it.
+    /// Returns the missing part and how to get it.
     fn missing(self) -> Option<String> {
-        if let Some(missing) = self.programs().into_iter().find(|program| !Program::is_installed(program)) {
+        if let Some(missing) =
+            self.programs().into_iter().find(|program| !InstalledProgram::is_installed(program))
+        {
             return Some(format!("{missing} is not installed"));
         }
         let package = match self {
@@ -183,40 +187,45 @@ impl Name {
 
 /// The settings of Kafka's topic, where they differ from the defaults.
 #[derive(Debug)]
-pub(crate) struct Topic {
+pub(crate) struct KafkaTopic {
     pub(crate) partitions: Option<NonZeroU32>,
     /// MiB of a segment of its log.
     pub(crate) segment: Option<u32>,
 }
 
 /// Bytes that a server is to keep at most: some keep 4 GiB by default.
-const MOST: u64 = 3 * GIB;
+const KEPT_BYTES_MAX: u64 = 3 * GIB;
 
 /// The figures of windows of one kind.
 #[derive(Debug, Default)]
-struct Windows {
+struct ServerWindows {
     rate: Vec<f64>,
     resident: Vec<f64>,
     read: Vec<f64>,
 }
 
 /// Runs the benchmark; the rate is in MiB per second.
-pub(crate) fn run(run: &mut Run, name: Name, topic: &Topic, rate: Option<NonZeroU32>) -> Result<()> {
+pub(crate) fn run(
+    run: &mut BenchRun,
+    name: ServerName,
+    topic: &KafkaTopic,
+    rate: Option<NonZeroU32>,
+) -> Result<()> {
     for (option, is_given) in
         [("--partitions", topic.partitions.is_some()), ("--segment", topic.segment.is_some())]
     {
-        if is_given && name != Name::Kafka {
+        if is_given && name != ServerName::Kafka {
             bail!("{option} is for Kafka alone: leave it out, or say --server kafka");
         }
     }
     let rate = rate.map(|rate| u64::from(rate.get()) * MIB);
     let seconds = window_of(run).as_secs().saturating_mul(run.rounds as u64 + 1);
     let most = rate.unwrap_or_default().saturating_mul(seconds);
-    if most > MOST {
+    if most > KEPT_BYTES_MAX {
         bail!(
             "{} MiB would be put in all, and servers keep no more than {}: ask for less with --rate or --rounds",
             most / MIB,
-            MOST / MIB
+            KEPT_BYTES_MAX / MIB
         );
     }
     if let Some(missing) = name.missing() {
@@ -239,36 +248,42 @@ pub(crate) fn run(run: &mut Run, name: Name, topic: &Topic, rate: Option<NonZero
     run.note("one server under one client; windows without the guard, and with it, in turn: what the first leaves is released in the second");
     let bytes = if run.quick { name.window() / 2 } else { name.window() };
     server.put(bytes);
-    let (mut guarded, mut alone) = (Windows::default(), Windows::default());
+    let (mut guarded, mut alone) = (ServerWindows::default(), ServerWindows::default());
     for _ in 0..if run.quick { run.rounds.min(3) } else { run.rounds } {
         run.say("a window without, and one with the guard")?;
         window(server.as_mut(), bytes, &mut alone)?;
         let pid = server.pid().to_string();
-        let guard = Watcher::start(&run.pagekeeper, &["--pid", &pid, "--config", config])?;
+        let guard = RunningGuard::start(&run.pagekeeper, &["--pid", &pid, "--config", config])?;
         window(server.as_mut(), bytes, &mut guarded)?;
         guard.stop()?;
     }
     server.check_all();
     let pair = |with: &[f64], without: &[f64]| {
         [
-            Samples { subject: WITH, values: with.to_vec() },
-            Samples { subject: WITHOUT, values: without.to_vec() },
+            SubjectSamples { subject: WITH_GUARD_NAME, values: with.to_vec() },
+            SubjectSamples { subject: WITHOUT_GUARD_NAME, values: without.to_vec() },
         ]
     };
     let rates = pair(&guarded.rate, &alone.rate);
     let report = &mut run.report;
-    report.add_case("bytes put and acknowledged", Unit::MibPerSecond, &rates);
-    report.add_ratio("guard_server_rate", Unit::MibPerSecond, &rates, WITH, WITHOUT);
+    report.add_case("bytes put and acknowledged", FigureUnit::MibPerSecond, &rates);
+    report.add_ratio(
+        "guard_server_rate",
+        FigureUnit::MibPerSecond,
+        &rates,
+        WITH_GUARD_NAME,
+        WITHOUT_GUARD_NAME,
+    );
     report.add_case(
         "logs in the page cache at a window's end",
-        Unit::Mib,
+        FigureUnit::Mib,
         &pair(&guarded.resident, &alone.resident),
     );
-    report.add_case("read from the device in a window", Unit::Mib, &pair(&guarded.read, &alone.read));
+    report.add_case("read from the device in a window", FigureUnit::Mib, &pair(&guarded.read, &alone.read));
     Ok(())
 }
 
-fn window(server: &mut dyn LoggedServer, bytes: u64, seen: &mut Windows) -> Result<()> {
+fn window(server: &mut dyn LoggedServer, bytes: u64, seen: &mut ServerWindows) -> Result<()> {
     let mib = |bytes: u64| bytes as f64 / MIB as f64;
     let (read, began) = (device_reads(server.pid())?, Instant::now());
     let put = server.put(bytes);
@@ -282,12 +297,12 @@ fn window(server: &mut dyn LoggedServer, bytes: u64, seen: &mut Windows) -> Resu
 }
 
 /// Returns the length of a window at a rate.
-fn window_of(run: &Run) -> Duration {
+fn window_of(run: &BenchRun) -> Duration {
     Duration::from_secs(if run.quick { 3 } else { 12 })
 }
 
 /// Measures the guard's cost beside a server whose client puts this many bytes per second.
-fn at_a_rate(run: &mut Run, server: &mut dyn LoggedServer, config: &str, rate: u64) -> Result<()> {
+fn at_a_rate(run: &mut BenchRun, server: &mut dyn LoggedServer, config: &str, rate: u64) -> Result<()> {
     let length = window_of(run);
     run.note(&format!(
         "one server whose client puts {} MiB a second, and one guard throughout; windows of {} s, after one that does not count",
@@ -296,7 +311,8 @@ fn at_a_rate(run: &mut Run, server: &mut dyn LoggedServer, config: &str, rate: u
     ));
     // The guard identifies a server by a log that it has open.
     server.put(rate);
-    let guard = Watcher::start(&run.pagekeeper, &["--pid", &server.pid().to_string(), "--config", config])?;
+    let guard =
+        RunningGuard::start(&run.pagekeeper, &["--pid", &server.pid().to_string(), "--config", config])?;
     let (mut put, mut percent) = (Vec::new(), Vec::new());
     for round in 0..=run.rounds {
         run.say("a window")?;
@@ -322,9 +338,13 @@ fn at_a_rate(run: &mut Run, server: &mut dyn LoggedServer, config: &str, rate: u
     if put.iter().any(|seen| *seen < rate as f64 / MIB as f64 * 0.95) {
         run.note("the client did not come to its rate in each window");
     }
-    let of = |subject, values| [Samples { subject, values }];
-    run.report.add_case("bytes put and acknowledged", Unit::MibPerSecond, &of("the client", put));
-    run.report.add_case("the guard's CPU beside the server", Unit::PercentOfCore, &of(SETTLED, percent));
+    let of = |subject, values| [SubjectSamples { subject, values }];
+    run.report.add_case("bytes put and acknowledged", FigureUnit::MibPerSecond, &of("the client", put));
+    run.report.add_case(
+        "the guard's CPU beside the server",
+        FigureUnit::PercentOfCore,
+        &of(AFTER_START_NAME, percent),
+    );
     Ok(())
 }
 

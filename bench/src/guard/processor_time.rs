@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::watcher::Watcher;
-use crate::Run;
+use super::watcher::RunningGuard;
+use crate::BenchRun;
 
 /// Returns a guard's CPU percentage in a window of this many seconds, from now on.
-pub(super) fn percent_within(run: &Run, guard: &Watcher, window: u64) -> Result<f64> {
+pub(super) fn percent_within(run: &BenchRun, guard: &RunningGuard, window: u64) -> Result<f64> {
     let (before, began) = (cpu_seconds(guard.pid())?, Instant::now());
     run.stop.sleep(Duration::from_secs(window))?;
     Ok((cpu_seconds(guard.pid())? - before) / began.elapsed().as_secs_f64() * 100.0)

@@ -12,19 +12,19 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::mariadb::with_parent;
-use crate::peers::Program;
-use crate::running::Running;
+use crate::peers::InstalledProgram;
+use crate::running::RunningChild;
 
 /// A running guard.
-pub(super) struct Watcher {
-    child: Running,
-    seen: Arc<Mutex<Option<Watched>>>,
+pub(super) struct RunningGuard {
+    child: RunningChild,
+    seen: Arc<Mutex<Option<WatchedLogs>>>,
     lines: std::thread::JoinHandle<std::io::Result<Option<Value>>>,
 }
 
 /// The log files that a guard watches, by its last tick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Watched {
+pub(super) struct WatchedLogs {
     /// Watched log files.
     pub(super) files: u64,
     /// Log files left out.
@@ -33,16 +33,16 @@ pub(super) struct Watched {
 
 /// The guard's use, by its own account.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Used {
+pub(super) struct GuardUsage {
     /// CPU time in percent of a core.
     pub(super) cpu_percent: f64,
     /// Largest memory, in bytes.
     pub(super) memory_bytes: f64,
 }
 
-impl Watcher {
-    /// Starts a guard and returns once it has found what the arguments name.
-    pub(super) fn start(pagekeeper: &Program, arguments: &[&str]) -> Result<Self> {
+impl RunningGuard {
+    /// Starts a guard and returns once it has found the databases that the arguments name.
+    pub(super) fn start(pagekeeper: &InstalledProgram, arguments: &[&str]) -> Result<Self> {
         let mut child = with_parent(&pagekeeper.path)
             .args(["guard", "--json"])
             .args(arguments)
@@ -66,12 +66,12 @@ impl Watcher {
     }
 
     /// Returns the log files of its last tick; `None` before the first.
-    pub(super) fn watched(&self) -> Option<Watched> {
+    pub(super) fn watched(&self) -> Option<WatchedLogs> {
         *self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends it by SIGTERM.
-    pub(super) fn stop(mut self) -> Result<Used> {
+    pub(super) fn stop(mut self) -> Result<GuardUsage> {
         kill_process(Pid::from_child(&self.child), Signal::TERM).context("can't stop the guard")?;
         self.child.wait().context("can't wait for the guard")?;
         let lines = std::mem::replace(&mut self.lines, std::thread::spawn(|| Ok(None)));
@@ -81,8 +81,8 @@ impl Watcher {
     }
 }
 
-fn used(summary: &Value) -> Option<Used> {
-    Some(Used {
+fn used(summary: &Value) -> Option<GuardUsage> {
+    Some(GuardUsage {
         cpu_percent: summary["cpu_percent"].as_f64()?,
         memory_bytes: summary["memory_peak_bytes"].as_f64()?,
     })
@@ -105,12 +105,12 @@ fn wait_for_found(stdout: &mut BufReader<ChildStdout>) -> Result<()> {
     }
 }
 
-fn watched(tick: &Value) -> Option<Watched> {
-    Some(Watched { files: tick["files"].as_u64()?, left_out: tick["left_out_files"].as_u64()? })
+fn watched(tick: &Value) -> Option<WatchedLogs> {
+    Some(WatchedLogs { files: tick["files"].as_u64()?, left_out: tick["left_out_files"].as_u64()? })
 }
 
 /// Reads all output, keeps the last tick, and returns the summary.
-fn follow(stdout: impl BufRead, seen: &Mutex<Option<Watched>>) -> std::io::Result<Option<Value>> {
+fn follow(stdout: impl BufRead, seen: &Mutex<Option<WatchedLogs>>) -> std::io::Result<Option<Value>> {
     let mut summary = None;
     for line in stdout.lines() {
         let Some(event) = event_in(&line?) else { continue };
@@ -134,8 +134,8 @@ mod tests {
             {\"event\":\"summary\",\"cpu_percent\":0.25,\"memory_peak_bytes\":4096}\n";
         let seen = Mutex::new(None);
         let summary = follow(said.as_bytes(), &seen).unwrap().unwrap();
-        assert_eq!(used(&summary), Some(Used { cpu_percent: 0.25, memory_bytes: 4096.0 }));
-        assert_eq!(seen.into_inner().unwrap(), Some(Watched { files: 4096, left_out: 7 }));
+        assert_eq!(used(&summary), Some(GuardUsage { cpu_percent: 0.25, memory_bytes: 4096.0 }));
+        assert_eq!(seen.into_inner().unwrap(), Some(WatchedLogs { files: 4096, left_out: 7 }));
         let seen = Mutex::new(None);
         assert_eq!(follow("{\"event\":\"start\"}\n".as_bytes(), &seen).unwrap(), None);
         assert_eq!(seen.into_inner().unwrap(), None);

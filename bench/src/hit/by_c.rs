@@ -11,31 +11,31 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use pagekeeper_cache::CachedFile;
-use pagekeeper_capi::file::{File, pk_file_read};
+use pagekeeper_capi::file::{FileHandle, pk_file_read};
 
-use super::plain::Limit;
-use super::reader::{PAGE, Reader};
+use super::plain::ArrayLimit;
+use super::reader::{PAGE_BYTES, PageReader};
 
 /// `pk_file_read` as C declares it.
-type Read = unsafe extern "C" fn(*const c_void, u64, *mut u8, usize, *mut usize) -> c_int;
+type ReadFunction = unsafe extern "C" fn(*const c_void, u64, *mut u8, usize, *mut usize) -> c_int;
 
 /// The file, as C holds it.
-pub(crate) struct ByC {
-    file: Box<File>,
-    read: Read,
+pub(crate) struct FileByC {
+    file: Box<FileHandle>,
+    read: ReadFunction,
 }
 
-impl ByC {
+impl FileByC {
     pub(crate) fn new(file: CachedFile) -> Self {
         let exported: *const () = black_box(pk_file_read as *const ());
         // SAFETY: the same function with the header's types, which are laid out as Rust's: each pointer and reference
         // is an address, the status is an int.
-        let read = unsafe { std::mem::transmute::<*const (), Read>(exported) };
-        Self { file: Box::new(File::from(file)), read }
+        let read = unsafe { std::mem::transmute::<*const (), ReadFunction>(exported) };
+        Self { file: Box::new(FileHandle::from(file)), read }
     }
 }
 
-impl Reader for ByC {
+impl PageReader for FileByC {
     #[inline]
     fn read(&self, page: u64, at: usize, buf: &mut [u8]) -> bool {
         // SAFETY: the file is open.
@@ -46,11 +46,11 @@ impl Reader for ByC {
 /// Fills the buffer by such a call.
 ///
 /// # Safety
-/// `of` must be what the function takes.
+/// `of` must be a valid first argument of the function.
 #[inline]
-unsafe fn read_by(read: Read, of: *const c_void, page: u64, at: usize, buf: &mut [u8]) -> bool {
+unsafe fn read_by(read: ReadFunction, of: *const c_void, page: u64, at: usize, buf: &mut [u8]) -> bool {
     let mut got = 0;
-    let offset = page * PAGE as u64 + at as u64;
+    let offset = page * PAGE_BYTES as u64 + at as u64;
     // SAFETY: this function's contract; the buffer has the given length.
     let status = unsafe { read(of, offset, buf.as_mut_ptr(), buf.len(), &raw mut got) };
     status == 0 && got == buf.len()
@@ -58,21 +58,21 @@ unsafe fn read_by(read: Read, of: *const c_void, page: u64, at: usize, buf: &mut
 
 /// The limit, read by a call.
 pub(crate) struct LimitByC {
-    limit: Arc<Limit>,
-    read: Read,
+    limit: Arc<ArrayLimit>,
+    read: ReadFunction,
 }
 
 impl LimitByC {
-    pub(crate) fn new(limit: Arc<Limit>) -> Self {
+    pub(crate) fn new(limit: Arc<ArrayLimit>) -> Self {
         Self { limit, read: black_box(limit_read) }
     }
 }
 
-/// `pk_file_read` of [`Limit`].
+/// `pk_file_read` of [`ArrayLimit`].
 ///
 /// # Safety
-/// `limit` must be a [`Limit`], `buffer` must have `size` bytes, and `got` must be writable; all must belong to this
-/// call alone.
+/// `limit` must be an [`ArrayLimit`], `buffer` must have `size` bytes, and `got` must be writable;
+/// all must belong to this call alone.
 unsafe extern "C" fn limit_read(
     limit: *const c_void,
     offset: u64,
@@ -81,14 +81,15 @@ unsafe extern "C" fn limit_read(
     got: *mut usize,
 ) -> c_int {
     // SAFETY: this function's contract.
-    let (limit, buffer) = unsafe { (&*limit.cast::<Limit>(), std::slice::from_raw_parts_mut(buffer, size)) };
-    let at = usize::try_from(offset % PAGE as u64).expect("less than a page");
+    let (limit, buffer) =
+        unsafe { (&*limit.cast::<ArrayLimit>(), std::slice::from_raw_parts_mut(buffer, size)) };
+    let at = usize::try_from(offset % PAGE_BYTES as u64).expect("less than a page");
     // SAFETY: this function's contract.
     unsafe { *got = size };
-    c_int::from(!limit.read(offset / PAGE as u64, at, buffer))
+    c_int::from(!limit.read(offset / PAGE_BYTES as u64, at, buffer))
 }
 
-impl Reader for LimitByC {
+impl PageReader for LimitByC {
     #[inline]
     fn read(&self, page: u64, at: usize, buf: &mut [u8]) -> bool {
         // SAFETY: the pointer is to the limit, which lives as long as this value.

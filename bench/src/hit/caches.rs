@@ -8,26 +8,26 @@ use std::sync::Arc;
 use anyhow::Result;
 use quick_cache::sync::Cache;
 
-use super::reader::{PAGE, Reader, SEED};
+use super::reader::{FILE_SEED, PAGE_BYTES, PageReader};
 use crate::pattern;
 
 /// A cache with the page behind an `Arc`.
-pub(super) struct QuickCache(Cache<u64, Arc<[u8; PAGE]>>);
+pub(super) struct QuickCache(Cache<u64, Arc<[u8; PAGE_BYTES]>>);
 
 impl QuickCache {
     /// Creates a cache with this many pages of the pattern's file.
     pub(super) fn holding(pages: u64) -> Result<Self> {
         let cache = Cache::new(usize::try_from(pages + pages / 4)?);
-        let mut bytes = [0; PAGE];
+        let mut bytes = [0; PAGE_BYTES];
         for page in 0..pages {
-            pattern::fill(SEED, page * PAGE as u64, &mut bytes);
+            pattern::fill(FILE_SEED, page * PAGE_BYTES as u64, &mut bytes);
             cache.insert(page, Arc::new(bytes));
         }
         Ok(Self(cache))
     }
 }
 
-impl Reader for QuickCache {
+impl PageReader for QuickCache {
     #[inline]
     fn read(&self, page: u64, at: usize, buf: &mut [u8]) -> bool {
         let found = self.0.get(&page);

@@ -1,17 +1,18 @@
 //! pagekeeper's cache as a subject.
 //!
-//! Invariant: only hits were measured; [`Ours::require_hits_only`] checks that. Fails with the cache's own errors.
+//! Invariant: only hits were measured; [`OurCache::require_hits_only`] checks that. Fails with the
+//! cache's own errors.
 
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use pagekeeper_cache::{CachedFile, PageCache};
 
-use super::reader::{PAGE, Reader};
+use super::reader::{PAGE_BYTES, PageReader};
 use crate::data::MIB;
 
 /// A cache with a file in it.
-pub(crate) struct Ours {
+pub(crate) struct OurCache {
     cache: PageCache,
     /// The file.
     pub(crate) file: CachedFile,
@@ -24,7 +25,7 @@ pub(crate) fn cache_for(bytes: u64) -> Result<PageCache> {
     // Includes translation and bookkeeping.
     let memory = bytes + bytes / 16 + 32 * MIB;
     // Tables are allocated at open, so that no page has to make way for them while a file is loaded.
-    let builder = PageCache::builder().memory(memory).page_size(PAGE).reserve_tables(true);
+    let builder = PageCache::builder().memory(memory).page_size(PAGE_BYTES).reserve_tables(true);
     builder.build().context("can't make the cache")
 }
 
@@ -38,11 +39,15 @@ pub(crate) fn load(cache: &PageCache, path: &Path, len: u64) -> Result<CachedFil
         ensure!(count == buf.len(), "only {count} bytes could be read at {offset}");
     }
     let resident = file.resident_pages();
-    ensure!(resident == len / PAGE as u64, "{resident} pages of {} are cached", len / PAGE as u64);
+    ensure!(
+        resident == len / PAGE_BYTES as u64,
+        "{resident} pages of {} are cached",
+        len / PAGE_BYTES as u64
+    );
     Ok(file)
 }
 
-impl Ours {
+impl OurCache {
     /// Creates a cache that holds a whole file of this many bytes.
     pub(crate) fn holding(path: &Path, len: u64) -> Result<Self> {
         let cache = cache_for(len)?;
@@ -59,16 +64,16 @@ impl Ours {
     }
 }
 
-impl Reader for CachedFile {
+impl PageReader for CachedFile {
     #[inline]
     fn read(&self, page: u64, at: usize, buf: &mut [u8]) -> bool {
-        self.read_at(page * PAGE as u64 + at as u64, buf).is_ok_and(|len| len == buf.len())
+        self.read_at(page * PAGE_BYTES as u64 + at as u64, buf).is_ok_and(|len| len == buf.len())
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::reader::{SEED, verify};
+    use super::super::reader::{FILE_SEED, verify};
     use super::*;
     use crate::pattern;
 
@@ -76,10 +81,10 @@ mod tests {
     fn all_pages_are_hits_and_a_loaded_one_is_reported() {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let (path, other) = (dir.path().join("file"), dir.path().join("other"));
-        pattern::make_file(&path, 4 * MIB, SEED).unwrap();
-        pattern::make_file(&other, MIB, SEED).unwrap();
-        let ours = Ours::holding(&path, 4 * MIB).unwrap();
-        verify(&ours.file, 4 * MIB / PAGE as u64).unwrap();
+        pattern::make_file(&path, 4 * MIB, FILE_SEED).unwrap();
+        pattern::make_file(&other, MIB, FILE_SEED).unwrap();
+        let ours = OurCache::holding(&path, 4 * MIB).unwrap();
+        verify(&ours.file, 4 * MIB / PAGE_BYTES as u64).unwrap();
         ours.require_hits_only().unwrap();
         load(&ours.cache, &other, MIB).unwrap();
         assert!(ours.require_hits_only().unwrap_err().to_string().contains("not all reads were hits"));

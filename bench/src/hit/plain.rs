@@ -9,34 +9,34 @@ use std::sync::Arc;
 
 use anyhow::Result;
 
-use super::reader::{PAGE, Reader};
-use crate::map::Map;
+use super::reader::{PAGE_BYTES, PageReader};
+use crate::map::MemoryMap;
 use crate::pattern;
-use crate::rounds::Random;
+use crate::rounds::SplitMix;
 
 /// The kernel's page cache, by pread(2).
 #[derive(Debug)]
-pub(crate) struct Pread(pub(crate) File);
+pub(crate) struct PreadFile(pub(crate) File);
 
-impl Reader for Pread {
+impl PageReader for PreadFile {
     #[inline]
     fn read(&self, page: u64, at: usize, buf: &mut [u8]) -> bool {
-        self.0.read_at(buf, page * PAGE as u64 + at as u64).is_ok_and(|len| len == buf.len())
+        self.0.read_at(buf, page * PAGE_BYTES as u64 + at as u64).is_ok_and(|len| len == buf.len())
     }
 }
 
 /// The kernel's page cache, by a mapping with filled page tables.
 #[derive(Debug)]
-pub(crate) struct Mapped(Map);
+pub(crate) struct MappedFile(MemoryMap);
 
-impl Mapped {
+impl MappedFile {
     /// Maps this many pages of a file.
     pub(crate) fn new(file: &File, pages: u64) -> Result<Self> {
-        Ok(Self(Map::file(file, usize::try_from(pages)? * PAGE)?))
+        Ok(Self(MemoryMap::file(file, usize::try_from(pages)? * PAGE_BYTES)?))
     }
 }
 
-impl Reader for Mapped {
+impl PageReader for MappedFile {
     #[inline]
     fn read(&self, page: u64, at: usize, buf: &mut [u8]) -> bool {
         copy_at(self.0.bytes(), page, at, buf)
@@ -45,36 +45,36 @@ impl Reader for Mapped {
 
 /// The limit: an array of each page's frame, and a copy from huge pages. It cannot evict, load or close.
 #[derive(Debug)]
-pub(crate) struct Limit {
+pub(crate) struct ArrayLimit {
     frames: Vec<u32>,
-    arena: Map,
+    arena: MemoryMap,
 }
 
-impl Limit {
+impl ArrayLimit {
     /// Puts the pages of a pattern's file into frames in random order.
-    pub(crate) fn new(pages: u64, seed: u64, random: &mut Random) -> Result<Self> {
+    pub(crate) fn new(pages: u64, seed: u64, random: &mut SplitMix) -> Result<Self> {
         let mut frames: Vec<u32> = (0..u32::try_from(pages)?).collect();
         random.shuffle(&mut frames);
-        let mut arena = Map::arena(usize::try_from(pages)? * PAGE)?;
+        let mut arena = MemoryMap::arena(usize::try_from(pages)? * PAGE_BYTES)?;
         let mut page_of = vec![0; frames.len()];
         for (page, frame) in (0_u64..).zip(&frames) {
             page_of[*frame as usize] = page;
         }
-        for (frame, page) in arena.bytes_mut().chunks_mut(PAGE).zip(page_of) {
-            pattern::fill(seed, page * PAGE as u64, frame);
+        for (frame, page) in arena.bytes_mut().chunks_mut(PAGE_BYTES).zip(page_of) {
+            pattern::fill(seed, page * PAGE_BYTES as u64, frame);
         }
         Ok(Self { frames, arena })
     }
 }
 
-impl Reader for Arc<Limit> {
+impl PageReader for Arc<ArrayLimit> {
     #[inline]
     fn read(&self, page: u64, at: usize, buf: &mut [u8]) -> bool {
         (**self).read(page, at, buf)
     }
 }
 
-impl Reader for Limit {
+impl PageReader for ArrayLimit {
     #[inline]
     fn read(&self, page: u64, at: usize, buf: &mut [u8]) -> bool {
         let frame = usize::try_from(page).ok().and_then(|page| self.frames.get(page));
@@ -85,7 +85,7 @@ impl Reader for Limit {
 /// Copies from `at` in page `page`; returns false beyond the end.
 #[inline]
 fn copy_at(bytes: &[u8], page: u64, at: usize, buf: &mut [u8]) -> bool {
-    let start = usize::try_from(page).unwrap_or(usize::MAX).saturating_mul(PAGE).saturating_add(at);
+    let start = usize::try_from(page).unwrap_or(usize::MAX).saturating_mul(PAGE_BYTES).saturating_add(at);
     match bytes.get(start..start.saturating_add(buf.len())) {
         Some(found) => {
             buf.copy_from_slice(found);

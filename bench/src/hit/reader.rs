@@ -17,27 +17,27 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail, ensure};
 
 use crate::drive::join;
-use crate::pattern::{self, WORD};
-use crate::rounds::Random;
+use crate::pattern::{self, WORD_BYTES};
+use crate::rounds::SplitMix;
 
 /// Bytes of a page.
-pub(crate) const PAGE: usize = 4096;
+pub(crate) const PAGE_BYTES: usize = 4096;
 /// The seed of the file that all subjects hold.
-pub(crate) const SEED: u64 = 1;
+pub(crate) const FILE_SEED: u64 = 1;
 /// Reads between two checks of whether to stop.
-const BATCH: u64 = 64;
+const READS_PER_BATCH: u64 = 64;
 /// Batches between two reads whose every byte is checked.
 const BATCHES_PER_CHECK: u64 = 4;
 
 /// A source of pages.
-pub(crate) trait Reader: Sync {
+pub(crate) trait PageReader: Sync {
     /// Fills `buf` from byte `at` of page `page`, and returns whether it could; the range must lie within the page.
     fn read(&self, page: u64, at: usize, buf: &mut [u8]) -> bool;
 }
 
 /// The pages and bytes to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Load {
+pub(crate) struct ReadLoad {
     /// Number of pages, read with equal probability.
     pub(crate) pages: u64,
     /// Distance from one page to the next, in pages.
@@ -48,16 +48,16 @@ pub(crate) struct Load {
 
 /// A buffer with an engine's alignment.
 #[repr(align(4096))]
-struct Buffer([u8; PAGE]);
+struct AlignedBuffer([u8; PAGE_BYTES]);
 
 /// A counter that shares its cache line, and the adjacent one that is fetched with it, with nothing.
 #[repr(align(128))]
-struct Counter(AtomicU64);
+struct PaddedCounter(AtomicU64);
 
 /// Returns reads per second of `threads` threads over `window`, after an uncounted eighth of it.
-pub(crate) fn rate<R: Reader + ?Sized>(
+pub(crate) fn rate<R: PageReader + ?Sized>(
     reader: &R,
-    load: Load,
+    load: ReadLoad,
     threads: usize,
     window: Duration,
     seed: u64,
@@ -71,29 +71,29 @@ pub(crate) fn rate<R: Reader + ?Sized>(
 }
 
 /// Runs `meanwhile` while `threads` threads read; `meanwhile` can query the number of reads so far.
-pub(crate) fn reading<R: Reader + ?Sized, T>(
+pub(crate) fn reading<R: PageReader + ?Sized, T>(
     reader: &R,
-    load: Load,
+    load: ReadLoad,
     threads: usize,
     seed: u64,
     meanwhile: impl FnOnce(&dyn Fn() -> u64) -> Result<T>,
 ) -> Result<T> {
     /// Stops the threads, also when `meanwhile` panics.
-    struct StopAtTheEnd<'a>(&'a AtomicBool);
-    impl Drop for StopAtTheEnd<'_> {
+    struct StopOnDrop<'a>(&'a AtomicBool);
+    impl Drop for StopOnDrop<'_> {
         fn drop(&mut self) {
             self.0.store(true, Ordering::Relaxed);
         }
     }
-    let counters: Vec<Counter> = (0..threads).map(|_| Counter(AtomicU64::new(0))).collect();
+    let counters: Vec<PaddedCounter> = (0..threads).map(|_| PaddedCounter(AtomicU64::new(0))).collect();
     let over = AtomicBool::new(false);
-    let mut seeds = Random::new(seed);
+    let mut seeds = SplitMix::new(seed);
     std::thread::scope(|scope| {
-        let stop = StopAtTheEnd(&over);
+        let stop = StopOnDrop(&over);
         let readers: Vec<_> = counters
             .iter()
             .map(|counter| {
-                let (random, over) = (Random::new(seeds.next_u64()), &over);
+                let (random, over) = (SplitMix::new(seeds.next_u64()), &over);
                 scope.spawn(move || read_until(reader, load, random, &counter.0, over))
             })
             .collect();
@@ -106,37 +106,37 @@ pub(crate) fn reading<R: Reader + ?Sized, T>(
     })
 }
 
-fn read_until<R: Reader + ?Sized>(
+fn read_until<R: PageReader + ?Sized>(
     reader: &R,
-    load: Load,
-    mut random: Random,
+    load: ReadLoad,
+    mut random: SplitMix,
     counter: &AtomicU64,
     over: &AtomicBool,
 ) -> Result<()> {
     let len = black_box(load.len);
-    let mut buffer = Buffer([0; PAGE]);
+    let mut buffer = AlignedBuffer([0; PAGE_BYTES]);
     let buf = &mut buffer.0[..len];
     // Words of a page at which a read can start.
-    let starts = ((PAGE - len) / WORD + 1) as u64;
+    let starts = ((PAGE_BYTES - len) / WORD_BYTES + 1) as u64;
     let mut done = 0;
     loop {
         let mut wrong = 0;
         let (mut page, mut at) = (0, 0);
-        for _ in 0..BATCH {
+        for _ in 0..READS_PER_BATCH {
             let number = random.next_u64();
             page = (((number >> 32) * load.pages) >> 32) * load.stride;
             at = (low_half(number) * starts) >> 32;
-            if !reader.read(page, usize::try_from(at).unwrap_or(0) * WORD, buf) {
+            if !reader.read(page, usize::try_from(at).unwrap_or(0) * WORD_BYTES, buf) {
                 bail!("page {page} could not be read, or is not cached");
             }
             black_box(&mut *buf);
-            wrong |= first_word(buf) ^ pattern::word(SEED, page * (PAGE / WORD) as u64 + at);
+            wrong |= first_word(buf) ^ pattern::word(FILE_SEED, page * (PAGE_BYTES / WORD_BYTES) as u64 + at);
         }
         ensure!(wrong == 0, "wrong bytes were read");
-        done += BATCH;
+        done += READS_PER_BATCH;
         counter.store(done, Ordering::Relaxed);
-        if done % (BATCH * BATCHES_PER_CHECK) == 0 {
-            pattern::check(SEED, page * PAGE as u64 + at * WORD as u64, buf)?;
+        if done % (READS_PER_BATCH * BATCHES_PER_CHECK) == 0 {
+            pattern::check(FILE_SEED, page * PAGE_BYTES as u64 + at * WORD_BYTES as u64, buf)?;
         }
         if over.load(Ordering::Relaxed) {
             return Ok(());
@@ -151,18 +151,18 @@ fn low_half(number: u64) -> u64 {
 
 #[inline]
 fn first_word(buf: &[u8]) -> u64 {
-    let mut word = [0; WORD];
-    word.copy_from_slice(&buf[..WORD]);
+    let mut word = [0; WORD_BYTES];
+    word.copy_from_slice(&buf[..WORD_BYTES]);
     u64::from_le_bytes(word)
 }
 
 /// Reads every page of a file of `pages` pages and compares all bytes.
-pub(crate) fn verify<R: Reader + ?Sized>(reader: &R, pages: u64) -> Result<()> {
+pub(crate) fn verify<R: PageReader + ?Sized>(reader: &R, pages: u64) -> Result<()> {
     let part = |range: std::ops::Range<u64>| -> Result<()> {
-        let mut buf = vec![0; PAGE];
+        let mut buf = vec![0; PAGE_BYTES];
         for page in range {
             ensure!(reader.read(page, 0, &mut buf), "page {page} could not be read, or is not cached");
-            pattern::check(SEED, page * PAGE as u64, &buf)?;
+            pattern::check(FILE_SEED, page * PAGE_BYTES as u64, &buf)?;
         }
         Ok(())
     };
@@ -183,22 +183,22 @@ mod tests {
         absent: u64,
     }
 
-    impl Reader for Faulty {
+    impl PageReader for Faulty {
         fn read(&self, page: u64, at: usize, buf: &mut [u8]) -> bool {
             let found = if page == self.wrong { page + 1 } else { page };
-            pattern::fill(SEED, found * PAGE as u64 + at as u64, buf);
+            pattern::fill(FILE_SEED, found * PAGE_BYTES as u64 + at as u64, buf);
             page != self.absent
         }
     }
 
     const NONE: u64 = u64::MAX;
-    const SHORT: Load = Load { pages: 64, stride: 3, len: 500 };
-    const WHOLE: Load = Load { pages: 64, stride: 1, len: PAGE };
+    const SHORT: ReadLoad = ReadLoad { pages: 64, stride: 3, len: 500 };
+    const WHOLE: ReadLoad = ReadLoad { pages: 64, stride: 1, len: PAGE_BYTES };
 
     /// Reads until it fails, and returns the message.
-    fn failure<R: Reader>(reader: &R, load: Load) -> String {
+    fn failure<R: PageReader>(reader: &R, load: ReadLoad) -> String {
         let never = AtomicBool::new(false);
-        read_until(reader, load, Random::new(1), &AtomicU64::new(0), &never).unwrap_err().to_string()
+        read_until(reader, load, SplitMix::new(1), &AtomicU64::new(0), &never).unwrap_err().to_string()
     }
 
     #[test]

@@ -9,22 +9,22 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::data::MIB;
-use crate::peers::{Program, run as run_process};
+use crate::peers::{InstalledProgram, run as run_process};
 
 /// Its name in tables.
-pub(super) const VOLUME: &str = "fio, buffered, the same pattern";
+pub(super) const FIO_VOLUME_NAME: &str = "fio, buffered, the same pattern";
 /// Its name in tables.
-pub(super) const COMMITS: &str = "fio, 4 KiB and fdatasync, one thread";
+pub(super) const FIO_COMMITS_NAME: &str = "fio, 4 KiB and fdatasync, one thread";
 
 /// Returns the MiB per second of writes of 64 KiB to a new file, synced each MiB.
-pub(super) fn volume(fio: &Program, dir: &Path, bytes: u64) -> Result<f64> {
+pub(super) fn volume(fio: &InstalledProgram, dir: &Path, bytes: u64) -> Result<f64> {
     let json = write(fio, dir, &["--bs=64k", "--fdatasync=16", &format!("--size={bytes}"), "--end_fsync=0"])?;
     let kib = json["write"]["bw_bytes"].as_f64().context("fio reported no rate")?;
     Ok(kib / MIB as f64)
 }
 
 /// Returns durable writes per second over a file that was written before.
-pub(crate) fn commits(fio: &Program, dir: &Path, duration: Duration) -> Result<f64> {
+pub(crate) fn commits(fio: &InstalledProgram, dir: &Path, duration: Duration) -> Result<f64> {
     let size = format!("--size={}", 64 * MIB);
     let runtime = format!("--runtime={}ms", duration.as_millis());
     write(fio, dir, &["--bs=1m", &size, "--end_fsync=1"])?;
@@ -33,7 +33,7 @@ pub(crate) fn commits(fio: &Program, dir: &Path, duration: Duration) -> Result<f
     json["write"]["iops"].as_f64().context("fio reported no rate")
 }
 
-fn write(fio: &Program, dir: &Path, arguments: &[&str]) -> Result<Value> {
+fn write(fio: &InstalledProgram, dir: &Path, arguments: &[&str]) -> Result<Value> {
     let mut command = fio.command();
     command
         .args(["--name=limit", "--rw=write", "--ioengine=psync", "--thread", "--eta=never"])

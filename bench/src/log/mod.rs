@@ -21,14 +21,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use crate::Run;
+use crate::BenchRun;
 use crate::data::{GIB, MIB};
 use crate::latencies::Latencies;
-use crate::report::{Report, Unit};
-use crate::rounds::Measured;
+use crate::report::{FigureUnit, Report};
+use crate::rounds::MeasuredSamples;
 
 /// A log to measure, which is closed on drop.
-pub(super) trait Log: Send + Sync {
+pub(super) trait MeasuredLog: Send + Sync {
     /// Appends a record; with `sync` it returns when this record and all before it are durable.
     fn append(&self, body: &[u8], sync: bool) -> Result<()>;
 
@@ -40,24 +40,24 @@ pub(super) trait Log: Send + Sync {
 
 /// The use for which a log is created.
 #[derive(Debug, Clone, Copy)]
-struct Load {
+struct LogLoad {
     /// Approximate bytes that will be appended; 0 if unknown.
     bytes: u64,
 }
 
 /// A function that creates a log in an empty directory.
-type Make = fn(&Path, Load) -> Result<Box<dyn Log>>;
+type LogMaker = fn(&Path, LogLoad) -> Result<Box<dyn MeasuredLog>>;
 
 /// A function that passes all records of a log's directory to the closure, in the order of their appends.
-type Check = fn(&Path, &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()>;
+type LogCheck = fn(&Path, &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()>;
 
 /// A kind of log.
 #[derive(Clone, Copy)]
-struct Kind {
+struct LogKind {
     name: &'static str,
-    make: Make,
+    make: LogMaker,
     /// `None` for logs that this benchmark cannot read.
-    check: Option<Check>,
+    check: Option<LogCheck>,
 }
 
 /// The parent of a directory that is new for each sample.
@@ -75,7 +75,7 @@ impl SampleDirectory {
 }
 
 /// Runs the benchmark.
-pub(crate) fn run(run: &mut Run) -> Result<()> {
+pub(crate) fn run(run: &mut BenchRun) -> Result<()> {
     let parent = run.scratch.path().to_path_buf();
     let volume = if run.quick { 192 * MIB } else { 2 * GIB };
     run.scratch.require_space(2 * volume)?;
@@ -97,39 +97,40 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
 }
 
 /// A sample of a subject: its rate, the latencies of calls, and the resident bytes; fio's has a rate alone.
-struct Sample {
+struct LogSample {
     rate: f64,
     took: Latencies,
     resident: u64,
 }
 
-impl Sample {
+impl LogSample {
     fn of_limit(rate: f64) -> Self {
         Self { rate, took: Latencies::new(), resident: 0 }
     }
 }
 
-const PERCENTILES: [(&str, f64); 4] = [("p50", 50.0), ("p99", 99.0), ("p99.9", 99.9), ("longest", 100.0)];
+const LATENCY_PERCENTILES: [(&str, f64); 4] =
+    [("p50", 50.0), ("p99", 99.0), ("p99.9", 99.9), ("longest", 100.0)];
 
 /// Adds rates, call latencies and resident bytes; `limit` has only a rate.
 fn add_case(
     report: &mut Report,
     case: &str,
-    unit: Unit,
+    unit: FigureUnit,
     call: &str,
-    measured: &Measured<Sample>,
+    measured: &MeasuredSamples<LogSample>,
     limit: &str,
 ) {
     report.add_case(case, unit, &measured.figure(|sample| sample.rate));
-    let of = |figure: &dyn Fn(&Sample) -> f64| {
+    let of = |figure: &dyn Fn(&LogSample) -> f64| {
         let mut samples = measured.figure(figure);
         samples.retain(|samples| samples.subject != limit);
         samples
     };
-    for (label, percentile) in PERCENTILES {
+    for (label, percentile) in LATENCY_PERCENTILES {
         let took = of(&|sample| sample.took.us(percentile));
-        report.add_case(&format!("{case}: {call}, {label}"), Unit::Microseconds, &took);
+        report.add_case(&format!("{case}: {call}, {label}"), FigureUnit::Microseconds, &took);
     }
     let resident = of(&|sample| sample.resident as f64 / MIB as f64);
-    report.add_case(&format!("{case}: resident at the end"), Unit::Mib, &resident);
+    report.add_case(&format!("{case}: resident at the end"), FigureUnit::Mib, &resident);
 }

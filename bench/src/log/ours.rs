@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::Result;
 use pagekeeper_wal::{BinLog, BinLogOptions, FlushPolicy, RedoLog};
 
-use super::{Kind, Load, Log};
+use super::{LogKind, LogLoad, MeasuredLog};
 
 /// Files of the ring.
 pub(super) const RING_FILES: u32 = 4;
@@ -19,26 +19,26 @@ pub(super) const RING_FILE_BYTES: u64 = 64 << 20;
 pub(super) const SEGMENT_BYTES: u64 = 128 << 20;
 
 /// The redo log with default settings.
-pub(super) const REDO: Kind = Kind { name: "redo log", make: make_redo, check: Some(check_redo) };
+pub(super) const REDO_LOG: LogKind = LogKind { name: "redo log", make: make_redo, check: Some(check_redo) };
 /// The binlog with default settings.
-pub(super) const BIN: Kind = Kind { name: "binlog", make: make_bin, check: Some(check_bin) };
+pub(super) const BINLOG: LogKind = LogKind { name: "binlog", make: make_bin, check: Some(check_bin) };
 
-struct Redo {
+struct OurRedoLog {
     log: RedoLog,
     /// The next position of the checkpoint.
     checkpoint: AtomicU64,
 }
 
-fn make_redo(dir: &Path, load: Load) -> Result<Box<dyn Log>> {
+fn make_redo(dir: &Path, load: LogLoad) -> Result<Box<dyn MeasuredLog>> {
     // The flush policy decides how a ring is best written.
     let policy = if load.bytes == 0 { FlushPolicy::EachCommit } else { FlushPolicy::Os };
     let options = RedoLog::options().files(RING_FILES).file_bytes(RING_FILE_BYTES);
     let log = options.flush_policy(policy).create(&dir.join("redo"))?;
     let checkpoint = AtomicU64::new(log.checkpoint_lsn());
-    Ok(Box::new(Redo { log, checkpoint }))
+    Ok(Box::new(OurRedoLog { log, checkpoint }))
 }
 
-impl Log for Redo {
+impl MeasuredLog for OurRedoLog {
     fn append(&self, body: &[u8], sync: bool) -> Result<()> {
         let lsn = self.log.append(body)?;
         if sync {
@@ -70,19 +70,19 @@ fn check_redo(dir: &Path, see: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()
     Ok(())
 }
 
-struct Bin {
+struct OurBinlog {
     log: BinLog,
     synced: bool,
 }
 
-fn make_bin(dir: &Path, load: Load) -> Result<Box<dyn Log>> {
+fn make_bin(dir: &Path, load: LogLoad) -> Result<Box<dyn MeasuredLog>> {
     let each_group = load.bytes == 0;
     let options = BinLogOptions::new().max_segment_bytes(SEGMENT_BYTES).sync_every(u64::from(each_group));
     let log = options.open(dir.join("binlog"))?;
-    Ok(Box::new(Bin { log, synced: each_group }))
+    Ok(Box::new(OurBinlog { log, synced: each_group }))
 }
 
-impl Log for Bin {
+impl MeasuredLog for OurBinlog {
     fn append(&self, body: &[u8], sync: bool) -> Result<()> {
         self.log.append_group(&[body])?;
         if sync && !self.synced {

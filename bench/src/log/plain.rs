@@ -1,8 +1,9 @@
 //! Plain buffered files: the simplest way for an engine to write a log.
 //!
-//! [`FILES`] appends to files of a segment's size, one after the other; [`RING`] overwrites files that were written
-//! before, in turn. Both write each record with a call of its own and sync with fdatasync(2) under the lock. Records
-//! have no frames, so nothing protects them against a crash. Fails with the system's error.
+//! [`PLAIN_FILES`] appends to files of a segment's size, one after the other; [`PLAIN_RING`]
+//! overwrites files that were written before, in turn. Both write each record with a call of its
+//! own and sync with fdatasync(2) under the lock. Records have no frames, so nothing protects them
+//! against a crash. Fails with the system's error.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -11,29 +12,29 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result};
 
-use super::{Kind, Log};
+use super::{LogKind, MeasuredLog};
 
 /// Appends to new files.
-pub(super) const FILES: Kind = Kind {
+pub(super) const PLAIN_FILES: LogKind = LogKind {
     name: "plain files, write and fdatasync",
-    make: |dir, _| Ok(Box::new(Plain::files(dir)?)),
+    make: |dir, _| Ok(Box::new(PlainLog::files(dir)?)),
     check: None,
 };
 
 /// Overwrites files in a ring.
-pub(super) const RING: Kind = Kind {
+pub(super) const PLAIN_RING: LogKind = LogKind {
     name: "plain ring, write and fdatasync",
-    make: |dir, _| Ok(Box::new(Plain::ring(dir)?)),
+    make: |dir, _| Ok(Box::new(PlainLog::ring(dir)?)),
     check: None,
 };
 
 #[derive(Debug)]
-struct Plain {
-    place: Mutex<Writer>,
+struct PlainLog {
+    place: Mutex<PlainWriter>,
 }
 
 #[derive(Debug)]
-struct Writer {
+struct PlainWriter {
     dir: PathBuf,
     files: Vec<File>,
     ring: bool,
@@ -42,7 +43,7 @@ struct Writer {
     dirty: bool,
 }
 
-impl Plain {
+impl PlainLog {
     fn files(dir: &Path) -> Result<Self> {
         let first = create(dir, 0)?;
         Ok(Self::new(dir, vec![first], false))
@@ -64,7 +65,7 @@ impl Plain {
 
     fn new(dir: &Path, files: Vec<File>, ring: bool) -> Self {
         let dir = dir.to_path_buf();
-        Self { place: Mutex::new(Writer { dir, files, ring, current: 0, offset: 0, dirty: false }) }
+        Self { place: Mutex::new(PlainWriter { dir, files, ring, current: 0, offset: 0, dirty: false }) }
     }
 }
 
@@ -73,7 +74,7 @@ fn create(dir: &Path, number: impl std::fmt::Display) -> Result<File> {
     File::create_new(&path).with_context(|| format!("can't make {}", path.display()))
 }
 
-impl Writer {
+impl PlainWriter {
     fn append(&mut self, body: &[u8]) -> Result<()> {
         let limit = if self.ring { super::ours::RING_FILE_BYTES } else { super::ours::SEGMENT_BYTES };
         if self.offset + body.len() as u64 > limit {
@@ -100,7 +101,7 @@ impl Writer {
     }
 }
 
-impl Log for Plain {
+impl MeasuredLog for PlainLog {
     fn append(&self, body: &[u8], sync: bool) -> Result<()> {
         let mut writer = self.place.lock().unwrap_or_else(PoisonError::into_inner);
         writer.append(body)?;

@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::{Context, Result};
 use raft_engine::{Config, Engine, LogBatch, ReadableSize};
 
-use super::{Kind, Log};
+use super::{LogKind, MeasuredLog};
 
 /// The subject.
-pub(super) const KIND: Kind =
-    Kind { name: "raft-engine", make: |dir, _| Ok(Box::new(RaftEngine::open(dir)?)), check: None };
+pub(super) const RAFT_ENGINE_LOG: LogKind =
+    LogKind { name: "raft-engine", make: |dir, _| Ok(Box::new(RaftEngine::open(dir)?)), check: None };
 
 /// An engine.
 struct RaftEngine {
@@ -35,7 +35,7 @@ impl RaftEngine {
     }
 }
 
-impl Log for RaftEngine {
+impl MeasuredLog for RaftEngine {
     fn append(&self, body: &[u8], sync: bool) -> Result<()> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let mut batch = LogBatch::with_capacity(1);

@@ -7,28 +7,31 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Result;
 
-use super::{Kind, Log};
-use crate::rocksdb::Values;
+use super::{LogKind, MeasuredLog};
+use crate::rocksdb::RocksDbValues;
 
 /// The subject.
-pub(super) const KIND: Kind = Kind {
+pub(super) const ROCKSDB_LOG: LogKind = LogKind {
     name: "RocksDB's log",
     make: |dir, _| {
-        Ok(Box::new(Wal { values: Values::open(dir, 0, Some(MEMTABLE))?, next: AtomicU64::new(0) }))
+        Ok(Box::new(RocksDbWal {
+            values: RocksDbValues::open(dir, 0, Some(MEMTABLE_BYTES))?,
+            next: AtomicU64::new(0),
+        }))
     },
     check: None,
 };
 
 /// Bytes of the memtable: more than a sample writes.
-const MEMTABLE: u64 = 4 << 30;
+const MEMTABLE_BYTES: u64 = 4 << 30;
 
 /// A database of which only the log matters.
-struct Wal {
-    values: Values,
+struct RocksDbWal {
+    values: RocksDbValues,
     next: AtomicU64,
 }
 
-impl Log for Wal {
+impl MeasuredLog for RocksDbWal {
     fn append(&self, body: &[u8], sync: bool) -> Result<()> {
         let key = self.next.fetch_add(1, Ordering::Relaxed);
         self.values.put(&[key], body, sync)

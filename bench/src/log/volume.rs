@@ -7,43 +7,43 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 
-use super::{Kind, Load, Sample, SampleDirectory, add_case, fio, ours, plain};
-use crate::Run;
+use super::{LogKind, LogLoad, LogSample, SampleDirectory, add_case, fio, ours, plain};
+use crate::BenchRun;
 use crate::data::{MIB, resident_in};
 use crate::latencies::Latencies;
-use crate::peers::Program;
-use crate::report::Unit;
+use crate::peers::InstalledProgram;
+use crate::report::FigureUnit;
 
 /// Bytes of a record.
-pub(super) const RECORD: usize = 64 << 10;
-const KINDS: [Kind; 4] = [ours::REDO, plain::RING, ours::BIN, plain::FILES];
+pub(super) const VOLUME_RECORD_BYTES: usize = 64 << 10;
+const VOLUME_LOG_KINDS: [LogKind; 4] = [ours::REDO_LOG, plain::PLAIN_RING, ours::BINLOG, plain::PLAIN_FILES];
 /// The second by which a quick run's last round ends.
-const QUICK_END: u64 = 22;
+const VOLUME_QUICK_END_SECONDS: u64 = 22;
 
 /// Measures the case.
 pub(super) fn run(
-    run: &mut Run,
+    run: &mut BenchRun,
     place: &SampleDirectory,
-    limit: Option<&Program>,
+    limit: Option<&InstalledProgram>,
     volume: u64,
 ) -> Result<()> {
     let name = format!("{} MiB in records of 64 KiB, synced each MiB", volume / MIB);
     run.say(&name)?;
-    let load = Load { bytes: volume };
+    let load = LogLoad { bytes: volume };
     let names: Vec<&'static str> =
-        KINDS.iter().map(|kind| kind.name).chain(limit.map(|_| fio::VOLUME)).collect();
-    let measured = run.measure(&names, run.plan(QUICK_END), |turn| {
-        place.fresh(|dir| match (KINDS.get(turn.subject), limit) {
-            (None, Some(fio)) => Ok(Sample::of_limit(fio::volume(fio, dir, volume)?)),
-            (kind, _) => one(*kind.unwrap_or(&ours::REDO), dir, load),
+        VOLUME_LOG_KINDS.iter().map(|kind| kind.name).chain(limit.map(|_| fio::FIO_VOLUME_NAME)).collect();
+    let measured = run.measure(&names, run.plan(VOLUME_QUICK_END_SECONDS), |turn| {
+        place.fresh(|dir| match (VOLUME_LOG_KINDS.get(turn.subject), limit) {
+            (None, Some(fio)) => Ok(LogSample::of_limit(fio::volume(fio, dir, volume)?)),
+            (kind, _) => one(*kind.unwrap_or(&ours::REDO_LOG), dir, load),
         })
     })?;
-    let (report, unit) = (&mut run.report, Unit::MibPerSecond);
-    add_case(report, &name, unit, "one append", &measured, fio::VOLUME);
+    let (report, unit) = (&mut run.report, FigureUnit::MibPerSecond);
+    add_case(report, &name, unit, "one append", &measured, fio::FIO_VOLUME_NAME);
     let rates = measured.figure(|sample| sample.rate);
-    report.add_ratio("log_redo_vs_buffered", unit, &rates, ours::REDO.name, plain::RING.name);
-    report.add_ratio("log_bin_vs_buffered", unit, &rates, ours::BIN.name, plain::FILES.name);
-    let logs = [ours::REDO, ours::BIN].map(|kind| measured.of(kind.name));
+    report.add_ratio("log_redo_vs_buffered", unit, &rates, ours::REDO_LOG.name, plain::PLAIN_RING.name);
+    report.add_ratio("log_bin_vs_buffered", unit, &rates, ours::BINLOG.name, plain::PLAIN_FILES.name);
+    let logs = [ours::REDO_LOG, ours::BINLOG].map(|kind| measured.of(kind.name));
     if let Some(most) = logs.into_iter().flatten().map(|sample| sample.resident).max() {
         report.ratios.insert("log_resident_mib", most as f64 / MIB as f64);
     }
@@ -57,11 +57,11 @@ fn mark(record: &mut [u8], number: u64) {
     record[end..].copy_from_slice(&(!number).to_le_bytes());
 }
 
-pub(super) fn one(kind: Kind, dir: &std::path::Path, load: Load) -> Result<Sample> {
+pub(super) fn one(kind: LogKind, dir: &std::path::Path, load: LogLoad) -> Result<LogSample> {
     let log = (kind.make)(dir, load)?;
-    let mut record = vec![0xa5; RECORD];
-    let records = load.bytes / RECORD as u64;
-    let each = MIB / RECORD as u64;
+    let mut record = vec![0xa5; VOLUME_RECORD_BYTES];
+    let records = load.bytes / VOLUME_RECORD_BYTES as u64;
+    let each = MIB / VOLUME_RECORD_BYTES as u64;
     let mut took = Latencies::new();
     let began = Instant::now();
     for number in 0..records {
@@ -77,7 +77,7 @@ pub(super) fn one(kind: Kind, dir: &std::path::Path, load: Load) -> Result<Sampl
     if let Some(check) = kind.check {
         let mut last = None;
         check(dir, &mut |body| {
-            ensure!(body.len() == RECORD, "a record of {} bytes", body.len());
+            ensure!(body.len() == VOLUME_RECORD_BYTES, "a record of {} bytes", body.len());
             let number = u64::from_le_bytes(*body.first_chunk().unwrap_or(&[0; 8]));
             ensure!(last.is_none_or(|last| number == last + 1), "record {number} after {last:?}");
             ensure!(body.ends_with(&(!number).to_le_bytes()), "record {number} is garbled");
@@ -86,5 +86,5 @@ pub(super) fn one(kind: Kind, dir: &std::path::Path, load: Load) -> Result<Sampl
         })?;
         ensure!(last == Some(records - 1), "the last record found is {last:?} of {records}");
     }
-    Ok(Sample { rate: load.bytes as f64 / MIB as f64 / seconds, took, resident })
+    Ok(LogSample { rate: load.bytes as f64 / MIB as f64 / seconds, took, resident })
 }

@@ -14,40 +14,40 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use pagekeeper_cache::{Backend, CachedFile, PageCache};
 
-use crate::Run;
+use crate::BenchRun;
 use crate::data::{open, read_through, require_resident, resident};
-use crate::drive::{Driven, Judge, PAGE, drive, place};
+use crate::drive::{DriveResult, FILE_PAGE_BYTES, ReadChecker, drive, place};
+use crate::hit::PREAD_NAME;
 use crate::pattern;
-use crate::report::Unit;
-use crate::rounds::Random;
-use crate::scratch::Stop;
-use evicting::Evicting;
+use crate::report::FigureUnit;
+use crate::rounds::SplitMix;
+use crate::scratch::StopRequest;
+use evicting::EvictingCache;
 
 /// Bytes of a page.
-const PAGE_LEN: usize = 4096;
+const CACHE_PAGE_BYTES: usize = 4096;
 /// Bytes of a read.
 const READ_BYTES: usize = 500;
 /// Reads of a worker between two checks of the clock.
-const AT_ONCE: u64 = 64;
+const READS_PER_CLOCK_CHECK: u64 = 64;
 /// The second of a quick run by which the last round ends.
-const QUICK_END: u64 = 43;
+const MISS_QUICK_END_SECONDS: u64 = 43;
 
-const OURS: &str = "pagekeeper";
-const PREAD: &str = "pread";
-const EVICTING: &str = "the least that evicts";
-const SUBJECTS: [&str; 3] = [OURS, PREAD, EVICTING];
+const OUR_CACHE_NAME: &str = "pagekeeper";
+const EVICTING_CACHE_NAME: &str = "the least that evicts";
+const MISS_SUBJECTS: [&str; 3] = [OUR_CACHE_NAME, PREAD_NAME, EVICTING_CACHE_NAME];
 /// Percent of pages that the limit holds in memory: as many as the cache's share of hits, or a little more.
 const LIMIT_PERCENT: u64 = 90;
 
 /// Threads, and the ratios of ours and the limit, in the order of `pairs` below.
-const CASES: [(usize, [&str; 3]); 3] = [
+const MISS_CASES: [(usize, [&str; 3]); 3] = [
     (2, ["mix90_2T_vs_pread", "mix90_2T_vs_least", "mix90_2T_least_vs_pread"]),
     (1, ["mix90_1T_vs_pread", "mix90_1T_vs_least", "mix90_1T_least_vs_pread"]),
     (32, ["mix90_32T_vs_pread", "mix90_32T_vs_least", "mix90_32T_least_vs_pread"]),
 ];
 
 /// Runs the benchmark; with `--quick` only two threads.
-pub(crate) fn run(run: &mut Run) -> Result<()> {
+pub(crate) fn run(run: &mut BenchRun) -> Result<()> {
     let size = if run.quick { 512 << 20 } else { 1 << 30 };
     run.scratch.require_space(size)?;
     let path = run.scratch.path().join("file");
@@ -63,18 +63,18 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
         size >> 20,
         budget >> 20
     ));
-    let cases = if run.quick { &CASES[..1] } else { &CASES };
+    let cases = if run.quick { &MISS_CASES[..1] } else { &MISS_CASES };
     let duration = Duration::from_millis(if run.quick { 700 } else { 2000 });
     for &(threads, ratios) in cases {
-        let load = Load { path: &path, seed, size, threads, duration, stop: run.stop.clone() };
+        let load = MissLoad { path: &path, seed, size, threads, duration, stop: run.stop.clone() };
         measure(run, &load, &cache, &file, ratios)?;
     }
     Ok(())
 }
 
 fn measure(
-    run: &mut Run,
-    load: &Load<'_>,
+    run: &mut BenchRun,
+    load: &MissLoad<'_>,
     cache: &PageCache,
     file: &CachedFile,
     ratios: [&'static str; 3],
@@ -83,41 +83,45 @@ fn measure(
     let name = format!("500 B, cache of 90 % of the data, {} thread{plural}", load.threads);
     run.say(&name)?;
     let plain = open(load.path)?;
-    let mut order: Vec<u32> = (0..u32::try_from(load.size / PAGE)?).collect();
+    let mut order: Vec<u32> = (0..u32::try_from(load.size / FILE_PAGE_BYTES)?).collect();
     run.random.shuffle(&mut order);
-    let frames = usize::try_from(load.size / PAGE * LIMIT_PERCENT / 100)?;
-    let evicting = Evicting::new(plain.file(), &order, frames)?;
+    let frames = usize::try_from(load.size / FILE_PAGE_BYTES * LIMIT_PERCENT / 100)?;
+    let evicting = EvictingCache::new(plain.file(), &order, frames)?;
     // All subjects of a round get the same random choices, which differ between rounds. Otherwise a cache would keep the
     // pages that happen to be read more often in all of them.
     let seed = run.random.next_u64();
     let before = cache.stats();
-    let measured = run.measure(&SUBJECTS, run.plan(QUICK_END), |turn| {
-        let seeds = Random::new(seed ^ turn.round as u64);
-        match SUBJECTS[turn.subject] {
-            PREAD => {
+    let measured = run.measure(&MISS_SUBJECTS, run.plan(MISS_QUICK_END_SECONDS), |turn| {
+        let seeds = SplitMix::new(seed ^ turn.round as u64);
+        match MISS_SUBJECTS[turn.subject] {
+            PREAD_NAME => {
                 load.sample(seeds, || Ok(|offset, buf: &mut [u8]| Ok(plain.file().read_at(buf, offset)?)))
             }
-            EVICTING => load.sample(seeds, || {
+            EVICTING_CACHE_NAME => load.sample(seeds, || {
                 let mut reader = evicting.reader()?;
                 Ok(move |offset, buf: &mut [u8]| reader.read(offset, buf))
             }),
             _ => load.sample(seeds, || Ok(|offset, buf: &mut [u8]| Ok(file.read_at(offset, buf)?))),
         }
     })?;
-    let rates = measured.figure(Driven::rate);
-    run.report.add_case(&name, Unit::ReadsPerSecond, &rates);
-    let cpu = measured.figure(Driven::cpu_us);
-    run.report.add_case(&format!("{name}: CPU time of a read"), Unit::Microseconds, &cpu);
-    let pairs = [(OURS, PREAD), (OURS, EVICTING), (EVICTING, PREAD)];
+    let rates = measured.figure(DriveResult::rate);
+    run.report.add_case(&name, FigureUnit::ReadsPerSecond, &rates);
+    let cpu = measured.figure(DriveResult::cpu_us);
+    run.report.add_case(&format!("{name}: CPU time of a read"), FigureUnit::Microseconds, &cpu);
+    let pairs = [
+        (OUR_CACHE_NAME, PREAD_NAME),
+        (OUR_CACHE_NAME, EVICTING_CACHE_NAME),
+        (EVICTING_CACHE_NAME, PREAD_NAME),
+    ];
     for (ratio, (ours, theirs)) in ratios.into_iter().zip(pairs) {
-        run.report.add_ratio(ratio, Unit::ReadsPerSecond, &rates, ours, theirs);
+        run.report.add_ratio(ratio, FigureUnit::ReadsPerSecond, &rates, ours, theirs);
     }
     let after = cache.stats();
     let (hits, misses) = (after.hits - before.hits, after.misses - before.misses);
     let percent = |part: u64, of: u64| part as f64 * 100.0 / (of as f64).max(1.0);
     let [reads, not_held] = evicting.counts();
     run.note(&format!(
-        "{name}: {:.1} % of pagekeeper's reads were hits, {:.1} % of those of {EVICTING}",
+        "{name}: {:.1} % of pagekeeper's reads were hits, {:.1} % of those of {EVICTING_CACHE_NAME}",
         percent(hits, hits + misses),
         percent(reads - not_held, reads)
     ));
@@ -126,7 +130,7 @@ fn measure(
 
 /// Reads all of it once, so that the cache is full.
 fn fill(file: &CachedFile, size: u64) -> Result<()> {
-    let mut page = vec![0; PAGE_LEN];
+    let mut page = vec![0; CACHE_PAGE_BYTES];
     for offset in (0..size).step_by(page.len()) {
         ensure!(file.read_at(offset, &mut page)? == page.len(), "a short read at {offset}");
     }
@@ -134,7 +138,7 @@ fn fill(file: &CachedFile, size: u64) -> Result<()> {
 }
 
 /// Random reads of a file by some threads.
-struct Load<'a> {
+struct MissLoad<'a> {
     path: &'a Path,
     /// Seed of its pattern.
     seed: u64,
@@ -142,12 +146,12 @@ struct Load<'a> {
     size: u64,
     threads: usize,
     duration: Duration,
-    stop: Stop,
+    stop: StopRequest,
 }
 
-impl Load<'_> {
+impl MissLoad<'_> {
     /// Takes one sample of a way of reading, which is created anew for each thread.
-    fn sample<R>(&self, mut seeds: Random, way: impl Fn() -> Result<R>) -> Result<Driven>
+    fn sample<R>(&self, mut seeds: SplitMix, way: impl Fn() -> Result<R>) -> Result<DriveResult>
     where
         R: FnMut(u64, &mut [u8]) -> Result<usize> + Send,
     {
@@ -156,15 +160,15 @@ impl Load<'_> {
         }
         let workers = (0..self.threads).map(|_| {
             let mut read = way()?;
-            let mut random = Random::new(seeds.next_u64());
-            let (mut judge, mut buf) = (Judge::new(self.seed), [0; READ_BYTES]);
+            let mut random = SplitMix::new(seeds.next_u64());
+            let (mut judge, mut buf) = (ReadChecker::new(self.seed), [0; READ_BYTES]);
             Ok(move || {
-                for _ in 0..AT_ONCE {
-                    let offset = place(&mut random, self.size / PAGE, READ_BYTES);
+                for _ in 0..READS_PER_CLOCK_CHECK {
+                    let offset = place(&mut random, self.size / FILE_PAGE_BYTES, READ_BYTES);
                     ensure!(read(offset, &mut buf)? == READ_BYTES, "a short read at {offset}");
                     judge.check(offset, &buf)?;
                 }
-                Ok(AT_ONCE)
+                Ok(READS_PER_CLOCK_CHECK)
             })
         });
         let workers = workers.collect::<Result<Vec<_>>>()?;

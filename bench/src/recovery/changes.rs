@@ -9,20 +9,20 @@ use std::collections::HashSet;
 
 use anyhow::{Result, ensure};
 
-use crate::drive::PAGE;
+use crate::drive::FILE_PAGE_BYTES;
 use crate::pattern;
-use crate::rounds::Random;
+use crate::rounds::SplitMix;
 
 /// Bytes changed in a page.
-pub(super) const CHANGE: usize = 100;
+pub(super) const CHANGE_BYTES: usize = 100;
 /// Bytes of a page that every subject stores: 4 KiB minus room for headers.
-pub(super) const BODY: usize = 4000;
+pub(super) const PAGE_BODY_BYTES: usize = 4000;
 /// Pages changed in one transaction.
-pub(super) const PER_COMMIT: usize = 25;
+pub(super) const PAGES_PER_COMMIT: usize = 25;
 
 /// The number of changes, and the size of the file.
 #[derive(Debug, Clone, Copy, clap::Args)]
-pub(super) struct Load {
+pub(super) struct ChangeLoad {
     /// Pages of the file.
     #[arg(long)]
     pub(super) pages: u64,
@@ -32,12 +32,12 @@ pub(super) struct Load {
     /// Seed of all contents and places.
     #[arg(long)]
     pub(super) seed: u64,
-    /// Which round it is.
+    /// The number of the round.
     #[arg(long)]
     pub(super) round: u64,
 }
 
-impl Load {
+impl ChangeLoad {
     /// Returns the arguments for a child process.
     pub(super) fn arguments(&self) -> [String; 4] {
         let Self { pages, changes, seed, round } = self;
@@ -51,7 +51,7 @@ impl Load {
 
     /// Returns the changed pages, in that order. There must be more pages than changes.
     pub(super) fn changed(&self) -> Vec<u64> {
-        let mut random = Random::new(self.of_round());
+        let mut random = SplitMix::new(self.of_round());
         let mut seen = HashSet::with_capacity(self.changes);
         std::iter::repeat_with(|| random.below(self.pages))
             .filter(|page| seen.insert(*page))
@@ -61,15 +61,15 @@ impl Load {
 
     /// Fills `body` with a page's content before the changes.
     pub(super) fn base(&self, page: u64, body: &mut [u8]) {
-        pattern::fill(self.seed, page * PAGE, body);
+        pattern::fill(self.seed, page * FILE_PAGE_BYTES, body);
     }
 
     /// Returns the bytes that the round writes to a page, and their place.
-    pub(super) fn change(&self, page: u64) -> (usize, [u8; CHANGE]) {
-        let room = (BODY - CHANGE) as u64;
-        let offset = Random::new(self.seed ^ page).below(room);
-        let mut bytes = [0; CHANGE];
-        pattern::fill(self.of_round(), page * PAGE + offset, &mut bytes);
+    pub(super) fn change(&self, page: u64) -> (usize, [u8; CHANGE_BYTES]) {
+        let room = (PAGE_BODY_BYTES - CHANGE_BYTES) as u64;
+        let offset = SplitMix::new(self.seed ^ page).below(room);
+        let mut bytes = [0; CHANGE_BYTES];
+        pattern::fill(self.of_round(), page * FILE_PAGE_BYTES + offset, &mut bytes);
         (usize::try_from(offset).unwrap_or(0), bytes)
     }
 
@@ -77,12 +77,12 @@ impl Load {
     pub(super) fn expected(&self, page: u64, body: &mut [u8]) {
         self.base(page, body);
         let (offset, bytes) = self.change(page);
-        body[offset..offset + CHANGE].copy_from_slice(&bytes);
+        body[offset..offset + CHANGE_BYTES].copy_from_slice(&bytes);
     }
 
     /// Fails unless a changed page has its expected content.
     pub(super) fn check(&self, page: u64, found: &[u8]) -> Result<()> {
-        ensure!(found.len() >= BODY, "page {page} has {} bytes", found.len());
+        ensure!(found.len() >= PAGE_BODY_BYTES, "page {page} has {} bytes", found.len());
         let mut expected = vec![0; found.len()];
         self.expected(page, &mut expected);
         let equal = found.iter().zip(&expected).take_while(|(found, expected)| found == expected).count();
@@ -92,7 +92,7 @@ impl Load {
 
     /// Returns a seed that differs between rounds.
     fn of_round(&self) -> u64 {
-        Random::new(self.seed ^ (self.round + 1)).next_u64()
+        SplitMix::new(self.seed ^ (self.round + 1)).next_u64()
     }
 }
 
@@ -100,13 +100,13 @@ impl Load {
 mod tests {
     use super::*;
 
-    const LOAD: Load = Load { pages: 100, changes: 90, seed: 7, round: 0 };
+    const LOAD: ChangeLoad = ChangeLoad { pages: 100, changes: 90, seed: 7, round: 0 };
 
     #[test]
     fn a_round_changes_different_pages_and_repeats_itself() {
         let changed = LOAD.changed();
         assert_eq!(changed, LOAD.changed());
-        assert_ne!(changed, Load { round: 1, ..LOAD }.changed());
+        assert_ne!(changed, ChangeLoad { round: 1, ..LOAD }.changed());
         let mut sorted = changed.clone();
         sorted.sort_unstable();
         assert_ne!(changed, sorted);
@@ -123,10 +123,10 @@ mod tests {
             LOAD.expected(page, &mut body);
             LOAD.check(page, &body).unwrap();
             assert!(LOAD.check(page, &base).is_err());
-            let next = Load { round: 1, ..LOAD };
+            let next = ChangeLoad { round: 1, ..LOAD };
             assert!(next.check(page, &body).is_err());
             let (offset, bytes) = next.change(page);
-            body[offset..offset + CHANGE].copy_from_slice(&bytes);
+            body[offset..offset + CHANGE_BYTES].copy_from_slice(&bytes);
             next.check(page, &body).unwrap();
             assert!(next.check(page + 1, &body).is_err());
             body[(offset + 2000) % 4064] ^= 1;

@@ -12,33 +12,33 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Signal, set_parent_process_death_signal};
 
-use super::changes::Load;
+use super::changes::ChangeLoad;
 use super::ours;
 use crate::peers::this_program;
-use crate::scratch::Stop;
+use crate::scratch::StopRequest;
 
-const READY: &str = "ready";
+const CHILD_READY: &str = "ready";
 
 /// The task of the child.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Arguments {
+pub(crate) struct ChildArguments {
     /// The store's directory.
     dir: PathBuf,
     #[command(flatten)]
-    load: Load,
+    load: ChangeLoad,
 }
 
 /// Runs in the child: makes all changes of a round, and waits for its end.
-pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+pub(crate) fn run(arguments: &ChildArguments) -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL)).context("can't be tied to the parent's life")?;
     let _open = ours::prepare(&arguments.dir, &arguments.load)?;
-    println!("{READY}");
+    println!("{CHILD_READY}");
     std::io::stdin().read_to_end(&mut Vec::new()).context("the parent has gone")?;
     bail!("nobody killed this process")
 }
 
 /// Changes pages of the store in `dir`, and kills the process.
-pub(super) fn change_and_kill(dir: &Path, load: &Load, stop: &Stop) -> Result<()> {
+pub(super) fn change_and_kill(dir: &Path, load: &ChangeLoad, stop: &StopRequest) -> Result<()> {
     let mut child = this_program()?
         .arg("recovery-child")
         .arg(dir)
@@ -57,7 +57,7 @@ pub(super) fn change_and_kill(dir: &Path, load: &Load, stop: &Stop) -> Result<()
             break Err(interrupted);
         }
         match lines.recv_timeout(Duration::from_millis(20)) {
-            Ok(line) => break Ok(line == READY),
+            Ok(line) => break Ok(line == CHILD_READY),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => break Ok(false),
         }

@@ -24,17 +24,17 @@ use pagekeeper_io::{Access, AlignedBuf, BatchRead, Io, IoFile};
 use crate::drive::join;
 
 /// Request sizes to try, in bytes; the kernel decides which is best.
-const PIECES: [usize; 4] = [64 << 10, 128 << 10, 256 << 10, 1 << 20];
+const REQUEST_BYTES_TESTED: [usize; 4] = [64 << 10, 128 << 10, 256 << 10, 1 << 20];
 /// Requests per worker in flight, and workers. Their product is twice what the disk serves, so that the disk has work
 /// while checksums are computed.
-const AT_ONCE: usize = 8;
-const WORKERS: usize = 16;
+const REQUESTS_PER_WORKER: usize = 8;
+const JOURNAL_WORKERS: usize = 16;
 
 /// A file, and how many of its first bytes belong to the journal.
-type Part = (Arc<dyn IoFile>, usize);
+type JournalPart = (Arc<dyn IoFile>, usize);
 
 /// A request.
-struct Piece<'a> {
+struct JournalRequest<'a> {
     file: &'a dyn IoFile,
     offset: u64,
     bytes: usize,
@@ -44,7 +44,7 @@ struct Piece<'a> {
 pub(super) fn read_file(io: &dyn Io, path: &Path) -> Result<AlignedBuf> {
     let file = io.open(path, Access::Direct)?;
     let mut memory = AlignedBuf::new(usize::try_from(file.stat()?.size)?);
-    let pieces: Vec<Piece<'_>> = pieces(&*file, memory.len(), 256 << 10).collect();
+    let pieces: Vec<JournalRequest<'_>> = pieces(&*file, memory.len(), 256 << 10).collect();
     read(io, &pieces, &mut memory)?;
     Ok(memory)
 }
@@ -70,12 +70,12 @@ pub(super) fn least_time(io: &dyn Io, dir: &Path, bytes: u64, pages: &[u64]) -> 
 }
 
 fn least_of(mut once: impl FnMut(usize) -> Result<Duration>) -> Result<Duration> {
-    PIECES.into_iter().try_fold(Duration::MAX, |least, piece| Ok(least.min(once(piece)?)))
+    REQUEST_BYTES_TESTED.into_iter().try_fold(Duration::MAX, |least, piece| Ok(least.min(once(piece)?)))
 }
 
 /// Returns the files of a directory in the order of their names, and how much of each belongs to its first `bytes`,
 /// rounded up to whole blocks.
-fn first_bytes(io: &dyn Io, dir: &Path, bytes: u64) -> Result<Vec<Part>> {
+fn first_bytes(io: &dyn Io, dir: &Path, bytes: u64) -> Result<Vec<JournalPart>> {
     let list = || -> std::io::Result<Vec<PathBuf>> {
         let mut paths: Vec<PathBuf> =
             std::fs::read_dir(dir)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
@@ -104,14 +104,21 @@ fn touched(bytes: usize) -> AlignedBuf {
     memory
 }
 
-fn once(io: &dyn Io, control: &dyn IoFile, files: &[Part], piece: usize, pages: &[u64]) -> Result<Duration> {
+fn once(
+    io: &dyn Io,
+    control: &dyn IoFile,
+    files: &[JournalPart],
+    piece: usize,
+    pages: &[u64],
+) -> Result<Duration> {
     let pieces = all_pieces(files, piece);
-    let groups: Vec<&[Piece<'_>]> = pieces.chunks(AT_ONCE).collect();
-    let mut memory: Vec<AlignedBuf> = (0..WORKERS).map(|_| touched(AT_ONCE * piece)).collect();
+    let groups: Vec<&[JournalRequest<'_>]> = pieces.chunks(REQUESTS_PER_WORKER).collect();
+    let mut memory: Vec<AlignedBuf> =
+        (0..JOURNAL_WORKERS).map(|_| touched(REQUESTS_PER_WORKER * piece)).collect();
     let mut first = touched(AlignedBuf::ALIGN);
     let next = AtomicUsize::new(0);
     let began = Instant::now();
-    read(io, &[Piece { file: control, offset: 0, bytes: first.len() }], &mut first)?;
+    read(io, &[JournalRequest { file: control, offset: 0, bytes: first.len() }], &mut first)?;
     let work = |memory: &mut AlignedBuf| -> Result<()> {
         let (mut sum, mut index) = (0, HashMap::new());
         loop {
@@ -134,17 +141,21 @@ fn once(io: &dyn Io, control: &dyn IoFile, files: &[Part], piece: usize, pages: 
     Ok(began.elapsed())
 }
 
-fn all_pieces(files: &[Part], piece: usize) -> Vec<Piece<'_>> {
+fn all_pieces(files: &[JournalPart], piece: usize) -> Vec<JournalRequest<'_>> {
     files.iter().flat_map(|(file, bytes)| pieces(&**file, *bytes, piece)).collect()
 }
 
 /// Returns requests for the first `bytes` of a file.
-fn pieces(file: &dyn IoFile, bytes: usize, piece: usize) -> impl Iterator<Item = Piece<'_>> {
-    (0..bytes).step_by(piece).map(move |at| Piece { file, offset: at as u64, bytes: piece.min(bytes - at) })
+fn pieces(file: &dyn IoFile, bytes: usize, piece: usize) -> impl Iterator<Item = JournalRequest<'_>> {
+    (0..bytes).step_by(piece).map(move |at| JournalRequest {
+        file,
+        offset: at as u64,
+        bytes: piece.min(bytes - at),
+    })
 }
 
 /// Reads pieces in order and returns their number of bytes.
-fn read(io: &dyn Io, pieces: &[Piece<'_>], memory: &mut [u8]) -> Result<usize> {
+fn read(io: &dyn Io, pieces: &[JournalRequest<'_>], memory: &mut [u8]) -> Result<usize> {
     let mut reads = Vec::new();
     let mut rest = memory;
     for piece in pieces {

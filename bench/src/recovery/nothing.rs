@@ -12,28 +12,28 @@ use pagekeeper_store::{Durability, Store};
 use pagekeeper_wal::{FlushPolicy, RedoLog};
 
 use super::ours;
-use crate::Run;
+use crate::BenchRun;
 use crate::data::{GIB, MIB};
 use crate::peers::{run as run_program, this_program};
-use crate::report::Unit;
-use crate::rounds::{Plan, Samples};
+use crate::report::FigureUnit;
+use crate::rounds::{RoundPlan, SubjectSamples};
 
-const GOAL: &str = "the goal";
+const GOAL_NAME: &str = "the goal";
 /// Pages of the store.
-const PAGES: u64 = 4096;
-const RECORD: usize = 64 << 10;
+const STORE_PAGES: u64 = 4096;
+const FILL_RECORD_BYTES: usize = 64 << 10;
 /// Bytes of records beyond the checkpoint.
-const BEHIND: u64 = MIB;
+const UNCHECKPOINTED_BYTES: u64 = MIB;
 
 /// The task of a child process.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Arguments {
-    what: What,
+pub(crate) struct OpeningArguments {
+    what: OpeningTask,
     dir: PathBuf,
 }
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum What {
+enum OpeningTask {
     OpenStore,
     OpenLog,
     /// Makes records in a ring, and ends without closing it.
@@ -41,22 +41,22 @@ enum What {
 }
 
 /// Runs in the child.
-pub(crate) fn child(arguments: &Arguments) -> Result<()> {
-    let Arguments { what, dir } = arguments;
+pub(crate) fn child(arguments: &OpeningArguments) -> Result<()> {
+    let OpeningArguments { what, dir } = arguments;
     let began = Instant::now();
     match what {
-        What::OpenStore => {
+        OpeningTask::OpenStore => {
             let store = Store::options().open(dir)?;
             println!("{}", began.elapsed().as_secs_f64() * 1e3);
             store.close()?;
         }
-        What::OpenLog => {
+        OpeningTask::OpenLog => {
             let log = RedoLog::options().open(dir)?;
             println!("{}", began.elapsed().as_secs_f64() * 1e3);
             // Nothing was written, so the next opening finds the same state.
             drop(log);
         }
-        What::FillLog => {
+        OpeningTask::FillLog => {
             let log = RedoLog::options().flush_policy(FlushPolicy::Os).open(dir)?;
             fill(&log)?;
             // Ends without running any destructor.
@@ -68,12 +68,12 @@ pub(crate) fn child(arguments: &Arguments) -> Result<()> {
 
 /// Fills the ring once round, and a little further.
 fn fill(log: &RedoLog) -> Result<()> {
-    let body = vec![7; RECORD];
+    let body = vec![7; FILL_RECORD_BYTES];
     let end = log.end() + log.capacity() + log.capacity() / 8;
     let mut upto = log.checkpoint_lsn();
     while log.end() < end {
         let before = upto;
-        for _ in 0..BEHIND / RECORD as u64 {
+        for _ in 0..UNCHECKPOINTED_BYTES / FILL_RECORD_BYTES as u64 {
             upto = log.append(&body)?;
         }
         log.wait_flushed(upto)?;
@@ -89,7 +89,7 @@ fn open_in_a_child(what: &str, dir: &Path) -> Result<f64> {
 }
 
 /// Runs the cases.
-pub(super) fn run(run: &mut Run) -> Result<()> {
+pub(super) fn run(run: &mut BenchRun) -> Result<()> {
     run.say("opening where there is nothing to recover")?;
     let store = run.scratch.path().join("closed");
     make_store(&store)?;
@@ -121,9 +121,9 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
 fn make_store(dir: &Path) -> Result<()> {
     let store = Store::options().open(dir)?;
     let mut transaction = store.begin_write()?;
-    let first = transaction.allocate_run(PAGES)?;
+    let first = transaction.allocate_run(STORE_PAGES)?;
     let body = vec![7; store.payload_size()];
-    for page in first..first + PAGES {
+    for page in first..first + STORE_PAGES {
         transaction.write(page, &body)?;
     }
     transaction.commit(Durability::Sync)?;
@@ -131,12 +131,20 @@ fn make_store(dir: &Path) -> Result<()> {
     Ok(store.close()?)
 }
 
-fn measure(run: &mut Run, case: &str, what: &str, dir: &Path, goal: f64, ratio: &'static str) -> Result<()> {
-    let plan = Plan { rounds: run.rounds, until: None, warm_up: true };
-    let took = run.measure(&[ours::NAME], plan, |_| open_in_a_child(what, dir))?.figure(|ms| *ms);
-    let goal = Samples { subject: GOAL, values: vec![goal; took[0].values.len()] };
+fn measure(
+    run: &mut BenchRun,
+    case: &str,
+    what: &str,
+    dir: &Path,
+    goal: f64,
+    ratio: &'static str,
+) -> Result<()> {
+    let plan = RoundPlan { rounds: run.rounds, until: None, warm_up: true };
+    let took =
+        run.measure(&[ours::OUR_RECOVERY_NAME], plan, |_| open_in_a_child(what, dir))?.figure(|ms| *ms);
+    let goal = SubjectSamples { subject: GOAL_NAME, values: vec![goal; took[0].values.len()] };
     let samples = [took, vec![goal]].concat();
-    run.report.add_case(case, Unit::Milliseconds, &samples);
-    run.report.add_ratio(ratio, Unit::Milliseconds, &samples, ours::NAME, GOAL);
+    run.report.add_case(case, FigureUnit::Milliseconds, &samples);
+    run.report.add_ratio(ratio, FigureUnit::Milliseconds, &samples, ours::OUR_RECOVERY_NAME, GOAL_NAME);
     Ok(())
 }

@@ -10,20 +10,20 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use pagekeeper_store::{Durability, Store};
 
-use super::changes::{CHANGE, Load, PER_COMMIT};
-use super::{Account, Recovered, journal};
+use super::changes::{CHANGE_BYTES, ChangeLoad, PAGES_PER_COMMIT};
+use super::{RecoveryDetails, RecoveryTimes, journal};
 
 /// Its name in tables.
-pub(super) const NAME: &str = "pagekeeper";
+pub(super) const OUR_RECOVERY_NAME: &str = "pagekeeper";
 
 /// Memory of the killed store, in bytes: with less, pages have to be applied before the kill.
-const MEMORY: u64 = 1 << 30;
+const STORE_MEMORY_BYTES: u64 = 1 << 30;
 /// Pages of a transaction that first writes pages.
-const FILL: usize = 500;
+const FILL_COMMIT_PAGES: usize = 500;
 
 /// Creates the store if there is none, and changes pages; the returned store is open.
-pub(super) fn prepare(dir: &Path, load: &Load) -> Result<Store> {
-    let store = Store::options().background_apply(false).memory(MEMORY).open(dir)?;
+pub(super) fn prepare(dir: &Path, load: &ChangeLoad) -> Result<Store> {
+    let store = Store::options().background_apply(false).memory(STORE_MEMORY_BYTES).open(dir)?;
     if store.stats().pages == 0 {
         let mut transaction = store.begin_write()?;
         let first = transaction.allocate_run(load.pages)?;
@@ -32,7 +32,7 @@ pub(super) fn prepare(dir: &Path, load: &Load) -> Result<Store> {
     }
     let changed = load.changed();
     let mut body = vec![0; store.payload_size()];
-    for pages in changed.chunks(FILL) {
+    for pages in changed.chunks(FILL_COMMIT_PAGES) {
         let mut transaction = store.begin_write()?;
         for page in pages {
             load.base(*page, &mut body);
@@ -41,11 +41,11 @@ pub(super) fn prepare(dir: &Path, load: &Load) -> Result<Store> {
         transaction.commit(Durability::None)?;
     }
     store.sync()?;
-    for pages in changed.chunks(PER_COMMIT) {
+    for pages in changed.chunks(PAGES_PER_COMMIT) {
         let mut transaction = store.begin_write()?;
         for page in pages {
             let (offset, bytes) = load.change(*page);
-            transaction.page_mut(*page)?[offset..offset + CHANGE].copy_from_slice(&bytes);
+            transaction.page_mut(*page)?[offset..offset + CHANGE_BYTES].copy_from_slice(&bytes);
         }
         transaction.commit(Durability::Sync)?;
     }
@@ -53,7 +53,7 @@ pub(super) fn prepare(dir: &Path, load: &Load) -> Result<Store> {
 }
 
 /// Opens it on the slow disk.
-pub(super) fn recover(dir: &Path, load: &Load) -> Result<Recovered> {
+pub(super) fn recover(dir: &Path, load: &ChangeLoad) -> Result<RecoveryTimes> {
     let changed = load.changed();
     let began = Instant::now();
     let store = Store::options().open(dir)?;
@@ -80,11 +80,11 @@ pub(super) fn recover(dir: &Path, load: &Load) -> Result<Recovered> {
     let pages = [&changed[..], &changed[..]].concat();
     let least = journal::least_time(&*io, &directory, opening.journal_bytes, &pages)?;
     let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
-    Ok(Recovered {
+    Ok(RecoveryTimes {
         open: ms(opened),
         first: ms(first),
         applied: Some(ms(applied)),
-        ours: Some(Account {
+        ours: Some(RecoveryDetails {
             apply: ms(apply),
             journal: ms(opening.journal_read),
             wide: ms(wide),
@@ -94,7 +94,7 @@ pub(super) fn recover(dir: &Path, load: &Load) -> Result<Recovered> {
 }
 
 /// Compares every changed page, off the slow disk.
-pub(super) fn check(dir: &Path, load: &Load) -> Result<()> {
+pub(super) fn check(dir: &Path, load: &ChangeLoad) -> Result<()> {
     let store = Store::options().open(dir)?;
     let reader = store.begin_read()?;
     for page in load.changed() {

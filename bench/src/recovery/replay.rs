@@ -12,19 +12,19 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
-use super::Recovered;
-use super::changes::{CHANGE, Load};
+use super::RecoveryTimes;
+use super::changes::{CHANGE_BYTES, ChangeLoad};
 use super::journal::read_file;
-use crate::drive::PAGE;
-use crate::map::Map;
-use crate::scratch::Stop;
+use crate::drive::FILE_PAGE_BYTES;
+use crate::map::MemoryMap;
+use crate::scratch::StopRequest;
 
 /// Bytes of a record: page number, offset in the page, the bytes.
-const RECORD: usize = 8 + 4 + CHANGE;
+const REPLAY_RECORD_BYTES: usize = 8 + 4 + CHANGE_BYTES;
 
 /// The way pages are loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum ReplayLoading {
     /// One after the other, each alone (`MADV_RANDOM`).
     Serial,
     /// `MADV_WILLNEED` for every page, then one after the other.
@@ -32,16 +32,16 @@ pub(super) enum Way {
 }
 
 /// Creates the data file, with its pages before the changes, and the journal.
-pub(super) fn prepare(dir: &Path, load: &Load) -> Result<()> {
+pub(super) fn prepare(dir: &Path, load: &ChangeLoad) -> Result<()> {
     let write = || -> std::io::Result<()> {
         let data = File::options().write(true).create(true).truncate(false).open(dir.join("data"))?;
-        data.set_len(load.pages * PAGE)?;
+        data.set_len(load.pages * FILE_PAGE_BYTES)?;
         let changed = load.changed();
         let mut page_bytes = [0; 4096];
-        let mut journal = Vec::with_capacity(changed.len() * RECORD + 4096);
+        let mut journal = Vec::with_capacity(changed.len() * REPLAY_RECORD_BYTES + 4096);
         for page in changed {
             load.base(page, &mut page_bytes);
-            data.write_all_at(&page_bytes, page * PAGE)?;
+            data.write_all_at(&page_bytes, page * FILE_PAGE_BYTES)?;
             let (offset, bytes) = load.change(page);
             journal.extend(page.to_le_bytes());
             journal.extend(u32::try_from(offset).unwrap_or(u32::MAX).to_le_bytes());
@@ -55,21 +55,32 @@ pub(super) fn prepare(dir: &Path, load: &Load) -> Result<()> {
 
 /// Replays the journal. With `part` above 1 it replays only the changes in the first part of the file, and scales the
 /// times.
-pub(super) fn recover(dir: &Path, load: &Load, way: Way, part: u64, stop: &Stop) -> Result<Recovered> {
+pub(super) fn recover(
+    dir: &Path,
+    load: &ChangeLoad,
+    way: ReplayLoading,
+    part: u64,
+    stop: &StopRequest,
+) -> Result<RecoveryTimes> {
     let end = load.pages / part;
     let began = Instant::now();
     let io = pagekeeper_io::best();
     let journal = read_file(&*io, &dir.join("journal"))?;
-    let records =
-        || journal.chunks_exact(RECORD).take(load.changes).map(parse).filter(|change| change.0 < end);
+    let records = || {
+        journal
+            .chunks_exact(REPLAY_RECORD_BYTES)
+            .take(load.changes)
+            .map(parse)
+            .filter(|change| change.0 < end)
+    };
     let file =
         File::options().read(true).write(true).open(dir.join("data")).context("can't open the data")?;
-    let mut map = Map::to_change(&file)?;
+    let mut map = MemoryMap::to_change(&file)?;
     map.expect_random().context("madvise")?;
     let prepared = began.elapsed();
-    if way == Way::WillNeed {
+    if way == ReplayLoading::WillNeed {
         for (page, ..) in records() {
-            let at = usize::try_from(page * PAGE)?;
+            let at = usize::try_from(page * FILE_PAGE_BYTES)?;
             map.will_need(at..at + 4096).context("madvise")?;
         }
     }
@@ -78,7 +89,7 @@ pub(super) fn recover(dir: &Path, load: &Load, way: Way, part: u64, stop: &Stop)
         if done.is_multiple_of(100) {
             stop.check()?;
         }
-        map.write(usize::try_from(page * PAGE)? + offset, bytes);
+        map.write(usize::try_from(page * FILE_PAGE_BYTES)? + offset, bytes);
         done += 1;
     }
     ensure!(done > 0, "nothing was to be replayed");
@@ -88,7 +99,7 @@ pub(super) fn recover(dir: &Path, load: &Load, way: Way, part: u64, stop: &Stop)
     let mut first = [0; 4096];
     let began_read = Instant::now();
     let (page, ..) = records().next().context("nothing was to be replayed")?;
-    map.read(usize::try_from(page * PAGE)?, &mut first);
+    map.read(usize::try_from(page * FILE_PAGE_BYTES)?, &mut first);
     let first_read = open + began_read.elapsed().as_secs_f64();
     load.check(page, &first)?;
     let applied = if part == 1 {
@@ -97,15 +108,15 @@ pub(super) fn recover(dir: &Path, load: &Load, way: Way, part: u64, stop: &Stop)
     } else {
         None
     };
-    Ok(Recovered { open: open * 1e3, first: first_read * 1e3, applied, ours: None })
+    Ok(RecoveryTimes { open: open * 1e3, first: first_read * 1e3, applied, ours: None })
 }
 
 /// Compares the replayed pages.
-pub(super) fn check(dir: &Path, load: &Load, part: u64) -> Result<()> {
+pub(super) fn check(dir: &Path, load: &ChangeLoad, part: u64) -> Result<()> {
     let data = File::open(dir.join("data")).context("can't open the data")?;
     let mut bytes = [0; 4096];
     for page in load.changed().into_iter().filter(|page| *page < load.pages / part) {
-        data.read_exact_at(&mut bytes, page * PAGE).context("can't read the data")?;
+        data.read_exact_at(&mut bytes, page * FILE_PAGE_BYTES).context("can't read the data")?;
         load.check(page, &bytes)?;
     }
     Ok(())

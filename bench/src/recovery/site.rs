@@ -10,31 +10,31 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use pagekeeper_slow_disk::{Settings, SlowDisk};
+use pagekeeper_slow_disk::{DiskSettings, SlowDisk};
 
 use crate::data::MIB;
 use crate::machine::available_bytes;
 use crate::peers::run as run_program;
-use crate::scratch::Scratch;
+use crate::scratch::ScratchDirectory;
 
 /// Time of a request.
-pub(super) const LATENCY: Duration = Duration::from_millis(2);
+pub(super) const REQUEST_LATENCY: Duration = Duration::from_millis(2);
 /// Requests served at once.
-pub(super) const WIDTH: u16 = 64;
+pub(super) const DISK_WIDTH: u16 = 64;
 
 /// The place.
 #[derive(Debug)]
 pub(super) struct RecoveryDisk {
     program: PathBuf,
-    memory: Memory,
+    memory: MemoryFileSystem,
     mount: PathBuf,
 }
 
 /// A file system in memory, which is unmounted with the value.
 #[derive(Debug)]
-struct Memory(PathBuf);
+struct MemoryFileSystem(PathBuf);
 
-impl Memory {
+impl MemoryFileSystem {
     fn new(point: PathBuf, bytes: u64) -> Result<Self> {
         std::fs::create_dir(&point).with_context(|| format!("can't make {}", point.display()))?;
         let size = format!("size={bytes},mode=0700");
@@ -45,7 +45,7 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for MemoryFileSystem {
     fn drop(&mut self) {
         if let Err(error) = run_program(Command::new("umount").arg(&self.0)) {
             eprintln!("pagekeeper-bench: left behind: {error:#}");
@@ -55,7 +55,7 @@ impl Drop for Memory {
 
 impl RecoveryDisk {
     /// Creates a place for `bytes` of files.
-    pub(super) fn new(scratch: &Scratch, bytes: u64) -> Result<Self> {
+    pub(super) fn new(scratch: &ScratchDirectory, bytes: u64) -> Result<Self> {
         ensure!(
             rustix::process::geteuid().is_root(),
             "this bench mounts a slow disk over files in memory: it needs root"
@@ -69,7 +69,7 @@ impl RecoveryDisk {
         );
         let mount = scratch.path().join("slow");
         std::fs::create_dir(&mount).with_context(|| format!("can't make {}", mount.display()))?;
-        let memory = Memory::new(scratch.path().join("memory"), bytes)?;
+        let memory = MemoryFileSystem::new(scratch.path().join("memory"), bytes)?;
         let program = std::env::current_exe().context("can't find this program")?;
         Ok(Self { program, memory, mount })
     }
@@ -83,9 +83,9 @@ impl RecoveryDisk {
 
     /// Runs something on that directory behind the slow disk, where it is cold.
     pub(super) fn on_disk<T>(&self, name: &str, measure: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
-        let width = NonZero::new(WIDTH).context("a disk has a width")?;
+        let width = NonZero::new(DISK_WIDTH).context("a disk has a width")?;
         let backing = Some(self.memory.0.clone());
-        let settings = Settings { backing, ..Settings::new(LATENCY, width) };
+        let settings = DiskSettings { backing, ..DiskSettings::new(REQUEST_LATENCY, width) };
         let disk = SlowDisk::start(&self.program, &self.mount, &settings)?;
         let measured = measure(&disk.dir().join(name))?;
         disk.end()?;
@@ -94,6 +94,6 @@ impl RecoveryDisk {
 
     /// Returns the least time of this many requests, in ms.
     pub(super) fn limit_ms(requests: usize) -> f64 {
-        requests as f64 / f64::from(WIDTH) * LATENCY.as_secs_f64() * 1e3
+        requests as f64 / f64::from(DISK_WIDTH) * REQUEST_LATENCY.as_secs_f64() * 1e3
     }
 }

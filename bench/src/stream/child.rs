@@ -15,16 +15,16 @@ use anyhow::{Context, Result, ensure};
 use pagekeeper_io::AlignedBuf;
 use rustix::fs::OFlags;
 
-use crate::rounds::Random;
+use crate::rounds::SplitMix;
 
 /// Bytes of a read or a write: at least the default of tar and cp.
-pub(super) const BLOCK: usize = 128 << 10;
+pub(super) const STREAM_CALL_BYTES: usize = 128 << 10;
 /// Shorter sleeps are not worth a call.
-const SHORTEST: Duration = Duration::from_millis(1);
+const SLEEP_MIN: Duration = Duration::from_millis(1);
 
 /// The stream, as the bench that starts it asks for it.
 #[derive(Debug, Clone, clap::Args)]
-pub(crate) struct Arguments {
+pub(crate) struct StreamChildArguments {
     /// Files to read, in this order, again and again
     #[arg(long, value_name = "FILE", num_args = 1..)]
     read: Vec<PathBuf>,
@@ -46,8 +46,8 @@ pub(crate) struct Arguments {
 }
 
 /// Runs the stream.
-pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let mut pace = Pace { began: Instant::now(), moved: 0, rate: arguments.rate };
+pub(crate) fn run(arguments: &StreamChildArguments) -> Result<()> {
+    let mut pace = StreamPace { began: Instant::now(), moved: 0, rate: arguments.rate };
     match &arguments.write {
         Some(path) => write(path, arguments, &mut pace),
         None => (0..arguments.passes.unwrap_or(u64::MAX)).try_for_each(|_| {
@@ -57,31 +57,31 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 }
 
 /// The stream's progress, and its limit.
-struct Pace {
+struct StreamPace {
     began: Instant,
     moved: u64,
     rate: Option<u64>,
 }
 
-impl Pace {
+impl StreamPace {
     fn moved(&mut self, bytes: usize) {
         self.moved += bytes as u64;
         let Some(rate) = self.rate else { return };
         let due = Duration::from_secs_f64(self.moved as f64 / rate as f64);
         let early = due.saturating_sub(self.began.elapsed());
-        if early >= SHORTEST {
+        if early >= SLEEP_MIN {
             std::thread::sleep(early);
         }
     }
 }
 
-fn read(path: &Path, direct: bool, pace: &mut Pace) -> Result<()> {
+fn read(path: &Path, direct: bool, pace: &mut StreamPace) -> Result<()> {
     let shown = || format!("can't read {}", path.display());
     let mut options = options(direct);
     options.read(true);
     let mut file = options.open(path).with_context(shown)?;
-    let mut block = AlignedBuf::new(BLOCK);
-    block.set_len(BLOCK);
+    let mut block = AlignedBuf::new(STREAM_CALL_BYTES);
+    block.set_len(STREAM_CALL_BYTES);
     loop {
         match file.read(&mut block).with_context(shown)? {
             0 => return Ok(()),
@@ -90,20 +90,20 @@ fn read(path: &Path, direct: bool, pace: &mut Pace) -> Result<()> {
     }
 }
 
-fn write(path: &Path, arguments: &Arguments, pace: &mut Pace) -> Result<()> {
+fn write(path: &Path, arguments: &StreamChildArguments, pace: &mut StreamPace) -> Result<()> {
     let shown = || format!("can't write {}", path.display());
     let mut options = options(arguments.direct);
     options.write(true).create(true).truncate(true);
     let mut file = options.open(path).with_context(shown)?;
-    let mut block = AlignedBuf::new(BLOCK);
-    block.set_len(BLOCK);
+    let mut block = AlignedBuf::new(STREAM_CALL_BYTES);
+    block.set_len(STREAM_CALL_BYTES);
     block.copy_from_slice(&template());
     let mut at = 0;
     while at < arguments.bytes {
         stamp(&mut block, at);
         file.write_all(&block).with_context(shown)?;
-        at += BLOCK as u64;
-        pace.moved(BLOCK);
+        at += STREAM_CALL_BYTES as u64;
+        pace.moved(STREAM_CALL_BYTES);
     }
     Ok(())
 }
@@ -118,8 +118,8 @@ fn options(direct: bool) -> OpenOptions {
 
 /// Returns random bytes.
 fn template() -> Vec<u8> {
-    let mut noise = Random::new(1);
-    std::iter::repeat_with(|| noise.next_u64().to_le_bytes()).take(BLOCK / 8).flatten().collect()
+    let mut noise = SplitMix::new(1);
+    std::iter::repeat_with(|| noise.next_u64().to_le_bytes()).take(STREAM_CALL_BYTES / 8).flatten().collect()
 }
 
 /// Writes its offset into a block.
@@ -131,8 +131,8 @@ fn stamp(block: &mut [u8], at: u64) {
 pub(super) fn check(path: &Path, bytes: u64) -> Result<()> {
     let shown = || format!("can't read {}", path.display());
     let mut file = File::open(path).with_context(shown)?;
-    let (mut wanted, mut found) = (template(), vec![0; BLOCK]);
-    for at in (0..bytes / BLOCK as u64).map(|index| index * BLOCK as u64) {
+    let (mut wanted, mut found) = (template(), vec![0; STREAM_CALL_BYTES]);
+    for at in (0..bytes / STREAM_CALL_BYTES as u64).map(|index| index * STREAM_CALL_BYTES as u64) {
         stamp(&mut wanted, at);
         file.read_exact(&mut found).with_context(shown)?;
         ensure!(found == wanted, "{} has other bytes than were written, from {at} on", path.display());
@@ -144,14 +144,14 @@ pub(super) fn check(path: &Path, bytes: u64) -> Result<()> {
 mod tests {
     use super::*;
 
-    fn arguments(words: &[&str]) -> Arguments {
+    fn arguments(words: &[&str]) -> StreamChildArguments {
         use clap::Parser;
         #[derive(Parser)]
-        struct Line {
+        struct PaceLine {
             #[command(flatten)]
-            arguments: Arguments,
+            arguments: StreamChildArguments,
         }
-        Line::parse_from([&["stream-child"], words].concat()).arguments
+        PaceLine::parse_from([&["stream-child"], words].concat()).arguments
     }
 
     #[test]
@@ -159,20 +159,20 @@ mod tests {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let path = dir.path().join("file");
         let shown = path.display().to_string();
-        let bytes = 3 * BLOCK as u64;
+        let bytes = 3 * STREAM_CALL_BYTES as u64;
         let measured = bytes.to_string();
         run(&arguments(&["--write", &shown, "--bytes", &measured])).unwrap();
         check(&path, bytes).unwrap();
         let mut content = std::fs::read(&path).unwrap();
         // Blocks in each other's place, one wrong byte, one byte too few.
-        content.rotate_left(BLOCK);
+        content.rotate_left(STREAM_CALL_BYTES);
         std::fs::write(&path, &content).unwrap();
         assert!(check(&path, bytes).is_err());
-        content.rotate_right(BLOCK);
-        content[2 * BLOCK + 77] ^= 1;
+        content.rotate_right(STREAM_CALL_BYTES);
+        content[2 * STREAM_CALL_BYTES + 77] ^= 1;
         std::fs::write(&path, &content).unwrap();
-        assert!(check(&path, bytes).unwrap_err().to_string().contains(&(2 * BLOCK).to_string()));
-        check(&path, 2 * BLOCK as u64).unwrap();
+        assert!(check(&path, bytes).unwrap_err().to_string().contains(&(2 * STREAM_CALL_BYTES).to_string()));
+        check(&path, 2 * STREAM_CALL_BYTES as u64).unwrap();
         for way in [&[][..], &["--direct"]] {
             std::fs::write(&path, &content).unwrap();
             let words = [&["--write", &shown, "--bytes", &measured], way].concat();
@@ -187,7 +187,7 @@ mod tests {
     fn reading_ends_after_its_passes_and_is_never_ahead_of_its_rate() {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let path = dir.path().join("file");
-        std::fs::write(&path, vec![7; 5 * BLOCK]).unwrap();
+        std::fs::write(&path, vec![7; 5 * STREAM_CALL_BYTES]).unwrap();
         let shown = path.display().to_string();
         let began = Instant::now();
         run(&arguments(&["--read", &shown, &shown, "--passes", "2", "--rate", "26214400"])).unwrap();

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use crate::peers::run as run_process;
 
 /// A server under measurement: filled, idle, and in its cgroup.
-pub(super) trait Database {
+pub(super) trait DatabaseServer {
     /// Its name in cases.
     fn name(&self) -> &'static str;
 

@@ -6,17 +6,17 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
-use super::database::{Database, files_below, number_after};
-use crate::mariadb::{Server, with_parent};
-use crate::memory_group::Group;
-use crate::peers::{Program, run as run_process};
-use crate::scratch::Stop;
+use super::database::{DatabaseServer, files_below, number_after};
+use crate::mariadb::{MariaDbServer, with_parent};
+use crate::memory_group::MemoryGroup;
+use crate::peers::{InstalledProgram, run as run_process};
+use crate::scratch::StopRequest;
 
 /// The path of the plugin in Debian's package.
-pub(super) const PLUGIN: &str = "/usr/lib/mysql/plugin/ha_rocksdb.so";
+pub(super) const PLUGIN_PATH: &str = "/usr/lib/mysql/plugin/ha_rocksdb.so";
 /// Rows per statement when a table is filled.
-const STEP: u64 = 200_000;
-const OPTIONS: [&str; 7] = [
+const FILL_STEP_ROWS: u64 = 200_000;
+const MYROCKS_OPTIONS: [&str; 7] = [
     "--skip-log-bin",
     "--plugin-load-add=ha_rocksdb",
     "--rocksdb-block-cache-size=64M",
@@ -29,34 +29,35 @@ const OPTIONS: [&str; 7] = [
 
 /// A running server.
 pub(super) struct MyRocks {
-    server: Server,
+    server: MariaDbServer,
     rows: u64,
 }
 
 impl MyRocks {
     /// Starts a server in the group and fills it with this many rows of about 200 bytes.
     pub(super) fn start(
-        mariadbd: &Program,
+        mariadbd: &InstalledProgram,
         parent: &Path,
-        group: &Group,
+        group: &MemoryGroup,
         rows: u64,
-        stop: &Stop,
+        stop: &StopRequest,
     ) -> Result<Self> {
         let launcher = group.command("setpriv");
-        let server = Server::start(mariadbd, launcher, &OPTIONS.map(str::to_owned), parent, stop)?;
+        let server =
+            MariaDbServer::start(mariadbd, launcher, &MYROCKS_OPTIONS.map(str::to_owned), parent, stop)?;
         let server = Self { server, rows };
         server.fill(stop)?;
         Ok(server)
     }
 
     /// Creates sysbench's table, without the index that point selects do not use.
-    fn fill(&self, stop: &Stop) -> Result<()> {
+    fn fill(&self, stop: &StopRequest) -> Result<()> {
         self.server.query(
             "CREATE DATABASE `load`; CREATE TABLE `load`.sbtest1 (id INT NOT NULL PRIMARY KEY, k INT NOT NULL, \
              c CHAR(120) NOT NULL, pad CHAR(60) NOT NULL) ENGINE=ROCKSDB CHARSET=latin1",
         )?;
-        for first in (1..=self.rows).step_by(usize::try_from(STEP)?) {
-            let last = (first + STEP - 1).min(self.rows);
+        for first in (1..=self.rows).step_by(usize::try_from(FILL_STEP_ROWS)?) {
+            let last = (first + FILL_STEP_ROWS - 1).min(self.rows);
             self.server.query(&format!(
                 "USE `load`; SET rocksdb_bulk_load=1; INSERT INTO sbtest1 SELECT seq, seq % 1000, \
                  LEFT(REPEAT(MD5(seq), 4), 120), LEFT(REPEAT(MD5(-seq), 2), 60) FROM seq_{first}_to_{last}; \
@@ -70,7 +71,7 @@ impl MyRocks {
     }
 }
 
-impl Database for MyRocks {
+impl DatabaseServer for MyRocks {
     fn name(&self) -> &'static str {
         "MyRocks"
     }

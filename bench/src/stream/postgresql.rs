@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::database::{Database, files_below, let_in, number_after};
+use super::database::{DatabaseServer, files_below, let_in, number_after};
 use crate::mariadb::with_parent;
-use crate::memory_group::Group;
-use crate::peers::{Program, run as run_process};
-use crate::scratch::Stop;
+use crate::memory_group::MemoryGroup;
+use crate::peers::{InstalledProgram, run as run_process};
+use crate::scratch::StopRequest;
 
 /// Its own cache, which is small so that the page cache does the work.
-const BUFFERS: &str = "shared_buffers=64MB";
+const SHARED_BUFFERS_SETTING: &str = "shared_buffers=64MB";
 
 /// A running server.
 pub(super) struct PostgreSql {
@@ -30,11 +30,11 @@ pub(super) struct PostgreSql {
 impl PostgreSql {
     /// Starts a server in the group and fills it with about 15 MB per step of pgbench's `scale`.
     pub(super) fn start(
-        postgres: &Program,
+        postgres: &InstalledProgram,
         parent: &Path,
-        group: &Group,
+        group: &MemoryGroup,
         scale: u32,
-        stop: &Stop,
+        stop: &StopRequest,
     ) -> Result<Self> {
         // Its other programs are beside it, but perhaps not beside a link to it.
         let program = postgres.path.canonicalize().context("can't find postgres")?;
@@ -49,7 +49,7 @@ impl PostgreSql {
         let mut server = as_owner(&mut group.command("setpriv"), &program);
         server.arg("-D").arg(&data).arg("-k").arg(&home);
         for setting in [
-            BUFFERS,
+            SHARED_BUFFERS_SETTING,
             "listen_addresses=",
             "autovacuum=off",
             "wal_level=minimal",
@@ -76,7 +76,7 @@ impl PostgreSql {
         Ok(server)
     }
 
-    fn wait_until_ready(&mut self, stop: &Stop) -> Result<()> {
+    fn wait_until_ready(&mut self, stop: &StopRequest) -> Result<()> {
         let deadline = Instant::now() + Duration::from_secs(60);
         while let Err(error) = self.query("SELECT 1") {
             if let Some(status) = self.child.try_wait()? {
@@ -103,7 +103,7 @@ impl PostgreSql {
     }
 }
 
-impl Database for PostgreSql {
+impl DatabaseServer for PostgreSql {
     fn name(&self) -> &'static str {
         "PostgreSQL"
     }

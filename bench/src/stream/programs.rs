@@ -3,8 +3,8 @@
 //!
 //! Invariants:
 //! - File and target are cold at the beginning. The hot file is resident, read twice by a program of the cgroup.
-//! - The cgroup has room for the hot file, the program's heap and [`ROOM`], so that a stream whose pages stay displaces
-//!   the hot file.
+//! - The cgroup has room for the hot file, the program's heap and [`PROGRAM_ROOM_BYTES`], so that a
+//!   stream whose pages stay displaces the hot file.
 //! - fincore counts what stays; the kernel's `Buffers` count for a block device; pagekeeper itself never counts. For a
 //!   dumped server the file of its table counts.
 //! - The time ends when the output is on disk, because plain most of it would only be in memory.
@@ -21,36 +21,37 @@ use pagekeeper_testing::{ThrottledDisk, unmount};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::database::files_below;
-use super::{PLAIN, UNDER_RUN};
-use crate::Run;
+use super::{PLAIN_NAME, UNDER_RUN_NAME};
+use crate::BenchRun;
 use crate::data::{GIB, MIB, make_cold, write_synced};
-use crate::mariadb::Server;
-use crate::memory_group::{Group, Groups};
-use crate::peers::{Program, run as run_process};
-use crate::report::Unit;
-use crate::rounds::{Better, Samples, ratio};
-use crate::scratch::Stop;
+use crate::mariadb::MariaDbServer;
+use crate::memory_group::{GroupParent, MemoryGroup};
+use crate::peers::{InstalledProgram, run as run_process};
+use crate::report::FigureUnit;
+use crate::rounds::{BetterDirection, SubjectSamples, ratio};
+use crate::scratch::StopRequest;
 use crate::slow_device;
 
 /// Bytes of the file that is read, and of the hot file.
-const SIZE: u64 = 512 * MIB;
-const HOT: u64 = 256 * MIB;
+const READ_FILE_BYTES: u64 = 512 * MIB;
+const HOT_FILE_BYTES: u64 = 256 * MIB;
 /// Bytes of a program beside its heap and the hot file.
-const ROOM: u64 = 160 * MIB;
+const PROGRAM_ROOM_BYTES: u64 = 160 * MIB;
 /// The longest time until a run's cgroup is gone and its output is on disk.
 const SETTLED_WITHIN: Duration = Duration::from_secs(30);
 
 /// File systems: the scratch directory's, and an overlay over it.
-pub(super) const HERE: &str = "here";
-const OVERLAYFS: &str = "overlayfs";
-pub(super) const KINDS: [&str; 5] = [HERE, "ext4", "xfs", "btrfs", OVERLAYFS];
+pub(super) const SCRATCH_FILE_SYSTEM: &str = "here";
+const OVERLAY_FILE_SYSTEM: &str = "overlayfs";
+pub(super) const FILE_SYSTEM_KINDS: [&str; 5] =
+    [SCRATCH_FILE_SYSTEM, "ext4", "xfs", "btrfs", OVERLAY_FILE_SYSTEM];
 
 /// The database that is dumped.
-const DUMPED: &str = "dumped";
+const DUMPED_DATABASE: &str = "dumped";
 
 /// A program and its shell command: `$RUN` runs it; `$FILE`, `$DEVICE` or the server at `$SOCKET` is read; `$NEW` is a
 /// directory to write to.
-struct Tool {
+struct StreamTool {
     name: &'static str,
     needs: &'static [&'static str],
     line: &'static str,
@@ -58,11 +59,16 @@ struct Tool {
     heap: u64,
 }
 
-const fn tool(name: &'static str, needs: &'static [&'static str], heap: u64, line: &'static str) -> Tool {
-    Tool { name, needs, line, heap: heap * MIB }
+const fn tool(
+    name: &'static str,
+    needs: &'static [&'static str],
+    heap: u64,
+    line: &'static str,
+) -> StreamTool {
+    StreamTool { name, needs, line, heap: heap * MIB }
 }
 
-const TOOLS: [Tool; 20] = [
+const STREAM_TOOLS: [StreamTool; 20] = [
     tool("cp", &[], 0, "$RUN cp \"$FILE\" \"$NEW\""),
     tool("static cp", &["busybox"], 0, "$RUN busybox cp \"$FILE\" \"$NEW/copy\""),
     tool("fio, io_uring", &["fio"], 128, "$RUN fio --ioengine=io_uring --iodepth=32 --rw=read --filename=\"$FILE\" $FIO"),
@@ -128,39 +134,39 @@ const TOOLS: [Tool; 20] = [
 ];
 
 /// The usual options of fio.
-const FIO: &str = "--name=pk --bs=256k --invalidate=0 --thread --output=/dev/null";
+const FIO_OPTIONS: &str = "--name=pk --bs=256k --invalidate=0 --thread --output=/dev/null";
 /// Before `run`: the caller gets no events.
 const WITHOUT_EVENTS: &str = "setpriv --bounding-set=-sys_admin,-bpf,-perfmon --";
-const LIBRARY: &str = "under run, by the library";
-const WAYS: [&str; 3] = [UNDER_RUN, LIBRARY, PLAIN];
+const LIBRARY_RUN_NAME: &str = "under run, by the library";
+const PROGRAM_WAYS: [&str; 3] = [UNDER_RUN_NAME, LIBRARY_RUN_NAME, PLAIN_NAME];
 
-/// What a program's run leaves.
+/// The pages that a program's run leaves, and its rate.
 #[derive(Debug, Default)]
-struct Stays {
+struct LeftPages {
     source_mib: Vec<f64>,
     target_mib: Vec<f64>,
     hot_percent: Vec<f64>,
     rate: Vec<f64>,
 }
 
-struct Site<'a> {
-    group: &'a Group,
+struct ToolSetup<'a> {
+    group: &'a MemoryGroup,
     /// The command prefix under `run`.
     run: String,
     file: PathBuf,
     hot: PathBuf,
     new: PathBuf,
-    device: Device,
-    served: Option<Served>,
+    device: LoopDevice,
+    served: Option<DumpServer>,
 }
 
 /// A server outside of the cgroup, with a table to dump.
-struct Served {
-    server: Server,
+struct DumpServer {
+    server: MariaDbServer,
     table: PathBuf,
 }
 
-impl Tool {
+impl StreamTool {
     fn reads(&self, what: &str) -> bool {
         self.line.contains(what)
     }
@@ -168,16 +174,16 @@ impl Tool {
 
 /// The file system to measure on: the scratch directory's, a new one on a loop device, or an overlay over the scratch
 /// directory's, as a container has it.
-struct Place {
+struct ToolFileSystem {
     _disk: Option<ThrottledDisk>,
     overlay: Option<PathBuf>,
 }
 
-impl Place {
+impl ToolFileSystem {
     /// Makes it, and returns its directory.
-    fn new(run: &Run, kind: &str) -> Result<(Self, PathBuf)> {
+    fn new(run: &BenchRun, kind: &str) -> Result<(Self, PathBuf)> {
         let home = run.scratch.path();
-        if kind == OVERLAYFS {
+        if kind == OVERLAY_FILE_SYSTEM {
             let layers = "lowerdir=low,upperdir=up,workdir=work";
             let script = format!("mkdir low up work all && mount -t overlay overlay -o {layers} all");
             run_process(Command::new("sh").args(["-c", &script]).current_dir(home))?;
@@ -185,13 +191,15 @@ impl Place {
             return Ok((Self { _disk: None, overlay: Some(all.clone()) }, all));
         }
         // Without a limit.
-        let disk = (kind != HERE).then(|| slow_device::new(&run.scratch, kind, 8 * GIB, 0)).transpose()?;
+        let disk = (kind != SCRATCH_FILE_SYSTEM)
+            .then(|| slow_device::new(&run.scratch, kind, 8 * GIB, 0))
+            .transpose()?;
         let home = disk.as_ref().map_or(home, ThrottledDisk::path).to_path_buf();
         Ok((Self { _disk: disk, overlay: None }, home))
     }
 }
 
-impl Drop for Place {
+impl Drop for ToolFileSystem {
     fn drop(&mut self) {
         if self.overlay.as_ref().is_some_and(|overlay| !unmount(overlay)) {
             eprintln!("pagekeeper-bench: can't unmount an overlay");
@@ -200,28 +208,33 @@ impl Drop for Place {
 }
 
 /// Runs all programs, or those with these names, on each of these file systems.
-pub(super) fn run(run: &mut Run, groups: &Groups, names: &[String], kinds: &[String]) -> Result<()> {
-    let is_unknown = |name: &&String| !TOOLS.iter().any(|tool| tool.name == **name);
+pub(super) fn run(
+    run: &mut BenchRun,
+    groups: &GroupParent,
+    names: &[String],
+    kinds: &[String],
+) -> Result<()> {
+    let is_unknown = |name: &&String| !STREAM_TOOLS.iter().any(|tool| tool.name == **name);
     if let Some(name) = names.iter().find(is_unknown) {
-        bail!("there is no program {name}; there are: {}", TOOLS.map(|tool| tool.name).join("; "));
+        bail!("there is no program {name}; there are: {}", STREAM_TOOLS.map(|tool| tool.name).join("; "));
     }
-    run.scratch.require_space(6 * SIZE + HOT)?;
+    run.scratch.require_space(6 * READ_FILE_BYTES + HOT_FILE_BYTES)?;
     run.note(&format!(
         "each program reads {} MiB and writes as much, in a memory cgroup (version {}) with {} MiB that were read twice; limit: that, its heap and {} MiB",
-        SIZE / MIB,
+        READ_FILE_BYTES / MIB,
         groups.version(),
-        HOT / MIB,
-        ROOM / MIB
+        HOT_FILE_BYTES / MIB,
+        PROGRAM_ROOM_BYTES / MIB
     ));
     for kind in kinds {
-        let (_place, home) = Place::new(run, kind)?;
+        let (_place, home) = ToolFileSystem::new(run, kind)?;
         on(run, groups, names, kind, &home)?;
     }
     Ok(())
 }
 
 /// Runs programs on one file system.
-fn on(run: &mut Run, groups: &Groups, names: &[String], kind: &str, home: &Path) -> Result<()> {
+fn on(run: &mut BenchRun, groups: &GroupParent, names: &[String], kind: &str, home: &Path) -> Result<()> {
     home.ancestors()
         .take(3)
         .filter(|path| path.starts_with(run.scratch.path()))
@@ -230,11 +243,11 @@ fn on(run: &mut Run, groups: &Groups, names: &[String], kind: &str, home: &Path)
     let program = home.join("pagekeeper");
     std::fs::copy(&run.pagekeeper.path, &program).context("can't copy pagekeeper")?;
     let (file, hot) = (home.join("file"), home.join("hot"));
-    write_synced(&file, SIZE)?;
-    write_synced(&hot, HOT)?;
+    write_synced(&file, READ_FILE_BYTES)?;
+    write_synced(&hot, HOT_FILE_BYTES)?;
     let group = groups.create(8 << 30)?;
-    let device = Device::new(&run.scratch.path().join("device"))?;
-    let mut site = Site {
+    let device = LoopDevice::new(&run.scratch.path().join("device"))?;
+    let mut site = ToolSetup {
         served: None,
         group: &group,
         run: format!("{} run --as=stream --", program.display()),
@@ -243,19 +256,25 @@ fn on(run: &mut Run, groups: &Groups, names: &[String], kind: &str, home: &Path)
         file,
         hot,
     };
-    for tool in TOOLS.iter().filter(|tool| names.is_empty() || names.iter().any(|name| name == tool.name)) {
+    for tool in
+        STREAM_TOOLS.iter().filter(|tool| names.is_empty() || names.iter().any(|name| name == tool.name))
+    {
         if !run.has(tool.needs) {
             continue;
         }
-        let title = if kind == HERE { tool.name.to_owned() } else { format!("{} on {kind}", tool.name) };
+        let title = if kind == SCRATCH_FILE_SYSTEM {
+            tool.name.to_owned()
+        } else {
+            format!("{} on {kind}", tool.name)
+        };
         run.say(&title)?;
         if tool.reads("$SOCKET") && site.served.is_none() {
             let mariadbd = run.peer("mariadbd").context("mariadbd has gone")?;
-            site.served = Some(Served::start(&mariadbd, home, &run.stop)?);
+            site.served = Some(DumpServer::start(&mariadbd, home, &run.stop)?);
         }
-        let mut stays = WAYS.map(|_| Stays::default());
+        let mut stays = PROGRAM_WAYS.map(|_| LeftPages::default());
         for _ in 0..if run.quick { 1 } else { run.rounds.min(3) } {
-            for (way, stays) in WAYS.into_iter().zip(&mut stays) {
+            for (way, stays) in PROGRAM_WAYS.into_iter().zip(&mut stays) {
                 site.once(tool, way, stays)?;
                 run.stop.check()?;
             }
@@ -265,21 +284,22 @@ fn on(run: &mut Run, groups: &Groups, names: &[String], kind: &str, home: &Path)
             events.source_mib.iter().chain(&events.target_mib).fold(0.0_f64, |most, one| most.max(*one));
         let hot = events.hot_percent.iter().fold(100.0_f64, |least, one| least.min(*one));
         // The worst of all programs.
-        run.report.add_least("stream_programs_clean", 1.0 - left / (SIZE / MIB) as f64);
+        run.report.add_least("stream_programs_clean", 1.0 - left / (READ_FILE_BYTES / MIB) as f64);
         run.report.add_least("stream_programs_hot_kept", hot / 100.0);
-        if let Some(speed) = ratio(&events.rate, &plain.rate, Better::More) {
+        if let Some(speed) = ratio(&events.rate, &plain.rate, BetterDirection::More) {
             run.report.add_least("stream_programs_speed", speed);
         }
-        let mut add = |what: &str, unit, of: fn(&Stays) -> &Vec<f64>| {
-            let samples = WAYS.iter().zip(&stays);
-            let samples: Vec<Samples> =
-                samples.map(|(subject, stays)| Samples { subject, values: of(stays).clone() }).collect();
+        let mut add = |what: &str, unit, of: fn(&LeftPages) -> &Vec<f64>| {
+            let samples = PROGRAM_WAYS.iter().zip(&stays);
+            let samples: Vec<SubjectSamples> = samples
+                .map(|(subject, stays)| SubjectSamples { subject, values: of(stays).clone() })
+                .collect();
             run.report.add_case(&format!("{title}: {what}"), unit, &samples);
         };
-        add("what it read stays in memory", Unit::Mib, |stays| &stays.source_mib);
-        add("what it wrote stays in memory", Unit::Mib, |stays| &stays.target_mib);
-        add("the hot file stays", Unit::Percent, |stays| &stays.hot_percent);
-        add("rate, until what it wrote is on disk", Unit::MibPerSecond, |stays| &stays.rate);
+        add("what it read stays in memory", FigureUnit::Mib, |stays| &stays.source_mib);
+        add("what it wrote stays in memory", FigureUnit::Mib, |stays| &stays.target_mib);
+        add("the hot file stays", FigureUnit::Percent, |stays| &stays.hot_percent);
+        add("rate, until what it wrote is on disk", FigureUnit::MibPerSecond, |stays| &stays.rate);
     }
     Ok(())
 }
@@ -290,17 +310,17 @@ pub(crate) fn open_to_others(path: &Path) -> Result<()> {
         .context("can't open the directory to others")
 }
 
-impl Served {
-    fn start(mariadbd: &Program, home: &Path, stop: &Stop) -> Result<Self> {
-        let server = Server::with_logs(mariadbd, home, stop)?;
-        let table = server.make_table(DUMPED, SIZE)?;
+impl DumpServer {
+    fn start(mariadbd: &InstalledProgram, home: &Path, stop: &StopRequest) -> Result<Self> {
+        let server = MariaDbServer::with_logs(mariadbd, home, stop)?;
+        let table = server.make_table(DUMPED_DATABASE, READ_FILE_BYTES)?;
         Ok(Self { server, table })
     }
 }
 
-impl Site<'_> {
+impl ToolSetup<'_> {
     /// Runs a program once.
-    fn once(&self, tool: &Tool, way: &str, stays: &mut Stays) -> Result<()> {
+    fn once(&self, tool: &StreamTool, way: &str, stays: &mut LeftPages) -> Result<()> {
         if self.new.exists() {
             std::fs::remove_dir_all(&self.new).context("can't remove what was written")?;
         }
@@ -309,20 +329,20 @@ impl Site<'_> {
         make_cold_soon(&self.hot)?;
         let device = tool.reads("$DEVICE").then_some(&self.device);
         let served = self.served.as_ref().filter(|_| tool.reads("$SOCKET"));
-        device.map(Device::make_cold).transpose()?;
-        self.group.set_limit(HOT + tool.heap + ROOM)?;
+        device.map(LoopDevice::make_cold).transpose()?;
+        self.group.set_limit(HOT_FILE_BYTES + tool.heap + PROGRAM_ROOM_BYTES)?;
         for _ in 0..2 {
             run_process(self.group.command("cat").arg(&self.hot).stdout(std::process::Stdio::null()))?;
         }
         let before = buffers()?;
         let run = match way {
-            UNDER_RUN => self.run.clone(),
-            LIBRARY => format!("{WITHOUT_EVENTS} {}", self.run),
+            UNDER_RUN_NAME => self.run.clone(),
+            LIBRARY_RUN_NAME => format!("{WITHOUT_EVENTS} {}", self.run),
             _ => String::new(),
         };
         let mut shell = self.group.command("sh");
         shell.args(["-c", tool.line]);
-        shell.env("FILE", &self.file).env("NEW", &self.new).env("RUN", run).env("FIO", FIO);
+        shell.env("FILE", &self.file).env("NEW", &self.new).env("RUN", run).env("FIO", FIO_OPTIONS);
         shell.env("DEVICE", device.map_or(Path::new(""), |device| &device.path));
         shell.env("SOCKET", served.map_or(PathBuf::new(), |served| served.server.socket()));
         let began = Instant::now();
@@ -339,9 +359,11 @@ impl Site<'_> {
         // A program that writes nothing.
         let of_written = if written.is_empty() { 0 } else { fincore(&written)? };
         stays.target_mib.push(of_written as f64 / MIB as f64);
-        stays.hot_percent.push(fincore(std::slice::from_ref(&self.hot))? as f64 / HOT as f64 * 100.0);
+        stays
+            .hot_percent
+            .push(fincore(std::slice::from_ref(&self.hot))? as f64 / HOT_FILE_BYTES as f64 * 100.0);
         // The server decides the length of a dump.
-        let moved = if served.is_some() { size_of_all(&written)? } else { SIZE };
+        let moved = if served.is_some() { size_of_all(&written)? } else { READ_FILE_BYTES };
         stays.rate.push(moved as f64 / MIB as f64 / seconds);
         Ok(())
     }
@@ -414,14 +436,14 @@ fn buffers() -> Result<u64> {
 
 /// A loop device on a file that bypasses the file's page cache. It is kept open, because the kernel drops its pages at
 /// the last close.
-struct Device {
+struct LoopDevice {
     path: PathBuf,
     _open: std::fs::File,
 }
 
-impl Device {
+impl LoopDevice {
     fn new(file: &Path) -> Result<Self> {
-        write_synced(file, SIZE)?;
+        write_synced(file, READ_FILE_BYTES)?;
         make_cold(file)?;
         let made =
             run_process(Command::new("losetup").args(["--find", "--show", "--direct-io=on"]).arg(file))?;
@@ -435,7 +457,7 @@ impl Device {
     }
 }
 
-impl Drop for Device {
+impl Drop for LoopDevice {
     fn drop(&mut self) {
         if let Err(error) = run_process(Command::new("losetup").arg("--detach").arg(&self.path)) {
             eprintln!("pagekeeper-bench: can't detach {}: {error:#}", self.path.display());

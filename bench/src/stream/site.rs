@@ -15,29 +15,29 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::child::{BLOCK, check};
-use super::database::Database;
+use super::child::{STREAM_CALL_BYTES, check};
+use super::database::DatabaseServer;
 use crate::data::{MIB, make_cold, resident, write_synced};
 use crate::guard::cpu_seconds;
-use crate::memory_group::Group;
-use crate::peers::{Program, run as run_process};
-use crate::running::Running;
-use crate::scratch::Stop;
+use crate::memory_group::MemoryGroup;
+use crate::peers::{InstalledProgram, run as run_process};
+use crate::running::RunningChild;
+use crate::scratch::StopRequest;
 
 /// Memory for the stream beside the server and its files: its own program, and its data in flight.
-pub(super) const ROOM: u64 = 24 * MIB;
+pub(super) const STREAM_ROOM_BYTES: u64 = 24 * MIB;
 /// The stream's name as a process.
-const STREAM: &str = "pk-stream";
+const STREAM_PROCESS_NAME: &str = "pk-stream";
 /// Bytes per file of the tree that is read.
-const TREE_FILE: u64 = 256 * MIB;
+const TREE_FILE_BYTES: u64 = 256 * MIB;
 /// Smaller files do not count as hot.
-const SMALL: u64 = MIB;
+const SMALL_FILE_BYTES: u64 = MIB;
 /// Share of the hot files that must be resident when a window begins.
-const WARM: f64 = 0.97;
+const WARM_SHARE: f64 = 0.97;
 
 /// The work of the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum Case {
+pub(super) enum StreamWork {
     Read,
     Write,
     OwnHotFiles,
@@ -45,7 +45,7 @@ pub(super) enum Case {
 
 /// The way to run, or to help, the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum StreamWay {
     NoStream,
     Plain,
     Run,
@@ -56,7 +56,7 @@ pub(super) enum Way {
 
 /// The lengths and sizes of a run.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Setting {
+pub(super) struct StreamScale {
     /// Bytes per second of the stream.
     pub(super) rate: u64,
     /// Seconds of load beside the stream before the count.
@@ -67,7 +67,7 @@ pub(super) struct Setting {
     pub(super) tree: u64,
 }
 
-impl Setting {
+impl StreamScale {
     /// Returns more bytes than a stream writes in a window, with 4 s for the time in between.
     pub(super) fn written(self) -> u64 {
         (self.rate * (self.settle + self.window + 4)).next_multiple_of(MIB)
@@ -76,7 +76,7 @@ impl Setting {
 
 /// The figures of a window.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Seen {
+pub(super) struct StreamSample {
     /// Transactions per second of the database.
     pub(super) transactions: f64,
     /// The stream's rate, in MiB/s.
@@ -93,11 +93,11 @@ pub(super) struct Seen {
 
 /// The place.
 pub(super) struct StreamSetup<'a> {
-    database: &'a dyn Database,
-    group: &'a Group,
-    pagekeeper: &'a Program,
-    setting: Setting,
-    stop: Stop,
+    database: &'a dyn DatabaseServer,
+    group: &'a MemoryGroup,
+    pagekeeper: &'a InstalledProgram,
+    setting: StreamScale,
+    stop: StopRequest,
     /// See `measure`.
     base: u64,
     hot: Vec<PathBuf>,
@@ -106,22 +106,22 @@ pub(super) struct StreamSetup<'a> {
 }
 
 impl<'a> StreamSetup<'a> {
-    /// Limits the group to what its server needs when warm.
+    /// Limits the group to the memory that its server needs when warm.
     pub(super) fn new(
-        database: &'a dyn Database,
-        group: &'a Group,
-        pagekeeper: &'a Program,
+        database: &'a dyn DatabaseServer,
+        group: &'a MemoryGroup,
+        pagekeeper: &'a InstalledProgram,
         home: &Path,
-        setting: Setting,
-        stop: &Stop,
+        setting: StreamScale,
+        stop: &StopRequest,
     ) -> Result<Self> {
         let mut hot = database.hot()?;
-        hot.retain(|path| path.metadata().is_ok_and(|metadata| metadata.len() >= SMALL));
+        hot.retain(|path| path.metadata().is_ok_and(|metadata| metadata.len() >= SMALL_FILE_BYTES));
         let tree = home.join("tree");
         if !tree.exists() {
             std::fs::create_dir(&tree).context("can't make the tree that is read")?;
-            for file in 0..setting.tree / TREE_FILE {
-                write_synced(&tree.join(format!("{file:02}")), TREE_FILE)?;
+            for file in 0..setting.tree / TREE_FILE_BYTES {
+                write_synced(&tree.join(format!("{file:02}")), TREE_FILE_BYTES)?;
                 stop.check()?;
             }
         }
@@ -147,7 +147,7 @@ impl<'a> StreamSetup<'a> {
 
     /// Leaves the stream the same room in each window, although a server's heap grows as it runs.
     fn limit_group(&self) -> Result<()> {
-        self.group.set_limit(self.base + self.group.anonymous()? + ROOM)
+        self.group.set_limit(self.base + self.group.anonymous()? + STREAM_ROOM_BYTES)
     }
 
     /// Returns the bytes of the files that the server reads.
@@ -162,14 +162,14 @@ impl<'a> StreamSetup<'a> {
 
     /// Reads the server's files twice, so that the kernel considers them active.
     fn warm(&self) -> Result<()> {
-        run_process(self.program(Way::Plain)?.arg("--read").args(&self.hot).args(["--passes", "2"]))?;
+        run_process(self.program(StreamWay::Plain)?.arg("--read").args(&self.hot).args(["--passes", "2"]))?;
         Ok(())
     }
 
     /// Returns this program as a stream in the group, under the subject's tool.
-    fn program(&self, way: Way) -> Result<Command> {
+    fn program(&self, way: StreamWay) -> Result<Command> {
         // A name that the guard can tell from the bench's own.
-        let program = self.fresh.with_file_name(STREAM);
+        let program = self.fresh.with_file_name(STREAM_PROCESS_NAME);
         if !program.exists() {
             let own = std::env::current_exe().context("can't find this program")?;
             std::os::unix::fs::symlink(own, &program).context("can't name the stream")?;
@@ -180,12 +180,12 @@ impl<'a> StreamSetup<'a> {
     }
 
     /// Returns a command in the group, under the subject's tool; the caller adds program and arguments.
-    fn command(&self, way: Way) -> Command {
+    fn command(&self, way: StreamWay) -> Command {
         let mut command = self.group.command("setpriv");
         command.args(["--pdeathsig=KILL", "--"]);
         match way {
-            Way::Run => command.arg(&self.pagekeeper.path).args(["run", "--as", "stream", "--"]),
-            Way::Nocache => command.arg("nocache"),
+            StreamWay::Run => command.arg(&self.pagekeeper.path).args(["run", "--as", "stream", "--"]),
+            StreamWay::Nocache => command.arg("nocache"),
             _ => &mut command,
         };
         command
@@ -203,18 +203,18 @@ impl<'a> StreamSetup<'a> {
         self.warm()?;
         let percent = self.hot_percent()?;
         ensure!(
-            percent >= WARM * 100.0,
+            percent >= WARM_SHARE * 100.0,
             "{percent:.1} % of the hot files stay resident when they have just been read: they don't fit"
         );
         Ok(())
     }
 
     /// Measures one window.
-    pub(super) fn window(&self, case: Case, way: Way) -> Result<Seen> {
+    pub(super) fn window(&self, case: StreamWork, way: StreamWay) -> Result<StreamSample> {
         self.prepare()?;
         self.stop.check()?;
-        let guard = (way == Way::Guard).then(|| self.guard()).transpose()?;
-        let mut stream = (way != Way::NoStream).then(|| self.stream(case, way)).transpose()?;
+        let guard = (way == StreamWay::Guard).then(|| self.guard()).transpose()?;
+        let mut stream = (way != StreamWay::NoStream).then(|| self.stream(case, way)).transpose()?;
         self.database.load(self.setting.settle)?;
         self.stop.check()?;
         let refaults = self.group.refaults()?;
@@ -222,16 +222,20 @@ impl<'a> StreamSetup<'a> {
             guard.as_ref().map_or_else(|| self.group.followers(), |guard| Ok(vec![guard.id()]))?;
         let cpu = || followers.iter().map(|pid| cpu_seconds(*pid)).sum::<Result<f64>>();
         let followed = cpu()?;
-        let (before, began) = (stream.as_mut().map(Stream::account).transpose()?, Instant::now());
+        let (before, began) = (stream.as_mut().map(StreamProcess::account).transpose()?, Instant::now());
         let transactions = self.database.load(self.setting.window)?;
         let (after, seconds) =
-            (stream.as_mut().map(Stream::account).transpose()?, began.elapsed().as_secs_f64());
-        let back = (self.group.refaults()? - refaults) * crate::drive::PAGE;
+            (stream.as_mut().map(StreamProcess::account).transpose()?, began.elapsed().as_secs_f64());
+        let back = (self.group.refaults()? - refaults) * crate::drive::FILE_PAGE_BYTES;
         let hot_percent = self.hot_percent()?;
         self.stop.check()?;
         drop(stream);
-        let mut seen =
-            Seen { transactions, hot_percent, back_mib: back as f64 / MIB as f64, ..Seen::default() };
+        let mut seen = StreamSample {
+            transactions,
+            hot_percent,
+            back_mib: back as f64 / MIB as f64,
+            ..StreamSample::default()
+        };
         if let (Some(before), Some(after)) = (before, after) {
             seen.stream_mib = (after.moved - before.moved) as f64 / MIB as f64 / seconds;
             seen.follower_cpu = (cpu()? - followed) / seconds * 100.0;
@@ -242,9 +246,9 @@ impl<'a> StreamSetup<'a> {
     }
 
     /// Starts a guard that follows the stream.
-    fn guard(&self) -> Result<Running> {
+    fn guard(&self) -> Result<RunningChild> {
         let config = self.fresh.with_file_name("guard.toml");
-        let text = format!("[streams]\nprocesses = [\"{STREAM}\"]\n");
+        let text = format!("[streams]\nprocesses = [\"{STREAM_PROCESS_NAME}\"]\n");
         std::fs::write(&config, text).context("can't configure a guard")?;
         let mut guard = crate::mariadb::with_parent(&self.pagekeeper.path);
         guard.args(["guard", "--config"]).arg(&config).stdin(Stdio::null()).stdout(Stdio::null());
@@ -254,51 +258,51 @@ impl<'a> StreamSetup<'a> {
     }
 
     /// Starts a stream that runs longer than the window.
-    fn stream(&self, case: Case, way: Way) -> Result<Stream> {
+    fn stream(&self, case: StreamWork, way: StreamWay) -> Result<StreamProcess> {
         let mut command = self.program(way)?;
         command.arg(format!("--rate={}", self.setting.rate));
         let bytes = format!("--bytes={}", self.setting.written());
         match case {
-            Case::Read => command.arg("--read").args(&self.tree),
-            Case::OwnHotFiles => command.arg("--read").args(&self.hot),
-            Case::Write => command.arg("--write").arg(&self.fresh).arg(bytes),
+            StreamWork::Read => command.arg("--read").args(&self.tree),
+            StreamWork::OwnHotFiles => command.arg("--read").args(&self.hot),
+            StreamWork::Write => command.arg("--write").arg(&self.fresh).arg(bytes),
         };
-        if way == Way::Direct {
+        if way == StreamWay::Direct {
             command.arg("--direct");
         }
-        let reads = matches!(case, Case::Read | Case::OwnHotFiles);
+        let reads = matches!(case, StreamWork::Read | StreamWork::OwnHotFiles);
         let child =
             command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().context("can't start the stream")?;
-        Ok(Stream { child: child.into(), counter: if reads { "rchar: " } else { "wchar: " } })
+        Ok(StreamProcess { child: child.into(), counter: if reads { "rchar: " } else { "wchar: " } })
     }
 
     /// Checks that at least `bytes` of a stream's output are there.
-    fn judge(&self, case: Case, bytes: u64) -> Result<()> {
-        if case != Case::Write {
+    fn judge(&self, case: StreamWork, bytes: u64) -> Result<()> {
+        if case != StreamWork::Write {
             return Ok(());
         }
         // The account includes the few bytes of other writes.
-        let blocks = bytes / BLOCK as u64 - 1;
-        check(&self.fresh, blocks * BLOCK as u64)
+        let blocks = bytes / STREAM_CALL_BYTES as u64 - 1;
+        check(&self.fresh, blocks * STREAM_CALL_BYTES as u64)
     }
 }
 
 /// A running stream.
-struct Stream {
-    child: Running,
-    /// The kernel's counter for what it moves.
+struct StreamProcess {
+    child: RunningChild,
+    /// The kernel's counter for the bytes that it moves.
     counter: &'static str,
 }
 
-/// What a stream has moved (`proc_pid_io(5)`), and its CPU time in seconds.
+/// The bytes that a stream has moved (`proc_pid_io(5)`), and its CPU time in seconds.
 #[derive(Debug, Clone, Copy)]
-struct Account {
+struct StreamUsage {
     moved: u64,
     cpu: f64,
 }
 
-impl Stream {
-    fn account(&mut self) -> Result<Account> {
+impl StreamProcess {
+    fn account(&mut self) -> Result<StreamUsage> {
         if let Some(status) = self.child.try_wait().context("can't wait for the stream")? {
             anyhow::bail!("the stream ended early with {status}");
         }
@@ -307,7 +311,7 @@ impl Stream {
         let moved = io.lines().find_map(|line| line.strip_prefix(self.counter));
         let moved =
             moved.and_then(|moved| moved.parse().ok()).context("the stream's account is not understood")?;
-        Ok(Account { moved, cpu: cpu_seconds(self.child.id())? })
+        Ok(StreamUsage { moved, cpu: cpu_seconds(self.child.id())? })
     }
 }
 
@@ -328,7 +332,7 @@ mod tests {
 
     #[test]
     fn a_stream_has_enough_to_write_for_its_window() {
-        let setting = Setting { rate: 300_000_000, settle: 1, window: 6, tree: 0 };
+        let setting = StreamScale { rate: 300_000_000, settle: 1, window: 6, tree: 0 };
         assert!(setting.written() >= setting.rate * 11 && setting.written().is_multiple_of(MIB));
     }
 }

@@ -8,14 +8,14 @@ use std::process::{Child, Command, Stdio};
 use pagekeeper_testing::ThrottledDisk;
 use rustix::process::{Signal, kill_process};
 
-use super::{SOON, follower};
+use super::{WAIT_TIMEOUT, follower};
 use crate::support::command::{pagekeeper, program};
 use crate::support::memory_group::MemoryGroup;
 use crate::support::{self, MIB, eventually, stat_fields};
 
 /// Bytes that a command writes, and bytes a second that its disk does.
-const SIZE: u64 = 64 * MIB;
-const RATE: u64 = 16 * MIB;
+const WRITTEN_BYTES: u64 = 64 * MIB;
+const DISK_BYTES_PER_SECOND: u64 = 16 * MIB;
 
 /// Writes, and then takes memory without end.
 const TAKES_MEMORY: &str = "import sys
@@ -27,12 +27,13 @@ while True:
 ";
 
 fn disk(test: &str, programs: &[&str]) -> Option<ThrottledDisk> {
-    support::can_follow(test, programs).then(|| ThrottledDisk::new("ext4", test, 512 * MIB, RATE))?
+    support::can_follow(test, programs)
+        .then(|| ThrottledDisk::new("ext4", test, 512 * MIB, DISK_BYTES_PER_SECOND))?
 }
 
 /// A hold ends a read of /dev/zero early, as any signal does.
 fn dd(to: &Path) -> Vec<String> {
-    let (to, count) = (format!("of={}", to.display()), format!("count={}", SIZE / MIB));
+    let (to, count) = (format!("of={}", to.display()), format!("count={}", WRITTEN_BYTES / MIB));
     ["dd", "if=/dev/zero", &to, "bs=1M", &count, "iflag=fullblock"].map(str::to_owned).to_vec()
 }
 
@@ -56,11 +57,11 @@ fn a_held_command_goes_on_as_its_follower_is_killed() {
     let Some(disk) = disk("a follower that holds its command is killed", &["dd"]) else { return };
     let to = disk.path().join("to");
     let mut child = start(pagekeeper().args(["run", "--report", "--"]).args(dd(&to)));
-    let held = eventually("it is held", SOON, || held_below(child.id()));
+    let held = eventually("it is held", WAIT_TIMEOUT, || held_below(child.id()));
     kill_process(follower(&child).expect("a follower"), Signal::KILL).unwrap();
-    eventually("it is let go", SOON, || (!is_held(held)).then_some(()));
+    eventually("it is let go", WAIT_TIMEOUT, || (!is_held(held)).then_some(()));
     assert_eq!(child.wait().unwrap().code(), Some(0));
-    assert_eq!(fs::metadata(&to).unwrap().len(), SIZE);
+    assert_eq!(fs::metadata(&to).unwrap().len(), WRITTEN_BYTES);
 }
 
 /// Either may hold the command; the other one can't.
@@ -71,9 +72,9 @@ fn a_command_of_a_run_inside_another_is_held_and_ends() {
     let mut run = pagekeeper();
     run.args(["run", "--report", "--"]).arg(program()).args(["run", "--report", "--"]).args(dd(&to));
     let mut child = start(&mut run);
-    eventually("it is held", SOON, || held_below(child.id()));
+    eventually("it is held", WAIT_TIMEOUT, || held_below(child.id()));
     assert_eq!(child.wait().unwrap().code(), Some(0));
-    assert_eq!(fs::metadata(&to).unwrap().len(), SIZE);
+    assert_eq!(fs::metadata(&to).unwrap().len(), WRITTEN_BYTES);
 }
 
 #[test]
@@ -85,10 +86,10 @@ fn a_held_command_that_takes_all_memory_ends() {
     let mut run = group.command(program().to_str().unwrap());
     let mut child =
         start(run.args(["run", "--report", "--as=stream", "--", "python3", "-c", TAKES_MEMORY]).arg(&to));
-    let held = eventually("it is held", SOON, || held_below(child.id()));
+    let held = eventually("it is held", WAIT_TIMEOUT, || held_below(child.id()));
     let ended = child.wait().unwrap();
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ended), Some(9), "{ended:?}");
-    eventually("nothing of it is left", SOON, || {
+    eventually("nothing of it is left", WAIT_TIMEOUT, || {
         (!Path::new(&format!("/proc/{held}")).exists()).then_some(())
     });
 }

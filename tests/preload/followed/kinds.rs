@@ -11,7 +11,7 @@ use std::process::{Child, Command};
 
 use serde_json::Value;
 
-use super::{SIZE, SOON, write};
+use super::{STREAM_BYTES, WAIT_TIMEOUT, write};
 use crate::support;
 use crate::support::command::finish;
 use crate::support::loop_images::Device;
@@ -23,7 +23,7 @@ const HOT: u64 = 128 * MIB;
 /// The memory of everything in a test. It is less than the stream's reads and writes and the hot
 /// file together. It has room for all writes, which wait for a busy disk and are bounded only by
 /// the host's dirty limits.
-const LIMIT: u64 = HOT + SIZE + 384 * MIB;
+const MEMORY_LIMIT_BYTES: u64 = HOT + STREAM_BYTES + 384 * MIB;
 
 /// Copies a file by read and write, whatever its C library.
 const COPY: &str = "\
@@ -40,18 +40,18 @@ int main(int count, char **arguments) {
 ";
 
 /// A kind of program, and how it copies: `SRC` and `DST` stand for the files.
-struct Kind {
+struct CopyKind {
     name: &'static str,
     options: &'static [&'static str],
     command: Vec<String>,
 }
 
-fn kind(name: &'static str, options: &'static [&'static str], command: &str) -> Kind {
-    Kind { name, options, command: command.split(' ').map(str::to_owned).collect() }
+fn kind(name: &'static str, options: &'static [&'static str], command: &str) -> CopyKind {
+    CopyKind { name, options, command: command.split(' ').map(str::to_owned).collect() }
 }
 
 /// All that copy files; `container` is a process in namespaces of its own.
-fn kinds(directory: &Path, container: u32) -> Vec<Kind> {
+fn kinds(directory: &Path, container: u32) -> Vec<CopyKind> {
     let text = directory.join("copy.c");
     fs::write(&text, COPY).unwrap();
     let musl = directory.join("musl-copy");
@@ -112,14 +112,14 @@ fn means(report: &Value) -> &'static str {
 }
 
 /// The files that all kinds are tested with.
-struct Site {
+struct CopySite {
     group: MemoryGroup,
     hot: PathBuf,
     report: PathBuf,
     failures: Vec<String>,
 }
 
-impl Site {
+impl CopySite {
     /// Runs a command beside somebody who uses the hot file, and prints its row: `read` and `written` say what stays, in percent.
     fn try_out(
         &mut self,
@@ -133,13 +133,13 @@ impl Site {
         // Used again and again, as by a database, in the group that the stream is in.
         let mut user = self.group.command("sh");
         user.args(["-c", "while cat \"$0\" >/dev/null; do sleep 0.2; done"]).arg(&self.hot);
-        let user = Running(user.spawn().unwrap());
-        eventually("it is hot", SOON, || {
+        let user = RunningProgram(user.spawn().unwrap());
+        eventually("it is hot", WAIT_TIMEOUT, || {
             (resident_bytes(std::slice::from_ref(&self.hot)) == HOT).then_some(())
         });
         // Reads of a child count as its own once it has waited for the child.
         let io = PathBuf::from(format!("/proc/{}/io", user.0.id()));
-        eventually("it is read", SOON, || (io_counter(&io, "read_bytes") >= HOT).then_some(()));
+        eventually("it is read", WAIT_TIMEOUT, || (io_counter(&io, "read_bytes") >= HOT).then_some(()));
         let read_before = io_counter(&io, "read_bytes");
         let mut run = self.group.command(support::command::program().to_str().unwrap());
         run.args(["run", "--require", "--json"]).arg(format!("--report={}", self.report.display()));
@@ -149,7 +149,7 @@ impl Site {
         let program = support::command::program();
         let is_beside =
             |pid: &u32| fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|path| path == program);
-        eventually("nobody is beside it", SOON, || {
+        eventually("nobody is beside it", WAIT_TIMEOUT, || {
             (!self.group.processes().iter().any(is_beside)).then_some(())
         });
         let again = io_counter(&io, "read_bytes") - read_before;
@@ -166,9 +166,9 @@ impl Site {
 }
 
 /// A process that ends with the value.
-struct Running(Child);
+struct RunningProgram(Child);
 
-impl Drop for Running {
+impl Drop for RunningProgram {
     fn drop(&mut self) {
         // Both fail only if it has ended already.
         let _ = self.0.kill();
@@ -187,7 +187,7 @@ fn every_kind_of_stream_is_covered() {
         return;
     }
     let _alone = support::alone();
-    let Some(group) = MemoryGroup::new("every_kind_of_stream_is_covered", LIMIT) else { return };
+    let Some(group) = MemoryGroup::new("every_kind_of_stream_is_covered", MEMORY_LIMIT_BYTES) else { return };
     let dir = scratch();
     let (source, hot) = (dir.path().join("source"), dir.path().join("hot"));
     let target = dir.path().join("target");
@@ -195,21 +195,21 @@ fn every_kind_of_stream_is_covered() {
     // Other users write there, too.
     let anybody = std::os::unix::fs::PermissionsExt::from_mode(0o777);
     fs::set_permissions(&target, anybody).unwrap();
-    write(&source, SIZE);
+    write(&source, STREAM_BYTES);
     write(&hot, HOT);
-    let mut site = Site { group, hot, report: dir.path().join("report"), failures: Vec::new() };
+    let mut site = CopySite { group, hot, report: dir.path().join("report"), failures: Vec::new() };
     println!("| program | means | of what it read stays | of what it wrote stays | of what was hot stays |");
     println!("|---|---|---|---|---|");
-    let of_source = || percent(resident_bytes(std::slice::from_ref(&source)), SIZE);
+    let of_source = || percent(resident_bytes(std::slice::from_ref(&source)), STREAM_BYTES);
     let of_copy = |copy: &Path| {
-        let whole = fs::metadata(copy).map_or(SIZE, |metadata| metadata.len().max(SIZE));
+        let whole = fs::metadata(copy).map_or(STREAM_BYTES, |metadata| metadata.len().max(STREAM_BYTES));
         percent(resident_bytes(&files_below(copy)), whole)
     };
     let mut container = Command::new("unshare");
     container.args(["--mount", "sleep", "100000"]);
-    let container = Running(container.spawn().unwrap());
+    let container = RunningProgram(container.spawn().unwrap());
     let copy = target.join("file");
-    for Kind { name, options, command } in kinds(dir.path(), container.0.id()) {
+    for CopyKind { name, options, command } in kinds(dir.path(), container.0.id()) {
         evict(&source);
         let _ = fs::remove_file(&copy);
         let word = |word: &String| match word.as_str() {
@@ -228,7 +228,10 @@ fn every_kind_of_stream_is_covered() {
     drop(container);
     let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<String>>();
     // From one device to another.
-    let (from, to) = (Device::new(SIZE).expect("a loop device"), Device::new(SIZE).expect("a loop device"));
+    let (from, to) = (
+        Device::new(STREAM_BYTES).expect("a loop device"),
+        Device::new(STREAM_BYTES).expect("a loop device"),
+    );
     let (input, output) = (format!("if={}", from.path().display()), format!("of={}", to.path().display()));
     finish(
         Command::new("dd")
@@ -238,7 +241,7 @@ fn every_kind_of_stream_is_covered() {
     )
     .fine();
     from.evict();
-    let of_device = |device: &Device| percent(device.resident(), SIZE);
+    let of_device = |device: &Device| percent(device.resident(), STREAM_BYTES);
     site.try_out(
         "block device (dd)",
         &[],

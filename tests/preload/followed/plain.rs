@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
 
-use super::{SOON, write};
+use super::{WAIT_TIMEOUT, write};
 use crate::report::counted;
 use crate::support;
 use crate::support::command::{finish, pagekeeper};
@@ -18,13 +18,13 @@ use crate::support::{
 };
 
 /// Bytes of the large file, and of what others use.
-const SIZE: u64 = 48 * MIB;
+const LARGE_FILE_BYTES: u64 = 48 * MIB;
 const HOT: u64 = 8 * MIB;
 
 /// A command that reads `source` and `many`, and writes below `made`.
-type Words = &'static [&'static str];
+type CommandWords = &'static [&'static str];
 
-const KINDS: [(&str, Words); 11] = [
+const KINDS: [(&str, CommandWords); 11] = [
     ("cp", &["cp", "-r", "source", "many", "made"]),
     ("tar", &["tar", "--mtime=@0", "-cf", "made/archive", "source", "many"]),
     ("rsync", &["rsync", "-a", "source", "many", "made"]),
@@ -39,7 +39,7 @@ const KINDS: [(&str, Words); 11] = [
 ];
 
 fn make_files(here: &Path) {
-    write(&here.join("source"), SIZE);
+    write(&here.join("source"), LARGE_FILE_BYTES);
     write(&here.join("hot"), HOT);
     fs::create_dir(here.join("many")).unwrap();
     for nth in 0..100 {
@@ -98,10 +98,10 @@ fn a_plain_backup_by_root_has_nothing_loaded_and_leaves_nothing() {
         assert_eq!((outcome.code, &outcome.stdout), (plain.code, &plain.stdout), "{name}: {outcome:?}");
         assert_eq!(said, plain.stderr.lines().collect::<Vec<&str>>(), "{name}");
         let report: Value = serde_json::from_slice(&fs::read(&to).unwrap()).unwrap();
-        assert!(adds_up(name, &report) >= SIZE, "{name}: {report:#}");
+        assert!(adds_up(name, &report) >= LARGE_FILE_BYTES, "{name}: {report:#}");
         let hot = here.join("hot");
         let used: Vec<_> = files_in(here).into_iter().filter(|file| *file != hot).collect();
-        eventually(&format!("all but a hundredth goes: {name}"), SOON, || {
+        eventually(&format!("all but a hundredth goes: {name}"), WAIT_TIMEOUT, || {
             let left = resident_bytes(&used);
             eprintln!("{name}: {left} bytes stay");
             (left <= support::size_bytes(&used) / 100).then_some(())
@@ -205,7 +205,7 @@ fn what_runs_already_is_followed_by_its_number() {
     let _alone = support::alone();
     let scratch = QuickDisk::new();
     let here = scratch.path();
-    write(&here.join("source"), SIZE);
+    write(&here.join("source"), LARGE_FILE_BYTES);
     let files = [here.join("source"), here.join("copy")];
     evict(&files[0]);
     // One that is there already when its parent is named, and one that comes later.
@@ -222,7 +222,7 @@ fn what_runs_already_is_followed_by_its_number() {
     let ended = following.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&ended.stderr);
     assert!(ended.status.code() == Some(0) && said.contains("was followed by events"), "{said}");
-    assert!(resident_bytes(&files) <= 2 * SIZE / 100, "{said}");
+    assert!(resident_bytes(&files) <= 2 * LARGE_FILE_BYTES / 100, "{said}");
     // A signal ends it, and nothing that it follows.
     let mut stream = waiting("true", here);
     let following = follow(&["--pid", &stream.id().to_string()]);

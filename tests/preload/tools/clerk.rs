@@ -14,7 +14,7 @@ use pagekeeper_testing::Rng;
 /// The library's one descriptor has a higher number.
 const OWN: u32 = 64;
 /// Writing behind the process takes as long as the disk does.
-const SOON: Duration = Duration::from_secs(60);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// One; ends with its handle.
 pub(super) struct Clerk {
@@ -55,7 +55,7 @@ impl Clerk {
         assert!(same, "{how} {block}: a copy of {} is not the same", source.display());
         std::fs::remove_file(&target).expect("remove a copy");
         let what = format!("descriptors of a clerk after {} works, the last {how} {block}", self.works);
-        eventually(&what, SOON, || {
+        eventually(&what, WAIT_TIMEOUT, || {
             let now = self.descriptors();
             let is_of_work = |path: &PathBuf| path.starts_with(place) || *path == source;
             let is_own = now.range(..OWN).eq(self.own.range(..OWN));

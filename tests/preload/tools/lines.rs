@@ -13,7 +13,7 @@ use crate::support::command::finish;
 use pagekeeper_testing::{Rng, Seed};
 
 /// Files of `$SRC`, `f0` and up.
-const FILES: usize = 8;
+const FILE_COUNT: usize = 8;
 
 /// A tool.
 pub(super) struct Tool {
@@ -29,7 +29,7 @@ pub(super) struct Tool {
 impl Tool {
     /// A line, and the file of `$SRC` that it is about.
     pub(super) fn line(&self, rng: &mut Rng) -> (String, String) {
-        let file = format!("f{}", rng.index(FILES));
+        let file = format!("f{}", rng.index(FILE_COUNT));
         ((self.line)(rng, &file), file)
     }
 }
@@ -65,7 +65,7 @@ const BY_PARTS: [&str; 2] = ["mapped", "threads"];
 /// Returns a random request for a process that lives on.
 pub(super) fn any_way(rng: &mut Rng) -> (&'static str, u64, String) {
     let ways = [&IN_ORDER[..], &BY_PARTS].concat();
-    (ways[rng.index(ways.len())], block(rng), format!("f{}", rng.index(FILES)))
+    (ways[rng.index(ways.len())], block(rng), format!("f{}", rng.index(FILE_COUNT)))
 }
 
 /// All of them.
@@ -234,7 +234,7 @@ if __name__ == '__main__':
 pub(super) fn make_sources(source: &Path, seed: &Seed) {
     let mut rng = seed.rng(0);
     std::fs::create_dir_all(source.join("tree/below")).expect("make a directory");
-    for index in 0..FILES {
+    for index in 0..FILE_COUNT {
         let size = match index {
             0 => rng.of(0..5000),
             1 => rng.of(MIB..3 * MIB),

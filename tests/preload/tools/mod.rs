@@ -25,7 +25,7 @@ use crate::support::command::{program, words_by_library};
 use crate::support::compare::files_below;
 use crate::support::mariadb::{self, Options};
 use crate::support::memory_group::MemoryGroup;
-use crate::support::sysbench::{self, Loaded as _};
+use crate::support::sysbench::{self, LoadedServer as _};
 use crate::support::{self, MIB, eventually, evict, files_in, resident_bytes, size_bytes};
 use clerk::Clerk;
 use lines::{TOOLS, Tool, make_sources};
@@ -39,7 +39,7 @@ const LONG: u64 = 120;
 /// More than any of it needs: the groups have no limit to speak of.
 const ROOM: u64 = 16 << 30;
 /// A slow disk writes what a command leaves for so long.
-const SOON: Duration = Duration::from_secs(180);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 /// So few bytes may stay of what a line uses.
 const LITTLE: u64 = 2 * MIB;
 /// The directory in which the reports of root's commands are counted.
@@ -51,16 +51,16 @@ const WAYS: [&[&str]; 5] =
     [&[], &["--as", "stream"], &["--config", STREAMS], &["--as", "bulk"], &["--as", "logs"]];
 
 /// Takes a processor until it is dropped.
-struct Busy(Child);
+struct BusyLoop(Child);
 
-impl Busy {
+impl BusyLoop {
     fn start() -> Self {
         let mut command = Command::new("sh");
         Self(command.args(["-c", "while :; do :; done"]).spawn().expect("start a loop"))
     }
 }
 
-impl Drop for Busy {
+impl Drop for BusyLoop {
     fn drop(&mut self) {
         // Both fail only if it has ended already.
         let _ = self.0.kill();
@@ -70,14 +70,14 @@ impl Drop for Busy {
 
 /// The results of a line.
 #[derive(Debug, PartialEq, Eq)]
-struct Left {
+struct LineResults {
     code: i32,
     said: Vec<String>,
     files: BTreeMap<String, String>,
 }
 
 /// A worker that runs one line after the other.
-struct Worker<'a> {
+struct LineWorker<'a> {
     rng: Rng,
     group: MemoryGroup,
     source: &'a Path,
@@ -86,7 +86,7 @@ struct Worker<'a> {
     steps: [u32; 4],
 }
 
-impl Worker<'_> {
+impl LineWorker<'_> {
     /// A shell's line, plain or under run, in this worker's group.
     fn command(&self, way: Option<&[String]>, words: &[&str]) -> Command {
         let mut command = match way {
@@ -113,9 +113,15 @@ impl Worker<'_> {
     }
 
     /// Runs a line in a new directory, with something done to the process `meanwhile`, and takes down what it leaves.
-    fn left(&self, name: &str, way: Option<&[String]>, line: &str, meanwhile: impl FnOnce(Pid)) -> Left {
+    fn left(
+        &self,
+        name: &str,
+        way: Option<&[String]>,
+        line: &str,
+        meanwhile: impl FnOnce(Pid),
+    ) -> LineResults {
         let (code, said) = self.ran(name, way, line, meanwhile);
-        Left { code, said, files: files_below(&self.place.join(name)) }
+        LineResults { code, said, files: files_below(&self.place.join(name)) }
     }
 
     /// The same, and reads nothing of what it leaves: its exit code, or 128 + signal, and what it said.
@@ -223,7 +229,7 @@ impl Worker<'_> {
 
 /// Waits until a group has no process.
 fn nobody_is_left(group: &Path, what: &str) {
-    eventually(&format!("nobody is left of {what}"), SOON, || {
+    eventually(&format!("nobody is left of {what}"), WAIT_TIMEOUT, || {
         let left = inhabited(group);
         if !left.is_empty() {
             eprintln!("{left:?} of {what}");
@@ -263,7 +269,7 @@ fn reports_left() -> Vec<PathBuf> {
 }
 
 /// Each stream once, all files cold before: little of what they read and wrote is left.
-fn leaves_nothing(worker: &mut Worker<'_>) {
+fn leaves_nothing(worker: &mut LineWorker<'_>) {
     let mut tools: Vec<&Tool> = TOOLS.iter().filter(|tool| tool.leaves_nothing).collect();
     let sources = files_in(worker.source);
     for file in &sources {
@@ -279,7 +285,7 @@ fn leaves_nothing(worker: &mut Worker<'_>) {
         let written = files_in(&worker.place.join("streams"));
         let sum = |count: fn(&[PathBuf]) -> u64| (count(&sources), count(&written));
         let size = sum(size_bytes);
-        eventually(&format!("little is left of {line}"), SOON, || {
+        eventually(&format!("little is left of {line}"), WAIT_TIMEOUT, || {
             let resident = sum(resident_bytes);
             let is_little = resident.0 + resident.1 <= (size.0 + size.1) / 50 + LITTLE;
             if !is_little {
@@ -318,10 +324,10 @@ fn tools_at_random_leave_the_same_and_nothing_else() {
         let place = scratch.path().join(format!("worker-{which}"));
         std::fs::create_dir(&place).expect("make a directory");
         let (rng, source, socket) = (seed.rng(1 + which), source.as_path(), socket.clone());
-        Some(Worker { rng, group, source, place, socket, steps: [0; 4] })
+        Some(LineWorker { rng, group, source, place, socket, steps: [0; 4] })
     };
     let Some(mut last) = worker(WORKERS) else { return };
-    let _busy: Vec<Busy> = (0..BUSY_LOOPS).map(|_| Busy::start()).collect();
+    let _busy: Vec<BusyLoop> = (0..BUSY_LOOPS).map(|_| BusyLoop::start()).collect();
     // In another group than what is looked after: they go on.
     let clerks: Vec<Clerk> = WAYS
         .iter()
@@ -339,7 +345,7 @@ fn tools_at_random_leave_the_same_and_nothing_else() {
         for (which, mut clerk) in (0..).zip(clerks) {
             let (worker, failed) = (&worker, &failed);
             scope.spawn(move || {
-                let _failed = Failed(failed);
+                let _failed = FailureFlag(failed);
                 let mut worker = worker(which).expect("there was one already");
                 while Instant::now() < deadline && !failed.load(Ordering::Relaxed) {
                     worker.step(&mut clerk);
@@ -352,13 +358,13 @@ fn tools_at_random_leave_the_same_and_nothing_else() {
     nobody_is_left(last.group.path(), "those who copy");
     assert_eq!(files_below(&source), before, "what was only read");
     leaves_nothing(&mut last);
-    eventually("the files of reports go", SOON, || reports_left().is_empty().then_some(()));
+    eventually("the files of reports go", WAIT_TIMEOUT, || reports_left().is_empty().then_some(()));
 }
 
 /// Tells the others where a worker fails.
-struct Failed<'a>(&'a AtomicBool);
+struct FailureFlag<'a>(&'a AtomicBool);
 
-impl Drop for Failed<'_> {
+impl Drop for FailureFlag<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0.store(true, Ordering::Relaxed);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::process::{FileLeases, ProcRoot};
 use pagekeeper_kernel::{Error, InodeId, InspectedFile, OpenMount, Result};
-use pagekeeper_testing::{Mounted, Opens, skip, unmount};
+use pagekeeper_testing::{Mounted, OpenCounter, skip, unmount};
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 
 /// Minimum number of outcomes of each kind, which shows that the race was really run.
@@ -174,7 +174,7 @@ fn nothing_but_a_regular_file_is_opened() {
         rustix::fs::mknodat(CWD, place.at("device"), FileType::CharacterDevice, mode, null).unwrap();
         std::fs::create_dir(place.at("directory")).unwrap();
         std::os::unix::fs::symlink("fifo", place.at("link")).unwrap();
-        let opens = ["fifo", "device", "directory"].map(|name| Opens::of(&place.at(name)));
+        let opens = ["fifo", "device", "directory"].map(|name| OpenCounter::of(&place.at(name)));
         for name in ["fifo", "device", "directory", "link"] {
             let id = InodeId::of(referred(&place.at(name))).unwrap();
             let error = place.open(&id).unwrap_err();

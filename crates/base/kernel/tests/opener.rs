@@ -15,7 +15,7 @@ use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{
     Error, ExpectedFile, InspectedFile, Links, PathHandle, Result, WalkOptions, open_directory, walk,
 };
-use pagekeeper_testing::{Opens, skip};
+use pagekeeper_testing::{OpenCounter, skip};
 use rustix::fs::{CWD, FileType, Mode, OFlags, RenameFlags};
 
 /// Minimum number of outcomes of each kind, which shows that the race was really run.
@@ -26,7 +26,7 @@ const RACE_TIME_MAX: Duration = Duration::from_secs(20);
 /// A special file, and every open of it.
 struct Decoy {
     path: PathBuf,
-    opens: Opens,
+    opens: OpenCounter,
 }
 
 impl Decoy {
@@ -38,7 +38,7 @@ impl Decoy {
             skip(format_args!("can't make a {kind:?}: {error}"));
             return None;
         }
-        let decoy = Self { opens: Opens::of(&path), path };
+        let decoy = Self { opens: OpenCounter::of(&path), path };
         drop(decoy.open(OFlags::PATH));
         if decoy.was_opened() {
             skip("this kernel reports references to files as opens");

@@ -6,22 +6,22 @@
 use pagekeeper_catalog::checkpoint::innodb::{REDO_HEADER_BYTES, RedoHeader, RedoLayout};
 
 /// The number of each layout, and numbers of encrypted logs.
-const FORMATS: [u32; 7] = [1, 5, 6, 104, 0x5048_5953, 0x5068_7973, 0x5068_7973 | 1 << 31];
+const HEADER_FORMATS: [u32; 7] = [1, 5, 6, 104, 0x5048_5953, 0x5068_7973, 0x5068_7973 | 1 << 31];
 /// Each block's offset, and its length without its checksum.
-const BLOCKS: [(usize, usize); 5] = [(0, 508), (512, 508), (1536, 508), (4096, 60), (8192, 60)];
+const HEADER_BLOCKS: [(usize, usize); 5] = [(0, 508), (512, 508), (1536, 508), (4096, 60), (8192, 60)];
 /// Meaningful bytes of a block.
-const SPOKEN: usize = 32;
+const BLOCK_DATA_BYTES: usize = 32;
 
 /// Runs one input.
 pub(crate) fn fuzz_one(data: &[u8]) {
     try_reading(data);
     let mut bytes = vec![0; REDO_HEADER_BYTES];
-    for ((at, _), part) in BLOCKS.iter().zip(data.chunks(SPOKEN)) {
+    for ((at, _), part) in HEADER_BLOCKS.iter().zip(data.chunks(BLOCK_DATA_BYTES)) {
         bytes[*at..at + part.len()].copy_from_slice(part);
     }
-    for format in FORMATS {
+    for format in HEADER_FORMATS {
         bytes[..4].copy_from_slice(&format.to_be_bytes());
-        for (at, len) in BLOCKS {
+        for (at, len) in HEADER_BLOCKS {
             let crc = crc32c::crc32c(&bytes[at..at + len]);
             bytes[at + len..at + len + 4].copy_from_slice(&crc.to_be_bytes());
         }

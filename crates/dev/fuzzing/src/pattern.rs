@@ -9,14 +9,14 @@ use std::path::Path;
 use pagekeeper_policy::names::{NamePattern, by_last_number};
 
 /// The maximum length of a file's name on Linux.
-const NAME_MAX: usize = 255;
+const FILE_NAME_BYTES_MAX: usize = 255;
 
 /// Runs one input.
 pub(crate) fn fuzz_one(data: &[u8]) {
     let mut parts = data.splitn(2, |byte| *byte == b'\n');
     let (pattern, path) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
     let path = Path::new(OsStr::from_bytes(path));
-    let Some(name) = path.file_name().filter(|name| name.len() <= NAME_MAX) else {
+    let Some(name) = path.file_name().filter(|name| name.len() <= FILE_NAME_BYTES_MAX) else {
         return;
     };
     assert!(by_last_number(name.as_bytes()).stem().concat().len() <= name.len());

@@ -6,19 +6,19 @@
 use pagekeeper_catalog::checkpoint::postgresql::{CONTROL_FILE_BYTES, ControlFile};
 
 /// The formats, with the offset of the checksum in each.
-const FORMATS: [(u32, usize); 3] = [(1300, 288), (1700, 288), (1800, 292)];
+const CONTROL_FORMATS: [(u32, usize); 3] = [(1300, 288), (1700, 288), (1800, 292)];
 
 /// Runs one input.
 pub(crate) fn fuzz_one(data: &[u8]) {
     try_reading(data);
-    for format in 0..FORMATS.len() {
+    for format in 0..CONTROL_FORMATS.len() {
         try_reading(&sealed(data, format));
     }
 }
 
 /// Returns the bytes with the number of a format, and a valid checksum.
 pub(crate) fn sealed(data: &[u8], format: usize) -> Vec<u8> {
-    let (number, end) = FORMATS[format];
+    let (number, end) = CONTROL_FORMATS[format];
     let mut sealed = data.to_vec();
     sealed.resize(CONTROL_FILE_BYTES, 0);
     sealed[8..12].copy_from_slice(&number.to_le_bytes());

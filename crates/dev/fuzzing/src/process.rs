@@ -12,10 +12,10 @@ use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_policy::FilePosition;
 use pagekeeper_policy::names::SegmentSize;
 
-const PID: u32 = 7;
+const FAKE_PID: u32 = 7;
 
 /// Each file, with an example of its content.
-const FILES: [(&str, &str); 8] = [
+const PROCESS_FILES: [(&str, &str); 8] = [
     ("stat", "7 (a) S (1) R) S 1 42 42 0 -1 2129984 98 0 0 0 0 0 0 0 20 0 13 0 92206 3133440 388\n"),
     ("comm", "a) S (1) R\n"),
     ("cmdline", "postgres: 15/main: walsender repl 10.0.0.7(51234) streaming 16/B374D848\0\0\0"),
@@ -32,37 +32,37 @@ const FILES: [(&str, &str); 8] = [
     ("fdinfo/12", "pos:\t77\nflags:\t0102001\nmnt_id:\t27\nino:\t99\nlock:\t1: POSIX x\n"),
 ];
 
-struct Fake {
+struct FakeProcess {
     tree: tempfile::TempDir,
     profiles: Vec<Arc<Profile>>,
 }
 
 thread_local! {
     // Per thread, since a static value is never dropped.
-    static FAKE: Fake = make();
+    static FAKE_PROCESS: FakeProcess = make();
 }
 
-fn make() -> Fake {
+fn make() -> FakeProcess {
     let tree = crate::scratch();
-    let process = tree.path().join(PID.to_string());
+    let process = tree.path().join(FAKE_PID.to_string());
     for directory in ["fdinfo", "fd"] {
         std::fs::create_dir_all(process.join(directory)).unwrap();
     }
-    for (name, content) in FILES {
+    for (name, content) in PROCESS_FILES {
         std::fs::write(process.join(name), content).unwrap();
     }
-    Fake { tree, profiles: Profile::built_in().into_iter().map(Arc::new).collect() }
+    FakeProcess { tree, profiles: Profile::built_in().into_iter().map(Arc::new).collect() }
 }
 
 /// Runs one input.
 pub(crate) fn fuzz_one(data: &[u8]) {
     let Some((file, content)) = data.split_first() else { return };
-    FAKE.with(|fake| replace(fake, *file, content));
+    FAKE_PROCESS.with(|fake| replace(fake, *file, content));
 }
 
-fn replace(fake: &Fake, file: u8, content: &[u8]) {
-    let (name, right) = FILES[usize::from(file) % FILES.len()];
-    let path = fake.tree.path().join(PID.to_string()).join(name);
+fn replace(fake: &FakeProcess, file: u8, content: &[u8]) {
+    let (name, right) = PROCESS_FILES[usize::from(file) % PROCESS_FILES.len()];
+    let path = fake.tree.path().join(FAKE_PID.to_string()).join(name);
     std::fs::write(&path, content).unwrap();
     read(&ProcRoot::at(fake.tree.path()), name, &fake.profiles);
     std::fs::write(&path, right).unwrap();
@@ -71,31 +71,31 @@ fn replace(fake: &Fake, file: u8, content: &[u8]) {
 fn read(proc: &ProcRoot, name: &str, profiles: &[Arc<Profile>]) {
     match name {
         "stat" | "comm" => {
-            let _ = (proc.stat(PID), proc.name(PID));
+            let _ = (proc.stat(FAKE_PID), proc.name(FAKE_PID));
             let _ = find_databases(proc, profiles);
         }
         "cmdline" => {
-            let words = proc.command_line(PID).unwrap_or_default();
+            let words = proc.command_line(FAKE_PID).unwrap_or_default();
             for word in &words {
                 try_title(crate::text(word.as_bytes()));
             }
             let _ = find_databases(proc, profiles);
         }
-        "status" => drop(proc.users(PID)),
-        "cgroup" => drop(proc.cgroup_paths(PID)),
+        "status" => drop(proc.users(FAKE_PID)),
+        "cgroup" => drop(proc.cgroup_paths(FAKE_PID)),
         "mountinfo" => {
-            for mount in proc.mounts(PID).unwrap_or_default() {
+            for mount in proc.mounts(FAKE_PID).unwrap_or_default() {
                 let _ = (mount.has_option("rw"), mount.option("upperdir"));
             }
         }
         "maps" => {
-            for mapping in proc.mappings(PID).unwrap_or_default() {
-                let _ = proc.mapping_path(PID, &mapping.addresses);
+            for mapping in proc.mappings(FAKE_PID).unwrap_or_default() {
+                let _ = proc.mapping_path(FAKE_PID, &mapping.addresses);
             }
         }
-        _ => drop(proc.fd_info(PID, 12)),
+        _ => drop(proc.fd_info(FAKE_PID, 12)),
     }
-    let _ = proc.as_seen_by(PID, Path::new("/"));
+    let _ = proc.as_seen_by(FAKE_PID, Path::new("/"));
 }
 
 fn try_title(title: &str) {
@@ -111,7 +111,8 @@ fn try_title(title: &str) {
 /// Each file unchanged, and more titles.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let seed = |file: u8, content: &str| [&[file], content.as_bytes()].concat();
-    let mut seeds: Vec<_> = (0..).zip(FILES).map(|(file, (_, content))| seed(file, content)).collect();
+    let mut seeds: Vec<_> =
+        (0..).zip(PROCESS_FILES).map(|(file, (_, content))| seed(file, content)).collect();
     for title in [
         "postgres: archiver last was 0000000100000016000000B3.partial\0",
         "postgres: main: archiver failed on 0000000100000016000000B3\0",

@@ -11,11 +11,11 @@ use pagekeeper_io::{Access, Create, Io, IoFile, WriteMode};
 use pagekeeper_simdisk::SimDisk;
 use pagekeeper_wal::{Error, RedoLog, RedoOptions, RedoRecord};
 
-const FILE: u64 = 32 << 10;
-const RING: u64 = 2 * FILE;
+const RING_FILE_BYTES: u64 = 32 << 10;
+const RING_BYTES: u64 = 2 * RING_FILE_BYTES;
 
 /// An empty log, and its current salt.
-static EMPTY: LazyLock<(SimDisk, u32)> = LazyLock::new(|| {
+static EMPTY_LOG: LazyLock<(SimDisk, u32)> = LazyLock::new(|| {
     let disk = SimDisk::new();
     options(&disk).create(dir()).unwrap().close().unwrap();
     let mut slots = [0; 8192];
@@ -30,13 +30,13 @@ fn dir() -> &'static Path {
 }
 
 fn options(disk: &SimDisk) -> RedoOptions {
-    RedoLog::options().files(2).file_bytes(FILE).buffer_bytes(32 << 10).io(Arc::new(disk.clone()))
+    RedoLog::options().files(2).file_bytes(RING_FILE_BYTES).buffer_bytes(32 << 10).io(Arc::new(disk.clone()))
 }
 
 fn put(files: &[Arc<dyn IoFile>], at: u64, bytes: &[u8]) {
-    for (offset, byte) in (at..RING).zip(bytes) {
-        let file = &files[usize::try_from(offset / FILE).unwrap()];
-        file.write_at(offset % FILE, &[*byte], WriteMode::Plain).unwrap();
+    for (offset, byte) in (at..RING_BYTES).zip(bytes) {
+        let file = &files[usize::try_from(offset / RING_FILE_BYTES).unwrap()];
+        file.write_at(offset % RING_FILE_BYTES, &[*byte], WriteMode::Plain).unwrap();
     }
 }
 
@@ -58,7 +58,7 @@ fn all(log: &RedoLog) -> Vec<RedoRecord> {
 
 /// Runs one input.
 pub(crate) fn fuzz_one(data: &[u8]) {
-    let (empty, salt) = &*EMPTY;
+    let (empty, salt) = &*EMPTY_LOG;
     let disk = empty.after_kill();
     let files: Vec<_> = ["redo.000", "redo.001"]
         .map(|name| disk.open_writable(&dir().join(name), Access::Buffered, Create::Never).unwrap())
@@ -95,13 +95,13 @@ pub(crate) fn fuzz_one(data: &[u8]) {
     let log = match options(&disk).open(dir()) {
         Ok(log) => log,
         Err(Error::Corrupt { offset, lsn, .. }) => {
-            assert!(offset < FILE && lsn < RING);
+            assert!(offset < RING_FILE_BYTES && lsn < RING_BYTES);
             return;
         }
         Err(error) => panic!("{error}"),
     };
     let found = all(&log);
-    assert!(found.is_sorted_by(|a, b| a.end <= b.lsn) && log.end() <= RING);
+    assert!(found.is_sorted_by(|a, b| a.end <= b.lsn) && log.end() <= RING_BYTES);
     let appended = log.try_append(b"more");
     log.close().unwrap();
     let log = options(&disk).open(dir()).unwrap();

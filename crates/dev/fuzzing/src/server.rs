@@ -17,15 +17,16 @@ use pagekeeper_policy::FileClass;
 
 use crate::pg_control;
 
-const PID: u32 = 7;
+const SERVER_PID: u32 = 7;
 /// The size of segments according to the seeds' control file, and the path of one.
-const SEGMENT: u64 = 16 << 20;
-const WAL: &str = "pg_wal/000000010000000000000001";
+const WAL_SEGMENT_BYTES: u64 = 16 << 20;
+const WAL_SEGMENT_PATH: &str = "pg_wal/000000010000000000000001";
 /// The head of the segment's first page: its position at byte 8, the page size at byte 36.
-const PAGE: &str = "\0\0\0\0\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x20\0\0";
+const FIRST_PAGE_HEAD: &str =
+    "\0\0\0\0\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x20\0\0";
 
 /// Each file, with its process and an example of its content.
-const FILES: [(&str, &str, &str); 9] = [
+const SERVER_FILES: [(&str, &str, &str); 9] = [
     ("mysqld", "mysqld", "\0mysqld-8.0\0enforce-gtid-consistency\x008.0.29\0client\0mysqld\0"),
     ("mysqld", "my.cnf", "[mysqld]\nsync-binlog = 1\n!includedir .\n[mysqld-8.0]\nplugin-load=ha_rocksdb\n"),
     (
@@ -36,12 +37,12 @@ const FILES: [(&str, &str, &str); 9] = [
     ("postgres", "postgresql.conf", "max_wal_size = '1GB'\ninclude 'postgresql.conf'\ninclude_dir '.'\n"),
     ("postgres", "postgresql.auto.conf", "wal_recycle off # written by ALTER SYSTEM\n"),
     ("postgres", "global/pg_control", ""),
-    ("postgres", WAL, PAGE),
+    ("postgres", WAL_SEGMENT_PATH, FIRST_PAGE_HEAD),
     ("db_bench", "OPTIONS-000005", "[Version]\n  rocksdb_version=7.8.3\n[DBOptions]\n  bytes_per_sync=0\n"),
     ("tikv-server", "tikv.toml", "[rocksdb]\nbytes-per-sync = \"1MB\"\n[raft-engine]\ndir = \"/r\"\n"),
 ];
 
-struct Fake {
+struct FakeServer {
     tree: tempfile::TempDir,
     host: Host,
     profiles: Vec<Arc<Profile>>,
@@ -49,17 +50,17 @@ struct Fake {
 
 thread_local! {
     // Per thread, since a static value is never dropped.
-    static FAKE: Fake = make();
+    static FAKE_SERVER: FakeServer = make();
 }
 
-fn make() -> Fake {
+fn make() -> FakeServer {
     let tree = crate::scratch();
-    let process = tree.path().join("proc").join(PID.to_string());
+    let process = tree.path().join("proc").join(SERVER_PID.to_string());
     std::fs::create_dir_all(&process).unwrap();
     std::os::unix::fs::symlink("/", process.join("root")).unwrap();
     std::os::unix::fs::symlink(tree.path(), process.join("cwd")).unwrap();
     std::os::unix::fs::symlink(tree.path().join("mysqld"), process.join("exe")).unwrap();
-    for (file, (_, name, content)) in FILES.into_iter().enumerate() {
+    for (file, (_, name, content)) in SERVER_FILES.into_iter().enumerate() {
         let path = tree.path().join(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, right(file, content)).unwrap();
@@ -74,12 +75,12 @@ fn make() -> Fake {
         vmstat: VmStat::read(&roots).unwrap(),
         devices: Vec::new(),
     };
-    Fake { tree, host, profiles: Profile::built_in().into_iter().map(Arc::new).collect() }
+    FakeServer { tree, host, profiles: Profile::built_in().into_iter().map(Arc::new).collect() }
 }
 
 /// Returns a valid replacement for a file.
 fn right(file: usize, content: &str) -> Vec<u8> {
-    match FILES[file].1 {
+    match SERVER_FILES[file].1 {
         "global/pg_control" => pg_control::seeds().remove(0),
         _ => content.as_bytes().to_vec(),
     }
@@ -88,23 +89,23 @@ fn right(file: usize, content: &str) -> Vec<u8> {
 /// Runs one input.
 pub(crate) fn fuzz_one(data: &[u8]) {
     let Some((file, content)) = data.split_first() else { return };
-    FAKE.with(|fake| {
-        let file = usize::from(*file) % (FILES.len() + 1);
-        let Some(&(_, name, seed)) = FILES.get(file) else {
+    FAKE_SERVER.with(|fake| {
+        let file = usize::from(*file) % (SERVER_FILES.len() + 1);
+        let Some(&(_, name, seed)) = SERVER_FILES.get(file) else {
             return read(fake, "postgres", Path::new(crate::text(content)));
         };
         let path = fake.tree.path().join(name);
         std::fs::write(&path, content).unwrap();
-        read(fake, FILES[file].0, Path::new(WAL));
+        read(fake, SERVER_FILES[file].0, Path::new(WAL_SEGMENT_PATH));
         if name == "global/pg_control" {
             std::fs::write(&path, pg_control::sealed(content, 0)).unwrap();
-            read(fake, "postgres", Path::new(WAL));
+            read(fake, "postgres", Path::new(WAL_SEGMENT_PATH));
         }
         std::fs::write(&path, right(file, seed)).unwrap();
     });
 }
 
-fn read(fake: &Fake, process: &str, wal: &Path) {
+fn read(fake: &FakeServer, process: &str, wal: &Path) {
     let tree = fake.tree.path();
     let argument = |name: &str, file: &str| format!("--{name}={}", tree.join(file).display()).into();
     let (profile, arguments) = match process {
@@ -115,7 +116,7 @@ fn read(fake: &Fake, process: &str, wal: &Path) {
     };
     let profile = fake.profiles.iter().find(|known| known.name == profile).expect("built in");
     let database = Database {
-        pid: Some(PID),
+        pid: Some(SERVER_PID),
         name: process.to_owned(),
         profile: Arc::clone(profile),
         directories: vec![tree.to_path_buf()],
@@ -124,8 +125,11 @@ fn read(fake: &Fake, process: &str, wal: &Path) {
         cgroup: None,
         workers: Vec::new(),
     };
-    let names: &[&Path] =
-        if process == "postgres" { &[Path::new(WAL), wal] } else { &[Path::new("MANIFEST-000004")] };
+    let names: &[&Path] = if process == "postgres" {
+        &[Path::new(WAL_SEGMENT_PATH), wal]
+    } else {
+        &[Path::new("MANIFEST-000004")]
+    };
     let snapshot = Snapshot {
         at: SystemTime::UNIX_EPOCH,
         host: fake.host.clone(),
@@ -148,19 +152,22 @@ fn held(path: PathBuf) -> File {
         stat_inode: inode,
         reach: path.clone(),
         path,
-        size: SEGMENT,
+        size: WAL_SEGMENT_BYTES,
         database: Some(0),
         class: Some(FileClass::Wal),
         residency: None,
-        openers: vec![Opener { pid: PID, name: String::new(), kind, count: 1 }],
+        openers: vec![Opener { pid: SERVER_PID, name: String::new(), kind, count: 1 }],
     }
 }
 
 /// Each file unchanged, and a name.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let seed = |file: usize, content: &[u8]| [&[u8::try_from(file).unwrap()], content].concat();
-    let mut seeds: Vec<_> =
-        FILES.iter().enumerate().map(|(file, (_, _, content))| seed(file, &right(file, content))).collect();
-    seeds.push(seed(FILES.len(), b"pg_wal/0000000100000000000000FF"));
+    let mut seeds: Vec<_> = SERVER_FILES
+        .iter()
+        .enumerate()
+        .map(|(file, (_, _, content))| seed(file, &right(file, content)))
+        .collect();
+    seeds.push(seed(SERVER_FILES.len(), b"pg_wal/0000000100000000000000FF"));
     seeds
 }

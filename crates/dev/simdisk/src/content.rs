@@ -46,14 +46,14 @@ pub(crate) const SECTOR_BYTES: u64 = 512;
 
 /// The bytes of a file.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Content {
+pub(crate) struct FileContent {
     len: u64,
     /// The seed of bytes that were never written; zeros without one.
     pattern: Option<u64>,
     chunks: BTreeMap<u64, Arc<[u8; CHUNK_BYTES]>>,
 }
 
-impl Content {
+impl FileContent {
     pub(crate) fn from_bytes(bytes: &[u8]) -> Self {
         let mut content = Self::default();
         content.write(0, bytes);
@@ -175,7 +175,7 @@ fn parts(offset: u64, len: usize) -> impl Iterator<Item = (u64, Range<usize>)> {
 mod tests {
     use super::*;
 
-    fn bytes(content: &Content) -> Vec<u8> {
+    fn bytes(content: &FileContent) -> Vec<u8> {
         let mut bytes = vec![0; usize::try_from(content.len()).unwrap()];
         content.read(0, &mut bytes);
         bytes
@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn it_holds_what_was_written_as_a_vector_would() {
-        let mut content = Content::default();
+        let mut content = FileContent::default();
         let mut expected: Vec<u8> = Vec::new();
         for turn in 0..500_u64 {
             let random = mix(turn);
@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn a_copy_is_not_written_to_and_takes_over_what_it_is_given() {
-        let mut content = Content::from_bytes(&[1; 10_000]);
+        let mut content = FileContent::from_bytes(&[1; 10_000]);
         let mut copy = content.clone();
         content.write(4000, &[2; 5000]);
         assert_eq!(bytes(&copy), [1; 10_000]);
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn a_pattern_can_be_written_over() {
-        let mut content = Content::patterned(7, 1 << 40);
+        let mut content = FileContent::patterned(7, 1 << 40);
         content.write(1 << 30, b"here");
         let (mut got, mut expected) = ([0; 20], [0; 20]);
         content.read((1 << 30) - 8, &mut got);

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use crate::content::{CHUNK_BYTES, Content, SECTOR_BYTES, mix, pattern};
+use crate::content::{CHUNK_BYTES, FileContent, SECTOR_BYTES, mix, pattern};
 use crate::inode::PendingWrite;
 
 /// The unsynced writes, sizes and names that survive a power cut. Synced ones always survive.
@@ -106,7 +106,7 @@ impl CrashOutcome {
 
     /// Writes the persisting part of a write. An atomic write, or its remainder, persists completely or not
     /// at all.
-    pub(crate) fn write(&self, operation: u64, content: &mut Content, write: &PendingWrite) {
+    pub(crate) fn write(&self, operation: u64, content: &mut FileContent, write: &PendingWrite) {
         let PendingWrite { offset, bytes, atomic } = write;
         let unit = match self.persistence {
             Persistence::Random if !atomic => CHUNK_BYTES as u64,
@@ -137,7 +137,7 @@ impl CrashOutcome {
         }
     }
 
-    fn write_parts(&self, operation: u64, content: &mut Content, offset: u64, bytes: &[u8], unit: u64) {
+    fn write_parts(&self, operation: u64, content: &mut FileContent, offset: u64, bytes: &[u8], unit: u64) {
         let end = offset + bytes.len() as u64;
         let mut at = offset;
         while at < end {

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use crate::content::{Content, SECTOR_BYTES, mix, pattern};
+use crate::content::{FileContent, SECTOR_BYTES, mix, pattern};
 
 /// Damage to the medium of a file. Durable data is lost, and no call reports that.
 ///
@@ -83,7 +83,7 @@ impl Damage {
     }
 
     /// Applies the damage to the content.
-    pub(crate) fn apply(&self, content: &mut Content) {
+    pub(crate) fn apply(&self, content: &mut FileContent) {
         let part = |range: &Range<u64>| {
             let range = range.start.min(content.len())..range.end.min(content.len());
             let len = usize::try_from(range.end.saturating_sub(range.start)).expect("bytes in memory");

@@ -22,13 +22,13 @@ use pagekeeper_io::{
 };
 
 use crate::builder::{SimDiskBuilder, SimStats};
-use crate::content::Content;
+use crate::content::FileContent;
 use crate::crash::Persistence;
 use crate::damage::Damage;
 use crate::faults::{AnyFault, RandomFaults, RandomWriteFaults, Times};
 use crate::hold::Hold;
 use crate::inode::Inode;
-use crate::names::Node;
+use crate::names::NamedNode;
 use crate::open_file::{HeldSimLock, SimFile, call};
 use crate::request::{DiskHandle, SharedDisk};
 use crate::state::{DiskState, WHOLE_FILE};
@@ -141,15 +141,15 @@ impl SimDisk {
 
     /// Creates a file, and the directories above it. Fails with `EEXIST` if the file exists.
     pub fn create(&self, path: impl AsRef<Path>, bytes: impl Into<Vec<u8>>) -> Result<(), Error> {
-        self.create_with(path.as_ref(), Content::from_bytes(&bytes.into()))
+        self.create_with(path.as_ref(), FileContent::from_bytes(&bytes.into()))
     }
 
     /// Creates a file of `len` bytes that take no memory: they are the [`pattern`](crate::pattern) of `seed`.
     pub fn create_patterned(&self, path: impl AsRef<Path>, len: u64, seed: u64) -> Result<(), Error> {
-        self.create_with(path.as_ref(), Content::patterned(seed, len))
+        self.create_with(path.as_ref(), FileContent::patterned(seed, len))
     }
 
-    fn create_with(&self, path: &Path, content: Content) -> Result<(), Error> {
+    fn create_with(&self, path: &Path, content: FileContent) -> Result<(), Error> {
         let mut state = self.shared().lock();
         if state.names.find(path).is_some() {
             return Err(call("create", path, libc::EEXIST));
@@ -160,7 +160,7 @@ impl SimDisk {
 
     /// Replaces or creates a file as rename(2) does: whoever has the old one open keeps it.
     pub fn replace(&self, path: impl AsRef<Path>, bytes: impl Into<Vec<u8>>) {
-        self.shared().lock().put(path.as_ref(), Content::from_bytes(&bytes.into()));
+        self.shared().lock().put(path.as_ref(), FileContent::from_bytes(&bytes.into()));
     }
 
     /// Removes a name durably; whoever has the file open keeps it. [`Io::remove`] in contrast needs a sync.
@@ -323,7 +323,7 @@ impl Default for SimDisk {
 /// Returns the number of a file or directory.
 fn number_of(state: &DiskState, path: &Path, for_what: &'static str) -> Result<u64, Error> {
     match state.names.find(path) {
-        Some(Node::File(number) | Node::Directory(number)) => Ok(number),
+        Some(NamedNode::File(number) | NamedNode::Directory(number)) => Ok(number),
         None => Err(call(for_what, path, libc::ENOENT)),
     }
 }
@@ -337,8 +337,8 @@ impl SimDisk {
         writable: bool,
     ) -> Result<Arc<dyn IoFile>, Error> {
         let file = match state.names.find(path) {
-            Some(Node::File(file)) => file,
-            Some(Node::Directory(_)) => {
+            Some(NamedNode::File(file)) => file,
+            Some(NamedNode::Directory(_)) => {
                 return Err(Error::NotARegularFile { path: path.to_path_buf(), kind: FileKind::Directory });
             }
             None => return Err(call("open", path, libc::ENOENT)),
@@ -360,8 +360,8 @@ impl SimDisk {
 fn make(state: &mut DiskState, path: &Path) -> Result<u64, i32> {
     state.names.parent(path)?;
     let number = state.operation_with_room()?;
-    let file = state.new_file(Content::default());
-    state.names.link(number, path, Node::File(file));
+    let file = state.new_file(FileContent::default());
+    state.names.link(number, path, NamedNode::File(file));
     state.power()?;
     Ok(file)
 }
@@ -413,7 +413,7 @@ impl Io for SimDisk {
         let failed = |errno| call("unlink", path, errno);
         state.power().map_err(failed)?;
         let node = state.names.find(path).ok_or_else(|| failed(libc::ENOENT))?;
-        if matches!(node, Node::Directory(_)) {
+        if matches!(node, NamedNode::Directory(_)) {
             return Err(failed(libc::EISDIR));
         }
         let number = state.operation().map_err(failed)?;
@@ -430,7 +430,7 @@ impl Io for SimDisk {
         let node = state.names.find(from).ok_or_else(|| failed(libc::ENOENT))?;
         state.names.parent(to).map_err(failed)?;
         let old = state.names.find(to);
-        if matches!((node, old), (Node::Directory(_), _) | (_, Some(Node::Directory(_)))) {
+        if matches!((node, old), (NamedNode::Directory(_), _) | (_, Some(NamedNode::Directory(_)))) {
             return Err(failed(libc::EISDIR));
         }
         let number = state.operation().map_err(failed)?;
@@ -449,7 +449,7 @@ impl Io for SimDisk {
         state.names.parent(path).map_err(failed)?;
         let number = state.operation_with_room().map_err(failed)?;
         let directory = state.new_directory();
-        state.names.link(number, path, Node::Directory(directory));
+        state.names.link(number, path, NamedNode::Directory(directory));
         state.power().map_err(failed)
     }
 
@@ -489,8 +489,8 @@ impl Io for SimDisk {
         let failed = |errno| call("open", path, errno);
         state.power().map_err(failed)?;
         let file = match state.names.find(path) {
-            Some(Node::File(file)) => file,
-            Some(Node::Directory(_)) => return Err(failed(libc::EISDIR)),
+            Some(NamedNode::File(file)) => file,
+            Some(NamedNode::Directory(_)) => return Err(failed(libc::EISDIR)),
             None => make(&mut state, path).map_err(failed)?,
         };
         if !state.take_lock(file, false) {
@@ -503,8 +503,8 @@ impl Io for SimDisk {
         let mut state = self.shared().lock();
         state.power().map_err(|errno| call("open", path, errno))?;
         let file = match state.names.find(path) {
-            Some(Node::File(file)) => file,
-            Some(Node::Directory(_)) => return Err(call("open", path, libc::EISDIR)),
+            Some(NamedNode::File(file)) => file,
+            Some(NamedNode::Directory(_)) => return Err(call("open", path, libc::EISDIR)),
             None => return Ok(None),
         };
         if !state.take_lock(file, true) {

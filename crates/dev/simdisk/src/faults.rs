@@ -200,7 +200,7 @@ pub(crate) enum FaultAction {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Faults {
+pub(crate) struct FaultPlan {
     planned: Vec<PlannedFault>,
     random: RandomFaults,
     random_write: RandomWriteFaults,
@@ -218,7 +218,7 @@ struct PlannedFault {
     times: Times,
 }
 
-impl Faults {
+impl FaultPlan {
     pub(crate) fn new(random: RandomFaults, random_write: RandomWriteFaults, seed: u64) -> Self {
         Self { random, random_write, seed, ..Self::default() }
     }

@@ -14,7 +14,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::content::{CHUNK_BYTES, Content, SECTOR_BYTES};
+use crate::content::{CHUNK_BYTES, FileContent, SECTOR_BYTES};
 use crate::crash::CrashOutcome;
 use crate::damage::Damage;
 use crate::pages::{PageSet, bytes_of, touched};
@@ -22,8 +22,8 @@ use pagekeeper_io::{Access, ResidentBytes, WriteMode};
 
 #[derive(Debug, Clone)]
 pub(crate) struct Inode {
-    content: Content,
-    durable: Content,
+    content: FileContent,
+    durable: FileContent,
     /// Changes since the last sync, in order.
     pending: Vec<PendingChange>,
     resident: PageSet,
@@ -71,7 +71,7 @@ pub(crate) struct PendingWrite {
 
 impl Inode {
     /// Creates a file that has always been there.
-    pub(crate) fn new(content: Content, number: u64) -> Self {
+    pub(crate) fn new(content: FileContent, number: u64) -> Self {
         Self {
             durable: content.clone(),
             room: content.len(),

@@ -16,15 +16,15 @@ use crate::crash::CrashOutcome;
 
 /// The file or directory of a name, by its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Node {
+pub(crate) enum NamedNode {
     File(u64),
     Directory(u64),
 }
 
-type NameTree = BTreeMap<Arc<Path>, Node>;
+type NameTree = BTreeMap<Arc<Path>, NamedNode>;
 
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Names {
+pub(crate) struct NameTable {
     seen: NameTree,
     durable: NameTree,
     /// Changes since the last sync, in order.
@@ -41,11 +41,11 @@ struct PendingNameChange {
 enum NameChange {
     Link {
         path: Arc<Path>,
-        node: Node,
+        node: NamedNode,
     },
     Unlink {
         path: Arc<Path>,
-        node: Node,
+        node: NamedNode,
         /// The new name in another directory, a change of the same number. The old name must not vanish
         /// without it.
         moved_to: Option<Arc<Path>>,
@@ -54,17 +54,17 @@ enum NameChange {
     Rename {
         from: Arc<Path>,
         to: Arc<Path>,
-        node: Node,
+        node: NamedNode,
     },
 }
 
 /// The number of the root.
 pub(crate) const ROOT_NUMBER: u64 = 0;
 
-impl Names {
+impl NameTable {
     /// Returns the file or directory of a name. `/` and the directory where relative names begin are the
     /// same.
-    pub(crate) fn find(&self, path: &Path) -> Option<Node> {
+    pub(crate) fn find(&self, path: &Path) -> Option<NamedNode> {
         look_up(&self.seen, path)
     }
 
@@ -76,8 +76,8 @@ impl Names {
     /// Returns the number of a directory, or `ENOENT` or `ENOTDIR`.
     pub(crate) fn directory(&self, path: &Path) -> Result<u64, i32> {
         match self.find(path) {
-            Some(Node::Directory(number)) => Ok(number),
-            Some(Node::File(_)) => Err(libc::ENOTDIR),
+            Some(NamedNode::Directory(number)) => Ok(number),
+            Some(NamedNode::File(_)) => Err(libc::ENOTDIR),
             None => Err(libc::ENOENT),
         }
     }
@@ -93,7 +93,7 @@ impl Names {
 
     /// Whether a number still has a name, or could have one after a crash.
     pub(crate) fn refer_to(&self, number: u64) -> bool {
-        let is = |node: &Node| *node == Node::File(number);
+        let is = |node: &NamedNode| *node == NamedNode::File(number);
         self.seen.values().any(is)
             || self.durable.values().any(is)
             || self.pending.iter().any(|pending| match &pending.change {
@@ -104,7 +104,7 @@ impl Names {
     }
 
     /// Adds a name, in place of an existing one.
-    pub(crate) fn link(&mut self, number: u64, path: &Path, node: Node) {
+    pub(crate) fn link(&mut self, number: u64, path: &Path, node: NamedNode) {
         self.change(number, NameChange::Link { path: path.into(), node });
     }
 
@@ -192,7 +192,7 @@ impl Names {
         // before their content.
         let mut found = NameTree::new();
         for (path, node) in tree {
-            if matches!(look_up(&found, above(&path)), Some(Node::Directory(_))) {
+            if matches!(look_up(&found, above(&path)), Some(NamedNode::Directory(_))) {
                 found.insert(path, node);
             }
         }
@@ -202,8 +202,8 @@ impl Names {
     /// Returns all files that have a name.
     pub(crate) fn files(&self) -> impl Iterator<Item = u64> {
         self.seen.values().filter_map(|node| match node {
-            Node::File(number) => Some(*number),
-            Node::Directory(_) => None,
+            NamedNode::File(number) => Some(*number),
+            NamedNode::Directory(_) => None,
         })
     }
 }
@@ -234,9 +234,9 @@ impl NameChange {
     }
 }
 
-fn look_up(tree: &NameTree, path: &Path) -> Option<Node> {
+fn look_up(tree: &NameTree, path: &Path) -> Option<NamedNode> {
     if is_root(path) {
-        return Some(Node::Directory(ROOT_NUMBER));
+        return Some(NamedNode::Directory(ROOT_NUMBER));
     }
     tree.get(path).copied()
 }
@@ -259,20 +259,20 @@ mod tests {
     use super::*;
     use crate::crash::Persistence;
 
-    fn names_of(tree: &Names) -> Vec<&str> {
+    fn names_of(tree: &NameTable) -> Vec<&str> {
         tree.seen.keys().map(|path| path.to_str().unwrap()).collect()
     }
 
     /// Returns the tree after a crash with this persistence.
-    fn after(names: &Names, persistence: Persistence) -> Names {
+    fn after(names: &NameTable, persistence: Persistence) -> NameTable {
         names.after_power_cut(&CrashOutcome::new(persistence, 0, names.pending().collect()))
     }
 
     #[test]
     fn a_name_is_durable_when_its_directory_was_synced() {
-        let mut names = Names::default();
-        names.link(1, "/a".as_ref(), Node::Directory(1));
-        names.link(2, "/a/x".as_ref(), Node::File(2));
+        let mut names = NameTable::default();
+        names.link(1, "/a".as_ref(), NamedNode::Directory(1));
+        names.link(2, "/a/x".as_ref(), NamedNode::File(2));
         names.sync("/a".as_ref());
         assert_eq!(names_of(&after(&names, Persistence::All)), ["/a", "/a/x"]);
         assert!(names_of(&after(&names, Persistence::None)).is_empty(), "the directory itself is lost");
@@ -289,8 +289,8 @@ mod tests {
 
     #[test]
     fn a_failed_sync_makes_nothing_durable_later() {
-        let mut names = Names::default();
-        names.link(1, "/x".as_ref(), Node::File(1));
+        let mut names = NameTable::default();
+        names.link(1, "/x".as_ref(), NamedNode::File(1));
         names.fail_sync("/".as_ref());
         names.sync("/".as_ref());
         assert_eq!(names_of(&names), ["/x"]);
@@ -299,11 +299,11 @@ mod tests {
 
     #[test]
     fn a_file_that_moves_is_never_without_a_name() {
-        let mut names = Names::default();
+        let mut names = NameTable::default();
         for (number, dir) in [(1, "/a"), (2, "/b")] {
-            names.link(number, dir.as_ref(), Node::Directory(number));
+            names.link(number, dir.as_ref(), NamedNode::Directory(number));
         }
-        names.link(3, "/a/x".as_ref(), Node::File(3));
+        names.link(3, "/a/x".as_ref(), NamedNode::File(3));
         for dir in ["/", "/a"] {
             names.sync(dir.as_ref());
         }

@@ -7,14 +7,14 @@
 pub(crate) type VirtualTime = u64;
 
 #[derive(Debug)]
-pub(crate) struct Schedule {
+pub(crate) struct RequestSchedule {
     now: VirtualTime,
     /// When each slot of the device becomes free.
     free_at: Vec<VirtualTime>,
     peak: usize,
 }
 
-impl Schedule {
+impl RequestSchedule {
     pub(crate) fn new(width: usize) -> Self {
         Self { now: 0, free_at: vec![0; width.max(1)], peak: 0 }
     }
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn requests_wait_for_a_place() {
-        let mut schedule = Schedule::new(4);
+        let mut schedule = RequestSchedule::new(4);
         let ends: Vec<_> = (0..10).map(|_| schedule.admit(100)).collect();
         assert_eq!(ends, [100, 100, 100, 100, 200, 200, 200, 200, 300, 300]);
         assert_eq!(schedule.peak(), 4);
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn one_after_the_other_is_one_wide() {
-        let mut schedule = Schedule::new(4);
+        let mut schedule = RequestSchedule::new(4);
         for turn in 1..=5 {
             let end = schedule.admit(10);
             assert_eq!(end, 10 * turn);

@@ -14,25 +14,25 @@ use pagekeeper_io::backend::{TransferKind, scatter};
 use pagekeeper_io::{Access, WriteMode};
 
 use crate::builder::{SimDiskBuilder, SimStats};
-use crate::content::Content;
+use crate::content::FileContent;
 use crate::crash::{CrashOutcome, Persistence};
 use crate::damage::Damage;
-use crate::faults::{Fault, FaultAction, Faults, WriteFault, meet};
+use crate::faults::{Fault, FaultAction, FaultPlan, WriteFault, meet};
 use crate::inode::Inode;
-use crate::names::{Names, Node, ROOT_NUMBER};
+use crate::names::{NameTable, NamedNode, ROOT_NUMBER};
 use crate::request::SubmittedRequests;
-use crate::schedule::{Schedule, VirtualTime};
+use crate::schedule::{RequestSchedule, VirtualTime};
 
 /// The range of a request without bytes of its own: it touches everything.
 pub(crate) const WHOLE_FILE: Range<u64> = 0..u64::MAX;
 
 #[derive(Debug)]
 pub(crate) struct DiskState {
-    pub(crate) names: Names,
+    pub(crate) names: NameTable,
     inodes: BTreeMap<u64, Inode>,
     last_inode: u64,
-    schedule: Schedule,
-    pub(crate) faults: Faults,
+    schedule: RequestSchedule,
+    pub(crate) faults: FaultPlan,
     in_flight: BTreeMap<u64, InFlight>,
     /// The inodes and ranges in which requests are held, by the number of the hold.
     holds: BTreeMap<u64, (u64, Range<u64>)>,
@@ -77,11 +77,11 @@ impl DiskState {
         let nanoseconds =
             |time: std::time::Duration| VirtualTime::try_from(time.as_nanos()).unwrap_or(VirtualTime::MAX);
         Self {
-            names: Names::default(),
+            names: NameTable::default(),
             inodes: BTreeMap::new(),
             last_inode: ROOT_NUMBER,
-            schedule: Schedule::new(of.width),
-            faults: Faults::new(of.random, of.random_write, of.seed),
+            schedule: RequestSchedule::new(of.width),
+            faults: FaultPlan::new(of.random, of.random_write, of.seed),
             in_flight: BTreeMap::new(),
             holds: BTreeMap::new(),
             last: 0,
@@ -171,7 +171,7 @@ impl DiskState {
     }
 
     /// Creates a file, without a name, and returns its number.
-    pub(crate) fn new_file(&mut self, content: Content) -> u64 {
+    pub(crate) fn new_file(&mut self, content: FileContent) -> u64 {
         self.last_inode += 1;
         let number = self.next_number();
         self.inodes.insert(self.last_inode, Inode::new(content, number));
@@ -186,15 +186,15 @@ impl DiskState {
 
     /// Creates a file as if it had always been there: durable, in directories that are created if needed. It
     /// replaces the previous owner of the name.
-    pub(crate) fn put(&mut self, path: &Path, content: Content) {
+    pub(crate) fn put(&mut self, path: &Path, content: FileContent) {
         for dir in self.names.missing_above(path) {
             let (number, directory) = (self.next_number(), self.new_directory());
-            self.names.link(number, &dir, Node::Directory(directory));
+            self.names.link(number, &dir, NamedNode::Directory(directory));
             self.names.sync(dir.parent().unwrap_or(&dir));
         }
         let old = self.names.find(path);
         let (file, number) = (self.new_file(content), self.next_number());
-        self.names.link(number, path, Node::File(file));
+        self.names.link(number, path, NamedNode::File(file));
         self.names.sync(path.parent().unwrap_or(path));
         self.lost_name(old, number);
     }
@@ -210,8 +210,8 @@ impl DiskState {
     }
 
     /// Updates a file that has lost its name.
-    pub(crate) fn lost_name(&mut self, node: Option<Node>, number: u64) {
-        let Some(Node::File(file)) = node else { return };
+    pub(crate) fn lost_name(&mut self, node: Option<NamedNode>, number: u64) {
+        let Some(NamedNode::File(file)) = node else { return };
         if let Some(inode) = self.inodes.get_mut(&file) {
             inode.named = false;
             inode.changed = number;
@@ -222,8 +222,8 @@ impl DiskState {
     /// Returns the file of this name.
     pub(crate) fn find(&self, path: &Path) -> Option<u64> {
         match self.names.find(path)? {
-            Node::File(number) => Some(number),
-            Node::Directory(_) => None,
+            NamedNode::File(number) => Some(number),
+            NamedNode::Directory(_) => None,
         }
     }
 
@@ -609,7 +609,7 @@ impl DiskState {
         self.restarted(new, self.names.clone(), inodes, self.last)
     }
 
-    fn restarted(&self, new: Self, names: Names, inodes: BTreeMap<u64, Inode>, seed: u64) -> Self {
+    fn restarted(&self, new: Self, names: NameTable, inodes: BTreeMap<u64, Inode>, seed: u64) -> Self {
         let faults = self.faults.anew(seed);
         Self { names, inodes, faults, last_inode: self.last_inode, last: self.last, ..new }
     }

@@ -11,21 +11,21 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-use super::schedule::{Model, Schedule};
-use super::stats::{Counts, Kind, Stats};
+use super::schedule::{DelaySchedule, DiskModel};
+use super::stats::{DiskStats, RequestCounts, RequestPurpose};
 
 /// Answers taken out at once, so that the lock is free between batches.
-const BATCH: usize = 64;
+const ANSWERS_PER_LOCK: usize = 64;
 
 /// An answer to a request.
-pub(super) trait Answer: Send {
+pub(super) trait RequestAnswer: Send {
     /// Gives the answer.
     fn give(self);
 }
 
 /// The requests in flight.
 #[derive(Debug)]
-pub(super) struct Delay<A> {
+pub(super) struct DelayQueue<A> {
     zero: Instant,
     state: Mutex<DelayState<A>>,
     /// Signals a new request, or the end.
@@ -34,37 +34,37 @@ pub(super) struct Delay<A> {
 
 #[derive(Debug)]
 struct DelayState<A> {
-    schedule: Schedule,
+    schedule: DelaySchedule,
     waiting: VecDeque<(u64, A)>,
-    counts: Counts,
+    counts: RequestCounts,
     ended: bool,
 }
 
-impl<A: Answer> Delay<A> {
+impl<A: RequestAnswer> DelayQueue<A> {
     /// Creates a delay without a model: answers are given at once.
     pub(super) fn new() -> Self {
         let state = DelayState {
-            schedule: Schedule::new(Model::INSTANT),
+            schedule: DelaySchedule::new(DiskModel::NO_DELAY),
             waiting: VecDeque::new(),
-            counts: Counts::default(),
+            counts: RequestCounts::default(),
             ended: false,
         };
         Self { zero: Instant::now(), state: Mutex::new(state), wake: Condvar::new() }
     }
 
     /// Applies `model` from now on and resets the counts.
-    pub(super) fn begin(&self, model: Model) {
+    pub(super) fn begin(&self, model: DiskModel) {
         let mut state = self.state();
-        state.schedule = Schedule::new(model);
-        state.counts = Counts::begin(cpu());
+        state.schedule = DelaySchedule::new(model);
+        state.counts = RequestCounts::begin(cpu());
     }
 
     /// Resets the counts.
     pub(super) fn reset(&self) {
-        self.state().counts = Counts::begin(cpu());
+        self.state().counts = RequestCounts::begin(cpu());
     }
 
-    pub(super) fn stats(&self) -> Stats {
+    pub(super) fn stats(&self) -> DiskStats {
         self.state().counts.stats(cpu())
     }
 
@@ -75,7 +75,7 @@ impl<A: Answer> Delay<A> {
 
     /// Adds a request that arrived at `arrival` and was executed: its answer is given when the disk would have been
     /// done.
-    pub(super) fn add(&self, arrival: u64, kind: Kind, bytes: u64, answer: A) {
+    pub(super) fn add(&self, arrival: u64, kind: RequestPurpose, bytes: u64, answer: A) {
         let mut state = self.state();
         let due = state.schedule.add(arrival, bytes);
         // Only after a change of the model.
@@ -109,8 +109,8 @@ impl<A: Answer> Delay<A> {
         // Otherwise the kernel may extend a sleep by up to 50 µs. If this is refused, `.stats` shows how late answers
         // are.
         let _ = rustix::thread::set_current_timer_slack(NonZero::new(1));
-        let mut batch = Vec::with_capacity(BATCH);
-        let mut late = Vec::with_capacity(BATCH);
+        let mut batch = Vec::with_capacity(ANSWERS_PER_LOCK);
+        let mut late = Vec::with_capacity(ANSWERS_PER_LOCK);
         while self.take_due(&mut batch, &mut late) {
             for (due, answer) in batch.drain(..) {
                 late.push(self.now().saturating_sub(due));
@@ -125,7 +125,7 @@ impl<A: Answer> Delay<A> {
         late.drain(..).for_each(|late| state.counts.answered(late));
         loop {
             let now = self.now();
-            let due = state.waiting.iter().take(BATCH).take_while(|(due, _)| *due <= now).count();
+            let due = state.waiting.iter().take(ANSWERS_PER_LOCK).take_while(|(due, _)| *due <= now).count();
             batch.extend(state.waiting.drain(..due));
             if !batch.is_empty() {
                 return true;
@@ -160,7 +160,7 @@ mod tests {
 
     struct Tell(usize, Sender<(usize, Instant)>);
 
-    impl Answer for Tell {
+    impl RequestAnswer for Tell {
         fn give(self) {
             self.1.send((self.0, Instant::now())).unwrap();
         }
@@ -169,13 +169,13 @@ mod tests {
     #[test]
     fn answers_come_in_order_never_early_and_all_before_the_end() {
         let latency = Duration::from_millis(2);
-        let delay = Arc::new(Delay::new());
-        delay.begin(Model { latency, width: 4, ..Model::INSTANT });
+        let delay = Arc::new(DelayQueue::new());
+        delay.begin(DiskModel { latency, width: 4, ..DiskModel::NO_DELAY });
         let thread = delay.spawn().unwrap();
         let (send, answers) = channel();
         let began = Instant::now();
         for number in 0..40 {
-            delay.add(delay.now(), Kind::Read, 4096, Tell(number, send.clone()));
+            delay.add(delay.now(), RequestPurpose::Read, 4096, Tell(number, send.clone()));
         }
         delay.end();
         thread.join().unwrap();

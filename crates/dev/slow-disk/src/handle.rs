@@ -15,13 +15,13 @@ use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::place::is_mounted;
-use super::serve::STATS;
-use super::settings::Settings;
-use super::stats::Stats;
-use super::{READY, place};
+use super::serve::STATS_FILE_NAME;
+use super::settings::DiskSettings;
+use super::stats::DiskStats;
+use super::{READY_LINE, place};
 
 /// The longest time in which a disk may finish its requests and end.
-const PATIENCE: Duration = Duration::from_secs(30);
+const SHUTDOWN_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// A slow disk that goes with the value, and with the thread that started it.
 ///
@@ -49,7 +49,7 @@ pub struct SlowDisk {
 impl SlowDisk {
     /// Starts `program slowdisk` as a disk on the empty directory `mount`, and returns when the disk is there. The program
     /// calls [`run`](crate::run) with the arguments. Needs root.
-    pub fn start(program: &Path, mount: &Path, settings: &Settings) -> Result<Self> {
+    pub fn start(program: &Path, mount: &Path, settings: &DiskSettings) -> Result<Self> {
         let at = place::check_mount_point(mount)?;
         let xfs = settings.xfs.as_deref().map(place::check_mount_point).transpose()?;
         let child = Command::new(program)
@@ -73,7 +73,7 @@ impl SlowDisk {
         let mut line = String::new();
         stdout.read_line(&mut line).context("can't hear the slow disk")?;
         let mut stderr = self.child.stderr.take().context("it has no output")?;
-        if line.trim() != READY {
+        if line.trim() != READY_LINE {
             let mut said = String::new();
             let _ = stderr.read_to_string(&mut said);
             bail!("no slow disk: {}", said.trim());
@@ -97,15 +97,15 @@ impl SlowDisk {
     }
 
     /// Returns the requests since the disk's start, or since the last [`reset`](Self::reset).
-    pub fn stats(&self) -> Result<Stats> {
-        let path = self.mount.join(STATS);
+    pub fn stats(&self) -> Result<DiskStats> {
+        let path = self.mount.join(STATS_FILE_NAME);
         let text = std::fs::read(&path).with_context(|| format!("can't read {}", path.display()))?;
         serde_json::from_slice(&text).with_context(|| format!("{} is not understood", path.display()))
     }
 
     /// Sets the counts to 0.
     pub fn reset(&self) -> Result<()> {
-        let path = self.mount.join(STATS);
+        let path = self.mount.join(STATS_FILE_NAME);
         std::fs::write(&path, "").with_context(|| format!("can't reset {}", path.display()))
     }
 
@@ -120,7 +120,7 @@ impl SlowDisk {
         if self.child.try_wait().context("can't wait for the slow disk")?.is_none() {
             kill_process(Pid::from_child(&self.child), Signal::TERM).context("can't end the slow disk")?;
         }
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + SHUTDOWN_WAIT_MAX;
         while Instant::now() < until {
             if let Some(status) = self.child.try_wait().context("can't wait for the slow disk")? {
                 return Ok(status);

@@ -1,8 +1,8 @@
 //! A disk that is slow but wide, on any machine: a FUSE mount with a fixed time per request, a fixed number of requests
 //! served at once, optional caps on requests and bytes per second, and an optional XFS on a loop device over it.
 //!
-//! It runs in its own process, so that it never waits for itself. `MOUNTPOINT/.stats` has its account ([`Stats`] as
-//! JSON); truncating that file resets the counts.
+//! It runs in its own process, so that it never waits for itself. `MOUNTPOINT/.stats` has its
+//! account ([`DiskStats`] as JSON); truncating that file resets the counts.
 //!
 //! Invariants: the disk is taken down however its process ends, except by SIGKILL. SIGINT, SIGTERM and SIGHUP end it in
 //! order. A disk that a [`SlowDisk`] started ends with that value, and with the thread that started it. Fails with a
@@ -27,27 +27,27 @@ use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use delay::Delay;
-use place::{Image, Mounts};
-use serve::Disk;
+use delay::DelayQueue;
+use place::{DiskImage, MountList};
+use serve::SlowFileSystem;
 
 pub use handle::SlowDisk;
-pub use settings::Settings;
-pub use stats::Stats;
+pub use settings::DiskSettings;
+pub use stats::DiskStats;
 
 /// The process's output when the disk is ready.
-const READY: &str = "ready";
+const READY_LINE: &str = "ready";
 
 /// Threads that take requests. Each executes what it took, so that a wait for a `--backing` disk does not hold up all.
-const THREADS: usize = 4;
+const SERVING_THREADS: usize = 4;
 
 /// The arguments of `slowdisk`.
 #[derive(Debug, clap::Args)]
-pub struct Arguments {
+pub struct SlowDiskArguments {
     /// An empty directory, where the disk is mounted
     mountpoint: PathBuf,
     #[command(flatten)]
-    settings: Settings,
+    settings: DiskSettings,
     /// End with this process, which is the one that started this one.
     #[arg(long, hide = true)]
     parent: Option<u32>,
@@ -55,14 +55,14 @@ pub struct Arguments {
 
 /// The reason why a disk ends.
 #[derive(Debug)]
-enum End {
+enum DiskEnd {
     Signal,
     Unmounted,
     Panic,
 }
 
 /// Runs the disk until a signal comes.
-pub fn run(arguments: &Arguments) -> Result<()> {
+pub fn run(arguments: &SlowDiskArguments) -> Result<()> {
     let settings = &arguments.settings;
     // A signal that comes during the creation ends the disk afterwards.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("can't catch signals")?;
@@ -82,11 +82,12 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 
     let (send, ends) = channel();
     end_on_panic(send.clone());
-    let delay = Arc::new(Delay::new());
+    let delay = Arc::new(DelayQueue::new());
     let timer = delay.spawn().context("can't start a thread")?;
-    let _image = xfs.as_ref().map(|_| Image::make(&backing, settings.size)).transpose()?;
-    let disk = Disk::new(backing, Arc::clone(&delay)).context("can't read the --backing directory")?;
-    let mut mounts = Mounts::default();
+    let _image = xfs.as_ref().map(|_| DiskImage::make(&backing, settings.size)).transpose()?;
+    let disk =
+        SlowFileSystem::new(backing, Arc::clone(&delay)).context("can't read the --backing directory")?;
+    let mut mounts = MountList::default();
     let session = Session::new(disk, &mount, &config())
         .and_then(Session::spawn)
         .with_context(|| format!("can't mount on {}", mount.display()))?;
@@ -95,7 +96,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let served = std::thread::spawn(move || {
         let ended = session.join();
         // Nobody listens if this process unmounted it.
-        let _ = unmounted.send(End::Unmounted);
+        let _ = unmounted.send(DiskEnd::Unmounted);
         ended
     });
     if let Err(error) = place::raise_dirty_limits(&mount) {
@@ -110,18 +111,18 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         let on_it = on_it.unwrap_or_default();
         eprintln!("{} is a disk of {settings}{on_it}; Ctrl-C takes it down", mount.display());
     }
-    println!("{READY}");
+    println!("{READY_LINE}");
 
-    std::thread::spawn(move || signals.forever().next().map(|_| send.send(End::Signal)));
+    std::thread::spawn(move || signals.forever().next().map(|_| send.send(DiskEnd::Signal)));
     let why = ends.recv().context("nothing can end this disk")?;
     mounts.take_down()?;
     let served = served.join().map_err(|_| anyhow::anyhow!("a thread panicked"))?;
     delay.end();
     let answered = timer.join();
     match why {
-        End::Panic => bail!("the disk failed"),
-        End::Unmounted => bail!("{} was unmounted by someone else", mount.display()),
-        End::Signal => {
+        DiskEnd::Panic => bail!("the disk failed"),
+        DiskEnd::Unmounted => bail!("{} was unmounted by someone else", mount.display()),
+        DiskEnd::Signal => {
             served.context("the disk failed")?;
             ensure!(answered.is_ok(), "the disk failed");
             Ok(())
@@ -138,11 +139,11 @@ fn tie_to_parent(parent: u32) -> Result<()> {
     Ok(())
 }
 
-fn end_on_panic(send: Sender<End>) {
+fn end_on_panic(send: Sender<DiskEnd>) {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         before(info);
-        let _ = send.send(End::Panic);
+        let _ = send.send(DiskEnd::Panic);
     }));
 }
 
@@ -157,7 +158,7 @@ fn config() -> Config {
         MountOption::NoAtime,
     ];
     config.acl = SessionACL::All;
-    config.n_threads = Some(THREADS);
+    config.n_threads = Some(SERVING_THREADS);
     config.clone_fd = true;
     config
 }

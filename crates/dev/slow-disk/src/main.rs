@@ -3,13 +3,13 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use pagekeeper_slow_disk::Arguments;
+use pagekeeper_slow_disk::SlowDiskArguments;
 
 #[derive(Debug, Parser)]
 #[command(name = "pagekeeper-slow-disk", version, max_term_width = 100)]
 enum Cli {
     /// A disk that is slow but wide, until Ctrl-C; as root
-    Slowdisk(Arguments),
+    Slowdisk(SlowDiskArguments),
 }
 
 fn main() -> ExitCode {

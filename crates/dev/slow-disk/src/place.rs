@@ -1,9 +1,9 @@
 //! The place of a slow disk: its mounts, its loop device, the kernel's settings, and how it is taken down.
 //!
-//! Invariants: mounts are unmounted in reverse order, at the latest when [`Mounts`] is dropped; a mount still in use is
-//! detached, so that nothing is left on the machine. Programs do the mounting and unmounting in processes of their own:
-//! if a thread of the disk's process waited for the disk, a kill would wait for it for ever. Fails with a sentence that
-//! says what to do.
+//! Invariants: mounts are unmounted in reverse order, at the latest when [`MountList`] is dropped;
+//! a mount still in use is detached, so that nothing is left on the machine. Programs do the
+//! mounting and unmounting in processes of their own: if a thread of the disk's process waited for
+//! the disk, a kill would wait for it for ever. Fails with a sentence that says what to do.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -21,11 +21,11 @@ use rustix::fs::{AtFlags, Mode, OFlags, StatxAttributes, StatxFlags, openat, sta
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 
 /// The file on the disk that the loop device uses.
-const IMAGE: &str = "disk.img";
+const IMAGE_NAME: &str = "disk.img";
 /// The smallest size that mkfs.xfs accepts.
-const SMALLEST_XFS: u64 = 300 << 20;
+const XFS_BYTES_MIN: u64 = 300 << 20;
 /// The time after which a mount in use is detached.
-const PATIENCE: Duration = Duration::from_secs(3);
+const UNMOUNT_WAIT_MAX: Duration = Duration::from_secs(3);
 
 /// Fails unless this process can serve a disk.
 pub(super) fn check_machine() -> Result<()> {
@@ -63,7 +63,7 @@ pub(super) fn check_mount_point(path: &Path) -> Result<PathBuf> {
 
 /// Fails unless an XFS of this size can be made.
 pub(super) fn check_xfs(size: u64) -> Result<()> {
-    ensure!(size >= SMALLEST_XFS, "an XFS needs a --size of 300M or more, not {}", ByteSize(size));
+    ensure!(size >= XFS_BYTES_MIN, "an XFS needs a --size of 300M or more, not {}", ByteSize(size));
     for (name, package) in [("losetup", "mount"), ("mkfs.xfs", "xfsprogs"), ("mount", "mount")] {
         let found = Command::new(name).arg("-V").output();
         found.with_context(|| format!("{name} is not installed; it is in the package {package}"))?;
@@ -121,34 +121,34 @@ pub(super) fn raise_dirty_limits(mount: &Path) -> Result<()> {
 
 /// The file for the loop device, which is removed with the value.
 #[derive(Debug)]
-pub(super) struct Image {
+pub(super) struct DiskImage {
     backing: OwnedFd,
 }
 
-impl Image {
+impl DiskImage {
     pub(super) fn make(backing: &OwnedFd, size: u64) -> Result<Self> {
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
-        let file = openat(backing, IMAGE, flags, Mode::from_raw_mode(0o600))
-            .with_context(|| format!("can't make {IMAGE} in the --backing directory"))?;
+        let file = openat(backing, IMAGE_NAME, flags, Mode::from_raw_mode(0o600))
+            .with_context(|| format!("can't make {IMAGE_NAME} in the --backing directory"))?;
         let image = Self { backing: backing.try_clone()? };
         File::from(file).set_len(size).context("can't give the image its size")?;
         Ok(image)
     }
 }
 
-impl Drop for Image {
+impl Drop for DiskImage {
     fn drop(&mut self) {
-        if let Err(error) = unlinkat(&self.backing, IMAGE, AtFlags::empty()) {
-            eprintln!("slowdisk: can't remove {IMAGE}: {error}");
+        if let Err(error) = unlinkat(&self.backing, IMAGE_NAME, AtFlags::empty()) {
+            eprintln!("slowdisk: can't remove {IMAGE_NAME}: {error}");
         }
     }
 }
 
 /// Creates an XFS on a loop device over the image on the disk at `disk`, and mounts it at `at`.
-pub(super) fn mount_xfs(disk: &Path, at: &Path, mounts: &mut Mounts) -> Result<()> {
+pub(super) fn mount_xfs(disk: &Path, at: &Path, mounts: &mut MountList) -> Result<()> {
     let found = command("losetup")
         .args(["--find", "--show", "--direct-io=on"])
-        .arg(disk.join(IMAGE))
+        .arg(disk.join(IMAGE_NAME))
         .output()
         .context("can't start losetup")?;
     let device = String::from_utf8_lossy(&found.stdout).trim().to_owned();
@@ -193,9 +193,9 @@ fn command(program: &str) -> Command {
 
 /// The mounts, in order.
 #[derive(Debug, Default)]
-pub(super) struct Mounts(Vec<PathBuf>);
+pub(super) struct MountList(Vec<PathBuf>);
 
-impl Mounts {
+impl MountList {
     pub(super) fn add(&mut self, path: &Path) {
         self.0.push(path.to_path_buf());
     }
@@ -215,7 +215,7 @@ impl Mounts {
     }
 }
 
-impl Drop for Mounts {
+impl Drop for MountList {
     fn drop(&mut self) {
         while !self.0.is_empty() {
             if let Err(error) = self.take_down() {
@@ -231,7 +231,7 @@ fn unmount(path: &Path) -> Result<bool> {
         // The path is absolute; resolving it again would wait for a disk that may be gone.
         run(command("umount").arg("--no-canonicalize").args(lazy.then_some("--lazy")).arg(path))
     };
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + UNMOUNT_WAIT_MAX;
     loop {
         match umount(false) {
             Ok(()) => return Ok(true),
@@ -276,7 +276,7 @@ mod tests {
 
     #[test]
     fn what_can_not_be_a_disk_is_refused() {
-        let error = check_xfs(SMALLEST_XFS - 1).unwrap_err().to_string();
+        let error = check_xfs(XFS_BYTES_MIN - 1).unwrap_err().to_string();
         assert!(error.contains("300M"), "{error}");
         let error = backing(None, 1 << 60).unwrap_err().to_string();
         assert!(error.contains("--backing"), "{error}");

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 /// The abilities of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Model {
+pub(super) struct DiskModel {
     /// Time in service of a request.
     pub(super) latency: Duration,
     /// Requests in service at once; at least 1.
@@ -28,14 +28,14 @@ pub(super) struct Model {
     pub(super) bandwidth: Option<u64>,
 }
 
-impl Model {
+impl DiskModel {
     /// A disk that delays nothing.
-    pub(super) const INSTANT: Self = Self { latency: Duration::ZERO, width: 1, iops: None, bandwidth: None };
+    pub(super) const NO_DELAY: Self = Self { latency: Duration::ZERO, width: 1, iops: None, bandwidth: None };
 }
 
 /// The requests of a disk so far. Times are in ns since a moment that the caller chooses.
 #[derive(Debug)]
-pub(super) struct Schedule {
+pub(super) struct DelaySchedule {
     latency: u64,
     width: usize,
     /// Shortest time between two done requests.
@@ -47,12 +47,12 @@ pub(super) struct Schedule {
     last: Option<u64>,
 }
 
-impl Schedule {
-    pub(super) fn new(model: Model) -> Self {
+impl DelaySchedule {
+    pub(super) fn new(model: DiskModel) -> Self {
         Self {
             latency: nanos(model.latency),
             width: model.width,
-            gap: model.iops.map_or(0, |iops| SECOND.div_ceil(iops)),
+            gap: model.iops.map_or(0, |iops| SECOND_NS.div_ceil(iops)),
             bandwidth: model.bandwidth,
             done: VecDeque::with_capacity(model.width.min(1 << 16)),
             last: None,
@@ -77,13 +77,13 @@ impl Schedule {
 
     fn transfer(&self, bytes: u64) -> u64 {
         self.bandwidth.map_or(0, |bandwidth| {
-            let nanos = (u128::from(bytes) * u128::from(SECOND)).div_ceil(u128::from(bandwidth));
+            let nanos = (u128::from(bytes) * u128::from(SECOND_NS)).div_ceil(u128::from(bandwidth));
             u64::try_from(nanos).unwrap_or(u64::MAX)
         })
     }
 }
 
-const SECOND: u64 = 1_000_000_000;
+const SECOND_NS: u64 = 1_000_000_000;
 
 /// Converts a duration to ns, at most 584 years.
 pub(super) fn nanos(time: Duration) -> u64 {
@@ -97,8 +97,8 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    fn model(latency_ms: u64, width: usize) -> Model {
-        Model { latency: Duration::from_millis(latency_ms), width, ..Model::INSTANT }
+    fn model(latency_ms: u64, width: usize) -> DiskModel {
+        DiskModel { latency: Duration::from_millis(latency_ms), width, ..DiskModel::NO_DELAY }
     }
 
     /// A request that was served.
@@ -109,8 +109,8 @@ mod tests {
         done: u64,
     }
 
-    fn serve(model: Model, requests: impl IntoIterator<Item = (u64, u64)>) -> Vec<Served> {
-        let mut schedule = Schedule::new(model);
+    fn serve(model: DiskModel, requests: impl IntoIterator<Item = (u64, u64)>) -> Vec<Served> {
+        let mut schedule = DelaySchedule::new(model);
         requests
             .into_iter()
             .map(|(arrival, bytes)| Served { arrival, bytes, done: schedule.add(arrival, bytes) })
@@ -118,8 +118,8 @@ mod tests {
     }
 
     /// Runs `total` requests of 4 KiB, `depth` of them in flight at any time, and returns the last done time.
-    fn closed_loop(model: Model, depth: usize, total: usize) -> u64 {
-        let mut schedule = Schedule::new(model);
+    fn closed_loop(model: DiskModel, depth: usize, total: usize) -> u64 {
+        let mut schedule = DelaySchedule::new(model);
         let mut under_way: VecDeque<u64> = (0..depth).map(|_| schedule.add(0, 4096)).collect();
         for _ in depth..total {
             let now = under_way.pop_front().unwrap();
@@ -138,31 +138,31 @@ mod tests {
 
     #[test]
     fn the_caps_rule_where_they_are_lower() {
-        let iops = Model { iops: Some(1000), ..model(2, 64) };
+        let iops = DiskModel { iops: Some(1000), ..model(2, 64) };
         assert_eq!(closed_loop(iops, 128, 1000), (2 + 999) * MS);
-        let bandwidth = Model { bandwidth: Some(4096 * 1000), ..model(2, 64) };
+        let bandwidth = DiskModel { bandwidth: Some(4096 * 1000), ..model(2, 64) };
         assert_eq!(closed_loop(bandwidth, 128, 1000), (2 + 1 + 999) * MS);
-        let neither = Model { iops: Some(1_000_000), bandwidth: Some(1 << 40), ..model(2, 64) };
+        let neither = DiskModel { iops: Some(1_000_000), bandwidth: Some(1 << 40), ..model(2, 64) };
         assert!(closed_loop(neither, 64, 6400) < 201 * MS);
     }
 
     #[test]
     fn an_idle_disk_owes_nothing() {
         let served =
-            serve(Model { iops: Some(100), ..model(2, 1) }, [(0, 1), (1000 * MS, 1), (1000 * MS, 1)]);
+            serve(DiskModel { iops: Some(100), ..model(2, 1) }, [(0, 1), (1000 * MS, 1), (1000 * MS, 1)]);
         let done: Vec<u64> = served.iter().map(|served| served.done).collect();
         assert_eq!(done, [2 * MS, 1002 * MS, 1012 * MS]);
     }
 
     #[test]
     fn figures_that_are_absurd_do_not_overflow() {
-        let model = Model { latency: Duration::MAX, width: 1, iops: Some(1), bandwidth: Some(1) };
+        let model = DiskModel { latency: Duration::MAX, width: 1, iops: Some(1), bandwidth: Some(1) };
         for served in serve(model, [(u64::MAX, u64::MAX), (0, u64::MAX)]) {
             assert_eq!(served.done, u64::MAX);
         }
     }
 
-    fn check(model: Model, served: &[Served]) {
+    fn check(model: DiskModel, served: &[Served]) {
         let (latency, width) = (nanos(model.latency), model.width);
         for (index, request) in served.iter().enumerate() {
             assert!(request.done >= request.arrival + latency, "{index} is too early: {request:?}");
@@ -181,7 +181,7 @@ mod tests {
                 requests += 1;
                 bytes += u128::from(request.bytes);
                 let span = u128::from(request.done - served[from].done);
-                let most = |cap: Option<u64>| cap.map(|cap| u128::from(cap) * span / u128::from(SECOND));
+                let most = |cap: Option<u64>| cap.map(|cap| u128::from(cap) * span / u128::from(SECOND_NS));
                 assert!(
                     most(model.iops).is_none_or(|most| requests <= most),
                     "more than --iops after {from}"
@@ -200,7 +200,7 @@ mod tests {
         let mut random = seed.rng(0);
         let mut below = |bound: u64| random.of(0..bound);
         for _ in 0..300 {
-            let model = Model {
+            let model = DiskModel {
                 latency: Duration::from_nanos(below(5 * MS)),
                 width: 1 << below(6),
                 iops: (below(2) == 0).then(|| 1 << below(18)),

@@ -24,29 +24,29 @@ use fuser::{
 };
 use rustix::fs::{AtFlags, FallocateFlags, Gid, Mode, OFlags, SeekFrom, Timespec, Timestamps, Uid};
 
-use super::delay::{Answer, Delay};
-use super::stats::Kind;
-use super::tree::{Handles, Open, Tree, path_of};
+use super::delay::{DelayQueue, RequestAnswer};
+use super::stats::RequestPurpose;
+use super::tree::{HandleTable, InodeTree, OpenObject, path_of};
 
 /// The name of the file with the account.
-pub(super) const STATS: &str = ".stats";
+pub(super) const STATS_FILE_NAME: &str = ".stats";
 const STATS_INO: INodeNo = INodeNo(2);
 const FIRST_INO: u64 = 3;
 
 /// The time for which the kernel may cache names and attributes: nobody else changes anything.
-const EVER: Duration = Duration::from_secs(1 << 30);
+const ATTRIBUTE_LIFETIME: Duration = Duration::from_secs(1 << 30);
 /// Largest request, in bytes.
-const LARGEST: u32 = 1 << 20;
+const REQUEST_BYTES_MAX: u32 = 1 << 20;
 
 /// A delayed answer.
 #[derive(Debug)]
-pub(super) enum Held {
+pub(super) enum DelayedAnswer {
     Read(ReplyData, Vec<u8>),
     Written(ReplyWrite, u32),
     Done(ReplyEmpty),
 }
 
-impl Answer for Held {
+impl RequestAnswer for DelayedAnswer {
     fn give(self) {
         match self {
             Self::Read(reply, bytes) => reply.data(&bytes),
@@ -58,15 +58,15 @@ impl Answer for Held {
 
 /// The file system.
 #[derive(Debug)]
-pub(super) struct Disk {
-    tree: Tree,
-    handles: Handles,
-    delay: Arc<Delay<Held>>,
+pub(super) struct SlowFileSystem {
+    tree: InodeTree,
+    handles: HandleTable,
+    delay: Arc<DelayQueue<DelayedAnswer>>,
 }
 
-impl Disk {
-    pub(super) fn new(root: std::os::fd::OwnedFd, delay: Arc<Delay<Held>>) -> io::Result<Self> {
-        Ok(Self { tree: Tree::new(root, FIRST_INO)?, handles: Handles::default(), delay })
+impl SlowFileSystem {
+    pub(super) fn new(root: std::os::fd::OwnedFd, delay: Arc<DelayQueue<DelayedAnswer>>) -> io::Result<Self> {
+        Ok(Self { tree: InodeTree::new(root, FIRST_INO)?, handles: HandleTable::default(), delay })
     }
 
     fn stats_attributes() -> FileAttr {
@@ -101,19 +101,19 @@ impl Disk {
         // Without these flags concurrent direct writers of one file would wait for each other.
         let direct = FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
         let is_direct = oflags(flags.0).contains(OFlags::DIRECT);
-        let handle = FileHandle(self.handles.add(Open::File(file)));
+        let handle = FileHandle(self.handles.add(OpenObject::File(file)));
         (handle, if is_direct { direct } else { FopenFlags::empty() })
     }
 
     /// Runs an operation on an open file.
     fn on_file<T>(&self, handle: FileHandle, what: impl FnOnce(&File) -> io::Result<T>) -> io::Result<T> {
         match &*self.handles.get(handle.0)? {
-            Open::File(file) => what(file),
-            Open::Directory(_) | Open::Stats(_) => Err(rustix::io::Errno::BADF.into()),
+            OpenObject::File(file) => what(file),
+            OpenObject::Directory(_) | OpenObject::Stats(_) => Err(rustix::io::Errno::BADF.into()),
         }
     }
 
-    fn change(&self, ino: INodeNo, change: &Change) -> io::Result<FileAttr> {
+    fn change(&self, ino: INodeNo, change: &AttributeChange) -> io::Result<FileAttr> {
         let node = self.tree.node(ino)?;
         let path = path_of(&node);
         if let Some(mode) = change.mode {
@@ -137,7 +137,7 @@ impl Disk {
 
 /// New attributes of a file.
 #[derive(Debug)]
-struct Change {
+struct AttributeChange {
     mode: Option<u32>,
     uid: Option<u32>,
     gid: Option<u32>,
@@ -178,12 +178,12 @@ macro_rules! answer {
     };
 }
 
-impl Filesystem for Disk {
+impl Filesystem for SlowFileSystem {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
         // The default of 16 would be the width of every disk.
         let _ = config.set_max_background(u16::MAX);
         let _ = config.set_congestion_threshold(u16::MAX);
-        let _ = config.set_max_write(LARGEST);
+        let _ = config.set_max_write(REQUEST_BYTES_MAX);
         config
             .add_capabilities(
                 InitFlags::FUSE_WRITEBACK_CACHE | InitFlags::FUSE_ASYNC_DIO | InitFlags::FUSE_PARALLEL_DIROPS,
@@ -195,10 +195,14 @@ impl Filesystem for Disk {
     }
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        if parent == INodeNo::ROOT && name == STATS {
-            return reply.entry(&EVER, &Self::stats_attributes(), Generation(0));
+        if parent == INodeNo::ROOT && name == STATS_FILE_NAME {
+            return reply.entry(&ATTRIBUTE_LIFETIME, &Self::stats_attributes(), Generation(0));
         }
-        answer!(reply, self.tree.lookup(parent, name), |found| reply.entry(&EVER, &found, Generation(0)));
+        answer!(reply, self.tree.lookup(parent, name), |found| reply.entry(
+            &ATTRIBUTE_LIFETIME,
+            &found,
+            Generation(0)
+        ));
     }
 
     fn forget(&self, _: &Request, ino: INodeNo, lookups: u64) {
@@ -207,9 +211,9 @@ impl Filesystem for Disk {
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         if ino == STATS_INO {
-            return reply.attr(&EVER, &Self::stats_attributes());
+            return reply.attr(&ATTRIBUTE_LIFETIME, &Self::stats_attributes());
         }
-        answer!(reply, self.tree.attributes(ino), |found| reply.attr(&EVER, &found));
+        answer!(reply, self.tree.attributes(ino), |found| reply.attr(&ATTRIBUTE_LIFETIME, &found));
     }
 
     fn setattr(
@@ -234,10 +238,10 @@ impl Filesystem for Disk {
             if size.is_some() {
                 self.delay.reset();
             }
-            return reply.attr(&EVER, &Self::stats_attributes());
+            return reply.attr(&ATTRIBUTE_LIFETIME, &Self::stats_attributes());
         }
-        let change = Change { mode, uid, gid, size, atime, mtime };
-        answer!(reply, self.change(ino, &change), |found| reply.attr(&EVER, &found));
+        let change = AttributeChange { mode, uid, gid, size, atime, mtime };
+        answer!(reply, self.change(ino, &change), |found| reply.attr(&ATTRIBUTE_LIFETIME, &found));
     }
 
     fn readlink(&self, _: &Request, ino: INodeNo, reply: ReplyData) {
@@ -263,7 +267,7 @@ impl Filesystem for Disk {
             rustix::fs::openat(&*directory, name, flags, Mode::from_raw_mode(mode & !umask))?;
             self.give(request, parent, name)
         });
-        answer!(reply, found, |found| reply.entry(&EVER, &found, Generation(0)));
+        answer!(reply, found, |found| reply.entry(&ATTRIBUTE_LIFETIME, &found, Generation(0)));
     }
 
     fn mkdir(
@@ -279,7 +283,7 @@ impl Filesystem for Disk {
             rustix::fs::mkdirat(&*directory, name, Mode::from_raw_mode(mode & !umask))?;
             self.give(request, parent, name)
         });
-        answer!(reply, found, |found| reply.entry(&EVER, &found, Generation(0)));
+        answer!(reply, found, |found| reply.entry(&ATTRIBUTE_LIFETIME, &found, Generation(0)));
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
@@ -287,7 +291,7 @@ impl Filesystem for Disk {
             rustix::fs::symlinkat(target, &*directory, name)?;
             self.give(request, parent, name)
         });
-        answer!(reply, found, |found| reply.entry(&EVER, &found, Generation(0)));
+        answer!(reply, found, |found| reply.entry(&ATTRIBUTE_LIFETIME, &found, Generation(0)));
     }
 
     fn link(&self, _: &Request, ino: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
@@ -296,7 +300,7 @@ impl Filesystem for Disk {
             rustix::fs::linkat(rustix::fs::CWD, path_of(&node), &*directory, name, AtFlags::SYMLINK_FOLLOW)?;
             self.tree.lookup(parent, name)
         });
-        answer!(reply, found, |found| reply.entry(&EVER, &found, Generation(0)));
+        answer!(reply, found, |found| reply.entry(&ATTRIBUTE_LIFETIME, &found, Generation(0)));
     }
 
     fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -340,7 +344,7 @@ impl Filesystem for Disk {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        if parent == INodeNo::ROOT && name == STATS {
+        if parent == INodeNo::ROOT && name == STATS_FILE_NAME {
             return reply.error(Errno::EEXIST);
         }
         let exclusive = oflags(flags) & OFlags::EXCL;
@@ -351,7 +355,7 @@ impl Filesystem for Disk {
         });
         answer!(reply, found, |(file, made)| {
             let (handle, opened) = self.open_file(file, OpenFlags(flags));
-            reply.created(&EVER, &made, Generation(0), handle, opened);
+            reply.created(&ATTRIBUTE_LIFETIME, &made, Generation(0), handle, opened);
         });
     }
 
@@ -360,7 +364,7 @@ impl Filesystem for Disk {
             let text = serde_json::to_vec(&self.delay.stats()).map_err(io::Error::from);
             return answer!(reply, text, |mut text: Vec<u8>| {
                 text.push(b'\n');
-                let handle = self.handles.add(Open::Stats(text));
+                let handle = self.handles.add(OpenObject::Stats(text));
                 reply.opened(FileHandle(handle), FopenFlags::FOPEN_DIRECT_IO);
             });
         }
@@ -383,16 +387,16 @@ impl Filesystem for Disk {
     ) {
         let arrival = self.delay.now();
         let read = self.handles.get(handle.0).and_then(|open| match &*open {
-            Open::File(file) => read_at(file, offset, size as usize).map(|bytes| (bytes, true)),
-            Open::Stats(text) => {
+            OpenObject::File(file) => read_at(file, offset, size as usize).map(|bytes| (bytes, true)),
+            OpenObject::Stats(text) => {
                 let rest = usize::try_from(offset).ok().and_then(|offset| text.get(offset..)).unwrap_or(&[]);
                 Ok((rest[..rest.len().min(size as usize)].to_vec(), false))
             }
-            Open::Directory(_) => Err(rustix::io::Errno::ISDIR.into()),
+            OpenObject::Directory(_) => Err(rustix::io::Errno::ISDIR.into()),
         });
         answer!(reply, read, |(bytes, waits): (Vec<u8>, bool)| {
             if waits {
-                self.delay.add(arrival, Kind::Read, size.into(), Held::Read(reply, bytes));
+                self.delay.add(arrival, RequestPurpose::Read, size.into(), DelayedAnswer::Read(reply, bytes));
             } else {
                 reply.data(&bytes);
             }
@@ -418,7 +422,7 @@ impl Filesystem for Disk {
             return reply.written(size);
         }
         answer!(reply, self.on_file(handle, |file| file.write_all_at(data, offset)), |()| {
-            self.delay.add(arrival, Kind::Write, size.into(), Held::Written(reply, size));
+            self.delay.add(arrival, RequestPurpose::Write, size.into(), DelayedAnswer::Written(reply, size));
         });
     }
 
@@ -441,11 +445,11 @@ impl Filesystem for Disk {
     }
 
     fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        self.delay.add(self.delay.now(), Kind::Other, 0, Held::Done(reply));
+        self.delay.add(self.delay.now(), RequestPurpose::Other, 0, DelayedAnswer::Done(reply));
     }
 
     fn fsyncdir(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        self.delay.add(self.delay.now(), Kind::Other, 0, Held::Done(reply));
+        self.delay.add(self.delay.now(), RequestPurpose::Other, 0, DelayedAnswer::Done(reply));
     }
 
     fn fallocate(
@@ -461,7 +465,12 @@ impl Filesystem for Disk {
         let arrival = self.delay.now();
         let mode = FallocateFlags::from_bits_retain(mode.cast_unsigned());
         let done = self.on_file(handle, |file| Ok(rustix::fs::fallocate(file, mode, offset, length)?));
-        answer!(reply, done, |()| self.delay.add(arrival, Kind::Other, 0, Held::Done(reply)));
+        answer!(reply, done, |()| self.delay.add(
+            arrival,
+            RequestPurpose::Other,
+            0,
+            DelayedAnswer::Done(reply)
+        ));
     }
 
     fn lseek(
@@ -488,7 +497,7 @@ impl Filesystem for Disk {
 
     fn opendir(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
         answer!(reply, self.tree.read_dir(ino), |entries| {
-            reply.opened(FileHandle(self.handles.add(Open::Directory(entries))), FopenFlags::empty());
+            reply.opened(FileHandle(self.handles.add(OpenObject::Directory(entries))), FopenFlags::empty());
         });
     }
 
@@ -497,7 +506,7 @@ impl Filesystem for Disk {
             Ok(open) => open,
             Err(error) => return reply.error(error.into()),
         };
-        let Open::Directory(entries) = &*open else {
+        let OpenObject::Directory(entries) = &*open else {
             return reply.error(Errno::ENOTDIR);
         };
         for (next, entry) in (1..).zip(entries).skip(usize::try_from(offset).unwrap_or(usize::MAX)) {

@@ -5,12 +5,12 @@ use std::num::NonZero;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::schedule::Model;
+use super::schedule::DiskModel;
 use pagekeeper_text::{ByteSize, HumanDuration, parse_size};
 
 /// The kind of disk, and what is made of it.
 #[derive(Debug, Clone, PartialEq, Eq, clap::Args)]
-pub struct Settings {
+pub struct DiskSettings {
     /// Time that each request takes, like 2ms or 0.1ms
     #[arg(long, value_name = "TIME", value_parser = parse_latency)]
     pub latency: Duration,
@@ -34,7 +34,7 @@ pub struct Settings {
     pub xfs: Option<PathBuf>,
 }
 
-impl Settings {
+impl DiskSettings {
     /// Creates the settings of a disk of this latency and width, in memory, without caps or XFS.
     pub fn new(latency: Duration, width: NonZero<u16>) -> Self {
         Self { latency, width, iops: None, bandwidth: None, size: 4 << 30, backing: None, xfs: None }
@@ -59,8 +59,8 @@ impl Settings {
         arguments
     }
 
-    pub(super) fn model(&self) -> Model {
-        Model {
+    pub(super) fn model(&self) -> DiskModel {
+        DiskModel {
             latency: self.latency,
             width: self.width.get().into(),
             iops: self.iops.map(NonZero::get),
@@ -70,7 +70,7 @@ impl Settings {
 }
 
 /// Text for people: "2ms, 64 wide, at most 20000 requests and 500 MiB per second".
-impl std::fmt::Display for Settings {
+impl std::fmt::Display for DiskSettings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:?}, {} wide", self.latency, self.width)?;
         let bandwidth = self.bandwidth.map(|bandwidth| ByteSize(bandwidth.get()));
@@ -98,21 +98,21 @@ mod tests {
     use super::*;
     use clap::{Args, FromArgMatches};
 
-    fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Settings, clap::Error> {
-        let command = Settings::augment_args(clap::Command::new("slowdisk").no_binary_name(true));
-        Settings::from_arg_matches(&command.try_get_matches_from(arguments)?)
+    fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<DiskSettings, clap::Error> {
+        let command = DiskSettings::augment_args(clap::Command::new("slowdisk").no_binary_name(true));
+        DiskSettings::from_arg_matches(&command.try_get_matches_from(arguments)?)
     }
 
     #[test]
     fn settings_are_read_back_from_their_arguments() {
-        let plain = Settings::new(Duration::from_micros(1_234_567), NonZero::new(64).unwrap());
-        let full = Settings {
+        let plain = DiskSettings::new(Duration::from_micros(1_234_567), NonZero::new(64).unwrap());
+        let full = DiskSettings {
             iops: NonZero::new(5),
             bandwidth: NonZero::new(500 << 20),
             size: 1 << 30,
             backing: Some("/a b".into()),
             xfs: Some("/c".into()),
-            ..Settings::new(Duration::from_micros(1), NonZero::new(1).unwrap())
+            ..DiskSettings::new(Duration::from_micros(1), NonZero::new(1).unwrap())
         };
         assert_eq!(full.to_string(), "1µs, 1 wide, at most 5 requests and 500 MiB per second");
         for settings in [plain, full] {

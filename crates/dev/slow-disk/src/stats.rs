@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 /// The requests of a disk since its mount, or since its counts were reset.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Stats {
+pub struct DiskStats {
     /// Read requests.
     pub reads: u64,
     /// Write requests.
@@ -35,7 +35,7 @@ pub struct Stats {
     pub cpu_seconds: f64,
 }
 
-impl Stats {
+impl DiskStats {
     /// Returns the requests of all kinds.
     pub fn requests(&self) -> u64 {
         self.reads + self.writes + self.others
@@ -44,7 +44,7 @@ impl Stats {
 
 /// The purpose of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum RequestPurpose {
     Read,
     Write,
     Other,
@@ -52,7 +52,7 @@ pub(super) enum Kind {
 
 /// The counts. Times are in ns.
 #[derive(Debug, Default)]
-pub(super) struct Counts {
+pub(super) struct RequestCounts {
     requests: [u64; 3],
     bytes: [u64; 2],
     /// Reads and writes by power of two.
@@ -69,18 +69,18 @@ pub(super) struct Counts {
     cpu_before: u64,
 }
 
-impl Counts {
+impl RequestCounts {
     /// Creates empty counts; `cpu` is the process's CPU time so far.
     pub(super) fn begin(cpu: u64) -> Self {
         Self { cpu_before: cpu, ..Self::default() }
     }
 
     /// Counts a request, with which `depth` are in flight.
-    pub(super) fn add(&mut self, kind: Kind, bytes: u64, arrival: u64, done: u64, depth: usize) {
+    pub(super) fn add(&mut self, kind: RequestPurpose, bytes: u64, arrival: u64, done: u64, depth: usize) {
         let data = match kind {
-            Kind::Read => Some(0),
-            Kind::Write => Some(1),
-            Kind::Other => None,
+            RequestPurpose::Read => Some(0),
+            RequestPurpose::Write => Some(1),
+            RequestPurpose::Other => None,
         };
         self.requests[data.unwrap_or(2)] += 1;
         if let Some(data) = data {
@@ -102,9 +102,9 @@ impl Counts {
     }
 
     /// Returns the account; `cpu` is the process's CPU time so far.
-    pub(super) fn stats(&self, cpu: u64) -> Stats {
+    pub(super) fn stats(&self, cpu: u64) -> DiskStats {
         let per = |sum: u64, of: u64| if of == 0 { 0.0 } else { sum as f64 / of as f64 };
-        Stats {
+        DiskStats {
             reads: self.requests[0],
             writes: self.requests[1],
             others: self.requests[2],
@@ -131,11 +131,11 @@ mod tests {
 
     #[test]
     fn the_mean_depth_leaves_idle_time_out() {
-        let mut counts = Counts::begin(5_000);
-        counts.add(Kind::Read, 4096, 0, 2_000, 1);
-        counts.add(Kind::Read, 5000, 0, 2_000, 2);
-        counts.add(Kind::Write, 1, 10_000, 12_000, 1);
-        counts.add(Kind::Other, 0, 11_000, 13_000, 2);
+        let mut counts = RequestCounts::begin(5_000);
+        counts.add(RequestPurpose::Read, 4096, 0, 2_000, 1);
+        counts.add(RequestPurpose::Read, 5000, 0, 2_000, 2);
+        counts.add(RequestPurpose::Write, 1, 10_000, 12_000, 1);
+        counts.add(RequestPurpose::Other, 0, 11_000, 13_000, 2);
         counts.answered(1_000);
         counts.answered(3_000);
         let stats = counts.stats(9_000);
@@ -151,11 +151,11 @@ mod tests {
 
     #[test]
     fn it_is_read_as_it_was_written() {
-        let mut counts = Counts::begin(0);
-        counts.add(Kind::Write, 1 << 40, 0, 1, 1);
+        let mut counts = RequestCounts::begin(0);
+        counts.add(RequestPurpose::Write, 1 << 40, 0, 1, 1);
         let stats = counts.stats(1);
         let text = serde_json::to_string(&stats).unwrap();
-        assert_eq!(serde_json::from_str::<Stats>(&text).unwrap(), stats);
-        assert_eq!(Counts::begin(7).stats(7), Stats::default());
+        assert_eq!(serde_json::from_str::<DiskStats>(&text).unwrap(), stats);
+        assert_eq!(RequestCounts::begin(7).stats(7), DiskStats::default());
     }
 }

@@ -16,20 +16,20 @@ use fuser::{FileAttr, FileType, INodeNo};
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, Stat, fstat, openat, statat};
 
 /// A node: a descriptor without access (`O_PATH`), through which its file is opened.
-pub(super) type Node = Arc<OwnedFd>;
+pub(super) type NodeDescriptor = Arc<OwnedFd>;
 
 /// The object of a file handle.
 #[derive(Debug)]
-pub(super) enum Open {
+pub(super) enum OpenObject {
     File(File),
-    Directory(Vec<Entry>),
+    Directory(Vec<DirectoryEntry>),
     /// The account at the time of the open.
     Stats(Vec<u8>),
 }
 
 /// An entry of a directory.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct DirectoryEntry {
     pub(super) ino: u64,
     pub(super) kind: FileType,
     pub(super) name: OsString,
@@ -37,39 +37,39 @@ pub(super) struct Entry {
 
 /// The inodes.
 #[derive(Debug)]
-pub(super) struct Tree(Mutex<Inodes>);
+pub(super) struct InodeTree(Mutex<InodeMap>);
 
 #[derive(Debug)]
-struct Inodes {
-    nodes: HashMap<u64, Known>,
+struct InodeMap {
+    nodes: HashMap<u64, KnownInode>,
     /// Inode numbers, by device and inode number behind the disk.
     numbers: HashMap<(u64, u64), u64>,
     next: u64,
 }
 
 #[derive(Debug)]
-struct Known {
-    node: Node,
+struct KnownInode {
+    node: NodeDescriptor,
     behind: (u64, u64),
     /// Number of references that the kernel holds.
     lookups: u64,
 }
 
-impl Tree {
+impl InodeTree {
     /// Creates a tree below `root`; numbers begin at `first`.
     pub(super) fn new(root: OwnedFd, first: u64) -> io::Result<Self> {
         let stat = fstat(&root)?;
         let behind = (stat.st_dev, stat.st_ino);
-        let root = Known { node: Arc::new(root), behind, lookups: 1 };
+        let root = KnownInode { node: Arc::new(root), behind, lookups: 1 };
         let number = INodeNo::ROOT.0;
-        Ok(Self(Mutex::new(Inodes {
+        Ok(Self(Mutex::new(InodeMap {
             nodes: HashMap::from([(number, root)]),
             numbers: HashMap::from([(behind, number)]),
             next: first,
         })))
     }
 
-    pub(super) fn node(&self, ino: INodeNo) -> io::Result<Node> {
+    pub(super) fn node(&self, ino: INodeNo) -> io::Result<NodeDescriptor> {
         let known = self.inodes().nodes.get(&ino.0).map(|known| Arc::clone(&known.node));
         known.ok_or_else(|| rustix::io::Errno::STALE.into())
     }
@@ -85,7 +85,7 @@ impl Tree {
         if number == inodes.next {
             inodes.next += 1;
             inodes.numbers.insert(behind, number);
-            inodes.nodes.insert(number, Known { node: Arc::new(node), behind, lookups: 0 });
+            inodes.nodes.insert(number, KnownInode { node: Arc::new(node), behind, lookups: 0 });
         }
         if let Some(known) = inodes.nodes.get_mut(&number) {
             known.lookups += 1;
@@ -117,7 +117,7 @@ impl Tree {
     }
 
     /// Reads a whole directory.
-    pub(super) fn read_dir(&self, ino: INodeNo) -> io::Result<Vec<Entry>> {
+    pub(super) fn read_dir(&self, ino: INodeNo) -> io::Result<Vec<DirectoryEntry>> {
         use std::os::unix::ffi::OsStrExt;
         let directory = self.open(ino, OFlags::RDONLY | OFlags::DIRECTORY)?;
         let entries = Dir::read_from(&directory)?.map(|entry| {
@@ -130,12 +130,12 @@ impl Tree {
                 kind => kind,
             };
             let name = OsStr::from_bytes(entry.file_name().to_bytes()).to_owned();
-            Ok(Entry { ino: entry.ino(), kind: kind_of(kind), name })
+            Ok(DirectoryEntry { ino: entry.ino(), kind: kind_of(kind), name })
         });
         entries.collect()
     }
 
-    fn inodes(&self) -> MutexGuard<'_, Inodes> {
+    fn inodes(&self) -> MutexGuard<'_, InodeMap> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -147,16 +147,16 @@ pub(super) fn path_of(node: &OwnedFd) -> PathBuf {
 
 /// Open handles, by the number that the kernel was given.
 #[derive(Debug, Default)]
-pub(super) struct Handles(RwLock<Table>);
+pub(super) struct HandleTable(RwLock<HandleMap>);
 
 #[derive(Debug, Default)]
-struct Table {
-    open: HashMap<u64, Arc<Open>>,
+struct HandleMap {
+    open: HashMap<u64, Arc<OpenObject>>,
     next: u64,
 }
 
-impl Handles {
-    pub(super) fn add(&self, open: Open) -> u64 {
+impl HandleTable {
+    pub(super) fn add(&self, open: OpenObject) -> u64 {
         let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
         table.next += 1;
         let number = table.next;
@@ -164,7 +164,7 @@ impl Handles {
         number
     }
 
-    pub(super) fn get(&self, number: u64) -> io::Result<Arc<Open>> {
+    pub(super) fn get(&self, number: u64) -> io::Result<Arc<OpenObject>> {
         let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
         table.open.get(&number).cloned().ok_or_else(|| rustix::io::Errno::BADF.into())
     }
@@ -211,14 +211,14 @@ fn time_of(seconds: i64, nanos: u32) -> SystemTime {
 }
 
 fn kind_of(kind: rustix::fs::FileType) -> FileType {
-    use rustix::fs::FileType as Kind;
+    use rustix::fs::FileType as RequestPurpose;
     match kind {
-        Kind::Directory => FileType::Directory,
-        Kind::Symlink => FileType::Symlink,
-        Kind::Fifo => FileType::NamedPipe,
-        Kind::Socket => FileType::Socket,
-        Kind::CharacterDevice => FileType::CharDevice,
-        Kind::BlockDevice => FileType::BlockDevice,
+        RequestPurpose::Directory => FileType::Directory,
+        RequestPurpose::Symlink => FileType::Symlink,
+        RequestPurpose::Fifo => FileType::NamedPipe,
+        RequestPurpose::Socket => FileType::Socket,
+        RequestPurpose::CharacterDevice => FileType::CharDevice,
+        RequestPurpose::BlockDevice => FileType::BlockDevice,
         _ => FileType::RegularFile,
     }
 }
@@ -232,7 +232,7 @@ mod tests {
     fn a_file_keeps_its_number_until_the_kernel_forgets_it() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("a"), "text").unwrap();
-        let tree = Tree::new(File::open(dir.path()).unwrap().into(), 10).unwrap();
+        let tree = InodeTree::new(File::open(dir.path()).unwrap().into(), 10).unwrap();
         let found = tree.lookup(INodeNo::ROOT, OsStr::new("a")).unwrap();
         assert_eq!((found.ino, found.size, found.kind), (INodeNo(10), 4, FileType::RegularFile));
         std::fs::rename(dir.path().join("a"), dir.path().join("b")).unwrap();
@@ -257,12 +257,12 @@ mod tests {
 
     #[test]
     fn handles_are_used_once() {
-        let handles = Handles::default();
-        let first = handles.add(Open::Stats(vec![1]));
-        assert!(matches!(&*handles.get(first).unwrap(), Open::Stats(text) if text == &[1]));
+        let handles = HandleTable::default();
+        let first = handles.add(OpenObject::Stats(vec![1]));
+        assert!(matches!(&*handles.get(first).unwrap(), OpenObject::Stats(text) if text == &[1]));
         handles.remove(first);
         assert!(handles.get(first).is_err());
-        assert_ne!(handles.add(Open::Stats(vec![])), first);
+        assert_ne!(handles.add(OpenObject::Stats(vec![])), first);
     }
 
     #[test]

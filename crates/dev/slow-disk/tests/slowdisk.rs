@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use pagekeeper_io::AlignedBuf;
-use pagekeeper_slow_disk::{Settings, SlowDisk};
+use pagekeeper_slow_disk::{DiskSettings, SlowDisk};
 use pagekeeper_testing::skip;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::process::{Pid, Signal, kill_process};
@@ -32,8 +32,8 @@ fn possible() -> bool {
     false
 }
 
-fn settings() -> Settings {
-    Settings { size: 64 << 20, ..Settings::new(LATENCY, NonZero::new(WIDTH).unwrap()) }
+fn settings() -> DiskSettings {
+    DiskSettings { size: 64 << 20, ..DiskSettings::new(LATENCY, NonZero::new(WIDTH).unwrap()) }
 }
 
 fn start(mount: &Path) -> SlowDisk {
@@ -199,7 +199,7 @@ fn an_xfs_is_made_on_it_and_taken_away() {
         return skip("there is no /dev/loop-control");
     }
     let (mount, xfs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let settings = Settings { size: 512 << 20, xfs: Some(xfs.path().to_path_buf()), ..settings() };
+    let settings = DiskSettings { size: 512 << 20, xfs: Some(xfs.path().to_path_buf()), ..settings() };
     let disk = SlowDisk::start(Path::new(BIN), mount.path(), &settings).unwrap();
     assert_eq!(disk.dir(), xfs.path());
     assert_eq!(disk.stats().unwrap().requests(), 0, "making it does not count");
@@ -269,14 +269,14 @@ fn what_can_not_be_done_is_said() {
     }
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("file"), "").unwrap();
-    let refusal = |settings: &Settings, mount: &Path| {
+    let refusal = |settings: &DiskSettings, mount: &Path| {
         SlowDisk::start(Path::new(BIN), mount, settings).unwrap_err().to_string()
     };
     assert!(refusal(&settings(), dir.path()).contains("not empty"));
     let (mount, xfs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let small = Settings { xfs: Some(xfs.path().to_path_buf()), ..settings() };
+    let small = DiskSettings { xfs: Some(xfs.path().to_path_buf()), ..settings() };
     assert!(refusal(&small, mount.path()).contains("300M"));
-    let same = Settings { xfs: Some(mount.path().to_path_buf()), size: 1 << 30, ..settings() };
+    let same = DiskSettings { xfs: Some(mount.path().to_path_buf()), size: 1 << 30, ..settings() };
     assert!(refusal(&same, mount.path()).contains("a directory each"));
     assert!(!is_mounted(mount.path()) && !is_mounted(xfs.path()));
 }

@@ -8,7 +8,7 @@ const PATIENCE_SECONDS: u32 = 60;
 /// A forked child.
 #[derive(Debug)]
 #[must_use = "a child that nobody waits for stays as a zombie"]
-pub struct Forked(libc::pid_t);
+pub struct ForkedChild(libc::pid_t);
 
 /// The end of a forked child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub enum ChildEnd {
 ///
 /// If fork(2) fails.
 #[expect(unsafe_code, reason = "a fork")]
-pub fn forked(does: impl FnOnce() -> bool) -> Forked {
+pub fn forked(does: impl FnOnce() -> bool) -> ForkedChild {
     // SAFETY: the child runs code of this process. glibc keeps the allocator usable in it, and it exits
     // without any of the parent's destructors.
     unsafe {
@@ -40,7 +40,7 @@ pub fn forked(does: impl FnOnce() -> bool) -> Forked {
             libc::_exit(i32::from(!is_well.unwrap_or(false)));
         }
         assert!(pid > 0, "fork: {}", std::io::Error::last_os_error());
-        Forked(pid)
+        ForkedChild(pid)
     }
 }
 
@@ -50,7 +50,7 @@ pub fn forked(does: impl FnOnce() -> bool) -> Forked {
 ///
 /// If the system call fails.
 #[expect(unsafe_code, reason = "a fork")]
-pub fn forked_past_libc(does: impl FnOnce() -> bool) -> Forked {
+pub fn forked_past_libc(does: impl FnOnce() -> bool) -> ForkedChild {
     // SAFETY: as in `forked`, except that the C library's locks stay as they were: only a process with one
     // thread may call this.
     unsafe {
@@ -61,11 +61,11 @@ pub fn forked_past_libc(does: impl FnOnce() -> bool) -> Forked {
             libc::_exit(i32::from(!is_well.unwrap_or(false)));
         }
         assert!(pid > 0, "clone: {}", std::io::Error::last_os_error());
-        Forked(libc::pid_t::try_from(pid).unwrap())
+        ForkedChild(libc::pid_t::try_from(pid).unwrap())
     }
 }
 
-impl Forked {
+impl ForkedChild {
     /// Waits until the child ends.
     ///
     /// # Panics

@@ -4,7 +4,7 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 /// $1: "later" to begin with the first line of the input. With job control, a job can be stopped as from a terminal.
-const SCRIPT: &str = "when=$1; shift; set -m; exec 3<&0
+const GRANDCHILD_SCRIPT: &str = "when=$1; shift; set -m; exec 3<&0
 { [ \"$when\" = now ] || read -r _; exec \"$@\"; } <&3 & p=$!
 set +m; echo $p; wait $p; echo code $?";
 
@@ -37,7 +37,7 @@ impl Grandchild {
 
     fn new(when: &str, words: &[&str]) -> Self {
         let mut shell = Command::new("bash")
-            .args(["-c", SCRIPT, "bash", when])
+            .args(["-c", GRANDCHILD_SCRIPT, "bash", when])
             .args(words)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

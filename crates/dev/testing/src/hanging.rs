@@ -5,12 +5,12 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 /// A directory that is mounted elsewhere by a file system in user space, whose process can be stopped.
-pub struct Hanging {
+pub struct HangingMount {
     server: Child,
     point: PathBuf,
 }
 
-impl Hanging {
+impl HangingMount {
     /// Mounts `below` at `point`. `shown` names an entry of the directory. Needs root and bindfs.
     ///
     /// # Panics
@@ -54,7 +54,7 @@ impl Hanging {
     }
 }
 
-impl Drop for Hanging {
+impl Drop for HangingMount {
     fn drop(&mut self) {
         // The end of the process ends every call into the file system.
         let _ = self.server.kill();

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// The response of an HTTP server.
 #[derive(Debug)]
-pub struct Answer {
+pub struct HttpResponse {
     /// The status code.
     pub status: u16,
     /// The headers, with their names in lower case.
@@ -19,7 +19,7 @@ pub struct Answer {
     pub body: String,
 }
 
-impl Answer {
+impl HttpResponse {
     /// Returns the value of a header.
     ///
     /// # Panics
@@ -36,7 +36,7 @@ impl Answer {
 /// # Panics
 ///
 /// If the server's answer is not an HTTP response.
-pub fn ask(port: u16, method: &str, path: &str, headers: &[(&str, &str)]) -> Option<Answer> {
+pub fn ask(port: u16, method: &str, path: &str, headers: &[(&str, &str)]) -> Option<HttpResponse> {
     ask_with(port, method, path, headers, &[])
 }
 
@@ -51,7 +51,7 @@ pub fn ask_with(
     path: &str,
     headers: &[(&str, &str)],
     body: &[u8],
-) -> Option<Answer> {
+) -> Option<HttpResponse> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(120))).expect("set a time");
     // A server that refuses a request may close the connection before all of it is sent. The response
@@ -68,7 +68,7 @@ pub fn ask_with(
         let (name, value) = line.split_once(':').expect("a header");
         (name.to_ascii_lowercase(), value.trim().to_owned())
     };
-    Some(Answer { status, headers: lines.map(header).collect(), body: body.to_owned() })
+    Some(HttpResponse { status, headers: lines.map(header).collect(), body: body.to_owned() })
 }
 
 /// Sends a request.

@@ -19,11 +19,11 @@ use std::path::PathBuf;
 
 use tempfile::TempDir;
 
-pub use forks::{ChildEnd, Forked, forked, forked_past_libc};
+pub use forks::{ChildEnd, ForkedChild, forked, forked_past_libc};
 pub use grandchild::Grandchild;
-pub use hanging::Hanging;
-pub use mounted::{Frozen, Mounted, unmount};
-pub use opens::Opens;
+pub use hanging::HangingMount;
+pub use mounted::{FrozenFileSystem, Mounted, unmount};
+pub use opens::OpenCounter;
 pub use processes::fake_process;
 pub use rng::{Rng, Seed};
 pub use throttled::{LowDirtyLimits, ThrottledDisk};

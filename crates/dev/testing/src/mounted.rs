@@ -99,9 +99,9 @@ impl Mounted {
     /// # Panics
     ///
     /// If `fsfreeze` fails.
-    pub fn freeze(&self) -> Frozen {
+    pub fn freeze(&self) -> FrozenFileSystem {
         run(Command::new("fsfreeze").arg("--freeze").arg(&self.point));
-        Frozen(self.point.clone())
+        FrozenFileSystem(self.point.clone())
     }
 
     /// Returns the path of the image file.
@@ -123,9 +123,9 @@ impl Drop for Mounted {
 
 /// A frozen file system, thawed when dropped, also by a panic.
 #[derive(Debug)]
-pub struct Frozen(PathBuf);
+pub struct FrozenFileSystem(PathBuf);
 
-impl Drop for Frozen {
+impl Drop for FrozenFileSystem {
     fn drop(&mut self) {
         let thawed = Command::new("fsfreeze").arg("--unfreeze").arg(&self.0).status();
         let thawed = thawed.is_ok_and(|status| status.success());

@@ -8,9 +8,9 @@ use rustix::fs::inotify;
 
 /// Counts every open of a file, as inotify(7) reports it. Descriptors with `O_PATH` are not reported.
 #[derive(Debug)]
-pub struct Opens(OwnedFd);
+pub struct OpenCounter(OwnedFd);
 
-impl Opens {
+impl OpenCounter {
     /// Starts counting.
     ///
     /// # Panics

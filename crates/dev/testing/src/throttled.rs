@@ -15,7 +15,7 @@ use std::process::{Child, Command, Stdio};
 
 use crate::{disk_dir, skip};
 
-const THROTTLE: &str = "blkio.throttle.write_bps_device";
+const WRITE_THROTTLE: &str = "blkio.throttle.write_bps_device";
 const READ_THROTTLE: &str = "blkio.throttle.read_bps_device";
 
 /// $1: the throttle, $2: the device's number, $3: the mount point, $4: the device.
@@ -30,7 +30,7 @@ losetup --detach "$4"
 "#;
 
 /// Pairs of a file and what is to be written into it.
-const PUT_BACK: &str = r#"
+const RESTORE_SCRIPT: &str = r#"
 while [ $# -gt 1 ]; do
     echo "$2" >"$1"
     shift 2
@@ -40,7 +40,7 @@ done
 /// A mounted file system that is written at a rate. Fields go in this order.
 #[derive(Debug)]
 pub struct ThrottledDisk {
-    _undo: Undo,
+    _undo: RestoreShell,
     mount: PathBuf,
     number: String,
     throttle: PathBuf,
@@ -49,10 +49,11 @@ pub struct ThrottledDisk {
 
 impl ThrottledDisk {
     /// Programs that it needs, beside the `mkfs` of its file system.
-    pub const PROGRAMS: [&str; 5] = ["mkfs.ext4", "losetup", "mount", "umount", "sh"];
+    pub const REQUIRED_PROGRAMS: [&str; 5] = ["mkfs.ext4", "losetup", "mount", "umount", "sh"];
 
     /// The feature that a machine without such disks lacks.
-    pub const NEED: &str = "the blkio controller of cgroup version 1, which this host does not have";
+    pub const MISSING_CONTROLLER: &str =
+        "the blkio controller of cgroup version 1, which this host does not have";
 
     /// Makes a file system of this kind in `size` bytes (sparse), written at `rate` bytes a second. Returns `None`, with
     /// a sentence, where the machine can't hold a device to a rate, also where `PAGEKEEPER_REQUIRE_ALL=1`: no package
@@ -69,7 +70,7 @@ impl ThrottledDisk {
         let made = Self::of(disk_dir(), kind, size, rate);
         if made.is_none() {
             // Version 2 holds back no group but those below its root, whose limits on dirty pages are others.
-            println!("SKIPPED: {test} needs {}.", Self::NEED);
+            println!("SKIPPED: {test} needs {}.", Self::MISSING_CONTROLLER);
         }
         made
     }
@@ -88,9 +89,9 @@ impl ThrottledDisk {
         let node = run(Command::new("losetup").args(["--find", "--show", "--direct-io=on"]).arg(&image));
         let node = PathBuf::from(node.trim());
         let number = device_number(&node);
-        let throttle = root.join(THROTTLE);
+        let throttle = root.join(WRITE_THROTTLE);
         let words: [&OsStr; 4] = [throttle.as_os_str(), number.as_ref(), mount.as_os_str(), node.as_os_str()];
-        let undo = Undo::new(TAKE_DISK_BACK, &words);
+        let undo = RestoreShell::new(TAKE_DISK_BACK, &words);
         give_usual_shares(&number);
         run(Command::new("mount").args(["-t", kind, "-o", "noatime"]).arg(&node).arg(&mount));
         std::fs::write(&throttle, format!("{number} {rate}")).unwrap();
@@ -141,7 +142,7 @@ impl ThrottledDisk {
 /// The kernel's limits on dirty pages, lowered.
 #[derive(Debug)]
 pub struct LowDirtyLimits {
-    _undo: Undo,
+    _undo: RestoreShell,
     _lock: File,
 }
 
@@ -166,7 +167,7 @@ impl LowDirtyLimits {
             before.push(read(&in_force));
         }
         let words: Vec<&OsStr> = before.iter().map(AsRef::as_ref).collect();
-        let undo = Undo::new(PUT_BACK, &words);
+        let undo = RestoreShell::new(RESTORE_SCRIPT, &words);
         for (name, value) in [("dirty_background_bytes", background), ("dirty_bytes", limit)] {
             std::fs::write(vm(name), value.to_string()).expect("lower a limit");
         }
@@ -180,9 +181,9 @@ fn vm(name: &str) -> PathBuf {
 
 /// A shell that runs a script when this value goes, or this process ends.
 #[derive(Debug)]
-struct Undo(Child);
+struct RestoreShell(Child);
 
-impl Undo {
+impl RestoreShell {
     fn new(script: &str, words: &[&OsStr]) -> Self {
         let script = format!("trap '' INT TERM HUP\nread -r _\n{script}");
         let mut command = Command::new("sh");
@@ -193,7 +194,7 @@ impl Undo {
     }
 }
 
-impl Drop for Undo {
+impl Drop for RestoreShell {
     fn drop(&mut self) {
         drop(self.0.stdin.take());
         match self.0.wait() {
@@ -231,7 +232,7 @@ fn blkio_root() -> Option<PathBuf> {
         let is_blkio = kind[0] == "cgroup" && kind.last()?.split(',').any(|option| option == "blkio");
         (is_blkio && mount[3] == "/").then(|| PathBuf::from(mount[4]))
     });
-    roots.find(|root| root.join(THROTTLE).exists())
+    roots.find(|root| root.join(WRITE_THROTTLE).exists())
 }
 
 fn run(command: &mut Command) -> String {

@@ -15,12 +15,12 @@ const ADMITTED_ONE_IN: u32 = 16;
 
 thread_local! {
     /// The last such miss of this thread, as file and page, and the number of such misses.
-    static LAST: Cell<(u64, u32, u32)> = const { Cell::new((0, 0, 0)) };
+    static LAST_MISS: Cell<(u64, u32, u32)> = const { Cell::new((0, 0, 0)) };
 }
 
 /// Whether the kernel's cache should answer this miss, without admitting the page to this cache.
 pub(crate) fn is_refused(file: u64, page: u32) -> bool {
-    LAST.with(|last| {
+    LAST_MISS.with(|last| {
         let (last_file, last_page, count) = last.get();
         let count = count.wrapping_add(1);
         let again = (last_file, last_page) == (file, page);

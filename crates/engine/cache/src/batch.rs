@@ -5,21 +5,21 @@
 
 use pagekeeper_io::{IoFile, ReadStream, StreamRead};
 
-use crate::frames::{self, Filling};
-use crate::handle::Handle;
-use crate::lookup::Attempt;
-use crate::pool::{Begin, LoadReason, OnBusy};
+use crate::frames::{self, LoadingFrame};
+use crate::handle::FileHandle;
+use crate::lookup::LookupAttempt;
+use crate::pool::{BeginOutcome, BusyPolicy, LoadReason};
 use crate::{CachedFile, Error};
 
 /// Maximum number of neighbouring pages in one read of the device.
-pub(crate) const RUN: usize = 16;
+pub(crate) const RUN_PAGES_MAX: usize = 16;
 
 /// Maximum number of pages that one call has in flight.
-const AT_ONCE: usize = 256;
+const BATCH_PAGES_IN_FLIGHT_MAX: usize = 256;
 
 /// After this many absent pieces, the rest of a list is probed while the reads of these are in flight, so that
 /// the device does not idle.
-const MAX_PROBED: usize = 64;
+const PROBED_PIECES_MAX: usize = 64;
 
 /// One of many reads of a file.
 #[derive(Debug)]
@@ -54,7 +54,7 @@ impl<'a> ReadRequest<'a> {
 
 /// The part of a request that lies in one page.
 #[derive(Debug)]
-struct Piece<'a> {
+struct PagePiece<'a> {
     page: u32,
     from: usize,
     buf: &'a mut [u8],
@@ -62,7 +62,13 @@ struct Piece<'a> {
 }
 
 /// Cuts a read within the file into pieces.
-fn cut<'a>(handle: &Handle, offset: u64, mut buf: &'a mut [u8], request: usize, pieces: &mut Vec<Piece<'a>>) {
+fn cut<'a>(
+    handle: &FileHandle,
+    offset: u64,
+    mut buf: &'a mut [u8],
+    request: usize,
+    pieces: &mut Vec<PagePiece<'a>>,
+) {
     let shift = handle.shared.settings.page_shift;
     let mut at = offset;
     while !buf.is_empty() {
@@ -71,19 +77,20 @@ fn cut<'a>(handle: &Handle, offset: u64, mut buf: &'a mut [u8], request: usize, 
         let (first, rest) = buf.split_at_mut(len);
         #[expect(clippy::cast_possible_truncation, reason = "files have fewer than 2^32 pages")]
         let page = (at >> shift) as u32;
-        pieces.push(Piece { page, from, buf: first, request });
+        pieces.push(PagePiece { page, from, buf: first, request });
         buf = rest;
         at += len as u64;
     }
 }
 
-/// Returns the length of the first run: of pages that are neighbours in the file, at most [`RUN`].
+/// Returns the length of the first run: of pages that are neighbours in the file, at most
+/// [`RUN_PAGES_MAX`].
 pub(crate) fn run_len(pages: impl IntoIterator<Item = u32>) -> usize {
     let mut pages = pages.into_iter();
     let Some(mut last) = pages.next() else { return 0 };
     let mut len = 1;
     for page in pages {
-        if len == RUN || page != last.wrapping_add(1) {
+        if len == RUN_PAGES_MAX || page != last.wrapping_add(1) {
             break;
         }
         (last, len) = (page, len + 1);
@@ -146,7 +153,7 @@ impl CachedFile {
     }
 }
 
-impl Handle {
+impl FileHandle {
     /// Copies from `offset` on up to the first absent page. Returns the number of bytes.
     fn read_found(&self, offset: u64, buf: &mut [u8]) -> usize {
         let shift = self.shared.settings.page_shift;
@@ -157,7 +164,7 @@ impl Handle {
             let end = buf.len().min(done + (1 << shift) - from);
             #[expect(clippy::cast_possible_truncation, reason = "files have fewer than 2^32 pages")]
             let page = (at >> shift) as u32;
-            if !frames::copy(self, page, from, &mut buf[done..end], Attempt::First) {
+            if !frames::copy(self, page, from, &mut buf[done..end], LookupAttempt::First) {
                 break;
             }
             done = end;
@@ -166,19 +173,19 @@ impl Handle {
     }
 
     /// Reads all pieces; `failed` is called for each piece that can't be read.
-    fn read_all(&self, mut pieces: Vec<Piece<'_>>, failed: &mut dyn FnMut(usize, Error)) {
+    fn read_all(&self, mut pieces: Vec<PagePiece<'_>>, failed: &mut dyn FnMut(usize, Error)) {
         let mut absent = 0;
         pieces.retain_mut(|piece| {
-            let stays = absent == MAX_PROBED || !self.find_piece(piece);
-            absent += usize::from(stays && absent < MAX_PROBED);
+            let stays = absent == PROBED_PIECES_MAX || !self.find_piece(piece);
+            absent += usize::from(stays && absent < PROBED_PIECES_MAX);
             stays
         });
         pieces.sort_unstable_by_key(|piece| piece.page);
         let several = pieces.first().map(|piece| piece.page) != pieces.last().map(|piece| piece.page);
         let others = match self.io() {
             Ok(io) if several => {
-                let is_probed = absent < MAX_PROBED;
-                let mut loads = Loads::new(self, &**io, &mut pieces, is_probed, failed);
+                let is_probed = absent < PROBED_PIECES_MAX;
+                let mut loads = BatchLoads::new(self, &**io, &mut pieces, is_probed, failed);
                 self.shared.settings.io.read_stream(&mut loads);
                 loads.others
             }
@@ -193,26 +200,28 @@ impl Handle {
     }
 
     /// Copies a piece, if its page can be read.
-    fn find_piece(&self, piece: &mut Piece<'_>) -> bool {
-        frames::copy(self, piece.page, piece.from, piece.buf, Attempt::First)
+    fn find_piece(&self, piece: &mut PagePiece<'_>) -> bool {
+        frames::copy(self, piece.page, piece.from, piece.buf, LookupAttempt::First)
     }
 
     /// Takes a frame for an absent page. `None` if the page must be read alone: another caller loads it, or no
     /// frame is free.
-    fn begin_load(&self, page: u32) -> Option<Filling<&Self>> {
-        let attempt = || self.shared.pool.begin(&self.page_table, page, OnBusy::Leave);
+    fn begin_load(&self, page: u32) -> Option<LoadingFrame<&Self>> {
+        let attempt = || self.shared.pool.begin(&self.page_table, page, BusyPolicy::Leave);
         let mut begun = attempt();
-        if matches!(begun, Begin::Full) && self.shared.make_room_patiently() {
+        if matches!(begun, BeginOutcome::Full) && self.shared.make_room_patiently() {
             begun = attempt();
         }
         match begun {
-            Begin::Load(ticket) => Some(Filling::new(self, ticket)),
-            Begin::Readable | Begin::Busy(_) | Begin::Full | Begin::Closed => None,
+            BeginOutcome::Load(ticket) => Some(LoadingFrame::new(self, ticket)),
+            BeginOutcome::Readable | BeginOutcome::Busy(_) | BeginOutcome::Full | BeginOutcome::Closed => {
+                None
+            }
         }
     }
 
     /// Reads one page into its frame.
-    fn read_alone(&self, filling: &mut Filling<&Self>) -> Result<usize, Error> {
+    fn read_alone(&self, filling: &mut LoadingFrame<&Self>) -> Result<usize, Error> {
         let start = self.range(filling.page()).start;
         let io = self.io()?;
         let read = io.read_at(start, filling.bytes_mut())?;
@@ -223,34 +232,34 @@ impl Handle {
 }
 
 /// Neighbouring pages that one read loads, each with the pieces that need it.
-type Run<'a, 'b> = Vec<(Filling<&'a Handle>, &'a mut [Piece<'b>])>;
+type PageRun<'a, 'b> = Vec<(LoadingFrame<&'a FileHandle>, &'a mut [PagePiece<'b>])>;
 
 /// The loads of one call. Each begins when the device has room, and is settled soon after its read has ended,
 /// while others are in flight.
-struct Loads<'a, 'b, 'f> {
-    handle: &'a Handle,
+struct BatchLoads<'a, 'b, 'f> {
+    handle: &'a FileHandle,
     io: &'a dyn IoFile,
     /// The pieces whose loads have not begun, by page.
-    rest: &'a mut [Piece<'b>],
+    rest: &'a mut [PagePiece<'b>],
     /// Whether all of these were found absent when the call began.
     is_probed: bool,
     /// Runs in flight, by token.
-    runs: Vec<Option<Run<'a, 'b>>>,
+    runs: Vec<Option<PageRun<'a, 'b>>>,
     free: Vec<usize>,
     /// Pages in flight.
     pages: usize,
     /// Reads that have ended since the last turn.
     ended: Vec<(usize, Result<usize, Error>)>,
     /// Pieces of pages that must be read alone.
-    others: Vec<&'a mut [Piece<'b>]>,
+    others: Vec<&'a mut [PagePiece<'b>]>,
     failed: &'f mut dyn FnMut(usize, Error),
 }
 
-impl<'a, 'b, 'f> Loads<'a, 'b, 'f> {
+impl<'a, 'b, 'f> BatchLoads<'a, 'b, 'f> {
     fn new(
-        handle: &'a Handle,
+        handle: &'a FileHandle,
         io: &'a dyn IoFile,
-        pieces: &'a mut [Piece<'b>],
+        pieces: &'a mut [PagePiece<'b>],
         is_probed: bool,
         failed: &'f mut dyn FnMut(usize, Error),
     ) -> Self {
@@ -270,7 +279,10 @@ impl<'a, 'b, 'f> Loads<'a, 'b, 'f> {
 
     /// Begins the load of the next page that this thread can load. With `after`, only if the page is that
     /// page's next neighbour.
-    fn begin(&mut self, after: Option<u32>) -> Option<(Filling<&'a Handle>, &'a mut [Piece<'b>])> {
+    fn begin(
+        &mut self,
+        after: Option<u32>,
+    ) -> Option<(LoadingFrame<&'a FileHandle>, &'a mut [PagePiece<'b>])> {
         loop {
             let page = self.rest.first()?.page;
             if after.is_some_and(|last| last.checked_add(1) != Some(page)) {
@@ -291,7 +303,7 @@ impl<'a, 'b, 'f> Loads<'a, 'b, 'f> {
     }
 
     /// Settles the pages of a read that has ended. `unchanged` is the state of the file after the read.
-    fn settle(&mut self, run: Run<'a, 'b>, read: &Result<usize, Error>, unchanged: Result<(), &Error>) {
+    fn settle(&mut self, run: PageRun<'a, 'b>, read: &Result<usize, Error>, unchanged: Result<(), &Error>) {
         let page_size = 1 << self.handle.shared.settings.page_shift;
         let alone = run.len() == 1;
         for (place, (mut filling, pieces)) in run.into_iter().enumerate() {
@@ -332,15 +344,15 @@ impl<'a, 'b, 'f> Loads<'a, 'b, 'f> {
     }
 }
 
-impl<'a> ReadStream<'a> for Loads<'a, '_, '_> {
+impl<'a> ReadStream<'a> for BatchLoads<'a, '_, '_> {
     fn next(&mut self) -> Option<StreamRead<'a>> {
         // A bound that leaves frames for others.
-        let at_once = AT_ONCE.min(self.handle.shared.pool.limit() as usize / 8).max(1);
+        let at_once = BATCH_PAGES_IN_FLIGHT_MAX.min(self.handle.shared.pool.limit() as usize / 8).max(1);
         if self.pages >= at_once {
             return None;
         }
         let mut run = vec![self.begin(None)?];
-        while run.len() < RUN.min(at_once - self.pages) {
+        while run.len() < RUN_PAGES_MAX.min(at_once - self.pages) {
             let Some(next) = self.begin(run.last().map(|(filling, _)| filling.page())) else { break };
             run.push(next);
         }
@@ -388,6 +400,6 @@ mod tests {
         assert_eq!(run_len([7]), 1);
         assert_eq!(run_len([7, 8, 9, 11]), 3);
         assert_eq!(run_len([7, 9]), 1);
-        assert_eq!(run_len(0..100), RUN);
+        assert_eq!(run_len(0..100), RUN_PAGES_MAX);
     }
 }

@@ -6,19 +6,19 @@ use std::sync::Arc;
 use pagekeeper_io::{Access, Io, Threads, Uring};
 
 use crate::entry::FRAMES_MAX;
-use crate::pool::Pool;
-use crate::queues::Frame;
-use crate::settings::{HugePages, Settings, TABLES_SHARE};
-use crate::sys::arena::Arena;
+use crate::pool::FramePool;
+use crate::queues::FrameRecord;
+use crate::settings::{CacheSettings, HugePages, TABLES_BUDGET_DIVISOR};
+use crate::sys::arena::FrameArena;
 use crate::sys::memory;
-use crate::verifier::{LoadedPage, Verifier};
+use crate::verifier::{LoadedPage, PageVerifier};
 use crate::{BuildError, PageCache};
 
 /// The smallest number of frames that a cache works with.
 const FRAMES_MIN: u64 = 64;
 
 /// Bookkeeping beside the frames, in bytes: threads' slots, files' records, waiters.
-const BASE: u64 = 64 << 10;
+const BOOKKEEPING_BYTES: u64 = 64 << 10;
 
 /// The way to read missed pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -43,7 +43,7 @@ pub struct Builder {
     huge_pages: HugePages,
     backend: Backend,
     io: Option<Arc<dyn Io>>,
-    verifier: Option<Verifier>,
+    verifier: Option<PageVerifier>,
     reserve_tables: bool,
     threads: bool,
 }
@@ -165,7 +165,8 @@ impl Builder {
     /// bytes each, and four bytes for each page of their own length where they are read (at least one kernel
     /// page), up to half of the budget in all.
     pub fn memory_for(pages: u32, page_size: usize) -> u64 {
-        BASE.saturating_add(u64::from(pages).saturating_mul((page_size as u64).saturating_add(per_frame())))
+        BOOKKEEPING_BYTES
+            .saturating_add(u64::from(pages).saturating_mul((page_size as u64).saturating_add(per_frame())))
     }
 
     /// Builds the cache. Its memory is taken up as it fills.
@@ -183,25 +184,27 @@ impl Builder {
         if !page_size.is_power_of_two() || !(4096..=65536).contains(&page_size) {
             return Err(BuildError::PageSize { given: page_size });
         }
-        let least = BASE + FRAMES_MIN * (page_size as u64 + per_frame());
+        let least = BOOKKEEPING_BYTES + FRAMES_MIN * (page_size as u64 + per_frame());
         if memory < least {
             return Err(BuildError::TooLittleMemory { given: memory, page_size, least });
         }
-        let frames = u32::try_from((memory - BASE) / (page_size as u64 + per_frame()))
+        let frames = u32::try_from((memory - BOOKKEEPING_BYTES) / (page_size as u64 + per_frame()))
             .ok()
             .filter(|&frames| frames < FRAMES_MAX)
             .ok_or(BuildError::TooMuchMemory { given: memory, page_size })?;
         let page_shift = page_size.trailing_zeros();
         let arena =
-            Arena::new(kernel_page, frames, page_shift, huge_pages).map_err(|errno| match huge_pages {
-                HugePages::Hugetlb => BuildError::NoHugePages {
-                    needed: (u64::from(frames) << page_shift).div_ceil(2 << 20),
-                    errno: errno.raw_os_error(),
+            FrameArena::new(kernel_page, frames, page_shift, huge_pages).map_err(
+                |errno| match huge_pages {
+                    HugePages::Hugetlb => BuildError::NoHugePages {
+                        needed: (u64::from(frames) << page_shift).div_ceil(2 << 20),
+                        errno: errno.raw_os_error(),
+                    },
+                    HugePages::Transparent | HugePages::Off => {
+                        BuildError::NoMemory { errno: errno.raw_os_error() }
+                    }
                 },
-                HugePages::Transparent | HugePages::Off => {
-                    BuildError::NoMemory { errno: errno.raw_os_error() }
-                }
-            })?;
+            )?;
         let access = if backend == Backend::Buffered { Access::Buffered } else { Access::Direct };
         let io: Arc<dyn Io> = match (io, backend) {
             (Some(io), _) => io,
@@ -210,11 +213,11 @@ impl Builder {
             (None, Backend::Threads | Backend::Buffered) => Arc::new(Threads::new()),
         };
         let part_bytes = kernel_page as u64;
-        let parts_max = usize::try_from(memory / TABLES_SHARE / part_bytes).unwrap_or(usize::MAX);
-        let pool =
-            Pool::new(arena, frames, parts_max.max(1)).loan_frames_to_tables(part_bytes, page_size as u64);
+        let parts_max = usize::try_from(memory / TABLES_BUDGET_DIVISOR / part_bytes).unwrap_or(usize::MAX);
+        let pool = FramePool::new(arena, frames, parts_max.max(1))
+            .loan_frames_to_tables(part_bytes, page_size as u64);
         Ok(PageCache::new(
-            Settings { memory, page_shift, io, access, verifier, reserve_tables, threads, kernel_page },
+            CacheSettings { memory, page_shift, io, access, verifier, reserve_tables, threads, kernel_page },
             pool,
         ))
     }
@@ -223,7 +226,7 @@ impl Builder {
 /// Returns the number of frames for a budget, in a cache that was built with `built` frames: the records of all
 /// of those are within the budget.
 pub(crate) fn frames_of_built(memory: u64, page_size: usize, built: u32) -> Result<u32, BuildError> {
-    let records = BASE + u64::from(built) * per_frame();
+    let records = BOOKKEEPING_BYTES + u64::from(built) * per_frame();
     let least = records + FRAMES_MIN * page_size as u64;
     if memory < least {
         return Err(BuildError::TooLittleMemory { given: memory, page_size, least });
@@ -235,7 +238,7 @@ pub(crate) fn frames_of_built(memory: u64, page_size: usize, built: u32) -> Resu
 /// Returns the bytes of one frame's records: its place in the queues, its pins, its number in the list of free
 /// frames.
 fn per_frame() -> u64 {
-    (size_of::<Frame>() + 2 * size_of::<u32>()) as u64
+    (size_of::<FrameRecord>() + 2 * size_of::<u32>()) as u64
 }
 
 impl fmt::Debug for Builder {

@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 use pagekeeper_io::ReadTarget;
 
 /// An alignment that satisfies the direct I/O of every file system.
-const ALIGN: usize = 4096;
+const DIRECT_IO_ALIGN_BYTES: usize = 4096;
 
 /// Room for one page.
 #[derive(Debug)]
@@ -34,7 +34,9 @@ impl BypassBuffer {
     /// If `len` is 0, or more than can be addressed.
     pub(crate) fn new(len: usize) -> Self {
         assert!(len > 0, "room for nothing");
-        let Ok(layout) = Layout::from_size_align(len, ALIGN) else { panic!("room for {len} bytes") };
+        let Ok(layout) = Layout::from_size_align(len, DIRECT_IO_ALIGN_BYTES) else {
+            panic!("room for {len} bytes")
+        };
         // SAFETY: the layout's size is not 0.
         let memory = unsafe { alloc_zeroed(layout) };
         let Some(memory) = NonNull::new(memory) else { handle_alloc_error(layout) };
@@ -75,7 +77,7 @@ mod tests {
     fn it_is_aligned_and_as_long_as_asked_for() {
         for len in [4096, 65536] {
             let mut buffer = BypassBuffer::new(len);
-            assert_eq!(buffer.whole().as_ptr().addr() % ALIGN, 0);
+            assert_eq!(buffer.whole().as_ptr().addr() % DIRECT_IO_ALIGN_BYTES, 0);
             assert_eq!(buffer.whole().len(), len);
             assert_eq!(buffer.bytes(len), vec![0; len]);
             buffer.whole().fill(7);

@@ -12,7 +12,7 @@ use pagekeeper_kernel::mutex::ignore_poison;
 use super::sync::{Mutex, MutexGuard};
 
 #[derive(Debug)]
-struct State<T> {
+struct BypassQueueState<T> {
     queued: VecDeque<T>,
     under_way: usize,
     /// Whether a thread is beginning reads; it goes on until none may begin.
@@ -23,17 +23,17 @@ struct State<T> {
 #[derive(Debug)]
 pub(crate) struct BypassQueue<T> {
     max: usize,
-    state: Mutex<State<T>>,
+    state: Mutex<BypassQueueState<T>>,
 }
 
 impl<T> BypassQueue<T> {
     /// Creates a queue for at most `max` reads in flight, and at least one.
     pub(crate) fn new(max: usize) -> Self {
-        let state = State { queued: VecDeque::new(), under_way: 0, beginning: false };
+        let state = BypassQueueState { queued: VecDeque::new(), under_way: 0, beginning: false };
         Self { max: max.max(1), state: Mutex::new(state) }
     }
 
-    fn state(&self) -> MutexGuard<'_, State<T>> {
+    fn state(&self) -> MutexGuard<'_, BypassQueueState<T>> {
         ignore_poison(self.state.lock())
     }
 

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use pagekeeper_io::Io;
 
-use crate::handle::{Kind, Shared};
-use crate::pool::Pool;
-use crate::settings::Settings;
+use crate::handle::{CacheState, FileKind};
+use crate::pool::FramePool;
+use crate::settings::CacheSettings;
 use crate::stats::Stats;
 use crate::{BuildError, CachedFile, Error, OpenOptions, builder};
 
@@ -19,12 +19,12 @@ use crate::{BuildError, CachedFile, Error, OpenOptions, builder};
 /// Cheap to clone; all clones are one cache. See the [crate](crate) for how it is used.
 #[derive(Debug, Clone)]
 pub struct PageCache {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<CacheState>,
 }
 
 impl PageCache {
-    pub(crate) fn new(settings: Settings, pool: Pool) -> Self {
-        Self { shared: Arc::new(Shared::new(settings, pool)) }
+    pub(crate) fn new(settings: CacheSettings, pool: FramePool) -> Self {
+        Self { shared: Arc::new(CacheState::new(settings, pool)) }
     }
 
     /// Returns the bytes of a page.
@@ -62,7 +62,7 @@ impl PageCache {
     /// [`BuildError::Backend`] in a forked child. On an error nothing changes.
     pub fn set_memory(&self, bytes: u64) -> Result<(), BuildError> {
         self.shared.process.require().map_err(BuildError::Backend)?;
-        let Settings { memory: built, page_shift, .. } = self.shared.settings;
+        let CacheSettings { memory: built, page_shift, .. } = self.shared.settings;
         if bytes > built {
             return Err(BuildError::BeyondBuilt { given: bytes, built });
         }
@@ -121,7 +121,7 @@ impl PageCache {
         let io = &self.shared.settings.io;
         let open = || -> Result<CachedFile, Error> {
             let file = self.shared.open(|access| io.open(path, access))?;
-            Ok(CachedFile::new(self.shared.adopt(file, Kind::Immutable, &options)?))
+            Ok(CachedFile::new(self.shared.adopt(file, FileKind::Immutable, &options)?))
         };
         if options.verifier.is_some() {
             return open();
@@ -167,7 +167,7 @@ impl PageCache {
                 })?;
             io.adopt(copy.into(), access)
         })?;
-        Ok(CachedFile::new(self.shared.adopt(file, Kind::Immutable, &OpenOptions::default())?))
+        Ok(CachedFile::new(self.shared.adopt(file, FileKind::Immutable, &OpenOptions::default())?))
     }
 }
 

@@ -2,11 +2,12 @@
 //! that was used last. Otherwise, in huge pages, a reader's miss would clear 2 MiB, or wait while the kernel
 //! moves memory to make room for a huge page.
 //!
-//! Invariants: at most [`MAX_AHEAD`], and at most a sixteenth of the budget, is taken up before it is used;
-//! nothing is before the first file is opened. No frame past the pool's limit is cleared, and when the limit
-//! falls, cleared memory above it returns to the kernel. Frames are used from the lowest on (`free_frames`), so
-//! one mark separates used from unused. The thread does not keep the cache alive; it ends with the cache, or
-//! when all is cleared. Nothing fails: a frame that was not cleared ahead is cleared when it is used.
+//! Invariants: at most [`LEAD_BYTES_MAX`], and at most a sixteenth of the budget, is taken up
+//! before it is used; nothing is before the first file is opened. No frame past the pool's limit is
+//! cleared, and when the limit falls, cleared memory above it returns to the kernel. Frames are
+//! used from the lowest on (`free_frames`), so one mark separates used from unused. The thread does
+//! not keep the cache alive; it ends with the cache, or when all is cleared. Nothing fails: a frame
+//! that was not cleared ahead is cleared when it is used.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -14,26 +15,26 @@ use std::thread::Thread;
 
 use pagekeeper_io::Process;
 
-use crate::pool::Pool;
+use crate::pool::FramePool;
 
 /// Bytes that are cleared at once: a huge page.
-const STEP: usize = 2 << 20;
+const CLEAR_STEP_BYTES: usize = 2 << 20;
 /// The maximum lead of the thread, in bytes.
-const MAX_AHEAD: usize = 16 << 20;
-/// The lead is at most one part in `SHARE` of the budget.
-const SHARE: u32 = 16;
+const LEAD_BYTES_MAX: usize = 16 << 20;
+/// The lead is at most one part in `LEAD_BUDGET_DIVISOR` of the budget.
+const LEAD_BUDGET_DIVISOR: u32 = 16;
 
 /// The thread and how far it is ahead.
 #[derive(Debug)]
 pub(crate) struct ClearAhead {
-    state: Arc<State>,
+    state: Arc<ClearAheadState>,
     thread: OnceLock<Thread>,
-    reach: Reach,
+    limits: ClearAheadLimits,
     process: Process,
 }
 
 #[derive(Debug)]
-struct State {
+struct ClearAheadState {
     /// The use of this frame, or a higher one, wakes the thread.
     mark: AtomicU32,
     is_closed: AtomicBool,
@@ -43,7 +44,7 @@ struct State {
 
 /// The frames that the thread clears at once, and its maximum lead in frames.
 #[derive(Debug, Clone, Copy)]
-struct Reach {
+struct ClearAheadLimits {
     step: u32,
     ahead: u32,
 }
@@ -53,18 +54,18 @@ impl ClearAhead {
     /// sixteenth of the cache is less than a huge page.
     pub(crate) fn new(page_shift: u32, frames: u32, is_wanted: bool) -> Self {
         #[expect(clippy::cast_possible_truncation, reason = "a huge page has few pages")]
-        let (step, most) = ((STEP >> page_shift) as u32, (MAX_AHEAD >> page_shift) as u32);
-        let reach = Reach { step, ahead: most.min(frames / SHARE) };
-        let mark = AtomicU32::new(if is_wanted && reach.ahead >= step { 0 } else { u32::MAX });
-        let state = State { mark, is_closed: AtomicBool::new(false), cleared: AtomicU32::new(0) };
-        Self { state: Arc::new(state), thread: OnceLock::new(), reach, process: Process::current() }
+        let (step, most) = ((CLEAR_STEP_BYTES >> page_shift) as u32, (LEAD_BYTES_MAX >> page_shift) as u32);
+        let limits = ClearAheadLimits { step, ahead: most.min(frames / LEAD_BUDGET_DIVISOR) };
+        let mark = AtomicU32::new(if is_wanted && limits.ahead >= step { 0 } else { u32::MAX });
+        let state = ClearAheadState { mark, is_closed: AtomicBool::new(false), cleared: AtomicU32::new(0) };
+        Self { state: Arc::new(state), thread: OnceLock::new(), limits, process: Process::current() }
     }
 
     /// Notes that a frame of the pool is about to be used, or the first one soon.
     #[inline]
     pub(crate) fn note_use<T>(&self, shared: &Arc<T>, frame: u32)
     where
-        T: AsRef<Pool> + Send + Sync + 'static,
+        T: AsRef<FramePool> + Send + Sync + 'static,
     {
         if frame >= self.state.mark.load(Ordering::Relaxed) {
             self.move_on(shared, frame);
@@ -74,13 +75,13 @@ impl ClearAhead {
     #[cold]
     fn move_on<T>(&self, shared: &Arc<T>, frame: u32)
     where
-        T: AsRef<Pool> + Send + Sync + 'static,
+        T: AsRef<FramePool> + Send + Sync + 'static,
     {
         // A child of fork(2) has no thread to wake.
         if !self.process.is_current() {
             return;
         }
-        let next = frame.saturating_add(self.reach.step);
+        let next = frame.saturating_add(self.limits.step);
         if self.state.mark.fetch_max(next, Ordering::Relaxed) >= next {
             return;
         }
@@ -91,21 +92,21 @@ impl ClearAhead {
     /// Starts the thread; if that fails, nothing is cleared ahead.
     fn start<T>(&self, shared: &Arc<T>) -> Thread
     where
-        T: AsRef<Pool> + Send + Sync + 'static,
+        T: AsRef<FramePool> + Send + Sync + 'static,
     {
-        let (state, weak, reach) = (Arc::clone(&self.state), Arc::downgrade(shared), self.reach);
+        let (state, weak, limits) = (Arc::clone(&self.state), Arc::downgrade(shared), self.limits);
         let named = std::thread::Builder::new().name("cache_clearer".to_owned());
         let started = named.spawn(move || {
             while !state.is_closed.load(Ordering::Acquire) {
                 let Some(shared) = weak.upgrade() else { break };
-                match state.clear_step((*shared).as_ref(), reach) {
-                    Progress::Step => {}
+                match state.clear_step((*shared).as_ref(), limits) {
+                    ClearAheadProgress::Step => {}
                     // This thread may own the last reference to the cache.
-                    Progress::Wait => {
+                    ClearAheadProgress::Wait => {
                         drop(shared);
                         std::thread::park();
                     }
-                    Progress::End => break,
+                    ClearAheadProgress::End => break,
                 }
             }
             state.mark.store(u32::MAX, Ordering::Relaxed);
@@ -120,33 +121,33 @@ impl ClearAhead {
     }
 }
 
-enum Progress {
+enum ClearAheadProgress {
     Step,
     Wait,
     End,
 }
 
-impl State {
+impl ClearAheadState {
     /// Clears one step, if it is needed.
-    fn clear_step(&self, pool: &Pool, reach: Reach) -> Progress {
+    fn clear_step(&self, pool: &FramePool, limits: ClearAheadLimits) -> ClearAheadProgress {
         let cleared = self.cleared.load(Ordering::Relaxed);
         // Frames that were used before the thread reached them were cleared by their users.
-        let used = self.mark.load(Ordering::Relaxed).saturating_sub(reach.step);
-        let from = cleared.max(used - used % reach.step);
+        let used = self.mark.load(Ordering::Relaxed).saturating_sub(limits.step);
+        let from = cleared.max(used - used % limits.step);
         let limit = pool.limit();
-        let end = from.saturating_add(reach.step).min(limit);
+        let end = from.saturating_add(limits.step).min(limit);
         if from >= pool.frames() {
-            return Progress::End;
+            return ClearAheadProgress::End;
         }
-        if from >= limit || end > used.saturating_add(reach.ahead) {
-            return Progress::Wait;
+        if from >= limit || end > used.saturating_add(limits.ahead) {
+            return ClearAheadProgress::Wait;
         }
         if pool.arena.take_up(from..end).is_err() {
-            return Progress::End;
+            return ClearAheadProgress::End;
         }
         pool.note_cleared(end);
         self.cleared.store(end, Ordering::Relaxed);
-        Progress::Step
+        ClearAheadProgress::Step
     }
 }
 
@@ -166,7 +167,7 @@ mod tests {
     use crate::{HugePages, PageCache};
 
     /// Waits until the thread has cleared up to `wanted`.
-    fn await_cleared(state: &State, wanted: u32) {
+    fn await_cleared(state: &ClearAheadState, wanted: u32) {
         while state.cleared.load(Ordering::Relaxed) < wanted {
             std::thread::yield_now();
         }
@@ -202,8 +203,8 @@ mod tests {
         }
         let cache = PageCache::builder().memory(256 << 20).build().unwrap();
         let state = Arc::clone(&cache.shared.clear_ahead.state);
-        let (frames, step) = (cache.shared.pool.frames(), cache.shared.clear_ahead.reach.step);
-        let ahead = (frames / SHARE) / step * step;
+        let (frames, step) = (cache.shared.pool.frames(), cache.shared.clear_ahead.limits.step);
+        let ahead = (frames / LEAD_BUDGET_DIVISOR) / step * step;
         assert_eq!(state.cleared.load(Ordering::Relaxed), 0);
         cache.shared.clear_ahead.note_use(&cache.shared, 0);
         await_cleared(&state, ahead);

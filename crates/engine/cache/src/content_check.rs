@@ -5,14 +5,14 @@ use std::ops::Range;
 use pagekeeper_io::{AlignedBuf, FileStat, IoFile};
 
 use crate::frames;
-use crate::handle::Handle;
+use crate::handle::FileHandle;
 use crate::inode_change::links;
-use crate::lookup::Attempt;
+use crate::lookup::LookupAttempt;
 
 /// Bytes that are read at once for the comparison.
 const COMPARED_BYTES: u64 = 1 << 20;
 
-impl Handle {
+impl FileHandle {
     /// Whether the content is that of the open, as far as the cache can know. Length and time of the last write
     /// are unchanged.
     pub(crate) fn is_content_unchanged(&self, io: &dyn IoFile, now: &FileStat) -> bool {
@@ -55,7 +55,7 @@ impl Handle {
         for (page, in_file) in pages.zip(read[..got].chunks(1 << shift)) {
             let Ok(page) = self.page_number(page) else { return true };
             let cached = &mut cached[..self.page_len(page)];
-            if frames::copy(self, page, 0, cached, Attempt::Again) && cached != in_file {
+            if frames::copy(self, page, 0, cached, LookupAttempt::Again) && cached != in_file {
                 return false;
             }
         }

@@ -16,19 +16,19 @@
 pub(crate) const FRAMES_MAX: u32 = 1 << 28;
 
 /// A stamp counts evictions modulo this many.
-pub(crate) const STAMPS: u32 = 1 << 28;
+pub(crate) const STAMP_MODULUS: u32 = 1 << 28;
 
-/// Two bits.
+/// The largest frequency of a page: it has two bits.
 const FREQUENCY_MAX: u32 = 3;
 
-const STATE: u32 = 0b11;
-const RESIDENT: u32 = 1;
-const LOADING: u32 = 2;
-const UNREAD: u32 = 3;
+const STATE_MASK: u32 = 0b11;
+const STATE_RESIDENT: u32 = 1;
+const STATE_LOADING: u32 = 2;
+const STATE_UNREAD: u32 = 3;
 
 /// The queue that a page is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Queue {
+pub(crate) enum QueueKind {
     /// For pages that were seen once.
     Small,
     /// For pages that were read again.
@@ -37,7 +37,7 @@ pub(crate) enum Queue {
 
 /// The place that a page was evicted from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Origin {
+pub(crate) enum EvictionOrigin {
     /// The small queue.
     Small,
     /// The small queue, after one further read.
@@ -50,7 +50,7 @@ pub(crate) enum Origin {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EntryState {
     /// Not in a frame. If the page was evicted recently: from where and when.
-    Absent(Option<(Origin, u32)>),
+    Absent(Option<(EvictionOrigin, u32)>),
     /// In a frame.
     Resident { frame: u32, frequency: u32 },
     /// In a frame by prefetch, and not read since.
@@ -68,38 +68,38 @@ impl PageEntry {
 
     pub(crate) fn resident(frame: u32, frequency: u32) -> Self {
         debug_assert!(frame < FRAMES_MAX && frequency <= FREQUENCY_MAX);
-        Self(frame << 4 | frequency << 2 | RESIDENT)
+        Self(frame << 4 | frequency << 2 | STATE_RESIDENT)
     }
 
     pub(crate) fn unread(frame: u32) -> Self {
         debug_assert!(frame < FRAMES_MAX);
-        Self(frame << 4 | UNREAD)
+        Self(frame << 4 | STATE_UNREAD)
     }
 
     pub(crate) fn loading(frame: u32) -> Self {
         debug_assert!(frame < FRAMES_MAX);
-        Self(frame << 4 | LOADING)
+        Self(frame << 4 | STATE_LOADING)
     }
 
     /// Returns the entry of a page evicted from `origin`, with `stamp` the count of its queue's clock.
-    pub(crate) fn evicted(origin: Origin, stamp: u32) -> Self {
+    pub(crate) fn evicted(origin: EvictionOrigin, stamp: u32) -> Self {
         // Stamp 0 of the small queue would read as "never seen": the next stamp takes its place.
-        let stamp = if stamp == 0 { 1 } else { stamp % STAMPS };
+        let stamp = if stamp == 0 { 1 } else { stamp % STAMP_MODULUS };
         Self(stamp << 4 | (origin as u32) << 2)
     }
 
     pub(crate) fn state(self) -> EntryState {
         let frame = self.0 >> 4;
-        match self.0 & STATE {
-            RESIDENT => EntryState::Resident { frame, frequency: self.0 >> 2 & FREQUENCY_MAX },
-            LOADING => EntryState::Loading { frame },
-            UNREAD => EntryState::Unread { frame },
+        match self.0 & STATE_MASK {
+            STATE_RESIDENT => EntryState::Resident { frame, frequency: self.0 >> 2 & FREQUENCY_MAX },
+            STATE_LOADING => EntryState::Loading { frame },
+            STATE_UNREAD => EntryState::Unread { frame },
             _ if self == Self::NEVER_SEEN => EntryState::Absent(None),
             _ => {
                 let origin = match self.0 >> 2 & 0b11 {
-                    0 => Origin::Small,
-                    1 => Origin::SmallReadOnce,
-                    _ => Origin::Main,
+                    0 => EvictionOrigin::Small,
+                    1 => EvictionOrigin::SmallReadOnce,
+                    _ => EvictionOrigin::Main,
                 };
                 EntryState::Absent(Some((origin, self.0 >> 4)))
             }
@@ -109,24 +109,24 @@ impl PageEntry {
     /// Returns the frame if the page can be read: resident or unread.
     #[inline]
     pub(crate) fn readable(self) -> Option<u32> {
-        (self.0 & RESIDENT != 0).then_some(self.0 >> 4)
+        (self.0 & STATE_RESIDENT != 0).then_some(self.0 >> 4)
     }
 
     /// Returns the frame if the page is resident and its frequency is at its maximum: the shortest way of a
     /// hit.
     #[inline]
     pub(crate) fn settled(self) -> Option<u32> {
-        const SETTLED: u32 = FREQUENCY_MAX << 2 | RESIDENT;
-        (self.0 & (FREQUENCY_MAX << 2 | STATE) == SETTLED).then_some(self.0 >> 4)
+        const SETTLED_BITS: u32 = FREQUENCY_MAX << 2 | STATE_RESIDENT;
+        (self.0 & (FREQUENCY_MAX << 2 | STATE_MASK) == SETTLED_BITS).then_some(self.0 >> 4)
     }
 
     /// Returns a readable entry as it is after a read; the same if there is nothing more to remember.
     #[inline]
     pub(crate) fn touched(self) -> Self {
-        match self.0 & STATE {
-            RESIDENT if self.settled().is_none() => Self(self.0 + (1 << 2)),
+        match self.0 & STATE_MASK {
+            STATE_RESIDENT if self.settled().is_none() => Self(self.0 + (1 << 2)),
             // The first read of a prefetched page stands for the miss that it would have been.
-            UNREAD => Self(self.0 & !STATE | RESIDENT),
+            STATE_UNREAD => Self(self.0 & !STATE_MASK | STATE_RESIDENT),
             _ => self,
         }
     }
@@ -151,8 +151,8 @@ mod tests {
             assert_eq!(PageEntry::unread(frame).state(), EntryState::Unread { frame });
             assert_eq!(PageEntry::unread(frame).readable(), Some(frame));
         }
-        for origin in [Origin::Small, Origin::SmallReadOnce, Origin::Main] {
-            for stamp in [1, 2, 77, STAMPS - 1] {
+        for origin in [EvictionOrigin::Small, EvictionOrigin::SmallReadOnce, EvictionOrigin::Main] {
+            for stamp in [1, 2, 77, STAMP_MODULUS - 1] {
                 assert_eq!(
                     PageEntry::evicted(origin, stamp).state(),
                     EntryState::Absent(Some((origin, stamp)))
@@ -176,7 +176,9 @@ mod tests {
         assert_eq!(seen, expected);
         let settled: Vec<_> = seen.iter().map(|entry| entry.settled()).collect();
         assert_eq!(settled, [None, None, None, Some(9), Some(9), Some(9)]);
-        for other in [PageEntry::loading(9), PageEntry::evicted(Origin::Small, 3), PageEntry::NEVER_SEEN] {
+        for other in
+            [PageEntry::loading(9), PageEntry::evicted(EvictionOrigin::Small, 3), PageEntry::NEVER_SEEN]
+        {
             assert_eq!(other.touched(), other);
             assert_eq!(other.settled(), None);
         }

@@ -4,38 +4,39 @@
 //! Pages of closed files go first. Nothing can be freed if all frames are held, pinned, loading, or waiting for
 //! a stopped reader. The caller learns that, and does without a frame.
 
-use super::entry::{EntryState, PageEntry, Queue};
+use super::entry::{EntryState, PageEntry, QueueKind};
 use super::page_table::PageTable;
-use super::pool::{Pool, PoolState, RetiredBatch};
+use super::pool::{FramePool, PoolState, RetiredBatch};
 use super::queues::FramePlace;
-use super::readers::Readers;
+use super::readers::ReaderRegistry;
 use super::sync::{Arc, Ordering};
 
 /// Steps through the queues for each wanted frame; after these the next page goes whatever its frequency. Each
 /// step touches cold memory with the lock held. More steps did not bring more hits, except for caches that want
 /// one frame at a time.
-const STEPS: usize = 8;
+const EVICT_STEPS_PER_FRAME: usize = 8;
 
 /// The minimum number of steps: a page with full frequency is passed four times before it goes.
-const STEPS_MIN: usize = 32;
+const EVICT_STEPS_MIN: usize = 32;
 
-/// All pages count as in use once this many pages were passed over for each victim. If some pages are idle, a
-/// victim takes one or two checks; if all are read again before their turn comes, it takes up to [`STEPS`].
-const IN_USE: u64 = 4;
+/// All pages count as in use once this many pages were passed over for each victim. If some pages
+/// are idle, a victim takes one or two checks; if all are read again before their turn comes, it
+/// takes up to [`EVICT_STEPS_PER_FRAME`].
+const IN_USE_PASSES_PER_VICTIM: u64 = 4;
 
-impl Pool {
+impl FramePool {
     /// Frees frames. Returns whether some are free now.
-    pub(crate) fn make_room(&self, readers: &Readers) -> bool {
+    pub(crate) fn make_room(&self, readers: &ReaderRegistry) -> bool {
         self.make_room_beyond(readers, 8)
     }
 
     /// Frees frames, but takes no more out of use while a batch of them waits for readers.
-    pub(crate) fn make_room_patiently(&self, readers: &Readers) -> bool {
+    pub(crate) fn make_room_patiently(&self, readers: &ReaderRegistry) -> bool {
         self.make_room_beyond(readers, u32::MAX)
     }
 
     /// Frees frames, with up to one part in `share` of them retired at once.
-    fn make_room_beyond(&self, readers: &Readers, share: u32) -> bool {
+    fn make_room_beyond(&self, readers: &ReaderRegistry, share: u32) -> bool {
         self.settle_loans(readers);
         {
             let mut state = self.lock();
@@ -72,7 +73,7 @@ impl Pool {
 
     /// Removes some pages of closed files. Without this, files that come and go while nobody needs room would
     /// leave memory behind.
-    pub(crate) fn tidy(&self, readers: &Readers) {
+    pub(crate) fn tidy(&self, readers: &ReaderRegistry) {
         {
             let mut state = self.lock();
             state.closed.extend(self.just_closed().drain(..).map(|file| (file, 0)));
@@ -88,7 +89,7 @@ impl Pool {
     }
 
     /// Begins the grace period of all frames that were taken out of their entries.
-    pub(super) fn retire(&self, readers: &Readers) {
+    pub(super) fn retire(&self, readers: &ReaderRegistry) {
         let (frames, swept) = {
             let mut state = self.lock();
             (std::mem::take(&mut state.removed), std::mem::take(&mut state.swept))
@@ -111,7 +112,7 @@ impl Pool {
     }
 
     /// Frees retired frames whose grace period is over.
-    pub(super) fn collect(&self, state: &mut PoolState, readers: &Readers) {
+    pub(super) fn collect(&self, state: &mut PoolState, readers: &ReaderRegistry) {
         let mut due = Vec::new();
         state.retired.retain_mut(|batch| {
             let over = batch.grace_period.is_over();
@@ -142,7 +143,7 @@ impl Pool {
         let passed = self.take_victims(state, want);
         let taken = state.counts.evictions - before;
         if taken > 0 {
-            self.in_use.store(passed >= IN_USE * taken, Ordering::Relaxed);
+            self.in_use.store(passed >= IN_USE_PASSES_PER_VICTIM * taken, Ordering::Relaxed);
         }
     }
 
@@ -150,9 +151,10 @@ impl Pool {
     fn take_victims(&self, state: &mut PoolState, want: usize) -> u64 {
         let mut passed = 0;
         let mut file: Option<Arc<PageTable>> = None;
-        let mut steps = (STEPS * want).max(STEPS_MIN);
+        let mut steps = (EVICT_STEPS_PER_FRAME * want).max(EVICT_STEPS_MIN);
         while state.removed.len() < want {
-            let queue = state.s3fifo.victim(state.queues.len(Queue::Small), state.queues.len(Queue::Main));
+            let queue =
+                state.s3fifo.victim(state.queues.len(QueueKind::Small), state.queues.len(QueueKind::Main));
             let Some(frame) = state.queues.front(queue) else { break };
             steps = steps.saturating_sub(1);
             let record = *state.queues.frame(frame);
@@ -176,14 +178,14 @@ impl Pool {
             {
                 passed += 1;
                 if replace(PageEntry::resident(frame, left)) {
-                    state.queues.move_to(Queue::Main, frame);
+                    state.queues.move_to(QueueKind::Main, frame);
                 }
                 continue;
             }
             if self.pins[frame as usize].load(Ordering::Relaxed) > 0 {
                 // Not worth evicting while pinned, and moved out of the way of pages on probation. If all pages
                 // are pinned, the steps run out.
-                state.queues.move_to(Queue::Main, frame);
+                state.queues.move_to(QueueKind::Main, frame);
                 if steps == 0 {
                     break;
                 }

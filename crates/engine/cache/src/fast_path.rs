@@ -22,8 +22,8 @@ use pagekeeper_io::Process;
 
 use crate::CachedFile;
 use crate::entry::PageEntry;
-use crate::readers::{Hold, Section, Slot};
-use crate::sys::table::Table;
+use crate::readers::{FrameHold, ReadSection, ReaderSlot};
+use crate::sys::table::EntryTable;
 use crate::thread;
 
 /// The data of the file and the cache that a hit needs, in one cache line.
@@ -49,7 +49,7 @@ impl FastPath {
     /// Creates it for a file of `bytes` bytes with this table, in a cache whose frames of `1 << page_shift` bytes
     /// begin at `frames`, and whose slots have the number `slots`.
     pub(crate) fn new(
-        table: &Table,
+        table: &EntryTable,
         bytes: u64,
         frames: NonNull<u8>,
         page_shift: u32,
@@ -114,7 +114,7 @@ impl FastPath {
     /// few pages. Returns the page's bytes and the slot and hold that keep them. Returns `None`, and does
     /// nothing, if any of these conditions fails.
     #[inline]
-    pub(crate) fn keep(&self, page: u64) -> Option<(NonNull<u8>, &Slot, Hold)> {
+    pub(crate) fn keep(&self, page: u64) -> Option<(NonNull<u8>, &ReaderSlot, FrameHold)> {
         if page >= self.open_bytes.load(Ordering::Relaxed) >> self.page_shift {
             return None;
         }
@@ -137,7 +137,7 @@ impl FastPath {
     ///
     /// The file has this page, or exactly `page` pages.
     #[inline]
-    unsafe fn find(&self, page: usize) -> Option<(&Slot, Section, u32)> {
+    unsafe fn find(&self, page: usize) -> Option<(&ReaderSlot, ReadSection, u32)> {
         if !self.process.is_current() {
             return None;
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use pagekeeper_io::Access;
 
-use crate::handle::Handle;
+use crate::handle::FileHandle;
 
 /// A file whose pages are cached. Cheap to clone; all clones are one open file, which is closed with the last of them.
 ///
@@ -17,16 +17,16 @@ use crate::handle::Handle;
 /// [`PageCache::open`](crate::PageCache::open) never returns such a file again.
 #[derive(Clone)]
 pub struct CachedFile {
-    handle: Arc<Handle>,
+    handle: Arc<FileHandle>,
 }
 
 impl CachedFile {
-    pub(crate) fn new(handle: Arc<Handle>) -> Self {
+    pub(crate) fn new(handle: Arc<FileHandle>) -> Self {
         Self { handle }
     }
 
     #[inline]
-    pub(crate) fn handle(&self) -> &Arc<Handle> {
+    pub(crate) fn handle(&self) -> &Arc<FileHandle> {
         &self.handle
     }
 

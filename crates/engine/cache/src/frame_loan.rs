@@ -2,13 +2,14 @@
 //! both together stay within the budget. The memory that a file takes up beside its table is loaned too; it
 //! matters with thousands of files.
 //!
-//! The parts of tables that are taken up are counted: from the first load of a page of the part until the part
-//! is forgotten, or its file closed and swept. If these exceed the tables' share, parts are forgotten as others
-//! are taken up ([`Pool::populate`]): first parts without live pages, then the oldest. A budget that shrinks
-//! while the cache is in use leaves out frames in the same way: they count as loaned, but to nobody.
+//! The parts of tables that are taken up are counted: from the first load of a page of the part
+//! until the part is forgotten, or its file closed and swept. If these exceed the tables' share,
+//! parts are forgotten as others are taken up ([`FramePool::populate`]): first parts without live
+//! pages, then the oldest. A budget that shrinks while the cache is in use leaves out frames in the
+//! same way: they count as loaned, but to nobody.
 //!
 //! If several frames share a kernel page, its memory returns to the kernel once none of them is used
-//! ([`Pool::give_back`]).
+//! ([`FramePool::give_back`]).
 //!
 //! Invariants: frames from `PoolState::limit` on are on loan, or will be once they are free; the lowest frame
 //! is never loaned. Nothing fails.
@@ -16,28 +17,28 @@
 #![allow(unsafe_code)]
 
 use super::page_table::PageTable;
-use super::pool::{Pool, PoolState};
+use super::pool::{FramePool, PoolState};
 use super::queues::FramePlace;
-use super::readers::Readers;
+use super::readers::ReaderRegistry;
 use super::sync::Ordering;
 
 /// Frames that are checked under one lock while many are loaned.
-const AT_ONCE: u32 = 1024;
+const LOAN_STEP_FRAMES: u32 = 1024;
 
 /// The approximate memory of an open file beside its table: its handle, its path, its places in maps.
-const FILE_BYTES: u64 = 1152;
+const OPEN_FILE_BYTES: u64 = 1152;
 
-/// Beside their tables, open files take up at most one part in `FILES_SHARE` of the frames. Any excess is
-/// outside the budget.
-const FILES_SHARE: u32 = 4;
+/// Beside their tables, open files take up at most one part in `FILES_FRAMES_DIVISOR` of the
+/// frames. Any excess is outside the budget.
+const FILES_FRAMES_DIVISOR: u32 = 4;
 
 /// Parts that are forgotten under one lock.
-const PARTS_AT_ONCE: usize = 64;
+const FORGET_BATCH_PARTS: usize = 64;
 
 /// Parts that are checked in search of one without live pages.
-const MAX_PROBES: usize = 16;
+const PROBED_PARTS_MAX: usize = 16;
 
-impl Pool {
+impl FramePool {
     /// Makes the pool loan as many frames as tables take up: `part_bytes` for each part, `frame_bytes` for each
     /// frame.
     pub(crate) fn loan_frames_to_tables(mut self, part_bytes: u64, frame_bytes: u64) -> Self {
@@ -46,26 +47,26 @@ impl Pool {
     }
 
     /// Keeps at least `frames` frames on loan from now on.
-    pub(crate) fn reserve(&self, frames: u32, readers: &Readers) {
+    pub(crate) fn reserve(&self, frames: u32, readers: &ReaderRegistry) {
         self.reserved.store(frames, Ordering::Relaxed);
         self.settle_loans(readers);
     }
 
     /// Sets the number of frames in the budget, up to the existing ones. The memory of the others returns to
     /// the kernel.
-    pub(crate) fn resize(&self, frames: u32, readers: &Readers) {
+    pub(crate) fn resize(&self, frames: u32, readers: &ReaderRegistry) {
         self.withheld.store(self.frames.saturating_sub(frames), Ordering::Relaxed);
         self.forget_parts(readers);
         self.settle_loans(readers);
     }
 
     /// Makes tables give up the parts beyond their share of the budget, the oldest first.
-    fn forget_parts(&self, readers: &Readers) {
+    fn forget_parts(&self, readers: &ReaderRegistry) {
         let mut left = self.lock().populated.len();
         while left > 0 {
             let mut state = self.lock();
             let state = &mut *state;
-            for _ in 0..PARTS_AT_ONCE {
+            for _ in 0..FORGET_BATCH_PARTS {
                 if left == 0 || state.parts <= self.most_parts() {
                     left = 0;
                     break;
@@ -114,13 +115,13 @@ impl Pool {
         // The maximum size of the tables, so that the number does not change as they are taken up.
         let reserved = self.reserved.load(Ordering::Relaxed).min(as_frames(self.most_parts()));
         let tables = as_frames(state.parts).max(reserved);
-        let files = state.files.len() as u64 * FILE_BYTES / self.frame_bytes;
-        let files = u32::try_from(files).unwrap_or(u32::MAX).min(budgeted / FILES_SHARE);
+        let files = state.files.len() as u64 * OPEN_FILE_BYTES / self.frame_bytes;
+        let files = u32::try_from(files).unwrap_or(u32::MAX).min(budgeted / FILES_FRAMES_DIVISOR);
         budgeted.saturating_sub(tables).saturating_sub(files).max(1)
     }
 
     /// Loans frames to tables, or takes them back, according to the memory that tables take up now.
-    pub(super) fn settle_loans(&self, readers: &Readers) {
+    pub(super) fn settle_loans(&self, readers: &ReaderRegistry) {
         if self.part_bytes == 0 {
             return;
         }
@@ -141,13 +142,13 @@ impl Pool {
     /// Sets the number of frames to use; the rest is on loan.
     #[cfg(test)]
     #[allow(dead_code, reason = "for the models, which compile this source a second time")]
-    pub(crate) fn set_limit(&self, frames: u32, readers: &Readers) {
+    pub(crate) fn set_limit(&self, frames: u32, readers: &ReaderRegistry) {
         while !self.approach_limit(frames, readers) {}
     }
 
     /// Takes one step towards a limit, and retires the frames that the step takes out of use. Returns whether
     /// the limit is reached.
-    fn approach_limit(&self, frames: u32, readers: &Readers) -> bool {
+    fn approach_limit(&self, frames: u32, readers: &ReaderRegistry) -> bool {
         let is_there = self.step_to_limit(frames);
         if !is_there {
             self.retire(readers);
@@ -166,7 +167,8 @@ impl Pool {
         let mut state = self.lock();
         let state = &mut *state;
         let before = state.limit;
-        let end = frames.clamp(before.saturating_sub(AT_ONCE), before.saturating_add(AT_ONCE));
+        let end =
+            frames.clamp(before.saturating_sub(LOAN_STEP_FRAMES), before.saturating_add(LOAN_STEP_FRAMES));
         self.arena.move_end_of_huge_pages(before, end);
         state.limit = end;
         if frames > before {
@@ -230,7 +232,7 @@ impl Pool {
             let files = &state.files;
             state.populated.retain(|(number, _)| files.contains_key(number));
         }
-        let mut probes = MAX_PROBES;
+        let mut probes = PROBED_PARTS_MAX;
         let most = self.most_parts();
         while state.parts > most && probes > 0 {
             let Some((number, part)) = state.populated.pop_front() else { return };

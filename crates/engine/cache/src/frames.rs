@@ -11,14 +11,20 @@ use std::ops::Deref;
 use pagekeeper_io::ReadTarget;
 
 use crate::Error;
-use crate::handle::{Handle, Shared};
-use crate::lookup::{self, Attempt, KeptFrame};
-use crate::pool::{LoadReason, Ticket};
-use crate::readers::Slot;
+use crate::handle::{CacheState, FileHandle};
+use crate::lookup::{self, KeptFrame, LookupAttempt};
+use crate::pool::{LoadReason, LoadTicket};
+use crate::readers::ReaderSlot;
 
 /// Copies a part of a page, if the page can be read. Takes no lock; `from + buf.len()` is at most a page.
 #[inline]
-pub(crate) fn copy(handle: &Handle, page: u32, from: usize, buf: &mut [u8], attempt: Attempt) -> bool {
+pub(crate) fn copy(
+    handle: &FileHandle,
+    page: u32,
+    from: usize,
+    buf: &mut [u8],
+    attempt: LookupAttempt,
+) -> bool {
     let shared = &*handle.shared;
     let slots = &shared.slots;
     lookup::lookup(
@@ -39,7 +45,12 @@ pub(crate) fn copy(handle: &Handle, page: u32, from: usize, buf: &mut [u8], atte
 
 /// Keeps the frame of a page that can be read: by the calling thread's slot if possible, otherwise by a pin.
 #[inline]
-pub(crate) fn keep(handle: &Handle, page: u32, by_slot: bool, attempt: Attempt) -> Option<KeptFrame> {
+pub(crate) fn keep(
+    handle: &FileHandle,
+    page: u32,
+    by_slot: bool,
+    attempt: LookupAttempt,
+) -> Option<KeptFrame> {
     let shared = &*handle.shared;
     let slot = shared.slots.mine();
     lookup::lookup(slot, shared.slots.readers().barrier(), &handle.page_table.table, page, attempt, |frame| {
@@ -49,7 +60,7 @@ pub(crate) fn keep(handle: &Handle, page: u32, by_slot: bool, attempt: Attempt) 
 
 /// Releases a frame. `slot` is that of the thread that kept it, if the frame was kept by the slot.
 #[inline]
-pub(crate) fn release(shared: &Shared, slot: Option<&Slot>, kept: KeptFrame) {
+pub(crate) fn release(shared: &CacheState, slot: Option<&ReaderSlot>, kept: KeptFrame) {
     lookup::release(slot, &shared.pool, kept);
 }
 
@@ -59,26 +70,26 @@ pub(crate) fn release(shared: &Shared, slot: Option<&Slot>, kept: KeptFrame) {
 ///
 /// The frame held a page of `len` bytes or more when it was kept. It is not released, nor the cache dropped,
 /// before the end of `'a`.
-pub(crate) unsafe fn bytes<'a>(shared: &Shared, frame: u32, len: usize) -> &'a [u8] {
+pub(crate) unsafe fn bytes<'a>(shared: &CacheState, frame: u32, len: usize) -> &'a [u8] {
     // SAFETY: a kept frame is not loaded into (invariant 3 of `pool`), by the caller's promise for all of `'a`.
     unsafe { shared.pool.arena.page(frame, len) }
 }
 
 /// A frame that is being loaded into. Dropping it unsettled fails the load, and waiting callers get an error.
 #[derive(Debug)]
-pub(crate) struct Filling<H: Deref<Target = Handle>> {
+pub(crate) struct LoadingFrame<H: Deref<Target = FileHandle>> {
     handle: H,
-    ticket: Option<Ticket>,
+    ticket: Option<LoadTicket>,
 }
 
-impl<H: Deref<Target = Handle>> Filling<H> {
-    pub(crate) fn new(handle: H, ticket: Ticket) -> Self {
+impl<H: Deref<Target = FileHandle>> LoadingFrame<H> {
+    pub(crate) fn new(handle: H, ticket: LoadTicket) -> Self {
         let shared = &handle.shared;
         shared.clear_ahead.note_use(shared, ticket.frame);
         Self { handle, ticket: Some(ticket) }
     }
 
-    fn ticket(&self) -> &Ticket {
+    fn ticket(&self) -> &LoadTicket {
         let Some(ticket) = &self.ticket else { unreachable!("settled once, by value") };
         ticket
     }
@@ -112,7 +123,7 @@ impl<H: Deref<Target = Handle>> Filling<H> {
     }
 
     /// Adds a waiter for the page.
-    pub(crate) fn join(&self) -> crate::sync::Arc<crate::waiter::Waiter> {
+    pub(crate) fn join(&self) -> crate::sync::Arc<crate::waiter::LoadWaiter> {
         self.handle.shared.pool.join(&self.handle.page_table, self.ticket())
     }
 
@@ -146,7 +157,7 @@ impl<H: Deref<Target = Handle>> Filling<H> {
     }
 }
 
-impl<H: Deref<Target = Handle>> Drop for Filling<H> {
+impl<H: Deref<Target = FileHandle>> Drop for LoadingFrame<H> {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket.take() {
             let error = Error::LoaderPanicked { path: self.handle.path.clone(), page: ticket.page.into() };

@@ -15,47 +15,47 @@ use pagekeeper_kernel::mutex::ignore_poison;
 use crate::bypass_buffer::BypassBuffer;
 use crate::entry::PageEntry;
 use crate::frames;
-use crate::handle::{Handle, QueuedRead, Shared};
-use crate::lookup::Attempt;
-use crate::pool::{Begin, LoadReason, OnBusy};
-use crate::prefetch::Begun;
+use crate::handle::{CacheState, FileHandle, QueuedRead};
+use crate::lookup::LookupAttempt;
+use crate::pool::{BeginOutcome, BusyPolicy, LoadReason};
+use crate::prefetch::LoadStart;
 use crate::sync::{Mutex, Ordering};
-use crate::waiter::Waiter;
+use crate::waiter::LoadWaiter;
 use crate::{CachedFile, Error};
 
 /// Pages of one read whose loads begin before the first is awaited: at most the number of bits in a `u64`.
-const AHEAD: u32 = 64;
+const AHEAD_PAGES_MAX: u32 = 64;
 
 /// The event that a read waits for.
-enum Awaited {
+enum AwaitedEvent {
     /// None: look the page up.
     Nothing,
     /// None, after a load that counts as this read's lookup of the page: look the page up again.
     Counted,
     /// The load of the page, by this read or another.
-    Load(Arc<Waiter>),
+    Load(Arc<LoadWaiter>),
     /// The read of the page past the cache.
-    Bypass(Arc<Bypass>),
+    Bypass(Arc<BypassPage>),
 }
 
 /// A page that is read past the cache: its outcome, and its bytes until the future takes them. If it was
 /// settled without bytes, the page must be looked up again.
 #[derive(Debug)]
-struct Bypass {
-    waiter: Waiter,
+struct BypassPage {
+    waiter: LoadWaiter,
     buffer: Mutex<Option<BypassBuffer>>,
 }
 
 /// A future that waits for such a page.
 #[derive(Debug)]
 struct BypassRead {
-    handle: Arc<Handle>,
+    handle: Arc<FileHandle>,
     page: u32,
-    bypass: Arc<Bypass>,
+    bypass: Arc<BypassPage>,
 }
 
 impl QueuedRead for BypassRead {
-    fn begin(self: Box<Self>, shared: &Arc<Shared>) -> Option<OwnedRead> {
+    fn begin(self: Box<Self>, shared: &Arc<CacheState>) -> Option<OwnedRead> {
         let Self { handle, page, bypass } = *self;
         if Arc::strong_count(&bypass) == 1 {
             // The future was dropped.
@@ -78,7 +78,7 @@ impl QueuedRead for BypassRead {
         let offset = handle.range(page).start;
         // If the verifier panics, the waiting future gets an error.
         let outcome = Err(Error::LoaderPanicked { path: handle.path.clone(), page: page.into() });
-        let mut unsettled = Unsettled { shared: Arc::clone(shared), bypass, outcome };
+        let mut unsettled = UnsettledBypass { shared: Arc::clone(shared), bypass, outcome };
         handle.note_begun(1);
         let done = Box::new(move |read: Result<usize, pagekeeper_io::Error>| {
             let of = Arc::clone(&handle);
@@ -95,27 +95,27 @@ impl QueuedRead for BypassRead {
 
 /// Pages of a read whose loads began before they are awaited.
 #[derive(Debug, Default)]
-struct Ahead {
+struct AheadPages {
     first: u32,
     end: u32,
     /// A bit for each page from `first` on, set if this read began its load.
     begun: u64,
 }
 
-impl Ahead {
+impl AheadPages {
     fn has_begun(&self, page: u32) -> bool {
         self.begun >> (page - self.first) & 1 == 1
     }
 }
 
 /// A read past the cache in flight. Dropping it wakes the waiting future and lets the next read begin.
-struct Unsettled {
-    shared: Arc<Shared>,
-    bypass: Arc<Bypass>,
+struct UnsettledBypass {
+    shared: Arc<CacheState>,
+    bypass: Arc<BypassPage>,
     outcome: Result<(), Error>,
 }
 
-impl Drop for Unsettled {
+impl Drop for UnsettledBypass {
     fn drop(&mut self) {
         self.bypass.waiter.settle(self.outcome.clone());
         self.shared.bypasses.ended(|reads| self.shared.begin_bypasses(reads));
@@ -163,7 +163,7 @@ impl CachedFile {
         // At most queries the file's length, which does not reach the device.
         let len = handle.len_within(offset, buf.len())?;
         let mut done = 0;
-        let mut ahead = Ahead::default();
+        let mut ahead = AheadPages::default();
         while done < len {
             let at = offset + done as u64;
             let from = handle.offset_in_page(at);
@@ -174,7 +174,8 @@ impl CachedFile {
                 ahead = handle.begin_ahead(page, last);
             }
             let buf = &mut buf[done..done + part];
-            let mut awaited = if ahead.has_begun(page) { Awaited::Counted } else { Awaited::Nothing };
+            let mut awaited =
+                if ahead.has_begun(page) { AwaitedEvent::Counted } else { AwaitedEvent::Nothing };
             poll_fn(|context| handle.poll_page(context, page, from, buf, &mut awaited)).await?;
             done += part;
         }
@@ -182,7 +183,7 @@ impl CachedFile {
     }
 }
 
-impl Handle {
+impl FileHandle {
     /// Whether a page was in the cache a moment ago.
     fn is_readable(&self, page: u32) -> bool {
         self.page_table
@@ -192,8 +193,8 @@ impl Handle {
     }
 
     /// Begins the loads of absent pages from `first` to `last`, up to a bound.
-    fn begin_ahead(self: &Arc<Self>, first: u32, last: u32) -> Ahead {
-        let end = last.saturating_add(1).min(first.saturating_add(AHEAD));
+    fn begin_ahead(self: &Arc<Self>, first: u32, last: u32) -> AheadPages {
+        let end = last.saturating_add(1).min(first.saturating_add(AHEAD_PAGES_MAX));
         let mut begun = 0;
         let mut fillings = Vec::new();
         for page in first..end {
@@ -201,16 +202,16 @@ impl Handle {
                 continue;
             }
             match self.begin_owned(page) {
-                Begun::Load(filling) => {
+                LoadStart::Load(filling) => {
                     begun |= 1 << (page - first);
                     fillings.push(filling);
                 }
-                Begun::There => {}
-                Begun::Not => break,
+                LoadStart::Present => {}
+                LoadStart::Refused => break,
             }
         }
         self.submit(fillings, LoadReason::Read);
-        Ahead { first, end, begun }
+        AheadPages { first, end, begun }
     }
 
     fn poll_page(
@@ -219,19 +220,19 @@ impl Handle {
         page: u32,
         from: usize,
         buf: &mut [u8],
-        awaited: &mut Awaited,
+        awaited: &mut AwaitedEvent,
     ) -> Poll<Result<(), Error>> {
         // Maybe begun before a fork.
         if let Err(error) = self.shared.require_own_process() {
             return Poll::Ready(Err(error));
         }
         loop {
-            let mut attempt = Attempt::Again;
+            let mut attempt = LookupAttempt::Again;
             match awaited {
-                Awaited::Nothing => attempt = Attempt::First,
-                Awaited::Counted => {}
-                Awaited::Load(waiter) => ready!(waiter.poll(context))?,
-                Awaited::Bypass(bypass) => {
+                AwaitedEvent::Nothing => attempt = LookupAttempt::First,
+                AwaitedEvent::Counted => {}
+                AwaitedEvent::Load(waiter) => ready!(waiter.poll(context))?,
+                AwaitedEvent::Bypass(bypass) => {
                     ready!(bypass.waiter.poll(context))?;
                     let buffer = ignore_poison(bypass.buffer.lock()).take();
                     if let Some(buffer) = buffer {
@@ -243,43 +244,46 @@ impl Handle {
             if frames::copy(self, page, from, buf, attempt) {
                 return Poll::Ready(Ok(()));
             }
-            let on_busy = if matches!(awaited, Awaited::Nothing) { OnBusy::Wait } else { OnBusy::Join };
+            let on_busy =
+                if matches!(awaited, AwaitedEvent::Nothing) { BusyPolicy::Wait } else { BusyPolicy::Join };
             *awaited = self.begin_awaited(page, on_busy)?;
         }
     }
 
     /// Begins the load of an absent page.
-    fn begin_awaited(self: &Arc<Self>, page: u32, on_busy: OnBusy) -> Result<Awaited, Error> {
+    fn begin_awaited(self: &Arc<Self>, page: u32, on_busy: BusyPolicy) -> Result<AwaitedEvent, Error> {
         let attempt = || self.shared.pool.begin(&self.page_table, page, on_busy);
         let mut begun = attempt();
-        if matches!(begun, Begin::Full) && self.shared.make_room() {
+        if matches!(begun, BeginOutcome::Full) && self.shared.make_room() {
             begun = attempt();
         }
         Ok(match begun {
-            Begin::Load(ticket) => {
-                let filling = frames::Filling::new(Arc::clone(self), ticket);
+            BeginOutcome::Load(ticket) => {
+                let filling = frames::LoadingFrame::new(Arc::clone(self), ticket);
                 let waiter = filling.join();
                 self.submit(vec![filling], LoadReason::Read);
-                Awaited::Load(waiter)
+                AwaitedEvent::Load(waiter)
             }
-            Begin::Busy(Some(waiter)) => Awaited::Load(waiter),
-            Begin::Busy(None) | Begin::Readable if on_busy == OnBusy::Join => Awaited::Counted,
-            Begin::Busy(None) | Begin::Readable => Awaited::Nothing,
-            Begin::Closed => return Err(self.closed()),
-            Begin::Full => Awaited::Bypass(self.begin_bypass(page)),
+            BeginOutcome::Busy(Some(waiter)) => AwaitedEvent::Load(waiter),
+            BeginOutcome::Busy(None) | BeginOutcome::Readable if on_busy == BusyPolicy::Join => {
+                AwaitedEvent::Counted
+            }
+            BeginOutcome::Busy(None) | BeginOutcome::Readable => AwaitedEvent::Nothing,
+            BeginOutcome::Closed => return Err(self.closed()),
+            BeginOutcome::Full => AwaitedEvent::Bypass(self.begin_bypass(page)),
         })
     }
 
     /// Queues a read of a page past the cache, in the background.
-    fn begin_bypass(self: &Arc<Self>, page: u32) -> Arc<Bypass> {
-        let bypass = Arc::new(Bypass { waiter: Waiter::new(), buffer: Mutex::new(None) });
+    fn begin_bypass(self: &Arc<Self>, page: u32) -> Arc<BypassPage> {
+        let bypass = Arc::new(BypassPage { waiter: LoadWaiter::new(), buffer: Mutex::new(None) });
         let read = BypassRead { handle: Arc::clone(self), page, bypass: Arc::clone(&bypass) };
         self.shared.bypasses.push(Box::new(read), |reads| self.shared.begin_bypasses(reads));
         bypass
     }
 }
 
-impl Shared {
+impl CacheState {
     fn begin_bypasses(self: &Arc<Self>, reads: Vec<Box<dyn QueuedRead>>) {
         let reads = reads.into_iter().filter_map(|read| {
             let begun = read.begin(self);

@@ -14,9 +14,9 @@ use std::sync::Arc;
 
 use crate::bypass_buffer::BypassBuffer;
 use crate::frames;
-use crate::handle::{Handle, Shared};
-use crate::lookup::{Attempt, KeptFrame};
-use crate::readers::{Hold, Slot};
+use crate::handle::{CacheState, FileHandle};
+use crate::lookup::{KeptFrame, LookupAttempt};
+use crate::readers::{FrameHold, ReaderSlot};
 use crate::{CachedFile, Error, OwnedFile};
 
 /// The place of a guard's bytes.
@@ -29,7 +29,7 @@ enum PageBytes {
 }
 
 impl PageBytes {
-    fn bytes(&self, shared: &Shared, len: usize) -> &[u8] {
+    fn bytes(&self, shared: &CacheState, len: usize) -> &[u8] {
         match self {
             Self::Frame(Some(kept)) => {
                 // SAFETY: kept since it held the page of `len` bytes (the guards are made that way), and
@@ -42,7 +42,7 @@ impl PageBytes {
         }
     }
 
-    fn release(&mut self, shared: &Shared, slot: Option<&Slot>) {
+    fn release(&mut self, shared: &CacheState, slot: Option<&ReaderSlot>) {
         if let Self::Frame(kept) = self
             && let Some(kept) = kept.take()
         {
@@ -61,11 +61,11 @@ impl PageBytes {
 /// must_be_send::<pagekeeper_cache::PageGuard<'static>>();
 /// ```
 pub struct PageGuard<'a> {
-    handle: &'a Handle,
+    handle: &'a FileHandle,
     place: PageBytes,
     len: usize,
     /// The slot of the thread that made the guard.
-    slot: &'a Slot,
+    slot: &'a ReaderSlot,
     /// Only the thread whose slot holds the frame may release it.
     not_send: PhantomData<*const ()>,
 }
@@ -101,7 +101,7 @@ impl fmt::Debug for PageGuard<'_> {
 /// It pins its frame, which costs an atomic addition; the page's memory stays in use while it lives.
 /// Dereferences to the page's bytes.
 pub struct PageRef {
-    handle: Arc<Handle>,
+    handle: Arc<FileHandle>,
     place: PageBytes,
     len: usize,
 }
@@ -141,9 +141,9 @@ pub struct HeldPage<'a> {
     /// Not a reference: during the drop these may already be another page's bytes.
     bytes: NonNull<[u8]>,
     /// The slot of the thread that made the guard.
-    slot: &'a Slot,
+    slot: &'a ReaderSlot,
     /// Taken out when the guard is dropped.
-    hold: Option<Hold>,
+    hold: Option<FrameHold>,
     /// Only the thread whose slot holds the frame may release it.
     not_send: PhantomData<*const ()>,
 }
@@ -175,9 +175,9 @@ impl fmt::Debug for HeldPage<'_> {
     }
 }
 
-fn keep(handle: &Handle, page: u32, by_slot: bool) -> Result<PageBytes, Error> {
+fn keep(handle: &FileHandle, page: u32, by_slot: bool) -> Result<PageBytes, Error> {
     handle.shared.require_own_process()?;
-    let found = frames::keep(handle, page, by_slot, Attempt::First);
+    let found = frames::keep(handle, page, by_slot, LookupAttempt::First);
     Ok(match found {
         Some(kept) => PageBytes::Frame(Some(kept)),
         None => match handle.keep_missed(page, by_slot)? {

@@ -1,8 +1,9 @@
 //! The handle of an open file, and the state that all files of a cache share.
 //!
-//! Invariants: the frames, their records and the tables of open files never exceed the budget together; the
-//! shared state outlives every file and every guard. Length and identity of a file are those of the open. A
-//! file is closed once, by [`Handle::close`] or with its last handle, and finds no page after that.
+//! Invariants: the frames, their records and the tables of open files never exceed the budget
+//! together; the shared state outlives every file and every guard. Length and identity of a file
+//! are those of the open. A file is closed once, by [`FileHandle::close`] or with its last handle,
+//! and finds no page after that.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -18,64 +19,65 @@ use crate::fast_path::FastPath;
 use crate::inode_change::InodeChange;
 use crate::kernel_leftovers;
 use crate::page_table::PageTable;
-use crate::pool::Pool;
-use crate::readers::Readers;
-use crate::settings::{Settings, TABLES_SHARE};
-use crate::settlers::Settlers;
+use crate::pool::FramePool;
+use crate::readers::ReaderRegistry;
+use crate::settings::{CacheSettings, TABLES_BUDGET_DIVISOR};
+use crate::settlers::SettlerPool;
 use crate::stats::{DeviceCounts, Stats};
-use crate::sync::Barrier;
-use crate::sys::table::Table;
-use crate::thread::Slots;
-use crate::verifier::Verifier;
+use crate::sync::BarrierPair;
+use crate::sys::table::EntryTable;
+use crate::thread::ThreadSlots;
+use crate::verifier::PageVerifier;
 use crate::{Error, OpenOptions};
 
-/// Futures read at most one part in `BYPASS_SHARE` of the frames past the cache at once, beside the budget, and
-/// at most `MAX_BYPASSES` pages: enough to keep a device busy.
-const BYPASS_SHARE: u32 = 16;
-const MAX_BYPASSES: u32 = 256;
+/// Futures read at most one part in `BYPASS_FRAMES_DIVISOR` of the frames past the cache at once,
+/// beside the budget, and at most `BYPASS_PAGES_MAX` pages: enough to keep a device busy.
+const BYPASS_FRAMES_DIVISOR: u32 = 16;
+const BYPASS_PAGES_MAX: u32 = 256;
 
 /// A read past the cache that waits for its turn.
 pub(crate) trait QueuedRead: fmt::Debug + Send {
     /// Returns the read, if it is still to be made.
-    fn begin(self: Box<Self>, shared: &Arc<Shared>) -> Option<OwnedRead>;
+    fn begin(self: Box<Self>, shared: &Arc<CacheState>) -> Option<OwnedRead>;
 }
 
 /// The state that all files of a cache share.
 #[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) settings: Settings,
-    pub(crate) slots: Slots,
-    pub(crate) pool: Pool,
+pub(crate) struct CacheState {
+    pub(crate) settings: CacheSettings,
+    pub(crate) slots: ThreadSlots,
+    pub(crate) pool: FramePool,
     /// The size of all tables if they were touched in full, in bytes.
     tables: Arc<AtomicU64>,
     pub(crate) device: DeviceCounts,
     pub(crate) next_number: AtomicU64,
     pub(crate) process: Process,
-    pub(crate) opened: FileTable<PathBuf, Weak<Handle>, Error>,
+    pub(crate) opened: FileTable<PathBuf, Weak<FileHandle>, Error>,
     /// The reads past the cache that futures make.
     pub(crate) bypasses: BypassQueue<Box<dyn QueuedRead>>,
     /// The threads that settle background reads of files with a verifier.
-    pub(crate) settlers: Settlers,
+    pub(crate) settlers: SettlerPool,
     pub(crate) clear_ahead: ClearAhead,
 }
 
-impl AsRef<Pool> for Shared {
-    fn as_ref(&self) -> &Pool {
+impl AsRef<FramePool> for CacheState {
+    fn as_ref(&self) -> &FramePool {
         &self.pool
     }
 }
 
-impl Shared {
-    pub(crate) fn new(settings: Settings, pool: Pool) -> Self {
-        let bypasses = BypassQueue::new((pool.limit() / BYPASS_SHARE).clamp(1, MAX_BYPASSES) as usize);
+impl CacheState {
+    pub(crate) fn new(settings: CacheSettings, pool: FramePool) -> Self {
+        let bypasses =
+            BypassQueue::new((pool.limit() / BYPASS_FRAMES_DIVISOR).clamp(1, BYPASS_PAGES_MAX) as usize);
         let is_wanted = settings.threads && pool.arena.is_in_huge_pages();
         let clear_ahead = ClearAhead::new(settings.page_shift, pool.frames(), is_wanted);
         Self {
             clear_ahead,
             bypasses,
-            settlers: Settlers::new(settings.threads),
+            settlers: SettlerPool::new(settings.threads),
             settings,
-            slots: Slots::new(Readers::new(Barrier::probe())),
+            slots: ThreadSlots::new(ReaderRegistry::new(BarrierPair::probe())),
             pool,
             tables: Arc::default(),
             device: DeviceCounts::default(),
@@ -98,7 +100,7 @@ impl Shared {
         open: impl Fn(Access) -> Result<Arc<dyn IoFile>, pagekeeper_io::Error>,
     ) -> Result<Arc<dyn IoFile>, Error> {
         self.require_own_process()?;
-        let Settings { access, page_shift, .. } = self.settings;
+        let CacheSettings { access, page_shift, .. } = self.settings;
         match open(access) {
             Err(pagekeeper_io::Error::NoDirect { .. }) => Ok(open(Access::Buffered)?),
             Ok(file) if access == Access::Direct && !kernel_leftovers::is_direct(&*file, 1 << page_shift) => {
@@ -112,12 +114,12 @@ impl Shared {
     pub(crate) fn adopt(
         self: &Arc<Self>,
         file: Arc<dyn IoFile>,
-        kind: Kind,
+        kind: FileKind,
         options: &OpenOptions,
-    ) -> Result<Arc<Handle>, Error> {
+    ) -> Result<Arc<FileHandle>, Error> {
         self.require_own_process()?;
         let mut stat = file.stat()?;
-        if let Kind::Owned { max_bytes } = kind {
+        if let FileKind::Owned { max_bytes } = kind {
             stat.size = max_bytes;
         }
         let path = file.path().to_owned();
@@ -126,7 +128,7 @@ impl Shared {
             .ok()
             .filter(|&pages| pages < u32::MAX)
             .ok_or_else(|| Error::TooLarge { path: path.clone(), bytes: stat.size, page_size })?;
-        let table = Table::new(self.settings.kernel_page, pages, &self.tables)
+        let table = EntryTable::new(self.settings.kernel_page, pages, &self.tables)
             .map_err(|errno| Error::NoMemory { path: path.clone(), errno: errno.raw_os_error() })?;
         self.clear_ahead.note_use(self, 0);
         self.pool.tidy(self.slots.readers());
@@ -138,14 +140,16 @@ impl Shared {
             self.pool.add(Arc::clone(&page_table));
         }
         let verifier = options.verifier.clone().or_else(|| self.settings.verifier.clone());
-        let handle = Handle::new(Arc::clone(self), page_table, file, stat, verifier, kind, found_resident);
+        let handle =
+            FileHandle::new(Arc::clone(self), page_table, file, stat, verifier, kind, found_resident);
         Ok(Arc::new(handle))
     }
 
     /// Loans frames for the whole tables of all open files, if the cache was built that way.
     pub(crate) fn settle_budget(&self) {
         if self.settings.reserve_tables {
-            let tables = self.tables.load(Ordering::Relaxed).min(self.settings.memory / TABLES_SHARE);
+            let tables =
+                self.tables.load(Ordering::Relaxed).min(self.settings.memory / TABLES_BUDGET_DIVISOR);
             let frames = tables.div_ceil(1 << self.settings.page_shift);
             let Ok(frames) = u32::try_from(frames) else {
                 unreachable!("a share of the frames, which are fewer than 2^28")
@@ -181,24 +185,24 @@ impl Shared {
 }
 
 /// The state that the clones of a [`CachedFile`](crate::CachedFile) share.
-pub(crate) struct Handle {
+pub(crate) struct FileHandle {
     pub(crate) fast_path: FastPath,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<CacheState>,
     pub(crate) page_table: Arc<PageTable>,
     io: Arc<dyn IoFile>,
     closed: AtomicBool,
     pub(crate) access: Access,
     pub(crate) path: PathBuf,
     pub(crate) stat: FileStat,
-    pub(crate) verifier: Option<Verifier>,
-    kind: Kind,
+    pub(crate) verifier: Option<PageVerifier>,
+    kind: FileKind,
     pub(crate) inode_change: InodeChange,
     pub(crate) found_resident: u64,
 }
 
 /// The changes that a file may undergo while it is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum FileKind {
     /// None: pages that are loaded later match those that were loaded before.
     Immutable,
     /// Its owner writes it, and notifies the cache. Its length counts as the maximum that it may grow to, in
@@ -206,14 +210,14 @@ pub(crate) enum Kind {
     Owned { max_bytes: u64 },
 }
 
-impl Handle {
+impl FileHandle {
     pub(crate) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<CacheState>,
         page_table: Arc<PageTable>,
         io: Arc<dyn IoFile>,
         stat: FileStat,
-        verifier: Option<Verifier>,
-        kind: Kind,
+        verifier: Option<PageVerifier>,
+        kind: FileKind,
         found_resident: u64,
     ) -> Self {
         let (access, path) = (io.access(), io.path().to_owned());
@@ -302,7 +306,7 @@ impl Handle {
     }
 
     pub(crate) fn is_owned(&self) -> bool {
-        matches!(self.kind, Kind::Owned { .. })
+        matches!(self.kind, FileKind::Owned { .. })
     }
 
     /// Returns how many of `wanted` bytes from `offset` on the file has. Fails if these are fewer and the file
@@ -340,7 +344,7 @@ impl Handle {
     }
 }
 
-impl Drop for Handle {
+impl Drop for FileHandle {
     fn drop(&mut self) {
         if !self.shared.process.is_current() {
             return;
@@ -351,8 +355,11 @@ impl Drop for Handle {
     }
 }
 
-impl fmt::Debug for Handle {
+impl fmt::Debug for FileHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Handle").field("path", &self.path).field("stat", &self.stat).finish_non_exhaustive()
+        f.debug_struct("FileHandle")
+            .field("path", &self.path)
+            .field("stat", &self.stat)
+            .finish_non_exhaustive()
     }
 }

@@ -39,7 +39,7 @@ impl InodeChange {
         Self(Mutex::new(KnownInode { changed: stat.changed, links: links(io), is_rewritten: false }))
     }
 
-    /// Whether the content is unchanged, if that is known without reading the file.
+    /// Returns whether the content is unchanged. `None` if only reading the file can tell.
     pub(crate) fn is_known(&self, now: &FileStat, links: Option<u32>) -> Option<bool> {
         let mut known = lock(&self.0);
         if known.is_rewritten || known.changed == now.changed {

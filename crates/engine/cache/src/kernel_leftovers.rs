@@ -11,7 +11,7 @@ use pagekeeper_io::{DirectSupport, IoFile};
 use pagekeeper_kernel::{FileSystem, FlushMode, InspectedFile, ReleaseOptions, release, residency};
 
 /// The maximum wait for dirty pages at an open.
-const PATIENCE: Duration = Duration::from_secs(2);
+const WRITEBACK_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// Drops the resident pages of a file. Returns their bytes.
 pub(crate) fn drop_leftovers(file: &dyn IoFile) -> u64 {
@@ -24,7 +24,7 @@ pub(crate) fn drop_leftovers(file: &dyn IoFile) -> u64 {
     }
     let options = ReleaseOptions {
         flush: FlushMode::Watch,
-        patience: PATIENCE,
+        patience: WRITEBACK_WAIT_MAX,
         retry_pause: Duration::from_millis(1),
         explain: false,
     };

@@ -1,10 +1,11 @@
 //! Misses of one page, loaded by the thread that wants it. Batches are in `batch`, futures in `future`.
 //!
-//! An absent page is loaded by one caller ([`Handle::miss`]). Others wait for it, parked, and retry when the
-//! page is there, or get its error. A page that gets no frame at once is read past the cache, into the caller's
-//! own memory: slower, never wrong, and without waiting for anybody. This happens if all frames are held by
-//! guards or wait for a stopped reader. If misses are buffered reads and all pages of the cache are in use,
-//! most misses are answered from the kernel's page cache alone (`admission`).
+//! An absent page is loaded by one caller ([`FileHandle::miss`]). Others wait for it, parked, and
+//! retry when the page is there, or get its error. A page that gets no frame at once is read past
+//! the cache, into the caller's own memory: slower, never wrong, and without waiting for anybody.
+//! This happens if all frames are held by guards or wait for a stopped reader. If misses are
+//! buffered reads and all pages of the cache are in use, most misses are answered from the kernel's
+//! page cache alone (`admission`).
 //!
 //! Invariants: no lock is held over I/O or the verifier. A page is published only after it was read whole, the
 //! file was found unchanged after the read (unless its owner writes it, and notifies the cache), and the
@@ -18,31 +19,31 @@ use pagekeeper_io::IoFile;
 use crate::Error;
 use crate::admission;
 use crate::bypass_buffer::BypassBuffer;
-use crate::frames::{self, Filling};
-use crate::handle::Handle;
-use crate::lookup::{Attempt, KeptFrame};
-use crate::pool::{Begin, LoadReason, OnBusy};
+use crate::frames::{self, LoadingFrame};
+use crate::handle::FileHandle;
+use crate::lookup::{KeptFrame, LookupAttempt};
+use crate::pool::{BeginOutcome, BusyPolicy, LoadReason};
 use crate::verifier::LoadedPage;
 
 /// Attempts to make room before a page is read past the cache. Each attempt after the first yields the
 /// processor, for readers that were preempted.
-const TRIES: usize = 16;
+const ROOM_ATTEMPTS_MAX: usize = 16;
 
 /// The first attempts wait for frames that were taken out before, and take no others out.
-const PATIENT: usize = 8;
+const PATIENT_ATTEMPTS_MAX: usize = 8;
 
 /// The next step of a caller that missed.
 #[derive(Debug)]
-pub(crate) enum Miss<H: Deref<Target = Handle>> {
+pub(crate) enum MissStep<H: Deref<Target = FileHandle>> {
     /// Look the page up again.
-    Again(Attempt),
+    Again(LookupAttempt),
     /// Load it.
-    Load(Filling<H>),
+    Load(LoadingFrame<H>),
     /// Read it past the cache.
     Bypass,
 }
 
-impl Handle {
+impl FileHandle {
     /// Returns the byte range of a page in the file.
     pub(crate) fn range(&self, page: u32) -> Range<u64> {
         let start = u64::from(page) << self.shared.settings.page_shift;
@@ -50,28 +51,28 @@ impl Handle {
     }
 
     /// Handles a page that was not found: waits for its loader, or makes the caller load it.
-    pub(crate) fn miss(&self, page: u32) -> Result<Miss<&Self>, Error> {
+    pub(crate) fn miss(&self, page: u32) -> Result<MissStep<&Self>, Error> {
         let pool = &self.shared.pool;
-        for attempt in 0..TRIES {
-            match pool.begin(&self.page_table, page, OnBusy::Wait) {
-                Begin::Readable => return Ok(Miss::Again(Attempt::First)),
-                Begin::Busy(waiter) => {
+        for attempt in 0..ROOM_ATTEMPTS_MAX {
+            match pool.begin(&self.page_table, page, BusyPolicy::Wait) {
+                BeginOutcome::Readable => return Ok(MissStep::Again(LookupAttempt::First)),
+                BeginOutcome::Busy(waiter) => {
                     if let Some(waiter) = waiter {
                         waiter.wait()?;
                     }
-                    return Ok(Miss::Again(Attempt::Again));
+                    return Ok(MissStep::Again(LookupAttempt::Again));
                 }
-                Begin::Load(ticket) => {
+                BeginOutcome::Load(ticket) => {
                     let short = ticket.short;
-                    let filling = Filling::new(self, ticket);
+                    let filling = LoadingFrame::new(self, ticket);
                     if short {
                         self.shared.make_room();
                     }
-                    return Ok(Miss::Load(filling));
+                    return Ok(MissStep::Load(filling));
                 }
-                Begin::Closed => return Err(self.closed()),
-                Begin::Full => {
-                    let made = if attempt < PATIENT {
+                BeginOutcome::Closed => return Err(self.closed()),
+                BeginOutcome::Full => {
+                    let made = if attempt < PATIENT_ATTEMPTS_MAX {
                         self.shared.make_room_patiently()
                     } else {
                         self.shared.make_room()
@@ -82,7 +83,7 @@ impl Handle {
                 }
             }
         }
-        Ok(Miss::Bypass)
+        Ok(MissStep::Bypass)
     }
 
     /// Checks that the bytes read are the whole page, and that the verifier accepts it. The caller has checked
@@ -118,7 +119,10 @@ impl Handle {
 
     /// Reads one page into its frame and checks it. On failure the load is settled. Returns `None` if the page
     /// was written meanwhile and must be loaded again.
-    fn fill<'a>(&'a self, mut filling: Filling<&'a Self>) -> Result<Option<Filling<&'a Self>>, Error> {
+    fn fill<'a>(
+        &'a self,
+        mut filling: LoadingFrame<&'a Self>,
+    ) -> Result<Option<LoadingFrame<&'a Self>>, Error> {
         let page = filling.page();
         let result = self.io().and_then(|io| {
             let read = io.read_at(self.range(page).start, filling.bytes_mut())?;
@@ -191,18 +195,18 @@ impl Handle {
         }
         loop {
             match self.miss(page)? {
-                Miss::Again(attempt) => {
+                MissStep::Again(attempt) => {
                     if frames::copy(self, page, from, buf, attempt) {
                         return Ok(());
                     }
                 }
-                Miss::Load(filling) => {
+                MissStep::Load(filling) => {
                     let Some(filling) = self.fill(filling)? else { continue };
                     buf.copy_from_slice(&filling.bytes(self.page_len(page))[from..from + buf.len()]);
                     filling.publish(LoadReason::Read);
                     return Ok(());
                 }
-                Miss::Bypass => {
+                MissStep::Bypass => {
                     let buffer = self.bypass(page)?;
                     buf.copy_from_slice(&buffer.bytes(self.page_len(page))[from..from + buf.len()]);
                     return Ok(());
@@ -220,18 +224,18 @@ impl Handle {
     ) -> Result<Result<KeptFrame, BypassBuffer>, Error> {
         loop {
             match self.miss(page)? {
-                Miss::Again(attempt) => {
+                MissStep::Again(attempt) => {
                     let found = frames::keep(self, page, by_slot, attempt);
                     if let Some(kept) = found {
                         return Ok(Ok(kept));
                     }
                 }
-                Miss::Load(filling) => {
+                MissStep::Load(filling) => {
                     if let Some(filling) = self.fill(filling)? {
                         return Ok(Ok(filling.publish_kept(by_slot)));
                     }
                 }
-                Miss::Bypass => return Ok(Err(self.bypass(page)?)),
+                MissStep::Bypass => return Ok(Err(self.bypass(page)?)),
             }
         }
     }

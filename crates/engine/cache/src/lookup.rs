@@ -5,10 +5,10 @@
 //! released. Takes no lock, waits for nobody; a page that can't be read is not found.
 
 use super::entry::PageEntry;
-use super::pool::Pool;
-use super::readers::{Hold, Slot};
-use super::sync::{AtomicU32, Barrier, Ordering};
-use super::table::Table;
+use super::pool::FramePool;
+use super::readers::{FrameHold, ReaderSlot};
+use super::sync::{AtomicU32, BarrierPair, Ordering};
+use super::table::EntryTable;
 
 /// Raises the frequency of a page that is being read. Returns its frame, if the page can be read.
 #[inline]
@@ -19,9 +19,9 @@ fn touch(entry: &AtomicU32, value: PageEntry) -> Option<u32> {
     Some(frame)
 }
 
-/// Whether a lookup counts as a hit if it finds the page.
+/// The place of a lookup in a read. It decides whether finding the page counts as a hit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Attempt {
+pub(crate) enum LookupAttempt {
     /// The first lookup of a read.
     First,
     /// A lookup after a load that was counted itself.
@@ -32,11 +32,11 @@ pub(crate) enum Attempt {
 /// `slot`.
 #[inline]
 pub(crate) fn lookup<T>(
-    slot: &Slot,
-    barrier: Barrier,
-    table: &Table,
+    slot: &ReaderSlot,
+    barrier: BarrierPair,
+    table: &EntryTable,
     page: u32,
-    attempt: Attempt,
+    attempt: LookupAttempt,
     found: impl FnOnce(u32) -> T,
 ) -> Option<T> {
     let section = slot.enter(barrier);
@@ -46,8 +46,8 @@ pub(crate) fn lookup<T>(
         if let Some(frame) = value.settled().or_else(|| touch(entry, value)) {
             let done = found(frame);
             match attempt {
-                Attempt::First => slot.leave(section),
-                Attempt::Again => slot.leave_uncounted(section),
+                LookupAttempt::First => slot.leave(section),
+                LookupAttempt::Again => slot.leave_uncounted(section),
             }
             return Some(done);
         }
@@ -58,9 +58,9 @@ pub(crate) fn lookup<T>(
 
 /// The way in which a frame is kept for a guard.
 #[derive(Debug)]
-enum KeptBy {
+enum KeepMethod {
     /// The thread's slot names the frame.
-    Held(Hold),
+    Held(FrameHold),
     /// The frame has a pin.
     Pinned,
 }
@@ -70,19 +70,19 @@ enum KeptBy {
 #[must_use = "a frame that is not released is lost"]
 pub(crate) struct KeptFrame {
     pub(crate) frame: u32,
-    by: KeptBy,
+    by: KeepMethod,
 }
 
 /// Keeps a frame that was found in the current section, or that the caller loads: by the calling thread's slot
 /// if possible, otherwise by a pin.
-pub(crate) fn keep(slot: &Slot, pool: &Pool, frame: u32, by_slot: bool) -> KeptFrame {
+pub(crate) fn keep(slot: &ReaderSlot, pool: &FramePool, frame: u32, by_slot: bool) -> KeptFrame {
     let hold = if by_slot { slot.hold(frame) } else { None };
     let by = hold.map_or_else(
         || {
             pool.pin(frame);
-            KeptBy::Pinned
+            KeepMethod::Pinned
         },
-        KeptBy::Held,
+        KeepMethod::Held,
     );
     KeptFrame { frame, by }
 }
@@ -90,11 +90,11 @@ pub(crate) fn keep(slot: &Slot, pool: &Pool, frame: u32, by_slot: bool) -> KeptF
 /// Releases a frame. `slot` is that of the thread that kept it; it is required if the frame was kept by the
 /// slot.
 #[inline]
-pub(crate) fn release(slot: Option<&Slot>, pool: &Pool, kept: KeptFrame) {
+pub(crate) fn release(slot: Option<&ReaderSlot>, pool: &FramePool, kept: KeptFrame) {
     match (kept.by, slot) {
-        (KeptBy::Held(hold), Some(slot)) => slot.release(hold),
+        (KeepMethod::Held(hold), Some(slot)) => slot.release(hold),
         // A hold that is never released loses its frame, but breaks nothing.
-        (KeptBy::Held(_), None) => debug_assert!(false, "a hold without its slot"),
-        (KeptBy::Pinned, _) => pool.unpin(kept.frame),
+        (KeepMethod::Held(_), None) => debug_assert!(false, "a hold without its slot"),
+        (KeepMethod::Pinned, _) => pool.unpin(kept.frame),
     }
 }

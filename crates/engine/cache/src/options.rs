@@ -3,12 +3,12 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::verifier::{LoadedPage, Verifier};
+use crate::verifier::{LoadedPage, PageVerifier};
 
 /// Options for opening one file.
 #[derive(Clone, Default)]
 pub struct OpenOptions {
-    pub(crate) verifier: Option<Verifier>,
+    pub(crate) verifier: Option<PageVerifier>,
 }
 
 impl OpenOptions {

@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use pagekeeper_io::IoFile;
 
-use crate::frames::Filling;
-use crate::handle::{Handle, Kind};
+use crate::frames::LoadingFrame;
+use crate::handle::{FileHandle, FileKind};
 use crate::pool::LoadReason;
 use crate::{CachedFile, Error, OpenOptions, PageCache, PageGuard, PageRef, ReadRequest};
 
@@ -91,7 +91,7 @@ impl PageCache {
         max_pages: u64,
         options: OpenOptions,
     ) -> Result<OwnedFile, Error> {
-        let kind = Kind::Owned { max_bytes: max_pages.saturating_mul(self.page_size() as u64) };
+        let kind = FileKind::Owned { max_bytes: max_pages.saturating_mul(self.page_size() as u64) };
         let cached = CachedFile::new(self.shared.adopt(file, kind, &options)?);
         Ok(OwnedFile { cached })
     }
@@ -99,7 +99,7 @@ impl PageCache {
 
 impl OwnedFile {
     #[inline]
-    pub(crate) fn handle(&self) -> &Arc<Handle> {
+    pub(crate) fn handle(&self) -> &Arc<FileHandle> {
         self.cached.handle()
     }
 
@@ -188,7 +188,7 @@ impl OwnedFile {
             return Ok(false);
         };
         let short = ticket.short;
-        let mut filling = Filling::new(handle, ticket);
+        let mut filling = LoadingFrame::new(handle, ticket);
         filling.bytes_mut().copy_from_slice(bytes);
         let installed = filling.install(match how {
             InstallAs::Read => LoadReason::Read,

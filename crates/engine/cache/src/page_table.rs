@@ -7,17 +7,17 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::entry::PageEntry;
-use super::table::Table;
+use super::table::EntryTable;
 use crate::sys::memory::zeros;
 
 /// The other bits of a part's counter count its live pages.
-const POPULATED: u32 = 1 << 31;
+const POPULATED_BIT: u32 = 1 << 31;
 
 /// The page table of one file.
 #[derive(Debug)]
 pub(crate) struct PageTable {
     pub(crate) number: u64,
-    pub(crate) table: Table,
+    pub(crate) table: EntryTable,
     parts: Box<[AtomicU32]>,
     /// Live pages of all parts.
     live: AtomicU32,
@@ -26,7 +26,7 @@ pub(crate) struct PageTable {
 }
 
 impl PageTable {
-    pub(crate) fn new(number: u64, table: Table) -> Self {
+    pub(crate) fn new(number: u64, table: EntryTable) -> Self {
         let parts = zeros(table.pages().div_ceil(table.part()) as usize);
         Self { number, table, parts, live: AtomicU32::new(0), populated: AtomicU32::new(0) }
     }
@@ -51,9 +51,9 @@ impl PageTable {
     pub(crate) fn enters(&self, page: u32) -> bool {
         let part = &self.parts[self.part_of(page) as usize];
         let before = part.load(Ordering::Relaxed);
-        part.store((before | POPULATED) + 1, Ordering::Relaxed);
+        part.store((before | POPULATED_BIT) + 1, Ordering::Relaxed);
         self.live.store(self.live.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        let first = before & POPULATED == 0;
+        let first = before & POPULATED_BIT == 0;
         if first {
             self.populated.store(self.populated.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         }
@@ -64,14 +64,14 @@ impl PageTable {
     pub(crate) fn leaves(&self, page: u32) {
         let part = &self.parts[self.part_of(page) as usize];
         let before = part.load(Ordering::Relaxed);
-        debug_assert!(before & !POPULATED > 0, "page {page} left a part in which none was live");
+        debug_assert!(before & !POPULATED_BIT > 0, "page {page} left a part in which none was live");
         part.store(before - 1, Ordering::Relaxed);
         self.live.store(self.live.load(Ordering::Relaxed) - 1, Ordering::Relaxed);
     }
 
     /// Returns the number of a part's pages that are in frames or being loaded.
     pub(crate) fn live(&self, part: u32) -> u32 {
-        self.parts[part as usize].load(Ordering::Relaxed) & !POPULATED
+        self.parts[part as usize].load(Ordering::Relaxed) & !POPULATED_BIT
     }
 
     /// Returns the number of the file's pages that are in frames or being loaded.

@@ -32,20 +32,20 @@ use std::collections::{HashMap, VecDeque};
 
 use pagekeeper_kernel::mutex::ignore_poison;
 
-use super::arena::Arena;
-use super::entry::{EntryState, PageEntry, Queue};
+use super::arena::FrameArena;
+use super::entry::{EntryState, PageEntry, QueueKind};
 use super::error::Error;
 use super::free_frames::FreeFrames;
 use super::page_table::PageTable;
-use super::queues::{FramePlace, Queues};
+use super::queues::{FramePlace, FrameQueues};
 use super::readers::GracePeriod;
 use super::s3fifo::S3Fifo;
 use super::sync::{Arc, AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering, counters};
-use super::waiter::Waiter;
+use super::waiter::LoadWaiter;
 
 /// The behaviour of a caller that finds a page being loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum OnBusy {
+pub(crate) enum BusyPolicy {
     /// Wait for it.
     Wait,
     /// Wait for it, without counting the caller again: it began this load, or it retries.
@@ -54,29 +54,29 @@ pub(crate) enum OnBusy {
     Leave,
 }
 
-/// The result of [`Pool::begin`].
+/// The result of [`FramePool::begin`].
 #[derive(Debug)]
-pub(crate) enum Begin {
+pub(crate) enum BeginOutcome {
     /// The page can be read by now.
     Readable,
     /// Another caller loads the page.
-    Busy(Option<Arc<Waiter>>),
+    Busy(Option<Arc<LoadWaiter>>),
     /// The caller must load the page.
-    Load(Ticket),
+    Load(LoadTicket),
     /// No frame is free.
     Full,
     /// The file was closed.
     Closed,
 }
 
-/// A page that is being loaded into a frame. It must be settled by [`Pool::publish`], [`Pool::abandon`] or
-/// `Pool::install`.
+/// A page that is being loaded into a frame. It must be settled by [`FramePool::publish`],
+/// [`FramePool::abandon`] or `FramePool::install`.
 #[derive(Debug)]
 #[must_use = "a load that is not settled is waited for forever"]
-pub(crate) struct Ticket {
+pub(crate) struct LoadTicket {
     pub(crate) page: u32,
     pub(crate) frame: u32,
-    pub(super) queue: Queue,
+    pub(super) queue: QueueKind,
     /// The entry as it was before.
     pub(super) before: PageEntry,
     /// Whether few frames are free, so that somebody should make room.
@@ -94,7 +94,7 @@ pub(crate) enum LoadReason {
 
 /// The pool's counters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Counts {
+pub(crate) struct PoolCounts {
     /// Pages published.
     pub(crate) loads: u64,
     /// Published pages that nobody had asked for yet.
@@ -109,7 +109,7 @@ pub(crate) struct Counts {
     pub(crate) installed: u64,
 }
 
-impl Counts {
+impl PoolCounts {
     fn add_load(&mut self, reason: LoadReason) {
         self.loads += 1;
         self.prefetched += u64::from(reason == LoadReason::Prefetch);
@@ -126,7 +126,7 @@ pub(super) struct RetiredBatch {
 /// The state that the lock guards.
 #[derive(Debug)]
 pub(super) struct PoolState {
-    pub(super) queues: Queues,
+    pub(super) queues: FrameQueues,
     pub(super) s3fifo: S3Fifo,
     /// Ready for use.
     pub(super) free: FreeFrames,
@@ -140,7 +140,7 @@ pub(super) struct PoolState {
     pub(super) retired: VecDeque<RetiredBatch>,
     /// Retired frames whose grace period is over, and that guards keep.
     pub(super) held: Vec<u32>,
-    waiters: HashMap<(u64, u32), Vec<Arc<Waiter>>>,
+    waiters: HashMap<(u64, u32), Vec<Arc<LoadWaiter>>>,
     /// Open files, and closed files with pages left, by number.
     pub(super) files: HashMap<u64, Arc<PageTable>>,
     /// Closed files with the next part to sweep.
@@ -153,13 +153,13 @@ pub(super) struct PoolState {
     pub(super) parts: usize,
     /// Whether a thread is making room.
     pub(super) evicting: bool,
-    pub(super) counts: Counts,
+    pub(super) counts: PoolCounts,
 }
 
 /// The pool of frames.
 #[derive(Debug)]
-pub(crate) struct Pool {
-    pub(crate) arena: Arena,
+pub(crate) struct FramePool {
+    pub(crate) arena: FrameArena,
     pub(super) pins: Box<[AtomicU32]>,
     state: Mutex<PoolState>,
     /// Files that were closed and not yet passed to eviction. Under a lock of their own, so that closing waits
@@ -181,11 +181,11 @@ pub(crate) struct Pool {
     pub(super) in_use: AtomicBool,
 }
 
-impl Pool {
+impl FramePool {
     /// Creates a pool of all the arena's frames, all free. Tables may take up `parts_max` parts.
-    pub(crate) fn new(arena: Arena, frames: u32, parts_max: usize) -> Self {
+    pub(crate) fn new(arena: FrameArena, frames: u32, parts_max: usize) -> Self {
         let state = PoolState {
-            queues: Queues::new(frames),
+            queues: FrameQueues::new(frames),
             s3fifo: S3Fifo::new(frames),
             free: FreeFrames::new(frames),
             cleared: 0,
@@ -200,7 +200,7 @@ impl Pool {
             populated: VecDeque::new(),
             parts: 0,
             evicting: false,
-            counts: Counts::default(),
+            counts: PoolCounts::default(),
         };
         let pins = counters(frames as usize);
         Self {
@@ -249,29 +249,29 @@ impl Pool {
     }
 
     /// Checks a page again under the lock, and takes a frame for it if it is absent.
-    pub(crate) fn begin(&self, file: &PageTable, page: u32, on_busy: OnBusy) -> Begin {
+    pub(crate) fn begin(&self, file: &PageTable, page: u32, on_busy: BusyPolicy) -> BeginOutcome {
         let mut state = self.lock();
         let state = &mut *state;
-        let Some(entry) = file.table.entry(page) else { return Begin::Closed };
+        let Some(entry) = file.table.entry(page) else { return BeginOutcome::Closed };
         let before = PageEntry(entry.load(Ordering::Relaxed));
         match before.state() {
-            EntryState::Resident { .. } | EntryState::Unread { .. } => Begin::Readable,
-            EntryState::Loading { .. } => Begin::Busy((on_busy != OnBusy::Leave).then(|| {
-                let waiter = Arc::new(Waiter::new());
+            EntryState::Resident { .. } | EntryState::Unread { .. } => BeginOutcome::Readable,
+            EntryState::Loading { .. } => BeginOutcome::Busy((on_busy != BusyPolicy::Leave).then(|| {
+                let waiter = Arc::new(LoadWaiter::new());
                 state.waiters.entry((file.number, page)).or_default().push(Arc::clone(&waiter));
-                state.counts.coalesced += u64::from(on_busy == OnBusy::Wait);
+                state.counts.coalesced += u64::from(on_busy == BusyPolicy::Wait);
                 waiter
             })),
             EntryState::Absent(evicted) => {
-                let Some(frame) = state.free.take(state.limit) else { return Begin::Full };
-                let queue = state.s3fifo.admit(evicted, state.queues.len(Queue::Small));
+                let Some(frame) = state.free.take(state.limit) else { return BeginOutcome::Full };
+                let queue = state.s3fifo.admit(evicted, state.queues.len(QueueKind::Small));
                 state.queues.set(frame, FramePlace::Loading, Some((file.number, page)));
                 if file.enters(page) {
                     self.populate(state, file, page);
                 }
                 entry.store(PageEntry::loading(frame).0, Ordering::Release);
                 let short = self.is_short(state);
-                Begin::Load(Ticket { page, frame, queue, before, short })
+                BeginOutcome::Load(LoadTicket { page, frame, queue, before, short })
             }
         }
     }
@@ -285,8 +285,8 @@ impl Pool {
     }
 
     /// Adds a waiter for a page whose load the caller itself has begun.
-    pub(crate) fn join(&self, file: &PageTable, ticket: &Ticket) -> Arc<Waiter> {
-        let waiter = Arc::new(Waiter::new());
+    pub(crate) fn join(&self, file: &PageTable, ticket: &LoadTicket) -> Arc<LoadWaiter> {
+        let waiter = Arc::new(LoadWaiter::new());
         let mut state = self.lock();
         if state.is_superseded(ticket.frame) {
             drop(state);
@@ -303,12 +303,12 @@ impl Pool {
     pub(crate) fn publish(
         &self,
         file: &PageTable,
-        ticket: Ticket,
+        ticket: LoadTicket,
         reason: LoadReason,
         closed: impl Fn() -> Error,
     ) {
         let mut state = self.lock();
-        let Ticket { page, frame, queue, .. } = ticket;
+        let LoadTicket { page, frame, queue, .. } = ticket;
         if state.is_superseded(frame) {
             state.counts.add_load(reason);
             return state.keep_out(frame);
@@ -354,9 +354,9 @@ impl Pool {
     /// rewritten meanwhile: then the failure says nothing about the page, and nobody waits for this load any
     /// more.
     #[expect(clippy::needless_pass_by_value, reason = "a ticket is settled once")]
-    pub(crate) fn abandon(&self, file: &PageTable, ticket: Ticket, error: &Error) -> bool {
+    pub(crate) fn abandon(&self, file: &PageTable, ticket: LoadTicket, error: &Error) -> bool {
         let mut state = self.lock();
-        let Ticket { page, frame, before, .. } = ticket;
+        let LoadTicket { page, frame, before, .. } = ticket;
         if state.is_superseded(frame) {
             self.free(&mut state, frame);
             return false;
@@ -388,9 +388,9 @@ impl Pool {
     }
 
     /// Returns the number of pages in frames, and the counters.
-    pub(crate) fn totals(&self) -> (u64, Counts) {
+    pub(crate) fn totals(&self) -> (u64, PoolCounts) {
         let state = self.lock();
-        let pages = state.queues.len(Queue::Small) + state.queues.len(Queue::Main);
+        let pages = state.queues.len(QueueKind::Small) + state.queues.len(QueueKind::Main);
         (pages as u64, state.counts)
     }
 }
@@ -408,7 +408,7 @@ impl PoolState {
         self.held.push(frame);
     }
 
-    pub(super) fn take_waiters(&mut self, file: u64, page: u32) -> Vec<Arc<Waiter>> {
+    pub(super) fn take_waiters(&mut self, file: u64, page: u32) -> Vec<Arc<LoadWaiter>> {
         if self.waiters.is_empty() {
             Vec::new()
         } else {

@@ -10,13 +10,13 @@ use std::sync::Arc;
 use pagekeeper_io::OwnedRead;
 
 use crate::batch::run_len;
-use crate::frames::Filling;
-use crate::handle::Handle;
-use crate::pool::{Begin, LoadReason, OnBusy};
+use crate::frames::LoadingFrame;
+use crate::handle::FileHandle;
+use crate::pool::{BeginOutcome, BusyPolicy, LoadReason};
 use crate::{CachedFile, Error};
 
 /// Pages that are begun before they are sent to the device.
-const AT_ONCE: usize = 64;
+const PREFETCH_BATCH_PAGES: usize = 64;
 
 impl CachedFile {
     /// Begins to load the absent pages of a byte range, and returns at once with the number of pages begun.
@@ -36,19 +36,19 @@ impl CachedFile {
         }
         let max = u64::from(handle.shared.pool.limit() / 4).max(1);
         let mut begun = 0;
-        let mut fillings = Vec::with_capacity(AT_ONCE);
+        let mut fillings = Vec::with_capacity(PREFETCH_BATCH_PAGES);
         for page in range.start >> shift..=(end - 1) >> shift {
             let Ok(page) = u32::try_from(page) else { break };
             if begun == max {
                 break;
             }
             match handle.begin_owned(page) {
-                Begun::Load(filling) => fillings.push(filling),
-                Begun::There => continue,
-                Begun::Not => break,
+                LoadStart::Load(filling) => fillings.push(filling),
+                LoadStart::Present => continue,
+                LoadStart::Refused => break,
             }
             begun += 1;
-            if fillings.len() == AT_ONCE {
+            if fillings.len() == PREFETCH_BATCH_PAGES {
                 handle.submit(std::mem::take(&mut fillings), LoadReason::Prefetch);
             }
         }
@@ -59,31 +59,31 @@ impl CachedFile {
 
 /// The result of an attempt to begin the load of a page.
 #[derive(Debug)]
-pub(crate) enum Begun {
-    Load(Filling<Arc<Handle>>),
+pub(crate) enum LoadStart {
+    Load(LoadingFrame<Arc<FileHandle>>),
     /// The page is in the cache, or being loaded.
-    There,
+    Present,
     /// No frame is free, or the file is closed.
-    Not,
+    Refused,
 }
 
-impl Handle {
+impl FileHandle {
     /// Takes a frame for an absent page.
-    pub(crate) fn begin_owned(self: &Arc<Self>, page: u32) -> Begun {
-        let attempt = || self.shared.pool.begin(&self.page_table, page, OnBusy::Leave);
+    pub(crate) fn begin_owned(self: &Arc<Self>, page: u32) -> LoadStart {
+        let attempt = || self.shared.pool.begin(&self.page_table, page, BusyPolicy::Leave);
         let mut begun = attempt();
-        if matches!(begun, Begin::Full) && self.shared.make_room() {
+        if matches!(begun, BeginOutcome::Full) && self.shared.make_room() {
             begun = attempt();
         }
         match begun {
-            Begin::Load(ticket) => Begun::Load(Filling::new(Arc::clone(self), ticket)),
-            Begin::Readable | Begin::Busy(_) => Begun::There,
-            Begin::Full | Begin::Closed => Begun::Not,
+            BeginOutcome::Load(ticket) => LoadStart::Load(LoadingFrame::new(Arc::clone(self), ticket)),
+            BeginOutcome::Readable | BeginOutcome::Busy(_) => LoadStart::Present,
+            BeginOutcome::Full | BeginOutcome::Closed => LoadStart::Refused,
         }
     }
 
     /// Sends pages in ascending order to the device; neighbours become one read.
-    pub(crate) fn submit(self: &Arc<Self>, fillings: Vec<Filling<Arc<Self>>>, reason: LoadReason) {
+    pub(crate) fn submit(self: &Arc<Self>, fillings: Vec<LoadingFrame<Arc<Self>>>, reason: LoadReason) {
         if fillings.is_empty() {
             return;
         }
@@ -94,10 +94,10 @@ impl Handle {
         let mut reads = Vec::new();
         let mut rest = fillings.into_iter();
         while !rest.as_slice().is_empty() {
-            let len = run_len(rest.as_slice().iter().map(Filling::page));
+            let len = run_len(rest.as_slice().iter().map(LoadingFrame::page));
             let mut run: Vec<_> = rest.by_ref().take(len).collect();
             let offset = self.range(run[0].page()).start;
-            let targets = run.iter_mut().map(Filling::target).collect();
+            let targets = run.iter_mut().map(LoadingFrame::target).collect();
             let handle = Arc::clone(self);
             let done = Box::new(move |read: Result<usize, pagekeeper_io::Error>| {
                 let of = Arc::clone(&handle);
@@ -124,7 +124,7 @@ impl Handle {
     /// Settles the pages of one read that has ended.
     fn settle(
         self: &Arc<Self>,
-        run: Vec<Filling<Arc<Self>>>,
+        run: Vec<LoadingFrame<Arc<Self>>>,
         read: Result<usize, Error>,
         reason: LoadReason,
     ) {

@@ -5,7 +5,7 @@
 //! buffer's content is then unspecified.
 
 use crate::frames;
-use crate::lookup::Attempt;
+use crate::lookup::LookupAttempt;
 use crate::{CachedFile, Error};
 
 impl CachedFile {
@@ -22,7 +22,7 @@ impl CachedFile {
         if self.handle().fast_path.copy(offset, buf) { Ok(buf.len()) } else { self.read_slowly(offset, buf) }
     }
 
-    /// Reads what the shortest way does not serve.
+    /// Makes a read that the fast path does not serve.
     #[cold]
     fn read_slowly(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
         let handle = &**self.handle();
@@ -36,7 +36,7 @@ impl CachedFile {
         }
         #[expect(clippy::cast_possible_truncation, reason = "files have fewer than 2^32 pages")]
         let page = (offset >> shift) as u32;
-        if !frames::copy(handle, page, from, buf, Attempt::First) {
+        if !frames::copy(handle, page, from, buf, LookupAttempt::First) {
             handle.read_missed(page, from, buf)?;
         }
         Ok(buf.len())

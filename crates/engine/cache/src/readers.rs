@@ -1,18 +1,19 @@
 //! The readers of frames: an evictor learns that nobody reads a frame any more, without a lock or a locked
 //! instruction on any hit.
 //!
-//! Each thread that reads through a cache has a [`Slot`], which only that thread writes. There are two ways to
-//! keep a frame:
+//! Each thread that reads through a cache has a [`ReaderSlot`], which only that thread writes.
+//! There are two ways to keep a frame:
 //!
-//! - A *section* lasts for one load of an entry and one copy. [`Slot::enter`] makes the slot's count odd,
-//!   [`Slot::leave`] makes it even: two plain stores. A section keeps all frames, so it must be short.
-//! - A *hold* names one frame, for as long as a guard lives. It is made within a section ([`Slot::hold`]), so
-//!   that the frame can't be reused before it is named.
+//! - A *section* lasts for one load of an entry and one copy. [`ReaderSlot::enter`] makes the
+//!   slot's count odd, [`ReaderSlot::leave`] makes it even: two plain stores. A section keeps all
+//!   frames, so it must be short.
+//! - A *hold* names one frame, for as long as a guard lives. It is made within a section
+//!   ([`ReaderSlot::hold`]), so that the frame can't be reused before it is named.
 //!
 //! An evictor takes frames out of their entries, then asks for a [`GracePeriod`]: a heavy barrier, and a list
 //! of all slots whose count is odd. When each of these counts has changed ([`GracePeriod::is_over`]), every
 //! reader that could have found the frames has left its section. It has either named a frame
-//! ([`Readers::held`]) or no longer uses it.
+//! ([`ReaderRegistry::held`]) or no longer uses it.
 //!
 //! Invariants:
 //! 1. A reader stores its odd count, makes a light barrier and loads the entry; an evictor stores to the entry,
@@ -30,38 +31,38 @@
 
 use pagekeeper_kernel::mutex::ignore_poison;
 
-use super::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, Barrier, Mutex, MutexGuard, Ordering};
+use super::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, BarrierPair, Mutex, MutexGuard, Ordering};
 
 /// Guards that one thread can hold by its slot; further guards pin their frames.
-pub(crate) const HOLDS: usize = 16;
+pub(crate) const HOLDS_PER_SLOT_MAX: usize = 16;
 
 /// The announcements of one thread. Only that thread writes them.
 ///
 /// 128 bytes: two cache lines, since processors prefetch them in pairs.
 #[derive(Debug)]
 #[repr(align(128))]
-pub(crate) struct Slot {
+pub(crate) struct ReaderSlot {
     /// Odd within a section. Half of it is the number of sections that ended.
     count: AtomicU64,
     /// Number of sections that do not count as hits.
     uncounted: AtomicU64,
     /// Frame number + 1, or 0 if unused.
-    holds: [AtomicU32; HOLDS],
+    holds: [AtomicU32; HOLDS_PER_SLOT_MAX],
     /// Whether a thread owns the slot.
     taken: AtomicBool,
 }
 
-/// A section; pass it back to [`Slot::leave`].
+/// A section; pass it back to [`ReaderSlot::leave`].
 #[derive(Debug)]
 #[must_use = "a section that is not left holds all frames"]
-pub(crate) struct Section(u64);
+pub(crate) struct ReadSection(u64);
 
-/// A hold; pass it back to [`Slot::release`].
+/// A hold; pass it back to [`ReaderSlot::release`].
 #[derive(Debug)]
 #[must_use = "a hold that is not released keeps its frame"]
-pub(crate) struct Hold(usize);
+pub(crate) struct FrameHold(usize);
 
-impl Slot {
+impl ReaderSlot {
     fn new() -> Self {
         Self {
             count: AtomicU64::new(0),
@@ -73,7 +74,7 @@ impl Slot {
 
     /// Begins a section. Sections don't nest.
     #[inline]
-    pub(crate) fn enter(&self, barrier: Barrier) -> Section {
+    pub(crate) fn enter(&self, barrier: BarrierPair) -> ReadSection {
         let section = self.announce();
         barrier.light();
         section
@@ -81,43 +82,44 @@ impl Slot {
 
     /// Begins a section; the caller makes the light barrier.
     #[inline]
-    pub(crate) fn announce(&self) -> Section {
+    pub(crate) fn announce(&self) -> ReadSection {
         let count = self.count.load(Ordering::Relaxed);
         debug_assert!(count.is_multiple_of(2), "sections don't nest");
         // Released: a reader of this count sees what was done in earlier sections.
         self.count.store(count + 1, Ordering::Release);
-        Section(count)
+        ReadSection(count)
     }
 
     /// Ends a section.
     #[inline]
     #[expect(clippy::needless_pass_by_value, reason = "a section ends once")]
-    pub(crate) fn leave(&self, section: Section) {
+    pub(crate) fn leave(&self, section: ReadSection) {
         self.count.store(section.0 + 2, Ordering::Release);
     }
 
     /// Ends a section that does not count as a hit.
-    pub(crate) fn leave_uncounted(&self, section: Section) {
+    pub(crate) fn leave_uncounted(&self, section: ReadSection) {
         self.uncounted.store(self.uncounted.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         self.leave(section);
     }
 
-    /// Names a frame; `None` if this thread has [`HOLDS`] holds already. Called within the section in which the
-    /// frame was found, or by the loader of the frame before its entry becomes readable.
+    /// Names a frame; `None` if this thread has [`HOLDS_PER_SLOT_MAX`] holds already. Called within
+    /// the section in which the frame was found, or by the loader of the frame before its entry
+    /// becomes readable.
     #[inline]
-    pub(crate) fn hold(&self, frame: u32) -> Option<Hold> {
+    pub(crate) fn hold(&self, frame: u32) -> Option<FrameHold> {
         let is_free = |hold: &AtomicU32| hold.load(Ordering::Relaxed) == 0;
         // Most threads hold one page at a time.
         let free = if is_free(&self.holds[0]) { 0 } else { self.holds.iter().position(is_free)? };
         // Released: a reader of this hold sees that the one before it was released.
         self.holds[free].store(frame + 1, Ordering::Release);
-        Some(Hold(free))
+        Some(FrameHold(free))
     }
 
     /// Releases a hold: the frame is no longer read.
     #[inline]
     #[expect(clippy::needless_pass_by_value, reason = "a hold is released once")]
-    pub(crate) fn release(&self, hold: Hold) {
+    pub(crate) fn release(&self, hold: FrameHold) {
         self.holds[hold.0].store(0, Ordering::Release);
     }
 
@@ -131,15 +133,15 @@ impl Slot {
 
 /// All threads that read through one cache.
 #[derive(Debug)]
-pub(crate) struct Readers {
-    barrier: Barrier,
+pub(crate) struct ReaderRegistry {
+    barrier: BarrierPair,
     /// The slots, which live as long as the cache.
-    slots: Mutex<Vec<Arc<Slot>>>,
+    slots: Mutex<Vec<Arc<ReaderSlot>>>,
 }
 
 /// A wait for the sections that were in progress when it began.
 #[derive(Debug, Default)]
-pub(crate) struct GracePeriod(Vec<(Arc<Slot>, u64)>);
+pub(crate) struct GracePeriod(Vec<(Arc<ReaderSlot>, u64)>);
 
 impl GracePeriod {
     /// Whether all these sections have ended.
@@ -149,29 +151,29 @@ impl GracePeriod {
     }
 }
 
-impl Readers {
-    pub(crate) fn new(barrier: Barrier) -> Self {
+impl ReaderRegistry {
+    pub(crate) fn new(barrier: BarrierPair) -> Self {
         Self { barrier, slots: Mutex::new(Vec::new()) }
     }
 
     #[inline]
-    pub(crate) fn barrier(&self) -> Barrier {
+    pub(crate) fn barrier(&self) -> BarrierPair {
         self.barrier
     }
 
-    fn slots(&self) -> MutexGuard<'_, Vec<Arc<Slot>>> {
+    fn slots(&self) -> MutexGuard<'_, Vec<Arc<ReaderSlot>>> {
         ignore_poison(self.slots.lock())
     }
 
     /// Returns a slot for the calling thread.
-    pub(crate) fn register(&self) -> Arc<Slot> {
+    pub(crate) fn register(&self) -> Arc<ReaderSlot> {
         let mut slots = self.slots();
         // Acquired: all that the previous thread did with the slot has happened.
         if let Some(free) = slots.iter().find(|slot| !slot.taken.load(Ordering::Acquire)) {
             free.taken.store(true, Ordering::Relaxed);
             return Arc::clone(free);
         }
-        let slot = Arc::new(Slot::new());
+        let slot = Arc::new(ReaderSlot::new());
         slots.push(Arc::clone(&slot));
         slot
     }

@@ -1,28 +1,29 @@
 //! Pages that their owner has rewritten: they are discarded, or new content replaces the old.
 //!
-//! An owner writes a page to the device, and then removes its old content by [`Pool::discard`] or
-//! [`Pool::install`]. A load in flight at that time may have read either content, or parts of both. It becomes
-//! *superseded*: the entry is taken from it, its waiters retry, and later lookups load the page again into
-//! another frame. Only its loader, which began to read before, gets what it loaded.
+//! An owner writes a page to the device, and then removes its old content by [`FramePool::discard`]
+//! or [`FramePool::install`]. A load in flight at that time may have read either content, or parts
+//! of both. It becomes *superseded*: the entry is taken from it, its waiters retry, and later
+//! lookups load the page again into another frame. Only its loader, which began to read before,
+//! gets the content that it loaded.
 //!
 //! Invariants: when one of these calls has returned, the entry names no frame that was filled from the device
 //! before the call began, so no later lookup finds such a frame. Readers that found one before continue with
 //! it, as with an evicted frame. Nothing fails; if no frame is free, nothing is installed.
 
-use super::entry::{EntryState, PageEntry, Queue};
+use super::entry::{EntryState, PageEntry, QueueKind};
 use super::page_table::PageTable;
-use super::pool::{LoadReason, Pool, PoolState, Ticket};
+use super::pool::{FramePool, LoadReason, LoadTicket, PoolState};
 use super::queues::FramePlace;
 use super::sync::{Arc, Ordering};
-use super::waiter::Waiter;
+use super::waiter::LoadWaiter;
 
 /// Pages that are discarded under one lock.
-const AT_ONCE: usize = 256;
+const DISCARD_BATCH_PAGES: usize = 256;
 
-impl Pool {
+impl FramePool {
     /// Discards pages of a file: their present content is not found any more.
     pub(crate) fn discard(&self, file: &PageTable, pages: &[u32]) {
-        for pages in pages.chunks(AT_ONCE) {
+        for pages in pages.chunks(DISCARD_BATCH_PAGES) {
             let mut superseded = Vec::new();
             let mut state = self.lock();
             for &page in pages {
@@ -42,7 +43,7 @@ impl Pool {
 
     /// Takes a frame for new content of a page, which [`install`](Self::install) puts in place of the old. The
     /// entry does not change until then. `None` if no frame is free, or the file is closed.
-    pub(crate) fn begin_install(&self, file: &PageTable, page: u32) -> Option<Ticket> {
+    pub(crate) fn begin_install(&self, file: &PageTable, page: u32) -> Option<LoadTicket> {
         let mut state = self.lock();
         let state = &mut *state;
         file.table.entry(page)?;
@@ -50,15 +51,15 @@ impl Pool {
         state.queues.set(frame, FramePlace::Detached, Some((file.number, page)));
         let short = self.is_short(state);
         // The queue and the old entry are determined when the page is installed.
-        Some(Ticket { page, frame, queue: Queue::Small, before: PageEntry::NEVER_SEEN, short })
+        Some(LoadTicket { page, frame, queue: QueueKind::Small, before: PageEntry::NEVER_SEEN, short })
     }
 
     /// Puts the content in a ticket's frame in place of the page's old content. A resident page that somebody
     /// has read keeps its queue and frequency; any other page is treated as if loaded. Returns false if the
     /// file was closed meanwhile.
     #[expect(clippy::needless_pass_by_value, reason = "a ticket is settled once")]
-    pub(crate) fn install(&self, file: &PageTable, ticket: Ticket, reason: LoadReason) -> bool {
-        let Ticket { page, frame, .. } = ticket;
+    pub(crate) fn install(&self, file: &PageTable, ticket: LoadTicket, reason: LoadReason) -> bool {
+        let LoadTicket { page, frame, .. } = ticket;
         let mut guard = self.lock();
         let state = &mut *guard;
         if !file.table.is_open() {
@@ -81,7 +82,7 @@ impl Pool {
             }
             EntryState::Unread { frame: old } => (state.replace(old), unread()),
             EntryState::Absent(evicted) => {
-                let queue = state.s3fifo.admit(evicted, state.queues.len(Queue::Small));
+                let queue = state.s3fifo.admit(evicted, state.queues.len(QueueKind::Small));
                 if file.enters(page) {
                     self.populate(state, file, page);
                 }
@@ -98,7 +99,7 @@ impl Pool {
         true
     }
 
-    fn settle_for_retry(waiters: Vec<Arc<Waiter>>) {
+    fn settle_for_retry(waiters: Vec<Arc<LoadWaiter>>) {
         for waiter in waiters {
             waiter.settle(Ok(()));
         }
@@ -107,7 +108,7 @@ impl Pool {
 
 impl PoolState {
     /// Takes the entry from the load into `frame` that is in flight. Returns its waiters, which must retry.
-    fn supersede(&mut self, file: &PageTable, page: u32, frame: u32) -> Vec<Arc<Waiter>> {
+    fn supersede(&mut self, file: &PageTable, page: u32, frame: u32) -> Vec<Arc<LoadWaiter>> {
         self.queues.set(frame, FramePlace::Detached, None);
         file.table.any_entry(page).store(PageEntry::NEVER_SEEN.0, Ordering::Relaxed);
         file.leaves(page);
@@ -115,7 +116,7 @@ impl PoolState {
     }
 
     /// Takes a frame out of its queue, in favour of the frame that replaces it in the entry. Returns the queue.
-    fn replace(&mut self, old: u32) -> Queue {
+    fn replace(&mut self, old: u32) -> QueueKind {
         let queue = self.queues.remove(old);
         self.removed.push(old);
         queue

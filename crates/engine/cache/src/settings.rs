@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use pagekeeper_io::{Access, Io};
 
-use crate::verifier::Verifier;
+use crate::verifier::PageVerifier;
 
 /// Tables may take up at most one part in this many of the budget.
-pub(crate) const TABLES_SHARE: u64 = 2;
+pub(crate) const TABLES_BUDGET_DIVISOR: u64 = 2;
 
 /// The source of the frames' memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -25,12 +25,12 @@ pub enum HugePages {
 }
 
 /// The settings of a cache.
-pub(crate) struct Settings {
+pub(crate) struct CacheSettings {
     pub(crate) memory: u64,
     pub(crate) page_shift: u32,
     pub(crate) io: Arc<dyn Io>,
     pub(crate) access: Access,
-    pub(crate) verifier: Option<Verifier>,
+    pub(crate) verifier: Option<PageVerifier>,
     pub(crate) reserve_tables: bool,
     /// Whether the cache may start its own threads.
     pub(crate) threads: bool,
@@ -38,9 +38,9 @@ pub(crate) struct Settings {
     pub(crate) kernel_page: usize,
 }
 
-impl fmt::Debug for Settings {
+impl fmt::Debug for CacheSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Settings")
+        f.debug_struct("CacheSettings")
             .field("memory", &self.memory)
             .field("page_size", &(1 << self.page_shift))
             .field("io", &self.io.name())

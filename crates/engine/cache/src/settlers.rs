@@ -15,60 +15,60 @@ use pagekeeper_io::Process;
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 
 /// More threads gain nothing: the device is then the limit.
-const MAX_THREADS: usize = 8;
+const SETTLER_THREADS_MAX: usize = 8;
 
-type Job = Box<dyn FnOnce() + Send>;
+type SettleJob = Box<dyn FnOnce() + Send>;
 
 /// The pool of threads.
 #[derive(Debug)]
-pub(crate) struct Settlers {
-    shared: Arc<Shared>,
+pub(crate) struct SettlerPool {
+    shared: Arc<SettlerQueue>,
     /// Reads that have begun and are not settled.
-    under_way: AtomicUsize,
+    in_flight: AtomicUsize,
     max_threads: usize,
     process: Process,
 }
 
 #[derive(Default)]
-struct Shared {
-    queue: Mutex<Queue>,
+struct SettlerQueue {
+    queue: Mutex<SettlerState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct Queue {
-    jobs: VecDeque<Job>,
+struct SettlerState {
+    jobs: VecDeque<SettleJob>,
     threads: usize,
     idle: usize,
     is_closed: bool,
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for SettlerQueue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared").finish_non_exhaustive()
+        f.debug_struct("SettlerQueue").finish_non_exhaustive()
     }
 }
 
-impl Settlers {
+impl SettlerPool {
     /// Creates a pool that starts threads on demand, or never.
     pub(crate) fn new(threads: bool) -> Self {
         let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self {
             shared: Arc::default(),
-            under_way: AtomicUsize::new(0),
-            max_threads: if threads { processors.min(MAX_THREADS) } else { 0 },
+            in_flight: AtomicUsize::new(0),
+            max_threads: if threads { processors.min(SETTLER_THREADS_MAX) } else { 0 },
             process: Process::current(),
         }
     }
 
     /// Notes that `reads` reads begin. [`settle`](Self::settle) must be called for each.
     pub(crate) fn begin(&self, reads: usize) {
-        self.under_way.fetch_add(reads, Ordering::Relaxed);
+        self.in_flight.fetch_add(reads, Ordering::Relaxed);
     }
 
     /// Settles a read that has ended, before this call returns or later.
     pub(crate) fn settle(&self, job: impl FnOnce() + Send + 'static) {
-        let is_alone = self.under_way.fetch_sub(1, Ordering::Relaxed) == 1;
+        let is_alone = self.in_flight.fetch_sub(1, Ordering::Relaxed) == 1;
         if is_alone {
             return job();
         }
@@ -78,7 +78,7 @@ impl Settlers {
     }
 
     /// Hands a job over. Returns it if no thread is available.
-    fn hand_over(&self, job: Job) -> Option<Job> {
+    fn hand_over(&self, job: SettleJob) -> Option<SettleJob> {
         let mut queue = lock(&self.shared.queue);
         // Idle threads have been woken for the jobs before this one.
         if queue.idle <= queue.jobs.len() && queue.threads < self.max_threads {
@@ -101,7 +101,7 @@ impl Settlers {
     }
 }
 
-impl Drop for Settlers {
+impl Drop for SettlerPool {
     fn drop(&mut self) {
         // Not joined: the current thread may be one of them, with the last handle of the cache. Jobs keep the
         // cache, so there are none. A child of fork(2) has no threads, and the lock may be held for ever.
@@ -112,7 +112,7 @@ impl Drop for Settlers {
     }
 }
 
-fn serve(shared: &Shared) {
+fn serve(shared: &SettlerQueue) {
     let mut queue = lock(&shared.queue);
     loop {
         if let Some(job) = queue.jobs.pop_front() {
@@ -137,11 +137,11 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(30);
+    const SETTLE_TIMEOUT: Duration = Duration::from_secs(30);
 
     #[test]
     fn one_that_is_alone_is_settled_at_once_and_of_many_each_once() {
-        let settlers = Settlers::new(true);
+        let settlers = SettlerPool::new(true);
         let here = std::thread::current().id();
         settlers.begin(1);
         settlers.settle(move || assert_eq!(std::thread::current().id(), here));
@@ -153,7 +153,7 @@ mod tests {
             let done = done.clone();
             settlers.settle(move || done.send(number).unwrap());
         }
-        let mut all: Vec<i32> = (0..1000).map(|_| settled.recv_timeout(PATIENCE).unwrap()).collect();
+        let mut all: Vec<i32> = (0..1000).map(|_| settled.recv_timeout(SETTLE_TIMEOUT).unwrap()).collect();
         all.sort_unstable();
         assert!(all.iter().copied().eq(0..1000));
         assert!((1..=settlers.max_threads).contains(&lock(&settlers.shared.queue).threads));
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn without_threads_each_is_settled_where_it_ends() {
-        let settlers = Settlers::new(false);
+        let settlers = SettlerPool::new(false);
         let here = std::thread::current().id();
         settlers.begin(3);
         for _ in 0..3 {
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn one_that_panics_takes_no_thread_away() {
-        let mut settlers = Settlers::new(true);
+        let mut settlers = SettlerPool::new(true);
         settlers.max_threads = 1;
         let (done, settled) = channel();
         settlers.begin(3);
@@ -182,16 +182,16 @@ mod tests {
                 done.send(()).unwrap();
             });
         }
-        settled.recv_timeout(PATIENCE).unwrap();
+        settled.recv_timeout(SETTLE_TIMEOUT).unwrap();
     }
 
     #[test]
     fn threads_leave_with_the_pool() {
-        let settlers = Settlers::new(true);
+        let settlers = SettlerPool::new(true);
         let (done, settled) = channel::<()>();
         settlers.begin(2);
         settlers.settle(move || drop(done));
-        assert!(settled.recv_timeout(PATIENCE).is_err());
+        assert!(settled.recv_timeout(SETTLE_TIMEOUT).is_err());
         let shared = Arc::downgrade(&settlers.shared);
         drop(settlers);
         while shared.strong_count() > 0 {

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::pool::Counts;
+use crate::pool::PoolCounts;
 
 /// The counters of a cache up to now, and how full it is. The figures are read one after the other while other
 /// threads continue, so they may be slightly inconsistent.
@@ -44,7 +44,7 @@ pub struct Stats {
 
 impl Stats {
     /// Collects the counters; the pool tells how full the cache is.
-    pub(crate) fn counted(hits: u64, counts: Counts, device: &DeviceCounts) -> Self {
+    pub(crate) fn counted(hits: u64, counts: PoolCounts, device: &DeviceCounts) -> Self {
         let prefetched = counts.prefetched;
         let bypassed = device.bypassed.load(Ordering::Relaxed);
         Self {

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// Checks a page that was loaded, before anyone reads it.
-pub(crate) type Verifier = Arc<dyn Fn(&LoadedPage<'_>) -> Result<(), String> + Send + Sync>;
+pub(crate) type PageVerifier = Arc<dyn Fn(&LoadedPage<'_>) -> Result<(), String> + Send + Sync>;
 
 /// A page for a verifier to check.
 #[derive(Debug)]

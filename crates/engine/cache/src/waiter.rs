@@ -25,12 +25,12 @@ fn wake(waker: Waker) {
 
 /// One waiter for a load.
 #[derive(Debug)]
-pub(crate) struct Waiter {
+pub(crate) struct LoadWaiter {
     state: Mutex<WaiterState>,
     settled: Condvar,
 }
 
-impl Waiter {
+impl LoadWaiter {
     pub(crate) fn new() -> Self {
         Self { state: Mutex::new(WaiterState::Pending(None)), settled: Condvar::new() }
     }

@@ -26,9 +26,9 @@ const AHEAD: u64 = 16 * MIB;
 /// of the program's text and libraries, or a large folio, at a fault (`mm/filemap.c`, Linux 6.18):
 /// up to 1.3 MiB at a time.
 #[derive(Debug, Clone, Copy)]
-struct Memory(u64);
+struct ProcessMemory(u64);
 
-impl Memory {
+impl ProcessMemory {
     fn now() -> Self {
         let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
         let field = |name: &str| {
@@ -70,7 +70,7 @@ fn fill(budget: u64, page_size: usize, huge_pages: HugePages) {
     // The test's own memory is allocated and touched before anything is measured.
     let mut buf = vec![1; 1 << 20];
     let mut bufs: Vec<_> = (2..10).map(|_| vec![1; 64 << 10]).collect();
-    let before = Memory::now();
+    let before = ProcessMemory::now();
     let cache = PageCache::builder()
         .memory(budget)
         .page_size(page_size)
@@ -154,7 +154,7 @@ fn random_reads_of_a_file_of_a_tebibyte() {
         let disk = SimDisk::new();
         disk.create_patterned("/sparse", 1 << 40, 3).unwrap();
 
-        let before = Memory::now();
+        let before = ProcessMemory::now();
         let cache = PageCache::builder().memory(budget).backend(Backend::Threads).build().unwrap();
         let file = cache.open(&path).unwrap();
         before.check_since(4 * MIB + budget / 16, "1 TiB opened");
@@ -173,7 +173,7 @@ fn random_reads_of_a_file_of_a_tebibyte() {
         before.check_since(0, "gone");
 
         // The same at the speed of memory, and with many more reads.
-        let before = Memory::now();
+        let before = ProcessMemory::now();
         let cache = PageCache::builder().memory(budget).io(std::sync::Arc::new(disk)).build().unwrap();
         let file = cache.open("/sparse").unwrap();
         for n in 0..200_000_u64 {
@@ -192,24 +192,24 @@ fn random_reads_of_a_file_of_a_tebibyte() {
 #[test]
 fn files_that_come_and_go_leave_nothing() {
     alone("files_that_come_and_go_leave_nothing", || {
-        const FILES: u64 = 30_000;
+        const FILE_COUNT: u64 = 30_000;
         let budget = 8 * MIB;
         let disk = SimDisk::new();
-        for n in 0..FILES {
+        for n in 0..FILE_COUNT {
             disk.create_patterned(format!("/{n:06}.sst"), 3 * PAGE as u64 + 1, n).unwrap();
             disk.create_patterned(format!("/{n:06}.empty"), 0, n).unwrap();
         }
-        let before = Memory::now();
+        let before = ProcessMemory::now();
         let cache = PageCache::builder().memory(budget).io(std::sync::Arc::new(disk)).build().unwrap();
         let capacity = cache.capacity_pages();
-        for n in 0..FILES {
+        for n in 0..FILE_COUNT {
             // A file that is not read at all.
             drop(cache.open(format!("/{n:06}.empty")).unwrap());
             drop(cache.open(format!("/{n:06}.sst")).unwrap());
         }
         before.check_since(MIB, "opened and closed");
         let mut page = [0; PAGE];
-        for n in 0..FILES {
+        for n in 0..FILE_COUNT {
             let file = cache.open(format!("/{n:06}.sst")).unwrap();
             file.read_at(PAGE as u64, &mut page).unwrap();
             if n % 100 == 0 {
@@ -228,18 +228,18 @@ fn files_that_come_and_go_leave_nothing() {
 #[test]
 fn many_open_files_are_within_the_budget() {
     alone("many_open_files_are_within_the_budget", || {
-        const FILES: usize = 10_000;
+        const FILE_COUNT: usize = 10_000;
         let budget = 64 * MIB;
         let disk = SimDisk::new();
-        for n in 0..FILES {
+        for n in 0..FILE_COUNT {
             disk.create_patterned(format!("/{n:06}.sst"), 3000, n as u64).unwrap();
         }
         disk.create_patterned("/large", 4 * budget, 1).unwrap();
-        let mut files = Vec::with_capacity(FILES);
+        let mut files = Vec::with_capacity(FILE_COUNT);
         let mut buf = vec![1; 1 << 20];
-        let before = Memory::now();
+        let before = ProcessMemory::now();
         let cache = PageCache::builder().memory(budget).io(std::sync::Arc::new(disk)).build().unwrap();
-        for n in 0..FILES {
+        for n in 0..FILE_COUNT {
             let file = cache.open(format!("/{n:06}.sst")).unwrap();
             assert_eq!(file.read_at(0, &mut buf).unwrap(), 3000);
             check(n as u64, 0, &buf[..3000]);
@@ -257,13 +257,14 @@ fn many_open_files_are_within_the_budget() {
 #[test]
 fn a_budget_that_is_made_smaller_and_larger_in_use() {
     alone("a_budget_that_is_made_smaller_and_larger_in_use", || {
-        const LARGE: u64 = 128 * MIB;
-        const SMALL: u64 = 16 * MIB;
+        const LARGE_BYTES: u64 = 128 * MIB;
+        const SMALL_BYTES: u64 = 16 * MIB;
         let disk = SimDisk::new();
-        disk.create_patterned("/one", 2 * LARGE, 1).unwrap();
+        disk.create_patterned("/one", 2 * LARGE_BYTES, 1).unwrap();
         let mut buf = vec![1; 1 << 20];
-        let before = Memory::now();
-        let cache = PageCache::builder().memory(LARGE).io(std::sync::Arc::new(disk.clone())).build().unwrap();
+        let before = ProcessMemory::now();
+        let cache =
+            PageCache::builder().memory(LARGE_BYTES).io(std::sync::Arc::new(disk.clone())).build().unwrap();
         let one = cache.open("/one").unwrap();
         let mut read_all = |what: &str, budget: u64| {
             for offset in (0..one.len()).step_by(buf.len()) {
@@ -273,18 +274,18 @@ fn a_budget_that_is_made_smaller_and_larger_in_use() {
             before.check_since(budget, what);
             before.check_used(budget, what);
         };
-        read_all("large", LARGE);
+        read_all("large", LARGE_BYTES);
         let held = one.page_ref(7).unwrap();
 
-        cache.set_memory(SMALL).unwrap();
-        before.check_since(SMALL, "made smaller");
-        assert!(cache.capacity_pages() * (PAGE as u64) < SMALL);
+        cache.set_memory(SMALL_BYTES).unwrap();
+        before.check_since(SMALL_BYTES, "made smaller");
+        assert!(cache.capacity_pages() * (PAGE as u64) < SMALL_BYTES);
         check(1, 7 * PAGE as u64, &held);
-        read_all("small", SMALL);
+        read_all("small", SMALL_BYTES);
         drop(held);
 
-        cache.set_memory(LARGE).unwrap();
-        read_all("large again", LARGE);
+        cache.set_memory(LARGE_BYTES).unwrap();
+        read_all("large again", LARGE_BYTES);
 
         // While other threads read.
         std::thread::scope(|scope| {
@@ -293,18 +294,18 @@ fn a_budget_that_is_made_smaller_and_larger_in_use() {
                 scope.spawn(move || {
                     let mut buf = vec![0; 64 << 10];
                     for n in 0..2000 {
-                        let offset = (n * 7919 + thread * 31) * 4096 % (2 * LARGE - (64 << 10));
+                        let offset = (n * 7919 + thread * 31) * 4096 % (2 * LARGE_BYTES - (64 << 10));
                         one.read_at(offset, &mut buf).unwrap();
                         check(1, offset, &buf);
                     }
                 });
             }
             for n in 0..20 {
-                cache.set_memory(if n % 2 == 0 { SMALL } else { LARGE }).unwrap();
+                cache.set_memory(if n % 2 == 0 { SMALL_BYTES } else { LARGE_BYTES }).unwrap();
             }
         });
-        cache.set_memory(SMALL).unwrap();
-        before.check_since(SMALL, "made smaller at last");
+        cache.set_memory(SMALL_BYTES).unwrap();
+        before.check_since(SMALL_BYTES, "made smaller at last");
     });
 }
 
@@ -330,12 +331,13 @@ fn a_budget_that_can_not_be_had_changes_nothing() {
 #[test]
 fn a_large_cache_takes_up_its_records_as_it_fills() {
     alone("a_large_cache_takes_up_its_records_as_it_fills", || {
-        const LARGE: u64 = 64 << 30;
+        const LARGE_BYTES: u64 = 64 << 30;
         let disk = SimDisk::new();
         disk.create_patterned("/one", 8 * MIB, 1).unwrap();
         let mut buf = vec![1; 1 << 20];
-        let before = Memory::now();
-        let cache = PageCache::builder().memory(LARGE).io(std::sync::Arc::new(disk.clone())).build().unwrap();
+        let before = ProcessMemory::now();
+        let cache =
+            PageCache::builder().memory(LARGE_BYTES).io(std::sync::Arc::new(disk.clone())).build().unwrap();
         before.check_since(0, "made");
         let one = cache.open("/one").unwrap();
         for offset in (0..one.len()).step_by(buf.len()) {
@@ -350,14 +352,15 @@ fn a_large_cache_takes_up_its_records_as_it_fills() {
 #[test]
 fn tables_give_up_their_share_of_a_budget_that_is_made_smaller() {
     alone("tables_give_up_their_share_of_a_budget_that_is_made_smaller", || {
-        const LARGE: u64 = 64 * MIB;
-        const SMALL: u64 = 8 * MIB;
+        const LARGE_BYTES: u64 = 64 * MIB;
+        const SMALL_BYTES: u64 = 8 * MIB;
         let disk = SimDisk::new();
         // A page in each part of a table: 6,000 parts of 4 KiB.
         disk.create_patterned("/sparse", 6000 * 4 * MIB, 1).unwrap();
         let mut buf = vec![1; 500];
-        let before = Memory::now();
-        let cache = PageCache::builder().memory(LARGE).io(std::sync::Arc::new(disk.clone())).build().unwrap();
+        let before = ProcessMemory::now();
+        let cache =
+            PageCache::builder().memory(LARGE_BYTES).io(std::sync::Arc::new(disk.clone())).build().unwrap();
         let file = cache.open("/sparse").unwrap();
         let mut read = |what: &str, budget: u64, parts: u64| {
             for part in 0..parts {
@@ -366,25 +369,25 @@ fn tables_give_up_their_share_of_a_budget_that_is_made_smaller() {
             }
             before.check_since(budget, what);
         };
-        read("large", LARGE, 6000);
-        cache.set_memory(SMALL).unwrap();
-        before.check_since(SMALL, "made smaller");
+        read("large", LARGE_BYTES, 6000);
+        cache.set_memory(SMALL_BYTES).unwrap();
+        before.check_since(SMALL_BYTES, "made smaller");
         assert!(
-            cache.capacity_pages() * (PAGE as u64) > SMALL / 4,
+            cache.capacity_pages() * (PAGE as u64) > SMALL_BYTES / 4,
             "{} pages are left",
             cache.capacity_pages()
         );
-        read("small", SMALL, 6000);
-        cache.set_memory(LARGE).unwrap();
-        read("large again", LARGE, 6000);
+        read("small", SMALL_BYTES, 6000);
+        cache.set_memory(LARGE_BYTES).unwrap();
+        read("large again", LARGE_BYTES, 6000);
     });
 }
 
 /// Woken futures, by number.
 #[derive(Default)]
-struct Woken(std::sync::Mutex<std::collections::VecDeque<usize>>, std::sync::Condvar);
+struct WokenFutures(std::sync::Mutex<std::collections::VecDeque<usize>>, std::sync::Condvar);
 
-impl Woken {
+impl WokenFutures {
     fn push(&self, number: usize) {
         self.0.lock().unwrap().push_back(number);
         self.1.notify_one();
@@ -403,7 +406,7 @@ impl Woken {
     }
 }
 
-struct WakeOne(std::sync::Arc<Woken>, usize);
+struct WakeOne(std::sync::Arc<WokenFutures>, usize);
 
 impl std::task::Wake for WakeOne {
     fn wake(self: std::sync::Arc<Self>) {
@@ -432,7 +435,7 @@ fn many_futures(page_size: usize) {
     let budget = 64 * MIB;
     let cache = PageCache::builder().memory(budget).page_size(page_size).build().unwrap();
     let file = cache.open(&path).unwrap();
-    let woken = std::sync::Arc::new(Woken::default());
+    let woken = std::sync::Arc::new(WokenFutures::default());
     let mut tasks: Vec<_> = (0..FUTURES)
         .map(|number| {
             let file = &file;

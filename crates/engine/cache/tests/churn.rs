@@ -110,16 +110,16 @@ fn five_thousand_tables_come_and_go_with_256_descriptors() {
 
 #[test]
 fn a_device_that_fails_for_a_while_leaves_nothing_behind() {
-    const PAGES: u64 = 20_000;
+    const FILE_PAGES: u64 = 20_000;
     let seed = Seed::new();
     let disk = SimDisk::new();
-    disk.create_patterned("/file", PAGES * PAGE as u64, SEED).unwrap();
+    disk.create_patterned("/file", FILE_PAGES * PAGE as u64, SEED).unwrap();
     let cache = PageCache::builder().memory(4 * MIB).io(Arc::new(disk.clone())).build().unwrap();
     let file = cache.open("/file").unwrap();
     let mut rng = seed.rng(0);
     let mut page = [0; PAGE];
     let mut read = |by_future: bool| {
-        let offset = rng.of(0..PAGES) * PAGE as u64;
+        let offset = rng.of(0..FILE_PAGES) * PAGE as u64;
         let read = if by_future {
             block_on(file.read_at_async(offset, &mut page))
         } else {

@@ -11,19 +11,19 @@ use pagekeeper_simdisk::{Fault, SimDisk, Times};
 use support::tasks::block_on;
 use support::{PAGE, SEED, bytes, sim};
 
-const LEN: u64 = PAGE as u64;
+const PAGE_LEN: u64 = PAGE as u64;
 
 /// Checks the first bytes of a page. Checking all would take an interpreter long.
 fn check(seed: u64, page: u64, got: &[u8]) {
     let got = &got[..got.len().min(16)];
-    assert_eq!(got, bytes(seed, page * LEN, got.len()), "page {page}");
+    assert_eq!(got, bytes(seed, page * PAGE_LEN, got.len()), "page {page}");
 }
 
 #[test]
 fn two_threads_in_every_way() {
     let (disk, cache) = sim(80, 64);
     for reader in 0..2 {
-        disk.create_patterned(format!("/{reader}"), 3 * LEN + 5, 2).unwrap();
+        disk.create_patterned(format!("/{reader}"), 3 * PAGE_LEN + 5, 2).unwrap();
     }
     let file = cache.open("/file").unwrap();
     thread::scope(|scope| {
@@ -37,13 +37,13 @@ fn two_threads_in_every_way() {
                         0 => check(SEED, page, &file.page(page).unwrap()),
                         1 => check(SEED, page, &file.page_ref(page).unwrap()),
                         2 => {
-                            assert_eq!(block_on(file.read_at_async(page * LEN, &mut buf)).unwrap(), 16);
+                            assert_eq!(block_on(file.read_at_async(page * PAGE_LEN, &mut buf)).unwrap(), 16);
                             check(SEED, page, &buf);
                         }
-                        3 => assert!(file.prefetch(page * LEN..(page + 3) * LEN) <= 3),
+                        3 => assert!(file.prefetch(page * PAGE_LEN..(page + 3) * PAGE_LEN) <= 3),
                         4 => {
                             for _ in 0..5 {
-                                assert_eq!(file.read_at(page * LEN, &mut buf).unwrap(), 16);
+                                assert_eq!(file.read_at(page * PAGE_LEN, &mut buf).unwrap(), 16);
                                 check(SEED, page, &buf);
                             }
                         }
@@ -70,7 +70,7 @@ fn a_cache_all_of_which_is_kept() {
     let guards: Vec<_> = (0..20).map(|page| file.page(page).unwrap()).collect();
     let kept: Vec<_> = (20..70).map(|page| file.page_ref(page).unwrap()).collect();
     let mut buf = [0; PAGE];
-    assert_eq!(block_on(file.read_at_async(75 * LEN, &mut buf)).unwrap(), PAGE);
+    assert_eq!(block_on(file.read_at_async(75 * PAGE_LEN, &mut buf)).unwrap(), PAGE);
     check(SEED, 75, &buf);
     assert!(cache.stats().bypassed > 0, "{}", cache.stats());
     file.close();
@@ -85,17 +85,17 @@ fn a_cache_all_of_which_is_kept() {
 #[test]
 fn what_fails_is_reported_to_all() {
     let disk = SimDisk::new();
-    disk.create_patterned("/file", 20 * LEN, SEED).unwrap();
+    disk.create_patterned("/file", 20 * PAGE_LEN, SEED).unwrap();
     let cache = support::sim_builder(&disk, 64, PAGE)
         .verifier(|page| if page.page() == 9 { Err("nine".to_owned()) } else { Ok(()) })
         .build()
         .unwrap();
-    disk.inject("/file", 3 * LEN..3 * LEN + 1, Fault::EIO, Times::Always).unwrap();
+    disk.inject("/file", 3 * PAGE_LEN..3 * PAGE_LEN + 1, Fault::EIO, Times::Always).unwrap();
     let read = |cache: &PageCache| {
         let file = cache.open("/file").unwrap();
         let mut bufs = vec![[0; 16]; 12];
         let mut requests: Vec<_> =
-            (0..).zip(&mut bufs).map(|(n, buf)| ReadRequest::new(n * LEN, buf)).collect();
+            (0..).zip(&mut bufs).map(|(n, buf)| ReadRequest::new(n * PAGE_LEN, buf)).collect();
         file.read_many(&mut requests).unwrap_err();
         for (page, request) in (0..).zip(&requests) {
             match request.outcome() {

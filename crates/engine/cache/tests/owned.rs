@@ -16,14 +16,14 @@ use support::tasks::block_on;
 use support::{PAGE, sim_cache};
 
 /// The file's owner, and the cache's view of it.
-struct Owner {
+struct FileOwner {
     disk: SimDisk,
     cache: PageCache,
     data: Arc<dyn IoFile>,
     file: OwnedFile,
 }
 
-impl Owner {
+impl FileOwner {
     /// Creates a file of `pages` pages, the first filled with 0, the next with 1 ….
     fn new(pages: u64, max_pages: u64, options: OpenOptions) -> Self {
         let disk = SimDisk::new();
@@ -77,7 +77,7 @@ fn stopping() -> (OpenOptions, Receiver<()>, Sender<Result<(), String>>) {
 
 #[test]
 fn a_page_is_old_until_it_is_discarded_or_installed() {
-    let owner = Owner::new(8, 8, OpenOptions::new());
+    let owner = FileOwner::new(8, 8, OpenOptions::new());
     for page in 0..8 {
         assert_eq!(owner.read(page), u8::try_from(page).unwrap());
         owner.write(page, 100);
@@ -99,7 +99,7 @@ fn a_page_is_old_until_it_is_discarded_or_installed() {
 
 #[test]
 fn each_way_to_read_finds_the_new_content() {
-    let owner = Owner::new(40, 40, OpenOptions::new());
+    let owner = FileOwner::new(40, 40, OpenOptions::new());
     let file = &owner.file;
     let len = PAGE as u64;
     for (round, byte) in (0_u64..).zip(100..120) {
@@ -130,7 +130,7 @@ fn each_way_to_read_finds_the_new_content() {
 
 #[test]
 fn guards_keep_what_they_had() {
-    let owner = Owner::new(2, 2, OpenOptions::new());
+    let owner = FileOwner::new(2, 2, OpenOptions::new());
     let (short, long) = (owner.file.page(0).unwrap(), owner.file.page_ref(1).unwrap());
     for byte in 50..250 {
         for page in 0..2 {
@@ -149,7 +149,7 @@ fn has_shortest_way() -> bool {
 
 #[test]
 fn the_shortest_way_finds_what_was_read_often_and_keeps_it() {
-    let owner = Owner::new(40, 40, OpenOptions::new());
+    let owner = FileOwner::new(40, 40, OpenOptions::new());
     let file = &owner.file;
     assert!(file.page_shortest(0).is_none(), "it is absent");
     assert!((40..50).chain([u64::MAX]).all(|page| file.page_shortest(page).is_none()), "there is none");
@@ -201,7 +201,7 @@ fn the_shortest_way_finds_what_was_read_often_and_keeps_it() {
 fn a_load_under_way_is_not_kept_and_those_who_wait_load_anew() {
     for install in [false, true] {
         let (options, has_read, answer) = stopping();
-        let owner = Owner::new(1, 1, options);
+        let owner = FileOwner::new(1, 1, options);
         thread::scope(|scope| {
             let loader = scope.spawn(|| owner.read(0));
             has_read.recv().unwrap();
@@ -231,8 +231,8 @@ fn a_load_under_way_is_not_kept_and_those_who_wait_load_anew() {
 /// The failure of a load that met a write in the middle does not concern the page.
 #[test]
 fn a_load_that_is_rejected_after_a_discard_is_done_anew() {
-    type Read = fn(&Owner) -> u8;
-    let ways: [Read; 4] = [
+    type OwnerRead = fn(&FileOwner) -> u8;
+    let ways: [OwnerRead; 4] = [
         |owner| owner.read(0),
         |owner| {
             let mut pages = vec![0; 3 * PAGE];
@@ -253,7 +253,7 @@ fn a_load_that_is_rejected_after_a_discard_is_done_anew() {
     ];
     for (number, read) in ways.into_iter().enumerate() {
         let (options, has_read, answer) = stopping();
-        let owner = Owner::new(3, 3, options);
+        let owner = FileOwner::new(3, 3, options);
         thread::scope(|scope| {
             let loader = scope.spawn(|| read(&owner));
             has_read.recv().unwrap();
@@ -269,7 +269,7 @@ fn a_load_that_is_rejected_after_a_discard_is_done_anew() {
 #[test]
 fn a_load_that_is_rejected_is_reported_if_the_cache_was_not() {
     let (options, has_read, answer) = stopping();
-    let owner = Owner::new(1, 1, options);
+    let owner = FileOwner::new(1, 1, options);
     answer.send(Err("rotten".to_owned())).unwrap();
     let error = owner.file.page(0).unwrap_err();
     has_read.recv().unwrap();
@@ -279,7 +279,7 @@ fn a_load_that_is_rejected_is_reported_if_the_cache_was_not() {
 
 #[test]
 fn the_file_grows() {
-    let owner = Owner::new(2, 1 << 20, OpenOptions::new());
+    let owner = FileOwner::new(2, 1 << 20, OpenOptions::new());
     assert_eq!(owner.file.max_pages(), 1 << 20);
     let past_the_end = |page: u64| {
         let error = owner.file.page(page).unwrap_err();
@@ -305,7 +305,7 @@ fn the_file_grows() {
 
 #[test]
 fn an_install_without_a_frame_discards() {
-    let owner = Owner::new(65, 65, OpenOptions::new());
+    let owner = FileOwner::new(65, 65, OpenOptions::new());
     let kept: Vec<_> = (0..64).map(|page| owner.file.page_ref(page).unwrap()).collect();
     for page in 0..65 {
         owner.write(page, 200);
@@ -321,7 +321,7 @@ fn an_install_without_a_frame_discards() {
 
 #[test]
 fn installed_pages_stay_as_hot_as_they_were() {
-    let owner = Owner::new(100, 400, OpenOptions::new());
+    let owner = FileOwner::new(100, 400, OpenOptions::new());
     for _ in 0..10 {
         assert!((0..8).all(|page| u64::from(owner.read(page)) == page));
     }
@@ -337,7 +337,7 @@ fn installed_pages_stay_as_hot_as_they_were() {
 
 #[test]
 fn the_owner_may_write_without_being_asked_for_the_file_s_times() {
-    let owner = Owner::new(64, 64, OpenOptions::new());
+    let owner = FileOwner::new(64, 64, OpenOptions::new());
     for page in 0..64 {
         owner.write(63 - page, 9);
         assert_eq!(owner.read(page), if page < 32 { u8::try_from(page).unwrap() } else { 9 });
@@ -346,7 +346,7 @@ fn the_owner_may_write_without_being_asked_for_the_file_s_times() {
 
 #[test]
 fn a_closed_file_has_nothing_and_takes_nothing() {
-    let owner = Owner::new(3, 3, OpenOptions::new());
+    let owner = FileOwner::new(3, 3, OpenOptions::new());
     assert!((0..3).all(|page| u64::from(owner.read(page)) == page));
     owner.file.close();
     owner.file.discard(1);

@@ -27,7 +27,7 @@ use support::tasks::block_on;
 const PAGE: usize = 4096;
 
 /// Pages at the end of the run; the file begins with half of them and grows.
-const PAGES: u64 = 400;
+const FILE_PAGES: u64 = 400;
 
 /// Frames of the cache.
 const FRAMES: u32 = 100;
@@ -42,18 +42,18 @@ fn duration() -> Duration {
 
 /// The known versions of one page.
 #[derive(Default)]
-struct Versions {
+struct PageVersions {
     /// The last version whose write has begun.
     begun: AtomicU64,
     /// The last version that the cache was notified of.
     notified: AtomicU64,
 }
 
-struct Arena {
+struct StressState {
     data: Arc<dyn IoFile>,
     cache: PageCache,
     file: OwnedFile,
-    versions: Vec<Versions>,
+    versions: Vec<PageVersions>,
     /// Pages below this number were written at least once.
     end: AtomicU64,
     /// Whether reads may fail.
@@ -84,14 +84,14 @@ fn version(page: u64, bytes: &[u8]) -> Result<u64, String> {
     }
 }
 
-impl Arena {
+impl StressState {
     fn new(io: Arc<dyn Io>, path: &Path, faults: bool) -> Self {
         let data = io.open_writable(path, Access::Direct, Create::New).unwrap();
         let memory = Builder::memory_for(FRAMES, PAGE);
         let cache = PageCache::builder().memory(memory).io(io).build().unwrap();
         let options = OpenOptions::new().verifier(|page| version(page.page(), page.bytes()).map(drop));
         let file = cache.open_owned_with(Arc::clone(&data), 1 << 20, options).unwrap();
-        let versions = (0..PAGES).map(|_| Versions::default()).collect();
+        let versions = (0..FILE_PAGES).map(|_| PageVersions::default()).collect();
         let arena = Self {
             data,
             cache,
@@ -105,7 +105,7 @@ impl Arena {
             writes: AtomicU64::new(0),
         };
         let mut rng = Rng::default();
-        while arena.end.load(Ordering::Relaxed) < PAGES / 2 {
+        while arena.end.load(Ordering::Relaxed) < FILE_PAGES / 2 {
             arena.grow(&mut rng);
         }
         arena
@@ -114,7 +114,7 @@ impl Arena {
     /// Writes the page after the last.
     fn grow(&self, rng: &mut Rng) {
         let end = self.end.load(Ordering::Relaxed);
-        if end < PAGES {
+        if end < FILE_PAGES {
             self.rewrite(end, rng);
             self.end.store(end + 1, Ordering::Release);
         }
@@ -197,7 +197,7 @@ impl Arena {
                 // With neighbours, which may be of any version.
                 let mut others = [[0; 64]; 4];
                 let mut requests = vec![ReadRequest::new(start, &mut part)];
-                let places = others.iter_mut().map(|buf| (rng.of(0..PAGES / 2) * PAGE as u64, buf));
+                let places = others.iter_mut().map(|buf| (rng.of(0..FILE_PAGES / 2) * PAGE as u64, buf));
                 requests.extend(places.map(|(place, buf)| ReadRequest::new(place, buf)));
                 let _ = file.read_many(&mut requests);
                 requests[0].outcome().clone()?;
@@ -220,8 +220,8 @@ impl Arena {
                 let mut rng = seed.rng(n);
                 running.push(scope.spawn(move || {
                     while !self.done.load(Ordering::Relaxed) {
-                        let page = rng.skewed(PAGES / 2) / WRITERS * WRITERS + n;
-                        if page < PAGES / 2 {
+                        let page = rng.skewed(FILE_PAGES / 2) / WRITERS * WRITERS + n;
+                        if page < FILE_PAGES / 2 {
                             self.rewrite(page, &mut rng);
                         }
                         if n == 0 && rng.one_in(50) {
@@ -276,14 +276,14 @@ impl Arena {
 fn on_a_simulated_disk() {
     let seed = Seed::new();
     let disk = SimDisk::builder().seed(seed.0).build();
-    Arena::new(Arc::new(disk), "/data".as_ref(), false).run(&seed);
+    StressState::new(Arc::new(disk), "/data".as_ref(), false).run(&seed);
 }
 
 #[test]
 fn on_a_simulated_disk_that_fails() {
     let seed = Seed::new();
     let disk = SimDisk::builder().seed(seed.0).build();
-    let arena = Arena::new(Arc::new(disk.clone()), "/data".as_ref(), true);
+    let arena = StressState::new(Arc::new(disk.clone()), "/data".as_ref(), true);
     let random = RandomFaults { short_per_mille: 20, interrupted_per_mille: 20, failing_per_mille: 20 };
     disk.set_random_faults(random, RandomWriteFaults::default());
     arena.run(&seed);
@@ -292,11 +292,11 @@ fn on_a_simulated_disk_that_fails() {
 #[test]
 fn on_a_real_file_by_the_best_back_end() {
     let (seed, dir) = (Seed::new(), disk_dir());
-    Arena::new(pagekeeper_io::best(), &dir.path().join("data"), false).run(&seed);
+    StressState::new(pagekeeper_io::best(), &dir.path().join("data"), false).run(&seed);
 }
 
 #[test]
 fn on_a_real_file_by_threads() {
     let (seed, dir) = (Seed::new(), disk_dir());
-    Arena::new(Arc::new(Threads::new()), &dir.path().join("data"), false).run(&seed);
+    StressState::new(Arc::new(Threads::new()), &dir.path().join("data"), false).run(&seed);
 }

@@ -18,7 +18,7 @@ use support::tasks::block_on;
 use support::{PAGE, SEED, await_coalesced, bytes, check, sim, sim_builder, sim_cache, write_patterned};
 
 /// Bytes of a page.
-const LEN: u64 = PAGE as u64;
+const PAGE_LEN: u64 = PAGE as u64;
 
 /// Reads a whole file, page by page, and checks it.
 fn read_all(file: &CachedFile, seed: u64) {
@@ -31,7 +31,7 @@ fn read_all(file: &CachedFile, seed: u64) {
 
 /// Creates a file larger than a cache of `frames` frames: reading it evicts everything else.
 fn large(disk: &SimDisk, cache: &PageCache, frames: u64) -> CachedFile {
-    disk.create_patterned("/large", 4 * frames * LEN, 5).unwrap();
+    disk.create_patterned("/large", 4 * frames * PAGE_LEN, 5).unwrap();
     cache.open("/large").unwrap()
 }
 
@@ -42,9 +42,9 @@ fn a_read_across_pages_that_all_hit_gives_all_bytes() {
     let file = cache.open("/file").unwrap();
     read_all(&file, SEED);
     let before = disk.stats().reads;
-    for (offset, len) in [(0, 2), (0, 20), (1, 2), (4095, 1), (3 * LEN - 1, 10), (LEN - 1, 1)] {
+    for (offset, len) in [(0, 2), (0, 20), (1, 2), (4095, 1), (3 * PAGE_LEN - 1, 10), (PAGE_LEN - 1, 1)] {
         for odd in [0, 1, 2] {
-            let mut buf = vec![0; usize::try_from(len * LEN).unwrap().saturating_sub(1) + odd];
+            let mut buf = vec![0; usize::try_from(len * PAGE_LEN).unwrap().saturating_sub(1) + odd];
             let expected = buf.len().min(usize::try_from(file.len() - offset).unwrap());
             assert_eq!(file.read_at(offset, &mut buf).unwrap(), expected);
             check(SEED, offset, &buf[..expected]);
@@ -58,15 +58,16 @@ fn read_every_way(file: &CachedFile, page: u64) -> Vec<Result<(), Error>> {
     let mut buf = [0; 100];
     let mut across = [0; 2 * PAGE];
     let mut other = [0; 10];
-    let mut requests = [ReadRequest::new(page * LEN, &mut buf), ReadRequest::new(page * LEN + 7, &mut other)];
+    let mut requests =
+        [ReadRequest::new(page * PAGE_LEN, &mut buf), ReadRequest::new(page * PAGE_LEN + 7, &mut other)];
     let mut results = vec![file.read_many(&mut requests)];
     results.extend([
-        file.read_at(page * LEN, &mut buf).map(drop),
-        file.read_at(page * LEN, &mut across).map(drop),
+        file.read_at(page * PAGE_LEN, &mut buf).map(drop),
+        file.read_at(page * PAGE_LEN, &mut across).map(drop),
         file.page(page).map(drop),
         file.page_ref(page).map(drop),
-        block_on(file.read_at_async(page * LEN, &mut buf)).map(drop),
-        block_on(file.read_at_async(page * LEN, &mut across)).map(drop),
+        block_on(file.read_at_async(page * PAGE_LEN, &mut buf)).map(drop),
+        block_on(file.read_at_async(page * PAGE_LEN, &mut across)).map(drop),
     ]);
     results
 }
@@ -76,7 +77,7 @@ fn read_every_way(file: &CachedFile, page: u64) -> Vec<Result<(), Error>> {
 fn a_device_that_fails_is_an_error_until_it_works_again() {
     let (disk, cache) = sim(20, 100);
     let file = cache.open("/file").unwrap();
-    disk.inject("/file", 5 * LEN + 10..5 * LEN + 11, Fault::EIO, Times::Always).unwrap();
+    disk.inject("/file", 5 * PAGE_LEN + 10..5 * PAGE_LEN + 11, Fault::EIO, Times::Always).unwrap();
     for result in read_every_way(&file, 5) {
         assert!(matches!(&result, Err(Error::Io(error)) if error.errno() == Some(libc::EIO)), "{result:?}");
     }
@@ -94,17 +95,17 @@ fn a_file_that_was_cut_is_an_error_that_says_so() {
     let (disk, cache) = sim(20, 100);
     let file = cache.open("/file").unwrap();
     file.page(1).unwrap();
-    disk.inject("/file", 9 * LEN..10 * LEN, Fault::Cut(5 * LEN + 100), Times::Once).unwrap();
+    disk.inject("/file", 9 * PAGE_LEN..10 * PAGE_LEN, Fault::Cut(5 * PAGE_LEN + 100), Times::Once).unwrap();
     for result in read_every_way(&file, 9) {
         let error = result.unwrap_err();
         assert!(
-            matches!(error, Error::Cut { opened, now, .. } if (opened, now) == (20 * LEN, 5 * LEN + 100))
+            matches!(error, Error::Cut { opened, now, .. } if (opened, now) == (20 * PAGE_LEN, 5 * PAGE_LEN + 100))
         );
         assert!(error.to_string().starts_with("/file: cut to 20580 bytes"), "{error}");
     }
-    check(SEED, LEN, &file.page(1).unwrap());
+    check(SEED, PAGE_LEN, &file.page(1).unwrap());
     let anew = cache.open("/file").unwrap();
-    assert_eq!(anew.len(), 5 * LEN + 100);
+    assert_eq!(anew.len(), 5 * PAGE_LEN + 100);
     read_all(&anew, SEED);
 }
 
@@ -114,7 +115,7 @@ fn a_short_count_or_a_signal_is_gone_on_with() {
     let (disk, cache) = sim(20, 100);
     let file = cache.open("/file").unwrap();
     for page in 0..20 {
-        let range = page * LEN..(page + 1) * LEN;
+        let range = page * PAGE_LEN..(page + 1) * PAGE_LEN;
         let fault = if page % 2 == 0 {
             Fault::Short(1 + 100 * usize::try_from(page).unwrap())
         } else {
@@ -132,23 +133,24 @@ fn a_short_count_or_a_signal_is_gone_on_with() {
 #[test]
 fn a_bad_page_fails_alone() {
     let (disk, cache) = sim(20, 200);
-    disk.inject("/file", 5 * LEN..5 * LEN + 1, Fault::EIO, Times::Always).unwrap();
+    disk.inject("/file", 5 * PAGE_LEN..5 * PAGE_LEN + 1, Fault::EIO, Times::Always).unwrap();
     let file = cache.open("/file").unwrap();
     let mut bufs = vec![[0; PAGE]; 16];
-    let mut requests: Vec<_> = (0..).zip(&mut bufs).map(|(n, buf)| ReadRequest::new(n * LEN, buf)).collect();
+    let mut requests: Vec<_> =
+        (0..).zip(&mut bufs).map(|(n, buf)| ReadRequest::new(n * PAGE_LEN, buf)).collect();
     file.read_many(&mut requests).unwrap_err();
     for (page, request) in requests.iter().enumerate() {
         assert_eq!(request.outcome().is_ok(), page != 5, "page {page}: {:?}", request.outcome());
         if page != 5 {
-            check(SEED, page as u64 * LEN, request.bytes());
+            check(SEED, page as u64 * PAGE_LEN, request.bytes());
         }
     }
 
     // The same for callers that wait for a read of another caller.
     file.close();
     let file = cache.open("/file").unwrap();
-    let hold = disk.hold("/file", 0..20 * LEN).unwrap();
-    assert_eq!(file.prefetch(0..16 * LEN), 16);
+    let hold = disk.hold("/file", 0..20 * PAGE_LEN).unwrap();
+    assert_eq!(file.prefetch(0..16 * PAGE_LEN), 16);
     hold.wait_for(1);
     thread::scope(|scope| {
         let readers: Vec<_> = (0..16)
@@ -161,7 +163,7 @@ fn a_bad_page_fails_alone() {
         drop(hold);
         for (page, reader) in readers {
             match reader.join().unwrap() {
-                Ok(bytes) if page != 5 => check(SEED, page * LEN, &bytes),
+                Ok(bytes) if page != 5 => check(SEED, page * PAGE_LEN, &bytes),
                 Err(Error::Io(_)) if page == 5 => {}
                 other => panic!("page {page}: {other:?}"),
             }
@@ -182,10 +184,10 @@ fn a_file_is_closed_while_guards_of_it_live() {
         assert!(matches!(file.read_at(0, &mut [0; 10]), Err(Error::Closed { .. })));
         assert!(matches!(file.page(0), Err(Error::Closed { .. })));
         assert!(matches!(file.page_ref(20), Err(Error::Closed { .. })));
-        assert_eq!(file.prefetch(0..LEN), 0);
+        assert_eq!(file.prefetch(0..PAGE_LEN), 0);
         read_all(&other, 5);
         for (page, guard) in (0..).zip(&guards) {
-            check(SEED, page * LEN, guard);
+            check(SEED, page * PAGE_LEN, guard);
         }
         drop(guards);
         read_all(&other, 5);
@@ -193,7 +195,7 @@ fn a_file_is_closed_while_guards_of_it_live() {
             drop(file);
         }
         for (page, page_ref) in (5..).zip(&refs) {
-            check(SEED, page * LEN, page_ref);
+            check(SEED, page * PAGE_LEN, page_ref);
         }
     }
     // No frame was lost, and none is used twice: all of them can be filled.
@@ -211,20 +213,20 @@ fn a_file_is_closed_while_a_page_is_loaded_for_a_guard() {
     let other = large(&disk, &cache, 64);
     for page in 0..4 {
         let file = cache.open("/file").unwrap();
-        let hold = disk.hold("/file", 0..10 * LEN).unwrap();
+        let hold = disk.hold("/file", 0..10 * PAGE_LEN).unwrap();
         thread::scope(|scope| {
             scope.spawn(|| {
                 if page % 2 == 0 {
                     let guard = file.page(page).unwrap();
                     for _ in 0..3 {
                         read_all(&other, 5);
-                        check(SEED, page * LEN, &guard);
+                        check(SEED, page * PAGE_LEN, &guard);
                     }
                 } else {
                     let page_ref = file.page_ref(page).unwrap();
                     for _ in 0..3 {
                         read_all(&other, 5);
-                        check(SEED, page * LEN, &page_ref);
+                        check(SEED, page * PAGE_LEN, &page_ref);
                     }
                 }
             });
@@ -246,10 +248,10 @@ fn a_page_can_be_pinned_more_than_65536_times() {
     // At 65,536 fewer, a count of 16 bits would be back at zero pins.
     refs.truncate(70_000 - 65_536);
     read_all(&other, 5);
-    check(SEED, 3 * LEN, &refs[0]);
+    check(SEED, 3 * PAGE_LEN, &refs[0]);
     refs.truncate(1);
     read_all(&other, 5);
-    check(SEED, 3 * LEN, &refs[0]);
+    check(SEED, 3 * PAGE_LEN, &refs[0]);
     assert_eq!(file.resident_pages(), 1);
     file.close();
     refs.clear();
@@ -283,8 +285,8 @@ fn a_page_is_not_overwritten_while_it_is_read() {
                         let guard = file.page(page).unwrap();
                         let kept = file.page_ref((page + 1) % 200).unwrap();
                         for _ in 0..5 {
-                            check(SEED, page * LEN, &guard);
-                            check(SEED, (page + 1) % 200 * LEN, &kept);
+                            check(SEED, page * PAGE_LEN, &guard);
+                            check(SEED, (page + 1) % 200 * PAGE_LEN, &kept);
                             thread::yield_now();
                         }
                     }
@@ -304,13 +306,13 @@ fn concurrent_misses_of_a_page_are_one_read() {
     const READERS: u64 = 80;
     let (disk, cache) = sim(10, 64);
     let file = cache.open("/file").unwrap();
-    let hold = disk.hold("/file", 0..10 * LEN).unwrap();
+    let hold = disk.hold("/file", 0..10 * PAGE_LEN).unwrap();
     thread::scope(|scope| {
         for reader in 0..READERS {
             let file = &file;
             scope.spawn(move || {
                 let mut buf = [0; 100];
-                let offset = 7 * LEN + reader;
+                let offset = 7 * PAGE_LEN + reader;
                 let within =
                     |page: &[u8]| page[usize::try_from(reader).unwrap()..][..100].try_into().unwrap();
                 match reader % 5 {
@@ -338,7 +340,7 @@ fn the_frames_of_a_closed_file_are_used_first() {
     let disk = SimDisk::new();
     let cache = sim_cache(&disk, 300, PAGE);
     for (path, seed) in [("/kept", 1), ("/closed", 2), ("/new", 3)] {
-        disk.create_patterned(path, 90 * LEN, seed).unwrap();
+        disk.create_patterned(path, 90 * PAGE_LEN, seed).unwrap();
     }
     let kept = cache.open("/kept").unwrap();
     read_all(&kept, 1);
@@ -362,7 +364,7 @@ fn the_frames_of_a_closed_file_are_used_first() {
 fn a_closed_files_descriptor_goes_with_its_last_handle() {
     let dir = disk_dir();
     let path = dir.path().canonicalize().unwrap().join("deleted");
-    write_patterned(&path, 1, 0..10 * LEN);
+    write_patterned(&path, 1, 0..10 * PAGE_LEN);
     let cache = PageCache::builder().memory(8 << 20).build().unwrap();
     let descriptors = || {
         let links = std::fs::read_dir("/proc/self/fd").unwrap();
@@ -378,10 +380,10 @@ fn a_closed_files_descriptor_goes_with_its_last_handle() {
     let page_ref = file.page_ref(4).unwrap();
     std::fs::remove_file(&path).unwrap();
     assert_eq!(descriptors(), 1);
-    check(1, 2 * LEN, &file.page(2).unwrap());
+    check(1, 2 * PAGE_LEN, &file.page(2).unwrap());
     file.close();
     drop(file);
-    check(1, 4 * LEN, &page_ref);
+    check(1, 4 * PAGE_LEN, &page_ref);
     drop(page_ref);
     assert_eq!(descriptors(), 0, "closed, with pages of it in the cache");
 }
@@ -395,7 +397,7 @@ fn many_readers_of_one_page_all_get_on() {
     let (_, cache) = sim(10, 64);
     let file = cache.open("/file").unwrap();
     file.page(3).unwrap();
-    let expected = bytes(SEED, 3 * LEN, 100);
+    let expected = bytes(SEED, 3 * PAGE_LEN, 100);
     let before = cache.stats();
     let (together, read) = (Barrier::new(256), AtomicU64::new(0));
     thread::scope(|scope| {
@@ -405,7 +407,7 @@ fn many_readers_of_one_page_all_get_on() {
                 let mut buf = [0; 100];
                 for n in 0..READS {
                     if n % 2 == 0 {
-                        assert_eq!(file.read_at(3 * LEN, &mut buf).unwrap(), 100);
+                        assert_eq!(file.read_at(3 * PAGE_LEN, &mut buf).unwrap(), 100);
                     } else {
                         buf.copy_from_slice(&file.page(3).unwrap()[..100]);
                     }
@@ -424,7 +426,7 @@ fn many_readers_of_one_page_all_get_on() {
 #[test]
 fn a_verifier_that_panics_beside_a_full_cache_ends_the_future() {
     let disk = SimDisk::new();
-    disk.create_patterned("/file", 100 * LEN, SEED).unwrap();
+    disk.create_patterned("/file", 100 * PAGE_LEN, SEED).unwrap();
     let cache = sim_builder(&disk, 64, PAGE)
         .verifier(|page| {
             assert!(page.page() != 90, "as it is meant to be");
@@ -435,11 +437,11 @@ fn a_verifier_that_panics_beside_a_full_cache_ends_the_future() {
     let file = cache.open("/file").unwrap();
     let kept: Vec<_> = (0..80).map(|page| file.page_ref(page).unwrap()).collect();
     assert!(cache.stats().bypassed > 0, "{}", cache.stats());
-    let result = block_on(file.read_at_async(90 * LEN, &mut [0; 10]));
+    let result = block_on(file.read_at_async(90 * PAGE_LEN, &mut [0; 10]));
     assert!(matches!(result, Err(Error::LoaderPanicked { page: 90, .. })), "{result:?}");
-    block_on(file.read_at_async(91 * LEN, &mut [0; 10])).unwrap();
+    block_on(file.read_at_async(91 * PAGE_LEN, &mut [0; 10])).unwrap();
     for (page, kept) in (0..).zip(&kept) {
-        check(SEED, page * LEN, kept);
+        check(SEED, page * PAGE_LEN, kept);
     }
 }
 
@@ -448,41 +450,41 @@ fn a_verifier_that_panics_beside_a_full_cache_ends_the_future() {
 fn guards_live_to_the_end_of_their_thread() {
     static FILE: OnceLock<CachedFile> = OnceLock::new();
     /// Dropped after the cache's own record of the thread, since it was created before that.
-    struct Last {
+    struct LastDropped {
         guard: Option<PageGuard<'static>>,
         large: CachedFile,
         file: &'static CachedFile,
         done: mpsc::Sender<[bool; 3]>,
     }
-    impl Drop for Last {
+    impl Drop for LastDropped {
         fn drop(&mut self) {
-            let right = |page: u64, guard: &PageGuard<'_>| **guard == bytes(SEED, page * LEN, PAGE)[..];
+            let right = |page: u64, guard: &PageGuard<'_>| **guard == bytes(SEED, page * PAGE_LEN, PAGE)[..];
             let evict = || {
                 let mut page = [0; PAGE];
-                (0..self.large.pages()).for_each(|n| drop(self.large.read_at(n * LEN, &mut page)));
+                (0..self.large.pages()).for_each(|n| drop(self.large.read_at(n * PAGE_LEN, &mut page)));
             };
             let other = self.file.page(2).unwrap();
             evict();
             let first = self.guard.as_ref().is_some_and(|guard| right(1, guard));
             self.guard = None;
             let mut page = [0; PAGE];
-            (0..self.large.pages()).for_each(|n| drop(self.large.read_at(n * LEN, &mut page)));
+            (0..self.large.pages()).for_each(|n| drop(self.large.read_at(n * PAGE_LEN, &mut page)));
             let second = right(2, &other);
             drop(other);
             let third = self.file.page(3).is_ok_and(|guard| right(3, &guard));
             self.done.send([first, second, third]).unwrap();
         }
     }
-    thread_local!(static LAST: RefCell<Option<Last>> = const { RefCell::new(None) });
+    thread_local!(static LAST_DROPPED: RefCell<Option<LastDropped>> = const { RefCell::new(None) });
 
     let (disk, cache) = sim(10, 64);
     let large = large(&disk, &cache, 64);
     let file = FILE.get_or_init(|| cache.open("/file").unwrap());
     let (done, ended) = mpsc::channel();
     thread::spawn(move || {
-        LAST.set(Some(Last { guard: None, large, file, done }));
+        LAST_DROPPED.set(Some(LastDropped { guard: None, large, file, done }));
         let guard = file.page(1).unwrap();
-        LAST.with_borrow_mut(|last| last.as_mut().unwrap().guard = Some(guard));
+        LAST_DROPPED.with_borrow_mut(|last| last.as_mut().unwrap().guard = Some(guard));
     })
     .join()
     .unwrap();
@@ -494,7 +496,7 @@ fn guards_live_to_the_end_of_their_thread() {
 fn a_deleted_file_can_be_read_as_long_as_it_is_open() {
     let dir = disk_dir();
     let path = dir.path().join("deleted");
-    write_patterned(&path, 1, 0..50 * LEN);
+    write_patterned(&path, 1, 0..50 * PAGE_LEN);
     let cache = PageCache::builder().memory(8 << 20).build().unwrap();
     let file = cache.open(&path).unwrap();
     check(1, 0, &file.page(0).unwrap());
@@ -502,7 +504,7 @@ fn a_deleted_file_can_be_read_as_long_as_it_is_open() {
     read_all(&file, 1);
     assert!(cache.open(&path).unwrap_err().to_string().contains("No such file"));
     let mut plain = Vec::new();
-    write_patterned(&path, 2, 0..LEN);
+    write_patterned(&path, 2, 0..PAGE_LEN);
     std::fs::File::open(&path).unwrap().read_to_end(&mut plain).unwrap();
     check(2, 0, &plain);
     check(2, 0, &cache.open(&path).unwrap().page(0).unwrap());
@@ -520,7 +522,7 @@ fn threads_come_and_go() {
         thread::spawn(move || {
             let page = round % 10;
             let guard = file.page(page).unwrap();
-            assert_eq!(guard[..50], bytes(SEED, page * LEN, 50));
+            assert_eq!(guard[..50], bytes(SEED, page * PAGE_LEN, 50));
             if round % 100 == 0 {
                 // Only the guard's frame is lost.
                 std::mem::forget(file.page((round / 100) % 10).unwrap());
@@ -551,7 +553,7 @@ fn futures_that_are_dropped_or_left_alone_hold_no_other_up() {
             let file = &file;
             Box::pin(async move {
                 let mut page = [0; PAGE];
-                let offset = (frames + number) * LEN;
+                let offset = (frames + number) * PAGE_LEN;
                 file.read_at_async(offset, &mut page).await.unwrap();
                 check(SEED, offset, &page);
             })

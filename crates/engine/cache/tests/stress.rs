@@ -30,23 +30,23 @@ fn duration() -> Duration {
 }
 
 /// An open file and its content.
-struct Opened {
+struct OpenedFile {
     cached: CachedFile,
     seed: u64,
     len: u64,
 }
 
 /// The state that all threads share.
-struct Arena<'a> {
+struct StressState<'a> {
     cache: PageCache,
     page_size: u64,
-    opened: Vec<RwLock<Opened>>,
+    opened: Vec<RwLock<OpenedFile>>,
     /// Pages that are passed from thread to thread.
     passed: Mutex<Vec<(PageRef, u64, u64)>>,
     /// Whether reads may fail.
     faults: bool,
     /// Opens another file in place of one.
-    reopen: &'a (dyn Fn(&PageCache, usize, &mut Rng) -> Opened + Sync),
+    reopen: &'a (dyn Fn(&PageCache, usize, &mut Rng) -> OpenedFile + Sync),
     steps: AtomicU64,
     done: AtomicBool,
 }
@@ -54,7 +54,7 @@ struct Arena<'a> {
 /// The number of files that are open at a time.
 const OPEN: usize = 5;
 
-impl Arena<'_> {
+impl StressState<'_> {
     fn run(&self, threads: u64, seed: &Seed) {
         let start = Instant::now();
         let ended: Vec<_> = thread::scope(|scope| {
@@ -132,7 +132,7 @@ impl Arena<'_> {
             return;
         }
         let opened = self.opened[place].read().unwrap();
-        let Opened { cached, seed, len } = &*opened;
+        let OpenedFile { cached, seed, len } = &*opened;
         let offset = rng.skewed(*len);
         let (page, start) = (offset / self.page_size, offset / self.page_size * self.page_size);
         match rng.of(0..12) {
@@ -244,12 +244,12 @@ fn arena(
     builder: Builder,
     page_size: usize,
     faults: bool,
-    reopen: &(dyn Fn(&PageCache, usize, &mut Rng) -> Opened + Sync),
-) -> Arena<'_> {
+    reopen: &(dyn Fn(&PageCache, usize, &mut Rng) -> OpenedFile + Sync),
+) -> StressState<'_> {
     let cache = builder.page_size(page_size).build().unwrap();
     let mut rng = Rng::default();
     let opened = (0..OPEN).map(|place| RwLock::new(reopen(&cache, place, &mut rng))).collect();
-    Arena {
+    StressState {
         cache,
         page_size: page_size as u64,
         opened,
@@ -288,7 +288,7 @@ fn on_a_simulated_disk(frames: u32, page_size: usize, failing: u16) {
             }
             // Another thread may have put a third file there.
             if first[..] == support::bytes(seed, 0, 8) {
-                return Opened { len: cached.len(), cached, seed };
+                return OpenedFile { len: cached.len(), cached, seed };
             }
         }
     };
@@ -323,7 +323,7 @@ fn on_a_real_disk(backend: Backend, frames: u32) {
     let reopen = |cache: &PageCache, place: usize, _: &mut Rng| {
         let file = numbers.fetch_add(1, Ordering::Relaxed) % 3;
         let cached = cache.open(path(place, file)).unwrap();
-        Opened { cached, seed: place as u64 * 3 + file, len: sizes[place] }
+        OpenedFile { cached, seed: place as u64 * 3 + file, len: sizes[place] }
     };
     let builder = PageCache::builder().memory(Builder::memory_for(frames, 4096)).backend(backend);
     arena(builder, 4096, false, &reopen).run(6, &seed);

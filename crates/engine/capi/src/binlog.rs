@@ -8,20 +8,20 @@ use pagekeeper_io::Process;
 use pagekeeper_wal::{BinLog, BinLogOptions, Follower, PurgeMode};
 
 use crate::call::{call, plain};
-use crate::exclusive::{Exclusive, give_up};
-use crate::pointers::{Array, Options, Plain, Text, given, put, wanted};
+use crate::exclusive::{ExclusiveHandle, give_up};
+use crate::pointers::{ArrayPointer, OptionsPointer, SizedStruct, TextPointer, given, put, wanted};
 use crate::queue::timeout;
 use crate::redo::log_mode;
-use crate::status::{Failure, Status};
+use crate::status::{CallFailure, Status};
 
 /// The longest single wait of a follower without a timeout.
 const FOLLOWER_WAIT_MAX: Duration = Duration::from_secs(3600);
 
 /// `pk_binlog`.
-pub struct Binlog(BinLog, Process);
+pub struct BinlogHandle(BinLog, Process);
 
 /// `pk_follower`.
-pub type FollowerHandle = Exclusive<FollowerState>;
+pub type FollowerHandle = ExclusiveHandle<FollowerState>;
 
 pub struct FollowerState {
     follower: Follower,
@@ -32,19 +32,19 @@ pub struct FollowerState {
 /// `pk_position`.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-pub struct Position {
+pub struct BinlogPosition {
     segment: u64,
     offset: u64,
 }
 
-impl From<pagekeeper_wal::Position> for Position {
+impl From<pagekeeper_wal::Position> for BinlogPosition {
     fn from(position: pagekeeper_wal::Position) -> Self {
         Self { segment: position.segment, offset: position.offset }
     }
 }
 
-impl From<Position> for pagekeeper_wal::Position {
-    fn from(position: Position) -> Self {
+impl From<BinlogPosition> for pagekeeper_wal::Position {
+    fn from(position: BinlogPosition) -> Self {
         Self { segment: position.segment, offset: position.offset }
     }
 }
@@ -52,18 +52,18 @@ impl From<Position> for pagekeeper_wal::Position {
 /// `pk_record`.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-pub struct Record {
-    bytes: Array<u8>,
+pub struct BinlogRecord {
+    bytes: ArrayPointer<u8>,
     size: usize,
 }
 
 /// `pk_event`.
 #[repr(C)]
-pub struct Event {
+pub struct FollowerEvent {
     bytes: *const u8,
     size: usize,
-    position: Position,
-    next: Position,
+    position: BinlogPosition,
+    next: BinlogPosition,
     ends_group: c_int,
 }
 
@@ -78,12 +78,12 @@ pub struct BinlogOptions {
 }
 
 // SAFETY: only integers, the size first.
-unsafe impl Plain for BinlogOptions {
-    const NAME: &'static str = "pk_binlog_options";
+unsafe impl SizedStruct for BinlogOptions {
+    const STRUCT_NAME: &'static str = "pk_binlog_options";
 }
 
 impl BinlogOptions {
-    fn options(&self) -> Result<BinLogOptions, Failure> {
+    fn options(&self) -> Result<BinLogOptions, CallFailure> {
         let sync_every = match self.sync_every {
             0 => 1,
             u64::MAX => 0,
@@ -103,24 +103,24 @@ impl BinlogOptions {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_binlog_open(
-    directory: Text,
-    options: Options<BinlogOptions>,
-    binlog: Option<&mut MaybeUninit<Box<Binlog>>>,
+    directory: TextPointer,
+    options: OptionsPointer<BinlogOptions>,
+    binlog: Option<&mut MaybeUninit<Box<BinlogHandle>>>,
 ) -> Status {
     call(|| {
         let binlog = wanted(binlog, "the log")?;
         let opened = options.read()?.options()?.open(directory.path()?)?;
-        binlog.write(Box::new(Binlog(opened, Process::current())));
+        binlog.write(Box::new(BinlogHandle(opened, Process::current())));
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_binlog_append(
-    binlog: Option<&Binlog>,
-    records: Array<Record>,
+    binlog: Option<&BinlogHandle>,
+    records: ArrayPointer<BinlogRecord>,
     count: usize,
-    position: Option<&mut MaybeUninit<Position>>,
+    position: Option<&mut MaybeUninit<BinlogPosition>>,
 ) -> Status {
     call(|| {
         let binlog = given(binlog, "the log")?;
@@ -133,17 +133,21 @@ pub extern "C" fn pk_binlog_append(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_binlog_sync(binlog: Option<&Binlog>) -> Status {
+pub extern "C" fn pk_binlog_sync(binlog: Option<&BinlogHandle>) -> Status {
     call(|| Ok(given(binlog, "the log")?.0.sync().map(drop)?))
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_binlog_rotate(binlog: Option<&Binlog>) -> Status {
+pub extern "C" fn pk_binlog_rotate(binlog: Option<&BinlogHandle>) -> Status {
     call(|| Ok(given(binlog, "the log")?.0.rotate().map(drop)?))
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_binlog_purge(binlog: Option<&Binlog>, position: Position, force: c_int) -> Status {
+pub extern "C" fn pk_binlog_purge(
+    binlog: Option<&BinlogHandle>,
+    position: BinlogPosition,
+    force: c_int,
+) -> Status {
     call(|| {
         let purge = if force == 0 { PurgeMode::UnlessFollowed } else { PurgeMode::Forced };
         Ok(given(binlog, "the log")?.0.purge_to(position.into(), purge).map(drop)?)
@@ -152,31 +156,31 @@ pub extern "C" fn pk_binlog_purge(binlog: Option<&Binlog>, position: Position, f
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_binlog_first(
-    binlog: Option<&Binlog>,
-    position: Option<&mut MaybeUninit<Position>>,
+    binlog: Option<&BinlogHandle>,
+    position: Option<&mut MaybeUninit<BinlogPosition>>,
 ) -> Status {
     place(binlog, position, BinLog::first)
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_binlog_end(
-    binlog: Option<&Binlog>,
-    position: Option<&mut MaybeUninit<Position>>,
+    binlog: Option<&BinlogHandle>,
+    position: Option<&mut MaybeUninit<BinlogPosition>>,
 ) -> Status {
     place(binlog, position, BinLog::end)
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_binlog_durable_end(
-    binlog: Option<&Binlog>,
-    position: Option<&mut MaybeUninit<Position>>,
+    binlog: Option<&BinlogHandle>,
+    position: Option<&mut MaybeUninit<BinlogPosition>>,
 ) -> Status {
     place(binlog, position, BinLog::durable_end)
 }
 
 fn place(
-    binlog: Option<&Binlog>,
-    position: Option<&mut MaybeUninit<Position>>,
+    binlog: Option<&BinlogHandle>,
+    position: Option<&mut MaybeUninit<BinlogPosition>>,
     of: impl FnOnce(&BinLog) -> pagekeeper_wal::Position,
 ) -> Status {
     call(|| {
@@ -188,14 +192,14 @@ fn place(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_binlog_close(binlog: Option<Box<Binlog>>) -> Status {
+pub extern "C" fn pk_binlog_close(binlog: Option<Box<BinlogHandle>>) -> Status {
     call(|| binlog.map_or(Ok(()), |binlog| Ok(binlog.0.close()?)))
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_binlog_follow(
-    binlog: Option<&Binlog>,
-    from: Position,
+    binlog: Option<&BinlogHandle>,
+    from: BinlogPosition,
     durable_only: c_int,
     follower: Option<&mut MaybeUninit<Box<FollowerHandle>>>,
 ) -> Status {
@@ -206,7 +210,7 @@ pub extern "C" fn pk_binlog_follow(
         } else {
             binlog.0.follow_durable(from.into())?
         };
-        out.write(Box::new(Exclusive::new(FollowerState { follower, bytes: Vec::new() })));
+        out.write(Box::new(ExclusiveHandle::new(FollowerState { follower, bytes: Vec::new() })));
         Ok(())
     })
 }
@@ -215,7 +219,7 @@ pub extern "C" fn pk_binlog_follow(
 pub extern "C" fn pk_follower_next(
     follower: Option<&FollowerHandle>,
     timeout_ms: c_int,
-    event: Option<&mut MaybeUninit<Event>>,
+    event: Option<&mut MaybeUninit<FollowerEvent>>,
 ) -> Status {
     call(|| {
         let event = wanted(event, "the event")?;
@@ -225,16 +229,16 @@ pub extern "C" fn pk_follower_next(
             match state.follower.next_timeout(wait.unwrap_or(FOLLOWER_WAIT_MAX))? {
                 Some(found) => break found,
                 None if state.follower.has_ended() => {
-                    return Err(Failure::new(Status::End, "the log is closed"));
+                    return Err(CallFailure::new(Status::End, "the log is closed"));
                 }
                 None if wait.is_some() => {
-                    return Err(Failure::new(Status::TimedOut, "no record came in that time"));
+                    return Err(CallFailure::new(Status::TimedOut, "no record came in that time"));
                 }
                 None => {}
             }
         };
         state.bytes = found.bytes;
-        event.write(Event {
+        event.write(FollowerEvent {
             bytes: state.bytes.as_ptr(),
             size: state.bytes.len(),
             position: found.position.into(),

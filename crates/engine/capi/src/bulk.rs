@@ -6,12 +6,14 @@ use std::time::Duration;
 use pagekeeper_bulk::{BulkMode, BulkWriter};
 
 use crate::call::{call, plain};
-use crate::exclusive::{Exclusive, give_up};
-use crate::pointers::{Array, Options, Out, Plain, Text, given, is_zero, wanted};
-use crate::status::{Failure, Status};
+use crate::exclusive::{ExclusiveHandle, give_up};
+use crate::pointers::{
+    ArrayPointer, OptionsPointer, OutPointer, SizedStruct, TextPointer, given, is_zero, wanted,
+};
+use crate::status::{CallFailure, Status};
 
 /// `pk_bulk`.
-pub type Bulk = Exclusive<BulkWriter>;
+pub type BulkHandle = ExclusiveHandle<BulkWriter>;
 
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
@@ -24,8 +26,8 @@ pub struct BulkOptions {
 }
 
 // SAFETY: only integers, the size first.
-unsafe impl Plain for BulkOptions {
-    const NAME: &'static str = "pk_bulk_options";
+unsafe impl SizedStruct for BulkOptions {
+    const STRUCT_NAME: &'static str = "pk_bulk_options";
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -41,8 +43,8 @@ pub struct BulkReport {
 }
 
 // SAFETY: only integers, the size first.
-unsafe impl Plain for BulkReport {
-    const NAME: &'static str = "pk_bulk_report";
+unsafe impl SizedStruct for BulkReport {
+    const STRUCT_NAME: &'static str = "pk_bulk_report";
 }
 
 /// `pk_bulk_mode`, by number.
@@ -56,9 +58,9 @@ pub(crate) fn nanoseconds(time: Duration) -> u64 {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_bulk_create(
-    path: Text,
-    options: Options<BulkOptions>,
-    bulk: Option<&mut MaybeUninit<Box<Bulk>>>,
+    path: TextPointer,
+    options: OptionsPointer<BulkOptions>,
+    bulk: Option<&mut MaybeUninit<Box<BulkHandle>>>,
 ) -> Status {
     call(|| {
         let (path, given, bulk) = (path.path()?, options.read()?, wanted(bulk, "the output")?);
@@ -66,18 +68,18 @@ pub extern "C" fn pk_bulk_create(
         let mut options = BulkWriter::options().expected_bytes(given.expected_bytes);
         options = match BULK_MODES.get(given.mode as usize) {
             Some(mode) => options.mode(*mode),
-            None => return Err(Failure::misuse(format!("no pk_bulk_mode is {}", given.mode))),
+            None => return Err(CallFailure::misuse(format!("no pk_bulk_mode is {}", given.mode))),
         };
         if given.budget > 0 {
             options = options.budget(given.budget);
         }
-        bulk.write(Box::new(Exclusive::new(options.create(path)?)));
+        bulk.write(Box::new(ExclusiveHandle::new(options.create(path)?)));
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_bulk_write(bulk: Option<&Bulk>, bytes: Array<u8>, size: usize) -> Status {
+pub extern "C" fn pk_bulk_write(bulk: Option<&BulkHandle>, bytes: ArrayPointer<u8>, size: usize) -> Status {
     call(|| {
         let bytes = bytes.slice(size, "the buffer")?;
         Ok(given(bulk, "the output")?.enter()?.write_all(bytes)?)
@@ -85,9 +87,9 @@ pub extern "C" fn pk_bulk_write(bulk: Option<&Bulk>, bytes: Array<u8>, size: usi
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_bulk_finish(bulk: Option<Box<Bulk>>, report: Out<BulkReport>) -> Status {
+pub extern "C" fn pk_bulk_finish(bulk: Option<Box<BulkHandle>>, report: OutPointer<BulkReport>) -> Status {
     call(|| {
-        let bulk = bulk.ok_or_else(|| Failure::misuse("the output is NULL"))?;
+        let bulk = bulk.ok_or_else(|| CallFailure::misuse("the output is NULL"))?;
         if report.is_wanted() {
             report.check()?;
         }
@@ -112,6 +114,6 @@ pub extern "C" fn pk_bulk_finish(bulk: Option<Box<Bulk>>, report: Out<BulkReport
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_bulk_abandon(bulk: Option<Box<Bulk>>) {
+pub extern "C" fn pk_bulk_abandon(bulk: Option<Box<BulkHandle>>) {
     plain((), || drop(bulk.map(give_up)));
 }

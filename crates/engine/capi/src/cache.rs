@@ -8,13 +8,13 @@ use pagekeeper_cache::{Backend, Builder, HugePages, LoadedPage, PageCache};
 use pagekeeper_io::Process;
 
 use crate::call::{call, plain};
-use crate::pointers::{Options, Out, Plain, given, is_zero, wanted};
-use crate::status::{Failure, Status};
+use crate::pointers::{OptionsPointer, OutPointer, SizedStruct, given, is_zero, wanted};
+use crate::status::{CallFailure, Status};
 
 /// Maximum size of a verifier's reason in bytes.
 const REASON_BYTES: usize = 256;
 
-type Verifier = unsafe extern "C" fn(
+type VerifierCallback = unsafe extern "C" fn(
     *mut c_void,
     *const c_char,
     page: u64,
@@ -33,13 +33,13 @@ pub struct CacheOptions {
     backend: u32,
     huge_pages: u32,
     reserved: u32,
-    verifier: Option<Verifier>,
+    verifier: Option<VerifierCallback>,
     verifier_arg: *mut c_void,
 }
 
 // SAFETY: integers, a function and its argument, for which the header's contract holds; the size first.
-unsafe impl Plain for CacheOptions {
-    const NAME: &'static str = "pk_cache_options";
+unsafe impl SizedStruct for CacheOptions {
+    const STRUCT_NAME: &'static str = "pk_cache_options";
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -61,16 +61,16 @@ pub struct CacheStats {
 }
 
 // SAFETY: only integers, the size first.
-unsafe impl Plain for CacheStats {
-    const NAME: &'static str = "pk_cache_stats";
+unsafe impl SizedStruct for CacheStats {
+    const STRUCT_NAME: &'static str = "pk_cache_stats";
 }
 
 /// `pk_cache`.
 #[derive(Debug)]
-pub struct Cache(pub(crate) PageCache, pub(crate) Process);
+pub struct CacheHandle(pub(crate) PageCache, pub(crate) Process);
 
 impl CacheOptions {
-    fn builder(&self) -> Result<Builder, Failure> {
+    fn builder(&self) -> Result<Builder, CallFailure> {
         is_zero(self.reserved)?;
         let mut builder = PageCache::builder();
         if self.memory > 0 {
@@ -84,13 +84,13 @@ impl CacheOptions {
             1 => Backend::Uring,
             2 => Backend::Threads,
             3 => Backend::Buffered,
-            other => return Err(Failure::misuse(format!("no pk_backend is {other}"))),
+            other => return Err(CallFailure::misuse(format!("no pk_backend is {other}"))),
         });
         builder = builder.huge_pages(match self.huge_pages {
             0 => HugePages::Transparent,
             1 => HugePages::Hugetlb,
             2 => HugePages::Off,
-            other => return Err(Failure::misuse(format!("no pk_huge_pages is {other}"))),
+            other => return Err(CallFailure::misuse(format!("no pk_huge_pages is {other}"))),
         });
         Ok(match self.verifier {
             Some(verifier) => builder.verifier(of_c(verifier, self.verifier_arg)),
@@ -108,7 +108,7 @@ unsafe impl Send for VerifierArgument {}
 // SAFETY: as above.
 unsafe impl Sync for VerifierArgument {}
 
-fn of_c(verifier: Verifier, argument: *mut c_void) -> impl Fn(&LoadedPage<'_>) -> Result<(), String> {
+fn of_c(verifier: VerifierCallback, argument: *mut c_void) -> impl Fn(&LoadedPage<'_>) -> Result<(), String> {
     let argument = VerifierArgument(argument);
     move |page| {
         let VerifierArgument(argument) = { argument };
@@ -140,25 +140,25 @@ fn text(bytes: &[u8]) -> String {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_cache_open(
-    options: Options<CacheOptions>,
-    cache: Option<&mut MaybeUninit<Box<Cache>>>,
+    options: OptionsPointer<CacheOptions>,
+    cache: Option<&mut MaybeUninit<Box<CacheHandle>>>,
 ) -> Status {
     call(|| {
         let cache = wanted(cache, "the cache")?;
-        cache.write(Box::new(Cache(options.read()?.builder()?.build()?, Process::current())));
+        cache.write(Box::new(CacheHandle(options.read()?.builder()?.build()?, Process::current())));
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_cache_set_memory(cache: Option<&Cache>, bytes: u64) -> Status {
+pub extern "C" fn pk_cache_set_memory(cache: Option<&CacheHandle>, bytes: u64) -> Status {
     call(|| Ok(given(cache, "the cache")?.0.set_memory(bytes)?))
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_cache_get_stats(cache: Option<&Cache>, stats: Out<CacheStats>) -> Status {
+pub extern "C" fn pk_cache_get_stats(cache: Option<&CacheHandle>, stats: OutPointer<CacheStats>) -> Status {
     call(|| {
-        let Cache(cache, process) = given(cache, "the cache")?;
+        let CacheHandle(cache, process) = given(cache, "the cache")?;
         process.require()?;
         let counted = cache.stats();
         stats.write(CacheStats {
@@ -180,6 +180,6 @@ pub extern "C" fn pk_cache_get_stats(cache: Option<&Cache>, stats: Out<CacheStat
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_cache_close(cache: Option<Box<Cache>>) {
+pub extern "C" fn pk_cache_close(cache: Option<Box<CacheHandle>>) {
     plain((), || drop(cache));
 }

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::status::{Failure, Status};
+use crate::status::{CallFailure, Status};
 
 thread_local! {
     /// Message and errno of the last failure, if any.
@@ -13,8 +13,8 @@ thread_local! {
 }
 
 /// Stores a failure for this thread.
-pub(crate) fn note(failure: Failure) -> Status {
-    let Failure { status, errno, message } = failure;
+pub(crate) fn note(failure: CallFailure) -> Status {
+    let CallFailure { status, errno, message } = failure;
     let mut bytes = message.into_owned().into_bytes();
     bytes.retain(|&byte| byte != 0);
     let message = CString::new(bytes).unwrap_or_default();
@@ -24,7 +24,7 @@ pub(crate) fn note(failure: Failure) -> Status {
 }
 
 /// Runs the body of a call.
-pub(crate) fn call(body: impl FnOnce() -> Result<(), Failure>) -> Status {
+pub(crate) fn call(body: impl FnOnce() -> Result<(), CallFailure>) -> Status {
     // Shared state that was being changed is behind locks that can be poisoned, or belongs to the handle
     // alone.
     match catch_unwind(AssertUnwindSafe(body)) {
@@ -45,10 +45,10 @@ pub(crate) fn plain<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
     }
 }
 
-fn of_panic(panic: &(dyn std::any::Any + Send)) -> Failure {
+fn of_panic(panic: &(dyn std::any::Any + Send)) -> CallFailure {
     let said =
         panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(|said| &**said));
-    Failure::new(Status::Internal, format!("a panic in pagekeeper: {}", said.unwrap_or("without words")))
+    CallFailure::new(Status::Internal, format!("a panic in pagekeeper: {}", said.unwrap_or("without words")))
 }
 
 #[unsafe(no_mangle)]
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn a_failure_is_of_its_thread() {
-        assert_eq!(call(|| Err(Failure::misuse("here\0 and there"))), Status::Misuse);
+        assert_eq!(call(|| Err(CallFailure::misuse("here\0 and there"))), Status::Misuse);
         std::thread::spawn(|| assert_eq!(message(), "")).join().unwrap();
         assert_eq!((message(), pk_error_number()), ("here and there".to_owned(), 0));
     }

@@ -5,24 +5,26 @@ use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use pagekeeper_io::Process;
 
-use crate::status::Failure;
+use crate::status::CallFailure;
 
 #[derive(Debug)]
-pub struct Exclusive<T>(Mutex<T>, Process);
+pub struct ExclusiveHandle<T>(Mutex<T>, Process);
 
-impl<T> Exclusive<T> {
+impl<T> ExclusiveHandle<T> {
     pub(crate) fn new(value: T) -> Self {
         Self(Mutex::new(value), Process::current())
     }
 
     /// Locks the handle for a call.
-    pub(crate) fn enter(&self) -> Result<MutexGuard<'_, T>, Failure> {
+    pub(crate) fn enter(&self) -> Result<MutexGuard<'_, T>, CallFailure> {
         self.1.require()?;
         match self.0.try_lock() {
             Ok(guard) => Ok(guard),
             // After a panic it continues as far as possible: the value behind it has its own rules for that.
             Err(TryLockError::Poisoned(guard)) => Ok(guard.into_inner()),
-            Err(TryLockError::WouldBlock) => Err(Failure::misuse("the handle is in use by another thread")),
+            Err(TryLockError::WouldBlock) => {
+                Err(CallFailure::misuse("the handle is in use by another thread"))
+            }
         }
     }
 
@@ -33,7 +35,7 @@ impl<T> Exclusive<T> {
 
 /// Closes a handle and returns its value. If another thread is using the handle, it stays open for that
 /// thread. In a forked child it stays open for the parent.
-pub(crate) fn give_up<T>(handle: Box<Exclusive<T>>) -> Result<T, Failure> {
+pub(crate) fn give_up<T>(handle: Box<ExclusiveHandle<T>>) -> Result<T, CallFailure> {
     if let Err(refusal) = handle.enter().map(drop) {
         std::mem::forget(handle);
         return Err(refusal);
@@ -48,7 +50,7 @@ mod tests {
 
     #[test]
     fn the_second_thread_is_refused() {
-        let exclusive = Exclusive::new(7);
+        let exclusive = ExclusiveHandle::new(7);
         let entered = exclusive.enter().unwrap();
         let second =
             std::thread::scope(|scope| scope.spawn(|| exclusive.enter().map(|_| ())).join().unwrap());
@@ -59,7 +61,7 @@ mod tests {
 
     #[test]
     fn a_handle_is_not_given_up_under_a_thread_that_is_in_it() {
-        let handle = Box::into_raw(Box::new(Exclusive::new(7)));
+        let handle = Box::into_raw(Box::new(ExclusiveHandle::new(7)));
         // SAFETY: just created; closed once, at the end.
         let exclusive = unsafe { &*handle };
         let entered = exclusive.enter().unwrap();
@@ -68,7 +70,7 @@ mod tests {
             let address = handle as usize;
             // SAFETY: as above.
             scope
-                .spawn(move || give_up(unsafe { Box::from_raw(address as *mut Exclusive<i32>) }))
+                .spawn(move || give_up(unsafe { Box::from_raw(address as *mut ExclusiveHandle<i32>) }))
                 .join()
                 .unwrap()
         });

@@ -6,23 +6,23 @@ use std::mem::MaybeUninit;
 use pagekeeper_cache::{CachedFile, PageRef, ReadRequest};
 use pagekeeper_io::Process;
 
-use crate::cache::Cache;
+use crate::cache::CacheHandle;
 use crate::call::{call, note, plain};
-use crate::owned::Owned;
-use crate::pointers::{ArrayMut, Text, given, put, wanted};
-use crate::status::{Failure, Status};
+use crate::owned::WritablePart;
+use crate::pointers::{MutArrayPointer, TextPointer, given, put, wanted};
+use crate::status::{CallFailure, Status};
 use crate::task;
 
 /// `pk_file`.
 #[derive(Debug)]
-pub struct File {
+pub struct FileHandle {
     pub(crate) cached: CachedFile,
     /// The writable part, if the caller writes the file.
-    pub(crate) owned: Option<Owned>,
+    pub(crate) owned: Option<WritablePart>,
     pub(crate) process: Process,
 }
 
-impl From<CachedFile> for File {
+impl From<CachedFile> for FileHandle {
     fn from(cached: CachedFile) -> Self {
         Self { cached, owned: None, process: Process::current() }
     }
@@ -30,14 +30,14 @@ impl From<CachedFile> for File {
 
 /// `pk_page`.
 #[derive(Debug)]
-pub struct Page(PageRef);
+pub struct PageHandle(PageRef);
 
 /// `pk_read`.
 #[derive(Debug)]
 #[repr(C)]
-pub struct Read {
+pub struct BatchRead {
     offset: u64,
-    buffer: ArrayMut<u8>,
+    buffer: MutArrayPointer<u8>,
     size: usize,
     got: usize,
     /// A `pk_status`; any value on input.
@@ -45,41 +45,41 @@ pub struct Read {
 }
 
 /// `pk_done`.
-pub(crate) type Done = unsafe extern "C" fn(*mut c_void, Status, usize);
+pub(crate) type DoneCallback = unsafe extern "C" fn(*mut c_void, Status, usize);
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_file_open(
-    cache: Option<&Cache>,
-    path: Text,
-    file: Option<&mut MaybeUninit<Box<File>>>,
+    cache: Option<&CacheHandle>,
+    path: TextPointer,
+    file: Option<&mut MaybeUninit<Box<FileHandle>>>,
 ) -> Status {
     call(|| {
         let (cache, file) = (given(cache, "the cache")?, wanted(file, "the file")?);
-        file.write(Box::new(File::from(cache.0.open(path.path()?)?)));
+        file.write(Box::new(FileHandle::from(cache.0.open(path.path()?)?)));
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_file_size(file: Option<&File>) -> u64 {
+pub extern "C" fn pk_file_size(file: Option<&FileHandle>) -> u64 {
     file.map_or(0, |file| file.cached.len())
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_file_id(file: Option<&File>) -> u64 {
+pub extern "C" fn pk_file_id(file: Option<&FileHandle>) -> u64 {
     file.map_or(0, |file| file.cached.id())
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_file_is_direct(file: Option<&File>) -> c_int {
+pub extern "C" fn pk_file_is_direct(file: Option<&FileHandle>) -> c_int {
     file.map_or(0, |file| file.cached.is_direct().into())
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_file_read(
-    file: Option<&File>,
+    file: Option<&FileHandle>,
     offset: u64,
-    buffer: ArrayMut<u8>,
+    buffer: MutArrayPointer<u8>,
     size: usize,
     mut read: Option<&mut MaybeUninit<usize>>,
 ) -> Status {
@@ -98,9 +98,9 @@ pub extern "C" fn pk_file_read(
 
 #[cold]
 fn read_slowly(
-    file: Option<&File>,
+    file: Option<&FileHandle>,
     offset: u64,
-    buffer: ArrayMut<u8>,
+    buffer: MutArrayPointer<u8>,
     size: usize,
     read: Option<&mut MaybeUninit<usize>>,
 ) -> Status {
@@ -109,7 +109,10 @@ fn read_slowly(
         match read {
             Some(read) => _ = read.write(got),
             None if got < size => {
-                return Err(Failure::new(Status::End, format!("the file ends {got} bytes after {offset}")));
+                return Err(CallFailure::new(
+                    Status::End,
+                    format!("the file ends {got} bytes after {offset}"),
+                ));
             }
             None => {}
         }
@@ -118,18 +121,22 @@ fn read_slowly(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_file_read_many(file: Option<&File>, reads: ArrayMut<Read>, count: usize) -> Status {
+pub extern "C" fn pk_file_read_many(
+    file: Option<&FileHandle>,
+    reads: MutArrayPointer<BatchRead>,
+    count: usize,
+) -> Status {
     call(|| {
         let (file, reads) = (given(file, "the file")?, reads.slice(count, "the list of reads")?);
         let mut requests = Vec::with_capacity(reads.len());
-        for Read { offset, buffer, size, .. } in &*reads {
+        for BatchRead { offset, buffer, size, .. } in &*reads {
             requests.push(ReadRequest::new(*offset, buffer.slice(*size, "the buffer of a read")?));
         }
         let all = file.cached.read_many(&mut requests);
         for (request, to) in requests.iter().zip(reads) {
             let (got, status) = match request.outcome() {
                 Ok(got) => (*got, Status::Ok),
-                Err(error) => (0, Failure::from(error.clone()).status),
+                Err(error) => (0, CallFailure::from(error.clone()).status),
             };
             (to.got, to.status) = (got, status as c_int);
         }
@@ -138,7 +145,7 @@ pub extern "C" fn pk_file_read_many(file: Option<&File>, reads: ArrayMut<Read>, 
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_file_prefetch(file: Option<&File>, offset: u64, size: u64) -> Status {
+pub extern "C" fn pk_file_prefetch(file: Option<&FileHandle>, offset: u64, size: u64) -> Status {
     call(|| {
         let file = given(file, "the file")?;
         file.process.require()?;
@@ -148,35 +155,35 @@ pub extern "C" fn pk_file_prefetch(file: Option<&File>, offset: u64, size: u64) 
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_file_close(file: Option<Box<File>>) {
+pub extern "C" fn pk_file_close(file: Option<Box<FileHandle>>) {
     plain((), || drop(file));
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_page_get(
-    file: Option<&File>,
+    file: Option<&FileHandle>,
     number: u64,
-    page: Option<&mut MaybeUninit<Box<Page>>>,
+    page: Option<&mut MaybeUninit<Box<PageHandle>>>,
 ) -> Status {
     call(|| {
         let (file, page) = (given(file, "the file")?, wanted(page, "the page")?);
-        page.write(Box::new(Page(file.cached.page_ref(number)?)));
+        page.write(Box::new(PageHandle(file.cached.page_ref(number)?)));
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_page_data(page: Option<&Page>) -> *const c_void {
+pub extern "C" fn pk_page_data(page: Option<&PageHandle>) -> *const c_void {
     page.map_or(std::ptr::null(), |page| page.0.as_ptr().cast())
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_page_size(page: Option<&Page>) -> usize {
+pub extern "C" fn pk_page_size(page: Option<&PageHandle>) -> usize {
     page.map_or(0, |page| page.0.len())
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_page_release(page: Option<Box<Page>>) {
+pub extern "C" fn pk_page_release(page: Option<Box<PageHandle>>) {
     plain((), || drop(page));
 }
 
@@ -188,16 +195,16 @@ unsafe impl Send for CallbackArgument {}
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_file_read_async(
-    file: Option<&File>,
+    file: Option<&FileHandle>,
     offset: u64,
-    buffer: ArrayMut<u8>,
+    buffer: MutArrayPointer<u8>,
     size: usize,
-    done: Option<Done>,
+    done: Option<DoneCallback>,
     arg: *mut c_void,
 ) -> Status {
     call(|| {
         let file = given(file, "the file")?.cached.clone();
-        let done = done.ok_or_else(|| Failure::misuse("the callback is NULL"))?;
+        let done = done.ok_or_else(|| CallFailure::misuse("the callback is NULL"))?;
         buffer.slice(size, "the buffer")?;
         let argument = CallbackArgument(arg);
         let mut end = PendingCallback(Some((done, argument)));
@@ -216,16 +223,16 @@ pub extern "C" fn pk_file_read_async(
 pub(crate) async fn read_later(
     file: &CachedFile,
     offset: u64,
-    buffer: ArrayMut<u8>,
+    buffer: MutArrayPointer<u8>,
     size: usize,
-) -> Result<usize, Failure> {
+) -> Result<usize, CallFailure> {
     let buffer = buffer.slice(size, "the buffer")?;
     Ok(file.read_at_async(offset, buffer).await?)
 }
 
 /// A callback that is called exactly once, whatever happens: with the status of a defect if the read
 /// panicked.
-struct PendingCallback(Option<(Done, CallbackArgument)>);
+struct PendingCallback(Option<(DoneCallback, CallbackArgument)>);
 
 impl PendingCallback {
     fn finish(&mut self, status: Status, read: usize) {
@@ -254,11 +261,11 @@ mod tests {
         let path = dir.path().join("file");
         std::fs::write(&path, vec![7_u8; 8192]).unwrap();
         let cache = PageCache::builder().memory(1 << 20).build().unwrap();
-        let file = File::from(cache.open(&path).unwrap());
+        let file = FileHandle::from(cache.open(&path).unwrap());
         let mut buffer = [0_u8; 100];
         let mut read = |offset, size| {
             let mut got = MaybeUninit::new(usize::MAX);
-            let to = ArrayMut::from(&mut buffer);
+            let to = MutArrayPointer::from(&mut buffer);
             let status = pk_file_read(Some(&file), offset, to, size, Some(&mut got));
             // SAFETY: it was initialised when it was created.
             (status, unsafe { got.assume_init() })

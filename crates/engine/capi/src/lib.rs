@@ -36,7 +36,7 @@ mod tree;
 mod txn;
 
 /// The version as a NUL-terminated string.
-const VERSION: &std::ffi::CStr =
+const VERSION_TEXT: &std::ffi::CStr =
     match std::ffi::CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
         Ok(version) => version,
         Err(_) => panic!("the version has no zero in it"),
@@ -44,23 +44,23 @@ const VERSION: &std::ffi::CStr =
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_version() -> *const std::ffi::c_char {
-    VERSION.as_ptr()
+    VERSION_TEXT.as_ptr()
 }
 
 /// The structures of the header with their sizes in bytes in Rust: a test compares them with C's.
 #[doc(hidden)]
-pub const SIZES: [(&str, usize); 16] = [
+pub const STRUCT_SIZES: [(&str, usize); 16] = [
     ("pk_cache_options", size_of::<cache::CacheOptions>()),
     ("pk_cache_stats", size_of::<cache::CacheStats>()),
-    ("pk_read", size_of::<file::Read>()),
-    ("pk_completion", size_of::<queue::Completion>()),
+    ("pk_read", size_of::<file::BatchRead>()),
+    ("pk_completion", size_of::<queue::ReadCompletion>()),
     ("pk_bulk_options", size_of::<bulk::BulkOptions>()),
     ("pk_bulk_report", size_of::<bulk::BulkReport>()),
     ("pk_written_part", size_of::<pacer::WrittenPart>()),
     ("pk_redo_options", size_of::<redo::RedoOptions>()),
-    ("pk_position", size_of::<binlog::Position>()),
-    ("pk_record", size_of::<binlog::Record>()),
-    ("pk_event", size_of::<binlog::Event>()),
+    ("pk_position", size_of::<binlog::BinlogPosition>()),
+    ("pk_record", size_of::<binlog::BinlogRecord>()),
+    ("pk_event", size_of::<binlog::FollowerEvent>()),
     ("pk_binlog_options", size_of::<binlog::BinlogOptions>()),
     ("pk_store_options", size_of::<store::StoreOptions>()),
     ("pk_store_stat", size_of::<store::StoreStats>()),

@@ -10,18 +10,18 @@ use std::sync::Arc;
 use pagekeeper_cache::{InstallAs, OwnedFile};
 use pagekeeper_io::{AlignedBuf, Create, IoFile, WriteMode, open_writable_past_cache};
 
-use crate::cache::Cache;
+use crate::cache::CacheHandle;
 use crate::call::call;
-use crate::file::File;
-use crate::pointers::{Array, Text, given, wanted};
-use crate::status::{Failure, Status};
+use crate::file::FileHandle;
+use crate::pointers::{ArrayPointer, TextPointer, given, wanted};
+use crate::status::{CallFailure, Status};
 
 /// Bytes per write: direct writes need aligned memory, which the caller's may not be.
 const WRITE_BYTES: usize = 1 << 20;
 
 /// The writable part of a `pk_file`.
 #[derive(Debug)]
-pub(crate) struct Owned {
+pub(crate) struct WritablePart {
     file: OwnedFile,
     device: DeviceFile,
 }
@@ -36,25 +36,25 @@ impl std::fmt::Debug for DeviceFile {
 }
 
 /// Returns the owned part of a file. Fails in a forked child, and for a file that the caller does not write.
-fn of_owner(file: Option<&File>) -> Result<&Owned, Failure> {
+fn of_owner(file: Option<&FileHandle>) -> Result<&WritablePart, CallFailure> {
     let file = given(file, "the file")?;
     file.process.require()?;
     file.owned.as_ref().ok_or_else(|| {
         let path = pagekeeper_text::escaped(file.cached.path());
-        Failure::misuse(format!("{path}: not opened by pk_file_open_owned(), so that it can't change"))
+        CallFailure::misuse(format!("{path}: not opened by pk_file_open_owned(), so that it can't change"))
     })
 }
 
 /// Returns the number of pages in `bytes`, which must be whole pages within the file's limit.
-fn pages(file: &OwnedFile, first: u64, bytes: usize) -> Result<u64, Failure> {
+fn pages(file: &OwnedFile, first: u64, bytes: usize) -> Result<u64, CallFailure> {
     let page = file.page_size();
     if !bytes.is_multiple_of(page) {
-        return Err(Failure::misuse(format!("{bytes} bytes are no number of whole pages of {page}")));
+        return Err(CallFailure::misuse(format!("{bytes} bytes are no number of whole pages of {page}")));
     }
     let count = (bytes / page) as u64;
     match first.checked_add(count).filter(|end| *end <= file.max_pages()) {
         Some(_) => Ok(count),
-        None => Err(Failure::new(
+        None => Err(CallFailure::new(
             Status::NotFound,
             format!("{count} pages from {first} on: the file was opened for {}", file.max_pages()),
         )),
@@ -71,7 +71,12 @@ fn discard(file: &OwnedFile, pages: std::ops::Range<u64>) {
 }
 
 /// Puts whole pages into the cache.
-fn install(file: &OwnedFile, first: u64, bytes: &[u8], prefetched: std::ffi::c_int) -> Result<(), Failure> {
+fn install(
+    file: &OwnedFile,
+    first: u64,
+    bytes: &[u8],
+    prefetched: std::ffi::c_int,
+) -> Result<(), CallFailure> {
     let how = if prefetched == 0 { InstallAs::Read } else { InstallAs::Prefetched };
     for (number, content) in (first..).zip(bytes.chunks(file.page_size())) {
         file.install(number, content, how)?;
@@ -81,18 +86,18 @@ fn install(file: &OwnedFile, first: u64, bytes: &[u8], prefetched: std::ffi::c_i
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_file_open_owned(
-    cache: Option<&Cache>,
-    path: Text,
+    cache: Option<&CacheHandle>,
+    path: TextPointer,
     create: u32,
     max_pages: u64,
-    file: Option<&mut MaybeUninit<Box<File>>>,
+    file: Option<&mut MaybeUninit<Box<FileHandle>>>,
 ) -> Status {
     call(|| {
         let (cache, out, path) = (given(cache, "the cache")?, wanted(file, "the file")?, path.path()?);
         cache.1.require()?;
         let cache = &cache.0;
         if max_pages == 0 {
-            return Err(Failure::misuse("max_pages is 0: say how many pages the file may come to"));
+            return Err(CallFailure::misuse("max_pages is 0: say how many pages the file may come to"));
         }
         let io = &**cache.io();
         let open = |create| open_writable_past_cache(io, path, create);
@@ -103,26 +108,26 @@ pub extern "C" fn pk_file_open_owned(
             },
             1 => open(Create::Never),
             2 => open(Create::New),
-            other => return Err(Failure::misuse(format!("create is {other}, and should be 0, 1 or 2"))),
+            other => return Err(CallFailure::misuse(format!("create is {other}, and should be 0, 1 or 2"))),
         }?;
         let owned = cache.open_owned(Arc::clone(&device), max_pages)?;
         let cached = owned.as_cached_file().clone();
-        let owned = Some(Owned { file: owned, device: DeviceFile(device) });
-        out.write(Box::new(File { owned, ..File::from(cached) }));
+        let owned = Some(WritablePart { file: owned, device: DeviceFile(device) });
+        out.write(Box::new(FileHandle { owned, ..FileHandle::from(cached) }));
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_file_write_pages(
-    file: Option<&File>,
+    file: Option<&FileHandle>,
     first: u64,
-    bytes: Array<u8>,
+    bytes: ArrayPointer<u8>,
     size: usize,
     prefetched: std::ffi::c_int,
 ) -> Status {
     call(|| {
-        let Owned { file, device: DeviceFile(device) } = of_owner(file)?;
+        let WritablePart { file, device: DeviceFile(device) } = of_owner(file)?;
         let (bytes, page) = (bytes.slice(size, "the pages")?, file.page_size());
         let count = pages(file, first, size)?;
         let written = (0..).zip(bytes.chunks(WRITE_BYTES)).try_for_each(|(nth, piece)| {
@@ -141,9 +146,9 @@ pub extern "C" fn pk_file_write_pages(
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_file_install(
-    file: Option<&File>,
+    file: Option<&FileHandle>,
     first: u64,
-    bytes: Array<u8>,
+    bytes: ArrayPointer<u8>,
     size: usize,
     prefetched: std::ffi::c_int,
 ) -> Status {
@@ -156,7 +161,7 @@ pub extern "C" fn pk_file_install(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_file_discard(file: Option<&File>, first: u64, count: u64) -> Status {
+pub extern "C" fn pk_file_discard(file: Option<&FileHandle>, first: u64, count: u64) -> Status {
     call(|| {
         let file = &of_owner(file)?.file;
         let end = first.saturating_add(count).min(file.max_pages());
@@ -166,6 +171,6 @@ pub extern "C" fn pk_file_discard(file: Option<&File>, first: u64, count: u64) -
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_file_sync(file: Option<&File>) -> Status {
+pub extern "C" fn pk_file_sync(file: Option<&FileHandle>) -> Status {
     call(|| Ok(of_owner(file)?.device.0.sync_data()?))
 }

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use pagekeeper_policy::pacer;
 
 use crate::call::{call, plain};
-use crate::pointers::{Options, Plain, given, wanted};
-use crate::status::{Failure, Status};
+use crate::pointers::{OptionsPointer, SizedStruct, given, wanted};
+use crate::status::{CallFailure, Status};
 
 /// `pk_pacer`.
 #[derive(Debug, Default)]
@@ -40,8 +40,8 @@ pub struct WrittenPart {
 }
 
 // SAFETY: integers alone, the size first.
-unsafe impl Plain for WrittenPart {
-    const NAME: &'static str = "pk_written_part";
+unsafe impl SizedStruct for WrittenPart {
+    const STRUCT_NAME: &'static str = "pk_written_part";
 }
 
 #[unsafe(no_mangle)]
@@ -60,14 +60,14 @@ pub extern "C" fn pk_pacer_piece(pacer: Option<&Pacer>) -> u64 {
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_pacer_written(
     pacer: Option<&Pacer>,
-    part: Options<WrittenPart>,
+    part: OptionsPointer<WrittenPart>,
     pause_ns: Option<&mut MaybeUninit<u64>>,
 ) -> Status {
     call(|| {
         let (pacer, part) = (given(pacer, "the pacer")?, part.read()?);
         let pause_ns = wanted(pause_ns, "the pause")?;
         if part.bytes == 0 {
-            return Err(Failure::misuse("a part of no bytes"));
+            return Err(CallFailure::misuse("a part of no bytes"));
         }
         let mut state = pacer.load();
         pause_ns.write(state.written(pacer::WrittenPart {

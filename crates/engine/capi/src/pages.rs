@@ -9,9 +9,9 @@ use std::time::Duration;
 use pagekeeper_kernel::{InspectedFile, Links, ReleaseOptions, WarmOptions, release, residency, warm};
 
 use crate::call::call;
-use crate::pointers::{Out, Plain, Text, put};
+use crate::pointers::{OutPointer, SizedStruct, TextPointer, put};
 use crate::queue::timeout;
-use crate::status::{Failure, Status};
+use crate::status::{CallFailure, Status};
 
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
@@ -23,12 +23,12 @@ pub struct Residency {
 }
 
 // SAFETY: only integers, the size first.
-unsafe impl Plain for Residency {
-    const NAME: &'static str = "pk_residency";
+unsafe impl SizedStruct for Residency {
+    const STRUCT_NAME: &'static str = "pk_residency";
 }
 
 /// Opens a file read-only, as all calls here do. A link is followed.
-fn open(path: Text) -> Result<InspectedFile, Failure> {
+fn open(path: TextPointer) -> Result<InspectedFile, CallFailure> {
     Ok(InspectedFile::open(path.path()?, Links::Follow)?)
 }
 
@@ -37,7 +37,12 @@ fn range(offset: u64, size: u64) -> Range<u64> {
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_resident(path: Text, offset: u64, size: u64, to: Out<Residency>) -> Status {
+pub extern "C" fn pk_resident(
+    path: TextPointer,
+    offset: u64,
+    size: u64,
+    to: OutPointer<Residency>,
+) -> Status {
     call(|| {
         let found = residency(&open(path)?, range(offset, size))?;
         to.write(Residency {
@@ -51,7 +56,7 @@ pub extern "C" fn pk_resident(path: Text, offset: u64, size: u64, to: Out<Reside
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_release(
-    path: Text,
+    path: TextPointer,
     offset: u64,
     size: u64,
     timeout_ms: c_int,
@@ -70,7 +75,7 @@ pub extern "C" fn pk_release(
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_warm(
-    path: Text,
+    path: TextPointer,
     offset: u64,
     size: u64,
     loaded: Option<&mut MaybeUninit<u64>>,

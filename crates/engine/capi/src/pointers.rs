@@ -10,19 +10,19 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::ptr::NonNull;
 
-use crate::status::{Failure, Status};
+use crate::status::{CallFailure, Status};
 
 /// Returns a handle that is required.
-pub(crate) fn given<'a, T>(handle: Option<&'a T>, what: &'static str) -> Result<&'a T, Failure> {
-    handle.ok_or_else(|| Failure::misuse(format!("{what} is NULL")))
+pub(crate) fn given<'a, T>(handle: Option<&'a T>, what: &'static str) -> Result<&'a T, CallFailure> {
+    handle.ok_or_else(|| CallFailure::misuse(format!("{what} is NULL")))
 }
 
 /// Returns the place for an output value that is required.
 pub(crate) fn wanted<'a, T>(
     out: Option<&'a mut MaybeUninit<T>>,
     what: &'static str,
-) -> Result<&'a mut MaybeUninit<T>, Failure> {
-    out.ok_or_else(|| Failure::misuse(format!("the pointer to where {what} is put is NULL")))
+) -> Result<&'a mut MaybeUninit<T>, CallFailure> {
+    out.ok_or_else(|| CallFailure::misuse(format!("the pointer to where {what} is put is NULL")))
 }
 
 /// Stores an output value, if its caller wants it.
@@ -33,24 +33,24 @@ pub(crate) fn put<T>(out: Option<&mut MaybeUninit<T>>, value: T) {
 }
 
 /// Fails unless a field without a meaning is 0, so that it can get a meaning later.
-pub(crate) fn is_zero(reserved: u32) -> Result<(), Failure> {
-    if reserved == 0 { Ok(()) } else { Err(Failure::misuse("reserved is not 0")) }
+pub(crate) fn is_zero(reserved: u32) -> Result<(), CallFailure> {
+    if reserved == 0 { Ok(()) } else { Err(CallFailure::misuse("reserved is not 0")) }
 }
 
 /// `const char *`: a string of bytes that ends with a zero byte.
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
-pub struct Text(*const c_char);
+pub struct TextPointer(*const c_char);
 
-impl Text {
-    pub(crate) fn path<'a>(self) -> Result<&'a Path, Failure> {
+impl TextPointer {
+    pub(crate) fn path<'a>(self) -> Result<&'a Path, CallFailure> {
         if self.0.is_null() {
-            return Err(Failure::misuse("the path is NULL"));
+            return Err(CallFailure::misuse("the path is NULL"));
         }
         // SAFETY: the header's contract: a string that ends with a zero byte and lives during the call.
         let bytes = unsafe { CStr::from_ptr(self.0) }.to_bytes();
         if bytes.is_empty() {
-            return Err(Failure::misuse("the path is empty"));
+            return Err(CallFailure::misuse("the path is empty"));
         }
         Ok(Path::new(OsStr::from_bytes(bytes)))
     }
@@ -59,12 +59,12 @@ impl Text {
 /// `const void *` or `const T *`, with a separate count.
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
-pub struct Array<T>(*const T);
+pub struct ArrayPointer<T>(*const T);
 
-impl<T> Array<T> {
+impl<T> ArrayPointer<T> {
     /// Returns the values as a slice.
     #[inline]
-    pub(crate) fn slice<'a>(self, count: usize, what: &'static str) -> Result<&'a [T], Failure> {
+    pub(crate) fn slice<'a>(self, count: usize, what: &'static str) -> Result<&'a [T], CallFailure> {
         if count == 0 {
             return Ok(&[]);
         }
@@ -79,13 +79,13 @@ impl<T> Array<T> {
 /// `void *` or `T *` for output, with a separate count.
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
-pub struct ArrayMut<T>(*mut T);
+pub struct MutArrayPointer<T>(*mut T);
 
 // SAFETY: only an address; whoever makes a slice of it on another thread relies on the contract that nobody
 // else uses it.
-unsafe impl<T: Send> Send for ArrayMut<T> {}
+unsafe impl<T: Send> Send for MutArrayPointer<T> {}
 
-impl<T> ArrayMut<T> {
+impl<T> MutArrayPointer<T> {
     /// Returns the address of the first value, unless it is NULL.
     #[inline]
     pub(crate) fn start(self) -> Option<NonNull<T>> {
@@ -94,7 +94,7 @@ impl<T> ArrayMut<T> {
 
     /// Returns the values as a slice.
     #[inline]
-    pub(crate) fn slice<'a>(self, count: usize, what: &'static str) -> Result<&'a mut [T], Failure> {
+    pub(crate) fn slice<'a>(self, count: usize, what: &'static str) -> Result<&'a mut [T], CallFailure> {
         if count == 0 {
             return Ok(&mut []);
         }
@@ -115,8 +115,8 @@ fn is_memory(pointer: *const u8, count: usize, each: usize) -> bool {
 }
 
 #[cold]
-fn no_memory(count: usize, what: &'static str) -> Failure {
-    Failure::misuse(format!("{what} is NULL, or no memory has its size of {count}"))
+fn no_memory(count: usize, what: &'static str) -> CallFailure {
+    CallFailure::misuse(format!("{what} is NULL, or no memory has its size of {count}"))
 }
 
 /// A structure that begins with its size as the caller knows it.
@@ -125,9 +125,9 @@ fn no_memory(count: usize, what: &'static str) -> Failure {
 ///
 /// It is `repr(C)`, its first field is a `usize` with its size, and any bytes are a valid value: integers,
 /// and pointers or functions for which the header's contract holds.
-pub(crate) unsafe trait Plain: Copy {
+pub(crate) unsafe trait SizedStruct: Copy {
     /// Its name in the header.
-    const NAME: &'static str;
+    const STRUCT_NAME: &'static str;
 }
 
 const SIZE_BYTES: usize = size_of::<usize>();
@@ -137,11 +137,11 @@ const STRUCT_BYTES_MAX: usize = 4096;
 /// `const T *`: options, NULL for all defaults.
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
-pub struct Options<T>(*const T);
+pub struct OptionsPointer<T>(*const T);
 
-impl<T: Plain> Options<T> {
+impl<T: SizedStruct> OptionsPointer<T> {
     /// Reads the options. Fields that the caller does not know are zero, their default.
-    pub(crate) fn read(self) -> Result<T, Failure> {
+    pub(crate) fn read(self) -> Result<T, CallFailure> {
         let mut read = MaybeUninit::<T>::zeroed();
         if !self.0.is_null() {
             has_nothing_unknown(self.0)?;
@@ -157,20 +157,20 @@ impl<T: Plain> Options<T> {
 /// `T *`: an output structure.
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
-pub struct Out<T>(*mut T);
+pub struct OutPointer<T>(*mut T);
 
-impl<T: Plain> Out<T> {
+impl<T: SizedStruct> OutPointer<T> {
     pub(crate) fn is_wanted(self) -> bool {
         !self.0.is_null()
     }
 
     /// Checks whether it can be written, before an operation that cannot be undone.
-    pub(crate) fn check(self) -> Result<(), Failure> {
+    pub(crate) fn check(self) -> Result<(), CallFailure> {
         known(self.0).map(drop)
     }
 
     /// Writes all fields that the caller knows, except the size.
-    pub(crate) fn write(self, value: T) -> Result<(), Failure> {
+    pub(crate) fn write(self, value: T) -> Result<(), CallFailure> {
         let bytes = known(self.0)?;
         let rest = bytes - SIZE_BYTES;
         let (from, to) = (std::ptr::from_ref(&value).cast::<u8>(), self.0.cast::<u8>());
@@ -181,41 +181,42 @@ impl<T: Plain> Out<T> {
 }
 
 /// Returns how many bytes of a structure both caller and library know.
-fn known<T: Plain>(pointer: *const T) -> Result<usize, Failure> {
+fn known<T: SizedStruct>(pointer: *const T) -> Result<usize, CallFailure> {
     Ok(given_size(pointer)?.min(size_of::<T>()))
 }
 
 /// Returns the size of a structure as the caller knows it.
-fn given_size<T: Plain>(pointer: *const T) -> Result<usize, Failure> {
+fn given_size<T: SizedStruct>(pointer: *const T) -> Result<usize, CallFailure> {
     if pointer.is_null() {
-        return Err(Failure::misuse(format!("{} is NULL", T::NAME)));
+        return Err(CallFailure::misuse(format!("{} is NULL", T::STRUCT_NAME)));
     }
     // SAFETY: not NULL; each of them begins with its size.
     let size = unsafe { pointer.cast::<usize>().read() };
     if !(SIZE_BYTES..=STRUCT_BYTES_MAX).contains(&size) {
-        return Err(Failure::misuse(format!(
+        return Err(CallFailure::misuse(format!(
             "{}: a struct_size of {size}: begin with its _INIT, or zero it and set struct_size",
-            T::NAME
+            T::STRUCT_NAME
         )));
     }
     Ok(size)
 }
 
 /// Fails unless the fields of a later version of the header have their defaults.
-fn has_nothing_unknown<T: Plain>(pointer: *const T) -> Result<(), Failure> {
+fn has_nothing_unknown<T: SizedStruct>(pointer: *const T) -> Result<(), CallFailure> {
     let beyond = size_of::<T>()..given_size(pointer)?;
     // SAFETY: the caller promises this many bytes.
     let is_set = beyond.into_iter().any(|at| unsafe { pointer.cast::<u8>().add(at).read() } != 0);
     if is_set {
         let version = env!("CARGO_PKG_VERSION");
-        let message = format!("{}: an option that version {version} of the library does not have", T::NAME);
-        return Err(Failure::new(Status::Unsupported, message));
+        let message =
+            format!("{}: an option that version {version} of the library does not have", T::STRUCT_NAME);
+        return Err(CallFailure::new(Status::Unsupported, message));
     }
     Ok(())
 }
 
 #[cfg(test)]
-impl From<&mut [u8; 100]> for ArrayMut<u8> {
+impl From<&mut [u8; 100]> for MutArrayPointer<u8> {
     fn from(bytes: &mut [u8; 100]) -> Self {
         Self(bytes.as_mut_ptr())
     }
@@ -241,29 +242,29 @@ mod tests {
     }
 
     // SAFETY: only integers, the size first.
-    unsafe impl Plain for Old {
-        const NAME: &'static str = "old";
+    unsafe impl SizedStruct for Old {
+        const STRUCT_NAME: &'static str = "old";
     }
 
     // SAFETY: only integers, the size first.
-    unsafe impl Plain for New {
-        const NAME: &'static str = "new";
+    unsafe impl SizedStruct for New {
+        const STRUCT_NAME: &'static str = "new";
     }
 
     #[test]
     fn an_older_caller_gets_the_defaults_of_what_it_does_not_know() {
         let old = Old { struct_size: size_of::<Old>(), first: 7 };
-        let read = Options::<New>(std::ptr::from_ref(&old).cast()).read().unwrap();
+        let read = OptionsPointer::<New>(std::ptr::from_ref(&old).cast()).read().unwrap();
         assert_eq!((read.first, read.second), (7, 0));
-        assert_eq!(Options::<New>(std::ptr::null()).read().unwrap().first, 0);
+        assert_eq!(OptionsPointer::<New>(std::ptr::null()).read().unwrap().first, 0);
     }
 
     #[test]
     fn a_newer_caller_is_refused_what_is_not_there() {
         let mut new = New { struct_size: size_of::<New>(), first: 7, second: 0 };
-        assert_eq!(Options::<Old>(std::ptr::from_ref(&new).cast()).read().unwrap().first, 7);
+        assert_eq!(OptionsPointer::<Old>(std::ptr::from_ref(&new).cast()).read().unwrap().first, 7);
         new.second = 1;
-        let refused = Options::<Old>(std::ptr::from_ref(&new).cast()).read().unwrap_err();
+        let refused = OptionsPointer::<Old>(std::ptr::from_ref(&new).cast()).read().unwrap_err();
         assert_eq!(refused.status, Status::Unsupported);
     }
 
@@ -271,10 +272,10 @@ mod tests {
     fn no_more_is_written_than_the_caller_knows() {
         let value = New { struct_size: 0, first: 1, second: 2 };
         let mut new = New { struct_size: size_of::<Old>(), first: 0, second: 9 };
-        Out(&raw mut new).write(value).unwrap();
+        OutPointer(&raw mut new).write(value).unwrap();
         assert_eq!(new, New { struct_size: size_of::<Old>(), first: 1, second: 9 });
         let mut later = [size_of::<New>() as u64 + 8, 5, 5, 5];
-        Out(later.as_mut_ptr().cast::<New>()).write(value).unwrap();
+        OutPointer(later.as_mut_ptr().cast::<New>()).write(value).unwrap();
         assert_eq!(later[1..], [1, 2, 5]);
     }
 
@@ -282,16 +283,16 @@ mod tests {
     fn a_size_that_was_not_set_is_misuse() {
         for struct_size in [0, 4, usize::MAX] {
             let new = New { struct_size, first: 7, second: 0 };
-            assert_eq!(Options(&raw const new).read().unwrap_err().status, Status::Misuse);
+            assert_eq!(OptionsPointer(&raw const new).read().unwrap_err().status, Status::Misuse);
         }
     }
 
     #[test]
     fn null_and_sizes_beyond_memory_are_misuse() {
         let one = 1_u64;
-        assert!(Array::<u64>(std::ptr::null()).slice(1, "it").is_err());
-        assert!(Array(&raw const one).slice(usize::MAX, "it").is_err());
-        assert!(Array::<u64>(std::ptr::null()).slice(0, "it").unwrap().is_empty());
-        assert!(Text(std::ptr::null()).path().is_err() && Text(c"".as_ptr()).path().is_err());
+        assert!(ArrayPointer::<u64>(std::ptr::null()).slice(1, "it").is_err());
+        assert!(ArrayPointer(&raw const one).slice(usize::MAX, "it").is_err());
+        assert!(ArrayPointer::<u64>(std::ptr::null()).slice(0, "it").unwrap().is_empty());
+        assert!(TextPointer(std::ptr::null()).path().is_err() && TextPointer(c"".as_ptr()).path().is_err());
     }
 }

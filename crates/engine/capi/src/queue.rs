@@ -22,14 +22,14 @@ use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::call::{call, plain};
-use crate::file::{File, read_later};
-use crate::pointers::{ArrayMut, given, wanted};
-use crate::status::{Failure, Status};
+use crate::file::{FileHandle, read_later};
+use crate::pointers::{MutArrayPointer, given, wanted};
+use crate::status::{CallFailure, Status};
 
 /// `pk_completion`.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-pub struct Completion {
+pub struct ReadCompletion {
     user_data: u64,
     read: usize,
     /// A `pk_status`; any value on input.
@@ -38,7 +38,7 @@ pub struct Completion {
 }
 
 /// `pk_queue`.
-pub struct Queue(Arc<SharedQueue>);
+pub struct QueueHandle(Arc<SharedQueue>);
 
 struct SharedQueue {
     state: Mutex<QueueState>,
@@ -54,12 +54,12 @@ struct QueueState {
     next: u64,
     /// The woken ones.
     woken: VecDeque<Arc<QueuedRead>>,
-    done: VecDeque<Completion>,
+    done: VecDeque<ReadCompletion>,
     /// Whether the eventfd is readable.
     is_signalled: bool,
 }
 
-type ReadFuture = Pin<Box<dyn Future<Output = Completion> + Send>>;
+type ReadFuture = Pin<Box<dyn Future<Output = ReadCompletion> + Send>>;
 
 struct QueuedRead {
     number: u64,
@@ -108,7 +108,7 @@ impl SharedQueue {
         let mut context = Context::from_waker(&waker);
         let polled = catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(&mut context)));
         // A panic is a defect: the read has still ended.
-        let internal = Completion {
+        let internal = ReadCompletion {
             user_data: task.user_data,
             read: 0,
             status: Status::Internal as c_int,
@@ -143,7 +143,7 @@ impl SharedQueue {
     }
 
     /// Collects completions, or fails with the reason why there are none.
-    fn collect(&self, to: &mut [Completion], timeout: Option<Duration>) -> Result<usize, Failure> {
+    fn collect(&self, to: &mut [ReadCompletion], timeout: Option<Duration>) -> Result<usize, CallFailure> {
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut state = lock(&self.state);
         loop {
@@ -161,11 +161,11 @@ impl SharedQueue {
                 return Ok(count);
             }
             if state.tasks.is_empty() {
-                return Err(Failure::new(Status::End, "no read is under way"));
+                return Err(CallFailure::new(Status::End, "no read is under way"));
             }
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             if left.is_some_and(|left| left.is_zero()) {
-                return Err(Failure::new(Status::TimedOut, "no read was over in that time"));
+                return Err(CallFailure::new(Status::TimedOut, "no read was over in that time"));
             }
             state = match left {
                 Some(left) => ignore_poison(self.news.wait_timeout(state, left)).0,
@@ -189,31 +189,32 @@ pub(crate) fn timeout(milliseconds: c_int) -> Option<Duration> {
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_queue_open(queue: Option<&mut MaybeUninit<Box<Queue>>>) -> Status {
+pub extern "C" fn pk_queue_open(queue: Option<&mut MaybeUninit<Box<QueueHandle>>>) -> Status {
     call(|| {
         let queue = wanted(queue, "the queue")?;
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|errno| Failure {
-            errno: errno.raw_os_error(),
-            ..Failure::new(Status::Io, format!("eventfd: {errno}"))
-        })?;
+        let event =
+            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|errno| CallFailure {
+                errno: errno.raw_os_error(),
+                ..CallFailure::new(Status::Io, format!("eventfd: {errno}"))
+            })?;
         let shared =
             SharedQueue { state: Mutex::default(), news: Condvar::new(), event, process: Process::current() };
-        queue.write(Box::new(Queue(Arc::new(shared))));
+        queue.write(Box::new(QueueHandle(Arc::new(shared))));
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_queue_fd(queue: Option<&Queue>) -> c_int {
+pub extern "C" fn pk_queue_fd(queue: Option<&QueueHandle>) -> c_int {
     queue.map_or(-1, |queue| queue.0.event.as_raw_fd())
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_queue_read(
-    queue: Option<&Queue>,
-    file: Option<&File>,
+    queue: Option<&QueueHandle>,
+    file: Option<&FileHandle>,
     offset: u64,
-    buffer: ArrayMut<u8>,
+    buffer: MutArrayPointer<u8>,
     size: usize,
     user_data: u64,
 ) -> Status {
@@ -225,9 +226,11 @@ pub extern "C" fn pk_queue_read(
             user_data,
             Box::pin(async move {
                 match read_later(&file, offset, buffer, size).await {
-                    Ok(read) => Completion { user_data, read, status: Status::Ok as c_int, error_number: 0 },
-                    Err(Failure { status, errno, .. }) => {
-                        Completion { user_data, read: 0, status: status as c_int, error_number: errno }
+                    Ok(read) => {
+                        ReadCompletion { user_data, read, status: Status::Ok as c_int, error_number: 0 }
+                    }
+                    Err(CallFailure { status, errno, .. }) => {
+                        ReadCompletion { user_data, read: 0, status: status as c_int, error_number: errno }
                     }
                 }
             }),
@@ -238,8 +241,8 @@ pub extern "C" fn pk_queue_read(
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_queue_collect(
-    queue: Option<&Queue>,
-    completions: ArrayMut<Completion>,
+    queue: Option<&QueueHandle>,
+    completions: MutArrayPointer<ReadCompletion>,
     max: usize,
     timeout_ms: c_int,
     count: Option<&mut MaybeUninit<usize>>,
@@ -249,7 +252,7 @@ pub extern "C" fn pk_queue_collect(
         queue.0.process.require()?;
         let to = completions.slice(max, "the list of completions")?;
         if to.is_empty() {
-            return Err(Failure::misuse("there is no room for a completion"));
+            return Err(CallFailure::misuse("there is no room for a completion"));
         }
         count.write(queue.0.collect(to, timeout(timeout_ms))?);
         Ok(())
@@ -257,7 +260,7 @@ pub extern "C" fn pk_queue_collect(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_queue_close(queue: Option<Box<Queue>>) {
+pub extern "C" fn pk_queue_close(queue: Option<Box<QueueHandle>>) {
     plain((), || {
         match queue {
             Some(queue) if queue.0.process.is_current() => queue.0.close(),

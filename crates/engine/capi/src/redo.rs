@@ -7,17 +7,17 @@ use std::time::Duration;
 use pagekeeper_wal::{FlushPolicy, LogMode, RedoLog, RedoReader};
 
 use crate::call::{call, plain};
-use crate::exclusive::{Exclusive, give_up};
-use crate::pointers::{Array, Options, Plain, Text, given, put, wanted};
-use crate::status::{Failure, Status};
+use crate::exclusive::{ExclusiveHandle, give_up};
+use crate::pointers::{ArrayPointer, OptionsPointer, SizedStruct, TextPointer, given, put, wanted};
+use crate::status::{CallFailure, Status};
 
 /// `pk_redo`.
-pub struct Redo(RedoLog);
+pub struct RedoHandle(RedoLog);
 
 /// `pk_redo_reader`.
-pub type Reader = Exclusive<ReaderState>;
+pub type RedoReaderHandle = ExclusiveHandle<RedoReaderState>;
 
-pub struct ReaderState {
+pub struct RedoReaderState {
     reader: RedoReader,
     /// The record that was returned last.
     body: Vec<u8>,
@@ -37,29 +37,29 @@ pub struct RedoOptions {
 }
 
 // SAFETY: only integers, the size first.
-unsafe impl Plain for RedoOptions {
-    const NAME: &'static str = "pk_redo_options";
+unsafe impl SizedStruct for RedoOptions {
+    const STRUCT_NAME: &'static str = "pk_redo_options";
 }
 
 /// `pk_log_mode`.
-pub(crate) fn log_mode(mode: u32) -> Result<LogMode, Failure> {
+pub(crate) fn log_mode(mode: u32) -> Result<LogMode, CallFailure> {
     Ok(match mode {
         0 => LogMode::Auto,
         1 => LogMode::Buffered,
         2 => LogMode::Uncached,
         3 => LogMode::Direct,
-        other => return Err(Failure::misuse(format!("no pk_log_mode is {other}"))),
+        other => return Err(CallFailure::misuse(format!("no pk_log_mode is {other}"))),
     })
 }
 
 impl RedoOptions {
-    fn options(&self) -> Result<pagekeeper_wal::RedoOptions, Failure> {
+    fn options(&self) -> Result<pagekeeper_wal::RedoOptions, CallFailure> {
         let interval = if self.flush_interval_ms == 0 { 1000 } else { self.flush_interval_ms };
         let policy = match self.flush_policy {
             0 => FlushPolicy::EachCommit,
             1 => FlushPolicy::Every(Duration::from_millis(interval)),
             2 => FlushPolicy::Os,
-            other => return Err(Failure::misuse(format!("no pk_flush_policy is {other}"))),
+            other => return Err(CallFailure::misuse(format!("no pk_flush_policy is {other}"))),
         };
         let mut options =
             RedoLog::options().flush_policy(policy).mode(log_mode(self.mode)?).read_only(self.read_only != 0);
@@ -78,40 +78,40 @@ impl RedoOptions {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_redo_create(
-    directory: Text,
-    options: Options<RedoOptions>,
-    redo: Option<&mut MaybeUninit<Box<Redo>>>,
+    directory: TextPointer,
+    options: OptionsPointer<RedoOptions>,
+    redo: Option<&mut MaybeUninit<Box<RedoHandle>>>,
 ) -> Status {
     hand_out(directory, options, redo, pagekeeper_wal::RedoOptions::create)
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_redo_open(
-    directory: Text,
-    options: Options<RedoOptions>,
-    redo: Option<&mut MaybeUninit<Box<Redo>>>,
+    directory: TextPointer,
+    options: OptionsPointer<RedoOptions>,
+    redo: Option<&mut MaybeUninit<Box<RedoHandle>>>,
 ) -> Status {
     hand_out(directory, options, redo, pagekeeper_wal::RedoOptions::open)
 }
 
 /// Creates or opens a log.
 fn hand_out(
-    directory: Text,
-    options: Options<RedoOptions>,
-    redo: Option<&mut MaybeUninit<Box<Redo>>>,
+    directory: TextPointer,
+    options: OptionsPointer<RedoOptions>,
+    redo: Option<&mut MaybeUninit<Box<RedoHandle>>>,
     log: impl FnOnce(pagekeeper_wal::RedoOptions, &Path) -> Result<RedoLog, pagekeeper_wal::Error>,
 ) -> Status {
     call(|| {
         let redo = wanted(redo, "the log")?;
-        redo.write(Box::new(Redo(log(options.read()?.options()?, directory.path()?)?)));
+        redo.write(Box::new(RedoHandle(log(options.read()?.options()?, directory.path()?)?)));
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_redo_append(
-    redo: Option<&Redo>,
-    bytes: Array<u8>,
+    redo: Option<&RedoHandle>,
+    bytes: ArrayPointer<u8>,
     size: usize,
     lsn: Option<&mut MaybeUninit<u64>>,
 ) -> Status {
@@ -120,8 +120,8 @@ pub extern "C" fn pk_redo_append(
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_redo_try_append(
-    redo: Option<&Redo>,
-    bytes: Array<u8>,
+    redo: Option<&RedoHandle>,
+    bytes: ArrayPointer<u8>,
     size: usize,
     lsn: Option<&mut MaybeUninit<u64>>,
 ) -> Status {
@@ -130,8 +130,8 @@ pub extern "C" fn pk_redo_try_append(
 
 /// Appends a record, waiting or not.
 fn add(
-    redo: Option<&Redo>,
-    bytes: Array<u8>,
+    redo: Option<&RedoHandle>,
+    bytes: ArrayPointer<u8>,
     size: usize,
     lsn: Option<&mut MaybeUninit<u64>>,
     append: impl FnOnce(&RedoLog, &[u8]) -> Result<u64, pagekeeper_wal::Error>,
@@ -144,62 +144,62 @@ fn add(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_redo_wait(redo: Option<&Redo>, lsn: u64) -> Status {
+pub extern "C" fn pk_redo_wait(redo: Option<&RedoHandle>, lsn: u64) -> Status {
     call(|| Ok(given(redo, "the log")?.0.wait_flushed(lsn)?))
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_redo_sync(redo: Option<&Redo>, lsn: u64) -> Status {
+pub extern "C" fn pk_redo_sync(redo: Option<&RedoHandle>, lsn: u64) -> Status {
     call(|| Ok(given(redo, "the log")?.0.sync_upto(lsn)?))
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_redo_checkpoint(redo: Option<&Redo>, lsn: u64) -> Status {
+pub extern "C" fn pk_redo_checkpoint(redo: Option<&RedoHandle>, lsn: u64) -> Status {
     call(|| Ok(given(redo, "the log")?.0.checkpoint(lsn)?))
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_redo_checkpoint_lsn(redo: Option<&Redo>) -> u64 {
+pub extern "C" fn pk_redo_checkpoint_lsn(redo: Option<&RedoHandle>) -> u64 {
     plain(0, || redo.map_or(0, |redo| redo.0.checkpoint_lsn()))
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_redo_end_lsn(redo: Option<&Redo>) -> u64 {
+pub extern "C" fn pk_redo_end_lsn(redo: Option<&RedoHandle>) -> u64 {
     plain(0, || redo.map_or(0, |redo| redo.0.end()))
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_redo_durable_lsn(redo: Option<&Redo>) -> u64 {
+pub extern "C" fn pk_redo_durable_lsn(redo: Option<&RedoHandle>) -> u64 {
     plain(0, || redo.map_or(0, |redo| redo.0.durable_lsn()))
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_redo_longest_record(redo: Option<&Redo>) -> u64 {
+pub extern "C" fn pk_redo_longest_record(redo: Option<&RedoHandle>) -> u64 {
     plain(0, || redo.map_or(0, |redo| redo.0.longest_record() as u64))
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_redo_close(redo: Option<Box<Redo>>) -> Status {
+pub extern "C" fn pk_redo_close(redo: Option<Box<RedoHandle>>) -> Status {
     call(|| redo.map_or(Ok(()), |redo| Ok(redo.0.close()?)))
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_redo_read(
-    redo: Option<&Redo>,
+    redo: Option<&RedoHandle>,
     lsn: u64,
-    reader: Option<&mut MaybeUninit<Box<Reader>>>,
+    reader: Option<&mut MaybeUninit<Box<RedoReaderHandle>>>,
 ) -> Status {
     call(|| {
         let (redo, out) = (given(redo, "the log")?, wanted(reader, "the reader")?);
-        let reading = ReaderState { reader: redo.0.read_from(lsn)?, body: Vec::new() };
-        out.write(Box::new(Exclusive::new(reading)));
+        let reading = RedoReaderState { reader: redo.0.read_from(lsn)?, body: Vec::new() };
+        out.write(Box::new(ExclusiveHandle::new(reading)));
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_redo_next(
-    reader: Option<&Reader>,
+    reader: Option<&RedoReaderHandle>,
     bytes: Option<&mut MaybeUninit<*const u8>>,
     size: Option<&mut MaybeUninit<usize>>,
     next: Option<&mut MaybeUninit<u64>>,
@@ -208,7 +208,7 @@ pub extern "C" fn pk_redo_next(
         let (bytes, size) = (wanted(bytes, "the record")?, wanted(size, "its size")?);
         let mut reading = given(reader, "the reader")?.enter()?;
         let Some(record) = reading.reader.next() else {
-            return Err(Failure::new(Status::End, "no more records"));
+            return Err(CallFailure::new(Status::End, "no more records"));
         };
         let record = record?;
         reading.body = record.body;
@@ -220,6 +220,6 @@ pub extern "C" fn pk_redo_next(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_redo_reader_close(reader: Option<Box<Reader>>) {
+pub extern "C" fn pk_redo_reader_close(reader: Option<Box<RedoReaderHandle>>) {
     plain((), || drop(reader.map(give_up)));
 }

@@ -7,31 +7,34 @@ use std::sync::Arc;
 use pagekeeper_store::ReadTxn;
 
 use crate::call::{call, plain};
-use crate::pointers::{ArrayMut, given, put, wanted};
+use crate::pointers::{MutArrayPointer, given, put, wanted};
 use crate::status::Status;
-use crate::store::{NO_PAGE, Store};
+use crate::store::{NO_PAGE, StoreHandle};
 use crate::txn::copy;
 
 /// `pk_read_txn`.
-pub struct Snapshot(pub(crate) Arc<ReadTxn<'static>>);
+pub struct ReadTxnHandle(pub(crate) Arc<ReadTxn<'static>>);
 
 /// `pk_store_page`.
-pub struct StorePage(pagekeeper_store::Page);
+pub struct StorePageHandle(pagekeeper_store::Page);
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_store_begin_read(
-    store: Option<&Store>,
-    txn: Option<&mut MaybeUninit<Box<Snapshot>>>,
+    store: Option<&StoreHandle>,
+    txn: Option<&mut MaybeUninit<Box<ReadTxnHandle>>>,
 ) -> Status {
     call(|| {
         let (store, txn) = (given(store, "the store")?, wanted(txn, "the snapshot")?);
-        txn.write(Box::new(Snapshot(Arc::new(store.0.begin_read_owned()?))));
+        txn.write(Box::new(ReadTxnHandle(Arc::new(store.0.begin_read_owned()?))));
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_snapshot_root(txn: Option<&Snapshot>, page: Option<&mut MaybeUninit<u64>>) -> Status {
+pub extern "C" fn pk_snapshot_root(
+    txn: Option<&ReadTxnHandle>,
+    page: Option<&mut MaybeUninit<u64>>,
+) -> Status {
     call(|| {
         let (txn, page) = (given(txn, "the snapshot")?, wanted(page, "the page")?);
         page.write(txn.0.root().unwrap_or(NO_PAGE));
@@ -40,16 +43,16 @@ pub extern "C" fn pk_snapshot_root(txn: Option<&Snapshot>, page: Option<&mut May
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_snapshot_seq(txn: Option<&Snapshot>) -> u64 {
+pub extern "C" fn pk_snapshot_seq(txn: Option<&ReadTxnHandle>) -> u64 {
     txn.map_or(0, |txn| txn.0.seq())
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_snapshot_read(
-    txn: Option<&Snapshot>,
+    txn: Option<&ReadTxnHandle>,
     page: u64,
     offset: usize,
-    buffer: ArrayMut<u8>,
+    buffer: MutArrayPointer<u8>,
     size: usize,
     read: Option<&mut MaybeUninit<usize>>,
 ) -> Status {
@@ -63,33 +66,33 @@ pub extern "C" fn pk_snapshot_read(
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_snapshot_page(
-    txn: Option<&Snapshot>,
+    txn: Option<&ReadTxnHandle>,
     number: u64,
-    page: Option<&mut MaybeUninit<Box<StorePage>>>,
+    page: Option<&mut MaybeUninit<Box<StorePageHandle>>>,
 ) -> Status {
     call(|| {
         let (txn, page) = (given(txn, "the snapshot")?, wanted(page, "the page")?);
-        page.write(Box::new(StorePage(txn.0.read(number)?)));
+        page.write(Box::new(StorePageHandle(txn.0.read(number)?)));
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_store_page_data(page: Option<&StorePage>) -> *const c_void {
+pub extern "C" fn pk_store_page_data(page: Option<&StorePageHandle>) -> *const c_void {
     page.map_or(std::ptr::null(), |page| page.0.as_ptr().cast())
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_store_page_size(page: Option<&StorePage>) -> usize {
+pub extern "C" fn pk_store_page_size(page: Option<&StorePageHandle>) -> usize {
     page.map_or(0, |page| page.0.len())
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_store_page_release(page: Option<Box<StorePage>>) {
+pub extern "C" fn pk_store_page_release(page: Option<Box<StorePageHandle>>) {
     plain((), || drop(page));
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_snapshot_end(txn: Option<Box<Snapshot>>) {
+pub extern "C" fn pk_snapshot_end(txn: Option<Box<ReadTxnHandle>>) {
     plain((), || drop(txn));
 }

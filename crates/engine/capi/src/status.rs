@@ -69,13 +69,13 @@ pub extern "C" fn pk_status_name(status: std::ffi::c_int) -> *const c_char {
 
 /// The reason of a failed call.
 #[derive(Debug)]
-pub(crate) struct Failure {
+pub(crate) struct CallFailure {
     pub(crate) status: Status,
     pub(crate) errno: i32,
     pub(crate) message: Cow<'static, str>,
 }
 
-impl Failure {
+impl CallFailure {
     pub(crate) fn new(status: Status, message: impl Into<Cow<'static, str>>) -> Self {
         Self { status, errno: 0, message: message.into() }
     }
@@ -201,13 +201,13 @@ fn of_store(error: &store::Error) -> Status {
     }
 }
 
-impl From<io::Error> for Failure {
+impl From<io::Error> for CallFailure {
     fn from(error: io::Error) -> Self {
         Self::of(of_io(&error), error.errno(), &error)
     }
 }
 
-impl From<cache::Error> for Failure {
+impl From<cache::Error> for CallFailure {
     fn from(error: cache::Error) -> Self {
         let errno = match &error {
             cache::Error::Io(error) => error.errno(),
@@ -218,7 +218,7 @@ impl From<cache::Error> for Failure {
     }
 }
 
-impl From<cache::BuildError> for Failure {
+impl From<cache::BuildError> for CallFailure {
     fn from(error: cache::BuildError) -> Self {
         let errno = match &error {
             cache::BuildError::NoMemory { errno } | cache::BuildError::NoHugePages { errno, .. } => {
@@ -231,7 +231,7 @@ impl From<cache::BuildError> for Failure {
     }
 }
 
-impl From<wal::Error> for Failure {
+impl From<wal::Error> for CallFailure {
     fn from(error: wal::Error) -> Self {
         let errno = match &error {
             wal::Error::Io(error) => error.errno(),
@@ -241,13 +241,13 @@ impl From<wal::Error> for Failure {
     }
 }
 
-impl From<store::Error> for Failure {
+impl From<store::Error> for CallFailure {
     fn from(error: store::Error) -> Self {
         Self::of(of_store(&error), error.errno(), &error)
     }
 }
 
-impl From<pagekeeper_tree::TreeError> for Failure {
+impl From<pagekeeper_tree::TreeError> for CallFailure {
     fn from(error: pagekeeper_tree::TreeError) -> Self {
         use pagekeeper_tree::TreeError;
         let status = match error {
@@ -266,7 +266,7 @@ impl From<pagekeeper_tree::TreeError> for Failure {
     }
 }
 
-impl From<kernel::Error> for Failure {
+impl From<kernel::Error> for CallFailure {
     fn from(error: kernel::Error) -> Self {
         let status = match &error {
             kernel::Error::Unsupported { .. } => Status::Unsupported,
@@ -293,7 +293,7 @@ mod tests {
     #[test]
     fn a_full_disk_is_called_so_by_all() {
         let full = || io::Error::Call { call: "write", path: "/file".into(), errno: libc::ENOSPC };
-        let failures: [Failure; 3] =
+        let failures: [CallFailure; 3] =
             [full().into(), wal::Error::from(full()).into(), store::Error::from(full()).into()];
         for failure in failures {
             assert_eq!((failure.status, failure.errno), (Status::Full, libc::ENOSPC));

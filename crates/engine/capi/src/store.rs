@@ -7,14 +7,14 @@ use pagekeeper_io::Process;
 
 use crate::bulk::nanoseconds;
 use crate::call::call;
-use crate::pointers::{Options, Out, Plain, Text, given, is_zero, put, wanted};
-use crate::status::{Failure, Status};
+use crate::pointers::{OptionsPointer, OutPointer, SizedStruct, TextPointer, given, is_zero, put, wanted};
+use crate::status::{CallFailure, Status};
 
 /// `PK_NO_PAGE`.
 pub(crate) const NO_PAGE: u64 = u64::MAX;
 
 /// `pk_store`.
-pub struct Store(pub(crate) Arc<pagekeeper_store::Store>, Process);
+pub struct StoreHandle(pub(crate) Arc<pagekeeper_store::Store>, Process);
 
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
@@ -29,8 +29,8 @@ pub struct StoreOptions {
 }
 
 // SAFETY: only integers, the size first.
-unsafe impl Plain for StoreOptions {
-    const NAME: &'static str = "pk_store_options";
+unsafe impl SizedStruct for StoreOptions {
+    const STRUCT_NAME: &'static str = "pk_store_options";
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -49,19 +49,21 @@ pub struct StoreStats {
 }
 
 // SAFETY: only integers, the size first.
-unsafe impl Plain for StoreStats {
-    const NAME: &'static str = "pk_store_stat";
+unsafe impl SizedStruct for StoreStats {
+    const STRUCT_NAME: &'static str = "pk_store_stat";
 }
 
 impl StoreOptions {
-    fn options(&self) -> Result<pagekeeper_store::StoreOptions, Failure> {
+    fn options(&self) -> Result<pagekeeper_store::StoreOptions, CallFailure> {
         is_zero(self.reserved)?;
         let mut options =
             pagekeeper_store::Store::options().read_only(self.read_only != 0).create(match self.create {
                 0 => pagekeeper_store::Create::IfMissing,
                 1 => pagekeeper_store::Create::Never,
                 2 => pagekeeper_store::Create::New,
-                other => return Err(Failure::misuse(format!("create is {other}, and should be 0, 1 or 2"))),
+                other => {
+                    return Err(CallFailure::misuse(format!("create is {other}, and should be 0, 1 or 2")));
+                }
             });
         if self.memory > 0 {
             options = options.memory(self.memory);
@@ -78,22 +80,22 @@ impl StoreOptions {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_store_open(
-    directory: Text,
-    options: Options<StoreOptions>,
-    store: Option<&mut MaybeUninit<Box<Store>>>,
+    directory: TextPointer,
+    options: OptionsPointer<StoreOptions>,
+    store: Option<&mut MaybeUninit<Box<StoreHandle>>>,
 ) -> Status {
     call(|| {
         let store = wanted(store, "the store")?;
         let opened = options.read()?.options()?.open(directory.path()?)?;
-        store.write(Box::new(Store(Arc::new(opened), Process::current())));
+        store.write(Box::new(StoreHandle(Arc::new(opened), Process::current())));
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_store_get_stat(store: Option<&Store>, stat: Out<StoreStats>) -> Status {
+pub extern "C" fn pk_store_get_stat(store: Option<&StoreHandle>, stat: OutPointer<StoreStats>) -> Status {
     call(|| {
-        let Store(store, process) = given(store, "the store")?;
+        let StoreHandle(store, process) = given(store, "the store")?;
         process.require()?;
         let found = store.stats();
         stat.write(StoreStats {
@@ -112,17 +114,20 @@ pub extern "C" fn pk_store_get_stat(store: Option<&Store>, stat: Out<StoreStats>
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_store_sync(store: Option<&Store>) -> Status {
+pub extern "C" fn pk_store_sync(store: Option<&StoreHandle>) -> Status {
     call(|| Ok(given(store, "the store")?.0.sync()?))
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_store_verify(store: Option<&Store>, faults: Option<&mut MaybeUninit<u64>>) -> Status {
+pub extern "C" fn pk_store_verify(
+    store: Option<&StoreHandle>,
+    faults: Option<&mut MaybeUninit<u64>>,
+) -> Status {
     call(|| {
         let found = given(store, "the store")?.0.verify()?;
         put(faults, found.faults);
         match found.named.into_iter().next() {
-            Some(first) => Err(Failure::new(Status::Corrupt, first)),
+            Some(first) => Err(CallFailure::new(Status::Corrupt, first)),
             None => Ok(()),
         }
     })
@@ -130,8 +135,8 @@ pub extern "C" fn pk_store_verify(store: Option<&Store>, faults: Option<&mut May
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_store_backup(
-    store: Option<&Store>,
-    to: Text,
+    store: Option<&StoreHandle>,
+    to: TextPointer,
     seq: Option<&mut MaybeUninit<u64>>,
 ) -> Status {
     call(|| {
@@ -142,7 +147,11 @@ pub extern "C" fn pk_store_backup(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_store_restore(backup: Text, to: Text, seq: Option<&mut MaybeUninit<u64>>) -> Status {
+pub extern "C" fn pk_store_restore(
+    backup: TextPointer,
+    to: TextPointer,
+    seq: Option<&mut MaybeUninit<u64>>,
+) -> Status {
     call(|| {
         let made = pagekeeper_store::Store::options().restore(backup.path()?, to.path()?)?;
         put(seq, made.seq);
@@ -151,7 +160,7 @@ pub extern "C" fn pk_store_restore(backup: Text, to: Text, seq: Option<&mut Mayb
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_store_close(store: Option<Box<Store>>) -> Status {
+pub extern "C" fn pk_store_close(store: Option<Box<StoreHandle>>) -> Status {
     call(|| {
         // The last reference closes the store. With open transactions, the last of them does, and cannot
         // report an error. So all commits are made durable now.

@@ -13,18 +13,18 @@ use pagekeeper_store::ReadTxn;
 use pagekeeper_tree::{Pages, Tree, TreeError, Value};
 
 use crate::call::{call, plain};
-use crate::exclusive::{Exclusive, give_up};
-use crate::pointers::{Array, ArrayMut, given, put, wanted};
-use crate::snapshot::Snapshot;
-use crate::status::{Failure, Status};
+use crate::exclusive::{ExclusiveHandle, give_up};
+use crate::pointers::{ArrayPointer, MutArrayPointer, given, put, wanted};
+use crate::snapshot::ReadTxnHandle;
+use crate::status::{CallFailure, Status};
 use crate::txn::WriteTxnHandle;
 
 /// Maximum number of entries that a cursor reads ahead, and their total size in bytes.
-const AHEAD_ENTRIES: usize = 32;
-const AHEAD_BYTES: usize = 32 << 10;
+const READ_AHEAD_ENTRIES_MAX: usize = 32;
+const READ_AHEAD_BYTES_MAX: usize = 32 << 10;
 
 /// `pk_cursor`.
-pub type Cursor = Exclusive<CursorState>;
+pub type CursorHandle = ExclusiveHandle<CursorState>;
 
 /// The remaining part of a range, in the direction of the cursor.
 pub struct CursorState {
@@ -45,7 +45,7 @@ impl CursorState {
         let bounds = if self.backwards { (Bound::Unbounded, from) } else { (from, Bound::Unbounded) };
         let mut range = self.tree.range::<_, Vec<u8>>(&*self.txn, bounds);
         let mut bytes = 0;
-        while self.ahead.len() < AHEAD_ENTRIES && bytes < AHEAD_BYTES {
+        while self.ahead.len() < READ_AHEAD_ENTRIES_MAX && bytes < READ_AHEAD_BYTES_MAX {
             match if self.backwards { range.next_back() } else { range.next() } {
                 Some(Ok((key, value))) => {
                     bytes += key.len() + value.len();
@@ -79,7 +79,7 @@ fn get(
     key: &[u8],
     buffer: &mut [u8],
     value_size: Option<&mut MaybeUninit<usize>>,
-) -> Result<(), Failure> {
+) -> Result<(), CallFailure> {
     let copied = Tree::open(pages, root)?.get_with(pages, key, |value| {
         let len = value.len().min(buffer.len());
         buffer[..len].copy_from_slice(&value[..len]);
@@ -89,8 +89,8 @@ fn get(
     Ok(())
 }
 
-fn no_such_key() -> Failure {
-    Failure::new(Status::NotFound, "the tree has no such key")
+fn no_such_key() -> CallFailure {
+    CallFailure::new(Status::NotFound, "the tree has no such key")
 }
 
 #[unsafe(no_mangle)]
@@ -117,9 +117,9 @@ pub extern "C" fn pk_tree_delete(txn: Option<&WriteTxnHandle>, root: u64) -> Sta
 pub extern "C" fn pk_tree_put(
     txn: Option<&WriteTxnHandle>,
     root: u64,
-    key: Array<u8>,
+    key: ArrayPointer<u8>,
     key_size: usize,
-    value: Array<u8>,
+    value: ArrayPointer<u8>,
     value_size: usize,
 ) -> Status {
     call(|| {
@@ -134,7 +134,7 @@ pub extern "C" fn pk_tree_put(
 pub extern "C" fn pk_tree_remove(
     txn: Option<&WriteTxnHandle>,
     root: u64,
-    key: Array<u8>,
+    key: ArrayPointer<u8>,
     key_size: usize,
 ) -> Status {
     call(|| {
@@ -146,11 +146,11 @@ pub extern "C" fn pk_tree_remove(
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_tree_get(
-    txn: Option<&Snapshot>,
+    txn: Option<&ReadTxnHandle>,
     root: u64,
-    key: Array<u8>,
+    key: ArrayPointer<u8>,
     key_size: usize,
-    buffer: ArrayMut<u8>,
+    buffer: MutArrayPointer<u8>,
     size: usize,
     value_size: Option<&mut MaybeUninit<usize>>,
 ) -> Status {
@@ -164,9 +164,9 @@ pub extern "C" fn pk_tree_get(
 pub extern "C" fn pk_txn_tree_get(
     txn: Option<&WriteTxnHandle>,
     root: u64,
-    key: Array<u8>,
+    key: ArrayPointer<u8>,
     key_size: usize,
-    buffer: ArrayMut<u8>,
+    buffer: MutArrayPointer<u8>,
     size: usize,
     value_size: Option<&mut MaybeUninit<usize>>,
 ) -> Status {
@@ -178,12 +178,12 @@ pub extern "C" fn pk_txn_tree_get(
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_cursor_open(
-    txn: Option<&Snapshot>,
+    txn: Option<&ReadTxnHandle>,
     root: u64,
-    from: Array<u8>,
+    from: ArrayPointer<u8>,
     from_size: usize,
     backwards: std::ffi::c_int,
-    cursor: Option<&mut MaybeUninit<Box<Cursor>>>,
+    cursor: Option<&mut MaybeUninit<Box<CursorHandle>>>,
 ) -> Status {
     call(|| {
         let (txn, cursor) = (given(txn, "the snapshot")?, wanted(cursor, "the cursor")?);
@@ -191,7 +191,7 @@ pub extern "C" fn pk_cursor_open(
             [] if backwards != 0 => Bound::Unbounded,
             key => Bound::Included(key.to_vec()),
         };
-        cursor.write(Box::new(Exclusive::new(CursorState {
+        cursor.write(Box::new(ExclusiveHandle::new(CursorState {
             txn: Arc::clone(&txn.0),
             tree: Tree::open(&*txn.0, root)?,
             backwards: backwards != 0,
@@ -205,7 +205,7 @@ pub extern "C" fn pk_cursor_open(
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_cursor_next(
-    cursor: Option<&Cursor>,
+    cursor: Option<&CursorHandle>,
     key: Option<&mut MaybeUninit<*const c_void>>,
     key_size: Option<&mut MaybeUninit<usize>>,
     value: Option<&mut MaybeUninit<*const c_void>>,
@@ -217,7 +217,7 @@ pub extern "C" fn pk_cursor_next(
         let (key_size, value_size) =
             (wanted(key_size, "the key's size")?, wanted(value_size, "the value's size")?);
         let Some((found, of_it)) = cursor.next()? else {
-            return Err(Failure::new(Status::End, "the tree has no more entries"));
+            return Err(CallFailure::new(Status::End, "the tree has no more entries"));
         };
         key.write(found.as_ptr().cast());
         key_size.write(found.len());
@@ -228,6 +228,6 @@ pub extern "C" fn pk_cursor_next(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_cursor_close(cursor: Option<Box<Cursor>>) {
+pub extern "C" fn pk_cursor_close(cursor: Option<Box<CursorHandle>>) {
     plain((), || drop(cursor.map(give_up)));
 }

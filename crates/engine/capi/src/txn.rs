@@ -5,18 +5,18 @@ use std::mem::MaybeUninit;
 use pagekeeper_store::{Durability, WriteTxn};
 
 use crate::call::{call, plain};
-use crate::exclusive::{Exclusive, give_up};
-use crate::pointers::{Array, ArrayMut, given, put, wanted};
-use crate::status::{Failure, Status};
-use crate::store::{NO_PAGE, Store};
+use crate::exclusive::{ExclusiveHandle, give_up};
+use crate::pointers::{ArrayPointer, MutArrayPointer, given, put, wanted};
+use crate::status::{CallFailure, Status};
+use crate::store::{NO_PAGE, StoreHandle};
 
 /// `pk_write_txn`.
-pub type WriteTxnHandle = Exclusive<WriteTxn<'static>>;
+pub type WriteTxnHandle = ExclusiveHandle<WriteTxn<'static>>;
 
 /// Copies a part of a page to a buffer, as far as it goes. Returns the number of bytes.
-pub(crate) fn copy(page: &[u8], offset: usize, buffer: &mut [u8]) -> Result<usize, Failure> {
+pub(crate) fn copy(page: &[u8], offset: usize, buffer: &mut [u8]) -> Result<usize, CallFailure> {
     let from = page.get(offset..).ok_or_else(|| {
-        Failure::misuse(format!("offset {offset} is past the {} bytes of the page", page.len()))
+        CallFailure::misuse(format!("offset {offset} is past the {} bytes of the page", page.len()))
     })?;
     let read = from.len().min(buffer.len());
     buffer[..read].copy_from_slice(&from[..read]);
@@ -24,23 +24,23 @@ pub(crate) fn copy(page: &[u8], offset: usize, buffer: &mut [u8]) -> Result<usiz
 }
 
 /// `pk_durability`.
-pub(crate) fn to_durability(durability: u32) -> Result<Durability, Failure> {
+pub(crate) fn to_durability(durability: u32) -> Result<Durability, CallFailure> {
     match durability {
         0 => Ok(Durability::Sync),
         1 => Ok(Durability::Group),
         2 => Ok(Durability::None),
-        other => Err(Failure::misuse(format!("no pk_durability is {other}: nothing was committed"))),
+        other => Err(CallFailure::misuse(format!("no pk_durability is {other}: nothing was committed"))),
     }
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_store_begin_write(
-    store: Option<&Store>,
+    store: Option<&StoreHandle>,
     txn: Option<&mut MaybeUninit<Box<WriteTxnHandle>>>,
 ) -> Status {
     call(|| {
         let (store, txn) = (given(store, "the store")?, wanted(txn, "the transaction")?);
-        txn.write(Box::new(Exclusive::new(store.0.begin_write_owned()?)));
+        txn.write(Box::new(ExclusiveHandle::new(store.0.begin_write_owned()?)));
         Ok(())
     })
 }
@@ -80,7 +80,7 @@ pub extern "C" fn pk_txn_read(
     txn: Option<&WriteTxnHandle>,
     page: u64,
     offset: usize,
-    buffer: ArrayMut<u8>,
+    buffer: MutArrayPointer<u8>,
     size: usize,
     read: Option<&mut MaybeUninit<usize>>,
 ) -> Status {
@@ -97,7 +97,7 @@ pub extern "C" fn pk_txn_write(
     txn: Option<&WriteTxnHandle>,
     page: u64,
     offset: usize,
-    bytes: Array<u8>,
+    bytes: ArrayPointer<u8>,
     size: usize,
 ) -> Status {
     call(|| {
@@ -107,7 +107,9 @@ pub extern "C" fn pk_txn_write(
         let len = payload.len();
         let part =
             offset.checked_add(size).and_then(|end| payload.get_mut(offset..end)).ok_or_else(|| {
-                Failure::misuse(format!("{size} bytes from {offset} on are past the {len} bytes of the page"))
+                CallFailure::misuse(format!(
+                    "{size} bytes from {offset} on are past the {len} bytes of the page"
+                ))
             })?;
         part.copy_from_slice(bytes);
         Ok(())
@@ -118,7 +120,7 @@ pub extern "C" fn pk_txn_write(
 pub extern "C" fn pk_txn_put(
     txn: Option<&WriteTxnHandle>,
     page: u64,
-    bytes: Array<u8>,
+    bytes: ArrayPointer<u8>,
     size: usize,
 ) -> Status {
     call(|| {
@@ -154,7 +156,7 @@ pub extern "C" fn pk_txn_commit(
     seq: Option<&mut MaybeUninit<u64>>,
 ) -> Status {
     call(|| {
-        let txn = txn.ok_or_else(|| Failure::misuse("the transaction is NULL"))?;
+        let txn = txn.ok_or_else(|| CallFailure::misuse("the transaction is NULL"))?;
         let durability = to_durability(durability)?;
         put(seq, give_up(txn)?.commit(durability)?);
         Ok(())

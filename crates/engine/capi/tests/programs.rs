@@ -203,13 +203,13 @@ fn structures_are_as_large_in_c_as_here() {
     let dir = disk_dir();
     let (source, program) = (dir.path().join("sizes.c"), dir.path().join("sizes"));
     let mut text = "#include <stdio.h>\n#include <pagekeeper.h>\nint main(void) {\n".to_owned();
-    for (name, _) in pagekeeper_capi::SIZES {
+    for (name, _) in pagekeeper_capi::STRUCT_SIZES {
         let _ = writeln!(text, "  printf(\"{name} %zu\\n\", sizeof({name}));");
     }
     std::fs::write(&source, text + "  return 0;\n}\n").unwrap();
     compile("cc", "c99", &source, &program);
     let here: Vec<String> =
-        pagekeeper_capi::SIZES.iter().map(|(name, size)| format!("{name} {size}")).collect();
+        pagekeeper_capi::STRUCT_SIZES.iter().map(|(name, size)| format!("{name} {size}")).collect();
     assert_eq!(run(&mut Command::new(program)).lines().collect::<Vec<_>>(), here);
 }
 

@@ -327,7 +327,7 @@ fn an_unmodified_program_takes_it_by_a_uri() {
     assert!(checked.contains("OK"), "{checked}");
 }
 
-/// What the file system says in the info log of a database of `db_bench`, line by line.
+/// Returns the file system's lines in the info log of a database of `db_bench`.
 fn logged(directory: &Path, uri: &str) -> Vec<String> {
     succeeded(db_bench(directory, "fillrandom,compact,readrandom").arg(format!("--fs_uri={uri}")));
     let log = std::fs::read_to_string(directory.join("LOG")).unwrap();

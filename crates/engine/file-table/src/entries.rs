@@ -30,11 +30,11 @@ use std::pin::pin;
 use std::sync::{Arc, PoisonError};
 
 // Not from `crate`: the model has its own versions beside its copy of this file.
-use super::flight::{Flight, Opened, Outcome};
+use super::flight::{Flight, FlightOutcome, OpenResult};
 use super::sync::{Mutex, MutexGuard};
 
 /// Finds resident values without the lock. Changed only with the lock held.
-pub(super) trait Index<K, V> {
+pub(super) trait ResidentIndex<K, V> {
     fn publish(&self, key: K, value: &Arc<V>);
     fn retract<Q: Hash + Eq + ?Sized>(&self, key: &Q)
     where
@@ -43,7 +43,7 @@ pub(super) trait Index<K, V> {
 }
 
 /// The keys that are resident or being opened.
-pub(super) struct Entries<K, V, E, I> {
+pub(super) struct KeyEntries<K, V, E, I> {
     pub(super) index: I,
     entries: Mutex<HashMap<K, KeyState<V, E>>>,
 }
@@ -58,14 +58,14 @@ enum NextStep<'a, K, Q, V, E, I>
 where
     K: Borrow<Q> + Hash + Eq,
     Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-    I: Index<K, V>,
+    I: ResidentIndex<K, V>,
 {
     Take(Arc<V>),
     Wait(Arc<Flight<V, E>>),
-    Open(Opening<'a, K, Q, V, E, I>),
+    Open(OpenPermit<'a, K, Q, V, E, I>),
 }
 
-impl<K: Hash + Eq, V, E, I: Index<K, V>> Entries<K, V, E, I> {
+impl<K: Hash + Eq, V, E, I: ResidentIndex<K, V>> KeyEntries<K, V, E, I> {
     pub(super) fn new(index: I) -> Self {
         Self { index, entries: Mutex::new(HashMap::new()) }
     }
@@ -78,7 +78,7 @@ impl<K: Hash + Eq, V, E, I: Index<K, V>> Entries<K, V, E, I> {
         mut stale: Option<Arc<V>>,
         good: impl Fn(&V) -> bool,
         open: impl FnOnce() -> Result<V, E>,
-    ) -> Opened<V, E>
+    ) -> OpenResult<V, E>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
@@ -91,8 +91,8 @@ impl<K: Hash + Eq, V, E, I: Index<K, V>> Entries<K, V, E, I> {
                     return opening.finish(result);
                 }
                 NextStep::Wait(flight) => match flight.wait() {
-                    Outcome::Opened(opened) => opened?,
-                    Outcome::Abandoned => continue,
+                    FlightOutcome::Opened(opened) => opened?,
+                    FlightOutcome::Abandoned => continue,
                 },
                 NextStep::Take(value) => value,
             };
@@ -110,7 +110,7 @@ impl<K: Hash + Eq, V, E, I: Index<K, V>> Entries<K, V, E, I> {
         mut stale: Option<Arc<V>>,
         good: impl Fn(&V) -> bool,
         open: impl Future<Output = Result<V, E>>,
-    ) -> Opened<V, E>
+    ) -> OpenResult<V, E>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
@@ -122,8 +122,8 @@ impl<K: Hash + Eq, V, E, I: Index<K, V>> Entries<K, V, E, I> {
                     return opening.drive(open).await;
                 }
                 NextStep::Wait(flight) => match flight.ended().await {
-                    Outcome::Opened(opened) => opened?,
-                    Outcome::Abandoned => continue,
+                    FlightOutcome::Opened(opened) => opened?,
+                    FlightOutcome::Abandoned => continue,
                 },
                 NextStep::Take(value) => value,
             };
@@ -217,7 +217,7 @@ impl<K: Hash + Eq, V, E, I: Index<K, V>> Entries<K, V, E, I> {
                 flight
             }
         };
-        NextStep::Open(Opening { entries: self, key, flight, outcome: Outcome::Abandoned })
+        NextStep::Open(OpenPermit { entries: self, key, flight, outcome: FlightOutcome::Abandoned })
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<K, KeyState<V, E>>> {
@@ -226,25 +226,25 @@ impl<K: Hash + Eq, V, E, I: Index<K, V>> Entries<K, V, E, I> {
 }
 
 /// The permission, and duty, to open a key. It ends the flight when dropped.
-struct Opening<'a, K, Q, V, E, I>
+struct OpenPermit<'a, K, Q, V, E, I>
 where
     K: Borrow<Q> + Hash + Eq,
     Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-    I: Index<K, V>,
+    I: ResidentIndex<K, V>,
 {
-    entries: &'a Entries<K, V, E, I>,
+    entries: &'a KeyEntries<K, V, E, I>,
     key: &'a Q,
     flight: Arc<Flight<V, E>>,
-    outcome: Outcome<V, E>,
+    outcome: FlightOutcome<V, E>,
 }
 
-impl<K, Q, V, E, I> Opening<'_, K, Q, V, E, I>
+impl<K, Q, V, E, I> OpenPermit<'_, K, Q, V, E, I>
 where
     K: Borrow<Q> + Hash + Eq,
     Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-    I: Index<K, V>,
+    I: ResidentIndex<K, V>,
 {
-    async fn drive(self, open: impl Future<Output = Result<V, E>>) -> Opened<V, E> {
+    async fn drive(self, open: impl Future<Output = Result<V, E>>) -> OpenResult<V, E> {
         // Declared after `self`, so dropped before it: a dropped open releases its resources before another
         // begins.
         let mut open = pin!(open);
@@ -252,25 +252,25 @@ where
         self.finish(result)
     }
 
-    fn finish(mut self, result: Result<V, E>) -> Opened<V, E> {
+    fn finish(mut self, result: Result<V, E>) -> OpenResult<V, E> {
         let opened = result.map(Arc::new).map_err(Arc::new);
-        self.outcome = Outcome::Opened(opened.clone());
+        self.outcome = FlightOutcome::Opened(opened.clone());
         opened
     }
 }
 
-impl<K, Q, V, E, I> Drop for Opening<'_, K, Q, V, E, I>
+impl<K, Q, V, E, I> Drop for OpenPermit<'_, K, Q, V, E, I>
 where
     K: Borrow<Q> + Hash + Eq,
     Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-    I: Index<K, V>,
+    I: ResidentIndex<K, V>,
 {
     fn drop(&mut self) {
         let mut entries = self.entries.lock();
         let is_ours = |entry: &&mut KeyState<V, E>| matches!(&**entry, KeyState::Opening(flight) if Arc::ptr_eq(flight, &self.flight));
         // Otherwise a removal came first.
         if let Some(entry) = entries.get_mut(self.key).filter(is_ours) {
-            if let Outcome::Opened(Ok(value)) = &self.outcome {
+            if let FlightOutcome::Opened(Ok(value)) = &self.outcome {
                 self.entries.index.publish(self.key.to_owned(), value);
                 *entry = KeyState::Resident(Arc::clone(value));
             } else {
@@ -279,6 +279,6 @@ where
         }
         drop(entries);
         // From now on, new callers find the value or open again.
-        self.flight.end(std::mem::replace(&mut self.outcome, Outcome::Abandoned));
+        self.flight.end(std::mem::replace(&mut self.outcome, FlightOutcome::Abandoned));
     }
 }

@@ -15,17 +15,17 @@ use std::task::{Context, Poll, Waker};
 use super::sync::{Condvar, Mutex, MutexGuard, ThreadId, current};
 
 /// The result of an open: the value or the error, shared by all waiters.
-pub(super) type Opened<V, E> = Result<Arc<V>, Arc<E>>;
+pub(super) type OpenResult<V, E> = Result<Arc<V>, Arc<E>>;
 
 /// The end of a flight.
-pub(super) enum Outcome<V, E> {
-    Opened(Opened<V, E>),
+pub(super) enum FlightOutcome<V, E> {
+    Opened(OpenResult<V, E>),
     /// The opener panicked or was dropped: the waiters try again.
     Abandoned,
 }
 
 // A derived impl would require `V: Clone`.
-impl<V, E> Clone for Outcome<V, E> {
+impl<V, E> Clone for FlightOutcome<V, E> {
     fn clone(&self) -> Self {
         match self {
             Self::Opened(opened) => Self::Opened(opened.clone()),
@@ -41,7 +41,7 @@ pub(super) struct Flight<V, E> {
 }
 
 struct FlightState<V, E> {
-    outcome: Option<Outcome<V, E>>,
+    outcome: Option<FlightOutcome<V, E>>,
     /// The thread that is running a step of the opener.
     runs_on: Option<ThreadId>,
     wakers: Vec<(u64, Waker)>,
@@ -57,19 +57,19 @@ impl<V, E> Flight<V, E> {
 
     /// Runs a step of the opener: the whole call, or one poll.
     pub(super) fn run<R>(&self, step: impl FnOnce() -> R) -> R {
-        struct Running<'a, V, E>(&'a Flight<V, E>);
-        impl<V, E> Drop for Running<'_, V, E> {
+        struct RunningStep<'a, V, E>(&'a Flight<V, E>);
+        impl<V, E> Drop for RunningStep<'_, V, E> {
             fn drop(&mut self) {
                 self.0.lock().runs_on = None;
             }
         }
         self.lock().runs_on = Some(current().id());
-        let _running = Running(self);
+        let _running = RunningStep(self);
         step()
     }
 
     /// Ends the flight and wakes all waiters.
-    pub(super) fn end(&self, outcome: Outcome<V, E>) {
+    pub(super) fn end(&self, outcome: FlightOutcome<V, E>) {
         let mut state = self.lock();
         state.outcome = Some(outcome);
         let wakers = std::mem::take(&mut state.wakers);
@@ -84,7 +84,7 @@ impl<V, E> Flight<V, E> {
     ///
     /// # Panics
     /// If the opener runs on this thread.
-    pub(super) fn wait(&self) -> Outcome<V, E> {
+    pub(super) fn wait(&self) -> FlightOutcome<V, E> {
         let mut state = not_within(self.lock());
         loop {
             if let Some(outcome) = &state.outcome {
@@ -95,8 +95,8 @@ impl<V, E> Flight<V, E> {
     }
 
     /// Returns a future that waits for the end. It panics if the opener polls it.
-    pub(super) fn ended(&self) -> Ended<'_, V, E> {
-        Ended { flight: self, ticket: None }
+    pub(super) fn ended(&self) -> FlightEnd<'_, V, E> {
+        FlightEnd { flight: self, ticket: None }
     }
 
     fn lock(&self) -> MutexGuard<'_, FlightState<V, E>> {
@@ -120,14 +120,14 @@ fn not_within<V, E>(state: MutexGuard<'_, FlightState<V, E>>) -> MutexGuard<'_, 
 }
 
 /// A future that waits for the end of a flight.
-pub(super) struct Ended<'a, V, E> {
+pub(super) struct FlightEnd<'a, V, E> {
     flight: &'a Flight<V, E>,
     /// The ticket of its waker.
     ticket: Option<u64>,
 }
 
-impl<V, E> Future for Ended<'_, V, E> {
-    type Output = Outcome<V, E>;
+impl<V, E> Future for FlightEnd<'_, V, E> {
+    type Output = FlightOutcome<V, E>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let waker = context.waker().clone();
@@ -151,7 +151,7 @@ impl<V, E> Future for Ended<'_, V, E> {
     }
 }
 
-impl<V, E> Drop for Ended<'_, V, E> {
+impl<V, E> Drop for FlightEnd<'_, V, E> {
     fn drop(&mut self) {
         let Some(ticket) = self.ticket else { return };
         let mut state = self.flight.lock();

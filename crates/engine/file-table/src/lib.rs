@@ -17,7 +17,7 @@ use std::fmt;
 use std::hash::Hash;
 use std::sync::{Arc, OnceLock, Weak};
 
-use entries::{Entries, Index};
+use entries::{KeyEntries, ResidentIndex};
 
 mod entries;
 mod flight;
@@ -113,14 +113,14 @@ mod tests;
 /// # }
 /// ```
 pub struct FileTable<K, V, E> {
-    entries: Entries<K, V, E, ResidentMap<K, V>>,
+    entries: KeyEntries<K, V, E, ResidentMap<K, V>>,
 }
 
 impl<K: Hash + Eq, V: Clone, E> FileTable<K, V, E> {
     /// Creates an empty table.
     #[must_use]
     pub fn new() -> Self {
-        Self { entries: Entries::new(ResidentMap(OnceLock::new())) }
+        Self { entries: KeyEntries::new(ResidentMap(OnceLock::new())) }
     }
 
     /// Returns the key's value if it is resident. Takes no lock, and does not wait for an open.
@@ -363,7 +363,7 @@ impl<K: Hash + Eq, V> ResidentMap<K, V> {
     }
 }
 
-impl<K: Hash + Eq, V> Index<K, V> for ResidentMap<K, V> {
+impl<K: Hash + Eq, V> ResidentIndex<K, V> for ResidentMap<K, V> {
     fn publish(&self, key: K, value: &Arc<V>) {
         self.map().pin().insert(key, Arc::downgrade(value));
     }

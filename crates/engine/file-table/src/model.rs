@@ -17,8 +17,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
 
-use entries::{Entries, Index};
-use flight::Opened;
+use entries::{KeyEntries, ResidentIndex};
+use flight::OpenResult;
 
 /// Replaces `super::sync`.
 mod sync {
@@ -37,18 +37,18 @@ mod flight;
 /// Without a bound, three threads have too many orders to test. Two are tested without one.
 const PREEMPTIONS_MAX: usize = 3;
 
-const KEY: u8 = 7;
+const MODEL_KEY: u8 = 7;
 
 /// Replaces the lock-free map.
 struct ModelMap(Mutex<HashMap<u8, Arc<usize>>>);
 
 impl ModelMap {
     fn get(&self) -> Option<Arc<usize>> {
-        self.0.lock().unwrap().get(&KEY).cloned()
+        self.0.lock().unwrap().get(&MODEL_KEY).cloned()
     }
 }
 
-impl Index<u8, usize> for ModelMap {
+impl ResidentIndex<u8, usize> for ModelMap {
     fn publish(&self, key: u8, value: &Arc<usize>) {
         assert!(self.0.lock().unwrap().insert(key, Arc::clone(value)).is_none(), "resident twice");
     }
@@ -67,7 +67,7 @@ impl Index<u8, usize> for ModelMap {
 
 /// A table of one key. Each open returns its number, counted from one.
 struct ModelTable {
-    entries: Entries<u8, usize, usize, ModelMap>,
+    entries: KeyEntries<u8, usize, usize, ModelMap>,
     /// Not loom's: it is not part of the tested state, and each step of a modelled atomic would multiply the
     /// orders.
     opens: AtomicUsize,
@@ -75,7 +75,7 @@ struct ModelTable {
 
 impl ModelTable {
     fn new() -> Arc<Self> {
-        let entries = Entries::new(ModelMap(Mutex::new(HashMap::new())));
+        let entries = KeyEntries::new(ModelMap(Mutex::new(HashMap::new())));
         Arc::new(Self { entries, opens: AtomicUsize::new(0) })
     }
 
@@ -87,8 +87,8 @@ impl ModelTable {
         self.opens.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    fn open(&self) -> Opened<usize, usize> {
-        self.entries.get_or_open(&KEY, None, |_| true, || Ok(self.number()))
+    fn open(&self) -> OpenResult<usize, usize> {
+        self.entries.get_or_open(&MODEL_KEY, None, |_| true, || Ok(self.number()))
     }
 
     fn value(&self) -> Option<usize> {
@@ -99,17 +99,17 @@ impl ModelTable {
         self.open_async().ok().map(|value| *value)
     }
 
-    fn fail(&self) -> Opened<usize, usize> {
-        self.entries.get_or_open(&KEY, None, |_| true, || Err(self.number()))
+    fn fail(&self) -> OpenResult<usize, usize> {
+        self.entries.get_or_open(&MODEL_KEY, None, |_| true, || Err(self.number()))
     }
 
     /// Opens by a future that is pending once, and done at its second poll.
-    fn open_async(&self) -> Opened<usize, usize> {
+    fn open_async(&self) -> OpenResult<usize, usize> {
         let open = async {
             PendingOnce(false).await;
             Ok(self.number())
         };
-        block_on(self.entries.get_or_open_async(&KEY, None, |_| true, open))
+        block_on(self.entries.get_or_open_async(&MODEL_KEY, None, |_| true, open))
     }
 
     fn newer_than(&self, last: usize) -> usize {
@@ -119,14 +119,14 @@ impl ModelTable {
         {
             return **value;
         }
-        *self.entries.get_or_open(&KEY, found, |value| *value > last, || Ok(self.number())).unwrap()
+        *self.entries.get_or_open(&MODEL_KEY, found, |value| *value > last, || Ok(self.number())).unwrap()
     }
 
     /// Returns the resident value at the end, when nothing is being opened any more.
     fn resident(&self) -> Option<usize> {
         assert_eq!(self.entries.opening(), 0);
         let found = self.entries.index.get();
-        let resident = self.entries.remove(&KEY);
+        let resident = self.entries.remove(&MODEL_KEY);
         assert_eq!(found, resident, "the index and the truth");
         resident.map(|value| *value)
     }
@@ -201,7 +201,7 @@ fn check<T: Send + 'static>(callers: &'static [fn(&ModelTable) -> T], end: fn(&M
     assert!(orders > 1);
 }
 
-fn all_have_the_first(table: &ModelTable, results: &[Opened<usize, usize>]) {
+fn all_have_the_first(table: &ModelTable, results: &[OpenResult<usize, usize>]) {
     assert!(results.iter().all(|result| *result == Ok(Arc::new(1))));
     assert_eq!((table.opens(), table.resident()), (1, Some(1)));
 }
@@ -221,7 +221,7 @@ fn callers_that_block_and_that_await_wait_for_one_another() {
 
 #[test]
 fn a_failure_reaches_who_waits_and_is_retried_by_who_comes_later() {
-    fn end(table: &ModelTable, results: &[Opened<usize, usize>]) {
+    fn end(table: &ModelTable, results: &[OpenResult<usize, usize>]) {
         let mut errors: Vec<_> = results.iter().map(|result| result.clone().unwrap_err()).collect();
         errors.dedup_by(|one, other| Arc::ptr_eq(one, other));
         errors.sort();
@@ -250,7 +250,7 @@ fn after_a_panic_one_of_those_who_waited_opens() {
     fn panics(table: &ModelTable) -> Option<usize> {
         // Without the message that a panic prints: thousands of orders are tested.
         let open = || resume_unwind(Box::new("planned"));
-        let caller = AssertUnwindSafe(|| table.entries.get_or_open(&KEY, None, |_| true, open));
+        let caller = AssertUnwindSafe(|| table.entries.get_or_open(&MODEL_KEY, None, |_| true, open));
         catch_unwind(caller).ok().map(|opened| *opened.unwrap())
     }
     fn end(table: &ModelTable, results: &[Option<usize>]) {
@@ -270,7 +270,7 @@ fn after_a_dropped_future_one_of_those_who_waited_opens() {
             PendingOnce(false).await;
             Ok(table.number())
         };
-        let opening = pin!(table.entries.get_or_open_async(&KEY, None, |_| true, open));
+        let opening = pin!(table.entries.get_or_open_async(&MODEL_KEY, None, |_| true, open));
         match opening.poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(opened) => Some(*opened.unwrap()),
             Poll::Pending => None,
@@ -289,7 +289,7 @@ fn after_a_dropped_future_one_of_those_who_waited_opens() {
 #[test]
 fn a_removal_wins_over_an_open_and_is_final() {
     fn removes(table: &ModelTable) -> Option<usize> {
-        table.entries.remove(&KEY).map(|value| *value)
+        table.entries.remove(&MODEL_KEY).map(|value| *value)
     }
     fn clears(table: &ModelTable) -> Option<usize> {
         table.entries.clear();
@@ -306,7 +306,7 @@ fn a_removal_wins_over_an_open_and_is_final() {
     check(
         &[ModelTable::value, |table| {
             let before = table.opens();
-            table.entries.remove(&KEY);
+            table.entries.remove(&MODEL_KEY);
             let after = *table.open().unwrap();
             assert!(after > before);
             Some(after)

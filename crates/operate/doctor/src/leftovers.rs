@@ -97,7 +97,7 @@ mod tests {
     use std::path::Path;
 
     use pagekeeper_kernel::{InspectedFile, Links, residency};
-    use pagekeeper_testing::{Opens, disk_dir};
+    use pagekeeper_testing::{OpenCounter, disk_dir};
 
     /// Returns a file of 64 KiB that was just written.
     fn written(path: &Path) -> File {
@@ -143,7 +143,7 @@ mod tests {
         let file = written(&path);
         std::fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink(&secret, &path).unwrap();
-        let opens = Opens::of(&secret);
+        let opens = OpenCounter::of(&secret);
         let fixed = evict(&file, MixedWith::Leftover, false).unwrap().unwrap();
         assert_eq!((fixed.left_alone, opens.any()), (Some("another file has its name now"), false));
     }

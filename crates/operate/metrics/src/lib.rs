@@ -12,10 +12,10 @@
 mod digest;
 mod events;
 mod exposition;
+mod exposition_text;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
-mod exposition_text;
 mod headers;
 mod histogram;
 mod host;

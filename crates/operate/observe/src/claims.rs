@@ -419,7 +419,7 @@ mod tests {
         }
         let subject = subject(proc.path(), "postgresql", &path("data"), &[]);
         let found = || found_of(proc.path(), &subject, &mut VisibilityGaps::default());
-        let opens = pagekeeper_testing::Opens::of(&path("secret"));
+        let opens = pagekeeper_testing::OpenCounter::of(&path("secret"));
         // Reached by a link; and the directory itself, as a mount would place it there.
         std::fs::remove_dir(path("data/pg_tblspc")).unwrap();
         symlink(path("secret"), path("data/pg_tblspc")).unwrap();

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
     use crate::testing::disk_dir;
     use pagekeeper_kernel::InspectedFile;
-    use pagekeeper_testing::Opens;
+    use pagekeeper_testing::OpenCounter;
 
     #[test]
     fn the_device_under_a_file_is_found_without_opening_any() {
@@ -77,7 +77,7 @@ mod tests {
         std::fs::write(&decoy, b"secret").unwrap();
         let [inode, other] =
             [&path, &decoy].map(|path| InspectedFile::open(path, Links::Refuse).unwrap().inode());
-        let opens = [&path, &decoy].map(|path| Opens::of(path));
+        let opens = [&path, &decoy].map(|path| OpenCounter::of(path));
         let (roots, mut devices) = (SysRoots::default(), DeviceTable::default());
         std::fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink(&decoy, &path).unwrap();
@@ -89,6 +89,6 @@ mod tests {
         let mut gaps = VisibilityGaps::default();
         devices.take_backing(&roots, &mut gaps);
         assert!(gaps.into_gaps().is_empty());
-        assert!(!opens.iter().any(Opens::any));
+        assert!(!opens.iter().any(OpenCounter::any));
     }
 }

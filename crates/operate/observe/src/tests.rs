@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use pagekeeper_kernel::Error;
 use pagekeeper_kernel::process::AccessMode;
 use pagekeeper_policy::FileClass;
-use pagekeeper_testing::Opens;
+use pagekeeper_testing::OpenCounter;
 
 use crate::testing::{HoldingProcess, as_nobody, disk_dir, open_direct, skip};
 use crate::{
@@ -443,7 +443,7 @@ fn what_takes_the_place_of_a_file_after_a_snapshot_is_not_opened() {
     let found = file(&seen, &path);
     assert_eq!(found.open().unwrap().inode(), found.stat_inode);
 
-    let opens = Opens::of(&hidden);
+    let opens = OpenCounter::of(&hidden);
     // A directory above it.
     std::fs::rename(&data, &moved).unwrap();
     symlink(&secret, &data).unwrap();
@@ -482,7 +482,7 @@ fn what_is_left_out_is_not_touched() {
     }
     std::fs::write(elsewhere.join("3.ibd"), [1; 4096]).unwrap();
     let left_out = [path.join("private"), elsewhere.clone()];
-    let opens = left_out.each_ref().map(|path| pagekeeper_testing::Opens::of(path));
+    let opens = left_out.each_ref().map(|path| pagekeeper_testing::OpenCounter::of(path));
     let scope = ObserverScope::Directories(vec![path.clone(), elsewhere.clone()]);
     let selects =
         DirectoryFilter::new(move |_, directory| !left_out.iter().any(|left| directory.starts_with(left)));
@@ -490,5 +490,5 @@ fn what_is_left_out_is_not_touched() {
     let snapshot = Observer::start(options).unwrap().snapshot().unwrap();
     let names: Vec<_> = snapshot.files.iter().map(|file| file.path.strip_prefix(&path).unwrap()).collect();
     assert_eq!(names, [Path::new("1.ibd")]);
-    assert!(!opens.iter().any(pagekeeper_testing::Opens::any), "it was opened or listed");
+    assert!(!opens.iter().any(pagekeeper_testing::OpenCounter::any), "it was opened or listed");
 }

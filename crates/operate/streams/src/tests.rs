@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use pagekeeper_kernel::mutex::lock;
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{InodeId, InspectedFile, Links, residency};
-use pagekeeper_testing::{Hanging, Mounted, Opens, skip};
+use pagekeeper_testing::{HangingMount, Mounted, OpenCounter, skip};
 use pagekeeper_trace::TraceError;
 use pagekeeper_trace::page_events::{EventFile, LostEvents, PageEvent};
 
@@ -216,7 +216,7 @@ fn what_is_not_written_yet_is_written_and_goes() {
 fn many_small_events_open_a_file_once() {
     for place in places() {
         let subject = Subject::clean(&place, "file", 5000 * 4096);
-        let opens = Opens::of(&subject.path);
+        let opens = OpenCounter::of(&subject.path);
         let mut run = Run::new(Verdict::Release);
         run.began(1);
         for page in 0..5000 {
@@ -238,7 +238,7 @@ fn each_of_many_files_is_opened_once() {
     let Some(place) = Mounted::new("ext4") else { return };
     let files: Vec<Subject> =
         (0..50).map(|number| Subject::clean(&place, &number.to_string(), 16_384)).collect();
-    let opens: Vec<Opens> = files.iter().map(|file| Opens::of(&file.path)).collect();
+    let opens: Vec<OpenCounter> = files.iter().map(|file| OpenCounter::of(&file.path)).collect();
     let mut run = Run::new(Verdict::Release);
     run.began(1);
     for file in &files {
@@ -484,7 +484,7 @@ fn a_file_system_that_does_not_answer_keeps_no_other_waiting() {
     let point = place.path().join("point");
     std::fs::create_dir(&below).unwrap();
     std::fs::write(below.join("shown"), vec![1; 1 << 20]).unwrap();
-    let hanging = Hanging::mount(&below, &point, "shown");
+    let hanging = HangingMount::mount(&below, &point, "shown");
     let held = File::open(point.join("shown")).unwrap();
     let stat = rustix::fs::fstat(&held).unwrap();
     let shown = EventFile {

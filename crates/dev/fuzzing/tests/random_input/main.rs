@@ -15,13 +15,13 @@ use pagekeeper_fuzzing::target;
 use pagekeeper_testing::{Rng, Seed};
 
 /// Maximum number of inputs that are mutated further.
-const POOL: usize = 512;
+const POOL_INPUTS_MAX: usize = 512;
 /// Minimum number of mutations, however little processor time is available.
-const LEAST: u64 = 1000;
+const MUTATIONS_MIN: u64 = 1000;
 
 /// An input that made the parser panic.
 #[derive(Debug)]
-struct Found {
+struct FailingInput {
     input: Vec<u8>,
     number: u64,
 }
@@ -33,15 +33,20 @@ fn time() -> Duration {
     )
 }
 
-/// Tries the seeds, then mutations of them, until one panics or the time is over, but at least [`LEAST`]
-/// mutations. Returns the number of inputs tried.
-fn run(parse: impl Fn(&[u8]), seeds: Vec<Vec<u8>>, rng: &mut Rng, time: Duration) -> Result<u64, Found> {
+/// Tries the seeds, then mutations of them, until one panics or the time is over, but at least
+/// [`MUTATIONS_MIN`] mutations. Returns the number of inputs tried.
+fn run(
+    parse: impl Fn(&[u8]),
+    seeds: Vec<Vec<u8>>,
+    rng: &mut Rng,
+    time: Duration,
+) -> Result<u64, FailingInput> {
     let ends = Instant::now() + time;
     let mut number = 0;
     let mut attempt = |input: &[u8]| {
         number += 1;
         let outcome = catch_unwind(AssertUnwindSafe(|| parse(input)));
-        outcome.map_err(|_| Found { input: input.to_vec(), number })
+        outcome.map_err(|_| FailingInput { input: input.to_vec(), number })
     };
     attempt(b"")?;
     for seed in &seeds {
@@ -50,7 +55,7 @@ fn run(parse: impl Fn(&[u8]), seeds: Vec<Vec<u8>>, rng: &mut Rng, time: Duration
     let first = seeds.len();
     let mut pool = seeds;
     let mut mutations = 0;
-    while mutations < LEAST || Instant::now() < ends {
+    while mutations < MUTATIONS_MIN || Instant::now() < ends {
         mutations += 1;
         let mut input = pool[rng.index(pool.len())].clone();
         let other = rng.index(pool.len());
@@ -58,10 +63,10 @@ fn run(parse: impl Fn(&[u8]), seeds: Vec<Vec<u8>>, rng: &mut Rng, time: Duration
         attempt(&input)?;
         // Some mutated inputs are mutated again, so that inputs get far from the seeds.
         if rng.one_in(16) {
-            if pool.len() < first + POOL {
+            if pool.len() < first + POOL_INPUTS_MAX {
                 pool.push(input);
             } else {
-                pool[first + rng.index(POOL)] = input;
+                pool[first + rng.index(POOL_INPUTS_MAX)] = input;
             }
         }
     }
@@ -83,7 +88,7 @@ fn try_out(name: &str, time: Duration) {
     let target = target(name);
     match run(target.fuzz_one, (target.seeds)(), &mut seed.rng(0), time) {
         Ok(tried) => println!("{name}: {tried} inputs"),
-        Err(Found { input, number }) => {
+        Err(FailingInput { input, number }) => {
             panic!("{name}, input {number}, in hexadecimal: {input:02x?}");
         }
     }

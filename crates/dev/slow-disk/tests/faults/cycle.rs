@@ -13,22 +13,22 @@ use pagekeeper_testing::Rng;
 
 use crate::device::{self, Cleaner, on_device};
 use crate::disk::{Disk, Faults, mount_point, unmount};
-use crate::file::{self, Cut};
+use crate::file::{self, CutOutcome};
 use crate::oracle::{Line, Oracle};
 use crate::subjects::Subject;
 
 /// The variable with the task of the process under test: subject, way of writing, cycle, whether to close at once, and
 /// directory.
-pub(crate) const ASKED: &str = "PAGEKEEPER_FAULTS_CHILD";
+pub(crate) const TASK_VARIABLE: &str = "PAGEKEEPER_FAULTS_CHILD";
 /// The longest time of a cycle that does not reach its cut.
-const PATIENCE: Duration = Duration::from_secs(5);
+const CYCLE_TIME_MAX: Duration = Duration::from_secs(5);
 /// The longest time of an undisturbed opening.
-const LONG: Duration = Duration::from_secs(120);
+const OPENING_TIME_MAX: Duration = Duration::from_secs(120);
 const IMAGE: &str = "image";
 
 /// The place of the files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum FilePlace {
     /// On the disk itself.
     Files,
     /// In a file system on a loop device over one file of the disk.
@@ -37,13 +37,13 @@ pub(crate) enum Place {
 
 /// The behaviour of the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Manner {
+pub(crate) enum DiskBehaviour {
     /// Only the power is lost.
     Honest,
     /// In addition, now and then a write or sync fails, there is no room, or a block cannot be read. Under a file
     /// system only a sync fails, and mostly loses its data, because any block may be the file system's own. Linux's
     /// file systems do not reliably survive that: a flush that fails for one file also loses what others had written,
-    /// and not all file systems stop. See [`Account::ruined`].
+    /// and not all file systems stop. See [`LifeCounts::ruined`].
     Failing,
     /// One sync in twenty reports success and loses its data.
     Lying,
@@ -51,7 +51,7 @@ pub(crate) enum Manner {
 
 /// The counts of a life.
 #[derive(Debug, Default)]
-pub(crate) struct Account {
+pub(crate) struct LifeCounts {
     pub(crate) cycles: u64,
     pub(crate) openings: u64,
     pub(crate) acknowledgements: u64,
@@ -62,34 +62,34 @@ pub(crate) struct Account {
     pub(crate) ruined: u64,
 }
 
-pub(crate) struct Life {
+pub(crate) struct SubjectLife {
     _cleaner: Cleaner,
     subject: Subject,
-    place: Place,
-    manner: Manner,
+    place: FilePlace,
+    manner: DiskBehaviour,
     way: u64,
     rng: Rng,
     disk: Disk,
     oracle: Oracle,
     /// Mount point of a file system.
     mounted: tempfile::TempDir,
-    account: Account,
+    account: LifeCounts,
     /// Whether a sync has failed under this file system.
     is_suspect: bool,
 }
 
 /// The output of a process, and its end.
-struct Heard {
+struct ProcessOutput {
     lines: Vec<Line>,
     /// Whether it ended by itself while the disk had power.
     ended: bool,
     said_besides: String,
 }
 
-impl Life {
-    pub(crate) fn new(subject: Subject, place: Place, manner: Manner, seed: u64) -> Self {
+impl SubjectLife {
+    pub(crate) fn new(subject: Subject, place: FilePlace, manner: DiskBehaviour, seed: u64) -> Self {
         let mut rng = Rng::from_seed(seed);
-        let sector = if place == Place::Files { file::SECTOR } else { device::SECTOR };
+        let sector = if place == FilePlace::Files { file::SECTOR } else { device::SECTOR };
         let disk = Disk::new(sector, Rng::from_seed(rng.number()));
         let mounted = mount_point();
         let mut life = Self {
@@ -102,7 +102,7 @@ impl Life {
             disk,
             oracle: Oracle::default(),
             mounted,
-            account: Account::default(),
+            account: LifeCounts::default(),
             is_suspect: false,
         };
         life.make_file_system();
@@ -110,7 +110,7 @@ impl Life {
     }
 
     /// Runs this many cycles and opens what is left; fails with the error.
-    pub(crate) fn run(mut self, cycles: u64) -> Result<Account, String> {
+    pub(crate) fn run(mut self, cycles: u64) -> Result<LifeCounts, String> {
         for cycle in 1..=cycles {
             self.cycle(cycle).map_err(|what| format!("cycle {cycle}: {what}"))?;
         }
@@ -121,8 +121,8 @@ impl Life {
 
     fn directory(&self) -> PathBuf {
         match self.place {
-            Place::Files => self.disk.point().join("under-test"),
-            Place::On(_) => self.mounted.path().join("under-test"),
+            FilePlace::Files => self.disk.point().join("under-test"),
+            FilePlace::On(_) => self.mounted.path().join("under-test"),
         }
     }
 
@@ -130,19 +130,19 @@ impl Life {
         let rng = &mut self.rng;
         let mut faults = Faults { cut_at: Some(1 + rng.skewed(1200)), ..Faults::default() };
         match self.manner {
-            Manner::Honest => {}
-            Manner::Failing if self.place != Place::Files => {
+            DiskBehaviour::Honest => {}
+            DiskBehaviour::Failing if self.place != FilePlace::Files => {
                 faults.failing_sync = rng.one_in(2).then(|| 1 + rng.skewed(60));
                 faults.failing_sync_drops = !rng.one_in(4);
             }
-            Manner::Lying => {
+            DiskBehaviour::Lying => {
                 faults.lies_one_in = Some(20);
                 if !rng.one_in(4) {
                     faults.cut_at = None;
                     faults.cut_after_lie = Some(rng.skewed(4));
                 }
             }
-            Manner::Failing => match rng.of(0..8) {
+            DiskBehaviour::Failing => match rng.of(0..8) {
                 0 | 1 => {
                     faults.failing_sync = Some(1 + rng.skewed(100));
                     faults.failing_sync_drops = rng.one_in(2);
@@ -169,7 +169,7 @@ impl Life {
             || faults.lies_one_in.is_some();
         // Usually after the file system is mounted; otherwise its own recovery is cut off, too. XFS would retry that
         // for ever.
-        let early = self.rng.one_in(8) && self.place != Place::On("xfs");
+        let early = self.rng.one_in(8) && self.place != FilePlace::On("xfs");
         if early {
             self.disk.set(faults.clone());
         }
@@ -178,11 +178,15 @@ impl Life {
             if !early {
                 self.disk.set(faults);
             }
-            self.hear(cycle, false, PATIENCE)
+            self.hear(cycle, false, CYCLE_TIME_MAX)
         });
         let (syncs, lies, failed_syncs) = self.disk.turn_off();
         self.unmount(mounted.is_ok());
-        let cut = if self.manner == Manner::Lying { Cut::Nothing } else { Cut::random(&mut self.rng) };
+        let cut = if self.manner == DiskBehaviour::Lying {
+            CutOutcome::Nothing
+        } else {
+            CutOutcome::random(&mut self.rng)
+        };
         self.disk.lose_unsynced(cut, &mut self.rng);
         self.account.cycles += 1;
         self.account.syncs += syncs;
@@ -203,7 +207,7 @@ impl Life {
     fn look(&mut self) -> Result<(), String> {
         self.disk.start();
         let mounted = self.mount();
-        let heard = mounted.is_ok().then(|| self.hear(0, true, LONG));
+        let heard = mounted.is_ok().then(|| self.hear(0, true, OPENING_TIME_MAX));
         self.disk.turn_off();
         self.unmount(mounted.is_ok());
         let Some(heard) = heard else { return self.begin_anew(mounted) };
@@ -214,7 +218,7 @@ impl Life {
     }
 
     /// Runs a process until it ends, the power is lost, or its time is over; then it is killed.
-    fn hear(&mut self, cycle: u64, only_look: bool, patience: Duration) -> Heard {
+    fn hear(&mut self, cycle: u64, only_look: bool, patience: Duration) -> ProcessOutput {
         let asked = format!(
             "{} {} {cycle} {only_look} {}",
             self.subject.name(),
@@ -223,7 +227,7 @@ impl Life {
         );
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["child", "--exact", "--nocapture", "--test-threads=1"])
-            .env(ASKED, asked)
+            .env(TASK_VARIABLE, asked)
             .env("RUST_BACKTRACE", "0")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -247,11 +251,11 @@ impl Life {
         std::thread::sleep(Duration::from_micros(self.rng.of(0..5000)));
         child.kill().unwrap();
         child.wait().unwrap();
-        Heard { lines: heard.join().unwrap(), ended, said_besides: said.join().unwrap() }
+        ProcessOutput { lines: heard.join().unwrap(), ended, said_besides: said.join().unwrap() }
     }
 
     fn make_file_system(&mut self) {
-        let Place::On(kind) = self.place else { return };
+        let FilePlace::On(kind) = self.place else { return };
         // The smallest size that mkfs.xfs accepts.
         self.disk.make_file(IMAGE, if kind == "xfs" { 300 << 20 } else { 64 << 20 });
         self.disk.start();
@@ -265,7 +269,7 @@ impl Life {
         self.disk.stop();
         self.disk.turn_off();
         made.unwrap();
-        self.disk.lose_unsynced(Cut::Nothing, &mut self.rng);
+        self.disk.lose_unsynced(CutOutcome::Nothing, &mut self.rng);
     }
 
     /// Continues with a new file system where one cannot be mounted and that may be the disk's fault; fails otherwise.
@@ -289,21 +293,21 @@ impl Life {
 
     /// Mounts the file system; fails where the power was lost meanwhile.
     fn mount(&self) -> Result<(), String> {
-        let Place::On(kind) = self.place else { return Ok(()) };
+        let FilePlace::On(kind) = self.place else { return Ok(()) };
         let point = text_of(self.mounted.path());
         let words = ["mount", "-t", kind, "-o", "noatime", "--target", point, "--source"];
         on_device(&self.disk.point().join(IMAGE), &words)
     }
 
     fn unmount(&mut self, is_mounted: bool) {
-        if is_mounted && self.place != Place::Files {
+        if is_mounted && self.place != FilePlace::Files {
             unmount(self.mounted.path());
         }
         self.disk.stop();
     }
 }
 
-impl Heard {
+impl ProcessOutput {
     fn why(&self) -> String {
         let failed: Vec<String> = self
             .lines

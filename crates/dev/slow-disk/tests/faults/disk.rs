@@ -15,12 +15,12 @@ use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
 use pagekeeper_testing::Rng;
 use rustix::io::Errno;
 
-use crate::file::Cut;
+use crate::file::CutOutcome;
 use crate::medium::{Medium, ROOT};
-use crate::serve::Served;
+use crate::serve::ServedDisk;
 
 /// Threads that take requests.
-const THREADS: usize = 4;
+const SERVING_THREADS: usize = 4;
 
 /// The faults, counted from when they were set.
 #[derive(Debug, Clone, Default)]
@@ -53,7 +53,7 @@ pub(crate) enum Request {
 
 /// The disk's state.
 #[derive(Debug)]
-pub(crate) struct World {
+pub(crate) struct DiskState {
     pub(crate) medium: Medium,
     pub(crate) faults: Faults,
     /// Changes since the faults were set.
@@ -79,7 +79,7 @@ pub(crate) enum Verdict {
     FailAndDrop,
 }
 
-impl World {
+impl DiskState {
     pub(crate) fn check_power(&self) -> Result<(), Errno> {
         if self.is_off { Err(Errno::IO) } else { Ok(()) }
     }
@@ -130,18 +130,18 @@ impl World {
 
 /// The state shared by serving threads.
 #[derive(Debug)]
-pub(crate) struct Shared {
-    world: Mutex<World>,
+pub(crate) struct ServedState {
+    world: Mutex<DiskState>,
     /// Signals a power cut.
     off: Condvar,
 }
 
-impl Shared {
-    pub(crate) fn world(&self) -> MutexGuard<'_, World> {
+impl ServedState {
+    pub(crate) fn world(&self) -> MutexGuard<'_, DiskState> {
         self.world.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn notify(&self, world: &World) {
+    pub(crate) fn notify(&self, world: &DiskState) {
         if world.is_off {
             self.off.notify_all();
         }
@@ -150,7 +150,7 @@ impl Shared {
 
 /// A disk, and its mount while it has power.
 pub(crate) struct Disk {
-    shared: Arc<Shared>,
+    shared: Arc<ServedState>,
     point: PathBuf,
     session: Option<BackgroundSession>,
     _dir: tempfile::TempDir,
@@ -160,7 +160,7 @@ impl Disk {
     /// Creates a disk on which a power cut leaves sectors of this many bytes whole.
     pub(crate) fn new(sector: usize, rng: Rng) -> Self {
         let dir = mount_point();
-        let world = World {
+        let world = DiskState {
             medium: Medium::new(sector),
             faults: Faults::default(),
             changes: 0,
@@ -171,7 +171,7 @@ impl Disk {
             is_off: true,
             rng,
         };
-        let shared = Arc::new(Shared { world: Mutex::new(world), off: Condvar::new() });
+        let shared = Arc::new(ServedState { world: Mutex::new(world), off: Condvar::new() });
         Self { shared, point: dir.path().to_path_buf(), session: None, _dir: dir }
     }
 
@@ -193,9 +193,9 @@ impl Disk {
             MountOption::NoAtime,
         ];
         config.acl = SessionACL::Owner;
-        config.n_threads = Some(THREADS);
+        config.n_threads = Some(SERVING_THREADS);
         config.clone_fd = true;
-        let served = Served(Arc::clone(&self.shared));
+        let served = ServedDisk(Arc::clone(&self.shared));
         let session = Session::new(served, &self.point, &config).and_then(Session::spawn);
         self.session = Some(session.unwrap_or_else(|error| panic!("can't mount: {error}")));
     }
@@ -240,7 +240,7 @@ impl Disk {
     }
 
     /// Decides what a restart finds. Must not be called while it is mounted.
-    pub(crate) fn lose_unsynced(&self, cut: Cut, rng: &mut Rng) {
+    pub(crate) fn lose_unsynced(&self, cut: CutOutcome, rng: &mut Rng) {
         assert!(self.session.is_none());
         self.shared.world().medium.cut(cut, rng);
     }

@@ -15,7 +15,7 @@ type Block = [u8; BLOCK];
 
 /// The effect of a power cut on unsynced data.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Cut {
+pub(crate) enum CutOutcome {
     Nothing,
     Everything,
     /// The first changes of each file, with the last one of them torn.
@@ -24,7 +24,7 @@ pub(crate) enum Cut {
     Each(u64),
 }
 
-impl Cut {
+impl CutOutcome {
     pub(crate) fn random(rng: &mut Rng) -> Self {
         match rng.of(0..6) {
             0 => Self::Nothing,
@@ -125,19 +125,19 @@ impl File {
         }
     }
 
-    pub(crate) fn cut(&mut self, cut: Cut, sector: usize, rng: &mut Rng) {
+    pub(crate) fn cut(&mut self, cut: CutOutcome, sector: usize, rng: &mut Rng) {
         let pending = std::mem::take(&mut self.pending);
         match cut {
-            Cut::Nothing => {}
-            Cut::Everything => pending.iter().for_each(|change| self.synced.make(change)),
-            Cut::First => {
+            CutOutcome::Nothing => {}
+            CutOutcome::Everything => pending.iter().for_each(|change| self.synced.make(change)),
+            CutOutcome::First => {
                 let first = rng.index(pending.len() + 1);
                 pending[..first].iter().for_each(|change| self.synced.make(change));
                 if let Some(next) = pending.get(first) {
                     self.synced.make_torn(next, sector, rng);
                 }
             }
-            Cut::Each(tenths) => {
+            CutOutcome::Each(tenths) => {
                 let by_sector = rng.one_in(2);
                 for change in pending.iter().filter(|_| rng.of(0..10) < tenths).collect::<Vec<_>>() {
                     if by_sector {

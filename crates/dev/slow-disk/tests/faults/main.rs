@@ -17,21 +17,21 @@ mod subjects;
 use std::path::Path;
 use std::time::Instant;
 
-use cycle::{Account, Life, Manner, Place};
+use cycle::{DiskBehaviour, FilePlace, LifeCounts, SubjectLife};
 use pagekeeper_testing::{Seed, skip};
 use subjects::Subject;
 
 /// Cycles of a life; with a file system in between half as many.
-const LIFE: u64 = 10;
+const CYCLES_PER_LIFE: u64 = 10;
 
 /// Whether such disks can be created here.
-fn possible(place: Place) -> bool {
+fn possible(place: FilePlace) -> bool {
     let fuse = std::fs::File::options().read(true).write(true).open("/dev/fuse");
     if !rustix::process::geteuid().is_root() {
         skip("a disk that fails needs root");
     } else if fuse.is_err() {
         skip("a disk that fails needs /dev/fuse");
-    } else if let Place::On(kind) = place
+    } else if let FilePlace::On(kind) = place
         && (!Path::new("/dev/loop-control").exists()
             || std::process::Command::new(format!("mkfs.{kind}")).arg("-V").output().is_err())
     {
@@ -46,7 +46,7 @@ fn cycles(few: u64) -> u64 {
     std::env::var("PAGEKEEPER_FAULT_CYCLES").map_or(few, |cycles| cycles.parse().unwrap())
 }
 
-fn add(sum: &mut Account, account: &Account) {
+fn add(sum: &mut LifeCounts, account: &LifeCounts) {
     sum.cycles += account.cycles;
     sum.openings += account.openings;
     sum.acknowledgements += account.acknowledgements;
@@ -57,17 +57,17 @@ fn add(sum: &mut Account, account: &Account) {
 }
 
 /// Runs lives until this many cycles: everything acknowledged must be there.
-fn nothing_is_lost(subject: Subject, place: Place, few: u64) {
+fn nothing_is_lost(subject: Subject, place: FilePlace, few: u64) {
     if !possible(place) {
         return;
     }
     let (seed, cycles, began) = (Seed::new().0, cycles(few), Instant::now());
-    let mut sum = Account::default();
-    let length = if place == Place::Files { LIFE } else { LIFE / 2 };
+    let mut sum = LifeCounts::default();
+    let length = if place == FilePlace::Files { CYCLES_PER_LIFE } else { CYCLES_PER_LIFE / 2 };
     for life in 0..cycles.div_ceil(length) {
         let seed = seed.wrapping_add(life);
-        let manner = if seed % 2 == 1 { Manner::Failing } else { Manner::Honest };
-        let lived = Life::new(subject, place, manner, seed).run(length.min(cycles - sum.cycles));
+        let manner = if seed % 2 == 1 { DiskBehaviour::Failing } else { DiskBehaviour::Honest };
+        let lived = SubjectLife::new(subject, place, manner, seed).run(length.min(cycles - sum.cycles));
         let account = lived.unwrap_or_else(|what| {
             panic!(
                 "{subject:?} on {place:?}, {manner:?}, {what}; PAGEKEEPER_SEED={seed} begins with this life"
@@ -83,12 +83,14 @@ fn nothing_is_lost(subject: Subject, place: Place, few: u64) {
 
 /// On a lying disk the same check must fail soon.
 fn a_lie_is_caught(subject: Subject) {
-    if !possible(Place::Files) {
+    if !possible(FilePlace::Files) {
         return;
     }
     let (seed, mut refused, mut unseen) = (Seed::new().0, 0, 0);
     for life in 0..100 {
-        match Life::new(subject, Place::Files, Manner::Lying, seed.wrapping_add(life)).run(3) {
+        match SubjectLife::new(subject, FilePlace::Files, DiskBehaviour::Lying, seed.wrapping_add(life))
+            .run(3)
+        {
             Ok(account) => unseen += account.lies,
             Err(what) if what.contains("acknowledged commits are lost") => {
                 return println!(
@@ -108,7 +110,7 @@ fn a_lie_is_caught(subject: Subject) {
 
 #[test]
 fn child() {
-    let Ok(asked) = std::env::var(cycle::ASKED) else { return };
+    let Ok(asked) = std::env::var(cycle::TASK_VARIABLE) else { return };
     let mut words = asked.splitn(5, ' ');
     let mut word = || words.next().unwrap();
     let (subject, way, cycle) = (Subject::by_name(word()), word().parse().unwrap(), word().parse().unwrap());
@@ -118,17 +120,17 @@ fn child() {
 
 #[test]
 fn the_store_loses_nothing_on_files() {
-    nothing_is_lost(Subject::Store, Place::Files, 20);
+    nothing_is_lost(Subject::Store, FilePlace::Files, 20);
 }
 
 #[test]
 fn the_redo_log_loses_nothing_on_files() {
-    nothing_is_lost(Subject::Redo, Place::Files, 20);
+    nothing_is_lost(Subject::Redo, FilePlace::Files, 20);
 }
 
 #[test]
 fn the_binlog_loses_nothing_on_files() {
-    nothing_is_lost(Subject::Binlog, Place::Files, 20);
+    nothing_is_lost(Subject::Binlog, FilePlace::Files, 20);
 }
 
 #[test]
@@ -148,38 +150,38 @@ fn a_disk_that_lies_to_the_binlog_is_caught() {
 
 #[test]
 fn the_store_loses_nothing_on_ext4() {
-    nothing_is_lost(Subject::Store, Place::On("ext4"), 10);
+    nothing_is_lost(Subject::Store, FilePlace::On("ext4"), 10);
 }
 
 #[test]
 fn the_redo_log_loses_nothing_on_ext4() {
-    nothing_is_lost(Subject::Redo, Place::On("ext4"), 10);
+    nothing_is_lost(Subject::Redo, FilePlace::On("ext4"), 10);
 }
 
 #[test]
 fn the_binlog_loses_nothing_on_ext4() {
-    nothing_is_lost(Subject::Binlog, Place::On("ext4"), 10);
+    nothing_is_lost(Subject::Binlog, FilePlace::On("ext4"), 10);
 }
 
 #[test]
 fn the_store_loses_nothing_on_xfs() {
-    nothing_is_lost(Subject::Store, Place::On("xfs"), 10);
+    nothing_is_lost(Subject::Store, FilePlace::On("xfs"), 10);
 }
 
 #[test]
 fn the_redo_log_loses_nothing_on_xfs() {
-    nothing_is_lost(Subject::Redo, Place::On("xfs"), 10);
+    nothing_is_lost(Subject::Redo, FilePlace::On("xfs"), 10);
 }
 
 #[test]
 fn the_binlog_loses_nothing_on_xfs() {
-    nothing_is_lost(Subject::Binlog, Place::On("xfs"), 10);
+    nothing_is_lost(Subject::Binlog, FilePlace::On("xfs"), 10);
 }
 
 #[test]
 fn sqlite_loses_nothing_on_files() {
     if database::has_shell() {
-        nothing_is_lost(Subject::Sqlite, Place::Files, 20);
+        nothing_is_lost(Subject::Sqlite, FilePlace::Files, 20);
     } else {
         skip("sqlite3 is not installed");
     }
@@ -188,7 +190,7 @@ fn sqlite_loses_nothing_on_files() {
 #[test]
 fn sqlite_loses_nothing_on_ext4() {
     if database::has_shell() {
-        nothing_is_lost(Subject::Sqlite, Place::On("ext4"), 10);
+        nothing_is_lost(Subject::Sqlite, FilePlace::On("ext4"), 10);
     } else {
         skip("sqlite3 is not installed");
     }

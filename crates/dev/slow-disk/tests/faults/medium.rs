@@ -3,7 +3,8 @@
 //!
 //! Invariants:
 //! - Synced data stays until it is changed again.
-//! - At a power cut each unsynced change is there, not there, or partly there, as a [`Cut`] says.
+//! - At a power cut each unsynced change is there, not there, or partly there, as a [`CutOutcome`]
+//!   says.
 //! - Data changes by sectors of the promised size, or by blocks of 4 KiB, in any order. Each length changes by itself.
 //! - Names of a directory change in order up to some change, each change as a whole.
 //! - A file is synced by itself, its name by its directory.
@@ -14,7 +15,7 @@ use std::sync::Arc;
 
 use pagekeeper_testing::Rng;
 
-use crate::file::{BLOCK, Change, Cut, File};
+use crate::file::{BLOCK, Change, CutOutcome, File};
 
 /// The root directory.
 pub(crate) const ROOT: u64 = 1;
@@ -49,12 +50,12 @@ impl Directory {
         self.pending.clear();
     }
 
-    fn cut(&mut self, cut: Cut, rng: &mut Rng) {
+    fn cut(&mut self, cut: CutOutcome, rng: &mut Rng) {
         let pending = std::mem::take(&mut self.pending);
         let kept = match cut {
-            Cut::Nothing => 0,
-            Cut::Everything => pending.len(),
-            Cut::First | Cut::Each(_) => rng.index(pending.len() + 1),
+            CutOutcome::Nothing => 0,
+            CutOutcome::Everything => pending.len(),
+            CutOutcome::First | CutOutcome::Each(_) => rng.index(pending.len() + 1),
         };
         pending[..kept].iter().for_each(|renames| rename_all(&mut self.synced, renames));
         self.now = self.synced.clone();
@@ -78,7 +79,7 @@ pub(crate) struct Medium {
 
 /// The type of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum NodeKind {
     File { size: u64, blocks: u64 },
     Directory,
 }
@@ -89,10 +90,12 @@ impl Medium {
         Self { nodes, next: ROOT + 1, sector }
     }
 
-    pub(crate) fn kind(&self, node: u64) -> Option<Kind> {
+    pub(crate) fn kind(&self, node: u64) -> Option<NodeKind> {
         self.nodes.get(&node).map(|node| match node {
-            Node::File(File { now, .. }) => Kind::File { size: now.size, blocks: now.blocks.len() as u64 },
-            Node::Directory(_) => Kind::Directory,
+            Node::File(File { now, .. }) => {
+                NodeKind::File { size: now.size, blocks: now.blocks.len() as u64 }
+            }
+            Node::Directory(_) => NodeKind::Directory,
         })
     }
 
@@ -262,8 +265,8 @@ impl Medium {
             Node::File(_) => Vec::new(),
         });
         let blocks = named.filter_map(|node| match self.kind(node) {
-            Some(Kind::File { blocks, .. }) => Some(blocks),
-            Some(Kind::Directory) | None => None,
+            Some(NodeKind::File { blocks, .. }) => Some(blocks),
+            Some(NodeKind::Directory) | None => None,
         });
         blocks.sum()
     }
@@ -289,7 +292,7 @@ impl Medium {
     }
 
     /// Cuts the power: from now on the files are what a restart finds.
-    pub(crate) fn cut(&mut self, cut: Cut, rng: &mut Rng) {
+    pub(crate) fn cut(&mut self, cut: CutOutcome, rng: &mut Rng) {
         let mut numbers: Vec<u64> = self.nodes.keys().copied().collect();
         numbers.sort_unstable();
         for number in numbers {
@@ -340,7 +343,7 @@ mod tests {
             medium.write(file, 0, &[1; 2 * BLOCK]);
             medium.sync(file);
             medium.write(file, 100, &[2; BLOCK]);
-            let cut = Cut::random(&mut rng);
+            let cut = CutOutcome::random(&mut rng);
             medium.cut(cut, &mut rng);
             let found = medium.read(file, 0, 3 * BLOCK).unwrap();
             assert!(
@@ -366,7 +369,7 @@ mod tests {
             for _ in 0..200 {
                 let (mut medium, file) = of_sectors(sector);
                 (1..9).for_each(|version| medium.write(file, 0, &[version; 2 * BLOCK]));
-                let cut = Cut::random(&mut rng);
+                let cut = CutOutcome::random(&mut rng);
                 medium.cut(cut, &mut rng);
                 let found = medium.read(file, 0, 2 * BLOCK).unwrap();
                 let is_whole = |bytes: &[u8]| bytes.iter().all(|byte| *byte == bytes[0]);
@@ -384,14 +387,14 @@ mod tests {
         let file = medium.make(ROOT, name(), false).unwrap();
         medium.write(file, 0, b"text");
         medium.sync(file);
-        medium.cut(Cut::Nothing, &mut rng);
+        medium.cut(CutOutcome::Nothing, &mut rng);
         assert_eq!((medium.find(ROOT, name()), medium.kind(file)), (None, None));
 
         let (mut medium, file) = self::file();
         medium.write(file, 0, b"text");
         medium.sync(file);
         assert!(medium.rename(ROOT, name(), OsStr::new("new")));
-        medium.cut(Cut::Nothing, &mut rng);
+        medium.cut(CutOutcome::Nothing, &mut rng);
         assert_eq!(medium.find(ROOT, name()), Some(file));
         assert_eq!(medium.read(file, 0, 10).unwrap(), b"text");
     }
@@ -404,7 +407,7 @@ mod tests {
         medium.lose(file);
         medium.sync(file);
         assert_eq!(medium.read(file, 0, 10).unwrap(), b"text");
-        medium.cut(Cut::Everything, &mut rng);
+        medium.cut(CutOutcome::Everything, &mut rng);
         assert_eq!(medium.read(file, 0, 10).unwrap(), b"");
     }
 
@@ -421,7 +424,7 @@ mod tests {
         assert!(medium.read(file, 0, 4 * BLOCK).unwrap() == expected);
         assert_eq!(medium.new_blocks(file, 0, 4 * BLOCK as u64), 2);
         medium.allocate(file, 0, 4 * BLOCK as u64, false);
-        assert_eq!(medium.kind(file), Some(Kind::File { size: 4 * BLOCK as u64, blocks: 4 }));
+        assert_eq!(medium.kind(file), Some(NodeKind::File { size: 4 * BLOCK as u64, blocks: 4 }));
         assert_eq!(medium.used_blocks(), 4);
     }
 }

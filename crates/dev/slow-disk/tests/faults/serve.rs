@@ -17,23 +17,23 @@ use fuser::{
 use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno as Code;
 
-use crate::disk::{Request, Shared, Verdict, World};
+use crate::disk::{DiskState, Request, ServedState, Verdict};
 use crate::file::BLOCK;
-use crate::medium::{Kind, ROOT};
+use crate::medium::{NodeKind, ROOT};
 
 /// The time for which the kernel may cache names and attributes.
-const EVER: Duration = Duration::from_secs(1 << 30);
+const ATTRIBUTE_LIFETIME: Duration = Duration::from_secs(1 << 30);
 /// Largest request, in bytes.
-const LARGEST: u32 = 1 << 20;
+const REQUEST_BYTES_MAX: u32 = 1 << 20;
 /// Blocks that statfs(2) reports where there is no limit.
-const PLENTY: u64 = 1 << 20;
+const REPORTED_BLOCKS: u64 = 1 << 20;
 
-pub(crate) struct Served(pub(crate) Arc<Shared>);
+pub(crate) struct ServedDisk(pub(crate) Arc<ServedState>);
 
-fn attributes(world: &World, node: u64) -> Result<FileAttr, Code> {
+fn attributes(world: &DiskState, node: u64) -> Result<FileAttr, Code> {
     let (kind, size, blocks) = match world.medium.kind(node).ok_or(Code::NOENT)? {
-        Kind::File { size, blocks } => (FileType::RegularFile, size, blocks * (BLOCK as u64 / 512)),
-        Kind::Directory => (FileType::Directory, 0, 0),
+        NodeKind::File { size, blocks } => (FileType::RegularFile, size, blocks * (BLOCK as u64 / 512)),
+        NodeKind::Directory => (FileType::Directory, 0, 0),
     };
     Ok(FileAttr {
         ino: INodeNo(node),
@@ -54,9 +54,9 @@ fn attributes(world: &World, node: u64) -> Result<FileAttr, Code> {
     })
 }
 
-impl Served {
+impl ServedDisk {
     /// Runs a read-only request.
-    fn look<T>(&self, what: impl FnOnce(&World) -> Result<T, Code>) -> Result<T, Code> {
+    fn look<T>(&self, what: impl FnOnce(&DiskState) -> Result<T, Code>) -> Result<T, Code> {
         let world = self.0.world();
         world.check_power()?;
         what(&world)
@@ -66,7 +66,7 @@ impl Served {
     fn change<T>(
         &self,
         request: Request,
-        what: impl FnOnce(&mut World, Verdict) -> Result<T, Code>,
+        what: impl FnOnce(&mut DiskState, Verdict) -> Result<T, Code>,
     ) -> Result<T, Code> {
         let mut world = self.0.world();
         let verdict = world.judge(request)?;
@@ -130,11 +130,11 @@ macro_rules! answer {
     };
 }
 
-impl Filesystem for Served {
+impl Filesystem for ServedDisk {
     fn init(&mut self, _: &fuser::Request, config: &mut KernelConfig) -> io::Result<()> {
         let _ = config.set_max_background(64);
         let _ = config.set_congestion_threshold(64);
-        let _ = config.set_max_write(LARGEST);
+        let _ = config.set_max_write(REQUEST_BYTES_MAX);
         config
             .add_capabilities(InitFlags::FUSE_WRITEBACK_CACHE | InitFlags::FUSE_ASYNC_DIO)
             .map_err(|lacking| io::Error::other(format!("this kernel's FUSE has no {lacking:?}")))?;
@@ -148,13 +148,13 @@ impl Filesystem for Served {
             let node = world.medium.find(parent.0, name).ok_or(Code::NOENT)?;
             attributes(world, node)
         });
-        answer!(reply, found, |found| reply.entry(&EVER, &found, Generation(0)));
+        answer!(reply, found, |found| reply.entry(&ATTRIBUTE_LIFETIME, &found, Generation(0)));
     }
 
     fn getattr(&self, _: &fuser::Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         // Also without power: unmounting asks for the root.
         let found = attributes(&self.0.world(), ino.0);
-        answer!(reply, found, |found| reply.attr(&EVER, &found));
+        answer!(reply, found, |found| reply.attr(&ATTRIBUTE_LIFETIME, &found));
     }
 
     fn setattr(
@@ -182,7 +182,7 @@ impl Filesystem for Served {
                 attributes(world, ino.0)
             }),
         };
-        answer!(reply, done, |found| reply.attr(&EVER, &found));
+        answer!(reply, done, |found| reply.attr(&ATTRIBUTE_LIFETIME, &found));
     }
 
     fn mknod(
@@ -198,11 +198,19 @@ impl Filesystem for Served {
         if rustix::fs::FileType::from_raw_mode(mode) != rustix::fs::FileType::RegularFile {
             return reply.error(Errno::EPERM);
         }
-        answer!(reply, self.name(parent, name, false), |made| reply.entry(&EVER, &made, Generation(0)));
+        answer!(reply, self.name(parent, name, false), |made| reply.entry(
+            &ATTRIBUTE_LIFETIME,
+            &made,
+            Generation(0)
+        ));
     }
 
     fn mkdir(&self, _: &fuser::Request, parent: INodeNo, name: &OsStr, _: u32, _: u32, reply: ReplyEntry) {
-        answer!(reply, self.name(parent, name, true), |made| reply.entry(&EVER, &made, Generation(0)));
+        answer!(reply, self.name(parent, name, true), |made| reply.entry(
+            &ATTRIBUTE_LIFETIME,
+            &made,
+            Generation(0)
+        ));
     }
 
     fn link(&self, _: &fuser::Request, ino: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
@@ -210,7 +218,7 @@ impl Filesystem for Served {
             world.medium.link(ino.0, parent.0, name);
             attributes(world, ino.0)
         });
-        answer!(reply, done, |found| reply.entry(&EVER, &found, Generation(0)));
+        answer!(reply, done, |found| reply.entry(&ATTRIBUTE_LIFETIME, &found, Generation(0)));
     }
 
     fn unlink(&self, _: &fuser::Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -268,7 +276,7 @@ impl Filesystem for Served {
         reply: ReplyCreate,
     ) {
         answer!(reply, self.name(parent, name, false), |made: FileAttr| {
-            reply.created(&EVER, &made, Generation(0), FileHandle(made.ino.0), opened(flags));
+            reply.created(&ATTRIBUTE_LIFETIME, &made, Generation(0), FileHandle(made.ino.0), opened(flags));
         });
     }
 
@@ -402,7 +410,7 @@ impl Filesystem for Served {
 
     fn statfs(&self, _: &fuser::Request, _: INodeNo, reply: ReplyStatfs) {
         let world = self.0.world();
-        let blocks = world.faults.room.unwrap_or(PLENTY);
+        let blocks = world.faults.room.unwrap_or(REPORTED_BLOCKS);
         let free = blocks.saturating_sub(world.medium.used_blocks());
         drop(world);
         reply.statfs(blocks, free, free, 1 << 20, 1 << 20, 4096, 255, 4096);

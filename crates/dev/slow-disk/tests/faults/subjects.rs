@@ -13,9 +13,9 @@ use pagekeeper_wal::{
 
 use crate::oracle::{Commit, Line};
 
-const THREADS: u64 = 8;
+const COMMITTER_THREADS: u64 = 8;
 /// Pages of the store.
-const PAGES: u64 = 200;
+const STORE_PAGES: u64 = 200;
 
 /// A subject under test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,7 +61,7 @@ impl Subject {
 /// Runs all threads until one fails, which ends the process.
 fn on_threads(work: impl Fn(u64) -> Result<(), String> + Sync) {
     std::thread::scope(|scope| {
-        for thread in 0..THREADS {
+        for thread in 0..COMMITTER_THREADS {
             let work = &work;
             scope.spawn(move || {
                 if let Err(why) = work(thread) {
@@ -89,7 +89,7 @@ fn mix(number: u64) -> u64 {
 }
 
 fn pages_of(number: u64) -> impl Iterator<Item = u64> {
-    (0..=mix(number) % 4).map(move |which| mix(number ^ (which + 1) << 40) % PAGES)
+    (0..=mix(number) % 4).map(move |which| mix(number ^ (which + 1) << 40) % STORE_PAGES)
 }
 
 fn number_of(bytes: &[u8]) -> u64 {
@@ -103,9 +103,9 @@ fn marks(len: usize) -> [std::ops::Range<usize>; 3] {
 fn change(store: &Store, txn: &mut WriteTxn<'_>) -> Result<u64, pagekeeper_store::Error> {
     let number = number_of(txn.metadata()) + 1;
     if txn.pages() == 0 {
-        txn.allocate_run(PAGES)?;
+        txn.allocate_run(STORE_PAGES)?;
         let blank = vec![0; store.payload_size()];
-        (0..PAGES).try_for_each(|page| txn.write(page, &blank))?;
+        (0..STORE_PAGES).try_for_each(|page| txn.write(page, &blank))?;
     }
     for page in pages_of(number) {
         if number.is_multiple_of(7) {
@@ -186,9 +186,9 @@ fn head_of(bytes: &[u8]) -> Option<[u64; 5]> {
 
 /// The commits of each thread and cycle, first and last.
 #[derive(Default)]
-struct Ranges(BTreeMap<(u64, u64), (u64, u64)>);
+struct CommitRanges(BTreeMap<(u64, u64), (u64, u64)>);
 
-impl Ranges {
+impl CommitRanges {
     fn add(&mut self, thread: u64, cycle: u64, number: u64) {
         let (_, last) = self.0.entry((thread, cycle)).or_insert((number, number - 1));
         if *last + 1 != number {
@@ -217,7 +217,7 @@ fn run_redo(dir: &Path, mode: LogMode, cycle: u64, only_look: bool) -> Result<()
         }
         Err(error) => return Err(text(error)),
     };
-    let mut ranges = Ranges::default();
+    let mut ranges = CommitRanges::default();
     for record in &records {
         match head_of(&record.body) {
             Some([thread, cycle, number, 0, 1]) => ranges.add(thread, cycle, number),
@@ -264,7 +264,7 @@ fn place_of(position: Position) -> u64 {
 }
 
 fn check_binlog(log: &BinLog) -> Result<(), String> {
-    let mut ranges = Ranges::default();
+    let mut ranges = CommitRanges::default();
     let mut follower = log.follow(log.first()).map_err(text)?;
     let mut due = None;
     while let Some(event) = follower.try_next().map_err(text)? {

@@ -19,7 +19,7 @@ const CHANNEL_NUMBER: u16 = 1;
 
 /// A connection with one channel.
 #[derive(Debug)]
-pub(super) struct Amqp {
+pub(super) struct AmqpConnection {
     to: TcpStream,
     from: BufReader<TcpStream>,
     /// Maximum size of a frame in bytes.
@@ -84,7 +84,7 @@ fn length(bytes: &[u8]) -> u32 {
     u32::try_from(bytes.len()).expect("less than 4 GiB")
 }
 
-impl Amqp {
+impl AmqpConnection {
     /// Connects. Returns `None` if nobody listens.
     pub(super) fn connect(port: u16) -> Option<Self> {
         let mut to = TcpStream::connect(("127.0.0.1", port)).ok()?;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::Signal;
 
-use super::{Daemon, Launcher, LoggedServer, SERVER_TIMEOUT, files_below, text};
+use super::{Launcher, LoggedServer, SERVER_TIMEOUT, ServerProcess, files_below, text};
 use crate::http::free_port;
 
 /// Size of a value in bytes.
@@ -21,7 +21,7 @@ const OPCODE_QUERY: u8 = 7;
 #[derive(Debug)]
 pub struct Cassandra {
     home: PathBuf,
-    daemon: Daemon,
+    daemon: ServerProcess,
     settings: NodeSettings,
     client: CassandraClient,
     /// Number of values that were put and acknowledged.
@@ -33,19 +33,19 @@ pub struct Cassandra {
 struct NodeSettings {
     ports: (u16, u16),
     launcher: Launcher,
-    flushes: Flushes,
+    flushes: FlushMode,
 }
 
 /// When and how the node flushes its memtables to table files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Flushes {
+pub enum FlushMode {
     /// As late as memory allows, so that the log gets long; puts wait meanwhile.
     Late,
     /// At a third of the memtable memory, which is the default.
     Usual,
 }
 
-impl Flushes {
+impl FlushMode {
     fn settings(self) -> &'static str {
         match self {
             Self::Late => {
@@ -109,7 +109,7 @@ fn length(bytes: &[u8]) -> u32 {
 
 impl Cassandra {
     /// Programs that it needs.
-    pub const PROGRAMS: [&str; 2] = ["java", "setpriv"];
+    pub const REQUIRED_PROGRAMS: [&str; 2] = ["java", "setpriv"];
 
     /// The guard's configuration for this node. Its segments, and so the budget for resident pages, are a
     /// quarter of the default.
@@ -126,7 +126,7 @@ impl Cassandra {
     ///
     /// If it does not start.
     pub fn start(home: &Path) -> Self {
-        Self::start_by(home, Launcher::default(), Flushes::Late)
+        Self::start_by(home, Launcher::default(), FlushMode::Late)
     }
 
     /// Starts a node by a launcher.
@@ -134,7 +134,7 @@ impl Cassandra {
     /// # Panics
     ///
     /// If it does not start.
-    pub fn start_by(home: &Path, launcher: Launcher, flushes: Flushes) -> Self {
+    pub fn start_by(home: &Path, launcher: Launcher, flushes: FlushMode) -> Self {
         let settings = NodeSettings { ports: (free_port(), free_port()), launcher, flushes };
         let mut daemon = daemon(home, &settings);
         let mut client = connect(&mut daemon, &settings);
@@ -148,7 +148,7 @@ impl Cassandra {
     }
 }
 
-fn connect(daemon: &mut Daemon, settings: &NodeSettings) -> CassandraClient {
+fn connect(daemon: &mut ServerProcess, settings: &NodeSettings) -> CassandraClient {
     daemon.wait_for("the node listens", || CassandraClient::connect(settings.ports.0))
 }
 
@@ -185,7 +185,7 @@ const JAVA_OPTIONS: &str = "--add-exports=java.base/jdk.internal.misc=ALL-UNNAME
 -Dcassandra.storagedir=data
 -Xmx1g";
 
-fn daemon(home: &Path, settings: &NodeSettings) -> Daemon {
+fn daemon(home: &Path, settings: &NodeSettings) -> ServerProcess {
     std::fs::create_dir_all(home).expect("make a directory for a node");
     let data = home.join("data");
     let directory = |name: &str| data.join(name).display().to_string();
@@ -208,7 +208,7 @@ fn daemon(home: &Path, settings: &NodeSettings) -> Daemon {
     );
     std::fs::write(home.join("cassandra.yaml"), settings).expect("write its settings");
     let jars = Cassandra::jars().expect("PAGEKEEPER_CASSANDRA names the directory of Cassandra's jars");
-    Daemon::start_by(launcher, home, "java", |command| {
+    ServerProcess::start_by(launcher, home, "java", |command| {
         // The class path also leads to its configuration files, such as commitlog_archiving.properties.
         command.args(JAVA_OPTIONS.split('\n')).arg("-cp").arg(format!(
             "{}:{}",

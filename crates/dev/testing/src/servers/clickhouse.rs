@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::Signal;
 
-use super::{Daemon, Launcher, LoggedServer, files_below, text};
+use super::{Launcher, LoggedServer, ServerProcess, files_below, text};
 use crate::http::{ask_with, free_port};
 
 /// Size of a row in bytes.
@@ -17,7 +17,7 @@ const ROWS_PER_INSERT: u64 = 64;
 pub struct ClickHouse {
     home: PathBuf,
     launcher: Launcher,
-    daemon: Daemon,
+    daemon: ServerProcess,
     ports: [u16; 3],
     /// Number of rows that were put and acknowledged.
     put: u64,
@@ -25,7 +25,7 @@ pub struct ClickHouse {
 
 impl ClickHouse {
     /// Programs that it needs.
-    pub const PROGRAMS: [&str; 2] = ["/usr/sbin/clickhouse-server", "setpriv"];
+    pub const REQUIRED_PROGRAMS: [&str; 2] = ["/usr/sbin/clickhouse-server", "setpriv"];
 
     /// Starts a server with its data below `home`.
     ///
@@ -92,7 +92,7 @@ impl ClickHouse {
     }
 }
 
-fn daemon(home: &Path, [http, tcp, peers]: [u16; 3], launcher: &Launcher) -> Daemon {
+fn daemon(home: &Path, [http, tcp, peers]: [u16; 3], launcher: &Launcher) -> ServerProcess {
     let path = |name: &str| home.join(name).display().to_string();
     std::fs::create_dir_all(home).expect("make a directory for clickhouse-server");
     let settings = format!(
@@ -108,7 +108,7 @@ fn daemon(home: &Path, [http, tcp, peers]: [u16; 3], launcher: &Launcher) -> Dae
     let users = "<yandex><profiles><default/></profiles><users><default><password></password><networks><ip>127.0.0.1</ip></networks>\
                  <profile>default</profile><quota>default</quota></default></users><quotas><default/></quotas></yandex>\n";
     std::fs::write(home.join("users.xml"), users).expect("write its users");
-    Daemon::start_by(launcher, home, ClickHouse::PROGRAMS[0], |command| {
+    ServerProcess::start_by(launcher, home, ClickHouse::REQUIRED_PROGRAMS[0], |command| {
         command.arg("--config-file=config.xml");
     })
 }

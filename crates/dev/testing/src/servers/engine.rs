@@ -1,4 +1,4 @@
-//! A storage engine that is a library, linked into a small program that [`Lines`] drives.
+//! A storage engine that is a library, linked into a small program that [`LineClient`] drives.
 
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
@@ -6,20 +6,20 @@ use std::process::{Command, Stdio};
 
 use rustix::process::Signal;
 
-use super::lines::Lines;
-use super::{Daemon, LoggedServer, files_below};
+use super::lines::LineClient;
+use super::{LoggedServer, ServerProcess, files_below};
 
 /// The engine's library, and the program that it is linked into.
 pub trait EngineLibrary {
     /// The name that the linker takes.
-    const NAME: &str;
+    const LINKER_NAME: &str;
     /// The source of the program, in C.
-    const SOURCE: &str;
+    const PROGRAM_SOURCE: &str;
     /// The header that the program includes.
-    const HEADER: &str;
+    const HEADER_PATH: &str;
     /// The directory below the program's that must exist when it starts. Its files are in `data` or in a
     /// subdirectory.
-    const DIRECTORY: &str;
+    const DATA_DIRECTORY: &str;
 
     /// Returns the engine's name and installed version, or `None` if it is not installed.
     fn version() -> Option<String>;
@@ -33,18 +33,18 @@ pub trait EngineLibrary {
 
 /// A running program with an engine.
 #[derive(Debug)]
-pub struct Engine<L> {
+pub struct EngineProgram<L> {
     home: PathBuf,
-    daemon: Daemon,
-    lines: Lines,
+    daemon: ServerProcess,
+    lines: LineClient,
     library: PhantomData<L>,
 }
 
-impl<L: EngineLibrary> Engine<L> {
+impl<L: EngineLibrary> EngineProgram<L> {
     /// The header that it is built with.
-    pub const HEADER: &str = L::HEADER;
+    pub const HEADER_PATH: &str = L::HEADER_PATH;
     /// Programs that are needed to build and run it.
-    pub const PROGRAMS: [&str; 2] = ["gcc", "setpriv"];
+    pub const REQUIRED_PROGRAMS: [&str; 2] = ["gcc", "setpriv"];
 
     /// Builds the program and starts it with its data below `home`.
     ///
@@ -52,11 +52,11 @@ impl<L: EngineLibrary> Engine<L> {
     ///
     /// If it cannot be built, or does not start.
     pub fn start(home: &Path) -> Self {
-        std::fs::create_dir_all(home.join(L::DIRECTORY)).expect("make a directory for an engine");
+        std::fs::create_dir_all(home.join(L::DATA_DIRECTORY)).expect("make a directory for an engine");
         let file = home.join("engine.c");
-        std::fs::write(&file, L::SOURCE).expect("write its source");
+        std::fs::write(&file, L::PROGRAM_SOURCE).expect("write its source");
         let mut build = Command::new("gcc");
-        build.args(["-O1", "-o"]).arg(home.join("engine")).arg(&file).arg(format!("-l{}", L::NAME));
+        build.args(["-O1", "-o"]).arg(home.join("engine")).arg(&file).arg(format!("-l{}", L::LINKER_NAME));
         let said = build.output().expect("start gcc");
         assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
         let (daemon, lines) = daemon(home, 0);
@@ -69,7 +69,7 @@ impl<L: EngineLibrary> Engine<L> {
     }
 }
 
-impl<L: EngineLibrary> LoggedServer for Engine<L> {
+impl<L: EngineLibrary> LoggedServer for EngineProgram<L> {
     fn pid(&self) -> u32 {
         self.daemon.pid()
     }
@@ -96,11 +96,12 @@ impl<L: EngineLibrary> LoggedServer for Engine<L> {
     }
 }
 
-fn daemon(home: &Path, put: u64) -> (Daemon, Lines) {
+fn daemon(home: &Path, put: u64) -> (ServerProcess, LineClient) {
     let program = home.join("engine");
-    let mut daemon = Daemon::start(home, program.to_str().expect("a path of this test's own"), |command| {
-        command.arg("data").stdin(Stdio::piped()).stdout(Stdio::piped());
-    });
-    let lines = Lines::of(&mut daemon.child, daemon.log.clone(), put);
+    let mut daemon =
+        ServerProcess::start(home, program.to_str().expect("a path of this test's own"), |command| {
+            command.arg("data").stdin(Stdio::piped()).stdout(Stdio::piped());
+        });
+    let lines = LineClient::of(&mut daemon.child, daemon.log.clone(), put);
     (daemon, lines)
 }

@@ -8,7 +8,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use rustix::process::Signal;
 
-use super::{Daemon, LoggedServer, SERVER_TIMEOUT, files_below, text};
+use super::{LoggedServer, SERVER_TIMEOUT, ServerProcess, files_below, text};
 use crate::http::{ask_with, free_port, send};
 
 /// Size of a value in bytes. A segment of the log has about 64 MB.
@@ -18,7 +18,7 @@ const ETCD_VALUE_BYTES: usize = 512 << 10;
 #[derive(Debug)]
 pub struct Etcd {
     home: PathBuf,
-    daemon: Daemon,
+    daemon: ServerProcess,
     client: u16,
     peer: u16,
     /// Number of values that were put and acknowledged.
@@ -27,11 +27,11 @@ pub struct Etcd {
 
 /// A watch on keys, from the first revision on.
 #[derive(Debug)]
-pub struct Watch(TcpStream);
+pub struct KeyWatch(TcpStream);
 
 impl Etcd {
     /// Programs that it needs.
-    pub const PROGRAMS: [&str; 2] = ["etcd", "setpriv"];
+    pub const REQUIRED_PROGRAMS: [&str; 2] = ["etcd", "setpriv"];
 
     /// Starts a member with its data below `home`.
     ///
@@ -87,7 +87,7 @@ impl Etcd {
     /// # Panics
     ///
     /// If the watch cannot be created.
-    pub fn watch(&self, prefix: &str) -> Watch {
+    pub fn watch(&self, prefix: &str) -> KeyWatch {
         let mut end = prefix.as_bytes().to_owned();
         *end.last_mut().expect("a prefix") += 1;
         let (from, to) = (STANDARD.encode(prefix), STANDARD.encode(end));
@@ -97,11 +97,11 @@ impl Etcd {
         let mut stream = TcpStream::connect(("127.0.0.1", self.client)).expect("etcd runs");
         stream.set_read_timeout(Some(SERVER_TIMEOUT)).expect("set a time");
         send(&mut stream, self.client, "POST", "/v3/watch", &[], request.as_bytes()).expect("etcd listens");
-        Watch(stream)
+        KeyWatch(stream)
     }
 }
 
-impl Watch {
+impl KeyWatch {
     /// Reads until this many changes have come.
     ///
     /// # Panics
@@ -119,9 +119,9 @@ impl Watch {
     }
 }
 
-fn daemon(home: &Path, client: u16, peer: u16) -> Daemon {
+fn daemon(home: &Path, client: u16, peer: u16) -> ServerProcess {
     let url = |port| format!("http://127.0.0.1:{port}");
-    Daemon::start(home, "etcd", |command| {
+    ServerProcess::start(home, "etcd", |command| {
         command.args(["--data-dir", "data", "--quota-backend-bytes", "8000000000"]);
         command.args(["--listen-client-urls", &url(client), "--advertise-client-urls", &url(client)]);
         command.args(["--listen-peer-urls", &url(peer), "--initial-advertise-peer-urls", &url(peer)]);

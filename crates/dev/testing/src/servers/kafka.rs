@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::process::Signal;
 
-use super::{Daemon, LoggedServer, files_below, text};
+use super::{LoggedServer, ServerProcess, files_below, text};
 use crate::http::free_port;
 
 /// Size of a message in bytes.
@@ -22,7 +22,7 @@ const SEGMENT_BYTES: (u64, u64) = (16 << 20, 2 << 20);
 #[derive(Debug)]
 pub struct Kafka {
     home: PathBuf,
-    daemon: Daemon,
+    daemon: ServerProcess,
     ports: (u16, u16),
     partitions: u32,
     /// Number of messages that were put and acknowledged.
@@ -31,7 +31,7 @@ pub struct Kafka {
 
 impl Kafka {
     /// Programs that it needs.
-    pub const PROGRAMS: [&str; 3] = ["java", "kcat", "setpriv"];
+    pub const REQUIRED_PROGRAMS: [&str; 3] = ["java", "kcat", "setpriv"];
 
     /// Returns the directory of its jars.
     pub fn jars() -> Option<PathBuf> {
@@ -172,8 +172,8 @@ fn kcat(ports: (u16, u16)) -> Command {
     command
 }
 
-fn daemon(home: &Path) -> Daemon {
-    Daemon::start(home, "java", |command| {
+fn daemon(home: &Path) -> ServerProcess {
+    ServerProcess::start(home, "java", |command| {
         command.args(["-Xmx512m", "-cp", &class_path(), "kafka.Kafka", "server.properties"]);
     })
 }

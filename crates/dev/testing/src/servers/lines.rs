@@ -13,7 +13,7 @@ const LINE_VALUE_BYTES: usize = 128 << 10;
 
 /// The program's input and output, and the number of acknowledged values.
 #[derive(Debug)]
-pub(super) struct Lines {
+pub(super) struct LineClient {
     to: ChildStdin,
     from: BufReader<ChildStdout>,
     /// The file that has its stderr.
@@ -21,7 +21,7 @@ pub(super) struct Lines {
     put: u64,
 }
 
-impl Lines {
+impl LineClient {
     /// Connects to a program with piped input and output, once it prints "ready". `put` values are there from
     /// earlier runs.
     pub(super) fn of(child: &mut Child, log: PathBuf, put: u64) -> Self {

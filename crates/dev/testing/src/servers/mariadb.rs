@@ -11,8 +11,8 @@ use std::process::Command;
 
 use rustix::process::Signal;
 
-use super::unpacked::{self, DATA};
-use super::{Daemon, LoggedServer, MySql, Values, files_below, let_in};
+use super::unpacked::{self, INNER_DATA_PATH};
+use super::{LoggedServer, MySql, ServerProcess, ValueCount, files_below, let_in};
 
 /// Path of the plugin in Debian's package, below the root.
 const MYROCKS_PLUGIN: &str = "usr/lib/mysql/plugin/ha_rocksdb.so";
@@ -32,16 +32,16 @@ enum StorageEngine {
 #[derive(Debug)]
 pub struct MariaDb {
     home: PathBuf,
-    daemon: Daemon,
+    daemon: ServerProcess,
     engine: StorageEngine,
-    values: Values,
+    values: ValueCount,
 }
 
 impl MariaDb {
     /// Programs that it needs. For Debian's server, the first one has its version.
     pub fn programs() -> &'static [&'static str] {
         if Self::unpacked().is_some() {
-            &MySql::PROGRAMS
+            &MySql::REQUIRED_PROGRAMS
         } else {
             &["mariadbd", "mariadb-install-db", "mariadb", "setpriv"]
         }
@@ -107,7 +107,7 @@ impl MariaDb {
             Some(unpacked) => bootstrap(&unpacked, home),
             None => install(home),
         }
-        let values = Values::default();
+        let values = ValueCount::default();
         let mut server = Self { home: home.to_owned(), daemon: daemon(home, engine), engine, values };
         server.wait_until_ready();
         server.values.make_table(&mut client(&data), "LONGTEXT CHARACTER SET ascii");
@@ -152,7 +152,7 @@ fn bootstrap(unpacked: &Path, home: &Path) {
 fn enter(unpacked: &Path, home: &Path) -> Command {
     let mut command = unpacked::enter(unpacked, home);
     command.args(["/usr/sbin/mariadbd", "--no-defaults", "--user=root", "--skip-grant-tables"]);
-    command.arg(format!("--datadir={DATA}"));
+    command.arg(format!("--datadir={INNER_DATA_PATH}"));
     command
 }
 
@@ -168,7 +168,7 @@ fn datadir(home: &Path) -> OsString {
     argument
 }
 
-fn daemon(home: &Path, engine: StorageEngine) -> Daemon {
+fn daemon(home: &Path, engine: StorageEngine) -> ServerProcess {
     let set_up = |command: &mut Command| {
         command.args(["--skip-networking", "--skip-name-resolve", "--socket", SOCKET_NAME]);
         command.args(["--pid-file=pid", "--innodb-log-file-size=48M", "--innodb-buffer-pool-size=64M"]);
@@ -186,14 +186,14 @@ fn daemon(home: &Path, engine: StorageEngine) -> Daemon {
         };
     };
     let Some(unpacked) = MariaDb::unpacked() else {
-        return Daemon::start(home, "mariadbd", |command| {
+        return ServerProcess::start(home, "mariadbd", |command| {
             command.arg("--no-defaults").arg(datadir(home)).args(user());
             set_up(command);
         });
     };
     let mut command = enter(&unpacked, home);
     set_up(&mut command);
-    Daemon::spawn(home, command)
+    ServerProcess::spawn(home, command)
 }
 
 fn client(data: &Path) -> Command {

@@ -32,22 +32,22 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-pub use cassandra::{Cassandra, Flushes};
+pub use cassandra::{Cassandra, FlushMode};
 pub use clickhouse::ClickHouse;
-pub use etcd::{Etcd, Watch};
+pub use etcd::{Etcd, KeyWatch};
 pub use kafka::Kafka;
 pub use mariadb::MariaDb;
 pub use mongodb::MongoDb;
 pub use mysql::MySql;
 pub use nats::Nats;
-pub use opensearch::{OpenSearch, Search};
+pub use opensearch::{OpenSearch, SearchProduct};
 pub use postgresql::PostgreSql;
 pub use prometheus::Prometheus;
 pub use rabbitmq::RabbitMq;
 pub use rocksdb::RocksDb;
 pub use wiredtiger::WiredTiger;
 
-use values::Values;
+use values::ValueCount;
 
 /// Far longer than a start or any request to a server takes.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(120);
@@ -106,12 +106,12 @@ impl Launcher {
 
 /// A process of a server.
 #[derive(Debug)]
-struct Daemon {
+struct ServerProcess {
     child: Child,
     log: PathBuf,
 }
 
-impl Daemon {
+impl ServerProcess {
     /// Starts a program. Its output goes to the file `log` in `home`, which is created if it is missing.
     fn start(home: &Path, program: &str, arguments: impl FnOnce(&mut Command)) -> Self {
         Self::start_by(&Launcher::default(), home, program, arguments)
@@ -178,7 +178,7 @@ impl Daemon {
     }
 }
 
-impl Drop for Daemon {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
         // Both fail only if it has ended already.
         let _ = self.child.kill();

@@ -10,13 +10,13 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::process::Signal;
 
-use super::lines::Lines;
-use super::unpacked::{self, DATA};
-use super::{Daemon, LoggedServer, files_below};
+use super::lines::LineClient;
+use super::unpacked::{self, INNER_DATA_PATH};
+use super::{LoggedServer, ServerProcess, files_below};
 
 const CLIENT_PROGRAM: &str = include_str!("mongodb.py");
 /// Debian's: another Python may not find Debian's modules.
-const PYTHON: &str = "/usr/bin/python3";
+const PYTHON_PATH: &str = "/usr/bin/python3";
 const SERVER_SOCKET: &str = "/run/mongodb-27017.sock";
 /// Its text log, as it sees it.
 const SERVER_LOG: &str = "/run/mongod.log";
@@ -26,17 +26,17 @@ const SERVER_LOG: &str = "/run/mongod.log";
 pub struct MongoDb {
     unpacked: PathBuf,
     home: PathBuf,
-    daemon: Daemon,
+    daemon: ServerProcess,
     client: Child,
-    lines: Lines,
+    lines: LineClient,
 }
 
 impl MongoDb {
     /// Programs that it needs besides the unpacked one.
-    pub const PROGRAMS: [&str; 6] = [PYTHON, "setpriv", "unshare", "mount", "chroot", "sh"];
+    pub const REQUIRED_PROGRAMS: [&str; 6] = [PYTHON_PATH, "setpriv", "unshare", "mount", "chroot", "sh"];
 
     /// The path of the data as the server sees it.
-    pub const DATA: &str = DATA;
+    pub const INNER_DATA_PATH: &str = INNER_DATA_PATH;
 
     /// Returns the folder of the unpacked server.
     pub fn unpacked() -> Option<PathBuf> {
@@ -45,7 +45,7 @@ impl MongoDb {
 
     /// Whether the client's driver is installed.
     pub fn has_client() -> bool {
-        let asked = Command::new(PYTHON).args(["-c", "import pymongo"]).stderr(Stdio::null()).status();
+        let asked = Command::new(PYTHON_PATH).args(["-c", "import pymongo"]).stderr(Stdio::null()).status();
         asked.is_ok_and(|status| status.success())
     }
 
@@ -82,33 +82,33 @@ impl Drop for MongoDb {
 }
 
 /// Starts a server and waits until it listens.
-fn started(unpacked: &Path, home: &Path) -> Daemon {
+fn started(unpacked: &Path, home: &Path) -> ServerProcess {
     let socket = home.join(&SERVER_SOCKET[1..]);
     // A killed server leaves its socket behind, and the next one would take it for another server's.
     let _ = std::fs::remove_file(&socket);
     let mut command = unpacked::enter(unpacked, home);
-    command.args(["/usr/bin/mongod", "--dbpath", DATA, "--wiredTigerCacheSizeGB", "0.25"]);
+    command.args(["/usr/bin/mongod", "--dbpath", INNER_DATA_PATH, "--wiredTigerCacheSizeGB", "0.25"]);
     command.args(["--bind_ip", SERVER_SOCKET, "--unixSocketPrefix", "/run"]);
     command.args(["--logpath", SERVER_LOG, "--logappend"]);
     // Each checkpoint, by default every minute, removes the older part of the journal. Then nothing would be
     // left that shows the guard's effect.
     command.args(["--syncdelay", "600"]);
-    let mut daemon = Daemon::spawn(home, command);
+    let mut daemon = ServerProcess::spawn(home, command);
     daemon.wait_for("MongoDB listens", || UnixStream::connect(&socket).ok());
     daemon
 }
 
-fn client(home: &Path, put: u64) -> (Child, Lines) {
+fn client(home: &Path, put: u64) -> (Child, LineClient) {
     let log = home.join("client");
     let said = std::fs::File::options().create(true).append(true).open(&log).expect("make its log");
     let mut command = Command::new("setpriv");
     command
-        .args(["--pdeathsig=KILL", "--", PYTHON, "-c", CLIENT_PROGRAM])
+        .args(["--pdeathsig=KILL", "--", PYTHON_PATH, "-c", CLIENT_PROGRAM])
         .arg(&SERVER_SOCKET[1..])
         .current_dir(home);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(said);
     let mut child = command.spawn().expect("start a client");
-    let lines = Lines::of(&mut child, log, put);
+    let lines = LineClient::of(&mut child, log, put);
     (child, lines)
 }
 

@@ -9,28 +9,28 @@ use std::process::Command;
 
 use rustix::process::Signal;
 
-use super::unpacked::{self, DATA};
-use super::{Daemon, LoggedServer, Values, files_below};
+use super::unpacked::{self, INNER_DATA_PATH};
+use super::{LoggedServer, ServerProcess, ValueCount, files_below};
 
 /// A running `MySQL`.
 #[derive(Debug)]
 pub struct MySql {
     unpacked: PathBuf,
     home: PathBuf,
-    daemon: Daemon,
-    values: Values,
+    daemon: ServerProcess,
+    values: ValueCount,
 }
 
 impl MySql {
     /// Programs that it needs besides the unpacked ones.
-    pub const PROGRAMS: [&str; 6] = ["mariadb", "setpriv", "unshare", "mount", "chroot", "sh"];
+    pub const REQUIRED_PROGRAMS: [&str; 6] = ["mariadb", "setpriv", "unshare", "mount", "chroot", "sh"];
 
     /// The arguments that each run of the server begins with.
-    pub const COMMON: [&str; 4] =
+    pub const COMMON_ARGUMENTS: [&str; 4] =
         ["--no-defaults", "--user=root", "--datadir=/data", "--secure-file-priv=NULL"];
 
     /// The path of the data as the server sees it.
-    pub const DATA: &str = DATA;
+    pub const INNER_DATA_PATH: &str = INNER_DATA_PATH;
 
     /// Returns the folder of the unpacked server.
     pub fn unpacked() -> Option<PathBuf> {
@@ -47,7 +47,7 @@ impl MySql {
         unpacked::make_home(home);
         Self::initialize(&unpacked, home);
         let daemon = daemon(&unpacked, home);
-        let mut server = Self { unpacked, home: home.to_owned(), daemon, values: Values::default() };
+        let mut server = Self { unpacked, home: home.to_owned(), daemon, values: ValueCount::default() };
         server.wait_until_ready();
         server.values.make_table(&mut client(home), "LONGTEXT CHARACTER SET ascii");
         server
@@ -60,7 +60,7 @@ impl MySql {
     /// If it cannot be created.
     pub fn initialize(unpacked: &Path, home: &Path) {
         let mut command = unpacked::enter(unpacked, home);
-        command.arg("/usr/sbin/mysqld").args(Self::COMMON);
+        command.arg("/usr/sbin/mysqld").args(Self::COMMON_ARGUMENTS);
         command.args(["--initialize-insecure", "--log-error=/run/initialize.err"]);
         let made = command.status().expect("run mysqld");
         let said = || std::fs::read_to_string(home.join("run/initialize.err")).unwrap_or_default();
@@ -76,14 +76,14 @@ impl MySql {
     }
 }
 
-fn daemon(unpacked: &Path, home: &Path) -> Daemon {
+fn daemon(unpacked: &Path, home: &Path) -> ServerProcess {
     let mut command = unpacked::enter(unpacked, home);
-    command.arg("/usr/sbin/mysqld").args(MySql::COMMON);
+    command.arg("/usr/sbin/mysqld").args(MySql::COMMON_ARGUMENTS);
     command.args(["--skip-networking", "--mysqlx=OFF", "--socket=/run/socket", "--pid-file=/run/pid"]);
     command.args(["--log-bin=binlog", "--sync-binlog=1", "--max-binlog-size=16M", "--server-id=1"]);
     command.args(["--innodb-redo-log-capacity=48M", "--innodb-buffer-pool-size=64M"]);
     command.args(["--innodb-flush-log-at-trx-commit=1", "--innodb-flush-method=O_DIRECT"]);
-    Daemon::spawn(home, command)
+    ServerProcess::spawn(home, command)
 }
 
 /// Debian's client, which works with it as well.

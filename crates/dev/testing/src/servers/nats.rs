@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::Signal;
 
-use super::{Daemon, LoggedServer, SERVER_TIMEOUT, files_below, text};
+use super::{LoggedServer, SERVER_TIMEOUT, ServerProcess, files_below, text};
 use crate::http::free_port;
 
 /// Size of a message in bytes. A block of a stream has about 8 MB.
@@ -18,7 +18,7 @@ const UNACKNOWLEDGED_MAX: u64 = 64;
 #[derive(Debug)]
 pub struct Nats {
     home: PathBuf,
-    daemon: Daemon,
+    daemon: ServerProcess,
     port: u16,
     client: NatsClient,
     /// Number of messages that were put and acknowledged.
@@ -78,7 +78,7 @@ impl NatsClient {
 
 impl Nats {
     /// Programs that it needs.
-    pub const PROGRAMS: [&str; 2] = ["nats-server", "setpriv"];
+    pub const REQUIRED_PROGRAMS: [&str; 2] = ["nats-server", "setpriv"];
 
     /// Starts a server with its data below `home`, and creates the stream, which retains `kept` bytes.
     ///
@@ -129,11 +129,11 @@ impl Nats {
     }
 }
 
-fn daemon(home: &Path, port: u16) -> Daemon {
+fn daemon(home: &Path, port: u16) -> ServerProcess {
     std::fs::create_dir_all(home).expect("make a directory for nats-server");
     let text = format!("listen: \"127.0.0.1:{port}\"\njetstream {{ store_dir: \"{}\" }}\n", home.display());
     std::fs::write(home.join("nats.conf"), text).expect("write its configuration");
-    Daemon::start(home, "nats-server", |command| {
+    ServerProcess::start(home, "nats-server", |command| {
         command.args(["-c", "nats.conf"]);
     })
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::Signal;
 
-use super::{Daemon, Launcher, LoggedServer, files_below, text};
+use super::{Launcher, LoggedServer, ServerProcess, files_below, text};
 use crate::http::{ask_with, free_port};
 
 /// Size of a document in bytes.
@@ -18,14 +18,14 @@ const DOCUMENTS_PER_REQUEST: u64 = 8;
 
 /// The product that a node runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Search {
+pub enum SearchProduct {
     /// Version 2.19.
     OpenSearch,
     /// Version 7.17.
     Elasticsearch,
 }
 
-impl Search {
+impl SearchProduct {
     /// Returns the directory of its jars.
     pub fn jars(self) -> Option<PathBuf> {
         let variable = match self {
@@ -77,10 +77,10 @@ impl Search {
 /// A running node.
 #[derive(Debug)]
 pub struct OpenSearch {
-    of: Search,
+    of: SearchProduct,
     home: PathBuf,
     launcher: Launcher,
-    daemon: Daemon,
+    daemon: ServerProcess,
     ports: (u16, u16),
     /// Number of documents that were put and acknowledged.
     put: u64,
@@ -88,14 +88,14 @@ pub struct OpenSearch {
 
 impl OpenSearch {
     /// Programs that it needs.
-    pub const PROGRAMS: [&str; 2] = ["java", "setpriv"];
+    pub const REQUIRED_PROGRAMS: [&str; 2] = ["java", "setpriv"];
 
     /// Starts a node of this product with its data below `home`.
     ///
     /// # Panics
     ///
     /// If it does not start.
-    pub fn start(home: &Path, of: Search) -> Self {
+    pub fn start(home: &Path, of: SearchProduct) -> Self {
         Self::start_by(home, of, Launcher::default())
     }
 
@@ -104,7 +104,7 @@ impl OpenSearch {
     /// # Panics
     ///
     /// If it does not start.
-    pub fn start_by(home: &Path, of: Search, launcher: Launcher) -> Self {
+    pub fn start_by(home: &Path, of: SearchProduct, launcher: Launcher) -> Self {
         lay_out(home, of);
         let ports = (free_port(), free_port());
         let daemon = daemon(home, of, ports, &launcher);
@@ -153,7 +153,7 @@ impl OpenSearch {
 }
 
 /// Lays out the node's directory as its packages do: the network transport is a separate module.
-fn lay_out(home: &Path, of: Search) {
+fn lay_out(home: &Path, of: SearchProduct) {
     let write = |path: &str, text: &str| {
         let path = home.join(path);
         std::fs::create_dir_all(path.parent().expect("a directory")).expect("make a directory");
@@ -189,7 +189,7 @@ fn lay_out(home: &Path, of: Search) {
     }
 }
 
-fn daemon(home: &Path, of: Search, (client, peers): (u16, u16), launcher: &Launcher) -> Daemon {
+fn daemon(home: &Path, of: SearchProduct, (client, peers): (u16, u16), launcher: &Launcher) -> ServerProcess {
     let settings = format!(
         "cluster.name: load\nnode.name: load\ndiscovery.type: single-node\nnetwork.host: 127.0.0.1\n\
          http.port: {client}\ntransport.port: {peers}\npath.data: {data}\npath.logs: {logs}\n\
@@ -199,7 +199,7 @@ fn daemon(home: &Path, of: Search, (client, peers): (u16, u16), launcher: &Launc
     );
     let file = format!("config/{}.yml", of.name());
     std::fs::write(home.join(file), settings).expect("write its settings");
-    Daemon::start_by(launcher, home, "java", |command| {
+    ServerProcess::start_by(launcher, home, "java", |command| {
         // Without its native part the node does not notice that it runs as root, which it refuses.
         command.args(["-Djna.nosys=true", "-Djna.nounpack=true"]);
         command.args(["-Xms1g", "-Xmx1g", "-Djava.security.manager=allow"]);

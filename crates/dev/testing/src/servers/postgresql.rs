@@ -9,16 +9,16 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use super::{Daemon, LoggedServer, Values, files_below, let_in, unpacked};
+use super::{LoggedServer, ServerProcess, ValueCount, files_below, let_in, unpacked};
 use crate::http::free_port;
 
 /// A running `PostgreSQL`.
 #[derive(Debug)]
 pub struct PostgreSql {
     home: PathBuf,
-    daemon: Daemon,
+    daemon: ServerProcess,
     port: u16,
-    values: Values,
+    values: ValueCount,
 }
 
 impl PostgreSql {
@@ -56,7 +56,7 @@ impl PostgreSql {
         assert!(output.status.success(), "initdb: {}", String::from_utf8_lossy(&output.stderr));
         let port = free_port();
         let mut server =
-            Self { home: home.to_owned(), daemon: daemon(home, port), port, values: Values::default() };
+            Self { home: home.to_owned(), daemon: daemon(home, port), port, values: ValueCount::default() };
         server.wait_until_ready();
         server.values.make_table(&mut client(port), "TEXT");
         server
@@ -99,8 +99,8 @@ fn owner() -> &'static [&'static str] {
     }
 }
 
-fn daemon(home: &Path, port: u16) -> Daemon {
-    Daemon::start(home, "setpriv", |command| {
+fn daemon(home: &Path, port: u16) -> ServerProcess {
+    ServerProcess::start(home, "setpriv", |command| {
         command.args(owner()).arg(servers("postgres")).arg("-D").arg(home.join("data"));
         for setting in
             ["listen_addresses=127.0.0.1", "unix_socket_directories=", "max_wal_size=1GB", "autovacuum=off"]

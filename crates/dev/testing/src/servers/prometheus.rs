@@ -9,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::process::Signal;
 
-use super::{Daemon, LoggedServer, files_below, text};
+use super::{LoggedServer, ServerProcess, files_below, text};
 use crate::http::{ask, ask_with, free_port};
 
 /// Size of a label in bytes. The log has each series once, with all of its labels.
@@ -29,7 +29,7 @@ const FILLING_SAMPLES: u64 = 20_000;
 #[derive(Debug)]
 pub struct Prometheus {
     home: PathBuf,
-    daemon: Daemon,
+    daemon: ServerProcess,
     port: u16,
     to: Option<u16>,
     /// Number of series that were sent and acknowledged.
@@ -38,7 +38,7 @@ pub struct Prometheus {
 
 impl Prometheus {
     /// Programs that it needs.
-    pub const PROGRAMS: [&str; 2] = ["prometheus", "setpriv"];
+    pub const REQUIRED_PROGRAMS: [&str; 2] = ["prometheus", "setpriv"];
 
     /// Starts a server with its data below `home`. It sends its series on to the one at the port `to`.
     ///
@@ -118,14 +118,14 @@ impl Prometheus {
     }
 }
 
-fn daemon(home: &Path, port: u16, to: Option<u16>) -> Daemon {
+fn daemon(home: &Path, port: u16, to: Option<u16>) -> ServerProcess {
     let write_to = to.map_or(String::new(), |to| {
         format!("remote_write:\n  - url: 'http://127.0.0.1:{to}/api/v1/write'\n    queue_config: {{max_backoff: 1s}}\n")
     });
     std::fs::create_dir_all(home).expect("make a directory for prometheus");
     std::fs::write(home.join("prometheus.yml"), format!("global: {{scrape_interval: 1h}}\n{write_to}"))
         .expect("write its configuration");
-    Daemon::start(home, "prometheus", |command| {
+    ServerProcess::start(home, "prometheus", |command| {
         command.args(["--config.file=prometheus.yml", "--storage.tsdb.path=data", "--log.level=warn"]);
         // The minimum that it accepts.
         command.arg("--storage.tsdb.wal-segment-size=10MB").arg("--web.enable-remote-write-receiver");

@@ -8,8 +8,8 @@ use std::process::Command;
 
 use rustix::process::Signal;
 
-use super::amqp::Amqp;
-use super::{Daemon, LoggedServer, files_below, text, unpacked};
+use super::amqp::AmqpConnection;
+use super::{LoggedServer, ServerProcess, files_below, text, unpacked};
 use crate::http::free_port;
 
 /// Size of a message in bytes.
@@ -23,14 +23,14 @@ const QUEUE_NAME: &str = "load";
 pub struct RabbitMq {
     home: PathBuf,
     /// A private epmd for this server.
-    _mapper: Daemon,
-    daemon: Daemon,
+    _mapper: ServerProcess,
+    daemon: ServerProcess,
     ports: ServerPorts,
     /// Number of messages that were put and confirmed.
     put: u64,
     /// Number of those that a reader took.
     taken: u64,
-    client: Amqp,
+    client: AmqpConnection,
     /// Number of messages that this client published.
     published: u64,
 }
@@ -64,7 +64,7 @@ impl RabbitMq {
     /// If it does not start.
     pub fn start(home: &Path) -> Self {
         let ports = ServerPorts { mapper: free_port(), client: free_port(), distribution: free_port() };
-        let mapper = Daemon::start(&home.join("epmd"), "epmd", |command| {
+        let mapper = ServerProcess::start(&home.join("epmd"), "epmd", |command| {
             command.args(["-address", "127.0.0.1", "-port", &ports.mapper.to_string()]);
         });
         let mut daemon = daemon(home, ports);
@@ -78,7 +78,7 @@ impl RabbitMq {
     ///
     /// If one is not as it was put.
     pub fn take(&mut self, messages: u64) {
-        let mut reader = Amqp::connect(self.ports.client).expect("rabbitmq-server runs");
+        let mut reader = AmqpConnection::connect(self.ports.client).expect("rabbitmq-server runs");
         reader.consume(QUEUE_NAME, 1);
         let end = self.taken + messages;
         while self.taken < end {
@@ -111,7 +111,7 @@ fn number_of(message: &[u8]) -> u64 {
     u64::from_be_bytes(*message.first_chunk().expect("a number"))
 }
 
-fn daemon(home: &Path, ports: ServerPorts) -> Daemon {
+fn daemon(home: &Path, ports: ServerPorts) -> ServerProcess {
     unpacked::make_home(home);
     let run = home.join("run");
     std::fs::write(run.join("plugins"), "[].\n").expect("write that it has no plug-ins");
@@ -119,12 +119,12 @@ fn daemon(home: &Path, ports: ServerPorts) -> Daemon {
     let settings = "vm_memory_high_watermark.relative = 0.8\ndisk_free_limit.absolute = 50MB\n";
     std::fs::write(run.join("rabbitmq.conf"), settings).expect("write its settings");
     let Some(unpacked) = RabbitMq::unpacked() else {
-        return Daemon::start(home, SERVER_SCRIPT, |command| set_up(command, home, ports));
+        return ServerProcess::start(home, SERVER_SCRIPT, |command| set_up(command, home, ports));
     };
     let mut command = unpacked::enter(&unpacked, home);
     set_up(&mut command, Path::new("/"), ports);
     command.arg(SERVER_SCRIPT);
-    Daemon::spawn(home, command)
+    ServerProcess::spawn(home, command)
 }
 
 /// Sets the server's environment; `home` is the path as the server sees it.
@@ -142,8 +142,8 @@ fn set_up(command: &mut Command, home: &Path, ports: ServerPorts) {
     command.env("RUNNING_UNDER_SYSTEMD", "true");
 }
 
-fn connect(daemon: &mut Daemon, ports: ServerPorts) -> Amqp {
-    let mut client = daemon.wait_for("rabbitmq-server listens", || Amqp::connect(ports.client));
+fn connect(daemon: &mut ServerProcess, ports: ServerPorts) -> AmqpConnection {
+    let mut client = daemon.wait_for("rabbitmq-server listens", || AmqpConnection::connect(ports.client));
     client.declare(QUEUE_NAME);
     client.confirm();
     client
@@ -188,7 +188,7 @@ impl LoggedServer for RabbitMq {
 
     fn check_all(&mut self) {
         // Unacknowledged messages return to the queue when the reader closes.
-        let mut reader = Amqp::connect(self.ports.client).expect("rabbitmq-server runs");
+        let mut reader = AmqpConnection::connect(self.ports.client).expect("rabbitmq-server runs");
         reader.consume(QUEUE_NAME, 0);
         let mut missing: BTreeSet<u64> = (self.taken..self.put).collect();
         while !missing.is_empty() {

@@ -3,24 +3,25 @@
 
 use std::path::Path;
 
-use super::engine::{self, Engine};
+use super::engine::{self, EngineProgram};
 
 /// A running program with the engine.
-pub type RocksDb = Engine<RocksDbLibrary>;
+pub type RocksDb = EngineProgram<RocksDbLibrary>;
 
 /// The engine's library.
 #[derive(Debug)]
 pub struct RocksDbLibrary;
 
 impl engine::EngineLibrary for RocksDbLibrary {
-    const NAME: &str = "rocksdb";
-    const SOURCE: &str = include_str!("rocksdb.c");
-    const HEADER: &str = "/usr/include/rocksdb/c.h";
+    const LINKER_NAME: &str = "rocksdb";
+    const PROGRAM_SOURCE: &str = include_str!("rocksdb.c");
+    const HEADER_PATH: &str = "/usr/include/rocksdb/c.h";
     // It creates `data` itself.
-    const DIRECTORY: &str = "";
+    const DATA_DIRECTORY: &str = "";
 
     fn version() -> Option<String> {
-        let header = std::fs::read_to_string(Path::new(Self::HEADER).with_file_name("version.h")).ok()?;
+        let header =
+            std::fs::read_to_string(Path::new(Self::HEADER_PATH).with_file_name("version.h")).ok()?;
         let part = |name: &str| {
             let define = format!("#define ROCKSDB_{name} ");
             header.lines().find_map(|line| line.strip_prefix(&define))

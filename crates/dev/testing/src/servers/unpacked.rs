@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The path of the home's `data` as the server sees it.
-pub const DATA: &str = "/data";
+pub const INNER_DATA_PATH: &str = "/data";
 
 /// Arguments: the unpacked folder; a directory with `root`, `data`, `run` and `out`; and the command to start
 /// inside.
@@ -64,7 +64,7 @@ pub fn enter(unpacked: &Path, home: &Path) -> Command {
 /// Returns the path for the guard's `--only`, for a server with its home below `scratch` that may be unpacked
 /// in a folder.
 pub fn seen(unpacked: Option<&Path>, scratch: &Path) -> PathBuf {
-    unpacked.map_or_else(|| scratch.to_owned(), |_| DATA.into())
+    unpacked.map_or_else(|| scratch.to_owned(), |_| INNER_DATA_PATH.into())
 }
 
 /// Returns the folder that an environment variable names.

@@ -10,9 +10,9 @@ const SQL_VALUE_BYTES: usize = 256 << 10;
 
 /// The number of values that were put and acknowledged.
 #[derive(Debug, Default)]
-pub(super) struct Values(u64);
+pub(super) struct ValueCount(u64);
 
-impl Values {
+impl ValueCount {
     /// Creates the table, with values of this type.
     pub(super) fn make_table(&mut self, client: &mut Command, of: &str) {
         run(client, |statements| {

@@ -3,23 +3,23 @@
 
 use std::path::Path;
 
-use super::engine::{self, Engine};
+use super::engine::{self, EngineProgram};
 
 /// A running program with the engine.
-pub type WiredTiger = Engine<WiredTigerLibrary>;
+pub type WiredTiger = EngineProgram<WiredTigerLibrary>;
 
 /// The engine's library.
 #[derive(Debug)]
 pub struct WiredTigerLibrary;
 
 impl engine::EngineLibrary for WiredTigerLibrary {
-    const NAME: &str = "wiredtiger";
-    const SOURCE: &str = include_str!("wiredtiger.c");
-    const HEADER: &str = "/usr/include/wiredtiger.h";
-    const DIRECTORY: &str = "data/journal";
+    const LINKER_NAME: &str = "wiredtiger";
+    const PROGRAM_SOURCE: &str = include_str!("wiredtiger.c");
+    const HEADER_PATH: &str = "/usr/include/wiredtiger.h";
+    const DATA_DIRECTORY: &str = "data/journal";
 
     fn version() -> Option<String> {
-        let header = std::fs::read_to_string(Self::HEADER).ok()?;
+        let header = std::fs::read_to_string(Self::HEADER_PATH).ok()?;
         let (_, after) = header.split_once("WIREDTIGER_VERSION_STRING\t\"")?;
         Some(after.split_once(':')?.0.to_owned())
     }

@@ -9,15 +9,15 @@ use loom::cell::UnsafeCell;
 
 /// Frames of one number each.
 #[derive(Debug)]
-pub(crate) struct Arena(Vec<UnsafeCell<u64>>);
+pub(crate) struct FrameArena(Vec<UnsafeCell<u64>>);
 
 // SAFETY: loom runs one thread at a time, and ends the model at the first access that is not ordered after the
 // accesses that it must not overlap with.
-unsafe impl Send for Arena {}
+unsafe impl Send for FrameArena {}
 // SAFETY: as above.
-unsafe impl Sync for Arena {}
+unsafe impl Sync for FrameArena {}
 
-impl Arena {
+impl FrameArena {
     pub(crate) fn new(frames: u32) -> Self {
         Self((0..frames).map(|_| UnsafeCell::new(0)).collect())
     }

@@ -5,20 +5,20 @@ use std::sync::Arc;
 use super::bypass_queue::BypassQueue;
 use super::sync::{AtomicU32, Ordering};
 
-struct Bypasses {
+struct BypassModel {
     queue: BypassQueue<u32>,
-    under_way: AtomicU32,
+    in_flight: AtomicU32,
     done: AtomicU32,
 }
 
-impl Bypasses {
+impl BypassModel {
     /// Makes reads that begin and end on the thread that begins them.
     fn read(&self, reads: Vec<u32>) {
-        let under_way = self.under_way.fetch_add(u32::try_from(reads.len()).unwrap(), Ordering::AcqRel);
-        assert!(under_way as usize + reads.len() <= 2, "more than two are under way");
+        let in_flight = self.in_flight.fetch_add(u32::try_from(reads.len()).unwrap(), Ordering::AcqRel);
+        assert!(in_flight as usize + reads.len() <= 2, "more than two are in flight");
         for read in reads {
             self.done.fetch_add(read, Ordering::Relaxed);
-            self.under_way.fetch_sub(1, Ordering::AcqRel);
+            self.in_flight.fetch_sub(1, Ordering::AcqRel);
             self.queue.ended(|reads| self.read(reads));
         }
     }
@@ -26,18 +26,18 @@ impl Bypasses {
 
 fn check(threads: usize) {
     let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(super::PREEMPTIONS[threads - 2]);
+    model.preemption_bound = Some(super::PREEMPTIONS_MAX[threads - 2]);
     model.check(move || {
-        let all = Arc::new(Bypasses {
+        let all = Arc::new(BypassModel {
             queue: BypassQueue::new(2),
-            under_way: AtomicU32::new(0),
+            in_flight: AtomicU32::new(0),
             done: AtomicU32::new(0),
         });
         // Two reads that nobody has ended yet hold the next one up.
         for _ in 0..2 {
             all.queue.push(0, |reads| assert_eq!(reads.len(), 1));
         }
-        all.queue.push(1, |_| panic!("a third is under way"));
+        all.queue.push(1, |_| panic!("a third is in flight"));
         let others: Vec<_> = (1..threads)
             .map(|thread| {
                 let all = Arc::clone(&all);

@@ -2,45 +2,43 @@
 
 use super::check;
 use super::error::Error;
+use super::model_cache::{ModelCache, ReadOutcome, content};
 use super::pool::LoadReason;
-use super::readers::Slot;
-use super::world::{World, content};
-
-type Read = Result<u64, Error>;
+use super::readers::ReaderSlot;
 
 /// Creates one frame for two files of a page each.
-fn absent() -> World {
-    World::new(1, &[1, 1], 9)
+fn absent() -> ModelCache {
+    ModelCache::new(1, &[1, 1], 9)
 }
 
-fn resident() -> World {
+fn resident() -> ModelCache {
     absent().with(&[0])
 }
 
-fn reads(world: &World, slot: &Slot) -> Read {
-    world.read(slot, 0, 0)
+fn reads(cache: &ModelCache, slot: &ReaderSlot) -> ReadOutcome {
+    cache.read(slot, 0, 0)
 }
 
-fn closes_only(world: &World, _: &Slot) -> Read {
-    world.close(0);
-    Err(World::closed())
+fn closes_only(cache: &ModelCache, _: &ReaderSlot) -> ReadOutcome {
+    cache.close(0);
+    Err(ModelCache::closed())
 }
 
-fn makes_room(world: &World, slot: &Slot) -> Read {
-    assert_eq!(world.read(slot, 1, 0).unwrap(), content(1, 0));
-    Err(World::closed())
+fn makes_room(cache: &ModelCache, slot: &ReaderSlot) -> ReadOutcome {
+    assert_eq!(cache.read(slot, 1, 0).unwrap(), content(1, 0));
+    Err(ModelCache::closed())
 }
 
 /// Closes the file, and reuses its frame for the other file.
-fn closes(world: &World, slot: &Slot) -> Read {
-    world.close(0);
-    assert!(matches!(world.read(slot, 0, 0), Err(Error::Closed { .. })), "read after the close");
-    assert_eq!(world.read(slot, 1, 0).unwrap(), content(1, 0));
-    world.read(slot, 0, 0)
+fn closes(cache: &ModelCache, slot: &ReaderSlot) -> ReadOutcome {
+    cache.close(0);
+    assert!(matches!(cache.read(slot, 0, 0), Err(Error::Closed { .. })), "read after the close");
+    assert_eq!(cache.read(slot, 1, 0).unwrap(), content(1, 0));
+    cache.read(slot, 0, 0)
 }
 
 /// Checks the results: the first caller closed the file, the others got the page or an error.
-fn page_or_closed(world: &World, results: Vec<Read>) {
+fn page_or_closed(cache: &ModelCache, results: Vec<ReadOutcome>) {
     for (number, read) in results.into_iter().enumerate() {
         match read {
             Ok(read) => assert_eq!((number > 0, read), (true, content(0, 0))),
@@ -49,10 +47,10 @@ fn page_or_closed(world: &World, results: Vec<Read>) {
         }
     }
     // Nothing is left of the closed file.
-    let slot = &world.slots[0];
-    assert_eq!(world.read(slot, 1, 0).unwrap(), content(1, 0));
-    assert_eq!(world.copy(slot, 1, 0), Some(content(1, 0)), "the frame is the other file's");
-    assert_eq!(world.files[0].live_pages(), 0);
+    let slot = &cache.slots[0];
+    assert_eq!(cache.read(slot, 1, 0).unwrap(), content(1, 0));
+    assert_eq!(cache.copy(slot, 1, 0), Some(content(1, 0)), "the frame is the other file's");
+    assert_eq!(cache.files[0].live_pages(), 0);
 }
 
 #[test]
@@ -63,11 +61,11 @@ fn a_close_against_a_hit() {
 
 #[test]
 fn a_close_that_is_tidied_up_against_a_hit() {
-    fn closes_and_tidies(world: &World, _: &Slot) -> Read {
-        world.close(0);
-        world.pool.tidy(&world.readers);
-        world.load(1, 0, LoadReason::Read);
-        Err(World::closed())
+    fn closes_and_tidies(cache: &ModelCache, _: &ReaderSlot) -> ReadOutcome {
+        cache.close(0);
+        cache.pool.tidy(&cache.readers);
+        cache.load(1, 0, LoadReason::Read);
+        Err(ModelCache::closed())
     }
     check(resident, &[closes_and_tidies, reads], page_or_closed);
     check(absent, &[closes_and_tidies, reads], page_or_closed);
@@ -83,12 +81,12 @@ fn a_close_against_a_load() {
 
 #[test]
 fn a_file_is_closed_once() {
-    fn closes_first(world: &World, _: &Slot) -> bool {
-        world.pool.close(&world.files[0])
+    fn closes_first(cache: &ModelCache, _: &ReaderSlot) -> bool {
+        cache.pool.close(&cache.files[0])
     }
-    check(resident, &[closes_first, closes_first], |world, results| {
+    check(resident, &[closes_first, closes_first], |cache, results| {
         assert_eq!(results.into_iter().filter(|first| *first).count(), 1);
-        world.make_room();
-        assert_eq!(world.files[0].live_pages(), 0);
+        cache.make_room();
+        assert_eq!(cache.files[0].live_pages(), 0);
     });
 }

@@ -3,30 +3,28 @@
 use super::check;
 use super::entry::EntryState;
 use super::error::Error;
-use super::readers::Slot;
-use super::world::{World, content};
+use super::model_cache::{ModelCache, ReadOutcome, content};
+use super::readers::ReaderSlot;
 
-type Read = Result<u64, Error>;
-
-fn one_frame() -> World {
-    World::new(1, &[1], 9)
+fn one_frame() -> ModelCache {
+    ModelCache::new(1, &[1], 9)
 }
 
-fn reads(world: &World, slot: &Slot) -> Read {
-    world.read(slot, 0, 0)
+fn reads(cache: &ModelCache, slot: &ReaderSlot) -> ReadOutcome {
+    cache.read(slot, 0, 0)
 }
 
-fn awaits(world: &World, slot: &Slot) -> Read {
-    world.read_async(slot, 0, 0)
+fn awaits(cache: &ModelCache, slot: &ReaderSlot) -> ReadOutcome {
+    cache.read_async(slot, 0, 0)
 }
 
-fn fails(world: &World, slot: &Slot) -> Read {
-    world.read_failing(slot, 0, 0)
+fn fails(cache: &ModelCache, slot: &ReaderSlot) -> ReadOutcome {
+    cache.read_failing(slot, 0, 0)
 }
 
-fn all_have_the_page(world: &World, results: Vec<Read>) {
+fn all_have_the_page(cache: &ModelCache, results: Vec<ReadOutcome>) {
     assert!(results.into_iter().all(|read| read.unwrap() == content(0, 0)));
-    assert_eq!((world.loads(), world.bypasses()), (1, 0));
+    assert_eq!((cache.loads(), cache.bypasses()), (1, 0));
 }
 
 #[test]
@@ -50,23 +48,23 @@ fn load_of(error: &Error) -> usize {
 
 #[test]
 fn an_error_reaches_all_who_wait_and_the_next_caller_loads_again() {
-    fn all_failed(world: &World, results: Vec<Read>) {
+    fn all_failed(cache: &ModelCache, results: Vec<ReadOutcome>) {
         let mut loads: Vec<_> = results.into_iter().map(|read| load_of(&read.unwrap_err())).collect();
         loads.sort_unstable();
         loads.dedup();
-        assert_eq!(loads.len(), world.loads(), "each failure was somebody's, and reached who waited");
-        assert_eq!(world.state(0, 0), EntryState::Absent(None));
-        assert_eq!(world.read(&world.slots[0], 0, 0).unwrap(), content(0, 0));
-        assert_eq!(world.loads(), loads.len() + 1);
+        assert_eq!(loads.len(), cache.loads(), "each failure was somebody's, and reached who waited");
+        assert_eq!(cache.state(0, 0), EntryState::Absent(None));
+        assert_eq!(cache.read(&cache.slots[0], 0, 0).unwrap(), content(0, 0));
+        assert_eq!(cache.loads(), loads.len() + 1);
     }
-    fn one_failed(world: &World, mut results: Vec<Read>) {
+    fn one_failed(cache: &ModelCache, mut results: Vec<ReadOutcome>) {
         let second = results.pop();
         match (results.pop().unwrap(), second.unwrap()) {
             // The second caller waited for the failure, or loaded after it.
-            (Err(one), Err(other)) => assert_eq!((load_of(&one), load_of(&other), world.loads()), (1, 1, 1)),
-            (Err(one), Ok(_)) => assert_eq!((load_of(&one), world.loads()), (1, 2)),
+            (Err(one), Err(other)) => assert_eq!((load_of(&one), load_of(&other), cache.loads()), (1, 1, 1)),
+            (Err(one), Ok(_)) => assert_eq!((load_of(&one), cache.loads()), (1, 2)),
             // The first caller found the page that the second had loaded, or waited for it.
-            (Ok(_), Ok(_)) => assert_eq!(world.loads(), 1),
+            (Ok(_), Ok(_)) => assert_eq!(cache.loads(), 1),
             (Ok(_), Err(error)) => panic!("the second can't fail by itself: {error}"),
         }
     }

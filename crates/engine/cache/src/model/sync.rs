@@ -9,9 +9,9 @@ pub(crate) use std::sync::Arc;
 
 /// Both halves as fences, which is the effect of membarrier(2).
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Barrier;
+pub(crate) struct BarrierPair;
 
-impl Barrier {
+impl BarrierPair {
     #[expect(clippy::unused_self, reason = "as the real one")]
     pub(crate) fn light(self) {
         atomic::fence(Ordering::SeqCst);

@@ -4,12 +4,12 @@ use super::sync::{AtomicU32, Ordering};
 
 /// The entries of a file.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub(crate) struct EntryTable {
     entries: Vec<AtomicU32>,
     open_pages: AtomicU32,
 }
 
-impl Table {
+impl EntryTable {
     pub(crate) fn new(pages: u32) -> Self {
         let entries = (0..pages).map(|_| AtomicU32::entry()).collect();
         Self { entries, open_pages: AtomicU32::new(pages) }

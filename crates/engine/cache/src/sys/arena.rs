@@ -17,11 +17,11 @@ use crate::settings::HugePages;
 
 /// The size of a huge page, in bytes. On aarch64 with pages of 16 or 64 KiB, transparent huge pages are larger;
 /// this is then a smaller size of hugetlb.
-const HUGE: usize = 2 << 20;
+const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// The memory of all frames.
 #[derive(Debug)]
-pub(crate) struct Arena {
+pub(crate) struct FrameArena {
     /// The mapping as it was created.
     mapping: NonNull<libc::c_void>,
     mapped: usize,
@@ -37,11 +37,11 @@ pub(crate) struct Arena {
 }
 
 // SAFETY: the mapping is plain memory owned by this value; each method states who may access which frame.
-unsafe impl Send for Arena {}
+unsafe impl Send for FrameArena {}
 // SAFETY: as above: shared references give access only through the unsafe methods below.
-unsafe impl Sync for Arena {}
+unsafe impl Sync for FrameArena {}
 
-impl Arena {
+impl FrameArena {
     /// Maps `count` frames of `1 << page_shift` bytes. `kernel_page` is the size of a kernel page in bytes:
     /// [`memory::page`] or a multiple of it.
     pub(crate) fn new(
@@ -52,15 +52,17 @@ impl Arena {
     ) -> rustix::io::Result<Self> {
         let len = (count as usize) << page_shift;
         let (mapped, flags) = match huge {
-            HugePages::Hugetlb => (len.next_multiple_of(HUGE), MapFlags::HUGETLB | MapFlags::HUGE_2MB),
+            HugePages::Hugetlb => {
+                (len.next_multiple_of(HUGE_PAGE_BYTES), MapFlags::HUGETLB | MapFlags::HUGE_2MB)
+            }
             // Room to begin at a multiple of the huge page size.
-            HugePages::Transparent => (len + HUGE, MapFlags::NORESERVE),
+            HugePages::Transparent => (len + HUGE_PAGE_BYTES, MapFlags::NORESERVE),
             HugePages::Off => (len, MapFlags::NORESERVE),
         };
         let start = memory::map(mapped, flags)?;
         let mapping = NonNull::new(start).ok_or(rustix::io::Errno::NOMEM)?;
         let skipped = match huge {
-            HugePages::Transparent => start.cast::<u8>().align_offset(HUGE),
+            HugePages::Transparent => start.cast::<u8>().align_offset(HUGE_PAGE_BYTES),
             HugePages::Hugetlb | HugePages::Off => 0,
         };
         // SAFETY: `skipped` is below HUGE, and HUGE more bytes than `len` were mapped.
@@ -96,7 +98,8 @@ impl Arena {
         if self.hugetlb || !self.in_huge_pages {
             return;
         }
-        let end_below = |frames: u32| ((frames as usize) << self.page_shift) / HUGE * HUGE;
+        let end_below =
+            |frames: u32| ((frames as usize) << self.page_shift) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
         let (before, now) = (end_below(before), end_below(now));
         if before == now {
             return;
@@ -212,7 +215,7 @@ impl Arena {
     }
 }
 
-impl Drop for Arena {
+impl Drop for FrameArena {
     fn drop(&mut self) {
         // SAFETY: the mapping is this value's own. Nobody has a reference into it any more, since all
         // references keep the cache alive.
@@ -227,7 +230,7 @@ mod tests {
 
     const FRAMES: u32 = 1001;
 
-    fn fill(arena: &Arena) {
+    fn fill(arena: &FrameArena) {
         for frame in 0..FRAMES {
             // SAFETY: single-threaded, and no other reference to the frame is alive.
             unsafe { arena.page_mut(frame) }.fill(u8::try_from(frame % 251).unwrap() + 1);
@@ -235,7 +238,7 @@ mod tests {
     }
 
     /// Checks that each frame has its content, or zeros if it is among `dropped`.
-    fn assert_filled(arena: &Arena, dropped: &Range<u32>) {
+    fn assert_filled(arena: &FrameArena, dropped: &Range<u32>) {
         for frame in 0..FRAMES {
             let expected = if dropped.contains(&frame) { 0 } else { frame % 251 + 1 };
             // SAFETY: nobody writes.
@@ -251,7 +254,7 @@ mod tests {
         for (kernel_page, huge) in
             pages.flat_map(|page| [(page, HugePages::Transparent), (page, HugePages::Off)])
         {
-            let arena = Arena::new(kernel_page, FRAMES, 12, huge).unwrap();
+            let arena = FrameArena::new(kernel_page, FRAMES, 12, huge).unwrap();
             fill(&arena);
             for frame in [0, 1, 500, 1000] {
                 let mut buf = [0; 100];
@@ -278,14 +281,15 @@ mod tests {
 
     #[test]
     fn a_frame_larger_than_the_kernels_pages_goes_alone() {
-        let arena = Arena::new(memory::page(), 4, 16, HugePages::Off).unwrap();
+        let arena = FrameArena::new(memory::page(), 4, 16, HugePages::Off).unwrap();
         assert_eq!([0, 1, 3].map(|frame| arena.together(frame)), [0..1, 1..2, 3..4]);
     }
 
     /// `MADV_COLLAPSE` (Linux 6.1) turns small pages into a huge page now, as khugepaged does later.
-    fn collapse(arena: &Arena, from: usize) -> rustix::io::Result<()> {
+    fn collapse(arena: &FrameArena, from: usize) -> rustix::io::Result<()> {
         // SAFETY: a huge page's bytes of this arena's own mapping; no content changes.
-        let refused = unsafe { libc::madvise(arena.frames.as_ptr().add(from).cast(), HUGE, 25) } != 0;
+        let refused =
+            unsafe { libc::madvise(arena.frames.as_ptr().add(from).cast(), HUGE_PAGE_BYTES, 25) } != 0;
         if refused {
             Err(rustix::io::Errno::from_io_error(&std::io::Error::last_os_error()).unwrap())
         } else {
@@ -297,8 +301,8 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "asks the kernel for huge pages")]
     fn what_was_given_back_is_not_made_a_huge_page_of() {
-        let frames = u32::try_from(4 * HUGE / 4096).unwrap();
-        let arena = Arena::new(memory::page(), frames, 12, HugePages::Transparent).unwrap();
+        let frames = u32::try_from(4 * HUGE_PAGE_BYTES / 4096).unwrap();
+        let arena = FrameArena::new(memory::page(), frames, 12, HugePages::Transparent).unwrap();
         let in_use = frames / 2 + 7;
         for frame in 0..in_use {
             // SAFETY: single-threaded, and no other reference to the frame is alive.
@@ -316,10 +320,10 @@ mod tests {
             );
             return;
         }
-        assert_eq!(collapse(&arena, 2 * HUGE), Err(rustix::io::Errno::INVAL));
+        assert_eq!(collapse(&arena, 2 * HUGE_PAGE_BYTES), Err(rustix::io::Errno::INVAL));
         assert_eq!(arena.taken_up(), before);
         // If the frames are back in the budget, a huge page is possible again, if one is available.
         arena.move_end_of_huge_pages(in_use, frames);
-        assert_ne!(collapse(&arena, 2 * HUGE), Err(rustix::io::Errno::INVAL));
+        assert_ne!(collapse(&arena, 2 * HUGE_PAGE_BYTES), Err(rustix::io::Errno::INVAL));
     }
 }

@@ -20,35 +20,35 @@ use std::thread::Builder;
 
 /// `MEMBARRIER_CMD_QUERY`, `MEMBARRIER_CMD_PRIVATE_EXPEDITED` and its registration command, from
 /// linux/membarrier.h.
-const QUERY: libc::c_int = 0;
-const PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
-const REGISTER_PRIVATE_EXPEDITED: libc::c_int = 1 << 4;
+const COMMAND_QUERY: libc::c_int = 0;
+const COMMAND_PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
+const COMMAND_REGISTER_PRIVATE_EXPEDITED: libc::c_int = 1 << 4;
 
 /// The kind of both halves; the same for all threads that share a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Barrier {
+pub(crate) enum BarrierPair {
     /// membarrier(2).
     Asymmetric,
     /// `SeqCst` fences on both sides.
     Symmetric,
 }
 
-impl Barrier {
+impl BarrierPair {
     /// Queries the kernel, and starts the registration. Miri does not support membarrier(2), so the result is
     /// `Symmetric` there. So it is in a build with `--cfg pagekeeper_sanitize`, where a sanitizer can then see
     /// the barrier.
     pub(crate) fn probe() -> Self {
         // No lock: a fork during this must not leave a held lock to the child.
-        static ASKED: AtomicBool = AtomicBool::new(false);
+        static HAS_BEGUN_REGISTRATION: AtomicBool = AtomicBool::new(false);
         if cfg!(any(miri, pagekeeper_sanitize)) {
             return Self::Symmetric;
         }
-        let needed = PRIVATE_EXPEDITED | REGISTER_PRIVATE_EXPEDITED;
-        if membarrier(QUERY).is_none_or(|offered| offered & needed != needed) {
+        let needed = COMMAND_PRIVATE_EXPEDITED | COMMAND_REGISTER_PRIVATE_EXPEDITED;
+        if membarrier(COMMAND_QUERY).is_none_or(|offered| offered & needed != needed) {
             return Self::Symmetric;
         }
         // If there is no thread, or the registration fails, the first heavy half registers.
-        if !ASKED.swap(true, Ordering::Relaxed) {
+        if !HAS_BEGUN_REGISTRATION.swap(true, Ordering::Relaxed) {
             let _ = Builder::new().name("cache_barrier".to_owned()).spawn(register);
         }
         Self::Asymmetric
@@ -76,11 +76,11 @@ impl Barrier {
 }
 
 fn barrier() -> bool {
-    membarrier(PRIVATE_EXPEDITED).is_some()
+    membarrier(COMMAND_PRIVATE_EXPEDITED).is_some()
 }
 
 fn register() -> bool {
-    membarrier(REGISTER_PRIVATE_EXPEDITED).is_some()
+    membarrier(COMMAND_REGISTER_PRIVATE_EXPEDITED).is_some()
 }
 
 /// Returns the call's result; `None` if it fails.
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn both_kinds_can_be_called_again_and_again() {
-        for barrier in [Barrier::probe(), Barrier::Symmetric] {
+        for barrier in [BarrierPair::probe(), BarrierPair::Symmetric] {
             for _ in 0..3 {
                 barrier.light();
                 assert!(barrier.heavy());
@@ -112,10 +112,10 @@ mod tests {
         const FIRST: &str = "PAGEKEEPER_HEAVY_HALF_FIRST";
         if std::env::var_os(FIRST).is_some() {
             assert!(!barrier(), "registered already");
-            assert!(Barrier::Asymmetric.heavy() && barrier());
+            assert!(BarrierPair::Asymmetric.heavy() && barrier());
             return;
         }
-        if Barrier::probe() == Barrier::Symmetric {
+        if BarrierPair::probe() == BarrierPair::Symmetric {
             return;
         }
         let name = "sys::barrier::tests::a_heavy_half_that_comes_first_registers_the_process";

@@ -1,12 +1,14 @@
 //! The page table of a file: one 32-bit entry for each of its pages, in memory that is taken up on first use.
 //!
-//! The mapping is demand-zero, and a zero entry is an absent page. So a file of a terabyte costs only address
-//! space until its pages are touched: the kernel's own page table is the upper level of the two. Parts without
-//! resident pages can be forgotten ([`Table::forget`]), which turns their entries back into zeros while other
-//! threads read them. A part is the content of one kernel page, the least that can be given back.
+//! The mapping is demand-zero, and a zero entry is an absent page. So a file of a terabyte costs
+//! only address space until its pages are touched: the kernel's own page table is the upper level
+//! of the two. Parts without resident pages can be forgotten ([`EntryTable::forget`]), which turns
+//! their entries back into zeros while other threads read them. A part is the content of one kernel
+//! page, the least that can be given back.
 //!
-//! Invariants: entries are only accessed as atomics; the mapping lives as long as the value. [`Table::entry`]
-//! finds only pages below `open_pages`, which drops to 0 when the file is closed and never rises again.
+//! Invariants: entries are only accessed as atomics; the mapping lives as long as the value.
+//! [`EntryTable::entry`] finds only pages below `open_pages`, which drops to 0 when the file is
+//! closed and never rises again.
 
 #![allow(unsafe_code)]
 
@@ -20,7 +22,7 @@ use super::memory;
 
 /// The page table of a file.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub(crate) struct EntryTable {
     entries: NonNull<AtomicU32>,
     open_pages: AtomicU32,
     pages: u32,
@@ -31,11 +33,11 @@ pub(crate) struct Table {
 }
 
 // SAFETY: the mapping is owned by this value and accessed as atomics only.
-unsafe impl Send for Table {}
+unsafe impl Send for EntryTable {}
 // SAFETY: as above.
-unsafe impl Sync for Table {}
+unsafe impl Sync for EntryTable {}
 
-impl Table {
+impl EntryTable {
     /// Creates a table of absent pages. Its [`bytes`](Self::bytes) are part of `total` as long as it lives.
     /// `kernel_page` is the size of a kernel page in bytes: [`memory::page`] or a multiple of it.
     pub(crate) fn new(kernel_page: usize, pages: u32, total: &Arc<AtomicU64>) -> rustix::io::Result<Self> {
@@ -134,7 +136,7 @@ impl Table {
     }
 }
 
-impl Drop for Table {
+impl Drop for EntryTable {
     fn drop(&mut self) {
         let mapped = Self::mapped(self.pages, self.part_shift);
         // SAFETY: the mapping is this value's own, made with the same length; nobody borrows from it any more.
@@ -148,8 +150,8 @@ impl Drop for Table {
 mod tests {
     use super::*;
 
-    fn table(pages: u32) -> Table {
-        Table::new(memory::page(), pages, &Arc::default()).unwrap()
+    fn table(pages: u32) -> EntryTable {
+        EntryTable::new(memory::page(), pages, &Arc::default()).unwrap()
     }
 
     /// Also fails if a part is smaller than a page of the running kernel: its neighbours would be dropped with
@@ -158,7 +160,7 @@ mod tests {
     fn entries_start_absent_and_can_be_forgotten_by_parts() {
         for kernel_page in [4096, 16_384, 65_536].into_iter().filter(|&page| page >= memory::page()) {
             let part = u32::try_from(kernel_page / 4).unwrap();
-            let table = Table::new(kernel_page, 3 * part - 72, &Arc::default()).unwrap();
+            let table = EntryTable::new(kernel_page, 3 * part - 72, &Arc::default()).unwrap();
             assert_eq!(table.part(), part);
             for page in 0..table.pages() {
                 assert_eq!(table.entry(page).unwrap().load(Ordering::Relaxed), 0);
@@ -205,8 +207,8 @@ mod tests {
         for kernel_page in [4096, 16_384, 65_536] {
             let total = Arc::default();
             let part = u32::try_from(kernel_page / 4).unwrap();
-            let one = Table::new(kernel_page, 1, &total).unwrap();
-            let other = Table::new(kernel_page, part + 1, &total).unwrap();
+            let one = EntryTable::new(kernel_page, 1, &total).unwrap();
+            let other = EntryTable::new(kernel_page, part + 1, &total).unwrap();
             assert_eq!(total.load(Ordering::Relaxed), 3 * kernel_page as u64);
             drop(one);
             assert_eq!(total.load(Ordering::Relaxed), 2 * kernel_page as u64);

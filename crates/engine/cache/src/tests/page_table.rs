@@ -2,7 +2,7 @@
 
 use crate::page_table::PageTable;
 use crate::sys::memory;
-use crate::sys::table::Table;
+use crate::sys::table::EntryTable;
 
 #[test]
 fn pages_are_counted_by_parts() {
@@ -13,7 +13,7 @@ fn pages_are_counted_by_parts() {
 
 fn counts_by_parts(kernel_page: usize) {
     let part = u32::try_from(kernel_page / 4).unwrap();
-    let table = Table::new(kernel_page, part + 1, &std::sync::Arc::default()).unwrap();
+    let table = EntryTable::new(kernel_page, part + 1, &std::sync::Arc::default()).unwrap();
     let page_table = PageTable::new(1, table);
     assert_eq!((page_table.parts(), page_table.pages_of(1)), (2, part..part + 1));
     assert!(page_table.enters(0));

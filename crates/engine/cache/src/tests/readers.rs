@@ -1,10 +1,10 @@
 //! Slots, holds and grace periods, one step at a time. `model` checks them in every order of threads.
 
-use crate::readers::{HOLDS, Readers};
-use crate::sync::{Arc, Barrier};
+use crate::readers::{HOLDS_PER_SLOT_MAX, ReaderRegistry};
+use crate::sync::{Arc, BarrierPair};
 
-fn readers() -> Readers {
-    Readers::new(Barrier::probe())
+fn readers() -> ReaderRegistry {
+    ReaderRegistry::new(BarrierPair::probe())
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn holds_run_out() {
     let readers = readers();
     let slot = readers.register();
     let holds: Vec<_> = (0..).map_while(|frame| slot.hold(frame)).collect();
-    assert_eq!(holds.len(), HOLDS);
+    assert_eq!(holds.len(), HOLDS_PER_SLOT_MAX);
     for hold in holds {
         slot.release(hold);
     }

@@ -3,7 +3,7 @@
 use std::task::{Context, Poll, Waker};
 
 use crate::Error;
-use crate::waiter::Waiter;
+use crate::waiter::LoadWaiter;
 
 fn failure() -> Error {
     Error::Closed { path: "a".into() }
@@ -11,7 +11,7 @@ fn failure() -> Error {
 
 #[test]
 fn a_thread_waits_for_the_outcome() {
-    let waiter = Waiter::new();
+    let waiter = LoadWaiter::new();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| waiter.wait());
         waiter.settle(Err(failure()));
@@ -31,7 +31,7 @@ fn a_task_is_woken() {
     let count = std::sync::Arc::new(Count(std::sync::atomic::AtomicUsize::new(0)));
     let waker = Waker::from(std::sync::Arc::clone(&count));
     let context = Context::from_waker(&waker);
-    let waiter = Waiter::new();
+    let waiter = LoadWaiter::new();
     assert!(waiter.poll(&context).is_pending());
     assert!(waiter.poll(&context).is_pending());
     waiter.settle(Ok(()));

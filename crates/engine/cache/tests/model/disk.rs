@@ -34,9 +34,9 @@ pub(crate) trait Disk: Sync {
     fn step(&self) -> bool;
 }
 
-pub(crate) struct Simulated(SimDisk);
+pub(crate) struct SimulatedDisk(SimDisk);
 
-impl Simulated {
+impl SimulatedDisk {
     /// Creates a disk whose reads are randomly short and interrupted, which nobody may notice.
     pub(crate) fn new(seed: u64) -> Self {
         let random = RandomFaults { short_per_mille: 30, interrupted_per_mille: 30, failing_per_mille: 0 };
@@ -44,7 +44,7 @@ impl Simulated {
     }
 }
 
-impl Disk for Simulated {
+impl Disk for SimulatedDisk {
     fn set_up(&self, builder: Builder) -> Builder {
         builder.io(std::sync::Arc::new(self.0.clone()))
     }

@@ -15,9 +15,9 @@ mod support;
 use pagekeeper_cache::Backend;
 use proptest::prelude::*;
 
-use disk::{OnDisk, Simulated};
-use op::{Op, op};
-use world::World;
+use disk::{OnDisk, SimulatedDisk};
+use op::{ModelOp, op};
+use world::ModelWorld;
 
 /// Returns a configuration for one part in `share` of `PROPTEST_CASES`. A failure's seed is printed, not
 /// written into the tree.
@@ -31,7 +31,7 @@ fn shape() -> impl Strategy<Value = (u32, usize)> {
     (64_u32..=400, 12_u32..=16).prop_map(|(frames, shift)| (frames, 1 << shift))
 }
 
-fn ops() -> impl Strategy<Value = Vec<Op>> {
+fn ops() -> impl Strategy<Value = Vec<ModelOp>> {
     prop::collection::vec(op(), 1..60)
 }
 
@@ -40,7 +40,7 @@ proptest! {
 
     #[test]
     fn on_a_simulated_disk_with_faults((frames, page_size) in shape(), seed: u64, ops in ops()) {
-        let mut world = World::new(Simulated::new(seed), frames, page_size);
+        let mut world = ModelWorld::new(SimulatedDisk::new(seed), frames, page_size);
         for op in &ops {
             world.apply(op);
         }
@@ -58,7 +58,7 @@ proptest! {
             1 => Backend::Buffered,
             _ => Backend::Auto,
         };
-        let mut world = World::new(OnDisk::new(backend), frames, page_size);
+        let mut world = ModelWorld::new(OnDisk::new(backend), frames, page_size);
         for op in &ops {
             world.apply(op);
         }

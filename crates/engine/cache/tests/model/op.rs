@@ -18,7 +18,7 @@ pub(crate) enum FilePosition {
 
 /// The length of a read.
 #[derive(Debug, Clone)]
-pub(crate) enum Length {
+pub(crate) enum ReadLength {
     Bytes(u32),
     /// Whole pages, and some bytes more.
     Pages(u8, u8),
@@ -26,34 +26,34 @@ pub(crate) enum Length {
 
 /// The new length of a file.
 #[derive(Debug, Clone)]
-pub(crate) struct Size {
+pub(crate) struct FileSize {
     pub(crate) pages: u16,
     pub(crate) bytes: i32,
 }
 
 /// An operation. Files, open handles and kept pages are given by numbers, taken modulo how many there are.
 #[derive(Debug, Clone)]
-pub(crate) enum Op {
+pub(crate) enum ModelOp {
     Open(u8),
     Read {
         handle: u8,
         at: FilePosition,
-        len: Length,
+        len: ReadLength,
     },
     ReadMany {
         handle: u8,
-        reads: Vec<(FilePosition, Length)>,
+        reads: Vec<(FilePosition, ReadLength)>,
     },
     ReadAsync {
         handle: u8,
         at: FilePosition,
-        len: Length,
+        len: ReadLength,
         dropped: bool,
     },
     Prefetch {
         handle: u8,
         at: FilePosition,
-        len: Length,
+        len: ReadLength,
     },
     /// Holds guards of pages while others are read.
     Guards {
@@ -76,21 +76,21 @@ pub(crate) enum Op {
     DropHandle(u8),
     Replace {
         file: u8,
-        size: Size,
+        size: FileSize,
     },
     Grow {
         file: u8,
-        size: Size,
+        size: FileSize,
     },
     Cut {
         file: u8,
-        size: Size,
+        size: FileSize,
     },
     Remove(u8),
     Fault {
         file: u8,
         at: FilePosition,
-        len: Length,
+        len: ReadLength,
         fault: Fault,
         times: Times,
     },
@@ -106,20 +106,20 @@ fn place() -> impl Strategy<Value = FilePosition> {
     ]
 }
 
-fn length() -> impl Strategy<Value = Length> {
+fn length() -> impl Strategy<Value = ReadLength> {
     prop_oneof![
-        1 => Just(Length::Bytes(0)),
-        6 => (1_u32..6000).prop_map(Length::Bytes),
-        2 => (0_u8..40, 0_u8..3).prop_map(|(pages, more)| Length::Pages(pages, more)),
+        1 => Just(ReadLength::Bytes(0)),
+        6 => (1_u32..6000).prop_map(ReadLength::Bytes),
+        2 => (0_u8..40, 0_u8..3).prop_map(|(pages, more)| ReadLength::Pages(pages, more)),
     ]
 }
 
-fn size() -> impl Strategy<Value = Size> {
+fn size() -> impl Strategy<Value = FileSize> {
     (
         prop_oneof![1 => Just(0_u16), 3 => 0_u16..20, 4 => 20_u16..700],
         prop_oneof![Just(0), -2..3, -3000..3000],
     )
-        .prop_map(|(pages, bytes)| Size { pages, bytes })
+        .prop_map(|(pages, bytes)| FileSize { pages, bytes })
 }
 
 fn fault() -> impl Strategy<Value = (Fault, Times)> {
@@ -134,30 +134,30 @@ fn fault() -> impl Strategy<Value = (Fault, Times)> {
     ]
 }
 
-pub(crate) fn op() -> impl Strategy<Value = Op> {
+pub(crate) fn op() -> impl Strategy<Value = ModelOp> {
     let of = any::<u8>;
     prop_oneof![
-        8 => of().prop_map(Op::Open),
-        14 => (of(), place(), length()).prop_map(|(handle, at, len)| Op::Read { handle, at, len }),
+        8 => of().prop_map(ModelOp::Open),
+        14 => (of(), place(), length()).prop_map(|(handle, at, len)| ModelOp::Read { handle, at, len }),
         8 => (of(), prop::collection::vec((place(), length()), 0..12))
-            .prop_map(|(handle, reads)| Op::ReadMany { handle, reads }),
+            .prop_map(|(handle, reads)| ModelOp::ReadMany { handle, reads }),
         8 => (of(), place(), length(), prop::bool::weighted(0.3))
-            .prop_map(|(handle, at, len, dropped)| Op::ReadAsync { handle, at, len, dropped }),
-        6 => (of(), place(), length()).prop_map(|(handle, at, len)| Op::Prefetch { handle, at, len }),
+            .prop_map(|(handle, at, len, dropped)| ModelOp::ReadAsync { handle, at, len, dropped }),
+        6 => (of(), place(), length()).prop_map(|(handle, at, len)| ModelOp::Prefetch { handle, at, len }),
         6 => (of(), prop::collection::vec(0_u16..700, 1..24), of())
-            .prop_map(|(handle, pages, meanwhile)| Op::Guards { handle, pages, meanwhile }),
+            .prop_map(|(handle, pages, meanwhile)| ModelOp::Guards { handle, pages, meanwhile }),
         1 => (of(), prop_oneof![0_u64..3, Just(u64::MAX / 2), Just(1 << 32)])
-            .prop_map(|(handle, by)| Op::PageBeyond { handle, by }),
-        10 => (of(), 0_u16..700).prop_map(|(handle, page)| Op::Keep { handle, page }),
-        4 => of().prop_map(Op::LetGo),
-        3 => of().prop_map(Op::Close),
-        4 => of().prop_map(Op::DropHandle),
-        4 => (of(), size()).prop_map(|(file, size)| Op::Replace { file, size }),
-        2 => (of(), size()).prop_map(|(file, size)| Op::Grow { file, size }),
-        2 => (of(), size()).prop_map(|(file, size)| Op::Cut { file, size }),
-        1 => of().prop_map(Op::Remove),
+            .prop_map(|(handle, by)| ModelOp::PageBeyond { handle, by }),
+        10 => (of(), 0_u16..700).prop_map(|(handle, page)| ModelOp::Keep { handle, page }),
+        4 => of().prop_map(ModelOp::LetGo),
+        3 => of().prop_map(ModelOp::Close),
+        4 => of().prop_map(ModelOp::DropHandle),
+        4 => (of(), size()).prop_map(|(file, size)| ModelOp::Replace { file, size }),
+        2 => (of(), size()).prop_map(|(file, size)| ModelOp::Grow { file, size }),
+        2 => (of(), size()).prop_map(|(file, size)| ModelOp::Cut { file, size }),
+        1 => of().prop_map(ModelOp::Remove),
         6 => (of(), place(), length(), fault())
-            .prop_map(|(file, at, len, (fault, times))| Op::Fault { file, at, len, fault, times }),
-        4 => of().prop_map(Op::Heal),
+            .prop_map(|(file, at, len, (fault, times))| ModelOp::Fault { file, at, len, fault, times }),
+        4 => of().prop_map(ModelOp::Heal),
     ]
 }

@@ -12,18 +12,18 @@ use pagekeeper_cache::{Builder, CachedFile, Error, PageCache, PageRef, ReadReque
 use pagekeeper_simdisk::{Fault, Times};
 
 use crate::disk::Disk;
-use crate::op::{FilePosition, Length, Op, Size};
+use crate::op::{FilePosition, FileSize, ModelOp, ReadLength};
 use crate::support::{check, tasks};
 
 /// Number of files; over time, several inodes have each name.
-const FILES: usize = 4;
+const FILE_COUNT: usize = 4;
 
 /// Maximum length of a read.
 const READ_MAX: u64 = 4 << 20;
 
 /// A file that has, or had, a name.
 #[derive(Debug)]
-struct Inode {
+struct ModelInode {
     seed: u64,
     len: u64,
     /// Number of changes.
@@ -35,7 +35,7 @@ struct Inode {
 }
 
 /// An open file, and its state at the open.
-struct Opened {
+struct OpenedFile {
     cached: CachedFile,
     inode: usize,
     file: usize,
@@ -45,27 +45,27 @@ struct Opened {
 }
 
 /// A kept page.
-struct Kept {
+struct KeptPage {
     page: PageRef,
     seed: u64,
     offset: u64,
     len: usize,
 }
 
-pub(crate) struct World<D> {
+pub(crate) struct ModelWorld<D> {
     disk: D,
     cache: PageCache,
     page_size: u64,
-    inodes: Vec<Inode>,
+    inodes: Vec<ModelInode>,
     /// The inode that has the name of each file.
-    names: [Option<usize>; FILES],
-    opened: Vec<Opened>,
+    names: [Option<usize>; FILE_COUNT],
+    opened: Vec<OpenedFile>,
     /// The result of the last open of each file.
-    last: [Option<u64>; FILES],
-    kept: Vec<Kept>,
+    last: [Option<u64>; FILE_COUNT],
+    kept: Vec<KeptPage>,
 }
 
-impl<D: Disk> World<D> {
+impl<D: Disk> ModelWorld<D> {
     pub(crate) fn new(disk: D, frames: u32, page_size: usize) -> Self {
         let builder =
             PageCache::builder().memory(Builder::memory_for(frames, page_size)).page_size(page_size);
@@ -75,9 +75,9 @@ impl<D: Disk> World<D> {
             cache,
             page_size: page_size as u64,
             inodes: Vec::new(),
-            names: [None; FILES],
+            names: [None; FILE_COUNT],
             opened: Vec::new(),
-            last: [None; FILES],
+            last: [None; FILE_COUNT],
             kept: Vec::new(),
         };
         // A file that fits, one that does not, an empty one, and a name without a file.
@@ -90,22 +90,22 @@ impl<D: Disk> World<D> {
         world
     }
 
-    pub(crate) fn apply(&mut self, op: &Op) {
+    pub(crate) fn apply(&mut self, op: &ModelOp) {
         match op {
-            Op::Open(file) => self.open(usize::from(*file) % FILES),
-            Op::Read { handle, at, len } => self.with(*handle, |world, opened| {
+            ModelOp::Open(file) => self.open(usize::from(*file) % FILE_COUNT),
+            ModelOp::Read { handle, at, len } => self.with(*handle, |world, opened| {
                 let range = world.range(opened, at, len);
                 let mut buf = vec![0xee; len_of(&range)];
                 let result = world.while_stepping(|| opened.cached.read_at(range.start, &mut buf));
                 world.judge(opened, &range, &result, &buf);
             }),
-            Op::ReadMany { handle, reads } => {
+            ModelOp::ReadMany { handle, reads } => {
                 self.with(*handle, |world, opened| world.read_many(opened, reads));
             }
-            Op::ReadAsync { handle, at, len, dropped } => self.with(*handle, |world, opened| {
+            ModelOp::ReadAsync { handle, at, len, dropped } => self.with(*handle, |world, opened| {
                 world.read_async(opened, &world.range(opened, at, len), *dropped);
             }),
-            Op::Prefetch { handle, at, len } => {
+            ModelOp::Prefetch { handle, at, len } => {
                 // Not awaited: later operations overlap with it.
                 self.with(*handle, |world, opened| {
                     let begun = opened.cached.prefetch(world.range(opened, at, len));
@@ -113,10 +113,10 @@ impl<D: Disk> World<D> {
                 });
                 return;
             }
-            Op::Guards { handle, pages, meanwhile } => self.with(*handle, |world, opened| {
+            ModelOp::Guards { handle, pages, meanwhile } => self.with(*handle, |world, opened| {
                 world.guards(opened, pages, *meanwhile);
             }),
-            Op::PageBeyond { handle, by } => self.with(*handle, |world, opened| {
+            ModelOp::PageBeyond { handle, by } => self.with(*handle, |world, opened| {
                 let pages = opened.len.div_ceil(world.page_size);
                 assert_eq!(opened.cached.pages(), pages);
                 let beyond = pages + by;
@@ -128,14 +128,14 @@ impl<D: Disk> World<D> {
                     );
                 }
             }),
-            Op::Keep { handle, page } => self.keep(*handle, *page),
-            Op::LetGo(which) => {
+            ModelOp::Keep { handle, page } => self.keep(*handle, *page),
+            ModelOp::LetGo(which) => {
                 if !self.kept.is_empty() {
                     let kept = self.kept.swap_remove(usize::from(*which) % self.kept.len());
                     check(kept.seed, kept.offset, &kept.page);
                 }
             }
-            Op::Close(handle) => self.with(*handle, |world, opened| {
+            ModelOp::Close(handle) => self.with(*handle, |world, opened| {
                 opened.cached.close();
                 opened.closed = true;
                 // For all handles of the file.
@@ -143,28 +143,30 @@ impl<D: Disk> World<D> {
                     other.closed |= other.cached.id() == opened.cached.id();
                 }
             }),
-            Op::DropHandle(handle) => {
+            ModelOp::DropHandle(handle) => {
                 if !self.opened.is_empty() {
                     self.opened.swap_remove(usize::from(*handle) % self.opened.len());
                 }
             }
-            Op::Replace { file, size } => self.replace(usize::from(*file) % FILES, self.len_of(size)),
-            Op::Grow { file, size } => {
-                self.resize(usize::from(*file) % FILES, u64::max, size);
+            ModelOp::Replace { file, size } => {
+                self.replace(usize::from(*file) % FILE_COUNT, self.len_of(size));
             }
-            Op::Cut { file, size } => {
-                self.resize(usize::from(*file) % FILES, u64::min, size);
+            ModelOp::Grow { file, size } => {
+                self.resize(usize::from(*file) % FILE_COUNT, u64::max, size);
             }
-            Op::Remove(file) => {
-                let file = usize::from(*file) % FILES;
+            ModelOp::Cut { file, size } => {
+                self.resize(usize::from(*file) % FILE_COUNT, u64::min, size);
+            }
+            ModelOp::Remove(file) => {
+                let file = usize::from(*file) % FILE_COUNT;
                 if self.names[file].take().is_some() {
                     self.disk.remove(&self.disk.path(file));
                 }
             }
-            Op::Fault { file, at, len, fault, times } => {
-                self.fault(usize::from(*file) % FILES, at, len, *fault, *times);
+            ModelOp::Fault { file, at, len, fault, times } => {
+                self.fault(usize::from(*file) % FILE_COUNT, at, len, *fault, *times);
             }
-            Op::Heal(file) => self.heal(usize::from(*file) % FILES),
+            ModelOp::Heal(file) => self.heal(usize::from(*file) % FILE_COUNT),
         }
         while self.disk.step() {}
     }
@@ -173,11 +175,11 @@ impl<D: Disk> World<D> {
     pub(crate) fn finish(mut self) {
         while self.disk.step() {}
         self.check_kept();
-        for file in 0..FILES {
+        for file in 0..FILE_COUNT {
             self.heal(file);
         }
         self.opened.clear();
-        for file in 0..FILES {
+        for file in 0..FILE_COUNT {
             self.open(file);
             let Some(opened) = self.opened.pop() else { continue };
             let mut whole = vec![0; usize::try_from(opened.len).unwrap()];
@@ -191,14 +193,14 @@ impl<D: Disk> World<D> {
     }
 
     fn check_kept(&self) {
-        for Kept { page, seed, offset, len } in &self.kept {
+        for KeptPage { page, seed, offset, len } in &self.kept {
             assert_eq!(page.len(), *len);
             check(*seed, *offset, page);
         }
     }
 
     /// Does something with one of the open handles, if there is one.
-    fn with(&mut self, handle: u8, act: impl FnOnce(&mut Self, &mut Opened)) {
+    fn with(&mut self, handle: u8, act: impl FnOnce(&mut Self, &mut OpenedFile)) {
         if self.opened.is_empty() {
             return;
         }
@@ -219,21 +221,21 @@ impl<D: Disk> World<D> {
         }
     }
 
-    fn length(&self, length: &Length) -> u64 {
+    fn length(&self, length: &ReadLength) -> u64 {
         match length {
-            Length::Bytes(bytes) => u64::from(*bytes),
-            Length::Pages(pages, more) => {
+            ReadLength::Bytes(bytes) => u64::from(*bytes),
+            ReadLength::Pages(pages, more) => {
                 (u64::from(*pages) * self.page_size + u64::from(*more)).min(READ_MAX)
             }
         }
     }
 
-    fn len_of(&self, size: &Size) -> u64 {
+    fn len_of(&self, size: &FileSize) -> u64 {
         (u64::from(size.pages) * self.page_size).saturating_add_signed(size.bytes.into()).min(48 << 20)
     }
 
     /// Returns the range to read, which may lie past the end of the file, up to the largest offset.
-    fn range(&self, opened: &Opened, at: &FilePosition, len: &Length) -> Range<u64> {
+    fn range(&self, opened: &OpenedFile, at: &FilePosition, len: &ReadLength) -> Range<u64> {
         let start = self.place(opened.len, at);
         start..start.saturating_add(self.length(len))
     }
@@ -251,7 +253,7 @@ impl<D: Disk> World<D> {
                     }
                 });
             }
-            let _done = Done(&done);
+            let _done = DoneSignal(&done);
             act()
         })
     }
@@ -266,14 +268,14 @@ impl<D: Disk> World<D> {
         };
         let cached = result.unwrap();
         self.learn_of_cut(inode, cached.len());
-        let Inode { len, version, .. } = self.inodes[inode];
+        let ModelInode { len, version, .. } = self.inodes[inode];
         assert_eq!((cached.len(), cached.path()), (len, path.as_path()));
-        let same = |opened: &Opened| opened.cached.id() == cached.id();
+        let same = |opened: &OpenedFile| opened.cached.id() == cached.id();
         for opened in self.opened.iter().filter(|opened| same(opened)) {
             assert!(!opened.closed, "a closed file was given again");
             assert_eq!((opened.inode, opened.version), (inode, version), "a file of before was given again");
         }
-        let good = |opened: &&Opened| {
+        let good = |opened: &&OpenedFile| {
             Some(opened.cached.id()) == self.last[file]
                 && !opened.closed
                 && (opened.inode, opened.version) == (inode, version)
@@ -283,7 +285,7 @@ impl<D: Disk> World<D> {
             assert!(same(open), "an open file was opened again");
         }
         self.last[file] = Some(cached.id());
-        self.opened.push(Opened { cached, inode, file, len, version, closed: false });
+        self.opened.push(OpenedFile { cached, inode, file, len, version, closed: false });
     }
 
     /// An open file may turn out to have been truncated by a fault.
@@ -297,7 +299,7 @@ impl<D: Disk> World<D> {
     }
 
     /// Checks an answer.
-    fn judge(&self, opened: &Opened, range: &Range<u64>, result: &Result<usize, Error>, buf: &[u8]) {
+    fn judge(&self, opened: &OpenedFile, range: &Range<u64>, result: &Result<usize, Error>, buf: &[u8]) {
         let expected = range.start.min(opened.len)..range.end.min(opened.len);
         match result {
             Ok(count) => {
@@ -312,7 +314,7 @@ impl<D: Disk> World<D> {
         }
     }
 
-    fn judge_error(&self, opened: &Opened, range: &Range<u64>, error: &Error) {
+    fn judge_error(&self, opened: &OpenedFile, range: &Range<u64>, error: &Error) {
         assert_eq!(error.path(), Some(self.disk.path(opened.file).as_path()), "{error}");
         assert!(!range.is_empty(), "reading nothing failed: {error}");
         let inode = &self.inodes[opened.inode];
@@ -339,7 +341,7 @@ impl<D: Disk> World<D> {
         assert!(right, "{range:?} of {} bytes, inode {inode:?} at {}: {error}", opened.len, opened.version);
     }
 
-    fn read_many(&self, opened: &Opened, reads: &[(FilePosition, Length)]) {
+    fn read_many(&self, opened: &OpenedFile, reads: &[(FilePosition, ReadLength)]) {
         let ranges: Vec<_> = reads.iter().map(|(at, len)| self.range(opened, at, len)).collect();
         let mut bufs: Vec<_> = ranges.iter().map(|range| vec![0xee; len_of(range)]).collect();
         let mut requests: Vec<_> =
@@ -352,7 +354,7 @@ impl<D: Disk> World<D> {
         }
     }
 
-    fn read_async(&self, opened: &Opened, range: &Range<u64>, dropped: bool) {
+    fn read_async(&self, opened: &OpenedFile, range: &Range<u64>, dropped: bool) {
         let mut buf = vec![0xee; len_of(range)];
         let reading = opened.cached.read_at_async(range.start, &mut buf);
         if dropped {
@@ -373,7 +375,7 @@ impl<D: Disk> World<D> {
     }
 
     /// Holds guards of several pages at once, and meanwhile reads all of another file.
-    fn guards(&self, opened: &Opened, pages: &[u16], meanwhile: u8) {
+    fn guards(&self, opened: &OpenedFile, pages: &[u16], meanwhile: u8) {
         let count = opened.len.div_ceil(self.page_size);
         if count == 0 {
             return;
@@ -415,7 +417,7 @@ impl<D: Disk> World<D> {
             match world.while_stepping(|| opened.cached.page_ref(page)) {
                 Ok(page) => {
                     let seed = world.inodes[opened.inode].seed;
-                    world.kept.push(Kept { page, seed, offset, len: len_of(&range) });
+                    world.kept.push(KeptPage { page, seed, offset, len: len_of(&range) });
                 }
                 Err(error) => world.judge_error(opened, &range, &error),
             }
@@ -431,10 +433,10 @@ impl<D: Disk> World<D> {
         let seed = self.inodes.len() as u64;
         self.disk.replace(&self.disk.path(file), seed, len);
         self.names[file] = Some(self.inodes.len());
-        self.inodes.push(Inode { seed, len, version: 0, failing: Vec::new(), cut: None });
+        self.inodes.push(ModelInode { seed, len, version: 0, failing: Vec::new(), cut: None });
     }
 
-    fn resize(&mut self, file: usize, to: impl FnOnce(u64, u64) -> u64, size: &Size) {
+    fn resize(&mut self, file: usize, to: impl FnOnce(u64, u64) -> u64, size: &FileSize) {
         let wanted = self.len_of(size);
         let Some((path, number)) = self.path_of(file) else { return };
         // A fault may have truncated it.
@@ -451,7 +453,7 @@ impl<D: Disk> World<D> {
         }
     }
 
-    fn fault(&mut self, file: usize, at: &FilePosition, len: &Length, fault: Fault, times: Times) {
+    fn fault(&mut self, file: usize, at: &FilePosition, len: &ReadLength, fault: Fault, times: Times) {
         let Some((path, number)) = self.path_of(file) else { return };
         let start = self.place(self.inodes[number].len, at);
         let range = start..start.saturating_add(self.length(len));
@@ -479,9 +481,9 @@ impl<D: Disk> World<D> {
 }
 
 /// Signals the end of an action, even if it panics.
-struct Done<'a>(&'a AtomicBool);
+struct DoneSignal<'a>(&'a AtomicBool);
 
-impl Drop for Done<'_> {
+impl Drop for DoneSignal<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Release);
     }

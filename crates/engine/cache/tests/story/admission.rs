@@ -8,14 +8,14 @@ use pagekeeper_cache::{Backend, CachedFile, Error, PageCache};
 use crate::support::{PAGE, check, write_patterned};
 use pagekeeper_testing::{Rng, Seed, disk_dir};
 
-const LEN: u64 = PAGE as u64;
+const PAGE_LEN: u64 = PAGE as u64;
 /// Pages of the file; the cache has room for about nine tenths of them.
-const PAGES: u64 = 2200;
+const FILE_PAGES: u64 = 2200;
 
 fn cache_of(path: &Path, backend: Backend) -> (PageCache, CachedFile) {
     let cache = PageCache::builder().memory(8 << 20).backend(backend).build().unwrap();
     let file = cache.open(path).unwrap();
-    assert!(cache.stats().capacity_pages < PAGES);
+    assert!(cache.stats().capacity_pages < FILE_PAGES);
     (cache, file)
 }
 
@@ -23,7 +23,7 @@ fn cache_of(path: &Path, backend: Backend) -> (PageCache, CachedFile) {
 fn read_anywhere(file: &CachedFile, rng: &mut Rng, times: u64) {
     let mut buf = [0; 500];
     for _ in 0..times {
-        let offset = rng.of(0..PAGES) * LEN + rng.of(0..LEN - 500);
+        let offset = rng.of(0..FILE_PAGES) * PAGE_LEN + rng.of(0..PAGE_LEN - 500);
         assert_eq!(file.read_at(offset, &mut buf).unwrap(), 500);
         check(1, offset, &buf);
     }
@@ -34,7 +34,7 @@ fn where_all_pages_are_in_use_the_kernel_answers() {
     let mut rng = Seed::new().rng(0);
     let dir = disk_dir();
     let path = dir.path().join("file");
-    write_patterned(&path, 1, 0..PAGES * LEN);
+    write_patterned(&path, 1, 0..FILE_PAGES * PAGE_LEN);
     let (cache, file) = cache_of(&path, Backend::Buffered);
     read_anywhere(&file, &mut rng, 20_000);
     let before = cache.stats();
@@ -48,22 +48,22 @@ fn where_all_pages_are_in_use_the_kernel_answers() {
     // A page that is read in small parts is admitted on its second miss.
     let mut buf = [0; 256];
     let before = cache.stats();
-    for offset in (0..PAGES * LEN).step_by(256) {
+    for offset in (0..FILE_PAGES * PAGE_LEN).step_by(256) {
         assert_eq!(file.read_at(offset, &mut buf).unwrap(), 256);
         check(1, offset, &buf);
     }
     let stats = cache.stats();
-    assert!(stats.misses - before.misses <= 2 * PAGES, "{stats}");
+    assert!(stats.misses - before.misses <= 2 * FILE_PAGES, "{stats}");
 
     // Pages are admitted to the room that a closed file leaves.
     let other = dir.path().join("other");
-    write_patterned(&other, 1, 0..LEN * 1000);
+    write_patterned(&other, 1, 0..PAGE_LEN * 1000);
     file.close();
     let file = cache.open(&other).unwrap();
     let before = cache.stats();
     for _ in 0..2 {
         for page in 0..1000 {
-            assert_eq!(file.read_at(page * LEN, &mut buf).unwrap(), 256);
+            assert_eq!(file.read_at(page * PAGE_LEN, &mut buf).unwrap(), 256);
         }
     }
     assert_eq!(cache.stats().bypassed, before.bypassed);
@@ -77,7 +77,7 @@ fn the_pages_that_come_into_use_take_the_places_of_others() {
     let mut rng = Seed::new().rng(1);
     let dir = disk_dir();
     let path = dir.path().join("file");
-    write_patterned(&path, 1, 0..2 * PAGES * LEN);
+    write_patterned(&path, 1, 0..2 * FILE_PAGES * PAGE_LEN);
     let (cache, file) = cache_of(&path, Backend::Buffered);
     read_anywhere(&file, &mut rng, 100_000);
     assert!(cache.stats().bypassed > 0);
@@ -86,18 +86,18 @@ fn the_pages_that_come_into_use_take_the_places_of_others() {
     let mut hits = 0;
     for turn in 0..40 {
         let before = cache.stats();
-        for _ in 0..PAGES {
-            let offset = (PAGES + rng.of(0..PAGES)) * LEN;
+        for _ in 0..FILE_PAGES {
+            let offset = (FILE_PAGES + rng.of(0..FILE_PAGES)) * PAGE_LEN;
             file.read_at(offset, &mut buf).unwrap();
             check(1, offset, &buf);
         }
         hits = cache.stats().hits - before.hits;
-        if hits * 10 > PAGES * 8 {
+        if hits * 10 > FILE_PAGES * 8 {
             println!("after {turn} turns");
             break;
         }
     }
-    assert!(hits * 10 > PAGES * 8, "{hits} of {PAGES}: {}", cache.stats());
+    assert!(hits * 10 > FILE_PAGES * 8, "{hits} of {FILE_PAGES}: {}", cache.stats());
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn what_changed_is_reported_there_too_and_nothing_is_read_past_a_verifier() {
     let mut rng = Seed::new().rng(2);
     let dir = disk_dir();
     let path = dir.path().join("file");
-    write_patterned(&path, 1, 0..PAGES * LEN);
+    write_patterned(&path, 1, 0..FILE_PAGES * PAGE_LEN);
     let cache = PageCache::builder()
         .memory(8 << 20)
         .backend(Backend::Buffered)
@@ -119,17 +119,17 @@ fn what_changed_is_reported_there_too_and_nothing_is_read_past_a_verifier() {
     let (cache, file) = cache_of(&path, Backend::Buffered);
     read_anywhere(&file, &mut rng, 60_000);
     assert!(cache.stats().bypassed > 0);
-    std::fs::File::options().write(true).open(&path).unwrap().set_len(PAGES * LEN + 1).unwrap();
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(FILE_PAGES * PAGE_LEN + 1).unwrap();
     let mut buf = [0; 500];
     let (mut failed, before) = (0, cache.stats());
-    for page in 0..PAGES {
-        match file.read_at(page * LEN, &mut buf) {
+    for page in 0..FILE_PAGES {
+        match file.read_at(page * PAGE_LEN, &mut buf) {
             Ok(_) => {}
             Err(Error::Grew { .. }) => failed += 1,
             Err(error) => panic!("{error}"),
         }
     }
     // Each miss counts, wherever it was answered.
-    assert_eq!(failed + cache.stats().hits - before.hits, PAGES);
+    assert_eq!(failed + cache.stats().hits - before.hits, FILE_PAGES);
     assert!(failed > 0);
 }

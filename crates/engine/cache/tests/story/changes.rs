@@ -14,8 +14,8 @@ use rustix::fs::{AtFlags, CWD, Timespec, Timestamps};
 use crate::support::tasks::block_on;
 use crate::support::{PAGE, SEED, bytes, check, sim, write_patterned};
 
-const LEN: u64 = PAGE as u64;
-const PAGES: u64 = 600;
+const PAGE_LEN: u64 = PAGE as u64;
+const FILE_PAGES: u64 = 600;
 
 /// Waits for a tick: the times of a file are as coarse as the kernel's tick (before Linux 6.13).
 fn await_tick() {
@@ -39,7 +39,7 @@ fn rewrite(path: &Path, seed: u64, pages: std::ops::Range<u64>) {
     await_tick();
     let file = File::options().write(true).open(path).unwrap();
     let len = usize::try_from(pages.end - pages.start).unwrap() * PAGE;
-    file.write_all_at(&bytes(seed, pages.start * LEN, len), pages.start * LEN).unwrap();
+    file.write_all_at(&bytes(seed, pages.start * PAGE_LEN, len), pages.start * PAGE_LEN).unwrap();
     file.sync_all().unwrap();
     set_modified(path, before);
     assert_eq!(modified(path), before);
@@ -58,8 +58,8 @@ fn assert_changed<T: std::fmt::Debug>(result: &Result<T, Error>) {
 fn assert_all_loads_fail(file: &CachedFile) {
     let mut buf = [0; 10];
     assert_changed(&file.page(500).map(drop));
-    assert_changed(&block_on(file.read_at_async(501 * LEN, &mut buf)));
-    let mut requests = [ReadRequest::new(502 * LEN, &mut buf)];
+    assert_changed(&block_on(file.read_at_async(501 * PAGE_LEN, &mut buf)));
+    let mut requests = [ReadRequest::new(502 * PAGE_LEN, &mut buf)];
     assert!(file.read_many(&mut requests).is_err());
     assert_changed(&requests[0].outcome().clone());
     check(1, 0, &file.page(0).unwrap());
@@ -70,9 +70,9 @@ fn a_write_whose_time_was_put_back_is_seen() {
     let dir = disk_dir();
     for backend in [Backend::Auto, Backend::Threads, Backend::Buffered] {
         // The whole file, and only a page far behind the first.
-        for rewritten in [0..PAGES, 400..401] {
+        for rewritten in [0..FILE_PAGES, 400..401] {
             let path = dir.path().join(format!("{backend:?} {rewritten:?}"));
-            write_patterned(&path, 1, 0..PAGES * LEN + 5);
+            write_patterned(&path, 1, 0..FILE_PAGES * PAGE_LEN + 5);
             await_tick();
             let cache = cache(backend);
             let file = cache.open(&path).unwrap();
@@ -85,7 +85,7 @@ fn a_write_whose_time_was_put_back_is_seen() {
             std::fs::hard_link(&path, path.with_extension("link")).unwrap();
             assert_all_loads_fail(&file);
             let anew = cache.open(&path).unwrap();
-            check(2, rewritten.start * LEN, &anew.page(rewritten.start).unwrap());
+            check(2, rewritten.start * PAGE_LEN, &anew.page(rewritten.start).unwrap());
         }
     }
 }
@@ -94,8 +94,8 @@ fn a_write_whose_time_was_put_back_is_seen() {
 fn rsync_in_place_is_seen() {
     let dir = disk_dir();
     let [from, to] = ["from", "to"].map(|name| dir.path().join(name));
-    write_patterned(&from, 2, 0..PAGES * LEN);
-    write_patterned(&to, 1, 0..PAGES * LEN);
+    write_patterned(&from, 2, 0..FILE_PAGES * PAGE_LEN);
+    write_patterned(&to, 1, 0..FILE_PAGES * PAGE_LEN);
     set_modified(&from, modified(&to));
     await_tick();
     let file = cache(Backend::Auto).open(&to).unwrap();
@@ -132,19 +132,19 @@ fn changes_of_the_inode_alone_are_no_changes_of_the_file() {
         ("remove the last", &|| std::fs::remove_file(at("other")).unwrap()),
     ];
     for backend in [Backend::Auto, Backend::Buffered] {
-        write_patterned(&path, 1, 0..PAGES * LEN + 5);
+        write_patterned(&path, 1, 0..FILE_PAGES * PAGE_LEN + 5);
         let file = cache(backend).open(&path).unwrap();
         for (nth, (name, change)) in (0..).zip(&changes) {
             let page = nth * 20;
-            check(1, page * LEN, &file.page(page).unwrap());
+            check(1, page * PAGE_LEN, &file.page(page).unwrap());
             await_tick();
             change();
             let loaded = file.page(page + 10).unwrap_or_else(|error| panic!("{name}: {error}"));
-            check(1, (page + 10) * LEN, &loaded);
+            check(1, (page + 10) * PAGE_LEN, &loaded);
         }
         let mut rest = vec![0; 100 * PAGE + 5];
-        assert_eq!(file.read_at(500 * LEN, &mut rest).unwrap(), rest.len());
-        check(1, 500 * LEN, &rest);
+        assert_eq!(file.read_at(500 * PAGE_LEN, &mut rest).unwrap(), rest.len());
+        check(1, 500 * PAGE_LEN, &rest);
     }
 }
 
@@ -155,6 +155,6 @@ fn a_file_that_was_removed_is_read_on() {
     check(SEED, 0, &file.page(0).unwrap());
     disk.remove("/file").unwrap();
     for page in 0..100 {
-        check(SEED, page * LEN, &file.page(page).unwrap());
+        check(SEED, page * PAGE_LEN, &file.page(page).unwrap());
     }
 }

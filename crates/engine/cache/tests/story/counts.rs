@@ -9,7 +9,7 @@ use crate::support::tasks::block_on;
 use crate::support::{PAGE, SEED, check, sim};
 use pagekeeper_testing::Seed;
 
-const LEN: u64 = PAGE as u64;
+const PAGE_LEN: u64 = PAGE as u64;
 
 fn lookups(stats: &Stats) -> u64 {
     stats.hits + stats.misses + stats.coalesced
@@ -26,10 +26,10 @@ fn each_request_of_a_page_is_counted_once() {
     for step in 0..5000 {
         let offset = rng.of(0..file.len());
         let len = usize::try_from(rng.of(1..6000)).unwrap();
-        let pages = (offset + len as u64).min(file.len()).div_ceil(LEN) - offset / LEN;
+        let pages = (offset + len as u64).min(file.len()).div_ceil(PAGE_LEN) - offset / PAGE_LEN;
         match rng.of(0..6) {
-            0 => drop(file.page(offset / LEN).unwrap()),
-            1 => drop(file.page_ref(offset / LEN).unwrap()),
+            0 => drop(file.page(offset / PAGE_LEN).unwrap()),
+            1 => drop(file.page_ref(offset / PAGE_LEN).unwrap()),
             2 => {
                 block_on(file.read_at_async(offset, &mut buf[..len])).unwrap();
                 expected += pages - 1;
@@ -48,7 +48,7 @@ fn each_request_of_a_page_is_counted_once() {
         }
         expected += 1;
         let stats = cache.stats();
-        let together = u64::from(offset < LEN);
+        let together = u64::from(offset < PAGE_LEN);
         // Occasionally a page is evicted before the caller that loaded it copies it, and is looked up once
         // more.
         let again = lookups(&stats).saturating_sub(expected);
@@ -77,11 +77,11 @@ fn of_a_long_list_what_is_there_is_found_while_the_rest_is_loaded() {
     let file = cache.open("/file").unwrap();
     let mut buf = vec![0; PAGE];
     for page in (200..300).step_by(2) {
-        file.read_at(page * LEN, &mut buf).unwrap();
+        file.read_at(page * PAGE_LEN, &mut buf).unwrap();
     }
     let before = disk.stats().reads;
     let mut buf = vec![0; 300 * PAGE];
-    let parts = (0..).zip(buf.chunks_mut(PAGE)).map(|(page, part)| ReadRequest::new(page * LEN, part));
+    let parts = (0..).zip(buf.chunks_mut(PAGE)).map(|(page, part)| ReadRequest::new(page * PAGE_LEN, part));
     let mut requests: Vec<_> = parts.collect();
     file.read_many(&mut requests).unwrap();
     assert!(requests.iter().all(|request| matches!(request.outcome(), Ok(PAGE))));
@@ -96,14 +96,14 @@ fn of_a_long_list_what_is_there_is_found_while_the_rest_is_loaded() {
 fn pages_that_are_prefetched_are_no_misses() {
     let (disk, cache) = sim(100, 400);
     let file = cache.open("/file").unwrap();
-    assert_eq!(file.prefetch(10 * LEN + 5..20 * LEN + 1), 11);
+    assert_eq!(file.prefetch(10 * PAGE_LEN + 5..20 * PAGE_LEN + 1), 11);
     let mut buf = vec![0; 20 * PAGE];
-    file.read_at(5 * LEN, &mut buf).unwrap();
-    check(SEED, 5 * LEN, &buf);
+    file.read_at(5 * PAGE_LEN, &mut buf).unwrap();
+    check(SEED, 5 * PAGE_LEN, &buf);
     let stats = cache.stats();
     assert_eq!((stats.prefetched, stats.misses), (11, 9), "{stats}");
     assert_eq!(lookups(&stats), 20, "{stats}");
-    assert_eq!(stats.device_bytes, 20 * LEN);
+    assert_eq!(stats.device_bytes, 20 * PAGE_LEN);
     // At most sixteen neighbours are one read: 11 ahead, 5 before them and 4 behind.
     assert_eq!(disk.stats().reads, 3);
     // One call begins at most a quarter of the cache, and no resident pages.
@@ -118,7 +118,7 @@ fn how_full_it_is_is_reported_in_pages_and_in_words() {
     let (_, cache) = sim(50, 100);
     let file = cache.open("/file").unwrap();
     let empty = cache.stats();
-    assert_eq!((empty.resident_pages, empty.page_size), (0, LEN));
+    assert_eq!((empty.resident_pages, empty.page_size), (0, PAGE_LEN));
     assert_eq!((empty.capacity_pages, cache.capacity_pages()), (100, 100));
     file.read_at(0, &mut vec![0; 10 * PAGE]).unwrap();
     file.page(3).unwrap();

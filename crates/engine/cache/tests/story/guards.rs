@@ -10,16 +10,16 @@ use crate::support::tasks::block_on;
 use crate::support::{PAGE, SEED, bytes, check, sim, sim_cache};
 use pagekeeper_testing::Seed;
 
-const LEN: u64 = PAGE as u64;
+const PAGE_LEN: u64 = PAGE as u64;
 
 /// Evicts all evictable pages from a cache of `frames` frames.
 fn evict(disk: &SimDisk, cache: &PageCache, frames: u64) {
-    let _ = disk.create_patterned("/large", 4 * frames * LEN, 5);
+    let _ = disk.create_patterned("/large", 4 * frames * PAGE_LEN, 5);
     let large = cache.open("/large").unwrap();
     let mut page = [0; PAGE];
     for n in 0..4 * frames {
-        assert_eq!(large.read_at(n * LEN, &mut page).unwrap(), PAGE);
-        check(5, n * LEN, &page);
+        assert_eq!(large.read_at(n * PAGE_LEN, &mut page).unwrap(), PAGE);
+        check(5, n * PAGE_LEN, &page);
     }
 }
 
@@ -42,7 +42,7 @@ fn a_thread_can_have_more_guards_than_its_record_has_room_for() {
         if step % 100 == 0 {
             evict(&disk, &cache, 100);
             for (page, guard) in &guards {
-                check(SEED, page * LEN, guard);
+                check(SEED, page * PAGE_LEN, guard);
             }
         }
     }
@@ -62,27 +62,27 @@ fn reads_go_past_a_cache_all_of_which_is_kept() {
 
     let (page, bypassed) = (100, stats.bypassed);
     let mut buf = vec![0; 3 * PAGE];
-    assert_eq!(file.read_at(page * LEN + 1, &mut buf).unwrap(), buf.len());
-    check(SEED, page * LEN + 1, &buf);
+    assert_eq!(file.read_at(page * PAGE_LEN + 1, &mut buf).unwrap(), buf.len());
+    check(SEED, page * PAGE_LEN + 1, &buf);
     buf.fill(0);
-    assert_eq!(block_on(file.read_at_async(page * LEN + 2, &mut buf)).unwrap(), buf.len());
-    check(SEED, page * LEN + 2, &buf);
-    check(SEED, page * LEN, &file.page(page).unwrap());
-    assert_eq!(file.prefetch(page * LEN..(page + 9) * LEN), 0);
+    assert_eq!(block_on(file.read_at_async(page * PAGE_LEN + 2, &mut buf)).unwrap(), buf.len());
+    check(SEED, page * PAGE_LEN + 2, &buf);
+    check(SEED, page * PAGE_LEN, &file.page(page).unwrap());
+    assert_eq!(file.prefetch(page * PAGE_LEN..(page + 9) * PAGE_LEN), 0);
     assert_eq!(cache.stats().bypassed, bypassed + 4 + 4 + 1);
     // A failed read is counted, and the next caller tries again.
-    disk.inject("/file", page * LEN..page * LEN + 1, Fault::EIO, Times::Always).unwrap();
+    disk.inject("/file", page * PAGE_LEN..page * PAGE_LEN + 1, Fault::EIO, Times::Always).unwrap();
     assert!(file.page(page).is_err());
-    assert!(block_on(file.read_at_async(page * LEN, &mut [0; 9])).is_err());
+    assert!(block_on(file.read_at_async(page * PAGE_LEN, &mut [0; 9])).is_err());
     assert_eq!(cache.stats().failures, 2);
     disk.heal("/file").unwrap();
-    check(SEED, page * LEN, &file.page(page).unwrap());
+    check(SEED, page * PAGE_LEN, &file.page(page).unwrap());
     // Kept pages are hits.
     let reads = disk.stats().reads;
-    check(SEED, 5 * LEN, &file.page(5).unwrap());
+    check(SEED, 5 * PAGE_LEN, &file.page(5).unwrap());
     assert_eq!(disk.stats().reads, reads);
     for (page, page_ref) in (0..).zip(&refs) {
-        check(SEED, page * LEN, page_ref);
+        check(SEED, page * PAGE_LEN, page_ref);
     }
     // The last page of a file is shorter than a page, also past the cache.
     disk.create_patterned("/odd", 100, 9).unwrap();
@@ -106,14 +106,14 @@ fn a_kept_page_outlives_its_file_and_its_cache() {
     drop((other, cache, disk));
     let (back, returned) = mpsc::channel::<PageRef>();
     thread::spawn(move || {
-        check(SEED, 19 * LEN, &page_ref);
+        check(SEED, 19 * PAGE_LEN, &page_ref);
         back.send(page_ref).unwrap();
     })
     .join()
     .unwrap();
     let page_ref = returned.recv().unwrap();
     thread::spawn(move || {
-        check(SEED, 19 * LEN, page_ref.as_ref());
+        check(SEED, 19 * PAGE_LEN, page_ref.as_ref());
         drop(page_ref);
     })
     .join()
@@ -125,7 +125,7 @@ fn guards_of_several_caches_do_not_get_in_each_others_way() {
     let disks: Vec<_> = (0..3)
         .map(|seed| {
             let disk = SimDisk::new();
-            disk.create_patterned("/file", 20 * LEN, seed).unwrap();
+            disk.create_patterned("/file", 20 * PAGE_LEN, seed).unwrap();
             disk
         })
         .collect();
@@ -142,7 +142,7 @@ fn guards_of_several_caches_do_not_get_in_each_others_way() {
     }
     while !guards.is_empty() {
         for (seed, page, guard) in &guards {
-            check(*seed, page * LEN, guard);
+            check(*seed, page * PAGE_LEN, guard);
         }
         guards = guards.into_iter().skip(1).step_by(2).collect();
     }
@@ -151,9 +151,9 @@ fn guards_of_several_caches_do_not_get_in_each_others_way() {
     for _ in 0..100 {
         let (disk, cache) = sim(5, 64);
         let file = cache.open("/file").unwrap();
-        check(SEED, LEN, &file.page(1).unwrap());
+        check(SEED, PAGE_LEN, &file.page(1).unwrap());
         drop((disk, cache));
-        check(2, 3 * LEN, &guard);
+        check(2, 3 * PAGE_LEN, &guard);
     }
 }
 
@@ -169,7 +169,7 @@ fn thousands_of_threads_use_it_one_after_the_other() {
                     scope.spawn(move || {
                         let page = (batch * 30 + n) % 100;
                         let guard = file.page(page).unwrap();
-                        assert!(guard[..] == bytes(SEED, page * LEN, PAGE));
+                        assert!(guard[..] == bytes(SEED, page * PAGE_LEN, PAGE));
                         (page, file.page_ref((page + 1) % 100).unwrap())
                     })
                 })
@@ -177,7 +177,7 @@ fn thousands_of_threads_use_it_one_after_the_other() {
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
         for (page, page_ref) in &kept {
-            check(SEED, (page + 1) % 100 * LEN, page_ref);
+            check(SEED, (page + 1) % 100 * PAGE_LEN, page_ref);
         }
     }
     evict(&disk, &cache, 64);

@@ -11,11 +11,11 @@ const POOL: &str = "/proc/sys/vm/nr_hugepages";
 const MIB: usize = 1 << 20;
 
 /// Additional huge pages in the pool, as long as the value lives.
-struct Reserved {
+struct ReservedPages {
     before: u64,
 }
 
-impl Reserved {
+impl ReservedPages {
     fn more(pages: u64) -> Option<Self> {
         let read = || std::fs::read_to_string(POOL).ok()?.trim().parse::<u64>().ok();
         let reserved = Self { before: read()? };
@@ -33,7 +33,7 @@ impl Reserved {
     }
 }
 
-impl Drop for Reserved {
+impl Drop for ReservedPages {
     fn drop(&mut self) {
         let _ = std::fs::write(POOL, self.before.to_string());
     }
@@ -49,7 +49,7 @@ fn free() -> u64 {
 #[test]
 fn a_cache_of_huge_pages_reads_evicts_and_gives_them_back() {
     // 8 MiB of frames are 4 pages of 2 MiB; the rest are for what comes beside.
-    let Some(_reserved) = Reserved::more(8) else {
+    let Some(_reserved) = ReservedPages::more(8) else {
         return skip("huge pages can't be reserved: not root, or memory is too scattered");
     };
     let unused = free();

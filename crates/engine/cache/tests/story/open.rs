@@ -15,18 +15,18 @@ use pagekeeper_simdisk::SimDisk;
 use crate::support::{PAGE, SEED, bytes, check, sim, sim_cache, write_patterned};
 use pagekeeper_testing::{disk_dir, skip};
 
-const LEN: u64 = PAGE as u64;
+const PAGE_LEN: u64 = PAGE as u64;
 
 /// A back-end that counts opens for reading, and can make them wait. A check of the file that a path names does
 /// not count: it opens for metadata only, buffered.
-struct Counting {
+struct CountingBackend {
     inner: Arc<dyn Io>,
     opens: AtomicU64,
     gate: Mutex<bool>,
     opened: Condvar,
 }
 
-impl Counting {
+impl CountingBackend {
     fn new(inner: Arc<dyn Io>, closed: bool) -> Arc<Self> {
         Arc::new(Self { inner, opens: AtomicU64::new(0), gate: Mutex::new(closed), opened: Condvar::new() })
     }
@@ -41,7 +41,7 @@ impl Counting {
     }
 }
 
-impl Io for Counting {
+impl Io for CountingBackend {
     fn open(&self, path: &Path, access: Access) -> Result<Arc<dyn IoFile>, pagekeeper_io::Error> {
         if access == Access::Direct {
             self.opens.fetch_add(1, Ordering::SeqCst);
@@ -71,8 +71,8 @@ impl Io for Counting {
     }
 }
 
-fn counting(disk: &SimDisk, closed: bool) -> (Arc<Counting>, PageCache) {
-    let io = Counting::new(Arc::new(disk.clone()), closed);
+fn counting(disk: &SimDisk, closed: bool) -> (Arc<CountingBackend>, PageCache) {
+    let io = CountingBackend::new(Arc::new(disk.clone()), closed);
     let cache = PageCache::builder().memory(Builder::memory_for(100, PAGE)).io(io.clone()).build().unwrap();
     (io, cache)
 }
@@ -80,7 +80,7 @@ fn counting(disk: &SimDisk, closed: bool) -> (Arc<Counting>, PageCache) {
 #[test]
 fn eighty_threads_that_open_a_file_open_it_once() {
     let disk = SimDisk::new();
-    disk.create_patterned("/file", 10 * LEN, SEED).unwrap();
+    disk.create_patterned("/file", 10 * PAGE_LEN, SEED).unwrap();
     let (io, cache) = counting(&disk, true);
     assert_eq!(cache.backend(), "a counting disk");
     let together = Barrier::new(81);
@@ -134,7 +134,7 @@ fn all_who_wait_for_an_open_that_fails_are_reported_and_the_next_tries_again() {
             assert_eq!(error.to_string(), "open /file: No such file or directory (os error 2)");
         }
     });
-    disk.create_patterned("/file", LEN, SEED).unwrap();
+    disk.create_patterned("/file", PAGE_LEN, SEED).unwrap();
     check(SEED, 0, &cache.open("/file").unwrap().page(0).unwrap());
 }
 
@@ -143,21 +143,21 @@ fn all_who_wait_for_an_open_that_fails_are_reported_and_the_next_tries_again() {
 fn a_path_that_was_replaced_gives_the_new_file() {
     let dir = disk_dir();
     let path = dir.path().join("000012.sst");
-    let io = Counting::new(Arc::new(Threads::new()), false);
+    let io = CountingBackend::new(Arc::new(Threads::new()), false);
     let cache = PageCache::builder().memory(4 << 20).io(io.clone()).build().unwrap();
-    write_patterned(&path, 1, 0..10 * LEN);
+    write_patterned(&path, 1, 0..10 * PAGE_LEN);
     let old = cache.open(&path).unwrap();
     check(1, 0, &old.page(0).unwrap());
     for seed in 2..6 {
         let new = dir.path().join("new");
-        write_patterned(&new, seed, 0..10 * LEN);
+        write_patterned(&new, seed, 0..10 * PAGE_LEN);
         std::fs::rename(&new, &path).unwrap();
         let file = cache.open(&path).unwrap();
         assert_ne!(file.id(), old.id());
         assert_eq!(cache.open(&path).unwrap().id(), file.id());
         for page in 0..10 {
-            check(seed, page * LEN, &file.page(page).unwrap());
-            check(1, page * LEN, &old.page(page).unwrap());
+            check(seed, page * PAGE_LEN, &file.page(page).unwrap());
+            check(1, page * PAGE_LEN, &old.page(page).unwrap());
         }
     }
     assert_eq!(io.opens(), 5);
@@ -171,14 +171,14 @@ fn a_path_that_was_replaced_gives_the_new_file() {
     let anew = cache.open(&path).unwrap();
     assert_ne!(anew.id(), file.id());
     for page in 0..10 {
-        check(7, page * LEN, &anew.page(page).unwrap());
+        check(7, page * PAGE_LEN, &anew.page(page).unwrap());
     }
-    check(5, 2 * LEN, &before);
+    check(5, 2 * PAGE_LEN, &before);
     file.close();
     // By descriptor.
     let adopted = cache.adopt(std::fs::File::open(&path).unwrap()).unwrap();
-    assert_eq!((adopted.len(), adopted.is_direct()), (10 * LEN, anew.is_direct()));
-    check(7, 5 * LEN, &adopted.page(5).unwrap());
+    assert_eq!((adopted.len(), adopted.is_direct()), (10 * PAGE_LEN, anew.is_direct()));
+    check(7, 5 * PAGE_LEN, &adopted.page(5).unwrap());
 }
 
 /// Changes an open file, on each file system that this machine has.
@@ -188,16 +188,17 @@ fn a_file_that_was_written_to_is_not_read_as_if_it_were_the_old_one() {
     let cache = PageCache::builder().memory(4 << 20).build().unwrap();
     for change in ["cut", "grown", "written"] {
         let path = dir.path().join(change);
-        write_patterned(&path, 1, 0..10 * LEN + 5);
+        write_patterned(&path, 1, 0..10 * PAGE_LEN + 5);
         // The time of change is as coarse as the kernel's tick (before Linux 6.13).
         thread::sleep(std::time::Duration::from_millis(20));
         let file = cache.open(&path).unwrap();
         check(1, 0, &file.page(0).unwrap());
         let raw = std::fs::File::options().write(true).open(&path).unwrap();
         match change {
-            "cut" => raw.set_len(3 * LEN).unwrap(),
-            "grown" => write_patterned(&path, 1, 10 * LEN + 5..12 * LEN),
-            _ => std::os::unix::fs::FileExt::write_all_at(&raw, &bytes(7, 4 * LEN, PAGE), 4 * LEN).unwrap(),
+            "cut" => raw.set_len(3 * PAGE_LEN).unwrap(),
+            "grown" => write_patterned(&path, 1, 10 * PAGE_LEN + 5..12 * PAGE_LEN),
+            _ => std::os::unix::fs::FileExt::write_all_at(&raw, &bytes(7, 4 * PAGE_LEN, PAGE), 4 * PAGE_LEN)
+                .unwrap(),
         }
         check(1, 0, &file.page(0).unwrap());
         let error = file.page(5).unwrap_err().to_string();
@@ -260,7 +261,7 @@ fn a_file_that_may_not_be_read_is_an_error() {
     }
     let dir = disk_dir();
     let path = dir.path().join("secret");
-    write_patterned(&path, 1, 0..LEN);
+    write_patterned(&path, 1, 0..PAGE_LEN);
     std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o000)).unwrap();
     let cache = PageCache::builder().memory(4 << 20).backend(Backend::Threads).build().unwrap();
     let nobody = rustix::process::Uid::from_raw(65534);
@@ -279,14 +280,14 @@ fn a_file_that_may_not_be_read_is_an_error() {
 fn what_others_left_in_the_kernels_page_cache_is_dropped() {
     let dir = disk_dir();
     let path = dir.path().join("left");
-    write_patterned(&path, 1, 0..300 * LEN + 77);
+    write_patterned(&path, 1, 0..300 * PAGE_LEN + 77);
     assert_eq!(std::fs::read(&path).unwrap(), bytes(1, 0, 300 * PAGE + 77));
     let resident = || {
         let file = InspectedFile::open(&path, Links::Refuse).unwrap();
         residency(&file, 0..u64::MAX).unwrap().resident
     };
     let before = resident();
-    assert!(before >= 300 * LEN, "{before} bytes are resident");
+    assert!(before >= 300 * PAGE_LEN, "{before} bytes are resident");
     let cache = PageCache::builder().memory(4 << 20).build().unwrap();
     let file = cache.open(&path).unwrap();
     if !file.is_direct() {
@@ -314,11 +315,11 @@ fn what_others_left_in_the_kernels_page_cache_is_dropped() {
 #[test]
 fn a_file_system_without_direct_reads_is_read_through_the_kernel() {
     let disk = SimDisk::builder().without_direct().build();
-    disk.create_patterned("/file", 10 * LEN, SEED).unwrap();
+    disk.create_patterned("/file", 10 * PAGE_LEN, SEED).unwrap();
     let cache = sim_cache(&disk, 100, PAGE);
     let file = cache.open("/file").unwrap();
     assert!(!file.is_direct());
-    check(SEED, LEN, &file.page(1).unwrap());
+    check(SEED, PAGE_LEN, &file.page(1).unwrap());
     assert_eq!(cache.open("/file").unwrap().id(), file.id());
 
     // A real tmpfs: it has no device for direct reads.
@@ -327,7 +328,7 @@ fn a_file_system_without_direct_reads_is_read_through_the_kernel() {
         return;
     };
     let path = dir.path().join("file");
-    write_patterned(&path, 1, 0..10 * LEN + 5);
+    write_patterned(&path, 1, 0..10 * PAGE_LEN + 5);
     let cache = PageCache::builder().memory(4 << 20).build().unwrap();
     let file = cache.open(&path).unwrap();
     let mut whole = vec![0; 10 * PAGE + 5];
@@ -381,7 +382,7 @@ fn a_file_of_too_many_pages_is_an_error_that_tells_the_way_out() {
 fn opens_and_closes_of_many_threads_leave_the_capacity_as_it_was() {
     let (disk, cache) = sim(2000, 400);
     for n in 0..8 {
-        disk.create_patterned(format!("/{n}"), 500 * LEN * (n + 1), n).unwrap();
+        disk.create_patterned(format!("/{n}"), 500 * PAGE_LEN * (n + 1), n).unwrap();
     }
     thread::scope(|scope| {
         for n in 0..8 {
@@ -391,7 +392,7 @@ fn opens_and_closes_of_many_threads_leave_the_capacity_as_it_was() {
                     let file = cache.open(format!("/{n}")).unwrap();
                     for page in 0..20 {
                         let page = page * 37 * (round + 1) % file.pages();
-                        check(n, page * LEN, &file.page(page).unwrap());
+                        check(n, page * PAGE_LEN, &file.page(page).unwrap());
                     }
                     if round % 2 == 0 {
                         file.close();
@@ -403,8 +404,8 @@ fn opens_and_closes_of_many_threads_leave_the_capacity_as_it_was() {
     let file = cache.open("/file").unwrap();
     let mut page = [0; PAGE];
     for n in 0..2000 {
-        file.read_at(n * LEN, &mut page).unwrap();
-        check(SEED, n * LEN, &page);
+        file.read_at(n * PAGE_LEN, &mut page).unwrap();
+        check(SEED, n * PAGE_LEN, &page);
     }
     let stats = cache.stats();
     // 2000 pages are two parts of a table.

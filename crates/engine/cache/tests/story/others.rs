@@ -14,11 +14,11 @@ use pagekeeper_cache::{Backend, CachedFile, Error, PageCache, ReadRequest, Stats
 use pagekeeper_testing::{ChildEnd, Mounted, disk_dir, forked, unmount};
 
 /// Bytes of a page.
-const LEN: u64 = PAGE as u64;
+const PAGE_LEN: u64 = PAGE as u64;
 
-struct Panics;
+struct PanickingIo;
 
-impl Wake for Panics {
+impl Wake for PanickingIo {
     fn wake(self: Arc<Self>) {
         panic!("a waker's own fault");
     }
@@ -28,10 +28,10 @@ impl Wake for Panics {
 fn a_waker_that_panics_keeps_nobody_else_waiting() {
     let (disk, cache) = sim(4, 100);
     let file = cache.open("/file").unwrap();
-    let hold = disk.hold("/file", 0..LEN).unwrap();
+    let hold = disk.hold("/file", 0..PAGE_LEN).unwrap();
     let (mut of_panic, mut of_task, mut of_thread) = ([0; 10], [0; 10], [0; 10]);
     let mut panics = Box::pin(file.read_at_async(0, &mut of_panic));
-    let waker = Waker::from(Arc::new(Panics));
+    let waker = Waker::from(Arc::new(PanickingIo));
     assert!(panics.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
     thread::scope(|scope| {
         let threads = [
@@ -54,15 +54,15 @@ fn a_waker_that_panics_keeps_nobody_else_waiting() {
 fn what_was_prefetched_for_a_closed_file_hides_no_misses() {
     let (disk, cache) = sim(100, 64);
     let file = cache.open("/file").unwrap();
-    let hold = disk.hold("/file", 0..10 * LEN).unwrap();
-    assert_eq!(file.prefetch(0..10 * LEN), 10);
+    let hold = disk.hold("/file", 0..10 * PAGE_LEN).unwrap();
+    assert_eq!(file.prefetch(0..10 * PAGE_LEN), 10);
     file.close();
     drop(hold);
     drop(file);
-    disk.create_patterned("/other", 20 * LEN, 5).unwrap();
+    disk.create_patterned("/other", 20 * PAGE_LEN, 5).unwrap();
     let file = cache.open("/other").unwrap();
     for page in 0..20 {
-        check(5, page * LEN, &file.page(page).unwrap());
+        check(5, page * PAGE_LEN, &file.page(page).unwrap());
     }
     let stats = cache.stats();
     assert_eq!((stats.misses, stats.prefetched), (20, 0), "{stats:?}");
@@ -71,16 +71,16 @@ fn what_was_prefetched_for_a_closed_file_hides_no_misses() {
 /// Runs again as a child: a filter of system calls can't be removed.
 #[test]
 fn where_barriers_are_forbidden_later_reads_go_past_the_cache() {
-    const FORBIDDEN: &str = "PAGEKEEPER_BARRIERS_FORBIDDEN";
-    if std::env::var_os(FORBIDDEN).is_none() {
+    const FORBIDDEN_VARIABLE: &str = "PAGEKEEPER_BARRIERS_FORBIDDEN";
+    if std::env::var_os(FORBIDDEN_VARIABLE).is_none() {
         let name = "others::where_barriers_are_forbidden_later_reads_go_past_the_cache";
         let mut child = Command::new(std::env::current_exe().unwrap());
-        child.args([name, "--exact", "--nocapture"]).env(FORBIDDEN, "1").stdout(Stdio::null());
+        child.args([name, "--exact", "--nocapture"]).env(FORBIDDEN_VARIABLE, "1").stdout(Stdio::null());
         assert!(child.status().unwrap().success());
         return;
     }
     let disk = pagekeeper_simdisk::SimDisk::new();
-    disk.create_patterned("/file", 500 * LEN, SEED).unwrap();
+    disk.create_patterned("/file", 500 * PAGE_LEN, SEED).unwrap();
     let cache = sim_cache(&disk, 64, PAGE);
     let file = cache.open("/file").unwrap();
     check(SEED, 0, &file.page(0).unwrap());
@@ -88,8 +88,8 @@ fn where_barriers_are_forbidden_later_reads_go_past_the_cache() {
     for _ in 0..2 {
         for page in 0..500 {
             let mut buf = [0; PAGE];
-            assert_eq!(file.read_at(page * LEN, &mut buf).unwrap(), PAGE);
-            check(SEED, page * LEN, &buf);
+            assert_eq!(file.read_at(page * PAGE_LEN, &mut buf).unwrap(), PAGE);
+            check(SEED, page * PAGE_LEN, &buf);
         }
     }
     assert!(cache.stats().bypassed > 500, "{}", cache.stats());
@@ -121,26 +121,26 @@ fn forbid_barriers() {
 fn a_child_is_refused_all_and_its_parent_notices_nothing() {
     let dir = disk_dir();
     let (path, other) = (dir.path().join("file"), dir.path().join("other"));
-    write_patterned(&path, 1, 0..2000 * LEN);
-    write_patterned(&other, 2, 0..LEN);
+    write_patterned(&path, 1, 0..2000 * PAGE_LEN);
+    write_patterned(&other, 2, 0..PAGE_LEN);
     for backend in [Backend::Auto, Backend::Threads, Backend::Buffered] {
         let cache = PageCache::builder().memory(4 << 20).backend(backend).build().unwrap();
         let file = cache.open(&path).unwrap();
         let mut buf = vec![0; 50 * PAGE];
         // Rings and threads exist, and the threads are busy.
         file.read_at(0, &mut buf).unwrap();
-        block_on(file.read_at_async(100 * LEN, &mut buf[..PAGE])).unwrap();
-        file.prefetch(1000 * LEN..1100 * LEN);
+        block_on(file.read_at_async(100 * PAGE_LEN, &mut buf[..PAGE])).unwrap();
+        file.prefetch(1000 * PAGE_LEN..1100 * PAGE_LEN);
         let child = forked(|| is_refused_all(&cache, &file, &other));
         for page in (200..900).step_by(10) {
-            file.read_at(page * LEN, &mut buf).unwrap();
-            check(1, page * LEN, &buf);
+            file.read_at(page * PAGE_LEN, &mut buf).unwrap();
+            check(1, page * PAGE_LEN, &buf);
         }
         assert_eq!(child.end(), ChildEnd::Well, "{backend:?}");
         let child_of_child = forked(|| forked(|| is_refused_all(&cache, &file, &other)).ends_well());
         assert_eq!(child_of_child.end(), ChildEnd::Well, "{backend:?}");
-        file.read_at(1900 * LEN, &mut buf).unwrap();
-        check(1, 1900 * LEN, &buf);
+        file.read_at(1900 * PAGE_LEN, &mut buf).unwrap();
+        check(1, 1900 * PAGE_LEN, &buf);
     }
 }
 
@@ -150,14 +150,14 @@ fn is_refused_all(cache: &PageCache, file: &CachedFile, other: &Path) -> bool {
     let is_forked =
         |result: Result<usize, Error>| matches!(result, Err(Error::Io(pagekeeper_io::Error::Forked)));
     let mut buf = vec![0; 50 * PAGE];
-    let is_refused = [0, 500 * LEN].into_iter().all(|at| {
+    let is_refused = [0, 500 * PAGE_LEN].into_iter().all(|at| {
         is_forked(file.read_at(at, &mut buf[..10]))
             && is_forked(file.read_at(at, &mut buf))
             && is_forked(block_on(file.read_at_async(at, &mut buf)))
-            && is_forked(file.page(at / LEN).map(|page| page.len()))
-            && is_forked(file.page_ref(at / LEN).map(|page| page.len()))
+            && is_forked(file.page(at / PAGE_LEN).map(|page| page.len()))
+            && is_forked(file.page_ref(at / PAGE_LEN).map(|page| page.len()))
             && is_forked(file.read_many(&mut [ReadRequest::new(at, &mut buf)]).map(|()| 0))
-            && file.prefetch(at..at + 100 * LEN) == 0
+            && file.prefetch(at..at + 100 * PAGE_LEN) == 0
     });
     let is_nothing_changed = cache.set_memory(1 << 20).is_err() && cache.stats() == Stats::default();
     let is_not_opened = is_forked(cache.open(other).map(|_| 0));
@@ -176,8 +176,8 @@ fn children_forked_beside_readers_end() {
     let forks = std::env::var("PAGEKEEPER_FORKS").map_or(200, |forks| forks.parse().unwrap());
     let dir = disk_dir();
     let (path, other) = (dir.path().join("file"), dir.path().join("other"));
-    write_patterned(&path, 1, 0..2000 * LEN);
-    write_patterned(&other, 2, 0..LEN);
+    write_patterned(&path, 1, 0..2000 * PAGE_LEN);
+    write_patterned(&other, 2, 0..PAGE_LEN);
     let cache = PageCache::builder().memory(4 << 20).build().unwrap();
     let file = cache.open(&path).unwrap();
     let done = AtomicBool::new(false);
@@ -189,8 +189,8 @@ fn children_forked_beside_readers_end() {
                 while !done.load(Ordering::Relaxed) {
                     let mut buf = [0; PAGE];
                     page = (page + 61) % 2000;
-                    file.read_at(page * LEN, &mut buf).unwrap();
-                    check(1, page * LEN, &buf);
+                    file.read_at(page * PAGE_LEN, &mut buf).unwrap();
+                    check(1, page * PAGE_LEN, &buf);
                     if page % 16 == 0 {
                         cache.stats();
                         cache.open(other).unwrap().close();
@@ -229,11 +229,11 @@ fn a_file_whose_data_is_journaled_is_said_to_be_cached_by_the_kernel() {
     mount.args(["-o", "loop,data=journal"]).arg(mounted.image()).arg(mounted.path());
     assert!(mount.status().unwrap().success());
     let path = mounted.path().join("file");
-    write_patterned(&path, 1, 0..20 * LEN);
+    write_patterned(&path, 1, 0..20 * PAGE_LEN);
     let cache = PageCache::builder().memory(4 << 20).build().unwrap();
     let file = cache.open(&path).unwrap();
     assert!(!file.is_direct());
-    check(1, LEN, &file.page(1).unwrap());
+    check(1, PAGE_LEN, &file.page(1).unwrap());
     assert!(!cache.adopt(std::fs::File::open(&path).unwrap()).unwrap().is_direct());
 }
 
@@ -259,7 +259,7 @@ fn a_compressed_file_on_btrfs_is_said_to_be_cached_by_the_kernel() {
 fn a_device_with_blocks_larger_than_a_page_is_read_through_the_kernel() {
     let Some(mounted) = Mounted::with_blocks(16 << 10) else { return };
     let path = mounted.path().join("file");
-    write_patterned(&path, 1, 0..100 * LEN);
+    write_patterned(&path, 1, 0..100 * PAGE_LEN);
     for (page_size, is_direct) in [(4 << 10, false), (16 << 10, true)] {
         let cache = PageCache::builder().memory(4 << 20).page_size(page_size).build().unwrap();
         let file = cache.open(&path).unwrap();

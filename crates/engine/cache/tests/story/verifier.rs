@@ -13,28 +13,28 @@ use crate::support::tasks::{block_on, block_on_all};
 use crate::support::{PAGE, SEED, await_coalesced, bytes, check, sim_builder, write_patterned};
 use pagekeeper_testing::{disk_dir, skip};
 
-const LEN: u64 = PAGE as u64;
+const PAGE_LEN: u64 = PAGE as u64;
 /// The time for which a verifier waits for another one.
-const PATIENCE: Duration = Duration::from_secs(30);
+const VERIFIER_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// The state of the verifier of [`set_up`], with the number of its calls.
 #[derive(Default)]
-struct Verifier {
+struct VerifierState {
     calls: AtomicU64,
     rejects: AtomicBool,
     panics: AtomicBool,
 }
 
 /// A file of 20 pages and 100 bytes; the verifier checks all of them and is to reject page 7.
-fn set_up() -> (SimDisk, PageCache, Arc<Verifier>) {
+fn set_up() -> (SimDisk, PageCache, Arc<VerifierState>) {
     let disk = SimDisk::new();
-    disk.create_patterned("/file", 20 * LEN + 100, SEED).unwrap();
-    let verifier = Arc::new(Verifier::default());
+    disk.create_patterned("/file", 20 * PAGE_LEN + 100, SEED).unwrap();
+    let verifier = Arc::new(VerifierState::default());
     let state = Arc::clone(&verifier);
     let cache = sim_builder(&disk, 200, PAGE)
         .verifier(move |page| {
             state.calls.fetch_add(1, Ordering::SeqCst);
-            assert_eq!(page.offset(), page.page() * LEN);
+            assert_eq!(page.offset(), page.page() * PAGE_LEN);
             assert_eq!(page.path(), "/file");
             let expected = if page.page() == 20 { 100 } else { PAGE };
             assert!(page.bytes() == bytes(SEED, page.offset(), expected), "not the page's bytes");
@@ -59,14 +59,17 @@ fn read_all(file: &CachedFile) {
 fn each_page_is_checked_once_however_it_is_loaded() {
     let (_, cache, verifier) = set_up();
     let file = cache.open("/file").unwrap();
-    file.prefetch(0..4 * LEN);
+    file.prefetch(0..4 * PAGE_LEN);
     file.page(4).unwrap();
     file.page_ref(5).unwrap();
-    file.read_at(6 * LEN, &mut [0; 10]).unwrap();
+    file.read_at(6 * PAGE_LEN, &mut [0; 10]).unwrap();
     let (mut one, mut other) = ([0; 10], [0; 10]);
-    file.read_many(&mut [ReadRequest::new(8 * LEN, &mut one), ReadRequest::new(20 * LEN, &mut other)])
-        .unwrap();
-    block_on(file.read_at_async(9 * LEN + 9, &mut [0; 2 * PAGE])).unwrap();
+    file.read_many(&mut [
+        ReadRequest::new(8 * PAGE_LEN, &mut one),
+        ReadRequest::new(20 * PAGE_LEN, &mut other),
+    ])
+    .unwrap();
+    block_on(file.read_at_async(9 * PAGE_LEN + 9, &mut [0; 2 * PAGE])).unwrap();
     for _ in 0..3 {
         read_all(&file);
     }
@@ -80,16 +83,16 @@ fn read_together(
     cache: &PageCache,
     file: &CachedFile,
 ) -> Vec<thread::Result<Result<(), Error>>> {
-    let hold = disk.hold("/file", 7 * LEN..8 * LEN).unwrap();
+    let hold = disk.hold("/file", 7 * PAGE_LEN..8 * PAGE_LEN).unwrap();
     let waiting = cache.stats().coalesced;
     thread::scope(|scope| {
-        let mut readers = vec![scope.spawn(|| file.read_at(7 * LEN, &mut [0; 10]).map(drop))];
+        let mut readers = vec![scope.spawn(|| file.read_at(7 * PAGE_LEN, &mut [0; 10]).map(drop))];
         hold.wait_for(1);
-        readers.push(scope.spawn(|| file.read_at(7 * LEN + 1, &mut [0; 10]).map(drop)));
+        readers.push(scope.spawn(|| file.read_at(7 * PAGE_LEN + 1, &mut [0; 10]).map(drop)));
         readers.push(scope.spawn(|| file.page(7).map(drop)));
         readers.push(scope.spawn(|| file.page_ref(7).map(drop)));
-        readers.push(scope.spawn(|| block_on(file.read_at_async(7 * LEN, &mut [0; 10])).map(drop)));
-        readers.push(scope.spawn(|| file.read_many(&mut [ReadRequest::new(7 * LEN, &mut [0; 10])])));
+        readers.push(scope.spawn(|| block_on(file.read_at_async(7 * PAGE_LEN, &mut [0; 10])).map(drop)));
+        readers.push(scope.spawn(|| file.read_many(&mut [ReadRequest::new(7 * PAGE_LEN, &mut [0; 10])])));
         await_coalesced(cache, waiting + 5);
         drop(hold);
         readers.into_iter().map(thread::ScopedJoinHandle::join).collect()
@@ -110,14 +113,15 @@ fn a_page_that_is_rejected_is_an_error_for_all_who_wait_and_is_not_kept() {
     assert_eq!((file.resident_pages(), cache.stats().failures), (0, 1));
     // Its neighbours are fine, also when they are read together with it.
     let mut bufs = vec![[0; PAGE]; 10];
-    let mut requests: Vec<_> = (0..).zip(&mut bufs).map(|(n, buf)| ReadRequest::new(n * LEN, buf)).collect();
+    let mut requests: Vec<_> =
+        (0..).zip(&mut bufs).map(|(n, buf)| ReadRequest::new(n * PAGE_LEN, buf)).collect();
     file.read_many(&mut requests).unwrap_err();
     let failed: Vec<_> = requests.iter().map(|request| request.outcome().is_err()).collect();
     assert_eq!(failed.iter().position(|failed| *failed), Some(7));
     assert_eq!(failed.iter().filter(|failed| **failed).count(), 1);
     // Once the page is good, the next read succeeds.
     verifier.rejects.store(false, Ordering::SeqCst);
-    check(SEED, 7 * LEN, &file.page(7).unwrap());
+    check(SEED, 7 * PAGE_LEN, &file.page(7).unwrap());
     read_all(&file);
 }
 
@@ -135,9 +139,9 @@ fn a_verifier_that_panics_panics_its_reader_and_is_an_error_for_the_others() {
     // A panic does not reach a future, and a batch returns all that it took.
     let result = block_on(file.read_at_async(0, &mut vec![0; 20 * PAGE]));
     assert!(matches!(result, Err(Error::LoaderPanicked { .. })), "{result:?}");
-    catch_unwind(AssertUnwindSafe(|| file.read_at(6 * LEN, &mut [0; 3 * PAGE]))).unwrap_err();
+    catch_unwind(AssertUnwindSafe(|| file.read_at(6 * PAGE_LEN, &mut [0; 3 * PAGE]))).unwrap_err();
     catch_unwind(AssertUnwindSafe(|| file.page(7).map(drop))).unwrap_err();
-    file.prefetch(0..20 * LEN);
+    file.prefetch(0..20 * PAGE_LEN);
     verifier.panics.store(false, Ordering::SeqCst);
     // Pages of the prefetch may not have reached the panic yet.
     for page in 0..20 {
@@ -168,7 +172,7 @@ fn pages_that_futures_read_are_verified_by_several_threads_at_once() {
     }
     let dir = disk_dir();
     let path = dir.path().join("file");
-    write_patterned(&path, SEED, 0..64 * LEN);
+    write_patterned(&path, SEED, 0..64 * PAGE_LEN);
     // Each call waits for another one that verifies at the same time.
     let (here, changed) = (Mutex::new((0_u32, 0_u32)), Condvar::new());
     let verifier = move |page: &LoadedPage<'_>| {
@@ -176,7 +180,8 @@ fn pages_that_futures_read_are_verified_by_several_threads_at_once() {
         counts.0 += 1;
         counts.1 = counts.1.max(counts.0);
         changed.notify_all();
-        let (mut counts, _) = changed.wait_timeout_while(counts, PATIENCE, |(_, most)| *most < 2).unwrap();
+        let (mut counts, _) =
+            changed.wait_timeout_while(counts, VERIFIER_WAIT_MAX, |(_, most)| *most < 2).unwrap();
         counts.0 -= 1;
         if counts.1 < 2 {
             return Err("nobody else verifies".to_owned());
@@ -186,7 +191,7 @@ fn pages_that_futures_read_are_verified_by_several_threads_at_once() {
     let cache = PageCache::builder().memory(16 << 20).verifier(verifier).build().unwrap();
     let file = cache.open(&path).unwrap();
     // Not neighbours: each is a separate read.
-    let reads: Vec<_> = (0..32_u64).map(|nth| (nth * 2 + 1) * LEN).collect();
+    let reads: Vec<_> = (0..32_u64).map(|nth| (nth * 2 + 1) * PAGE_LEN).collect();
     let mut futures: Vec<_> = reads
         .iter()
         .map(|&offset| {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 
-struct Unpark(Thread);
+struct UnparkWaker(Thread);
 
-impl Wake for Unpark {
+impl Wake for UnparkWaker {
     fn wake(self: Arc<Self>) {
         self.0.unpark();
     }
@@ -15,7 +15,7 @@ impl Wake for Unpark {
 
 /// Returns a waker that wakes the calling thread.
 pub(crate) fn waker() -> Waker {
-    Arc::new(Unpark(std::thread::current())).into()
+    Arc::new(UnparkWaker(std::thread::current())).into()
 }
 
 /// Polls a future to its end on this thread.

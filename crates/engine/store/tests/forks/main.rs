@@ -12,7 +12,7 @@ use std::process::{Command, Output};
 use std::sync::Mutex;
 use std::thread;
 
-use pagekeeper_testing::{Forked, disk_dir, forked};
+use pagekeeper_testing::{ForkedChild, disk_dir, forked};
 
 use things::{ACTS, Act, Answer, Opened, THINGS, Thing, report};
 
@@ -67,7 +67,7 @@ fn case() {
     let opened: &Opened = Box::leak(Box::new(thing.open(Path::new(directory))));
     (0..COMMITS).for_each(|_| opened.acknowledge());
     let child = || forked(|| opened.act_in_child(act));
-    let ended = |child: Forked| report(format!("ended {:?}", child.end()));
+    let ended = |child: ForkedChild| report(format!("ended {:?}", child.end()));
     match way {
         Way::Fork => ended(child()),
         Way::ForkOfFork => ended(forked(|| child().ends_well())),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use pagekeeper_kernel::ExpectedFile;
 use pagekeeper_kernel::process::{AccessMode, ProcRoot};
 use pagekeeper_policy::WindowFacts;
-use pagekeeper_testing::{Hanging, disk_dir};
+use pagekeeper_testing::{HangingMount, disk_dir};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -186,7 +186,7 @@ fn a_warning_does_not_wait_for_a_file_system_that_does_not_answer() {
     let text = "name = \"own\"\n[[log]]\nclass = \"redo\"\nfiles = \"redo.{n}\"\nrule = \"direct\"\n";
     std::fs::write(&profile, text).unwrap();
     std::fs::write(&log, vec![1; 1 << 20]).unwrap();
-    let hanging = Hanging::mount(below.path(), &point, "redo.1");
+    let hanging = HangingMount::mount(below.path(), &point, "redo.1");
     let options = Options {
         find: false,
         directories: vec![point],

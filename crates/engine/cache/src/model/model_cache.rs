@@ -8,28 +8,31 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use loom::sync::{Condvar, Mutex};
 
-use super::arena::Arena;
+use super::arena::FrameArena;
 use super::entry::{EntryState, PageEntry};
 use super::error::Error;
-use super::lookup::{self, Attempt, KeptFrame};
+use super::lookup::{self, KeptFrame, LookupAttempt};
 use super::page_table::PageTable;
-use super::pool::{Begin, LoadReason, OnBusy, Pool, Ticket};
+use super::pool::{BeginOutcome, BusyPolicy, FramePool, LoadReason, LoadTicket};
 use super::queues::FramePlace;
-use super::readers::{Readers, Section, Slot};
-use super::sync::{AtomicU64, Barrier};
-use super::table::Table;
-use super::waiter::Waiter;
+use super::readers::{ReadSection, ReaderRegistry, ReaderSlot};
+use super::sync::{AtomicU64, BarrierPair};
+use super::table::EntryTable;
+use super::waiter::LoadWaiter;
 
 /// Attempts to make room before a page is read past the cache.
-const TRIES: usize = 2;
+const MODEL_ROOM_ATTEMPTS: usize = 2;
+
+/// The result of a read: the content of the page.
+pub(super) type ReadOutcome = Result<u64, Error>;
 
 /// A cache of few frames and few pages.
-pub(super) struct World {
-    pub(super) pool: Pool,
-    pub(super) readers: Readers,
+pub(super) struct ModelCache {
+    pub(super) pool: FramePool,
+    pub(super) readers: ReaderRegistry,
     pub(super) files: Vec<Arc<PageTable>>,
     /// The callers' slots, in the callers' order.
-    pub(super) slots: Vec<Arc<Slot>>,
+    pub(super) slots: Vec<Arc<ReaderSlot>>,
     frames: u32,
     /// Not loom's, like the next field: they are not checked, and each step would multiply the orders.
     loads: AtomicUsize,
@@ -39,7 +42,7 @@ pub(super) struct World {
 }
 
 /// Difference between the contents of two versions of a page.
-pub(super) const VERSION: u64 = 1000;
+pub(super) const VERSION_STRIDE: u64 = 1000;
 
 /// Returns the content of a page that was never rewritten.
 pub(super) fn content(file: usize, page: u32) -> u64 {
@@ -51,18 +54,18 @@ fn failure(number: usize) -> Error {
     Error::Rejected { path: PathBuf::new(), page: 0, reason: number.to_string().into() }
 }
 
-impl World {
+impl ModelCache {
     /// Creates files of the given numbers of pages, whose tables take up at most `parts_max` parts.
     pub(super) fn new(frames: u32, pages: &[u32], parts_max: usize) -> Self {
-        let pool = Pool::new(Arena::new(frames), frames, parts_max);
+        let pool = FramePool::new(FrameArena::new(frames), frames, parts_max);
         let files: Vec<_> = (0..)
             .zip(pages)
-            .map(|(number, &pages)| Arc::new(PageTable::new(number, Table::new(pages))))
+            .map(|(number, &pages)| Arc::new(PageTable::new(number, EntryTable::new(pages))))
             .collect();
         for file in &files {
             pool.add(Arc::clone(file));
         }
-        let readers = Readers::new(Barrier);
+        let readers = ReaderRegistry::new(BarrierPair);
         let (loads, bypasses) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let versions = Vec::new();
         Self { pool, readers, files, slots: Vec::new(), frames, loads, versions, bypasses }
@@ -85,13 +88,13 @@ impl World {
 
     /// Makes a page of the first file resident, and reads it until its frequency is at the maximum.
     pub(super) fn with_settled(self, page: u32) -> Self {
-        let world = self.with(&[page]);
-        let slot = world.readers.register();
+        let cache = self.with(&[page]);
+        let slot = cache.readers.register();
         for _ in 0..3 {
-            world.copy(&slot, 0, page);
+            cache.copy(&slot, 0, page);
         }
         slot.give_back();
-        world
+        cache
     }
 
     /// Prefetches a page of the first file.
@@ -103,8 +106,8 @@ impl World {
 
     /// Loads a page if there is a frame for it.
     pub(super) fn load(&self, file: usize, page: u32, reason: LoadReason) -> bool {
-        let begun = self.pool.begin(&self.files[file], page, OnBusy::Leave);
-        let Begin::Load(ticket) = begun else { return false };
+        let begun = self.pool.begin(&self.files[file], page, BusyPolicy::Leave);
+        let BeginOutcome::Load(ticket) = begun else { return false };
         self.fill(file, &ticket);
         self.pool.publish(&self.files[file], ticket, reason, Self::closed);
         true
@@ -140,7 +143,7 @@ impl World {
         // By a swap, which sees the last write whatever the order, like a read of the device.
         let version = |version: &AtomicU64| version.fetch_add(0, Ordering::Relaxed);
         let version = if file == 0 { self.versions.get(page as usize).map_or(0, version) } else { 0 };
-        content(file, page) + VERSION * version
+        content(file, page) + VERSION_STRIDE * version
     }
 
     /// Does `OwnedFile::discard` for a page of the first file.
@@ -161,40 +164,46 @@ impl World {
     }
 
     /// Acts as the device: writes the page into the frame.
-    pub(super) fn fill(&self, file: usize, ticket: &Ticket) -> usize {
+    pub(super) fn fill(&self, file: usize, ticket: &LoadTicket) -> usize {
         self.pool.arena.write(ticket.frame, self.on_device(file, ticket.page));
         self.loads.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Does `frames::copy`: returns the content of the page, if it can be read.
-    pub(super) fn copy(&self, slot: &Slot, file: usize, page: u32) -> Option<u64> {
+    pub(super) fn copy(&self, slot: &ReaderSlot, file: usize, page: u32) -> Option<u64> {
         let (barrier, table) = (self.readers.barrier(), &self.files[file].table);
-        lookup::lookup(slot, barrier, table, page, Attempt::First, |frame| self.pool.arena.read(frame))
+        lookup::lookup(slot, barrier, table, page, LookupAttempt::First, |frame| self.pool.arena.read(frame))
     }
 
     /// Does `frames::keep`.
-    pub(super) fn keep(&self, slot: &Slot, file: usize, page: u32, by_slot: bool) -> Option<KeptFrame> {
+    pub(super) fn keep(&self, slot: &ReaderSlot, file: usize, page: u32, by_slot: bool) -> Option<KeptFrame> {
         let (barrier, table) = (self.readers.barrier(), &self.files[file].table);
-        lookup::lookup(slot, barrier, table, page, Attempt::First, |frame| {
+        lookup::lookup(slot, barrier, table, page, LookupAttempt::First, |frame| {
             lookup::keep(slot, &self.pool, frame, by_slot)
         })
     }
 
     /// Pins a kept frame.
-    pub(super) fn pin(&self, slot: &Slot, kept: &KeptFrame) -> KeptFrame {
+    pub(super) fn pin(&self, slot: &ReaderSlot, kept: &KeptFrame) -> KeptFrame {
         lookup::keep(slot, &self.pool, kept.frame, false)
     }
 
     /// Does `frames::release`.
-    pub(super) fn release(&self, slot: &Slot, kept: KeptFrame) {
+    pub(super) fn release(&self, slot: &ReaderSlot, kept: KeptFrame) {
         lookup::release(Some(slot), &self.pool, kept);
     }
 
-    /// Does `Handle::keep_missed` for an absent page, up to `Filling::publish_kept`. `None` if there is no
-    /// frame.
-    pub(super) fn load_kept(&self, slot: &Slot, file: usize, page: u32, by_slot: bool) -> Option<KeptFrame> {
+    /// Does `FileHandle::keep_missed` for an absent page, up to `LoadingFrame::publish_kept`.
+    /// `None` if there is no frame.
+    pub(super) fn load_kept(
+        &self,
+        slot: &ReaderSlot,
+        file: usize,
+        page: u32,
+        by_slot: bool,
+    ) -> Option<KeptFrame> {
         let of = &self.files[file];
-        let Begin::Load(ticket) = self.pool.begin(of, page, OnBusy::Leave) else { return None };
+        let BeginOutcome::Load(ticket) = self.pool.begin(of, page, BusyPolicy::Leave) else { return None };
         self.fill(file, &ticket);
         let kept = lookup::keep(slot, &self.pool, ticket.frame, by_slot);
         self.pool.publish(of, ticket, LoadReason::Read, Self::closed);
@@ -203,7 +212,12 @@ impl World {
 
     /// Starts a read that is stopped in the middle. Returns the frame that it found, and the section that it
     /// does not leave.
-    pub(super) fn stop_within(&self, slot: &Slot, file: usize, page: u32) -> (Option<u32>, Section) {
+    pub(super) fn stop_within(
+        &self,
+        slot: &ReaderSlot,
+        file: usize,
+        page: u32,
+    ) -> (Option<u32>, ReadSection) {
         let section = slot.enter(self.readers.barrier());
         let entry = self.files[file].table.entry(page);
         (entry.and_then(|entry| PageEntry(entry.load(Ordering::Acquire)).readable()), section)
@@ -220,25 +234,25 @@ impl World {
     }
 
     /// Does `read_at`: a hit, or a load.
-    pub(super) fn read(&self, slot: &Slot, file: usize, page: u32) -> Result<u64, Error> {
-        self.read_by(slot, file, page, |_| Ok(()), Waiter::wait)
+    pub(super) fn read(&self, slot: &ReaderSlot, file: usize, page: u32) -> ReadOutcome {
+        self.read_by(slot, file, page, |_| Ok(()), LoadWaiter::wait)
     }
 
     /// Reads a page; if it must be loaded, the load fails, with its number.
-    pub(super) fn read_failing(&self, slot: &Slot, file: usize, page: u32) -> Result<u64, Error> {
-        self.read_by(slot, file, page, |load| Err(failure(load)), Waiter::wait)
+    pub(super) fn read_failing(&self, slot: &ReaderSlot, file: usize, page: u32) -> ReadOutcome {
+        self.read_by(slot, file, page, |load| Err(failure(load)), LoadWaiter::wait)
     }
 
     /// Reads like a future that awaits another's load, and is polled again when it is woken.
-    pub(super) fn read_async(&self, slot: &Slot, file: usize, page: u32) -> Result<u64, Error> {
+    pub(super) fn read_async(&self, slot: &ReaderSlot, file: usize, page: u32) -> ReadOutcome {
         self.read_by(slot, file, page, |_| Ok(()), |waiter| block_on(|context| waiter.poll(context)))
     }
 
-    /// Does `Handle::begin_awaited`: begins the load, then waits for it as one of its waiters, while it ends on
-    /// another thread. Here it ends before the wait.
-    pub(super) fn read_joined(&self, slot: &Slot, file: usize, page: u32) -> Result<u64, Error> {
+    /// Does `FileHandle::begin_awaited`: begins the load, then waits for it as one of its waiters,
+    /// while it ends on another thread. Here it ends before the wait.
+    pub(super) fn read_joined(&self, slot: &ReaderSlot, file: usize, page: u32) -> ReadOutcome {
         let of = &self.files[file];
-        if let Begin::Load(ticket) = self.pool.begin(of, page, OnBusy::Leave) {
+        if let BeginOutcome::Load(ticket) = self.pool.begin(of, page, BusyPolicy::Leave) {
             let waiter = self.pool.join(of, &ticket);
             self.fill(file, &ticket);
             self.pool.publish(of, ticket, LoadReason::Read, Self::closed);
@@ -247,28 +261,28 @@ impl World {
         self.read(slot, file, page)
     }
 
-    /// Does `Handle::miss` and `Handle::read_missed`.
+    /// Does `FileHandle::miss` and `FileHandle::read_missed`.
     fn read_by(
         &self,
-        slot: &Slot,
+        slot: &ReaderSlot,
         file: usize,
         page: u32,
         check: impl Fn(usize) -> Result<(), Error>,
-        wait: impl Fn(&Waiter) -> Result<(), Error>,
-    ) -> Result<u64, Error> {
+        wait: impl Fn(&LoadWaiter) -> Result<(), Error>,
+    ) -> ReadOutcome {
         let of = &self.files[file];
         'read: loop {
             if let Some(read) = self.copy(slot, file, page) {
                 return Ok(read);
             }
-            for _ in 0..TRIES {
-                match self.pool.begin(of, page, OnBusy::Wait) {
-                    Begin::Readable => continue 'read,
-                    Begin::Busy(waiter) => {
+            for _ in 0..MODEL_ROOM_ATTEMPTS {
+                match self.pool.begin(of, page, BusyPolicy::Wait) {
+                    BeginOutcome::Readable => continue 'read,
+                    BeginOutcome::Busy(waiter) => {
                         wait(&waiter.expect("one who waits"))?;
                         continue 'read;
                     }
-                    Begin::Load(ticket) => {
+                    BeginOutcome::Load(ticket) => {
                         let load = self.fill(file, &ticket);
                         if let Err(error) = check(load) {
                             if self.pool.abandon(of, ticket, &error) {
@@ -280,8 +294,8 @@ impl World {
                         self.pool.publish(of, ticket, LoadReason::Read, Self::closed);
                         return Ok(read);
                     }
-                    Begin::Closed => return Err(Self::closed()),
-                    Begin::Full => {
+                    BeginOutcome::Closed => return Err(Self::closed()),
+                    BeginOutcome::Full => {
                         self.make_room();
                     }
                 }
@@ -335,12 +349,12 @@ impl World {
 }
 
 /// Wakes a thread that is in [`block_on`].
-struct Signal {
+struct ThreadSignal {
     woken: Mutex<bool>,
     changed: Condvar,
 }
 
-impl Wake for Signal {
+impl Wake for ThreadSignal {
     fn wake(self: Arc<Self>) {
         *self.woken.lock().unwrap() = true;
         self.changed.notify_one();
@@ -348,7 +362,7 @@ impl Wake for Signal {
 }
 
 fn block_on<T>(poll: impl Fn(&Context<'_>) -> Poll<T>) -> T {
-    let signal = Arc::new(Signal { woken: Mutex::new(false), changed: Condvar::new() });
+    let signal = Arc::new(ThreadSignal { woken: Mutex::new(false), changed: Condvar::new() });
     let waker = Waker::from(Arc::clone(&signal));
     loop {
         if let Poll::Ready(value) = poll(&Context::from_waker(&waker)) {
