@@ -17,12 +17,12 @@ use pagekeeper_trace::{PageCounts, TaskIdentity};
 use crate::Observation;
 
 /// Describes the method, for evidence.
-pub(crate) const HOW: &str = "counted from pages added to files that are new, that grew, that have dirty pages or are \
-                              open for writing only; a second write to a resident page is not counted";
+pub(crate) const COUNTING_METHOD: &str = "counted from pages added to files that are new, that grew, that have dirty \
+     pages or are open for writing only; a second write to a resident page is not counted";
 
 /// The owner of output.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Owner {
+pub(crate) enum OutputOwner {
     /// A database, by its index.
     Database(usize),
     /// Another process: its ID and name.
@@ -32,7 +32,7 @@ pub(crate) enum Owner {
 /// The bytes that an owner wrote through the page cache to files of one class on one device.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct DeviceOutput<'a> {
-    pub(crate) owner: Owner,
+    pub(crate) owner: OutputOwner,
     pub(crate) class: Option<FileClass>,
     /// Bytes during the watch.
     pub(crate) bytes: u64,
@@ -43,7 +43,7 @@ pub(crate) struct DeviceOutput<'a> {
 impl DeviceOutput<'_> {
     /// Whether it is a database's log rather than bulk output.
     pub(crate) fn is_log(&self) -> bool {
-        matches!(self.owner, Owner::Database(_)) && self.class.is_some_and(FileClass::is_log)
+        matches!(self.owner, OutputOwner::Database(_)) && self.class.is_some_and(FileClass::is_log)
     }
 }
 
@@ -60,9 +60,9 @@ pub(crate) fn device_name(observation: &Observation<'_>, dev: u64) -> String {
 
 /// Returns the output to a device during the watch, largest first; `None` if pages were not traced.
 pub(crate) fn on_device<'a>(observation: &Observation<'a>, device: &str) -> Option<Vec<DeviceOutput<'a>>> {
-    let mut all: BTreeMap<(Owner, Option<FileClass>), DeviceOutput<'a>> = BTreeMap::new();
-    let mut most: BTreeMap<(Owner, Option<FileClass>), u64> = BTreeMap::new();
-    let mut files = Files::new(observation);
+    let mut all: BTreeMap<(OutputOwner, Option<FileClass>), DeviceOutput<'a>> = BTreeMap::new();
+    let mut most: BTreeMap<(OutputOwner, Option<FileClass>), u64> = BTreeMap::new();
+    let mut files = OutputFiles::new(observation);
     for counts in observation.trace()?.pages.as_ref()? {
         let Some(task) = counts.task.as_ref().filter(|_| counts.flow.added.bytes > 0) else { continue };
         if device_name(observation, counts.file.dev) != device {
@@ -125,22 +125,22 @@ fn by_files(observation: &Observation<'_>, pid: u32) -> Option<usize> {
     observation.after.files.iter().find(|file| file.inode == most.file)?.database
 }
 
-fn owner(observation: &Observation<'_>, task: &TaskIdentity) -> Owner {
+fn owner(observation: &Observation<'_>, task: &TaskIdentity) -> OutputOwner {
     match database_of(observation, task) {
-        Some(index) => Owner::Database(index),
-        None => Owner::Process(task.process, task.name.clone()),
+        Some(index) => OutputOwner::Database(index),
+        None => OutputOwner::Process(task.process, task.name.clone()),
     }
 }
 
 /// The files of both snapshots, by inode.
-struct Files<'a> {
+struct OutputFiles<'a> {
     before: HashMap<Inode, &'a File>,
     after: HashMap<Inode, &'a File>,
     /// Bytes that may still be counted for a file that its openers may have read.
     left: HashMap<Inode, u64>,
 }
 
-impl<'a> Files<'a> {
+impl<'a> OutputFiles<'a> {
     fn new(observation: &Observation<'a>) -> Self {
         let of = |snapshot: &'a Snapshot| snapshot.files.iter().map(|file| (file.inode, file)).collect();
         Self { before: of(observation.before), after: of(observation.after), left: HashMap::new() }
@@ -287,11 +287,11 @@ mod tests {
         let found = on_device(&observation, "8:0").unwrap();
         let found: Vec<_> =
             found.iter().map(|one| (&one.owner, one.class, one.bytes / MIB, one.path)).collect();
-        let database = Owner::Database(0);
+        let database = OutputOwner::Database(0);
         assert_eq!(
             found,
             [
-                (&Owner::Process(7, "cp".to_owned()), None, 32, None),
+                (&OutputOwner::Process(7, "cp".to_owned()), None, 32, None),
                 (&database, Some(FileClass::Data), 7, Some(overwritten.path.as_path())),
                 (&database, Some(FileClass::Wal), 3, Some(log.path.as_path())),
             ]

@@ -1,8 +1,8 @@
 //! The finders, each of which makes findings of its own kinds.
 //!
-//! To add a finding: add a module here with a function from an [`Observation`] and the [`Earlier`] findings to
-//! findings, a line in [`FINDERS`], and a variant of [`Kind`](crate::Kind) if the kind is new. Nothing else
-//! changes.
+//! To add a finding: add a module here with a function from an [`Observation`] and the
+//! [`EarlierFindings`] to findings, a line in [`FINDERS`], and a variant of [`Kind`](crate::Kind) if
+//! the kind is new. Nothing else changes.
 //!
 //! Invariants: a finder does no I/O, so that it can be tested on plain data. A finder that depends on the findings
 //! of others comes after them in the table, and looks them up by kind and database, never by their text.
@@ -17,6 +17,7 @@ mod printed_tests;
 mod settings;
 mod start;
 mod streams;
+mod swapped;
 mod synced;
 mod throttled;
 mod unnamed;
@@ -30,10 +31,10 @@ pub use start::missing_snapshot;
 pub(crate) use throttled::is_background;
 
 /// The common form of the finders.
-type Finder = fn(&Observation<'_>, Earlier<'_>) -> Vec<Finding>;
+type FinderFunction = fn(&Observation<'_>, EarlierFindings<'_>) -> Vec<Finding>;
 
 /// All finders, in execution order.
-const FINDERS: &[Finder] = &[
+const FINDERS: &[FinderFunction] = &[
     synced::find,
     dirty_limits::find,
     throttled::find,
@@ -41,6 +42,7 @@ const FINDERS: &[Finder] = &[
     logs::find,
     unnamed::find,
     streams::find,
+    swapped::find,
     memory::find,
     cgroup::find,
     mixed::find,
@@ -49,9 +51,9 @@ const FINDERS: &[Finder] = &[
 
 /// The findings of the finders before this one.
 #[derive(Debug, Clone, Copy)]
-struct Earlier<'a>(&'a [Finding]);
+struct EarlierFindings<'a>(&'a [Finding]);
 
-impl<'a> Earlier<'a> {
+impl<'a> EarlierFindings<'a> {
     /// Returns the finding of this kind about a database, by its index.
     fn of(self, kind: Kind, database: usize) -> Option<&'a Finding> {
         self.0.iter().find(|finding| finding.kind == kind && finding.is_about(database))
@@ -62,7 +64,7 @@ impl<'a> Earlier<'a> {
 pub fn examine(observation: &Observation<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     for find in FINDERS {
-        let found = find(observation, Earlier(&findings));
+        let found = find(observation, EarlierFindings(&findings));
         findings.extend(found);
     }
     findings

@@ -26,6 +26,8 @@ pub enum Kind {
     /// Pages of a database's data are considered idle and reclaimed, however much memory is free (DAMON,
     /// `memory.reclaim`).
     IdleReclaim,
+    /// The kernel moves a database's memory to swap.
+    Swapped,
     /// Writers are throttled because of dirty pages.
     WritersThrottled,
     /// Syncs of a log wait for data that others wrote to its device.

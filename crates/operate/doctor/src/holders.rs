@@ -11,14 +11,14 @@ use pagekeeper_text::unescaped;
 use serde::Serialize;
 
 /// Maximum number of holders listed.
-const MOST: usize = 5;
+const LISTED_HOLDERS_MAX: usize = 5;
 /// Minimum resident bytes of a listed holder.
-const LEAST: u64 = 64 << 20;
+const HOLDER_BYTES_MIN: u64 = 64 << 20;
 /// Maximum number of processes listed per holder.
-const PROCESSES: usize = 3;
+const LISTED_PROCESSES_MAX: usize = 3;
 /// A file is listed instead of its directory if it has at least this many tenths of the directory's resident
 /// bytes.
-const NEARLY_ALL: u64 = 9;
+const NEARLY_ALL_TENTHS: u64 = 9;
 
 /// A file that belongs to no database.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,16 +66,16 @@ pub(crate) fn holders(files: Vec<HeldFile>) -> Vec<Holder> {
     }
     let mut holders: Vec<Holder> =
         directories.iter().map(|(directory, files)| holder(directory, files)).collect();
-    holders.retain(|holder| holder.resident_bytes >= LEAST);
+    holders.retain(|holder| holder.resident_bytes >= HOLDER_BYTES_MIN);
     holders.sort_by(|a, b| b.resident_bytes.cmp(&a.resident_bytes).then_with(|| a.path.cmp(&b.path)));
-    holders.truncate(MOST);
+    holders.truncate(LISTED_HOLDERS_MAX);
     holders
 }
 
 /// Returns a directory as a holder, or the one file that has nearly all of its resident bytes.
 fn holder(directory: &Path, files: &[HeldFile]) -> Holder {
     let resident: u64 = files.iter().map(|file| file.resident).sum();
-    let alone = files.iter().find(|file| file.resident * 10 >= resident * NEARLY_ALL);
+    let alone = files.iter().find(|file| file.resident * 10 >= resident * NEARLY_ALL_TENTHS);
     let (path, files) = match alone {
         Some(file) => (&*file.path, std::slice::from_ref(file)),
         None => (directory, files),
@@ -83,7 +83,7 @@ fn holder(directory: &Path, files: &[HeldFile]) -> Holder {
     let mut open_in: Vec<OpenIn> = files.iter().flat_map(|file| file.open_in.iter().cloned()).collect();
     open_in.sort();
     open_in.dedup();
-    open_in.truncate(PROCESSES);
+    open_in.truncate(LISTED_PROCESSES_MAX);
     Holder {
         path: unescaped(path).into_owned(),
         files: files.len() as u64,

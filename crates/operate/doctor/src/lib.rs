@@ -22,6 +22,7 @@ mod programs;
 mod report;
 pub mod settings;
 mod streamers;
+mod swap_watch;
 mod sync_watch;
 mod syncs;
 #[cfg(test)]
@@ -40,5 +41,6 @@ pub use observation::{Observation, Releasable, SavedSnapshot, called};
 pub use pagekeeper_observe::VisibilityGap;
 pub use report::{Inspected, InspectedDatabase, InspectedMemory, Report};
 pub use streamers::{Streamer, StreamerFile, streamers};
+pub use swap_watch::{DatabaseSwap, SwapWatch};
 pub use sync_watch::SyncWatch;
 pub use syncs::{SeenSync, SyncedFile, Syncs};

@@ -18,7 +18,7 @@ use pagekeeper_trace::{PauseCounts, TraceCounts};
 
 use crate::phrases::process;
 use crate::settings::Settings;
-use crate::{Advised, Goal, Journal, Streamer, Subject, Syncs};
+use crate::{Advised, DatabaseSwap, Goal, Journal, Streamer, Subject, Syncs};
 
 /// Everything known when findings are made.
 #[derive(Debug)]
@@ -41,6 +41,9 @@ pub struct Observation<'a> {
     pub streamers: Vec<Streamer>,
     /// The syncs seen during the watch; `None` if they were not observed.
     pub syncs: Option<Syncs>,
+    /// The swap of each database of [`Self::after`], in its order; missing for databases beyond its end, and
+    /// without swap space.
+    pub swaps: Vec<Option<DatabaseSwap>>,
     /// The resident pages before a restart, if known.
     pub snapshot: Option<SavedSnapshot>,
     /// The amount that a recovery of each database of [`Self::after`] would read, in its order; missing for
@@ -73,6 +76,7 @@ impl<'a> Observation<'a> {
             stretches: Vec::new(),
             streamers: Vec::new(),
             syncs: None,
+            swaps: Vec::new(),
             snapshot: None,
             journals: Vec::new(),
             recovery_target: None,
@@ -135,6 +139,11 @@ impl<'a> Observation<'a> {
     /// Returns the advice on a database's settings for a goal; none if its settings were not read.
     pub fn advise(&self, goal: Goal, database: usize) -> Advised {
         self.settings_of(database).map(|settings| crate::advise(goal, settings)).unwrap_or_default()
+    }
+
+    /// Returns the swap of a database; `None` if it is unknown, or if there is no swap space.
+    pub(crate) fn swap_of(&self, database: usize) -> Option<&DatabaseSwap> {
+        self.swaps.get(database)?.as_ref()
     }
 
     /// Returns a file as it was when the watch began; `None` if it did not exist.

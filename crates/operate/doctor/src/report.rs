@@ -19,7 +19,7 @@ use crate::settings::Settings;
 use crate::{Confidence, Finding, FixKind, Holder, OpenIn, Severity, Terms};
 
 /// Page cache of other files is reported from this many bytes on …
-const ELSEWHERE_LEAST: u64 = 1 << 30;
+const ELSEWHERE_BYTES_MIN: u64 = 1 << 30;
 /// … and from one part in this many of the memory on.
 const ELSEWHERE_PART: u64 = 10;
 
@@ -175,7 +175,7 @@ fn root_of(observation: &Observation<'_>, index: usize) -> Option<String> {
 impl Inspected {
     /// Whether so much page cache belongs to none of the files that it is reported.
     fn has_much_elsewhere(&self) -> bool {
-        self.elsewhere_bytes >= ELSEWHERE_LEAST.max(self.memory.total_bytes / ELSEWHERE_PART)
+        self.elsewhere_bytes >= ELSEWHERE_BYTES_MIN.max(self.memory.total_bytes / ELSEWHERE_PART)
     }
 
     fn of(observation: &Observation<'_>) -> Self {

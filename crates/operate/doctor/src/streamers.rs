@@ -14,7 +14,7 @@ use pagekeeper_observe::Snapshot;
 use pagekeeper_text::unescaped;
 
 /// A process that moved fewer bytes, and was not throttled, is not inspected.
-const MIN_MOVED: u64 = 8 << 20;
+const INSPECTED_BYTES_MIN: u64 = 8 << 20;
 /// Maximum number of running processes inspected.
 const MAX_RUNNING: usize = 32;
 
@@ -69,7 +69,7 @@ pub fn streamers(snapshot: &Snapshot, roots: &SysRoots) -> Vec<Streamer> {
             *moved.entry(task.process).or_default() += counts.flow.added.bytes + counts.flow.removed.bytes;
         }
     }
-    moved.retain(|_, bytes| *bytes >= MIN_MOVED);
+    moved.retain(|_, bytes| *bytes >= INSPECTED_BYTES_MIN);
     for pauses in trace.and_then(|trace| trace.pauses.as_ref()).into_iter().flatten() {
         moved.entry(pauses.task.process).or_default();
     }

@@ -23,7 +23,7 @@ use crate::observation::Observation;
 use crate::settings::{Engine, SettingOrigin};
 
 /// Number of syncs during an observation from which on a program other than a database counts as one that syncs.
-const OFTEN: usize = 10;
+const FREQUENT_SYNCS_MIN: usize = 10;
 
 /// The setting that determines when InnoDB syncs its redo log.
 pub(crate) const SYNC_AT_COMMIT: &str = "innodb_flush_log_at_trx_commit";
@@ -31,7 +31,7 @@ pub(crate) const SYNC_AT_COMMIT: &str = "innodb_flush_log_at_trx_commit";
 const REDO_SYNCS_A_SECOND: f64 = 5.0;
 
 /// The call that waits for a written range, and makes nothing durable.
-const RANGE: &str = "sync_file_range";
+const RANGE_SYNC: &str = "sync_file_range";
 
 /// The syncs of an observation.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -175,14 +175,14 @@ impl Observation<'_> {
                 return false;
             }
             of_others += commits;
-            of_others >= OFTEN || database_of(self, &calls[0].task).is_some()
+            of_others >= FREQUENT_SYNCS_MIN || database_of(self, &calls[0].task).is_some()
         })
     }
 
     /// Whether somebody may wait for a sync as a commit. Excluded are syncs by which a program bounds its own
     /// dirty pages, as a copy may, and syncs in the background, where flushes and checkpoints sync their output.
     fn is_commit(&self, call: &SeenSync) -> bool {
-        call.call != RANGE && !is_background(self, &call.task)
+        call.call != RANGE_SYNC && !is_background(self, &call.task)
     }
 
     /// Returns how long a database's threads were in syncs, except background ones; `None` if syncs were not
@@ -227,15 +227,15 @@ mod tests {
             |pid, count| Some(Syncs { calls: vec![sync(pid, "/log", 0, 1); count], ..Syncs::default() });
         observation.syncs = synced(100, 1);
         assert!(observation.is_synced("8:0") && !observation.is_synced("7:0"));
-        observation.syncs = synced(7, OFTEN - 1);
+        observation.syncs = synced(7, FREQUENT_SYNCS_MIN - 1);
         assert!(!observation.is_synced("8:0"));
-        observation.syncs = synced(7, OFTEN);
+        observation.syncs = synced(7, FREQUENT_SYNCS_MIN);
         assert!(observation.is_synced("8:0"));
         for call in &mut observation.syncs.as_mut().unwrap().calls {
-            call.call = RANGE;
+            call.call = RANGE_SYNC;
         }
         assert!(!observation.is_synced("8:0"));
-        observation.syncs = synced(100, OFTEN);
+        observation.syncs = synced(100, FREQUENT_SYNCS_MIN);
         for call in &mut observation.syncs.as_mut().unwrap().calls {
             call.task.name = "rocksdb:low".to_owned();
         }

@@ -128,7 +128,7 @@ fn read_v1(directory: PathBuf) -> Result<MemoryCgroup> {
 }
 
 /// Version 1 expresses "unlimited" by the largest number of whole pages below 2^63.
-fn parse_limit_v1(limit: u64) -> Option<u64> {
+pub(super) fn parse_limit_v1(limit: u64) -> Option<u64> {
     let max_pages = i64::MAX.cast_unsigned() / crate::page_size();
     (limit / crate::page_size() < max_pages).then_some(limit)
 }
@@ -182,18 +182,18 @@ fn limit_v2(directory: &Path) -> Result<Option<u64>> {
 }
 
 /// The file `memory.stat`: one name and number per line.
-struct MemoryStat {
+pub(super) struct MemoryStat {
     path: PathBuf,
     text: String,
 }
 
 impl MemoryStat {
-    fn read(directory: &Path) -> Result<Self> {
+    pub(super) fn read(directory: &Path) -> Result<Self> {
         let path = directory.join("memory.stat");
         Ok(Self { text: read_text(&path)?, path })
     }
 
-    fn get(&self, name: &str) -> Result<Option<u64>> {
+    pub(super) fn get(&self, name: &str) -> Result<Option<u64>> {
         let value = self.text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         value
             .map(|value| value.parse().map_err(|_| malformed(&self.path, format!("{name} {value}"))))

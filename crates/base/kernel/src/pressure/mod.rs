@@ -23,6 +23,7 @@ mod group;
 mod meminfo;
 mod place;
 mod psi;
+mod swap;
 mod vmstat;
 mod zones;
 
@@ -36,6 +37,7 @@ pub use group::{HeldGroup, ReclaimResult};
 pub use meminfo::MemInfo;
 pub use place::MemoryPlace;
 pub use psi::{Pressure, PressureResource, StallStats};
+pub use swap::{GroupSwap, Swappiness};
 pub use vmstat::VmStat;
 pub use zones::Watermarks;
 

@@ -103,6 +103,15 @@ impl ProcRoot {
         Ok(self.stat(pid)?.kernel_thread)
     }
 
+    /// Returns the bytes of a process's memory that are in swap, shared memory excluded. Memory that it shares
+    /// with its parent since fork(2) counts for both. `None` for kernel threads and zombies.
+    pub fn swapped(&self, pid: u32) -> Result<Option<u64>> {
+        let content = read(&self.of(pid, "status"))?;
+        Ok(parse_line(&content, b"VmSwap:")
+            .and_then(|text| text.trim().strip_suffix("kB")?.trim().parse().ok())
+            .map(|kib: u64| kib << 10))
+    }
+
     /// Returns the users of a process: those of its first thread, if threads differ.
     pub fn users(&self, pid: u32) -> Result<ProcessUsers> {
         let path = self.of(pid, "status");
@@ -141,11 +150,17 @@ impl ProcRoot {
     }
 }
 
-/// Returns the numbers in a line of `/proc/PID/status`.
-fn parse_ids(content: &[u8], line: &[u8]) -> Option<Vec<u32>> {
+/// Returns the value in a line of `/proc/PID/status`.
+fn parse_line<'a>(content: &'a [u8], name: &[u8]) -> Option<std::borrow::Cow<'a, str>> {
     // The kernel escapes newlines in the name, which comes first.
-    let line = content.split(|byte| *byte == b'\n').find_map(|other| other.strip_prefix(line))?;
-    unescaped_bytes(line).split_ascii_whitespace().map(str::parse).collect::<std::result::Result<_, _>>().ok()
+    let line = content.split(|byte| *byte == b'\n').find_map(|other| other.strip_prefix(name))?;
+    Some(unescaped_bytes(line))
+}
+
+/// Returns the numbers in a line of `/proc/PID/status`.
+fn parse_ids(content: &[u8], name: &[u8]) -> Option<Vec<u32>> {
+    let line = parse_line(content, name)?;
+    line.split_ascii_whitespace().map(str::parse).collect::<std::result::Result<_, _>>().ok()
 }
 
 fn parse_groups(content: &[u8]) -> Option<Vec<u32>> {
@@ -254,6 +269,16 @@ mod tests {
         }
         let own = ProcRoot::default().users(std::process::id()).unwrap();
         assert_eq!(own.effective, rustix::process::geteuid().as_raw());
+    }
+
+    #[test]
+    fn swap_is_counted_in_bytes_and_a_name_like_its_line_is_none() {
+        let status = "Name:\tVmSwap:\\n9 kB\nVmData:\t 1 kB\nVmSwap:\t   33420 kB\nHugetlbPages:\t 0 kB\n";
+        let (_tree, proc) = tree(1, &[("status", status.as_bytes())]);
+        assert_eq!(proc.swapped(1).unwrap(), Some(33420 << 10));
+        let (_tree, proc) = tree(1, &[("status", b"Name:\tkthreadd\nThreads:\t1\n")]);
+        assert_eq!(proc.swapped(1).unwrap(), None);
+        assert!(proc.swapped(2).unwrap_err().is_gone());
     }
 
     #[test]

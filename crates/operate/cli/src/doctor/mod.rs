@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use pagekeeper_doctor::{
-    GatheredData, Observation, Report, SavedSnapshot, Severity, SyncWatch, evict_leftovers, examine,
-    largest_elsewhere, missing_snapshot,
+    GatheredData, Observation, Report, SavedSnapshot, Severity, SwapWatch, SyncWatch, evict_leftovers,
+    examine, largest_elsewhere, missing_snapshot,
 };
 use pagekeeper_kernel::hang;
 use pagekeeper_kernel::pressure::SysRoots;
@@ -61,10 +61,13 @@ pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
         ..ObserverOptions::default()
     })?;
     let before = observer.snapshot()?;
+    let roots = SysRoots::default();
+    let swap_watch = SwapWatch::start(&before, &roots);
     let mut sync_watch = SyncWatch::start(&before);
     let judged = watch::watch(args, &before, &stop, || sync_watch.tick())?;
     let (syncs, syncs_unseen) = sync_watch.finish();
     let after = Arc::new(observer.snapshot()?);
+    let (swaps, swap_unseen) = swap_watch.finish(&after);
     let traced = match observer.source().map(TraceSource::level) {
         Some(TraceLevel::Bpf) => "events counted in the kernel",
         Some(TraceLevel::Tracefs) => "events read from tracefs",
@@ -77,19 +80,22 @@ pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
         let (judged, after) = (Arc::clone(&judged), Arc::clone(&after));
         move || judged.releasable(&after)
     })?;
-    let mut gathered = GatheredData::read(&after, given, &SysRoots::default())?;
+    let mut gathered = GatheredData::read(&after, given, &roots)?;
     let unread = std::mem::take(&mut gathered.visibility_gaps);
     let observation = Observation {
         snapshot,
         releasable,
         kept: judged.kept.clone(),
         recovery_target: args.recovery_target,
+        swaps,
         ..gathered.observation(&before, &after)
     }
     .with_syncs(syncs);
     let mut report = Report::new(&observation, examine(&observation), traced);
     report.visibility_gaps.extend(unread);
-    report.visibility_gaps.extend(missing_snapshot(&observation).into_iter().chain(syncs_unseen));
+    report
+        .visibility_gaps
+        .extend(missing_snapshot(&observation).into_iter().chain(syncs_unseen).chain(swap_unseen));
     // Only on request: the search opens files of all users.
     if args.elsewhere {
         let progress = Arc::new(WalkProgress::default());

@@ -98,7 +98,7 @@ impl Advice {
             Effect::Restart => "needs a restart".to_owned(),
             Effect::SetGlobal => format!("SET GLOBAL {} changes it at once", self.setting.replace('-', "_")),
             Effect::SetDbOptions => "SetDBOptions changes it at once".to_owned(),
-            Effect::Reload => statement::RELOAD.to_owned(),
+            Effect::Reload => statement::RELOAD_STATEMENT.to_owned(),
         }
     }
 

@@ -60,7 +60,7 @@ pub(crate) fn by_commit(settings: &Settings) -> Option<String> {
 
 /// Why InnoDB uses the page cache for its tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Tables {
+pub(crate) enum TableBuffering {
     /// Because of `innodb_flush_method`, or its default.
     FlushMethod,
     /// Because of `innodb_data_file_buffering`, which overrides `innodb_flush_method` (`MariaDB` 11).
@@ -70,24 +70,24 @@ pub(crate) enum Tables {
 }
 
 /// Returns why InnoDB uses the page cache for its tables, if it is known to.
-pub(crate) fn tables(settings: &Settings) -> Option<Tables> {
+pub(crate) fn tables(settings: &Settings) -> Option<TableBuffering> {
     if settings.is_on("innodb_data_file_buffering") == Some(true) {
-        return Some(Tables::DataFileBuffering);
+        return Some(TableBuffering::DataFileBuffering);
     }
     let method = settings.get("innodb_flush_method").filter(|setting| !is_direct(setting))?;
     // A file changed after the start may state a future value.
     let configured = settings.written("innodb_flush_method").filter(|setting| setting.doubt.is_none());
     if method.value == BUFFERED_METHOD && configured.is_some_and(is_direct) {
-        return Some(Tables::Refused);
+        return Some(TableBuffering::Refused);
     }
-    Some(Tables::FlushMethod)
+    Some(TableBuffering::FlushMethod)
 }
 
 fn is_direct(setting: &Setting) -> bool {
     setting.value.to_ascii_uppercase().starts_with("O_DIRECT")
 }
 
-impl Tables {
+impl TableBuffering {
     /// Returns the setting that fixes it; `None` if none does.
     pub(crate) fn fix(self, settings: &Settings) -> Option<Fix> {
         let (product, name) = match self {

@@ -13,7 +13,7 @@ use crate::phrases::file_name;
 use crate::settings::{Engine, Settings};
 use crate::{Confidence, Fix, HoldsFor, Restart, Risk, Terms};
 
-const DISK: &str = "/ANOTHER/DISK";
+const ANOTHER_DISK: &str = "/ANOTHER/DISK";
 
 /// Returns the fix that moves the log that a file belongs to; `None` if none is known, or if the settings were not
 /// read.
@@ -32,7 +32,9 @@ pub(crate) fn move_log_of(
 /// etcd takes the directory from its command line, environment or a file, which belong to the operator.
 fn move_etcd_wal(log: &Path) -> Fix {
     Fix::advice(
-        format!("--wal-dir={DISK}/wal for etcd (wal-dir in its file, ETCD_WAL_DIR in its environment)"),
+        format!(
+            "--wal-dir={ANOTHER_DISK}/wal for etcd (wal-dir in its file, ETCD_WAL_DIR in its environment)"
+        ),
         "at its next start: stop the member, move what is in member/wal there, and start it so",
         Terms {
             holds_for: HoldsFor { product: "etcd".to_owned(), versions: "3.0 and later".to_owned() },
@@ -60,12 +62,12 @@ fn move_log(settings: &Settings, class: FileClass, log: &Path) -> Option<Fix> {
         (Engine::MariaDb | Engine::MySql, FileClass::Redo) => {
             let is_aria = server == Product::MariaDb && file_name(log).starts_with("aria_log");
             let name = if is_aria { "aria_log_dir_path" } else { "innodb_log_group_home_dir" };
-            fix_to(settings, server, name, DISK)
+            fix_to(settings, server, name, ANOTHER_DISK)
         }
         (Engine::MariaDb | Engine::MySql, FileClass::Binlog | FileClass::Relay) => {
             let name = if class == FileClass::Binlog { "log_bin" } else { "relay_log" };
             let base = escaped(log.file_stem().unwrap_or_default());
-            fix_to(settings, server, name, &format!("{DISK}/{base}"))
+            fix_to(settings, server, name, &format!("{ANOTHER_DISK}/{base}"))
         }
         (Engine::PostgreSql, FileClass::Wal) => Some(Fix::advice(
             "move pg_wal to a disk of its own while the server is stopped, and leave a symbolic link in its place \
@@ -91,9 +93,9 @@ fn move_log(settings: &Settings, class: FileClass, log: &Path) -> Option<Fix> {
             },
         )),
         (Engine::TiKv, FileClass::Wal) if log.extension().is_none_or(|ending| ending != "log") => {
-            fix_to(settings, Product::TiKv, "dir", DISK)
+            fix_to(settings, Product::TiKv, "dir", ANOTHER_DISK)
         }
-        (_, FileClass::Wal) if settings.holds_rocksdb() => rocksdb::move_wal(settings, DISK),
+        (_, FileClass::Wal) if settings.holds_rocksdb() => rocksdb::move_wal(settings, ANOTHER_DISK),
         _ => None,
     }
 }

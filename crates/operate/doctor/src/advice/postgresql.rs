@@ -6,7 +6,7 @@ use super::table::{Goal, Product, find};
 use crate::Fix;
 use crate::settings::Settings;
 
-const LIBRARIES: &str = "shared_preload_libraries";
+const PRELOAD_LIBRARIES: &str = "shared_preload_libraries";
 const WAL_STAYS: &str = "no setting makes PostgreSQL drop WAL from the page cache unless wal_level = minimal, which allows \
                          neither replicas nor archiving; pagekeeper guard releases it";
 
@@ -19,14 +19,14 @@ pub(super) fn advise(goal: Goal, settings: &Settings, advised: &mut Advised) {
         }
         Goal::LogsOutOfCache => advised.remarks.push(WAL_STAYS.to_owned()),
         Goal::WarmStart => {
-            let libraries = settings.get(LIBRARIES).map_or("", |setting| setting.value.as_str());
+            let libraries = settings.get(PRELOAD_LIBRARIES).map_or("", |setting| setting.value.as_str());
             if !libraries.contains("pg_prewarm") {
                 let all = if libraries.trim().is_empty() {
                     "pg_prewarm".to_owned()
                 } else {
                     format!("{libraries},pg_prewarm")
                 };
-                advised.fixes.extend(fix_to(settings, Product::PostgreSql, LIBRARIES, &all));
+                advised.fixes.extend(fix_to(settings, Product::PostgreSql, PRELOAD_LIBRARIES, &all));
             }
         }
         Goal::LessPageCache

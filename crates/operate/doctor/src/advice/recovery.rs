@@ -12,10 +12,10 @@ use crate::Fix;
 use crate::settings::{Engine, Settings};
 
 /// Sizes are multiples of this: a WAL segment (16 MiB).
-const STEP: u64 = 16 << 20;
+const WAL_SEGMENT_BYTES: u64 = 16 << 20;
 
 const NOTHING_LEFT: &str = "no setting shortens it further: none is offered below the vendor's default";
-const MEMTABLES: &str = "a memtable that is flushed earlier bounds its log, too: write_buffer_size in \
+const MEMTABLE_REMARK: &str = "a memtable that is flushed earlier bounds its log, too: write_buffer_size in \
                          rocksdb_default_cf_options, whose default is 64m";
 
 /// Returns the settings with which a recovery reads at most about `most` bytes.
@@ -65,7 +65,7 @@ fn logs_of_rocksdb(settings: &Settings, most: u64, advised: &mut Advised) {
     let buffer = rocksdb_options::size(settings, "default.write_buffer_size");
     if product == Product::MyRocks {
         if buffer.is_some_and(|bytes| bytes > most.max(64 << 20)) {
-            advised.remarks.push(MEMTABLES.to_owned());
+            advised.remarks.push(MEMTABLE_REMARK.to_owned());
         }
     } else if buffer.is_some() {
         advised.fixes.extend(bounded_from(settings, product, "write_buffer_size", buffer, most));
@@ -90,7 +90,7 @@ fn bounded_from(
 ) -> Option<Fix> {
     let row = find(settings, product, option)?;
     let default = row.default_bytes().unwrap_or_default();
-    let bytes = (most / STEP * STEP).max(default).max(STEP);
+    let bytes = (most / WAL_SEGMENT_BYTES * WAL_SEGMENT_BYTES).max(default).max(WAL_SEGMENT_BYTES);
     let is_larger = now.map_or(bytes != default, |now| now > bytes);
     is_larger.then(|| row.fix_to(settings, &size(settings.engine, bytes)))
 }
@@ -185,6 +185,6 @@ mod tests {
         myrocks.add("default.rocksdb_write_buffer_size", "1073741824", SettingOrigin::CommandLine);
         let advised = shorten(&myrocks, 256 * MIB);
         assert_eq!(advised.fixes[0].act, "rocksdb_max_total_wal_size=256M");
-        assert_eq!(advised.remarks, [MEMTABLES]);
+        assert_eq!(advised.remarks, [MEMTABLE_REMARK]);
     }
 }

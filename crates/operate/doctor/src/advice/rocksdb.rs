@@ -13,19 +13,19 @@ use crate::settings::{Engine, Settings};
 
 const NO_DIRECT_READS: &str =
     "TiKV has no setting that makes its reads direct, too: its tables are read through the page cache";
-const OUTPUT: &str = "use_direct_io_for_flush_and_compaction";
-const READS: &str = "use_direct_reads";
-const RECYCLED: &str = "recycle_log_file_num";
+const DIRECT_OUTPUT: &str = "use_direct_io_for_flush_and_compaction";
+const DIRECT_READS: &str = "use_direct_reads";
+const RECYCLED_LOGS: &str = "recycle_log_file_num";
 
 pub(super) fn advise(goal: Goal, settings: &Settings, advised: &mut Advised) {
     let on = |option: &str| is_on(settings, option);
     let fixes = &mut advised.fixes;
     match goal {
         Goal::SteadyWriteback => {
-            let direct = on(OUTPUT) == Some(true);
+            let direct = on(DIRECT_OUTPUT) == Some(true);
             let unset = |option: &str| size(settings, option).is_none_or(|bytes| bytes == 0);
             if !direct {
-                fixes.extend(fix(settings, OUTPUT));
+                fixes.extend(fix(settings, DIRECT_OUTPUT));
                 if unset("bytes_per_sync") {
                     fixes.extend(fix(settings, "bytes_per_sync").map(or));
                 }
@@ -36,14 +36,14 @@ pub(super) fn advise(goal: Goal, settings: &Settings, advised: &mut Advised) {
             }
         }
         // Both on or both off do not mix.
-        Goal::NoMixedIo if on(OUTPUT) != on(READS) => {
-            if on(OUTPUT) == Some(false) {
-                fixes.extend(fix(settings, OUTPUT));
+        Goal::NoMixedIo if on(DIRECT_OUTPUT) != on(DIRECT_READS) => {
+            if on(DIRECT_OUTPUT) == Some(false) {
+                fixes.extend(fix(settings, DIRECT_OUTPUT));
             }
             if settings.engine == Engine::TiKv {
                 advised.remarks.push(NO_DIRECT_READS.to_owned());
-            } else if on(READS) == Some(false) {
-                fixes.extend(fix(settings, READS));
+            } else if on(DIRECT_READS) == Some(false) {
+                fixes.extend(fix(settings, DIRECT_READS));
             }
         }
         Goal::LogsOutOfCache => fixes.extend(recycled(settings)),
@@ -63,7 +63,7 @@ fn fix(settings: &Settings, option: &str) -> Option<Fix> {
 
 /// Whether all of its reads are direct.
 pub(crate) fn reads_directly(settings: &Settings) -> bool {
-    is_on(settings, READS) == Some(true)
+    is_on(settings, DIRECT_READS) == Some(true)
 }
 
 /// Whether a file is a table file of `RocksDB`, which has this name in every program.
@@ -79,8 +79,8 @@ fn or(fix: Fix) -> Fix {
 /// Returns the fix that makes logs new files instead of recycled ones: only for programs that open the database
 /// with their own options.
 pub(crate) fn recycled(settings: &Settings) -> Option<Fix> {
-    let is_recycled = size(settings, RECYCLED).is_some_and(|number| number > 0);
-    (is_recycled && settings.engine == Engine::RocksDb).then(|| fix(settings, RECYCLED)).flatten()
+    let is_recycled = size(settings, RECYCLED_LOGS).is_some_and(|number| number > 0);
+    (is_recycled && settings.engine == Engine::RocksDb).then(|| fix(settings, RECYCLED_LOGS)).flatten()
 }
 
 /// Returns the fix that moves the WAL.

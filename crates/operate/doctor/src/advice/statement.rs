@@ -7,10 +7,10 @@ use super::table::Effect;
 use crate::settings::{Engine, Setting, SettingOrigin, Settings, option_file};
 
 /// The text for a setting of `PostgreSQL` that a reload puts in force.
-pub(super) const RELOAD: &str = "SELECT pg_reload_conf() puts it in force";
+pub(super) const RELOAD_STATEMENT: &str = "SELECT pg_reload_conf() puts it in force";
 
 /// Settings of `PostgreSQL` that are lists: a statement quotes each of their parts.
-const LISTS: [&str; 1] = ["shared_preload_libraries"];
+const LIST_SETTINGS: [&str; 1] = ["shared_preload_libraries"];
 
 /// Returns the setting if it is in the server's own file now.
 pub(super) fn of<'a>(settings: &'a Settings, name: &str) -> Option<&'a Setting> {
@@ -33,8 +33,8 @@ pub(super) fn set(
     let name = &setting.name;
     let (act, effect) = match (engine, effect) {
         (Engine::PostgreSql, effect) => {
-            let effect = if effect == Effect::Reload { RELOAD } else { "needs a restart" };
-            let value = if LISTS.contains(&name.as_str()) {
+            let effect = if effect == Effect::Reload { RELOAD_STATEMENT } else { "needs a restart" };
+            let value = if LIST_SETTINGS.contains(&name.as_str()) {
                 value.split(',').map(|part| quoted(part.trim())).collect::<Vec<_>>().join(", ")
             } else {
                 quoted(value)

@@ -15,15 +15,16 @@ use crate::Restart;
 use crate::settings::{Engine, Settings, option_file};
 
 /// The rows, in the order of the book.
-const TEXTS: [&str; 3] = [
+const TABLE_TEXTS: [&str; 3] = [
     include_str!("../../advice/innodb.toml"),
     include_str!("../../advice/postgresql.toml"),
     include_str!("../../advice/rocksdb.toml"),
 ];
 
 /// All database settings that are ever advised.
-pub static TABLE: LazyLock<Vec<Advice>> =
-    LazyLock::new(|| TEXTS.iter().flat_map(|text| parsed(text).expect("the table is tested")).collect());
+pub static TABLE: LazyLock<Vec<Advice>> = LazyLock::new(|| {
+    TABLE_TEXTS.iter().flat_map(|text| parsed(text).expect("the table is tested")).collect()
+});
 
 /// One row of the table.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -128,10 +129,10 @@ pub enum Effect {
 fn parsed(text: &str) -> Result<Vec<Advice>, toml::de::Error> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
-    struct Rows {
+    struct TableRows {
         row: Vec<toml::Table>,
     }
-    let mut rows = toml::from_str::<Rows>(text)?.row;
+    let mut rows = toml::from_str::<TableRows>(text)?.row;
     for index in 0..rows.len() {
         let like = rows[index].remove("like");
         let model = like.and_then(|id| rows[..index].iter().find(|row| row.get("id") == Some(&id)).cloned());

@@ -17,12 +17,12 @@ use pagekeeper_kernel::pressure::{MemoryCgroup, MemoryEvents};
 use pagekeeper_policy::FileClass;
 use pagekeeper_text::{ByteSize, counted, escaped, percent};
 
-use super::Earlier;
-use super::logs::{Logs, RELEASABLE_MIN, guard_command};
+use super::EarlierFindings;
+use super::logs::{LogPages, RELEASABLE_MIN, guard_command};
 use super::unwritten::{of_unwritten, unwritten};
 use crate::fix::HoldsFor;
 use crate::observation::Observation;
-use crate::{Advised, Confidence, Cost, Evidence, Finding, Fix, Kind, Severity, Terms};
+use crate::{Advised, Confidence, Cost, DatabaseSwap, Evidence, Finding, Fix, Kind, Severity, Terms};
 
 /// A group with less than one part in this many of its limit unused is near it, …
 const NEAR_PART: u64 = 5;
@@ -31,10 +31,10 @@ const CACHE_PART: u64 = 4;
 /// From one part in this many of the limit in log pages that nobody will read again, it is more than a note.
 const WASTED_PART: u64 = 10;
 /// A request is a multiple of this, in bytes.
-const ROOM: u64 = 64 << 20;
+const REQUEST_STEP_BYTES: u64 = 64 << 20;
 
 /// Returns one finding for each group near its limit because of page cache.
-pub(super) fn find(observation: &Observation<'_>, earlier: Earlier<'_>) -> Vec<Finding> {
+pub(super) fn find(observation: &Observation<'_>, earlier: EarlierFindings<'_>) -> Vec<Finding> {
     let mut seen = BTreeSet::new();
     let groups = observation.databases().filter_map(|(index, database)| {
         let group = database.cgroup.as_ref()?;
@@ -60,7 +60,7 @@ fn working_set(group: &MemoryCgroup) -> u64 {
 /// The known composition of a group's page cache, in bytes. A page may be charged to another group, so no sum
 /// exceeds the group's own total.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Held {
+struct CacheComposition {
     databases: u64,
     logs: u64,
     releasable: Option<u64>,
@@ -68,12 +68,12 @@ struct Held {
     others: u64,
 }
 
-impl Held {
+impl CacheComposition {
     fn of(observation: &Observation<'_>, group: &MemoryCgroup, cache: u64) -> Self {
         let mut held = Self::default();
         for (index, _) in observation.databases_in(group) {
             held.databases += 1;
-            let logs = Logs::of(observation, index);
+            let logs = LogPages::of(observation, index);
             held.logs += logs.resident;
             if let Some(releasable) = logs.guard_may_release() {
                 *held.releasable.get_or_insert(0) += releasable;
@@ -121,7 +121,7 @@ fn near(observation: &Observation<'_>, index: usize, group: &MemoryCgroup) -> Op
         return None;
     }
     let database = &observation.after.databases[index];
-    let held = Held::of(observation, group, cache);
+    let held = CacheComposition::of(observation, group, cache);
     let wasted = held.releasable.filter(|releasable| *releasable >= RELEASABLE_MIN);
     let is_much = wasted.is_some_and(|wasted| wasted >= limit / WASTED_PART);
     let evidence = [
@@ -155,7 +155,7 @@ fn near(observation: &Observation<'_>, index: usize, group: &MemoryCgroup) -> Op
             ByteSize(limit)
         ),
         evidence: evidence.into_iter().flatten().collect(),
-        cost: Cost::estimated(cost(mostly_unwritten.then_some(unwritten))),
+        cost: Cost::estimated(cost(mostly_unwritten.then_some(unwritten), in_swap(observation, group))),
         fixes,
         remarks,
         pagekeeper: wasted.map(|wasted| {
@@ -169,8 +169,15 @@ fn near(observation: &Observation<'_>, index: usize, group: &MemoryCgroup) -> Op
     })
 }
 
-/// Describes the cost: dirty pages can't be dropped, clean ones can at once.
-fn cost(unwritten: Option<u64>) -> String {
+/// Returns the bytes in swap of a group, or of its databases where the kernel does not count the group's.
+fn in_swap(observation: &Observation<'_>, group: &MemoryCgroup) -> u64 {
+    let swaps = observation.databases_in(group).filter_map(|(index, _)| observation.swap_of(index));
+    let of_group = |swap: &DatabaseSwap| swap.group.as_ref().and_then(|group| group.used);
+    swaps.map(|swap| of_group(swap).unwrap_or(swap.swapped)).max().unwrap_or(0)
+}
+
+/// Describes the cost: dirty pages can't be dropped, clean ones can at once, and memory in swap is read back.
+fn cost(unwritten: Option<u64>, in_swap: u64) -> String {
     let monitors = "Monitors and kubelet take a part of it for needed memory: they alert, evict the pod when the node is short, and \
                     have limits raised that the database does not need.";
     match unwritten {
@@ -178,6 +185,11 @@ fn cost(unwritten: Option<u64>) -> String {
             "{} of it have to be written before any of that can be reclaimed: whoever needs memory in the group waits for the \
              disk. {monitors}",
             ByteSize(unwritten)
+        ),
+        None if in_swap > 0 => format!(
+            "{} of the memory of its programs are in swap beside that page cache, and are read back from there \
+             when they are used. {monitors}",
+            ByteSize(in_swap)
         ),
         None => format!(
             "No throughput by itself: the kernel reclaims clean page cache before it kills for the limit. {monitors}"
@@ -210,9 +222,9 @@ fn filled(group: &MemoryCgroup, limit: u64, cache: u64) -> Evidence {
 /// the effective one, and how often during the watch.
 fn limits(group: &MemoryCgroup, watched: Option<MemoryEvents>) -> Option<Evidence> {
     /// The label of a counter, the counter, and its figures: in total, and during the watch.
-    type Counter = (&'static str, fn(&MemoryEvents) -> Option<u64>, Figure, Figure);
-    type Figure = fn(Evidence, u64) -> Evidence;
-    const COUNTERS: [Counter; 4] = [
+    type LimitCounter = (&'static str, fn(&MemoryEvents) -> Option<u64>, FigureSetter, FigureSetter);
+    type FigureSetter = fn(Evidence, u64) -> Evidence;
+    const LIMIT_COUNTERS: [LimitCounter; 4] = [
         (
             "at its limit",
             |events| events.max,
@@ -240,7 +252,7 @@ fn limits(group: &MemoryCgroup, watched: Option<MemoryEvents>) -> Option<Evidenc
     ];
     let mut evidence = Evidence::new(String::new());
     let mut named = Vec::new();
-    for (what, of, figure, figure_watched) in COUNTERS {
+    for (what, of, figure, figure_watched) in LIMIT_COUNTERS {
         let Some(times) = of(&group.events).filter(|times| *times > 0) else { continue };
         let of_it = watched.as_ref().and_then(of);
         let while_watching = of_it.map_or_else(String::new, |of_it| format!(" ({of_it} while watching)"));
@@ -259,7 +271,7 @@ fn limits(group: &MemoryCgroup, watched: Option<MemoryEvents>) -> Option<Evidenc
 }
 
 /// Returns the working set without the pages that the guard would release.
-fn without(group: &MemoryCgroup, held: &Held) -> Option<Evidence> {
+fn without(group: &MemoryCgroup, held: &CacheComposition) -> Option<Evidence> {
     let releasable = held.releasable.filter(|releasable| *releasable > 0)?;
     let most = working_set(group);
     let least = least_without(group, releasable);
@@ -347,10 +359,12 @@ fn daemon_set(group: &MemoryCgroup, wasted: u64) -> Fix {
     )
 }
 
-fn request(group: &MemoryCgroup, held: &Held) -> Fix {
+fn request(group: &MemoryCgroup, held: &CacheComposition) -> Fix {
     let needed = working_set(group);
-    let request = needed.next_multiple_of(ROOM);
-    let after = held.releasable.map(|releasable| least_without(group, releasable).next_multiple_of(ROOM));
+    let request = needed.next_multiple_of(REQUEST_STEP_BYTES);
+    let after = held
+        .releasable
+        .map(|releasable| least_without(group, releasable).next_multiple_of(REQUEST_STEP_BYTES));
     let after = after.filter(|after| *after < request);
     let then = after.map_or_else(String::new, |after| {
         format!("; with the guard on its node {}Mi may do: look again after a day of it", after >> 20)
@@ -464,6 +478,14 @@ mod tests {
         assert!(found.remarks[0].contains("vm.dirty_ratio"), "{found:?}");
         let clean = find_in(&snapshot(group(900 * MIB)), 0);
         assert!(clean[0].cost.text.starts_with("No throughput by itself"), "{clean:?}");
+        let (before, after) = (sample(), snapshot(group(900 * MIB)));
+        let mut observation = Observation::new(&before, &after);
+        observation.swaps = vec![Some(DatabaseSwap { swapped: 4096, ..DatabaseSwap::default() })];
+        let swapped = near(&observation, 0, &group(900 * MIB)).unwrap();
+        assert!(
+            swapped.cost.text.starts_with("4 KiB of the memory of its programs are in swap"),
+            "{swapped:?}"
+        );
     }
 
     #[test]

@@ -13,7 +13,7 @@ use pagekeeper_kernel::pressure::{CgroupVersion, DirtyLimit, DirtyParameters, Di
 use pagekeeper_text::{ByteSize, duration, rate, unescaped};
 use pagekeeper_trace::{PauseCounts, TaskIdentity};
 
-use super::Earlier;
+use super::EarlierFindings;
 use crate::attribution::database_of;
 use crate::observation::called;
 use crate::phrases::per_second;
@@ -24,12 +24,12 @@ pub(crate) use device::{cap, is_own as is_devices_own};
 /// A limit above this percentage of dirtyable memory is not advised.
 const MAX_PERCENT: u64 = 40;
 /// Limits are advised in steps of this many bytes.
-const STEP: u64 = 64 << 20;
+const DIRTY_LIMIT_STEP_BYTES: u64 = 64 << 20;
 /// A limit that lasts longer than this counts as lasting forever.
-const LONG: Duration = Duration::from_secs(3600);
+const LASTS_FOREVER: Duration = Duration::from_secs(3600);
 
 /// Returns the problems with the limits.
-pub(super) fn find(observation: &Observation<'_>, _: Earlier<'_>) -> Vec<Finding> {
+pub(super) fn find(observation: &Observation<'_>, _: EarlierFindings<'_>) -> Vec<Finding> {
     let report = &observation.after.host.dirty;
     let throttled = database_pauses(observation);
     let fullest = fullest(observation);
@@ -76,14 +76,14 @@ fn fullest(observation: &Observation<'_>) -> u64 {
 
 /// The rates during the watch, in bytes per second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Flow {
+struct DirtyFlow {
     dirtied: u64,
     written: u64,
     /// The rate of dirtying if nobody had been throttled.
     wanted: u64,
 }
 
-impl Flow {
+impl DirtyFlow {
     /// Returns `None` if the kernel does not count it, or if nothing was watched.
     fn watched(observation: &Observation<'_>) -> Option<Self> {
         let change = observation.change()?;
@@ -128,19 +128,19 @@ fn held_back(observation: &Observation<'_>, period: Duration) -> u64 {
 
 /// A higher limit, and its effect.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Raise {
+struct LimitRaise {
     limit: u64,
     /// The duration of the burst that it is calculated for.
     burst: Duration,
-    flow: Flow,
+    flow: DirtyFlow,
     /// The command that restores the present limit.
     undo: String,
 }
 
-impl Raise {
+impl LimitRaise {
     /// Returns the lowest limit at which the load during the watch would not have throttled anybody, with a
     /// quarter in reserve. Returns `None` if that is more than memory should hold of dirty pages.
-    fn reckon(observation: &Observation<'_>, flow: Flow, fullest: u64) -> Option<Self> {
+    fn reckon(observation: &Observation<'_>, flow: DirtyFlow, fullest: u64) -> Option<Self> {
         let report = &observation.after.host.dirty;
         let thresholds = in_force(report);
         let before = observation.before.host.dirty.dirty + observation.before.host.dirty.writeback;
@@ -149,7 +149,7 @@ impl Raise {
         let level = before.saturating_add(heaped).max(fullest);
         let needed = level.saturating_add(level / 4);
         let limit = needed.saturating_mul(2).saturating_sub(thresholds.background);
-        let limit = limit.max(thresholds.limit + 1).checked_next_multiple_of(STEP)?;
+        let limit = limit.max(thresholds.limit + 1).checked_next_multiple_of(DIRTY_LIMIT_STEP_BYTES)?;
         (limit <= report.dirtyable / 100 * MAX_PERCENT).then(|| Self {
             limit,
             burst,
@@ -159,7 +159,7 @@ impl Raise {
     }
 
     fn fix(&self) -> Fix {
-        let Flow { written, wanted, .. } = self.flow;
+        let DirtyFlow { written, wanted, .. } = self.flow;
         let takes = match written {
             0 => String::new(),
             written => {
@@ -203,7 +203,7 @@ pub(crate) fn raise(observation: &Observation<'_>) -> Option<Fix> {
     if !synced_devices(observation).is_empty() {
         return None;
     }
-    Some(Raise::reckon(observation, Flow::watched(observation)?, fullest(observation))?.fix())
+    Some(LimitRaise::reckon(observation, DirtyFlow::watched(observation)?, fullest(observation))?.fix())
 }
 
 /// Returns the devices with syncs: one limit applies to all of them, and volumes may share a disk.
@@ -231,7 +231,7 @@ fn throttled_databases(observation: &Observation<'_>) -> String {
 }
 
 /// Returns the advice for full limits.
-fn fixes(observation: &Observation<'_>, flow: Option<&Flow>) -> Advised {
+fn fixes(observation: &Observation<'_>, flow: Option<&DirtyFlow>) -> Advised {
     let synced = synced_devices(observation);
     if synced.is_empty() {
         let raise = raise(observation).or_else(|| flow.map(no_limit_will_do));
@@ -253,7 +253,7 @@ fn fixes(observation: &Observation<'_>, flow: Option<&Flow>) -> Advised {
 fn full(observation: &Observation<'_>, throttled: Duration, fullest: u64) -> Finding {
     let report = &observation.after.host.dirty;
     let thresholds = in_force(report);
-    let flow = Flow::watched(observation);
+    let flow = DirtyFlow::watched(observation);
     let mut evidence = vec![
         forms(report),
         Evidence::new(format!(
@@ -378,7 +378,7 @@ fn ages(parameters: &DirtyParameters) -> Evidence {
     .with("dirty_writeback_centiseconds", writeback)
 }
 
-fn rates(flow: &Flow) -> Evidence {
+fn rates(flow: &DirtyFlow) -> Evidence {
     let wanted = if flow.wanted > flow.dirtied {
         format!(", and about {} would have been had nobody been throttled", rate(flow.wanted))
     } else {
@@ -424,7 +424,7 @@ fn devices(observation: &Observation<'_>) -> Vec<Evidence> {
 }
 
 /// Returns how long other limits would last.
-fn alternatives(report: &DirtyReport, flow: &Flow) -> Evidence {
+fn alternatives(report: &DirtyReport, flow: &DirtyFlow) -> Evidence {
     let twice = in_force(report).limit.saturating_mul(2);
     let others = [
         (format!("vm.dirty_bytes={twice}"), DirtyLimit::Bytes(twice)),
@@ -436,7 +436,7 @@ fn alternatives(report: &DirtyReport, flow: &Flow) -> Evidence {
         let thresholds = DirtyParameters { limit, ..report.parameters }.thresholds(report.dirtyable);
         // The dirty level stays about where throttling starts now.
         let lasts = flow.lasts(begins(&in_force(report)), &thresholds);
-        let when = match lasts.filter(|lasts| *lasts < LONG) {
+        let when = match lasts.filter(|lasts| *lasts < LASTS_FOREVER) {
             Some(lasts) if lasts.is_zero() => "at once".to_owned(),
             Some(lasts) => format!("after {} s more of this", lasts.as_secs()),
             None => "hardly ever".to_owned(),
@@ -473,7 +473,7 @@ fn groups(observation: &Observation<'_>) -> Vec<Evidence> {
     groups.collect()
 }
 
-fn no_limit_will_do(flow: &Flow) -> Fix {
+fn no_limit_will_do(flow: &DirtyFlow) -> Fix {
     Fix::advice(
         "write less through the page cache",
         format!(

@@ -12,7 +12,7 @@ use pagekeeper_observe::{Database, File, OpenerKind};
 use pagekeeper_policy::FileClass;
 use pagekeeper_text::{ByteSize, counted, percent, shell_quoted};
 
-use super::Earlier;
+use super::EarlierFindings;
 use super::settings::redo_settings;
 use crate::observation::Observation;
 use crate::phrases::{file_name, largest};
@@ -31,11 +31,11 @@ const GROWTH_LEAST: u64 = 1 << 20;
 /// From one part in this many of a cgroup's limit on, unwritten pages make its allocations wait.
 pub(crate) const UNWRITTEN_PART: u64 = 10;
 /// Maximum number of files listed per class.
-const NAMED: usize = 3;
+const LISTED_LOG_FILES_MAX: usize = 3;
 
 /// The part of one database's log files in the page cache, in bytes.
 #[derive(Debug, Default)]
-pub(crate) struct Logs<'a> {
+pub(crate) struct LogPages<'a> {
     pub(crate) files: Vec<&'a File>,
     pub(crate) resident: u64,
     pub(crate) unwritten: u64,
@@ -49,7 +49,7 @@ pub(crate) struct Logs<'a> {
     next_start: u64,
 }
 
-impl<'a> Logs<'a> {
+impl<'a> LogPages<'a> {
     pub(crate) fn of(observation: &Observation<'a>, database: usize) -> Self {
         let mut logs = Self::default();
         let mut resident_before = 0;
@@ -94,18 +94,18 @@ impl<'a> Logs<'a> {
 }
 
 /// Returns one finding for each database whose logs hold much for nobody.
-pub(super) fn find(observation: &Observation<'_>, _: Earlier<'_>) -> Vec<Finding> {
+pub(super) fn find(observation: &Observation<'_>, _: EarlierFindings<'_>) -> Vec<Finding> {
     observation.databases().filter_map(|(index, database)| find_in(observation, index, database)).collect()
 }
 
-fn is_much(observation: &Observation<'_>, logs: &Logs<'_>) -> bool {
+fn is_much(observation: &Observation<'_>, logs: &LogPages<'_>) -> bool {
     let much_releasable = logs.releasable.is_some_and(|releasable| releasable >= RELEASABLE_MIN);
     let resident_much = logs.resident >= RESIDENT_LEAST;
     much_releasable || (resident_much && (logs.releasable.is_none() || !kept(observation, logs).is_empty()))
 }
 
 fn find_in(observation: &Observation<'_>, index: usize, database: &Database) -> Option<Finding> {
-    let logs = Logs::of(observation, index);
+    let logs = LogPages::of(observation, index);
     if !is_much(observation, &logs) {
         return None;
     }
@@ -119,7 +119,7 @@ fn find_in(observation: &Observation<'_>, index: usize, database: &Database) -> 
         None => String::new(),
     };
     let wasted = logs.releasable.unwrap_or(logs.resident - logs.next_start);
-    let elsewhere = Elsewhere::of(observation, &logs, database);
+    let elsewhere = OutsideGroup::of(observation, &logs, database);
     let wasted = wasted.min(logs.resident - elsewhere.logs);
     let memory = memory_of(observation, database);
     let severity = if wasted >= WARNING_BYTES || wasted >= memory / 100 * WARNING_PERCENT {
@@ -187,13 +187,13 @@ fn memory_of(observation: &Observation<'_>, database: &Database) -> u64 {
 }
 
 /// Returns why the guard's rules keep these logs' pages.
-fn kept(observation: &Observation<'_>, logs: &Logs<'_>) -> Vec<String> {
+fn kept(observation: &Observation<'_>, logs: &LogPages<'_>) -> Vec<String> {
     let own = |path: &Path| logs.files.iter().any(|file| file.path == path);
     let kept = observation.kept.iter().filter(|(path, _)| own(path));
     kept.map(|(path, why)| format!("{}: {why}", file_name(path))).collect()
 }
 
-fn by_class(logs: &Logs<'_>) -> Vec<Evidence> {
+fn by_class(logs: &LogPages<'_>) -> Vec<Evidence> {
     let mut classes: BTreeMap<FileClass, Vec<&File>> = BTreeMap::new();
     for file in &logs.files {
         if let Some(class) = file.class {
@@ -219,7 +219,7 @@ fn by_class(logs: &Logs<'_>) -> Vec<Evidence> {
             ByteSize(sum.min(size)),
             ByteSize(size),
             counted(files.len(), "file", "files"),
-            largest(named, NAMED)
+            largest(named, LISTED_LOG_FILES_MAX)
         );
         Evidence::new(text)
             .with("class", class.to_string())
@@ -231,7 +231,7 @@ fn by_class(logs: &Logs<'_>) -> Vec<Evidence> {
 }
 
 /// Returns the bytes never read again, and how that was determined.
-fn judged(logs: &Logs<'_>) -> Option<Evidence> {
+fn judged(logs: &LogPages<'_>) -> Option<Evidence> {
     let releasable = logs.releasable?;
     let reading = |file: &&&File| file.class.is_some_and(|class| class.is_log() && class != FileClass::Redo);
     let readers: usize = logs
@@ -269,7 +269,7 @@ fn judged(logs: &Logs<'_>) -> Option<Evidence> {
 }
 
 /// Returns what the next start reads; which logs it needs is not examined.
-fn read_at_start(logs: &Logs<'_>) -> Option<Evidence> {
+fn read_at_start(logs: &LogPages<'_>) -> Option<Evidence> {
     let bytes = Some(logs.next_start).filter(|bytes| *bytes > 0)?;
     let text = format!(
         "no process has the database open: its next start reads what it needs of the redo log or WAL, {} of \
@@ -280,7 +280,7 @@ fn read_at_start(logs: &Logs<'_>) -> Option<Evidence> {
     Some(Evidence::new(text).with("next_start_bytes", bytes))
 }
 
-fn cost(logs: &Logs<'_>, database: &Database, elsewhere: Elsewhere, memory: u64) -> String {
+fn cost(logs: &LogPages<'_>, database: &Database, elsewhere: OutsideGroup, memory: u64) -> String {
     let limited = database.cgroup.as_ref().and_then(|group| group.effective_limit);
     let unwritten = match limited.filter(|limit| logs.unwritten >= limit / UNWRITTEN_PART) {
         Some(limit) => format!(
@@ -324,15 +324,15 @@ fn is_on_disk(file: &File) -> bool {
 
 /// Resident bytes of files beyond all the page cache that is charged to their database's memory cgroup.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Elsewhere {
+struct OutsideGroup {
     /// Minimum for the logs of one database.
     logs: u64,
     /// Minimum for all files of the databases in the group: the kernel does not say for which.
     files: u64,
 }
 
-impl Elsewhere {
-    fn of(observation: &Observation<'_>, logs: &Logs<'_>, database: &Database) -> Self {
+impl OutsideGroup {
+    fn of(observation: &Observation<'_>, logs: &LogPages<'_>, database: &Database) -> Self {
         let limited = database.cgroup.as_ref().filter(|group| group.effective_limit.is_some());
         let Some(group) = limited else { return Self::default() };
         let disks = observation.databases_in(group).flat_map(|(index, _)| observation.files_of(index));
@@ -356,7 +356,7 @@ mod tests {
     use pagekeeper_observe::Snapshot;
 
     fn find(observation: &Observation<'_>) -> Vec<Finding> {
-        super::find(observation, Earlier(&[]))
+        super::find(observation, EarlierFindings(&[]))
     }
 
     /// Creates binlogs of 128 MiB, all resident, and a redo log that is not.

@@ -16,8 +16,8 @@ use pagekeeper_policy::FileClass;
 use pagekeeper_text::{ByteSize, counted, duration, percent, rate, shell_quoted};
 use pagekeeper_trace::{DurationStats, ReclaimKind};
 
-use super::Earlier;
-use super::logs::{Logs, RELEASABLE_MIN, UNWRITTEN_PART, guard_command};
+use super::EarlierFindings;
+use super::logs::{LogPages, RELEASABLE_MIN, UNWRITTEN_PART, guard_command};
 use super::unwritten::{of_unwritten, unwritten};
 use crate::attribution::database_of;
 use crate::observation::Observation;
@@ -33,14 +33,14 @@ const WAITED_SERIOUS: f64 = 0.2;
 /// A cgroup with less than one part in this many of its limit unused is at it.
 const AT_LIMIT_PART: u64 = 20;
 /// From this many bytes per second of rereads on, a cgroup's limit has a cost (1 MiB).
-const READ_AGAIN: u64 = 1 << 20;
+const REREADS_RATE_MIN: u64 = 1 << 20;
 /// Another limit is a multiple of this, in bytes.
-const ROOM: u64 = 64 << 20;
+const LIMIT_STEP_BYTES: u64 = 64 << 20;
 /// Maximum number of tasks listed.
-const NAMED: usize = 3;
+const LISTED_WAITERS_MAX: usize = 3;
 
 /// Returns findings on the host if it is short of memory, and on each database whose cgroup is at its limit.
-pub(super) fn find(observation: &Observation<'_>, earlier: Earlier<'_>) -> Vec<Finding> {
+pub(super) fn find(observation: &Observation<'_>, earlier: EarlierFindings<'_>) -> Vec<Finding> {
     let stream_of = |index| earlier.of(Kind::Stream, index);
     let groups = observation
         .databases()
@@ -81,13 +81,13 @@ fn waits_evidence(waits: &[(String, DurationStats)], where_to: &str) -> Evidence
     let all = together(waits);
     let named: Vec<String> = waits
         .iter()
-        .take(NAMED)
+        .take(LISTED_WAITERS_MAX)
         .map(|(name, own)| {
             let times = counted(own.count(), "time", "times");
             format!("{name} {times}, {} in all, {} at most", duration(own.total()), duration(own.longest()))
         })
         .collect();
-    let more = waits.len().saturating_sub(NAMED);
+    let more = waits.len().saturating_sub(LISTED_WAITERS_MAX);
     let more = if more == 0 { String::new() } else { format!("; {more} more processes") };
     Evidence::new(format!("had to reclaim {where_to} themselves: {}{more}", named.join("; ")))
         .with("stalls", all.count())
@@ -154,7 +154,7 @@ fn host(observation: &Observation<'_>) -> Option<Finding> {
     }
     let releasable: u64 = observation
         .databases()
-        .filter_map(|(index, _)| Logs::of(observation, index).guard_may_release())
+        .filter_map(|(index, _)| LogPages::of(observation, index).guard_may_release())
         .sum();
     Some(Finding {
         kind: Kind::MemoryShort,
@@ -240,11 +240,11 @@ fn group(
     let share = waited.map_or(0.0, |all| share_of(all.total(), observation.period()));
     let unwritten = unwritten(group);
     let much_unwritten = unwritten >= limit / UNWRITTEN_PART;
-    let again = Again::of(observation, index, database);
+    let again = GroupRereads::of(observation, index, database);
     let much_again = again.much();
     let costly = much_unwritten || much_again.is_some();
     let severity = severity_of(share).max(if costly { Severity::Warning } else { Severity::Note });
-    let logs = Logs::of(observation, index);
+    let logs = LogPages::of(observation, index);
     let mut evidence = vec![filled(group, limit, unwritten), held(&logs)];
     if let Some(waits) = waits.filter(|waits| !waits.is_empty()) {
         evidence.push(waits_evidence(&waits, "memory of the cgroup"));
@@ -269,7 +269,7 @@ fn group(
         costs.push(format!("{} are read from storage again because {why}.", rate(again)));
     }
     if let Some((others, bytes)) = again.much_of_others() {
-        costs.push(Neighbours::of(observation, index, group).cost(others, bytes));
+        costs.push(GroupNeighbours::of(observation, index, group).cost(others, bytes));
     }
     if costs.is_empty() && share >= WAITED_LEAST {
         costs.push("The database's tasks reclaim memory themselves before they get some.".to_owned());
@@ -313,7 +313,7 @@ fn group(
 }
 
 /// The bytes read again in a database's memory cgroup after they were reclaimed.
-struct Again {
+struct GroupRereads {
     /// All bytes, whoever read them; `None` if there were none, or if that was not counted.
     all: Option<u64>,
     /// Upper bound of the database's part; `None` if that was not traced, or not completely.
@@ -321,7 +321,7 @@ struct Again {
     period: Duration,
 }
 
-impl Again {
+impl GroupRereads {
     fn of(observation: &Observation<'_>, index: usize, database: &Database) -> Self {
         let all = observation.refaulted_in_group(database).filter(|bytes| *bytes > 0);
         let own = all.and_then(|bytes| Some(bytes.min(brought_in(observation, index)?)));
@@ -334,7 +334,7 @@ impl Again {
     }
 
     fn rate_of(&self, bytes: Option<u64>) -> Option<u64> {
-        bytes.and_then(|bytes| per_second(bytes, self.period)).filter(|rate| *rate >= READ_AGAIN)
+        bytes.and_then(|bytes| per_second(bytes, self.period)).filter(|rate| *rate >= REREADS_RATE_MIN)
     }
 
     /// Returns the rate, if the database rereads enough to matter.
@@ -392,7 +392,7 @@ fn brought_in(observation: &Observation<'_>, index: usize) -> Option<u64> {
 }
 
 /// Other processes that bring pages in which this database's group pays for, or may pay for.
-struct Neighbours {
+struct GroupNeighbours {
     /// Those that run in it, with the bytes that each brought in, largest first.
     inside: Vec<String>,
     /// Total bytes that they brought in.
@@ -401,7 +401,7 @@ struct Neighbours {
     ended: Vec<String>,
 }
 
-impl Neighbours {
+impl GroupNeighbours {
     fn of(observation: &Observation<'_>, index: usize, group: &MemoryCgroup) -> Self {
         let pages = observation.trace().and_then(|trace| trace.pages.as_ref());
         let (mut inside, mut ended) = (BTreeMap::new(), BTreeMap::new());
@@ -453,9 +453,9 @@ impl Neighbours {
 
 /// Lists the processes that brought in enough to matter, largest first.
 fn named(all: BTreeMap<u32, (&str, u64)>, name: impl Fn(u32, &str, u64) -> String) -> Vec<String> {
-    let mut all: Vec<_> = all.into_iter().filter(|(_, (_, bytes))| *bytes >= READ_AGAIN).collect();
+    let mut all: Vec<_> = all.into_iter().filter(|(_, (_, bytes))| *bytes >= REREADS_RATE_MIN).collect();
     all.sort_by_key(|(pid, (_, bytes))| (std::cmp::Reverse(*bytes), *pid));
-    all.into_iter().take(NAMED).map(|(pid, (own, bytes))| name(pid, own, bytes)).collect()
+    all.into_iter().take(LISTED_WAITERS_MAX).map(|(pid, (own, bytes))| name(pid, own, bytes)).collect()
 }
 
 /// Returns a limit with room for what the database was seen to miss: rereads during the watch, or recently
@@ -482,7 +482,7 @@ fn more(
         CgroupVersion::V1 => "memory.limit_in_bytes",
         CgroupVersion::V2 => "memory.max",
     };
-    let enough = limit.saturating_add(missed.max(limit / 4)).next_multiple_of(ROOM);
+    let enough = limit.saturating_add(missed.max(limit / 4)).next_multiple_of(LIMIT_STEP_BYTES);
     let act = format!("echo {enough} > {}/{setting}", shell_quoted(&group.directory));
     let whose = if group.limit == Some(limit) { "" } else { "; the limit is that of a group above this one" };
     let note = format!(
@@ -534,7 +534,7 @@ fn filled(group: &MemoryCgroup, limit: u64, unwritten: u64) -> Evidence {
 }
 
 /// Returns the logs' part of it; whether it is charged to this very cgroup is unknown.
-fn held(logs: &Logs<'_>) -> Evidence {
+fn held(logs: &LogPages<'_>) -> Evidence {
     let releasable = match logs.releasable {
         Some(releasable) => format!(", {} of it never read again", percent(releasable, logs.resident, 0)),
         None => String::new(),

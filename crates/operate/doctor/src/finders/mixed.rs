@@ -18,7 +18,7 @@ use pagekeeper_observe::{Database, File, Opener, OpenerKind, Snapshot};
 use pagekeeper_policy::MixedProfile;
 use pagekeeper_text::{ByteSize, counted, listed_up_to, shell_quoted, unescaped};
 
-use super::Earlier;
+use super::EarlierFindings;
 use crate::advice::rocksdb::{is_rocksdb, reads_directly};
 use crate::attribution::database_of;
 use crate::observation::Observation;
@@ -26,13 +26,13 @@ use crate::phrases::{file_name, process};
 use crate::{Advised, Confidence, Cost, Evidence, Finding, Fix, Goal, Kind, Severity, Terms, advise};
 
 /// Maximum number of files listed per database and kind, and of processes in one sentence.
-const NAMED: usize = 5;
+const LISTED_PER_KIND_MAX: usize = 5;
 /// Maximum number of stretches of resident pages listed per file.
-const STRETCHES: usize = 3;
+const LISTED_STRETCHES_MAX: usize = 3;
 /// From this fraction of the rate on, the cost does not justify a warning.
-const CHEAP: f64 = 0.9;
+const CHEAP_RATE_SHARE: f64 = 0.9;
 /// Below this fraction of the rate, the database has to wait.
-const DEAR: f64 = 0.7;
+const DEAR_RATE_SHARE: f64 = 0.7;
 
 /// The use that direct I/O on a file is mixed with, costliest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -123,7 +123,7 @@ fn may_read(opener: &Opener) -> bool {
 }
 
 /// Returns one finding for each database and kind of use beside direct I/O.
-pub(super) fn find(observation: &Observation<'_>, _: Earlier<'_>) -> Vec<Finding> {
+pub(super) fn find(observation: &Observation<'_>, _: EarlierFindings<'_>) -> Vec<Finding> {
     let mut groups: BTreeMap<(Option<usize>, MixedWith), Vec<&File>> = BTreeMap::new();
     for file in &observation.after.files {
         if let Some(mixed_with) = mixed_with(observation.after, file) {
@@ -161,10 +161,13 @@ fn found(
         ),
     };
     let database = index.and_then(|index| observation.after.databases.get(index));
-    let mut evidence: Vec<Evidence> =
-        files.iter().take(NAMED).map(|file| file_evidence(observation, file, mixed_with)).collect();
-    if files.len() > NAMED {
-        let rest = &files[NAMED..];
+    let mut evidence: Vec<Evidence> = files
+        .iter()
+        .take(LISTED_PER_KIND_MAX)
+        .map(|file| file_evidence(observation, file, mixed_with))
+        .collect();
+    if files.len() > LISTED_PER_KIND_MAX {
+        let rest = &files[LISTED_PER_KIND_MAX..];
         let sum: u64 = rest.iter().map(|file| file.resident()).sum();
         evidence.push(
             Evidence::new(format!(
@@ -247,27 +250,30 @@ fn file_evidence(observation: &Observation<'_>, file: &File, mixed_with: MixedWi
         named.dedup();
         named
     };
-    let mut parts = vec![format!("O_DIRECT by {}", listed_up_to(&who(&is_direct), NAMED))];
+    let mut parts = vec![format!("O_DIRECT by {}", listed_up_to(&who(&is_direct), LISTED_PER_KIND_MAX))];
     for (wanted, how) in [(may_write as fn(&Opener) -> bool, "written"), (may_read, "read")] {
         let mapped = who(&|opener| wanted(opener) && matches!(opener.kind, OpenerKind::Mapped { .. }));
         let buffered = who(&|opener| wanted(opener) && matches!(opener.kind, OpenerKind::Buffered(_)));
         if !buffered.is_empty() {
-            parts.push(format!("may be {how} through the page cache by {}", listed_up_to(&buffered, NAMED)));
+            parts.push(format!(
+                "may be {how} through the page cache by {}",
+                listed_up_to(&buffered, LISTED_PER_KIND_MAX)
+            ));
         }
         if !mapped.is_empty() {
             let how = if how == "written" { " for writing" } else { "" };
-            parts.push(format!("mapped{how} by {}", listed_up_to(&mapped, NAMED)));
+            parts.push(format!("mapped{how} by {}", listed_up_to(&mapped, LISTED_PER_KIND_MAX)));
         }
     }
     if mixed_with == MixedWith::Writer && is_written(observation, file) {
         parts.push("written so while watching".to_owned());
     }
     if mixed_with == MixedWith::Leftover {
-        let named: Vec<String> = brought_in_by(observation, &[file]).iter().map(Reader::named).collect();
+        let named: Vec<String> = brought_in_by(observation, &[file]).iter().map(CacheReader::named).collect();
         if !named.is_empty() {
             parts.push(format!(
                 "brought in through the page cache while watching by {}",
-                listed_up_to(&named, NAMED)
+                listed_up_to(&named, LISTED_PER_KIND_MAX)
             ));
         }
     }
@@ -276,10 +282,10 @@ fn file_evidence(observation: &Observation<'_>, file: &File, mixed_with: MixedWi
         Some(all) => {
             let named: Vec<String> = all
                 .iter()
-                .take(STRETCHES)
+                .take(LISTED_STRETCHES_MAX)
                 .map(|range| format!("{} from {}", ByteSize(range.end - range.start), ByteSize(range.start)))
                 .collect();
-            let more = if all.len() > STRETCHES { " and further" } else { "" };
+            let more = if all.len() > LISTED_STRETCHES_MAX { " and further" } else { "" };
             format!(" ({}{more})", named.join(", "))
         }
         None => String::new(),
@@ -331,13 +337,13 @@ fn is_written(observation: &Observation<'_>, file: &File) -> bool {
 }
 
 /// A program that brought in pages of files, and that has none of them open through the page cache any more.
-struct Reader<'a> {
+struct CacheReader<'a> {
     name: &'a str,
     pids: BTreeSet<u32>,
     bytes: u64,
 }
 
-impl Reader<'_> {
+impl CacheReader<'_> {
     /// Formats its name: "cat (process 7)", "cat (12 processes)".
     fn named(&self) -> String {
         match (self.pids.first(), self.pids.len()) {
@@ -349,17 +355,17 @@ impl Reader<'_> {
 
 /// Returns the programs that brought in pages of these files during the watch, as traced, largest first. Programs
 /// that start and end in a loop are in no list of openers. The database that a file belongs to is excluded.
-fn brought_in_by<'a>(observation: &Observation<'a>, files: &[&File]) -> Vec<Reader<'a>> {
+fn brought_in_by<'a>(observation: &Observation<'a>, files: &[&File]) -> Vec<CacheReader<'a>> {
     let pages = observation.trace().and_then(|trace| trace.pages.as_ref());
     let inodes: HashSet<Inode> = files.iter().map(|file| file.inode).collect();
     let owner = files.first().and_then(|file| file.database);
-    let mut readers: BTreeMap<&str, Reader<'_>> = BTreeMap::new();
+    let mut readers: BTreeMap<&str, CacheReader<'_>> = BTreeMap::new();
     for counts in pages.into_iter().flatten().filter(|counts| counts.flow.added.bytes > 0) {
         let Some(task) = &counts.task else { continue };
         if !inodes.contains(&counts.file) || owner.is_some() && database_of(observation, task) == owner {
             continue;
         }
-        let reader = readers.entry(&task.name).or_insert_with(|| Reader {
+        let reader = readers.entry(&task.name).or_insert_with(|| CacheReader {
             name: &task.name,
             pids: BTreeSet::new(),
             bytes: 0,
@@ -367,7 +373,7 @@ fn brought_in_by<'a>(observation: &Observation<'a>, files: &[&File]) -> Vec<Read
         reader.pids.insert(task.process);
         reader.bytes += counts.flow.added.bytes;
     }
-    let mut readers: Vec<Reader<'_>> = readers.into_values().collect();
+    let mut readers: Vec<CacheReader<'_>> = readers.into_values().collect();
     readers.sort_by_key(|reader| (std::cmp::Reverse(reader.bytes), reader.name));
     readers
 }
@@ -392,7 +398,7 @@ fn cost(
     };
     // One of them was not measured: the other alone does not show the full cost.
     let is_half = mixed_with != MixedWith::Reader && (read.is_none() || write.is_none());
-    let Some(worst) = least(read, write).filter(|worst| !is_half || *worst < CHEAP) else {
+    let Some(worst) = least(read, write).filter(|worst| !is_half || *worst < CHEAP_RATE_SHARE) else {
         let (severity, text) = unmeasured(mixed_with, files);
         return (severity, Cost::estimated(text));
     };
@@ -405,15 +411,15 @@ fn cost(
         .into_iter()
         .filter_map(|(rate, what)| Some(format!("direct {what} ran at {} of their rate", share(rate)?)))
         .collect();
-    let nothing = if worst >= CHEAP { "Next to nothing: " } else { "" };
+    let nothing = if worst >= CHEAP_RATE_SHARE { "Next to nothing: " } else { "" };
     let text = format!(
         "{nothing}{} {beside}, as pagekeeper probe measured on this file system.",
         rates.join(" and ")
     );
     let busy = mixed_with != MixedWith::Writer || files.iter().any(|file| is_written(observation, file));
-    let severity = if worst >= CHEAP {
+    let severity = if worst >= CHEAP_RATE_SHARE {
         Severity::Note
-    } else if worst < DEAR && busy && mixed_with != MixedWith::OnPurpose {
+    } else if worst < DEAR_RATE_SHARE && busy && mixed_with != MixedWith::OnPurpose {
         Severity::Serious
     } else {
         Severity::Warning
@@ -470,14 +476,14 @@ fn fix(observation: &Observation<'_>, mixed_with: MixedWith, files: &[&File]) ->
     let named: Vec<String> = match mixed_with {
         MixedWith::Writer => openers(may_write),
         MixedWith::Reader => openers(may_read),
-        MixedWith::Leftover => brought_in_by(observation, files).iter().map(Reader::named).collect(),
+        MixedWith::Leftover => brought_in_by(observation, files).iter().map(CacheReader::named).collect(),
         MixedWith::OnPurpose => Vec::new(),
     };
     if named.is_empty() {
         return None;
     }
     Some(Fix::advice(
-        format!("let {} use O_DIRECT too, or stop it", listed_up_to(&named, NAMED)),
+        format!("let {} use O_DIRECT too, or stop it", listed_up_to(&named, LISTED_PER_KIND_MAX)),
         match mixed_with {
             MixedWith::Writer => "at once; what it leaves resident is evicted by pagekeeper doctor --fix",
             MixedWith::Reader | MixedWith::Leftover | MixedWith::OnPurpose => {

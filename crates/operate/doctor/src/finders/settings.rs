@@ -6,8 +6,8 @@ use pagekeeper_observe::{Database, File};
 use pagekeeper_policy::FileClass;
 use pagekeeper_text::{ByteSize, unescaped};
 
-use super::Earlier;
-use crate::advice::innodb::{self, Tables};
+use super::EarlierFindings;
+use crate::advice::innodb::{self, TableBuffering};
 use crate::advice::postgresql::shared_buffers;
 use crate::advice::rocksdb::{is_rocksdb, recycled};
 use crate::advice::rocksdb_options::{is_on, rocks_setting, size};
@@ -20,25 +20,25 @@ use crate::{
 };
 
 /// Minimum bytes of pages of a log or of tables to be reported.
-const WORTH_A_WORD: u64 = 16 << 20;
+const REPORTED_BYTES_MIN: u64 = 16 << 20;
 /// Minimum bytes that have a cost.
-const COSTS: u64 = 64 << 20;
+const COSTLY_BYTES_MIN: u64 = 64 << 20;
 
 /// `MyRocks` without user tables has only smaller files, for its own dictionary.
-const DICTIONARY: u64 = 1 << 20;
+const DICTIONARY_BYTES_MAX: u64 = 1 << 20;
 
 /// The text for `O_DIRECT` that is set but refused.
-const REFUSED: &str = "no setting helps: O_DIRECT is set, and the file system of these files refuses it (tmpfs, \
+const DIRECT_IO_REFUSED: &str = "no setting helps: O_DIRECT is set, and the file system of these files refuses it (tmpfs, \
 some network \
                        and FUSE file systems, encrypted directories). Move them to one that has it, such as \
                        ext4 or XFS";
 
 /// Returns the questionable settings of the databases.
-pub(super) fn find(observation: &Observation<'_>, earlier: Earlier<'_>) -> Vec<Finding> {
+pub(super) fn find(observation: &Observation<'_>, earlier: EarlierFindings<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (index, database) in observation.databases() {
         let Some(settings) = observation.settings_of(index) else { continue };
-        let about = About { observation, earlier, index, database, settings };
+        let about = SettingSubject { observation, earlier, index, database, settings };
         findings.extend([
             about.tables_in_cache(),
             about.redo_in_cache(),
@@ -53,15 +53,15 @@ pub(super) fn find(observation: &Observation<'_>, earlier: Earlier<'_>) -> Vec<F
 }
 
 /// One database of an observation.
-struct About<'a> {
+struct SettingSubject<'a> {
     observation: &'a Observation<'a>,
-    earlier: Earlier<'a>,
+    earlier: EarlierFindings<'a>,
     index: usize,
     database: &'a Database,
     settings: &'a Settings,
 }
 
-impl About<'_> {
+impl SettingSubject<'_> {
     fn finding(&self, severity: Severity, title: &str, cost: &str) -> Finding {
         Finding {
             kind: Kind::Setting,
@@ -91,13 +91,13 @@ impl About<'_> {
             let name = unescaped(file.path.file_name().unwrap_or_default());
             name.ends_with(".ibd") || name.starts_with("ibdata") || name.starts_with("undo")
         });
-        let severity = if resident >= COSTS { Severity::Warning } else { Severity::Note };
+        let severity = if resident >= COSTLY_BYTES_MIN { Severity::Warning } else { Severity::Note };
         let mut finding = self.finding(
             severity,
             "InnoDB reads and writes its tables through the page cache",
             "A page of a table can be in memory twice, in the buffer pool and in the page cache.",
         );
-        if tables == Tables::Refused {
+        if tables == TableBuffering::Refused {
             finding.evidence.extend(self.settings.written("innodb_flush_method").map(evidence_of));
         }
         for name in ["innodb_flush_method", "innodb_data_file_buffering"] {
@@ -108,8 +108,8 @@ impl About<'_> {
                 .with("resident_bytes", resident),
         );
         finding.fixes = tables.fix(self.settings).into_iter().collect();
-        if tables == Tables::Refused {
-            finding.remarks.push(REFUSED.to_owned());
+        if tables == TableBuffering::Refused {
+            finding.remarks.push(DIRECT_IO_REFUSED.to_owned());
         }
         Some(finding)
     }
@@ -131,7 +131,7 @@ impl About<'_> {
             return None;
         }
         let resident = self.resident(|file| file.class == Some(FileClass::Redo) && is_innodb_redo(file));
-        let severity = if resident >= COSTS { Severity::Warning } else { Severity::Note };
+        let severity = if resident >= COSTLY_BYTES_MIN { Severity::Warning } else { Severity::Note };
         let mut finding = self.finding(severity, "MariaDB writes its InnoDB redo log through the page cache", "Nothing reads these pages while the server runs; they count as used memory where a limit is set.");
         finding.evidence = redo_settings(self.settings);
         finding.evidence.push(
@@ -172,7 +172,7 @@ impl About<'_> {
     /// Whether it is a server that has `MyRocks` but keeps next to nothing there.
     fn is_without_rocksdb_tables(&self) -> bool {
         let tables = self.observation.files_of(self.index).filter(|file| is_rocksdb(file));
-        self.settings.myrocks && tables.map(|file| file.size).sum::<u64>() < DICTIONARY
+        self.settings.myrocks && tables.map(|file| file.size).sum::<u64>() < DICTIONARY_BYTES_MAX
     }
 
     fn recycled_wal(&self) -> Option<Finding> {
@@ -181,7 +181,7 @@ impl About<'_> {
             let name = unescaped(file.path.file_name().unwrap_or_default());
             file.class == Some(FileClass::Wal) && name.ends_with(".log")
         });
-        if !self.settings.holds_rocksdb() || number == 0 || resident < WORTH_A_WORD {
+        if !self.settings.holds_rocksdb() || number == 0 || resident < REPORTED_BYTES_MIN {
             return None;
         }
         let mut finding = self.finding(

@@ -12,7 +12,7 @@ use pagekeeper_observe::{Database, File, OpenerKind, VisibilityGap};
 use pagekeeper_policy::FileClass;
 use pagekeeper_text::{ByteSize, duration, escaped, percent, shell_quoted};
 
-use super::Earlier;
+use super::EarlierFindings;
 use crate::advice::shorten;
 use crate::journal::kind_of_log;
 use crate::{Advised, Confidence, Cost, Evidence, Finding, Fix, Goal, Kind, Observation, Severity, Terms};
@@ -20,20 +20,20 @@ use crate::{Advised, Confidence, Cost, Evidence, Finding, Fix, Goal, Kind, Obser
 /// A database that has run for less than this was just started.
 const JUST_STARTED: Duration = Duration::from_secs(15 * 60);
 /// Less data than this, in bytes, is loaded before anybody notices.
-const LITTLE: u64 = 16 << 20;
+const COLD_BYTES_MIN: u64 = 16 << 20;
 /// A recovery that reads more bytes than this is reported. This is twice the WAL size that `PostgreSQL` allows by
 /// default, which is the largest default of any vendor except `TiKV`'s.
-const LONG: u64 = 2 << 30;
+const LONG_RECOVERY_BYTES: u64 = 2 << 30;
 /// A recovery that takes longer than this is reported.
-const LONG_TIME: Duration = Duration::from_secs(5 * 60);
+const LONG_RECOVERY_TIME: Duration = Duration::from_secs(5 * 60);
 /// Bytes of journal per page of data that is assumed to be read.
 const BYTES_PER_PAGE: u64 = 8 << 10;
 /// Maximum number of journal files listed individually.
-const FEW: usize = 3;
+const LISTED_JOURNALS_MAX: usize = 3;
 
 /// Returns the databases that were started with little of their data resident, and those whose recovery would be
 /// long.
-pub(super) fn find(observation: &Observation<'_>, _: Earlier<'_>) -> Vec<Finding> {
+pub(super) fn find(observation: &Observation<'_>, _: EarlierFindings<'_>) -> Vec<Finding> {
     observation
         .databases()
         .flat_map(|(index, database)| {
@@ -77,7 +77,7 @@ fn cold(observation: &Observation<'_>, index: usize, database: &Database) -> Opt
     }
     let lost = then - kept;
     // Losing a fifth of it makes reads of the hot set wait.
-    if lost < LITTLE || kept > then / 5 * 4 {
+    if lost < COLD_BYTES_MIN || kept > then / 5 * 4 {
         return None;
     }
     let started =
@@ -130,13 +130,13 @@ fn bypassed(file: &File) -> bool {
 
 /// The estimated duration of a recovery.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Estimate {
+struct RecoveryEstimate {
     time: Duration,
     /// Latency of one cold read in microseconds, as measured on the disk.
     read_us: f64,
 }
 
-impl Estimate {
+impl RecoveryEstimate {
     /// Estimates the recovery of a journal of `bytes`; `None` if the disk of the database's files was not
     /// measured.
     fn of(observation: &Observation<'_>, index: usize, bytes: u64) -> Option<Self> {
@@ -169,12 +169,12 @@ impl Estimate {
 
 fn long_recovery(observation: &Observation<'_>, index: usize, database: &Database) -> Option<Finding> {
     let journal = observation.journals.get(index)?.as_ref()?;
-    let estimate = Estimate::of(observation, index, journal.bytes);
+    let estimate = RecoveryEstimate::of(observation, index, journal.bytes);
     let target = observation.recovery_target;
     let is_long = match (target, estimate) {
         (Some(target), Some(estimate)) => estimate.time > target,
-        (None, Some(estimate)) => journal.bytes > LONG || estimate.time > LONG_TIME,
-        (_, None) => journal.bytes > LONG,
+        (None, Some(estimate)) => journal.bytes > LONG_RECOVERY_BYTES || estimate.time > LONG_RECOVERY_TIME,
+        (_, None) => journal.bytes > LONG_RECOVERY_BYTES,
     };
     if !is_long {
         return None;
@@ -194,7 +194,7 @@ fn long_recovery(observation: &Observation<'_>, index: usize, database: &Databas
             "a recovery would read {most}{} of its journal{takes}{wanted}",
             ByteSize(journal.bytes)
         ),
-        evidence: [amount].into_iter().chain(estimate.map(Estimate::evidence)).collect(),
+        evidence: [amount].into_iter().chain(estimate.map(RecoveryEstimate::evidence)).collect(),
         cost: Cost::estimated(
             "After a crash the database answers only once it has read that and changed the pages that it names.",
         ),
@@ -205,7 +205,7 @@ fn long_recovery(observation: &Observation<'_>, index: usize, database: &Databas
 }
 
 /// Returns the settings that make its recovery fit the target; none without a target.
-fn bounds(observation: &Observation<'_>, index: usize, estimate: Option<Estimate>) -> Advised {
+fn bounds(observation: &Observation<'_>, index: usize, estimate: Option<RecoveryEstimate>) -> Advised {
     let remark = |text: &str| Advised { remarks: vec![text.to_owned()], ..Advised::default() };
     match (observation.recovery_target, estimate, observation.settings_of(index)) {
         (Some(target), Some(estimate), Some(settings)) => shorten(settings, estimate.bytes_in(target)),
@@ -249,7 +249,7 @@ fn buffered_journal(observation: &Observation<'_>, index: usize) -> Option<Strin
     let files: Vec<&File> =
         observation.files_of(index).filter(|file| is_journal(file) && !bypassed(file)).collect();
     let mut names: Vec<String> = files.iter().map(|file| shell_quoted(&file.path).to_string()).collect();
-    if names.len() > FEW {
+    if names.len() > LISTED_JOURNALS_MAX {
         let parents: BTreeSet<&Path> = files.iter().filter_map(|file| file.path.parent()).collect();
         let alone = |parent: &Path| {
             observation.files_of(index).all(|file| !file.path.starts_with(parent) || is_journal(file))
@@ -286,7 +286,7 @@ mod tests {
     use pagekeeper_policy::{DepthProfile, DiskProfile};
 
     fn find(observation: &Observation<'_>) -> Vec<Finding> {
-        super::find(observation, Earlier(&[]))
+        super::find(observation, EarlierFindings(&[]))
     }
 
     fn snapshot(files: &[File], resident: u64) -> SavedSnapshot {

@@ -22,29 +22,29 @@ use pagekeeper_observe::{Database, File};
 use pagekeeper_policy::FileClass;
 use pagekeeper_trace::{PageCounts, TaskIdentity, TraceCounts};
 
-use super::Earlier;
+use super::EarlierFindings;
 use crate::attribution::database_of;
 use crate::phrases::per_second;
 use crate::{Finding, Observation, Streamer, StreamerFile};
-use idle::Takers;
+use idle::IdleReclaimers;
 
 /// Minimum bytes that a stream brings in …
-const MIN_MOVED: u64 = 32 << 20;
+const STREAM_BYTES_MIN: u64 = 32 << 20;
 /// … and its minimum rate in bytes per second.
-const SLOWEST: u64 = 1 << 20;
+const STREAM_RATE_MIN: u64 = 1 << 20;
 /// Minimum bytes of a database's pages that have to leave.
-const PUSHED: u64 = 16 << 20;
+const PUSHED_OUT_BYTES_MIN: u64 = 16 << 20;
 
 /// Returns the databases whose hot set is pushed out by streams.
-pub(super) fn find(observation: &Observation<'_>, _: Earlier<'_>) -> Vec<Finding> {
+pub(super) fn find(observation: &Observation<'_>, _: EarlierFindings<'_>) -> Vec<Finding> {
     let Some(trace) = observation.trace() else { return Vec::new() };
     let Some(pages) = &trace.pages else { return Vec::new() };
     let found = observation.databases().map(|(index, database)| {
         let data = data_files(observation, index);
-        let takers = Takers::of(observation, trace, pages, &data);
+        let takers = IdleReclaimers::of(observation, trace, pages, &data);
         let streams = streams(observation, trace, pages, index, &data, &takers);
-        let loss = Loss::of(observation, pages, index, database, &data, &streams, &takers);
-        let streams: Vec<Stream<'_>> =
+        let loss = CacheLoss::of(observation, pages, index, database, &data, &streams, &takers);
+        let streams: Vec<StreamingProcess<'_>> =
             streams.into_iter().filter(|stream| stream.is_to_blame(observation, database, &loss)).collect();
         let pushed = (loss.is_one() && !streams.is_empty())
             .then(|| finding::finding(observation, index, &loss, &streams));
@@ -70,7 +70,7 @@ fn data_files<'a>(observation: &Observation<'a>, index: usize) -> HashMap<Inode,
 }
 
 /// A process that moves many pages.
-struct Stream<'a> {
+struct StreamingProcess<'a> {
     pid: u32,
     name: &'a str,
     /// Its inspected data; `None` if it had ended.
@@ -96,9 +96,9 @@ fn streams<'a>(
     pages: &'a [PageCounts],
     index: usize,
     data: &HashMap<Inode, &File>,
-    takers: &Takers<'_>,
-) -> Vec<Stream<'a>> {
-    let mut all: BTreeMap<u32, Stream<'a>> = BTreeMap::new();
+    takers: &IdleReclaimers<'_>,
+) -> Vec<StreamingProcess<'a>> {
+    let mut all: BTreeMap<u32, StreamingProcess<'a>> = BTreeMap::new();
     for (task, counts) in pages.iter().filter_map(|counts| Some((counts.task.as_ref()?, counts))) {
         // A process that reclaims for others drops nothing of its own accord.
         if takers.has(task) || idle::is_background(observation, task) {
@@ -110,7 +110,7 @@ fn streams<'a>(
             Some(owner) if owner == index && streamer.is_some_and(|streamer| copies(&streamer.title)) => true,
             Some(_) => continue,
         };
-        let stream = all.entry(task.process).or_insert_with(|| Stream {
+        let stream = all.entry(task.process).or_insert_with(|| StreamingProcess {
             pid: task.process,
             name: name_of(pages, task.process),
             streamer,
@@ -131,7 +131,7 @@ fn streams<'a>(
             stream.removed_own += removed;
         }
     }
-    let mut streams: Vec<Stream<'a>> =
+    let mut streams: Vec<StreamingProcess<'a>> =
         all.into_values().filter(|stream| stream.is_one(observation)).collect();
     for stream in &mut streams {
         stream.files.sort_by(|a, b| b.cmp(a));
@@ -141,7 +141,7 @@ fn streams<'a>(
 }
 
 /// Returns the name of a process's thread that moved most.
-fn name_of(pages: &[PageCounts], pid: u32) -> &str {
+pub(super) fn name_of(pages: &[PageCounts], pid: u32) -> &str {
     let mut names: BTreeMap<&str, u64> = BTreeMap::new();
     for (task, counts) in pages.iter().filter_map(|counts| Some((counts.task.as_ref()?, counts))) {
         if task.process == pid {
@@ -161,12 +161,13 @@ fn copies(title: &str) -> bool {
     title.contains("sending backup") || title.contains("walsender") || title.ends_with(" COPY")
 }
 
-impl Stream<'_> {
+impl StreamingProcess<'_> {
     /// Whether it moved enough.
     fn is_one(&self, observation: &Observation<'_>) -> bool {
-        let fast = |bytes: u64| per_second(bytes, observation.period()).is_some_and(|rate| rate >= SLOWEST);
+        let fast =
+            |bytes: u64| per_second(bytes, observation.period()).is_some_and(|rate| rate >= STREAM_RATE_MIN);
         let moved = self.added.max(self.dropped());
-        moved >= MIN_MOVED && fast(moved)
+        moved >= STREAM_BYTES_MIN && fast(moved)
     }
 
     /// Returns the bytes of the database's data that it dropped itself (`POSIX_FADV_DONTNEED`): removed, but not
@@ -177,8 +178,8 @@ impl Stream<'_> {
 
     /// Whether it can be the cause of pushing the database's pages out: it drops them, or takes memory that both
     /// share.
-    fn is_to_blame(&self, observation: &Observation<'_>, database: &Database, loss: &Loss) -> bool {
-        if self.dropped() >= PUSHED {
+    fn is_to_blame(&self, observation: &Observation<'_>, database: &Database, loss: &CacheLoss) -> bool {
+        if self.dropped() >= PUSHED_OUT_BYTES_MIN {
             return true;
         }
         // A database larger than its memory pushes itself out; a small stream beside that does not count.
@@ -191,7 +192,7 @@ impl Stream<'_> {
         }
         // It has ended. Its reclaim of the database's pages shows whose memory it took.
         let unlimited = group.is_none_or(|group| group.effective_limit.is_none());
-        self.removed_own >= PUSHED || (unlimited && has_reclaimed(observation))
+        self.removed_own >= PUSHED_OUT_BYTES_MIN || (unlimited && has_reclaimed(observation))
     }
 
     /// Returns a verb for its use of the file of which it brought in most.
@@ -219,7 +220,7 @@ impl Stream<'_> {
 
 /// Whether pages brought in by one can push out the other's: both are under one limit, or only under the
 /// machine's.
-fn share_memory(
+pub(super) fn share_memory(
     observation: &Observation<'_>,
     stream: Option<&MemoryCgroup>,
     database: Option<&MemoryCgroup>,
@@ -241,7 +242,7 @@ fn share_memory(
 
 /// Whether the machine reclaimed for lack of memory during the watch, as far as that is counted.
 fn has_reclaimed(observation: &Observation<'_>) -> bool {
-    observation.reclaimed_by_host().is_none_or(|bytes| bytes >= PUSHED)
+    observation.reclaimed_by_host().is_none_or(|bytes| bytes >= PUSHED_OUT_BYTES_MIN)
 }
 
 /// Whether tasks had to reclaim the machine's memory themselves during the watch.
@@ -251,7 +252,7 @@ fn is_short(observation: &Observation<'_>) -> bool {
 }
 
 /// The pages that a database lost meanwhile, in bytes.
-struct Loss {
+struct CacheLoss {
     /// Data that left the page cache, excluding pages reclaimed as idle.
     pushed: u64,
     /// Data that its own processes brought in again, excluding growth and streams.
@@ -264,13 +265,13 @@ struct Loss {
     refaulted: Option<(u64, &'static str)>,
 }
 
-impl Loss {
+impl CacheLoss {
     /// Whether enough left, and not by the database's own doing alone: the kernel knows of pages that it took.
     fn is_one(&self) -> bool {
         let taken = self.evicted.is_none_or(|bytes| bytes > 0)
             || self.refaulted.is_none_or(|(bytes, _)| bytes > 0)
             || self.dropped > 0;
-        self.pushed >= PUSHED && taken
+        self.pushed >= PUSHED_OUT_BYTES_MIN && taken
     }
 
     /// Returns an upper bound of what it had to read from storage again: not more than the kernel knows to have
@@ -288,8 +289,8 @@ impl Loss {
         index: usize,
         database: &Database,
         data: &HashMap<Inode, &File>,
-        streams: &[Stream<'_>],
-        takers: &Takers<'_>,
+        streams: &[StreamingProcess<'_>],
+        takers: &IdleReclaimers<'_>,
     ) -> Self {
         let is_stream = |task: &TaskIdentity| streams.iter().any(|stream| stream.pid == task.process);
         let mut files: HashMap<Inode, [u64; 3]> = HashMap::new();
@@ -314,7 +315,11 @@ impl Loss {
             // Pages that a stream itself read from the files and lost again were not the database's.
             pushed: files.values().map(|[removed, streamed, _]| removed.saturating_sub(*streamed)).sum(),
             came_back: files.iter().map(|(inode, [_, _, own])| own.saturating_sub(grown(*inode))).sum(),
-            dropped: streams.iter().map(Stream::dropped).filter(|bytes| *bytes >= PUSHED).sum(),
+            dropped: streams
+                .iter()
+                .map(StreamingProcess::dropped)
+                .filter(|bytes| *bytes >= PUSHED_OUT_BYTES_MIN)
+                .sum(),
             evicted: evicted(observation, data),
             refaulted: refaulted(observation, database),
         }

@@ -13,23 +13,23 @@ use pagekeeper_policy::FileClass;
 use pagekeeper_text::{ByteSize, counted, duration, unescaped};
 
 use super::throttled::{help, whose};
-use super::{Earlier, dirty_limits};
+use super::{EarlierFindings, dirty_limits};
 use crate::advice::move_log_of;
-use crate::attribution::{self, Owner, database_of};
+use crate::attribution::{self, OutputOwner, database_of};
 use crate::observation::called;
 use crate::phrases::file_name;
 use crate::syncs::{SeenSync, SyncTimes, SyncedFile, Syncs};
 use crate::{Advised, Cost, Evidence, Finding, Fix, Goal, Kind, Observation, Severity};
 
 /// Shorter syncs are not reported: a disk with a queue takes this long.
-const LONG: Duration = Duration::from_millis(100);
+const LONG_SYNC: Duration = Duration::from_millis(100);
 /// From this on it is serious, and reported whatever it waited for.
-const VERY_LONG: Duration = Duration::from_secs(1);
+const SERIOUS_SYNC: Duration = Duration::from_secs(1);
 /// Less data of others does not delay a sync for long.
-const MUCH: u64 = 4 << 20;
+const FILLER_BYTES_MIN: u64 = 4 << 20;
 
 /// Returns the logs whose syncs wait.
-pub(super) fn find(observation: &Observation<'_>, _: Earlier<'_>) -> Vec<Finding> {
+pub(super) fn find(observation: &Observation<'_>, _: EarlierFindings<'_>) -> Vec<Finding> {
     let mut logs: BTreeMap<(usize, String, FileClass), Vec<&SeenSync>> = BTreeMap::new();
     for (file, calls) in observation.syncs.iter().flat_map(Syncs::by_file) {
         let Some(index) = database_of(observation, &calls[0].task) else { continue };
@@ -65,7 +65,7 @@ struct SyncedLog<'a> {
 
 /// The owner of the data that the syncs waited for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Filler {
+enum QueueFiller {
     /// A program other than the database.
     Program(String),
     /// The database itself, or another one.
@@ -79,13 +79,13 @@ enum Filler {
 impl SyncedLog<'_> {
     fn finding(&self, observation: &Observation<'_>) -> Option<Finding> {
         let filler = self.filler(observation);
-        let least = if filler == Filler::Unknown { VERY_LONG } else { LONG };
+        let least = if filler == QueueFiller::Unknown { SERIOUS_SYNC } else { LONG_SYNC };
         if self.times.longest < least {
             return None;
         }
         let looked = observation.syncs.as_ref()?.looked;
-        let is_often = self.times.p99 >= LONG && self.times.waited >= looked / 2;
-        let is_serious = self.times.longest >= VERY_LONG || is_often;
+        let is_often = self.times.p99 >= LONG_SYNC && self.times.waited >= looked / 2;
+        let is_serious = self.times.longest >= SERIOUS_SYNC || is_often;
         let Advised { fixes, remarks } = self.fixes(observation, &filler);
         Some(Finding {
             kind: Kind::SyncedLog,
@@ -111,37 +111,47 @@ impl SyncedLog<'_> {
         })
     }
 
-    fn waits_for(&self, observation: &Observation<'_>, filler: &Filler) -> String {
+    fn waits_for(&self, observation: &Observation<'_>, filler: &QueueFiller) -> String {
         match filler {
-            Filler::Program(name) => format!(": they wait for data that {name} wrote to the same device"),
-            Filler::Database(index) if *index == self.index => {
+            QueueFiller::Program(name) => {
+                format!(": they wait for data that {name} wrote to the same device")
+            }
+            QueueFiller::Database(index) if *index == self.index => {
                 ": they wait for other data that it wrote to the same device".to_owned()
             }
-            Filler::Database(index) => format!(
+            QueueFiller::Database(index) => format!(
                 ": they wait for data that {} wrote to the same device",
                 called(&observation.after.databases[*index])
             ),
-            Filler::Earlier => ": they wait for data that was written to the same device before".to_owned(),
-            Filler::Unknown => String::new(),
+            QueueFiller::Earlier => {
+                ": they wait for data that was written to the same device before".to_owned()
+            }
+            QueueFiller::Unknown => String::new(),
         }
     }
 
     /// Returns who wrote most to the device, apart from this log.
-    fn filler(&self, observation: &Observation<'_>) -> Filler {
+    fn filler(&self, observation: &Observation<'_>) -> QueueFiller {
         let all = attribution::on_device(observation, &self.device).unwrap_or_default();
-        let is_own = |owner: &Owner| *owner == Owner::Database(self.index);
-        let mut owners: BTreeMap<&Owner, u64> = BTreeMap::new();
+        let is_own = |owner: &OutputOwner| *owner == OutputOwner::Database(self.index);
+        let mut owners: BTreeMap<&OutputOwner, u64> = BTreeMap::new();
         for written in all.iter().filter(|written| !(is_own(&written.owner) && written.is_log())) {
             *owners.entry(&written.owner).or_default() += written.bytes;
         }
-        let most = owners.into_iter().max_by_key(|(_, bytes)| *bytes).filter(|(_, bytes)| *bytes >= MUCH);
+        let most = owners
+            .into_iter()
+            .max_by_key(|(_, bytes)| *bytes)
+            .filter(|(_, bytes)| *bytes >= FILLER_BYTES_MIN);
         match most {
-            Some((Owner::Database(index), _)) => Filler::Database(*index),
-            Some((Owner::Process(_, name), _)) => Filler::Program(name.clone()),
-            None if self.unwritten(observation).is_some_and(|(before, after)| before.max(after) >= MUCH) => {
-                Filler::Earlier
+            Some((OutputOwner::Database(index), _)) => QueueFiller::Database(*index),
+            Some((OutputOwner::Process(_, name), _)) => QueueFiller::Program(name.clone()),
+            None if self
+                .unwritten(observation)
+                .is_some_and(|(before, after)| before.max(after) >= FILLER_BYTES_MIN) =>
+            {
+                QueueFiller::Earlier
             }
-            None => Filler::Unknown,
+            None => QueueFiller::Unknown,
         }
     }
 
@@ -211,24 +221,24 @@ impl SyncedLog<'_> {
         }
     }
 
-    fn fixes(&self, observation: &Observation<'_>, filler: &Filler) -> Advised {
+    fn fixes(&self, observation: &Observation<'_>, filler: &QueueFiller) -> Advised {
         let mut advised = Advised::default();
         match filler {
-            Filler::Program(_) => {
+            QueueFiller::Program(_) => {
                 let other = help::most_by_another(observation, [self.device.as_str()].into_iter());
                 advised.fixes.extend(other.iter().flat_map(|name| help::of_another(name)));
             }
-            Filler::Database(index) => advised = observation.advise(Goal::SteadyWriteback, *index),
-            Filler::Earlier => advised.remarks.push(
+            QueueFiller::Database(index) => advised = observation.advise(Goal::SteadyWriteback, *index),
+            QueueFiller::Earlier => advised.remarks.push(
                 "who wrote that was not seen: `pagekeeper doctor` names it while it writes".to_owned(),
             ),
-            Filler::Unknown => advised.remarks.push(
+            QueueFiller::Unknown => advised.remarks.push(
                 "nobody was seen to write much to the device through the page cache: direct I/O of others, or the \
                  device itself, may be what takes so long"
                     .to_owned(),
             ),
         }
-        if *filler != Filler::Unknown {
+        if *filler != QueueFiller::Unknown {
             advised.fixes.extend(dirty_limits::cap(observation, &self.device));
         }
         advised.fixes.extend(self.moved(observation));

@@ -21,35 +21,36 @@ use pagekeeper_policy::FileClass;
 use pagekeeper_text::{ByteSize, counted, duration, escaped, percent, unescaped};
 use pagekeeper_trace::{DirtyLevels, PauseCounts, TaskIdentity};
 
-use super::{Earlier, dirty_limits};
+use super::{EarlierFindings, dirty_limits};
 use crate::advice::{move_log_of, uncertain};
-use crate::attribution::{self, DeviceOutput, Owner};
+use crate::attribution::{self, DeviceOutput, OutputOwner};
 use crate::observation::called;
 use crate::phrases::{file_name, process};
 use crate::{Advised, Cost, Evidence, Finding, Fix, Goal, Kind, Observation, Severity};
 
 /// Maximum number of tasks listed; the others are summed up.
-const TASKS: usize = 4;
+const LISTED_TASKS_MAX: usize = 4;
 /// Minimum bytes of bulk output.
-const BULK: u64 = 4 << 20;
+const BULK_BYTES_MIN: u64 = 4 << 20;
 /// A wait of this length, or of one part in this many of the watch, is serious.
 const LONG_WAIT: Duration = Duration::from_millis(50);
-const LARGE_SHARE: u32 = 100;
+const LONG_WAIT_PART: u32 = 100;
 /// A log is worth moving if it has at least one part in this many of everything written to logs.
-const WORTH_MOVING: u64 = 10;
+const LOG_WORTH_MOVING_PART: u64 = 10;
 
 /// PostgreSQL's background processes.
-const POSTGRESQL: [&str; 4] = ["checkpointer", "background writer", "walwriter", "autovacuum worker"];
+const BACKGROUND_PROCESSES: [&str; 4] =
+    ["checkpointer", "background writer", "walwriter", "autovacuum worker"];
 
 /// Returns the databases whose writers were throttled, and those whose log shares the device with the cause.
-pub(super) fn find(observation: &Observation<'_>, _: Earlier<'_>) -> Vec<Finding> {
+pub(super) fn find(observation: &Observation<'_>, _: EarlierFindings<'_>) -> Vec<Finding> {
     let Some(pauses) = observation.trace().and_then(|trace| trace.pauses.as_ref()) else {
         return Vec::new();
     };
     let mut findings = Vec::new();
     for (index, _) in observation.databases() {
         let own = pauses.iter().filter(|pause| is_throttled(observation, pause, index));
-        let found = Throttled { index, pauses: own.collect() };
+        let found = ThrottledWriters { index, pauses: own.collect() };
         if !found.pauses.is_empty() {
             let finding = found.finding(observation);
             findings.extend(found.shared(observation, finding.severity));
@@ -64,12 +65,12 @@ fn is_throttled(observation: &Observation<'_>, pause: &PauseCounts, database: us
 }
 
 /// The pauses of one database's tasks; each has at least one.
-struct Throttled<'a> {
+struct ThrottledWriters<'a> {
     index: usize,
     pauses: Vec<&'a PauseCounts>,
 }
 
-impl Throttled<'_> {
+impl ThrottledWriters<'_> {
     /// Groups the pauses by device.
     fn devices(&self) -> BTreeMap<&str, Vec<&PauseCounts>> {
         let mut devices: BTreeMap<&str, Vec<&PauseCounts>> = BTreeMap::new();
@@ -83,7 +84,7 @@ impl Throttled<'_> {
         let (background, own): (Vec<&PauseCounts>, Vec<&PauseCounts>) =
             self.pauses.iter().partition(|pause| is_background(observation, &pause.task));
         let of = if own.is_empty() { &background } else { &own };
-        let all = Sum::of(of);
+        let all = PauseSum::of(of);
         let mut evidence = Vec::new();
         for (device, pauses) in self.devices() {
             evidence.extend(tasks(observation, device, pauses.clone()));
@@ -139,14 +140,14 @@ impl Throttled<'_> {
             let all = attribution::on_device(observation, device)?;
             let (own, bulk): (Vec<&DeviceOutput<'_>>, Vec<&DeviceOutput<'_>>) = all
                 .iter()
-                .partition(|written| written.owner == Owner::Database(self.index) && written.is_log());
+                .partition(|written| written.owner == OutputOwner::Database(self.index) && written.is_log());
             let sum = |of: &[&DeviceOutput<'_>]| of.iter().map(|written| written.bytes).sum::<u64>();
             let log = own.iter().find_map(|written| written.path).unwrap_or(&largest.path);
             let fixes = self.moves(observation, &own, largest);
             let (own, output) = (sum(&own), sum(&bulk));
             // A log overwritten in place brings no pages in, but has dirty ones.
             let unwritten: u64 = logs.iter().map(|file| file.unwritten()).sum();
-            if output < BULK || output < own / 4 || own.max(unwritten) == 0 {
+            if output < BULK_BYTES_MIN || output < own / 4 || own.max(unwritten) == 0 {
                 return None;
             }
             let log_pages = match own {
@@ -160,7 +161,7 @@ impl Throttled<'_> {
                 .with("log_path", unescaped(log)),
             ];
             let worth = bulk.iter().filter(|written| written.bytes >= output / 100);
-            evidence.extend(worth.take(TASKS).map(|written| output_of(observation, written, own + output)));
+            evidence.extend(worth.take(LISTED_TASKS_MAX).map(|written| output_of(observation, written, own + output)));
             Some(Finding {
                 kind: Kind::SharedDevice,
                 severity,
@@ -179,9 +180,9 @@ impl Throttled<'_> {
     }
 }
 
-impl Throttled<'_> {
+impl ThrottledWriters<'_> {
     /// Describes the cost. Syncs are separate waits, which are in no pause.
-    fn cost(&self, observation: &Observation<'_>, only_background: bool, all: &Sum) -> String {
+    fn cost(&self, observation: &Observation<'_>, only_background: bool, all: &PauseSum) -> String {
         let syncs = observation.sync_times_of(self.index);
         let waited = syncs.filter(|syncs| syncs.longest >= LONG_WAIT);
         let of_syncs = waited.map(|syncs| {
@@ -222,7 +223,7 @@ impl Throttled<'_> {
         let all: u64 = own.iter().map(|written| written.bytes).sum();
         let mut logs: Vec<(FileClass, &Path)> = own
             .iter()
-            .filter(|written| written.bytes >= all / WORTH_MOVING)
+            .filter(|written| written.bytes >= all / LOG_WORTH_MOVING_PART)
             .filter_map(|written| Some((written.class?, written.path?)))
             .collect();
         if logs.is_empty() {
@@ -235,13 +236,13 @@ impl Throttled<'_> {
 }
 
 /// A sum of pauses.
-struct Sum {
+struct PauseSum {
     count: u64,
     total: Duration,
     longest: Duration,
 }
 
-impl Sum {
+impl PauseSum {
     fn of(pauses: &[&PauseCounts]) -> Self {
         Self {
             count: pauses.iter().map(|pause| pause.pauses.count()).sum(),
@@ -251,7 +252,7 @@ impl Sum {
     }
 
     fn severity(&self, period: Duration) -> Severity {
-        if self.longest >= LONG_WAIT || self.total >= period / LARGE_SHARE {
+        if self.longest >= LONG_WAIT || self.total >= period / LONG_WAIT_PART {
             Severity::Serious
         } else {
             Severity::Warning
@@ -266,7 +267,7 @@ pub(crate) fn is_background(observation: &Observation<'_>, task: &TaskIdentity) 
     let work = |title: &str| Some(title.strip_prefix("postgres: ")?.rsplit(": ").next()?.to_owned());
     let streamer = observation.streamers.iter().find(|streamer| streamer.pid == task.process);
     let work = streamer.and_then(|streamer| work(&streamer.title)).unwrap_or_default();
-    task.name.starts_with("rocksdb:") || POSTGRESQL.iter().any(|name| work.starts_with(name))
+    task.name.starts_with("rocksdb:") || BACKGROUND_PROCESSES.iter().any(|name| work.starts_with(name))
 }
 
 /// Whether all openers of the file bypass the page cache.
@@ -279,7 +280,7 @@ fn tasks(observation: &Observation<'_>, device: &str, mut pauses: Vec<&PauseCoun
     pauses.sort_by_key(|pause| {
         (is_background(observation, &pause.task), std::cmp::Reverse(pause.pauses.total()), pause.task.thread)
     });
-    let (named, others) = pauses.split_at(pauses.len().min(TASKS));
+    let (named, others) = pauses.split_at(pauses.len().min(LISTED_TASKS_MAX));
     let on = device_words(observation, device);
     let mut evidence: Vec<Evidence> = named
         .iter()
@@ -305,7 +306,7 @@ fn tasks(observation: &Observation<'_>, device: &str, mut pauses: Vec<&PauseCoun
         })
         .collect();
     if !others.is_empty() {
-        let sum = Sum::of(others);
+        let sum = PauseSum::of(others);
         evidence.push(
             Evidence::new(format!(
                 "{} more of its threads were throttled {}, for {} in all",
@@ -374,11 +375,11 @@ pub(super) fn whose(observation: &Observation<'_>, device: &str) -> Evidence {
     }
     let parts: Vec<String> = all
         .iter()
-        .take(TASKS)
+        .take(LISTED_TASKS_MAX)
         .filter(|written| written.bytes >= total / 100)
         .map(|written| format!("{} {}", percent(written.bytes, total, 0), owner(observation, written)))
         .collect();
-    let shares = all.iter().take(TASKS).map(|written| {
+    let shares = all.iter().take(LISTED_TASKS_MAX).map(|written| {
         serde_json::json!({
             "owner": owner(observation, written),
             "class": written.class.map(|class| class.to_string()),
@@ -389,7 +390,7 @@ pub(super) fn whose(observation: &Observation<'_>, device: &str) -> Evidence {
         "of {} written to device {device}: {} ({})",
         ByteSize(total),
         parts.join(", "),
-        attribution::HOW
+        attribution::COUNTING_METHOD
     ))
     .with("device", device)
     .with("written_bytes", total)
@@ -399,7 +400,7 @@ pub(super) fn whose(observation: &Observation<'_>, device: &str) -> Evidence {
 /// Formats the owner: "by rocksdb (process 7) to its data files".
 fn owner(observation: &Observation<'_>, written: &DeviceOutput<'_>) -> String {
     match &written.owner {
-        Owner::Database(index) => {
+        OutputOwner::Database(index) => {
             let what = match written.class {
                 Some(class) if written.is_log() => format!("its log ({class})"),
                 Some(class) => format!("its {class} files"),
@@ -407,7 +408,7 @@ fn owner(observation: &Observation<'_>, written: &DeviceOutput<'_>) -> String {
             };
             format!("by {} to {what}", called(&observation.after.databases[*index]))
         }
-        Owner::Process(pid, name) => format!("by {}", process(name, *pid)),
+        OutputOwner::Process(pid, name) => format!("by {}", process(name, *pid)),
     }
 }
 

@@ -10,15 +10,15 @@ use pagekeeper_observe::{Database, File, OpenerKind};
 use pagekeeper_policy::unnamed::{is_much_for_a_log, pattern_of};
 use pagekeeper_text::{ByteSize, counted, escaped, percent, unescaped};
 
-use super::Earlier;
+use super::EarlierFindings;
 use crate::observation::Observation;
 use crate::{Cost, Evidence, Finding, Kind, Severity};
 
 /// Maximum number of files listed.
-const NAMED: usize = 5;
+const LISTED_LOGS_MAX: usize = 5;
 
 /// A file that no pattern matches.
-struct Unnamed<'a> {
+struct UnnamedLog<'a> {
     file: &'a File,
     resident: u64,
     /// Its growth during the watch, in bytes.
@@ -26,12 +26,12 @@ struct Unnamed<'a> {
 }
 
 /// Returns one finding for each database with such files.
-pub(super) fn find(observation: &Observation<'_>, _: Earlier<'_>) -> Vec<Finding> {
+pub(super) fn find(observation: &Observation<'_>, _: EarlierFindings<'_>) -> Vec<Finding> {
     observation.databases().filter_map(|(index, database)| find_in(observation, index, database)).collect()
 }
 
 fn find_in(observation: &Observation<'_>, index: usize, database: &Database) -> Option<Finding> {
-    let mut files: Vec<Unnamed<'_>> =
+    let mut files: Vec<UnnamedLog<'_>> =
         observation.files_of(index).filter_map(|file| unnamed(observation, database, file)).collect();
     if files.is_empty() {
         return None;
@@ -48,7 +48,7 @@ fn find_in(observation: &Observation<'_>, index: usize, database: &Database) -> 
             "no pattern of the profile \"{profile}\" names {count} that it writes as logs, which hold {} of page cache",
             ByteSize(resident)
         ),
-        evidence: files.iter().take(NAMED).map(|file| evidence(observation, file)).collect(),
+        evidence: files.iter().take(LISTED_LOGS_MAX).map(|file| evidence(observation, file)).collect(),
         cost: Cost::measured(format!(
             "{} of the memory, which monitoring counts as used; the kernel reclaims it only when memory is short.",
             percent(resident, memory, 0)
@@ -60,7 +60,7 @@ fn find_in(observation: &Observation<'_>, index: usize, database: &Database) -> 
 }
 
 /// Returns the file if no pattern matches it and the database writes much to it, as to a log.
-fn unnamed<'a>(observation: &Observation<'a>, database: &Database, file: &'a File) -> Option<Unnamed<'a>> {
+fn unnamed<'a>(observation: &Observation<'a>, database: &Database, file: &'a File) -> Option<UnnamedLog<'a>> {
     let resident = file.residency?.resident;
     if file.class.is_some() || !database.profile.is_unnamed(&file.path) {
         return None;
@@ -72,11 +72,11 @@ fn unnamed<'a>(observation: &Observation<'a>, database: &Database, file: &'a Fil
     let before = observation.before(file.inode).map_or(file.size, |before| before.size);
     let appended = file.size.saturating_sub(before);
     let is_much = is_much_for_a_log(resident, appended, observation.period().as_secs(), is_write_only);
-    (is_written && is_much).then_some(Unnamed { file, resident, appended })
+    (is_written && is_much).then_some(UnnamedLog { file, resident, appended })
 }
 
-fn evidence(observation: &Observation<'_>, unnamed: &Unnamed<'_>) -> Evidence {
-    let Unnamed { file, resident, appended } = unnamed;
+fn evidence(observation: &Observation<'_>, unnamed: &UnnamedLog<'_>) -> Evidence {
+    let UnnamedLog { file, resident, appended } = unnamed;
     let grew = match appended {
         0 => "it did not grow while watching".to_owned(),
         _ => format!("{} were appended in {:.0} s", ByteSize(*appended), observation.period().as_secs_f64()),
@@ -95,14 +95,14 @@ fn evidence(observation: &Observation<'_>, unnamed: &Unnamed<'_>) -> Evidence {
 }
 
 /// Returns the lines of a profile that make the guard release them.
-fn lines(profile: &str, files: &[Unnamed<'_>]) -> Option<String> {
+fn lines(profile: &str, files: &[UnnamedLog<'_>]) -> Option<String> {
     let names = files.iter().filter_map(|unnamed| Some(unescaped(unnamed.file.path.file_name()?)));
     // A profile is UTF-8, and so are the names in it.
     let names = names.filter(|name| !name.contains(char::REPLACEMENT_CHARACTER));
     let patterns: BTreeSet<String> = names.filter_map(|name| pattern_of(&name)).collect();
     let logs: Vec<String> = patterns
         .into_iter()
-        .take(NAMED)
+        .take(LISTED_LOGS_MAX)
         .map(|pattern| {
             // A JSON string is also a TOML string.
             let files = serde_json::Value::from(pattern);
@@ -142,7 +142,7 @@ mod tests {
         after.files.push(of("direct", OpenerKind::Direct(AccessMode::WriteOnly), 100));
         let mut before = after.clone();
         before.change = None;
-        let found = find(&Observation::new(&before, &after), Earlier(&[]));
+        let found = find(&Observation::new(&before, &after), EarlierFindings(&[]));
         let [found] = &found[..] else { panic!("{found:?}") };
         assert!(found.title.contains("names 1 file that it writes as logs"), "{}", found.title);
         let lines = found.pagekeeper.as_deref().unwrap();
@@ -156,7 +156,7 @@ mod tests {
             for file in &mut after.files {
                 (file.class, file.residency) = (class, Some(residency(resident, 0)));
             }
-            assert_eq!(find(&Observation::new(&before, &after), Earlier(&[])), []);
+            assert_eq!(find(&Observation::new(&before, &after), EarlierFindings(&[])), []);
         }
     }
 }

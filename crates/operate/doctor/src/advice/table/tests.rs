@@ -102,7 +102,7 @@ fn every_row_is_complete() {
 
 #[test]
 fn an_incomplete_row_is_refused() {
-    let text = TEXTS[1];
+    let text = TABLE_TEXTS[1];
     for (part, instead, error) in [
         ("like = \"postgresql-checkpoint-flush-after\"", "like = \"no-such-row\"", "missing field `product`"),
         ("costs = ", "cost = ", "unknown field `cost`"),

@@ -13,7 +13,7 @@ use crate::fix::HoldsFor;
 use crate::{Confidence, Cost, Evidence, Finding, Fix, Kind, Observation, Severity, Terms};
 
 /// Dirty bytes allowed on a device whose files are synced: a disk of 100 MB/s writes this in a sixth of a second.
-const CAP: u64 = 16 << 20;
+const DEVICE_DIRTY_BYTES_MAX: u64 = 16 << 20;
 
 /// Whether these pauses came from the device's own limit: total dirty memory was below the throttling threshold.
 pub(crate) fn is_own(pause: &PauseCounts) -> bool {
@@ -97,10 +97,10 @@ pub(crate) fn cap(observation: &Observation<'_>, name: &str) -> Option<Fix> {
         ),
     );
     Some(Fix::system(
-        format!("echo {CAP} >{place}/max_bytes && echo 1 >{place}/strict_limit"),
+        format!("echo {DEVICE_DIRTY_BYTES_MAX} >{place}/max_bytes && echo 1 >{place}/strict_limit"),
         format!(
             "at once, until the device comes anew: at most about {} are dirty for it, so that no sync waits for more",
-            ByteSize(CAP)
+            ByteSize(DEVICE_DIRTY_BYTES_MAX)
         ),
         Terms {
             holds_for: HoldsFor { product: "Linux".to_owned(), versions: "6.2 and later".to_owned() },

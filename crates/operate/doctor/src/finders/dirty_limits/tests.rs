@@ -7,7 +7,7 @@ use pagekeeper_observe::Snapshot;
 use pagekeeper_trace::DirtyLevels;
 
 fn find(observation: &Observation<'_>) -> Vec<Finding> {
-    super::find(observation, Earlier(&[]))
+    super::find(observation, EarlierFindings(&[]))
 }
 
 /// Returns limits of 16 and 32 MiB in force; in 10 s `dirtied` MiB were dirtied and `written` MiB written.
@@ -227,8 +227,8 @@ fn without_tracing_it_is_reported_once_and_no_task_is_blamed() {
 
 #[test]
 fn what_is_written_within_a_second_takes_no_zero_seconds() {
-    let flow = Flow { dirtied: 0, written: 1 << 30, wanted: 0 };
+    let flow = DirtyFlow { dirtied: 0, written: 1 << 30, wanted: 0 };
     let note =
-        Raise { limit: 64 * MIB, burst: Duration::from_secs(10), flow, undo: String::new() }.fix().does;
+        LimitRaise { limit: 64 * MIB, burst: Duration::from_secs(10), flow, undo: String::new() }.fix().does;
     assert!(note.contains(", 62.5 ms at the rate that was watched,"), "{note}");
 }

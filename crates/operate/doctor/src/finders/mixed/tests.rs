@@ -5,7 +5,7 @@ use pagekeeper_policy::FileClass;
 use pagekeeper_trace::{PageCounts, PageFlow, PageTotals, TaskIdentity};
 
 fn find(observation: &Observation<'_>) -> Vec<Finding> {
-    super::find(observation, Earlier(&[]))
+    super::find(observation, EarlierFindings(&[]))
 }
 
 const DIRECT: OpenerKind = OpenerKind::Direct(AccessMode::ReadWrite);
@@ -313,7 +313,7 @@ fn many_files_are_listed_by_the_largest_and_a_sum() {
         table
     });
     let found = find_in(&sample_of(files.collect()), None);
-    assert_eq!(found[0].evidence.len(), NAMED + 1);
+    assert_eq!(found[0].evidence.len(), LISTED_PER_KIND_MAX + 1);
     assert!(found[0].evidence[0].text.starts_with("19.ibd: "), "{found:?}");
-    assert_eq!(found[0].evidence[NAMED].text, "15 files more, 480 KiB resident");
+    assert_eq!(found[0].evidence[LISTED_PER_KIND_MAX].text, "15 files more, 480 KiB resident");
 }

@@ -7,21 +7,21 @@ use pagekeeper_observe::{Database, File};
 use pagekeeper_text::{ByteSize, duration, escaped, rate, unescaped};
 
 use super::fixes::{fixes, pagekeeper};
-use super::{Loss, Stream, data_files};
+use super::{CacheLoss, StreamingProcess, data_files};
 use crate::phrases::per_second;
 use crate::{Cost, Evidence, Finding, Kind, Observation, Severity};
 
 /// From this many bytes per second of rereads on, it is serious.
-pub(super) const MISSED: u64 = 1 << 20;
+pub(super) const SERIOUS_REREADS_RATE: u64 = 1 << 20;
 /// Maximum number of streams listed.
-pub(super) const NAMED: usize = 3;
+pub(super) const LISTED_STREAMS_MAX: usize = 3;
 
 /// Describes what a database loses to streams, of which there is at least one.
 pub(super) fn finding(
     observation: &Observation<'_>,
     index: usize,
-    loss: &Loss,
-    streams: &[Stream<'_>],
+    loss: &CacheLoss,
+    streams: &[StreamingProcess<'_>],
 ) -> Finding {
     let database = &observation.after.databases[index];
     let data = data_files(observation, index);
@@ -29,9 +29,9 @@ pub(super) fn finding(
     let missed = per_second(loss.missed(), observation.period()).unwrap_or_default();
     let added = per_second(main.added, observation.period()).unwrap_or_default();
     let mut evidence: Vec<Evidence> =
-        streams.iter().take(NAMED).map(|stream| of_stream(observation, stream, &data)).collect();
-    if streams.len() > NAMED {
-        let others = &streams[NAMED..];
+        streams.iter().take(LISTED_STREAMS_MAX).map(|stream| of_stream(observation, stream, &data)).collect();
+    if streams.len() > LISTED_STREAMS_MAX {
+        let others = &streams[LISTED_STREAMS_MAX..];
         let bytes: u64 = others.iter().map(|stream| stream.added).sum();
         evidence.push(
             Evidence::new(format!("{} more processes brought {} in", others.len(), ByteSize(bytes)))
@@ -44,7 +44,7 @@ pub(super) fn finding(
     evidence.push(of_memory(observation, database, main));
     Finding {
         kind: Kind::Stream,
-        severity: if missed >= MISSED { Severity::Serious } else { Severity::Warning },
+        severity: if missed >= SERIOUS_REREADS_RATE { Severity::Serious } else { Severity::Warning },
         database: Some(observation.subject(index)),
         title: if main.dropped() > main.added {
             format!(
@@ -74,7 +74,11 @@ pub(super) fn finding(
     }
 }
 
-fn of_stream(observation: &Observation<'_>, stream: &Stream<'_>, data: &HashMap<Inode, &File>) -> Evidence {
+fn of_stream(
+    observation: &Observation<'_>,
+    stream: &StreamingProcess<'_>,
+    data: &HashMap<Inode, &File>,
+) -> Evidence {
     let period = observation.period();
     let path = stream.path(data);
     let title = stream.streamer.map(|streamer| streamer.title.as_str()).filter(|title| !title.is_empty());
@@ -113,7 +117,7 @@ fn of_stream(observation: &Observation<'_>, stream: &Stream<'_>, data: &HashMap<
     evidence
 }
 
-fn of_loss(observation: &Observation<'_>, loss: &Loss) -> Evidence {
+fn of_loss(observation: &Observation<'_>, loss: &CacheLoss) -> Evidence {
     let period = observation.period();
     let gone = match loss.evicted {
         Some(bytes @ 1..) => format!("; {} more than before were missing for it at the end", ByteSize(bytes)),
@@ -137,7 +141,7 @@ fn of_loss(observation: &Observation<'_>, loss: &Loss) -> Evidence {
     evidence
 }
 
-pub(super) fn of_refaults(observation: &Observation<'_>, loss: &Loss) -> Option<Evidence> {
+pub(super) fn of_refaults(observation: &Observation<'_>, loss: &CacheLoss) -> Option<Evidence> {
     let (bytes, place) = loss.refaulted?;
     let per_second = per_second(bytes, observation.period())?;
     Some(
@@ -152,7 +156,7 @@ pub(super) fn of_refaults(observation: &Observation<'_>, loss: &Loss) -> Option<
 }
 
 /// Describes the memory that both share.
-fn of_memory(observation: &Observation<'_>, database: &Database, stream: &Stream<'_>) -> Evidence {
+fn of_memory(observation: &Observation<'_>, database: &Database, stream: &StreamingProcess<'_>) -> Evidence {
     let own = database.cgroup.as_ref();
     let limited = own.and_then(|group| Some((group, group.effective_limit?)));
     let same = own.zip(stream.streamer.and_then(|streamer| streamer.cgroup.as_ref()));
@@ -190,9 +194,9 @@ fn of_memory(observation: &Observation<'_>, database: &Database, stream: &Stream
 
 /// Returns the beginning of a long title.
 fn shortened(title: &str) -> String {
-    const LONGEST: usize = 60;
-    if title.chars().count() <= LONGEST {
+    const TITLE_CHARS_MAX: usize = 60;
+    if title.chars().count() <= TITLE_CHARS_MAX {
         return title.to_owned();
     }
-    title.chars().take(LONGEST).chain(['…']).collect()
+    title.chars().take(TITLE_CHARS_MAX).chain(['…']).collect()
 }

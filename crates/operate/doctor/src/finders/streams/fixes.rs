@@ -7,23 +7,23 @@ use pagekeeper_kernel::pressure::CgroupVersion;
 use pagekeeper_observe::File;
 use pagekeeper_text::{ByteSize, shell_quoted};
 
-use super::Stream;
-use crate::programs::{STATIC, usual};
+use super::StreamingProcess;
+use crate::programs::{STATIC_PROGRAMS, usual};
 use crate::{Confidence, Fix, Terms};
 
 /// The size of a separate group, as `memory.limit_in_bytes` and systemd take it. Streams need a few MiB for
 /// read-ahead and dirty pages.
-const GROUP: &str = "256M";
+const STREAM_GROUP_SIZE: &str = "256M";
 
 /// Returns the fixes: running the program under pagekeeper first, then its own options, if it has any.
-pub(super) fn fixes(stream: &Stream<'_>) -> Vec<Fix> {
+pub(super) fn fixes(stream: &StreamingProcess<'_>) -> Vec<Fix> {
     let mut fixes = Vec::new();
     let title = stream.streamer.map(|streamer| streamer.title.as_str()).unwrap_or_default();
     let mut command = |act: &str, does: &str, costs: &str| {
         fixes.push(Fix::command(act, does, terms(stream, costs, "start it as before")));
     };
     // The work of a server's own worker does not belong to the program that requested it.
-    if !stream.worker && !STATIC.contains(&stream.name) {
+    if !stream.worker && !STATIC_PROGRAMS.contains(&stream.name) {
         let role = if usual(stream.name) { "" } else { "--as stream " };
         command(
             &format!("pagekeeper run {role}-- {} ...", shell_quoted(stream.name)),
@@ -63,13 +63,13 @@ pub(super) fn fixes(stream: &Stream<'_>) -> Vec<Fix> {
     fixes
 }
 
-fn terms(stream: &Stream<'_>, costs: &str, undo: &str) -> Terms {
+fn terms(stream: &StreamingProcess<'_>, costs: &str, undo: &str) -> Terms {
     let evidence = format!("it brought {} into the page cache while it was watched", ByteSize(stream.added));
     Terms::anywhere(Confidence::Measured, evidence, costs, undo)
 }
 
 /// Returns the fix of a separate memory cgroup for the stream, in which it reclaims its own pages.
-fn own_group(stream: &Stream<'_>) -> Option<Fix> {
+fn own_group(stream: &StreamingProcess<'_>) -> Option<Fix> {
     // The server's own worker stays in the server's group.
     if stream.worker {
         return None;
@@ -81,7 +81,7 @@ fn own_group(stream: &Stream<'_>) -> Option<Fix> {
             let group = shell_quoted(group);
             Fix::command(
                 format!(
-                    "mkdir {group} && echo {GROUP} >{group}/memory.limit_in_bytes && echo {} >{group}/cgroup.procs",
+                    "mkdir {group} && echo {STREAM_GROUP_SIZE} >{group}/memory.limit_in_bytes && echo {} >{group}/cgroup.procs",
                     stream.pid
                 ),
                 "at once, for this run of it: what it brings in from now on evicts only its own pages. \
@@ -94,7 +94,10 @@ fn own_group(stream: &Stream<'_>) -> Option<Fix> {
             )
         }
         _ => Fix::command(
-            format!("systemd-run --scope -p MemoryHigh={GROUP} -- {} ...", shell_quoted(stream.name)),
+            format!(
+                "systemd-run --scope -p MemoryHigh={STREAM_GROUP_SIZE} -- {} ...",
+                shell_quoted(stream.name)
+            ),
             "start it this way next time: in a memory cgroup of its own what it brings in evicts only its \
              own pages. Pages that are there already stay with whoever brought them in",
             terms(
@@ -107,7 +110,7 @@ fn own_group(stream: &Stream<'_>) -> Option<Fix> {
 }
 
 /// Describes what pagekeeper can do about it now.
-pub(super) fn pagekeeper(stream: &Stream<'_>, data: &HashMap<Inode, &File>) -> String {
+pub(super) fn pagekeeper(stream: &StreamingProcess<'_>, data: &HashMap<Inode, &File>) -> String {
     let foreign = stream.files.iter().find(|(_, inode)| !data.contains_key(inode));
     let path = foreign.and_then(|(_, inode)| stream.open(*inode)).map(|file| shell_quoted(&file.path));
     let evict = match path {

@@ -10,23 +10,23 @@ use pagekeeper_observe::File;
 use pagekeeper_text::{ByteSize, duration, rate};
 use pagekeeper_trace::{PageCounts, TaskIdentity, TraceCounts};
 
-use super::{Loss, PUSHED, reclaimed_by};
+use super::{CacheLoss, PUSHED_OUT_BYTES_MIN, reclaimed_by};
 use crate::attribution::database_of;
 use crate::phrases::{per_second, process};
 use crate::{Confidence, Cost, Evidence, Finding, Fix, Kind, Observation, Severity, Terms};
 
 /// The tasks that reclaimed a database's data as idle, largest first.
-pub(super) struct Takers<'a> {
-    all: Vec<Taker<'a>>,
+pub(super) struct IdleReclaimers<'a> {
+    all: Vec<IdleReclaimer<'a>>,
 }
 
-struct Taker<'a> {
+struct IdleReclaimer<'a> {
     task: &'a TaskIdentity,
     bytes: u64,
     damon: bool,
 }
 
-impl<'a> Takers<'a> {
+impl<'a> IdleReclaimers<'a> {
     pub(super) fn of(
         observation: &Observation<'_>,
         trace: &TraceCounts,
@@ -35,7 +35,7 @@ impl<'a> Takers<'a> {
     ) -> Self {
         let proactive = observation
             .pages_counted(|vmstat| vmstat.get("pgsteal_proactive"))
-            .is_some_and(|bytes| bytes >= PUSHED);
+            .is_some_and(|bytes| bytes >= PUSHED_OUT_BYTES_MIN);
         let mut taken: BTreeMap<u32, (&TaskIdentity, u64)> = BTreeMap::new();
         for (task, counts) in pages.iter().filter_map(|counts| Some((counts.task.as_ref()?, counts))) {
             if data.contains_key(&counts.file) {
@@ -51,15 +51,15 @@ impl<'a> Takers<'a> {
             let damon = is_damon(observation, task);
             let by_hand = || {
                 proactive
-                    && bytes >= PUSHED
+                    && bytes >= PUSHED_OUT_BYTES_MIN
                     && !is_background(observation, task)
                     && database_of(observation, task).is_none()
                     && reclaimed_by(trace, task.process) >= bytes / 2
                     && added(task.process) < bytes
             };
-            (bytes > 0 && (damon || by_hand())).then_some(Taker { task, bytes, damon })
+            (bytes > 0 && (damon || by_hand())).then_some(IdleReclaimer { task, bytes, damon })
         });
-        let mut all: Vec<Taker<'a>> = takers.collect();
+        let mut all: Vec<IdleReclaimer<'a>> = takers.collect();
         all.sort_by_key(|taker| (std::cmp::Reverse(taker.bytes), taker.task.process));
         Self { all }
     }
@@ -73,17 +73,21 @@ impl<'a> Takers<'a> {
         &self,
         observation: &Observation<'_>,
         index: usize,
-        loss: &Loss,
+        loss: &CacheLoss,
     ) -> Option<Finding> {
         let main = self.all.first()?;
         let taken: u64 = self.all.iter().map(|taker| taker.bytes).sum();
-        if taken < PUSHED {
+        if taken < PUSHED_OUT_BYTES_MIN {
             return None;
         }
         let period = observation.period();
         let missed = per_second(loss.missed().min(taken), period).unwrap_or_default();
-        let mut evidence: Vec<Evidence> =
-            self.all.iter().take(super::finding::NAMED).map(|taker| taker.evidence(observation)).collect();
+        let mut evidence: Vec<Evidence> = self
+            .all
+            .iter()
+            .take(super::finding::LISTED_STREAMS_MAX)
+            .map(|taker| taker.evidence(observation))
+            .collect();
         let host = &observation.after.host;
         evidence.push(
             Evidence::new(format!(
@@ -97,7 +101,11 @@ impl<'a> Takers<'a> {
         evidence.extend(super::finding::of_refaults(observation, loss));
         Some(Finding {
             kind: Kind::IdleReclaim,
-            severity: if missed >= super::finding::MISSED { Severity::Warning } else { Severity::Note },
+            severity: if missed >= super::finding::SERIOUS_REREADS_RATE {
+                Severity::Warning
+            } else {
+                Severity::Note
+            },
             database: Some(observation.subject(index)),
             title: format!(
                 "{} takes idle pages of its data out of the page cache, {}, however much memory is free",
@@ -113,7 +121,7 @@ impl<'a> Takers<'a> {
     }
 }
 
-impl Taker<'_> {
+impl IdleReclaimer<'_> {
     fn evidence(&self, observation: &Observation<'_>) -> Evidence {
         Evidence::new(format!(
             "{} removed {} of the database's data from the page cache in {}{}",

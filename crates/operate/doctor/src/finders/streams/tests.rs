@@ -13,7 +13,7 @@ use pagekeeper_trace::{ReclaimCounts, ReclaimKind};
 use std::path::PathBuf;
 
 fn find(observation: &Observation<'_>) -> Vec<Finding> {
-    super::find(observation, Earlier(&[]))
+    super::find(observation, EarlierFindings(&[]))
 }
 
 const SERVER: u32 = 100;

@@ -58,7 +58,7 @@ fn find(after: &Snapshot, lengths: &[u64]) -> Vec<Finding> {
         group_beside: None,
         files: Vec::new(),
     }];
-    super::find(&observation, Earlier(&[]))
+    super::find(&observation, EarlierFindings(&[]))
 }
 
 fn acts(finding: &Finding) -> Vec<&str> {
@@ -133,7 +133,7 @@ fn its_own_compactions_are_the_databases() {
     observation.syncs =
         Some(Syncs { looked: Duration::from_secs(10), calls: vec![sync(100, LOG, 0, 2000)], lost: 0 });
     observation.settings = vec![Settings::new(Engine::RocksDb)];
-    let found = super::find(&observation, Earlier(&[]));
+    let found = super::find(&observation, EarlierFindings(&[]));
     assert!(found[0].title.ends_with("other data that it wrote to the same device"), "{found:?}");
     assert!(acts(&found[0]).contains(&"bytes_per_sync=1048576"), "{found:?}");
 }

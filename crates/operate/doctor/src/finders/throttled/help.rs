@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use pagekeeper_observe::Database;
 use pagekeeper_text::shell_quoted;
 
-use crate::attribution::{self, Owner};
-use crate::programs::{STATIC, usual};
+use crate::attribution::{self, OutputOwner};
+use crate::programs::{STATIC_PROGRAMS, usual};
 use crate::{Confidence, Fix, Observation, Terms};
 
 /// The text for cases without a known remedy.
-const NOTHING: &str = "nothing from outside: the guard can start writeback, but can't slow writers down, and \
+const NO_REMEDY: &str = "nothing from outside: the guard can start writeback, but can't slow writers down, and \
 releases logs \
                        only. Authors of a database: BulkWriter in pagekeeper's library keeps output from piling up as \
                        dirty pages";
@@ -33,7 +33,7 @@ pub(in crate::finders) fn pagekeeper(database: &Database, other: Option<&str>) -
              for the longest put, before 196 and 114 ms). From outside nothing slows writers down"
         );
     }
-    NOTHING.to_owned()
+    NO_REMEDY.to_owned()
 }
 
 /// Returns the program that wrote most to these devices, if it is not a database and a library can be preloaded
@@ -42,15 +42,15 @@ pub(in crate::finders) fn most_by_another<'a>(
     observation: &Observation<'_>,
     devices: impl Iterator<Item = &'a str>,
 ) -> Option<String> {
-    let mut owners: BTreeMap<Owner, u64> = BTreeMap::new();
+    let mut owners: BTreeMap<OutputOwner, u64> = BTreeMap::new();
     for written in devices.filter_map(|device| attribution::on_device(observation, device)).flatten() {
         *owners.entry(written.owner).or_default() += written.bytes;
     }
     let (owner, _) = owners.into_iter().max_by_key(|(_, bytes)| *bytes)?;
-    let Owner::Process(pid, name) = owner else { return None };
+    let OutputOwner::Process(pid, name) = owner else { return None };
     // Kernel threads have no command line, and neither have ended processes.
     let runs = observation.streamers.iter().any(|streamer| streamer.pid == pid && !streamer.title.is_empty());
-    ((runs || usual(&name)) && !STATIC.contains(&name.as_str())).then_some(name)
+    ((runs || usual(&name)) && !STATIC_PROGRAMS.contains(&name.as_str())).then_some(name)
 }
 
 /// Returns fixes worth trying on such a program.

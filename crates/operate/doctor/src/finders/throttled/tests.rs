@@ -7,7 +7,7 @@ use pagekeeper_kernel::process::AccessMode;
 use pagekeeper_observe::Snapshot;
 
 fn find(observation: &Observation<'_>) -> Vec<Finding> {
-    super::find(observation, Earlier(&[]))
+    super::find(observation, EarlierFindings(&[]))
 }
 
 const LEVELS: DirtyLevels = DirtyLevels {

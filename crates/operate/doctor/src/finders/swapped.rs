@@ -1,0 +1,407 @@
+//! Databases whose memory the kernel moves to swap to make room for page cache.
+//!
+//! Invariants: growth counts only while the doctor watches. Page cache is named as the cause only if programs
+//! brought in at least as much as went to swap. A limit on swap is advised only if the memory that can't be
+//! dropped fits without swap. Without swap space on the host there is no finding.
+
+use std::collections::BTreeMap;
+
+use pagekeeper_kernel::pressure::{CgroupVersion, MemoryCgroup, Swappiness};
+use pagekeeper_observe::Database;
+use pagekeeper_text::{ByteSize, counted, duration, escaped, rate, shell_quoted};
+
+use super::EarlierFindings;
+use super::streams::{name_of, share_memory};
+use crate::attribution::database_of;
+use crate::phrases::{per_second, process};
+use crate::programs::{STATIC_PROGRAMS, usual};
+use crate::swap_watch::DatabaseSwap;
+use crate::{
+    Advised, Confidence, Cost, Evidence, Finding, Fix, Goal, Kind, Observation, Severity, Streamer, Terms,
+};
+
+/// Minimum bytes in swap to be reported without growth.
+const SWAPPED_BYTES_MIN: u64 = 16 << 20;
+/// Minimum growth in bytes to be a warning.
+const GROWN_BYTES_MIN: u64 = 4 << 20;
+/// From this many bytes per second that come back from swap on, the database waits.
+const SWAP_IN_RATE_MIN: u64 = 1 << 20;
+/// Minimum bytes that a listed program brought in.
+const FILLER_BYTES_MIN: u64 = 1 << 20;
+/// Maximum number of programs listed.
+const LISTED_FILLERS_MAX: usize = 3;
+/// Without swap, one part in this many of the limit has to stay free.
+const SPARE_PART: u64 = 10;
+/// Value at which the kernel swaps only when hardly any page cache is left.
+const LOW_SWAPPINESS: u64 = 1;
+
+/// Returns a finding for each database with memory in swap.
+pub(super) fn find(observation: &Observation<'_>, _: EarlierFindings<'_>) -> Vec<Finding> {
+    observation.databases().filter_map(|(index, database)| swapped(observation, index, database)).collect()
+}
+
+fn swapped(observation: &Observation<'_>, index: usize, database: &Database) -> Option<Finding> {
+    let swap = observation.swap_of(index)?;
+    let read_back = swap.came_back.and_then(|bytes| per_second(bytes, observation.period())).unwrap_or(0);
+    let severity = severity(swap, read_back)?;
+    let fillers = CacheFillers::of(observation, index, database);
+    let cause = cause(swap.grown, fillers.as_ref());
+    let Advised { fixes, remarks } = fixes(observation, index, swap, &cause);
+    Some(Finding {
+        kind: Kind::Swapped,
+        severity,
+        database: Some(observation.subject(index)),
+        title: title(observation, swap, read_back, &cause),
+        evidence: evidence(observation, swap, fillers.as_ref()),
+        cost: cost(swap, read_back),
+        fixes,
+        remarks,
+        pagekeeper: pagekeeper(&cause),
+    })
+}
+
+/// Returns how much it matters; `None` if it does not.
+fn severity(swap: &DatabaseSwap, read_back: u64) -> Option<Severity> {
+    let waits = read_back >= SWAP_IN_RATE_MIN && swap.swapped > 0;
+    if waits && swap.is_group_own {
+        Some(Severity::Serious)
+    } else if waits || swap.grown >= GROWN_BYTES_MIN {
+        Some(Severity::Warning)
+    } else {
+        (swap.swapped >= SWAPPED_BYTES_MIN).then_some(Severity::Note)
+    }
+}
+
+/// The cause of growth.
+#[derive(Debug, PartialEq, Eq)]
+enum SwapCause {
+    /// There was hardly any growth.
+    NoGrowth,
+    /// A running program brought in most pages.
+    Program { pid: u32, name: String },
+    /// The database itself brought in most.
+    OwnReads,
+    /// Programs that ended brought in enough; their memory cgroups are unknown.
+    Ended,
+    /// Pages were not traced.
+    NotTraced,
+    /// Fewer pages came in than went to swap.
+    OtherMemory,
+}
+
+/// Names the cause of growth by the pages that came in meanwhile.
+fn cause(grown: u64, fillers: Option<&CacheFillers>) -> SwapCause {
+    let Some(fillers) = fillers.filter(|_| grown >= GROWN_BYTES_MIN) else {
+        return if grown < GROWN_BYTES_MIN { SwapCause::NoGrowth } else { SwapCause::NotTraced };
+    };
+    let running: u64 = fillers.running.iter().map(|filler| filler.bytes).sum();
+    let ended: u64 = fillers.ended.iter().map(|filler| filler.bytes).sum();
+    match fillers.running.first() {
+        Some(most) if running + fillers.own >= grown && most.bytes >= fillers.own => {
+            SwapCause::Program { pid: most.pid, name: most.name.clone() }
+        }
+        _ if running + fillers.own >= grown => SwapCause::OwnReads,
+        _ if running + fillers.own + ended >= grown => SwapCause::Ended,
+        _ => SwapCause::OtherMemory,
+    }
+}
+
+/// A program that brought pages into the page cache.
+#[derive(Debug, PartialEq, Eq)]
+struct CacheFiller {
+    pid: u32,
+    name: String,
+    bytes: u64,
+}
+
+/// The programs that brought pages into memory that the database shares, largest first.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct CacheFillers {
+    /// Bytes that the database's own processes brought in.
+    own: u64,
+    running: Vec<CacheFiller>,
+    /// Those that ended meanwhile, wherever they ran.
+    ended: Vec<CacheFiller>,
+}
+
+impl CacheFillers {
+    /// Returns them; `None` if pages were not traced.
+    fn of(observation: &Observation<'_>, index: usize, database: &Database) -> Option<Self> {
+        let pages = observation.trace()?.pages.as_ref()?;
+        let (mut fillers, mut others) = (Self::default(), BTreeMap::<u32, u64>::new());
+        for counts in pages.iter().filter(|counts| counts.flow.added.bytes > 0) {
+            let Some(task) = &counts.task else { continue };
+            if database_of(observation, task) == Some(index) {
+                fillers.own += counts.flow.added.bytes;
+            } else {
+                *others.entry(task.process).or_default() += counts.flow.added.bytes;
+            }
+        }
+        for (pid, bytes) in others.into_iter().filter(|(_, bytes)| *bytes >= FILLER_BYTES_MIN) {
+            let filler = CacheFiller { pid, name: name_of(pages, pid).to_owned(), bytes };
+            match observation.streamers.iter().find(|streamer| streamer.pid == pid) {
+                Some(Streamer { title, cgroup, .. }) if !title.is_empty() => {
+                    if share_memory(observation, cgroup.as_ref(), database.cgroup.as_ref()) {
+                        fillers.running.push(filler);
+                    }
+                }
+                _ => fillers.ended.push(filler),
+            }
+        }
+        fillers.running.sort_by_key(|filler| (std::cmp::Reverse(filler.bytes), filler.pid));
+        fillers.ended.sort_by_key(|filler| (std::cmp::Reverse(filler.bytes), filler.pid));
+        Some(fillers)
+    }
+
+    fn evidence(&self) -> Evidence {
+        let named = |fillers: &[CacheFiller], ended: &str| {
+            let shown = fillers.iter().take(LISTED_FILLERS_MAX);
+            let name = |filler: &CacheFiller| {
+                format!("{}{ended} {}", process(&filler.name, filler.pid), ByteSize(filler.bytes))
+            };
+            shown.map(name).collect::<Vec<_>>()
+        };
+        let own = format!("the database itself {}", ByteSize(self.own));
+        let ended = named(&self.ended, ", which has ended,");
+        let all = [named(&self.running, ""), vec![own], ended].concat().join("; ");
+        Evidence::new(format!("brought into the page cache meanwhile: {all}"))
+            .with("added_bytes", self.running.iter().map(|filler| filler.bytes).sum::<u64>())
+            .with("added_of_database_bytes", self.own)
+    }
+}
+
+fn title(observation: &Observation<'_>, swap: &DatabaseSwap, read_back: u64, cause: &SwapCause) -> String {
+    let grown =
+        format!("{} of its memory went to swap in {}", ByteSize(swap.grown), duration(observation.period()));
+    match cause {
+        SwapCause::NoGrowth if read_back >= SWAP_IN_RATE_MIN => {
+            format!("its memory comes back from swap, {}", rate(read_back))
+        }
+        SwapCause::NoGrowth => format!("{} of its memory are in swap", ByteSize(swap.swapped)),
+        SwapCause::Program { pid, name } => {
+            format!("{} fills the page cache, and {grown}", process(name, *pid))
+        }
+        SwapCause::OwnReads => format!("its own reads fill the page cache, and {grown}"),
+        SwapCause::Ended => format!("{grown}, while programs that have ended filled the page cache"),
+        SwapCause::NotTraced => format!("{grown}; which program took that memory was not traced"),
+        SwapCause::OtherMemory => format!("{grown}, for less page cache than that"),
+    }
+}
+
+fn evidence(
+    observation: &Observation<'_>,
+    swap: &DatabaseSwap,
+    fillers: Option<&CacheFillers>,
+) -> Vec<Evidence> {
+    let source = if swap.is_group_own { ", shared memory included" } else { ", without shared memory" };
+    let own = Evidence::new(format!(
+        "{} of its memory are in swap, {} more than when the watch began; {} {} some in swap{source}",
+        ByteSize(swap.swapped),
+        ByteSize(swap.grown),
+        counted(swap.processes as u64, "process", "processes"),
+        if swap.processes == 1 { "has" } else { "have" },
+    ))
+    .with("swapped_bytes", swap.swapped)
+    .with("swapped_growth_bytes", swap.grown)
+    .with("processes", swap.processes);
+    let fillers = fillers.map_or_else(
+        || Evidence::new("which programs brought pages in meanwhile was not traced"),
+        CacheFillers::evidence,
+    );
+    [Some(own), of_group(swap), Some(fillers), Some(in_force(observation, swap))]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+fn of_group(swap: &DatabaseSwap) -> Option<Evidence> {
+    let used = swap.group.as_ref()?.used?;
+    let back = swap.came_back.map(|bytes| format!("; {} came back from swap meanwhile", ByteSize(bytes)));
+    let evidence = Evidence::new(format!(
+        "its memory cgroup has {} in swap, other programs in it included{}",
+        ByteSize(used),
+        back.unwrap_or_default()
+    ));
+    let evidence = evidence.with("group_swapped_bytes", used);
+    Some(match swap.came_back {
+        Some(bytes) => evidence.with("swapped_in_bytes", bytes),
+        None => evidence,
+    })
+}
+
+/// Describes the settings that decide how much is swapped.
+fn in_force(observation: &Observation<'_>, swap: &DatabaseSwap) -> Evidence {
+    let memory = &observation.after.host.memory;
+    let mut evidence = Evidence::new(String::new());
+    let mut parts = Vec::new();
+    if let Some(swappiness) = &swap.swappiness {
+        let of = swappiness.group_file.as_ref().map(|path| format!(" ({})", escaped(path)));
+        parts.push(format!("swappiness {}{}", swappiness.value, of.unwrap_or_default()));
+        evidence = evidence.with("swappiness", swappiness.value);
+    }
+    if let Some(group) = &swap.group {
+        let limit = group.limit.map_or_else(|| "no limit".to_owned(), |limit| ByteSize(limit).to_string());
+        parts.push(format!("{limit} on the swap of its memory cgroup"));
+        if let Some(limit) = group.limit {
+            evidence = evidence.with("swap_limit_bytes", limit);
+        }
+    }
+    parts.push(format!("{} of {} of swap free", ByteSize(memory.swap_free), ByteSize(memory.swap_total)));
+    evidence.text = format!("in force: {}", parts.join("; "));
+    evidence.with("swap_free_bytes", memory.swap_free).with("swap_total_bytes", memory.swap_total)
+}
+
+fn cost(swap: &DatabaseSwap, read_back: u64) -> Cost {
+    if read_back >= SWAP_IN_RATE_MIN {
+        let whose = if swap.is_group_own { "" } else { " in its memory cgroup, for it or for others there" };
+        return Cost::measured(format!(
+            "{} were read back from swap{whose}: each thread waits for its page",
+            rate(read_back)
+        ));
+    }
+    let little = if swap.grown < GROWN_BYTES_MIN { "Nothing while it is not used. " } else { "" };
+    Cost::estimated(format!(
+        "{little}Memory in swap that is used again is read from the swap device, page by page, while a thread \
+         waits for it; page cache would only have to be read when somebody wants it."
+    ))
+}
+
+/// Describes what pagekeeper can do about the program from outside.
+fn pagekeeper(cause: &SwapCause) -> Option<String> {
+    let SwapCause::Program { name, .. } = cause else { return None };
+    let guard = if usual(name) {
+        "`pagekeeper guard --streams`".to_owned()
+    } else {
+        let processes = serde_json::Value::from(name.as_str());
+        format!("`pagekeeper guard` with `processes = [{processes}]` under `[streams]` in its configuration")
+    };
+    Some(format!("{guard} follows the program from outside: it releases what the program brings in"))
+}
+
+fn fixes(observation: &Observation<'_>, index: usize, swap: &DatabaseSwap, cause: &SwapCause) -> Advised {
+    let database = &observation.after.databases[index];
+    let mut advised = match cause {
+        SwapCause::Program { name, .. } => Advised { fixes: run(name, swap), remarks: Vec::new() },
+        SwapCause::OwnReads => observation.advise(Goal::LessPageCache, index),
+        SwapCause::Ended => Advised {
+            remarks: vec!["`pagekeeper doctor` names the program while it runs".to_owned()],
+            ..Advised::default()
+        },
+        SwapCause::NoGrowth | SwapCause::NotTraced => Advised::default(),
+        SwapCause::OtherMemory => {
+            return Advised {
+                fixes: vec![less_memory(swap)],
+                remarks: vec![
+                    "no setting against swap is named: programs needed that memory, and without swap the kernel \
+                     would have killed one"
+                        .to_owned(),
+                ],
+            };
+        }
+    };
+    if let Some(group) = database.cgroup.as_ref() {
+        match no_swap(observation, group, swap) {
+            Ok(fix) => advised.fixes.extend(fix),
+            Err(remark) => advised.remarks.push(remark),
+        }
+    }
+    advised.fixes.extend(low_swappiness(swap));
+    advised
+}
+
+fn terms(swap: &DatabaseSwap, costs: &str, undo: String) -> Terms {
+    let evidence = format!(
+        "{} of its memory are in swap, {} of it since the watch began",
+        ByteSize(swap.swapped),
+        ByteSize(swap.grown)
+    );
+    Terms::anywhere(Confidence::Measured, evidence, costs, undo)
+}
+
+fn run(name: &str, swap: &DatabaseSwap) -> Vec<Fix> {
+    if STATIC_PROGRAMS.contains(&name) {
+        return Vec::new();
+    }
+    let role = if usual(name) { "" } else { "--as stream " };
+    vec![Fix::command(
+        format!("pagekeeper run {role}-- {} ...", shell_quoted(name)),
+        "start it this way next time: it releases what it brought into the page cache as it goes, so the kernel \
+         needs no memory of others for it",
+        terms(
+            swap,
+            "what it brought in is read again by whoever wants it next",
+            "start it as before".to_owned(),
+        ),
+    )]
+}
+
+fn less_memory(swap: &DatabaseSwap) -> Fix {
+    Fix::advice(
+        "give the database's own cache less memory, or its memory cgroup or the host more",
+        "programs and the database together want more memory than there is",
+        terms(
+            swap,
+            "what a smaller cache no longer holds is read from the page cache or the disk",
+            "give it back what it had".to_owned(),
+        ),
+    )
+}
+
+/// Returns the memory of a group that can't be dropped, in bytes, with the part of it that is in swap.
+fn undroppable(group: &MemoryCgroup, in_swap: u64) -> u64 {
+    let cache = group.file.saturating_sub(group.shmem.unwrap_or(0));
+    group.usage.saturating_sub(cache).saturating_add(in_swap)
+}
+
+/// Returns the fix of a group without swap, or why it is not advised. None on version 1, where only swappiness
+/// is a group's own.
+fn no_swap(
+    observation: &Observation<'_>,
+    group: &MemoryCgroup,
+    swap: &DatabaseSwap,
+) -> Result<Option<Fix>, String> {
+    let Some(own) = swap.group.as_ref().filter(|own| own.limit != Some(0)) else { return Ok(None) };
+    let (CgroupVersion::V2, Some(used)) = (group.version, own.used) else { return Ok(None) };
+    let limit = group.effective_limit.unwrap_or(observation.after.host.memory.total);
+    let needed = undroppable(group, used);
+    if needed > limit - limit / SPARE_PART {
+        return Err(format!(
+            "memory.swap.max=0 is not advised: its memory cgroup needs {} besides page cache, of {}, and without \
+             swap the kernel would kill in it sooner",
+            ByteSize(needed),
+            ByteSize(limit)
+        ));
+    }
+    let file = shell_quoted(&group.directory.join("memory.swap.max")).to_string();
+    let before = own.limit.map_or_else(|| "max".to_owned(), |limit| limit.to_string());
+    let terms = terms(
+        swap,
+        "if the programs of the group grow beyond its limit, the kernel kills one of them instead of swapping",
+        format!("echo {before} >{file}"),
+    );
+    let does = "at once: nothing more of the group goes to swap; what is there comes back as it is used. A unit of \
+                systemd has MemorySwapMax=0 for it";
+    Ok(Some(Fix::system(format!("echo 0 >{file}"), does, terms.taken_back_by_command())))
+}
+
+/// Returns the command that sets the swappiness in force to another value.
+fn set(swappiness: &Swappiness, value: u64) -> String {
+    match &swappiness.group_file {
+        Some(path) => format!("echo {value} >{}", shell_quoted(path)),
+        None => format!("sysctl -w vm.swappiness={value}"),
+    }
+}
+
+/// Returns the fix of a low swappiness: of the group on version 1, else of the host.
+fn low_swappiness(swap: &DatabaseSwap) -> Option<Fix> {
+    let swappiness = swap.swappiness.as_ref().filter(|swappiness| swappiness.value > LOW_SWAPPINESS)?;
+    let whose = if swappiness.group_file.is_some() { "its memory cgroup" } else { "the whole host" };
+    let costs = format!("page cache of {whose} is reclaimed first, even if memory is not used for long");
+    let does = "at once: the kernel swaps only when hardly any page cache is left to reclaim; what is in swap comes \
+                back as it is used";
+    let terms = terms(swap, &costs, set(swappiness, swappiness.value)).taken_back_by_command();
+    Some(Fix::system(set(swappiness, LOW_SWAPPINESS), does, terms))
+}
+
+#[cfg(test)]
+mod tests;
