@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Result;
-use pagekeeper_wal::{BinLog, BinLogOptions, FlushPolicy, RedoLog};
+use pagekeeper_wal::{BinLog, FlushPolicy, Lsn, RedoLog};
 
 use super::{LogKind, LogLoad, MeasuredLog};
 
@@ -34,7 +34,7 @@ fn make_redo(dir: &Path, load: LogLoad) -> Result<Box<dyn MeasuredLog>> {
     let policy = if load.bytes == 0 { FlushPolicy::EachCommit } else { FlushPolicy::Os };
     let options = RedoLog::options().files(RING_FILES).file_bytes(RING_FILE_BYTES);
     let log = options.flush_policy(policy).create(&dir.join("redo"))?;
-    let checkpoint = AtomicU64::new(log.checkpoint_lsn());
+    let checkpoint = AtomicU64::new(log.checkpoint_lsn().get());
     Ok(Box::new(OurRedoLog { log, checkpoint }))
 }
 
@@ -45,14 +45,14 @@ impl MeasuredLog for OurRedoLog {
             self.log.sync_upto(lsn)?;
         }
         let half = self.log.capacity() / 2;
-        let last = self.checkpoint.load(Ordering::Relaxed);
+        let (last, end) = (self.checkpoint.load(Ordering::Relaxed), lsn.get());
         // One thread advances the checkpoint, by a quarter of the ring at a time, to the end of a record.
         if lsn - self.log.checkpoint_lsn() > half
-            && lsn > last + half / 2
-            && self.checkpoint.compare_exchange(last, lsn, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-            && last > self.log.checkpoint_lsn()
+            && end > last + half / 2
+            && self.checkpoint.compare_exchange(last, end, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+            && last > self.log.checkpoint_lsn().get()
         {
-            self.log.checkpoint(last)?;
+            self.log.checkpoint(Lsn::new(last))?;
         }
         Ok(())
     }
@@ -77,7 +77,7 @@ struct OurBinlog {
 
 fn make_bin(dir: &Path, load: LogLoad) -> Result<Box<dyn MeasuredLog>> {
     let each_group = load.bytes == 0;
-    let options = BinLogOptions::new().max_segment_bytes(SEGMENT_BYTES).sync_every(u64::from(each_group));
+    let options = BinLog::options().max_segment_bytes(SEGMENT_BYTES).sync_every(u64::from(each_group));
     let log = options.open(dir.join("binlog"))?;
     Ok(Box::new(OurBinlog { log, synced: each_group }))
 }
@@ -93,7 +93,7 @@ impl MeasuredLog for OurBinlog {
 }
 
 fn check_bin(dir: &Path, see: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
-    let log = BinLogOptions::new().max_segment_bytes(SEGMENT_BYTES).open(dir.join("binlog"))?;
+    let log = BinLog::options().max_segment_bytes(SEGMENT_BYTES).open(dir.join("binlog"))?;
     let mut follower = log.follow(log.first())?;
     while let Some(event) = follower.try_next()? {
         see(&event.bytes)?;

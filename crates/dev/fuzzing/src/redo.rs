@@ -95,13 +95,13 @@ pub(crate) fn fuzz_one(data: &[u8]) {
     let log = match options(&disk).open(dir()) {
         Ok(log) => log,
         Err(Error::Corrupt { offset, lsn, .. }) => {
-            assert!(offset < RING_FILE_BYTES && lsn < RING_BYTES);
+            assert!(offset < RING_FILE_BYTES && lsn.get() < RING_BYTES);
             return;
         }
         Err(error) => panic!("{error}"),
     };
     let found = all(&log);
-    assert!(found.is_sorted_by(|a, b| a.end <= b.lsn) && log.end() <= RING_BYTES);
+    assert!(found.is_sorted_by(|a, b| a.end <= b.lsn) && log.end().get() <= RING_BYTES);
     let appended = log.try_append(b"more");
     log.close().unwrap();
     let log = options(&disk).open(dir()).unwrap();

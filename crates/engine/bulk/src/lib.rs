@@ -14,6 +14,9 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+#[cfg(not(target_os = "linux"))]
+compile_error!("pagekeeper-bulk needs Linux: its rules are about the Linux page cache");
+
 mod budget;
 mod choose;
 mod direct;

@@ -22,6 +22,7 @@ const BOOKKEEPING_BYTES: u64 = 64 << 10;
 
 /// The way to read missed pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum Backend {
     /// Direct I/O by `io_uring`, or by threads if `io_uring` is unavailable.
     #[default]

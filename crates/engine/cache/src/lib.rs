@@ -131,6 +131,9 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+#[cfg(not(target_os = "linux"))]
+compile_error!("pagekeeper-cache needs Linux: its rules are about the Linux page cache");
+
 mod admission;
 mod batch;
 mod builder;

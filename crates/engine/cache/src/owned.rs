@@ -23,6 +23,7 @@ use crate::{CachedFile, Error, OpenOptions, PageCache, PageGuard, PageRef, ReadR
 /// The initial frequency of a page that [`OwnedFile::install`] brings into the cache. A page in the cache that
 /// somebody has read keeps its frequency.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum InstallAs {
     /// As for a page that was loaded because somebody read it.
     Read,

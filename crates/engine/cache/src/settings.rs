@@ -12,6 +12,7 @@ pub(crate) const TABLES_BUDGET_DIVISOR: u64 = 2;
 
 /// The source of the frames' memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum HugePages {
     /// Transparent huge pages (`MADV_HUGEPAGE`), if the kernel has some available.
     #[default]

@@ -89,7 +89,7 @@ impl BinlogOptions {
             u64::MAX => 0,
             groups => groups,
         };
-        let options = BinLogOptions::new()
+        let options = BinLog::options()
             .sync_every(sync_every)
             .mode(log_mode(self.mode)?)
             .read_only(self.read_only != 0);

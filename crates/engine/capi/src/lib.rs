@@ -15,6 +15,9 @@
     reason = "exported names; the blocks are in `pointers` and where a buffer outlives its call"
 )]
 
+#[cfg(not(target_os = "linux"))]
+compile_error!("libpagekeeper needs Linux: its rules are about the Linux page cache");
+
 mod binlog;
 mod bulk;
 mod cache;

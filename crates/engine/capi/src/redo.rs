@@ -4,7 +4,7 @@ use std::mem::MaybeUninit;
 use std::path::Path;
 use std::time::Duration;
 
-use pagekeeper_wal::{FlushPolicy, LogMode, RedoLog, RedoReader};
+use pagekeeper_wal::{FlushPolicy, LogMode, Lsn, RedoLog, RedoReader};
 
 use crate::call::{call, plain};
 use crate::exclusive::{ExclusiveHandle, give_up};
@@ -82,7 +82,7 @@ pub extern "C" fn pk_redo_create(
     options: OptionsPointer<RedoOptions>,
     redo: Option<&mut MaybeUninit<Box<RedoHandle>>>,
 ) -> Status {
-    hand_out(directory, options, redo, pagekeeper_wal::RedoOptions::create)
+    hand_out(directory, options, redo, |options, path| options.create(path))
 }
 
 #[unsafe(no_mangle)]
@@ -91,7 +91,7 @@ pub extern "C" fn pk_redo_open(
     options: OptionsPointer<RedoOptions>,
     redo: Option<&mut MaybeUninit<Box<RedoHandle>>>,
 ) -> Status {
-    hand_out(directory, options, redo, pagekeeper_wal::RedoOptions::open)
+    hand_out(directory, options, redo, |options, path| options.open(path))
 }
 
 /// Creates or opens a log.
@@ -134,43 +134,43 @@ fn add(
     bytes: ArrayPointer<u8>,
     size: usize,
     lsn: Option<&mut MaybeUninit<u64>>,
-    append: impl FnOnce(&RedoLog, &[u8]) -> Result<u64, pagekeeper_wal::Error>,
+    append: impl FnOnce(&RedoLog, &[u8]) -> Result<Lsn, pagekeeper_wal::Error>,
 ) -> Status {
     call(|| {
         let end = append(&given(redo, "the log")?.0, bytes.slice(size, "the record")?)?;
-        put(lsn, end);
+        put(lsn, end.get());
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_redo_wait(redo: Option<&RedoHandle>, lsn: u64) -> Status {
-    call(|| Ok(given(redo, "the log")?.0.wait_flushed(lsn)?))
+    call(|| Ok(given(redo, "the log")?.0.wait_flushed(Lsn::new(lsn))?))
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_redo_sync(redo: Option<&RedoHandle>, lsn: u64) -> Status {
-    call(|| Ok(given(redo, "the log")?.0.sync_upto(lsn)?))
+    call(|| Ok(given(redo, "the log")?.0.sync_upto(Lsn::new(lsn))?))
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_redo_checkpoint(redo: Option<&RedoHandle>, lsn: u64) -> Status {
-    call(|| Ok(given(redo, "the log")?.0.checkpoint(lsn)?))
+    call(|| Ok(given(redo, "the log")?.0.checkpoint(Lsn::new(lsn))?))
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_redo_checkpoint_lsn(redo: Option<&RedoHandle>) -> u64 {
-    plain(0, || redo.map_or(0, |redo| redo.0.checkpoint_lsn()))
+    plain(0, || redo.map_or(0, |redo| redo.0.checkpoint_lsn().get()))
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_redo_end_lsn(redo: Option<&RedoHandle>) -> u64 {
-    plain(0, || redo.map_or(0, |redo| redo.0.end()))
+    plain(0, || redo.map_or(0, |redo| redo.0.end().get()))
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_redo_durable_lsn(redo: Option<&RedoHandle>) -> u64 {
-    plain(0, || redo.map_or(0, |redo| redo.0.durable_lsn()))
+    plain(0, || redo.map_or(0, |redo| redo.0.durable_lsn().get()))
 }
 
 #[unsafe(no_mangle)]
@@ -191,7 +191,7 @@ pub extern "C" fn pk_redo_read(
 ) -> Status {
     call(|| {
         let (redo, out) = (given(redo, "the log")?, wanted(reader, "the reader")?);
-        let reading = RedoReaderState { reader: redo.0.read_from(lsn)?, body: Vec::new() };
+        let reading = RedoReaderState { reader: redo.0.read_from(Lsn::new(lsn))?, body: Vec::new() };
         out.write(Box::new(ExclusiveHandle::new(reading)));
         Ok(())
     })
@@ -214,7 +214,7 @@ pub extern "C" fn pk_redo_next(
         reading.body = record.body;
         bytes.write(reading.body.as_ptr());
         size.write(reading.body.len());
-        put(next, record.end);
+        put(next, record.end.get());
         Ok(())
     })
 }

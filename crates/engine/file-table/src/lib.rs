@@ -19,6 +19,9 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use entries::{KeyEntries, ResidentIndex};
 
+#[cfg(not(target_os = "linux"))]
+compile_error!("pagekeeper-file-table needs Linux: its rules are about the Linux page cache");
+
 mod entries;
 mod flight;
 #[cfg(test)]

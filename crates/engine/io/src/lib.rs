@@ -26,6 +26,9 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+#[cfg(not(target_os = "linux"))]
+compile_error!("pagekeeper-io needs Linux: its rules are about the Linux page cache");
+
 mod aligned;
 mod api;
 mod atomic;

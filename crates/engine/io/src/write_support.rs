@@ -71,7 +71,7 @@ impl ProbeResult {
 ///
 /// ```
 /// use pagekeeper_io::{ProbeResult, WriteSupport};
-/// let found = WriteSupport::probe("/dev/shm".as_ref())?;
+/// let found = WriteSupport::probe("/dev/shm")?;
 /// assert_eq!(found.direct, ProbeResult::PagesStay);
 /// # Ok::<(), pagekeeper_io::Error>(())
 /// ```
@@ -89,7 +89,8 @@ pub struct WriteSupport {
 
 impl WriteSupport {
     /// Tests a directory's file system, once in a process.
-    pub fn probe(directory: &Path) -> Result<Self, Error> {
+    pub fn probe(directory: impl AsRef<Path>) -> Result<Self, Error> {
+        let directory = directory.as_ref();
         static KNOWN_SUPPORT: Mutex<Option<HashMap<u64, WriteSupport>>> = Mutex::new(None);
         let known = || lock(&KNOWN_SUPPORT);
         let device = rustix::fs::stat(directory).map_err(|errno| call("stat", directory, errno))?.st_dev;

@@ -11,6 +11,7 @@ use pagekeeper_kernel::mutex::lock;
 
 use crate::core::Core;
 use crate::{PageNo, Seq};
+use pagekeeper_wal::Lsn;
 
 /// Changed pages, each with the last commit that changed it.
 type ChangedPages = HashMap<PageNo, Seq>;
@@ -42,7 +43,7 @@ pub(crate) struct ChangeRecording<'a> {
 impl<'a> ChangeRecording<'a> {
     /// Waits until no other copy is in progress, then records from the next commit on. Returns the LSN behind the last
     /// commit that is not recorded.
-    pub(crate) fn begin(core: &'a Core) -> (Self, u64) {
+    pub(crate) fn begin(core: &'a Core) -> (Self, Lsn) {
         let noting = Self { changes: &core.changes, _alone: lock(&core.changes.copying) };
         let tail = lock(&core.tail);
         core.changes.is_noting.store(true, Ordering::Release);

@@ -74,7 +74,7 @@ impl Core {
             self.mark_end()?;
         }
         let start = self.start_checkpoint();
-        let is_due = start.lsn > self.checkpoints.lsn.load(Ordering::Acquire);
+        let is_due = start.lsn > self.checkpoints.lsn();
         let done = if is_due { self.checkpoint_to(&start) } else { Ok(()) };
         self.snapshots.set_checkpoint(None);
         if let Err(halt) = done {

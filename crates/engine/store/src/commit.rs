@@ -15,6 +15,7 @@ use crate::format::page::{self, HEADER_BYTES, PageKind};
 use crate::txn::{PageEdit, WriteTxn};
 use crate::version::{VersionContent, WholePage, kind_and_seq};
 use crate::{Error, PageNo, Seq};
+use pagekeeper_wal::Lsn;
 
 /// When a commit returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -129,7 +130,7 @@ fn journal_bytes(entry: &[Vec<u8>]) -> u64 {
     entry.iter().map(|body| body.len() as u64 + RECORD_OVERHEAD).sum::<u64>() + padding
 }
 
-fn finish(core: &Core, seq: Seq, lsn: u64, durability: Durability) -> Result<Seq, Error> {
+fn finish(core: &Core, seq: Seq, lsn: Lsn, durability: Durability) -> Result<Seq, Error> {
     match durability {
         Durability::Sync => core.make_durable(lsn)?,
         Durability::Group => core.join_group(lsn)?,
@@ -222,7 +223,7 @@ impl Core {
     }
 
     /// Returns the LSN behind the last appended commit.
-    pub(crate) fn last_lsn(&self) -> u64 {
+    pub(crate) fn last_lsn(&self) -> Lsn {
         lock(&self.tail).lsn
     }
 

@@ -59,7 +59,7 @@ use std::time::Duration;
 use pagekeeper_cache::{HeldPage, OwnedFile, PageCache, PageGuard, PageRef};
 use pagekeeper_io::{FileLock, Io, IoFile, Process, open_past_cache};
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
-use pagekeeper_wal::RedoLog;
+use pagekeeper_wal::{Lsn, RedoLog};
 
 use crate::buffers::BufferPool;
 use crate::changes::ChangeRecorder;
@@ -107,7 +107,7 @@ pub(crate) struct Config {
 pub(crate) struct JournalTail {
     pub(crate) seq: Seq,
     /// The LSN just behind it.
-    pub(crate) lsn: u64,
+    pub(crate) lsn: Lsn,
     pub(crate) meta: Arc<StoreMeta>,
     /// Pages whose full-page image was journaled since the last checkpoint start.
     pub(crate) logged_since_checkpoint: HashSet<PageNo>,
@@ -117,7 +117,7 @@ pub(crate) struct JournalTail {
 #[derive(Debug, Clone)]
 pub(crate) struct CheckpointStart {
     pub(crate) seq: Seq,
-    pub(crate) lsn: u64,
+    pub(crate) lsn: Lsn,
     pub(crate) meta: Arc<StoreMeta>,
 }
 
@@ -139,7 +139,7 @@ pub(crate) struct Checkpoints {
     /// The last commit that the data file has. Written under `under_way`.
     pub(crate) seq: AtomicU64,
     /// The journal position just behind that commit: the checkpoint LSN. Written under `under_way`.
-    pub(crate) lsn: AtomicU64,
+    lsn: AtomicU64,
     /// No page of the data file is of a later commit. Set from the last checkpoint start, or from recovery.
     pub(crate) newest_in_file: AtomicU64,
     pub(crate) request: Mutex<CheckpointRequest>,
@@ -154,17 +154,22 @@ pub(crate) struct Checkpoints {
 impl Checkpoints {
     /// Creates the state for a data file that has all commits up to `seq`, whose entry ends before `lsn`, and may have
     /// some up to `recovered`.
-    pub(crate) fn new(seq: Seq, lsn: u64, recovered: Seq) -> Self {
+    pub(crate) fn new(seq: Seq, lsn: Lsn, recovered: Seq) -> Self {
         Self {
             under_way: Mutex::new(()),
             seq: AtomicU64::new(seq),
-            lsn: AtomicU64::new(lsn),
+            lsn: AtomicU64::new(lsn.get()),
             newest_in_file: AtomicU64::new(recovered),
             request: Mutex::new(CheckpointRequest::default()),
             requested: Condvar::new(),
             done: Condvar::new(),
             stopping: AtomicBool::new(false),
         }
+    }
+
+    /// Returns the checkpoint LSN.
+    pub(crate) fn lsn(&self) -> Lsn {
+        Lsn::new(self.lsn.load(Ordering::Acquire))
     }
 
     /// Wakes everyone who waits for a checkpoint.
@@ -177,9 +182,9 @@ impl Checkpoints {
     /// Records that a checkpoint has reached this commit. Called by the holder of `under_way`.
     pub(crate) fn advance(&self, to: &CheckpointStart) {
         debug_assert!(self.seq.load(Ordering::Relaxed) <= to.seq);
-        debug_assert!(self.lsn.load(Ordering::Relaxed) <= to.lsn);
+        debug_assert!(self.lsn() <= to.lsn);
         self.seq.store(to.seq, Ordering::Release);
-        self.lsn.store(to.lsn, Ordering::Release);
+        self.lsn.store(to.lsn.get(), Ordering::Release);
     }
 }
 
@@ -258,7 +263,7 @@ impl Core {
 
     /// Returns the journal bytes that a recovery would read now.
     pub(crate) fn bytes_to_recover(&self) -> u64 {
-        self.journal.end().saturating_sub(self.checkpoints.lsn.load(Ordering::Acquire))
+        self.journal.end().saturating_sub(self.checkpoints.lsn())
     }
 
     pub(crate) fn page_id(&self, page: PageNo, seq: Seq) -> PageId<'_> {
@@ -471,7 +476,7 @@ impl Core {
     }
 
     /// Returns when everything before `lsn` is durable, and so visible.
-    pub(crate) fn make_durable(&self, lsn: u64) -> Result<(), Error> {
+    pub(crate) fn make_durable(&self, lsn: Lsn) -> Result<(), Error> {
         self.check()?;
         self.journal.sync_upto(lsn).map_err(|error| self.poison(error.into()))?;
         // A failed sync of another file may meanwhile have lost what was written for this one.
@@ -481,7 +486,7 @@ impl Core {
     }
 
     /// Like [`make_durable`](Self::make_durable), but leaves the sync to commits that come within the group's delay.
-    pub(crate) fn join_group(&self, lsn: u64) -> Result<(), Error> {
+    pub(crate) fn join_group(&self, lsn: Lsn) -> Result<(), Error> {
         if self.config.options.threads {
             self.journal.wait_for_others(lsn, self.config.options.group_delay)?;
         }

@@ -21,6 +21,7 @@ use crate::options::{Create, FullPageImages, MIN_PAGE_BYTES, StoreOptions};
 use crate::page_map::{self, PageMap};
 use crate::replay::{journal_options, longest_record};
 use crate::superblocks;
+use pagekeeper_wal::Lsn;
 
 /// Names that a store's directory may have.
 const STORE_NAMES: [&str; 13] = [
@@ -157,7 +158,7 @@ pub(crate) fn make(options: &StoreOptions, io: &Arc<dyn Io>, directory: &Path) -
         store: RandomState::new().hash_one(std::process::id()),
         page_size: u32::try_from(page_size).unwrap_or_else(|_| unreachable!("at most 65536")),
         checkpoint_seq: 0,
-        checkpoint_lsn: 0,
+        checkpoint_lsn: Lsn::new(0),
         max_journal_bytes,
         first_diffs: is_atomic(options, directory, &file, page_size),
         journal: journal_id,

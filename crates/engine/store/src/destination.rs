@@ -21,6 +21,7 @@ use crate::names::JOURNAL_NAME;
 use crate::options::StoreOptions;
 use crate::page_map::{self, PageMap};
 use crate::{Error, PageNo, Seq, superblocks};
+use pagekeeper_wal::Lsn;
 
 /// Writes at once, of at most [`PIECE_BYTES`](crate::bulk_read::PIECE_BYTES) bytes each. Few, since the syncs of commits wait behind
 /// them.
@@ -106,7 +107,7 @@ impl Destination {
             store: self.like.store,
             page_size,
             checkpoint_seq: seq,
-            checkpoint_lsn: 0,
+            checkpoint_lsn: Lsn::new(0),
             max_journal_bytes: self.like.max_journal_bytes,
             first_diffs: self.first_diffs,
             journal: self.journal,

@@ -17,6 +17,7 @@ use crate::free_list;
 use crate::snapshots::LiveSnapshot;
 use crate::superblocks::{self, SlotRead, SlotsRead};
 use crate::{Error, PageNo, Seq};
+use pagekeeper_wal::Lsn;
 
 /// The state of a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -90,7 +91,7 @@ pub struct SuperblockInfo {
     /// The last commit that the data file has.
     pub checkpoint_seq: Seq,
     /// The LSN where later commits begin in the journal.
-    pub checkpoint_lsn: u64,
+    pub checkpoint_lsn: Lsn,
 }
 
 impl Core {

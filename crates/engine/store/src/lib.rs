@@ -26,6 +26,9 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+#[cfg(not(target_os = "linux"))]
+compile_error!("pagekeeper-store needs Linux: its rules are about the Linux page cache");
+
 #[macro_use]
 mod injected_fault;
 mod backup;
@@ -87,6 +90,7 @@ pub use inspect::{FreeList, FreeTrunk, PageInfo, PageState, SuperblockInfo};
 pub use opening::{Opening, Progress};
 pub use options::{Create, FullPageImages, StoreOptions};
 pub use page::Page;
+pub use pagekeeper_wal::Lsn;
 pub use read::ReadTxn;
 pub use repair::{PageFinding, Repair};
 pub use stats::StoreStats;

@@ -18,7 +18,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use pagekeeper_wal::Error as LogError;
+use pagekeeper_wal::{Error as LogError, Lsn};
 
 use crate::core::Core;
 use crate::format::entry::PageChange;
@@ -34,7 +34,7 @@ impl Core {
         self.config.max_unapplied_bytes / 4
     }
 
-    fn read_places(&self, places: &[Range<u64>]) -> Result<Vec<Bytes>, LogError> {
+    fn read_places(&self, places: &[Range<Lsn>]) -> Result<Vec<Bytes>, LogError> {
         let at_once = usize::try_from(self.brought_in_share().min(READ_BYTES_MAX)).unwrap_or(usize::MAX);
         self.journal.read_again(places, at_once)
     }
@@ -68,7 +68,7 @@ impl Core {
             match self.index.placed(page, seq) {
                 None => ready.push(page),
                 Some((_, replay)) => {
-                    let last = replay.places().last().map_or(0, |place| place.start);
+                    let last = replay.places().last().map_or(Lsn::new(0), |place| place.start);
                     placed.push((last, page, replay.size_with_bytes()));
                 }
             }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use pagekeeper_io::Io;
 use pagekeeper_text::escaped;
-use pagekeeper_wal::{LogMode, RecoveredRecord, RedoLog, RedoOptions};
+use pagekeeper_wal::{LogMode, Lsn, RecoveredRecord, RedoLog, RedoOptions};
 
 use crate::budget::{buffer_bytes, held_share};
 use crate::format::entry::{self, EntryFault, EntryReader, PageChange};
@@ -79,7 +79,7 @@ pub(crate) fn read_journal(
     let began = Instant::now();
     let journal = journal_options(options, io, newest.max_journal_bytes).read_only(options.is_read_only());
     // The records of one step are taken in while the next ones are read.
-    let held_upto = newest.checkpoint_lsn.saturating_add(held_share(options));
+    let held_upto = Lsn::new(newest.checkpoint_lsn.get().saturating_add(held_share(options)));
     let mut replay = JournalReplay::new(newest, held_upto, page_size, path);
     let log = journal.recover_into(path, Some(newest.checkpoint_lsn), |record| replay.take(&record))?;
     if log.id() != newest.journal {
@@ -111,7 +111,7 @@ pub(crate) struct JournalContent {
     pub(crate) index: Index,
     pub(crate) seq: u64,
     /// The LSN just behind its last entry.
-    pub(crate) lsn: u64,
+    pub(crate) lsn: Lsn,
     pub(crate) meta: StoreMeta,
 }
 
@@ -119,18 +119,18 @@ pub(crate) struct JournalContent {
 struct JournalReplay<'a> {
     found: JournalContent,
     /// The LSN just behind the last record.
-    end: u64,
+    end: Lsn,
     /// Why the first invalid record is invalid. Later records do not count.
     fault: Option<Error>,
     reader: EntryReader,
     /// Changes that end before this LSN are kept in memory.
-    held_upto: u64,
+    held_upto: Lsn,
     newest: &'a Superblock,
     path: &'a Path,
 }
 
 impl<'a> JournalReplay<'a> {
-    fn new(newest: &'a Superblock, held_upto: u64, page_size: usize, path: &'a Path) -> Self {
+    fn new(newest: &'a Superblock, held_upto: Lsn, page_size: usize, path: &'a Path) -> Self {
         let found = JournalContent {
             index: Index::default(),
             seq: newest.checkpoint_seq,
@@ -156,7 +156,7 @@ pub(crate) fn replay_to_fault(
     page_size: usize,
     path: &Path,
 ) -> (JournalContent, Option<Error>) {
-    let mut replay = JournalReplay::new(newest, u64::MAX, page_size, path);
+    let mut replay = JournalReplay::new(newest, Lsn::new(u64::MAX), page_size, path);
     for record in records {
         replay.take(record);
     }

@@ -22,7 +22,7 @@ use std::sync::atomic::Ordering;
 use pagekeeper_io::Io;
 use pagekeeper_kernel::mutex::ignore_poison;
 use pagekeeper_text::escaped;
-use pagekeeper_wal::RedoLog;
+use pagekeeper_wal::{Lsn, RedoLog};
 
 use crate::Error;
 use crate::core::{Checkpoints, Core};
@@ -130,7 +130,7 @@ impl Core {
         let (options, io) = (&self.config.options, &self.config.io);
         let id = make_journal(options, io, path, bytes)?;
         io.sync_dir(&self.config.directory)?;
-        Ok((id, journal_options(options, io, bytes).recover(path, Some(0))?.0))
+        Ok((id, journal_options(options, io, bytes).recover(path, Some(Lsn::new(0)))?.0))
     }
 
     /// Makes the superblocks name an empty journal, and continues with that.
@@ -141,15 +141,15 @@ impl Core {
         let superblocks = ignore_poison(self.superblocks.get_mut());
         superblocks.write(Superblock {
             journal: id,
-            checkpoint_lsn: 0,
+            checkpoint_lsn: Lsn::new(0),
             max_journal_bytes: bytes,
             ..superblocks.newest().clone()
         })?;
         (self.config.journal_path, self.config.max_journal_bytes) = (path.to_path_buf(), bytes);
         let tail = ignore_poison(self.tail.get_mut());
-        tail.lsn = 0;
+        tail.lsn = Lsn::new(0);
         let checkpointed = self.checkpoints.seq.load(Ordering::Acquire);
-        self.checkpoints = Checkpoints::new(checkpointed, 0, tail.seq);
+        self.checkpoints = Checkpoints::new(checkpointed, Lsn::new(0), tail.seq);
         self.journal = log;
         Ok(())
     }

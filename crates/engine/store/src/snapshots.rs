@@ -21,12 +21,13 @@ use pagekeeper_kernel::mutex::ignore_poison;
 use super::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, READER_PARTS, reader_part};
 use crate::Seq;
 use crate::format::superblock::StoreMeta;
+use pagekeeper_wal::Lsn;
 
 /// A commit that is not visible yet.
 #[derive(Debug)]
 struct PendingCommit {
     seq: Seq,
-    lsn: u64,
+    lsn: Lsn,
     meta: Arc<StoreMeta>,
 }
 
@@ -172,15 +173,15 @@ impl Snapshots {
     }
 
     /// Records that a commit was appended.
-    pub(crate) fn committed(&self, seq: Seq, lsn: u64, meta: Arc<StoreMeta>) {
+    pub(crate) fn committed(&self, seq: Seq, lsn: Lsn, meta: Arc<StoreMeta>) {
         let mut state = self.state();
-        let last = state.pending.back().map_or((state.visible, 0), |last| (last.seq, last.lsn));
+        let last = state.pending.back().map_or((state.visible, Lsn::new(0)), |last| (last.seq, last.lsn));
         debug_assert!(last.0 < seq && last.1 < lsn, "commit {seq} comes behind {last:?}");
         state.pending.push_back(PendingCommit { seq, lsn, meta });
     }
 
     /// Records that everything before `lsn` is durable.
-    pub(crate) fn durable(&self, lsn: u64) {
+    pub(crate) fn durable(&self, lsn: Lsn) {
         self.show_if(|pending| pending.lsn <= lsn);
     }
 

@@ -66,7 +66,7 @@ impl Core {
             seq,
             visible_seq: self.snapshots.visible().0,
             checkpoint_seq: self.checkpoints.seq.load(Ordering::Acquire),
-            journal_bytes: lsn.saturating_sub(self.checkpoints.lsn.load(Ordering::Acquire)),
+            journal_bytes: lsn.saturating_sub(self.checkpoints.lsn()),
             unapplied_pages: self.index.unapplied_pages(meta.pages),
             unapplied_bytes: self.index.bytes(),
             ..fixed

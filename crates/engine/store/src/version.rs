@@ -12,6 +12,7 @@ use crate::buffers::PageBuf;
 use crate::format::entry::{JournalPlace, PageChange};
 use crate::format::page::{self, HEADER_BYTES, PageKind};
 use crate::{Error, PageNo, Seq};
+use pagekeeper_wal::Lsn;
 
 /// Header and payload as they are written to disk.
 #[derive(Debug, Clone)]
@@ -100,7 +101,7 @@ impl PageReplay {
     }
 
     /// Returns the places of those bytes.
-    pub(crate) fn places(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+    pub(crate) fn places(&self) -> impl Iterator<Item = Range<Lsn>> + '_ {
         places(&self.changes)
     }
 
@@ -145,7 +146,7 @@ impl PageReplay {
 }
 
 /// Returns the places of bytes that changes need from the journal.
-pub(crate) fn places(changes: &[PageChange]) -> impl Iterator<Item = Range<u64>> + '_ {
+pub(crate) fn places(changes: &[PageChange]) -> impl Iterator<Item = Range<Lsn>> + '_ {
     changes.iter().filter_map(|change| match change {
         PageChange::Placed(place) => Some(place.lsns()),
         PageChange::FullPageImage { .. } | PageChange::Diff { .. } | PageChange::Free { .. } => None,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use pagekeeper_io::{Access, Io};
 use pagekeeper_simdisk::{Damage, Persistence, SimDisk};
 use pagekeeper_store::{Error, Store, StoreOptions};
-use pagekeeper_wal::RedoLog;
+use pagekeeper_wal::{Lsn, RedoLog};
 
 const FILES: u64 = 4;
 
@@ -65,7 +65,7 @@ fn of_records_and_padding(disk: &SimDisk, places: Vec<(u64, u64)>) -> [Vec<(u64,
     let (_, records) = log.recover(&dir().join("journal"), None).unwrap();
     // None of these journals has wrapped around.
     let is_of_record = |(file, at): &(u64, u64)| {
-        records.iter().any(|record| (record.lsn..record.end).contains(&(file * len + at)))
+        records.iter().any(|record| (record.lsn..record.end).contains(&Lsn::new(file * len + at)))
     };
     let (records, padding) = places.into_iter().partition(is_of_record);
     [records, padding]

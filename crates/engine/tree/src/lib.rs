@@ -21,6 +21,9 @@
 //! Fails with [`TreeError::NotATree`] at a page that is intact but invalid, and as the store does; it never panics.
 //! `format` specifies the pages.
 
+#[cfg(not(target_os = "linux"))]
+compile_error!("pagekeeper-tree needs Linux: its rules are about the Linux page cache");
+
 mod check;
 mod error;
 mod format;

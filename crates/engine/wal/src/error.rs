@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::Lsn;
 use crate::position::Position;
 use pagekeeper_text::escaped;
 
@@ -23,7 +24,7 @@ pub enum Error {
         /// The offset in it, in bytes.
         offset: u64,
         /// The LSN of the same place.
-        lsn: u64,
+        lsn: Lsn,
     },
     /// There is no log: the directory has no control file (or, for a binlog, no index).
     #[error("{}: no log here", escaped(path))]
@@ -119,29 +120,29 @@ pub enum Error {
     #[error("the ring is full: records from LSN {checkpoint} on are still needed; move the checkpoint")]
     RingFull {
         /// The checkpoint.
-        checkpoint: u64,
+        checkpoint: Lsn,
     },
     /// The LSN is not in the log: before its checkpoint, or past its end.
     #[error("LSN {lsn} is not in the log, which has {from} to {upto}")]
     NotInLog {
         /// The given LSN.
-        lsn: u64,
+        lsn: Lsn,
         /// The first LSN that can be read.
-        from: u64,
+        from: Lsn,
         /// The end of the log.
-        upto: u64,
+        upto: Lsn,
     },
     /// No record begins at the LSN.
     #[error("no record begins at LSN {lsn}: give one that an append returned")]
     NotARecord {
         /// The given LSN.
-        lsn: u64,
+        lsn: Lsn,
     },
     /// A reader was too slow: its next record was overwritten.
     #[error("LSN {lsn} was overwritten before it was read: a checkpoint had released it")]
     Overtaken {
         /// The LSN of the reader.
-        lsn: u64,
+        lsn: Lsn,
     },
     /// A write or sync failed before. The log accepts nothing more, because the state on the disk is unknown. Open
     /// it again to find out.

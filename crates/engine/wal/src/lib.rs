@@ -32,6 +32,9 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+#[cfg(not(target_os = "linux"))]
+compile_error!("pagekeeper-wal needs Linux: its rules are about the Linux page cache");
+
 mod binlog;
 mod convert;
 mod error;
@@ -51,6 +54,6 @@ pub use injected_fault::InjectedFault;
 pub use mode::{ChosenMode, FileUse, LogMode, SyncFrequency};
 pub use position::{Position, PositionError};
 pub use redo::{
-    Backpressure, FlushPolicy, Lsn, RecoveredRecord, RedoLog, RedoMetrics, RedoOptions, RedoReader,
-    RedoRecord, SalvagedLog,
+    Backpressure, FlushPolicy, Lsn, RecoveredRecord, RedoLog, RedoOptions, RedoReader, RedoRecord, RedoStats,
+    SalvagedLog,
 };

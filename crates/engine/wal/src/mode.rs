@@ -82,7 +82,7 @@ impl LogMode {
     pub fn choose(
         self,
         io: &dyn Io,
-        directory: &Path,
+        directory: impl AsRef<Path>,
         purpose: FileUse,
         syncs: SyncFrequency,
     ) -> Result<ChosenMode, Error> {
@@ -103,14 +103,14 @@ impl LogMode {
                 Self::Buffered,
                 "seldom synced: large writes are fastest with pages that are released after a sync".to_owned(),
             ),
-            (Self::Auto, FileUse::Overwrite, SyncFrequency::EachCommit) => match WriteSupport::probe(directory)?.direct.why_not() {
+            (Self::Auto, FileUse::Overwrite, SyncFrequency::EachCommit) => match WriteSupport::probe(&directory)?.direct.why_not() {
                 None => chosen(
                     Self::Direct,
                     "synced at each commit: a direct write and its sync are the fastest, and leave no page".to_owned(),
                 ),
                 Some(why) => chosen(Self::Buffered, format!("direct I/O {why}")),
             },
-            (Self::Direct, ..) => match WriteSupport::probe(directory)?.direct {
+            (Self::Direct, ..) => match WriteSupport::probe(&directory)?.direct {
                 ProbeResult::NoPages | ProbeResult::Unconfirmed => {
                     chosen(Self::Direct, "as asked for, and no page stays here".to_owned())
                 }
@@ -119,7 +119,7 @@ impl LogMode {
                 }
             },
             (Self::Uncached, ..) => {
-                let probed = WriteSupport::probe(directory)?;
+                let probed = WriteSupport::probe(&directory)?;
                 let (offer, what) = match purpose {
                     FileUse::Append => (probed.uncached_append, "uncached writing"),
                     FileUse::Overwrite => (probed.uncached_overwrite, "uncached writing over what was written before"),

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use pagekeeper_testing::Mounted;
-use pagekeeper_wal::{Error, FlushPolicy, LogMode, RedoLog, RedoOptions};
+use pagekeeper_wal::{Error, FlushPolicy, LogMode, Lsn, RedoLog, RedoOptions};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
@@ -27,7 +27,7 @@ fn open(dir: &Path) -> RedoLog {
 fn commit(log: &RedoLog, body: &[u8]) -> Result<u64, Error> {
     let end = log.append(body)?;
     log.wait_flushed(end)?;
-    Ok(end)
+    Ok(end.get())
 }
 
 /// Overwrites the whole ring more than twice.
@@ -36,7 +36,7 @@ fn go_round(log: &RedoLog) -> Result<(), Error> {
     while left > 0 {
         let body = vec![7; 10_000];
         let end = commit(log, &body)?;
-        log.checkpoint(end)?;
+        log.checkpoint(Lsn::new(end))?;
         left = left.saturating_sub(body.len() as u64);
     }
     Ok(())
@@ -126,10 +126,10 @@ fn a_copied_ring_on_xfs_gets_blocks_of_its_own_or_says_that_there_are_none() {
     assert!(!log.is_overwritten_in_place());
     make_room(&filler);
     commit(&log, b"with room").unwrap();
-    let records: Vec<_> = log.read_from(0).unwrap().map(|record| record.unwrap().body).collect();
+    let records: Vec<_> = log.read_from(Lsn::new(0)).unwrap().map(|record| record.unwrap().body).collect();
     assert_eq!(records, [&b"kept"[..], b"with room"]);
     fill(mounted.path());
-    log.checkpoint(kept).unwrap();
+    log.checkpoint(Lsn::new(kept)).unwrap();
     go_round(&log).unwrap();
 }
 
@@ -150,7 +150,7 @@ fn a_ring_on_btrfs_that_may_need_room_says_so_and_loses_nothing_on_a_full_disk()
 
     run("btrfs", &["subvolume", "snapshot"], [&volume, &snapshot]);
     assert!(!log.is_overwritten_in_place());
-    log.checkpoint(copied).unwrap();
+    log.checkpoint(Lsn::new(copied)).unwrap();
     go_round(&log).unwrap();
     assert!(log.is_overwritten_in_place(), "each block was copied once");
     log.close().unwrap();
@@ -173,7 +173,7 @@ fn a_ring_on_btrfs_that_may_need_room_says_so_and_loses_nothing_on_a_full_disk()
     drop(log);
     make_room(&filler);
     let log = open(&plain);
-    let found: Vec<_> = log.read_from(copied).unwrap().map(|record| record.unwrap().body).collect();
+    let found: Vec<_> = log.read_from(Lsn::new(copied)).unwrap().map(|record| record.unwrap().body).collect();
     // The last record was not acknowledged.
     assert!(found.len() >= kept.len() && found.iter().zip(&kept).all(|(found, kept)| found == kept));
     log.checkpoint(log.end()).unwrap();

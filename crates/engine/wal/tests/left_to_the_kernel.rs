@@ -5,7 +5,7 @@ use std::path::Path;
 
 use pagekeeper_kernel::{InspectedFile, Links, residency};
 use pagekeeper_testing::{disk_dir, skip};
-use pagekeeper_wal::{BinLogOptions, LogMode, RedoLog};
+use pagekeeper_wal::{BinLog, LogMode, RedoLog};
 
 const MIB: u64 = 1 << 20;
 
@@ -36,7 +36,7 @@ fn a_redo_log_keeps_its_pages_only_if_asked() {
             let end = log.append(&vec![1; 1 << 20]).unwrap();
             log.wait_flushed(end).unwrap();
         }
-        assert!(release || log.metrics().released == 0);
+        assert!(release || log.stats().released == 0);
         log.close().unwrap();
         let Some(found) = resident(&dir) else { return };
         assert!((min..=max).contains(&found), "release {release}: {found} bytes are resident");
@@ -48,7 +48,7 @@ fn a_binlog_keeps_its_pages_only_if_asked() {
     for (release, min, max) in [(true, 0, 16 * MIB), (false, 54 * MIB, u64::MAX)] {
         let temp = disk_dir();
         let dir = temp.path().join("binlog");
-        let options = BinLogOptions::new().max_segment_bytes(16 * MIB).mode(LogMode::Buffered);
+        let options = BinLog::options().max_segment_bytes(16 * MIB).mode(LogMode::Buffered);
         let log = options.release(release).open(&dir).unwrap();
         let mut follower = log.follow(log.first()).unwrap();
         for _ in 0..60 {

@@ -5,6 +5,9 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+#[cfg(not(target_os = "linux"))]
+compile_error!("pagekeeper needs Linux: its rules are about the Linux page cache");
+
 mod arguments;
 mod completions;
 #[cfg(feature = "demo")]

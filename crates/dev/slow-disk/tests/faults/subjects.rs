@@ -7,9 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pagekeeper_store::{Durability, Store, StoreOptions, WriteTxn};
 use pagekeeper_testing::Rng;
-use pagekeeper_wal::{
-    BinLog, BinLogOptions, Error as LogError, LogMode, Position, PurgeMode, RedoLog, RedoOptions,
-};
+use pagekeeper_wal::{BinLog, Error as LogError, LogMode, Lsn, Position, PurgeMode, RedoLog, RedoOptions};
 
 use crate::oracle::{Commit, Line};
 
@@ -224,12 +222,12 @@ fn run_redo(dir: &Path, mode: LogMode, cycle: u64, only_look: bool) -> Result<()
             _ => Line::Wrong(format!("the record at {} is none that was appended", record.lsn)).say(),
         }
     }
-    ranges.say(log.checkpoint_lsn());
+    ranges.say(log.checkpoint_lsn().get());
     if only_look {
         return log.close().map_err(text);
     }
-    let durable = AtomicU64::new(log.checkpoint_lsn());
-    let checkpoint = |lsn| match log.checkpoint(lsn) {
+    let durable = AtomicU64::new(log.checkpoint_lsn().get());
+    let checkpoint = |lsn: Lsn| match log.checkpoint(lsn) {
         // Another thread went farther.
         Ok(()) | Err(LogError::NotInLog { .. }) => Ok(()),
         Err(error) => Err(text(error)),
@@ -241,14 +239,14 @@ fn run_redo(dir: &Path, mode: LogMode, cycle: u64, only_look: bool) -> Result<()
                 match log.try_append(&body) {
                     Ok(lsn) => break lsn,
                     Err(LogError::RingFull { .. }) => {
-                        checkpoint(durable.load(Ordering::Acquire))?;
+                        checkpoint(Lsn::new(durable.load(Ordering::Acquire)))?;
                     }
                     Err(error) => return Err(text(error)),
                 }
             };
             log.wait_flushed(lsn).map_err(text)?;
-            Line::Acknowledged(Commit { thread, cycle, number, place: lsn }).say();
-            durable.fetch_max(lsn, Ordering::AcqRel);
+            Line::Acknowledged(Commit { thread, cycle, number, place: lsn.get() }).say();
+            durable.fetch_max(lsn.get(), Ordering::AcqRel);
             if number.is_multiple_of(40) {
                 checkpoint(lsn)?;
             }
@@ -292,7 +290,7 @@ fn check_binlog(log: &BinLog) -> Result<(), String> {
 }
 
 fn run_binlog(dir: &Path, mode: LogMode, cycle: u64, only_look: bool) -> Result<(), String> {
-    let options = BinLogOptions::new().mode(mode).max_segment_bytes(256 << 10).zero_ahead(64 << 10);
+    let options = BinLog::options().mode(mode).max_segment_bytes(256 << 10).zero_ahead(64 << 10);
     let log = options.open(dir).map_err(text)?;
     check_binlog(&log)?;
     if only_look {

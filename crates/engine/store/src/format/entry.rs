@@ -43,6 +43,7 @@ pub(crate) use writer::EntryWriter;
 
 use super::page::PageKind;
 use super::superblock::StoreMeta;
+use pagekeeper_wal::Lsn;
 
 pub(crate) const ENTRY_VERSION: u8 = 1;
 
@@ -92,7 +93,7 @@ pub(crate) struct JournalPlace {
     /// Offset of an image's bytes in the payload; `None` for a diff.
     pub(crate) first: Option<u32>,
     /// The LSN of the first byte.
-    pub(crate) lsn: u64,
+    pub(crate) lsn: Lsn,
     /// Number of bytes, at least one.
     pub(crate) len: u32,
 }
@@ -121,7 +122,7 @@ impl PageChange {
     }
 
     /// Returns the change as a place, without its bytes, which end before `end` in the journal.
-    fn placed(self, end: u64) -> Self {
+    fn placed(self, end: Lsn) -> Self {
         let (kind, crc, first, len) = match &self {
             Self::FullPageImage { kind, crc, first, bytes } => (*kind, *crc, Some(*first), bytes.len()),
             Self::Diff { kind, crc, ranges, .. } => (*kind, *crc, None, ranges.encoded().len()),
@@ -147,7 +148,7 @@ impl PageChange {
 
 impl JournalPlace {
     /// Returns the LSNs of the bytes.
-    pub(crate) fn lsns(&self) -> std::ops::Range<u64> {
+    pub(crate) fn lsns(&self) -> std::ops::Range<Lsn> {
         self.lsn..self.lsn + u64::from(self.len)
     }
 

@@ -32,6 +32,7 @@
 //! Invariant: magic, version and checksum have the same position in all versions, so that a later version is
 //! distinguished from corruption.
 
+use pagekeeper_wal::Lsn;
 /// Bytes of a slot.
 pub(crate) const SLOT_BYTES: usize = 4096;
 
@@ -94,7 +95,7 @@ pub(crate) struct Superblock {
     /// The last commit that is durable in the data file.
     pub(crate) checkpoint_seq: u64,
     /// The LSN just behind its entry in the journal.
-    pub(crate) checkpoint_lsn: u64,
+    pub(crate) checkpoint_lsn: Lsn,
     /// The journal's limit, in bytes.
     pub(crate) max_journal_bytes: u64,
     /// Whether the first change of a page after a checkpoint start may be a diff: the data file is written by atomic
@@ -164,7 +165,7 @@ impl Superblock {
         put(&flags.to_le_bytes());
         put(&self.page_size.to_le_bytes());
         let numbers =
-            [self.number, self.store, self.checkpoint_seq, self.checkpoint_lsn, self.max_journal_bytes];
+            [self.number, self.store, self.checkpoint_seq, self.checkpoint_lsn.get(), self.max_journal_bytes];
         let of_meta = [meta.pages, meta.root.unwrap_or(0), meta.free_head.unwrap_or(0), meta.free_pages];
         for number in numbers.into_iter().chain(of_meta) {
             put(&number.to_le_bytes());
@@ -227,7 +228,7 @@ impl Superblock {
             store: long(24),
             page_size,
             checkpoint_seq: long(32),
-            checkpoint_lsn: long(40),
+            checkpoint_lsn: Lsn::new(long(40)),
             max_journal_bytes: long(48),
             first_diffs: flags & FLAG_FIRST_DIFFS != 0,
             journal: long(JOURNAL_OFFSET),
@@ -265,7 +266,7 @@ mod tests {
             store: 0x0102_0304_0506_0708,
             page_size: 16384,
             checkpoint_seq: 1000,
-            checkpoint_lsn: 0x1_2000,
+            checkpoint_lsn: Lsn::new(0x1_2000),
             max_journal_bytes: 256 << 20,
             first_diffs: true,
             journal: 0x1112_1314_1516_1718,
@@ -368,6 +369,7 @@ mod tests {
             let pages = pages % MAX_PAGES + 1;
             let free_head = free.map(|free| free.index(usize::try_from(pages).unwrap()) as u64);
             let meta = StoreMeta { root, pages, free_head, free_pages: free_head.unwrap_or(0), user };
+            let checkpoint_lsn = Lsn::new(checkpoint_lsn);
             let superblock = Superblock {
                 number, store, page_size: 1 << shift, checkpoint_seq, checkpoint_lsn, max_journal_bytes, first_diffs, journal, meta,
             };

@@ -13,6 +13,7 @@ use crate::options::StoreOptions;
 use crate::replay::{JournalContent, journal_options, replay_to_fault};
 use crate::resize;
 use crate::{Error, Seq};
+use pagekeeper_wal::Lsn;
 
 /// Returns a substitute for a missing superblock.
 pub(super) fn made_up(options: &StoreOptions, store: u64, page_size: usize) -> Superblock {
@@ -21,7 +22,7 @@ pub(super) fn made_up(options: &StoreOptions, store: u64, page_size: usize) -> S
         store,
         page_size: u32::try_from(page_size).unwrap_or_else(|_| unreachable!("at most 65536")),
         checkpoint_seq: 0,
-        checkpoint_lsn: 0,
+        checkpoint_lsn: Lsn::new(0),
         max_journal_bytes: options.new_journal_bytes(),
         // So that every change in the journal counts.
         first_diffs: true,

@@ -13,6 +13,7 @@ use crate::Error;
 use crate::injected_fault::InjectedFault;
 use pagekeeper_kernel::mutex::lock;
 use pagekeeper_testing::{Rng, Seed};
+use pagekeeper_wal::Lsn;
 
 /// The unit of writes.
 const BLOCK: u64 = 4096;
@@ -76,7 +77,7 @@ impl Bad {
     }
 
     /// Whether a record may be lost by it. Records written meanwhile are at `written` in the journal.
-    fn takes(&self, lsns: &Range<u64>, written: &Range<u64>, file_bytes: u64) -> bool {
+    fn takes(&self, lsns: &Range<Lsn>, written: &Range<Lsn>, file_bytes: u64) -> bool {
         if !self.name.starts_with("journal/redo") {
             return false;
         }
@@ -109,7 +110,7 @@ fn work(life: &mut Life, rng: &mut Rng, bad: &Bad) -> Range<u64> {
             }
         }
     }
-    let at_end = core.journal.durable_lsn()..u64::MAX >> 1;
+    let at_end = core.journal.durable_lsn()..Lsn::new(u64::MAX >> 1);
     drop(subject);
     life.crash(rng);
     struck.unwrap_or(at_end)

@@ -20,6 +20,7 @@ use crate::injected_fault::InjectedFault;
 use crate::{Error, Seq, Store};
 use pagekeeper_kernel::mutex::lock;
 use pagekeeper_testing::{Rng, Seed};
+use pagekeeper_wal::Lsn;
 
 /// A slot of the superblock or control file, a place of the map, a page of the data file, a block of the journal.
 const BLOCK: u64 = 4096;
@@ -28,8 +29,8 @@ const RING: u64 = 4;
 
 /// The place of a commit in the journal, and the LSN known to be durable when it was made.
 struct Mark {
-    lsns: Range<u64>,
-    known: u64,
+    lsns: Range<Lsn>,
+    known: Lsn,
 }
 
 /// A store, with the places of its commits.
@@ -94,7 +95,7 @@ impl Life {
     /// Accepts a store opened at `found` although later commits were acknowledged. According to `is_hit`, the damage
     /// must have hit the first lost commit, so that it looks torn by the crash. It must also have hit each lost commit
     /// that was made when the first one was known to be durable.
-    pub(super) fn accept_loss(&self, found: Seq, is_hit: impl Fn(&Range<u64>) -> bool) {
+    pub(super) fn accept_loss(&self, found: Seq, is_hit: impl Fn(&Range<Lsn>) -> bool) {
         let mut oracle = lock(&self.world.oracle);
         // Pages of lost commits may have been written, which each read of them reports.
         oracle.all_may_rot |= found < oracle.last().seq;
@@ -134,8 +135,8 @@ pub(super) fn random_op(rng: &mut Rng) -> Op {
 }
 
 /// Whether a part of a journal file has bytes of records at these LSNs, or of the padding behind them.
-pub(super) fn is_in_ring(lsns: &Range<u64>, name: &str, part: &Range<u64>, file_bytes: u64) -> bool {
-    (lsns.start..lsns.end.next_multiple_of(BLOCK)).step_by(8).any(|lsn| {
+pub(super) fn is_in_ring(lsns: &Range<Lsn>, name: &str, part: &Range<u64>, file_bytes: u64) -> bool {
+    (lsns.start.get()..lsns.end.get().next_multiple_of(BLOCK)).step_by(8).any(|lsn| {
         let at = lsn % file_bytes;
         name == ring_file(lsn / file_bytes % RING) && part.start < at + 8 && at < part.end
     })

@@ -48,6 +48,7 @@ use crate::Seq;
 use crate::buffers::BufferPool;
 use crate::format::page::PageKind;
 use crate::version::{VersionContent, WholePage};
+use pagekeeper_wal::Lsn;
 
 /// For two threads, and for three: there are too many orders to try all.
 const PREEMPTIONS: [usize; 2] = [4, 2];
@@ -88,7 +89,7 @@ impl World {
             let needed = self.snapshots.needed();
             self.index.push(PAGE, seq, content(seq), &needed);
             *tail = seq;
-            self.snapshots.committed(seq, seq, Arc::default());
+            self.snapshots.committed(seq, Lsn::new(seq), Arc::default());
             seq
         }
     }

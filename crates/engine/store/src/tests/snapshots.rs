@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use crate::snapshots::{NeededVersions, Snapshots};
+use pagekeeper_wal::Lsn;
 
 fn snapshots() -> Snapshots {
     let snapshots = Snapshots::new(3, Arc::default());
     for seq in 4..=6 {
-        snapshots.committed(seq, seq * 100, Arc::default());
+        snapshots.committed(seq, Lsn::new(seq * 100), Arc::default());
     }
     snapshots
 }
@@ -15,7 +16,7 @@ fn snapshots() -> Snapshots {
 #[test]
 fn commits_become_visible_in_order() {
     let snapshots = snapshots();
-    snapshots.durable(499);
+    snapshots.durable(Lsn::new(499));
     assert_eq!(snapshots.visible().0, 4);
     let live = snapshots.begin();
     // A commit that does not wait shows the earlier ones, too.

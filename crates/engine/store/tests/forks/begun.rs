@@ -7,7 +7,7 @@ use std::time::Duration;
 use pagekeeper_bulk::BulkWriter;
 use pagekeeper_store::{Durability, Error, Store};
 use pagekeeper_testing::{ChildEnd, disk_dir, forked};
-use pagekeeper_wal::{BinLogOptions, LogMode, Position, PurgeMode, RedoLog};
+use pagekeeper_wal::{BinLog, LogMode, Lsn, Position, PurgeMode, RedoLog};
 
 use crate::things::{Answer, taken};
 
@@ -98,8 +98,8 @@ fn readers_of_logs_and_output_begun_before_a_fork_go_on_in_the_parent_alone() {
     let dir = disk_dir();
     let redo = RedoLog::options().files(2).file_bytes(1 << 20).create(&dir.path().join("redo")).unwrap();
     redo.wait_flushed(redo.append(b"record").unwrap()).unwrap();
-    let mut records = redo.read_from(0).unwrap();
-    let binlog = BinLogOptions::new().open(dir.path().join("binlog")).unwrap();
+    let mut records = redo.read_from(Lsn::new(0)).unwrap();
+    let binlog = BinLog::options().open(dir.path().join("binlog")).unwrap();
     binlog.append_group(&[b"event"]).unwrap();
     let mut follower = binlog.follow(binlog.first()).unwrap();
     let path = dir.path().join("output");
@@ -115,14 +115,14 @@ fn readers_of_logs_and_output_begun_before_a_fork_go_on_in_the_parent_alone() {
             Answer::of_log(taken(&follower).next_timeout(Duration::MAX)),
             Answer::of_io(own.write_all(b"more")),
             Answer::of_io(own.finish()),
-            Answer::of_log(redo.read_again(std::slice::from_ref(&(0..4)), 1 << 20)),
+            Answer::of_log(redo.read_again(std::slice::from_ref(&(Lsn::new(0)..Lsn::new(4))), 1 << 20)),
             Answer::of_log(redo.control_faults()),
             Answer::of_log(redo.settle()),
             Answer::of_log(binlog.purge_to(binlog.first(), PurgeMode::Forced)),
         ];
         let is_nothing_known =
             binlog.end() == Position { segment: 0, offset: 0 } && binlog.resident().is_none();
-        let has_id = redo.id() != 0 && redo.mode() != LogMode::Auto && binlog.mode().0 != LogMode::Auto;
+        let has_id = redo.id() != 0 && redo.mode() != LogMode::Auto && binlog.mode() != LogMode::Auto;
         refused.iter().all(|answer| *answer == Answer::Refused) && is_nothing_known && has_id
     };
     assert_eq!(forked(in_child).end(), ChildEnd::Well);

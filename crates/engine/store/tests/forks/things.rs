@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pagekeeper_io::Error as IoError;
 use pagekeeper_store::{Durability, Error, Store, StoreOptions};
-use pagekeeper_wal::{BinLog, BinLogOptions, Error as LogError, RedoLog};
+use pagekeeper_wal::{BinLog, Error as LogError, RedoLog};
 
 /// An object that the parent has open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,7 +136,7 @@ impl Thing {
                 let options = RedoLog::options().files(2).file_bytes(1 << 20);
                 Opened::Redo(options.create(directory).unwrap(), AtomicU64::new(1))
             }
-            Self::Binlog => Opened::Binlog(BinLogOptions::new().open(directory).unwrap(), AtomicU64::new(1)),
+            Self::Binlog => Opened::Binlog(BinLog::options().open(directory).unwrap(), AtomicU64::new(1)),
         }
     }
 
@@ -161,7 +161,7 @@ impl Thing {
                 records.map(|record| Ok(number(&record.map_err(|error| error.to_string())?.body))).collect()
             }
             Self::Binlog => {
-                let log = BinLogOptions::new().open(directory).map_err(|error| error.to_string())?;
+                let log = BinLog::options().open(directory).map_err(|error| error.to_string())?;
                 let mut follower = log.follow(log.first()).map_err(|error| error.to_string())?;
                 let mut found = HashSet::new();
                 while let Some(event) = follower.try_next().map_err(|error| error.to_string())? {

@@ -50,10 +50,10 @@ pub struct Event {
 ///
 /// ```
 /// use pagekeeper_simdisk::SimDisk;
-/// use pagekeeper_wal::BinLogOptions;
+/// use pagekeeper_wal::BinLog;
 /// use std::sync::Arc;
 ///
-/// let log = BinLogOptions::new().io(Arc::new(SimDisk::new())).open("/binlog")?;
+/// let log = BinLog::options().io(Arc::new(SimDisk::new())).open("/binlog")?;
 /// let follower = log.follow(log.first())?;
 /// let reader = std::thread::spawn(move || {
 ///     follower.map(|event| Ok(event?.bytes)).collect::<Result<Vec<_>, pagekeeper_wal::Error>>()

@@ -51,6 +51,7 @@ use writer::SegmentWriter;
 
 /// The treatment of followers by [`BinLog::purge_to`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum PurgeMode {
     /// Fails if a follower has yet to read a segment that would be removed.
     UnlessFollowed,
@@ -75,10 +76,10 @@ pub enum PurgeMode {
 ///
 /// ```
 /// use pagekeeper_simdisk::SimDisk;
-/// use pagekeeper_wal::BinLogOptions;
+/// use pagekeeper_wal::BinLog;
 /// use std::sync::Arc;
 ///
-/// let log = BinLogOptions::new().io(Arc::new(SimDisk::new())).open("/binlog")?;
+/// let log = BinLog::options().io(Arc::new(SimDisk::new())).open("/binlog")?;
 /// let mut follower = log.follow(log.first())?;
 /// let position = log.append_group(&[b"insert", b"commit"])?;
 /// let event = follower.try_next()?.unwrap();
@@ -94,6 +95,11 @@ pub struct BinLog {
 }
 
 impl BinLog {
+    /// Returns the settings with which a log is opened.
+    pub fn options() -> BinLogOptions {
+        BinLogOptions::default()
+    }
+
     fn open(dir: &Path, options: BinLogOptions) -> Result<Self, Error> {
         options.check()?;
         let io = options.io.clone().unwrap_or_else(pagekeeper_io::best);
@@ -248,20 +254,27 @@ impl BinLog {
         if is_own { of(&self.shared.progress) } else { Position { segment: 0, offset: 0 } }
     }
 
-    /// Returns how segments are written, and why. Support for [`LogMode::Uncached`] and [`LogMode::Direct`] is
-    /// found by a test, which needs some room on the disk. The test runs at the first append, or when this is
-    /// called.
-    pub fn mode(&self) -> (LogMode, &str) {
-        if !self.shared.process.is_current() {
-            return (LogMode::Buffered, "nothing is tried in a forked child");
+    /// Returns how segments are written; never [`LogMode::Auto`]. Support for [`LogMode::Uncached`] and
+    /// [`LogMode::Direct`] is found by a test, which needs some room on the disk. The test runs at the first append,
+    /// or when this or [`why`](Self::why) is called.
+    pub fn mode(&self) -> LogMode {
+        match self.tested().map(|how| (how.access, how.write_mode)) {
+            Ok((Access::Direct, _)) => LogMode::Direct,
+            Ok((Access::Buffered, WriteMode::Uncached)) => LogMode::Uncached,
+            Ok((Access::Buffered, _)) | Err(_) => LogMode::Buffered,
         }
-        let Ok(how) = self.shared.store.how() else { return (LogMode::Buffered, "nothing can be tried now") };
-        let mode = match (how.access, how.write_mode) {
-            (Access::Direct, _) => LogMode::Direct,
-            (Access::Buffered, WriteMode::Uncached) => LogMode::Uncached,
-            (Access::Buffered, _) => LogMode::Buffered,
-        };
-        (mode, &how.why)
+    }
+
+    /// Returns the reason for the [`mode`](Self::mode).
+    pub fn why(&self) -> &str {
+        self.tested().map_or_else(|why| why, |how| &how.why)
+    }
+
+    fn tested(&self) -> Result<&segment_store::WriteMethod, &'static str> {
+        if !self.shared.process.is_current() {
+            return Err("nothing is tried in a forked child");
+        }
+        self.shared.store.how().map_err(|_| "nothing can be tried now")
     }
 
     /// Returns the resident bytes of the log, as far as the log tracks them and the kernel reports them; `None` if

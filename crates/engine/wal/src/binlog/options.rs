@@ -13,15 +13,15 @@ use crate::{Error, LogMode};
 /// The smallest size of a segment, in bytes: the header and three blocks.
 const SEGMENT_BYTES_MIN: u64 = SEGMENT_HEADER_BYTES + 3 * BLOCK;
 
-/// Settings of a [`BinLog`](crate::BinLog), with which it is opened.
+/// Settings of a [`BinLog`](crate::BinLog), with which it is opened; from [`BinLog::options`](crate::BinLog::options).
 ///
 /// ```
 /// use pagekeeper_simdisk::SimDisk;
-/// use pagekeeper_wal::BinLogOptions;
+/// use pagekeeper_wal::BinLog;
 /// use std::sync::Arc;
 ///
 /// let disk = Arc::new(SimDisk::new());
-/// let log = BinLogOptions::new().max_segment_bytes(1 << 20).sync_every(0).io(disk).open("/binlog")?;
+/// let log = BinLog::options().max_segment_bytes(1 << 20).sync_every(0).io(disk).open("/binlog")?;
 /// log.append_group(&[b"begin", b"insert", b"commit"])?;
 /// # Ok::<(), pagekeeper_wal::Error>(())
 /// ```
@@ -59,11 +59,6 @@ impl Default for BinLogOptions {
 }
 
 impl BinLogOptions {
-    /// Returns the defaults, which each setting states.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Sets the maximum size of a segment's file in bytes [default: 1 GiB]: a multiple of 4096, at least 16 KiB. A
     /// group that is larger than a segment without its header can't be appended.
     #[must_use]

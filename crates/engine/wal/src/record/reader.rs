@@ -35,9 +35,9 @@ use super::source::{LoadedBytes, LogSource};
 use super::{
     BLOCK, BLOCK_LEN, RECORD_HEADER_BYTES, RecordHeader, RecordKind, is_damaged_padding, padding_size,
 };
-use crate::Error;
 use crate::convert::to_usize;
 use crate::injected_fault::injected_fault;
+use crate::{Error, Lsn};
 
 /// One entry of the log.
 #[derive(Debug, PartialEq, Eq)]
@@ -212,7 +212,7 @@ impl<R: LoadedBytes> RecordReader<R> {
         }
         if is_known || self.was_durable(end)? {
             let (path, offset) = self.reach.locate(end);
-            return Err(Error::Corrupt { path, offset, lsn: end });
+            return Err(Error::Corrupt { path, offset, lsn: Lsn::new(end) });
         }
         self.ended = true;
         Ok(())

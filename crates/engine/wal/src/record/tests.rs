@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use proptest::prelude::*;
 
 use super::*;
-use crate::Error;
+use crate::{Error, Lsn};
 
 /// The bytes as they are on disks: records must stay readable for ever.
 #[test]
@@ -202,9 +202,9 @@ fn reading_goes_on_behind_a_torn_tail_where_an_epoch_is_known_to_begin() {
     // An epoch is known to begin, so everything before it was durable.
     let mut rotten = tape.clone();
     rotten.bytes[24] ^= 1;
-    assert_eq!(read(&rotten), Err(Error::Corrupt { path: "/tape".into(), offset: 0, lsn: 0 }));
+    assert_eq!(read(&rotten), Err(Error::Corrupt { path: "/tape".into(), offset: 0, lsn: Lsn::new(0) }));
     let later = EpochAt { previous_end: end + 8, salt: 2 };
-    let corrupt = Error::Corrupt { path: "/tape".into(), offset: end, lsn: end };
+    let corrupt = Error::Corrupt { path: "/tape".into(), offset: end, lsn: Lsn::new(end) };
     assert_eq!(tape.read_by(RecordReader::new(&tape, 0, 1).with_epochs([later].into_iter())), Err(corrupt));
 }
 
@@ -225,7 +225,7 @@ fn a_record_anywhere_behind_knows_what_was_durable() {
         rotten.bytes[usize::try_from(hole).unwrap() + 30] ^= 1;
         let read = |tape: &Tape| tape.read_by(RecordReader::new(tape, 0, 1).with_longest(longest));
         assert_eq!(read(&tape).unwrap().0.len(), 1002);
-        let corrupt = Error::Corrupt { path: "/tape".into(), offset: hole, lsn: hole };
+        let corrupt = Error::Corrupt { path: "/tape".into(), offset: hole, lsn: Lsn::new(hole) };
         assert_eq!(read(&rotten), Err(corrupt));
         // A record farther behind than the longest record belongs to another lap.
         let gap = rotten.bytes[usize::try_from(hole).unwrap()..knows - 50].iter_mut();
@@ -278,7 +278,7 @@ fn a_hole_that_was_durable_is_corruption() {
     tape.append(b"third", 1, synced);
     let mut rotten = tape.clone();
     rotten.bytes[usize::try_from(hole).unwrap() + 24] ^= 1;
-    let corrupt = Error::Corrupt { path: "/tape".into(), offset: hole, lsn: hole };
+    let corrupt = Error::Corrupt { path: "/tape".into(), offset: hole, lsn: Lsn::new(hole) };
     assert_eq!(rotten.read(1), Err(corrupt.clone()));
 
     // No record says that it was durable: a torn tail.

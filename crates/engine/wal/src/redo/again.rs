@@ -17,10 +17,9 @@ use bytes::Bytes;
 
 use super::core::Core;
 use super::mapping::Mapping;
-use super::ring::Lsn;
-use crate::Error;
 use crate::convert::to_usize;
 use crate::record::BLOCK;
+use crate::{Error, Lsn};
 
 /// Up to this gap in bytes, one read over it is cheaper than two requests.
 const NEAR_GAP_BYTES: u64 = 16 << 10;
@@ -28,7 +27,7 @@ const NEAR_GAP_BYTES: u64 = 16 << 10;
 /// Whole blocks that hold one or more places.
 #[derive(Debug)]
 struct BlockRun {
-    lsns: Range<Lsn>,
+    lsns: Range<u64>,
     /// The offset of the blocks in memory.
     offset: usize,
 }
@@ -45,10 +44,14 @@ struct ReadStep {
 }
 
 /// Reads these places, in their order. At most `at_once` bytes are read at a time, unless one place is longer.
-pub(super) fn read(core: &Arc<Core>, places: &[Range<Lsn>], at_once: usize) -> Result<Vec<Bytes>, Error> {
+pub(super) fn read(core: &Arc<Core>, places: &[Range<u64>], at_once: usize) -> Result<Vec<Bytes>, Error> {
     let (from, upto) = (core.checkpoint(), core.durable());
     if let Some(place) = places.iter().find(|place| place.start < from || place.end > upto) {
-        return Err(Error::NotInLog { lsn: place.start, from, upto });
+        return Err(Error::NotInLog {
+            lsn: Lsn::new(place.start),
+            from: Lsn::new(from),
+            upto: Lsn::new(upto),
+        });
     }
     let mut found = vec![Bytes::new(); places.len()];
     for step in steps(places, at_once) {
@@ -61,7 +64,7 @@ pub(super) fn read(core: &Arc<Core>, places: &[Range<Lsn>], at_once: usize) -> R
 impl ReadStep {
     /// Returns the additional bytes to read for these blocks, which begin behind all others or within the last
     /// ones.
-    fn more(&self, blocks: &Range<Lsn>) -> usize {
+    fn more(&self, blocks: &Range<u64>) -> usize {
         let from = match self.parts.last() {
             Some(last) if blocks.start <= last.lsns.end + NEAR_GAP_BYTES => last.lsns.end,
             _ => blocks.start,
@@ -69,7 +72,7 @@ impl ReadStep {
         to_usize(blocks.end.saturating_sub(from))
     }
 
-    fn add(&mut self, index: usize, blocks: Range<Lsn>) {
+    fn add(&mut self, index: usize, blocks: Range<u64>) {
         let more = self.more(&blocks);
         match self.parts.last_mut() {
             Some(last) if blocks.start <= last.lsns.end + NEAR_GAP_BYTES => {
@@ -81,7 +84,7 @@ impl ReadStep {
         self.places.push(index);
     }
 
-    fn read(&self, core: &Arc<Core>, upto: Lsn) -> Result<Mapping, Error> {
+    fn read(&self, core: &Arc<Core>, upto: u64) -> Result<Mapping, Error> {
         let mut memory = Mapping::new(self.len);
         memory.touch();
         let mut rest = &mut memory[..];
@@ -97,13 +100,13 @@ impl ReadStep {
         // After a wraparound these bytes are overwritten only after they were reserved.
         let first = self.parts.first().map_or(upto, |part| part.lsns.start);
         if core.buffer.reserved() > first + core.config.geometry.capacity() {
-            return Err(Error::Overtaken { lsn: first });
+            return Err(Error::Overtaken { lsn: Lsn::new(first) });
         }
         Ok(memory)
     }
 
     /// Gives each place its part of the bytes that were read.
-    fn give(&self, places: &[Range<Lsn>], memory: Mapping, found: &mut [Bytes]) {
+    fn give(&self, places: &[Range<u64>], memory: Mapping, found: &mut [Bytes]) {
         let wanted = self.places.iter().map(|index| len(&places[*index])).sum::<usize>();
         if self.len <= wanted + wanted / 7 {
             let memory = Bytes::from_owner(memory);
@@ -123,19 +126,19 @@ impl ReadStep {
     }
 
     /// Returns the offsets of a place in memory.
-    fn offsets(&self, place: &Range<Lsn>) -> Range<usize> {
+    fn offsets(&self, place: &Range<u64>) -> Range<usize> {
         let part = &self.parts[self.parts.partition_point(|part| part.lsns.end <= place.start)];
         let offset = part.offset + to_usize(place.start - part.lsns.start);
         offset..offset + len(place)
     }
 }
 
-fn len(place: &Range<Lsn>) -> usize {
+fn len(place: &Range<u64>) -> usize {
     to_usize(place.end - place.start)
 }
 
 /// Returns the reads for these places, in the order of the log.
-fn steps(places: &[Range<Lsn>], at_once: usize) -> Vec<ReadStep> {
+fn steps(places: &[Range<u64>], at_once: usize) -> Vec<ReadStep> {
     let mut sorted: Vec<usize> = (0..places.len()).filter(|index| !places[*index].is_empty()).collect();
     sorted.sort_unstable_by_key(|index| places[*index].start);
     let mut steps: Vec<ReadStep> = Vec::new();
@@ -168,16 +171,16 @@ mod tests {
         let places = std::slice::from_ref(&(30..40));
         let steps = steps(places, 4096);
         let mut found = [Bytes::new()];
-        steps[0].give(places, steps[0].read(&log.core, log.durable_lsn()).unwrap(), &mut found);
+        steps[0].give(places, steps[0].read(&log.core, log.durable_lsn().get()).unwrap(), &mut found);
         assert_eq!(found[0], vec![7; 10]);
         let capacity = log.core.config.geometry.capacity();
-        while log.end() < capacity + 4096 {
+        while log.end() < Lsn::new(capacity + 4096) {
             let end = log.append(&[8; 3000]).unwrap();
             log.wait_flushed(end).unwrap();
             log.checkpoint(end).unwrap();
         }
-        let error = steps[0].read(&log.core, log.durable_lsn()).unwrap_err();
-        assert_eq!(error, Error::Overtaken { lsn: 0 });
+        let error = steps[0].read(&log.core, log.durable_lsn().get()).unwrap_err();
+        assert_eq!(error, Error::Overtaken { lsn: Lsn::new(0) });
     }
 
     #[test]

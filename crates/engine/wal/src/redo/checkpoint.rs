@@ -11,9 +11,9 @@ use pagekeeper_kernel::mutex::lock;
 use super::control::ControlState;
 use super::core::Core;
 use super::metrics::count;
-use crate::Error;
 use crate::convert::to_usize;
 use crate::record::{BLOCK, BLOCK_LEN, LogSource, RECORD_HEADER_BYTES, RecordHeader};
+use crate::{Error, Lsn};
 
 impl Core {
     /// Releases everything before `lsn`.
@@ -23,7 +23,11 @@ impl Core {
         let now = control.state().clone();
         let end = self.buffer.reserved();
         if lsn > end {
-            return Err(Error::NotInLog { lsn, from: now.checkpoint, upto: end });
+            return Err(Error::NotInLog {
+                lsn: Lsn::new(lsn),
+                from: Lsn::new(now.checkpoint),
+                upto: Lsn::new(end),
+            });
         }
         // Nothing stands past that end until the first append: the salt there is not known yet.
         let lsn = lock(&self.epoch.epochs).due.map_or(lsn, |due| lsn.min(due.previous_end));
@@ -70,7 +74,7 @@ impl Core {
             }
             epochs.salt_at(lsn)
         };
-        let not_a_record = Error::NotARecord { lsn };
+        let not_a_record = Error::NotARecord { lsn: Lsn::new(lsn) };
         if !lsn.is_multiple_of(8) {
             return Err(not_a_record);
         }

@@ -49,7 +49,7 @@ use crate::convert::to_usize;
 use crate::injected_fault::injected_fault;
 use crate::limits::RECORD_BYTES_MAX;
 use crate::record::{self, BLOCK, RECORD_HEADER_BYTES, RecordHeader, RecordKind};
-use crate::{Error, LogMode};
+use crate::{Error, LogMode, Lsn};
 
 /// The maximum number of bytes of a write: larger ones gain nothing, and the lock is released between writes.
 const WRITE_BYTES_MAX: u64 = 1 << 20;
@@ -218,7 +218,7 @@ impl Core {
                 continue;
             }
             if why == NoRoom::Limit && !wait {
-                return Err(Error::RingFull { checkpoint: self.checkpoint() });
+                return Err(Error::RingFull { checkpoint: Lsn::new(self.checkpoint()) });
             }
             if reported.replace(why) != Some(why) {
                 self.report_wait(why);
@@ -247,8 +247,8 @@ impl Core {
                 count(&self.counters.waits_for_ring);
                 if let Some(report) = &self.config.on_backpressure {
                     report(Backpressure {
-                        checkpoint: self.checkpoint(),
-                        end: self.buffer.reserved(),
+                        checkpoint: Lsn::new(self.checkpoint()),
+                        end: Lsn::new(self.buffer.reserved()),
                         capacity: self.config.geometry.capacity(),
                     });
                 }

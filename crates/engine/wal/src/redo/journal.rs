@@ -23,6 +23,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread::{Builder, JoinHandle};
 
 use super::chunks::{CHUNK_BYTES, Chunk, Chunks};
+use super::lsn::Lsn;
 use super::mapping::Mapping;
 use super::ring::{RingRead, RingSource};
 use crate::Error;
@@ -45,9 +46,9 @@ const VERIFY_SHARE_BYTES: u64 = 1 << 20;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecoveredRecord {
     /// The start of the record.
-    pub lsn: u64,
+    pub lsn: Lsn,
     /// The end of the record, as returned by its append.
-    pub end: u64,
+    pub end: Lsn,
     /// The body as it was appended. It is a part of the memory that the log was read into, unless the record lies
     /// in two chunks of that memory. Memory that nobody keeps is reused for reading.
     pub body: Bytes,
@@ -55,7 +56,7 @@ pub struct RecoveredRecord {
 
 impl RecoveredRecord {
     /// Returns the position of its body in the log.
-    pub fn body_lsn(&self) -> u64 {
+    pub fn body_lsn(&self) -> Lsn {
         self.lsn + RECORD_HEADER_BYTES as u64
     }
 }

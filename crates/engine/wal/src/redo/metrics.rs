@@ -10,13 +10,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// let log = RedoLog::options().files(2).file_bytes(1 << 20).create(&dir.path().join("redo"))?;
 /// let lsn = log.append(b"x = 1")?;
 /// log.wait_flushed(lsn)?;
-/// let metrics = log.metrics();
-/// assert_eq!((metrics.appends, metrics.commits, metrics.syncs), (1, 1, 1));
+/// let stats = log.stats();
+/// assert_eq!((stats.appends, stats.commits, stats.syncs), (1, 1, 1));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
-pub struct RedoMetrics {
+pub struct RedoStats {
     /// Records appended.
     pub appends: u64,
     /// Bytes of the log that the records and the padding between them took up.
@@ -61,9 +61,9 @@ pub(super) fn count(counter: &AtomicU64) {
 }
 
 impl Counters {
-    pub(super) fn snapshot(&self, bytes: u64, written: u64) -> RedoMetrics {
+    pub(super) fn snapshot(&self, bytes: u64, written: u64) -> RedoStats {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        RedoMetrics {
+        RedoStats {
             appends: get(&self.appends),
             bytes,
             written,

@@ -11,6 +11,7 @@ mod create;
 mod event_count;
 mod group_commit;
 mod journal;
+mod lsn;
 mod mapping;
 mod memory;
 mod metrics;
@@ -38,10 +39,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 pub use journal::RecoveredRecord;
-pub use metrics::RedoMetrics;
+pub use lsn::Lsn;
+pub use metrics::RedoStats;
 pub use options::{Backpressure, FlushPolicy, RedoOptions};
 pub use read::{RedoReader, RedoRecord};
-pub use ring::Lsn;
 pub use salvage::SalvagedLog;
 
 use bytes::Bytes;
@@ -117,14 +118,14 @@ impl RedoLog {
     /// a write or sync.
     pub fn append(&self, body: &[u8]) -> Result<Lsn, Error> {
         self.core.process.require()?;
-        self.core.append(body, true)
+        self.core.append(body, true).map(Lsn::new)
     }
 
     /// Appends a record like [`Self::append`], but fails with [`Error::RingFull`] instead of waiting for a
     /// checkpoint. This is for threads that move the checkpoint themselves.
     pub fn try_append(&self, body: &[u8]) -> Result<Lsn, Error> {
         self.core.process.require()?;
-        self.core.append(body, false)
+        self.core.append(body, false).map(Lsn::new)
     }
 
     /// Returns when all records before `lsn` are durable, or written, depending on the [`FlushPolicy`]. Fails for
@@ -133,8 +134,8 @@ impl RedoLog {
         self.core.process.require()?;
         self.check_end(lsn)?;
         match self.core.config.policy {
-            FlushPolicy::EachCommit => self.core.wait_durable(lsn),
-            FlushPolicy::Every(_) | FlushPolicy::Os => self.core.wait_written(lsn),
+            FlushPolicy::EachCommit => self.core.wait_durable(lsn.get()),
+            FlushPolicy::Every(_) | FlushPolicy::Os => self.core.wait_written(lsn.get()),
         }
     }
 
@@ -144,7 +145,7 @@ impl RedoLog {
     pub fn wait_for_others(&self, lsn: Lsn, max: Duration) -> Result<(), Error> {
         self.core.process.require()?;
         self.check_end(lsn)?;
-        self.core.wait_for_others(lsn, max);
+        self.core.wait_for_others(lsn.get(), max);
         Ok(())
     }
 
@@ -152,7 +153,7 @@ impl RedoLog {
     pub fn sync_upto(&self, lsn: Lsn) -> Result<(), Error> {
         self.core.process.require()?;
         self.check_end(lsn)?;
-        self.core.wait_durable(lsn)
+        self.core.wait_durable(lsn.get())
     }
 
     fn check_end(&self, lsn: Lsn) -> Result<(), Error> {
@@ -168,29 +169,29 @@ impl RedoLog {
     /// already, as when another thread moved it meanwhile.
     pub fn checkpoint(&self, lsn: Lsn) -> Result<(), Error> {
         self.core.process.require()?;
-        self.core.move_checkpoint(lsn)
+        self.core.move_checkpoint(lsn.get())
     }
 
     /// Returns the start of the first record that was not released.
     pub fn checkpoint_lsn(&self) -> Lsn {
-        self.core.checkpoint()
+        Lsn::new(self.core.checkpoint())
     }
 
     /// Returns the start of the next record, apart from padding before it.
     pub fn end(&self) -> Lsn {
-        self.core.buffer.reserved()
+        Lsn::new(self.core.buffer.reserved())
     }
 
     /// Returns the LSN before which everything is durable.
     pub fn durable_lsn(&self) -> Lsn {
-        self.core.durable()
+        Lsn::new(self.core.durable())
     }
 
     /// Reads the records from `lsn` on, an LSN from the checkpoint, an append or a reader. Reads up to the current
     /// durable end, or to the written end if commits do not wait for syncs.
     pub fn read_from(&self, lsn: Lsn) -> Result<RedoReader, Error> {
         self.core.process.require()?;
-        RedoReader::new(&self.core, lsn)
+        RedoReader::new(&self.core, lsn.get())
     }
 
     /// Reads these places of the log once more, past the page cache, and returns their bytes in the same order.
@@ -224,7 +225,8 @@ impl RedoLog {
     /// ```
     pub fn read_again(&self, places: &[Range<Lsn>], at_once: usize) -> Result<Vec<Bytes>, Error> {
         self.core.process.require()?;
-        again::read(&self.core, places, at_once)
+        let places: Vec<_> = places.iter().map(|place| place.start.get()..place.end.get()).collect();
+        again::read(&self.core, &places, at_once)
     }
 
     /// Returns the maximum length of a body in bytes: the smallest of log buffer, ring and
@@ -266,17 +268,17 @@ impl RedoLog {
     /// let end = log.append(b"one")?;
     /// log.close()?;
     /// let file = std::fs::File::options().write(true).open(dir.join("redo.000"))?;
-    /// file.write_all_at(b"rot", end + 100)?;
+    /// file.write_all_at(b"rot", end.get() + 100)?;
     ///
     /// let (log, records) = RedoLog::options().recover(dir, None)?;
     /// assert_eq!(records.len(), 1);
-    /// assert_eq!(log.damaged_paddings(), [(dir.join("redo.000"), end)]);
+    /// assert_eq!(log.damaged_paddings(), [(dir.join("redo.000"), end.get())]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn damaged_paddings(&self) -> Vec<(PathBuf, u64)> {
         let Core { config, sources, .. } = &*self.core;
-        let from = self.checkpoint_lsn();
-        let locate = |lsn: &Lsn| {
+        let from = self.core.checkpoint();
+        let locate = |lsn: &u64| {
             let (index, offset) = config.geometry.locate(*lsn);
             (sources[index].path().to_path_buf(), offset)
         };
@@ -313,7 +315,7 @@ impl RedoLog {
     }
 
     /// Returns the counters of the log since it was opened.
-    pub fn metrics(&self) -> RedoMetrics {
+    pub fn stats(&self) -> RedoStats {
         let core = &self.core;
         core.counters
             .snapshot(core.buffer.reserved() - core.config.start, core.buffer.taken() - core.config.start)
@@ -359,12 +361,12 @@ impl RedoOptions {
     /// Fails with [`Error::NotEmpty`] if there is something else, and with [`Error::Setting`] for invalid sizes.
     /// Files created before an error are removed. After a crash during the creation, [`Self::open`] returns
     /// [`Error::Unfinished`], and this can be called again.
-    pub fn create(self, directory: &Path) -> Result<RedoLog, Error> {
+    pub fn create(self, directory: impl AsRef<Path>) -> Result<RedoLog, Error> {
         self.check()?;
         if self.read_only {
             return Err(Error::ReadOnly);
         }
-        RedoLog::new(create::create(&self, directory)?)
+        RedoLog::new(create::create(&self, directory.as_ref())?)
     }
 
     /// Opens a log: finds its end, and makes the kept records durable. The sizes are those of its creation. Nothing
@@ -375,9 +377,9 @@ impl RedoOptions {
     /// - Another process has it open ([`pagekeeper_io::Error::Locked`]).
     /// - A file is missing or of another size.
     /// - Acknowledged records are lost ([`Error::Corrupt`]).
-    pub fn open(self, directory: &Path) -> Result<RedoLog, Error> {
+    pub fn open(self, directory: impl AsRef<Path>) -> Result<RedoLog, Error> {
         self.check()?;
-        RedoLog::new(open::open(&self, directory)?)
+        RedoLog::new(open::open(&self, directory.as_ref())?)
     }
 
     /// Opens a log like [`Self::open`], with the same errors, and returns its records. They begin at the
@@ -391,7 +393,7 @@ impl RedoOptions {
     /// ends there ([`Error::NotARecord`]).
     ///
     /// ```
-    /// use pagekeeper_wal::RedoLog;
+    /// use pagekeeper_wal::{Lsn, RedoLog};
     ///
     /// # let temp = tempfile::tempdir_in(".")?;
     /// # let dir = &temp.path().join("redo");
@@ -402,12 +404,12 @@ impl RedoOptions {
     ///
     /// let (log, records) = RedoLog::options().recover(dir, Some(first))?;
     /// assert_eq!(records.iter().map(|record| &record.body[..]).collect::<Vec<_>>(), [b"two"]);
-    /// assert_eq!(log.checkpoint_lsn(), 0);
+    /// assert_eq!(log.checkpoint_lsn(), Lsn::new(0));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn recover(
         self,
-        directory: &Path,
+        directory: impl AsRef<Path>,
         from: Option<Lsn>,
     ) -> Result<(RedoLog, Vec<RecoveredRecord>), Error> {
         let mut records = Vec::new();
@@ -437,13 +439,13 @@ impl RedoOptions {
     /// ```
     pub fn recover_into(
         self,
-        directory: &Path,
+        directory: impl AsRef<Path>,
         from: Option<Lsn>,
         mut take: impl FnMut(RecoveredRecord),
     ) -> Result<RedoLog, Error> {
         self.check()?;
         Self::check_from(from)?;
-        RedoLog::new(open::recover(&self, directory, from, &mut take)?)
+        RedoLog::new(open::recover(&self, directory.as_ref(), from.map(Lsn::get), &mut take)?)
     }
 }
 
@@ -462,8 +464,8 @@ impl RedoOptions {
     /// assert_eq!(RedoLog::options().read_id(temp.path())?, None);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn read_id(&self, directory: &Path) -> Result<Option<u64>, Error> {
-        open::read_id(self, directory)
+    pub fn read_id(&self, directory: impl AsRef<Path>) -> Result<Option<u64>, Error> {
+        open::read_id(self, directory.as_ref())
     }
 
     /// Returns the readable records of a log, however much of it is lost: those from the checkpoint or from `from`
@@ -482,8 +484,8 @@ impl RedoOptions {
     /// assert!(salvaged.records.len() == 1 && salvaged.fault.is_none());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn salvage(self, directory: &Path, from: Option<Lsn>) -> SalvagedLog {
-        salvage::salvage(self, directory, from)
+    pub fn salvage(self, directory: impl AsRef<Path>, from: Option<Lsn>) -> SalvagedLog {
+        salvage::salvage(self, directory.as_ref(), from)
     }
 }
 

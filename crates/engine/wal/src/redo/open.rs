@@ -25,17 +25,16 @@ use super::journal::Journal;
 use super::journal::RecoveredRecord;
 use super::options::RedoOptions;
 use super::release::{ReleaseState, Releaser};
-use super::ring::Lsn;
 use super::ring::{self, RingSource};
 use super::state::{
     CheckpointState, Configuration, DueChange, EpochState, Epochs, EventCounts, Lifecycle, SyncState,
     WriteState,
 };
 use super::{buffer, metrics};
-use crate::Error;
 use crate::injected_fault::injected_fault;
 use crate::limits::LOCK_NAME;
 use crate::record::{BLOCK, LogEntry, RECORD_HEADER_BYTES, RecordReader};
+use crate::{Error, Lsn};
 
 /// Opens an existing log.
 pub(super) fn open(options: &RedoOptions, directory: &Path) -> Result<Core, Error> {
@@ -47,7 +46,7 @@ pub(super) fn open(options: &RedoOptions, directory: &Path) -> Result<Core, Erro
 pub(super) fn recover(
     options: &RedoOptions,
     directory: &Path,
-    from: Option<Lsn>,
+    from: Option<u64>,
     take: &mut dyn FnMut(RecoveredRecord),
 ) -> Result<Core, Error> {
     open_and_read(options, directory, Some(WantedRecords { from, take }))
@@ -55,7 +54,7 @@ pub(super) fn recover(
 
 /// The records that the caller wants.
 struct WantedRecords<'a> {
-    from: Option<Lsn>,
+    from: Option<u64>,
     take: &'a mut dyn FnMut(RecoveredRecord),
 }
 
@@ -138,7 +137,7 @@ struct WalkResult {
     /// The salt in force at the end.
     salt: u32,
     /// The positions of damaged paddings.
-    damaged_paddings: Vec<Lsn>,
+    damaged_paddings: Vec<u64>,
 }
 
 /// Reads the whole log. The returned journal may still be reading behind the end; its drop waits for that.
@@ -174,15 +173,19 @@ fn walk(
             && lsn >= from
         {
             let body = reader.reach_mut().bytes(lsn + RECORD_HEADER_BYTES as u64, len).unwrap_or_default();
-            take(RecoveredRecord { lsn, end: next, body });
+            take(RecoveredRecord { lsn: Lsn::new(lsn), end: Lsn::new(next), body });
         }
     }
     let end = reader.lsn();
     if !(state.checkpoint..=end).contains(&from) {
-        return Err(Error::NotInLog { lsn: from, from: state.checkpoint, upto: end });
+        return Err(Error::NotInLog {
+            lsn: Lsn::new(from),
+            from: Lsn::new(state.checkpoint),
+            upto: Lsn::new(end),
+        });
     }
     if !is_boundary && from != end {
-        return Err(Error::NotARecord { lsn: from });
+        return Err(Error::NotARecord { lsn: Lsn::new(from) });
     }
     let salt = reader.salt();
     let (journal, damaged_paddings) = reader.into_parts();

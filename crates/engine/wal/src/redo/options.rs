@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use pagekeeper_io::Io;
 
-use super::ring::{self, Lsn};
+use super::lsn::Lsn;
+use super::ring;
 use crate::record::{BLOCK, BLOCK_LEN};
 use crate::{Error, LogMode};
 
@@ -29,6 +30,7 @@ const MAX_BUFFER: usize = 1 << 32;
 /// # drop(options);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
 pub enum FlushPolicy {
     /// `wait_flushed` returns when the record is durable (1). Records that no caller waits for are synced each
     /// second.
@@ -55,9 +57,9 @@ pub enum FlushPolicy {
 #[non_exhaustive]
 pub struct Backpressure {
     /// Records from here on are still needed.
-    pub checkpoint: u64,
+    pub checkpoint: Lsn,
     /// The position of the next record.
-    pub end: u64,
+    pub end: Lsn,
     /// Bytes of the ring.
     pub capacity: u64,
 }
@@ -194,7 +196,7 @@ impl RedoOptions {
     /// use pagekeeper_wal::RedoLog;
     /// let disk = Arc::new(SimDisk::new());
     /// let options = RedoLog::options().files(1).file_bytes(64 << 10).buffer_bytes(32 << 10).io(disk).without_threads();
-    /// let log = options.create("/redo".as_ref())?;
+    /// let log = options.create("/redo")?;
     /// log.wait_flushed(log.append(b"x")?)?;
     /// # Ok::<(), pagekeeper_wal::Error>(())
     /// ```
@@ -214,13 +216,13 @@ impl RedoOptions {
     /// ```
     /// use std::sync::Arc;
     /// use pagekeeper_simdisk::SimDisk;
-    /// use pagekeeper_wal::{Error, RedoLog};
+    /// use pagekeeper_wal::{Error, Lsn, RedoLog};
     /// let disk = SimDisk::new();
     /// let options = RedoLog::options().files(1).file_bytes(64 << 10).buffer_bytes(32 << 10).io(Arc::new(disk.clone()));
-    /// options.clone().create("/redo".as_ref())?.append(b"x")?;
+    /// options.clone().create("/redo")?.append(b"x")?;
     /// let changes = disk.ops();
-    /// let log = options.read_only(true).open("/redo".as_ref())?;
-    /// assert_eq!(log.read_from(0)?.count(), 1);
+    /// let log = options.read_only(true).open("/redo")?;
+    /// assert_eq!(log.read_from(Lsn::new(0))?.count(), 1);
     /// assert_eq!(log.append(b"y"), Err(Error::ReadOnly));
     /// drop(log);
     /// assert_eq!(disk.ops(), changes);
@@ -259,7 +261,7 @@ impl RedoOptions {
 
     pub(super) fn check_from(from: Option<Lsn>) -> Result<(), Error> {
         match from {
-            Some(lsn) if !lsn.is_multiple_of(8) => Err(Error::NotARecord { lsn }),
+            Some(lsn) if !lsn.get().is_multiple_of(8) => Err(Error::NotARecord { lsn }),
             _ => Ok(()),
         }
     }

@@ -11,6 +11,7 @@ use pagekeeper_io::Process;
 use pagekeeper_kernel::mutex::lock;
 
 use super::core::Core;
+use super::lsn::Lsn;
 use super::options::FlushPolicy;
 use super::ring::RingSource;
 use crate::Error;
@@ -20,9 +21,9 @@ use crate::record::{BufferedSource, LogSource, RecordReader};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RedoRecord {
     /// The start of the record.
-    pub lsn: u64,
+    pub lsn: Lsn,
     /// The end of the record, as returned by its append. Continue reading from here.
-    pub end: u64,
+    pub end: Lsn,
     /// The body as it was appended.
     pub body: Vec<u8>,
 }
@@ -44,7 +45,7 @@ impl RedoReader {
         };
         let from = core.checkpoint();
         if !(from..=end).contains(&lsn) || !lsn.is_multiple_of(8) {
-            return Err(Error::NotInLog { lsn, from, upto: end });
+            return Err(Error::NotInLog { lsn: Lsn::new(lsn), from: Lsn::new(from), upto: Lsn::new(end) });
         }
         let (salt, later, end) = {
             let epochs = lock(&core.epoch.epochs);
@@ -67,8 +68,13 @@ impl Iterator for RedoReader {
             return None;
         }
         match self.process.require().map_err(Error::from).and_then(|()| self.reader.next()) {
-            Ok(entry) => entry
-                .map(|entry| Ok(RedoRecord { lsn: entry.lsn, end: entry.next, body: entry.body.to_vec() })),
+            Ok(entry) => entry.map(|entry| {
+                Ok(RedoRecord {
+                    lsn: Lsn::new(entry.lsn),
+                    end: Lsn::new(entry.next),
+                    body: entry.body.to_vec(),
+                })
+            }),
             Err(error) => {
                 self.failed = true;
                 Some(Err(error))
@@ -88,7 +94,7 @@ impl LogSource for LiveSource {
         let got = self.ring.read(lsn, bytes)?;
         // After a wraparound these bytes are overwritten only after they were reserved.
         if self.core.buffer.reserved() > lsn + self.core.config.geometry.capacity() {
-            return Err(Error::Overtaken { lsn });
+            return Err(Error::Overtaken { lsn: Lsn::new(lsn) });
         }
         Ok(got)
     }

@@ -13,10 +13,6 @@ use crate::Error;
 use crate::convert::to_usize;
 use crate::record::{BLOCK, BLOCK_LEN, LogSource, UnreadableBlocks, is_of_medium};
 
-/// A position in a [`RedoLog`](crate::RedoLog): bytes since the log was created. It only grows, while the ring
-/// wraps around.
-pub type Lsn = u64;
-
 /// Bytes of one read of a batch.
 const READ_PIECE_BYTES: u64 = 512 << 10;
 

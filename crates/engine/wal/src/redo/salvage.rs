@@ -9,9 +9,9 @@ use pagekeeper_io::open_past_cache;
 
 use super::control::{self, DecodedControl};
 use super::journal::RecoveredRecord;
+use super::lsn::Lsn;
 use super::open::recover;
 use super::options::RedoOptions;
-use super::ring::Lsn;
 use crate::Error;
 
 /// The readable part of a log; from [`RedoOptions::salvage`](crate::RedoOptions::salvage).
@@ -34,6 +34,6 @@ pub(super) fn salvage(options: RedoOptions, directory: &Path, from: Option<Lsn>)
         Ok(Ok(DecodedControl::Nothing | DecodedControl::Version(_)) | Err(_)) | Err(_) => None,
     };
     let mut records = Vec::new();
-    let fault = recover(&options, directory, from, &mut |record| records.push(record)).err();
+    let fault = recover(&options, directory, from.map(Lsn::get), &mut |record| records.push(record)).err();
     SalvagedLog { id, records, fault }
 }

@@ -8,7 +8,7 @@ use super::control::ControlFile;
 use super::event_count::EventCount;
 use super::group_commit::GroupCommit;
 use super::options::{FlushPolicy, OnBackpressure};
-use super::ring::{Geometry, Lsn, Ring};
+use super::ring::{Geometry, Ring};
 use crate::record::EpochAt;
 use crate::{Error, LogMode};
 
@@ -28,7 +28,7 @@ pub(super) struct Configuration {
     /// The position at which appending began.
     pub(super) start: u64,
     /// The positions of paddings that were damaged at opening.
-    pub(super) damaged_paddings: Vec<Lsn>,
+    pub(super) damaged_paddings: Vec<u64>,
     /// The number of bytes in the buffer at which the writer is woken.
     pub(super) write_threshold: u64,
     /// Whether pages are released at all.

@@ -17,7 +17,7 @@ use pagekeeper_bulk::{BulkMode, BulkWriter};
 use pagekeeper_kernel::mutex::lock;
 use pagekeeper_kernel::{InspectedFile, Links, residency};
 use pagekeeper_text::escaped;
-use pagekeeper_wal::{BinLog, BinLogOptions, LogMode, Position, PurgeMode, RedoLog};
+use pagekeeper_wal::{BinLog, LogMode, Lsn, Position, PurgeMode, RedoLog};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -79,7 +79,7 @@ impl Engine {
         let bulk_dir = dir.join("bulk");
         std::fs::create_dir_all(&bulk_dir).with_context(|| format!("can't create {}", escaped(&bulk_dir)))?;
         let mut redo = RedoLog::options().files(REDO_FILES).file_bytes(REDO_FILE_BYTES);
-        let mut binlog = BinLogOptions::new().max_segment_bytes(BINLOG_FILE_BYTES);
+        let mut binlog = BinLog::options().max_segment_bytes(BINLOG_FILE_BYTES);
         if !releases {
             redo = redo.mode(LogMode::Buffered).release(false);
             binlog = binlog.mode(LogMode::Buffered).release(false);
@@ -132,7 +132,7 @@ impl Engine {
 
     /// Returns the ways in which the logs are written.
     pub(super) fn modes(&self) -> Value {
-        json!({ "redo": self.redo.mode().to_string(), "binlog": self.binlog.mode().0.to_string() })
+        json!({ "redo": self.redo.mode().to_string(), "binlog": self.binlog.mode().to_string() })
     }
 
     /// Returns the totals and the residency now, at a time since `begun`.
@@ -145,7 +145,7 @@ impl Engine {
         Ok(EngineSample {
             seconds: begun.elapsed().as_secs_f64(),
             commits: lock(&self.commits_us).len(),
-            log_written_bytes: self.redo.metrics().written + (segment - 1) * BINLOG_FILE_BYTES + offset,
+            log_written_bytes: self.redo.stats().written + (segment - 1) * BINLOG_FILE_BYTES + offset,
             bulk_written_bytes: total(&self.bulk_bytes),
             follower_events: total(&self.events),
             log_resident_bytes: redo? + binlog?,
@@ -161,7 +161,7 @@ impl Engine {
             let begun = Instant::now();
             let end = self.redo.append(&redo)?;
             self.redo.wait_flushed(end)?;
-            self.committed.fetch_max(end, Ordering::Relaxed);
+            self.committed.fetch_max(end.get(), Ordering::Relaxed);
             self.binlog.append_group(&[&change])?;
             let us = u32::try_from(begun.elapsed().as_micros()).unwrap_or(u32::MAX);
             lock(&self.commits_us).push(us);
@@ -189,7 +189,7 @@ impl Engine {
             let end = self.committed.load(Ordering::Relaxed);
             if end >= next_checkpoint + CHECKPOINT_BEHIND_BYTES {
                 if next_checkpoint > 0 {
-                    self.redo.checkpoint(next_checkpoint)?;
+                    self.redo.checkpoint(Lsn::new(next_checkpoint))?;
                 }
                 next_checkpoint = end;
             }

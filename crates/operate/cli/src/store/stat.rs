@@ -58,7 +58,7 @@ impl StoreFigures {
             json!({
                 "number": slot.number,
                 "checkpoint_seq": slot.checkpoint_seq,
-                "checkpoint_lsn": slot.checkpoint_lsn,
+                "checkpoint_lsn": slot.checkpoint_lsn.get(),
             })
         };
         json!({

@@ -9,6 +9,7 @@ use super::{
     DiffRanges, ENTRY_VERSION, FLAG_MORE, JournalEntry, KIND_DIFF, KIND_FREE, KIND_FULL_PAGE_IMAGE,
     META_FREE_HEAD, META_ROOT, PART_HEADER, PageChange,
 };
+use pagekeeper_wal::Lsn;
 
 /// Why a record cannot be one that a store wrote there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -94,11 +95,11 @@ impl EntryReader {
 
     /// Like [`read`](Self::read), for a body at `lsn`. Changes have the places of their bytes, so that none of the body
     /// is kept; only split items have their bytes.
-    pub(crate) fn read_places(&mut self, body: &Bytes, lsn: u64) -> Result<Option<JournalEntry>, EntryFault> {
+    pub(crate) fn read_places(&mut self, body: &Bytes, lsn: Lsn) -> Result<Option<JournalEntry>, EntryFault> {
         self.read_part(body, Some(lsn))
     }
 
-    fn read_part(&mut self, body: &Bytes, lsn: Option<u64>) -> Result<Option<JournalEntry>, EntryFault> {
+    fn read_part(&mut self, body: &Bytes, lsn: Option<Lsn>) -> Result<Option<JournalEntry>, EntryFault> {
         let PartHeader { goes_on, ordinal, seq } = PartHeader::of(body)?;
         let mut unfinished = self.begun(seq, ordinal)?;
         let end = lsn.map(|lsn| lsn + body.len() as u64);
@@ -147,7 +148,7 @@ impl EntryReader {
 
 impl UnfinishedEntry {
     /// Takes the content of a part, which ends before `end` in the journal if places are wanted.
-    fn items(&mut self, mut bytes: Bytes, end: Option<u64>, payload: usize) -> Result<(), EntryFault> {
+    fn items(&mut self, mut bytes: Bytes, end: Option<Lsn>, payload: usize) -> Result<(), EntryFault> {
         while !bytes.is_empty() {
             if self.cut.is_empty() {
                 let whole = varint::get(&bytes).and_then(|(len, len_len)| {
@@ -181,7 +182,7 @@ impl UnfinishedEntry {
     }
 
     /// Takes an item, which ends before `end` in the journal if its place is wanted.
-    fn item(&mut self, bytes: Bytes, end: Option<u64>, payload: usize) -> Result<(), EntryFault> {
+    fn item(&mut self, bytes: Bytes, end: Option<Lsn>, payload: usize) -> Result<(), EntryFault> {
         if self.meta.is_none() {
             self.meta = Some(meta(InputBytes(bytes)).ok_or(EntryFault::Meta(self.seq))?);
             return Ok(());

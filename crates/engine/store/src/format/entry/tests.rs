@@ -132,7 +132,7 @@ fn places_are_where_the_bytes_stand() {
         let (mut log, mut reader, mut found) = (vec![0xee; 1000], EntryReader::new(PAYLOAD), None);
         for body in &bodies {
             log.extend([0xee; 24]);
-            found = reader.read_places(body, log.len() as u64).unwrap();
+            found = reader.read_places(body, Lsn::new(log.len() as u64)).unwrap();
             log.extend(body);
         }
         let (found, whole) = (found.unwrap(), read(&bodies).unwrap().unwrap());
@@ -146,7 +146,8 @@ fn places_are_where_the_bytes_stand() {
             };
             placed += 1;
             assert_eq!(found.held_bytes(), 0);
-            let bytes = place.lsns().map(|lsn| log[usize::try_from(lsn).unwrap()]).collect::<Vec<_>>();
+            let at = |lsn: Lsn| usize::try_from(lsn.get()).unwrap();
+            let bytes = log[at(place.lsns().start)..at(place.lsns().end)].to_vec();
             let base = if let PageChange::Diff { base_seq, .. } = &whole { *base_seq } else { 0 };
             let mut again = place.with_bytes(bytes.into(), PAYLOAD).unwrap();
             if let PageChange::Diff { base_seq, .. } = &mut again {
@@ -182,7 +183,7 @@ fn who_wants_places_keeps_no_memory_that_was_read() {
     let bodies: Vec<_> = bodies.map(owned).collect();
     let whole = read(&bodies).unwrap().unwrap();
     let mut reader = EntryReader::new(PAYLOAD);
-    let found = reader.read_places(&bodies[0], 4096).unwrap().unwrap();
+    let found = reader.read_places(&bodies[0], Lsn::new(4096)).unwrap().unwrap();
     assert_eq!((bodies.len(), &found.changes[..2]), (1, &whole.changes[..2]));
     drop((bodies, whole));
     assert_eq!(Arc::strong_count(&owners), 1);
@@ -190,7 +191,7 @@ fn who_wants_places_keeps_no_memory_that_was_read() {
 
 #[test]
 fn ranges_that_are_others_when_they_are_read_again_are_none() {
-    let place = JournalPlace { kind: PageKind::Data, crc: 1, first: None, lsn: 8, len: 3 };
+    let place = JournalPlace { kind: PageKind::Data, crc: 1, first: None, lsn: Lsn::new(8), len: 3 };
     assert!(place.with_bytes(Bytes::from_static(&[1, 1, 7]), PAYLOAD).is_some());
     for bytes in [&[1, 0, 7][..], &[1, 9, 7], &[0xff, 0xff, 0xff]] {
         assert_eq!(place.with_bytes(Bytes::copy_from_slice(bytes), PAYLOAD), None);

@@ -8,7 +8,7 @@ use pagekeeper_simdisk::SimDisk;
 
 use super::support::{DIR, append, contents, group, names, options, read_groups};
 use crate::binlog::segment::{SEGMENT_HEADER_BYTES, segment_name};
-use crate::{BinLog, BinLogOptions, Error, LogMode, Position, PurgeMode};
+use crate::{BinLog, Error, LogMode, Lsn, Position, PurgeMode};
 use pagekeeper_testing::disk_dir;
 
 #[test]
@@ -26,7 +26,7 @@ fn what_is_appended_is_read_in_order_across_segments_and_reopenings() {
         let mut appended = Vec::new();
         for round in 0..4_u32 {
             let log = options(&disk).mode(mode).sync_every(every).open(DIR).unwrap();
-            assert_eq!(log.mode().0, mode);
+            assert_eq!(log.mode(), mode);
             for which in 0..30 {
                 let group = group(
                     u64::from(round * 100 + which),
@@ -53,7 +53,7 @@ fn it_works_on_real_files_in_each_mode() {
     let dir = disk_dir();
     for mode in [LogMode::Auto, LogMode::Buffered, LogMode::Direct, LogMode::Uncached] {
         let path = dir.path().join(mode.to_string());
-        let options = BinLogOptions::new().max_segment_bytes(64 << 10).mode(mode);
+        let options = BinLog::options().max_segment_bytes(64 << 10).mode(mode);
         let mut appended = Vec::new();
         for round in 0..2 {
             let log = options.clone().open(&path).unwrap();
@@ -61,7 +61,7 @@ fn it_works_on_real_files_in_each_mode() {
                 appended.push(group(round * 100 + which, 2, 3000));
                 append(&log, appended.last().unwrap()).unwrap();
             }
-            assert_eq!(read_groups(&log, log.first()).unwrap(), appended, "{}", log.mode().1);
+            assert_eq!(read_groups(&log, log.first()).unwrap(), appended, "{}", log.why());
         }
         let error = {
             let _log = options.clone().open(&path).unwrap();
@@ -307,7 +307,7 @@ fn damage_before_what_was_durable_is_refused_in_the_last_segment_and_reported_in
         Error::Corrupt {
             path: path("binlog.000001"),
             offset: SEGMENT_HEADER_BYTES,
-            lsn: SEGMENT_HEADER_BYTES
+            lsn: Lsn::new(SEGMENT_HEADER_BYTES)
         }
     );
 
@@ -328,7 +328,7 @@ fn damage_before_what_was_durable_is_refused_in_the_last_segment_and_reported_in
 #[test]
 fn settings_out_of_range_are_refused() {
     for bytes in [0, 4096, 12 << 10, (16 << 10) + 1] {
-        let error = BinLogOptions::new().max_segment_bytes(bytes).open("/nowhere").unwrap_err();
+        let error = BinLog::options().max_segment_bytes(bytes).open("/nowhere").unwrap_err();
         assert!(matches!(error, Error::Setting { given, .. } if given == bytes), "{error}");
     }
 }

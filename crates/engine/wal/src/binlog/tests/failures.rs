@@ -6,7 +6,7 @@ use pagekeeper_io::Error as IoError;
 use pagekeeper_simdisk::{RandomFaults, RandomWriteFaults, SimDisk, Times, WriteFault};
 
 use super::support::{DIR, append, group, options, read_groups};
-use crate::{BinLog, BinLogOptions, Error, LogMode, PurgeMode};
+use crate::{BinLog, Error, LogMode, PurgeMode};
 use pagekeeper_testing::Mounted;
 
 fn is_poisoned<T: std::fmt::Debug>(result: Result<T, Error>, errno: i32) {
@@ -127,7 +127,7 @@ fn at_a_full_disk_that_append_fails_and_the_others_stay() {
 fn a_full_file_system_opens_a_log_in_each_mode_and_the_mode_is_found_out_when_there_is_room() {
     let Some(mounted) = Mounted::new("ext4") else { return };
     let open = |mode| {
-        let options = BinLogOptions::new().max_segment_bytes(64 << 10).zero_ahead(0).mode(mode);
+        let options = BinLog::options().max_segment_bytes(64 << 10).zero_ahead(0).mode(mode);
         options.open(mounted.path().join(mode.to_string())).unwrap()
     };
     let modes = [LogMode::Direct, LogMode::Uncached];
@@ -153,7 +153,7 @@ fn a_full_file_system_opens_a_log_in_each_mode_and_the_mode_is_found_out_when_th
     std::fs::remove_file(&full).unwrap();
     for (log, mode) in logs.into_iter().zip(modes) {
         append(&log, &group(3, 2, 30_000)).unwrap();
-        let (found, why) = log.mode();
+        let (found, why) = (log.mode(), log.why());
         assert!(found == mode || why.contains("is refused here"), "{why}");
         assert_eq!(read_groups(&log, log.first()).unwrap(), [group(1, 2, 3000), group(3, 2, 30_000)]);
         log.close().unwrap();

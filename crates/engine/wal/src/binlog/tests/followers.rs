@@ -11,7 +11,7 @@ use pagekeeper_io::{Io, Threads};
 use pagekeeper_simdisk::SimDisk;
 
 use super::support::{DIR, append, group, options, read_groups};
-use crate::{BinLogOptions, Error, Event, Follower, LogMode, Position, PurgeMode};
+use crate::{BinLog, BinLogOptions, Error, Event, Follower, LogMode, Position, PurgeMode};
 use pagekeeper_testing::disk_dir;
 
 /// Counts its wakeups.
@@ -116,7 +116,7 @@ fn each_sees_all_that_many_threads_append_across_rotations() {
     for (mode, every) in
         [(LogMode::Buffered, 1), (LogMode::Buffered, 0), (LogMode::Direct, 0), (LogMode::Direct, 1)]
     {
-        let options = BinLogOptions::new().max_segment_bytes(64 << 10).mode(mode).sync_every(every);
+        let options = BinLog::options().max_segment_bytes(64 << 10).mode(mode).sync_every(every);
         together(Arc::new(SimDisk::new()), options, DIR.as_ref(), 6, 100);
     }
 }
@@ -127,7 +127,7 @@ fn each_sees_all_on_real_files_too() {
         [(LogMode::Buffered, 8), (LogMode::Buffered, 0), (LogMode::Direct, 0), (LogMode::Uncached, 0)]
     {
         let dir = disk_dir();
-        let options = BinLogOptions::new().max_segment_bytes(256 << 10).mode(mode).sync_every(every);
+        let options = BinLog::options().max_segment_bytes(256 << 10).mode(mode).sync_every(every);
         together(Arc::new(Threads::new()), options, &dir.path().join("binlog"), 4, 400);
     }
 }
@@ -242,7 +242,7 @@ fn records_larger_than_what_is_read_at_once_come_whole() {
 #[test]
 fn a_follower_that_comes_during_a_forced_purge_gets_an_error() {
     let disk = SimDisk::new();
-    let log = BinLogOptions::new().max_segment_bytes(16 << 10).io(Arc::new(disk)).open(DIR).unwrap();
+    let log = BinLog::options().max_segment_bytes(16 << 10).io(Arc::new(disk)).open(DIR).unwrap();
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for _ in 0..2 {

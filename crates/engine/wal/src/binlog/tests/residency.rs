@@ -34,7 +34,7 @@ fn fill(log: &BinLog, bytes: u64) {
 }
 
 fn options(every: u64) -> BinLogOptions {
-    BinLogOptions::new().max_segment_bytes(SEGMENT).sync_every(every).mode(LogMode::Buffered)
+    BinLog::options().max_segment_bytes(SEGMENT).sync_every(every).mode(LogMode::Buffered)
 }
 
 /// Runs a test on the file system of the build directory and on an XFS.

@@ -12,7 +12,7 @@ pub(super) const DIR: &str = "/binlog";
 
 /// Settings with small segments and a sync for each group.
 pub(super) fn options(disk: &SimDisk) -> BinLogOptions {
-    BinLogOptions::new().max_segment_bytes(16 << 10).zero_ahead(8 << 10).io(Arc::new(disk.clone()))
+    BinLog::options().max_segment_bytes(16 << 10).zero_ahead(8 << 10).io(Arc::new(disk.clone()))
 }
 
 /// Returns a group that identifies itself: `number` records, the first of `len` bytes.

@@ -9,16 +9,16 @@ use pagekeeper_testing::{Rng, Seed};
 use super::super::options::FlushPolicy;
 use super::super::{RedoLog, RedoOptions};
 use super::{dir, small};
-use crate::Error;
 use crate::injected_fault::InjectedFault;
 use crate::record::{BLOCK, size};
 use crate::testing::{lives, require_found};
+use crate::{Error, Lsn};
 
 const FILE: u64 = 16 << 10;
 
 /// A committed record and its position.
 struct Committed {
-    lsns: Range<u64>,
+    lsns: Range<Lsn>,
     body: Vec<u8>,
 }
 
@@ -27,7 +27,7 @@ struct Life {
     disk: SimDisk,
     committed: Vec<Committed>,
     /// The record that was committed when the fault struck. It is gone if that was a write of the ring.
-    struck: Option<Range<u64>>,
+    struck: Option<Range<Lsn>>,
     /// A checkpoint that would have released everything failed.
     given_up: bool,
 }
@@ -40,7 +40,7 @@ impl Life {
         let end = match log.try_append(&body) {
             Err(Error::RingFull { .. }) => {
                 self.given_up = true;
-                log.checkpoint(self.committed.last().map_or(0, |last| last.lsns.end))?;
+                log.checkpoint(self.committed.last().map_or(Lsn::new(0), |last| last.lsns.end))?;
                 self.committed.clear();
                 self.given_up = false;
                 log.try_append(&body)?
@@ -111,11 +111,11 @@ fn bad_write(mut rng: Rng, injected_fault: Option<InjectedFault>) -> Result<(), 
     if !failed && (!same || found.len() > kept.len()) {
         return context("not what was committed".to_owned());
     }
-    let is_gone = |lsns: &Range<u64>| {
+    let is_gone = |lsns: &Range<Lsn>| {
         let is_overwritten = |to: u64| {
             let struck = life.struck.as_ref().map_or(0, |struck| struck.end - struck.start);
             let hit = to..to + struck + 2 * BLOCK;
-            (lsns.start..lsns.end.next_multiple_of(BLOCK))
+            (lsns.start.get()..lsns.end.get().next_multiple_of(BLOCK))
                 .step_by(8)
                 .any(|lsn| name == format!("redo.{:03}", lsn / FILE % 4) && hit.contains(&(lsn % FILE)))
         };

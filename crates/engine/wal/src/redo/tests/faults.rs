@@ -8,7 +8,7 @@ use pagekeeper_simdisk::{RandomFaults, RandomWriteFaults, SimDisk, Times, WriteF
 use super::super::options::FlushPolicy;
 use super::super::state::WritingMode;
 use super::{all, dir, small};
-use crate::{Error, LogMode};
+use crate::{Error, LogMode, Lsn};
 
 #[test]
 fn a_failed_sync_ends_the_log_for_everyone_and_for_good() {
@@ -66,7 +66,7 @@ fn a_failed_writeback_that_only_the_release_sees_ends_the_log() {
     disk.inject_all(WriteFault::SYNC_EIO, Times::Always);
     let error = loop {
         match log.append(&[1; 10_000]) {
-            Ok(end) => assert!(end < 15 << 20, "pages were released, and nothing failed"),
+            Ok(end) => assert!(end < Lsn::new(15 << 20), "pages were released, and nothing failed"),
             Err(error) => break error,
         }
     };
@@ -74,7 +74,7 @@ fn a_failed_writeback_that_only_the_release_sees_ends_the_log() {
         matches!(&error, Error::Poisoned { cause } if matches!(**cause, Error::Io(IoError::Sync { .. }))),
         "{error}"
     );
-    assert_eq!(log.metrics().syncs, 0);
+    assert_eq!(log.stats().syncs, 0);
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn a_checkpoint_that_fails_ends_the_log() {
     log.wait_flushed(end).unwrap();
     disk.inject("/redo/control", 0..8192, WriteFault::EIO, Times::Once).unwrap();
     assert!(matches!(log.checkpoint(end), Err(Error::Poisoned { .. })));
-    assert_eq!(log.checkpoint_lsn(), 0);
+    assert_eq!(log.checkpoint_lsn(), Lsn::new(0));
     assert!(matches!(log.append(b"y"), Err(Error::Poisoned { .. })));
 }
 

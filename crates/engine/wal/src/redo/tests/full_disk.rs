@@ -12,7 +12,7 @@ use super::super::{RedoLog, RedoOptions};
 use super::{dir, small};
 use crate::injected_fault::InjectedFault;
 use crate::testing::{lives, require_found};
-use crate::{Error, LogMode};
+use crate::{Error, LogMode, Lsn};
 
 /// A log and its expected state.
 struct Life {
@@ -20,10 +20,10 @@ struct Life {
     mode: LogMode,
     injected_fault: Option<InjectedFault>,
     /// The records committed since the checkpoint, each with its end.
-    kept: Vec<(u64, Vec<u8>)>,
-    checkpoint: u64,
+    kept: Vec<(Lsn, Vec<u8>)>,
+    checkpoint: Lsn,
     /// The doubtful state after a failure that ended the log: a last record, and a checkpoint.
-    doubtful: (Option<Vec<u8>>, u64),
+    doubtful: (Option<Vec<u8>>, Lsn),
     is_full: bool,
 }
 
@@ -61,10 +61,10 @@ impl Life {
         if self.is_full && is_honest { Ok(ended) } else { Err(format!("full: {}: {error}", self.is_full)) }
     }
 
-    fn check_point(&mut self, log: &RedoLog, to: u64) -> Result<(), Error> {
+    fn check_point(&mut self, log: &RedoLog, to: Lsn) -> Result<(), Error> {
         self.doubtful.1 = to;
         log.checkpoint(to)?;
-        (self.doubtful.1, self.checkpoint) = (0, to);
+        (self.doubtful.1, self.checkpoint) = (Lsn::new(0), to);
         self.kept.retain(|(end, _)| *end > to);
         Ok(())
     }
@@ -97,7 +97,7 @@ impl Life {
         let Err(error) = done else { return Ok(true) };
         let ended = self.ended(&error)?;
         if !ended {
-            self.doubtful = (None, 0);
+            self.doubtful = (None, Lsn::new(0));
         }
         Ok(!ended)
     }
@@ -150,8 +150,8 @@ fn life(mut rng: Rng, injected_fault: Option<InjectedFault>) -> Result<(), Strin
         mode,
         injected_fault,
         kept: Vec::new(),
-        checkpoint: 0,
-        doubtful: (None, 0),
+        checkpoint: Lsn::new(0),
+        doubtful: (None, Lsn::new(0)),
         is_full: false,
     };
     let mut log = life.options().create(dir()).map_err(|error| error.to_string())?;

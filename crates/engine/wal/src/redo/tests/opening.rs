@@ -11,7 +11,7 @@ use super::super::options::FlushPolicy;
 use super::super::{RedoLog, RedoOptions};
 use super::{all, dir, small};
 use crate::injected_fault::InjectedFault;
-use crate::{Error, LogMode};
+use crate::{Error, LogMode, Lsn};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -109,7 +109,7 @@ fn records_are_given_from_where_they_are_wanted_with_threads_and_without() {
         options.max_unsynced(4 * MIB).io(Arc::new(disk.clone()))
     };
     let log = options().create(dir()).unwrap();
-    let mut ends = vec![0];
+    let mut ends = vec![Lsn::new(0)];
     for number in 0..3000_usize {
         // Some records span chunks of memory, some are empty.
         let len = if number % 500 == 7 { 3_000_000 } else { number * 37 % 20_000 };
@@ -133,7 +133,7 @@ fn records_are_given_from_where_they_are_wanted_with_threads_and_without() {
     }
     let before = disk.stats().writes;
     let wrong = |from| options().recover(dir(), Some(from)).unwrap_err();
-    assert!(matches!(wrong(1 << 40), Error::NotInLog { from: 0, .. }));
+    assert!(matches!(wrong(Lsn::new(1 << 40)), Error::NotInLog { from, .. } if from == Lsn::new(0)));
     assert_eq!(wrong(ends[5] + 8), Error::NotARecord { lsn: ends[5] + 8 });
     assert_eq!(wrong(ends[5] + 1), Error::NotARecord { lsn: ends[5] + 1 });
     assert_eq!(disk.stats().writes, before, "nothing was changed");
@@ -156,7 +156,7 @@ fn records_are_given_before_later_ones_are_read() {
     };
     let before = disk.stats().reads;
     let log = options().without_threads().recover_into(dir(), None, take).unwrap();
-    assert_eq!((count, log.checkpoint_lsn()), (600, 0));
+    assert_eq!((count, log.checkpoint_lsn()), (600, Lsn::new(0)));
     // The first step is about half of the log.
     assert!((reads[0] - before) * 3 < (reads[599] - before) * 2, "{before}, {reads:?}");
 }
@@ -183,7 +183,7 @@ fn memory_of_bodies_that_nobody_keeps_is_read_into_again() {
     // A kept body stays as it is.
     let mut kept = Vec::new();
     let take = |record: crate::RecoveredRecord| {
-        kept.extend(Some(record.body).filter(|_| record.lsn.is_multiple_of(80)));
+        kept.extend(Some(record.body).filter(|_| record.lsn.get().is_multiple_of(80)));
     };
     drop(options().recover_into(dir(), None, take).unwrap());
     assert!(kept.len() > 50 && kept.iter().all(|body| body.iter().all(|byte| *byte == 7)));
@@ -198,7 +198,7 @@ fn places_are_read_again_as_long_as_they_are_in_the_log() {
         let len = usize::try_from(number * 37 % 3000 + 2).unwrap();
         log.append(&vec![number.to_le_bytes()[0]; len]).unwrap()
     };
-    let mut released = 0;
+    let mut released = Lsn::new(0);
     for number in 0..300 {
         let end = append(&log, number);
         if log.end() - released > 64 * KIB {
@@ -209,7 +209,7 @@ fn places_are_read_again_as_long_as_they_are_in_the_log() {
     log.close().unwrap();
     let (log, found) = options().recover(dir(), None).unwrap();
     assert!(
-        found.len() > 10 && found.last().unwrap().end > 4 * 64 * KIB,
+        found.len() > 10 && found.last().unwrap().end > Lsn::new(4 * 64 * KIB),
         "the ring was filled more than once"
     );
     let mut places: Vec<_> = found
@@ -244,7 +244,7 @@ fn places_are_read_again_as_long_as_they_are_in_the_log() {
     assert!(matches!(error, Error::NotInLog { lsn, .. } if lsn == first.start), "{error}");
     log.read_again(&places, 1 << 20).unwrap();
     // An unreadable place is an error, but does not affect others.
-    let (file, offset) = (found[1].body_lsn() / (64 * KIB) % 4, found[1].body_lsn() % (64 * KIB));
+    let (file, offset) = (found[1].body_lsn().get() / (64 * KIB) % 4, found[1].body_lsn().get() % (64 * KIB));
     let path = format!("/redo/redo.{file:03}");
     disk.damage(&path, &Damage::Unreadable(offset..offset + 1)).unwrap();
     assert!(matches!(log.read_again(&places, 1 << 20), Err(Error::Io(_))));
@@ -282,7 +282,7 @@ fn a_damaged_record_is_refused_within_the_bound() {
         }
         // A record behind the next sync proves that earlier ones are durable.
         let known = places[120].end;
-        assert!(known + 64 * KIB < log.durable_lsn() && known > 400 * KIB);
+        assert!(known + 64 * KIB < log.durable_lsn() && known > Lsn::new(400 * KIB));
         if commits {
             log.close().unwrap();
         }
@@ -290,11 +290,11 @@ fn a_damaged_record_is_refused_within_the_bound() {
         for place in places.iter().filter(|place| place.end <= known) {
             // In the header's LSN, then in its distance to the durable end.
             let rotten = disk.after_kill();
-            flip(&rotten, place.start + 9, file_bytes);
+            flip(&rotten, (place.start + 9).get(), file_bytes);
             let error = options(&rotten).open(dir()).unwrap_err();
             assert!(matches!(error, Error::Corrupt { lsn, .. } if lsn <= place.start), "{place:?}: {error}");
             let rotten = disk.after_kill();
-            flip(&rotten, place.start + 20, file_bytes);
+            flip(&rotten, (place.start + 20).get(), file_bytes);
             assert!(matches!(options(&rotten).open(dir()), Err(Error::Corrupt { .. })), "{place:?}");
         }
         // Behind that it is a torn tail.
@@ -324,7 +324,7 @@ fn a_bound_is_kept_by_whoever_opens_the_log() {
             });
         }
     });
-    assert!(log.metrics().syncs >= 1_200_000 / (32 * KIB));
+    assert!(log.stats().syncs >= 1_200_000 / (32 * KIB));
     for wrong in [4096, 40_000, 1 << 33] {
         assert!(matches!(small(&disk).max_unsynced(wrong).open(dir()), Err(Error::Setting { .. })));
     }
@@ -339,5 +339,5 @@ fn faults_can_be_injected_by_tests_of_crates_built_on_the_log() {
     // Both slots of the control file were synced already.
     let syncs = disk.stats().syncs;
     log.wait_flushed(end).unwrap();
-    assert_eq!((disk.stats().syncs, log.durable_lsn()), (syncs, 4096));
+    assert_eq!((disk.stats().syncs, log.durable_lsn()), (syncs, Lsn::new(4096)));
 }

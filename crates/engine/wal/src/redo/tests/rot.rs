@@ -11,10 +11,10 @@ use pagekeeper_testing::{Rng, Seed};
 use super::super::options::FlushPolicy;
 use super::super::{RedoLog, RedoOptions};
 use super::{all, dir, small};
-use crate::Error;
 use crate::injected_fault::InjectedFault;
 use crate::record::{BLOCK, RecordKind, encode};
 use crate::testing::{lives, require_found};
+use crate::{Error, Lsn};
 
 const FILE: u64 = 16 << 10;
 
@@ -38,7 +38,7 @@ fn flip_all(disk: &SimDisk, lsn: u64, bits: u8) {
 fn commit(log: &RedoLog, body: &[u8]) -> u64 {
     let end = log.append(body).unwrap();
     log.wait_flushed(end).unwrap();
-    end
+    end.get()
 }
 
 fn opened(disk: &SimDisk) -> Result<RedoLog, Error> {
@@ -54,8 +54,8 @@ fn a_bit_in_the_first_record_after_a_crash_loses_nothing_in_silence() {
     let disk = disk.after_kill();
     drop(log);
     let log = opened(&disk).unwrap();
-    let first = log.end();
-    let committed: Vec<_> = (0..10).map(|number| (log.end(), commit(&log, &[number; 100]))).collect();
+    let first = log.end().get();
+    let committed: Vec<_> = (0..10).map(|number| (log.end().get(), commit(&log, &[number; 100]))).collect();
     let last = committed[9];
     let killed = disk.after_kill();
     log.close().unwrap();
@@ -86,7 +86,7 @@ fn every_byte_of_a_closed_log_counts_but_for_those_of_padding() {
     // that.
     let ends: Vec<_> = [900, 2000, 4048, 4056, 1000].map(|len| commit(&log, &vec![7; len])).into();
     assert_eq!((ends[2] % BLOCK, ends[3] % BLOCK), (BLOCK - 24, BLOCK - 16));
-    log.checkpoint(ends[0]).unwrap();
+    log.checkpoint(Lsn::new(ends[0])).unwrap();
     log.close().unwrap();
     let lens = [2000, 4048, 4056, 1000].map(crate::record::size);
     let records: Vec<_> = lens.iter().zip(&ends[1..]).map(|(len, end)| end - len..*end).collect();
@@ -126,7 +126,7 @@ fn a_log_goes_on_behind_a_damaged_padding() {
             let log = small(&disk).without_threads().create(dir()).unwrap();
             let end = commit(&log, b"one");
             if checkpointed {
-                log.checkpoint(end).unwrap();
+                log.checkpoint(Lsn::new(end)).unwrap();
             }
             log.close().unwrap();
             flip_all(&disk, end + at, flips);
@@ -142,7 +142,7 @@ fn a_log_goes_on_behind_a_damaged_padding() {
                 }
             }
             let log = opened(&disk).unwrap();
-            log.checkpoint(end).unwrap();
+            log.checkpoint(Lsn::new(end)).unwrap();
             assert_eq!(log.damaged_paddings().len(), 1);
             log.checkpoint(log.end()).unwrap();
             assert_eq!(log.damaged_paddings(), []);
@@ -164,7 +164,7 @@ fn openings_that_append_nothing_use_nothing_up() {
         let written = disk.stats().written;
         for _ in 0..200 {
             let log = opened(&disk).unwrap();
-            assert_eq!((all(&log).len(), log.end()), (1, BLOCK));
+            assert_eq!((all(&log).len(), log.end()), (1, Lsn::new(BLOCK)));
             log.close().unwrap();
         }
         assert_eq!(disk.stats().written, written);
@@ -227,8 +227,8 @@ fn a_read_only_log_is_read_beside_others_and_on_a_full_disk_and_nothing_is_writt
         assert_eq!(all(log).len(), 1);
         assert_eq!(log.append(b"two"), Err(Error::ReadOnly));
         assert_eq!(log.try_append(b"two"), Err(Error::ReadOnly));
-        assert_eq!(log.checkpoint(end), Err(Error::ReadOnly));
-        log.sync_upto(end).unwrap();
+        assert_eq!(log.checkpoint(Lsn::new(end)), Err(Error::ReadOnly));
+        log.sync_upto(Lsn::new(end)).unwrap();
     }
     assert!(matches!(small(&disk).open(dir()), Err(Error::Io(pagekeeper_io::Error::Locked { .. }))));
     drop(logs);
@@ -248,9 +248,9 @@ fn what_a_newer_or_older_pagekeeper_wrote_is_left_as_it_is() {
     let (lsn, salt) = (log.end(), log.core.epoch.salt.load(std::sync::atomic::Ordering::Relaxed));
     let killed = disk.after_kill();
     drop(log);
-    let (path, at) = place(lsn);
+    let (path, at) = place(lsn.get());
     let file = killed.open_writable(path.as_ref(), Access::Buffered, Create::Never).unwrap();
-    file.write_at(at, &encode(RecordKind::Unknown(7), b"?", lsn, salt, 0), WriteMode::Plain).unwrap();
+    file.write_at(at, &encode(RecordKind::Unknown(7), b"?", lsn.get(), salt, 0), WriteMode::Plain).unwrap();
     let before = killed.ops();
     let error = opened(&killed).unwrap_err();
     assert!(matches!(error, Error::UnknownRecord { offset, .. } if offset == at), "{error}");
@@ -282,7 +282,7 @@ fn what_a_newer_or_older_pagekeeper_wrote_is_left_as_it_is() {
 
 /// A committed record and its position.
 struct Committed {
-    lsns: Range<u64>,
+    lsns: Range<Lsn>,
     body: Vec<u8>,
 }
 
@@ -308,7 +308,7 @@ fn damaged(mut rng: Rng, injected_fault: Option<InjectedFault>) -> Result<(), St
             let body: Vec<u8> = (0..rng.of(1..len)).map(|_| rng.number().to_le_bytes()[0]).collect();
             let end = match log.try_append(&body) {
                 Err(Error::RingFull { .. }) => {
-                    log.checkpoint(committed.last().map_or(0, |last| last.lsns.end)).unwrap();
+                    log.checkpoint(committed.last().map_or(Lsn::new(0), |last| last.lsns.end)).unwrap();
                     committed.clear();
                     log.try_append(&body).unwrap()
                 }
@@ -358,7 +358,7 @@ fn damaged(mut rng: Rng, injected_fault: Option<InjectedFault>) -> Result<(), St
         return Err(context("not what was committed".to_owned()));
     }
     // Each missing record must have been hit, or the padding behind it: nothing else could have proven it.
-    let is_hit = |lsns: &Range<u64>| {
+    let is_hit = |lsns: &Range<Lsn>| {
         let damaged = match &damage {
             Damage::Bit { at, .. } => *at..*at + 1,
             Damage::Shifted { range, .. }
@@ -367,7 +367,7 @@ fn damaged(mut rng: Rng, injected_fault: Option<InjectedFault>) -> Result<(), St
             | Damage::Unreadable(range) => range.clone(),
             _ => 0..FILE,
         };
-        (lsns.start..lsns.end.next_multiple_of(BLOCK)).step_by(8).any(|lsn| {
+        (lsns.start.get()..lsns.end.get().next_multiple_of(BLOCK)).step_by(8).any(|lsn| {
             let (path, at) = place(lsn);
             path.ends_with(name) && damaged.start < at + 8 && at < damaged.end
         })

@@ -6,7 +6,7 @@ use super::super::options::FlushPolicy;
 use super::super::{RedoLog, RedoOptions};
 use super::{dir, small};
 use crate::injected_fault::InjectedFault;
-use crate::{Error, LogMode};
+use crate::{Error, LogMode, Lsn};
 use pagekeeper_testing::Rng;
 
 /// One operation on the log.
@@ -29,7 +29,7 @@ pub(super) enum Op {
 /// An appended record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Appended {
-    end: u64,
+    end: Lsn,
     body: Vec<u8>,
 }
 
@@ -51,11 +51,11 @@ pub(super) struct World {
     /// All records that may be found, at least since the last checkpoint.
     appended: Vec<Appended>,
     /// Everything before this survives a power cut.
-    durable: u64,
+    durable: Lsn,
     /// Everything before this survives a kill.
-    written: u64,
+    written: Lsn,
     /// The checkpoint, and the one that was last attempted.
-    checkpoint: [u64; 2],
+    checkpoint: [Lsn; 2],
     number: u64,
 }
 
@@ -74,9 +74,9 @@ impl World {
             bounded,
             log: None,
             appended: Vec::new(),
-            durable: 0,
-            written: 0,
-            checkpoint: [0; 2],
+            durable: Lsn::new(0),
+            written: Lsn::new(0),
+            checkpoint: [Lsn::new(0); 2],
             number: 0,
             disk,
         };
@@ -130,7 +130,7 @@ impl World {
         self.log.as_ref().expect("a log")
     }
 
-    fn end(&self) -> u64 {
+    fn end(&self) -> Lsn {
         self.appended.last().map_or(self.checkpoint[0], |appended| appended.end)
     }
 
@@ -160,7 +160,7 @@ impl World {
         Ok(())
     }
 
-    fn checkpoint(&mut self, lsn: u64) -> Result<(), Error> {
+    fn checkpoint(&mut self, lsn: Lsn) -> Result<(), Error> {
         self.checkpoint[1] = lsn;
         self.log().checkpoint(lsn)?;
         self.checkpoint = [lsn; 2];
