@@ -135,11 +135,13 @@ impl Builder {
         self
     }
 
-    /// Checks every page once, when it is loaded, outside all locks. A page that the verifier rejects is not
-    /// cached, and all callers that wait for it get [`Error::Rejected`](crate::Error::Rejected) with the
-    /// reason. The verifier must not read through the cache: it could wait for a page whose load waits for the
-    /// verifier. If it panics, the panic continues in the thread that reads. Other callers that wait for the
-    /// page, and for neighbours read together with it, get
+    /// Checks every page once, when it is loaded, outside all locks. A page that the verifier
+    /// rejects is not cached, and all callers that wait for it get
+    /// [`Error::Rejected`](crate::Error::Rejected) with the reason. The verifier must not read
+    /// through the cache. If it waits for its own page, or for another page of its file, that read
+    /// fails with [`Error::WithinVerifier`](crate::Error::WithinVerifier); verifiers of two files
+    /// can still wait for each other. If it panics, the panic continues in the thread that reads.
+    /// Other callers that wait for the page, and for neighbours read together with it, get
     /// [`Error::LoaderPanicked`](crate::Error::LoaderPanicked).
     ///
     /// ```

@@ -70,6 +70,15 @@ pub enum Error {
         /// The verifier's reason.
         reason: Arc<str>,
     },
+    /// A verifier asked for a page of its file that is being loaded, such as the one that it is to
+    /// verify: it could wait for itself.
+    #[error("page {page} of {}: a verifier asked for it, and would wait for itself", escaped(path))]
+    WithinVerifier {
+        /// The file.
+        path: PathBuf,
+        /// The page's number.
+        page: u64,
+    },
     /// The page is not in the file.
     #[error("{}: no page {page}: it has {pages}", escaped(path))]
     NoSuchPage {
@@ -137,6 +146,7 @@ impl Error {
             | Self::Grew { path, .. }
             | Self::Changed { path }
             | Self::Rejected { path, .. }
+            | Self::WithinVerifier { path, .. }
             | Self::NoSuchPage { path, .. }
             | Self::PastEnd { path, .. }
             | Self::TooLarge { path, .. }
@@ -158,6 +168,7 @@ impl From<Error> for std::io::Error {
             Error::Closed { .. }
             | Error::Grew { .. }
             | Error::Changed { .. }
+            | Error::WithinVerifier { .. }
             | Error::LoaderPanicked { .. } => Self::other(error),
         }
     }

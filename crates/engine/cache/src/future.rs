@@ -264,7 +264,10 @@ impl FileHandle {
                 self.submit(vec![filling], LoadReason::Read);
                 AwaitedEvent::Load(waiter)
             }
-            BeginOutcome::Busy(Some(waiter)) => AwaitedEvent::Load(waiter),
+            BeginOutcome::Busy(Some(waiter)) => {
+                self.check_can_wait(page)?;
+                AwaitedEvent::Load(waiter)
+            }
             BeginOutcome::Busy(None) | BeginOutcome::Readable if on_busy == BusyPolicy::Join => {
                 AwaitedEvent::Counted
             }

@@ -23,7 +23,7 @@ use crate::frames::{self, LoadingFrame};
 use crate::handle::FileHandle;
 use crate::lookup::{KeptFrame, LookupAttempt};
 use crate::pool::{BeginOutcome, BusyPolicy, LoadReason};
-use crate::verifier::LoadedPage;
+use crate::verifier::{self, LoadedPage};
 
 /// Attempts to make room before a page is read past the cache. Each attempt after the first yields the
 /// processor, for readers that were preempted.
@@ -58,6 +58,7 @@ impl FileHandle {
                 BeginOutcome::Readable => return Ok(MissStep::Again(LookupAttempt::First)),
                 BeginOutcome::Busy(waiter) => {
                     if let Some(waiter) = waiter {
+                        self.check_can_wait(page)?;
                         waiter.wait()?;
                     }
                     return Ok(MissStep::Again(LookupAttempt::Again));
@@ -86,6 +87,15 @@ impl FileHandle {
         Ok(MissStep::Bypass)
     }
 
+    /// Fails if the page is being loaded and this thread verifies a page of the same file: it may
+    /// wait for itself.
+    pub(crate) fn check_can_wait(&self, page: u32) -> Result<(), Error> {
+        if verifier::is_verifying_file(self.page_table.number) {
+            return Err(Error::WithinVerifier { path: self.path.clone(), page: page.into() });
+        }
+        Ok(())
+    }
+
     /// Checks that the bytes read are the whole page, and that the verifier accepts it. The caller has checked
     /// after the read that the file is unchanged.
     pub(crate) fn check_page(&self, page: u32, read: usize, bytes: &[u8]) -> Result<(), Error> {
@@ -104,11 +114,7 @@ impl FileHandle {
             offset: self.range(page).start,
             bytes,
         };
-        verifier(&loaded).map_err(|reason| Error::Rejected {
-            path: self.path.clone(),
-            page: page.into(),
-            reason: reason.into(),
-        })
+        verifier::verify(verifier, &loaded)
     }
 
     /// Checks that the file is unchanged, and that the bytes read are the page.

@@ -1,10 +1,60 @@
 //! Checks of pages by the cache's user: the type of a verifier, and the page that it gets.
 
+use std::cell::RefCell;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::Error;
+
 /// Checks a page that was loaded, before anyone reads it.
 pub(crate) type PageVerifier = Arc<dyn Fn(&LoadedPage<'_>) -> Result<(), String> + Send + Sync>;
+
+thread_local! {
+    /// The pages that this thread is verifying, by file number and page; the innermost is last.
+    static VERIFIED_HERE: RefCell<Vec<(u64, u32)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Whether a page that this thread is verifying satisfies the condition. False in a thread that is
+/// ending.
+fn is_verifying(condition: impl Fn(&(u64, u32)) -> bool) -> bool {
+    VERIFIED_HERE.try_with(|pages| pages.borrow().iter().any(condition)).unwrap_or(false)
+}
+
+/// Whether this thread is verifying a page of the file: a wait for another page of it may never
+/// end.
+pub(crate) fn is_verifying_file(file: u64) -> bool {
+    is_verifying(|page| page.0 == file)
+}
+
+/// Notes that this thread is verifying a page, until it is dropped.
+struct VerifiedHere;
+
+impl VerifiedHere {
+    fn new(page: (u64, u32)) -> Self {
+        let _ = VERIFIED_HERE.try_with(|pages| pages.borrow_mut().push(page));
+        Self
+    }
+}
+
+impl Drop for VerifiedHere {
+    fn drop(&mut self) {
+        let _ = VERIFIED_HERE.try_with(|pages| pages.borrow_mut().pop());
+    }
+}
+
+/// Calls the verifier. Fails if it has asked for the page that it is to verify.
+pub(crate) fn verify(verifier: &PageVerifier, page: &LoadedPage<'_>) -> Result<(), Error> {
+    let number = (page.file_id, page.page);
+    if is_verifying(|other| *other == number) {
+        return Err(Error::WithinVerifier { path: page.path.to_owned(), page: page.page() });
+    }
+    let _here = VerifiedHere::new(number);
+    verifier(page).map_err(|reason| Error::Rejected {
+        path: page.path.to_owned(),
+        page: page.page(),
+        reason: reason.into(),
+    })
+}
 
 /// A page for a verifier to check.
 #[derive(Debug)]

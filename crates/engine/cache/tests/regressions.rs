@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, OnceLock, mpsc};
 use std::thread;
 
-use pagekeeper_cache::{CachedFile, Error, PageCache, PageGuard, ReadRequest};
+use pagekeeper_cache::{CachedFile, Error, LoadedPage, PageCache, PageGuard, ReadRequest};
 use pagekeeper_simdisk::{Fault, SimDisk, Times};
 
 use pagekeeper_testing::disk_dir;
@@ -87,6 +87,36 @@ fn a_device_that_fails_is_an_error_until_it_works_again() {
         result.unwrap();
     }
     read_all(&file, SEED);
+}
+
+/// A verifier that reads its own page, or the whole file, gets an error that says so, whichever way
+/// the page is read.
+#[test]
+fn a_verifier_that_reads_its_own_file_does_not_wait_for_itself() {
+    let opened: Arc<OnceLock<CachedFile>> = Arc::default();
+    let in_verifier = Arc::clone(&opened);
+    let disk = SimDisk::new();
+    disk.create_patterned("/file", 20 * PAGE_LEN, SEED).unwrap();
+    let verifier = move |page: &LoadedPage<'_>| {
+        let Some(file) = in_verifier.get() else { return Ok(()) };
+        let own = read_every_way(file, page.page()).into_iter();
+        let words: Vec<_> = own.filter_map(|result| Some(result.err()?.to_string())).collect();
+        match &words[..] {
+            [first, ..] if words.len() == 7 => Err(first.clone()),
+            others => Err(format!("not every way was refused: {others:?}")),
+        }
+    };
+    let cache = sim_builder(&disk, 100, PAGE).verifier(verifier).build().unwrap();
+    let file = cache.open("/file").unwrap();
+    file.page(1).unwrap();
+    opened.set(file.clone()).unwrap();
+    for result in read_every_way(&file, 5) {
+        let error = result.unwrap_err();
+        assert!(error.to_string().ends_with("a verifier asked for it, and would wait for itself"), "{error}");
+    }
+    file.prefetch(7 * PAGE_LEN..9 * PAGE_LEN);
+    assert!(matches!(file.page(8), Err(Error::Rejected { .. })));
+    check(SEED, PAGE_LEN, &file.page(1).unwrap());
 }
 
 /// As above: the file is shorter than it was.

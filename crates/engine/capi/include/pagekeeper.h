@@ -50,7 +50,7 @@ const char *pk_version(void);
 
 typedef enum pk_status {
   PK_OK = 0,
-  PK_MISUSE = 1,      /* an argument is NULL or out of range, or another thread uses the handle */
+  PK_MISUSE = 1,      /* an argument is NULL, invalid or out of range, or another thread uses the handle */
   PK_IO = 2,          /* a system call failed: pk_error_number() has errno */
   PK_CORRUPT = 3,     /* the data on the disk is not the data that was written */
   PK_NOT_FOUND = 4,   /* no such file, log, store, page or position */
@@ -363,7 +363,7 @@ pk_status pk_redo_try_append(pk_redo *redo, const void *bytes, size_t size, uint
 pk_status pk_redo_wait(pk_redo *redo, uint64_t lsn);
 /* Returns when everything before lsn is durable, whatever the policy. */
 pk_status pk_redo_sync(pk_redo *redo, uint64_t lsn);
-/* Releases all records before lsn: they may be overwritten. */
+/* Releases all records before lsn: they may be overwritten. Does nothing if the checkpoint is past lsn already. */
 pk_status pk_redo_checkpoint(pk_redo *redo, uint64_t lsn);
 /* The start of the first unreleased record; the start of the next record; the end of the durable part. 0 for
    NULL. */
@@ -504,8 +504,12 @@ pk_status pk_store_restore(const char *backup, const char *to, uint64_t *seq);
    store open, and its directory locked, until they end. */
 pk_status pk_store_close(pk_store *store);
 
-/* Begins a write transaction; waits until the previous one is over. */
+/* Begins a write transaction; waits until the previous one is over. PK_MISUSE if this thread began that one: it
+   would wait for itself. */
 pk_status pk_store_begin_write(pk_store *store, pk_write_txn **txn);
+/* The same, but waits for up to timeout_ms milliseconds (-1: without a limit, 0: not at all) and then returns
+   PK_TIMED_OUT. A thread that began the previous transaction and passed it to another thread can wait with a limit. */
+pk_status pk_store_begin_write_timeout(pk_store *store, int timeout_ms, pk_write_txn **txn);
 pk_status pk_txn_allocate(pk_write_txn *txn, uint64_t *page);
 /* Allocates contiguous pages and returns the first of them. Until they are written, they read as never
    written. */
@@ -543,7 +547,7 @@ void pk_snapshot_end(pk_read_txn *txn);
 /* An ordered map of byte strings in the pages of a store: a B+tree. Its root page identifies it, and never
    changes; a store has any number of trees. Keys have 0 to 512 bytes and are ordered by their bytes; values
    have less than 4 GiB (PK_TOO_LARGE beyond). If a change fails in any other way, the transaction contains a
-   part of it: abort it. PK_CORRUPT if the page is not a tree's. */
+   part of it: abort it. PK_MISUSE if the root is no page of a tree; PK_CORRUPT if another page of the tree is not. */
 typedef struct pk_cursor pk_cursor;
 
 pk_status pk_tree_create(pk_write_txn *txn, uint64_t *root);

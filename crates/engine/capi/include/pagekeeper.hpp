@@ -270,9 +270,10 @@ class Store {
     check(pk_store_open(directory.c_str(), &options, &store));
     store_.reset(store);
   }
-  WriteTxn begin_write() {
+  // timeout_ms: -1 without a limit; 0 does not wait. Throws an Error of PK_TIMED_OUT after it.
+  WriteTxn begin_write(int timeout_ms = -1) {
     pk_write_txn* txn = nullptr;
-    check(pk_store_begin_write(store_.get(), &txn));
+    check(pk_store_begin_write_timeout(store_.get(), timeout_ms, &txn));
     return WriteTxn(txn);
   }
   Snapshot begin_read() const {

@@ -37,6 +37,8 @@ mod store;
 mod task;
 mod tree;
 mod txn;
+#[cfg(test)]
+mod wrong_arguments;
 
 /// The version as a NUL-terminated string.
 const VERSION_TEXT: &std::ffi::CStr =

@@ -216,6 +216,13 @@ fn has_nothing_unknown<T: SizedStruct>(pointer: *const T) -> Result<(), CallFail
 }
 
 #[cfg(test)]
+impl From<&[u8; 3]> for ArrayPointer<u8> {
+    fn from(bytes: &[u8; 3]) -> Self {
+        Self(bytes.as_ptr())
+    }
+}
+
+#[cfg(test)]
 impl From<&mut [u8; 100]> for MutArrayPointer<u8> {
     fn from(bytes: &mut [u8; 100]) -> Self {
         Self(bytes.as_mut_ptr())

@@ -114,7 +114,7 @@ fn of_io(error: &io::Error) -> Status {
 fn of_cache(error: &cache::Error) -> Status {
     match error {
         cache::Error::Io(error) => of_io(error),
-        cache::Error::Closed { .. } => Status::Misuse,
+        cache::Error::Closed { .. } | cache::Error::WithinVerifier { .. } => Status::Misuse,
         cache::Error::Cut { .. } | cache::Error::Grew { .. } | cache::Error::Changed { .. } => {
             Status::Changed
         }
@@ -193,7 +193,9 @@ fn of_store(error: &store::Error) -> Status {
         Error::OtherPageSize { .. }
         | Error::Setting { .. }
         | Error::PayloadSize { .. }
-        | Error::MetadataTooLong { .. } => Status::Misuse,
+        | Error::MetadataTooLong { .. }
+        | Error::OwnTransaction => Status::Misuse,
+        Error::WriteTimeout => Status::TimedOut,
         Error::TransactionTooLarge { .. } => Status::TooLarge,
         Error::SnapshotTooOld => Status::TooOld,
         Error::Poisoned { .. } => Status::Poisoned,

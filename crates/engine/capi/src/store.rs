@@ -14,7 +14,7 @@ use crate::status::{CallFailure, Status};
 pub(crate) const NO_PAGE: u64 = u64::MAX;
 
 /// `pk_store`.
-pub struct StoreHandle(pub(crate) Arc<pagekeeper_store::Store>, Process);
+pub struct StoreHandle(pub(crate) Arc<pagekeeper_store::Store>, pub(crate) Process);
 
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]

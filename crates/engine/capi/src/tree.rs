@@ -9,7 +9,7 @@ use std::mem::MaybeUninit;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use pagekeeper_store::ReadTxn;
+use pagekeeper_store::{Error, ReadTxn};
 use pagekeeper_tree::{Pages, Tree, TreeError, Value};
 
 use crate::call::{call, plain};
@@ -72,6 +72,18 @@ impl CursorState {
     }
 }
 
+/// Opens the tree of a root page. The caller names that page, so a wrong one is the caller's
+/// mistake, and no damage.
+fn open(pages: &impl Pages, root: u64) -> Result<Tree, CallFailure> {
+    Tree::open(pages, root).map_err(|error| match error {
+        TreeError::NotATree { .. }
+        | TreeError::Store(
+            Error::OutOfRange { .. } | Error::NotAllocated { .. } | Error::NeverWritten { .. },
+        ) => CallFailure::misuse(format!("the root of a tree: {error}")),
+        error => error.into(),
+    })
+}
+
 /// Copies the start of a value. Returns the length of the whole value.
 fn get(
     pages: &impl Pages,
@@ -80,7 +92,7 @@ fn get(
     buffer: &mut [u8],
     value_size: Option<&mut MaybeUninit<usize>>,
 ) -> Result<(), CallFailure> {
-    let copied = Tree::open(pages, root)?.get_with(pages, key, |value| {
+    let copied = open(pages, root)?.get_with(pages, key, |value| {
         let len = value.len().min(buffer.len());
         buffer[..len].copy_from_slice(&value[..len]);
         value.len()
@@ -109,7 +121,7 @@ pub extern "C" fn pk_tree_create(
 pub extern "C" fn pk_tree_delete(txn: Option<&WriteTxnHandle>, root: u64) -> Status {
     call(|| {
         let mut txn = given(txn, "the transaction")?.enter()?;
-        Ok(Tree::open(&*txn, root)?.delete(&mut txn)?)
+        Ok(open(&*txn, root)?.delete(&mut txn)?)
     })
 }
 
@@ -125,7 +137,7 @@ pub extern "C" fn pk_tree_put(
     call(|| {
         let mut txn = given(txn, "the transaction")?.enter()?;
         let (key, value) = (key.slice(key_size, "the key")?, value.slice(value_size, "the value")?);
-        Tree::open(&*txn, root)?.insert(&mut txn, key, value)?;
+        open(&*txn, root)?.insert(&mut txn, key, value)?;
         Ok(())
     })
 }
@@ -140,7 +152,7 @@ pub extern "C" fn pk_tree_remove(
     call(|| {
         let mut txn = given(txn, "the transaction")?.enter()?;
         let key = key.slice(key_size, "the key")?;
-        if Tree::open(&*txn, root)?.remove(&mut txn, key)? { Ok(()) } else { Err(no_such_key()) }
+        if open(&*txn, root)?.remove(&mut txn, key)? { Ok(()) } else { Err(no_such_key()) }
     })
 }
 
@@ -193,7 +205,7 @@ pub extern "C" fn pk_cursor_open(
         };
         cursor.write(Box::new(ExclusiveHandle::new(CursorState {
             txn: Arc::clone(&txn.0),
-            tree: Tree::open(&*txn.0, root)?,
+            tree: open(&*txn.0, root)?,
             backwards: backwards != 0,
             rest: Some(from),
             ahead: VecDeque::new(),

@@ -1,5 +1,6 @@
 //! `pk_write_txn`.
 
+use std::ffi::c_int;
 use std::mem::MaybeUninit;
 
 use pagekeeper_store::{Durability, WriteTxn};
@@ -7,6 +8,7 @@ use pagekeeper_store::{Durability, WriteTxn};
 use crate::call::{call, plain};
 use crate::exclusive::{ExclusiveHandle, give_up};
 use crate::pointers::{ArrayPointer, MutArrayPointer, given, put, wanted};
+use crate::queue::timeout;
 use crate::status::{CallFailure, Status};
 use crate::store::{NO_PAGE, StoreHandle};
 
@@ -38,9 +40,18 @@ pub extern "C" fn pk_store_begin_write(
     store: Option<&StoreHandle>,
     txn: Option<&mut MaybeUninit<Box<WriteTxnHandle>>>,
 ) -> Status {
+    pk_store_begin_write_timeout(store, -1, txn)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_store_begin_write_timeout(
+    store: Option<&StoreHandle>,
+    timeout_ms: c_int,
+    txn: Option<&mut MaybeUninit<Box<WriteTxnHandle>>>,
+) -> Status {
     call(|| {
         let (store, txn) = (given(store, "the store")?, wanted(txn, "the transaction")?);
-        txn.write(Box::new(ExclusiveHandle::new(store.0.begin_write_owned()?)));
+        txn.write(Box::new(ExclusiveHandle::new(store.0.begin_write_here(timeout(timeout_ms))?)));
         Ok(())
     })
 }
@@ -166,4 +177,42 @@ pub extern "C" fn pk_txn_commit(
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_txn_abort(txn: Option<Box<WriteTxnHandle>>) {
     plain((), || drop(txn.map(give_up)));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use pagekeeper_io::Process;
+
+    use super::*;
+
+    fn begin(store: &StoreHandle, timeout_ms: c_int) -> (Status, MaybeUninit<Box<WriteTxnHandle>>) {
+        let mut txn = MaybeUninit::uninit();
+        (pk_store_begin_write_timeout(Some(store), timeout_ms, Some(&mut txn)), txn)
+    }
+
+    #[test]
+    fn a_second_transaction_is_refused_on_its_thread_and_times_out_on_others() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let options = pagekeeper_store::Store::options().memory(4 << 20).journal_bytes(1 << 20);
+        let opened = options.open(dir.path().join("store")).unwrap();
+        let store = StoreHandle(Arc::new(opened), Process::current());
+        let (status, first) = begin(&store, 0);
+        assert_eq!(status, Status::Ok);
+        let mut second = MaybeUninit::uninit();
+        assert_eq!(pk_store_begin_write(Some(&store), Some(&mut second)), Status::Misuse);
+        for timeout_ms in [0, 2] {
+            assert_eq!(begin(&store, timeout_ms).0, Status::TimedOut);
+            let other =
+                std::thread::scope(|scope| scope.spawn(|| begin(&store, timeout_ms).0).join().unwrap());
+            assert_eq!(other, Status::TimedOut);
+        }
+        // SAFETY: written by the call that returned PK_OK.
+        pk_txn_abort(Some(unsafe { first.assume_init() }));
+        let (status, again) = begin(&store, -1);
+        assert_eq!(status, Status::Ok);
+        // SAFETY: as above.
+        assert_eq!(pk_txn_commit(Some(unsafe { again.assume_init() }), 0, None), Status::Ok);
+    }
 }

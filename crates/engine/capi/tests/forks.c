@@ -110,6 +110,7 @@ static void use(void) {
   refused(pk_store_get_stat(store, &stat), "figures");
   pk_write_txn *txn;
   refused(pk_store_begin_write(store, &txn), "begin");
+  refused(pk_store_begin_write_timeout(store, 0, &txn), "begin in time");
   pk_read_txn *snapshot;
   refused(pk_store_begin_read(store, &snapshot), "a snapshot");
   refused(pk_store_sync(store), "the store's sync");

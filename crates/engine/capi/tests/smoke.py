@@ -357,8 +357,8 @@ def tree():
     for first, backwards in [(b"", 0), (b"0050", 0), (b"", 1), (b"0050", 1)]:
         cursors.append((first, backwards, c_void_p()))
         check(pk.pk_cursor_open(snapshot, root, first, c_size_t(len(first)), c_int(backwards), byref(cursors[-1][2])))
-    check(pk.pk_cursor_open(snapshot, c_uint64(99), None, c_size_t(0), 0, byref(c_void_p())), "PK_CORRUPT")
-    check(pk.pk_tree_get(snapshot, c_uint64(99), b"0007", c_size_t(4), buffer, c_size_t(3), None), "PK_CORRUPT")
+    check(pk.pk_cursor_open(snapshot, c_uint64(99), None, c_size_t(0), 0, byref(c_void_p())), "PK_MISUSE")
+    check(pk.pk_tree_get(snapshot, c_uint64(99), b"0007", c_size_t(4), buffer, c_size_t(3), None), "PK_MISUSE")
     # The cursors keep the entries that they read.
     pk.pk_snapshot_end(snapshot)
     check(pk.pk_store_begin_write(handle, byref(txn)))

@@ -88,7 +88,8 @@ impl DiskFile {
         let fd = open_quietly(path, path, access)?;
         let stat = rustix::fs::fstat(&fd).map_err(|errno| call("fstat", path, errno))?;
         require_regular(&stat, path)?;
-        if stat.st_size == 0 {
+        // Files of proc have no size; those of sysfs have a page.
+        if stat.st_blocks == 0 {
             require_stored(&fd, path)?;
         }
         Ok(Self::shared(fd.into(), path.to_path_buf(), access))
@@ -272,6 +273,7 @@ mod tests {
                 (&socket, FileKind::Socket),
                 (Path::new("/dev/null"), FileKind::CharacterDevice),
                 (Path::new("/proc/self/status"), FileKind::Pseudo),
+                (Path::new("/sys/kernel/mm/transparent_hugepage/enabled"), FileKind::Pseudo),
             ] {
                 // Such a file refuses direct I/O before it can be examined.
                 if kind == FileKind::Pseudo && access == Access::Direct {

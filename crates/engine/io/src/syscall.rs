@@ -28,7 +28,8 @@ pub(crate) fn require_regular(stat: &Stat, path: &Path) -> Result<(), Error> {
     Err(Error::NotARegularFile { path: path.to_path_buf(), kind })
 }
 
-/// Fails with [`Error::NotARegularFile`] for a file of a pseudo file system, which has no size.
+/// Fails with [`Error::NotARegularFile`] for a file of a pseudo file system, whose size says
+/// nothing.
 pub(crate) fn require_stored(file: &OwnedFd, path: &Path) -> Result<(), Error> {
     match FileSystem::of(file, path) {
         Ok(FileSystem::Pseudo) => {

@@ -14,6 +14,7 @@ use crate::format::entry::{EntryWriter, diff_ranges};
 use crate::format::page::{self, HEADER_BYTES, PageKind};
 use crate::txn::{PageEdit, WriteTxn};
 use crate::version::{VersionContent, WholePage, kind_and_seq};
+use crate::writer::BeginWrite;
 use crate::{Error, PageNo, Seq};
 use pagekeeper_wal::Lsn;
 
@@ -82,7 +83,7 @@ fn commit(txn: WriteTxn<'_>, durability: Durability) -> Result<Seq, Error> {
         }
         // If a checkpoint starts meanwhile, other pages may need a full-page image.
         drop(tail);
-        core.wait_for_room(bytes + TAIL_OVERHEAD)?;
+        core.wait_for_room(bytes + TAIL_OVERHEAD, BeginWrite::within(true, None))?;
     };
     let seq = tail.seq + 1;
     let mut lsn = tail.lsn;

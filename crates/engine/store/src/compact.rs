@@ -30,6 +30,7 @@ use crate::free_list::{self, FreeListFault};
 use crate::handle::StoreHandle;
 use crate::snapshots::LiveSnapshot;
 use crate::txn::{PageEdit, WriteTxn};
+use crate::writer::BeginWrite;
 use crate::{Durability, Error, PageNo, Seq};
 
 /// Minimum bytes of a hole in the middle of the file. Smaller holes would fragment it.
@@ -88,7 +89,7 @@ impl Core {
     pub(crate) fn compact(&self) -> Result<Compaction, Error> {
         let began = Instant::now();
         let (seq, pages_before) = self.drop_free_end()?;
-        let txn = WriteTxn::new(StoreHandle::Borrowed(self))?;
+        let txn = WriteTxn::new(StoreHandle::Borrowed(self), BeginWrite::within(true, None))?;
         // After this, both slots of the superblock cover it, and no valid journal entry names a free page.
         if !injected!(self.config.options, CompactedBeforeCheckpoint) {
             self.sync()?;
@@ -102,7 +103,7 @@ impl Core {
 
     /// Commits a page count without the free pages at the end. Returns the commit and the previous number of pages.
     pub(crate) fn drop_free_end(&self) -> Result<(Seq, u64), Error> {
-        let mut txn = WriteTxn::new(StoreHandle::Borrowed(self))?;
+        let mut txn = WriteTxn::new(StoreHandle::Borrowed(self), BeginWrite::within(true, None))?;
         let pages_before = txn.meta.pages;
         let mut free = self.read_free_list(&txn.meta)?;
         while free.pages.last().is_some_and(|last| last + 1 == txn.meta.pages) {

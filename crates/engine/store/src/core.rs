@@ -77,8 +77,11 @@ use crate::superblocks::Superblocks;
 use crate::version::{
     PageAssembly, PageId, PageReplay, PageVersion, VersionContent, WholePage, kind_and_seq,
 };
-use crate::writer::WriterLock;
+use crate::writer::{BeginWrite, WriterLock};
 use crate::{Error, PageNo, Seq};
+
+/// Longest wait for room in the journal before it is looked for again.
+const ROOM_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Values that the opening fixed.
 pub(crate) struct Config {
@@ -428,7 +431,7 @@ impl Core {
     }
 
     /// Waits until the journal has room for `more` bytes, and the index is within its bounds.
-    pub(crate) fn wait_for_room(&self, more: u64) -> Result<(), Error> {
+    pub(crate) fn wait_for_room(&self, more: u64, begin: BeginWrite) -> Result<(), Error> {
         let has_room = || {
             self.bytes_to_recover() + more <= self.config.max_journal_bytes
                 && self.index.bytes() <= self.config.max_unapplied_bytes
@@ -454,7 +457,8 @@ impl Core {
             request.requested = true;
             self.checkpoints.requested.notify_all();
             // A timeout, since nothing notifies when the journal's end moves.
-            let waited = self.checkpoints.done.wait_timeout(request, Duration::from_millis(100));
+            let wait = begin.wait_time(ROOM_CHECK_INTERVAL)?;
+            let waited = self.checkpoints.done.wait_timeout(request, wait);
             request = ignore_poison(waited).0;
         }
     }

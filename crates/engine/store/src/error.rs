@@ -161,6 +161,12 @@ pub enum Error {
     /// The store is open read-only.
     #[error("the store is open to read only")]
     ReadOnly,
+    /// This thread already has the write transaction, and would wait for itself.
+    #[error("this thread already has the write transaction: commit or drop that one first")]
+    OwnTransaction,
+    /// No write transaction could be begun in time. A later attempt may succeed.
+    #[error("no write transaction in time: another one is open, or the journal is full")]
+    WriteTimeout,
     /// A setting that no store can work with.
     #[error("{what} of {given}: {wanted}")]
     Setting {

@@ -6,8 +6,9 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use crate::Store;
 use crate::core::Core;
+use crate::writer::BeginWrite;
+use crate::{Error, Store};
 
 /// A handle on the store.
 #[derive(Clone)]
@@ -33,10 +34,13 @@ impl Deref for StoreHandle<'_> {
 pub(crate) struct WriterGuard<'a>(StoreHandle<'a>);
 
 impl<'a> WriterGuard<'a> {
-    /// Waits until no other transaction of this store holds it.
-    pub(crate) fn lock(core: StoreHandle<'a>) -> Self {
-        core.writer.acquire();
-        Self(core)
+    /// Waits until no other transaction of this store holds it. Fails as [`WriterLock::acquire`]
+    /// does.
+    ///
+    /// [`WriterLock::acquire`]: crate::writer::WriterLock::acquire
+    pub(crate) fn lock(core: StoreHandle<'a>, begin: BeginWrite) -> Result<Self, Error> {
+        core.writer.acquire(begin)?;
+        Ok(Self(core))
     }
 }
 

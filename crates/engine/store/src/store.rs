@@ -5,12 +5,13 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pagekeeper_policy::stream_pace::StreamPace;
 
 use crate::core::Core;
 use crate::handle::StoreHandle;
+use crate::writer::BeginWrite;
 use crate::{
     Backup, Compaction, Error, FreeList, PageInfo, PageNo, ReadTxn, StoreOptions, StoreStats, SuperblockInfo,
     Verification, WriteTxn, backup_socket, threads,
@@ -98,8 +99,37 @@ impl Store {
     }
 
     /// Begins a write transaction. Waits until the previous one is committed or dropped, and while the journal is full.
+    ///
+    /// Fails with [`Error::OwnTransaction`] if this thread began the previous one by this function:
+    /// it would wait for itself.
     pub fn begin_write(&self) -> Result<WriteTxn<'_>, Error> {
-        WriteTxn::new(StoreHandle::Borrowed(&self.core))
+        WriteTxn::new(StoreHandle::Borrowed(&self.core), BeginWrite::within(true, None))
+    }
+
+    /// Like [`begin_write`](Self::begin_write), but fails with [`Error::WriteTimeout`] if it would
+    /// wait.
+    pub fn try_begin_write(&self) -> Result<WriteTxn<'_>, Error> {
+        self.begin_write_timeout(Duration::ZERO)
+    }
+
+    /// Like [`begin_write`](Self::begin_write), but fails with [`Error::WriteTimeout`] if it would
+    /// wait for longer than `timeout`, whoever has the previous transaction.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pagekeeper_store::{Error, Store};
+    ///
+    /// # let temp = tempfile::tempdir_in(".")?;
+    /// # let store = Store::options().journal_bytes(1 << 20).open(temp.path().join("store"))?;
+    /// let open = store.begin_write()?;
+    /// assert!(matches!(store.try_begin_write(), Err(Error::WriteTimeout)));
+    /// assert!(matches!(store.begin_write(), Err(Error::OwnTransaction)));
+    /// drop(open);
+    /// store.begin_write_timeout(Duration::from_secs(1))?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn begin_write_timeout(&self, timeout: Duration) -> Result<WriteTxn<'_>, Error> {
+        WriteTxn::new(StoreHandle::Borrowed(&self.core), BeginWrite::within(true, Some(timeout)))
     }
 
     /// Begins to read the visible commit. Does not wait.
@@ -108,9 +138,10 @@ impl Store {
         Ok(ReadTxn::new(StoreHandle::Borrowed(&self.core)))
     }
 
-    /// Like [`begin_write`](Self::begin_write), with a transaction that shares ownership of the store. It can be kept in a struct,
-    /// or moved into a task or thread that outlives the caller. Whoever drops the last owner closes the store, which
-    /// may take a sync.
+    /// Like [`begin_write`](Self::begin_write), with a transaction that shares ownership of the
+    /// store. It can be kept in a struct, or moved into a task or thread that outlives the caller.
+    /// Whoever drops the last owner closes the store, which may take a sync. Waits even if this
+    /// thread began the previous one, which another thread may end.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -131,7 +162,23 @@ impl Store {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn begin_write_owned(self: &Arc<Self>) -> Result<WriteTxn<'static>, Error> {
-        WriteTxn::new(StoreHandle::Shared(Arc::clone(self)))
+        WriteTxn::new(StoreHandle::Shared(Arc::clone(self)), BeginWrite::within(false, None))
+    }
+
+    /// Like [`begin_write_owned`](Self::begin_write_owned), but fails with [`Error::WriteTimeout`]
+    /// if it would wait for longer than `timeout`.
+    pub fn begin_write_owned_timeout(
+        self: &Arc<Self>,
+        timeout: Duration,
+    ) -> Result<WriteTxn<'static>, Error> {
+        WriteTxn::new(StoreHandle::Shared(Arc::clone(self)), BeginWrite::within(false, Some(timeout)))
+    }
+
+    /// Begins an owned transaction that the caller ends on this thread, for the C interface.
+    /// Without a timeout it fails as [`begin_write`](Self::begin_write) does.
+    #[doc(hidden)]
+    pub fn begin_write_here(self: &Arc<Self>, timeout: Option<Duration>) -> Result<WriteTxn<'static>, Error> {
+        WriteTxn::new(StoreHandle::Shared(Arc::clone(self)), BeginWrite::within(true, timeout))
     }
 
     /// Like [`begin_read`](Self::begin_read), with a transaction that shares ownership of the store. It can be kept in

@@ -20,6 +20,7 @@ use crate::format::trunk;
 use crate::handle::{StoreHandle, WriterGuard};
 use crate::page::{FoundPage, Page};
 use crate::version::WholePage;
+use crate::writer::BeginWrite;
 use crate::{Error, PageNo, Seq};
 
 /// The new state of a page in a transaction. Headers are made at the commit.
@@ -36,8 +37,10 @@ pub(crate) enum PageEdit {
     Free,
 }
 
-/// A write transaction: only one exists at a time. Dropping it discards all its changes. It may be sent to another
-/// thread.
+/// A write transaction: only one exists at a time. Dropping it discards all its changes. It may be
+/// sent to another thread; begin it by
+/// [`Store::begin_write_owned`](crate::Store::begin_write_owned) if this thread then begins the
+/// next one.
 ///
 /// ```
 /// use pagekeeper_store::{Durability, Store};
@@ -87,11 +90,11 @@ impl Drop for RunRoom<'_> {
 }
 
 impl<'a> WriteTxn<'a> {
-    pub(crate) fn new(core: StoreHandle<'a>) -> Result<Self, Error> {
+    pub(crate) fn new(core: StoreHandle<'a>, begin: BeginWrite) -> Result<Self, Error> {
         core.process.require()?;
         core.check_writable()?;
-        core.wait_for_room(0)?;
-        let writer = WriterGuard::lock(core.clone());
+        core.wait_for_room(0, begin)?;
+        let writer = WriterGuard::lock(core.clone(), begin)?;
         core.check()?;
         let base = Arc::clone(&lock(&core.tail).meta);
         let meta = (*base).clone();

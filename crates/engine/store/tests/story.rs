@@ -3,6 +3,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use pagekeeper_store::{Create, Durability, Error, Store};
 use pagekeeper_testing::{disk_dir, skip};
@@ -468,4 +469,46 @@ fn a_transaction_with_a_share_of_the_store_keeps_it_open() {
     drop(store);
     drop(last);
     open(&dir).unwrap().close().unwrap();
+}
+
+#[test]
+fn a_thread_does_not_wait_for_its_own_transaction() {
+    let (_temp, dir) = dir();
+    let store = Arc::new(Store::options().memory(4 << 20).journal_bytes(1 << 20).open(&dir).unwrap());
+    let open = store.begin_write().unwrap();
+    assert!(matches!(store.begin_write(), Err(Error::OwnTransaction)));
+    assert!(matches!(store.begin_write_owned(), Err(Error::OwnTransaction)));
+    assert!(matches!(store.compact(), Err(Error::OwnTransaction)));
+    assert!(matches!(store.try_begin_write(), Err(Error::WriteTimeout)));
+    let short = Duration::from_millis(1);
+    assert!(matches!(store.begin_write_timeout(short), Err(Error::WriteTimeout)));
+    assert!(matches!(store.begin_write_owned_timeout(short), Err(Error::WriteTimeout)));
+    std::thread::scope(|scope| {
+        scope.spawn(|| assert!(matches!(store.try_begin_write(), Err(Error::WriteTimeout))));
+    });
+    drop(open);
+    drop(store.try_begin_write().unwrap());
+    store.begin_write().unwrap().commit(Durability::Sync).unwrap();
+}
+
+#[test]
+fn a_transaction_that_another_thread_ends_is_waited_for() {
+    let (_temp, dir) = dir();
+    let store = Arc::new(Store::options().memory(4 << 20).journal_bytes(1 << 20).open(&dir).unwrap());
+    for round in 0..4 {
+        let mut txn = store.begin_write_owned().unwrap();
+        txn.allocate().unwrap();
+        let later = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(5));
+            txn.commit(Durability::None).unwrap()
+        });
+        let next = match round {
+            0 => store.begin_write(),
+            1 => store.begin_write_owned(),
+            2 => store.begin_write_timeout(Duration::MAX),
+            _ => store.begin_write_owned_timeout(Duration::from_secs(600)),
+        };
+        drop(next.unwrap());
+        assert_eq!(later.join().unwrap(), round + 1);
+    }
 }

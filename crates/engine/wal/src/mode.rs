@@ -62,7 +62,7 @@ pub enum SyncFrequency {
 /// ```
 /// use pagekeeper_wal::{LogMode, SyncFrequency, FileUse};
 /// let io = pagekeeper_io::best();
-/// let chosen = LogMode::Auto.choose(&*io, "/var/tmp".as_ref(), FileUse::Overwrite, SyncFrequency::EachCommit)?;
+/// let chosen = LogMode::Auto.choose(&*io, "/var/tmp", FileUse::Overwrite, SyncFrequency::EachCommit)?;
 /// println!("{}: {}", chosen.mode, chosen.why);
 /// assert_ne!(chosen.mode, LogMode::Auto);
 /// # Ok::<(), pagekeeper_wal::Error>(())

@@ -81,7 +81,7 @@ impl Bad {
         if !self.name.starts_with("journal/redo") {
             return false;
         }
-        let len = written.end.next_multiple_of(BLOCK) + 2 * BLOCK - written.start / BLOCK * BLOCK;
+        let len = written.end.get().next_multiple_of(BLOCK) + 2 * BLOCK - written.start.get() / BLOCK * BLOCK;
         let is_overwritten = match self.fault {
             WriteFault::Misdirected { to } => is_in_ring(lsns, self.name, &(to..to + len), file_bytes),
             _ => false,
@@ -95,7 +95,7 @@ impl Bad {
 }
 
 /// Works on this disk. Returns the LSNs that were being written to the journal when the fault struck.
-fn work(life: &mut Life, rng: &mut Rng, bad: &Bad) -> Range<u64> {
+fn work(life: &mut Life, rng: &mut Rng, bad: &Bad) -> Range<Lsn> {
     let disk = life.world.disk();
     let subject = life.world.subject.clone().expect("it is open");
     let core = subject.store.core();

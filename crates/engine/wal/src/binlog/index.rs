@@ -2,6 +2,7 @@
 //!
 //! It is a text file, `binlog.index`, that is replaced as a whole: the new one is written under another name,
 //! synced and renamed, then the directory is synced. After a crash it is the old or the new one, never a mixture.
+//! Space for the next one is allocated under that other name.
 //!
 //! ```text
 //! pagekeeper-binlog 1 0123456789abcdef 6b1c2f90      version, the log's id
@@ -15,11 +16,13 @@
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use pagekeeper_io::{Access, Create, Error as IoError, Io, WriteMode};
+use pagekeeper_io::{Access, Create, Error as IoError, Io, IoFile, WriteMode};
 
 use super::segment::{SEGMENT_HEADER_BYTES, segment_name, segment_number};
 use crate::Error;
+use crate::record::BLOCK;
 
 /// The name of the index within the log's directory.
 pub(super) const INDEX_NAME: &str = "binlog.index";
@@ -29,6 +32,9 @@ pub(super) const NEW_INDEX_NAME: &str = "binlog.index.new";
 
 const INDEX_MAGIC: &str = "pagekeeper-binlog";
 const INDEX_VERSION: u32 = 1;
+
+/// Bytes that one more segment adds to the index, at most.
+const NEXT_LINE_BYTES: u64 = 64;
 
 /// A larger file is not an index. This size is enough for 10 million segments.
 const INDEX_BYTES_MAX: u64 = 512 << 20;
@@ -144,18 +150,60 @@ impl SegmentIndex {
         })
     }
 
-    /// Writes the index under its temporary name and syncs it: all steps that can fail for lack of space. Removes
-    /// the remains of an earlier attempt first.
-    pub(super) fn prepare(&self, io: &dyn Io, dir: &Path, sync: bool) -> Result<PreparedIndex, IoError> {
-        let new = dir.join(NEW_INDEX_NAME);
-        remove_if_there(io, &new)?;
-        let file = io.open_writable(&new, Access::Buffered, Create::New)?;
-        file.write_at(0, self.encode().as_bytes(), WriteMode::Plain)?;
+    /// Writes the index under its temporary name and syncs it: all steps that can fail for lack of
+    /// space. Uses the room that was kept for it; otherwise removes the remains of an earlier
+    /// attempt first.
+    pub(super) fn prepare(
+        &self,
+        io: &dyn Io,
+        dir: &Path,
+        room: Option<IndexRoom>,
+        sync: bool,
+    ) -> Result<PreparedIndex, IoError> {
+        let (text, new) = (self.encode(), dir.join(NEW_INDEX_NAME));
+        let file = match room {
+            Some(IndexRoom { file, bytes }) if bytes >= text.len() as u64 => file,
+            _ => new_file(io, &new)?,
+        };
+        file.write_at(0, text.as_bytes(), WriteMode::Plain)?;
+        file.set_len(text.len() as u64)?;
         if sync {
             file.sync_all()?;
         }
         Ok(PreparedIndex { new, index: dir.join(INDEX_NAME) })
     }
+
+    /// Allocates space for the next index under its temporary name, so that segments can be sealed
+    /// and purged on a full disk. Returns `None` if there is no space even for that, or the file
+    /// system cannot allocate ahead; only a failing disk is an error.
+    pub(super) fn keep_room(&self, io: &dyn Io, dir: &Path) -> Result<Option<IndexRoom>, IoError> {
+        let bytes = (self.encode().len() as u64 + NEXT_LINE_BYTES).next_multiple_of(BLOCK);
+        let new = dir.join(NEW_INDEX_NAME);
+        let kept = new_file(io, &new).and_then(|file| {
+            file.allocate(0..bytes)?;
+            Ok(IndexRoom { file, bytes })
+        });
+        match kept {
+            Ok(room) => Ok(Some(room)),
+            Err(error) if error.errno() == Some(libc::EIO) => Err(error),
+            Err(_) => {
+                // Without space the file would only take up a name.
+                let _ = io.remove(&new);
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// Space for the next index.
+pub(super) struct IndexRoom {
+    file: Arc<dyn IoFile>,
+    bytes: u64,
+}
+
+fn new_file(io: &dyn Io, path: &Path) -> Result<Arc<dyn IoFile>, IoError> {
+    remove_if_there(io, path)?;
+    io.open_writable(path, Access::Buffered, Create::New)
 }
 
 /// An index that is written and synced, but not in place yet.

@@ -16,11 +16,12 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use pagekeeper_io::{Access, Create, Error as IoError, Io, IoFile, WriteMode, open_past_cache};
+use pagekeeper_kernel::mutex::lock;
 
-use super::index::{ListedSegment, SegmentIndex, remove_if_there};
+use super::index::{IndexRoom, ListedSegment, SegmentIndex, remove_if_there};
 use super::injected_fault::BinLogFault;
 use super::options::BinLogOptions;
 use super::segment::{SegmentHeader, segment_name};
@@ -32,6 +33,8 @@ pub(super) struct SegmentStore {
     pub(super) dir: PathBuf,
     pub(super) options: BinLogOptions,
     how: OnceLock<WriteMethod>,
+    /// Space for the next index. Used by the holder of the writer.
+    next_index: Mutex<Option<IndexRoom>>,
 }
 
 /// The way segments are written.
@@ -101,7 +104,7 @@ impl SegmentStore {
         if options.read_only {
             how.get_or_init(|| WriteMethod::new(LogMode::Buffered, "read only".to_owned()));
         }
-        Self { io, dir, options, how }
+        Self { io, dir, options, how, next_index: Mutex::default() }
     }
 
     fn syncs(&self) -> SyncFrequency {
@@ -199,12 +202,16 @@ impl SegmentStore {
 
     /// Replaces the current index.
     pub(super) fn replace_index(&self, index: &SegmentIndex) -> Result<(), AppendFailure> {
+        let room = lock(&self.next_index).take();
         index
-            .prepare(&*self.io, &self.dir, !self.injected_fault(BinLogFault::NoIndexSync))?
+            .prepare(&*self.io, &self.dir, room, !self.injected_fault(BinLogFault::NoIndexSync))?
             .rename(&*self.io)?;
         if !self.injected_fault(BinLogFault::NoRenameSync) {
             self.sync_dir()?;
         }
+        // The old index has just given its space back.
+        let room = index.keep_room(&*self.io, &self.dir).map_err(AppendFailure::Final)?;
+        *lock(&self.next_index) = room;
         Ok(())
     }
 

@@ -188,7 +188,8 @@ impl RedoLog {
     }
 
     /// Reads the records from `lsn` on, an LSN from the checkpoint, an append or a reader. Reads up to the current
-    /// durable end, or to the written end if commits do not wait for syncs.
+    /// durable end, or to the written end if commits do not wait for syncs. The reader fails with
+    /// [`Error::NotARecord`] if no record begins at `lsn`.
     pub fn read_from(&self, lsn: Lsn) -> Result<RedoReader, Error> {
         self.core.process.require()?;
         RedoReader::new(&self.core, lsn.get())

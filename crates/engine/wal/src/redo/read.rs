@@ -30,9 +30,10 @@ pub struct RedoRecord {
 
 /// Reads the records of a log in order; from [`RedoLog::read_from`](crate::RedoLog::read_from). After an error it
 /// has ended.
-#[derive(Debug)]
 pub struct RedoReader {
     reader: RecordReader<BufferedSource<LiveSource>>,
+    /// The given LSN and its log, until a record was found there.
+    given: Option<(Arc<Core>, u64)>,
     failed: bool,
     process: Process,
 }
@@ -56,7 +57,16 @@ impl RedoReader {
         let ring = core.source(end);
         let source = LiveSource { ring, core: Arc::clone(core) };
         let reader = RecordReader::new(source, lsn, salt).with_epochs(later.into_iter()).until(end);
-        Ok(Self { reader, failed: false, process: core.process })
+        let given = (lsn > from).then(|| (Arc::clone(core), lsn));
+        Ok(Self { reader, given, failed: false, process: core.process })
+    }
+
+    /// Whether the records from the checkpoint on are intact up to `lsn`, and none of them begins
+    /// or ends there.
+    fn is_no_record(core: &Arc<Core>, lsn: u64) -> bool {
+        let Ok(before) = Self::new(core, core.checkpoint()) else { return false };
+        let mut before = before.map_while(Result::ok).skip_while(|record| record.end.get() < lsn);
+        before.next().is_some_and(|record| record.lsn.get() != lsn && record.end.get() != lsn)
     }
 }
 
@@ -68,18 +78,31 @@ impl Iterator for RedoReader {
             return None;
         }
         match self.process.require().map_err(Error::from).and_then(|()| self.reader.next()) {
-            Ok(entry) => entry.map(|entry| {
-                Ok(RedoRecord {
-                    lsn: Lsn::new(entry.lsn),
-                    end: Lsn::new(entry.next),
-                    body: entry.body.to_vec(),
+            Ok(entry) => {
+                self.given = None;
+                entry.map(|entry| {
+                    Ok(RedoRecord {
+                        lsn: Lsn::new(entry.lsn),
+                        end: Lsn::new(entry.next),
+                        body: entry.body.to_vec(),
+                    })
                 })
-            }),
+            }
             Err(error) => {
                 self.failed = true;
-                Some(Err(error))
+                // A wrong LSN of the caller is no damage.
+                let wrong = self.given.take().filter(|_| matches!(error, Error::Corrupt { .. }));
+                let wrong = wrong.filter(|(core, lsn)| Self::is_no_record(core, *lsn));
+                Some(Err(wrong.map_or(error, |(_, lsn)| Error::NotARecord { lsn: Lsn::new(lsn) })))
             }
         }
+    }
+}
+
+impl std::fmt::Debug for RedoReader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { reader, failed, .. } = self;
+        f.debug_struct("RedoReader").field("reader", reader).field("failed", failed).finish_non_exhaustive()
     }
 }
 

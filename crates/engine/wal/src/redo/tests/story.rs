@@ -203,6 +203,26 @@ fn checkpoints_are_taken_of_records_only() {
 }
 
 #[test]
+fn threads_move_the_checkpoint_in_any_order() {
+    let disk = SimDisk::new();
+    let log = small(&disk).create(dir()).unwrap();
+    let append_and_checkpoint = || {
+        for _ in 0..200 {
+            let end = log.append(&[7; 100]).unwrap();
+            log.wait_flushed(end).unwrap();
+            log.checkpoint(end).unwrap();
+            assert!(log.checkpoint_lsn() >= end);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(append_and_checkpoint);
+        }
+    });
+    assert_eq!(all(&log).len(), 0);
+}
+
+#[test]
 fn a_reader_that_was_overtaken_says_so() {
     let disk = SimDisk::new();
     let log = small(&disk).create(dir()).unwrap();
