@@ -1,4 +1,5 @@
-//! The Rust of the book's pages and of the crates' READMEs, as doctests: what stands there compiles and runs.
+//! The Rust of the book's pages and of the crates' READMEs, as doctests: what stands there compiles
+//! and runs.
 #![cfg_attr(not(doctest), allow(unused))]
 
 /// One page, with its blocks as doctests.

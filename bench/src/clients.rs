@@ -1,7 +1,8 @@
 //! Clients in closed loops: each waits for its commit before it makes the next.
 //!
-//! A server's client is its own program. It changes a row that nobody else uses, so its latency is the wait for the sync, and
-//! prints a line after each change. It ends with its value, and with the thread that started it. Fails where a client fails.
+//! A server's client is its own program. It changes a row that nobody else uses, so its latency is
+//! the wait for the sync, and prints a line after each change. It ends with its value, and with the
+//! thread that started it. Fails where a client fails.
 
 use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader};
@@ -57,7 +58,8 @@ pub(crate) fn of_row(mut command: Command, row: u32) -> Result<CommitClient<'sta
     }))
 }
 
-/// Has each client commit until `stop`, with a pause in between. The first commit of each does not count: it connects.
+/// Has each client commit until `stop`, with a pause in between. The first commit of each does not
+/// count: it connects.
 pub(crate) fn commit_until(
     stop: &AtomicBool,
     clients: Vec<CommitClient<'_>>,

@@ -1,8 +1,9 @@
-//! `close`: the time to close a file with 524,288 cached pages while other threads read another file.
+//! `close`: the time to close a file with 524,288 cached pages while other threads read another
+//! file.
 //!
-//! Every sample begins with the file fully cached, and ends with proof that it is gone while the other file is still
-//! correct. In our cache, guards hold pages of the closed file meanwhile, and their bytes are compared after the close.
-//! Fails where a page stays or a byte is wrong.
+//! Every sample begins with the file fully cached, and ends with proof that it is gone while the
+//! other file is still correct. In our cache, guards hold pages of the closed file meanwhile, and
+//! their bytes are compared after the close. Fails where a page stays or a byte is wrong.
 
 use std::fs::File;
 use std::path::Path;
@@ -106,8 +107,8 @@ fn while_reading<R: PageReader>(other: &R, seed: u64, close: impl FnOnce() -> Re
     })
 }
 
-/// Closes a file while pages of it are held: many by guards owned by another thread, one by a borrowed guard. The next
-/// sample loads the file into the frames that this one freed.
+/// Closes a file while pages of it are held: many by guards owned by another thread, one by a
+/// borrowed guard. The next sample loads the file into the frames that this one freed.
 fn close_ours(files: &CloseFiles<'_>, cache: &PageCache, other: &CachedFile, seed: u64) -> Result<f64> {
     let closed = load(cache, files.closed, files.pages * PAGE_BYTES as u64)?;
     // The main thread and the two threads that hold pages.
@@ -160,8 +161,9 @@ fn drop_pages(files: &CloseFiles<'_>, seed: u64) -> Result<f64> {
     Ok(took)
 }
 
-/// The least that any cache must do to close a file at once: set a flag in the file, and record its pages as free under
-/// a lock. Memory and code were in the processor's caches when the file was opened and no longer are.
+/// The least that any cache must do to close a file at once: set a flag in the file, and record its
+/// pages as free under a lock. Memory and code were in the processor's caches when the file was
+/// opened and no longer are.
 struct LeastClose {
     open: CacheLine<AtomicU64>,
     closed: CacheLine<Mutex<Vec<Arc<u64>>>>,

@@ -1,7 +1,8 @@
 //! Files to measure on: creates them, makes them resident page by page, and makes them cold.
 //!
-//! Pages of holes in a sparse file are cached like any others, so residency patterns need no disk space. Invariants: a
-//! file that is made clean is on disk (fsync); a file that is made cold is verified. Fails with the file's name.
+//! Pages of holes in a sparse file are cached like any others, so residency patterns need no disk
+//! space. Invariants: a file that is made clean is on disk (fsync); a file that is made cold is
+//! verified. Fails with the file's name.
 
 use std::fs::File;
 use std::io::Write;
@@ -26,8 +27,8 @@ pub(crate) fn make_sparse(path: &Path, size: u64) -> Result<()> {
     file.set_len(size).with_context(|| format!("can't extend {}", path.display()))
 }
 
-/// Creates a file of `size` bytes (a multiple of a MiB) of random bytes, written in calls of 1 MiB and synced. It is
-/// clean, resident, and in large folios where the file system has them.
+/// Creates a file of `size` bytes (a multiple of a MiB) of random bytes, written in calls of 1 MiB
+/// and synced. It is clean, resident, and in large folios where the file system has them.
 pub(crate) fn write_synced(path: &Path, size: u64) -> Result<()> {
     let mut noise = SplitMix::new(size);
     let block: Vec<u8> =
@@ -52,7 +53,8 @@ pub(crate) fn resident(path: &Path) -> Result<u64> {
     Ok(residency(&open(path)?, 0..u64::MAX)?.resident)
 }
 
-/// Returns the resident bytes of all files below a directory. Files that vanish meanwhile are left out.
+/// Returns the resident bytes of all files below a directory. Files that vanish meanwhile are left
+/// out.
 pub(crate) fn resident_in(dir: &Path) -> Result<u64> {
     let mut total = 0;
     for entry in std::fs::read_dir(dir).with_context(|| format!("can't list {}", dir.display()))? {
@@ -70,8 +72,8 @@ pub(crate) fn resident_in(dir: &Path) -> Result<u64> {
     Ok(total)
 }
 
-/// Fails unless `wanted` bytes are resident. Up to 2 % may be missing, because the kernel may reclaim pages where
-/// memory is short.
+/// Fails unless `wanted` bytes are resident. Up to 2 % may be missing, because the kernel may
+/// reclaim pages where memory is short.
 pub(crate) fn require_resident(found: u64, wanted: u64) -> Result<()> {
     ensure!(
         found >= wanted - wanted / 50,

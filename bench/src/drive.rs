@@ -1,8 +1,8 @@
 //! Workers that read in closed loops, all at once for a given time, and their results.
 //!
-//! Every worker begins once all are ready. The time runs from the first start to the last end; the CPU time is that of
-//! the whole process, including the kernel's. The waiting thread does nothing meanwhile. Fails with the first worker's
-//! error, which ends all workers.
+//! Every worker begins once all are ready. The time runs from the first start to the last end; the
+//! CPU time is that of the whole process, including the kernel's. The waiting thread does nothing
+//! meanwhile. Fails with the first worker's error, which ends all workers.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,7 +40,8 @@ impl DriveResult {
 
 /// Runs each worker in a loop, at least once, in a thread of its own, until `duration` is over.
 ///
-/// A worker's call does some reads and returns their number. It should take at most a few milliseconds.
+/// A worker's call does some reads and returns their number. It should take at most a few
+/// milliseconds.
 pub(crate) fn drive<W>(workers: Vec<W>, duration: Duration, stop: &StopRequest) -> Result<DriveResult>
 where
     W: FnMut() -> Result<u64> + Send,
@@ -101,16 +102,17 @@ fn cpu_seconds() -> f64 {
 /// Bytes of a page.
 pub(crate) const FILE_PAGE_BYTES: u64 = 4096;
 
-/// Returns a random offset for a read of `bytes` bytes (at most a page) in the first `pages` pages. It starts at a word
-/// and lies within one page.
+/// Returns a random offset for a read of `bytes` bytes (at most a page) in the first `pages` pages.
+/// It starts at a word and lies within one page.
 #[inline]
 pub(crate) fn place(random: &mut SplitMix, pages: u64, bytes: usize) -> u64 {
     let word = pattern::WORD_BYTES as u64;
     random.below(pages) * FILE_PAGE_BYTES + random.below((FILE_PAGE_BYTES - bytes as u64) / word + 1) * word
 }
 
-/// Checks reads of a file made by [`pattern::make_file`]: the first and the last whole word of each read, and all bytes
-/// of every sixty-fourth. No word occurs twice in such a file, so a wrong page is always detected.
+/// Checks reads of a file made by [`pattern::make_file`]: the first and the last whole word of each
+/// read, and all bytes of every sixty-fourth. No word occurs twice in such a file, so a wrong page
+/// is always detected.
 #[derive(Debug)]
 pub(crate) struct ReadChecker {
     seed: u64,

@@ -1,8 +1,8 @@
-//! The goals by which each run judges its figures. The table in `bench/README.md` has the same goals, with measured
-//! figures and limits.
+//! The goals by which each run judges its figures. The table in `bench/README.md` has the same
+//! goals, with measured figures and limits.
 //!
-//! Invariants: a figure whose name ends in a unit must be at most its goal, any other at least; each table row with a
-//! goal has the same goal here; each name here is a figure of some benchmark.
+//! Invariants: a figure whose name ends in a unit must be at most its goal, any other at least;
+//! each table row with a goal has the same goal here; each name here is a figure of some benchmark.
 
 use serde::Serialize;
 

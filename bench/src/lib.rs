@@ -1,8 +1,9 @@
 //! Side-by-side measurements of pagekeeper against its peers and its limits.
 //!
-//! Invariants: every subject of a case runs once in each round, in an order that is shuffled anew; results are checked
-//! while they are measured; a run undoes all its changes when it ends, also after Ctrl-C. A quick run ends within 45
-//! seconds on a machine with two free cores. Fails where a subject fails or is wrong.
+//! Invariants: every subject of a case runs once in each round, in an order that is shuffled anew;
+//! results are checked while they are measured; a run undoes all its changes when it ends, also
+//! after Ctrl-C. A quick run ends within 45 seconds on a machine with two free cores. Fails where a
+//! subject fails or is wrong.
 
 mod beside;
 mod bulk;
@@ -62,7 +63,8 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum BenchCommand {
-    /// Telling how much of files is resident: stat against vmtouch, fincore, pagers and plain mincore
+    /// Telling how much of files is resident: stat against vmtouch, fincore, pagers and plain
+    /// mincore
     Scan(MeasureOptions),
     /// Releasing clean pages: evict and the library's call against the bare advice and vmtouch -e
     Release(MeasureOptions),
@@ -97,7 +99,8 @@ enum BenchCommand {
     Miss(MeasureOptions),
     /// Durable commits of random pages: the page store against other stores and fio
     Commit(MeasureOptions),
-    /// Records through the redo log and the binlog, against plain files, raft-engine, RocksDB's log and fio
+    /// Records through the redo log and the binlog, against plain files, raft-engine, RocksDB's log
+    /// and fio
     Log(MeasureOptions),
     /// Commits on a slow disk beside a stream that writes to it, under run and without; as root
     Beside {
@@ -106,19 +109,22 @@ enum BenchCommand {
         #[command(flatten)]
         options: MeasureOptions,
     },
-    /// A database whose data just fits its memory cgroup, beside a backup's stream, under run and without; as root
+    /// A database whose data just fits its memory cgroup, beside a backup's stream, under run and
+    /// without; as root
     Stream {
         #[command(flatten)]
         choice: stream::StreamOptions,
         #[command(flatten)]
         options: MeasureOptions,
     },
-    /// Puts into RocksDB while it writes tables to the same slow disk, under run and by itself; as root
+    /// Puts into RocksDB while it writes tables to the same slow disk, under run and by itself; as
+    /// root
     Bulk(MeasureOptions),
     /// Commits and reads of SQLite with pagekeeper's VFS, and with its own
     #[cfg(feature = "sqlite")]
     Sqlite(MeasureOptions),
-    /// Opening a store after a kill on a slow but wide disk, against replay and other stores; as root
+    /// Opening a store after a kill on a slow but wide disk, against replay and other stores; as
+    /// root
     Recovery(MeasureOptions),
     /// A disk that is slow but wide, until Ctrl-C; as root
     Slowdisk(pagekeeper_slow_disk::SlowDiskArguments),
@@ -223,7 +229,8 @@ impl BenchRun {
         })
     }
 
-    /// Finds a peer and notes its version. Returns `None` and notes it as missing if it is not installed.
+    /// Finds a peer and notes its version. Returns `None` and notes it as missing if it is not
+    /// installed.
     fn peer(&mut self, name: &'static str) -> Option<InstalledProgram> {
         let found = InstalledProgram::find(name);
         match &found {
@@ -262,7 +269,8 @@ impl BenchRun {
         self.stop.check()
     }
 
-    /// Returns the rounds of a case; a quick run begins no round that would end after its second `quick_end`.
+    /// Returns the rounds of a case; a quick run begins no round that would end after its second
+    /// `quick_end`.
     ///
     /// One more, uncounted round runs first.
     fn plan(&self, quick_end: u64) -> RoundPlan {

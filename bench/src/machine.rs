@@ -33,7 +33,8 @@ pub(crate) struct MachineFacts {
 }
 
 impl MachineFacts {
-    /// Describes this machine, for files in `directory`; whoever runs the programs fills in `versions`.
+    /// Describes this machine, for files in `directory`; whoever runs the programs fills in
+    /// `versions`.
     pub(crate) fn of(directory: &Path) -> Self {
         let queue = queue_of(directory);
         Self {

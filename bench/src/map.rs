@@ -1,9 +1,10 @@
-//! Memory that the kernel maps for a subject: a file's populated pages, a file to change, or an arena of huge pages.
+//! Memory that the kernel maps for a subject: a file's populated pages, a file to change, or an
+//! arena of huge pages.
 //!
-//! One of the few places of the benchmarks with `unsafe` code. Invariants: a mapping is alive and of its length as long as
-//! its value; a mapped file is in the run's own scratch directory, where nobody truncates it. References are given out
-//! to a file that is only read, which nobody writes, and to an arena; a file to change is copied to and from. Fails with
-//! the kernel's error.
+//! One of the few places of the benchmarks with `unsafe` code. Invariants: a mapping is alive and
+//! of its length as long as its value; a mapped file is in the run's own scratch directory, where
+//! nobody truncates it. References are given out to a file that is only read, which nobody writes,
+//! and to an arena; a file to change is copied to and from. Fails with the kernel's error.
 
 #![expect(unsafe_code, reason = "memory maps have no safe interface")]
 
@@ -47,12 +48,12 @@ unsafe impl Send for MemoryMap {}
 unsafe impl Sync for MemoryMap {}
 
 impl MemoryMap {
-    /// Maps the first `len` bytes of a file for reading and fills the page tables (`MAP_POPULATE`), so that no later
-    /// access faults.
+    /// Maps the first `len` bytes of a file for reading and fills the page tables (`MAP_POPULATE`),
+    /// so that no later access faults.
     pub(crate) fn file(file: &File, len: usize) -> Result<Self> {
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
-        // SAFETY: the kernel chooses a fresh address range (null hint, no MAP_FIXED), so no existing memory is
-        // affected.
+        // SAFETY: the kernel chooses a fresh address range (null hint, no MAP_FIXED), so no
+        // existing memory is affected.
         let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, flags, file, 0) };
         Self::checked(start, len, MappingUse::Read).context("can't map the file")
     }
@@ -67,8 +68,8 @@ impl MemoryMap {
         Self::checked(start, len, MappingUse::Change).context("can't map the file")
     }
 
-    /// Maps `len` zero bytes aligned to a huge page and requests transparent huge pages (`MADV_HUGEPAGE`). The pages
-    /// are small where the kernel has no huge ones.
+    /// Maps `len` zero bytes aligned to a huge page and requests transparent huge pages
+    /// (`MADV_HUGEPAGE`). The pages are small where the kernel has no huge ones.
     pub(crate) fn arena(len: usize) -> Result<Self> {
         let mapped = len + HUGE_PAGE_BYTES;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
@@ -95,7 +96,8 @@ impl MemoryMap {
 
     fn advise(&self, range: Range<usize>, advice: Advice) -> io::Result<()> {
         let start = self.at(&range);
-        // SAFETY: the range is within this value's own live mapping; none of the advice used here changes content.
+        // SAFETY: the range is within this value's own live mapping; none of the advice used here
+        // changes content.
         unsafe { rustix::mm::madvise(start.cast(), range.len(), advice)? }
         Ok(())
     }
@@ -112,8 +114,9 @@ impl MemoryMap {
     #[inline]
     pub(crate) fn bytes(&self) -> &[u8] {
         assert!(self.purpose != MappingUse::Change, "a file to change is copied");
-        // SAFETY: `skip + len <= mapped` (an arena's mapping is larger by the largest skip), all of it is mapped for
-        // reading while `self` lives, and it is initialised: zeros, or a file's bytes, which nobody changes.
+        // SAFETY: `skip + len <= mapped` (an arena's mapping is larger by the largest skip), all of
+        // it is mapped for reading while `self` lives, and it is initialised: zeros, or a file's
+        // bytes, which nobody changes.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(self.skip), self.len) }
     }
 
@@ -124,7 +127,8 @@ impl MemoryMap {
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(self.skip), self.len) }
     }
 
-    /// Returns a pointer to `len` bytes of an arena, for a caller that tracks reads and writes itself.
+    /// Returns a pointer to `len` bytes of an arena, for a caller that tracks reads and writes
+    /// itself.
     #[inline]
     pub(crate) fn frame(&self, at: usize, len: usize) -> *mut u8 {
         assert!(self.purpose == MappingUse::Arena, "that is no arena");
@@ -145,8 +149,8 @@ impl MemoryMap {
     pub(crate) fn write(&mut self, offset: usize, bytes: &[u8]) {
         assert!(self.purpose == MappingUse::Change, "that is no file to change");
         let to = self.at(&(offset..offset + bytes.len()));
-        // SAFETY: `at` checks the range, and the file is as long (see the module); `bytes` does not overlap the mapping,
-        // to which no reference is ever given out.
+        // SAFETY: `at` checks the range, and the file is as long (see the module); `bytes` does not
+        // overlap the mapping, to which no reference is ever given out.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) }
     }
 
@@ -167,8 +171,9 @@ impl MemoryMap {
 
 impl Drop for MemoryMap {
     fn drop(&mut self) {
-        // SAFETY: the range is this value's own mapping and is unmapped exactly once; the borrow checker ensures that
-        // no reference into it is left. The call fails only for arguments that were never valid.
+        // SAFETY: the range is this value's own mapping and is unmapped exactly once; the borrow
+        // checker ensures that no reference into it is left. The call fails only for arguments that
+        // were never valid.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.mapped) };
     }
 }

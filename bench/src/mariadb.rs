@@ -1,8 +1,8 @@
 //! A private `MariaDB` server and sysbench's load on it.
 //!
-//! Invariants: the server has its own data directory and socket and no port; server and load end with their handles,
-//! and with the thread that started them (`setpriv --pdeathsig`). As root the server runs as the user mysql. Fails with
-//! the program's output.
+//! Invariants: the server has its own data directory and socket and no port; server and load end
+//! with their handles, and with the thread that started them (`setpriv --pdeathsig`). As root the
+//! server runs as the user mysql. Fails with the program's output.
 
 use std::num::NonZeroU32;
 use std::os::unix::fs::PermissionsExt;
@@ -38,14 +38,15 @@ pub(crate) struct MariaDbServer {
 }
 
 impl MariaDbServer {
-    /// Creates a data directory in `parent` and starts a server on it; both logs are buffered and synced at every
-    /// commit.
+    /// Creates a data directory in `parent` and starts a server on it; both logs are buffered and
+    /// synced at every commit.
     pub(crate) fn with_logs(mariadbd: &InstalledProgram, parent: &Path, stop: &StopRequest) -> Result<Self> {
         let options = [
             "--innodb-buffer-pool-size=128M".to_owned(),
             "--innodb-flush-log-at-trx-commit=1".to_owned(),
             format!("--innodb-log-file-size={REDO_RING_BYTES}"),
-            // Whole pages, also on a device of 512-byte blocks; otherwise a released page of the ring must be read back.
+            // Whole pages, also on a device of 512-byte blocks; otherwise a released page of the
+            // ring must be read back.
             "--innodb-log-file-buffering=ON".to_owned(),
             "--innodb-log-write-ahead-size=4096".to_owned(),
             "--server-id=1".to_owned(),
@@ -57,7 +58,8 @@ impl MariaDbServer {
         Self::start(mariadbd, Command::new("setpriv"), &options, parent, stop)
     }
 
-    /// Creates a data directory in `parent` and starts a server on it, by a command that runs `setpriv`.
+    /// Creates a data directory in `parent` and starts a server on it, by a command that runs
+    /// `setpriv`.
     pub(crate) fn start(
         mariadbd: &InstalledProgram,
         setpriv: Command,
@@ -195,7 +197,8 @@ impl MariaDbServer {
         client
     }
 
-    /// Creates a table whose dump has about `bytes` bytes, in a database of its own, without binlog. Returns its file.
+    /// Creates a table whose dump has about `bytes` bytes, in a database of its own, without
+    /// binlog. Returns its file.
     pub(crate) fn make_table(&self, database: &str, bytes: u64) -> Result<PathBuf> {
         // Including the number, quotes and brackets of a row in a dump.
         let rows = bytes / 1006;
@@ -214,8 +217,8 @@ impl MariaDbServer {
         Ok(self.data().join(database).join("rows_of_a_kib.ibd"))
     }
 
-    /// Starts `oltp_read_write` with more writes per transaction than by default, at this many transactions per second,
-    /// or as fast as the server can.
+    /// Starts `oltp_read_write` with more writes per transaction than by default, at this many
+    /// transactions per second, or as fast as the server can.
     pub(crate) fn load(&self, transactions: Option<NonZeroU32>) -> Result<SysbenchLoad> {
         let mut sysbench = self.sysbench();
         if let Some(transactions) = transactions {

@@ -1,8 +1,9 @@
 //! A private memory cgroup, version 1 or 2: creates, limits, queries and removes it.
 //!
-//! Invariants: it has no swap, so that memory over the limit is reclaimed from files alone; it is removed with its
-//! value, and so is the memory controller of the version-2 root if this run enabled it. Its processes must have ended.
-//! Fails with a plain message where there is no memory controller, or no permission to use it.
+//! Invariants: it has no swap, so that memory over the limit is reclaimed from files alone; it is
+//! removed with its value, and so is the memory controller of the version-2 root if this run
+//! enabled it. Its processes must have ended. Fails with a plain message where there is no memory
+//! controller, or no permission to use it.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -200,8 +201,8 @@ fn has_memory(controllers: &str) -> bool {
     controllers.split_whitespace().any(|name| name == "memory")
 }
 
-/// Finds the hierarchy in the text of /proc/self/mountinfo (proc(5)): optional fields end with a dash, then come type,
-/// source, options.
+/// Finds the hierarchy in the text of /proc/self/mountinfo (proc(5)): optional fields end with a
+/// dash, then come type, source, options.
 fn hierarchy_in(mounts: &str, controllers_of: &dyn Fn(&Path) -> String) -> Option<CgroupHierarchy> {
     mounts.lines().find_map(|line| {
         let (mount, kind) = line.split_once(" - ")?;

@@ -1,8 +1,10 @@
-//! File contents that can be computed from the offset, so that any read can be checked without a copy of the file.
+//! File contents that can be computed from the offset, so that any read can be checked without a
+//! copy of the file.
 //!
-//! A file is a sequence of words of eight bytes, little-endian, each a bijective mix of its index. Within a file no two
-//! words are equal, so a page at the wrong offset is always detected; files of different seeds share no content.
-//! Offsets and lengths are in bytes and need not be aligned. Fails with the offset of the first wrong byte.
+//! A file is a sequence of words of eight bytes, little-endian, each a bijective mix of its index.
+//! Within a file no two words are equal, so a page at the wrong offset is always detected; files of
+//! different seeds share no content. Offsets and lengths are in bytes and need not be aligned.
+//! Fails with the offset of the first wrong byte.
 
 use std::fs::File;
 use std::io::Write;
@@ -18,7 +20,8 @@ pub(crate) const WORD_BYTES: usize = 8;
 /// 2^64 divided by the golden ratio; odd, so that multiplying by it is bijective.
 const GOLDEN_RATIO_FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Returns the word with this index, at byte `word_index * 8`. Costs one multiplication while the seed stays the same.
+/// Returns the word with this index, at byte `word_index * 8`. Costs one multiplication while the
+/// seed stays the same.
 #[inline]
 pub(crate) fn word(seed: u64, word_index: u64) -> u64 {
     let spread = SplitMix::new(seed).next_u64().wrapping_add(word_index).wrapping_mul(GOLDEN_RATIO_FACTOR);
@@ -69,7 +72,8 @@ fn bytes_before_a_word(offset: u64) -> usize {
     usize::from(in_word)
 }
 
-/// Creates a file of `len` bytes (a multiple of a MiB), written in calls of 1 MiB and synced: clean and resident.
+/// Creates a file of `len` bytes (a multiple of a MiB), written in calls of 1 MiB and synced: clean
+/// and resident.
 pub(crate) fn make_file(path: &Path, len: u64, seed: u64) -> Result<()> {
     ensure!(len.is_multiple_of(MIB), "{len} bytes are no whole number of MiB");
     let write = || -> std::io::Result<()> {

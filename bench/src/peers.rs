@@ -1,8 +1,8 @@
 //! The programs that take part: their paths, their versions, and how to run one as a whole process.
 //!
-//! Peers are looked up in `peers/bin` of the target directory, where `make bench-setup` puts those it builds, then in
-//! PATH. The report names a missing one. pagekeeper itself must be there. Fails where a program cannot be started or
-//! ends with an error; the message has its standard error.
+//! Peers are looked up in `peers/bin` of the target directory, where `make bench-setup` puts those
+//! it builds, then in PATH. The report names a missing one. pagekeeper itself must be there. Fails
+//! where a program cannot be started or ends with an error; the message has its standard error.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -113,7 +113,8 @@ fn directories() -> Vec<PathBuf> {
     directories.extend(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()));
     // Servers, which are not in every user's PATH.
     directories.extend(["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from));
-    // Debian keeps a server's programs out of PATH, because several versions may be installed; the newest is used.
+    // Debian keeps a server's programs out of PATH, because several versions may be installed; the
+    // newest is used.
     let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let newest = versions.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()).max();
     directories.extend(newest.map(|version| format!("/usr/lib/postgresql/{version}/bin").into()));

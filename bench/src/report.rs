@@ -1,7 +1,7 @@
 //! The report of a run: a table for people, one JSON object for programs.
 //!
-//! Invariants: each case's first subject is ours; every ratio is ours against theirs and larger is better, unless its
-//! name ends in a unit; missing peers are named.
+//! Invariants: each case's first subject is ours; every ratio is ours against theirs and larger is
+//! better, unless its name ends in a unit; missing peers are named.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -21,8 +21,8 @@ struct OpaquePages {
     private: [u8; 0],
 }
 
-// SAFETY: these are the signatures of rocksdb.cc, with `bool` and `size_t` as Rust has them. The requirements of each
-// function's pointers are stated where it is called.
+// SAFETY: these are the signatures of rocksdb.cc, with `bool` and `size_t` as Rust has them. The
+// requirements of each function's pointers are stated where it is called.
 unsafe extern "C" {
     fn bench_pages_open(
         dir: *const c_char,
@@ -58,8 +58,8 @@ unsafe extern "C" {
 /// Values by number, behind the C functions of rocksdb.cc.
 pub(crate) struct RocksDbValues(NonNull<OpaquePages>);
 
-// SAFETY: rocksdb/db.h: a DB is "safe for concurrent access from multiple threads without any external
-// synchronization"; only `drop` frees the value behind the pointer.
+// SAFETY: rocksdb/db.h: a DB is "safe for concurrent access from multiple threads without any
+// external synchronization"; only `drop` frees the value behind the pointer.
 unsafe impl Send for RocksDbValues {}
 // SAFETY: as above.
 unsafe impl Sync for RocksDbValues {}
@@ -74,8 +74,8 @@ fn done(call: impl FnOnce(*mut c_char) -> bool) -> Result<()> {
 }
 
 impl RocksDbValues {
-    /// Opens or creates a database in a directory, with a block cache of `memory` bytes. With a `memtable` of so many bytes
-    /// nothing is compacted, otherwise all is as by default.
+    /// Opens or creates a database in a directory, with a block cache of `memory` bytes. With a
+    /// `memtable` of so many bytes nothing is compacted, otherwise all is as by default.
     pub(crate) fn open(dir: &Path, memory: u64, memtable: Option<u64>) -> Result<Self> {
         let path = CString::new(dir.as_os_str().as_bytes())?;
         let (memory, memtable) = (usize::try_from(memory)?, usize::try_from(memtable.unwrap_or(0))?);
@@ -88,8 +88,8 @@ impl RocksDbValues {
 
     /// Fills `value`, which has the length of the value that was put.
     pub(crate) fn get(&self, page: u64, value: &mut [u8]) -> Result<()> {
-        // SAFETY: the database is alive; at most the lengths of `value` and `words` are written before the call
-        // returns.
+        // SAFETY: the database is alive; at most the lengths of `value` and `words` are written
+        // before the call returns.
         done(|words| unsafe {
             bench_pages_get(
                 self.0.as_ptr(),
@@ -106,8 +106,9 @@ impl RocksDbValues {
     pub(crate) fn put(&self, pages: &[u64], values: &[u8], sync: bool) -> Result<()> {
         let size = values.len() / pages.len().max(1);
         assert_eq!(values.len(), pages.len() * size, "a value for each page");
-        // SAFETY: the database is alive; as many numbers and values as there are pages are read, which was just
-        // checked, and `words` is written within its length, before the call returns.
+        // SAFETY: the database is alive; as many numbers and values as there are pages are read,
+        // which was just checked, and `words` is written within its length, before the call
+        // returns.
         done(|words| unsafe {
             bench_pages_put(
                 self.0.as_ptr(),
@@ -124,7 +125,8 @@ impl RocksDbValues {
 
     /// Flushes the memtables to tables.
     pub(crate) fn flush(&self) -> Result<()> {
-        // SAFETY: the database is alive, and `words` is written within its length before the call returns.
+        // SAFETY: the database is alive, and `words` is written within its length before the call
+        // returns.
         done(|words| unsafe { bench_pages_flush(self.0.as_ptr(), words, MESSAGE_BYTES) })
     }
 

@@ -1,8 +1,9 @@
-//! Rounds: every subject once in each, in an order that is shuffled anew, and the statistics of the samples.
+//! Rounds: every subject once in each, in an order that is shuffled anew, and the statistics of the
+//! samples.
 //!
-//! Invariants: an unfinished round leaves no sample, so sample N of any two subjects comes from the same round, and a
-//! slow drift of the machine favours neither. The shuffling depends on a seed alone. Fails where a subject fails, or
-//! when a signal asks to stop.
+//! Invariants: an unfinished round leaves no sample, so sample N of any two subjects comes from the
+//! same round, and a slow drift of the machine favours neither. The shuffling depends on a seed
+//! alone. Fails where a subject fails, or when a signal asks to stop.
 
 use std::time::Instant;
 
@@ -13,7 +14,8 @@ use crate::scratch::StopRequest;
 /// At least this many rounds run before a lack of time ends the case.
 const ROUNDS_MIN: usize = 3;
 
-/// A small random number generator (`SplitMix64`, Steele, Lea and Flood 2014): equal seeds give equal sequences.
+/// A small random number generator (`SplitMix64`, Steele, Lea and Flood 2014): equal seeds give
+/// equal sequences.
 #[derive(Debug, Clone)]
 pub(crate) struct SplitMix(u64);
 
@@ -59,8 +61,8 @@ pub(crate) fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
-/// Returns the smallest and the greatest value; `None` of no values. With few rounds no narrower measure of spread is
-/// honest.
+/// Returns the smallest and the greatest value; `None` of no values. With few rounds no narrower
+/// measure of spread is honest.
 pub(crate) fn extremes(values: &[f64]) -> Option<(f64, f64)> {
     let least = values.iter().copied().min_by(f64::total_cmp)?;
     let greatest = values.iter().copied().max_by(f64::total_cmp)?;
@@ -76,7 +78,8 @@ pub(crate) enum BetterDirection {
     More,
 }
 
-/// Returns ours against theirs, larger is better: the median over the rounds of the ratio within each round.
+/// Returns ours against theirs, larger is better: the median over the rounds of the ratio within
+/// each round.
 pub(crate) fn ratio(ours: &[f64], theirs: &[f64], better: BetterDirection) -> Option<f64> {
     median(&ratios(ours, theirs, better))
 }

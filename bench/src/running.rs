@@ -1,6 +1,7 @@
 //! A child process that ends with its handle: it is killed and waited for.
 //!
-//! Invariant: no child outlives the value. Nothing fails, because both calls fail only where it has ended already.
+//! Invariant: no child outlives the value. Nothing fails, because both calls fail only where it has
+//! ended already.
 
 use std::ops::{Deref, DerefMut};
 use std::process::Child;

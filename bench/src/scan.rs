@@ -1,8 +1,9 @@
 //! `scan`: the time to report residency, of a tree of 20,000 files and of one file of 20 GiB.
 //!
-//! All subjects are whole processes that end with a total; every total must be the true one. Nothing is on disk: the
-//! files are holes, whose pages are cached like any others, and the tree's inodes are cached, too. If memory for the
-//! half-resident cases is short the files are fewer and smaller, and a note reports it.
+//! All subjects are whole processes that end with a total; every total must be the true one.
+//! Nothing is on disk: the files are holes, whose pages are cached like any others, and the tree's
+//! inodes are cached, too. If memory for the half-resident cases is short the files are fewer and
+//! smaller, and a note reports it.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -33,7 +34,8 @@ pub(crate) fn run(run: &mut BenchRun) -> Result<()> {
     one_file(run, &peers)
 }
 
-/// Returns how many of `whole` fit: half of the data must be resident, with as much memory again left for others.
+/// Returns how many of `whole` fit: half of the data must be resident, with as much memory again
+/// left for others.
 fn affordable(run: &mut BenchRun, whole: u64, bytes_each: u64) -> u64 {
     let half_of_what_is_there = crate::machine::available_bytes() / 3 * 2;
     let possible = (half_of_what_is_there * 2 / bytes_each).min(whole);
@@ -94,7 +96,8 @@ fn one_file(run: &mut BenchRun, peers: &[InstalledProgram]) -> Result<()> {
     std::fs::remove_file(&path).context("can't remove the file")
 }
 
-/// Creates the files, a hundred per directory, with names short enough for all to be arguments of one command.
+/// Creates the files, a hundred per directory, with names short enough for all to be arguments of
+/// one command.
 fn make_tree(root: &Path, files: u64) -> Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for number in 0..files {
@@ -109,8 +112,8 @@ fn make_tree(root: &Path, files: u64) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Makes each page of a file resident with probability `share`, in two halves at once. The order is random, as in a
-/// database's reads, so neighbours in the file are not neighbours in memory.
+/// Makes each page of a file resident with probability `share`, in two halves at once. The order is
+/// random, as in a database's reads, so neighbours in the file are not neighbours in memory.
 fn touch_share(path: &Path, size: u64, share: f64, random: &mut SplitMix) -> Result<()> {
     // In units of 2^-32.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share is from 0 to 1")]
@@ -229,8 +232,9 @@ fn measure(
     Ok(measured.figure(|ms| *ms))
 }
 
-/// Whether a count is true: equal to what was resident before, or less by at most what the kernel reclaimed until
-/// after. More than 2 % reclaimed means that memory is too short for this measurement.
+/// Whether a count is true: equal to what was resident before, or less by at most what the kernel
+/// reclaimed until after. More than 2 % reclaimed means that memory is too short for this
+/// measurement.
 fn is_true(said: u64, before: u64, after: u64) -> bool {
     (after..=before).contains(&said) && before - after <= before / 50
 }

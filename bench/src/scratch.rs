@@ -1,7 +1,8 @@
 //! The cleanup of a run: a scratch directory, and the signals that end a run early but in order.
 //!
-//! Invariants: SIGINT and SIGTERM set a flag that is checked between measurements, so every change is undone by its
-//! `Drop`; a second signal kills the process as it would without this module. SIGKILL leaves the directory behind.
+//! Invariants: SIGINT and SIGTERM set a flag that is checked between measurements, so every change
+//! is undone by its `Drop`; a second signal kills the process as it would without this module.
+//! SIGKILL leaves the directory behind.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -34,8 +35,8 @@ impl StopRequest {
     pub(crate) fn on_signals() -> Result<Self> {
         let requested = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM] {
-            // In this order, because the flag must not be set yet when the default action is considered at the first
-            // signal.
+            // In this order, because the flag must not be set yet when the default action is
+            // considered at the first signal.
             flag::register_conditional_default(signal, Arc::clone(&requested))
                 .context("can't catch signals")?;
             flag::register(signal, Arc::clone(&requested)).context("can't catch signals")?;

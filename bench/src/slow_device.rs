@@ -1,4 +1,5 @@
-//! A private file system on a device that the kernel holds to a rate. Fails with a plain message where it can't.
+//! A private file system on a device that the kernel holds to a rate. Fails with a plain message
+//! where it can't.
 
 use std::fs::File;
 
@@ -7,7 +8,8 @@ use pagekeeper_testing::ThrottledDisk;
 
 use crate::scratch::ScratchDirectory;
 
-/// Makes a disk of `bytes` with a new file system of this kind ("xfs") that writes `rate` bytes per second.
+/// Makes a disk of `bytes` with a new file system of this kind ("xfs") that writes `rate` bytes per
+/// second.
 pub(crate) fn new(scratch: &ScratchDirectory, kind: &str, bytes: u64, rate: u64) -> Result<ThrottledDisk> {
     scratch.require_space(bytes)?;
     let directory = tempfile::tempdir_in(scratch.path()).context("can't make a directory")?;

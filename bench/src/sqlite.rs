@@ -1,8 +1,9 @@
-//! `sqlite`: SQLite with pagekeeper's VFS and a rollback journal, against its own VFS in WAL mode and with a rollback
-//! journal: commits of one row, and reads by key.
+//! `sqlite`: SQLite with pagekeeper's VFS and a rollback journal, against its own VFS in WAL mode
+//! and with a rollback journal: commits of one row, and reads by key.
 //!
-//! All use `synchronous=FULL`, one connection, and the same rows. Each sample checks the committed rows. The library is loaded as users load it. Fails with a plain message without it,
-//! and where SQLite fails.
+//! All use `synchronous=FULL`, one connection, and the same rows. Each sample checks the committed
+//! rows. The library is loaded as users load it. Fails with a plain message without it, and where
+//! SQLite fails.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

@@ -1,7 +1,8 @@
-//! Block devices that are named: their pages are counted, evicted and loaded as those of files are, and no byte of them changes. The
-//! truth is another program's: mincore(2) by Python, `e2fsck`.
+//! Block devices that are named: their pages are counted, evicted and loaded as those of files are,
+//! and no byte of them changes. The truth is another program's: mincore(2) by Python, `e2fsck`.
 //!
-//! Needs root and loop devices; skips with a sentence otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`.
+//! Needs root and loop devices; skips with a sentence otherwise, and fails instead where
+//! `PAGEKEEPER_REQUIRE_ALL=1`.
 
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Completions as a user meets them: keys pressed in bash, zsh and fish on a terminal. The adversary is who gives a file a name
-//! that a shell would run.
+//! Completions as a user meets them: keys pressed in bash, zsh and fish on a terminal. The
+//! adversary is who gives a file a name that a shell would run.
 
 use std::path::Path;
 use std::process::{Child, Command};

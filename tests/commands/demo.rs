@@ -1,8 +1,8 @@
-//! The whole demo: an engine whose pages are left to the kernel, the guard beside it, an engine that releases by itself, and a page
-//! store that is killed and opened again.
+//! The whole demo: an engine whose pages are left to the kernel, the guard beside it, an engine
+//! that releases by itself, and a page store that is killed and opened again.
 //!
-//! Needs a disk below the build's directory, and a kernel that shows what is resident (cachestat); skips with a sentence
-//! otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`.
+//! Needs a disk below the build's directory, and a kernel that shows what is resident (cachestat);
+//! skips with a sentence otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`.
 
 use crate::support;
 use crate::support::MIB;

@@ -1,5 +1,5 @@
-//! Inputs that never end or never begin: FIFOs and devices where a file is expected, a directory whose listing goes on
-//! for ever. Each is refused in a sentence, or ends at the first signal.
+//! Inputs that never end or never begin: FIFOs and devices where a file is expected, a directory
+//! whose listing goes on for ever. Each is refused in a sentence, or ends at the first signal.
 
 use std::ffi::OsStr;
 use std::path::Path;

@@ -1,6 +1,7 @@
-//! Names that were made to be printed: with line feeds that would forge lines of a log, sequences that steer a terminal,
-//! bytes that are not text, and the syntax of a shell. Whatever a command prints of them, for people or into a log, is
-//! as many lines as with tame names, without a character that does more than stand there.
+//! Names that were made to be printed: with line feeds that would forge lines of a log, sequences
+//! that steer a terminal, bytes that are not text, and the syntax of a shell. Whatever a command
+//! prints of them, for people or into a log, is as many lines as with tame names, without a
+//! character that does more than stand there.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
@@ -35,7 +36,8 @@ fn tree(parent: &Path, directory: &[u8], names: &[&[u8]]) -> PathBuf {
     directory
 }
 
-/// Asserts that nothing of what was printed steers a terminal or begins a line that is not the program's own.
+/// Asserts that nothing of what was printed steers a terminal or begins a line that is not the
+/// program's own.
 fn assert_safe(outcome: &Outcome) {
     for text in [&outcome.stdout, &outcome.stderr] {
         assert_plain(text);
@@ -55,7 +57,8 @@ fn is_odd(c: char) -> bool {
         || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{2028}' | '\u{2029}')
 }
 
-/// Runs the program with these words before the directory, and more behind it, in a tree with these names.
+/// Runs the program with these words before the directory, and more behind it, in a tree with these
+/// names.
 fn run_in(directory: &Path, before: &[&str], behind: &[OsString]) -> Outcome {
     finish(pagekeeper().args(before).arg(directory).args(behind))
 }
@@ -92,7 +95,8 @@ fn each_command_prints_as_many_lines_as_with_tame_names_and_nothing_that_steers(
     }
 }
 
-/// Names that JSON's own rules leave as they are: DEL, a control character of C1, and one that turns the direction.
+/// Names that JSON's own rules leave as they are: DEL, a control character of C1, and one that
+/// turns the direction.
 const RAW_IN_JSON: &[u8] = "db\u{7f}\u{9b}31m\u{202e}".as_bytes();
 
 #[test]

@@ -1,4 +1,5 @@
-//! Commands that write, on a frozen file system: each says that it waits, ends on a signal, and goes on after the thaw.
+//! Commands that write, on a frozen file system: each says that it waits, ends on a signal, and
+//! goes on after the thaw.
 //!
 //! Needs root, `mkfs.ext4` and `fsfreeze`; skips with a sentence otherwise.
 
@@ -17,7 +18,8 @@ use crate::support::{alone, can_run, scratch};
 
 const WAITS: &str = ": the file system is frozen; waiting\n";
 
-/// Far longer than any of it takes. A process that hangs in a write can't be killed: it ends only after the test has given up.
+/// Far longer than any of it takes. A process that hangs in a write can't be killed: it ends only
+/// after the test has given up.
 const RUN_TIMEOUT: Duration = Duration::from_secs(100);
 
 /// A command that was started, and the parts of its standard error.
@@ -47,7 +49,8 @@ impl StartedCommand {
         kill_process(Pid::from_child(&self.child), signal).expect("it runs");
     }
 
-    /// Waits until nobody holds its standard error, and returns its exit code, unless a signal has ended it.
+    /// Waits until nobody holds its standard error, and returns its exit code, unless a signal has
+    /// ended it.
     fn code(&mut self) -> Option<i32> {
         loop {
             match self.errors.recv_timeout(RUN_TIMEOUT) {

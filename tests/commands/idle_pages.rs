@@ -1,6 +1,8 @@
-//! `scripts/keep-idle-pages.sh`, which stops DAMON for tests and benchmarks: of several runs at a time the last one lets it go on.
+//! `scripts/keep-idle-pages.sh`, which stops DAMON for tests and benchmarks: of several runs at a
+//! time the last one lets it go on.
 //!
-//! On a directory that looks like DAMON's, so that nothing of this machine changes; runs, locks and signals are real.
+//! On a directory that looks like DAMON's, so that nothing of this machine changes; runs, locks and
+//! signals are real.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

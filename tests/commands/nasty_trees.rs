@@ -1,5 +1,6 @@
-//! Trees that make peers hang, lie or eat memory: special files, loops, files that change or vanish while they are
-//! read, files of 15 TiB, names that are not text, files of others. None of it may hang, fail as a whole, or be guessed.
+//! Trees that make peers hang, lie or eat memory: special files, loops, files that change or vanish
+//! while they are read, files of 15 TiB, names that are not text, files of others. None of it may
+//! hang, fail as a whole, or be guessed.
 
 use crate::support;
 use std::ffi::{OsStr, OsString};
@@ -161,7 +162,8 @@ fn empty_files_and_names_that_are_not_text() {
 
 #[test]
 fn trees_deeper_than_any_path_can_say() {
-    /// The path is longer than `PATH_MAX` (4096), the levels are more than the descriptors the process may have.
+    /// The path is longer than `PATH_MAX` (4096), the levels are more than the descriptors the
+    /// process may have.
     const LEVELS: usize = 600;
     let dir = scratch();
     let mut at = rustix::fs::open(dir.path(), OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap();

@@ -1,5 +1,5 @@
-//! A process that is called as a server is and names settings files that would take all memory: the doctor ends, says what
-//! it left out, and prints no more than of any other.
+//! A process that is called as a server is and names settings files that would take all memory: the
+//! doctor ends, says what it left out, and prints no more than of any other.
 
 use std::fmt::Write as _;
 use std::path::Path;

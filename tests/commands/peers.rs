@@ -1,5 +1,6 @@
-//! `stat`, `evict` and `warm` beside vmtouch and util-linux's fincore, on one tree, on ext4, XFS and btrfs: the same resident
-//! pages for all three, nothing left after `evict`, all there after `warm`. And where ours differs: dirty data goes, too, and holes are not loaded.
+//! `stat`, `evict` and `warm` beside vmtouch and util-linux's fincore, on one tree, on ext4, XFS
+//! and btrfs: the same resident pages for all three, nothing left after `evict`, all there after
+//! `warm`. And where ours differs: dirty data goes, too, and holes are not loaded.
 
 use crate::support;
 use std::collections::BTreeMap;
@@ -112,8 +113,8 @@ fn none(tree: &BTreeMap<PathBuf, u64>) -> ResidentBytes {
     tree.keys().map(|path| (path.clone(), 0)).collect()
 }
 
-/// Asserts that both are equal. On a busy machine the kernel may take pages at any moment, so what brings them in and the samples
-/// at them are tried a few times.
+/// Asserts that both are equal. On a busy machine the kernel may take pages at any moment, so what
+/// brings them in and the samples at them are tried a few times.
 fn same<T: PartialEq + std::fmt::Debug>(mut counts: impl FnMut() -> (T, T)) {
     for _ in 0..4 {
         let (left, right) = counts();
@@ -157,7 +158,8 @@ fn agree_on(test: &str, kind: &str) {
     assert_eq!(report["total"]["released"], report["total"]["resident_before"], "{report:#}");
     assert_eq!((by_fincore(&tree), vmtouch(&[], &root)), (none(&tree), 0));
 
-    // Loaded by ours, evicted by vmtouch. Holes, which no read goes to the disk for, ours leaves out.
+    // Loaded by ours, evicted by vmtouch. Holes, which no read goes to the disk for, ours leaves
+    // out.
     let mut loaded = all(&tree);
     loaded.insert(root.join("sparse"), MIB);
     same(|| {

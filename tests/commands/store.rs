@@ -1,5 +1,5 @@
-//! `pagekeeper store` as people use it, on stores that the library made: what it shows, what it finds, and that it leaves a store as
-//! it was.
+//! `pagekeeper store` as people use it, on stores that the library made: what it shows, what it
+//! finds, and that it leaves a store as it was.
 
 use crate::support;
 use std::collections::BTreeMap;
@@ -24,9 +24,11 @@ const SERVED: &str = "PAGEKEEPER_SERVED_STORE";
 /// Goes when a test ends.
 type StoreTestGuard = (MutexGuard<'static, ()>, TempDir);
 
-/// A store of ten pages, synced: page 3 says "hello", pages 5 and 6 are free, 8 and 9 never written.
+/// A store of ten pages, synced: page 3 says "hello", pages 5 and 6 are free, 8 and 9 never
+/// written.
 ///
-/// One test at a time: a program that another one starts holds the locks of this process until its execve(2).
+/// One test at a time: a program that another one starts holds the locks of this process until its
+/// execve(2).
 fn store() -> (StoreTestGuard, PathBuf) {
     let alone = support::alone();
     let temp = support::scratch();
@@ -442,7 +444,8 @@ fn wrong_calls_end_with_2() {
     }
 }
 
-/// A backup, and a store that is made of it, have what the store has; and what is there is left as it is.
+/// A backup, and a store that is made of it, have what the store has; and what is there is left as
+/// it is.
 #[test]
 fn a_store_is_backed_up_and_restored() {
     let (_held, dir) = store();

@@ -200,7 +200,8 @@ fn an_independent_reader_finds_the_same_after_kills_and_damages() {
         for _ in 0..DAMAGES {
             let copy = temp.path().join("damaged");
             copy_store(&dir, &copy);
-            // Mostly one, which the other of two places can make good; sometimes one that takes that, too.
+            // Mostly one, which the other of two places can make good; sometimes one that takes
+            // that, too.
             for _ in 0..[1, 1, 2, 4][rng.index(4)] {
                 let what = damage(&copy, &mut rng);
                 println!("round {round}: {what}");

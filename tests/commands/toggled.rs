@@ -1,4 +1,5 @@
-//! Beside a process that toggles its descriptors between a file and a device: the device is never opened.
+//! Beside a process that toggles its descriptors between a file and a device: the device is never
+//! opened.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -8,7 +9,8 @@ use crate::support::command::run;
 use crate::support::decoys::Decoys;
 use crate::support::{can_run, copy_program, eventually, scratch};
 
-/// Forty descriptors lead to the file and to the device in turn, so that some do change whenever one of them is opened.
+/// Forty descriptors lead to the file and to the device in turn, so that some do change whenever
+/// one of them is opened.
 const TOGGLES: &str = "exec 7<log 8<device; : >ready; while :; do for source in 7 8; do \
                        for fd in {20..59}; do eval \"exec $fd<&$source\"; done; done; done";
 

@@ -201,8 +201,8 @@ fn one_look_explains_what_is_cached_and_shows_closed_files() {
     let filter = path.to_str().expect("a path of this test's own");
     let once =
         || -> Value { run(["top", "--once", "--json", "--interval", "200ms", "--filter", filter]).json() };
-    // Others may read and write files while it counts, and then the kernel's figure is of another moment; and the kernel may page
-    // out what is idle.
+    // Others may read and write files while it counts, and then the kernel's figure is of another
+    // moment; and the kernel may page out what is idle.
     let last = support::eventually("nearly all is explained", std::time::Duration::from_secs(180), || {
         std::fs::read(&path).expect("read it again");
         let last = once();

@@ -222,7 +222,8 @@ fn effects(server: &Server, version: &Version, home: &Path) {
     }
 }
 
-/// That logs were begun, or go on, where the rows have them, and are as large as the rows have them.
+/// That logs were begun, or go on, where the rows have them, and are as large as the rows have
+/// them.
 fn logs_are_where_they_should_be(version: &Version, rows: &[&Advice], home: &Path) {
     const OFFERED: u64 = 128 << 20;
     let is_tried = |id: &str| rows.iter().any(|row| row.id == id);

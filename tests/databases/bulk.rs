@@ -1,7 +1,9 @@
-//! Servers under `pagekeeper run`, as the profile of each has it: what flushes and merges write is written out behind them, stays resident,
-//! and all that was acknowledged is there, also after a kill.
+//! Servers under `pagekeeper run`, as the profile of each has it: what flushes and merges write is
+//! written out behind them, stays resident, and all that was acknowledged is there, also after a
+//! kill.
 //!
-//! Each needs its server; skips with a sentence otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`.
+//! Each needs its server; skips with a sentence otherwise, and fails instead where
+//! `PAGEKEEPER_REQUIRE_ALL=1`.
 
 use crate::logged::can_run_jars;
 use crate::support;
@@ -16,7 +18,8 @@ use std::time::Duration;
 /// Far longer than a server takes to end.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// `pagekeeper run` with this profile, which says in a file what it did. The server is its child then, and ends with it.
+/// `pagekeeper run` with this profile, which says in a file what it did. The server is its child
+/// then, and ends with it.
 pub(crate) fn under_run(profile: &str, report: &Path) -> Launcher {
     let mut report_option = OsString::from("--report=");
     report_option.push(report);
@@ -26,8 +29,8 @@ pub(crate) fn under_run(profile: &str, report: &Path) -> Launcher {
     Launcher::new(program.into_iter().chain(words).chain([report_option]).chain(with_parent))
 }
 
-/// Ends a server by a signal to this process, of which `pagekeeper run` is the parent or itself, and returns what that says it did. The
-/// next run begins a report of its own.
+/// Ends a server by a signal to this process, of which `pagekeeper run` is the parent or itself,
+/// and returns what that says it did. The next run begins a report of its own.
 pub(crate) fn ended(pid: u32, signal: Signal, report: &Path) -> serde_json::Value {
     let pid = Pid::from_raw(i32::try_from(pid).expect("a process")).expect("a process");
     kill_process(pid, signal).expect("signal a server");
@@ -36,7 +39,8 @@ pub(crate) fn ended(pid: u32, signal: Signal, report: &Path) -> serde_json::Valu
     })
 }
 
-/// Puts so much that tables are written, and reads all of it back from them, after a stop and after a kill.
+/// Puts so much that tables are written, and reads all of it back from them, after a stop and after
+/// a kill.
 fn tables_are_bulk_files(mut server: impl LoggedServer, report: &Path) {
     server.put(300 * MIB);
     let said = ended(server.pid(), Signal::TERM, report);

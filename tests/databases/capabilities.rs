@@ -2,8 +2,8 @@
 //! beside a real `MariaDB` and a real `PostgreSQL` of other users. They are enough, and without any
 //! one of them the programs name it.
 //!
-//! Needs root and Debian's `mariadb-server`, `sysbench` and `postgresql`; skips with a sentence otherwise, and fails instead where
-//! `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s.
+//! Needs root and Debian's `mariadb-server`, `sysbench` and `postgresql`; skips with a sentence
+//! otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;

@@ -1,7 +1,8 @@
 //! A follower of Cassandra's commit log: its own `archive_command`, which copies each segment once
 //! it is full and closed.
 //!
-//! Needs root and Cassandra; skips with a sentence otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`.
+//! Needs root and Cassandra; skips with a sentence otherwise, and fails instead where
+//! `PAGEKEEPER_REQUIRE_ALL=1`.
 
 use crate::logged::can_run_jars;
 use crate::support;
@@ -15,7 +16,8 @@ const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Bytes of a segment.
 const SEGMENT: u64 = 8 * MIB;
 
-/// An archiver that opens a segment and reads it half a second later; a line in `reads` says what it had read from the device.
+/// An archiver that opens a segment and reads it half a second later; a line in `reads` says what
+/// it had read from the device.
 const ARCHIVER: &str =
     "exec 3<\"$1\"; sleep 0.5; cat <&3 >archive/\"$2.new\" && mv archive/\"$2.new\" archive/\"$2\" || exit 1
 sed -n 's/^read_bytes: //p' /proc/$$/io >>reads\n";

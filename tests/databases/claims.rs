@@ -1,8 +1,8 @@
-//! The guard beside a real `MariaDB` and processes of another user that are called as databases are, and name or hold its
-//! directory as theirs: the real one's logs are released as without them.
+//! The guard beside a real `MariaDB` and processes of another user that are called as databases
+//! are, and name or hold its directory as theirs: the real one's logs are released as without them.
 //!
-//! Needs root, Debian's `mariadb-server` and `sysbench`; skips with a sentence otherwise, and fails instead where
-//! `PAGEKEEPER_REQUIRE_ALL=1`.
+//! Needs root, Debian's `mariadb-server` and `sysbench`; skips with a sentence otherwise, and fails
+//! instead where `PAGEKEEPER_REQUIRE_ALL=1`.
 
 use crate::support;
 use crate::support::guard::Guard;

@@ -2,8 +2,8 @@
 //! each query chooses. A direct scan under `pagekeeper run`, and the doctor beside it, leave the
 //! parts in memory that other queries read there.
 //!
-//! Needs root, Debian's `clickhouse-server` and `util-linux`; skips with a sentence otherwise, and fails instead where
-//! `PAGEKEEPER_REQUIRE_ALL=1`.
+//! Needs root, Debian's `clickhouse-server` and `util-linux`; skips with a sentence otherwise, and
+//! fails instead where `PAGEKEEPER_REQUIRE_ALL=1`.
 
 use crate::bulk::{ended, under_run};
 use crate::support;

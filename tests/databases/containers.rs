@@ -1,8 +1,8 @@
 //! The guard on the host, the databases in containers. Each has its own mount and pid namespaces
 //! and its own root, with its data at the same path, on a volume or on the container's overlay.
 //!
-//! Needs root and Debian's `mariadb-server`; skips with a sentence otherwise, and fails instead where
-//! `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s, of the files below an overlay.
+//! Needs root and Debian's `mariadb-server`; skips with a sentence otherwise, and fails instead
+//! where `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s, of the files below an overlay.
 
 use crate::support;
 use crate::support::container::{Container, DATA, DataLocation, FILLED, REQUIRED_PROGRAMS};

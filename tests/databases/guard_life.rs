@@ -1,5 +1,5 @@
-//! The guard's own life, without a database: how it starts and ends, reads its configuration again, and what it makes of files that change,
-//! vanish, or are not to be opened.
+//! The guard's own life, without a database: how it starts and ends, reads its configuration again,
+//! and what it makes of files that change, vanish, or are not to be opened.
 //!
 //! Needs root, `fincore` and `setpriv`; skips with a sentence otherwise, and fails instead where
 //! `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s.
@@ -296,8 +296,9 @@ fn ten_thousand_files_take_little_memory_and_time() {
         }
     };
     work(WARM_UP);
-    // Twice what a release build may take at the default tick: this one is hardly optimised. The best of some: who shares the
-    // processors can only make it look worse. Each tick counts: while a slow disk syncs there are many.
+    // Twice what a release build may take at the default tick: this one is hardly optimised. The
+    // best of some: who shares the processors can only make it look worse. Each tick counts: while
+    // a slow disk syncs there are many.
     let mut share = f64::INFINITY;
     for _ in 0..ATTEMPTS_MAX {
         let (cpu, before) = (guard.cpu_seconds(), guard.ticks());

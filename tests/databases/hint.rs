@@ -1,5 +1,5 @@
-//! `pagekeeper` by itself: what it says on a host with a real database, with none, with hidden processes, beside one who is hostile and beside
-//! a file system that does not answer.
+//! `pagekeeper` by itself: what it says on a host with a real database, with none, with hidden
+//! processes, beside one who is hostile and beside a file system that does not answer.
 
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
@@ -24,7 +24,8 @@ fn hint() -> Outcome {
     finish(Command::new("timeout").args(["--signal=KILL", TIMEOUT_SECONDS]).arg(program()))
 }
 
-/// Asks until it says something: on a busy machine it may have no time for all in the second that it takes.
+/// Asks until it says something: on a busy machine it may have no time for all in the second that
+/// it takes.
 fn saying(what: &str, ask: impl Fn() -> Outcome, says: impl Fn(&str) -> Option<()>) -> String {
     support::eventually(what, Duration::from_secs(180), || {
         let text = ask().fine();
@@ -36,7 +37,8 @@ fn saying(what: &str, ask: impl Fn() -> Outcome, says: impl Fn(&str) -> Option<(
     })
 }
 
-/// In a process namespace of its own, after what a shell does there; as a user if `starter` says so.
+/// In a process namespace of its own, after what a shell does there; as a user if `starter` says
+/// so.
 fn alone(line: &str, starter: &[&str]) -> Outcome {
     let mut command = Command::new("unshare");
     command.args(["--mount", "--pid", "--fork", "--mount-proc", "--", "sh", "-ec"]);

@@ -23,7 +23,8 @@ const PAGE: u64 = 4096;
 
 const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// A server of this profile, which has yet to put what is counted, and its guard; both act below `scratch` alone.
+/// A server of this profile, which has yet to put what is counted, and its guard; both act below
+/// `scratch` alone.
 struct Story<'a, S> {
     server: &'a mut S,
     guard: Guard,
@@ -149,7 +150,8 @@ pub(crate) fn can_run_fetched(
     directory.is_some()
 }
 
-/// It says which database it is, whatever its process is called, and nothing of older messages that it can't know.
+/// It says which database it is, whatever its process is called, and nothing of older messages that
+/// it can't know.
 fn the_doctor_names(profile: &str, pid: u32) {
     let expected = match profile {
         // Messages are kept, and parts of tables are data.
@@ -557,7 +559,8 @@ fn the_journal_of_wiredtiger_stays_out_of_the_page_cache() {
     let _alone = support::alone();
     let scratch = support::scratch();
     let mut server = WiredTiger::start(&scratch.path().join("wiredtiger"));
-    // The writer's file is made at its full length of 100 MB, and read to its end when it is opened again.
+    // The writer's file is made at its full length of 100 MB, and read to its end when it is opened
+    // again.
     let mut story = Story::begin(&mut server, scratch.path(), ("mongodb", &[]), 250 * MIB, (120 * MIB, 0));
     story.go_on(150 * MIB);
     story.survive(250 * MIB);

@@ -1,4 +1,5 @@
-//! The guard beside real databases: MariaDB with a replica, PostgreSQL, MySQL, RocksDB, etcd, and in containers.
+//! The guard beside real databases: MariaDB with a replica, PostgreSQL, MySQL, RocksDB, etcd, and
+//! in containers.
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,5 +1,5 @@
-//! The guard beside a database of very many directories, which takes it some ticks to take up: it serves others meanwhile, and ends
-//! when it is asked to.
+//! The guard beside a database of very many directories, which takes it some ticks to take up: it
+//! serves others meanwhile, and ends when it is asked to.
 //!
 //! The databases are programs that only hold files open, under a database's name. Needs root,
 //! `fincore`, `setpriv` and `bash`; skips with a sentence otherwise, and fails instead where
@@ -19,7 +19,8 @@ const REQUIRED_PROGRAMS: [&str; 3] = ["fincore", "setpriv", "bash"];
 
 const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// Directories of one process, and processes: as many as have room among those of one user, whose the server is, too.
+/// Directories of one process, and processes: as many as have room among those of one user, whose
+/// the server is, too.
 const EACH: u64 = 1000;
 const PROCESSES: u64 = 2;
 const ALL: u64 = EACH * PROCESSES;
@@ -43,7 +44,8 @@ fn hoards(scratch: &Path, gate: &Path) -> Vec<Database> {
     (0..PROCESSES).map(start).collect()
 }
 
-/// At the guard's own tick: at shorter ones the samples of what is watched leave little time for what is new.
+/// At the guard's own tick: at shorter ones the samples of what is watched leave little time for
+/// what is new.
 fn guard(databases: &[&Database], more: &[&str]) -> Guard {
     let pids = databases.iter().flat_map(|database| ["--pid".to_owned(), database.pid().to_string()]);
     let pids: Vec<String> = pids.collect();

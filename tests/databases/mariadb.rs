@@ -1,7 +1,9 @@
-//! The guard beside a real `MariaDB`: a primary under sysbench's load, with a real replica, a crash, and by halves.
+//! The guard beside a real `MariaDB`: a primary under sysbench's load, with a real replica, a
+//! crash, and by halves.
 //!
-//! Needs root and Debian's `mariadb-server`, `sysbench` and `util-linux`; skips with a sentence otherwise, and fails
-//! instead where `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s, reads are the kernel's own counts.
+//! Needs root and Debian's `mariadb-server`, `sysbench` and `util-linux`; skips with a sentence
+//! otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s, reads
+//! are the kernel's own counts.
 
 use crate::support;
 use crate::support::guard::{EndedGuard, Guard};
@@ -21,7 +23,8 @@ const BUSY_LIMIT: u64 = (3 + 1) * BINLOG_BYTES + 64 * MIB;
 /// ... and this much soon after it.
 const IDLE_LIMIT: u64 = 16 * MIB;
 
-/// Binlogs that a load fills: their bytes alone are more than `BUSY_LIMIT`, together with the redo ring.
+/// Binlogs that a load fills: their bytes alone are more than `BUSY_LIMIT`, together with the redo
+/// ring.
 const BINLOGS: usize = 8;
 
 /// No step needs as long, even on a slow disk.
@@ -29,8 +32,8 @@ const RUN_TIMEOUT: Duration = Duration::from_secs(600);
 
 const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// Lets the load go on until it has begun `binlogs` more files, and calls `sample` with the bytes of all log
-/// files that are resident, about every 200 ms.
+/// Lets the load go on until it has begun `binlogs` more files, and calls `sample` with the bytes
+/// of all log files that are resident, about every 200 ms.
 fn fill(load: &mut Load, server: &Server, binlogs: usize, mut sample: impl FnMut(u64)) {
     let until = server.binlogs().len() + binlogs;
     let start = Instant::now();
@@ -126,7 +129,8 @@ fn stay_bounded_with_a_near_follower(guard: &Guard, primary: &Server, replica: &
     wait_until_released(primary);
 }
 
-/// A replica that hangs, then one whose threads are stopped: neither holds memory for ever, nor loses a row.
+/// A replica that hangs, then one whose threads are stopped: neither holds memory for ever, nor
+/// loses a row.
 fn stay_bounded_with_a_far_follower(guard: &Guard, primary: &Server, replica: &Server) {
     let mut load = Load::start(primary);
     fill(&mut load, primary, 1, |resident| assert_bounded(guard, primary, resident));
@@ -162,7 +166,8 @@ fn stay_bounded_after_a_crash(guard: &Guard, primary: &mut Server, replica: &Ser
     wait_until_released(primary);
 }
 
-/// Ended well, and had no trouble with any file under `place` (elsewhere there may be databases of others).
+/// Ended well, and had no trouble with any file under `place` (elsewhere there may be databases of
+/// others).
 fn assert_clean_end(ended: &EndedGuard, place: &Path) {
     assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
     let problems: Vec<&Value> = ended
@@ -234,7 +239,8 @@ fn binlogs_beside_a_direct_redo_log_stay_out_of_the_page_cache() {
     assert!(figure(&summary["released_bytes"], "binlog") >= 5 * BINLOG_BYTES / 10 * 9, "{summary}");
 }
 
-/// A relay log is one by how its server has it open, and what was not applied yet is applied from the disk.
+/// A relay log is one by how its server has it open, and what was not applied yet is applied from
+/// the disk.
 #[test]
 fn a_relay_log_of_any_name_goes_and_is_applied_all_the_same() {
     if !support::can_run("a replica whose relay log has a name of its own", &REQUIRED_PROGRAMS) {
@@ -276,7 +282,8 @@ fn a_relay_log_of_any_name_goes_and_is_applied_all_the_same() {
     );
 }
 
-/// Galera's ring of write sets is mapped, and read from it when a member comes back: it is left alone.
+/// Galera's ring of write sets is mapped, and read from it when a member comes back: it is left
+/// alone.
 #[test]
 #[ignore = "long: make test-stories"]
 fn the_ring_of_a_galera_cluster_stays_and_its_members_binlogs_go() {

@@ -1,8 +1,9 @@
-//! The guard's metrics: what a real Prometheus makes of them beside a real `MariaDB`, the page in a real browser, and what
-//! is shipped for both.
+//! The guard's metrics: what a real Prometheus makes of them beside a real `MariaDB`, the page in a
+//! real browser, and what is shipped for both.
 //!
-//! Needs root and Debian's `prometheus`, `chromium`, `mariadb-server`, `sysbench` and `util-linux`, each test what it
-//! names; skips with a sentence otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s.
+//! Needs root and Debian's `prometheus`, `chromium`, `mariadb-server`, `sysbench` and `util-linux`,
+//! each test what it names; skips with a sentence otherwise, and fails instead where
+//! `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s.
 
 use crate::support;
 use crate::support::guard::{Guard, program};
@@ -222,7 +223,8 @@ fn the_pod_has_the_rights_of_the_service() {
     serde_json::from_str::<serde_json::Value>(&read("grafana-dashboard.json")).expect("JSON");
 }
 
-/// `make test-helm` renders the chart and compares whole objects; this is what can be seen without Helm.
+/// `make test-helm` renders the chart and compares whole objects; this is what can be seen without
+/// Helm.
 #[test]
 fn the_chart_says_what_the_manifest_says() {
     let read = |name: &str| std::fs::read_to_string(deploy(name)).expect("it is shipped");

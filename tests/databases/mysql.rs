@@ -1,8 +1,8 @@
-//! The guard beside a real `MySQL`, 8.0, 8.4 or 9: buffered redo log in `#innodb_redo`, binlogs, a follower that lags, and what crash
-//! recovery reads.
+//! The guard beside a real `MySQL`, 8.0, 8.4 or 9: buffered redo log in `#innodb_redo`, binlogs, a
+//! follower that lags, and what crash recovery reads.
 //!
-//! Run by `make test-mysql`, which fetches the server and says in `PAGEKEEPER_MYSQL_ROOT` where it is; needs root.
-//! Residency is `fincore`'s, reads are the kernel's own counts.
+//! Run by `make test-mysql`, which fetches the server and says in `PAGEKEEPER_MYSQL_ROOT` where it
+//! is; needs root. Residency is `fincore`'s, reads are the kernel's own counts.
 
 use crate::logged::can_run_fetched;
 use crate::support;
@@ -25,7 +25,8 @@ const REDO_LIMIT: u64 = REDO_BYTES / 2;
 /// ... and this much soon after it.
 const IDLE_LIMIT: u64 = 16 * MIB;
 
-/// Binlogs that a load fills: their bytes alone are more than `BUSY_LIMIT`; and the redo log goes round meanwhile.
+/// Binlogs that a load fills: their bytes alone are more than `BUSY_LIMIT`; and the redo log goes
+/// round meanwhile.
 const BINLOGS: usize = 9;
 
 /// No step needs as long, even on a slow disk.
@@ -37,7 +38,8 @@ fn log_files(server: &Server) -> Vec<PathBuf> {
     [server.binlogs(), server.redo()].concat()
 }
 
-/// Lets the load go on until it has begun `binlogs` more files, and calls `sample` about every 200 ms.
+/// Lets the load go on until it has begun `binlogs` more files, and calls `sample` about every 200
+/// ms.
 fn fill(load: &mut Load, server: &Server, binlogs: usize, mut sample: impl FnMut()) {
     let until = server.binlogs().len() + binlogs;
     let start = Instant::now();
@@ -194,7 +196,8 @@ fn log_status(server: &Server) -> (u64, u64) {
     (figure("Innodb_redo_log_current_lsn"), checkpoint)
 }
 
-/// The files of the redo log that have something from this LSN on, as the server says, and all others.
+/// The files of the redo log that have something from this LSN on, as the server says, and all
+/// others.
 fn from_checkpoint_on(server: &Server, lsn: u64) -> (Vec<PathBuf>, Vec<PathBuf>) {
     let sql = format!("SELECT FILE_NAME FROM performance_schema.innodb_redo_log_files WHERE END_LSN > {lsn}");
     let needed = server.query(&sql);

@@ -1,4 +1,5 @@
-//! The guard beside a real `PostgreSQL`: WAL segments that are recycled, and a follower that is in step, hangs, and catches up.
+//! The guard beside a real `PostgreSQL`: WAL segments that are recycled, and a follower that is in
+//! step, hangs, and catches up.
 //!
 //! Needs root and Debian's `postgresql`; skips with a sentence otherwise, and fails instead where
 //! `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s, reads are the kernel's own counts.
@@ -11,14 +12,15 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-/// Segments may hold this much of the page cache while a load runs: the one being written, the three that a follower may
-/// still be reading, and a margin for what one tick writes.
+/// Segments may hold this much of the page cache while a load runs: the one being written, the
+/// three that a follower may still be reading, and a margin for what one tick writes.
 const BUSY_LIMIT: u64 = (3 + 1) * SEGMENT_BYTES + 64 * MIB;
 
 /// ... and this much soon after it.
 const IDLE_LIMIT: u64 = SEGMENT_BYTES + MIB;
 
-/// Device reads of processes whose pages are all there: none but for what a new process or the catalogue takes.
+/// Device reads of processes whose pages are all there: none but for what a new process or the
+/// catalogue takes.
 const FEW_READS: u64 = 4 * MIB;
 
 /// Transactions a second, of some 100 KiB of WAL each.
@@ -37,8 +39,8 @@ fn wait_until_in_step(server: &Server) {
     eventually("the follower is in step", RUN_TIMEOUT, || (server.lag() == 0).then_some(()));
 }
 
-/// Compares the segments that are still there with the follower's copies. Reads past the page cache: the guard would take pages that
-/// come there for a follower's.
+/// Compares the segments that are still there with the follower's copies. Reads past the page
+/// cache: the guard would take pages that come there for a follower's.
 fn assert_copied(server: &Server, follower: &Follower) {
     let mut compared = 0;
     for copy in follower.copies() {

@@ -1,8 +1,10 @@
-//! The guard beside those who read the WAL of a real `PostgreSQL` and show no position: the archiver while it archives, logical
-//! decoding by polling a slot, and the replay of a standby that lags or is paused.
+//! The guard beside those who read the WAL of a real `PostgreSQL` and show no position: the
+//! archiver while it archives, logical decoding by polling a slot, and the replay of a standby that
+//! lags or is paused.
 //!
 //! Needs root and Debian's `postgresql`; skips with a sentence otherwise, and fails instead where
-//! `PAGEKEEPER_REQUIRE_ALL=1`. Reads are the kernel's own counts of the servers' processes, residency is `fincore`'s.
+//! `PAGEKEEPER_REQUIRE_ALL=1`. Reads are the kernel's own counts of the servers' processes,
+//! residency is `fincore`'s.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -15,7 +17,8 @@ use crate::support::guard::Guard;
 use crate::support::postgresql::{SEGMENT_BYTES, Server, programs};
 use crate::support::{self, MIB, eventually, resident_bytes};
 
-/// Device reads of processes whose pages are all there: none but for what a new process or the catalogue takes.
+/// Device reads of processes whose pages are all there: none but for what a new process or the
+/// catalogue takes.
 const FEW_READS: u64 = 4 * MIB;
 /// The most that is left once no reader lags: the current segment, and the guard's slack in one
 /// more.
@@ -90,7 +93,8 @@ fn segments_stay_until_postgresql_has_archived_them() {
         // Two segments and the begin of a third.
         server.write_records(32, Duration::ZERO);
         let segment = server.query("SELECT pg_walfile_name(pg_switch_wal())");
-        // It goes on in a fourth, as an idle server does within 15 s: the archiver is as far behind as the rule waits for it.
+        // It goes on in a fourth, as an idle server does within 15 s: the archiver is as far behind
+        // as the rule waits for it.
         server.query("CHECKPOINT");
         eventually("all is archived", WAIT_TIMEOUT, || {
             let last = "SELECT coalesce(last_archived_wal, '') FROM pg_stat_archiver";
@@ -166,7 +170,8 @@ impl StandbyPair {
         Self { server, standby }
     }
 
-    /// Writes so much with a pause after each MiB, waits until the standby has received it, and returns where it ends.
+    /// Writes so much with a pause after each MiB, waits until the standby has received it, and
+    /// returns where it ends.
     fn write(&self, mib: u32, pause: Duration) -> String {
         self.server.write_records(mib, pause);
         let end = self.server.query("SELECT pg_current_wal_lsn()");
@@ -234,7 +239,8 @@ fn what_a_standby_has_yet_to_replay_stays() {
     wait_until_released(&guard, &both.standby, IDLE_LIMIT);
     stop(guard);
 
-    // Further behind than is waited for: it goes, and comes back once, however often the guard looks while it is read.
+    // Further behind than is waited for: it goes, and comes back once, however often the guard
+    // looks while it is read.
     let config = standby_limit(scratch.path(), "16M");
     let guard = guard_of(&both.standby, &["--tick", "100ms", "--config", path(&config)]);
     let before = both.read();
@@ -250,7 +256,8 @@ fn what_a_standby_has_yet_to_replay_stays() {
 #[test]
 #[ignore = "long: make test-stories"]
 fn what_a_paused_standby_has_yet_to_replay_stays_up_to_the_limit() {
-    /// Ends in the fourth segment behind the one where replay pauses, the last that 64 MiB reach: one more than `near_files`.
+    /// Ends in the fourth segment behind the one where replay pauses, the last that 64 MiB reach:
+    /// one more than `near_files`.
     const WITHIN_MIB: u32 = 66;
     if !can_run("PostgreSQL with a standby that pauses") {
         return;

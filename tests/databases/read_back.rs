@@ -1,9 +1,10 @@
-//! Followers of a log that no descriptor shows to the guard: `RocksDB`'s `GetUpdatesSince`, which opens the log, reads it from its
-//! beginning and closes it again, each time that it is asked, and a secondary instance in another process. The guard sees by what
-//! is read back that somebody does, and keeps the log.
+//! Followers of a log that no descriptor shows to the guard: `RocksDB`'s `GetUpdatesSince`, which
+//! opens the log, reads it from its beginning and closes it again, each time that it is asked, and
+//! a secondary instance in another process. The guard sees by what is read back that somebody does,
+//! and keeps the log.
 //!
-//! Needs root, Debian's librocksdb-dev and a C++ compiler; skips with a sentence otherwise, and fails instead where
-//! `PAGEKEEPER_REQUIRE_ALL=1`. Reads are the kernel's own counts.
+//! Needs root, Debian's librocksdb-dev and a C++ compiler; skips with a sentence otherwise, and
+//! fails instead where `PAGEKEEPER_REQUIRE_ALL=1`. Reads are the kernel's own counts.
 
 use crate::rocksdb_driver::{Driver, Role, can_run};
 use crate::support;
@@ -16,7 +17,8 @@ const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 /// Other reads of the kernel, such as metadata.
 const FEW_READS: u64 = 4 * MIB;
 
-/// Bytes of the log that are put beside a guard, some six times as much as a follower reads at once, or more.
+/// Bytes of the log that are put beside a guard, some six times as much as a follower reads at
+/// once, or more.
 const LOG: u64 = 96 * MIB;
 
 #[test]
@@ -44,8 +46,8 @@ fn a_log_that_a_secondary_instance_reads_back_is_kept() {
     is_kept(&mut primary, Some(&secondary));
 }
 
-/// Puts while the log is followed, by another where there is one. Each byte that the guard releases is read from the device once, and
-/// of what is put later none is.
+/// Puts while the log is followed, by another where there is one. Each byte that the guard releases
+/// is read from the device once, and of what is put later none is.
 fn is_kept(database: &mut Driver, other: Option<&Driver>) {
     let device_bytes_read = |database: &Driver| other.unwrap_or(database).device_bytes_read();
     let log = |database: &Driver| database.files(|name| name.split('.').nth(1) == Some("log"));
@@ -73,7 +75,8 @@ fn is_kept(database: &mut Driver, other: Option<&Driver>) {
     let released = summary["released_bytes"]["wal"].as_u64().expect("a first release shows it the reader");
     let read_back = summary["read_back_bytes"]["wal"].as_u64().unwrap_or(0);
     println!("released {released} bytes, read back {read_back}; {read} bytes were read from the device");
-    // Each byte that was released is read once again, and of them no more than the threshold and a tick's reads twice.
+    // Each byte that was released is read once again, and of them no more than the threshold and a
+    // tick's reads twice.
     assert!(read <= released + FEW_READS, "{read} bytes were read, {released} released: {summary}");
     assert!(released <= LOG, "the log was released more than once: {summary}");
     assert!(0 < read_back && read_back <= released, "{summary}");

@@ -2,7 +2,8 @@
 //! PostgreSQL, whose WAL is a series of segments, and MariaDB, whose redo log is a ring. The guard
 //! reads the start of recovery from the servers' files; it must be the one that the servers report.
 //!
-//! Needs root and Debian's packages of both; skips with a sentence otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`.
+//! Needs root and Debian's packages of both; skips with a sentence otherwise, and fails instead
+//! where `PAGEKEEPER_REQUIRE_ALL=1`.
 
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};

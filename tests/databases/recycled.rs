@@ -1,5 +1,5 @@
-//! Logs that are written over: a real `RocksDB` with recycled logs is recognised and left alone, one without is not; and files
-//! like raft-engine's are left alone.
+//! Logs that are written over: a real `RocksDB` with recycled logs is recognised and left alone,
+//! one without is not; and files like raft-engine's are left alone.
 //!
 //! `RocksDB` is Debian's `db_bench`. raft-engine itself is in no package. A thread of this test
 //! takes its place: it overwrites a file of such a name by `pwrite` in parts of pages, as
@@ -20,10 +20,12 @@ use std::time::Duration;
 
 const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// Device reads of a writer whose pages are all there: none but for what the kernel does beside, such as metadata.
+/// Device reads of a writer whose pages are all there: none but for what the kernel does beside,
+/// such as metadata.
 const FEW_READS: u64 = 2 * MIB;
 
-/// A configuration in which this log counts as one that is written in whole pages, so that it is released.
+/// A configuration in which this log counts as one that is written in whole pages, so that it is
+/// released.
 fn forced(scratch: &Path, files: &str, position: &str) -> PathBuf {
     let profile = format!(
         "name = \"forced\"\n[[log]]\nclass = \"wal\"\nfiles = \"{files}\"\nrule = \"release-behind-writer\"\nslack = \"0\"\n\
@@ -104,7 +106,8 @@ fn a_recycled_log_of_rocksdb_is_kept_and_costs_no_reads() {
     guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == pid);
     let before = bench.device_bytes_read();
     let mut harm = 0;
-    // As long as it takes a guard that gets little of the processors to come between two writers of one log.
+    // As long as it takes a guard that gets little of the processors to come between two writers of
+    // one log.
     for _ in 0..PHASES {
         bench.write(PHASE);
         harm = bench.device_bytes_read() - before;
@@ -175,8 +178,8 @@ fn a_log_of_rocksdb_that_is_not_recycled_is_released_behind_its_writer() {
     println!("{} MiB of the log resident at most, {} MiB beside the guard", alone / MIB, guarded / MIB);
 }
 
-/// Three files in turn, as raft-engine has them: the oldest is renamed to the next number and written over from its start, in
-/// parts of pages, until asked to stop.
+/// Three files in turn, as raft-engine has them: the oldest is renamed to the next number and
+/// written over from its start, in parts of pages, until asked to stop.
 struct PartialWriter {
     directory: PathBuf,
     /// Files written since the start.
@@ -233,7 +236,8 @@ impl PartialWriter {
         }
     }
 
-    /// Waits until some more files are written; the bytes that the writer had read from a device meanwhile.
+    /// Waits until some more files are written; the bytes that the writer had read from a device
+    /// meanwhile.
     fn device_bytes_in(&self, rounds: u64) -> u64 {
         let thread = eventually("the writer runs", WAIT_TIMEOUT, || {
             Some(self.thread.load(Ordering::SeqCst)).filter(|&thread| thread > 0)

@@ -1,4 +1,5 @@
-//! A real `RocksDB` that is driven by lines: `rocksdb_driver.cc`, which says what it does, on Debian's librocksdb.
+//! A real `RocksDB` that is driven by lines: `rocksdb_driver.cc`, which says what it does, on
+//! Debian's librocksdb.
 //!
 //! Invariant: a driver outlives neither its handle nor the thread that started it.
 

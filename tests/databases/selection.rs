@@ -1,7 +1,8 @@
-//! The guard beside two real `MariaDB` servers, of which the configuration selects one as canary, or leaves one out.
+//! The guard beside two real `MariaDB` servers, of which the configuration selects one as canary,
+//! or leaves one out.
 //!
-//! Needs root and Debian's `mariadb-server`; skips with a sentence otherwise, and fails instead where
-//! `PAGEKEEPER_REQUIRE_ALL=1`.
+//! Needs root and Debian's `mariadb-server`; skips with a sentence otherwise, and fails instead
+//! where `PAGEKEEPER_REQUIRE_ALL=1`.
 
 use crate::support;
 use crate::support::guard::Guard;

@@ -1,8 +1,9 @@
 //! A server's settings in its start-up files decide how the guard treats its logs, like those on
 //! its command line.
 //!
-//! Needs root and Debian's `mariadb-server`, `sysbench` and `util-linux`; skips with a sentence otherwise, and fails
-//! instead where `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s, reads are the kernel's own counts.
+//! Needs root and Debian's `mariadb-server`, `sysbench` and `util-linux`; skips with a sentence
+//! otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s, reads
+//! are the kernel's own counts.
 
 use crate::support;
 use crate::support::guard::{EndedGuard, Guard};
@@ -63,7 +64,8 @@ fn lsn(server: &Server) -> u64 {
     server.query("SHOW STATUS LIKE 'innodb_lsn_current'")[0]["Value"].parse().expect("a number")
 }
 
-/// On a device with blocks of 512 bytes the setting decides: 4 KiB are whole pages, which nobody reads back.
+/// On a device with blocks of 512 bytes the setting decides: 4 KiB are whole pages, which nobody
+/// reads back.
 #[test]
 #[ignore = "long: make test-stories"]
 fn the_size_of_the_redo_logs_blocks_counts_wherever_it_is_set() {
@@ -133,7 +135,8 @@ fn warned_beside(server: &Server) -> String {
     said(&ended, "warning", "warning").join("; ")
 }
 
-/// A profile of the operator's own for the same processes is served beside the one that is built in.
+/// A profile of the operator's own for the same processes is served beside the one that is built
+/// in.
 #[test]
 fn a_profile_of_ones_own_does_not_take_postgresqls_wal_away() {
     let programs = postgresql::programs();

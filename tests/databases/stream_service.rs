@@ -1,4 +1,5 @@
-//! Users who have the guard follow their own commands: `pagekeeper run` of an ordinary user, beside a guard that listens on a socket.
+//! Users who have the guard follow their own commands: `pagekeeper run` of an ordinary user, beside
+//! a guard that listens on a socket.
 //!
 //! Needs root, a kernel whose events can be followed, and setpriv. Residency is `fincore`'s.
 

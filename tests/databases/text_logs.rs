@@ -1,8 +1,9 @@
-//! The guard and the doctor beside the text logs of real servers: what `PostgreSQL`'s logging collector, `MariaDB`'s general and slow
-//! log, `RocksDB`'s `LOG` and `mongod.log` get, under names that their profiles know and under names that no profile knows.
+//! The guard and the doctor beside the text logs of real servers: what `PostgreSQL`'s logging
+//! collector, `MariaDB`'s general and slow log, `RocksDB`'s `LOG` and `mongod.log` get, under names
+//! that their profiles know and under names that no profile knows.
 //!
-//! Needs root, Debian's `postgresql`, `mariadb-server` and librocksdb-dev; skips with a sentence otherwise, and fails instead where
-//! `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s.
+//! Needs root, Debian's `postgresql`, `mariadb-server` and librocksdb-dev; skips with a sentence
+//! otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -260,7 +261,8 @@ fn the_text_log_of_mongodb_stays_out_of_the_page_cache() {
     stays_out(&mut server, pid, |server| vec![server.text_log()], MongoDb::log);
 }
 
-/// Has a server write to its text log: without a guard all of it stays, beside one no more than a tail.
+/// Has a server write to its text log: without a guard all of it stays, beside one no more than a
+/// tail.
 fn stays_out<S>(server: &mut S, pid: u32, logs: impl Fn(&S) -> Vec<PathBuf>, log: impl Fn(&mut S, u64)) {
     log(server, 56 * MIB);
     assert!(support::kept_bytes(&logs(server)) > 55 * MIB, "nothing releases it yet");

@@ -1,4 +1,5 @@
-//! Circles of modules: files of a crate that use each other, directly or by others. A reader of one has to read all of them.
+//! Circles of modules: files of a crate that use each other, directly or by others. A reader of one
+//! has to read all of them.
 //!
 //! Only paths that begin with `crate`, `self` or `super` count, and no tests.
 

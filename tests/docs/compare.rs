@@ -1,4 +1,5 @@
-//! Documented output against what was printed: all but figures, units of figures, and spaces must be as documented, in that order.
+//! Documented output against what was printed: all but figures, units of figures, and spaces must
+//! be as documented, in that order.
 
 /// Stands for anything.
 const ANY: char = '…';

@@ -1,4 +1,5 @@
-//! The figures of docs/figures.toml in each document that shows them, as `<!--NAME-->FIGURE<!--/-->`.
+//! The figures of docs/figures.toml in each document that shows them, as
+//! `<!--NAME-->FIGURE<!--/-->`.
 
 use super::{pages, root};
 

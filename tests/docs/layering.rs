@@ -1,5 +1,5 @@
-//! The layers of ARCHITECTURE.md against `cargo metadata`: its table has each crate with all that it
-//! imports, a crate imports crates from rows below its own alone, and no crate imports one of a
+//! The layers of ARCHITECTURE.md against `cargo metadata`: its table has each crate with all that
+//! it imports, a crate imports crates from rows below its own alone, and no crate imports one of a
 //! directory that its own may not. No crate compiles files of another by `#[path]`.
 
 use std::collections::BTreeMap;
@@ -18,7 +18,8 @@ const MAY_IMPORT: [(&str, &[&str]); 4] = [
 /// Crates of `operate` that import from `engine`, too.
 const BOTH: [&str; 2] = ["cli", "probe"];
 
-/// The model of a page cache under the policy's tests, which the catalog's table of read-backs runs, too.
+/// The model of a page cache under the policy's tests, which the catalog's table of read-backs
+/// runs, too.
 const SHARED: &str = "crates/base/policy/tests/properties";
 
 /// A crate as cargo knows it.

@@ -1,4 +1,5 @@
-//! Links of the documents: each relative one leads to a file that is there, and each `#anchor` to a heading of it.
+//! Links of the documents: each relative one leads to a file that is there, and each `#anchor` to a
+//! heading of it.
 
 use std::path::Path;
 

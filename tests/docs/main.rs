@@ -1,8 +1,8 @@
 //! Tests of the documents. Every command block of the README and the book runs and prints its
 //! output. Links lead somewhere. Crates import what ARCHITECTURE.md allows, and configurations are
 //! accepted. The code has the messages that are explained, and the tests that hold promises.
-//! Comments, documents and names are within the bars of [`prose`]. Figures and statements in several
-//! places are the same in each.
+//! Comments, documents and names are within the bars of [`prose`]. Figures and statements in
+//! several places are the same in each.
 //!
 //! Blocks marked `console` are run, in order, one directory a page, on the fixtures of
 //! [`fixtures`]: `$` begins a command, `#` one that needs root, `>` goes on with a here-document.
@@ -160,7 +160,8 @@ fn keys_of(section: &str, scratch: &Path) -> Vec<String> {
     keys.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
-/// pagekeeper.toml(5) has each key that the guard takes, and of the shipped configuration; and its example is one.
+/// pagekeeper.toml(5) has each key that the guard takes, and of the shipped configuration; and its
+/// example is one.
 #[test]
 fn the_page_of_the_configuration_has_every_key() {
     let read = |name: &str| std::fs::read_to_string(root().join("deploy").join(name)).expect("it is shipped");

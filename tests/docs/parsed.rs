@@ -1,5 +1,5 @@
-//! Command lines that a test can't run: each `pagekeeper` in them has a command and options that its help knows, and each `make` a
-//! target that the Makefile has.
+//! Command lines that a test can't run: each `pagekeeper` in them has a command and options that
+//! its help knows, and each `make` a target that the Makefile has.
 
 use crate::blocks::{Block, Step};
 use crate::support::command::run;

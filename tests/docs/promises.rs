@@ -1,5 +1,5 @@
-//! The promises of the page on security: each row of a table with the heading `test` names tests that are in the
-//! sources, and that `make test` or `make test-stories` runs.
+//! The promises of the page on security: each row of a table with the heading `test` names tests
+//! that are in the sources, and that `make test` or `make test-stories` runs.
 
 use std::path::Path;
 

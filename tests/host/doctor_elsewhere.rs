@@ -2,8 +2,8 @@
 //! archive that nobody has open, and the file of a program that no profile knows. fincore counts
 //! them, too.
 //!
-//! Needs root, a loop device, util-linux's `fincore` and a few GiB of free memory; skips with a sentence otherwise, and fails instead where
-//! `PAGEKEEPER_REQUIRE_ALL=1`.
+//! Needs root, a loop device, util-linux's `fincore` and a few GiB of free memory; skips with a
+//! sentence otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`.
 
 use std::fs::File;
 use std::io::{Read, copy, sink};
@@ -74,7 +74,8 @@ fn who_holds_page_cache_beside_the_databases_is_named() {
     assert_eq!((&found[0]["files"], &found[0]["open_in"]), (&json!(FILE_COUNT), &json!([])));
     assert_eq!(found[1]["open_in"][0]["pid"], json!(std::process::id()), "{:#}", found[1]);
 
-    // Nobody's files are opened for it unless that is asked for. The file alone would not be worth a word.
+    // Nobody's files are opened for it unless that is asked for. The file alone would not be worth
+    // a word.
     let text = run(["doctor", "--watch", "100ms"]).stdout;
     assert!(text.contains("`pagekeeper doctor --elsewhere`") && !text.contains("archive of WAL"), "{text}");
 

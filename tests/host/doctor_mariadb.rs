@@ -1,8 +1,9 @@
-//! `pagekeeper doctor` beside a real `MariaDB`: log files in the page cache, and direct I/O mixed with it; each is provoked,
-//! reported with its evidence, fixed as the report says, and gone.
+//! `pagekeeper doctor` beside a real `MariaDB`: log files in the page cache, and direct I/O mixed
+//! with it; each is provoked, reported with its evidence, fixed as the report says, and gone.
 //!
-//! Needs root and Debian's `mariadb-server` and `util-linux`; skips with a sentence otherwise, and fails instead where
-//! `PAGEKEEPER_REQUIRE_ALL=1`. Only this server's findings are read: others may run on the host.
+//! Needs root and Debian's `mariadb-server` and `util-linux`; skips with a sentence otherwise, and
+//! fails instead where `PAGEKEEPER_REQUIRE_ALL=1`. Only this server's findings are read: others may
+//! run on the host.
 
 use crate::support;
 use std::fs::File;
@@ -166,8 +167,8 @@ fn logs_that_another_group_pays_for_are_no_share_of_this_ones_limit() {
     assert!(cost.contains("charged to another"), "{logs:#}");
 }
 
-/// A shell that has one `cat` after the other read a file through the page cache, until it is dropped: each begins with nothing of it
-/// there, and leaves all of it.
+/// A shell that has one `cat` after the other read a file through the page cache, until it is
+/// dropped: each begins with nothing of it there, and leaves all of it.
 struct CatLoop(Child);
 
 impl CatLoop {
@@ -210,7 +211,8 @@ fn leftovers_of_direct_io_are_reported_and_evicted() {
     let clean = doctor(server.pid(), &["--watch", "500ms"]);
     assert_eq!(found(&clean, "mixed-io"), Vec::<&Value>::new(), "{clean:#}");
 
-    // By programs that come and go: one that a sample does not find with the file open is named by what was traced.
+    // By programs that come and go: one that a sample does not find with the file open is named by
+    // what was traced.
     let table = server.data().join("test/t.ibd");
     let cats = CatLoop::start(&table);
     let by = "; brought in through the page cache while watching by cat (";
@@ -264,7 +266,8 @@ fn leftovers_of_direct_io_are_reported_and_evicted() {
     assert_eq!(server.query("SELECT COUNT(*) AS n FROM test.t")[0]["n"], "8");
 }
 
-/// A process that writes the first page of a file through the page cache again and again, until it is dropped.
+/// A process that writes the first page of a file through the page cache again and again, until it
+/// is dropped.
 struct PageWriter(Child);
 
 impl PageWriter {
@@ -289,7 +292,8 @@ impl Drop for PageWriter {
     }
 }
 
-/// A disk profile of the file system of `directory`, by which a buffered writer costs more than half of the rate.
+/// A disk profile of the file system of `directory`, by which a buffered writer costs more than
+/// half of the rate.
 fn profile_of(directory: &Path) -> PathBuf {
     let number = rustix::fs::statvfs(directory).expect("it is there").f_fsid;
     let kind = finish(Command::new("findmnt").args(["-n", "-o", "FSTYPE", "-T"]).arg(directory)).fine();

@@ -3,8 +3,8 @@
 //! in the group reads data that does not fit repeatedly, the doctor names that program, and no
 //! other limit.
 //!
-//! Needs root, Debian's `postgresql` and a memory cgroup; skips with a sentence otherwise, and fails instead where
-//! `PAGEKEEPER_REQUIRE_ALL=1`.
+//! Needs root, Debian's `postgresql` and a memory cgroup; skips with a sentence otherwise, and
+//! fails instead where `PAGEKEEPER_REQUIRE_ALL=1`.
 
 use crate::support;
 use crate::support::MIB;
@@ -22,15 +22,18 @@ const MEMORY_LIMIT_BYTES: u64 = 260 * MIB;
 /// A table of about 390 MiB with an index of 64.
 const SCALE: &str = "--scale=30";
 const WATCH_DURATION: &str = "3s";
-/// Other programs run on this machine, too; and a slow disk takes minutes to read in again what was taken away.
+/// Other programs run on this machine, too; and a slow disk takes minutes to read in again what was
+/// taken away.
 const ATTEMPTS_MAX: usize = 40;
 
 /// The memory of a server that has all it needs, and of another program, in bytes ...
 const SHARED: u64 = 160 * MIB;
-/// ... and the size of the file that the other program reads again and again: nothing of its start is left when it comes to its end.
+/// ... and the size of the file that the other program reads again and again: nothing of its start
+/// is left when it comes to its end.
 const AGAIN: u64 = 2 * SHARED;
 
-/// A `tar` that is in the group of a process, and reads one file again and again: 80 MiB a second at most, for an hour.
+/// A `tar` that is in the group of a process, and reads one file again and again: 80 MiB a second
+/// at most, for an hour.
 struct TarLoop(Child);
 
 impl TarLoop {

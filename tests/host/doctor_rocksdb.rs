@@ -1,8 +1,10 @@
-//! The doctor beside a real `RocksDB` whose writer is throttled for dirty pages: found, fixed, gone.
+//! The doctor beside a real `RocksDB` whose writer is throttled for dirty pages: found, fixed,
+//! gone.
 //!
 //! Needs root and Debian's rocksdb-tools; skips with a sentence otherwise, and fails instead where
-//! `PAGEKEEPER_REQUIRE_ALL=1`. Skips in any case on a host without the blkio controller of cgroup version 1. The limits on dirty pages are the whole machine's: they are low while a
-//! load runs, some ten seconds each, and put back whatever happens.
+//! `PAGEKEEPER_REQUIRE_ALL=1`. Skips in any case on a host without the blkio controller of cgroup
+//! version 1. The limits on dirty pages are the whole machine's: they are low while a load runs,
+//! some ten seconds each, and put back whatever happens.
 
 use crate::support;
 use crate::support::MIB;
@@ -14,14 +16,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// Bytes a second that the disk writes, at most, and the part of it that is put. Each byte is written to the log, to a table, and
-/// by merging once or twice more: far more than the disk takes.
+/// Bytes a second that the disk writes, at most, and the part of it that is put. Each byte is
+/// written to the log, to a table, and by merging once or twice more: far more than the disk takes.
 const DISK_RATE: u64 = 40_000_000;
 const PUT_PART: (u64, u64) = (5, 8);
 /// The dirty bytes at which background writeback begins, and at which writers wait.
 const DIRTY_LIMITS_BYTES: (u64, u64) = (16 * MIB, 32 * MIB);
 const WATCH_DURATION: &str = "6s";
-/// Other programs write on this machine, too: it may take another try to see a fixed database undisturbed.
+/// Other programs write on this machine, too: it may take another try to see a fixed database
+/// undisturbed.
 const ATTEMPTS_MAX: usize = 3;
 
 /// A running `db_bench`, that does not outlive its handle.

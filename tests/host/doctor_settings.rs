@@ -1,5 +1,5 @@
-//! Settings as `pagekeeper doctor` reads them from real servers' own files, the fixes that it names, and what it says
-//! after a restart.
+//! Settings as `pagekeeper doctor` reads them from real servers' own files, the fixes that it
+//! names, and what it says after a restart.
 
 use crate::support::command::run;
 use crate::support::configured::{DbBench, MARIADB, MariaDb, PostgreSql, postgresql};

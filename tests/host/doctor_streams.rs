@@ -1,8 +1,9 @@
-//! The doctor beside a real `PostgreSQL` whose hot set just fits its memory cgroup, and a stream in the same one: found,
-//! fixed, gone.
+//! The doctor beside a real `PostgreSQL` whose hot set just fits its memory cgroup, and a stream in
+//! the same one: found, fixed, gone.
 //!
-//! Needs root, Debian's `postgresql` and a memory cgroup; skips with a sentence otherwise, and fails instead where
-//! `PAGEKEEPER_REQUIRE_ALL=1`. The stream reads a file of holes, which takes the page cache as any other file does.
+//! Needs root, Debian's `postgresql` and a memory cgroup; skips with a sentence otherwise, and
+//! fails instead where `PAGEKEEPER_REQUIRE_ALL=1`. The stream reads a file of holes, which takes
+//! the page cache as any other file does.
 
 use crate::support;
 use crate::support::MIB;
@@ -27,7 +28,8 @@ const STREAM_BYTES_PER_SECOND: u64 = 200_000_000;
 /// Size of the file that is streamed: for more than an hour.
 const BIG: u64 = 1 << 40;
 const WATCH_DURATION: &str = "3s";
-/// Other programs run on this machine, too: it may take some tries to see a fixed database undisturbed.
+/// Other programs run on this machine, too: it may take some tries to see a fixed database
+/// undisturbed.
 const ATTEMPTS_MAX: usize = 12;
 
 /// A program that streams, and somebody who takes what it gives at a rate.
@@ -98,7 +100,8 @@ fn assert_gone(server: &Server, what: &str) {
     assert!(tries.len() < ATTEMPTS_MAX, "{what}: {:#}", tries[ATTEMPTS_MAX - 1]);
 }
 
-/// Fails unless far fewer pages come back than `beside` the stream, as soon as the hot set has been read in again.
+/// Fails unless far fewer pages come back than `beside` the stream, as soon as the hot set has been
+/// read in again.
 fn assert_fixed(group: &MemoryGroup, beside: u64) {
     let what = format!("fewer than half of {beside} pages a second come back");
     support::eventually(&what, Duration::from_secs(300), || (refaults(group) < beside / 2).then_some(()));

@@ -1,8 +1,9 @@
-//! The doctor beside a real `PostgreSQL` whose commits wait for a copy to the same disk: each state of the limits on dirty pages, and which
-//! fixes are printed in it.
+//! The doctor beside a real `PostgreSQL` whose commits wait for a copy to the same disk: each state
+//! of the limits on dirty pages, and which fixes are printed in it.
 //!
-//! Needs root and `PostgreSQL`; skips with a sentence otherwise. Skips in any case on a host without the blkio controller of cgroup
-//! version 1. The limits on dirty pages are the whole machine's: they are low while a copy runs, and put back whatever happens.
+//! Needs root and `PostgreSQL`; skips with a sentence otherwise. Skips in any case on a host
+//! without the blkio controller of cgroup version 1. The limits on dirty pages are the whole
+//! machine's: they are low while a copy runs, and put back whatever happens.
 
 use crate::support;
 use crate::support::MIB;
@@ -161,7 +162,8 @@ fn on(kind: &str, disk: &ThrottledDisk, rate: u64) {
     let limited = finding(&report, "dirty-limits").unwrap_or_else(|| panic!("{kind}: no limits: {report:#}"));
     assert!(limited["remarks"].to_string().contains("no higher limit is named"), "{kind}: {limited:#}");
 
-    // With the bound it is the device's own limit that is full: nothing says to lift it, and none is named twice.
+    // With the bound it is the device's own limit that is full: nothing says to lift it, and none
+    // is named twice.
     drop(limits);
     if can_bound {
         with_bound(&bdi, || {

@@ -1,6 +1,8 @@
-//! The guard and the doctor on the host, a `MariaDB` in containers of podman and crun: one with a memory limit, and one in a user namespace.
+//! The guard and the doctor on the host, a `MariaDB` in containers of podman and crun: one with a
+//! memory limit, and one in a user namespace.
 //!
-//! Needs root, Debian's `podman`, `crun` and `mariadb-server`, and minutes: `make test-cgroup-v2` runs it in a virtual machine.
+//! Needs root, Debian's `podman`, `crun` and `mariadb-server`, and minutes: `make test-cgroup-v2`
+//! runs it in a virtual machine.
 
 use crate::guard_cgroups::Group;
 use crate::support;

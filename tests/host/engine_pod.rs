@@ -3,8 +3,9 @@
 //! files, and releases its binlogs. With the mount of the chart's `cgroup.reclaim` it has the
 //! server's group reclaimed.
 //!
-//! Needs root, Debian's `podman`, `crun`, `mariadb-server` and `python3-yaml`, and minutes: `make test-cgroup-v2` runs it in a virtual
-//! machine. The container has no network but its own loopback, as a pod has an address of its own.
+//! Needs root, Debian's `podman`, `crun`, `mariadb-server` and `python3-yaml`, and minutes:
+//! `make test-cgroup-v2` runs it in a virtual machine. The container has no network but its own
+//! loopback, as a pod has an address of its own.
 
 use crate::guard_cgroups::Group;
 use crate::support;
@@ -30,8 +31,9 @@ const IDLE_LIMIT: u64 = 8 * MIB;
 /// A line of its metrics if it counts pauses by programs in the kernel.
 const COUNTED: &str = "pagekeeper_trace_source{source=\"bpf\"} 1";
 
-/// `kernel.perf_event_paranoid`, put back when dropped. Above 2, which only some distributions' kernels know and Debian's have by default,
-/// `perf_event_open` is refused in spite of `CAP_PERFMON`.
+/// `kernel.perf_event_paranoid`, put back when dropped. Above 2, which only some distributions'
+/// kernels know and Debian's have by default, `perf_event_open` is refused in spite of
+/// `CAP_PERFMON`.
 struct PerfParanoia(String);
 
 impl PerfParanoia {
@@ -58,7 +60,8 @@ impl Drop for PerfParanoia {
     }
 }
 
-/// An image of nothing but the program, where the manifest has it, and the C library that it is linked to.
+/// An image of nothing but the program, where the manifest has it, and the C library that it is
+/// linked to.
 fn import(engine: &Engine, scratch: &Path, pod: &Pod) {
     let image = scratch.join("guard-image");
     let put = |from: &Path, at: &Path| {
@@ -186,7 +189,8 @@ fn the_pod_of_the_manifest_serves_a_database_in_another_container() {
     assert!(healthy.starts_with("HTTP/1.1 200") || healthy.starts_with("HTTP/1.0 200"), "{healthy}");
     let metrics = answered(pid, port, "/metrics");
     let ended = ends_well(guard, FILLED - IDLE_LIMIT);
-    // By programs in the kernel, for which it has CAP_BPF and CAP_PERFMON; Debian's kernels want more by their default.
+    // By programs in the kernel, for which it has CAP_BPF and CAP_PERFMON; Debian's kernels want
+    // more by their default.
     if PerfParanoia::is_high() {
         let gap = |event: &&Value| event["gap"].as_str().is_some_and(|gap| gap.contains("perf_event_open"));
         assert_eq!(ended.events.iter().filter(gap).count(), 1, "{:#?}", ended.events);

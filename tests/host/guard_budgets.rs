@@ -1,7 +1,9 @@
-//! The guard beside a database that is hostile or whose file system hangs: the other databases are served as before.
+//! The guard beside a database that is hostile or whose file system hangs: the other databases are
+//! served as before.
 //!
-//! The databases are programs that only hold files open, under a database's name. Needs root, `fincore`, `setpriv`, and for
-//! a file system that hangs `bindfs`, whose process is stopped; skips with a sentence otherwise.
+//! The databases are programs that only hold files open, under a database's name. Needs root,
+//! `fincore`, `setpriv`, and for a file system that hangs `bindfs`, whose process is stopped; skips
+//! with a sentence otherwise.
 
 use crate::support;
 use crate::support::fake::Database;
@@ -112,7 +114,8 @@ fn many_names(unit: &str, names: u64, more: &[&str]) {
         return;
     }
     let _alone = support::alone();
-    // On a file system without past: ext4 passes over inodes that were deleted within minutes, one by one for each new file.
+    // On a file system without past: ext4 passes over inodes that were deleted within minutes, one
+    // by one for each new file.
     let Some(disk) = Mounted::new("xfs") else { return };
     let scratch = support::scratch();
     let (many, few) = (disk.path().join("many"), scratch.path().join("few"));
@@ -239,7 +242,8 @@ fn a_server_that_comes_when_all_places_are_taken_gets_its_own() {
     let own = logs(&scratch.path().join("server/data"), 3, MIB);
     give(&scratch.path().join("server/data"), 54_323);
     let server = Database::of_many(scratch.path(), &scratch.path().join("server"), 54_323, &gate);
-    // Its own tick: in shorter ones the samples of what is watched leave little time for what is new.
+    // Its own tick: in shorter ones the samples of what is watched leave little time for what is
+    // new.
     let guard = guard_with(&hoards.iter().chain([&server]).collect::<Vec<_>>(), &["--tick", "500ms"]);
     let files = |tick: &serde_json::Value| tick["files"].as_u64().unwrap_or_default();
     let all = u64::from(PROCESSES) * EACH;

@@ -2,8 +2,8 @@
 //! to the share, those of another group stay. On version 1, and in a dry run, the guard reports
 //! what it does not do.
 //!
-//! Needs root and a memory cgroup; skips with a sentence otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`. Beside databases:
-//! `guard_cgroups_databases`.
+//! Needs root and a memory cgroup; skips with a sentence otherwise, and fails instead where
+//! `PAGEKEEPER_REQUIRE_ALL=1`. Beside databases: `guard_cgroups_databases`.
 
 use crate::support;
 use crate::support::MIB;
@@ -28,7 +28,8 @@ const SHARE: &str = "10%";
 /// Far longer than the steps take.
 pub(crate) const RUN_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// A program with a log open for writing, that has read a file which nobody reads again, in a group of its own.
+/// A program with a log open for writing, that has read a file which nobody reads again, in a group
+/// of its own.
 struct GroupReader {
     child: Child,
     /// Goes with it, once it has ended.
@@ -74,7 +75,8 @@ impl Drop for GroupReader {
     }
 }
 
-/// The memory cgroup that a process is in: read here by the kernel's own names, not by what is tested.
+/// The memory cgroup that a process is in: read here by the kernel's own names, not by what is
+/// tested.
 pub(crate) struct Group {
     pub(crate) is_v2: bool,
     /// In the hierarchy.
@@ -247,7 +249,8 @@ fn the_doctors_figures_of_a_group_are_the_kernels() {
     let inactive = if group.is_v2 { "inactive_file" } else { "total_inactive_file" };
     let near = |name: &str, expected: u64| {
         let figure = figures[name].as_u64().unwrap_or_else(|| panic!("{name}: {found:#}"));
-        // The kernel counts in batches for each processor, and the program itself is charged a little.
+        // The kernel counts in batches for each processor, and the program itself is charged a
+        // little.
         assert!(figure.abs_diff(expected) <= 2 * MIB, "{name}: {figure}, not {expected}");
     };
     near("limit_bytes", limit);

@@ -2,7 +2,8 @@
 //! `memory.max` and `memory.high`: Idle pages go, pages that are read repeatedly stay, and a share
 //! that leaves no room for these ends at the brake. Figures are those of `memory.stat`.
 //!
-//! Needs control groups of version 2 and minutes: `make test-cgroup-v2` runs it in a virtual machine.
+//! Needs control groups of version 2 and minutes: `make test-cgroup-v2` runs it in a virtual
+//! machine.
 
 use super::guard_cgroups::{Group, RUN_TIMEOUT, config};
 use crate::support;
@@ -74,8 +75,8 @@ impl GroupDatabase<'_> {
         GuardWork { done, reclaimed, stopped, ended }
     }
 
-    /// To a share that leaves room for what is hot: the rest goes, and next to nothing comes back. Then to one that leaves none:
-    /// it stops where what is read again comes back.
+    /// To a share that leaves room for what is hot: the rest goes, and next to nothing comes back.
+    /// Then to one that leaves none: it stops where what is read again comes back.
     fn both_ways(&self) {
         assert!(self.group.is_v2, "this test is for version 2");
         self.show("without");
@@ -86,7 +87,8 @@ impl GroupDatabase<'_> {
         println!("  read again {} MiB", again / MIB);
         let said = || format!("{:?}: {}", first.ended.events.last(), first.ended.stderr);
         assert!(first.reclaimed > 16 * MIB, "{}", said());
-        // At the share, or stopped by what came back shortly before it: with an eighth at most of what was over it.
+        // At the share, or stopped by what came back shortly before it: with an eighth at most of
+        // what was over it.
         let (over, left) = (file.saturating_sub(room), self.group.file().saturating_sub(room));
         let near = first.stopped && left <= over / 8;
         assert!(first.done || near, "{left} bytes of {over} are over the share yet: {}", said());
@@ -137,8 +139,8 @@ fn beside_mariadb_binlogs_and_idle_tables_go_and_the_hot_one_stays() {
     let scratch = support::scratch();
     let server = mariadb::Server::start(scratch.path(), mariadb::Options::primary());
     memory.add(server.pid());
-    // Tables of MyISAM come from the page cache; InnoDB's have a cache of their own. The hot one is of 64 MiB, and in no binlog;
-    // the other of 100 MiB is in one, too.
+    // Tables of MyISAM come from the page cache; InnoDB's have a cache of their own. The hot one is
+    // of 64 MiB, and in no binlog; the other of 100 MiB is in one, too.
     let make = |name: &str, rows: u64| {
         format!(
             "USE d; CREATE TABLE {name} (id INT, v CHAR(240) CHARACTER SET latin1 NOT NULL) ENGINE=MyISAM; \

@@ -5,8 +5,10 @@
 //! The test is for figures. It asserts the guard's own promises, that no row is lost, and that the
 //! group's own limit is restored.
 //!
-//! Needs control groups of version 2, Python and `SENPAI`: the program's path, with arguments of one's own behind it where senpai is to
-//! have others than here. `SENPAI=/path/senpai.py make test-cgroup-v2 ARGS=guard` runs it in a virtual machine; without, it is left out.
+//! Needs control groups of version 2, Python and `SENPAI`: the program's path, with arguments of
+//! one's own behind it where senpai is to have others than here.
+//! `SENPAI=/path/senpai.py make test-cgroup-v2 ARGS=guard` runs it in a virtual machine; without,
+//! it is left out.
 
 use super::guard_cgroups::{Group, RUN_TIMEOUT, config};
 use crate::support::guard::Guard;
@@ -20,10 +22,12 @@ const TEST: &str = "[cgroup] beside senpai";
 /// Limit of the group, not far above senpai's own minimum (100 MiB of all its memory).
 const GROUP_LIMIT_BYTES: u64 = 340 * MIB;
 const SHARE: &str = "30%";
-/// Both take at most 1 % at once. That is each 5 s by the guard's default and each 6 s by senpai's; here each second.
+/// Both take at most 1 % at once. That is each 5 s by the guard's default and each 6 s by senpai's;
+/// here each second.
 const TICK: &str = "1s";
-/// The pressure that senpai aims at is counted over its interval: 10 ms in 6 s by default are 10 ms in one here, so that it bears six
-/// times as much. `--pressure=1667` behind the program's path has it bear what it does by default.
+/// The pressure that senpai aims at is counted over its interval: 10 ms in 6 s by default are 10 ms
+/// in one here, so that it bears six times as much. `--pressure=1667` behind the program's path has
+/// it bear what it does by default.
 const PACE: &str = "--interval=1";
 /// A round of scans, in seconds, and how many rounds senpai may take, the least and the most.
 const ROUND: u64 = 10;
@@ -79,7 +83,8 @@ impl GroupServer {
         );
     }
 
-    /// Scans the hot table in rounds until it is done, after that many of them, with a program beside it that runs under this id.
+    /// Scans the hot table in rounds until it is done, after that many of them, with a program
+    /// beside it that runs under this id.
     fn measure(
         &self,
         name: &str,
@@ -157,7 +162,8 @@ impl GroupServer {
         measured.rounds
     }
 
-    /// Has senpai at the group for as many rounds at least, until it has settled. Afterwards the group has its own limit back.
+    /// Has senpai at the group for as many rounds at least, until it has settled. Afterwards the
+    /// group has its own limit back.
     fn senpai(&self, given: &str, least: usize) {
         let own = std::fs::read_to_string(self.high()).expect("version 2 has it");
         let senpai = Senpai::start(given, &self.group.directory, self.scratch.path());
@@ -226,7 +232,8 @@ impl Drop for Senpai {
     }
 }
 
-/// The program that is to be compared with; `None`, with a sentence, where none is named. It is foreign: nobody has to have it.
+/// The program that is to be compared with; `None`, with a sentence, where none is named. It is
+/// foreign: nobody has to have it.
 fn named() -> Option<String> {
     let named = std::env::var("SENPAI").ok().filter(|named| !named.is_empty());
     if named.is_none() {

@@ -1,9 +1,11 @@
-//! The guard behind streaming programs: what they bring into the page cache goes, what was there before them stays.
+//! The guard behind streaming programs: what they bring into the page cache goes, what was there
+//! before them stays.
 //!
-//! Needs root, a kernel whose events can be followed, `dd`, `cat` and `setpriv`; skips with a sentence otherwise, and fails instead
-//! where `PAGEKEEPER_REQUIRE_ALL=1`. The streams' pace is set by what is resident: each goes on when the guard has released what lies
-//! behind it, however busy the host is. A page counts as lost where neither it is resident nor the kernel says that it took it
-//! (`nr_evicted` of cachestat(2)).
+//! Needs root, a kernel whose events can be followed, `dd`, `cat` and `setpriv`; skips with a
+//! sentence otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`. The streams' pace is set
+//! by what is resident: each goes on when the guard has released what lies behind it, however busy
+//! the host is. A page counts as lost where neither it is resident nor the kernel says that it took
+//! it (`nr_evicted` of cachestat(2)).
 
 use crate::support;
 use std::fs::File;
@@ -97,7 +99,8 @@ fn configure(directory: &Path, program: Option<&str>) -> PathBuf {
     config
 }
 
-/// A guard that follows the streams of one program, and nothing else; none where this kernel does not allow that.
+/// A guard that follows the streams of one program, and nothing else; none where this kernel does
+/// not allow that.
 fn guard(directory: &Path, program: &str) -> Option<Guard> {
     let config = configure(directory, Some(program));
     let guard = Guard::spawn(&["--config", config.to_str().expect("a path of this test's own")]);
@@ -371,7 +374,8 @@ fn what_a_stream_starts_is_followed_but_for_databases_and_until_the_configuratio
     assert_eq!(released(&ended, "mariadbd"), 0, "{}", ended.summary());
 }
 
-/// A process of another user that is called as a streaming program, holds a file open so many times, and rests.
+/// A process of another user that is called as a streaming program, holds a file open so many
+/// times, and rests.
 fn called_as(program: &Path, file: &Path, descriptors: u32) -> Child {
     const HOLD: &str =
         "ulimit -n 20000; for ((at = 0; at < $2; at++)); do exec {held}< \"$0\"; done; exec \"$1\" 1000";

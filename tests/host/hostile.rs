@@ -8,8 +8,8 @@
 //! `PAGEKEEPER_HOSTILE_PROGRAM` is a release build to be held to the limits of processor time as
 //! well; this one is hardly optimised, and shares the machine with other tests.
 //!
-//! Needs root, Debian's `mariadb-server`, `postgresql`, `sysbench` and `strace`; skips with a sentence otherwise, and
-//! fails instead where `PAGEKEEPER_REQUIRE_ALL=1`.
+//! Needs root, Debian's `mariadb-server`, `postgresql`, `sysbench` and `strace`; skips with a
+//! sentence otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`.
 
 use crate::support;
 use crate::support::command::finish;
@@ -91,8 +91,8 @@ impl LoadedServers {
 
     /// Means of what is resident, twice a second, with what else is to be done meanwhile.
     ///
-    /// `PostgreSQL` fills each new segment with zeros first, 16 MiB at once, which at this load is twice a minute. So that one
-    /// is in each short time, too, it begins with one.
+    /// `PostgreSQL` fills each new segment with zeros first, 16 MiB at once, which at this load is
+    /// twice a minute. So that one is in each short time, too, it begins with one.
     fn sample(&mut self, time: Duration, mut beside: impl FnMut()) -> [u64; 2] {
         self.postgresql.query("SELECT pg_switch_wal()");
         let (start, mut sums, mut count) = (Instant::now(), [0, 0], 0);

@@ -1,5 +1,5 @@
-//! `pagekeeper probe` on real file systems: what it reports, what it refuses, what it leaves (nothing), and that others can
-//! read what it writes. No time is asserted.
+//! `pagekeeper probe` on real file systems: what it reports, what it refuses, what it leaves
+//! (nothing), and that others can read what it writes. No time is asserted.
 
 use crate::support;
 use std::io::{BufRead as _, BufReader};

@@ -191,7 +191,8 @@ fn barman_backs_up_the_same_and_leaves_little_in_memory() {
     }
     let (backup, back) = (barman.backup("copied"), here.join("back"));
     evict_below(&backup);
-    // It is complete once its last segment is archived, and a check has seen that: barman's cron has one made, archiving has not.
+    // It is complete once its last segment is archived, and a check has seen that: barman's cron
+    // has one made, archiving has not.
     eventually("the backup is complete", WAIT_TIMEOUT, || {
         barman.plain("switch-wal --force copied");
         barman.plain("archive-wal copied");

@@ -1,7 +1,8 @@
-//! Every call that the preloaded library may take a hand in, made in all the odd ways, plain and under each rule: results, errno,
-//! bytes, offsets and files are the same, to the line.
+//! Every call that the preloaded library may take a hand in, made in all the odd ways, plain and
+//! under each rule: results, errno, bytes, offsets and files are the same, to the line.
 //!
-//! Invariants: the programs (`tests/preload/programs_in_c/*.c`) say nothing that differs between two plain runs; a control shows it.
+//! Invariants: the programs (`tests/preload/programs_in_c/*.c`) say nothing that differs between
+//! two plain runs; a control shows it.
 
 use crate::support;
 use std::path::Path;
@@ -16,7 +17,8 @@ const PLAIN: &[&str] = &["-O1", "-U_FORTIFY_SOURCE"];
 /// ... and as distributions do: checked forms of calls, and 64-bit forms by other names.
 const FORTIFIED: &[&str] = &["-O2", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2", "-D_FILE_OFFSET_BITS=64"];
 
-/// Compares a program on a disk under each rule, and with other entry points and on a tmpfs under some.
+/// Compares a program on a disk under each rule, and with other entry points and on a tmpfs under
+/// some.
 fn compare(name: &str) {
     if !support::can_start(name, &["cc"]) {
         return;
@@ -103,7 +105,8 @@ fn what_is_one_call_stays_one() {
     compare("whole");
 }
 
-/// The comparison itself: it finds nothing with a library that does nothing, and finds out each that is wrong.
+/// The comparison itself: it finds nothing with a library that does nothing, and finds out each
+/// that is wrong.
 #[test]
 fn a_wrong_library_is_found_out() {
     if !support::can_start("a wrong library", &["cc"]) {
@@ -127,7 +130,8 @@ fn a_wrong_library_is_found_out() {
     }
 }
 
-/// Uses one file at random, on each of these file systems and under each rule, and has every read compared with what it should be.
+/// Uses one file at random, on each of these file systems and under each rule, and has every read
+/// compared with what it should be.
 fn exercise(seed: u64, steps: u32) {
     let kinds = ["ext4", "xfs", "btrfs"];
     let programs: Vec<String> = kinds.iter().flat_map(|kind| LoopImage::programs(kind)).collect();

@@ -36,7 +36,8 @@ fn resident(path: &Path) -> u64 {
     resident_bytes(&[path.to_owned()])
 }
 
-/// Runs a line of a shell, in which `SRC` and `DST` stand for files, under `run` with these options.
+/// Runs a line of a shell, in which `SRC` and `DST` stand for files, under `run` with these
+/// options.
 fn run(options: &[&str], line: &str, source: &Path, target: &Path) -> Outcome {
     let line = line.replace("SRC", source.to_str().unwrap()).replace("DST", target.to_str().unwrap());
     finish(pagekeeper().arg("run").args(options).args(["--", "sh", "-c", &line]))

@@ -50,7 +50,8 @@ fn holder(options: &[&str], file: &Path) -> Child {
     run.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// The process beside a command, which has the command line of the parent that started it, in another session.
+/// The process beside a command, which has the command line of the parent that started it, in
+/// another session.
 fn follower(parent: &Child) -> Option<Pid> {
     let line = |pid: u32| fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let own = line(parent.id());
@@ -221,7 +222,8 @@ fn what_goes_on_behind_the_command_is_still_followed() {
     fs::write(at("end"), "").unwrap();
 }
 
-/// A file that its maker alone may read looks like a temporary one, which the library keeps; a static program has no library.
+/// A file that its maker alone may read looks like a temporary one, which the library keeps; a
+/// static program has no library.
 #[test]
 fn what_a_static_program_writes_for_itself_alone_goes() {
     if !support::can_follow("what a static program writes for itself alone", &["busybox", "fincore"]) {

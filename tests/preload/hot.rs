@@ -2,7 +2,8 @@
 //! stay, however the stream reads. Pages that a stream brought in itself go. Residency is
 //! `fincore`'s.
 //!
-//! The disk is a quick one: after two seconds the rules take what lies ahead of a reader for others'.
+//! The disk is a quick one: after two seconds the rules take what lies ahead of a reader for
+//! others'.
 
 use crate::support;
 use std::io::{BufRead as _, BufReader, Write as _};

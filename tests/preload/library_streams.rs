@@ -1,5 +1,6 @@
-//! Streams of an ordinary user, whom no events of the kernel are shown: what the library alone releases, reads again, and says of it.
-//! Residency is `fincore`'s, and what came from the device `/proc/PID/io`'s.
+//! Streams of an ordinary user, whom no events of the kernel are shown: what the library alone
+//! releases, reads again, and says of it. Residency is `fincore`'s, and what came from the device
+//! `/proc/PID/io`'s.
 
 use std::io::Read as _;
 use std::os::unix::fs::chown;
@@ -43,7 +44,8 @@ const END: &str = r#"
 print(next(line.split()[1] for line in open("/proc/self/io") if line.startswith("read_bytes")))
 "#;
 
-/// A directory of an ordinary user, with a file in it, and the program under test where that user may start it.
+/// A directory of an ordinary user, with a file in it, and the program under test where that user
+/// may start it.
 struct UserDirectory {
     directory: tempfile::TempDir,
     program: PathBuf,
@@ -117,7 +119,8 @@ fn bytes(report: &Value, name: &str) -> u64 {
     report["total"][name].as_u64().unwrap_or_else(|| panic!("no {name} in {report}"))
 }
 
-/// Programs that don't read a file from its beginning to its end leave nothing of it, and have it read from the device once.
+/// Programs that don't read a file from its beginning to its end leave nothing of it, and have it
+/// read from the device once.
 #[test]
 fn what_is_read_out_of_order_goes_and_is_read_once() {
     let Some(place) = UserDirectory::new("files read out of order") else { return };
@@ -165,7 +168,8 @@ fn what_is_still_read_ahead_as_a_file_is_closed_goes_later() {
     assert_eq!(resident(&file), 0, "{report}");
 }
 
-/// Readers of one file at a time leave nothing of it: threads with an open file each, and commands that know nothing of each other.
+/// Readers of one file at a time leave nothing of it: threads with an open file each, and commands
+/// that know nothing of each other.
 #[test]
 fn several_readers_of_a_file_leave_nothing_of_it() {
     let Some(place) = UserDirectory::new("several readers of a file") else { return };

@@ -1,5 +1,5 @@
-//! Streams below another root, where there is no /proc: a daemon that changes its root by itself, and what chroot(1) starts. Residency is
-//! counted from outside, by cachestat(2).
+//! Streams below another root, where there is no /proc: a daemon that changes its root by itself,
+//! and what chroot(1) starts. Residency is counted from outside, by cachestat(2).
 
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
@@ -87,8 +87,8 @@ fn goes(what: &str, directory: &Path, size: u64) {
     });
 }
 
-/// rsync changes its root in a child of the daemon, and forks the process that writes behind that: none of these sees /proc, so none has a
-/// helper that could open a file.
+/// rsync changes its root in a child of the daemon, and forks the process that writes behind that:
+/// none of these sees /proc, so none has a helper that could open a file.
 #[test]
 #[ignore = "long: make test-stories"]
 fn what_a_daemon_below_another_root_serves_and_takes_goes() {
@@ -146,7 +146,8 @@ fn ran(words: &[&str], here: &Path) -> Outcome {
     finish(command.args(["run", "--"]).args(words).current_dir(here))
 }
 
-/// The library is not in that root: its loader has nothing to complain of, and what would stay goes by events.
+/// The library is not in that root: its loader has nothing to complain of, and what would stay goes
+/// by events.
 #[test]
 #[ignore = "long: make test-stories"]
 fn what_chroot_starts_below_a_root_with_little_in_it_goes() {

@@ -15,8 +15,8 @@ use crate::support::{MIB, scratch};
 /// Bytes of the file that is written, and bytes a second of its disk.
 const WRITTEN_BYTES: u64 = 96 * MIB;
 const DISK_BYTES_PER_SECOND: u64 = 100_000_000;
-/// Bytes on their way at once: 3 ms of such a disk are 0.3 MB, and what a device of the machine takes before its throttle holds it is
-/// more.
+/// Bytes on their way at once: 3 ms of such a disk are 0.3 MB, and what a device of the machine
+/// takes before its throttle holds it is more.
 const ON_THEIR_WAY_MAX: u64 = MIB;
 /// Bytes unwritten: 16 MiB, and what one call and one step add.
 const UNWRITTEN_MAX: u64 = 17 * MIB;
@@ -29,7 +29,8 @@ const ATTEMPTS: usize = 3;
 struct FileObservations {
     /// Bytes that were unwritten, at most.
     unwritten: u64,
-    /// Looks at which something was on its way to the disk, and those at which it was more than a piece.
+    /// Looks at which something was on its way to the disk, and those at which it was more than a
+    /// piece.
     looks: usize,
     beyond: usize,
 }
@@ -73,7 +74,8 @@ fn output_goes_to_its_disk_in_pieces() {
             return;
         };
         for role in ["stream", "bulk"] {
-            // Somebody else's sync(2) has all be written at once, which is seen as more than a piece.
+            // Somebody else's sync(2) has all be written at once, which is seen as more than a
+            // piece.
             let mut all: Vec<FileObservations> = Vec::new();
             while all.last().is_none_or(|seen| seen.beyond * 4 > seen.looks) {
                 assert!(all.len() < ATTEMPTS, "{kind} {role}: {all:?}");

@@ -1,7 +1,9 @@
-//! Real programs under `pagekeeper run`: archivers, git, `SQLite`, `RocksDB`, fio. Each checks its data by its own means, or leaves
-//! the same as plain; and the rules act where they should: residency is `fincore`'s.
+//! Real programs under `pagekeeper run`: archivers, git, `SQLite`, `RocksDB`, fio. Each checks its
+//! data by its own means, or leaves the same as plain; and the rules act where they should:
+//! residency is `fincore`'s.
 //!
-//! Long runs, bigger sizes and other file systems are ignored here: `make test-preload` asks for them.
+//! Long runs, bigger sizes and other file systems are ignored here: `make test-preload` asks for
+//! them.
 
 use crate::support;
 use std::ffi::{OsStr, OsString};
@@ -109,7 +111,8 @@ fn copied_by_all(parent: &Path, large: u64) {
             let outcome = good(under(way, &["sh", "-euc", line]), parent);
             assert!(outcome.stdout.is_empty() && outcome.stderr.is_empty(), "{line}: {outcome:#?}");
             let copy = parent.join(name.to_string());
-            // A directory's times and a copy's modes are the tools' own affair; bytes, kinds, links and sizes are compared.
+            // A directory's times and a copy's modes are the tools' own affair; bytes, kinds, links
+            // and sizes are compared.
             let got = tree_of(&copy);
             assert!(got == expected, "{line} under run {way:?} left something else");
             std::fs::remove_dir_all(&copy).expect("remove a tree");
@@ -132,8 +135,9 @@ fn own_words(stderr: &str) -> Vec<&str> {
     stderr.lines().filter(|line| !line.starts_with("pagekeeper: ")).collect()
 }
 
-/// A file system in user space writes behind the program, and says at close(2) what failed. That error is the program's: whoever else closes
-/// the file would take it. The traceback of Python names the line, and so the call, that failed.
+/// A file system in user space writes behind the program, and says at close(2) what failed. That
+/// error is the program's: whoever else closes the file would take it. The traceback of Python
+/// names the line, and so the call, that failed.
 #[test]
 fn a_write_error_of_fuse_is_reported_as_the_file_is_closed() {
     if !support::can_run("write errors of FUSE", &["python3", "dd", "cp", "umount"])
@@ -204,7 +208,8 @@ fn a_backup_leaves_the_page_cache_as_it_was() {
         return;
     }
     let _alone = support::alone();
-    // A slow disk has some left to write two seconds after the end of a command, which is as long as that waits.
+    // A slow disk has some left to write two seconds after the end of a command, which is as long
+    // as that waits.
     let scratch = QuickDisk::new();
     let here = scratch.path();
     std::fs::write(here.join("large"), bytes(64 * MIB, 3)).expect("write");
@@ -237,9 +242,9 @@ fn a_backup_leaves_the_page_cache_as_it_was() {
     assert!(support::resident_bytes(&source) >= 60 * MIB);
 }
 
-/// Runs a script of a shell in a directory, with mounts of its own, which end with it: the last ones first. An image and the tmpfs below it
-/// that the kernel lets go together, as it does when their directory is removed while somebody is still in the namespace, hold each other for
-/// ever.
+/// Runs a script of a shell in a directory, with mounts of its own, which end with it: the last
+/// ones first. An image and the tmpfs below it that the kernel lets go together, as it does when
+/// their directory is removed while somebody is still in the namespace, hold each other for ever.
 fn mounting(script: &str, arguments: &[OsString], directory: &Path) -> Outcome {
     const UNMOUNT: &str = r#"trap 'tac /proc/self/mounts | while read -r _ point _; do
         case $point in "$PWD"/*) umount --lazy "$point" ;; esac
@@ -429,7 +434,8 @@ fn sqlite_keeps_its_tables() {
     }
 }
 
-/// Puts at random until it is killed; what was synced is there again, and a later run goes on with it.
+/// Puts at random until it is killed; what was synced is there again, and a later run goes on with
+/// it.
 fn rocksdb(parent: &Path, keys: u32) {
     let database = parent.join("database");
     let options = [
@@ -494,7 +500,8 @@ fn rocksdb_survives_kills() {
     }
 }
 
-/// A load that is killed with its server, several times; then all tables and indexes are whole, and sums agree.
+/// A load that is killed with its server, several times; then all tables and indexes are whole, and
+/// sums agree.
 fn postgresql(seconds: u64) {
     let programs = support::postgresql::programs();
     let programs: Vec<&str> = programs.iter().map(String::as_str).collect();
@@ -553,7 +560,8 @@ fn the_wal_of_postgresql_stays_out_of_the_page_cache() {
     let (size, resident) =
         (support::size_bytes(&server.segments()), support::resident_bytes(&server.segments()));
     println!("WAL {resident} of {size}");
-    // The one that is written, the three that a follower may be reading, and those that were just made.
+    // The one that is written, the three that a follower may be reading, and those that were just
+    // made.
     assert!(
         size >= WAL_BYTES && resident < 6 * SEGMENT_BYTES,
         "{resident} of {size} bytes of WAL are resident"
@@ -644,7 +652,8 @@ fn larger_archives_databases_and_files_are_sound() {
     fio(scratch.path(), "128m");
 }
 
-/// Test programs of `MariaDB` that write binary and relay logs in all ways, or end a server in the middle of something.
+/// Test programs of `MariaDB` that write binary and relay logs in all ways, or end a server in the
+/// middle of something.
 const MARIADB_TESTS: &str = "
     binlog.binlog_checksum binlog.binlog_delete_and_flush_index binlog.binlog_innodb binlog.binlog_innodb_row
     binlog.binlog_invalid_read_in_rotate binlog.binlog_mixed_load_data binlog.binlog_mysqlbinlog2

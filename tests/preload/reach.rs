@@ -1,5 +1,5 @@
-//! Ways to read and write that a stream's rules once missed, silently: for each, a cold file is left cold, and what was hot stays hot.
-//! Residency is `fincore`'s.
+//! Ways to read and write that a stream's rules once missed, silently: for each, a cold file is
+//! left cold, and what was hot stays hot. Residency is `fincore`'s.
 
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::Path;
@@ -108,7 +108,8 @@ fn one_large_write_leaves_nothing() {
     assert!(bytes[5..5 + (70 << 20)].iter().all(|&byte| byte == b'x') && bytes.len() as u64 == 500 * MIB);
 }
 
-/// The configuration by which every program is a stream, by the library alone, where other users may read it.
+/// The configuration by which every program is a stream, by the library alone, where other users
+/// may read it.
 fn streams_in(directory: &Path) -> std::path::PathBuf {
     let text = include_str!("streams.toml");
     let path = directory.join("streams.toml");
@@ -116,7 +117,8 @@ fn streams_in(directory: &Path) -> std::path::PathBuf {
     path
 }
 
-/// Runs a line of a shell as a user who may read the files of a directory and no more: bytes that it read from the disk.
+/// Runs a line of a shell as a user who may read the files of a directory and no more: bytes that
+/// it read from the disk.
 fn as_a_reader(line: &str, program: &Path, home: &Path, directory: &Path) -> u64 {
     let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(program);
@@ -160,8 +162,9 @@ fn files_that_may_only_be_read_leave_nothing() {
         "md5sum file > /dev/null",
         "tar -cf - file | wc -c > /dev/null",
     ] {
-        // On a busy machine a reader may wait so long that what was read ahead for it is gone, and the helper may fall behind a reader
-        // by streams (md5sum) where the disk is memory: the least of three.
+        // On a busy machine a reader may wait so long that what was read ahead for it is gone, and
+        // the helper may fall behind a reader by streams (md5sum) where the disk is memory: the
+        // least of three.
         let runs = (0..3).map(|_| {
             evict(&file);
             (as_a_reader(line, &program, home.path(), here), resident(&file))
@@ -186,8 +189,8 @@ fn files_that_may_only_be_read_leave_nothing() {
     }
 }
 
-/// It reads by a stream of the C library, in a thread of its own: the helper follows it, and may fall behind where the disk is memory
-/// and the machine busy.
+/// It reads by a stream of the C library, in a thread of its own: the helper follows it, and may
+/// fall behind where the disk is memory and the machine busy.
 #[test]
 fn what_zstd_may_only_read_goes() {
     if !support::can_run("what zstd may only read", &["setpriv", "zstd", "fincore"]) {
@@ -317,7 +320,8 @@ fn calls_by_their_numbers_leave_nothing() {
     assert!(failures.is_empty(), "{failures:#?}");
 }
 
-/// Threads that read one open file come to it at the same time; nothing of it stays, and all is counted.
+/// Threads that read one open file come to it at the same time; nothing of it stays, and all is
+/// counted.
 #[test]
 fn threads_that_read_one_descriptor_leave_nothing() {
     if !support::can_start("threads that read one descriptor", &["cc", "fincore"]) {
@@ -332,8 +336,9 @@ fn threads_that_read_one_descriptor_leave_nothing() {
     std::fs::write(&file, bytes).expect("write");
     let program = built("together", &["-O1", "-pthread"]);
     for how in ["read", "pread", "parts"] {
-        // A thread that is at work on what is known of the file, and gets no processor meanwhile, is not waited for: what others read then
-        // stays. So on a busy machine the least of some runs counts.
+        // A thread that is at work on what is known of the file, and gets no processor meanwhile,
+        // is not waited for: what others read then stays. So on a busy machine the least of some
+        // runs counts.
         let mut left = Vec::new();
         while left.len() < 6 && left.iter().all(|left| *left > 2 * MIB) {
             evict(&file);
@@ -397,7 +402,8 @@ fn of_very_many_streams_of_the_c_library_sixteen_leave_nothing() {
     assert!(left <= size / 24 * 8 + size / 20, "{left} of {size} bytes stay");
 }
 
-/// `tests/preload/programs_in_c/formatted.c`: the bytes are the same, and leave memory while they are written.
+/// `tests/preload/programs_in_c/formatted.c`: the bytes are the same, and leave memory while they
+/// are written.
 #[test]
 fn formatted_output_leaves_nothing() {
     if !support::can_start("formatted output", &["cc", "sh", "cmp", "fincore"]) {

@@ -22,8 +22,8 @@ pub(crate) fn counted(directory: &Path) -> BTreeMap<String, u64> {
     both.map(|(path, (resident, _))| (path, resident)).filter(|(_, resident)| *resident > 0).collect()
 }
 
-/// The same, and how many bytes were evicted: what the kernel reclaims on a machine whose memory is full is no more the report's fault than
-/// the test's.
+/// The same, and how many bytes were evicted: what the kernel reclaims on a machine whose memory is
+/// full is no more the report's fault than the test's.
 fn counted_with_evicted(directory: &Path) -> BTreeMap<String, (u64, u64)> {
     let text = r"
 import ctypes, json, os, sys
@@ -76,8 +76,8 @@ fn make_files(here: &Path) {
     }
 }
 
-/// Writes out and drops what is resident of all files. A page that the kernel has in hand just then (to move it, or to reclaim others)
-/// stays: it is dropped again.
+/// Writes out and drops what is resident of all files. A page that the kernel has in hand just then
+/// (to move it, or to reclaim others) stays: it is dropped again.
 pub(crate) fn evict_all(here: &Path) {
     let text = r"
 import os, sys
@@ -98,7 +98,8 @@ for directory, _, names in os.walk(os.fsencode(sys.argv[1])):
     });
 }
 
-/// Runs a line of a shell under the rules, all programs of it as streams but `sh` and `reader`; its report.
+/// Runs a line of a shell under the rules, all programs of it as streams but `sh` and `reader`; its
+/// report.
 fn reported(line: &str, here: &Path, config: &Path) -> (Value, Outcome) {
     let to = config.with_extension("report");
     let mut report = std::ffi::OsString::from("--report=");
@@ -131,7 +132,8 @@ fn the_report_says_what_cachestat_says() {
     std::fs::write(&config, format!("[streams]\nprocesses = [{}]\n", streams.join(", "))).expect("write");
     let reader = outside.path().join("reader");
     support::copy_program(Path::new("/bin/cat"), &reader);
-    // With the reasons that there may be for what stays, and whether what is read and written is read and written once.
+    // With the reasons that there may be for what stays, and whether what is read and written is
+    // read and written once.
     let once = true;
     let lines: &[(&str, &[&str], bool)] = &[
         ("cp a copy", &[], once),
@@ -197,7 +199,8 @@ fn the_report_says_what_cachestat_says() {
             let said = said.get(path).map_or(0, |(said, _)| *said);
             resident <= said && said <= resident + evicted
         };
-        // A page that one program lets go of just as the next has seen that it is resident: that one leaves it, as resident before.
+        // A page that one program lets go of just as the next has seen that it is resident: that
+        // one leaves it, as resident before.
         let handed_on = |path: &String, resident: u64| {
             line.contains("&& git add")
                 && path.contains("/.git/")

@@ -1,5 +1,5 @@
-//! `pagekeeper run` as shells, services and operators use it: what the command gets, how it ends, where the library lies, what can't have
-//! it, and what is said.
+//! `pagekeeper run` as shells, services and operators use it: what the command gets, how it ends,
+//! where the library lies, what can't have it, and what is said.
 
 use crate::support;
 use std::ffi::{OsStr, OsString};
@@ -119,7 +119,8 @@ fn what_the_command_is_given_is_untouched() {
             pagekeeper().arg("run").args(separator).args(["printf", "<%s>"]).args(&odd).output().unwrap();
         assert_eq!(shown.stdout, b"<--report><-h><><a b><$x><--><\xff\xfe><two\nlines>", "{separator:?}");
     }
-    // Signals, descriptors, working directory, name, limits; and all of the environment but two variables.
+    // Signals, descriptors, working directory, name, limits; and all of the environment but two
+    // variables.
     let state = "grep -E '^(Sig(Blk|Ign)|NoNewPrivs|Seccomp:|CapEff)' /proc/self/status; ls -l /proc/self/fd | sed 's/.* \\([0-9]* ->\\)/\\1/; s/[0-9]*.fd$/fd/'; \
                  pwd; echo $0; ulimit -a; env -0 | grep -zvE '^(LD_PRELOAD|PAGEKEEPER_RUN|RUN|_)=' | sort -z | tr '\\0' '\\n'";
     let program = program();
@@ -226,7 +227,8 @@ fn the_library_needs_no_more_than_debian_11_has() {
     );
 }
 
-/// Checks what is said of a program that can't have the library, that it runs all the same, and that `--require` refuses it.
+/// Checks what is said of a program that can't have the library, that it runs all the same, and
+/// that `--require` refuses it.
 fn check_obstacle(program: &Path, said: &str, expected: &str) {
     // As a stream it would be followed by events.
     let run = || {
@@ -386,7 +388,8 @@ fn where_nothing_may_be_executed_or_written_the_command_runs_and_it_is_said() {
         return;
     }
     let noexec = "for d in /run /var/lib /dev/shm /tmp; do mount -t tmpfs -o noexec,mode=1777 none $d; done";
-    // All that is mounted, as a container has it that is read-only; each where it can be: some are below others.
+    // All that is mounted, as a container has it that is read-only; each where it can be: some are
+    // below others.
     let readonly = "mount --bind / / && mount -o remount,bind,ro / && cd /\n\
                     for d in /run /var/lib /dev/shm /tmp; do mount -t tmpfs -o ro none $d; done";
     for (mounts, said) in [(noexec, "nothing may be executed there"), (readonly, "Read-only file system")] {
@@ -410,7 +413,8 @@ fn where_nothing_may_be_executed_or_written_the_command_runs_and_it_is_said() {
     );
 }
 
-/// A report that can't be counted or written is no reason not to run a backup, nor to say that it failed.
+/// A report that can't be counted or written is no reason not to run a backup, nor to say that it
+/// failed.
 #[test]
 fn where_there_can_be_no_report_the_command_runs_and_ends_as_it_ends() {
     for file in ["/dev/full", "/no/such/directory/report"] {
@@ -536,7 +540,8 @@ fn where_cachestat_is_forbidden_all_works() {
     }
 }
 
-/// The rules are left off where their calls would end the process, and it is said that they were, and why.
+/// The rules are left off where their calls would end the process, and it is said that they were,
+/// and why.
 #[test]
 fn where_cachestat_kills_all_works_and_it_is_said() {
     if !can_start("where_cachestat_kills_all_works_and_it_is_said", &["cc", "cmp"]) {
@@ -563,7 +568,8 @@ fn where_cachestat_kills_all_works_and_it_is_said() {
     }
 }
 
-/// Starts a shell's text under `pagekeeper run --report=FILE`, and waits until it says that it is ready.
+/// Starts a shell's text under `pagekeeper run --report=FILE`, and waits until it says that it is
+/// ready.
 fn start_reported(report: &Path, text: &str) -> (Child, BufReader<std::process::ChildStdout>) {
     let mut option = OsString::from("--report=");
     option.push(report);
@@ -760,7 +766,8 @@ fn a_report_says_what_was_released() {
     if !can_start("a_report_says_what_was_released", &["cp", "cmp", "fincore"]) {
         return;
     }
-    // A slow disk has some left to write two seconds after the end of a command, which is as long as that waits.
+    // A slow disk has some left to write two seconds after the end of a command, which is as long
+    // as that waits.
     let dir = QuickDisk::new();
     let (from, to) = (dir.path().join("from"), dir.path().join("to"));
     let bytes: Vec<u8> = (0..FILE_BYTES).map(|at| (at / 4096 + at).to_le_bytes()[0]).collect();

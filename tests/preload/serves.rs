@@ -18,7 +18,8 @@ const FILE_BYTES: u64 = 200 * MIB;
 /// Far longer than a queue takes to be sent.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// An nginx that sends the files of a directory by sendfile(2), under the rules; ended with the value.
+/// An nginx that sends the files of a directory by sendfile(2), under the rules; ended with the
+/// value.
 struct Nginx {
     child: Child,
     port: u16,

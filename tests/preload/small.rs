@@ -1,4 +1,5 @@
-//! Small programs under `pagekeeper run`: what is done more as they start and end, counted in system calls, and what they leave.
+//! Small programs under `pagekeeper run`: what is done more as they start and end, counted in
+//! system calls, and what they leave.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -10,7 +11,8 @@ use crate::support::compare::Way;
 use crate::support::loop_images::QuickDisk;
 use crate::support::{MIB, resident_bytes, scratch};
 
-/// The calls that a command's last program makes, from its start to its end, with those of all its threads: each by its name.
+/// The calls that a command's last program makes, from its start to its end, with those of all its
+/// threads: each by its name.
 fn calls(words: &[&str], under_run: bool, directory: &Path) -> Vec<String> {
     let log = directory.join("calls");
     let mut command = Command::new("strace");

@@ -1,5 +1,6 @@
-//! Temporary files under `pagekeeper run`: what a process makes to read it again soon is not read back from the disk, and what only
-//! looks so leaves nothing in memory. Residency is `fincore`'s, bytes of the disk are `/proc/PID/io`'s.
+//! Temporary files under `pagekeeper run`: what a process makes to read it again soon is not read
+//! back from the disk, and what only looks so leaves nothing in memory. Residency is `fincore`'s,
+//! bytes of the disk are `/proc/PID/io`'s.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,8 @@ use crate::support::MIB;
 use crate::support::command::{Outcome, finish, words_by_library};
 use crate::support::loop_images::QuickDisk;
 
-/// Runs a line of a shell, every process of it a stream: its report, what it left, and the bytes that it read of a disk.
+/// Runs a line of a shell, every process of it a stream: its report, what it left, and the bytes
+/// that it read of a disk.
 fn streamed(line: &str, here: &Path) -> (Value, Outcome, u64) {
     let outside = support::scratch();
     let (to, io) = (outside.path().join("report"), outside.path().join("io"));
@@ -82,7 +84,8 @@ fn sort_does_not_read_its_temporary_files_from_the_disk() {
     assert_eq!(removed.count(), 0, "{:?}", report["stayed"]);
 }
 
-/// Files that are made as temporary ones are (mkstemp(3)), and stay: results with another name, or with the same.
+/// Files that are made as temporary ones are (mkstemp(3)), and stay: results with another name, or
+/// with the same.
 #[test]
 #[ignore = "long: make test-stories"]
 fn what_only_looks_temporary_leaves_nothing() {
@@ -141,7 +144,8 @@ fn what_only_looks_temporary_leaves_nothing() {
     }
 }
 
-/// While the process goes on: what it renames goes, and what it removes needs no disk space any more.
+/// While the process goes on: what it renames goes, and what it removes needs no disk space any
+/// more.
 #[test]
 fn a_result_goes_while_its_process_goes_on() {
     if !support::can_start("results of a process that goes on", &["python3", "fincore"]) {
@@ -195,8 +199,8 @@ else: raise SystemExit('another one stays')
     streamed("python3 script.py", here);
 }
 
-/// A file that got a name is a result, however it got that: what was made is resident as it is named, and goes while its process goes on.
-/// The last line's name is given by another process.
+/// A file that got a name is a result, however it got that: what was made is resident as it is
+/// named, and goes while its process goes on. The last line's name is given by another process.
 #[test]
 fn what_gets_a_name_goes_while_its_process_goes_on() {
     // As root: linkat(2) of a descriptor alone takes a capability before Linux 6.10.

@@ -210,7 +210,8 @@ fn a_process_has_little_more_memory() {
     for way in ways() {
         let (now_said, now) = left(&way);
         assert_eq!(now_said, said, "{}", way.label);
-        // The helper's stack, and what the C library's allocator keeps for its thread, where there is one.
+        // The helper's stack, and what the C library's allocator keeps for its thread, where there
+        // is one.
         assert!(now[0] <= plain[0] + 256 && now[1] <= plain[1] + 1024, "{}: {now:?}, {plain:?}", way.label);
     }
 }

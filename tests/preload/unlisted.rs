@@ -1,5 +1,5 @@
-//! Programs on no list under `pagekeeper run`: the command that was typed is a stream, and so is a process of it that reads or writes
-//! much once through. Residency is `fincore`'s.
+//! Programs on no list under `pagekeeper run`: the command that was typed is a stream, and so is a
+//! process of it that reads or writes much once through. Residency is `fincore`'s.
 
 use std::path::Path;
 use std::process::Command;

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Far longer than any run should take, also one that reads and writes some hundred MiB on a disk of 3 MB/s.
+/// Far longer than any run should take, also one that reads and writes some hundred MiB on a disk
+/// of 3 MB/s.
 const RUN_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The results of a run.
@@ -40,8 +41,8 @@ pub(crate) fn pagekeeper() -> Command {
     command
 }
 
-/// The program under test as root has it in most containers, without the permission to load programs into the kernel: so `run` takes
-/// the library for streams, too.
+/// The program under test as root has it in most containers, without the permission to load
+/// programs into the kernel: so `run` takes the library for streams, too.
 pub(crate) fn pagekeeper_by_library() -> Command {
     if !rustix::process::geteuid().is_root() {
         return pagekeeper();

@@ -1,5 +1,5 @@
-//! Programs run plain and under the preloaded library, and what they leave compared: every line that they say, how they end, and
-//! every file.
+//! Programs run plain and under the preloaded library, and what they leave compared: every line
+//! that they say, how they end, and every file.
 //!
 //! Invariants: a program is built once for each test binary, by `cc`, and runs in a new directory
 //! each time; values that differ from run to run by themselves are not compared (times, inode
@@ -225,10 +225,12 @@ fn take_down(directory: &Path, prefix: &str, hidden: &str, into: &mut BTreeMap<S
     }
 }
 
-/// Builds `tests/preload/programs_in_c/NAME.c`, once for each test binary and set of options, and says where it is.
+/// Builds `tests/preload/programs_in_c/NAME.c`, once for each test binary and set of options, and
+/// says where it is.
 pub(crate) fn built(name: &str, options: &[&str]) -> PathBuf {
     static BUILT: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
-    // Kept there by cargo, so that nothing is left elsewhere by a test binary, whose statics nobody drops.
+    // Kept there by cargo, so that nothing is left elsewhere by a test binary, whose statics nobody
+    // drops.
     let place = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let key = format!("{name} {}", options.join(" "));
     let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);

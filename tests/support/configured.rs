@@ -1,7 +1,8 @@
-//! Servers that read their settings from files, to be stopped, reported otherwise and started again.
+//! Servers that read their settings from files, to be stopped, reported otherwise and started
+//! again.
 //!
-//! Invariants: their files are below the directory that they are given; a server never outlives its handle, nor the
-//! thread that started it.
+//! Invariants: their files are below the directory that they are given; a server never outlives its
+//! handle, nor the thread that started it.
 
 use super::eventually;
 use std::path::{Path, PathBuf};
@@ -226,7 +227,8 @@ fn psql(home: &Path, sql: &str) -> Command {
     command
 }
 
-/// A `db_bench` that puts at random, with the given lines among the options of its database and of its column family.
+/// A `db_bench` that puts at random, with the given lines among the options of its database and of
+/// its column family.
 pub(crate) struct DbBench {
     database: PathBuf,
     process: ServerProcess,

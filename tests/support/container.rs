@@ -1,8 +1,9 @@
-//! A `MariaDB` in a container made by hand: mount and pid namespaces of its own, another root directory, and its data on a
-//! file system that is mounted nowhere else.
+//! A `MariaDB` in a container made by hand: mount and pid namespaces of its own, another root
+//! directory, and its data on a file system that is mounted nowhere else.
 //!
-//! Invariants: the container ends with its handle, also by a panic, and with the thread that started it; its mounts and
-//! its loop device go with it. Its files are seen from here through `/proc/PID/root` alone.
+//! Invariants: the container ends with its handle, also by a panic, and with the thread that
+//! started it; its mounts and its loop device go with it. Its files are seen from here through
+//! `/proc/PID/root` alone.
 
 use super::{MIB, eventually};
 use std::path::{Path, PathBuf};
@@ -34,8 +35,9 @@ pub(crate) const FILLED: u64 = 40 * MIB;
 /// The installation of a database is part of it: some 100 MiB and many syncs.
 const RUN_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// $1: a directory with `image`; $2: `disk` or `overlay`; $3: what to do in the new root. That is the root of the whole
-/// namespace for a disk, and one of the process alone, by chroot(2), for an overlay.
+/// $1: a directory with `image`; $2: `disk` or `overlay`; $3: what to do in the new root. That is
+/// the root of the whole namespace for a disk, and one of the process alone, by chroot(2), for an
+/// overlay.
 const BEGIN: &str = r#"
 set -eu
 mount --make-rprivate /
@@ -190,7 +192,8 @@ impl Container {
     }
 
     fn kill(&mut self) {
-        // Both fail only if it has ended already; its first process dies with it, and all others with that.
+        // Both fail only if it has ended already; its first process dies with it, and all others
+        // with that.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

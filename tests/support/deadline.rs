@@ -1,8 +1,9 @@
 //! A deadline for every child that a test starts.
 //!
-//! A watchdog kills the children of a test's thread that outlast their deadline, and says so: whatever waits for them goes on, and fails by
-//! its own assertions. The kernel lists the children of each thread (`proc_pid_task_tid_children(5)`), so no test hands its children over,
-//! and a child of another test is never meant. The deadline counts from the last call of [`renew`].
+//! A watchdog kills the children of a test's thread that outlast their deadline, and says so:
+//! whatever waits for them goes on, and fails by its own assertions. The kernel lists the children
+//! of each thread (`proc_pid_task_tid_children(5)`), so no test hands its children over, and a
+//! child of another test is never meant. The deadline counts from the last call of [`renew`].
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

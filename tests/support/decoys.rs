@@ -1,5 +1,6 @@
-//! Files that nobody may open: FIFOs, devices and files of others, each watched by inotify(7), which reports every open of
-//! its inode, by whatever name, but not that a descriptor of `O_PATH` refers to it.
+//! Files that nobody may open: FIFOs, devices and files of others, each watched by inotify(7),
+//! which reports every open of its inode, by whatever name, but not that a descriptor of `O_PATH`
+//! refers to it.
 
 use std::collections::BTreeSet;
 use std::mem::MaybeUninit;

@@ -16,7 +16,8 @@ impl Database {
         Self(command.stdin(Stdio::null()).spawn().expect("start a program"))
     }
 
-    /// One of a user, that holds open the first log below each of its directory's directories once `gate` is there. Needs bash.
+    /// One of a user, that holds open the first log below each of its directory's directories once
+    /// `gate` is there. Needs bash.
     pub(crate) fn of_many(programs: &Path, directory: &Path, user: u32, gate: &Path) -> Self {
         const HOLD: &str = "ulimit -n 4096; until [ -e \"$2\" ]; do sleep 0.1; done; \
             for log in \"$0\"/*/binlog.000001; do exec {held}<>\"$log\"; done; exec \"$1\" 1000";

@@ -1,6 +1,7 @@
 //! `pagekeeper guard --json` as a child process whose lines are collected while it runs.
 //!
-//! Fails loudly: a line that is not JSON, or an event that does not come, panics with all that was said so far.
+//! Fails loudly: a line that is not JSON, or an event that does not come, panics with all that was
+//! said so far.
 
 use serde_json::Value;
 use std::io::{BufRead as _, BufReader, Read as _};
@@ -46,7 +47,8 @@ impl EndedGuard {
 }
 
 impl Guard {
-    /// Starts `pagekeeper guard --json` with more arguments; it does not outlive the thread that started it.
+    /// Starts `pagekeeper guard --json` with more arguments; it does not outlive the thread that
+    /// started it.
     pub(crate) fn spawn(arguments: &[&str]) -> Self {
         Self::spawn_command(
             Command::new("setpriv")
@@ -99,8 +101,9 @@ impl Guard {
         events.iter().rfind(|event| event["event"] == "tick").cloned()
     }
 
-    /// Panics unless fewer bytes than `limit` are resident: `first`, or what is found at its next samples. A guard that got no
-    /// processor for some seconds, or a disk that is slow, may leave more for a moment.
+    /// Panics unless fewer bytes than `limit` are resident: `first`, or what is found at its next
+    /// samples. A guard that got no processor for some seconds, or a disk that is slow, may leave
+    /// more for a moment.
     pub(crate) fn assert_bounded(&self, limit: u64, first: u64, resident: impl Fn() -> u64) {
         let mut found = first;
         for _ in 0..5 {

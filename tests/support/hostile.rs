@@ -1,9 +1,10 @@
-//! A hostile user: processes that are called and behave as databases, in directories and namespaces of their own, who
-//! exchange, bind and toggle what the guard and the doctor look at.
+//! A hostile user: processes that are called and behave as databases, in directories and namespaces
+//! of their own, who exchange, bind and toggle what the guard and the doctor look at.
 //!
-//! Each part is this test program again ([`play`]), or a shell. Invariants: parts end with their handle and with their
-//! parent; only the user's own files, and nothing of the machine, are changed; no part opens a decoy once it is ready.
-//! The parts pause between acts: they race, but don't compete for the processor.
+//! Each part is this test program again ([`play`]), or a shell. Invariants: parts end with their
+//! handle and with their parent; only the user's own files, and nothing of the machine, are
+//! changed; no part opens a decoy once it is ready. The parts pause between acts: they race, but
+//! don't compete for the processor.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -54,8 +55,8 @@ pub(crate) struct Hostile {
 }
 
 impl Hostile {
-    /// Starts all parts under `parent`, with links to the directories of `victims`, and `names` files in the largest
-    /// directory; returns once they are ready.
+    /// Starts all parts under `parent`, with links to the directories of `victims`, and `names`
+    /// files in the largest directory; returns once they are ready.
     pub(crate) fn start(parent: &Path, victims: &[&Path], names: u32) -> Self {
         let root = parent.join("secret");
         std::fs::create_dir(&root).expect("make a directory");
@@ -195,13 +196,15 @@ fn start(directory: &Path, name: &str, part: &str, names: u32) -> Child {
         .expect("start a part")
 }
 
-/// Processes called as databases are that come and go, each with a log open for a moment. Each names a directory of others.
+/// Processes called as databases are that come and go, each with a log open for a moment. Each
+/// names a directory of others.
 const FORKS: &str = "parent=$PPID; : >ready; while [ -d /proc/$parent ]; do \
                      for name in mongod mariadbd mysqld postgres tikv-server; do \
                      ./$name -c 'exec 3>>ib_logfile0 4>>MANIFEST-000001 5>>pg_wal/000000010000000000000001; sleep 0.4' \
                      $name --datadir=link0 -D link1 & sleep 0.1; done; wait; done";
 
-/// Plays the part that the environment names, until the parent has gone; returns at once where it names none.
+/// Plays the part that the environment names, until the parent has gone; returns at once where it
+/// names none.
 pub(crate) fn play() {
     let Some(part) = std::env::var_os(PART) else { return };
     let here = std::env::current_dir().expect("a directory");

@@ -1,6 +1,8 @@
-//! A private `PostgreSQL` server in a memory cgroup, with a table that is scanned again and again and one that was read once.
+//! A private `PostgreSQL` server in a memory cgroup, with a table that is scanned again and again
+//! and one that was read once.
 //!
-//! Invariants: the tables are charged to the server's own group, and the hot one comes from the page cache at each scan.
+//! Invariants: the tables are charged to the server's own group, and the hot one comes from the
+//! page cache at each scan.
 
 use super::MIB;
 use super::memory_group::MemoryGroup;
@@ -23,14 +25,16 @@ pub(crate) struct IdleTables {
 }
 
 impl IdleTables {
-    /// Makes one in a directory, with so many bytes as its limit; `None`, with a sentence, where no group can be made.
+    /// Makes one in a directory, with so many bytes as its limit; `None`, with a sentence, where no
+    /// group can be made.
     pub(crate) fn start(test: &str, scratch: &Path, limit: u64) -> Option<Self> {
         let memory = limited(test, limit)?;
         let server = Server::start(scratch);
         for pid in server.device_bytes_read().keys() {
             memory.add(*pid);
         }
-        // The hot table, of 64 MiB, anew: what was brought in before is charged elsewhere. Then one that is written and read once.
+        // The hot table, of 64 MiB, anew: what was brought in before is charged elsewhere. Then one
+        // that is written and read once.
         let made = server.pgbench(&["--initialize", "--quiet", "--scale=5"]).output().expect("start pgbench");
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
         let rows = format!("SELECT g, repeat('x', 900) AS filler FROM generate_series(1, {COLD_ROWS}) AS g");
@@ -49,8 +53,8 @@ impl IdleTables {
         self.limit + HEADROOM
     }
 
-    /// Scans the hot table for so many seconds, by a ring of few buffers, so that it comes from the page cache each time: scans a
-    /// minute.
+    /// Scans the hot table for so many seconds, by a ring of few buffers, so that it comes from the
+    /// page cache each time: scans a minute.
     pub(crate) fn scans(&self, seconds: u64) -> f64 {
         let (time, script) = (format!("--time={seconds}"), self.script.to_str().expect("it is UTF-8"));
         let mut scans = self.server.pgbench(&["--no-vacuum", "--client=1", &time, "--file", script]);

@@ -1,4 +1,5 @@
-//! Log files without a database: `NAME.NNNNNN` beside `NAME.index`, as a binlog's are, clean and resident.
+//! Log files without a database: `NAME.NNNNNN` beside `NAME.index`, as a binlog's are, clean and
+//! resident.
 //!
 //! Invariant: what is written is synced, so that its pages can be released at once.
 

@@ -1,7 +1,8 @@
-//! File systems of one's own: an image file on a disk, mounted through a loop device for the time of a test.
+//! File systems of one's own: an image file on a disk, mounted through a loop device for the time
+//! of a test.
 //!
-//! Invariants: unmounted when dropped, also by a panic; the loop device goes with the mount, so that even a killed test
-//! leaves no device behind once its mount is gone. Needs root.
+//! Invariants: unmounted when dropped, also by a panic; the loop device goes with the mount, so
+//! that even a killed test leaves no device behind once its mount is gone. Needs root.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -22,7 +23,8 @@ impl LoopImage {
         [format!("mkfs.{kind}"), "mount".to_owned(), "umount".to_owned()]
     }
 
-    /// Makes and mounts a file system of this kind (ext4, xfs, btrfs), empty, of `size_bytes` (XFS: at least 300 MiB; sparse).
+    /// Makes and mounts a file system of this kind (ext4, xfs, btrfs), empty, of `size_bytes` (XFS:
+    /// at least 300 MiB; sparse).
     pub(crate) fn new(kind: &str, size_bytes: u64) -> Self {
         let directory = super::scratch();
         let image = directory.path().join("image");
@@ -129,8 +131,8 @@ impl QuickDisk {
     }
 }
 
-/// A block device that is memory (an image on a tmpfs), and that somebody has open, without which its pages would go with the stream's
-/// descriptor; `None` where none can be had.
+/// A block device that is memory (an image on a tmpfs), and that somebody has open, without which
+/// its pages would go with the stream's descriptor; `None` where none can be had.
 pub(crate) struct Device {
     path: PathBuf,
     opened: Option<std::fs::File>,
@@ -160,8 +162,8 @@ impl Device {
         &self.path
     }
 
-    /// Bytes of its pages that are resident: mincore(2), since fincore(1) takes a device for a file of no bytes, and kernels before
-    /// 6.5 have no cachestat(2).
+    /// Bytes of its pages that are resident: mincore(2), since fincore(1) takes a device for a file
+    /// of no bytes, and kernels before 6.5 have no cachestat(2).
     pub(crate) fn resident(&self) -> u64 {
         let text = "import ctypes, mmap, os, sys\n\
                     opened = os.open(sys.argv[1], 0)\n\

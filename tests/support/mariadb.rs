@@ -1,7 +1,8 @@
-//! A private `MariaDB` server for one test: own data directory, socket, port and pid; a primary or a real replica.
+//! A private `MariaDB` server for one test: own data directory, socket, port and pid; a primary or
+//! a real replica.
 //!
-//! Invariants: binlogs are of 16 MiB and synced at every commit, as is the redo log; a server never outlives the
-//! thread that started it (also if that is killed), nor its handle.
+//! Invariants: binlogs are of 16 MiB and synced at every commit, as is the redo log; a server never
+//! outlives the thread that started it (also if that is killed), nor its handle.
 
 use super::sysbench::LoadedServer;
 use super::{MIB, eventually};
@@ -343,7 +344,8 @@ impl Drop for Server {
 }
 
 fn spawn(home: &Path, port: u16, options: &Options) -> Child {
-    // setpriv: the signal at its parent's death would be lost if the server itself changed its user.
+    // setpriv: the signal at its parent's death would be lost if the server itself changed its
+    // user.
     let mut command = Command::new("setpriv");
     let defaults = match &options.option_file {
         Some(file) => format!("--defaults-file={}", file.display()),
@@ -362,7 +364,8 @@ fn spawn(home: &Path, port: u16, options: &Options) -> Child {
         .arg(format!("--innodb-log-file-size={REDO_BYTES}"))
         .arg(format!("--innodb-log-file-buffering={}", if options.redo_buffered { "ON" } else { "OFF" }));
     if options.option_file.is_none() {
-        // Whole pages also on a device of 512-byte blocks: else a released page of the ring must be read back.
+        // Whole pages also on a device of 512-byte blocks: else a released page of the ring must be
+        // read back.
         command.arg("--innodb-log-write-ahead-size=4096");
     }
     if options.replica {

@@ -1,6 +1,8 @@
-//! `MariaDB`'s own test programs (Debian's mariadb-test), run by another program, such as `pagekeeper run --`.
+//! `MariaDB`'s own test programs (Debian's mariadb-test), run by another program, such as
+//! `pagekeeper run --`.
 //!
-//! Invariants: what fails is tried again by the runner itself, as its operators do; its servers run as the user `mysql`.
+//! Invariants: what fails is tried again by the runner itself, as its operators do; its servers run
+//! as the user `mysql`.
 
 use std::ffi::OsString;
 use std::path::Path;

@@ -1,8 +1,10 @@
 //! A memory cgroup of one's own, of whichever version holds the memory controller here.
 //!
-//! On version 2 a group has either processes or groups below it that count memory: each command has a group of its own below this one.
+//! On version 2 a group has either processes or groups below it that count memory: each command has
+//! a group of its own below this one.
 //!
-//! Invariants: it goes with its value, also by a panic, once the processes in it have ended. Needs root.
+//! Invariants: it goes with its value, also by a panic, once the processes in it have ended. Needs
+//! root.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -17,8 +19,8 @@ pub(crate) struct MemoryGroup {
 }
 
 impl MemoryGroup {
-    /// Makes one; `None`, with a sentence, where that can't be done here; panics with that sentence where
-    /// `PAGEKEEPER_REQUIRE_ALL=1`.
+    /// Makes one; `None`, with a sentence, where that can't be done here; panics with that sentence
+    /// where `PAGEKEEPER_REQUIRE_ALL=1`.
     pub(crate) fn new(test: &str, limit: u64) -> Option<Self> {
         let made = places().into_iter().find_map(|(root, limit_file)| {
             let is_v2 = limit_file == "memory.max";
@@ -59,7 +61,8 @@ impl MemoryGroup {
         command_by(&self.entrance(), program)
     }
 
-    /// The same where that is to share all with a process that was taken in: of version 2 it enters that one's group below.
+    /// The same where that is to share all with a process that was taken in: of version 2 it enters
+    /// that one's group below.
     pub(crate) fn command_with(&self, pid: u32, program: &str) -> Command {
         command_by(&self.entrance_of(pid), program)
     }
@@ -68,7 +71,8 @@ impl MemoryGroup {
     pub(crate) fn processes(&self) -> Vec<u32> {
         let below = self.below.iter().flat_map(|below| below.borrow().clone());
         let texts = below.chain([self.directory.clone()]).filter_map(|directory| {
-            // The group above those of commands can't be read on version 2, where it hands memory on.
+            // The group above those of commands can't be read on version 2, where it hands memory
+            // on.
             std::fs::read_to_string(directory.join("cgroup.procs")).ok()
         });
         texts.flat_map(|text| text.lines().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect()

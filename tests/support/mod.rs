@@ -1,8 +1,9 @@
 //! The parts that end-to-end tests share: skipping, a place for files, an independent count of the
 //! page cache, waiting.
 //!
-//! Invariants: nothing here asks the program under test for the truth; residency comes from util-linux's
-//! `fincore`. A missing package skips a test in plain words, or fails it where `PAGEKEEPER_REQUIRE_ALL=1`.
+//! Invariants: nothing here asks the program under test for the truth; residency comes from
+//! util-linux's `fincore`. A missing package skips a test in plain words, or fails it where
+//! `PAGEKEEPER_REQUIRE_ALL=1`.
 
 // Each of the test programs compiles all of these modules and uses its own part of them.
 #![allow(dead_code)]
@@ -46,7 +47,8 @@ use pagekeeper_testing::skip;
 /// Bytes in a MiB.
 pub(crate) const MIB: u64 = 1 << 20;
 
-/// One load at a time: these tests measure what a machine's page cache holds, and each needs all of its processors.
+/// One load at a time: these tests measure what a machine's page cache holds, and each needs all of
+/// its processors.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// Waits until no other test of this binary runs a load.
@@ -56,7 +58,8 @@ pub(crate) fn alone() -> MutexGuard<'static, ()> {
     alone
 }
 
-/// Sees to the children of a test: they have a deadline, and signals by default. All that tests begin with calls it.
+/// Sees to the children of a test: they have a deadline, and signals by default. All that tests
+/// begin with calls it.
 fn begin() {
     static SIGNALS: Once = Once::new();
     SIGNALS.call_once(signals::reset_for_children);
@@ -65,14 +68,16 @@ fn begin() {
 
 /// True if this process is root and every one of `programs` can be started.
 ///
-/// Otherwise prints one sentence and returns false; panics with that sentence where `PAGEKEEPER_REQUIRE_ALL=1`.
+/// Otherwise prints one sentence and returns false; panics with that sentence where
+/// `PAGEKEEPER_REQUIRE_ALL=1`.
 pub(crate) fn can_run(test: &str, programs: &[&str]) -> bool {
     let root = rustix::process::geteuid().is_root();
     is_there(test, missing_programs(programs).chain((!root).then(|| "root".to_owned())))
 }
 
-/// As [`can_run`], where the test needs processes to be followed by events of the kernel, too: Linux 5.16 with BTF, its first
-/// namespace of processes, and the permission to load programs into it.
+/// As [`can_run`], where the test needs processes to be followed by events of the kernel, too:
+/// Linux 5.16 with BTF, its first namespace of processes, and the permission to load programs into
+/// it.
 pub(crate) fn can_follow(test: &str, programs: &[&str]) -> bool {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let release = read("/proc/sys/kernel/osrelease");
@@ -121,8 +126,8 @@ fn is_on_path(program: &str) -> bool {
     std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
 }
 
-/// A new directory on a disk (`PAGEKEEPER_TEST_DIR`, else `/var/tmp`: `/tmp` is often a tmpfs, which has nothing
-/// to release) that other users may enter.
+/// A new directory on a disk (`PAGEKEEPER_TEST_DIR`, else `/var/tmp`: `/tmp` is often a tmpfs,
+/// which has nothing to release) that other users may enter.
 pub(crate) fn scratch() -> tempfile::TempDir {
     begin();
     let parent =
@@ -141,7 +146,8 @@ pub(crate) fn open_to_others(path: &Path) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).expect("set permissions");
 }
 
-/// Bytes of these files in the page cache, by `fincore`; a file that has gone meanwhile counts nothing.
+/// Bytes of these files in the page cache, by `fincore`; a file that has gone meanwhile counts
+/// nothing.
 pub(crate) fn resident_bytes(files: &[PathBuf]) -> u64 {
     let present: Vec<&PathBuf> = files.iter().filter(|file| file.exists()).collect();
     if present.is_empty() {
@@ -182,22 +188,25 @@ pub(crate) fn evict(path: &Path) {
     });
 }
 
-/// Copies a program, to where others may start it. Not by this process: a child that another thread starts meanwhile would hold
-/// the copy open for writing for a moment, and who starts it then is reported "text file busy".
+/// Copies a program, to where others may start it. Not by this process: a child that another thread
+/// starts meanwhile would hold the copy open for writing for a moment, and who starts it then is
+/// reported "text file busy".
 pub(crate) fn copy_program(from: &Path, to: &Path) {
     let status = Command::new("cp").arg("--").arg(from).arg(to).status().expect("run cp");
     assert!(status.success(), "cp: {status}");
     open_to_others(to);
 }
 
-/// A figure of `/proc/PID/io` or `/proc/PID/task/TID/io`, such as `read_bytes`: bytes that were read from a device.
+/// A figure of `/proc/PID/io` or `/proc/PID/task/TID/io`, such as `read_bytes`: bytes that were
+/// read from a device.
 pub(crate) fn io_counter(file: &Path, name: &str) -> u64 {
     let text = std::fs::read_to_string(file).expect("the process runs");
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
     line.expect("always there").parse().expect("a number")
 }
 
-/// The fields of `/proc/PID/stat` from the third on, the first behind the name; `None` if the process has ended.
+/// The fields of `/proc/PID/stat` from the third on, the first behind the name; `None` if the
+/// process has ended.
 pub(crate) fn stat_fields(pid: u32) -> Option<Vec<String>> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     Some(stat.rsplit(')').next()?.split_whitespace().map(str::to_owned).collect())
@@ -242,7 +251,8 @@ pub(crate) fn eventually<T>(what: &str, deadline: Duration, mut check: impl FnMu
     }
 }
 
-/// Polls residency of `files` until it is below `limit` bytes, and returns it; panics with the last figure.
+/// Polls residency of `files` until it is below `limit` bytes, and returns it; panics with the last
+/// figure.
 pub(crate) fn wait_until_resident_below(files: &[PathBuf], limit: u64, deadline: Duration) -> u64 {
     let start = Instant::now();
     loop {

@@ -1,7 +1,8 @@
-//! A private `MySQL` server for one test, unpacked as `make test-mysql` does it, and `mysqlbinlog` as its follower.
+//! A private `MySQL` server for one test, unpacked as `make test-mysql` does it, and `mysqlbinlog`
+//! as its follower.
 //!
-//! Invariants: binlogs are of 16 MiB and synced at every commit, as is the redo log, which is buffered, as by default; neither
-//! process outlives its handle or the thread that started it.
+//! Invariants: binlogs are of 16 MiB and synced at every commit, as is the redo log, which is
+//! buffered, as by default; neither process outlives its handle or the thread that started it.
 
 use super::{MIB, eventually};
 use pagekeeper_testing::servers::MySql;
@@ -96,7 +97,8 @@ impl Server {
         files(&self.home.join("data/#innodb_redo"), |name| name.starts_with("#ib_redo"))
     }
 
-    /// Follows the binlogs from the first one on, in the way of a replica that keeps copies of them.
+    /// Follows the binlogs from the first one on, in the way of a replica that keeps copies of
+    /// them.
     pub(crate) fn follow(&self) -> Follower {
         let child = enter(&self.unpacked, &self.home)
             .args(["/usr/bin/mysqlbinlog", "--no-defaults", "--user=root", "--socket=/run/socket"])

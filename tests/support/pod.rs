@@ -1,8 +1,8 @@
-//! The pod of `deploy/kubernetes-daemonset.yaml` as a container of podman: what each field of its spec has a kubelet ask of the runtime is
-//! asked of podman.
+//! The pod of `deploy/kubernetes-daemonset.yaml` as a container of podman: what each field of its
+//! spec has a kubelet ask of the runtime is asked of podman.
 //!
-//! Invariant: a field that is not known here is a panic, so that none is added to the manifest without a word on what it does. Reads the
-//! manifest by Debian's `python3-yaml`.
+//! Invariant: a field that is not known here is a panic, so that none is added to the manifest
+//! without a word on what it does. Reads the manifest by Debian's `python3-yaml`.
 
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -87,7 +87,8 @@ impl Pod {
         *file = format!("{}\n{more}", text(file)).into();
     }
 
-    /// The arguments of `podman run`, up to those of the program; files of its configuration are made in `scratch`.
+    /// The arguments of `podman run`, up to those of the program; files of its configuration are
+    /// made in `scratch`.
     pub(crate) fn arguments(&self, scratch: &Path, more: &[HostPath]) -> Vec<String> {
         let mut arguments = vec!["run".to_owned(), "--rm".to_owned()];
         let mut add = |argument: String| arguments.push(argument);

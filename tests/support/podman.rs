@@ -1,11 +1,13 @@
-//! Containers of podman, with crun: a `MariaDB` whose image is made here of Debian's packages, on an overlay with the layer of that image
-//! below.
+//! Containers of podman, with crun: a `MariaDB` whose image is made here of Debian's packages, on
+//! an overlay with the layer of that image below.
 //!
-//! The data directory is in the image, so that its files come from the layer below and are copied up when the server writes to them.
-//! Programs are this machine's, mounted read-only. No network is used.
+//! The data directory is in the image, so that its files come from the layer below and are copied
+//! up when the server writes to them. Programs are this machine's, mounted read-only. No network is
+//! used.
 //!
-//! Invariants: what podman stores is below the directory that was given, but for its files in `/run`; containers end with their
-//! handle. Needs root, and an overlay on the file system of that directory.
+//! Invariants: what podman stores is below the directory that was given, but for its files in
+//! `/run`; containers end with their handle. Needs root, and an overlay on the file system of that
+//! directory.
 
 use super::{MIB, eventually};
 use std::path::{Path, PathBuf};
@@ -141,7 +143,8 @@ impl Container<'_> {
         }
     }
 
-    /// Has the container write a file that nobody reads again, so that its pages are the container's, and clean.
+    /// Has the container write a file that nobody reads again, so that its pages are the
+    /// container's, and clean.
     pub(crate) fn fill_file(&self, bytes: u64) {
         let count = format!("count={}", bytes / MIB);
         let dd = ["dd", "if=/dev/zero", "of=/var/lib/idle", "bs=1M", &count, "conv=fsync", "status=none"];

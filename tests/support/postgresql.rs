@@ -1,7 +1,8 @@
-//! A private `PostgreSQL` server for one test: own data directory and socket, a load, and `pg_receivewal` as its follower.
+//! A private `PostgreSQL` server for one test: own data directory and socket, a load, and
+//! `pg_receivewal` as its follower.
 //!
-//! Invariants: segments are of 16 MiB, as by default, and so few that they are recycled often; all commits are synced; no
-//! process outlives its handle.
+//! Invariants: segments are of 16 MiB, as by default, and so few that they are recycled often; all
+//! commits are synced; no process outlives its handle.
 
 use super::memory_group::MemoryGroup;
 use super::{MIB, eventually};
@@ -56,14 +57,16 @@ impl Server {
         Self::start_by(parent, Vec::new())
     }
 
-    /// The same with `initdb` and the server started by another program, such as `pagekeeper run --`.
+    /// The same with `initdb` and the server started by another program, such as
+    /// `pagekeeper run --`.
     pub(crate) fn start_by(parent: &Path, starter: Vec<OsString>) -> Self {
         let server = Self::start_empty(parent, starter, &[]);
         finish(server.client("pgbench").args(["--initialize", "--quiet", "--scale=5", "postgres"]));
         server
     }
 
-    /// Makes a data directory under `parent` and starts a server on it with these settings: `name=value`.
+    /// Makes a data directory under `parent` and starts a server on it with these settings:
+    /// `name=value`.
     pub(crate) fn start_with(parent: &Path, settings: &[&str]) -> Self {
         Self::start_empty(parent, Vec::new(), settings)
     }
@@ -100,11 +103,13 @@ impl Server {
         server
     }
 
-    /// Ends the first process by SIGKILL, as a crash does, and starts the server again on what is there.
+    /// Ends the first process by SIGKILL, as a crash does, and starts the server again on what is
+    /// there.
     pub(crate) fn crash(&mut self) {
         self.child.kill().expect("kill the server");
         self.child.wait().expect("wait for the server");
-        // Its children end when they notice; a new server waits for none of them, but refuses to start beside them.
+        // Its children end when they notice; a new server waits for none of them, but refuses to
+        // start beside them.
         eventually("a crashed server is up again", RUN_TIMEOUT, || {
             if self.child.try_wait().expect("wait for the server").is_some() {
                 self.child = serve(&self.home, &self.starter, &self.settings);
@@ -135,15 +140,16 @@ impl Server {
         command
     }
 
-    /// Has its processes in a memory cgroup from now on; its children to come, which bring tables in, will be there, too.
+    /// Has its processes in a memory cgroup from now on; its children to come, which bring tables
+    /// in, will be there, too.
     pub(crate) fn enter(&self, group: &MemoryGroup) {
         for pid in self.device_bytes_read().keys() {
             group.add(*pid);
         }
     }
 
-    /// Makes the tables of `pgbench` at this scale, with all that the server brings in from now on in a memory cgroup, and
-    /// has two clients read them.
+    /// Makes the tables of `pgbench` at this scale, with all that the server brings in from now on
+    /// in a memory cgroup, and has two clients read them.
     pub(crate) fn read_in(&self, group: &MemoryGroup, scale: &str) -> Load {
         self.enter(group);
         let made = self.pgbench(&["--initialize", "--quiet", scale]).output().expect("start pgbench");
@@ -202,7 +208,8 @@ impl Server {
         self.query("SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')").parse().expect("a number")
     }
 
-    /// Writes so many MiB of WAL, in as many transactions, which change no table, with a pause after each.
+    /// Writes so many MiB of WAL, in as many transactions, which change no table, with a pause
+    /// after each.
     pub(crate) fn write_records(&self, mib: u32, pause: Duration) {
         let one = "PERFORM pg_logical_emit_message(true, 'load', repeat('x', 1048576)); COMMIT;";
         let pause = pause.as_secs_f64();
@@ -211,8 +218,8 @@ impl Server {
         ));
     }
 
-    /// Lets a load write so many bytes of WAL more, and calls `sample` meanwhile. A `rate` is in transactions a second, of
-    /// some 100 KiB of WAL.
+    /// Lets a load write so many bytes of WAL more, and calls `sample` meanwhile. A `rate` is in
+    /// transactions a second, of some 100 KiB of WAL.
     pub(crate) fn write(&self, bytes: u64, rate: Option<u32>, mut sample: impl FnMut()) {
         let script = self.home.join("load.sql");
         let updates = "\\set first random(1, 499000)\nUPDATE pgbench_accounts SET abalance = abalance + 1 WHERE aid BETWEEN :first AND :first + 200;\n";
@@ -254,12 +261,14 @@ impl Server {
             .collect()
     }
 
-    /// The same of all its processes together, with those that have ended: whoever waits for one takes over its count.
+    /// The same of all its processes together, with those that have ended: whoever waits for one
+    /// takes over its count.
     pub(crate) fn all_device_bytes_read(&self) -> u64 {
         self.device_bytes_read().values().sum()
     }
 
-    /// Follows the WAL from now on, and keeps copies of it. The server keeps what it has yet to send.
+    /// Follows the WAL from now on, and keeps copies of it. The server keeps what it has yet to
+    /// send.
     pub(crate) fn follow(&self) -> Follower {
         let copies = self.home.join("copies");
         std::fs::create_dir(&copies).expect("make a directory");

@@ -1,4 +1,5 @@
-//! A real `prometheus` with a configuration, data and port of its own, that scrapes and follows rules.
+//! A real `prometheus` with a configuration, data and port of its own, that scrapes and follows
+//! rules.
 //!
 //! The server ends with its handle. Fails with what it said.
 
@@ -17,7 +18,8 @@ pub(crate) struct Prometheus {
 }
 
 impl Prometheus {
-    /// Starts one that scrapes `target` each second, as the job `pagekeeper`, and follows these rules.
+    /// Starts one that scrapes `target` each second, as the job `pagekeeper`, and follows these
+    /// rules.
     pub(crate) fn start(home: &Path, target: u16, rules: &Path) -> Self {
         std::fs::create_dir(home).expect("make a directory for prometheus");
         let config = home.join("prometheus.yml");

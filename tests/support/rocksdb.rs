@@ -1,7 +1,8 @@
-//! A real `RocksDB` that writes: `db_bench` of Debian's rocksdb-tools, random puts at a limited rate until it is dropped.
+//! A real `RocksDB` that writes: `db_bench` of Debian's rocksdb-tools, random puts at a limited
+//! rate until it is dropped.
 //!
-//! Invariants: compaction is off, so that what it reads from the device is for the sake of what it writes; it never
-//! outlives its handle, nor the thread that started it.
+//! Invariants: compaction is off, so that what it reads from the device is for the sake of what it
+//! writes; it never outlives its handle, nor the thread that started it.
 
 use super::MIB;
 use std::path::{Path, PathBuf};
@@ -24,7 +25,8 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
-    /// Starts one under `parent`. A log is about `write_buffer` bytes long; with `recycled`, its file is then used again.
+    /// Starts one under `parent`. A log is about `write_buffer` bytes long; with `recycled`, its
+    /// file is then used again.
     pub(crate) fn start(parent: &Path, write_buffer: u64, recycled: bool) -> Self {
         let database = parent.join("database");
         let options = parent.join("options.ini");
@@ -59,7 +61,8 @@ impl Bench {
         &self.database
     }
 
-    /// Waits until it has written so many bytes more, to logs and tables together (each byte goes to both).
+    /// Waits until it has written so many bytes more, to logs and tables together (each byte goes
+    /// to both).
     pub(crate) fn write(&mut self, bytes: u64) {
         self.write_while(bytes, || ());
     }

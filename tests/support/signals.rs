@@ -1,7 +1,8 @@
 //! Signals as a program expects them that a user starts.
 //!
-//! `nohup`, a shell's background job and many CI systems start programs with signals ignored, and whatever these start inherits that: a
-//! shell can't trap such a signal, and a key of the terminal reaches nobody. A signal that has a handler is not inherited but by its default.
+//! `nohup`, a shell's background job and many CI systems start programs with signals ignored, and
+//! whatever these start inherits that: a shell can't trap such a signal, and a key of the terminal
+//! reaches nobody. A signal that has a handler is not inherited but by its default.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -11,7 +12,8 @@ use rustix::process::Signal;
 const BY_DEFAULT: [Signal; 6] =
     [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::USR1, Signal::USR2];
 
-/// Gives all that this process starts the default for signals that it ignores itself, and goes on not to be ended by them.
+/// Gives all that this process starts the default for signals that it ignores itself, and goes on
+/// not to be ended by them.
 pub(crate) fn reset_for_children() {
     let status = std::fs::read_to_string("/proc/self/status").expect("proc(5) is mounted");
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:\t")).expect("always there");

@@ -1,4 +1,5 @@
-//! sysbench's `oltp_read_write` against a private server: tables, and a load that runs until it is reported to stop.
+//! sysbench's `oltp_read_write` against a private server: tables, and a load that runs until it is
+//! reported to stop.
 //!
 //! A load is a child process that ends with its handle.
 
@@ -51,14 +52,14 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// Starts `oltp_read_write` with more writes in each transaction than by default, so that binlogs of 16 MiB
-    /// fill within seconds also where a synced commit is slow.
+    /// Starts `oltp_read_write` with more writes in each transaction than by default, so that
+    /// binlogs of 16 MiB fill within seconds also where a synced commit is slow.
     pub(crate) fn start(server: &impl LoadedServer) -> Self {
         Self::start_with(server, &["--time=600"])
     }
 
-    /// The same with so many transactions a second, of some 20 KiB of binlog each, where the machine is up to it, for up
-    /// to an hour.
+    /// The same with so many transactions a second, of some 20 KiB of binlog each, where the
+    /// machine is up to it, for up to an hour.
     pub(crate) fn at_rate(server: &impl LoadedServer, rate: u32) -> Self {
         Self::start_with(server, &["--time=3600", &format!("--rate={rate}")])
     }

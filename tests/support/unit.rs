@@ -1,7 +1,9 @@
-//! The rights and the memory that the shipped systemd unit gives, as the unit file says them, and programs started with just these rights.
+//! The rights and the memory that the shipped systemd unit gives, as the unit file says them, and
+//! programs started with just these rights.
 //!
-//! Capabilities as setpriv(1) sets them, in a mount namespace of its own, where tracefs is mounted as systemd does at boot. The
-//! unit's read-only file systems and its filter of system calls are not made here.
+//! Capabilities as setpriv(1) sets them, in a mount namespace of its own, where tracefs is mounted
+//! as systemd does at boot. The unit's read-only file systems and its filter of system calls are
+//! not made here.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -11,8 +13,8 @@ use std::process::Command;
 /// A user that owns nothing, as that of `DynamicUser=` does.
 pub(crate) const USER_ID: u32 = 61_999;
 
-/// The capabilities that systemd would give by `CapabilityBoundingSet=` and `AmbientCapabilities=` of these files of
-/// `deploy/`, which are the same.
+/// The capabilities that systemd would give by `CapabilityBoundingSet=` and `AmbientCapabilities=`
+/// of these files of `deploy/`, which are the same.
 pub(crate) fn capabilities(files: &[&str]) -> BTreeSet<String> {
     let of = |key: &str| -> BTreeSet<String> {
         let words = files.iter().flat_map(|file| values(file, key)).collect::<Vec<_>>().join(" ");
@@ -39,7 +41,8 @@ fn values(file: &str, key: &str) -> Vec<String> {
     text.lines().filter_map(|line| line.strip_prefix(key)).map(str::to_owned).collect()
 }
 
-/// Starts a program as a user who has these capabilities and no other right, and can never have another.
+/// Starts a program as a user who has these capabilities and no other right, and can never have
+/// another.
 pub(crate) fn confined(program: &Path, capabilities: &BTreeSet<String>) -> Command {
     let with = |name: &String| {
         let name = name.strip_prefix("CAP_").expect("the name of a capability").to_ascii_lowercase();
@@ -62,7 +65,8 @@ pub(crate) fn confined(program: &Path, capabilities: &BTreeSet<String>) -> Comma
     command
 }
 
-/// The sets of capabilities of a running process, as masks, and that it is the user who owns nothing.
+/// The sets of capabilities of a running process, as masks, and that it is the user who owns
+/// nothing.
 pub(crate) fn sets_of(pid: u32) -> BTreeSet<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
     let field = |name: &str| {

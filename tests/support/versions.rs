@@ -1,6 +1,7 @@
 //! Servers of every version that is here: Debian's packages, and what `make test-advice` fetched.
 //!
-//! Invariants: each server's files are below the directory that it is given; a server never outlives its handle.
+//! Invariants: each server's files are below the directory that it is given; a server never
+//! outlives its handle.
 
 use super::eventually;
 use pagekeeper_testing::servers::MariaDb;
@@ -207,7 +208,8 @@ impl Server {
         });
     }
 
-    /// Stops it at its ease, calls `meanwhile` with its data directory, and starts it with other settings.
+    /// Stops it at its ease, calls `meanwhile` with its data directory, and starts it with other
+    /// settings.
     pub(crate) fn restart(&mut self, lines: &[String], meanwhile: impl FnOnce(&Path)) {
         let signal = match self.version.kind {
             Kind::PostgreSql => rustix::process::Signal::INT,

@@ -1,7 +1,8 @@
 //! The loads beside a copy: programs that commit on the disk, and the latency of each commit.
 //!
-//! Invariants: servers sync at each commit, and end with their value. A closed loop waits for a commit before it makes the
-//! next; its latency is that of one call. A commit that is due counts from when it was due.
+//! Invariants: servers sync at each commit, and end with their value. A closed loop waits for a
+//! commit before it makes the next; its latency is that of one call. A commit that is due counts
+//! from when it was due.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -53,8 +54,8 @@ pub(super) enum RunningLoad {
 }
 
 impl RunningLoad {
-    /// Starts the load's server on a disk, with so many bytes that a backup would copy. Returns `None` and notes what is
-    /// missing where it is not installed.
+    /// Starts the load's server on a disk, with so many bytes that a backup would copy. Returns
+    /// `None` and notes what is missing where it is not installed.
     pub(super) fn start(
         run: &mut BenchRun,
         load: BesideLoad,
@@ -96,7 +97,8 @@ impl RunningLoad {
         }))
     }
 
-    /// Returns the program that backs the server up, and where that finds the server: a socket or a port.
+    /// Returns the program that backs the server up, and where that finds the server: a socket or a
+    /// port.
     pub(super) fn backup(&self) -> (&'static str, String) {
         match self {
             Self::MariaDb(server) => ("mariabackup", server.socket().to_string_lossy().into_owned()),

@@ -1,5 +1,6 @@
-//! `beside`: commits on a slow disk beside a stream that writes to it: plain, under `pagekeeper run`, by the remedies of
-//! others, and without a stream. The [loads](loads) are two logs, three servers, and appends that are never synced.
+//! `beside`: commits on a slow disk beside a stream that writes to it: plain, under
+//! `pagekeeper run`, by the remedies of others, and without a stream. The [loads](loads) are two
+//! logs, three servers, and appends that are never synced.
 //!
 //! Invariants:
 //! - All subjects of a case use one disk and one source.
@@ -37,13 +38,15 @@ use loads::{BesideLoad, RunningLoad};
 
 /// Bytes that the bulk writer is given at a time.
 const BULK_WRITE_BYTES: usize = 1 << 20;
-/// Dirty bytes at which background writeback begins, and at which writers wait, beside appends that are never synced.
+/// Dirty bytes at which background writeback begins, and at which writers wait, beside appends that
+/// are never synced.
 const DIRTY_LIMITS_BYTES: (u64, u64) = (8 * MIB, 16 * MIB);
 
 const PACED_WRITER_NAME: &str = "the library's bulk writer, paced";
 const DIRECT_WRITER_NAME: &str = "the library's bulk writer, direct";
 
-/// A program that writes `$BYTES`, or copies `$FROM` or the server at `$SERVER`, to `$TO`. `$RUN` runs it.
+/// A program that writes `$BYTES`, or copies `$FROM` or the server at `$SERVER`, to `$TO`. `$RUN`
+/// runs it.
 struct StreamCommand {
     name: &'static str,
     needs: &'static [&'static str],
@@ -326,8 +329,8 @@ impl BesideSetup<'_> {
         Ok(())
     }
 
-    /// Runs the stream, one second after the load has begun, and makes its output durable. Returns when it began and
-    /// ended, in seconds since the load's start.
+    /// Runs the stream, one second after the load has begun, and makes its output durable. Returns
+    /// when it began and ended, in seconds since the load's start.
     fn stream(&self, subject: &'static str, output: &Path, began: Instant) -> Result<(f64, f64)> {
         self.stop.sleep(Duration::from_secs(1))?;
         let from = began.elapsed().as_secs_f64();

@@ -1,13 +1,14 @@
-//! `pagekeeper-bench-scan`: the subjects of the benchmark `scan` that need only a few lines. Each is timed as a whole
-//! process; `pagekeeper-bench` itself starts some milliseconds later because it links the libraries of its peers.
+//! `pagekeeper-bench-scan`: the subjects of the benchmark `scan` that need only a few lines. Each
+//! is timed as a whole process; `pagekeeper-bench` itself starts some milliseconds later because it
+//! links the libraries of its peers.
 //!
-//! The limit is a walk that makes only the system calls each file needs (open, fstat, cachestat, close), from as many
-//! threads as there are processors, each with directories of its own. The "resolved" subject resolves each file first,
-//! inspects it, and opens the resolved file, so that nothing else can take its name meanwhile. One large file is counted
-//! in parts by as many threads.
+//! The limit is a walk that makes only the system calls each file needs (open, fstat, cachestat,
+//! close), from as many threads as there are processors, each with directories of its own. The
+//! "resolved" subject resolves each file first, inspects it, and opens the resolved file, so that
+//! nothing else can take its name meanwhile. One large file is counted in parts by as many threads.
 //!
-//! The program prints a sum, keeps no names, and checks neither links nor the type of what it opens, so nobody should
-//! use it as a tool. Fails with the first call's error.
+//! The program prints a sum, keeps no names, and checks neither links nor the type of what it
+//! opens, so nobody should use it as a tool. Fails with the first call's error.
 
 #![expect(unsafe_code, reason = "a system call that the C library has no function for")]
 
@@ -145,8 +146,8 @@ const WHOLE_FILE_RANGE: [u64; 2] = [0; 2];
 /// Calls cachestat(2) on a range of a file, given as offset and length.
 fn resident_pages(file: i32, range: [u64; 2]) -> Result<u64> {
     let mut counts = [0_u64; 5];
-    // SAFETY: the call reads the 16 bytes of a range and writes the 40 of the counts, both of which live through it
-    // (struct cachestat_range and struct cachestat of linux/mman.h).
+    // SAFETY: the call reads the 16 bytes of a range and writes the 40 of the counts, both of which
+    // live through it (struct cachestat_range and struct cachestat of linux/mman.h).
     let done = unsafe { libc::syscall(SYS_CACHESTAT, file, &range, &mut counts, 0) };
     if done == 0 { Ok(counts[0]) } else { Err(std::io::Error::last_os_error()).context("cachestat") }
 }

@@ -1,5 +1,5 @@
-//! `db_bench` as a process: starts it with output to files, waits for it, and parses numbers from its
-//! lines.
+//! `db_bench` as a process: starts it with output to files, waits for it, and parses numbers from
+//! its lines.
 //!
 //! Invariant: it is killed with its handle. Fails with the end of its output.
 
@@ -20,8 +20,8 @@ pub(super) struct DbBenchOutput {
     pub(super) err: String,
 }
 
-/// Runs a command to its end and checks for that every `interval`. Its output goes to `output` with the extensions
-/// `.out` and `.err`.
+/// Runs a command to its end and checks for that every `interval`. Its output goes to `output` with
+/// the extensions `.out` and `.err`.
 pub(super) fn run(
     mut command: Command,
     output: &Path,

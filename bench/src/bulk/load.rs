@@ -1,7 +1,8 @@
 //! `db_bench` putting at a pace into an empty database, and its figures.
 //!
-//! Invariants: it is killed with its handle, and when the thread that started it ends. The database must have counted
-//! as many puts as `db_bench` and no sync of the log, else it is an error. Fails with the program's output.
+//! Invariants: it is killed with its handle, and when the thread that started it ends. The database
+//! must have counted as many puts as `db_bench` and no sync of the log, else it is an error. Fails
+//! with the program's output.
 
 use std::path::Path;
 use std::process::Command;
@@ -16,10 +17,10 @@ use crate::scratch::StopRequest;
 /// Bytes put per second.
 const PUT_RATE: u64 = 25_000_000;
 
-/// A put that waits for a processor would look like one that waits for the disk, so `db_bench` runs at a higher
-/// priority than other programs. A nice value counts only among the processes of a session (`sched_autogroup`), so it
-/// gets a session of its own, with a nice value as well. Real-time priority would make the kernel raise the dirty
-/// limits for it.
+/// A put that waits for a processor would look like one that waits for the disk, so `db_bench` runs
+/// at a higher priority than other programs. A nice value counts only among the processes of a
+/// session (`sched_autogroup`), so it gets a session of its own, with a nice value as well.
+/// Real-time priority would make the kernel raise the dirty limits for it.
 const GO_BEFORE: &str = r#"{ echo -15 >/proc/self/autogroup; } 2>/dev/null; exec nice -n -15 "$@""#;
 
 /// The keys and the duration of a put phase.
@@ -44,8 +45,8 @@ pub(super) struct PutFigures {
     pub(super) longest_ms: f64,
 }
 
-/// Returns the arguments that make `db_bench` put values of 1 KB with an unsynced log and small levels. Nothing of
-/// RocksDB except the rate holds puts back, so a long put is caused below it.
+/// Returns the arguments that make `db_bench` put values of 1 KB with an unsynced log and small
+/// levels. Nothing of RocksDB except the rate holds puts back, so a long put is caused below it.
 fn arguments(database: &Path, puts: PutPhase, more: &[&str]) -> Vec<String> {
     let fixed = [
         // `stats` is the database's own account, requested after all puts.
@@ -72,7 +73,8 @@ fn arguments(database: &Path, puts: PutPhase, more: &[&str]) -> Vec<String> {
     arguments
 }
 
-/// Puts into a new database with `db_bench` under `launcher` (empty: directly) and returns the figures.
+/// Puts into a new database with `db_bench` under `launcher` (empty: directly) and returns the
+/// figures.
 pub(super) fn put(
     launcher: &[&str],
     db_bench: &InstalledProgram,
@@ -114,7 +116,8 @@ fn measured_in(out: &str) -> Option<PutFigures> {
     })
 }
 
-/// Fails unless the database has counted as many puts (it reports thousands) and has not synced its log.
+/// Fails unless the database has counted as many puts (it reports thousands) and has not synced its
+/// log.
 fn check(out: &str, measured: PutFigures) -> Result<()> {
     let line = |name: &str| out.lines().rev().find_map(|line| line.strip_prefix(name));
     let Some((writes, wal)) = line("Cumulative writes: ").zip(line("Cumulative WAL: ")) else {

@@ -1,12 +1,14 @@
-//! `bulk`: puts into `RocksDB`, whose log is never synced, while flushes and compactions write tables to the same slow
-//! disk.
+//! `bulk`: puts into `RocksDB`, whose log is never synced, while flushes and compactions write
+//! tables to the same slow disk.
 //!
-//! The kernel lets a put's write into the page cache return at once until much is dirty. Then it pauses every writer,
-//! whoever made the pages dirty. The subjects are `db_bench` under `pagekeeper run`, as it is by default, with direct
-//! flushes and compactions, and with writeback that it requests itself (`bytes_per_sync`).
+//! The kernel lets a put's write into the page cache return at once until much is dirty. Then it
+//! pauses every writer, whoever made the pages dirty. The subjects are `db_bench` under
+//! `pagekeeper run`, as it is by default, with direct flushes and compactions, and with writeback
+//! that it requests itself (`bytes_per_sync`).
 //!
-//! Invariants: all subjects of a round use one file system, one rate, one pair of dirty limits and one sequence of
-//! keys; each sample has a new database and begins with nothing dirty. Fails with a plain message without root.
+//! Invariants: all subjects of a round use one file system, one rate, one pair of dirty limits and
+//! one sequence of keys; each sample has a new database and begins with nothing dirty. Fails with a
+//! plain message without root.
 
 mod db_bench;
 mod load;
@@ -25,8 +27,8 @@ use crate::scratch::StopRequest;
 use crate::slow_device::{self, settle};
 use load::{PutFigures, PutPhase};
 
-/// Write rate of the disk, in bytes per second. Each byte that is put is written to the log, to a table, and once or
-/// twice more by merging, which is more than the disk can take.
+/// Write rate of the disk, in bytes per second. Each byte that is put is written to the log, to a
+/// table, and once or twice more by merging, which is more than the disk can take.
 const DISK_BYTES_PER_SECOND: u64 = 60_000_000;
 const PUTS_UNDER_RUN_NAME: &str = "under pagekeeper run";
 const DEFAULT_PUTS_NAME: &str = "default";

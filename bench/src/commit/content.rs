@@ -1,4 +1,5 @@
-//! The content of pages: each value holds its page number, the number of changes, and the bytes that the changes wrote.
+//! The content of pages: each value holds its page number, the number of changes, and the bytes
+//! that the changes wrote.
 //!
 //! A value can be computed from page and count alone, so every value can be checked at the end
 //! without a copy. Invariants: a change rewrites the count and [`VALUE_CHANGE_BYTES`] bytes at a
@@ -13,7 +14,8 @@ use anyhow::{Context, Result, ensure};
 use crate::pattern;
 use crate::rounds::SplitMix;
 
-/// Bytes of a value: the most that every subject stores, with its own header, in one page of 4096 bytes.
+/// Bytes of a value: the most that every subject stores, with its own header, in one page of 4096
+/// bytes.
 pub(super) const STORED_VALUE_BYTES: usize = 4000;
 /// Bytes that a change writes, beside the count.
 pub(super) const VALUE_CHANGE_BYTES: usize = 128;
@@ -91,7 +93,8 @@ impl ChangeLedger {
         }
     }
 
-    /// Fails unless a page's value has all acknowledged changes and no others. Nobody may commit meanwhile.
+    /// Fails unless a page's value has all acknowledged changes and no others. Nobody may commit
+    /// meanwhile.
     pub(super) fn check(&self, page: u64, value: &[u8]) -> Result<()> {
         let count = usize::try_from(page).ok().and_then(|page| self.0.get(page));
         let count = count.with_context(|| format!("page {page} was never made"))?;

@@ -1,7 +1,9 @@
-//! fjall: a keyspace of values by page number; each commit is a synced batch (`PersistMode::SyncData`).
+//! fjall: a keyspace of values by page number; each commit is a synced batch
+//! (`PersistMode::SyncData`).
 //!
-//! Its transactions run one at a time, or fail on conflicts. So each committer holds a page's lock between reading and
-//! putting its value, as with `RocksDB`. Reads use a snapshot. Fails where fjall does.
+//! Its transactions run one at a time, or fail on conflicts. So each committer holds a page's lock
+//! between reading and putting its value, as with `RocksDB`. Reads use a snapshot. Fails where
+//! fjall does.
 
 use std::path::Path;
 use std::time::Duration;

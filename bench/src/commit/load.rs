@@ -1,8 +1,10 @@
-//! Threads that commit changes of random pages in a loop, and the interface of everything that stores pages.
+//! Threads that commit changes of random pages in a loop, and the interface of everything that
+//! stores pages.
 //!
-//! Invariants: a commit reads each of its pages, changes a part of it and is durable when it returns; acknowledged
-//! changes are in the ledger. Pages are chosen alike for all subjects, distinct within a commit, and in ascending
-//! order. Fails with the first thread's error, which ends all threads.
+//! Invariants: a commit reads each of its pages, changes a part of it and is durable when it
+//! returns; acknowledged changes are in the ledger. Pages are chosen alike for all subjects,
+//! distinct within a commit, and in ascending order. Fails with the first thread's error, which
+//! ends all threads.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,7 +37,8 @@ pub(super) type PageCheck<'a> = dyn FnMut(u64, &[u8]) -> Result<()> + 'a;
 
 /// A durable store of pages, which is closed when it is dropped.
 pub(super) trait PageStore: Send + Sync {
-    /// Writes all pages of an empty store durably, in any order, with the values of [`content::fresh`].
+    /// Writes all pages of an empty store durably, in any order, with the values of
+    /// [`content::fresh`].
     fn fill(&self) -> Result<()>;
 
     /// Returns a handle with which one thread commits.
@@ -105,9 +108,9 @@ impl StartGate {
     }
 }
 
-/// Commits by all threads for `window`. Returns how long each commit took, and the time of all. A commit that ends
-/// later is not recorded. The time starts when the first thread goes on, because the caller may go on much later where
-/// there are more threads than processors.
+/// Commits by all threads for `window`. Returns how long each commit took, and the time of all. A
+/// commit that ends later is not recorded. The time starts when the first thread goes on, because
+/// the caller may go on much later where there are more threads than processors.
 pub(super) fn commit_while(
     subject: &dyn PageStore,
     ledger: &ChangeLedger,

@@ -1,6 +1,8 @@
-//! A lock per page, for stores whose transactions do not read: it is held from the read of a value to the synced write.
+//! A lock per page, for stores whose transactions do not read: it is held from the read of a value
+//! to the synced write.
 //!
-//! Invariant: pages are locked in ascending order, so threads cannot deadlock. Fails for a page that does not exist.
+//! Invariant: pages are locked in ascending order, so threads cannot deadlock. Fails for a page
+//! that does not exist.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

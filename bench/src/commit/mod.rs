@@ -1,7 +1,8 @@
-//! `commit`: durable commits of random pages by several threads: the page store's ordered map beside LMDB, fjall,
-//! `SQLite`, redb and `RocksDB`; and fio as the limit.
+//! `commit`: durable commits of random pages by several threads: the page store's ordered map
+//! beside LMDB, fjall, `SQLite`, redb and `RocksDB`; and fio as the limit.
 //!
-//! All subjects hold the same values, made before the first sample, and keep them through all cases. Invariants:
+//! All subjects hold the same values, made before the first sample, and keep them through all
+//! cases. Invariants:
 //! - Each commit reads its pages and changes the same number of bytes.
 //! - A sample begins when the one before has left no background work.
 //! - At the end each store is reopened and must have exactly the acknowledged changes.
@@ -122,7 +123,8 @@ fn kinds() -> Vec<StoreKind> {
     ]
 }
 
-/// Notes the versions of the peers, and names the peers that this program was built without as missing.
+/// Notes the versions of the peers, and names the peers that this program was built without as
+/// missing.
 fn note_peers(run: &mut BenchRun) {
     #[cfg(feature = "sqlite")]
     run.report.machine.versions.insert("SQLite".to_owned(), sqlite::version());

@@ -1,7 +1,8 @@
-//! `RocksDB`: values by page number; each commit is a batch that is synced through its write-ahead log.
+//! `RocksDB`: values by page number; each commit is a batch that is synced through its write-ahead
+//! log.
 //!
-//! Its plain batches do not read, so each committer holds a page's lock between reading and putting its value, as
-//! `TransactionDB` would. Fails where `RocksDB` does, with its message.
+//! Its plain batches do not read, so each committer holds a page's lock between reading and putting
+//! its value, as `TransactionDB` would. Fails where `RocksDB` does, with its message.
 
 use std::path::Path;
 

@@ -1,7 +1,8 @@
-//! `SQLite`: a table of blobs by integer key, in WAL mode with `synchronous=FULL` and one connection per thread.
+//! `SQLite`: a table of blobs by integer key, in WAL mode with `synchronous=FULL` and one
+//! connection per thread.
 //!
-//! A thread that finds another writing waits in `SQLite`'s busy handler. One more connection stays open, so that the
-//! WAL is never removed by the last close. Fails where `SQLite` does.
+//! A thread that finds another writing waits in `SQLite`'s busy handler. One more connection stays
+//! open, so that the WAL is never removed by the last close. Fails where `SQLite` does.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};

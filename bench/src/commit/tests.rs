@@ -1,5 +1,5 @@
-//! Tests each subject on a small scale: commits of several threads are found again, and changes that were not
-//! acknowledged or are missing are detected.
+//! Tests each subject on a small scale: commits of several threads are found again, and changes
+//! that were not acknowledged or are missing are detected.
 
 use super::content::{change, fresh};
 use super::*;

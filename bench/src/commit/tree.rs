@@ -1,4 +1,5 @@
-//! The ordered map of the page store: values by number, as in the peers, each commit with `Durability::Sync`.
+//! The ordered map of the page store: values by number, as in the peers, each commit with
+//! `Durability::Sync`.
 //!
 //! Each value has a page of its own, which is found through the tree. Fails where the store does.
 

@@ -38,7 +38,8 @@ const LOG_FILES: u64 = DATABASES * DIRECTORIES_PER_DATABASE * LOGS_PER_DIRECTORY
 /// Bytes of an append, and the pause between two appends of a database.
 const APPEND_BYTES: usize = 16 << 10;
 const DATABASE_APPEND_PAUSE: Duration = Duration::from_millis(100);
-/// Appends after which a directory gets its next log: one log in two seconds, in all databases together.
+/// Appends after which a directory gets its next log: one log in two seconds, in all databases
+/// together.
 const APPENDS_PER_LOG: usize = 80;
 /// The longest time until the guard has found them all.
 const DISCOVERY_WAIT_MAX: Duration = Duration::from_secs(120);
@@ -80,7 +81,8 @@ fn name(number: u64) -> String {
     format!("binlog.{number:06}")
 }
 
-/// Creates log files and their index. The files are holes whose pages are cached and clean, so they cost no disk space.
+/// Creates log files and their index. The files are holes whose pages are cached and clean, so they
+/// cost no disk space.
 fn make(directory: &Path, files: u64) -> Result<()> {
     std::fs::create_dir_all(directory).context("can't make the directory of log files")?;
     let mut index = String::new();
@@ -125,8 +127,8 @@ impl WriterProcess {
 /// The guard's cost.
 struct GuardCost {
     whole: GuardUsage,
-    /// Percent of a core once all files are found: while the guard still lowers the sampling rate of idle logs, and
-    /// after that.
+    /// Percent of a core once all files are found: while the guard still lowers the sampling rate
+    /// of idle logs, and after that.
     first: f64,
     steady: f64,
     /// Seconds until all were found.

@@ -1,9 +1,10 @@
-//! The least work that keeps a server's logs out of the page cache: a thread that knows the log files beforehand and
-//! advises the kernel to drop each written one, twice a second, as the guard does. Nearly all of its time is the
-//! kernel's, which drops the pages.
+//! The least work that keeps a server's logs out of the page cache: a thread that knows the log
+//! files beforehand and advises the kernel to drop each written one, twice a second, as the guard
+//! does. Nearly all of its time is the kernel's, which drops the pages.
 //!
-//! It does not check followers, dirty or resident pages, or the coming and going of servers, which no guard can leave
-//! out. Ends with its handle. Fails, when it is stopped, with the file it could not open.
+//! It does not check followers, dirty or resident pages, or the coming and going of servers, which
+//! no guard can leave out. Ends with its handle. Fails, when it is stopped, with the file it could
+//! not open.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -27,7 +28,8 @@ pub(super) struct LeastGuard {
 }
 
 impl LeastGuard {
-    /// Starts the thread on a server's redo log and binlogs. It has processed all of them when this returns.
+    /// Starts the thread on a server's redo log and binlogs. It has processed all of them when this
+    /// returns.
     pub(super) fn start(mut logs: Vec<PathBuf>) -> Result<Self> {
         logs.sort();
         for log in &logs {

@@ -1,10 +1,12 @@
-//! `guard`: the guard's cost and benefit for a database: MariaDB under sysbench, in alternating windows with the guard,
-//! without it, and with the [least work](least) that a guard could do, on one server under one continuous load.
+//! `guard`: the guard's cost and benefit for a database: MariaDB under sysbench, in alternating
+//! windows with the guard, without it, and with the [least work](least) that a guard could do, on
+//! one server under one continuous load.
 //!
-//! Before each window without the guard the log files are read back in, as they would be on a server that never had a
-//! guard. The guard's window begins from that state, so its account includes its first release. The guard watches this
-//! server alone. The server counts queries, residency is that of the redo log and all binlogs at a window's end, and a
-//! [separate client](crate::clients) times commits.
+//! Before each window without the guard the log files are read back in, as they would be on a
+//! server that never had a guard. The guard's window begins from that state, so its account
+//! includes its first release. The guard watches this server alone. The server counts queries,
+//! residency is that of the redo log and all binlogs at a window's end, and a [separate
+//! client](crate::clients) times commits.
 
 mod directories;
 mod least;
@@ -39,7 +41,8 @@ const LEAST_WORK_NAME: &str = "the least work";
 const AFTER_START_NAME: &str = "after its start";
 const GUARD_SUBJECTS: [&str; 3] = [WITH_GUARD_NAME, WITHOUT_GUARD_NAME, LEAST_WORK_NAME];
 
-/// Binlogs at the start of a window, at most. They make a GiB, which is far less than servers usually keep.
+/// Binlogs at the start of a window, at most. They make a GiB, which is far less than servers
+/// usually keep.
 const KEPT_BINLOGS_MAX: u64 = GIB / mariadb::BINLOG_BYTES;
 
 /// The lengths of a run's parts.
@@ -100,8 +103,8 @@ struct WindowSample {
     commits: Latencies,
     /// Resident bytes of all logs, at the end.
     resident_mib: f64,
-    /// Processor time of the releasing process within the count, in percent of a core, without its start and first
-    /// release; 0 if there is no such process.
+    /// Processor time of the releasing process within the count, in percent of a core, without its
+    /// start and first release; 0 if there is no such process.
     settled_percent: f64,
     /// The guard's own account.
     used: Option<GuardUsage>,
@@ -165,7 +168,8 @@ impl WindowSetup<'_> {
         Ok(window)
     }
 
-    /// Measures a window; `used` returns the processor time so far of whoever releases pages, in seconds.
+    /// Measures a window; `used` returns the processor time so far of whoever releases pages, in
+    /// seconds.
     fn window(&mut self, used: impl Fn() -> Result<f64>) -> Result<WindowSample> {
         self.stop.sleep(self.lengths.settle)?;
         let (before, began) = (used()?, Instant::now());

@@ -1,9 +1,11 @@
-//! `guard --server NAME`: the guard's benefit and cost for another server: log residency, device reads, and the
-//! client's rate. The same load runs with and without the guard in turn, on one server.
+//! `guard --server NAME`: the guard's benefit and cost for another server: log residency, device
+//! reads, and the client's rate. The same load runs with and without the guard in turn, on one
+//! server.
 //!
-//! A window is a number of bytes that the client puts and has acknowledged. Residency is that of all logs at its end;
-//! device reads are the server's own, as counted by the kernel. With a rate there is one guard, and a window is some
-//! seconds in which the guard's processor time is measured.
+//! A window is a number of bytes that the client puts and has acknowledged. Residency is that of
+//! all logs at its end; device reads are the server's own, as counted by the kernel. With a rate
+//! there is one guard, and a window is some seconds in which the guard's processor time is
+//! measured.
 
 use std::num::NonZeroU32;
 use std::path::Path;
@@ -34,7 +36,8 @@ pub(crate) enum ServerName {
     /// A table of `MyRocks` in `MariaDB`, and RocksDB's log
     #[value(name = "myrocks")]
     MyRocks,
-    /// A table of `InnoDB`, its redo log and its binlog; `PAGEKEEPER_MYSQL_ROOT` names the folder that it is unpacked in
+    /// A table of `InnoDB`, its redo log and its binlog; `PAGEKEEPER_MYSQL_ROOT` names the folder
+    /// that it is unpacked in
     #[value(name = "mysql")]
     MySql,
     /// A table of large values
@@ -46,7 +49,8 @@ pub(crate) enum ServerName {
     Prometheus,
     /// A stream of `JetStream`
     Nats,
-    /// A topic of one partition or of `--partitions`, kcat as the client; `PAGEKEEPER_KAFKA` names the directory of its jars
+    /// A topic of one partition or of `--partitions`, kcat as the client; `PAGEKEEPER_KAFKA` names
+    /// the directory of its jars
     Kafka,
     /// A quorum queue
     #[value(name = "rabbitmq")]
@@ -114,7 +118,8 @@ impl ServerName {
         }
     }
 
-    /// Bytes of a window: more than the guard leaves resident, and little enough for the server's memory.
+    /// Bytes of a window: more than the guard leaves resident, and little enough for the server's
+    /// memory.
     fn window(self) -> u64 {
         match self {
             Self::Etcd | Self::Prometheus | Self::RabbitMq => 64 * MIB,
@@ -133,8 +138,8 @@ impl ServerName {
         }
     }
 
-    /// For a server that is not installed but fetched by `scripts/fetch-servers.sh`: the variable that names its
-    /// location, and whether it is there.
+    /// For a server that is not installed but fetched by `scripts/fetch-servers.sh`: the variable
+    /// that names its location, and whether it is there.
     fn fetched(self) -> Option<(&'static str, bool)> {
         match self {
             Self::Kafka => Some(("PAGEKEEPER_KAFKA", Kafka::jars().is_some())),
@@ -174,8 +179,8 @@ impl ServerName {
         Some(format!("Debian's package {package} is not installed"))
     }
 
-    /// The guard's configuration. NATS's streams have no budget by default, and everything would stay resident, as
-    /// would a window of Cassandra.
+    /// The guard's configuration. NATS's streams have no budget by default, and everything would
+    /// stay resident, as would a window of Cassandra.
     fn configuration(self) -> &'static str {
         match self {
             Self::Nats => "[rules.nats.messages]\nrule = \"budget\"\nbudget = \"64M\"\n",

@@ -15,8 +15,8 @@ pub(super) fn percent_within(run: &BenchRun, guard: &RunningGuard, window: u64) 
 }
 
 /// Returns the CPU time of a process in seconds: the sum over its threads in nanoseconds
-/// (`/proc/PID/task/TID/schedstat`). Falls back to `utime` and `stime` of `proc_pid_stat(5)`, with 0.01 s resolution,
-/// where a thread has ended or the kernel keeps no such account.
+/// (`/proc/PID/task/TID/schedstat`). Falls back to `utime` and `stime` of `proc_pid_stat(5)`, with
+/// 0.01 s resolution, where a thread has ended or the kernel keeps no such account.
 pub(crate) fn cpu_seconds(pid: u32) -> Result<f64> {
     let text =
         std::fs::read_to_string(format!("/proc/{pid}/stat")).context("can't see what a process uses")?;

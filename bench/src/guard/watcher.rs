@@ -1,5 +1,5 @@
-//! `pagekeeper guard --json` as a child process: started, observed until it has found its target, and ended with its
-//! summary.
+//! `pagekeeper guard --json` as a child process: started, observed until it has found its target,
+//! and ended with its summary.
 //!
 //! Ends with its handle, and with the thread that started it. Fails with the guard's output.
 

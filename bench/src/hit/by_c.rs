@@ -1,8 +1,8 @@
-//! pagekeeper's cache through its C interface: the same file in the same cache, read by `pk_file_read`; and the limit
-//! by a call of the same form, which no library can beat.
+//! pagekeeper's cache through its C interface: the same file in the same cache, read by
+//! `pk_file_read`; and the limit by a call of the same form, which no library can beat.
 //!
-//! Invariant: the calls go through pointers that the compiler cannot see through, as into a shared library. Fails as
-//! the cache does.
+//! Invariant: the calls go through pointers that the compiler cannot see through, as into a shared
+//! library. Fails as the cache does.
 
 #![expect(unsafe_code, reason = "calls of the C interface")]
 
@@ -28,8 +28,8 @@ pub(crate) struct FileByC {
 impl FileByC {
     pub(crate) fn new(file: CachedFile) -> Self {
         let exported: *const () = black_box(pk_file_read as *const ());
-        // SAFETY: the same function with the header's types, which are laid out as Rust's: each pointer and reference
-        // is an address, the status is an int.
+        // SAFETY: the same function with the header's types, which are laid out as Rust's: each
+        // pointer and reference is an address, the status is an int.
         let read = unsafe { std::mem::transmute::<*const (), ReadFunction>(exported) };
         Self { file: Box::new(FileHandle::from(file)), read }
     }

@@ -1,7 +1,8 @@
 //! `quick_cache`, which engines use today, holding pages of 4 KiB by page number.
 //!
-//! Invariants: a hit keeps the page alive while it is copied. It has room for a quarter more pages than it is given, so
-//! that an uneven spread over its shards evicts nothing. It does not fail: the read detects a missing page.
+//! Invariants: a hit keeps the page alive while it is copied. It has room for a quarter more pages
+//! than it is given, so that an uneven spread over its shards evicts nothing. It does not fail: the
+//! read detects a missing page.
 
 use std::sync::Arc;
 

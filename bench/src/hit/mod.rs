@@ -1,10 +1,11 @@
-//! `hit`: reads of a fully cached file: pagekeeper, from Rust and from C, beside the kernel's page cache, beside a cache
-//! that engines use today, and beside the limit.
+//! `hit`: reads of a fully cached file: pagekeeper, from Rust and from C, beside the kernel's page
+//! cache, beside a cache that engines use today, and beside the limit.
 //!
-//! All subjects are in this process and hold the same file at once, so that the samples of a round follow each other
-//! closely. If memory is short, the file is smaller, and a note reports it. Before the first sample every byte of
-//! every subject is compared, and every read is checked in part while it is measured. Fails where a subject has lost a
-//! page, because only hits are measured.
+//! All subjects are in this process and hold the same file at once, so that the samples of a round
+//! follow each other closely. If memory is short, the file is smaller, and a note reports it.
+//! Before the first sample every byte of every subject is compared, and every read is checked in
+//! part while it is measured. Fails where a subject has lost a page, because only hits are
+//! measured.
 
 mod by_c;
 mod caches;
@@ -88,8 +89,8 @@ pub(crate) fn run(run: &mut BenchRun) -> Result<()> {
     measure(run, &ours, &subjects, &path, size)
 }
 
-/// Returns `whole`, or the largest smaller size that `holders` can hold at once while a tenth of the available memory
-/// stays free.
+/// Returns `whole`, or the largest smaller size that `holders` can hold at once while a tenth of
+/// the available memory stays free.
 pub(crate) fn affordable(run: &mut BenchRun, whole: u64, holders: u64) -> Result<u64> {
     let available = crate::machine::available_bytes();
     // Caches need up to a tenth more than the pages.

@@ -24,7 +24,8 @@ pub(crate) struct OurCache {
 pub(crate) fn cache_for(bytes: u64) -> Result<PageCache> {
     // Includes translation and bookkeeping.
     let memory = bytes + bytes / 16 + 32 * MIB;
-    // Tables are allocated at open, so that no page has to make way for them while a file is loaded.
+    // Tables are allocated at open, so that no page has to make way for them while a file is
+    // loaded.
     let builder = PageCache::builder().memory(memory).page_size(PAGE_BYTES).reserve_tables(true);
     builder.build().context("can't make the cache")
 }

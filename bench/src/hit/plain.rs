@@ -1,7 +1,8 @@
-//! Alternatives to a user-space cache: the kernel's page cache by pread and by mmap; and the limit of any cache.
+//! Alternatives to a user-space cache: the kernel's page cache by pread and by mmap; and the limit
+//! of any cache.
 //!
-//! Invariant: none of them waits for a disk while the file is resident, which the caller ensures. After creation only
-//! pread can fail, which the read reports.
+//! Invariant: none of them waits for a disk while the file is resident, which the caller ensures.
+//! After creation only pread can fail, which the read reports.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -43,7 +44,8 @@ impl PageReader for MappedFile {
     }
 }
 
-/// The limit: an array of each page's frame, and a copy from huge pages. It cannot evict, load or close.
+/// The limit: an array of each page's frame, and a copy from huge pages. It cannot evict, load or
+/// close.
 #[derive(Debug)]
 pub(crate) struct ArrayLimit {
     frames: Vec<u32>,

@@ -1,12 +1,14 @@
 //! The read of a page, the rate of threads that read, and the checks.
 //!
 //! Invariants:
-//! - The same loop, compiled for each type, reads every subject with the same random choices and checks, so no call
-//!   goes through a table.
-//! - Each read's first word is compared with the pattern, and every 256th read's bytes are all compared. Checking the
-//!   last word each time would cost as much as a hot copy, because it waits for the stores.
+//! - The same loop, compiled for each type, reads every subject with the same random choices and
+//!   checks, so no call goes through a table.
+//! - Each read's first word is compared with the pattern, and every 256th read's bytes are all
+//!   compared. Checking the last word each time would cost as much as a hot copy, because it waits
+//!   for the stores.
 //! - Lengths are not known at compile time.
-//! - Threads run before the clock starts and after it stops; each counts in a cache line of its own.
+//! - Threads run before the clock starts and after it stops; each counts in a cache line of its
+//!   own.
 //!
 //! Fails where a page is missing or a byte is wrong.
 
@@ -31,7 +33,8 @@ const BATCHES_PER_CHECK: u64 = 4;
 
 /// A source of pages.
 pub(crate) trait PageReader: Sync {
-    /// Fills `buf` from byte `at` of page `page`, and returns whether it could; the range must lie within the page.
+    /// Fills `buf` from byte `at` of page `page`, and returns whether it could; the range must lie
+    /// within the page.
     fn read(&self, page: u64, at: usize, buf: &mut [u8]) -> bool;
 }
 
@@ -50,7 +53,8 @@ pub(crate) struct ReadLoad {
 #[repr(align(4096))]
 struct AlignedBuffer([u8; PAGE_BYTES]);
 
-/// A counter that shares its cache line, and the adjacent one that is fetched with it, with nothing.
+/// A counter that shares its cache line, and the adjacent one that is fetched with it, with
+/// nothing.
 #[repr(align(128))]
 struct PaddedCounter(AtomicU64);
 

@@ -1,7 +1,7 @@
 //! Threads that append 512 bytes and wait until they are durable, in a loop.
 //!
-//! Each record names its thread and its number. Acknowledged records must be found when the log is read again. Fails as
-//! the logs do.
+//! Each record names its thread and its number. Acknowledged records must be found when the log is
+//! read again. Fails as the logs do.
 
 use std::path::Path;
 use std::sync::Barrier;
@@ -117,7 +117,8 @@ fn one(kind: LogKind, dir: &Path, threads: usize, duration: Duration) -> Result<
     Ok(LogSample { rate: counts.iter().sum::<u64>() as f64 / seconds, took, resident })
 }
 
-/// Fails unless each thread's records are there in their order, except those whose log space was freed before.
+/// Fails unless each thread's records are there in their order, except those whose log space was
+/// freed before.
 fn check(kind: LogKind, dir: &Path, counts: &[u64]) -> Result<()> {
     let Some(check) = kind.check else { return Ok(()) };
     let mut next = vec![None; counts.len()];

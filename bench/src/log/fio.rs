@@ -1,6 +1,8 @@
-//! fio with the same pattern of writes, as the limit of the disk. It keeps no log: it has no frames and no checksums.
+//! fio with the same pattern of writes, as the limit of the disk. It keeps no log: it has no frames
+//! and no checksums.
 //!
-//! The figures are fio's own, without its start and end. Fails where fio fails or prints something unexpected.
+//! The figures are fio's own, without its start and end. Fails where fio fails or prints something
+//! unexpected.
 
 use std::path::Path;
 use std::time::Duration;

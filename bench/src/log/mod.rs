@@ -1,9 +1,11 @@
-//! `log`: records through the redo log and the binlog beside plain files, raft-engine, `RocksDB`'s log, and fio.
+//! `log`: records through the redo log and the binlog beside plain files, raft-engine, `RocksDB`'s
+//! log, and fio.
 //!
-//! *Volume*: one thread appends 64 KiB at a time, synced each MiB. *Commits*: threads wait until 512 bytes are durable,
-//! in a loop. Every sample has a log of its own in an empty directory, whose content is checked at the end. Invariants:
-//! every subject syncs at the same points; acknowledged records are found again in our logs; resident bytes are counted
-//! while the log is still open. Fails where a log fails or holds other records.
+//! *Volume*: one thread appends 64 KiB at a time, synced each MiB. *Commits*: threads wait until
+//! 512 bytes are durable, in a loop. Every sample has a log of its own in an empty directory, whose
+//! content is checked at the end. Invariants: every subject syncs at the same points; acknowledged
+//! records are found again in our logs; resident bytes are counted while the log is still open.
+//! Fails where a log fails or holds other records.
 
 mod commits;
 pub(crate) mod fio;
@@ -48,7 +50,8 @@ struct LogLoad {
 /// A function that creates a log in an empty directory.
 type LogMaker = fn(&Path, LogLoad) -> Result<Box<dyn MeasuredLog>>;
 
-/// A function that passes all records of a log's directory to the closure, in the order of their appends.
+/// A function that passes all records of a log's directory to the closure, in the order of their
+/// appends.
 type LogCheck = fn(&Path, &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()>;
 
 /// A kind of log.
@@ -96,7 +99,8 @@ pub(crate) fn run(run: &mut BenchRun) -> Result<()> {
     commits::run(run, &place, fio.as_ref())
 }
 
-/// A sample of a subject: its rate, the latencies of calls, and the resident bytes; fio's has a rate alone.
+/// A sample of a subject: its rate, the latencies of calls, and the resident bytes; fio's has a
+/// rate alone.
 struct LogSample {
     rate: f64,
     took: Latencies,

@@ -1,7 +1,8 @@
 //! The redo log and the binlog.
 //!
-//! The redo log's checkpoint follows half a ring behind, as in an engine that writes its pages meanwhile. So records
-//! are freed in order, and the last half is read again at the end. Fails as the logs do.
+//! The redo log's checkpoint follows half a ring behind, as in an engine that writes its pages
+//! meanwhile. So records are freed in order, and the last half is read again at the end. Fails as
+//! the logs do.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -46,7 +47,8 @@ impl MeasuredLog for OurRedoLog {
         }
         let half = self.log.capacity() / 2;
         let (last, end) = (self.checkpoint.load(Ordering::Relaxed), lsn.get());
-        // One thread advances the checkpoint, by a quarter of the ring at a time, to the end of a record.
+        // One thread advances the checkpoint, by a quarter of the ring at a time, to the end of a
+        // record.
         if lsn - self.log.checkpoint_lsn() > half
             && end > last + half / 2
             && self.checkpoint.compare_exchange(last, end, Ordering::Relaxed, Ordering::Relaxed).is_ok()

@@ -1,7 +1,7 @@
 //! raft-engine, the log of `TiKV`: batches of one small value, synced.
 //!
-//! A value goes into its memtable, too, which is part of this log's cost. Batches are too short to be compressed. Fails
-//! where raft-engine does.
+//! A value goes into its memtable, too, which is part of this log's cost. Batches are too short to
+//! be compressed. Fails where raft-engine does.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,7 +1,7 @@
 //! `RocksDB`'s write-ahead log: synced puts.
 //!
-//! A put goes into the memtable, too, which is part of this log's cost. The memtable is so large that it is never
-//! flushed. Fails where `RocksDB` does, with its message.
+//! A put goes into the memtable, too, which is part of this log's cost. The memtable is so large
+//! that it is never flushed. Fails where `RocksDB` does, with its message.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,7 +1,7 @@
 //! One thread that appends a volume, 64 KiB at a time.
 //!
-//! Each MiB is synced, and the time ends when everything is durable. Each record holds its number, which is compared
-//! when the log is read again. Fails as the logs do.
+//! Each MiB is synced, and the time ends when everything is durable. Each record holds its number,
+//! which is compared when the log is read again. Fails as the logs do.
 
 use std::time::Instant;
 

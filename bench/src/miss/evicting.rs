@@ -1,4 +1,5 @@
-//! The least cache that evicts: an array of each page's frame, a bit that each hit sets, and a clock hand.
+//! The least cache that evicts: an array of each page's frame, a bit that each hit sets, and a
+//! clock hand.
 //!
 //! A hit announces its page, finds the frame, sets the bit and copies. A miss calls pread and
 //! checks whether the file is as it was opened; one in [`ADMITTED_MISS_ONE_IN`] reads a whole page
@@ -7,10 +8,11 @@
 //! truncate or write can do less.
 //!
 //! Invariants:
-//! 1. A frame is written only by the thread that took it from `free`. It enters `free` without a page, or after its
-//!    page's entry was removed and, behind a subsequent barrier of all threads, no reader had announced that page.
-//! 2. A reader copies from a frame only between announcing the page and withdrawing that, after it found the entry
-//!    behind the announcement.
+//! 1. A frame is written only by the thread that took it from `free`. It enters `free` without a
+//!    page, or after its page's entry was removed and, behind a subsequent barrier of all threads,
+//!    no reader had announced that page.
+//! 2. A reader copies from a frame only between announcing the page and withdrawing that, after it
+//!    found the entry behind the announcement.
 //! 3. A slot belongs to one [`EvictingReader`] at a time.
 //!
 //! Fails as pread(2) does, where the file has changed, and where the kernel has no membarrier(2).
@@ -121,8 +123,9 @@ impl<'a> EvictingCache<'a> {
         }
         let frame = hand.free.pop().context("every frame is being read")?;
         drop(hand);
-        // SAFETY: `frame` gives a whole page of the arena, which lives as long as `self` and is initialised. By the
-        // first invariant nobody else has or makes a reference to it, or copies from it, before it is entered below.
+        // SAFETY: `frame` gives a whole page of the arena, which lives as long as `self` and is
+        // initialised. By the first invariant nobody else has or makes a reference to it, or copies
+        // from it, before it is entered below.
         let bytes = unsafe { std::slice::from_raw_parts_mut(self.frame(frame), CACHE_PAGE_BYTES) };
         let came = self.file.read_exact_at(bytes, u64::from(page) * CACHE_PAGE_BYTES as u64);
         show(bytes);

@@ -1,9 +1,9 @@
-//! `miss`: reads of 500 bytes with a cache of nine tenths of the data, while the kernel caches all of it: a hit is a copy,
-//! a miss a pread of a page.
+//! `miss`: reads of 500 bytes with a cache of nine tenths of the data, while the kernel caches all
+//! of it: a hit is a copy, a miss a pread of a page.
 //!
-//! All subjects find the file fully resident, and each sample must leave it so. All bytes are verified. The 500 bytes
-//! lie within one page and begin at any multiple of 8. The limit is [the least cache that evicts](evicting). Fails where
-//! bytes are wrong.
+//! All subjects find the file fully resident, and each sample must leave it so. All bytes are
+//! verified. The 500 bytes lie within one page and begin at any multiple of 8. The limit is [the
+//! least cache that evicts](evicting). Fails where bytes are wrong.
 
 mod evicting;
 
@@ -36,7 +36,8 @@ const MISS_QUICK_END_SECONDS: u64 = 43;
 const OUR_CACHE_NAME: &str = "pagekeeper";
 const EVICTING_CACHE_NAME: &str = "the least that evicts";
 const MISS_SUBJECTS: [&str; 3] = [OUR_CACHE_NAME, PREAD_NAME, EVICTING_CACHE_NAME];
-/// Percent of pages that the limit holds in memory: as many as the cache's share of hits, or a little more.
+/// Percent of pages that the limit holds in memory: as many as the cache's share of hits, or a
+/// little more.
 const LIMIT_PERCENT: u64 = 90;
 
 /// Threads, and the ratios of ours and the limit, in the order of `pairs` below.
@@ -87,8 +88,8 @@ fn measure(
     run.random.shuffle(&mut order);
     let frames = usize::try_from(load.size / FILE_PAGE_BYTES * LIMIT_PERCENT / 100)?;
     let evicting = EvictingCache::new(plain.file(), &order, frames)?;
-    // All subjects of a round get the same random choices, which differ between rounds. Otherwise a cache would keep the
-    // pages that happen to be read more often in all of them.
+    // All subjects of a round get the same random choices, which differ between rounds. Otherwise a
+    // cache would keep the pages that happen to be read more often in all of them.
     let seed = run.random.next_u64();
     let before = cache.stats();
     let measured = run.measure(&MISS_SUBJECTS, run.plan(MISS_QUICK_END_SECONDS), |turn| {

@@ -1,9 +1,10 @@
 //! The changes that a crash leaves behind: the changed pages and their expected content.
 //!
-//! A page begins as noise derived from its number. Each round changes a hundred bytes of other pages, at a place that
-//! depends on the page's number alone, so a page's content after a round does not depend on earlier rounds. Nothing is
-//! compressible. Invariants: the pages of a round are distinct and in random order; equal seed and round give equal
-//! changes. Fails with the page that holds something else.
+//! A page begins as noise derived from its number. Each round changes a hundred bytes of other
+//! pages, at a place that depends on the page's number alone, so a page's content after a round
+//! does not depend on earlier rounds. Nothing is compressible. Invariants: the pages of a round are
+//! distinct and in random order; equal seed and round give equal changes. Fails with the page that
+//! holds something else.
 
 use std::collections::HashSet;
 

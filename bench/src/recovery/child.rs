@@ -1,7 +1,8 @@
-//! A process that changes pages and is killed with SIGKILL, before it syncs anything that it can defer.
+//! A process that changes pages and is killed with SIGKILL, before it syncs anything that it can
+//! defer.
 //!
-//! Invariants: it is killed with everything still open, after the last change was acknowledged; it ends with its
-//! parent. Fails where it dies earlier.
+//! Invariants: it is killed with everything still open, after the last change was acknowledged; it
+//! ends with its parent. Fails where it dies earlier.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};

@@ -3,12 +3,15 @@
 //! *Wide* reads all bytes at once and checks nothing. *Least* takes these steps:
 //!
 //! - One round trip for the control file's first block, without which the rest cannot be validated.
-//! - Direct reads, with as many in flight as the disk takes; all processors compute the checksums as data arrives.
+//! - Direct reads, with as many in flight as the disk takes; all processors compute the checksums
+//!   as data arrives.
 //! - For each page, an entry in a hash table.
-//! - A sync of the file that is read last, after everything else, because a power cut must not remove what was found.
+//! - A sync of the file that is read last, after everything else, because a power cut must not
+//!   remove what was found.
 //!
-//! It follows no records, verifies no checksum, and keeps no data, which a real opening has to do. Both read directly,
-//! into memory that was touched before. Fails where a read or the sync fails, or a read is short.
+//! It follows no records, verifies no checksum, and keeps no data, which a real opening has to do.
+//! Both read directly, into memory that was touched before. Fails where a read or the sync fails,
+//! or a read is short.
 
 use std::collections::HashMap;
 use std::hint::black_box;
@@ -25,8 +28,8 @@ use crate::drive::join;
 
 /// Request sizes to try, in bytes; the kernel decides which is best.
 const REQUEST_BYTES_TESTED: [usize; 4] = [64 << 10, 128 << 10, 256 << 10, 1 << 20];
-/// Requests per worker in flight, and workers. Their product is twice what the disk serves, so that the disk has work
-/// while checksums are computed.
+/// Requests per worker in flight, and workers. Their product is twice what the disk serves, so that
+/// the disk has work while checksums are computed.
 const REQUESTS_PER_WORKER: usize = 8;
 const JOURNAL_WORKERS: usize = 16;
 
@@ -49,7 +52,8 @@ pub(super) fn read_file(io: &dyn Io, path: &Path) -> Result<AlignedBuf> {
     Ok(memory)
 }
 
-/// Returns the least time to read the first `bytes` of a directory's files, in the order of their names.
+/// Returns the least time to read the first `bytes` of a directory's files, in the order of their
+/// names.
 pub(super) fn wide_time(io: &dyn Io, dir: &Path, bytes: u64) -> Result<Duration> {
     let files = first_bytes(io, dir, bytes)?;
     let mut memory = touched(files.iter().map(|(_, bytes)| bytes).sum());
@@ -61,8 +65,8 @@ pub(super) fn wide_time(io: &dyn Io, dir: &Path, bytes: u64) -> Result<Duration>
     })
 }
 
-/// Returns the least time of an opening with the first `bytes` of a directory's files, in which these pages are
-/// recorded.
+/// Returns the least time of an opening with the first `bytes` of a directory's files, in which
+/// these pages are recorded.
 pub(super) fn least_time(io: &dyn Io, dir: &Path, bytes: u64, pages: &[u64]) -> Result<Duration> {
     let files = first_bytes(io, dir, bytes)?;
     let control = io.open(&dir.join("control"), Access::Direct)?;
@@ -73,8 +77,8 @@ fn least_of(mut once: impl FnMut(usize) -> Result<Duration>) -> Result<Duration>
     REQUEST_BYTES_TESTED.into_iter().try_fold(Duration::MAX, |least, piece| Ok(least.min(once(piece)?)))
 }
 
-/// Returns the files of a directory in the order of their names, and how much of each belongs to its first `bytes`,
-/// rounded up to whole blocks.
+/// Returns the files of a directory in the order of their names, and how much of each belongs to
+/// its first `bytes`, rounded up to whole blocks.
 fn first_bytes(io: &dyn Io, dir: &Path, bytes: u64) -> Result<Vec<JournalPart>> {
     let list = || -> std::io::Result<Vec<PathBuf>> {
         let mut paths: Vec<PathBuf> =

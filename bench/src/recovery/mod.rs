@@ -1,11 +1,13 @@
-//! `recovery`: 25,000 random pages of 2 GiB are changed, and the process is killed before any page is applied; then the
-//! store is opened on a disk that takes 2 ms per request and serves 64 at once.
+//! `recovery`: 25,000 random pages of 2 GiB are changed, and the process is killed before any page
+//! is applied; then the store is opened on a disk that takes 2 ms per request and serves 64 at
+//! once.
 //!
-//! It measures the time until the store is open, until a changed page was read, and until everything is applied.
-//! Subjects are pagekeeper's store, serial replay into a mapping, and replay after `MADV_WILLNEED` for every page. Further
-//! cases are files of two sizes, and openings with nothing to recover. Invariants: all subjects have the same changes;
-//! each finds the disk cold and uses it alone; every changed page is compared afterwards. Fails where a store fails or
-//! has lost something, and with a plain message without root.
+//! It measures the time until the store is open, until a changed page was read, and until
+//! everything is applied. Subjects are pagekeeper's store, serial replay into a mapping, and replay
+//! after `MADV_WILLNEED` for every page. Further cases are files of two sizes, and openings with
+//! nothing to recover. Invariants: all subjects have the same changes; each finds the disk cold and
+//! uses it alone; every changed page is compared afterwards. Fails where a store fails or has lost
+//! something, and with a plain message without root.
 
 mod changes;
 mod child;
@@ -186,7 +188,8 @@ fn report(run: &mut BenchRun, measured: &MeasuredSamples<RecoveryTimes>) {
     report.add_ratio("journal_least_vs_limit", ms, &journal, LEAST_RECOVERY_NAME, WIDE_READ_NAME);
 }
 
-/// Compares the opening of a store of a large file and of a small one with the same number of changed pages.
+/// Compares the opening of a store of a large file and of a small one with the same number of
+/// changed pages.
 fn sizes(run: &mut BenchRun, site: &RecoveryDisk) -> Result<()> {
     run.say("opening files of 1 GiB and 1 TiB")?;
     let (seed, stop) = (run.random.next_u64(), run.stop.clone());

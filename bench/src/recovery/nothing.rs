@@ -1,8 +1,9 @@
-//! Openings with nothing, or next to nothing, to recover, on the given disk: a closed store, and redo logs.
+//! Openings with nothing, or next to nothing, to recover, on the given disk: a closed store, and
+//! redo logs.
 //!
-//! Each opening is the first of its own process, so its one-time costs count. A ring is filled once round, with its
-//! checkpoint 1 MiB before the end. It was closed, or its process ended without closing it. Fails where the store or
-//! the log does.
+//! Each opening is the first of its own process, so its one-time costs count. A ring is filled once
+//! round, with its checkpoint 1 MiB before the end. It was closed, or its process ended without
+//! closing it. Fails where the store or the log does.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;

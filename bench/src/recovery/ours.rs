@@ -1,8 +1,8 @@
 //! pagekeeper's store.
 //!
-//! The killed process applies nothing in the background, so that every change is still to be applied; the recovering
-//! process opens the store with defaults. Invariant: it finds as many pages to apply as were changed. Fails where the
-//! store does.
+//! The killed process applies nothing in the background, so that every change is still to be
+//! applied; the recovering process opens the store with defaults. Invariant: it finds as many pages
+//! to apply as were changed. Fails where the store does.
 
 use std::path::Path;
 use std::time::Instant;

@@ -1,9 +1,9 @@
-//! Replay into a mapped file, as in a store that leaves its pages to the kernel: nothing is open before the replay
-//! ends.
+//! Replay into a mapped file, as in a store that leaves its pages to the kernel: nothing is open
+//! before the replay ends.
 //!
-//! The journal is minimal, the changed bytes and their places, and is read with the disk's full width, so that the
-//! replay is what is compared. Serially, each change waits for its page; otherwise the kernel is first asked for every
-//! page. Fails as the file system does.
+//! The journal is minimal, the changed bytes and their places, and is read with the disk's full
+//! width, so that the replay is what is compared. Serially, each change waits for its page;
+//! otherwise the kernel is first asked for every page. Fails as the file system does.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -53,8 +53,8 @@ pub(super) fn prepare(dir: &Path, load: &ChangeLoad) -> Result<()> {
     write().with_context(|| format!("can't write in {}", dir.display()))
 }
 
-/// Replays the journal. With `part` above 1 it replays only the changes in the first part of the file, and scales the
-/// times.
+/// Replays the journal. With `part` above 1 it replays only the changes in the first part of the
+/// file, and scales the times.
 pub(super) fn recover(
     dir: &Path,
     load: &ChangeLoad,

@@ -1,8 +1,9 @@
-//! The place of the stores: files in memory, behind a slow disk for as long as something is measured.
+//! The place of the stores: files in memory, behind a slow disk for as long as something is
+//! measured.
 //!
-//! The state to recover is created in memory at once. The disk is then mounted anew, so that none of it is cached, and
-//! removed before contents are compared. Invariants: nobody has the files open while a disk begins or ends; mounts end
-//! with the value. Fails with a plain message without root.
+//! The state to recover is created in memory at once. The disk is then mounted anew, so that none
+//! of it is cached, and removed before contents are compared. Invariants: nobody has the files open
+//! while a disk begins or ends; mounts end with the value. Fails with a plain message without root.
 
 use std::num::NonZero;
 use std::path::{Path, PathBuf};

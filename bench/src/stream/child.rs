@@ -1,9 +1,10 @@
-//! The stream's own program: it reads files, or writes one, at a rate, with the calls that any program makes: open,
-//! read or write, close.
+//! The stream's own program: it reads files, or writes one, at a rate, with the calls that any
+//! program makes: open, read or write, close.
 //!
-//! The rate is part of this program, and so equal for every subject: it sleeps where it is ahead, and is as late as its
-//! calls are. Each written block holds its offset, so that a file can be checked afterwards. Invariants: reading opens
-//! every file anew in each pass, as a backup does. Writing never ends a file early: it fails.
+//! The rate is part of this program, and so equal for every subject: it sleeps where it is ahead,
+//! and is as late as its calls are. Each written block holds its offset, so that a file can be
+//! checked afterwards. Invariants: reading opens every file anew in each pass, as a backup does.
+//! Writing never ends a file early: it fails.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};

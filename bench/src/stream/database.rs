@@ -16,7 +16,8 @@ pub(super) trait DatabaseServer {
     /// Returns the files that its load currently reads.
     fn hot(&self) -> Result<Vec<PathBuf>>;
 
-    /// Lets four clients read single rows for this many seconds and returns transactions per second.
+    /// Lets four clients read single rows for this many seconds and returns transactions per
+    /// second.
     fn load(&self, seconds: u64) -> Result<f64>;
 }
 

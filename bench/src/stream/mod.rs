@@ -1,9 +1,10 @@
-//! `stream`: the cost of a backup's stream for a database whose data just fits a memory cgroup that the stream shares:
-//! plain, under `pagekeeper run`, under nocache, and without a stream.
+//! `stream`: the cost of a backup's stream for a database whose data just fits a memory cgroup that
+//! the stream shares: plain, under `pagekeeper run`, under nocache, and without a stream.
 //!
-//! Invariants: one server serves all windows of its cases; the stream's own program holds it to one rate; every window
-//! begins in the same state. No cgroups, servers or files are left at the end. Needs root and a memory cgroup. Fails
-//! where a stream ends early, where its output is wrong, or where the hot set does not fit.
+//! Invariants: one server serves all windows of its cases; the stream's own program holds it to one
+//! rate; every window begins in the same state. No cgroups, servers or files are left at the end.
+//! Needs root and a memory cgroup. Fails where a stream ends early, where its output is wrong, or
+//! where the hot set does not fit.
 
 mod child;
 mod database;
@@ -38,7 +39,8 @@ pub(crate) const NO_STREAM_NAME: &str = "no stream";
 const NOCACHE_NAME: &str = "nocache";
 const DIRECT_STREAM_NAME: &str = "direct I/O, the limit";
 
-/// A case: the stream's work, its subjects, the ratio of the database under `run` against no stream, and the limit.
+/// A case: the stream's work, its subjects, the ratio of the database under `run` against no
+/// stream, and the limit.
 struct StreamCase {
     case: StreamWork,
     name: &'static str,
@@ -46,8 +48,8 @@ struct StreamCase {
     limit: StreamLimit,
 }
 
-/// A stream that leaves the page cache unchanged, whatever runs it. The first ratio is the database beside it against
-/// no stream, the second the database under `run` against this stream.
+/// A stream that leaves the page cache unchanged, whatever runs it. The first ratio is the database
+/// beside it against no stream, the second the database under `run` against this stream.
 struct StreamLimit {
     subject: &'static str,
     kept: &'static str,
@@ -114,7 +116,8 @@ pub(crate) struct StreamOptions {
     /// Only these programs, as the table names them
     #[arg(long, value_name = "NAME", requires = "programs")]
     program: Vec<String>,
-    /// On these file systems: that of --dir, new ones on loop devices, an overlay as a container has
+    /// On these file systems: that of --dir, new ones on loop devices, an overlay as a container
+    /// has
     #[arg(long, value_name = "KIND", requires = "programs", default_value = programs::SCRATCH_FILE_SYSTEM, value_parser = programs::FILE_SYSTEM_KINDS)]
     on: Vec<String>,
 }
@@ -206,7 +209,8 @@ fn start(
     }
 }
 
-/// Adds the ratios of a case, within the rounds; of two servers, those of the one with the worse result.
+/// Adds the ratios of a case, within the rounds; of two servers, those of the one with the worse
+/// result.
 fn add_ratios(report: &mut Report, plot: &StreamCase, rates: &[SubjectSamples]) {
     let find = |subject| rates.iter().find(|samples| samples.subject == subject);
     let of = |ours, theirs| ratio(&find(ours)?.values, &find(theirs)?.values, BetterDirection::More);

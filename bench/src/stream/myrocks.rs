@@ -1,4 +1,5 @@
-//! `MyRocks` in a private `MariaDB` in a memory cgroup, with buffered files, and sysbench's reads of it.
+//! `MyRocks` in a private `MariaDB` in a memory cgroup, with buffered files, and sysbench's reads
+//! of it.
 //!
 //! Invariant: after it is filled and compacted nothing is written. Fails with the program's output.
 

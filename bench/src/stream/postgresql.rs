@@ -1,8 +1,8 @@
 //! A private `PostgreSQL` in a memory cgroup, and pgbench's reads of it.
 //!
-//! Invariants: it has its own data directory and socket and no port; it is in the cgroup from the start; it ends with
-//! its handle and with the thread that started it. After it is filled nothing is written: rows are frozen, and vacuum
-//! is off. Fails with the program's output.
+//! Invariants: it has its own data directory and socket and no port; it is in the cgroup from the
+//! start; it ends with its handle and with the thread that started it. After it is filled nothing
+//! is written: rows are frozen, and vacuum is off. Fails with the program's output.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -132,8 +132,8 @@ impl Drop for PostgreSql {
     }
 }
 
-/// Continues a command that runs setpriv: it runs the program as the server's user, which must not be root, for as long
-/// as its parent lives.
+/// Continues a command that runs setpriv: it runs the program as the server's user, which must not
+/// be root, for as long as its parent lives.
 fn as_owner(setpriv: &mut Command, program: &Path) -> Command {
     let mut command = Command::new(setpriv.get_program());
     command.args(setpriv.get_args());

@@ -1,12 +1,14 @@
-//! The pages that streaming programs leave in memory, and the effect on a hot file: each program as people call it,
-//! under `run` by events and by the library, and plain; on the scratch directory's file system, or on others.
+//! The pages that streaming programs leave in memory, and the effect on a hot file: each program as
+//! people call it, under `run` by events and by the library, and plain; on the scratch directory's
+//! file system, or on others.
 //!
 //! Invariants:
-//! - File and target are cold at the beginning. The hot file is resident, read twice by a program of the cgroup.
+//! - File and target are cold at the beginning. The hot file is resident, read twice by a program
+//!   of the cgroup.
 //! - The cgroup has room for the hot file, the program's heap and [`PROGRAM_ROOM_BYTES`], so that a
 //!   stream whose pages stay displaces the hot file.
-//! - fincore counts what stays; the kernel's `Buffers` count for a block device; pagekeeper itself never counts. For a
-//!   dumped server the file of its table counts.
+//! - fincore counts what stays; the kernel's `Buffers` count for a block device; pagekeeper itself
+//!   never counts. For a dumped server the file of its table counts.
 //! - The time ends when the output is on disk, because plain most of it would only be in memory.
 //!
 //! A program that is not installed is named as missing. Fails where a program fails.
@@ -49,8 +51,8 @@ pub(super) const FILE_SYSTEM_KINDS: [&str; 5] =
 /// The database that is dumped.
 const DUMPED_DATABASE: &str = "dumped";
 
-/// A program and its shell command: `$RUN` runs it; `$FILE`, `$DEVICE` or the server at `$SOCKET` is read; `$NEW` is a
-/// directory to write to.
+/// A program and its shell command: `$RUN` runs it; `$FILE`, `$DEVICE` or the server at `$SOCKET`
+/// is read; `$NEW` is a directory to write to.
 struct StreamTool {
     name: &'static str,
     needs: &'static [&'static str],
@@ -172,8 +174,8 @@ impl StreamTool {
     }
 }
 
-/// The file system to measure on: the scratch directory's, a new one on a loop device, or an overlay over the scratch
-/// directory's, as a container has it.
+/// The file system to measure on: the scratch directory's, a new one on a loop device, or an
+/// overlay over the scratch directory's, as a container has it.
 struct ToolFileSystem {
     _disk: Option<ThrottledDisk>,
     overlay: Option<PathBuf>,
@@ -368,7 +370,8 @@ impl ToolSetup<'_> {
         Ok(())
     }
 
-    /// Waits until no process in the cgroup follows a command: everything it brought in was released then.
+    /// Waits until no process in the cgroup follows a command: everything it brought in was
+    /// released then.
     fn settle(&self) -> Result<()> {
         let began = Instant::now();
         while !self.group.followers()?.is_empty() {
@@ -383,8 +386,8 @@ impl ToolSetup<'_> {
     }
 }
 
-/// Makes a file cold whose pages were sent. The kernel frees a processor's last packets only when that processor
-/// receives another packet (`skb_attempt_defer_free`), so each one is sent one.
+/// Makes a file cold whose pages were sent. The kernel frees a processor's last packets only when
+/// that processor receives another packet (`skb_attempt_defer_free`), so each one is sent one.
 fn make_cold_soon(path: &Path) -> Result<()> {
     let began = Instant::now();
     loop {
@@ -434,8 +437,8 @@ fn buffers() -> Result<u64> {
     Ok(kib << 10)
 }
 
-/// A loop device on a file that bypasses the file's page cache. It is kept open, because the kernel drops its pages at
-/// the last close.
+/// A loop device on a file that bypasses the file's page cache. It is kept open, because the kernel
+/// drops its pages at the last close.
 struct LoopDevice {
     path: PathBuf,
     _open: std::fs::File,

@@ -1,11 +1,12 @@
-//! The place of the windows: a server and a stream in one memory cgroup, and the figures of a window.
+//! The place of the windows: a server and a stream in one memory cgroup, and the figures of a
+//! window.
 //!
 //! Invariants:
-//! - Before each window the stream's files are cold, the server's files are resident (read by a program of the cgroup),
-//!   and an earlier stream's output is gone.
+//! - Before each window the stream's files are cold, the server's files are resident (read by a
+//!   program of the cgroup), and an earlier stream's output is gone.
 //! - A stream's output is compared after the window.
-//! - The limit is what the server and its files need plus a little, the same for all, and follows the server's own
-//!   memory.
+//! - The limit is what the server and its files need plus a little, the same for all, and follows
+//!   the server's own memory.
 //!
 //! Fails where the hot set does not fit, where a stream ends early, or where its output is wrong.
 
@@ -134,8 +135,8 @@ impl<'a> StreamSetup<'a> {
         Ok(site)
     }
 
-    /// Returns the bytes of the warm group without the server's heap. Filling the server left more, which is evicted
-    /// first.
+    /// Returns the bytes of the warm group without the server's heap. Filling the server left more,
+    /// which is evicted first.
     fn measure(&self) -> Result<u64> {
         for path in self.hot.iter().chain(&self.tree) {
             make_clean_and_cold(path)?;
@@ -179,7 +180,8 @@ impl<'a> StreamSetup<'a> {
         Ok(command)
     }
 
-    /// Returns a command in the group, under the subject's tool; the caller adds program and arguments.
+    /// Returns a command in the group, under the subject's tool; the caller adds program and
+    /// arguments.
     fn command(&self, way: StreamWay) -> Command {
         let mut command = self.group.command("setpriv");
         command.args(["--pdeathsig=KILL", "--"]);

@@ -1,14 +1,15 @@
-//! Builds the library that `pagekeeper run` preloads, for the target of this crate, and leaves it in `OUT_DIR`. The
-//! crate contains a copy of it.
+//! Builds the library that `pagekeeper run` preloads, for the target of this crate, and leaves it
+//! in `OUT_DIR`. The crate contains a copy of it.
 //!
-//! The library has its own crate type, without unwinding, and its own feature. Therefore a separate cargo builds it,
-//! in its own target directory. The dependency's build script names the library's source: in the workspace, or where
-//! cargo has unpacked a published package. Settings for the outer build alone (flags, wrappers) are not passed on:
-//! instrumented code must not run inside other programs.
+//! The library has its own crate type, without unwinding, and its own feature. Therefore a separate
+//! cargo builds it, in its own target directory. The dependency's build script names the library's
+//! source: in the workspace, or where cargo has unpacked a published package. Settings for the
+//! outer build alone (flags, wrappers) are not passed on: instrumented code must not run inside
+//! other programs.
 //!
-//! `PAGEKEEPER_PRELOAD_LIBRARY` names a library that was built before, to be used instead. There are two uses: a
-//! program linked statically with musl, which otherwise contains no library; and a program for an older glibc, whose
-//! linker can't link the library.
+//! `PAGEKEEPER_PRELOAD_LIBRARY` names a library that was built before, to be used instead. There
+//! are two uses: a program linked statically with musl, which otherwise contains no library; and a
+//! program for an older glibc, whose linker can't link the library.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

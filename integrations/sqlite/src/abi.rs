@@ -1,8 +1,8 @@
-//! SQLite's C interface as far as a VFS needs it: structures and constants of `sqlite3.h` and `sqlite3ext.h`,
-//! to which SQLite only adds.
+//! SQLite's C interface as far as a VFS needs it: structures and constants of `sqlite3.h` and
+//! `sqlite3ext.h`, to which SQLite only adds.
 //!
-//! Invariant: sizes and offsets are those of C; a test compares them with the installed header. The module
-//! has only declarations and calls nothing.
+//! Invariant: sizes and offsets are those of C; a test compares them with the installed header. The
+//! module has only declarations and calls nothing.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -36,8 +36,8 @@ pub(crate) const ACCESS_EXISTS: c_int = 0;
 
 pub(crate) const SYNC_NORMAL: c_int = 0x2;
 
-/// A write changes no other bytes, even after a power cut; appends to a journal are safe; writes are
-/// sequential.
+/// A write changes no other bytes, even after a power cut; appends to a journal are safe; writes
+/// are sequential.
 pub(crate) const CHARACTERISTICS: c_int = 0x1000 | 0x200 | 0x400;
 
 pub(crate) const FCNTL_LOCKSTATE: c_int = 1;

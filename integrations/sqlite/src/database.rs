@@ -1,11 +1,12 @@
-//! The open databases of this process: one per file, for any number of connections, found by the file or by
-//! the name of its journal.
+//! The open databases of this process: one per file, for any number of connections, found by the
+//! file or by the name of its journal.
 //!
 //! Invariants:
-//! 1. A file is open only once, under one name. A connection with another name, or that finds another file
-//!    under the same name, is refused.
-//! 2. A forked process touches nothing of its parent's: log, locks and transaction belong to the parent, and
-//!    their locks may be held forever. Its copies are never dropped, since the list holds them.
+//! 1. A file is open only once, under one name. A connection with another name, or that finds
+//!    another file under the same name, is refused.
+//! 2. A forked process touches nothing of its parent's: log, locks and transaction belong to the
+//!    parent, and their locks may be held forever. Its copies are never dropped, since the list
+//!    holds them.
 //! 3. Nobody waits for a database's disk with the list locked, except for its opening.
 
 use std::collections::BTreeMap;
@@ -52,8 +53,8 @@ type Inode = (u64, u64);
 
 type Databases = BTreeMap<Inode, Arc<Database>>;
 
-/// Locks the list. Returns `None` in a forked child if another thread of the parent held the lock: nobody
-/// there will release it.
+/// Locks the list. Returns `None` in a forked child if another thread of the parent held the lock:
+/// nobody there will release it.
 fn list() -> Option<MutexGuard<'static, Databases>> {
     /// The number of the process whose threads alone may hold the lock.
     static LIST_OWNER: AtomicU32 = AtomicU32::new(0);
@@ -86,8 +87,8 @@ pub(crate) struct Database {
     vfs: RealVfs,
     pub(crate) name: CString,
     pub(crate) places: Places,
-    /// Incremented with [`OPEN_DATABASES`] locked, but decremented without it, so that nobody waits there for
-    /// a database's disk.
+    /// Incremented with [`OPEN_DATABASES`] locked, but decremented without it, so that nobody waits
+    /// there for a database's disk.
     connections: AtomicU64,
     /// The process that opened it.
     process: Process,
@@ -161,7 +162,8 @@ impl Database {
         }
         drop(state);
         let mut open = lock(&OPEN_DATABASES);
-        // Another connection may have come meanwhile, or even gone, and another database may be in its place.
+        // Another connection may have come meanwhile, or even gone, and another database may be in
+        // its place.
         let is_own = open.get(&self.key).is_some_and(|found| Arc::ptr_eq(found, self));
         if is_own && self.connections.load(Ordering::SeqCst) == 0 {
             open.remove(&self.key);
@@ -179,9 +181,9 @@ impl Database {
         state.release()
     }
 
-    /// Removes a journal that appeared while nobody else could write here, for example one that was copied
-    /// back. It belongs to another time: once the mark is off, the next opener of the file would undo
-    /// committed data with it.
+    /// Removes a journal that appeared while nobody else could write here, for example one that was
+    /// copied back. It belongs to another time: once the mark is off, the next opener of the file
+    /// would undo committed data with it.
     fn remove_foreign_journal(&self, state: &State) -> Result<(), Code> {
         if !state.has_none_beside(SideFile::Journal) {
             return Ok(());

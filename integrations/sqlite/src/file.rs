@@ -1,7 +1,7 @@
 //! The files that SQLite has open through this VFS: databases and their journals.
 //!
-//! Each call locks the database's state while it works on it. Pages that need no state are read from the
-//! connection's own file.
+//! Each call locks the database's state while it works on it. Pages that need no state are read
+//! from the connection's own file.
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt as _;
@@ -47,8 +47,8 @@ impl DatabaseFile {
         is_wal.then_some("WAL mode is refused: set journal_mode=DELETE by the default VFS first")
     }
 
-    /// Handles a PRAGMA of this VFS: returns the answer, and whether it is an error. Returns `None` for
-    /// SQLite's own.
+    /// Handles a PRAGMA of this VFS: returns the answer, and whether it is an error. Returns `None`
+    /// for SQLite's own.
     fn pragma(&mut self, name: &str, value: Option<&str>) -> Option<(Code, String)> {
         let mut state = match self.database.state() {
             Ok(state) => state,
@@ -74,7 +74,8 @@ impl DatabaseFile {
 
 impl Opened for DatabaseFile {
     fn close(self) -> Result<(), Code> {
-        // Before the connection's file: the underlying VFS keeps a descriptor while the file is locked.
+        // Before the connection's file: the underlying VFS keeps a descriptor while the file is
+        // locked.
         self.database.close(self.connection)
     }
 
@@ -130,7 +131,8 @@ impl Opened for DatabaseFile {
                 unsafe { *argument.cast::<c_int>() = level as c_int };
                 abi::OK
             }
-            // SQLite sends this before each sync of the file, and instead of a sync if `synchronous` is off.
+            // SQLite sends this before each sync of the file, and instead of a sync if
+            // `synchronous` is off.
             abi::FCNTL_SYNC => self.sync().err().unwrap_or(abi::OK),
             abi::FCNTL_SIZE_HINT => abi::OK,
             abi::FCNTL_VFSNAME => {
@@ -140,7 +142,8 @@ impl Opened for DatabaseFile {
             }
             abi::FCNTL_PRAGMA => {
                 let parts = argument.cast::<*mut c_char>();
-                // SAFETY: SQLite passes three strings: the place of the answer, a name, and a value or NULL.
+                // SAFETY: SQLite passes three strings: the place of the answer, a name, and a value
+                // or NULL.
                 let (name, value) = unsafe {
                     let value = *parts.add(2);
                     let value = (!value.is_null()).then(|| CStr::from_ptr(value));

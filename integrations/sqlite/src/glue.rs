@@ -1,10 +1,10 @@
-//! The boundary between C and Rust: the tables of functions that SQLite calls, and the few SQLite functions
-//! that are called.
+//! The boundary between C and Rust: the tables of functions that SQLite calls, and the few SQLite
+//! functions that are called.
 //!
-//! Invariants: `sqlite3_file` memory of SQLite holds either a file of the underlying VFS, which sets its own
-//! methods, or a [`Handle`] to one of our boxes, freed only by `xClose`. SQLite guarantees that one thread at
-//! a time uses a file. A panic aborts the process, as in every `extern "C"` function. That loses no commit:
-//! acknowledged commits are in the log.
+//! Invariants: `sqlite3_file` memory of SQLite holds either a file of the underlying VFS, which
+//! sets its own methods, or a [`Handle`] to one of our boxes, freed only by `xClose`. SQLite
+//! guarantees that one thread at a time uses a file. A panic aborts the process, as in every
+//! `extern "C"` function. That loses no commit: acknowledged commits are in the log.
 #![allow(unsafe_code, reason = "SQLite's C interface")]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -138,8 +138,8 @@ unsafe extern "C" fn close<T: Opened>(file: *mut File) -> c_int {
 
 unsafe extern "C" fn read<T: Opened>(file: *mut File, buffer: *mut c_void, len: c_int, offset: i64) -> c_int {
     let (Ok(len), Ok(offset)) = (usize::try_from(len), u64::try_from(offset)) else { return abi::IOERR_READ };
-    // SAFETY: SQLite's memory, of this length. It may be uninitialised before, and every bit pattern is a
-    // valid u8.
+    // SAFETY: SQLite's memory, of this length. It may be uninitialised before, and every bit
+    // pattern is a valid u8.
     let (opened, buffer) = unsafe {
         buffer.cast::<u8>().write_bytes(0, len);
         (opened::<T>(file), std::slice::from_raw_parts_mut(buffer.cast::<u8>(), len))
@@ -282,7 +282,8 @@ unsafe fn open_file(name: *const c_char, memory: *mut File, flags: c_int) -> Res
     let text = (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) });
     match (text, flags) {
         (Some(text), _) if flags & abi::OPEN_MAIN_DB != 0 => {
-            // SAFETY: SQLite's own name, which lives as long as the file; the memory is as large as `register` said.
+            // SAFETY: SQLite's own name, which lives as long as the file; the memory is as large as
+            // `register` said.
             unsafe {
                 match open_database(name, text, flags) {
                     Ok((file, opened)) => {
@@ -319,8 +320,8 @@ unsafe fn open_file(name: *const c_char, memory: *mut File, flags: c_int) -> Res
         }
         _ => {
             let mut opened = flags;
-            // SAFETY: SQLite's own arguments, passed on; the memory has the size that the underlying VFS
-            // needs.
+            // SAFETY: SQLite's own arguments, passed on; the memory has the size that the
+            // underlying VFS needs.
             let code =
                 unsafe { ((*real.as_ptr()).open)(real.as_ptr(), name, memory, flags, &raw mut opened) };
             if code == abi::OK { Ok(opened) } else { Err(code) }
@@ -445,7 +446,8 @@ pub(crate) unsafe fn load(message: *mut *mut c_char, routines: *const *const c_v
             return refused(c"pagekeeper stands on the VFS \"unix\", which is not here");
         };
         if API.get().is_some_and(|first| first.real.as_ptr() != real.as_ptr()) {
-            // For example, SQLite built into a program and a library: each has its own list of VFSs.
+            // For example, SQLite built into a program and a library: each has its own list of
+            // VFSs.
             return refused(c"pagekeeper is loaded by another copy of SQLite in this process already");
         }
         let api = Api {
@@ -467,7 +469,8 @@ pub(crate) unsafe fn load(message: *mut *mut c_char, routines: *const *const c_v
     };
     let real = api.real;
     let _ = API.set(api);
-    // SAFETY: a function of the kind that SQLite's list has, by the type that it is listed with; one that is in it already stays once.
+    // SAFETY: a function of the kind that SQLite's list has, by the type that it is listed with;
+    // one that is in it already stays once.
     let code = unsafe { add(std::mem::transmute::<Entry, unsafe extern "C" fn()>(check_connection)) };
     if code != abi::OK {
         return code;
@@ -507,7 +510,8 @@ pub(crate) unsafe fn load(message: *mut *mut c_char, routines: *const *const c_v
         });
         Box::into_raw(vfs).expose_provenance()
     });
-    // SAFETY: a VFS that lives forever; registering it again is SQLite's way to make it the default.
+    // SAFETY: a VFS that lives forever; registering it again is SQLite's way to make it the
+    // default.
     let code = unsafe { register(std::ptr::with_exposed_provenance_mut(vfs), c_int::from(default)) };
     if code == abi::OK { abi::OK_LOAD_PERMANENTLY } else { code }
 }

@@ -1,11 +1,12 @@
-//! SQLite's rollback journal, which is not needed after a crash any more. It lives in memory and, past a
-//! limit, in a file without a name.
+//! SQLite's rollback journal, which is not needed after a crash any more. It lives in memory and,
+//! past a limit, in a file without a name.
 //!
-//! SQLite uses it as usual: it reads the journal to roll back within the process, and ends a transaction by
-//! deleting the journal, truncating it to nothing or zeroing its header. That end is the commit.
+//! SQLite uses it as usual: it reads the journal to roll back within the process, and ends a
+//! transaction by deleting the journal, truncating it to nothing or zeroing its header. That end is
+//! the commit.
 //!
-//! Invariant: a journal is *live* from the write of its header until then. While one is live, nothing of its
-//! transaction is in the log.
+//! Invariant: a journal is *live* from the write of its header until then. While one is live,
+//! nothing of its transaction is in the log.
 
 use std::fs::File;
 use std::io;
@@ -24,7 +25,8 @@ pub(crate) enum WriteEffect {
     Begin,
     /// The transaction is over.
     End,
-    /// The transaction spans several files. Its commit is the deletion of a file that this journal names.
+    /// The transaction spans several files. Its commit is the deletion of a file that this journal
+    /// names.
     SeveralFiles,
     Nothing,
 }
@@ -33,7 +35,8 @@ pub(crate) fn meaning(bytes: &[u8], offset: u64) -> WriteEffect {
     match offset {
         0 if bytes.starts_with(&JOURNAL_MAGIC) => WriteEffect::Begin,
         0 if bytes.first() == Some(&0) => WriteEffect::End,
-        // The end of that file's name. A later header is written together with the padding of its sector.
+        // The end of that file's name. A later header is written together with the padding of its
+        // sector.
         1.. if bytes == JOURNAL_MAGIC => WriteEffect::SeveralFiles,
         _ => WriteEffect::Nothing,
     }

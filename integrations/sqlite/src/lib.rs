@@ -1,12 +1,12 @@
-//! A loadable VFS for SQLite. It commits in rollback-journal modes with one sync of a redo log beside the
-//! database.
+//! A loadable VFS for SQLite. It commits in rollback-journal modes with one sync of a redo log
+//! beside the database.
 //!
-//! It is a shim over SQLite's own VFS `unix`. SQLite works as usual, in the journal modes DELETE, TRUNCATE,
-//! PERSIST or MEMORY. Writes of a transaction to the database are held back, and its journal is in memory.
-//! When the journal ends, the transaction becomes one record in the log. Then its blocks are written to the
-//! database file, which a later checkpoint syncs. From the first write to the close the file is marked, so
-//! that SQLite without this VFS refuses it, and locked, so that other processes wait. After the close it is a
-//! plain file.
+//! It is a shim over SQLite's own VFS `unix`. SQLite works as usual, in the journal modes DELETE,
+//! TRUNCATE, PERSIST or MEMORY. Writes of a transaction to the database are held back, and its
+//! journal is in memory. When the journal ends, the transaction becomes one record in the log. Then
+//! its blocks are written to the database file, which a later checkpoint syncs. From the first
+//! write to the close the file is marked, so that SQLite without this VFS refuses it, and locked,
+//! so that other processes wait. After the close it is a plain file.
 //!
 //! | module | contents |
 //! |---|---|

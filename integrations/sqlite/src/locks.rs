@@ -1,11 +1,11 @@
-//! Locks of one database file between the connections of this process, with the levels of SQLite's own VFS:
-//! SHARED, RESERVED, PENDING, EXCLUSIVE.
+//! Locks of one database file between the connections of this process, with the levels of SQLite's
+//! own VFS: SHARED, RESERVED, PENDING, EXCLUSIVE.
 //!
-//! They are kept here and not in the underlying VFS, because the process holds the file's lock against
-//! *other* processes while its log has commits.
+//! They are kept here and not in the underlying VFS, because the process holds the file's lock
+//! against *other* processes while its log has commits.
 //!
-//! Invariants: at most one connection has more than SHARED. A connection with EXCLUSIVE is the only one with
-//! a lock. With PENDING no connection newly gets SHARED.
+//! Invariants: at most one connection has more than SHARED. A connection with EXCLUSIVE is the only
+//! one with a lock. With PENDING no connection newly gets SHARED.
 
 use std::collections::HashMap;
 
@@ -45,8 +45,8 @@ impl Locks {
         self.0.values().copied().max().unwrap_or(Level::None)
     }
 
-    /// Takes a lock if the other connections allow it. A refused request for EXCLUSIVE leaves PENDING, so
-    /// that the readers eventually finish.
+    /// Takes a lock if the other connections allow it. A refused request for EXCLUSIVE leaves
+    /// PENDING, so that the readers eventually finish.
     pub(crate) fn try_take(&mut self, connection: u64, level: Level) -> bool {
         let mut others = self.0.iter().filter(|&(&other, _)| other != connection).map(|(_, &level)| level);
         let strongest = others.clone().max().unwrap_or(Level::None);

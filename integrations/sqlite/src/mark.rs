@@ -1,13 +1,13 @@
 //! The mark in a database's first bytes while our log has changes that the file may lack.
 //!
-//! SQLite checks two parts of a file that it did not write itself. The change counter (bytes 24 to 27) says
-//! whether its cached pages are still valid. Without the magic string (bytes 0 to 15) it refuses the file
-//! ("file is not a database"). The mark changes both, within the first 28 bytes, which no disk tears. So
-//! nobody without this VFS takes an incomplete file for a complete one, nor a file whose log is lost or
-//! another's.
+//! SQLite checks two parts of a file that it did not write itself. The change counter (bytes 24 to
+//! 27) says whether its cached pages are still valid. Without the magic string (bytes 0 to 15) it
+//! refuses the file ("file is not a database"). The mark changes both, within the first 28 bytes,
+//! which no disk tears. So nobody without this VFS takes an incomplete file for a complete one, nor
+//! a file whose log is lost or another's.
 //!
-//! The mark has a number that is different each time. The log has it, too, which distinguishes its file from
-//! a copy of another time.
+//! The mark has a number that is different each time. The log has it, too, which distinguishes its
+//! file from a copy of another time.
 //!
 //! Invariant: setting and removing the mark are inverse operations, and lose nothing.
 
@@ -33,7 +33,8 @@ pub(crate) fn is_database(head: &[u8]) -> bool {
     head.starts_with(DATABASE_MAGIC)
 }
 
-/// Whether a file is a database in WAL mode: the versions of its format that readers and writers need say so.
+/// Whether a file is a database in WAL mode: the versions of its format that readers and writers
+/// need say so.
 pub(crate) fn is_wal(head: &Head) -> bool {
     is_database(head) && head[18..20].contains(&2)
 }
@@ -52,7 +53,8 @@ pub(crate) fn put(head: &mut Head, number: u64) {
     head[8..16].copy_from_slice(&number.to_le_bytes());
 }
 
-/// Removes the mark from bytes that were read from a marked file at an offset, as far as they contain it.
+/// Removes the mark from bytes that were read from a marked file at an offset, as far as they
+/// contain it.
 pub(crate) fn take_off(bytes: &mut [u8], offset: u64) {
     let Ok(start) = usize::try_from(offset) else { return };
     for (at, byte) in (start..MARK_BYTES).zip(bytes) {

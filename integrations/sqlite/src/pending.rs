@@ -1,8 +1,8 @@
 //! The uncommitted writes of a transaction: blocks in memory and, past a limit, in the spill file.
 //!
-//! Invariants: the database file is not touched before the commit. A block is in memory or in the spill file;
-//! if it is in both, the one in memory is newer. The spill file's data is valid only with a record in the log
-//! that names its index, written after both are durable.
+//! Invariants: the database file is not touched before the commit. A block is in memory or in the
+//! spill file; if it is in both, the one in memory is newer. The spill file's data is valid only
+//! with a record in the log that names its index, written after both are durable.
 //!
 //! After an error of the spill file the transaction must be rolled back, which drops all of it.
 
@@ -16,7 +16,8 @@ use crate::record::{BLOCK, BLOCK_BYTES, Block};
 
 /// Blocks kept in memory: 2 MiB, well below the longest record.
 pub(crate) const MEMORY_BLOCKS_MAX: usize = 512;
-/// Size of an index entry: block and CRC-32C of its content. Entry `n` describes the block at `n * BLOCK`.
+/// Size of an index entry: block and CRC-32C of its content. Entry `n` describes the block at
+/// `n * BLOCK`.
 const ENTRY_BYTES: usize = 12;
 
 /// The spill file is never opened through a link.
@@ -118,8 +119,8 @@ impl Pending {
         Ok(())
     }
 
-    /// Makes all blocks and their index durable in the spill file. Returns their number, and the index's
-    /// checksum.
+    /// Makes all blocks and their index durable in the spill file. Returns their number, and the
+    /// index's checksum.
     pub(crate) fn seal(&mut self, path: &Path) -> io::Result<(u64, u32)> {
         self.spill(path)?;
         let mut by_slot: Vec<(u64, u64)> =
@@ -156,8 +157,8 @@ fn entry(number: u64, checksum: u32) -> [u8; ENTRY_BYTES] {
     entry
 }
 
-/// Passes each block of a sealed spill file to `take`. Returns `Ok(false)`, possibly after some blocks, if it
-/// is not the file that was sealed with this index.
+/// Passes each block of a sealed spill file to `take`. Returns `Ok(false)`, possibly after some
+/// blocks, if it is not the file that was sealed with this index.
 pub(crate) fn unseal<E: From<io::Error>>(
     path: &Path,
     slots: u64,

@@ -1,8 +1,8 @@
 //! The location of a database's log, and whether it can be trusted.
 //!
-//! Invariant: nothing in the directory is opened before the check that this user owns the directory, and that
-//! nobody else may write there. So nobody else has put a link or a log there for this user's process to
-//! follow.
+//! Invariant: nothing in the directory is opened before the check that this user owns the
+//! directory, and that nobody else may write there. So nobody else has put a link or a log there
+//! for this user's process to follow.
 
 use std::fs::{self, File};
 use std::io;

@@ -1,8 +1,9 @@
 //! The underlying VFS, and a file that it opened, behind safe methods.
 //!
 //! Invariants:
-//! 1. Only that VFS opens and closes a database file: POSIX drops a process's locks on a file when *any* of
-//!    its descriptors is closed, and only the VFS that holds the locks knows when one may be closed.
+//! 1. Only that VFS opens and closes a database file: POSIX drops a process's locks on a file when
+//!    *any* of its descriptors is closed, and only the VFS that holds the locks knows when one may
+//!    be closed.
 //! 2. The name with which a file was opened lives as long as the file: the VFS keeps the pointer.
 //!
 //! Errors are SQLite's codes.
@@ -75,8 +76,8 @@ pub(crate) struct RealFile {
 unsafe impl Send for RealFile {}
 
 impl RealFile {
-    /// Opens a file by SQLite's own name for it, which is followed by URI parameters. Also returns the flags
-    /// with which it was opened.
+    /// Opens a file by SQLite's own name for it, which is followed by URI parameters. Also returns
+    /// the flags with which it was opened.
     ///
     /// # Safety
     ///
@@ -89,7 +90,8 @@ impl RealFile {
         let mut memory = vec![0_u64; vfs.file_bytes().div_ceil(8).max(1)].into_boxed_slice();
         let file = memory.as_mut_ptr().cast::<File>();
         let mut opened = flags;
-        // SAFETY: the memory has the size that the VFS requests, and the caller guarantees the name.
+        // SAFETY: the memory has the size that the VFS requests, and the caller guarantees the
+        // name.
         let code = unsafe { ((*vfs.as_ptr()).open)(vfs.as_ptr(), name, file, flags, &raw mut opened) };
         let is_writable = opened & abi::OPEN_READWRITE != 0;
         let file = Self { memory, is_writable, name: None };
@@ -181,8 +183,8 @@ impl RealFile {
     /// Whether its name now refers to another file, or to none.
     pub(crate) fn has_moved(&mut self) -> bool {
         let mut moved: c_int = 0;
-        // SAFETY: the address of a number, as this control requires; a VFS that does not know the control
-        // leaves it unchanged.
+        // SAFETY: the address of a number, as this control requires; a VFS that does not know the
+        // control leaves it unchanged.
         unsafe { self.control(abi::FCNTL_HAS_MOVED, (&raw mut moved).cast()) };
         moved != 0
     }

@@ -1,5 +1,5 @@
-//! The form of a commit in the log: one record with the new length of the database file and the changed
-//! blocks, complete or as ranges of bytes.
+//! The form of a commit in the log: one record with the new length of the database file and the
+//! changed blocks, complete or as ranges of bytes.
 //!
 //! | bytes | content |
 //! |---|---|
@@ -11,9 +11,10 @@
 //!
 //! A log has a record of kind 3 at its checkpoint.
 //!
-//! Invariants: the log's checksum covers the whole record, so that a commit is redone completely or not at
-//! all. A block's first record since the checkpoint has the complete block, which repairs a block torn by a
-//! power cut. A record of any other form is not a commit: [`decode`] returns `None`.
+//! Invariants: the log's checksum covers the whole record, so that a commit is redone completely or
+//! not at all. A block's first record since the checkpoint has the complete block, which repairs a
+//! block torn by a power cut. A record of any other form is not a commit: [`decode`] returns
+//! `None`.
 
 /// Size of the blocks that divide the database file, whatever its page size, in bytes.
 pub(crate) const BLOCK: usize = 4096;

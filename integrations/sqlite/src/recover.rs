@@ -1,16 +1,16 @@
-//! Recovery of a file that was left marked: the commits of its log are redone, and the log's records are
-//! released before anything else happens.
+//! Recovery of a file that was left marked: the commits of its log are redone, and the log's
+//! records are released before anything else happens.
 //!
 //! Invariants:
-//! 1. Nothing is changed before the check that the log belongs to the file at this time: it has the length
-//!    record with the file's mark.
+//! 1. Nothing is changed before the check that the log belongs to the file at this time: it has the
+//!    length record with the file's mark.
 //! 2. All commits from that record on are redone. To redo a commit twice does no harm.
-//! 3. The file is synced, with a new mark, before a commit is accepted. So the mark is durable before the
-//!    first commit is, however the last process ended, and a record that names the spill file is obsolete
-//!    before that file is written again.
+//! 3. The file is synced, with a new mark, before a commit is accepted. So the mark is durable
+//!    before the first commit is, however the last process ended, and a record that names the spill
+//!    file is obsolete before that file is written again.
 //!
-//! A crash or an error in the middle leaves file and log for the next attempt: the mark stays, and no record
-//! is released.
+//! A crash or an error in the middle leaves file and log for the next attempt: the mark stays, and
+//! no record is released.
 
 use std::collections::btree_map::{BTreeMap, Entry};
 
@@ -133,8 +133,8 @@ impl RedoPass<'_> {
         Ok(())
     }
 
-    /// Truncates the file. Its pages may be shorter than blocks, which are written completely: bytes past the
-    /// end must not return.
+    /// Truncates the file. Its pages may be shorter than blocks, which are written completely:
+    /// bytes past the end must not return.
     fn cut(&mut self, size: u64) -> Result<(), Failure> {
         self.flush()?;
         let mut real = self.file.size()?;

@@ -1,10 +1,10 @@
 //! Openings that are refused, and the reason in the message that the caller of SQLite gets.
 //!
 //! A VFS can only fail an opening by a code, for which SQLite has its own words ("unable to open
-//! database file"). So [`RefusedFile`] takes the file's place, and [`check_connection`], which SQLite
-//! calls for each new connection, fails with the reason. A program may have emptied SQLite's list of
-//! such functions (`sqlite3_reset_auto_extension`). Then the first use of the file fails, and each
-//! PRAGMA with the reason. A file that is attached is not checked: its first use fails.
+//! database file"). So [`RefusedFile`] takes the file's place, and [`check_connection`], which
+//! SQLite calls for each new connection, fails with the reason. A program may have emptied SQLite's
+//! list of such functions (`sqlite3_reset_auto_extension`). Then the first use of the file fails,
+//! and each PRAGMA with the reason. A file that is attached is not checked: its first use fails.
 //!
 //! Invariant: a refused file is never read, written or locked.
 #![allow(unsafe_code, reason = "SQLite's C interface")]
@@ -36,7 +36,8 @@ impl Opened for RefusedFile {
         Ok(())
     }
 
-    /// As of an empty file: SQLite reads the header before it locks, and so before it has a connection that can be given a reason.
+    /// As of an empty file: SQLite reads the header before it locks, and so before it has a
+    /// connection that can be given a reason.
     fn read(&mut self, buffer: &mut [u8], _offset: u64) -> Result<bool, Code> {
         buffer.fill(0);
         Ok(false)
@@ -80,7 +81,8 @@ impl Opened for RefusedFile {
     }
 }
 
-/// Fails a new connection whose database was refused, or opened by a name that asks for this VFS and was not read as a URI.
+/// Fails a new connection whose database was refused, or opened by a name that asks for this VFS
+/// and was not read as a URI.
 ///
 /// # Safety
 ///
@@ -115,7 +117,8 @@ unsafe fn reason(connection: *mut c_void) -> Option<*mut c_char> {
     (code == abi::CANTOPEN).then_some(parts[0])
 }
 
-/// Why a file was not opened by this VFS whose name asks for it: `app.db?vfs=pagekeeper` without `file:`, or a URI given to a SQLite that takes none.
+/// Why a file was not opened by this VFS whose name asks for it: `app.db?vfs=pagekeeper` without
+/// `file:`, or a URI given to a SQLite that takes none.
 ///
 /// # Safety
 ///

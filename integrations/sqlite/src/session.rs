@@ -1,27 +1,27 @@
-//! The time in which our log has changes that the database file may lack: from the first write to the close,
-//! or to a requested checkpoint.
+//! The time in which our log has changes that the database file may lack: from the first write to
+//! the close, or to a requested checkpoint.
 //!
 //! * Begin: the log is created or opened, and the file is marked ([`crate::mark`]).
-//! * Commit: one record is appended and synced. Only then the blocks are written to the file; the kernel
-//!   writes them back at any time.
+//! * Commit: one record is appended and synced. Only then the blocks are written to the file; the
+//!   kernel writes them back at any time.
 //! * Checkpoint: the file is synced, and marked again.
 //! * End: the file is synced, and the mark is removed.
 //!
-//! Each mark has its own number. The log gets it first, with the file's length; then the file, which is
-//! synced; then the log's older records are released. This shows whether a file belongs to its log's time,
-//! and is not an earlier or later copy.
+//! Each mark has its own number. The log gets it first, with the file's length; then the file,
+//! which is synced; then the log's older records are released. This shows whether a file belongs to
+//! its log's time, and is not an earlier or later copy.
 //!
 //! Invariants:
-//! 1. The caller holds the file's EXCLUSIVE lock against other processes from before the mark until after its
-//!    removal.
+//! 1. The caller holds the file's EXCLUSIVE lock against other processes from before the mark until
+//!    after its removal.
 //! 2. No block reaches the file before the record that has it is durable.
 //! 3. A file without a mark is complete without the log, whatever the log has.
 //! 4. A block's first record since the checkpoint has the complete block.
-//! 5. The log has the record with the number of the file's mark, and all later ones. A mark is durable before
-//!    the first commit after it.
+//! 5. The log has the record with the number of the file's mark, and all later ones. A mark is
+//!    durable before the first commit after it.
 //!
-//! An error after a record was appended, and any failed sync, is final: the commit may be durable or not, and
-//! only opening the log again finds out ([`Failure::Final`]).
+//! An error after a record was appended, and any failed sync, is final: the commit may be durable
+//! or not, and only opening the log again finds out ([`Failure::Final`]).
 
 use std::cell::OnceCell;
 use std::collections::HashSet;
@@ -47,7 +47,8 @@ const LOG_FILE_BYTES: u64 = 8 << 20;
 const CHECKPOINT_BYTES: u64 = LOG_FILES as u64 * LOG_FILE_BYTES / 2;
 /// Twice the part of a transaction that is kept in memory, whose record must fit.
 const BUFFER_BYTES: usize = 2 * pending::MEMORY_BLOCKS_MAX * BLOCK;
-/// Minimum and maximum number of bytes by which a growing file is extended in advance of its commit.
+/// Minimum and maximum number of bytes by which a growing file is extended in advance of its
+/// commit.
 const GROW_BYTES: (u64, u64) = (64 << 10, 1 << 20);
 
 /// An error of a session.
@@ -111,8 +112,8 @@ pub(crate) struct Session {
     pub(crate) real: u64,
     /// Blocks that the log has completely since the checkpoint.
     pub(crate) whole: HashSet<u64>,
-    /// The first block in its committed state, once it was read: SQLite reads its change counter in each
-    /// transaction.
+    /// The first block in its committed state, once it was read: SQLite reads its change counter in
+    /// each transaction.
     head: OnceCell<Box<Block>>,
     /// Files beside the database that are known not to exist.
     none_beside: Vec<SideFile>,
@@ -133,8 +134,8 @@ impl Session {
         let log = match options().open(&places.log()) {
             Err(LogError::NoLog { .. } | LogError::Unfinished { .. }) => {
                 match options().create(&places.log()) {
-                    // Left by a power cut during the removal of an unfinished log, for example after a full
-                    // disk: it never had a record.
+                    // Left by a power cut during the removal of an unfinished log, for example
+                    // after a full disk: it never had a record.
                     Err(LogError::NotEmpty { .. }) => {
                         fs::remove_dir_all(places.log())?;
                         options().create(&places.log())
@@ -212,8 +213,8 @@ impl Session {
         Ok(mark::of(&head))
     }
 
-    /// Whether a file only has the length that the mark gave to an empty file: the power was cut before the
-    /// mark was durable. SQLite does not accept that as a database.
+    /// Whether a file only has the length that the mark gave to an empty file: the power was cut
+    /// before the mark was durable. SQLite does not accept that as a database.
     pub(crate) fn is_left_of_mark(file: &mut RealFile) -> Result<bool, Code> {
         if !(1..=mark::MARK_BYTES as u64).contains(&file.size()?) {
             return Ok(false);
@@ -268,8 +269,8 @@ impl Session {
         Ok(block)
     }
 
-    /// Commits the writes of a transaction, after which the file has `size` bytes. After an error the
-    /// transaction may continue, unless the error is final.
+    /// Commits the writes of a transaction, after which the file has `size` bytes. After an error
+    /// the transaction may continue, unless the error is final.
     pub(crate) fn commit(
         &mut self,
         file: &mut RealFile,
@@ -307,8 +308,8 @@ impl Session {
         Ok(())
     }
 
-    /// Commits blocks in the spill file, which the record names. The spill file is free again once the
-    /// database file has them.
+    /// Commits blocks in the spill file, which the record names. The spill file is free again once
+    /// the database file has them.
     fn commit_spilled(
         &mut self,
         file: &mut RealFile,
@@ -354,8 +355,8 @@ impl Session {
         self.renew(file).map_err(at_a_checkpoint)
     }
 
-    /// Ends the session. The file is a plain one when this returns. If it fails, the file may still be
-    /// marked, and its log has everything.
+    /// Ends the session. The file is a plain one when this returns. If it fails, the file may still
+    /// be marked, and its log has everything.
     pub(crate) fn end(self, file: &mut RealFile) -> Result<(), Failure> {
         file.sync().map_err(not_synced)?;
         self.take_mark_off(file).map_err(at_a_checkpoint)?;

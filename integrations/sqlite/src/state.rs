@@ -1,15 +1,15 @@
-//! The state of a database file that all connections of this process share: its locks, its session with a
-//! log, the current write transaction, its journal.
+//! The state of a database file that all connections of this process share: its locks, its session
+//! with a log, the current write transaction, its journal.
 //!
 //! Invariants:
-//! 1. One file of the underlying VFS, the *keeper*, holds the process's lock. While there is a session, the
-//!    lock is EXCLUSIVE, whatever the connections do.
-//! 2. Only the connection with the process's own EXCLUSIVE lock writes, and reads its own writes; the others
-//!    read committed data.
-//! 3. A transaction is committed when its journal ends; without a journal, when the file is synced or the
-//!    lock is released.
-//! 4. After a failure that leaves the durability of a commit unknown, nothing is read, written or locked
-//!    until all connections are closed.
+//! 1. One file of the underlying VFS, the *keeper*, holds the process's lock. While there is a
+//!    session, the lock is EXCLUSIVE, whatever the connections do.
+//! 2. Only the connection with the process's own EXCLUSIVE lock writes, and reads its own writes;
+//!    the others read committed data.
+//! 3. A transaction is committed when its journal ends; without a journal, when the file is synced
+//!    or the lock is released.
+//! 4. After a failure that leaves the durability of a commit unknown, nothing is read, written or
+//!    locked until all connections are closed.
 
 use crate::abi::{self, Code};
 use crate::database::SideFile;
@@ -93,7 +93,8 @@ impl State {
         }
         let taken = self.lock_beneath(places, level);
         if taken.is_err() {
-            // As in SQLite's own VFS: PENDING stays, so that readers in other processes eventually finish.
+            // As in SQLite's own VFS: PENDING stays, so that readers in other processes eventually
+            // finish.
             let left = if level == Level::Exclusive && self.real == Level::Pending {
                 Level::Pending
             } else {
@@ -127,8 +128,8 @@ impl State {
         Ok(())
     }
 
-    /// Checks whether the file was left with commits in its log, and recovers them. The keeper has just got
-    /// its first lock.
+    /// Checks whether the file was left with commits in its log, and recovers them. The keeper has
+    /// just got its first lock.
     fn look(&mut self, places: &Places) -> Result<(), Code> {
         let Some(mark) = Session::mark_of(&mut self.keeper)? else {
             // The log exists before the mark is set.
@@ -160,8 +161,8 @@ impl State {
         }
         let mut ended = Ok(());
         if before >= Level::Reserved {
-            // Released in the middle, with a live journal: the writes that it would roll back were never
-            // done.
+            // Released in the middle, with a live journal: the writes that it would roll back were
+            // never done.
             if !self.has_live_journal() {
                 ended = self.commit();
             }
@@ -294,7 +295,8 @@ impl State {
         Ok(self.size.or(self.session.as_ref().map(|session| session.size)).unwrap_or(0))
     }
 
-    /// Returns the size of the file for a connection in bytes; `None` if it must query the file itself.
+    /// Returns the size of the file for a connection in bytes; `None` if it must query the file
+    /// itself.
     pub(crate) fn file_size(&self, connection: u64) -> Option<u64> {
         let session = self.session.as_ref()?;
         let own = self.size.filter(|_| self.locks.of(connection) >= Level::Exclusive);
@@ -343,8 +345,8 @@ impl State {
         self.has_real_journal
     }
 
-    /// Whether it is known that no such file exists beside the database. During a session nobody else may
-    /// create one, and a file that appears nevertheless does not belong to this database.
+    /// Whether it is known that no such file exists beside the database. During a session nobody
+    /// else may create one, and a file that appears nevertheless does not belong to this database.
     pub(crate) fn has_none_beside(&self, which: SideFile) -> bool {
         !self.has_real_journal && self.session.as_ref().is_some_and(|session| session.has_none_beside(which))
     }
@@ -401,8 +403,8 @@ impl State {
     }
 }
 
-/// After a commit that failed with anything except an I/O error or a full disk, SQLite takes its pages for
-/// committed.
+/// After a commit that failed with anything except an I/O error or a full disk, SQLite takes its
+/// pages for committed.
 fn as_io_error(code: Code) -> Code {
     if code & 0xff == abi::IOERR || code == abi::FULL { code } else { abi::IOERR_WRITE }
 }

@@ -75,7 +75,8 @@ fn kinds(directory: &Path, container: u32) -> Vec<CopyKind> {
         kind("setuid", &[], &format!("{at}/setuid/cp SRC DST")),
         kind("another root (`chroot`)", &[], &format!("chroot {at} /root/busybox cp /source /target/file")),
         kind("container (`nsenter`)", &[], &format!("nsenter -t {container} -m cp SRC DST")),
-        // Without statistics of the disk: fio looks at all that lie below, and fails where another test's loop device has just gone.
+        // Without statistics of the disk: fio looks at all that lie below, and fails where another
+        // test's loop device has just gone.
         kind(
             "io_uring (fio)",
             &["--as=stream"],
@@ -120,7 +121,8 @@ struct CopySite {
 }
 
 impl CopySite {
-    /// Runs a command beside somebody who uses the hot file, and prints its row: `read` and `written` say what stays, in percent.
+    /// Runs a command beside somebody who uses the hot file, and prints its row: `read` and
+    /// `written` say what stays, in percent.
     fn try_out(
         &mut self,
         name: &str,

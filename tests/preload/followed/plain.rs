@@ -1,5 +1,5 @@
-//! Plain backups and copies by root: nothing is loaded into them, what they bring in goes, and all else is as without `run`. Residency is
-//! `fincore`'s and cachestat's.
+//! Plain backups and copies by root: nothing is loaded into them, what they bring in goes, and all
+//! else is as without `run`. Residency is `fincore`'s and cachestat's.
 
 use std::fs;
 use std::path::Path;

@@ -44,7 +44,8 @@ impl Clerk {
         assert_eq!(line.trim_end(), word, "a clerk, which has done {} works", self.works);
     }
 
-    /// Has it copy a file of `source` in any way. The copy is the same, and nothing of either is open afterwards.
+    /// Has it copy a file of `source` in any way. The copy is the same, and nothing of either is
+    /// open afterwards.
     pub(super) fn work(&mut self, rng: &mut Rng, source: &Path, place: &Path) {
         let (how, block, file) = any_way(rng);
         let (source, target) = (source.join(file), place.join("clerk's"));

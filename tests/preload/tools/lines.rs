@@ -1,8 +1,8 @@
 //! Shell lines that call the tools, with random files, sizes and ways. They leave the same bytes
 //! each time they are run.
 //!
-//! Invariants: `$SRC` has what [`make_sources`] made, and is only read; a line writes below its own directory, and leaves nothing there that
-//! differs by time, place or process.
+//! Invariants: `$SRC` has what [`make_sources`] made, and is only read; a line writes below its own
+//! directory, and leaves nothing there that differs by time, place or process.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -230,7 +230,8 @@ if __name__ == '__main__':
             print('done', flush=True)
 ";
 
-/// Makes what is read: files of odd sizes, a tree of small ones, lines of text, a repository of git's, and a script.
+/// Makes what is read: files of odd sizes, a tree of small ones, lines of text, a repository of
+/// git's, and a script.
 pub(super) fn make_sources(source: &Path, seed: &Seed) {
     let mut rng = seed.rng(0);
     std::fs::create_dir_all(source.join("tree/below")).expect("make a directory");

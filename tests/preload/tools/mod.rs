@@ -9,7 +9,8 @@
 //!
 //! Needs root, for groups of memory that show which processes are left.
 //!
-//! Known to fail at its last check: the report of a `run --report` that was killed by SIGKILL stays in its directory.
+//! Known to fail at its last check: the report of a `run --report` that was killed by SIGKILL stays
+//! in its directory.
 
 mod clerk;
 mod lines;
@@ -112,7 +113,8 @@ impl LineWorker<'_> {
         way.iter().map(|&word| word.to_owned()).collect()
     }
 
-    /// Runs a line in a new directory, with something done to the process `meanwhile`, and takes down what it leaves.
+    /// Runs a line in a new directory, with something done to the process `meanwhile`, and takes
+    /// down what it leaves.
     fn left(
         &self,
         name: &str,
@@ -124,7 +126,8 @@ impl LineWorker<'_> {
         LineResults { code, said, files: files_below(&self.place.join(name)) }
     }
 
-    /// The same, and reads nothing of what it leaves: its exit code, or 128 + signal, and what it said.
+    /// The same, and reads nothing of what it leaves: its exit code, or 128 + signal, and what it
+    /// said.
     fn ran(
         &self,
         name: &str,

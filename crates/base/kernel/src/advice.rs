@@ -2,12 +2,12 @@
 //!
 //! The effects in the kernel (Linux 6.18, `mm/fadvise.c`):
 //!
-//! * `Normal`, `Random` and `Sequential` set the read-ahead of the whole *open file description*, whatever the
-//!   range, and of no other one.
+//! * `Normal`, `Random` and `Sequential` set the read-ahead of the whole *open file description*,
+//!   whatever the range, and of no other one.
 //! * `NoReuse` only keeps mapped accesses from activating pages.
 //! * `WillNeed` starts reading at most about one read-ahead.
-//! * `DontNeed` starts writeback of dirty pages without waiting, and drops only pages that are clean, unmapped and
-//!   wholly inside the range. To drop pages reliably use [`crate::release()`].
+//! * `DontNeed` starts writeback of dirty pages without waiting, and drops only pages that are
+//!   clean, unmapped and wholly inside the range. To drop pages reliably use [`crate::release()`].
 
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -80,7 +80,8 @@ impl From<AdviceError> for Error {
     }
 }
 
-/// Gives `advice` on a byte range; an end of `u64::MAX` means the end of the file (the system call's length 0).
+/// Gives `advice` on a byte range; an end of `u64::MAX` means the end of the file (the system
+/// call's length 0).
 ///
 /// `path` is used in errors only.
 ///

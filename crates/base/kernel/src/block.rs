@@ -8,11 +8,12 @@ use rustix::fs::{major, makedev, minor};
 use crate::process::ProcRoot;
 use crate::{Error, Result};
 
-/// Returns the physical block size in bytes of a block device, or of the disk that it is a partition of:
-/// `queue/physical_block_size` below `/sys/dev/block` (Linux ABI documentation, sysfs-block).
+/// Returns the physical block size in bytes of a block device, or of the disk that it is a
+/// partition of: `queue/physical_block_size` below `/sys/dev/block` (Linux ABI documentation,
+/// sysfs-block).
 ///
-/// `dev` is its device number as in `st_dev`; `sys` is the mount point of sysfs. Returns `None` for a number that
-/// is not a block device's: btrfs, overlayfs, NFS.
+/// `dev` is its device number as in `st_dev`; `sys` is the mount point of sysfs. Returns `None` for
+/// a number that is not a block device's: btrfs, overlayfs, NFS.
 ///
 /// ```
 /// use std::os::unix::fs::MetadataExt;
@@ -30,11 +31,11 @@ pub fn physical_block_size(sys: &Path, dev: u64) -> Option<u64> {
         .find_map(|name| std::fs::read_to_string(device.join(name)).ok()?.trim().parse().ok())
 }
 
-/// Returns the device number of the disk that a block device is a partition of, or its own number if it is not a
-/// partition. `dev` is a device number as in `st_dev`.
+/// Returns the device number of the disk that a block device is a partition of, or its own number
+/// if it is not a partition. `dev` is a device number as in `st_dev`.
 ///
-/// `sys` is the mount point of sysfs. Returns `None` for a number that is not a block device's: btrfs, overlayfs,
-/// NFS.
+/// `sys` is the mount point of sysfs. Returns `None` for a number that is not a block device's:
+/// btrfs, overlayfs, NFS.
 #[allow(clippy::disallowed_methods, reason = "of /sys")]
 pub fn disk_of(sys: &Path, dev: u64) -> Option<u64> {
     let device = sys.join(format!("dev/block/{}:{}", major(dev), minor(dev)));
@@ -54,8 +55,8 @@ pub(crate) fn device_name(sys: &Path, dev: u64) -> Result<OsString> {
     name.ok_or_else(|| Error::Malformed { path: link, what: "its target".to_owned() })
 }
 
-/// Whether a block device's pages have another owner: a file system on it is mounted (in any namespace for ext4,
-/// XFS and btrfs), or another block device is stacked on it.
+/// Whether a block device's pages have another owner: a file system on it is mounted (in any
+/// namespace for ext4, XFS and btrfs), or another block device is stacked on it.
 #[allow(clippy::disallowed_methods, reason = "of /sys")]
 pub fn is_device_in_use(proc: &ProcRoot, sys: &Path, dev: u64) -> Result<bool> {
     let name = device_name(sys, dev)?;

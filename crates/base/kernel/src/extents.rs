@@ -1,14 +1,16 @@
 //! Extents: the exact resident pages of a file, as byte ranges in file order.
 //!
-//! Ranges are queried by cachestat(2). An empty or full range needs nothing more, a partial one is split, and the
-//! smallest ones are read page by page with mincore(2). Without cachestat only mincore is used.
+//! Ranges are queried by cachestat(2). An empty or full range needs nothing more, a partial one is
+//! split, and the smallest ones are read page by page with mincore(2). Without cachestat only
+//! mincore is used.
 //!
-//! Invariants: memory use does not depend on the file's size or the number of resident pages. Extents are sorted,
-//! disjoint and do not touch. They consist of whole pages, so the last may end past the end of the file.
+//! Invariants: memory use does not depend on the file's size or the number of resident pages.
+//! Extents are sorted, disjoint and do not touch. They consist of whole pages, so the last may end
+//! past the end of the file.
 //!
 //! Fails with [`Error::is_denied`] if the kernel would not report the truth (see
-//! [`residency`](crate::residency())). Read-ahead in flight counts as resident in a full range, and as absent in a
-//! partial one.
+//! [`residency`](crate::residency())). Read-ahead in flight counts as resident in a full range, and
+//! as absent in a partial one.
 
 use std::collections::VecDeque;
 use std::iter::FusedIterator;
@@ -67,7 +69,8 @@ impl<'a> ResidencyRuns<'a> {
         let start = (range.start / page * page).min(end);
         let has_cachestat = match cachestat(file, 0, 1) {
             Ok(_) => true,
-            // A sandbox's filter answers EPERM to calls it does not know: mincore may still be truthful.
+            // A sandbox's filter answers EPERM to calls it does not know: mincore may still be
+            // truthful.
             Err(Errno::NOSYS | Errno::PERM) => {
                 require_truthful_mincore(file)?;
                 false
@@ -144,7 +147,8 @@ impl<'a> ResidencyRuns<'a> {
             let len = usize::try_from(part.end - part.start).unwrap_or(usize::MAX);
             let map = match FileMapping::new(self.file, part.start, len) {
                 Ok(map) => map,
-                // The last page of the largest possible file: mmap(2) refuses a mapping that ends past 2^63 - 1.
+                // The last page of the largest possible file: mmap(2) refuses a mapping that ends
+                // past 2^63 - 1.
                 Err(Errno::OVERFLOW) if self.has_cachestat => {
                     at = part.end;
                     self.count_each_page(part)?;
@@ -218,8 +222,8 @@ impl FusedIterator for ResidentExtents<'_> {}
 
 /// Returns the resident pages of `range`; an end of `u64::MAX` means the end of the file.
 ///
-/// The extents are sorted byte ranges of whole pages that never touch each other. Pages loaded or dropped
-/// meanwhile may or may not be reported.
+/// The extents are sorted byte ranges of whole pages that never touch each other. Pages loaded or
+/// dropped meanwhile may or may not be reported.
 ///
 /// ```
 /// use pagekeeper_kernel::{InspectedFile, Links, resident_extents};

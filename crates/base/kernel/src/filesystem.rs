@@ -1,8 +1,8 @@
 //! The file system of a file, and whether its pages can be released at all.
 //!
-//! Source of the facts: fstatfs(2) and its magic numbers (`linux/magic.h`). On tmpfs and similar file systems the
-//! page cache *is* the file: `POSIX_FADV_DONTNEED` and `sync_file_range` succeed without effect (measured on Linux
-//! 6.18).
+//! Source of the facts: fstatfs(2) and its magic numbers (`linux/magic.h`). On tmpfs and similar
+//! file systems the page cache *is* the file: `POSIX_FADV_DONTNEED` and `sync_file_range` succeed
+//! without effect (measured on Linux 6.18).
 
 use std::fmt;
 use std::os::fd::AsFd;
@@ -93,10 +93,11 @@ impl FileSystem {
     }
 }
 
-/// Returns the ID of the file system of a path, as 16 hexadecimal digits (`f_fsid` of statfs(2)); `None` if it has
-/// none.
+/// Returns the ID of the file system of a path, as 16 hexadecimal digits (`f_fsid` of statfs(2));
+/// `None` if it has none.
 ///
-/// ext4 and btrfs derive it from their UUID, so it survives a mount elsewhere; XFS uses the device number.
+/// ext4 and btrfs derive it from their UUID, so it survives a mount elsewhere; XFS uses the device
+/// number.
 ///
 /// ```
 /// let id = pagekeeper_kernel::file_system_id("/var/tmp".as_ref())?;

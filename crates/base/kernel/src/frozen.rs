@@ -1,10 +1,12 @@
 //! Waiting for a frozen file system (`fsfreeze -f`) before a program writes to it.
 //!
-//! A write to a frozen file system sleeps until it is thawed; no signal ends that sleep, and no call tells that it is coming. So a
-//! child process begins a write that changes nothing, and this process waits for the child, which any signal ends.
+//! A write to a frozen file system sleeps until it is thawed; no signal ends that sleep, and no
+//! call tells that it is coming. So a child process begins a write that changes nothing, and this
+//! process waits for the child, which any signal ends.
 //!
-//! Invariants: the child removes an extended attribute that no file can have. It holds no descriptor of this process, because it may
-//! outlast it until the thaw. Not covered: a file system that is frozen later, while the command writes.
+//! Invariants: the child removes an extended attribute that no file can have. It holds no
+//! descriptor of this process, because it may outlast it until the thaw. Not covered: a file system
+//! that is frozen later, while the command writes.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -16,14 +18,16 @@ use rustix::io::Errno;
 /// The first argument of the child, by which this program knows its part.
 const CHILD_NAME: &str = "pagekeeper-begin-write";
 
-/// An attribute outside all namespaces: file systems refuse it, after they have begun a write (xattr(7)).
+/// An attribute outside all namespaces: file systems refuse it, after they have begun a write
+/// (xattr(7)).
 const INVALID_ATTRIBUTE: &str = "pagekeeper";
 
 /// Time after which a wait is reported: far longer than the child takes otherwise.
 const SILENT_WAIT_MAX: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
-/// Waits until a file at `path`, or one that is created there, can be written. After a second it says why it waits,
-/// once. Call it before signals are caught, in a program that begins with [`play_child`].
+/// Waits until a file at `path`, or one that is created there, can be written. After a second it
+/// says why it waits, once. Call it before signals are caught, in a program that begins with
+/// [`play_child`].
 pub fn wait_while_frozen(path: &Path, say: impl FnOnce(&'static str)) {
     // Without a child, the command waits by itself.
     let Ok(mut child) = start_child(path) else { return };
@@ -42,8 +46,8 @@ fn start_child(path: &Path) -> std::io::Result<Child> {
     child.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()
 }
 
-/// Returns why the child has not ended, by the kernel function that it sleeps in: writes wait for a thaw on a
-/// per-CPU semaphore.
+/// Returns why the child has not ended, by the kernel function that it sleeps in: writes wait for a
+/// thaw on a per-CPU semaphore.
 #[allow(clippy::disallowed_methods, reason = "of /proc")]
 fn find_cause(child: &Child) -> &'static str {
     let function = std::fs::read_to_string(format!("/proc/{}/wchan", child.id()));

@@ -1,8 +1,8 @@
 //! Handles file systems that do not answer.
 //!
-//! A server or a user-space program behind a file system (NFS, FUSE) may never answer. A call into such a file
-//! system then blocks its thread forever, and no signal ends the call. So code that looks at foreign files runs as
-//! a job ([`run_job`]) in a thread that can be abandoned.
+//! A server or a user-space program behind a file system (NFS, FUSE) may never answer. A call into
+//! such a file system then blocks its thread forever, and no signal ends the call. So code that
+//! looks at foreign files runs as a job ([`run_job`]) in a thread that can be abandoned.
 //!
 //! In a job, each call that may contact a file system is announced ([`announce`]). The calls of
 //! this crate that find, open, list, read and stat files do so. Calls that change a file's page
@@ -16,8 +16,8 @@
 //!
 //! Invariants:
 //! * No lock is held over a call.
-//! * Determining the file system of a path contacts no file system: names are looked up in the kernel's cache only
-//!   (`RESOLVE_CACHED`), and a mount's root needs no lookup.
+//! * Determining the file system of a path contacts no file system: names are looked up in the
+//!   kernel's cache only (`RESOLVE_CACHED`), and a mount's root needs no lookup.
 //! * Once [`HANGING_CALLS_MAX`] threads are abandoned, every file system that depends on a server
 //!   or program is refused. At twice as many (a disk hangs, or the file system could not be
 //!   determined), every file system is.
@@ -153,8 +153,8 @@ impl Drop for AnnouncedCall {
     }
 }
 
-/// Announces a call that may contact the file system of a path. Fails with [`Error::NoAnswer`] if that does not
-/// answer.
+/// Announces a call that may contact the file system of a path. Fails with [`Error::NoAnswer`] if
+/// that does not answer.
 pub fn announce(path: &Path) -> Result<AnnouncedCall> {
     announce_call(path, || None)
 }
@@ -211,11 +211,11 @@ pub fn hung_file_systems() -> Vec<HungFileSystem> {
     found
 }
 
-/// Runs a job that `begin` creates. Each time a file system does not answer in it, restarts the job without that
-/// file system.
+/// Runs a job that `begin` creates. Each time a file system does not answer in it, restarts the job
+/// without that file system.
 ///
-/// The result of an abandoned job is dropped, so a job must not change anything but its own data. Fails with
-/// [`Error::NoAnswer`] if it hangs too often.
+/// The result of an abandoned job is dropped, so a job must not change anything but its own data.
+/// Fails with [`Error::NoAnswer`] if it hangs too often.
 ///
 /// ```
 /// use pagekeeper_kernel::{InspectedFile, Links, hang};
@@ -263,13 +263,14 @@ pub fn run_job<T: Send + 'static, J: FnOnce() -> T + Send + 'static>(
 
 /// Records that the file system of a call does not answer, and returns the call's target.
 fn mark_hung(job: &JobState, number: u64, call: PendingCall) -> CallTarget {
-    // If even this lookup hangs (the end of a kernel link may need a request to NFS), the path alone counts.
+    // If even this lookup hangs (the end of a kernel link may need a request to NFS), the path
+    // alone counts.
     let hung = call.clone();
     let found = JobWorker::default().run(Duration::from_secs(1), move || {
         let devices = hung.from.into_iter().chain(cached_device_of(&hung.path));
         let mut found = devices.map(|dev| (dev, mount_of(dev, &hung.path)));
-        // A name may lead to another file system than the kernel's cache knows. A file system on disk is never
-        // refused as a whole.
+        // A name may lead to another file system than the kernel's cache knows. A file system on
+        // disk is never refused as a whole.
         found.find(|(dev, mount)| is_remote(*dev, mount.as_ref()))
     });
     let (dev, mount) = found.ok().flatten().map_or((None, None), |(dev, mount)| (Some(dev), mount));
@@ -282,7 +283,8 @@ fn mark_hung(job: &JobState, number: u64, call: PendingCall) -> CallTarget {
     target
 }
 
-/// Returns the mount of a device, as seen by this process or by the process that a path begins with.
+/// Returns the mount of a device, as seen by this process or by the process that a path begins
+/// with.
 fn mount_of(dev: u64, path: &Path) -> Option<Mount> {
     let proc = ProcRoot::default();
     let pid = path.strip_prefix(proc.path()).ok().and_then(|below| {
@@ -340,7 +342,8 @@ mod tests {
         let job = || {
             let (path, asked) = (here.path().join("file"), Arc::clone(&asked));
             move || {
-                // The slow one is abandoned at its first call, and answers before the restarted job gets there.
+                // The slow one is abandoned at its first call, and answers before the restarted job
+                // gets there.
                 std::thread::sleep(Duration::from_millis(500));
                 let _call = announce(&path)?;
                 asked.fetch_add(1, Ordering::Relaxed);

@@ -1,7 +1,9 @@
-//! Facts about the page cache of files, and operations that change it: everything that Linux offers.
+//! Facts about the page cache of files, and operations that change it: everything that Linux
+//! offers.
 //!
-//! The crate decides nothing. Every operation reports its effect; every error names the call and the path. Byte
-//! ranges are `Range<u64>`: start inclusive, end exclusive; an end of `u64::MAX` means the end of the file.
+//! The crate decides nothing. Every operation reports its effect; every error names the call and
+//! the path. Byte ranges are `Range<u64>`: start inclusive, end exclusive; an end of `u64::MAX`
+//! means the end of the file.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 

@@ -1,9 +1,9 @@
-//! Models of thread interaction: loom runs each in every order of its threads. With three or more threads, at most
-//! [`PREEMPTIONS_MAX`] preemptions are tried.
+//! Models of thread interaction: loom runs each in every order of its threads. With three or more
+//! threads, at most [`PREEMPTIONS_MAX`] preemptions are tried.
 //!
-//! A model fails by an assertion, or by loom's "deadlock" if threads wait forever: after a lost wake-up, or if a
-//! job runs with the lock held. Nothing in it is random, so a failure repeats without a seed. `LOOM_LOG=trace`
-//! prints the steps.
+//! A model fails by an assertion, or by loom's "deadlock" if threads wait forever: after a lost
+//! wake-up, or if a job runs with the lock held. Nothing in it is random, so a failure repeats
+//! without a seed. `LOOM_LOG=trace` prints the steps.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -80,8 +80,8 @@ impl ModelState {
     }
 }
 
-/// Runs the jobs, starting with those of `first`, by `workers` threads in every order. Returns the number of
-/// orders.
+/// Runs the jobs, starting with those of `first`, by `workers` threads in every order. Returns the
+/// number of orders.
 fn check(workers: usize, first: &'static [usize], jobs: JobGraph, behaviour: JobBehaviour) -> usize {
     let orders = std::sync::Arc::new(AtomicUsize::new(0));
     let counted = std::sync::Arc::clone(&orders);
@@ -139,7 +139,8 @@ fn no_worker_is_left_waiting_while_there_are_jobs() {
 
 #[test]
 fn a_panic_ends_its_worker_only() {
-    // A panicking job with its own jobs left to others; one that others wait for; one among three workers.
+    // A panicking job with its own jobs left to others; one that others wait for; one among three
+    // workers.
     assert!(check(2, &[0], &[&[1, 2], &[], &[]], JobBehaviour::Panics(0)) > 1);
     assert!(check(2, &[0], &[&[1], &[]], JobBehaviour::Panics(1)) > 1);
     assert!(check(3, &[0], &[&[1], &[]], JobBehaviour::Panics(1)) > 1);

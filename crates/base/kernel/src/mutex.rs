@@ -1,9 +1,10 @@
 //! Locks that ignore poisoning.
 //!
-//! The standard library poisons a lock when its holder panics, since the data may be half changed. The code here
-//! completes every change under a lock before anything can panic, so a poisoned lock guards consistent data. One
-//! panic must not spread to every thread that takes the lock later. If a panic does end something (a log that was
-//! being written), its owner records that in its own state.
+//! The standard library poisons a lock when its holder panics, since the data may be half changed.
+//! The code here completes every change under a lock before anything can panic, so a poisoned lock
+//! guards consistent data. One panic must not spread to every thread that takes the lock later. If
+//! a panic does end something (a log that was being written), its owner records that in its own
+//! state.
 
 use std::sync::{LockResult, Mutex, MutexGuard, PoisonError};
 
@@ -12,9 +13,9 @@ pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     ignore_poison(mutex.lock())
 }
 
-/// Returns the value of a lock operation, whether or not a former holder panicked. It serves everything that
-/// returns a [`LockResult`], such as `RwLock::read`, `Condvar::wait`, `Mutex::into_inner`, and loom's
-/// counterparts.
+/// Returns the value of a lock operation, whether or not a former holder panicked. It serves
+/// everything that returns a [`LockResult`], such as `RwLock::read`, `Condvar::wait`,
+/// `Mutex::into_inner`, and loom's counterparts.
 pub fn ignore_poison<T>(result: LockResult<T>) -> T {
     result.unwrap_or_else(PoisonError::into_inner)
 }

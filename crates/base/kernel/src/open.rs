@@ -1,16 +1,19 @@
 //! Opens foreign files for inspection, without harm. All such opens go through this module.
 //!
 //! Invariants:
-//! * Only regular files and directories are opened, whatever replaces a name meanwhile. Block devices are opened
-//!   only on request, for a name that the user gave ([`PathHandle::open_file_or_device`]).
+//! * Only regular files and directories are opened, whatever replaces a name meanwhile. Block
+//!   devices are opened only on request, for a name that the user gave
+//!   ([`PathHandle::open_file_or_device`]).
 //! * If the expected file is known ([`ExpectedFile`]), no other one is opened: a name is resolved
 //!   first, and the result is opened then (see [`PathHandle`]).
-//! * Files are opened read-only and without blocking (`O_NONBLOCK`); never created, never truncated.
+//! * Files are opened read-only and without blocking (`O_NONBLOCK`); never created, never
+//!   truncated.
 //! * A symbolic link is followed only if the caller asks for it.
-//! * The access time is left alone if the kernel allows that (`O_NOATIME`, for owners and `CAP_FOWNER`: open(2)).
+//! * The access time is left alone if the kernel allows that (`O_NOATIME`, for owners and
+//!   `CAP_FOWNER`: open(2)).
 //!
-//! Fails with [`Error::NotRegular`], [`Error::SymbolicLink`], [`Error::MountPoint`], [`Error::OtherFile`] or the
-//! call's own error.
+//! Fails with [`Error::NotRegular`], [`Error::SymbolicLink`], [`Error::MountPoint`],
+//! [`Error::OtherFile`] or the call's own error.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -54,8 +57,8 @@ impl Inode {
 
 /// The file that a name is expected to lead to.
 ///
-/// A caller that has seen a file before knows its identity and passes it: the name may lead to another file by
-/// now.
+/// A caller that has seen a file before knows its identity and passes it: the name may lead to
+/// another file by now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExpectedFile {
     /// Any file: only its name is known.
@@ -71,8 +74,9 @@ pub enum Links {
     Follow,
     /// Refuse one at the end with [`Error::SymbolicLink`]; follow those in the directories above.
     Refuse,
-    /// Refuse them anywhere: for paths from the kernel or from a walk, which contain none. They may begin with a
-    /// link of the kernel's own: `root`, `cwd`, `exe`, `fd/N` or `map_files/A-B` in `/proc/PID`.
+    /// Refuse them anywhere: for paths from the kernel or from a walk, which contain none. They may
+    /// begin with a link of the kernel's own: `root`, `cwd`, `exe`, `fd/N` or `map_files/A-B` in
+    /// `/proc/PID`.
     RefuseAll,
 }
 
@@ -104,8 +108,8 @@ impl InspectedFile {
         PathHandle::at(path, links)?.open(ExpectedFile::Any)
     }
 
-    /// Opens the file with one name inside the directory `dir`, but no link, and nothing that is mounted over the
-    /// name ([`Error::MountPoint`]).
+    /// Opens the file with one name inside the directory `dir`, but no link, and nothing that is
+    /// mounted over the name ([`Error::MountPoint`]).
     ///
     /// `path` is the whole path, for errors.
     pub fn open_in(
@@ -117,7 +121,8 @@ impl InspectedFile {
         PathHandle::in_directory_on(dir, name, path, expected)?.open(expected)
     }
 
-    /// Opens a file by its path beneath the directory `dir` without following any link; mounts are crossed.
+    /// Opens a file by its path beneath the directory `dir` without following any link; mounts are
+    /// crossed.
     ///
     /// `path` is the whole path, for errors.
     pub fn open_below(
@@ -129,15 +134,16 @@ impl InspectedFile {
         PathHandle::below(dir, relative, path)?.open(expected)
     }
 
-    /// Opens the very file behind a link of `/proc/PID/fd` or `/proc/PID/map_files`, even if it is deleted or in
-    /// another mount namespace.
+    /// Opens the very file behind a link of `/proc/PID/fd` or `/proc/PID/map_files`, even if it is
+    /// deleted or in another mount namespace.
     ///
     /// `shown` is the name for errors and reports.
     pub fn open_magic_link(link: &Path, expected: ExpectedFile, shown: PathBuf) -> Result<Self> {
         PathHandle::of_magic_link(link, shown)?.open(expected)
     }
 
-    /// Wraps a file that this process has already opened; `path` is its name for errors and reports.
+    /// Wraps a file that this process has already opened; `path` is its name for errors and
+    /// reports.
     pub fn from_fd(fd: impl Into<OwnedFd>, path: PathBuf) -> Result<Self> {
         let file = File::from(fd.into());
         let stat = rustix::fs::fstat(&file).map_err(|e| Error::call("fstat", &path, e))?;
@@ -168,13 +174,14 @@ impl InspectedFile {
         Ok(device)
     }
 
-    /// Returns the device number of a block device, as in the `st_dev` of files on it; `None` for a regular file.
+    /// Returns the device number of a block device, as in the `st_dev` of files on it; `None` for a
+    /// regular file.
     pub fn device(&self) -> Option<u64> {
         self.device
     }
 
-    /// Sets the file system if the caller knows it from other files of the directory and device, so that it is not
-    /// queried.
+    /// Sets the file system if the caller knows it from other files of the directory and device, so
+    /// that it is not queried.
     #[must_use]
     pub fn on(self, file_system: Option<FileSystem>) -> Self {
         Self { file_system: file_system.map_or(self.file_system, OnceLock::from), ..self }
@@ -195,13 +202,14 @@ impl InspectedFile {
         self.size
     }
 
-    /// Returns the time of its last content change, in nanoseconds since the epoch, as of its opening.
+    /// Returns the time of its last content change, in nanoseconds since the epoch, as of its
+    /// opening.
     pub fn modified(&self) -> i128 {
         self.modified
     }
 
-    /// Returns the time of the last change of its contents, owner, mode or names (`st_ctime`, which no call sets
-    /// back), in nanoseconds since the epoch, as of its opening.
+    /// Returns the time of the last change of its contents, owner, mode or names (`st_ctime`, which
+    /// no call sets back), in nanoseconds since the epoch, as of its opening.
     pub fn status_changed(&self) -> i128 {
         self.status_changed
     }
@@ -237,7 +245,8 @@ impl InspectedFile {
         self.file_system.get().copied()
     }
 
-    /// Announces a call that contacts its file system ([`hang`](crate::hang)). Fails if that does not answer.
+    /// Announces a call that contacts its file system ([`hang`](crate::hang)). Fails if that does
+    /// not answer.
     pub fn announce_call(&self) -> Result<AnnouncedCall> {
         announce_on_device(self.device.unwrap_or(self.inode.dev), &self.path)
     }
@@ -271,8 +280,8 @@ impl AsFd for InspectedFile {
 
 /// Reads a regular file that the user named, of at most `limit` bytes, following links.
 ///
-/// It does not wait for the other end of a FIFO and reads no device: [`Error::NotRegular`]. A longer file is
-/// [`Error::TooLong`], even if it grows while it is read.
+/// It does not wait for the other end of a FIFO and reads no device: [`Error::NotRegular`]. A
+/// longer file is [`Error::TooLong`], even if it grows while it is read.
 ///
 /// ```
 /// use pagekeeper_kernel::{Error, read_named};
@@ -296,7 +305,8 @@ pub fn open_directory(path: &Path, links: Links) -> Result<OwnedFd> {
     PathHandle::at(path, links)?.open_directory(ExpectedFile::Any)
 }
 
-/// Opens the directory `name` inside `dir` without following links; a mounted file system there is entered.
+/// Opens the directory `name` inside `dir` without following links; a mounted file system there is
+/// entered.
 ///
 /// `path` is the whole path, for errors.
 pub fn open_directory_in(dir: BorrowedFd<'_>, name: impl Arg, path: &Path) -> Result<OwnedFd> {

@@ -1,8 +1,10 @@
-//! Whether writes over the blocks of a file go in place or take new blocks, which a full disk does not have.
+//! Whether writes over the blocks of a file go in place or take new blocks, which a full disk does
+//! not have.
 //!
-//! Sources of the facts: `FS_NOCOW_FL` of `ioctl_iflags`(2) and `FIEMAP_EXTENT_SHARED` of `linux/fiemap.h`. Btrfs writes every
-//! overwrite to new blocks, except in files with `FS_NOCOW_FL`. XFS, and btrfs in such files, do so for blocks that a snapshot or
-//! another file (`cp --reflink`) shares.
+//! Sources of the facts: `FS_NOCOW_FL` of `ioctl_iflags`(2) and `FIEMAP_EXTENT_SHARED` of
+//! `linux/fiemap.h`. Btrfs writes every overwrite to new blocks, except in files with
+//! `FS_NOCOW_FL`. XFS, and btrfs in such files, do so for blocks that a snapshot or another file
+//! (`cp --reflink`) shares.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -16,10 +18,12 @@ use crate::{Error, FileSystem, Result};
 const FIEMAP_EXTENT_LAST: u32 = 0x1;
 const FIEMAP_EXTENT_SHARED: u32 = 0x2000;
 
-/// Returns whether writes over the blocks that the file has are known to go in place: on ext4, on XFS, and on btrfs if the file
-/// is exempt from copying on write, as long as no block is shared. False for all file systems of which nothing is known.
+/// Returns whether writes over the blocks that the file has are known to go in place: on ext4, on
+/// XFS, and on btrfs if the file is exempt from copying on write, as long as no block is shared.
+/// False for all file systems of which nothing is known.
 ///
-/// A snapshot or a copy with `--reflink` may share the blocks at any time later. `path` is used in errors only.
+/// A snapshot or a copy with `--reflink` may share the blocks at any time later. `path` is used in
+/// errors only.
 ///
 /// ```
 /// let file = std::fs::File::open("/dev/shm")?;

@@ -1,16 +1,19 @@
-//! Release: makes pages of a file clean, drops them from the page cache, and reports what stayed and why.
+//! Release: makes pages of a file clean, drops them from the page cache, and reports what stayed
+//! and why.
 //!
-//! It never loses data: the kernel drops clean pages only. The order matters (measured on Linux 6.18):
-//! `POSIX_FADV_DONTNEED` on dirty pages starts writeback inside the caller and drops only pages that are clean
-//! already. So pages are flushed first, then dropped, then counted again. Pages that resist are tried once more
-//! after [`ReleaseOptions::retry_pause`]: pages locked by read-ahead or writeback in flight are free by then.
+//! It never loses data: the kernel drops clean pages only. The order matters (measured on Linux
+//! 6.18): `POSIX_FADV_DONTNEED` on dirty pages starts writeback inside the caller and drops only
+//! pages that are clean already. So pages are flushed first, then dropped, then counted again.
+//! Pages that resist are tried once more after [`ReleaseOptions::retry_pause`]: pages locked by
+//! read-ahead or writeback in flight are free by then.
 //!
-//! Without counts of unwritten pages (no cachestat, or overlayfs), waiting would consume a write error that
-//! belongs to the file's owner. There the advice is repeated until everything is dropped.
+//! Without counts of unwritten pages (no cachestat, or overlayfs), waiting would consume a write
+//! error that belongs to the file's owner. There the advice is repeated until everything is
+//! dropped.
 //!
-//! DONTNEED drops a folio only if all of it lies in the range. Folios of ext4 and XFS are up to 2 MiB and aligned
-//! to their size: a range aligned to [`RELEASE_ALIGN`] cuts none. Any other range may leave its first and last
-//! folio ([`ReleaseReport::kept_edge`]).
+//! DONTNEED drops a folio only if all of it lies in the range. Folios of ext4 and XFS are up to 2
+//! MiB and aligned to their size: a range aligned to [`RELEASE_ALIGN`] cuts none. Any other range
+//! may leave its first and last folio ([`ReleaseReport::kept_edge`]).
 
 use std::ops::{AddAssign, Range};
 use std::time::Duration;
@@ -62,8 +65,8 @@ impl Default for ReleaseOptions {
     }
 }
 
-/// The result of a release, in bytes. `released` and the four `kept` figures add up to `resident_before`, unless
-/// others read or write the range meanwhile.
+/// The result of a release, in bytes. `released` and the four `kept` figures add up to
+/// `resident_before`, unless others read or write the range meanwhile.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ReleaseReport {
     /// Bytes of the range inside the file.
@@ -72,7 +75,8 @@ pub struct ReleaseReport {
     pub resident_before: u64,
     /// Bytes that are no longer in the page cache.
     pub released: u64,
-    /// Bytes that stayed, still dirty or under writeback. If that is unknown, they are in [`Self::kept_busy`].
+    /// Bytes that stayed, still dirty or under writeback. If that is unknown, they are in
+    /// [`Self::kept_busy`].
     pub kept_dirty: u64,
     /// Bytes that stayed, mapped by a process.
     pub kept_mapped: u64,
@@ -102,10 +106,11 @@ impl AddAssign for ReleaseReport {
     }
 }
 
-/// Releases the pages of `range`; an end at or past the end of the file includes its last, partial page.
+/// Releases the pages of `range`; an end at or past the end of the file includes its last, partial
+/// page.
 ///
-/// Fails with [`Error::Unsupported`] if pages can't be released (tmpfs and similar), and with [`Error::is_denied`]
-/// if the effect could not be seen.
+/// Fails with [`Error::Unsupported`] if pages can't be released (tmpfs and similar), and with
+/// [`Error::is_denied`] if the effect could not be seen.
 ///
 /// ```
 /// use pagekeeper_kernel::{InspectedFile, Links, ReleaseOptions, release};
@@ -168,8 +173,8 @@ pub fn release(file: &InspectedFile, range: Range<u64>, options: &ReleaseOptions
     Ok(report)
 }
 
-/// Makes one pass over the range. Clean slices are counted and dropped; if a slice is not clean, the rest of its
-/// step is flushed first. Returns the bytes resident before.
+/// Makes one pass over the range. Clean slices are counted and dropped; if a slice is not clean,
+/// the rest of its step is flushed first. Returns the bytes resident before.
 fn drop_once(
     file: &InspectedFile,
     range: &Range<u64>,
@@ -202,7 +207,8 @@ fn drop_once(
             advise(file, Advice::DontNeed, start..end, file.path())?;
         }
         resident += counted.resident;
-        // Counting an empty range costs nothing: the empty parts of a large file are passed in ever longer steps.
+        // Counting an empty range costs nothing: the empty parts of a large file are passed in ever
+        // longer steps.
         length = if counted.resident == 0 { length.saturating_mul(2) } else { SLICE_BYTES };
         if end == range.end {
             return Ok(resident);
@@ -211,8 +217,8 @@ fn drop_once(
     }
 }
 
-/// Drops clean pages, and leaves out others: the advice would start their writeback. Returns the bytes resident
-/// before.
+/// Drops clean pages, and leaves out others: the advice would start their writeback. Returns the
+/// bytes resident before.
 fn drop_clean(file: &InspectedFile, range: Range<u64>) -> Result<u64> {
     let page = page_size();
     let mut resident = 0;
@@ -235,9 +241,9 @@ fn drop_clean(file: &InspectedFile, range: Range<u64>) -> Result<u64> {
     Ok(resident)
 }
 
-/// Releases without counts: the advice starts writeback of dirty pages and drops clean ones (on overlayfs, those
-/// of the lower file). It is repeated until nothing is left or nothing more is dropped. Returns the bytes resident
-/// before.
+/// Releases without counts: the advice starts writeback of dirty pages and drops clean ones (on
+/// overlayfs, those of the lower file). It is repeated until nothing is left or nothing more is
+/// dropped. Returns the bytes resident before.
 fn drop_until_gone(file: &InspectedFile, range: &Range<u64>, size: u64, deadline: Deadline) -> Result<u64> {
     let resident = residency(file, range.clone())?.resident;
     let mut stuck_for = 0;
@@ -261,7 +267,8 @@ fn drop_until_gone(file: &InspectedFile, range: &Range<u64>, size: u64, deadline
     Ok(resident)
 }
 
-/// Sorts the pages that stayed by cause, the most certain first: dirty, mapped, edge, and otherwise busy.
+/// Sorts the pages that stayed by cause, the most certain first: dirty, mapped, edge, and otherwise
+/// busy.
 fn explain(
     file: &InspectedFile,
     range: &Range<u64>,
@@ -296,8 +303,9 @@ fn explain(
     Ok(())
 }
 
-/// Returns the parts of `range` that any process maps, merged and widened to whole folios: one mapped page keeps
-/// its whole folio. Processes whose maps can't be read are skipped: their mappings then count as busy.
+/// Returns the parts of `range` that any process maps, merged and widened to whole folios: one
+/// mapped page keeps its whole folio. Processes whose maps can't be read are skipped: their
+/// mappings then count as busy.
 fn mapped_stretches(inode: Inode, range: &Range<u64>) -> Result<Vec<Range<u64>>> {
     let found = ProcRoot::default().mapped_by(inode, range)?;
     let whole_folios = found.stretches.into_iter().map(|(_, stretch)| {
@@ -316,8 +324,8 @@ fn mapped_stretches(inode: Inode, range: &Range<u64>) -> Result<Vec<Range<u64>>>
     Ok(merged)
 }
 
-/// Returns the parts where a folio may extend out of the range: up to the first aligned byte, and from the last
-/// one.
+/// Returns the parts where a folio may extend out of the range: up to the first aligned byte, and
+/// from the last one.
 fn edges(range: &Range<u64>) -> Vec<Range<u64>> {
     let mut edges = Vec::new();
     let first_aligned = range.start.next_multiple_of(RELEASE_ALIGN);
@@ -384,7 +392,8 @@ mod tests {
         let page = page_size();
         let range = 2 * MIB as u64 + page..2 * MIB as u64 + 2 * page;
         let report = release(&file, range, &ReleaseOptions::default()).unwrap();
-        // With single-page folios the page is dropped; with large ones it stays, and the cause is the edge.
+        // With single-page folios the page is dropped; with large ones it stays, and the cause is
+        // the edge.
         assert_eq!(report.released + report.kept_edge, page);
         assert_eq!(report.kept(), report.kept_edge);
     }

@@ -1,10 +1,11 @@
 //! Residency: how much of a file is in the page cache, and in what state.
 //!
-//! It uses cachestat(2) (Linux 6.5), whose cost depends on the resident pages, not on the file's size. If the
-//! kernel lacks that call, or a sandbox blocks it, mincore(2) is used, which shows only which pages are resident.
-//! Both require ownership of the file, write permission or `CAP_FOWNER`. Otherwise cachestat returns EPERM and
-//! mincore claims *all resident*: that is reported as an [`Error`] with [`Error::is_denied`], never as a figure.
-//! Files on overlayfs are queried by mincore(2) too, since cachestat returns 0 for them (measured on Linux 6.18).
+//! It uses cachestat(2) (Linux 6.5), whose cost depends on the resident pages, not on the file's
+//! size. If the kernel lacks that call, or a sandbox blocks it, mincore(2) is used, which shows
+//! only which pages are resident. Both require ownership of the file, write permission or
+//! `CAP_FOWNER`. Otherwise cachestat returns EPERM and mincore claims *all resident*: that is
+//! reported as an [`Error`] with [`Error::is_denied`], never as a figure. Files on overlayfs are
+//! queried by mincore(2) too, since cachestat returns 0 for them (measured on Linux 6.18).
 //! Read-ahead in flight counts as resident.
 
 use std::ops::Range;
@@ -35,10 +36,11 @@ pub struct Residency {
     pub dirty: Option<u64>,
     /// Bytes being written to disk.
     pub writeback: Option<u64>,
-    /// Bytes that were resident and were reclaimed by the kernel under memory pressure. Released pages leave no
-    /// trace here.
+    /// Bytes that were resident and were reclaimed by the kernel under memory pressure. Released
+    /// pages leave no trace here.
     pub evicted: Option<u64>,
-    /// The part of `evicted` that was reclaimed so recently that reading it again would count as thrashing.
+    /// The part of `evicted` that was reclaimed so recently that reading it again would count as
+    /// thrashing.
     pub recently_evicted: Option<u64>,
     /// The source of the figures.
     pub source: ResidencySource,
@@ -62,7 +64,8 @@ impl Residency {
         }
     }
 
-    /// Returns the sum over the parts of a file; a figure unknown for one part is unknown for the sum.
+    /// Returns the sum over the parts of a file; a figure unknown for one part is unknown for the
+    /// sum.
     fn sum(parts: &[Self]) -> Self {
         let both = |a: Option<u64>, b: Option<u64>| Some(a? + b?);
         parts.iter().fold(Self::from_counts(PageCounts::default()), |sum, part| Self {
@@ -108,13 +111,14 @@ pub fn residency(file: &InspectedFile, range: Range<u64>) -> Result<Residency> {
     }
     let len = if range.end == u64::MAX { 0 } else { range.end - range.start };
     match cachestat(file, range.start, len) {
-        // The pages of an overlayfs file belong to the file of the lower layer, which only mincore sees (Linux
-        // 6.18).
+        // The pages of an overlayfs file belong to the file of the lower layer, which only mincore
+        // sees (Linux 6.18).
         Ok(counts) if counts == PageCounts::default() && file.size() > 0 && is_overlay(file)? => {
             residency_by_mincore(file, range)
         }
         Ok(counts) => Ok(Residency::from_counts(counts)),
-        // A sandbox's filter answers EPERM to a call that it does not know, as the kernel does without permission.
+        // A sandbox's filter answers EPERM to a call that it does not know, as the kernel does
+        // without permission.
         Err(Errno::NOSYS | Errno::PERM) => residency_by_mincore(file, range),
         Err(errno) => Err(Error::call("cachestat", file.path(), errno)),
     }
@@ -125,8 +129,8 @@ pub(crate) fn is_overlay(file: &InspectedFile) -> Result<bool> {
     Ok(file.file_system()? == FileSystem::Overlay)
 }
 
-/// Returns the resident pages only, at a cost that depends on the file's size. This is the fallback, public so
-/// that other tools and tests can compare.
+/// Returns the resident pages only, at a cost that depends on the file's size. This is the
+/// fallback, public so that other tools and tests can compare.
 pub fn residency_by_mincore(file: &InspectedFile, range: Range<u64>) -> Result<Residency> {
     require_truthful_mincore(file)?;
     let mut resident_pages = 0;
@@ -136,8 +140,8 @@ pub fn residency_by_mincore(file: &InspectedFile, range: Range<u64>) -> Result<R
     Ok(Residency::from_mincore(resident_pages * page_size()))
 }
 
-/// Fails with EPERM if mincore would claim every page to be resident: for callers that neither own the file nor
-/// may write it (`can_do_mincore` of mm/mincore.c, Linux 5.2).
+/// Fails with EPERM if mincore would claim every page to be resident: for callers that neither own
+/// the file nor may write it (`can_do_mincore` of mm/mincore.c, Linux 5.2).
 pub(crate) fn require_truthful_mincore(file: &InspectedFile) -> Result<()> {
     let denied = || Error::call("mincore", file.path(), Errno::PERM);
     let _call = file.announce_call()?;
@@ -152,9 +156,10 @@ fn may_write(file: &InspectedFile) -> bool {
     rustix::fs::accessat(file, c"", Access::WRITE_OK, AtFlags::EMPTY_PATH | AtFlags::EACCESS).is_ok()
 }
 
-/// Whether `O_NOATIME` is granted, as it is to exactly those callers to whom mincore answers because of ownership:
-/// owners and `CAP_FOWNER` (open(2)). The flag is cleared first: the kernel checks only when it is newly set, and
-/// somebody else may have opened the file. It is left as found, unless it was set and this caller may not set it.
+/// Whether `O_NOATIME` is granted, as it is to exactly those callers to whom mincore answers
+/// because of ownership: owners and `CAP_FOWNER` (open(2)). The flag is cleared first: the kernel
+/// checks only when it is newly set, and somebody else may have opened the file. It is left as
+/// found, unless it was set and this caller may not set it.
 fn may_ignore_ownership(file: &InspectedFile) -> bool {
     use rustix::fs::OFlags;
     let Ok(flags) = rustix::fs::fcntl_getfl(file) else {
@@ -167,8 +172,8 @@ fn may_ignore_ownership(file: &InspectedFile) -> bool {
     granted && (flags.contains(OFlags::NOATIME) || rustix::fs::fcntl_setfl(file, without).is_ok())
 }
 
-/// Maps the range chunk by chunk (constant memory) and passes each chunk's start offset and mincore bytes to
-/// `each`.
+/// Maps the range chunk by chunk (constant memory) and passes each chunk's start offset and mincore
+/// bytes to `each`.
 pub(crate) fn for_each_mincore_chunk(
     file: &InspectedFile,
     range: Range<u64>,
@@ -190,10 +195,12 @@ pub(crate) fn for_each_mincore_chunk(
     Ok(())
 }
 
-/// Counts as [`residency`] does, with the range of a large file shared among up to `threads` threads.
+/// Counts as [`residency`] does, with the range of a large file shared among up to `threads`
+/// threads.
 ///
-/// Threads are started only after counting has taken a while: a large file with few resident pages costs next to
-/// nothing. Each stretch of the file is counted at one moment, but not all of them at the same.
+/// Threads are started only after counting has taken a while: a large file with few resident pages
+/// costs next to nothing. Each stretch of the file is counted at one moment, but not all of them at
+/// the same.
 pub fn residency_wide(file: &InspectedFile, range: Range<u64>, threads: usize) -> Result<Residency> {
     /// Minimum size of a large file in bytes: smaller ones are counted in a millisecond or two,
     /// whatever is resident.
@@ -219,7 +226,8 @@ pub fn residency_wide(file: &InspectedFile, range: Range<u64>, threads: usize) -
 /// A map of a file's residency: the file in equal cells, each with its resident bytes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ResidencyMap {
-    /// Bytes per cell (a multiple of the page size); the end of the file may cut the last one short.
+    /// Bytes per cell (a multiple of the page size); the end of the file may cut the last one
+    /// short.
     pub cell_bytes: u64,
     /// Resident bytes of each cell, in file order.
     pub resident: Vec<u64>,
@@ -228,8 +236,8 @@ pub struct ResidencyMap {
 }
 
 impl ResidencyMap {
-    /// Returns the resident share of each cell of a file of this size as a level from 0 to `full`: 0 only for none, and
-    /// `full` only for all.
+    /// Returns the resident share of each cell of a file of this size as a level from 0 to `full`:
+    /// 0 only for none, and `full` only for all.
     pub fn levels(&self, file_size: u64, full: u8) -> Vec<u8> {
         let level = |(index, &resident): (usize, &u64)| {
             // The last cell ends at the end of the file, which may have moved since.
@@ -248,8 +256,9 @@ impl ResidencyMap {
     }
 }
 
-/// Maps the residency of the whole file to at most `cells` cells (at least 1), with up to `threads` threads as in
-/// [`residency_wide`], at little more than its cost. Memory use depends on `cells` alone.
+/// Maps the residency of the whole file to at most `cells` cells (at least 1), with up to `threads`
+/// threads as in [`residency_wide`], at little more than its cost. Memory use depends on `cells`
+/// alone.
 pub fn residency_map(file: &InspectedFile, cells: usize, threads: usize) -> Result<ResidencyMap> {
     /// Size in bytes below which one extra call for all cells is cheaper than one per cell, in case
     /// all are alike.
@@ -282,8 +291,8 @@ fn whole_pages(range: &Range<u64>) -> u64 {
     (range.end - range.start).div_ceil(page_size()) * page_size()
 }
 
-/// Counts stretches 0 to `count` (exclusive), in order, by `one`; with `threads` threads if it takes longer than
-/// starting them.
+/// Counts stretches 0 to `count` (exclusive), in order, by `one`; with `threads` threads if it
+/// takes longer than starting them.
 fn count_stretches(
     count: usize,
     threads: usize,

@@ -27,14 +27,14 @@ pub(crate) fn may_be_unwritten(file: &InspectedFile, range: Range<u64>) -> bool 
     residency(file, range).unwrap().unwritten() > 0 || !counts_unwritten(file)
 }
 
-/// Returns the unit for lengths of sparse files: a TiB with cachestat(2), which counts it at once; a GiB without,
-/// since mincore(2) looks at each page of a hole.
+/// Returns the unit for lengths of sparse files: a TiB with cachestat(2), which counts it at once;
+/// a GiB without, since mincore(2) looks at each page of a hole.
 pub(crate) fn tebibyte(file: &InspectedFile) -> u64 {
     if counts_unwritten(file) { 1 << 40 } else { 1 << 30 }
 }
 
-/// Drops all pages of a clean file. Pages that the kernel itself holds at that moment (to move them, or to scan
-/// for reclaim) stay, so the advice is repeated until none is left.
+/// Drops all pages of a clean file. Pages that the kernel itself holds at that moment (to move
+/// them, or to scan for reclaim) stay, so the advice is repeated until none is left.
 pub(crate) fn evict_all(file: &InspectedFile) {
     for _ in 0..1000 {
         evict_once(file);

@@ -1,19 +1,22 @@
 //! Walks trees of files with several threads, opening each regular file for inspection.
 //!
 //! Invariants:
-//! 1. A path that the caller names is followed if it is a link. A link found below is followed only with
-//!    [`WalkOptions::follow_links`].
-//! 2. A directory is entered once, whatever links or bind mounts lead to it, so loops end. A file with several
-//!    names is returned once.
-//! 3. FIFOs, sockets and devices found below are skipped. If the caller names one, that is an error, except for
-//!    the block devices in [`WalkOptions::devices`].
-//! 4. Files that vanish during the walk are skipped. Every other failure is passed to the visitor and the walk
-//!    goes on.
-//! 5. At most as many names are read as [`NameLimit`] allows; directories that were cut short by it are reported.
-//! 6. A listing that never ends, as a user-space file system can produce, is left after [`DIRECTORY_NAMES_MAX`]
-//!    names, and the visitor gets an error for its directory.
-//! 7. Once [`WalkOptions::stop`] returns true, the walk reads no further name and opens no further file.
-//! 8. No file is opened by more than one thread, and no lock is held while files are opened or read.
+//! 1. A path that the caller names is followed if it is a link. A link found below is followed only
+//!    with [`WalkOptions::follow_links`].
+//! 2. A directory is entered once, whatever links or bind mounts lead to it, so loops end. A file
+//!    with several names is returned once.
+//! 3. FIFOs, sockets and devices found below are skipped. If the caller names one, that is an
+//!    error, except for the block devices in [`WalkOptions::devices`].
+//! 4. Files that vanish during the walk are skipped. Every other failure is passed to the visitor
+//!    and the walk goes on.
+//! 5. At most as many names are read as [`NameLimit`] allows; directories that were cut short by it
+//!    are reported.
+//! 6. A listing that never ends, as a user-space file system can produce, is left after
+//!    [`DIRECTORY_NAMES_MAX`] names, and the visitor gets an error for its directory.
+//! 7. Once [`WalkOptions::stop`] returns true, the walk reads no further name and opens no further
+//!    file.
+//! 8. No file is opened by more than one thread, and no lock is held while files are opened or
+//!    read.
 
 use std::collections::HashSet;
 use std::ffi::{CStr, CString, OsStr};
@@ -75,8 +78,8 @@ pub struct WalkOptions<'a> {
     pub threads: usize,
     /// Selects the entries to visit; all if `None`.
     pub filter: Option<WalkFilter<'a>>,
-    /// An open directory and its path. Roots below that path are reached from the descriptor, and no link on the
-    /// way is followed. Entries may have been replaced since they were listed.
+    /// An open directory and its path. Roots below that path are reached from the descriptor, and
+    /// no link on the way is followed. Entries may have been replaced since they were listed.
     pub beneath: Option<(BorrowedFd<'a>, &'a Path)>,
     /// Limits the names read; unlimited if `None`.
     pub names: Option<&'a NameLimit<'a>>,
@@ -104,10 +107,11 @@ impl Default for WalkOptions<'_> {
 /// share a flat directory.
 const BATCH_FILES_MAX: usize = 128;
 
-/// Visits every regular file at and below `roots`, with the opened file or the error that prevented it.
+/// Visits every regular file at and below `roots`, with the opened file or the error that prevented
+/// it.
 ///
-/// `visit` is called from several threads at once, in no particular order. A panic in it ends one thread and is
-/// propagated once the others have done the rest.
+/// `visit` is called from several threads at once, in no particular order. A panic in it ends one
+/// thread and is propagated once the others have done the rest.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicU64, Ordering};
@@ -158,8 +162,8 @@ struct WalkedDirectory {
     dev: u64,
     /// Device of the named path from which this directory was reached.
     root_dev: u64,
-    /// Queried once per device on the way down, since on some file systems the call sums up the counters of all
-    /// CPUs.
+    /// Queried once per device on the way down, since on some file systems the call sums up the
+    /// counters of all CPUs.
     file_system: Option<FileSystem>,
 }
 
@@ -206,8 +210,8 @@ impl Walker<'_> {
         }
     }
 
-    /// Enters a path that the caller named. A link is followed, unless the path is beneath an open directory. An
-    /// object other than a file or a directory is an error.
+    /// Enters a path that the caller named. A link is followed, unless the path is beneath an open
+    /// directory. An object other than a file or a directory is an error.
     fn enter_root(&self, path: &Path) -> Result<()> {
         let beneath = self.options.beneath.and_then(|(fd, start)| Some((fd, path.strip_prefix(start).ok()?)));
         let handle = match beneath {
@@ -326,7 +330,8 @@ impl Walker<'_> {
             // It may have been replaced since it was listed.
             let regular = handle.kind() == FileType::RegularFile;
             if regular && (stat.st_nlink < 2 || self.is_first_sight(handle.inode())) {
-                // Not for files of another device: below an overlay's directory they may belong to a layer.
+                // Not for files of another device: below an overlay's directory they may belong to
+                // a layer.
                 let file_system = parent.file_system.filter(|_| stat.st_dev == parent.dev);
                 (self.visit)(Ok(handle.open_by(ExpectedFile::Any, descriptors)?.on(file_system)));
             }
@@ -363,8 +368,8 @@ impl Walker<'_> {
     }
 }
 
-/// Explains a missing target of a link. A dangling link existed and had to be followed: unlike a vanished file, it
-/// is reported.
+/// Explains a missing target of a link. A dangling link existed and had to be followed: unlike a
+/// vanished file, it is reported.
 fn explain_dangling(path: &Path, error: Error) -> Error {
     let is_link = |path: &Path| std::fs::symlink_metadata(path).is_ok_and(|there| there.is_symlink());
     if error.is_gone() && is_link(path) {

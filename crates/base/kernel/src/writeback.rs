@@ -18,28 +18,30 @@ use crate::{Advice, Error, InspectedFile, Result, advise};
 /// How to wait for dirty pages of a range to become clean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FlushMode {
-    /// Start writeback and watch cachestat(2) until nothing is dirty or under writeback. Leaves a write error for
-    /// the file's owner to see, so this is the choice for foreign files. If there is nothing to watch (no
-    /// cachestat, or overlayfs), writeback is started but not waited for.
+    /// Start writeback and watch cachestat(2) until nothing is dirty or under writeback. Leaves a
+    /// write error for the file's owner to see, so this is the choice for foreign files. If there
+    /// is nothing to watch (no cachestat, or overlayfs), writeback is started but not waited for.
     #[default]
     Watch,
     /// `sync_file_range(2)` with `WAIT_BEFORE | WRITE | WAIT_AFTER`: for the caller's own files.
     SyncFileRange,
     /// fdatasync(2): durable too, and for the whole file; for the caller's own files.
     Fdatasync,
-    /// Write nothing and wait for nothing: dirty pages stay as they are. For a block device with a mounted file
-    /// system, which determines its own write order.
+    /// Write nothing and wait for nothing: dirty pages stay as they are. For a block device with a
+    /// mounted file system, which determines its own write order.
     Never,
 }
 
-/// Starts writeback of the dirty pages of the range and returns without waiting for it. The call itself can take
-/// milliseconds while requests are queued. An end of `u64::MAX` means the end of the file.
+/// Starts writeback of the dirty pages of the range and returns without waiting for it. The call
+/// itself can take milliseconds while requests are queued. An end of `u64::MAX` means the end of
+/// the file.
 pub fn start_writeback(file: &InspectedFile, range: Range<u64>) -> Result<()> {
     let Some(len) = call_length(&range) else {
         return Ok(());
     };
     if is_overlay(file)? {
-        // `sync_file_range` succeeds there without effect. This starts writeback, and drops clean pages.
+        // `sync_file_range` succeeds there without effect. This starts writeback, and drops clean
+        // pages.
         return Ok(advise(file, Advice::DontNeed, range, file.path())?);
     }
     sync_file_range(file, range.start, len, false).map_err(|e| Error::call("sync_file_range", file.path(), e))
@@ -105,7 +107,8 @@ fn watch(file: &InspectedFile, range: &Range<u64>, deadline: Deadline) -> Result
             return Ok(false);
         }
         if now.dirty.unwrap_or(0) > 0 {
-            // Repeated in each round: writeback skips pages that were changed while under writeback.
+            // Repeated in each round: writeback skips pages that were changed while under
+            // writeback.
             start_writeback(file, range.clone())?;
         }
         deadline.sleep(pause);
@@ -133,8 +136,8 @@ impl Deadline {
     }
 }
 
-/// Returns the length argument of the system calls: 0 for "to the end"; `None` for an empty range, where 0 would
-/// be wrong.
+/// Returns the length argument of the system calls: 0 for "to the end"; `None` for an empty range,
+/// where 0 would be wrong.
 fn call_length(range: &Range<u64>) -> Option<u64> {
     match range.end.checked_sub(range.start) {
         None | Some(0) => None,
@@ -200,8 +203,8 @@ mod tests {
             assert_eq!(residency(&file, 0..2 << 20).unwrap().unwritten(), 0);
             may_be_unwritten(&file, 4 << 20..u64::MAX)
         };
-        // Somebody else may have synced the file system, or the kernel may have seen too many dirty pages: not
-        // each time.
+        // Somebody else may have synced the file system, or the kernel may have seen too many dirty
+        // pages: not each time.
         assert!((0..50).any(is_rest_left));
     }
 }

@@ -1,8 +1,8 @@
-//! Attacks on the opener: while names are exchanged, mounts laid over them and descriptors toggled, nothing but regular
-//! files is opened.
+//! Attacks on the opener: while names are exchanged, mounts laid over them and descriptors toggled,
+//! nothing but regular files is opened.
 //!
-//! Each decoy (a FIFO, a device) is watched by inotify(7), which reports every open of its inode, by whatever name, but
-//! not that a descriptor of `O_PATH` refers to it.
+//! Each decoy (a FIFO, a device) is watched by inotify(7), which reports every open of its inode,
+//! by whatever name, but not that a descriptor of `O_PATH` refers to it.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,21 +1,22 @@
-//! Decides which windows of a file may be released and which are to be cleaned, from the positions of the writer
-//! and the followers of its log.
+//! Decides which windows of a file may be released and which are to be cleaned, from the positions
+//! of the writer and the followers of its log.
 //!
-//! Both halves of the rules share this definition. [`crate::step()`] observes: it asks about each window that has
-//! pages, and infers the writer's position if none is visible. A writer that knows its own position asks about the
-//! bytes it wrote ([`crate::exact`]) and does not need to know what is resident.
+//! Both halves of the rules share this definition. [`crate::step()`] observes: it asks about each
+//! window that has pages, and infers the writer's position if none is visible. A writer that knows
+//! its own position asks about the bytes it wrote ([`crate::exact`]) and does not need to know what
+//! is resident.
 //!
 //! Invariants:
-//! 1. The window at a writer's known position stays, and so does everything from `slack` bytes before it. Files in
-//!    direct I/O are exempt: the writer never comes back to one of their pages.
-//! 2. Nothing at or above the position of the lowest near follower is released. [`crate::step()`] makes one
-//!    exception: recycled files that the writer has not reached yet.
-//! 3. A far follower holds only the next [`READ_AHEAD`] bytes, while it moves. If its offset in the file is
-//!    unknown, it holds that whole file.
-//! 4. [`Rule::ReleaseBeforeCheckpoint`] keeps everything that crash recovery would read. It keeps the whole log
-//!    until the checkpoint is known.
-//! 5. The last window of a file, if short, stays while a writer is known to be at or beyond it. This also holds if
-//!    the size was read before the position and lies below it.
+//! 1. The window at a writer's known position stays, and so does everything from `slack` bytes
+//!    before it. Files in direct I/O are exempt: the writer never comes back to one of their pages.
+//! 2. Nothing at or above the position of the lowest near follower is released. [`crate::step()`]
+//!    makes one exception: recycled files that the writer has not reached yet.
+//! 3. A far follower holds only the next [`READ_AHEAD`] bytes, while it moves. If its offset in the
+//!    file is unknown, it holds that whole file.
+//! 4. [`Rule::ReleaseBeforeCheckpoint`] keeps everything that crash recovery would read. It keeps
+//!    the whole log until the checkpoint is known.
+//! 5. The last window of a file, if short, stays while a writer is known to be at or beyond it.
+//!    This also holds if the size was read before the position and lies below it.
 
 use core::ops::Range;
 
@@ -27,8 +28,8 @@ pub const fn align_down(offset: u64) -> u64 {
     offset - offset % WINDOW
 }
 
-/// Returns the byte up to which a log may be released for its writer's sake: `slack` bytes before `end`, the end
-/// of the written data, stay.
+/// Returns the byte up to which a log may be released for its writer's sake: `slack` bytes before
+/// `end`, the end of the written data, stay.
 ///
 /// ```
 /// use pagekeeper_policy::{WINDOW, allowance::behind_writer};
@@ -40,14 +41,15 @@ pub const fn behind_writer(end: u64, slack: u64) -> u64 {
     align_down(end.saturating_sub(slack))
 }
 
-/// Whether a follower in the file `follower` is near the writer in the file `writer`: at most `near_files` files
-/// behind.
+/// Whether a follower in the file `follower` is near the writer in the file `writer`: at most
+/// `near_files` files behind.
 pub const fn is_near(writer: u64, follower: u64, near_files: u64) -> bool {
     writer.saturating_sub(follower) <= near_files
 }
 
-/// Returns the first byte that near followers have yet to read of the file with this sequence, or `u64::MAX` if
-/// they have read it all. `places` yields each follower's file sequence and its offset in that file.
+/// Returns the first byte that near followers have yet to read of the file with this sequence, or
+/// `u64::MAX` if they have read it all. `places` yields each follower's file sequence and its
+/// offset in that file.
 pub fn needed_from(sequence: u64, places: impl Iterator<Item = (u64, u64)>) -> u64 {
     match places.min() {
         Some((lowest, offset)) if lowest == sequence => align_down(offset),
@@ -65,7 +67,8 @@ pub struct Follower {
     pub offset: Option<u64>,
     /// Whether it has moved, or may have moved, since the last step.
     pub moved: bool,
-    /// It is near up to this many files behind the writer. The larger of this and the rule's limit applies.
+    /// It is near up to this many files behind the writer. The larger of this and the rule's limit
+    /// applies.
     pub near_files: u64,
 }
 
@@ -146,7 +149,8 @@ impl<'a> WriterReserve<'a> {
         match writer {
             WriterPosition::Elsewhere => Self::Nothing,
             WriterPosition::At(offset) => {
-                // A size read before the position may lie below it: the last, short window is the writer's.
+                // A size read before the position may lie below it: the last, short window is the
+                // writer's.
                 let end = offset.min(size);
                 Self::From { from: behind_writer(end, slack), tail: align_down(end) }
             }
@@ -156,7 +160,8 @@ impl<'a> WriterReserve<'a> {
     }
 }
 
-/// The part of one file that may be released, by its rule and the positions of its log's writer and followers.
+/// The part of one file that may be released, by its rule and the positions of its log's writer and
+/// followers.
 ///
 /// ```
 /// use pagekeeper_policy::allowance::{ReleaseAllowance, Verdict, WriterPosition};
@@ -222,7 +227,8 @@ impl<'a> ReleaseAllowance<'a> {
         Self { reserve, needed_from: u64::MAX, followers, sequence: 0, near_files, recovery, budget }
     }
 
-    /// Adds the part of the file that crash recovery would read. Only [`Rule::ReleaseBeforeCheckpoint`] uses it.
+    /// Adds the part of the file that crash recovery would read. Only
+    /// [`Rule::ReleaseBeforeCheckpoint`] uses it.
     #[must_use]
     pub fn with_recovery(self, rule: Rule, recovery: RecoveryRanges) -> Self {
         match rule {
@@ -236,8 +242,8 @@ impl<'a> ReleaseAllowance<'a> {
         }
     }
 
-    /// Adds the followers of the log, for its file with this sequence. Only [`Rule::ReleaseBehindFollowers`] and
-    /// [`Rule::ReleaseBeforeCheckpoint`] use them.
+    /// Adds the followers of the log, for its file with this sequence. Only
+    /// [`Rule::ReleaseBehindFollowers`] and [`Rule::ReleaseBeforeCheckpoint`] use them.
     #[must_use]
     pub fn with_followers(self, rule: Rule, sequence: u64, followers: FollowerSet<'a>) -> Self {
         match rule {
@@ -260,9 +266,10 @@ impl<'a> ReleaseAllowance<'a> {
         Self { needed_from: byte, ..self }
     }
 
-    /// Returns the byte up to which everything may be released, except for the range a far follower is about to
-    /// read. Returns 0 if nothing is known to be behind the writer. Also returns 0 under a budget, which counts
-    /// resident bytes; a caller that knows only positions expresses a budget as slack.
+    /// Returns the byte up to which everything may be released, except for the range a far follower
+    /// is about to read. Returns 0 if nothing is known to be behind the writer. Also returns 0
+    /// under a budget, which counts resident bytes; a caller that knows only positions expresses a
+    /// budget as slack.
     pub fn limit(&self) -> u64 {
         let recovered_from = match self.recovery.start() {
             u64::MAX => u64::MAX,
@@ -271,8 +278,8 @@ impl<'a> ReleaseAllowance<'a> {
         if self.budget.is_some() { 0 } else { self.clean_limit().min(self.needed_from).min(recovered_from) }
     }
 
-    /// Returns the byte up to which everything is to be clean, whether it is released or a follower has yet to
-    /// read it.
+    /// Returns the byte up to which everything is to be clean, whether it is released or a follower
+    /// has yet to read it.
     pub fn clean_limit(&self) -> u64 {
         match self.reserve {
             WriterReserve::Nothing => u64::MAX,
@@ -283,7 +290,8 @@ impl<'a> ReleaseAllowance<'a> {
         }
     }
 
-    /// Returns the byte up to which the writer has certainly left the file. Writeback below it is not wasted.
+    /// Returns the byte up to which the writer has certainly left the file. Writeback below it is
+    /// not wasted.
     pub fn left_by_writer(&self) -> u64 {
         match self.reserve {
             WriterReserve::From { tail, .. } => tail,
@@ -305,8 +313,9 @@ impl<'a> ReleaseAllowance<'a> {
         }
     }
 
-    /// Decides what may be done with a window, which is aligned or ends at the end of the file. `newer` matters
-    /// under a budget only: the log's resident bytes in this window and all newer ones.
+    /// Decides what may be done with a window, which is aligned or ends at the end of the file.
+    /// `newer` matters under a budget only: the log's resident bytes in this window and all newer
+    /// ones.
     pub fn verdict(&self, window: &Range<u64>, newer: u64) -> Verdict {
         let needed = window.end > self.needed_from || self.recovery.overlaps(window);
         if self.is_kept_for_writer(window) {
@@ -365,7 +374,8 @@ mod tests {
             let window = at * WINDOW..(at + 1) * WINDOW;
             let expected = match at {
                 0..5 => Verdict::Release,
-                // The range that the follower waits for is written out, including the writer's slack.
+                // The range that the follower waits for is written out, including the writer's
+                // slack.
                 _ => Verdict::Flush,
             };
             assert_eq!(near.verdict(&window, 0), expected, "{at}");

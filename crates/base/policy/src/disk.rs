@@ -1,8 +1,8 @@
-//! Measurements of a disk and its file system by `pagekeeper probe`: plain data for the guard, the bulk writer and
-//! the page store, which then need not measure again.
+//! Measurements of a disk and its file system by `pagekeeper probe`: plain data for the guard, the
+//! bulk writer and the page store, which then need not measure again.
 //!
-//! A measurement that could not be made is `None`. Rates hold for the machine and time of the measurement. Ratios
-//! compare two alternating measurements and stay valid for longer.
+//! A measurement that could not be made is `None`. Rates hold for the machine and time of the
+//! measurement. Ratios compare two alternating measurements and stay valid for longer.
 
 use serde::{Deserialize, Serialize};
 
@@ -30,10 +30,11 @@ pub struct DiskProfile {
     pub file_system: String,
     /// The device of the file system, `st_dev` as "MAJOR:MINOR".
     pub device: String,
-    /// The file system's ID: `f_fsid` of statfs(2), 16 hexadecimal digits. ext4 and btrfs derive it from their
-    /// UUID, so it survives a mount elsewhere; XFS uses the device number.
+    /// The file system's ID: `f_fsid` of statfs(2), 16 hexadecimal digits. ext4 and btrfs derive it
+    /// from their UUID, so it survives a mount elsewhere; XFS uses the device number.
     pub file_system_id: String,
-    /// Size of the measured file in bytes. A device cache of this size may make the results too fast.
+    /// Size of the measured file in bytes. A device cache of this size may make the results too
+    /// fast.
     #[serde(default)]
     pub file_bytes: u64,
     /// The kernel's read-ahead in bytes; `None` if unknown.
@@ -49,16 +50,16 @@ pub struct DiskProfile {
     pub uncached: UncachedProfile,
     /// The largest atomic write in bytes; `None` if no write is atomic.
     pub atomic_write_bytes_max: Option<u64>,
-    /// The largest write that the device itself makes atomic, in bytes; `None` if there is none. The file system
-    /// writes larger ones to another location, at a cost.
+    /// The largest write that the device itself makes atomic, in bytes; `None` if there is none.
+    /// The file system writes larger ones to another location, at a cost.
     #[serde(default)]
     pub atomic_in_place_bytes_max: Option<u64>,
     /// Random direct reads of 4 KiB at ascending queue depths.
     pub reads: Vec<DepthProfile>,
     /// Median of `fdatasync(2)` after appending one page, in microseconds.
     pub sync_us: Option<f64>,
-    /// Median of `fdatasync(2)` after overwriting one page, which changes neither the file's size nor its layout,
-    /// in microseconds.
+    /// Median of `fdatasync(2)` after overwriting one page, which changes neither the file's size
+    /// nor its layout, in microseconds.
     #[serde(default)]
     pub sync_overwrite_us: Option<f64>,
     /// Releasing clean pages, in microseconds per GiB.
@@ -104,12 +105,13 @@ pub struct DirectProfile {
     pub offset_alignment: u32,
 }
 
-/// Rates of random direct I/O of 4 KiB while another user has the file in the page cache, as a fraction of the
-/// undisturbed rate: 1 is no cost, 0.5 is half the rate.
+/// Rates of random direct I/O of 4 KiB while another user has the file in the page cache, as a
+/// fraction of the undisturbed rate: 1 is no cost, 0.5 is half the rate.
 ///
-/// Each value is the worse of one thread and eight. Beside a buffered reader or writer, the undisturbed rate is
-/// measured beside the same load on another file, so its use of processors and disk does not count. Three quarters
-/// of the rounds gave at most this value, so a value below 1 is not noise. Values are capped at 1.
+/// Each value is the worse of one thread and eight. Beside a buffered reader or writer, the
+/// undisturbed rate is measured beside the same load on another file, so its use of processors and
+/// disk does not count. Three quarters of the rounds gave at most this value, so a value below 1 is
+/// not noise. Values are capped at 1.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MixedProfile {
@@ -149,8 +151,8 @@ pub struct DepthProfile {
     pub p99_us: f64,
 }
 
-/// Latency of small unsynced writes while bulk output goes to the same device: p99.9 in microseconds, or p99 if
-/// fewer than 1000 were measured (`pagekeeper probe --quick`).
+/// Latency of small unsynced writes while bulk output goes to the same device: p99.9 in
+/// microseconds, or p99 if fewer than 1000 were measured (`pagekeeper probe --quick`).
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BulkProfile {
@@ -182,8 +184,8 @@ impl DiskProfile {
     /// The format version that this code writes, and the highest that it reads.
     pub const VERSION: u32 = 1;
 
-    /// Returns the number of random reads that the disk serves in parallel: the smallest depth that reaches 90 %
-    /// of the best rate.
+    /// Returns the number of random reads that the disk serves in parallel: the smallest depth that
+    /// reaches 90 % of the best rate.
     pub fn width(&self) -> Option<u32> {
         let best = self.reads.iter().map(|read| read.per_second).fold(0.0, f64::max);
         self.reads.iter().find(|read| read.per_second >= 0.9 * best).map(|read| read.depth)
@@ -194,8 +196,8 @@ impl DiskProfile {
         self.reads.first().map(|read| read.p50_us)
     }
 
-    /// Whether the disk is wide but slow: a single read takes at least 500 µs, and some depth reaches at least
-    /// eight times the rate of depth 1.
+    /// Whether the disk is wide but slow: a single read takes at least 500 µs, and some depth
+    /// reaches at least eight times the rate of depth 1.
     pub fn is_wide_but_slow(&self) -> bool {
         let Some(alone) = self.reads.first() else {
             return false;

@@ -1,31 +1,32 @@
 //! Decides how much of a disk's time a stream leaves to others, from their requests to the disk.
 //!
-//! Others are present if their requests took a noticeable part of a window. A stream first yields as much time as
-//! it may. It takes a little back in each window in which their requests are nearly as fast as possible. When they
-//! become slow, it doubles the time it yields (additive increase, multiplicative decrease, seen from the stream).
-//! The fastest possible latency is estimated as a low quantile of the latencies seen. After [`QUIET_NS`] without
-//! requests, the stream takes all its time back within a few windows.
+//! Others are present if their requests took a noticeable part of a window. A stream first yields
+//! as much time as it may. It takes a little back in each window in which their requests are nearly
+//! as fast as possible. When they become slow, it doubles the time it yields (additive increase,
+//! multiplicative decrease, seen from the stream). The fastest possible latency is estimated as a
+//! low quantile of the latencies seen. After [`QUIET_NS`] without requests, the stream takes all
+//! its time back within a few windows.
 //!
-//! A stream's output yields less ([`DiskContention::output_share`]): it goes to the disk in single pieces, and a
-//! short pause after each lets a sync through. It yields more only while requests take longer than a meeting with
-//! a piece explains.
+//! A stream's output yields less ([`DiskContention::output_share`]): it goes to the disk in single
+//! pieces, and a short pause after each lets a sync through. It yields more only while requests
+//! take longer than a meeting with a piece explains.
 //!
-//! Invariants: a share never exceeds [`YieldShare::MAX`], and it is zero if there has been no request since the
-//! start. Nothing here allocates.
+//! Invariants: a share never exceeds [`YieldShare::MAX`], and it is zero if there has been no
+//! request since the start. Nothing here allocates.
 
 use crate::pacer::PIECE_NS;
 
 /// Length in nanoseconds of the window after which the requests of others are judged.
 pub const WINDOW_NS: u64 = 50_000_000;
-/// Nanoseconds without requests of others before a stream takes its time back. A database that commits only now
-/// and then still counts as present.
+/// Nanoseconds without requests of others before a stream takes its time back. A database that
+/// commits only now and then still counts as present.
 pub const QUIET_NS: u64 = 300_000_000;
 /// Others are present if their requests together took at least one part in this many of the window.
 const PRESENT_PARTS: u64 = 32;
 /// Requests are slow if they take more than this many times the best latency.
 const SLOW_TIMES: u64 = 3;
-/// Nanoseconds that the requests of others may take in addition beside output: a third of a piece, which on the
-/// average a request waits that meets one now and then.
+/// Nanoseconds that the requests of others may take in addition beside output: a third of a piece,
+/// which on the average a request waits that meets one now and then.
 const OUTPUT_SLOW_NS: u64 = PIECE_NS / 3;
 /// Sixteenths that output yields in addition after a window of slow requests.
 const OUTPUT_STEP: u64 = 4;
@@ -41,13 +42,14 @@ impl YieldShare {
     pub const NONE: Self = Self { sixteenths: 0 };
     /// Half as long as the stream uses the disk: the share beside others that are not slowed down.
     pub const MIN_BESIDE: Self = Self { sixteenths: 8 };
-    /// An eighth as long as the stream uses the disk: the share of its output. A single writer that waits for each of
-    /// its syncs then runs at three quarters of its speed in the simulation, beside output at 84 % of the disk.
+    /// An eighth as long as the stream uses the disk: the share of its output. A single writer that
+    /// waits for each of its syncs then runs at three quarters of its speed in the simulation,
+    /// beside output at 84 % of the disk.
     pub const OUTPUT_MIN: Self = Self { sixteenths: 2 };
     /// As long as the stream uses the disk: the share of its output at first.
     const OUTPUT_FIRST: Self = Self { sixteenths: 16 };
-    /// Twice as long as the stream uses the disk. A single writer that waits for each of its syncs then runs at
-    /// about three quarters of its speed.
+    /// Twice as long as the stream uses the disk. A single writer that waits for each of its syncs
+    /// then runs at about three quarters of its speed.
     pub const MAX: Self = Self { sixteenths: 32 };
 
     /// Creates a share of this many sixteenths, at most [`Self::MAX`].
@@ -64,8 +66,9 @@ impl YieldShare {
         self.sixteenths as u64
     }
 
-    /// Returns the share after a window in which others were present: `first` if they were not before, `more`
-    /// sixteenths if their requests were slow, else a little less. It is at least `least`.
+    /// Returns the share after a window in which others were present: `first` if they were not
+    /// before, `more` sixteenths if their requests were slow, else a little less. It is at least
+    /// `least`.
     fn next(self, first: Self, more: Option<u64>, least: Self) -> Self {
         let next = if self.is_none() {
             first
@@ -113,7 +116,8 @@ pub struct DiskContention {
 }
 
 impl DiskContention {
-    /// Takes in the requests since the last call, and returns the share to leave to others from now on.
+    /// Takes in the requests since the last call, and returns the share to leave to others from now
+    /// on.
     ///
     /// ```
     /// use pagekeeper_policy::disk_contention::{DiskContention, OthersRequests, YieldShare};
@@ -179,8 +183,8 @@ impl DiskContention {
         self.output = self.output.next(YieldShare::OUTPUT_FIRST, more, YieldShare::OUTPUT_MIN);
     }
 
-    /// Follows a low quantile of the latencies between two calls. Some of them are measured while the stream
-    /// yields.
+    /// Follows a low quantile of the latencies between two calls. Some of them are measured while
+    /// the stream yields.
     fn learn(&mut self, took: u64) {
         let took = took.max(1);
         if self.price == 0 {

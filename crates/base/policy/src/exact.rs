@@ -1,14 +1,15 @@
-//! The exact rule: the work due on a file whose writer knows its own position and the progress of its
-//! pages on their way to the disk.
+//! The exact rule: the work due on a file whose writer knows its own position and the progress of
+//! its pages on their way to the disk.
 //!
-//! It serves an engine's own logs. Nothing is inferred, and residency is not queried: written data counts as
-//! resident until it is released. [`ReleaseAllowance`] says what may be released, as for [`crate::step()`].
+//! It serves an engine's own logs. Nothing is inferred, and residency is not queried: written data
+//! counts as resident until it is released. [`ReleaseAllowance`] says what may be released, as for
+//! [`crate::step()`].
 //!
 //! Invariants:
 //! * A range that is waited for was started before, or is started in the same call.
 //! * A range that is released is clean by then.
-//! * At most the slack and the writer's own window stay dirty, whether pages are released or a follower needs
-//!   them.
+//! * At most the slack and the writer's own window stay dirty, whether pages are released or a
+//!   follower needs them.
 //! * Once the work is done, the same call returns nothing.
 
 use core::ops::Range;
@@ -16,8 +17,8 @@ use core::ops::Range;
 use crate::PAGE_BYTES;
 use crate::allowance::{ReleaseAllowance, Verdict};
 
-/// The progress of a file's pages on their way to the disk, in bytes: `clean <= started <= written`, unless a
-/// sync came first.
+/// The progress of a file's pages on their way to the disk, in bytes:
+/// `clean <= started <= written`, unless a sync came first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WriteWatermarks {
     /// The program has written everything before this.
@@ -46,8 +47,9 @@ impl DueWork {
     }
 }
 
-/// Returns the work due on a file. `windows` are those that may have pages, ascending; each is aligned to
-/// [`crate::WINDOW`] or ends at the end of the written data. Adjacent ranges to release are joined.
+/// Returns the work due on a file. `windows` are those that may have pages, ascending; each is
+/// aligned to [`crate::WINDOW`] or ends at the end of the written data. Adjacent ranges to release
+/// are joined.
 ///
 /// ```
 /// use pagekeeper_policy::allowance::{ReleaseAllowance, WriterPosition};
@@ -80,8 +82,8 @@ where
     }
 }
 
-/// Returns the windows that may be released, joined where they touch. `windows` must ascend. Under a budget none
-/// may ([`ReleaseAllowance::limit`]).
+/// Returns the windows that may be released, joined where they touch. `windows` must ascend. Under
+/// a budget none may ([`ReleaseAllowance::limit`]).
 pub fn release_ranges<'a, W>(allowance: &'a ReleaseAllowance<'a>, windows: W) -> ReleaseRanges<'a, W>
 where
     W: Iterator<Item = Range<u64>>,

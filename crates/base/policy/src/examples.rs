@@ -121,7 +121,8 @@ fn behind_the_writer_slack_stays_too() {
 
 #[test]
 fn the_short_last_window_stays_while_a_writer_is_there() {
-    // The size was seen before the position: window 2 has grown since, and the writer's last page is in it.
+    // The size was seen before the position: window 2 has grown since, and the writer's last page
+    // is in it.
     let rule = BEHIND_WRITER;
     let facts = log_of([written_at(FilePosition::At(6 * MIB), file(1, rule, 5 * MIB, &all_clean(3)))]);
     assert_eq!(first_step(&facts), [release(1, 0..2)]);
@@ -294,8 +295,8 @@ fn a_database_keeps_no_more_of_all_its_logs_than_the_total_of_their_budget() {
     };
     assert_eq!(kept(&log_of([of(1, 1, 12)])), 16 * MIB);
     assert_eq!(kept(&log_of([of(1, 1, 12), of(2, 1, 12), of(3, 1, 2)])), 36 * MIB, "all that each may");
-    // Each log has a share, and what one does not need goes to the others: 4 MiB stay of the small log, 12 MiB of
-    // each other one.
+    // Each log has a share, and what one does not need goes to the others: 4 MiB stay of the small
+    // log, 12 MiB of each other one.
     let four = log_of([of(1, 1, 12), of(2, 1, 12), of(3, 1, 12), of(4, 1, 2)]);
     assert_eq!(kept(&four), 40 * MIB);
     let many = log_of((1..=5).map(|log| of(log, 1, 12)));

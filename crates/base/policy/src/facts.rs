@@ -1,7 +1,7 @@
 //! Facts: the state of files, writers and followers that the caller saw at one moment.
 //!
-//! The guard observes it from outside; an engine's own logs know it exactly. Nothing here does I/O. Offsets and
-//! sizes are in bytes.
+//! The guard observes it from outside; an engine's own logs know it exactly. Nothing here does I/O.
+//! Offsets and sizes are in bytes.
 
 use std::sync::Arc;
 
@@ -34,8 +34,8 @@ pub enum FilePosition {
 
 /// A part of a file that has resident pages.
 ///
-/// Windows of one file ascend, do not overlap, and are aligned to [`crate::WINDOW`], except that the last ends at
-/// the end of the file. A part without resident pages is left out.
+/// Windows of one file ascend, do not overlap, and are aligned to [`crate::WINDOW`], except that
+/// the last ends at the end of the file. A part without resident pages is left out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WindowFacts {
     /// First byte.
@@ -67,13 +67,13 @@ pub struct FileFacts {
     pub rewrite: RewriteKind,
     /// Size in bytes.
     pub size: u64,
-    /// Time of the last write, by the clock of its file system or as a count. Compared only with that of other
-    /// steps.
+    /// Time of the last write, by the clock of its file system or as a count. Compared only with
+    /// that of other steps.
     pub changed: i128,
     /// The writer's position, if this is the file it writes now.
     pub writer: Option<FilePosition>,
-    /// The parts that have resident pages, ascending. Shared, since most steps repeat the facts of the step
-    /// before.
+    /// The parts that have resident pages, ascending. Shared, since most steps repeat the facts of
+    /// the step before.
     pub windows: Arc<[WindowFacts]>,
 }
 
@@ -88,7 +88,8 @@ pub struct FollowerFacts {
     pub sequence: u64,
     /// Its position in that file.
     pub position: FilePosition,
-    /// It is near up to this many files behind the writer. The larger of this and the rule's limit applies.
+    /// It is near up to this many files behind the writer. The larger of this and the rule's limit
+    /// applies.
     pub near_files: u64,
 }
 
@@ -110,8 +111,8 @@ pub struct StepFacts {
     pub followers: Vec<FollowerFacts>,
     /// The known checkpoints, in any order; only [`Rule::ReleaseBeforeCheckpoint`] uses them.
     pub checkpoints: Vec<CheckpointFacts>,
-    /// A counter that the caller raises every few seconds. Pages that resisted a release are tried again only
-    /// after it has changed.
+    /// A counter that the caller raises every few seconds. Pages that resisted a release are tried
+    /// again only after it has changed.
     pub retry: u64,
 }
 

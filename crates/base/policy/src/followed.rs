@@ -7,8 +7,8 @@ use crate::allowance::{Follower, FollowerSet};
 use crate::state::FollowerPosition;
 use crate::{FileFacts, FilePosition, FollowerId, LogId, RewriteKind, StepFacts};
 
-/// Steps for which resident pages of a file may still be due to a follower that has left it. The caller samples
-/// such a file one step later, or more if it is short of time.
+/// Steps for which resident pages of a file may still be due to a follower that has left it. The
+/// caller samples such a file one step later, or more if it is short of time.
 const PASSED_STEPS: u8 = 8;
 
 /// The files that followers were in recently, with the number of steps since.
@@ -55,8 +55,9 @@ pub(crate) struct FollowedLog {
 }
 
 impl FollowedLog {
-    /// Returns all followed logs. `past` has the followers' positions in the last step. A follower that is not in
-    /// it counts as moving, since nothing says that it is stuck. The files they were in are added to `passed`.
+    /// Returns all followed logs. `past` has the followers' positions in the last step. A follower
+    /// that is not in it counts as moving, since nothing says that it is stuck. The files they were
+    /// in are added to `passed`.
     pub(crate) fn survey(
         facts: &StepFacts,
         past: &BTreeMap<FollowerId, FollowerPosition>,
@@ -105,9 +106,9 @@ impl FollowedLog {
         self.passed.iter().any(|sequences| sequences.contains(&sequence))
     }
 
-    /// Whether a file was recycled for later use: the writer has not reached it, so followers have nothing to read
-    /// there. Such a file lies ahead of the writer's file and was last written before it. A follower ahead of the
-    /// writer shows that the writer has moved on since.
+    /// Whether a file was recycled for later use: the writer has not reached it, so followers have
+    /// nothing to read there. Such a file lies ahead of the writer's file and was last written
+    /// before it. A follower ahead of the writer shows that the writer has moved on since.
     pub(crate) fn is_recycled(&self, file: &FileFacts) -> bool {
         self.writer.is_some_and(|writer| {
             file.rewrite == RewriteKind::WholePages

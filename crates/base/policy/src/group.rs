@@ -1,20 +1,24 @@
-//! Decides, for one memory cgroup, when to keep its logs tighter and how much to ask the kernel to reclaim next,
-//! from its page cache and its limit.
+//! Decides, for one memory cgroup, when to keep its logs tighter and how much to ask the kernel to
+//! reclaim next, from its page cache and its limit.
 //!
-//! Page cache counts against a group's limit, whether it is read again or not. Idle pages are not visible from
-//! outside, so they are found by trial, as in Meta's senpai (*TMO: Transparent Memory Offloading in Datacenters*,
-//! ASPLOS 2022; oomd's `Senpai.cpp`): reclaim a small step, then see how much is read back.
+//! Page cache counts against a group's limit, whether it is read again or not. Idle pages are not
+//! visible from outside, so they are found by trial, as in Meta's senpai (*TMO: Transparent Memory
+//! Offloading in Datacenters*, ASPLOS 2022; oomd's `Senpai.cpp`): reclaim a small step, then see
+//! how much is read back.
 //!
-//! * Refaults (reclaimed pages that are read again) show that the pages were not idle. They stop reclaim for a
-//!   pause that doubles each time. The pause starts over after the longest pause has passed without a stop, so a
-//!   table that is scanned every ten minutes is not pushed out each time.
-//! * As in senpai, a step is a share of the page cache, and shrinks as the group's tasks wait longer for memory.
-//! * Unlike senpai, refaults count too, since on a fast disk pressure shows them late. Waiting for storage does
-//!   not count, since a database always does. Reclaim ends at the requested share of the limit.
+//! * Refaults (reclaimed pages that are read again) show that the pages were not idle. They stop
+//!   reclaim for a pause that doubles each time. The pause starts over after the longest pause has
+//!   passed without a stop, so a table that is scanned every ten minutes is not pushed out each
+//!   time.
+//! * As in senpai, a step is a share of the page cache, and shrinks as the group's tasks wait
+//!   longer for memory.
+//! * Unlike senpai, refaults count too, since on a fast disk pressure shows them late. Waiting for
+//!   storage does not count, since a database always does. Reclaim ends at the requested share of
+//!   the limit.
 //!
-//! Invariants: nothing is requested of a group without a limit, without an earlier sample, with a counter that
-//! appeared or disappeared since, or whose refaults are not counted. A request never exceeds the clean pages above
-//! the share.
+//! Invariants: nothing is requested of a group without a limit, without an earlier sample, with a
+//! counter that appeared or disappeared since, or whose refaults are not counted. A request never
+//! exceeds the clean pages above the share.
 
 use core::time::Duration;
 
@@ -31,8 +35,8 @@ const REFAULT_DIVISOR: u64 = 8;
 const FREE_REFAULT_BYTES_PER_SECOND: u64 = 64 << 10;
 /// The share of time for which tasks may wait for memory, in millionths (0.1 %).
 const STALL_MILLIONTHS_MAX: u128 = 1000;
-/// The first and the longest pause after refaults. The longest pause without a stop resets the next one to the
-/// first.
+/// The first and the longest pause after refaults. The longest pause without a stop resets the next
+/// one to the first.
 const PAUSE_MIN: Duration = Duration::from_secs(60);
 const PAUSE_MAX: Duration = Duration::from_secs(3600);
 /// Logs are kept tighter until the page cache is 1/`RELAX_DIVISOR` of the share below it.
@@ -60,9 +64,11 @@ pub struct GroupSample {
     pub file: u64,
     /// The part of `file` that is dirty or under writeback.
     pub unwritten: u64,
-    /// File pages read again after they were reclaimed, since the group's creation; `None` if that is not counted.
+    /// File pages read again after they were reclaimed, since the group's creation; `None` if that
+    /// is not counted.
     pub refaulted: Option<u64>,
-    /// Time for which its tasks have waited for memory since its creation; `None` if that is not measured.
+    /// Time for which its tasks have waited for memory since its creation; `None` if that is not
+    /// measured.
     pub stalled: Option<Duration>,
 }
 
@@ -158,7 +164,8 @@ impl GroupState {
         self.asked = 0;
     }
 
-    /// Records that the kernel found nothing more to reclaim in the last step. This also starts a pause.
+    /// Records that the kernel found nothing more to reclaim in the last step. This also starts a
+    /// pause.
     pub fn exhausted(&mut self) -> GroupReason {
         self.asked = 0;
         let at = self.last.map_or(self.resume, |last| last.at);
@@ -390,8 +397,8 @@ mod tests {
         assert_eq!(asked(MIB), Ok(8 * MIB));
     }
 
-    /// A scan reads everything back that was reclaimed of a table, every `period` seconds. Returns the seconds
-    /// after which a scan found part of it gone.
+    /// A scan reads everything back that was reclaimed of a table, every `period` seconds. Returns
+    /// the seconds after which a scan found part of it gone.
     fn scans(period: u64, times: u64) -> Vec<u64> {
         let (mut state, mut file, mut refaulted, mut found) =
             (GroupState::default(), 800 * MIB, 0, Vec::new());

@@ -1,19 +1,20 @@
-//! History of actions: decides what to do with one window, from its verdict and from the last action on it.
+//! History of actions: decides what to do with one window, from its verdict and from the last
+//! action on it.
 //!
 //! Invariants:
-//! 1. A window is not released again while its figures and `retry` equal those of its last release. Its remaining
-//!    pages are mapped, locked or being read, so asking each step costs without gain.
-//! 2. Writeback of a dirty window is started first, without waiting. The window is released one step later,
-//!    written or not: the release itself waits. Writeback is started again only if more of the window became dirty
-//!    or `retry` changed.
+//! 1. A window is not released again while its figures and `retry` equal those of its last release.
+//!    Its remaining pages are mapped, locked or being read, so asking each step costs without gain.
+//! 2. Writeback of a dirty window is started first, without waiting. The window is released one
+//!    step later, written or not: the release itself waits. Writeback is started again only if more
+//!    of the window became dirty or `retry` changed.
 //! 3. A window without resident pages is not remembered.
 
 use std::ops::Range;
 
 use crate::allowance::Verdict;
 
-/// A window inside the file with some pages resident, in bytes. It starts aligned to [`crate::WINDOW`] and ends
-/// aligned, or at the end of the file.
+/// A window inside the file with some pages resident, in bytes. It starts aligned to
+/// [`crate::WINDOW`] and ends aligned, or at the end of the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ResidentWindow {
     pub(crate) range: Range<u64>,
@@ -60,8 +61,8 @@ impl WindowHistory {
         }
     }
 
-    /// Returns the same history one step later. Pages written since no longer count as dirty, so that new dirty
-    /// pages are noticed.
+    /// Returns the same history one step later. Pages written since no longer count as dirty, so
+    /// that new dirty pages are noticed.
     pub(crate) fn one_step_later(&self, now: &ResidentWindow) -> Self {
         let mut aged = self.clone();
         if self.action == WindowAction::StartWriteback {

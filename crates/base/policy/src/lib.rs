@@ -13,10 +13,10 @@
 //!   keeps their logs.
 //! * *Recovery*: the part of a log that crash recovery would read ([`recovery`]) follows from its
 //!   checkpoint, which only the database knows.
-//! * *Bulk output* ([`write_behind`]) asks a different question: how output goes to its disk so that
-//!   others hardly wait for it ([`pacer`]). [`output_offset`] finds its position, [`writer_state`]
-//!   its state, and [`write_parts`] its parts in flight. It shares only the form of due work
-//!   ([`exact::DueWork`]) with the exact half.
+//! * *Bulk output* ([`write_behind`]) asks a different question: how output goes to its disk so
+//!   that others hardly wait for it ([`pacer`]). [`output_offset`] finds its position,
+//!   [`writer_state`] its state, and [`write_parts`] its parts in flight. It shares only the form
+//!   of due work ([`exact::DueWork`]) with the exact half.
 //! * *Streams* decide which pages a program brought in and may give back. [`stream`] serves the
 //!   preloaded library: it sees each read in advance and samples residency just ahead of the
 //!   reader, page by page, in fixed memory. [`scattered`] does the same for readers that jump, and

@@ -1,10 +1,11 @@
-//! Logs as seen by the process that writes them: finds the writer's position, and the data it wrote in order, from
-//! its writes alone. [`crate::allowance`] then applies the exact rule to them.
+//! Logs as seen by the process that writes them: finds the writer's position, and the data it wrote
+//! in order, from its writes alone. [`crate::allowance`] then applies the exact rule to them.
 //!
 //! Invariants:
-//! * Only data that the writer wrote in order is due, and only where no others' data may have been before.
-//! * A file whose writer overwrites parts of pages is kept, since each released page would be read again before
-//!   the write.
+//! * Only data that the writer wrote in order is due, and only where no others' data may have been
+//!   before.
+//! * A file whose writer overwrites parts of pages is kept, since each released page would be read
+//!   again before the write.
 
 use core::ops::Range;
 
@@ -21,8 +22,8 @@ const REWRITTEN_TAIL_BYTES: u64 = 64 << 10;
 
 /// The current run of a log file: the data its writer wrote in order.
 ///
-/// A write elsewhere (a header, a checkpoint) does not belong to it. Two consecutive writes elsewhere start a new
-/// run, as when a ring wraps around.
+/// A write elsewhere (a header, a checkpoint) does not belong to it. Two consecutive writes
+/// elsewhere start a new run, as when a ring wraps around.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogRun {
     /// The run's byte range.
@@ -45,9 +46,10 @@ pub struct LogRun {
 }
 
 impl LogRun {
-    /// Creates the run of a file of `size` bytes to which nothing was written yet. With `detects`, overwritten
-    /// parts of pages are counted. With `shared`, gaps between writes count as written by others. Otherwise a new
-    /// run begins after a gap of more than a window, or of more than a page where data existed before.
+    /// Creates the run of a file of `size` bytes to which nothing was written yet. With `detects`,
+    /// overwritten parts of pages are counted. With `shared`, gaps between writes count as written
+    /// by others. Otherwise a new run begins after a gap of more than a window, or of more than a
+    /// page where data existed before.
     pub const fn new(size: u64, detects: bool, shared: bool) -> Self {
         Self {
             from: 0,
@@ -131,8 +133,8 @@ impl LogRun {
     }
 
     fn begin(&mut self, written: Range<u64>) {
-        // The first window may hold others' data unless the run covers it from its start; a header before the
-        // first record may be missing.
+        // The first window may hold others' data unless the run covers it from its start; a header
+        // before the first record may be missing.
         let aligned = align_down(written.start);
         let is_whole =
             written.start - aligned <= HEADER_BYTES_MAX || written.start >= self.existing || self.shared;
@@ -172,8 +174,8 @@ impl LogRun {
         self.released = self.released.max(to);
     }
 
-    /// Returns the whole run, for use after its writer is gone. The range extends to `u64::MAX` if the run reaches
-    /// the end of the file.
+    /// Returns the whole run, for use after its writer is gone. The range extends to `u64::MAX` if
+    /// the run reaches the end of the file.
     pub fn left(&self) -> Option<Range<u64>> {
         if !self.begun || self.overwrites_parts() || self.end <= self.from {
             return None;

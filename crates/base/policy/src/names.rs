@@ -17,8 +17,8 @@
 //! directory names, separated by `/`, in which only `*` has a meaning (`base/*/{n}*`).
 //!
 //! Invariants:
-//! 1. Neighbouring files of a log have sequences that differ by exactly 1 ([`FileNumber::sequence`]),
-//!    so a difference of two sequences is a distance in files.
+//! 1. Neighbouring files of a log have sequences that differ by exactly 1
+//!    ([`FileNumber::sequence`]), so a difference of two sequences is a distance in files.
 //! 2. A number always includes all adjacent digits: a `*` never takes some of them. A number that
 //!    does not fit in 64 bits does not match.
 //! 3. A path is normalised before it is matched: `.` and repeated `/` are ignored, and `..` matches

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-/// Appends a range to ascending ranges. Joins it with the last one where the two meet, or where the gap between
-/// them is less than `gap` bytes. It must not start below the last range's start.
+/// Appends a range to ascending ranges. Joins it with the last one where the two meet, or where the
+/// gap between them is less than `gap` bytes. It must not start below the last range's start.
 ///
 /// ```
 /// use pagekeeper_policy::ranges::append;

@@ -1,26 +1,28 @@
-//! The read-back detector: notices an unknown follower by the pages it reads back, and then keeps its log.
+//! The read-back detector: notices an unknown follower by the pages it reads back, and then keeps
+//! its log.
 //!
-//! A released page that is resident again was read or written. The writer's position is known or inferred; pages
-//! that come back elsewhere were brought in by a reader. Such a reader may come again, so nothing more of the log
-//! is released until nobody has read any of it back for a while.
+//! A released page that is resident again was read or written. The writer's position is known or
+//! inferred; pages that come back elsewhere were brought in by a reader. Such a reader may come
+//! again, so nothing more of the log is released until nobody has read any of it back for a while.
 //!
 //! Invariants:
-//! 1. Bytes count as read back where a window that the caller [released](crate::StepState::released) has more
-//!    resident than ever since its release. Pages that the release left do not count. Neither do pages that come
-//!    back after the kernel reclaimed them, or after a sample without them.
-//! 2. Pages that the file's writer may have brought in do not count. In a file written since the last step, these
-//!    are all that the writer can have reached from its previous position, or all if that is unknown. Dirty pages
-//!    do not count either.
+//! 1. Bytes count as read back where a window that the caller
+//!    [released](crate::StepState::released) has more resident than ever since its release. Pages
+//!    that the release left do not count. Neither do pages that come back after the kernel
+//!    reclaimed them, or after a sample without them.
+//! 2. Pages that the file's writer may have brought in do not count. In a file written since the
+//!    last step, these are all that the writer can have reached from its previous position, or all
+//!    if that is unknown. Dirty pages do not count either.
 //! 3. A log with [`READ_BACK_EVIDENCE_BYTES`] bytes read back is *kept* from that very step on:
 //!    windows that its rule would release are written out instead. So only these bytes, and those
 //!    that a reader reads between two steps, are read back twice.
-//! 4. Under a rule that waits for followers, pages on the path of a known follower do not count the first time,
-//!    since by its rule a far follower reads from the disk. They do not count for a few steps after that either,
-//!    since a file may be sampled late. A window that is released and read back a second time counts, whoever
-//!    reads it.
+//! 4. Under a rule that waits for followers, pages on the path of a known follower do not count the
+//!    first time, since by its rule a far follower reads from the disk. They do not count for a few
+//!    steps after that either, since a file may be sampled late. A window that is released and read
+//!    back a second time counts, whoever reads it.
 //! 5. After [`KEPT_RETRIES`] retries without a byte read back, a kept log is *probed*: one in
-//!    [`WINDOWS_PER_PROBE`] windows is released. A byte read back returns the log to *kept*. After as
-//!    many further retries everything is released again. So a single reader, such as a backup,
+//!    [`WINDOWS_PER_PROBE`] windows is released. A byte read back returns the log to *kept*. After
+//!    as many further retries everything is released again. So a single reader, such as a backup,
 //!    keeps a log for a while. A recurring reader costs a small part of the log per
 //!    [`KEPT_RETRIES`] retries; this number doubles each time the reader comes again, up to
 //!    [`KEPT_RETRIES_MAX`].
@@ -28,9 +30,9 @@
 //!    remembered, and [`ALL_WINDOWS_MAX`] windows of all files. Beyond that the lowest windows of a
 //!    file are forgotten: nothing up to them counts until it is released again.
 //!
-//! Limits: a reader that finds its pages resident leaves no trace. Pages that a reader brings in at the writer's
-//! position, between the writer's own steps, count as the writer's. If the state is lost, each range released from
-//! then on may be read from the disk once more.
+//! Limits: a reader that finds its pages resident leaves no trace. Pages that a reader brings in at
+//! the writer's position, between the writer's own steps, count as the writer's. If the state is
+//! lost, each range released from then on may be read from the disk once more.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -40,14 +42,14 @@ use crate::shares::shares_by_party;
 use crate::tail_inference::TailInference;
 use crate::{DatabaseId, FileFacts, FileId, FilePosition, LogId, RewriteKind, Rule, WINDOW, WindowFacts};
 
-/// Bytes of a log read back before it is kept (2 MiB). This is more than the read-ahead of a reader that looks at
-/// the beginning of a file.
+/// Bytes of a log read back before it is kept (2 MiB). This is more than the read-ahead of a reader
+/// that looks at the beginning of a file.
 pub const READ_BACK_EVIDENCE_BYTES: u64 = WINDOW;
 /// Changes of [`crate::StepFacts::retry`] without a byte read back after which a kept log is tried
 /// again: 40 seconds in the guard. Recovery and backups read a log once.
 const KEPT_RETRIES: u64 = 4;
-/// Upper limit of this for a log that was read back again and again (80 minutes). A free log that was quiet for
-/// this long starts over.
+/// Upper limit of this for a log that was read back again and again (80 minutes). A free log that
+/// was quiet for this long starts over.
 const KEPT_RETRIES_MAX: u64 = 120 * KEPT_RETRIES;
 /// One in this many windows of a probed log is released.
 const WINDOWS_PER_PROBE: u64 = 16;
@@ -122,8 +124,9 @@ impl ReleasedFile {
         self.forget_windows_beyond(FILE_WINDOWS_MAX);
     }
 
-    /// Records the windows of this step. `tail` is the inferred position of the writer before it. `is_passed`
-    /// says whether a known follower, for which the rule waits, may have read from the file.
+    /// Records the windows of this step. `tail` is the inferred position of the writer before it.
+    /// `is_passed` says whether a known follower, for which the rule waits, may have read from the
+    /// file.
     pub(crate) fn observe(
         &mut self,
         file: &FileFacts,
@@ -155,7 +158,8 @@ impl ReleasedFile {
         seen
     }
 
-    /// Records a window's current state. Returns the bytes of clean pages that came to it, if it was released.
+    /// Records a window's current state. Returns the bytes of clean pages that came to it, if it
+    /// was released.
     fn update_window(&mut self, now: &ResidentWindow) -> u64 {
         if !self.released.contains(&now.range) {
             return 0;
@@ -167,8 +171,9 @@ impl ReleasedFile {
         grown
     }
 
-    /// Forgets the lowest windows until at most `windows_max` are left. Nothing up to them counts as released any
-    /// more: a window that is released but not known would count as read back in each step.
+    /// Forgets the lowest windows until at most `windows_max` are left. Nothing up to them counts
+    /// as released any more: a window that is released but not known would count as read back in
+    /// each step.
     fn forget_windows_beyond(&mut self, windows_max: usize) {
         let mut forgotten = None;
         while self.known.len() > windows_max {
@@ -229,10 +234,10 @@ pub(crate) fn forget_windows_beyond_shares(released: &mut BTreeMap<FileId, Relea
     }
 }
 
-/// For each window of a file of `size` bytes, whether its writer may have been there, given that it was at one of
-/// `places`. A writer goes upwards, and leaves no trace in windows that have pages. At the end of a ring it
-/// continues at the start. It goes at most as far as the last dirty page, or half of the file if there is none;
-/// otherwise a writer would explain everything.
+/// For each window of a file of `size` bytes, whether its writer may have been there, given that it
+/// was at one of `places`. A writer goes upwards, and leaves no trace in windows that have pages.
+/// At the end of a ring it continues at the start. It goes at most as far as the last dirty page,
+/// or half of the file if there is none; otherwise a writer would explain everything.
 fn reached_by_writer(windows: &[ResidentWindow], places: &[Range<u64>], size: u64) -> Vec<bool> {
     let mut reached = vec![false; windows.len()];
     let is_place =
@@ -452,8 +457,8 @@ mod tests {
         assert_eq!(state.read_back(), &[(FileId(1), WINDOW)]);
     }
 
-    /// A follower that catches up passes several files between two samples, and they are sampled when it is
-    /// further on.
+    /// A follower that catches up passes several files between two samples, and they are sampled
+    /// when it is further on.
     #[test]
     fn files_that_are_sampled_after_a_known_follower_has_left_them_are_no_evidence() {
         let rule = Rule::ReleaseBehindFollowers { near_files: 1, slack: 0 };

@@ -1,9 +1,11 @@
-//! The part of a log that crash recovery would read: from its last checkpoint to the writer's position.
+//! The part of a log that crash recovery would read: from its last checkpoint to the writer's
+//! position.
 //!
-//! It serves [`Rule::ReleaseBeforeCheckpoint`](crate::Rule::ReleaseBeforeCheckpoint). Invariant: unless a range is
-//! known to be useless to recovery, it counts as needed. Checkpoints only advance, so an old one keeps too much of
-//! a series of files. In a ring, the checkpoint must be read after the writer's position, since a writer that has
-//! gone around looks like one just behind the checkpoint.
+//! It serves [`Rule::ReleaseBeforeCheckpoint`](crate::Rule::ReleaseBeforeCheckpoint). Invariant:
+//! unless a range is known to be useless to recovery, it counts as needed. Checkpoints only
+//! advance, so an old one keeps too much of a series of files. In a ring, the checkpoint must be
+//! read after the writer's position, since a writer that has gone around looks like one just behind
+//! the checkpoint.
 
 use core::ops::Range;
 
@@ -13,15 +15,16 @@ use crate::WINDOW;
 /// The position from which crash recovery would read a log. Offsets are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CheckpointPosition {
-    /// In a log of consecutive files: recovery reads from this byte to the end of the writer's file.
+    /// In a log of consecutive files: recovery reads from this byte to the end of the writer's
+    /// file.
     InSeries {
         /// The sequence of the checkpoint's file.
         sequence: u64,
         /// The offset in that file.
         offset: u64,
     },
-    /// In a log of one file that is a ring: recovery reads from this byte to the writer's position, around the end
-    /// of the file if needed.
+    /// In a log of one file that is a ring: recovery reads from this byte to the writer's position,
+    /// around the end of the file if needed.
     InRing {
         /// The offset in the file.
         offset: u64,
@@ -38,9 +41,9 @@ impl RecoveryRanges {
     /// The whole file; also used if the part is unknown.
     pub const EVERYTHING: Self = Self([(0, u64::MAX), (0, 0)]);
 
-    /// Returns the part of the file with this sequence in a series. `checkpoint` has the sequence and the offset
-    /// of the checkpoint; `writer` is the sequence of the writer's file, if known. A writer before the checkpoint
-    /// has moved on since it was seen there.
+    /// Returns the part of the file with this sequence in a series. `checkpoint` has the sequence
+    /// and the offset of the checkpoint; `writer` is the sequence of the writer's file, if known. A
+    /// writer before the checkpoint has moved on since it was seen there.
     ///
     /// ```
     /// use pagekeeper_policy::recovery::RecoveryRanges;
@@ -66,8 +69,8 @@ impl RecoveryRanges {
         }
     }
 
-    /// Returns the part of a ring of `size` bytes with its checkpoint at this offset, written up to `end`, if
-    /// known.
+    /// Returns the part of a ring of `size` bytes with its checkpoint at this offset, written up to
+    /// `end`, if known.
     ///
     /// ```
     /// use pagekeeper_policy::recovery::RecoveryRanges;
@@ -99,14 +102,16 @@ impl RecoveryRanges {
     }
 }
 
-/// Returns which of two end positions in a ring of `size` bytes is further from its checkpoint, in writing order.
+/// Returns which of two end positions in a ring of `size` bytes is further from its checkpoint, in
+/// writing order.
 #[cfg(feature = "std")]
 pub(crate) const fn further(checkpoint: u64, size: u64, one: u64, other: u64) -> u64 {
     if distance(checkpoint, size, one) < distance(checkpoint, size, other) { other } else { one }
 }
 
-/// Whether an end position, known to the precision of a window, is so close behind the checkpoint that the writer
-/// can't be there: it would have filled the ring. Engines leave more space free; InnoDB leaves a tenth.
+/// Whether an end position, known to the precision of a window, is so close behind the checkpoint
+/// that the writer can't be there: it would have filled the ring. Engines leave more space free;
+/// InnoDB leaves a tenth.
 #[cfg(feature = "std")]
 pub(crate) const fn is_left_behind(checkpoint: u64, size: u64, end: u64) -> bool {
     let behind = match checkpoint.checked_sub(end) {

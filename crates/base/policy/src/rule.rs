@@ -1,8 +1,8 @@
 //! File classes and rules: the role that a profile gives to a file, and the treatment of its pages.
 //!
-//! This is the only schema of rules: configurations are read into these types, and [`crate::step()`] and the
-//! preloaded library act on them. Each value has one text form, which `Display` writes, serde uses (feature `std`)
-//! and `from_text` reads without allocating.
+//! This is the only schema of rules: configurations are read into these types, and
+//! [`crate::step()`] and the preloaded library act on them. Each value has one text form, which
+//! `Display` writes, serde uses (feature `std`) and `from_text` reads without allocating.
 
 use core::fmt;
 
@@ -13,8 +13,8 @@ pub const DEFAULT_SLACK: u64 = 2 * WINDOW;
 /// Default number of files behind the writer up to which a follower counts as near.
 pub const DEFAULT_NEAR_FILES: u64 = 3;
 
-/// Default limit of the bytes that all logs of one database with the same budget keep together, unless one log may
-/// keep more: 1 GiB.
+/// Default limit of the bytes that all logs of one database with the same budget keep together,
+/// unless one log may keep more: 1 GiB.
 pub const DEFAULT_BUDGET_TOTAL: u64 = 1 << 30;
 
 /// The role of a file in its database.
@@ -31,7 +31,8 @@ pub enum FileClass {
     Wal,
     /// Segments of a stream or topic: the log is the data, and its readers are mostly invisible.
     Messages,
-    /// Text for people and programs: error, query, slow and audit logs. The server does not read them.
+    /// Text for people and programs: error, query, slow and audit logs. The server does not read
+    /// them.
     Text,
     /// Table files, SST files: the data itself.
     Data,
@@ -93,7 +94,8 @@ impl fmt::Display for FileClass {
 pub enum Rule {
     /// Leave the pages alone.
     Keep,
-    /// Release everything more than `slack` bytes behind the writer, and whole files that the writer has left.
+    /// Release everything more than `slack` bytes behind the writer, and whole files that the
+    /// writer has left.
     ReleaseBehindWriter {
         /// Bytes behind the writer that stay resident.
         slack: u64,
@@ -102,32 +104,32 @@ pub enum Rule {
     ReleaseOnRotation,
     /// As [`Rule::ReleaseBehindWriter`], but keep what a near follower has yet to read.
     ReleaseBehindFollowers {
-        /// A follower is near, so that pages wait for it, if it is at most this many files behind the writer's
-        /// file.
+        /// A follower is near, so that pages wait for it, if it is at most this many files behind
+        /// the writer's file.
         near_files: u64,
         /// Bytes behind the writer that stay resident.
         slack: u64,
     },
-    /// As [`Rule::ReleaseBehindFollowers`], but also keep what crash recovery would read, from the last checkpoint
-    /// on. If the checkpoint is unknown, keep everything.
+    /// As [`Rule::ReleaseBehindFollowers`], but also keep what crash recovery would read, from the
+    /// last checkpoint on. If the checkpoint is unknown, keep everything.
     ReleaseBeforeCheckpoint {
-        /// A follower is near, so that pages wait for it, if it is at most this many files behind the writer's
-        /// file.
+        /// A follower is near, so that pages wait for it, if it is at most this many files behind
+        /// the writer's file.
         near_files: u64,
         /// Bytes behind the writer that stay resident.
         slack: u64,
     },
-    /// Keep `bytes` of the log resident, newest first, and at most `total` of all logs of a database that have
-    /// this rule; release the oldest beyond that.
+    /// Keep `bytes` of the log resident, newest first, and at most `total` of all logs of a
+    /// database that have this rule; release the oldest beyond that.
     Budget {
         /// Bytes of the whole log that may stay resident.
         bytes: u64,
-        /// Bytes of all such logs of one database that may stay resident; each log has a share. A caller that sees
-        /// only one log ignores it.
+        /// Bytes of all such logs of one database that may stay resident; each log has a share. A
+        /// caller that sees only one log ignores it.
         total: u64,
     },
-    /// The database uses direct I/O on this file: resident pages are leftovers, which are released and warned
-    /// about.
+    /// The database uses direct I/O on this file: resident pages are leftovers, which are released
+    /// and warned about.
     Direct,
 }
 
@@ -145,9 +147,9 @@ impl Rule {
         }
     }
 
-    /// Returns the same rule with less resident data, for logs in a memory cgroup whose page cache takes too much
-    /// of its limit. It still waits for the same followers, checkpoints and rotations, and [`Rule::Keep`] stays as
-    /// it is.
+    /// Returns the same rule with less resident data, for logs in a memory cgroup whose page cache
+    /// takes too much of its limit. It still waits for the same followers, checkpoints and
+    /// rotations, and [`Rule::Keep`] stays as it is.
     ///
     /// ```
     /// use pagekeeper_policy::Rule;
@@ -173,8 +175,8 @@ impl Rule {
         }
     }
 
-    /// Parses what `Display` writes: the name and its numbers, separated by colons. Returns `None` for anything
-    /// else.
+    /// Parses what `Display` writes: the name and its numbers, separated by colons. Returns `None`
+    /// for anything else.
     ///
     /// ```
     /// use pagekeeper_policy::Rule;
@@ -228,22 +230,23 @@ impl fmt::Display for Rule {
 
 /// The way in which a log's writer overwrites bytes that are already in the file.
 ///
-/// This decides whether a released page costs a read later: overwriting a whole page does not need its old
-/// content, overwriting a part of it does.
+/// This decides whether a released page costs a read later: overwriting a whole page does not need
+/// its old content, overwriting a part of it does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RewriteKind {
     /// It only appends: no released page is written again, except for the tail page.
     Never,
-    /// It overwrites whole aligned pages of this kernel (a ring, recycled segments): releasing costs nothing.
+    /// It overwrites whole aligned pages of this kernel (a ring, recycled segments): releasing
+    /// costs nothing.
     WholePages,
-    /// It overwrites parts of pages: a released page would be read again before each write, so none is released.
-    /// Blocks of 8 KiB are whole pages of 4 KiB, but parts of pages of 64 KiB.
+    /// It overwrites parts of pages: a released page would be read again before each write, so none
+    /// is released. Blocks of 8 KiB are whole pages of 4 KiB, but parts of pages of 64 KiB.
     SubPages,
 }
 
 impl RewriteKind {
-    /// Returns the kind of a writer that overwrites whole aligned blocks of `block` bytes, on a kernel with pages
-    /// of `page` bytes.
+    /// Returns the kind of a writer that overwrites whole aligned blocks of `block` bytes, on a
+    /// kernel with pages of `page` bytes.
     ///
     /// ```
     /// use pagekeeper_policy::RewriteKind;
@@ -270,8 +273,8 @@ pub enum RewriteSource {
     /// From the writes: the log counts as append-only until a file is seen to be recycled.
     #[default]
     Detect,
-    /// From the device: the writer overwrites its physical blocks, which are whole pages if they are at least a
-    /// page long. If the device is unknown, the writes decide.
+    /// From the device: the writer overwrites its physical blocks, which are whole pages if they
+    /// are at least a page long. If the device is unknown, the writes decide.
     DeviceBlocks,
     /// From the profile.
     Known(RewriteKind),

@@ -1,15 +1,15 @@
 //! Scattered reads: which pages to bring in for a reader that jumps around in a file, and which of
 //! them to release next.
 //!
-//! Reads are scattered if they jump repeatedly, with less than [`LONG_RUN_BYTES`] bytes in a row between two
-//! jumps. Read-ahead brings in pages that such a reader reaches much later or never, so it should
-//! be off. Instead, the pages of the next piece are brought in explicitly, as many bytes as the
-//! shorter of the last two pieces had. The most recently read pages are kept, since records that
-//! lie together are often read one after the other; older ones are released.
+//! Reads are scattered if they jump repeatedly, with less than [`LONG_RUN_BYTES`] bytes in a row
+//! between two jumps. Read-ahead brings in pages that such a reader reaches much later or never, so
+//! it should be off. Instead, the pages of the next piece are brought in explicitly, as many bytes
+//! as the shorter of the last two pieces had. The most recently read pages are kept, since records
+//! that lie together are often read one after the other; older ones are released.
 //!
 //! Invariants: a range to bring in does not overlap the ranges requested before for the same piece.
-//! At most [`KEPT_BYTES_MAX`] per reader are kept, or the last range alone. Nothing is allocated, and
-//! nothing panics for any position.
+//! At most [`KEPT_BYTES_MAX`] per reader are kept, or the last range alone. Nothing is allocated,
+//! and nothing panics for any position.
 
 use core::ops::Range;
 
@@ -105,9 +105,9 @@ impl ScatteredReads {
         self.next = end.min(OFFSET_MAX);
     }
 
-    /// Returns the range of whole pages to bring in before a [scattered](Self::begin_read) reader reads
-    /// `length` bytes at `at` of a file of `size` bytes. Returns `None` if it was requested before.
-    /// The part of it beyond the read is to be read ahead.
+    /// Returns the range of whole pages to bring in before a [scattered](Self::begin_read) reader
+    /// reads `length` bytes at `at` of a file of `size` bytes. Returns `None` if it was requested
+    /// before. The part of it beyond the read is to be read ahead.
     ///
     /// ```
     /// use pagekeeper_policy::scattered::ScatteredReads;

@@ -1,12 +1,13 @@
-//! Fair shares of a common total: equal for each party (a user, a container), and equal within a party for each of
-//! its own items. Unneeded parts go to the others. So a party that starts many items makes only its own shares
-//! small.
+//! Fair shares of a common total: equal for each party (a user, a container), and equal within a
+//! party for each of its own items. Unneeded parts go to the others. So a party that starts many
+//! items makes only its own shares small.
 //!
 //! Invariant: the sum of all shares does not exceed the total.
 
 use std::collections::BTreeMap;
 
-/// Returns the share of each item, by the wanted amounts. Parts that one does not need go to the others.
+/// Returns the share of each item, by the wanted amounts. Parts that one does not need go to the
+/// others.
 ///
 /// ```
 /// assert_eq!(pagekeeper_policy::shares::shares(100, &[50, 10, 70]), [45, 10, 45]);
@@ -23,7 +24,8 @@ pub fn shares(all: usize, wanted: &[usize]) -> Vec<usize> {
     shares
 }
 
-/// Returns the share of each item: the total is divided among the parties first, then within each party.
+/// Returns the share of each item: the total is divided among the parties first, then within each
+/// party.
 pub fn shares_by_party<P: Ord + Copy>(all: usize, wanted: &[(P, usize)]) -> Vec<usize> {
     if wanted.iter().map(|(_, wanted)| wanted).sum::<usize>() <= all {
         return wanted.iter().map(|(_, wanted)| *wanted).collect();

@@ -1,10 +1,11 @@
 //! The state that [`crate::step()`] keeps from one step to the next.
 //!
-//! Plain data, bounded by the facts. There is an entry only for a file of the last facts, for a window while it
-//! has resident pages, and for a follower while it is reported. The exception are released ranges, which are
-//! remembered until [`StepState::retain_files`] says that the file is gone. Losing the state does no harm: some
-//! windows are tried once more, the position of a writer at an unknown offset is inferred anew, and an invisible
-//! reader has to read back once more before it is noticed.
+//! Plain data, bounded by the facts. There is an entry only for a file of the last facts, for a
+//! window while it has resident pages, and for a follower while it is reported. The exception are
+//! released ranges, which are remembered until [`StepState::retain_files`] says that the file is
+//! gone. Losing the state does no harm: some windows are tried once more, the position of a writer
+//! at an unknown offset is inferred anew, and an invisible reader has to read back once more before
+//! it is noticed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -17,8 +18,8 @@ use crate::{FileFacts, FileId, FilePosition, FollowerId, LogId, LogWarning, Wind
 
 /// The state kept between two calls of [`crate::step()`].
 ///
-/// Start with [`StepState::default`] and pass the same state to each step. Keep one for each set of facts, since
-/// files that are not in the facts are forgotten.
+/// Start with [`StepState::default`] and pass the same state to each step. Keep one for each set of
+/// facts, since files that are not in the facts are forgotten.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StepState {
     /// The files with something to remember.
@@ -36,21 +37,22 @@ pub struct StepState {
 }
 
 impl StepState {
-    /// Records that a range of a file was released, after the step that had these facts of it, and which windows
-    /// were left resident in it. Without this call, invisible readers go unnoticed.
+    /// Records that a range of a file was released, after the step that had these facts of it, and
+    /// which windows were left resident in it. Without this call, invisible readers go unnoticed.
     pub fn released(&mut self, file: &FileFacts, range: &Range<u64>, left: &[WindowFacts]) {
         self.released.entry(file.id).or_insert_with(|| ReleasedFile::new(file)).release(range, left);
     }
 
-    /// Forgets the released ranges of files that are gone, and the read-back state of logs without any remaining
-    /// file.
+    /// Forgets the released ranges of files that are gone, and the read-back state of logs without
+    /// any remaining file.
     pub fn retain_files(&mut self, is_there: impl Fn(FileId) -> bool) {
         self.released.retain(|id, _| is_there(*id));
         let logs: BTreeSet<LogId> = self.released.values().map(|file| file.log).collect();
         self.read_back.retain(|log, _| logs.contains(log));
     }
 
-    /// Returns the bytes of released pages that readers read back, by file, as seen in the last step.
+    /// Returns the bytes of released pages that readers read back, by file, as seen in the last
+    /// step.
     pub fn read_back(&self) -> &[(FileId, u64)] {
         &self.read_back_now
     }
@@ -60,7 +62,8 @@ impl StepState {
         self.read_back.values().filter(|log| log.is_kept()).count()
     }
 
-    /// Forgets actions that were decided for a range of a file but not carried out. The next step decides anew.
+    /// Forgets actions that were decided for a range of a file but not carried out. The next step
+    /// decides anew.
     pub fn not_done(&mut self, file: FileId, range: &Range<u64>) {
         if let Some(known) = self.files.get_mut(&file) {
             known.history.retain(|history| !range.contains(&history.start));

@@ -3,11 +3,11 @@
 //! Invariants:
 //! 1. The actions of a step depend only on the facts and the state. They are ordered by log,
 //!    sequence and offset; a file's warnings come first.
-//! 2. Ranges of one file ascend and do not overlap. Each lies inside the file, starts at a multiple of [`WINDOW`],
-//!    and ends at one or at the end of the file. It never ends at the end of a file whose writer's position is
-//!    known, unless the file uses direct I/O.
-//! 3. Repeating the same facts gives no actions once flushed windows are released and stalled followers are
-//!    recognised: the third step on the same facts is always empty.
+//! 2. Ranges of one file ascend and do not overlap. Each lies inside the file, starts at a multiple
+//!    of [`WINDOW`], and ends at one or at the end of the file. It never ends at the end of a file
+//!    whose writer's position is known, unless the file uses direct I/O.
+//! 3. Repeating the same facts gives no actions once flushed windows are released and stalled
+//!    followers are recognised: the third step on the same facts is always empty.
 //! 4. Files without windows cost no memory, except for their released ranges.
 //!
 //! Windows that violate the promises of [`crate::WindowFacts`] are cut to their aligned part inside
@@ -125,8 +125,8 @@ pub fn step(state: &mut StepState, facts: &StepFacts) -> Vec<StepAction> {
     actions
 }
 
-/// Records the bytes read back of these files since the last step and returns them. Updates which logs are kept
-/// because of that.
+/// Records the bytes read back of these files since the last step and returns them. Updates which
+/// logs are kept because of that.
 fn observe_read_back(
     state: &mut StepState,
     retry: u64,
@@ -169,8 +169,8 @@ fn infers_tail(file: &FileFacts) -> bool {
     by_position && file.writer == Some(FilePosition::Unknown)
 }
 
-/// Returns, for each file (ordered by log and sequence), the resident bytes of newer files under a budget in the
-/// same log.
+/// Returns, for each file (ordered by log and sequence), the resident bytes of newer files under a
+/// budget in the same log.
 fn resident_in_newer(files: &[&FileFacts]) -> Vec<u64> {
     let mut totals: BTreeMap<LogId, u64> = BTreeMap::new();
     let mut newer = vec![0; files.len()];
@@ -184,7 +184,8 @@ fn resident_in_newer(files: &[&FileFacts]) -> Vec<u64> {
     newer
 }
 
-/// Returns the shares of logs whose database has more resident in all logs of the same budget than its total.
+/// Returns the shares of logs whose database has more resident in all logs of the same budget than
+/// its total.
 fn shares_of_totals(files: &[&FileFacts]) -> BTreeMap<LogId, u64> {
     let mut groups: BTreeMap<(DatabaseId, u64, u64), BTreeMap<LogId, u64>> = BTreeMap::new();
     for file in files {

@@ -17,12 +17,14 @@ pub enum StepAction {
     },
     /// Wait for writeback of the range, then drop its pages.
     ///
-    /// A range that ends at the size of the file may end inside a page. The kernel drops that page only if the
-    /// advice reaches the end of the file, so the caller extends such a range to the end of the page.
+    /// A range that ends at the size of the file may end inside a page. The kernel drops that page
+    /// only if the advice reaches the end of the file, so the caller extends such a range to the
+    /// end of the page.
     Release {
         /// The file.
         file: FileId,
-        /// Bytes. Starts at a multiple of [`crate::WINDOW`]; ends at one, or at the size of the file.
+        /// Bytes. Starts at a multiple of [`crate::WINDOW`]; ends at one, or at the size of the
+        /// file.
         range: Range<u64>,
     },
     /// Warn the operator, once per file and warning.

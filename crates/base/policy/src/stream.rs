@@ -50,7 +50,8 @@ const READ_AHEAD_RATIO_MAX: u64 = 64;
 /// The largest file offset: offsets are signed.
 pub(crate) const OFFSET_MAX: u64 = i64::MAX as u64;
 
-// States of a window. From `PARTIAL_WINDOW` on, the difference to it is the index of the window's bits.
+// States of a window. From `PARTIAL_WINDOW` on, the difference to it is the index of the window's
+// bits.
 const UNKNOWN_WINDOW: u8 = 0;
 const EMPTY_WINDOW: u8 = 1;
 const FULL_WINDOW: u8 = 2;
@@ -99,7 +100,8 @@ impl<const PARTIAL_MAX: usize> Default for StreamWindows<PARTIAL_MAX> {
 }
 
 impl<const PARTIAL_MAX: usize> StreamWindows<PARTIAL_MAX> {
-    /// Returns the initial state: all zeros, so that static memory of it takes no space in an executable.
+    /// Returns the initial state: all zeros, so that static memory of it takes no space in an
+    /// executable.
     pub const fn new() -> Self {
         Self {
             first: 0,
@@ -254,7 +256,8 @@ impl<const PARTIAL_MAX: usize> StreamWindows<PARTIAL_MAX> {
     /// Records that `resident` bytes of a range are resident. The range is one that
     /// [`sample_for_read`](Self::sample_for_read) returned, or one window of it. Returns false if
     /// that is not enough, since only some are resident. The caller then reports each window alone,
-    /// and a window for which that is not enough by its pages ([`record_pages`](Self::record_pages)).
+    /// and a window for which that is not enough by its pages
+    /// ([`record_pages`](Self::record_pages)).
     #[must_use]
     pub fn record_residency(&mut self, range: &Range<u64>, resident: u64) -> bool {
         let length = range.end.saturating_sub(range.start);

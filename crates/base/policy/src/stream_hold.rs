@@ -1,26 +1,29 @@
-//! Decides which writing processes are held, and for how long at a time, so that at most a bound of bytes is
-//! unwritten in front of their disk.
+//! Decides which writing processes are held, and for how long at a time, so that at most a bound of
+//! bytes is unwritten in front of their disk.
 //!
-//! A program writes into memory faster than its disk accepts it. The data waits there until the kernel's own
-//! flusher starts, and then each commit of a database waits behind all of it. [`DeviceHolds`] decides which
-//! writers of one device to hold: holds start when more than the bound is unwritten, and end when at most half of
-//! it is. If the next decision is late, writers run only until they may have filled the bound. [`HoldCycle`] splits
-//! holds into ones of at most [`HOLD_MAX`], with a moment in between in which the process runs and receives its
-//! signals.
+//! A program writes into memory faster than its disk accepts it. The data waits there until the
+//! kernel's own flusher starts, and then each commit of a database waits behind all of it.
+//! [`DeviceHolds`] decides which writers of one device to hold: holds start when more than the
+//! bound is unwritten, and end when at most half of it is. If the next decision is late, writers
+//! run only until they may have filled the bound. [`HoldCycle`] splits holds into ones of at most
+//! [`HOLD_MAX`], with a moment in between in which the process runs and receives its signals.
 //!
 //! # Invariants
 //!
-//! - A process that has not dirtied pages of the device recently is never held. It has more time for that while it
-//!   is held, since it may wait for a processor in each of its moments.
-//! - Nobody is held once at most half of the bound is unwritten, or if nothing on the device was written for
+//! - A process that has not dirtied pages of the device recently is never held. It has more time
+//!   for that while it is held, since it may wait for a processor in each of its moments.
+//! - Nobody is held once at most half of the bound is unwritten, or if nothing on the device was
+//!   written for
 //!   [`STALLED_AFTER`]: a hung disk or a hung worker holds nobody.
-//! - A writer with less than half its fair share of the unwritten bytes is held only if more than twice the bound
-//!   is unwritten and processes that have ended or stopped writing left most of that.
-//! - A writer is held for a late decision only if writers were so fast lately that they may fill the bound
-//!   within [`WRITER_FOR`].
-//! - The rules above apply to the bound. A rate limit holds everyone who wrote within the last second until its
-//!   tokens are back.
-//! - No hold is longer than [`HOLD_MAX`], and at least [`MOMENT`] lies between two holds of a process.
+//! - A writer with less than half its fair share of the unwritten bytes is held only if more than
+//!   twice the bound is unwritten and processes that have ended or stopped writing left most of
+//!   that.
+//! - A writer is held for a late decision only if writers were so fast lately that they may fill
+//!   the bound within [`WRITER_FOR`].
+//! - The rules above apply to the bound. A rate limit holds everyone who wrote within the last
+//!   second until its tokens are back.
+//! - No hold is longer than [`HOLD_MAX`], and at least [`MOMENT`] lies between two holds of a
+//!   process.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -33,16 +36,18 @@ pub const MOMENT: Duration = Duration::from_micros(200);
 pub const WRITER_FOR: Duration = Duration::from_secs(1);
 /// The same for a process that is held.
 pub const HELD_WRITER_FOR: Duration = Duration::from_secs(5);
-/// If nothing was written for this long, the disk hangs, and holds are useless. A disk on which another program
-/// syncs gigabytes may write nothing of a stream for some seconds: that is when the bound matters most.
+/// If nothing was written for this long, the disk hangs, and holds are useless. A disk on which
+/// another program syncs gigabytes may write nothing of a stream for some seconds: that is when the
+/// bound matters most.
 pub const STALLED_AFTER: Duration = Duration::from_secs(20);
-/// Maximum number of processes of a device that are held at a time, those with the most unwritten: a hold takes about 0.1 ms.
+/// Maximum number of processes of a device that are held at a time, those with the most unwritten:
+/// a hold takes about 0.1 ms.
 pub const HELD_MAX: usize = 64;
 /// Maximum and minimum time between two decisions while writers write.
 const DECIDE_MAX: Duration = Duration::from_millis(10);
 const DECIDE_MIN: Duration = Duration::from_millis(1);
-/// Capacity of a token bucket: one part in this many of a second's tokens, but at least one call of a copying
-/// program.
+/// Capacity of a token bucket: one part in this many of a second's tokens, but at least one call of
+/// a copying program.
 const BURST_PARTS: u64 = 10;
 const BURST_MIN: u64 = 256 << 10;
 const NANOS_PER_SECOND: u128 = 1_000_000_000;
@@ -74,7 +79,8 @@ impl Writer {
     }
 }
 
-/// Token bucket of a writer's rate: one token per byte that may be dirtied. Negative after an excess.
+/// Token bucket of a writer's rate: one token per byte that may be dirtied. Negative after an
+/// excess.
 #[derive(Debug, Clone, Copy)]
 struct TokenBucket {
     tokens: i64,
@@ -88,8 +94,8 @@ pub struct HoldDecision {
     pub held: Vec<u32>,
     /// `None` if nobody writes.
     pub again_at: Option<Duration>,
-    /// Process IDs to hold if there is no other decision by `late_at`, ascending. Whoever decides may wait for a
-    /// processor while they write gigabytes a second.
+    /// Process IDs to hold if there is no other decision by `late_at`, ascending. Whoever decides
+    /// may wait for a processor while they write gigabytes a second.
     pub held_if_late: Vec<u32>,
     /// The time at which the writers may have filled the bound, not before `again_at`.
     pub late_at: Duration,

@@ -1,11 +1,11 @@
-//! The operator's choice of the speed at which streams may use a shared disk, and the pacer of a task
-//! that keeps to it.
+//! The operator's choice of the speed at which streams may use a shared disk, and the pacer of a
+//! task that keeps to it.
 //!
 //! A task that reads or writes by itself ([`TaskPacer`]) works in pieces, as writers of streams do
 //! ([`Pacer`]). A piece that took longer than its price shows that others wait.
 //!
-//! Invariants: no pause is longer than [`PAUSE_MAX_NS`](crate::pacer::PAUSE_MAX_NS), except to keep to a rate.
-//! With [`StreamPace::Off`] there are no pauses.
+//! Invariants: no pause is longer than [`PAUSE_MAX_NS`](crate::pacer::PAUSE_MAX_NS), except to keep
+//! to a rate. With [`StreamPace::Off`] there are no pauses.
 
 use core::time::Duration;
 
@@ -22,7 +22,8 @@ pub enum StreamPace {
     Off,
     /// As [`Self::Auto`], but with at most a third of the disk's time while others use it.
     Idle,
-    /// At most this many bytes per second on each file system; yields to others as [`Self::Auto`] does.
+    /// At most this many bytes per second on each file system; yields to others as [`Self::Auto`]
+    /// does.
     BytesPerSecond(u64),
 }
 
@@ -60,14 +61,14 @@ impl TaskPacer {
     }
 
     /// Sets the share to leave to others, as computed from their requests
-    /// ([`DiskContention`](crate::disk_contention::DiskContention)). Without it, the durations of the parts alone
-    /// show whether somebody waits.
+    /// ([`DiskContention`](crate::disk_contention::DiskContention)). Without it, the durations of
+    /// the parts alone show whether somebody waits.
     pub fn others(&mut self, share: YieldShare) {
         self.known = share;
     }
 
-    /// Records that a part of a piece was read or written, by `now`. Returns the nanoseconds for which to begin
-    /// nothing.
+    /// Records that a part of a piece was read or written, by `now`. Returns the nanoseconds for
+    /// which to begin nothing.
     ///
     /// ```
     /// use pagekeeper_policy::pacer::WrittenPart;
@@ -111,7 +112,8 @@ impl TaskPacer {
         self.pacer.written(part)
     }
 
-    /// Returns the nanoseconds until the bytes of the part are paid for at this rate. Unused time is lost.
+    /// Returns the nanoseconds until the bytes of the part are paid for at this rate. Unused time
+    /// is lost.
     fn unpaid(&mut self, rate: u64, part: WrittenPart, now: u64) -> u64 {
         let cost = u128::from(part.bytes) * 1_000_000_000 / u128::from(rate.max(1));
         let cost = u64::try_from(cost).unwrap_or(u64::MAX);

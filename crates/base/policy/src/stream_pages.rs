@@ -1,19 +1,20 @@
 //! The pages of one file that streams brought in: decides which of them may be released, and when.
-//! Kernel events name each page that a stream adds to the page cache and, on kernels that have such events, each
-//! page that somebody uses. [`StreamPages`] keeps the pages as bits in windows of 2 MiB ([`WINDOW`]). The kernel's
-//! folios are aligned and at most as large as a window, so pages of a window that are released together are whole
-//! folios.
+//! Kernel events name each page that a stream adds to the page cache and, on kernels that have such
+//! events, each page that somebody uses. [`StreamPages`] keeps the pages as bits in windows of 2
+//! MiB ([`WINDOW`]). The kernel's folios are aligned and at most as large as a window, so pages of
+//! a window that are released together are whole folios.
 //!
 //! # Invariants
 //!
-//! A page that no stream added is never due. A page that others used is not due until a stream adds it again. The
-//! page at a reader's or writer's position is not due while it goes on. `added == released + handed_on + gone +
-//! resident` at all times.
+//! A page that no stream added is never due. A page that others used is not due until a stream adds
+//! it again. The page at a reader's or writer's position is not due while it goes on.
+//! `added == released + handed_on + gone + resident` at all times.
 //!
 //! # Cost
 //!
-//! An event costs O(log n) in the number of windows, plus a few instructions for each window that it touches.
-//! [`StreamPages::due`] looks at each window once. At most [`STREAM_WINDOWS_MAX`] windows are kept.
+//! An event costs O(log n) in the number of windows, plus a few instructions for each window that
+//! it touches. [`StreamPages::due`] looks at each window once. At most [`STREAM_WINDOWS_MAX`]
+//! windows are kept.
 
 mod due;
 mod positions;
@@ -34,16 +35,16 @@ use crate::{PAGE_BYTES, WINDOW};
 use positions::StreamPositions;
 use window_pages::{WINDOW_PAGES, WindowPages, count, difference, mask};
 
-/// Windows kept per file: 128 GiB of it if it is read in order, 14 MB of memory. The oldest are given up beyond
-/// this.
+/// Windows kept per file: 128 GiB of it if it is read in order, 14 MB of memory. The oldest are
+/// given up beyond this.
 pub const STREAM_WINDOWS_MAX: usize = 65_536;
 /// Windows given up at once, so that the search for the oldest is rare.
 const GIVE_UP_BATCH_WINDOWS: usize = STREAM_WINDOWS_MAX / 16;
-/// Pause after the first attempt that leaves pages; each further pause is twice as long. This is two steps of the
-/// caller, after which pages that were in flight or locked are free.
+/// Pause after the first attempt that leaves pages; each further pause is twice as long. This is
+/// two steps of the caller, after which pages that were in flight or locked are free.
 const RETRY_PAUSE_MIN: Duration = Duration::from_millis(20);
-/// Longest pause between two attempts. Pages that wait for a slow disk then cost next to nothing, and are still
-/// released within a second of their writeback.
+/// Longest pause between two attempts. Pages that wait for a slow disk then cost next to nothing,
+/// and are still released within a second of their writeback.
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// The result of an attempt to release a range, in bytes.
@@ -74,8 +75,8 @@ pub struct StreamTotals {
 
 /// The pages of one file that streams brought in.
 ///
-/// Times count from any fixed moment, and never go back. Bytes are whole pages; a part of a page counts as the
-/// page.
+/// Times count from any fixed moment, and never go back. Bytes are whole pages; a part of a page
+/// counts as the page.
 ///
 /// ```
 /// use pagekeeper_policy::stream_pages::{ReleaseOutcome, StreamPages};
@@ -98,8 +99,8 @@ pub struct StreamTotals {
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct StreamPages {
-    /// The windows that hold pages, by their number in the file. Boxed, since most files have one window, and a
-    /// map node has room for eleven.
+    /// The windows that hold pages, by their number in the file. Boxed, since most files have one
+    /// window, and a map node has room for eleven.
     windows: BTreeMap<u64, Box<WindowPages>>,
     /// The positions at which streams add pages.
     additions: StreamPositions,
@@ -116,8 +117,8 @@ pub struct StreamPages {
 }
 
 impl StreamPages {
-    /// Records pages that a stream brought in at `now`. If a page is still listed, the kernel has dropped it
-    /// meanwhile: it counts as gone once and added once more.
+    /// Records pages that a stream brought in at `now`. If a page is still listed, the kernel has
+    /// dropped it meanwhile: it counts as gone once and added once more.
     pub fn added(&mut self, bytes: Range<u64>, now: Duration) {
         let pages = pages_of(&bytes);
         if pages.is_empty() {
@@ -138,8 +139,8 @@ impl StreamPages {
         }
     }
 
-    /// Records resident pages that a stream must have brought in, though no event said so. Returns how many bytes
-    /// of them were not listed.
+    /// Records resident pages that a stream must have brought in, though no event said so. Returns
+    /// how many bytes of them were not listed.
     pub fn found(&mut self, bytes: Range<u64>, now: Duration) -> u64 {
         let mut found = 0;
         for (index, part) in parts(&pages_of(&bytes)) {
@@ -189,11 +190,12 @@ impl StreamPages {
         self.remove(&empty);
     }
 
-    /// Records the result of an attempt to release `range`, which [`Self::due`] returned, or a part of it. If
-    /// pages stay, the range is due again after a pause: 20 ms at first, twice as long each time, up to 1 s. An
-    /// addition or a first use in a window ends its pause.
+    /// Records the result of an attempt to release `range`, which [`Self::due`] returned, or a part
+    /// of it. If pages stay, the range is due again after a pause: 20 ms at first, twice as long
+    /// each time, up to 1 s. An addition or a first use in a window ends its pause.
     ///
-    /// Windows with additions since the range was asked for are left as they are, since the attempt may have come before the addition.
+    /// Windows with additions since the range was asked for are left as they are, since the attempt
+    /// may have come before the addition.
     pub fn tried(&mut self, range: &DueRange, outcome: ReleaseOutcome, now: Duration) {
         let pages = pages_of(&range.bytes);
         if pages.is_empty() {

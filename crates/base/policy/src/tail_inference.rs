@@ -1,39 +1,44 @@
 //! Infers the position of a writer that is not visible, from the changes of the file's windows.
 //!
-//! `InnoDB` and others write their redo rings with `pwrite`, whose offset `/proc` does not show. But a writer
-//! leaves traces: pages appear where it writes, and they are dirty until it syncs. Each checkpoint rewrites the
-//! header block of a ring (in the window that starts at 0), so window 0 shows traces wherever the writer is.
+//! `InnoDB` and others write their redo rings with `pwrite`, whose offset `/proc` does not show.
+//! But a writer leaves traces: pages appear where it writes, and they are dirty until it syncs.
+//! Each checkpoint rewrites the header block of a ring (in the window that starts at 0), so window
+//! 0 shows traces wherever the writer is.
 //!
-//! A window is *fresh* if its resident or its unwritten bytes grew since the last sample: something wrote (or
-//! read) there in between. It is *active* if it is fresh or still dirty. Active windows are remembered.
+//! A window is *fresh* if its resident or its unwritten bytes grew since the last sample: something
+//! wrote (or read) there in between. It is *active* if it is fresh or still dirty. Active windows
+//! are remembered.
 //!
 //! Invariants:
-//! 1. The tail is unknown, and nothing of the file may be released, until a window other than the header's has
-//!    been fresh. The first sample proves nothing: dirty pages may be old.
+//! 1. The tail is unknown, and nothing of the file may be released, until a window other than the
+//!    header's has been fresh. The first sample proves nothing: dirty pages may be old.
 //! 2. A remembered window stays protected, together with the `slack` bytes before it and
 //!    [`WRITER_AHEAD_BYTES`] bytes after it: the writer may have moved on since, and leaves no
 //!    trace where old pages were resident. Once those are released, nothing is resident there. At
 //!    the end of the file this range continues at the start. Nothing is protected after the
 //!    header's window.
-//! 3. A remembered window is forgotten when it is *passed*: a window above it, joined to it by remembered windows,
-//!    was fresh in a step after the one in which it was last active. A log is written upwards, so the writer has
-//!    left it. In a ring whose checkpoint is known this also holds around the end of the file. (Without this rule
-//!    a fast writer would hold [`QUIET_STEPS`] steps' worth of log.) The header's window is never passed: the next
-//!    checkpoint comes back to it.
-//! 4. Any other window is forgotten after [`QUIET_STEPS`] consecutive steps in which it was not active while a
-//!    window other than the header's was fresh. So the end of the ring is forgotten after a wraparound, and the
-//!    old position after a jump.
-//! 5. Time alone forgets nothing, except by invariant 7: the last window of an idle writer stays protected for as
-//!    long as it is idle, and the same sample twice changes nothing.
-//! 6. A window that the caller released and that has pages again is fresh, unless its figures are exactly those
-//!    from before: then it refused. A window that shrank (reclaimed by the kernel) is not fresh. A dirty window
-//!    whose writeback was started, and that has not changed since, is not active: otherwise it would never be
-//!    released if its writeback hung.
-//! 7. A writer of whole pages without traces since `retry` changed is idle: only dirty windows stay for it, since
-//!    it needs no old page to go on. This does not apply to a ring whose checkpoint is known, where the last
-//!    position of an idle writer marks the end of the range that recovery would read.
-//! 8. A window that was released in the last step and has the same figures as before has refused, or was filled
-//!    again. If it joins a protected range the writer may be in it, so it is active, though not fresh.
+//! 3. A remembered window is forgotten when it is *passed*: a window above it, joined to it by
+//!    remembered windows, was fresh in a step after the one in which it was last active. A log is
+//!    written upwards, so the writer has left it. In a ring whose checkpoint is known this also
+//!    holds around the end of the file. (Without this rule a fast writer would hold [`QUIET_STEPS`]
+//!    steps' worth of log.) The header's window is never passed: the next checkpoint comes back to
+//!    it.
+//! 4. Any other window is forgotten after [`QUIET_STEPS`] consecutive steps in which it was not
+//!    active while a window other than the header's was fresh. So the end of the ring is forgotten
+//!    after a wraparound, and the old position after a jump.
+//! 5. Time alone forgets nothing, except by invariant 7: the last window of an idle writer stays
+//!    protected for as long as it is idle, and the same sample twice changes nothing.
+//! 6. A window that the caller released and that has pages again is fresh, unless its figures are
+//!    exactly those from before: then it refused. A window that shrank (reclaimed by the kernel) is
+//!    not fresh. A dirty window whose writeback was started, and that has not changed since, is not
+//!    active: otherwise it would never be released if its writeback hung.
+//! 7. A writer of whole pages without traces since `retry` changed is idle: only dirty windows stay
+//!    for it, since it needs no old page to go on. This does not apply to a ring whose checkpoint
+//!    is known, where the last position of an idle writer marks the end of the range that recovery
+//!    would read.
+//! 8. A window that was released in the last step and has the same figures as before has refused,
+//!    or was filled again. If it joins a protected range the writer may be in it, so it is active,
+//!    though not fresh.
 //!
 //! Limits: a write over resident pages, synced before the next sample, leaves no trace. Pages far
 //! ahead of the writer are released as soon as the tail is known, so this takes adjacent windows
@@ -106,8 +111,9 @@ enum WindowHeat {
 }
 
 impl TailInference {
-    /// Records the windows of this step, before anything is decided about them. `history` has the previous
-    /// actions. `by_reader` says which windows a reader brought in; these are no traces of the writer.
+    /// Records the windows of this step, before anything is decided about them. `history` has the
+    /// previous actions. `by_reader` says which windows a reader brought in; these are no traces of
+    /// the writer.
     pub(crate) fn observe(
         &mut self,
         windows: &[ResidentWindow],
@@ -174,8 +180,8 @@ impl TailInference {
         }
     }
 
-    /// Returns the ranges that stay for the writer in a file of `size` bytes; `None` while the tail is unknown and
-    /// everything stays.
+    /// Returns the ranges that stay for the writer in a file of `size` bytes; `None` while the tail
+    /// is unknown and everything stays.
     pub(crate) fn protected(&self, slack: u64, size: u64) -> Option<Vec<Range<u64>>> {
         (self.known || self.idle).then(|| {
             let mut ranges: Vec<Range<u64>> = Vec::new();
@@ -194,8 +200,8 @@ impl TailInference {
         })
     }
 
-    /// Returns where the writer was and where it may have gone since, without the header's window; `None` while
-    /// that is unknown.
+    /// Returns where the writer was and where it may have gone since, without the header's window;
+    /// `None` while that is unknown.
     pub(crate) fn places(&self, size: u64) -> Option<Vec<Range<u64>>> {
         (self.known && !self.idle).then(|| {
             let data = self.active.iter().filter(|active| active.range.start != 0);
@@ -208,9 +214,9 @@ impl TailInference {
         })
     }
 
-    /// Returns the end of the written part of a ring of `size` bytes with its checkpoint at this offset: the
-    /// furthest end of adjoining remembered windows. The header's window does not count. Returns `None` if there
-    /// is none.
+    /// Returns the end of the written part of a ring of `size` bytes with its checkpoint at this
+    /// offset: the furthest end of adjoining remembered windows. The header's window does not
+    /// count. Returns `None` if there is none.
     ///
     /// An end that was fresh just behind the checkpoint is outdated: the writer moved on without a
     /// trace, and is assumed to be at most [`WRITER_AHEAD_BYTES`] bytes beyond the checkpoint. This
@@ -232,7 +238,8 @@ impl TailInference {
         ends.reduce(|one, other| further(checkpoint, size, one, other))
     }
 
-    /// Whether a protected window has older traces than the newest one: its dirty pages can be written.
+    /// Whether a protected window has older traces than the newest one: its dirty pages can be
+    /// written.
     pub(crate) fn has_older_traces(&self, start: u64) -> bool {
         let own = self.active.binary_search_by_key(&start, |active| active.range.start);
         self.known && own.map_or(0, |at| self.active[at].last_fresh) < self.newest
@@ -303,8 +310,8 @@ impl TailInference {
         }
     }
 
-    /// Applies invariant 3 around the end of the file: a window at its start was fresh after those at the end were
-    /// last active.
+    /// Applies invariant 3 around the end of the file: a window at its start was fresh after those
+    /// at the end were last active.
     fn forget_end_of_file(&mut self, size: u64) {
         let at_start = self
             .active

@@ -1,10 +1,11 @@
-//! Files that a server appends to and that no pattern names: decides when they have become large enough to be
-//! reported.
+//! Files that a server appends to and that no pattern names: decides when they have become large
+//! enough to be reported.
 //!
-//! The files of one directory count together, since a rotated log always has new files, each of them small. A file
-//! that was open at the first look at its directory may have any size, so only its later growth counts. A file
-//! that replaces another was written from its start meanwhile, so its whole size counts. After an incomplete look,
-//! a file may be new to the caller only, so only its growth counts.
+//! The files of one directory count together, since a rotated log always has new files, each of
+//! them small. A file that was open at the first look at its directory may have any size, so only
+//! its later growth counts. A file that replaces another was written from its start meanwhile, so
+//! its whole size counts. After an incomplete look, a file may be new to the caller only, so only
+//! its growth counts.
 
 use std::collections::BTreeMap;
 
@@ -39,9 +40,9 @@ impl<D, F> Default for AppendedFiles<D, F> {
 }
 
 impl<D: Ord, F: Ord + Copy> AppendedFiles<D, F> {
-    /// Records the unnamed files that the server has open for writing now, with their sizes in bytes.
-    /// `is_complete` says whether these are all such files. Returns one file for each directory that is to be
-    /// reported now; each directory is reported once.
+    /// Records the unnamed files that the server has open for writing now, with their sizes in
+    /// bytes. `is_complete` says whether these are all such files. Returns one file for each
+    /// directory that is to be reported now; each directory is reported once.
     ///
     /// ```
     /// use pagekeeper_policy::unnamed::{APPENDED_REPORT_BYTES, AppendedFiles};
@@ -71,8 +72,8 @@ impl<D: Ord, F: Ord + Copy> AppendedFiles<D, F> {
 }
 
 impl<F: Ord + Copy> AppendedDirectory<F> {
-    /// Records the files that are open now. `was_complete` says whether the last look showed all files. Returns
-    /// the file that grew most if the directory is to be reported now.
+    /// Records the files that are open now. `was_complete` says whether the last look showed all
+    /// files. Returns the file that grew most if the directory is to be reported now.
     fn observe(&mut self, sizes: BTreeMap<F, u64>, was_complete: bool) -> Option<F> {
         let is_rotated = was_complete && self.sizes.keys().any(|file| !sizes.contains_key(file));
         let growth = |(file, size): (&F, &u64)| {
@@ -112,11 +113,13 @@ pub const fn is_much_for_a_log(resident: u64, appended: u64, seconds: u64, is_wr
         || (resident >= APPENDED_REPORT_BYTES && (is_write_only || appended > 0))
 }
 
-/// Minimum number of digits that count as a date, a time or a number, which differs between the files of a log.
+/// Minimum number of digits that count as a date, a time or a number, which differs between the
+/// files of a log.
 const VARYING_DIGITS_MIN: usize = 4;
 
-/// Returns a pattern for the files of the log that this file belongs to: dates, times and long numbers in its name
-/// become `*`. Returns `None` if a character of the name has a meaning in patterns.
+/// Returns a pattern for the files of the log that this file belongs to: dates, times and long
+/// numbers in its name become `*`. Returns `None` if a character of the name has a meaning in
+/// patterns.
 ///
 /// ```
 /// use pagekeeper_policy::unnamed::pattern_of;

@@ -54,7 +54,8 @@ pub struct WriteBehind {
 }
 
 impl WriteBehind {
-    /// Returns the initial state: all zeros, so that static memory of it takes no space in an executable.
+    /// Returns the initial state: all zeros, so that static memory of it takes no space in an
+    /// executable.
     pub const fn new() -> Self {
         Self {
             from: 0,

@@ -1,8 +1,9 @@
 //! Parts of a file's output that are in flight to its disk, judged by the counts of their unwritten
 //! pages.
 //!
-//! Invariants: a part is restarted at most `RESTARTS_MAX` times, since its pages may be written anew
-//! all the time. One that does not end within [`WAIT_MAX_NS`] is given up, which is no progress.
+//! Invariants: a part is restarted at most `RESTARTS_MAX` times, since its pages may be written
+//! anew all the time. One that does not end within [`WAIT_MAX_NS`] is given up, which is no
+//! progress.
 
 use core::ops::Range;
 
@@ -55,7 +56,8 @@ pub enum PartState {
 }
 
 impl WritePart {
-    /// Begins a part with `bytes` unwritten bytes. `in_flight` is the sum in flight, including them.
+    /// Begins a part with `bytes` unwritten bytes. `in_flight` is the sum in flight, including
+    /// them.
     pub const fn begin(range: &Range<u64>, bytes: u64, in_flight: u64, now: u64) -> Self {
         Self { start: range.start, end: range.end, bytes, in_flight, begun_at: now, seen_at: now, again: 0 }
     }

@@ -1,5 +1,5 @@
-//! The state of a writer's output: whether it was synced, whether its progress shows, and the keeper
-//! of a temporary file.
+//! The state of a writer's output: whether it was synced, whether its progress shows, and the
+//! keeper of a temporary file.
 //!
 //! ```text
 //! synced   no ── Synced ──▶ yes ── Wrote ──▶ no

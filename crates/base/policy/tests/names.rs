@@ -89,7 +89,8 @@ proptest! {
             ] {
                 let found = matches(pattern.as_bytes(), name.as_bytes()).expect("a match");
                 prop_assert_eq!(found.number.sequence(None), number, "{} {}", pattern, name);
-                // The stem is the name without its digits: with them it is as long as the name, and begins and ends as it.
+                // The stem is the name without its digits: with them it is as long as the name, and
+                // begins and ends as it.
                 let stem = found.stem().concat();
                 let dash = if pattern.contains("{_}") { "-" } else { "" };
                 let expected = if pattern.starts_with("{_}") {

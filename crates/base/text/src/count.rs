@@ -19,8 +19,8 @@ pub fn counted(number: impl TryInto<u64>, one: &str, more: &str) -> String {
     format!("{} {}", count(number), if number == 1 { one } else { more })
 }
 
-/// Formats a share in percent with this many decimals. It is shown as 0 or 100 only if it is exactly that; 0 of
-/// nothing is 0.
+/// Formats a share in percent with this many decimals. It is shown as 0 or 100 only if it is
+/// exactly that; 0 of nothing is 0.
 pub fn percent(part: u64, whole: u64, decimals: u8) -> String {
     if part == 0 || whole == 0 {
         return "0 %".to_owned();

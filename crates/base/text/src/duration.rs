@@ -5,7 +5,8 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-/// A duration in human-readable form: a number with `ms`, `s`, `m` or `h`, like 500ms or 1.5h; longer than zero.
+/// A duration in human-readable form: a number with `ms`, `s`, `m` or `h`, like 500ms or 1.5h;
+/// longer than zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HumanDuration(pub Duration);
 

@@ -1,10 +1,11 @@
-//! The only output path for foreign text: paths, names and titles of processes, options, names of devices and
-//! groups.
+//! The only output path for foreign text: paths, names and titles of processes, options, names of
+//! devices and groups.
 //!
-//! Any local user may put line feeds, terminal sequences or shell syntax into such a name, so none is printed
-//! verbatim. [`escaped`] is for people and logs; [`shell_quoted`](crate::shell_quoted) is for commands that are
-//! offered for pasting. [`unescaped`] is for comparisons and for JSON, which [`json_escaped`] makes safe as a whole.
-//! Clippy's `disallowed_methods` refuses the ways of the standard library. Nothing here fails.
+//! Any local user may put line feeds, terminal sequences or shell syntax into such a name, so none
+//! is printed verbatim. [`escaped`] is for people and logs; [`shell_quoted`](crate::shell_quoted)
+//! is for commands that are offered for pasting. [`unescaped`] is for comparisons and for JSON,
+//! which [`json_escaped`] makes safe as a whole. Clippy's `disallowed_methods` refuses the ways of
+//! the standard library. Nothing here fails.
 
 use std::borrow::Cow;
 use std::ffi::OsStr;
@@ -13,15 +14,16 @@ use std::os::unix::ffi::OsStrExt;
 
 /// Escapes foreign text for messages, tables and logs, on one line whatever it contains.
 ///
-/// Printable text stays as it is, including spaces and all scripts. Anything else is written as follows, and in
-/// such a text a backslash becomes `\\`:
+/// Printable text stays as it is, including spaces and all scripts. Anything else is written as
+/// follows, and in such a text a backslash becomes `\\`:
 ///
 /// * `\n`, `\r` and `\t`;
 /// * `\x1b`: other ASCII control characters, and bytes that are not UTF-8;
-/// * `\u{202e}`: other control characters, and characters that are invisible or change the text direction.
+/// * `\u{202e}`: other control characters, and characters that are invisible or change the text
+///   direction.
 ///
-/// A name without any of these keeps its backslashes, which systemd's units have. So escaping twice changes
-/// nothing, and a name that spells out `\x1b` looks like one with that byte. JSON is exact.
+/// A name without any of these keeps its backslashes, which systemd's units have. So escaping twice
+/// changes nothing, and a name that spells out `\x1b` looks like one with that byte. JSON is exact.
 ///
 /// Accepts paths, strings and the kernel's texts; for bytes see [`escaped_bytes`].
 ///
@@ -40,7 +42,8 @@ pub fn escaped_bytes(text: &[u8]) -> EscapedText<'_> {
     EscapedText(text)
 }
 
-/// Text that is printed escaped: see [`escaped`]. Width, alignment and precision apply as for a string.
+/// Text that is printed escaped: see [`escaped`]. Width, alignment and precision apply as for a
+/// string.
 #[derive(Debug, Clone, Copy)]
 pub struct EscapedText<'a>(&'a [u8]);
 
@@ -113,9 +116,9 @@ pub fn is_plain(c: char) -> bool {
         )
 }
 
-/// Whether a character is drawn as nothing where it has no effect: two names may differ in such characters alone,
-/// and look the same. This is the property `Default_Ignorable_Code_Point` of Unicode 14
-/// (`DerivedCoreProperties.txt`), including its reserved code points.
+/// Whether a character is drawn as nothing where it has no effect: two names may differ in such
+/// characters alone, and look the same. This is the property `Default_Ignorable_Code_Point` of
+/// Unicode 14 (`DerivedCoreProperties.txt`), including its reserved code points.
 fn is_ignorable(c: char) -> bool {
     matches!(c,
         '\u{ad}' | '\u{34f}' | '\u{61c}'      // soft hyphen, grapheme joiner, Arabic letter mark
@@ -134,8 +137,8 @@ fn is_ignorable(c: char) -> bool {
     )
 }
 
-/// Escapes what is not [`is_plain`] in JSON on one line. JSON's own rules escape only the control characters of
-/// ASCII except DEL. A parser reads the same strings.
+/// Escapes what is not [`is_plain`] in JSON on one line. JSON's own rules escape only the control
+/// characters of ASCII except DEL. A parser reads the same strings.
 ///
 /// ```
 /// use pagekeeper_text::json_escaped;
@@ -160,9 +163,9 @@ pub fn json_escaped(json: &str) -> Cow<'_, str> {
     text.into()
 }
 
-/// Returns foreign text as it is, with U+FFFD for invalid UTF-8: for JSON strings, whose writer escapes it, and
-/// for comparing and parsing. Never use it for a message, or for a label of metrics, whose writer escapes only
-/// line ends and quotes.
+/// Returns foreign text as it is, with U+FFFD for invalid UTF-8: for JSON strings, whose writer
+/// escapes it, and for comparing and parsing. Never use it for a message, or for a label of
+/// metrics, whose writer escapes only line ends and quotes.
 #[allow(clippy::disallowed_methods, reason = "the one place that may")]
 pub fn unescaped<T: AsRef<OsStr> + ?Sized>(text: &T) -> Cow<'_, str> {
     text.as_ref().to_string_lossy()

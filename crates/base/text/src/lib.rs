@@ -1,8 +1,8 @@
 //! All text that leaves a process: one function for each thing that is printed.
 //!
-//! Names that others chose pass through [`escaped`], [`shell_quoted`] or [`unescaped`], and never reach a terminal
-//! as they are. Figures have a unit and few digits. Formatting never fails; parsing fails with a sentence that
-//! quotes its input.
+//! Names that others chose pass through [`escaped`], [`shell_quoted`] or [`unescaped`], and never
+//! reach a terminal as they are. Figures have a unit and few digits. Formatting never fails;
+//! parsing fails with a sentence that quotes its input.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 

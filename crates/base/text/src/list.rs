@@ -13,8 +13,8 @@ pub fn listed<T: Display>(items: &[T]) -> String {
     }
 }
 
-/// Formats the first items of a list, and the number of the others: "A, B and 3 more". Very many must not fill a
-/// report.
+/// Formats the first items of a list, and the number of the others: "A, B and 3 more". Very many
+/// must not fill a report.
 pub fn listed_up_to<T: Display>(items: &[T], shown: usize) -> String {
     let (first, more) = items.split_at(items.len().min(shown));
     let first = joined(first);

@@ -8,11 +8,11 @@ use crate::escape::{escaped_bytes, is_plain};
 
 /// Quotes foreign text as one word of a command line that is offered for pasting.
 ///
-/// A word of letters, digits and `_./:@%+=,-#` that starts with neither `#` nor `=` stays as it is; others are put
-/// in POSIX single quotes. Text that [`escaped`](crate::escaped) would change can't be pasted or read safely either. Such a word
-/// becomes `$'…'` with octal escapes, which POSIX has since 2024. bash, zsh, ksh and busybox know them; dash
-/// (0.5.12) and fish do not. To those it is a word with a dollar sign and backslashes: the wrong name, but nothing
-/// is executed.
+/// A word of letters, digits and `_./:@%+=,-#` that starts with neither `#` nor `=` stays as it is;
+/// others are put in POSIX single quotes. Text that [`escaped`](crate::escaped) would change can't
+/// be pasted or read safely either. Such a word becomes `$'…'` with octal escapes, which POSIX has
+/// since 2024. bash, zsh, ksh and busybox know them; dash (0.5.12) and fish do not. To those it is
+/// a word with a dollar sign and backslashes: the wrong name, but nothing is executed.
 ///
 /// ```
 /// use pagekeeper_text::shell_quoted;
@@ -41,8 +41,8 @@ impl Display for ShellQuoted<'_> {
                 f.write_str("$'")?;
                 for chunk in self.0.utf8_chunks() {
                     for c in chunk.valid().chars() {
-                        // `\'` would end the quotes for the history of an interactive bash, which then expands
-                        // text after an exclamation mark.
+                        // `\'` would end the quotes for the history of an interactive bash, which
+                        // then expands text after an exclamation mark.
                         match c {
                             '\\' => f.write_str(r"\\")?,
                             _ if is_plain(c) && c != '\'' && c != '!' => f.write_char(c)?,

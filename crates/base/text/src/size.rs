@@ -1,8 +1,8 @@
 //! Sizes and byte ranges.
 //!
-//! Parsing accepts a number with an optional unit, in either case, as GNU coreutils does. `K`, `M`, `G`, `T`, `P`
-//! (or `KiB` …) are powers of 1024; `KB`, `MB` … are powers of 1000; none, or `B`, is bytes. Formatting uses
-//! binary units with one decimal.
+//! Parsing accepts a number with an optional unit, in either case, as GNU coreutils does. `K`, `M`,
+//! `G`, `T`, `P` (or `KiB` …) are powers of 1024; `KB`, `MB` … are powers of 1000; none, or `B`, is
+//! bytes. Formatting uses binary units with one decimal.
 
 use std::fmt;
 use std::str::FromStr;

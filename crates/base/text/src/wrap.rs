@@ -1,8 +1,8 @@
 //! Text for people in a fixed number of columns.
 //!
-//! Invariants: a figure and its unit stay on one line. A command in backticks is one word, whatever its length,
-//! and stays unchanged: another space or line end in it would make it another command, on another path. A quoted
-//! backtick or space inside it belongs to the command.
+//! Invariants: a figure and its unit stay on one line. A command in backticks is one word, whatever
+//! its length, and stays unchanged: another space or line end in it would make it another command,
+//! on another path. A quoted backtick or space inside it belongs to the command.
 
 use std::fmt;
 
@@ -18,8 +18,8 @@ pub fn labelled(f: &mut impl fmt::Write, label: &str, text: &str) -> fmt::Result
     wrapped(f, &format!("  {label:<width$}", width = LABEL_COLUMNS - 2), LABEL_COLUMNS, text)
 }
 
-/// Writes `first`, then `text` wrapped into 80 columns, with further lines indented by `indent`. A command in
-/// backticks stays whole.
+/// Writes `first`, then `text` wrapped into 80 columns, with further lines indented by `indent`. A
+/// command in backticks stays whole.
 pub fn wrapped(f: &mut impl fmt::Write, first: &str, indent: usize, text: &str) -> fmt::Result {
     let mut column = first.chars().count();
     f.write_str(first)?;
@@ -38,8 +38,8 @@ pub fn wrapped(f: &mut impl fmt::Write, first: &str, indent: usize, text: &str) 
             f.write_char(' ')?;
             column += 1;
         }
-        // Names in it were escaped at their source. Anything that was not is at least unable to control a
-        // terminal.
+        // Names in it were escaped at their source. Anything that was not is at least unable to
+        // control a terminal.
         write!(f, "{}", escaped(word))?;
         if let Some(unit) = unit {
             write!(f, " {unit}")?;
@@ -84,7 +84,8 @@ impl<'a> Iterator for TextWords<'a> {
     }
 }
 
-/// Returns the length of a command including the backtick that ends it. A backtick in quotes ends nothing.
+/// Returns the length of a command including the backtick that ends it. A backtick in quotes ends
+/// nothing.
 fn command_end(text: &str) -> Option<usize> {
     let mut quoted = false;
     let mut characters = text.char_indices();

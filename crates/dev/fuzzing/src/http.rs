@@ -1,5 +1,6 @@
-//! Headers that clients of the metrics send, as far as this project parses them. Any text names this host or
-//! not, and selects a format of the exposition. httparse parses the headers themselves.
+//! Headers that clients of the metrics send, as far as this project parses them. Any text names
+//! this host or not, and selects a format of the exposition. httparse parses the headers
+//! themselves.
 //!
 //! The first line is a `Host`, each other line an `Accept`.
 

@@ -1,7 +1,8 @@
-//! Headers of InnoDB redo logs: any bytes are parsed or rejected, and a parsed checkpoint lies within the file.
+//! Headers of InnoDB redo logs: any bytes are parsed or rejected, and a parsed checkpoint lies
+//! within the file.
 //!
-//! The bytes are tried as they are. They are also spread over the blocks of each layout, with valid checksums,
-//! which mutations never hit.
+//! The bytes are tried as they are. They are also spread over the blocks of each layout, with valid
+//! checksums, which mutations never hit.
 
 use pagekeeper_catalog::checkpoint::innodb::{REDO_HEADER_BYTES, RedoHeader, RedoLayout};
 
@@ -40,7 +41,8 @@ fn try_reading(bytes: &[u8]) {
     }
 }
 
-/// The blocks, one after the other, of a log that starts at an LSN, with two checkpoints at either place.
+/// The blocks, one after the other, of a log that starts at an LSN, with two checkpoints at either
+/// place.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let words = |words: [u64; 4]| words.map(u64::to_be_bytes).concat();
     let start = words([0, 0x3000, 0, 0]);

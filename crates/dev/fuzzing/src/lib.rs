@@ -1,8 +1,8 @@
-//! All parsers of data that others can write, each as a function of any bytes ([`Target`]). It panics if the
-//! parser does, or if the result can't be right.
+//! All parsers of data that others can write, each as a function of any bytes ([`Target`]). It
+//! panics if the parser does, or if the result can't be right.
 //!
-//! The same functions run in `tests/random_input` with any compiler, and in `fuzz/` under libFuzzer. Crates with
-//! private parsers offer tests of them by their feature `fuzzing`.
+//! The same functions run in `tests/random_input` with any compiler, and in `fuzz/` under
+//! libFuzzer. Crates with private parsers offer tests of them by their feature `fuzzing`.
 
 mod http;
 mod innodb_header;
@@ -80,7 +80,8 @@ fn text(data: &[u8]) -> &str {
     std::str::from_utf8(&data[..valid]).unwrap_or_default()
 }
 
-/// Creates a directory for a fake machine whose files are rewritten continually: in memory if possible.
+/// Creates a directory for a fake machine whose files are rewritten continually: in memory if
+/// possible.
 fn scratch() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a directory")
 }

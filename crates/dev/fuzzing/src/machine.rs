@@ -1,7 +1,8 @@
-//! All parsers of `/proc` and `/sys`: a part of one file of a fake machine is replaced, and everything is read.
+//! All parsers of `/proc` and `/sys`: a part of one file of a fake machine is replaced, and
+//! everything is read.
 //!
-//! The input: the number of the file (1 byte), the offset (2), how many bytes are replaced (1; 255 for the
-//! rest), and the replacement. As it was made, the tree is read without error.
+//! The input: the number of the file (1 byte), the offset (2), how many bytes are replaced (1; 255
+//! for the rest), and the replacement. As it was made, the tree is read without error.
 
 use std::path::Path;
 

@@ -1,4 +1,5 @@
-//! A tree of plain files that stands for a machine's `/proc` and `/sys`, and a reading of all of it.
+//! A tree of plain files that stands for a machine's `/proc` and `/sys`, and a reading of all of
+//! it.
 
 use std::fmt::Write;
 use std::os::unix::fs::symlink;

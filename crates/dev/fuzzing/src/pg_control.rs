@@ -1,7 +1,8 @@
-//! `PostgreSQL`'s control file: any bytes are parsed or rejected, and arithmetic on the parsed numbers does not
-//! fail.
+//! `PostgreSQL`'s control file: any bytes are parsed or rejected, and arithmetic on the parsed
+//! numbers does not fail.
 //!
-//! The bytes are tried as they are, and in each format with a valid checksum, which mutations never hit.
+//! The bytes are tried as they are, and in each format with a valid checksum, which mutations never
+//! hit.
 
 use pagekeeper_catalog::checkpoint::postgresql::{CONTROL_FILE_BYTES, ControlFile};
 

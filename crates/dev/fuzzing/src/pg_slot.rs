@@ -1,7 +1,8 @@
-//! `PostgreSQL`'s replication slots: any bytes are parsed or rejected, and arithmetic on a parsed position does
-//! not fail.
+//! `PostgreSQL`'s replication slots: any bytes are parsed or rejected, and arithmetic on a parsed
+//! position does not fail.
 //!
-//! The bytes are tried as they are, and in each version with a valid checksum, which mutations never hit.
+//! The bytes are tried as they are, and in each version with a valid checksum, which mutations
+//! never hit.
 
 use pagekeeper_catalog::postgresql::slot::{ReplicationSlot, SLOT_BYTES};
 use pagekeeper_policy::names::SegmentSize;

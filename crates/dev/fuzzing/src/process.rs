@@ -1,5 +1,6 @@
-//! A process's own data in `/proc`: its name, title, state and users, and its groups, mounts, mappings and
-//! descriptors, whose names it can choose. One file of a fake process is replaced and read.
+//! A process's own data in `/proc`: its name, title, state and users, and its groups, mounts,
+//! mappings and descriptors, whose names it can choose. One file of a fake process is replaced and
+//! read.
 //!
 //! The input: the number of the file (1 byte), and its content.
 

@@ -1,8 +1,8 @@
-//! The record reader, through a redo log. Any bytes in its files are parsed or rejected. The records read stay
-//! the same when the log is opened again, and an appended record follows them.
+//! The record reader, through a redo log. Any bytes in its files are parsed or rejected. The
+//! records read stay the same when the log is opened again, and an appended record follows them.
 //!
-//! The input is a list of places and what to write there: records with valid checksums, which mutations never
-//! hit, and raw bytes.
+//! The input is a list of places and what to write there: records with valid checksums, which
+//! mutations never hit, and raw bytes.
 
 use std::path::Path;
 use std::sync::{Arc, LazyLock};

@@ -1,4 +1,5 @@
-//! Valid inputs for parsers of this project's own formats, of names and of settings: mutations begin here.
+//! Valid inputs for parsers of this project's own formats, of names and of settings: mutations
+//! begin here.
 
 use pagekeeper_catalog::BUILT_IN_PROFILES;
 
@@ -32,8 +33,8 @@ pub(crate) fn superblock() -> Vec<Vec<u8>> {
     vec![[slot.as_slice(), slot].concat()]
 }
 
-/// One record (the store's state, then an image, a diff and a free page), and the same in two parts, of the
-/// next commit.
+/// One record (the store's state, then an image, a diff and a free page), and the same in two
+/// parts, of the next commit.
 pub(crate) fn entry() -> Vec<Vec<u8>> {
     owned(&[
         b"\x00\x2c\x09\x01\x01\xac\x02\x00user\x0a\x11\x07\x01\x02\x03\x04\xc8\x01ab\x0f\x32\xab\x02\x01\

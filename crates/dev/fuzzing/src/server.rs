@@ -1,5 +1,6 @@
-//! The doctor's facts about a server: its program, its settings files, and the state of its WAL. One file of a
-//! fake server is replaced, or a segment of the WAL gets another name, and everything is read.
+//! The doctor's facts about a server: its program, its settings files, and the state of its WAL.
+//! One file of a fake server is replaced, or a segment of the WAL gets another name, and everything
+//! is read.
 //!
 //! The input: the number of the file (1 byte), and its content, or the name.
 

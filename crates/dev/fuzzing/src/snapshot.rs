@@ -1,8 +1,8 @@
-//! The snapshot file: any bytes are parsed or rejected, and a parsed file is the same after it was written and
-//! read again.
+//! The snapshot file: any bytes are parsed or rejected, and a parsed file is the same after it was
+//! written and read again.
 //!
-//! The bytes are tried as they are, and as content of version 1 with a valid checksum, which mutations never
-//! hit.
+//! The bytes are tried as they are, and as content of version 1 with a valid checksum, which
+//! mutations never hit.
 
 use pagekeeper_observe::saved_pages as format;
 

@@ -1,5 +1,5 @@
-//! Requests that users write to the guard's socket for streams, and the answers that a client reads there: any
-//! bytes are parsed or rejected.
+//! Requests that users write to the guard's socket for streams, and the answers that a client reads
+//! there: any bytes are parsed or rejected.
 
 use pagekeeper_streams::stream_request::{StreamAnswer, StreamSums, check_request, request_line};
 

@@ -1,4 +1,5 @@
-//! Lines of the kernel's tracing, which contain the names that tasks chose: any bytes are parsed or rejected.
+//! Lines of the kernel's tracing, which contain the names that tasks chose: any bytes are parsed or
+//! rejected.
 
 use pagekeeper_trace::fuzzing::task_of_event;
 

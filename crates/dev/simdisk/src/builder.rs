@@ -93,7 +93,8 @@ impl SimDiskBuilder {
         self
     }
 
-    /// Sets the alignment of direct reads and writes, for memory and offset, in bytes; 512 by default.
+    /// Sets the alignment of direct reads and writes, for memory and offset, in bytes; 512 by
+    /// default.
     #[must_use]
     pub fn alignment(mut self, bytes: usize) -> Self {
         self.alignment = bytes.max(1);
@@ -107,9 +108,9 @@ impl SimDiskBuilder {
         self
     }
 
-    /// Accepts atomic writes ([`pagekeeper_io::WriteMode::Atomic`]) up to this many bytes, rounded down to a power of
-    /// two. The minimum is 512 bytes or the alignment of direct writes. By default they fail with
-    /// `EOPNOTSUPP`.
+    /// Accepts atomic writes ([`pagekeeper_io::WriteMode::Atomic`]) up to this many bytes, rounded
+    /// down to a power of two. The minimum is 512 bytes or the alignment of direct writes. By
+    /// default they fail with `EOPNOTSUPP`.
     #[must_use]
     pub fn atomic_writes(mut self, max_bytes: u64) -> Self {
         self.atomic_max = max_bytes.checked_ilog2().map_or(0, |bits| 1 << bits);
@@ -136,16 +137,17 @@ impl SimDiskBuilder {
         self
     }
 
-    /// Holds submitted reads and writes until [`SimDisk::step`](crate::SimDisk::step) performs them, so that their order repeats
-    /// exactly. Otherwise a thread performs them as soon as it can.
+    /// Holds submitted reads and writes until [`SimDisk::step`](crate::SimDisk::step) performs
+    /// them, so that their order repeats exactly. Otherwise a thread performs them as soon as it
+    /// can.
     #[must_use]
     pub fn by_steps(mut self) -> Self {
         self.by_steps = true;
         self
     }
 
-    /// Performs submitted reads and writes on the submitting thread before the call returns, so that their order repeats
-    /// exactly.
+    /// Performs submitted reads and writes on the submitting thread before the call returns, so
+    /// that their order repeats exactly.
     #[must_use]
     pub fn at_once(mut self) -> Self {
         self.at_once = true;

@@ -1,8 +1,8 @@
 //! Contents of simulated files: the bytes that were written; elsewhere zeros or a computed pattern.
 //!
-//! Invariants: bytes are kept in chunks that copies share until one of them writes, so that copying a disk
-//! costs a step per chunk and copies no bytes. Each chunk lies at least partly below the length; its part
-//! behind the length counts as never written.
+//! Invariants: bytes are kept in chunks that copies share until one of them writes, so that copying
+//! a disk costs a step per chunk and copies no bytes. Each chunk lies at least partly below the
+//! length; its part behind the length counts as never written.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,7 +1,7 @@
 //! Decides which unsynced changes are on the device after a power cut.
 //!
-//! Invariant: a [`CrashOutcome`] depends only on the pattern, the seed and the numbers of the operations, so
-//! that a crash repeats.
+//! Invariant: a [`CrashOutcome`] depends only on the pattern, the seed and the numbers of the
+//! operations, so that a crash repeats.
 
 use std::ops::Range;
 
@@ -10,8 +10,9 @@ use crate::inode::PendingWrite;
 
 /// The unsynced writes, sizes and names that survive a power cut. Synced ones always survive.
 ///
-/// A device may keep unsynced writes in any order and in part, so tests should go through all of these. In
-/// each case an atomic write ([`pagekeeper_io::WriteMode::Atomic`]) survives completely or not at all.
+/// A device may keep unsynced writes in any order and in part, so tests should go through all of
+/// these. In each case an atomic write ([`pagekeeper_io::WriteMode::Atomic`]) survives completely
+/// or not at all.
 ///
 /// ```
 /// use pagekeeper_io::{Access, Create, Io, WriteMode};
@@ -46,8 +47,8 @@ pub enum Persistence {
     Random,
     /// Some at random; for a write, some of its sectors (512 bytes).
     Torn,
-    /// As [`Self::Torn`], but some of the missing sectors hold garbage. The garbage fills the whole sector,
-    /// even if the write covered only a part and the rest had been synced.
+    /// As [`Self::Torn`], but some of the missing sectors hold garbage. The garbage fills the whole
+    /// sector, even if the write covered only a part and the rest had been synced.
     TornGarbage,
 }
 
@@ -104,8 +105,8 @@ impl CrashOutcome {
         }
     }
 
-    /// Writes the persisting part of a write. An atomic write, or its remainder, persists completely or not
-    /// at all.
+    /// Writes the persisting part of a write. An atomic write, or its remainder, persists
+    /// completely or not at all.
     pub(crate) fn write(&self, operation: u64, content: &mut FileContent, write: &PendingWrite) {
         let PendingWrite { offset, bytes, atomic } = write;
         let unit = match self.persistence {

@@ -42,23 +42,24 @@ pub enum Damage {
         /// The seed of the pattern.
         seed: u64,
     },
-    /// Moves the content of this range `by` bytes forward within the range; the first `by` bytes stay.
+    /// Moves the content of this range `by` bytes forward within the range; the first `by` bytes
+    /// stay.
     Shifted {
         /// The bytes.
         range: Range<u64>,
         /// The distance in bytes.
         by: u64,
     },
-    /// Reads of the sectors (512 bytes) with these bytes fail with `EIO` until the whole sector is written,
-    /// even after a crash.
+    /// Reads of the sectors (512 bytes) with these bytes fail with `EIO` until the whole sector is
+    /// written, even after a crash.
     Unreadable(Range<u64>),
     /// The file ends here.
     Cut(u64),
 }
 
 impl Damage {
-    /// Returns random damage to a file of `len` bytes (at least one): mostly single bits, otherwise sectors
-    /// or pages at their boundaries.
+    /// Returns random damage to a file of `len` bytes (at least one): mostly single bits, otherwise
+    /// sectors or pages at their boundaries.
     pub fn random(seed: u64, len: u64) -> Self {
         let random = |what: u64| mix(seed ^ mix(what ^ 0x0da_3a6e));
         let len = len.max(1);

@@ -33,14 +33,14 @@ use crate::open_file::{HeldSimLock, SimFile, call};
 use crate::request::{DiskHandle, SharedDisk};
 use crate::state::{DiskState, WHOLE_FILE};
 
-/// A simulated disk: files in memory or computed, latency and concurrency on virtual time, faults, power
-/// cuts.
+/// A simulated disk: files in memory or computed, latency and concurrency on virtual time, faults,
+/// power cuts.
 ///
 /// The value is a handle; clones refer to the same disk. Any number of threads may use it.
 ///
-/// Its own methods that create, replace, remove and resize files act as another process: their changes are
-/// durable at once, together with all earlier changes of the directory or file. Changes through [`Io`] and
-/// [`IoFile`] are not durable before a sync.
+/// Its own methods that create, replace, remove and resize files act as another process: their
+/// changes are durable at once, together with all earlier changes of the directory or file. Changes
+/// through [`Io`] and [`IoFile`] are not durable before a sync.
 ///
 /// ```
 /// use std::time::Duration;
@@ -144,7 +144,8 @@ impl SimDisk {
         self.create_with(path.as_ref(), FileContent::from_bytes(&bytes.into()))
     }
 
-    /// Creates a file of `len` bytes that take no memory: they are the [`pattern`](crate::pattern) of `seed`.
+    /// Creates a file of `len` bytes that take no memory: they are the [`pattern`](crate::pattern)
+    /// of `seed`.
     pub fn create_patterned(&self, path: impl AsRef<Path>, len: u64, seed: u64) -> Result<(), Error> {
         self.create_with(path.as_ref(), FileContent::patterned(seed, len))
     }
@@ -163,7 +164,8 @@ impl SimDisk {
         self.shared().lock().put(path.as_ref(), FileContent::from_bytes(&bytes.into()));
     }
 
-    /// Removes a name durably; whoever has the file open keeps it. [`Io::remove`] in contrast needs a sync.
+    /// Removes a name durably; whoever has the file open keeps it. [`Io::remove`] in contrast needs
+    /// a sync.
     pub fn remove(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         let path = path.as_ref();
         let removed = self.shared().lock().take_away(path);
@@ -188,9 +190,10 @@ impl SimDisk {
         Ok(())
     }
 
-    /// Plans a fault for requests that touch `range` (bytes) of the file or directory that has this name now:
-    /// a [`Fault`](crate::Fault) for raw reads, a [`WriteFault`](crate::WriteFault) for raw writes, syncs (which touch every range) and
-    /// allocations. The first planned fault that matches occurs.
+    /// Plans a fault for requests that touch `range` (bytes) of the file or directory that has this
+    /// name now: a [`Fault`](crate::Fault) for raw reads, a [`WriteFault`](crate::WriteFault) for
+    /// raw writes, syncs (which touch every range) and allocations. The first planned fault that
+    /// matches occurs.
     pub fn inject(
         &self,
         path: impl AsRef<Path>,
@@ -227,8 +230,8 @@ impl SimDisk {
         self.shared().lock().faults.set_random(of_reads, of_writes);
     }
 
-    /// Damages the medium under the file that has this name now, at once. Unsynced data and cached pages are
-    /// lost. The damage remains after a crash.
+    /// Damages the medium under the file that has this name now, at once. Unsynced data and cached
+    /// pages are lost. The damage remains after a crash.
     pub fn damage(&self, path: impl AsRef<Path>, damage: &Damage) -> Result<(), Error> {
         let path = path.as_ref();
         let mut state = self.shared().lock();
@@ -237,15 +240,16 @@ impl SimDisk {
         Ok(())
     }
 
-    /// Makes the operation of this number (as counted by [`Self::cut_power_at`]) fail with this error number,
-    /// without any change. A sync loses its data, as with [`WriteFault::Sync`](crate::WriteFault::Sync).
+    /// Makes the operation of this number (as counted by [`Self::cut_power_at`]) fail with this
+    /// error number, without any change. A sync loses its data, as with
+    /// [`WriteFault::Sync`](crate::WriteFault::Sync).
     pub fn fail_operation_at(&self, op: u64, errno: i32) {
         self.shared().lock().fail_operation(op, errno);
     }
 
-    /// Makes the disk full from the operation of this number on: operations that need more space fail with
-    /// `ENOSPC`. Those are new files and directories, allocations, and writes behind the highest offset ever
-    /// written or allocated in a file.
+    /// Makes the disk full from the operation of this number on: operations that need more space
+    /// fail with `ENOSPC`. Those are new files and directories, allocations, and writes behind the
+    /// highest offset ever written or allocated in a file.
     pub fn fill_up_at(&self, op: u64) {
         self.shared().lock().set_full_from(Some(op));
     }
@@ -255,8 +259,8 @@ impl SimDisk {
         self.shared().lock().set_full_from(None);
     }
 
-    /// Stops reads and writes that touch `range` (bytes) of the file or directory that has this name now, and
-    /// its syncs, until the [`Hold`] is dropped.
+    /// Stops reads and writes that touch `range` (bytes) of the file or directory that has this
+    /// name now, and its syncs, until the [`Hold`] is dropped.
     pub fn hold(&self, path: impl AsRef<Path>, range: Range<u64>) -> Result<Hold, Error> {
         let mut state = self.shared().lock();
         let number = number_of(&state, path.as_ref(), "hold")?;
@@ -264,28 +268,30 @@ impl SimDisk {
         Ok(Hold::new(Arc::clone(self.shared()), hold))
     }
 
-    /// Returns the number of operations so far that change or sync something: raw writes, syncs, changes of
-    /// sizes and names. Refused ones (no such file) do not count; those that failed by a fault do.
+    /// Returns the number of operations so far that change or sync something: raw writes, syncs,
+    /// changes of sizes and names. Refused ones (no such file) do not count; those that failed by a
+    /// fault do.
     pub fn ops(&self) -> u64 {
         self.shared().lock().operations()
     }
 
-    /// Cuts the power at the operation of this number: the first is 0, the next one is [`Self::ops`]. This
-    /// operation may still be done in part, like all unsynced ones. It and all later calls fail with `EIO`.
+    /// Cuts the power at the operation of this number: the first is 0, the next one is
+    /// [`Self::ops`]. This operation may still be done in part, like all unsynced ones. It and all
+    /// later calls fail with `EIO`.
     pub fn cut_power_at(&self, op: u64) {
         self.shared().lock().cut_power_at(op);
     }
 
-    /// Returns the disk as found after a power cut: now, or when the power was cut. It is another disk of the
-    /// same kind, with empty caches and without planned faults; all of its content is durable. The result
-    /// depends only on the seed.
+    /// Returns the disk as found after a power cut: now, or when the power was cut. It is another
+    /// disk of the same kind, with empty caches and without planned faults; all of its content is
+    /// durable. The result depends only on the seed.
     #[must_use]
     pub fn after_power_cut(&self, persistence: Persistence, seed: u64) -> Self {
         self.restarted(|state, new| state.after_power_cut(new, persistence, seed))
     }
 
-    /// Returns the disk as found if all programs were killed now. It is another disk with the same visible
-    /// content, which is as durable as before. No file is open or locked.
+    /// Returns the disk as found if all programs were killed now. It is another disk with the same
+    /// visible content, which is as durable as before. No file is open or locked.
     #[must_use]
     pub fn after_kill(&self) -> Self {
         self.restarted(DiskState::after_kill)
@@ -307,8 +313,9 @@ impl SimDisk {
         Duration::from_nanos(self.shared().lock().now())
     }
 
-    /// Performs the submitted request that ends next, on this thread, including its `done`. Returns false if
-    /// there is none, or if all are held. Only for disks built with [`SimDiskBuilder::by_steps`].
+    /// Performs the submitted request that ends next, on this thread, including its `done`. Returns
+    /// false if there is none, or if all are held. Only for disks built with
+    /// [`SimDiskBuilder::by_steps`].
     pub fn step(&self) -> bool {
         self.handle.step()
     }

@@ -1,7 +1,7 @@
 //! Faults of raw reads, raw writes and syncs, planned or at random.
 //!
-//! Invariant: a random number depends only on the disk's seed, the file, the offset and the count of requests
-//! there. So a sequence of faults repeats from its seed, whatever the threads do.
+//! Invariant: a random number depends only on the disk's seed, the file, the offset and the count
+//! of requests there. So a sequence of faults repeats from its seed, whatever the threads do.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -57,25 +57,28 @@ impl Fault {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WriteFault {
-    /// The raw write fails with this error number and writes nothing. `EINTR` and `EAGAIN` are retried.
+    /// The raw write fails with this error number and writes nothing. `EINTR` and `EAGAIN` are
+    /// retried.
     Error(i32),
-    /// The raw write accepts at most this many bytes (at least one). A direct write accepts at least as many
-    /// as its alignment, up to 4096. An atomic write is never short.
+    /// The raw write accepts at most this many bytes (at least one). A direct write accepts at
+    /// least as many as its alignment, up to 4096. An atomic write is never short.
     Short(usize),
-    /// A sync, a wait for writeback or a durable write fails with this error number. Data written since the
-    /// last sync will never reach the device; the kernel's cache keeps it and marks it clean. For a
-    /// directory, the names are lost.
+    /// A sync, a wait for writeback or a durable write fails with this error number. Data written
+    /// since the last sync will never reach the device; the kernel's cache keeps it and marks it
+    /// clean. For a directory, the names are lost.
     Sync(i32),
     /// [`pagekeeper_io::IoFile::allocate`] fails with this error number.
     Allocate(i32),
     /// As [`Self::Sync`], but the cache drops the data and from then on shows the device's content.
     SyncDrop(i32),
-    /// A sync, a wait for writeback or a durable write reports success without making anything durable.
+    /// A sync, a wait for writeback or a durable write reports success without making anything
+    /// durable.
     SyncLie,
-    /// The raw write reports success, but never reaches the device. The cache shows the data as long as the
-    /// pages stay.
+    /// The raw write reports success, but never reaches the device. The cache shows the data as
+    /// long as the pages stay.
     Lost,
-    /// As [`Self::Lost`], but the device writes the bytes at this offset of the file instead, up to its end.
+    /// As [`Self::Lost`], but the device writes the bytes at this offset of the file instead, up to
+    /// its end.
     Misdirected {
         /// The offset.
         to: u64,
@@ -265,7 +268,8 @@ impl FaultPlan {
         None
     }
 
-    /// Returns the fault of a raw read of this range, if any: the first planned one, otherwise a random one.
+    /// Returns the fault of a raw read of this range, if any: the first planned one, otherwise a
+    /// random one.
     pub(crate) fn strike(&mut self, inode: u64, range: &Range<u64>) -> Option<Fault> {
         let planned = self.planned(inode, range, |fault| match fault {
             AnyFault::Read(fault) => Some(fault),

@@ -1,15 +1,15 @@
-//! A file of the simulated disk: its visible content, the content that would survive a power cut, and its
-//! pages in the kernel's cache.
+//! A file of the simulated disk: its visible content, the content that would survive a power cut,
+//! and its pages in the kernel's cache.
 //!
 //! Invariants:
 //!
 //! * `content` is what a buffered read returns.
-//! * A page is *lost* if a sync failed while it was in the cache. It counts as clean and still shows the
-//!   written data, which the device never received.
-//! * Except on lost pages, `content` is also what a direct read returns from the device, from its medium or
-//!   its volatile cache.
-//! * `durable` is what certainly survives a power cut. Each byte in which `content` differs from it is in a
-//!   pending change or on a lost page.
+//! * A page is *lost* if a sync failed while it was in the cache. It counts as clean and still
+//!   shows the written data, which the device never received.
+//! * Except on lost pages, `content` is also what a direct read returns from the device, from its
+//!   medium or its volatile cache.
+//! * `durable` is what certainly survives a power cut. Each byte in which `content` differs from it
+//!   is in a pending change or on a lost page.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -40,8 +40,8 @@ pub(crate) struct Inode {
     pub(crate) open: usize,
     /// Number of opens for writing.
     pub(crate) writable: usize,
-    /// The number of the last change of its content. The changes of the whole disk are counted, so that no
-    /// two look alike.
+    /// The number of the last change of its content. The changes of the whole disk are counted, so
+    /// that no two look alike.
     pub(crate) modified: u64,
     /// The number of its last change, including changes of its name.
     pub(crate) changed: u64,
@@ -120,8 +120,8 @@ impl Inode {
         }
     }
 
-    /// Makes the write of this number never reach the device, although no call reports that. It may land at
-    /// another offset.
+    /// Makes the write of this number never reach the device, although no call reports that. It may
+    /// land at another offset.
     pub(crate) fn lose(&mut self, number: u64, landed: Option<(u64, &[u8])>) {
         let pending = std::mem::take(&mut self.pending);
         for PendingChange { number: of, change } in pending {
@@ -279,8 +279,8 @@ impl Inode {
         self.pending = pending.into_iter().flat_map(|pending| pending.outside(&range)).collect();
     }
 
-    /// Fails a sync: data written since the last sync does not reach the device, now or later. The kernel's
-    /// cache keeps its pages.
+    /// Fails a sync: data written since the last sync does not reach the device, now or later. The
+    /// kernel's cache keeps its pages.
     pub(crate) fn fail_sync(&mut self) {
         let pending = std::mem::take(&mut self.pending);
         for PendingChange { number, change } in pending {

@@ -1,11 +1,12 @@
-//! The directory tree of the simulated disk: the visible tree, the durable one, and the pending changes
-//! between them.
+//! The directory tree of the simulated disk: the visible tree, the durable one, and the pending
+//! changes between them.
 //!
-//! Invariants: each name except the root has a directory above it, both now and after a crash. A change of a
-//! directory is durable once that directory has been synced. Before that, each operation may persist or not,
-//! independently and in any order. A rename is one operation, even between directories: at no time is the
-//! file without a name (unless another one has taken its old name). A sync of the new directory makes the new
-//! name durable; a sync of the old one also removes the old name.
+//! Invariants: each name except the root has a directory above it, both now and after a crash. A
+//! change of a directory is durable once that directory has been synced. Before that, each
+//! operation may persist or not, independently and in any order. A rename is one operation, even
+//! between directories: at no time is the file without a name (unless another one has taken its old
+//! name). A sync of the new directory makes the new name durable; a sync of the old one also
+//! removes the old name.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -46,8 +47,8 @@ enum NameChange {
     Unlink {
         path: Arc<Path>,
         node: NamedNode,
-        /// The new name in another directory, a change of the same number. The old name must not vanish
-        /// without it.
+        /// The new name in another directory, a change of the same number. The old name must not
+        /// vanish without it.
         moved_to: Option<Arc<Path>>,
     },
     /// A rename within one directory.
@@ -62,8 +63,8 @@ enum NameChange {
 pub(crate) const ROOT_NUMBER: u64 = 0;
 
 impl NameTable {
-    /// Returns the file or directory of a name. `/` and the directory where relative names begin are the
-    /// same.
+    /// Returns the file or directory of a name. `/` and the directory where relative names begin
+    /// are the same.
     pub(crate) fn find(&self, path: &Path) -> Option<NamedNode> {
         look_up(&self.seen, path)
     }
@@ -188,8 +189,8 @@ impl NameTable {
                 change.apply(&mut tree);
             }
         }
-        // The content of a missing directory is missing as well. In the order of paths, directories come
-        // before their content.
+        // The content of a missing directory is missing as well. In the order of paths, directories
+        // come before their content.
         let mut found = NameTree::new();
         for (path, node) in tree {
             if matches!(look_up(&found, above(&path)), Some(NamedNode::Directory(_))) {

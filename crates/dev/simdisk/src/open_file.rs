@@ -98,7 +98,8 @@ impl IoFile for SimFile {
         self.sync(|state| state.sync(self.inode))
     }
 
-    /// Allocates space; without a fault it always succeeds, since the disk is as large as the memory.
+    /// Allocates space; without a fault it always succeeds, since the disk is as large as the
+    /// memory.
     fn allocate(&self, range: Range<u64>) -> Result<(), Error> {
         self.for_writing("fallocate", libc::EBADF)?;
         if range.is_empty() {

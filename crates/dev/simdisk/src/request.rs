@@ -1,8 +1,10 @@
-//! Execution of requests to the simulated disk. The caller of a blocking call or batch performs it itself;
-//! submitted requests are performed by a thread of the disk, or by the caller of [`crate::SimDisk::step`].
+//! Execution of requests to the simulated disk. The caller of a blocking call or batch performs it
+//! itself; submitted requests are performed by a thread of the disk, or by the caller of
+//! [`crate::SimDisk::step`].
 //!
-//! Invariants: the lock is never held over `completed`, `done` or a file's methods. Each submitted request is
-//! completed once, even after the last handle of the disk is dropped; then the thread ends.
+//! Invariants: the lock is never held over `completed`, `done` or a file's methods. Each submitted
+//! request is completed once, even after the last handle of the disk is dropped; then the thread
+//! ends.
 
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -82,8 +84,8 @@ impl SharedDisk {
         Ok(CarriedJob { job, transfer, access, inode, ticket })
     }
 
-    /// Processes the result of a raw request. Returns the result of the job, or `None` if another raw request
-    /// was started.
+    /// Processes the result of a raw request. Returns the result of the job, or `None` if another
+    /// raw request was started.
     fn after<J: TransferJob>(
         &self,
         carried: &mut CarriedJob<J>,
@@ -157,8 +159,8 @@ impl SharedDisk {
         let reads = &*reads;
         let mut batch = CarriedBatch { shared: self, parts: Vec::new() };
         for (index, read) in reads.iter().enumerate() {
-            // SAFETY: each read is started once, and the caller's buffers are borrowed until the batch is
-            // over.
+            // SAFETY: each read is started once, and the caller's buffers are borrowed until the
+            // batch is over.
             #[expect(unsafe_code, reason = "the disk writes into the caller's buffers")]
             let part = unsafe { BatchPart::new(index, read) };
             match self.admit(part) {
@@ -237,14 +239,14 @@ fn next<J>(state: &DiskState, carried: &[CarriedJob<J>], held_too: bool) -> Opti
 fn finish<J: TransferJob>(state: &mut DiskState, carried: &CarriedJob<J>) -> Result<usize, i32> {
     let rest = scatter::rest(carried.job.pieces(), carried.transfer.done());
     match carried.job.kind() {
-        // SAFETY: a part of the job's memory, which is valid for writes and belongs to the job while it is
-        // carried.
+        // SAFETY: a part of the job's memory, which is valid for writes and belongs to the job
+        // while it is carried.
         #[expect(unsafe_code, reason = "the promise of TransferJob is taken up")]
         TransferKind::Read => unsafe { state.read(carried.ticket, &rest, carried.access) },
         TransferKind::Write(mode) => {
             let Some(piece) = rest.first() else { return Err(libc::EINVAL) };
-            // SAFETY: a part of the job's memory, which is valid for reads and not changed while it is
-            // carried.
+            // SAFETY: a part of the job's memory, which is valid for reads and not changed while it
+            // is carried.
             #[expect(unsafe_code, reason = "the promise of TransferJob is taken up")]
             let bytes = unsafe { std::slice::from_raw_parts(piece.iov_base.cast::<u8>(), piece.iov_len) };
             state.write(carried.ticket, bytes, carried.access, mode)

@@ -1,7 +1,7 @@
 //! Virtual time: the completion time of a request that arrives now.
 //!
-//! Invariants: at most `width` requests are served at any time. They begin in the order of their arrival.
-//! Time never runs backwards. The schedule does not depend on the content of the requests.
+//! Invariants: at most `width` requests are served at any time. They begin in the order of their
+//! arrival. Time never runs backwards. The schedule does not depend on the content of the requests.
 
 /// Nanoseconds since the disk was created.
 pub(crate) type VirtualTime = u64;

@@ -1,9 +1,10 @@
-//! The state of the disk: names, inodes, requests in flight. All under one lock, all on virtual time.
+//! The state of the disk: names, inodes, requests in flight. All under one lock, all on virtual
+//! time.
 //!
-//! Invariants: a request is in flight from [`DiskState::start`] to its finish, and takes effect at the
-//! finish. An inode lives as long as it has a name, could have one after a crash, or is open. After the power
-//! cut nothing changes and every call fails with `EIO`; an operation during the cut may have been done in
-//! part, and fails. Nothing here blocks or calls out.
+//! Invariants: a request is in flight from [`DiskState::start`] to its finish, and takes effect at
+//! the finish. An inode lives as long as it has a name, could have one after a crash, or is open.
+//! After the power cut nothing changes and every call fails with `EIO`; an operation during the cut
+//! may have been done in part, and fails. Nothing here blocks or calls out.
 
 use std::collections::BTreeMap;
 use std::ops::{Range, RangeInclusive};
@@ -110,8 +111,8 @@ impl DiskState {
         if self.off { Err(libc::EIO) } else { Ok(()) }
     }
 
-    /// Begins an operation that changes or syncs something. It may cut the power: [`Self::power`] says so
-    /// afterwards.
+    /// Begins an operation that changes or syncs something. It may cut the power: [`Self::power`]
+    /// says so afterwards.
     pub(crate) fn operation(&mut self) -> Result<u64, i32> {
         self.power()?;
         self.off = self.cut_at == Some(self.ops);
@@ -184,8 +185,8 @@ impl DiskState {
         self.last_inode
     }
 
-    /// Creates a file as if it had always been there: durable, in directories that are created if needed. It
-    /// replaces the previous owner of the name.
+    /// Creates a file as if it had always been there: durable, in directories that are created if
+    /// needed. It replaces the previous owner of the name.
     pub(crate) fn put(&mut self, path: &Path, content: FileContent) {
         for dir in self.names.missing_above(path) {
             let (number, directory) = (self.next_number(), self.new_directory());
@@ -368,8 +369,8 @@ impl DiskState {
             if count == 0 {
                 continue;
             }
-            // SAFETY: the caller guarantees that it is valid for writes and used by nobody else; it is
-            // written before it is read.
+            // SAFETY: the caller guarantees that it is valid for writes and used by nobody else; it
+            // is written before it is read.
             let memory = unsafe {
                 std::ptr::write_bytes(piece.iov_base.cast::<u8>(), 0, count);
                 std::slice::from_raw_parts_mut(piece.iov_base.cast::<u8>(), count)

@@ -1,8 +1,9 @@
-//! Requests that were executed and wait for their time: one thread answers each when the schedule says so.
+//! Requests that were executed and wait for their time: one thread answers each when the schedule
+//! says so.
 //!
-//! Due times never decrease (see `schedule`), so the waiting requests are a queue, and adding one wakes the thread only
-//! if the queue was empty. No lock is held while an answer is given. Nothing fails: an answer that the kernel no longer
-//! wants is dropped.
+//! Due times never decrease (see `schedule`), so the waiting requests are a queue, and adding one
+//! wakes the thread only if the queue was empty. No lock is held while an answer is given. Nothing
+//! fails: an answer that the kernel no longer wants is dropped.
 
 use std::collections::VecDeque;
 use std::num::NonZero;
@@ -73,8 +74,8 @@ impl<A: RequestAnswer> DelayQueue<A> {
         super::schedule::nanos(self.zero.elapsed())
     }
 
-    /// Adds a request that arrived at `arrival` and was executed: its answer is given when the disk would have been
-    /// done.
+    /// Adds a request that arrived at `arrival` and was executed: its answer is given when the disk
+    /// would have been done.
     pub(super) fn add(&self, arrival: u64, kind: RequestPurpose, bytes: u64, answer: A) {
         let mut state = self.state();
         let due = state.schedule.add(arrival, bytes);
@@ -90,7 +91,8 @@ impl<A: RequestAnswer> DelayQueue<A> {
         }
     }
 
-    /// Starts the thread that gives the answers; it ends after [`end`](Self::end), when all have been given.
+    /// Starts the thread that gives the answers; it ends after [`end`](Self::end), when all have
+    /// been given.
     pub(super) fn spawn(self: &Arc<Self>) -> std::io::Result<std::thread::JoinHandle<()>>
     where
         A: 'static,
@@ -106,8 +108,8 @@ impl<A: RequestAnswer> DelayQueue<A> {
     }
 
     fn run(&self) {
-        // Otherwise the kernel may extend a sleep by up to 50 µs. If this is refused, `.stats` shows how late answers
-        // are.
+        // Otherwise the kernel may extend a sleep by up to 50 µs. If this is refused, `.stats`
+        // shows how late answers are.
         let _ = rustix::thread::set_current_timer_slack(NonZero::new(1));
         let mut batch = Vec::with_capacity(ANSWERS_PER_LOCK);
         let mut late = Vec::with_capacity(ANSWERS_PER_LOCK);

@@ -1,8 +1,8 @@
 //! A slow disk as a child process: starts it, reads its account, takes it down.
 //!
-//! Invariants: when the handle is dropped, so are the mounts and the process, even if that was killed; files still open
-//! on the disk fail. The process is in a group of its own, so that a Ctrl-C on the terminal leaves it to the handle.
-//! Fails with the process's message.
+//! Invariants: when the handle is dropped, so are the mounts and the process, even if that was
+//! killed; files still open on the disk fail. The process is in a group of its own, so that a
+//! Ctrl-C on the terminal leaves it to the handle. Fails with the process's message.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
@@ -47,8 +47,8 @@ pub struct SlowDisk {
 }
 
 impl SlowDisk {
-    /// Starts `program slowdisk` as a disk on the empty directory `mount`, and returns when the disk is there. The program
-    /// calls [`run`](crate::run) with the arguments. Needs root.
+    /// Starts `program slowdisk` as a disk on the empty directory `mount`, and returns when the
+    /// disk is there. The program calls [`run`](crate::run) with the arguments. Needs root.
     pub fn start(program: &Path, mount: &Path, settings: &DiskSettings) -> Result<Self> {
         let at = place::check_mount_point(mount)?;
         let xfs = settings.xfs.as_deref().map(place::check_mount_point).transpose()?;

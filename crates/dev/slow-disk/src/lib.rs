@@ -1,12 +1,14 @@
-//! A disk that is slow but wide, on any machine: a FUSE mount with a fixed time per request, a fixed number of requests
-//! served at once, optional caps on requests and bytes per second, and an optional XFS on a loop device over it.
+//! A disk that is slow but wide, on any machine: a FUSE mount with a fixed time per request, a
+//! fixed number of requests served at once, optional caps on requests and bytes per second, and an
+//! optional XFS on a loop device over it.
 //!
 //! It runs in its own process, so that it never waits for itself. `MOUNTPOINT/.stats` has its
 //! account ([`DiskStats`] as JSON); truncating that file resets the counts.
 //!
-//! Invariants: the disk is taken down however its process ends, except by SIGKILL. SIGINT, SIGTERM and SIGHUP end it in
-//! order. A disk that a [`SlowDisk`] started ends with that value, and with the thread that started it. Fails with a
-//! sentence that says what to do, before anything is changed where possible.
+//! Invariants: the disk is taken down however its process ends, except by SIGKILL. SIGINT, SIGTERM
+//! and SIGHUP end it in order. A disk that a [`SlowDisk`] started ends with that value, and with
+//! the thread that started it. Fails with a sentence that says what to do, before anything is
+//! changed where possible.
 
 mod delay;
 mod handle;
@@ -38,7 +40,8 @@ pub use stats::DiskStats;
 /// The process's output when the disk is ready.
 const READY_LINE: &str = "ready";
 
-/// Threads that take requests. Each executes what it took, so that a wait for a `--backing` disk does not hold up all.
+/// Threads that take requests. Each executes what it took, so that a wait for a `--backing` disk
+/// does not hold up all.
 const SERVING_THREADS: usize = 4;
 
 /// The arguments of `slowdisk`.

@@ -1,4 +1,5 @@
-//! The place of a slow disk: its mounts, its loop device, the kernel's settings, and how it is taken down.
+//! The place of a slow disk: its mounts, its loop device, the kernel's settings, and how it is
+//! taken down.
 //!
 //! Invariants: mounts are unmounted in reverse order, at the latest when [`MountList`] is dropped;
 //! a mount still in use is detached, so that nothing is left on the machine. Programs do the
@@ -71,8 +72,8 @@ pub(super) fn check_xfs(size: u64) -> Result<()> {
     Ok(())
 }
 
-/// Opens the directory of the disk's files: `given`, or the root of a new, nameless file system in memory, which ends
-/// with this process.
+/// Opens the directory of the disk's files: `given`, or the root of a new, nameless file system in
+/// memory, which ends with this process.
 pub(super) fn backing(given: Option<&Path>, size: u64) -> Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     if let Some(path) = given {
@@ -97,21 +98,22 @@ pub(super) fn backing(given: Option<&Path>, size: u64) -> Result<OwnedFd> {
     root().context("can't make a file system in memory for the disk's files; name a --backing directory")
 }
 
-/// Gives this thread, and threads it will start, precedence over everything that is not urgent, because a disk does not
-/// wait for a processor. Programs it starts inherit this; they are short.
+/// Gives this thread, and threads it will start, precedence over everything that is not urgent,
+/// because a disk does not wait for a processor. Programs it starts inherit this; they are short.
 pub(super) fn take_precedence() -> Result<()> {
     let id = std::process::id().to_string();
     run(Command::new("chrt").args(["--rr", "--pid", "1", &id])).context("can't take precedence (util-linux)")
 }
 
-/// Lets the kernel gather writes for the disk as for any other. FUSE is otherwise held to 1 % of the dirty limit.
+/// Lets the kernel gather writes for the disk as for any other. FUSE is otherwise held to 1 % of
+/// the dirty limit.
 pub(super) fn raise_dirty_limits(mount: &Path) -> Result<()> {
     let dev = mount.metadata()?.dev();
     let bdi = format!("/sys/class/bdi/{}:{}", rustix::fs::major(dev), rustix::fs::minor(dev));
     for (name, value) in [("strict_limit", "0"), ("max_ratio", "100")] {
         let path = format!("{bdi}/{name}");
-        // Not std::fs::write, which would create the file where the setting is missing (strict_limit exists since Linux
-        // 6.2).
+        // Not std::fs::write, which would create the file where the setting is missing
+        // (strict_limit exists since Linux 6.2).
         let set =
             File::options().write(true).open(&path).and_then(|file| file.write_all_at(value.as_bytes(), 0));
         set.with_context(|| format!("can't set {path} to {value}"))?;

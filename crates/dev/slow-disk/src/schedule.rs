@@ -1,14 +1,16 @@
 //! When a request to the disk is done: the pure model, with the time as an argument.
 //!
-//! Requests are served in the order in which they are added, at most `width` at once, each for the latency plus its
-//! transfer at the bandwidth. They leave through a common exit that lets out at most `iops` requests and `bandwidth`
-//! bytes per second; a request that waits there still occupies its place.
+//! Requests are served in the order in which they are added, at most `width` at once, each for the
+//! latency plus its transfer at the bandwidth. They leave through a common exit that lets out at
+//! most `iops` requests and `bandwidth` bytes per second; a request that waits there still occupies
+//! its place.
 //!
 //! Invariants:
-//! - No request is done before its arrival plus the latency, and at most `width` are in service at any time.
+//! - No request is done before its arrival plus the latency, and at most `width` are in service at
+//!   any time.
 //! - Done times never decrease.
-//! - Every span that ends with a done request has, after the first, at most `iops` requests and `bandwidth` bytes per
-//!   second.
+//! - Every span that ends with a done request has, after the first, at most `iops` requests and
+//!   `bandwidth` bytes per second.
 //!
 //! Nothing here can fail.
 
@@ -117,7 +119,8 @@ mod tests {
             .collect()
     }
 
-    /// Runs `total` requests of 4 KiB, `depth` of them in flight at any time, and returns the last done time.
+    /// Runs `total` requests of 4 KiB, `depth` of them in flight at any time, and returns the last
+    /// done time.
     fn closed_loop(model: DiskModel, depth: usize, total: usize) -> u64 {
         let mut schedule = DelaySchedule::new(model);
         let mut under_way: VecDeque<u64> = (0..depth).map(|_| schedule.add(0, 4096)).collect();
@@ -169,8 +172,8 @@ mod tests {
             if let Some(before) = index.checked_sub(1) {
                 assert!(request.done >= served[before].done, "{index} overtakes");
             }
-            // If more than `width` were in service at once, some request would be done less than a latency after the
-            // one `width` before it, whose place it takes.
+            // If more than `width` were in service at once, some request would be done less than a
+            // latency after the one `width` before it, whose place it takes.
             if let Some(before) = index.checked_sub(width) {
                 assert!(request.done - served[before].done >= latency, "{index} makes it too wide");
             }
@@ -210,7 +213,8 @@ mod tests {
             let mut now = 0;
             let requests: Vec<(u64, u64)> = (0..200)
                 .map(|_| {
-                    // In bursts, and not always in the order of their arrival, as threads take them.
+                    // In bursts, and not always in the order of their arrival, as threads take
+                    // them.
                     now += if below(4) == 0 { below(10 * pause) } else { 0 };
                     (now.saturating_sub(below(1000)), 1 << below(21))
                 })

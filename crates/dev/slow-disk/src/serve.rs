@@ -1,12 +1,14 @@
-//! The file system that the kernel sees: the tree's files, whose reads, writes, syncs and allocations are answered when
-//! the disk would be done.
+//! The file system that the kernel sees: the tree's files, whose reads, writes, syncs and
+//! allocations are answered when the disk would be done.
 //!
-//! A request is executed at once on the thread that took it, and its answer waits for its time. The tree is in memory
-//! or in the kernel's page cache, and so faster than any disk worth modelling. A sync waits as well but syncs nothing,
-//! because power cuts are not modelled. Names and attributes are free. Errors are reported at once.
+//! A request is executed at once on the thread that took it, and its answer waits for its time. The
+//! tree is in memory or in the kernel's page cache, and so faster than any disk worth modelling. A
+//! sync waits as well but syncs nothing, because power cuts are not modelled. Names and attributes
+//! are free. Errors are reported at once.
 //!
-//! Invariants: only this disk's kernel changes the tree, so the kernel may cache names and attributes without limit and
-//! gather writes; each open begins cold, because an open drops cached pages (no `KEEP_CACHE`).
+//! Invariants: only this disk's kernel changes the tree, so the kernel may cache names and
+//! attributes without limit and gather writes; each open begins cold, because an open drops cached
+//! pages (no `KEEP_CACHE`).
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -163,8 +165,8 @@ fn oflags(flags: i32) -> OFlags {
     OFlags::from_bits_retain(flags.cast_unsigned())
 }
 
-/// Returns the flags for opening the file behind: the kernel reads pages that it will write partly, and tracks the
-/// file's end itself.
+/// Returns the flags for opening the file behind: the kernel reads pages that it will write partly,
+/// and tracks the file's end itself.
 fn flags_behind(flags: i32) -> OFlags {
     if oflags(flags).intersects(OFlags::WRONLY | OFlags::RDWR) { OFlags::RDWR } else { OFlags::RDONLY }
 }

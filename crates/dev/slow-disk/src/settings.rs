@@ -26,7 +26,8 @@ pub struct DiskSettings {
     /// Bytes that it holds
     #[arg(long, value_name = "SIZE", default_value = "4G", value_parser = parse_size)]
     pub size: u64,
-    /// Keep its files in this directory, which gives the size, too [default: in memory, gone at the end]
+    /// Keep its files in this directory, which gives the size, too [default: in memory, gone at the
+    /// end]
     #[arg(long, value_name = "DIR")]
     pub backing: Option<PathBuf>,
     /// Make an XFS on a loop device over it, of the given size, and mount that at DIR

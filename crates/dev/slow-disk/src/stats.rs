@@ -27,7 +27,8 @@ pub struct DiskStats {
     pub depth_peak: u64,
     /// Time with any request in flight, in seconds.
     pub busy_seconds: f64,
-    /// Average delay of answers beyond their due time, in µs: how much slower this disk is than it should be.
+    /// Average delay of answers beyond their due time, in µs: how much slower this disk is than it
+    /// should be.
     pub late_average_us: f64,
     /// Largest delay of an answer beyond its due time, in µs.
     pub late_peak_us: f64,

@@ -1,7 +1,9 @@
-//! The files behind the disk: inodes as the kernel knows them, each with a descriptor of its file, and open handles.
+//! The files behind the disk: inodes as the kernel knows them, each with a descriptor of its file,
+//! and open handles.
 //!
-//! Invariants: a file keeps one inode number for as long as the kernel remembers it, even if it is renamed; a number is
-//! never reused. Fails with the system call's error, which is passed to the kernel.
+//! Invariants: a file keeps one inode number for as long as the kernel remembers it, even if it is
+//! renamed; a number is never reused. Fails with the system call's error, which is passed to the
+//! kernel.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -74,7 +76,8 @@ impl InodeTree {
         known.ok_or_else(|| rustix::io::Errno::STALE.into())
     }
 
-    /// Looks up a file by name and returns its attributes, with the number by which the kernel now knows it.
+    /// Looks up a file by name and returns its attributes, with the number by which the kernel now
+    /// knows it.
     pub(super) fn lookup(&self, parent: INodeNo, name: &OsStr) -> io::Result<FileAttr> {
         let parent = self.node(parent)?;
         let node = openat(&*parent, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;

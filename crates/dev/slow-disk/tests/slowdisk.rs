@@ -1,4 +1,5 @@
-//! The slow disk as a process: its content, its counts, and the absence of leftovers. As root, with FUSE.
+//! The slow disk as a process: its content, its counts, and the absence of leftovers. As root, with
+//! FUSE.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};

@@ -30,8 +30,8 @@ pub enum ChildEnd {
 /// If fork(2) fails.
 #[expect(unsafe_code, reason = "a fork")]
 pub fn forked(does: impl FnOnce() -> bool) -> ForkedChild {
-    // SAFETY: the child runs code of this process. glibc keeps the allocator usable in it, and it exits
-    // without any of the parent's destructors.
+    // SAFETY: the child runs code of this process. glibc keeps the allocator usable in it, and it
+    // exits without any of the parent's destructors.
     unsafe {
         let pid = libc::fork();
         if pid == 0 {
@@ -51,8 +51,8 @@ pub fn forked(does: impl FnOnce() -> bool) -> ForkedChild {
 /// If the system call fails.
 #[expect(unsafe_code, reason = "a fork")]
 pub fn forked_past_libc(does: impl FnOnce() -> bool) -> ForkedChild {
-    // SAFETY: as in `forked`, except that the C library's locks stay as they were: only a process with one
-    // thread may call this.
+    // SAFETY: as in `forked`, except that the C library's locks stay as they were: only a process
+    // with one thread may call this.
     unsafe {
         let pid = libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0);
         if pid == 0 {
@@ -74,7 +74,8 @@ impl ForkedChild {
     #[expect(unsafe_code, reason = "waits for a fork")]
     pub fn end(self) -> ChildEnd {
         let mut status = 0;
-        // SAFETY: a child of this process; the status is written to a local variable that outlives the call.
+        // SAFETY: a child of this process; the status is written to a local variable that outlives
+        // the call.
         let waited = unsafe { libc::waitpid(self.0, &raw mut status, 0) };
         assert_eq!(waited, self.0, "waitpid: {}", std::io::Error::last_os_error());
         if libc::WIFSIGNALED(status) {

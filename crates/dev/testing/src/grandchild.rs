@@ -1,9 +1,11 @@
-//! A process that is a child of a shell, for tests of what traces it: a waiter in this process would take the stops of a child for its own.
+//! A process that is a child of a shell, for tests of what traces it: a waiter in this process
+//! would take the stops of a child for its own.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// $1: "later" to begin with the first line of the input. With job control, a job can be stopped as from a terminal.
+/// $1: "later" to begin with the first line of the input. With job control, a job can be stopped as
+/// from a terminal.
 const GRANDCHILD_SCRIPT: &str = "when=$1; shift; set -m; exec 3<&0
 { [ \"$when\" = now ] || read -r _; exec \"$@\"; } <&3 & p=$!
 set +m; echo $p; wait $p; echo code $?";
@@ -16,7 +18,8 @@ pub struct Grandchild {
 }
 
 impl Grandchild {
-    /// Starts a program, whose standard input is [`Self::input`], and whose standard output comes before the exit code.
+    /// Starts a program, whose standard input is [`Self::input`], and whose standard output comes
+    /// before the exit code.
     ///
     /// # Panics
     ///
@@ -30,7 +33,8 @@ impl Grandchild {
         started
     }
 
-    /// The same for a program that starts as [`Self::begin`] is called: its process waits until then.
+    /// The same for a program that starts as [`Self::begin`] is called: its process waits until
+    /// then.
     pub fn later(words: &[&str]) -> Self {
         Self::new("later", words)
     }
@@ -90,7 +94,8 @@ impl Grandchild {
         assert!(Command::new("kill").args(["-s", signal, &pid]).status().unwrap().success());
     }
 
-    /// Closes its input, waits for its end, and returns what was printed since it began: "code 143" at the end.
+    /// Closes its input, waits for its end, and returns what was printed since it began: "code 143"
+    /// at the end.
     ///
     /// # Panics
     ///

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-/// A directory that is mounted elsewhere by a file system in user space, whose process can be stopped.
+/// A directory that is mounted elsewhere by a file system in user space, whose process can be
+/// stopped.
 pub struct HangingMount {
     server: Child,
     point: PathBuf,

@@ -1,7 +1,7 @@
 //! Plain HTTP requests to servers on this host.
 //!
-//! Uses HTTP 1.0, so that a response comes in one piece and ends with its connection. Panics with the
-//! received text if that is not a response.
+//! Uses HTTP 1.0, so that a response comes in one piece and ends with its connection. Panics with
+//! the received text if that is not a response.
 
 use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
@@ -54,8 +54,8 @@ pub fn ask_with(
 ) -> Option<HttpResponse> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(120))).expect("set a time");
-    // A server that refuses a request may close the connection before all of it is sent. The response
-    // shows that.
+    // A server that refuses a request may close the connection before all of it is sent. The
+    // response shows that.
     let sent = send(&mut stream, port, method, path, headers, body);
     let mut text = String::new();
     // In that case the connection ends by a reset after the response.

@@ -1,5 +1,5 @@
-//! Helpers for the tests of several crates: directories on disks, reproducible random numbers, real servers
-//! under a load, and a message for tests that cannot run here. Not published.
+//! Helpers for the tests of several crates: directories on disks, reproducible random numbers, real
+//! servers under a load, and a message for tests that cannot run here. Not published.
 //!
 //! All helpers panic on failure, as tests do.
 
@@ -28,8 +28,8 @@ pub use processes::fake_process;
 pub use rng::{Rng, Seed};
 pub use throttled::{LowDirtyLimits, ThrottledDisk};
 
-/// Creates a directory for test files whose path has no links. It lies under the build's target directory,
-/// since /tmp may be a tmpfs.
+/// Creates a directory for test files whose path has no links. It lies under the build's target
+/// directory, since /tmp may be a tmpfs.
 ///
 /// # Panics
 ///
@@ -40,8 +40,8 @@ pub fn disk_dir() -> TempDir {
     tempfile::tempdir_in(target.canonicalize().unwrap()).unwrap()
 }
 
-/// Finds the newest file with this prefix and suffix beside the running test program, where cargo puts a
-/// package's libraries. Older files were built with other features or from older sources.
+/// Finds the newest file with this prefix and suffix beside the running test program, where cargo
+/// puts a package's libraries. Older files were built with other features or from older sources.
 ///
 /// # Panics
 ///
@@ -68,8 +68,8 @@ pub fn skip(why: impl Display) {
     eprintln!("{message}");
 }
 
-/// Runs `what` in a thread of the user nobody. Needs root. On Linux each thread has its own identity, so the
-/// rest of the process is not affected.
+/// Runs `what` in a thread of the user nobody. Needs root. On Linux each thread has its own
+/// identity, so the rest of the process is not affected.
 ///
 /// # Panics
 ///

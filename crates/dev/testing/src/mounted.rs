@@ -19,8 +19,8 @@ pub struct Mounted {
 }
 
 impl Mounted {
-    /// Creates and mounts an empty file system of this kind: ext4, xfs or btrfs of 1 GiB in a sparse image,
-    /// or a tmpfs of 64 MiB. Skips and returns `None` if that is not possible here.
+    /// Creates and mounts an empty file system of this kind: ext4, xfs or btrfs of 1 GiB in a
+    /// sparse image, or a tmpfs of 64 MiB. Skips and returns `None` if that is not possible here.
     ///
     /// # Panics
     ///
@@ -55,8 +55,9 @@ impl Mounted {
         Some(mounted)
     }
 
-    /// Makes and mounts an XFS of 1 GiB on a device with blocks of so many bytes, larger than the processor's pages. `None`, and a line that says so,
-    /// where that can't be done: it takes root, losetup, mkfs.xfs and Linux 6.15.
+    /// Makes and mounts an XFS of 1 GiB on a device with blocks of so many bytes, larger than the
+    /// processor's pages. `None`, and a line that says so, where that can't be done: it takes root,
+    /// losetup, mkfs.xfs and Linux 6.15.
     ///
     /// # Panics
     ///
@@ -134,7 +135,8 @@ impl Drop for FrozenFileSystem {
 }
 
 /// Unmounts a file system. Returns false if it stays busy for 10 s. It is busy for a moment while a
-/// back-end's thread ends, or while a program that another test started still has this process's descriptors.
+/// back-end's thread ends, or while a program that another test started still has this process's
+/// descriptors.
 pub fn unmount(point: &Path) -> bool {
     for _ in 0..100 {
         let status = Command::new("umount").arg(point).stderr(Stdio::null()).status();

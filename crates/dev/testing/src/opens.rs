@@ -6,7 +6,8 @@ use std::path::Path;
 
 use rustix::fs::inotify;
 
-/// Counts every open of a file, as inotify(7) reports it. Descriptors with `O_PATH` are not reported.
+/// Counts every open of a file, as inotify(7) reports it. Descriptors with `O_PATH` are not
+/// reported.
 #[derive(Debug)]
 pub struct OpenCounter(OwnedFd);
 

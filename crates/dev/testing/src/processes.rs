@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-/// Creates a process in a fake `/proc`, with its name, its parent and the targets of its descriptors. Its
-/// root is this process's root.
+/// Creates a process in a fake `/proc`, with its name, its parent and the targets of its
+/// descriptors. Its root is this process's root.
 ///
 /// # Panics
 ///

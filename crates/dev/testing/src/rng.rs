@@ -1,5 +1,5 @@
-//! Reproducible random numbers. The seed comes from `PAGEKEEPER_SEED`, if set, and is printed when a test
-//! fails.
+//! Reproducible random numbers. The seed comes from `PAGEKEEPER_SEED`, if set, and is printed when
+//! a test fails.
 
 use std::ops::Range;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -76,7 +76,8 @@ impl Rng {
         self.number().is_multiple_of(times)
     }
 
-    /// Returns a number below `end`, small ones far more often: half of them are in the first eighth.
+    /// Returns a number below `end`, small ones far more often: half of them are in the first
+    /// eighth.
     ///
     /// # Panics
     ///

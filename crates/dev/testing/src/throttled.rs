@@ -1,11 +1,13 @@
-//! A disk that the kernel holds to a rate, and low limits on dirty pages: they have writers paused within seconds.
+//! A disk that the kernel holds to a rate, and low limits on dirty pages: they have writers paused
+//! within seconds.
 //!
-//! The disk is a file system on a loop device that the *root* blkio cgroup (version 1) holds to a rate, because writeback
-//! belongs to no other group. The limits on dirty pages are the whole machine's. So only one process at a time may change
-//! them ([`LowDirtyLimits`] takes a lock that all processes share), and for as short as possible.
+//! The disk is a file system on a loop device that the *root* blkio cgroup (version 1) holds to a
+//! rate, because writeback belongs to no other group. The limits on dirty pages are the whole
+//! machine's. So only one process at a time may change them ([`LowDirtyLimits`] takes a lock that
+//! all processes share), and for as short as possible.
 //!
-//! Invariants: everything is undone when its value goes, also by a panic; and by a shell that waits for the end of this
-//! process where it is killed.
+//! Invariants: everything is undone when its value goes, also by a panic; and by a shell that waits
+//! for the end of this process where it is killed.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -55,9 +57,9 @@ impl ThrottledDisk {
     pub const MISSING_CONTROLLER: &str =
         "the blkio controller of cgroup version 1, which this host does not have";
 
-    /// Makes a file system of this kind in `size` bytes (sparse), written at `rate` bytes a second. Returns `None`, with
-    /// a sentence, where the machine can't hold a device to a rate, also where `PAGEKEEPER_REQUIRE_ALL=1`: no package
-    /// brings that to a kernel.
+    /// Makes a file system of this kind in `size` bytes (sparse), written at `rate` bytes a second.
+    /// Returns `None`, with a sentence, where the machine can't hold a device to a rate, also where
+    /// `PAGEKEEPER_REQUIRE_ALL=1`: no package brings that to a kernel.
     ///
     /// # Panics
     ///
@@ -69,13 +71,15 @@ impl ThrottledDisk {
         }
         let made = Self::of(disk_dir(), kind, size, rate);
         if made.is_none() {
-            // Version 2 holds back no group but those below its root, whose limits on dirty pages are others.
+            // Version 2 holds back no group but those below its root, whose limits on dirty pages
+            // are others.
             println!("SKIPPED: {test} needs {}.", Self::MISSING_CONTROLLER);
         }
         made
     }
 
-    /// Makes a disk as [`new`](Self::new) does, in a new directory. Returns `None` where the machine can't.
+    /// Makes a disk as [`new`](Self::new) does, in a new directory. Returns `None` where the
+    /// machine can't.
     ///
     /// # Panics
     ///
@@ -98,8 +102,9 @@ impl ThrottledDisk {
         Some(Self { _undo: undo, mount, number, throttle, _directory: directory })
     }
 
-    /// Limits it to half of the present rate of the disk below, and to at most `most` bytes a second; returns the limit.
-    /// Then load of a neighbour on that disk does not slow the writers here.
+    /// Limits it to half of the present rate of the disk below, and to at most `most` bytes a
+    /// second; returns the limit. Then load of a neighbour on that disk does not slow the writers
+    /// here.
     ///
     /// # Panics
     ///
@@ -147,8 +152,8 @@ pub struct LowDirtyLimits {
 }
 
 impl LowDirtyLimits {
-    /// Waits until nobody else has them lowered, and sets both, in bytes: where background writeback begins, and where
-    /// writers wait.
+    /// Waits until nobody else has them lowered, and sets both, in bytes: where background
+    /// writeback begins, and where writers wait.
     ///
     /// # Panics
     ///
@@ -157,7 +162,8 @@ impl LowDirtyLimits {
         let path = std::env::temp_dir().join("pagekeeper-dirty-limits.lock");
         let lock = File::options().create(true).append(true).open(&path).expect("open a lock file");
         rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("lock a file");
-        // Each limit has two forms, and setting one sets the other to 0: what was in force is put back.
+        // Each limit has two forms, and setting one sets the other to 0: what was in force is put
+        // back.
         let mut before = Vec::new();
         for name in ["dirty_background", "dirty"] {
             let [bytes, ratio] = ["bytes", "ratio"].map(|form| vm(&format!("{name}_{form}")));
@@ -204,8 +210,8 @@ impl Drop for RestoreShell {
     }
 }
 
-/// Gives the device the full limits on dirty pages, as a new disk has them. A setting made for a loop device stays with
-/// its number after the device is gone.
+/// Gives the device the full limits on dirty pages, as a new disk has them. A setting made for a
+/// loop device stays with its number after the device is gone.
 fn give_usual_shares(number: &str) {
     for (name, value) in [("strict_limit", "0"), ("min_ratio", "0"), ("max_ratio", "100")] {
         // `strict_limit` exists since Linux 6.2.

@@ -1,23 +1,26 @@
-//! The budget of unwritten bytes that all direct, paced and uncached writers of one disk in this process share, and
-//! the order in which these bytes go to the disk.
+//! The budget of unwritten bytes that all direct, paced and uncached writers of one disk in this
+//! process share, and the order in which these bytes go to the disk.
 //!
-//! A writer is admitted before it makes pages dirty. While there is no room, it waits for the writeback of the
-//! oldest step of any writer, so an idle writer blocks nobody. At most as many bytes as the [`Pacer`] allows are in
-//! flight. If a step took longer than on an idle disk, a pause follows. A commit of a log on the same disk
-//! therefore waits for one piece, not for the whole output. A direct step is in flight from its admission to its
-//! completion ([`DirectStep`]).
+//! A writer is admitted before it makes pages dirty. While there is no room, it waits for the
+//! writeback of the oldest step of any writer, so an idle writer blocks nobody. At most as many
+//! bytes as the [`Pacer`] allows are in flight. If a step took longer than on an idle disk, a pause
+//! follows. A commit of a log on the same disk therefore waits for one piece, not for the whole
+//! output. A direct step is in flight from its admission to its completion ([`DirectStep`]).
 //!
 //! Invariants:
 //! - A budget belongs to one process, since a forked child never sees its parent's writes end.
-//! - `unwritten` counts each step from its admission until its writeback has ended, and never exceeds the limit.
+//! - `unwritten` counts each step from its admission until its writeback has ended, and never
+//!   exceeds the limit.
 //! - `in_flight` counts the steps whose writeback was begun.
 //! - The lock is never held over I/O.
-//! - A failed wait is reported by the step's own writer, permanently: the kernel reports it only once.
+//! - A failed wait is reported by the step's own writer, permanently: the kernel reports it only
+//!   once.
 //!
-//! Size: the kernel leaves dirty pages alone up to the background limit, and throttles all writers from the
-//! midpoint between that and the other limit on (`balance_dirty_pages`, mm/page-writeback.c). The unwritten bytes
-//! here come on top of the dirty pages of others. All budgets of a process together therefore have half the room
-//! between the two. At limits of 8 and 16 MiB the budget is 2 MiB, which is enough for a disk of 100 MB/s.
+//! Size: the kernel leaves dirty pages alone up to the background limit, and throttles all writers
+//! from the midpoint between that and the other limit on (`balance_dirty_pages`,
+//! mm/page-writeback.c). The unwritten bytes here come on top of the dirty pages of others. All
+//! budgets of a process together therefore have half the room between the two. At limits of 8 and
+//! 16 MiB the budget is 2 MiB, which is enough for a disk of 100 MB/s.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -80,8 +83,8 @@ impl BudgetState {
         !is_paused && (self.in_flight == 0 || self.in_flight + len <= self.pacer.piece())
     }
 
-    /// Learns from a finished step of `bytes` that was begun at `begun` with `in_flight` bytes in flight. If it was
-    /// not `was_awaited`, it may have ended earlier.
+    /// Learns from a finished step of `bytes` that was begun at `begun` with `in_flight` bytes in
+    /// flight. If it was not `was_awaited`, it may have ended earlier.
     fn learn(&mut self, bytes: u64, in_flight: u64, begun: Instant, ended: Instant, was_awaited: bool) {
         let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let took = ns(ended.duration_since(begun));
@@ -131,7 +134,8 @@ impl WriteStep {
     /// Drops its pages, if the budget is responsible for that.
     fn release(&self) {
         if self.writer.releases {
-            // A failed release does no harm: the writer's end releases everything, and reports the failure.
+            // A failed release does no harm: the writer's end releases everything, and reports the
+            // failure.
             let _ = self
                 .writer
                 .file
@@ -151,8 +155,8 @@ impl WriteStep {
 /// One of the budget's writers.
 struct StepWriter {
     file: Arc<dyn IoFile>,
-    /// Whether its pages are dropped here. Otherwise the kernel begins their writeback as they are written, and
-    /// drops them.
+    /// Whether its pages are dropped here. Otherwise the kernel begins their writeback as they are
+    /// written, and drops them.
     releases: bool,
     /// Bytes of its steps that were not waited for yet. Changed only under the budget's lock.
     unwritten: AtomicU64,
@@ -160,8 +164,8 @@ struct StepWriter {
 }
 
 impl DiskBudget {
-    /// Returns the disk's budget: the one in use, or a new one. A new one has the requested size, or else a size by
-    /// the kernel's current limits, at most `enough`.
+    /// Returns the disk's budget: the one in use, or a new one. A new one has the requested size,
+    /// or else a size by the kernel's current limits, at most `enough`.
     pub(crate) fn of(key: DiskKey, requested: Option<u64>, enough: Option<u64>) -> Arc<Self> {
         let room = if requested.is_none() { room_below_limits() } else { None };
         let mut budgets = mutex::lock(&BUDGETS);
@@ -189,8 +193,8 @@ impl DiskBudget {
         self.limit
     }
 
-    /// Returns the bytes of the step that begins at this offset of a file: a step, or less so that it begins at a
-    /// multiple of its length.
+    /// Returns the bytes of the step that begins at this offset of a file: a step, or less so that
+    /// it begins at a multiple of its length.
     pub(crate) fn step_at(&self, offset: u64) -> usize {
         let aligned = offset.checked_ilog2().map_or(u32::MAX, |_| offset.trailing_zeros());
         1 << self.step().ilog2().min(aligned)
@@ -260,8 +264,9 @@ impl DiskBudget {
         state
     }
 
-    /// Waits for the oldest step in flight of those that `of` selects. Otherwise waits for a step that must be
-    /// written before, for the end of a pause, or for another thread that waits or writes.
+    /// Waits for the oldest step in flight of those that `of` selects. Otherwise waits for a step
+    /// that must be written before, for the end of a pause, or for another thread that waits or
+    /// writes.
     fn make_room<'a>(
         &'a self,
         state: MutexGuard<'a, BudgetState>,
@@ -293,7 +298,8 @@ impl DiskBudget {
         let mut state = self.lock();
         state.unwritten -= step.len();
         state.in_flight -= step.len();
-        // A step that had already ended did so at an unknown time, and the disk may have been idle since.
+        // A step that had already ended did so at an unknown time, and the disk may have been idle
+        // since.
         let was_awaited = ended.duration_since(waited_from) >= AWAITED_MIN;
         state.learn(step.len(), started.in_flight, started.begun, ended, was_awaited);
         step.writer.unwritten.fetch_sub(step.len(), Ordering::Relaxed);
@@ -332,8 +338,8 @@ impl Drop for DirectStep {
     }
 }
 
-/// Returns the bytes between the start of background writeback and the point where the kernel throttles writers;
-/// `None` if the limits can't be read.
+/// Returns the bytes between the start of background writeback and the point where the kernel
+/// throttles writers; `None` if the limits can't be read.
 fn room_below_limits() -> Option<u64> {
     let report = DirtyReport::read(&SysRoots::default()).ok()?;
     let limits = report.kernel_thresholds.unwrap_or(report.thresholds);

@@ -14,8 +14,8 @@ pub(crate) struct ModeChoice {
     pub(crate) why: String,
 }
 
-/// Chooses the mode. Probes the directory's file system if that matters; a disk's profile decides among the modes
-/// that work there.
+/// Chooses the mode. Probes the directory's file system if that matters; a disk's profile decides
+/// among the modes that work there.
 pub(crate) fn choose(
     requested: BulkMode,
     is_real: bool,
@@ -59,8 +59,8 @@ const HARMLESS_WAIT_US: f64 = 1000.0;
 /// A mode is better than another if it is better by this factor; less is chance.
 const BETTER_FACTOR: f64 = 1.5;
 
-/// Returns the mode that did best when the disk was measured; `None` if that was not measured, or makes no
-/// difference.
+/// Returns the mode that did best when the disk was measured; `None` if that was not measured, or
+/// makes no difference.
 fn by_profile(disk: &DiskProfile) -> Option<ModeChoice> {
     let bulk = disk.bulk?;
     let through_pages = through_pages_by_profile(disk, &bulk);
@@ -113,7 +113,8 @@ fn through_pages_by_profile(disk: &DiskProfile, bulk: &BulkProfile) -> ModeChoic
 /// A budget that keeps the disk busy holds what the disk writes in this many milliseconds.
 const BUDGET_MS: f64 = 20.0;
 
-/// Returns the budget in bytes that keeps the disk busy; `None` if the disk's rate was not measured.
+/// Returns the budget in bytes that keeps the disk busy; `None` if the disk's rate was not
+/// measured.
 pub(crate) fn budget(disk: &DiskProfile) -> Option<u64> {
     let rate = disk.bulk?.bytes_per_second;
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate is not negative")]
@@ -212,8 +213,8 @@ mod tests {
         assert!(choose(BulkMode::Paced, true, nowhere, None).is_err());
     }
 
-    /// Returns a profile. Each pair has the rate of the output in MB/s, and the latency of small writes beside it
-    /// in microseconds.
+    /// Returns a profile. Each pair has the rate of the output in MB/s, and the latency of small
+    /// writes beside it in microseconds.
     fn measured(direct: Option<(f64, f64)>, paced: (f64, f64), uncached: Option<(f64, f64)>) -> DiskProfile {
         let rate = |(mbps, _): (f64, f64)| mbps * 1e6;
         let us = |(_, us): (f64, f64)| us;

@@ -1,13 +1,13 @@
-//! Bulk writes that bypass the page cache: steps of the length that the disk's budget gives, in flight while the
-//! next one is filled.
+//! Bulk writes that bypass the page cache: steps of the length that the disk's budget gives, in
+//! flight while the next one is filled.
 //!
 //! Invariants:
 //! - A step is admitted to the budget before it is submitted.
 //! - There are at most [`BUFFERS_MAX`] buffers, one of them being filled.
-//! - Writes are whole blocks at multiples of their length. The last one is padded with zeros, which are cut off at
-//!   the end.
-//! - Space is allocated ahead, since writes that extend a file run one after another on ext4 and XFS. If it can't
-//!   be allocated, the write reports that.
+//! - Writes are whole blocks at multiples of their length. The last one is padded with zeros, which
+//!   are cut off at the end.
+//! - Space is allocated ahead, since writes that extend a file run one after another on ext4 and
+//!   XFS. If it can't be allocated, the write reports that.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};

@@ -1,15 +1,15 @@
-//! Finds the disks that paths share. Writes to one disk wait in one queue, and the kernel throttles writers by
-//! disk, so a log on the disk of bulk output waits for that output.
+//! Finds the disks that paths share. Writes to one disk wait in one queue, and the kernel throttles
+//! writers by disk, so a log on the disk of bulk output waits for that output.
 //!
-//! Sources: sysfs (`/sys/dev/block/MAJ:MIN`, `slaves`, `loop/backing_file`), statx(2) and `proc_pid_mountinfo(5)`.
-//! A path is followed down to its lowest disks:
+//! Sources: sysfs (`/sys/dev/block/MAJ:MIN`, `slaves`, `loop/backing_file`), statx(2) and
+//! `proc_pid_mountinfo(5)`. A path is followed down to its lowest disks:
 //! - a partition to its disk;
 //! - a loop device to the disks of its file;
 //! - device-mapper, MD RAID and bcache to their parts;
 //! - btrfs to all its devices.
 //!
-//! Invariants: nothing is changed. A path that can't be followed (overlayfs, network, FUSE, ZFS) is unknown, with
-//! the reason, and never counts as separate. Fails only if a path can't be examined.
+//! Invariants: nothing is changed. A path that can't be followed (overlayfs, network, FUSE, ZFS) is
+//! unknown, with the reason, and never counts as separate. Fails only if a path can't be examined.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::OsStr;
@@ -72,7 +72,8 @@ struct PathBacking {
 }
 
 impl DiskLayout {
-    /// Follows each path. A path that does not exist yet counts as its nearest existing parent directory.
+    /// Follows each path. A path that does not exist yet counts as its nearest existing parent
+    /// directory.
     pub fn of(paths: impl IntoIterator<Item = impl AsRef<Path>>) -> Result<Self> {
         Self::with_roots(&SysRoots::default(), paths)
     }
@@ -94,8 +95,8 @@ impl DiskLayout {
         self.paths.get(path.as_ref()).map(|path| &path.backing)
     }
 
-    /// Whether two of the paths share a disk; `None` if that can't be determined, or if one was not among those
-    /// given.
+    /// Whether two of the paths share a disk; `None` if that can't be determined, or if one was not
+    /// among those given.
     pub fn shares_a_disk(&self, a: impl AsRef<Path>, b: impl AsRef<Path>) -> Option<bool> {
         let (a, b) = (self.paths.get(a.as_ref())?, self.paths.get(b.as_ref())?);
         match (&a.backing, &b.backing) {
@@ -106,8 +107,8 @@ impl DiskLayout {
         }
     }
 
-    /// Returns a warning for an operator whose log and bulk output are in these two paths; `None` unless they are
-    /// known to share a disk.
+    /// Returns a warning for an operator whose log and bulk output are in these two paths; `None`
+    /// unless they are known to share a disk.
     pub fn warning(&self, log: impl AsRef<Path>, bulk: impl AsRef<Path>) -> Option<String> {
         let (log, bulk) = (log.as_ref(), bulk.as_ref());
         if self.shares_a_disk(log, bulk) != Some(true) {
@@ -125,8 +126,8 @@ impl DiskLayout {
         ))
     }
 
-    /// Returns the key by which the bulk writers of this process find each other. Paths whose writes meet in one
-    /// queue have the same key.
+    /// Returns the key by which the bulk writers of this process find each other. Paths whose
+    /// writes meet in one queue have the same key.
     pub(crate) fn key(&self, path: &Path) -> Option<DiskKey> {
         let place = self.paths.get(path)?;
         Some(match &place.backing {
@@ -173,8 +174,9 @@ fn names(disks: &BTreeSet<Disk>) -> String {
     names.join(", ")
 }
 
-/// Passes the warning on if log and bulk output share a disk, once per process for each pair of directories. Paths
-/// that can't be examined are skipped: the log's own calls will report what is wrong.
+/// Passes the warning on if log and bulk output share a disk, once per process for each pair of
+/// directories. Paths that can't be examined are skipped: the log's own calls will report what is
+/// wrong.
 pub(crate) fn warn_once(log: &Path, bulk: &Path, warn: &dyn Fn(&str)) {
     static WARNED_PAIRS: Mutex<Option<HashSet<(PathBuf, PathBuf)>>> = Mutex::new(None);
     let Some(warning) = DiskLayout::of([log, bulk]).ok().and_then(|layout| layout.warning(log, bulk)) else {
@@ -187,7 +189,8 @@ pub(crate) fn warn_once(log: &Path, bulk: &Path, warn: &dyn Fn(&str)) {
     }
 }
 
-/// The way down from a path to its disks. `depth` counts stacked devices, which ends loops of loop devices.
+/// The way down from a path to its disks. `depth` counts stacked devices, which ends loops of loop
+/// devices.
 struct DiskSearch<'a> {
     roots: &'a SysRoots,
     disks: BTreeSet<Disk>,
@@ -239,8 +242,8 @@ impl DiskSearch<'_> {
         }
     }
 
-    /// Returns the sysfs directories of all devices of the btrfs that includes the device of this name
-    /// (`/sys/fs/btrfs/UUID/devices`).
+    /// Returns the sysfs directories of all devices of the btrfs that includes the device of this
+    /// name (`/sys/fs/btrfs/UUID/devices`).
     fn btrfs_devices(&self, name: &Path) -> Option<Vec<PathBuf>> {
         let file_systems = std::fs::read_dir(self.roots.sys.join("fs/btrfs")).ok()?;
         let mut all = file_systems.filter_map(|entry| Some(entry.ok()?.path().join("devices")));
@@ -292,8 +295,8 @@ impl DiskSearch<'_> {
         }
     }
 
-    /// Follows a loop device's file. Its name is as seen by whoever set up the device. If it was deleted, or is in
-    /// another mount namespace, it is not found.
+    /// Follows a loop device's file. Its name is as seen by whoever set up the device. If it was
+    /// deleted, or is in another mount namespace, it is not found.
     fn loop_file(&mut self, path: &Path, depth: usize) -> Result<OtherBacking> {
         if !path.is_absolute() || !path.exists() {
             return Ok(unknown(format!("a loop device whose file {} is not to be found", escaped(path))));

@@ -1,5 +1,6 @@
-//! Large sequential output (a compaction, a backup, a flush) that disturbs no one: it leaves neither dirty pages
-//! that make the writes of others wait, nor resident pages that evict those of others.
+//! Large sequential output (a compaction, a backup, a flush) that disturbs no one: it leaves
+//! neither dirty pages that make the writes of others wait, nor resident pages that evict those of
+//! others.
 //!
 //! | mode | how | leaves |
 //! |---|---|---|
@@ -8,9 +9,10 @@
 //! | [`BulkMode::Uncached`] | as paced, but the kernel drops the pages (`RWF_DONTCACHE`) | at most the budget |
 //! | [`BulkMode::Buffered`] | as any write(2) | everything, and stalls others on the disk |
 //!
-//! Invariants: a file is written once, from its start to its end. After a failed write or writeback every call
-//! returns its error, [`BulkWriter::finish`] at the latest; nothing is retried. No lock is held over I/O. An error
-//! names the file and the byte range that could not be written (`EIO`, `ENOSPC`).
+//! Invariants: a file is written once, from its start to its end. After a failed write or writeback
+//! every call returns its error, [`BulkWriter::finish`] at the latest; nothing is retried. No lock
+//! is held over I/O. An error names the file and the byte range that could not be written (`EIO`,
+//! `ENOSPC`).
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 

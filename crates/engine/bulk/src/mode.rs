@@ -9,14 +9,16 @@ pub enum BulkMode {
     /// Direct if that is real, otherwise paced.
     #[default]
     Auto,
-    /// Past the page cache (`O_DIRECT`), with at most a budget in flight that it shares with paced writers.
+    /// Past the page cache (`O_DIRECT`), with at most a budget in flight that it shares with paced
+    /// writers.
     Direct,
-    /// Through the page cache, with at most a budget unwritten at any time. All writers of one disk in this process
-    /// that have a budget share it. It stays well below the point where the kernel begins to throttle writers.
+    /// Through the page cache, with at most a budget unwritten at any time. All writers of one disk
+    /// in this process that have a budget share it. It stays well below the point where the kernel
+    /// begins to throttle writers.
     Paced,
-    /// Like paced, with writes whose pages the kernel drops once they are written (`RWF_DONTCACHE`, Linux 6.14).
-    /// Without pacing, such writes start writeback and never wait for it: they stall others more than buffered ones
-    /// do.
+    /// Like paced, with writes whose pages the kernel drops once they are written (`RWF_DONTCACHE`,
+    /// Linux 6.14). Without pacing, such writes start writeback and never wait for it: they stall
+    /// others more than buffered ones do.
     Uncached,
     /// Through the page cache and left there.
     Buffered,

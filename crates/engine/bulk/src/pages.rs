@@ -1,8 +1,8 @@
 //! Bulk writes through the page cache, in steps: paced, uncached, or plainly buffered.
 //!
-//! Invariants: a step is written in one call, at a multiple of its length, so that the kernel can build large
-//! folios and a release covers whole ones. A paced step is admitted to the budget before it becomes dirty, and is
-//! then handed over to the budget.
+//! Invariants: a step is written in one call, at a multiple of its length, so that the kernel can
+//! build large folios and a release covers whole ones. A paced step is admitted to the budget
+//! before it becomes dirty, and is then handed over to the budget.
 
 use std::sync::Arc;
 use std::time::Duration;

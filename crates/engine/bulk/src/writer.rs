@@ -51,8 +51,8 @@ impl fmt::Debug for BulkOptions {
 }
 
 impl BulkOptions {
-    /// Sets the mode [default: `Auto`]. If it is not available, the next best is used, and [`BulkWriter::why`]
-    /// reports that.
+    /// Sets the mode [default: `Auto`]. If it is not available, the next best is used, and
+    /// [`BulkWriter::why`] reports that.
     pub fn mode(mut self, mode: BulkMode) -> Self {
         self.mode = mode;
         self
@@ -64,17 +64,17 @@ impl BulkOptions {
         self
     }
 
-    /// Sets the expected length in bytes. Space is allocated at once, so that a full disk is found before hours of
-    /// work. The file may become longer or shorter.
+    /// Sets the expected length in bytes. Space is allocated at once, so that a full disk is found
+    /// before hours of work. The file may become longer or shorter.
     pub fn expected_bytes(mut self, bytes: u64) -> Self {
         self.expected = bytes;
         self
     }
 
-    /// Sets how many bytes all direct, paced and uncached writers of the disk together may leave unwritten at a
-    /// time; at least 256 KiB. The first of several concurrent writers decides. Default: half of the room that
-    /// others leave between the kernel's background limit of dirty pages and the point where it throttles writers,
-    /// but at most 16 MiB.
+    /// Sets how many bytes all direct, paced and uncached writers of the disk together may leave
+    /// unwritten at a time; at least 256 KiB. The first of several concurrent writers decides.
+    /// Default: half of the room that others leave between the kernel's background limit of dirty
+    /// pages and the point where it throttles writers, but at most 16 MiB.
     pub fn budget(mut self, bytes: u64) -> Self {
         self.budget = Some(bytes);
         self
@@ -82,10 +82,11 @@ impl BulkOptions {
 
     /// Sets the disk's profile from `pagekeeper probe` (`pagekeeper_catalog::disks::saved`).
     ///
-    /// [`BulkMode::Auto`] then uses the mode that did best, among the modes that work there. That is direct, unless
-    /// paced (or uncached) output was faster by half, or small writes beside it waited less. Without a set budget,
-    /// the budget is what the disk writes in 20 ms, if the kernel's limits leave that much room. A profile of a
-    /// file system with another ID is not used, and [`BulkWriter::why`] reports that.
+    /// [`BulkMode::Auto`] then uses the mode that did best, among the modes that work there. That
+    /// is direct, unless paced (or uncached) output was faster by half, or small writes beside it
+    /// waited less. Without a set budget, the budget is what the disk writes in 20 ms, if the
+    /// kernel's limits leave that much room. A profile of a file system with another ID is not
+    /// used, and [`BulkWriter::why`] reports that.
     ///
     /// ```
     /// use pagekeeper_bulk::{BulkMode, BulkWriter};
@@ -108,22 +109,22 @@ impl BulkOptions {
         self
     }
 
-    /// Adds the directory of a log whose writes must not wait: [`Self::on_warning`] is called if it shares a disk
-    /// with this output. May be called for several logs.
+    /// Adds the directory of a log whose writes must not wait: [`Self::on_warning`] is called if it
+    /// shares a disk with this output. May be called for several logs.
     pub fn log_directory(mut self, directory: impl Into<PathBuf>) -> Self {
         self.logs.push(directory.into());
         self
     }
 
-    /// Sets a callback for the warning that log and bulk output share a disk. It is called once per process for
-    /// each pair of directories.
+    /// Sets a callback for the warning that log and bulk output share a disk. It is called once per
+    /// process for each pair of directories.
     pub fn on_warning(mut self, warn: impl Fn(&str) + Send + Sync + 'static) -> Self {
         self.warn = Some(Arc::new(warn));
         self
     }
 
-    /// Creates the file, which must not exist yet. Fails with `ENOSPC` if there is no room for the expected bytes,
-    /// and then leaves no file.
+    /// Creates the file, which must not exist yet. Fails with `ENOSPC` if there is no room for the
+    /// expected bytes, and then leaves no file.
     pub fn create(self, path: impl AsRef<Path>) -> Result<BulkWriter, Error> {
         let path = path.as_ref();
         let directory = match path.parent() {
@@ -209,7 +210,8 @@ fn is_of(disk: &DiskProfile, directory: &Path) -> bool {
     matches!(file_system_id(directory), Ok(Some(id)) if id == disk.file_system_id)
 }
 
-/// Allocates this many bytes. Only a lack of space is an error; any other failure is ignored, since this is a hint.
+/// Allocates this many bytes. Only a lack of space is an error; any other failure is ignored, since
+/// this is a hint.
 fn reserve(file: &dyn IoFile, bytes: u64) -> Result<(), Error> {
     if bytes == 0 {
         return Ok(());
@@ -228,9 +230,9 @@ fn default_io() -> Arc<dyn Io> {
 
 /// A file that is being written, from its start on.
 ///
-/// Dropped before [`Self::finish`], it leaves the file incomplete and not durable, possibly with zeros past the
-/// end: the caller removes it. In a forked child every call fails with [`Forked`](pagekeeper_io::Error::Forked),
-/// and a drop does nothing.
+/// Dropped before [`Self::finish`], it leaves the file incomplete and not durable, possibly with
+/// zeros past the end: the caller removes it. In a forked child every call fails with
+/// [`Forked`](pagekeeper_io::Error::Forked), and a drop does nothing.
 ///
 /// ```
 /// use std::io::Write;
@@ -281,8 +283,8 @@ impl OutputFile {
         }
     }
 
-    /// Writes the rest and waits for all writes. Returns the resulting length of the file, which may exceed the
-    /// bytes written.
+    /// Writes the rest and waits for all writes. Returns the resulting length of the file, which
+    /// may exceed the bytes written.
     fn end(&mut self) -> Result<u64, Error> {
         match self {
             Self::Direct(direct) => direct.end(),
@@ -310,8 +312,8 @@ pub struct BulkReport {
     pub mode: BulkMode,
     /// The reason for the mode, in plain words.
     pub why: String,
-    /// The maximum of unwritten bytes of all direct, paced and uncached writers of the disk together; `None` for
-    /// buffered output.
+    /// The maximum of unwritten bytes of all direct, paced and uncached writers of the disk
+    /// together; `None` for buffered output.
     pub budget: Option<u64>,
     /// The time from its creation until it was durable.
     pub took: Duration,
@@ -344,15 +346,16 @@ impl BulkWriter {
         self.way.written()
     }
 
-    /// Writes all of the bytes, and waits if the disk lags. After an error every call fails with that error.
+    /// Writes all of the bytes, and waits if the disk lags. After an error every call fails with
+    /// that error.
     pub fn write_all(&mut self, bytes: &[u8]) -> Result<(), Error> {
         self.check()?;
         let done = self.way.write(bytes);
         self.settle(done)
     }
 
-    /// Writes the rest, cuts the file to the bytes written, and makes it and its name durable. Releases its pages,
-    /// except those of buffered output.
+    /// Writes the rest, cuts the file to the bytes written, and makes it and its name durable.
+    /// Releases its pages, except those of buffered output.
     pub fn finish(mut self) -> Result<BulkReport, Error> {
         self.check()?;
         let bytes = self.written();
@@ -415,7 +418,8 @@ impl io::Write for BulkWriter {
         }
     }
 
-    /// Does nothing: bytes are written once they fill a step, and are durable after [`BulkWriter::finish`].
+    /// Does nothing: bytes are written once they fill a step, and are durable after
+    /// [`BulkWriter::finish`].
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }

@@ -1,10 +1,10 @@
 //! Decides which misses of a buffered file are answered from the kernel's page cache alone.
 //!
-//! A missed page that the kernel has resident costs a copy, and no device read. If all pages of this cache are
-//! in use, admitting the page evicts another that will be missed just as soon: two copies and an eviction for
-//! nothing. Therefore only one such miss in [`ADMITTED_ONE_IN`] is admitted, which suffices to follow a working
-//! set that changes. A page that the same thread misses again at once is also admitted, as with small
-//! sequential reads.
+//! A missed page that the kernel has resident costs a copy, and no device read. If all pages of
+//! this cache are in use, admitting the page evicts another that will be missed just as soon: two
+//! copies and an eviction for nothing. Therefore only one such miss in [`ADMITTED_ONE_IN`] is
+//! admitted, which suffices to follow a working set that changes. A page that the same thread
+//! misses again at once is also admitted, as with small sequential reads.
 //!
 //! Invariants: nothing here stops a page from being read; no lock, no shared memory.
 

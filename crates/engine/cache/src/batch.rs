@@ -1,7 +1,8 @@
 //! Reads of many pages at once: absent pages go to the device together, neighbours as one read.
 //!
-//! Invariants: a thread begins all loads that it does itself, finishes them, and only then waits for those of
-//! other threads. So two batches never wait for each other. Each request has its own outcome.
+//! Invariants: a thread begins all loads that it does itself, finishes them, and only then waits
+//! for those of other threads. So two batches never wait for each other. Each request has its own
+//! outcome.
 
 use pagekeeper_io::{IoFile, ReadStream, StreamRead};
 
@@ -17,8 +18,8 @@ pub(crate) const RUN_PAGES_MAX: usize = 16;
 /// Maximum number of pages that one call has in flight.
 const BATCH_PAGES_IN_FLIGHT_MAX: usize = 256;
 
-/// After this many absent pieces, the rest of a list is probed while the reads of these are in flight, so that
-/// the device does not idle.
+/// After this many absent pieces, the rest of a list is probed while the reads of these are in
+/// flight, so that the device does not idle.
 const PROBED_PIECES_MAX: usize = 64;
 
 /// One of many reads of a file.
@@ -35,8 +36,8 @@ impl<'a> ReadRequest<'a> {
         Self { offset, buf, outcome: Ok(0) }
     }
 
-    /// Returns the number of bytes read, fewer than the buffer holds only at the end of the file, or the error.
-    /// `Ok(0)` before the request was made.
+    /// Returns the number of bytes read, fewer than the buffer holds only at the end of the file,
+    /// or the error. `Ok(0)` before the request was made.
     pub fn outcome(&self) -> &Result<usize, Error> {
         &self.outcome
     }
@@ -99,10 +100,11 @@ pub(crate) fn run_len(pages: impl IntoIterator<Item = u32>) -> usize {
 }
 
 impl CachedFile {
-    /// Makes many reads at once. All absent pages go to the device together, with as much concurrency as the
-    /// back-end has.
+    /// Makes many reads at once. All absent pages go to the device together, with as much
+    /// concurrency as the back-end has.
     ///
-    /// Each request has its own [outcome](ReadRequest::outcome); a request that fails does not stop the others.
+    /// Each request has its own [outcome](ReadRequest::outcome); a request that fails does not stop
+    /// the others.
     ///
     /// # Errors
     ///
@@ -204,8 +206,8 @@ impl FileHandle {
         frames::copy(self, piece.page, piece.from, piece.buf, LookupAttempt::First)
     }
 
-    /// Takes a frame for an absent page. `None` if the page must be read alone: another caller loads it, or no
-    /// frame is free.
+    /// Takes a frame for an absent page. `None` if the page must be read alone: another caller
+    /// loads it, or no frame is free.
     fn begin_load(&self, page: u32) -> Option<LoadingFrame<&Self>> {
         let attempt = || self.shared.pool.begin(&self.page_table, page, BusyPolicy::Leave);
         let mut begun = attempt();
@@ -234,8 +236,8 @@ impl FileHandle {
 /// Neighbouring pages that one read loads, each with the pieces that need it.
 type PageRun<'a, 'b> = Vec<(LoadingFrame<&'a FileHandle>, &'a mut [PagePiece<'b>])>;
 
-/// The loads of one call. Each begins when the device has room, and is settled soon after its read has ended,
-/// while others are in flight.
+/// The loads of one call. Each begins when the device has room, and is settled soon after its read
+/// has ended, while others are in flight.
 struct BatchLoads<'a, 'b, 'f> {
     handle: &'a FileHandle,
     io: &'a dyn IoFile,
@@ -277,8 +279,8 @@ impl<'a, 'b, 'f> BatchLoads<'a, 'b, 'f> {
         }
     }
 
-    /// Begins the load of the next page that this thread can load. With `after`, only if the page is that
-    /// page's next neighbour.
+    /// Begins the load of the next page that this thread can load. With `after`, only if the page
+    /// is that page's next neighbour.
     fn begin(
         &mut self,
         after: Option<u32>,
@@ -302,7 +304,8 @@ impl<'a, 'b, 'f> BatchLoads<'a, 'b, 'f> {
         }
     }
 
-    /// Settles the pages of a read that has ended. `unchanged` is the state of the file after the read.
+    /// Settles the pages of a read that has ended. `unchanged` is the state of the file after the
+    /// read.
     fn settle(&mut self, run: PageRun<'a, 'b>, read: &Result<usize, Error>, unchanged: Result<(), &Error>) {
         let page_size = 1 << self.handle.shared.settings.page_shift;
         let alone = run.len() == 1;

@@ -31,8 +31,9 @@ pub enum Backend {
     Uring,
     /// Direct I/O by threads of pread(2).
     Threads,
-    /// Through the kernel's page cache, by threads of pread(2): a page may be cached twice. While all pages of
-    /// this cache are in use, most pages that the kernel has resident are read from the kernel's cache alone.
+    /// Through the kernel's page cache, by threads of pread(2): a page may be cached twice. While
+    /// all pages of this cache are in use, most pages that the kernel has resident are read from
+    /// the kernel's cache alone.
     Buffered,
 }
 
@@ -80,8 +81,8 @@ impl PageCache {
 }
 
 impl Builder {
-    /// Sets the budget in bytes [default: 64 MiB]. Frames, their records and the tables of open files all
-    /// count.
+    /// Sets the budget in bytes [default: 64 MiB]. Frames, their records and the tables of open
+    /// files all count.
     #[must_use]
     pub fn memory(mut self, bytes: u64) -> Self {
         self.memory = bytes;
@@ -109,26 +110,26 @@ impl Builder {
         self
     }
 
-    /// Sets a back-end in place of [`backend`](Self::backend), for direct access: the simulated disk, or a
-    /// back-end that is shared.
+    /// Sets a back-end in place of [`backend`](Self::backend), for direct access: the simulated
+    /// disk, or a back-end that is shared.
     #[must_use]
     pub fn io(mut self, io: Arc<dyn Io>) -> Self {
         self.io = Some(io);
         self
     }
 
-    /// Starts no threads except those of the back-end. Reads are then verified on the thread where they end, in
-    /// that order, and memory is cleared when it is used. For tests that repeat an order, on a back-end of
-    /// their own.
+    /// Starts no threads except those of the back-end. Reads are then verified on the thread where
+    /// they end, in that order, and memory is cleared when it is used. For tests that repeat an
+    /// order, on a back-end of their own.
     #[must_use]
     pub fn without_threads(mut self) -> Self {
         self.threads = false;
         self
     }
 
-    /// Takes the whole table of a file out of the budget when the file is opened, instead of only the parts
-    /// that are touched [default: no]. The capacity then changes when files are opened and closed, and not as
-    /// they are read.
+    /// Takes the whole table of a file out of the budget when the file is opened, instead of only
+    /// the parts that are touched [default: no]. The capacity then changes when files are opened
+    /// and closed, and not as they are read.
     #[must_use]
     pub fn reserve_tables(mut self, reserve: bool) -> Self {
         self.reserve_tables = reserve;
@@ -164,9 +165,9 @@ impl Builder {
         self
     }
 
-    /// Returns the budget that has room for this many pages while no file is open. Open files take about 1,150
-    /// bytes each, and four bytes for each page of their own length where they are read (at least one kernel
-    /// page), up to half of the budget in all.
+    /// Returns the budget that has room for this many pages while no file is open. Open files take
+    /// about 1,150 bytes each, and four bytes for each page of their own length where they are read
+    /// (at least one kernel page), up to half of the budget in all.
     pub fn memory_for(pages: u32, page_size: usize) -> u64 {
         BOOKKEEPING_BYTES
             .saturating_add(u64::from(pages).saturating_mul((page_size as u64).saturating_add(per_frame())))
@@ -226,8 +227,8 @@ impl Builder {
     }
 }
 
-/// Returns the number of frames for a budget, in a cache that was built with `built` frames: the records of all
-/// of those are within the budget.
+/// Returns the number of frames for a budget, in a cache that was built with `built` frames: the
+/// records of all of those are within the budget.
 pub(crate) fn frames_of_built(memory: u64, page_size: usize, built: u32) -> Result<u32, BuildError> {
     let records = BOOKKEEPING_BYTES + u64::from(built) * per_frame();
     let least = records + FRAMES_MIN * page_size as u64;
@@ -238,8 +239,8 @@ pub(crate) fn frames_of_built(memory: u64, page_size: usize, built: u32) -> Resu
     Ok(u32::try_from(frames).map_or(built, |frames| frames.min(built)))
 }
 
-/// Returns the bytes of one frame's records: its place in the queues, its pins, its number in the list of free
-/// frames.
+/// Returns the bytes of one frame's records: its place in the queues, its pins, its number in the
+/// list of free frames.
 fn per_frame() -> u64 {
     (size_of::<FrameRecord>() + 2 * size_of::<u32>()) as u64
 }

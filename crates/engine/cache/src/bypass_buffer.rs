@@ -1,7 +1,7 @@
 //! Memory beside the cache, for a page that got no frame. Aligned for direct I/O.
 //!
-//! Invariant: the memory is owned by address, not by a `Box`. A box that is moved must be the only way to its
-//! memory, but this value is moved while a read in flight fills its memory.
+//! Invariant: the memory is owned by address, not by a `Box`. A box that is moved must be the only
+//! way to its memory, but this value is moved while a read in flight fills its memory.
 
 #![allow(unsafe_code)]
 
@@ -20,8 +20,8 @@ pub(crate) struct BypassBuffer {
     layout: Layout,
 }
 
-// SAFETY: plain memory that this value owns; it is written through `&mut self` only, or by the read that the
-// contract of `target` names.
+// SAFETY: plain memory that this value owns; it is written through `&mut self` only, or by the read
+// that the contract of `target` names.
 unsafe impl Send for BypassBuffer {}
 // SAFETY: as above.
 unsafe impl Sync for BypassBuffer {}
@@ -56,8 +56,9 @@ impl BypassBuffer {
 
     /// Returns the memory, for a read that fills it while `self` waits in the read's `done`.
     pub(crate) fn target(&mut self) -> ReadTarget {
-        // SAFETY: the memory lives as long as `self`, also when `self` is moved; the caller moves `self` into
-        // the `done` of the read that the target is for, and nobody accesses it before `done` is called.
+        // SAFETY: the memory lives as long as `self`, also when `self` is moved; the caller moves
+        // `self` into the `done` of the read that the target is for, and nobody accesses it before
+        // `done` is called.
         unsafe { ReadTarget::new(self.memory, self.layout.size()) }
     }
 }

@@ -1,9 +1,9 @@
-//! The queue of reads past the cache that futures make. Each takes a page of memory beside the budget, and a
-//! server may begin hundreds of thousands at once.
+//! The queue of reads past the cache that futures make. Each takes a page of memory beside the
+//! budget, and a server may begin hundreds of thousands at once.
 //!
-//! Invariants: at most as many reads are in flight as the queue was made for. Queued reads begin in the order
-//! in which they came, without anybody polling for them; each read that ends lets the next begin. No lock is
-//! held while reads begin. Nothing fails.
+//! Invariants: at most as many reads are in flight as the queue was made for. Queued reads begin in
+//! the order in which they came, without anybody polling for them; each read that ends lets the
+//! next begin. No lock is held while reads begin. Nothing fails.
 
 use std::collections::VecDeque;
 
@@ -37,8 +37,9 @@ impl<T> BypassQueue<T> {
         ignore_poison(self.state.lock())
     }
 
-    /// Queues a read, and begins the reads that may begin: `begin` gets reads that may be in flight from now
-    /// on. [`ended`](Self::ended) must be called once for each of them, within `begin` or later, by any thread.
+    /// Queues a read, and begins the reads that may begin: `begin` gets reads that may be in flight
+    /// from now on. [`ended`](Self::ended) must be called once for each of them, within `begin` or
+    /// later, by any thread.
     pub(crate) fn push(&self, read: T, begin: impl FnMut(Vec<T>)) {
         self.state().queued.push_back(read);
         self.begin(begin);
@@ -50,8 +51,8 @@ impl<T> BypassQueue<T> {
         self.begin(begin);
     }
 
-    /// Begins the reads that may begin. The beginning thread counts reads that end meanwhile, so calls do not
-    /// nest.
+    /// Begins the reads that may begin. The beginning thread counts reads that end meanwhile, so
+    /// calls do not nest.
     fn begin(&self, mut begin: impl FnMut(Vec<T>)) {
         let mut state = self.state();
         if std::mem::replace(&mut state.beginning, true) {

@@ -14,7 +14,8 @@ use crate::settings::CacheSettings;
 use crate::stats::Stats;
 use crate::{BuildError, CachedFile, Error, OpenOptions, builder};
 
-/// A page cache in user space, for files that do not change while they are open: SST files, segments, blobs.
+/// A page cache in user space, for files that do not change while they are open: SST files,
+/// segments, blobs.
 ///
 /// Cheap to clone; all clones are one cache. See the [crate](crate) for how it is used.
 #[derive(Debug, Clone)]
@@ -32,20 +33,21 @@ impl PageCache {
         1 << self.shared.settings.page_shift
     }
 
-    /// Returns the number of pages that the cache has room for now: the budget less bookkeeping and the tables
-    /// of open files.
+    /// Returns the number of pages that the cache has room for now: the budget less bookkeeping and
+    /// the tables of open files.
     pub fn capacity_pages(&self) -> u64 {
         u64::from(self.shared.pool.limit())
     }
 
-    /// Sets the budget in bytes while the cache is in use: from the least that a cache can have up to the
-    /// budget it was built with. If the budget shrinks, pages are evicted and their memory returns to the
-    /// kernel before this call returns. Pages that guards hold go with the next load after the guards were
-    /// dropped; pages that are being loaded meanwhile go when they are evicted. Other threads continue to read.
+    /// Sets the budget in bytes while the cache is in use: from the least that a cache can have up
+    /// to the budget it was built with. If the budget shrinks, pages are evicted and their memory
+    /// returns to the kernel before this call returns. Pages that guards hold go with the next load
+    /// after the guards were dropped; pages that are being loaded meanwhile go when they are
+    /// evicted. Other threads continue to read.
     ///
-    /// Build the cache with the largest budget that it may ever have: memory is taken up only as the cache
-    /// fills. The records of all its pages, 32 bytes each, stay and are within the new budget. With
-    /// [`HugePages::Hugetlb`](crate::HugePages::Hugetlb) all memory stays.
+    /// Build the cache with the largest budget that it may ever have: memory is taken up only as
+    /// the cache fills. The records of all its pages, 32 bytes each, stay and are within the new
+    /// budget. With [`HugePages::Hugetlb`](crate::HugePages::Hugetlb) all memory stays.
     ///
     /// ```
     /// use pagekeeper_cache::PageCache;
@@ -58,8 +60,8 @@ impl PageCache {
     ///
     /// # Errors
     ///
-    /// [`BuildError::TooLittleMemory`]; [`BuildError::BeyondBuilt`] for more than the cache was built with;
-    /// [`BuildError::Backend`] in a forked child. On an error nothing changes.
+    /// [`BuildError::TooLittleMemory`]; [`BuildError::BeyondBuilt`] for more than the cache was
+    /// built with; [`BuildError::Backend`] in a forked child. On an error nothing changes.
     pub fn set_memory(&self, bytes: u64) -> Result<(), BuildError> {
         self.shared.process.require().map_err(BuildError::Backend)?;
         let CacheSettings { memory: built, page_shift, .. } = self.shared.settings;
@@ -72,8 +74,8 @@ impl PageCache {
         Ok(())
     }
 
-    /// Returns the back-end that reads. It opens files for writing that [`open_owned`](Self::open_owned)
-    /// accepts.
+    /// Returns the back-end that reads. It opens files for writing that
+    /// [`open_owned`](Self::open_owned) accepts.
     pub fn io(&self) -> &Arc<dyn Io> {
         &self.shared.settings.io
     }
@@ -90,32 +92,33 @@ impl PageCache {
 
     /// Opens a file that will not change while it is open.
     ///
-    /// The file is opened for direct I/O, and its pages that others left in the kernel's page cache are
-    /// dropped. If direct I/O is unavailable, it is read through the kernel's cache
+    /// The file is opened for direct I/O, and its pages that others left in the kernel's page cache
+    /// are dropped. If direct I/O is unavailable, it is read through the kernel's cache
     /// ([`CachedFile::is_direct`]):
     ///
     /// - on tmpfs;
     /// - if ext4 journals its data (`data=journal`), or btrfs compresses it;
     /// - if the device's blocks are larger than the cache's pages.
     ///
-    /// Many threads that open one path at once open it once. If the path is open already and names the same
-    /// unchanged file (device, inode, length, time of change), this returns that file again, with its cached
-    /// pages. A file that was replaced or changed is opened again, and shares nothing with the old one.
+    /// Many threads that open one path at once open it once. If the path is open already and names
+    /// the same unchanged file (device, inode, length, time of change), this returns that file
+    /// again, with its cached pages. A file that was replaced or changed is opened again, and
+    /// shares nothing with the old one.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if the file can't be opened or is not a regular file (a directory, FIFO, device);
-    /// [`Error::TooLarge`]; [`Error::NoMemory`].
+    /// [`Error::Io`] if the file can't be opened or is not a regular file (a directory, FIFO,
+    /// device); [`Error::TooLarge`]; [`Error::NoMemory`].
     pub fn open(&self, path: impl AsRef<Path>) -> Result<CachedFile, Error> {
         self.open_with(path, OpenOptions::default())
     }
 
-    /// Opens a file with options of its own. It is opened again each time, and shares nothing with another open
-    /// of the same path.
+    /// Opens a file with options of its own. It is opened again each time, and shares nothing with
+    /// another open of the same path.
     #[expect(clippy::needless_pass_by_value, reason = "options are made for one open")]
     pub fn open_with(&self, path: impl AsRef<Path>, options: OpenOptions) -> Result<CachedFile, Error> {
-        // Before the table of open files is locked: another thread may have held its lock at a fork of this
-        // process.
+        // Before the table of open files is locked: another thread may have held its lock at a fork
+        // of this process.
         self.shared.require_own_process()?;
         let path = path.as_ref();
         let io = &self.shared.settings.io;
@@ -150,7 +153,8 @@ impl PageCache {
         }
     }
 
-    /// Takes over a file that is open for reading. It is opened again for direct I/O, through `/proc/self/fd`.
+    /// Takes over a file that is open for reading. It is opened again for direct I/O, through
+    /// `/proc/self/fd`.
     ///
     /// # Errors
     ///
@@ -215,8 +219,8 @@ mod tests {
         assert_eq!(pins(), 0);
     }
 
-    /// On a kernel whose pages are larger than the cache's, several frames share one kernel page. Its memory
-    /// returns to the kernel once none of them is used.
+    /// On a kernel whose pages are larger than the cache's, several frames share one kernel page.
+    /// Its memory returns to the kernel once none of them is used.
     #[test]
     #[cfg_attr(miri, ignore = "asks the kernel what memory is taken up")]
     fn a_budget_that_comes_and_goes_changes_no_page_and_gives_memory_back() {

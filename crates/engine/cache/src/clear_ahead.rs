@@ -1,6 +1,6 @@
-//! Has the kernel clear the memory of frames before they are used. A thread runs a little ahead of the frame
-//! that was used last. Otherwise, in huge pages, a reader's miss would clear 2 MiB, or wait while the kernel
-//! moves memory to make room for a huge page.
+//! Has the kernel clear the memory of frames before they are used. A thread runs a little ahead of
+//! the frame that was used last. Otherwise, in huge pages, a reader's miss would clear 2 MiB, or
+//! wait while the kernel moves memory to make room for a huge page.
 //!
 //! Invariants: at most [`LEAD_BYTES_MAX`], and at most a sixteenth of the budget, is taken up
 //! before it is used; nothing is before the first file is opened. No frame past the pool's limit is
@@ -50,8 +50,8 @@ struct ClearAheadLimits {
 }
 
 impl ClearAhead {
-    /// Creates it for `frames` frames of `1 << page_shift` bytes. It does nothing if it is not wanted, or if a
-    /// sixteenth of the cache is less than a huge page.
+    /// Creates it for `frames` frames of `1 << page_shift` bytes. It does nothing if it is not
+    /// wanted, or if a sixteenth of the cache is less than a huge page.
     pub(crate) fn new(page_shift: u32, frames: u32, is_wanted: bool) -> Self {
         #[expect(clippy::cast_possible_truncation, reason = "a huge page has few pages")]
         let (step, most) = ((CLEAR_STEP_BYTES >> page_shift) as u32, (LEAD_BYTES_MAX >> page_shift) as u32);

@@ -1,4 +1,5 @@
-//! Compares a file with its cached pages, for a change that only its inode shows ([`crate::inode_change`]).
+//! Compares a file with its cached pages, for a change that only its inode shows
+//! ([`crate::inode_change`]).
 
 use std::ops::Range;
 
@@ -13,8 +14,8 @@ use crate::lookup::LookupAttempt;
 const COMPARED_BYTES: u64 = 1 << 20;
 
 impl FileHandle {
-    /// Whether the content is that of the open, as far as the cache can know. Length and time of the last write
-    /// are unchanged.
+    /// Whether the content is that of the open, as far as the cache can know. Length and time of
+    /// the last write are unchanged.
     pub(crate) fn is_content_unchanged(&self, io: &dyn IoFile, now: &FileStat) -> bool {
         if now.changed == self.stat.changed {
             return true;
@@ -45,7 +46,8 @@ impl FileHandle {
         true
     }
 
-    /// Like `has_file_cached_pages`, for a few pages. A page that is no longer in the cache counts as equal.
+    /// Like `has_file_cached_pages`, for a few pages. A page that is no longer in the cache counts
+    /// as equal.
     fn has_file_pages(&self, io: &dyn IoFile, pages: Range<u64>, read: &mut [u8]) -> bool {
         let shift = self.shared.settings.page_shift;
         let bytes = to_len((pages.end - pages.start) << shift);

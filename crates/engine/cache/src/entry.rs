@@ -8,9 +8,9 @@
 //! unread   frame             0            3   resident by prefetch, not read yet
 //! ```
 //!
-//! Invariants: entries change under the pool's lock only, except for the frequency. The frequency is raised by
-//! compare-and-swap, so it never spoils an entry that changed meanwhile. Frame numbers are below
-//! [`FRAMES_MAX`].
+//! Invariants: entries change under the pool's lock only, except for the frequency. The frequency
+//! is raised by compare-and-swap, so it never spoils an entry that changed meanwhile. Frame numbers
+//! are below [`FRAMES_MAX`].
 
 /// Frame numbers have 28 bits: caches of up to 1 TiB of 4 KiB pages.
 pub(crate) const FRAMES_MAX: u32 = 1 << 28;
@@ -81,7 +81,8 @@ impl PageEntry {
         Self(frame << 4 | STATE_LOADING)
     }
 
-    /// Returns the entry of a page evicted from `origin`, with `stamp` the count of its queue's clock.
+    /// Returns the entry of a page evicted from `origin`, with `stamp` the count of its queue's
+    /// clock.
     pub(crate) fn evicted(origin: EvictionOrigin, stamp: u32) -> Self {
         // Stamp 0 of the small queue would read as "never seen": the next stamp takes its place.
         let stamp = if stamp == 0 { 1 } else { stamp % STAMP_MODULUS };
@@ -112,15 +113,16 @@ impl PageEntry {
         (self.0 & STATE_RESIDENT != 0).then_some(self.0 >> 4)
     }
 
-    /// Returns the frame if the page is resident and its frequency is at its maximum: the shortest way of a
-    /// hit.
+    /// Returns the frame if the page is resident and its frequency is at its maximum: the shortest
+    /// way of a hit.
     #[inline]
     pub(crate) fn settled(self) -> Option<u32> {
         const SETTLED_BITS: u32 = FREQUENCY_MAX << 2 | STATE_RESIDENT;
         (self.0 & (FREQUENCY_MAX << 2 | STATE_MASK) == SETTLED_BITS).then_some(self.0 >> 4)
     }
 
-    /// Returns a readable entry as it is after a read; the same if there is nothing more to remember.
+    /// Returns a readable entry as it is after a read; the same if there is nothing more to
+    /// remember.
     #[inline]
     pub(crate) fn touched(self) -> Self {
         match self.0 & STATE_MASK {

@@ -1,5 +1,5 @@
-//! Errors of the cache. An error is `Clone`, so that one failed load can be reported to all callers that waited
-//! for it.
+//! Errors of the cache. An error is `Clone`, so that one failed load can be reported to all callers
+//! that waited for it.
 
 use pagekeeper_text::escaped;
 use std::ops::Range;
@@ -18,8 +18,8 @@ use std::sync::Arc;
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The file can't be opened, or the device failed. The message names the call, the path and the system's
-    /// error.
+    /// The file can't be opened, or the device failed. The message names the call, the path and the
+    /// system's error.
     #[error(transparent)]
     Io(#[from] pagekeeper_io::Error),
     /// The file was closed by [`close`](crate::CachedFile::close).
@@ -53,8 +53,8 @@ pub enum Error {
         /// Its length now, in bytes.
         now: u64,
     },
-    /// The file was written to since the open: a page that is loaded now may not match those that were loaded
-    /// before.
+    /// The file was written to since the open: a page that is loaded now may not match those that
+    /// were loaded before.
     #[error("{}: written to since it was opened: open it again", escaped(path))]
     Changed {
         /// The file.

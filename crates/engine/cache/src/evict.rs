@@ -1,8 +1,8 @@
 //! Making room: taking pages out of their entries, and freeing their frames once nobody reads them.
 //!
-//! Invariants: one thread at a time evicts; work under the lock is bounded by the batch; nobody is waited for.
-//! Pages of closed files go first. Nothing can be freed if all frames are held, pinned, loading, or waiting for
-//! a stopped reader. The caller learns that, and does without a frame.
+//! Invariants: one thread at a time evicts; work under the lock is bounded by the batch; nobody is
+//! waited for. Pages of closed files go first. Nothing can be freed if all frames are held, pinned,
+//! loading, or waiting for a stopped reader. The caller learns that, and does without a frame.
 
 use super::entry::{EntryState, PageEntry, QueueKind};
 use super::page_table::PageTable;
@@ -11,9 +11,9 @@ use super::queues::FramePlace;
 use super::readers::ReaderRegistry;
 use super::sync::{Arc, Ordering};
 
-/// Steps through the queues for each wanted frame; after these the next page goes whatever its frequency. Each
-/// step touches cold memory with the lock held. More steps did not bring more hits, except for caches that want
-/// one frame at a time.
+/// Steps through the queues for each wanted frame; after these the next page goes whatever its
+/// frequency. Each step touches cold memory with the lock held. More steps did not bring more hits,
+/// except for caches that want one frame at a time.
 const EVICT_STEPS_PER_FRAME: usize = 8;
 
 /// The minimum number of steps: a page with full frequency is passed four times before it goes.
@@ -71,8 +71,8 @@ impl FramePool {
         !state.free.is_empty(state.limit)
     }
 
-    /// Removes some pages of closed files. Without this, files that come and go while nobody needs room would
-    /// leave memory behind.
+    /// Removes some pages of closed files. Without this, files that come and go while nobody needs
+    /// room would leave memory behind.
     pub(crate) fn tidy(&self, readers: &ReaderRegistry) {
         {
             let mut state = self.lock();
@@ -106,7 +106,8 @@ impl FramePool {
         let mut state = self.lock();
         match grace_period {
             Some(grace_period) => state.retired.push_back(RetiredBatch { frames, grace_period }),
-            // The readers of these frames are unknown: the frames stay out of use, and reads go past the cache.
+            // The readers of these frames are unknown: the frames stay out of use, and reads go
+            // past the cache.
             None => state.removed.extend(frames),
         }
     }
@@ -125,7 +126,8 @@ impl FramePool {
             return;
         }
         due.append(&mut state.held);
-        // Holds first, pins second: a pin is made under a hold, so a pin that replaces a hold is seen.
+        // Holds first, pins second: a pin is made under a hold, so a pin that replaces a hold is
+        // seen.
         let holds = readers.held();
         for frame in due {
             let pinned = self.pins[frame as usize].load(Ordering::Acquire) > 0;
@@ -147,7 +149,8 @@ impl FramePool {
         }
     }
 
-    /// Takes the next victims. Returns the number of pages that were passed over because they are in use.
+    /// Takes the next victims. Returns the number of pages that were passed over because they are
+    /// in use.
     fn take_victims(&self, state: &mut PoolState, want: usize) -> u64 {
         let mut passed = 0;
         let mut file: Option<Arc<PageTable>> = None;
@@ -183,8 +186,8 @@ impl FramePool {
                 continue;
             }
             if self.pins[frame as usize].load(Ordering::Relaxed) > 0 {
-                // Not worth evicting while pinned, and moved out of the way of pages on probation. If all pages
-                // are pinned, the steps run out.
+                // Not worth evicting while pinned, and moved out of the way of pages on probation.
+                // If all pages are pinned, the steps run out.
                 state.queues.move_to(QueueKind::Main, frame);
                 if steps == 0 {
                     break;
@@ -260,7 +263,8 @@ impl PoolState {
     pub(super) fn take_out_page(&mut self, file: &PageTable, page: u32) {
         let entry = file.table.any_entry(page);
         let Some(frame) = PageEntry(entry.load(Ordering::Relaxed)).readable() else { return };
-        // A hit that raises the frequency at the same time fails to: it compares with the value from before.
+        // A hit that raises the frequency at the same time fails to: it compares with the value
+        // from before.
         entry.store(PageEntry::NEVER_SEEN.0, Ordering::Relaxed);
         self.queues.remove(frame);
         file.leaves(page);

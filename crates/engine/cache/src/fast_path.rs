@@ -1,17 +1,19 @@
-//! The shortest way of a hit, for [`read_at`](crate::CachedFile::read_at) and for a page in place. It runs
-//! first, and mostly nothing else runs.
+//! The shortest way of a hit, for [`read_at`](crate::CachedFile::read_at) and for a page in place.
+//! It runs first, and mostly nothing else runs.
 //!
-//! Reads of more memory than the processor's caches hold are as fast as the processor can overlap memory
-//! accesses. The processor executes ahead over a few hundred instructions only, so few instructions mean more
-//! overlap. This path has one branch for each condition, and leaves everything else to the long way in `read`:
+//! Reads of more memory than the processor's caches hold are as fast as the processor can overlap
+//! memory accesses. The processor executes ahead over a few hundred instructions only, so few
+//! instructions mean more overlap. This path has one branch for each condition, and leaves
+//! everything else to the long way in `read`:
 //!
 //! - another thread's first read;
 //! - a page that is absent or was not read four times;
 //! - a closed file, or a read across pages;
 //! - a kernel without membarrier(2), or a forked process.
 //!
-//! Invariants: the addresses are those of the file's table and of the cache's arena, which the handle that owns
-//! this value keeps alive; `open_bytes` is the file's length until the file is closed, and 0 after that.
+//! Invariants: the addresses are those of the file's table and of the cache's arena, which the
+//! handle that owns this value keeps alive; `open_bytes` is the file's length until the file is
+//! closed, and 0 after that.
 
 #![allow(unsafe_code)]
 
@@ -33,21 +35,23 @@ pub(crate) struct FastPath {
     entries: NonNull<AtomicU32>,
     frames: NonNull<u8>,
     open_bytes: AtomicU64,
-    /// The number by which a thread finds its slot; a number of no thread if light barriers are instructions.
+    /// The number by which a thread finds its slot; a number of no thread if light barriers are
+    /// instructions.
     slots: u64,
     page_size: usize,
     page_shift: u32,
     process: Process,
 }
 
-// SAFETY: entries are accessed as atomics only, frames by the rules of `readers`; both outlive this value (see above).
+// SAFETY: entries are accessed as atomics only, frames by the rules of `readers`; both outlive this
+// value (see above).
 unsafe impl Send for FastPath {}
 // SAFETY: as above.
 unsafe impl Sync for FastPath {}
 
 impl FastPath {
-    /// Creates it for a file of `bytes` bytes with this table, in a cache whose frames of `1 << page_shift` bytes
-    /// begin at `frames`, and whose slots have the number `slots`.
+    /// Creates it for a file of `bytes` bytes with this table, in a cache whose frames of
+    /// `1 << page_shift` bytes begin at `frames`, and whose slots have the number `slots`.
     pub(crate) fn new(
         table: &EntryTable,
         bytes: u64,
@@ -71,21 +75,23 @@ impl FastPath {
         self.page_size
     }
 
-    /// Copies a part of one page that is resident and has been read often, for a thread that has read before.
-    /// Returns false, and does nothing, if any of these conditions fails.
+    /// Copies a part of one page that is resident and has been read often, for a thread that has
+    /// read before. Returns false, and does nothing, if any of these conditions fails.
     #[inline]
     pub(crate) fn copy(&self, offset: u64, buf: &mut [u8]) -> bool {
-        // SAFETY: the buffer has `buf.len()` bytes, and is borrowed mutably, so it is no part of the arena.
+        // SAFETY: the buffer has `buf.len()` bytes, and is borrowed mutably, so it is no part of
+        // the arena.
         unsafe { self.copy_to(offset, buf.as_mut_ptr(), buf.len(), || ()) }
     }
 
-    /// Like `read_at`, with the destination `to`. Calls `found` as soon as it is certain that `len` bytes will
-    /// be copied, and before the copy, so that nothing it needs must be kept across the copy.
+    /// Like `read_at`, with the destination `to`. Calls `found` as soon as it is certain that `len`
+    /// bytes will be copied, and before the copy, so that nothing it needs must be kept across the
+    /// copy.
     ///
     /// # Safety
     ///
-    /// `to` is not NULL. If `len` is at most a page, `to` points to `len` bytes that nobody else uses and that
-    /// are no part of the arena.
+    /// `to` is not NULL. If `len` is at most a page, `to` points to `len` bytes that nobody else
+    /// uses and that are no part of the arena.
     #[inline]
     unsafe fn copy_to(&self, offset: u64, to: *mut u8, len: usize, found: impl FnOnce()) -> bool {
         #[expect(clippy::cast_possible_truncation, reason = "below the page size")]
@@ -94,14 +100,15 @@ impl FastPath {
         if wrapped || len > self.page_size - from || end > self.open_bytes.load(Ordering::Relaxed) {
             return false;
         }
-        // SAFETY: the read ends within the file, so it begins in one of its pages, or is empty and begins at its end.
+        // SAFETY: the read ends within the file, so it begins in one of its pages, or is empty and
+        // begins at its end.
         #[expect(clippy::cast_possible_truncation, reason = "files have fewer than 2^32 pages")]
         let place = unsafe { self.find((offset >> self.page_shift) as usize) };
         let Some((slot, section, frame)) = place else { return false };
         found();
-        // SAFETY: `from + len` is at most a page. The frame was found in a section by an acquired load of the
-        // entry. So it holds the page, and is not loaded into before the section is left (invariants of `pool`
-        // and `readers`). The caller promises the destination.
+        // SAFETY: `from + len` is at most a page. The frame was found in a section by an acquired
+        // load of the entry. So it holds the page, and is not loaded into before the section is
+        // left (invariants of `pool` and `readers`). The caller promises the destination.
         unsafe {
             let source = self.frames.add((frame as usize) << self.page_shift).add(from);
             std::ptr::copy_nonoverlapping(source.as_ptr(), to, len);
@@ -110,9 +117,9 @@ impl FastPath {
         true
     }
 
-    /// Keeps a whole page that is resident and has been read often, for a thread that has read before and holds
-    /// few pages. Returns the page's bytes and the slot and hold that keep them. Returns `None`, and does
-    /// nothing, if any of these conditions fails.
+    /// Keeps a whole page that is resident and has been read often, for a thread that has read
+    /// before and holds few pages. Returns the page's bytes and the slot and hold that keep them.
+    /// Returns `None`, and does nothing, if any of these conditions fails.
     #[inline]
     pub(crate) fn keep(&self, page: u64) -> Option<(NonNull<u8>, &ReaderSlot, FrameHold)> {
         if page >= self.open_bytes.load(Ordering::Relaxed) >> self.page_shift {
@@ -130,8 +137,8 @@ impl FastPath {
         Some((unsafe { self.frames.add((frame as usize) << self.page_shift) }, slot, hold))
     }
 
-    /// Begins a section in which the frame of a page is found, if the page is resident and has been read often.
-    /// Otherwise no section is in progress.
+    /// Begins a section in which the frame of a page is found, if the page is resident and has been
+    /// read often. Otherwise no section is in progress.
     ///
     /// # Safety
     ///
@@ -142,7 +149,8 @@ impl FastPath {
             return None;
         }
         let slot = thread::current(self.slots)?;
-        // SAFETY: `slots` is the number of the slots of the cache that the owner of this value keeps.
+        // SAFETY: `slots` is the number of the slots of the cache that the owner of this value
+        // keeps.
         let slot = unsafe { slot.as_ref() };
         let section = slot.announce();
         // The light half of the asymmetric barrier.
@@ -158,19 +166,20 @@ impl FastPath {
 }
 
 impl CachedFile {
-    /// Like [`read_at`](Self::read_at) for hits that the shortest way serves; otherwise returns false and does
-    /// nothing. It can't panic, and calls `found` before it copies. For the C interface, which catches panics
-    /// of all other calls, and whose calls keep as little state as they can.
+    /// Like [`read_at`](Self::read_at) for hits that the shortest way serves; otherwise returns
+    /// false and does nothing. It can't panic, and calls `found` before it copies. For the C
+    /// interface, which catches panics of all other calls, and whose calls keep as little state as
+    /// they can.
     ///
     /// # Safety
     ///
-    /// `to` is not NULL. If `len` is at most a page, `to` points to `len` bytes that nobody else uses. `found`
-    /// does not panic.
+    /// `to` is not NULL. If `len` is at most a page, `to` points to `len` bytes that nobody else
+    /// uses. `found` does not panic.
     #[doc(hidden)]
     #[inline]
     pub unsafe fn read_shortest(&self, offset: u64, to: *mut u8, len: usize, found: impl FnOnce()) -> bool {
-        // SAFETY: the caller's promise. The bytes it may use are no part of the arena, which the cache lends
-        // for reading only.
+        // SAFETY: the caller's promise. The bytes it may use are no part of the arena, which the
+        // cache lends for reading only.
         unsafe { self.handle().fast_path.copy_to(offset, to, len, found) }
     }
 }

@@ -1,6 +1,6 @@
-//! Frames loaned to tables: the memory that the tables of open files take up is taken from the frames, so that
-//! both together stay within the budget. The memory that a file takes up beside its table is loaned too; it
-//! matters with thousands of files.
+//! Frames loaned to tables: the memory that the tables of open files take up is taken from the
+//! frames, so that both together stay within the budget. The memory that a file takes up beside its
+//! table is loaned too; it matters with thousands of files.
 //!
 //! The parts of tables that are taken up are counted: from the first load of a page of the part
 //! until the part is forgotten, or its file closed and swept. If these exceed the tables' share,
@@ -8,11 +8,11 @@
 //! pages, then the oldest. A budget that shrinks while the cache is in use leaves out frames in the
 //! same way: they count as loaned, but to nobody.
 //!
-//! If several frames share a kernel page, its memory returns to the kernel once none of them is used
-//! ([`FramePool::give_back`]).
+//! If several frames share a kernel page, its memory returns to the kernel once none of them is
+//! used ([`FramePool::give_back`]).
 //!
-//! Invariants: frames from `PoolState::limit` on are on loan, or will be once they are free; the lowest frame
-//! is never loaned. Nothing fails.
+//! Invariants: frames from `PoolState::limit` on are on loan, or will be once they are free; the
+//! lowest frame is never loaned. Nothing fails.
 
 #![allow(unsafe_code)]
 
@@ -25,7 +25,8 @@ use super::sync::Ordering;
 /// Frames that are checked under one lock while many are loaned.
 const LOAN_STEP_FRAMES: u32 = 1024;
 
-/// The approximate memory of an open file beside its table: its handle, its path, its places in maps.
+/// The approximate memory of an open file beside its table: its handle, its path, its places in
+/// maps.
 const OPEN_FILE_BYTES: u64 = 1152;
 
 /// Beside their tables, open files take up at most one part in `FILES_FRAMES_DIVISOR` of the
@@ -39,8 +40,8 @@ const FORGET_BATCH_PARTS: usize = 64;
 const PROBED_PARTS_MAX: usize = 16;
 
 impl FramePool {
-    /// Makes the pool loan as many frames as tables take up: `part_bytes` for each part, `frame_bytes` for each
-    /// frame.
+    /// Makes the pool loan as many frames as tables take up: `part_bytes` for each part,
+    /// `frame_bytes` for each frame.
     pub(crate) fn loan_frames_to_tables(mut self, part_bytes: u64, frame_bytes: u64) -> Self {
         (self.part_bytes, self.frame_bytes) = (part_bytes, frame_bytes);
         self
@@ -52,8 +53,8 @@ impl FramePool {
         self.settle_loans(readers);
     }
 
-    /// Sets the number of frames in the budget, up to the existing ones. The memory of the others returns to
-    /// the kernel.
+    /// Sets the number of frames in the budget, up to the existing ones. The memory of the others
+    /// returns to the kernel.
     pub(crate) fn resize(&self, frames: u32, readers: &ReaderRegistry) {
         self.withheld.store(self.frames.saturating_sub(frames), Ordering::Relaxed);
         self.forget_parts(readers);
@@ -146,8 +147,8 @@ impl FramePool {
         while !self.approach_limit(frames, readers) {}
     }
 
-    /// Takes one step towards a limit, and retires the frames that the step takes out of use. Returns whether
-    /// the limit is reached.
+    /// Takes one step towards a limit, and retires the frames that the step takes out of use.
+    /// Returns whether the limit is reached.
     fn approach_limit(&self, frames: u32, readers: &ReaderRegistry) -> bool {
         let is_there = self.step_to_limit(frames);
         if !is_there {
@@ -195,8 +196,8 @@ impl FramePool {
         frames == before
     }
 
-    /// Notes that the frames below `end` were cleared before their first use. The memory of those past the
-    /// limit returns to the kernel.
+    /// Notes that the frames below `end` were cleared before their first use. The memory of those
+    /// past the limit returns to the kernel.
     pub(crate) fn note_cleared(&self, end: u32) {
         let mut state = self.lock();
         let kept = state.limit.max(state.free.first_unused()).min(end);
@@ -250,8 +251,8 @@ impl FramePool {
         }
     }
 
-    /// Gives a frame's memory back to the kernel, or leaves that to the last frame of its kernel page. The
-    /// frame is in no entry, nobody accesses it, and it is past the limit.
+    /// Gives a frame's memory back to the kernel, or leaves that to the last frame of its kernel
+    /// page. The frame is in no entry, nobody accesses it, and it is past the limit.
     pub(super) fn give_back(&self, state: &PoolState, frame: u32) {
         let together = self.arena.together(frame);
         let is_unused = |other: u32| {
@@ -259,8 +260,9 @@ impl FramePool {
             other == frame || other >= state.limit && matches!(place, FramePlace::Free | FramePlace::OnLoan)
         };
         if together.clone().all(is_unused) {
-            // SAFETY: each frame is free or becoming free (invariant 3 of the pool), was never used, or is on
-            // loan. The lock is held: nobody reads them, and nobody can begin to load into them.
+            // SAFETY: each frame is free or becoming free (invariant 3 of the pool), was never
+            // used, or is on loan. The lock is held: nobody reads them, and nobody can begin to
+            // load into them.
             unsafe { self.arena.drop_memory(together) };
         }
     }

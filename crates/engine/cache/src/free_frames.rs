@@ -1,8 +1,9 @@
-//! Free frames: frames that were used before, and frames that never were, for which nothing is recorded yet.
+//! Free frames: frames that were used before, and frames that never were, for which nothing is
+//! recorded yet.
 //!
-//! Invariants: a frame that was never used is in no list, holds no page and has no record. Frames are used from
-//! the lowest on, so the highest frames, which are loaned first, are touched last. A cache takes up memory for
-//! its records as it fills. Kept under the pool's lock; nothing fails.
+//! Invariants: a frame that was never used is in no list, holds no page and has no record. Frames
+//! are used from the lowest on, so the highest frames, which are loaned first, are touched last. A
+//! cache takes up memory for its records as it fills. Kept under the pool's lock; nothing fails.
 
 /// The free frames.
 #[derive(Debug)]
@@ -44,7 +45,8 @@ impl FreeFrames {
         self.used.push(frame);
     }
 
-    /// Returns the first frame that was never used. It and those above it have no memory to give back.
+    /// Returns the first frame that was never used. It and those above it have no memory to give
+    /// back.
     pub(crate) fn first_unused(&self) -> u32 {
         self.unused
     }

@@ -1,9 +1,9 @@
 //! Reading without blocking: futures that any runtime can poll.
 //!
-//! Invariants: a poll never waits for the device, nor for another load. Dropping a future loses nothing, since
-//! its loads go on and settle by themselves. Pages that get no frame are read past the cache, a bounded number
-//! at a time (`bypass_queue`): futures that wait for their turn take no page of memory, and their reads begin
-//! without a poll. Fails as [`CachedFile::read_at`] does.
+//! Invariants: a poll never waits for the device, nor for another load. Dropping a future loses
+//! nothing, since its loads go on and settle by themselves. Pages that get no frame are read past
+//! the cache, a bounded number at a time (`bypass_queue`): futures that wait for their turn take no
+//! page of memory, and their reads begin without a poll. Fails as [`CachedFile::read_at`] does.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -23,7 +23,8 @@ use crate::sync::{Mutex, Ordering};
 use crate::waiter::LoadWaiter;
 use crate::{CachedFile, Error};
 
-/// Pages of one read whose loads begin before the first is awaited: at most the number of bits in a `u64`.
+/// Pages of one read whose loads begin before the first is awaited: at most the number of bits in a
+/// `u64`.
 const AHEAD_PAGES_MAX: u32 = 64;
 
 /// The event that a read waits for.
@@ -38,8 +39,8 @@ enum AwaitedEvent {
     Bypass(Arc<BypassPage>),
 }
 
-/// A page that is read past the cache: its outcome, and its bytes until the future takes them. If it was
-/// settled without bytes, the page must be looked up again.
+/// A page that is read past the cache: its outcome, and its bytes until the future takes them. If
+/// it was settled without bytes, the page must be looked up again.
 #[derive(Debug)]
 struct BypassPage {
     waiter: LoadWaiter,
@@ -108,7 +109,8 @@ impl AheadPages {
     }
 }
 
-/// A read past the cache in flight. Dropping it wakes the waiting future and lets the next read begin.
+/// A read past the cache in flight. Dropping it wakes the waiting future and lets the next read
+/// begin.
 struct UnsettledBypass {
     shared: Arc<CacheState>,
     bypass: Arc<BypassPage>,
@@ -123,8 +125,8 @@ impl Drop for UnsettledBypass {
 }
 
 impl CachedFile {
-    /// Like [`read_at`](Self::read_at), without blocking the thread. Works with any runtime; ready at once if
-    /// all pages are in the cache.
+    /// Like [`read_at`](Self::read_at), without blocking the thread. Works with any runtime; ready
+    /// at once if all pages are in the cache.
     ///
     /// ```
     /// # use std::future::Future;

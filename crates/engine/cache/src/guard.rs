@@ -1,8 +1,8 @@
 //! Guards: access to a page's bytes in place, without a copy.
 //!
-//! Invariants: while a guard lives its frame is not loaded into, whatever is evicted, closed or dropped
-//! meanwhile. A guard shows exactly the bytes of its page, less than a page at the end of the file. Reading
-//! through a guard can't fail.
+//! Invariants: while a guard lives its frame is not loaded into, whatever is evicted, closed or
+//! dropped meanwhile. A guard shows exactly the bytes of its page, less than a page at the end of
+//! the file. Reading through a guard can't fail.
 
 #![allow(unsafe_code)]
 
@@ -32,9 +32,9 @@ impl PageBytes {
     fn bytes(&self, shared: &CacheState, len: usize) -> &[u8] {
         match self {
             Self::Frame(Some(kept)) => {
-                // SAFETY: kept since it held the page of `len` bytes (the guards are made that way), and
-                // released only when `self` is dropped; the guards keep the cache. The borrow of `self` bounds
-                // the lifetime.
+                // SAFETY: kept since it held the page of `len` bytes (the guards are made that
+                // way), and released only when `self` is dropped; the guards keep the cache. The
+                // borrow of `self` bounds the lifetime.
                 unsafe { frames::bytes(shared, kept.frame, len) }
             }
             Self::Frame(None) => &[],
@@ -51,10 +51,11 @@ impl PageBytes {
     }
 }
 
-/// A page in place, for a short read: on one thread, and no longer than the file's handle is borrowed.
+/// A page in place, for a short read: on one thread, and no longer than the file's handle is
+/// borrowed.
 ///
-/// It costs two plain stores. A thread can have 16 such guards at once; further ones cost a pin each.
-/// Dereferences to the page's bytes.
+/// It costs two plain stores. A thread can have 16 such guards at once; further ones cost a pin
+/// each. Dereferences to the page's bytes.
 ///
 /// ```compile_fail
 /// fn must_be_send<T: Send>() {}
@@ -95,11 +96,11 @@ impl fmt::Debug for PageGuard<'_> {
     }
 }
 
-/// An owned page in place: it can be kept for long, sent to other threads, and outlives handles, closes and
-/// evictions.
+/// An owned page in place: it can be kept for long, sent to other threads, and outlives handles,
+/// closes and evictions.
 ///
-/// It pins its frame, which costs an atomic addition; the page's memory stays in use while it lives.
-/// Dereferences to the page's bytes.
+/// It pins its frame, which costs an atomic addition; the page's memory stays in use while it
+/// lives. Dereferences to the page's bytes.
 pub struct PageRef {
     handle: Arc<FileHandle>,
     place: PageBytes,
@@ -153,9 +154,9 @@ impl Deref for HeldPage<'_> {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: a page's initialised bytes, which `hold` protects from being loaded into until `self` is
-        // dropped. The file's handle, from which `slot` is borrowed, keeps the memory for longer. The borrow of
-        // `self` bounds the lifetime.
+        // SAFETY: a page's initialised bytes, which `hold` protects from being loaded into until
+        // `self` is dropped. The file's handle, from which `slot` is borrowed, keeps the memory for
+        // longer. The borrow of `self` bounds the lifetime.
         unsafe { self.bytes.as_ref() }
     }
 }
@@ -216,8 +217,8 @@ impl CachedFile {
 }
 
 impl OwnedFile {
-    /// Like [`page`](Self::page), if the shortest way of a hit finds the page: resident and read several times.
-    /// `None` tells nothing about the page. For an engine's own shortest way.
+    /// Like [`page`](Self::page), if the shortest way of a hit finds the page: resident and read
+    /// several times. `None` tells nothing about the page. For an engine's own shortest way.
     #[doc(hidden)]
     #[inline]
     pub fn page_shortest(&self, page: u64) -> Option<HeldPage<'_>> {

@@ -87,14 +87,14 @@ impl CacheState {
         }
     }
 
-    /// Fails in a forked child; called before any lock is taken. A forked child has none of the threads that
-    /// loads in flight wait for, and may have locks that nobody will release.
+    /// Fails in a forked child; called before any lock is taken. A forked child has none of the
+    /// threads that loads in flight wait for, and may have locks that nobody will release.
     pub(crate) fn require_own_process(&self) -> Result<(), Error> {
         Ok(self.process.require()?)
     }
 
-    /// Opens for direct I/O, or through the kernel's cache if direct reads are refused or would go through it
-    /// anyway.
+    /// Opens for direct I/O, or through the kernel's cache if direct reads are refused or would go
+    /// through it anyway.
     pub(crate) fn open(
         &self,
         open: impl Fn(Access) -> Result<Arc<dyn IoFile>, pagekeeper_io::Error>,
@@ -158,7 +158,8 @@ impl CacheState {
         }
     }
 
-    /// Frees frames, but retires no more while a batch waits for readers. Returns whether some are free now.
+    /// Frees frames, but retires no more while a batch waits for readers. Returns whether some are
+    /// free now.
     pub(crate) fn make_room_patiently(&self) -> bool {
         self.pool.make_room_patiently(self.slots.readers())
     }
@@ -205,8 +206,8 @@ pub(crate) struct FileHandle {
 pub(crate) enum FileKind {
     /// None: pages that are loaded later match those that were loaded before.
     Immutable,
-    /// Its owner writes it, and notifies the cache. Its length counts as the maximum that it may grow to, in
-    /// bytes.
+    /// Its owner writes it, and notifies the cache. Its length counts as the maximum that it may
+    /// grow to, in bytes.
     Owned { max_bytes: u64 },
 }
 
@@ -299,8 +300,8 @@ impl FileHandle {
         })
     }
 
-    /// Whether parts of its pages may be read past the cache: misses are buffered reads, and nobody verifies
-    /// whole pages.
+    /// Whether parts of its pages may be read past the cache: misses are buffered reads, and nobody
+    /// verifies whole pages.
     pub(crate) fn may_read_from_kernel_cache(&self) -> bool {
         self.access == Access::Buffered && self.verifier.is_none() && !self.is_owned()
     }
@@ -309,8 +310,8 @@ impl FileHandle {
         matches!(self.kind, FileKind::Owned { .. })
     }
 
-    /// Returns how many of `wanted` bytes from `offset` on the file has. Fails if these are fewer and the file
-    /// has grown since: a silent short read would be wrong.
+    /// Returns how many of `wanted` bytes from `offset` on the file has. Fails if these are fewer
+    /// and the file has grown since: a silent short read would be wrong.
     pub(crate) fn len_within(&self, offset: u64, wanted: usize) -> Result<usize, Error> {
         let size = self.stat.size;
         let left = usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX);
@@ -324,8 +325,8 @@ impl FileHandle {
         Ok(left)
     }
 
-    /// Fails if the file differs from the file at the open, and reports how. `range` is the range to be read. A
-    /// file that its owner writes is not checked.
+    /// Fails if the file differs from the file at the open, and reports how. `range` is the range
+    /// to be read. A file that its owner writes is not checked.
     pub(crate) fn check_unchanged(&self, io: &dyn IoFile, range: std::ops::Range<u64>) -> Result<(), Error> {
         if self.is_owned() {
             return Ok(());

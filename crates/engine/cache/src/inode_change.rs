@@ -1,19 +1,19 @@
-//! Handles a time of change (ctime) that moved while the length and the time of the last write stayed as they
-//! were.
+//! Handles a time of change (ctime) that moved while the length and the time of the last write
+//! stayed as they were.
 //!
-//! A link, a rename, chmod(2) and the like have this effect and leave the content as it was. So does a write
-//! whose time is set back, as by `rsync --inplace --times`. No system call tells them apart: statx(2) gives its
-//! change counter (`STATX_CHANGE_COOKIE`) to no program (Linux 6.18), and that counter also counts changes of
-//! the inode. Therefore:
+//! A link, a rename, chmod(2) and the like have this effect and leave the content as it was. So
+//! does a write whose time is set back, as by `rsync --inplace --times`. No system call tells them
+//! apart: statx(2) gives its change counter (`STATX_CHANGE_COOKIE`) to no program (Linux 6.18), and
+//! that counter also counts changes of the inode. Therefore:
 //!
-//! - A changed number of links accounts for the change: engines link and remove whole sets of files for each
-//!   checkpoint.
-//! - Otherwise the pages that the cache has are compared with the file ([`crate::content_check`]). If one differs,
-//!   the file was written to.
+//! - A changed number of links accounts for the change: engines link and remove whole sets of files
+//!   for each checkpoint.
+//! - Otherwise the pages that the cache has are compared with the file ([`crate::content_check`]).
+//!   If one differs, the file was written to.
 //!
-//! Invariants: a file that was found written to stays so for as long as it is open. No lock is held over I/O,
-//! so several loads may compare at the same time. Nothing fails: pages that can't be read again are not
-//! compared.
+//! Invariants: a file that was found written to stays so for as long as it is open. No lock is held
+//! over I/O, so several loads may compare at the same time. Nothing fails: pages that can't be read
+//! again are not compared.
 
 use std::sync::Mutex;
 

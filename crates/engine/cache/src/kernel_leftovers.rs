@@ -1,8 +1,9 @@
 //! Drops pages that others left in the kernel's page cache, before the first direct read.
 //!
-//! While a page of a file is resident, XFS takes the inode's lock and flushes and invalidates on every direct
-//! read. Dropping the pages changes no byte of the file. Pages that can't be dropped (mapped, or dirty on a
-//! busy disk) stay, and so does their cost. An inspection that fails counts as nothing found.
+//! While a page of a file is resident, XFS takes the inode's lock and flushes and invalidates on
+//! every direct read. Dropping the pages changes no byte of the file. Pages that can't be dropped
+//! (mapped, or dirty on a busy disk) stay, and so does their cost. An inspection that fails counts
+//! as nothing found.
 
 use std::fs::File;
 use std::time::Duration;
@@ -33,10 +34,11 @@ pub(crate) fn drop_leftovers(file: &dyn IoFile) -> u64 {
     found.resident
 }
 
-/// Whether direct reads of pages of `page_size` bytes bypass the kernel's page cache, for a file that was
-/// opened for them. Direct reads are allowed, but go through the kernel's page cache, on tmpfs (Linux 6.6), for
-/// files whose data ext4 journals, and for compressed files on btrfs. Devices with large blocks need larger
-/// pages. Uses the kernel's report, and a trial read if there is none.
+/// Whether direct reads of pages of `page_size` bytes bypass the kernel's page cache, for a file
+/// that was opened for them. Direct reads are allowed, but go through the kernel's page cache, on
+/// tmpfs (Linux 6.6), for files whose data ext4 journals, and for compressed files on btrfs.
+/// Devices with large blocks need larger pages. Uses the kernel's report, and a trial read if there
+/// is none.
 pub(crate) fn is_direct(file: &dyn IoFile, page_size: usize) -> bool {
     let Some(fd) = file.fd() else { return true };
     if FileSystem::of(fd, file.path()).is_ok_and(|on| matches!(on, FileSystem::Tmpfs | FileSystem::Ramfs)) {

@@ -1,23 +1,23 @@
-//! A page cache in user space, for the files of storage engines: immutable ones (SST files, segments, blobs),
-//! and those that only their owner writes.
+//! A page cache in user space, for the files of storage engines: immutable ones (SST files,
+//! segments, blobs), and those that only their owner writes.
 //!
-//! It takes the place of mmap, pread or an engine's own LRU. It reads files by direct I/O, so the kernel's page
-//! cache holds none of their pages. The engine alone decides what is cached and how much; memory pressure
-//! elsewhere on the host neither takes the cache away nor is caused by it.
+//! It takes the place of mmap, pread or an engine's own LRU. It reads files by direct I/O, so the
+//! kernel's page cache holds none of their pages. The engine alone decides what is cached and how
+//! much; memory pressure elsewhere on the host neither takes the cache away nor is caused by it.
 //!
-//! - A **hit** takes no lock: one load from a table, one copy, two plain stores. It adds a compare-and-swap on
-//!   the page's entry until the page has been read four times, and again after eviction has passed the page
-//!   over.
-//! - A **miss** is read once, however many threads want the page; the others wait parked. An error reaches all
-//!   waiting threads, and the next caller tries again.
+//! - A **hit** takes no lock: one load from a table, one copy, two plain stores. It adds a
+//!   compare-and-swap on the page's entry until the page has been read four times, and again after
+//!   eviction has passed the page over.
+//! - A **miss** is read once, however many threads want the page; the others wait parked. An error
+//!   reaches all waiting threads, and the next caller tries again.
 //! - **Eviction** is S3-FIFO with a small queue that adapts: a scan does not wash the cache out.
 //! - **Closing** a file is O(1) however many of its pages are cached, and guards keep their bytes.
 //! - **Everything counts**: frames, their records and the tables of files stay within one budget.
 //!
 //! # An SST reader
 //!
-//! A table of blocks, each preceded by its length and checksum. The last eight bytes are the offset of the
-//! index:
+//! A table of blocks, each preceded by its length and checksum. The last eight bytes are the offset
+//! of the index:
 //!
 //! ```
 //! use pagekeeper_cache::{CachedFile, Error, PageCache};
@@ -71,28 +71,29 @@
 //!
 //! All of these methods exist on [`OwnedFile`], too.
 //!
-//! [`prefetch`](CachedFile::prefetch) begins loads that will be wanted soon. `FileTable` of the crate
-//! `pagekeeper-file-table` keeps opened readers by path or number, each opened once.
+//! [`prefetch`](CachedFile::prefetch) begins loads that will be wanted soon. `FileTable` of the
+//! crate `pagekeeper-file-table` keeps opened readers by path or number, each opened once.
 //!
 //! # Guarantees when a file changes
 //!
-//! A [`CachedFile`] must not change while it is open. If it was truncated, grew or was written to, the next
-//! load of a page fails; pages that were loaded before are returned as they were. After each read of the device
-//! the cache compares the file's length, its time of the last write (mtime) and its time of the last change
-//! (ctime) with those at the open. Opening its path again gives the new content, under a new
-//! [`id`](CachedFile::id), and shares nothing with the old.
+//! A [`CachedFile`] must not change while it is open. If it was truncated, grew or was written to,
+//! the next load of a page fails; pages that were loaded before are returned as they were. After
+//! each read of the device the cache compares the file's length, its time of the last write (mtime)
+//! and its time of the last change (ctime) with those at the open. Opening its path again gives the
+//! new content, under a new [`id`](CachedFile::id), and shares nothing with the old.
 //!
-//! If only the ctime changed, the file may have been linked, renamed or given another owner. Or it was written
-//! to and its mtime was set back, as by `rsync --inplace --times`. A changed number of links counts as the
-//! explanation. Otherwise the cache reads the file's cached pages once more: if one differs, that load and all
-//! later ones fail. The cache does not notice these writes:
+//! If only the ctime changed, the file may have been linked, renamed or given another owner. Or it
+//! was written to and its mtime was set back, as by `rsync --inplace --times`. A changed number of
+//! links counts as the explanation. Otherwise the cache reads the file's cached pages once more: if
+//! one differs, that load and all later ones fail. The cache does not notice these writes:
 //!
-//! - a write whose mtime was set back, if the number of links changed as well between two loads, or if none of
-//!   the written pages is in the cache;
+//! - a write whose mtime was set back, if the number of links changed as well between two loads, or
+//!   if none of the written pages is in the cache;
 //! - a second store through a mapping, in a file that is read through the kernel's page cache.
 //!
-//! A file that the engine writes itself is opened by [`PageCache::open_owned`]. It may grow, and loads do not
-//! check its length and times. After each write of a page the engine notifies the cache:
+//! A file that the engine writes itself is opened by [`PageCache::open_owned`]. It may grow, and
+//! loads do not check its length and times. After each write of a page the engine notifies the
+//! cache:
 //!
 //! | | the page is then | for |
 //! |---|---|---|
@@ -103,10 +104,11 @@
 //!
 //! # Forks
 //!
-//! A cache belongs to the process that made it. In a forked child each read and each open fails with
-//! [`Forked`](pagekeeper_io::Error::Forked), whether the page is resident or not. A close or a drop does
-//! nothing, counts are zero, and no call waits. Pages that guards held at the fork keep their bytes. Make
-//! caches after the fork. vfork(2), `posix_spawn(3)` and any child that executes another program are fine.
+//! A cache belongs to the process that made it. In a forked child each read and each open fails
+//! with [`Forked`](pagekeeper_io::Error::Forked), whether the page is resident or not. A close or a
+//! drop does nothing, counts are zero, and no call waits. Pages that guards held at the fork keep
+//! their bytes. Make caches after the fork. vfork(2), `posix_spawn(3)` and any child that executes
+//! another program are fine.
 //!
 //! # Memory
 //!
@@ -114,20 +116,23 @@
 //!
 //! - the frames and their records (32 bytes a frame);
 //! - open files: about 1,150 bytes each, at most a quarter of the budget;
-//! - the files' tables: 4 bytes for each page *of the open files*, at most half of the budget. Tables take up
-//!   whole kernel pages (such as 4 KiB for 1,024 pages), and only where a file is read. A file of few pages
-//!   costs about 5 KiB beside its frames.
+//! - the files' tables: 4 bytes for each page *of the open files*, at most half of the budget.
+//!   Tables take up whole kernel pages (such as 4 KiB for 1,024 pages), and only where a file is
+//!   read. A file of few pages costs about 5 KiB beside its frames.
 //!
 //! The memory is taken up as the cache fills. Not within the budget:
 //!
 //! - about 450 bytes for each thread, and four more for each 1,024 pages of open files;
-//! - the kernel's page tables: up to 4 KiB for each 2 GiB of a file that is read at scattered offsets;
+//! - the kernel's page tables: up to 4 KiB for each 2 GiB of a file that is read at scattered
+//!   offsets;
 //! - the back-end's own memory (rings, threads' stacks);
-//! - a page for each blocking read past the cache, while all frames are held by guards or being loaded.
+//! - a page for each blocking read past the cache, while all frames are held by guards or being
+//!   loaded.
 //!
-//! Futures read at most a sixteenth of the pages, and at most 256, past the cache at once; the others wait for
-//! their turn. A waiting future takes about 400 bytes beside its own, so 200,000 at once stay within 90 MB. A
-//! future whose page was read past the cache keeps that page until it is polled.
+//! Futures read at most a sixteenth of the pages, and at most 256, past the cache at once; the
+//! others wait for their turn. A waiting future takes about 400 bytes beside its own, so 200,000 at
+//! once stay within 90 MB. A future whose page was read past the cache keeps that page until it is
+//! polled.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 

@@ -1,4 +1,5 @@
-//! Misses of one page, loaded by the thread that wants it. Batches are in `batch`, futures in `future`.
+//! Misses of one page, loaded by the thread that wants it. Batches are in `batch`, futures in
+//! `future`.
 //!
 //! An absent page is loaded by one caller ([`FileHandle::miss`]). Others wait for it, parked, and
 //! retry when the page is there, or get its error. A page that gets no frame at once is read past
@@ -7,9 +8,9 @@
 //! buffered reads and all pages of the cache are in use, most misses are answered from the kernel's
 //! page cache alone (`admission`).
 //!
-//! Invariants: no lock is held over I/O or the verifier. A page is published only after it was read whole, the
-//! file was found unchanged after the read (unless its owner writes it, and notifies the cache), and the
-//! verifier accepted the page.
+//! Invariants: no lock is held over I/O or the verifier. A page is published only after it was read
+//! whole, the file was found unchanged after the read (unless its owner writes it, and notifies the
+//! cache), and the verifier accepted the page.
 
 use std::ops::{Deref, Range};
 use std::sync::atomic::Ordering;
@@ -25,8 +26,8 @@ use crate::lookup::{KeptFrame, LookupAttempt};
 use crate::pool::{BeginOutcome, BusyPolicy, LoadReason};
 use crate::verifier::{self, LoadedPage};
 
-/// Attempts to make room before a page is read past the cache. Each attempt after the first yields the
-/// processor, for readers that were preempted.
+/// Attempts to make room before a page is read past the cache. Each attempt after the first yields
+/// the processor, for readers that were preempted.
 const ROOM_ATTEMPTS_MAX: usize = 16;
 
 /// The first attempts wait for frames that were taken out before, and take no others out.
@@ -96,14 +97,15 @@ impl FileHandle {
         Ok(())
     }
 
-    /// Checks that the bytes read are the whole page, and that the verifier accepts it. The caller has checked
-    /// after the read that the file is unchanged.
+    /// Checks that the bytes read are the whole page, and that the verifier accepts it. The caller
+    /// has checked after the read that the file is unchanged.
     pub(crate) fn check_page(&self, page: u32, read: usize, bytes: &[u8]) -> Result<(), Error> {
         if read < bytes.len() {
             if self.is_owned() {
                 return Err(Error::PastEnd { path: self.path.clone(), page: page.into() });
             }
-            // Short, but the length is as before: the file was truncated and has grown again in between.
+            // Short, but the length is as before: the file was truncated and has grown again in
+            // between.
             return Err(Error::Changed { path: self.path.clone() });
         }
         let Some(verifier) = &self.verifier else { return Ok(()) };
@@ -123,8 +125,8 @@ impl FileHandle {
         self.check_page(page, read, bytes)
     }
 
-    /// Reads one page into its frame and checks it. On failure the load is settled. Returns `None` if the page
-    /// was written meanwhile and must be loaded again.
+    /// Reads one page into its frame and checks it. On failure the load is settled. Returns `None`
+    /// if the page was written meanwhile and must be loaded again.
     fn fill<'a>(
         &'a self,
         mut filling: LoadingFrame<&'a Self>,
@@ -175,9 +177,9 @@ impl FileHandle {
         checked
     }
 
-    /// Reads a part of a page from the kernel's cache without admitting it to this one. It does so if the
-    /// kernel has the page, and if the page would evict another that is as much in use. Single flight is then
-    /// the kernel's task.
+    /// Reads a part of a page from the kernel's cache without admitting it to this one. It does so
+    /// if the kernel has the page, and if the page would evict another that is as much in use.
+    /// Single flight is then the kernel's task.
     fn read_from_kernel_cache(&self, page: u32, from: usize, buf: &mut [u8]) -> Result<bool, Error> {
         let may = self.may_read_from_kernel_cache() && self.shared.pool.is_in_use();
         if !may || !admission::is_refused(self.page_table.number, page) {

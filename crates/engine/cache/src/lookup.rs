@@ -1,8 +1,8 @@
-//! Finds a page's frame through its entry, and keeps it: the steps of a hit, in the order that `readers`
-//! requires.
+//! Finds a page's frame through its entry, and keeps it: the steps of a hit, in the order that
+//! `readers` requires.
 //!
-//! Invariants: a found frame stays the page's for as long as the section lasts, a kept frame until it is
-//! released. Takes no lock, waits for nobody; a page that can't be read is not found.
+//! Invariants: a found frame stays the page's for as long as the section lasts, a kept frame until
+//! it is released. Takes no lock, waits for nobody; a page that can't be read is not found.
 
 use super::entry::PageEntry;
 use super::pool::FramePool;
@@ -28,8 +28,8 @@ pub(crate) enum LookupAttempt {
     Again,
 }
 
-/// Calls `found` with the frame of a page, if the page can be read, within a section of the calling thread's
-/// `slot`.
+/// Calls `found` with the frame of a page, if the page can be read, within a section of the calling
+/// thread's `slot`.
 #[inline]
 pub(crate) fn lookup<T>(
     slot: &ReaderSlot,
@@ -73,8 +73,8 @@ pub(crate) struct KeptFrame {
     by: KeepMethod,
 }
 
-/// Keeps a frame that was found in the current section, or that the caller loads: by the calling thread's slot
-/// if possible, otherwise by a pin.
+/// Keeps a frame that was found in the current section, or that the caller loads: by the calling
+/// thread's slot if possible, otherwise by a pin.
 pub(crate) fn keep(slot: &ReaderSlot, pool: &FramePool, frame: u32, by_slot: bool) -> KeptFrame {
     let hold = if by_slot { slot.hold(frame) } else { None };
     let by = hold.map_or_else(
@@ -87,8 +87,8 @@ pub(crate) fn keep(slot: &ReaderSlot, pool: &FramePool, frame: u32, by_slot: boo
     KeptFrame { frame, by }
 }
 
-/// Releases a frame. `slot` is that of the thread that kept it; it is required if the frame was kept by the
-/// slot.
+/// Releases a frame. `slot` is that of the thread that kept it; it is required if the frame was
+/// kept by the slot.
 #[inline]
 pub(crate) fn release(slot: Option<&ReaderSlot>, pool: &FramePool, kept: KeptFrame) {
     match (kept.by, slot) {

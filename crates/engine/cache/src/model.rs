@@ -1,15 +1,16 @@
-//! Models of the frames' protocol. Loom runs the unchanged sources of the pool, of eviction, loans of frames,
-//! readers and waiters. It runs a few threads in every order, and with every value that the memory model lets a
-//! load see. A model has one to three frames, one to five pages, and two or three threads, which can be
-//! preempted at most [`PREEMPTIONS_MAX`] times.
+//! Models of the frames' protocol. Loom runs the unchanged sources of the pool, of eviction, loans
+//! of frames, readers and waiters. It runs a few threads in every order, and with every value that
+//! the memory model lets a load see. A model has one to three frames, one to five pages, and two or
+//! three threads, which can be preempted at most [`PREEMPTIONS_MAX`] times.
 //!
-//! A model fails by an assertion, by loom's "Causality violation" if a frame is written while another thread
-//! may read it, or by its "deadlock" if a waiter is never woken. Nothing is random, so a failure repeats
-//! without a seed.
+//! A model fails by an assertion, by loom's "Causality violation" if a frame is written while
+//! another thread may read it, or by its "deadlock" if a waiter is never woken. Nothing is random,
+//! so a failure repeats without a seed.
 //!
 //! The models do not cover bytes (a frame is one number), the device, or the shortest ways of a hit
-//! (`fast_path`, whose steps are those of `lookup`). Membarrier(2) is a fence on both sides here, which is more
-//! than the light half gives: the models can't show that [`ReaderSlot::hold`] must release.
+//! (`fast_path`, whose steps are those of `lookup`). Membarrier(2) is a fence on both sides here,
+//! which is more than the light half gives: the models can't show that [`ReaderSlot::hold`] must
+//! release.
 //!
 //! Each model fails if the code is broken in one of these ways, which were tested in turn:
 //!

@@ -17,8 +17,8 @@ impl OpenOptions {
         Self::default()
     }
 
-    /// Sets a verifier that checks each page of this file when it is loaded, in place of the cache's own
-    /// [`verifier`](crate::Builder::verifier). For a file with checksums of its own.
+    /// Sets a verifier that checks each page of this file when it is loaded, in place of the
+    /// cache's own [`verifier`](crate::Builder::verifier). For a file with checksums of its own.
     #[must_use]
     pub fn verifier(
         mut self,

@@ -1,12 +1,12 @@
 //! A file that its owner writes while it is open: the second kind of file in the cache.
 //!
-//! Only its owner writes the file, past the cache, and notifies the cache of each page after the write: by
-//! [`OwnedFile::discard`], or with the new content by [`OwnedFile::install`]. Therefore no load checks the
-//! file's length and time of change. Everything else is as for a [`CachedFile`]: the same table, frames, guards
-//! and loads.
+//! Only its owner writes the file, past the cache, and notifies the cache of each page after the
+//! write: by [`OwnedFile::discard`], or with the new content by [`OwnedFile::install`]. Therefore
+//! no load checks the file's length and time of change. Everything else is as for a [`CachedFile`]:
+//! the same table, frames, guards and loads.
 //!
-//! Invariant: a read that begins after the notification returns no content of the device from before it (see
-//! `rewrite`). Fails as reads do; the notification never fails.
+//! Invariant: a read that begins after the notification returns no content of the device from
+//! before it (see `rewrite`). Fails as reads do; the notification never fails.
 
 use std::fmt;
 use std::ops::Range;
@@ -20,8 +20,8 @@ use crate::handle::{FileHandle, FileKind};
 use crate::pool::LoadReason;
 use crate::{CachedFile, Error, OpenOptions, PageCache, PageGuard, PageRef, ReadRequest};
 
-/// The initial frequency of a page that [`OwnedFile::install`] brings into the cache. A page in the cache that
-/// somebody has read keeps its frequency.
+/// The initial frequency of a page that [`OwnedFile::install`] brings into the cache. A page in the
+/// cache that somebody has read keeps its frequency.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InstallAs {
@@ -31,15 +31,16 @@ pub enum InstallAs {
     Prefetched,
 }
 
-/// A file whose pages are cached while its owner writes it. Cheap to clone; all clones are one open file, which
-/// is closed with the last of them. Created by [`PageCache::open_owned`].
+/// A file whose pages are cached while its owner writes it. Cheap to clone; all clones are one open
+/// file, which is closed with the last of them. Created by [`PageCache::open_owned`].
 ///
 /// The owner writes whole pages past the cache, one writer of a page at a time, and calls
-/// [`discard`](Self::discard) or [`install`](Self::install) when the write has returned. Reads that begin after
-/// that call return the new content. Reads that began before it return the old or the new content. A read of
-/// the device during the write may return parts of both, which only a [verifier](OpenOptions::verifier) can
-/// detect. Such a read fails with [`Error::Rejected`], unless the cache was notified of the write meanwhile and
-/// the page is loaded again. An owner that allows reads of a page during its writes must repeat such a read.
+/// [`discard`](Self::discard) or [`install`](Self::install) when the write has returned. Reads that
+/// begin after that call return the new content. Reads that began before it return the old or the
+/// new content. A read of the device during the write may return parts of both, which only a
+/// [verifier](OpenOptions::verifier) can detect. Such a read fails with [`Error::Rejected`], unless
+/// the cache was notified of the write meanwhile and the page is loaded again. An owner that allows
+/// reads of a page during its writes must repeat such a read.
 ///
 /// ```
 /// use pagekeeper_cache::{InstallAs, PageCache};
@@ -69,13 +70,15 @@ pub struct OwnedFile {
 }
 
 impl PageCache {
-    /// Caches a file that only the caller writes. It may have up to `max_pages` pages, whatever its length is
-    /// now. Its table takes up address space for that number (four bytes each), and memory only where the file
-    /// is read. So opening a terabyte costs no more than opening a megabyte.
+    /// Caches a file that only the caller writes. It may have up to `max_pages` pages, whatever its
+    /// length is now. Its table takes up address space for that number (four bytes each), and
+    /// memory only where the file is read. So opening a terabyte costs no more than opening a
+    /// megabyte.
     ///
-    /// The cache's back-end reads it in the way that `file` was opened: directly or through the kernel's cache.
-    /// The back-end must support this kind of file: a file of a simulated disk needs that disk. If the file is
-    /// read directly, its pages that others left in the kernel's cache are dropped.
+    /// The cache's back-end reads it in the way that `file` was opened: directly or through the
+    /// kernel's cache. The back-end must support this kind of file: a file of a simulated disk
+    /// needs that disk. If the file is read directly, its pages that others left in the kernel's
+    /// cache are dropped.
     ///
     /// # Errors
     ///
@@ -104,7 +107,8 @@ impl OwnedFile {
         self.cached.handle()
     }
 
-    /// Returns the same open file, for code that reads a [`CachedFile`]. Its length is the maximum length.
+    /// Returns the same open file, for code that reads a [`CachedFile`]. Its length is the maximum
+    /// length.
     pub fn as_cached_file(&self) -> &CachedFile {
         &self.cached
     }
@@ -113,8 +117,8 @@ impl OwnedFile {
     ///
     /// # Errors
     ///
-    /// [`Error::PastEnd`] if the current file ends before the end of a page that must be loaded, [`Error::Io`],
-    /// [`Error::Rejected`], [`Error::Closed`]. The next call tries again.
+    /// [`Error::PastEnd`] if the current file ends before the end of a page that must be loaded,
+    /// [`Error::Io`], [`Error::Rejected`], [`Error::Closed`]. The next call tries again.
     #[inline]
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
         self.cached.read_at(offset, buf)
@@ -130,7 +134,8 @@ impl OwnedFile {
         self.cached.read_many(requests)
     }
 
-    /// Like [`CachedFile::page`], with the errors of [`read_at`](Self::read_at) and [`Error::NoSuchPage`].
+    /// Like [`CachedFile::page`], with the errors of [`read_at`](Self::read_at) and
+    /// [`Error::NoSuchPage`].
     #[inline]
     pub fn page(&self, page: u64) -> Result<PageGuard<'_>, Error> {
         self.cached.page(page)
@@ -141,17 +146,18 @@ impl OwnedFile {
         self.cached.page_ref(page)
     }
 
-    /// Like [`CachedFile::prefetch`]; the range is in bytes. Pages past the file's end count as begun, and
-    /// fail.
+    /// Like [`CachedFile::prefetch`]; the range is in bytes. Pages past the file's end count as
+    /// begun, and fail.
     pub fn prefetch(&self, range: Range<u64>) -> u64 {
         self.cached.prefetch(range)
     }
 
-    /// Notes that the page's content on the device is new: no read that begins after this call returns older
-    /// content.
+    /// Notes that the page's content on the device is new: no read that begins after this call
+    /// returns older content.
     ///
-    /// A resident page is taken out; guards keep their bytes. The result of a load in flight goes to the caller
-    /// that began it and is not kept; other callers that wait for it load again. This call waits for nothing.
+    /// A resident page is taken out; guards keep their bytes. The result of a load in flight goes
+    /// to the caller that began it and is not kept; other callers that wait for it load again. This
+    /// call waits for nothing.
     pub fn discard(&self, page: u64) {
         self.discard_many(&[page]);
     }
@@ -166,9 +172,10 @@ impl OwnedFile {
         handle.shared.pool.discard(&handle.page_table, &pages);
     }
 
-    /// Like [`discard`](Self::discard), and puts the new content in place of the old at once: the page can be
-    /// read as if it were loaded. Returns false if no frame was available without waiting, or if the file is
-    /// closed; the page is then only discarded. The verifier is not called.
+    /// Like [`discard`](Self::discard), and puts the new content in place of the old at once: the
+    /// page can be read as if it were loaded. Returns false if no frame was available without
+    /// waiting, or if the file is closed; the page is then only discarded. The verifier is not
+    /// called.
     ///
     /// # Errors
     ///
@@ -201,14 +208,16 @@ impl OwnedFile {
         Ok(installed)
     }
 
-    /// Returns the cached pages, as ranges of page numbers in ascending order, for example to prefetch them
-    /// later. Takes no lock; the result may or may not contain pages that come or go meanwhile. Takes time
-    /// proportional to `max_pages` / 1024 and to the number of resident pages.
+    /// Returns the cached pages, as ranges of page numbers in ascending order, for example to
+    /// prefetch them later. Takes no lock; the result may or may not contain pages that come or go
+    /// meanwhile. Takes time proportional to `max_pages` / 1024 and to the number of resident
+    /// pages.
     pub fn resident(&self) -> Vec<Range<u64>> {
         self.handle().page_table.readable()
     }
 
-    /// Returns the number of its pages that are in the cache or being loaded; 0 once the file is closed.
+    /// Returns the number of its pages that are in the cache or being loaded; 0 once the file is
+    /// closed.
     pub fn resident_pages(&self) -> u64 {
         self.cached.resident_pages()
     }

@@ -1,5 +1,5 @@
-//! The pool's record of a file: its number, its table, and how many pages of each part of the table are in
-//! frames.
+//! The pool's record of a file: its number, its table, and how many pages of each part of the table
+//! are in frames.
 //!
 //! Invariants: numbers are never reused; `live` and `populated` change under the pool's lock only.
 
@@ -46,8 +46,8 @@ impl PageTable {
         first..first.saturating_add(self.table.part()).min(self.table.pages())
     }
 
-    /// Notes that a page is in a frame, or being loaded into one. Returns whether its part's memory was not
-    /// taken up before.
+    /// Notes that a page is in a frame, or being loaded into one. Returns whether its part's memory
+    /// was not taken up before.
     pub(crate) fn enters(&self, page: u32) -> bool {
         let part = &self.parts[self.part_of(page) as usize];
         let before = part.load(Ordering::Relaxed);
@@ -84,8 +84,8 @@ impl PageTable {
         self.populated.load(Ordering::Relaxed) as usize
     }
 
-    /// Returns the pages that can be read now, as ranges in ascending order. Pages may come or go meanwhile.
-    /// Takes no lock.
+    /// Returns the pages that can be read now, as ranges in ascending order. Pages may come or go
+    /// meanwhile. Takes no lock.
     pub(crate) fn readable(&self) -> Vec<Range<u64>> {
         let mut ranges: Vec<Range<u64>> = Vec::new();
         for part in (0..self.parts()).filter(|&part| self.live(part) > 0) {

@@ -1,4 +1,5 @@
-//! The frames and all decisions about them, under one lock that no hit takes and that is never held over I/O.
+//! The frames and all decisions about them, under one lock that no hit takes and that is never held
+//! over I/O.
 //!
 //! ```text
 //!               begin              publish                     evict
@@ -15,15 +16,15 @@
 //! ```
 //!
 //! Invariants:
-//! 1. An entry that is readable or loading names a frame that no other entry names, and that frame's record
-//!    names the entry's file and page.
+//! 1. An entry that is readable or loading names a frame that no other entry names, and that
+//!    frame's record names the entry's file and page.
 //! 2. A loading frame belongs to its loader alone: no readable entry names it, and nobody holds it.
-//! 3. A frame becomes free only after its entry was made absent, a grace period that began after that is over,
-//!    and no hold and no pin names it. Pins are made under a hold or another pin, so once there are none, none
-//!    can appear.
-//! 4. A loading entry has one ticket, which settles it once: it publishes or abandons the load. If the page is
-//!    rewritten, the ticket is superseded (see `rewrite`): the entry no longer names its frame, and only its
-//!    loader sees the loaded content. All waiters are woken.
+//! 3. A frame becomes free only after its entry was made absent, a grace period that began after
+//!    that is over, and no hold and no pin names it. Pins are made under a hold or another pin, so
+//!    once there are none, none can appear.
+//! 4. A loading entry has one ticket, which settles it once: it publishes or abandons the load. If
+//!    the page is rewritten, the ticket is superseded (see `rewrite`): the entry no longer names
+//!    its frame, and only its loader sees the loaded content. All waiters are woken.
 //! 5. Entries change under the lock only, except for the frequency (see `entry`).
 //!
 //! A load can fail, and its waiters learn of it; the pool itself can only be full.
@@ -147,7 +148,8 @@ pub(super) struct PoolState {
     pub(super) closed: VecDeque<(Arc<PageTable>, u32)>,
     /// Closed files that were swept, whose tables' memory must be given back.
     pub(super) swept: Vec<Arc<PageTable>>,
-    /// Parts of tables whose memory is taken up, oldest first; may contain parts of files that are gone.
+    /// Parts of tables whose memory is taken up, oldest first; may contain parts of files that are
+    /// gone.
     pub(super) populated: VecDeque<(u64, u32)>,
     /// Number of parts of tables that are taken up.
     pub(super) parts: usize,
@@ -162,8 +164,8 @@ pub(crate) struct FramePool {
     pub(crate) arena: FrameArena,
     pub(super) pins: Box<[AtomicU32]>,
     state: Mutex<PoolState>,
-    /// Files that were closed and not yet passed to eviction. Under a lock of their own, so that closing waits
-    /// for nobody.
+    /// Files that were closed and not yet passed to eviction. Under a lock of their own, so that
+    /// closing waits for nobody.
     pub(super) just_closed: Mutex<Vec<Arc<PageTable>>>,
     /// Maximum number of table parts that may be taken up at once.
     pub(super) parts_max: usize,
@@ -232,8 +234,8 @@ impl FramePool {
         self.lock().files.insert(file.number, file);
     }
 
-    /// Closes a file, in O(1): its pages can't be found any more, and their frames are reused first. Returns
-    /// false if the file was closed before.
+    /// Closes a file, in O(1): its pages can't be found any more, and their frames are reused
+    /// first. Returns false if the file was closed before.
     pub(crate) fn close(&self, file: &Arc<PageTable>) -> bool {
         let first = file.table.close();
         if first {
@@ -297,8 +299,8 @@ impl FramePool {
         waiter
     }
 
-    /// Publishes a loaded page: it can be read from now on, unless the file was closed or the page rewritten
-    /// meanwhile.
+    /// Publishes a loaded page: it can be read from now on, unless the file was closed or the page
+    /// rewritten meanwhile.
     #[expect(clippy::needless_pass_by_value, reason = "a ticket is settled once")]
     pub(crate) fn publish(
         &self,
@@ -350,9 +352,9 @@ impl FramePool {
         }
     }
 
-    /// Fails a load: the page is absent as before, and all waiters get the error. Returns false if the page was
-    /// rewritten meanwhile: then the failure says nothing about the page, and nobody waits for this load any
-    /// more.
+    /// Fails a load: the page is absent as before, and all waiters get the error. Returns false if
+    /// the page was rewritten meanwhile: then the failure says nothing about the page, and nobody
+    /// waits for this load any more.
     #[expect(clippy::needless_pass_by_value, reason = "a ticket is settled once")]
     pub(crate) fn abandon(&self, file: &PageTable, ticket: LoadTicket, error: &Error) -> bool {
         let mut state = self.lock();
@@ -368,7 +370,8 @@ impl FramePool {
         );
         file.table.any_entry(page).store(before.0, Ordering::Release);
         file.leaves(page);
-        // A reader may have seen the frame number in the entry, but only while the entry was not readable.
+        // A reader may have seen the frame number in the entry, but only while the entry was not
+        // readable.
         self.free(&mut state, frame);
         state.counts.failures += 1;
         Self::settle_waiters(state, file, page, &Err(error.clone()));
@@ -401,8 +404,8 @@ impl PoolState {
         self.queues.frame(frame).place == FramePlace::Detached
     }
 
-    /// Retires a frame that was loaded for its loader alone, which may keep it already, for a guard. No
-    /// readable entry ever named it, so it needs no grace period.
+    /// Retires a frame that was loaded for its loader alone, which may keep it already, for a
+    /// guard. No readable entry ever named it, so it needs no grace period.
     fn keep_out(&mut self, frame: u32) {
         self.queues.set(frame, FramePlace::Retired, None);
         self.held.push(frame);

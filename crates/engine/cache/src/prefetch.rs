@@ -1,8 +1,8 @@
 //! Loads in the background: ahead of any reader, and for futures.
 //!
-//! Invariants: nothing here waits for the device. A load in flight owns all that it needs, and settles its
-//! pages when it ends, even if its caller is gone. Several threads (`settlers`) settle reads of files with a
-//! verifier, the back-end's threads the others.
+//! Invariants: nothing here waits for the device. A load in flight owns all that it needs, and
+//! settles its pages when it ends, even if its caller is gone. Several threads (`settlers`) settle
+//! reads of files with a verifier, the back-end's threads the others.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,11 +19,12 @@ use crate::{CachedFile, Error};
 const PREFETCH_BATCH_PAGES: usize = 64;
 
 impl CachedFile {
-    /// Begins to load the absent pages of a byte range, and returns at once with the number of pages begun.
+    /// Begins to load the absent pages of a byte range, and returns at once with the number of
+    /// pages begun.
     ///
-    /// One call begins at most a quarter of the cache. A prefetched page that is not read is among the first to
-    /// be evicted. A failure reaches callers that read the page meanwhile; otherwise the page just stays
-    /// absent.
+    /// One call begins at most a quarter of the cache. A prefetched page that is not read is among
+    /// the first to be evicted. A failure reaches callers that read the page meanwhile; otherwise
+    /// the page just stays absent.
     pub fn prefetch(&self, range: Range<u64>) -> u64 {
         let handle = self.handle();
         let shift = handle.shared.settings.page_shift;
@@ -109,7 +110,8 @@ impl FileHandle {
         self.shared.settings.io.submit(reads);
     }
 
-    /// Notes that `reads` background reads begin. [`settle_read`](Self::settle_read) must be called for each.
+    /// Notes that `reads` background reads begin. [`settle_read`](Self::settle_read) must be called
+    /// for each.
     pub(crate) fn note_begun(&self, reads: usize) {
         if self.verifier.is_some() {
             self.shared.settlers.begin(reads);
@@ -146,7 +148,8 @@ impl FileHandle {
             });
             match checked {
                 Ok(()) => filling.publish(reason),
-                // Waiters get the error; if the page was rewritten meanwhile, they were woken already.
+                // Waiters get the error; if the page was rewritten meanwhile, they were woken
+                // already.
                 Err(error) => {
                     let error = error.of_range(&self.range(filling.page()));
                     filling.abandon(&error);

@@ -1,8 +1,8 @@
-//! The frames that hold pages, in the order of the two queues: lists of frame numbers threaded through one
-//! array, so that a frame can leave from any position in O(1).
+//! The frames that hold pages, in the order of the two queues: lists of frame numbers threaded
+//! through one array, so that a frame can leave from any position in O(1).
 //!
-//! Invariants: a frame is in at most one list, the one that its `place` names; the lists' lengths are those of their
-//! chains. Kept under the pool's lock.
+//! Invariants: a frame is in at most one list, the one that its `place` names; the lists' lengths
+//! are those of their chains. Kept under the pool's lock.
 
 use crate::entry::QueueKind;
 
@@ -51,7 +51,8 @@ struct FrameList {
 /// All frames, and the two queues.
 #[derive(Debug)]
 pub(crate) struct FrameQueues {
-    /// The records of the frames that were ever used, which are the lowest: memory is touched as frames are.
+    /// The records of the frames that were ever used, which are the lowest: memory is touched as
+    /// frames are.
     frames: Vec<FrameRecord>,
     small: FrameList,
     main: FrameList,

@@ -1,22 +1,23 @@
 //! Reading at any offset.
 //!
-//! Invariants: a read returns exactly the bytes of the file as it was opened, fewer than requested only at its
-//! end. A hit takes no lock and makes no system call. A read fails if a page that it needs can't be loaded; the
-//! buffer's content is then unspecified.
+//! Invariants: a read returns exactly the bytes of the file as it was opened, fewer than requested
+//! only at its end. A hit takes no lock and makes no system call. A read fails if a page that it
+//! needs can't be loaded; the buffer's content is then unspecified.
 
 use crate::frames;
 use crate::lookup::LookupAttempt;
 use crate::{CachedFile, Error};
 
 impl CachedFile {
-    /// Reads from `offset` on, across pages. Returns the number of bytes, fewer than `buf` holds only at the
-    /// end of the file. Absent pages are loaded, neighbours and all pages of one call together.
+    /// Reads from `offset` on, across pages. Returns the number of bytes, fewer than `buf` holds
+    /// only at the end of the file. Absent pages are loaded, neighbours and all pages of one call
+    /// together.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if the device fails, [`Error::Cut`], [`Error::Grew`] or [`Error::Changed`] if the file
-    /// changed since it was opened, [`Error::Rejected`] by the verifier, [`Error::Closed`]. The next call tries
-    /// again.
+    /// [`Error::Io`] if the device fails, [`Error::Cut`], [`Error::Grew`] or [`Error::Changed`] if
+    /// the file changed since it was opened, [`Error::Rejected`] by the verifier,
+    /// [`Error::Closed`]. The next call tries again.
     #[inline]
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
         if self.handle().fast_path.copy(offset, buf) { Ok(buf.len()) } else { self.read_slowly(offset, buf) }

@@ -1,5 +1,5 @@
-//! The readers of frames: an evictor learns that nobody reads a frame any more, without a lock or a locked
-//! instruction on any hit.
+//! The readers of frames: an evictor learns that nobody reads a frame any more, without a lock or a
+//! locked instruction on any hit.
 //!
 //! Each thread that reads through a cache has a [`ReaderSlot`], which only that thread writes.
 //! There are two ways to keep a frame:
@@ -10,24 +10,25 @@
 //! - A *hold* names one frame, for as long as a guard lives. It is made within a section
 //!   ([`ReaderSlot::hold`]), so that the frame can't be reused before it is named.
 //!
-//! An evictor takes frames out of their entries, then asks for a [`GracePeriod`]: a heavy barrier, and a list
-//! of all slots whose count is odd. When each of these counts has changed ([`GracePeriod::is_over`]), every
-//! reader that could have found the frames has left its section. It has either named a frame
-//! ([`ReaderRegistry::held`]) or no longer uses it.
+//! An evictor takes frames out of their entries, then asks for a [`GracePeriod`]: a heavy barrier,
+//! and a list of all slots whose count is odd. When each of these counts has changed
+//! ([`GracePeriod::is_over`]), every reader that could have found the frames has left its section.
+//! It has either named a frame ([`ReaderRegistry::held`]) or no longer uses it.
 //!
 //! Invariants:
-//! 1. A reader stores its odd count, makes a light barrier and loads the entry; an evictor stores to the entry,
-//!    makes a heavy barrier and loads the count. One of the two loads sees the other's store (see
-//!    `sys::barrier`). So a reader that is not listed does not find the frames that were taken out.
-//! 2. A hold is stored before the count that ends its section (release), and the grace period reads that count
-//!    (acquire). So when a grace period is over, all holds of frames that were taken out before it began are
-//!    visible.
-//! 3. The load that sees a changed count or a released hold acquires what its reader released: the reader's
-//!    copy happens before the frame is loaded into again.
+//! 1. A reader stores its odd count, makes a light barrier and loads the entry; an evictor stores
+//!    to the entry, makes a heavy barrier and loads the count. One of the two loads sees the
+//!    other's store (see `sys::barrier`). So a reader that is not listed does not find the frames
+//!    that were taken out.
+//! 2. A hold is stored before the count that ends its section (release), and the grace period reads
+//!    that count (acquire). So when a grace period is over, all holds of frames that were taken out
+//!    before it began are visible.
+//! 3. The load that sees a changed count or a released hold acquires what its reader released: the
+//!    reader's copy happens before the frame is loaded into again.
 //!
-//! A reader that is stopped within a section delays the reuse of frames that were taken out since. It does not
-//! delay readers or loads: the cache continues without those frames, and reads past itself if it runs out (see
-//! `load`).
+//! A reader that is stopped within a section delays the reuse of frames that were taken out since.
+//! It does not delay readers or loads: the cache continues without those frames, and reads past
+//! itself if it runs out (see `load`).
 
 use pagekeeper_kernel::mutex::ignore_poison;
 
@@ -123,7 +124,8 @@ impl ReaderSlot {
         self.holds[hold.0].store(0, Ordering::Release);
     }
 
-    /// Returns the slot for use by another thread, unless a forgotten guard still holds a frame by it.
+    /// Returns the slot for use by another thread, unless a forgotten guard still holds a frame by
+    /// it.
     pub(crate) fn give_back(&self) {
         if self.holds.iter().all(|hold| hold.load(Ordering::Relaxed) == 0) {
             self.taken.store(false, Ordering::Release);
@@ -178,8 +180,8 @@ impl ReaderRegistry {
         slot
     }
 
-    /// Begins to wait for all readers that may have found the frames taken out up to now. `None` if these
-    /// readers can't be determined.
+    /// Begins to wait for all readers that may have found the frames taken out up to now. `None` if
+    /// these readers can't be determined.
     pub(crate) fn start_grace_period(&self) -> Option<GracePeriod> {
         if !self.barrier.heavy() {
             return None;

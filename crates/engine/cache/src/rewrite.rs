@@ -6,9 +6,10 @@
 //! lookups load the page again into another frame. Only its loader, which began to read before,
 //! gets the content that it loaded.
 //!
-//! Invariants: when one of these calls has returned, the entry names no frame that was filled from the device
-//! before the call began, so no later lookup finds such a frame. Readers that found one before continue with
-//! it, as with an evicted frame. Nothing fails; if no frame is free, nothing is installed.
+//! Invariants: when one of these calls has returned, the entry names no frame that was filled from
+//! the device before the call began, so no later lookup finds such a frame. Readers that found one
+//! before continue with it, as with an evicted frame. Nothing fails; if no frame is free, nothing
+//! is installed.
 
 use super::entry::{EntryState, PageEntry, QueueKind};
 use super::page_table::PageTable;
@@ -41,8 +42,9 @@ impl FramePool {
         }
     }
 
-    /// Takes a frame for new content of a page, which [`install`](Self::install) puts in place of the old. The
-    /// entry does not change until then. `None` if no frame is free, or the file is closed.
+    /// Takes a frame for new content of a page, which [`install`](Self::install) puts in place of
+    /// the old. The entry does not change until then. `None` if no frame is free, or the file is
+    /// closed.
     pub(crate) fn begin_install(&self, file: &PageTable, page: u32) -> Option<LoadTicket> {
         let mut state = self.lock();
         let state = &mut *state;
@@ -54,9 +56,9 @@ impl FramePool {
         Some(LoadTicket { page, frame, queue: QueueKind::Small, before: PageEntry::NEVER_SEEN, short })
     }
 
-    /// Puts the content in a ticket's frame in place of the page's old content. A resident page that somebody
-    /// has read keeps its queue and frequency; any other page is treated as if loaded. Returns false if the
-    /// file was closed meanwhile.
+    /// Puts the content in a ticket's frame in place of the page's old content. A resident page
+    /// that somebody has read keeps its queue and frequency; any other page is treated as if
+    /// loaded. Returns false if the file was closed meanwhile.
     #[expect(clippy::needless_pass_by_value, reason = "a ticket is settled once")]
     pub(crate) fn install(&self, file: &PageTable, ticket: LoadTicket, reason: LoadReason) -> bool {
         let LoadTicket { page, frame, .. } = ticket;
@@ -92,7 +94,8 @@ impl FramePool {
         };
         state.queues.push(queue, frame);
         state.counts.installed += 1;
-        // Released, like a published page. A hit that raises the old frequency at the same time fails to.
+        // Released, like a published page. A hit that raises the old frequency at the same time
+        // fails to.
         entry.store(value.0, Ordering::Release);
         drop(guard);
         Self::settle_for_retry(superseded);
@@ -107,7 +110,8 @@ impl FramePool {
 }
 
 impl PoolState {
-    /// Takes the entry from the load into `frame` that is in flight. Returns its waiters, which must retry.
+    /// Takes the entry from the load into `frame` that is in flight. Returns its waiters, which
+    /// must retry.
     fn supersede(&mut self, file: &PageTable, page: u32, frame: u32) -> Vec<Arc<LoadWaiter>> {
         self.queues.set(frame, FramePlace::Detached, None);
         file.table.any_entry(page).store(PageEntry::NEVER_SEEN.0, Ordering::Relaxed);
@@ -115,7 +119,8 @@ impl PoolState {
         self.take_waiters(file.number, page)
     }
 
-    /// Takes a frame out of its queue, in favour of the frame that replaces it in the entry. Returns the queue.
+    /// Takes a frame out of its queue, in favour of the frame that replaces it in the entry.
+    /// Returns the queue.
     fn replace(&mut self, old: u32) -> QueueKind {
         let queue = self.queues.remove(old);
         self.removed.push(old);

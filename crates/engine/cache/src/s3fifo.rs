@@ -1,33 +1,34 @@
-//! The replacement policy: S3-FIFO (Yang et al., SOSP 2023) without a ghost queue. Its small queue adapts in
-//! two ways. Its size follows the hits that a slightly longer small or main queue would have had. It keeps
-//! pages that were read again once, if such pages proved useful. Plain numbers: no frames, no locks.
+//! The replacement policy: S3-FIFO (Yang et al., SOSP 2023) without a ghost queue. Its small queue
+//! adapts in two ways. Its size follows the hits that a slightly longer small or main queue would
+//! have had. It keeps pages that were read again once, if such pages proved useful. Plain numbers:
+//! no frames, no locks.
 //!
-//! A loaded page goes to the back of the small queue. At the front, a page that was read again often enough
-//! moves on to the main queue. Any other page is evicted, and its entry keeps a stamp: the small queue's clock,
-//! which counts these evictions. A page that is missed while its stamp is young is loaded into the main queue.
-//! In the main queue each pass reduces a page's frequency by one. A page with frequency 0 is evicted, stamped
-//! by the main queue's own clock. Until the first eviction, pages that exceed the small queue's target go to
-//! the main queue at once.
+//! A loaded page goes to the back of the small queue. At the front, a page that was read again
+//! often enough moves on to the main queue. Any other page is evicted, and its entry keeps a stamp:
+//! the small queue's clock, which counts these evictions. A page that is missed while its stamp is
+//! young is loaded into the main queue. In the main queue each pass reduces a page's frequency by
+//! one. A page with frequency 0 is evicted, stamped by the main queue's own clock. Until the first
+//! eviction, pages that exceed the small queue's target go to the main queue at once.
 //!
-//! A miss on a stamp that is younger than [`S3Fifo::edge`] would have been a hit with a queue longer by that
-//! much. The target size of the small queue ([`S3Fifo::target`]) moves a step up if the page left the small
-//! queue, and down if it left the main queue.
+//! A miss on a stamp that is younger than [`S3Fifo::edge`] would have been a hit with a queue
+//! longer by that much. The target size of the small queue ([`S3Fifo::target`]) moves a step up if
+//! the page left the small queue, and down if it left the main queue.
 //!
-//! Pages that were read again once are evicted at first, and an account is kept of those that are missed soon
-//! after. While at least half of them are ([`RETURN_WEIGHT`]), such pages move on too, except every eighth one,
-//! which keeps the account current.
+//! Pages that were read again once are evicted at first, and an account is kept of those that are
+//! missed soon after. While at least half of them are ([`RETURN_WEIGHT`]), such pages move on too,
+//! except every eighth one, which keeps the account current.
 //!
-//! Invariants: all operations are O(1); the target stays within 1 % and 50 % of the frames; a hit changes
-//! nothing here. The parameters were chosen on published traces; `bench/README.md` shows how to measure them
-//! again.
+//! Invariants: all operations are O(1); the target stays within 1 % and 50 % of the frames; a hit
+//! changes nothing here. The parameters were chosen on published traces; `bench/README.md` shows
+//! how to measure them again.
 
 use crate::entry::{EvictionOrigin, PageEntry, QueueKind, STAMP_MODULUS};
 
 /// A page that was read again this many times always moves on from the small queue.
 const PROMOTED_FREQUENCY: u32 = 2;
 
-/// Pages that were read again once move on while at least one in this many of those evicted is missed soon: a
-/// miss subtracts this from the account, to which each eviction adds 1.
+/// Pages that were read again once move on while at least one in this many of those evicted is
+/// missed soon: a miss subtracts this from the account, to which each eviction adds 1.
 const RETURN_WEIGHT: i64 = 2;
 
 /// While pages that were read again once move on, one in this many does not, as a sample.
@@ -105,7 +106,8 @@ impl S3Fifo {
         self.unmissed = (self.unmissed + more).clamp(-most, most);
     }
 
-    /// Returns by how much a queue is imagined to be longer, in evictions, when the target is adapted.
+    /// Returns by how much a queue is imagined to be longer, in evictions, when the target is
+    /// adapted.
     fn edge(&self) -> u64 {
         (self.frames / 64).max(32)
     }
@@ -114,14 +116,14 @@ impl S3Fifo {
         (self.frames / 4096).max(1)
     }
 
-    /// Returns the number of frames to free at once. It balances a heavy barrier for each batch against idle
-    /// frames.
+    /// Returns the number of frames to free at once. It balances a heavy barrier for each batch
+    /// against idle frames.
     pub(crate) fn batch(&self) -> usize {
         (self.frames / 128).clamp(1, 256) as usize
     }
 
-    /// Returns the queue for a missed page, given what its entry remembers and `small`, the length of the small
-    /// queue.
+    /// Returns the queue for a missed page, given what its entry remembers and `small`, the length
+    /// of the small queue.
     pub(crate) fn admit(&mut self, evicted: Option<(EvictionOrigin, u32)>, small: usize) -> QueueKind {
         match evicted {
             Some((origin @ (EvictionOrigin::Small | EvictionOrigin::SmallReadOnce), stamp)) => {
@@ -149,7 +151,8 @@ impl S3Fifo {
         }
     }
 
-    /// Returns the frequency of a page that stays although its turn has come; `None` if the page is evicted.
+    /// Returns the frequency of a page that stays although its turn has come; `None` if the page is
+    /// evicted.
     pub(crate) fn spare(&mut self, queue: QueueKind, frequency: u32) -> Option<u32> {
         if queue == QueueKind::Main {
             return frequency.checked_sub(1);

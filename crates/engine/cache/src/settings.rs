@@ -17,9 +17,9 @@ pub enum HugePages {
     /// Transparent huge pages (`MADV_HUGEPAGE`), if the kernel has some available.
     #[default]
     Transparent,
-    /// Huge pages of 2 MiB that were set aside (`vm.nr_hugepages`); the build fails if there are too few. They
-    /// are taken as a whole and can't be given back in parts. The tables of files are therefore outside the
-    /// budget.
+    /// Huge pages of 2 MiB that were set aside (`vm.nr_hugepages`); the build fails if there are
+    /// too few. They are taken as a whole and can't be given back in parts. The tables of files are
+    /// therefore outside the budget.
     Hugetlb,
     /// No huge pages.
     Off,

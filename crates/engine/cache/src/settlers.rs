@@ -1,10 +1,10 @@
-//! Threads that settle background reads of files with a verifier. Without them the back-end's one thread would
-//! do all verification.
+//! Threads that settle background reads of files with a verifier. Without them the back-end's one
+//! thread would do all verification.
 //!
-//! Invariants: a job that is handed over runs once, on a thread of the pool or, if there is none, on the
-//! calling thread. If only one read is in flight, the back-end's thread settles it: handing it over would only
-//! cost time. Threads start on demand, and end with the pool. Nothing fails: a job that panics affects no
-//! other, and settles when it is dropped.
+//! Invariants: a job that is handed over runs once, on a thread of the pool or, if there is none,
+//! on the calling thread. If only one read is in flight, the back-end's thread settles it: handing
+//! it over would only cost time. Threads start on demand, and end with the pool. Nothing fails: a
+//! job that panics affects no other, and settles when it is dropped.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -103,8 +103,9 @@ impl SettlerPool {
 
 impl Drop for SettlerPool {
     fn drop(&mut self) {
-        // Not joined: the current thread may be one of them, with the last handle of the cache. Jobs keep the
-        // cache, so there are none. A child of fork(2) has no threads, and the lock may be held for ever.
+        // Not joined: the current thread may be one of them, with the last handle of the cache.
+        // Jobs keep the cache, so there are none. A child of fork(2) has no threads, and the lock
+        // may be held for ever.
         if self.process.is_current() {
             lock(&self.shared.queue).is_closed = true;
             self.shared.changed.notify_all();

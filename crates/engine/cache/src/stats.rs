@@ -1,13 +1,13 @@
-//! The cache's counters. Hits are derived from the readers' section counters (see `readers`), so a hit costs
-//! nothing extra.
+//! The cache's counters. Hits are derived from the readers' section counters (see `readers`), so a
+//! hit costs nothing extra.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::pool::PoolCounts;
 
-/// The counters of a cache up to now, and how full it is. The figures are read one after the other while other
-/// threads continue, so they may be slightly inconsistent.
+/// The counters of a cache up to now, and how full it is. The figures are read one after the other
+/// while other threads continue, so they may be slightly inconsistent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Stats {
@@ -19,12 +19,12 @@ pub struct Stats {
     pub coalesced: u64,
     /// Pages loaded ahead of any reader.
     pub prefetched: u64,
-    /// Pages read past the cache. They were read into their own memory, since all frames were held or waiting.
-    /// Or a part of the page was read from the kernel's page cache alone, since all pages of this cache are in
-    /// use as well.
+    /// Pages read past the cache. They were read into their own memory, since all frames were held
+    /// or waiting. Or a part of the page was read from the kernel's page cache alone, since all
+    /// pages of this cache are in use as well.
     pub bypassed: u64,
-    /// Loads and reads past the cache that failed: device errors, changed files, pages that the verifier
-    /// rejected. Also prefetched pages whose file was closed before they arrived.
+    /// Loads and reads past the cache that failed: device errors, changed files, pages that the
+    /// verifier rejected. Also prefetched pages whose file was closed before they arrived.
     pub failures: u64,
     /// Pages evicted to make room.
     pub evictions: u64,

@@ -41,8 +41,8 @@ thread_local! {
     static CURRENT_THREAD_SLOTS: RefCell<CurrentThreadSlots> = RefCell::default();
 }
 
-/// Returns the calling thread's slot in the cache of that number, which is not 0, if the thread used that cache
-/// last. The slot is valid as long as the cache lives.
+/// Returns the calling thread's slot in the cache of that number, which is not 0, if the thread
+/// used that cache last. The slot is valid as long as the cache lives.
 #[inline]
 pub(crate) fn current(number: u64) -> Option<NonNull<ReaderSlot>> {
     let (current, slot) = LAST_USED_SLOT.with(Cell::get);
@@ -57,7 +57,8 @@ impl ThreadSlots {
         Self { number: NEXT_CACHE_NUMBER.fetch_add(1, Ordering::Relaxed), readers }
     }
 
-    /// Returns the number to pass to [`current`]; a number of no thread if a light barrier is an instruction.
+    /// Returns the number to pass to [`current`]; a number of no thread if a light barrier is an
+    /// instruction.
     pub(crate) fn number_if_asymmetric(&self) -> u64 {
         if self.readers.barrier() == BarrierPair::Asymmetric { self.number } else { u64::MAX }
     }
@@ -71,8 +72,9 @@ impl ThreadSlots {
     pub(crate) fn mine(&self) -> &ReaderSlot {
         let (number, slot) = LAST_USED_SLOT.with(Cell::get);
         if number == self.number {
-            // SAFETY: the address is that of a slot of this very cache (numbers are never reused), and the
-            // slots of a cache are kept alive by its `ReaderRegistry`, which is borrowed here.
+            // SAFETY: the address is that of a slot of this very cache (numbers are never reused),
+            // and the slots of a cache are kept alive by its `ReaderRegistry`, which is borrowed
+            // here.
             unsafe { &*slot }
         } else {
             self.find()
@@ -93,12 +95,12 @@ impl ThreadSlots {
             mine.push((self.number, slot));
             address
         });
-        // The thread is ending, and its slots are given back. It gets a slot that is never returned, so no
-        // other thread gets it.
+        // The thread is ending, and its slots are given back. It gets a slot that is never
+        // returned, so no other thread gets it.
         let slot = found.unwrap_or_else(|_| Arc::as_ptr(&self.readers.register()));
         LAST_USED_SLOT.set((self.number, slot));
-        // SAFETY: a slot that `readers` has registered; it keeps all of them alive, and is borrowed for as
-        // long.
+        // SAFETY: a slot that `readers` has registered; it keeps all of them alive, and is borrowed
+        // for as long.
         unsafe { &*slot }
     }
 }

@@ -1,7 +1,7 @@
 //! Waiting for a load of another caller: a thread is parked, a future leaves its waker.
 //!
-//! Invariants: a waiter is settled once. Whoever reads it after that sees the outcome, even without having
-//! waited before. Nothing fails.
+//! Invariants: a waiter is settled once. Whoever reads it after that sees the outcome, even without
+//! having waited before. Nothing fails.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::{Context, Poll, Waker};
@@ -17,8 +17,8 @@ enum WaiterState {
     Settled(Result<(), Error>),
 }
 
-/// Wakes a task. A waker that panics (a bug of an executor, which its panic hook reports) must not stop the
-/// next wake.
+/// Wakes a task. A waker that panics (a bug of an executor, which its panic hook reports) must not
+/// stop the next wake.
 fn wake(waker: Waker) {
     let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
 }

@@ -1,5 +1,5 @@
-//! The memory that a cache really takes, measured by the kernel (`/proc/self/smaps_rollup`), each case in its
-//! own process.
+//! The memory that a cache really takes, measured by the kernel (`/proc/self/smaps_rollup`), each
+//! case in its own process.
 //!
 //! The growth of a process during a case must be within 2 % of the budget and [`BESIDE`] bytes
 //! more. It includes frames, records, tables of files, threads of the back-end, and memory that the
@@ -15,11 +15,12 @@ use support::{PAGE, alone, bytes, check};
 
 const MIB: u64 = 1 << 20;
 
-/// Bytes that may be in use beside the budget, whatever its size: stacks, the simulated disk, the allocator.
+/// Bytes that may be in use beside the budget, whatever its size: stacks, the simulated disk, the
+/// allocator.
 const BESIDE: u64 = 2 * MIB;
 
-/// Bytes of frames that are cleared before they are used, in a large cache; in a small one, a sixteenth of the
-/// cache.
+/// Bytes of frames that are cleared before they are used, in a large cache; in a small one, a
+/// sixteenth of the cache.
 const AHEAD: u64 = 16 * MIB;
 
 /// Bytes of memory that this process has taken, without pages of files. The kernel maps a few pages
@@ -58,8 +59,8 @@ impl ProcessMemory {
     }
 }
 
-/// Fills a cache with four times as much data as it holds: from one file, several files, several threads, and
-/// files that come and go.
+/// Fills a cache with four times as much data as it holds: from one file, several files, several
+/// threads, and files that come and go.
 fn fill(budget: u64, page_size: usize, huge_pages: HugePages) {
     let what = format!("{} MiB in pages of {page_size}, {huge_pages:?}", budget / MIB);
     let disk = SimDisk::new();
@@ -135,7 +136,8 @@ fn a_cache_of_256_mib() {
     alone("a_cache_of_256_mib", || fill(256 * MIB, 4096, HugePages::Transparent));
 }
 
-/// The whole table would take 1 GiB. Each read is in a part of the table that was not touched before.
+/// The whole table would take 1 GiB. Each read is in a part of the table that was not touched
+/// before.
 #[test]
 fn random_reads_of_a_file_of_a_tebibyte() {
     alone("random_reads_of_a_file_of_a_tebibyte", || {
@@ -393,8 +395,8 @@ impl WokenFutures {
         self.1.notify_one();
     }
 
-    /// Returns the future that was woken last, so that futures that have a page come before those that were not
-    /// polled yet.
+    /// Returns the future that was woken last, so that futures that have a page come before those
+    /// that were not polled yet.
     fn next(&self) -> usize {
         let mut numbers = self.0.lock().unwrap();
         loop {
@@ -467,8 +469,8 @@ fn many_futures(page_size: usize) {
         }
     }
     let more = peak() - before;
-    // A read past the cache keeps its page until it is polled, and this thread may have to wait for a
-    // processor.
+    // A read past the cache keeps its page until it is polled, and this thread may have to wait for
+    // a processor.
     let unpolled = 8192 * page_size as u64;
     let max = budget + budget / 16 + FUTURES as u64 * EACH + 2 * BESIDE + unpolled;
     println!("{FUTURES} futures on pages of {page_size}: {more} of at most {max} bytes");

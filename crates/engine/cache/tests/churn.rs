@@ -30,8 +30,8 @@ fn resident() -> u64 {
 /// Tables in the order in which they were made, each with its number.
 type Tables = RwLock<VecDeque<Arc<(u64, CachedFile)>>>;
 
-/// Reads at random offsets until all tables were made: blocking reads, and futures that are dropped after one
-/// poll.
+/// Reads at random offsets until all tables were made: blocking reads, and futures that are dropped
+/// after one poll.
 fn read(tables: &Tables, ended: &AtomicBool, reads: &AtomicU64, mut below: impl FnMut(u64) -> u64) {
     let mut buf = [0; 3 * PAGE];
     while !ended.load(Ordering::Relaxed) {

@@ -1,5 +1,6 @@
-//! A small mix of all operations, on a simulated disk, for an interpreter. Miri (`scripts/sanitize.sh`) checks
-//! each access to memory for races and for violations of Rust's rules that no other test can see.
+//! A small mix of all operations, on a simulated disk, for an interpreter. Miri
+//! (`scripts/sanitize.sh`) checks each access to memory for races and for violations of Rust's
+//! rules that no other test can see.
 
 mod support;
 

@@ -1,6 +1,6 @@
-//! Files that their owner writes while they are open: the content that a read returns after the owner has
-//! notified the cache, in each relevant order of load and write. Orders of single steps are in
-//! `src/model/rewrites.rs`, random ones in `owned_stress.rs`.
+//! Files that their owner writes while they are open: the content that a read returns after the
+//! owner has notified the cache, in each relevant order of load and write. Orders of single steps
+//! are in `src/model/rewrites.rs`, random ones in `owned_stress.rs`.
 
 mod support;
 
@@ -60,7 +60,8 @@ fn content(byte: u8) -> AlignedBuf {
     page
 }
 
-/// Creates a verifier that stops the first load after its read, and then returns the verdict that it is sent.
+/// Creates a verifier that stops the first load after its read, and then returns the verdict that
+/// it is sent.
 fn stopping() -> (OpenOptions, Receiver<()>, Sender<Result<(), String>>) {
     let (read, has_read) = channel();
     let (answer, answered) = channel();
@@ -373,7 +374,8 @@ fn a_tebibyte_is_opened_within_64_mib() {
     let resident = file.resident();
     let pages: u64 = resident.iter().map(|range| range.end - range.start).sum();
     assert_eq!(pages, file.resident_pages());
-    // Half of the memory may go to tables, which take up a kernel page for each page that is read here.
+    // Half of the memory may go to tables, which take up a kernel page for each page that is read
+    // here.
     assert!(pages > 7_000 && pages <= cache.capacity_pages(), "{pages}");
     assert!(resident.is_sorted_by(|one, next| one.end < next.start));
     for range in resident {

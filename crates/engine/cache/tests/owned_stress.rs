@@ -247,7 +247,8 @@ impl StressState {
         self.end(&mut seed.rng(99));
     }
 
-    /// Checks that all pages have their last version, in the cache and out of it, and that no frame is lost.
+    /// Checks that all pages have their last version, in the cache and out of it, and that no frame
+    /// is lost.
     fn end(&self, rng: &mut Rng) {
         let end = self.end.load(Ordering::Relaxed);
         for _ in 0..3 {

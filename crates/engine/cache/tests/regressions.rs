@@ -235,8 +235,8 @@ fn a_file_is_closed_while_guards_of_it_live() {
     assert!(resident + 2 >= capacity, "{resident} of {capacity} frames can be used");
 }
 
-/// This cache, earlier: if a file was closed while a page was loaded for a guard, the page's frame was freed
-/// under the guard.
+/// This cache, earlier: if a file was closed while a page was loaded for a guard, the page's frame
+/// was freed under the guard.
 #[test]
 fn a_file_is_closed_while_a_page_is_loaded_for_a_guard() {
     let (disk, cache) = sim(10, 64);
@@ -291,7 +291,8 @@ fn a_page_can_be_pinned_more_than_65536_times() {
     assert!(cache.stats().resident_pages + 2 >= cache.stats().capacity_pages, "{}", cache.stats());
 }
 
-/// A vector database's cache: a returned page isn't pinned, so a hit can be overwritten while it is read.
+/// A vector database's cache: a returned page isn't pinned, so a hit can be overwritten while it is
+/// read.
 #[test]
 fn a_page_is_not_overwritten_while_it_is_read() {
     let (disk, cache) = sim(200, 64);
@@ -389,7 +390,8 @@ fn the_frames_of_a_closed_file_are_used_first() {
     assert_eq!(cache.stats().evictions, 0, "{}", cache.stats());
 }
 
-/// A deleted file's blocks stay in use as long as somebody has it open: cached pages must not keep it open.
+/// A deleted file's blocks stay in use as long as somebody has it open: cached pages must not keep
+/// it open.
 #[test]
 fn a_closed_files_descriptor_goes_with_its_last_handle() {
     let dir = disk_dir();
@@ -418,8 +420,9 @@ fn a_closed_files_descriptor_goes_with_its_last_handle() {
     assert_eq!(descriptors(), 0, "closed, with pages of it in the cache");
 }
 
-/// moka: all reads go through one channel, and 256 readers have a ninth of the throughput of one. The speed is
-/// measured in `bench`. This test checks that all readers make progress, and that none is lost.
+/// moka: all reads go through one channel, and 256 readers have a ninth of the throughput of one.
+/// The speed is measured in `bench`. This test checks that all readers make progress, and that none
+/// is lost.
 #[test]
 fn many_readers_of_one_page_all_get_on() {
     const READERS: u64 = 256;
@@ -475,7 +478,8 @@ fn a_verifier_that_panics_beside_a_full_cache_ends_the_future() {
     }
 }
 
-/// This cache, earlier: a guard that outlived its thread's record released the hold of another guard.
+/// This cache, earlier: a guard that outlived its thread's record released the hold of another
+/// guard.
 #[test]
 fn guards_live_to_the_end_of_their_thread() {
     static FILE: OnceLock<CachedFile> = OnceLock::new();
@@ -566,8 +570,8 @@ fn threads_come_and_go() {
     assert!(cache.stats().resident_pages + 12 >= cache.stats().capacity_pages, "{}", cache.stats());
 }
 
-/// Futures that wait for a read past the cache take turns. Futures that were dropped, or that nobody polls any
-/// more, do not make others wait.
+/// Futures that wait for a read past the cache take turns. Futures that were dropped, or that
+/// nobody polls any more, do not make others wait.
 #[test]
 fn futures_that_are_dropped_or_left_alone_hold_no_other_up() {
     const FRAMES: u32 = 64;

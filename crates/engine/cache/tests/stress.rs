@@ -1,6 +1,6 @@
-//! Everything at once: threads that read in every way, prefetch, keep pages, open, close, delete and replace.
-//! The caches are so small that nearly every read evicts. Each byte that is read is checked; at the end nothing
-//! is lost.
+//! Everything at once: threads that read in every way, prefetch, keep pages, open, close, delete
+//! and replace. The caches are so small that nearly every read evicts. Each byte that is read is
+//! checked; at the end nothing is lost.
 //!
 //! Each thread's operations follow from a seed that is printed on failure: `PAGEKEEPER_SEED`
 //! repeats it, as far as threads can be repeated. `PAGEKEEPER_STRESS_SECONDS` sets the duration of
@@ -229,7 +229,8 @@ impl StressState<'_> {
         }
     }
 
-    /// Replaces an open file with another. The old one is closed at once, or when its last page goes.
+    /// Replaces an open file with another. The old one is closed at once, or when its last page
+    /// goes.
     fn change(&self, place: usize, rng: &mut Rng) {
         if rng.one_in(2) {
             // While others read it.

@@ -37,7 +37,8 @@ pub struct CacheOptions {
     verifier_arg: *mut c_void,
 }
 
-// SAFETY: integers, a function and its argument, for which the header's contract holds; the size first.
+// SAFETY: integers, a function and its argument, for which the header's contract holds; the size
+// first.
 unsafe impl SizedStruct for CacheOptions {
     const STRUCT_NAME: &'static str = "pk_cache_options";
 }
@@ -103,7 +104,8 @@ impl CacheOptions {
 #[derive(Clone, Copy)]
 struct VerifierArgument(*mut c_void);
 
-// SAFETY: it is only passed on, never dereferenced; the header says that several threads call the verifier.
+// SAFETY: it is only passed on, never dereferenced; the header says that several threads call the
+// verifier.
 unsafe impl Send for VerifierArgument {}
 // SAFETY: as above.
 unsafe impl Sync for VerifierArgument {}
@@ -114,7 +116,8 @@ fn of_c(verifier: VerifierCallback, argument: *mut c_void) -> impl Fn(&LoadedPag
         let VerifierArgument(argument) = { argument };
         let path = CString::new(page.path().as_os_str().as_bytes()).unwrap_or_default();
         let mut reason = [0_u8; REASON_BYTES];
-        // SAFETY: the header's contract; the arguments live during the call, and have the given lengths.
+        // SAFETY: the header's contract; the arguments live during the call, and have the given
+        // lengths.
         let said = unsafe {
             verifier(
                 argument,

@@ -1,5 +1,5 @@
-//! The frame of each exported call: nothing unwinds out of it, and its error is stored for the calling
-//! thread.
+//! The frame of each exported call: nothing unwinds out of it, and its error is stored for the
+//! calling thread.
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};
@@ -25,8 +25,8 @@ pub(crate) fn note(failure: CallFailure) -> Status {
 
 /// Runs the body of a call.
 pub(crate) fn call(body: impl FnOnce() -> Result<(), CallFailure>) -> Status {
-    // Shared state that was being changed is behind locks that can be poisoned, or belongs to the handle
-    // alone.
+    // Shared state that was being changed is behind locks that can be poisoned, or belongs to the
+    // handle alone.
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => Status::Ok,
         Ok(Err(failure)) => note(failure),

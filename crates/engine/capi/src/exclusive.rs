@@ -1,5 +1,5 @@
-//! A handle with a position or changes of its own, which only one thread at a time may use. A second thread
-//! gets a misuse error; a forked child gets an error as well.
+//! A handle with a position or changes of its own, which only one thread at a time may use. A
+//! second thread gets a misuse error; a forked child gets an error as well.
 
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
@@ -20,7 +20,8 @@ impl<T> ExclusiveHandle<T> {
         self.1.require()?;
         match self.0.try_lock() {
             Ok(guard) => Ok(guard),
-            // After a panic it continues as far as possible: the value behind it has its own rules for that.
+            // After a panic it continues as far as possible: the value behind it has its own rules
+            // for that.
             Err(TryLockError::Poisoned(guard)) => Ok(guard.into_inner()),
             Err(TryLockError::WouldBlock) => {
                 Err(CallFailure::misuse("the handle is in use by another thread"))
@@ -33,8 +34,8 @@ impl<T> ExclusiveHandle<T> {
     }
 }
 
-/// Closes a handle and returns its value. If another thread is using the handle, it stays open for that
-/// thread. In a forked child it stays open for the parent.
+/// Closes a handle and returns its value. If another thread is using the handle, it stays open for
+/// that thread. In a forked child it stays open for the parent.
 pub(crate) fn give_up<T>(handle: Box<ExclusiveHandle<T>>) -> Result<T, CallFailure> {
     if let Err(refusal) = handle.enter().map(drop) {
         std::mem::forget(handle);

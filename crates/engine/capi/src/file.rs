@@ -83,12 +83,12 @@ pub extern "C" fn pk_file_read(
     size: usize,
     mut read: Option<&mut MaybeUninit<usize>>,
 ) -> Status {
-    // Most hits take this path, in as few instructions as possible: the processor overlaps as many reads as
-    // its instruction window holds. So the size is stored before the copy, and no argument has to be kept
-    // across it.
+    // Most hits take this path, in as few instructions as possible: the processor overlaps as many
+    // reads as its instruction window holds. So the size is stored before the copy, and no argument
+    // has to be kept across it.
     if let (Some(file), Some(start)) = (file, buffer.start())
-        // SAFETY: not NULL, and the header's contract: `size` bytes that belong to the library during the
-        // call.
+        // SAFETY: not NULL, and the header's contract: `size` bytes that belong to the library
+        // during the call.
         && unsafe { file.cached.read_shortest(offset, start.as_ptr(), size, || put(read.as_deref_mut(), size)) }
     {
         return Status::Ok;
@@ -190,7 +190,8 @@ pub extern "C" fn pk_page_release(page: Option<Box<PageHandle>>) {
 /// The first argument of a callback.
 struct CallbackArgument(*mut c_void);
 
-// SAFETY: it is only passed on, never dereferenced; the header says that another thread may call back.
+// SAFETY: it is only passed on, never dereferenced; the header says that another thread may call
+// back.
 unsafe impl Send for CallbackArgument {}
 
 #[unsafe(no_mangle)]
@@ -230,8 +231,8 @@ pub(crate) async fn read_later(
     Ok(file.read_at_async(offset, buffer).await?)
 }
 
-/// A callback that is called exactly once, whatever happens: with the status of a defect if the read
-/// panicked.
+/// A callback that is called exactly once, whatever happens: with the status of a defect if the
+/// read panicked.
 struct PendingCallback(Option<(DoneCallback, CallbackArgument)>);
 
 impl PendingCallback {

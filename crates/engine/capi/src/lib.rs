@@ -3,8 +3,8 @@
 //! Invariants:
 //!
 //! * Nothing unwinds into C. An error is a status, with a message and errno for the calling thread.
-//! * A pointer from C is NULL or points to the data that the header specifies. All `unsafe` here depends on
-//!   that (`pointers`).
+//! * A pointer from C is NULL or points to the data that the header specifies. All `unsafe` here
+//!   depends on that (`pointers`).
 //! * A structure is read and written only up to the size that its caller knows.
 //! * A handle with a position or changes of its own is used by one thread at a time (`exclusive`).
 

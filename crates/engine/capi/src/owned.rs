@@ -1,8 +1,8 @@
 //! Files of the cache that their owner writes: `pk_file_open_owned` and its additions to `pk_file`.
 //!
-//! Invariants: pages are written past the kernel's page cache if the file system supports that. When a call
-//! returns, with or without an error, the cache holds their new content or nothing. A call that changes a
-//! file fails with a misuse error unless `pk_file_open_owned` opened it.
+//! Invariants: pages are written past the kernel's page cache if the file system supports that.
+//! When a call returns, with or without an error, the cache holds their new content or nothing. A
+//! call that changes a file fails with a misuse error unless `pk_file_open_owned` opened it.
 
 use std::mem::MaybeUninit;
 use std::sync::Arc;
@@ -35,7 +35,8 @@ impl std::fmt::Debug for DeviceFile {
     }
 }
 
-/// Returns the owned part of a file. Fails in a forked child, and for a file that the caller does not write.
+/// Returns the owned part of a file. Fails in a forked child, and for a file that the caller does
+/// not write.
 fn of_owner(file: Option<&FileHandle>) -> Result<&WritablePart, CallFailure> {
     let file = given(file, "the file")?;
     file.process.require()?;

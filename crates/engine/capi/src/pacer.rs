@@ -1,7 +1,8 @@
 //! `pk_pacer`: the pace of an engine's own output.
 //!
-//! Invariant: the state is words that no lock guards, so threads share it and a forked child can use its copy. Two threads at once may lose
-//! what one of them reports; any mixture of two states is a valid one.
+//! Invariant: the state is words that no lock guards, so threads share it and a forked child can
+//! use its copy. Two threads at once may lose what one of them reports; any mixture of two states
+//! is a valid one.
 
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,8 +1,10 @@
-//! Pointers from C. Each kind is a type that only C creates, and the header specifies the data behind it.
+//! Pointers from C. Each kind is a type that only C creates, and the header specifies the data
+//! behind it.
 //!
-//! All blocks depend on that contract: a pointer is NULL, or points to as many readable (writable) bytes as
-//! the header says, which nobody changes (uses) during the call. References to single values (`Option<&T>`,
-//! `Option<&mut MaybeUninit<T>>`, `Option<Box<T>>` of handles) are taken as they are.
+//! All blocks depend on that contract: a pointer is NULL, or points to as many readable (writable)
+//! bytes as the header says, which nobody changes (uses) during the call. References to single
+//! values (`Option<&T>`, `Option<&mut MaybeUninit<T>>`, `Option<Box<T>>` of handles) are taken as
+//! they are.
 
 use std::ffi::{CStr, OsStr, c_char};
 use std::mem::MaybeUninit;
@@ -47,7 +49,8 @@ impl TextPointer {
         if self.0.is_null() {
             return Err(CallFailure::misuse("the path is NULL"));
         }
-        // SAFETY: the header's contract: a string that ends with a zero byte and lives during the call.
+        // SAFETY: the header's contract: a string that ends with a zero byte and lives during the
+        // call.
         let bytes = unsafe { CStr::from_ptr(self.0) }.to_bytes();
         if bytes.is_empty() {
             return Err(CallFailure::misuse("the path is empty"));
@@ -71,7 +74,8 @@ impl<T> ArrayPointer<T> {
         if !is_memory(self.0.cast(), count, size_of::<T>()) {
             return Err(no_memory(count, what));
         }
-        // SAFETY: not NULL, and the header's contract: `count` values, which nobody changes during the call.
+        // SAFETY: not NULL, and the header's contract: `count` values, which nobody changes during
+        // the call.
         Ok(unsafe { std::slice::from_raw_parts(self.0, count) })
     }
 }
@@ -81,8 +85,8 @@ impl<T> ArrayPointer<T> {
 #[repr(transparent)]
 pub struct MutArrayPointer<T>(*mut T);
 
-// SAFETY: only an address; whoever makes a slice of it on another thread relies on the contract that nobody
-// else uses it.
+// SAFETY: only an address; whoever makes a slice of it on another thread relies on the contract
+// that nobody else uses it.
 unsafe impl<T: Send> Send for MutArrayPointer<T> {}
 
 impl<T> MutArrayPointer<T> {
@@ -101,9 +105,9 @@ impl<T> MutArrayPointer<T> {
         if !is_memory(self.0.cast(), count, size_of::<T>()) {
             return Err(no_memory(count, what));
         }
-        // SAFETY: not NULL, and the header's contract: `count` values that belong to the library until the
-        // call, or the read that it starts, is over. For Rust, memory from C counts as initialised: no
-        // compiler saw its creation.
+        // SAFETY: not NULL, and the header's contract: `count` values that belong to the library
+        // until the call, or the read that it starts, is over. For Rust, memory from C counts as
+        // initialised: no compiler saw its creation.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.0, count) })
     }
 }
@@ -123,8 +127,8 @@ fn no_memory(count: usize, what: &'static str) -> CallFailure {
 ///
 /// # Safety
 ///
-/// It is `repr(C)`, its first field is a `usize` with its size, and any bytes are a valid value: integers,
-/// and pointers or functions for which the header's contract holds.
+/// It is `repr(C)`, its first field is a `usize` with its size, and any bytes are a valid value:
+/// integers, and pointers or functions for which the header's contract holds.
 pub(crate) unsafe trait SizedStruct: Copy {
     /// Its name in the header.
     const STRUCT_NAME: &'static str;

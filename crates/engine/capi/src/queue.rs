@@ -1,8 +1,10 @@
-//! `pk_queue`: reads whose completions are collected by threads of the caller, which also copy the data.
+//! `pk_queue`: reads whose completions are collected by threads of the caller, which also copy the
+//! data.
 //!
-//! Invariants: the eventfd is readable while there is a completion or a woken read. Only collecting threads
-//! poll a future, except for its first poll by the thread that starts it. When a queue is closed, its futures
-//! are dropped before the call returns, so that their buffers are not written any more.
+//! Invariants: the eventfd is readable while there is a completion or a woken read. Only collecting
+//! threads poll a future, except for its first poll by the thread that starts it. When a queue is
+//! closed, its futures are dropped before the call returns, so that their buffers are not written
+//! any more.
 //!
 //! While a future is polled, only its own lock is held.
 

@@ -1,5 +1,5 @@
-//! Conversion of library errors to a status, a message and errno. Each error is mapped once, by the caller's
-//! possible reactions.
+//! Conversion of library errors to a status, a message and errno. Each error is mapped once, by the
+//! caller's possible reactions.
 
 use std::borrow::Cow;
 use std::ffi::{CStr, c_char};
@@ -253,7 +253,8 @@ impl From<pagekeeper_tree::TreeError> for CallFailure {
     fn from(error: pagekeeper_tree::TreeError) -> Self {
         use pagekeeper_tree::TreeError;
         let status = match error {
-            // A page that refers to this one is not a tree's. This must not look like a missing key.
+            // A page that refers to this one is not a tree's. This must not look like a missing
+            // key.
             TreeError::Store(
                 store::Error::OutOfRange { .. }
                 | store::Error::NotAllocated { .. }

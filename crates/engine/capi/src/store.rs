@@ -162,8 +162,8 @@ pub extern "C" fn pk_store_restore(
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_store_close(store: Option<Box<StoreHandle>>) -> Status {
     call(|| {
-        // The last reference closes the store. With open transactions, the last of them does, and cannot
-        // report an error. So all commits are made durable now.
+        // The last reference closes the store. With open transactions, the last of them does, and
+        // cannot report an error. So all commits are made durable now.
         match store.map(|store| Arc::try_unwrap(store.0)) {
             Some(Ok(store)) => Ok(store.close()?),
             Some(Err(shared)) => match shared.sync() {

@@ -1,7 +1,7 @@
 //! A future that is polled by whoever wakes it, for reads that call back when they are over.
 //!
-//! Invariants: one thread at a time polls the future. A wake during a poll causes another poll. The task
-//! lives until it is done. It never fails; a panic in the future ends it.
+//! Invariants: one thread at a time polls the future. A wake during a poll causes another poll. The
+//! task lives until it is done. It never fails; a panic in the future ends it.
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -27,7 +27,8 @@ struct CallbackTask {
 
 impl CallbackTask {
     fn poll(self: &Arc<Self>) {
-        // The thread that moves the state out of `STATE_IDLE` polls; all others only request another poll.
+        // The thread that moves the state out of `STATE_IDLE` polls; all others only request
+        // another poll.
         let before = self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| {
             Some(if state == STATE_IDLE { STATE_POLLED } else { STATE_POLL_AGAIN })
         });

@@ -1,7 +1,7 @@
 //! `pk_tree_*` and `pk_cursor`: the ordered map in the pages of a store.
 //!
-//! Invariant: a cursor shares ownership of its snapshot and holds no reference into it. It continues from its
-//! last key, a few entries at a time.
+//! Invariant: a cursor shares ownership of its snapshot and holds no reference into it. It
+//! continues from its last key, a few entries at a time.
 
 use std::collections::VecDeque;
 use std::ffi::c_void;

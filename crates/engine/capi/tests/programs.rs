@@ -1,5 +1,5 @@
-//! The library as programs in C, C++ and Python use it: built, installed, found by pkg-config and `CMake`,
-//! and run under sanitizers.
+//! The library as programs in C, C++ and Python use it: built, installed, found by pkg-config and
+//! `CMake`, and run under sanitizers.
 
 use std::fmt::Write as _;
 use std::os::unix::process::ExitStatusExt as _;

@@ -1,6 +1,6 @@
-//! `RocksDB` over the page cache, by the C interface: Debian's own `db_bench` and `ldb` with the library
-//! preloaded, and a program that compares a database with a model in memory. The kernel reports what is
-//! resident.
+//! `RocksDB` over the page cache, by the C interface: Debian's own `db_bench` and `ldb` with the
+//! library preloaded, and a program that compares a database with a model in memory. The kernel
+//! reports what is resident.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -217,8 +217,8 @@ impl Drop for Waiting {
     }
 }
 
-/// The disk is a loop device over a file. Bytes that are cut off that file cannot be read until they are
-/// back.
+/// The disk is a loop device over a file. Bytes that are cut off that file cannot be read until
+/// they are back.
 #[test]
 fn a_disk_that_fails_is_an_error_in_words_and_when_it_works_again_so_does_the_database() {
     if !can_build() {
@@ -232,7 +232,8 @@ fn a_disk_that_fails_is_an_error_in_words_and_when_it_works_again_so_does_the_da
     let mut story = Waiting::start(command);
     story.until("ready");
 
-    // No page of the tables is dirty, and nothing is written while the device fails: it would be lost.
+    // No page of the tables is dirty, and nothing is written while the device fails: it would be
+    // lost.
     let frozen = mounted.freeze();
     let copy = mounted.image().with_extension("copy");
     succeeded(Command::new("cp").arg("--sparse=always").arg(mounted.image()).arg(&copy));
@@ -273,7 +274,8 @@ fn resident_logs(directory: &Path) -> (u64, u64) {
     (resident, all)
 }
 
-/// Whether a guard runs on this machine, as other tests start them: it releases the logs of every RocksDB.
+/// Whether a guard runs on this machine, as other tests start them: it releases the logs of every
+/// RocksDB.
 fn a_guard_runs() -> bool {
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
     processes.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok()).any(|line| {

@@ -1,5 +1,5 @@
-//! The keys that have a value or are being opened. This is the authoritative state of a table and its
-//! transitions.
+//! The keys that have a value or are being opened. This is the authoritative state of a table and
+//! its transitions.
 //!
 //! ```text
 //!             get_or_open                    value
@@ -11,16 +11,18 @@
 //! ```
 //!
 //! Invariants, checked in every order of threads by `model.rs`:
-//! 1. A key is absent, being opened by one caller, or resident. Each transition happens under one lock.
+//! 1. A key is absent, being opened by one caller, or resident. Each transition happens under one
+//!    lock.
 //! 2. The index has a key if and only if it is resident, as seen by every holder of the lock.
-//! 3. A removal wins: it detaches the flight from the key. The flight's value reaches its waiters but not the
-//!    table. A caller that asks after the removal opens again.
-//! 4. A flight ends however its opener ends: with a value, an error or a panic, or by being dropped.
-//! 5. No foreign code runs with the lock held except the key's `Hash`, `Eq`, `Borrow`, `ToOwned` and `Drop`:
-//!    neither an opener, nor a condition, nor a value's `clone` or `drop`.
+//! 3. A removal wins: it detaches the flight from the key. The flight's value reaches its waiters
+//!    but not the table. A caller that asks after the removal opens again.
+//! 4. A flight ends however its opener ends: with a value, an error or a panic, or by being
+//!    dropped.
+//! 5. No foreign code runs with the lock held except the key's `Hash`, `Eq`, `Borrow`, `ToOwned`
+//!    and `Drop`: neither an opener, nor a condition, nor a value's `clone` or `drop`.
 //!
-//! A caller that finds another's flight waits for it and then tries again; only its own opener's outcome is
-//! final.
+//! A caller that finds another's flight waits for it and then tries again; only its own opener's
+//! outcome is final.
 
 use std::borrow::Borrow;
 use std::collections::HashMap;
@@ -70,8 +72,8 @@ impl<K: Hash + Eq, V, E, I: ResidentIndex<K, V>> KeyEntries<K, V, E, I> {
         Self { index, entries: Mutex::new(HashMap::new()) }
     }
 
-    /// Returns the key's value. Opens it, or waits for it, if it is absent or not good: `stale` is a value
-    /// that the caller found and rejected, and `good` judges any other.
+    /// Returns the key's value. Opens it, or waits for it, if it is absent or not good: `stale` is
+    /// a value that the caller found and rejected, and `good` judges any other.
     pub(super) fn get_or_open<Q>(
         &self,
         key: &Q,
@@ -103,7 +105,8 @@ impl<K: Hash + Eq, V, E, I: ResidentIndex<K, V>> KeyEntries<K, V, E, I> {
         }
     }
 
-    /// Does the same without blocking the thread. `open` is polled only by this caller, and may be dropped.
+    /// Does the same without blocking the thread. `open` is polled only by this caller, and may be
+    /// dropped.
     pub(super) async fn get_or_open_async<Q>(
         &self,
         key: &Q,
@@ -245,8 +248,8 @@ where
     I: ResidentIndex<K, V>,
 {
     async fn drive(self, open: impl Future<Output = Result<V, E>>) -> OpenResult<V, E> {
-        // Declared after `self`, so dropped before it: a dropped open releases its resources before another
-        // begins.
+        // Declared after `self`, so dropped before it: a dropped open releases its resources before
+        // another begins.
         let mut open = pin!(open);
         let result = poll_fn(|context| self.flight.run(|| open.as_mut().poll(context))).await;
         self.finish(result)

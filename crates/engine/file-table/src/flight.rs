@@ -3,7 +3,8 @@
 //! Invariants, checked in every order of threads by `model.rs`:
 //! 1. A flight ends once. All current and later waiters get the same outcome.
 //! 2. A waiter that gives up (a dropped future) leaves nothing behind, and nothing waits for it.
-//! 3. No foreign code runs with the lock held: neither an opener, nor a waker, nor a value's `drop`.
+//! 3. No foreign code runs with the lock held: neither an opener, nor a waker, nor a value's
+//!    `drop`.
 //! 4. A wait within a step of the opener on the same thread would last forever: it panics.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -104,8 +105,8 @@ impl<V, E> Flight<V, E> {
     }
 }
 
-/// Wakes a task. If the waker panics (an executor's fault, which its panic hook reports), the next ones must
-/// still be woken.
+/// Wakes a task. If the waker panics (an executor's fault, which its panic hook reports), the next
+/// ones must still be woken.
 fn wake(waker: Waker) {
     let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
 }

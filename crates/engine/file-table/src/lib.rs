@@ -1,16 +1,18 @@
-//! [`FileTable`] keeps opened heavy objects (table readers, files) resident, each opened once however many
-//! threads ask for it: `use pagekeeper_file_table::FileTable;`. The page cache keeps its open files in one;
-//! an engine keeps its readers in another.
+//! [`FileTable`] keeps opened heavy objects (table readers, files) resident, each opened once
+//! however many threads ask for it: `use pagekeeper_file_table::FileTable;`. The page cache keeps
+//! its open files in one; an engine keeps its readers in another.
 //!
 //! Invariants:
-//! 1. A hit takes no lock and waits for nobody: it is a lookup in a lock-free map and an upgrade of a weak
-//!    reference.
-//! 2. The lock-free map only finds values; `entries.rs` owns them. So a removed value is dropped with its
-//!    last user, not when the map's memory is reclaimed: a deleted file must not keep its blocks until then.
-//! 3. Every change of the set of keys goes through `entries.rs`, under one lock. The lock is never held while
-//!    a value is opened, awaited, judged, cloned or dropped.
+//! 1. A hit takes no lock and waits for nobody: it is a lookup in a lock-free map and an upgrade of
+//!    a weak reference.
+//! 2. The lock-free map only finds values; `entries.rs` owns them. So a removed value is dropped
+//!    with its last user, not when the map's memory is reclaimed: a deleted file must not keep its
+//!    blocks until then.
+//! 3. Every change of the set of keys goes through `entries.rs`, under one lock. The lock is never
+//!    held while a value is opened, awaited, judged, cloned or dropped.
 //!
-//! `entries.rs` decides which caller opens, and `flight.rs` lets the others wait. `model.rs` checks both.
+//! `entries.rs` decides which caller opens, and `flight.rs` lets the others wait. `model.rs` checks
+//! both.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -30,33 +32,36 @@ mod sync;
 #[cfg(test)]
 mod tests;
 
-/// A table of opened objects by key, for objects that are costly to open and few enough to stay: readers of
-/// SST files, segments, open files. Nothing is evicted; a value stays until it is removed or replaced.
+/// A table of opened objects by key, for objects that are costly to open and few enough to stay:
+/// readers of SST files, segments, open files. Nothing is evicted; a value stays until it is
+/// removed or replaced.
 ///
-/// `V` is returned by `clone`: use an `Arc`. `E` is the error of a failed open, shared by all waiters. Keys
-/// are looked up in borrowed form, as in `HashMap`: a `FileTable<PathBuf, _, _>` by `&Path`.
+/// `V` is returned by `clone`: use an `Arc`. `E` is the error of a failed open, shared by all
+/// waiters. Keys are looked up in borrowed form, as in `HashMap`: a `FileTable<PathBuf, _, _>` by
+/// `&Path`.
 ///
-/// - Several callers of one absent key cause one call of one caller's opener. The others wait, parked or
-///   pending, for its outcome; their own openers are not called. Blocking and awaiting callers may wait for
-///   each other.
+/// - Several callers of one absent key cause one call of one caller's opener. The others wait,
+///   parked or pending, for its outcome; their own openers are not called. Blocking and awaiting
+///   callers may wait for each other.
 /// - A failed open reaches all waiters. The table keeps nothing of it: the next caller tries again.
-/// - A panic of an opener reaches its own caller. A dropped future drops its opener. In both cases the
-///   waiters try again, and one of them opens.
+/// - A panic of an opener reaches its own caller. A dropped future drops its opener. In both cases
+///   the waiters try again, and one of them opens.
 /// - A removal wins over a concurrent open: see [`remove`](Self::remove).
 ///
 /// # Forks
-/// A table belongs to the process that created it. In a forked child only [`get`](Self::get) is safe: other
-/// calls may wait for a thread that does not exist there.
+/// A table belongs to the process that created it. In a forked child only [`get`](Self::get) is
+/// safe: other calls may wait for a thread that does not exist there.
 ///
 /// # Openers that open
-/// No lock is held while an opener runs, so it may use the table and open other keys. It must not ask for its
-/// own key. Such a call would wait for the opener that is running on the same thread, by its call or its
-/// poll: it **panics**, since it would wait forever. This covers keys that ask for each other on one thread
-/// (`a` opens `b`, which opens `a`). It does not cover threads that wait for each other (one in `a` for `b`,
-/// one in `b` for `a`): let openers depend on each other in one direction only.
+/// No lock is held while an opener runs, so it may use the table and open other keys. It must not
+/// ask for its own key. Such a call would wait for the opener that is running on the same thread,
+/// by its call or its poll: it **panics**, since it would wait forever. This covers keys that ask
+/// for each other on one thread (`a` opens `b`, which opens `a`). It does not cover threads that
+/// wait for each other (one in `a` for `b`, one in `b` for `a`): let openers depend on each other
+/// in one direction only.
 ///
-/// Do not block in [`get_or_open`](Self::get_or_open) on the only thread that could poll the future that
-/// opens the same key.
+/// Do not block in [`get_or_open`](Self::get_or_open) on the only thread that could poll the future
+/// that opens the same key.
 ///
 /// # Example
 /// A table of SST readers:
@@ -135,15 +140,15 @@ impl<K: Hash + Eq, V: Clone, E> FileTable<K, V, E> {
         self.entries.index.get(key).map(|value| V::clone(&value))
     }
 
-    /// Returns the key's value. If it is absent, `open` creates it, or the call waits for another caller's
-    /// opener.
+    /// Returns the key's value. If it is absent, `open` creates it, or the call waits for another
+    /// caller's opener.
     ///
     /// # Errors
     /// The opener's error, returned to all waiters. The next call opens again.
     ///
     /// # Panics
-    /// If `open` panics (its waiters try again), or if the key's opener is running on this thread, see
-    /// [above](Self#openers-that-open).
+    /// If `open` panics (its waiters try again), or if the key's opener is running on this thread,
+    /// see [above](Self#openers-that-open).
     pub fn get_or_open<Q>(&self, key: &Q, open: impl FnOnce() -> Result<V, E>) -> Result<V, Arc<E>>
     where
         K: Borrow<Q>,
@@ -152,13 +157,13 @@ impl<K: Hash + Eq, V: Clone, E> FileTable<K, V, E> {
         self.get_or_open_if(key, |_| true, open)
     }
 
-    /// Returns the key's value if `still_good` accepts it. Otherwise the value is removed and opened again,
-    /// once for all callers.
+    /// Returns the key's value if `still_good` accepts it. Otherwise the value is removed and
+    /// opened again, once for all callers.
     ///
-    /// A rejected value leaves the table as soon as its replacement begins, whether that succeeds or not:
-    /// [`get`](Self::get) does not find it, and callers of `get_or_open` wait for the new one. `still_good`
-    /// judges each value that this caller did not open itself, including one for which it waited. It is
-    /// called without a lock, and should be cheap.
+    /// A rejected value leaves the table as soon as its replacement begins, whether that succeeds
+    /// or not: [`get`](Self::get) does not find it, and callers of `get_or_open` wait for the new
+    /// one. `still_good` judges each value that this caller did not open itself, including one for
+    /// which it waited. It is called without a lock, and should be cheap.
     ///
     /// ```
     /// use pagekeeper_file_table::FileTable;
@@ -194,10 +199,12 @@ impl<K: Hash + Eq, V: Clone, E> FileTable<K, V, E> {
         self.entries.get_or_open(key, found, still_good, open).map(|value| V::clone(&value))
     }
 
-    /// Does the same as [`get_or_open`](Self::get_or_open) without blocking the thread, on any runtime.
+    /// Does the same as [`get_or_open`](Self::get_or_open) without blocking the thread, on any
+    /// runtime.
     ///
-    /// Only this caller's task polls `open`, and never if the key is resident or another caller opens it. If
-    /// the future is dropped before it is done, so is `open`, and one of the waiters opens instead.
+    /// Only this caller's task polls `open`, and never if the key is resident or another caller
+    /// opens it. If the future is dropped before it is done, so is `open`, and one of the waiters
+    /// opens instead.
     ///
     /// ```
     /// # use std::{pin::pin, task::{Context, Poll, Waker}};
@@ -256,11 +263,12 @@ impl<K: Hash + Eq, V: Clone, E> FileTable<K, V, E> {
         opened.map(|value| V::clone(&value))
     }
 
-    /// Removes the key's value and returns it, or `None` if it was not resident. Its last user drops it.
+    /// Removes the key's value and returns it, or `None` if it was not resident. Its last user
+    /// drops it.
     ///
-    /// A removal wins over a concurrent open of the key: the opener and its waiters get their value, but the
-    /// table does not. Later callers open again, so an open from before the removal and one from after it may
-    /// overlap.
+    /// A removal wins over a concurrent open of the key: the opener and its waiters get their
+    /// value, but the table does not. Later callers open again, so an open from before the removal
+    /// and one from after it may overlap.
     pub fn remove<Q>(&self, key: &Q) -> Option<V>
     where
         K: Borrow<Q>,
@@ -269,9 +277,9 @@ impl<K: Hash + Eq, V: Clone, E> FileTable<K, V, E> {
         self.entries.remove(key).map(Arc::unwrap_or_clone)
     }
 
-    /// Removes the key's value if it is resident and `condition` holds. The removed value is always the one
-    /// that was judged: if another replaced it meanwhile, that one is judged as well. An open in progress is
-    /// not affected.
+    /// Removes the key's value if it is resident and `condition` holds. The removed value is always
+    /// the one that was judged: if another replaced it meanwhile, that one is judged as well. An
+    /// open in progress is not affected.
     pub fn remove_if<Q>(&self, key: &Q, condition: impl Fn(&V) -> bool) -> Option<V>
     where
         K: Borrow<Q>,
@@ -293,7 +301,8 @@ impl<K: Hash + Eq, V: Clone, E> FileTable<K, V, E> {
         self.entries.clear();
     }
 
-    /// Returns the number of resident values. It may be out of date on return while others change the table.
+    /// Returns the number of resident values. It may be out of date on return while others change
+    /// the table.
     pub fn len(&self) -> usize {
         self.entries.index.0.get().map_or(0, papaya::HashMap::len)
     }
@@ -303,8 +312,8 @@ impl<K: Hash + Eq, V: Clone, E> FileTable<K, V, E> {
         self.len() == 0
     }
 
-    /// Calls `visit` for each resident value, in no particular order. No lock is held: `visit` may use the
-    /// table. A key that others insert or remove meanwhile may be visited or not.
+    /// Calls `visit` for each resident value, in no particular order. No lock is held: `visit` may
+    /// use the table. A key that others insert or remove meanwhile may be visited or not.
     pub fn for_each(&self, mut visit: impl FnMut(&K, &V)) {
         let Some(found) = self.entries.index.0.get() else { return };
         for (key, value) in &found.pin() {
@@ -314,8 +323,8 @@ impl<K: Hash + Eq, V: Clone, E> FileTable<K, V, E> {
         }
     }
 
-    /// Returns the keys with resident values, in no particular order, as [`for_each`](Self::for_each) visits
-    /// them.
+    /// Returns the keys with resident values, in no particular order, as
+    /// [`for_each`](Self::for_each) visits them.
     pub fn keys(&self) -> Vec<K>
     where
         K: Clone,
@@ -345,11 +354,12 @@ impl<K: Hash + Eq, V: Clone, E> fmt::Debug for FileTable<K, V, E> {
 
 /// The resident values, found without a lock.
 ///
-/// They are weak: the map drops a removed entry some time later, when no reader can use it. Only the memory
-/// of a key and of a dropped `V` is delayed by that, not the drop of the `V`.
+/// They are weak: the map drops a removed entry some time later, when no reader can use it. Only
+/// the memory of a key and of a dropped `V` is delayed by that, not the drop of the `V`.
 ///
-/// The map is created with the first value: the first map of a process registers it for membarrier(2), which
-/// takes 10 ms and more if there are other threads. An empty table costs nothing.
+/// The map is created with the first value: the first map of a process registers it for
+/// membarrier(2), which takes 10 ms and more if there are other threads. An empty table costs
+/// nothing.
 struct ResidentMap<K, V>(OnceLock<papaya::HashMap<K, Weak<V>>>);
 
 impl<K: Hash + Eq, V> ResidentMap<K, V> {

@@ -1,9 +1,9 @@
-//! Models of single flight. loom runs each in every order of its threads; three threads are preempted at most
-//! [`PREEMPTIONS_MAX`] times.
+//! Models of single flight. loom runs each in every order of its threads; three threads are
+//! preempted at most [`PREEMPTIONS_MAX`] times.
 //!
-//! A model fails by an assertion, or by loom's "deadlock" if a waiter is never woken. Nothing is random, so
-//! that a failure repeats without a seed. The lock-free map is not modelled: a map under a lock takes its
-//! place.
+//! A model fails by an assertion, or by loom's "deadlock" if a waiter is never woken. Nothing is
+//! random, so that a failure repeats without a seed. The lock-free map is not modelled: a map under
+//! a lock takes its place.
 
 use std::borrow::Borrow;
 use std::collections::HashMap;
@@ -68,8 +68,8 @@ impl ResidentIndex<u8, usize> for ModelMap {
 /// A table of one key. Each open returns its number, counted from one.
 struct ModelTable {
     entries: KeyEntries<u8, usize, usize, ModelMap>,
-    /// Not loom's: it is not part of the tested state, and each step of a modelled atomic would multiply the
-    /// orders.
+    /// Not loom's: it is not part of the tested state, and each step of a modelled atomic would
+    /// multiply the orders.
     opens: AtomicUsize,
 }
 
@@ -233,8 +233,8 @@ fn a_failure_reaches_who_waits_and_is_retried_by_who_comes_later() {
     check(&[ModelTable::fail, ModelTable::fail], end);
     check(&[ModelTable::fail, ModelTable::fail, ModelTable::fail], end);
     check(&[ModelTable::fail, ModelTable::open], |table, results| {
-        // The second one waited for the failure, or opened after it; or the first one found the second one's
-        // value.
+        // The second one waited for the failure, or opened after it; or the first one found the
+        // second one's value.
         let [first, second] = results else { unreachable!() };
         match (first, second) {
             (Err(one), Err(other)) => assert!(Arc::ptr_eq(one, other) && table.resident().is_none()),

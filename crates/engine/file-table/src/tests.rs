@@ -284,8 +284,8 @@ fn values_are_removed_by_key_by_condition_and_altogether() {
     assert_eq!(table.get("a").as_deref(), Some(&3));
 }
 
-/// A deleted file keeps its blocks while a descriptor is open, and lock-free maps drop values some time
-/// later.
+/// A deleted file keeps its blocks while a descriptor is open, and lock-free maps drop values some
+/// time later.
 #[test]
 fn a_removed_value_is_dropped_with_its_last_user() {
     let table = FileTable::<u64, Arc<OnDrop<_>>, io::Error>::new();
@@ -416,8 +416,8 @@ fn tables_and_their_futures_go_between_threads() {
     is_send(&table.get_or_open_async(KEY, async { Ok(Arc::new(0)) }));
 }
 
-/// Threads open, replace, remove and read a few keys. Nobody hangs, and no value belongs to another key, or
-/// returns after it was dropped.
+/// Threads open, replace, remove and read a few keys. Nobody hangs, and no value belongs to another
+/// key, or returns after it was dropped.
 #[test]
 fn many_threads_on_few_keys() {
     const THREADS: usize = 8;

@@ -1,10 +1,11 @@
-//! Measures the back-ends on a file: random direct reads of 4 KiB, compared with fio on the same file.
+//! Measures the back-ends on a file: random direct reads of 4 KiB, compared with fio on the same
+//! file.
 //!
 //!     cargo run --release -p pagekeeper-io --example measure -- FILE [DEPTH] [ROUNDS] [SUBJECT]
 //!
-//! All subjects run in turn, for one second each, in an order that is shuffled in each round. It prints
-//! medians and quartiles of reads per second, and the CPU time (user and system) of the whole process per
-//! read. SUBJECT, a part of a name, selects the subjects besides fio.
+//! All subjects run in turn, for one second each, in an order that is shuffled in each round. It
+//! prints medians and quartiles of reads per second, and the CPU time (user and system) of the
+//! whole process per read. SUBJECT, a part of a name, selects the subjects besides fio.
 
 #![expect(unsafe_code, reason = "reads in the background name their memory by address")]
 
@@ -138,7 +139,8 @@ fn background(io: &dyn Io, file: &Arc<dyn IoFile>, pages: u64, depth: usize) -> 
         io.submit(vec![OwnedRead {
             file: Arc::clone(file),
             offset: rng.of(0..pages) * PAGE_BYTES as u64,
-            // SAFETY: the frame is leaked memory, and moves into `done` itself: nobody has it before.
+            // SAFETY: the frame is leaked memory, and moves into `done` itself: nobody has it
+            // before.
             targets: vec![unsafe { ReadTarget::new(start, PAGE_BYTES) }],
             done: Box::new(move |result| {
                 assert_eq!(result, Ok(PAGE_BYTES));

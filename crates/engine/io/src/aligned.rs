@@ -1,8 +1,8 @@
 //! Owned, aligned memory for direct I/O.
 //!
-//! Invariants: the memory starts at a multiple of [`AlignedBuf::ALIGN`]. All of its capacity is initialised
-//! from the start, so no length exposes memory that was never written. If memory runs out, the process
-//! aborts, as with the standard library's collections.
+//! Invariants: the memory starts at a multiple of [`AlignedBuf::ALIGN`]. All of its capacity is
+//! initialised from the start, so no length exposes memory that was never written. If memory runs
+//! out, the process aborts, as with the standard library's collections.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
@@ -62,7 +62,8 @@ impl AlignedBuf {
         (self.start, self.len)
     }
 
-    /// Sets the visible length to the first `len` bytes. Bytes that were hidden meanwhile keep their content.
+    /// Sets the visible length to the first `len` bytes. Bytes that were hidden meanwhile keep
+    /// their content.
     ///
     /// # Panics
     ///
@@ -81,8 +82,8 @@ impl Deref for AlignedBuf {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `len` is at most the capacity, and all of that is allocated, initialised and owned by
-        // `self`. An empty buffer has an aligned address that is not null.
+        // SAFETY: `len` is at most the capacity, and all of that is allocated, initialised and
+        // owned by `self`. An empty buffer has an aligned address that is not null.
         #[expect(unsafe_code, reason = "memory by address")]
         unsafe {
             std::slice::from_raw_parts(self.start.as_ptr(), self.len)

@@ -13,8 +13,8 @@ use crate::{Access, BatchRead, Create, Error, FileLock, IoFile, OwnedRead, Owned
 /// The methods from [`Self::open_writable`] on are provided for read-only back-ends: they fail with
 /// `EOPNOTSUPP`.
 ///
-/// Implementations may be shared by any number of threads. Dropping the last handle never waits: submitted
-/// requests are still completed, and their `done` is called.
+/// Implementations may be shared by any number of threads. Dropping the last handle never waits:
+/// submitted requests are still completed, and their `done` is called.
 ///
 /// ```
 /// use std::path::Path;
@@ -40,24 +40,24 @@ pub trait Io: Send + Sync + 'static {
 
     /// Takes over a file that is open for reading.
     ///
-    /// If the file's `O_DIRECT` flag does not fit `access`, the file is opened again through `/proc/self/fd`:
-    /// its flags may be shared with other descriptors, and `fcntl(F_SETFL)` would change them for all. This
-    /// needs `/proc` and permission to read the file. Without them, a file that should be direct stays
-    /// buffered, and [`IoFile::access`] reports that.
+    /// If the file's `O_DIRECT` flag does not fit `access`, the file is opened again through
+    /// `/proc/self/fd`: its flags may be shared with other descriptors, and `fcntl(F_SETFL)` would
+    /// change them for all. This needs `/proc` and permission to read the file. Without them, a
+    /// file that should be direct stays buffered, and [`IoFile::access`] reports that.
     fn adopt(&self, file: File, access: Access) -> Result<Arc<dyn IoFile>, Error>;
 
-    /// Reads all at once, in parallel, and waits for all. Calls `completed(index, result)` on this thread as
-    /// each read ends, in any order, once per read.
+    /// Reads all at once, in parallel, and waits for all. Calls `completed(index, result)` on this
+    /// thread as each read ends, in any order, once per read.
     ///
-    /// If `completed` panics, the reads in flight are waited for, the others are not started, and the panic
-    /// continues.
+    /// If `completed` panics, the reads in flight are waited for, the others are not started, and
+    /// the panic continues.
     fn read_batch(&self, reads: &mut [BatchRead<'_>], completed: &mut dyn FnMut(usize, Result<usize, Error>));
 
-    /// Reads what the stream asks for, with as many reads in flight as the back-end serves at once. Returns
-    /// when the stream has no more reads and all have ended.
+    /// Reads what the stream asks for, with as many reads in flight as the back-end serves at once.
+    /// Returns when the stream has no more reads and all have ended.
     ///
-    /// If the stream panics, the reads in flight are waited for, no others are started, and the panic
-    /// continues.
+    /// If the stream panics, the reads in flight are waited for, no others are started, and the
+    /// panic continues.
     ///
     /// ```
     /// use std::ptr::NonNull;
@@ -92,26 +92,27 @@ pub trait Io: Send + Sync + 'static {
         crate::stream::read_in_batches(|reads, completed| self.read_batch(reads, completed), stream);
     }
 
-    /// Starts reads and returns without waiting for any; each read's `done` is called once, from any thread.
+    /// Starts reads and returns without waiting for any; each read's `done` is called once, from
+    /// any thread.
     fn submit(&self, reads: Vec<OwnedRead>);
 
     /// Returns the name of the back-end, for messages: "`io_uring`", "threads", "simulated disk".
     fn name(&self) -> &'static str;
 
-    /// Opens a regular file for reading and writing. A new file has mode 0640 minus the umask. Neither its
-    /// name ([`Self::sync_dir`]) nor any written data is durable before a sync.
+    /// Opens a regular file for reading and writing. A new file has mode 0640 minus the umask.
+    /// Neither its name ([`Self::sync_dir`]) nor any written data is durable before a sync.
     fn open_writable(&self, path: &Path, _access: Access, _create: Create) -> Result<Arc<dyn IoFile>, Error> {
         Err(unsupported("open", path))
     }
 
-    /// Removes a file's name; whoever has the file open keeps it. Durable after [`Self::sync_dir`], as are
-    /// all methods that follow.
+    /// Removes a file's name; whoever has the file open keeps it. Durable after [`Self::sync_dir`],
+    /// as are all methods that follow.
     fn remove(&self, path: &Path) -> Result<(), Error> {
         Err(unsupported("unlink", path))
     }
 
-    /// Renames a file within one file system and replaces any file at the new name. The change is atomic,
-    /// also across a crash. An error names `from`.
+    /// Renames a file within one file system and replaces any file at the new name. The change is
+    /// atomic, also across a crash. An error names `from`.
     fn rename(&self, from: &Path, _to: &Path) -> Result<(), Error> {
         Err(unsupported("rename", from))
     }
@@ -121,8 +122,8 @@ pub trait Io: Send + Sync + 'static {
         Err(unsupported("mkdir", path))
     }
 
-    /// Removes an empty directory. Fails with `ENOTEMPTY` if it is not empty, and with `ENOTDIR` for anything
-    /// else, even a link to a directory.
+    /// Removes an empty directory. Fails with `ENOTEMPTY` if it is not empty, and with `ENOTDIR`
+    /// for anything else, even a link to a directory.
     fn remove_dir(&self, path: &Path) -> Result<(), Error> {
         Err(unsupported("rmdir", path))
     }
@@ -138,21 +139,22 @@ pub trait Io: Send + Sync + 'static {
         Err(unsupported("fsync", dir))
     }
 
-    /// Takes an exclusive lock (flock(2)) on a file. The file is created if it is missing, and stays when the
-    /// lock is released. Fails at once with [`Error::Locked`] if the lock is taken, even by this process.
+    /// Takes an exclusive lock (flock(2)) on a file. The file is created if it is missing, and
+    /// stays when the lock is released. Fails at once with [`Error::Locked`] if the lock is taken,
+    /// even by this process.
     fn lock(&self, path: &Path) -> Result<FileLock, Error> {
         Err(unsupported("flock", path))
     }
 
-    /// Takes a shared lock (flock(2)) on a file, together with others that only read; `None` if there is no
-    /// such file. Writes nothing, so it also works on a read-only file system. Fails at once with
-    /// [`Error::Locked`] if another has an exclusive lock.
+    /// Takes a shared lock (flock(2)) on a file, together with others that only read; `None` if
+    /// there is no such file. Writes nothing, so it also works on a read-only file system. Fails at
+    /// once with [`Error::Locked`] if another has an exclusive lock.
     fn lock_shared(&self, path: &Path) -> Result<Option<FileLock>, Error> {
         Err(unsupported("flock", path))
     }
 
-    /// Starts writes and returns without waiting for any. Each write's `done` is called once, from any
-    /// thread. The writes take place in any order.
+    /// Starts writes and returns without waiting for any. Each write's `done` is called once, from
+    /// any thread. The writes take place in any order.
     fn submit_writes(&self, writes: Vec<OwnedWrite>) {
         for write in writes {
             let path = write.file.path().to_path_buf();

@@ -1,9 +1,9 @@
-//! Atomic writes, which are on the disk completely or not at all: the sizes that a file supports, whether the
-//! device guarantees them, and whether they work.
+//! Atomic writes, which are on the disk completely or not at all: the sizes that a file supports,
+//! whether the device guarantees them, and whether they work.
 //!
-//! Invariant: no file of the caller is changed, since test writes go to an unnamed scratch file. A limit that
-//! cannot be read counts as unsupported. If a test is not possible now, [`AtomicWrites::try_probe`] reports
-//! an error, and all other functions report no support.
+//! Invariant: no file of the caller is changed, since test writes go to an unnamed scratch file. A
+//! limit that cannot be read counts as unsupported. If a test is not possible now,
+//! [`AtomicWrites::try_probe`] reports an error, and all other functions report no support.
 
 use std::ops::RangeInclusive;
 use std::os::fd::AsRawFd;
@@ -31,30 +31,33 @@ use crate::{Access, AlignedBuf, Create, Error, IoFile, WriteMode};
 pub enum AtomicWrites {
     /// Not supported, or not testable.
     Refused,
-    /// Supported, but not known to be done by the device: the file system may write to new blocks and remap
-    /// the file (XFS, Linux 6.16). That takes space and a transaction, and fragments the file. Any write can
-    /// fail with `ENOSPC`, even if the file's blocks are allocated and most of the space is free (Linux 6.18,
-    /// XFS on a loop device). A write that fails like this has written nothing.
+    /// Supported, but not known to be done by the device: the file system may write to new blocks
+    /// and remap the file (XFS, Linux 6.16). That takes space and a transaction, and fragments the
+    /// file. Any write can fail with `ENOSPC`, even if the file's blocks are allocated and most of
+    /// the space is free (Linux 6.18, XFS on a loop device). A write that fails like this has
+    /// written nothing.
     Elsewhere,
     /// Supported by the device itself: as cheap as other writes, and without additional failures.
     InPlace,
 }
 
 impl AtomicWrites {
-    /// Checks statx(2) and the device's limits in /sys, and tests such writes. The reported limits alone are
-    /// not enough: an overlay passes on the limits of its upper file system and refuses the write (Linux
-    /// 6.18).
+    /// Checks statx(2) and the device's limits in /sys, and tests such writes. The reported limits
+    /// alone are not enough: an overlay passes on the limits of its upper file system and refuses
+    /// the write (Linux 6.18).
     ///
-    /// The file itself is not touched. The test writes go to a file without a name in its directory, which
-    /// must be on the same device and support the same sizes: once to a hole, once over that. They are read
-    /// back, and the file is freed. Returns [`Self::Refused`] if the test is not possible, for lack of
-    /// permission to create files there or of space. A simulated disk is trusted if it has room.
+    /// The file itself is not touched. The test writes go to a file without a name in its
+    /// directory, which must be on the same device and support the same sizes: once to a hole, once
+    /// over that. They are read back, and the file is freed. Returns [`Self::Refused`] if the test
+    /// is not possible, for lack of permission to create files there or of space. A simulated disk
+    /// is trusted if it has room.
     pub fn probe(file: &dyn IoFile, bytes: u64) -> Self {
         Self::try_probe(file, bytes).unwrap_or(Self::Refused)
     }
 
-    /// As [`Self::probe`], but fails if the test is not possible now: on a full disk, without permission to
-    /// create files there, without free descriptors. Such an error says nothing about a later test.
+    /// As [`Self::probe`], but fails if the test is not possible now: on a full disk, without
+    /// permission to create files there, without free descriptors. Such an error says nothing about
+    /// a later test.
     pub fn try_probe(file: &dyn IoFile, bytes: u64) -> Result<Self, Error> {
         let Some(reported) = file.atomic_write_bytes() else { return Ok(Self::Refused) };
         if !bytes.is_power_of_two() || !reported.contains(&bytes) {
@@ -72,7 +75,8 @@ impl AtomicWrites {
     }
 }
 
-/// Whether atomic writes of this many bytes are reliable on a file like this one: [`AtomicWrites::InPlace`].
+/// Whether atomic writes of this many bytes are reliable on a file like this one:
+/// [`AtomicWrites::InPlace`].
 ///
 /// ```
 /// use pagekeeper_io::{Access, Create, Io, writes_atomically};
@@ -90,9 +94,9 @@ pub fn writes_atomically(file: &dyn IoFile, bytes: u64) -> bool {
 
 /// Whether the device does such writes by itself; `None` if unknown.
 ///
-/// A file system with both ways also reports the device's limit (`stx_atomic_write_unit_max_opt`). Below the
-/// limit it still uses the other way if blocks are not contiguous or not aligned: then only a single block is
-/// certain.
+/// A file system with both ways also reports the device's limit (`stx_atomic_write_unit_max_opt`).
+/// Below the limit it still uses the other way if blocks are not contiguous or not aligned: then
+/// only a single block is certain.
 fn is_in_place(file: &dyn IoFile, bytes: u64) -> Option<bool> {
     let stat = statx(file.fd()?)?;
     let is_sure =
@@ -102,9 +106,9 @@ fn is_in_place(file: &dyn IoFile, bytes: u64) -> Option<bool> {
     Some(is_sure && device_takes(&node, bytes)?)
 }
 
-/// Reads the limits from the sysfs directory of a device or partition (Documentation/ABI/stable/sysfs-block).
-/// A partition must begin at a valid offset for such a write, or the kernel assumes no support for its
-/// device.
+/// Reads the limits from the sysfs directory of a device or partition
+/// (Documentation/ABI/stable/sysfs-block). A partition must begin at a valid offset for such a
+/// write, or the kernel assumes no support for its device.
 fn device_takes(node: &Path, bytes: u64) -> Option<bool> {
     let number = |path: PathBuf| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
     let (queue, start) = match node.join("queue") {

@@ -8,7 +8,8 @@ use rustix::fs::{AtFlags, Statx, StatxFlags};
 /// `STATX_WRITE_ATOMIC` (Linux 6.11), which rustix lacks.
 const STATX_WRITE_ATOMIC: u32 = 0x1_0000;
 
-/// Returns the atomic-write fields of statx(2), or `None` if the file does not support atomic writes.
+/// Returns the atomic-write fields of statx(2), or `None` if the file does not support atomic
+/// writes.
 pub(crate) fn statx(file: impl AsFd) -> Option<Statx> {
     let asked = StatxFlags::from_bits_retain(STATX_WRITE_ATOMIC);
     let stat = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, asked).ok()?;

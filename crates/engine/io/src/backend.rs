@@ -1,4 +1,5 @@
-//! The parts that all back-ends share: requests, the loop that retries raw reads and writes, and lists of memory.
+//! The parts that all back-ends share: requests, the loop that retries raw reads and writes, and
+//! lists of memory.
 //!
 //! They are for the back-end of `pagekeeper-simdisk`, and may change with any release.
 #![doc(hidden)]

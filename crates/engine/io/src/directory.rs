@@ -64,8 +64,9 @@ pub(crate) fn uninterrupted(mut call: impl FnMut() -> Result<(), Errno>) -> Resu
     }
 }
 
-/// A locked file. It is unlocked explicitly: after a mere close, the lock would last as long as a program
-/// that another thread is just starting has a copy of the descriptor, which is until its execve(2).
+/// A locked file. It is unlocked explicitly: after a mere close, the lock would last as long as a
+/// program that another thread is just starting has a copy of the descriptor, which is until its
+/// execve(2).
 struct HeldFileLock {
     file: OwnedFd,
     /// A forked process has a copy as well, but must not release its parent's lock.
@@ -81,8 +82,8 @@ impl Drop for HeldFileLock {
     }
 }
 
-/// Locks a file with flock(2). The lock belongs to the open file description, so that a second open within
-/// the same process is locked out as well.
+/// Locks a file with flock(2). The lock belongs to the open file description, so that a second open
+/// within the same process is locked out as well.
 pub(crate) fn lock(path: &Path) -> Result<FileLock, Error> {
     Ok(FileLock::new(path, hold(path, LockSharing::Exclusive)?))
 }
@@ -119,7 +120,8 @@ fn hold(path: &Path, sharing: LockSharing) -> Result<HeldFileLock, Error> {
             Err(errno) => return Err(call("flock", path, errno)),
         }
         let held = HeldFileLock { file, process: Process::current() };
-        // The previous holder may have removed the name in between. Then this lock protects nothing.
+        // The previous holder may have removed the name in between. Then this lock protects
+        // nothing.
         match rustix::fs::stat(path) {
             Ok(now) if (now.st_dev, now.st_ino) == (stat.st_dev, stat.st_ino) => return Ok(held),
             Ok(_) | Err(Errno::NOENT) => {}

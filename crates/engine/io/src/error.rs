@@ -1,4 +1,5 @@
-//! The only error type of this crate. It is `Clone`, so that one failed read can be reported to all waiters.
+//! The only error type of this crate. It is `Clone`, so that one failed read can be reported to all
+//! waiters.
 
 use pagekeeper_text::escaped;
 use std::fmt;
@@ -48,8 +49,8 @@ impl fmt::Display for FileKind {
 
 /// An error on the data path.
 ///
-/// After an error of a write or a sync, the state of the bytes concerned is unknown: some may be on the
-/// device, some only in the page cache. A retry is useless in both cases.
+/// After an error of a write or a sync, the state of the bytes concerned is unknown: some may be on
+/// the device, some only in the page cache. A retry is useless in both cases.
 ///
 /// ```
 /// use pagekeeper_io::{Error, FileKind};
@@ -90,8 +91,8 @@ pub enum Error {
         /// The system's error number.
         errno: i32,
     },
-    /// A sync or a wait for writeback failed: data written before may be lost. The kernel reports this once
-    /// and then marks the pages clean, so no later sync can be trusted for them.
+    /// A sync or a wait for writeback failed: data written before may be lost. The kernel reports
+    /// this once and then marks the pages clean, so no later sync can be trusted for them.
     #[error("sync of {}: {}", escaped(path), io::Error::from_raw_os_error(*errno))]
     Sync {
         /// The file or directory.
@@ -131,15 +132,15 @@ pub enum Error {
         /// The system's error number.
         errno: i32,
     },
-    /// The file was opened by a back-end that this one cannot read for (a simulated disk's file given to
-    /// `io_uring`).
+    /// The file was opened by a back-end that this one cannot read for (a simulated disk's file
+    /// given to `io_uring`).
     #[error("{}: opened by another kind of disk than it is to be read by", escaped(path))]
     Foreign {
         /// The file.
         path: PathBuf,
     },
-    /// The value belongs to the process that this one was forked from. It can be opened again after the fork,
-    /// unless a lock of the parent prevents that.
+    /// The value belongs to the process that this one was forked from. It can be opened again after
+    /// the fork, unless a lock of the parent prevents that.
     #[error("opened before this process was forked: only the process that opened it can use it")]
     Forked,
     /// A back-end is not available here: the kernel lacks or forbids it, or a resource ran out.

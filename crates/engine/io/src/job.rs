@@ -9,9 +9,9 @@ use crate::{BatchRead, Error, IoFile, OwnedRead, OwnedWrite, ReadTarget, pread, 
 ///
 /// # Safety
 ///
-/// Until the value is dropped or returned, its kind and pieces must be the same at each call. The memory of a
-/// read must be valid for writes and used by nobody else; that of a write must be valid for reads and changed
-/// by nobody. The list of pieces must not move when the value does.
+/// Until the value is dropped or returned, its kind and pieces must be the same at each call. The
+/// memory of a read must be valid for writes and used by nobody else; that of a write must be valid
+/// for reads and changed by nobody. The list of pieces must not move when the value does.
 #[expect(unsafe_code, reason = "the promise that transfers by address rest on")]
 pub unsafe trait TransferJob {
     /// Returns the direction of the transfer.
@@ -35,7 +35,8 @@ pub struct BatchPart<'a> {
 impl<'a> BatchPart<'a> {
     /// # Safety
     ///
-    /// There must be no other part of this read, and nobody may access its buffers until the part is dropped.
+    /// There must be no other part of this read, and nobody may access its buffers until the part
+    /// is dropped.
     #[expect(unsafe_code, reason = "a shared borrow that gives the right to write")]
     pub unsafe fn new(index: usize, read: &'a BatchRead<'a>) -> Self {
         Self { index, read }
@@ -47,8 +48,8 @@ impl<'a> BatchPart<'a> {
     }
 }
 
-// SAFETY: the batch borrows the buffers exclusively, and by the contract of `new` the part has them to
-// itself. Their list is on the heap, and not changed while it is borrowed.
+// SAFETY: the batch borrows the buffers exclusively, and by the contract of `new` the part has them
+// to itself. Their list is on the heap, and not changed while it is borrowed.
 #[expect(unsafe_code, reason = "as stated above")]
 unsafe impl TransferJob for BatchPart<'_> {
     fn file(&self) -> &dyn IoFile {
@@ -82,8 +83,8 @@ impl From<OwnedRead> for IoRequest {
 impl From<OwnedWrite> for IoRequest {
     fn from(write: OwnedWrite) -> Self {
         let (start, len) = write.buf.place();
-        // SAFETY: the buffer owns this memory, wherever the buffer itself is moved. Only this request has the
-        // buffer, and does not touch it before it is taken apart.
+        // SAFETY: the buffer owns this memory, wherever the buffer itself is moved. Only this
+        // request has the buffer, and does not touch it before it is taken apart.
         #[expect(unsafe_code, reason = "memory that is owned beside it")]
         let target = unsafe { ReadTarget::new(start, len) };
         Self::Write(write, Box::new([target]))

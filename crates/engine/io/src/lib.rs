@@ -2,8 +2,8 @@
 //!
 //! [`Io`] opens files and reads them: one blocking read ([`IoFile::read_at`]), many in parallel
 //! ([`Io::read_batch`]), a stream with many in flight ([`Io::read_stream`]), or in the background
-//! ([`Io::submit`]). A result that is shorter than requested means end of file, on every back-end: short
-//! reads, `EINTR` and `EAGAIN` are retried inside.
+//! ([`Io::submit`]). A result that is shorter than requested means end of file, on every back-end:
+//! short reads, `EINTR` and `EAGAIN` are retried inside.
 //!
 //! | back-end | how | for |
 //! |---|---|---|
@@ -15,14 +15,15 @@
 //! [`AtomicWrites`] tests writes that no crash tears ([`WriteMode::Atomic`]), on another file. The
 //! crate `pagekeeper-simdisk` has a third back-end, for tests.
 //!
-//! Files are written through [`Io::open_writable`]: blocking ([`IoFile::write_at`]) or in the background
-//! ([`Io::submit_writes`]). [`IoFile`] also syncs, allocates space and releases pages; [`Io`] handles names
-//! and locks. Nothing is durable before a sync: data and size need a sync of the file, names one of the
-//! directory ([`Io::sync_dir`]). A failed write or sync is final, and not retried.
+//! Files are written through [`Io::open_writable`]: blocking ([`IoFile::write_at`]) or in the
+//! background ([`Io::submit_writes`]). [`IoFile`] also syncs, allocates space and releases pages;
+//! [`Io`] handles names and locks. Nothing is durable before a sync: data and size need a sync of
+//! the file, names one of the directory ([`Io::sync_dir`]). A failed write or sync is final, and
+//! not retried.
 //!
-//! No lock is held over I/O. The crate writes only what a caller writes, except for an unnamed file that
-//! tests a directory or atomic writes and is freed at once. A file that is opened for reading is never
-//! created, truncated or written.
+//! No lock is held over I/O. The crate writes only what a caller writes, except for an unnamed file
+//! that tests a directory or atomic writes and is freed at once. A file that is opened for reading
+//! is never created, truncated or written.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 

@@ -4,7 +4,8 @@ use std::any::Any;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// A lock on a file. It is released when the value is dropped, or by the system when the process ends.
+/// A lock on a file. It is released when the value is dropped, or by the system when the process
+/// ends.
 ///
 /// ```
 /// use pagekeeper_io::{Error, Io};

@@ -1,10 +1,11 @@
 //! Opens regular files, and adopts open ones: shared by the back-ends for real files.
 //!
-//! Invariants: descriptors are close-on-exec, and read-only unless writing is requested. Nothing is created
-//! unless requested, and nothing is truncated. A FIFO or device is not opened; one that appears between the
-//! check and the open does not block (`O_NONBLOCK`, cleared afterwards, since `io_uring` returns `EAGAIN` for
-//! it on some file systems). The access time is not updated if the kernel allows that (`O_NOATIME`, for
-//! owners and `CAP_FOWNER`: open(2)). With [`Access::Direct`] the file is direct from its first open on.
+//! Invariants: descriptors are close-on-exec, and read-only unless writing is requested. Nothing is
+//! created unless requested, and nothing is truncated. A FIFO or device is not opened; one that
+//! appears between the check and the open does not block (`O_NONBLOCK`, cleared afterwards, since
+//! `io_uring` returns `EAGAIN` for it on some file systems). The access time is not updated if the
+//! kernel allows that (`O_NOATIME`, for owners and `CAP_FOWNER`: open(2)). With [`Access::Direct`]
+//! the file is direct from its first open on.
 
 use std::fs::File;
 use std::io::IoSliceMut;
@@ -82,7 +83,8 @@ impl DiskFile {
 
     /// Opens by name, following links.
     pub(crate) fn open(path: &Path, access: Access) -> Result<Arc<dyn IoFile>, Error> {
-        // Checked first: opening a device node can act on the device (rewind a tape, raise a modem line).
+        // Checked first: opening a device node can act on the device (rewind a tape, raise a modem
+        // line).
         let stat = rustix::fs::stat(path).map_err(|errno| call("stat", path, errno))?;
         require_regular(&stat, path)?;
         let fd = open_quietly(path, path, access)?;
@@ -95,8 +97,8 @@ impl DiskFile {
         Ok(Self::shared(fd.into(), path.to_path_buf(), access))
     }
 
-    /// Takes over an open file. It is opened again if its flags do not fit and if that is permitted; its
-    /// access shows the result.
+    /// Takes over an open file. It is opened again if its flags do not fit and if that is
+    /// permitted; its access shows the result.
     pub(crate) fn adopt(file: File, access: Access) -> Result<Arc<dyn IoFile>, Error> {
         let link = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
         let path = std::fs::read_link(&link).unwrap_or_else(|_| link.clone());
@@ -212,7 +214,8 @@ pub(crate) fn open_quietly(path: &Path, shown: &Path, access: Access) -> Result<
     open_with(path, shown, OFlags::RDONLY, access)
 }
 
-/// Opens with these flags and those of the invariants. Retries without `O_NOATIME` if that is refused.
+/// Opens with these flags and those of the invariants. Retries without `O_NOATIME` if that is
+/// refused.
 fn open_with(path: &Path, shown: &Path, how: OFlags, access: Access) -> Result<OwnedFd, Error> {
     let direct = if access == Access::Direct { OFlags::DIRECT } else { OFlags::empty() };
     let flags = how | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK | direct;
@@ -369,8 +372,8 @@ mod tests {
         assert_eq!(file.read_resident((64 << 10) - 40, &mut buf), Some(40));
         assert!(buf[..40].iter().all(|byte| *byte == 7));
         assert_eq!(file.read_resident(1 << 20, &mut buf), None);
-        // A refused read starts a read from the device, and a fast device may finish before the call returns:
-        // so it is not refused each time.
+        // A refused read starts a read from the device, and a fast device may finish before the
+        // call returns: so it is not refused each time.
         let mut is_refused = || {
             file.release(0..u64::MAX).unwrap();
             let is_gone = file.residency(0..64 << 10).unwrap().is_none_or(|found| found.resident == 0);

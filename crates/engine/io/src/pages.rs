@@ -1,8 +1,9 @@
-//! Pages of real files: sync, allocation, writeback and release, each by plain system calls of the calling
-//! thread.
+//! Pages of real files: sync, allocation, writeback and release, each by plain system calls of the
+//! calling thread.
 //!
-//! The kernel reports an error of a sync or of writeback once, to whoever asks first (`lib/errseq.c`), and
-//! then marks the pages clean. So an error is final, and nothing here retries except after a signal.
+//! The kernel reports an error of a sync or of writeback once, to whoever asks first
+//! (`lib/errseq.c`), and then marks the pages clean. So an error is final, and nothing here retries
+//! except after a signal.
 
 use std::ops::Range;
 use std::os::fd::AsFd;

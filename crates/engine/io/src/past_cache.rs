@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use crate::{Access, Create, Error, Io, IoFile};
 
-/// Opens a file to read what a crash left on its device: past the kernel's cache, which may have data that
-/// the device never received (after a failed sync). On a file system without direct I/O ([`IoFile::access`]
-/// reports that), the file is read through the cache, after its clean pages are dropped.
+/// Opens a file to read what a crash left on its device: past the kernel's cache, which may have
+/// data that the device never received (after a failed sync). On a file system without direct I/O
+/// ([`IoFile::access`] reports that), the file is read through the cache, after its clean pages are
+/// dropped.
 ///
 /// ```
 /// use pagekeeper_io::{Access, open_past_cache};

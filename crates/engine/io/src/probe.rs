@@ -1,7 +1,7 @@
 //! Tests what works here: direct reads of a file, and the best back-end.
 //!
-//! Neither the kernel's version nor a flag alone is trusted. If the test has no answer (residency may be
-//! reported only to the file's owner), a successful read counts as working.
+//! Neither the kernel's version nor a flag alone is trusted. If the test has no answer (residency
+//! may be reported only to the file's owner), a successful read counts as working.
 
 use std::fs::File;
 use std::io::Write;
@@ -57,15 +57,16 @@ pub enum DirectSupport {
     },
 }
 
-/// The alignment if the kernel does not report it: enough for all devices and file systems with blocks up to
-/// this size.
+/// The alignment if the kernel does not report it: enough for all devices and file systems with
+/// blocks up to this size.
 const DEFAULT_ALIGNMENT: usize = 4096;
 
 impl DirectSupport {
     /// Tests direct reads on a file; in a directory, on an unnamed file of two pages that is freed
     /// afterwards.
     ///
-    /// If the first page of the file is resident, it is dropped first. It is clean, so no data is lost.
+    /// If the first page of the file is resident, it is dropped first. It is clean, so no data is
+    /// lost.
     pub fn probe(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         if path.is_dir() {
@@ -85,7 +86,8 @@ impl DirectSupport {
         Self::of(open_quietly(path, path, Access::Buffered)?, path)
     }
 
-    /// Tests direct reads of an open file. It is opened again for the test, and keeps its own flags.
+    /// Tests direct reads of an open file. It is opened again for the test, and keeps its own
+    /// flags.
     pub fn probe_direct(file: &File) -> Result<Self, Error> {
         let link = link_of(file.as_raw_fd());
         let path = std::fs::read_link(&link).unwrap_or(link);
@@ -99,10 +101,10 @@ impl DirectSupport {
         Self::of(file.into(), &path)
     }
 
-    /// Returns the kernel's report about direct reads of an open file, without a test (`STATX_DIOALIGN` of
-    /// statx(2), Linux 6.1). For example, ext4 accepts `O_DIRECT` for files whose data it journals, but reads
-    /// them through the page cache. Returns `None` if nothing is reported: on older kernels, and on btrfs and
-    /// others.
+    /// Returns the kernel's report about direct reads of an open file, without a test
+    /// (`STATX_DIOALIGN` of statx(2), Linux 6.1). For example, ext4 accepts `O_DIRECT` for files
+    /// whose data it journals, but reads them through the page cache. Returns `None` if nothing is
+    /// reported: on older kernels, and on btrfs and others.
     pub fn reported(file: impl AsFd) -> Option<Self> {
         Some(match reported_alignment(file.as_fd())? {
             Alignment { offset: 0, .. } => Self::Refused { errno: libc::EOPNOTSUPP },
@@ -144,8 +146,8 @@ fn link_of(fd: i32) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{fd}"))
 }
 
-/// Returns the report of statx(2) (`STATX_DIOALIGN`, Linux 6.1; not on every file system): zeros mean "no
-/// direct reads".
+/// Returns the report of statx(2) (`STATX_DIOALIGN`, Linux 6.1; not on every file system): zeros
+/// mean "no direct reads".
 fn reported_alignment(file: BorrowedFd<'_>) -> Option<Alignment> {
     let stat = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
     if !StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::DIOALIGN) {

@@ -1,11 +1,11 @@
-//! Detects a fork. A forked child cannot use what its parent opened: it lacks the parent's threads, may find
-//! their locks held forever, and shares rings, positions and file locks with the parent.
+//! Detects a fork. A forked child cannot use what its parent opened: it lacks the parent's threads,
+//! may find their locks held forever, and shares rings, positions and file locks with the parent.
 //!
-//! A mark in its own page detects that. The kernel clears this page in a forked child (`MADV_WIPEONFORK`),
-//! however it was forked, and the child takes a new number. If the kernel cannot, a handler of
-//! `pthread_atfork(3)` clears the mark; `_Fork` and a raw clone(2) do not call it. A child of vfork(2) or
-//! `posix_spawn(3)` shares the parent's memory until it executes another program, so it looks like the
-//! parent.
+//! A mark in its own page detects that. The kernel clears this page in a forked child
+//! (`MADV_WIPEONFORK`), however it was forked, and the child takes a new number. If the kernel
+//! cannot, a handler of `pthread_atfork(3)` clears the mark; `_Fork` and a raw clone(2) do not call
+//! it. A child of vfork(2) or `posix_spawn(3)` shares the parent's memory until it executes another
+//! program, so it looks like the parent.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -34,7 +34,8 @@ impl Process {
     /// Returns the current process.
     pub fn current() -> Self {
         static PROCESS_MARK: OnceLock<&AtomicU32> = OnceLock::new();
-        // A fork copies this counter, so a process and its descendants never use the same number twice.
+        // A fork copies this counter, so a process and its descendants never use the same number
+        // twice.
         static LAST_NUMBER: AtomicU32 = AtomicU32::new(0);
         let mark = *PROCESS_MARK.get_or_init(create_mark);
         let found = mark.load(Ordering::Relaxed);
@@ -49,8 +50,8 @@ impl Process {
         Self { mark, number }
     }
 
-    /// Whether this is the current process, and not one that it was forked from. Costs one load and a
-    /// comparison, without a system call.
+    /// Whether this is the current process, and not one that it was forked from. Costs one load and
+    /// a comparison, without a system call.
     #[inline]
     pub fn is_current(self) -> bool {
         self.mark.load(Ordering::Relaxed) == self.number
@@ -98,11 +99,12 @@ fn map_mark_page() -> Option<&'static AtomicU32> {
     // The kernel rounds the length up to a page.
     let len = size_of::<AtomicU32>();
     let access = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a new mapping that is never unmapped. The advice covers only this mapping. Its first bytes are
-    // zero and aligned, and only used as an atomic number.
+    // SAFETY: a new mapping that is never unmapped. The advice covers only this mapping. Its first
+    // bytes are zero and aligned, and only used as an atomic number.
     unsafe {
         let address = mmap_anonymous(std::ptr::null_mut(), len, access, MapFlags::PRIVATE).ok()?;
-        // If the advice is refused (before Linux 4.14), the page stays allocated; this happens once.
+        // If the advice is refused (before Linux 4.14), the page stays allocated; this happens
+        // once.
         madvise(address, len, Advice::LinuxWipeOnFork).ok()?;
         Some(&*address.cast::<AtomicU32>())
     }
@@ -117,11 +119,12 @@ extern "C" fn clear_fallback_mark() {
     FALLBACK_MARK.store(0, Ordering::Relaxed);
 }
 
-/// Makes the C library clear the mark in a child. If it lacks memory for that, forks are not detected.
+/// Makes the C library clear the mark in a child. If it lacks memory for that, forks are not
+/// detected.
 #[expect(unsafe_code, reason = "a function that the C library is to call")]
 fn clear_mark_in_children() {
-    // SAFETY: the handler only stores a number, which is safe in the child of a process with threads. It
-    // lives as long as the program.
+    // SAFETY: the handler only stores a number, which is safe in the child of a process with
+    // threads. It lives as long as the program.
     unsafe {
         libc::pthread_atfork(None, None, Some(clear_fallback_mark));
     }

@@ -6,8 +6,8 @@ use rustix::io::{Errno, ReadWriteFlags};
 use crate::transfer::{Transfer, TransferKind};
 use crate::{Error, IoFile, OwnedWrite, WriteMode};
 
-/// Returns the flags of pwritev2(2) for a mode. rustix lacks `RWF_DONTCACHE` (Linux 6.14) and `RWF_ATOMIC`
-/// (6.11).
+/// Returns the flags of pwritev2(2) for a mode. rustix lacks `RWF_DONTCACHE` (Linux 6.14) and
+/// `RWF_ATOMIC` (6.11).
 pub(crate) fn flags(mode: WriteMode) -> ReadWriteFlags {
     match mode {
         WriteMode::Plain => ReadWriteFlags::empty(),

@@ -34,7 +34,8 @@ pub struct BatchRead<'a> {
     pub file: &'a dyn IoFile,
     /// The first byte to read.
     pub offset: u64,
-    /// The buffers, filled in this order. Several let adjacent pages with distant frames form one read.
+    /// The buffers, filled in this order. Several let adjacent pages with distant frames form one
+    /// read.
     pub bufs: Vec<IoSliceMut<'a>>,
 }
 
@@ -67,10 +68,10 @@ pub struct OwnedRead {
     pub offset: u64,
     /// The targets, filled in this order.
     pub targets: Vec<ReadTarget>,
-    /// Called once, from any thread, when the targets are filled or the read failed. The argument is the
-    /// number of bytes, which is less than the targets hold only at end of file. The call should be short:
-    /// other completions wait for it. If it panics, the panic hook reports that, and nothing else is
-    /// affected.
+    /// Called once, from any thread, when the targets are filled or the read failed. The argument
+    /// is the number of bytes, which is less than the targets hold only at end of file. The call
+    /// should be short: other completions wait for it. If it panics, the panic hook reports that,
+    /// and nothing else is affected.
     pub done: Box<dyn FnOnce(Result<usize, Error>) + Send>,
 }
 
@@ -105,9 +106,10 @@ pub struct OwnedWrite {
     pub buf: AlignedBuf,
     /// The mode of the write.
     pub mode: WriteMode,
-    /// Called once, from any thread, when everything is written or the write failed; returns the buffer.
-    /// Without another thread it runs on the submitter's. The call should be short: other completions wait
-    /// for it. If it panics, the panic hook reports that, and nothing else is affected.
+    /// Called once, from any thread, when everything is written or the write failed; returns the
+    /// buffer. Without another thread it runs on the submitter's. The call should be short: other
+    /// completions wait for it. If it panics, the panic hook reports that, and nothing else is
+    /// affected.
     pub done: Box<dyn FnOnce(AlignedBuf, Result<(), Error>) + Send>,
 }
 
@@ -117,8 +119,8 @@ impl OwnedWrite {
         self.offset..self.offset.saturating_add(self.buf.len() as u64)
     }
 
-    /// Reports the result. A panic of `done` is caught after the panic hook: it must not end the thread that
-    /// serves other requests.
+    /// Reports the result. A panic of `done` is caught after the panic hook: it must not end the
+    /// thread that serves other requests.
     pub(crate) fn finish(self, result: Result<(), Error>) {
         let Self { file, done, buf, .. } = self;
         let _ = catch_unwind(AssertUnwindSafe(|| {
@@ -139,8 +141,8 @@ impl fmt::Debug for OwnedWrite {
 }
 
 impl OwnedRead {
-    /// Reports the result. A panic of `done` is caught after the panic hook: it must not end the thread that
-    /// serves other reads.
+    /// Reports the result. A panic of `done` is caught after the panic hook: it must not end the
+    /// thread that serves other reads.
     pub(crate) fn finish(self, result: Result<usize, Error>) {
         let Self { file, done, .. } = self;
         let _ = catch_unwind(AssertUnwindSafe(|| {

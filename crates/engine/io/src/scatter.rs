@@ -14,8 +14,8 @@ pub(crate) const PIECES_MAX: usize = 1024;
 
 /// Returns the buffers of a batch read as a list.
 pub(crate) fn of_slices<'a>(bufs: &'a [IoSliceMut<'_>]) -> &'a [iovec] {
-    // SAFETY: "IoSliceMut is guaranteed to be ABI compatible with the iovec type on Unix platforms" (its
-    // docs), so a slice of the one is a slice of the other, with the same length and lifetime.
+    // SAFETY: "IoSliceMut is guaranteed to be ABI compatible with the iovec type on Unix platforms"
+    // (its docs), so a slice of the one is a slice of the other, with the same length and lifetime.
     #[expect(unsafe_code, reason = "the standard library has no safe way to see an IoSliceMut as an iovec")]
     unsafe {
         std::slice::from_raw_parts(bufs.as_ptr().cast(), bufs.len())

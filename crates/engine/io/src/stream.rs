@@ -1,9 +1,9 @@
-//! A stream of reads: as one ends the next begins, so that the device always has as many in flight as it can
-//! use.
+//! A stream of reads: as one ends the next begins, so that the device always has as many in flight
+//! as it can use.
 //!
 //! Invariants: a read owns its memory from the moment [`ReadStream::next`] returns it until
-//! [`ReadStream::ended`] is called with its token. [`Io::read_stream`] does not return or unwind before all
-//! reads have ended.
+//! [`ReadStream::ended`] is called with its token. [`Io::read_stream`] does not return or unwind
+//! before all reads have ended.
 
 use std::io::IoSliceMut;
 
@@ -21,8 +21,8 @@ pub struct StreamRead<'a> {
     pub file: &'a dyn IoFile,
     /// The first byte to read.
     pub offset: u64,
-    /// The targets, filled in this order. Their memory is initialised, valid, and belongs to the read until
-    /// [`ReadStream::ended`] has been called with its token.
+    /// The targets, filled in this order. Their memory is initialised, valid, and belongs to the
+    /// read until [`ReadStream::ended`] has been called with its token.
     pub targets: Vec<ReadTarget>,
     /// The reader's name for this read.
     pub token: usize,
@@ -39,19 +39,19 @@ impl std::fmt::Debug for StreamRead<'_> {
     }
 }
 
-/// A source of reads. It is asked for the next one while there is room, and notified of their ends, all on
-/// the thread that called [`crate::Io::read_stream`].
+/// A source of reads. It is asked for the next one while there is room, and notified of their ends,
+/// all on the thread that called [`crate::Io::read_stream`].
 pub trait ReadStream<'a> {
-    /// Returns the next read, or `None` if there is none now. With nothing in flight that ends the stream;
-    /// otherwise the stream is asked again after others have ended.
+    /// Returns the next read, or `None` if there is none now. With nothing in flight that ends the
+    /// stream; otherwise the stream is asked again after others have ended.
     fn next(&mut self) -> Option<StreamRead<'a>>;
 
-    /// Reports the end of a read: the number of bytes, which is less than its targets hold only at end of
-    /// file, or its error. Called once per read, in any order.
+    /// Reports the end of a read: the number of bytes, which is less than its targets hold only at
+    /// end of file, or its error. Called once per read, in any order.
     fn ended(&mut self, token: usize, result: Result<usize, Error>);
 
-    /// Called after some reads have ended and others have begun in their place. This is the time to process
-    /// several completed reads together.
+    /// Called after some reads have ended and others have begun in their place. This is the time to
+    /// process several completed reads together.
     fn turn(&mut self) {}
 }
 

@@ -1,4 +1,5 @@
-//! The common parts of system calls on real files: their errors, and the check of a path's file type.
+//! The common parts of system calls on real files: their errors, and the check of a path's file
+//! type.
 
 use std::path::Path;
 

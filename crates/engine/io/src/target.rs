@@ -23,15 +23,15 @@ use std::ptr::NonNull;
 pub struct ReadTarget(libc::iovec);
 
 impl ReadTarget {
-    /// Names `len` bytes from `start` on. For direct reads both must be aligned as the file requires (see
-    /// [`crate::Error::Unaligned`]).
+    /// Names `len` bytes from `start` on. For direct reads both must be aligned as the file
+    /// requires (see [`crate::Error::Unaligned`]).
     ///
     /// # Safety
     ///
-    /// The `len` bytes must be valid for writes, and nobody else may read or write them, until the `done` of
-    /// the target's [`crate::OwnedRead`] has been called. They need not be initialised. For a
-    /// [`crate::StreamRead`] they must be initialised, and [`crate::ReadStream::ended`] takes the place of
-    /// `done`.
+    /// The `len` bytes must be valid for writes, and nobody else may read or write them, until the
+    /// `done` of the target's [`crate::OwnedRead`] has been called. They need not be initialised.
+    /// For a [`crate::StreamRead`] they must be initialised, and [`crate::ReadStream::ended`] takes
+    /// the place of `done`.
     #[expect(unsafe_code, reason = "the contract that the kernel's writes rest on")]
     pub unsafe fn new(start: NonNull<u8>, len: usize) -> Self {
         Self(libc::iovec { iov_base: start.as_ptr().cast(), iov_len: len })
@@ -59,8 +59,8 @@ impl fmt::Debug for ReadTarget {
     }
 }
 
-// SAFETY: by the contract of `new` the memory belongs to the read, whichever thread performs it. The value
-// itself is an address and a length, and gives no access without `unsafe`.
+// SAFETY: by the contract of `new` the memory belongs to the read, whichever thread performs it.
+// The value itself is an address and a length, and gives no access without `unsafe`.
 #[expect(unsafe_code, reason = "as stated above")]
 unsafe impl Send for ReadTarget {}
 // SAFETY: as above; a shared reference only gives the address and the length.

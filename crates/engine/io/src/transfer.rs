@@ -1,11 +1,12 @@
-//! The loop around raw reads and writes, shared by all back-ends. A read continues until its memory is full,
-//! the file ends, or an error is final; a write until everything is written, or an error is final.
+//! The loop around raw reads and writes, shared by all back-ends. A read continues until its memory
+//! is full, the file ends, or an error is final; a write until everything is written, or an error
+//! is final.
 //!
-//! Invariants: the first [`Transfer::done`] bytes from the offset on are in the read's memory, or in the
-//! written file. A read that returns less than requested means end of file; a write never returns less.
-//! `EINTR`, `EAGAIN` and short counts are retried, except in an atomic write, which is a single raw write.
-//! After [`FRUITLESS_ATTEMPTS_MAX`] consecutive attempts without progress the transfer fails with the last
-//! error, so it always ends.
+//! Invariants: the first [`Transfer::done`] bytes from the offset on are in the read's memory, or
+//! in the written file. A read that returns less than requested means end of file; a write never
+//! returns less. `EINTR`, `EAGAIN` and short counts are retried, except in an atomic write, which
+//! is a single raw write. After [`FRUITLESS_ATTEMPTS_MAX`] consecutive attempts without progress
+//! the transfer fails with the last error, so it always ends.
 
 use libc::iovec;
 
@@ -16,8 +17,8 @@ const FRUITLESS_ATTEMPTS_MAX: u32 = 1000;
 /// From this many attempts on, the thread yields before the next.
 const FRUITLESS_ATTEMPTS_BEFORE_YIELD: u32 = 10;
 
-/// The alignment at which a direct read or write resumes. It preserves every initial alignment up to this
-/// one.
+/// The alignment at which a direct read or write resumes. It preserves every initial alignment up
+/// to this one.
 const RESUME_ALIGNMENT: usize = 4096;
 
 /// Direct transfers are aligned at least to this everywhere; if not, that explains an `EINVAL`.
@@ -53,8 +54,8 @@ impl Transfer {
         self.kind
     }
 
-    /// Returns the result if it is known before any raw transfer: nothing to do, or a range beyond Linux's
-    /// limit.
+    /// Returns the result if it is known before any raw transfer: nothing to do, or a range beyond
+    /// Linux's limit.
     pub fn before(&self, file: &dyn IoFile) -> Option<Result<usize, Error>> {
         if self.len == 0 {
             return Some(Ok(0));
@@ -74,9 +75,9 @@ impl Transfer {
         self.done
     }
 
-    /// Processes the result of a raw transfer at [`Self::position`] for `asked` bytes: a count, or an error
-    /// number. `pieces` is the whole memory. Returns the final result, or `None` if another raw transfer must
-    /// follow.
+    /// Processes the result of a raw transfer at [`Self::position`] for `asked` bytes: a count, or
+    /// an error number. `pieces` is the whole memory. Returns the final result, or `None` if
+    /// another raw transfer must follow.
     pub fn after(
         &mut self,
         asked: usize,
@@ -91,8 +92,8 @@ impl Transfer {
                 (self.done == self.len).then_some(Ok(self.done))
             }
             Ok(0) if self.kind == TransferKind::Read => Some(Ok(self.done)),
-            // Some bytes were written, but not atomically. No file system does this: the rest would take a
-            // second write.
+            // Some bytes were written, but not atomically. No file system does this: the rest would
+            // take a second write.
             Ok(_) if self.is_atomic() => Some(Err(self.error(libc::EIO, file))),
             // No file system does this for a write; it counts as no progress.
             Ok(0) => self.retry_fruitless(libc::EIO, file),
@@ -105,8 +106,9 @@ impl Transfer {
         }
     }
 
-    /// Continues after a short count. A direct read cannot simply continue at an unaligned end of file. So
-    /// the size is checked, and if the file does not end there, the read resumes at an aligned offset.
+    /// Continues after a short count. A direct read cannot simply continue at an unaligned end of
+    /// file. So the size is checked, and if the file does not end there, the read resumes at an
+    /// aligned offset.
     fn continue_after_short(&mut self, count: usize, file: &dyn IoFile) -> Option<Result<usize, Error>> {
         let reached = self.done + count;
         if file.access() == Access::Buffered {
@@ -222,8 +224,8 @@ mod tests {
     fn nothing_more_is_the_end_of_file() {
         let file = Sized(0, Access::Buffered);
         let mut transfer = Transfer::new(TransferKind::Read, 0, 8192);
-        // The size is not trusted (files of /proc have none): only a raw read of no bytes ends a buffered
-        // read.
+        // The size is not trusted (files of /proc have none): only a raw read of no bytes ends a
+        // buffered read.
         assert_eq!(feed(&mut transfer, &file, &[Ok(100), Ok(0)]), [None, Some(Ok(100))]);
     }
 

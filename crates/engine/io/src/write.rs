@@ -17,7 +17,8 @@
 pub enum Create {
     /// It exists.
     Never,
-    /// It does not exist and is created (`O_EXCL`). Its name is durable only after [`crate::Io::sync_dir`].
+    /// It does not exist and is created (`O_EXCL`). Its name is durable only after
+    /// [`crate::Io::sync_dir`].
     New,
 }
 
@@ -36,23 +37,25 @@ pub enum WriteMode {
     /// As the file's access determines.
     #[default]
     Plain,
-    /// Writeback starts at once, and the pages are dropped as soon as they are written (`RWF_DONTCACHE`,
-    /// Linux 6.14). Fails with `EOPNOTSUPP` if the kernel or the file system does not support it (btrfs,
-    /// tmpfs). Pages that were resident before stay; ext4 keeps those of all overwritten extents (Linux
-    /// 6.18). For buffered files: a direct write has no pages.
+    /// Writeback starts at once, and the pages are dropped as soon as they are written
+    /// (`RWF_DONTCACHE`, Linux 6.14). Fails with `EOPNOTSUPP` if the kernel or the file system does
+    /// not support it (btrfs, tmpfs). Pages that were resident before stay; ext4 keeps those of all
+    /// overwritten extents (Linux 6.18). For buffered files: a direct write has no pages.
     Uncached,
-    /// Returns when the bytes are durable (`RWF_DSYNC`): like the write and fdatasync(2), in one request if
-    /// the device can write through its cache. An error may also be one of the sync.
+    /// Returns when the bytes are durable (`RWF_DSYNC`): like the write and fdatasync(2), in one
+    /// request if the device can write through its cache. An error may also be one of the sync.
     Durable,
-    /// After a crash or a power cut, the write is there completely or not at all (`RWF_ATOMIC`, Linux 6.11;
-    /// pwritev2(2)). It is not durable by itself: a sync makes it durable. For direct files. The length is a
-    /// power of two that [`crate::IoFile::atomic_write_bytes`] allows, and the offset a multiple of it.
+    /// After a crash or a power cut, the write is there completely or not at all (`RWF_ATOMIC`,
+    /// Linux 6.11; pwritev2(2)). It is not durable by itself: a sync makes it durable. For direct
+    /// files. The length is a power of two that [`crate::IoFile::atomic_write_bytes`] allows, and
+    /// the offset a multiple of it.
     ///
     /// Fails without writing anything:
     ///
-    /// * with `EOPNOTSUPP` if the kernel or the file does not support such writes, or the file is not direct;
-    /// * with [`crate::Error::Unaligned`] if the length is not a power of two or the offset not a multiple of
-    ///   it;
+    /// * with `EOPNOTSUPP` if the kernel or the file does not support such writes, or the file is
+    ///   not direct;
+    /// * with [`crate::Error::Unaligned`] if the length is not a power of two or the offset not a
+    ///   multiple of it;
     /// * with `EINVAL` if the length is too short or too long.
     Atomic,
 }

@@ -1,9 +1,10 @@
 //! Tests the ways of writing that leave no pages in the cache: direct, uncached, or with a release.
 //!
-//! Neither the kernel's version nor a flag is trusted: an unnamed file in the directory itself is written.
+//! Neither the kernel's version nor a flag is trusted: an unnamed file in the directory itself is
+//! written.
 //!
-//! Invariants: a probe leaves nothing behind; each file system is probed once in a process. Fails if no file
-//! can be created or written in the directory.
+//! Invariants: a probe leaves nothing behind; each file system is probed once in a process. Fails
+//! if no file can be created or written in the directory.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -39,8 +40,9 @@ pub enum ProbeResult {
     NoPages,
     /// The call fails with this error number.
     Refused(i32),
-    /// No page stays, but the file system does not confirm it: statx(2) reports no `STATX_DIOALIGN`. On btrfs
-    /// (Linux 6.18) such writes are copied through the page cache, at half the rate of buffered ones.
+    /// No page stays, but the file system does not confirm it: statx(2) reports no
+    /// `STATX_DIOALIGN`. On btrfs (Linux 6.18) such writes are copied through the page cache, at
+    /// half the rate of buffered ones.
     Unconfirmed,
     /// It works, but its pages stay.
     PagesStay,

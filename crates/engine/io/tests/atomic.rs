@@ -1,5 +1,5 @@
-//! Atomic writes on real file systems. A size that a file reports as supported works, in each back-end and in
-//! both ways. Any other size is refused, without any change.
+//! Atomic writes on real file systems. A size that a file reports as supported works, in each
+//! back-end and in both ways. Any other size is refused, without any change.
 
 #[expect(dead_code, reason = "what tests of other things need")]
 mod support;
@@ -29,8 +29,8 @@ fn filled(len: usize, byte: u8) -> AlignedBuf {
     buf
 }
 
-/// Whether the device itself does atomic writes. A loop device does not (Linux 6.18): its file system does
-/// them elsewhere.
+/// Whether the device itself does atomic writes. A loop device does not (Linux 6.18): its file
+/// system does them elsewhere.
 fn is_by_a_device(root: &Path) -> bool {
     let io = Threads::new();
     let file = io.open_writable(&root.join("asked"), Access::Direct, Create::New).unwrap();

@@ -119,7 +119,8 @@ fn owned(
     }
 }
 
-/// Replaces the read's `done`, but keeps the memory of the first one until the new one has returned.
+/// Replaces the read's `done`, but keeps the memory of the first one until the new one has
+/// returned.
 fn instead(read: &mut OwnedRead, done: impl FnOnce(Result<usize, Error>) + Send + 'static) {
     let kept = std::mem::replace(&mut read.done, Box::new(|_| ()));
     read.done = Box::new(move |result| {
@@ -199,7 +200,8 @@ fn on_xfs() {
 #[test]
 fn on_btrfs() {
     if let Some(mounted) = Mounted::new("btrfs") {
-        // btrfs accepts any alignment, and reads through the page cache unless the read is aligned to 4096.
+        // btrfs accepts any alignment, and reads through the page cache unless the read is aligned
+        // to 4096.
         let support = DirectSupport::probe(mounted.path()).unwrap();
         assert_eq!(support, DirectSupport::Direct(Alignment { memory: 4096, offset: 4096 }));
         check_file_system(mounted.path());

@@ -1,6 +1,6 @@
-//! The simulated disk against a plain model of the possible states after a power cut. Each byte has its last
-//! synced value or one written since. Each name refers to its file at the last sync of its directory or to
-//! one since.
+//! The simulated disk against a plain model of the possible states after a power cut. Each byte has
+//! its last synced value or one written since. Each name refers to its file at the last sync of its
+//! directory or to one since.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -72,8 +72,8 @@ struct File {
     most: usize,
     /// Sectors that were written since the last sync.
     written: BTreeSet<usize>,
-    /// Whether it has a durable name, and has always had a name since, without another file replacing any of
-    /// them.
+    /// Whether it has a durable name, and has always had a name since, without another file
+    /// replacing any of them.
     kept: bool,
 }
 
@@ -182,8 +182,8 @@ impl World {
         self.may[name].insert(file);
     }
 
-    /// Performs an operation on disk and model. An error means a power cut: then a sync was not done, and any
-    /// other operation may have been done in part.
+    /// Performs an operation on disk and model. An error means a power cut: then a sync was not
+    /// done, and any other operation may have been done in part.
     fn run(&mut self, op: &Op) -> Result<(), Error> {
         let file_of =
             |name: usize| self.seen[name].and_then(|file| Some((file, self.open.get(&file)?.clone())));

@@ -1,4 +1,5 @@
-//! Streams of reads on every back-end: correct bytes, one end per read, and no use of memory after the end.
+//! Streams of reads on every back-end: correct bytes, one end per read, and no use of memory after
+//! the end.
 
 #![expect(unsafe_code, reason = "reads of a stream name their memory by address")]
 

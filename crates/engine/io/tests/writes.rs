@@ -228,8 +228,8 @@ fn check_pages(io: &dyn Io, path: &Path, features: Features) {
         direct.write_at(0, &copied(&noise(1 << 20)), WriteMode::Plain).unwrap();
         assert_eq!(direct.residency(0..u64::MAX).unwrap().unwrap().resident, 0, "direct, and it is resident");
     }
-    // Behind the end, where even ext4 drops written pages. They are dropped a moment later, and not if the
-    // kernel writes them back of its own accord.
+    // Behind the end, where even ext4 drops written pages. They are dropped a moment later, and not
+    // if the kernel writes them back of its own accord.
     let is_dropped = |turn: u64| {
         let at = FILE_LEN as u64 + (turn << 20);
         if is_refused(&file.write_at(at, &noise(1 << 20), WriteMode::Uncached), WriteMode::Uncached) {

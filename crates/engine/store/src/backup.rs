@@ -1,17 +1,20 @@
-//! Backups of an open store: copies it page by page as one commit left it, while commits and checkpoints go on.
+//! Backups of an open store: copies it page by page as one commit left it, while commits and
+//! checkpoints go on.
 //!
-//! A snapshot is held while pages are copied. If commits meanwhile exceed the memory budget, that snapshot ends. The
-//! copying then continues with a new snapshot, and copies again the pages that commits changed since; these are
-//! recorded as long as the backup takes. So no commit waits for a backup. A backup ends, however long it takes, if
-//! pages are copied faster than they change.
+//! A snapshot is held while pages are copied. If commits meanwhile exceed the memory budget, that
+//! snapshot ends. The copying then continues with a new snapshot, and copies again the pages that
+//! commits changed since; these are recorded as long as the backup takes. So no commit waits for a
+//! backup. A backup ends, however long it takes, if pages are copied faster than they change.
 //!
-//! The copy is made in pieces. Each batch is read, then written, and then the disk is left to others for as long as
-//! they need it ([`TaskPacer`]). At [`StreamPace::Off`], pieces are written while the next ones are read.
+//! The copy is made in pieces. Each batch is read, then written, and then the disk is left to
+//! others for as long as they need it ([`TaskPacer`]). At [`StreamPace::Off`], pieces are written
+//! while the next ones are read.
 //!
 //! Invariants:
-//! 1. At the end all pages are as of one commit, that of the last snapshot, and that commit is durable.
-//! 2. Each copied page was checked against its own checksum and the one in the page map. A damaged page is not copied:
-//!    the backup fails.
+//! 1. At the end all pages are as of one commit, that of the last snapshot, and that commit is
+//!    durable.
+//! 2. Each copied page was checked against its own checksum and the one in the page map. A damaged
+//!    page is not copied: the backup fails.
 //! 3. The source is only read.
 
 use std::collections::VecDeque;
@@ -31,10 +34,12 @@ use crate::format::page;
 use crate::snapshots::LiveSnapshot;
 use crate::{Error, PageNo, Seq};
 
-/// Pieces that are read at once. Few, since the syncs of commits wait behind them; more gain nothing even on a fast
-/// disk. One in tests, so that something can happen between pieces in small stores.
+/// Pieces that are read at once. Few, since the syncs of commits wait behind them; more gain
+/// nothing even on a fast disk. One in tests, so that something can happen between pieces in small
+/// stores.
 const PIECES_AT_ONCE: usize = if cfg!(test) { 1 } else { 4 };
-/// Maximum number of snapshots per backup. If they do not suffice, pages change faster than they are copied.
+/// Maximum number of snapshots per backup. If they do not suffice, pages change faster than they
+/// are copied.
 const MAX_SNAPSHOTS: u64 = 1000;
 
 /// A finished backup, as returned by [`Store::backup`](crate::Store::backup) and
@@ -52,7 +57,8 @@ pub struct Backup {
     pub pages: u64,
     /// Bytes written to its data file.
     pub bytes: u64,
-    /// Number of snapshots used. Each one after the first copied again the pages that had changed meanwhile.
+    /// Number of snapshots used. Each one after the first copied again the pages that had changed
+    /// meanwhile.
     pub snapshots: u64,
     /// Time from the call to its end.
     pub took: Duration,
@@ -116,7 +122,8 @@ impl Core {
             match done {
                 Ok(()) => {
                     let bytes = copy.writer.end()?;
-                    // The copy may have a commit that was seen before it was durable: make it durable too.
+                    // The copy may have a commit that was seen before it was durable: make it
+                    // durable too.
                     self.make_durable(self.last_lsn())?;
                     return Ok(CopyResult { live, bytes, snapshots });
                 }
@@ -139,8 +146,8 @@ impl Core {
     }
 }
 
-/// The pacers of a copy. Reads and writes have separate pacers, since their costs differ and they may go to different
-/// disks.
+/// The pacers of a copy. Reads and writes have separate pacers, since their costs differ and they
+/// may go to different disks.
 struct CopyPace {
     start: Instant,
     is_off: bool,
@@ -195,7 +202,8 @@ struct CopyTask<'a, 'to> {
 }
 
 impl CopyTask<'_, '_> {
-    /// Copies the remaining pages as the snapshot has them. On failure, pages not copied yet remain in `left`.
+    /// Copies the remaining pages as the snapshot has them. On failure, pages not copied yet remain
+    /// in `left`.
     fn copy(&mut self, live: &LiveSnapshot, left: &mut PagesLeft) -> Result<(), Error> {
         self.writer.begin(live.meta.pages, live.seq)?;
         while !left.is_empty() {
@@ -239,8 +247,8 @@ impl CopyTask<'_, '_> {
         Ok(())
     }
 
-    /// Turns `bytes` into those of the page as the snapshot has it. Returns its checksum, or `None` if it was never
-    /// written.
+    /// Turns `bytes` into those of the page as the snapshot has it. Returns its checksum, or `None`
+    /// if it was never written.
     fn crc_of(
         &self,
         live: &LiveSnapshot,

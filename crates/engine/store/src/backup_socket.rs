@@ -1,9 +1,9 @@
-//! Backups on request: a process asks the one that has the store open for a backup, over a socket in the store's
-//! directory.
+//! Backups on request: a process asks the one that has the store open for a backup, over a socket
+//! in the store's directory.
 //!
-//! The process that has the store open makes the backup with its own permissions, and answers when the backup is made.
-//! It serves one request at a time. The caller then confirms what the answer says ([`crate::confirm`]). All numbers are
-//! little endian.
+//! The process that has the store open makes the backup with its own permissions, and answers when
+//! the backup is made. It serves one request at a time. The caller then confirms what the answer
+//! says ([`crate::confirm`]). All numbers are little endian.
 //!
 //! | request | bytes |
 //! |---|---|
@@ -20,9 +20,10 @@
 //! | the numbers of a [`Backup`], with a zero before its commit | 64 | length of the message | 2 |
 //! | | | the error message | its length |
 //!
-//! Invariants: the kernel confirms that the caller is the user that this process runs as, or root. A request that is
-//! incomplete after [`REQUEST_TIMEOUT`] is dropped. The socket exists as long as the store is open; one that a killed
-//! process left is replaced. The store is read and written only by `Store::backup`.
+//! Invariants: the kernel confirms that the caller is the user that this process runs as, or root.
+//! A request that is incomplete after [`REQUEST_TIMEOUT`] is dropped. The socket exists as long as
+//! the store is open; one that a killed process left is replaced. The store is read and written
+//! only by `Store::backup`.
 
 use std::ffi::OsStr;
 use std::io::{ErrorKind, Read, Write};
@@ -49,10 +50,12 @@ const KIND_FAILED: u8 = 2;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum bytes of a path, and of an error message.
 const TEXT_BYTES_MAX: usize = 4096;
-/// The maximum bytes of a socket's path, without the zero byte that ends it (`sun_path` of unix(7)).
+/// The maximum bytes of a socket's path, without the zero byte that ends it (`sun_path` of
+/// unix(7)).
 const ADDRESS_BYTES_MAX: usize = 107;
 
-/// A thread that answers requests for backups, and its socket; dropping it ends the thread and removes the socket.
+/// A thread that answers requests for backups, and its socket; dropping it ends the thread and
+/// removes the socket.
 #[derive(Debug)]
 pub(crate) struct BackupServer {
     listener: Arc<UnixListener>,
@@ -215,7 +218,8 @@ pub(crate) fn request_backup(directory: &Path, to: &Path, pace: StreamPace) -> R
     };
     let mut stream = connect(directory)?;
     confirm::require_missing(&to)?;
-    // Read before the backup, which has all commits that this superblock covers. Needed only if a backup is made.
+    // Read before the backup, which has all commits that this superblock covers. Needed only if a
+    // backup is made.
     let source = confirm::superblock_of(directory);
     let answer = stream.write_all(&request).and_then(|()| read_answer(&mut stream));
     let said = understand(answer)

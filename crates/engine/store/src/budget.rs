@@ -13,11 +13,12 @@ use crate::format::superblock::Superblock;
 use crate::options::StoreOptions;
 use crate::page_map::PageMap;
 
-/// The largest maximum that the cache is opened with. Its bookkeeping takes 16 MiB at this maximum, so tests, which
-/// open stores by the thousand, use less.
+/// The largest maximum that the cache is opened with. Its bookkeeping takes 16 MiB at this maximum,
+/// so tests, which open stores by the thousand, use less.
 const MAX_CACHED_PAGES: u64 = if cfg!(test) { 1 << 22 } else { MAX_PAGES };
 
-/// The smallest maximum that the cache is opened with where address space is limited: it takes 1 MiB of address space.
+/// The smallest maximum that the cache is opened with where address space is limited: it takes 1
+/// MiB of address space.
 const MIN_CACHED_PAGES: u64 = 1 << 18;
 
 /// Opens the data file in the cache.
@@ -45,7 +46,8 @@ pub(crate) fn cached(
     loop {
         let opened = cache.open_owned_with(Arc::clone(&file), max_pages, verifier.clone());
         match opened {
-            // Its table takes four bytes of address space per page, and address space may be limited.
+            // Its table takes four bytes of address space per page, and address space may be
+            // limited.
             Err(pagekeeper_cache::Error::NoMemory { .. })
                 if max_pages / 4 >= newest.meta.pages.max(MIN_CACHED_PAGES) =>
             {
@@ -66,7 +68,8 @@ pub(crate) fn unapplied_share(memory: u64) -> u64 {
     memory / 4
 }
 
-/// Returns the bytes of the journal that an opening may keep in memory. For the rest, only the places are kept.
+/// Returns the bytes of the journal that an opening may keep in memory. For the rest, only the
+/// places are kept.
 pub(crate) fn held_share(options: &StoreOptions) -> u64 {
     #[cfg(test)]
     if let Some(bytes) = options.held_journal_bytes {
@@ -80,7 +83,8 @@ pub(crate) fn map_share(memory: u64) -> u64 {
     memory / 64
 }
 
-/// Returns the bytes in transit: entries being encoded, pages being written, and the allocator's overhead.
+/// Returns the bytes in transit: entries being encoded, pages being written, and the allocator's
+/// overhead.
 fn in_transit_share(memory: u64) -> u64 {
     (memory / 8).min(64 << 20)
 }
@@ -99,7 +103,8 @@ pub(crate) fn cache(options: &StoreOptions, io: &Arc<dyn Io>, page_size: usize) 
     Ok(if options.threads { builder } else { builder.without_threads() }.build()?)
 }
 
-/// Returns the bytes of the log buffer: 1/32 of the budget within bounds, rounded down to a power of two.
+/// Returns the bytes of the log buffer: 1/32 of the budget within bounds, rounded down to a power
+/// of two.
 pub(crate) fn buffer_bytes(memory: u64, max_journal_bytes: u64) -> usize {
     let wanted = (memory / 32).clamp(64 << 10, 8 << 20).min(max_journal_bytes.next_power_of_two());
     1 << wanted.max(64 << 10).ilog2()

@@ -1,8 +1,8 @@
 //! Memory for pages that are not in the cache. Buffers that are given back are kept for reuse.
 //!
-//! One thread commits a page, and another releases it when it is applied. An allocator with per-thread heaps keeps
-//! freed memory for the thread that allocated it, so many committing threads would hold several times the memory in
-//! use.
+//! One thread commits a page, and another releases it when it is applied. An allocator with
+//! per-thread heaps keeps freed memory for the thread that allocated it, so many committing threads
+//! would hold several times the memory in use.
 //!
 //! Invariants: all buffers have the size of a page; at most `max_kept` unused ones are kept.
 

@@ -1,7 +1,8 @@
-//! Records which pages commits change while the store is copied. If the copy's snapshot ends, these pages are copied
-//! again.
+//! Records which pages commits change while the store is copied. If the copy's snapshot ends, these
+//! pages are copied again.
 //!
-//! Invariant: a page of a visible commit is recorded if the commit was appended after recording began. Nothing fails.
+//! Invariant: a page of a visible commit is recorded if the commit was appended after recording
+//! began. Nothing fails.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,7 +27,8 @@ pub(crate) struct ChangeRecorder {
 }
 
 impl ChangeRecorder {
-    /// Records that a commit changes these pages. Called under the tail's lock, before the commit is visible.
+    /// Records that a commit changes these pages. Called under the tail's lock, before the commit
+    /// is visible.
     pub(crate) fn note(&self, seq: Seq, pages: impl Iterator<Item = PageNo>) {
         if self.is_noting.load(Ordering::Acquire) {
             lock(&self.noted).extend(pages.map(|page| (page, seq)));
@@ -41,8 +43,8 @@ pub(crate) struct ChangeRecording<'a> {
 }
 
 impl<'a> ChangeRecording<'a> {
-    /// Waits until no other copy is in progress, then records from the next commit on. Returns the LSN behind the last
-    /// commit that is not recorded.
+    /// Waits until no other copy is in progress, then records from the next commit on. Returns the
+    /// LSN behind the last commit that is not recorded.
     pub(crate) fn begin(core: &'a Core) -> (Self, Lsn) {
         let noting = Self { changes: &core.changes, _alone: lock(&core.changes.copying) };
         let tail = lock(&core.tail);
@@ -50,7 +52,8 @@ impl<'a> ChangeRecording<'a> {
         (noting, tail.lsn)
     }
 
-    /// Returns the pages that were changed so far, sorted. Pages that commits after `seq` changed stay recorded.
+    /// Returns the pages that were changed so far, sorted. Pages that commits after `seq` changed
+    /// stay recorded.
     pub(crate) fn upto(&self, seq: Seq) -> Vec<PageNo> {
         let mut noted = lock(&self.changes.noted);
         let mut pages: Vec<_> = noted.keys().copied().collect();
@@ -63,8 +66,8 @@ impl<'a> ChangeRecording<'a> {
 impl Drop for ChangeRecording<'_> {
     fn drop(&mut self) {
         self.changes.is_noting.store(false, Ordering::Release);
-        // A commit that has just seen the flag may still record pages. They are useless, and go when the next copy
-        // ends.
+        // A commit that has just seen the flag may still record pages. They are useless, and go
+        // when the next copy ends.
         *lock(&self.changes.noted) = ChangedPages::new();
     }
 }

@@ -1,4 +1,5 @@
-//! Background checkpoints: commits are written to the data file, and the journal before them may be overwritten.
+//! Background checkpoints: commits are written to the data file, and the journal before them may be
+//! overwritten.
 //!
 //! ```text
 //! start ─▶ journal durable ─▶ pages written, wide ─▶ data file synced ─▶ superblock durable ─▶ journal given up
@@ -7,13 +8,13 @@
 //! Invariants:
 //! 1. The commits that a checkpoint covers are fixed when it starts.
 //! 2. A page is written only as of a commit that is durable in the journal.
-//! 3. A version leaves the index only when it is durable in the data file: readers still find it if a failed sync has
-//!    lost the page.
-//! 4. The checkpoint LSN moves only after all pages up to it were written and synced. The journal is given up only as
-//!    far as a durable superblock says so.
+//! 3. A version leaves the index only when it is durable in the data file: readers still find it if
+//!    a failed sync has lost the page.
+//! 4. The checkpoint LSN moves only after all pages up to it were written and synced. The journal
+//!    is given up only as far as a durable superblock says so.
 //!
-//! A failure poisons the store, except for a full device: then the checkpoint is abandoned, and retried at the next
-//! request.
+//! A failure poisons the store, except for a full device: then the checkpoint is abandoned, and
+//! retried at the next request.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -85,7 +86,8 @@ impl Core {
         Ok(is_due)
     }
 
-    /// Drops versions that nobody needs, and ends the oldest snapshots before commits have to wait for them.
+    /// Drops versions that nobody needs, and ends the oldest snapshots before commits have to wait
+    /// for them.
     fn bound_what_is_kept(&self) {
         let mut kept = self.index.prune_all(&self.snapshots.needed());
         while kept > self.config.max_unapplied_bytes / 2 && self.snapshots.end_oldest() {
@@ -131,8 +133,9 @@ impl Core {
         debug_assert!(self.index.unapplied(start.seq).is_empty(), "a checkpoint of what is not applied");
         let depth = WriteDepth::of(self.config.options.disk.as_ref(), false);
         self.map.flush(start.meta.pages, start.seq, depth)?;
-        // All files share a disk's cache. A journal sync that failed meanwhile may have lost data-file writes, and the
-        // data file's own sync then had no error left to report. So wait for journal syncs under way.
+        // All files share a disk's cache. A journal sync that failed meanwhile may have lost
+        // data-file writes, and the data file's own sync then had no error left to report. So wait
+        // for journal syncs under way.
         self.make_durable(self.journal.end())?;
         self.publish(start)?;
         self.journal.checkpoint(start.lsn).map_err(Error::from)?;
@@ -152,8 +155,8 @@ impl Core {
         superblocks.write(superblock)
     }
 
-    /// Writes all pages as of `seq`, in page order. Pages that an opening left in the journal are read in as many
-    /// batches as memory requires.
+    /// Writes all pages as of `seq`, in page order. Pages that an opening left in the journal are
+    /// read in as many batches as memory requires.
     fn apply(&self, seq: Seq) -> Result<(), CheckpointAbort> {
         if self.data.needs_atomic && !self.data.use_atomic()? {
             return Err(Error::NotAtomic { path: self.config.directory.clone() }.into());
@@ -215,7 +218,8 @@ impl Core {
         damaged.map_or(Ok(()), |error| Err(CheckpointAbort::Failed(error)))
     }
 
-    /// Returns the maximum bytes of one write, so that all writes in flight take at most 1/8 of the budget.
+    /// Returns the maximum bytes of one write, so that all writes in flight take at most 1/8 of the
+    /// budget.
     fn max_write_bytes(&self) -> usize {
         let share = self.config.options.memory / 8 / depth::DEPTH_MAX as u64;
         usize::try_from(share).unwrap_or(MAX_WRITE_BYTES).min(MAX_WRITE_BYTES)
@@ -225,8 +229,8 @@ impl Core {
         self.checkpoints.stopping.load(Ordering::Relaxed)
     }
 
-    /// Prefetches, with wide reads, the pages of the data file that are needed to rebuild others. A failure is reported
-    /// where the page is used.
+    /// Prefetches, with wide reads, the pages of the data file that are needed to rebuild others. A
+    /// failure is reported where the page is used.
     fn prefetch_bases(&self, pages: &[PageNo], seq: Seq) {
         let oldest = self.snapshots.oldest();
         let mut wanted: Option<std::ops::Range<u64>> = None;
@@ -255,15 +259,15 @@ impl Core {
         }
     }
 
-    /// Returns the page as it is to be written, and its seq; `None` if it was applied meanwhile. Keeps versions that
-    /// older snapshots need.
+    /// Returns the page as it is to be written, and its seq; `None` if it was applied meanwhile.
+    /// Keeps versions that older snapshots need.
     fn to_apply(&self, page: PageNo, seq: Seq) -> Result<Option<(WholePage, Seq)>, Error> {
         let in_file = || {
             let found = self.page_in_file(page)?;
             Ok::<_, Error>(found.map(|(base, of)| (VersionContent::Whole(self.copied(&base)), of)))
         };
-        // If it cannot be read, it is about to be rewritten anyway: only snapshots that would still read it have to
-        // end.
+        // If it cannot be read, it is about to be rewritten anyway: only snapshots that would still
+        // read it have to end.
         while self.index.keep_base(page, self.snapshots.oldest(), in_file).is_err()
             && self.snapshots.end_oldest()
         {}
@@ -271,7 +275,8 @@ impl Core {
             return Ok(None);
         };
         let of = version.seq;
-        // Older versions that are kept cannot be rebuilt once the page is overwritten and the journal given up.
+        // Older versions that are kept cannot be rebuilt once the page is overwritten and the
+        // journal given up.
         for older in self.index.replays_before(page, of) {
             self.settle_older(page, &older, of);
         }
@@ -284,12 +289,13 @@ impl Core {
         Ok(Some((self.settled(page, version)?, of)))
     }
 
-    /// Rebuilds versions older than `newer`, which only snapshots need. A damaged page stays damaged for its readers.
-    /// If a page cannot be read, the snapshots that need it are ended.
+    /// Rebuilds versions older than `newer`, which only snapshots need. A damaged page stays
+    /// damaged for its readers. If a page cannot be read, the snapshots that need it are ended.
     fn settle_older(&self, page: PageNo, older: &PageVersion, newer: Seq) {
         match self.settled(page, older.clone()) {
             Ok(_) | Err(Error::Damaged { .. }) => {}
-            // Snapshots that cannot be ended are over by now: the visible commit is as new as the applied one.
+            // Snapshots that cannot be ended are over by now: the visible commit is as new as the
+            // applied one.
             Err(_) => while self.snapshots.oldest() < newer && self.snapshots.end_oldest() {},
         }
     }
@@ -303,7 +309,8 @@ impl Core {
         writes.start(runs)
     }
 
-    /// Makes the written pages durable, and moves them from the index to the cache. Returns their number.
+    /// Makes the written pages durable, and moves them from the index to the cache. Returns their
+    /// number.
     fn sync_written(&self, written: &mut WrittenPages) -> Result<usize, Error> {
         if injected!(self.config.options, AppliedBeforeSync) {
             self.release_written(&written.pages)?;

@@ -1,8 +1,9 @@
-//! Committing: turns a transaction's pages into a journal entry, adds versions to the index, and makes both durable.
+//! Committing: turns a transaction's pages into a journal entry, adds versions to the index, and
+//! makes both durable.
 //!
-//! Invariants: entries are appended in the order of their seqs. Each has the full image of a page at its first change
-//! after a checkpoint start. A refused entry (too large, no room) leaves no trace. Once a part of an entry was
-//! appended, nothing refuses the rest, or the store is poisoned.
+//! Invariants: entries are appended in the order of their seqs. Each has the full image of a page
+//! at its first change after a checkpoint start. A refused entry (too large, no room) leaves no
+//! trace. Once a part of an entry was appended, nothing refuses the rest, or the store is poisoned.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -28,28 +29,30 @@ pub enum Durability {
     /// When it is durable, but it leaves the sync to another commit within
     /// [`group_delay`](crate::StoreOptions::group_delay).
     Group,
-    /// At once. It becomes durable with the next commit that does, or after a second if the store has threads. Until
-    /// then a crash may lose it as a whole, with all later commits. It is visible before it is durable, as are all
-    /// earlier commits.
+    /// At once. It becomes durable with the next commit that does, or after a second if the store
+    /// has threads. Until then a crash may lose it as a whole, with all later commits. It is
+    /// visible before it is durable, as are all earlier commits.
     None,
 }
 
 /// Maximum bytes of padding.
 const MAX_PADDING: u64 = 8 << 10;
-/// Bytes of the journal behind the last commit that belong to no commit: padding, and the rest of the block at which
-/// the next opening continues.
+/// Bytes of the journal behind the last commit that belong to no commit: padding, and the rest of
+/// the block at which the next opening continues.
 pub(crate) const TAIL_OVERHEAD: u64 = 16 << 10;
 /// Bytes of a record beside its body, including alignment.
 const RECORD_OVERHEAD: u64 = 32;
-/// Maximum bytes of an entry beside one page: the meta with the user's part, and the head of a change.
+/// Maximum bytes of an entry beside one page: the meta with the user's part, and the head of a
+/// change.
 const MAX_META: u64 = 2048;
 
 impl WriteTxn<'_> {
-    /// Commits all changes or none. Returns the number of the commit, which is visible to readers that begin after this
-    /// call.
+    /// Commits all changes or none. Returns the number of the commit, which is visible to readers
+    /// that begin after this call.
     ///
-    /// Waits while the journal has no room below its limit. After [`Error::Poisoned`] it is unknown whether the commit
-    /// is durable, and no commit follows it. After any other error nothing was committed.
+    /// Waits while the journal has no room below its limit. After [`Error::Poisoned`] it is unknown
+    /// whether the commit is durable, and no commit follows it. After any other error nothing was
+    /// committed.
     pub fn commit(self, durability: Durability) -> Result<Seq, Error> {
         commit(self, durability)
     }
@@ -57,7 +60,8 @@ impl WriteTxn<'_> {
 
 fn commit(txn: WriteTxn<'_>, durability: Durability) -> Result<Seq, Error> {
     txn.core.process.require()?;
-    // Fields are dropped in reverse order: the room of a refused commit goes first, under the writer's lock.
+    // Fields are dropped in reverse order: the room of a refused commit goes first, under the
+    // writer's lock.
     let WriteTxn { core, writer, base, meta, mut changed, mut room } = txn;
     let core: &Core = &core;
     if changed.is_empty() && meta == *base {
@@ -89,7 +93,8 @@ fn commit(txn: WriteTxn<'_>, durability: Durability) -> Result<Seq, Error> {
     let mut lsn = tail.lsn;
     room.keep();
     for body in &entry {
-        // Does not wait for a log checkpoint, which would wait for the tail: by the limit, there is room.
+        // Does not wait for a log checkpoint, which would wait for the tail: by the limit, there is
+        // room.
         lsn = core.journal.try_append(body).map_err(|error| core.poison(error.into()))?;
     }
     core.changes.note(seq, pages.iter().map(|(page, _, _)| *page));
@@ -111,13 +116,14 @@ fn commit(txn: WriteTxn<'_>, durability: Durability) -> Result<Seq, Error> {
     finish(core, seq, lsn, durability)
 }
 
-/// Returns the maximum journal bytes of one commit. Even if everything before it is checkpointed, the last padding is
-/// still there.
+/// Returns the maximum journal bytes of one commit. Even if everything before it is checkpointed,
+/// the last padding is still there.
 pub(crate) fn max_entry_bytes(max_journal_bytes: u64) -> u64 {
     max_journal_bytes - 2 * TAIL_OVERHEAD
 }
 
-/// Returns the maximum journal bytes of a one-page commit, for records of at most `longest_record` bytes.
+/// Returns the maximum journal bytes of a one-page commit, for records of at most `longest_record`
+/// bytes.
 pub(crate) fn max_page_entry(page_size: u64, longest_record: u64) -> u64 {
     let body = page_size + MAX_META;
     let parts = body.div_ceil(longest_record);
@@ -125,7 +131,8 @@ pub(crate) fn max_page_entry(page_size: u64, longest_record: u64) -> u64 {
     body + parts * RECORD_OVERHEAD + padding
 }
 
-/// Returns the maximum journal bytes of an entry, without what follows it: padding may follow each of its parts.
+/// Returns the maximum journal bytes of an entry, without what follows it: padding may follow each
+/// of its parts.
 fn journal_bytes(entry: &[Vec<u8>]) -> u64 {
     let padding = if entry.len() > 1 { entry.len() as u64 * MAX_PADDING } else { 0 };
     entry.iter().map(|body| body.len() as u64 + RECORD_OVERHEAD).sum::<u64>() + padding
@@ -201,8 +208,8 @@ fn encode(
     (entry.finish(longest), pages)
 }
 
-/// Returns the page as it is before the commit, from memory, where a partial change left it. If it is not in memory,
-/// the full page is journaled, which is always right.
+/// Returns the page as it is before the commit, from memory, where a partial change left it. If it
+/// is not in memory, the full page is journaled, which is always right.
 fn before(core: &Core, page: PageNo) -> Option<WholePage> {
     match core.index.get(page, Seq::MAX) {
         Some(version) => core.whole(page, version).ok(),
@@ -215,8 +222,8 @@ fn before(core: &Core, page: PageNo) -> Option<WholePage> {
 }
 
 impl Core {
-    /// Appends an empty record so that the checkpoint LSN can move up to it: epochs, and parts of an unfinished commit,
-    /// take up room that belongs to no commit.
+    /// Appends an empty record so that the checkpoint LSN can move up to it: epochs, and parts of
+    /// an unfinished commit, take up room that belongs to no commit.
     pub(crate) fn mark_end(&self) -> Result<(), Error> {
         let mut tail = lock(&self.tail);
         tail.lsn = self.journal.try_append(&[]).map_err(|error| self.poison(error.into()))?;

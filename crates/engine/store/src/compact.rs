@@ -1,5 +1,5 @@
-//! Shrinks the data file: cuts off free pages at its end, and gives the space of other free pages back to the file
-//! system.
+//! Shrinks the data file: cuts off free pages at its end, and gives the space of other free pages
+//! back to the file system.
 //!
 //! ```text
 //! commit without the free pages at the end ─▶ checkpoint ─▶ map: not known ─▶ file cut, holes made, synced ─▶ map: never written
@@ -8,13 +8,14 @@
 //! Page numbers belong to their users, so no page is moved.
 //!
 //! Invariants:
-//! 1. Pages are cut off or made holes only if both slots of the superblock record them as free. Then no valid journal
-//!    entry names them, so recovery neither needs them nor brings them back.
-//! 2. While a crash may leave such a page there or not, the map durably says that its content is unknown.
-//! 3. A new page behind the end looks as if it was never written. An interrupted compaction, of this store or the one
-//!    that it replaces, may have left something there; that is cut off first.
-//! 4. A free page whose space was given back reads as never written, and is still in the free list. Writing to it is
-//!    refused.
+//! 1. Pages are cut off or made holes only if both slots of the superblock record them as free.
+//!    Then no valid journal entry names them, so recovery neither needs them nor brings them back.
+//! 2. While a crash may leave such a page there or not, the map durably says that its content is
+//!    unknown.
+//! 3. A new page behind the end looks as if it was never written. An interrupted compaction, of
+//!    this store or the one that it replaces, may have left something there; that is cut off first.
+//! 4. A free page whose space was given back reads as never written, and is still in the free list.
+//!    Writing to it is refused.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -50,8 +51,8 @@ pub struct Compaction {
     pub pages: u64,
     /// Bytes cut off the data file.
     pub cut: u64,
-    /// Bytes of free pages in the middle of the file that were given back; `None` if the file system does not support
-    /// it.
+    /// Bytes of free pages in the middle of the file that were given back; `None` if the file
+    /// system does not support it.
     pub given_back: Option<u64>,
     /// Time from the call to its end.
     pub took: Duration,
@@ -90,7 +91,8 @@ impl Core {
         let began = Instant::now();
         let (seq, pages_before) = self.drop_free_end()?;
         let txn = WriteTxn::new(StoreHandle::Borrowed(self), BeginWrite::within(true, None))?;
-        // After this, both slots of the superblock cover it, and no valid journal entry names a free page.
+        // After this, both slots of the superblock cover it, and no valid journal entry names a
+        // free page.
         if !injected!(self.config.options, CompactedBeforeCheckpoint) {
             self.sync()?;
         }
@@ -101,7 +103,8 @@ impl Core {
         Ok(Compaction { seq, pages_before, pages, cut, given_back, took: began.elapsed() })
     }
 
-    /// Commits a page count without the free pages at the end. Returns the commit and the previous number of pages.
+    /// Commits a page count without the free pages at the end. Returns the commit and the previous
+    /// number of pages.
     pub(crate) fn drop_free_end(&self) -> Result<(Seq, u64), Error> {
         let mut txn = WriteTxn::new(StoreHandle::Borrowed(self), BeginWrite::within(true, None))?;
         let pages_before = txn.meta.pages;
@@ -141,7 +144,8 @@ impl Core {
         Ok(free)
     }
 
-    /// Cuts off everything behind the last page. Called under the writer's lock, when the data file has all commits.
+    /// Cuts off everything behind the last page. Called under the writer's lock, when the data file
+    /// has all commits.
     fn cut_behind(&self, pages: u64) -> Result<u64, Error> {
         let end = self.map.pages().max(pages);
         let is_cut = self.data.bytes() <= pages.saturating_mul(self.config.page_size as u64);
@@ -156,8 +160,8 @@ impl Core {
         Ok(cut)
     }
 
-    /// Gives the space of free pages back to the file system where enough are consecutive. Called under the writer's
-    /// lock, when the data file has all commits.
+    /// Gives the space of free pages back to the file system where enough are consecutive. Called
+    /// under the writer's lock, when the data file has all commits.
     fn make_holes(&self, meta: &StoreMeta) -> Result<Option<u64>, Error> {
         let free = self.read_free_list(meta)?;
         let plain = || free.pages.iter().copied().filter(|page| free.trunks.binary_search(page).is_err());
@@ -211,8 +215,8 @@ impl Core {
         self.map.flush(self.map.pages(), seq, depth)
     }
 
-    /// Makes pages in `wanted`, which are behind the last page, read as never written. Called under the writer's lock;
-    /// `pages` is the page count before the transaction.
+    /// Makes pages in `wanted`, which are behind the last page, read as never written. Called under
+    /// the writer's lock; `pages` is the page count before the transaction.
     pub(crate) fn clear_behind(&self, pages: u64, wanted: Range<PageNo>) -> Result<(), Error> {
         if self.is_clear(&wanted)? {
             return Ok(());
@@ -254,20 +258,22 @@ impl Core {
         Ok(is_free)
     }
 
-    /// Forgets which pages are free, since a free page may become one without content that is in use.
+    /// Forgets which pages are free, since a free page may become one without content that is in
+    /// use.
     fn forget_given_back(&self) {
         *lock(&self.given_back) = None;
     }
 
-    /// Whether no snapshot needs a version of this page, which read as zeros and had no version in memory before. Its
-    /// space may have been given back meanwhile.
+    /// Whether no snapshot needs a version of this page, which read as zeros and had no version in
+    /// memory before. Its space may have been given back meanwhile.
     pub(crate) fn is_blank(&self, live: &LiveSnapshot, page: PageNo) -> bool {
         !self.index.has(page) && !live.is_ended()
     }
 }
 
 impl WriteTxn<'_> {
-    /// Rewrites the free list. The lowest pages become trunks, and the lowest pages in them are allocated first.
+    /// Rewrites the free list. The lowest pages become trunks, and the lowest pages in them are
+    /// allocated first.
     fn set_free_list(&mut self, free: &FreeListContent) -> Result<(), Error> {
         let room = trunk::capacity(self.core.payload_size());
         let number = free.pages.len().div_ceil(room + 1);

@@ -1,7 +1,9 @@
-//! Confirms a backup that another process reports: it is at the requested place, of this store, and intact.
+//! Confirms a backup that another process reports: it is at the requested place, of this store, and
+//! intact.
 //!
-//! That process may have its own mounts, so the same path may be another directory there, and whatever answers at the
-//! socket may lie. So its answer counts only as far as the place itself confirms it.
+//! That process may have its own mounts, so the same path may be another directory there, and
+//! whatever answers at the socket may lie. So its answer counts only as far as the place itself
+//! confirms it.
 //!
 //! Invariant: the backup is only read.
 
@@ -14,7 +16,8 @@ use crate::{Backup, Error, Store, StoreOptions, destination};
 
 /// Bytes of memory for reading the backup.
 const VERIFY_MEMORY_BYTES: u64 = 64 << 20;
-/// Number of attempts to read the superblock of a store in use, where one slot may be in the middle of a write.
+/// Number of attempts to read the superblock of a store in use, where one slot may be in the middle
+/// of a write.
 const READ_ATTEMPTS: usize = 5;
 
 /// Fails if anything exists at the destination of a backup.
@@ -42,7 +45,8 @@ pub(crate) fn superblock_of(directory: &Path) -> Result<Superblock, Error> {
     Err(Error::BrokenSuperblock { path, found })
 }
 
-/// Opens and verifies the reported backup of a store that had this superblock before. Returns what was found.
+/// Opens and verifies the reported backup of a store that had this superblock before. Returns what
+/// was found.
 pub(crate) fn confirm(said: &Backup, source: &Superblock, to: &Path) -> Result<Backup, Error> {
     let refuse = |reason: String| Error::BackupNotConfirmed { path: to.to_path_buf(), reason };
     if to.symlink_metadata().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {

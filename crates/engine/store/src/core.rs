@@ -28,26 +28,29 @@
 //!  recovering, open, poisoned ── Store::finish (close or drop) ──▶ closed
 //! ```
 //!
-//! While it is recovering, everything works as when it is open: pages that the journal changes are rebuilt at their
-//! first read.
+//! While it is recovering, everything works as when it is open: pages that the journal changes are
+//! rebuilt at their first read.
 //!
 //! Locks, in the order in which they are taken. Locks in one line are never held together.
 //!
 //! 1. `writer`, for a whole write transaction.
 //! 2. `checkpoints.under_way`, for a whole checkpoint.
 //! 3. `tail`, while one commit is encoded and appended, and for a checkpoint's start.
-//! 4. The locks of the index's shards, the snapshots, and the pages recorded for a backup; `given_back`; `superblocks`,
-//!    for one write; `checkpoints.request`, to wait and to notify.
+//! 4. The locks of the index's shards, the snapshots, and the pages recorded for a backup;
+//!    `given_back`; `superblocks`, for one write; `checkpoints.request`, to wait and to notify.
 //!
-//! Readers take the locks of a shard of the index and of their part of the snapshots. They seldom wait for them.
+//! Readers take the locks of a shard of the index and of their part of the snapshots. They seldom
+//! wait for them.
 //!
 //! Invariants:
-//! 1. `tail.seq` is the last appended commit; its versions are in the index before the tail is released.
-//! 2. No commit is appended that would raise the journal bytes behind the checkpoint LSN above the limit; padding comes
-//!    on top.
-//! 3. `checkpoints.seq` and `checkpoints.lsn` never fall, and never pass what is durable in the journal.
-//! 4. After the first error of a write or sync nothing is committed any more, and everyone gets that error. A full
-//!    device is the one exception, since what it refused was not half written.
+//! 1. `tail.seq` is the last appended commit; its versions are in the index before the tail is
+//!    released.
+//! 2. No commit is appended that would raise the journal bytes behind the checkpoint LSN above the
+//!    limit; padding comes on top.
+//! 3. `checkpoints.seq` and `checkpoints.lsn` never fall, and never pass what is durable in the
+//!    journal.
+//! 4. After the first error of a write or sync nothing is committed any more, and everyone gets
+//!    that error. A full device is the one exception, since what it refused was not half written.
 
 use std::collections::HashSet;
 use std::ops::{Deref, Range};
@@ -143,7 +146,8 @@ pub(crate) struct Checkpoints {
     pub(crate) seq: AtomicU64,
     /// The journal position just behind that commit: the checkpoint LSN. Written under `under_way`.
     lsn: AtomicU64,
-    /// No page of the data file is of a later commit. Set from the last checkpoint start, or from recovery.
+    /// No page of the data file is of a later commit. Set from the last checkpoint start, or from
+    /// recovery.
     pub(crate) newest_in_file: AtomicU64,
     pub(crate) request: Mutex<CheckpointRequest>,
     /// Notified when the request changes.
@@ -155,8 +159,8 @@ pub(crate) struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// Creates the state for a data file that has all commits up to `seq`, whose entry ends before `lsn`, and may have
-    /// some up to `recovered`.
+    /// Creates the state for a data file that has all commits up to `seq`, whose entry ends before
+    /// `lsn`, and may have some up to `recovered`.
     pub(crate) fn new(seq: Seq, lsn: Lsn, recovered: Seq) -> Self {
         Self {
             under_way: Mutex::new(()),
@@ -219,8 +223,8 @@ pub(crate) struct Core {
     pub(crate) checkpoints: Checkpoints,
     /// Has its own locks.
     pub(crate) changes: ChangeRecorder,
-    /// Pages that were free when this was set, or when space was given back; `None` if not known yet. Used under the
-    /// writer's lock.
+    /// Pages that were free when this was set, or when space was given back; `None` if not known
+    /// yet. Used under the writer's lock.
     pub(crate) given_back: Mutex<Option<Vec<Range<PageNo>>>>,
     /// Has its own lock.
     pub(crate) reports: ProgressQueue,
@@ -278,8 +282,8 @@ impl Core {
         self.find_page(page, seq, || self.cached.page_ref(page))
     }
 
-    /// Like [`page_at`](Self::page_at), for a short read: nothing is allocated for it, and memory that other readers use
-    /// is not written.
+    /// Like [`page_at`](Self::page_at), for a short read: nothing is allocated for it, and memory
+    /// that other readers use is not written.
     pub(crate) fn short_page_at(
         &self,
         page: PageNo,
@@ -316,11 +320,12 @@ impl Core {
         Self::unless_ended(live, self.short_page_at(page, live.seq))
     }
 
-    /// Returns a data page as a snapshot sees it, if only the data file can have it, it has been read a few times, and
-    /// nothing is wrong with it. This is the fast path that most reads take.
+    /// Returns a data page as a snapshot sees it, if only the data file can have it, it has been
+    /// read a few times, and nothing is wrong with it. This is the fast path that most reads take.
     #[inline]
     pub(crate) fn settled_page_of(&self, live: &LiveSnapshot, page: PageNo) -> Option<HeldPage<'_>> {
-        // Before the file's page is looked up: see `IndexShard::len`. In a forked child, the cache finds nothing.
+        // Before the file's page is looked up: see `IndexShard::len`. In a forked child, the cache
+        // finds nothing.
         if self.index.has_near(page) || !self.data.has(page) {
             return None;
         }
@@ -333,8 +338,8 @@ impl Core {
         is_it.then_some(found)
     }
 
-    /// Returns the result of a snapshot's read unless the snapshot was ended. Checked after the read, since a version
-    /// that it needed may be gone.
+    /// Returns the result of a snapshot's read unless the snapshot was ended. Checked after the
+    /// read, since a version that it needed may be gone.
     fn unless_ended<T>(live: &LiveSnapshot, found: Result<T, Error>) -> Result<T, Error> {
         if live.is_ended() { Err(Error::SnapshotTooOld) } else { found }
     }
@@ -344,7 +349,8 @@ impl Core {
         self.checked_in_file(page, || self.cached.page_ref(page))
     }
 
-    /// Returns the page of the data file as the cache loads it, and its seq; `None` if it was never written.
+    /// Returns the page of the data file as the cache loads it, and its seq; `None` if it was never
+    /// written.
     fn checked_in_file<C: Deref<Target = [u8]>>(
         &self,
         page: PageNo,
@@ -378,8 +384,8 @@ impl Core {
 
     /// Returns the page that a version holds, and rebuilds it if necessary.
     pub(crate) fn whole(&self, page: PageNo, version: PageVersion) -> Result<WholePage, Error> {
-        // Beyond its share of memory, a page is rebuilt for each read. A passing replay is in memory only for a reader
-        // of all pages.
+        // Beyond its share of memory, a page is rebuilt for each read. A passing replay is in
+        // memory only for a reader of all pages.
         let is_kept = |replay: &PageReplay| {
             !replay.is_passing() && self.index.bytes() <= self.config.max_unapplied_bytes
         };
@@ -489,7 +495,8 @@ impl Core {
         Ok(())
     }
 
-    /// Like [`make_durable`](Self::make_durable), but leaves the sync to commits that come within the group's delay.
+    /// Like [`make_durable`](Self::make_durable), but leaves the sync to commits that come within
+    /// the group's delay.
     pub(crate) fn join_group(&self, lsn: Lsn) -> Result<(), Error> {
         if self.config.options.threads {
             self.journal.wait_for_others(lsn, self.config.options.group_delay)?;
@@ -497,7 +504,8 @@ impl Core {
         self.make_durable(lsn)
     }
 
-    /// Starts a checkpoint that covers all commits so far. From now on, full pages are journaled again.
+    /// Starts a checkpoint that covers all commits so far. From now on, full pages are journaled
+    /// again.
     pub(crate) fn start_checkpoint(&self) -> CheckpointStart {
         let mut tail = lock(&self.tail);
         if !injected!(self.config.options, FullPagesFromTheEnd) {
@@ -522,7 +530,8 @@ pub(crate) fn settled_reads() -> u64 {
     SETTLED_READS.get()
 }
 
-/// Verifies a page of the data file when the cache loads it: it is intact, and it is the one written last.
+/// Verifies a page of the data file when the cache loads it: it is intact, and it is the one
+/// written last.
 pub(crate) fn verify_page(bytes: &[u8], page: PageNo, store: u64, map: &PageMap) -> Result<(), String> {
     let found = page::check(bytes, page, store);
     match &found {

@@ -1,8 +1,9 @@
 //! Makes a store where there is none.
 //!
-//! Invariant: a store is made only where neither a superblock nor any other part of a store is, or where
-//! `superblock.new` says that it never had a commit. A store with neither of these two files has lost its superblock,
-//! and is left as it is. So is an unfinished copy, which `superblock.copy` marks. The superblock gets its name last.
+//! Invariant: a store is made only where neither a superblock nor any other part of a store is, or
+//! where `superblock.new` says that it never had a commit. A store with neither of these two files
+//! has lost its superblock, and is left as it is. So is an unfinished copy, which `superblock.copy`
+//! marks. The superblock gets its name last.
 
 use std::ffi::OsString;
 use std::hash::{BuildHasher, RandomState};
@@ -53,8 +54,8 @@ const NAMES_OF_REMAINS: [&str; 7] = [
 /// Number of journal files.
 const JOURNAL_FILES: u32 = 4;
 
-/// Tests whether a store is to be made in a directory with these names: it has no store, and no remains except those of
-/// one that was never finished.
+/// Tests whether a store is to be made in a directory with these names: it has no store, and no
+/// remains except those of one that was never finished.
 pub(crate) fn is_to_be_made(
     options: &StoreOptions,
     directory: &Path,
@@ -108,8 +109,9 @@ pub(crate) fn above(directory: &Path) -> &Path {
     directory.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Makes the store's names durable. A process that made the store, or replaced an unreadable superblock, may have been
-/// killed before it did that. The directory's own name is durable once a second superblock was written.
+/// Makes the store's names durable. A process that made the store, or replaced an unreadable
+/// superblock, may have been killed before it did that. The directory's own name is durable once a
+/// second superblock was written.
 pub(crate) fn sync_names(io: &dyn Io, directory: &Path, is_new: bool) -> Result<(), Error> {
     io.sync_dir(directory)?;
     if !is_new {
@@ -122,7 +124,8 @@ pub(crate) fn sync_names(io: &dyn Io, directory: &Path, is_new: bool) -> Result<
     }
 }
 
-/// Makes a store where there is none, or where one was never finished. The superblock gets its name last.
+/// Makes a store where there is none, or where one was never finished. The superblock gets its name
+/// last.
 pub(crate) fn make(options: &StoreOptions, io: &Arc<dyn Io>, directory: &Path) -> Result<(), Error> {
     superblocks::begin(&**io, directory, superblocks::UNFINISHED_NAME)?;
     let journal = directory.join(JOURNAL_NAME);

@@ -1,8 +1,9 @@
 //! The data file, and the page map's file: growing them, and writing pages in wide writes.
 //!
-//! Invariants: the file has durable room for all pages that a commit may name before that commit. Writes are of whole
-//! pages, and bypass the page cache where possible. A failed write or sync is final, except for a full device: the
-//! kernel reports a failure once, so of two syncs at a time the second cannot be trusted.
+//! Invariants: the file has durable room for all pages that a commit may name before that commit.
+//! Writes are of whole pages, and bypass the page cache where possible. A failed write or sync is
+//! final, except for a full device: the kernel reports a failure once, so of two syncs at a time
+//! the second cannot be trusted.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -52,8 +53,8 @@ pub(crate) struct DataFile {
     pub(crate) file: Arc<dyn IoFile>,
     io: Arc<dyn Io>,
     page_size: u64,
-    /// Whether each page is written by a write of its own that a crash leaves complete or undone. Set once this was
-    /// tested, for a store that may use it.
+    /// Whether each page is written by a write of its own that a crash leaves complete or undone.
+    /// Set once this was tested, for a store that may use it.
     atomic: OnceLock<bool>,
     /// Whether the journal has changes that only atomic writes can apply.
     pub(crate) needs_atomic: bool,
@@ -91,8 +92,8 @@ impl DataFile {
         })
     }
 
-    /// Tests whether a page can be written so that a crash leaves it either as before or as after. The test writes, and
-    /// fails where there is no room for that.
+    /// Tests whether a page can be written so that a crash leaves it either as before or as after.
+    /// The test writes, and fails where there is no room for that.
     pub(crate) fn probe_atomic(&self) -> Result<bool, Error> {
         Ok(AtomicWrites::try_probe(&*self.file, self.page_size)? == AtomicWrites::InPlace)
     }
@@ -121,7 +122,8 @@ impl DataFile {
         page < MAX_PAGES && (page + 1) * self.page_size <= self.len.load(Ordering::Acquire)
     }
 
-    /// Records that a commit or superblock durably says the file has this length. A kill may have left more behind it.
+    /// Records that a commit or superblock durably says the file has this length. A kill may have
+    /// left more behind it.
     pub(crate) fn is_durable_upto(&self, bytes: u64) {
         self.durable.fetch_max(bytes, Ordering::AcqRel);
     }
@@ -131,7 +133,8 @@ impl DataFile {
         self.len.load(Ordering::Acquire)
     }
 
-    /// Ensures durable room for this many pages. If `sparse`, the device allocates it as pages are written.
+    /// Ensures durable room for this many pages. If `sparse`, the device allocates it as pages are
+    /// written.
     pub(crate) fn grow(&self, pages: u64, sparse: bool) -> Result<(), Error> {
         let mut failed = lock(&self.growing);
         let needed = pages.saturating_mul(self.page_size);
@@ -152,8 +155,8 @@ impl DataFile {
         Ok(())
     }
 
-    /// Shortens the file to its previous length, if nothing valid is behind that. Space that cannot be given back
-    /// stays.
+    /// Shortens the file to its previous length, if nothing valid is behind that. Space that cannot
+    /// be given back stays.
     pub(crate) fn shrink(&self, bytes: u64) {
         let failed = lock(&self.growing);
         if failed.is_none() && self.len.load(Ordering::Acquire) > bytes && self.file.set_len(bytes).is_ok() {
@@ -162,8 +165,8 @@ impl DataFile {
         }
     }
 
-    /// Durably shortens the file to at most this many pages. Returns how many bytes were cut. Nothing valid may be
-    /// behind them, and nobody may grow the file meanwhile.
+    /// Durably shortens the file to at most this many pages. Returns how many bytes were cut.
+    /// Nothing valid may be behind them, and nobody may grow the file meanwhile.
     pub(crate) fn cut(&self, pages: u64) -> Result<u64, Error> {
         let mut failed = lock(&self.growing);
         // The actual length: a recovery may have written pages that are cut now.
@@ -171,7 +174,8 @@ impl DataFile {
         if let Some(error) = &*failed {
             return Err(error.clone());
         }
-        // If it is that short already, the process that cut it may have been killed before that was durable.
+        // If it is that short already, the process that cut it may have been killed before that was
+        // durable.
         if len > wanted {
             self.file.set_len(wanted)?;
         }
@@ -183,7 +187,8 @@ impl DataFile {
         }
     }
 
-    /// Gives the space of pages back to the file system; they read as zeros then. Durable after [`Self::sync_all`].
+    /// Gives the space of pages back to the file system; they read as zeros then. Durable after
+    /// [`Self::sync_all`].
     pub(crate) fn punch(&self, pages: &Range<PageNo>) -> Result<(), Error> {
         Ok(self.file.punch(pages.start * self.page_size..pages.end * self.page_size)?)
     }
@@ -197,8 +202,8 @@ impl DataFile {
         failed.clone().map_or(Ok(()), Err)
     }
 
-    /// Allocates space for a page that may have none. File systems without such a call allocate it when the page is
-    /// written.
+    /// Allocates space for a page that may have none. File systems without such a call allocate it
+    /// when the page is written.
     pub(crate) fn make_room(&self, page: PageNo) -> Result<(), Error> {
         match self.file.allocate(page * self.page_size..(page + 1) * self.page_size) {
             Err(error) if error.errno() == Some(libc::EOPNOTSUPP) => Ok(()),

@@ -1,7 +1,8 @@
 //! Finds out how many writes are worth having in flight, while they are made.
 //!
-//! A disk that serves W requests at once reaches its full rate with about 2 W in flight. More gain nothing, and others
-//! wait behind them. So the depth doubles while that raises the rate, and stays at the first doubling that did not.
+//! A disk that serves W requests at once reaches its full rate with about 2 W in flight. More gain
+//! nothing, and others wait behind them. So the depth doubles while that raises the rate, and stays
+//! at the first doubling that did not.
 //!
 //! Invariants: the depth is within its bounds, and never falls. Nothing fails.
 
@@ -38,8 +39,8 @@ impl WriteDepth {
         Self { now: DEPTH_MIN, since: Instant::now(), done: 0, rate_before: None, is_settled: false }
     }
 
-    /// Creates a depth for a recovery, or beside commits, from the disk's profile if there is one. A disk that reached
-    /// the widest measured depth may be wider.
+    /// Creates a depth for a recovery, or beside commits, from the disk's profile if there is one.
+    /// A disk that reached the widest measured depth may be wider.
     pub(crate) fn of(disk: Option<&DiskProfile>, recovering: bool) -> Self {
         let deepest = disk.and_then(|disk| disk.reads.last()).map(|read| read.depth);
         let width = disk.and_then(DiskProfile::width);

@@ -2,9 +2,10 @@
 //!
 //! Invariants:
 //! 1. The directory is created; existing content or a link is never used.
-//! 2. It is no store before all of it is durable: its superblock gets its name last. Until then, opening it fails with
-//!    the error for an unfinished one.
-//! 3. On failure everything that was made is removed. A killed process leaves a directory that is marked as unfinished.
+//! 2. It is no store before all of it is durable: its superblock gets its name last. Until then,
+//!    opening it fails with the error for an unfinished one.
+//! 3. On failure everything that was made is removed. A killed process leaves a directory that is
+//!    marked as unfinished.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,8 +24,8 @@ use crate::page_map::{self, PageMap};
 use crate::{Error, PageNo, Seq, superblocks};
 use pagekeeper_wal::Lsn;
 
-/// Writes at once, of at most [`PIECE_BYTES`](crate::bulk_read::PIECE_BYTES) bytes each. Few, since the syncs of commits wait behind
-/// them.
+/// Writes at once, of at most [`PIECE_BYTES`](crate::bulk_read::PIECE_BYTES) bytes each. Few, since
+/// the syncs of commits wait behind them.
 const WRITES_AT_ONCE: usize = 4;
 /// Bytes of the page map that are kept, beside those that wait to be written.
 const MAP_BYTES: u64 = 1 << 20;
@@ -91,8 +92,8 @@ impl Destination {
         PageWriter { to: self, writes, noted: 0, pages: 0, seq: 0, bytes: 0, rounds: 0 }
     }
 
-    /// Finishes the store with the page count of `meta`, as of commit `seq`, and makes it durable. Pages that were not
-    /// written count as never written.
+    /// Finishes the store with the page count of `meta`, as of commit `seq`, and makes it durable.
+    /// Pages that were not written count as never written.
     pub(crate) fn finish(mut self, seq: Seq, meta: StoreMeta) -> Result<(), Error> {
         self.data.grow(meta.pages, true)?;
         // Pages that were copied before commits removed them.
@@ -141,8 +142,8 @@ pub(crate) struct PageWriter<'a> {
 }
 
 impl PageWriter<'_> {
-    /// Makes room for this many pages. Pages written from now on are as of this commit. Earlier writes have ended, so
-    /// the same pages may come again.
+    /// Makes room for this many pages. Pages written from now on are as of this commit. Earlier
+    /// writes have ended, so the same pages may come again.
     pub(crate) fn begin(&mut self, pages: u64, seq: Seq) -> Result<(), Error> {
         self.writes.wait(0);
         self.writes.check()?;
@@ -151,7 +152,8 @@ impl PageWriter<'_> {
         self.to.data.grow(self.pages, true)
     }
 
-    /// Starts writing pieces of consecutive pages, and records the checksums of those pages that have content.
+    /// Starts writing pieces of consecutive pages, and records the checksums of those pages that
+    /// have content.
     pub(crate) fn write(&mut self, pieces: Vec<PageRun>, noted: Vec<(PageNo, u32)>) -> Result<(), Error> {
         self.bytes += pieces.iter().map(|piece| piece.bytes.len() as u64).sum::<u64>();
         self.writes.start(pieces)?;
@@ -173,7 +175,8 @@ impl PageWriter<'_> {
             for (page, crc) in (first..).zip(crcs) {
                 match crc {
                     Some(crc) => noted.push((page, crc)),
-                    // A commit removed the page that was copied here, and a later one allocated it anew.
+                    // A commit removed the page that was copied here, and a later one allocated it
+                    // anew.
                     None if self.rounds > 1 => self.blank(page)?,
                     None => {}
                 }
@@ -186,7 +189,8 @@ impl PageWriter<'_> {
         self.write(runs, noted)
     }
 
-    /// Turns a page into one that was never written, whatever was written there before the last [`Self::begin`].
+    /// Turns a page into one that was never written, whatever was written there before the last
+    /// [`Self::begin`].
     fn blank(&mut self, page: PageNo) -> Result<(), Error> {
         let pages = page..page + 1;
         if self.to.map.were_never_written(pages.clone())? {
@@ -212,7 +216,8 @@ impl PageWriter<'_> {
 }
 
 impl Drop for DestinationFiles {
-    /// Removes what was made, as far as possible. The mark goes last, so that the remains are no store.
+    /// Removes what was made, as far as possible. The mark goes last, so that the remains are no
+    /// store.
     fn drop(&mut self) {
         if self.is_finished {
             return;

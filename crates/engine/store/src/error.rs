@@ -1,4 +1,5 @@
-//! The error type of a store. It is `Clone`, so that one failed sync can be reported to everyone who waited for it.
+//! The error type of a store. It is `Clone`, so that one failed sync can be reported to everyone
+//! who waited for it.
 
 use std::path::PathBuf;
 
@@ -9,7 +10,8 @@ use pagekeeper_text::escaped;
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The disk failed, or a file cannot be opened. The message names the call, the path and the system's error.
+    /// The disk failed, or a file cannot be opened. The message names the call, the path and the
+    /// system's error.
     #[error(transparent)]
     Io(#[from] pagekeeper_io::Error),
     /// The journal failed, or is invalid.
@@ -35,7 +37,8 @@ pub enum Error {
         /// One of the names in it.
         found: String,
     },
-    /// A backup or repair makes its own directory, but something of that name exists. It was left as it is.
+    /// A backup or repair makes its own directory, but something of that name exists. It was left
+    /// as it is.
     #[error(
         "{}: {}",
         escaped(path),
@@ -48,7 +51,8 @@ pub enum Error {
         /// Whether it is a store that was never finished.
         is_unfinished: bool,
     },
-    /// Making the store was interrupted, or the backup, restore or repair that made it. It never was a store.
+    /// Making the store was interrupted, or the backup, restore or repair that made it. It never
+    /// was a store.
     #[error("{}: this store was never finished: make it again", escaped(path))]
     Unfinished {
         /// The directory.
@@ -85,7 +89,8 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
-    /// The store, or a commit in its journal, was written by a newer pagekeeper. Nothing was changed.
+    /// The store, or a commit in its journal, was written by a newer pagekeeper. Nothing was
+    /// changed.
     #[error(
         "{}: written by a newer pagekeeper: version {version}, and this one knows version {known}: use a newer one",
         escaped(path)
@@ -109,7 +114,8 @@ pub enum Error {
         /// Its version.
         version: u16,
     },
-    /// No process serves backups of the store: none has it open, or the one that has it open does not serve backups.
+    /// No process serves backups of the store: none has it open, or the one that has it open does
+    /// not serve backups.
     #[error("{}: no process that has this store open serves backups of it", escaped(path))]
     NoBackupsServed {
         /// The store's directory.
@@ -123,8 +129,8 @@ pub enum Error {
         /// Its error, in words.
         reason: String,
     },
-    /// The process that has the store open reports a backup, but it is missing or not what it should be. Anything that
-    /// exists there was left as it is.
+    /// The process that has the store open reports a backup, but it is missing or not what it
+    /// should be. Anything that exists there was left as it is.
     #[error(
         "{}: no backup that can be confirmed, though the process that has the store open says that it made one: {reason}",
         escaped(path)
@@ -188,8 +194,8 @@ pub enum Error {
         /// The finding, in words.
         what: String,
     },
-    /// The journal relies on atomic writes of pages, and this file system has none, or no longer: the store was moved
-    /// before everything was applied.
+    /// The journal relies on atomic writes of pages, and this file system has none, or no longer:
+    /// the store was moved before everything was applied.
     #[error(
         "{}: its last commits can only be applied where pages are written atomically: open it on such a file system, and close it with a sync",
         escaped(path)
@@ -198,7 +204,8 @@ pub enum Error {
         /// The directory.
         path: PathBuf,
     },
-    /// A page of the data file is not the one that was written there: it is corrupt, or another page.
+    /// A page of the data file is not the one that was written there: it is corrupt, or another
+    /// page.
     #[error("{}: page {page} is damaged: {reason}", escaped(path))]
     Damaged {
         /// The data file.
@@ -257,7 +264,8 @@ pub enum Error {
     /// A read transaction was ended, because the versions that it needed took too much memory.
     #[error("the snapshot is too old: pages that it needs were given up to stay within the memory budget")]
     SnapshotTooOld,
-    /// A write or sync failed before, so the store takes no more commits: the disk's content is unknown. Open it again.
+    /// A write or sync failed before, so the store takes no more commits: the disk's content is
+    /// unknown. Open it again.
     #[error("the store takes no more commits since: {cause}; open it again")]
     Poisoned {
         /// The failure.
@@ -290,8 +298,9 @@ impl Error {
         }
     }
 
-    /// Whether a request was refused because the device is full or the file would be too large: the only disk failure
-    /// that is not final. A sync that fails for this reason does not count, since earlier writes may be lost.
+    /// Whether a request was refused because the device is full or the file would be too large: the
+    /// only disk failure that is not final. A sync that fails for this reason does not count, since
+    /// earlier writes may be lost.
     pub(crate) fn is_no_space(&self) -> bool {
         matches!(self, Self::Io(pagekeeper_io::Error::Write { .. } | pagekeeper_io::Error::Call { .. }))
             && matches!(self.errno(), Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG))

@@ -1,4 +1,5 @@
-//! Tests of the on-disk formats for random input: hidden, and built only with the feature `fuzzing`.
+//! Tests of the on-disk formats for random input: hidden, and built only with the feature
+//! `fuzzing`.
 //!
 //! Each takes any bytes, and panics if a parser does or if its result can't be right.
 

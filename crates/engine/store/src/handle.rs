@@ -1,7 +1,7 @@
 //! A transaction's handle on the store: a reference, or a shared owner that keeps the store open.
 //!
-//! Invariant: the store is open as long as a handle exists. Dropping the last shared owner closes the store, and so
-//! waits until all commits are durable.
+//! Invariant: the store is open as long as a handle exists. Dropping the last shared owner closes
+//! the store, and so waits until all commits are durable.
 
 use std::ops::Deref;
 use std::sync::Arc;

@@ -1,10 +1,11 @@
-//! The index: pages whose newest version is not in the data file yet, or whose older versions are still read.
+//! The index: pages whose newest version is not in the data file yet, or whose older versions are
+//! still read.
 //!
 //! Invariants:
 //! 1. The versions of a page ascend by seq. Those not applied are the newest ones.
-//! 2. A page that is not in the index is in the data file as of its newest commit. A lookup may find a page in neither
-//!    place in the right version. A second lookup then finds it in the index, since the data file's version was kept
-//!    before it was overwritten.
+//! 2. A page that is not in the index is in the data file as of its newest commit. A lookup may
+//!    find a page in neither place in the right version. A second lookup then finds it in the
+//!    index, since the data file's version was kept before it was overwritten.
 //! 3. A version is dropped only when no existing or future snapshot would read it.
 //!
 //! Locks are held only for the lookup or change of one page. Nothing fails.
@@ -32,9 +33,9 @@ type PageVersions = HashMap<PageNo, Vec<PageVersion>>;
 #[repr(align(128))]
 struct IndexShard {
     pages: RwLock<PageVersions>,
-    /// The number of its pages, stored before its lock is released. A reader of 0 needs no lock. A version that its
-    /// snapshot needs was added before the snapshot began, and is gone since; or the data file has a newer page by now,
-    /// which makes the reader look here again.
+    /// The number of its pages, stored before its lock is released. A reader of 0 needs no lock. A
+    /// version that its snapshot needs was added before the snapshot began, and is gone since; or
+    /// the data file has a newer page by now, which makes the reader look here again.
     len: AtomicU64,
 }
 
@@ -79,7 +80,8 @@ impl Drop for ChangingShard<'_> {
 pub(crate) struct Index {
     shards: Box<[IndexShard]>,
     bytes: AtomicU64,
-    /// Whether recovery found a page whose base is in the data file. If not, nobody has to search for such pages.
+    /// Whether recovery found a page whose base is in the data file. If not, nobody has to search
+    /// for such pages.
     has_based: AtomicBool,
     /// Whether recovery left bytes in the journal. If not, nobody has to search for them.
     has_placed: AtomicBool,
@@ -136,8 +138,8 @@ impl Index {
         self.read(page).get(&page)?.iter().rev().find(|version| version.seq <= seq).cloned()
     }
 
-    /// Returns the page as of `seq`, from a version or from the data file, whose pages have their seqs; `None` if it
-    /// was not written before.
+    /// Returns the page as of `seq`, from a version or from the data file, whose pages have their
+    /// seqs; `None` if it was not written before.
     pub(crate) fn find<T, E>(
         &self,
         page: PageNo,
@@ -146,8 +148,8 @@ impl Index {
         in_file: impl Fn() -> Result<Option<(T, Seq)>, E>,
     ) -> Result<Option<T>, E> {
         let mut failed = None;
-        // Three attempts: the page may be applied between the lookup and the read, and the base of a version may be
-        // gone by then.
+        // Three attempts: the page may be applied between the lookup and the read, and the base of
+        // a version may be gone by then.
         for _ in 0..3 {
             if let Some(version) = self.get(page, seq) {
                 match whole(version) {
@@ -167,8 +169,8 @@ impl Index {
         failed.map_or(Ok(None), Err)
     }
 
-    /// Returns versions of the page older than `seq` that are rebuilt from the data file or the journal, including
-    /// those whose bytes are in memory only for now.
+    /// Returns versions of the page older than `seq` that are rebuilt from the data file or the
+    /// journal, including those whose bytes are in memory only for now.
     pub(crate) fn replays_before(&self, page: PageNo, seq: Seq) -> Vec<PageVersion> {
         let takes_more =
             |replay: &PageReplay| replay.needs_base() || replay.is_placed() || replay.is_passing();
@@ -234,7 +236,8 @@ impl Index {
         self.grown(version);
     }
 
-    /// Returns the version of the page to apply as of `seq`, if it has bytes that must be read from the journal first.
+    /// Returns the version of the page to apply as of `seq`, if it has bytes that must be read from
+    /// the journal first.
     pub(crate) fn placed(&self, page: PageNo, seq: Seq) -> Option<(Seq, Arc<PageReplay>)> {
         if !self.has_placed.load(Ordering::Relaxed) {
             return None;
@@ -260,7 +263,8 @@ impl Index {
         }
     }
 
-    /// Called before a page is overwritten: keeps the data file's version, if a snapshot as old as `oldest` needs it.
+    /// Called before a page is overwritten: keeps the data file's version, if a snapshot as old as
+    /// `oldest` needs it.
     pub(crate) fn keep_base<E>(
         &self,
         page: PageNo,
@@ -285,7 +289,8 @@ impl Index {
         }
     }
 
-    /// Whether a snapshot as old as `oldest` would miss the data file's version of the page once that is overwritten.
+    /// Whether a snapshot as old as `oldest` would miss the data file's version of the page once
+    /// that is overwritten.
     pub(crate) fn base_is_needed(&self, page: PageNo, oldest: Seq) -> bool {
         let shard = self.read(page);
         let first = shard.get(&page).and_then(|versions| versions.first());
@@ -322,8 +327,8 @@ impl Index {
         pages
     }
 
-    /// Returns the pages that can be rebuilt only from a base in the data file, each with each checksum of a version
-    /// that the file may have by now.
+    /// Returns the pages that can be rebuilt only from a base in the data file, each with each
+    /// checksum of a version that the file may have by now.
     pub(crate) fn diffed(&self) -> Vec<(PageNo, u32)> {
         let mut found = Vec::new();
         if !self.has_based.load(Ordering::Relaxed) {
@@ -343,8 +348,8 @@ impl Index {
         found
     }
 
-    /// Returns how many pages before `end` have a version that is not applied. Pages behind the last one, which a later
-    /// commit has given up, may have some too.
+    /// Returns how many pages before `end` have a version that is not applied. Pages behind the
+    /// last one, which a later commit has given up, may have some too.
     pub(crate) fn unapplied_pages(&self, end: PageNo) -> u64 {
         let is_unapplied = |(page, versions): &(&PageNo, &Vec<PageVersion>)| {
             **page < end && versions.iter().any(|version| !version.applied)
@@ -353,7 +358,8 @@ impl Index {
         self.shards.iter().map(count).sum()
     }
 
-    /// Drops all versions that nobody needs any more. Returns the bytes of those that are kept only for snapshots.
+    /// Drops all versions that nobody needs any more. Returns the bytes of those that are kept only
+    /// for snapshots.
     pub(crate) fn prune_all(&self, needed: &NeededVersions) -> u64 {
         let mut kept = 0;
         for shard in &self.shards {

@@ -43,7 +43,8 @@ pub(crate) enum InjectedFault {
     NoPageChecksum,
     /// Pages are not compared with the page map.
     NoPageMap,
-    /// The file is cut, and holes are made, before a checkpoint has ensured that nothing names those pages.
+    /// The file is cut, and holes are made, before a checkpoint has ensured that nothing names
+    /// those pages.
     CompactedBeforeCheckpoint,
     /// Holes are made while the map still has entries for their pages.
     HolesUnknownToTheMap,

@@ -1,7 +1,8 @@
-//! Inspects a store as it is: pages, the free list, the superblocks. For tools that show them to people.
+//! Inspects a store as it is: pages, the free list, the superblocks. For tools that show them to
+//! people.
 //!
-//! Invariant: nothing is changed, and no fault hides what is intact beside it. A page that is damaged or unreadable is
-//! shown as such.
+//! Invariant: nothing is changed, and no fault hides what is intact beside it. A page that is
+//! damaged or unreadable is shown as such.
 
 use std::ops::Range;
 
@@ -29,7 +30,8 @@ pub enum PageState {
     Free,
     /// Free, and a part of the free list.
     Trunk,
-    /// In a run, and not written yet; or free, with its space given back by [`Store::compact`](crate::Store::compact).
+    /// In a run, and not written yet; or free, with its space given back by
+    /// [`Store::compact`](crate::Store::compact).
     NeverWritten,
     /// Not the page that was written there, or unreadable: in words.
     Damaged(String),

@@ -1,8 +1,9 @@
-//! A page store that opens at once after a crash: a file of pages with atomic commits of many pages, on a redo log and
-//! a page cache.
+//! A page store that opens at once after a crash: a file of pages with atomic commits of many
+//! pages, on a redo log and a page cache.
 //!
-//! A base for storage engines: pages by number, transactions that change any number of them or none, and snapshots. The
-//! time to open depends neither on the size of the data nor on the disk's latency for one random read.
+//! A base for storage engines: pages by number, transactions that change any number of them or
+//! none, and snapshots. The time to open depends neither on the size of the data nor on the disk's
+//! latency for one random read.
 //!
 //! ```text
 //!   begin ── write, page_mut, allocate, free ── commit            begin_read ── read
@@ -14,15 +15,17 @@
 //!                                                          data file ◀─┘
 //! ```
 //!
-//! - A **commit** is one entry of the journal. It has a full-page image of each page that it changes first since the
-//!   last checkpoint start, and byte ranges for later changes. It is durable with the journal.
-//! - A **checkpoint** runs in the background. It writes all commits before its start to the data file, syncs that,
-//!   records it in a superblock, and gives up the journal up to there. The journal never exceeds its limit.
-//! - **Opening** reads the journal, in concurrent wide reads, and nothing else. Reads find its changes in the index;
-//!   the first checkpoint applies them.
+//! - A **commit** is one entry of the journal. It has a full-page image of each page that it
+//!   changes first since the last checkpoint start, and byte ranges for later changes. It is
+//!   durable with the journal.
+//! - A **checkpoint** runs in the background. It writes all commits before its start to the data
+//!   file, syncs that, records it in a superblock, and gives up the journal up to there. The
+//!   journal never exceeds its limit.
+//! - **Opening** reads the journal, in concurrent wide reads, and nothing else. Reads find its
+//!   changes in the index; the first checkpoint applies them.
 //!
-//! See [`Store`] for how to use it, the crate `pagekeeper-tree` for an ordered map on top of it, and
-//! `docs/src/store-format.md` for the on-disk format.
+//! See [`Store`] for how to use it, the crate `pagekeeper-tree` for an ordered map on top of it,
+//! and `docs/src/store-format.md` for the on-disk format.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 

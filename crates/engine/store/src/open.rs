@@ -1,9 +1,10 @@
 //! Opening a store: reads what is there, and continues from there.
 //!
 //! Invariants:
-//! 1. Superblocks and journal are read from the device, and made durable before anything is built on them.
-//! 2. Nothing is written before everything was checked. With a read-only opening nothing is written at all, and no file
-//!    is created.
+//! 1. Superblocks and journal are read from the device, and made durable before anything is built
+//!    on them.
+//! 2. Nothing is written before everything was checked. With a read-only opening nothing is written
+//!    at all, and no file is created.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -34,8 +35,8 @@ use crate::{Error, Store, resize};
 impl StoreOptions {
     /// Opens a store in a directory of its own, or makes one there.
     ///
-    /// Returns as soon as the journal was read. Pages that it changes are rebuilt at their first use, and all of them
-    /// in the background.
+    /// Returns as soon as the journal was read. Pages that it changes are rebuilt at their first
+    /// use, and all of them in the background.
     ///
     /// Fails without changing anything:
     ///
@@ -72,7 +73,8 @@ fn open(options: &StoreOptions, directory: &Path) -> Result<Store, Error> {
     }
     let lock = directory.join(LOCK_NAME);
     let held = if options.is_read_only() { io.lock_shared(&lock)? } else { Some(io.lock(&lock)?) };
-    // Again, since another process may have acted meanwhile: a store that is made anew is deleted first.
+    // Again, since another process may have acted meanwhile: a store that is made anew is deleted
+    // first.
     let is_new = is_to_be_made(options, directory, &io.list(directory)?)?;
     let read = match superblocks::read(&*io, directory)? {
         Some(_) if options.create == Create::New && !options.is_read_only() => {
@@ -245,7 +247,8 @@ fn check_data(
     }
     match data.use_atomic() {
         Ok(false) if data.needs_atomic => Err(Error::NotAtomic { path: directory.to_path_buf() }),
-        // If there is no room for the test, the first checkpoint repeats it. Until then nothing is applied.
+        // If there is no room for the test, the first checkpoint repeats it. Until then nothing is
+        // applied.
         Err(error) if data.needs_atomic && (!error.is_no_space() || injected!(options, OpenNeedsRoom)) => {
             Err(error)
         }

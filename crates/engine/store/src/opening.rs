@@ -9,7 +9,8 @@ use std::time::Duration;
 pub struct Opening {
     /// Time from the call to its end.
     pub took: Duration,
-    /// The part of that time for reading and checking the journal, taking in its content, and making it durable.
+    /// The part of that time for reading and checking the journal, taking in its content, and
+    /// making it durable.
     pub journal_read: Duration,
     /// Bytes of the journal that the opening found behind the checkpoint LSN.
     pub journal_bytes: u64,

@@ -30,8 +30,8 @@ pub enum Create {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum FullPageImages {
-    /// As the full page, unless the file system writes pages atomically (`STATX_WRITE_ATOMIC`, Linux 6.11, and a
-    /// successful test write).
+    /// As the full page, unless the file system writes pages atomically (`STATX_WRITE_ATOMIC`,
+    /// Linux 6.11, and a successful test write).
     #[default]
     Auto,
     /// As the full page.
@@ -41,7 +41,8 @@ pub enum FullPageImages {
 /// Called with the remaining work.
 pub(crate) type OnProgress = Arc<dyn Fn(&Progress) + Send + Sync>;
 
-/// Options for making and opening a [`Store`](crate::Store), as returned by [`Store::options`](crate::Store::options).
+/// Options for making and opening a [`Store`](crate::Store), as returned by
+/// [`Store::options`](crate::Store::options).
 #[derive(Clone)]
 #[allow(clippy::struct_excessive_bools, reason = "each says something of its own")]
 pub struct StoreOptions {
@@ -104,8 +105,8 @@ const MAX_PAGE_BYTES: usize = 65536;
 const MIN_MEMORY: u64 = 1 << 20;
 
 impl StoreOptions {
-    /// Sets the page size in bytes: a power of two from 4096 to 65536; 4096 by default. For an existing store, it must
-    /// be the size that the store was made with, if it is set.
+    /// Sets the page size in bytes: a power of two from 4096 to 65536; 4096 by default. For an
+    /// existing store, it must be the size that the store was made with, if it is set.
     #[must_use]
     pub fn page_size(mut self, bytes: usize) -> Self {
         self.page_size = Some(bytes);
@@ -114,7 +115,8 @@ impl StoreOptions {
 
     /// Sets the memory budget in bytes, at least 1 MiB; 256 MiB by default.
     ///
-    /// It covers cached pages, pages that are committed but not yet applied, and the log buffer. It does not cover:
+    /// It covers cached pages, pages that are committed but not yet applied, and the log buffer. It
+    /// does not cover:
     ///
     /// - the pages of open transactions;
     /// - up to 80 MiB for reading a long journal during an opening;
@@ -128,13 +130,13 @@ impl StoreOptions {
         self
     }
 
-    /// Sets the maximum bytes of the journal that are not in the data file, 64 KiB to 1 TiB. It bounds the time to open
-    /// after a crash; commits wait rather than exceed it. By default, a new store has 256 MiB, and an existing one
-    /// keeps its limit.
+    /// Sets the maximum bytes of the journal that are not in the data file, 64 KiB to 1 TiB. It
+    /// bounds the time to open after a crash; commits wait rather than exceed it. By default, a new
+    /// store has 256 MiB, and an existing one keeps its limit.
     ///
-    /// An existing store with another limit gets a new journal when it is opened for writing. Recovered changes are
-    /// applied to the data file first, and a crash leaves one journal or the other. If the device has no room for the
-    /// new journal, the store opens with its old one, as
+    /// An existing store with another limit gets a new journal when it is opened for writing.
+    /// Recovered changes are applied to the data file first, and a crash leaves one journal or the
+    /// other. If the device has no room for the new journal, the store opens with its old one, as
     /// [`StoreStats::max_journal_bytes`](crate::StoreStats::max_journal_bytes) shows.
     ///
     /// ```
@@ -164,14 +166,16 @@ impl StoreOptions {
         self
     }
 
-    /// Opens an existing store read-only; off by default. Nothing is written then, and no file is created. So the store
-    /// can be read on a read-only or full file system, and by users who may not write its files.
+    /// Opens an existing store read-only; off by default. Nothing is written then, and no file is
+    /// created. So the store can be read on a read-only or full file system, and by users who may
+    /// not write its files.
     ///
-    /// Changes that are only in the journal are read into memory, as with each opening, but not applied. They take at
-    /// most [`journal_bytes`](Self::journal_bytes) beside the budget. After a crash, the store is as the device has it
-    /// at that time. Several processes may read the store at the same time. While it is open for writing, opening it
-    /// read-only fails with [`pagekeeper_io::Error::Locked`], and the other way round. Calls that would change
-    /// something fail with [`Error::ReadOnly`].
+    /// Changes that are only in the journal are read into memory, as with each opening, but not
+    /// applied. They take at most [`journal_bytes`](Self::journal_bytes) beside the budget. After a
+    /// crash, the store is as the device has it at that time. Several processes may read the store
+    /// at the same time. While it is open for writing, opening it read-only fails with
+    /// [`pagekeeper_io::Error::Locked`], and the other way round. Calls that would change something
+    /// fail with [`Error::ReadOnly`].
     ///
     /// ```
     /// use pagekeeper_store::{Durability, Error, Store};
@@ -194,16 +198,16 @@ impl StoreOptions {
         self
     }
 
-    /// Sets whether full pages are journaled at their first change after each checkpoint start; by default, if the file
-    /// system requires it.
+    /// Sets whether full pages are journaled at their first change after each checkpoint start; by
+    /// default, if the file system requires it.
     #[must_use]
     pub fn full_page_images(mut self, images: FullPageImages) -> Self {
         self.full_page_images = images;
         self
     }
 
-    /// Sets how long a commit with [`Durability::Group`](crate::Durability::Group) waits for others at most; 2 ms by
-    /// default.
+    /// Sets how long a commit with [`Durability::Group`](crate::Durability::Group) waits for others
+    /// at most; 2 ms by default.
     #[must_use]
     pub fn group_delay(mut self, delay: Duration) -> Self {
         self.group_delay = delay;
@@ -217,50 +221,52 @@ impl StoreOptions {
         self
     }
 
-    /// Leaves all background work to the callers ([`Store::step`](crate::Store::step)), so that its order is
-    /// repeatable: for tests, and for engines with their own event loop.
+    /// Leaves all background work to the callers ([`Store::step`](crate::Store::step)), so that its
+    /// order is repeatable: for tests, and for engines with their own event loop.
     #[must_use]
     pub fn without_threads(mut self) -> Self {
         self.threads = false;
         self
     }
 
-    /// Sets whether committed pages are applied in the background before the journal's limit requires it; on by
-    /// default.
+    /// Sets whether committed pages are applied in the background before the journal's limit
+    /// requires it; on by default.
     #[must_use]
     pub fn background_apply(mut self, apply: bool) -> Self {
         self.background_apply = apply;
         self
     }
 
-    /// Sets whether the store remembers which pages were resident, so that its background thread loads them again after
-    /// an opening; on by default.
+    /// Sets whether the store remembers which pages were resident, so that its background thread
+    /// loads them again after an opening; on by default.
     #[must_use]
     pub fn warm(mut self, warm: bool) -> Self {
         self.warm = warm;
         self
     }
 
-    /// Sets whether other processes of this user, or of root, can have this process make backups while it has the store
-    /// open: with `pagekeeper store backup`, or [`Store::request_backup`](crate::Store::request_backup). Off by
-    /// default.
+    /// Sets whether other processes of this user, or of root, can have this process make backups
+    /// while it has the store open: with `pagekeeper store backup`, or
+    /// [`Store::request_backup`](crate::Store::request_backup). Off by default.
     ///
-    /// A separate thread waits for requests at a socket in the store's directory (`backup.sock`, see unix(7)). It makes
-    /// backups with this process's permissions, one at a time; the caller then checks its backup. Closing the store
-    /// waits for a backup that is being made. Opening fails if the socket cannot be created. A read-only store serves
-    /// no backups.
+    /// A separate thread waits for requests at a socket in the store's directory (`backup.sock`,
+    /// see unix(7)). It makes backups with this process's permissions, one at a time; the caller
+    /// then checks its backup. Closing the store waits for a backup that is being made. Opening
+    /// fails if the socket cannot be created. A read-only store serves no backups.
     #[must_use]
     pub fn serve_backups(mut self, serve: bool) -> Self {
         self.serve_backups = serve;
         self
     }
 
-    /// Sets the disk's profile, as measured by `pagekeeper probe` (`pagekeeper_catalog::disks::saved`). The number of
-    /// writes in flight then follows the disk's width from the start: twice the width in a recovery, half of it (16 to
-    /// 256) beside commits. Without a profile, a recovery finds it out.
+    /// Sets the disk's profile, as measured by `pagekeeper probe`
+    /// (`pagekeeper_catalog::disks::saved`). The number of writes in flight then follows the disk's
+    /// width from the start: twice the width in a recovery, half of it (16 to 256) beside commits.
+    /// Without a profile, a recovery finds it out.
     ///
-    /// If the profile says that the disk has no atomic writes, a new store does not test for them. If it says that it
-    /// has, they are tested all the same. A profile of another file system, by its id, is not used.
+    /// If the profile says that the disk has no atomic writes, a new store does not test for them.
+    /// If it says that it has, they are tested all the same. A profile of another file system, by
+    /// its id, is not used.
     ///
     /// ```
     /// use pagekeeper_policy::{DepthProfile, DiskProfile};
@@ -284,9 +290,9 @@ impl StoreOptions {
         self
     }
 
-    /// Sets a function that is called now and then while pages found in the journal at the opening are applied, and
-    /// once when none are left. It runs on a thread of its own or, in a store without threads, in the call that applied
-    /// them. It may call the store.
+    /// Sets a function that is called now and then while pages found in the journal at the opening
+    /// are applied, and once when none are left. It runs on a thread of its own or, in a store
+    /// without threads, in the call that applied them. It may call the store.
     #[must_use]
     pub fn on_progress(mut self, report: impl Fn(&Progress) + Send + Sync + 'static) -> Self {
         self.on_progress = Some(Arc::new(report));
@@ -310,8 +316,8 @@ impl StoreOptions {
         })
     }
 
-    /// Returns the profile if its file system is that of the store's directory and of its file. A simulated disk always
-    /// counts as the same.
+    /// Returns the profile if its file system is that of the store's directory and of its file. A
+    /// simulated disk always counts as the same.
     pub(crate) fn disk_of(&self, directory: &Path, file: &dyn IoFile) -> Option<DiskProfile> {
         let is_the_same = |disk: &&DiskProfile| {
             file.fd().is_none()

@@ -1,17 +1,20 @@
-//! The page map in memory: the checksum that each page of the data file must have. A block is loaded with the first of
-//! its pages, and written by each checkpoint before its superblock.
+//! The page map in memory: the checksum that each page of the data file must have. A block is
+//! loaded with the first of its pages, and written by each checkpoint before its superblock.
 //!
 //! Invariants:
-//! 1. Before a page's versions leave the index, its entry is that of the durable page in the data file.
-//! 2. A block that differs from the disk stays in memory. It is written to the place that does not hold its newest
-//!    version and, when that is durable, to the other place. Then both are the same, and either may be lost. Whatever a
-//!    crash leaves of the first write, the journal has those changes as well, so the older place is as good. Before
-//!    that write, the newest place is made durable, even if a killed process had written it.
-//! 3. A corrupt place causes no failure: the other place is used, and pages newer than its entries are accepted. An
-//!    unreadable place causes none either if it is the one that is written next. Otherwise its content may become valid
-//!    later, so reading the block fails.
+//! 1. Before a page's versions leave the index, its entry is that of the durable page in the data
+//!    file.
+//! 2. A block that differs from the disk stays in memory. It is written to the place that does not
+//!    hold its newest version and, when that is durable, to the other place. Then both are the
+//!    same, and either may be lost. Whatever a crash leaves of the first write, the journal has
+//!    those changes as well, so the older place is as good. Before that write, the newest place is
+//!    made durable, even if a killed process had written it.
+//! 3. A corrupt place causes no failure: the other place is used, and pages newer than its entries
+//!    are accepted. An unreadable place causes none either if it is the one that is written next.
+//!    Otherwise its content may become valid later, so reading the block fails.
 //!
-//! Reading a block fails if the unreadable place may be its newer one. Writing fails as the disk does.
+//! Reading a block fails if the unreadable place may be its newer one. Writing fails as the disk
+//! does.
 
 use std::collections::HashMap;
 use std::io::IoSliceMut;
@@ -72,8 +75,8 @@ pub(crate) struct PageMap {
     kept: AtomicUsize,
     /// Changes when blocks are written: blocks read before that are not kept.
     generation: AtomicU64,
-    /// Further valid checksums of pages that are not applied: of the version being written, or of any version that the
-    /// journal's partial changes lead to.
+    /// Further valid checksums of pages that are not applied: of the version being written, or of
+    /// any version that the journal's partial changes lead to.
     also: RwLock<HashMap<PageNo, Vec<u32>>>,
     #[cfg(test)]
     pub(crate) injected_fault: Option<crate::injected_fault::InjectedFault>,
@@ -90,7 +93,8 @@ impl PageMap {
         Ok(DataFile::open(io, directory, MAP_NAME, FileUse::Make, BLOCK_BYTES)?.file.sync_all()?)
     }
 
-    /// Opens the map of a store with this many pages, as of commit `upto`, with this many bytes of memory.
+    /// Opens the map of a store with this many pages, as of commit `upto`, with this many bytes of
+    /// memory.
     pub(crate) fn open(
         io: &Arc<dyn Io>,
         directory: &std::path::Path,
@@ -219,7 +223,8 @@ impl PageMap {
         MapBlock::newest([place(0, first), place(1, second)], self.upto())
     }
 
-    /// Keeps a block, unless it is in memory by now or was written since it was read. Evicts another one for it.
+    /// Keeps a block, unless it is in memory by now or was written since it was read. Evicts
+    /// another one for it.
     fn keep(&self, number: u64, block: MapBlock, generation: u64) {
         let mut shard = ignore_poison(self.shard(number).write());
         if shard.contains_key(&number) || self.generation() != generation {
@@ -236,8 +241,9 @@ impl PageMap {
         self.kept.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Records pages that are durable in the data file now, in any order, with their checksums. Fails if a block of the
-    /// map cannot be read. Until the store is opened again, pages for which this failed must count as not applied.
+    /// Records pages that are durable in the data file now, in any order, with their checksums.
+    /// Fails if a block of the map cannot be read. Until the store is opened again, pages for which
+    /// this failed must count as not applied.
     pub(crate) fn set(&self, mut pages: Vec<(PageNo, u32)>) -> Result<(), Error> {
         // Writes end in any order. Sorted, each block is loaded once.
         pages.sort_unstable();
@@ -335,7 +341,8 @@ impl PageMap {
         }
     }
 
-    /// Makes the current map durable, for a store with this many pages, as of a checkpoint. One caller at a time.
+    /// Makes the current map durable, for a store with this many pages, as of a checkpoint. One
+    /// caller at a time.
     pub(crate) fn flush(&self, pages: u64, seq: Seq, depth: WriteDepth) -> Result<(), Error> {
         let mut dirty = Vec::new();
         for shard in &self.shards {
@@ -359,7 +366,8 @@ impl PageMap {
         if !injected!(self, MapInOnePlace) {
             self.write_next(&dirty, seq, depth)?;
         }
-        // Before any block may be evicted: a block that is read again is compared with the map's commit on disk.
+        // Before any block may be evicted: a block that is read again is compared with the map's
+        // commit on disk.
         self.upto.fetch_max(seq, Ordering::AcqRel);
         self.generation.fetch_add(1, Ordering::AcqRel);
         for number in dirty {
@@ -418,8 +426,8 @@ impl PageMap {
         kept
     }
 
-    /// Describes the blocks that are lost, of a store with this many pages. One corrupt place is no fault, since a
-    /// crash may leave that.
+    /// Describes the blocks that are lost, of a store with this many pages. One corrupt place is no
+    /// fault, since a crash may leave that.
     pub(crate) fn faults(&self, pages: u64) -> Vec<String> {
         let fault = |number| match self.read_apart(number) {
             Ok(block) if block.is_lost() => {
@@ -432,8 +440,8 @@ impl PageMap {
     }
 }
 
-/// Returns the content of the readable place if the block's next write goes to the `unreadable` one. Otherwise the
-/// unreadable place may be the newer one.
+/// Returns the content of the readable place if the block's next write goes to the `unreadable`
+/// one. Otherwise the unreadable place may be the newer one.
 fn written_before(place: Option<MapBlock>, unreadable: u64) -> Option<MapBlock> {
     place.filter(|block| (block.number + 1) % 2 == unreadable)
 }

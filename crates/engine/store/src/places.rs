@@ -1,16 +1,20 @@
-//! Changes that an opening left in the journal: the index has their places, but not their bytes. They are read again
-//! when somebody reads the page, or when it is applied.
+//! Changes that an opening left in the journal: the index has their places, but not their bytes.
+//! They are read again when somebody reads the page, or when it is applied.
 //!
 //! Invariants:
-//! 1. A place is behind the checkpoint LSN while its page is not applied, so nothing overwrites it. An older version
-//!    that a snapshot needs is rebuilt before that ([`crate::index::Index::replays_before`]).
-//! 2. Bytes that are read again are checked again, by the checksum that the commit gave the whole page.
-//! 3. A checkpoint, or a reader of all pages, goes through many pages. It loads the bytes of many at once, up to its
-//!    share of memory, and drops them when it is past them, except for pages that are rebuilt by then. Each read takes
-//!    as much again, at most 16 MiB. A page that needs more than that share is rebuilt piece by piece.
+//! 1. A place is behind the checkpoint LSN while its page is not applied, so nothing overwrites it.
+//!    An older version that a snapshot needs is rebuilt before that
+//!    ([`crate::index::Index::replays_before`]).
+//! 2. Bytes that are read again are checked again, by the checksum that the commit gave the whole
+//!    page.
+//! 3. A checkpoint, or a reader of all pages, goes through many pages. It loads the bytes of many
+//!    at once, up to its share of memory, and drops them when it is past them, except for pages
+//!    that are rebuilt by then. Each read takes as much again, at most 16 MiB. A page that needs
+//!    more than that share is rebuilt piece by piece.
 //! 4. A checkpoint loads places in batches in the journal's order, each in page order.
 //!
-//! Fails as reading the journal does. A page whose checksum does not match after rebuilding is damaged.
+//! Fails as reading the journal does. A page whose checksum does not match after rebuilding is
+//! damaged.
 
 use std::borrow::Cow;
 use std::iter::Peekable;
@@ -60,8 +64,9 @@ impl Core {
         whole.map(Cow::Owned)
     }
 
-    /// Divides the pages to be applied as of `seq` into batches that are loaded together, each in page order. The first
-    /// batch has pages without a place in the journal; the others follow the journal's order.
+    /// Divides the pages to be applied as of `seq` into batches that are loaded together, each in
+    /// page order. The first batch has pages without a place in the journal; the others follow the
+    /// journal's order.
     pub(crate) fn batches(&self, pages: Vec<PageNo>, seq: Seq) -> Vec<Vec<PageNo>> {
         let (mut ready, mut placed) = (Vec::with_capacity(pages.len()), Vec::new());
         for page in pages {
@@ -91,7 +96,8 @@ impl Core {
         batches
     }
 
-    /// Returns a loader of the journal's bytes as of `seq`, for a caller that goes through these ascending pages.
+    /// Returns a loader of the journal's bytes as of `seq`, for a caller that goes through these
+    /// ascending pages.
     pub(crate) fn bring_in<P>(&self, pages: P, seq: Seq) -> BroughtIn<'_, P::IntoIter>
     where
         P: IntoIterator<Item = PageNo>,
@@ -100,8 +106,8 @@ impl Core {
     }
 }
 
-/// Loaded bytes of the pages that a caller goes through. Dropping it drops the bytes, except for pages that were
-/// rebuilt and kept.
+/// Loaded bytes of the pages that a caller goes through. Dropping it drops the bytes, except for
+/// pages that were rebuilt and kept.
 #[must_use]
 pub(crate) struct BroughtIn<'a, P: Iterator<Item = PageNo>> {
     core: &'a Core,
@@ -113,8 +119,8 @@ pub(crate) struct BroughtIn<'a, P: Iterator<Item = PageNo>> {
 }
 
 impl<P: Iterator<Item = PageNo>> BroughtIn<'_, P> {
-    /// Called before `page` is used. Loaded bytes stay in memory until a page is reached whose bytes are not loaded. A
-    /// failed read is reported where the page is used.
+    /// Called before `page` is used. Loaded bytes stay in memory until a page is reached whose
+    /// bytes are not loaded. A failed read is reported where the page is used.
     pub(crate) fn reach(&mut self, page: PageNo) {
         while self.ahead.peek().is_some_and(|next| *next <= page) {
             self.put_back();

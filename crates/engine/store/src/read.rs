@@ -15,9 +15,9 @@ use crate::{Error, PageNo, Seq};
 
 /// A read transaction: all pages as of one commit, however many commits follow meanwhile.
 ///
-/// Any number of them may exist beside one writer. The previous versions of overwritten pages that they need stay in
-/// memory. If these exceed their share of the budget, the oldest snapshot is ended, and its reads fail with
-/// [`Error::SnapshotTooOld`].
+/// Any number of them may exist beside one writer. The previous versions of overwritten pages that
+/// they need stay in memory. If these exceed their share of the budget, the oldest snapshot is
+/// ended, and its reads fail with [`Error::SnapshotTooOld`].
 ///
 /// ```
 /// use pagekeeper_store::{Durability, Store};
@@ -48,15 +48,15 @@ impl<'a> ReadTxn<'a> {
 
     /// Returns the payload of a page.
     ///
-    /// Fails with [`Error::OutOfRange`], [`Error::NotAllocated`] or [`Error::NeverWritten`], and with
-    /// [`Error::Damaged`] if the disk does not have what was written.
+    /// Fails with [`Error::OutOfRange`], [`Error::NotAllocated`] or [`Error::NeverWritten`], and
+    /// with [`Error::Damaged`] if the disk does not have what was written.
     pub fn read(&self, page: PageNo) -> Result<Page, Error> {
         self.data(page, |core| core.page_of(&self.live, page)).map(Page::new)
     }
 
-    /// Calls `look` with the payload of a page in place, and returns its result. Unlike [`read`](Self::read), whose
-    /// page can be kept, it allocates nothing and writes no memory that other readers use. The page cannot be evicted
-    /// while `look` runs, so `look` should be short.
+    /// Calls `look` with the payload of a page in place, and returns its result. Unlike
+    /// [`read`](Self::read), whose page can be kept, it allocates nothing and writes no memory that
+    /// other readers use. The page cannot be evicted while `look` runs, so `look` should be short.
     ///
     /// ```
     /// use pagekeeper_store::{Durability, Store};

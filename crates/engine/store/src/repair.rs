@@ -2,13 +2,15 @@
 //!
 //! Invariants:
 //! 1. The damaged store is only read.
-//! 2. Each intact page is in the repaired store as of the newest readable commit, or else as the data file has it. A
-//!    damaged page is listed; reading it there fails until it is written as a whole.
-//! 3. A page that may be in use does not become free: a free page that is missing from the map, or from an intact free
-//!    list, is lost.
+//! 2. Each intact page is in the repaired store as of the newest readable commit, or else as the
+//!    data file has it. A damaged page is listed; reading it there fails until it is written as a
+//!    whole.
+//! 3. A page that may be in use does not become free: a free page that is missing from the map, or
+//!    from an intact free list, is lost.
 //! 4. Uncertainty is reported: an intact page may be older or newer than the known commits.
 //!
-//! Fails if nothing of a store is found, if a newer version wrote it, if it is open, and as the destination does.
+//! Fails if nothing of a store is found, if a newer version wrote it, if it is open, and as the
+//! destination does.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -53,7 +55,8 @@ pub struct PageFinding {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Repair {
-    /// The commit that the repaired store is as of; if unknown, the newest commit of any of its pages.
+    /// The commit that the repaired store is as of; if unknown, the newest commit of any of its
+    /// pages.
     pub seq: Seq,
     /// Its pages, including all below.
     pub pages: u64,
@@ -63,10 +66,11 @@ pub struct Repair {
     pub free_pages: u64,
     /// Pages of runs that were never written.
     pub never_written: u64,
-    /// Pages whose content is lost. Reading them in the repaired store fails until they are written as a whole.
+    /// Pages whose content is lost. Reading them in the repaired store fails until they are written
+    /// as a whole.
     pub lost: Vec<PageFinding>,
-    /// Intact pages that were saved but are not what they should be: older than their last write, or of a commit that
-    /// is otherwise lost.
+    /// Intact pages that were saved but are not what they should be: older than their last write,
+    /// or of a commit that is otherwise lost.
     pub doubtful: Vec<PageFinding>,
     /// Other damage, and what was done about it.
     pub notes: Vec<String>,
@@ -84,15 +88,15 @@ impl Repair {
 }
 
 impl StoreOptions {
-    /// Saves what can be saved of the store in `from`, which is only read, to a new store in `to`, which is created.
-    /// Saves pages that are intact by their own checksums, as of the newest commit that can be read from the journal.
-    /// Intact parts of superblocks and page map are used. Damaged parts are rebuilt from the pages, and listed in
-    /// [`Repair::notes`].
+    /// Saves what can be saved of the store in `from`, which is only read, to a new store in `to`,
+    /// which is created. Saves pages that are intact by their own checksums, as of the newest
+    /// commit that can be read from the journal. Intact parts of superblocks and page map are used.
+    /// Damaged parts are rebuilt from the pages, and listed in [`Repair::notes`].
     ///
     /// Fails with:
     ///
-    /// - [`Error::NoStore`] if nothing of a store is found, or if both superblock slots are lost and no intact page of
-    ///   the data file identifies the store;
+    /// - [`Error::NoStore`] if nothing of a store is found, or if both superblock slots are lost
+    ///   and no intact page of the data file identifies the store;
     /// - [`Error::UnknownVersion`] if a newer version wrote it;
     /// - [`pagekeeper_io::Error::Locked`] if it is open;
     /// - [`Error::Exists`] if `to` exists.
@@ -321,7 +325,8 @@ impl DamagedStore {
         Ok(meta)
     }
 
-    /// Reads pages from the data file, with why each of them could not be read. Pages beyond the file are zeros.
+    /// Reads pages from the data file, with why each of them could not be read. Pages beyond the
+    /// file are zeros.
     fn read_piece(&self, pages: Range<PageNo>) -> (AlignedBuf, Vec<Option<String>>) {
         let size = self.page_size;
         let count = pages.clone().count();

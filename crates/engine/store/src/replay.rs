@@ -1,11 +1,12 @@
-//! Changes in the journal that the data file may not have: read once, in wide reads, and kept in the index.
+//! Changes in the journal that the data file may not have: read once, in wide reads, and kept in
+//! the index.
 //!
-//! Only the beginning of a long journal is kept in memory. For the rest, the index has its place in the journal
-//! ([`crate::places`]). So an opening takes no more memory than its share, and reads into memory that is already
-//! resident.
+//! Only the beginning of a long journal is kept in memory. For the rest, the index has its place in
+//! the journal ([`crate::places`]). So an opening takes no more memory than its share, and reads
+//! into memory that is already resident.
 //!
-//! Invariant: every commit of the journal behind the checkpoint LSN is in the index, in order and without gaps. No page
-//! of the data file is read: it does not matter whether it is newer or older.
+//! Invariant: every commit of the journal behind the checkpoint LSN is in the index, in order and
+//! without gaps. No page of the data file is read: it does not matter whether it is newer or older.
 //!
 //! Fails if acknowledged commits are lost, and if a newer version wrote one of the commits.
 
@@ -25,8 +26,9 @@ use crate::index::Index;
 use crate::options::StoreOptions;
 use crate::{Error, PageNo};
 
-/// Maximum bytes of the journal that are appended but not synced: the most that a crash takes from commits that do not
-/// wait. It also limits a record, and so how far an opening searches behind the end.
+/// Maximum bytes of the journal that are appended but not synced: the most that a crash takes from
+/// commits that do not wait. It also limits a record, and so how far an opening searches behind the
+/// end.
 const MAX_UNSYNCED_BYTES: u64 = 4 << 20;
 /// Returns the bytes of the longest record that a new store's journal takes, or less.
 pub(crate) fn longest_record(options: &StoreOptions, max_journal_bytes: u64) -> u64 {
@@ -43,8 +45,8 @@ pub(crate) fn journal_options(
     let buffer = buffer_bytes(options.memory, max_journal_bytes);
     let journal = RedoLog::options().io(Arc::clone(io)).buffer_bytes(buffer);
     let journal = journal.max_unsynced(MAX_UNSYNCED_BYTES.min(buffer as u64));
-    // The journal is read only once, by a recovery: a mode that keeps its pages out of the page cache, and syncs with
-    // the write.
+    // The journal is read only once, by a recovery: a mode that keeps its pages out of the page
+    // cache, and syncs with the write.
     let journal = journal.mode(LogMode::Auto);
     #[cfg(test)]
     let journal = with_injected_fault(journal, options);

@@ -1,8 +1,8 @@
-//! Progress reports of a recovery. The checkpoint makes them, and they are delivered where no lock is held, so that the
-//! receiver may call the store.
+//! Progress reports of a recovery. The checkpoint makes them, and they are delivered where no lock
+//! is held, so that the receiver may call the store.
 //!
-//! Invariant: they are delivered in order, one at a time, by a separate thread or by the caller of a store without
-//! threads.
+//! Invariant: they are delivered in order, one at a time, by a separate thread or by the caller of
+//! a store without threads.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex};

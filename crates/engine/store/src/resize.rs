@@ -5,14 +5,15 @@
 //! ```
 //!
 //! Invariants:
-//! 1. The journal is in that one of two directories whose log has the id in the superblock. A second directory is left
-//!    by a crash while it was made or removed.
-//! 2. A superblock names the new journal only when the data file has all commits of the old one, and the new one is
-//!    durable.
-//! 3. The other directory is removed only when both slots of the superblock name the remaining journal.
+//! 1. The journal is in that one of two directories whose log has the id in the superblock. A
+//!    second directory is left by a crash while it was made or removed.
+//! 2. A superblock names the new journal only when the data file has all commits of the old one,
+//!    and the new one is durable.
+//! 3. The other directory is removed only when both slots of the superblock name the remaining
+//!    journal.
 //!
-//! Fails as the disk does. If there is no room for the new journal, or a damaged page cannot be applied, the old
-//! journal stays.
+//! Fails as the disk does. If there is no room for the new journal, or a damaged page cannot be
+//! applied, the old journal stays.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -43,8 +44,8 @@ pub(crate) fn places(io: &dyn Io, directory: &Path) -> Result<Vec<PathBuf>, Erro
         .collect())
 }
 
-/// Returns the directory of the journal with this id. If neither of two has it, returns the first one, so that opening
-/// it reports the error.
+/// Returns the directory of the journal with this id. If neither of two has it, returns the first
+/// one, so that opening it reports the error.
 pub(crate) fn journal_path(io: &Arc<dyn Io>, directory: &Path, id: u64) -> Result<PathBuf, Error> {
     let places = places(&**io, directory)?;
     if let [only] = &places[..] {
@@ -56,7 +57,8 @@ pub(crate) fn journal_path(io: &Arc<dyn Io>, directory: &Path, id: u64) -> Resul
     Ok(places.iter().find(has_it).cloned().unwrap_or_else(|| directory.join(JOURNAL_NAME)))
 }
 
-/// Removes what a crash left beside the journal at `path`, when both slots of the superblock name that journal.
+/// Removes what a crash left beside the journal at `path`, when both slots of the superblock name
+/// that journal.
 pub(crate) fn remove_others(io: &dyn Io, directory: &Path, path: &Path) -> Result<(), Error> {
     for other in places(io, directory)?.iter().filter(|other| *other != path) {
         remove(io, other)?;

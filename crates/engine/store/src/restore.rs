@@ -1,6 +1,7 @@
 //! Restoring: makes a store from a backup.
 //!
-//! Invariant: the backup is only read. It is copied in the same way as [`crate::backup`] copies an open store.
+//! Invariant: the backup is only read. It is copied in the same way as [`crate::backup`] copies an
+//! open store.
 
 use std::path::Path;
 use std::time::Instant;
@@ -11,12 +12,14 @@ use crate::options::{Create, StoreOptions};
 use crate::{Backup, Error};
 
 impl StoreOptions {
-    /// Makes a store from a backup in `to`, a directory that this call creates. Each page is checked as it is read.
-    /// When this returns, `to` is durably a store, as of the backup's commit.
+    /// Makes a store from a backup in `to`, a directory that this call creates. Each page is
+    /// checked as it is read. When this returns, `to` is durably a store, as of the backup's
+    /// commit.
     ///
-    /// Fails with [`Error::Damaged`] if a page of the backup is damaged, with [`Error::Exists`] if `to` exists, and as
-    /// opening a store read-only does. Pages copied until then are removed. If the process ends before this returns,
-    /// `to` is missing, or is a store that was never finished ([`Error::Unfinished`]).
+    /// Fails with [`Error::Damaged`] if a page of the backup is damaged, with [`Error::Exists`] if
+    /// `to` exists, and as opening a store read-only does. Pages copied until then are removed. If
+    /// the process ends before this returns, `to` is missing, or is a store that was never finished
+    /// ([`Error::Unfinished`]).
     ///
     /// ```
     /// use pagekeeper_store::{Durability, Store};

@@ -1,14 +1,15 @@
 //! The visible commits: what readers begin with, and what must be kept for them.
 //!
-//! Readers register in one of several parts, so that readers on different processors write no common memory while no
-//! commit comes between.
+//! Readers register in one of several parts, so that readers on different processors write no
+//! common memory while no commit comes between.
 //!
 //! Invariants:
-//! 1. Commits become visible in order. Commits that wait for durability become visible when everything before them is
-//!    durable.
-//! 2. A live snapshot that was not ended finds every page as of its commit. A reader loads the visible commit while it
-//!    holds its part's lock. A caller of `needed` loads it before it takes that lock. So either the caller finds the
-//!    reader, or the reader sees a commit no older than the caller does.
+//! 1. Commits become visible in order. Commits that wait for durability become visible when
+//!    everything before them is durable.
+//! 2. A live snapshot that was not ended finds every page as of its commit. A reader loads the
+//!    visible commit while it holds its part's lock. A caller of `needed` loads it before it takes
+//!    that lock. So either the caller finds the reader, or the reader sees a commit no older than
+//!    the caller does.
 //!
 //! Locks, in this order: a reader's part, the state. Nothing fails.
 
@@ -84,7 +85,8 @@ struct SnapshotReaders {
     number: usize,
 }
 
-/// Some of the readers, by ascending seqs, each once. The last one may have no readers: it is kept for reuse.
+/// Some of the readers, by ascending seqs, each once. The last one may have no readers: it is kept
+/// for reuse.
 #[derive(Debug, Default)]
 // Two cache lines, since processors fetch them in pairs.
 #[repr(align(128))]
@@ -148,8 +150,8 @@ impl Snapshots {
         }
     }
 
-    /// Ends the oldest live snapshot, so that the versions that it needs can go. Returns false if none is older than
-    /// the visible commit.
+    /// Ends the oldest live snapshot, so that the versions that it needs can go. Returns false if
+    /// none is older than the visible commit.
     pub(crate) fn end_oldest(&self) -> bool {
         let visible = self.state().visible;
         let first = |part: &Vec<SnapshotReaders>| {

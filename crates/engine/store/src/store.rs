@@ -17,21 +17,22 @@ use crate::{
     Verification, WriteTxn, backup_socket, threads,
 };
 
-/// A store of pages: a data file with atomic commits of any number of pages, which opens at once after a crash, however
-/// large it is.
+/// A store of pages: a data file with atomic commits of any number of pages, which opens at once
+/// after a crash, however large it is.
 ///
-/// There is one write transaction at a time, begun by [`begin_write`](Self::begin_write), and any number of readers beside it, each
-/// with a snapshot. Writers that wait for durability do not block the next one: all of them share one sync.
+/// There is one write transaction at a time, begun by [`begin_write`](Self::begin_write), and any
+/// number of readers beside it, each with a snapshot. Writers that wait for durability do not block
+/// the next one: all of them share one sync.
 ///
-/// A commit goes to the journal. In the background, each checkpoint writes pages to the data file in page order, with
-/// wide writes, and gives the journal up. After a crash, an opening reads only the journal. Pages that it changes are
-/// rebuilt at their first use.
+/// A commit goes to the journal. In the background, each checkpoint writes pages to the data file
+/// in page order, with wide writes, and gives the journal up. After a crash, an opening reads only
+/// the journal. Pages that it changes are rebuilt at their first use.
 ///
-/// After a write or sync has failed, nothing is committed any more ([`Error::Poisoned`]). Opening the store again shows
-/// what the disk has.
+/// After a write or sync has failed, nothing is committed any more ([`Error::Poisoned`]). Opening
+/// the store again shows what the disk has.
 ///
-/// A store and its transactions belong to the process that opened it: in a forked child every call fails with
-/// [`Forked`](pagekeeper_io::Error::Forked) and a drop does nothing.
+/// A store and its transactions belong to the process that opened it: in a forked child every call
+/// fails with [`Forked`](pagekeeper_io::Error::Forked) and a drop does nothing.
 ///
 /// ```
 /// use pagekeeper_store::{Durability, Store};
@@ -98,7 +99,8 @@ impl Store {
         Ok(store)
     }
 
-    /// Begins a write transaction. Waits until the previous one is committed or dropped, and while the journal is full.
+    /// Begins a write transaction. Waits until the previous one is committed or dropped, and while
+    /// the journal is full.
     ///
     /// Fails with [`Error::OwnTransaction`] if this thread began the previous one by this function:
     /// it would wait for itself.
@@ -181,9 +183,9 @@ impl Store {
         WriteTxn::new(StoreHandle::Shared(Arc::clone(self)), BeginWrite::within(true, timeout))
     }
 
-    /// Like [`begin_read`](Self::begin_read), with a transaction that shares ownership of the store. It can be kept in
-    /// a struct, or moved into a task or thread that outlives the caller. Whoever drops the last owner closes the
-    /// store, which may take a sync.
+    /// Like [`begin_read`](Self::begin_read), with a transaction that shares ownership of the
+    /// store. It can be kept in a struct, or moved into a task or thread that outlives the caller.
+    /// Whoever drops the last owner closes the store, which may take a sync.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -206,8 +208,9 @@ impl Store {
         Ok(ReadTxn::new(StoreHandle::Shared(Arc::clone(self))))
     }
 
-    /// Begins to load all given pages that are not in memory, and waits for none. Use it before a transaction, so that
-    /// the writer's lock is not held while the disk is busy. Invalid page numbers are skipped.
+    /// Begins to load all given pages that are not in memory, and waits for none. Use it before a
+    /// transaction, so that the writer's lock is not held while the disk is busy. Invalid page
+    /// numbers are skipped.
     ///
     /// ```
     /// # use pagekeeper_store::{Durability, Error, Store};
@@ -239,14 +242,15 @@ impl Store {
         self.core.payload_size()
     }
 
-    /// Returns when all earlier commits are durable in the data file, and the journal is given up to there.
+    /// Returns when all earlier commits are durable in the data file, and the journal is given up
+    /// to there.
     pub fn sync(&self) -> Result<(), Error> {
         self.core.process.require()?;
         self.core.sync()
     }
 
-    /// Runs one checkpoint, for a store [without threads](StoreOptions::without_threads). Returns false if there was
-    /// nothing to do.
+    /// Runs one checkpoint, for a store [without threads](StoreOptions::without_threads). Returns
+    /// false if there was nothing to do.
     pub fn step(&self) -> Result<bool, Error> {
         self.core.process.require()?;
         self.core.run_checkpoint()
@@ -258,18 +262,19 @@ impl Store {
         self.core.verify()
     }
 
-    /// Copies the store as of one commit while it stays in use: no commit waits for it. Each page is read past the page
-    /// cache, and checked against its own checksum and the page map's. Reads and writes go in pieces, with pauses while
-    /// others wait for the disk. `to` is created. When this returns, `to` is durably a store like this one, with the
-    /// same id: it opens as of that commit, with nothing to recover.
+    /// Copies the store as of one commit while it stays in use: no commit waits for it. Each page
+    /// is read past the page cache, and checked against its own checksum and the page map's. Reads
+    /// and writes go in pieces, with pauses while others wait for the disk. `to` is created. When
+    /// this returns, `to` is durably a store like this one, with the same id: it opens as of that
+    /// commit, with nothing to recover.
     ///
-    /// Takes a few MiB beside the budget, and about 16 bytes for each page that changes meanwhile. One backup runs at a
-    /// time; others wait for it.
+    /// Takes a few MiB beside the budget, and about 16 bytes for each page that changes meanwhile.
+    /// One backup runs at a time; others wait for it.
     ///
-    /// Fails with [`Error::Exists`] if `to` exists, even as a link; with [`Error::Damaged`] if a page is damaged; with
-    /// [`Error::SnapshotTooOld`] if pages change faster than they can be copied. Pages copied until then are removed.
-    /// If the process ends before this returns, `to` is missing, or is a store that was never finished
-    /// ([`Error::Unfinished`]).
+    /// Fails with [`Error::Exists`] if `to` exists, even as a link; with [`Error::Damaged`] if a
+    /// page is damaged; with [`Error::SnapshotTooOld`] if pages change faster than they can be
+    /// copied. Pages copied until then are removed. If the process ends before this returns, `to`
+    /// is missing, or is a store that was never finished ([`Error::Unfinished`]).
     ///
     /// ```
     /// use pagekeeper_store::{Durability, Store};
@@ -287,8 +292,8 @@ impl Store {
         self.backup_paced(to, StreamPace::Auto)
     }
 
-    /// Like [`Self::backup`], at this pace; `backup` uses [`StreamPace::Auto`]. A rate limits reads and writes
-    /// together.
+    /// Like [`Self::backup`], at this pace; `backup` uses [`StreamPace::Auto`]. A rate limits reads
+    /// and writes together.
     ///
     /// ```
     /// use pagekeeper_policy::stream_pace::StreamPace;
@@ -305,21 +310,22 @@ impl Store {
     }
 
     /// Has the process that has the store in `directory` open make a [backup](Self::backup), if it
-    /// [serves](StoreOptions::serve_backups) them. The backup is made with that process's permissions, not the
-    /// caller's. The caller must be the same user, or root.
+    /// [serves](StoreOptions::serve_backups) them. The backup is made with that process's
+    /// permissions, not the caller's. The caller must be the same user, or root.
     ///
-    /// Then opens `to` and checks that it is a backup of this store, as of the reported commit, and each page as
-    /// [`verify`](Self::verify) does. So the caller must be able to read it. `bytes` are those of its written pages,
-    /// `took` is the time until it was checked, and `snapshots` is what that process reports.
+    /// Then opens `to` and checks that it is a backup of this store, as of the reported commit, and
+    /// each page as [`verify`](Self::verify) does. So the caller must be able to read it. `bytes`
+    /// are those of its written pages, `took` is the time until it was checked, and `snapshots` is
+    /// what that process reports.
     ///
     /// Fails with:
     ///
-    /// - [`Error::NoBackupsServed`] if no process serves backups there, for example because none has the store open:
-    ///   then open it read-only, and back it up;
+    /// - [`Error::NoBackupsServed`] if no process serves backups there, for example because none
+    ///   has the store open: then open it read-only, and back it up;
     /// - [`Error::Exists`] if `to` exists;
     /// - [`Error::BackupRefused`] if that process could not make the backup;
-    /// - [`Error::BackupNotConfirmed`] if it reports a backup and `to` is none: it may see another directory under that
-    ///   name.
+    /// - [`Error::BackupNotConfirmed`] if it reports a backup and `to` is none: it may see another
+    ///   directory under that name.
     ///
     /// ```
     /// use pagekeeper_store::Store;
@@ -342,17 +348,20 @@ impl Store {
         backup_socket::request_backup(directory.as_ref(), to.as_ref(), pace)
     }
 
-    /// Shrinks the data file while the store stays in use. Free pages at its end are cut off, and the space of other
-    /// free pages goes back to the file system, where at least 64 KiB of them are consecutive. No page moves, since its
-    /// number is yours. To shrink the file further, write the pages at the end to lower ones (which
-    /// [`allocate`](WriteTxn::allocate) returns first after this), free them, and compact again.
+    /// Shrinks the data file while the store stays in use. Free pages at its end are cut off, and
+    /// the space of other free pages goes back to the file system, where at least 64 KiB of them
+    /// are consecutive. No page moves, since its number is yours. To shrink the file further, write
+    /// the pages at the end to lower ones (which [`allocate`](WriteTxn::allocate) returns first
+    /// after this), free them, and compact again.
     ///
-    /// Waits for the write transaction and blocks others, for two checkpoints and as long as the file system takes.
-    /// Readers go on. A free page whose space was given back reads as never written ([`Error::NeverWritten`]).
+    /// Waits for the write transaction and blocks others, for two checkpoints and as long as the
+    /// file system takes. Readers go on. A free page whose space was given back reads as never
+    /// written ([`Error::NeverWritten`]).
     ///
-    /// Fails with [`Error::TransactionTooLarge`] if the free list has more trunks than the journal takes in one commit
-    /// (each lists about 500 pages), with [`Error::Damaged`] if it is damaged, and as commits and checkpoints do.
-    /// Completed steps stay, and the next call continues from there.
+    /// Fails with [`Error::TransactionTooLarge`] if the free list has more trunks than the journal
+    /// takes in one commit (each lists about 500 pages), with [`Error::Damaged`] if it is damaged,
+    /// and as commits and checkpoints do. Completed steps stay, and the next call continues from
+    /// there.
     ///
     /// ```
     /// use pagekeeper_store::{Durability, Store};
@@ -378,8 +387,8 @@ impl Store {
         self.core.compact()
     }
 
-    /// Returns pages with their headers, and what is wrong with damaged ones: for tools that show a store to people.
-    /// All of them are in memory together, so ask for a few thousand at a time.
+    /// Returns pages with their headers, and what is wrong with damaged ones: for tools that show a
+    /// store to people. All of them are in memory together, so ask for a few thousand at a time.
     ///
     /// Fails with [`Error::OutOfRange`], and if the data file cannot be opened.
     pub fn inspect(&self, pages: Range<PageNo>) -> Result<Vec<PageInfo>, Error> {
@@ -399,27 +408,29 @@ impl Store {
         self.core.superblock_infos()
     }
 
-    /// Returns the current statistics. In a forked child they are zeros, except for values that never change.
+    /// Returns the current statistics. In a forked child they are zeros, except for values that
+    /// never change.
     pub fn stats(&self) -> StoreStats {
         self.core.stats()
     }
 
-    /// Makes all commits durable and closes the store. The data file's sync is left to the next opening, so this takes
-    /// no longer than the journal does. Dropping the store does the same, but cannot report an error.
+    /// Makes all commits durable and closes the store. The data file's sync is left to the next
+    /// opening, so this takes no longer than the journal does. Dropping the store does the same,
+    /// but cannot report an error.
     ///
-    /// A store that was in order when it was opened, and got no commit, writes at most the list of resident pages
-    /// ([`StoreOptions::warm`]). After less than a minute, it writes that only if pages are resident that the list
-    /// lacks; later, if the list differs at all.
+    /// A store that was in order when it was opened, and got no commit, writes at most the list of
+    /// resident pages ([`StoreOptions::warm`]). After less than a minute, it writes that only if
+    /// pages are resident that the list lacks; later, if the list differs at all.
     ///
-    /// Also fails if the journal cannot record that it was closed ([`Error::Journal`]). No commit is lost then; the
-    /// next opening recovers as after a crash.
+    /// Also fails if the journal cannot record that it was closed ([`Error::Journal`]). No commit
+    /// is lost then; the next opening recovers as after a crash.
     pub fn close(mut self) -> Result<(), Error> {
         self.finish()?;
         self.end()
     }
 
-    /// Like [`close`](Self::close), after everything was applied to the data file and synced: the next opening has
-    /// nothing to do.
+    /// Like [`close`](Self::close), after everything was applied to the data file and synced: the
+    /// next opening has nothing to do.
     pub fn close_and_sync(self) -> Result<(), Error> {
         self.sync()?;
         self.close()
@@ -429,8 +440,8 @@ impl Store {
     fn end(self) -> Result<(), Error> {
         let core = Arc::clone(&self.core);
         drop(self);
-        // Only a thread that closes the store from its own progress report leaves another owner; the journal is closed
-        // with that.
+        // Only a thread that closes the store from its own progress report leaves another owner;
+        // the journal is closed with that.
         Arc::into_inner(core).map_or(Ok(()), |core| Ok(core.journal.close()?))
     }
 
@@ -443,7 +454,8 @@ impl Store {
 
     fn finish(&mut self) -> Result<(), Error> {
         if let Err(error) = self.core.process.require() {
-            // The threads and the socket belong to the parent, and its open files are never dropped here.
+            // The threads and the socket belong to the parent, and its open files are never dropped
+            // here.
             std::mem::forget((
                 std::mem::take(&mut self.threads),
                 self.backups.take(),
@@ -460,7 +472,8 @@ impl Store {
             return Ok(());
         }
         self.core.make_durable(self.core.last_lsn())?;
-        // Also for recovered commits without a later one: they are the last commits of a closed store.
+        // Also for recovered commits without a later one: they are the last commits of a closed
+        // store.
         if !self.core.is_checkpointed() {
             self.core.journal.settle()?;
         }

@@ -1,11 +1,11 @@
-//! The file `superblock`: two slots with the same content, each written and synced separately, so that either of them
-//! may be lost at any time.
+//! The file `superblock`: two slots with the same content, each written and synced separately, so
+//! that either of them may be lost at any time.
 //!
 //! Invariants:
-//! 1. While one slot is written the other one is intact, and the journal that it relies on is still there: nothing is
-//!    given up before both slots say so.
-//! 2. A slot found to be corrupt is rewritten before anything else is written. If a slot is unreadable, a new file
-//!    replaces the old one.
+//! 1. While one slot is written the other one is intact, and the journal that it relies on is still
+//!    there: nothing is given up before both slots say so.
+//! 2. A slot found to be corrupt is rewritten before anything else is written. If a slot is
+//!    unreadable, a new file replaces the old one.
 //!
 //! Fails as the disk does. A failure of a write or sync is final.
 
@@ -28,7 +28,8 @@ use crate::injected_fault::InjectedFault;
 pub(crate) const SUPERBLOCK_NAME: &str = "superblock";
 /// Its name while the store is made. It gets its final name only when everything else exists.
 pub(crate) const UNFINISHED_NAME: &str = "superblock.new";
-/// Its name while a backup or a repair makes the store. Such a directory is never made anew as an empty store.
+/// Its name while a backup or a repair makes the store. Such a directory is never made anew as an
+/// empty store.
 pub(crate) const COPYING_NAME: &str = "superblock.copy";
 /// Its name while it replaces a file with an unreadable slot.
 pub(crate) const REPLACEMENT_NAME: &str = "superblock.repaired";
@@ -40,7 +41,8 @@ pub(crate) const FIRST_NUMBER: u64 = 1;
 pub(crate) struct Superblocks {
     file: Arc<dyn IoFile>,
     newest: Superblock,
-    /// The slot that is written first the next time: the one without the newest superblock, if only one has it.
+    /// The slot that is written first the next time: the one without the newest superblock, if only
+    /// one has it.
     first: u64,
     buf: AlignedBuf,
     #[cfg(test)]
@@ -97,7 +99,8 @@ impl SlotsRead {
     }
 }
 
-/// Reads the file of a directory from the device; `None` if there is none. An unreadable slot is no failure.
+/// Reads the file of a directory from the device; `None` if there is none. An unreadable slot is no
+/// failure.
 pub(crate) fn read(io: &dyn Io, directory: &Path) -> Result<Option<SlotsRead>, Error> {
     let path = directory.join(SUPERBLOCK_NAME);
     let file = match open_past_cache(io, &path) {
@@ -124,8 +127,8 @@ pub(crate) fn other_version(path: PathBuf, version: u16) -> Error {
     }
 }
 
-/// Creates the file, or opens it if a previous attempt left it. It is not removed, since its name says that there was
-/// one.
+/// Creates the file, or opens it if a previous attempt left it. It is not removed, since its name
+/// says that there was one.
 fn new_file(io: &dyn Io, path: &Path) -> Result<Arc<dyn IoFile>, IoError> {
     match open_writable_past_cache(io, path, Create::New) {
         Err(error) if error.errno() == Some(libc::EEXIST) => {
@@ -141,8 +144,8 @@ pub(crate) fn is_unfinished(names: &[OsString]) -> bool {
     !has(SUPERBLOCK_NAME) && (has(UNFINISHED_NAME) || has(COPYING_NAME))
 }
 
-/// Durably records, by one of the two names, that a store is being made: from then on, existing files in the directory
-/// belong to no store.
+/// Durably records, by one of the two names, that a store is being made: from then on, existing
+/// files in the directory belong to no store.
 pub(crate) fn begin(io: &dyn Io, directory: &Path, name: &str) -> Result<(), Error> {
     new_file(io, &directory.join(name))?;
     Ok(io.sync_dir(directory)?)

@@ -1,6 +1,7 @@
 //! The types of the standard library with which index and snapshots coordinate threads.
 //!
-//! They are named only here, so that the models can compile the same sources with loom's types instead.
+//! They are named only here, so that the models can compile the same sources with loom's types
+//! instead.
 
 use std::sync::atomic::AtomicUsize;
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,8 +1,8 @@
-//! The background threads: one runs checkpoints when there is much to apply, and maintains the warm set; the other
-//! delivers a recovery's progress reports.
+//! The background threads: one runs checkpoints when there is much to apply, and maintains the warm
+//! set; the other delivers a recovery's progress reports.
 //!
-//! Invariants: a waiting thread holds no lock but that of the checkpoint request. A failure poisons the store and ends
-//! the thread. The threads are stopped and joined before the store is dropped.
+//! Invariants: a waiting thread holds no lock but that of the checkpoint request. A failure poisons
+//! the store and ends the thread. The threads are stopped and joined before the store is dropped.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -38,8 +38,8 @@ pub(crate) fn not_started(name: &str, error: &std::io::Error) -> Error {
     })
 }
 
-/// Starts the thread that delivers a recovery's progress reports, if a receiver is set and there is anything to report.
-/// It ends with the last report.
+/// Starts the thread that delivers a recovery's progress reports, if a receiver is set and there is
+/// anything to report. It ends with the last report.
 pub(crate) fn start_reporter(core: &Arc<Core>) -> Result<Option<JoinHandle<()>>, Error> {
     if core.config.options.on_progress.is_none() || core.config.opening.pages == 0 {
         return Ok(None);

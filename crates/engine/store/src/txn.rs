@@ -1,8 +1,8 @@
 //! Writing: the changes of a transaction before its commit.
 //!
-//! Invariants: nothing that a transaction does is visible, or on disk, before its commit, except that the data file may
-//! have grown. The free list is a stack of trunk pages, each with the numbers of free pages; a page is in it at most
-//! once.
+//! Invariants: nothing that a transaction does is visible, or on disk, before its commit, except
+//! that the data file may have grown. The free list is a stack of trunk pages, each with the
+//! numbers of free pages; a page is in it at most once.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -65,8 +65,8 @@ pub struct WriteTxn<'a> {
     pub(crate) changed: BTreeMap<PageNo, PageEdit>,
 }
 
-/// The data file's room for uncommitted runs. Unless it is kept, dropping it gives the room back, under the writer's
-/// lock.
+/// The data file's room for uncommitted runs. Unless it is kept, dropping it gives the room back,
+/// under the writer's lock.
 pub(crate) struct RunRoom<'a> {
     core: StoreHandle<'a>,
     /// Bytes of the file before the first run.
@@ -117,10 +117,10 @@ impl<'a> WriteTxn<'a> {
         Ok(page)
     }
 
-    /// Allocates consecutive pages behind all others, and returns the first. A page of the run cannot be read before it
-    /// was written as a whole, and takes no space in the journal or on the device until then. Dropping the transaction
-    /// gives the run back. If the device is full when pages are written, the store cannot apply those commits until
-    /// there is space again.
+    /// Allocates consecutive pages behind all others, and returns the first. A page of the run
+    /// cannot be read before it was written as a whole, and takes no space in the journal or on the
+    /// device until then. Dropping the transaction gives the run back. If the device is full when
+    /// pages are written, the store cannot apply those commits until there is space again.
     pub fn allocate_run(&mut self, pages: u64) -> Result<PageNo, Error> {
         self.core.process.require()?;
         let first = self.meta.pages;
@@ -137,7 +137,8 @@ impl<'a> WriteTxn<'a> {
         Ok(first)
     }
 
-    /// Makes room in the data file. After a failed sync of the file, nothing that was written to it can be trusted.
+    /// Makes room in the data file. After a failed sync of the file, nothing that was written to it
+    /// can be trusted.
     pub(crate) fn grow(&self, pages: u64, sparse: bool) -> Result<(), Error> {
         if pages > MAX_PAGES {
             let wanted = "a store has at most 2^32 - 2";
@@ -207,13 +208,14 @@ impl<'a> WriteTxn<'a> {
 
     /// Returns the payload of a page, as this transaction leaves it.
     ///
-    /// Fails with [`Error::OutOfRange`], [`Error::NotAllocated`], [`Error::NeverWritten`] and [`Error::Damaged`].
+    /// Fails with [`Error::OutOfRange`], [`Error::NotAllocated`], [`Error::NeverWritten`] and
+    /// [`Error::Damaged`].
     pub fn read(&self, page: PageNo) -> Result<Page, Error> {
         self.data(page, |core| core.page_at(page, Seq::MAX)).map(Page::new)
     }
 
-    /// Calls `look` with the payload of a page in place, as this transaction leaves it, and returns its result. The page
-    /// cannot be evicted while `look` runs, so `look` should be short.
+    /// Calls `look` with the payload of a page in place, as this transaction leaves it, and returns
+    /// its result. The page cannot be evicted while `look` runs, so `look` should be short.
     ///
     /// ```
     /// # use pagekeeper_store::{Durability, Store};
@@ -264,8 +266,8 @@ impl<'a> WriteTxn<'a> {
 
     /// Replaces the payload of a page by [`Store::payload_size`](crate::Store::payload_size) bytes.
     ///
-    /// While no page is free, the previous content is not read for this. Fails with [`Error::OutOfRange`],
-    /// [`Error::PayloadSize`] and [`Error::NotAllocated`].
+    /// While no page is free, the previous content is not read for this. Fails with
+    /// [`Error::OutOfRange`], [`Error::PayloadSize`] and [`Error::NotAllocated`].
     pub fn write(&mut self, page: PageNo, payload: &[u8]) -> Result<(), Error> {
         self.core.process.require()?;
         let wanted = self.core.payload_size();

@@ -1,7 +1,7 @@
 //! Verifies everything: each page's checksum, the free list, the superblocks.
 //!
-//! Invariant: one snapshot is verified, and nothing is changed. Faults are counted and described; only an error that
-//! prevents reading is returned.
+//! Invariant: one snapshot is verified, and nothing is changed. Faults are counted and described;
+//! only an error that prevents reading is returned.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -139,7 +139,8 @@ impl Core {
         Ok(())
     }
 
-    /// Reads the whole data file, in wide reads past the cache. Pages that the index has are read from there.
+    /// Reads the whole data file, in wide reads past the cache. Pages that the index has are read
+    /// from there.
     fn verify_pages(
         &self,
         live: &LiveSnapshot,

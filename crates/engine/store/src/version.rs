@@ -1,7 +1,8 @@
 //! A page as of one commit, in memory.
 //!
-//! Invariants: a whole page already has its header and checksum. A rebuilt page must match its last checksum, or
-//! reading it is an error; this includes bytes that were read from the journal a second time.
+//! Invariants: a whole page already has its header and checksum. A rebuilt page must match its last
+//! checksum, or reading it is an error; this includes bytes that were read from the journal a
+//! second time.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -63,7 +64,8 @@ fn size(change: &PageChange) -> u64 {
     (size_of::<PageChange>() + change.held_bytes()) as u64
 }
 
-/// Returns the size once the change has its bytes: the journal returns them with 1/7 more, and each separately.
+/// Returns the size once the change has its bytes: the journal returns them with 1/7 more, and each
+/// separately.
 fn size_with_bytes(change: &PageChange) -> u64 {
     let of_place =
         |place: &JournalPlace| u64::from(place.len) + u64::from(place.len) / 7 + size_of::<Bytes>() as u64;
@@ -116,8 +118,8 @@ impl PageReplay {
         self.changes.iter().map(size_with_bytes).sum()
     }
 
-    /// Returns its changes in order, in parts that take at most this many bytes with all their data, or are a single
-    /// change.
+    /// Returns its changes in order, in parts that take at most this many bytes with all their
+    /// data, or are a single change.
     pub(crate) fn parts(&self, max_bytes: u64) -> impl Iterator<Item = &[PageChange]> {
         let mut rest = &self.changes[..];
         std::iter::from_fn(move || {
@@ -137,7 +139,8 @@ impl PageReplay {
         self.changes.iter().map(PageChange::crc)
     }
 
-    /// Rebuilds the page in `bytes`, which contain the data file's page if that is needed. No change may be placed.
+    /// Rebuilds the page in `bytes`, which contain the data file's page if that is needed. No
+    /// change may be placed.
     pub(crate) fn put_together(&self, id: &PageId, bytes: &mut [u8]) -> Result<PageKind, Error> {
         let mut assembly = PageAssembly::new(bytes);
         assembly.apply(&self.changes);

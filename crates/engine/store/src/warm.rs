@@ -1,8 +1,10 @@
-//! The warm set: a list of resident pages, written periodically and at the close, and loaded again after an opening.
+//! The warm set: a list of resident pages, written periodically and at the close, and loaded again
+//! after an opening.
 //!
-//! Invariants: it is a hint. A list that is missing, torn or of another store loads nothing, and causes no failure. It
-//! is written only if it differs from the existing one. A store that was open only briefly also keeps a list that
-//! covers its resident pages, since there was no time to load all that it names.
+//! Invariants: it is a hint. A list that is missing, torn or of another store loads nothing, and
+//! causes no failure. It is written only if it differs from the existing one. A store that was open
+//! only briefly also keeps a list that covers its resident pages, since there was no time to load
+//! all that it names.
 
 use std::ops::Range;
 use std::path::Path;
@@ -25,7 +27,8 @@ const CACHE_SHARE: u64 = 2;
 const PREFETCH_BYTES: u64 = 128 << 10;
 
 impl Core {
-    /// Writes the list of resident pages. If the store was open only briefly, writes it only if it lacks some of them.
+    /// Writes the list of resident pages. If the store was open only briefly, writes it only if it
+    /// lacks some of them.
     pub(crate) fn save_warm_set(&self, was_brief: bool) {
         let (io, directory, store) = (&*self.config.io, &*self.config.directory, self.config.store_id);
         let resident = self.cached.resident();

@@ -1,5 +1,5 @@
-//! Backups on real file systems: beside commits, with the process killed at random, onto a full disk, and with
-//! something else at the destination.
+//! Backups on real file systems: beside commits, with the process killed at random, onto a full
+//! disk, and with something else at the destination.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::symlink;
@@ -16,7 +16,8 @@ const PAGES: u64 = 2000;
 /// The environment variable with the directory of the store that the child opens and backs up.
 const DIRECTORY: &str = "PAGEKEEPER_BACKED_UP_STORE";
 
-/// Returns options with little memory and a short journal: checkpoints run all the time, and snapshots are ended.
+/// Returns options with little memory and a short journal: checkpoints run all the time, and
+/// snapshots are ended.
 fn options() -> StoreOptions {
     Store::options().memory(2 << 20).journal_bytes(512 << 10)
 }
@@ -38,7 +39,8 @@ fn number(payload: &[u8]) -> u64 {
     payload[..8].try_into().map_or(0, u64::from_le_bytes)
 }
 
-/// Makes one commit that moves an amount from one page to another, so that the sum of all stays zero.
+/// Makes one commit that moves an amount from one page to another, so that the sum of all stays
+/// zero.
 fn transfer(store: &Store, rng: &mut Rng) -> Result<(), Error> {
     let mut txn = store.begin_write()?;
     let by = rng.of(0..1000);
@@ -166,7 +168,8 @@ fn nothing_that_is_there_is_followed_or_written_over() {
     store.backup(at("copy")).unwrap();
 }
 
-/// The state after a kill just before the rename. Made anew, the store would look empty to whoever wants the copy.
+/// The state after a kill just before the rename. Made anew, the store would look empty to whoever
+/// wants the copy.
 #[test]
 fn no_store_is_made_of_a_backup_that_was_never_finished() {
     let temp = disk_dir();

@@ -1,5 +1,5 @@
-//! Written data that is lost, or in an older state: reads, `verify` or the opening detect it, and it is never taken for
-//! the right data. On a simulated disk.
+//! Written data that is lost, or in an older state: reads, `verify` or the opening detect it, and
+//! it is never taken for the right data. On a simulated disk.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -55,7 +55,8 @@ fn read(disk: &SimDisk, name: &str, at: u64, len: usize) -> Vec<u8> {
     bytes.to_vec()
 }
 
-/// Checks that a reader and `verify` refuse page 3 with these words, and that all other pages are right.
+/// Checks that a reader and `verify` refuse page 3 with these words, and that all other pages are
+/// right.
 fn is_found(store: &Store, said: &str) {
     let found = store.verify().unwrap();
     assert!(found.faults == 1 && found.named[0].contains(said), "{said}: {found}");

@@ -1,8 +1,9 @@
-//! A store in version 2 of the format that a killed process left: all later versions must open it. One of version 1,
-//! from before the first release, is refused in plain words.
+//! A store in version 2 of the format that a killed process left: all later versions must open it.
+//! One of version 1, from before the first release, is refused in plain words.
 //!
-//! [`make`] wrote `tests/fixture/v2`; `PAGEKEEPER_MAKE_FIXTURE=DIR cargo test -p pagekeeper-store --test fixture` makes
-//! another one, for a new version.
+//! [`make`] wrote `tests/fixture/v2`;
+//! `PAGEKEEPER_MAKE_FIXTURE=DIR cargo test -p pagekeeper-store --test fixture` makes another one,
+//! for a new version.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +11,8 @@ use pagekeeper_store::{Create, Durability, Error, Store};
 
 const PAGES: u64 = 12;
 
-/// Makes a store with pages that are applied and synced, in the journal as full images, changed in part, and free.
+/// Makes a store with pages that are applied and synced, in the journal as full images, changed in
+/// part, and free.
 fn make(dir: &Path) {
     let store = Store::options()
         .journal_bytes(64 << 10)

@@ -1,5 +1,5 @@
-//! A closed store whose disk is full now: it opens for writing, reads, refuses only what has no room, and continues
-//! when there is room. On a simulated disk and on ext4.
+//! A closed store whose disk is full now: it opens for writing, reads, refuses only what has no
+//! room, and continues when there is room. On a simulated disk and on ext4.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,7 +18,8 @@ fn on(disk: &SimDisk) -> StoreOptions {
     small().io(Arc::new(disk.clone())).without_threads()
 }
 
-/// Makes pages 0 to 3 begin with 7, in the data file; then page 0 begins with 8, only in the journal.
+/// Makes pages 0 to 3 begin with 7, in the data file; then page 0 begins with 8, only in the
+/// journal.
 fn make(store: &Store) {
     let mut txn = store.begin_write().unwrap();
     let first = txn.allocate_run(PAGES).unwrap();

@@ -1,5 +1,6 @@
-//! A flipped bit in the journal. If it destroys acknowledged commits, the store is refused, and never opened without
-//! them. Otherwise it is opened, and the damage is reported. On a simulated disk.
+//! A flipped bit in the journal. If it destroys acknowledged commits, the store is refused, and
+//! never opened without them. Otherwise it is opened, and the damage is reported. On a simulated
+//! disk.
 
 mod common;
 
@@ -41,7 +42,8 @@ fn commit_and_find(disk: &SimDisk, store: &Store) -> Vec<(u64, u64)> {
     changed
 }
 
-/// Checks that with any of these bits flipped the store is refused, for writing and read-only, and left as it is.
+/// Checks that with any of these bits flipped the store is refused, for writing and read-only, and
+/// left as it is.
 fn each_flip_is_refused(made: &SimDisk, places: &[(u64, u64)]) {
     for (number, (file, at)) in (0..).zip(places) {
         let disk = made.after_power_cut(Persistence::All, 0);
@@ -71,7 +73,8 @@ fn of_records_and_padding(disk: &SimDisk, places: Vec<(u64, u64)>) -> [Vec<(u64,
     [records, padding]
 }
 
-/// Checks that with any of these bits flipped the store opens with all its commits, takes more, and reports the damage.
+/// Checks that with any of these bits flipped the store opens with all its commits, takes more, and
+/// reports the damage.
 fn each_flip_is_named(made: &SimDisk, places: &[(u64, u64)]) {
     let seq = options(made).read_only(true).open(dir()).unwrap().stats().seq;
     assert!(!places.is_empty());
@@ -93,7 +96,8 @@ fn each_flip_is_named(made: &SimDisk, places: &[(u64, u64)]) {
     }
 }
 
-/// Each byte of a closed store's journal that no commit needs may be damaged: the store opens all the same.
+/// Each byte of a closed store's journal that no commit needs may be damaged: the store opens all
+/// the same.
 #[test]
 fn what_no_commit_needs_of_a_closed_journal_refuses_no_opening() {
     let options = |disk: &SimDisk| common::options(disk, 64 << 10);
@@ -148,7 +152,8 @@ fn a_flipped_bit_in_the_last_group_of_a_closed_store_is_refused_or_loses_nothing
     }
 }
 
-/// A killed store is opened and closed without a commit. Its old commits are then as safe as new ones.
+/// A killed store is opened and closed without a commit. Its old commits are then as safe as new
+/// ones.
 #[test]
 fn a_flipped_bit_in_the_last_group_of_a_killed_store_that_was_opened_and_closed_is_refused_or_loses_nothing()
 {

@@ -1,5 +1,5 @@
-//! Real kills: a child process commits under load and reports each acknowledged commit. It is killed at random, and the
-//! store is opened, verified and compared with the reports.
+//! Real kills: a child process commits under load and reports each acknowledged commit. It is
+//! killed at random, and the store is opened, verified and compared with the reports.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -84,8 +84,8 @@ fn child_under_load() {
     });
 }
 
-/// Runs a child, and kills it after this time, counted from its start or its first commit. Returns the last commit that
-/// it reported.
+/// Runs a child, and kills it after this time, counted from its start or its first commit. Returns
+/// the last commit that it reported.
 fn kill_one(directory: &Path, after_first: bool, wait: Duration) -> u64 {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["child_under_load", "--exact", "--nocapture", "--test-threads=1"])

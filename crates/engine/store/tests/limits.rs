@@ -1,5 +1,5 @@
-//! Limits of a store: the space of abandoned runs is given back, journals too small for a page are refused, little
-//! address space is reported, and a progress callback may call the store.
+//! Limits of a store: the space of abandoned runs is given back, journals too small for a page are
+//! refused, little address space is reported, and a progress callback may call the store.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! Openings that change nothing write nothing: of a closed store, of one that was only read, and of one that cannot be
-//! opened. On a simulated disk.
+//! Openings that change nothing write nothing: of a closed store, of one that was only read, and of
+//! one that cannot be opened. On a simulated disk.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -33,7 +33,8 @@ fn made() -> SimDisk {
     disk.after_kill()
 }
 
-/// Returns the number of operations on the disk except syncs: writes, and changes of lengths and names.
+/// Returns the number of operations on the disk except syncs: writes, and changes of lengths and
+/// names.
 fn changes(disk: &SimDisk) -> u64 {
     disk.ops() - disk.stats().syncs
 }
@@ -91,7 +92,8 @@ fn of_reads_alone_only_the_note_of_what_is_resident_is_written_and_once() {
     assert_eq!(read(&[4, 6]), (true, true));
 }
 
-/// Makes a store with commits in the data file, and others only in the journal, which was closed or not.
+/// Makes a store with commits in the data file, and others only in the journal, which was closed or
+/// not.
 fn with_journal(closed: bool) -> SimDisk {
     let disk = made();
     let store = options(&disk).background_apply(false).without_threads().open(dir()).unwrap();
@@ -119,7 +121,8 @@ fn content(disk: &SimDisk) -> Vec<(String, Vec<u8>)> {
     names.into_iter().chain(ring).map(read).collect()
 }
 
-/// Runs more openings than the journal has epochs or room for, and checks that each fails in this way.
+/// Runs more openings than the journal has epochs or room for, and checks that each fails in this
+/// way.
 fn all_fail(disk: &SimDisk, is_expected: impl Fn(&Error) -> bool) {
     let before = changes(disk);
     for turn in 0..300 {

@@ -1,4 +1,5 @@
-//! A store that is opened read-only: complete, on read-only media, beside other readers, and without a byte written.
+//! A store that is opened read-only: complete, on read-only media, beside other readers, and
+//! without a byte written.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -126,7 +127,8 @@ fn none_is_made() {
     assert_eq!(disk.ops(), operations);
 }
 
-/// A lost slot costs nothing, but the next one would: `verify` must report it, and a reader must not repair it.
+/// A lost slot costs nothing, but the next one would: `verify` must report it, and a reader must
+/// not repair it.
 #[test]
 fn a_slot_that_is_not_whole_is_a_fault() {
     for (file, said) in

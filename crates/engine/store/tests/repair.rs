@@ -1,4 +1,5 @@
-//! Repairs of stores on real file systems that lost single writes: a page in use never becomes free.
+//! Repairs of stores on real file systems that lost single writes: a page in use never becomes
+//! free.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -48,7 +49,8 @@ fn pages_of(findings: &[pagekeeper_store::PageFinding]) -> Vec<u64> {
     findings.iter().map(|finding| finding.page).collect()
 }
 
-/// Makes a store in which page 2 was free and then became the root, and that write to the data file is lost.
+/// Makes a store in which page 2 was free and then became the root, and that write to the data file
+/// is lost.
 fn with_a_root_that_was_free(dir: &Path) {
     let store = filled(dir, 5);
     let mut txn = store.begin_write().unwrap();

@@ -1,5 +1,5 @@
-//! A store with one corrupt or unreadable superblock slot is opened with all commits. If both slots are lost, the store
-//! is left as it is. On a simulated disk.
+//! A store with one corrupt or unreadable superblock slot is opened with all commits. If both slots
+//! are lost, the store is left as it is. On a simulated disk.
 
 mod common;
 
@@ -40,7 +40,8 @@ fn spoil(disk: &SimDisk, slot: usize, how: impl FnOnce(&mut [u8])) {
     file.sync_all().unwrap();
 }
 
-/// Checks that the store has this many commits, takes more, and has two intact slots again, also after a power cut.
+/// Checks that the store has this many commits, takes more, and has two intact slots again, also
+/// after a power cut.
 fn is_whole(disk: &SimDisk, commits: usize, what: &str) {
     let store = options(disk).open(dir()).unwrap_or_else(|error| panic!("{what}: {error}"));
     let found = store.begin_read().unwrap().read(0).unwrap()[..8].to_vec();

@@ -1,4 +1,5 @@
-//! Accounts in an ordered map: a transfer commits as a whole, and a reader keeps the state that it began with.
+//! Accounts in an ordered map: a transfer commits as a whole, and a reader keeps the state that it
+//! began with.
 //!
 //! Run it by `cargo run -p pagekeeper-tree --example accounts`.
 

@@ -1,5 +1,5 @@
-//! Checks of whole trees: each page occurs once, keys are in order and within the bounds above them, values are
-//! complete, and no page is unaccounted for.
+//! Checks of whole trees: each page occurs once, keys are in order and within the bounds above
+//! them, values are complete, and no page is unaccounted for.
 //!
 //! Fails with the first invalid page.
 
@@ -33,7 +33,8 @@ pub(crate) fn check(pages: &impl Pages, root: PageNo) -> Result<TreeCheck, TreeE
     walk(pages, root, &mut HashSet::new())
 }
 
-/// Returns the pages that are in use but belong to none of the trees with these roots, in ascending order.
+/// Returns the pages that are in use but belong to none of the trees with these roots, in ascending
+/// order.
 pub(crate) fn unused_pages(
     pages: &impl Pages,
     roots: impl Iterator<Item = PageNo>,

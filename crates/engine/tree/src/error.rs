@@ -4,15 +4,16 @@ use pagekeeper_store::PageNo;
 
 use crate::format::NodeFault;
 
-/// An error of a [`Tree`](crate::Tree). After an error of a change, the transaction has a part of that change: drop it.
+/// An error of a [`Tree`](crate::Tree). After an error of a change, the transaction has a part of
+/// that change: drop it.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum TreeError {
     /// The store failed.
     #[error(transparent)]
     Store(#[from] pagekeeper_store::Error),
-    /// A page is intact, but is not the tree page that should be there: something else has written it, or this is not
-    /// the tree's root.
+    /// A page is intact, but is not the tree page that should be there: something else has written
+    /// it, or this is not the tree's root.
     #[error("page {page} is not what the tree should have there: {reason}")]
     NotATree {
         /// The page.

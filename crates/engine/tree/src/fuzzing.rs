@@ -3,8 +3,8 @@
 //! Any bytes are parsed or rejected, as are any changes made to them. If the entries of a
 //! page are complete and do not overlap, a change has its specified effect and no other.
 //!
-//! The input: the number of changes (1 byte), the changes (4 bytes each: kind, entry, length, a byte of
-//! content), and the page.
+//! The input: the number of changes (1 byte), the changes (4 bytes each: kind, entry, length, a
+//! byte of content), and the page.
 
 use crate::format::edit::{self, NewEntry};
 use crate::format::extent::Extent;
@@ -127,8 +127,8 @@ fn try_changing(mut page: Vec<u8>, changes: &[u8]) {
         };
         let Some(before) = before else { continue };
         match done {
-            // An inner page without entries is invalid. The caller of an insertion checks the length of the
-            // key.
+            // An inner page without entries is invalid. The caller of an insertion checks the
+            // length of the key.
             Ok(true) if !is_leaf && after.as_ref().is_some_and(Vec::is_empty) => {}
             Ok(true) if apart(&page).is_none() => {
                 assert!(prefix + suffix.len() > 512, "a change left no page");

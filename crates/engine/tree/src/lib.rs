@@ -1,8 +1,9 @@
-//! An ordered map of byte strings in the pages of a store: a B+tree, and the reference for building on pages.
+//! An ordered map of byte strings in the pages of a store: a B+tree, and the reference for building
+//! on pages.
 //!
-//! It uses the store as any user can: pages by number, transactions, runs of pages, the root page. So the store's
-//! promises hold for it: a commit of a tree's changes is there as a whole or not at all, and readers see the tree as of
-//! one commit.
+//! It uses the store as any user can: pages by number, transactions, runs of pages, the root page.
+//! So the store's promises hold for it: a commit of a tree's changes is there as a whole or not at
+//! all, and readers see the tree as of one commit.
 //!
 //! ```text
 //!   root ─────────── inner page      separators, as short as they can be
@@ -13,13 +14,15 @@
 //! ```
 //!
 //! Invariants:
-//! 1. The root keeps its page: it grows and shrinks in place. So the number of that page identifies the tree.
-//! 2. All keys below an entry of an inner page are at or above its key, and below the next entry's key. Every key
-//!    between two keys has their common prefix, so an insertion never changes a page's prefix.
+//! 1. The root keeps its page: it grows and shrinks in place. So the number of that page identifies
+//!    the tree.
+//! 2. All keys below an entry of an inner page are at or above its key, and below the next entry's
+//!    key. Every key between two keys has their common prefix, so an insertion never changes a
+//!    page's prefix.
 //! 3. Each page belongs to one tree, and occurs once in it.
 //!
-//! Fails with [`TreeError::NotATree`] at a page that is intact but invalid, and as the store does; it never panics.
-//! `format` specifies the pages.
+//! Fails with [`TreeError::NotATree`] at a page that is intact but invalid, and as the store does;
+//! it never panics. `format` specifies the pages.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("pagekeeper-tree needs Linux: its rules are about the Linux page cache");
@@ -57,9 +60,10 @@ pub const MAX_VALUE_BYTES: usize = format::MAX_VALUE;
 
 /// An ordered map of byte strings, in the pages of a store.
 ///
-/// It is only the number of its root page, which it keeps as long as it exists. So it can be stored beside the store,
-/// and used in any transaction. A tree is read in a [`ReadTxn`](pagekeeper_store::ReadTxn), as of its snapshot, or in a
-/// [`WriteTxn`], with the changes made so far.
+/// It is only the number of its root page, which it keeps as long as it exists. So it can be stored
+/// beside the store, and used in any transaction. A tree is read in a
+/// [`ReadTxn`](pagekeeper_store::ReadTxn), as of its snapshot, or in a [`WriteTxn`], with the
+/// changes made so far.
 ///
 /// ```
 /// use pagekeeper_store::{Durability, Store};
@@ -87,8 +91,9 @@ pub const MAX_VALUE_BYTES: usize = format::MAX_VALUE;
 ///
 /// # Several trees
 ///
-/// A store may have any number of trees, each with its own root page, and one transaction can change any of them. Their
-/// names can be kept in a tree whose values are the numbers of root pages:
+/// A store may have any number of trees, each with its own root page, and one transaction can
+/// change any of them. Their names can be kept in a tree whose values are the numbers of root
+/// pages:
 ///
 /// ```
 /// # use pagekeeper_store::{Durability, Store};
@@ -107,18 +112,21 @@ pub const MAX_VALUE_BYTES: usize = format::MAX_VALUE;
 ///
 /// # Limits
 ///
-/// - Keys have 0 to [`MAX_KEY_BYTES`] (512) bytes, and are ordered by their bytes. Values have 0 to 4 GiB less one
-///   byte, if one transaction with all its pages fits into the journal
-///   ([`Error::TransactionTooLarge`](pagekeeper_store::Error::TransactionTooLarge)). All page sizes of a store are supported.
-/// - An entry that takes more than a quarter of a page (1016 bytes for 4 KiB pages) has its value in separate pages: at
-///   least one, of which the tree uses 16 bytes.
-/// - There is one writer at a time, as for the store. Each page that a transaction changes is in memory until its
-///   commit, and so are large values as a whole. A value of more than one page is also in memory while it is read.
+/// - Keys have 0 to [`MAX_KEY_BYTES`] (512) bytes, and are ordered by their bytes. Values have 0 to
+///   4 GiB less one byte, if one transaction with all its pages fits into the journal
+///   ([`Error::TransactionTooLarge`](pagekeeper_store::Error::TransactionTooLarge)). All page sizes
+///   of a store are supported.
+/// - An entry that takes more than a quarter of a page (1016 bytes for 4 KiB pages) has its value
+///   in separate pages: at least one, of which the tree uses 16 bytes.
+/// - There is one writer at a time, as for the store. Each page that a transaction changes is in
+///   memory until its commit, and so are large values as a whole. A value of more than one page is
+///   also in memory while it is read.
 /// - It does not know how many entries it has: [`len`](Self::len) reads all leaves.
-/// - A leaf that becomes less than a third full is merged with a neighbour if both fit into 7/8 of a page. Pages that
-///   lost fewer entries stay as they are.
-/// - The last leaf has no upper bound, so it stores its keys in full. If keys come in ascending order and have a long
-///   common prefix, leaves are filled with full keys, and have free space once the next leaf has begun.
+/// - A leaf that becomes less than a third full is merged with a neighbour if both fit into 7/8 of
+///   a page. Pages that lost fewer entries stay as they are.
+/// - The last leaf has no upper bound, so it stores its keys in full. If keys come in ascending
+///   order and have a long common prefix, leaves are filled with full keys, and have free space
+///   once the next leaf has begun.
 /// - After an error of a change, the transaction has a part of that change: drop it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tree {
@@ -145,8 +153,8 @@ impl Tree {
         self.root
     }
 
-    /// Returns the value of a key. A value of more than 1 KiB that is within one page is not copied: the page stays in
-    /// memory as long as the value does.
+    /// Returns the value of a key. A value of more than 1 KiB that is within one page is not
+    /// copied: the page stays in memory as long as the value does.
     ///
     /// Fails with [`TreeError::KeyTooLong`], with [`TreeError::NotATree`], and as
     /// [`ReadTxn::read`](pagekeeper_store::ReadTxn::read) does.
@@ -154,11 +162,12 @@ impl Tree {
         read::get(pages, self.root, key)
     }
 
-    /// Calls `read` with the value of a key, in place if it is within one page, and returns its result; `None` if there
-    /// is no such key.
+    /// Calls `read` with the value of a key, in place if it is within one page, and returns its
+    /// result; `None` if there is no such key.
     ///
-    /// This is the fastest way to read: nothing is copied or allocated, and memory that other readers use is not
-    /// written. The page cannot be evicted while `read` runs, so `read` should be short.
+    /// This is the fastest way to read: nothing is copied or allocated, and memory that other
+    /// readers use is not written. The page cannot be evicted while `read` runs, so `read` should
+    /// be short.
     ///
     /// ```
     /// # use pagekeeper_store::{Durability, Store};
@@ -186,29 +195,32 @@ impl Tree {
 
     /// Sets the value of a key. Returns true if it had one before.
     ///
-    /// A value that is as long as the previous one, or takes as many pages, is changed in place, so that the journal
-    /// gets only the difference. Fails with [`TreeError::KeyTooLong`] and [`TreeError::ValueTooLong`], with
-    /// [`TreeError::NotATree`], and as the store does ([`WriteTxn::page_mut`], [`WriteTxn::allocate`],
-    /// [`WriteTxn::free`]).
+    /// A value that is as long as the previous one, or takes as many pages, is changed in place, so
+    /// that the journal gets only the difference. Fails with [`TreeError::KeyTooLong`] and
+    /// [`TreeError::ValueTooLong`], with [`TreeError::NotATree`], and as the store does
+    /// ([`WriteTxn::page_mut`], [`WriteTxn::allocate`], [`WriteTxn::free`]).
     pub fn insert(&self, txn: &mut WriteTxn<'_>, key: &[u8], value: &[u8]) -> Result<bool, TreeError> {
         write::insert(txn, self.root, key, value)
     }
 
-    /// Removes a key and its value, and frees the value's pages. Returns false if there is no such key.
+    /// Removes a key and its value, and frees the value's pages. Returns false if there is no such
+    /// key.
     ///
     /// Fails as [`insert`](Self::insert) does.
     pub fn remove(&self, txn: &mut WriteTxn<'_>, key: &[u8]) -> Result<bool, TreeError> {
         write::remove(txn, self.root, key)
     }
 
-    /// Frees all pages of the tree, including its root, so that it no longer exists. Reads all of it except the values.
+    /// Frees all pages of the tree, including its root, so that it no longer exists. Reads all of
+    /// it except the values.
     ///
     /// Fails as [`insert`](Self::insert) does.
     pub fn delete(self, txn: &mut WriteTxn<'_>) -> Result<(), TreeError> {
         write::delete(txn, self.root)
     }
 
-    /// Returns the entries whose keys are in a range, from both ends. A range that ends before it begins is empty.
+    /// Returns the entries whose keys are in a range, from both ends. A range that ends before it
+    /// begins is empty.
     ///
     /// ```
     /// # use pagekeeper_store::{Durability, Store};
@@ -237,12 +249,13 @@ impl Tree {
         Range::new(pages, self.root, owned(range.start_bound()), owned(range.end_bound()))
     }
 
-    /// Calls `visit` with the entries whose keys are in a range, in order, until it breaks. Returns the value that it
-    /// broke with.
+    /// Calls `visit` with the entries whose keys are in a range, in order, until it breaks. Returns
+    /// the value that it broke with.
     ///
-    /// This is the fastest way to read many entries: it borrows keys and values, while [`range`](Self::range) returns
-    /// owned ones. Nothing is allocated for an entry, and a value within one page is not copied. While `visit` runs,
-    /// its leaf and the value's page cannot be evicted, so `visit` should be short.
+    /// This is the fastest way to read many entries: it borrows keys and values, while
+    /// [`range`](Self::range) returns owned ones. Nothing is allocated for an entry, and a value
+    /// within one page is not copied. While `visit` runs, its leaf and the value's page cannot be
+    /// evicted, so `visit` should be short.
     ///
     /// ```
     /// use std::ops::ControlFlow;
@@ -271,8 +284,9 @@ impl Tree {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// Fails with [`TreeError::NotATree`], and as [`ReadTxn::read`](pagekeeper_store::ReadTxn::read) does. Entries that were
-    /// visited before remain valid.
+    /// Fails with [`TreeError::NotATree`], and as
+    /// [`ReadTxn::read`](pagekeeper_store::ReadTxn::read) does. Entries that were visited before
+    /// remain valid.
     pub fn scan_with<K: AsRef<[u8]>, B>(
         &self,
         pages: &impl Pages,
@@ -337,9 +351,9 @@ impl Tree {
         read::len(pages, self.root)
     }
 
-    /// Walks the whole tree, including its values, and fails with the first invalid page. Each page must occur once,
-    /// levels must decrease by one, and keys must be in order and within the bounds above them. Takes a few bytes of
-    /// memory for each page of the tree.
+    /// Walks the whole tree, including its values, and fails with the first invalid page. Each page
+    /// must occur once, levels must decrease by one, and keys must be in order and within the
+    /// bounds above them. Takes a few bytes of memory for each page of the tree.
     ///
     /// [`unused_pages`] finds pages that belong to no tree.
     pub fn check(&self, pages: &impl Pages) -> Result<TreeCheck, TreeError> {
@@ -347,11 +361,11 @@ impl Tree {
     }
 }
 
-/// Returns the pages that are in use but belong to none of these trees, in ascending order. With all trees of a store,
-/// these are the pages that others have allocated.
+/// Returns the pages that are in use but belong to none of these trees, in ascending order. With
+/// all trees of a store, these are the pages that others have allocated.
 ///
-/// Checks the trees as [`Tree::check`] does, and reads all pages of the store. Fails as that does, and also if two
-/// trees share a page.
+/// Checks the trees as [`Tree::check`] does, and reads all pages of the store. Fails as that does,
+/// and also if two trees share a page.
 pub fn unused_pages(pages: &impl Pages, trees: &[Tree]) -> Result<Vec<PageNo>, TreeError> {
     check::unused_pages(pages, trees.iter().map(Tree::root))
 }

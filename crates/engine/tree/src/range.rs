@@ -1,9 +1,11 @@
 //! Scans: the entries of a range, from both ends.
 //!
-//! Leaves have no links, so that a split changes no neighbour: each end keeps the pages above its leaf.
+//! Leaves have no links, so that a split changes no neighbour: each end keeps the pages above its
+//! leaf.
 //!
-//! Invariants: each returned entry is between those that both ends have returned, and each key is behind the previous
-//! one, or the scan ends in an error. No scan loads more than twice the store's number of pages.
+//! Invariants: each returned entry is between those that both ends have returned, and each key is
+//! behind the previous one, or the scan ends in an error. No scan loads more than twice the store's
+//! number of pages.
 
 use std::fmt;
 use std::ops::Bound;
@@ -16,7 +18,8 @@ use crate::format::{MAX_KEY, NodeFault};
 use crate::read::{Pages, load, node, value_of};
 use crate::value::Value;
 
-/// The entries of a range of keys, from both ends, as returned by [`Tree::range`](crate::Tree::range).
+/// The entries of a range of keys, from both ends, as returned by
+/// [`Tree::range`](crate::Tree::range).
 ///
 /// After an error there are no more.
 pub struct Range<'t, T> {
@@ -38,7 +41,8 @@ type Cursor = Vec<CursorLevel>;
 struct CursorLevel {
     number: PageNo,
     page: Page,
-    /// In an inner page, the entry that was taken. In a leaf, how many entries are before the next one.
+    /// In an inner page, the entry that was taken. In a leaf, how many entries are before the next
+    /// one.
     at: usize,
 }
 

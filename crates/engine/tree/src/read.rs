@@ -1,4 +1,5 @@
-//! Reading: from the root to a leaf, one page per level. No page is copied, or kept longer than needed.
+//! Reading: from the root to a leaf, one page per level. No page is copied, or kept longer than
+//! needed.
 //!
 //! Invariant: a page's level is one below that of its parent, so each way down ends.
 
@@ -14,7 +15,8 @@ use crate::value::{self, Value};
 /// Maximum bytes of a value that is copied out of its leaf, instead of keeping the leaf.
 const COPIED_BYTES_MAX: usize = 1024;
 
-/// The transaction that a tree is read in: a [`ReadTxn`] or a [`WriteTxn`]. Nothing else implements it.
+/// The transaction that a tree is read in: a [`ReadTxn`] or a [`WriteTxn`]. Nothing else implements
+/// it.
 pub trait Pages: sealed::Sealed {
     /// Returns the payload of a page, as the transaction's `read` does.
     fn page(&self, page: PageNo) -> Result<Page, Error>;

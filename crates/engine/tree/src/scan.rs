@@ -1,11 +1,13 @@
 //! Scans in place: each entry of a range is visited where it is.
 //!
-//! While the entries of a leaf are visited, only that leaf, and the page of the value, are kept from eviction. The scan
-//! keeps the numbers of the pages above, and loads them again when the next leaf is due.
+//! While the entries of a leaf are visited, only that leaf, and the page of the value, are kept
+//! from eviction. The scan keeps the numbers of the pages above, and loads them again when the next
+//! leaf is due.
 //!
-//! Invariants: as in [`crate::range`], entries are visited in order and within the range, or the scan ends in an error.
-//! No scan loads more than twice the store's number of pages from the tree: each page once on the way down, and its
-//! parent once more for the next one. The pages of a large value are as many as its length requires.
+//! Invariants: as in [`crate::range`], entries are visited in order and within the range, or the
+//! scan ends in an error. No scan loads more than twice the store's number of pages from the tree:
+//! each page once on the way down, and its parent once more for the next one. The pages of a large
+//! value are as many as its length requires.
 
 use std::ops::{Bound, ControlFlow};
 
@@ -180,8 +182,8 @@ where
         Ok(None)
     }
 
-    /// Checks that the first key of a leaf is behind the last visited one or, if there is none, within the range from
-    /// this end.
+    /// Checks that the first key of a leaf is behind the last visited one or, if there is none,
+    /// within the range from this end.
     fn check_first(&self, leaf: &Node<'_>, suffix: &[u8]) -> Result<(), ()> {
         let key = [leaf.prefix(), suffix].concat();
         let is_sound = match (self.is_begun, self.end) {

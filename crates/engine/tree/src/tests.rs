@@ -68,7 +68,8 @@ fn random_value(rng: &mut Rng, payload: usize) -> Vec<u8> {
     (0..len as u64).map(|at| (first ^ at.wrapping_mul(31)).to_le_bytes()[0]).collect()
 }
 
-/// Checks that a tree is valid and has the expected content, from both ends, and that the store has lost no page.
+/// Checks that a tree is valid and has the expected content, from both ends, and that the store has
+/// lost no page.
 fn compare(tree: Tree, pages: &impl Pages, model: &Model) {
     let checked = tree.check(pages).unwrap();
     assert_eq!(checked.entries, model.len() as u64);
@@ -84,8 +85,8 @@ fn compare(tree: Tree, pages: &impl Pages, model: &Model) {
     assert_eq!(ends, [model.keys().next().cloned(), model.keys().next_back().cloned()]);
 }
 
-/// Checks that a scan in place visits the first entries of these, or all, and that a scan back does the same from the
-/// other end.
+/// Checks that a scan in place visits the first entries of these, or all, and that a scan back does
+/// the same from the other end.
 fn compare_scan<'m, K: AsRef<[u8]>>(
     tree: Tree,
     pages: &impl Pages,

@@ -1,11 +1,11 @@
 //! Values, including large ones in extents of separate pages.
 //!
-//! A new value takes free pages first, with one extent for each row of consecutive pages, and the rest from a run at
-//! the end of the data file. A value that takes as many pages as the previous one overwrites it, but only the pages
-//! that differ.
+//! A new value takes free pages first, with one extent for each row of consecutive pages, and the
+//! rest from a run at the end of the data file. A value that takes as many pages as the previous
+//! one overwrites it, but only the pages that differ.
 //!
-//! Invariant: the pages of a value follow only from its length and its extents' heads; none of its bytes is taken for a
-//! head.
+//! Invariant: the pages of a value follow only from its length and its extents' heads; none of its
+//! bytes is taken for a head.
 
 use std::fmt;
 use std::ops::{Deref, Range};
@@ -18,8 +18,8 @@ use crate::format::extent::{EXTENT_HEAD_BYTES, Extent, pages_for, room_of};
 use crate::format::node::LargeRef;
 use crate::read::Pages;
 
-/// The value of an entry as it was when it was read; later commits do not change it. While it exists, it keeps a page
-/// in memory, or memory of its own length.
+/// The value of an entry as it was when it was read; later commits do not change it. While it
+/// exists, it keeps a page in memory, or memory of its own length.
 #[derive(Clone)]
 pub struct Value(ValueBytes);
 
@@ -72,8 +72,8 @@ impl fmt::Debug for Value {
     }
 }
 
-/// Returns the extents of a value, each with the number of its first page. They have as many pages as the value needs,
-/// and all of them are in the store.
+/// Returns the extents of a value, each with the number of its first page. They have as many pages
+/// as the value needs, and all of them are in the store.
 pub(crate) fn extents(pages: &impl Pages, large: LargeRef) -> Result<Vec<(PageNo, Extent)>, TreeError> {
     let (mut found, mut left, mut next) = (Vec::new(), u64::from(large.len), Some(large.page));
     // The extents of a value that contains itself would never end, nor would the memory for them.
@@ -131,7 +131,8 @@ fn parts(extents: &[(PageNo, Extent)], len: usize, payload: usize) -> Vec<ValueP
     parts
 }
 
-/// Returns the range of a value that has one page with this head; `None` if it has more pages, or anything is wrong.
+/// Returns the range of a value that has one page with this head; `None` if it has more pages, or
+/// anything is wrong.
 fn in_one_page(head: &[u8], large: LargeRef) -> Option<Range<usize>> {
     let only = Extent { pages: 1, next: None };
     let place = EXTENT_HEAD_BYTES..EXTENT_HEAD_BYTES + large.len as usize;
@@ -170,7 +171,8 @@ fn read_into(
     Ok(())
 }
 
-/// Calls `read` with the bytes of a value: in place if it has one page, otherwise assembled in `room`.
+/// Calls `read` with the bytes of a value: in place if it has one page, otherwise assembled in
+/// `room`.
 #[inline]
 pub(crate) fn read_with<T>(
     pages: &impl Pages,
@@ -188,7 +190,8 @@ pub(crate) fn read_with<T>(
     })
 }
 
-/// Returns the pages of a value, after checking that each can be read, and that only zeros follow its end.
+/// Returns the pages of a value, after checking that each can be read, and that only zeros follow
+/// its end.
 pub(crate) fn check(pages: &impl Pages, large: LargeRef) -> Result<Vec<PageNo>, TreeError> {
     let extents = extents(pages, large)?;
     let payload = pages.page(extents[0].0)?.len();
@@ -260,7 +263,8 @@ fn allocate(txn: &mut WriteTxn<'_>, len: u32) -> Result<(Vec<(PageNo, Extent)>, 
     Ok((extents.collect(), payload))
 }
 
-/// Overwrites a value. Returns false, with nothing changed, if the new value takes fewer or more pages.
+/// Overwrites a value. Returns false, with nothing changed, if the new value takes fewer or more
+/// pages.
 pub(crate) fn overwrite(txn: &mut WriteTxn<'_>, before: LargeRef, value: &[u8]) -> Result<bool, TreeError> {
     let extents = extents(txn, before)?;
     let payload = txn.read(before.page.into())?.len();

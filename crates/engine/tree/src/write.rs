@@ -1,9 +1,10 @@
-//! Changing: entries are changed in their leaf, in place if there is room. Full pages are split, and two pages that fit
-//! into one are merged.
+//! Changing: entries are changed in their leaf, in place if there is room. Full pages are split,
+//! and two pages that fit into one are merged.
 //!
-//! Invariants: the way down is recorded, so that the bounds of a page's keys are known when it is rebuilt. A split in
-//! the middle leaves two half-full pages. A split at either end of the tree keeps all entries in one page, so that keys
-//! inserted in order fill their pages. A change fails halfway only if the store does, or a page is invalid.
+//! Invariants: the way down is recorded, so that the bounds of a page's keys are known when it is
+//! rebuilt. A split in the middle leaves two half-full pages. A split at either end of the tree
+//! keeps all entries in one page, so that keys inserted in order fill their pages. A change fails
+//! halfway only if the store does, or a page is invalid.
 
 use pagekeeper_store::{Page, PageNo, WriteTxn};
 
@@ -202,8 +203,8 @@ fn narrow(page: PageNo) -> u32 {
     u32::try_from(page).unwrap_or_else(|_| unreachable!("a store has less than 2^32 pages"))
 }
 
-/// Returns the first entry of the second page after an entry was inserted at `place`; `None` if the entries do not fit
-/// into two pages.
+/// Returns the first entry of the second page after an entry was inserted at `place`; `None` if the
+/// entries do not fit into two pages.
 fn middle(entries: &[MovedEntry], place: usize, bounds: &KeyBounds, room: usize) -> Option<usize> {
     let last = entries.len().checked_sub(1).filter(|last| *last > 0)?;
     // Keys in order extend the tree at one end.
@@ -285,8 +286,9 @@ pub(crate) fn remove(txn: &mut WriteTxn<'_>, root: PageNo, key: &[u8]) -> Result
     Ok(true)
 }
 
-/// Merges a page that has become sparse with a neighbour, and then pages above it that become sparse. Returns true if
-/// the page had no neighbour, but has got one because pages above it were merged.
+/// Merges a page that has become sparse with a neighbour, and then pages above it that become
+/// sparse. Returns true if the page had no neighbour, but has got one because pages above it were
+/// merged.
 fn balance(
     txn: &mut WriteTxn<'_>,
     root: PageNo,

@@ -1,7 +1,7 @@
 //! Conversion of byte counts from files to memory.
 
-/// Converts a length of memory, or an offset in it. It always fits if pointers have 64 bits, and then costs
-/// nothing.
+/// Converts a length of memory, or an offset in it. It always fits if pointers have 64 bits, and
+/// then costs nothing.
 ///
 /// # Panics
 ///

@@ -1,4 +1,5 @@
-//! All errors, in one type. It is `Clone`, so that every thread that waited for a failed sync gets the same error.
+//! All errors, in one type. It is `Clone`, so that every thread that waited for a failed sync gets
+//! the same error.
 
 use std::path::PathBuf;
 
@@ -10,7 +11,8 @@ use pagekeeper_text::escaped;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The disk failed, or a file can't be opened; the message names the call, the path and the system's error.
+    /// The disk failed, or a file can't be opened; the message names the call, the path and the
+    /// system's error.
     #[error(transparent)]
     Io(#[from] pagekeeper_io::Error),
     /// Records that were acknowledged as durable are lost: they can't be read any more.
@@ -40,7 +42,8 @@ pub enum Error {
         /// One of the names in it.
         found: String,
     },
-    /// Creating the log was interrupted, by a crash or an error; no record was ever in it. Create it again.
+    /// Creating the log was interrupted, by a crash or an error; no record was ever in it. Create
+    /// it again.
     #[error("{}: this log was never finished: create it again", escaped(path))]
     Unfinished {
         /// The directory.
@@ -60,7 +63,8 @@ pub enum Error {
         /// The version found in it.
         version: u32,
     },
-    /// The log was written by an older pagekeeper, in a format that is no longer supported. Nothing was changed.
+    /// The log was written by an older pagekeeper, in a format that is no longer supported. Nothing
+    /// was changed.
     #[error(
         "{}: written by an older pagekeeper (format {version}), which this one does not read",
         escaped(path)
@@ -144,8 +148,8 @@ pub enum Error {
         /// The LSN of the reader.
         lsn: Lsn,
     },
-    /// A write or sync failed before. The log accepts nothing more, because the state on the disk is unknown. Open
-    /// it again to find out.
+    /// A write or sync failed before. The log accepts nothing more, because the state on the disk
+    /// is unknown. Open it again to find out.
     #[error("the log accepts nothing after an error: {cause}")]
     Poisoned {
         /// The original error.
@@ -198,7 +202,8 @@ pub enum Error {
         /// The oldest position in the log.
         first: Position,
     },
-    /// The position is past the end of the log, or of its segment. It may belong to a record that a crash lost.
+    /// The position is past the end of the log, or of its segment. It may belong to a record that a
+    /// crash lost.
     #[error("{position} is past {end}, where the log or this segment of it ends")]
     PastEnd {
         /// The given position.

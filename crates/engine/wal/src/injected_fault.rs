@@ -1,5 +1,5 @@
-//! Faults that crash tests inject, to prove that the tests detect them: tests of this crate, and of crates built on
-//! it (feature `injected-faults`). There are none outside of tests.
+//! Faults that crash tests inject, to prove that the tests detect them: tests of this crate, and of
+//! crates built on it (feature `injected-faults`). There are none outside of tests.
 
 /// Whether this fault is injected.
 macro_rules! injected_fault {
@@ -15,8 +15,8 @@ macro_rules! injected_fault {
 pub(crate) use injected_fault;
 
 /// A fault of a [`RedoLog`](crate::RedoLog), for
-/// [`RedoOptions::injected_fault`](crate::RedoOptions::injected_fault). It exists only with the feature
-/// `injected-faults`, for tests of crates built on the log: a crash test must detect it.
+/// [`RedoOptions::injected_fault`](crate::RedoOptions::injected_fault). It exists only with the
+/// feature `injected-faults`, for tests of crates built on the log: a crash test must detect it.
 #[cfg(any(test, feature = "injected-faults"))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -55,7 +55,8 @@ pub enum InjectedFault {
     EpochNotNoted,
     /// The bytes past an end are not searched for a record that proves an earlier loss.
     NoSearchBehindEnd,
-    /// Space that a checkpoint frees is overwritten once one slot of the control file has the checkpoint.
+    /// Space that a checkpoint frees is overwritten once one slot of the control file has the
+    /// checkpoint.
     OneSlotIsEnough,
     /// A block that can't be read is treated as empty.
     UnreadableIsEmpty,

@@ -1,15 +1,15 @@
 //! Logs that release their page cache.
 //!
-//! An engine's log files fill the kernel's page cache with pages that nobody reads again. These logs leave no pages
-//! behind:
+//! An engine's log files fill the kernel's page cache with pages that nobody reads again. These
+//! logs leave no pages behind:
 //!
 //! | | what | pages |
 //! |---|---|---|
 //! | [`RedoLog`] | a ring of preallocated files, read after a crash only | released behind the writer |
 //! | [`BinLog`] | segments without end, with followers | released behind the last near follower |
 //!
-//! The best way of writing on a file system is found by testing it ([`LogMode`]). An error of a write or a sync is
-//! final: from then on the log accepts nothing, and every caller gets the error.
+//! The best way of writing on a file system is found by testing it ([`LogMode`]). An error of a
+//! write or a sync is final: from then on the log accepts nothing, and every caller gets the error.
 //!
 //! ```
 //! use pagekeeper_wal::RedoLog;

@@ -1,7 +1,8 @@
-//! The ways in which a log leaves no pages in the cache: they are released after each sync, dropped by the kernel,
-//! or never made. [`WriteSupport`] finds the ways that work on a file system.
+//! The ways in which a log leaves no pages in the cache: they are released after each sync, dropped
+//! by the kernel, or never made. [`WriteSupport`] finds the ways that work on a file system.
 //!
-//! These measurements decide `Auto` (Linux 6.18, ext4 and XFS on a virtual disk, writes at depth 1):
+//! These measurements decide `Auto` (Linux 6.18, ext4 and XFS on a virtual disk, writes at depth
+//! 1):
 //!
 //! | | overwriting a ring | appending |
 //! |---|---|---|
@@ -30,10 +31,11 @@ pub enum LogMode {
     /// The best mode for this use of the log, of those that work here.
     #[default]
     Auto,
-    /// Through the page cache; pages are released once they are synced and no near follower needs them.
+    /// Through the page cache; pages are released once they are synced and no near follower needs
+    /// them.
     Buffered,
-    /// Through the page cache, which drops each page as soon as it is written (`RWF_DONTCACHE`, Linux 6.14). Followers
-    /// read from the device.
+    /// Through the page cache, which drops each page as soon as it is written (`RWF_DONTCACHE`,
+    /// Linux 6.14). Followers read from the device.
     Uncached,
     /// Past the page cache (`O_DIRECT`). Followers read from the device.
     Direct,
@@ -76,9 +78,11 @@ pub struct ChosenMode {
 }
 
 impl LogMode {
-    /// Returns the mode for files in a directory: the requested one if it is real there, otherwise the next best.
+    /// Returns the mode for files in a directory: the requested one if it is real there, otherwise
+    /// the next best.
     ///
-    /// A simulated disk is not probed: on it `Auto` is `Buffered`, and every other request is granted.
+    /// A simulated disk is not probed: on it `Auto` is `Buffered`, and every other request is
+    /// granted.
     pub fn choose(
         self,
         io: &dyn Io,
@@ -156,12 +160,13 @@ impl fmt::Display for LogMode {
     }
 }
 
-/// Whether a durable write (`RWF_DSYNC`) past the page cache is durable when it returns, on the directory's file
-/// system.
+/// Whether a durable write (`RWF_DSYNC`) past the page cache is durable when it returns, on the
+/// directory's file system.
 ///
-/// No call reports that, and only a power cut would reveal it. It is known of ext4, XFS and btrfs, which sync the
-/// data and metadata of such a write. FUSE passes the flag on and nothing obeys it (Linux 6.18: a write is one
-/// request, and no fsync follows). Other file systems are unknown. On those and FUSE, a sync has to follow.
+/// No call reports that, and only a power cut would reveal it. It is known of ext4, XFS and btrfs,
+/// which sync the data and metadata of such a write. FUSE passes the flag on and nothing obeys it
+/// (Linux 6.18: a write is one request, and no fsync follows). Other file systems are unknown. On
+/// those and FUSE, a sync has to follow.
 pub(crate) fn honours_durable_writes(io: &dyn Io, directory: &Path) -> bool {
     if !has_real_files(io) {
         return true;

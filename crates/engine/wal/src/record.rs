@@ -1,7 +1,8 @@
-//! Records: the encoding of a log's entries on disk, and the rules for accepting bytes as a record when they are
-//! read back.
+//! Records: the encoding of a log's entries on disk, and the rules for accepting bytes as a record
+//! when they are read back.
 //!
-//! A record is a header of 24 bytes, little endian, and a body, filled up with zeros to a multiple of 8:
+//! A record is a header of 24 bytes, little endian, and a body, filled up with zeros to a multiple
+//! of 8:
 //!
 //! | bytes | what |
 //! |---|---|
@@ -12,17 +13,18 @@
 //! | 20..24 | distance from the LSN back to the durable end known then, in units of 8 bytes |
 //!
 //! Invariants:
-//! 1. A record is accepted only at the LSN in its header, with the salt in force there, and with a matching
-//!    checksum. Neither data from before a wraparound nor the remains of a crash past the end are mistaken for a
-//!    record.
-//! 2. Each sync begins with padding up to the next block, and no synced block is written again: a write that a
-//!    crash tears damages nothing that was acknowledged.
-//! 3. After a crash a log continues under a new salt, from the first block start past the end that was found on: an
-//!    epoch. The epochs are listed not in the records but in the log's metadata (a ring's control file, a segment's
-//!    header).
+//! 1. A record is accepted only at the LSN in its header, with the salt in force there, and with a
+//!    matching checksum. Neither data from before a wraparound nor the remains of a crash past the
+//!    end are mistaken for a record.
+//! 2. Each sync begins with padding up to the next block, and no synced block is written again: a
+//!    write that a crash tears damages nothing that was acknowledged.
+//! 3. After a crash a log continues under a new salt, from the first block start past the end that
+//!    was found on: an epoch. The epochs are listed not in the records but in the log's metadata (a
+//!    ring's control file, a segment's header).
 //!
-//! Reading ([`RecordReader`]) ends at the first place without a record, unless the metadata or a later record proves that
-//! this place was durable. Damaged padding that the metadata says was durable is skipped, since it holds nothing.
+//! Reading ([`RecordReader`]) ends at the first place without a record, unless the metadata or a
+//! later record proves that this place was durable. Damaged padding that the metadata says was
+//! durable is skipped, since it holds nothing.
 
 mod buffered;
 mod reader;
@@ -52,8 +54,8 @@ pub(crate) enum RecordKind {
     Data,
     /// Fills up a block.
     Padding,
-    /// An entry of a group that continues with the next record. It counts only with the data record that ends the
-    /// group.
+    /// An entry of a group that continues with the next record. It counts only with the data record
+    /// that ends the group.
     Part,
     /// A kind from a newer version.
     Unknown(u8),
@@ -77,8 +79,8 @@ pub(crate) const fn size(body: usize) -> u64 {
     (RECORD_HEADER_BYTES as u64 + body as u64).next_multiple_of(8)
 }
 
-/// Returns the size of the padding due at `lsn`: at least a header, up to the start of a block. Returns 0 if a
-/// block starts there.
+/// Returns the size of the padding due at `lsn`: at least a header, up to the start of a block.
+/// Returns 0 if a block starts there.
 pub(crate) const fn padding_size(lsn: u64) -> u64 {
     let rest = lsn.next_multiple_of(BLOCK) - lsn;
     if rest == 0 || rest >= RECORD_HEADER_BYTES as u64 { rest } else { rest + BLOCK }
@@ -96,7 +98,8 @@ impl RecordHeader {
         self.encode_over(crc32c::crc32c(body))
     }
 
-    /// Encodes like [`Self::encode`], from the CRC-32C of the body, which can be computed before the LSN is known.
+    /// Encodes like [`Self::encode`], from the CRC-32C of the body, which can be computed before
+    /// the LSN is known.
     pub(crate) fn encode_over(&self, body_crc: u32) -> [u8; RECORD_HEADER_BYTES] {
         let mut bytes = [0; RECORD_HEADER_BYTES];
         let kind = match self.kind {
@@ -118,7 +121,8 @@ impl RecordHeader {
         bytes
     }
 
-    /// Decodes the header at `lsn` under `salt`, if `bytes` may begin a record. Does not check its checksum.
+    /// Decodes the header at `lsn` under `salt`, if `bytes` may begin a record. Does not check its
+    /// checksum.
     pub(crate) fn decode(bytes: &[u8], lsn: u64, salt: u32) -> Option<Self> {
         let header = Self::decode_any(bytes)?;
         (header.lsn == lsn && header.salt == salt).then_some(header)
@@ -156,7 +160,8 @@ impl RecordHeader {
     }
 }
 
-/// Whether the record at the start of `bytes` matches its checksum. Its header states a body of `len` bytes.
+/// Whether the record at the start of `bytes` matches its checksum. Its header states a body of
+/// `len` bytes.
 pub(crate) fn is_whole(bytes: &[u8], len: usize) -> bool {
     let (Some(header), Some(body)) = (
         bytes.first_chunk::<RECORD_HEADER_BYTES>(),
@@ -192,9 +197,9 @@ pub(crate) fn encode_padding(lsn: u64, salt: u32, durable_upto: u64) -> Vec<u8> 
 
 /// Whether `bytes`, of the size of the padding due at `lsn`, are that padding with damage.
 ///
-/// Everything in padding is known beforehand except the durable end. Its checksum therefore identifies it, whatever
-/// else in it is damaged. If the checksum itself is damaged, everything else has to match, and the checksum must
-/// not be that of data.
+/// Everything in padding is known beforehand except the durable end. Its checksum therefore
+/// identifies it, whatever else in it is damaged. If the checksum itself is damaged, everything
+/// else has to match, and the checksum must not be that of data.
 pub(crate) fn is_damaged_padding(bytes: &[u8], lsn: u64, salt: u32) -> bool {
     let Some(durable) = bytes.get(20..RECORD_HEADER_BYTES) else { return false };
     let body = vec![0; bytes.len() - RECORD_HEADER_BYTES];

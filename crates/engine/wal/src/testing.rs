@@ -1,5 +1,5 @@
-//! Helpers of this crate's own tests: residency, the volume of data, the number of simulated lives, and checks for
-//! injected faults.
+//! Helpers of this crate's own tests: residency, the volume of data, the number of simulated lives,
+//! and checks for injected faults.
 
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,8 +8,8 @@ use std::path::Path;
 use pagekeeper_kernel::{InspectedFile, Links, residency};
 use pagekeeper_testing::skip;
 
-/// Returns the resident bytes of all files in a directory; `None`, reported as skipped, if the kernel does not
-/// report them.
+/// Returns the resident bytes of all files in a directory; `None`, reported as skipped, if the
+/// kernel does not report them.
 pub(crate) fn resident(dir: &Path) -> Option<u64> {
     let mut sum = 0;
     for entry in std::fs::read_dir(dir).unwrap() {

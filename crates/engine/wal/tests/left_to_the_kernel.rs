@@ -1,5 +1,5 @@
-//! Logs that are configured not to release: their pages stay resident, also after the log is closed. Some kernels
-//! reclaim a few pages even with enough free memory.
+//! Logs that are configured not to release: their pages stay resident, also after the log is
+//! closed. Some kernels reclaim a few pages even with enough free memory.
 
 use std::path::Path;
 
@@ -9,7 +9,8 @@ use pagekeeper_wal::{BinLog, LogMode, RedoLog};
 
 const MIB: u64 = 1 << 20;
 
-/// Returns the resident bytes of all files; `None`, and reported, if the kernel does not report them.
+/// Returns the resident bytes of all files; `None`, and reported, if the kernel does not report
+/// them.
 fn resident(dir: &Path) -> Option<u64> {
     let mut sum = 0;
     for entry in std::fs::read_dir(dir).unwrap() {

@@ -1,8 +1,9 @@
 //! Reads the configuration files that a user names: profiles, the guard's options, disk profiles.
 //!
-//! Invariants: only regular files are read, without blocking, and at most [`CONFIG_BYTES_MAX`] bytes. An error
-//! quotes at most [`QUOTED_CHARACTERS_MAX`] characters of a line, and says at most [`ERROR_CHARACTERS_MAX`]
-//! characters about it, both escaped. Errors are [`ProfileError`]s that name the file.
+//! Invariants: only regular files are read, without blocking, and at most [`CONFIG_BYTES_MAX`]
+//! bytes. An error quotes at most [`QUOTED_CHARACTERS_MAX`] characters of a line, and says at most
+//! [`ERROR_CHARACTERS_MAX`] characters about it, both escaped. Errors are [`ProfileError`]s that
+//! name the file.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! Finds databases among the processes, by their names and by the files that they hold open. No credentials are
-//! needed.
+//! Finds databases among the processes, by their names and by the files that they hold open. No
+//! credentials are needed.
 //!
 //! A process is inspected when it is first seen and when it becomes another program. It is
 //! inspected again since a database may be opened long after its process started. The intervals
@@ -23,11 +23,12 @@ use crate::party::Party;
 use crate::process_table::{CHECK_PERIOD, ProcessEntry, ProcessTable};
 use crate::profile::Profile;
 
-/// First and longest interval between two inspections of the open files of a process that is not a database.
+/// First and longest interval between two inspections of the open files of a process that is not a
+/// database.
 const INSPECTION_PAUSE_MIN: Duration = Duration::from_secs(1);
 const INSPECTION_PAUSE_MAX: Duration = CHECK_PERIOD;
-/// The interval after an inspection, as a multiple of its processor time: half a percent of a core, unless the
-/// longest interval is shorter.
+/// The interval after an inspection, as a multiple of its processor time: half a percent of a core,
+/// unless the longest interval is shorter.
 const PAUSE_PER_COST: u32 = 200;
 /// Interval between two listings of the processes.
 const LIST_INTERVAL: Duration = Duration::from_millis(900);
@@ -50,8 +51,8 @@ pub struct FoundProcess {
 pub struct ProfileMatch {
     /// The profile that fits best.
     pub profile: Arc<Profile>,
-    /// Whether it fits by open files. If it fits by name only, another profile may fit better once the process has
-    /// opened its files.
+    /// Whether it fits by open files. If it fits by name only, another profile may fit better once
+    /// the process has opened its files.
     pub certain: bool,
 }
 
@@ -118,8 +119,8 @@ impl OtherProcess {
 }
 
 impl DatabaseDiscovery {
-    /// Creates a discovery that never waits for a remote or user-space file system. If a profile needs files
-    /// beside its markers, markers on such file systems do not count.
+    /// Creates a discovery that never waits for a remote or user-space file system. If a profile
+    /// needs files beside its markers, markers on such file systems do not count.
     pub fn of_own_disks() -> Self {
         Self { of_own_disks: true, ..Self::default() }
     }
@@ -155,7 +156,8 @@ impl DatabaseDiscovery {
         Ok(())
     }
 
-    /// Finds databases within the budget. Those in `known` that are not certain are returned again once they are.
+    /// Finds databases within the budget. Those in `known` that are not certain are returned again
+    /// once they are.
     pub fn advance(
         &mut self,
         proc: &ProcRoot,
@@ -234,8 +236,8 @@ impl InspectionRound<'_> {
         self.table.get(pid)
     }
 
-    /// Finds a process by the evidence so far. A process that may not be inspected, or was not read to its end
-    /// yet, can still be found by its name.
+    /// Finds a process by the evidence so far. A process that may not be inspected, or was not read
+    /// to its end yet, can still be found by its name.
     fn recognise(&mut self, pid: u32, evidence: &MarkerEvidence) {
         let Some(process) = self.process(pid) else { return };
         let found = self.found.iter().position(|found| found.pid == pid);
@@ -303,10 +305,11 @@ impl MarkerEvidence {
         }
     }
 
-    /// Returns the profile that fits best: a matching name counts one, matching open files two. The operator's own
-    /// profiles that fit are joined to it. If a process has the name of a database that also has markers, only
-    /// profiles of that name can match by files. While such a server starts, or is only partly read, the files of
-    /// an engine embedded in it may be all that is visible.
+    /// Returns the profile that fits best: a matching name counts one, matching open files two. The
+    /// operator's own profiles that fit are joined to it. If a process has the name of a database
+    /// that also has markers, only profiles of that name can match by files. While such a server
+    /// starts, or is only partly read, the files of an engine embedded in it may be all that is
+    /// visible.
     fn best_match(&self, name: &std::ffi::OsStr, profiles: &[Arc<Profile>]) -> Option<ProfileMatch> {
         let is_called = |profile: &Profile| profile.processes.iter().any(|glob| glob.is_match(name));
         let has_the_name = profiles.iter().any(|profile| is_called(profile) && !profile.markers.is_empty());
@@ -321,7 +324,8 @@ impl MarkerEvidence {
     }
 }
 
-/// Returns the profile that fits a process best: a matching name counts one, matching open files two.
+/// Returns the profile that fits a process best: a matching name counts one, matching open files
+/// two.
 pub fn recognise(proc: &ProcRoot, pid: u32, profiles: &[Arc<Profile>]) -> Option<ProfileMatch> {
     let name = proc.name(pid).ok()?;
     let mut evidence = MarkerEvidence::new(MarkerCheck::new(pid), profiles);

@@ -1,8 +1,9 @@
-//! Saved disk measurements: one TOML file per file system, where the guard and the doctor find them.
+//! Saved disk measurements: one TOML file per file system, where the guard and the doctor find
+//! them.
 //!
-//! Invariants: a profile is written to a temporary file, synced and renamed, so that readers see the old one or
-//! the new one in full. A profile for another type of file system, of an unknown version or with unknown keys is
-//! never used: it is an error, or does not belong to the directory.
+//! Invariants: a profile is written to a temporary file, synced and renamed, so that readers see
+//! the old one or the new one in full. A profile for another type of file system, of an unknown
+//! version or with unknown keys is never used: it is an error, or does not belong to the directory.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -105,7 +106,8 @@ pub fn read(path: &Path) -> Result<DiskProfile> {
     toml::from_str(&text).map_err(|error| refuse(&error))
 }
 
-/// Writes a profile to a file, atomically replacing an existing one. The file is durable when this returns.
+/// Writes a profile to a file, atomically replacing an existing one. The file is durable when this
+/// returns.
 #[allow(clippy::disallowed_methods, reason = "the directory of this program's own files")]
 pub fn write(profile: &DiskProfile, path: &Path) -> Result<()> {
     let failed = |error: std::io::Error| Error::call("write", path, error);
@@ -133,7 +135,8 @@ pub fn save(profile: &DiskProfile, directory: &Path) -> Result<PathBuf> {
     save_in(Path::new(PROFILE_DIRECTORY), profile, directory)
 }
 
-/// Saves a profile as [`save`] does, in the directory `disks`. `directory` is the measured directory, for errors.
+/// Saves a profile as [`save`] does, in the directory `disks`. `directory` is the measured
+/// directory, for errors.
 pub fn save_in(disks: &Path, profile: &DiskProfile, directory: &Path) -> Result<PathBuf> {
     let Some(name) = file_name(&profile.file_system_id) else {
         let kind = profile.file_system.clone();
@@ -158,8 +161,8 @@ pub fn saved(directory: &Path) -> Result<Option<DiskProfile>> {
     saved_in(Path::new(PROFILE_DIRECTORY), directory)
 }
 
-/// Returns the profile of the file system of a directory: the first of `given` that matches, or else the saved
-/// one.
+/// Returns the profile of the file system of a directory: the first of `given` that matches, or
+/// else the saved one.
 ///
 /// Fails as [`saved`] does.
 pub fn of(given: &[DiskProfile], directory: &Path) -> Result<Option<DiskProfile>> {

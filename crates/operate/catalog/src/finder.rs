@@ -1,8 +1,8 @@
 //! Finds the databases among the processes, for tools that inspect them without watching them.
 //!
-//! It finds the same as the guard: a process by its name and its open files, an embedded database by its files
-//! alone. A process that can't be inspected is known by its name at best. Fails only if the processes can't be
-//! listed.
+//! It finds the same as the guard: a process by its name and its open files, an embedded database
+//! by its files alone. A process that can't be inspected is known by its name at best. Fails only
+//! if the processes can't be listed.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,18 +19,20 @@ use crate::profile::Profile;
 pub struct FoundDatabase {
     /// The ID of its process.
     pub pid: u32,
-    /// Its profile. If it embeds several databases, this is the one that its process is named after.
+    /// Its profile. If it embeds several databases, this is the one that its process is named
+    /// after.
     pub profile: Arc<Profile>,
     /// Whether it is known by its open files, not by its name alone.
     pub certain: bool,
-    /// Its worker processes, ascending: its descendants whose names fit its profile, too (`PostgreSQL`).
+    /// Its worker processes, ascending: its descendants whose names fit its profile, too
+    /// (`PostgreSQL`).
     pub workers: Vec<u32>,
 }
 
 /// Returns the running databases, by ascending process ID.
 ///
-/// Reads the open files of all processes, at about a microsecond per descriptor. To repeat the search, keep a
-/// [`DatabaseFinder`].
+/// Reads the open files of all processes, at about a microsecond per descriptor. To repeat the
+/// search, keep a [`DatabaseFinder`].
 ///
 /// ```
 /// use std::sync::Arc;
@@ -47,7 +49,8 @@ pub fn find_databases(proc: &ProcRoot, profiles: &[Arc<Profile>]) -> Result<Vec<
     DatabaseFinder::default().find(proc, profiles)
 }
 
-/// Returns the profile that fits a process best, whether it is a database's main process or a worker.
+/// Returns the profile that fits a process best, whether it is a database's main process or a
+/// worker.
 pub fn recognise_process(proc: &ProcRoot, pid: u32, profiles: &[Arc<Profile>]) -> Option<Arc<Profile>> {
     recognise(proc, pid, profiles).map(|recognised| recognised.profile)
 }
@@ -76,8 +79,8 @@ struct KnownDatabase {
 }
 
 impl DatabaseFinder {
-    /// Returns the running databases, by ascending process ID. A database that opens its files long after its
-    /// process started is found some calls later.
+    /// Returns the running databases, by ascending process ID. A database that opens its files long
+    /// after its process started is found some calls later.
     pub fn find(&mut self, proc: &ProcRoot, profiles: &[Arc<Profile>]) -> Result<Vec<FoundDatabase>> {
         let of = |known: &KnownDatabase| KnownProcess {
             profile: Arc::clone(&known.profile),

@@ -1,5 +1,5 @@
-//! Knowledge about databases: the names of their files and processes, the role of each file, how to find them on a
-//! host, and measurements of disks.
+//! Knowledge about databases: the names of their files and processes, the role of each file, how to
+//! find them on a host, and measurements of disks.
 //!
 //! The crate holds data and reads it; nothing here acts on a file of a database. A [`Profile`]
 //! describes one kind of database. [`DatabaseFinder`] finds the processes that fit one,

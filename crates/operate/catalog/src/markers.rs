@@ -1,5 +1,5 @@
-//! Decides, from the neighbouring files, whether a marker that a process holds open belongs to a database of this
-//! profile, or to another one that uses the same name.
+//! Decides, from the neighbouring files, whether a marker that a process holds open belongs to a
+//! database of this profile, or to another one that uses the same name.
 //!
 //! Invariants: if the process's directory can't be listed, the marker does not count. At most
 //! `PROCESS_NAMES_MAX` names are read for one process, whatever it holds open. Each directory is
@@ -54,7 +54,8 @@ impl MarkerCheck {
         Mount::of_path(mounts, directory).is_some_and(|mount| !mount.may_never_answer())
     }
 
-    /// Whether a marker belongs to a database of this profile. `marker` is its path as the kernel shows it.
+    /// Whether a marker belongs to a database of this profile. `marker` is its path as the kernel
+    /// shows it.
     pub fn is_own(&mut self, proc: &ProcRoot, profile: &Profile, marker: &Path) -> bool {
         if profile.beside.is_empty() {
             return true;
@@ -90,7 +91,8 @@ impl MarkerCheck {
     }
 }
 
-/// Whether a directory has a file that matches one of these patterns, and how many names may be read after that.
+/// Whether a directory has a file that matches one of these patterns, and how many names may be
+/// read after that.
 fn has_neighbour(
     proc: &ProcRoot,
     pid: u32,

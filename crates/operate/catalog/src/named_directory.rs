@@ -1,4 +1,5 @@
-//! Directories that the user names: finds the profile that fits, and the directories below that hold its logs.
+//! Directories that the user names: finds the profile that fits, and the directories below that
+//! hold its logs.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,19 +16,20 @@ use crate::profile::Profile;
 pub struct NamedDirectory {
     /// The profile.
     pub profile: Arc<Profile>,
-    /// The directories to watch: the named one, and its direct subdirectories that the profile's patterns name.
+    /// The directories to watch: the named one, and its direct subdirectories that the profile's
+    /// patterns name.
     pub directories: Vec<PathBuf>,
     /// Whether a file in them is a log of the profile.
     pub has_logs: bool,
 }
 
-/// Returns the profile with the most logs in `path`, or in its direct subdirectories that the profile's patterns
-/// name, and the directories to watch. Among equal ones, a profile with files of [`Profile::beside`] in `path`
-/// wins. A single candidate is returned whatever files there are.
+/// Returns the profile with the most logs in `path`, or in its direct subdirectories that the
+/// profile's patterns name, and the directories to watch. Among equal ones, a profile with files of
+/// [`Profile::beside`] in `path` wins. A single candidate is returned whatever files there are.
 ///
-/// The owner of `path` controls everything below it. So a directory of another user is not read, by a link or
-/// otherwise, unless `path` belongs to root. Such a directory is still returned, for the caller to refuse and
-/// report.
+/// The owner of `path` controls everything below it. So a directory of another user is not read, by
+/// a link or otherwise, unless `path` belongs to root. Such a directory is still returned, for the
+/// caller to refuse and report.
 pub fn logs_below(path: &Path, candidates: &[Arc<Profile>]) -> Option<NamedDirectory> {
     let mut below = DirectoryNames { path, owner: stat_of_name(path).ok()?.st_uid, names: HashMap::new() };
     let best = candidates
@@ -74,15 +76,16 @@ impl DirectoryNames<'_> {
         counts.then(|| found.open_directory(ExpectedFile::Any).ok())?
     }
 
-    /// Returns the first names in it. The result does not depend on whether the directory is renamed meanwhile.
+    /// Returns the first names in it. The result does not depend on whether the directory is
+    /// renamed meanwhile.
     fn list(&self, directory: &Path) -> Vec<PathBuf> {
         let Some(opened) = self.open(directory) else { return Vec::new() };
         let names = first_names(opened.as_fd(), directory, DIRECTORY_NAMES_MAX).unwrap_or_default();
         names.into_iter().map(|name| directory.join(name)).collect()
     }
 
-    /// Returns how many of a profile's logs have a file there. Text logs do not count: any program may have files
-    /// with such names.
+    /// Returns how many of a profile's logs have a file there. Text logs do not count: any program
+    /// may have files with such names.
     fn kinds_found(&mut self, profile: &Profile) -> usize {
         let path = self.path;
         (0..profile.logs.len())
@@ -96,7 +99,8 @@ impl DirectoryNames<'_> {
             .count()
     }
 
-    /// Whether there is a file that distinguishes this database from others with the same file names.
+    /// Whether there is a file that distinguishes this database from others with the same file
+    /// names.
     fn has_beside(&mut self, profile: &Profile) -> bool {
         if profile.beside.is_empty() {
             return false;

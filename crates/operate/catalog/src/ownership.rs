@@ -1,26 +1,28 @@
-//! Ownership: which directories and files count as a process's own. Tools that act on files and tools that only
-//! look share these rules.
+//! Ownership: which directories and files count as a process's own. Tools that act on files and
+//! tools that only look share these rules.
 //!
-//! A process chooses its name, its working directory and the files that it opens for reading. So whoever starts
-//! one could make a tool act on files of others. Therefore a claim to a directory counts only in one of these
-//! cases ([`ClaimStrength::of_claim`]):
+//! A process chooses its name, its working directory and the files that it opens for reading. So
+//! whoever starts one could make a tool act on files of others. Therefore a claim to a directory
+//! counts only in one of these cases ([`ClaimStrength::of_claim`]):
 //!
 //! - the directory belongs to the process's one user;
 //! - the directory belongs to anybody and that user is root;
 //! - the process has a file there open for writing.
 //!
-//! The stronger of two claims wins, whichever came first. A file in a watched directory counts as a database's
-//! ([`FileOwnership`]) only if
+//! The stronger of two claims wins, whichever came first. A file in a watched directory counts as a
+//! database's ([`FileOwnership`]) only if
 //!
-//! 1. its owner is the one user that the database's process runs as, or that process runs as root, or
+//! 1. its owner is the one user that the database's process runs as, or that process runs as root,
+//!    or
 //! 2. the process has that very file open for writing, or
-//! 3. the process has a file of the same log open for writing, in a directory that is not writable by
-//!    everybody, and the file has no other name. By another name it may be somebody else's: with
+//! 3. the process has a file of the same log open for writing, in a directory that is not writable
+//!    by everybody, and the file has no other name. By another name it may be somebody else's: with
 //!    `fs.protected_hardlinks=0` any user can link to any file of the same file system.
 //!
-//! In directories that the operator named all files count. Everything below such a directory was put there by
-//! its owner: there only files of the first owner on the way down who is not root count. A directory is known
-//! by its [`DirectoryPin`], not by its path, which may lead elsewhere at any moment.
+//! In directories that the operator named all files count. Everything below such a directory was
+//! put there by its owner: there only files of the first owner on the way down who is not root
+//! count. A directory is known by its [`DirectoryPin`], not by its path, which may lead elsewhere
+//! at any moment.
 
 use std::collections::HashSet;
 use std::os::fd::AsFd;
@@ -33,8 +35,8 @@ use rustix::fs::{AtFlags, Statx, StatxFlags, StatxTimestamp};
 
 use crate::party::Party;
 
-/// The ID that stands for users without one in this user namespace (`/proc/sys/kernel/overflowuid`), and for
-/// `nobody`.
+/// The ID that stands for users without one in this user namespace
+/// (`/proc/sys/kernel/overflowuid`), and for `nobody`.
 const OVERFLOW_USER: u32 = 65534;
 
 /// The strength of a claim: the greater, the stronger.
@@ -60,15 +62,15 @@ pub enum ClaimOutcome {
 }
 
 impl ClaimStrength {
-    /// Returns the strength of the claim of a process that runs as `user` to a directory of `owner`; `None` if the
-    /// claim does not count. `writes` and `certain` as in the fields.
+    /// Returns the strength of the claim of a process that runs as `user` to a directory of
+    /// `owner`; `None` if the claim does not count. `writes` and `certain` as in the fields.
     pub fn of_claim(user: Option<u32>, owner: u32, writes: bool, certain: bool) -> Option<Self> {
         let strength = Self { writes, certain, owner: user == Some(owner) };
         (writes || has_rights_of(user, owner)).then_some(strength)
     }
 
-    /// Decides a claim against a holder with the strength `holder`, or `None` if the holder has ended. Two
-    /// databases of one kind share a directory unless only the newer one writes there.
+    /// Decides a claim against a holder with the strength `holder`, or `None` if the holder has
+    /// ended. Two databases of one kind share a directory unless only the newer one writes there.
     ///
     /// ```
     /// use pagekeeper_catalog::{ClaimOutcome, ClaimStrength};
@@ -101,13 +103,14 @@ pub fn known_user(user: u32) -> Option<u32> {
     (user != OVERFLOW_USER || all_users_are_known()).then_some(user)
 }
 
-/// Returns whether files of `owner` count as those of a process that runs as `user`, if that is known.
+/// Returns whether files of `owner` count as those of a process that runs as `user`, if that is
+/// known.
 pub fn has_rights_of(user: Option<u32>, owner: u32) -> bool {
     user == Some(0) || user == Some(owner)
 }
 
-/// Whether this process is in the first user namespace, or in one with the same IDs. Otherwise `nobody` may be
-/// anybody.
+/// Whether this process is in the first user namespace, or in one with the same IDs. Otherwise
+/// `nobody` may be anybody.
 #[allow(clippy::disallowed_methods, reason = "of /proc")]
 fn all_users_are_known() -> bool {
     static ALL_KNOWN: OnceLock<bool> = OnceLock::new();
@@ -117,8 +120,8 @@ fn all_users_are_known() -> bool {
     })
 }
 
-/// The identity of a directory, for as long as it exists. Inode numbers are reused; times of birth, where the
-/// file system records them, are not.
+/// The identity of a directory, for as long as it exists. Inode numbers are reused; times of birth,
+/// where the file system records them, are not.
 #[derive(Debug, Clone, Copy)]
 pub struct DirectoryPin {
     /// Its device and inode number.
@@ -161,7 +164,8 @@ pub fn inode(stat: &Statx) -> Inode {
     Inode { dev: rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor), ino: stat.stx_ino }
 }
 
-/// Returns the time of birth of a stat in nanoseconds of the epoch, where the file system records it.
+/// Returns the time of birth of a stat in nanoseconds of the epoch, where the file system records
+/// it.
 pub fn born(stat: &Statx) -> Option<i128> {
     (stat.stx_mask & StatxFlags::BTIME.bits() != 0).then(|| nanoseconds(stat.stx_btime))
 }
@@ -176,17 +180,17 @@ pub fn nanoseconds(time: StatxTimestamp) -> i128 {
 pub enum FileOwnership {
     /// All files: the operator named the directory.
     Operator,
-    /// Files of this user, if the directory is that user's as well; it lies below one that the operator
-    /// named. For root, all files. `None` if the user is not known: no file counts.
+    /// Files of this user, if the directory is that user's as well; it lies below one that the
+    /// operator named. For root, all files. `None` if the user is not known: no file counts.
     Owner(Option<u32>),
     /// Files of a database's process.
     Process(Arc<ProcessOwnership>),
 }
 
 impl FileOwnership {
-    /// Returns the rule for a directory that was found by its name at or below one that the operator named,
-    /// by a path that holds no links. The owner of a directory on the way decides where the next name leads,
-    /// and a link counts as its maker's.
+    /// Returns the rule for a directory that was found by its name at or below one that the
+    /// operator named, by a path that holds no links. The owner of a directory on the way decides
+    /// where the next name leads, and a link counts as its maker's.
     pub fn below(named: &Path, directory: &Path) -> Self {
         let Ok(rest) = directory.strip_prefix(named) else { return Self::Owner(None) };
         if rest.as_os_str().is_empty() {
@@ -262,7 +266,8 @@ impl ProcessOwnership {
         self.user == Some(user)
     }
 
-    /// Returns the strength of its claim to a directory of this owner, as [`ClaimStrength::of_claim`] does.
+    /// Returns the strength of its claim to a directory of this owner, as
+    /// [`ClaimStrength::of_claim`] does.
     pub fn claim(&self, owner: u32, writes: bool, certain: bool) -> Option<ClaimStrength> {
         ClaimStrength::of_claim(self.user, owner, writes, certain)
     }
@@ -296,8 +301,8 @@ mod tests {
         let first = pin();
         assert!(first.is_same(&DirectoryAttributes::of(std::fs::File::open(&path).unwrap()).unwrap().pin));
         std::fs::remove_dir(&path).unwrap();
-        // Directories that are made in the same tick of the kernel's clock, of up to 10 ms, have the same
-        // time of birth.
+        // Directories that are made in the same tick of the kernel's clock, of up to 10 ms, have
+        // the same time of birth.
         std::thread::sleep(std::time::Duration::from_millis(20));
         let second = pin();
         let differ = first.born.is_some() || first.inode != second.inode;

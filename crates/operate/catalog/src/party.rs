@@ -1,5 +1,5 @@
-//! The party to whose fair share a process counts. A user who starts many processes, even under ever new IDs, thus
-//! makes only their own shares small.
+//! The party to whose fair share a process counts. A user who starts many processes, even under
+//! ever new IDs, thus makes only their own shares small.
 
 use std::fmt;
 
@@ -14,8 +14,8 @@ pub enum Party {
     Operator,
     /// The one user that a process runs as, or the creator of its user namespace.
     User(u32),
-    /// A container, or a user namespace created by root, whatever the process's user in it: root there can act as
-    /// any of its users.
+    /// A container, or a user namespace created by root, whatever the process's user in it: root
+    /// there can act as any of its users.
     Container(u64),
     /// All processes that are not known to have a single user.
     Unknown,

@@ -1,9 +1,11 @@
-//! The readers that have yet to read PostgreSQL's WAL, as the server itself shows them: in the titles of its
-//! processes (`update_process_title`, on by default), and in the files of its replication slots ([`slot`]).
-//! PostgreSQL uses pread and pwrite, whose positions `/proc` does not show.
+//! The readers that have yet to read PostgreSQL's WAL, as the server itself shows them: in the
+//! titles of its processes (`update_process_title`, on by default), and in the files of its
+//! replication slots ([`slot`]). PostgreSQL uses pread and pwrite, whose positions `/proc` does not
+//! show.
 //!
-//! A title that can't be parsed is ignored. A user who may name a database role or a cluster can forge one. A
-//! forged title holds only pages of that server's own log, within the limits of its rule.
+//! A title that can't be parsed is ignored. A user who may name a database role or a cluster can
+//! forge one. A forged title holds only pages of that server's own log, within the limits of its
+//! rule.
 
 pub mod slot;
 
@@ -31,7 +33,8 @@ pub enum WalReaderKind {
     Replay,
 }
 
-/// Returns the reader that a process's title shows. If the segment size is unknown, PostgreSQL's default is used.
+/// Returns the reader that a process's title shows. If the segment size is unknown, PostgreSQL's
+/// default is used.
 ///
 /// ```
 /// use pagekeeper_catalog::postgresql::{WalReaderKind, wal_reader};
@@ -42,7 +45,8 @@ pub enum WalReaderKind {
 /// ```
 pub fn wal_reader(title: &str, segment_size: Option<SegmentSize>) -> Option<WalReader> {
     let title = title.trim_end().strip_prefix("postgres: ")?;
-    // With cluster_name set the title is "postgres: NAME: walsender …", and that name may contain a colon.
+    // With cluster_name set the title is "postgres: NAME: walsender …", and that name may contain a
+    // colon.
     let after_colons = title.match_indices(": ").filter_map(|(at, colon)| title.get(at + colon.len()..));
     std::iter::once(title).chain(after_colons).find_map(|title| parse_title(title, segment_size))
 }
@@ -64,8 +68,8 @@ fn parse_sent_position(state: &str, segment_size: Option<SegmentSize>) -> Option
     Some((sequence, FilePosition::At(offset)))
 }
 
-/// Parses a state of the archiver. A state without a segment has no place: no file yet, or a file that is not a
-/// segment.
+/// Parses a state of the archiver. A state without a segment has no place: no file yet, or a file
+/// that is not a segment.
 #[allow(clippy::option_option, reason = "no state of an archiver, and a state that is no place")]
 fn parse_archiver_state(
     state: &str,
@@ -98,8 +102,9 @@ fn parse_startup_state(
     Some(parse_segment(name).map(|(segment, _)| (segment.sequence(segment_size), FilePosition::Unknown)))
 }
 
-/// Returns the segment of an archived file, `NAME`, `NAME.partial` or `NAME.OFFSET.backup`, and whether the file
-/// is the segment itself. Returns `None` for a timeline history file, and for a truncated title.
+/// Returns the segment of an archived file, `NAME`, `NAME.partial` or `NAME.OFFSET.backup`, and
+/// whether the file is the segment itself. Returns `None` for a timeline history file, and for a
+/// truncated title.
 fn parse_segment(name: &str) -> Option<(WalSegment, bool)> {
     let (segment, suffix) = name.as_bytes().split_at_checked(WalSegment::NAME_DIGITS)?;
     let is_known =

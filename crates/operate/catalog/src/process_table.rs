@@ -38,8 +38,8 @@ pub struct ProcessTable {
 }
 
 impl ProcessTable {
-    /// Lists the processes and checks those due by `now`. Returns those that are new or run another program than
-    /// before.
+    /// Lists the processes and checks those due by `now`. Returns those that are new or run another
+    /// program than before.
     pub fn update(&mut self, proc: &ProcRoot, now: Instant) -> Result<Vec<u32>> {
         let pids = proc.pids()?;
         self.processes.retain(|pid, _| pids.binary_search(pid).is_ok());

@@ -1,7 +1,8 @@
-//! Profiles: the files of one kind of database by name, their roles, and what to do with their pages.
+//! Profiles: the files of one kind of database by name, their roles, and what to do with their
+//! pages.
 //!
-//! A profile is a TOML file. Those in `profiles/` are built in; users add their own beside them. An invalid
-//! profile is refused with the file, line and key ([`ProfileError`]).
+//! A profile is a TOML file. Those in `profiles/` are built in; users add their own beside them. An
+//! invalid profile is refused with the file, line and key ([`ProfileError`]).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,16 +30,16 @@ pub struct Profile {
     /// Files that such a process holds open, whatever its name; all of them must be open.
     #[serde(default, deserialize_with = "deserialize_texts")]
     pub markers: Vec<NamePattern>,
-    /// File names, at least one of which must be in the directory of a marker. They distinguish the database from
-    /// others with the same marker names; empty if there are none.
+    /// File names, at least one of which must be in the directory of a marker. They distinguish the
+    /// database from others with the same marker names; empty if there are none.
     #[serde(default, deserialize_with = "deserialize_texts")]
     pub beside: Vec<NamePattern>,
-    /// Whether a directory that the user names must also contain one of `beside`. Otherwise the names of its logs
-    /// alone count.
+    /// Whether a directory that the user names must also contain one of `beside`. Otherwise the
+    /// names of its logs alone count.
     #[serde(default)]
     pub beside_always: bool,
-    /// Directories of logs, relative to the process's working directory, for databases that do not keep their logs
-    /// open.
+    /// Directories of logs, relative to the process's working directory, for databases that do not
+    /// keep their logs open.
     #[serde(default)]
     pub directories: Vec<PathBuf>,
     /// Whether its processes show positions in their titles as PostgreSQL's do.
@@ -47,12 +48,12 @@ pub struct Profile {
     /// Its log files, the most specific first: the first matching pattern counts.
     #[serde(default, rename = "log", deserialize_with = "deserialize_logs")]
     pub logs: Vec<LogSpec>,
-    /// Its other files, which are not watched, the most specific first: the first matching pattern counts, after
-    /// those of the logs.
+    /// Its other files, which are not watched, the most specific first: the first matching pattern
+    /// counts, after those of the logs.
     #[serde(default, rename = "file")]
     pub files: Vec<FileSpec>,
-    /// Names of other profiles that fit the same process and whose files this profile includes. At least one of
-    /// them all is the operator's.
+    /// Names of other profiles that fit the same process and whose files this profile includes. At
+    /// least one of them all is the operator's.
     #[serde(skip)]
     pub also: Vec<String>,
     #[serde(skip)]
@@ -70,8 +71,8 @@ pub struct FileSpec {
     pub files: NamePattern,
     /// The treatment of their pages, for files that are written once, in order and in bulk.
     pub bulk: Option<BulkPages>,
-    /// Whether a database that opens them with `O_DIRECT` reads them only that way: resident pages are then
-    /// leftovers.
+    /// Whether a database that opens them with `O_DIRECT` reads them only that way: resident pages
+    /// are then leftovers.
     #[serde(default)]
     pub direct_only: bool,
     /// A description, for logs of an unknown format.
@@ -87,8 +88,8 @@ pub struct LogSpec {
     /// Their names.
     #[serde(deserialize_with = "deserialize_log_pattern")]
     pub files: NamePattern,
-    /// Whether they count only if the index file is beside them: the stem with `index` as its last component
-    /// (`binlog.index`).
+    /// Whether they count only if the index file is beside them: the stem with `index` as its last
+    /// component (`binlog.index`).
     #[serde(default)]
     pub indexed: bool,
     /// The treatment of their pages.
@@ -97,8 +98,8 @@ pub struct LogSpec {
     /// The way in which their writer overwrites old bytes.
     #[serde(default)]
     pub rewrite: RewriteSource,
-    /// The size in bytes of the aligned blocks that the writer overwrites, for profiles that state whole pages.
-    /// The kernel's page size decides whether these blocks are whole pages.
+    /// The size in bytes of the aligned blocks that the writer overwrites, for profiles that state
+    /// whole pages. The kernel's page size decides whether these blocks are whole pages.
     #[serde(default, deserialize_with = "deserialize_size")]
     pub block: Option<u64>,
     /// The source of the writer's position.
@@ -107,20 +108,23 @@ pub struct LogSpec {
     /// The rule that determines the writer's file.
     #[serde(default)]
     pub newest: NewestSpec,
-    /// A server setting that enlarges the blocks of [`RewriteSource::DeviceBlocks`], or replaces `block`.
+    /// A server setting that enlarges the blocks of [`RewriteSource::DeviceBlocks`], or replaces
+    /// `block`.
     pub block_option: Option<String>,
-    /// Server settings that cause old bytes to be overwritten: with all of them off, the server only appends.
+    /// Server settings that cause old bytes to be overwritten: with all of them off, the server
+    /// only appends.
     #[serde(default)]
     pub overwritten_if: Vec<String>,
-    /// The file and key that state that the files of a log are recycled, with [`RewriteSource::Detect`].
+    /// The file and key that state that the files of a log are recycled, with
+    /// [`RewriteSource::Detect`].
     pub recycled_if: Option<RecycledIf>,
     /// The source of the position from which crash recovery reads the log.
     #[serde(default)]
     pub checkpoint: CheckpointSpec,
     /// Advice on a log that is kept because parts of pages are overwritten.
     pub hint: Option<String>,
-    /// Whether a database that opens them with `O_DIRECT` reads them only that way: resident pages are then
-    /// leftovers.
+    /// Whether a database that opens them with `O_DIRECT` reads them only that way: resident pages
+    /// are then leftovers.
     #[serde(default)]
     pub direct_only: bool,
 }
@@ -179,8 +183,8 @@ pub enum CheckpointSpec {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NewestSpec {
-    /// The one with the highest number. Among names without a number: those open for writing, and the one changed
-    /// last.
+    /// The one with the highest number. Among names without a number: those open for writing, and
+    /// the one changed last.
     #[default]
     Number,
     /// The one changed last: files for later use already have higher numbers.
@@ -304,10 +308,10 @@ impl Profile {
         self.is_built_in || BUILT_IN_PROFILES.iter().any(|(name, _)| *name == self.name)
     }
 
-    /// Returns the profile of a process that several profiles fit, and how well the database itself is known. It
-    /// joins the best profile with a built-in name with all of the operator's other profiles, which come first, so
-    /// that the files of each are known. Its name is that of the best profile overall. `fits` has each profile's
-    /// score.
+    /// Returns the profile of a process that several profiles fit, and how well the database itself
+    /// is known. It joins the best profile with a built-in name with all of the operator's other
+    /// profiles, which come first, so that the files of each are known. Its name is that of the
+    /// best profile overall. `fits` has each profile's score.
     pub(crate) fn join_fitting(fits: &[(u32, &Arc<Self>)]) -> Option<(Arc<Self>, u32)> {
         let best_of = |wanted: &dyn Fn(&Self) -> bool| {
             let mut best: Option<(u32, &Arc<Self>)> = None;
@@ -355,20 +359,21 @@ impl Profile {
         [&self.name].into_iter().chain(&self.also).map(String::as_str)
     }
 
-    /// Returns the file entry that describes this path as a log of an unknown format, if any, with its index.
+    /// Returns the file entry that describes this path as a log of an unknown format, if any, with
+    /// its index.
     pub fn unknown_log(&self, path: &Path) -> Option<(usize, &FileSpec)> {
         let is_one = |file: &FileSpec| file.unknown_log.is_some() && file.files.matches(path).is_some();
         self.files.iter().enumerate().find(|(_, file)| is_one(file))
     }
 
-    /// Whether a process can be recognised as such a database, by its name or its open files. Otherwise the user
-    /// has to name it.
+    /// Whether a process can be recognised as such a database, by its name or its open files.
+    /// Otherwise the user has to name it.
     pub fn can_be_found(&self) -> bool {
         !self.processes.is_empty() || !self.markers.is_empty()
     }
 
-    /// Returns the log that a file belongs to: the first whose pattern matches its path. Returns `None` for a log
-    /// [of an unknown format](Self::unknown_log).
+    /// Returns the log that a file belongs to: the first whose pattern matches its path. Returns
+    /// `None` for a log [of an unknown format](Self::unknown_log).
     pub fn log_of<'n>(&self, path: &'n Path) -> Option<(usize, NameMatch<'n>)> {
         if self.unknown_log(path).is_some() {
             return None;
@@ -376,8 +381,8 @@ impl Profile {
         self.logs.iter().enumerate().find_map(|(index, log)| Some((index, log.files.matches(path)?)))
     }
 
-    /// Returns the role of a file by its path alone: that of the first matching pattern among the logs, then the
-    /// other files. Returns `None` for a file that the profile does not know.
+    /// Returns the role of a file by its path alone: that of the first matching pattern among the
+    /// logs, then the other files. Returns `None` for a file that the profile does not know.
     ///
     /// An [indexed](LogSpec::indexed) log counts as one whether its index exists or not; see
     /// [`Self::class_beside`].
@@ -398,14 +403,15 @@ impl Profile {
         self.class_beside(path, |_| true)
     }
 
-    /// Returns the same as [`Self::class_of`], for callers that know which files exist: a file of an
-    /// [indexed](LogSpec::indexed) log counts only if `exists` is true for the index beside it.
+    /// Returns the same as [`Self::class_of`], for callers that know which files exist: a file of
+    /// an [indexed](LogSpec::indexed) log counts only if `exists` is true for the index beside it.
     pub fn class_beside(&self, path: &Path, exists: impl Fn(&Path) -> bool) -> Option<FileClass> {
         self.known_file(path, exists).map(|known| known.class)
     }
 
-    /// Whether a database that opens this file with `O_DIRECT` reads it only that way, so that resident pages are
-    /// leftovers. If no profile says so, an engine may also read it through the page cache on purpose.
+    /// Whether a database that opens this file with `O_DIRECT` reads it only that way, so that
+    /// resident pages are leftovers. If no profile says so, an engine may also read it through the
+    /// page cache on purpose.
     ///
     /// ```
     /// use pagekeeper_catalog::{Profile, find_profile};
@@ -425,21 +431,22 @@ impl Profile {
         self.class_of(path).is_none() && !self.markers.iter().any(|marker| marker.matches(path).is_some())
     }
 
-    /// Whether an open file is a log of this profile. A text log counts only if the process `writes` to it, since
-    /// anybody may read files with such names.
+    /// Whether an open file is a log of this profile. A text log counts only if the process
+    /// `writes` to it, since anybody may read files with such names.
     pub fn is_open_log(&self, path: &Path, writes: bool) -> bool {
         self.log_of(path).is_some_and(|(log, _)| writes || self.logs[log].class != FileClass::Text)
     }
 
-    /// Returns the base directory of a file: above the directories that its pattern names (for PostgreSQL's
-    /// `base/5/16384`, the parent of `base`). Returns `None` for a file that the profile does not know.
+    /// Returns the base directory of a file: above the directories that its pattern names (for
+    /// PostgreSQL's `base/5/16384`, the parent of `base`). Returns `None` for a file that the
+    /// profile does not know.
     pub fn base_of<'a>(&self, path: &'a Path) -> Option<&'a Path> {
         self.known_file(path, |_| true)?.names.base_of(path)
     }
 
-    /// Returns, for a marker file, the directory above those that the marker matches with a wildcard (for Kafka's
-    /// `*-*/{n}.log`, the parent of its partitions). Returns `None` for other files, and for markers without such
-    /// a directory.
+    /// Returns, for a marker file, the directory above those that the marker matches with a
+    /// wildcard (for Kafka's `*-*/{n}.log`, the parent of its partitions). Returns `None` for other
+    /// files, and for markers without such a directory.
     ///
     /// ```
     /// use pagekeeper_catalog::{Profile, find_profile};
@@ -480,7 +487,8 @@ macro_rules! built_in {
     ($($name:literal,)*) => { &[$(($name, include_str!(concat!("../profiles/", $name, ".toml")))),*] };
 }
 
-/// Name and text of each built-in profile. If two fit a process or directory equally well, the first is used.
+/// Name and text of each built-in profile. If two fit a process or directory equally well, the
+/// first is used.
 pub const BUILT_IN_PROFILES: &[(&str, &str)] = built_in![
     "mariadb",
     "mysql",

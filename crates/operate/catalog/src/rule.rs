@@ -199,7 +199,8 @@ impl<'de, K: DeserializeSeed<'de>> DeserializeSeed<'de> for KeySeed<'_, K> {
 
 /// Rules that replace those of profiles: for all logs of a class, or for those of one profile.
 ///
-/// In a configuration: the tables `[rules.binlog]` and `[rules.PROFILE.binlog]`, each with the keys of a rule.
+/// In a configuration: the tables `[rules.binlog]` and `[rules.PROFILE.binlog]`, each with the keys
+/// of a rule.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RuleOverrides {
     by_class: BTreeMap<FileClass, Rule>,
@@ -207,8 +208,8 @@ pub struct RuleOverrides {
 }
 
 impl RuleOverrides {
-    /// Returns the rule for logs of a class in a profile, if any. The profile's own rule takes precedence over
-    /// that of the class.
+    /// Returns the rule for logs of a class in a profile, if any. The profile's own rule takes
+    /// precedence over that of the class.
     pub fn of(&self, profile: &str, class: FileClass) -> Option<Rule> {
         let own = self.by_profile.get(profile).and_then(|own| own.get(&class));
         own.or_else(|| self.by_class.get(&class)).copied()

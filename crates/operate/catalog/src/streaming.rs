@@ -2,8 +2,9 @@
 
 use globset::{Glob, GlobMatcher};
 
-/// Globs for the names (`/proc/PID/comm`, at most 15 bytes) of programs that stream: that read or write much, once
-/// and in order. These are backups, dumps, archivers and copies, and programs that compress or checksum files.
+/// Globs for the names (`/proc/PID/comm`, at most 15 bytes) of programs that stream: that read or
+/// write much, once and in order. These are backups, dumps, archivers and copies, and programs that
+/// compress or checksum files.
 pub const STREAMING_PROGRAMS: [&str; 58] = [
     "tar",
     "bsdtar",

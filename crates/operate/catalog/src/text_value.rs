@@ -1,4 +1,5 @@
-//! Values that configurations write as text, such as patterns and sizes. Errors point to their line and key.
+//! Values that configurations write as text, such as patterns and sizes. Errors point to their line
+//! and key.
 
 use std::fmt::Display;
 use std::str::FromStr;

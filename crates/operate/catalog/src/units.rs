@@ -3,8 +3,8 @@
 use pagekeeper_policy::stream_pace::StreamPace;
 use pagekeeper_text::parse_size;
 
-/// Parses how fast streams may use a disk, for clap's `value_parser` and configurations: `auto`, `off`, `idle`, or
-/// a size per second, such as `64M` or `64M/s`.
+/// Parses how fast streams may use a disk, for clap's `value_parser` and configurations: `auto`,
+/// `off`, `idle`, or a size per second, such as `64M` or `64M/s`.
 pub fn parse_pace(text: &str) -> Result<StreamPace, String> {
     let bad = || format!("\"{text}\" is not a pace: give auto, off, idle, or a rate, like 64M/s");
     match text.trim() {

@@ -52,7 +52,8 @@ fn is_kept(spec: &LogSpec) -> bool {
     spec.rule == Rule::Keep || rewrite(spec).needs_old_pages()
 }
 
-/// A log as this one, with a writer that goes on and a reader that scans it from its beginning, over and over, so many bytes a tick.
+/// A log as this one, with a writer that goes on and a reader that scans it from its beginning,
+/// over and over, so many bytes a tick.
 fn outcome(spec: &LogSpec, speed: u64) -> Outcome {
     let shown = spec.position != PositionSpec::Hidden;
     let mut world = World::new(FILE, spec.rule, rewrite(spec), (shown, false));

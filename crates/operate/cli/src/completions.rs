@@ -1,9 +1,9 @@
-//! Shell completions, which clap makes from the same definitions as `--help`. Three kinds of words are added:
-//! profiles, processes, and files, which a shell completes better itself.
+//! Shell completions, which clap makes from the same definitions as `--help`. Three kinds of words
+//! are added: profiles, processes, and files, which a shell completes better itself.
 //!
-//! Invariant: a file name that the shell puts on the command line is quoted by that shell. Clap's script for
-//! bash falls back to listing files as unquoted words: a file named `$(command)` would be run. All such lists
-//! are removed.
+//! Invariant: a file name that the shell puts on the command line is quoted by that shell. Clap's
+//! script for bash falls back to listing files as unquoted words: a file named `$(command)` would
+//! be run. All such lists are removed.
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -84,8 +84,8 @@ fn with_function(script: &str, line: &str, function: &str) -> String {
     script.replacen(line, &format!("{line}{function}"), 1)
 }
 
-/// Returns clap's script for bash with file names left to bash, which completes and quotes them itself if the
-/// function finds nothing.
+/// Returns clap's script for bash with file names left to bash, which completes and quotes them
+/// itself if the function finds nothing.
 fn bash(script: &str) -> String {
     const FILES: &str = r#"COMPREPLY=($(compgen -f "${cur}"))"#;
     const NOTHING: &str = "COMPREPLY=()";

@@ -1,7 +1,8 @@
-//! `pagekeeper evict`: releases files' pages on request, and reports for each file what stayed and why.
+//! `pagekeeper evict`: releases files' pages on request, and reports for each file what stayed and
+//! why.
 //!
-//! Dirty pages are written first. Fails path by path; pages that stayed for a known reason are reported, but are
-//! not an error.
+//! Dirty pages are written first. Fails path by path; pages that stayed for a known reason are
+//! reported, but are not an error.
 
 use std::fmt;
 use std::io::Write as _;
@@ -33,7 +34,8 @@ Dirty pages are written to disk first: no data is lost, and none stay because th
 pub(crate) struct EvictArgs {
     #[command(flatten)]
     tree: TreeArgs,
-    /// Only this part of each file: A..B, A.. or ..B, in sizes like 64M, or in percent of the file like ..90%
+    /// Only this part of each file: A..B, A.. or ..B, in sizes like 64M, or in percent of the file
+    /// like ..90%
     #[arg(long, value_name = "RANGE", value_parser = parse_part, default_value = "..", hide_default_value = true)]
     range: FilePart,
     /// Number of files to work on in parallel [default: one per CPU, at most 8]

@@ -1,8 +1,9 @@
 //! `pagekeeper guard`: the daemon, its status line and its summary.
 //!
-//! SIGINT and SIGTERM end it at once, with the summary. SIGHUP makes it read its configuration again, and keep the
-//! old one if the new one can't be read. If the reader of its output leaves, it ends silently. A service manager
-//! is notified when the guard is ready, reads its configuration, is alive and ends ([`service`](crate::service)).
+//! SIGINT and SIGTERM end it at once, with the summary. SIGHUP makes it read its configuration
+//! again, and keep the old one if the new one can't be read. If the reader of its output leaves, it
+//! ends silently. A service manager is notified when the guard is ready, reads its configuration,
+//! is alive and ends ([`service`](crate::service)).
 
 use std::cell::Cell;
 use std::fmt::Write as _;
@@ -35,10 +36,11 @@ const STATUS_EVERY: Duration = Duration::from_secs(60);
 
 /// Keep the log files of running databases out of the page cache
 ///
-/// Finds MySQL, MariaDB, PostgreSQL, RocksDB, TiKV, MongoDB, etcd, Prometheus, NATS, Kafka, RabbitMQ, Cassandra and
-/// OpenSearch by their processes and open files, recognizes their log files, and releases the pages that nobody will
-/// read again: those behind the writer, and behind followers such as replicas. It reads, starts writeback and advises
-/// the kernel; it can't change a byte of a database's files.
+/// Finds MySQL, MariaDB, PostgreSQL, RocksDB, TiKV, MongoDB, etcd, Prometheus, NATS, Kafka,
+/// RabbitMQ, Cassandra and OpenSearch by their processes and open files, recognizes their log
+/// files, and releases the pages that nobody will read again: those behind the writer, and behind
+/// followers such as replicas. It reads, starts writeback and advises the kernel; it can't change a
+/// byte of a database's files.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   pagekeeper guard                              watch every database on this host
@@ -70,14 +72,16 @@ pub(crate) struct GuardArgs {
     /// Configuration file
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     config: Option<PathBuf>,
-    /// Read a configuration file and exit: with 0 if it is valid, 1 if it can't be read, 2 if it is wrong
+    /// Read a configuration file and exit: with 0 if it is valid, 1 if it can't be read, 2 if it is
+    /// wrong
     #[arg(long, value_name = "FILE", exclusive = true, value_hint = clap::ValueHint::FilePath,
           num_args = 0..=1, default_missing_value = CONFIG_FILE)]
     check_config: Option<PathBuf>,
     /// Time between ticks [default: 500ms]
     #[arg(long, alias = "tick", value_name = "TIME", value_parser = parse_period)]
     interval: Option<Duration>,
-    /// Watch these databases only, of those that are found: user:NAME, unit:GLOB, cgroup:GLOB, dir:PATH or pid:PID
+    /// Watch these databases only, of those that are found: user:NAME, unit:GLOB, cgroup:GLOB,
+    /// dir:PATH or pid:PID
     #[arg(long, value_name = "SELECTOR")]
     only: Vec<Selector>,
     /// Never watch these, not even if they are named; as --only
@@ -88,11 +92,12 @@ pub(crate) struct GuardArgs {
     canary: Option<Selector>,
     /// Follow streaming programs, and release what they bring into the page cache
     ///
-    /// For backups, dumps and copies: tar, rsync, mariabackup, restic and others; the section `streams` of the configuration
-    /// names more. The kernel reports which pages such a program and its children bring in, and the guard releases them
-    /// behind it. Pages that were in the page cache before, and pages that other programs use, stay. It needs Linux 5.8 with
-    /// BTF and the capabilities at the end of this help; without them the guard says that streams are not followed, and
-    /// serves the databases.
+    /// For backups, dumps and copies: tar, rsync, mariabackup, restic and others; the section
+    /// `streams` of the configuration names more. The kernel reports which pages such a program and
+    /// its children bring in, and the guard releases them behind it. Pages that were in the page
+    /// cache before, and pages that other programs use, stay. It needs Linux 5.8 with BTF and the
+    /// capabilities at the end of this help; without them the guard says that streams are not
+    /// followed, and serves the databases.
     #[arg(long, conflicts_with = "once")]
     streams: bool,
     /// Only report what would be released
@@ -197,8 +202,8 @@ pub(crate) fn run(args: &GuardArgs) -> anyhow::Result<ExitCode> {
             if let Some(metrics) = &metrics {
                 metrics.ticked(guard.done(), &guard.streams(), guard.tick_by_process());
             }
-            // After all files are found, they are sampled at the next tick; the tick after that releases pages
-            // that had to be written first.
+            // After all files are found, they are sampled at the next tick; the tick after that
+            // releases pages that had to be written first.
             if (args.once && ticks >= 3 && !guard.is_behind()) || guard.is_done() || unheard.get() {
                 return Control::Stop;
             }
@@ -241,13 +246,15 @@ pub(crate) fn run(args: &GuardArgs) -> anyhow::Result<ExitCode> {
     let named = !args.pid.is_empty() || !args.dir.is_empty();
     match printer.failed {
         Some(error) => Err(error.into()),
-        // In a long run, problems appear and disappear; a single pass either has met some or has not.
+        // In a long run, problems appear and disappear; a single pass either has met some or has
+        // not.
         None if (named && !printer.watched) || (args.once && printer.problems) => Ok(ExitCode::FAILURE),
         None => Ok(ExitCode::SUCCESS),
     }
 }
 
-/// Waits, and meanwhile notifies the manager that the guard is alive; returns whether a signal has arrived.
+/// Waits, and meanwhile notifies the manager that the guard is alive; returns whether a signal has
+/// arrived.
 fn is_stopped(stop: &Stop, manager: &mut Manager, pause: Duration) -> bool {
     let until = Instant::now() + pause;
     loop {

@@ -1,8 +1,9 @@
-//! The output of `pagekeeper` without arguments: what it would do on this host, and which commands to use next.
+//! The output of `pagekeeper` without arguments: what it would do on this host, and which commands
+//! to use next.
 //!
-//! Invariants: it takes about a second at most, whatever the size of the host, and says "at least" and "not all"
-//! if that was too short. It changes nothing and needs no privileges. Names given by others are escaped. Fails
-//! only if writing to standard output fails.
+//! Invariants: it takes about a second at most, whatever the size of the host, and says "at least"
+//! and "not all" if that was too short. It changes nothing and needs no privileges. Names given by
+//! others are escaped. Fails only if writing to standard output fails.
 
 use std::fmt;
 use std::io::Write as _;

@@ -1,7 +1,8 @@
 //! The command line of pagekeeper.
 //!
-//! Every command has `Args` and `run`. A command prints its own problems path by path and returns 0 or 1, or fails
-//! with an error that is printed here. Usage errors exit with 2. A broken pipe is silent.
+//! Every command has `Args` and `run`. A command prints its own problems path by path and returns 0
+//! or 1, or fails with an error that is printed here. Usage errors exit with 2. A broken pipe is
+//! silent.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -39,7 +40,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use pagekeeper_kernel::frozen;
 
-/// The output of `--version`, whose first line is that of `-V`: a static build also says how it differs.
+/// The output of `--version`, whose first line is that of `-V`: a static build also says how it
+/// differs.
 const LONG_VERSION: &str = if pagekeeper_launch::IS_LIBRARY_OF_ANOTHER_BUILD {
     concat!(
         env!("CARGO_PKG_VERSION"),
@@ -54,7 +56,8 @@ const LONG_VERSION: &str = if pagekeeper_launch::IS_LIBRARY_OF_ANOTHER_BUILD {
     env!("CARGO_PKG_VERSION")
 };
 
-/// Keeps a database's log files out of the page cache, and shows, evicts, warms and restores what is in it
+/// Keeps a database's log files out of the page cache, and shows, evicts, warms and restores what
+/// is in it
 #[derive(Debug, Parser)]
 #[command(
     name = "pagekeeper",

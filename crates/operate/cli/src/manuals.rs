@@ -18,7 +18,8 @@ use crate::output::{self, UsageError};
   pagekeeper man store verify | man -l -
   pagekeeper man --dir /usr/local/share/man/man1")]
 pub(crate) struct ManualsArgs {
-    /// The command to print the page of, like "stat" or "store verify"; without it, that of pagekeeper itself
+    /// The command to print the page of, like "stat" or "store verify"; without it, that of
+    /// pagekeeper itself
     #[arg(value_name = "COMMAND")]
     command: Vec<String>,
     /// Write the pages of all commands into DIR, one file each

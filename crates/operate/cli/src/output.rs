@@ -1,8 +1,8 @@
-//! Standard output as command-line users expect it: buffered, coloured only on a terminal, silent on a broken
-//! pipe.
+//! Standard output as command-line users expect it: buffered, coloured only on a terminal, silent
+//! on a broken pipe.
 //!
-//! Fails with the error of the write; [`exit_code`] turns it, like any error of a command, into a message and an
-//! exit code.
+//! Fails with the error of the write; [`exit_code`] turns it, like any error of a command, into a
+//! message and an exit code.
 
 use std::fmt::Display;
 use std::io::{self, BufWriter, ErrorKind, IsTerminal, StdoutLock, Write};
@@ -54,10 +54,12 @@ pub(crate) fn show<T: Serialize>(
     if is_json { json(&value()) } else { print(text) }
 }
 
-/// Writes a message to standard error, after the program's name. If that fails, the message is lost.
+/// Writes a message to standard error, after the program's name. If that fails, the message is
+/// lost.
 pub(crate) fn complain(text: impl Display) {
     let text = text.to_string();
-    // Names in the text were escaped before; this keeps any other character from controlling the terminal.
+    // Names in the text were escaped before; this keeps any other character from controlling the
+    // terminal.
     let lines: Vec<_> = text.split('\n').map(|line| escaped(line).into_cow()).collect();
     let _ = writeln!(io::stderr().lock(), "pagekeeper: {}", lines.join("\n"));
 }
@@ -68,16 +70,16 @@ pub(crate) fn wait_while_frozen(path: &Path) {
     pagekeeper_kernel::frozen::wait_while_frozen(path, say);
 }
 
-/// Prints why a command failed, and returns its exit code. A broken pipe is not reported: the process ends by
-/// SIGPIPE, as programs do that do not handle it.
+/// Prints why a command failed, and returns its exit code. A broken pipe is not reported: the
+/// process ends by SIGPIPE, as programs do that do not handle it.
 pub(crate) fn exit_code(error: &anyhow::Error) -> ExitCode {
     // serde_json passes an error of the writer on unchanged.
     let broken_pipe = |cause: &(dyn std::error::Error + 'static)| {
         cause.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe)
     };
     if error.chain().any(broken_pipe) {
-        // This does not return if the default action can be restored, which is possible except in unusual
-        // sandboxes.
+        // This does not return if the default action can be restored, which is possible except in
+        // unusual sandboxes.
         let _ = signal_hook::low_level::emulate_default_handler(signal_hook::consts::SIGPIPE);
         return ExitCode::from(141);
     }

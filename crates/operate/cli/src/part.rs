@@ -1,4 +1,5 @@
-//! The requested part of each file: as sizes, or in percent of the file, since several files differ in size.
+//! The requested part of each file: as sizes, or in percent of the file, since several files differ
+//! in size.
 
 use std::ops::Range;
 
@@ -44,7 +45,8 @@ impl FilePart {
     }
 }
 
-/// Reads a part, for clap's `value_parser`: `A..B`, `A..`, `..B`, each as a size or in percent of the file.
+/// Reads a part, for clap's `value_parser`: `A..B`, `A..`, `..B`, each as a size or in percent of
+/// the file.
 pub(crate) fn parse_part(text: &str) -> Result<FilePart, String> {
     let (start, end) = text.split_once("..").ok_or_else(|| match range_meant_by(text) {
         Some(range) => format!("\"{text}\" is not a range: give {range} for the first {text} of each file"),
@@ -66,7 +68,8 @@ pub(crate) fn parse_part(text: &str) -> Result<FilePart, String> {
     Ok(FilePart { start, end })
 }
 
-/// Returns the range that the user means who writes a range or a share of a file where neither is accepted.
+/// Returns the range that the user means who writes a range or a share of a file where neither is
+/// accepted.
 pub(crate) fn range_meant_by(text: &str) -> Option<String> {
     let range = if text.contains("..") {
         text.to_owned()

@@ -1,8 +1,10 @@
-//! The paths of a command and the tree below them: the arguments that `stat`, `evict` and others share.
+//! The paths of a command and the tree below them: the arguments that `stat`, `evict` and others
+//! share.
 //!
-//! Invariants: a named link is followed, a link found below only with `-L`. An excluded directory is not entered.
-//! Globs apply to named files as to files found below, so a shell's wildcard and `--exclude` work together. Fails
-//! with a usage error if no path is given, and with the file's name if a list can't be read.
+//! Invariants: a named link is followed, a link found below only with `-L`. An excluded directory
+//! is not entered. Globs apply to named files as to files found below, so a shell's wildcard and
+//! `--exclude` work together. Fails with a usage error if no path is given, and with the file's
+//! name if a list can't be read.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -139,7 +141,8 @@ impl Tree {
         self.named.contains(path)
     }
 
-    /// Visits each file once, from `threads` threads (by default one for each CPU), in no particular order.
+    /// Visits each file once, from `threads` threads (by default one for each CPU), in no
+    /// particular order.
     pub(crate) fn walk(&self, threads: Option<usize>, visit: &(dyn Fn(Result<InspectedFile>) + Sync)) {
         self.walk_until(&|| false, threads, visit);
     }

@@ -1,8 +1,9 @@
-//! `pagekeeper probe`: measures the disk and the file system of a directory, and reports the results.
+//! `pagekeeper probe`: measures the disk and the file system of a directory, and reports the
+//! results.
 //!
-//! If a measurement is impossible, that is reported before anything is written, and the command ends with 1. It
-//! also ends with 1 on SIGINT and SIGTERM, and leaves no files behind. The paths of `--output` and `--save` are
-//! tested before the measurements, which take a minute.
+//! If a measurement is impossible, that is reported before anything is written, and the command
+//! ends with 1. It also ends with 1 on SIGINT and SIGTERM, and leaves no files behind. The paths of
+//! `--output` and `--save` are tested before the measurements, which take a minute.
 
 mod table;
 
@@ -22,8 +23,8 @@ use crate::signals::Stop;
 
 /// Measure a disk and its file system: direct I/O, mixed I/O, syncs, parallel and single reads
 ///
-/// Takes about a minute and keeps the disk busy. It writes to unnamed files in DIR, which disappear when it exits, however
-/// it exits. It touches nothing else and changes no setting of the machine.
+/// Takes about a minute and keeps the disk busy. It writes to unnamed files in DIR, which disappear
+/// when it exits, however it exits. It touches nothing else and changes no setting of the machine.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   pagekeeper probe /var/lib/mysql                  all figures, and a summary of the disk

@@ -1,5 +1,5 @@
-//! Paths that failed: they are collected while the rest goes on, then reported one a line, each with the problem
-//! and its fix.
+//! Paths that failed: they are collected while the rest goes on, then reported one a line, each
+//! with the problem and its fix.
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -1,10 +1,11 @@
-//! Notifications of the guard to a service manager: ready, reloading its configuration, alive, and stopping
-//! (`sd_notify(3)`: a datagram to the socket that `NOTIFY_SOCKET` names).
+//! Notifications of the guard to a service manager: ready, reloading its configuration, alive, and
+//! stopping (`sd_notify(3)`: a datagram to the socket that `NOTIFY_SOCKET` names).
 //!
-//! Invariants: without `NOTIFY_SOCKET` no socket is made. The socket does not block. The messages "ready" and
-//! "alive" are repeated until they could be sent, because the manager ends a service from which it does not
-//! receive them. Other processes may fill its socket, and a restarting manager has no socket for a moment. Other
-//! messages that can't be sent are lost. The socket's name is trusted, as the rest of the environment is.
+//! Invariants: without `NOTIFY_SOCKET` no socket is made. The socket does not block. The messages
+//! "ready" and "alive" are repeated until they could be sent, because the manager ends a service
+//! from which it does not receive them. Other processes may fill its socket, and a restarting
+//! manager has no socket for a moment. Other messages that can't be sent are lost. The socket's
+//! name is trusted, as the rest of the environment is.
 
 use std::env;
 use std::ffi::OsStr;
@@ -77,8 +78,8 @@ impl Manager {
         self.say("STOPPING=1");
     }
 
-    /// Notifies it that the guard is alive, no more often than requested, and that it is ready if that message is
-    /// still due.
+    /// Notifies it that the guard is alive, no more often than requested, and that it is ready if
+    /// that message is still due.
     pub(crate) fn alive(&mut self) {
         if self.is_ready_due {
             self.ready();
@@ -111,8 +112,8 @@ impl Manager {
     }
 }
 
-/// Returns the interval of the "alive" messages: an eighth of the time after which the manager regards this
-/// process as hung. `None` if it requests none, or requests them from another process.
+/// Returns the interval of the "alive" messages: an eighth of the time after which the manager
+/// regards this process as hung. `None` if it requests none, or requests them from another process.
 fn watchdog(micros: Option<&str>, pid: Option<&str>, own: u32) -> Option<Duration> {
     let is_own = pid.is_none_or(|pid| pid.parse() == Ok(own));
     let micros: u64 = micros.filter(|_| is_own)?.parse().ok()?;

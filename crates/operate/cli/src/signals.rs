@@ -1,7 +1,7 @@
 //! SIGINT and SIGTERM as a request to stop.
 //!
-//! Invariants: the first signal sets the flag and ends any [`Stop::wait`]; a second one kills the process as it
-//! would without this module, so that a blocked clean-up can be interrupted.
+//! Invariants: the first signal sets the flag and ends any [`Stop::wait`]; a second one kills the
+//! process as it would without this module, so that a blocked clean-up can be interrupted.
 
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::net::UnixStream;
@@ -27,8 +27,8 @@ impl Stop {
         let flag = Arc::new(AtomicBool::new(false));
         let (wake, write_end) = UnixStream::pair()?;
         for signal in [SIGINT, SIGTERM] {
-            // The order matters: at the first signal, the flag must not yet be set when the default action is
-            // considered.
+            // The order matters: at the first signal, the flag must not yet be set when the default
+            // action is considered.
             flag::register_conditional_default(signal, Arc::clone(&flag))?;
             flag::register(signal, Arc::clone(&flag))?;
             low_level::pipe::register(signal, write_end.try_clone()?)?;
@@ -46,8 +46,8 @@ impl Stop {
         &self.flag
     }
 
-    /// Does `work`. If a signal arrives or `limit` passes before it is done, calls `end` once, from another
-    /// thread.
+    /// Does `work`. If a signal arrives or `limit` passes before it is done, calls `end` once, from
+    /// another thread.
     pub(crate) fn during<T>(
         &self,
         limit: Option<Duration>,

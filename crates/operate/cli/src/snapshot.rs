@@ -1,5 +1,5 @@
-//! `pagekeeper snapshot`: saves which pages of files are resident, for `warm --from` to read them again after a
-//! restart.
+//! `pagekeeper snapshot`: saves which pages of files are resident, for `warm --from` to read them
+//! again after a restart.
 //!
 //! Files that fail are reported and left out, the others are saved.
 

@@ -1,9 +1,10 @@
-//! `pagekeeper warm`: reads files into the page cache, whole, in part, or as recorded in a snapshot.
+//! `pagekeeper warm`: reads files into the page cache, whole, in part, or as recorded in a
+//! snapshot.
 //!
-//! Several small files are read at once, large ones one after another by several threads each. Fails path by path,
-//! and also ends with 1 if the user may not see a file's figures. A change since the snapshot is reported, but is
-//! not a failure. SIGINT and SIGTERM end the reading with a report of the loaded bytes; with `--lock` they end the
-//! lock.
+//! Several small files are read at once, large ones one after another by several threads each.
+//! Fails path by path, and also ends with 1 if the user may not see a file's figures. A change
+//! since the snapshot is reported, but is not a failure. SIGINT and SIGTERM end the reading with a
+//! report of the loaded bytes; with `--lock` they end the lock.
 
 mod item;
 mod report;
@@ -46,7 +47,8 @@ It skips pages that are resident and holes of sparse files; when it returns, the
 pub(crate) struct WarmArgs {
     #[command(flatten)]
     tree: TreeArgs,
-    /// Only this part of each file: A..B, A.. or ..B, in sizes like 64M, or in percent of the file like ..90%
+    /// Only this part of each file: A..B, A.. or ..B, in sizes like 64M, or in percent of the file
+    /// like ..90%
     #[arg(long, value_name = "RANGE", value_parser = parse_part, default_value = "..", hide_default_value = true)]
     range: FilePart,
     /// Restore the pages of a snapshot, most recently used files first
@@ -124,8 +126,8 @@ pub(crate) fn run(args: &WarmArgs) -> anyhow::Result<ExitCode> {
     Ok(output::code(errors.is_empty() && !total.cancelled && total.unknown_files == 0))
 }
 
-/// Returns a warning if this many bytes would exceed the limit of the memory cgroup when they are locked: the
-/// kernel kills processes beyond the limit without a message.
+/// Returns a warning if this many bytes would exceed the limit of the memory cgroup when they are
+/// locked: the kernel kills processes beyond the limit without a message.
 fn too_much_to_lock(bytes: u64, group: &MemoryCgroup) -> Option<String> {
     let limit = group.effective_limit?;
     // Memory that is used and can't be reclaimed by dropping pages of files.
@@ -142,8 +144,8 @@ fn too_much_to_lock(bytes: u64, group: &MemoryCgroup) -> Option<String> {
     })
 }
 
-/// Returns the files of the named trees; only their names are kept, since there may be more of them than file
-/// descriptors.
+/// Returns the files of the named trees; only their names are kept, since there may be more of them
+/// than file descriptors.
 fn listed(
     args: &WarmArgs,
     stop: &Stop,

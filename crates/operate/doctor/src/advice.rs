@@ -1,12 +1,12 @@
 //! Advice on the database's own settings for each kind of finding.
 //!
-//! Everything that can ever be advised is in one [table](TABLE). The modules here decide which of its rows apply
-//! when.
+//! Everything that can ever be advised is in one [table](TABLE). The modules here decide which of
+//! its rows apply when.
 //!
-//! Invariants: a fix names a setting in the engine's syntax, where to put it, and whether a restart is needed.
-//! Settings that already have the value are left out; settings not known to be set are advised. Nothing is advised
-//! for a server that may lack the setting, or whose engine is uncertain. Recovery is shortened only for a target
-//! that the operator gave.
+//! Invariants: a fix names a setting in the engine's syntax, where to put it, and whether a restart
+//! is needed. Settings that already have the value are left out; settings not known to be set are
+//! advised. Nothing is advised for a server that may lack the setting, or whose engine is
+//! uncertain. Recovery is shortened only for a target that the operator gave.
 
 mod advised;
 mod apply;
@@ -28,8 +28,8 @@ pub(crate) use log_device::move_log_of;
 pub(crate) use recovery::shorten;
 pub use table::{Advice, Effect, Goal, Offer, Product, TABLE};
 
-/// Returns the settings of this database that serve the goal, most effective first. Those that shorten a recovery
-/// or move a log need more input: they are part of their findings.
+/// Returns the settings of this database that serve the goal, most effective first. Those that
+/// shorten a recovery or move a log need more input: they are part of their findings.
 ///
 /// ```
 /// use pagekeeper_doctor::settings::{Engine, SettingOrigin, Settings};

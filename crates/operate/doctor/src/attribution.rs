@@ -1,9 +1,11 @@
-//! Attributes dirty pages: how much each process dirtied on each device, as far as page-cache additions show it.
+//! Attributes dirty pages: how much each process dirtied on each device, as far as page-cache
+//! additions show it.
 //!
-//! The kernel does not report which process dirtied a page, but which one brought it into the page cache. Pages
-//! added through a write-only descriptor were written. A process with a readable descriptor may have read them
-//! (servers open their tables in this way). For such a file, at most its growth plus its dirty and writeback
-//! pages count. Rewritten resident pages are not included. Neither are direct writes, which dirty nothing.
+//! The kernel does not report which process dirtied a page, but which one brought it into the page
+//! cache. Pages added through a write-only descriptor were written. A process with a readable
+//! descriptor may have read them (servers open their tables in this way). For such a file, at most
+//! its growth plus its dirty and writeback pages count. Rewritten resident pages are not included.
+//! Neither are direct writes, which dirty nothing.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -89,9 +91,9 @@ pub(crate) fn on_device<'a>(observation: &Observation<'a>, device: &str) -> Opti
     Some(all)
 }
 
-/// Returns the database that a task belongs to: the one whose process or worker it is, or was when the watch
-/// began. For a process that started and ended in between, only its name and the files whose pages it brought in
-/// are known.
+/// Returns the database that a task belongs to: the one whose process or worker it is, or was when
+/// the watch began. For a process that started and ended in between, only its name and the files
+/// whose pages it brought in are known.
 pub(crate) fn database_of(observation: &Observation<'_>, task: &TaskIdentity) -> Option<usize> {
     let pid = task.process;
     let own = |database: &Database| database.pid == Some(pid) || database.workers.contains(&pid);

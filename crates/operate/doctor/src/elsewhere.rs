@@ -1,8 +1,9 @@
-//! Searches the host for the holders of page cache beside the databases, including closed files: one walk over its
-//! local file systems.
+//! Searches the host for the holders of page cache beside the databases, including closed files:
+//! one walk over its local file systems.
 //!
-//! Invariants: the search only reads. Its caller may end the walk early, which is reported; files that a process
-//! has open are still found then. Everything that belongs to an inspected database is left out.
+//! Invariants: the search only reads. Its caller may end the walk early, which is reported; files
+//! that a process has open are still found then. Everything that belongs to an inspected database
+//! is left out.
 //!
 //! A failure is a gap, not an error: the report is made without it.
 
@@ -19,8 +20,8 @@ use crate::holders::{HeldFile, Holder, OpenIn, holders};
 /// Files that are considered: those with the most page cache.
 const FILES_MAX: usize = 20_000;
 
-/// Returns the largest holders of page cache among the files that are not in the snapshot, and a gap if the list
-/// may be incomplete. `progress` ends the walk.
+/// Returns the largest holders of page cache among the files that are not in the snapshot, and a
+/// gap if the list may be incomplete. `progress` ends the walk.
 pub fn largest_elsewhere(
     snapshot: &Snapshot,
     progress: &Arc<WalkProgress>,

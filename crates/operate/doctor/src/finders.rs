@@ -1,11 +1,12 @@
 //! The finders, each of which makes findings of its own kinds.
 //!
 //! To add a finding: add a module here with a function from an [`Observation`] and the
-//! [`EarlierFindings`] to findings, a line in [`FINDERS`], and a variant of [`Kind`](crate::Kind) if
-//! the kind is new. Nothing else changes.
+//! [`EarlierFindings`] to findings, a line in [`FINDERS`], and a variant of [`Kind`](crate::Kind)
+//! if the kind is new. Nothing else changes.
 //!
-//! Invariants: a finder does no I/O, so that it can be tested on plain data. A finder that depends on the findings
-//! of others comes after them in the table, and looks them up by kind and database, never by their text.
+//! Invariants: a finder does no I/O, so that it can be tested on plain data. A finder that depends
+//! on the findings of others comes after them in the table, and looks them up by kind and database,
+//! never by their text.
 
 mod cgroup;
 mod dirty_limits;
@@ -60,7 +61,8 @@ impl<'a> EarlierFindings<'a> {
     }
 }
 
-/// Returns all findings of an observation, unordered; [`Report::new`](crate::Report::new) sorts them.
+/// Returns all findings of an observation, unordered; [`Report::new`](crate::Report::new) sorts
+/// them.
 pub fn examine(observation: &Observation<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     for find in FINDERS {

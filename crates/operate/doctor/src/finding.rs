@@ -23,8 +23,8 @@ pub enum Kind {
     MixedIo,
     /// A stream (backup, archiver, dump) pushes a database's hot set out.
     Stream,
-    /// Pages of a database's data are considered idle and reclaimed, however much memory is free (DAMON,
-    /// `memory.reclaim`).
+    /// Pages of a database's data are considered idle and reclaimed, however much memory is free
+    /// (DAMON, `memory.reclaim`).
     IdleReclaim,
     /// The kernel moves a database's memory to swap.
     Swapped,
@@ -75,7 +75,8 @@ pub struct Finding {
     pub fixes: Vec<Fix>,
     /// Problems that no setting fixes, and reasons why expected advice is not given.
     pub remarks: Vec<String>,
-    /// The help that pagekeeper offers now: a command with its effects and limits. `None` if there is none.
+    /// The help that pagekeeper offers now: a command with its effects and limits. `None` if there
+    /// is none.
     pub pagekeeper: Option<String>,
 }
 

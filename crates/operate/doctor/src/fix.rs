@@ -1,7 +1,7 @@
 //! One way to fix a finding, with everything that has to be known before it is applied.
 //!
-//! Invariant: every field of [`Fix`] is required, so that none can be forgotten: where it applies, its cost, its
-//! side effects, how to revert it, and why it applies here.
+//! Invariant: every field of [`Fix`] is required, so that none can be forgotten: where it applies,
+//! its cost, its side effects, how to revert it, and why it applies here.
 
 use pagekeeper_text::listed;
 use serde::Serialize;
@@ -40,7 +40,8 @@ pub struct Fix {
     /// The name of the database setting it changes; `None` if it is not a [`FixKind::Setting`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub setting: Option<String>,
-    /// The command or setting, ready to copy: `innodb_log_file_buffering=OFF`, `sysctl vm.dirty_bytes=…`.
+    /// The command or setting, ready to copy: `innodb_log_file_buffering=OFF`,
+    /// `sysctl vm.dirty_bytes=…`.
     pub act: String,
     /// The place for it, the time when it takes effect, and its effect.
     pub does: String,
@@ -107,7 +108,8 @@ pub enum Restart {
 }
 
 impl Risk {
-    /// Creates a risk that affects neither durability, recovery nor replication, and needs no restart.
+    /// Creates a risk that affects neither durability, recovery nor replication, and needs no
+    /// restart.
     pub(crate) fn none_but(costs: impl Into<String>) -> Self {
         Self {
             costs: costs.into(),

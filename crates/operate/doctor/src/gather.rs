@@ -1,5 +1,5 @@
-//! Data that is read beside the two snapshots: the databases' settings, the measured properties of their disks,
-//! and the location of pages.
+//! Data that is read beside the two snapshots: the databases' settings, the measured properties of
+//! their disks, and the location of pages.
 //!
 //! Data that can't be read is left out.
 
@@ -35,8 +35,8 @@ pub struct GatheredData {
 }
 
 impl GatheredData {
-    /// Reads it for the databases of a snapshot, in a way that allows for a file system that does not answer.
-    /// `given` is a disk profile that is used for its own file system.
+    /// Reads it for the databases of a snapshot, in a way that allows for a file system that does
+    /// not answer. `given` is a disk profile that is used for its own file system.
     ///
     /// # Errors
     ///
@@ -88,8 +88,8 @@ fn cut_settings(snapshot: &Snapshot, settings: &[Settings]) -> Vec<VisibilityGap
     .collect()
 }
 
-/// Returns the measured properties of the disks under the files: `given`, if it is of the same file system, else
-/// the saved ones. Also returns the gaps for disks without any.
+/// Returns the measured properties of the disks under the files: `given`, if it is of the same file
+/// system, else the saved ones. Also returns the gaps for disks without any.
 fn disks(snapshot: &Snapshot, given: Option<&DiskProfile>) -> (Vec<(u64, DiskProfile)>, Vec<VisibilityGap>) {
     let (mut disks, mut gaps) = (BTreeMap::new(), Vec::new());
     let mut seen = BTreeSet::new();
@@ -112,8 +112,8 @@ fn disks(snapshot: &Snapshot, given: Option<&DiskProfile>) -> (Vec<(u64, DiskPro
     (disks.into_iter().collect(), gaps)
 }
 
-/// Returns the location of the pages of files that are used by both direct I/O and the page cache: the first few
-/// ranges of the files that have the most.
+/// Returns the location of the pages of files that are used by both direct I/O and the page cache:
+/// the first few ranges of the files that have the most.
 fn stretches(snapshot: &Snapshot) -> Vec<(Inode, Vec<Range<u64>>)> {
     let mut files: Vec<&File> = snapshot
         .files

@@ -1,8 +1,8 @@
-//! The largest page-cache users beside the databases: of all files that belong to none, those with the most
-//! resident pages, or their directories.
+//! The largest page-cache users beside the databases: of all files that belong to none, those with
+//! the most resident pages, or their directories.
 //!
-//! Invariants: pure. Each file counts once: alone if it has nearly all that its directory has, else with its
-//! directory. The largest come first, and small ones are left out.
+//! Invariants: pure. Each file counts once: alone if it has nearly all that its directory has, else
+//! with its directory. The largest come first, and small ones are left out.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,8 +16,8 @@ const LISTED_HOLDERS_MAX: usize = 5;
 const HOLDER_BYTES_MIN: u64 = 64 << 20;
 /// Maximum number of processes listed per holder.
 const LISTED_PROCESSES_MAX: usize = 3;
-/// A file is listed instead of its directory if it has at least this many tenths of the directory's resident
-/// bytes.
+/// A file is listed instead of its directory if it has at least this many tenths of the directory's
+/// resident bytes.
 const NEARLY_ALL_TENTHS: u64 = 9;
 
 /// A file that belongs to no database.

@@ -1,7 +1,7 @@
 //! Estimates how much of its journal a database would read if it had to recover now.
 //!
-//! Invariants: an upper bound is reported as such, with its derivation. Nothing is counted twice. An unknown
-//! amount is `None`.
+//! Invariants: an upper bound is reported as such, with its derivation. Nothing is counted twice.
+//! An unknown amount is `None`.
 
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
@@ -27,7 +27,8 @@ pub struct Journal {
     pub how: String,
 }
 
-/// Returns what a recovery of a database (an index into `snapshot`) would read now; `None` if that is unknown.
+/// Returns what a recovery of a database (an index into `snapshot`) would read now; `None` if that
+/// is unknown.
 ///
 /// It reads a few pages of `PostgreSQL`'s control file and WAL; nothing for other databases.
 pub fn journal(
@@ -139,8 +140,8 @@ fn wal_after_redo(root: &ServerRoot<'_>, directory: &Path, files: &[&File]) -> O
     }
     let page = page_size(root, segments.first()?.1)?;
     let written = |at: u64, path: &Path| page_address(root, path, at % size.bytes()) == Some(at);
-    // Segments ahead were recycled or created in advance and hold old pages or none, so both binary searches are
-    // valid.
+    // Segments ahead were recycled or created in advance and hold old pages or none, so both binary
+    // searches are valid.
     let used = segments.partition_point(|(start, path)| written(*start, path));
     let (start, newest) = segments.get(used.checked_sub(1)?)?;
     let (mut low, mut high) = (1, size.bytes() / page);
@@ -163,7 +164,8 @@ fn wal_after_redo(root: &ServerRoot<'_>, directory: &Path, files: &[&File]) -> O
     })
 }
 
-/// Returns the size of WAL pages, from the long header at the start of each segment (`access/xlog_internal.h`).
+/// Returns the size of WAL pages, from the long header at the start of each segment
+/// (`access/xlog_internal.h`).
 fn page_size(root: &ServerRoot<'_>, segment: &Path) -> Option<u64> {
     let bytes = root.read_at(segment, 36, 4)?;
     let size = u64::from(u32::from_le_bytes(bytes.try_into().ok()?));
@@ -210,7 +212,8 @@ mod tests {
         assert_eq!(journal_of(Engine::RocksDb, Vec::new()), None);
     }
 
-    /// Creates a data directory whose WAL is written from segment 1 to `end`, with recycled segments after it.
+    /// Creates a data directory whose WAL is written from segment 1 to `end`, with recycled
+    /// segments after it.
     fn cluster(redo: u64, end: u64, state: u32) -> (tempfile::TempDir, Vec<File>) {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("global")).unwrap();

@@ -28,8 +28,8 @@ pub struct EvictedLeftover {
     pub left_alone: Option<&'static str>,
 }
 
-/// Evicts the rest of files that were just inspected, except for those that were read through the page cache in one
-/// of the observations. Returns the results by path, and the failures.
+/// Evicts the rest of files that were just inspected, except for those that were read through the
+/// page cache in one of the observations. Returns the results by path, and the failures.
 ///
 /// # Errors
 ///

@@ -1,8 +1,9 @@
-//! Finds how running databases lose to the page cache: with evidence, cost, fixes (the database's own settings
-//! first), and what pagekeeper can do about it.
+//! Finds how running databases lose to the page cache: with evidence, cost, fixes (the database's
+//! own settings first), and what pagekeeper can do about it.
 //!
-//! Findings are made from the observations of an [`Observer`](pagekeeper_observe) before and after a watch, and
-//! from the database's own settings. `finders` explains how to add another kind of finding.
+//! Findings are made from the observations of an [`Observer`](pagekeeper_observe) before and after
+//! a watch, and from the database's own settings. `finders` explains how to add another kind of
+//! finding.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 

@@ -1,8 +1,9 @@
-//! The observation: the facts that findings are made from, all gathered in advance: two snapshots and additional
-//! data.
+//! The observation: the facts that findings are made from, all gathered in advance: two snapshots
+//! and additional data.
 //!
-//! Invariants: a finder does no I/O, so that it can be tested on plain data. Databases are identified by their
-//! index in the *second* snapshot, and files of the two snapshots are matched by inode.
+//! Invariants: a finder does no I/O, so that it can be tested on plain data. Databases are
+//! identified by their index in the *second* snapshot, and files of the two snapshots are matched
+//! by inode.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -27,34 +28,38 @@ pub struct Observation<'a> {
     pub before: &'a Snapshot,
     /// The state at its end, and the changes in between.
     pub after: &'a Snapshot,
-    /// The settings of each database of [`Self::after`], in its order; missing for databases beyond its end.
+    /// The settings of each database of [`Self::after`], in its order; missing for databases beyond
+    /// its end.
     pub settings: Vec<Settings>,
     /// Measurements of disks, by `st_dev` of the files on them.
     pub disks: Vec<(u64, DiskProfile)>,
-    /// The pages that the guard's rules would release now, for each file that was checked, even if there are none.
+    /// The pages that the guard's rules would release now, for each file that was checked, even if
+    /// there are none.
     pub releasable: Vec<Releasable>,
     /// Why the guard's rules keep all resident pages of a log, by the path of one of its files.
     pub kept: Vec<(PathBuf, String)>,
-    /// The positions of a file's resident pages: the first few stretches, for files used with direct I/O.
+    /// The positions of a file's resident pages: the first few stretches, for files used with
+    /// direct I/O.
     pub stretches: Vec<(Inode, Vec<Range<u64>>)>,
-    /// The processes that brought in the most pages during the watch; see [`streamers`](crate::streamers()).
+    /// The processes that brought in the most pages during the watch; see
+    /// [`streamers`](crate::streamers()).
     pub streamers: Vec<Streamer>,
     /// The syncs seen during the watch; `None` if they were not observed.
     pub syncs: Option<Syncs>,
-    /// The swap of each database of [`Self::after`], in its order; missing for databases beyond its end, and
-    /// without swap space.
+    /// The swap of each database of [`Self::after`], in its order; missing for databases beyond its
+    /// end, and without swap space.
     pub swaps: Vec<Option<DatabaseSwap>>,
     /// The resident pages before a restart, if known.
     pub snapshot: Option<SavedSnapshot>,
-    /// The amount that a recovery of each database of [`Self::after`] would read, in its order; missing for
-    /// databases beyond its end.
+    /// The amount that a recovery of each database of [`Self::after`] would read, in its order;
+    /// missing for databases beyond its end.
     pub journals: Vec<Option<Journal>>,
     /// The operator's limit for the duration of a recovery; `None` if there is none.
     pub recovery_target: Option<Duration>,
 }
 
-/// Pages of a log that nobody will read again, by the guard's rules: they lie behind its writer and behind all its
-/// followers.
+/// Pages of a log that nobody will read again, by the guard's rules: they lie behind its writer and
+/// behind all its followers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Releasable {
     /// The file.
@@ -101,7 +106,8 @@ impl<'a> Observation<'a> {
         self.change()?.trace.as_ref()
     }
 
-    /// Returns the throttling of tasks because of dirty pages during the watch; empty if that was not traced.
+    /// Returns the throttling of tasks because of dirty pages during the watch; empty if that was
+    /// not traced.
     pub(crate) fn pauses(&self) -> impl Iterator<Item = &'a PauseCounts> + use<'a> {
         self.trace().and_then(|trace| trace.pauses.as_ref()).into_iter().flatten()
     }
@@ -151,33 +157,33 @@ impl<'a> Observation<'a> {
         self.before.files.iter().find(|other| other.inode == file)
     }
 
-    /// Returns the memory cgroup of a database of [`Self::after`] as it was when the watch began; `None` if the
-    /// database was in another one then.
+    /// Returns the memory cgroup of a database of [`Self::after`] as it was when the watch began;
+    /// `None` if the database was in another one then.
     fn group_before(&self, database: &Database) -> Option<&'a MemoryCgroup> {
         let directory = &database.cgroup.as_ref()?.directory;
         let before = self.before.databases.iter().find(|before| before.pid == database.pid)?;
         before.cgroup.as_ref().filter(|group| group.directory == *directory)
     }
 
-    /// Returns how often the limits of a database's memory cgroup took effect during the watch. Returns `None` if
-    /// the database was in another group when the watch began, or if the effective limit belonged to another
-    /// group.
+    /// Returns how often the limits of a database's memory cgroup took effect during the watch.
+    /// Returns `None` if the database was in another group when the watch began, or if the
+    /// effective limit belonged to another group.
     pub(crate) fn limits_hit(&self, database: &Database) -> Option<MemoryEvents> {
         let (now, before) = (database.cgroup.as_ref()?, self.group_before(database)?);
         (now.limited_by == before.limited_by).then(|| now.events.since(&before.events))
     }
 
-    /// Returns the bytes of file pages read again after the kernel had reclaimed them, in the memory cgroup of a
-    /// database of [`Self::after`]. Returns `None` if that was not counted, or if the database was in another
-    /// group when the watch began.
+    /// Returns the bytes of file pages read again after the kernel had reclaimed them, in the
+    /// memory cgroup of a database of [`Self::after`]. Returns `None` if that was not counted, or
+    /// if the database was in another group when the watch began.
     pub(crate) fn refaulted_in_group(&self, database: &Database) -> Option<u64> {
         let after = database.cgroup.as_ref()?.file_refaults?;
         let pages = after.saturating_sub(self.group_before(database)?.file_refaults?);
         Some(pages * page_size())
     }
 
-    /// Returns the bytes that the host reclaimed for lack of memory, in the background or directly; `None` if it
-    /// does not count that.
+    /// Returns the bytes that the host reclaimed for lack of memory, in the background or directly;
+    /// `None` if it does not count that.
     pub(crate) fn reclaimed_by_host(&self) -> Option<u64> {
         let background = self.pages_counted(VmStat::reclaimed_in_background);
         let direct = self.change().and_then(|change| change.machine.reclaimed_directly);
@@ -209,7 +215,8 @@ pub struct SavedSnapshot {
 }
 
 impl SavedSnapshot {
-    /// Returns the bytes of a file that were resident, found by its path, or by its inode if that has another path.
+    /// Returns the bytes of a file that were resident, found by its path, or by its inode if that
+    /// has another path.
     pub(crate) fn resident(&self, file: &File) -> Option<u64> {
         let files = &self.pages.files;
         let same_path = |known: &&SavedFile| known.path == file.reach || known.path == file.path;
@@ -219,8 +226,9 @@ impl SavedSnapshot {
     }
 }
 
-/// Returns the name of a database in findings: "mariadb (process 1234)". If the process name does not show the
-/// database, it is "kafka (java, process 1234)". If only its directory was given, it is "mariadb".
+/// Returns the name of a database in findings: "mariadb (process 1234)". If the process name does
+/// not show the database, it is "kafka (java, process 1234)". If only its directory was given, it
+/// is "mariadb".
 pub fn called(database: &Database) -> String {
     let profile = &database.profile;
     let name = if database.name.is_empty() { &profile.name } else { &database.name };

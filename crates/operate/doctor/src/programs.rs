@@ -2,8 +2,8 @@
 
 use pagekeeper_catalog::streaming_programs;
 
-/// Streaming programs that no library can be preloaded into: they are statically linked, and make their own system
-/// calls.
+/// Streaming programs that no library can be preloaded into: they are statically linked, and make
+/// their own system calls.
 pub(crate) const STATIC_PROGRAMS: [&str; 5] = ["restic", "rclone", "kopia", "wal-g", "duplicacy"];
 
 /// Whether pagekeeper knows the program as a stream by its name.

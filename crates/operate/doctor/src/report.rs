@@ -1,7 +1,8 @@
-//! The report: the findings, what was inspected, and what could not be seen; for people and for programs.
+//! The report: the findings, what was inspected, and what could not be seen; for people and for
+//! programs.
 //!
-//! Invariants: findings are sorted by severity, highest first. Each gap is reported once. Text fits 80 columns
-//! unless a word or command is longer.
+//! Invariants: findings are sorted by severity, highest first. Each gap is reported once. Text fits
+//! 80 columns unless a word or command is longer.
 
 use std::ffi::OsStr;
 use std::fmt::{self, Write as _};
@@ -162,8 +163,8 @@ impl Report {
     }
 }
 
-/// Returns the root of a database whose paths mean something else to this process, from the paths by which its
-/// files are reached.
+/// Returns the root of a database whose paths mean something else to this process, from the paths
+/// by which its files are reached.
 fn root_of(observation: &Observation<'_>, index: usize) -> Option<String> {
     let elsewhere = |file: &File| {
         let root = file.reach.as_os_str().as_bytes().strip_suffix(file.path.as_os_str().as_bytes())?;

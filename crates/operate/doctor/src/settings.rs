@@ -1,4 +1,5 @@
-//! The settings of the databases of a snapshot: the catalog's reader, applied to the snapshot's data.
+//! The settings of the databases of a snapshot: the catalog's reader, applied to the snapshot's
+//! data.
 
 use pagekeeper_catalog::settings as catalog;
 use pagekeeper_kernel::pressure::SysRoots;
@@ -34,7 +35,8 @@ pub(crate) fn server(database: &Database, snapshot: &Snapshot) -> ServerFacts {
     }
 }
 
-/// Returns a file if it belongs to a database: its process has it open, or it is in one of its directories.
+/// Returns a file if it belongs to a database: its process has it open, or it is in one of its
+/// directories.
 fn file_of(database: &Database, file: &File) -> Option<ServerFile> {
     let own = file.openers.iter().filter(|opener| Some(opener.pid) == database.pid);
     let opened: Vec<OpenMode> = own.map(|opener| opened(opener.kind)).collect();

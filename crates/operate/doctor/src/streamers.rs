@@ -1,8 +1,8 @@
-//! Inspects the processes that brought in the most pages, drove out the most, or were throttled, at the end of a
-//! watch, while they still run.
+//! Inspects the processes that brought in the most pages, drove out the most, or were throttled, at
+//! the end of a watch, while they still run.
 //!
-//! Invariants: this module only reads. Nothing is known about a process that has ended meanwhile, or that may not
-//! be inspected.
+//! Invariants: this module only reads. Nothing is known about a process that has ended meanwhile,
+//! or that may not be inspected.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -34,8 +34,8 @@ pub struct Streamer {
 }
 
 impl Streamer {
-    /// Returns the open file with the inode in the trace. On btrfs the trace shows another device than `st_dev`:
-    /// there the number alone is compared.
+    /// Returns the open file with the inode in the trace. On btrfs the trace shows another device
+    /// than `st_dev`: there the number alone is compared.
     pub(crate) fn open(&self, traced: Inode) -> Option<&StreamerFile> {
         let exactly = self.files.iter().find(|file| file.inode == traced);
         exactly.or_else(|| self.files.iter().find(|file| file.inode.ino == traced.ino))
@@ -59,8 +59,9 @@ impl From<OpenFile> for StreamerFile {
     }
 }
 
-/// Inspects the processes that moved the most pages or were throttled, as counted in `snapshot`; none if neither
-/// was traced. The sooner after the sample, the more of them still exist; those that do not have no title.
+/// Inspects the processes that moved the most pages or were throttled, as counted in `snapshot`;
+/// none if neither was traced. The sooner after the sample, the more of them still exist; those
+/// that do not have no title.
 pub fn streamers(snapshot: &Snapshot, roots: &SysRoots) -> Vec<Streamer> {
     let mut moved: BTreeMap<u32, u64> = BTreeMap::new();
     let trace = snapshot.change.as_ref().and_then(|change| change.trace.as_ref());
@@ -98,8 +99,8 @@ fn inspect(pid: u32, roots: &SysRoots) -> Streamer {
     }
 }
 
-/// Returns where a separate group for a process could be created: beside its present one, or in the root group,
-/// which has no neighbour.
+/// Returns where a separate group for a process could be created: beside its present one, or in the
+/// root group, which has no neighbour.
 fn beside(pid: u32, roots: &SysRoots, present: &Path) -> PathBuf {
     let paths = roots.proc.cgroup_paths(pid).unwrap_or_default();
     let memory = paths.iter().find(|path| path.controllers.iter().any(|name| name == "memory"));

@@ -1,8 +1,9 @@
 //! The swap of each database before and after the doctor's watch.
 //!
-//! Invariants: the watch only reads. Without swap space on the host it reads nothing. A figure that can't be
-//! read is a visibility gap, not an error. A process that ended meanwhile has no growth, and neither has one
-//! that started: fork(2) counts swapped memory of the parent for the child, too.
+//! Invariants: the watch only reads. Without swap space on the host it reads nothing. A figure that
+//! can't be read is a visibility gap, not an error. A process that ended meanwhile has no growth,
+//! and neither has one that started: fork(2) counts swapped memory of the parent for the child,
+//! too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -62,8 +63,8 @@ impl SwapWatch {
         Self { roots: roots.clone(), before: samples.collect() }
     }
 
-    /// Returns the swap of each database of `after`, in its order, and a gap if some could not be seen. Empty
-    /// without swap space.
+    /// Returns the swap of each database of `after`, in its order, and a gap if some could not be
+    /// seen. Empty without swap space.
     pub fn finish(self, after: &Snapshot) -> (Vec<Option<DatabaseSwap>>, Option<VisibilityGap>) {
         let samples = samples(after, &self.roots);
         let none = SwapSample::default();

@@ -1,8 +1,9 @@
 //! The syncs of all processes during the doctor's watch, each with the file of its descriptor.
 //!
-//! Invariants: the watch only reads. A descriptor is looked up at the tick after its first sync, and again
-//! whenever it was synced in a later tick: a reused descriptor counts for the old file for one tick at most. At
-//! most [`CALLS_MAX`] syncs are kept; the rest is counted. If syncs can't be seen, that is a gap, not an error.
+//! Invariants: the watch only reads. A descriptor is looked up at the tick after its first sync,
+//! and again whenever it was synced in a later tick: a reused descriptor counts for the old file
+//! for one tick at most. At most [`CALLS_MAX`] syncs are kept; the rest is counted. If syncs can't
+//! be seen, that is a gap, not an error.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -29,7 +30,8 @@ pub struct SyncWatch {
 }
 
 impl SyncWatch {
-    /// Begins the watch; from now on, it also counts threads of these databases that are already in a sync.
+    /// Begins the watch; from now on, it also counts threads of these databases that are already in
+    /// a sync.
     pub fn start(before: &Snapshot) -> Self {
         let events = SyncEvents::open();
         if let Ok(events) = &events {

@@ -1,11 +1,11 @@
 //! The syncs seen during the watch: plain data, and the durations of groups of them.
 //!
-//! A sync waits behind everything that was in the device's queue before it. On ext4 and XFS it also waits behind
-//! the data that the journal's transaction orders before it. None of that is throttling because of dirty pages, so
-//! it shows in no count of throttled writers.
+//! A sync waits behind everything that was in the device's queue before it. On ext4 and XFS it also
+//! waits behind the data that the journal's transaction orders before it. None of that is
+//! throttling because of dirty pages, so it shows in no count of throttled writers.
 //!
-//! Invariant: times count from the start of the observation. A sync still running at its end lasts at least until
-//! then.
+//! Invariant: times count from the start of the observation. A sync still running at its end lasts
+//! at least until then.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -22,7 +22,8 @@ use crate::finders::is_background;
 use crate::observation::Observation;
 use crate::settings::{Engine, SettingOrigin};
 
-/// Number of syncs during an observation from which on a program other than a database counts as one that syncs.
+/// Number of syncs during an observation from which on a program other than a database counts as
+/// one that syncs.
 const FREQUENT_SYNCS_MIN: usize = 10;
 
 /// The setting that determines when InnoDB syncs its redo log.
@@ -124,8 +125,9 @@ fn covered(calls: &[&SeenSync]) -> Duration {
 }
 
 impl Observation<'_> {
-    /// Adds the syncs that were seen. A server's behaviour takes precedence over its configuration: one that syncs
-    /// its redo log far more often than once per second does so at each commit, whatever its settings files say.
+    /// Adds the syncs that were seen. A server's behaviour takes precedence over its configuration:
+    /// one that syncs its redo log far more often than once per second does so at each commit,
+    /// whatever its settings files say.
     #[must_use]
     pub fn with_syncs(mut self, syncs: Option<Syncs>) -> Self {
         self.syncs = syncs;
@@ -160,8 +162,8 @@ impl Observation<'_> {
         all.find(|file| file.stat_inode == synced.inode)
     }
 
-    /// Whether commits are synced on this device: by a database at all, or by others often. False if syncs were
-    /// not observed.
+    /// Whether commits are synced on this device: by a database at all, or by others often. False
+    /// if syncs were not observed.
     pub(crate) fn is_synced(&self, device: &str) -> bool {
         self.is_any_synced(|name| name == device)
     }
@@ -179,14 +181,15 @@ impl Observation<'_> {
         })
     }
 
-    /// Whether somebody may wait for a sync as a commit. Excluded are syncs by which a program bounds its own
-    /// dirty pages, as a copy may, and syncs in the background, where flushes and checkpoints sync their output.
+    /// Whether somebody may wait for a sync as a commit. Excluded are syncs by which a program
+    /// bounds its own dirty pages, as a copy may, and syncs in the background, where flushes and
+    /// checkpoints sync their output.
     fn is_commit(&self, call: &SeenSync) -> bool {
         call.call != RANGE_SYNC && !is_background(self, &call.task)
     }
 
-    /// Returns how long a database's threads were in syncs, except background ones; `None` if syncs were not
-    /// observed.
+    /// Returns how long a database's threads were in syncs, except background ones; `None` if syncs
+    /// were not observed.
     pub(crate) fn sync_times_of(&self, database: usize) -> Option<SyncTimes> {
         let files = self.syncs.as_ref()?.by_file().into_iter();
         let own = files.filter(|(_, calls)| database_of(self, &calls[0].task) == Some(database));

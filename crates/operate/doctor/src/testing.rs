@@ -25,8 +25,8 @@ pub(crate) const GIB: u64 = 1 << 30;
 /// The device of all files.
 pub(crate) const DEV: u64 = 0x800;
 
-/// Returns a snapshot of one `MariaDB` server, process 100, with its data in `/var/lib/mysql`: the second of two,
-/// 10 s apart, with tracing on and no events.
+/// Returns a snapshot of one `MariaDB` server, process 100, with its data in `/var/lib/mysql`: the
+/// second of two, 10 s apart, with tracing on and no events.
 pub(crate) fn sample() -> Snapshot {
     Snapshot {
         at: SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000),
@@ -126,8 +126,8 @@ pub(crate) fn database(profile: &str, pid: u32, directory: &str) -> Database {
     }
 }
 
-/// Returns a clean file of the first database; `resident` and `size` in bytes. Its inode number is derived from
-/// its path.
+/// Returns a clean file of the first database; `resident` and `size` in bytes. Its inode number is
+/// derived from its path.
 pub(crate) fn file(path: &str, class: FileClass, size: u64, resident: u64) -> File {
     let inode = Inode {
         dev: DEV,
@@ -198,8 +198,8 @@ pub(crate) fn pages(file: Inode, pid: u32, name: &str, added: u64, removed: u64)
     }
 }
 
-/// Returns pauses of a process's only thread because of dirty pages on the device of all files, each during its
-/// own write.
+/// Returns pauses of a process's only thread because of dirty pages on the device of all files,
+/// each during its own write.
 pub(crate) fn pauses(pid: u32, name: &str, milliseconds: &[u64], levels: DirtyLevels) -> PauseCounts {
     let lengths = milliseconds.iter().map(|length| Duration::from_millis(*length));
     PauseCounts {
@@ -216,7 +216,8 @@ fn task(pid: u32, name: &str) -> TaskIdentity {
     TaskIdentity { process: pid, thread: pid, name: name.to_owned() }
 }
 
-/// Returns a sync of a file on the device of all files by a process's only thread; times in milliseconds.
+/// Returns a sync of a file on the device of all files by a process's only thread; times in
+/// milliseconds.
 pub(crate) fn sync(pid: u32, path: &str, began: u64, took: u64) -> SeenSync {
     let file = file(path, FileClass::Data, 0, 0);
     SeenSync {

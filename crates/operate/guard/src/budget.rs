@@ -1,17 +1,17 @@
 //! Budgets: how many names and windows, and how much processor time, databases may cost the guard.
 //!
-//! A database's owner may be hostile: hundreds of thousands of files that look like logs, a page in each
-//! window of large sparse files, endless renames. None of that may cost more than a small share of a core and
-//! of memory, or keep the guard from serving the other databases.
+//! A database's owner may be hostile: hundreds of thousands of files that look like logs, a page in
+//! each window of large sparse files, endless renames. None of that may cost more than a small
+//! share of a core and of memory, or keep the guard from serving the other databases.
 //!
 //! Invariants:
-//! 1. The names and windows kept for all databases are fewer than [`NAMES_MAX`] and twice [`WINDOWS_MAX`],
-//!    plus one for each directory. There are at most [`DIRECTORIES_MAX`] directories. A database that has
-//!    more is served in part.
-//! 2. In the long run all databases together get no more processor time than [`CPU_SHARE_MAX`], plus what
-//!    they earn by released bytes ([`EARNED_DIVISOR`]).
-//! 3. Each user has a [token bucket](CpuBudget) of processor time and a fair share of each [`Quota`]. Unused
-//!    shares go to the others.
+//! 1. The names and windows kept for all databases are fewer than [`NAMES_MAX`] and twice
+//!    [`WINDOWS_MAX`], plus one for each directory. There are at most [`DIRECTORIES_MAX`]
+//!    directories. A database that has more is served in part.
+//! 2. In the long run all databases together get no more processor time than [`CPU_SHARE_MAX`],
+//!    plus what they earn by released bytes ([`EARNED_DIVISOR`]).
+//! 3. Each user has a [token bucket](CpuBudget) of processor time and a fair share of each
+//!    [`Quota`]. Unused shares go to the others.
 //! 4. This module does no I/O. Work measures itself with a [`Turn`], in the thread that does it.
 
 use std::cell::Cell;
@@ -28,8 +28,8 @@ use serde::Serialize;
 pub(crate) const NAMES_PER_DATABASE: usize = 4096;
 /// The most log files watched in all.
 pub(crate) const NAMES_MAX: usize = 32_768;
-/// The most windows with resident pages kept per database: 16 GiB of them. More are taken up once these are
-/// released.
+/// The most windows with resident pages kept per database: 16 GiB of them. More are taken up once
+/// these are released.
 pub(crate) const WINDOWS_PER_DATABASE: usize = 8192;
 /// The most windows kept in all.
 pub(crate) const WINDOWS_MAX: usize = 32_768;
@@ -52,17 +52,17 @@ const CPU_SHARE_MAX: (u32, u32) = (3, 200);
 const SAVED_CPU_MAX: Duration = Duration::from_secs(1);
 /// The most that a new user's bucket holds. It is taken from time that the others did not need.
 const INITIAL_CPU_MAX: Duration = Duration::from_millis(500);
-/// Processor time earned per GiB released: about what releasing a GiB takes if all of it is resident.
-/// Scattered pages take more, which their user pays.
+/// Processor time earned per GiB released: about what releasing a GiB takes if all of it is
+/// resident. Scattered pages take more, which their user pays.
 const EARNED_PER_GIB: Duration = Duration::from_millis(100);
 /// All databases together earn at most 1/`EARNED_DIVISOR` of the time.
 const EARNED_DIVISOR: u32 = 20;
 
-/// Listing descriptors of databases takes at most 1/`LISTING_DIVISOR` of the time. Listing those of all other
-/// processes has the same budget of its own.
+/// Listing descriptors of databases takes at most 1/`LISTING_DIVISOR` of the time. Listing those of
+/// all other processes has the same budget of its own.
 const LISTING_DIVISOR: u32 = 400;
-/// The most listing time that is saved up; and the allowance at the start, when everything is new, with the
-/// time within which it can be spent.
+/// The most listing time that is saved up; and the allowance at the start, when everything is new,
+/// with the time within which it can be spent.
 const SAVED_LISTING_MAX: Duration = Duration::from_millis(250);
 const INITIAL_LISTING: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(10));
 
@@ -169,9 +169,9 @@ impl CpuBudget {
         }
     }
 
-    /// Fills the buckets of these users, given the number of their databases, and of those who owe time, as if
-    /// each had one. Forgets all others. If there is too little time for what all lack, each user gets a fair
-    /// share.
+    /// Fills the buckets of these users, given the number of their databases, and of those who owe
+    /// time, as if each had one. Forgets all others. If there is too little time for what all lack,
+    /// each user gets a fair share.
     pub(crate) fn fill(&mut self, databases: &BTreeMap<Party, u32>, now: Instant) {
         let passed = now.saturating_duration_since(self.filled);
         self.filled = now;
@@ -192,8 +192,8 @@ impl CpuBudget {
         self.earnings.refill(passed / EARNED_DIVISOR, TURN_CPU_MAX);
     }
 
-    /// Returns the bucket of a user. A new one gets at most half of the reserve, so whoever comes under ever
-    /// new names gets ever less.
+    /// Returns the bucket of a user. A new one gets at most half of the reserve, so whoever comes
+    /// under ever new names gets ever less.
     fn bucket(&mut self, user: Party) -> &mut TokenBucket {
         let Self { users, reserve, .. } = self;
         users.entry(user).or_insert_with(|| {
@@ -209,7 +209,8 @@ impl CpuBudget {
         self.bucket(user).available(beside)
     }
 
-    /// Returns whether a user has used up their time. Does not make a bucket for a new user, who has not.
+    /// Returns whether a user has used up their time. Does not make a bucket for a new user, who
+    /// has not.
     pub(crate) fn has_used_up(&self, user: Party) -> bool {
         self.users.get(&user).is_some_and(|bucket| bucket.available(Duration::ZERO).is_none())
     }
@@ -234,8 +235,8 @@ impl CpuBudget {
     }
 }
 
-/// A token bucket of processor time for listing descriptors. A process with very many descriptors that keeps
-/// causing listings is listed later, and costs no more.
+/// A token bucket of processor time for listing descriptors. A process with very many descriptors
+/// that keeps causing listings is listed later, and costs no more.
 #[derive(Debug)]
 pub(crate) struct ListingTime {
     bucket: TokenBucket,
@@ -270,8 +271,8 @@ impl ListingTime {
     }
 }
 
-/// A limit that users share, and the databases of each. A database's share is at least one; all shares
-/// together are at most `all`, plus one for each database.
+/// A limit that users share, and the databases of each. A database's share is at least one; all
+/// shares together are at most `all`, plus one for each database.
 #[derive(Debug)]
 pub(crate) struct Quota {
     all: usize,

@@ -1,16 +1,17 @@
-//! Checkpoints of the watched logs: where crash recovery would start, as the databases state it in files of
-//! theirs.
+//! Checkpoints of the watched logs: where crash recovery would start, as the databases state it in
+//! files of theirs.
 //!
 //! Invariants:
-//! 1. Nothing of a log is read unless its rule asks for checkpoints and at least [`RESIDENT_BYTES_MIN`] bytes
-//!    of it are resident. So a log that is written past the page cache stays out of it.
-//! 2. Only a header of at most 12 KiB is read, without read-ahead, and only after its file has changed.
-//!    `pg_control`, which is not watched, is read at most every [`CONTROL_READ_INTERVAL`].
+//! 1. Nothing of a log is read unless its rule asks for checkpoints and at least
+//!    [`RESIDENT_BYTES_MIN`] bytes of it are resident. So a log that is written past the page cache
+//!    stays out of it.
+//! 2. Only a header of at most 12 KiB is read, without read-ahead, and only after its file has
+//!    changed. `pg_control`, which is not watched, is read at most every [`CONTROL_READ_INTERVAL`].
 //! 3. A log is read after its residency was sampled, because the policy wants that for a ring.
 //! 4. Only [`Checkpoints::read`] does I/O, in a thread that may be left behind.
 //!
-//! If a checkpoint can't be read, it counts as unknown, and all of its log stays. That is reported at the
-//! second failure in a row: a header that is being written may be seen half written.
+//! If a checkpoint can't be read, it counts as unknown, and all of its log stays. That is reported
+//! at the second failure in a row: a header that is being written may be seen half written.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -146,8 +147,8 @@ impl Checkpoints {
         }
     }
 
-    /// Returns the checkpoint in `global/pg_control`; `None` while that could not be read because its file
-    /// system does not answer.
+    /// Returns the checkpoint in `global/pg_control`; `None` while that could not be read because
+    /// its file system does not answer.
     fn postgresql(&self, directory: &Directory, log: LogId) -> Result<Option<CheckpointPosition>, String> {
         let known = self.logs.get(&log).and_then(|known| known.control.as_ref());
         let Some((_, control)) = known else { return Ok(None) };
@@ -159,8 +160,8 @@ impl Checkpoints {
         Ok(Some(CheckpointPosition::InSeries { sequence, offset }))
     }
 
-    /// Returns the checkpoint in the headers of InnoDB's redo log files; `None` while these could not be read
-    /// because their file system does not answer.
+    /// Returns the checkpoint in the headers of InnoDB's redo log files; `None` while these could
+    /// not be read because their file system does not answer.
     fn innodb(&self, files: &[(&OsStr, &Entry)]) -> Result<Option<CheckpointPosition>, String> {
         let mut headers = Vec::with_capacity(files.len());
         for &(_, entry) in files {
@@ -170,7 +171,8 @@ impl Checkpoints {
         }
         let latest = headers.iter().filter_map(|(header, _)| header.checkpoint).max();
         let latest = latest.ok_or("its files have no checkpoint")?;
-        // In a series it lies in the last file that starts before it, whichever file's header has it.
+        // In a series it lies in the last file that starts before it, whichever file's header has
+        // it.
         let holder = headers.iter().filter(|(header, _)| header.start <= latest);
         let (header, entry) =
             holder.max_by_key(|(header, _)| header.start).ok_or("its files start after it")?;
@@ -192,8 +194,8 @@ fn are_asked_for(directory: &Directory) -> bool {
     directory.profile.logs.iter().any(|log| matches!(log.rule, Rule::ReleaseBeforeCheckpoint { .. }))
 }
 
-/// Returns those logs of a directory whose rule depends on their checkpoint and of which enough is resident,
-/// with their files.
+/// Returns those logs of a directory whose rule depends on their checkpoint and of which enough is
+/// resident, with their files.
 fn logs_of(directory: &Directory) -> Vec<(LogId, Vec<(&OsStr, &Entry)>)> {
     if !are_asked_for(directory) {
         return Vec::new();
@@ -219,7 +221,8 @@ fn last_file(log: LogId, facts: &StepFacts) -> Option<CheckpointPosition> {
     Some(CheckpointPosition::InSeries { sequence, offset: 0 })
 }
 
-/// Reads `global/pg_control`, in the server's working directory, or beside the directory of the WAL.
+/// Reads `global/pg_control`, in the server's working directory, or beside the directory of the
+/// WAL.
 fn read_pg_control(directory: &Directory, proc: &ProcRoot) -> Result<ControlFile, String> {
     let file = open_pg_control(directory, proc).map_err(|error| error.to_string())?;
     let mut bytes = [0; postgresql::CONTROL_FILE_BYTES];
@@ -230,7 +233,8 @@ fn read_pg_control(directory: &Directory, proc: &ProcRoot) -> Result<ControlFile
 fn open_pg_control(directory: &Directory, proc: &ProcRoot) -> Result<InspectedFile, Error> {
     let path = directory.path.parent().unwrap_or(Path::new("/")).join("global/pg_control");
     match directory.owner {
-        // The WAL may be elsewhere, behind a link; the server's working directory is its data directory.
+        // The WAL may be elsewhere, behind a link; the server's working directory is its data
+        // directory.
         Some(pid) => {
             let global = proc.open_directory_in_namespace(pid, Path::new("global"))?;
             InspectedFile::open_in(global.as_fd(), "pg_control", ExpectedFile::Any, path)
@@ -255,7 +259,8 @@ fn read_redo_header(
 
 /// Reads at most the start of a file into `bytes`. Returns how many bytes there are.
 fn read_header(file: &InspectedFile, bytes: &mut [u8]) -> Result<usize, String> {
-    // Turns off read-ahead for this descriptor alone. If that is refused, a few more pages are read.
+    // Turns off read-ahead for this descriptor alone. If that is refused, a few more pages are
+    // read.
     let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Random);
     let mut len = 0;
     while len < bytes.len() {

@@ -1,5 +1,5 @@
-//! The guard's configuration: one TOML file. `pagekeeper-guard.toml` in `deploy/` shows every key with a
-//! comment.
+//! The guard's configuration: one TOML file. `pagekeeper-guard.toml` in `deploy/` shows every key
+//! with a comment.
 //!
 //! A file that can't be read is refused with file, line and key.
 
@@ -32,8 +32,8 @@ pub struct Options {
     pub idle_tick: Duration,
     /// Whether acts are only reported.
     pub dry_run: bool,
-    /// Whether databases are looked for among all processes. Without it, only `pids` and `directories` are
-    /// watched.
+    /// Whether databases are looked for among all processes. Without it, only `pids` and
+    /// `directories` are watched.
     pub find: bool,
     /// Processes to watch.
     pub pids: Vec<u32>,
@@ -59,8 +59,9 @@ pub struct Options {
     pub targets: Targets,
 }
 
-/// Distance in bytes behind the writer up to which the guard waits for PostgreSQL's own readers of WAL, where
-/// it exceeds the `near_files` of their rule. These readers read each byte once, however late.
+/// Distance in bytes behind the writer up to which the guard waits for PostgreSQL's own readers of
+/// WAL, where it exceeds the `near_files` of their rule. These readers read each byte once, however
+/// late.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct WalReaderLimits {
@@ -88,7 +89,8 @@ fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
 pub struct Groups {
     /// The groups, by globs of their whole paths.
     pub groups: Vec<GlobMatcher>,
-    /// The share of its limit that a group's page cache may take, in percent, before the guard acts.
+    /// The share of its limit that a group's page cache may take, in percent, before the guard
+    /// acts.
     pub percent: u64,
     /// Whether the kernel is asked to reclaim file pages if releasing logs is not enough.
     pub reclaim: bool,
@@ -210,8 +212,8 @@ impl Options {
         self.rules.of(profile, log.class).unwrap_or(log.rule)
     }
 
-    /// Reads a configuration file. Profiles of databases and of disks are named relative to it. A profile
-    /// that has the name of a built-in one replaces it.
+    /// Reads a configuration file. Profiles of databases and of disks are named relative to it. A
+    /// profile that has the name of a built-in one replaces it.
     pub fn read(path: &Path) -> Result<Self, ProfileError> {
         Self::parse(&read_config(path)?, path)
     }
@@ -274,7 +276,8 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Fails if there is no profile of the requested name, or if nothing could ever be watched by it.
+    /// Fails if there is no profile of the requested name, or if nothing could ever be watched by
+    /// it.
     pub(crate) fn new(options: Options) -> Result<Self, ProfileError> {
         if let Some(name) = &options.profile {
             let profile = find_profile(&options.profiles, name)?;
@@ -329,8 +332,8 @@ mod tests {
         assert!(example.cgroup.groups.is_empty() && default.cgroup.groups.is_empty());
     }
 
-    /// Returns a minimal configuration to which the key can be added: its section and whatever that needs.
-    /// `[rules.…]` has keys of several rules.
+    /// Returns a minimal configuration to which the key can be added: its section and whatever that
+    /// needs. `[rules.…]` has keys of several rules.
     fn needed(section: &str, key: &str) -> &'static str {
         match (section, key) {
             ("RULES", "total") => "[rules.wal]\nrule = \"budget\"\nbudget = \"16M\"\n",

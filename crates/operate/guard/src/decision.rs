@@ -32,8 +32,8 @@ impl fmt::Display for Action {
 pub struct FileAct {
     /// The file, as its database sees it.
     pub path: PathBuf,
-    /// The inode of that file. If the path leads to another file by the time of the act, that one is left
-    /// alone.
+    /// The inode of that file. If the path leads to another file by the time of the act, that one
+    /// is left alone.
     pub inode: Inode,
     /// The range in bytes.
     pub range: Range<u64>,
@@ -67,8 +67,8 @@ pub struct FileWarning {
 /// The result of one sample of all log files.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Decision {
-    /// The acts, in the order in which they are to be done. An act that is not done now is decided anew at
-    /// the next tick.
+    /// The acts, in the order in which they are to be done. An act that is not done now is decided
+    /// anew at the next tick.
     pub acts: Vec<FileAct>,
     /// The warnings; each one once per file.
     pub warnings: Vec<FileWarning>,

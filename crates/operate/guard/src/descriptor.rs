@@ -9,11 +9,11 @@ use pagekeeper_policy::FileId;
 
 use crate::ids::DirectoryId;
 
-/// The most descriptors of databases whose positions are read in one tick, and as many of other processes. If
-/// there are more, they take turns.
+/// The most descriptors of databases whose positions are read in one tick, and as many of other
+/// processes. If there are more, they take turns.
 pub(crate) const POLLED_PER_TICK: usize = 256;
-/// Up to this many descriptors, all of a process's files are sampled at each tick, even if no descriptor is
-/// seen to move: not every write moves one.
+/// Up to this many descriptors, all of a process's files are sampled at each tick, even if no
+/// descriptor is seen to move: not every write moves one.
 pub(crate) const FEW_DESCRIPTORS_MAX: usize = 64;
 
 /// A descriptor of a log file.
@@ -24,7 +24,8 @@ pub(crate) struct Descriptor {
     pub(crate) file: FileId,
     /// The file's directory.
     pub(crate) directory: DirectoryId,
-    /// The inode number that fdinfo shows, which on overlayfs is not always stat's; `None` before Linux 5.14.
+    /// The inode number that fdinfo shows, which on overlayfs is not always stat's; `None` before
+    /// Linux 5.14.
     pub(crate) shown_inode: Option<u64>,
     pub(crate) inode: Inode,
     pub(crate) access: AccessMode,
@@ -47,7 +48,8 @@ impl Descriptor {
 pub(crate) struct FilesInUse {
     /// To be sampled at each tick.
     pub(crate) busy: HashSet<FileId>,
-    /// Open in a process with very many descriptors, and no descriptor was seen to move at this tick.
+    /// Open in a process with very many descriptors, and no descriptor was seen to move at this
+    /// tick.
     pub(crate) held: HashSet<FileId>,
     /// The directories of the files to be sampled at each tick.
     pub(crate) directories: HashSet<DirectoryId>,

@@ -1,22 +1,23 @@
 //! One watched directory: its log files, and how they were last seen.
 //!
 //! Invariants:
-//! 1. No descriptor is held between ticks: a file that the database purges gives its space back at once, and
-//!    a file system can be unmounted.
-//! 2. A name that leads to another file than before is a new file: it gets a new [`FileId`], and ids are
-//!    never reused.
+//! 1. No descriptor is held between ticks: a file that the database purges gives its space back at
+//!    once, and a file system can be unmounted.
+//! 2. A name that leads to another file than before is a new file: it gets a new [`FileId`], and
+//!    ids are never reused.
 //! 3. It is one directory, identified by its [`DirectoryPin`], wherever its path leads later. Only
 //!    those of its files are opened that count by its [`FileOwnership`].
-//! 4. Results derived from its files (the policy's facts, for how long none is due) are
-//!    kept until [`Directory::touch`] is called. Every change of a file, or of what is known about one, calls
+//! 4. Results derived from its files (the policy's facts, for how long none is due) are kept until
+//!    [`Directory::touch`] is called. Every change of a file, or of what is known about one, calls
 //!    it.
 //!
 //! `listed`, below, takes up its files; `due` samples them.
 //!
-//! A file that can't be inspected is reported once and left out; a directory that is gone has no files.
+//! A file that can't be inspected is reported once and left out; a directory that is gone has no
+//! files.
 //!
-//! The `tree` module of observe differs, see there: it samples all files of whole trees, within a time budget
-//! and without watches.
+//! The `tree` module of observe differs, see there: it samples all files of whole trees, within a
+//! time budget and without watches.
 
 mod due;
 mod listed;
@@ -60,14 +61,14 @@ pub(crate) struct Directory {
     pub(crate) id: DirectoryId,
     /// The path as the database sees it.
     pub(crate) path: PathBuf,
-    /// The process through whose root it is reached, if that process has another mount namespace or root than
-    /// the guard.
+    /// The process through whose root it is reached, if that process has another mount namespace or
+    /// root than the guard.
     pub(crate) through: Option<u32>,
     /// The process whose directory it is; `None` if the user named it.
     pub(crate) owner: Option<u32>,
     pub(crate) profile: Arc<Profile>,
-    /// The directory's identity, once it could be opened. If its path leads elsewhere later, that is
-    /// another's directory, or has to be examined anew.
+    /// The directory's identity, once it could be opened. If its path leads elsewhere later, that
+    /// is another's directory, or has to be examined anew.
     pub(crate) pin: Option<DirectoryPin>,
     /// The files in it that count.
     pub(crate) right: FileOwnership,
@@ -230,8 +231,8 @@ impl Directory {
         self.entries.values().fold(Sums::default(), sum)
     }
 
-    /// Finds the directory for use in one tick: to open its files, not to list them. If its path leads to
-    /// another directory than before, fails as if it were gone.
+    /// Finds the directory for use in one tick: to open its files, not to list them. If its path
+    /// leads to another directory than before, fails as if it were gone.
     pub(crate) fn find(&self, proc: &ProcRoot) -> Result<PathHandle> {
         let (directory, identity) = self.resolve(proc)?;
         let is_another = self.pin.is_some_and(|pin| !pin.is_same(&identity.pin));
@@ -272,7 +273,8 @@ impl Directory {
         if self.tight { rule.tightened() } else { rule }
     }
 
-    /// Returns the log that a file of this name would belong to, although it is no longer in the directory.
+    /// Returns the log that a file of this name would belong to, although it is no longer in the
+    /// directory.
     pub(crate) fn log_like(&self, path: &Path) -> Option<LogId> {
         let (spec, matched) = self.profile.log_of(path)?;
         self.by_stem.get(&(spec, matched.log())).copied()
@@ -313,8 +315,8 @@ impl Directory {
         self.new_names.clear();
     }
 
-    /// Returns a number for the set of its files. It changes each time that a file comes or goes, and is
-    /// unique among all directories.
+    /// Returns a number for the set of its files. It changes each time that a file comes or goes,
+    /// and is unique among all directories.
     pub(crate) fn version(&self) -> u64 {
         self.version
     }

@@ -1,9 +1,10 @@
 //! Measurements of the disks that watched files are on.
 //!
-//! Only the direct-I/O rule depends on them. Leftover pages of a file in direct I/O are released on every
-//! disk; whether they cost more than memory differs by file system and kernel. The warning quotes the
-//! measurement, and is left out where leftover pages cost nothing but memory. Without a measurement the guard
-//! warns. Nothing here fails: a saved profile that can't be read counts as none.
+//! Only the direct-I/O rule depends on them. Leftover pages of a file in direct I/O are released on
+//! every disk; whether they cost more than memory differs by file system and kernel. The warning
+//! quotes the measurement, and is left out where leftover pages cost nothing but memory. Without a
+//! measurement the guard warns. Nothing here fails: a saved profile that can't be read counts as
+//! none.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
@@ -13,8 +14,8 @@ use pagekeeper_policy::DiskProfile;
 /// At or above this share of the full rate, the cost of leftover pages is within the noise.
 const FREE_SHARE_MIN: f64 = 0.9;
 
-/// Returns the profile of the file system that an open directory is on: one of `given`, else the saved one.
-/// May hang if the file system hangs.
+/// Returns the profile of the file system that an open directory is on: one of `given`, else the
+/// saved one. May hang if the file system hangs.
 pub(crate) fn of(given: &[DiskProfile], directory: impl AsFd) -> Option<DiskProfile> {
     // Through the descriptor: the path may be one of another namespace.
     let link = PathBuf::from(format!("/proc/self/fd/{}", directory.as_fd().as_raw_fd()));

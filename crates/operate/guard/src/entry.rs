@@ -1,9 +1,9 @@
 //! One log file of a watched directory: how it was last seen, and when it is sampled next.
 //!
-//! Invariants: an idle file is sampled ever less often, at least every [`IDLE_TICKS_MAX`] ticks, or every
-//! [`EMPTY_TICKS_MAX`] ticks where it may rest. In a database with very many files, its pages are counted in
-//! at least every [`SAMPLES_PER_COUNT`]th of these samples; the others only ask stat(2). Nothing here fails:
-//! the directory reports what can't be seen.
+//! Invariants: an idle file is sampled ever less often, at least every [`IDLE_TICKS_MAX`] ticks, or
+//! every [`EMPTY_TICKS_MAX`] ticks where it may rest. In a database with very many files, its pages
+//! are counted in at least every [`SAMPLES_PER_COUNT`]th of these samples; the others only ask
+//! stat(2). Nothing here fails: the directory reports what can't be seen.
 
 use pagekeeper_kernel::Inode;
 use pagekeeper_policy::names::FileNumber;
@@ -13,15 +13,16 @@ use crate::sample::{FileSample, LastStat, Sample};
 
 /// The most ticks between samples of an idle file.
 pub(crate) const IDLE_TICKS_MAX: u32 = 32;
-/// The same for a file without resident pages in a database with many files: somebody has to open it first,
-/// which is seen. Does not apply to new files or to the last of a log.
+/// The same for a file without resident pages in a database with many files: somebody has to open
+/// it first, which is seen. Does not apply to new files or to the last of a log.
 pub(crate) const EMPTY_TICKS_MAX: u32 = 128;
-/// In a database with very many files, the pages of some files are counted only every so many samples while
-/// stat(2) shows no change. These are files that are sampled rarely, or that have at most one window. Their
-/// pages change only if somebody reads them, and a reader that is seen triggers a count.
+/// In a database with very many files, the pages of some files are counted only every so many
+/// samples while stat(2) shows no change. These are files that are sampled rarely, or that have at
+/// most one window. Their pages change only if somebody reads them, and a reader that is seen
+/// triggers a count.
 pub(crate) const SAMPLES_PER_COUNT: u8 = 4;
-/// Factors by which the interval of an idle file grows with each sample. The second one is for files that had
-/// pages, in a database with very many files.
+/// Factors by which the interval of an idle file grows with each sample. The second one is for
+/// files that had pages, in a database with very many files.
 const SLOWDOWN_FACTORS: (u32, u32) = (2, 4);
 
 /// One log file.
@@ -84,9 +85,9 @@ impl Entry {
         self.uncounted = SAMPLES_PER_COUNT;
     }
 
-    /// Takes in a sample. Returns whether it differs from the one before. `among_many` says whether its
-    /// database has very many files. Files with the same `turn` that become idle are sampled in the same
-    /// ticks later.
+    /// Takes in a sample. Returns whether it differs from the one before. `among_many` says whether
+    /// its database has very many files. Files with the same `turn` that become idle are sampled in
+    /// the same ticks later.
     pub(crate) fn take(&mut self, seen: FileSample, among_many: bool, may_rest: bool, turn: u64) -> bool {
         let FileSample { stat, sample: found, next, .. } = seen;
         let size = stat.size;
@@ -111,8 +112,8 @@ impl Entry {
         !same
     }
 
-    /// Returns the state in stat(2) for which its pages need not be counted in its next sample. `among_many`
-    /// as in [`Self::take`].
+    /// Returns the state in stat(2) for which its pages need not be counted in its next sample.
+    /// `among_many` as in [`Self::take`].
     pub(crate) fn uncounted_while(&self, among_many: bool) -> Option<LastStat> {
         let rests = self.interval >= IDLE_TICKS_MAX && self.sample.unwritten == 0;
         let can_wait = self.from == 0 && (rests || self.sample.resident <= WINDOW);

@@ -1,5 +1,5 @@
-//! Events: what the guard reports to its caller while it runs, and the summary at its end. As JSON they are
-//! one object per line, with `U+FFFD` for anything in a path that is not UTF-8.
+//! Events: what the guard reports to its caller while it runs, and the summary at its end. As JSON
+//! they are one object per line, with `U+FFFD` for anything in a path that is not UTF-8.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
@@ -26,7 +26,8 @@ pub enum Event {
         /// Whether acts are only reported, not done.
         dry_run: bool,
     },
-    /// Something that the guard can't see because of this kernel or its own permissions; reported once.
+    /// Something that the guard can't see because of this kernel or its own permissions; reported
+    /// once.
     VisibilityGap {
         /// A sentence: what can't be seen, why, and what would help.
         gap: String,
@@ -37,7 +38,8 @@ pub enum Event {
         pid: Option<u32>,
         /// Its profile.
         profile: String,
-        /// Further profiles that fit and apply to it. At least one of all its profiles is the operator's own.
+        /// Further profiles that fit and apply to it. At least one of all its profiles is the
+        /// operator's own.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         also: Vec<String>,
         /// Directories of its logs, as it sees them.
@@ -51,8 +53,8 @@ pub enum Event {
         /// Its profile.
         profile: String,
     },
-    /// A database has more files, or takes more time, than the guard allots to one, and is served in part;
-    /// reported once for each budget.
+    /// A database has more files, or takes more time, than the guard allots to one, and is served
+    /// in part; reported once for each budget.
     InPart {
         /// Its process; none for a directory that was named.
         pid: Option<u32>,
@@ -64,8 +66,8 @@ pub enum Event {
         /// The budget that it exceeds.
         budget: Budget,
     },
-    /// Something that a database's process names or holds open is not watched, or no longer: it does not
-    /// count as its own, or the configuration excludes it. Reported once.
+    /// Something that a database's process names or holds open is not watched, or no longer: it
+    /// does not count as its own, or the configuration excludes it. Reported once.
     Refused {
         /// The process; none for a directory that was named.
         pid: Option<u32>,
@@ -77,8 +79,8 @@ pub enum Event {
         /// The reason.
         reason: Refusal,
     },
-    /// A log is released because the settings of its database say that it is not overwritten in parts of
-    /// pages. Reported once for each log.
+    /// A log is released because the settings of its database say that it is not overwritten in
+    /// parts of pages. Reported once for each log.
     Setting {
         /// The database's process; none for a directory that was named.
         pid: Option<u32>,
@@ -87,8 +89,8 @@ pub enum Event {
         /// A file of the log.
         #[serde(serialize_with = "lossy")]
         path: PathBuf,
-        /// The settings, with their values and where they are set: the option file and line, or the command
-        /// line.
+        /// The settings, with their values and where they are set: the option file and line, or the
+        /// command line.
         setting: String,
     },
     /// Two databases of one kind hold files in one directory. It is watched once, for the first.
@@ -115,8 +117,8 @@ pub enum Event {
         /// The process that it was watched for before.
         from: u32,
     },
-    /// The file system of a database's logs does not answer. They are left alone until it does. Reported
-    /// after some seconds, and then rarely.
+    /// The file system of a database's logs does not answer. They are left alone until it does.
+    /// Reported after some seconds, and then rarely.
     Hung {
         /// Its process; none for a directory that was named.
         pid: Option<u32>,
@@ -189,8 +191,8 @@ pub enum Event {
         /// One past the last byte.
         end: u64,
     },
-    /// Something that an operator should know about a file. Reported once for each directory of each
-    /// database, and again if the database is started again.
+    /// Something that an operator should know about a file. Reported once for each directory of
+    /// each database, and again if the database is started again.
     Warning {
         /// The file.
         #[serde(serialize_with = "lossy")]
@@ -214,7 +216,8 @@ pub enum Event {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(tag = "news", rename_all = "snake_case")]
 pub enum GroupNews {
-    /// Its page cache takes more of its limit than it may: its databases' logs follow tighter rules.
+    /// Its page cache takes more of its limit than it may: its databases' logs follow tighter
+    /// rules.
     Over,
     /// It takes less again.
     Within,
@@ -251,8 +254,8 @@ pub enum GroupNews {
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Refusal {
-    /// It belongs to another user and the process has none of its logs open for writing, or it has other
-    /// names (hard links).
+    /// It belongs to another user and the process has none of its logs open for writing, or it has
+    /// other names (hard links).
     NotOwner,
     /// It is watched for a database of another kind, whose claim is as good or better.
     OtherDatabase,

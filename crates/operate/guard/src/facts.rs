@@ -1,11 +1,11 @@
-//! Turns observations into the facts that the policy asks for: which file is the writer's and where the
-//! writer is, and which followers there are.
+//! Turns observations into the facts that the policy asks for: which file is the writer's and where
+//! the writer is, and which followers there are.
 //!
 //! Positions as seen from outside (measured on MariaDB 10.11, MySQL 9.7 and PostgreSQL 15):
-//! `/proc/PID/fdinfo` shows the positions of users of read(2) and write(2). For users of pread and pwrite it
-//! shows 0, or the position left from when the file was made. A log that only grows has its writer at its
-//! end, whatever a descriptor says, unless its profile says that files are preallocated and written by
-//! write(2).
+//! `/proc/PID/fdinfo` shows the positions of users of read(2) and write(2). For users of pread and
+//! pwrite it shows 0, or the position left from when the file was made. A log that only grows has
+//! its writer at its end, whatever a descriptor says, unless its profile says that files are
+//! preallocated and written by write(2).
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -26,8 +26,9 @@ use crate::ids::hash_of;
 /// The descriptors of each file.
 type ByFile<'a> = HashMap<FileId, Vec<&'a Descriptor>>;
 
-/// Updates where the writers of a directory's logs are, and adds the directory's facts: the cached ones, if
-/// nothing has changed since. `strangers` are processes that neither are a database nor were started by one.
+/// Updates where the writers of a directory's logs are, and adds the directory's facts: the cached
+/// ones, if nothing has changed since. `strangers` are processes that neither are a database nor
+/// were started by one.
 pub(crate) fn see(
     directory: &mut Directory,
     descriptors: &[&Descriptor],
@@ -57,12 +58,12 @@ fn by_file<'a>(descriptors: impl Iterator<Item = &'a Descriptor>) -> ByFile<'a> 
     grouped
 }
 
-/// Records where the writers of the directory's logs are. Returns the logs whose writer overwrites a file
-/// that it was thought to append to: it has moved since the tick before, and is still short of the end that
-/// the file had then.
+/// Records where the writers of the directory's logs are. Returns the logs whose writer overwrites
+/// a file that it was thought to append to: it has moved since the tick before, and is still short
+/// of the end that the file had then.
 ///
-/// A write in progress moves the end first and the position last. So a throttled write looks the same, but
-/// its position does not move.
+/// A write in progress moves the end first and the position last. So a throttled write looks the
+/// same, but its position does not move.
 fn overwritten_logs(directory: &mut Directory, by_file: &ByFile<'_>) -> Vec<LogId> {
     let mut overwritten = Vec::new();
     let detected = |log: &Log| directory.profile.logs[log.spec].rewrite == RewriteSource::Detect;
@@ -82,8 +83,9 @@ fn overwritten_logs(directory: &mut Directory, by_file: &ByFile<'_>) -> Vec<LogI
     overwritten
 }
 
-/// Finds relay logs among logs that are named like binary logs. A server writes its binary log through
-/// descriptors that can't read, and its relay log through ones that can, whatever an operator named it.
+/// Finds relay logs among logs that are named like binary logs. A server writes its binary log
+/// through descriptors that can't read, and its relay log through ones that can, whatever an
+/// operator named it.
 fn recognise_relay_logs(directory: &mut Directory, by_file: &ByFile<'_>) {
     let logs = &directory.profile.logs;
     let Some(relay) = logs.iter().position(|log| log.class == FileClass::Relay && log.indexed) else {
@@ -109,7 +111,8 @@ fn recognise_relay_logs(directory: &mut Directory, by_file: &ByFile<'_>) {
     }
 }
 
-/// Returns where a file's writer is, if that is short of the end that the file had in the sample before.
+/// Returns where a file's writer is, if that is short of the end that the file had in the sample
+/// before.
 fn short_of_end(entry: &Entry, by_file: &ByFile<'_>) -> Option<u64> {
     let descriptors = by_file.get(&entry.id)?.iter();
     let writers = descriptors.filter(|descriptor| descriptor.access == AccessMode::WriteOnly);
@@ -215,10 +218,11 @@ fn add(directory: &Directory, by_file: &ByFile<'_>, strangers: &HashSet<u32>, fa
     }
 }
 
-/// Forgets readers that have read a rotated file to its end and whose process has a later file open as well,
-/// as with `tail -f` on all files. Such a reader would otherwise seem to have all later files to read. Each
-/// item is a process, whether it has read its file to the end, and the follower. Only readers of text logs
-/// are meant: a server's readers share a process, and move on to a later file by themselves.
+/// Forgets readers that have read a rotated file to its end and whose process has a later file open
+/// as well, as with `tail -f` on all files. Such a reader would otherwise seem to have all later
+/// files to read. Each item is a process, whether it has read its file to the end, and the
+/// follower. Only readers of text logs are meant: a server's readers share a process, and move on
+/// to a later file by themselves.
 fn forget_rotated_files(readers: &mut Vec<(u32, bool, FollowerFacts)>) {
     let mut last: HashMap<u32, u64> = HashMap::new();
     for (pid, _, follower) in &*readers {
@@ -279,20 +283,22 @@ fn is_written_by(processes: &HashSet<u32>, entry: &Entry, by_file: &ByFile<'_>) 
     descriptors.any(|descriptor| descriptor.writes() && processes.contains(&descriptor.pid))
 }
 
-/// Returns the follower that a descriptor of a file at this sequence stands for, if it stands for one.
+/// Returns the follower that a descriptor of a file at this sequence stands for, if it stands for
+/// one.
 fn follower(
     spec: &LogSpec,
     (entry, sequence): (&Entry, u64),
     descriptor: &Descriptor,
 ) -> Option<FollowerFacts> {
     let position = match descriptor.access {
-        // Where the writer uses pwrite, the server's own readers use pread, which moves no descriptor.
+        // Where the writer uses pwrite, the server's own readers use pread, which moves no
+        // descriptor.
         AccessMode::ReadOnly if spec.position == PositionSpec::Hidden && descriptor.position == 0 => {
             FilePosition::Unknown
         }
         AccessMode::ReadOnly => FilePosition::At(descriptor.position),
-        // The threads of a replica share one descriptor while the reader keeps up; its position is that of
-        // either.
+        // The threads of a replica share one descriptor while the reader keeps up; its position is
+        // that of either.
         AccessMode::ReadWrite if spec.class == FileClass::Relay || spec.indexed => FilePosition::Unknown,
         AccessMode::ReadWrite | AccessMode::WriteOnly | AccessMode::Neither => return None,
     };

@@ -1,10 +1,10 @@
-//! A cache of what the policy was given for a directory, valid while nothing of the directory changes. At
-//! most ticks nothing changes in most of thousands of directories.
+//! A cache of what the policy was given for a directory, valid while nothing of the directory
+//! changes. At most ticks nothing changes in most of thousands of directories.
 //!
-//! Invariants: the cache equals what a new look would show. The directory [forgets](FactsCache::forget) it
-//! when a file of it changes, or what is known of one. It is not used if a descriptor, the strangers among
-//! the writers, or the tightness of the rules has changed. Builds with assertions compare it at each tick
-//! with what is seen.
+//! Invariants: the cache equals what a new look would show. The directory
+//! [forgets](FactsCache::forget) it when a file of it changes, or what is known of one. It is not
+//! used if a descriptor, the strangers among the writers, or the tightness of the rules has
+//! changed. Builds with assertions compare it at each tick with what is seen.
 
 use std::collections::HashSet;
 
@@ -22,8 +22,8 @@ pub(crate) struct FactsCache {
     followers: Vec<FollowerFacts>,
 }
 
-/// Returns a hash of what matters to the policy: how tight the rules are, and descriptors, with the `strangers`
-/// among their processes.
+/// Returns a hash of what matters to the policy: how tight the rules are, and descriptors, with the
+/// `strangers` among their processes.
 pub(crate) fn state_of(tight: bool, descriptors: &[&Descriptor], strangers: &HashSet<u32>) -> u64 {
     let state = |descriptor: &&Descriptor| {
         let &Descriptor { pid, fd, file, access, position, .. } = *descriptor;

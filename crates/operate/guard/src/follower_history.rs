@@ -1,9 +1,9 @@
-//! Remembers followers between two ticks, to find the files that they read and closed in between: their pages
-//! stay resident.
+//! Remembers followers between two ticks, to find the files that they read and closed in between:
+//! their pages stay resident.
 //!
-//! A follower that catches up reads several files in a tick, each through another descriptor. Old and new
-//! descriptors are matched so that the followers have moved the least. Pages of files that this misses are
-//! found a little later, when the file is sampled anyway.
+//! A follower that catches up reads several files in a tick, each through another descriptor. Old
+//! and new descriptors are matched so that the followers have moved the least. Pages of files that
+//! this misses are found a little later, when the file is sampled anyway.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
@@ -27,8 +27,8 @@ struct FollowerSighting {
 }
 
 impl FollowerHistory {
-    /// Takes in where followers are now. Returns, for each log, the sequences that a follower passed since
-    /// the tick before; for a new follower, all older ones.
+    /// Takes in where followers are now. Returns, for each log, the sequences that a follower
+    /// passed since the tick before; for a new follower, all older ones.
     pub(crate) fn passed(&mut self, followers: &[FollowerFacts]) -> Vec<(LogId, RangeInclusive<u64>)> {
         let mut before = std::mem::take(&mut self.seen);
         let mut moved = Vec::new();

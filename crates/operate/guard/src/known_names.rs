@@ -1,7 +1,8 @@
-//! An index of all watched files by name, for looking up descriptors: the kernel shows their names first.
+//! An index of all watched files by name, for looking up descriptors: the kernel shows their names
+//! first.
 //!
-//! Invariant: the index is rebuilt only if files came or went ([`Directory::version`]). With ten thousand
-//! files a rebuild takes as long as a whole tick may.
+//! Invariant: the index is rebuilt only if files came or went ([`Directory::version`]). With ten
+//! thousand files a rebuild takes as long as a whole tick may.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};

@@ -1,9 +1,9 @@
 //! Watches running databases from outside and keeps their log files out of the page cache.
 //!
-//! [`Guard`] finds databases by their processes and open files, or watches those that the caller names. A
-//! [`Profile`](pagekeeper_catalog::Profile) says what their files are; the rules are those of
-//! `pagekeeper-policy`, the acts those of `pagekeeper-kernel`. Nothing it does can change a byte of a watched
-//! file.
+//! [`Guard`] finds databases by their processes and open files, or watches those that the caller
+//! names. A [`Profile`](pagekeeper_catalog::Profile) says what their files are; the rules are those
+//! of `pagekeeper-policy`, the acts those of `pagekeeper-kernel`. Nothing it does can change a byte
+//! of a watched file.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 

@@ -1,12 +1,14 @@
 //! Reads the names of the log files in a directory, in slices, and inspects each file that is new.
 //!
-//! A directory may hold any number of names. They are read as long as a turn lasts, and from there on in the
-//! next turn. The directory is not held open in between; the kernel's own position of the last name serves to
-//! continue. Names that come or go meanwhile may be missed, and are in the next listing.
+//! A directory may hold any number of names. They are read as long as a turn lasts, and from there
+//! on in the next turn. The directory is not held open in between; the kernel's own position of the
+//! last name serves to continue. Names that come or go meanwhile may be missed, and are in the next
+//! listing.
 //!
-//! Invariant: fewer than twice `limit` names are kept, and at most `limit` in the end, whatever the directory
-//! holds. If there are more, the largest logs lose the names with the lowest numbers, or without numbers the
-//! files that changed first. Files that are being written and followed are the last of their log.
+//! Invariant: fewer than twice `limit` names are kept, and at most `limit` in the end, whatever the
+//! directory holds. If there are more, the largest logs lose the names with the lowest numbers, or
+//! without numbers the files that changed first. Files that are being written and followed are the
+//! last of their log.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
@@ -31,7 +33,8 @@ use crate::budget::Turn;
 use crate::server_settings::ServerSettings;
 use pagekeeper_catalog::ownership;
 
-/// A log of a directory: its index in the profile, and the part of its name that its files have in common.
+/// A log of a directory: its index in the profile, and the part of its name that its files have in
+/// common.
 pub(crate) type LogKey = (usize, Vec<u8>);
 
 /// A listing in progress.
@@ -40,8 +43,8 @@ pub(crate) struct NameListing {
     limit: usize,
     /// The kernel's position behind the last name that was read.
     position: u64,
-    /// The names of each log, each with its number, or with the time of its last change where no number
-    /// orders them.
+    /// The names of each log, each with its number, or with the time of its last change where no
+    /// number orders them.
     logs: BTreeMap<LogKey, Vec<(i128, OsString)>>,
     /// The number of these names: less than twice the limit.
     kept: usize,
@@ -71,8 +74,8 @@ pub(crate) struct Names {
 pub(crate) struct ListingResult {
     /// The last file of each log in which files were taken up.
     pub(crate) grown: Vec<FileId>,
-    /// A log file that is not the database's and was not taken up; an empty name if that holds for the
-    /// directory.
+    /// A log file that is not the database's and was not taken up; an empty name if that holds for
+    /// the directory.
     pub(crate) refused: Option<OsString>,
     /// New logs that are released because of settings of their database: a file, and the settings.
     pub(crate) decided: Vec<(OsString, String)>,
@@ -94,7 +97,8 @@ impl NameListing {
         }
     }
 
-    /// Continues while the turn lasts. Returns whether the end was reached. `path` is the directory's.
+    /// Continues while the turn lasts. Returns whether the end was reached. `path` is the
+    /// directory's.
     pub(crate) fn read(
         &mut self,
         fd: BorrowedFd<'_>,
@@ -180,7 +184,8 @@ impl NameListing {
     }
 }
 
-/// Returns when a file was changed last, in nanoseconds of the epoch; the least value if it is gone.
+/// Returns when a file was changed last, in nanoseconds of the epoch; the least value if it is
+/// gone.
 fn last_change(fd: BorrowedFd<'_>, name: &OsStr) -> i128 {
     let stat = rustix::fs::statx(fd, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::MTIME);
     stat.map_or(i128::MIN, |stat| ownership::nanoseconds(stat.stx_mtime))
@@ -232,8 +237,8 @@ pub(crate) enum LogFormat {
 }
 
 impl LogFormat {
-    /// Returns the format that a file states. Reads only the formats of InnoDB's redo log, and only if that
-    /// part of the file is in memory: a file in direct I/O is left out of the page cache.
+    /// Returns the format that a file states. Reads only the formats of InnoDB's redo log, and only
+    /// if that part of the file is in memory: a file in direct I/O is left out of the page cache.
     pub(crate) fn of_file(fd: BorrowedFd<'_>, directory: &Path, spec: &LogSpec, name: &OsStr) -> Self {
         if spec.checkpoint != CheckpointSpec::Innodb {
             return Self::Known;
@@ -334,8 +339,8 @@ impl Inspection<'_> {
         })
     }
 
-    /// Returns how a log is rewritten as far as that is known before its writer was seen, and what the
-    /// database's settings say about it.
+    /// Returns how a log is rewritten as far as that is known before its writer was seen, and what
+    /// the database's settings say about it.
     pub(crate) fn known_at_first(&self, spec: &LogSpec, dev: u64) -> (RewriteKind, LogSettings) {
         let recycled = spec.recycled_if.as_ref();
         let recycled =

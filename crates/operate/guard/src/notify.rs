@@ -1,4 +1,5 @@
-//! inotify(7) on the watched directories: new, renamed and removed log files are known at the next tick.
+//! inotify(7) on the watched directories: new, renamed and removed log files are known at the next
+//! tick.
 //!
 //! Watches follow the directory, not its name, and hold neither open. If no watch can be had
 //! (`max_user_watches`) or events were lost, directories are listed at intervals instead.
@@ -25,7 +26,8 @@ pub(crate) struct WatchMaker {
 }
 
 impl WatchMaker {
-    /// Watches an open directory, also if it is watched already. Returns `None` if no watch can be had.
+    /// Watches an open directory, also if it is watched already. Returns `None` if no watch can be
+    /// had.
     pub(crate) fn watch(&mut self, directory: BorrowedFd<'_>) -> Option<MadeWatch> {
         let of_names = WatchMask::CREATE | WatchMask::DELETE | WatchMask::MOVED_FROM | WatchMask::MOVED_TO;
         let wanted = of_names | WatchMask::MOVE_SELF;
@@ -94,13 +96,15 @@ impl<K: PartialEq> Notifications<K> {
         }
     }
 
-    /// Passes the changes since the last call to `each`; never waits. Stops watching a directory with more
-    /// than `storm` changes since then, whose events would keep the guard from everything else.
+    /// Passes the changes since the last call to `each`; never waits. Stops watching a directory
+    /// with more than `storm` changes since then, whose events would keep the guard from everything
+    /// else.
     pub(crate) fn changes(&mut self, storm: usize, mut each: impl FnMut(DirectoryChange<'_, K>)) {
         let Some(inotify) = &mut self.inotify else { return };
         let mut buffer = [0; 16 << 10];
         let mut counts: HashMap<WatchDescriptor, usize> = HashMap::new();
-        // Further events are left for the next call, or the kernel drops them and reports the overflow.
+        // Further events are left for the next call, or the kernel drops them and reports the
+        // overflow.
         for _ in 0..READS_MAX {
             let Ok(events) = inotify.read_events(&mut buffer) else { break };
             for event in events {

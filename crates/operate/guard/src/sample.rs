@@ -1,10 +1,10 @@
 //! Samples: the resident pages of a file, window by window.
 //!
-//! The cost follows what is resident: a file without resident pages takes one call, and so does an empty
-//! stretch of a large one. A file of at most 64 MiB that had resident pages when it was last sampled takes
-//! one call per window. A sample stops early if it takes too long or has more windows than there is room for;
-//! the next one continues from there. Sampling fails as [`residency`] does: without permission the state is
-//! unknown, never "nothing".
+//! The cost follows what is resident: a file without resident pages takes one call, and so does an
+//! empty stretch of a large one. A file of at most 64 MiB that had resident pages when it was last
+//! sampled takes one call per window. A sample stops early if it takes too long or has more windows
+//! than there is room for; the next one continues from there. Sampling fails as [`residency`] does:
+//! without permission the state is unknown, never "nothing".
 
 use std::ffi::OsString;
 use std::ops::Range;
@@ -19,8 +19,8 @@ use rustix::fs::Stat;
 
 use crate::budget::Turn;
 
-/// Number of parts that a stretch is cut into in the search for resident windows. The whole range is cut into
-/// at most twice as many.
+/// Number of parts that a stretch is cut into in the search for resident windows. The whole range
+/// is cut into at most twice as many.
 const FAN_OUT: u64 = 16;
 
 /// The pages of a file that were seen in the page cache.
@@ -58,8 +58,8 @@ fn sums(windows: &[WindowFacts]) -> (u64, u64) {
 pub(crate) struct LastStat {
     /// In bytes.
     pub(crate) size: u64,
-    /// `st_ctime`, in nanoseconds of the epoch. Unlike the time of the last change of the contents, nobody
-    /// sets it back.
+    /// `st_ctime`, in nanoseconds of the epoch. Unlike the time of the last change of the contents,
+    /// nobody sets it back.
     pub(crate) status_changed: i128,
 }
 
@@ -203,8 +203,8 @@ pub(crate) fn sample_again(file: &InspectedFile, range: Range<u64>) -> Result<Ve
     Ok(scan.sample.windows)
 }
 
-/// Returns the width with which the search in a range of that size begins; the range is at most twice as
-/// wide.
+/// Returns the width with which the search in a range of that size begins; the range is at most
+/// twice as wide.
 fn width_of(size: u64) -> u64 {
     if size <= WINDOW {
         return WINDOW;
@@ -396,8 +396,8 @@ mod tests {
         }
     }
 
-    /// The file system matters where nothing is resident: on an overlay the kernel reports 0 resident pages,
-    /// whatever is resident.
+    /// The file system matters where nothing is resident: on an overlay the kernel reports 0
+    /// resident pages, whatever is resident.
     #[test]
     fn the_file_system_of_a_device_is_asked_for_once() {
         let dir = pagekeeper_testing::disk_dir();
@@ -446,10 +446,11 @@ mod tests {
             let sample = seen(inode, Some(last)).unwrap();
             assert!(sample.is_some_and(|sample| sample.stat != last), "{why}");
         };
-        // As cp --preserve and rsync do: the size and the time of the contents are the same as before.
+        // As cp --preserve and rsync do: the size and the time of the contents are the same as
+        // before.
         let modified = std::fs::metadata(&path).unwrap().modified().unwrap();
-        // Where the kernel's clock for files ticks slowly, the next write would have the same time as the
-        // first.
+        // Where the kernel's clock for files ticks slowly, the next write would have the same time
+        // as the first.
         std::thread::sleep(Duration::from_millis(20));
         std::fs::OpenOptions::new().write(true).open(&path).unwrap().write_all_at(b"y", 0).unwrap();
         std::fs::File::open(&path).unwrap().set_modified(modified).unwrap();

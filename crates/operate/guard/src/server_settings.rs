@@ -1,9 +1,10 @@
-//! Settings of the server that writes a directory's logs, as far as they decide how these logs are written.
+//! Settings of the server that writes a directory's logs, as far as they decide how these logs are
+//! written.
 //!
-//! Invariants: settings are read once per process, in the thread that serves the database, by the catalog's
-//! reader and within its limits. For a directory that was named they are read at each listing, since its
-//! server may be another one by then. Reading never fails: a setting that can't be read counts as not set, or
-//! as doubtful.
+//! Invariants: settings are read once per process, in the thread that serves the database, by the
+//! catalog's reader and within its limits. For a directory that was named they are read at each
+//! listing, since its server may be another one by then. Reading never fails: a setting that can't
+//! be read counts as not set, or as doubtful.
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};

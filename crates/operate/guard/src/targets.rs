@@ -1,11 +1,11 @@
-//! Selects the databases that the guard acts on: those that `only` lists, none that `never` lists, and with a
-//! canary only that one for real.
+//! Selects the databases that the guard acts on: those that `only` lists, none that `never` lists,
+//! and with a canary only that one for real.
 //!
 //! Invariants:
-//! 1. `never` overrides `only`. A database for which a list can't be decided (its process has just ended) is
-//!    left alone.
-//! 2. With a canary, decisions for anything that it does not select are reported, as in a dry run, and never
-//!    carried out.
+//! 1. `never` overrides `only`. A database for which a list can't be decided (its process has just
+//!    ended) is left alone.
+//! 2. With a canary, decisions for anything that it does not select are reported, as in a dry run,
+//!    and never carried out.
 //!
 //! An invalid selector is refused with a sentence that quotes it and shows the valid form.
 
@@ -39,8 +39,8 @@ pub enum Selector {
         /// The user's number, in the user namespace of this process.
         uid: u32,
     },
-    /// Databases in a systemd unit, by a glob: `unit:mariadb@*.service`. The unit is the outermost one: a
-    /// container may make groups of any name inside its own.
+    /// Databases in a systemd unit, by a glob: `unit:mariadb@*.service`. The unit is the outermost
+    /// one: a container may make groups of any name inside its own.
     Unit(GlobMatcher),
     /// Databases in a control group or below it, by a glob of its path: `cgroup:/kubepods.slice/*`.
     Cgroup(GlobMatcher),
@@ -56,10 +56,11 @@ pub enum Selector {
 pub struct ProcessTraits {
     /// Its process id.
     pub pid: u32,
-    /// Its user, if it has the rights of exactly one. A setuid program has those of two, and no single user.
+    /// Its user, if it has the rights of exactly one. A setuid program has those of two, and no
+    /// single user.
     pub uid: Option<u32>,
-    /// The paths of its control groups, from the root of this process's cgroup namespace, where they are
-    /// known.
+    /// The paths of its control groups, from the root of this process's cgroup namespace, where
+    /// they are known.
     pub cgroups: Option<Vec<PathBuf>>,
 }
 
@@ -136,8 +137,8 @@ impl Selector {
         self.matches(Some(&ProcessTraits::of(proc, pid)), Path::new("")) == Some(true)
     }
 
-    /// Returns whether it selects what lies in `directory` for that process; `None` if that is not known.
-    /// Without a process only the directory counts.
+    /// Returns whether it selects what lies in `directory` for that process; `None` if that is not
+    /// known. Without a process only the directory counts.
     fn matches(&self, process: Option<&ProcessTraits>, directory: &Path) -> Option<bool> {
         if let Self::Directory(path) = self {
             return Some(directory.starts_with(path));
@@ -174,8 +175,8 @@ fn is_unit(name: &std::ffi::OsStr) -> bool {
     extension.is_some_and(|extension| extension == "service" || extension == "scope")
 }
 
-/// Returns the number of a user or group of this host, from `/etc/passwd` (passwd(5)) or `/etc/group`
-/// (group(5)).
+/// Returns the number of a user or group of this host, from `/etc/passwd` (passwd(5)) or
+/// `/etc/group` (group(5)).
 #[allow(clippy::disallowed_methods, reason = "a file of root's")]
 pub(crate) fn named_id(table: &str, name: &str) -> Option<u32> {
     let table = std::fs::read(table).ok()?;
@@ -191,8 +192,8 @@ pub(crate) fn named_id(table: &str, name: &str) -> Option<u32> {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Targets {
-    /// If not empty, no other database that was found is watched. Databases that were named by process or
-    /// directory still are.
+    /// If not empty, no other database that was found is watched. Databases that were named by
+    /// process or directory still are.
     pub only: Vec<Selector>,
     /// Databases that are never watched, not even if they were named.
     pub never: Vec<Selector>,
@@ -209,7 +210,8 @@ impl Targets {
         ProcessTraits::of(proc, pid)
     }
 
-    /// Returns why a directory of a process that was found, or that was `named` by the user, is not watched.
+    /// Returns why a directory of a process that was found, or that was `named` by the user, is not
+    /// watched.
     pub(crate) fn refusal(
         &self,
         process: Option<&ProcessTraits>,
@@ -225,8 +227,8 @@ impl Targets {
         }
     }
 
-    /// Returns whether what lies in a directory is never to be touched for that process, or that can't be
-    /// ruled out.
+    /// Returns whether what lies in a directory is never to be touched for that process, or that
+    /// can't be ruled out.
     pub(crate) fn never(&self, process: Option<&ProcessTraits>, directory: &Path) -> bool {
         self.never.iter().any(|selector| selector.matches(process, directory) != Some(false))
     }
@@ -240,8 +242,8 @@ impl Targets {
         }
     }
 
-    /// Returns whether a directory of a process that was found, or one that was `named`, may be watched; for
-    /// observers beside the guard.
+    /// Returns whether a directory of a process that was found, or one that was `named`, may be
+    /// watched; for observers beside the guard.
     pub fn watches(&self, proc: &ProcRoot, pid: Option<u32>, directory: &Path, named: bool) -> bool {
         let process = pid.map(|pid| self.traits_of(proc, pid));
         self.refusal(process.as_ref(), directory, named).is_none()

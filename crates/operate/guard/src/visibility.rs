@@ -1,5 +1,5 @@
-//! Gaps in what the guard can see: what this kernel or the guard's permissions do not offer. They are found
-//! once at the start, as sentences for the operator.
+//! Gaps in what the guard can see: what this kernel or the guard's permissions do not offer. They
+//! are found once at the start, as sentences for the operator.
 
 use std::os::fd::AsRawFd;
 use std::path::Path;
@@ -35,8 +35,8 @@ pub(crate) fn gaps() -> Vec<String> {
     gaps
 }
 
-/// Returns whether cachestat(2) answers at all. The program's own file does not show it where that is on an
-/// overlay, as in a container.
+/// Returns whether cachestat(2) answers at all. The program's own file does not show it where that
+/// is on an overlay, as in a container.
 fn has_counts() -> bool {
     let made = |flags| rustix::fs::memfd_create("pagekeeper", MemfdFlags::CLOEXEC | flags);
     // `vm.memfd_noexec=2` demands the flag (Linux 6.3); older kernels do not know it.

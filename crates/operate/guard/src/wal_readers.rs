@@ -5,17 +5,18 @@
 //! - replication slots, by their files in `pg_replslot`.
 //!
 //! Invariants:
-//! 1. An old observation holds too much, never too little: a segment counts as archived once its note says
-//!    so, and a slot only advances.
-//! 2. A directory is read at most every [`WAL_READERS_INTERVAL`], with at most [`NOTES_MAX`] notes and
-//!    [`SLOTS_MAX`] slots. More would take the processor time that its database has for samples. The owner of
-//!    the directories may have put any file there: see [`ReplicationSlot::parse`].
+//! 1. An old observation holds too much, never too little: a segment counts as archived once its
+//!    note says so, and a slot only advances.
+//! 2. A directory is read at most every [`WAL_READERS_INTERVAL`], with at most [`NOTES_MAX`] notes
+//!    and [`SLOTS_MAX`] slots. More would take the processor time that its database has for
+//!    samples. The owner of the directories may have put any file there: see
+//!    [`ReplicationSlot::parse`].
 //! 3. Nothing is read unless the log's rule depends on followers. Only [`WalReaders::read`] does
 //!    I/O, in a thread that may be left behind.
 //!
-//! A note or slot that can't be read holds nothing. That is reported, unless it has disappeared meanwhile. At
-//! most one slot of a directory is reported, and always the same: their owner may make ever new ones. If
-//! `archive_status` can't be read, only the archiver's title counts.
+//! A note or slot that can't be read holds nothing. That is reported, unless it has disappeared
+//! meanwhile. At most one slot of a directory is reported, and always the same: their owner may
+//! make ever new ones. If `archive_status` can't be read, only the archiver's title counts.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -139,7 +140,8 @@ impl WalReaders {
         self.slots.clear();
         let path = directory.path.parent().unwrap_or(Path::new("/")).join("pg_replslot");
         let opened = match directory.owner {
-            // The WAL may be elsewhere, behind a link; the server's working directory is its data directory.
+            // The WAL may be elsewhere, behind a link; the server's working directory is its data
+            // directory.
             Some(pid) => proc.open_directory_in_namespace(pid, Path::new("pg_replslot")),
             None => PathHandle::at(&path, Links::Refuse)
                 .and_then(|handle| handle.open_directory(ExpectedFile::Any)),
@@ -277,8 +279,8 @@ impl FollowedWal {
         entries.filter(move |(_, entry)| entry.log == log)
     }
 
-    /// Returns the segments up to the writer's that have resident pages, are yet to be archived by `is_open`,
-    /// and are near enough to be waited for.
+    /// Returns the segments up to the writer's that have resident pages, are yet to be archived by
+    /// `is_open`, and are near enough to be waited for.
     fn unarchived_near<'a>(
         &self,
         directory: &'a Directory,
@@ -301,9 +303,9 @@ impl FollowedWal {
         FollowerFacts { id, log: self.log, sequence, position, near_files }
     }
 
-    /// Returns a follower for each slot, where its reader may begin. A physical slot counts in addition to
-    /// any WAL senders: no title says whether a sender uses a slot. Its file lags behind its sender until the
-    /// next checkpoint, which holds at most `near_files` segments more.
+    /// Returns a follower for each slot, where its reader may begin. A physical slot counts in
+    /// addition to any WAL senders: no title says whether a sender uses a slot. Its file lags
+    /// behind its sender until the next checkpoint, which holds at most `near_files` segments more.
     fn followers_of_slots(&self, slots: &[NamedSlot]) -> Vec<FollowerFacts> {
         let size = self.segment_size.unwrap_or(SegmentSize::DEFAULT);
         let follower = |(name, slot): &NamedSlot| {

@@ -1,16 +1,16 @@
 //! The warnings that were already given for one directory or process, so that each is given once.
 //!
 //! Invariants:
-//! 1. The record belongs to its directory or process. A database that is started again is warned of again.
-//!    Another user's directories do not displace its warnings, and neither does a directory of the same path
-//!    in another namespace.
-//! 2. It holds at most [`WARNINGS_MAX`] warnings. The next one is replaced by a single notice that there are
-//!    more.
+//! 1. The record belongs to its directory or process. A database that is started again is warned of
+//!    again. Another user's directories do not displace its warnings, and neither does a directory
+//!    of the same path in another namespace.
+//! 2. It holds at most [`WARNINGS_MAX`] warnings. The next one is replaced by a single notice that
+//!    there are more.
 
 use std::collections::HashSet;
 
-/// The most warnings given for one directory or process. A log has a handful of kinds of warnings, each in a
-/// few variants.
+/// The most warnings given for one directory or process. A log has a handful of kinds of warnings,
+/// each in a few variants.
 const WARNINGS_MAX: usize = 32;
 
 /// The warnings given so far, and one more once there were too many.

@@ -1,10 +1,10 @@
-//! The limit of unwritten bytes for the writers of one process: well under what the kernel allows to be dirty, and
-//! a share of memory. They use that much only if a disk needs it to stay busy.
+//! The limit of unwritten bytes for the writers of one process: well under what the kernel allows
+//! to be dirty, and a share of memory. They use that much only if a disk needs it to stay busy.
 //!
-//! The kernel slows writers down from the midpoint between its two limits on, whoever dirtied the pages
-//! (`domain_dirty_limits` and `balance_dirty_pages` in `mm/page-writeback.c`). So a process takes a quarter of
-//! that, and leaves the rest to others. In a memory cgroup with a limit, its memory is somebody's hot set: there a
-//! process takes a sixteenth.
+//! The kernel slows writers down from the midpoint between its two limits on, whoever dirtied the
+//! pages (`domain_dirty_limits` and `balance_dirty_pages` in `mm/page-writeback.c`). So a process
+//! takes a quarter of that, and leaves the rest to others. In a memory cgroup with a limit, its
+//! memory is somebody's hot set: there a process takes a sixteenth.
 
 use pagekeeper_kernel::pressure::{DirtyReport, DirtyThresholds, MemoryCgroup, SysRoots};
 

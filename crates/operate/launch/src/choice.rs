@@ -1,8 +1,9 @@
-//! The choice of rules on the command line and in a configuration, in the form that the preloaded library takes.
+//! The choice of rules on the command line and in a configuration, in the form that the preloaded
+//! library takes.
 //!
-//! The profiles and the list of streaming programs are the guard's. Invariants: nothing of a profile is dropped
-//! silently: anything the library could not take (too many files, names it can't match) is refused. Fails with a
-//! sentence for the operator.
+//! The profiles and the list of streaming programs are the guard's. Invariants: nothing of a
+//! profile is dropped silently: anything the library could not take (too many files, names it can't
+//! match) is refused. Fails with a sentence for the operator.
 
 use std::path::PathBuf;
 
@@ -18,8 +19,9 @@ use crate::budget;
 use crate::command_line::COMM_BYTES_MAX;
 use crate::settings::{FileRule, ProfileRules, Role, Settings};
 
-/// Programs that stream when started by hand or by a script, in addition to those that the guard looks for among
-/// all processes. The guard must leave these alone, since they also do other things.
+/// Programs that stream when started by hand or by a script, in addition to those that the guard
+/// looks for among all processes. The guard must leave these alone, since they also do other
+/// things.
 const EXTRA_STREAMS: [&str; 8] = ["cat", "mv", "split", "openssl", "gpg", "b3sum", "pg_restore", "mysqlsh"];
 
 /// Why a choice can't be used; contains a sentence for the operator.
@@ -97,8 +99,8 @@ fn streams(options: &Options) -> Vec<String> {
     given.iter().cloned().chain(more).collect()
 }
 
-/// Returns the profiles by process name. A name shared by several (both MySQL and MariaDB are called `mysqld`)
-/// gets the files of all of them, which their names distinguish.
+/// Returns the profiles by process name. A name shared by several (both MySQL and MariaDB are
+/// called `mysqld`) gets the files of all of them, which their names distinguish.
 fn by_process(options: &Options) -> Result<Vec<ProfileRules>, ChoiceError> {
     let all = options.profiles.iter().map(|profile| {
         let names = profile.processes.iter().map(comm).collect::<Result<Vec<String>, _>>()?;
@@ -128,7 +130,8 @@ fn by_process(options: &Options) -> Result<Vec<ProfileRules>, ChoiceError> {
                 });
             }
         }
-        // A profile without process names, or with shared ones, identifies its server's scripts by its own name.
+        // A profile without process names, or with shared ones, identifies its server's scripts by
+        // its own name.
         if !own.processes.is_empty() {
             own.files = files(profile, options);
         }
@@ -152,7 +155,8 @@ fn comm(name: &GlobMatcher) -> Result<String, ChoiceError> {
 
 /// Returns the actions on the files of a profile.
 fn files(profile: &Profile, options: &Options) -> Vec<FileRule> {
-    // Text logs are left to the guard: several processes append to one, so none of them knows its end.
+    // Text logs are left to the guard: several processes append to one, so none of them knows its
+    // end.
     let logs = profile.logs.iter().filter(|log| log.class != FileClass::Text).map(|log| FileRule {
         pattern: log.files.as_str().to_owned(),
         action: log_action(options.rule_of(&profile.name, log), log),
@@ -171,7 +175,8 @@ fn log_action(rule: Rule, log: &LogSpec) -> FileAction {
         | Rule::Budget { .. }
         | Rule::ReleaseOnRotation => FileAction::Log { rule, rewrite: log.rewrite_on(page_size()) },
         Rule::Direct => FileAction::Data { direct_only: true },
-        // The library sees no checkpoint, so it does not know what recovery would read, and everything stays.
+        // The library sees no checkpoint, so it does not know what recovery would read, and
+        // everything stays.
         Rule::Keep | Rule::ReleaseBeforeCheckpoint { .. } => FileAction::Leave,
     }
 }

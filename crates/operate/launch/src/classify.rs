@@ -1,10 +1,12 @@
-//! Classifies a command, and finds what keeps the library out: by its name, by `--as`, by a profile, or by a word
-//! of a command line that starts something else (`sudo -u db tar …`). [`crate::means`] decides from that.
+//! Classifies a command, and finds what keeps the library out: by its name, by `--as`, by a
+//! profile, or by a word of a command line that starts something else (`sudo -u db tar …`).
+//! [`crate::means`] decides from that.
 //!
-//! Whoever types `run --` before a command wants it to stream: a command that no list and no profile knows counts as a
-//! stream, unless it is a server. Shells, and the runtime of servers whose profiles name no process (Java), only start
-//! the programs that do the work: there each process is judged by itself. Everything that a followed process brings in
-//! is released, so a database is never classified as a stream: it would lose its cache. Never fails.
+//! Whoever types `run --` before a command wants it to stream: a command that no list and no
+//! profile knows counts as a stream, unless it is a server. Shells, and the runtime of servers
+//! whose profiles name no process (Java), only start the programs that do the work: there each
+//! process is judged by itself. Everything that a followed process brings in is released, so a
+//! database is never classified as a stream: it would lose its cache. Never fails.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -25,7 +27,8 @@ use crate::obstacle::{self, Obstacle};
 /// Programs that start a server, but have none of its names.
 const SERVER_STARTERS: [&str; 5] = ["pg_ctl", "pg_ctlcluster", "supervisord", "s6-svscan", "runsvdir"];
 
-/// Parts of names that a server's name does not have, whatever else it starts with: `mysql-backup.sh`.
+/// Parts of names that a server's name does not have, whatever else it starts with:
+/// `mysql-backup.sh`.
 const BACKUP_NAME_PARTS: [&[u8]; 2] = [b"backup", b"dump"];
 
 /// A reason why the library does not reach the program.
@@ -65,8 +68,8 @@ pub(crate) fn classify_command(file: &Path, command: &[OsString], settings: &Set
     CommandClass { kind, hindrance, maps }
 }
 
-/// Returns the name of the command (`comm`) if it is on no list and in no profile, and its processes count as what
-/// they are called.
+/// Returns the name of the command (`comm`) if it is on no list and in no profile, and its
+/// processes count as what they are called.
 pub(crate) fn unlisted(command: &[OsString], settings: &Settings) -> Option<String> {
     if settings.role != Role::Auto {
         return None;
@@ -138,7 +141,8 @@ fn kind_behind_wrapper(rest: &[OsString], settings: &Settings) -> ProgramKind {
     inner.map_or(unknown, |inner| kind(inner, settings))
 }
 
-/// Whether a shell with these words starts a server: as its script, or as the first word of a command in its text.
+/// Whether a shell with these words starts a server: as its script, or as the first word of a
+/// command in its text.
 fn starts_server(words: &[OsString], settings: &Settings) -> bool {
     let is_option = |word: &&OsString| word.as_bytes().starts_with(b"-");
     let Some(text) = words.iter().find(|word| !is_option(word)) else { return false };
@@ -166,8 +170,8 @@ fn starts_stream(word: &OsStr, settings: &Settings) -> bool {
     words.filter(|word| !word.is_empty()).any(|word| is_streaming(base(OsStr::from_bytes(word)), settings))
 }
 
-/// Whether a profile applies to it: one for processes of that name, or whose name is part of it (`cassandra`,
-/// `kafka-server-start.sh`, `mariadbd-safe`).
+/// Whether a profile applies to it: one for processes of that name, or whose name is part of it
+/// (`cassandra`, `kafka-server-start.sh`, `mariadbd-safe`).
 fn is_server(comm: &[u8], settings: &Settings) -> bool {
     if is_one_of(OsStr::from_bytes(comm), &SERVER_STARTERS) {
         return true;
@@ -184,7 +188,8 @@ fn is_server(comm: &[u8], settings: &Settings) -> bool {
     })
 }
 
-/// Whether a word names a server's program, as in the words of an entry point: `docker-entrypoint.sh mariadbd`.
+/// Whether a word names a server's program, as in the words of an entry point:
+/// `docker-entrypoint.sh mariadbd`.
 fn are_given_a_server(words: &[OsString], settings: &Settings) -> bool {
     let is_program = |word: &OsString| {
         let comm = comm(base(word));

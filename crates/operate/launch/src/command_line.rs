@@ -1,4 +1,5 @@
-//! The words of a command line: its program behind prefixes (`nice`, `env A=b`), wrappers and shells.
+//! The words of a command line: its program behind prefixes (`nice`, `env A=b`), wrappers and
+//! shells.
 //!
 //! Everything here looks at words and files alone. Never fails.
 
@@ -83,8 +84,8 @@ pub(crate) fn behind_prefixes<'a>(file: &Path, mut command: &'a [OsString]) -> (
     (file, command)
 }
 
-/// Returns the command that a prefix executes: it starts at the first word that is a program. Options and their
-/// values are not.
+/// Returns the command that a prefix executes: it starts at the first word that is a program.
+/// Options and their values are not.
 fn behind_prefix(command: &[OsString]) -> Option<(PathBuf, &[OsString])> {
     let (name, rest) = command.split_first()?;
     let name = base(name);
@@ -102,7 +103,8 @@ pub(crate) fn first_program(words: &[OsString]) -> Option<(PathBuf, &[OsString])
     })
 }
 
-/// Returns the command behind all its starters; `None` if another process starts it, or if it can't be determined.
+/// Returns the command behind all its starters; `None` if another process starts it, or if it can't
+/// be determined.
 pub(crate) fn behind_starters(mut command: &[OsString]) -> Option<&[OsString]> {
     for _ in 0..=PREFIX_DEPTH_MAX {
         let (name, rest) = command.split_first()?;
@@ -123,9 +125,9 @@ pub(crate) fn is_in_scope(rest: &[OsString]) -> bool {
     rest.iter().any(|word| word == "--scope")
 }
 
-/// Whether a program keeps the library's environment. env(1) does, unless it clears the environment or removes
-/// that variable. unshare(1) and nsenter(1) do, unless they enter another root or mount namespace, where the
-/// library may be missing.
+/// Whether a program keeps the library's environment. env(1) does, unless it clears the environment
+/// or removes that variable. unshare(1) and nsenter(1) do, unless they enter another root or mount
+/// namespace, where the library may be missing.
 pub(crate) fn keeps_environment(name: &OsStr, rest: &[OsString]) -> bool {
     // Up to the program: option values and variables come before it.
     let end = rest.iter().position(|word| {

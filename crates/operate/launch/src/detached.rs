@@ -1,5 +1,5 @@
-//! A process that is not a child of this one and has nothing of it, and the line by which the command's process tells
-//! it its ID.
+//! A process that is not a child of this one and has nothing of it, and the line by which the
+//! command's process tells it its ID.
 #![allow(unsafe_code, reason = "system calls that rustix has no safe form of; each block states its proof")]
 
 use std::fs::File;
@@ -16,8 +16,9 @@ use rustix::process::{Pid, WaitOptions, getpid, waitpid};
 
 use crate::{signals, stack};
 
-/// Starts a process that does `work` and ends. It is not a child of this one, and is in its own session and in the
-/// root directory. Only `kept` and, as standard descriptors, `/dev/null` are open in it.
+/// Starts a process that does `work` and ends. It is not a child of this one, and is in its own
+/// session and in the root directory. Only `kept` and, as standard descriptors, `/dev/null` are
+/// open in it.
 ///
 /// # Errors
 ///
@@ -38,8 +39,8 @@ pub(crate) fn start_detached(kept: &[BorrowedFd<'_>], work: impl FnOnce()) -> io
         .and_then(|is_fine| if is_fine { Ok(()) } else { Err(io::Error::other("no process can be started")) })
 }
 
-/// Makes the process that becomes the command send its ID, as a `u32`, and wait for an answer, up to the socket's
-/// timeout. It becomes the command even without an answer.
+/// Makes the process that becomes the command send its ID, as a `u32`, and wait for an answer, up
+/// to the socket's timeout. It becomes the command even without an answer.
 pub(crate) fn announce(command: &mut Command, socket: Arc<UnixStream>) {
     let announce = move || {
         let pid = getpid().as_raw_pid().to_ne_bytes();
@@ -56,14 +57,15 @@ pub(crate) fn announce(command: &mut Command, socket: Arc<UnixStream>) {
 /// Maximum bytes of an answer; the rest is never read.
 const ANSWER_BYTES_MAX: usize = 256;
 
-/// Forks a child that does `work`, and whose exit code says whether that succeeded. It runs nothing else of this
-/// process: no destructor, no `atexit`.
+/// Forks a child that does `work`, and whose exit code says whether that succeeded. It runs nothing
+/// else of this process: no destructor, no `atexit`.
 fn fork(work: impl FnOnce() -> bool) -> io::Result<libc::pid_t> {
     if std::fs::read_dir("/proc/self/task")?.count() != 1 + usize::from(stack::has_waiting_thread()) {
         return Err(io::Error::other("this process has other threads"));
     }
-    // SAFETY: this is the only thread, as was just seen, but for one that waits for it and does nothing else (`crate::stack`), and nothing
-    // else here starts one: so no lock of the allocator or the runtime is held by a thread that the child does not have.
+    // SAFETY: this is the only thread, as was just seen, but for one that waits for it and does
+    // nothing else (`crate::stack`), and nothing else here starts one: so no lock of the allocator
+    // or the runtime is held by a thread that the child does not have.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         0 => {
@@ -77,8 +79,8 @@ fn fork(work: impl FnOnce() -> bool) -> io::Result<libc::pid_t> {
     }
 }
 
-/// Waits for a child's end. Returns whether it exited by itself with code 0; true if ended children are not kept
-/// (SIGCHLD ignored).
+/// Waits for a child's end. Returns whether it exited by itself with code 0; true if ended children
+/// are not kept (SIGCHLD ignored).
 fn wait(child: libc::pid_t) -> io::Result<bool> {
     let Some(child) = Pid::from_raw(child) else { return Ok(false) };
     loop {
@@ -106,8 +108,9 @@ fn detach(kept: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut first: u32 = 3;
     for fd in kept.into_iter().chain([u32::MAX]).filter(|&fd| fd >= 3) {
         if first < fd {
-            // SAFETY: whatever is open there is never used again: this process ends without another look at what it inherited but `kept`.
-            // `null` is among them, and is not closed once more.
+            // SAFETY: whatever is open there is never used again: this process ends without another
+            // look at what it inherited but `kept`. `null` is among them, and is not closed once
+            // more.
             if unsafe { libc::syscall(libc::SYS_close_range, first, fd - 1, 0) } != 0 {
                 // A pipe that stays open would never end for others.
                 return Err(io::Error::last_os_error());
@@ -120,15 +123,15 @@ fn detach(kept: &[BorrowedFd<'_>]) -> io::Result<()> {
     // SAFETY: `set` is a set; both are actions of all these signals.
     unsafe {
         libc::signal(libc::SIGCHLD, libc::SIG_DFL);
-        // A signal that ends a command's whole service or terminal must not end the process that cleans up after
-        // it.
+        // A signal that ends a command's whole service or terminal must not end the process that
+        // cleans up after it.
         for signal in [libc::SIGPIPE, libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
             libc::signal(signal, libc::SIG_IGN);
         }
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const set, std::ptr::null_mut());
     }
-    // Ahead of the process it watches, even on a busy machine. Without permission, the command's own priority must
-    // do.
+    // Ahead of the process it watches, even on a busy machine. Without permission, the command's
+    // own priority must do.
     let _ = rustix::process::setpriority_process(None, FOLLOWER_NICE);
     Ok(())
 }

@@ -1,7 +1,9 @@
-//! The environment of a command: the library in `LD_PRELOAD`, beside what was there, and the settings of its rules.
+//! The environment of a command: the library in `LD_PRELOAD`, beside what was there, and the
+//! settings of its rules.
 //!
-//! Invariants: other libraries stay, in their order. Inside another `pagekeeper run` the library is there already, and
-//! comes once. If it is not to be loaded, the environment stays as it is, but for the library of an outer run.
+//! Invariants: other libraries stay, in their order. Inside another `pagekeeper run` the library is
+//! there already, and comes once. If it is not to be loaded, the environment stays as it is, but
+//! for the library of an outer run.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -37,8 +39,8 @@ pub(crate) fn set(command: &mut Command, library: &Result<PathBuf, LibraryAbsenc
     }
 }
 
-/// Returns the other preloaded libraries. Inside another `pagekeeper run` the library itself is already there, and
-/// must come once.
+/// Returns the other preloaded libraries. Inside another `pagekeeper run` the library itself is
+/// already there, and must come once.
 fn others(before: &OsStr) -> impl Iterator<Item = &[u8]> {
     let parted = before.as_bytes().split(|byte| matches!(byte, b':' | b' '));
     parted.filter(|name| !name.is_empty() && !library::is_library(name) && *name != library::THREADS_LIBRARY)

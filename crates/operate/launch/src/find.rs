@@ -1,8 +1,9 @@
 //! Finds the file of a command's name, as execvp(3) does.
 //!
-//! Invariants: a name with a `/` is a path. Otherwise each directory of PATH is tried; an empty one is the working
-//! directory. A file that may not be executed is skipped, and remembered in case nothing else is found. Fails with
-//! a shell's message and exit code: 127 for a command that is not found, 126 for one that can't be executed.
+//! Invariants: a name with a `/` is a path. Otherwise each directory of PATH is tried; an empty one
+//! is the working directory. A file that may not be executed is skipped, and remembered in case
+//! nothing else is found. Fails with a shell's message and exit code: 127 for a command that is not
+//! found, 126 for one that can't be executed.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -18,8 +19,8 @@ const DEFAULT_PATH: &str = "/bin:/usr/bin";
 /// Why a command was not started.
 #[derive(Debug)]
 pub struct StartError {
-    /// The exit code: 127 for a command that is not found, 126 for one that can't be executed, 1 where it was refused,
-    /// 2 for wrong usage.
+    /// The exit code: 127 for a command that is not found, 126 for one that can't be executed, 1
+    /// where it was refused, 2 for wrong usage.
     pub code: u8,
     /// A sentence for the user.
     pub sentence: String,

@@ -1,8 +1,10 @@
 //! A program into which the library can't be loaded, started by a process of a command under `run`
-//! (`pagekeeper_preload::launcher`): this process finds the means by which the rules reach it, and becomes it.
+//! (`pagekeeper_preload::launcher`): this process finds the means by which the rules reach it, and
+//! becomes it.
 //!
-//! Invariants: the program gets what the process would have given it, plus the library's variables if it can have
-//! the library. Anything not reached is reported once, or refused, and counted for the report.
+//! Invariants: the program gets what the process would have given it, plus the library's variables
+//! if it can have the library. Anything not reached is reported once, or refused, and counted for
+//! the report.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -24,8 +26,8 @@ use crate::reach::{CommandReach, ReachProblem};
 use crate::start_state::StartState;
 
 impl PreparedCommand {
-    /// Prepares the program of a process under `run`. `inside` has the mode ("quiet" or "require" or another), the
-    /// settings, and the program's file.
+    /// Prepares the program of a process under `run`. `inside` has the mode ("quiet" or "require"
+    /// or another), the settings, and the program's file.
     pub fn inside(inside: &[OsString], command: &[OsString], start: StartState) -> Result<Self, StartError> {
         let ([mode, text, file], Some((name, arguments))) = (inside, command.split_first()) else {
             return Err(StartError::nameless());

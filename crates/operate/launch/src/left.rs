@@ -1,10 +1,11 @@
-//! The pages left in the page cache of the files that the command's streams used: checked by this process after
-//! the command has ended.
+//! The pages left in the page cache of the files that the command's streams used: checked by this
+//! process after the command has ended.
 //!
-//! A file is opened by the path at which a process saw it, if that still leads there, and its resident pages are
-//! counted. The excess over those resident before the command opened it has stayed. Invariants: nothing is
-//! changed. A path comes from the processes, and leads to no file but the recorded one. If it does not lead there
-//! (removed, renamed by an unseen call, in another root), the state at the file's close counts. Never fails.
+//! A file is opened by the path at which a process saw it, if that still leads there, and its
+//! resident pages are counted. The excess over those resident before the command opened it has
+//! stayed. Invariants: nothing is changed. A path comes from the processes, and leads to no file
+//! but the recorded one. If it does not lead there (removed, renamed by an unseen call, in another
+//! root), the state at the file's close counts. Never fails.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

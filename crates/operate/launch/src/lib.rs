@@ -1,13 +1,15 @@
-//! Chooses and starts the means for `pagekeeper run`: a command is followed by kernel events, or gets a library that
-//! its loader preloads (`means` decides). Processes that run already are followed by events ([`RunningProcesses`]).
+//! Chooses and starts the means for `pagekeeper run`: a command is followed by kernel events, or
+//! gets a library that its loader preloads (`means` decides). Processes that run already are
+//! followed by events ([`RunningProcesses`]).
 //!
-//! A [`PreparedCommand`] becomes the command by execve(2) (same process ID, nothing in between), or stays as its
-//! parent and counts what the rules did ([`LaunchReport`]). Invariants: the command is started even if neither means is
-//! available, unless that is refused. It ends as the command ends, whatever happens to the report. It gets what this
-//! process was given: arguments, descriptors, signals, the rest of its environment.
+//! A [`PreparedCommand`] becomes the command by execve(2) (same process ID, nothing in between), or
+//! stays as its parent and counts what the rules did ([`LaunchReport`]). Invariants: the command is
+//! started even if neither means is available, unless that is refused. It ends as the command ends,
+//! whatever happens to the report. It gets what this process was given: arguments, descriptors,
+//! signals, the rest of its environment.
 //!
-//! Nothing is printed: sentences are returned. Fails as shells and env(1) do ([`StartError`]): 127 if the command
-//! is not found, 126 if it can't be executed.
+//! Nothing is printed: sentences are returned. Fails as shells and env(1) do ([`StartError`]): 127
+//! if the command is not found, 126 if it can't be executed.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 

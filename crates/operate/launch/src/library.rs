@@ -1,10 +1,10 @@
 //! The preloaded library: embedded in this program, and stored where a loader can map it.
 //!
-//! Invariants: its name is a hash of its contents, so versions coexist and a file is never changed, only renamed
-//! into place complete. An existing file is used only if it belongs to this user or root, nobody else may write
-//! it, and it is identical byte for byte. No link is followed below a directory that only they can change. A
-//! directory is usable if the file can be mapped executable there, which is tested. Fails with everything that was
-//! tried ([`PlacementError`]).
+//! Invariants: its name is a hash of its contents, so versions coexist and a file is never changed,
+//! only renamed into place complete. An existing file is used only if it belongs to this user or
+//! root, nobody else may write it, and it is identical byte for byte. No link is followed below a
+//! directory that only they can change. A directory is usable if the file can be mapped executable
+//! there, which is tested. Fails with everything that was tried ([`PlacementError`]).
 
 use std::fmt::Write as _;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
@@ -23,14 +23,15 @@ use crate::sys;
 /// The magic number of tmpfs (`linux/magic.h`).
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
-/// Whether the library was built before this crate, for a program that is linked statically and loads none itself.
+/// Whether the library was built before this crate, for a program that is linked statically and
+/// loads none itself.
 pub const IS_LIBRARY_OF_ANOTHER_BUILD: bool = cfg!(carries_another);
 
 /// The library as built; empty if none can be built (a target without glibc).
 const LIBRARY_BYTES: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/library.so"));
 
-/// `AddressSanitizer`'s library refuses to start if another library comes first, unless its path contains
-/// `libasan.so`.
+/// `AddressSanitizer`'s library refuses to start if another library comes first, unless its path
+/// contains `libasan.so`.
 const LIBRARY_SUFFIX: &str = "-before-libasan.so";
 /// The suffixes of earlier versions.
 const LIBRARY_SUFFIXES: [&str; 2] = [LIBRARY_SUFFIX, ".so"];
@@ -60,8 +61,8 @@ pub(crate) fn lay_out() -> Result<PathBuf, PlacementError> {
     lay_out_in(&places_here(), LIBRARY_BYTES)
 }
 
-/// Creates something beside the library. If that fails (no room; NFS can't preallocate), uses the next usable
-/// place.
+/// Creates something beside the library. If that fails (no room; NFS can't preallocate), uses the
+/// next usable place.
 pub(crate) fn create_beside<T>(
     library: &Path,
     make: impl Fn(&Path) -> io::Result<T>,
@@ -72,8 +73,8 @@ pub(crate) fn create_beside<T>(
     try_places(&places, |place| make(&own_directory(place)?)).map_err(PlacementError)
 }
 
-/// Creates something in a place on tmpfs: on a disk that fills up later, a signal would end whoever writes to a
-/// mapping.
+/// Creates something in a place on tmpfs: on a disk that fills up later, a signal would end whoever
+/// writes to a mapping.
 pub(crate) fn create_in_memory<T>(
     library: &Path,
     make: impl Fn(&Path) -> io::Result<T>,
@@ -110,15 +111,15 @@ fn try_places<T>(places: &[PathBuf], attempt: impl Fn(&Path) -> io::Result<T>) -
     Err(tried)
 }
 
-/// Whether this version of the C library has a separate threads library, which a program without threads does not
-/// load. The preloaded library uses threads.
+/// Whether this version of the C library has a separate threads library, which a program without
+/// threads does not load. The preloaded library uses threads.
 pub(crate) fn keeps_threads_apart(version: Option<&str>) -> bool {
     let mut numbers = version.unwrap_or_default().split('.').map(|number| number.parse().unwrap_or(u32::MAX));
     (numbers.next(), numbers.next()) < (Some(2), Some(34)) && version.is_some()
 }
 
-/// Returns the version of the host's glibc: that of this program, or, if this program uses another C library, the
-/// version in the host's glibc file.
+/// Returns the version of the host's glibc: that of this program, or, if this program uses another
+/// C library, the version in the host's glibc file.
 pub(crate) fn glibc() -> Option<String> {
     sys::c_library()
         .map(str::to_owned)
@@ -146,8 +147,8 @@ fn places_here() -> Vec<PathBuf> {
     places(|name| std::env::var_os(name).map(PathBuf::from))
 }
 
-/// Returns the possible places, best first: places that last as long as a server may run and start others come
-/// first; those that a log-out or a cleaner removes come last.
+/// Returns the possible places, best first: places that last as long as a server may run and start
+/// others come first; those that a log-out or a cleaner removes come last.
 fn places(variable: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
     let user = rustix::process::geteuid();
     let root = user.is_root();
@@ -191,8 +192,8 @@ fn place_in(directory: &Path, library: &[u8]) -> io::Result<PathBuf> {
     Ok(path)
 }
 
-/// Returns the directory, created if needed: it belongs to this user or root, and nobody else can put files into
-/// it or replace it.
+/// Returns the directory, created if needed: it belongs to this user or root, and nobody else can
+/// put files into it or replace it.
 fn own_directory(directory: &Path) -> io::Result<PathBuf> {
     let (Some(parent), Some(name)) = (directory.parent(), directory.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -253,7 +254,8 @@ fn there_already(path: &Path, library: &[u8]) -> Option<File> {
     (bytes == library).then_some(file)
 }
 
-/// Writes it under another name and renames it into place: an existing file is replaced, not followed.
+/// Writes it under another name and renames it into place: an existing file is replaced, not
+/// followed.
 fn write(directory: &Path, path: &Path, library: &[u8]) -> io::Result<File> {
     let mut file = tempfile::Builder::new().prefix(".").tempfile_in(directory)?;
     file.write_all(library)?;

@@ -1,7 +1,8 @@
-//! Decides by which means the rules reach a command. It is pure, and the only place with that decision.
+//! Decides by which means the rules reach a command. It is pure, and the only place with that
+//! decision.
 //!
-//! Kernel events come first, since they need nothing inside the program. The library is for its own rules (bulk
-//! pacing, logs at the sync, mixed I/O), and for streams if events are refused.
+//! Kernel events come first, since they need nothing inside the program. The library is for its own
+//! rules (bulk pacing, logs at the sync, mixed I/O), and for streams if events are refused.
 
 /// The kind of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,8 +48,8 @@ impl ProgramKind {
     }
 }
 
-/// Chooses the means for a command. `has_events`: this caller gets events on this kernel. `takes_library`: the
-/// library can be loaded into the program.
+/// Chooses the means for a command. `has_events`: this caller gets events on this kernel.
+/// `takes_library`: the library can be loaded into the program.
 pub(crate) const fn choose(kind: ProgramKind, has_events: bool, takes_library: bool) -> CommandMeans {
     match (kind, kind.followed()) {
         (_, Some(followed)) if has_events => CommandMeans::Events(followed),

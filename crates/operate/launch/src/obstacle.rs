@@ -1,8 +1,9 @@
-//! Finds what keeps the library out of a program before it is started: programs without a loader, or with another
-//! one, that make their own system calls, or that get another user's privileges.
+//! Finds what keeps the library out of a program before it is started: programs without a loader,
+//! or with another one, that make their own system calls, or that get another user's privileges.
 //!
-//! Invariants: a script is judged by its interpreter, and `env NAME` by NAME. An unreadable program counts as an
-//! ordinary one: the library is offered, and the loader omits it if it has to. Never fails.
+//! Invariants: a script is judged by its interpreter, and `env NAME` by NAME. An unreadable program
+//! counts as an ordinary one: the library is offered, and the loader omits it if it has to. Never
+//! fails.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, OpenOptions};
@@ -22,8 +23,8 @@ use crate::find;
 
 /// Bytes of a script's first line that the kernel reads (`BINPRM_BUF_SIZE`).
 const FIRST_LINE_BYTES_MAX: u64 = 256;
-/// Depth of interpreters that are scripts: the kernel follows five (`exec_binprm`), and `env` is followed as often
-/// here.
+/// Depth of interpreters that are scripts: the kernel follows five (`exec_binprm`), and `env` is
+/// followed as often here.
 const INTERPRETER_DEPTH_MAX: usize = 5;
 
 /// Why the library can't be loaded into a program.
@@ -76,8 +77,9 @@ pub(crate) fn find_obstacle(path: &Path) -> Option<Obstacle> {
     None
 }
 
-/// Whether the loader of this program will run in secure mode (`AT_SECURE`): execve(2) changes the user or group,
-/// or adds capabilities to a user other than root (`cap_bprm_creds_from_file` of `security/commoncap.c`).
+/// Whether the loader of this program will run in secure mode (`AT_SECURE`): execve(2) changes the
+/// user or group, or adds capabilities to a user other than root (`cap_bprm_creds_from_file` of
+/// `security/commoncap.c`).
 fn is_privileged(file: &File) -> bool {
     let mount = rustix::fs::fstatvfs(file);
     let is_ignored = mount.is_ok_and(|mount| mount.f_flag.contains(StatVfsMountFlags::NOSUID))
@@ -90,7 +92,8 @@ fn is_privileged(file: &File) -> bool {
 fn interpreter(file: &File) -> Option<PathBuf> {
     let mut start = Vec::new();
     file.take(FIRST_LINE_BYTES_MAX).read_to_end(&mut start).ok()?;
-    // execvp(3) passes a text without that line to the shell; a binary file is not a program at all.
+    // execvp(3) passes a text without that line to the shell; a binary file is not a program at
+    // all.
     let Some(line) = start.strip_prefix(b"#!") else {
         return (!start.contains(&0)).then(|| PathBuf::from("/bin/sh"));
     };

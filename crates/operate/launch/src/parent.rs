@@ -1,9 +1,10 @@
-//! The parent of a command with a report: it passes signals on, stops when the command stops, and ends as it
-//! ended.
+//! The parent of a command with a report: it passes signals on, stops when the command stops, and
+//! ends as it ended.
 //!
-//! The command is started in this process's group, so that a terminal's keys reach it directly. Signals from the
-//! kernel are thus not passed on, unless the command has left that group since. Signals from processes always are.
-//! Signals are blocked and taken one by one, so nothing runs in a handler.
+//! The command is started in this process's group, so that a terminal's keys reach it directly.
+//! Signals from the kernel are thus not passed on, unless the command has left that group since.
+//! Signals from processes always are. Signals are blocked and taken one by one, so nothing runs in
+//! a handler.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -71,8 +72,8 @@ pub(crate) fn run(command: &mut Command) -> io::Result<CommandEnd> {
     }
 }
 
-/// Returns how the command ended, if it has. Also reaps all other children: if this is the first process of a
-/// container, orphans become its children.
+/// Returns how the command ended, if it has. Also reaps all other children: if this is the first
+/// process of a container, orphans become its children.
 fn ended(command: Pid) -> Option<CommandEnd> {
     loop {
         match wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
@@ -107,12 +108,12 @@ fn waited_for(command: Pid) -> CommandEnd {
 fn is_ended(command: Pid, status: WaitStatus) -> Option<CommandEnd> {
     let status = std::process::ExitStatus::from_raw(status.as_raw());
     if let Some(signal) = status.stopped_signal() {
-        // Stopped by the terminal, or for lack of it: the shell waits for this process. After SIGSTOP, somebody is
-        // inspecting the command.
+        // Stopped by the terminal, or for lack of it: the shell waits for this process. After
+        // SIGSTOP, somebody is inspecting the command.
         if matches!(signal, SIGTSTP | SIGTTIN | SIGTTOU) {
             let _ = kill_process(getpid(), Signal::STOP);
-            // Whoever continues this process means the command. The signal is sent here, since an immediately
-            // following stop cancels a pending continue signal.
+            // Whoever continues this process means the command. The signal is sent here, since an
+            // immediately following stop cancels a pending continue signal.
             let _ = kill_process(command, Signal::CONT);
         }
         return None;

@@ -1,6 +1,8 @@
-//! The means by which the rules reach a command, prepared and started: a follower by events, or the library.
+//! The means by which the rules reach a command, prepared and started: a follower by events, or the
+//! library.
 //!
-//! Never fails: the part of the command that is not reached is a [`ReachProblem`], which the caller says.
+//! Never fails: the part of the command that is not reached is a [`ReachProblem`], which the caller
+//! says.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -49,7 +51,8 @@ pub(crate) enum ReachProblem {
 }
 
 impl CommandReach {
-    /// Prepares and starts the means for the command. `may_follow` says which commands may have a follower.
+    /// Prepares and starts the means for the command. `may_follow` says which commands may have a
+    /// follower.
     pub(crate) fn of(
         file: &Path,
         command: &[OsString],
@@ -129,8 +132,8 @@ impl CommandReach {
     }
 }
 
-/// Stores the library, unless the command's descendants would not find it below their root: their loader would
-/// complain.
+/// Stores the library, unless the command's descendants would not find it below their root: their
+/// loader would complain.
 fn library_for(command: &[OsString]) -> Result<PathBuf, LibraryAbsence> {
     let library = library::lay_out().map_err(|error| LibraryAbsence::Nowhere(error.to_string()))?;
     let has = |root: PathBuf| root.join(library.strip_prefix("/").unwrap_or(&library)).exists();

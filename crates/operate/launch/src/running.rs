@@ -1,7 +1,8 @@
 //! Follows running processes and their children, until they end or a signal arrives.
 //!
-//! Invariants: none of them is a database, a kernel thread, the first process, or one that the caller could not
-//! kill. Nothing is done to them, and pages brought in earlier stay. Fails with a sentence before it follows any.
+//! Invariants: none of them is a database, a kernel thread, the first process, or one that the
+//! caller could not kill. Nothing is done to them, and pages brought in earlier stay. Fails with a
+//! sentence before it follows any.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -32,7 +33,8 @@ pub struct RunningProcesses {
 }
 
 impl RunningProcesses {
-    /// Follows all of these processes, or none. `config` is the guard's configuration, whose profiles identify databases.
+    /// Follows all of these processes, or none. `config` is the guard's configuration, whose
+    /// profiles identify databases.
     pub fn follow(
         pids: &[u32],
         config: Option<&Path>,

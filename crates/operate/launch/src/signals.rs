@@ -1,4 +1,5 @@
-//! Signals that are blocked and taken one by one, so that nothing runs in a handler; and a death by a signal.
+//! Signals that are blocked and taken one by one, so that nothing runs in a handler; and a death by
+//! a signal.
 #![allow(unsafe_code, reason = "system calls that rustix has no safe form of; each block states its proof")]
 
 use std::io;
@@ -33,8 +34,8 @@ impl SavedSignalMask {
     }
 }
 
-/// Whether this process leads its session. The leader's ID is 0 if it is outside of this PID namespace
-/// (`pid_namespaces(7)`), as in a container that is entered from outside.
+/// Whether this process leads its session. The leader's ID is 0 if it is outside of this PID
+/// namespace (`pid_namespaces(7)`), as in a container that is entered from outside.
 pub(crate) fn leads_session() -> bool {
     // SAFETY: both only ask, and touch no memory.
     unsafe { libc::getsid(0) == libc::getpid() }
@@ -65,7 +66,8 @@ impl BlockedSignals {
     /// Blocks these from now on, in this thread and those it starts; and makes children waitable.
     pub(crate) fn hold(signals: &[libc::c_int]) -> Self {
         let mut set = empty_set();
-        // SAFETY: `set` is a set; numbers that are no signals are refused. SIG_DFL is an action of SIGCHLD.
+        // SAFETY: `set` is a set; numbers that are no signals are refused. SIG_DFL is an action of
+        // SIGCHLD.
         unsafe {
             for &signal in signals {
                 libc::sigaddset(&raw mut set, signal);
@@ -102,14 +104,15 @@ impl BlockedSignals {
     }
 }
 
-/// Ends this process by a signal, as the represented process ended; without a core dump, which that one has left
-/// if it was wanted.
+/// Ends this process by a signal, as the represented process ended; without a core dump, which that
+/// one has left if it was wanted.
 pub(crate) fn die_of(signal: libc::c_int) {
     let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
     let _ = rustix::process::setrlimit(rustix::process::Resource::Core, none);
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
     let mut set = empty_set();
-    // SAFETY: `set` is a set; SIG_DFL is an action of every signal, and refused for those that have no other.
+    // SAFETY: `set` is a set; SIG_DFL is an action of every signal, and refused for those that have
+    // no other.
     unsafe {
         libc::sigaddset(&raw mut set, signal);
         libc::signal(signal, libc::SIG_DFL);

@@ -1,7 +1,7 @@
 //! Space on the stack: a shell may give less (`ulimit -s`) than the command line's parser needs.
 //!
-//! The limit is raised if that is allowed, and reset for each command that is started. Otherwise, all work is done
-//! in a thread with a larger stack, while the first thread waits for it.
+//! The limit is raised if that is allowed, and reset for each command that is started. Otherwise,
+//! all work is done in a thread with a larger stack, while the first thread waits for it.
 
 use std::process::ExitCode;
 use std::sync::OnceLock;

@@ -1,9 +1,10 @@
-//! The signals and standard descriptors that this process was started with, for the command that it becomes.
+//! The signals and standard descriptors that this process was started with, for the command that it
+//! becomes.
 //!
-//! Rust's runtime ignores SIGPIPE before `main`, and resets it and the signal mask in the processes it starts. It also
-//! opens /dev/null in place of a closed descriptor 0 to 2. A program must find everything as if nothing had stood before
-//! it. Services have SIGPIPE ignored (systemd.exec(5), `IgnoreSIGPIPE=`), and nohup(1) ignores SIGHUP; a write to a
-//! closed descriptor must fail.
+//! Rust's runtime ignores SIGPIPE before `main`, and resets it and the signal mask in the processes
+//! it starts. It also opens /dev/null in place of a closed descriptor 0 to 2. A program must find
+//! everything as if nothing had stood before it. Services have SIGPIPE ignored (systemd.exec(5),
+//! `IgnoreSIGPIPE=`), and nohup(1) ignores SIGHUP; a write to a closed descriptor must fail.
 #![allow(unsafe_code, reason = "system calls that rustix has no safe form of; each block states its proof")]
 
 use std::mem::MaybeUninit;
@@ -22,8 +23,8 @@ static CLOSED_DESCRIPTORS: AtomicU8 = AtomicU8::new(0);
 
 /// The loader calls this before `main`, and so before Rust's runtime changes anything.
 #[used]
-// SAFETY: entries of this section are pointers to functions of this form, called by the loader once each, when the C library is
-// ready (System V gABI, "Initialization and Termination Functions").
+// SAFETY: entries of this section are pointers to functions of this form, called by the loader once
+// each, when the C library is ready (System V gABI, "Initialization and Termination Functions").
 #[unsafe(link_section = ".init_array")]
 static START_HOOK: extern "C" fn() = record_start_state;
 
@@ -75,8 +76,9 @@ impl StartState {
         let restore = move || {
             let action = |ignored| if ignored { libc::SIG_IGN } else { libc::SIG_DFL };
             let closed = (0..=2).filter(|fd| self.closed & 1 << fd != 0);
-            // SAFETY: close, signal and pthread_sigmask are async-signal-safe (signal-safety(7)); the set is a copy of a valid one.
-            // What is closed is the runtime's, in a process that is about to become another program.
+            // SAFETY: close, signal and pthread_sigmask are async-signal-safe (signal-safety(7));
+            // the set is a copy of a valid one. What is closed is the runtime's, in a process that
+            // is about to become another program.
             unsafe {
                 for fd in closed {
                     libc::close(fd);
@@ -88,7 +90,8 @@ impl StartState {
             }
             stack.map_or(Ok(()), |limit| Ok(rustix::process::setrlimit(Resource::Stack, limit)?))
         };
-        // SAFETY: the closure allocates nothing, takes no lock and calls async-signal-safe functions only.
+        // SAFETY: the closure allocates nothing, takes no lock and calls async-signal-safe
+        // functions only.
         unsafe { command.pre_exec(restore) };
     }
 }

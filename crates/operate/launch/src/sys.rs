@@ -1,4 +1,5 @@
-//! Facts about the host that take a call of the C library: its version, and whether a file may be executed.
+//! Facts about the host that take a call of the C library: its version, and whether a file may be
+//! executed.
 #![allow(unsafe_code, reason = "system calls that rustix has no safe form of; each block states its proof")]
 
 use std::fs::File;
@@ -15,11 +16,13 @@ pub(crate) fn c_library() -> Option<&'static str> {
     None
 }
 
-/// Tests whether a file's bytes may be executed where it is: noexec mounts and security modules forbid it.
+/// Tests whether a file's bytes may be executed where it is: noexec mounts and security modules
+/// forbid it.
 pub(crate) fn may_execute(file: &File) -> io::Result<()> {
     const PROBE_BYTES: usize = 1;
     let protection = ProtFlags::READ | ProtFlags::EXEC;
-    // SAFETY: at an address that the kernel chooses, so nothing is replaced; never read, never called, and unmapped at once.
+    // SAFETY: at an address that the kernel chooses, so nothing is replaced; never read, never
+    // called, and unmapped at once.
     unsafe {
         let at = rustix::mm::mmap(std::ptr::null_mut(), PROBE_BYTES, protection, MapFlags::PRIVATE, file, 0)?;
         rustix::mm::munmap(at, PROBE_BYTES)?;

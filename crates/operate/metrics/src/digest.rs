@@ -23,8 +23,8 @@ pub(crate) struct DatabaseFigures {
     pub(crate) user: u32,
     pub(crate) directories: Vec<PathBuf>,
     pub(crate) classes: BTreeMap<&'static str, FileTotals>,
-    /// Number of files that are open with direct I/O, and through the page cache by a program other than their
-    /// database.
+    /// Number of files that are open with direct I/O, and through the page cache by a program other
+    /// than their database.
     pub(crate) mixed: u64,
 }
 

@@ -1,7 +1,8 @@
-//! Figures from the guard's events: whether each database is watched, how soon it was, and what was refused.
+//! Figures from the guard's events: whether each database is watched, how soon it was, and what was
+//! refused.
 //!
-//! Invariants: nothing is kept for a process that neither runs as a database nor is seen as one. Sums by reason
-//! and budget exist from the start, so that the first event shows as an increase.
+//! Invariants: nothing is kept for a process that neither runs as a database nor is seen as one.
+//! Sums by reason and budget exist from the start, so that the first event shows as an increase.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -35,8 +36,8 @@ pub(crate) struct EventFigures {
     /// Bytes reclaimed in memory cgroups, and how often that was stopped.
     pub(crate) reclaimed: u64,
     pub(crate) stopped: u64,
-    /// Number of times that limits of these groups took effect: `memory.high`, `memory.max`, failing
-    /// allocations, killed processes.
+    /// Number of times that limits of these groups took effect: `memory.high`, `memory.max`,
+    /// failing allocations, killed processes.
     pub(crate) limits_hit: [u64; 4],
 }
 
@@ -47,7 +48,8 @@ struct WatchState {
 }
 
 impl EventFigures {
-    /// Records an event of the guard; `after` is how long a newly found database had to wait, if known.
+    /// Records an event of the guard; `after` is how long a newly found database had to wait, if
+    /// known.
     pub(crate) fn record(&mut self, event: &Event, after: Option<Duration>) {
         match event {
             Event::Found { pid: Some(pid), .. } => {

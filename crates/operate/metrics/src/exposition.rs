@@ -1,8 +1,9 @@
 //! All metrics as text for Prometheus, in the format that the client wants.
 //!
-//! Invariants: sizes are in bytes, durations in seconds. An unknown value has no sample, and is never zero. Labels
-//! are those of [`DatabaseName`], the class, and fixed words of this module. Paths are labels only for the requested
-//! number of files. The families' help texts are in `families.txt`.
+//! Invariants: sizes are in bytes, durations in seconds. An unknown value has no sample, and is
+//! never zero. Labels are those of [`DatabaseName`], the class, and fixed words of this module.
+//! Paths are labels only for the requested number of files. The families' help texts are in
+//! `families.txt`.
 
 use std::time::Duration;
 

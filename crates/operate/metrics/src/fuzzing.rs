@@ -1,4 +1,5 @@
-//! Parsers of a request's headers for random input: hidden, and built only with the feature `fuzzing`.
+//! Parsers of a request's headers for random input: hidden, and built only with the feature
+//! `fuzzing`.
 
 use crate::headers;
 

@@ -1,5 +1,5 @@
-//! The headers of a request that decide about its response: `Host` (RFC 9110, section 7.2) and `Accept` (section
-//! 12.5.1). Any text is valid here.
+//! The headers of a request that decide about its response: `Host` (RFC 9110, section 7.2) and
+//! `Accept` (section 12.5.1). Any text is valid here.
 
 use std::net::IpAddr;
 
@@ -12,8 +12,8 @@ pub(crate) enum ExpositionFormat {
     Plain,
 }
 
-/// Whether a `Host` names this host by an address, or as `localhost`. A remote page whose own name resolves to
-/// this address can't send that.
+/// Whether a `Host` names this host by an address, or as `localhost`. A remote page whose own name
+/// resolves to this address can't send that.
 pub(crate) fn is_this_host(host: &str) -> bool {
     let name = match host.strip_prefix('[') {
         Some(rest) => rest.split_once(']').map_or(rest, |(address, _)| address),
@@ -22,8 +22,8 @@ pub(crate) fn is_this_host(host: &str) -> bool {
     name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
 }
 
-/// Returns `OpenMetrics` if the values of `Accept` want it at least as much as plain text. Otherwise returns plain
-/// text, also if they want neither.
+/// Returns `OpenMetrics` if the values of `Accept` want it at least as much as plain text.
+/// Otherwise returns plain text, also if they want neither.
 pub(crate) fn accepted_format<'a>(accept: impl Iterator<Item = &'a str>) -> ExpositionFormat {
     let (mut open, mut plain) = (0.0, 0.0);
     for range in accept.flat_map(|value| value.split(',')) {

@@ -1,6 +1,8 @@
-//! The host's memory and its limits at one moment, as far as metrics need them. Cheap: a few files of `/proc`.
+//! The host's memory and its limits at one moment, as far as metrics need them. Cheap: a few files
+//! of `/proc`.
 //!
-//! Invariants: sizes are in bytes. A figure that this kernel lacks, or whose file can't be read, is `None`.
+//! Invariants: sizes are in bytes. A figure that this kernel lacks, or whose file can't be read, is
+//! `None`.
 
 use pagekeeper_kernel::page_size;
 use pagekeeper_kernel::pressure::{

@@ -1,7 +1,8 @@
 //! HTTP/1: parses the head of a request and formats its response.
 //!
-//! A connection has one request, and the response says so (`Connection: close`). Request bodies are not read.
-//! httparse parses the heads; a head that is too large or not HTTP gets an error as its response.
+//! A connection has one request, and the response says so (`Connection: close`). Request bodies are
+//! not read. httparse parses the heads; a head that is too large or not HTTP gets an error as its
+//! response.
 
 use std::borrow::Cow;
 use std::time::SystemTime;

@@ -1,11 +1,12 @@
-//! Metrics of the guard, for Prometheus and for people: its actions, the page cache of the databases' files, waits
-//! of tasks, and the host's memory.
+//! Metrics of the guard, for Prometheus and for people: its actions, the page cache of the
+//! databases' files, waits of tasks, and the host's memory.
 //!
-//! Three threads run beside the guard's loop: one samples the databases (`watch`), one the host's memory, and one
-//! serves (`server`). All end with the process. The shared figures are in one place (`state`).
+//! Three threads run beside the guard's loop: one samples the databases (`watch`), one the host's
+//! memory, and one serves (`server`). All end with the process. The shared figures are in one place
+//! (`state`).
 //!
-//! Invariants: this crate only reads, and only serves reads. Nothing here can delay the guard's loop, or grow
-//! without bound. Fails only at the start.
+//! Invariants: this crate only reads, and only serves reads. Nothing here can delay the guard's
+//! loop, or grow without bound. Fails only at the start.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -89,8 +90,8 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Starts to sample and to serve at an address. The `top` files with the most resident bytes are listed by
-    /// path.
+    /// Starts to sample and to serve at an address. The `top` files with the most resident bytes
+    /// are listed by path.
     pub fn start(address: SocketAddr, options: &Options, top: usize) -> Result<Self, MetricsError> {
         let listener = bind(address)?;
         let state = Arc::new(MetricsState::new(options.dry_run, stuck_after(options)));
@@ -119,8 +120,8 @@ impl Metrics {
         self.reports.try_iter().map(|gap| Event::VisibilityGap { gap })
     }
 
-    /// Records the end of a tick and its actions; `streamed` has the stream figures so far, `took` the tick's
-    /// duration by process.
+    /// Records the end of a tick and its actions; `streamed` has the stream figures so far, `took`
+    /// the tick's duration by process.
     pub fn ticked(&self, done: &[Done], streamed: &StreamReport, took: BTreeMap<u32, Duration>) {
         self.state.ticked(self.resumed.get().elapsed(), done, streamed, took);
     }

@@ -1,7 +1,7 @@
 //! The names of databases in their series, and labels of what others named.
 //!
-//! Invariants: a database's name is the same from sample to sample and from start to start, as long as its location
-//! is the same. A label is bounded, and no character in it controls a terminal.
+//! Invariants: a database's name is the same from sample to sample and from start to start, as long
+//! as its location is the same. A label is bounded, and no character in it controls a terminal.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
@@ -70,9 +70,9 @@ struct DataPlaces<'a> {
     above: BTreeSet<&'a Path>,
 }
 
-/// Returns the directory that identifies a database: its working directory, as SQL servers work in their data
-/// directory. Otherwise the one above those that its profile names, or else the first with data in it. A log's
-/// directory is not used, since several databases may share it.
+/// Returns the directory that identifies a database: its working directory, as SQL servers work in
+/// their data directory. Otherwise the one above those that its profile names, or else the first
+/// with data in it. A log's directory is not used, since several databases may share it.
 fn data_directory<'a>(
     directories: &'a [PathBuf],
     works_in: Option<&Path>,
@@ -101,8 +101,8 @@ fn places(snapshot: &Snapshot) -> Vec<DataPlaces<'_>> {
     places
 }
 
-/// Numbers databases that would otherwise have the same name, since each series belongs to one database. The one
-/// with the lowest PID keeps its name.
+/// Numbers databases that would otherwise have the same name, since each series belongs to one
+/// database. The one with the lowest PID keeps its name.
 fn distinguish(names: &mut [DatabaseName], pids: &[Option<u32>]) {
     let mut order: Vec<usize> = (0..names.len()).collect();
     order.sort_by_key(|index| pids[*index]);
@@ -116,13 +116,14 @@ fn distinguish(names: &mut [DatabaseName], pids: &[Option<u32>]) {
     }
 }
 
-/// Returns a label of a foreign name. It is escaped before anything is counted by it, since the metrics formats
-/// escape only line ends and quotes, and people read them, too.
+/// Returns a label of a foreign name. It is escaped before anything is counted by it, since the
+/// metrics formats escape only line ends and quotes, and people read them, too.
 pub(crate) fn label<T: AsRef<OsStr> + ?Sized>(name: &T) -> String {
     bounded(escaped(name).into_cow().into_owned())
 }
 
-/// Returns a label short enough for very many series: a longer one is cut, and a hash of it all is appended.
+/// Returns a label short enough for very many series: a longer one is cut, and a hash of it all is
+/// appended.
 fn bounded(label: String) -> String {
     if label.len() <= LABEL_BYTES_MAX {
         return label;
@@ -133,8 +134,9 @@ fn bounded(label: String) -> String {
     format!("{}…{:016x}", &label[..end], hasher.finish())
 }
 
-/// Returns the kernel's name of the cgroup in this process's view: that of the memory controller, or of version 2.
-/// Works without a mounted hierarchy, or with one that lacks the cgroup, as in a private container.
+/// Returns the kernel's name of the cgroup in this process's view: that of the memory controller,
+/// or of version 2. Works without a mounted hierarchy, or with one that lacks the cgroup, as in a
+/// private container.
 fn cgroup_name(paths: &[CgroupPath]) -> Option<String> {
     let memory = paths.iter().find(|path| path.controllers.iter().any(|name| name == "memory"));
     let group = memory.or_else(|| paths.iter().find(|path| path.is_v2()))?;

@@ -1,7 +1,7 @@
 //! The deepest of very many directories that contains a file.
 //!
-//! Invariants: a lookup compares a few paths, however deep and many they are. A hostile user's path can have two
-//! thousand components, and a database a thousand directories.
+//! Invariants: a lookup compares a few paths, however deep and many they are. A hostile user's path
+//! can have two thousand components, and a database a thousand directories.
 
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
@@ -42,8 +42,8 @@ impl<'a> NestedDirectories<'a> {
         Self { all }
     }
 
-    /// Returns the deepest directory that contains a file. The candidates are the last directory before the file
-    /// in the order, if no other one comes between, and those around it.
+    /// Returns the deepest directory that contains a file. The candidates are the last directory
+    /// before the file in the order, if no other one comes between, and those around it.
     pub(crate) fn deepest_around(&self, file: &Path) -> Option<&'a Path> {
         let file = file.as_os_str().as_bytes();
         let last = self.all.partition_point(|nest| nest.prefix.as_slice() <= file).checked_sub(1)?;

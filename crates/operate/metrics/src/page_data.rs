@@ -1,5 +1,5 @@
-//! The data of the page as JSON: the present, and the last quarter of an hour. Sizes are in bytes, durations in
-//! seconds, times in seconds since 1970; unknown values are `null`.
+//! The data of the page as JSON: the present, and the last quarter of an hour. Sizes are in bytes,
+//! durations in seconds, times in seconds since 1970; unknown values are `null`.
 
 use pagekeeper_kernel::process::OwnCost;
 use pagekeeper_text::json_escaped;

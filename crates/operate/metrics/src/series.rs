@@ -1,8 +1,8 @@
 //! The databases that have series of their own.
 //!
-//! Invariants: there are at most [`DATABASES_MAX`] of them, and [`DATABASES_OF_USER_MAX`] of one user. Further ones
-//! are counted together as `other`. So no user's databases displace another user's series, and databases that come
-//! and go do not create new series forever.
+//! Invariants: there are at most [`DATABASES_MAX`] of them, and [`DATABASES_OF_USER_MAX`] of one
+//! user. Further ones are counted together as `other`. So no user's databases displace another
+//! user's series, and databases that come and go do not create new series forever.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -40,7 +40,8 @@ impl SeriesNames {
         self.0.retain(|name, (used, _)| now.duration_since(*used) < COUNTER_RETENTION || *name == others);
     }
 
-    /// Whether a user has room for one more database. If needed, removes one of the user who has the most.
+    /// Whether a user has room for one more database. If needed, removes one of the user who has
+    /// the most.
     fn has_room_for(&mut self, user: u32) -> bool {
         let others = DatabaseName::others();
         let mut counts: BTreeMap<u32, usize> = BTreeMap::new();

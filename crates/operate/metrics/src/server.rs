@@ -1,9 +1,9 @@
 //! The HTTP server: one thread that waits for all of its connections at once.
 //!
 //! Invariants:
-//! 1. No client can make it grow. There are at most [`CONNECTIONS_MAX`] connections, each with one request, a
-//!    limited head and a time limit at each stage. Together they hold at most [`UNSENT_BYTES_MAX`] of responses,
-//!    apart from the newest one.
+//! 1. No client can make it grow. There are at most [`CONNECTIONS_MAX`] connections, each with one
+//!    request, a limited head and a time limit at each stage. Together they hold at most
+//!    [`UNSENT_BYTES_MAX`] of responses, apart from the newest one.
 //! 2. No client can keep another out. If all places are taken, a new client replaces the one that
 //!    was silent longest. Up to [`HEALTH_CONNECTIONS_MAX`] connections that have begun a health
 //!    request stay until they are answered.
@@ -83,8 +83,8 @@ enum ConnectionStage {
     Head(Vec<u8>),
     /// It reads the response, and has got this many bytes of it.
     Response { bytes: Vec<u8>, sent: usize },
-    /// It has the response. Further input is discarded until it closes the connection, since closing it here
-    /// first would discard what it has not read yet.
+    /// It has the response. Further input is discarded until it closes the connection, since
+    /// closing it here first would discard what it has not read yet.
     End,
 }
 
@@ -122,7 +122,8 @@ impl<S> ConnectionTable<S> {
         }
     }
 
-    /// Closes the one of the selected connections that was silent longest. Returns whether there was one.
+    /// Closes the one of the selected connections that was silent longest. Returns whether there
+    /// was one.
     fn close_most_silent(&mut self, is_selected: impl Fn(&Connection<S>) -> bool) -> bool {
         let selected = self.open.iter().filter(|(_, connection)| is_selected(connection));
         let most_silent = selected.min_by_key(|(_, connection)| connection.since).map(|(number, _)| *number);
@@ -131,8 +132,8 @@ impl<S> ConnectionTable<S> {
 }
 
 impl ConnectionTable<TcpStream> {
-    /// Waits until connections can go on, or for the next check of the limits. Returns the numbers of those, and
-    /// whether a new client waits.
+    /// Waits until connections can go on, or for the next check of the limits. Returns the numbers
+    /// of those, and whether a new client waits.
     fn wait(&self, listener: &TcpListener) -> io::Result<(Vec<u64>, bool)> {
         let streams =
             self.open.values().map(|connection| PollFd::new(&connection.stream, connection.awaits()));

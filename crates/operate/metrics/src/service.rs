@@ -1,11 +1,12 @@
-//! The content at each path: `/` for people, `/data.json` for its script, `/metrics` and `/healthz`. Read-only.
+//! The content at each path: `/` for people, `/data.json` for its script, `/metrics` and
+//! `/healthz`. Read-only.
 //!
 //! Invariants:
 //! 1. It only copies the known figures, so no request can delay the guard.
-//! 2. On a loopback address it answers only requests for this host: a remote page whose name resolves to this
-//!    address (DNS rebinding) is refused.
-//! 3. The page is one self-contained file. Its policy names exactly its own style and script, so that nothing else
-//!    can run in it, and it contacts only the guard that served it.
+//! 2. On a loopback address it answers only requests for this host: a remote page whose name
+//!    resolves to this address (DNS rebinding) is refused.
+//! 3. The page is one self-contained file. Its policy names exactly its own style and script, so
+//!    that nothing else can run in it, and it contacts only the guard that served it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,7 +21,8 @@ use crate::state::MetricsState;
 use crate::{exposition, page_data};
 
 const PAGE_HTML: &str = include_str!("page.html");
-/// The page's policy. Whoever changes its style or script changes the hashes: the tests name the right ones.
+/// The page's policy. Whoever changes its style or script changes the hashes: the tests name the
+/// right ones.
 const PAGE_POLICY: &str = "default-src 'none'; \
                            style-src 'sha256-SVd33Jb5t+0sK3NV6KYC3kQaJ9b/xdYK074LH2Z9F+Q='; \
                            script-src 'sha256-JlG40AhY0EBT8DDd8KFencFQmdMTPvzkEmImqL6hnGs='; \

@@ -2,10 +2,11 @@
 //!
 //! Invariants:
 //! 1. The lock is held to copy figures in or out, never over I/O: no consumer can delay the guard.
-//! 2. Everything is bounded: databases by [`SeriesNames`], history by [`POINTS_MAX`], releases without a known
-//!    owner by [`PENDING_RELEASES_MAX`], and per-file figures by the requested number.
-//! 3. Counters never decrease while their series exists. An unknown value has no figure, and the figures of a
-//!    failed sample are removed.
+//! 2. Everything is bounded: databases by [`SeriesNames`], history by [`POINTS_MAX`], releases
+//!    without a known owner by [`PENDING_RELEASES_MAX`], and per-file figures by the requested
+//!    number.
+//! 3. Counters never decrease while their series exists. An unknown value has no figure, and the
+//!    figures of a failed sample are removed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Mutex;
@@ -88,8 +89,8 @@ pub(crate) struct TraceStatus {
     pub(crate) losses: EventLosses,
 }
 
-/// One point of the history, as the page gets it. Sizes are in bytes, times in seconds since 1970. Counters are
-/// sums since the start.
+/// One point of the history, as the page gets it. Sizes are in bytes, times in seconds since 1970.
+/// Counters are sums since the start.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct HistoryPoint {
     at: f64,

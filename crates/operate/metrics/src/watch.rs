@@ -1,4 +1,5 @@
-//! The thread that samples all files of the databases for metrics, and counts waits, at its own pace.
+//! The thread that samples all files of the databases for metrics, and counts waits, at its own
+//! pace.
 //!
 //! Invariants: in the long run it never takes more than a fiftieth of one processor, and it samples
 //! every [`SAMPLE_INTERVAL`] if that allows it. Visibility gaps are reported once, in the guard's
@@ -24,7 +25,8 @@ const SAMPLE_INTERVAL: Duration = Duration::from_secs(5);
 const PAUSE_RATIO: u32 = 50;
 /// Maximum time between samples.
 const SAMPLE_INTERVAL_MAX: Duration = Duration::from_secs(5 * 60);
-/// Maximum number of files kept: some 1 KiB each, of the 256 MiB that the service with metrics may use.
+/// Maximum number of files kept: some 1 KiB each, of the 256 MiB that the service with metrics may
+/// use.
 const FILES_MAX: usize = 100_000;
 /// Maximum number of message kinds remembered.
 const MESSAGE_KINDS_MAX: usize = 200;
@@ -121,7 +123,8 @@ struct Sampler<'a> {
 }
 
 impl Sampler<'_> {
-    /// Samples until there is a new scope. Returns that, or `None` if nobody wants samples any more.
+    /// Samples until there is a new scope. Returns that, or `None` if nobody wants samples any
+    /// more.
     fn sample_until_change(&mut self) -> Option<SampleScope> {
         let mut observer = None;
         loop {

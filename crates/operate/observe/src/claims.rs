@@ -1,11 +1,13 @@
-//! Claims: finds the directories of databases, and decides which of several claimants has a directory.
+//! Claims: finds the directories of databases, and decides which of several claimants has a
+//! directory.
 //!
-//! A database's directories are found from its open files that fit its profile. Temporary files and text
-//! logs, which may lie anywhere, do not count. Its working directory counts where the profile names
-//! directories below it. The root of a file tree never counts.
+//! A database's directories are found from its open files that fit its profile. Temporary files and
+//! text logs, which may lie anywhere, do not count. Its working directory counts where the profile
+//! names directories below it. The root of a file tree never counts.
 //!
-//! A claim counts, and the better of two wins, by the rules of [`ownership`](pagekeeper_catalog::ownership), as
-//! for the guard. A directory that is left out for that reason is a visibility gap. The decision is about a directory, not its path: only that very
+//! A claim counts, and the better of two wins, by the rules of
+//! [`ownership`](pagekeeper_catalog::ownership), as for the guard. A directory that is left out for
+//! that reason is a visibility gap. The decision is about a directory, not its path: only that very
 //! directory is scanned later.
 
 use std::cell::Cell;
@@ -78,7 +80,8 @@ pub(crate) fn settle(subjects: &mut [ObservedDatabase], gaps: &mut VisibilityGap
     }
 }
 
-/// Returns the directories of a database's files, with their inodes and the strengths of the claims.
+/// Returns the directories of a database's files, with their inodes and the strengths of the
+/// claims.
 pub(crate) fn directories_of(
     proc: &ProcRoot,
     subject: &ObservedDatabase,
@@ -202,10 +205,11 @@ fn is_written(held: &OpenedFile) -> bool {
     }
 }
 
-/// Returns the directories that a database keeps elsewhere and has links to, as it names them: a log,
-/// tablespaces.
+/// Returns the directories that a database keeps elsewhere and has links to, as it names them: a
+/// log, tablespaces.
 ///
-/// No link at `base` itself is followed, and names are listed only in a directory of the database's own user.
+/// No link at `base` itself is followed, and names are listed only in a directory of the database's
+/// own user.
 fn linked_directories(
     proc: &ProcRoot,
     subject: &ObservedDatabase,
@@ -243,8 +247,8 @@ fn linked_directories(
     candidates.into_iter().map(|name| base.join(name)).collect()
 }
 
-/// Returns the names in a directory beneath another, one more than the limit at most; none unless it belongs
-/// to that user, or that user is root.
+/// Returns the names in a directory beneath another, one more than the limit at most; none unless
+/// it belongs to that user, or that user is root.
 fn names_of_links(
     here: BorrowedFd<'_>,
     user: Option<u32>,
@@ -437,7 +441,8 @@ mod tests {
         let (proc, host) = (disk_dir(), disk_dir());
         let jail = host.path().join("jail");
         let inside = |path: &Path| jail.join(path.strip_prefix("/").unwrap());
-        // The same names on the host and in the container, with an absolute link on the way to them.
+        // The same names on the host and in the container, with an absolute link on the way to
+        // them.
         let (real, data) = (host.path().join("real"), host.path().join("data"));
         for (root, space) in [(real.clone(), "of_host"), (inside(&real), "of_container")] {
             std::fs::create_dir_all(root.join("pg_tblspc")).unwrap();

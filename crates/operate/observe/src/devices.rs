@@ -1,7 +1,7 @@
 //! File systems of files: the name of each in tracing, and its backing device.
 //!
-//! One file of each file system is examined, because stat(2) shows a separate device for each subvolume of a
-//! btrfs.
+//! One file of each file system is examined, because stat(2) shows a separate device for each
+//! subvolume of a btrfs.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -24,16 +24,16 @@ pub(crate) struct DeviceTable {
 }
 
 impl DeviceTable {
-    /// Returns a file's identity in tracing. `reach` is a path that leads to it, without links except those
-    /// of `/proc/PID` itself.
+    /// Returns a file's identity in tracing. `reach` is a path that leads to it, without links
+    /// except those of `/proc/PID` itself.
     pub(crate) fn traced(&mut self, roots: &SysRoots, inode: Inode, reach: &Path) -> Inode {
         if self.examples.contains_key(&inode.dev)
             && let Some(&dev) = self.traced.get(&inode.dev)
         {
             return Inode { dev, ..inode };
         }
-        // If it can't be reached, or another file has its name now, perhaps the next one of the file system
-        // can.
+        // If it can't be reached, or another file has its name now, perhaps the next one of the
+        // file system can.
         let handle = PathHandle::at(reach, Links::RefuseAll).ok().filter(|handle| handle.inode() == inode);
         let Some(handle) = handle else { return inode };
         // On overlayfs no name is right; its own does no harm.

@@ -1,8 +1,9 @@
 //! Finds the processes that directories named by the user belong to.
 //!
-//! A directory belongs to the database with the best claim to it ([`ClaimStrength`], as for the guard), among
-//! those that have one of its files open. Otherwise it belongs to the process that writes to its files and
-//! has most of them open. A process that only reads them (a backup, another user) is not an owner.
+//! A directory belongs to the database with the best claim to it ([`ClaimStrength`], as for the
+//! guard), among those that have one of its files open. Otherwise it belongs to the process that
+//! writes to its files and has most of them open. A process that only reads them (a backup, another
+//! user) is not an owner.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;

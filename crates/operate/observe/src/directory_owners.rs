@@ -1,5 +1,5 @@
-//! Maps directories to the databases that have them, and to the roots through which they are reached. The
-//! tree of one database stops where another's begins.
+//! Maps directories to the databases that have them, and to the roots through which they are
+//! reached. The tree of one database stops where another's begins.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -11,8 +11,8 @@ use crate::subjects::ObservedDatabase;
 /// The directories of all databases of a snapshot.
 #[derive(Debug)]
 pub(crate) struct DirectoryOwners {
-    /// For each database, the process through whose root its directories are reached; `None` for this
-    /// process's root.
+    /// For each database, the process through whose root its directories are reached; `None` for
+    /// this process's root.
     through: Vec<Option<u32>>,
     /// The owners of directories, by that process.
     owners: HashMap<Option<u32>, HashMap<PathBuf, DirectoryOwner>>,
@@ -41,8 +41,8 @@ impl DirectoryOwners {
         Self { through, owners }
     }
 
-    /// Returns the process through whose root a database's directories are reached; `None` for this process's
-    /// root.
+    /// Returns the process through whose root a database's directories are reached; `None` for this
+    /// process's root.
     pub(crate) fn through(&self, index: usize) -> Option<u32> {
         self.through[index]
     }

@@ -1,6 +1,6 @@
-//! The directory trees of all databases, kept from one snapshot to the next. Kept files, names to read and
-//! time for sampling known files are limited by [`FairShares`], so that a user with very many
-//! directories takes nothing from another.
+//! The directory trees of all databases, kept from one snapshot to the next. Kept files, names to
+//! read and time for sampling known files are limited by [`FairShares`], so that a user with very
+//! many directories takes nothing from another.
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -15,7 +15,8 @@ use crate::subjects::ObservedDatabase;
 use crate::tree::{DirectoryTree, ScanContext, TreeKey};
 use crate::visibility::VisibilityGaps;
 
-/// Known files may be sampled again for 1/`RESAMPLE_TIME_DIVISOR` of the time between two snapshots: 2 %.
+/// Known files may be sampled again for 1/`RESAMPLE_TIME_DIVISOR` of the time between two
+/// snapshots: 2 %.
 const RESAMPLE_TIME_DIVISOR: u32 = 50;
 /// The shortest time for that.
 const RESAMPLE_TIME_MIN: Duration = Duration::from_millis(50);
@@ -40,8 +41,8 @@ pub(crate) struct DirectoryTrees {
 pub(crate) type DirectoryPosition = (usize, usize);
 
 impl DirectoryTrees {
-    /// Begins a snapshot. Forgets trees that the last snapshot did not scan. All trees together keep the
-    /// files that the options allow.
+    /// Begins a snapshot. Forgets trees that the last snapshot did not scan. All trees together
+    /// keep the files that the options allow.
     pub(crate) fn begin(
         &mut self,
         subjects: &[ObservedDatabase],
@@ -91,8 +92,8 @@ impl DirectoryTrees {
         self.time = None;
     }
 
-    /// Returns the order in which databases are scanned: those that kept most before come last, and may use
-    /// what others leave over.
+    /// Returns the order in which databases are scanned: those that kept most before come last, and
+    /// may use what others leave over.
     pub(crate) fn order(&self, subjects: &[ObservedDatabase], owners: &DirectoryOwners) -> Vec<usize> {
         let kept = |index: usize| {
             let trees = subjects[index].directories.iter().filter_map(|path| {

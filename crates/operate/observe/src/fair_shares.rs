@@ -1,8 +1,8 @@
-//! Shares of a limit within one snapshot: equal for each party, for each of its databases, and for each item
-//! of a database (a directory, or the files it holds). Unused shares go to the others.
+//! Shares of a limit within one snapshot: equal for each party, for each of its databases, and for
+//! each item of a database (a directory, or the files it holds). Unused shares go to the others.
 //!
-//! Invariant: a database that takes at most its allowance leaves each of the others at least its share, and
-//! all together take at most the limit.
+//! Invariant: a database that takes at most its allowance leaves each of the others at least its
+//! share, and all together take at most the limit.
 
 use pagekeeper_catalog::Party;
 use pagekeeper_policy::shares::{shares, shares_by_party};
@@ -35,7 +35,8 @@ impl FairShares {
         Self { shares, spare }
     }
 
-    /// Returns how much an item of a database may take: its share, and the amount left over by others.
+    /// Returns how much an item of a database may take: its share, and the amount left over by
+    /// others.
     pub(crate) fn limit(&self, database: usize, item: usize) -> usize {
         self.shares[database][item] + self.spare
     }

@@ -1,9 +1,9 @@
-//! The files of one snapshot, each once: its database and class, its pages in memory, and the processes that
-//! have it open.
+//! The files of one snapshot, each once: its database and class, its pages in memory, and the
+//! processes that have it open.
 //!
-//! Invariants: openers are recorded process by process, so recording one takes the same time however many
-//! processes have a file open. Of one party's openers at most as many are kept as of files; the others are
-//! counted.
+//! Invariants: openers are recorded process by process, so recording one takes the same time
+//! however many processes have a file open. Of one party's openers at most as many are kept as of
+//! files; the others are counted.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
@@ -162,7 +162,8 @@ impl FileSet {
         self.all.iter_mut().filter(move |file| file.database == Some(index))
     }
 
-    /// Gives the files of one database to an earlier one; the indices of all later databases move up.
+    /// Gives the files of one database to an earlier one; the indices of all later databases move
+    /// up.
     pub(crate) fn merge_databases(&mut self, into: usize, from: usize) {
         for database in self.all.iter_mut().filter_map(|file| file.database.as_mut()) {
             match (*database).cmp(&from) {
@@ -209,7 +210,8 @@ impl FileSet {
     }
 }
 
-/// Returns the record of a file that a process holds and that is in none of its database's directories.
+/// Returns the record of a file that a process holds and that is in none of its database's
+/// directories.
 fn file_of(
     roots: &SysRoots,
     subject: &ObservedDatabase,

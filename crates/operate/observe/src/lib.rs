@@ -1,14 +1,14 @@
 //! Observes the page cache of a host: its contents, its activity, and the databases concerned.
 //!
-//! [`Observer`] takes one [`Snapshot`] or many: memory and its limits, the databases and their files by class, the
-//! processes that have each file open, and the activity in the page cache since the snapshot before.
-//! [`Census`] knows all files of the host that have pages in memory, including closed ones. This crate
-//! neither judges nor acts: the doctor and the guard do.
+//! [`Observer`] takes one [`Snapshot`] or many: memory and its limits, the databases and their
+//! files by class, the processes that have each file open, and the activity in the page cache since
+//! the snapshot before. [`Census`] knows all files of the host that have pages in memory, including
+//! closed ones. This crate neither judges nor acts: the doctor and the guard do.
 //!
-//! Invariants: only reads. A value that can't be seen is `None`, and a [`VisibilityGap`] says why and which
-//! capability would show it. A process that ends, or a file that goes away, during a snapshot is not a
-//! failure. Fails only if `/proc` can't be read, or something that was named does not exist
-//! ([`ObserveError`]).
+//! Invariants: only reads. A value that can't be seen is `None`, and a [`VisibilityGap`] says why
+//! and which capability would show it. A process that ends, or a file that goes away, during a
+//! snapshot is not a failure. Fails only if `/proc` can't be read, or something that was named does
+//! not exist ([`ObserveError`]).
 //!
 //! ```
 //! use pagekeeper_observe::{Observer, ObserverOptions, ObserverScope};

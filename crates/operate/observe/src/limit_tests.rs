@@ -44,8 +44,8 @@ fn who_has_very_many_directories_takes_no_files_of_another_user() {
     }
     let open = || File::options().read(true).write(true).open(shop.join("7.ibd")).unwrap();
     let server = HoldingProcess::start(&programs.path().join("mariadbd"), open(), open());
-    // Another user's process has a file open in each of its directories, and has more of them than are
-    // observed.
+    // Another user's process has a file open in each of its directories, and has more of them than
+    // are observed.
     let script = "ulimit -n 8192 && for file in \"$0\"/*/ibdata1; do exec {fd}>>\"$file\" || exit 1; done; \
                   exec setpriv --reuid=12345 --clear-groups \"$1\" 1000";
     let mut command = std::process::Command::new("bash");

@@ -51,8 +51,8 @@ struct FileFindings {
 impl Observer {
     /// Gets ready, and starts tracing if the options ask for it.
     ///
-    /// Fails only if not even the kernel's plain counters can be read. If a better method of tracing is not
-    /// available, [`Observer::source`] and each snapshot report that.
+    /// Fails only if not even the kernel's plain counters can be read. If a better method of
+    /// tracing is not available, [`Observer::source`] and each snapshot report that.
     pub fn start(options: ObserverOptions) -> Result<Self, ObserveError> {
         let tracer = options.trace.as_ref().map(Tracer::start).transpose()?;
         let profiles = options.profiles.iter().cloned().map(Arc::new).collect();
@@ -64,13 +64,13 @@ impl Observer {
         self.tracer.as_ref().map(Tracer::source)
     }
 
-    /// Takes a snapshot. The first has no [`Snapshot::change`]; each later one has the changes since the one
-    /// before.
+    /// Takes a snapshot. The first has no [`Snapshot::change`]; each later one has the changes
+    /// since the one before.
     ///
-    /// The first snapshot samples every file: some 5 µs each, more for files with gigabytes in memory. Later
-    /// ones sample as many files as 2 % of the time between snapshots allows (at least 50 ms), open and dirty
-    /// files first. Among hundreds of thousands of files, the figures of the others may be some snapshots
-    /// old.
+    /// The first snapshot samples every file: some 5 µs each, more for files with gigabytes in
+    /// memory. Later ones sample as many files as 2 % of the time between snapshots allows (at
+    /// least 50 ms), open and dirty files first. Among hundreds of thousands of files, the figures
+    /// of the others may be some snapshots old.
     pub fn snapshot(&mut self) -> Result<Snapshot, ObserveError> {
         self.take(false)
     }

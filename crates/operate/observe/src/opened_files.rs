@@ -1,8 +1,8 @@
 //! Files that a process holds, by descriptors and by mappings, each with the very file behind it.
 //!
-//! Invariants: no file is opened; a process that ends meanwhile holds nothing. `O_PATH` descriptors neither
-//! read nor write, and are left out. At most the allowed number is kept, however much a process holds; the
-//! rest is counted.
+//! Invariants: no file is opened; a process that ends meanwhile holds nothing. `O_PATH` descriptors
+//! neither read nor write, and are left out. At most the allowed number is kept, however much a
+//! process holds; the rest is counted.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,8 @@ use crate::OpenerKind;
 /// Room for mappings that is requested in addition to a process's descriptors.
 const EXTRA_MAPPINGS: usize = 1024;
 
-/// A file that a process holds, through one descriptor or mapping, or through several equal ones in a row.
+/// A file that a process holds, through one descriptor or mapping, or through several equal ones in
+/// a row.
 #[derive(Debug, Clone)]
 pub(crate) struct OpenedFile {
     pub(crate) kind: OpenerKind,
@@ -26,7 +27,8 @@ pub(crate) struct OpenedFile {
     pub(crate) path: PathBuf,
     /// Whether that name no longer leads to the file.
     pub(crate) deleted: bool,
-    /// Whether it is a mapping whose changes do not reach the file, mostly of a program or a library.
+    /// Whether it is a mapping whose changes do not reach the file, mostly of a program or a
+    /// library.
     pub(crate) private: bool,
     /// A path that leads to the very file, whatever became of its name.
     pub(crate) link: PathBuf,
@@ -41,9 +43,9 @@ impl OpenedFile {
             && (&self.path, self.deleted) == (&other.path, other.deleted)
     }
 
-    /// Returns the path by which this process opens this very file. That is its name if it leads to the file.
-    /// Otherwise, as when another file was renamed or mounted over it, the path through the descriptor or
-    /// mapping.
+    /// Returns the path by which this process opens this very file. That is its name if it leads to
+    /// the file. Otherwise, as when another file was renamed or mounted over it, the path through
+    /// the descriptor or mapping.
     pub(crate) fn reach(&self, proc: &ProcRoot, pid: u32) -> PathBuf {
         let named = reach(proc, pid, &self.path);
         let leads_to_it = || stat_of_name(&named).is_ok_and(|found| Inode::of(&found) == self.inode);
@@ -61,8 +63,8 @@ pub(crate) struct OpenedFiles {
     pub(crate) error: Option<Error>,
 }
 
-/// Returns an upper bound of what a process holds, by the number of its descriptors (since Linux 6.2);
-/// `usize::MAX` if that is unknown.
+/// Returns an upper bound of what a process holds, by the number of its descriptors (since Linux
+/// 6.2); `usize::MAX` if that is unknown.
 pub(crate) fn may_hold(proc: &ProcRoot, pid: u32) -> usize {
     let descriptors = stat_of_name(&proc.path().join(format!("{pid}/fd"))).map_or(0, |stat| stat.st_size);
     match usize::try_from(descriptors) {

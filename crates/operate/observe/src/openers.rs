@@ -1,8 +1,8 @@
-//! Finds the processes of the whole host that have one of the files open or mapped, in one scan of all
-//! processes.
+//! Finds the processes of the whole host that have one of the files open or mapped, in one scan of
+//! all processes.
 //!
-//! Invariants: a process's other files are not kept. This process is left out unless it is inspected itself.
-//! If a process ends meanwhile, the part that was seen is kept.
+//! Invariants: a process's other files are not kept. This process is left out unless it is
+//! inspected itself. If a process ends meanwhile, the part that was seen is kept.
 
 use std::collections::HashSet;
 

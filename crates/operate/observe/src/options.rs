@@ -16,14 +16,16 @@ pub enum ObserverScope {
     All,
     /// These processes, whatever they are; with the profile `generic` if none fits.
     Pids(Vec<u32>),
-    /// The files in and below these directories, for the process that has some of them open, if there is one.
+    /// The files in and below these directories, for the process that has some of them open, if
+    /// there is one.
     Directories(Vec<PathBuf>),
 }
 
 /// A predicate on a process (or none) and a directory.
 type DirectoryPredicate = dyn Fn(Option<u32>, &Path) -> bool + Send + Sync;
 
-/// A predicate for directories that may be touched: a process's, or one that was named (no process).
+/// A predicate for directories that may be touched: a process's, or one that was named (no
+/// process).
 #[derive(Clone)]
 pub struct DirectoryFilter(Arc<DirectoryPredicate>);
 
@@ -61,13 +63,14 @@ pub struct ObserverOptions {
     pub profiles: Vec<Profile>,
     /// The scope of observation. By default everything.
     pub scope: ObserverScope,
-    /// The directories that may be touched. Files in others are left out, and nothing about them is read. By
-    /// default all.
+    /// The directories that may be touched. Files in others are left out, and nothing about them is
+    /// read. By default all.
     pub selects: DirectoryFilter,
-    /// The most files and subdirectories that are kept for all databases together, some 1 KiB each; by
-    /// default a million. Each user has a share, divided among their databases and these databases'
-    /// directories; the excess is left out. The same number limits the names read in one snapshot, for files
-    /// of any kind. Twice as many open files of their processes are kept, and as many openers per user.
+    /// The most files and subdirectories that are kept for all databases together, some 1 KiB each;
+    /// by default a million. Each user has a share, divided among their databases and these
+    /// databases' directories; the excess is left out. The same number limits the names read in one
+    /// snapshot, for files of any kind. Twice as many open files of their processes are kept, and
+    /// as many openers per user.
     pub max_files: usize,
     /// Options for tracing between two snapshots. By default none.
     pub trace: Option<TraceOptions>,

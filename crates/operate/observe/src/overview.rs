@@ -1,8 +1,8 @@
 //! An overview of the databases on a host within a given time: what runs, and what its files hold.
 //!
-//! Invariants: it returns in time, whatever the size of the host, and says what it left out. It sends no requests
-//! to a file system that depends on another machine or process: Kafka, or an engine within another program, is not
-//! found if its files are on one.
+//! Invariants: it returns in time, whatever the size of the host, and says what it left out. It
+//! sends no requests to a file system that depends on another machine or process: Kafka, or an
+//! engine within another program, is not found if its files are on one.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -86,7 +86,8 @@ impl Overview {
         let overview = Arc::new(Mutex::new(Self::default()));
         let (done, is_done) = channel::<()>();
         let found = Arc::clone(&overview);
-        // A file system may block it for ever; it ends with the process. Without a thread nothing is found.
+        // A file system may block it for ever; it ends with the process. Without a thread nothing
+        // is found.
         let _ = std::thread::Builder::new().name("search".to_owned()).spawn(move || {
             search(&found);
             drop(done);
@@ -171,7 +172,8 @@ fn held(roots: &SysRoots, pid: u32) -> HeldPages {
     snapshot.map_or(HeldPages::Unseen, |snapshot| of_snapshot(&snapshot, is_elsewhere))
 }
 
-/// Whether a directory is on a file system that depends on another machine or process; no file system is asked.
+/// Whether a directory is on a file system that depends on another machine or process; no file
+/// system is asked.
 fn may_never_answer(mounts: &[Mount], directory: &Path) -> bool {
     Mount::of_path(mounts, directory).is_some_and(Mount::may_never_answer)
 }

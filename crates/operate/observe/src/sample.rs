@@ -48,8 +48,8 @@ impl FileSample {
         (Self { inode: file.inode(), size: file.size(), residency }, gap)
     }
 
-    /// Returns the figures of stat(2) for a file that may not be opened; `None` if it is not a regular file,
-    /// or for another failure.
+    /// Returns the figures of stat(2) for a file that may not be opened; `None` if it is not a
+    /// regular file, or for another failure.
     pub(crate) fn without_opening(error: &Error) -> Option<Self> {
         if !error.is_denied() {
             return None;

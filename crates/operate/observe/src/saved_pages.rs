@@ -1,8 +1,8 @@
 //! Snapshots of which pages of files are resident, kept in a file across a restart.
 //!
-//! Invariants: a snapshot file is complete or missing; damaged contents are never used. A file that was replaced
-//! since is recognised by its inode; devices are not compared, since their numbers may change when the host
-//! restarts.
+//! Invariants: a snapshot file is complete or missing; damaged contents are never used. A file that
+//! was replaced since is recognised by its inode; devices are not compared, since their numbers may
+//! change when the host restarts.
 
 mod file;
 mod format;
@@ -110,8 +110,8 @@ impl SavedFile {
     }
 }
 
-/// Returns the path from the root. For a symbolic link (which the user named or asked to follow) it is the path of
-/// the file itself, so that restoring follows no links.
+/// Returns the path from the root. For a symbolic link (which the user named or asked to follow) it
+/// is the path of the file itself, so that restoring follows no links.
 fn lasting_path(path: &Path) -> std::io::Result<PathBuf> {
     if std::fs::symlink_metadata(path)?.is_symlink() {
         std::fs::canonicalize(path)
@@ -121,9 +121,9 @@ fn lasting_path(path: &Path) -> std::io::Result<PathBuf> {
 }
 
 impl SavedTime {
-    /// Converts from `stat`'s seconds and nanoseconds. A damaged or hostile file system may return invalid
-    /// nanoseconds, which is no reason to stop. They are brought into range, here and when they are compared
-    /// later, so the same file has the same time.
+    /// Converts from `stat`'s seconds and nanoseconds. A damaged or hostile file system may return
+    /// invalid nanoseconds, which is no reason to stop. They are brought into range, here and when
+    /// they are compared later, so the same file has the same time.
     fn from_parts(seconds: i64, nanos: i64) -> Self {
         Self { seconds, nanos: u32::try_from(nanos).unwrap_or(0).min(999_999_999) }
     }

@@ -30,8 +30,8 @@ pub struct Snapshot {
     pub change: Option<HostChange>,
     /// The databases.
     pub databases: Vec<Database>,
-    /// Their files: those in their directories, and those that their processes have open or share a mapping
-    /// of. Each appears once, in no order.
+    /// Their files: those in their directories, and those that their processes have open or share a
+    /// mapping of. Each appears once, in no order.
     pub files: Vec<File>,
     /// Everything that could not be seen, and what would show it.
     pub visibility_gaps: Vec<VisibilityGap>,
@@ -98,8 +98,8 @@ pub struct File {
     pub stat_inode: Inode,
     /// Its path as the database sees it, or the process that has it open.
     pub path: PathBuf,
-    /// The path by which this process reaches it (below `/proc/PID/root` in a container), without links
-    /// except those of `/proc/PID` itself. Use [`File::open`] to open it.
+    /// The path by which this process reaches it (below `/proc/PID/root` in a container), without
+    /// links except those of `/proc/PID` itself. Use [`File::open`] to open it.
     pub reach: PathBuf,
     /// Its size in bytes.
     pub size: u64,
@@ -132,15 +132,15 @@ impl File {
         PathHandle::at(&self.reach, Links::RefuseAll)?.open(ExpectedFile::Inode(self.stat_inode))
     }
 
-    /// Returns its directory, by the path by which this process reaches it. `None` if the file has lost its
-    /// name to removal or to another file, and is reached through a descriptor.
+    /// Returns its directory, by the path by which this process reaches it. `None` if the file has
+    /// lost its name to removal or to another file, and is reached through a descriptor.
     pub fn directory(&self) -> Option<&Path> {
         self.reach.parent().filter(|_| !is_of_process(&self.reach))
     }
 }
 
-/// Returns whether a path is that of a process's descriptor or mapping, which is not the name of a file:
-/// `/proc/PID/fd/N`.
+/// Returns whether a path is that of a process's descriptor or mapping, which is not the name of a
+/// file: `/proc/PID/fd/N`.
 fn is_of_process(reach: &Path) -> bool {
     let mut names = reach.components().map(Component::as_os_str);
     let at = |names: &mut dyn Iterator<Item = &OsStr>, wanted: &[&str]| {

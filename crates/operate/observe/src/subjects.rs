@@ -1,5 +1,5 @@
-//! Finds the databases to observe: by a scope, by the catalog among the processes, and by the files that
-//! their processes hold.
+//! Finds the databases to observe: by a scope, by the catalog among the processes, and by the files
+//! that their processes hold.
 //!
 //! A database that was named and has ended or gone since is a visibility gap, not a failure.
 //! [`claims`](crate::claims) finds the directories of their files.
@@ -21,8 +21,8 @@ use crate::opened_files::{OpenedFile, may_hold, opened_by};
 use crate::visibility::VisibilityGaps;
 use crate::{DirectoryFilter, ObserveError, ObserverOptions, ObserverScope};
 
-/// The descriptors and mappings that are kept for each file that may be kept: one takes less than half of the
-/// memory of a file.
+/// The descriptors and mappings that are kept for each file that may be kept: one takes less than
+/// half of the memory of a file.
 const OPENED_PER_FILE_MAX: usize = 2;
 
 /// A database to observe.
@@ -38,8 +38,8 @@ pub(crate) struct ObservedDatabase {
     pub(crate) certain: bool,
     /// Its directories, as it sees them itself.
     pub(crate) directories: Vec<PathBuf>,
-    /// The inode of each directory that it claims, and the strength of the claim. Directories that were named
-    /// have none.
+    /// The inode of each directory that it claims, and the strength of the claim. Directories that
+    /// were named have none.
     pub(crate) claims: HashMap<PathBuf, (Inode, ClaimStrength)>,
     /// The files that its processes hold, with the process.
     pub(crate) held: Vec<(u32, OpenedFile)>,
@@ -52,7 +52,8 @@ pub(crate) struct ObservedDatabase {
 }
 
 impl ObservedDatabase {
-    /// Returns the process through whose root its directories are reached; `None` for this process's root.
+    /// Returns the process through whose root its directories are reached; `None` for this
+    /// process's root.
     pub(crate) fn through(&self, proc: &ProcRoot) -> Option<u32> {
         self.pid.and_then(|pid| proc.through(pid))
     }
@@ -154,8 +155,8 @@ impl EarlierFindings {
     }
 }
 
-/// Finds the databases in a scope. Directories get their process only later, when it is known who has their
-/// files open.
+/// Finds the databases in a scope. Directories get their process only later, when it is known who
+/// has their files open.
 pub(crate) fn find(
     proc: &ProcRoot,
     options: &ObserverOptions,
@@ -190,8 +191,8 @@ pub(crate) fn find(
             subjects
         }
     };
-    // A process that ended in between is no longer a database, and neither is a zombie that its parent has
-    // yet to reap.
+    // A process that ended in between is no longer a database, and neither is a zombie that its
+    // parent has yet to reap.
     subjects.retain(|subject| subject.pid.is_none_or(|pid| started(proc, pid).is_some()));
     let may_hold = |subject: &ObservedDatabase| subject.pids().map(|pid| may_hold(proc, pid)).collect();
     let wanted: Vec<PartyDemand> =
@@ -210,8 +211,8 @@ pub(crate) fn find(
     Ok(subjects)
 }
 
-/// Returns the start time of a process that has not ended. A zombie has ended, unless other threads of it
-/// still run.
+/// Returns the start time of a process that has not ended. A zombie has ended, unless other threads
+/// of it still run.
 fn started(proc: &ProcRoot, pid: u32) -> Option<u64> {
     let stat = proc.stat(pid).ok()?;
     let ended = matches!(stat.state, 'Z' | 'X') && stat.threads <= 1;

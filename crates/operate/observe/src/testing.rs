@@ -11,12 +11,12 @@ pub(crate) use pagekeeper_testing::{as_nobody, disk_dir, skip};
 pub(crate) struct HoldingProcess(Child);
 
 impl HoldingProcess {
-    /// Holds the files as its standard input and output, and maps the program that it runs: a copy of `sleep`
-    /// at `program`, which gives it its name.
+    /// Holds the files as its standard input and output, and maps the program that it runs: a copy
+    /// of `sleep` at `program`, which gives it its name.
     pub(crate) fn start(program: &Path, input: File, output: File) -> Self {
         if !program.exists() {
-            // Copied by another program: a child of another thread would inherit the open copy ("text file
-            // busy").
+            // Copied by another program: a child of another thread would inherit the open copy
+            // ("text file busy").
             assert!(Command::new("cp").arg("/bin/sleep").arg(program).status().unwrap().success());
         }
         let mut command = Command::new(program);
@@ -45,7 +45,8 @@ impl Drop for HoldingProcess {
     }
 }
 
-/// Opens a file for reading, past the page cache. Returns `None`, with a message, if the file system can't.
+/// Opens a file for reading, past the page cache. Returns `None`, with a message, if the file
+/// system can't.
 pub(crate) fn open_direct(path: &Path) -> Option<File> {
     let flags = rustix::fs::OFlags::DIRECT.bits().cast_signed();
     match File::options().read(true).custom_flags(flags).open(path) {

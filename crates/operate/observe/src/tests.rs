@@ -375,8 +375,8 @@ fn files_are_named_as_tracing_names_them() {
         return;
     }
     observer.snapshot().unwrap();
-    // The kernel skips a program while another one is running, and counts that: another tracer may be at work
-    // here.
+    // The kernel skips a program while another one is running, and counts that: another tracer may
+    // be at work here.
     for number in 10..30 {
         let name = format!("{number:06}.sst");
         write(&base.join(&name), 3 << 20);

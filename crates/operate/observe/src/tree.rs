@@ -1,20 +1,21 @@
 //! The files in one directory of a database and below, and their pages in the page cache.
 //!
 //! Invariants:
-//! 1. No link below is followed, no descriptor is held between scans, and directories of other databases are
-//!    skipped.
-//! 2. The first scan samples every file. Later ones list the directories that changed, and sample as many
-//!    files as their time allows: open and dirty ones first, then those not sampled for longest.
-//! 3. No scan reads more names than it may. A directory that has more is listed again when it changes or when
-//!    more may be read, after the others. Until then its known files stay.
+//! 1. No link below is followed, no descriptor is held between scans, and directories of other
+//!    databases are skipped.
+//! 2. The first scan samples every file. Later ones list the directories that changed, and sample
+//!    as many files as their time allows: open and dirty ones first, then those not sampled for
+//!    longest.
+//! 3. No scan reads more names than it may. A directory that has more is listed again when it
+//!    changes or when more may be read, after the others. Until then its known files stay.
 //! 4. A file that is gone is forgotten when its directory is listed or when it is sampled.
 //!
-//! The guard's `directory` lists and samples directories too, and shares only the kernel's calls with this
-//! module. It keeps the logs of one directory, with name, sequence and time of birth. It sees each change at
-//! once, by inotify, and samples a quiet file ever less often, since it acts at each tick. This module keeps
-//! all files of a whole tree, for an occasional snapshot. It watches nothing, recognises changed directories
-//! by their time of change, and spends a time budget. One type for both would carry the state of both for
-//! every file, and inotify watches for whole trees.
+//! The guard's `directory` lists and samples directories too, and shares only the kernel's calls
+//! with this module. It keeps the logs of one directory, with name, sequence and time of birth. It
+//! sees each change at once, by inotify, and samples a quiet file ever less often, since it acts at
+//! each tick. This module keeps all files of a whole tree, for an occasional snapshot. It watches
+//! nothing, recognises changed directories by their time of change, and spends a time budget. One
+//! type for both would carry the state of both for every file, and inotify watches for whole trees.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -47,12 +48,12 @@ const SETTLE_TIME: Duration = Duration::from_secs(1);
 /// Room for new files that is requested in addition to the known ones.
 const EXTRA_FILES: usize = 256;
 
-/// Once there were too many names, a directory with more than 1/`LARGE_DIRECTORY_DIVISOR` of all names read
-/// comes after the others.
+/// Once there were too many names, a directory with more than 1/`LARGE_DIRECTORY_DIVISOR` of all
+/// names read comes after the others.
 const LARGE_DIRECTORY_DIVISOR: usize = 8;
 
-/// The key of a directory: the process through whose root it is reached, unless it is this one's, and its
-/// path there.
+/// The key of a directory: the process through whose root it is reached, unless it is this one's,
+/// and its path there.
 pub(crate) type TreeKey = (Option<u32>, PathBuf);
 
 /// One directory and everything below. Paths of its files and directories are relative to it.
@@ -69,7 +70,8 @@ pub(crate) struct DirectoryTree {
     files: HashMap<PathBuf, TreeFile>,
     /// The number of files of each directory that were left out at its last listing.
     left_out: HashMap<PathBuf, usize>,
-    /// The directories that were not read to their end, and the number of their names that were read.
+    /// The directories that were not read to their end, and the number of their names that were
+    /// read.
     cut: HashMap<PathBuf, usize>,
     /// The most names that a scan has read.
     most_read: usize,
@@ -100,7 +102,8 @@ pub(crate) struct ScanContext<'a> {
     pub(crate) profile: &'a Profile,
     /// The party whose share of the list of gaps it counts towards.
     pub(crate) party: Party,
-    /// Returns whether a directory, as the database sees it, is another database's, and not entered.
+    /// Returns whether a directory, as the database sees it, is another database's, and not
+    /// entered.
     pub(crate) is_anothers: &'a (dyn Fn(&Path) -> bool + Sync),
     /// Returns whether a directory, as the database sees it, may be entered.
     pub(crate) selects: &'a (dyn Fn(&Path) -> bool + Sync),
@@ -138,7 +141,8 @@ impl DirectoryTree {
         self.files.len() + self.directories.len().saturating_sub(1)
     }
 
-    /// Returns the number of files and directories to ask room for: the existing ones, and some for new ones.
+    /// Returns the number of files and directories to ask room for: the existing ones, and some for
+    /// new ones.
     pub(crate) fn wanted(&self) -> usize {
         let found = self.kept().saturating_add(self.left_out.values().sum());
         found.saturating_add(found / 4).saturating_add(EXTRA_FILES)
@@ -188,8 +192,8 @@ impl DirectoryTree {
         ScanCost { time, names }
     }
 
-    /// Leaves out the excess over the present limit, files that nobody has open first. They are listed again
-    /// once there is room.
+    /// Leaves out the excess over the present limit, files that nobody has open first. They are
+    /// listed again once there is room.
     fn trim(&mut self, context: &ScanContext<'_>) {
         if self.directories.len() > context.max_files.saturating_add(1) {
             self.forget();
@@ -218,8 +222,8 @@ impl DirectoryTree {
         self.cut.clear();
     }
 
-    /// Opens the directory, through the process's root if that is another one, and learns the path that leads
-    /// to it.
+    /// Opens the directory, through the process's root if that is another one, and learns the path
+    /// that leads to it.
     fn open(&mut self, context: &ScanContext<'_>) -> Result<ScanStart> {
         let (proc, (through, path)) = (context.proc, &self.key);
         let start = match through {
@@ -366,9 +370,9 @@ impl DirectoryTree {
         listed.map(|listed| listed.into_iter().map(|below| start.join(below)).collect()).collect()
     }
 
-    /// Returns the directories to be listed. These include directories of which files were left out, if there
-    /// is room, and directories that were not read to their end, if more may be read. Forgets those that are
-    /// gone.
+    /// Returns the directories to be listed. These include directories of which files were left
+    /// out, if there is room, and directories that were not read to their end, if more may be read.
+    /// Forgets those that are gone.
     fn changed_directories(&mut self, start: &ScanStart, has_room: bool, max_names: usize) -> Vec<PathBuf> {
         if self.directories.is_empty() {
             self.directories.insert(PathBuf::new(), None);
@@ -406,7 +410,8 @@ impl DirectoryTree {
             if began.elapsed() > context.time {
                 break;
             }
-            // Whatever has the name now: on some file systems the identity of a file changes while it exists.
+            // Whatever has the name now: on some file systems the identity of a file changes while
+            // it exists.
             let opened = InspectedFile::open_below(
                 start.fd.as_fd(),
                 below.as_path(),
@@ -428,8 +433,8 @@ impl DirectoryTree {
         began.elapsed()
     }
 
-    /// Returns the files that this scan has not sampled yet, the most urgent first: as many as there can be
-    /// time for.
+    /// Returns the files that this scan has not sampled yet, the most urgent first: as many as
+    /// there can be time for.
     fn due(&self, context: &ScanContext<'_>) -> Vec<PathBuf> {
         let mut due: Vec<(bool, u64, &PathBuf)> = self
             .files
@@ -490,8 +495,8 @@ fn is_directory(stat: &rustix::fs::Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::Directory
 }
 
-/// Returns the time of the last change of a directory, if that is long enough ago that another change would
-/// show.
+/// Returns the time of the last change of a directory, if that is long enough ago that another
+/// change would show.
 fn settled_change(path: &Path) -> Option<SystemTime> {
     let _call = announce(path).ok()?;
     let changed = std::fs::metadata(path).and_then(|meta| meta.modified()).ok()?;

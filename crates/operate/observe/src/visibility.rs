@@ -1,9 +1,9 @@
-//! Visibility gaps: everything that a snapshot could not see. They are collected while it is taken. Each kind
-//! is listed once, with its count and the first example of each party, so that nobody's path stands for
-//! another's.
+//! Visibility gaps: everything that a snapshot could not see. They are collected while it is taken.
+//! Each kind is listed once, with its count and the first example of each party, so that nobody's
+//! path stands for another's.
 //!
-//! Invariants: an object that is gone is not a gap. A denied one names the capability of capabilities(7) that
-//! would show it.
+//! Invariants: an object that is gone is not a gap. A denied one names the capability of
+//! capabilities(7) that would show it.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,8 @@ pub struct VisibilityGap {
     pub what: String,
     /// The reason: the kernel's answer.
     pub why: String,
-    /// The capability or setting that would show it: `CAP_SYS_PTRACE`, "Linux 6.5". `None` if nothing would.
+    /// The capability or setting that would show it: `CAP_SYS_PTRACE`, "Linux 6.5". `None` if
+    /// nothing would.
     pub needs: Option<String>,
 }
 
@@ -31,8 +32,8 @@ const PTRACE_CAPABILITY: CapabilitySet = CapabilitySet::SYS_PTRACE;
 /// The reason why a process is out of reach even with that capability.
 const PROTECTED_PROCESS_REASON: &str = "in another user namespace, or protected by a security module";
 
-/// The most single gaps of one party that are listed; the rest is counted. So very many directories of one
-/// party hide nothing else.
+/// The most single gaps of one party that are listed; the rest is counted. So very many directories
+/// of one party hide nothing else.
 const PARTY_GAPS_MAX: usize = 16;
 
 /// The most parties that have an example in the gap of a kind.
@@ -78,7 +79,8 @@ struct CountedGaps {
 }
 
 impl VisibilityGaps {
-    /// Records a failure on a path that a party's database leads to, unless its file or process is gone.
+    /// Records a failure on a path that a party's database leads to, unless its file or process is
+    /// gone.
     pub(crate) fn failed(&mut self, party: Party, kind: GapKind, error: &Error) {
         if error.is_gone() {
             return;
@@ -123,7 +125,8 @@ impl VisibilityGaps {
         });
     }
 
-    /// Adds a gap caused by a database of some party. The first ones are listed, the others counted.
+    /// Adds a gap caused by a database of some party. The first ones are listed, the others
+    /// counted.
     pub(crate) fn add_of(&mut self, party: Party, what: &str, why: impl Into<String>) {
         let (listed, more) = self.of_parties.entry(party).or_default();
         let gap = VisibilityGap { what: what.to_owned(), why: why.into(), needs: None };
@@ -181,8 +184,8 @@ pub(crate) fn reason(error: &Error) -> String {
     }
 }
 
-/// Returns the reason for a process's open files and mappings. With the capability, something else must
-/// forbid it.
+/// Returns the reason for a process's open files and mappings. With the capability, something else
+/// must forbid it.
 fn reason_of_process(error: &Error, has_ptrace: bool) -> String {
     if has_ptrace && error.is_denied() { PROTECTED_PROCESS_REASON.to_owned() } else { reason(error) }
 }
@@ -257,8 +260,8 @@ impl CountedGaps {
     }
 }
 
-/// Returns which of these capabilities this process lacks; `None` if it has them all, and something else
-/// forbids it.
+/// Returns which of these capabilities this process lacks; `None` if it has them all, and something
+/// else forbids it.
 pub(crate) fn lacked(wanted: &[(&str, CapabilitySet)]) -> Option<String> {
     let lacked: Vec<&str> = wanted.iter().filter(|(_, one)| !has(*one)).map(|(name, _)| *name).collect();
     (!lacked.is_empty()).then(|| listed(&lacked))

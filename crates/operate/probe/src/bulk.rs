@@ -1,10 +1,10 @@
 //! Small writes that are never synced, next to a bulk writer on the same disk.
 //!
-//! A thread appends 4 KiB to a file about once per millisecond; only the write(2) is timed. The data goes to
-//! the page cache, so the call has nothing of its own to wait for. Times above those of the idle case show
-//! that the kernel made it wait, for the bulk writer's dirty pages or for a processor. The kernel's dirty
-//! limits are left as they are. Buffered output harms others only beyond them, and the report says whether it
-//! got there in time.
+//! A thread appends 4 KiB to a file about once per millisecond; only the write(2) is timed. The
+//! data goes to the page cache, so the call has nothing of its own to wait for. Times above those
+//! of the idle case show that the kernel made it wait, for the bulk writer's dirty pages or for a
+//! processor. The kernel's dirty limits are left as they are. Buffered output harms others only
+//! beyond them, and the report says whether it got there in time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -85,10 +85,11 @@ pub struct BulkCase {
     pub p999_us: f64,
     /// The maximum, in microseconds.
     pub longest_us: f64,
-    /// The number of times that the kernel throttled the appending thread for dirty pages; `None` if that is not counted.
+    /// The number of times that the kernel throttled the appending thread for dirty pages; `None`
+    /// if that is not counted.
     pub pauses: Option<u64>,
-    /// Throughput of the bulk writer including its last sync, in bytes per second. `None` for idle and
-    /// buffered cases: buffered output is discarded before all of it is on the disk.
+    /// Throughput of the bulk writer including its last sync, in bytes per second. `None` for idle
+    /// and buffered cases: buffered output is discarded before all of it is on the disk.
     pub bytes_per_second: Option<f64>,
 }
 
@@ -119,8 +120,8 @@ impl BulkReport {
         self.cases.iter().find(|case| case.beside == beside)
     }
 
-    /// Whether buffered output was large enough to reach the kernel's limits, so that its effect on others
-    /// shows.
+    /// Whether buffered output was large enough to reach the kernel's limits, so that its effect on
+    /// others shows.
     pub fn buffered_reached_limits(&self) -> bool {
         let throttled = self.case(BulkOutput::Buffered).and_then(|case| case.pauses).unwrap_or(0) > 0;
         throttled || self.slows_from_bytes.is_some_and(|from| from <= self.buffered_bytes_max)
@@ -250,8 +251,8 @@ fn append_until(over: &AtomicBool, log: &dyn IoFile) -> Result<Vec<f64>> {
     Ok(us)
 }
 
-/// Writes for the time of a sample, and sets `over` at its end. Returns the throughput in bytes per second
-/// until everything is durable.
+/// Writes for the time of a sample, and sets `over` at its end. Returns the throughput in bytes per
+/// second until everything is durable.
 fn write_bulk(
     work: &ProbeContext<'_>,
     beside: BulkOutput,

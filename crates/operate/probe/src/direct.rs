@@ -1,8 +1,9 @@
 //! Direct I/O: its alignment, and whether it really bypasses the page cache.
 //!
-//! A file system may accept `O_DIRECT` and still copy through the page cache (tmpfs; btrfs for files with
-//! checksums). Four observations show that: events report pages added meanwhile; pages stay resident; reads
-//! work at offsets that no device supports; and repeated reads of one block are as fast as reads from memory.
+//! A file system may accept `O_DIRECT` and still copy through the page cache (tmpfs; btrfs for
+//! files with checksums). Four observations show that: events report pages added meanwhile; pages
+//! stay resident; reads work at offsets that no device supports; and repeated reads of one block
+//! are as fast as reads from memory.
 
 use std::time::Instant;
 
@@ -44,21 +45,22 @@ pub struct DirectReport {
     pub kind: DirectKind,
     /// The error with which it was refused.
     pub refused: Option<String>,
-    /// Alignment of memory and of offsets that the file system reports (statx(2)), in bytes; `None` if it
-    /// reports none.
+    /// Alignment of memory and of offsets that the file system reports (statx(2)), in bytes; `None`
+    /// if it reports none.
     pub reported: Option<DirectProfile>,
     /// The smallest alignment of memory and of offsets that worked, in bytes; 1 means any.
     pub worked: Option<DirectProfile>,
     /// Bytes that a direct read of cold data left resident: `(read, left)`.
     pub left_by_read: Option<(u64, u64)>,
-    /// Pages added to the page cache during [`Self::tried`] direct reads; `None` if page-cache events are not
-    /// counted.
+    /// Pages added to the page cache during [`Self::tried`] direct reads; `None` if page-cache
+    /// events are not counted.
     pub added_by_reads: Option<u64>,
     /// Pages added to the page cache during as many direct writes.
     pub added_by_writes: Option<u64>,
     /// Number of those reads, and of those writes.
     pub tried: u64,
-    /// Requests that the disk served meanwhile, from any program: during the reads, and during the writes.
+    /// Requests that the disk served meanwhile, from any program: during the reads, and during the
+    /// writes.
     pub disk_requests: Option<(u64, u64)>,
     /// Time of a direct read of a block that was just read, in microseconds.
     pub again_us: f64,
@@ -173,7 +175,8 @@ fn kind(report: &DirectReport) -> DirectKind {
     }
 }
 
-/// Returns the alignment that statx(2) reports (`STATX_DIOALIGN`, Linux 6.1): zeros mean "no direct I/O".
+/// Returns the alignment that statx(2) reports (`STATX_DIOALIGN`, Linux 6.1): zeros mean "no direct
+/// I/O".
 fn reported_alignment(file: &dyn IoFile) -> Option<DirectProfile> {
     let stat = rustix::fs::statx(file.fd()?, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
     let is_reported = StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::DIOALIGN);
@@ -211,8 +214,8 @@ fn worked(direct: &dyn IoFile, random: &mut RandomNumbers, len: u64) -> Result<O
         .map(|(memory_alignment, offset_alignment)| DirectProfile { memory_alignment, offset_alignment }))
 }
 
-/// Runs `act` while events are counted. Returns the pages of the file that were added to the page cache, and
-/// the requests that the disk served.
+/// Runs `act` while events are counted. Returns the pages of the file that were added to the page
+/// cache, and the requests that the disk served.
 fn seen(
     work: &ProbeContext<'_>,
     file: &TestFile,
@@ -267,8 +270,8 @@ fn again(file: &dyn IoFile) -> Result<f64> {
     Ok(median(&took).unwrap_or(0.0))
 }
 
-/// Reads a block directly that is dirty in the page cache. Returns whether the read sees the new data, and
-/// whether the block stays dirty.
+/// Reads a block directly that is dirty in the page cache. Returns whether the read sees the new
+/// data, and whether the block stays dirty.
 fn over_dirty(
     file: &TestFile,
     direct: &dyn IoFile,
@@ -285,8 +288,8 @@ fn over_dirty(
     Ok((found[..] == block[..], state.map(|state| state.unwritten > 0)))
 }
 
-/// Writes one of several resident blocks directly. Returns whether a read through the page cache sees the new
-/// data, and the resident bytes before and after.
+/// Writes one of several resident blocks directly. Returns whether a read through the page cache
+/// sees the new data, and the resident bytes before and after.
 fn over_resident(file: &TestFile, direct: &dyn IoFile) -> Result<(bool, Option<(u64, u64)>)> {
     let len = 16 * BLOCK_LEN;
     file.drop_pages()?;

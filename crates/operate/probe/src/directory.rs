@@ -1,7 +1,7 @@
 //! The directory to measure: its file system, its disk, and whether it can be measured at all.
 //!
-//! Fails with a plain sentence before anything is written if the path is not a directory, or if its file
-//! system is in memory, read-only, full or forbidden.
+//! Fails with a plain sentence before anything is written if the path is not a directory, or if its
+//! file system is in memory, read-only, full or forbidden.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -80,8 +80,8 @@ impl TestDirectory {
         Ok(())
     }
 
-    /// Returns how many bytes may be made dirty without harm to others, at most `wanted`. Fails if that is
-    /// less than a quarter of `wanted`.
+    /// Returns how many bytes may be made dirty without harm to others, at most `wanted`. Fails if
+    /// that is less than a quarter of `wanted`.
     pub(crate) fn dirty_allowance(&self, wanted: u64) -> Result<u64> {
         let available = MemInfo::read(&self.roots)?.available;
         let allowed = (available.saturating_sub(SPARE_MEMORY_BYTES) / 4).min(wanted);
@@ -91,8 +91,8 @@ impl TestDirectory {
         Ok(allowed)
     }
 
-    /// Creates a file without a name in the directory. It is freed when it is closed, however its process
-    /// ends. On file systems without `O_TMPFILE` it has a name for a moment.
+    /// Creates a file without a name in the directory. It is freed when it is closed, however its
+    /// process ends. On file systems without `O_TMPFILE` it has a name for a moment.
     pub(crate) fn unnamed(&self) -> Result<File> {
         unnamed(&self.directory)
     }

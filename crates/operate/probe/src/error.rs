@@ -1,4 +1,5 @@
-//! The error type of this crate: each error is a plain sentence about what cannot be measured, and why.
+//! The error type of this crate: each error is a plain sentence about what cannot be measured, and
+//! why.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! Kernel events during a measurement: page-cache adds and removals, block I/O, throttling pauses, counters.
+//! Kernel events during a measurement: page-cache adds and removals, block I/O, throttling pauses,
+//! counters.
 //!
 //! If events are not available, the measurement continues without them and says why.
 
@@ -51,7 +52,8 @@ impl EventCounter {
 /// The kernel's activity during all intervals of one case, as rates.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct EventRates {
-    /// Bytes of the file added to the page cache per second; `None` if page-cache events are not counted.
+    /// Bytes of the file added to the page cache per second; `None` if page-cache events are not
+    /// counted.
     pub added_bytes_per_second: Option<f64>,
     /// Bytes of the file removed from the page cache per second.
     pub removed_bytes_per_second: Option<f64>,
@@ -67,8 +69,8 @@ pub struct EventRates {
     pub written_bytes_per_second: Option<f64>,
 }
 
-/// Computes the rates over several periods, `seconds` in total: the file's own pages, and the disk's
-/// requests.
+/// Computes the rates over several periods, `seconds` in total: the file's own pages, and the
+/// disk's requests.
 pub(crate) fn rates(
     counts: &[&TraceCounts],
     seconds: f64,

@@ -1,6 +1,7 @@
 //! Medians, percentiles, ratios and random numbers.
 
-/// Returns the median: the mean of the two middle values if their number is even, `None` without values.
+/// Returns the median: the mean of the two middle values if their number is even, `None` without
+/// values.
 pub(crate) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -12,8 +13,8 @@ pub(crate) fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
-/// Returns the smallest value that is not exceeded by `per_mille` of a thousand values; 0 without values.
-/// Sorts the values.
+/// Returns the smallest value that is not exceeded by `per_mille` of a thousand values; 0 without
+/// values. Sorts the values.
 pub(crate) fn percentile(values: &mut [f64], per_mille: usize) -> f64 {
     values.sort_by(f64::total_cmp);
     let rank = (values.len() * per_mille).div_ceil(1000).max(1);
@@ -28,9 +29,10 @@ pub(crate) fn ratio(of: &[f64], to: &[f64]) -> Option<f64> {
 /// From this share on, a loss cannot be distinguished from noise.
 pub(crate) const NO_COST_SHARE: f64 = 0.9;
 
-/// Returns the share of the rate that remains, as far as it is certain: the upper quartile of the rounds'
-/// ratios, at most 1. So noise in single intervals does not count as a cost. Returns `None` if the upper
-/// quartile shows no cost but a quarter of the rounds lost a third: then the answer is unknown.
+/// Returns the share of the rate that remains, as far as it is certain: the upper quartile of the
+/// rounds' ratios, at most 1. So noise in single intervals does not count as a cost. Returns `None`
+/// if the upper quartile shows no cost but a quarter of the rounds lost a third: then the answer is
+/// unknown.
 pub(crate) fn sure_share(of: &[f64], to: &[f64]) -> Option<f64> {
     let mut within = ratios(of, to);
     within.sort_by(f64::total_cmp);

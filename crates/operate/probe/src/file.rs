@@ -156,8 +156,8 @@ pub(crate) fn check(block: &[u8], file: &dyn IoFile, offset: u64) -> Result<()> 
     Err(Error::Wrong { path: file.path().to_path_buf(), offset })
 }
 
-/// A back-end whose new files have no name, so that bulk output leaves nothing behind, however its writer
-/// ends.
+/// A back-end whose new files have no name, so that bulk output leaves nothing behind, however its
+/// writer ends.
 pub(crate) struct UnnamedFiles {
     io: Arc<dyn Io>,
 }

@@ -1,5 +1,6 @@
-//! Measures the behaviour of a disk and its file system: direct I/O, the cost of mixing it with buffered I/O,
-//! uncached and atomic writes, latency and concurrency of reads, and the cost of syncs and releases.
+//! Measures the behaviour of a disk and its file system: direct I/O, the cost of mixing it with
+//! buffered I/O, uncached and atomic writes, latency and concurrency of reads, and the cost of
+//! syncs and releases.
 //!
 //! [`Probe`] measures in a directory, for about a minute, and returns a [`ProbeReport`]. The report
 //! has all figures, and the [`DiskProfile`](pagekeeper_policy::DiskProfile) for the guard, the bulk
@@ -7,8 +8,8 @@
 //!
 //! Invariants:
 //!
-//! * All files are without a name and are freed at the end, however it ends. Nothing else in the directory is
-//!   touched.
+//! * All files are without a name and are freed at the end, however it ends. Nothing else in the
+//!   directory is touched.
 //! * No setting of the machine is changed.
 //! * All data that is read is checked.
 //! * Compared measurements alternate, in an order that is shuffled anew in each round.

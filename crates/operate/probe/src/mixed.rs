@@ -1,21 +1,22 @@
 //! The cost of direct I/O on a file whose page cache is in use.
 //!
-//! Random direct reads and writes of 4 KiB, by one thread and by eight, are measured in intervals of several
-//! kinds:
+//! Random direct reads and writes of 4 KiB, by one thread and by eight, are measured in intervals
+//! of several kinds:
 //!
 //! * alone;
-//! * with a few resident pages of the file that nobody uses. One buffered read of 16 KiB at the start of the
-//!   file leaves them, where no direct I/O takes place;
-//! * next to a thread that reads or writes 4 KiB at a time through the page cache, some thousand times per
-//!   second, in its own part of the file.
+//! * with a few resident pages of the file that nobody uses. One buffered read of 16 KiB at the
+//!   start of the file leaves them, where no direct I/O takes place;
+//! * next to a thread that reads or writes 4 KiB at a time through the page cache, some thousand
+//!   times per second, in its own part of the file.
 //!
-//! The latter are compared with the same reader and writer on *another* file, so that their use of processors
-//! and disk does not count as a cost of sharing the file. They pause between calls: a writer without pauses
-//! holds the file's lock nearly all the time, and the result would show nothing else.
+//! The latter are compared with the same reader and writer on *another* file, so that their use of
+//! processors and disk does not count as a cost of sharing the file. They pause between calls: a
+//! writer without pauses holds the file's lock nearly all the time, and the result would show
+//! nothing else.
 //!
-//! Invariants: compared intervals follow each other, in an order that is shuffled anew in each round. Ratios
-//! are taken within a round, and their median counts. Each interval begins with no page of the file resident.
-//! All data that is read is checked.
+//! Invariants: compared intervals follow each other, in an order that is shuffled anew in each
+//! round. Ratios are taken within a round, and their median counts. Each interval begins with no
+//! page of the file resident. All data that is read is checked.
 
 use std::ops::Range;
 use std::sync::Barrier;
@@ -36,7 +37,8 @@ use crate::{Error, Result};
 
 /// Size of the part that the buffered reader or writer uses, at the end of the file, in bytes.
 const BUFFERED_PART_BYTES: u64 = 4 << 20;
-/// The offset at which direct I/O begins, behind the pages that the read at the start makes resident.
+/// The offset at which direct I/O begins, behind the pages that the read at the start makes
+/// resident.
 const DIRECT_START_OFFSET: u64 = 8 << 20;
 /// Size of the read that leaves pages, in bytes.
 const LEFTOVER_BYTES: usize = 16 << 10;
@@ -101,7 +103,8 @@ impl ConcurrentUse {
     }
 }
 
-/// The conditions of an interval: the operation, its threads, and the concurrent use of the page cache.
+/// The conditions of an interval: the operation, its threads, and the concurrent use of the page
+/// cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub struct MixedSubject {
     /// The operation of direct I/O.
@@ -122,10 +125,11 @@ pub struct MixedCase {
     pub per_second: f64,
     /// Direct reads or writes per second in each round.
     pub rounds: Vec<f64>,
-    /// The share of the control's rate that remains; 1 means no cost. `None` for the controls themselves.
+    /// The share of the control's rate that remains; 1 means no cost. `None` for the controls
+    /// themselves.
     pub ratio: Option<f64>,
-    /// The share that remains as far as it is certain: the upper quartile of the rounds, at most 1. `None` if
-    /// the rounds differ so much that the cost may be high or zero.
+    /// The share that remains as far as it is certain: the upper quartile of the rounds, at most 1.
+    /// `None` if the rounds differ so much that the cost may be high or zero.
     pub sure_share: Option<f64>,
     /// Operations per second of the buffered thread; 0 without one.
     pub beside_per_second: f64,
@@ -153,8 +157,8 @@ impl MixedReport {
         self.cases.iter().find(|case| case.subject == wanted)
     }
 
-    /// Returns the smaller certain share of one thread and of eight. Returns `None` if neither is known, or
-    /// if one shows no cost and the other is unknown.
+    /// Returns the smaller certain share of one thread and of eight. Returns `None` if neither is
+    /// known, or if one shows no cost and the other is unknown.
     pub fn worst(&self, access: DirectOperation, beside: ConcurrentUse) -> Option<f64> {
         let shares =
             THREAD_COUNTS.map(|threads| self.case(access, threads, beside).and_then(|case| case.sure_share));
@@ -269,7 +273,8 @@ impl MixedBench<'_, '_> {
     fn interval(&mut self, subject: MixedSubject) -> Result<MixedSample> {
         self.file.drop_pages()?;
         let other_file = if subject.beside.is_elsewhere() { self.other } else { self.file };
-        // Pages that the last interval left dirty in the other file must not be written during this one.
+        // Pages that the last interval left dirty in the other file must not be written during this
+        // one.
         self.other.drop_pages()?;
         match subject.beside {
             ConcurrentUse::Nothing => {}
@@ -363,8 +368,8 @@ impl IntervalRun<'_, '_> {
             });
             // All are joined before the first error is reported.
             let results: Vec<Result<()>> = results.collect();
-            // Includes the last operation of each thread, however long it takes: an interval may be shorter
-            // than one operation on a slow disk.
+            // Includes the last operation of each thread, however long it takes: an interval may be
+            // shorter than one operation on a slow disk.
             let seconds = began.elapsed().as_secs_f64();
             results.into_iter().collect::<Result<Vec<()>>>().map(|_| seconds)
         })
@@ -521,7 +526,8 @@ mod tests {
         assert!(THREAD_COUNTS.iter().all(|threads| {
             report.case(DirectOperation::Read, *threads, ConcurrentUse::Writer).unwrap().sure_share >= worst
         }));
-        // One result is unknown: the other's cost still counts, but the absence of a cost is no answer.
+        // One result is unknown: the other's cost still counts, but the absence of a cost is no
+        // answer.
         let mut doubtful = report.clone();
         for (share, worst) in [(0.5, Some(0.5)), (1.0, None)] {
             for case in &mut doubtful.cases {

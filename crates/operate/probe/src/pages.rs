@@ -27,7 +27,8 @@ const RELEASE_ROUNDS: usize = 3;
 pub struct ReadAheadReport {
     /// The disk's setting (`read_ahead_kb`) in bytes; `None` if unknown.
     pub setting_bytes: Option<u64>,
-    /// Bytes that one cold read of 4 KiB at a random offset made resident: the median. `None` if unknown.
+    /// Bytes that one cold read of 4 KiB at a random offset made resident: the median. `None` if
+    /// unknown.
     pub random_bytes: Option<f64>,
     /// The same at the start of the file, where the kernel assumes a sequential reader.
     pub start_bytes: Option<f64>,
@@ -60,13 +61,13 @@ pub(crate) fn read_ahead(work: &ProbeContext<'_>, file: &TestFile) -> Result<Rea
 /// The cost of releasing clean pages (`POSIX_FADV_DONTNEED`).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct ReleaseReport {
-    /// Microseconds per GiB of pages that were read sequentially. The kernel keeps them in large folios if
-    /// the file system supports that.
+    /// Microseconds per GiB of pages that were read sequentially. The kernel keeps them in large
+    /// folios if the file system supports that.
     pub sequential_us_per_gib: Option<f64>,
     /// Microseconds per GiB of pages that were read one by one.
     pub scattered_us_per_gib: Option<f64>,
-    /// Bytes that stayed resident after a release of the whole file: the maximum of all rounds. `None` if
-    /// unknown.
+    /// Bytes that stayed resident after a release of the whole file: the maximum of all rounds.
+    /// `None` if unknown.
     pub left_bytes: Option<u64>,
 }
 
@@ -106,7 +107,8 @@ fn bring(work: &ProbeContext<'_>, file: &TestFile, is_sequential: bool) -> Resul
         if is_sequential {
             file.buffered.read_at(offset, &mut piece)?;
         } else {
-            // From the last page to the first, so that the kernel does not detect a sequential reader.
+            // From the last page to the first, so that the kernel does not detect a sequential
+            // reader.
             for page in (0..piece.len()).step_by(BLOCK_LEN).rev() {
                 file.buffered.read_at(offset + page as u64, &mut piece[page..page + BLOCK_LEN])?;
             }

@@ -32,8 +32,8 @@ static NEVER_CANCELLED: AtomicBool = AtomicBool::new(false);
 
 /// A measurement of the disk below a directory.
 ///
-/// It takes about a minute and uses about half of the disk's capacity meanwhile. All files it writes are
-/// without a name in the directory, and are freed at the end, however it ends.
+/// It takes about a minute and uses about half of the disk's capacity meanwhile. All files it
+/// writes are without a name in the directory, and are freed at the end, however it ends.
 ///
 /// ```
 /// use std::time::Duration;
@@ -85,9 +85,9 @@ impl<'a> Probe<'a> {
         self
     }
 
-    /// Sets the size of the file for random reads and writes in bytes, at least [`MIN_FILE_BYTES`]. It should
-    /// exceed the cache of the disk itself. On a slow disk, the file has only as many bytes as are written in
-    /// 15 seconds.
+    /// Sets the size of the file for random reads and writes in bytes, at least [`MIN_FILE_BYTES`].
+    /// It should exceed the cache of the disk itself. On a slow disk, the file has only as many
+    /// bytes as are written in 15 seconds.
     pub fn file_bytes(mut self, bytes: u64) -> Self {
         self.measure.file_bytes = bytes.max(MIN_FILE_BYTES);
         self
@@ -111,8 +111,9 @@ impl<'a> Probe<'a> {
         self
     }
 
-    /// Sets the pace at which the file is written before it is measured on; if not said, it is written in pieces, with
-    /// pauses while others wait for the disk. Measurements take all that the disk gives.
+    /// Sets the pace at which the file is written before it is measured on; if not said, it is
+    /// written in pieces, with pauses while others wait for the disk. Measurements take all that
+    /// the disk gives.
     pub fn pace(mut self, pace: StreamPace) -> Self {
         self.measure.pace = pace;
         self
@@ -140,8 +141,9 @@ impl<'a> Probe<'a> {
     ///
     /// # Errors
     ///
-    /// Fails before anything is written if the directory cannot be measured: it is not a directory, in
-    /// memory, read-only, full or forbidden, or memory is short. Also fails if a read or a write fails.
+    /// Fails before anything is written if the directory cannot be measured: it is not a directory,
+    /// in memory, read-only, full or forbidden, or memory is short. Also fails if a read or a write
+    /// fails.
     pub fn run(self) -> Result<ProbeReport> {
         let began = Instant::now();
         let directory = TestDirectory::open(&self.directory)?;

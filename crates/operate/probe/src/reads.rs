@@ -1,8 +1,9 @@
-//! Latency and concurrency of the disk: random direct reads of 4 KiB, with 1, 4, 16, 64 and 256 in flight.
+//! Latency and concurrency of the disk: random direct reads of 4 KiB, with 1, 4, 16, 64 and 256 in
+//! flight.
 //!
-//! One thread keeps a batch of reads in flight, on a ring as deep as the case. With a depth of D, read number
-//! N is submitted when completion number N - D arrives; this yields the time of each read. The rate is
-//! counted while the ring is full.
+//! One thread keeps a batch of reads in flight, on a ring as deep as the case. With a depth of D,
+//! read number N is submitted when completion number N - D arrives; this yields the time of each
+//! read. The rate is counted while the ring is full.
 
 use std::io::IoSliceMut;
 use std::sync::Arc;
@@ -63,8 +64,8 @@ pub(crate) fn measure(work: &ProbeContext<'_>, file: &TestFile) -> Result<ReadsR
     })
 }
 
-/// Measures one depth. `rate` is the expected number of reads per second: it limits the length of batches, so
-/// that a request to stop is noticed in time.
+/// Measures one depth. `rate` is the expected number of reads per second: it limits the length of
+/// batches, so that a request to stop is noticed in time.
 fn of_depth(
     work: &ProbeContext<'_>,
     file: &TestFile,

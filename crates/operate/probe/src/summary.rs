@@ -145,7 +145,8 @@ pub(crate) fn notes(
     notes
 }
 
-/// Returns a note about questions that remain open because of other load on the disk or the processors.
+/// Returns a note about questions that remain open because of other load on the disk or the
+/// processors.
 fn doubts(mixed: MixedProfile) -> Option<String> {
     let open: Vec<&str> = [
         (mixed.leftover_read, "leftover pages cost direct reads"),

@@ -29,7 +29,8 @@ pub struct SyncTimes {
     pub p99_us: f64,
 }
 
-/// Syncs after one page of 4 KiB was written through the page cache. The write itself is not included.
+/// Syncs after one page of 4 KiB was written through the page cache. The write itself is not
+/// included.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct SyncReport {
     /// After an append.

@@ -1,6 +1,6 @@
-//! Special writes: uncached ones, whose pages the kernel drops by itself (`RWF_DONTCACHE`), and atomic ones,
-//! which are complete or absent after a crash (`RWF_ATOMIC`). An accepted flag proves nothing, so resident
-//! pages are counted.
+//! Special writes: uncached ones, whose pages the kernel drops by itself (`RWF_DONTCACHE`), and
+//! atomic ones, which are complete or absent after a crash (`RWF_ATOMIC`). An accepted flag proves
+//! nothing, so resident pages are counted.
 
 use std::time::Duration;
 
@@ -110,8 +110,8 @@ pub struct AtomicSize {
     pub bytes: u64,
     /// Whether such a write succeeded.
     pub works: bool,
-    /// Whether the device does them by itself. Otherwise the file system writes to new blocks and remaps the
-    /// file, which takes space and can fail.
+    /// Whether the device does them by itself. Otherwise the file system writes to new blocks and
+    /// remaps the file, which takes space and can fail.
     pub in_place: bool,
 }
 

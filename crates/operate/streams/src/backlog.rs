@@ -1,5 +1,5 @@
-//! The backlog of each device: bytes that followed programs have written and that are not on disk, and the
-//! writers to hold because of it.
+//! The backlog of each device: bytes that followed programs have written and that are not on disk,
+//! and the writers to hold because of it.
 //!
 //! Invariant: a device's sum is that of its files' unwritten pages.
 
@@ -12,8 +12,8 @@ use pagekeeper_trace::page_events::EventFile;
 
 use crate::hold::{HoldTarget, HoldWish};
 
-/// A device's output is written at once beyond 1/`PRESSED_PART` of the bytes that may be unwritten. Below
-/// that it waits: a short-lived file may never have to be written.
+/// A device's output is written at once beyond 1/`PRESSED_PART` of the bytes that may be unwritten.
+/// Below that it waits: a short-lived file may never have to be written.
 const PRESSED_PART: u64 = 4;
 /// A decision that is later than this counts as late.
 const LATE_MAX: Duration = Duration::from_millis(2);
@@ -80,8 +80,8 @@ impl Backlogs {
         }
     }
 
-    /// Returns whether so much of a device with this bound is unwritten that its files are to be written at
-    /// once.
+    /// Returns whether so much of a device with this bound is unwritten that its files are to be
+    /// written at once.
     pub(crate) fn is_pressed(&self, dev: u64, bound: u64) -> bool {
         self.devices.get(&dev).is_some_and(|device| device.holds.unwritten() > bound / PRESSED_PART)
     }

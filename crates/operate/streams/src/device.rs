@@ -1,8 +1,8 @@
 //! Workers that release pages, one for each device.
 //!
-//! Invariants: a device that hangs stalls only its own worker, or those that share it once there are more
-//! than [`WORKERS_MAX`] devices. The caller never waits. A worker has a file open only while it works on it,
-//! and a mount only while it has work.
+//! Invariants: a device that hangs stalls only its own worker, or those that share it once there
+//! are more than [`WORKERS_MAX`] devices. The caller never waits. A worker has a file open only
+//! while it works on it, and a mount only while it has work.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -27,7 +27,8 @@ use crate::{Decide, StayReason, Verdict};
 const WORKERS_MAX: usize = 8;
 /// The most ranges that one search for resident pages returns.
 const SEARCHED_RANGES_MAX: usize = 4096;
-/// Attempts after which pages that stay are paged out of the memory of the processes that brought them in.
+/// Attempts after which pages that stay are paged out of the memory of the processes that brought
+/// them in.
 const ATTEMPTS_BEFORE_PAGE_OUT: u32 = 2;
 
 /// Ranges of one file that are to be released or written.
@@ -118,7 +119,8 @@ impl Devices {
         }
     }
 
-    /// Sets the shares of each disk that workers leave to others, for workers that are started from now on.
+    /// Sets the shares of each disk that workers leave to others, for workers that are started from
+    /// now on.
     pub(crate) fn set_shares(&mut self, shares: DiskShares) {
         self.shares = shares;
     }
@@ -129,7 +131,8 @@ impl Devices {
         known.map_or_else(|| Pacer::new().backlog(), |worker| worker.bound.load(Ordering::Relaxed))
     }
 
-    /// Takes a job, to be handed over by [`Self::send`]. Returns its result if no thread can be started.
+    /// Takes a job, to be handed over by [`Self::send`]. Returns its result if no thread can be
+    /// started.
     pub(crate) fn push(&mut self, job: Job) -> Option<JobResult> {
         let Some(index) = self.worker_for(job.file.dev) else { return Some(failed_to_start(job)) };
         self.workers[index].queued += 1;
@@ -137,7 +140,8 @@ impl Devices {
         None
     }
 
-    /// Hands the jobs over, all of a device together: the worker reads leases and mounts once for them.
+    /// Hands the jobs over, all of a device together: the worker reads leases and mounts once for
+    /// them.
     pub(crate) fn send(&mut self) {
         for worker in self.workers.iter_mut().filter(|worker| !worker.batch.is_empty()) {
             // The worker ends only with this value.
@@ -222,8 +226,8 @@ fn do_job(
     writing: &mut Writing,
     say: &dyn Fn(JobResult),
 ) {
-    // The kernel drops a block device's pages when its last user closes it. Opening it then would hinder its
-    // removal.
+    // The kernel drops a block device's pages when its last user closes it. Opening it then would
+    // hinder its removal.
     let is_closed = job.file.is_block_device && job.users.is_empty() && !opener.has_users(job.file.dev);
     let result = if is_closed {
         Err(Error::call("open", PathBuf::new(), rustix::io::Errno::NOENT))
@@ -285,8 +289,8 @@ impl JobResult {
     }
 }
 
-/// Returns the result of a job whose file can't be opened or examined. If the inode was removed, its pages
-/// are gone with it.
+/// Returns the result of a job whose file can't be opened or examined. If the inode was removed,
+/// its pages are gone with it.
 pub(crate) fn failed(job: Job, error: Error) -> JobResult {
     let is_gone = error.is_gone();
     let result = |range: DueRange| {
@@ -344,7 +348,8 @@ pub(crate) fn drop_clean(
     Ok(RangeResult { was_mapped, ..result(range, resident, after.resident, why) })
 }
 
-/// Returns the ranges of a file that are resident, at most [`SEARCHED_RANGES_MAX`]. A file that can't be examined has none.
+/// Returns the ranges of a file that are resident, at most [`SEARCHED_RANGES_MAX`]. A file that
+/// can't be examined has none.
 fn search(file: &InspectedFile) -> Vec<Range<u64>> {
     let ranges = resident_extents(file, 0..u64::MAX).into_iter().flatten();
     ranges.map_while(Result::ok).take(SEARCHED_RANGES_MAX).collect()

@@ -1,4 +1,5 @@
-//! The files of which followed processes brought in pages, and the times at which each is examined next.
+//! The files of which followed processes brought in pages, and the times at which each is examined
+//! next.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -26,7 +27,8 @@ pub(crate) struct File {
     output: Output,
     /// Followed processes that are running and use it.
     pub(crate) users: Vec<ProcessId>,
-    /// The process whose sums it counts in, and the part of its totals that counted for earlier ones.
+    /// The process whose sums it counts in, and the part of its totals that counted for earlier
+    /// ones.
     pub(crate) owner: ProcessId,
     pub(crate) counted: StreamTotals,
     /// The user of the process that first brought it in.
@@ -62,8 +64,8 @@ pub(crate) struct File {
     reported: Vec<Range<u64>>,
 }
 
-/// The search for pages of a file whose additions were lost. If nobody else has had any of its pages
-/// since the streams' first, all that are resident are the streams'.
+/// The search for pages of a file whose additions were lost. If nobody else has had any of its
+/// pages since the streams' first, all that are resident are the streams'.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PageSearch {
     Impossible,
@@ -157,8 +159,8 @@ impl File {
         }
     }
 
-    /// Makes another process its owner, which counts the resident pages. Returns the rest, for the previous
-    /// owner.
+    /// Makes another process its owner, which counts the resident pages. Returns the rest, for the
+    /// previous owner.
     pub(crate) fn pass_on(&mut self, owner: ProcessId) -> StreamTotals {
         let mut part = self.uncounted();
         part.added -= part.resident;
@@ -365,7 +367,8 @@ impl Files {
         }
     }
 
-    /// Has the resident pages of each file looked for that nobody but streams has had in the page cache.
+    /// Has the resident pages of each file looked for that nobody but streams has had in the page
+    /// cache.
     pub(crate) fn search(&mut self, now: Duration) {
         let is_streams = |file: &File| {
             file.search == PageSearch::Possible && matches!(file.verdict, None | Some(Verdict::Release))
@@ -380,8 +383,8 @@ impl Files {
         }
     }
 
-    /// Updates the count of windows of a file. Returns whether its user, or all users together, have too
-    /// many.
+    /// Updates the count of windows of a file. Returns whether its user, or all users together,
+    /// have too many.
     fn count_windows(&mut self, user: u32, before: usize, now: usize) -> bool {
         let of_user = self.windows.entry(user).or_default();
         *of_user = (*of_user + now).saturating_sub(before);
@@ -436,8 +439,8 @@ impl Files {
         steps
     }
 
-    /// Makes room for one more file of a user. Returns the files that are no longer kept: those without an
-    /// event for the longest time.
+    /// Makes room for one more file of a user. Returns the files that are no longer kept: those
+    /// without an event for the longest time.
     pub(crate) fn make_room(&mut self, user: u32, now: Duration) -> Vec<EventFile> {
         let count = self.by_user.get(&user).copied().unwrap_or_default();
         // Root may have all: it could stop this process as well.

@@ -1,7 +1,7 @@
 //! The loop that takes events and results, and hands out jobs.
 //!
-//! Invariants: pages that no followed process added are never in a job. A file has one job at a time. All
-//! tables are bounded ([`limits`]).
+//! Invariants: pages that no followed process added are never in a job. A file has one job at a
+//! time. All tables are bounded ([`limits`]).
 //!
 //! [`limits`]: crate::limits
 
@@ -49,8 +49,8 @@ pub(crate) struct Follower {
     metadata: Metadata,
     sums: Sums,
     requests: Requests,
-    /// Names of processes to follow, among all that become another program. With `members` all such programs
-    /// have events.
+    /// Names of processes to follow, among all that become another program. With `members` all such
+    /// programs have events.
     names: Vec<String>,
     members: Option<IsMember>,
     /// Processes that are no longer followed, since when: their actions count as uses by others.
@@ -63,11 +63,12 @@ pub(crate) struct Follower {
     lost_uses: u64,
     /// Bytes of lost additions that were found.
     found: u64,
-    /// Lost events of processes as of the last check for processes whose end may be among them, and the time
-    /// of that check.
+    /// Lost events of processes as of the last check for processes whose end may be among them, and
+    /// the time of that check.
     lost_others: u64,
     looked_for_ends: Option<Duration>,
-    /// The file at each mapping's address in the kernel; another file may have had the address before.
+    /// The file at each mapping's address in the kernel; another file may have had the address
+    /// before.
     mappings: HashMap<u64, EventFile>,
     is_full_said: bool,
     is_refusal_said: bool,
@@ -128,8 +129,8 @@ impl Follower {
         self.turns = turns;
     }
 
-    /// Follows the processes that have one of these names or are members, including those that already run,
-    /// and their descendants.
+    /// Follows the processes that have one of these names or are members, including those that
+    /// already run, and their descendants.
     pub(crate) fn follow_chosen(&mut self, names: Vec<String>, members: Option<IsMember>) {
         (self.names, self.members) = (names, members);
         // A second pass, for processes that were started before their parent was followed.
@@ -157,7 +158,8 @@ impl Follower {
     /// Returns `None` if the process has ended.
     fn follow_as(&mut self, pid: u32, origin: Origin) -> Result<Option<ProcessId>, TraceError> {
         self.source.follow(pid)?;
-        // There will be no event for a process that had already ended, and a later one may get its number.
+        // There will be no event for a process that had already ended, and a later one may get its
+        // number.
         if self.processes.has_ended(pid) {
             self.source.unfollow(pid);
             return Ok(None);
@@ -252,8 +254,8 @@ impl Follower {
         std::mem::take(&mut self.events)
     }
 
-    /// Returns the followed processes that are to be held now because others wait for a disk that they read
-    /// from.
+    /// Returns the followed processes that are to be held now because others wait for a disk that
+    /// they read from.
     fn readers_to_hold(&mut self, now: Duration) -> Vec<HoldTarget> {
         let is_busy = self.processes.running() > 0 || self.devices.queued() > 0;
         let Some(turns) = self.turns.as_mut().filter(|_| is_busy) else { return Vec::new() };
@@ -299,8 +301,8 @@ impl Follower {
         self.source.wait_or_readable(self.pause(at_most), other);
     }
 
-    /// Sleeps until the next step is allowed. Returns how long there is nothing to do after that, unless an
-    /// event comes.
+    /// Sleeps until the next step is allowed. Returns how long there is nothing to do after that,
+    /// unless an event comes.
     fn pause(&self, at_most: Duration) -> Duration {
         let now = self.started.elapsed();
         // At most a hundred steps a second, unless a writer is about to outrun its disk.
@@ -534,8 +536,8 @@ impl Follower {
         }
     }
 
-    /// Has lost additions looked for. Ends processes whose end may be among lost events. Gives up all pages if uses by others may be among
-    /// them, since the files concerned are not known.
+    /// Has lost additions looked for. Ends processes whose end may be among lost events. Gives up
+    /// all pages if uses by others may be among them, since the files concerned are not known.
     fn heed_losses(&mut self, now: Duration) {
         let lost = self.source.lost();
         let more = std::mem::replace(&mut self.lost_pages, lost.pages) != lost.pages;
@@ -637,8 +639,8 @@ impl Follower {
         self.files.look_by(&result.file, now);
     }
 
-    /// Records resident pages of a file that nobody but streams has used: events of those that are not listed
-    /// were lost.
+    /// Records resident pages of a file that nobody but streams has used: events of those that are
+    /// not listed were lost.
     fn take_found(&mut self, name: &EventFile, ranges: Vec<Range<u64>>, now: Duration) {
         let Some(file) = self.files.get_mut(name).filter(|file| file.search != PageSearch::Impossible) else {
             return;

@@ -4,10 +4,11 @@
 //! 1. after [`HOLD_MAX`];
 //! 2. when it was not requested for [`WISH_FOR`];
 //! 3. when a signal is pending for the process;
-//! 4. at once when this process ends, because the kernel releases all processes that the thread traces.
+//! 4. at once when this process ends, because the kernel releases all processes that the thread
+//!    traces.
 //!
-//! Never held: processes with locks that others wait for, processes that are already stopped or traced, this
-//! process, its children, and process 1.
+//! Never held: processes with locks that others wait for, processes that are already stopped or
+//! traced, this process, its children, and process 1.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,8 +23,8 @@ use pagekeeper_policy::stream_hold::{HOLD_MAX, HoldCycle, HoldStep, MOMENT};
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 
-/// A request that is not renewed for this long ends: the requester hangs. On a busy machine it may be late by some
-/// hundred milliseconds, in which a program would write as many megabytes.
+/// A request that is not renewed for this long ends: the requester hangs. On a busy machine it may
+/// be late by some hundred milliseconds, in which a program would write as many megabytes.
 const WISH_FOR: Duration = Duration::from_millis(500);
 /// Time between two checks for signals to a held process, and for threads that stop late.
 const POLL: Duration = Duration::from_millis(5);
@@ -32,7 +33,8 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(1);
 /// The most refusals that are kept until they are reported.
 const REFUSALS_MAX: usize = 64;
 
-/// A process that may be held, with its start time: a later process of the same number has another one.
+/// A process that may be held, with its start time: a later process of the same number has another
+/// one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct HoldTarget {
     pub(crate) pid: u32,
@@ -98,8 +100,8 @@ impl Holds {
     }
 }
 
-/// Returns why no process may be held: without the capability to trace all processes, a held program that
-/// executes a set-user-ID program would not get that program's privileges.
+/// Returns why no process may be held: without the capability to trace all processes, a held
+/// program that executes a set-user-ID program would not get that program's privileges.
 fn refusal(target: HoldTarget) -> Option<(HoldTarget, Error)> {
     let sets = rustix::thread::capabilities(None);
     let may_trace = sets.is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_PTRACE));
@@ -195,8 +197,9 @@ impl Holder {
         }
     }
 
-    /// Does what is due now. Returns how long there is nothing to do unless a request comes; `None` for ever: then
-    /// no thread is traced that may stop or end, since its parent would wait for that.
+    /// Does what is due now. Returns how long there is nothing to do unless a request comes; `None`
+    /// for ever: then no thread is traced that may stop or end, since its parent would wait for
+    /// that.
     fn go_on(&mut self) -> Option<Duration> {
         self.holds.poll();
         let mut pause: Option<Duration> = None;
@@ -289,8 +292,8 @@ mod tests {
     /// Longer than anything takes on a busy machine.
     const AT_MOST: Duration = Duration::from_secs(60);
 
-    /// What a killed process leaves behind belongs to its parent once its tracer has seen its end, so the holder
-    /// never sleeps before that. A process with much memory takes some time to end.
+    /// What a killed process leaves behind belongs to its parent once its tracer has seen its end,
+    /// so the holder never sleeps before that. A process with much memory takes some time to end.
     #[test]
     fn who_is_killed_while_it_is_held_is_left_to_its_parent() {
         let mut shell = Command::new("sh")

@@ -1,10 +1,11 @@
-//! Streams: programs that read or write much data once, followed by events of the kernel. The pages that they
-//! bring into the page cache are released behind them.
+//! Streams: programs that read or write much data once, followed by events of the kernel. The pages
+//! that they bring into the page cache are released behind them.
 //!
 //! # Invariants
 //!
-//! A page that no followed process brought in is never released, nor one that another process has used since.
-//! No file is held open between two steps. This crate only reads, asks for writeback, and gives advice.
+//! A page that no followed process brought in is never released, nor one that another process has
+//! used since. No file is held open between two steps. This crate only reads, asks for writeback,
+//! and gives advice.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -58,21 +59,21 @@ pub enum Verdict {
     Leave,
 }
 
-/// Decides about a file of a followed process, given the process, and the file's path as far as it is known.
-/// Called by the workers of several devices at once.
+/// Decides about a file of a followed process, given the process, and the file's path as far as it
+/// is known. Called by the workers of several devices at once.
 pub type Decide = Box<dyn Fn(u32, Option<&Path>) -> Verdict + Send + Sync>;
 
-/// Returns whether a process that has just become another program is followed although none of the names
-/// fits.
+/// Returns whether a process that has just become another program is followed although none of the
+/// names fits.
 pub type IsMember = Box<dyn Fn(u32) -> bool + Send>;
 
 /// The programs to follow, and how.
 pub struct StreamOptions {
-    /// Names of processes (`comm`) that are followed from their start on, with their children; a name may end
-    /// in `*`.
+    /// Names of processes (`comm`) that are followed from their start on, with their children; a
+    /// name may end in `*`.
     pub names: Vec<String>,
-    /// A test for further processes to follow, such as those of a control group. It is called for each
-    /// program that is started on this machine.
+    /// A test for further processes to follow, such as those of a control group. It is called for
+    /// each program that is started on this machine.
     pub members: Option<IsMember>,
     /// Names of processes that are never followed or held: databases.
     pub never: Vec<String>,
@@ -97,7 +98,8 @@ pub enum StreamEvent {
         /// The program's name.
         program: String,
     },
-    /// A followed process has ended, and none of the pages that it brought in is left to be released.
+    /// A followed process has ended, and none of the pages that it brought in is left to be
+    /// released.
     Ended {
         /// The process.
         pid: u32,
@@ -165,14 +167,15 @@ pub struct StreamReport {
     pub stayed: Vec<FileReport>,
     /// Bytes released so far, by program.
     pub released_by_program: BTreeMap<String, u64>,
-    /// Bytes released so far, by the user who runs the program; `None` stands for users beyond the first 256.
+    /// Bytes released so far, by the user who runs the program; `None` stands for users beyond the
+    /// first 256.
     pub released_by_user: BTreeMap<Option<u32>, u64>,
     /// Followed processes that are running.
     pub running: usize,
     /// Pages whose additions were missed because the kernel's buffer had no room, in bytes.
     pub lost_bytes: u64,
-    /// The time that programs were held, all together, because they outran their disk or others waited for
-    /// it.
+    /// The time that programs were held, all together, because they outran their disk or others
+    /// waited for it.
     pub held: Duration,
 }
 
@@ -185,8 +188,8 @@ impl Streams {
     /// Starts to follow, including processes of these names that already run.
     pub fn start(options: StreamOptions) -> Result<Self, Unavailable> {
         let StreamOptions { names, members, never, decide, pace } = options;
-        // With `members` each program's start is an event, and programs that are not members are dropped
-        // again.
+        // With `members` each program's start is an event, and programs that are not members are
+        // dropped again.
         let every = members.iter().map(|_| "*".to_owned());
         let kernel = FollowedNames { streams: names.iter().cloned().chain(every).collect(), never };
         let events = PageEvents::open(&kernel).map_err(|error| Unavailable(error.to_string()))?;
@@ -203,7 +206,8 @@ impl Streams {
         Ok(Self { follower: Follower::paced(events, decide, names.never, pace) })
     }
 
-    /// Follows this process, and the children that it starts from now on, once they have one of the names.
+    /// Follows this process, and the children that it starts from now on, once they have one of the
+    /// names.
     pub fn heed_names_below(&mut self, pid: u32) -> Result<(), Unavailable> {
         self.follower.heed_names_below(pid).map_err(|error| Unavailable(error.to_string()))
     }
@@ -218,13 +222,14 @@ impl Streams {
         self.follower.follow(pid).map_err(|error| Unavailable(error.to_string()))
     }
 
-    /// Follows a process, and the children that it starts from now on, for a user: only files that this user
-    /// may read are released.
+    /// Follows a process, and the children that it starts from now on, for a user: only files that
+    /// this user may read are released.
     pub fn follow_for(&mut self, pid: u32, user: Requester) -> Result<RequestId, Unavailable> {
         self.follower.follow_for(pid, user).map_err(|error| Unavailable(error.to_string()))
     }
 
-    /// Returns the fate of the pages that a request's processes brought in; `None` if it was forgotten.
+    /// Returns the fate of the pages that a request's processes brought in; `None` if it was
+    /// forgotten.
     pub fn request_report(&self, id: RequestId) -> Option<RequestReport> {
         self.follower.request_report(id)
     }
@@ -245,8 +250,8 @@ impl Streams {
         self.follower.step()
     }
 
-    /// Waits until there is something to do, but at most for `at_most`. Within that, waits at least until 10
-    /// ms after the last step.
+    /// Waits until there is something to do, but at most for `at_most`. Within that, waits at least
+    /// until 10 ms after the last step.
     pub fn wait(&self, at_most: Duration) {
         self.follower.wait(at_most);
     }

@@ -1,7 +1,7 @@
 //! Opens files that events name.
 //!
-//! Invariants: the opened file is the very inode that the event named. Mounts and leases are kept for a
-//! moment while there is work, and no longer.
+//! Invariants: the opened file is the very inode that the event named. Mounts and leases are kept
+//! for a moment while there is work, and no longer.
 
 use std::collections::HashMap;
 use std::os::fd::RawFd;
@@ -25,8 +25,8 @@ const IN_USE_KEPT_FOR: Duration = Duration::from_secs(1);
 /// The most block devices whose answers are kept.
 const DEVICES_MAX: usize = 1024;
 
-/// Distinguishes metadata of mounted file systems from files: metadata comes in through the block device, or
-/// through an inode of its own.
+/// Distinguishes metadata of mounted file systems from files: metadata comes in through the block
+/// device, or through an inode of its own.
 #[derive(Default)]
 pub(crate) struct Metadata {
     proc: ProcRoot,
@@ -52,11 +52,11 @@ impl Metadata {
     }
 }
 
-/// The set of leases is assumed not to change for this long. Reading it takes some milliseconds, and slows
-/// down everyone who takes locks meanwhile.
+/// The set of leases is assumed not to change for this long. Reading it takes some milliseconds,
+/// and slows down everyone who takes locks meanwhile.
 const LEASES_KEPT_FOR: Duration = Duration::from_millis(50);
-/// A mount is kept open for this long while there is work, so that the mounts are read once for many
-/// small files. The answer to whether a block device has users is kept for as long.
+/// A mount is kept open for this long while there is work, so that the mounts are read once for
+/// many small files. The answer to whether a block device has users is kept for as long.
 const MOUNT_OPEN_FOR: Duration = Duration::from_millis(100);
 
 /// Opens the files of jobs.
@@ -140,8 +140,8 @@ impl Opener {
         }
     }
 
-    /// Opens a file of another file system, through a descriptor of a process that uses it, or by its path
-    /// from before.
+    /// Opens a file of another file system, through a descriptor of a process that uses it, or by
+    /// its path from before.
     fn open_by_descriptor(&self, inode: Inode, users: &[u32], known: Option<&Path>) -> Result<InspectedFile> {
         for pid in users {
             let mut found: Option<(RawFd, std::path::PathBuf)> = None;

@@ -1,7 +1,8 @@
-//! The share of each disk that a task of this process leaves to others, from the kernel's counts of their requests.
+//! The share of each disk that a task of this process leaves to others, from the kernel's counts of
+//! their requests.
 //!
-//! Invariants: requests of this process never count as others' ([`DiskUse`]). No process is followed, and nobody is
-//! held.
+//! Invariants: requests of this process never count as others' ([`DiskUse`]). No process is
+//! followed, and nobody is held.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -46,7 +47,8 @@ impl OthersOnDisks {
         Ok(Self { source, _events: events, disks: HashMap::new(), last_look: Instant::now() })
     }
 
-    /// Takes in the requests since the last look. To be called about every 10 ms while the task works.
+    /// Takes in the requests since the last look. To be called about every 10 ms while the task
+    /// works.
     pub fn look(&mut self) {
         let now = Instant::now();
         let since = now.duration_since(std::mem::replace(&mut self.last_look, now));

@@ -1,10 +1,12 @@
-//! The turns in which threads that read many files read, so that others get the disk when they wait for it.
+//! The turns in which threads that read many files read, so that others get the disk when they wait
+//! for it.
 //!
-//! Parts that take longer than usual show that others wait. As root, the requests of others are counted as
-//! well, once the reading takes [`COUNT_AFTER`].
+//! Parts that take longer than usual show that others wait. As root, the requests of others are
+//! counted as well, once the reading takes [`COUNT_AFTER`].
 //!
-//! Invariants: at most a piece is in flight at once ([`TaskPacer`]), or a single longer part. Nothing begins during a
-//! pause. A wait ends at most [`NAP_MAX`] after a stop was requested. The lock is not held while a part is read.
+//! Invariants: at most a piece is in flight at once ([`TaskPacer`]), or a single longer part.
+//! Nothing begins during a pause. A wait ends at most [`NAP_MAX`] after a stop was requested. The
+//! lock is not held while a part is read.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -21,7 +23,8 @@ use crate::others::OthersOnDisks;
 
 /// The longest wait before the next check for a stop.
 const NAP_MAX: Duration = Duration::from_millis(100);
-/// Requests of others are counted from then on: a shorter run is over before the programs that count are loaded.
+/// Requests of others are counted from then on: a shorter run is over before the programs that
+/// count are loaded.
 const COUNT_AFTER: Duration = Duration::from_millis(500);
 /// The time between two looks at the counts.
 const LOOK_EVERY: Duration = Duration::from_millis(10);

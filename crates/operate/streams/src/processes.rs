@@ -61,8 +61,8 @@ pub(crate) struct Processes {
 }
 
 impl Processes {
-    /// Returns the process of that number, which is followed from now on. Its origin is that of its parent,
-    /// or `origin` without a followed parent.
+    /// Returns the process of that number, which is followed from now on. Its origin is that of its
+    /// parent, or `origin` without a followed parent.
     pub(crate) fn of(
         &mut self,
         pid: u32,
@@ -156,7 +156,8 @@ impl Processes {
         self.running.keys().copied().filter(|pid| self.has_ended(*pid)).collect()
     }
 
-    /// Returns the identity by which a running process can be held, unless it has one of these names.
+    /// Returns the identity by which a running process can be held, unless it has one of these
+    /// names.
     pub(crate) fn hold_target(&self, pid: u32, never: &[String]) -> Option<HoldTarget> {
         let stat = self.proc.stat(pid).ok()?;
         let is_free = !is_called(&unescaped(&stat.name), never);
@@ -185,7 +186,8 @@ impl Processes {
         Some((id, process.uses.drain().collect()))
     }
 
-    /// Records bytes that it brought in. Returns the event of its beginning once that is worth reporting.
+    /// Records bytes that it brought in. Returns the event of its beginning once that is worth
+    /// reporting.
     pub(crate) fn brought_in(&mut self, id: ProcessId, bytes: u64) -> Option<StreamEvent> {
         let process = self.all.get_mut(&id)?;
         process.added += bytes;
@@ -201,8 +203,8 @@ impl Processes {
         Some(StreamEvent::Began { pid: process.pid, program: process.program.clone() })
     }
 
-    /// Records that one of its files counts as another's from now on, or is no longer kept; `totals` are its
-    /// part of the file's.
+    /// Records that one of its files counts as another's from now on, or is no longer kept;
+    /// `totals` are its part of the file's.
     pub(crate) fn lose(&mut self, id: ProcessId, totals: StreamTotals) {
         if let Some(process) = self.all.get_mut(&id) {
             process.owns = process.owns.saturating_sub(1);
@@ -246,8 +248,8 @@ pub(crate) fn is_called(name: &str, patterns: &[String]) -> bool {
     })
 }
 
-/// Returns the running processes that are to be followed, and their descendants, except those that are never
-/// followed.
+/// Returns the running processes that are to be followed, and their descendants, except those that
+/// are never followed.
 pub(crate) fn running_wanted(is_wanted: impl Fn(u32, &str) -> bool, never: &[String]) -> Vec<u32> {
     let proc = ProcRoot::default();
     let own = proc.own_pid();

@@ -1,7 +1,7 @@
 //! Totals of all pages.
 //!
-//! Invariant: all added bytes are either released, handed on, gone, or resident; for each file, each process,
-//! and all together.
+//! Invariant: all added bytes are either released, handed on, gone, or resident; for each file,
+//! each process, and all together.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! Users who asked for a process to be followed, and the files that may be released for them.
 //!
-//! Invariant: nothing of a file is released for a user who may not read it by its owner, group and mode. If
-//! these do not decide, as with an access control list, nothing is released either.
+//! Invariant: nothing of a file is released for a user who may not read it by its owner, group and
+//! mode. If these do not decide, as with an access control list, nothing is released either.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,8 +21,8 @@ pub struct Requester {
 }
 
 impl Requester {
-    /// Returns whether the user may read a file. Checks the very inode that is open, so that no name can be
-    /// exchanged in between.
+    /// Returns whether the user may read a file. Checks the very inode that is open, so that no
+    /// name can be exchanged in between.
     pub(crate) fn may_read(&self, file: &InspectedFile) -> bool {
         const READ: u32 = 0o4;
         const ACCESS_LIST: &str = "system.posix_acl_access";
@@ -192,8 +192,8 @@ mod tests {
             return skip("files of others need root.");
         }
         let file = file(1001, 1002, 0o644);
-        // Version 2: the owner, user 1003 without permissions, the group, the mask, and the others, who may
-        // read.
+        // Version 2: the owner, user 1003 without permissions, the group, the mask, and the others,
+        // who may read.
         let entry = |tag: u16, permission: u16, id: u32| {
             [&tag.to_le_bytes()[..], &permission.to_le_bytes(), &id.to_le_bytes()].concat()
         };

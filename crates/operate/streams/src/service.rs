@@ -1,15 +1,16 @@
 //! Handles users' requests to follow their own processes.
 //!
-//! Each connection has a thread, because reading or closing what a user sent may block: descriptors come with
-//! it, and their last close can take as long as their sender likes. The streams themselves never wait for a
-//! connection.
+//! Each connection has a thread, because reading or closing what a user sent may block: descriptors
+//! come with it, and their last close can take as long as their sender likes. The streams
+//! themselves never wait for a connection.
 //!
 //! Invariants:
-//! 1. Only the kernel identifies the client (`SO_PEERCRED`), and only the process that connected is followed. Its
-//!    descriptor (`SO_PEERPIDFD`) shows whether it has ended, so its number is never that of another process. Before
-//!    Linux 6.5 the descriptor is of the process that had the number when the connection was accepted.
-//! 2. A request is withdrawn if its process ended before its number was followed, or if its user got no
-//!    answer.
+//! 1. Only the kernel identifies the client (`SO_PEERCRED`), and only the process that connected is
+//!    followed. Its descriptor (`SO_PEERPIDFD`) shows whether it has ended, so its number is never
+//!    that of another process. Before Linux 6.5 the descriptor is of the process that had the
+//!    number when the connection was accepted.
+//! 2. A request is withdrawn if its process ended before its number was followed, or if its user
+//!    got no answer.
 //! 3. The number of connections is bounded, per user and in all; each has deadlines.
 //! 4. No descriptor is accepted.
 
@@ -71,8 +72,9 @@ pub(super) enum Ask {
     Withdraw(RequestId),
 }
 
-/// A request whose process is followed. Dropping it forgets its totals. Dropping it withdraws the request if
-/// its user got no answer, also when the streams' thread was too late for anyone to take it.
+/// A request whose process is followed. Dropping it forgets its totals. Dropping it withdraws the
+/// request if its user got no answer, also when the streams' thread was too late for anyone to take
+/// it.
 pub(super) struct FollowedRequest {
     link: ThreadLink,
     id: RequestId,
@@ -200,8 +202,8 @@ impl Drop for Service {
     fn drop(&mut self) {
         // Nobody reads the event, so everyone who waits for it sees it.
         signal(&self.stop);
-        // The path is free once the acceptor has ended. It may be closing something that a user sent; that is
-        // not waited for.
+        // The path is free once the acceptor has ended. It may be closing something that a user
+        // sent; that is not waited for.
         let until = Instant::now() + CLIENT_TIMEOUT;
         let Some(acceptor) = self.acceptor.take() else { return };
         while !acceptor.is_finished() && Instant::now() < until {
@@ -281,16 +283,16 @@ impl Connections {
         }
     }
 
-    /// Starts a connection's thread. If there is no room, the connection is closed in another thread, because
-    /// that may block.
+    /// Starts a connection's thread. If there is no room, the connection is closed in another
+    /// thread, because that may block.
     fn begin(&self, stream: UnixStream) {
         let Ok(peer) = socket_peercred(&stream) else { return };
         let Some(place) = ConnectionSlot::take(&self.places, peer.uid.as_raw()) else {
             let refused = StreamAnswer::Refused("too many requests are under way".to_owned());
             let _ = stream.set_nonblocking(true);
             let _ = (&stream).write_all(refused.to_line().as_bytes());
-            // The client sees the end at once. The acceptor closes the connection itself only if very many
-            // wait to be closed.
+            // The client sees the end at once. The acceptor closes the connection itself only if
+            // very many wait to be closed.
             let _ = stream.shutdown(Shutdown::Both);
             return drop(self.refused.try_send(stream));
         };
@@ -302,7 +304,8 @@ impl Connections {
             // Closed here, so that its place is taken for as long as that takes.
             drop(stream);
         };
-        // Without a thread the client sees the end of the connection, and goes on without being followed.
+        // Without a thread the client sees the end of the connection, and goes on without being
+        // followed.
         drop(std::thread::Builder::new().name("streams-request".to_owned()).spawn(run));
     }
 
@@ -336,11 +339,13 @@ impl Connections {
             return Err(ended());
         }
         let request = link.follow(pid, Requester { user: peer.uid.as_raw(), groups })?;
-        // Another process may have had its number by the time it was followed: then the request is withdrawn.
+        // Another process may have had its number by the time it was followed: then the request is
+        // withdrawn.
         if has_ended(process) { Err(ended()) } else { Ok(request) }
     }
 
-    /// Sends the report once the client has shut down its sending side. A client that has gone gets none.
+    /// Sends the report once the client has shut down its sending side. A client that has gone gets
+    /// none.
     fn report(&self, stream: &UnixStream, request: &FollowedRequest) {
         let mut both = [PollFd::new(stream, PollFlags::RDHUP), PollFd::new(&*self.stop, PollFlags::IN)];
         while poll(&mut both, None) == Err(rustix::io::Errno::INTR) {}
@@ -359,8 +364,8 @@ impl Connections {
     }
 }
 
-/// Returns a descriptor of the process that connected, which does not reserve its number but shows whether it has
-/// ended; `None` if it had ended already.
+/// Returns a descriptor of the process that connected, which does not reserve its number but shows
+/// whether it has ended; `None` if it had ended already.
 fn process_of(stream: &UnixStream, peer: &UCred) -> Option<OwnedFd> {
     match peer_process(stream) {
         Ok(None) => pidfd_open(peer.pid, PidfdFlags::empty()).ok(),

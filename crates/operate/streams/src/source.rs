@@ -10,7 +10,8 @@ use pagekeeper_trace::page_events::{EventFile, LostEvents, PageEvent, PageEvents
 pub(crate) trait EventSource: Send {
     /// Follows a process and the children that it starts from now on.
     fn follow(&self, process: u32) -> Result<(), TraceError>;
-    /// Follows this process, and the children that it starts from now on, once they have one of the names.
+    /// Follows this process, and the children that it starts from now on, once they have one of the
+    /// names.
     fn heed_names_below(&self, process: u32) -> Result<(), TraceError> {
         self.follow(process)
     }

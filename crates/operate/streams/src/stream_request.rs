@@ -1,9 +1,10 @@
 //! The protocol between a user's `pagekeeper run` and the guard on the socket for streams.
 //!
-//! The user's process connects and sends one line, which asks the guard to follow this very process and its
-//! children. The guard answers with one line. Once the process has shut down its sending side, the guard
-//! sends a second line with the totals. Lines are JSON of at most [`LINE_BYTES_MAX`] bytes, with the protocol's
-//! version. They name no process, file or user: the kernel identifies the peer.
+//! The user's process connects and sends one line, which asks the guard to follow this very process
+//! and its children. The guard answers with one line. Once the process has shut down its sending
+//! side, the guard sends a second line with the totals. Lines are JSON of at most
+//! [`LINE_BYTES_MAX`] bytes, with the protocol's version. They name no process, file or user: the
+//! kernel identifies the peer.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -83,8 +84,8 @@ impl StreamSums {
     }
 }
 
-/// Connects to the service without waiting for it. Fails with [`io::ErrorKind::WouldBlock`] while its queue
-/// of connections is full.
+/// Connects to the service without waiting for it. Fails with [`io::ErrorKind::WouldBlock`] while
+/// its queue of connections is full.
 pub fn connect(path: &Path) -> io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;

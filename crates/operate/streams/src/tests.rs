@@ -1,4 +1,5 @@
-//! Tests of the loop on real files, with events made by hand. Residency is counted by cachestat(2) itself.
+//! Tests of the loop on real files, with events made by hand. Residency is counted by cachestat(2)
+//! itself.
 
 use std::collections::VecDeque;
 use std::fs::File;

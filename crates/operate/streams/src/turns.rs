@@ -1,8 +1,8 @@
 //! The share of each disk that streams leave to others, and the turns of streams that read.
 //!
 //! Invariants: a process is held only while others wait for a disk that it reads from, for at most
-//! [`READ_HOLD_MAX_NS`] at a time. Without permission to count requests no reader is held, and writers learn
-//! of others from their own pieces.
+//! [`READ_HOLD_MAX_NS`] at a time. Without permission to count requests no reader is held, and
+//! writers learn of others from their own pieces.
 //!
 //! [`READ_HOLD_MAX_NS`]: pagekeeper_policy::read_pace::READ_HOLD_MAX_NS
 
@@ -28,7 +28,8 @@ pub(crate) struct DiskShares {
 }
 
 impl DiskShares {
-    /// Returns the share for the disk that a file system's device is, or is on; none if that is not known.
+    /// Returns the share for the disk that a file system's device is, or is on; none if that is not
+    /// known.
     pub(crate) fn of(&self, device: u64) -> YieldShare {
         if lock(&self.disks).values().all(|share| share.is_none()) {
             return YieldShare::NONE;
@@ -61,8 +62,8 @@ pub(crate) struct DiskTurns {
     /// Whether followed processes read, or others are active.
     is_active: bool,
     held: BTreeSet<u32>,
-    /// Bytes of pages that followed processes added, minus those that they wrote to, by process and device
-    /// since the last look.
+    /// Bytes of pages that followed processes added, minus those that they wrote to, by process and
+    /// device since the last look.
     read: HashMap<(u32, u64), i64>,
     /// The disk of each device.
     disk_of: HashMap<u64, Option<u64>>,
@@ -85,8 +86,8 @@ impl DiskTurns {
         })
     }
 
-    /// Records that a followed process added pages of a device: requests delayed by a throttle do not show
-    /// their process.
+    /// Records that a followed process added pages of a device: requests delayed by a throttle do
+    /// not show their process.
     pub(crate) fn added(&mut self, process: u32, device: u64, bytes: u64) {
         let read = self.read.entry((process, device)).or_default();
         *read = read.saturating_add_unsigned(bytes);

@@ -1,8 +1,10 @@
-//! Writes back what streams have written, in pieces, so that nobody else's sync waits long behind it.
+//! Writes back what streams have written, in pieces, so that nobody else's sync waits long behind
+//! it.
 //!
-//! Invariants: at most one piece of the device's work is in flight at a time ([`Pacer`]), and nothing during
-//! a pause. A file is open while its pages are being written, and closed after each job. A write error is
-//! left for the file's owner to see: cachestat(2) watches the pages in flight, and nothing waits for them.
+//! Invariants: at most one piece of the device's work is in flight at a time ([`Pacer`]), and
+//! nothing during a pause. A file is open while its pages are being written, and closed after each
+//! job. A write error is left for the file's owner to see: cachestat(2) watches the pages in
+//! flight, and nothing waits for them.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -20,16 +22,18 @@ use crate::device::{Job, JobResult, RangeResult, drop_clean, failed};
 use crate::open::Opener;
 use crate::turns::DiskShares;
 
-/// A part that is not written after this long is left to the kernel, and its range is retried later.
+/// A part that is not written after this long is left to the kernel, and its range is retried
+/// later.
 const PART_MAX: Duration = Duration::from_secs(10);
 /// The most restarts of a part that is only to be written.
 const RESTARTS_MAX: u32 = 2;
-/// Limits of the time between two checks of pages in flight: an eighth of the time they are expected to take,
-/// within these.
+/// Limits of the time between two checks of pages in flight: an eighth of the time they are
+/// expected to take, within these.
 const POLL_MIN: Duration = Duration::from_micros(300);
 const POLL_MAX: Duration = Duration::from_millis(5);
 
-/// The most files that are open at a time: small ones go to the disk together, as long as they are one piece.
+/// The most files that are open at a time: small ones go to the disk together, as long as they are
+/// one piece.
 const OPEN_MAX: usize = 64;
 
 /// A part of a file that is in flight to the disk.
@@ -49,7 +53,8 @@ struct Part {
 struct OpenJob {
     job: Job,
     file: InspectedFile,
-    /// The ranges that are to be written, the current one first, and the offset up to which that has begun.
+    /// The ranges that are to be written, the current one first, and the offset up to which that
+    /// has begun.
     ranges: VecDeque<Purpose>,
     begun_to: u64,
     parts: Vec<Part>,
@@ -91,8 +96,8 @@ impl Writing {
         Self { pacer: Pacer::new(), pace, bound, shares, waiting, open, done_at: None, pause_until: None }
     }
 
-    /// Learns from a part of a device that is written. Returns the nanoseconds for which nothing is to be
-    /// started.
+    /// Learns from a part of a device that is written. Returns the nanoseconds for which nothing is
+    /// to be started.
     fn learn(&mut self, dev: u64, part: WrittenPart) -> u64 {
         self.pacer.others(self.shares.of(dev));
         let pause = self.pacer.written(part);
@@ -211,7 +216,8 @@ impl Writing {
             let is_over = counted.writeback == Some(0) && is_write && part.restarts >= RESTARTS_MAX;
             if counted.unwritten() > 0 && !is_late && !is_over {
                 if counted.writeback == Some(0) {
-                    // Pages that were busy at the start are left out, or pages were written to again.
+                    // Pages that were busy at the start are left out, or pages were written to
+                    // again.
                     start_writeback(&open.file, part.range.clone())?;
                     part.restarts += 1;
                 }
@@ -244,7 +250,8 @@ impl Writing {
         open.must_have_name()
     }
 
-    /// Starts the next part of the current range, which ends at `end`. Returns `false` if that has to wait.
+    /// Starts the next part of the current range, which ends at `end`. Returns `false` if that has
+    /// to wait.
     fn begin(&mut self, open: &mut OpenJob, end: u64) -> Result<bool, Error> {
         if self.pause_until.is_some_and(|until| until > Instant::now()) {
             return Ok(false);
@@ -278,8 +285,8 @@ impl OpenJob {
         Err(Error::call("stat", self.file.path().to_path_buf(), rustix::io::Errno::NOENT))
     }
 
-    /// Drops the current range, all of which was in flight, unless it is only to be written. Continues with
-    /// the next one.
+    /// Drops the current range, all of which was in flight, unless it is only to be written.
+    /// Continues with the next one.
     fn finish_first(&mut self, say: &dyn Fn(JobResult)) -> Result<(), Error> {
         let Some(range) = self.ranges.front() else { return Ok(()) };
         let before = residency(&self.file, range.bytes().clone())?;

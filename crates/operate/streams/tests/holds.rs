@@ -1,4 +1,5 @@
-//! Programs that outrun their disk are held: no more than about the bound of what they write is unwritten, and they are as without it.
+//! Programs that outrun their disk are held: no more than about the bound of what they write is
+//! unwritten, and they are as without it.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -14,8 +15,8 @@ const MIB: u64 = 1 << 20;
 /// The most that may be unwritten of 256 MiB and more: twelve times the bound, since the follower
 /// may have to wait for a processor.
 const UNWRITTEN_MAX: u64 = 192 * MIB;
-/// A follower that gets no processor for a tenth of a second holds nobody in time: the bound has to be kept in one of
-/// these attempts.
+/// A follower that gets no processor for a tenth of a second holds nobody in time: the bound has to
+/// be kept in one of these attempts.
 const ATTEMPTS: usize = 3;
 /// Longer than any of it takes on a busy machine.
 const AT_MOST: Duration = Duration::from_secs(120);
@@ -75,7 +76,8 @@ fn noise(path: &Path, bytes: u64) {
     std::io::copy(&mut random, &mut File::create(path).unwrap()).unwrap();
 }
 
-/// Fails unless an attempt leaves at most [`UNWRITTEN_MAX`] unwritten. An attempt returns the most it saw, and its report.
+/// Fails unless an attempt leaves at most [`UNWRITTEN_MAX`] unwritten. An attempt returns the most
+/// it saw, and its report.
 fn is_bounded(what: &str, mut attempt: impl FnMut() -> (u64, String)) {
     let mut failed = Vec::new();
     for _ in 0..ATTEMPTS {
@@ -88,7 +90,8 @@ fn is_bounded(what: &str, mut attempt: impl FnMut() -> (u64, String)) {
     panic!("{what}: {failed:#?}");
 }
 
-/// Steps until the program has ended and nothing of it is left. Returns the most that was unwritten of these files.
+/// Steps until the program has ended and nothing of it is left. Returns the most that was unwritten
+/// of these files.
 fn most_unwritten(streams: &mut Streams, files: &[PathBuf]) -> (u64, Vec<StreamEvent>) {
     let mut most = 0;
     let events = until(streams, |streams| {
@@ -285,7 +288,8 @@ fn a_rate_holds_who_is_faster() {
     begin(&mut program, &mut streams);
     until(&mut streams, |streams| streams.running() == 0 && !streams.is_busy());
     assert_eq!(program.end(), "code 0");
-    // 96 MiB at that rate, of which a tenth of a second's may go at once: held for most of three seconds.
+    // 96 MiB at that rate, of which a tenth of a second's may go at once: held for most of three
+    // seconds.
     assert!(streams.report().held > Duration::from_millis(1500), "{:?}", streams.report());
 }
 

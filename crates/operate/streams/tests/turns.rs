@@ -32,7 +32,8 @@ fn cold_file() -> Option<(Mounted, PathBuf)> {
 struct Reader(Child, u32);
 
 impl Reader {
-    /// Reads the file over and over, by `dd` with these words; under a shell, since children of this process are not held.
+    /// Reads the file over and over, by `dd` with these words; under a shell, since children of
+    /// this process are not held.
     fn new(path: &Path, words: &str) -> Self {
         let script = format!("while :; do dd if=\"$1\" of=/dev/null status=none bs=64k {words}; done");
         let mut shell = Command::new("setsid")
@@ -66,8 +67,8 @@ fn step_until(streams: &mut Streams, mut is_so: impl FnMut(&Streams) -> bool) {
     }
 }
 
-/// Steps until the streams have read so much without a hold: other tests may read the programs themselves from their disk again, for which
-/// these wait their turn.
+/// Steps until the streams have read so much without a hold: other tests may read the programs
+/// themselves from their disk again, for which these wait their turn.
 fn read_without_a_hold(streams: &mut Streams, mib: u64) {
     let seen = |streams: &Streams| (streams.report().held, streams.report().totals.added);
     let mut last = seen(streams);

@@ -1,8 +1,9 @@
-//! A small assembler for the kernel's BPF machine (`Documentation/bpf/standardization/instruction-set.rst`).
+//! A small assembler for the kernel's BPF machine
+//! (`Documentation/bpf/standardization/instruction-set.rst`).
 //!
-//! Invariants: instructions are emitted in the order in which they were written. A label is bound once. A
-//! jump to a label that was never bound, or that is too far away, is an error of [`Assembler::finish`], never
-//! a wrong program. The verifier judges what the program may do.
+//! Invariants: instructions are emitted in the order in which they were written. A label is bound
+//! once. A jump to a label that was never bound, or that is too far away, is an error of
+//! [`Assembler::finish`], never a wrong program. The verifier judges what the program may do.
 
 use crate::sys::Instruction;
 
@@ -26,7 +27,8 @@ macro_rules! offset {
     };
 }
 
-/// The place of a field of a program's stack, from the stack's end: `stack!(SyncStack, record.began)`.
+/// The place of a field of a program's stack, from the stack's end:
+/// `stack!(SyncStack, record.began)`.
 macro_rules! stack {
     ($layout:ty, $($field:tt)+) => {
         $crate::asm::offset!($layout, $($field)+) - $crate::asm::size!($layout)
@@ -35,8 +37,8 @@ macro_rules! stack {
 
 pub(crate) use {offset, size, stack};
 
-/// A register. `R0` is a call's result. `R1` to `R5` are its arguments and are lost by it; `R6` to `R9`
-/// survive it. `R10` is the end of the stack of 512 bytes.
+/// A register. `R0` is a call's result. `R1` to `R5` are its arguments and are lost by it; `R6` to
+/// `R9` survive it. `R10` is the end of the stack of 512 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Register {
     R0 = 0,

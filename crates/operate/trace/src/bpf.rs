@@ -1,11 +1,12 @@
-//! The best source: programs in the kernel that count at each tracepoint, and the tables in which they count.
+//! The best source: programs in the kernel that count at each tracepoint, and the tables in which
+//! they count.
 //!
-//! Invariants: counters only grow while an entry lives, and the counts of a period are the difference of two
-//! readings, so nothing is lost between readings and nothing is reset. If a table is more than half full,
-//! entries that did not change between two readings are dropped. They are read and deleted in one operation,
-//! so an event in between is still counted. Everything is closed with the descriptors: when this value is
-//! dropped or the process ends, for whatever cause, the kernel is as it was. Fails if the kernel or its
-//! verifier refuses; see [`TraceError`].
+//! Invariants: counters only grow while an entry lives, and the counts of a period are the
+//! difference of two readings, so nothing is lost between readings and nothing is reset. If a table
+//! is more than half full, entries that did not change between two readings are dropped. They are
+//! read and deleted in one operation, so an event in between is still counted. Everything is closed
+//! with the descriptors: when this value is dropped or the process ends, for whatever cause, the
+//! kernel is as it was. Fails if the kernel or its verifier refuses; see [`TraceError`].
 
 use std::collections::HashMap;
 
@@ -59,8 +60,8 @@ impl CountTable {
         Ok(Self { name, map, entries, last: HashMap::new() })
     }
 
-    /// Passes on each entry that changed since the last reading. `busy` returns whether an entry may not be
-    /// dropped.
+    /// Passes on each entry that changed since the last reading. `busy` returns whether an entry
+    /// may not be dropped.
     fn read(
         &mut self,
         epoch: u64,
@@ -115,7 +116,8 @@ impl CountTable {
         Ok(())
     }
 
-    /// Deletes requests that began before then, in nanoseconds of the monotonic clock. Returns their number.
+    /// Deletes requests that began before then, in nanoseconds of the monotonic clock. Returns
+    /// their number.
     fn drop_unfinished(&self, then: u64) -> Result<u64, TraceError> {
         let mut old = Vec::new();
         self.for_each_entry(|key, value| {
@@ -147,9 +149,9 @@ impl CountTable {
     }
 }
 
-/// A request without a completion for this long, in nanoseconds, has completed unseen, or was given up: disks
-/// are given 30 s for one. Linux 6.18 sometimes runs no program at the first completions, and does not count
-/// these as skipped.
+/// A request without a completion for this long, in nanoseconds, has completed unseen, or was given
+/// up: disks are given 30 s for one. Linux 6.18 sometimes runs no program at the first completions,
+/// and does not count these as skipped.
 const REQUEST_TIMEOUT_NS: u64 = 60_000_000_000;
 
 /// Tracing by programs in the kernel.
@@ -228,8 +230,8 @@ impl BpfSource {
         source.programs =
             points.there.iter().map(|point| source.load(point, filter)).collect::<Result<_, _>>()?;
         let cpu = online_cpu(options);
-        // Ends before beginnings: a request whose end is seen was begun while beginnings were watched, or is
-        // skipped.
+        // Ends before beginnings: a request whose end is seen was begun while beginnings were
+        // watched, or is skipped.
         for (point, program) in points.there.iter().zip(&source.programs).rev() {
             let attached = program.attach(point.format.id, cpu);
             let attachment =

@@ -1,6 +1,7 @@
 //! The counts of tracing.
 //!
-//! Invariants: sizes are in bytes, times are `Duration`s. A value that was not traced is `None`, never zero.
+//! Invariants: sizes are in bytes, times are `Duration`s. A value that was not traced is `None`,
+//! never zero.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -13,9 +14,9 @@ use pagekeeper_kernel::Inode;
 /// A thread in which an event happened.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TaskIdentity {
-    /// Its process (thread group). As the first pid namespace numbers it, which a container's `/proc` does
-    /// not show. The same as `thread` where the thread had ended before its process could be looked up
-    /// ([`TraceSource::Tracefs`] only).
+    /// Its process (thread group). As the first pid namespace numbers it, which a container's
+    /// `/proc` does not show. The same as `thread` where the thread had ended before its process
+    /// could be looked up ([`TraceSource::Tracefs`] only).
     ///
     /// [`TraceSource::Tracefs`]: super::TraceSource::Tracefs
     pub process: u32,
@@ -34,7 +35,8 @@ pub struct PageTotals {
     pub bytes: u64,
 }
 
-/// Pages that entered the page cache, and pages that left it for whatever cause: reclaim, advice, truncation.
+/// Pages that entered the page cache, and pages that left it for whatever cause: reclaim, advice,
+/// truncation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PageFlow {
     /// Pages that entered: by reading, read-ahead or writing.
@@ -58,14 +60,15 @@ impl PageFlow {
 pub struct PageCounts {
     /// The file, as [`traced_inode`](super::traced_inode) finds it.
     pub file: Inode,
-    /// The task that added or removed: `kswapd0` if the kernel reclaimed in the background. `None` if it is
-    /// not known ([`TraceSource::Counters`](super::TraceSource::Counters)).
+    /// The task that added or removed: `kswapd0` if the kernel reclaimed in the background. `None`
+    /// if it is not known ([`TraceSource::Counters`](super::TraceSource::Counters)).
     pub task: Option<TaskIdentity>,
     /// The pages that entered and left.
     pub flow: PageFlow,
 }
 
-/// The usage of the kernel's limits on dirty pages, in bytes: means over the pauses, at their beginnings.
+/// The usage of the kernel's limits on dirty pages, in bytes: means over the pauses, at their
+/// beginnings.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DirtyLevels {
     /// Dirty bytes on all devices (of the writer's memory cgroup if it has limits of its own).
@@ -82,8 +85,8 @@ pub struct DirtyLevels {
 
 impl DirtyLevels {
     /// Returns the level at which pauses begin: halfway between background writeback and the limit
-    /// (`dirty_freerun_ceiling`). A device that has a limit of its own (`strict_limit`) pauses its writers
-    /// earlier.
+    /// (`dirty_freerun_ceiling`). A device that has a limit of its own (`strict_limit`) pauses its
+    /// writers earlier.
     pub fn threshold(&self) -> u64 {
         self.setpoint.saturating_mul(2).saturating_sub(self.limit)
     }
@@ -162,7 +165,8 @@ impl BlockOp {
     }
 }
 
-/// The latency of a block device, from the time when a request goes to the driver to its completion.
+/// The latency of a block device, from the time when a request goes to the driver to its
+/// completion.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockCounts {
     /// The disk, as `st_rdev` encodes it; never a partition.
@@ -181,9 +185,9 @@ pub struct EventLosses {
     /// Events without room for their file, task or device:
     /// [`TraceOptions::entries`](super::TraceOptions::entries).
     pub no_room: u64,
-    /// Events for which the kernel did not run the program because another one was running on that processor.
-    /// Kernels before Linux 6.7 do not count these. On all kernels requests to disks without a completion for
-    /// a minute are included.
+    /// Events for which the kernel did not run the program because another one was running on that
+    /// processor. Kernels before Linux 6.7 do not count these. On all kernels requests to disks
+    /// without a completion for a minute are included.
     pub skipped: u64,
     /// Events that did not fit in the kernel's buffer:
     /// [`TraceOptions::buffer_bytes`](super::TraceOptions::buffer_bytes).
@@ -239,7 +243,8 @@ pub struct TraceCounts {
 }
 
 impl TraceCounts {
-    /// Returns the pages of one file that entered and left, by any task; `None` if pages were not traced.
+    /// Returns the pages of one file that entered and left, by any task; `None` if pages were not
+    /// traced.
     pub fn of_file(&self, file: Inode) -> Option<PageFlow> {
         let mut sum = PageFlow::default();
         for counts in self.pages.as_ref()?.iter().filter(|counts| counts.file == file) {
@@ -253,8 +258,8 @@ impl TraceCounts {
         self.grouped(|counts| Some(counts.file))
     }
 
-    /// Returns the pages that entered and left by task, largest addition first. A thread that changed its
-    /// name counts once for each name.
+    /// Returns the pages that entered and left by task, largest addition first. A thread that
+    /// changed its name counts once for each name.
     pub fn by_task(&self) -> Vec<(TaskIdentity, PageFlow)> {
         self.grouped(|counts| counts.task.clone())
     }

@@ -7,8 +7,8 @@ pub(super) const DURATION_CLASSES: usize = 24;
 
 /// Statistics of the durations of one kind of event.
 ///
-/// Durations are sorted into classes that each end at twice the end of the one before: 2 µs, 4 µs … 8.4 s,
-/// and one class for everything longer.
+/// Durations are sorted into classes that each end at twice the end of the one before: 2 µs, 4 µs …
+/// 8.4 s, and one class for everything longer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DurationStats {
     pub(super) count: u64,
@@ -39,8 +39,8 @@ impl DurationStats {
         Some(Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX)))
     }
 
-    /// Returns a duration that the share `quantile` (0 to 1) of them did not exceed; it is too long by less
-    /// than a factor of two. `None` if the count is 0.
+    /// Returns a duration that the share `quantile` (0 to 1) of them did not exceed; it is too long
+    /// by less than a factor of two. `None` if the count is 0.
     ///
     /// ```
     /// use pagekeeper_trace::DurationStats;
@@ -95,8 +95,8 @@ impl FromIterator<Duration> for DurationStats {
     }
 }
 
-/// Returns the class of a duration. Class `i` is from 2^i up to 2^(i+1) microseconds; the first begins at 0,
-/// the last has no end.
+/// Returns the class of a duration. Class `i` is from 2^i up to 2^(i+1) microseconds; the first
+/// begins at 0, the last has no end.
 fn class_of(length: Duration) -> usize {
     let microseconds = u64::try_from(length.as_micros()).unwrap_or(u64::MAX);
     microseconds.checked_ilog2().map_or(0, |class| (class as usize).min(DURATION_CLASSES - 1))

@@ -1,5 +1,5 @@
-//! The reasons why tracing, or a better source of it, is not available: the call that failed, and the
-//! capability it needs.
+//! The reasons why tracing, or a better source of it, is not available: the call that failed, and
+//! the capability it needs.
 
 use std::fmt;
 use std::io;
@@ -119,13 +119,14 @@ pub enum TraceError {
 pub enum MissingPermission {
     /// These capabilities (capabilities(7)), by name; the caller lacks each of them.
     Capabilities(&'static [&'static str]),
-    /// The kernel is locked down to this degree, which forbids the call even to root (`kernel_lockdown(7)`).
+    /// The kernel is locked down to this degree, which forbids the call even to root
+    /// (`kernel_lockdown(7)`).
     NoLockdown(LockdownLevel),
     /// The capabilities are present; a security module or a seccomp filter forbids the call.
     OtherPolicy,
-    /// The capabilities are present, but for `perf_event_open(2)` this kernel requires `CAP_SYS_ADMIN` while
-    /// `kernel.perf_event_paranoid` is above 2. Kernels of distributions have this setting, Debian's by
-    /// default.
+    /// The capabilities are present, but for `perf_event_open(2)` this kernel requires
+    /// `CAP_SYS_ADMIN` while `kernel.perf_event_paranoid` is above 2. Kernels of distributions have
+    /// this setting, Debian's by default.
     LessParanoia,
 }
 
@@ -216,8 +217,8 @@ impl TraceError {
     }
 }
 
-/// Returns whether a call was refused despite `CAP_PERFMON` because of `kernel.perf_event_paranoid`, which
-/// has this value. Mainline kernels know nothing above 2.
+/// Returns whether a call was refused despite `CAP_PERFMON` because of
+/// `kernel.perf_event_paranoid`, which has this value. Mainline kernels know nothing above 2.
 fn is_paranoia(call: &str, errno: Errno, has: CapabilitySet, paranoia: &str) -> bool {
     call == "perf_event_open"
         && errno == Errno::ACCESS

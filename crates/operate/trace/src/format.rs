@@ -1,8 +1,9 @@
 //! Parser of a tracepoint's `format` file: its number, and the position of each field in its record
 //! (`Documentation/trace/events.rst`).
 //!
-//! Invariants: a field ends within 8,192 bytes, the maximum of a record (`PERF_MAX_TRACE_SIZE`). Lines that
-//! are not fields are skipped. A line that begins as a field and can't be parsed is an error that names it.
+//! Invariants: a field ends within 8,192 bytes, the maximum of a record (`PERF_MAX_TRACE_SIZE`).
+//! Lines that are not fields are skipped. A line that begins as a field and can't be parsed is an
+//! error that names it.
 
 use std::path::Path;
 

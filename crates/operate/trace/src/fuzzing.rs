@@ -1,4 +1,5 @@
-//! The parser of a line of tracing for random input: hidden, and built only with the feature `fuzzing`.
+//! The parser of a line of tracing for random input: hidden, and built only with the feature
+//! `fuzzing`.
 
 use crate::lines::{TraceLine, parse};
 

@@ -1,10 +1,10 @@
-//! A private instance of the kernel's tracing: a directory of its own under `instances`, with its own buffer
-//! and choice of events, which no other user of tracing sees or disturbs.
+//! A private instance of the kernel's tracing: a directory of its own under `instances`, with its
+//! own buffer and choice of events, which no other user of tracing sees or disturbs.
 //!
-//! Invariants: the directory is removed when this value is dropped. If the process ends without that, even by
-//! `kill -9`, a small shell that waits for its end removes it. If there is no shell, or it was killed as
-//! well, the next instance that is made does. A directory that is in use can't be removed (EBUSY), so nobody
-//! else's ever is. Fails with the refused call.
+//! Invariants: the directory is removed when this value is dropped. If the process ends without
+//! that, even by `kill -9`, a small shell that waits for its end removes it. If there is no shell,
+//! or it was killed as well, the next instance that is made does. A directory that is in use can't
+//! be removed (EBUSY), so nobody else's ever is. Fails with the refused call.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind};
@@ -25,9 +25,9 @@ use pagekeeper_kernel::process::ProcRoot;
 /// The prefix of the names of all instances.
 const INSTANCE_PREFIX: &str = "pagekeeper-";
 
-/// Waits for the end of the process, which closes its end of the pipe. Retries for ten seconds, because the
-/// process's own descriptors close a little later. Ignores signals that stop the process's whole group or
-/// service.
+/// Waits for the end of the process, which closes its end of the pipe. Retries for ten seconds,
+/// because the process's own descriptors close a little later. Ignores signals that stop the
+/// process's whole group or service.
 const REMOVAL_SCRIPT: &str = "trap '' HUP INT TERM; read -r _; i=0; \
     while [ -d \"$1\" ] && ! rmdir \"$1\" 2>/dev/null && [ $i -lt 100 ]; do i=$((i+1)); sleep 0.1; done";
 
@@ -40,7 +40,8 @@ pub(super) struct TraceInstance {
 }
 
 impl TraceInstance {
-    /// Makes an instance, and opens its output. Instances of processes that have ended are removed first.
+    /// Makes an instance, and opens its output. Instances of processes that have ended are removed
+    /// first.
     pub(super) fn create(tracefs: &Tracefs, proc: &ProcRoot) -> Result<(Self, File), TraceError> {
         let instances = tracefs.instances();
         remove_stale(&instances, proc);
@@ -71,8 +72,8 @@ impl TraceInstance {
             .map_err(|error| TraceError::file(PermissionKind::Writing, "write", &path, &error))
     }
 
-    /// Gives it a buffer of this many bytes, divided among the processors, and a clock that all of them
-    /// share.
+    /// Gives it a buffer of this many bytes, divided among the processors, and a clock that all of
+    /// them share.
     pub(super) fn prepare(&self, buffer_bytes: u64) -> Result<(), TraceError> {
         let per_cpu = self.path.join("per_cpu");
         let cpus = std::fs::read_dir(&per_cpu)
@@ -110,8 +111,8 @@ fn end_guard(guard: Option<Child>) {
     }
 }
 
-/// Returns `None` if there is no shell. Its working directory is that of the instances, which may be
-/// reachable only for this process.
+/// Returns `None` if there is no shell. Its working directory is that of the instances, which may
+/// be reachable only for this process.
 fn start_guard(instances: &Path, name: &str) -> Option<Child> {
     Command::new("/bin/sh")
         .args(["-c", REMOVAL_SCRIPT, "pagekeeper-trace", name])
@@ -124,8 +125,8 @@ fn start_guard(instances: &Path, name: &str) -> Option<Child> {
         .ok()
 }
 
-/// Returns `pagekeeper-PID-START-N`: the process, its start time (ids are reused), and the number of the
-/// instance.
+/// Returns `pagekeeper-PID-START-N`: the process, its start time (ids are reused), and the number
+/// of the instance.
 fn own_name(proc: &ProcRoot) -> Result<String, TraceError> {
     static NEXT_INSTANCE: AtomicU64 = AtomicU64::new(0);
     let pid = std::process::id();
@@ -141,7 +142,8 @@ fn parse_name(name: &str) -> Option<(u32, u64)> {
     numbers.next().is_none().then_some(of)
 }
 
-/// Removes what ended processes left. A directory that can't be removed stays: it is in use, or not ours.
+/// Removes what ended processes left. A directory that can't be removed stays: it is in use, or not
+/// ours.
 fn remove_stale(instances: &Path, proc: &ProcRoot) {
     let names = std::fs::read_dir(instances).into_iter().flatten().flatten();
     for entry in names {

@@ -1,39 +1,43 @@
-//! Traces the page cache: which tasks add and remove pages of which files, which are throttled for dirty
-//! pages, which have to reclaim memory for themselves, and the latency of block devices.
+//! Traces the page cache: which tasks add and remove pages of which files, which are throttled for
+//! dirty pages, which have to reclaim memory for themselves, and the latency of block devices.
 //!
 //! # Why BPF is assembled here
 //!
-//! Counting in the kernel needs a few programs of some 50 instructions, run at tracepoints. The usual tools
-//! for that have large dependencies: libbpf and bcc need clang, at build or at run time; aya needs a second
-//! Rust toolchain (nightly, bpf-linker) for its programs. All of them want BTF from the running kernel to
-//! find fields. This crate needs none of it, at build or run time.
+//! Counting in the kernel needs a few programs of some 50 instructions, run at tracepoints. The
+//! usual tools for that have large dependencies: libbpf and bcc need clang, at build or at run
+//! time; aya needs a second Rust toolchain (nightly, bpf-linker) for its programs. All of them want
+//! BTF from the running kernel to find fields. This crate needs none of it, at build or run time.
 //!
-//! The kernel describes each tracepoint's record in a text file (`events/CATEGORY/NAME/format` in tracefs),
-//! with every field's offset and size. The programs are written with those offsets, so one binary fits every
-//! kernel that has the tracepoints, with or without BTF. Tracing begins in milliseconds. The price is an
-//! assembler of 350 lines (`asm`), and programs written instruction by instruction. The kernel's verifier
-//! checks each one, so a mistake in them is an error at the start, not a crash.
+//! The kernel describes each tracepoint's record in a text file (`events/CATEGORY/NAME/format` in
+//! tracefs), with every field's offset and size. The programs are written with those offsets, so
+//! one binary fits every kernel that has the tracepoints, with or without BTF. Tracing begins in
+//! milliseconds. The price is an assembler of 350 lines (`asm`), and programs written instruction
+//! by instruction. The kernel's verifier checks each one, so a mistake in them is an error at the
+//! start, not a crash.
 //!
 //! # How an event becomes a count
 //!
 //! 1. `tracefs` finds the mount (or mounts its own), and `format` parses a tracepoint's fields.
-//! 2. `programs` writes one program for each tracepoint with `asm`; `record` has the layout of the tables'
-//!    keys and values.
-//! 3. `sys` makes the maps and loads the programs (bpf(2)), and attaches them (`perf_event_open(2)`).
-//! 4. The programs count in the maps, by file, task and device. `bpf` reads the maps in batches and passes
-//!    changes to `period_sums`, which every source shares; [`Tracer::take`] makes [`TraceCounts`] of it.
+//! 2. `programs` writes one program for each tracepoint with `asm`; `record` has the layout of the
+//!    tables' keys and values.
+//! 3. `sys` makes the maps and loads the programs (bpf(2)), and attaches them
+//!    (`perf_event_open(2)`).
+//! 4. The programs count in the maps, by file, task and device. `bpf` reads the maps in batches and
+//!    passes changes to `period_sums`, which every source shares; [`Tracer::take`] makes
+//!    [`TraceCounts`] of it.
 //!
-//! Without permission to load programs, `pipe` reads the lines that a private tracefs `instance` writes and
-//! `lines` parses: the same counts at a higher cost. Without tracefs, `polling` and `machine` read plain
-//! counters. [`Tracer::source`] returns the source in use, and why it is not a better one.
+//! Without permission to load programs, `pipe` reads the lines that a private tracefs `instance`
+//! writes and `lines` parses: the same counts at a higher cost. Without tracefs, `polling` and
+//! `machine` read plain counters. [`Tracer::source`] returns the source in use, and why it is not a
+//! better one.
 //!
 //! # Events of single processes
 //!
-//! [`page_events`] passes on each event of a few followed processes instead of counting those of all: the pages that
-//! they add, uses of these pages, and the ends of the processes. It needs fields that no tracepoint's record
-//! has (an inode's generation), so it reads the kernel's BTF, with a reader of its own. Of the existing
-//! crates that read BTF, one is under the LGPL (btf-rs), and the other does not expose the fields of structs
-//! (aya-obj).
+//! [`page_events`] passes on each event of a few followed processes instead of counting those of
+//! all: the pages that they add, uses of these pages, and the ends of the processes. It needs
+//! fields that no tracepoint's record has (an inode's generation), so it reads the kernel's BTF,
+//! with a reader of its own. Of the existing crates that read BTF, one is under the LGPL (btf-rs),
+//! and the other does not expose the fields of structs (aya-obj).
 //!
 //! # Syncs
 //!
@@ -41,29 +45,31 @@
 //!
 //! # Requests
 //!
-//! [`disk_use`] counts the requests to each disk by processes that are not followed, without an event for each request.
+//! [`disk_use`] counts the requests to each disk by processes that are not followed, without an
+//! event for each request.
 //!
 //! # To add an event
 //!
 //! 1. In `event`: a variant of `TracepointKind`, with its category and name.
-//! 2. In `options`: the `TracepointGroup` it belongs to, and the switch in [`TraceOptions`] if the kind is new.
-//! 3. In `programs`: its program, which names the fields. A field with another name in older kernels gets
-//!    several names.
-//! 4. In `bpf`: the table in which it counts; in `record` the layout of a new table; in `period_sums` and
-//!    `counts` the result.
+//! 2. In `options`: the `TracepointGroup` it belongs to, and the switch in [`TraceOptions`] if the
+//!    kind is new.
+//! 3. In `programs`: its program, which names the fields. A field with another name in older
+//!    kernels gets several names.
+//! 4. In `bpf`: the table in which it counts; in `record` the layout of a new table; in
+//!    `period_sums` and `counts` the result.
 //! 5. In `lines` and `pipe`: the same event as a line of text.
 //! 6. In `tests`: make the event happen, and compare the sources.
 //!
 //! # Invariants
 //!
-//! This crate only observes; no other user of tracing is disturbed. All tables and buffers are bounded, and
-//! events without room are counted ([`EventLosses`]). Everything is removed when the [`Tracer`] is dropped, and
-//! when its process ends for whatever cause, even `kill -9`. Fails only if not even counters can be read; a
-//! lesser source is not a failure.
+//! This crate only observes; no other user of tracing is disturbed. All tables and buffers are
+//! bounded, and events without room are counted ([`EventLosses`]). Everything is removed when the
+//! [`Tracer`] is dropped, and when its process ends for whatever cause, even `kill -9`. Fails only
+//! if not even counters can be read; a lesser source is not a failure.
 //!
-//! Not covered: pages added to a tmpfs are not events, although some of those that leave it are. On kernels
-//! whose events do not have a folio's size, it counts as one page. The length of a pause is the one that the
-//! kernel intends, in its ticks.
+//! Not covered: pages added to a tmpfs are not events, although some of those that leave it are. On
+//! kernels whose events do not have a folio's size, it counts as one page. The length of a pause is
+//! the one that the kernel intends, in its ticks.
 //!
 //! ```
 //! use pagekeeper_trace::{TraceOptions, Tracer};
@@ -139,8 +145,8 @@ use tracefs::Tracefs;
 pub enum TraceSource {
     /// Programs in the kernel: everything is known, at the lowest cost.
     Bpf,
-    /// The lines of a private instance of tracing: the same, but it costs more, and the process of a thread
-    /// that has ended is not known.
+    /// The lines of a private instance of tracing: the same, but it costs more, and the process of
+    /// a thread that has ended is not known.
     Tracefs {
         /// The reason why there are no programs.
         no_bpf: TraceError,
@@ -191,8 +197,8 @@ enum CountReader {
 
 /// Counts events, from its creation until it is dropped.
 ///
-/// Dropping it takes about half a second: the kernel waits, for each tracepoint, until no processor runs its
-/// program any more.
+/// Dropping it takes about half a second: the kernel waits, for each tracepoint, until no processor
+/// runs its program any more.
 #[derive(Debug)]
 pub struct Tracer {
     reader: CountReader,
@@ -246,14 +252,16 @@ impl Tracer {
         &self.source
     }
 
-    /// Returns the events that the options ask for and this kernel lacks, each a [`TraceError::NoEvent`].
+    /// Returns the events that the options ask for and this kernel lacks, each a
+    /// [`TraceError::NoEvent`].
     pub fn missing(&self) -> &[TraceError] {
         &self.missing
     }
 
     /// Returns the counts since the start or the last [`Self::take`].
     ///
-    /// With tracefs as the source, call it before its buffer is full; once a second is usually enough.
+    /// With tracefs as the source, call it before its buffer is full; once a second is usually
+    /// enough.
     pub fn snapshot(&mut self) -> Result<TraceCounts, TraceError> {
         match &mut self.reader {
             CountReader::Bpf(reader) => reader.read(&mut self.sums)?,

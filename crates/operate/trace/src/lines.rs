@@ -1,9 +1,11 @@
-//! Parser of the lines that the kernel's tracing writes (`trace_pipe`; `Documentation/trace/ftrace.rst`).
+//! Parser of the lines that the kernel's tracing writes (`trace_pipe`;
+//! `Documentation/trace/ftrace.rst`).
 //!
 //! `    reader-1234 [001] d..1. 123.456789: mm_filemap_add_to_page_cache: dev 8:0 ino 1f ofs=0 order=2`
 //!
-//! Invariants: any bytes are parsed to a line or `None`, never a panic. A task can choose any name, including
-//! spaces and brackets: the text after it is found by the width of the name's column, not by its content.
+//! Invariants: any bytes are parsed to a line or `None`, never a panic. A task can choose any name,
+//! including spaces and brackets: the text after it is found by the width of the name's column, not
+//! by its content.
 
 use std::time::Duration;
 
@@ -229,7 +231,8 @@ mod tests {
 
     #[test]
     fn other_kernels_lines_are_read() {
-        // Without order, with a page's address; with the process; with the older name of the device's share.
+        // Without order, with a page's address; with the process; with the older name of the
+        // device's share.
         let old = "          reader-1234  [001] d..1 123.456789: \
              mm_filemap_delete_from_page_cache: dev 8:1 ino 1f page=00000000f3 pfn=9 ofs=4096";
         let file = Inode { dev: rustix::fs::makedev(8, 1), ino: 0x1f };

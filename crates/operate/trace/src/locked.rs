@@ -1,18 +1,20 @@
-//! The limit on locked memory. Programs and maps count towards it before Linux 5.11, where 64 KiB are usual
-//! ("bpf: Eliminate rlimit-based memory accounting").
+//! The limit on locked memory. Programs and maps count towards it before Linux 5.11, where 64 KiB
+//! are usual ("bpf: Eliminate rlimit-based memory accounting").
 //!
-//! Invariant: the process's limit is afterwards as it was: one thread at a time raises it. Fails as the call
-//! does if the limit may not be raised.
+//! Invariant: the process's limit is afterwards as it was: one thread at a time raises it. Fails as
+//! the call does if the limit may not be raised.
 
 use std::sync::{Mutex, PoisonError};
 
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Held by the thread that has the limit raised: another one would take the raised limit for the original.
+/// Held by the thread that has the limit raised: another one would take the raised limit for the
+/// original.
 static RAISED_LIMIT: Mutex<()> = Mutex::new(());
 
-/// Makes a call, and retries it with the limit raised if it is refused. Newer kernels refuse that, too.
+/// Makes a call, and retries it with the limit raised if it is refused. Newer kernels refuse that,
+/// too.
 pub(crate) fn without_limit<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     match call() {
         Err(Errno::PERM) => {}

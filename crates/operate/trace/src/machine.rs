@@ -6,8 +6,8 @@ use pagekeeper_kernel::Result;
 use pagekeeper_kernel::page_size;
 use pagekeeper_kernel::pressure::{Pressure, PressureResource, SysRoots, VmStat};
 
-/// The counts of `/proc/vmstat` and `/proc/pressure` in a period. A value that this kernel does not count is
-/// `None`.
+/// The counts of `/proc/vmstat` and `/proc/pressure` in a period. A value that this kernel does not
+/// count is `None`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MachineCounts {
     /// Bytes of files made dirty.

@@ -33,10 +33,11 @@ pub enum PageFilter {
     /// All.
     #[default]
     Everything,
-    /// Files of file systems on these devices, as `dev` of a [`Mount`](pagekeeper_kernel::process::Mount)
-    /// names them.
+    /// Files of file systems on these devices, as `dev` of a
+    /// [`Mount`](pagekeeper_kernel::process::Mount) names them.
     Devices(Vec<u64>),
-    /// These files. Links at the ends of their paths are followed; they have to exist when tracing starts.
+    /// These files. Links at the ends of their paths are followed; they have to exist when tracing
+    /// starts.
     Files(Vec<PathBuf>),
 }
 
@@ -66,11 +67,11 @@ pub struct TraceOptions {
     pub filter: PageFilter,
     /// The best method to try. By default the best there is.
     pub best: TraceLevel,
-    /// The most pairs of file and thread that can be counted between two readings; an eighth of it for the
-    /// other kinds. The kernel allocates about 200 bytes for each. By default 16,384.
+    /// The most pairs of file and thread that can be counted between two readings; an eighth of it
+    /// for the other kinds. The kernel allocates about 200 bytes for each. By default 16,384.
     pub entries: u32,
-    /// The buffer of [`TraceLevel::Tracefs`], for all processors together, in bytes. An event takes about 50.
-    /// By default 64 MiB.
+    /// The buffer of [`TraceLevel::Tracefs`], for all processors together, in bytes. An event takes
+    /// about 50. By default 64 MiB.
     pub buffer_bytes: u64,
     /// Where `/proc` and `/sys` are.
     pub roots: SysRoots,
@@ -210,11 +211,11 @@ impl TracepointSet {
     }
 }
 
-/// Returns the identity of a file in tracing: by the device of its file system as a whole. That is `st_dev`,
-/// except on btrfs, where each subvolume has another one.
+/// Returns the identity of a file in tracing: by the device of its file system as a whole. That is
+/// `st_dev`, except on btrfs, where each subvolume has another one.
 ///
-/// Fails with [`Error::Unsupported`](pagekeeper_kernel::Error::Unsupported) on overlayfs, whose pages belong
-/// to a file of the layer below.
+/// Fails with [`Error::Unsupported`](pagekeeper_kernel::Error::Unsupported) on overlayfs, whose
+/// pages belong to a file of the layer below.
 pub fn traced_inode(roots: &SysRoots, file: impl AsFd, path: &Path) -> pagekeeper_kernel::Result<Inode> {
     let file = file.as_fd();
     let stat = rustix::fs::fstat(file).map_err(|e| pagekeeper_kernel::Error::call("fstat", path, e))?;

@@ -1,9 +1,10 @@
-//! The second best source: counts the lines that a private instance of the kernel's tracing writes, one for
-//! each event.
+//! The second best source: counts the lines that a private instance of the kernel's tracing writes,
+//! one for each event.
 //!
-//! Invariants: filters in the kernel choose the events. The buffer has to hold them between two readings;
-//! events that do not fit are counted as lost. One reading reads at most four buffers' worth of text, so it
-//! ends even if events come faster than they are read. Fails if the kernel refuses the instance.
+//! Invariants: filters in the kernel choose the events. The buffer has to hold them between two
+//! readings; events that do not fit are counted as lost. One reading reads at most four buffers'
+//! worth of text, so it ends even if events come faster than they are read. Fails if the kernel
+//! refuses the instance.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -155,8 +156,8 @@ impl LineCounter {
         }
     }
 
-    /// Returns the task of a line. Details that the line lacks come from `/proc`, where the task may have
-    /// ended.
+    /// Returns the task of a line. Details that the line lacks come from `/proc`, where the task
+    /// may have ended.
     fn find_task(&mut self, record: &LineEvent<'_>) -> TaskIdentity {
         let proc = &self.proc;
         let known = self.processes.entry(record.thread).or_insert_with(|| read_task(proc, record.thread));

@@ -1,8 +1,8 @@
 //! The last source: no events, only the residency of the chosen files, sampled at each reading.
 //!
-//! Invariants: no descriptor is held between readings. Only the difference between two readings is seen, not
-//! pages that entered and left in between. A file that is gone, or was replaced by another, has lost all its
-//! pages.
+//! Invariants: no descriptor is held between readings. Only the difference between two readings is
+//! seen, not pages that entered and left in between. A file that is gone, or was replaced by
+//! another, has lost all its pages.
 
 use std::path::PathBuf;
 

@@ -1,9 +1,10 @@
 //! The programs that run in the kernel at each tracepoint.
 //!
-//! Invariants: each program only reads its record, counts in tables, and returns 0 (no record is kept for
-//! perf). An entry is made at its first event; without room for it the event is counted as lost. Entries of
-//! tasks are written only by that task, so an atomic addition is enough for their numbers, and the longest
-//! duration needs not even that. Fails if the tracepoint lacks a field; the verifier has the last word.
+//! Invariants: each program only reads its record, counts in tables, and returns 0 (no record is
+//! kept for perf). An entry is made at its first event; without room for it the event is counted as
+//! lost. Entries of tasks are written only by that task, so an atomic addition is enough for their
+//! numbers, and the longest duration needs not even that. Fails if the tracepoint lacks a field;
+//! the verifier has the last word.
 
 use super::TraceError;
 use super::asm::{
@@ -131,8 +132,8 @@ impl<'a> CountProgramWriter<'a> {
         Ok(())
     }
 
-    /// Copies `len` bytes of a field that is an array of characters to the stack at `to`, and fills the rest
-    /// with zeros.
+    /// Copies `len` bytes of a field that is an array of characters to the stack at `to`, and fills
+    /// the rest with zeros.
     fn copy_text(&mut self, name: &'static str, to: i16, len: u16) -> Result<(), TraceError> {
         let field = self.point.field(&[name])?;
         let (from, have) = (field.offset, field.size.min(len));
@@ -185,8 +186,8 @@ impl<'a> CountProgramWriter<'a> {
         }
     }
 
-    /// `R9` = address of the entry whose key is at `KEY_AT`, which is made if there is none. Without room,
-    /// counts one lost event and jumps to `out`.
+    /// `R9` = address of the entry whose key is at `KEY_AT`, which is made if there is none.
+    /// Without room, counts one lost event and jumps to `out`.
     fn find_or_make_entry(&mut self, size: i16, task: Option<TaskOffsets>, lost: LossCounter) {
         let found = self.asm.label();
         self.pass_map_and_key(self.tables.entries, KEY_AT);

@@ -1,14 +1,14 @@
-//! The layout of the programs' tables, which [`programs`](super::programs) writes and [`bpf`](super::bpf)
-//! reads.
+//! The layout of the programs' tables, which [`programs`](super::programs) writes and
+//! [`bpf`](super::bpf) reads.
 //!
 //! Each layout is a struct that nothing constructs: the programs and this module use its offsets.
 //!
-//! Invariants: numbers are in the machine's order. Counts and sums only grow while an entry lives, so the
-//! difference of two readings is the count of the period in between.
+//! Invariants: numbers are in the machine's order. Counts and sums only grow while an entry lives,
+//! so the difference of two readings is the count of the period in between.
 //!
-//! The longest duration of a period can't be a difference. So each entry has two places for it, marked with
-//! the number of the period (the epoch) they belong to. A program writes the place of the current epoch; the
-//! reader begins a new epoch, then reads the place of the one before.
+//! The longest duration of a period can't be a difference. So each entry has two places for it,
+//! marked with the number of the period (the epoch) they belong to. A program writes the place of
+//! the current epoch; the reader begins a new epoch, then reads the place of the one before.
 
 use std::time::Duration;
 
@@ -59,7 +59,8 @@ pub(super) struct StallKey {
     pub(super) kind: u32,
 }
 
-/// Key of the table of requests. Because of the processor no two of them count in the same cache line.
+/// Key of the table of requests. Because of the processor no two of them count in the same cache
+/// line.
 #[repr(C)]
 pub(super) struct RequestKey {
     /// In the kernel's form.

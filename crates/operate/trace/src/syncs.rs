@@ -1,14 +1,14 @@
-//! Syncs of files: each call of fsync(2), fdatasync(2), syncfs(2) and of a waiting `sync_file_range(2)` by
-//! any process, with its beginning, its end and its descriptor.
+//! Syncs of files: each call of fsync(2), fdatasync(2), syncfs(2) and of a waiting
+//! `sync_file_range(2)` by any process, with its beginning, its end and its descriptor.
 //!
-//! Programs at the tracepoints of these system calls store the time when a thread began one, and write a
-//! record when it ends. No other system call runs a program. Not covered: syncs by `io_uring`, msync(2), and
-//! writes with `O_DSYNC`, which use other calls.
+//! Programs at the tracepoints of these system calls store the time when a thread began one, and
+//! write a record when it ends. No other system call runs a program. Not covered: syncs by
+//! `io_uring`, msync(2), and writes with `O_DSYNC`, which use other calls.
 //!
-//! Invariants: this module only observes. All tables are bounded, and syncs without room are counted
-//! ([`SyncEvents::lost`]). Everything is removed when [`SyncEvents`] is dropped, and when its process ends,
-//! even by `kill -9`. Fails if the kernel has no events of single system calls (`CONFIG_FTRACE_SYSCALLS`), or
-//! refuses the programs.
+//! Invariants: this module only observes. All tables are bounded, and syncs without room are
+//! counted ([`SyncEvents::lost`]). Everything is removed when [`SyncEvents`] is dropped, and when
+//! its process ends, even by `kill -9`. Fails if the kernel has no events of single system calls
+//! (`CONFIG_FTRACE_SYSCALLS`), or refuses the programs.
 
 use std::mem::offset_of;
 use std::path::PathBuf;
@@ -263,7 +263,8 @@ fn online_cpu() -> u32 {
     online.ok().and_then(|text| text.split(['-', ',', '\n']).next()?.parse().ok()).unwrap_or(0)
 }
 
-/// Returns the sync that a thread is in at this moment; `None` if it is in none. Fails if that can't be seen.
+/// Returns the sync that a thread is in at this moment; `None` if it is in none. Fails if that
+/// can't be seen.
 fn current_sync(process: u32, thread: u32) -> std::io::Result<Option<(SyncCall, i32)>> {
     let path: PathBuf = ProcRoot::default().path().join(format!("{process}/task/{thread}/syscall"));
     std::fs::read_to_string(path).map(|text| parse_syscall(&text))
@@ -419,8 +420,8 @@ impl SyncProgramWriter {
         self.asm.finish()
     }
 
-    /// Writes the program that stores when the thread began, and with which descriptor. Skips a call whose
-    /// flags do not wait.
+    /// Writes the program that stores when the thread began, and with which descriptor. Skips a
+    /// call whose flags do not wait.
     fn write_entry_program(
         mut self,
         call: SyncCall,
@@ -447,8 +448,8 @@ impl SyncProgramWriter {
         self.finish()
     }
 
-    /// Writes the program that writes a record of the sync that the thread began. Skips one whose beginning
-    /// was not seen.
+    /// Writes the program that writes a record of the sync that the thread began. Skips one whose
+    /// beginning was not seen.
     fn write_exit_program(mut self) -> Result<Vec<Instruction>, AssemblyError> {
         self.store_thread();
         self.pass_map_and_key(self.waiting, stack!(SyncStack, key));

@@ -1,10 +1,11 @@
-//! bpf(2) and `perf_event_open(2)`: maps of the kernel, programs for tracepoints, and the attachments between
-//! the two.
+//! bpf(2) and `perf_event_open(2)`: maps of the kernel, programs for tracepoints, and the
+//! attachments between the two.
 //!
-//! Invariants: everything that is made here depends on descriptors (close-on-exec): when they close, however
-//! the process ends, the kernel detaches the program and frees the maps. Nothing is pinned. A map's keys and
-//! values have the size it was made with, and none is of a per-CPU kind, so the kernel reads and writes
-//! exactly that many bytes. Fails with the kernel's own error number.
+//! Invariants: everything that is made here depends on descriptors (close-on-exec): when they
+//! close, however the process ends, the kernel detaches the program and frees the maps. Nothing is
+//! pinned. A map's keys and values have the size it was made with, and none is of a per-CPU kind,
+//! so the kernel reads and writes exactly that many bytes. Fails with the kernel's own error
+//! number.
 
 #![allow(unsafe_code)]
 
@@ -142,8 +143,8 @@ struct ProgramInfo {
     kind: u32,
     id: u32,
     others: [u64; 25],
-    /// The number of times that it was not run because another program was running on that processor (Linux
-    /// 5.12; 6.7 for tracepoints).
+    /// The number of times that it was not run because another program was running on that
+    /// processor (Linux 5.12; 6.7 for tracepoints).
     recursion_misses: u64,
 }
 
@@ -166,11 +167,11 @@ struct PerfAttributes {
 /// bpf(2). The result is a descriptor for the commands that make one, else 0.
 ///
 /// # Safety
-/// `attributes` is the part of `union bpf_attr` that `command` reads; each address in it is of live memory of
-/// this process of the size that the command reads or, where it writes, may write.
+/// `attributes` is the part of `union bpf_attr` that `command` reads; each address in it is of live
+/// memory of this process of the size that the command reads or, where it writes, may write.
 unsafe fn bpf<T>(command: BpfCommand, attributes: &mut T) -> Result<i32, Errno> {
-    // SAFETY: the kernel reads (and for some commands writes back) `size_of::<T>()` bytes of a live,
-    // exclusively borrowed, `repr(C)` value; what it points to is the caller's promise.
+    // SAFETY: the kernel reads (and for some commands writes back) `size_of::<T>()` bytes of a
+    // live, exclusively borrowed, `repr(C)` value; what it points to is the caller's promise.
     let result = unsafe {
         libc::syscall(libc::SYS_bpf, command as libc::c_int, std::ptr::from_mut(attributes), size_of::<T>())
     };
@@ -179,8 +180,8 @@ unsafe fn bpf<T>(command: BpfCommand, attributes: &mut T) -> Result<i32, Errno> 
 
 /// Takes ownership of a descriptor that a call has just returned.
 fn take_ownership(fd: i32) -> OwnedFd {
-    // SAFETY: only called with the fresh result of a call that gives its caller a new descriptor; nothing
-    // else owns it.
+    // SAFETY: only called with the fresh result of a call that gives its caller a new descriptor;
+    // nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
@@ -260,15 +261,16 @@ impl BpfMap {
         (self.key_size, self.value_size)
     }
 
-    /// Runs one of the commands on a single entry. `value` has the size that the command reads or writes.
+    /// Runs one of the commands on a single entry. `value` has the size that the command reads or
+    /// writes.
     fn element(&self, command: BpfCommand, key: &[u8], value: u64) -> Result<(), Errno> {
         assert_eq!(key.len(), self.key_size, "a key of the map's size");
         let mut attributes =
             MapElement { map_fd: raw_fd(&self.fd), padding: 0, key: address(key), value, flags: 0 };
-        // SAFETY: the attributes are those of the four commands this is called with; the key has the size the
-        // kernel reads, as asserted; `value` is the address of a live buffer of the value's size, exclusively
-        // borrowed where the command writes it, as each of the callers below asserts (a deletion uses no
-        // value).
+        // SAFETY: the attributes are those of the four commands this is called with; the key has
+        // the size the kernel reads, as asserted; `value` is the address of a live buffer of the
+        // value's size, exclusively borrowed where the command writes it, as each of the callers
+        // below asserts (a deletion uses no value).
         unsafe { bpf(command, &mut attributes).map(drop) }
     }
 
@@ -278,8 +280,8 @@ impl BpfMap {
         as_found(self.element(BpfCommand::MapLookup, key, address_mut(value)))
     }
 
-    /// Copies an entry's value out and deletes it, atomically (Linux 5.14 for hash tables). Returns false if
-    /// there is none.
+    /// Copies an entry's value out and deletes it, atomically (Linux 5.14 for hash tables). Returns
+    /// false if there is none.
     pub(crate) fn take(&self, key: &[u8], value: &mut [u8]) -> Result<bool, Errno> {
         assert_eq!(value.len(), self.value_size, "a value of the map's size");
         as_found(self.element(BpfCommand::MapTake, key, address_mut(value)))
@@ -302,13 +304,14 @@ impl BpfMap {
         assert!(self.key_size <= first.len(), "there is room for a key");
         let value = address_mut(&mut first);
         let mut attributes = MapElement { map_fd: raw_fd(&self.fd), padding: 0, key: 0, value, flags: 0 };
-        // SAFETY: the attributes are those of the command. Without a key the kernel writes the first one, for
-        // which there is room, as asserted.
+        // SAFETY: the attributes are those of the command. Without a key the kernel writes the
+        // first one, for which there is room, as asserted.
         as_found(unsafe { bpf(BpfCommand::MapNextKey, &mut attributes).map(drop) })
     }
 
-    /// Copies out as many entries as `keys` and `values` have room for (Linux 5.6). Returns their number, and
-    /// whether these were the last. `cursor` holds the place to continue; it is `None` at first.
+    /// Copies out as many entries as `keys` and `values` have room for (Linux 5.6). Returns their
+    /// number, and whether these were the last. `cursor` holds the place to continue; it is `None`
+    /// at first.
     pub(crate) fn lookup_batch(
         &self,
         cursor: &mut Option<[u8; 64]>,
@@ -328,10 +331,10 @@ impl BpfMap {
             element_flags: 0,
             flags: 0,
         };
-        // SAFETY: the attributes are those of the command. The kernel reads and writes a cursor of four bytes
-        // (a hash table) or of a key's size (an array), and 64 bytes are there, no less than a key as
-        // asserted; it writes at most `count` keys and values of the map's sizes, and both buffers have room
-        // for `room` of them.
+        // SAFETY: the attributes are those of the command. The kernel reads and writes a cursor of
+        // four bytes (a hash table) or of a key's size (an array), and 64 bytes are there, no less
+        // than a key as asserted; it writes at most `count` keys and values of the map's sizes, and
+        // both buffers have room for `room` of them.
         let result = unsafe { bpf(BpfCommand::MapLookupBatch, &mut attributes) };
         let copied = (attributes.count as usize).min(room);
         match result {
@@ -392,7 +395,8 @@ impl BpfProgram {
             kind: kind as u32,
             instructions: kernel_length(code.len())?,
             code: address(code),
-            // Some helpers require a program with a licence that the kernel counts as GPL-compatible.
+            // Some helpers require a program with a licence that the kernel counts as
+            // GPL-compatible.
             license: c"Dual MIT/GPL".as_ptr() as u64,
             log_level: u32::from(!log.is_empty()),
             log_size: kernel_length(log.len())?,
@@ -402,9 +406,9 @@ impl BpfProgram {
             name: object_name(name),
         };
         let fd = without_limit(|| {
-            // SAFETY: the attributes are those of the command: `instructions` instructions of eight bytes and
-            // a string with its end are read, at most `log_size` bytes of the log are written; all live
-            // through the call.
+            // SAFETY: the attributes are those of the command: `instructions` instructions of eight
+            // bytes and a string with its end are read, at most `log_size` bytes of the log are
+            // written; all live through the call.
             unsafe { bpf(BpfCommand::ProgLoad, &mut attributes) }
         })?;
         Ok(Self { fd: take_ownership(fd) })
@@ -417,16 +421,16 @@ impl BpfProgram {
             len: kernel_length(size_of::<ProgramInfo>())?,
             info: address_mut(&mut info),
         };
-        // SAFETY: the attributes are those of the command. The kernel writes at most `len` bytes into the
-        // live `info`; it also reads it, as counts of and addresses for arrays to fill, and all of those are
-        // zero: none.
+        // SAFETY: the attributes are those of the command. The kernel writes at most `len` bytes
+        // into the live `info`; it also reads it, as counts of and addresses for arrays to fill,
+        // and all of those are zero: none.
         unsafe { bpf(BpfCommand::ObjectInfo, &mut attributes)? };
         let [info] = info;
         Ok(info)
     }
 
-    /// Returns how often the kernel did not run it because another program was running on the same processor;
-    /// 0 if the kernel does not count that.
+    /// Returns how often the kernel did not run it because another program was running on the same
+    /// processor; 0 if the kernel does not count that.
     pub(crate) fn skipped(&self) -> Result<u64, Errno> {
         Ok(self.info()?.recursion_misses)
     }
@@ -441,16 +445,17 @@ impl BpfProgram {
     #[cfg(test)]
     pub(crate) fn exists(id: u32) -> Result<bool, Errno> {
         let mut attributes = [id, 0, 0];
-        // SAFETY: the attributes are those of the command (a number, a next number, flags) and hold no
-        // address.
+        // SAFETY: the attributes are those of the command (a number, a next number, flags) and hold
+        // no address.
         let result = unsafe { bpf(BpfCommand::ProgFdById, &mut attributes) };
         as_found(result.map(|fd| drop(take_ownership(fd))))
     }
 
-    /// Runs the program at each event of a tracepoint, on all processors, until the result is dropped.
+    /// Runs the program at each event of a tracepoint, on all processors, until the result is
+    /// dropped.
     ///
-    /// A tracepoint's programs run wherever the event happens; `cpu` can be any that is online, and only does
-    /// the accounting.
+    /// A tracepoint's programs run wherever the event happens; `cpu` can be any that is online, and
+    /// only does the accounting.
     pub(crate) fn attach(&self, tracepoint: u64, cpu: u32) -> Result<ProgramAttachment, AttachError> {
         let attributes = PerfAttributes {
             kind: PERF_TYPE_TRACEPOINT,
@@ -460,8 +465,8 @@ impl BpfProgram {
             ..PerfAttributes::default()
         };
         let (all_tasks, no_group) = (-1, -1);
-        // SAFETY: the kernel reads `size` bytes of the live `attributes`, which has that size; the rest are
-        // integers.
+        // SAFETY: the kernel reads `size` bytes of the live `attributes`, which has that size; the
+        // rest are integers.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_perf_event_open,
@@ -494,13 +499,13 @@ struct RawTracepoint {
 }
 
 impl BpfProgram {
-    /// Runs a program of [`ProgramKind::RawTracepoint`] at each event of a tracepoint, until the result is
-    /// dropped.
+    /// Runs a program of [`ProgramKind::RawTracepoint`] at each event of a tracepoint, until the
+    /// result is dropped.
     pub(crate) fn attach_raw(&self, tracepoint: &CStr) -> Result<ProgramAttachment, AttachError> {
         let mut attributes =
             RawTracepoint { name: tracepoint.as_ptr() as u64, program_fd: raw_fd(&self.fd), padding: 0 };
-        // SAFETY: the attributes are those of the command: the name is a string with its end, which lives
-        // through the call.
+        // SAFETY: the attributes are those of the command: the name is a string with its end, which
+        // lives through the call.
         let fd = unsafe { bpf(BpfCommand::RawTracepointOpen, &mut attributes) }
             .map_err(|errno| AttachError { call: "bpf(RAW_TRACEPOINT_OPEN)", errno })?;
         Ok(ProgramAttachment { _event: take_ownership(fd) })

@@ -15,8 +15,8 @@ pub(crate) fn file_of(len: usize) -> (TempDir, InspectedFile) {
     (dir, file)
 }
 
-/// Drops all pages of a clean file. Pages that the kernel itself holds at that moment (while it moves them,
-/// or scans for some to reclaim) stay, so the advice is repeated until none is left.
+/// Drops all pages of a clean file. Pages that the kernel itself holds at that moment (while it
+/// moves them, or scans for some to reclaim) stay, so the advice is repeated until none is left.
 pub(crate) fn evict_all(file: &InspectedFile) {
     for _ in 0..1000 {
         evict_once(file);

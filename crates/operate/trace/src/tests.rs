@@ -27,15 +27,15 @@ const TRACED_PAGES: u64 = 16384;
 /// The most attempts to trace without interference by others' programs.
 const ATTEMPTS_MAX: usize = 20;
 
-/// Runs one test at a time: a processor that is in one program, or in the midst of reading a table, runs no
-/// other.
+/// Runs one test at a time: a processor that is in one program, or in the midst of reading a table,
+/// runs no other.
 fn alone() -> MutexGuard<'static, ()> {
     static TEST_LOCK: Mutex<()> = Mutex::new(());
     lock(&TEST_LOCK)
 }
 
-/// Returns a tracer of exactly this level, for pages only unless the options say more; `None`, with a
-/// message, if it is not available.
+/// Returns a tracer of exactly this level, for pages only unless the options say more; `None`, with
+/// a message, if it is not available.
 fn tracer(level: TraceLevel, options: TraceOptions) -> Option<Tracer> {
     let tracer = Tracer::start(&TraceOptions { best: level, ..options }).unwrap();
     if tracer.source().level() == level {
@@ -60,8 +60,8 @@ fn cold_file(len: usize) -> (tempfile::TempDir, InspectedFile) {
     (dir, file)
 }
 
-/// Checks for a source that reading 64 MiB counts as that many bytes entering (16,384 pages of 4 KiB), and
-/// evicting them as that many leaving.
+/// Checks for a source that reading 64 MiB counts as that many bytes entering (16,384 pages of 4
+/// KiB), and evicting them as that many leaving.
 fn counts_each_page(level: TraceLevel, options: impl Fn(&Path) -> TraceOptions) {
     let _alone = alone();
     let (_dir, file) = cold_file(READ_BYTES);
@@ -75,8 +75,8 @@ fn counts_each_page(level: TraceLevel, options: impl Fn(&Path) -> TraceOptions) 
     skip("someone else uses programs all the time");
 }
 
-/// Returns false if the kernel skipped a program, which others that use programs can cause: then nothing is
-/// exact.
+/// Returns false if the kernel skipped a program, which others that use programs can cause: then
+/// nothing is exact.
 fn is_each_page_counted(level: TraceLevel, file: &InspectedFile, mut tracer: Tracer) -> bool {
     let inode = identity(file);
     std::fs::read(file.path()).unwrap();
@@ -146,7 +146,8 @@ fn devices_are_filtered() {
     }
 }
 
-/// A table of few entries fills up, reports that, and has room again when its entries have been idle.
+/// A table of few entries fills up, reports that, and has room again when its entries have been
+/// idle.
 #[test]
 fn a_full_table_says_so_and_recovers() {
     let _alone = alone();
@@ -291,8 +292,9 @@ fn direct_reclaim_is_counted_by_task() {
             eprintln!("{level:?}: pages are not compared: {}", counts.losses);
             continue;
         }
-        // Pages that were read ahead and evicted before their turn came in twice; pages that entered and did
-        // not leave are resident. Pages of the program itself may have been reclaimed as well.
+        // Pages that were read ahead and evicted before their turn came in twice; pages that
+        // entered and did not leave are resident. Pages of the program itself may have been
+        // reclaimed as well.
         let flow = counts.of_file(identity(&file)).unwrap();
         assert!(flow.added.bytes >= 64 * MIB as u64, "{flow:?}");
         assert!(flow.removed.bytes >= (MIB * (64 - GROUP_MIB)) as u64, "{flow:?}");
@@ -301,8 +303,8 @@ fn direct_reclaim_is_counted_by_task() {
     }
 }
 
-/// A file system on a loop device whose share of dirty memory is small, so that only its writers are
-/// throttled.
+/// A file system on a loop device whose share of dirty memory is small, so that only its writers
+/// are throttled.
 struct SmallShare {
     dir: tempfile::TempDir,
     device: String,
@@ -380,8 +382,8 @@ fn pauses_for_dirty_pages_are_counted_by_task_and_device() {
         let own = std::process::id();
         let block = vec![7; 64 * 1024];
         let path = share.mount().join(format!("{level:?}"));
-        // Whether a writer has to pause depends on the speed that the kernel assumes for this disk, among all
-        // the others.
+        // Whether a writer has to pause depends on the speed that the kernel assumes for this disk,
+        // among all the others.
         let mut rounds = (0..20).map(|_| {
             // Small writes to one file: every few pages the kernel decides whether to pause.
             let file = File::create(&path).unwrap();
@@ -444,8 +446,9 @@ fn requests_to_the_disk_are_counted() {
         let reads =
             counts.block.iter().flatten().find(|one| one.dev == stat.st_dev && one.op == BlockOp::Read);
         let reads = reads.unwrap_or_else(|| panic!("{level:?}: {:?}", counts.block));
-        // A completion interrupts whatever runs, including other programs. Then it counts as skipped, in some
-        // cases only after a minute. The whole machine's requests to its disks may also exceed the buffer.
+        // A completion interrupts whatever runs, including other programs. Then it counts as
+        // skipped, in some cases only after a minute. The whole machine's requests to its disks may
+        // also exceed the buffer.
         let unfinished = match &tracer.reader {
             CountReader::Bpf(source) => source.drop_unfinished(u64::MAX).unwrap(),
             _ => 0,
@@ -671,6 +674,7 @@ fn a_dropped_tracer_leaves_nothing_behind() {
     };
     assert_eq!(count(), 1);
     drop(tracer);
-    // Its guard retries while a program that another test starts still has this process's descriptors.
+    // Its guard retries while a program that another test starts still has this process's
+    // descriptors.
     assert!(in_the_end(|| count() == 0), "the instance is still there");
 }

@@ -1,9 +1,10 @@
 //! Finds the kernel's tracing files, and reads the descriptions of tracepoints.
 //!
-//! Invariants: only reads. Searches the mounts that this process sees: tracefs wherever it is, otherwise the
-//! `tracing` directory of a debugfs. If it is not mounted, it gets a mount that is in no directory
-//! (`fsmount(2)`, Linux 5.2): nobody else sees that one, and it ends with its last descriptor, whatever
-//! becomes of the process. Fails with [`TraceError::NoTracefs`], [`TraceError::NoEvent`] or the refused call.
+//! Invariants: only reads. Searches the mounts that this process sees: tracefs wherever it is,
+//! otherwise the `tracing` directory of a debugfs. If it is not mounted, it gets a mount that is in
+//! no directory (`fsmount(2)`, Linux 5.2): nobody else sees that one, and it ends with its last
+//! descriptor, whatever becomes of the process. Fails with [`TraceError::NoTracefs`],
+//! [`TraceError::NoEvent`] or the refused call.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};

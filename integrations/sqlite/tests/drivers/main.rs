@@ -1,8 +1,9 @@
 //! Tests of SQLite's drivers, each by a program in its own language that does what services do: it
-//! loads the VFS, gives a name that is no URI, has a pool, asks for WAL mode, forks, and is killed in
-//! a transaction. Its outcome is a row of the table in `docs/src/databases/sqlite.md`.
+//! loads the VFS, gives a name that is no URI, has a pool, asks for WAL mode, forks, and is killed
+//! in a transaction. Its outcome is a row of the table in `docs/src/databases/sqlite.md`.
 //!
-//! Debian's drivers are part of `make test`. `scripts/fetch-drivers.sh` has the others, for `make test-sqlite`.
+//! Debian's drivers are part of `make test`. `scripts/fetch-drivers.sh` has the others, for
+//! `make test-sqlite`.
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -98,7 +99,8 @@ impl Story {
         if found == format!("{wanted}|ok") { "works".to_owned() } else { found }
     }
 
-    /// Forks children after and before their parent opens, and returns their answers. Commits six rows.
+    /// Forks children after and before their parent opens, and returns their answers. Commits six
+    /// rows.
     fn forks(&self) -> String {
         let answers = self.ask("a.db", "fork");
         let (before, after) = answers.split_at(2);
@@ -217,7 +219,8 @@ fn go() {
     story.is_as_the_page_says("mattn/go-sqlite3 1.14.53", false);
 }
 
-/// A VFS is in the list of one copy of SQLite: another one in the process is refused, and keeps its own.
+/// A VFS is in the list of one copy of SQLite: another one in the process is refused, and keeps its
+/// own.
 #[test]
 #[ignore = "fetches: make test-sqlite"]
 fn a_second_copy_of_sqlite_is_refused() {

@@ -1,5 +1,5 @@
-//! Databases, used by SQLite's own shell, after kills: repeated kills without a close in between, small
-//! pages, and files from another time than the log.
+//! Databases, used by SQLite's own shell, after kills: repeated kills without a close in between,
+//! small pages, and files from another time than the log.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
@@ -40,8 +40,8 @@ fn kill(library: &Path, cycles: usize, settings: &str, is_closed_between: bool) 
         let mut ours = Shell::open(&by_us(library, &database));
         assert_eq!(rows(&ours.ask(CHECK)), expected, "cycle {cycle}");
         assert_eq!(ours.ask(&format!("PRAGMA journal_mode={mode};\nPRAGMA cache_size=50;")), mode);
-        // Rows 1, 2, 3 ..., each acknowledged; in between transactions without a lasting effect, small and
-        // large.
+        // Rows 1, 2, 3 ..., each acknowledged; in between transactions without a lasting effect,
+        // small and large.
         for row in expected + 1..=expected + 400 {
             let size = 10 + rng.of(0..3000);
             ours.send(&format!(
@@ -82,8 +82,8 @@ fn kill(library: &Path, cycles: usize, settings: &str, is_closed_between: bool) 
             assert!(plain.contains(expected), "cycle {cycle}: {plain}");
         }
         let mut next = Shell::open(&by_us(library, &database));
-        // A large transaction that is killed between its statements leaves nothing. The commit in flight may
-        // exist.
+        // A large transaction that is killed between its statements leaves nothing. The commit in
+        // flight may exist.
         expected = rows(&next.ask(CHECK));
         assert!(
             expected == acknowledged || expected == acknowledged + 1,
@@ -157,8 +157,8 @@ INSERT INTO t SELECT value, hex(randomblob(3000)), 0 FROM generate_series(1, 100
     assert!(expected > 3, "only {expected} commits");
 }
 
-/// A database of small pages is truncated and extended between two checkpoints. After a kill, no old bytes
-/// return.
+/// A database of small pages is truncated and extended between two checkpoints. After a kill, no
+/// old bytes return.
 #[test]
 fn what_was_cut_off_does_not_come_back() {
     let Some(library) = library() else { return };
@@ -261,7 +261,8 @@ fn a_copy_of_another_time_than_the_log_is_refused() {
     is_refused(&library, &database, ANOTHER);
     fs::rename(at("newer"), &database).unwrap();
 
-    // A database that was moved without its log, and put back after another was created in its place.
+    // A database that was moved without its log, and put back after another was created in its
+    // place.
     let mut ours = Shell::open(&open);
     assert_eq!(ours.ask("DELETE FROM t WHERE a=2;"), "");
     ours.kill();

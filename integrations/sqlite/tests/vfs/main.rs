@@ -1,5 +1,5 @@
-//! Databases, used by SQLite's own shell: plain after the close, refused to others before, complete after
-//! kills.
+//! Databases, used by SQLite's own shell: plain after the close, refused to others before, complete
+//! after kills.
 
 mod crashes;
 mod fork;
@@ -148,8 +148,8 @@ fn a_journal_that_sqlite_left_is_rolled_back_once() {
     }
 }
 
-/// A neighbour with write permission to the directory creates an old journal there that looks hot, and a file
-/// that looks like a WAL.
+/// A neighbour with write permission to the directory creates an old journal there that looks hot,
+/// and a file that looks like a WAL.
 #[test]
 fn what_appears_beside_it_meanwhile_is_not_taken_for_its_own() {
     let Some(library) = library() else { return };
@@ -202,7 +202,8 @@ fn what_cannot_be_right_is_refused() {
         said(&format!("{attach} SELECT count(*) FROM t; SELECT count(*) FROM u;")).lines().last(),
         Some("0")
     );
-    // A database of this VFS attached to one of SQLite's: refused because of the name that its journal gets.
+    // A database of this VFS attached to one of SQLite's: refused because of the name that its
+    // journal gets.
     let plain = dir.path().join("plain.db");
     let mixed = format!(
         ".load {}\n{}CREATE TABLE p(a);\nATTACH 'file:{}?vfs=pagekeeper' AS b;\nBEGIN;\nINSERT INTO p VALUES(1);\nINSERT INTO u VALUES(1);\nCOMMIT;\n",

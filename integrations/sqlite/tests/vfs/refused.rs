@@ -1,4 +1,5 @@
-//! Openings that are refused say why in the message that a driver shows, not in SQLite's error log alone.
+//! Openings that are refused say why in the message that a driver shows, not in SQLite's error log
+//! alone.
 
 use std::fs;
 use std::process::Command;

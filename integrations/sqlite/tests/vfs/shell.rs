@@ -1,5 +1,5 @@
-//! SQLite's own shell as a child process: statements in, lines out, killed at any time; and C programs for
-//! the rest.
+//! SQLite's own shell as a child process: statements in, lines out, killed at any time; and C
+//! programs for the rest.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};

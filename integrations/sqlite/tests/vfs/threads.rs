@@ -1,5 +1,5 @@
-//! Many connections in one process, by a C program. Threads open, write and close independently: they lose no
-//! commit, and the last one leaves a plain file.
+//! Many connections in one process, by a C program. Threads open, write and close independently:
+//! they lose no commit, and the last one leaves a plain file.
 
 use std::process::Command;
 

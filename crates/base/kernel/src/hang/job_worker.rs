@@ -1,12 +1,13 @@
 //! A worker thread for jobs that may hang: calls into file systems.
 //!
-//! A network file system whose server is gone, or a user-space one that never answers, can block a thread
-//! indefinitely. One worker runs the jobs in turn. If a job does not return in time, the worker is abandoned to
-//! it, and the next job gets a new one. The abandoned job's result can still be received later.
+//! A network file system whose server is gone, or a user-space one that never answers, can block a
+//! thread indefinitely. One worker runs the jobs in turn. If a job does not return in time, the
+//! worker is abandoned to it, and the next job gets a new one. The abandoned job's result can still
+//! be received later.
 //!
-//! Invariants: nobody waits for a job longer than specified, and no lock is held meanwhile. An abandoned worker
-//! ends with its job, or with the process. A kill ends a wait in such a file system, unless a program has read the
-//! request and keeps it.
+//! Invariants: nobody waits for a job longer than specified, and no lock is held meanwhile. An
+//! abandoned worker ends with its job, or with the process. A kill ends a wait in such a file
+//! system, unless a program has read the request and keeps it.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
@@ -20,7 +21,8 @@ pub struct JobWorker {
 }
 
 impl JobWorker {
-    /// Whether there is a worker, or one can be created. Without a worker, jobs run in the caller's thread.
+    /// Whether there is a worker, or one can be created. Without a worker, jobs run in the caller's
+    /// thread.
     pub fn is_ready(&mut self) -> bool {
         if self.tasks.is_none() {
             self.tasks = start();
@@ -28,7 +30,8 @@ impl JobWorker {
         self.tasks.is_some()
     }
 
-    /// Runs a job and waits for it up to `patience`. If it takes longer, returns the receiver of its result.
+    /// Runs a job and waits for it up to `patience`. If it takes longer, returns the receiver of
+    /// its result.
     ///
     /// # Panics
     ///
@@ -41,7 +44,8 @@ impl JobWorker {
         self.run_while(patience, || false, job)
     }
 
-    /// Runs a job as [`Self::run`] does, but asks `wait_on` after each `pause` whether to go on waiting.
+    /// Runs a job as [`Self::run`] does, but asks `wait_on` after each `pause` whether to go on
+    /// waiting.
     ///
     /// # Panics
     ///
@@ -62,7 +66,8 @@ impl JobWorker {
             Some(tasks) => tasks.send(task).err().map(|error| error.0),
             None => Some(task),
         };
-        // No thread could be created: running the job here is risky, but better than not running it.
+        // No thread could be created: running the job here is risky, but better than not running
+        // it.
         if let Some(task) = unsent {
             task();
         }

@@ -29,8 +29,8 @@ const FILEID_BTRFS: i32 = 0x4d;
 /// Number of retries while the number of an inode is being assigned to another one.
 const NUMBER_TAKEN_RETRIES: usize = 3;
 
-/// The unique identity of an inode in its file system, distinct also from earlier and later inodes with its
-/// number.
+/// The unique identity of an inode in its file system, distinct also from earlier and later inodes
+/// with its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct InodeId {
     /// The inode number.
@@ -42,8 +42,8 @@ pub struct InodeId {
 }
 
 impl InodeId {
-    /// Returns the identity of an open or resolved file; `None` if its file system has no such numbers, or encodes
-    /// them differently.
+    /// Returns the identity of an open or resolved file; `None` if its file system has no such
+    /// numbers, or encodes them differently.
     pub fn of(open: impl AsFd) -> Option<Self> {
         Self::parse(&handle_of(open.as_fd()).ok()?)
     }
@@ -71,7 +71,8 @@ impl InodeId {
     }
 }
 
-/// A mounted file system whose files are opened by number: ext4, XFS or btrfs. Needs `CAP_DAC_READ_SEARCH`.
+/// A mounted file system whose files are opened by number: ext4, XFS or btrfs. Needs
+/// `CAP_DAC_READ_SEARCH`.
 ///
 /// Nobody can unmount it while this value lives.
 #[derive(Debug)]
@@ -84,8 +85,8 @@ pub struct OpenMount {
 }
 
 impl OpenMount {
-    /// Opens the mount point of a file system by its device number: one that this process sees, or else one that the
-    /// process `pid` sees.
+    /// Opens the mount point of a file system by its device number: one that this process sees, or
+    /// else one that the process `pid` sees.
     ///
     /// Fails with [`Error::Unsupported`] if the file system is not mounted, or has another type.
     pub fn of_device(proc: &ProcRoot, dev: u64, pid: u32) -> Result<Self> {
@@ -133,11 +134,11 @@ impl OpenMount {
         Ok(Self { directory, dev: mount.dev, form, point: path })
     }
 
-    /// Opens a regular file that has a name. Its path is the name that the kernel knows, or its number if the
-    /// kernel knows none.
+    /// Opens a regular file that has a name. Its path is the name that the kernel knows, or its
+    /// number if the kernel knows none.
     ///
-    /// Fails with an error that [is gone](Error::is_gone) if the inode was removed, even if a new one has its
-    /// number. Fails with [`Error::Unsupported`] if the inode is among the `leases`.
+    /// Fails with an error that [is gone](Error::is_gone) if the inode was removed, even if a new
+    /// one has its number. Fails with [`Error::Unsupported`] if the inode is among the `leases`.
     pub fn open(&self, id: &InodeId, leases: &FileLeases) -> Result<InspectedFile> {
         const CALL_NAME: &str = "open_by_handle_at";
         let shown = self.point.join(format!("#{}", id.ino));
@@ -176,10 +177,11 @@ impl OpenMount {
 }
 
 impl InspectedFile {
-    /// Opens the block device with this number, unless a file system on it is mounted, which owns its pages.
+    /// Opens the block device with this number, unless a file system on it is mounted, which owns
+    /// its pages.
     ///
-    /// Fails with [`Error::Unsupported`] if it is mounted, and with [`Error::OtherFile`] if `/dev` leads to
-    /// another device.
+    /// Fails with [`Error::Unsupported`] if it is mounted, and with [`Error::OtherFile`] if `/dev`
+    /// leads to another device.
     pub fn open_device_by_number(proc: &ProcRoot, sys: &Path, device: u64) -> Result<Self> {
         let path = Path::new("/dev").join(device_name(sys, device)?);
         if is_device_in_use(proc, sys, device)? {
@@ -200,8 +202,8 @@ fn mount_id(open: BorrowedFd<'_>) -> Option<u64> {
     (found.stx_mask & StatxFlags::MNT_ID.bits() != 0).then_some(found.stx_mnt_id)
 }
 
-/// Returns the path of an open file, if the kernel knows one: an inode that was looked up by its number alone may
-/// have none.
+/// Returns the path of an open file, if the kernel knows one: an inode that was looked up by its
+/// number alone may have none.
 fn name_of(open: BorrowedFd<'_>) -> Option<PathBuf> {
     let link = format!("/proc/thread-self/fd/{}", open.as_raw_fd());
     let path = std::fs::read_link(link).ok()?;

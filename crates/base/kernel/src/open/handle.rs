@@ -1,14 +1,16 @@
 //! A name that was resolved but not opened: its target can be inspected before anything is opened.
 //!
 //! Invariants:
-//! 1. Resolving opens nothing: the descriptor is an `O_PATH` one, which calls no driver, FIFO or socket.
-//! 2. The object that is opened is the one that was inspected, whatever name it has by then: a file is opened
-//!    through its descriptor in `/proc/thread-self/fd`, a directory through its `.`. No race can replace it.
+//! 1. Resolving opens nothing: the descriptor is an `O_PATH` one, which calls no driver, FIFO or
+//!    socket.
+//! 2. The object that is opened is the one that was inspected, whatever name it has by then: a file
+//!    is opened through its descriptor in `/proc/thread-self/fd`, a directory through its `.`. No
+//!    race can replace it.
 //! 3. Only regular files, directories and (by [`PathHandle::open_file_or_device`]) block devices
 //!    are opened. If the expected one is known, no other is.
 //!
-//! Without a mounted `/proc` no file can be opened this way, and none is: that is a separate error, since every
-//! other way opens first and inspects afterwards. Directories do not need `/proc`.
+//! Without a mounted `/proc` no file can be opened this way, and none is: that is a separate error,
+//! since every other way opens first and inspects afterwards. Directories do not need `/proc`.
 
 #![allow(clippy::disallowed_methods, reason = "this is the one way in")]
 
@@ -28,15 +30,16 @@ use super::{ExpectedFile, Inode, InspectedFile, Links};
 use crate::hang::{announce, announce_from, announce_on_device};
 use crate::{Error, Result};
 
-/// Flags for names that are only inspected: nothing is opened, and a link at the end is returned as such.
+/// Flags for names that are only inspected: nothing is opened, and a link at the end is returned as
+/// such.
 const HANDLE_FLAGS: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// Flags for resolving beneath a directory without following links.
 const BENEATH_FLAGS: ResolveFlags =
     ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
 
-/// The target of a name when it was resolved, not opened. Its identity and type can be queried, and the same
-/// object can be opened afterwards, whatever has happened to the name meanwhile.
+/// The target of a name when it was resolved, not opened. Its identity and type can be queried, and
+/// the same object can be opened afterwards, whatever has happened to the name meanwhile.
 ///
 /// ```
 /// use pagekeeper_kernel::{ExpectedFile, PathHandle, Links};
@@ -74,15 +77,16 @@ impl PathHandle {
         }
     }
 
-    /// Resolves one name inside an open directory. No link is followed. If something is mounted over the name,
-    /// that is an error, [`Error::MountPoint`].
+    /// Resolves one name inside an open directory. No link is followed. If something is mounted
+    /// over the name, that is an error, [`Error::MountPoint`].
     ///
     /// `path` is the whole path, for errors and reports.
     pub fn in_directory(dir: BorrowedFd<'_>, name: impl Arg, path: PathBuf) -> Result<Self> {
         Self::in_directory_on(dir, name, path, ExpectedFile::Any)
     }
 
-    /// Resolves one name as [`Self::in_directory`] does. If the expected file is known, its device is announced.
+    /// Resolves one name as [`Self::in_directory`] does. If the expected file is known, its device
+    /// is announced.
     pub(super) fn in_directory_on(
         dir: BorrowedFd<'_>,
         name: impl Arg,
@@ -118,8 +122,8 @@ impl PathHandle {
         }
     }
 
-    /// Resolves a relative path beneath an open directory, also across mounts. No link is followed, and no `..`
-    /// leads out of the directory.
+    /// Resolves a relative path beneath an open directory, also across mounts. No link is followed,
+    /// and no `..` leads out of the directory.
     ///
     /// `path` is the whole path, for errors and reports.
     pub fn below(dir: BorrowedFd<'_>, relative: impl Arg, path: PathBuf) -> Result<Self> {
@@ -140,8 +144,8 @@ impl PathHandle {
         }
     }
 
-    /// Resolves a link of `/proc/PID/fd`, `map_files`, `exe` or `cwd` to the very object behind it, even if that
-    /// is deleted or in another mount namespace.
+    /// Resolves a link of `/proc/PID/fd`, `map_files`, `exe` or `cwd` to the very object behind it,
+    /// even if that is deleted or in another mount namespace.
     ///
     /// `shown` is the name for errors and reports.
     pub fn of_magic_link(link: &Path, shown: PathBuf) -> Result<Self> {
@@ -182,18 +186,19 @@ impl PathHandle {
 
     /// Opens it read-only if it is a regular file, and the expected one.
     ///
-    /// Fails with [`Error::NotRegular`], [`Error::SymbolicLink`] or [`Error::OtherFile`] without opening anything;
-    /// with [`Error::Unsupported`] if `/proc` is not mounted; else with the call's own error.
+    /// Fails with [`Error::NotRegular`], [`Error::SymbolicLink`] or [`Error::OtherFile`] without
+    /// opening anything; with [`Error::Unsupported`] if `/proc` is not mounted; else with the
+    /// call's own error.
     pub fn open(self, expected: ExpectedFile) -> Result<InspectedFile> {
         self.open_by(expected, None)
     }
 
-    /// Opens it as [`Self::open`] does, even if it is a block device. Only for a name that the user gave: opening
-    /// a device calls its driver and keeps it from being detached for that moment. If nobody else has it open, the
-    /// kernel drops its pages when it is closed.
+    /// Opens it as [`Self::open`] does, even if it is a block device. Only for a name that the user
+    /// gave: opening a device calls its driver and keeps it from being detached for that moment. If
+    /// nobody else has it open, the kernel drops its pages when it is closed.
     ///
-    /// The device is opened read-only, without `O_EXCL`. No ioctl is issued; only its size is queried, by
-    /// lseek(2).
+    /// The device is opened read-only, without `O_EXCL`. No ioctl is issued; only its size is
+    /// queried, by lseek(2).
     pub fn open_file_or_device(self, expected: ExpectedFile) -> Result<InspectedFile> {
         if self.kind() != FileType::BlockDevice {
             return self.open(expected);
@@ -253,19 +258,22 @@ impl PathHandle {
     }
 }
 
-/// The directory of this thread's descriptors: a thread may have its own table (unshare(2) `CLONE_FILES`).
+/// The directory of this thread's descriptors: a thread may have its own table (unshare(2)
+/// `CLONE_FILES`).
 const OWN_DESCRIPTORS: &str = "/proc/thread-self/fd/";
 
-/// The open directory of this thread's descriptors, for callers that open many files: resolving it takes a sixth
-/// of the time per file (8.9 µs without it, 7.5 µs with it, of which the two opens take 6.4 µs; Linux 6.18).
+/// The open directory of this thread's descriptors, for callers that open many files: resolving it
+/// takes a sixth of the time per file (8.9 µs without it, 7.5 µs with it, of which the two opens
+/// take 6.4 µs; Linux 6.18).
 ///
-/// Invariant: it stays in the thread that created it. Another thread, or a forked process, may have other
-/// descriptors with these numbers.
+/// Invariant: it stays in the thread that created it. Another thread, or a forked process, may have
+/// other descriptors with these numbers.
 #[derive(Debug)]
 pub(crate) struct OwnDescriptors(OwnedFd, PhantomData<*const ()>);
 
 impl OwnDescriptors {
-    /// Opens the directory of the calling thread; `None` if that fails: each file then reports the reason.
+    /// Opens the directory of the calling thread; `None` if that fails: each file then reports the
+    /// reason.
     pub(crate) fn of_this_thread() -> Option<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = rustix::fs::openat(CWD, OWN_DESCRIPTORS, flags, Mode::empty()).ok()?;
@@ -289,8 +297,8 @@ fn open_quietly(open: impl Fn(OFlags) -> rustix::io::Result<OwnedFd>) -> rustix:
     }
 }
 
-/// Fails unless `/proc` is the kernel's own: through anything else the reopened file could be another one. Checked
-/// until it succeeds once.
+/// Fails unless `/proc` is the kernel's own: through anything else the reopened file could be
+/// another one. Checked until it succeeds once.
 fn require_proc(path: &Path) -> Result<()> {
     static PROC_FOUND: OnceLock<()> = OnceLock::new();
     if PROC_FOUND.get().is_none() {
@@ -322,9 +330,9 @@ pub fn stat_of_name(path: &Path) -> Result<Stat> {
     rustix::fs::lstat(path).map_err(|errno| Error::call("stat", path, errno))
 }
 
-/// Returns the stat(2) result of one name inside an open directory, of a link itself. `inode` is the name's
-/// earlier target and determines the device that is announced. The name may lead to another inode by now, or to
-/// another file system mounted over it.
+/// Returns the stat(2) result of one name inside an open directory, of a link itself. `inode` is
+/// the name's earlier target and determines the device that is announced. The name may lead to
+/// another inode by now, or to another file system mounted over it.
 ///
 /// `path` is the whole path, for errors.
 ///
@@ -343,8 +351,8 @@ pub fn stat_in(dir: BorrowedFd<'_>, name: impl Arg, inode: Inode, path: &Path) -
         .map_err(|errno| Error::call("stat", path, errno))
 }
 
-/// Returns the device of a path, as far as the kernel knows it without contacting the file system: that of the
-/// innermost parent directory whose name is in the kernel's cache.
+/// Returns the device of a path, as far as the kernel knows it without contacting the file system:
+/// that of the innermost parent directory whose name is in the kernel's cache.
 pub(crate) fn cached_device_of(path: &Path) -> Option<u64> {
     let own = path
         .strip_prefix("/proc/self")
@@ -374,8 +382,8 @@ pub(crate) fn device_of_open(open: BorrowedFd<'_>) -> Option<u64> {
     Some(rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor))
 }
 
-/// Returns the starting point of a path: `/`, `.`, or a process's root, working directory, program, descriptor or
-/// mapping.
+/// Returns the starting point of a path: `/`, `.`, or a process's root, working directory, program,
+/// descriptor or mapping.
 fn start_of(path: &Path) -> PathBuf {
     let names: Vec<Component<'_>> = path.components().take(5).collect();
     let is = |at: usize, wanted: &[&str]| {
@@ -397,9 +405,9 @@ fn start_of(path: &Path) -> PathBuf {
     }
 }
 
-/// Resolves a path beneath a directory without following links. Goes one name at a time if openat2 is missing
-/// (before Linux 5.6) or blocked by a filter that does not know it. With `O_PATH`, openat2 returns EPERM for no
-/// other reason.
+/// Resolves a path beneath a directory without following links. Goes one name at a time if openat2
+/// is missing (before Linux 5.6) or blocked by a filter that does not know it. With `O_PATH`,
+/// openat2 returns EPERM for no other reason.
 fn beneath(dir: BorrowedFd<'_>, path: &CStr) -> rustix::io::Result<OwnedFd> {
     match rustix::fs::openat2(dir, path, HANDLE_FLAGS, Mode::empty(), BENEATH_FLAGS) {
         Err(Errno::NOSYS | Errno::PERM) => {
@@ -410,7 +418,8 @@ fn beneath(dir: BorrowedFd<'_>, path: &CStr) -> rustix::io::Result<OwnedFd> {
     }
 }
 
-/// Descends one name at a time, following no link and no `..`; an absolute path starts at `at`, too.
+/// Descends one name at a time, following no link and no `..`; an absolute path starts at `at`,
+/// too.
 pub(crate) fn descend(mut at: OwnedFd, path: &Path) -> rustix::io::Result<OwnedFd> {
     for component in path.components() {
         match component {
@@ -422,7 +431,8 @@ pub(crate) fn descend(mut at: OwnedFd, path: &Path) -> rustix::io::Result<OwnedF
     Ok(at)
 }
 
-/// Whether two descriptors lead into the same mount: by its ID, or before Linux 5.8 by the device alone.
+/// Whether two descriptors lead into the same mount: by its ID, or before Linux 5.8 by the device
+/// alone.
 fn same_mount(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> rustix::io::Result<bool> {
     let mount = |fd| {
         let wanted = StatxFlags::BASIC_STATS | StatxFlags::MNT_ID;

@@ -1,6 +1,8 @@
-//! Lists the names in an open directory, up to a limit: its owner may have created any number of them.
+//! Lists the names in an open directory, up to a limit: its owner may have created any number of
+//! them.
 //!
-//! Fails with the call's error; the file system is announced before each call ([`hang`](crate::hang)).
+//! Fails with the call's error; the file system is announced before each call
+//! ([`hang`](crate::hang)).
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -12,9 +14,11 @@ use rustix::fs::RawDir;
 use crate::hang::announce_from;
 use crate::{Error, Result};
 
-/// Returns the first `most` names in a directory opened for listing, in its own order, without `.` and `..`.
+/// Returns the first `most` names in a directory opened for listing, in its own order, without `.`
+/// and `..`.
 ///
-/// `path` is the whole path, for errors. It does not matter if another directory has that name by now.
+/// `path` is the whole path, for errors. It does not matter if another directory has that name by
+/// now.
 ///
 /// ```
 /// use pagekeeper_kernel::{Links, first_names, open_directory};

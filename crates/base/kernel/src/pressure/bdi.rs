@@ -1,10 +1,10 @@
 //! Backing devices: their read-ahead, and each one's share of dirty memory
 //! (`Documentation/ABI/testing/sysfs-class-bdi`).
 //!
-//! The kernel names a disk's by `MAJOR:MINOR`; partitions share that of their disk. File systems without their own
-//! disk have one under another name, or under the anonymous device number that `st_dev` shows (NFS, FUSE). A file
-//! on btrfs shows an anonymous `st_dev` without a backing device: it is found by the mount
-//! ([`BackingDevice::for_file`]).
+//! The kernel names a disk's by `MAJOR:MINOR`; partitions share that of their disk. File systems
+//! without their own disk have one under another name, or under the anonymous device number that
+//! `st_dev` shows (NFS, FUSE). A file on btrfs shows an anonymous `st_dev` without a backing
+//! device: it is found by the mount ([`BackingDevice::for_file`]).
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd};
@@ -35,7 +35,8 @@ pub struct BackingDevice {
     pub max_bytes: Option<u64>,
     /// Whether its share applies even while total dirty memory is low (since Linux 6.2).
     pub strict_limit: Option<bool>,
-    /// Whether pages must not change during writeback: a writer to such a page waits (since Linux 3.9).
+    /// Whether pages must not change during writeback: a writer to such a page waits (since Linux
+    /// 3.9).
     pub stable_pages: Option<bool>,
     /// Its dirty pages; `None` if debugfs is not mounted or not permitted.
     pub stats: Option<BackingDeviceStats>,
@@ -59,8 +60,8 @@ pub struct BackingDeviceStats {
 }
 
 impl BackingDevice {
-    /// Returns the backing device of a device number from a stat result; `None` if there is none (tmpfs,
-    /// overlayfs, btrfs: see [`Self::for_file`]).
+    /// Returns the backing device of a device number from a stat result; `None` if there is none
+    /// (tmpfs, overlayfs, btrfs: see [`Self::for_file`]).
     ///
     /// ```
     /// use pagekeeper_kernel::pressure::{BackingDevice, SysRoots};

@@ -1,8 +1,8 @@
 //! The memory cgroup of a process: its memory use, and the page cache in it (versions 1 and 2:
 //! `Documentation/admin-guide/cgroup-v1/memory.rst`, `Documentation/admin-guide/cgroup-v2.rst`).
 //!
-//! Page cache is charged to the group that first touched it, whoever uses it later. A group's figures include
-//! those of its descendants.
+//! Page cache is charged to the group that first touched it, whoever uses it later. A group's
+//! figures include those of its descendants.
 
 use std::path::{Path, PathBuf};
 
@@ -44,21 +44,22 @@ pub struct MemoryCgroup {
     pub inactive_file: u64,
     /// File pages used more than once. Kubernetes and others count them as used memory.
     pub active_file: u64,
-    /// Number of file pages read again after they were reclaimed, since the group's creation, if reported.
+    /// Number of file pages read again after they were reclaimed, since the group's creation, if
+    /// reported.
     pub file_refaults: Option<u64>,
-    /// The directory of the group above it whose limit is the effective one. `None` if that is its own limit, if
-    /// there is none, and on version 1.
+    /// The directory of the group above it whose limit is the effective one. `None` if that is its
+    /// own limit, if there is none, and on version 1.
     pub limited_by: Option<PathBuf>,
-    /// How often limits took effect. On version 2 of the group whose limit is the effective one, where the kernel
-    /// counts.
+    /// How often limits took effect. On version 2 of the group whose limit is the effective one,
+    /// where the kernel counts.
     pub events: MemoryEvents,
 }
 
 impl MemoryCgroup {
     /// Returns the memory cgroup of a process.
     ///
-    /// Returns `None` if no such group is visible: in the root group of version 2 (which has no figures), with the
-    /// memory controller off, or if its hierarchy is not mounted here.
+    /// Returns `None` if no such group is visible: in the root group of version 2 (which has no
+    /// figures), with the memory controller off, or if its hierarchy is not mounted here.
     ///
     /// ```
     /// use pagekeeper_kernel::pressure::{MemoryCgroup, SysRoots};
@@ -71,8 +72,8 @@ impl MemoryCgroup {
         MemoryPlace::of(roots, pid)?.map_or(Ok(None), |place| Self::charged_in(&place))
     }
 
-    /// Returns the group that memory at a place is charged to, with the limits above it; `None` if the memory
-    /// controller is off there.
+    /// Returns the group that memory at a place is charged to, with the limits above it; `None` if
+    /// the memory controller is off there.
     ///
     /// # Errors
     ///
@@ -84,13 +85,13 @@ impl MemoryCgroup {
         }
     }
 
-    /// Returns the figures of the group in this directory, without the hierarchy above it: its effective limit is
-    /// its own.
+    /// Returns the figures of the group in this directory, without the hierarchy above it: its
+    /// effective limit is its own.
     ///
     /// # Errors
     ///
-    /// If its files can't be read, or differ in form from those of Linux up to 6.18, or if it has no memory
-    /// controller.
+    /// If its files can't be read, or differ in form from those of Linux up to 6.18, or if it has
+    /// no memory controller.
     pub(super) fn at(version: CgroupVersion, directory: &Path) -> Result<Self> {
         match version {
             CgroupVersion::V1 => read_v1(directory.to_path_buf()),
@@ -133,7 +134,8 @@ pub(super) fn parse_limit_v1(limit: u64) -> Option<u64> {
     (limit / crate::page_size() < max_pages).then_some(limit)
 }
 
-/// Reads the nearest group at or above `group` with the memory controller, which the process is charged to.
+/// Reads the nearest group at or above `group` with the memory controller, which the process is
+/// charged to.
 fn read_v2(group: &Path, top: &Path) -> Result<Option<MemoryCgroup>> {
     let up_to_top = || group.ancestors().take_while(|directory| directory.starts_with(top));
     let Some(directory) = up_to_top().find(|directory| directory.join("memory.current").exists()) else {

@@ -1,12 +1,15 @@
-//! The kernel's limits of dirty pages: its parameters, and the thresholds that follow from them now.
+//! The kernel's limits of dirty pages: its parameters, and the thresholds that follow from them
+//! now.
 //!
-//! Sources: `Documentation/admin-guide/sysctl/vm.rst`, and `domain_dirty_limits` and `global_dirtyable_memory` in
-//! `mm/page-writeback.c`. Each limit has a ratio and a bytes form. **Setting one form sets the other to 0**, so
-//! only one of each pair is ever in force. Ratios apply to *dirtyable* memory (free memory plus file pages less
-//! the kernel's reserves), not to all memory, so the thresholds move with every allocation.
+//! Sources: `Documentation/admin-guide/sysctl/vm.rst`, and `domain_dirty_limits` and
+//! `global_dirtyable_memory` in `mm/page-writeback.c`. Each limit has a ratio and a bytes form.
+//! **Setting one form sets the other to 0**, so only one of each pair is ever in force. Ratios
+//! apply to *dirtyable* memory (free memory plus file pages less the kernel's reserves), not to all
+//! memory, so the thresholds move with every allocation.
 //!
-//! Not included: tasks of real-time priority get at least a quarter more, single disks get only a share (see
-//! [`BackingDevice`](super::BackingDevice)), and a memory cgroup of version 2 has its own thresholds.
+//! Not included: tasks of real-time priority get at least a quarter more, single disks get only a
+//! share (see [`BackingDevice`](super::BackingDevice)), and a memory cgroup of version 2 has its
+//! own thresholds.
 
 use std::fmt;
 
@@ -47,7 +50,8 @@ pub struct DirtyThresholds {
     pub limit: u64,
 }
 
-/// The parameters, the thresholds and the dirty memory in one snapshot. `Display` formats it for an operator.
+/// The parameters, the thresholds and the dirty memory in one snapshot. `Display` formats it for an
+/// operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirtyReport {
     /// The parameters in force.
@@ -123,8 +127,8 @@ impl DirtyReport {
                 .map(|pages| pages.saturating_mul(page_size()))
                 .ok_or_else(|| malformed(&roots.proc_file("vmstat"), name))
         };
-        // Both are the same figure, with two exceptions: kernels that initialise memory late count it only in the
-        // first, and containers may be shown their own `meminfo`.
+        // Both are the same figure, with two exceptions: kernels that initialise memory late count
+        // it only in the first, and containers may be shown their own `meminfo`.
         let free = memory.free.max(pages("nr_free_pages")?);
         // On 32-bit machines high memory is excluded as well; there this is too high.
         let file = pages("nr_inactive_file")?.saturating_add(pages("nr_active_file")?);
@@ -217,8 +221,8 @@ mod tests {
     #[test]
     fn the_kernels_own_figures_are_met_within_two_percent() {
         let near = |computed: u64, kernel: u64| computed.abs_diff(kernel) <= kernel / 50;
-        // Free memory is read a moment before the kernel's figures, and another process may allocate a lot in
-        // between: some attempts are allowed.
+        // Free memory is read a moment before the kernel's figures, and another process may
+        // allocate a lot in between: some attempts are allowed.
         let met = (0..100_u64).any(|attempt| {
             std::thread::sleep(std::time::Duration::from_millis(attempt.min(50)));
             let report = DirtyReport::read(&SysRoots::default()).unwrap();

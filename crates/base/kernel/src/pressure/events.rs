@@ -1,5 +1,5 @@
-//! How often a memory cgroup's limits took effect: `memory.events` of version 2, `memory.failcnt` and
-//! `memory.oom_control` of version 1.
+//! How often a memory cgroup's limits took effect: `memory.events` of version 2, `memory.failcnt`
+//! and `memory.oom_control` of version 1.
 //!
 //! Version 2 includes descendants, version 1 does not.
 
@@ -7,14 +7,16 @@ use std::path::Path;
 
 use super::{CgroupVersion, read_optional};
 
-/// How often a group's limits took effect since its creation. `None`: this kernel does not count it.
+/// How often a group's limits took effect since its creation. `None`: this kernel does not count
+/// it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MemoryEvents {
     /// It was reclaimed below its protection (`memory.low`).
     pub low: Option<u64>,
     /// Its tasks were slowed down over `memory.high`.
     pub high: Option<u64>,
-    /// Its usage was about to exceed `memory.max` (version 1: `memory.failcnt`, of that group alone).
+    /// Its usage was about to exceed `memory.max` (version 1: `memory.failcnt`, of that group
+    /// alone).
     pub max: Option<u64>,
     /// It was at its limit, and an allocation was about to fail.
     pub oom: Option<u64>,
@@ -23,8 +25,8 @@ pub struct MemoryEvents {
 }
 
 impl MemoryEvents {
-    /// Reads the events of the group in this directory. A file that is missing, unreadable or not a number counts
-    /// as `None`, so that the group's other figures remain usable.
+    /// Reads the events of the group in this directory. A file that is missing, unreadable or not a
+    /// number counts as `None`, so that the group's other figures remain usable.
     pub(super) fn read(version: CgroupVersion, directory: &Path) -> Self {
         let text = |name| read_optional(&directory.join(name)).ok().flatten().unwrap_or_default();
         match version {
@@ -47,8 +49,8 @@ impl MemoryEvents {
         }
     }
 
-    /// Returns the increase since `before`; `None` for a counter that is missing in either, or that belongs to
-    /// another group and is lower.
+    /// Returns the increase since `before`; `None` for a counter that is missing in either, or that
+    /// belongs to another group and is lower.
     ///
     /// ```
     /// use pagekeeper_kernel::pressure::MemoryEvents;

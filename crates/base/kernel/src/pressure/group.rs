@@ -1,13 +1,15 @@
-//! One memory cgroup, held by a descriptor of its directory: its figures and stalls, and requests to the kernel to
-//! reclaim its file pages (`Documentation/admin-guide/cgroup-v2.rst`: `memory.pressure`, `memory.reclaim`).
+//! One memory cgroup, held by a descriptor of its directory: its figures and stalls, and requests
+//! to the kernel to reclaim its file pages (`Documentation/admin-guide/cgroup-v2.rst`:
+//! `memory.pressure`, `memory.reclaim`).
 //!
 //! Invariants:
-//! 1. All reads and requests apply to the very group that was opened. No link is followed on the way, directories
-//!    other than control groups are refused, and a new group at the same path counts as another one
-//!    ([`HeldGroup::id`]). A user who may create groups (a delegated part of the tree) can't have another user's
-//!    group reclaimed.
-//! 2. The only file ever written is `memory.reclaim`, which changes no byte of any file and no setting. Anonymous
-//!    memory is not reclaimed: if the kernel can't exclude it, nothing is requested.
+//! 1. All reads and requests apply to the very group that was opened. No link is followed on the
+//!    way, directories other than control groups are refused, and a new group at the same path
+//!    counts as another one ([`HeldGroup::id`]). A user who may create groups (a delegated part of
+//!    the tree) can't have another user's group reclaimed.
+//! 2. The only file ever written is `memory.reclaim`, which changes no byte of any file and no
+//!    setting. Anonymous memory is not reclaimed: if the kernel can't exclude it, nothing is
+//!    requested.
 //!
 //! A missing kernel feature is a sentence ([`ReclaimResult::Refused`]), not an error. Fails as the
 //! calls do; the error for a removed group [is gone](Error::is_gone).
@@ -56,7 +58,8 @@ impl HeldGroup {
     ///
     /// # Errors
     ///
-    /// If there is none, if a link is on the way, or if the directory is not a control group of that version.
+    /// If there is none, if a link is on the way, or if the directory is not a control group of
+    /// that version.
     #[allow(
         clippy::disallowed_methods,
         reason = "a directory of the kernel's own, which is checked below; no link is followed"
@@ -86,14 +89,15 @@ impl HeldGroup {
         self.id
     }
 
-    /// Returns the group's figures. The effective limit is its own; groups above are not considered.
+    /// Returns the group's figures. The effective limit is its own; groups above are not
+    /// considered.
     pub fn figures(&self) -> Result<MemoryCgroup> {
         let figures = MemoryCgroup::at(self.version, &self.descriptor_path())?;
         Ok(MemoryCgroup { directory: self.path.clone(), ..figures })
     }
 
-    /// Returns `memory.high` in bytes, at which its tasks are slowed down; `None` if there is none, and on version
-    /// 1.
+    /// Returns `memory.high` in bytes, at which its tasks are slowed down; `None` if there is none,
+    /// and on version 1.
     pub fn high(&self) -> Result<Option<u64>> {
         self.limit("memory.high")
     }
@@ -106,8 +110,8 @@ impl HeldGroup {
         }
     }
 
-    /// Returns the time that its tasks lost waiting for memory; `None` if that is not measured (version 1,
-    /// `psi=0`).
+    /// Returns the time that its tasks lost waiting for memory; `None` if that is not measured
+    /// (version 1, `psi=0`).
     pub fn memory_pressure(&self) -> Result<Option<Pressure>> {
         match self.version {
             CgroupVersion::V1 => Ok(None),
@@ -115,8 +119,8 @@ impl HeldGroup {
         }
     }
 
-    /// Requests the kernel to reclaim about `bytes` of file pages from the group and its descendants, but no
-    /// anonymous memory. Waits for the result.
+    /// Requests the kernel to reclaim about `bytes` of file pages from the group and its
+    /// descendants, but no anonymous memory. Waits for the result.
     ///
     /// The kernel takes the pages that it considers least used, clean ones first.
     pub fn reclaim_file(&self, roots: &SysRoots, bytes: u64) -> Result<ReclaimResult> {
@@ -124,8 +128,8 @@ impl HeldGroup {
             let why = "control groups of version 1 have no memory.reclaim; version 2 has, since Linux 5.19";
             return Ok(ReclaimResult::Refused(why.to_owned()));
         }
-        // Since a release between Linux 6.1 and 6.12 the kernel can exclude anonymous memory. Older ones return
-        // "invalid argument".
+        // Since a release between Linux 6.1 and 6.12 the kernel can exclude anonymous memory. Older
+        // ones return "invalid argument".
         let asked = self.write_reclaim(&format!("{bytes} swappiness=0"))?;
         match asked {
             ReclaimReply::Invalid if self.may_swap(roots)? => Ok(ReclaimResult::Refused(
@@ -231,7 +235,8 @@ mod tests {
     use crate::pressure::MemoryPlace;
     use crate::testing::skip;
 
-    /// Creates a group for this test beside this process's own; `None`, with a sentence, if none can be created.
+    /// Creates a group for this test beside this process's own; `None`, with a sentence, if none
+    /// can be created.
     fn own_group(test: &str) -> Option<(CgroupVersion, PathBuf)> {
         let place = MemoryPlace::of(&SysRoots::default(), std::process::id()).unwrap();
         let made = place.and_then(|place| {

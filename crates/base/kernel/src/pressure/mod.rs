@@ -1,9 +1,9 @@
 //! Memory pressure, and the kernel's limits of dirty pages: read from `/proc` and `/sys`.
 //!
-//! Invariants: this module only reads, except for [`HeldGroup::reclaim_file`]. Every function takes the roots it
-//! reads from, so that tests and containers can pass others. Figures are bytes unless a name says otherwise. A
-//! figure that this kernel lacks is `None`, never zero. Fails with the read's own error, or [`Error::Malformed`]
-//! naming the line.
+//! Invariants: this module only reads, except for [`HeldGroup::reclaim_file`]. Every function takes
+//! the roots it reads from, so that tests and containers can pass others. Figures are bytes unless
+//! a name says otherwise. A figure that this kernel lacks is `None`, never zero. Fails with the
+//! read's own error, or [`Error::Malformed`] naming the line.
 //!
 //! ```
 //! use pagekeeper_kernel::pressure::{DirtyReport, MemInfo, SysRoots};
@@ -86,7 +86,8 @@ fn read_number(path: &Path) -> Result<u64> {
     text.trim().parse().map_err(|_| malformed(path, text.trim()))
 }
 
-/// Whether a read failed because this kernel lacks the file, or has the feature switched off (`psi=0`).
+/// Whether a read failed because this kernel lacks the file, or has the feature switched off
+/// (`psi=0`).
 fn is_missing(error: &Error) -> bool {
     matches!(error.errno(), Some(libc::ENOENT | libc::ENOTDIR | libc::ENODEV | libc::EOPNOTSUPP))
 }

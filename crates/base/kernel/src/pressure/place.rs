@@ -1,13 +1,14 @@
 //! The place of a process in the hierarchy of control groups that has the memory controller.
 //!
-//! The kernel names groups and mounts relative to the root of the reader's cgroup namespace, with `..` for groups
-//! above it. A container may see only a part of the hierarchy, bound to the usual place. It may also have the
-//! host's hierarchy mounted beside its own. It then sees that root as `/../../..`, and other containers' groups as
-//! `/../../pod/container`, so the names of the groups in between have to be searched.
+//! The kernel names groups and mounts relative to the root of the reader's cgroup namespace, with
+//! `..` for groups above it. A container may see only a part of the hierarchy, bound to the usual
+//! place. It may also have the host's hierarchy mounted beside its own. It then sees that root as
+//! `/../../..`, and other containers' groups as `/../../pod/container`, so the names of the groups
+//! in between have to be searched.
 //!
-//! Invariants: no path with `..` is ever opened. A group found by a search contains the process. If not everything
-//! could be searched, a missing group is an error, never "not mounted": a user who creates thousands of groups
-//! must not hide the groups of others.
+//! Invariants: no path with `..` is ever opened. A group found by a search contains the process. If
+//! not everything could be searched, a missing group is an error, never "not mounted": a user who
+//! creates thousands of groups must not hide the groups of others.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -24,7 +25,8 @@ const TOO_DEEP_REASON: &str =
     "a process's control group, looked for from 4 levels above this one's at most, was not found";
 const TOO_MANY_REASON: &str = "a process's control group was not found among the first 4096 of a level";
 
-/// The place of a process in the hierarchy with the memory controller, or in the one that would have it.
+/// The place of a process in the hierarchy with the memory controller, or in the one that would
+/// have it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryPlace {
     /// The version of that hierarchy.
@@ -33,14 +35,14 @@ pub struct MemoryPlace {
     pub directory: PathBuf,
     /// The mount point of the hierarchy: the topmost visible group.
     pub top: PathBuf,
-    /// The path of the group from the hierarchy's root: the root of this process's cgroup namespace, or that of a
-    /// mount that reaches higher.
+    /// The path of the group from the hierarchy's root: the root of this process's cgroup
+    /// namespace, or that of a mount that reaches higher.
     pub group: PathBuf,
 }
 
 impl MemoryPlace {
-    /// Returns the group that the process's memory is charged to, given its `figures`: its own, or the nearest one
-    /// above with the controller.
+    /// Returns the group that the process's memory is charged to, given its `figures`: its own, or
+    /// the nearest one above with the controller.
     pub fn charged(&self, figures: &MemoryCgroup) -> PathBuf {
         let below =
             self.directory.strip_prefix(&figures.directory).map_or(0, |rest| rest.components().count());
@@ -51,8 +53,8 @@ impl MemoryPlace {
     ///
     /// # Errors
     ///
-    /// If the process has ended, if its groups or the mounts can't be read, or if not all groups could be searched
-    /// for its own.
+    /// If the process has ended, if its groups or the mounts can't be read, or if not all groups
+    /// could be searched for its own.
     pub fn of(roots: &SysRoots, pid: u32) -> Result<Option<Self>> {
         Self::among(roots, pid, &roots.proc.own_mounts()?)
     }
@@ -61,7 +63,8 @@ impl MemoryPlace {
     ///
     /// # Errors
     ///
-    /// If the process has ended, if its groups can't be read, or if not all of them could be searched for its own.
+    /// If the process has ended, if its groups can't be read, or if not all of them could be
+    /// searched for its own.
     pub fn among(roots: &SysRoots, pid: u32, mounts: &[Mount]) -> Result<Option<Self>> {
         let paths = roots.proc.cgroup_paths(pid)?;
         let memory = |path: &&CgroupPath| path.controllers.iter().any(|name| name == "memory");
@@ -111,8 +114,8 @@ fn beneath(mount: &Mount, group: &Path, pid: u32) -> Result<Option<(PathBuf, Pat
     Ok(directory.is_dir().then_some((directory, group)))
 }
 
-/// Returns how many levels above the namespace's root a path starts, and the rest of it; `None` if it goes up
-/// again later.
+/// Returns how many levels above the namespace's root a path starts, and the rest of it; `None` if
+/// it goes up again later.
 fn split_path(path: &Path) -> Option<(usize, PathBuf)> {
     let path = path.strip_prefix("/").ok()?;
     let up = path.components().take_while(|name| *name == Component::ParentDir).count();
@@ -120,8 +123,8 @@ fn split_path(path: &Path) -> Option<(usize, PathBuf)> {
     rest.components().all(|name| matches!(name, Component::Normal(_))).then_some((up, rest))
 }
 
-/// Searches for a group `levels` below a directory, by the end of its path, that contains the process. Considers
-/// at most `most` groups per level.
+/// Searches for a group `levels` below a directory, by the end of its path, that contains the
+/// process. Considers at most `most` groups per level.
 #[allow(clippy::disallowed_methods, reason = "directories of the kernel's own")]
 fn search_group(top: &Path, levels: usize, rest: &Path, pid: u32, most: usize) -> Result<Option<PathBuf>> {
     let holds = |group: &Path| {
@@ -243,8 +246,8 @@ mod tests {
             said.iter().all(|said| *said == format!("{}: {TOO_MANY_REASON}", tree.path().display())),
             "{said:?}"
         );
-        // Another mount of the hierarchy with the group is enough. Without one it is an error, which the guard and
-        // the doctor report.
+        // Another mount of the hierarchy with the group is enough. Without one it is an error,
+        // which the guard and the doctor report.
         let roots = SysRoots::at(tree.path());
         fs::create_dir_all(tree.path().join("proc/7")).unwrap();
         fs::write(tree.path().join("proc/7/cgroup"), "0::/../../../../../out\n").unwrap();

@@ -58,7 +58,8 @@ impl Pressure {
         Self::read_file(&roots.proc_file("pressure").join(resource.name()))
     }
 
-    /// Reads the pressure from a file in this format, such as `memory.pressure` of a cgroup of version 2.
+    /// Reads the pressure from a file in this format, such as `memory.pressure` of a cgroup of
+    /// version 2.
     pub fn read_file(path: &Path) -> Result<Option<Self>> {
         let Some(text) = read_optional(path)? else {
             return Ok(None);

@@ -13,11 +13,12 @@ use super::{CgroupVersion, MemoryCgroup, SysRoots, read_optional};
 pub struct GroupSwap {
     /// Bytes in swap, shared memory and tmpfs included.
     pub used: Option<u64>,
-    /// Number of pages that came back from swap since the group's creation. Counts only pages that the kernel
-    /// still remembered as recently used (since Linux 5.9).
+    /// Number of pages that came back from swap since the group's creation. Counts only pages that
+    /// the kernel still remembered as recently used (since Linux 5.9).
     pub refaults: Option<u64>,
-    /// The lowest limit of swap in bytes, of it and the visible groups above; `None` if there is none. On
-    /// version 1 the memory that `memory.memsw.limit_in_bytes` allows beyond the group's own limit.
+    /// The lowest limit of swap in bytes, of it and the visible groups above; `None` if there is
+    /// none. On version 1 the memory that `memory.memsw.limit_in_bytes` allows beyond the group's
+    /// own limit.
     pub limit: Option<u64>,
 }
 

@@ -1,7 +1,7 @@
 //! The virtual memory counters (`/proc/vmstat`; `mm/vmstat.c` names them).
 //!
-//! One read is one snapshot. The counters stay text and are looked up by name, so reading is cheap and any counter
-//! of any kernel can be queried.
+//! One read is one snapshot. The counters stay text and are looked up by name, so reading is cheap
+//! and any counter of any kernel can be queried.
 
 use super::SysRoots;
 use crate::process::{malformed, read_text};
@@ -9,8 +9,8 @@ use crate::{Result, page_size};
 
 /// A snapshot of `/proc/vmstat`.
 ///
-/// Names starting with `nr_` are current amounts, the others count since boot. A counter that this kernel lacks is
-/// `None`.
+/// Names starting with `nr_` are current amounts, the others count since boot. A counter that this
+/// kernel lacks is `None`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VmStat {
     text: String,
@@ -56,8 +56,8 @@ impl VmStat {
         self.bytes("nr_writeback")
     }
 
-    /// Returns the kernel's current limit at which writers wait, in bytes. It is at least a quarter higher if the
-    /// reading thread has real-time priority.
+    /// Returns the kernel's current limit at which writers wait, in bytes. It is at least a quarter
+    /// higher if the reading thread has real-time priority.
     pub fn dirty_threshold(&self) -> Option<u64> {
         self.bytes("nr_dirty_threshold")
     }
@@ -67,8 +67,8 @@ impl VmStat {
         self.bytes("nr_dirty_background_threshold")
     }
 
-    /// Returns the number of file pages read again after they were reclaimed, since boot. Before Linux 5.9 it
-    /// includes anonymous memory.
+    /// Returns the number of file pages read again after they were reclaimed, since boot. Before
+    /// Linux 5.9 it includes anonymous memory.
     pub fn file_refaults(&self) -> Option<u64> {
         self.get("workingset_refault_file").or_else(|| self.get("workingset_refault"))
     }

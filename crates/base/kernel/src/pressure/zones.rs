@@ -15,8 +15,8 @@ pub struct Watermarks {
     pub low: u64,
     /// Above it, background reclaim sleeps again.
     pub high: u64,
-    /// Memory that the kernel excludes from dirtyable memory: each zone's high mark and its largest reserve for
-    /// other zones' allocations (`totalreserve_pages`).
+    /// Memory that the kernel excludes from dirtyable memory: each zone's high mark and its largest
+    /// reserve for other zones' allocations (`totalreserve_pages`).
     pub reserve: u64,
 }
 

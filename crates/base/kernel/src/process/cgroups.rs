@@ -1,4 +1,5 @@
-//! The control groups of a process (cgroups(7)): one line per hierarchy of version 1, and one for version 2.
+//! The control groups of a process (cgroups(7)): one line per hierarchy of version 1, and one for
+//! version 2.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -14,7 +15,8 @@ use crate::Result;
 pub struct CgroupPath {
     /// The hierarchy's number; 0 for version 2.
     pub hierarchy: u32,
-    /// The controllers of a version 1 hierarchy (`memory`, `cpu` …, or `name=systemd`); empty for version 2.
+    /// The controllers of a version 1 hierarchy (`memory`, `cpu` …, or `name=systemd`); empty for
+    /// version 2.
     pub controllers: Vec<String>,
     /// The group's path from the hierarchy's root, as this process's cgroup namespace shows it:
     /// `/system.slice/x.service`.

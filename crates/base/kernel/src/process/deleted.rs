@@ -1,9 +1,11 @@
 //! Determines whether a name that the kernel shows for an open or mapped file still leads to it.
 //!
-//! The kernel appends ` (deleted)` to the path of an unlinked file, but a file's real name may also end so.
+//! The kernel appends ` (deleted)` to the path of an unlinked file, but a file's real name may also
+//! end so.
 //!
-//! Invariant: no file system that might never answer is contacted. While an open file has its name, that name and
-//! those of the directories above it are in the kernel's cache, and are looked up there.
+//! Invariant: no file system that might never answer is contacted. While an open file has its name,
+//! that name and those of the directories above it are in the kernel's cache, and are looked up
+//! there.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -30,8 +32,8 @@ pub(super) fn resolve_name(text: &[u8], inode: Inode, links: Option<u32>, root: 
         return (path(text), links == Some(0));
     };
     if links != Some(0) {
-        // Either the file really has this name, or this one of its names was removed. The kernel's paths contain
-        // no symbolic links, so this lookup can't leave `root`.
+        // Either the file really has this name, or this one of its names was removed. The kernel's
+        // paths contain no symbolic links, so this lookup can't leave `root`.
         if look_up(root, text, inode.dev).is_some_and(|stat| stat.stx_ino == inode.ino) {
             return (path(text), false);
         }
@@ -39,8 +41,8 @@ pub(super) fn resolve_name(text: &[u8], inode: Inode, links: Option<u32>, root: 
     (path(stripped), true)
 }
 
-/// Looks up the current target of an open or mapped file's name, without contacting a file system that might never
-/// answer; `dev` is the file's device.
+/// Looks up the current target of an open or mapped file's name, without contacting a file system
+/// that might never answer; `dev` is the file's device.
 #[allow(clippy::disallowed_methods, reason = "only references to it, inside the root of the process")]
 pub(super) fn look_up(root: &Path, text: &[u8], dev: u64) -> Option<Statx> {
     let handle = OFlags::PATH | OFlags::CLOEXEC;
@@ -51,8 +53,8 @@ pub(super) fn look_up(root: &Path, text: &[u8], dev: u64) -> Option<Statx> {
         rustix::fs::openat2(&base, &below, handle | OFlags::NOFOLLOW, Mode::empty(), resolve)
     };
     let found = match look_up(ResolveFlags::CACHED) {
-        // On a disk, an uncached name may be read. Other devices have no major number (FUSE, NFS) and would need a
-        // request to a server each time: the name then counts as gone.
+        // On a disk, an uncached name may be read. Other devices have no major number (FUSE, NFS)
+        // and would need a request to a server each time: the name then counts as gone.
         Err(Errno::AGAIN | Errno::INVAL) if rustix::fs::major(dev) != 0 => look_up(ResolveFlags::empty()),
         found => found,
     };
@@ -76,9 +78,9 @@ pub(super) fn beneath(root: &Path, path: &[u8]) -> PathBuf {
     root.join(OsStr::from_bytes(&path[start..]))
 }
 
-/// Whether a path shown by the kernel can't be a file with its own page cache: sockets, pipes, anonymous inodes
-/// and device nodes. None of these start with a slash, except for asynchronous I/O rings, device buffers and nodes
-/// in `/dev`; `/dev/shm` contains files.
+/// Whether a path shown by the kernel can't be a file with its own page cache: sockets, pipes,
+/// anonymous inodes and device nodes. None of these start with a slash, except for asynchronous I/O
+/// rings, device buffers and nodes in `/dev`; `/dev/shm` contains files.
 pub(super) fn is_no_file(text: &[u8]) -> bool {
     let name = strip_mark(text).unwrap_or(text);
     !text.starts_with(b"/")

@@ -1,11 +1,13 @@
 //! Reads the descriptors of many processes in slices of processor time.
 //!
-//! A process may have very many descriptors. These are read in pieces, in turns with other such processes, and
-//! after all processes with few. So no process delays others by the number of its descriptors. The cost of a slice
-//! is measured in processor time of the calling thread, so a busy machine does not lengthen it.
+//! A process may have very many descriptors. These are read in pieces, in turns with other such
+//! processes, and after all processes with few. So no process delays others by the number of its
+//! descriptors. The cost of a slice is measured in processor time of the calling thread, so a busy
+//! machine does not lengthen it.
 //!
-//! A process that ends meanwhile yields an error for which [`Error::is_gone`] holds. Only `/proc` is read, and
-//! nothing in it stays open between two pieces, however many processes have many descriptors.
+//! A process that ends meanwhile yields an error for which [`Error::is_gone`] holds. Only `/proc`
+//! is read, and nothing in it stays open between two pieces, however many processes have many
+//! descriptors.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
@@ -27,7 +29,8 @@ const PIECE_DESCRIPTORS_MIN: usize = 256;
 /// Number of turns of which one goes to a process that is not urgent.
 const OTHER_TURN_INTERVAL: u32 = 4;
 
-/// Returns the processor time used by the calling thread so far (`CLOCK_THREAD_CPUTIME_ID` of `clock_gettime(2)`).
+/// Returns the processor time used by the calling thread so far (`CLOCK_THREAD_CPUTIME_ID` of
+/// `clock_gettime(2)`).
 ///
 /// ```
 /// let before = pagekeeper_kernel::process::thread_cpu_time();
@@ -54,8 +57,8 @@ impl FdPieces {
         Self { pid, path: proc.of(pid, "fd"), next: None }
     }
 
-    /// Passes the next few hundred descriptors with their link targets to `each`. Returns whether there may be
-    /// more.
+    /// Passes the next few hundred descriptors with their link targets to `each`. Returns whether
+    /// there may be more.
     #[allow(clippy::disallowed_methods, reason = "of /proc")]
     pub(super) fn next(&mut self, proc: &ProcRoot, each: &mut dyn FnMut(RawFd, &Path)) -> Result<bool> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -69,7 +72,8 @@ impl FdPieces {
                 .map_err(|e| Error::call("lseek", &self.path, e))?;
         }
         let mut entries_buffer = [MaybeUninit::<u8>::uninit(); 8192];
-        // The kernel prints a link's target into one page of 4 KiB or more, and refuses longer ones.
+        // The kernel prints a link's target into one page of 4 KiB or more, and refuses longer
+        // ones.
         let mut target_buffer = [MaybeUninit::<u8>::uninit(); 4096];
         let mut entries = RawDir::new(&directory, &mut entries_buffer);
         let mut seen = 0;
@@ -154,7 +158,8 @@ impl<L: Ord + Copy> FairQueue<L> {
 
 /// The processes whose descriptors are to be read or are being read.
 ///
-/// Each waits in the lane of a party `L`, such as its user. Whoever has very many processes makes only their own wait.
+/// Each waits in the lane of a party `L`, such as its user. Whoever has very many processes makes
+/// only their own wait.
 #[derive(Debug)]
 pub struct FdRounds<S, L = ()> {
     /// Urgent processes.
@@ -185,8 +190,9 @@ impl<S> FdRounds<S> {
         self.push_in((), pid);
     }
 
-    /// Queues this process before the other waiting ones, and after those queued here earlier. A user who creates
-    /// processes without end delays the others, but keeps none of them waiting forever.
+    /// Queues this process before the other waiting ones, and after those queued here earlier. A
+    /// user who creates processes without end delays the others, but keeps none of them waiting
+    /// forever.
     pub fn push_first(&mut self, pid: u32) {
         self.push_first_in((), pid);
     }
@@ -235,8 +241,8 @@ impl<S, L: Ord + Copy> FdRounds<S, L> {
         *self = Self::default();
     }
 
-    /// Reads until `budget` of processor time is used: at least some hundred descriptors of two processes. Returns
-    /// whether everything was read.
+    /// Reads until `budget` of processor time is used: at least some hundred descriptors of two
+    /// processes. Returns whether everything was read.
     ///
     /// A piece is not interrupted: it takes a microsecond per descriptor, plus the visitor's time.
     pub fn advance<V: FdVisitor<Process = S>>(
@@ -251,8 +257,8 @@ impl<S, L: Ord + Copy> FdRounds<S, L> {
             if self.is_empty() {
                 break;
             }
-            // First a process with few descriptors, then one with many, which thus progress however many with few
-            // arrive; then the other ones with few.
+            // First a process with few descriptors, then one with many, which thus progress however
+            // many with few arrive; then the other ones with few.
             let of_many = step == 1 && !self.large.is_empty();
             let next = if of_many { None } else { self.pop() };
             let current = match next {

@@ -1,9 +1,9 @@
 //! The files that a process holds open, and how: from `/proc/PID/fd` and `/proc/PID/fdinfo`
 //! (`proc_pid_fdinfo(5)`).
 //!
-//! [`ProcRoot::open_files`] lists one process; [`OpenFilesScan`](super::OpenFilesScan) lists several, or a
-//! selection. [`ProcRoot::fd_links`] and [`ProcRoot::fd_info`] are the cheap halves: all names, and the position
-//! of one descriptor.
+//! [`ProcRoot::open_files`] lists one process; [`OpenFilesScan`](super::OpenFilesScan) lists
+//! several, or a selection. [`ProcRoot::fd_links`] and [`ProcRoot::fd_info`] are the cheap halves:
+//! all names, and the position of one descriptor.
 //!
 //! Invariants: no file is opened; a descriptor that is closed meanwhile is left out.
 
@@ -79,8 +79,8 @@ impl FdInfo {
 pub struct OpenFile {
     /// The descriptor's number in that process.
     pub fd: RawFd,
-    /// The name as the process's mount namespace shows it, without the kernel's ` (deleted)`. A name longer than a
-    /// page is replaced by that of the link, `/proc/PID/fd/FD`.
+    /// The name as the process's mount namespace shows it, without the kernel's ` (deleted)`. A
+    /// name longer than a page is replaced by that of the link, `/proc/PID/fd/FD`.
     pub path: PathBuf,
     /// Whether that name no longer leads to the file: it was removed after the file was opened.
     pub deleted: bool,
@@ -98,23 +98,24 @@ pub struct OpenFile {
     pub position: u64,
     /// The ID of its mount; see [`FdInfo::mount_id`].
     pub mount_id: Option<u64>,
-    /// The inode number in fdinfo ([`FdInfo::inode_number`]), which may differ from stat's on overlayfs. It
-    /// identifies the descriptor by its [`FdInfo`] alone.
+    /// The inode number in fdinfo ([`FdInfo::inode_number`]), which may differ from stat's on
+    /// overlayfs. It identifies the descriptor by its [`FdInfo`] alone.
     pub shown_inode: Option<u64>,
 }
 
 impl ProcRoot {
     /// Returns the path of a descriptor's link.
-    /// [`InspectedFile::open_magic_link`](crate::InspectedFile::open_magic_link) opens the very file behind it,
-    /// even if it is deleted or in another mount namespace.
+    /// [`InspectedFile::open_magic_link`](crate::InspectedFile::open_magic_link) opens the very
+    /// file behind it, even if it is deleted or in another mount namespace.
     pub fn fd_path(&self, pid: u32, fd: RawFd) -> PathBuf {
         self.of(pid, &format!("fd/{fd}"))
     }
 
-    /// Calls `each` with every descriptor and its link target: a path, which may end in the kernel's ` (deleted)`,
-    /// or a text such as `socket:[12]`.
+    /// Calls `each` with every descriptor and its link target: a path, which may end in the
+    /// kernel's ` (deleted)`, or a text such as `socket:[12]`.
     ///
-    /// It costs one readdir in total and one readlink per descriptor; nothing is allocated per descriptor.
+    /// It costs one readdir in total and one readlink per descriptor; nothing is allocated per
+    /// descriptor.
     ///
     /// ```
     /// # use pagekeeper_kernel::process::ProcRoot;
@@ -134,8 +135,8 @@ impl ProcRoot {
         Ok(())
     }
 
-    /// Calls `each` as [`ProcRoot::fd_links`] does, but stops soon after `max` descriptors: it reads at most a few
-    /// hundred more.
+    /// Calls `each` as [`ProcRoot::fd_links`] does, but stops soon after `max` descriptors: it
+    /// reads at most a few hundred more.
     ///
     /// ```
     /// # use pagekeeper_kernel::process::ProcRoot;
@@ -159,8 +160,8 @@ impl ProcRoot {
         }
     }
 
-    /// Returns the number of open descriptors by one stat, without reading any: since Linux 6.2 it is the size of
-    /// `/proc/PID/fd`. Returns `None` on older kernels, and if it is unknown.
+    /// Returns the number of open descriptors by one stat, without reading any: since Linux 6.2 it
+    /// is the size of `/proc/PID/fd`. Returns `None` on older kernels, and if it is unknown.
     ///
     /// ```
     /// use pagekeeper_kernel::process::ProcRoot;
@@ -181,8 +182,8 @@ impl ProcRoot {
         self.open_file(pid, fd, target, &self.root(pid), selection)
     }
 
-    /// Whether a process has this block device open by one of its first `max` descriptors. The device is not
-    /// accessed.
+    /// Whether a process has this block device open by one of its first `max` descriptors. The
+    /// device is not accessed.
     pub fn has_device_open(&self, pid: u32, device: u64, max: usize) -> bool {
         let mut has = false;
         let mut look = |fd, target: &Path| {
@@ -211,16 +212,16 @@ impl ProcRoot {
         parse_fd_info(&buffer[..length]).ok_or_else(|| malformed(&path, &buffer[..length]))
     }
 
-    /// Returns the inode behind a descriptor; `None` if it is closed, the process has ended, or stat is refused.
-    /// Never waits for a network file system's server.
+    /// Returns the inode behind a descriptor; `None` if it is closed, the process has ended, or
+    /// stat is refused. Never waits for a network file system's server.
     pub fn inode_behind(&self, pid: u32, fd: RawFd) -> Option<Inode> {
         stat_quietly(&self.fd_path(pid, fd)).ok().map(|stat| inode_of(&stat))
     }
 
     /// Returns the regular files that the process holds open, by ascending descriptor.
     ///
-    /// Descriptors closed or reused meanwhile are left out, and so are files whose stat is refused (another user's
-    /// FUSE file system). A file opened twice is listed twice.
+    /// Descriptors closed or reused meanwhile are left out, and so are files whose stat is refused
+    /// (another user's FUSE file system). A file opened twice is listed twice.
     pub fn open_files(&self, pid: u32) -> Result<Vec<OpenFile>> {
         let mut files = Vec::new();
         self.each_selected_file(pid, &FileSelection::default(), |file| files.push(file))?;
@@ -228,8 +229,8 @@ impl ProcRoot {
         Ok(files)
     }
 
-    /// Passes the selected files among [`Self::open_files`] to `each`. Filters are applied first: rejected files
-    /// are not read any further.
+    /// Passes the selected files among [`Self::open_files`] to `each`. Filters are applied first:
+    /// rejected files are not read any further.
     pub(super) fn each_selected_file(
         &self,
         pid: u32,
@@ -244,8 +245,8 @@ impl ProcRoot {
         })
     }
 
-    /// Returns the regular file behind a descriptor whose link target is `target`; `None` if it is not a regular
-    /// file, was closed or reused meanwhile, or its stat is refused.
+    /// Returns the regular file behind a descriptor whose link target is `target`; `None` if it is
+    /// not a regular file, was closed or reused meanwhile, or its stat is refused.
     pub fn open_file_at(&self, pid: u32, fd: RawFd, target: &Path) -> Option<OpenFile> {
         self.open_file(pid, fd, target, &self.root(pid), &FileSelection::default())
     }
@@ -270,7 +271,8 @@ impl ProcRoot {
             return None;
         }
         let info = self.fd_info(pid, fd).ok()?;
-        // Either the descriptor was reused between the two reads, or overlayfs shows two inode numbers.
+        // Either the descriptor was reused between the two reads, or overlayfs shows two inode
+        // numbers.
         let differs = info.inode_number.is_some_and(|ino| ino != inode.ino);
         if differs && self.inode_behind(pid, fd) != Some(inode) {
             return None;
@@ -292,7 +294,8 @@ impl ProcRoot {
     }
 }
 
-/// Stats the file behind a link without contacting a network file system's server, which might never answer.
+/// Stats the file behind a link without contacting a network file system's server, which might
+/// never answer.
 pub(super) fn stat_quietly(link: &Path) -> rustix::io::Result<Statx> {
     rustix::fs::statx(CWD, link, AtFlags::STATX_DONT_SYNC, StatxFlags::BASIC_STATS)
 }

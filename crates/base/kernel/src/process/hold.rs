@@ -1,13 +1,14 @@
 //! Stops other processes for a moment, by ptrace(2).
 //!
-//! Invariants: if the tracer ends, even by `kill -9`, the kernel lets all of them go. Their memory and registers
-//! are neither read nor written. A signal that arrives at a stopped process is delivered when it is let go;
-//! SIGKILL ends it at once. A process stopped by a signal stays stopped.
+//! Invariants: if the tracer ends, even by `kill -9`, the kernel lets all of them go. Their memory
+//! and registers are neither read nor written. A signal that arrives at a stopped process is
+//! delivered when it is let go; SIGKILL ends it at once. A process stopped by a signal stays
+//! stopped.
 //!
-//! A system call that the kernel does not restart returns EINTR after a hold, as after a debugger's stop. Starting
-//! a hold blocks while the process is in execve(2). That is checked before, but a process may enter execve just
-//! then, and the hold starts late. Fails if another process traces it already, or if the kernel refuses tracing
-//! (`CAP_SYS_PTRACE`, Yama, a seccomp filter).
+//! A system call that the kernel does not restart returns EINTR after a hold, as after a debugger's
+//! stop. Starting a hold blocks while the process is in execve(2). That is checked before, but a
+//! process may enter execve just then, and the hold starts late. Fails if another process traces it
+//! already, or if the kernel refuses tracing (`CAP_SYS_PTRACE`, Yama, a seccomp filter).
 
 use std::collections::HashMap;
 use std::marker::PhantomData;
@@ -42,13 +43,13 @@ struct Tracee {
 
 /// The processes held by the calling thread.
 ///
-/// A thread inside a long call, or one that waits for a disk, continues until that call ends. Call [`Self::poll`]
-/// every few milliseconds while [`Self::is_settled`] is false, so that such a thread is let go soon after it has
-/// stopped.
+/// A thread inside a long call, or one that waits for a disk, continues until that call ends. Call
+/// [`Self::poll`] every few milliseconds while [`Self::is_settled`] is false, so that such a thread
+/// is let go soon after it has stopped.
 ///
-/// Only for threads that start no process, and not for children of the calling process: wait(2) would receive
-/// their stops. The thread that drops this value must end soon: the kernel then lets go the threads that had not
-/// stopped.
+/// Only for threads that start no process, and not for children of the calling process: wait(2)
+/// would receive their stops. The thread that drops this value must end soon: the kernel then lets
+/// go the threads that had not stopped.
 #[derive(Debug, Default)]
 pub struct ProcessHolds {
     proc: ProcRoot,
@@ -63,9 +64,9 @@ impl ProcessHolds {
         Self::default()
     }
 
-    /// Raises the calling thread's priority as far as it may (`CAP_SYS_NICE`), so that it runs as soon as it has
-    /// work. Processes to be stopped continue for as long as it waits for a processor. The thread must use little
-    /// processor time.
+    /// Raises the calling thread's priority as far as it may (`CAP_SYS_NICE`), so that it runs as
+    /// soon as it has work. Processes to be stopped continue for as long as it waits for a
+    /// processor. The thread must use little processor time.
     pub fn run_first() {
         if set_real_time_priority().is_err() {
             // For this thread only.
@@ -77,8 +78,8 @@ impl ProcessHolds {
     ///
     /// # Errors
     ///
-    /// If it has ended ([`Error::is_gone`]) or may not be traced ([`Error::is_denied`]). Nothing of it is held
-    /// then.
+    /// If it has ended ([`Error::is_gone`]) or may not be traced ([`Error::is_denied`]). Nothing of
+    /// it is held then.
     pub fn hold(&mut self, pid: u32) -> Result<()> {
         let held = self.seize_all(pid);
         if held.is_err() {
@@ -148,8 +149,8 @@ impl ProcessHolds {
         for (thread, tracee) in &mut self.threads {
             if tracee.pid == pid {
                 tracee.pid = 0;
-                // A killed thread stays listed until its end is seen; otherwise its parent would wait for that
-                // forever.
+                // A killed thread stays listed until its end is seen; otherwise its parent would
+                // wait for that forever.
                 if tracee.stopped.is_some_and(|signal| detach(*thread, signal).is_err()) {
                     tracee.stopped = None;
                 }
@@ -165,7 +166,8 @@ impl ProcessHolds {
                 Ok(Some((thread, TraceEvent::Ended))) => drop(self.threads.remove(&thread)),
                 Ok(Some((thread, TraceEvent::Stopped { signal }))) => self.record_stop(thread, signal),
                 Ok(None) => return,
-                // Nothing is traced any more: a thread that executes another program takes its process's ID.
+                // Nothing is traced any more: a thread that executes another program takes its
+                // process's ID.
                 Err(_) => return self.threads.clear(),
             }
         }
@@ -236,8 +238,8 @@ impl ProcRoot {
         self.stat(pid).map_or(true, |stat| matches!(stat.state, 'Z' | 'X'))
     }
 
-    /// Whether a signal is pending for a process that its first thread does not block. A held process receives it
-    /// when it is let go.
+    /// Whether a signal is pending for a process that its first thread does not block. A held
+    /// process receives it when it is let go.
     pub fn has_pending_signal(&self, pid: u32) -> Result<bool> {
         let path = self.of(pid, "status");
         let text = read(&path)?;

@@ -1,5 +1,5 @@
-//! The leases that processes hold on files (fcntl(2), "Leases"), whose holders are interrupted if such a file is
-//! opened; and the locks and leases that other processes wait for.
+//! The leases that processes hold on files (fcntl(2), "Leases"), whose holders are interrupted if
+//! such a file is opened; and the locks and leases that other processes wait for.
 
 use std::collections::HashSet;
 
@@ -15,13 +15,14 @@ const LOCK_DESCRIPTORS_MAX: usize = 256;
 /// Maximum number of descriptors of a process checked for open files.
 const OPEN_DESCRIPTORS_MAX: usize = 4096;
 
-/// The files with a lease at the time of the query: file servers take leases for their clients' caches.
+/// The files with a lease at the time of the query: file servers take leases for their clients'
+/// caches.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FileLeases(HashSet<Inode>);
 
 impl FileLeases {
-    /// Whether somebody has a lease on an inode. Its device is that of the file system, which stat(2) does not
-    /// show on btrfs.
+    /// Whether somebody has a lease on an inode. Its device is that of the file system, which
+    /// stat(2) does not show on btrfs.
     pub fn is_on(&self, inode: Inode) -> bool {
         self.0.contains(&inode)
     }
@@ -35,8 +36,8 @@ pub struct AwaitedLocks {
 }
 
 impl ProcRoot {
-    /// Returns the locks and leases that others wait for now (`/proc/locks`), as far as this process can see their
-    /// holders.
+    /// Returns the locks and leases that others wait for now (`/proc/locks`), as far as this
+    /// process can see their holders.
     pub fn awaited_locks(&self) -> Result<AwaitedLocks> {
         let mut awaited = AwaitedLocks::default();
         let mut held = None;
@@ -44,14 +45,15 @@ impl ProcRoot {
         Ok(awaited)
     }
 
-    /// Whether others wait for a process: it holds an awaited lock or lease. A process that has the file open
-    /// counts too, since a lock may be shared with a child.
+    /// Whether others wait for a process: it holds an awaited lock or lease. A process that has the
+    /// file open counts too, since a lock may be shared with a child.
     pub fn is_awaited(&self, pid: u32, awaited: &AwaitedLocks) -> bool {
         if awaited.inodes.is_empty() || awaited.holders.contains(&pid) {
             return !awaited.inodes.is_empty();
         }
         let mut is_open = false;
-        // On btrfs the device in /proc/locks differs from that of stat(2), so only inode numbers are compared.
+        // On btrfs the device in /proc/locks differs from that of stat(2), so only inode numbers
+        // are compared.
         let listed = self.first_fd_links(pid, OPEN_DESCRIPTORS_MAX, |fd, path| {
             let is_file = !is_open && path.is_absolute();
             is_open |= is_file
@@ -60,8 +62,9 @@ impl ProcRoot {
         is_open || listed.is_err()
     }
 
-    /// Whether a process may have a lock or a lease, by `/proc/PID/fdinfo` (Linux 4.1). This is cheaper than
-    /// [`Self::awaited_locks`], for which the kernel stops all lock operations. Returns true if that is unknown.
+    /// Whether a process may have a lock or a lease, by `/proc/PID/fdinfo` (Linux 4.1). This is
+    /// cheaper than [`Self::awaited_locks`], for which the kernel stops all lock operations.
+    /// Returns true if that is unknown.
     #[allow(clippy::disallowed_methods, reason = "of /proc")]
     pub fn may_have_locks(&self, pid: u32) -> bool {
         let Ok(descriptors) = std::fs::read_dir(self.of(pid, "fdinfo")) else { return true };
@@ -79,7 +82,8 @@ impl ProcRoot {
         false
     }
 
-    /// Returns the leases and delegations held now (`/proc/locks`) by processes that this one can see.
+    /// Returns the leases and delegations held now (`/proc/locks`) by processes that this one can
+    /// see.
     pub fn leases(&self) -> Result<FileLeases> {
         let mut leases = HashSet::new();
         each_line(&self.path().join("locks"), |line| add_leased(line, &mut leases))?;
@@ -102,7 +106,8 @@ fn add_leased(line: &[u8], leases: &mut HashSet<Inode>) -> Option<()> {
     Some(())
 }
 
-/// Adds the lock that a waiting line follows, and a lease being recalled; `None` for a line of another form.
+/// Adds the lock that a waiting line follows, and a lease being recalled; `None` for a line of
+/// another form.
 fn add_awaited(line: &[u8], held: &mut Option<(u32, u64)>, awaited: &mut AwaitedLocks) -> Option<()> {
     let line = unescaped_bytes(line);
     let mut fields = line.split_ascii_whitespace().skip(1).peekable();

@@ -1,10 +1,10 @@
-//! The files that a process maps into its memory (`proc_pid_maps(5)`): their mapped pages can't be dropped from
-//! outside.
+//! The files that a process maps into its memory (`proc_pid_maps(5)`): their mapped pages can't be
+//! dropped from outside.
 //!
-//! The kernel shows a mapped file's device as that of the file system. On btrfs this differs from stat(2); on
-//! overlayfs before Linux 6.7 it is that of the lower layer. So a mapping is compared with a file by inode number
-//! first, then by stat through `/proc/PID/map_files` or by its path. An overlay file whose two inode numbers
-//! differ (`xino=on`, before Linux 6.7) is not recognised.
+//! The kernel shows a mapped file's device as that of the file system. On btrfs this differs from
+//! stat(2); on overlayfs before Linux 6.7 it is that of the lower layer. So a mapping is compared
+//! with a file by inode number first, then by stat through `/proc/PID/map_files` or by its path. An
+//! overlay file whose two inode numbers differ (`xino=on`, before Linux 6.7) is not recognised.
 
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
@@ -25,7 +25,8 @@ pub struct ProcessMapping {
     pub path: PathBuf,
     /// Whether that name no longer leads to the file.
     pub deleted: bool,
-    /// Device and inode number as the kernel shows them; the device may differ from stat's (see the module).
+    /// Device and inode number as the kernel shows them; the device may differ from stat's (see the
+    /// module).
     pub inode: Inode,
     /// The mapped bytes of the file, in whole pages; they may extend beyond the file's end.
     pub range: Range<u64>,
@@ -42,15 +43,16 @@ pub struct ProcessMapping {
 pub struct MappingProcesses {
     /// The processes that map a part of it, ascending, including this one.
     pub pids: Vec<u32>,
-    /// Their mappings that overlap the requested range: each process with the mapped bytes of the file, in whole
-    /// pages.
+    /// Their mappings that overlap the requested range: each process with the mapped bytes of the
+    /// file, in whole pages.
     pub stretches: Vec<(u32, Range<u64>)>,
     /// The number of processes that could not be read, for lack of permission.
     pub denied: usize,
 }
 
 impl ProcRoot {
-    /// Returns the parts of files that the process has mapped, by address. Empty for kernel threads and zombies.
+    /// Returns the parts of files that the process has mapped, by address. Empty for kernel threads
+    /// and zombies.
     pub fn mappings(&self, pid: u32) -> Result<Vec<ProcessMapping>> {
         let mut mappings = Vec::new();
         self.each_mapped(pid, |mapping| mappings.push(mapping))?;
@@ -75,9 +77,11 @@ impl ProcRoot {
         })
     }
 
-    /// Returns the processes that map any byte of `range` of the file `inode`, and the mapped parts.
+    /// Returns the processes that map any byte of `range` of the file `inode`, and the mapped
+    /// parts.
     ///
-    /// It reads the maps of every process: some 50 µs each, more for those with thousands of mappings.
+    /// It reads the maps of every process: some 50 µs each, more for those with thousands of
+    /// mappings.
     pub fn mapped_by(&self, inode: Inode, range: &Range<u64>) -> Result<MappingProcesses> {
         let mut found = MappingProcesses::default();
         for pid in self.pids()? {
@@ -104,8 +108,8 @@ impl ProcRoot {
         Ok(found)
     }
 
-    /// Returns the addresses at which a process maps bytes of `range` of the file `inode`: at most `at_most`
-    /// mappings.
+    /// Returns the addresses at which a process maps bytes of `range` of the file `inode`: at most
+    /// `at_most` mappings.
     pub(super) fn mapped_at(
         &self,
         pid: u32,
@@ -140,13 +144,14 @@ impl ProcRoot {
         stat.is_some_and(|stat| inode_of(&stat) == inode)
     }
 
-    /// Returns the link to the very file behind a mapping. Following it requires `CAP_CHECKPOINT_RESTORE`
-    /// (`CAP_SYS_ADMIN` before Linux 5.9), and also finds deleted files.
+    /// Returns the link to the very file behind a mapping. Following it requires
+    /// `CAP_CHECKPOINT_RESTORE` (`CAP_SYS_ADMIN` before Linux 5.9), and also finds deleted files.
     pub fn mapping_path(&self, pid: u32, addresses: &Range<u64>) -> PathBuf {
         self.of(pid, &format!("map_files/{:x}-{:x}", addresses.start, addresses.end))
     }
 
-    /// Returns a path that leads to the file behind a mapping, and its stat; `None` if it can't be reached.
+    /// Returns a path that leads to the file behind a mapping, and its stat; `None` if it can't be
+    /// reached.
     pub(super) fn behind_mapping(&self, pid: u32, mapping: &ProcessMapping) -> Option<(PathBuf, Statx)> {
         let same = |stat: &Statx| stat.stx_ino == mapping.inode.ino;
         let magic = self.mapping_path(pid, &mapping.addresses);
@@ -181,7 +186,8 @@ struct MapsLine<'a> {
 }
 
 fn parse_line(line: &[u8]) -> Option<MapsLine<'_>> {
-    // Five fields separated by single spaces, then padding, then the path, which may contain spaces.
+    // Five fields separated by single spaces, then padding, then the path, which may contain
+    // spaces.
     let mut fields = line.splitn(6, |byte| *byte == b' ');
     let hex = |digits: &str| u64::from_str_radix(digits, 16).ok();
     let range = unescaped_bytes(fields.next()?);

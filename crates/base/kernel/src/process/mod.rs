@@ -1,10 +1,11 @@
-//! The files that processes hold open and map, read from `/proc`: the evidence of which processes use a file, and
-//! how.
+//! The files that processes hold open and map, read from `/proc`: the evidence of which processes
+//! use a file, and how.
 //!
-//! Invariants: the module only reads `/proc`. It attaches to no process except those that [`ProcessHolds`] stops,
-//! and never opens the files it reports (stat follows the links of `/proc/PID/fd`). A process ID is a `u32` and
-//! may be reused at any time: keep [`ProcRoot::start_time`] beside it. Errors satisfy [`Error::is_gone`] if the
-//! process has ended, and [`Error::is_denied`] if it belongs to another user (ptrace(2), "Ptrace access mode
+//! Invariants: the module only reads `/proc`. It attaches to no process except those that
+//! [`ProcessHolds`] stops, and never opens the files it reports (stat follows the links of
+//! `/proc/PID/fd`). A process ID is a `u32` and may be reused at any time: keep
+//! [`ProcRoot::start_time`] beside it. Errors satisfy [`Error::is_gone`] if the process has ended,
+//! and [`Error::is_denied`] if it belongs to another user (ptrace(2), "Ptrace access mode
 //! checking": `CAP_SYS_PTRACE` reads them all).
 //!
 //! ```
@@ -59,7 +60,8 @@ use crate::{Error, Result};
 
 /// The mount point of the process file system.
 ///
-/// A container that watches its host can be given the host's `/proc`; tests use a tree of plain files.
+/// A container that watches its host can be given the host's `/proc`; tests use a tree of plain
+/// files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcRoot {
     path: PathBuf,
@@ -96,8 +98,8 @@ impl ProcRoot {
         Ok(pids)
     }
 
-    /// Returns this process's ID in the mounted `/proc`. In a container that was given its host's `/proc`, it
-    /// differs from the process's own view.
+    /// Returns this process's ID in the mounted `/proc`. In a container that was given its host's
+    /// `/proc`, it differs from the process's own view.
     pub fn own_pid(&self) -> u32 {
         let link = std::fs::read_link(self.path.join("self")).ok();
         let shown = link.and_then(|link| unescaped(&link).parse().ok());

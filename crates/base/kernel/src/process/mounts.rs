@@ -1,7 +1,7 @@
 //! The mounts that a process sees (`proc_pid_mountinfo(5)`).
 //!
-//! Whoever may mount, even in their own user namespace or by fusermount(1), chooses names and options, which may
-//! not be UTF-8.
+//! Whoever may mount, even in their own user namespace or by fusermount(1), chooses names and
+//! options, which may not be UTF-8.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd};
@@ -20,7 +20,8 @@ use crate::{Links, PathHandle, Result};
 pub struct Mount {
     /// The mount's ID, as in `mnt_id` of [`FdInfo`](super::FdInfo).
     pub id: u64,
-    /// The file system's device as encoded in `st_dev`. On btrfs the files of a subvolume show another one.
+    /// The file system's device as encoded in `st_dev`. On btrfs the files of a subvolume show
+    /// another one.
     pub dev: u64,
     /// The mounted directory of the file system: `/` unless it is a bind mount.
     pub root: PathBuf,
@@ -56,14 +57,14 @@ impl Mount {
         ) || self.kind.starts_with("fuse.")
     }
 
-    /// Whether it depends on a server or a program, which may never answer. `fuseblk` is a local disk served by a
-    /// program.
+    /// Whether it depends on a server or a program, which may never answer. `fuseblk` is a local
+    /// disk served by a program.
     pub fn may_never_answer(&self) -> bool {
         self.is_remote() || self.kind == "fuseblk" || self.kind.starts_with("fuseblk.")
     }
 
-    /// Whether its file system is on the block device with this number. Of a btrfs on several devices only one is
-    /// known.
+    /// Whether its file system is on the block device with this number. Of a btrfs on several
+    /// devices only one is known.
     pub fn is_on_device(&self, device: u64) -> bool {
         // A FUSE mount may state any source.
         let is_named = || {
@@ -111,8 +112,8 @@ impl ProcRoot {
         read_mounts(&self.path().join("self/mountinfo"))
     }
 
-    /// Returns the mount points of the file system on this block device, as seen by this process and by the host's
-    /// first process; empty if there are none.
+    /// Returns the mount points of the file system on this block device, as seen by this process
+    /// and by the host's first process; empty if there are none.
     pub fn mount_points_of(&self, device: u64) -> Result<Vec<PathBuf>> {
         // Only root can see the first process's mounts.
         let others = self.mounts(1).unwrap_or_default();

@@ -1,13 +1,14 @@
 //! Paths as another process sees them: mount namespaces (containers) and chroots.
 //!
-//! `/proc/PID/root` leads to the process's root directory in its own mount namespace. A path appended to it is
-//! correct as long as it contains no absolute symbolic link: **the kernel resolves absolute links against the root
-//! of the caller, not of that process**, so `/proc/PID/root/var/lib/mysql` may end in our own `/data`.
+//! `/proc/PID/root` leads to the process's root directory in its own mount namespace. A path
+//! appended to it is correct as long as it contains no absolute symbolic link: **the kernel
+//! resolves absolute links against the root of the caller, not of that process**, so
+//! `/proc/PID/root/var/lib/mysql` may end in our own `/data`.
 //!
-//! Paths that the kernel shows (of descriptors and maps) start at the root of a mount namespace, not of a process:
-//! see [`ProcRoot::as_seen_by`]. [`ProcRoot::in_namespace`] serves such paths, which contain no links.
-//! [`ProcRoot::open_directory_in_namespace`] serves all others: it resolves links inside the process's root and
-//! can't be led out of it.
+//! Paths that the kernel shows (of descriptors and maps) start at the root of a mount namespace,
+//! not of a process: see [`ProcRoot::as_seen_by`]. [`ProcRoot::in_namespace`] serves such paths,
+//! which contain no links. [`ProcRoot::open_directory_in_namespace`] serves all others: it resolves
+//! links inside the process's root and can't be led out of it.
 
 use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
@@ -55,7 +56,8 @@ impl ProcRoot {
         self.of(pid, "root")
     }
 
-    /// Whether a path means the same to that process and to this one: same mount namespace, same root directory.
+    /// Whether a path means the same to that process and to this one: same mount namespace, same
+    /// root directory.
     pub fn same_root(&self, pid: u32) -> Result<bool> {
         let inode = |path: PathBuf| {
             stat_quietly(&path).map(|stat| inode_of(&stat)).map_err(|e| Error::call("stat", path, e))
@@ -63,16 +65,18 @@ impl ProcRoot {
         Ok(self.same_mount_namespace(pid)? && inode(self.root(pid))? == inode(self.path().join("self/root"))?)
     }
 
-    /// Returns the process if its paths have to be opened through its root, or `None` if they certainly mean the
-    /// same to this process. For some processes that is not visible: their paths then count as different.
+    /// Returns the process if its paths have to be opened through its root, or `None` if they
+    /// certainly mean the same to this process. For some processes that is not visible: their paths
+    /// then count as different.
     pub fn through(&self, pid: u32) -> Option<u32> {
         (!self.same_root(pid).is_ok_and(|same| same)).then_some(pid)
     }
 
-    /// Converts a path that the kernel shows for the process (of a descriptor, or its working directory) to the
-    /// process's own view, from its own root on.
+    /// Converts a path that the kernel shows for the process (of a descriptor, or its working
+    /// directory) to the process's own view, from its own root on.
     ///
-    /// The kernel shows paths from the root of the mount namespace, even for a process in a chroot(2).
+    /// The kernel shows paths from the root of the mount namespace, even for a process in a
+    /// chroot(2).
     pub fn as_seen_by(&self, pid: u32, shown: &Path) -> PathBuf {
         self.view_of(pid).path(shown)
     }
@@ -89,11 +93,12 @@ impl ProcRoot {
         PathView { root: std::fs::read_link(self.root(pid)).unwrap_or_default() }
     }
 
-    /// Converts a path as the process sees it to one that this process can open: unchanged if both see the same,
-    /// else behind `/proc/PID/root`. A relative path starts at the process's working directory.
+    /// Converts a path as the process sees it to one that this process can open: unchanged if both
+    /// see the same, else behind `/proc/PID/root`. A relative path starts at the process's working
+    /// directory.
     ///
-    /// Only for paths of [`ProcRoot::as_seen_by`], which contain no symbolic links; see the module for paths that
-    /// may. `..` never climbs above the process's root.
+    /// Only for paths of [`ProcRoot::as_seen_by`], which contain no symbolic links; see the module
+    /// for paths that may. `..` never climbs above the process's root.
     pub fn in_namespace(&self, pid: u32, path: &Path) -> Result<PathBuf> {
         if path.is_relative() {
             let cwd = self.of(pid, "cwd");
@@ -117,12 +122,13 @@ impl ProcRoot {
         Ok(seen)
     }
 
-    /// Opens a directory by an absolute path as the process sees it, following symbolic links as the process
-    /// would: inside its root, never out of it (openat2(2) `RESOLVE_IN_ROOT`, Linux 5.6).
+    /// Opens a directory by an absolute path as the process sees it, following symbolic links as
+    /// the process would: inside its root, never out of it (openat2(2) `RESOLVE_IN_ROOT`, Linux
+    /// 5.6).
     ///
-    /// A relative path starts at the process's working directory and must not lead out of it. If openat2 is
-    /// missing or blocked by a sandbox, no symbolic link is followed, unless the process has the same root as this
-    /// one.
+    /// A relative path starts at the process's working directory and must not lead out of it. If
+    /// openat2 is missing or blocked by a sandbox, no symbolic link is followed, unless the process
+    /// has the same root as this one.
     ///
     /// ```
     /// # use pagekeeper_kernel::process::ProcRoot;
@@ -139,8 +145,8 @@ impl ProcRoot {
         self.handle_in_namespace(pid, path)?.open_directory(ExpectedFile::Any)
     }
 
-    /// Resolves a path of a file or directory as the process sees it, without opening anything. Works as
-    /// [`ProcRoot::open_directory_in_namespace`], also with a link at the end.
+    /// Resolves a path of a file or directory as the process sees it, without opening anything.
+    /// Works as [`ProcRoot::open_directory_in_namespace`], also with a link at the end.
     #[allow(clippy::disallowed_methods, reason = "only references to it, inside the root of the process")]
     pub fn handle_in_namespace(&self, pid: u32, path: &Path) -> Result<PathHandle> {
         let (start, resolve) = if path.is_absolute() {
@@ -154,8 +160,8 @@ impl ProcRoot {
         let resolve = resolve | ResolveFlags::NO_MAGICLINKS;
         let _call = announce(&start.join(path.strip_prefix("/").unwrap_or(path)))?;
         let found = match rustix::fs::openat2(&base, path, handle, Mode::empty(), resolve) {
-            // Without openat2, the targets of links are certain in one case only: the process sees the same as
-            // this one.
+            // Without openat2, the targets of links are certain in one case only: the process sees
+            // the same as this one.
             Err(Errno::NOSYS | Errno::PERM)
                 if path.is_absolute() && self.same_root(pid).is_ok_and(|same| same) =>
             {

@@ -6,13 +6,13 @@
 //! possible: a descriptor with an unwanted name costs one readlink, one with an unwanted inode also
 //! one stat.
 //!
-//! Invariants: no file is opened. The cost is linear in the descriptors and mappings of the processes. A process
-//! that ends meanwhile has no files and is not an error. A failure to read a process is its
-//! [`ProcessFiles::error`], and everything read before is kept.
+//! Invariants: no file is opened. The cost is linear in the descriptors and mappings of the
+//! processes. A process that ends meanwhile has no files and is not an error. A failure to read a
+//! process is its [`ProcessFiles::error`], and everything read before is kept.
 //!
-//! A file is identified by device and inode number, and by its mount's ID. An inode's generation is not included:
-//! the kernel shows it only to those who open the file. A caller that keeps an inode beyond one snapshot has to
-//! expect reuse.
+//! A file is identified by device and inode number, and by its mount's ID. An inode's generation is
+//! not included: the kernel shows it only to those who open the file. A caller that keeps an inode
+//! beyond one snapshot has to expect reuse.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
@@ -27,8 +27,8 @@ use crate::{Error, Inode, Result};
 /// The selected files of a process. By default all open files, and no mappings.
 #[derive(Clone, Copy, Default)]
 pub struct FileSelection<'a> {
-    /// Only files whose name passes. This is the name that the kernel shows: that of a removed file ends in `
-    /// (deleted)`.
+    /// Only files whose name passes. This is the name that the kernel shows: that of a removed file
+    /// ends in ` (deleted)`.
     pub name: Option<&'a dyn Fn(&Path) -> bool>,
     /// Only these files.
     pub inodes: Option<&'a InodeSet>,
@@ -42,8 +42,8 @@ pub enum MappingMode {
     /// They are not read.
     #[default]
     Ignored,
-    /// They are listed with the inode that the kernel shows. This is cheap, but the device may differ from stat's
-    /// (see [`ProcessMapping`]).
+    /// They are listed with the inode that the kernel shows. This is cheap, but the device may
+    /// differ from stat's (see [`ProcessMapping`]).
     AsShown,
     /// Each is resolved to the file behind it, by one or two stats; unreachable files are left out.
     Resolved,
@@ -78,8 +78,8 @@ pub struct InodeSet {
 }
 
 impl InodeSet {
-    /// Adds a file: with the inode that stat shows, and with the device of its whole file system (they differ only
-    /// on btrfs).
+    /// Adds a file: with the inode that stat shows, and with the device of its whole file system
+    /// (they differ only on btrfs).
     pub fn insert(&mut self, inode: Inode, on_file_system: Inode) {
         self.inodes.insert(inode);
         self.numbers.insert(inode.ino);
@@ -105,8 +105,8 @@ pub struct MappedFile {
     /// The file's inode as stat shows it; with [`MappingMode::AsShown`] as the mapping shows it.
     pub inode: Inode,
     /// A path that leads to the very file (see
-    /// [`InspectedFile::open_magic_link`](crate::InspectedFile::open_magic_link)), and its size in bytes. Only
-    /// with [`MappingMode::Resolved`], unless the file was selected by its inode.
+    /// [`InspectedFile::open_magic_link`](crate::InspectedFile::open_magic_link)), and its size in
+    /// bytes. Only with [`MappingMode::Resolved`], unless the file was selected by its inode.
     pub reached: Option<(PathBuf, u64)>,
 }
 
@@ -165,8 +165,8 @@ impl ProcRoot {
         files
     }
 
-    /// Passes each selected file of one process to `each`, descriptors first. Nothing is stored, however many
-    /// there are.
+    /// Passes each selected file of one process to `each`, descriptors first. Nothing is stored,
+    /// however many there are.
     ///
     /// Fails if not all of them could be read; [`Error::is_gone`] if the process has ended.
     pub fn each_file_of(
@@ -257,8 +257,8 @@ impl<'a> OpenFilesScan<'a> {
         Ok(Self::of(proc, proc.pids()?, selection))
     }
 
-    /// Reads at least one process, and further ones until the budget is used. Returns whether all were read. One
-    /// process takes some microseconds per descriptor, and is not interrupted.
+    /// Reads at least one process, and further ones until the budget is used. Returns whether all
+    /// were read. One process takes some microseconds per descriptor, and is not interrupted.
     pub fn advance(&mut self, budget: Duration) -> bool {
         let began = Instant::now();
         while let Some(pid) = self.pids.pop() {
@@ -385,8 +385,8 @@ mod tests {
         // As on btrfs: the kernel shows another device than stat.
         let (dir, paths) = files(&["a", "b"]);
         let (tree, proc) = fake(&[(7, &[])]);
-        // A separate root: the path to the directory may be on an overlay that contacts the lower layer each time,
-        // as over 9p.
+        // A separate root: the path to the directory may be on an overlay that contacts the lower
+        // layer each time, as over 9p.
         let root = tree.path().join("7/root");
         std::fs::remove_file(&root).unwrap();
         symlink(dir.path(), &root).unwrap();

@@ -1,10 +1,11 @@
 //! The origin of a process: a container created by root, or a user namespace.
 //!
-//! Root inside a container or user namespace has as many user IDs as the namespace was given, or all of them.
-//! Per-user limits could thus be multiplied by thousands, unless these IDs count as one: the container, or the
-//! user who created the namespace.
+//! Root inside a container or user namespace has as many user IDs as the namespace was given, or
+//! all of them. Per-user limits could thus be multiplied by thousands, unless these IDs count as
+//! one: the container, or the user who created the namespace.
 //!
-//! Only the outermost namespace below this process's own counts: anybody inside may create further ones.
+//! Only the outermost namespace below this process's own counts: anybody inside may create further
+//! ones.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -26,7 +27,8 @@ pub enum ProcessOrigin {
     UserNamespace {
         /// Its inode number.
         namespace: u64,
-        /// The user who created it, in this process's user IDs; the overflow ID if they have none here.
+        /// The user who created it, in this process's user IDs; the overflow ID if they have none
+        /// here.
         owner: u32,
     },
 }
@@ -49,7 +51,8 @@ impl ProcRoot {
         Ok(ProcessOrigin::UserNamespace { namespace, owner })
     }
 
-    /// Returns a process's outermost namespace below this one's own; `None` if it is in the same, or in one above.
+    /// Returns a process's outermost namespace below this one's own; `None` if it is in the same,
+    /// or in one above.
     #[allow(clippy::disallowed_methods, reason = "of /proc")]
     fn outermost(&self, pid: u32, kind: &str) -> Result<Option<OwnedFd>> {
         let own = self.inode_of_namespace(None, kind)?;
@@ -74,7 +77,8 @@ impl ProcRoot {
         }
     }
 
-    /// Returns the namespace of a kind that a process, or this one, is in; `None` if the kernel lacks that kind.
+    /// Returns the namespace of a kind that a process, or this one, is in; `None` if the kernel
+    /// lacks that kind.
     fn inode_of_namespace(&self, pid: Option<u32>, kind: &str) -> Result<Option<Inode>> {
         let path = match pid {
             Some(pid) => self.of(pid, &format!("ns/{kind}")),
@@ -102,7 +106,8 @@ mod tests {
     use std::io::{BufRead as _, BufReader};
     use std::process::{Child, Command, Stdio};
 
-    /// A program started by `words`, and the process that prints its ID (in a mounted `/proc`) once it is ready.
+    /// A program started by `words`, and the process that prints its ID (in a mounted `/proc`) once
+    /// it is ready.
     struct Started(Child);
 
     impl Drop for Started {

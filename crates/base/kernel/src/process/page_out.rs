@@ -1,4 +1,5 @@
-//! Pages out a process's mappings of a file: advice on the file itself does not affect mapped pages.
+//! Pages out a process's mappings of a file: advice on the file itself does not affect mapped
+//! pages.
 
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -13,12 +14,12 @@ use crate::{Error, Inode, Result};
 const ADVISED_MAPPINGS_MAX: usize = 1024;
 
 impl ProcRoot {
-    /// Pages out a process's mappings of `range` of a file: clean pages that no other process maps. Returns the
-    /// length of the advised ranges in bytes, whether they were resident or not.
+    /// Pages out a process's mappings of `range` of a file: clean pages that no other process maps.
+    /// Returns the length of the advised ranges in bytes, whether they were resident or not.
     ///
-    /// The process may map something else at these addresses by then. That is paged out instead; no content
-    /// changes. Requires `CAP_SYS_NICE` and permission to trace the process. A process that has ended is an error
-    /// ([`Error::is_gone`]).
+    /// The process may map something else at these addresses by then. That is paged out instead; no
+    /// content changes. Requires `CAP_SYS_NICE` and permission to trace the process. A process that
+    /// has ended is an error ([`Error::is_gone`]).
     pub fn page_out(&self, pid: u32, inode: Inode, range: &Range<u64>) -> Result<u64> {
         let failed = |call, errno: rustix::io::Errno| Error::call(call, self.of(pid, "maps"), errno);
         let number = i32::try_from(pid).ok().and_then(Pid::from_raw);

@@ -6,9 +6,9 @@ use rustix::io::Errno;
 
 use crate::sys::peer::peer_pidfd;
 
-/// Returns a pidfd of the process that connected a Unix socket (`SO_PEERPIDFD`, Linux 6.5), or `None` where the
-/// kernel has none to give. It becomes readable once that process has ended, whatever process has its number by then.
-/// Fails if the process had ended and was waited for.
+/// Returns a pidfd of the process that connected a Unix socket (`SO_PEERPIDFD`, Linux 6.5), or
+/// `None` where the kernel has none to give. It becomes readable once that process has ended,
+/// whatever process has its number by then. Fails if the process had ended and was waited for.
 pub fn peer_process(socket: impl AsFd) -> std::io::Result<Option<OwnedFd>> {
     match peer_pidfd(socket.as_fd()) {
         Ok(process) => Ok(Some(process)),

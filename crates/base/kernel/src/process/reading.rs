@@ -1,5 +1,5 @@
-//! Reads files of `/proc` and `/sys`. Other users choose part of their contents (names, paths, mount options,
-//! titles), and its size.
+//! Reads files of `/proc` and `/sys`. Other users choose part of their contents (names, paths,
+//! mount options, titles), and its size.
 //!
 //! Invariants: text is bytes, valid UTF-8 or not. No file takes more memory than
 //! [`FILE_BYTES_MAX`]. An invalid line hides no other line.
@@ -43,8 +43,9 @@ pub(crate) fn read_text(path: &Path) -> Result<String> {
     Ok(unescaped_bytes(&read(path)?).into_owned())
 }
 
-/// Passes each line to `parse`, without its line end, and skips those that can't be parsed (`None`). If no line
-/// can be parsed, the kernel's format is unknown: returns an [`Error::Malformed`] with the first line.
+/// Passes each line to `parse`, without its line end, and skips those that can't be parsed
+/// (`None`). If no line can be parsed, the kernel's format is unknown: returns an
+/// [`Error::Malformed`] with the first line.
 #[allow(clippy::disallowed_methods, reason = "of /proc")]
 pub(super) fn each_line(path: &Path, mut parse: impl FnMut(&[u8]) -> Option<()>) -> Result<()> {
     let failed = |error| Error::call("read", path, error);

@@ -1,7 +1,7 @@
 //! Facts about a process: its name, command line, parent, age and kind.
 //!
-//! Source: `proc_pid_stat(5)`, `proc_pid_comm(5)`, `proc_pid_cmdline(5)`, `proc_pid_status(5)`. A name may contain
-//! spaces, parentheses and newlines.
+//! Source: `proc_pid_stat(5)`, `proc_pid_comm(5)`, `proc_pid_cmdline(5)`, `proc_pid_status(5)`. A
+//! name may contain spaces, parentheses and newlines.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -50,8 +50,9 @@ pub struct ProcessUsers {
 }
 
 impl ProcessUsers {
-    /// Returns the one user that all four IDs name. A process with two users' privileges (setuid) belongs to none:
-    /// the user who started it chose its directory and descriptors, but not its privileges.
+    /// Returns the one user that all four IDs name. A process with two users' privileges (setuid)
+    /// belongs to none: the user who started it chose its directory and descriptors, but not its
+    /// privileges.
     pub fn one(&self) -> Option<u32> {
         let same = [self.effective, self.saved, self.file_system].iter().all(|user| *user == self.real);
         same.then_some(self.real)
@@ -74,11 +75,12 @@ impl ProcRoot {
         Ok(OsString::from_vec(name))
     }
 
-    /// Returns the arguments that the process was started with; empty for kernel threads and zombies.
+    /// Returns the arguments that the process was started with; empty for kernel threads and
+    /// zombies.
     ///
-    /// If a server writes a title over its arguments (`postgres: walsender …`), the title is the first element.
-    /// Empty arguments at the very end look like such a title's padding and are left out. Everything beyond 256
-    /// KiB is left out, too.
+    /// If a server writes a title over its arguments (`postgres: walsender …`), the title is the
+    /// first element. Empty arguments at the very end look like such a title's padding and are left
+    /// out. Everything beyond 256 KiB is left out, too.
     pub fn command_line(&self, pid: u32) -> Result<Vec<OsString>> {
         let content = read_start(&self.of(pid, "cmdline"), COMMAND_LINE_BYTES_MAX)?;
         let end = content.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
@@ -93,7 +95,8 @@ impl ProcRoot {
         Ok(self.stat(pid)?.parent)
     }
 
-    /// Returns the process's start time, in clock ticks since boot: a reused process ID has another one.
+    /// Returns the process's start time, in clock ticks since boot: a reused process ID has another
+    /// one.
     pub fn start_time(&self, pid: u32) -> Result<u64> {
         Ok(self.stat(pid)?.start_time)
     }
@@ -103,8 +106,9 @@ impl ProcRoot {
         Ok(self.stat(pid)?.kernel_thread)
     }
 
-    /// Returns the bytes of a process's memory that are in swap, shared memory excluded. Memory that it shares
-    /// with its parent since fork(2) counts for both. `None` for kernel threads and zombies.
+    /// Returns the bytes of a process's memory that are in swap, shared memory excluded. Memory
+    /// that it shares with its parent since fork(2) counts for both. `None` for kernel threads and
+    /// zombies.
     pub fn swapped(&self, pid: u32) -> Result<Option<u64>> {
         let content = read(&self.of(pid, "status"))?;
         Ok(parse_line(&content, b"VmSwap:")
@@ -119,8 +123,8 @@ impl ProcRoot {
         parse_users(&content).ok_or_else(|| malformed(&path, "Uid"))
     }
 
-    /// Returns the users and groups of a process: the group of its file permissions, and the supplementary groups.
-    /// Both come from one read, so that they are consistent.
+    /// Returns the users and groups of a process: the group of its file permissions, and the
+    /// supplementary groups. Both come from one read, so that they are consistent.
     pub fn users_and_groups(&self, pid: u32) -> Result<(ProcessUsers, Vec<u32>)> {
         let path = self.of(pid, "status");
         let content = read(&path)?;
@@ -128,8 +132,8 @@ impl ProcRoot {
         Ok((users, parse_groups(&content).ok_or_else(|| malformed(&path, "Groups"))?))
     }
 
-    /// Returns the path of the process's program in its own mount namespace, without ` (deleted)` if the program
-    /// was replaced; `None` for kernel threads and zombies.
+    /// Returns the path of the process's program in its own mount namespace, without ` (deleted)`
+    /// if the program was replaced; `None` for kernel threads and zombies.
     pub fn executable(&self, pid: u32) -> Result<Option<PathBuf>> {
         let path = self.of(pid, "exe");
         match std::fs::read_link(&path) {

@@ -1,4 +1,5 @@
-//! cachestat(2), Linux 6.5: page-cache counts of a byte range of a file. Number 451 on every architecture.
+//! cachestat(2), Linux 6.5: page-cache counts of a byte range of a file. Number 451 on every
+//! architecture.
 
 #![allow(unsafe_code)]
 
@@ -29,9 +30,10 @@ pub(crate) struct PageCounts {
 pub(crate) fn cachestat(file: impl AsFd, off: u64, len: u64) -> Result<PageCounts, Errno> {
     let range = CachestatRange { off, len };
     let mut counts = PageCounts::default();
-    // SAFETY: `range` and `counts` are live, aligned, `repr(C)` and of the layout the kernel's structs have; the kernel
-    // only reads the first and writes the second, and keeps neither. The descriptor is borrowed for the call. On a
-    // kernel without the call, 451 is unassigned and gives ENOSYS.
+    // SAFETY: `range` and `counts` are live, aligned, `repr(C)` and of the layout the kernel's
+    // structs have; the kernel only reads the first and writes the second, and keeps neither. The
+    // descriptor is borrowed for the call. On a kernel without the call, 451 is unassigned and
+    // gives ENOSYS.
     let result = unsafe {
         libc::syscall(
             SYS_CACHESTAT,

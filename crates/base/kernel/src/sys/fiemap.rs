@@ -52,9 +52,9 @@ pub(crate) fn extents_from(file: BorrowedFd<'_>, start: u64) -> Result<Vec<FileE
         reserved: 0,
         extents: [FileExtent::default(); EXTENTS_PER_CALL as usize],
     };
-    // SAFETY: `map` lives through the call and has the kernel's layout; the kernel writes its head and at most
-    // `extent_count` extents behind that, for which there is room, and keeps nothing. The descriptor is borrowed for the
-    // call.
+    // SAFETY: `map` lives through the call and has the kernel's layout; the kernel writes its head
+    // and at most `extent_count` extents behind that, for which there is room, and keeps nothing.
+    // The descriptor is borrowed for the call.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), FS_IOC_FIEMAP, std::ptr::from_mut(&mut map)) };
     if result < 0 {
         return Err(last_errno());

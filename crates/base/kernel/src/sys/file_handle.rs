@@ -33,9 +33,10 @@ pub(crate) fn handle_of(open: BorrowedFd<'_>) -> Result<FileHandle, Errno> {
     let room = libc::c_uint::try_from(HANDLE_BYTES_MAX).map_err(|_| Errno::OVERFLOW)?;
     let mut raw = RawHandle { length: room, kind: 0, bytes: [0; HANDLE_BYTES_MAX] };
     let mut mount: libc::c_int = 0;
-    // SAFETY: `raw` is live, aligned and has the layout of the kernel's struct followed by as many bytes as its `length` says, and
-    // `mount` is a live int: the kernel writes no more than these and keeps neither. The path is a constant that ends in a nul. The
-    // descriptor is borrowed for the call.
+    // SAFETY: `raw` is live, aligned and has the layout of the kernel's struct followed by as many
+    // bytes as its `length` says, and `mount` is a live int: the kernel writes no more than these
+    // and keeps neither. The path is a constant that ends in a nul. The descriptor is borrowed for
+    // the call.
     let result = unsafe {
         libc::syscall(
             libc::SYS_name_to_handle_at,
@@ -62,8 +63,9 @@ pub(crate) fn open_by_handle(
     let mut raw = RawHandle { length: 0, kind: handle.kind, bytes: [0; HANDLE_BYTES_MAX] };
     raw.bytes.get_mut(..handle.bytes.len()).ok_or(Errno::INVAL)?.copy_from_slice(&handle.bytes);
     raw.length = libc::c_uint::try_from(handle.bytes.len()).map_err(|_| Errno::INVAL)?;
-    // SAFETY: `raw` is live, aligned and has the layout of the kernel's struct followed by more bytes than its `length` says; the
-    // kernel only reads it and keeps nothing. The descriptor is borrowed for the call.
+    // SAFETY: `raw` is live, aligned and has the layout of the kernel's struct followed by more
+    // bytes than its `length` says; the kernel only reads it and keeps nothing. The descriptor is
+    // borrowed for the call.
     let result = unsafe {
         libc::syscall(libc::SYS_open_by_handle_at, mount.as_raw_fd(), std::ptr::from_ref(&raw), flags.bits())
     };

@@ -1,7 +1,7 @@
 //! System calls that neither the standard library nor rustix offers safely.
 //!
-//! All `unsafe` code of this crate is here. Each function is a thin, safe wrapper: it checks the call's
-//! preconditions and returns the kernel's own error. Nothing here makes decisions.
+//! All `unsafe` code of this crate is here. Each function is a thin, safe wrapper: it checks the
+//! call's preconditions and returns the kernel's own error. Nothing here makes decisions.
 
 pub(crate) mod cachestat;
 pub(crate) mod fiemap;

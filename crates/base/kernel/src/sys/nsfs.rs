@@ -13,7 +13,8 @@ pub(crate) fn parent(namespace: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     related(namespace, libc::NS_GET_PARENT)
 }
 
-/// Returns the user namespace in which a namespace was created. `EPERM` if that is not below the caller's.
+/// Returns the user namespace in which a namespace was created. `EPERM` if that is not below the
+/// caller's.
 pub(crate) fn user_namespace(namespace: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     related(namespace, libc::NS_GET_USERNS)
 }
@@ -31,8 +32,8 @@ fn related(namespace: BorrowedFd<'_>, request: libc::Ioctl) -> Result<OwnedFd, E
 /// Returns the user who created a user namespace, in the caller's user IDs.
 pub(crate) fn owner(namespace: BorrowedFd<'_>) -> Result<u32, Errno> {
     let mut user: libc::uid_t = 0;
-    // SAFETY: the kernel writes one uid_t to `user`, which lives through the call, and keeps nothing. The descriptor is
-    // borrowed for the call.
+    // SAFETY: the kernel writes one uid_t to `user`, which lives through the call, and keeps
+    // nothing. The descriptor is borrowed for the call.
     let result =
         unsafe { libc::ioctl(namespace.as_raw_fd(), libc::NS_GET_OWNER_UID, std::ptr::from_mut(&mut user)) };
     if result < 0 { Err(last_errno()) } else { Ok(user) }

@@ -12,8 +12,8 @@ use super::cachestat::last_errno;
 pub(crate) fn peer_pidfd(socket: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     let mut descriptor: libc::c_int = -1;
     let mut length = libc::socklen_t::try_from(size_of::<libc::c_int>()).unwrap_or_default();
-    // SAFETY: both pointers are of live values that this call alone uses; the kernel writes at most `length` bytes, the size of
-    // `descriptor`, to the first, and a length to the second.
+    // SAFETY: both pointers are of live values that this call alone uses; the kernel writes at most
+    // `length` bytes, the size of `descriptor`, to the first, and a length to the second.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -26,6 +26,7 @@ pub(crate) fn peer_pidfd(socket: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     if result != 0 {
         return Err(last_errno());
     }
-    // SAFETY: the kernel made this descriptor for this call, with close-on-exec, and nobody else knows it.
+    // SAFETY: the kernel made this descriptor for this call, with close-on-exec, and nobody else
+    // knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }

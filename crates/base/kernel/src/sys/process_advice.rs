@@ -9,8 +9,8 @@ use rustix::io::Errno;
 
 use super::cachestat::last_errno;
 
-/// Pages out a range of addresses, in whole pages, of the process behind a pidfd (`MADV_PAGEOUT`). Returns the
-/// number of bytes advised.
+/// Pages out a range of addresses, in whole pages, of the process behind a pidfd (`MADV_PAGEOUT`).
+/// Returns the number of bytes advised.
 pub(crate) fn page_out(process: BorrowedFd<'_>, addresses: &Range<u64>) -> Result<u64, Errno> {
     let length = addresses.end.saturating_sub(addresses.start);
     let range = libc::iovec {
@@ -19,8 +19,9 @@ pub(crate) fn page_out(process: BorrowedFd<'_>, addresses: &Range<u64>) -> Resul
         ),
         iov_len: usize::try_from(length).map_err(|_| Errno::FAULT)?,
     };
-    // SAFETY: `range` is one live iovec that the kernel only reads. What it points to is memory of the other process (or nothing),
-    // which this one never touches. The advice changes no content: what is paged out comes back when it is used.
+    // SAFETY: `range` is one live iovec that the kernel only reads. What it points to is memory of
+    // the other process (or nothing), which this one never touches. The advice changes no content:
+    // what is paged out comes back when it is used.
     let result = unsafe {
         libc::syscall(
             libc::SYS_process_madvise,

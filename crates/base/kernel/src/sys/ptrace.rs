@@ -1,5 +1,5 @@
-//! The part of `ptrace(2)` needed to stop threads of another process for a moment, and `waitpid(2)` for their
-//! stops.
+//! The part of `ptrace(2)` needed to stop threads of another process for a moment, and `waitpid(2)`
+//! for their stops.
 //!
 //! Everything applies to the calling thread alone: it is the tracer.
 
@@ -18,7 +18,8 @@ pub(crate) enum TraceEvent {
     Ended,
 }
 
-/// Starts tracing a thread, which keeps running. The kernel lets it go when the calling thread ends.
+/// Starts tracing a thread, which keeps running. The kernel lets it go when the calling thread
+/// ends.
 pub(crate) fn seize(thread: i32) -> Result<(), Errno> {
     call(libc::PTRACE_SEIZE, thread, 0)
 }
@@ -28,20 +29,22 @@ pub(crate) fn interrupt(thread: i32) -> Result<(), Errno> {
     call(libc::PTRACE_INTERRUPT, thread, 0)
 }
 
-/// Stops tracing a stopped thread. It continues with the given signal, unless a signal has stopped its process.
+/// Stops tracing a stopped thread. It continues with the given signal, unless a signal has stopped
+/// its process.
 pub(crate) fn detach(thread: i32, signal: i32) -> Result<(), Errno> {
     call(libc::PTRACE_DETACH, thread, signal)
 }
 
 fn call(request: libc::c_uint, thread: i32, data: i32) -> Result<(), Errno> {
     let data = usize::try_from(data).map_err(|_| Errno::INVAL)?;
-    // SAFETY: none of these requests reads or writes memory of this process: the address is unused, and the last argument is a number.
+    // SAFETY: none of these requests reads or writes memory of this process: the address is unused,
+    // and the last argument is a number.
     let result = unsafe { libc::ptrace(request, thread, 0_usize, data) };
     if result == -1 { Err(last_errno()) } else { Ok(()) }
 }
 
-/// Returns the next stop or end of a thread that the calling thread traces, or of a child that it started, if any.
-/// Never blocks.
+/// Returns the next stop or end of a thread that the calling thread traces, or of a child that it
+/// started, if any. Never blocks.
 pub(crate) fn next_event() -> Result<Option<(i32, TraceEvent)>, Errno> {
     let mut status = 0;
     // SAFETY: `status` is a live integer that the call writes to.

@@ -1,8 +1,8 @@
 //! Reads pieces of a file into the page cache from several threads, and waits for each.
 //!
-//! Invariants: a piece counts as loaded only after it was waited for. The first error stops all threads and is
-//! reported. No lock is held over I/O. Truncating the file meanwhile is not an error: its pieces end at the new
-//! end.
+//! Invariants: a piece counts as loaded only after it was waited for. The first error stops all
+//! threads and is reported. No lock is held over I/O. Truncating the file meanwhile is not an
+//! error: its pieces end at the new end.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -33,7 +33,8 @@ const POPULATE_ALIGN_BYTES: u64 = 2 << 20;
 /// Minimum length in bytes of such a piece.
 const POPULATE_FILE_BYTES_MIN: u64 = 64 << 10;
 
-/// Distance in bytes from a read within which read-ahead may bring pages in: twice a `read_ahead_kb` of at most
+/// Distance in bytes from a read within which read-ahead may bring pages in: twice a
+/// `read_ahead_kb` of at most
 /// 8192. This much of a range's end is read exactly.
 const READ_AHEAD_REACH_BYTES: u64 = 16 << 20;
 
@@ -41,7 +42,8 @@ const READ_AHEAD_REACH_BYTES: u64 = 16 << 20;
 /// threads kept the measured disk busy.
 const READ_AHEAD_PIECES_MAX: usize = 64;
 
-/// Bytes of one `POSIX_FADV_WILLNEED`: the kernel cuts a call off near `read_ahead_kb`, 128 by default.
+/// Bytes of one `POSIX_FADV_WILLNEED`: the kernel cuts a call off near `read_ahead_kb`, 128 by
+/// default.
 const READ_AHEAD_STEP_BYTES: u64 = 128 << 10;
 
 /// Loads pieces of one file.
@@ -98,7 +100,8 @@ impl<'a> PieceLoader<'a> {
         }
     }
 
-    /// Splits the pieces into units that a thread takes at once: a long piece, or a run of short ones.
+    /// Splits the pieces into units that a thread takes at once: a long piece, or a run of short
+    /// ones.
     fn split_units<'p>(&self, pieces: &'p [Range<u64>]) -> Vec<(WarmMethod, &'p [Range<u64>])> {
         let mut units = Vec::new();
         let mut rest = pieces;
@@ -141,8 +144,8 @@ impl<'a> PieceLoader<'a> {
 
     fn work(&self, state: &LoadState<'_>) {
         let done = reopen(self.file).and_then(|reader| {
-            // Requested pieces, which are awaited only after the next unit was requested: the device is not idle
-            // in between.
+            // Requested pieces, which are awaited only after the next unit was requested: the
+            // device is not idle in between.
             let mut requested: &[Range<u64>] = &[];
             while let Some((method, pieces)) = state.units.get(state.next.fetch_add(1, Ordering::Relaxed)) {
                 if let Some(turns) = &self.options.turns {
@@ -170,8 +173,8 @@ impl<'a> PieceLoader<'a> {
         self.cancel.load(Ordering::Relaxed) || state.failed.load(Ordering::Relaxed)
     }
 
-    /// Reads the pieces in parts, each in its turn. Each part is read exactly: pages that the kernel reads ahead of
-    /// it would make the next part look quicker than the disk is.
+    /// Reads the pieces in parts, each in its turn. Each part is read exactly: pages that the
+    /// kernel reads ahead of it would make the next part look quicker than the disk is.
     fn read_in_turns(
         &self,
         turns: &dyn WarmTurns,
@@ -232,8 +235,8 @@ impl<'a> PieceLoader<'a> {
             if self.is_stopped(state) {
                 return Ok(());
             }
-            // If populating fails or can't explain an error (EFAULT for an unreadable block or a truncated file),
-            // reading can.
+            // If populating fails or can't explain an error (EFAULT for an unreadable block or a
+            // truncated file), reading can.
             if method != WarmMethod::Populate || populate(reader, &part).is_err() {
                 self.read_by_sendfile(reader, &part)?;
             }
@@ -276,8 +279,8 @@ struct LoadState<'a> {
     progress: WarmProgress<'a>,
 }
 
-/// Takes the first part of these pieces, of at most this many bytes: whole pieces, or the start of a longer one. Parts of
-/// a long piece end at multiples of their length.
+/// Takes the first part of these pieces, of at most this many bytes: whole pieces, or the start of
+/// a longer one. Parts of a long piece end at multiples of their length.
 fn take_part(left: &mut VecDeque<Range<u64>>, bytes: u64) -> Vec<Range<u64>> {
     let bytes = (bytes / page_size()).max(1) * page_size();
     let (mut taken, mut room) = (Vec::new(), bytes);
@@ -306,8 +309,8 @@ fn take_part(left: &mut VecDeque<Range<u64>>, bytes: u64) -> Vec<Range<u64>> {
 /// one, which is as much as a part has at most.
 const HUGE_PAGE_BYTES_MAX: u64 = 2 << 20;
 
-/// Returns the size of a huge page for a page size: the bytes mapped by one page of the page table's lowest level,
-/// with entries of 8 bytes.
+/// Returns the size of a huge page for a page size: the bytes mapped by one page of the page
+/// table's lowest level, with entries of 8 bytes.
 pub(super) fn huge_page_bytes(page: u64) -> u64 {
     page / 8 * page
 }
@@ -316,8 +319,8 @@ pub(super) fn huge_page_bytes(page: u64) -> u64 {
 fn populate(reader: &File, part: &Range<u64>) -> std::result::Result<(), Errno> {
     let len = usize::try_from(part.end - part.start).map_err(|_| Errno::NOMEM)?;
     let map = FileMapping::new(reader, part.start, len)?;
-    // Without large folios this still reads. Huge pages of larger base pages (32 MiB for 16 KiB) would bring in
-    // unrequested data.
+    // Without large folios this still reads. Huge pages of larger base pages (32 MiB for 16 KiB)
+    // would bring in unrequested data.
     if huge_page_bytes(page_size()) <= HUGE_PAGE_BYTES_MAX {
         let _ = map.advise_huge();
     }
@@ -330,13 +333,14 @@ fn wait_mapped(reader: &File, piece: &Range<u64>) -> std::result::Result<(), Err
     let map = FileMapping::new(reader, piece.start, len)?;
     map.advise_random()?;
     map.populate_read()?;
-    // Pages unmapped from a mapping with random access would not count as used, and would be reclaimed first.
+    // Pages unmapped from a mapping with random access would not count as used, and would be
+    // reclaimed first.
     map.advise_normal()
 }
 
-/// Returns the part of a range in which read-ahead brings in nothing else, if the range ends before its file does.
-/// It starts at the first huge page that begins in the range, and ends where read-ahead can no longer reach the
-/// range's end.
+/// Returns the part of a range in which read-ahead brings in nothing else, if the range ends before
+/// its file does. It starts at the first huge page that begins in the range, and ends where
+/// read-ahead can no longer reach the range's end.
 pub(super) fn inner_range(range: &Range<u64>, size: u64) -> Range<u64> {
     let start = range.start.next_multiple_of(POPULATE_ALIGN_BYTES);
     if range.end >= size {
@@ -345,8 +349,8 @@ pub(super) fn inner_range(range: &Range<u64>, size: u64) -> Range<u64> {
     start..range.end.saturating_sub(READ_AHEAD_REACH_BYTES) / POPULATE_ALIGN_BYTES * POPULATE_ALIGN_BYTES
 }
 
-/// Reopens the file with its own position and read-ahead state, so that threads do not disturb each other. If that
-/// fails (no /proc, no permission any more), returns the same open file.
+/// Reopens the file with its own position and read-ahead state, so that threads do not disturb each
+/// other. If that fails (no /proc, no permission any more), returns the same open file.
 #[allow(clippy::disallowed_methods, reason = "the file is open already")]
 fn reopen(file: &InspectedFile) -> Result<File> {
     let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());

@@ -75,9 +75,11 @@ impl PageLock {
     }
 }
 
-/// Locks the pages of `range`, reading missing ones; an end of `u64::MAX` means the end of the file.
+/// Locks the pages of `range`, reading missing ones; an end of `u64::MAX` means the end of the
+/// file.
 ///
-/// They are read by page faults of this thread: it is faster to [`warm`](super::warm()) the range first.
+/// They are read by page faults of this thread: it is faster to [`warm`](super::warm()) the range
+/// first.
 pub fn lock(file: &InspectedFile, range: Range<u64>) -> std::result::Result<PageLock, LockError> {
     let mut locked = PageLock { mappings: Vec::new(), bytes: 0 };
     for part in data_ranges(file, range)? {
@@ -114,8 +116,8 @@ fn data_ranges(file: &InspectedFile, range: Range<u64>) -> Result<Vec<Range<u64>
     Ok(parts)
 }
 
-/// Interprets the error of mlock(2): ENOMEM stands for both the limit and a lack of memory, EPERM for a limit of
-/// 0, and EAGAIN for either again.
+/// Interprets the error of mlock(2): ENOMEM stands for both the limit and a lack of memory, EPERM
+/// for a limit of 0, and EAGAIN for either again.
 fn explain(file: &InspectedFile, wanted: u64, errno: Errno) -> LockError {
     let path = file.path().to_path_buf();
     if !matches!(errno, Errno::NOMEM | Errno::PERM | Errno::AGAIN) {

@@ -1,15 +1,17 @@
-//! Warm: reads missing pages into the page cache with several threads, and makes sure that they are there.
+//! Warm: reads missing pages into the page cache with several threads, and makes sure that they are
+//! there.
 //!
 //! Invariants:
 //! * Resident pages are not read again.
 //! * [`warm`] leaves holes of sparse files alone, since reading them costs no device access.
-//! * Every missing page has been waited for when the call returns, unless it was cancelled. Pages that another
-//!   process has started to read count as resident and are not waited for.
-//! * Memory use depends neither on the file's size nor on the number of missing extents (beyond those that the
-//!   caller lists).
+//! * Every missing page has been waited for when the call returns, unless it was cancelled. Pages
+//!   that another process has started to read count as resident and are not waited for.
+//! * Memory use depends neither on the file's size nor on the number of missing extents (beyond
+//!   those that the caller lists).
 //!
-//! The methods, as measured (Linux 6.18, ext4, virtio disk of about 2.2 GiB/s, 4 GiB cold, medians of 9 shuffled
-//! rounds, in GiB/s with `read_ahead_kb` 8192 and 128, and in ms to evict one GiB again):
+//! The methods, as measured (Linux 6.18, ext4, virtio disk of about 2.2 GiB/s, 4 GiB cold, medians
+//! of 9 shuffled rounds, in GiB/s with `read_ahead_kb` 8192 and 128, and in ms to evict one GiB
+//! again):
 //!
 //! | method | 8192 | 128 | evict |
 //! |---|---|---|---|
@@ -18,19 +20,21 @@
 //! | sendfile(2) to /dev/null, 4 threads | 2.15 | 2.15 | 9-11 |
 //! | `vmtouch -t` (one thread) | 1.53 | 1.69 | 4-9 |
 //!
-//! Long stretches are populated. This is as fast as the alternatives and takes hardly any CPU time. It makes the
-//! largest folios whatever the read-ahead setting, and its pages count as used once, so that they are not
-//! reclaimed first. But it also reads the 2 MiB around each fault, and the read-ahead that follows: after the
-//! first 40 MiB of a file with `read_ahead_kb` 8192, 14 MiB more.
+//! Long stretches are populated. This is as fast as the alternatives and takes hardly any CPU time.
+//! It makes the largest folios whatever the read-ahead setting, and its pages count as used once,
+//! so that they are not reclaimed first. But it also reads the 2 MiB around each fault, and the
+//! read-ahead that follows: after the first 40 MiB of a file with `read_ahead_kb` 8192, 14 MiB
+//! more.
 //!
 //! So short stretches, and the last 16 MiB of a range that ends before its file, are read by
-//! `POSIX_FADV_WILLNEED`. It reads exactly the requested pages, as single pages, which take 20 times as long to
-//! evict. They are waited for by sendfile(2). At the ends of a range, where sendfile would continue the read-ahead
-//! of the previous pages, they are waited for by populating with `MADV_RANDOM`. That costs a range some 15 ms: 16
-//! MiB took 27 ms instead of 11.
+//! `POSIX_FADV_WILLNEED`. It reads exactly the requested pages, as single pages, which take 20
+//! times as long to evict. They are waited for by sendfile(2). At the ends of a range, where
+//! sendfile would continue the read-ahead of the previous pages, they are waited for by populating
+//! with `MADV_RANDOM`. That costs a range some 15 ms: 16 MiB took 27 ms instead of 11.
 //!
-//! 28,807 extents of at least 16 KiB were read 2.4 to 3.2 times as fast as by pread(2) from one thread, and about
-//! as fast as by direct reads of 16 KiB with 64 in flight. Reading across the gaps between them gained nothing.
+//! 28,807 extents of at least 16 KiB were read 2.4 to 3.2 times as fast as by pread(2) from one
+//! thread, and about as fast as by direct reads of 16 KiB with 64 in flight. Reading across the
+//! gaps between them gained nothing.
 //!
 //! Fails with the error of the read, or of another call on the file.
 
@@ -54,13 +58,13 @@ use plan::{EmptyRanges, WarmPlan};
 #[non_exhaustive]
 pub enum WarmMethod {
     /// [`Populate`](Self::Populate) for stretches of at least 4 MiB and for whole files,
-    /// [`ReadAhead`](Self::ReadAhead) for everything else and for the last 16 MiB of a range that ends before its
-    /// file. This measured best.
+    /// [`ReadAhead`](Self::ReadAhead) for everything else and for the last 16 MiB of a range that
+    /// ends before its file. This measured best.
     #[default]
     Auto,
-    /// `MADV_POPULATE_READ` on a mapping with `MADV_HUGEPAGE`. It makes large folios, but also reads up to 2 MiB
-    /// before a stretch, and up to twice the device's `read_ahead_kb` after it, at least 4 MiB. Falls back to
-    /// [`SendFile`](Self::SendFile) before Linux 5.14.
+    /// `MADV_POPULATE_READ` on a mapping with `MADV_HUGEPAGE`. It makes large folios, but also
+    /// reads up to 2 MiB before a stretch, and up to twice the device's `read_ahead_kb` after it,
+    /// at least 4 MiB. Falls back to [`SendFile`](Self::SendFile) before Linux 5.14.
     Populate,
     /// sendfile(2) to `/dev/null`, with the kernel's read-ahead.
     SendFile,
@@ -73,21 +77,21 @@ pub trait WarmTurns: fmt::Debug + Send + Sync {
     /// Returns the bytes of the next part; it gets at least a page.
     fn part_bytes(&self) -> u64;
 
-    /// Waits until `bytes` more may be read, and calls `read`, which reads them and returns when they are there.
-    /// Returns without a call soon after `is_stopped` returned true.
+    /// Waits until `bytes` more may be read, and calls `read`, which reads them and returns when
+    /// they are there. Returns without a call soon after `is_stopped` returned true.
     fn take(&self, bytes: u64, is_stopped: &dyn Fn() -> bool, read: &mut dyn FnMut());
 }
 
 /// Options of warming.
 #[derive(Debug, Clone)]
 pub struct WarmOptions {
-    /// Number of reading threads; at least 1. The default is 4. The measured disk reached 97 % of that speed with
-    /// 2, and disks with more parallelism and longer latency gain more.
+    /// Number of reading threads; at least 1. The default is 4. The measured disk reached 97 % of
+    /// that speed with 2, and disks with more parallelism and longer latency gain more.
     pub width: usize,
     /// The method of reading missing pages.
     pub method: WarmMethod,
-    /// Paces the threads of all calls whose options are clones of each other. Each part is then read exactly, as by
-    /// [`WarmMethod::ReadAhead`], whatever `method` is.
+    /// Paces the threads of all calls whose options are clones of each other. Each part is then
+    /// read exactly, as by [`WarmMethod::ReadAhead`], whatever `method` is.
     pub turns: Option<Arc<dyn WarmTurns>>,
 }
 
@@ -108,14 +112,15 @@ pub struct WarmReport {
     pub resident_before: Option<u64>,
     /// Missing bytes that were read. If residency can't be seen: bytes read, resident or not.
     pub loaded: u64,
-    /// Bytes resident at the end. The sum of the others is larger if the kernel reclaimed pages meanwhile.
+    /// Bytes resident at the end. The sum of the others is larger if the kernel reclaimed pages
+    /// meanwhile.
     pub resident_after: Option<u64>,
     /// Whether it was cancelled before everything was read.
     pub cancelled: bool,
 }
 
-/// Called with the bytes handled since the last call: read, or found not to need reading. Called from several
-/// threads.
+/// Called with the bytes handled since the last call: read, or found not to need reading. Called
+/// from several threads.
 pub type WarmProgress<'a> = &'a (dyn Fn(u64) + Sync);
 
 /// Reads the missing pages of `range`; an end of `u64::MAX` means the end of the file.
@@ -184,7 +189,8 @@ impl<'a> WarmCall<'a> {
             .collect();
         let inner = match (options.method, &ranges[..]) {
             (WarmMethod::Auto, [range]) if skip_holes => load::inner_range(range, size),
-            // Most of many extents are too short for anything else, and the extra data around a long one is small.
+            // Most of many extents are too short for anything else, and the extra data around a
+            // long one is small.
             _ => 0..u64::MAX,
         };
         Ok(Self {
@@ -217,7 +223,8 @@ impl<'a> WarmCall<'a> {
     }
 
     fn plan(&self, residency_known: bool) -> WarmPlan<'_> {
-        // Parts small enough that every thread gets some, and long enough for the kernel's read-ahead to start.
+        // Parts small enough that every thread gets some, and long enough for the kernel's
+        // read-ahead to start.
         let share = self.requested / (4 * self.options.width.max(1) as u64);
         let longest = match self.options.method {
             WarmMethod::ReadAhead => load::READ_CHUNK_BYTES,
@@ -281,8 +288,8 @@ fn resident_in(file: &InspectedFile, ranges: &[Range<u64>]) -> Result<u64> {
     Ok(resident)
 }
 
-/// Whether some pages that were read are gone again, but so few that reading them again does not work against a
-/// kernel that has no room for them.
+/// Whether some pages that were read are gone again, but so few that reading them again does not
+/// work against a kernel that has no room for them.
 fn has_lost_few_pages(report: &WarmReport) -> bool {
     let (Some(before), Some(after)) = (report.resident_before, report.resident_after) else {
         return false;

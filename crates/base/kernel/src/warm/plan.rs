@@ -132,8 +132,9 @@ impl<'a> WarmPlan<'a> {
     }
 }
 
-/// Returns the first stretch of `range` that is not a hole (lseek(2) `SEEK_DATA`); empty at the end if there is
-/// none. Space that is reserved but unwritten counts as a hole: reading it costs no device access.
+/// Returns the first stretch of `range` that is not a hole (lseek(2) `SEEK_DATA`); empty at the end
+/// if there is none. Space that is reserved but unwritten counts as a hole: reading it costs no
+/// device access.
 pub(super) fn next_data(file: &InspectedFile, range: &Range<u64>) -> Result<Range<u64>> {
     let start = match rustix::fs::seek(file, SeekFrom::Data(range.start)) {
         Ok(start) => start.min(range.end),
@@ -153,8 +154,8 @@ pub(super) fn next_data(file: &InspectedFile, range: &Range<u64>) -> Result<Rang
     }
 }
 
-/// Remembers, for ranges queried in file order, whether nothing is resident ahead of them: one call then serves
-/// all small ranges in the next [`Self::AHEAD_BYTES`] bytes.
+/// Remembers, for ranges queried in file order, whether nothing is resident ahead of them: one call
+/// then serves all small ranges in the next [`Self::AHEAD_BYTES`] bytes.
 pub(super) struct EmptyRanges<'a> {
     file: &'a InspectedFile,
     inspected_until: u64,

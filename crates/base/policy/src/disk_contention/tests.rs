@@ -11,8 +11,9 @@ const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000_000_000;
 const TICK: u64 = 50_000;
 
-/// A disk that takes requests in order, each at `rate` bytes a second plus a `latency` that overlaps with others'.
-/// A sync waits for all data submitted before it, as in a journal that orders data.
+/// A disk that takes requests in order, each at `rate` bytes a second plus a `latency` that
+/// overlaps with others'. A sync waits for all data submitted before it, as in a journal that
+/// orders data.
 struct Disk {
     latency: u64,
     rate: u64,
@@ -52,8 +53,8 @@ impl Counted {
     }
 }
 
-/// A process that commits in an open loop: a fixed number is due per second, and all due commits go together, as
-/// two requests one after the other.
+/// A process that commits in an open loop: a fixed number is due per second, and all due commits go
+/// together, as two requests one after the other.
 struct Commits {
     every: u64,
     due: VecDeque<u64>,
@@ -144,7 +145,8 @@ fn quick_disk() -> Disk {
     Disk { latency: 100_000, rate: 100_000_000, free_at: 0 }
 }
 
-/// Runs one process that commits, pauses for 2 ms, and commits again, beside output or alone, for ten seconds.
+/// Runs one process that commits, pauses for 2 ms, and commits again, beside output or alone, for
+/// ten seconds.
 fn one_writer(is_beside: bool) -> (usize, Output) {
     let (mut disk, mut output, mut counted) = (quick_disk(), Output::default(), Counted::default());
     let (mut requests_left, mut wake, mut commits) = (2, 0, 0);
@@ -220,8 +222,8 @@ fn a_stream_yields_within_a_tenth_of_a_second_and_takes_all_within_one() {
     assert!(rate(71..118) >= 97_000_000, "{}", rate(71..118));
 }
 
-/// Runs four threads of small reads beside a stream with read-ahead. Returns each side's throughput as a fraction
-/// of its throughput alone.
+/// Runs four threads of small reads beside a stream with read-ahead. Returns each side's throughput
+/// as a fraction of its throughput alone.
 fn readers_beside_a_stream(hears: bool) -> (f64, f64) {
     let run = |reads: bool, streams: bool| {
         let mut disk = quick_disk();

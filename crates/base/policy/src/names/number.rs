@@ -1,7 +1,7 @@
 //! Numbers in file names: their syntax and the sequences they yield.
 //!
-//! Invariants: a sequence never falls from a file of a log to a later one, and grows by exactly 1 to the next.
-//! Reading a number fails only if it does not fit in 64 bits.
+//! Invariants: a sequence never falls from a file of a log to a later one, and grows by exactly 1
+//! to the next. Reading a number fails only if it does not fit in 64 bits.
 
 /// The syntax of a number in a pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,8 +63,9 @@ pub enum FileNumber {
 }
 
 impl FileNumber {
-    /// Returns the file's position in its log: the next file's sequence is larger by 1. Returns 0 for a name
-    /// without a number. WAL segments need the segment size of their log ([`WalSegment::sequence`]).
+    /// Returns the file's position in its log: the next file's sequence is larger by 1. Returns 0
+    /// for a name without a number. WAL segments need the segment size of their log
+    /// ([`WalSegment::sequence`]).
     pub const fn sequence(self, segment_size: Option<SegmentSize>) -> u64 {
         match self {
             Self::None => 0,
@@ -101,10 +102,11 @@ impl WalSegment {
 
     /// Returns the segment's position in its log, regardless of the timeline.
     ///
-    /// The low part counts up to the number of segments in 4 GiB, which depends on the segment size. If the size
-    /// is unknown, PostgreSQL's default is used ([`SegmentSize::DEFAULT`]). A low part beyond the last segment of
-    /// this size counts as the last one. Sequences then still do not fall, and distances are underestimated rather
-    /// than overestimated, so that the files near a reader stay.
+    /// The low part counts up to the number of segments in 4 GiB, which depends on the segment
+    /// size. If the size is unknown, PostgreSQL's default is used ([`SegmentSize::DEFAULT`]). A low
+    /// part beyond the last segment of this size counts as the last one. Sequences then still do
+    /// not fall, and distances are underestimated rather than overestimated, so that the files near
+    /// a reader stay.
     ///
     /// ```
     /// use pagekeeper_policy::names::{SegmentSize, WalSegment};
@@ -125,8 +127,8 @@ impl WalSegment {
     }
 }
 
-/// The size of PostgreSQL's WAL segments: a power of two from 1 MiB to 1 GiB (`initdb --wal-segsize`), the same
-/// for all segments of a log.
+/// The size of PostgreSQL's WAL segments: a power of two from 1 MiB to 1 GiB
+/// (`initdb --wal-segsize`), the same for all segments of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SegmentSize {
     /// The logarithm to base 2, from 20 to 30.
@@ -137,8 +139,8 @@ impl SegmentSize {
     /// PostgreSQL's default, 16 MiB.
     pub const DEFAULT: Self = Self { bits: 24 };
 
-    /// Returns the segment size from the size of a segment file in bytes. Returns `None` if no segment has that
-    /// size, as while the file is being copied.
+    /// Returns the segment size from the size of a segment file in bytes. Returns `None` if no
+    /// segment has that size, as while the file is being copied.
     pub const fn of_file(bytes: u64) -> Option<Self> {
         let bits = bytes.trailing_zeros();
         if bytes.is_power_of_two() && 20 <= bits && bits <= 30 { Some(Self { bits }) } else { None }
@@ -149,8 +151,8 @@ impl SegmentSize {
         1 << self.bits
     }
 
-    /// Returns the place of a log position (an LSN, in bytes): the sequence of its segment, and the offset in the
-    /// segment in bytes.
+    /// Returns the place of a log position (an LSN, in bytes): the sequence of its segment, and the
+    /// offset in the segment in bytes.
     ///
     /// ```
     /// use pagekeeper_policy::names::{SegmentSize, WalSegment};

@@ -42,8 +42,8 @@ impl fmt::Display for PatternError {
 impl std::error::Error for PatternError {}
 
 impl NamePattern {
-    /// Matches the last components of a path: the file name, and as many directories above it as the pattern
-    /// names.
+    /// Matches the last components of a path: the file name, and as many directories above it as
+    /// the pattern names.
     pub fn matches<'n>(&self, path: &'n Path) -> Option<NameMatch<'n>> {
         matches(self.text.as_bytes(), path.as_os_str().as_bytes())
     }
@@ -59,7 +59,8 @@ impl NamePattern {
         path.ancestors().nth(directories(self.text.as_bytes()) + 1)
     }
 
-    /// Returns the name of the directory that the file must be in, if the pattern names one without a `*`.
+    /// Returns the name of the directory that the file must be in, if the pattern names one without
+    /// a `*`.
     pub fn directory(&self) -> Option<&str> {
         let (directory, _) = self.text.rsplit_once('/')?;
         (!directory.contains(['/', '*'])).then_some(directory)
@@ -87,8 +88,8 @@ impl FromStr for NamePattern {
 }
 
 impl NameMatch<'_> {
-    /// Returns the common part of the names of one log: the stem. If no number orders the files, dates and the
-    /// numbers of rotated files are removed from it.
+    /// Returns the common part of the names of one log: the stem. If no number orders the files,
+    /// dates and the numbers of rotated files are removed from it.
     ///
     /// ```
     /// use pagekeeper_policy::names::matches_name;

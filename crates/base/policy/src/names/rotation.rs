@@ -1,14 +1,14 @@
-//! The parts of a file name that log rotation changes: dates, times, weekdays, months, and the number of a rotated
-//! file.
+//! The parts of a file name that log rotation changes: dates, times, weekdays, months, and the
+//! number of a rotated file.
 //!
 //! Invariant: numbers of servers, hosts and ports stay, since they tell different logs apart.
 
-/// Minimum digits of a number that counts as a date, a time or a count: `YYMMDD`, `HHMMSS`, seconds since the
-/// epoch. Ports have fewer.
+/// Minimum digits of a number that counts as a date, a time or a count: `YYMMDD`, `HHMMSS`, seconds
+/// since the epoch. Ports have fewer.
 const DATE_DIGITS_MIN: usize = 6;
 
-/// Words that stand for a date, in full or by their first three letters, and the suffix of a log that was rotated
-/// once.
+/// Words that stand for a date, in full or by their first three letters, and the suffix of a log
+/// that was rotated once.
 const DATE_WORDS: [&[u8]; 20] = [
     b"Monday",
     b"Tuesday",
@@ -39,7 +39,8 @@ const COMPRESSED_SUFFIXES: [&[u8]; 4] = [b".gz", b".xz", b".bz2", b".zst"];
 pub(super) fn without_rotation(name: &[u8]) -> Vec<u8> {
     let mut kept = Vec::with_capacity(name.len());
     let mut rest = COMPRESSED_SUFFIXES.iter().find_map(|ending| name.strip_suffix(*ending)).unwrap_or(name);
-    // Whether the last part other than a separator was dropped: short numbers after it continue the date.
+    // Whether the last part other than a separator was dropped: short numbers after it continue the
+    // date.
     let mut is_in_date = false;
     while let Some((part, after)) = split_part(rest) {
         let is_count = after.is_empty() && kept.ends_with(b".") && part.iter().all(u8::is_ascii_digit);

@@ -7,8 +7,8 @@ use super::*;
 const MIB: u64 = 1 << 20;
 const MS: u64 = 1_000_000;
 
-/// A disk that takes requests in order: each takes a `latency` that overlaps with others', then its turn at `rate`
-/// bytes a second.
+/// A disk that takes requests in order: each takes a `latency` that overlaps with others', then its
+/// turn at `rate` bytes a second.
 struct Disk {
     latency: u64,
     rate: u64,
@@ -95,9 +95,9 @@ struct Outcome {
     longest_commit: u64,
 }
 
-/// Runs the writer for `seconds` in steps of 50 µs. `commits` has the number of requests, of 8 KiB each, that a
-/// commit makes one after the other, and the nanoseconds until the next commit. `is_on` says when the database is
-/// at work.
+/// Runs the writer for `seconds` in steps of 50 µs. `commits` has the number of requests, of 8 KiB
+/// each, that a commit makes one after the other, and the nanoseconds until the next commit.
+/// `is_on` says when the database is at work.
 fn simulate(
     mut disk: Disk,
     seconds: u64,
@@ -182,8 +182,8 @@ fn a_writer_in_a_closed_loop_keeps_most_of_its_commits() {
     }
 }
 
-/// A database that submits bursts, as a checkpoint does: the stream yields, and takes all again once they are
-/// over.
+/// A database that submits bursts, as a checkpoint does: the stream yields, and takes all again
+/// once they are over.
 #[test]
 fn a_burst_is_made_room_for_and_the_rest_is_taken() {
     let (mut disk, mut writer) = (Disk::new(0, 100_000_000), Writer::new());

@@ -168,8 +168,8 @@ proptest! {
         }
     }
 
-    /// A simulated disk with writers that write whenever they run: the bound holds up to one step's data, the disk
-    /// never runs dry, and equal writers get equal parts.
+    /// A simulated disk with writers that write whenever they run: the bound holds up to one step's
+    /// data, the disk never runs dry, and equal writers get equal parts.
     #[test]
     fn the_bound_is_kept_and_writers_get_equal_parts(
         writers in 1..5_u32,

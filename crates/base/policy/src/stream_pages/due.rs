@@ -1,7 +1,8 @@
 //! The rules that say which pages are due, and when.
 //!
-//! If uses are seen and the file has any, used pages are due, and pages that were read ahead wait for their use.
-//! Otherwise (older kernels, and files that are only written) the additions alone show where streams are.
+//! If uses are seen and the file has any, used pages are due, and pages that were read ahead wait
+//! for their use. Otherwise (older kernels, and files that are only written) the additions alone
+//! show where streams are.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -13,27 +14,28 @@ use crate::{PAGE_BYTES, READ_AHEAD, WINDOW};
 /// Time after its newest use for which nothing of a window is due, since a reader may be inside it.
 /// This is two steps of the caller, and 20 MiB of a reader at 1 GB/s.
 const RECENT_USE_AGE: Duration = Duration::from_millis(20);
-/// Time without an event after which the used pages of the window of the newest use are due too. Longer than a
-/// reader usually waits for a disk, and short enough that a program that goes from file to file leaves few of them
-/// waiting.
+/// Time without an event after which the used pages of the window of the newest use are due too.
+/// Longer than a reader usually waits for a disk, and short enough that a program that goes from
+/// file to file leaves few of them waiting.
 const IDLE_AFTER_USE: Duration = Duration::from_millis(50);
-/// Time after which unused pages are due: counted from their addition, or from the newest use just before them if
-/// that is later. A reader that has not come for so long is unlikely to come.
+/// Time after which unused pages are due: counted from their addition, or from the newest use just
+/// before them if that is later. A reader that has not come for so long is unlikely to come.
 const UNUSED_AGE: Duration = Duration::from_secs(2);
-/// Bytes of pages that may wait for their use, apart from those just ahead of a reader: eight of the largest
-/// read-aheads.
+/// Bytes of pages that may wait for their use, apart from those just ahead of a reader: eight of
+/// the largest read-aheads.
 const UNUSED_BYTES_MAX: u64 = 8 * READ_AHEAD;
-/// Windows with pages that may wait for their use. Only scattered single pages reach this limit before
-/// [`UNUSED_BYTES_MAX`].
+/// Windows with pages that may wait for their use. Only scattered single pages reach this limit
+/// before [`UNUSED_BYTES_MAX`].
 const UNUSED_WINDOWS_MAX: usize = 4096;
-/// Bytes behind additions within which a stream may still be if its uses are not seen: it reads one of the largest
-/// read-aheads while the kernel brings in the next.
+/// Bytes behind additions within which a stream may still be if its uses are not seen: it reads one
+/// of the largest read-aheads while the kernel brings in the next.
 const UNSEEN_DISTANCE_BYTES: u64 = 2 * READ_AHEAD;
-/// Time without additions near them after which pages are due if uses are not seen. A reader at 8 MiB/s takes this
-/// long for the largest read-ahead, during which nothing is added; a slower one fetches it twice.
+/// Time without additions near them after which pages are due if uses are not seen. A reader at 8
+/// MiB/s takes this long for the largest read-ahead, during which nothing is added; a slower one
+/// fetches it twice.
 const UNSEEN_IDLE: Duration = Duration::from_secs(1);
-/// Size of the largest range returned at once, in bytes. A single page that stays causes a retry of the whole range,
-/// so ranges are short; they cost three system calls each.
+/// Size of the largest range returned at once, in bytes. A single page that stays causes a retry of
+/// the whole range, so ranges are short; they cost three system calls each.
 const RANGE_BYTES_MAX: u64 = 8 * WINDOW;
 
 /// A range to release now.
@@ -41,7 +43,8 @@ const RANGE_BYTES_MAX: u64 = 8 * WINDOW;
 pub struct DueRange {
     /// Its bytes, in whole pages.
     pub bytes: Range<u64>,
-    /// The number of attempts that left pages of it, since the last addition to it or first use of it.
+    /// The number of attempts that left pages of it, since the last addition to it or first use of
+    /// it.
     pub attempts: u32,
     /// The time at which [`StreamPages::due`] returned it.
     pub asked: Duration,
@@ -65,10 +68,11 @@ struct DueTimes {
 }
 
 impl StreamPages {
-    /// Returns the ranges to release now, ascending and disjoint. The same ranges are due again until
-    /// [`Self::tried`] reports the result.
+    /// Returns the ranges to release now, ascending and disjoint. The same ranges are due again
+    /// until [`Self::tried`] reports the result.
     ///
-    /// `sees_use` says whether uses are seen at all, `ended` whether all streams that used the file have ended.
+    /// `sees_use` says whether uses are seen at all, `ended` whether all streams that used the file
+    /// have ended.
     ///
     /// | Pages | are due |
     /// |---|---|
@@ -101,7 +105,8 @@ impl StreamPages {
         ranges
     }
 
-    /// Returns when [`Self::due`] has a range to return if no event comes before; `None` if nothing is left.
+    /// Returns when [`Self::due`] has a range to return if no event comes before; `None` if nothing
+    /// is left.
     pub fn next_due(&self, now: Duration, sees_use: bool, ended: bool) -> Option<Duration> {
         let conditions = self.conditions(now, sees_use, ended);
         if self.too_many_unused(conditions).is_some() {
@@ -141,8 +146,8 @@ impl StreamPages {
         DueTimes { used: used.max(window.retry_at), unused: unused.max(window.retry_at) }
     }
 
-    /// Whether pages of a window wait for their use. They do not if a reader is in the window or shortly before
-    /// it, or if an attempt was made.
+    /// Whether pages of a window wait for their use. They do not if a reader is in the window or
+    /// shortly before it, or if an attempt was made.
     fn is_waiting(&self, index: u64, window: &WindowPages, conditions: DueConditions) -> bool {
         let since = |time: Duration| conditions.now.saturating_sub(time);
         window.attempts == 0
@@ -151,7 +156,8 @@ impl StreamPages {
             && window.unused_count() > 0
     }
 
-    /// Returns the addition time up to which pages that wait for their use are due at once, if too many wait.
+    /// Returns the addition time up to which pages that wait for their use are due at once, if too
+    /// many wait.
     fn too_many_unused(&self, conditions: DueConditions) -> Option<Duration> {
         if !conditions.by_use || conditions.ended {
             return None;
@@ -180,7 +186,8 @@ impl StreamPages {
     }
 }
 
-/// Adds the runs of a window's pages. Joins them with the last range if they touch and have as many attempts.
+/// Adds the runs of a window's pages. Joins them with the last range if they touch and have as many
+/// attempts.
 fn push_runs(ranges: &mut Vec<DueRange>, index: u64, bits: &PageBits, attempts: u32, now: Duration) {
     let first = index * u64::from(WINDOW_PAGES);
     for run in runs(bits) {

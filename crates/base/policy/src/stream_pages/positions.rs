@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::WINDOW_PAGES;
 use crate::{PAGE_BYTES, READ_AHEAD, WINDOW};
 
-/// Positions remembered per file: as many as programs have readers at work on one file. Beyond this, the position
-/// that has rested longest is forgotten.
+/// Positions remembered per file: as many as programs have readers at work on one file. Beyond
+/// this, the position that has rested longest is forgotten.
 const POSITIONS_MAX: usize = 16;
 
 /// One position, as a page number, and its newest event.
@@ -24,8 +24,9 @@ pub(super) struct StreamPositions {
 }
 
 impl StreamPositions {
-    /// Moves the position that `pages` continue to their end, or adds a new one. Events of several processors may
-    /// be out of order, so `pages` may start up to a window before the position, or a read-ahead behind it.
+    /// Moves the position that `pages` continue to their end, or adds a new one. Events of several
+    /// processors may be out of order, so `pages` may start up to a window before the position, or
+    /// a read-ahead behind it.
     pub(super) fn record(&mut self, pages: &Range<u64>, now: Duration) {
         let continues = |position: &StreamPosition| {
             pages.start >= position.end.saturating_sub(WINDOW / PAGE_BYTES)
@@ -47,8 +48,8 @@ impl StreamPositions {
         self.newest_first.is_empty()
     }
 
-    /// Returns the newest event of a position that has a window less than `behind` bytes before it, or less than
-    /// `ahead` bytes after it.
+    /// Returns the newest event of a position that has a window less than `behind` bytes before it,
+    /// or less than `ahead` bytes after it.
     pub(super) fn newest_near(&self, window: u64, behind: u64, ahead: u64) -> Option<Duration> {
         let first = window * u64::from(WINDOW_PAGES);
         let end = first + u64::from(WINDOW_PAGES);

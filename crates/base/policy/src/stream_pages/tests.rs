@@ -255,7 +255,8 @@ fn half_a_million_single_pages_take_a_window_for_each_512() {
             }
             most_windows = most_windows.max(pages.windows.len());
         }
-        // The data of two steps of 10 ms and a current window's time, or the distance that a reader may be behind.
+        // The data of two steps of 10 ms and a current window's time, or the distance that a reader
+        // may be behind.
         assert!(most_windows <= 45, "{most_windows}");
         release_due(&mut pages, at(2000), sees_use, true);
         let sums = pages.totals();

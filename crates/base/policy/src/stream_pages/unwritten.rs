@@ -8,8 +8,8 @@ use super::window_pages::{PageBits, count, difference, mask, runs, union};
 use super::{WINDOW_PAGES, pages_of, part_of, parts, window_numbers};
 use crate::PAGE_BYTES;
 
-/// Windows kept per file. Beyond this many, which takes scattered writes over at least 8 GiB, the kernel alone
-/// writes the rest.
+/// Windows kept per file. Beyond this many, which takes scattered writes over at least 8 GiB, the
+/// kernel alone writes the rest.
 const UNWRITTEN_WINDOWS_MAX: usize = 4096;
 /// The largest range returned at once, in pages.
 const RANGE_PAGES_MAX: u64 = (4 << 20) / PAGE_BYTES;
@@ -92,8 +92,8 @@ impl UnwrittenPages {
         }
     }
 
-    /// Returns ranges that are not in flight, in file order and up to about `at_most` bytes in total, and marks
-    /// them as in flight.
+    /// Returns ranges that are not in flight, in file order and up to about `at_most` bytes in
+    /// total, and marks them as in flight.
     pub fn ask(&mut self, at_most: u64) -> Vec<Range<u64>> {
         let mut ranges: Vec<Range<u64>> = Vec::new();
         let mut left = at_most.div_ceil(PAGE_BYTES);
@@ -121,7 +121,8 @@ impl UnwrittenPages {
         ranges
     }
 
-    /// Records that the requested pages of a range are on disk. Returns the bytes that are no longer unwritten.
+    /// Records that the requested pages of a range are on disk. Returns the bytes that are no
+    /// longer unwritten.
     pub fn written(&mut self, bytes: Range<u64>) -> u64 {
         let pages = pages_of(&bytes);
         if pages.is_empty() {

@@ -140,8 +140,8 @@ impl WindowPages {
         }
     }
 
-    /// Removes pages that others use. Returns how many of them were resident, assuming that as many as possible
-    /// were.
+    /// Removes pages that others use. Returns how many of them were resident, assuming that as many
+    /// as possible were.
     pub(super) fn hand_on(&mut self, mask: &PageBits) -> u32 {
         let pages = count(&intersection(&self.pages, mask));
         let handed_on = pages.min(self.resident());
@@ -149,7 +149,8 @@ impl WindowPages {
         handed_on
     }
 
-    /// Removes pages that are no longer resident. Returns how many of them were, as far as was known.
+    /// Removes pages that are no longer resident. Returns how many of them were, as far as was
+    /// known.
     pub(super) fn release(&mut self, mask: &PageBits) -> u32 {
         let pages = count(&intersection(&self.pages, mask));
         let absent = pages.min(self.absent);

@@ -1,4 +1,5 @@
-//! Infers the writer of a ring from changes of its pages, and checks which part of the ring is released then.
+//! Infers the writer of a ring from changes of its pages, and checks which part of the ring is
+//! released then.
 
 use super::QUIET_STEPS;
 use crate::examples::{MIB, clean, dirty, file, flush, log_of, release, written_at};

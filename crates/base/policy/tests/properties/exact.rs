@@ -1,4 +1,5 @@
-//! The exact rule: it says what the inferring one says of the same log, and by itself keeps what that keeps.
+//! The exact rule: it says what the inferring one says of the same log, and by itself keeps what
+//! that keeps.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

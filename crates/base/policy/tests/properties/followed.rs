@@ -1,4 +1,5 @@
-//! Followers: near ones are waited for, byte by byte; far ones that stall hold nothing, but a file in which their place is not known.
+//! Followers: near ones are waited for, byte by byte; far ones that stall hold nothing, but a file
+//! in which their place is not known.
 
 use pagekeeper_policy::{FilePosition, RewriteKind, Rule, WINDOW};
 use proptest::prelude::*;

@@ -1,4 +1,5 @@
-//! The model under all properties: files whose pages come, get dirty, are written and go, and an executor of acts.
+//! The model under all properties: files whose pages come, get dirty, are written and go, and an
+//! executor of acts.
 //!
 //! Pages are modelled as cells of 256 KiB, eight to a window.
 
@@ -159,7 +160,8 @@ impl Pages {
     }
 }
 
-/// `PROPTEST_CASES` times `factor` cases. The seed of a failure is printed, not written into the tree.
+/// `PROPTEST_CASES` times `factor` cases. The seed of a failure is printed, not written into the
+/// tree.
 pub(crate) fn config(factor: u32) -> ProptestConfig {
     let default = ProptestConfig::default();
     ProptestConfig { cases: factor * default.cases, failure_persistence: None, ..default }
@@ -210,7 +212,8 @@ pub(crate) fn check_ranges(facts: &StepFacts, acts: &[StepAction]) -> Result<(),
     Ok(())
 }
 
-/// The same facts again: what was flushed is released, what a follower was about to read too; then nothing more.
+/// The same facts again: what was flushed is released, what a follower was about to read too; then
+/// nothing more.
 pub(crate) fn check_repeats(
     state: &StepState,
     facts: &StepFacts,

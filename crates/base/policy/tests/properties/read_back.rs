@@ -14,10 +14,12 @@ const FILE: u64 = 16 * MIB;
 /// Bytes of a ring.
 const RING: u64 = 64 * MIB;
 
-/// Bytes from an inferred place of the writer on in which a reader's pages are taken for the writer's.
+/// Bytes from an inferred place of the writer on in which a reader's pages are taken for the
+/// writer's.
 const UNSEEN_AT_INFERRED_PLACE: u64 = 10 * MIB;
 
-/// Retries in which a reader that was seen may pause: fewer than it takes to try again whether it comes back.
+/// Retries in which a reader that was seen may pause: fewer than it takes to try again whether it
+/// comes back.
 const PAUSE: u64 = 3;
 
 fn op() -> impl Strategy<Value = Op> {
@@ -45,7 +47,8 @@ fn rule() -> impl Strategy<Value = Rule> {
 proptest! {
     #![proptest_config(config(8))]
 
-    /// The same in a ring: but what lies before the writer, and is read in the same step as it goes on, may be the writer's.
+    /// The same in a ring: but what lies before the writer, and is read in the same step as it goes
+    /// on, may be the writer's.
     #[test]
     fn a_reader_of_a_ring_reads_little_twice(
         slack in 0..5 * MIB,
@@ -82,7 +85,8 @@ proptest! {
         }
     }
 
-    /// From the step on in which the evidence is there nothing is released, and the operator is warned once of each file.
+    /// From the step on in which the evidence is there nothing is released, and the operator is
+    /// warned once of each file.
     #[test]
     fn a_log_that_was_read_back_is_kept(
         rule in prop_oneof![8 => rule(), 1 => Just(Rule::Direct)],
@@ -110,8 +114,9 @@ proptest! {
         }
     }
 
-    /// By a rule that waits for followers a far one that is known reads each byte once from the disk, as it would without memory: that
-    /// keeps nothing. One that comes back to what it has read does.
+    /// By a rule that waits for followers a far one that is known reads each byte once from the
+    /// disk, as it would without memory: that keeps nothing. One that comes back to what it has
+    /// read does.
     #[test]
     fn a_known_follower_counts_where_it_comes_back(
         speed in MIB..24 * MIB,
@@ -156,8 +161,8 @@ proptest! {
     }
 }
 
-/// A backup reads the log once: nothing is released while it is at it, nor for some minutes after. Then a part is tried, and then all
-/// goes as before.
+/// A backup reads the log once: nothing is released while it is at it, nor for some minutes after.
+/// Then a part is tried, and then all goes as before.
 #[test]
 fn a_log_that_was_read_once_is_released_again() {
     let mut world =
@@ -195,8 +200,8 @@ fn a_log_that_was_read_once_is_released_again() {
     assert_eq!(world.state, StepState::default());
 }
 
-/// A reader that scans the whole log every few minutes, and finds it in memory, leaves no trace: a sixteenth is released to see whether
-/// it is there still, ever more seldom.
+/// A reader that scans the whole log every few minutes, and finds it in memory, leaves no trace: a
+/// sixteenth is released to see whether it is there still, ever more seldom.
 #[test]
 fn a_reader_that_goes_on_costs_a_part_of_the_log_now_and_then() {
     let mut world =
@@ -216,6 +221,7 @@ fn a_reader_that_goes_on_costs_a_part_of_the_log_now_and_then() {
     }
     let (once, all) = (20 * FILE, world.read_more_than(0));
     assert!(scans > 300 && all >= once - 2 * WINDOW);
-    // The log once, and once more at its second scan; of the other scans, which would have read it each time, little more.
+    // The log once, and once more at its second scan; of the other scans, which would have read it
+    // each time, little more.
     assert!(all < 3 * once, "{all} bytes of {once}");
 }

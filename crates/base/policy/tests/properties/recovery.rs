@@ -1,4 +1,5 @@
-//! A log of files that follow each other, with a checkpoint in it: what recovery would read stays, all else goes as without one.
+//! A log of files that follow each other, with a checkpoint in it: what recovery would read stays,
+//! all else goes as without one.
 
 use std::collections::BTreeSet;
 
@@ -108,7 +109,8 @@ impl Log {
     fn is_recovered(&self, (sequence, number): (u64, u64)) -> bool {
         let Some(checkpoint) = self.checkpoint else { return true };
         let ends_after = (sequence, (number + 1) * WINDOW - 1) >= checkpoint;
-        // A writer that was seen in a file before the checkpoint's has gone on since, nobody knows how far.
+        // A writer that was seen in a file before the checkpoint's has gone on since, nobody knows
+        // how far.
         let writer = self.writer.map(|(writer, _)| writer).filter(|writer| *writer >= checkpoint.0);
         ends_after && writer.is_none_or(|writer| sequence <= writer)
     }

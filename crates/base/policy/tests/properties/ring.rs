@@ -1,4 +1,5 @@
-//! A ring written with `pwrite`: the writer's position is never shown, only what it does to the pages.
+//! A ring written with `pwrite`: the writer's position is never shown, only what it does to the
+//! pages.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -116,7 +117,8 @@ impl Ring {
             Op::Write(bytes) => {
                 let bytes = bytes.min(REACH - self.gone);
                 self.gone += bytes;
-                // The writer waits for a checkpoint before it comes near the one before: InnoDB leaves a tenth.
+                // The writer waits for a checkpoint before it comes near the one before: InnoDB
+                // leaves a tenth.
                 self.age = (self.age + bytes).min(self.pages.size - HEADER - FREE);
                 for _ in 0..bytes.div_ceil(CELL) {
                     self.last += bytes / bytes.div_ceil(CELL);
@@ -255,8 +257,8 @@ proptest! {
             ring.apply(&Op::Retry)?;
             ring.step()?;
         }
-        // what one step wrote and slack behind it, here and at the end of the ring; the header; after a wraparound the start,
-        // where the writer went on; and what is being written
+        // what one step wrote and slack behind it, here and at the end of the ring; the header;
+        // after a wraparound the start, where the writer went on; and what is being written
         let slack = slack.div_ceil(WINDOW);
         let paces = pace.div_ceil(WINDOW) + 1;
         let limit = 2 * (slack + paces) + 1 + 4 + if synced { 0 } else { paces };
@@ -277,7 +279,8 @@ proptest! {
         held in prop::collection::vec((0..WINDOWS / 2, prop_oneof![Just(Grip::Part), Just(Grip::Whole)]), 0..4),
         ops in prop::collection::vec(op(), 1..150),
     ) {
-        // Pages that were there before would hide what is written over them and synced between two samples.
+        // Pages that were there before would hide what is written over them and synced between two
+        // samples.
         let rule = Rule::ReleaseBeforeCheckpoint { near_files: 0, slack };
         let mut ring = Ring::new(rule, rewrite, slow, &[], last);
         ring.pages.grips = held.into_iter().map(|(number, grip)| (2 * number, grip)).collect();
@@ -323,8 +326,8 @@ proptest! {
     }
 }
 
-/// A writer over pages that were resident when it was first seen, synced before each sample: seen once, in the window that it
-/// leaves, and found in one that it reached without a trace.
+/// A writer over pages that were resident when it was first seen, synced before each sample: seen
+/// once, in the window that it leaves, and found in one that it reached without a trace.
 #[test]
 fn a_writer_over_resident_pages_that_shows_itself_late() {
     let mut cells = vec![Cell::Absent; 178];

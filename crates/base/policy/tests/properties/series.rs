@@ -1,5 +1,5 @@
-//! A log of files whose writer's position is known: appended to, rotated, purged, followed, read and reclaimed at
-//! random, under each rule.
+//! A log of files whose writer's position is known: appended to, rotated, purged, followed, read
+//! and reclaimed at random, under each rule.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,5 +1,5 @@
-//! Streams read files on a model of the page cache: what was resident before stays, and of what they bring in nothing does, as far
-//! as they are in order.
+//! Streams read files on a model of the page cache: what was resident before stays, and of what
+//! they bring in nothing does, as far as they are in order.
 
 #![allow(clippy::cast_possible_truncation, reason = "page numbers of small files")]
 

@@ -1,6 +1,6 @@
 //! Runs each parser on random input, with any compiler: its seeds, then mutations of them, for
-//! `PAGEKEEPER_FUZZ_SECONDS` (default: 3). Parsers of this project's own formats, which other tests damage bit
-//! by bit and at random, get a twelfth of that time.
+//! `PAGEKEEPER_FUZZ_SECONDS` (default: 3). Parsers of this project's own formats, which other tests
+//! damage bit by bit and at random, get a twelfth of that time.
 //!
 //! The inputs follow from `PAGEKEEPER_SEED`. Their number depends on the time and on the machine's
 //! other work, and is printed. An input that makes a parser panic is printed in hexadecimal, with

@@ -1,4 +1,5 @@
-//! Atomic writes and power cuts: each write is found completely or not at all, whatever else is torn.
+//! Atomic writes and power cuts: each write is found completely or not at all, whatever else is
+//! torn.
 
 use std::sync::mpsc;
 

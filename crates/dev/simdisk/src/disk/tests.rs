@@ -270,7 +270,8 @@ fn a_hold_stops_what_it_touches_and_nothing_else() {
     others.sort_unstable();
     assert_eq!(others, [0, 2]);
     assert_eq!((hold.held(), disk.stats().in_flight), (1, 1));
-    // A blocking read and a batch wait as well. A file that was truncated meanwhile is read in its new state.
+    // A blocking read and a batch wait as well. A file that was truncated meanwhile is read in its
+    // new state.
     std::thread::scope(|scope| {
         let alone = scope.spawn(|| file.read_at(5000, &mut [0; 100]));
         let batch = scope.spawn(|| read_pages(&disk, &*file, &[1, 7, 0]));

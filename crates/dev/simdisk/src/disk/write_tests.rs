@@ -43,7 +43,8 @@ fn a_failed_sync_is_reported_once_and_what_it_lost_is_lost() {
     file.write_at(3 * PAGE, &[2; 4096], WriteMode::Plain).unwrap();
     disk.inject("/file", 0..1, WriteFault::SYNC_EIO, Times::Once).unwrap();
     assert_eq!(file.sync_data(), Err(Error::Sync { path: "/file".into(), errno: libc::EIO }));
-    // The cache shows the data as clean; the device has never received it, even after another sync succeeds.
+    // The cache shows the data as clean; the device has never received it, even after another sync
+    // succeeds.
     file.sync_data().unwrap();
     assert_eq!(resident(&*file), (4, 0));
     assert_eq!(pages(&disk, Access::Buffered), [1, 2, 1, 2]);

@@ -1,8 +1,9 @@
 //! A life of a store or log: cycles of opening, committing, and losing power, on one disk.
 //!
-//! Invariants: an acknowledgement counts if it was read from the pipe, because its writer cannot have got it from a
-//! disk without power; later output of a process comes from its memory. Fails with the error and the seed of the life.
-//! A seed repeats the random choices, but not the interleaving of threads.
+//! Invariants: an acknowledgement counts if it was read from the pipe, because its writer cannot
+//! have got it from a disk without power; later output of a process comes from its memory. Fails
+//! with the error and the seed of the life. A seed repeats the random choices, but not the
+//! interleaving of threads.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
@@ -17,8 +18,8 @@ use crate::file::{self, CutOutcome};
 use crate::oracle::{Line, Oracle};
 use crate::subjects::Subject;
 
-/// The variable with the task of the process under test: subject, way of writing, cycle, whether to close at once, and
-/// directory.
+/// The variable with the task of the process under test: subject, way of writing, cycle, whether to
+/// close at once, and directory.
 pub(crate) const TASK_VARIABLE: &str = "PAGEKEEPER_FAULTS_CHILD";
 /// The longest time of a cycle that does not reach its cut.
 const CYCLE_TIME_MAX: Duration = Duration::from_secs(5);
@@ -40,10 +41,11 @@ pub(crate) enum FilePlace {
 pub(crate) enum DiskBehaviour {
     /// Only the power is lost.
     Honest,
-    /// In addition, now and then a write or sync fails, there is no room, or a block cannot be read. Under a file
-    /// system only a sync fails, and mostly loses its data, because any block may be the file system's own. Linux's
-    /// file systems do not reliably survive that: a flush that fails for one file also loses what others had written,
-    /// and not all file systems stop. See [`LifeCounts::ruined`].
+    /// In addition, now and then a write or sync fails, there is no room, or a block cannot be
+    /// read. Under a file system only a sync fails, and mostly loses its data, because any block
+    /// may be the file system's own. Linux's file systems do not reliably survive that: a flush
+    /// that fails for one file also loses what others had written, and not all file systems stop.
+    /// See [`LifeCounts::ruined`].
     Failing,
     /// One sync in twenty reports success and loses its data.
     Lying,
@@ -58,7 +60,8 @@ pub(crate) struct LifeCounts {
     pub(crate) syncs: u64,
     pub(crate) lies: u64,
     pub(crate) failed_syncs: u64,
-    /// File systems that could not be mounted after a sync had failed under them, and were replaced.
+    /// File systems that could not be mounted after a sync had failed under them, and were
+    /// replaced.
     pub(crate) ruined: u64,
 }
 
@@ -167,8 +170,8 @@ impl SubjectLife {
             || faults.room.is_some()
             || !faults.unreadable.is_empty()
             || faults.lies_one_in.is_some();
-        // Usually after the file system is mounted; otherwise its own recovery is cut off, too. XFS would retry that
-        // for ever.
+        // Usually after the file system is mounted; otherwise its own recovery is cut off, too. XFS
+        // would retry that for ever.
         let early = self.rng.one_in(8) && self.place != FilePlace::On("xfs");
         if early {
             self.disk.set(faults.clone());
@@ -272,7 +275,8 @@ impl SubjectLife {
         self.disk.lose_unsynced(CutOutcome::Nothing, &mut self.rng);
     }
 
-    /// Continues with a new file system where one cannot be mounted and that may be the disk's fault; fails otherwise.
+    /// Continues with a new file system where one cannot be mounted and that may be the disk's
+    /// fault; fails otherwise.
     fn begin_anew(&mut self, mounted: Result<(), String>) -> Result<(), String> {
         let why = mounted.err().unwrap_or_default();
         if !self.is_suspect {

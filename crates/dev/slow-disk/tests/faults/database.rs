@@ -1,5 +1,5 @@
-//! SQLite under test: its own shell, through the loadable VFS. Each commit is one row, in a shell that dies with this
-//! process.
+//! SQLite under test: its own shell, through the loadable VFS. Each commit is one row, in a shell
+//! that dies with this process.
 
 use std::io::{BufRead as _, BufReader, Lines, Write as _};
 use std::path::Path;
@@ -58,8 +58,8 @@ fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// Runs like the other subjects: opens the database, reports its content, and commits until something fails; or closes
-/// it at once.
+/// Runs like the other subjects: opens the database, reports its content, and commits until
+/// something fails; or closes it at once.
 pub(crate) fn run(dir: &Path, way: u64, cycle: u64, only_look: bool) -> Result<(), String> {
     std::fs::create_dir_all(dir).map_err(text)?;
     // Whoever uses a database makes its directory durable.

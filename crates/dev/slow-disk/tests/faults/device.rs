@@ -1,20 +1,22 @@
 //! Loop devices over the disk's file, and the removal of all mounts when the harness dies.
 //!
-//! Invariants: separate programs do all of it, because this process must not wait for its own disk. However the harness
-//! ends, no device and no mount stays: a device goes with its last user, from its first moment on.
+//! Invariants: separate programs do all of it, because this process must not wait for its own disk.
+//! However the harness ends, no device and no mount stays: a device goes with its last user, from
+//! its first moment on.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 /// Bytes of a sector of the device, which a power cut leaves whole.
 ///
-/// With smaller sectors no file system in between is reliable. ext4 checks the checksum of its superblock, of 1 KiB,
-/// before it would restore it from its journal. XFS takes a block of 4 KiB whose first 512 bytes are newer than a
-/// change in its log for one that has all of that change.
+/// With smaller sectors no file system in between is reliable. ext4 checks the checksum of its
+/// superblock, of 1 KiB, before it would restore it from its journal. XFS takes a block of 4 KiB
+/// whose first 512 bytes are newer than a change in its log for one that has all of that change.
 pub(crate) const SECTOR: usize = 4096;
 
-/// Keeps the device open, marks it to be freed with its last user, and does the rest. Signals to the whole process
-/// group, as by Ctrl-C, are ignored meanwhile. A failure includes the kernel's message.
+/// Keeps the device open, marks it to be freed with its last user, and does the rest. Signals to
+/// the whole process group, as by Ctrl-C, are ignored meanwhile. A failure includes the kernel's
+/// message.
 const ON_DEVICE: &str = r#"trap "" HUP INT TERM
 device=$(losetup --find --show --direct-io=on --sector-size "$1" "$2") || exit
 exec 3<"$device"
@@ -25,7 +27,8 @@ code=$?
 dmesg | grep --word-regexp "${device#/dev/}" | tail --lines 6 >&2
 exit $code"#;
 
-/// Runs a program with a device over a file of the disk as its last argument. The device goes with its last user.
+/// Runs a program with a device over a file of the disk as its last argument. The device goes with
+/// its last user.
 pub(crate) fn on_device(image: &Path, program: &[&str]) -> Result<(), String> {
     let mut shell = Command::new("sh");
     shell.args(["-c", ON_DEVICE, "sh"]).arg(SECTOR.to_string()).arg(image).args(program);

@@ -1,9 +1,9 @@
-//! A disk whose power can be cut and that fails on request: a file system in user space over a [`Medium`], served by
-//! threads of this process.
+//! A disk whose power can be cut and that fails on request: a file system in user space over a
+//! [`Medium`], served by threads of this process.
 //!
-//! Invariants: this process never touches the mount, so that it never waits for itself; users are processes of their
-//! own. Once the power is cut every request fails, so a process that needs the disk acknowledges nothing more. The
-//! mount is removed with the value.
+//! Invariants: this process never touches the mount, so that it never waits for itself; users are
+//! processes of their own. Once the power is cut every request fails, so a process that needs the
+//! disk acknowledges nothing more. The mount is removed with the value.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -213,7 +213,8 @@ impl Disk {
         what(&mut self.shared.world().medium)
     }
 
-    /// Waits for a power cut until `until` returns true or `patience` is over; returns whether it came.
+    /// Waits for a power cut until `until` returns true or `patience` is over; returns whether it
+    /// came.
     pub(crate) fn wait_off(&self, patience: Duration, mut until: impl FnMut() -> bool) -> bool {
         let end = Instant::now() + patience;
         let mut world = self.shared.world();
@@ -267,8 +268,8 @@ pub(crate) fn mount_point() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("pagekeeper-faults-").tempdir().unwrap()
 }
 
-/// Unmounts with a program, because a thread of this process that waited for this disk could not be killed. A mount
-/// that stays busy is detached.
+/// Unmounts with a program, because a thread of this process that waited for this disk could not be
+/// killed. A mount that stays busy is detached.
 pub(crate) fn unmount(point: &Path) {
     for _ in 0..100 {
         let done = Command::new("umount").arg("--no-canonicalize").arg(point).stderr(Stdio::null()).status();

@@ -1,8 +1,9 @@
-//! Store, redo log, binlog and SQLite on a disk that loses power, fails and lies, in processes that are killed. As
-//! root, with FUSE.
+//! Store, redo log, binlog and SQLite on a disk that loses power, fails and lies, in processes that
+//! are killed. As root, with FUSE.
 //!
-//! `PAGEKEEPER_FAULT_CYCLES` sets the number of cycles per test; `make test-faults` has 500. A failure prints the seed
-//! of its life: with `PAGEKEEPER_SEED` set to it that life is the first one.
+//! `PAGEKEEPER_FAULT_CYCLES` sets the number of cycles per test; `make test-faults` has 500. A
+//! failure prints the seed of its life: with `PAGEKEEPER_SEED` set to it that life is the first
+//! one.
 
 mod cycle;
 mod database;

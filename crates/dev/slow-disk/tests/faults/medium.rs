@@ -1,11 +1,12 @@
-//! The content of a disk that loses power: the files as they are now, as they were synced, and each change between the
-//! two.
+//! The content of a disk that loses power: the files as they are now, as they were synced, and each
+//! change between the two.
 //!
 //! Invariants:
 //! - Synced data stays until it is changed again.
 //! - At a power cut each unsynced change is there, not there, or partly there, as a [`CutOutcome`]
 //!   says.
-//! - Data changes by sectors of the promised size, or by blocks of 4 KiB, in any order. Each length changes by itself.
+//! - Data changes by sectors of the promised size, or by blocks of 4 KiB, in any order. Each length
+//!   changes by itself.
 //! - Names of a directory change in order up to some change, each change as a whole.
 //! - A file is synced by itself, its name by its directory.
 
@@ -236,7 +237,8 @@ impl Medium {
         }
     }
 
-    /// Loses a file's unsynced data for good, although it reads as if it was there until the power is cut.
+    /// Loses a file's unsynced data for good, although it reads as if it was there until the power
+    /// is cut.
     pub(crate) fn lose(&mut self, node: u64) {
         if let Some(file) = self.file(node) {
             file.pending.clear();

@@ -1,8 +1,8 @@
 //! The required state: every acknowledged commit, and each other one as a whole or not at all.
 //!
-//! A commit is identified by its thread, its cycle and its number in that cycle, from 1. A process under test reports
-//! commits in lines (see [`Line`]) on its standard output, each by one write(2), which a pipe takes whole or not at
-//! all.
+//! A commit is identified by its thread, its cycle and its number in that cycle, from 1. A process
+//! under test reports commits in lines (see [`Line`]) on its standard output, each by one write(2),
+//! which a pipe takes whole or not at all.
 
 use std::fmt;
 

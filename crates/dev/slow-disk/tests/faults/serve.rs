@@ -1,8 +1,8 @@
 //! The file system that the kernel sees.
 //!
-//! Invariants: only this disk's kernel changes the files, so it may cache names and attributes without limit, and
-//! gather writes; gathered and unwritten data is lost with the power, too. Every change is made under one lock, and
-//! answered after it.
+//! Invariants: only this disk's kernel changes the files, so it may cache names and attributes
+//! without limit, and gather writes; gathered and unwritten data is lost with the power, too. Every
+//! change is made under one lock, and answered after it.
 
 use std::ffi::OsStr;
 use std::io;

@@ -1,5 +1,5 @@
-//! The subjects under test, each in a process of its own: it opens a store or log, reports its content, and commits
-//! with eight threads until it is killed or something fails.
+//! The subjects under test, each in a process of its own: it opens a store or log, reports its
+//! content, and commits with eight threads until it is killed or something fails.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -39,8 +39,8 @@ impl Subject {
         all.into_iter().find(|subject| subject.name() == name).unwrap()
     }
 
-    /// Opens it, reports its content, and commits until something fails; or closes it at once. `way` chooses how a log
-    /// is written.
+    /// Opens it, reports its content, and commits until something fails; or closes it at once.
+    /// `way` chooses how a log is written.
     pub(crate) fn run(self, dir: &Path, way: u64, cycle: u64, only_look: bool) {
         let mode = [LogMode::Auto, LogMode::Buffered, LogMode::Direct][usize::try_from(way % 3).unwrap()];
         let done = match self {

@@ -111,8 +111,8 @@ impl Cassandra {
     /// Programs that it needs.
     pub const REQUIRED_PROGRAMS: [&str; 2] = ["java", "setpriv"];
 
-    /// The guard's configuration for this node. Its segments, and so the budget for resident pages, are a
-    /// quarter of the default.
+    /// The guard's configuration for this node. Its segments, and so the budget for resident pages,
+    /// are a quarter of the default.
     pub const GUARD_RULES: &str = "[rules.cassandra.wal]\nrule = \"budget\"\nbudget = \"32M\"\n";
 
     /// Returns the directory of its jars.
@@ -209,7 +209,8 @@ fn daemon(home: &Path, settings: &NodeSettings) -> ServerProcess {
     std::fs::write(home.join("cassandra.yaml"), settings).expect("write its settings");
     let jars = Cassandra::jars().expect("PAGEKEEPER_CASSANDRA names the directory of Cassandra's jars");
     ServerProcess::start_by(launcher, home, "java", |command| {
-        // The class path also leads to its configuration files, such as commitlog_archiving.properties.
+        // The class path also leads to its configuration files, such as
+        // commitlog_archiving.properties.
         command.args(JAVA_OPTIONS.split('\n')).arg("-cp").arg(format!(
             "{}:{}",
             jars.join("*").display(),

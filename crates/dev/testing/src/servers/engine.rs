@@ -17,8 +17,8 @@ pub trait EngineLibrary {
     const PROGRAM_SOURCE: &str;
     /// The header that the program includes.
     const HEADER_PATH: &str;
-    /// The directory below the program's that must exist when it starts. Its files are in `data` or in a
-    /// subdirectory.
+    /// The directory below the program's that must exist when it starts. Its files are in `data` or
+    /// in a subdirectory.
     const DATA_DIRECTORY: &str;
 
     /// Returns the engine's name and installed version, or `None` if it is not installed.

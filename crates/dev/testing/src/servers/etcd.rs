@@ -81,8 +81,8 @@ impl Etcd {
         self.ask("/v3/kv/compaction", &format!("{{\"revision\":\"{revision}\",\"physical\":true}}"));
     }
 
-    /// Watches all keys with this prefix from the first revision on. Events wait in the connection until they
-    /// are read.
+    /// Watches all keys with this prefix from the first revision on. Events wait in the connection
+    /// until they are read.
     ///
     /// # Panics
     ///

@@ -1,7 +1,8 @@
-//! A broker of `Kafka` that is also its controller, with one topic, `load`, of one or more partitions. The
-//! client is Debian's `kcat`.
+//! A broker of `Kafka` that is also its controller, with one topic, `load`, of one or more
+//! partitions. The client is Debian's `kcat`.
 //!
-//! `PAGEKEEPER_KAFKA` names the directory of the broker's jars; `scripts/fetch-servers.sh` fetches them.
+//! `PAGEKEEPER_KAFKA` names the directory of the broker's jars; `scripts/fetch-servers.sh` fetches
+//! them.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -47,9 +48,9 @@ impl Kafka {
         Self::with_partitions(home, kept, 1, None)
     }
 
-    /// Starts a broker as [`Self::start`] does, with a topic of several partitions. It retains `kept` bytes
-    /// of each. `segment` is the size of a log segment in bytes; the default for several partitions is small,
-    /// so that segments are soon complete.
+    /// Starts a broker as [`Self::start`] does, with a topic of several partitions. It retains
+    /// `kept` bytes of each. `segment` is the size of a log segment in bytes; the default for
+    /// several partitions is small, so that segments are soon complete.
     ///
     /// # Panics
     ///
@@ -103,8 +104,8 @@ impl Kafka {
         self.put
     }
 
-    /// Checks the output of a reader: each message comes once, and those of a partition in the order in which
-    /// they were put.
+    /// Checks the output of a reader: each message comes once, and those of a partition in the
+    /// order in which they were put.
     ///
     /// # Panics
     ///
@@ -199,9 +200,9 @@ impl LoggedServer for Kafka {
     fn put(&mut self, bytes: u64) -> u64 {
         let messages = bytes.div_ceil(KAFKA_MESSAGE_BYTES as u64);
         let mut client = kcat(self.ports)
-            // The key, which chooses the partition, is the message number. The producer is idempotent:
-            // retries, such as those without a partition leader, cause neither duplicates nor reordering. The
-            // limits bound the memory of the client.
+            // The key, which chooses the partition, is the message number. The producer is
+            // idempotent: retries, such as those without a partition leader, cause neither
+            // duplicates nor reordering. The limits bound the memory of the client.
             .args([
                 "-P",
                 "-t",

@@ -1,6 +1,6 @@
-//! A client of programs that store values and read commands line by line. "put NUMBER LENGTH" and that many
-//! bytes is answered by "ok" once the value is in the log and synced; "get NUMBER" by "LENGTH" and that many
-//! bytes.
+//! A client of programs that store values and read commands line by line. "put NUMBER LENGTH" and
+//! that many bytes is answered by "ok" once the value is in the log and synced; "get NUMBER" by
+//! "LENGTH" and that many bytes.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::PathBuf;
@@ -22,8 +22,8 @@ pub(super) struct LineClient {
 }
 
 impl LineClient {
-    /// Connects to a program with piped input and output, once it prints "ready". `put` values are there from
-    /// earlier runs.
+    /// Connects to a program with piped input and output, once it prints "ready". `put` values are
+    /// there from earlier runs.
     pub(super) fn of(child: &mut Child, log: PathBuf, put: u64) -> Self {
         let to = child.stdin.take().expect("piped");
         let from = BufReader::new(child.stdout.take().expect("piped"));

@@ -1,9 +1,9 @@
-//! A private `MariaDB` server. Its client commits one large value after the other, into `InnoDB` with a
-//! binlog or into `MyRocks` without one. The server is Debian's, or one unpacked in the folder that
-//! `PAGEKEEPER_MARIADB_ROOT` names; `scripts/fetch-servers.sh` fetches it.
+//! A private `MariaDB` server. Its client commits one large value after the other, into `InnoDB`
+//! with a binlog or into `MyRocks` without one. The server is Debian's, or one unpacked in the
+//! folder that `PAGEKEEPER_MARIADB_ROOT` names; `scripts/fetch-servers.sh` fetches it.
 //!
-//! Invariants: logs are synced at every commit; Debian's server, started as root, runs as the user mysql; no
-//! port is opened.
+//! Invariants: logs are synced at every commit; Debian's server, started as root, runs as the user
+//! mysql; no port is opened.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -17,8 +17,8 @@ use super::{LoggedServer, MySql, ServerProcess, ValueCount, files_below, let_in}
 /// Path of the plugin in Debian's package, below the root.
 const MYROCKS_PLUGIN: &str = "usr/lib/mysql/plugin/ha_rocksdb.so";
 
-/// Relative to the data directory, which is the server's working directory: an absolute path may exceed the
-/// length limit of a socket's path.
+/// Relative to the data directory, which is the server's working directory: an absolute path may
+/// exceed the length limit of a socket's path.
 const SOCKET_NAME: &str = "socket";
 
 /// The storage engine whose log is written.
@@ -52,8 +52,8 @@ impl MariaDb {
         unpacked::folder("PAGEKEEPER_MARIADB_ROOT")
     }
 
-    /// Returns the SQL that creates the system tables of a new server started with `--bootstrap`. `share` has
-    /// the server's SQL files.
+    /// Returns the SQL that creates the system tables of a new server started with `--bootstrap`.
+    /// `share` has the server's SQL files.
     ///
     /// # Panics
     ///
@@ -147,8 +147,8 @@ fn bootstrap(unpacked: &Path, home: &Path) {
     assert!(output.status.success(), "mariadbd --bootstrap: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Returns a command for an unpacked server with the arguments of every run: no accounts, and no user except
-/// root.
+/// Returns a command for an unpacked server with the arguments of every run: no accounts, and no
+/// user except root.
 fn enter(unpacked: &Path, home: &Path) -> Command {
     let mut command = unpacked::enter(unpacked, home);
     command.args(["/usr/sbin/mariadbd", "--no-defaults", "--user=root", "--skip-grant-tables"]);
@@ -228,8 +228,8 @@ impl LoggedServer for MariaDb {
     }
 
     fn others(&self) -> Option<Vec<PathBuf>> {
-        // InnoDB's files use direct I/O, as configured. Those of Aria, which has the server's own tables, do
-        // not.
+        // InnoDB's files use direct I/O, as configured. Those of Aria, which has the server's own
+        // tables, do not.
         let ends: &[&str] = match self.engine {
             StorageEngine::InnoDb => &["MAD", "MAI"],
             StorageEngine::MyRocks => &["sst"],

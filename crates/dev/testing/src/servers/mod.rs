@@ -1,8 +1,8 @@
 //! Real servers, each with its own home, ports and load, for tests and benchmarks of the guard.
 //!
-//! Invariants: all files of a server are below the directory it is given. A server never outlives its handle,
-//! nor the thread that started it. The acknowledged data is known: a server can check that all of it is
-//! there.
+//! Invariants: all files of a server are below the directory it is given. A server never outlives
+//! its handle, nor the thread that started it. The acknowledged data is known: a server can check
+//! that all of it is there.
 
 mod amqp;
 mod cassandra;
@@ -60,9 +60,9 @@ pub trait LoggedServer {
     /// Returns the files of its log, the newest last.
     fn logs(&self) -> Vec<PathBuf>;
 
-    /// Returns files that the server has mapped, or that are its data: nothing may happen to their pages.
-    /// Returns `None` for a server that can have no page of such a file in the page cache; each such server
-    /// states its reason. A test fails if the list is empty.
+    /// Returns files that the server has mapped, or that are its data: nothing may happen to their
+    /// pages. Returns `None` for a server that can have no page of such a file in the page cache;
+    /// each such server states its reason. A test fails if the list is empty.
     fn others(&self) -> Option<Vec<PathBuf>>;
 
     /// Puts about this many bytes, and waits until all are acknowledged. Returns the exact number.
@@ -85,8 +85,8 @@ pub trait LoggedServer {
     fn check_all(&mut self);
 }
 
-/// Words that precede a server's command line, such as `pagekeeper run --`. The launcher becomes the server
-/// itself by exec(2). Empty by default.
+/// Words that precede a server's command line, such as `pagekeeper run --`. The launcher becomes
+/// the server itself by exec(2). Empty by default.
 #[derive(Debug, Clone, Default)]
 pub struct Launcher(Vec<OsString>);
 
@@ -96,7 +96,8 @@ impl Launcher {
         Self(words.into_iter().collect())
     }
 
-    /// A command by which a program starts, its arguments yet to be added. It ends with the thread that starts it.
+    /// A command by which a program starts, its arguments yet to be added. It ends with the thread
+    /// that starts it.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig=KILL", "--"]).args(&self.0).arg(program);
@@ -112,7 +113,8 @@ struct ServerProcess {
 }
 
 impl ServerProcess {
-    /// Starts a program. Its output goes to the file `log` in `home`, which is created if it is missing.
+    /// Starts a program. Its output goes to the file `log` in `home`, which is created if it is
+    /// missing.
     fn start(home: &Path, program: &str, arguments: impl FnOnce(&mut Command)) -> Self {
         Self::start_by(&Launcher::default(), home, program, arguments)
     }
@@ -186,7 +188,8 @@ impl Drop for ServerProcess {
     }
 }
 
-/// Makes a command run in `home` with its output in the file `log` there. Returns the path of that file.
+/// Makes a command run in `home` with its output in the file `log` there. Returns the path of that
+/// file.
 fn direct(home: &Path, command: &mut Command) -> PathBuf {
     let log = home.join("log");
     let said = std::fs::File::options().create(true).append(true).open(&log).expect("make its log");
@@ -195,8 +198,8 @@ fn direct(home: &Path, command: &mut Command) -> PathBuf {
     log
 }
 
-/// Returns the files below a directory for which `is_one` is true, sorted by name; none if there is no such
-/// directory.
+/// Returns the files below a directory for which `is_one` is true, sorted by name; none if there is
+/// no such directory.
 fn files_below(directory: &Path, is_one: impl Fn(&Path) -> bool + Copy) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
     let below = |path: PathBuf| if path.is_dir() { files_below(&path, is_one) } else { vec![path] };

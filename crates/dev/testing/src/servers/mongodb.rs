@@ -1,8 +1,8 @@
-//! A private `MongoDB` server with one collection. Its client is a program with Debian's `python3-pymongo`;
-//! it waits until each document is in the journal and synced.
+//! A private `MongoDB` server with one collection. Its client is a program with Debian's
+//! `python3-pymongo`; it waits until each document is in the journal and synced.
 //!
-//! `PAGEKEEPER_MONGODB_ROOT` names the folder of the unpacked server; `scripts/fetch-servers.sh` fetches it.
-//! Invariant: no port is opened.
+//! `PAGEKEEPER_MONGODB_ROOT` names the folder of the unpacked server; `scripts/fetch-servers.sh`
+//! fetches it. Invariant: no port is opened.
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -84,14 +84,15 @@ impl Drop for MongoDb {
 /// Starts a server and waits until it listens.
 fn started(unpacked: &Path, home: &Path) -> ServerProcess {
     let socket = home.join(&SERVER_SOCKET[1..]);
-    // A killed server leaves its socket behind, and the next one would take it for another server's.
+    // A killed server leaves its socket behind, and the next one would take it for another
+    // server's.
     let _ = std::fs::remove_file(&socket);
     let mut command = unpacked::enter(unpacked, home);
     command.args(["/usr/bin/mongod", "--dbpath", INNER_DATA_PATH, "--wiredTigerCacheSizeGB", "0.25"]);
     command.args(["--bind_ip", SERVER_SOCKET, "--unixSocketPrefix", "/run"]);
     command.args(["--logpath", SERVER_LOG, "--logappend"]);
-    // Each checkpoint, by default every minute, removes the older part of the journal. Then nothing would be
-    // left that shows the guard's effect.
+    // Each checkpoint, by default every minute, removes the older part of the journal. Then nothing
+    // would be left that shows the guard's effect.
     command.args(["--syncdelay", "600"]);
     let mut daemon = ServerProcess::spawn(home, command);
     daemon.wait_for("MongoDB listens", || UnixStream::connect(&socket).ok());

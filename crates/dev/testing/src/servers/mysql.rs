@@ -1,8 +1,9 @@
-//! A private `MySQL` server. Its client commits one large value after the other. Both its redo log and its
-//! binlog go through the page cache.
+//! A private `MySQL` server. Its client commits one large value after the other. Both its redo log
+//! and its binlog go through the page cache.
 //!
 //! `PAGEKEEPER_MYSQL_ROOT` names the folder of the unpacked server (8.0, 8.4 or 9);
-//! `scripts/fetch-servers.sh` fetches it. Invariants: logs are synced at every commit; no port is opened.
+//! `scripts/fetch-servers.sh` fetches it. Invariants: logs are synced at every commit; no port is
+//! opened.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

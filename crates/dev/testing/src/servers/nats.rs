@@ -80,7 +80,8 @@ impl Nats {
     /// Programs that it needs.
     pub const REQUIRED_PROGRAMS: [&str; 2] = ["nats-server", "setpriv"];
 
-    /// Starts a server with its data below `home`, and creates the stream, which retains `kept` bytes.
+    /// Starts a server with its data below `home`, and creates the stream, which retains `kept`
+    /// bytes.
     ///
     /// # Panics
     ///

@@ -1,4 +1,5 @@
-//! A node of `OpenSearch` or Elasticsearch with one index of one shard. The client uses its REST interface.
+//! A node of `OpenSearch` or Elasticsearch with one index of one shard. The client uses its REST
+//! interface.
 //!
 //! `PAGEKEEPER_OPENSEARCH` or `PAGEKEEPER_ELASTICSEARCH` names the directory of its jars;
 //! `scripts/fetch-servers.sh` fetches them.
@@ -134,8 +135,8 @@ impl OpenSearch {
         answer.body
     }
 
-    /// Updates a document. The server reads the old one from its log unless a refresh has made it visible to
-    /// searches.
+    /// Updates a document. The server reads the old one from its log unless a refresh has made it
+    /// visible to searches.
     ///
     /// # Panics
     ///

@@ -1,7 +1,9 @@
-//! A private `PostgreSQL` server. Its client commits one large value after the other. The server is Debian's,
-//! or the one in the folder that `PAGEKEEPER_POSTGRESQL_ROOT` names; `scripts/fetch-servers.sh` fetches it.
+//! A private `PostgreSQL` server. Its client commits one large value after the other. The server is
+//! Debian's, or the one in the folder that `PAGEKEEPER_POSTGRESQL_ROOT` names;
+//! `scripts/fetch-servers.sh` fetches it.
 //!
-//! Invariants: the WAL is synced at every commit; started as root, the server runs as the user postgres.
+//! Invariants: the WAL is synced at every commit; started as root, the server runs as the user
+//! postgres.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -22,8 +24,8 @@ pub struct PostgreSql {
 }
 
 impl PostgreSql {
-    /// Programs that it needs: those of the server, and `psql` of the newest installed version, which Debian
-    /// keeps out of `PATH`.
+    /// Programs that it needs: those of the server, and `psql` of the newest installed version,
+    /// which Debian keeps out of `PATH`.
     pub fn programs() -> Vec<String> {
         let own = [servers("postgres"), servers("initdb"), installed("psql")];
         own.into_iter()
@@ -89,8 +91,8 @@ fn id(which: &str) -> u32 {
     String::from_utf8_lossy(&output.stdout).trim().parse().expect("there is a user postgres")
 }
 
-/// Arguments of `setpriv`: the server refuses to run as root. A change of the user clears the parent-death
-/// signal, so it is set again.
+/// Arguments of `setpriv`: the server refuses to run as root. A change of the user clears the
+/// parent-death signal, so it is set again.
 fn owner() -> &'static [&'static str] {
     if rustix::process::geteuid().is_root() {
         &["--reuid=postgres", "--regid=postgres", "--init-groups", "--pdeathsig=KILL", "--"]
@@ -142,8 +144,8 @@ impl LoggedServer for PostgreSql {
     }
 
     fn others(&self) -> Option<Vec<PathBuf>> {
-        // Files of tables and indexes have numeric names. Temporary files of sorts do not; small files belong
-        // to the system catalogs.
+        // Files of tables and indexes have numeric names. Temporary files of sorts do not; small
+        // files belong to the system catalogs.
         let is_table = |path: &Path| {
             path.file_name()
                 .is_some_and(|name| name.to_string_lossy().starts_with(|one: char| one.is_ascii_digit()))
@@ -157,7 +159,8 @@ impl LoggedServer for PostgreSql {
     }
 
     fn restart_after(&mut self, signal: Signal) {
-        // The children of a killed server end once they notice, and until then no new server starts.
+        // The children of a killed server end once they notice, and until then no new server
+        // starts.
         let path = format!("/proc/{0}/task/{0}/children", self.pid());
         let children = std::fs::read_to_string(path).expect("a running server");
         self.daemon.end(signal);

@@ -1,7 +1,7 @@
 //! A `prometheus` that receives series by remote write, and may send them on to another one.
 //!
-//! Each series of the load has one sample, which stays in memory until its chunk is full. One more series
-//! fills chunks, as live series do, so that there are some in a mapped file.
+//! Each series of the load has one sample, which stays in memory until its chunk is full. One more
+//! series fills chunks, as live series do, so that there are some in a mapped file.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -40,7 +40,8 @@ impl Prometheus {
     /// Programs that it needs.
     pub const REQUIRED_PROGRAMS: [&str; 2] = ["prometheus", "setpriv"];
 
-    /// Starts a server with its data below `home`. It sends its series on to the one at the port `to`.
+    /// Starts a server with its data below `home`. It sends its series on to the one at the port
+    /// `to`.
     ///
     /// # Panics
     ///
@@ -68,8 +69,8 @@ impl Prometheus {
         });
     }
 
-    /// Waits until it sends series on. Remote write may begin after the server is ready, and leaves out
-    /// samples that are older than its start.
+    /// Waits until it sends series on. Remote write may begin after the server is ready, and leaves
+    /// out samples that are older than its start.
     fn wait_until_sending(&mut self) {
         let (Some(to), port) = (self.to, self.port) else { return };
         self.daemon.wait_for("prometheus sends on what comes", || {

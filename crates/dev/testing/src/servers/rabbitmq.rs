@@ -1,6 +1,6 @@
-//! A `rabbitmq-server` with one queue, `load`: a quorum queue with one member. The server is Debian's, or one
-//! unpacked together with its Erlang in the folder that `PAGEKEEPER_RABBITMQ_ROOT` names;
-//! `scripts/fetch-servers.sh` fetches it.
+//! A `rabbitmq-server` with one queue, `load`: a quorum queue with one member. The server is
+//! Debian's, or one unpacked together with its Erlang in the folder that `PAGEKEEPER_RABBITMQ_ROOT`
+//! names; `scripts/fetch-servers.sh` fetches it.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -87,8 +87,8 @@ impl RabbitMq {
             assert!(body == message(number), "message {number} is not as it was put");
             assert!(number <= self.taken, "message {} was left out", self.taken);
             reader.acknowledge(tag);
-            // Messages that were acknowledged just before the reader closed, or the server was killed, may
-            // come again.
+            // Messages that were acknowledged just before the reader closed, or the server was
+            // killed, may come again.
             self.taken = self.taken.max(number + 1);
         }
     }

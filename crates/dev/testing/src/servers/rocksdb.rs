@@ -1,5 +1,5 @@
-//! `RocksDB`, as Debian's library, in a small program with the engine's defaults. Since one of its two column
-//! families hardly grows, its WAL exceeds 1 GiB before any of it is removed.
+//! `RocksDB`, as Debian's library, in a small program with the engine's defaults. Since one of its
+//! two column families hardly grows, its WAL exceeds 1 GiB before any of it is removed.
 
 use std::path::Path;
 

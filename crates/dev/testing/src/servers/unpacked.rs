@@ -1,9 +1,9 @@
-//! Servers of other distributions, unpacked into a folder (`scripts/unpack-suite.sh`) and run in a chroot(2)
-//! in a mount namespace of their own. The chroot makes the folder's own C library the server's. So it needs
-//! no explicit loader, and its process has the usual name.
+//! Servers of other distributions, unpacked into a folder (`scripts/unpack-suite.sh`) and run in a
+//! chroot(2) in a mount namespace of their own. The chroot makes the folder's own C library the
+//! server's. So it needs no explicit loader, and its process has the usual name.
 //!
-//! Invariants: needs root; leaves no mount behind; every step ends in exec(2), so that the process becomes
-//! the server itself.
+//! Invariants: needs root; leaves no mount behind; every step ends in exec(2), so that the process
+//! becomes the server itself.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,8 +11,8 @@ use std::process::Command;
 /// The path of the home's `data` as the server sees it.
 pub const INNER_DATA_PATH: &str = "/data";
 
-/// Arguments: the unpacked folder; a directory with `root`, `data`, `run` and `out`; and the command to start
-/// inside.
+/// Arguments: the unpacked folder; a directory with `root`, `data`, `run` and `out`; and the
+/// command to start inside.
 const ENTER_SCRIPT: &str = r#"
 set -eu
 unpacked=$1 home=$2
@@ -41,7 +41,8 @@ done
 exec chroot . "$@"
 "#;
 
-/// Creates a server's home: `data`, `run` for its socket and output, `out` for files that a client writes.
+/// Creates a server's home: `data`, `run` for its socket and output, `out` for files that a client
+/// writes.
 ///
 /// # Panics
 ///
@@ -52,8 +53,8 @@ pub fn make_home(home: &Path) {
     }
 }
 
-/// Returns a command that enters the folder; the caller adds the program and its arguments. The process ends
-/// with the thread that starts it.
+/// Returns a command that enters the folder; the caller adds the program and its arguments. The
+/// process ends with the thread that starts it.
 pub fn enter(unpacked: &Path, home: &Path) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig=KILL", "--", "unshare", "--mount", "--", "sh", "-c", ENTER_SCRIPT, "sh"]);
@@ -61,8 +62,8 @@ pub fn enter(unpacked: &Path, home: &Path) -> Command {
     command
 }
 
-/// Returns the path for the guard's `--only`, for a server with its home below `scratch` that may be unpacked
-/// in a folder.
+/// Returns the path for the guard's `--only`, for a server with its home below `scratch` that may
+/// be unpacked in a folder.
 pub fn seen(unpacked: Option<&Path>, scratch: &Path) -> PathBuf {
     unpacked.map_or_else(|| scratch.to_owned(), |_| INNER_DATA_PATH.into())
 }

@@ -1,4 +1,5 @@
-//! A table of large values, filled through an SQL client that reads statements. Each value is a commit.
+//! A table of large values, filled through an SQL client that reads statements. Each value is a
+//! commit.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Command, Stdio};

@@ -1,5 +1,5 @@
-//! `WiredTiger`, the storage engine of `MongoDB`, as Debian's library in a small program. Its journal is set
-//! up as in `mongod`, of which Debian has no version newer than 3.6.
+//! `WiredTiger`, the storage engine of `MongoDB`, as Debian's library in a small program. Its
+//! journal is set up as in `mongod`, of which Debian has no version newer than 3.6.
 
 use std::path::Path;
 

@@ -176,8 +176,8 @@ fn actions() -> impl Strategy<Value = Vec<WriterAction>> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Uses one thread, so that a writer that had to wait for an idle one would hang. No action writes more than a
-    /// step, so that the unwritten bytes are checked as often as they grow.
+    /// Uses one thread, so that a writer that had to wait for an idle one would hang. No action
+    /// writes more than a step, so that the unwritten bytes are checked as often as they grow.
     #[test]
     fn no_more_than_the_budget_is_ever_unwritten(actions in actions(), uncached in any::<bool>()) {
         let mode = if uncached { BulkMode::Uncached } else { BulkMode::Paced };

@@ -36,8 +36,8 @@ fn check_all_modes(directory: &Path) {
             let report = output.finish().unwrap();
             assert_eq!((report.bytes, report.mode, &report.path), (bytes.len() as u64, used, &path));
             let all = bytes.len().next_multiple_of(4096) as u64;
-            // The kernel may hold references to pages while it is advised to drop them, and may reclaim some on its
-            // own.
+            // The kernel may hold references to pages while it is advised to drop them, and may
+            // reclaim some on its own.
             let left = if used == BulkMode::Buffered { all / 10 * 9..=all } else { 0..=64 << 10 };
             assert!(report.resident.is_none_or(|resident| left.contains(&resident)), "{report:?}");
             assert!(std::fs::read(&path).unwrap() == bytes, "{mode}");

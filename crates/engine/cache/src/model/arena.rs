@@ -1,5 +1,5 @@
-//! Replaces `arena`: a frame is a number that loom watches, so that it reports a write that races with another
-//! access.
+//! Replaces `arena`: a frame is a number that loom watches, so that it reports a write that races
+//! with another access.
 
 #![allow(unsafe_code)]
 
@@ -11,8 +11,8 @@ use loom::cell::UnsafeCell;
 #[derive(Debug)]
 pub(crate) struct FrameArena(Vec<UnsafeCell<u64>>);
 
-// SAFETY: loom runs one thread at a time, and ends the model at the first access that is not ordered after the
-// accesses that it must not overlap with.
+// SAFETY: loom runs one thread at a time, and ends the model at the first access that is not
+// ordered after the accesses that it must not overlap with.
 unsafe impl Send for FrameArena {}
 // SAFETY: as above.
 unsafe impl Sync for FrameArena {}
@@ -24,8 +24,8 @@ impl FrameArena {
 
     /// Returns the content of a frame.
     pub(crate) fn read(&self, frame: u32) -> u64 {
-        // SAFETY: the address is that of a number in this value, and valid within the call; for races see
-        // above.
+        // SAFETY: the address is that of a number in this value, and valid within the call; for
+        // races see above.
         self.0[frame as usize].with(|number| unsafe { *number })
     }
 

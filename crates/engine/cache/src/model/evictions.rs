@@ -68,8 +68,8 @@ fn the_first_read_of_a_thread_against_an_eviction() {
     );
 }
 
-/// Other threads continue while a reader is stopped. Its frame is not reused; when the other frames are used
-/// up, pages are read past the cache.
+/// Other threads continue while a reader is stopped. Its frame is not reused; when the other frames
+/// are used up, pages are read past the cache.
 #[test]
 fn retired_frames_against_a_reader_that_is_stopped() {
     type StoppedRead = (Option<u32>, Option<ReadSection>);

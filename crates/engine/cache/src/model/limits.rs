@@ -16,7 +16,8 @@ fn reads<const PAGE: u32>(cache: &ModelCache, slot: &ReaderSlot) {
 
 #[test]
 fn a_part_of_a_table_that_is_forgotten_against_a_hit() {
-    // The page is evicted, then its part is forgotten in favour of the part of the page that is loaded.
+    // The page is evicted, then its part is forgotten in favour of the part of the page that is
+    // loaded.
     check(
         || ModelCache::new(1, &[2], 1).with(&[0]),
         &[reads::<1>, hits::<0>],

@@ -1,4 +1,5 @@
-//! Loads: one for all callers that want the page at the same time, and its outcome for each of them.
+//! Loads: one for all callers that want the page at the same time, and its outcome for each of
+//! them.
 
 use super::check;
 use super::entry::EntryState;

@@ -1,5 +1,5 @@
-//! The state that the threads of a model share, and their operations: the steps of `frames` and `load`, with
-//! numbers in place of bytes.
+//! The state that the threads of a model share, and their operations: the steps of `frames` and
+//! `load`, with numbers in place of bytes.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -34,9 +34,11 @@ pub(super) struct ModelCache {
     /// The callers' slots, in the callers' order.
     pub(super) slots: Vec<Arc<ReaderSlot>>,
     frames: u32,
-    /// Not loom's, like the next field: they are not checked, and each step would multiply the orders.
+    /// Not loom's, like the next field: they are not checked, and each step would multiply the
+    /// orders.
     loads: AtomicUsize,
-    /// Number of writes of each page of the first file. Loom's: a load comes before or after a write.
+    /// Number of writes of each page of the first file. Loom's: a load comes before or after a
+    /// write.
     versions: Vec<AtomicU64>,
     bypasses: AtomicUsize,
 }
@@ -210,8 +212,8 @@ impl ModelCache {
         Some(kept)
     }
 
-    /// Starts a read that is stopped in the middle. Returns the frame that it found, and the section that it
-    /// does not leave.
+    /// Starts a read that is stopped in the middle. Returns the frame that it found, and the
+    /// section that it does not leave.
     pub(super) fn stop_within(
         &self,
         slot: &ReaderSlot,
@@ -305,8 +307,8 @@ impl ModelCache {
         }
     }
 
-    /// Checks the state when nobody reads or loads any more. Each page that can be read has its frame and its
-    /// content; each frame is in one place, and none is lost.
+    /// Checks the state when nobody reads or loads any more. Each page that can be read has its
+    /// frame and its content; each frame is in one place, and none is lost.
     pub(super) fn assert_sound(&self) {
         // Retired frames come back, now that all readers have left.
         self.make_room();

@@ -83,8 +83,8 @@ fn evicts(cache: &ModelCache, _: &ReaderSlot) -> ReadOutcome {
     Ok(new())
 }
 
-/// Checks that a read beside a write returns old or new content. Nobody waits forever, or for a failure that
-/// does not concern the page.
+/// Checks that a read beside a write returns old or new content. Nobody waits forever, or for a
+/// failure that does not concern the page.
 fn old_or_new(cache: &ModelCache, results: Vec<ReadOutcome>) {
     for read in results {
         let read = read.unwrap();

@@ -4,7 +4,8 @@ use loom::sync::atomic;
 
 pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
-// Not loom's: the reference count of a value is not checked, and each step would multiply the orders.
+// Not loom's: the reference count of a value is not checked, and each step would multiply the
+// orders.
 pub(crate) use std::sync::Arc;
 
 /// Both halves as fences, which is the effect of membarrier(2).
@@ -31,9 +32,10 @@ pub(crate) fn counters(len: usize) -> Box<[AtomicU32]> {
 
 /// Loom's atomic, with one difference.
 ///
-/// Loom does not know that no store comes between the value that a compare-and-swap found and the value it
-/// stored. It would let the frequency that a hit raises overwrite a plain store that the hit had not seen. Such
-/// stores meet in the entries of tables, so they are swaps here, which loom puts in one order.
+/// Loom does not know that no store comes between the value that a compare-and-swap found and the
+/// value it stored. It would let the frequency that a hit raises overwrite a plain store that the
+/// hit had not seen. Such stores meet in the entries of tables, so they are swaps here, which loom
+/// puts in one order.
 #[derive(Debug)]
 pub(crate) struct AtomicU32 {
     atomic: atomic::AtomicU32,

@@ -1,4 +1,5 @@
-//! Replaces `table`: the entries are loom's, and a part is one page, so that models of few pages forget parts.
+//! Replaces `table`: the entries are loom's, and a part is one page, so that models of few pages
+//! forget parts.
 
 use super::sync::{AtomicU32, Ordering};
 

@@ -1,9 +1,10 @@
 //! The memory of all frames: one anonymous mapping, in huge pages where the kernel gives them.
 //!
-//! Invariants: the mapping lives as long as the value. The pool's rules say who may access a frame: its loader
-//! alone, or readers that hold it in place. Creating the mapping touches none of it, so memory is taken up as
-//! frames are first used. Memory returns to the kernel in whole kernel pages, which contain several frames if
-//! they are larger (16 and 64 KiB on aarch64). Fails if the kernel has no address space or no huge pages left.
+//! Invariants: the mapping lives as long as the value. The pool's rules say who may access a frame:
+//! its loader alone, or readers that hold it in place. Creating the mapping touches none of it, so
+//! memory is taken up as frames are first used. Memory returns to the kernel in whole kernel pages,
+//! which contain several frames if they are larger (16 and 64 KiB on aarch64). Fails if the kernel
+//! has no address space or no huge pages left.
 
 #![allow(unsafe_code)]
 
@@ -15,8 +16,8 @@ use rustix::mm::{Advice, MapFlags};
 use super::memory;
 use crate::settings::HugePages;
 
-/// The size of a huge page, in bytes. On aarch64 with pages of 16 or 64 KiB, transparent huge pages are larger;
-/// this is then a smaller size of hugetlb.
+/// The size of a huge page, in bytes. On aarch64 with pages of 16 or 64 KiB, transparent huge pages
+/// are larger; this is then a smaller size of hugetlb.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// The memory of all frames.
@@ -36,14 +37,15 @@ pub(crate) struct FrameArena {
     in_huge_pages: bool,
 }
 
-// SAFETY: the mapping is plain memory owned by this value; each method states who may access which frame.
+// SAFETY: the mapping is plain memory owned by this value; each method states who may access which
+// frame.
 unsafe impl Send for FrameArena {}
 // SAFETY: as above: shared references give access only through the unsafe methods below.
 unsafe impl Sync for FrameArena {}
 
 impl FrameArena {
-    /// Maps `count` frames of `1 << page_shift` bytes. `kernel_page` is the size of a kernel page in bytes:
-    /// [`memory::page`] or a multiple of it.
+    /// Maps `count` frames of `1 << page_shift` bytes. `kernel_page` is the size of a kernel page
+    /// in bytes: [`memory::page`] or a multiple of it.
     pub(crate) fn new(
         kernel_page: usize,
         count: u32,
@@ -82,18 +84,20 @@ impl FrameArena {
         Ok(Self { mapping, mapped, frames, page_shift, count, together, hugetlb, in_huge_pages })
     }
 
-    /// Makes the kernel allocate memory for these frames now, rather than on first use. Their content stays.
-    /// `MADV_POPULATE_WRITE`, Linux 5.14; fails on older kernels, and if there is no memory.
+    /// Makes the kernel allocate memory for these frames now, rather than on first use. Their
+    /// content stays. `MADV_POPULATE_WRITE`, Linux 5.14; fails on older kernels, and if there is no
+    /// memory.
     pub(crate) fn take_up(&self, frames: Range<u32>) -> rustix::io::Result<()> {
         debug_assert!(frames.end <= self.count);
         let len = frames.len() << self.page_shift;
-        // SAFETY: the range is of this value's own mapping; the advice changes no content, whoever uses it meanwhile.
+        // SAFETY: the range is of this value's own mapping; the advice changes no content, whoever
+        // uses it meanwhile.
         unsafe { memory::advise(self.at(frames.start).as_ptr().cast(), len, Advice::LinuxPopulateWrite) }
     }
 
-    /// Allows huge pages for the frames below `now`, where they were allowed for those below `before`.
-    /// Otherwise khugepaged would fill a huge page of which only a few frames are used (`max_ptes_none`), and
-    /// memory that was given back would return. Existing huge pages stay.
+    /// Allows huge pages for the frames below `now`, where they were allowed for those below
+    /// `before`. Otherwise khugepaged would fill a huge page of which only a few frames are used
+    /// (`max_ptes_none`), and memory that was given back would return. Existing huge pages stay.
     pub(crate) fn move_end_of_huge_pages(&self, before: u32, now: u32) {
         if self.hugetlb || !self.in_huge_pages {
             return;
@@ -106,10 +110,9 @@ impl FrameArena {
         }
         let (first, advice) =
             if now < before { (now, Advice::LinuxNoHugepage) } else { (before, Advice::LinuxHugepage) };
-        // Fails on a kernel that has no huge pages, or no memory to describe the mapping as two; then nothing
-        // changes.
-        // SAFETY: whole huge pages below the frames' end, of this value's own mapping; the advice changes no
-        // content, whoever uses it.
+        // Fails on a kernel that has no huge pages, or no memory to describe the mapping as two;
+        // then nothing changes. SAFETY: whole huge pages below the frames' end, of this value's own
+        // mapping; the advice changes no content, whoever uses it.
         let _ =
             unsafe { memory::advise(self.frames.as_ptr().add(first).cast(), before.abs_diff(now), advice) };
     }
@@ -129,7 +132,8 @@ impl FrameArena {
     pub(crate) fn taken_up(&self) -> usize {
         let len = (self.count as usize) << self.page_shift;
         let mut pages = vec![0_u8; len.div_ceil(memory::page())];
-        // SAFETY: the range is of this value's own mapping, and `pages` has a byte for each of its pages.
+        // SAFETY: the range is of this value's own mapping, and `pages` has a byte for each of its
+        // pages.
         let asked = unsafe { libc::mincore(self.frames.as_ptr().cast(), len, pages.as_mut_ptr()) };
         assert_eq!(asked, 0);
         pages.iter().filter(|&page| page & 1 == 1).count() * memory::page()
@@ -139,8 +143,8 @@ impl FrameArena {
     #[inline]
     fn at(&self, frame: u32) -> NonNull<u8> {
         debug_assert!(frame < self.count);
-        // SAFETY: entries hold frame numbers below `count` only (invariant of the pool), and `count` frames are mapped
-        // from `frames` on.
+        // SAFETY: entries hold frame numbers below `count` only (invariant of the pool), and
+        // `count` frames are mapped from `frames` on.
         unsafe { self.frames.add((frame as usize) << self.page_shift) }
     }
 
@@ -148,12 +152,13 @@ impl FrameArena {
     ///
     /// # Safety
     ///
-    /// `from + buf.len()` is at most a page; the frame holds a page, and keeps holding it until this returns.
+    /// `from + buf.len()` is at most a page; the frame holds a page, and keeps holding it until
+    /// this returns.
     #[inline]
     pub(crate) unsafe fn copy(&self, frame: u32, from: usize, buf: &mut [u8]) {
         debug_assert!(from + buf.len() <= 1 << self.page_shift);
-        // SAFETY: source: within the frame by the caller's promise, not written meanwhile by the caller's promise;
-        // destination: a borrowed slice, which is no part of the arena.
+        // SAFETY: source: within the frame by the caller's promise, not written meanwhile by the
+        // caller's promise; destination: a borrowed slice, which is no part of the arena.
         unsafe {
             std::ptr::copy_nonoverlapping(self.at(frame).as_ptr().add(from), buf.as_mut_ptr(), buf.len());
         };
@@ -167,8 +172,8 @@ impl FrameArena {
     #[inline]
     pub(crate) unsafe fn page<'a>(&self, frame: u32, len: usize) -> &'a [u8] {
         debug_assert!(len <= 1 << self.page_shift);
-        // SAFETY: mapped, within the frame, initialised (anonymous memory is zero until it is loaded into), and not
-        // written for `'a`, by the caller's promise.
+        // SAFETY: mapped, within the frame, initialised (anonymous memory is zero until it is
+        // loaded into), and not written for `'a`, by the caller's promise.
         unsafe { std::slice::from_raw_parts(self.at(frame).as_ptr(), len) }
     }
 
@@ -187,14 +192,15 @@ impl FrameArena {
         self.at(frame)
     }
 
-    /// Returns the frames that share a kernel page with this one: their memory can only be given back together.
+    /// Returns the frames that share a kernel page with this one: their memory can only be given
+    /// back together.
     pub(crate) fn together(&self, frame: u32) -> Range<u32> {
         let first = frame - frame % self.together;
         first..first.saturating_add(self.together).min(self.count)
     }
 
-    /// Gives the memory of frames back to the kernel; they read as zeros until they are used again. Hugetlb
-    /// memory stays.
+    /// Gives the memory of frames back to the kernel; they read as zeros until they are used again.
+    /// Hugetlb memory stays.
     ///
     /// # Safety
     ///
@@ -203,22 +209,23 @@ impl FrameArena {
     pub(crate) unsafe fn drop_memory(&self, frames: Range<u32>) {
         debug_assert_eq!(frames, self.together(frames.start));
         if self.hugetlb {
-            // Most kernels refuse this. Some (5.18 to 6.0) drop the whole huge page that begins with the frame,
-            // including the frames after it.
+            // Most kernels refuse this. Some (5.18 to 6.0) drop the whole huge page that begins
+            // with the frame, including the frames after it.
             return;
         }
         let len = frames.len() << self.page_shift;
-        // SAFETY: the range consists of frames of this value's mapping, which nobody reads or writes by the
-        // caller's promise. It consists of whole kernel pages: it begins with one, and can end within one only
-        // after the last frame of all, where that page contains nothing else.
+        // SAFETY: the range consists of frames of this value's mapping, which nobody reads or
+        // writes by the caller's promise. It consists of whole kernel pages: it begins with one,
+        // and can end within one only after the last frame of all, where that page contains nothing
+        // else.
         let _ = unsafe { memory::advise(self.at(frames.start).as_ptr().cast(), len, Advice::LinuxDontNeed) };
     }
 }
 
 impl Drop for FrameArena {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own. Nobody has a reference into it any more, since all
-        // references keep the cache alive.
+        // SAFETY: the mapping is this value's own. Nobody has a reference into it any more, since
+        // all references keep the cache alive.
         let unmapped = unsafe { rustix::mm::munmap(self.mapping.as_ptr(), self.mapped) };
         debug_assert_eq!(unmapped, Ok(()));
     }
@@ -247,7 +254,8 @@ mod tests {
         }
     }
 
-    /// On a kernel with pages of more than 4 KiB, the frames beside one that is given back would become zeros.
+    /// On a kernel with pages of more than 4 KiB, the frames beside one that is given back would
+    /// become zeros.
     #[test]
     fn frames_lie_side_by_side_and_keep_their_bytes() {
         let pages = [4096, 16_384, 65_536].into_iter().filter(|&page| page >= memory::page());
@@ -285,7 +293,8 @@ mod tests {
         assert_eq!([0, 1, 3].map(|frame| arena.together(frame)), [0..1, 1..2, 3..4]);
     }
 
-    /// `MADV_COLLAPSE` (Linux 6.1) turns small pages into a huge page now, as khugepaged does later.
+    /// `MADV_COLLAPSE` (Linux 6.1) turns small pages into a huge page now, as khugepaged does
+    /// later.
     fn collapse(arena: &FrameArena, from: usize) -> rustix::io::Result<()> {
         // SAFETY: a huge page's bytes of this arena's own mapping; no content changes.
         let refused =
@@ -297,7 +306,8 @@ mod tests {
         }
     }
 
-    /// Only a few frames of the last huge page are in the budget: the whole huge page would exceed it.
+    /// Only a few frames of the last huge page are in the budget: the whole huge page would exceed
+    /// it.
     #[test]
     #[cfg_attr(miri, ignore = "asks the kernel for huge pages")]
     fn what_was_given_back_is_not_made_a_huge_page_of() {

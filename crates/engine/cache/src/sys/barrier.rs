@@ -1,17 +1,18 @@
-//! The two halves of an asymmetric memory barrier: a light half on every hit, a heavy half once for each batch
-//! of evictions.
+//! The two halves of an asymmetric memory barrier: a light half on every hit, a heavy half once for
+//! each batch of evictions.
 //!
-//! The light half stands between a thread's announcement (a store) and its load of the entry. The heavy half
-//! stands between the evictor's change of the entry and its load of the announcements. Together they ensure
-//! that at least one of the two threads sees the other's store. With membarrier(2) the light half only stops
-//! the compiler from reordering: the heavy half makes every running thread of the process execute a full
-//! barrier (`MEMBARRIER_CMD_PRIVATE_EXPEDITED`, Linux 4.14). If the call is missing or forbidden, both halves
-//! are `SeqCst` fences. If a filter permits only the query, nothing is evicted, and pages that get no frame are
-//! read past the cache.
+//! The light half stands between a thread's announcement (a store) and its load of the entry. The
+//! heavy half stands between the evictor's change of the entry and its load of the announcements.
+//! Together they ensure that at least one of the two threads sees the other's store. With
+//! membarrier(2) the light half only stops the compiler from reordering: the heavy half makes every
+//! running thread of the process execute a full barrier (`MEMBARRIER_CMD_PRIVATE_EXPEDITED`, Linux
+//! 4.14). If the call is missing or forbidden, both halves are `SeqCst` fences. If a filter permits
+//! only the query, nothing is evicted, and pages that get no frame are read past the cache.
 //!
-//! A process must register first. If it has other threads, such as an `io_uring` worker, registration takes a
-//! grace period of the kernel's RCU, 10 ms and more. Only the heavy half needs the registration, so a thread
-//! does it in the background. A heavy half that comes earlier, or in a child of fork(2), registers itself.
+//! A process must register first. If it has other threads, such as an `io_uring` worker,
+//! registration takes a grace period of the kernel's RCU, 10 ms and more. Only the heavy half needs
+//! the registration, so a thread does it in the background. A heavy half that comes earlier, or in
+//! a child of fork(2), registers itself.
 
 #![allow(unsafe_code)]
 
@@ -34,9 +35,9 @@ pub(crate) enum BarrierPair {
 }
 
 impl BarrierPair {
-    /// Queries the kernel, and starts the registration. Miri does not support membarrier(2), so the result is
-    /// `Symmetric` there. So it is in a build with `--cfg pagekeeper_sanitize`, where a sanitizer can then see
-    /// the barrier.
+    /// Queries the kernel, and starts the registration. Miri does not support membarrier(2), so the
+    /// result is `Symmetric` there. So it is in a build with `--cfg pagekeeper_sanitize`, where a
+    /// sanitizer can then see the barrier.
     pub(crate) fn probe() -> Self {
         // No lock: a fork during this must not leave a held lock to the child.
         static HAS_BEGUN_REGISTRATION: AtomicBool = AtomicBool::new(false);
@@ -63,8 +64,8 @@ impl BarrierPair {
         }
     }
 
-    /// Makes the evictor's half. Returns false if it failed: the call was available at the start, and forbidden
-    /// since (seccomp).
+    /// Makes the evictor's half. Returns false if it failed: the call was available at the start,
+    /// and forbidden since (seccomp).
     #[must_use]
     pub(crate) fn heavy(self) -> bool {
         fence(Ordering::SeqCst);
@@ -86,7 +87,8 @@ fn register() -> bool {
 /// Returns the call's result; `None` if it fails.
 fn membarrier(command: libc::c_int) -> Option<libc::c_int> {
     let (flags, cpu): (libc::c_uint, libc::c_int) = (0, 0);
-    // SAFETY: membarrier(2) reads and writes no memory of the caller; its arguments are plain numbers.
+    // SAFETY: membarrier(2) reads and writes no memory of the caller; its arguments are plain
+    // numbers.
     let result = unsafe { libc::syscall(libc::SYS_membarrier, command, flags, cpu) };
     libc::c_int::try_from(result).ok().filter(|result| *result >= 0)
 }
@@ -105,7 +107,8 @@ mod tests {
         }
     }
 
-    /// Runs again as a child, which is not registered: no other test of this process may have made a barrier.
+    /// Runs again as a child, which is not registered: no other test of this process may have made
+    /// a barrier.
     #[test]
     #[cfg_attr(any(miri, pagekeeper_sanitize), ignore = "no membarrier(2)")]
     fn a_heavy_half_that_comes_first_registers_the_process() {

@@ -1,10 +1,10 @@
-//! Memory from the kernel: mmap(2) and madvise(2), with a stand-in for Miri, which supports neither the flags
-//! of mmap nor madvise.
+//! Memory from the kernel: mmap(2) and madvise(2), with a stand-in for Miri, which supports neither
+//! the flags of mmap nor madvise.
 //!
 //! Invariant: [`advise`] with `LinuxDontNeed` always leaves zeros.
 //!
-//! A kernel page has 4 KiB on x86-64, and 4, 16 or 64 KiB on aarch64. Advice for part of a page is refused, or
-//! applied to the whole page. Callers therefore align to the page size ([`page`]).
+//! A kernel page has 4 KiB on x86-64, and 4, 16 or 64 KiB on aarch64. Advice for part of a page is
+//! refused, or applied to the whole page. Callers therefore align to the page size ([`page`]).
 
 #![allow(unsafe_code)]
 
@@ -22,14 +22,16 @@ pub(crate) fn page() -> usize {
 pub(super) fn map(len: usize, flags: MapFlags) -> rustix::io::Result<*mut c_void> {
     let flags = if cfg!(miri) { MapFlags::PRIVATE } else { MapFlags::PRIVATE | flags };
     let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a fresh range is asked for (null hint, no MAP_FIXED), so no existing memory is affected.
+    // SAFETY: a fresh range is asked for (null hint, no MAP_FIXED), so no existing memory is
+    // affected.
     unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, protection, flags) }
 }
 
 /// Returns `len` zeros; long arrays are taken up on first use.
 pub(crate) fn zeros(len: usize) -> Box<[AtomicU32]> {
     let zeros = Box::into_raw(vec![0_u32; len].into_boxed_slice());
-    // SAFETY: just released by its box; an atomic has the size, the alignment and all values of its integer.
+    // SAFETY: just released by its box; an atomic has the size, the alignment and all values of its
+    // integer.
     unsafe { Box::from_raw(zeros as *mut [AtomicU32]) }
 }
 
@@ -37,13 +39,14 @@ pub(crate) fn zeros(len: usize) -> Box<[AtomicU32]> {
 ///
 /// # Safety
 ///
-/// The range consists of whole pages from [`map`]. With `LinuxDontNeed` nobody relies on its content, and
-/// concurrent accesses are 32-bit atomic ones only.
+/// The range consists of whole pages from [`map`]. With `LinuxDontNeed` nobody relies on its
+/// content, and concurrent accesses are 32-bit atomic ones only.
 pub(super) unsafe fn advise(start: *mut c_void, len: usize, advice: Advice) -> rustix::io::Result<()> {
     if cfg!(miri) {
         if advice == Advice::LinuxDontNeed {
             for word in 0..len / 4 {
-                // SAFETY: within the range, aligned since it begins with a page, and accessed as the caller promises.
+                // SAFETY: within the range, aligned since it begins with a page, and accessed as
+                // the caller promises.
                 unsafe { AtomicU32::from_ptr(start.cast::<u32>().add(word)) }.store(0, Ordering::Relaxed);
             }
         }

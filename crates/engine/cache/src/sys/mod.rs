@@ -1,5 +1,5 @@
-//! The modules that need `unsafe`: memory from the kernel, and the barrier that reaches all threads of the
-//! process.
+//! The modules that need `unsafe`: memory from the kernel, and the barrier that reaches all threads
+//! of the process.
 //!
 //! Each module states what it relies on; no policy is decided here.
 

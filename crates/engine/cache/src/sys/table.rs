@@ -1,4 +1,5 @@
-//! The page table of a file: one 32-bit entry for each of its pages, in memory that is taken up on first use.
+//! The page table of a file: one 32-bit entry for each of its pages, in memory that is taken up on
+//! first use.
 //!
 //! The mapping is demand-zero, and a zero entry is an absent page. So a file of a terabyte costs
 //! only address space until its pages are touched: the kernel's own page table is the upper level
@@ -38,8 +39,9 @@ unsafe impl Send for EntryTable {}
 unsafe impl Sync for EntryTable {}
 
 impl EntryTable {
-    /// Creates a table of absent pages. Its [`bytes`](Self::bytes) are part of `total` as long as it lives.
-    /// `kernel_page` is the size of a kernel page in bytes: [`memory::page`] or a multiple of it.
+    /// Creates a table of absent pages. Its [`bytes`](Self::bytes) are part of `total` as long as
+    /// it lives. `kernel_page` is the size of a kernel page in bytes: [`memory::page`] or a
+    /// multiple of it.
     pub(crate) fn new(kernel_page: usize, pages: u32, total: &Arc<AtomicU64>) -> rustix::io::Result<Self> {
         let total = Arc::clone(total);
         let part_shift = (kernel_page / size_of::<AtomicU32>()).trailing_zeros();
@@ -85,8 +87,8 @@ impl EntryTable {
         if page >= self.open_pages.load(Ordering::Relaxed) {
             return None;
         }
-        // SAFETY: `open_pages` is `pages` or 0, so the entry is one of those mapped; the mapping is aligned to a
-        // page, zeroed, lives as long as `self`, and is accessed as atomics only.
+        // SAFETY: `open_pages` is `pages` or 0, so the entry is one of those mapped; the mapping is
+        // aligned to a page, zeroed, lives as long as `self`, and is accessed as atomics only.
         Some(unsafe { self.entries.add(page as usize).as_ref() })
     }
 
@@ -101,7 +103,8 @@ impl EntryTable {
         unsafe { self.entries.add(page as usize).as_ref() }
     }
 
-    /// Closes the table: [`entry`](Self::entry) finds nothing from now on. Returns true for the first caller.
+    /// Closes the table: [`entry`](Self::entry) finds nothing from now on. Returns true for the
+    /// first caller.
     pub(crate) fn close(&self) -> bool {
         self.open_pages.swap(0, Ordering::SeqCst) != 0
     }
@@ -111,13 +114,15 @@ impl EntryTable {
         self.open_pages.load(Ordering::SeqCst) != 0
     }
 
-    /// Turns the entries of a part into zeros and gives their memory back. The caller ensures that none of them
-    /// is resident or loading, and that nobody changes them meanwhile; concurrent reads are allowed.
+    /// Turns the entries of a part into zeros and gives their memory back. The caller ensures that
+    /// none of them is resident or loading, and that nobody changes them meanwhile; concurrent
+    /// reads are allowed.
     pub(crate) fn forget(&self, part: u32) {
         assert!(part << self.part_shift < self.pages, "part {part} of a table of {} pages", self.pages);
-        // SAFETY: the range is one kernel page of this value's mapping. The kernel replaces it by zeros at once
-        // for all readers. Every value that an atomic load can see, old or zero, is an absent page by the
-        // caller's promise. A race can at most give a wrong guess at how hot a page is.
+        // SAFETY: the range is one kernel page of this value's mapping. The kernel replaces it by
+        // zeros at once for all readers. Every value that an atomic load can see, old or zero, is
+        // an absent page by the caller's promise. A race can at most give a wrong guess at how hot
+        // a page is.
         let forgotten = unsafe {
             let start = self.entries.as_ptr().add((part as usize) << self.part_shift);
             memory::advise(start.cast(), size_of::<AtomicU32>() << self.part_shift, Advice::LinuxDontNeed)
@@ -139,7 +144,8 @@ impl EntryTable {
 impl Drop for EntryTable {
     fn drop(&mut self) {
         let mapped = Self::mapped(self.pages, self.part_shift);
-        // SAFETY: the mapping is this value's own, made with the same length; nobody borrows from it any more.
+        // SAFETY: the mapping is this value's own, made with the same length; nobody borrows from
+        // it any more.
         let unmapped = unsafe { rustix::mm::munmap(self.entries.as_ptr().cast(), mapped) };
         debug_assert_eq!(unmapped, Ok(()));
         self.total.fetch_sub(self.bytes(), Ordering::Relaxed);
@@ -154,8 +160,8 @@ mod tests {
         EntryTable::new(memory::page(), pages, &Arc::default()).unwrap()
     }
 
-    /// Also fails if a part is smaller than a page of the running kernel: its neighbours would be dropped with
-    /// it, or it would stay.
+    /// Also fails if a part is smaller than a page of the running kernel: its neighbours would be
+    /// dropped with it, or it would stay.
     #[test]
     fn entries_start_absent_and_can_be_forgotten_by_parts() {
         for kernel_page in [4096, 16_384, 65_536].into_iter().filter(|&page| page >= memory::page()) {

@@ -1,4 +1,5 @@
-//! The order in which reads begin, and the depth of calls. `model` checks it in every order of threads.
+//! The order in which reads begin, and the depth of calls. `model` checks it in every order of
+//! threads.
 
 use crate::bypass_queue::BypassQueue;
 

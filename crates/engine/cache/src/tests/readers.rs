@@ -1,4 +1,5 @@
-//! Slots, holds and grace periods, one step at a time. `model` checks them in every order of threads.
+//! Slots, holds and grace periods, one step at a time. `model` checks them in every order of
+//! threads.
 
 use crate::readers::{HOLDS_PER_SLOT_MAX, ReaderRegistry};
 use crate::sync::{Arc, BarrierPair};

@@ -1,6 +1,6 @@
-//! Random sequences of all the cache's operations, compared with a model that only knows seeds and lengths.
-//! Each result is the right bytes or the right error, kept pages never change, and everything works again once
-//! a fault is lifted.
+//! Random sequences of all the cache's operations, compared with a model that only knows seeds and
+//! lengths. Each result is the right bytes or the right error, kept pages never change, and
+//! everything works again once a fault is lifted.
 //!
 //! On the simulated disk, background reads are done step by step, so that a failing case repeats:
 //! `PROPTEST_RNG_SEED` repeats a run, `PROPTEST_CASES` sets the number of its cases (256).
@@ -19,8 +19,8 @@ use disk::{OnDisk, SimulatedDisk};
 use op::{ModelOp, op};
 use world::ModelWorld;
 
-/// Returns a configuration for one part in `share` of `PROPTEST_CASES`. A failure's seed is printed, not
-/// written into the tree.
+/// Returns a configuration for one part in `share` of `PROPTEST_CASES`. A failure's seed is
+/// printed, not written into the tree.
 fn config(share: u32) -> ProptestConfig {
     let default = ProptestConfig::default();
     ProptestConfig { cases: (default.cases / share).max(1), failure_persistence: None, ..default }

@@ -31,7 +31,8 @@ pub(crate) struct FileSize {
     pub(crate) bytes: i32,
 }
 
-/// An operation. Files, open handles and kept pages are given by numbers, taken modulo how many there are.
+/// An operation. Files, open handles and kept pages are given by numbers, taken modulo how many
+/// there are.
 #[derive(Debug, Clone)]
 pub(crate) enum ModelOp {
     Open(u8),

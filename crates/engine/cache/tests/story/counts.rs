@@ -49,8 +49,8 @@ fn each_request_of_a_page_is_counted_once() {
         expected += 1;
         let stats = cache.stats();
         let together = u64::from(offset < PAGE_LEN);
-        // Occasionally a page is evicted before the caller that loaded it copies it, and is looked up once
-        // more.
+        // Occasionally a page is evicted before the caller that loaded it copies it, and is looked
+        // up once more.
         let again = lookups(&stats).saturating_sub(expected);
         repeated += again;
         assert!(
@@ -88,7 +88,8 @@ fn of_a_long_list_what_is_there_is_found_while_the_rest_is_loaded() {
     check(SEED, 0, &buf);
     let stats = cache.stats();
     assert_eq!((stats.hits, stats.misses), (50, 50 + 250), "{stats}");
-    // At most sixteen neighbours are one read; a page between two resident pages is a read of its own.
+    // At most sixteen neighbours are one read; a page between two resident pages is a read of its
+    // own.
     assert_eq!(disk.stats().reads - before, 200_u64.div_ceil(16) + 50);
 }
 

@@ -1,5 +1,5 @@
-//! Opening: one open for all callers, always the file that the name currently refers to, regular files only,
-//! and no kernel pages left behind.
+//! Opening: one open for all callers, always the file that the name currently refers to, regular
+//! files only, and no kernel pages left behind.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -17,8 +17,8 @@ use pagekeeper_testing::{disk_dir, skip};
 
 const PAGE_LEN: u64 = PAGE as u64;
 
-/// A back-end that counts opens for reading, and can make them wait. A check of the file that a path names does
-/// not count: it opens for metadata only, buffered.
+/// A back-end that counts opens for reading, and can make them wait. A check of the file that a
+/// path names does not count: it opens for metadata only, buffered.
 struct CountingBackend {
     inner: Arc<dyn Io>,
     opens: AtomicU64,
@@ -161,8 +161,8 @@ fn a_path_that_was_replaced_gives_the_new_file() {
         }
     }
     assert_eq!(io.opens(), 5);
-    // Written in place: open handles get an error or the previous content, and a new open gets the present
-    // content.
+    // Written in place: open handles get an error or the previous content, and a new open gets the
+    // present content.
     let file = cache.open(&path).unwrap();
     let before = file.page_ref(2).unwrap();
     let written = std::fs::File::options().write(true).open(&path).unwrap();

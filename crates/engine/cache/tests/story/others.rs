@@ -144,8 +144,8 @@ fn a_child_is_refused_all_and_its_parent_notices_nothing() {
     }
 }
 
-/// Whether each call on the parent's cache fails, for resident pages and others, and a cache of the child's own
-/// works.
+/// Whether each call on the parent's cache fails, for resident pages and others, and a cache of the
+/// child's own works.
 fn is_refused_all(cache: &PageCache, file: &CachedFile, other: &Path) -> bool {
     let is_forked =
         |result: Result<usize, Error>| matches!(result, Err(Error::Io(pagekeeper_io::Error::Forked)));
@@ -169,8 +169,8 @@ fn is_refused_all(cache: &PageCache, file: &CachedFile, other: &Path) -> bool {
     is_refused && is_nothing_changed && is_not_opened && read == PAGE
 }
 
-/// Locks that other threads hold at a fork stay locked in the child for ever: those of a thread's first read,
-/// of counts, closes and opens.
+/// Locks that other threads hold at a fork stay locked in the child for ever: those of a thread's
+/// first read, of counts, closes and opens.
 #[test]
 fn children_forked_beside_readers_end() {
     let forks = std::env::var("PAGEKEEPER_FORKS").map_or(200, |forks| forks.parse().unwrap());

@@ -1,4 +1,5 @@
-//! Checksums: each page is checked once, when it is loaded. Nobody gets a rejected page, and it is not kept.
+//! Checksums: each page is checked once, when it is loaded. Nobody gets a rejected page, and it is
+//! not kept.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

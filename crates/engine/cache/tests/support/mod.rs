@@ -54,7 +54,8 @@ pub(crate) fn write_patterned(path: &Path, seed: u64, range: std::ops::Range<u64
     file.sync_all().unwrap();
 }
 
-/// Creates a cache on a simulated disk, with room for `frames` pages, less what the tables of open files take.
+/// Creates a cache on a simulated disk, with room for `frames` pages, less what the tables of open
+/// files take.
 pub(crate) fn sim_cache(disk: &SimDisk, frames: u32, page_size: usize) -> PageCache {
     sim_builder(disk, frames, page_size).build().unwrap()
 }
@@ -66,8 +67,8 @@ pub(crate) fn sim_builder(disk: &SimDisk, frames: u32, page_size: usize) -> Buil
         .io(std::sync::Arc::new(disk.clone()))
 }
 
-/// Creates a disk with one patterned file, `/file`, of `pages` pages of [`PAGE`], and a cache of `frames`
-/// frames on it.
+/// Creates a disk with one patterned file, `/file`, of `pages` pages of [`PAGE`], and a cache of
+/// `frames` frames on it.
 pub(crate) fn sim(pages: u64, frames: u32) -> (SimDisk, PageCache) {
     let disk = SimDisk::new();
     disk.create_patterned("/file", pages * PAGE as u64, SEED).unwrap();

@@ -1,8 +1,9 @@
 //! A batch of reads, shared by the threads of a pool and its caller.
 //!
-//! Invariants: a counter lets each read be claimed once; its claimant reports its result. The caller does not
-//! leave, even by a panic, before all claimed reads are reported, and from then on nothing can be claimed. So
-//! no thread touches the batch after its caller left, however late the thread comes.
+//! Invariants: a counter lets each read be claimed once; its claimant reports its result. The
+//! caller does not leave, even by a panic, before all claimed reads are reported, and from then on
+//! nothing can be claimed. So no thread touches the batch after its caller left, however late the
+//! thread comes.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -30,9 +31,9 @@ struct HandedInReads {
     count: usize,
 }
 
-// SAFETY: only `read` follows the pointer, for a claimed index, while the caller waits for it (the module's
-// invariant). Any thread may use the reads behind it: files are `Sync`, and the memory of a claimed read
-// belongs to its claimant.
+// SAFETY: only `read` follows the pointer, for a claimed index, while the caller waits for it (the
+// module's invariant). Any thread may use the reads behind it: files are `Sync`, and the memory of
+// a claimed read belongs to its claimant.
 #[expect(unsafe_code, reason = "a borrowed batch is shared with threads that are not scoped")]
 unsafe impl Send for SharedBatch {}
 // SAFETY: as above.
@@ -50,11 +51,11 @@ impl SharedBatch {
     /// The caller must have claimed the index, and not yet handed it in.
     #[expect(unsafe_code, reason = "follows the pointer into the batch")]
     unsafe fn read(&self, index: usize) -> Result<usize, Error> {
-        // SAFETY: claimed and not handed in, so the batch still exists (the module's invariant) and contains
-        // the index.
+        // SAFETY: claimed and not handed in, so the batch still exists (the module's invariant) and
+        // contains the index.
         let read = unsafe { &*self.reads.add(index) };
-        // SAFETY: the batch borrows its buffers exclusively, and the claim makes this thread the only user of
-        // this read's.
+        // SAFETY: the batch borrows its buffers exclusively, and the claim makes this thread the
+        // only user of this read's.
         unsafe { pread::read(read.file, read.offset, scatter::of_slices(&read.bufs)) }
     }
 

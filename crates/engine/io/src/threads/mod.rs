@@ -1,9 +1,9 @@
-//! Reads and writes by a pool of threads, each in a blocking preadv(2) or pwrite(2), for kernels without
-//! `io_uring`.
+//! Reads and writes by a pool of threads, each in a blocking preadv(2) or pwrite(2), for kernels
+//! without `io_uring`.
 //!
-//! A thread starts when there is work and no thread is idle, up to a limit. The threads end when the
-//! [`Threads`] is dropped and all work is done. A batch is spread over the pool. Its caller helps, so it also
-//! completes if no thread can be started.
+//! A thread starts when there is work and no thread is idle, up to a limit. The threads end when
+//! the [`Threads`] is dropped and all work is done. A batch is spread over the pool. Its caller
+//! helps, so it also completes if no thread can be started.
 
 mod batch;
 mod pool;

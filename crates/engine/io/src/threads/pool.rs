@@ -34,7 +34,8 @@ impl PoolJob {
     pub(super) fn refuse(self, why: Error) {
         match self {
             Self::Request(request @ IoRequest::Read(_)) => request.finish(Err(why)),
-            // An error of a write is final for its file, so it is better to make the submitter wait.
+            // An error of a write is final for its file, so it is better to make the submitter
+            // wait.
             Self::Request(request @ IoRequest::Write(..)) => request.run(),
             // The caller of the batch performs its share.
             Self::BatchHelp(_) => {}
@@ -98,7 +99,8 @@ impl ThreadPool {
         self.threads_max
     }
 
-    /// Queues jobs. Returns those that will not run, since there is no thread and none can be started.
+    /// Queues jobs. Returns those that will not run, since there is no thread and none can be
+    /// started.
     #[must_use]
     pub(super) fn add(&self, jobs: Vec<PoolJob>) -> Vec<PoolJob> {
         if !self.process.is_current() {
@@ -147,8 +149,8 @@ impl ThreadPool {
 
 impl Drop for ThreadPool {
     fn drop(&mut self) {
-        // Not joined: this may run on one of the threads, in a `done` that held the last handle. A forked
-        // child has none of the threads, and the lock may be held forever.
+        // Not joined: this may run on one of the threads, in a `done` that held the last handle. A
+        // forked child has none of the threads, and the lock may be held forever.
         if self.process.is_current() {
             self.shared.lock().closed = true;
             self.shared.added.notify_all();

@@ -4,8 +4,8 @@
 //! Each submitted request is completed once, even after the [`BackgroundRing`] is dropped; then the
 //! thread ends.
 //!
-//! The thread waits in the ring. A submitter wakes it through an eventfd, but only if the thread noted, under
-//! the same lock, that the queue was empty.
+//! The thread waits in the ring. A submitter wakes it through an eventfd, but only if the thread
+//! noted, under the same lock, that the queue was empty.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -118,8 +118,8 @@ impl BackgroundRing {
 
 impl Drop for BackgroundRing {
     fn drop(&mut self) {
-        // Not joined: this may run on that very thread, in a `done` that held the last handle. A forked child
-        // does not touch the lock, which may be held forever.
+        // Not joined: this may run on that very thread, in a `done` that held the last handle. A
+        // forked child does not touch the lock, which may be held forever.
         if let Some(shared) = self.shared.get().filter(|_| self.process.is_current()) {
             shared.lock().closed = true;
             shared.wake();
@@ -138,7 +138,8 @@ fn serve(mut ring: Ring, shared: &SharedQueue) {
             let mut queue = shared.lock();
             let count = queue.waiting.len().min(transfers.room());
             taken.extend(queue.waiting.drain(..count));
-            // If requests remain in the queue, the ring is full, and a completion will wake the thread.
+            // If requests remain in the queue, the ring is full, and a completion will wake the
+            // thread.
             queue.parked = queue.waiting.is_empty();
             queue.closed
         };

@@ -5,8 +5,8 @@ use super::ring_transfers::RingTransfers;
 use crate::job::BatchPart;
 use crate::{BatchRead, Error, pread};
 
-/// The ring waits for this fraction of the reads in flight at a time: this saves calls into the kernel, and
-/// the device still has the others to work on.
+/// The ring waits for this fraction of the reads in flight at a time: this saves calls into the
+/// kernel, and the device still has the others to work on.
 const BATCH_WAIT_SHARE: usize = 8;
 
 /// Runs the batch. The ring is empty before and after, even after a panic of `completed`.
@@ -22,8 +22,8 @@ pub(super) fn run(
     }
 }
 
-/// Runs the batch until it is done or the ring breaks. Returns how many reads were started, all of which have
-/// ended.
+/// Runs the batch until it is done or the ring breaks. Returns how many reads were started, all of
+/// which have ended.
 fn run_on(
     ring: &mut Ring,
     reads: &mut [BatchRead<'_>],

@@ -1,11 +1,12 @@
 //! Reads and writes through `io_uring`: many in flight from one thread.
 //!
-//! A batch runs on its own ring, taken from a pool: the calling thread itself submits reads and reaps
-//! completions. Background reads and writes go through one more ring, served by its own thread. Single
-//! blocking reads and writes are plain pread(2) and pwrite(2), and all other operations plain system calls.
+//! A batch runs on its own ring, taken from a pool: the calling thread itself submits reads and
+//! reaps completions. Background reads and writes go through one more ring, served by its own
+//! thread. Single blocking reads and writes are plain pread(2) and pwrite(2), and all other
+//! operations plain system calls.
 //!
-//! In a child of fork(2), reads and writes bypass the rings, which are its parent's, and background reads
-//! fail ([`Process`]).
+//! In a child of fork(2), reads and writes bypass the rings, which are its parent's, and background
+//! reads fail ([`Process`]).
 //!
 //! [`Uring::new`] tests by reading, and fails if `io_uring` is missing, forbidden or does not work.
 
@@ -70,7 +71,8 @@ pub struct Uring {
 }
 
 impl Uring {
-    /// Creates a back-end with up to 128 reads in flight in each batch, and as many in the background.
+    /// Creates a back-end with up to 128 reads in flight in each batch, and as many in the
+    /// background.
     ///
     /// Fails with [`Error::Unavailable`] if the kernel lacks `io_uring` or forbids it (the sysctl
     /// `kernel.io_uring_disabled`, seccomp in containers), or if reading through it does not work.
@@ -78,8 +80,8 @@ impl Uring {
         Self::with_depth(DEFAULT_DEPTH)
     }
 
-    /// Creates a back-end with up to `depth` reads in flight in each batch, and as many in the background,
-    /// clamped to 1 to 4096.
+    /// Creates a back-end with up to `depth` reads in flight in each batch, and as many in the
+    /// background, clamped to 1 to 4096.
     pub fn with_depth(depth: u32) -> Result<Self, Error> {
         let depth = depth.clamp(1, DEPTH_MAX);
         let mut ring = Ring::new(depth)?;
@@ -220,7 +222,8 @@ impl Drop for RingLease<'_> {
     }
 }
 
-/// Tests whether reads through the ring work: set-up alone can succeed where operations are refused.
+/// Tests whether reads through the ring work: set-up alone can succeed where operations are
+/// refused.
 fn probe(ring: &mut Ring) -> Result<(), Error> {
     const PROBE_BYTES: [u8; 8] = *b"io_uring";
     let unavailable = |call, errno| Error::Unavailable { what: "io_uring", call, errno };

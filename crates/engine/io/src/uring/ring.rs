@@ -1,8 +1,8 @@
 //! One ring: submits transfers and reaps completions.
 //!
-//! Invariants: at most `depth` transfers are in the ring, so that neither queue overflows. Each submitted
-//! transfer comes back exactly once, as a completion or, once the ring has broken, as given up. Until then
-//! the kernel owns its memory. Only one thread at a time uses a ring.
+//! Invariants: at most `depth` transfers are in the ring, so that neither queue overflows. Each
+//! submitted transfer comes back exactly once, as a completion or, once the ring has broken, as
+//! given up. Until then the kernel owns its memory. Only one thread at a time uses a ring.
 
 use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -31,8 +31,8 @@ impl Ring {
     pub(super) fn new(depth: u32) -> Result<Self, Error> {
         let entries = depth.next_power_of_two();
         let mut builder = IoUring::builder();
-        // Completions wait until the thread enters the kernel, which it does anyway to wait for them, and do
-        // not interrupt it: Linux 5.19.
+        // Completions wait until the thread enters the kernel, which it does anyway to wait for
+        // them, and do not interrupt it: Linux 5.19.
         let queues =
             builder.setup_coop_taskrun().build(entries).or_else(|error| match error.raw_os_error() {
                 Some(libc::EINVAL) => IoUring::new(entries),
@@ -61,9 +61,9 @@ impl Ring {
     ///
     /// # Safety
     ///
-    /// The pieces of memory must be valid for writes and used by nobody else (for a write: valid for reads
-    /// and not changed), and the list itself must not move, until the transfer has come out. There must be
-    /// room.
+    /// The pieces of memory must be valid for writes and used by nobody else (for a write: valid
+    /// for reads and not changed), and the list itself must not move, until the transfer has come
+    /// out. There must be room.
     #[expect(unsafe_code, reason = "the kernel writes where it is asked to")]
     pub(super) unsafe fn transfer(
         &mut self,
@@ -89,8 +89,9 @@ impl Ring {
                 opcode::Writev::new(fd, pieces.as_ptr(), count).offset(offset).rw_flags(flags).build()
             }
         };
-        // SAFETY: the caller guarantees memory and list. The descriptor need not outlive the call: the kernel
-        // holds the file once the transfer has started, and a wrong number would only give EBADF.
+        // SAFETY: the caller guarantees memory and list. The descriptor need not outlive the call:
+        // the kernel holds the file once the transfer has started, and a wrong number would only
+        // give EBADF.
         unsafe { self.push(&entry.user_data(token)) };
     }
 
@@ -116,17 +117,17 @@ impl Ring {
         // The queue is at least as deep as the ring, and entries leave it before they come out.
         assert!(pushed.is_ok(), "the submission queue is smaller than the depth");
         self.in_flight += 1;
-        // Each by itself: from three entries on, the kernel collects their requests and passes them to the
-        // device together (`IO_PLUG_THRESHOLD`). That saves CPU time but lets the device idle, at the cost of
-        // throughput.
+        // Each by itself: from three entries on, the kernel collects their requests and passes them
+        // to the device together (`IO_PLUG_THRESHOLD`). That saves CPU time but lets the device
+        // idle, at the cost of throughput.
         self.enter(0);
     }
 
-    /// Starts entries that could not be started yet, and waits until `want` (at most the number in the ring)
-    /// have completed.
+    /// Starts entries that could not be started yet, and waits until `want` (at most the number in
+    /// the ring) have completed.
     ///
-    /// Returns early on a signal. An error breaks the ring: started transfers still complete, the others were
-    /// not begun.
+    /// Returns early on a signal. An error breaks the ring: started transfers still complete, the
+    /// others were not begun.
     pub(super) fn enter(&mut self, want: usize) {
         if self.broken.is_some() {
             return;
@@ -171,8 +172,8 @@ impl Ring {
         }
     }
 
-    /// Waits for all started transfers after [`Self::enter`] has failed, and takes them out. The others were
-    /// never begun and never will be: the ring accepts nothing more.
+    /// Waits for all started transfers after [`Self::enter`] has failed, and takes them out. The
+    /// others were never begun and never will be: the ring accepts nothing more.
     fn give_up(&mut self, completions: &mut Vec<Completion>) {
         loop {
             self.take_completed(completions);

@@ -60,7 +60,8 @@ impl<'r, J: TransferJob> RingTransfers<'r, J> {
         self.slots.len() - self.free.len()
     }
 
-    /// Starts a transfer. There must be room. Returns the result at once if the transfer needs no device.
+    /// Starts a transfer. There must be room. Returns the result at once if the transfer needs no
+    /// device.
     pub(super) fn begin(&mut self, job: J) -> Option<EndedTransfer<J>> {
         let transfer = Transfer::new(job.kind(), job.offset(), scatter::total(job.pieces()));
         if let Some(result) = transfer.before(job.file()) {
@@ -80,16 +81,17 @@ impl<'r, J: TransferJob> RingTransfers<'r, J> {
         None
     }
 
-    /// Requests one wake-up when `fd` becomes readable. The ring must have room for it besides the slots.
+    /// Requests one wake-up when `fd` becomes readable. The ring must have room for it besides the
+    /// slots.
     pub(super) fn wake_by(&mut self, fd: std::os::fd::BorrowedFd<'_>) {
         self.ring.wait_readable(fd, WAKE_TOKEN);
     }
 
-    /// Waits until `want` raw transfers have completed, or until a signal or wake-up. Passes each job that
-    /// has ended to `ended`. Returns true after a wake-up.
+    /// Waits until `want` raw transfers have completed, or until a signal or wake-up. Passes each
+    /// job that has ended to `ended`. Returns true after a wake-up.
     ///
-    /// An error occurs once and makes the ring unusable: started jobs end with their own results, all others
-    /// with this error.
+    /// An error occurs once and makes the ring unusable: started jobs end with their own results,
+    /// all others with this error.
     pub(super) fn wait(&mut self, want: usize, mut ended: impl FnMut(J, Result<usize, Error>)) -> bool {
         self.ring.enter(want);
         let mut completions = std::mem::take(&mut self.completions);
@@ -116,8 +118,8 @@ impl<'r, J: TransferJob> RingTransfers<'r, J> {
         woken
     }
 
-    /// Processes the result of a raw transfer. Returns the result of the job if it has ended. `failed` means
-    /// that no more raw transfers can be started.
+    /// Processes the result of a raw transfer. Returns the result of the job if it has ended.
+    /// `failed` means that no more raw transfers can be started.
     fn completed(
         &mut self,
         token: u64,

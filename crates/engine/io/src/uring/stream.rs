@@ -6,11 +6,12 @@ use crate::job::TransferJob;
 use crate::stream::{ReadStream, StreamRead};
 use crate::{Error, pread};
 
-/// The ring waits for this fraction of the reads in flight at a time: this saves calls into the kernel, and
-/// the device still has the others to work on.
+/// The ring waits for this fraction of the reads in flight at a time: this saves calls into the
+/// kernel, and the device still has the others to work on.
 const STREAM_WAIT_SHARE: usize = 32;
 
-/// Runs the stream to its end. The ring is empty before and after, even after a panic of the stream.
+/// Runs the stream to its end. The ring is empty before and after, even after a panic of the
+/// stream.
 pub(super) fn run(ring: &mut Ring, stream: &mut dyn ReadStream<'_>) {
     while let Some(first) = stream.next() {
         if let Some(second) = stream.next() {

@@ -1,5 +1,5 @@
-//! Tests of `io_uring` that is forbidden from the start or later, simulated by seccomp filters on single
-//! threads.
+//! Tests of `io_uring` that is forbidden from the start or later, simulated by seccomp filters on
+//! single threads.
 
 #![expect(unsafe_code, reason = "seccomp filters and targets")]
 
@@ -11,7 +11,8 @@ use super::*;
 use crate::{AlignedBuf, BackendChoice, ReadTarget, StreamRead, WriteMode};
 use pagekeeper_testing::disk_dir;
 
-/// Makes a system call fail with `EPERM` for the calling thread and those that it starts, from now on.
+/// Makes a system call fail with `EPERM` for the calling thread and those that it starts, from now
+/// on.
 fn forbid(call: libc::c_long) {
     let load = u16::try_from(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS).unwrap();
     let equal = u16::try_from(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K).unwrap();

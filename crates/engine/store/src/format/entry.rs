@@ -1,4 +1,5 @@
-//! Entries of the journal: one commit each, in the body of one log record, or of several consecutive ones (parts).
+//! Entries of the journal: one commit each, in the body of one log record, or of several
+//! consecutive ones (parts).
 //!
 //! The body of a record begins with a header of 16 bytes, little endian:
 //!
@@ -10,24 +11,28 @@
 //! | 4..8 | which part of the entry it is, from 0 |
 //! | 8..16 | seq of the commit |
 //!
-//! Behind their headers, the parts of an entry form a sequence of items. Each item begins with its length in bytes, a
-//! varint. The first item is the meta; each further one is the change of a page.
+//! Behind their headers, the parts of an entry form a sequence of items. Each item begins with its
+//! length in bytes, a varint. The first item is the meta; each further one is the change of a page.
 //!
-//! - Meta: flags (1 byte; 1: there is a root page, 2: there is a free list), varints: root page if any, number of
-//!   pages, first trunk of the free list if any, number of free pages. The rest is the user's metadata.
-//! - Change: kind (1 byte; low 4 bits: 1 full-page image, 2 diff, 3 free; high 4 bits: the page's kind), page number
-//!   (varint), the page's CRC-32C after the change (4 bytes), and:
-//!   - full-page image: offset of the bytes in the payload (varint), and the bytes; all others are zeros;
-//!   - diff: how many seqs before this one its base version is (varint, at least 1), then for each range: distance from
+//! - Meta: flags (1 byte; 1: there is a root page, 2: there is a free list), varints: root page if
+//!   any, number of pages, first trunk of the free list if any, number of free pages. The rest is
+//!   the user's metadata.
+//! - Change: kind (1 byte; low 4 bits: 1 full-page image, 2 diff, 3 free; high 4 bits: the page's
+//!   kind), page number (varint), the page's CRC-32C after the change (4 bytes), and:
+//!   - full-page image: offset of the bytes in the payload (varint), and the bytes; all others are
+//!     zeros;
+//!   - diff: how many seqs before this one its base version is (varint, at least 1), then for each
+//!     range: distance from
 //!     the end of the previous one (varint), length (varint, at least 1), bytes;
 //!   - free: nothing. The page's kind is free, and its payload is zeros.
 //!
 //! Invariants:
-//! 1. A record holds whole items if they fit into a record, so that they are read without copying. A longer item is
-//!    split.
-//! 2. An entry counts only with its last part. An unfinished entry is followed by a new one with the same seq: the
-//!    store was opened again, or the rest could not be appended.
-//! 3. The content of a [`JournalEntry`] is in bounds: its pages are in the store, its bytes in their payloads.
+//! 1. A record holds whole items if they fit into a record, so that they are read without copying.
+//!    A longer item is split.
+//! 2. An entry counts only with its last part. An unfinished entry is followed by a new one with
+//!    the same seq: the store was opened again, or the rest could not be appended.
+//! 3. The content of a [`JournalEntry`] is in bounds: its pages are in the store, its bytes in
+//!    their payloads.
 
 mod diff;
 mod reader;
@@ -81,7 +86,8 @@ pub(crate) enum PageChange {
     Diff { kind: PageKind, crc: u32, base_seq: u64, ranges: DiffRanges },
     /// The page is free, and its payload is zeros.
     Free { crc: u32 },
-    /// One of the first two, whose bytes must be read from the journal again. Only if the reader was asked for places.
+    /// One of the first two, whose bytes must be read from the journal again. Only if the reader
+    /// was asked for places.
     Placed(JournalPlace),
 }
 
@@ -152,8 +158,8 @@ impl JournalPlace {
         self.lsn..self.lsn + u64::from(self.len)
     }
 
-    /// Returns the change with its bytes, for a page with a payload of this length; `None` if the bytes are invalid for
-    /// it.
+    /// Returns the change with its bytes, for a page with a payload of this length; `None` if the
+    /// bytes are invalid for it.
     pub(crate) fn with_bytes(self, bytes: Bytes, payload: usize) -> Option<PageChange> {
         let Self { kind, crc, first, .. } = self;
         Some(match first {

@@ -10,8 +10,8 @@
 //! | 24..32 | id of the store |
 //! | 32.. | payload |
 //!
-//! Invariant: a page is valid only with its checksum, at its own place, and in its own store. A page of zeros was never
-//! written; no written page looks like that.
+//! Invariant: a page is valid only with its checksum, at its own place, and in its own store. A
+//! page of zeros was never written; no written page looks like that.
 
 /// Bytes of the header.
 pub(crate) const HEADER_BYTES: usize = 32;

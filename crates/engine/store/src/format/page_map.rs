@@ -1,8 +1,8 @@
-//! The page map: the last written checksum of each page, stored apart from the page. It distinguishes an old but intact
-//! page (after a lost or misplaced write) from the right one.
+//! The page map: the last written checksum of each page, stored apart from the page. It
+//! distinguishes an old but intact page (after a lost or misplaced write) from the right one.
 //!
-//! Blocks of 4096 bytes, each with two places in the file that are written in turn. Block b has the pages from b × 1008
-//! on.
+//! Blocks of 4096 bytes, each with two places in the file that are written in turn. Block b has the
+//! pages from b × 1008 on.
 //!
 //! | bytes | what (little endian) |
 //! |---|---|
@@ -17,7 +17,8 @@
 //! | 56..64 | zeros |
 //! | 64.. | for each page 4 bytes: 0: never written; 1: not known; else its checksum, where 0 and 1 stand as 2 and 3 |
 //!
-//! Invariant: a place of zeros was never written. It stands for a block of pages that were never written.
+//! Invariant: a place of zeros was never written. It stands for a block of pages that were never
+//! written.
 
 use super::page::{PageFault, PageHeader};
 
@@ -44,7 +45,8 @@ pub(crate) struct MapBlock {
     /// The number of its last write; 0 if it was never written.
     pub(crate) number: u64,
     pub(crate) seq: u64,
-    /// Pages of commits above the first and up to the second may be newer than their entries. The range is not empty.
+    /// Pages of commits above the first and up to the second may be newer than their entries. The
+    /// range is not empty.
     pub(crate) doubt: Option<(u64, u64)>,
     pub(crate) entries: Box<[u32; BLOCK_PAGES]>,
 }
@@ -68,7 +70,8 @@ impl MapBlock {
         Self { number: 0, seq: 0, doubt: None, entries: Box::new([entry; BLOCK_PAGES]) }
     }
 
-    /// Returns the block for two places that are both corrupt: as if it had been written twice, and nothing is known.
+    /// Returns the block for two places that are both corrupt: as if it had been written twice, and
+    /// nothing is known.
     fn lost() -> Self {
         Self { number: 2, ..Self::of(ENTRY_UNKNOWN) }
     }
@@ -94,7 +97,8 @@ impl MapBlock {
         bytes[..4].copy_from_slice(&crc.to_le_bytes());
     }
 
-    /// Decodes a place, 0 or 1; `None` if it is corrupt. A place behind the file's end was never written.
+    /// Decodes a place, 0 or 1; `None` if it is corrupt. A place behind the file's end was never
+    /// written.
     pub(crate) fn decode(bytes: &[u8], block: u64, store: u64, place: u64) -> Option<Self> {
         if bytes.iter().all(|byte| *byte == 0) {
             return Some(Self::of(ENTRY_NEVER_WRITTEN));
@@ -115,8 +119,8 @@ impl MapBlock {
         })
     }
 
-    /// Returns the block from the content of both places. `upto` is the commit up to which the map is complete: an
-    /// older place may lack later changes.
+    /// Returns the block from the content of both places. `upto` is the commit up to which the map
+    /// is complete: an older place may lack later changes.
     pub(crate) fn newest(places: [Option<Self>; 2], upto: u64) -> Self {
         let (found, is_older) = match places {
             [Some(first), Some(second)] => {
@@ -126,7 +130,8 @@ impl MapBlock {
                 let is_older = older.number == 0 && newer.number > 0;
                 (newer, is_older)
             }
-            // The second place is written first, so the content of the other place is not all that was lost.
+            // The second place is written first, so the content of the other place is not all that
+            // was lost.
             [None, Some(Self { number: 0, .. }) | None] => (Self::lost(), false),
             [Some(found), None] | [None, Some(found)] => (found, true),
         };

@@ -1,8 +1,8 @@
 //! The superblock: identifies a store, and says up to which commit its data file is complete.
 //!
-//! Two slots of 4096 bytes with the same content. They are written one after the other, each with a sync, before
-//! anything is done that only the newer one covers. So either of them may be lost. The one with the larger number is
-//! valid.
+//! Two slots of 4096 bytes with the same content. They are written one after the other, each with a
+//! sync, before anything is done that only the newer one covers. So either of them may be lost. The
+//! one with the larger number is valid.
 //!
 //! | bytes | what (little endian) |
 //! |---|---|
@@ -26,11 +26,11 @@
 //! | 1128..4092 | zeros |
 //! | 4092..4096 | CRC-32C of all before |
 //!
-//! Valid values: at most 2^32 - 2 pages, 64 KiB to 1 TiB of journal, and numbers of commits and writes below 2^63, so
-//! that counting on from them does not overflow.
+//! Valid values: at most 2^32 - 2 pages, 64 KiB to 1 TiB of journal, and numbers of commits and
+//! writes below 2^63, so that counting on from them does not overflow.
 //!
-//! Invariant: magic, version and checksum have the same position in all versions, so that a later version is
-//! distinguished from corruption.
+//! Invariant: magic, version and checksum have the same position in all versions, so that a later
+//! version is distinguished from corruption.
 
 use pagekeeper_wal::Lsn;
 /// Bytes of a slot.
@@ -98,8 +98,8 @@ pub(crate) struct Superblock {
     pub(crate) checkpoint_lsn: Lsn,
     /// The journal's limit, in bytes.
     pub(crate) max_journal_bytes: u64,
-    /// Whether the first change of a page after a checkpoint start may be a diff: the data file is written by atomic
-    /// writes.
+    /// Whether the first change of a page after a checkpoint start may be a diff: the data file is
+    /// written by atomic writes.
     pub(crate) first_diffs: bool,
     /// The random id of the journal.
     pub(crate) journal: u64,
@@ -237,7 +237,8 @@ impl Superblock {
     }
 }
 
-/// Returns which of two slots is valid, 0 or 1. A later version takes precedence; `None` if neither slot is intact.
+/// Returns which of two slots is valid, 0 or 1. A later version takes precedence; `None` if neither
+/// slot is intact.
 pub(crate) fn newest(slots: [&SlotContent; 2]) -> Option<usize> {
     let rank = |slot: &SlotContent| match slot {
         SlotContent::Nothing(_) => 0,
@@ -322,9 +323,9 @@ mod tests {
             Superblock::decode(&slot)
         };
         assert_eq!(with(8, 1), SlotContent::Version(1));
-        // Unknown flags; pages of 0, 48 KiB and 128 KiB; more free pages than pages; a free list behind the end; too
-        // much metadata. Numbers of a write and a commit without a successor; journals of 2^63 bytes and of 24 KiB;
-        // 2^32 pages.
+        // Unknown flags; pages of 0, 48 KiB and 128 KiB; more free pages than pages; a free list
+        // behind the end; too much metadata. Numbers of a write and a commit without a successor;
+        // journals of 2^63 bytes and of 24 KiB; 2^32 pages.
         let too_much = [(23, 0x80), (39, 0x80), (55, 0x80), (60, 1)];
         for (at, byte) in [(10, 8), (11, 1), (13, 0), (13, 0xc0), (14, 2), (81, 9), (72, 0x2c), (89, 5)]
             .into_iter()

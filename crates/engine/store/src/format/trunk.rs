@@ -7,8 +7,8 @@
 //! | 12..16 | zeros |
 //! | 16.. | their numbers, 8 bytes each |
 //!
-//! Invariants: a payload of zeros is a trunk that lists no page and is the last one. Unused places are zeros, so that a
-//! full-page image of the page stays short.
+//! Invariants: a payload of zeros is a trunk that lists no page and is the last one. Unused places
+//! are zeros, so that a full-page image of the page stays short.
 
 const ENTRIES_OFFSET: usize = 16;
 

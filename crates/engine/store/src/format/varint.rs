@@ -19,8 +19,8 @@ pub(super) const fn len(number: u64) -> usize {
     (64 - (number | 1).leading_zeros() as usize).div_ceil(7)
 }
 
-/// Returns the number at the beginning of `bytes`, and its length in bytes; `None` if it is cut off, or has more than
-/// 64 bits.
+/// Returns the number at the beginning of `bytes`, and its length in bytes; `None` if it is cut
+/// off, or has more than 64 bits.
 pub(super) fn get(bytes: &[u8]) -> Option<(u64, usize)> {
     let mut number = 0_u64;
     for (at, byte) in bytes.iter().take(MAX_LEN).enumerate() {

@@ -1,5 +1,5 @@
-//! The warm set: the pages that were resident, so that they can be loaded again. It is a hint: a damaged or foreign one
-//! is not used.
+//! The warm set: the pages that were resident, so that they can be loaded again. It is a hint: a
+//! damaged or foreign one is not used.
 //!
 //! | bytes | what (little endian) |
 //! |---|---|
@@ -35,8 +35,8 @@ pub(crate) fn encode(store: u64, ranges: &[Range<u64>]) -> Vec<u8> {
     out
 }
 
-/// Returns the ranges of pages in the file, which ascend, do not overlap, and are not empty; `None` if it is damaged,
-/// of another store or of a later version.
+/// Returns the ranges of pages in the file, which ascend, do not overlap, and are not empty; `None`
+/// if it is damaged, of another store or of a later version.
 pub(crate) fn decode(bytes: &[u8], store: u64) -> Option<Vec<Range<u64>>> {
     let (checked, crc) = bytes.split_last_chunk::<4>()?;
     let (header, mut rest) = checked.split_first_chunk::<WARM_HEADER_BYTES>()?;

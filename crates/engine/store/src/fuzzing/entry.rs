@@ -1,10 +1,10 @@
-//! Entries of a store's journal. Any record bodies are parsed or rejected. A parsed entry fits into its pages,
-//! and is the same after it was written and read again, in one record and in parts.
+//! Entries of a store's journal. Any record bodies are parsed or rejected. A parsed entry fits into
+//! its pages, and is the same after it was written and read again, in one record and in parts.
 //!
-//! The input is a list of records. Each has a byte of flags (low 2 bits: its seq; next 2: its part; then
-//! whether the entry continues, and whether the header comes from the input), its length (1 byte), and its
-//! body. Finally, two halves of the input are two versions of a page, and applying their difference to the one
-//! must give the other.
+//! The input is a list of records. Each has a byte of flags (low 2 bits: its seq; next 2: its part;
+//! then whether the entry continues, and whether the header comes from the input), its length (1
+//! byte), and its body. Finally, two halves of the input are two versions of a page, and applying
+//! their difference to the one must give the other.
 
 use crate::format::entry::{EntryReader, EntryWriter, JournalEntry, PageChange, diff_ranges};
 

@@ -1,8 +1,8 @@
-//! Pages of a store: any bytes are parsed or rejected, a sealed page is parsed, and a trunk of the free list
-//! works as a stack whatever it contains.
+//! Pages of a store: any bytes are parsed or rejected, a sealed page is parsed, and a trunk of the
+//! free list works as a stack whatever it contains.
 //!
-//! The input: the page's number (8 bytes), the store's id (8), how many entries are popped and pushed (1), and
-//! the page.
+//! The input: the page's number (8 bytes), the store's id (8), how many entries are popped and
+//! pushed (1), and the page.
 
 use crate::format::page::{self, HEADER_BYTES, PageFault, PageKind};
 use crate::format::trunk;

@@ -1,8 +1,8 @@
-//! The page map of a store: any bytes are parsed or rejected, and a parsed map is the same after it was written
-//! and read again.
+//! The page map of a store: any bytes are parsed or rejected, and a parsed map is the same after it
+//! was written and read again.
 //!
-//! The bytes are tried as they are, and as the content of a block with a valid checksum, which mutations never
-//! hit.
+//! The bytes are tried as they are, and as the content of a block with a valid checksum, which
+//! mutations never hit.
 
 use crate::format::page_map::{BLOCK_BYTES, MapBlock};
 

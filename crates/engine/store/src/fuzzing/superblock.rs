@@ -1,8 +1,8 @@
-//! The superblock of a store: any bytes are parsed or rejected, and a parsed superblock is the same after it
-//! was written and read again.
+//! The superblock of a store: any bytes are parsed or rejected, and a parsed superblock is the same
+//! after it was written and read again.
 //!
-//! The bytes are tried as they are, and as the content of two slots with valid checksums, which mutations never
-//! hit.
+//! The bytes are tried as they are, and as the content of two slots with valid checksums, which
+//! mutations never hit.
 
 use crate::format::superblock::{MAX_USER_BYTES, SLOT_BYTES, SlotContent, Superblock, newest};
 

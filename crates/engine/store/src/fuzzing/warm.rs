@@ -1,8 +1,8 @@
-//! The warm set of a store: any bytes are parsed or rejected, and a parsed set is the same after it was written
-//! and read again.
+//! The warm set of a store: any bytes are parsed or rejected, and a parsed set is the same after it
+//! was written and read again.
 //!
-//! The bytes are tried as they are, and as ranges after a valid header, with a valid checksum, which mutations
-//! never hit.
+//! The bytes are tried as they are, and as ranges after a valid header, with a valid checksum,
+//! which mutations never hit.
 
 use crate::format::warm;
 

@@ -1,4 +1,5 @@
-//! The free list of a damaged store: used as it is if it is intact, otherwise rebuilt from the free pages.
+//! The free list of a damaged store: used as it is if it is intact, otherwise rebuilt from the free
+//! pages.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -28,7 +29,8 @@ pub(super) struct FreePages {
     pages: BTreeSet<PageNo>,
     /// The free pages that are trunks.
     trunks: HashMap<PageNo, SavedTrunk>,
-    /// Pages without content, in ascending order: of a run, or free ones whose space was given back.
+    /// Pages without content, in ascending order: of a run, or free ones whose space was given
+    /// back.
     blank: Vec<Range<PageNo>>,
 }
 
@@ -93,8 +95,8 @@ impl FreePages {
         self.pages.extend(listed.into_iter().filter(|page| is_lost(*page)));
     }
 
-    /// Removes the free pages that the list does not contain, if it is intact and has `count` pages: they are in use.
-    /// Returns them.
+    /// Removes the free pages that the list does not contain, if it is intact and has `count`
+    /// pages: they are in use. Returns them.
     pub(super) fn take_unlisted(&mut self, head: Option<PageNo>, count: u64) -> Vec<PageNo> {
         let ListedPages { pages, is_whole } = self.walk(head);
         if !is_whole || pages.len() as u64 != count {

@@ -1,4 +1,5 @@
-//! The journal of a damaged store: its readable commits, on top of the superblock or, if there is none, of nothing.
+//! The journal of a damaged store: its readable commits, on top of the superblock or, if there is
+//! none, of nothing.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

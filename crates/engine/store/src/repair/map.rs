@@ -1,4 +1,5 @@
-//! The page map of a damaged store: its intact blocks are used, and the entries of the others are unknown.
+//! The page map of a damaged store: its intact blocks are used, and the entries of the others are
+//! unknown.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -32,8 +33,8 @@ impl DamagedMap {
         Ok(Self { file, store, upto, current: None, lost: 0 })
     }
 
-    /// Checks that a page that was read is the one that was written last, as far as that is known. Fastest for pages in
-    /// order.
+    /// Checks that a page that was read is the one that was written last, as far as that is known.
+    /// Fastest for pages in order.
     pub(super) fn check(
         &mut self,
         page: PageNo,
@@ -69,7 +70,8 @@ impl DamagedMap {
         (&self.current.insert(current).1, at)
     }
 
-    /// Returns a block, and whether it is as of the superblock: if one place is lost, it may be the newer one.
+    /// Returns a block, and whether it is as of the superblock: if one place is lost, it may be the
+    /// newer one.
     fn read(&self, number: u64) -> (MapBlock, bool) {
         let Some(file) = &self.file else { return (MapBlock::of(ENTRY_UNKNOWN), true) };
         let place = |place: u64| {

@@ -1,5 +1,5 @@
-//! Backups of an open store: complete and as of one commit, whatever happens meanwhile, or no store at all. The source
-//! is unchanged.
+//! Backups of an open store: complete and as of one commit, whatever happens meanwhile, or no store
+//! at all. The source is unchanged.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -159,7 +159,8 @@ fn commits_and_checkpoints_go_on_beside_a_backup() {
     assert!(most > 2, "no snapshot was ended");
 }
 
-/// Pages that are copied, removed by a compaction, and allocated again without being written, all during one copy.
+/// Pages that are copied, removed by a compaction, and allocated again without being written, all
+/// during one copy.
 #[test]
 fn pages_that_come_back_beside_a_copy_were_never_written() {
     let (disk, store, meanwhile) = reopened(&made());

@@ -1,5 +1,5 @@
-//! Runs on a disk that loses a write, misdirects it, fails a sync and drops its data, or fills up. Reads return the
-//! right data or a clear error. A full disk refuses only what it has no room for.
+//! Runs on a disk that loses a write, misdirects it, fails a sync and drops its data, or fills up.
+//! Reads return the right data or a clear error. A full disk refuses only what it has no room for.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind, set_hook, take_hook};
@@ -76,7 +76,8 @@ impl Bad {
         Self { name, fault, after: rng.of(0..6) }
     }
 
-    /// Whether a record may be lost by it. Records written meanwhile are at `written` in the journal.
+    /// Whether a record may be lost by it. Records written meanwhile are at `written` in the
+    /// journal.
     fn takes(&self, lsns: &Range<Lsn>, written: &Range<Lsn>, file_bytes: u64) -> bool {
         if !self.name.starts_with("journal/redo") {
             return false;
@@ -94,7 +95,8 @@ impl Bad {
     }
 }
 
-/// Works on this disk. Returns the LSNs that were being written to the journal when the fault struck.
+/// Works on this disk. Returns the LSNs that were being written to the journal when the fault
+/// struck.
 fn work(life: &mut Life, rng: &mut Rng, bad: &Bad) -> Range<Lsn> {
     let disk = life.world.disk();
     let subject = life.world.subject.clone().expect("it is open");
@@ -155,8 +157,8 @@ fn writes_that_are_lost_or_go_elsewhere_are_found_or_do_no_harm() {
     all(4000, bad_write);
 }
 
-/// The disk is full from some operation on: while making the store, or in a commit, a checkpoint, a compaction or an
-/// opening.
+/// The disk is full from some operation on: while making the store, or in a commit, a checkpoint, a
+/// compaction or an opening.
 fn full(life: &mut Life, rng: &mut Rng) {
     let is_new = life.world.setting.is_new;
     for session in 0..rng.of(1..4) {

@@ -161,7 +161,8 @@ fn what_is_behind_the_end_is_no_page_of_a_later_run() {
     panic!("a compaction is less than that");
 }
 
-/// The compacting process is killed. The cut part is gone for the next opening, and back after a power cut.
+/// The compacting process is killed. The cut part is gone for the next opening, and back after a
+/// power cut.
 #[test]
 fn what_a_killed_compaction_cut_off_does_not_come_back_behind_the_next_one() {
     for cut in 0.. {
@@ -250,7 +251,8 @@ fn backups_and_repairs_have_what_a_compacted_store_has() {
     }
 }
 
-/// A kill between the commit that gives pages up and the checkpoint: their journal entries must not be recovered.
+/// A kill between the commit that gives pages up and the checkpoint: their journal entries must not
+/// be recovered.
 #[test]
 fn pages_behind_the_last_one_are_not_counted() {
     let disk = SimDisk::new();

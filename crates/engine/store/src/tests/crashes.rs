@@ -21,15 +21,15 @@ fn lives_with_random_crashes() {
     }
 }
 
-/// A sync failed for a transaction that extended the data file beside a checkpoint. The kernel reported that to nobody
-/// else. This life showed it.
+/// A sync failed for a transaction that extended the data file beside a checkpoint. The kernel
+/// reported that to nobody else. This life showed it.
 #[test]
 fn a_failed_sync_beside_a_checkpoint_is_not_forgotten() {
     life(&Seed(292_349), 1045, &Made::new(), None);
 }
 
-/// A process that makes a store may be killed at any operation of that, and of the following opening. Its commits still
-/// count.
+/// A process that makes a store may be killed at any operation of that, and of the following
+/// opening. Its commits still count.
 #[test]
 fn a_kill_while_a_store_is_made_costs_no_commit() {
     let commit = |world: &mut World, number| {
@@ -52,8 +52,8 @@ fn a_kill_while_a_store_is_made_costs_no_commit() {
     }
 }
 
-/// A crash comes between the superblock and the journal. If nothing is left to apply, no checkpoint gives the journal
-/// up.
+/// A crash comes between the superblock and the journal. If nothing is left to apply, no checkpoint
+/// gives the journal up.
 #[test]
 fn a_kill_at_any_operation_of_a_checkpoint_leaves_the_journal_its_whole_room() {
     let setting = Setting { journal_bytes: 512 << 10, memory: 8 << 20, ..Setting::SMALL };

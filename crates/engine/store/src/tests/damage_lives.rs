@@ -1,9 +1,9 @@
-//! Lives that end in damage of any file of a killed or closed store: reads return the right data or a clear error. A
-//! store that cannot be opened is left as it is.
+//! Lives that end in damage of any file of a killed or closed store: reads return the right data or
+//! a clear error. A store that cannot be opened is left as it is.
 //!
-//! There is one exception, which `docs/src/store-format.md` describes: at the end of a journal in use, an incomplete
-//! record may have been torn by the crash. Such a record must have been hit, and so must everything that shows that it
-//! was complete.
+//! There is one exception, which `docs/src/store-format.md` describes: at the end of a journal in
+//! use, an incomplete record may have been torn by the crash. Such a record must have been hit, and
+//! so must everything that shows that it was complete.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -22,7 +22,8 @@ use pagekeeper_kernel::mutex::lock;
 use pagekeeper_testing::{Rng, Seed};
 use pagekeeper_wal::Lsn;
 
-/// A slot of the superblock or control file, a place of the map, a page of the data file, a block of the journal.
+/// A slot of the superblock or control file, a place of the map, a page of the data file, a block
+/// of the journal.
 const BLOCK: u64 = 4096;
 /// Number of journal files.
 const RING: u64 = 4;
@@ -92,9 +93,10 @@ impl Life {
         self.closed = matches!(crash, Crash::Close(_)) && !self.amid;
     }
 
-    /// Accepts a store opened at `found` although later commits were acknowledged. According to `is_hit`, the damage
-    /// must have hit the first lost commit, so that it looks torn by the crash. It must also have hit each lost commit
-    /// that was made when the first one was known to be durable.
+    /// Accepts a store opened at `found` although later commits were acknowledged. According to
+    /// `is_hit`, the damage must have hit the first lost commit, so that it looks torn by the
+    /// crash. It must also have hit each lost commit that was made when the first one was known to
+    /// be durable.
     pub(super) fn accept_loss(&self, found: Seq, is_hit: impl Fn(&Range<Lsn>) -> bool) {
         let mut oracle = lock(&self.world.oracle);
         // Pages of lost commits may have been written, which each read of them reports.
@@ -134,7 +136,8 @@ pub(super) fn random_op(rng: &mut Rng) -> Op {
     }
 }
 
-/// Whether a part of a journal file has bytes of records at these LSNs, or of the padding behind them.
+/// Whether a part of a journal file has bytes of records at these LSNs, or of the padding behind
+/// them.
 pub(super) fn is_in_ring(lsns: &Range<Lsn>, name: &str, part: &Range<u64>, file_bytes: u64) -> bool {
     (lsns.start.get()..lsns.end.get().next_multiple_of(BLOCK)).step_by(8).any(|lsn| {
         let at = lsn % file_bytes;
@@ -281,7 +284,8 @@ fn end(life: &mut Life, rng: &mut Rng) {
     shows_what_it_should(life, may_fail);
 }
 
-/// Records what may be wrong after this damage. Acknowledged commits that are lost must have been hit by it.
+/// Records what may be wrong after this damage. Acknowledged commits that are lost must have been
+/// hit by it.
 fn excuse(life: &Life, store: &Store, name: &str, damage: &Damage, hit: &Range<u64>) {
     let file_bytes = size(&life.world.disk(), name);
     // Unreadable records are never taken for missing ones.
@@ -295,8 +299,8 @@ fn excuse(life: &Life, store: &Store, name: &str, damage: &Damage, hit: &Range<u
             let pages = hit.start / BLOCK..hit.end.min(1 << 30).div_ceil(BLOCK);
             oracle.rot.extend(pages.map(|page| (page, Seq::MAX)));
         }
-        // If both places of a block are zeros, it says that no page was ever written. If the second is zeros and the
-        // first is unreadable, nobody knows which was written last.
+        // If both places of a block are zeros, it says that no page was ever written. If the second
+        // is zeros and the first is unreadable, nobody knows which was written last.
         "map" => {
             let is_unknown = matches!(damage, Damage::Unreadable(_)) && hit.start < BLOCK;
             oracle.all_may_rot |= hits_both(hit) || life.amid || is_unknown;

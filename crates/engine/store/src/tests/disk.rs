@@ -1,5 +1,6 @@
-//! A simulated disk that performs submitted operations at once, on the submitter's thread. No thread decides on the
-//! order, so a life is repeatable. A hook can act in the middle of a checkpoint.
+//! A simulated disk that performs submitted operations at once, on the submitter's thread. No
+//! thread decides on the order, so a life is repeatable. A hook can act in the middle of a
+//! checkpoint.
 
 use std::ffi::OsString;
 use std::fs::File;

@@ -1,4 +1,5 @@
-//! Crashes at every operation of short scripts, with each persistence pattern, and again during the next opening.
+//! Crashes at every operation of short scripts, with each persistence pattern, and again during the
+//! next opening.
 
 use pagekeeper_simdisk::Persistence;
 use pagekeeper_wal::LogMode;

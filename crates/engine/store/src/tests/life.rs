@@ -1,5 +1,5 @@
-//! A random life: operations on a store between two crashes, and the crashes themselves. Some come while it is made or
-//! opened again.
+//! A random life: operations on a store between two crashes, and the crashes themselves. Some come
+//! while it is made or opened again.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -42,7 +42,8 @@ fn random_op(rng: &mut Rng) -> Op {
 
 fn random_crash(rng: &mut Rng, power_is_off: bool) -> Crash {
     match rng.of(0..16) {
-        // If the power is off, it is a kill instead: at a certain operation, with all previous ones done.
+        // If the power is off, it is a kill instead: at a certain operation, with all previous ones
+        // done.
         0..4 => Crash::Kill,
         4 if !power_is_off => Crash::Drop,
         5 if !power_is_off => Crash::Close(rng.one_in(2)),
@@ -153,7 +154,8 @@ fn open_at_last(world: &mut World, rng: &mut Rng, is_new: bool, crashes: u64) {
         } else if world.crashes < crashes && rng.one_in(30) {
             let failing = match rng.of(0..3) {
                 0 => Failing::Read(rng.of(0..8)),
-                // A failed sync of a directory would lose its names forever: no program can repair that.
+                // A failed sync of a directory would lose its names forever: no program can repair
+                // that.
                 1 if !world.setting.is_new => Failing::Sync(rng.of(0..5)),
                 _ => Failing::Write(rng.of(0..3)),
             };

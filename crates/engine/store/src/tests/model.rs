@@ -1,10 +1,12 @@
-//! Models of commits, checkpoints and readers that meet over one page. Loom runs the real sources of index and
-//! snapshots in every order of two or three threads. A thread is preempted at most [`PREEMPTIONS`] times.
+//! Models of commits, checkpoints and readers that meet over one page. Loom runs the real sources
+//! of index and snapshots in every order of two or three threads. A thread is preempted at most
+//! [`PREEMPTIONS`] times.
 //!
-//! A model fails by an assertion: a snapshot does not find the page as of its commit. Nothing is random.
+//! A model fails by an assertion: a snapshot does not find the page as of its commit. Nothing is
+//! random.
 //!
-//! Not modelled: bytes (a page is its seq), the disk (the data file is one number, written at once), the journal, the
-//! page cache.
+//! Not modelled: bytes (a page is its seq), the disk (the data file is one number, written at
+//! once), the journal, the page cache.
 //!
 //! Each model was seen to fail. Each of these faults was injected, and found by these models:
 //!
@@ -131,7 +133,8 @@ impl World {
         assert_eq!(found, Some(live.seq), "a snapshot finds the page as its commit left it");
     }
 
-    /// Runs a checkpoint when nobody reads any more: afterwards the index has only what the data file lacks.
+    /// Runs a checkpoint when nobody reads any more: afterwards the index has only what the data
+    /// file lacks.
     fn settle(&self) {
         self.checkpoint();
         let tail = *self.tail.lock().unwrap();

@@ -1,5 +1,5 @@
-//! Faults injected into the store and its journal, to see that random crashes find them. If a fault is not found, the
-//! oracle or the crashes are too weak.
+//! Faults injected into the store and its journal, to see that random crashes find them. If a fault
+//! is not found, the oracle or the crashes are too weak.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 
@@ -12,8 +12,9 @@ use pagekeeper_testing::Seed;
 /// Each fault must be found within this many crashes: as many as are run without faults.
 const WITHIN: u64 = 50_000;
 
-/// Excludes faults of the journal that its own tests find, and that take more than a few crashes of a whole store. For
-/// example, a new epoch with the old one's salt shows only if two groups are in flight at once.
+/// Excludes faults of the journal that its own tests find, and that take more than a few crashes of
+/// a whole store. For example, a new epoch with the old one's salt shows only if two groups are in
+/// flight at once.
 const BUGS: &[InjectedFault] = &[
     InjectedFault::PageBeforeJournal,
     InjectedFault::NoSyncOfSuperblock,

@@ -1,6 +1,7 @@
 //! The oracle: knows what was done to a store, and so what must be found in it.
 //!
-//! Invariant: `states` has every commit that may be found from now on, each with the whole store after it.
+//! Invariant: `states` has every commit that may be found from now on, each with the whole store
+//! after it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -42,7 +43,8 @@ pub(super) struct Oracle {
     pub(super) durable: Seq,
     /// Whether a commit failed so that it may be there or not.
     pub(super) doubt: bool,
-    /// Pages whose place in the data file was damaged, with the commit from which on they are intact again.
+    /// Pages whose place in the data file was damaged, with the commit from which on they are
+    /// intact again.
     pub(super) rot: BTreeMap<PageNo, Seq>,
     /// Whether any page's place may be damaged, since the result of a write is unknown.
     pub(super) all_may_rot: bool,
@@ -50,8 +52,8 @@ pub(super) struct Oracle {
     compacted: bool,
     /// Maximum number of pages.
     pub(super) max_pages: usize,
-    /// The best known length of metadata with which a commit takes [`EVEN`] bytes of the journal, if commits are to be
-    /// equally long.
+    /// The best known length of metadata with which a commit takes [`EVEN`] bytes of the journal,
+    /// if commits are to be equally long.
     even: Option<usize>,
 }
 
@@ -310,7 +312,8 @@ impl Subject {
 }
 
 impl Oracle {
-    /// Adjusts the length after the journal grew from `before` to `now` with metadata of this length.
+    /// Adjusts the length after the journal grew from `before` to `now` with metadata of this
+    /// length.
     fn level(&mut self, len: usize, before: u64, now: u64) {
         // If there was no checkpoint in between.
         if let Some(taken) = now.checked_sub(before).filter(|taken| *taken < 2 * EVEN) {

@@ -1,5 +1,5 @@
-//! Tests of the page map: the pages it accepts after writes that ended in any order, with corrupt or unreadable places,
-//! and with evicted blocks.
+//! Tests of the page map: the pages it accepts after writes that ended in any order, with corrupt
+//! or unreadable places, and with evicted blocks.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -157,8 +157,8 @@ fn more_blocks_than_are_kept_go_and_come_back() {
     }
 }
 
-/// A page was written for the first time, after any other write of its block. If the disk then loses the page and
-/// either place of the block, it must not read as never written.
+/// A page was written for the first time, after any other write of its block. If the disk then
+/// loses the page and either place of the block, it must not read as never written.
 #[test]
 fn a_lost_place_lets_no_written_page_pass_for_one_that_never_was() {
     for place in 0..2_u64 {
@@ -186,8 +186,8 @@ fn a_lost_place_lets_no_written_page_pass_for_one_that_never_was() {
     }
 }
 
-/// A killed process wrote data without syncing it. The next process reads it, and a power cut loses it, so the other
-/// place must not be written before a sync.
+/// A killed process wrote data without syncing it. The next process reads it, and a power cut loses
+/// it, so the other place must not be written before a sync.
 #[test]
 fn a_power_cut_after_a_kill_leaves_one_place_whole() {
     for cut in 0..7 {

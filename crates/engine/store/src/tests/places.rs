@@ -1,5 +1,6 @@
-//! Changes that an opening leaves in the journal and reads again: they are the original ones, or there is a clear
-//! error. Snapshots have them after the journal was given up, and a checkpoint reads them in few pieces.
+//! Changes that an opening leaves in the journal and reads again: they are the original ones, or
+//! there is a clear error. Snapshots have them after the journal was given up, and a checkpoint
+//! reads them in few pieces.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -64,8 +65,8 @@ fn write(store: &Store, pages: impl Iterator<Item = PageNo>, round: u64) {
     txn.commit(Durability::Sync).expect("nothing fails");
 }
 
-/// Makes a store that was killed: each page has a full image in the journal, every third one also two partial changes,
-/// and nothing is applied.
+/// Makes a store that was killed: each page has a full image in the journal, every third one also
+/// two partial changes, and nothing is applied.
 fn crashed() -> SimDisk {
     let disk = disk();
     let mut options = options(&disk).memory(64 << 20);
@@ -223,7 +224,8 @@ fn a_snapshot_has_what_was_brought_in_when_the_journal_was_given_up() {
     }
 }
 
-/// The disk cannot read bytes that only a snapshot needs: that snapshot ends, and nobody takes the page for damaged.
+/// The disk cannot read bytes that only a snapshot needs: that snapshot ends, and nobody takes the
+/// page for damaged.
 #[test]
 fn a_snapshot_ends_whose_places_cannot_be_read_when_they_are_given_up() {
     let disk = crashed();
@@ -362,8 +364,8 @@ fn small_changes() -> SimDisk {
     found
 }
 
-/// However much must be read for the few bytes that each of them has in a block, and for the page that has more than
-/// the share.
+/// However much must be read for the few bytes that each of them has in a block, and for the page
+/// that has more than the share.
 #[test]
 fn no_more_is_brought_in_than_the_share_holds() {
     let disk = small_changes();

@@ -34,7 +34,8 @@ fn open_by(disk: &SimDisk, writes: u64, profile: &DiskProfile) -> Store {
     options(disk, writes).disk(profile).without_threads().warm(false).open(dir()).expect("nothing fails")
 }
 
-/// Makes a disk with a store of this many pages, of which some were changed before a crash, and none was applied.
+/// Makes a disk with a store of this many pages, of which some were changed before a crash, and
+/// none was applied.
 fn crashed(pages: u64) -> SimDisk {
     let width = usize::try_from(WIDTH).expect("it is small");
     let disk = SimDisk::builder().latency(LATENCY).width(width).by_steps().build();
@@ -93,8 +94,8 @@ fn the_first_checkpoint_writes_all_pages_wide_and_reads_none() {
     let after = disk.stats();
     println!("{took:?}, {} writes, {} reads", after.writes - stats.writes, after.reads - stats.reads);
     assert_eq!((after.faults, after.peak_width as u64), (0, WIDTH));
-    // Besides the pages: two blocks of the page map, two superblocks and the journal's control, each in both places
-    // with syncs, and the data file's sync.
+    // Besides the pages: two blocks of the page map, two superblocks and the journal's control,
+    // each in both places with syncs, and the data file's sync.
     let others = after.writes - stats.writes - CHANGED;
     assert!(others <= 8, "{others} writes beside those of pages");
     let limit = LATENCY * u32::try_from(CHANGED.div_ceil(WIDTH)).expect("it is small");

@@ -1,5 +1,5 @@
-//! Repairs of stores with each kind of damage: intact pages are there, lost ones are listed, and nothing is mistaken
-//! for something else.
+//! Repairs of stores with each kind of damage: intact pages are there, lost ones are listed, and
+//! nothing is mistaken for something else.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -53,8 +53,8 @@ impl History {
     }
 }
 
-/// Makes a store with pages that were written several times, free pages, a root, metadata, and commits in the journal,
-/// some of which change parts of pages.
+/// Makes a store with pages that were written several times, free pages, a root, metadata, and
+/// commits in the journal, some of which change parts of pages.
 fn made(seed: u64, is_applied: bool) -> (SimDisk, History) {
     let disk = SimDisk::builder().by_steps().build();
     let mut history = History::default();
@@ -118,7 +118,8 @@ fn spoil(disk: &SimDisk, name: &str, at: u64, how: impl FnOnce(&mut [u8])) {
     file.sync_all().unwrap();
 }
 
-/// Checks that the repaired store opens, and that each page in it is as of its last commit, or reported otherwise.
+/// Checks that the repaired store opens, and that each page in it is as of its last commit, or
+/// reported otherwise.
 fn is_right(disk: &SimDisk, history: &History, found: &Repair, what: &str) {
     let store =
         options(disk).create(Create::Never).open(to()).unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -296,7 +297,8 @@ fn what_is_not_a_page_is_made_again() {
     }
 }
 
-/// Flipped bits, zeroed and misplaced sectors in each of the files, at random; and unreadable sectors.
+/// Flipped bits, zeroed and misplaced sectors in each of the files, at random; and unreadable
+/// sectors.
 #[test]
 fn damage_at_random_is_found_or_does_no_harm() {
     let seed = Seed::new();

@@ -1,4 +1,5 @@
-//! Journals of another size: the result of an opening, and what is left if it is interrupted at any of its operations.
+//! Journals of another size: the result of an opening, and what is left if it is interrupted at any
+//! of its operations.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::path::Path;
@@ -117,7 +118,8 @@ fn a_journal_that_takes_no_page_is_refused_before_anything_is_changed() {
     assert_eq!(of_64_kib().open(dir()).unwrap().stats().max_journal_bytes, 1 << 20);
 }
 
-/// Returns the disk after the power was cut at an operation of the opening; `None` if the opening had finished before.
+/// Returns the disk after the power was cut at an operation of the opening; `None` if the opening
+/// had finished before.
 fn cut_at(at: u64, bug: Option<InjectedFault>) -> Option<SimDisk> {
     let disk = made();
     disk.cut_power_at(disk.ops() + at);

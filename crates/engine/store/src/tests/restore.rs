@@ -1,5 +1,5 @@
-//! Restoring: the store made from a backup has everything that the backup has, or it is no store. The backup is
-//! unchanged.
+//! Restoring: the store made from a backup has everything that the backup has, or it is no store.
+//! The backup is unchanged.
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,5 @@
-//! The fastest path of a read: taken wherever possible, and only there. Only this test shows whether it is taken, since
-//! all paths find the same.
+//! The fastest path of a read: taken wherever possible, and only there. Only this test shows
+//! whether it is taken, since all paths find the same.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! A store on a simulated disk, and operations on it: transactions, checkpoints, snapshots, disk faults, crashes.
+//! A store on a simulated disk, and operations on it: transactions, checkpoints, snapshots, disk
+//! faults, crashes.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -104,8 +105,8 @@ pub(super) struct Setting {
     pub(super) warm: bool,
     /// Whether the disk writes pages atomically, so that their first changes may be diffs.
     pub(super) atomic: bool,
-    /// Whether most commits take the same room in the journal, so that an older epoch's remains begin where a newer one
-    /// ends.
+    /// Whether most commits take the same room in the journal, so that an older epoch's remains
+    /// begin where a newer one ends.
     pub(super) even: bool,
     /// Whether it is made within the life, with crashes during that.
     pub(super) is_new: bool,

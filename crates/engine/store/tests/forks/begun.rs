@@ -1,5 +1,5 @@
-//! Transactions, pages, readers and output that the parent began before the fork: they belong to the parent, and
-//! continue there.
+//! Transactions, pages, readers and output that the parent began before the fork: they belong to
+//! the parent, and continue there.
 
 use std::path::Path;
 use std::time::Duration;

@@ -16,8 +16,8 @@ use pagekeeper_testing::{ForkedChild, disk_dir, forked};
 
 use things::{ACTS, Act, Answer, Opened, THINGS, Thing, report};
 
-/// The environment variable with the case for this program, run again: thing, act and way by their numbers, and the
-/// directory.
+/// The environment variable with the case for this program, run again: thing, act and way by their
+/// numbers, and the directory.
 const CASE: &str = "PAGEKEEPER_FORK_CASE";
 /// Acknowledged before the fork, and again after it.
 const COMMITS: u64 = 4;
@@ -46,7 +46,8 @@ struct Case {
     way: Way,
 }
 
-/// All cases. A program that is executed does nothing with what its parent has open: one act stands for all.
+/// All cases. A program that is executed does nothing with what its parent has open: one act stands
+/// for all.
 fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for thing in THINGS {

@@ -97,7 +97,8 @@ impl Act {
     }
 }
 
-/// Writes a line at once, past locks and buffers that another thread may have held when this process was forked.
+/// Writes a line at once, past locks and buffers that another thread may have held when this
+/// process was forked.
 pub(crate) fn report(line: impl AsRef<str>) {
     let line = format!("\n{}\n", line.as_ref());
     rustix::io::write(rustix::stdio::stdout(), line.as_bytes()).unwrap();
@@ -188,8 +189,8 @@ fn commit(store: &Store) -> Result<u64, Error> {
 /// Returns a copy of a value for this process alone.
 #[expect(unsafe_code, reason = "takes over what threads borrow that are not there")]
 pub(crate) fn taken<T>(value: &T) -> T {
-    // SAFETY: called in a forked child, whose memory is its own, by its only thread, which uses the value no more and
-    // leaves without destructors.
+    // SAFETY: called in a forked child, whose memory is its own, by its only thread, which uses the
+    // value no more and leaves without destructors.
     unsafe { std::ptr::read(value) }
 }
 

@@ -1,9 +1,11 @@
-//! Changes of leaves and inner pages: in place if there is room, so that few bytes of the page change; otherwise the
-//! page is rebuilt.
+//! Changes of leaves and inner pages: in place if there is room, so that few bytes of the page
+//! change; otherwise the page is rebuilt.
 //!
-//! The bytes of an entry that was removed, or moved since it grew, stay as they are until the page is rebuilt.
+//! The bytes of an entry that was removed, or moved since it grew, stay as they are until the page
+//! is rebuilt.
 //!
-//! Invariants: a page that is valid before a change is valid after it. No change panics, whatever the page contains.
+//! Invariants: a page that is valid before a change is valid after it. No change panics, whatever
+//! the page contains.
 
 use super::node::{CELL_HEAD_BYTES, EntryBody, NODE_HEAD_BYTES, Node, SLOT_BYTES};
 use super::{NodeFault, set_short};
@@ -21,8 +23,8 @@ pub(crate) const fn entry_len(suffix: usize, body: usize) -> usize {
     SLOT_BYTES + CELL_HEAD_BYTES + suffix + body
 }
 
-/// Builds a page from its level, the common prefix of all keys, and the entries without that prefix. Free bytes are
-/// zeros then.
+/// Builds a page from its level, the common prefix of all keys, and the entries without that
+/// prefix. Free bytes are zeros then.
 pub(crate) fn build<'a>(
     bytes: &mut [u8],
     level: u8,
@@ -58,8 +60,8 @@ fn write_cell(to: &mut [u8], suffix: &[u8], body: EntryBody<'_>) -> Result<(), N
     Ok(())
 }
 
-/// Inserts an entry before the one at this index. Returns false, with nothing changed, if the page has no room for it.
-/// The key is without the page's prefix.
+/// Inserts an entry before the one at this index. Returns false, with nothing changed, if the page
+/// has no room for it. The key is without the page's prefix.
 pub(crate) fn insert(bytes: &mut [u8], at: usize, (suffix, body): NewEntry<'_>) -> Result<bool, NodeFault> {
     let node = Node::parse(bytes)?;
     let (count, slots_start, slots_end, heap) =

@@ -1,5 +1,5 @@
-//! Extents: consecutive pages with a part of a large value. The first page has a head; all other bytes belong to the
-//! value.
+//! Extents: consecutive pages with a part of a large value. The first page has a head; all other
+//! bytes belong to the value.
 //!
 //! | bytes | what (little endian) |
 //! |---|---|
@@ -10,8 +10,8 @@
 //! | 12..16 | zeros |
 //! | 16.. | the value goes on here, and in the whole of each page that follows |
 //!
-//! Invariant: the pages of a value are exactly as many as its length needs in these extents. Bytes behind its end in
-//! the last one are zeros.
+//! Invariant: the pages of a value are exactly as many as its length needs in these extents. Bytes
+//! behind its end in the last one are zeros.
 
 use super::{NodeFault, long};
 

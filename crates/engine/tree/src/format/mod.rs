@@ -1,16 +1,18 @@
 //! The pages of a tree, byte for byte: decoding, and changes in place, without I/O.
 //!
-//! Three kinds of pages: a leaf, an inner page, and the head of an extent, which is a row of pages with a part of a
-//! large value.
+//! Three kinds of pages: a leaf, an inner page, and the head of an extent, which is a row of pages
+//! with a part of a large value.
 //!
-//! Invariants: for any bytes of a page, reading and changing it returns a value or what is wrong with it, and never
-//! panics. `docs/src/store-format.md` specifies the format. Nothing here depends on a store.
+//! Invariants: for any bytes of a page, reading and changing it returns a value or what is wrong
+//! with it, and never panics. `docs/src/store-format.md` specifies the format. Nothing here depends
+//! on a store.
 
 pub(crate) mod edit;
 pub(crate) mod extent;
 pub(crate) mod node;
 
-/// Maximum bytes of a key, for all page sizes: with the smallest, an inner page then has at least seven keys.
+/// Maximum bytes of a key, for all page sizes: with the smallest, an inner page then has at least
+/// seven keys.
 pub(crate) const MAX_KEY: usize = 512;
 /// Maximum bytes of a value.
 pub(crate) const MAX_VALUE: usize = u32::MAX as usize;

@@ -1,4 +1,5 @@
-//! Leaves and inner pages: entries in the order of their keys, without the common prefix of all keys of the page.
+//! Leaves and inner pages: entries in the order of their keys, without the common prefix of all
+//! keys of the page.
 //!
 //! | bytes | what (little endian) |
 //! |---|---|
@@ -12,15 +13,16 @@
 //! | 12.. | the prefix, then for each entry in order where it stands (2) |
 //! | at its end | the entries, in any order |
 //!
-//! An entry has the length of its key without the prefix (2), the length of its body (2), the key, and the body: the
-//! value, or the number of a page (4). If the length of the value is [`LARGE_TAG`], the value is in separate pages, and the
-//! body has its length (4) and its first page (4).
+//! An entry has the length of its key without the prefix (2), the length of its body (2), the key,
+//! and the body: the value, or the number of a page (4). If the length of the value is
+//! [`LARGE_TAG`], the value is in separate pages, and the body has its length (4) and its first
+//! page (4).
 //!
-//! The first entry of an inner page has no key: it stands for all keys below the second entry's. Each other entry
-//! stands for its key and all keys up to the next one's.
+//! The first entry of an inner page has no key: it stands for all keys below the second entry's.
+//! Each other entry stands for its key and all keys up to the next one's.
 //!
-//! Invariant: a page that [`Node::parse`] accepts is read without panics. Entries are checked one by one as they are
-//! read.
+//! Invariant: a page that [`Node::parse`] accepts is read without panics. Entries are checked one
+//! by one as they are read.
 
 use std::cmp::Ordering;
 
@@ -304,9 +306,10 @@ impl<'a> Node<'a> {
 
     /// Searches the entries from `first` on.
     ///
-    /// Compares the first bytes of keys as numbers. The next half is computed rather than branched to, since such a
-    /// branch is mispredicted half of the time, and that costs more than the comparison. Only the entry found in this
-    /// way is compared as a whole. If it is below the key, other entries with the same first bytes may be so too.
+    /// Compares the first bytes of keys as numbers. The next half is computed rather than branched
+    /// to, since such a branch is mispredicted half of the time, and that costs more than the
+    /// comparison. Only the entry found in this way is compared as a whole. If it is below the key,
+    /// other entries with the same first bytes may be so too.
     #[inline]
     fn search(&self, suffix: &[u8], first: usize) -> Result<Result<usize, usize>, NodeFault> {
         let wanted = head_of(suffix);
@@ -362,8 +365,8 @@ impl<'a> Node<'a> {
         self.cell(at).ok().map(|cell| head_of(cell.suffix))
     }
 
-    /// Returns the bytes of its entries, and of their slots in the directory, if the prefix were at most `prefix` bytes
-    /// long.
+    /// Returns the bytes of its entries, and of their slots in the directory, if the prefix were at
+    /// most `prefix` bytes long.
     pub(crate) fn used(&self, prefix: usize) -> Result<usize, NodeFault> {
         let more = self.prefix.saturating_sub(prefix);
         let mut used = 0;

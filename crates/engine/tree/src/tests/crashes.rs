@@ -1,4 +1,5 @@
-//! Power cuts at any operation of the disk: the tree is that of one commit, no older than the last durable one.
+//! Power cuts at any operation of the disk: the tree is that of one commit, no older than the last
+//! durable one.
 
 use pagekeeper_simdisk::Persistence;
 use pagekeeper_store::Seq;
@@ -8,7 +9,8 @@ use super::*;
 
 const TRANSACTIONS: usize = 24;
 
-/// Changes a tree until the power is cut, and records the state after each commit. Returns the last durable commit.
+/// Changes a tree until the power is cut, and records the state after each commit. Returns the last
+/// durable commit.
 fn change(store: &Store, tree: Tree, states: &mut BTreeMap<Seq, Model>, rng: &mut Rng) -> Seq {
     let mut durable = store.stats().seq;
     let mut model = states.last_key_value().unwrap().1.clone();

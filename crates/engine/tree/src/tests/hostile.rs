@@ -1,5 +1,5 @@
-//! Damaged pages, and intact pages that the tree should not have there: each gives an error, never a panic or an
-//! endless loop.
+//! Damaged pages, and intact pages that the tree should not have there: each gives an error, never
+//! a panic or an endless loop.
 
 use std::io::{Seek, SeekFrom, Write};
 

@@ -8,7 +8,8 @@ use crate::format::node::{EntryBody, Node};
 /// Bytes of a page.
 const PAYLOAD: usize = 4064;
 
-/// Returns random keys. Many have the same first eight bytes or more, or differ only in the number of zeros at the end.
+/// Returns random keys. Many have the same first eight bytes or more, or differ only in the number
+/// of zeros at the end.
 fn key(rng: &mut Rng) -> Vec<u8> {
     let start: &[u8] =
         [&b""[..], b"alikeall", b"alike\0\0\0", b"\xff\xff\xff\xff\xff\xff\xff\xff"][rng.index(4)];

@@ -1,5 +1,5 @@
-//! Tests of how many pages a tree takes, for keys in all orders, that it gives them back, and how much of the journal
-//! it takes.
+//! Tests of how many pages a tree takes, for keys in all orders, that it gives them back, and how
+//! much of the journal it takes.
 
 use super::*;
 
@@ -56,7 +56,8 @@ fn what_keys_have_in_common_takes_room_once_in_a_page() {
     let found = tree.check(&store.begin_read().unwrap()).unwrap();
     // Without that, a page would hold 8.
     assert!(found.leaf_pages <= KEYS / 40, "{found:?}");
-    // Separators are cut behind the byte that distinguishes two keys, but that byte is behind the common prefix.
+    // Separators are cut behind the byte that distinguishes two keys, but that byte is behind the
+    // common prefix.
     assert!(found.inner_pages <= 8, "{found:?}");
 }
 
@@ -78,7 +79,8 @@ fn a_page_leaves_out_what_is_common_between_its_nearest_separators() {
     };
     let (store, tree, _) = filled((0..12_000).map(|at| at * 5003 % 12_000).map(key));
     let found = tree.check(&store.begin_read().unwrap()).unwrap();
-    // With separators further up, a page would hold 17, since fewer than 200 bytes would be left out.
+    // With separators further up, a page would hold 17, since fewer than 200 bytes would be left
+    // out.
     assert!(found.levels > 2 && found.leaf_pages < 300, "{found:?}");
 }
 
@@ -94,10 +96,12 @@ fn a_leaf_without_neighbours_gets_some() {
         tree.insert(&mut txn, &key(last), &[1; 500]).unwrap();
         last += 1;
     }
-    // The last entry is in its own leaf, and that in its own inner page. The other one becomes half full.
+    // The last entry is in its own leaf, and that in its own inner page. The other one becomes half
+    // full.
     let before = found(&txn);
     assert_eq!(before.inner_pages, 3);
-    // So does the leaf before the last one: without its keys' common prefix, it has room for no more.
+    // So does the leaf before the last one: without its keys' common prefix, it has room for no
+    // more.
     for number in (0..last / 2).chain(last - 3..last - 1) {
         tree.remove(&mut txn, &key(number)).unwrap();
     }

@@ -1,11 +1,12 @@
 //! Followers: readers that see each record as soon as it is written.
 //!
-//! A follower reads the segment files itself, up to the written (or synced) end of the log. While it is near the
-//! writer, the pages it reads are still resident. It returns records in order, without a gap, each once. Only whole
-//! groups are written, so the rest of a group that was begun always follows.
+//! A follower reads the segment files itself, up to the written (or synced) end of the log. While
+//! it is near the writer, the pages it reads are still resident. It returns records in order,
+//! without a gap, each once. Only whole groups are written, so the rest of a group that was begun
+//! always follows.
 //!
-//! A follower fails if a record is not as it was written ([`Error::Damaged`]), if its segments were purged by
-//! force, or if the log fails. It returns nothing more after an error.
+//! A follower fails if a record is not as it was written ([`Error::Damaged`]), if its segments were
+//! purged by force, or if the log fails. It returns nothing more after an error.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -26,8 +27,8 @@ use crate::convert::to_usize;
 use crate::position::Position;
 use crate::record::{self, BLOCK, BLOCK_LEN, RECORD_HEADER_BYTES, RecordHeader, RecordKind};
 
-/// The maximum number of bytes that a near follower reads at once. A far one reads up to the next multiple of 2
-/// MiB.
+/// The maximum number of bytes that a near follower reads at once. A far one reads up to the next
+/// multiple of 2 MiB.
 const NEAR_READ_BYTES: u64 = 256 << 10;
 
 /// A record as it was appended.
@@ -45,8 +46,8 @@ pub struct Event {
 
 /// Reads a binlog from a position on, for as long as it is written.
 ///
-/// The iterator waits for the next record. It ends when the log is closed and all of it was read. Dropping a
-/// follower releases the pages and segments that were kept for it.
+/// The iterator waits for the next record. It ends when the log is closed and all of it was read.
+/// Dropping a follower releases the pages and segments that were kept for it.
 ///
 /// ```
 /// use pagekeeper_simdisk::SimDisk;
@@ -140,12 +141,14 @@ impl Follower {
         self.at
     }
 
-    /// Whether nothing more will come: the log was closed and all of it was read, or an error was returned.
+    /// Whether nothing more will come: the log was closed and all of it was read, or an error was
+    /// returned.
     pub fn has_ended(&self) -> bool {
         self.ended
     }
 
-    /// Returns the next record if it is written already. Also returns `Ok(None)` if the log is closed.
+    /// Returns the next record if it is written already. Also returns `Ok(None)` if the log is
+    /// closed.
     pub fn try_next(&mut self) -> Result<Option<Event>, Error> {
         match self.find()? {
             NextEvent::Event(event) => Ok(Some(event)),
@@ -153,7 +156,8 @@ impl Follower {
         }
     }
 
-    /// Waits for the next record for at most `timeout`. Returns `Ok(None)` if there was none, or the log is closed.
+    /// Waits for the next record for at most `timeout`. Returns `Ok(None)` if there was none, or
+    /// the log is closed.
     pub fn next_timeout(&mut self, timeout: Duration) -> Result<Option<Event>, Error> {
         let until = Instant::now().checked_add(timeout);
         loop {
@@ -168,9 +172,9 @@ impl Follower {
         }
     }
 
-    /// Polls for the next record; `None` when the log is closed and all of it was read. It works with any runtime:
-    /// the waker is called when there is more. Bytes that are not resident are read from the disk before this
-    /// returns.
+    /// Polls for the next record; `None` when the log is closed and all of it was read. It works
+    /// with any runtime: the waker is called when there is more. Bytes that are not resident are
+    /// read from the disk before this returns.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Event, Error>>> {
         loop {
             match self.find() {
@@ -224,7 +228,8 @@ impl Follower {
         }
     }
 
-    /// Takes the next record out of the buffer, or returns how many bytes from `at` on must be read first.
+    /// Takes the next record out of the buffer, or returns how many bytes from `at` on must be read
+    /// first.
     fn take(&mut self) -> Result<Result<Event, u64>, Error> {
         loop {
             let bytes = self.read.from(self.at.offset);
@@ -316,8 +321,8 @@ impl Follower {
     }
 }
 
-/// Opens a segment's file for a follower at `position`. Returns it with its length, or with 0 while the segment is
-/// open.
+/// Opens a segment's file for a follower at `position`. Returns it with its length, or with 0 while
+/// the segment is open.
 fn open(
     shared: &SharedLog<SegmentWriter>,
     segment: Segment,
@@ -326,7 +331,8 @@ fn open(
 ) -> Result<(Arc<dyn IoFile>, u64), Error> {
     match shared.store.open(segment.number) {
         Ok(file) => Ok((file, segment.sealed.unwrap_or(0))),
-        // The file was removed after the follower was registered; the follower was cut off before that.
+        // The file was removed after the follower was registered; the follower was cut off before
+        // that.
         Err(_) if cut_off.load(Ordering::Acquire) => {
             Err(Error::Purged { position, first: shared.progress.first() })
         }

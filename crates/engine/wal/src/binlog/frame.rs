@@ -1,8 +1,9 @@
-//! Groups of records in memory: staged by the caller that appends them, sealed by the leader that writes them.
+//! Groups of records in memory: staged by the caller that appends them, sealed by the leader that
+//! writes them.
 //!
-//! A record's header and checksum depend on its position, which is known only when it is written. A staged record
-//! therefore has room for its header, which holds only the length, the flag [`GOES_ON`], and the checksum of the
-//! body.
+//! A record's header and checksum depend on its position, which is known only when it is written. A
+//! staged record therefore has room for its header, which holds only the length, the flag
+//! [`GOES_ON`], and the checksum of the body.
 
 use crate::convert::to_usize;
 use crate::record::{self, RECORD_HEADER_BYTES, RecordHeader, RecordKind};
@@ -10,7 +11,8 @@ use crate::record::{self, RECORD_HEADER_BYTES, RecordHeader, RecordKind};
 /// Set in a staged length if more records of the group follow.
 const GOES_ON: u64 = 1 << 63;
 
-/// Returns the bytes that a group takes up at the start of a segment, with the padding up to the next block.
+/// Returns the bytes that a group takes up at the start of a segment, with the padding up to the
+/// next block.
 pub(super) fn padded_size(records: &[&[u8]]) -> u64 {
     let size = records.iter().map(|record| record::size(record.len())).sum();
     size + record::padding_size(size)

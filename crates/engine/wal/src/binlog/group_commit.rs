@@ -1,13 +1,15 @@
-//! Group commit of the binlog: one caller, the leader, writes and syncs for all who append at the same time.
+//! Group commit of the binlog: one caller, the leader, writes and syncs for all who append at the
+//! same time.
 //!
-//! Callers copy their groups into the batch that is being filled. The first one takes the batch and the writer and
-//! does the I/O for all. Later callers fill the next batch, and one of them leads it when the leader hands over. A
-//! caller that needs the writer for itself (a rotation, a purge) waits to become leader in the same way.
+//! Callers copy their groups into the batch that is being filled. The first one takes the batch and
+//! the writer and does the I/O for all. Later callers fill the next batch, and one of them leads it
+//! when the leader hands over. A caller that needs the writer for itself (a rotation, a purge)
+//! waits to become leader in the same way.
 //!
 //! Invariants:
 //! 1. The writer is either here or with the leader.
-//! 2. A batch is completed once, after its I/O; its groups stand in the log in the order in which they were
-//!    submitted.
+//! 2. A batch is completed once, after its I/O; its groups stand in the log in the order in which
+//!    they were submitted.
 //! 3. Data is copied under this lock, but no I/O is done.
 //!
 //! A leader that panics ends the log: all current and later callers get [`Error::Abandoned`].
@@ -70,7 +72,8 @@ pub(super) struct PlacedPart {
     pub(super) at: Result<(u64, u64), Error>,
 }
 
-/// The ticket that the callers of one batch wait for, or one caller that wants the writer for itself.
+/// The ticket that the callers of one batch wait for, or one caller that wants the writer for
+/// itself.
 #[derive(Debug, Default)]
 struct WaitTicket {
     state: Mutex<TicketState>,
@@ -171,8 +174,8 @@ impl<W> CommitQueue<W> {
         ignore_poison(self.state.lock())
     }
 
-    /// Submits a group, or only a request for a sync if there are no records. Also returns the group's end in the
-    /// batch.
+    /// Submits a group, or only a request for a sync if there are no records. Also returns the
+    /// group's end in the batch.
     pub(super) fn submit(&self, records: &[&[u8]], sync: bool) -> Result<(Submitted<'_, W>, usize), Error> {
         let sums: Vec<_> = records.iter().map(|record| crc32c::crc32c(record)).collect();
         let mut state = self.lock();
@@ -196,8 +199,8 @@ impl<W> CommitQueue<W> {
             }
             state = self.lock();
             if state.filling.ends.len() < state.together {
-                // Callers of the last batch submit their next group as soon as they run. Without this yield, every
-                // other batch has half of them.
+                // Callers of the last batch submit their next group as soon as they run. Without
+                // this yield, every other batch has half of them.
                 drop(state);
                 yield_now();
                 state = self.lock();
@@ -249,7 +252,8 @@ impl<W> Leader<'_, W> {
         self.writer.as_mut().expect("the leader has the writer until it hands over")
     }
 
-    /// Makes the next waiting caller the leader, if there is one. `spare` is memory for a later batch.
+    /// Makes the next waiting caller the leader, if there is one. `spare` is memory for a later
+    /// batch.
     pub(super) fn hand_over(mut self, spare: Option<Vec<u8>>) {
         self.give_back(spare);
     }

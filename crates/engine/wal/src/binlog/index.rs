@@ -1,8 +1,8 @@
 //! The index: the list of a binlog's segments, with the ends of the sealed ones.
 //!
-//! It is a text file, `binlog.index`, that is replaced as a whole: the new one is written under another name,
-//! synced and renamed, then the directory is synced. After a crash it is the old or the new one, never a mixture.
-//! Space for the next one is allocated under that other name.
+//! It is a text file, `binlog.index`, that is replaced as a whole: the new one is written under
+//! another name, synced and renamed, then the directory is synced. After a crash it is the old or
+//! the new one, never a mixture. Space for the next one is allocated under that other name.
 //!
 //! ```text
 //! pagekeeper-binlog 1 0123456789abcdef 6b1c2f90      version, the log's id
@@ -11,8 +11,8 @@
 //! end 2 8e10c4d2                                     how many there are
 //! ```
 //!
-//! Each line ends with the CRC32C of everything before it in the file, without other CRCs and line ends. A changed,
-//! missing or extra line is therefore detected.
+//! Each line ends with the CRC32C of everything before it in the file, without other CRCs and line
+//! ends. A changed, missing or extra line is therefore detected.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -214,7 +214,8 @@ pub(super) struct PreparedIndex {
 }
 
 impl PreparedIndex {
-    /// Renames the file over the old index. A crash may show either of them until the directory is synced.
+    /// Renames the file over the old index. A crash may show either of them until the directory is
+    /// synced.
     pub(super) fn rename(self, io: &dyn Io) -> Result<(), IoError> {
         io.rename(&self.new, &self.index)
     }

@@ -1,4 +1,5 @@
-//! Faults that the crash safety tests inject, to prove that the tests detect them. There are none outside of tests.
+//! Faults that the crash safety tests inject, to prove that the tests detect them. There are none
+//! outside of tests.
 
 /// One fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +34,8 @@ pub(super) enum BinLogFault {
     AppendAfterTorn,
     /// A group counts even if its end is missing.
     TornGroups,
-    /// The bytes past the end of an open segment are not searched for a record that proves an earlier loss.
+    /// The bytes past the end of an open segment are not searched for a record that proves an
+    /// earlier loss.
     #[cfg(test)]
     NoSearchBehindEnd,
     /// A block that can't be read is treated as empty.

@@ -10,8 +10,8 @@
 //! | `page_releaser` | the pages that stay resident |
 //! | `sync` | the primitives by which `group_commit` and `progress` coordinate threads; the models replace them |
 //!
-//! Data is durable once it is synced: see [`BinLogOptions::sync_every`]. A group is there as a whole or not at all,
-//! also after a crash.
+//! Data is durable once it is synced: see [`BinLogOptions::sync_every`]. A group is there as a
+//! whole or not at all, also after a crash.
 
 mod follower;
 mod frame;
@@ -59,20 +59,21 @@ pub enum PurgeMode {
     Forced,
 }
 
-/// A log in segments. Any number of threads append to it, any number of followers read it, and it releases its
-/// pages.
+/// A log in segments. Any number of threads append to it, any number of followers read it, and it
+/// releases its pages.
 ///
-/// If it is dropped without [`BinLog::close`], the log is as after a crash: nothing that was acknowledged as
-/// durable is lost.
+/// If it is dropped without [`BinLog::close`], the log is as after a crash: nothing that was
+/// acknowledged as durable is lost.
 ///
-/// After a failed write or sync the log accepts nothing more, and every call fails with [`Error::Poisoned`]. The
-/// kernel reports such a failure once, so earlier writes can't be trusted either. Followers still get the synced
-/// records. Open the log again to find out what it holds.
+/// After a failed write or sync the log accepts nothing more, and every call fails with
+/// [`Error::Poisoned`]. The kernel reports such a failure once, so earlier writes can't be trusted
+/// either. Followers still get the synced records. Open the log again to find out what it holds.
 ///
-/// A full disk is different: only the write of that group failed. The append returns the error and may be repeated.
+/// A full disk is different: only the write of that group failed. The append returns the error and
+/// may be repeated.
 ///
-/// A log and its followers belong to the process that opened it. In a forked child every call fails with
-/// [`Forked`](pagekeeper_io::Error::Forked), positions are zeros, and a drop does nothing.
+/// A log and its followers belong to the process that opened it. In a forked child every call fails
+/// with [`Forked`](pagekeeper_io::Error::Forked), positions are zeros, and a drop does nothing.
 ///
 /// ```
 /// use pagekeeper_simdisk::SimDisk;
@@ -110,14 +111,15 @@ impl BinLog {
         Ok(Self { shared, _lock: opened.lock })
     }
 
-    /// Appends records that belong together, and returns the position past them. If [`BinLogOptions::sync_every`]
-    /// is 1, they are durable when this returns.
+    /// Appends records that belong together, and returns the position past them. If
+    /// [`BinLogOptions::sync_every`] is 1, they are durable when this returns.
     ///
-    /// Threads that append at the same time share a write and a sync. The order of the groups is that of the calls.
+    /// Threads that append at the same time share a write and a sync. The order of the groups is
+    /// that of the calls.
     ///
-    /// A group takes 24 extra bytes for each record, and is never split between segments. Fails with
-    /// [`Error::GroupTooLarge`] if it is larger than a segment, with [`Error::EmptyGroup`], or with the error of a
-    /// failed write.
+    /// A group takes 24 extra bytes for each record, and is never split between segments. Fails
+    /// with [`Error::GroupTooLarge`] if it is larger than a segment, with [`Error::EmptyGroup`], or
+    /// with the error of a failed write.
     pub fn append_group(&self, records: &[&[u8]]) -> Result<Position, Error> {
         self.shared.process.require()?;
         if records.is_empty() {
@@ -154,8 +156,8 @@ impl BinLog {
         if self.shared.store.options.read_only { Err(Error::ReadOnly) } else { Ok(()) }
     }
 
-    /// Submits a group or a request for a sync, and writes the batch if this caller leads. Returns the placement of
-    /// the batch's parts, and the end of the caller's group in the batch.
+    /// Submits a group or a request for a sync, and writes the batch if this caller leads. Returns
+    /// the placement of the batch's parts, and the end of the caller's group in the batch.
     fn submit(&self, records: &[&[u8]], sync: bool) -> Result<(Arc<[PlacedPart]>, usize), Error> {
         let (submitted, end) = self.shared.queue.submit(records, sync)?;
         let placed = match submitted {
@@ -179,8 +181,8 @@ impl BinLog {
         }
     }
 
-    /// Seals the current segment and begins a new one. Returns the start of the new segment. Everything appended
-    /// before is then durable. An empty segment is left as it is.
+    /// Seals the current segment and begins a new one. Returns the start of the new segment.
+    /// Everything appended before is then durable. An empty segment is left as it is.
     pub fn rotate(&self) -> Result<Position, Error> {
         self.shared.process.require()?;
         self.check_writable()?;
@@ -193,9 +195,9 @@ impl BinLog {
         rotated.map(|()| at)
     }
 
-    /// Follows the log from a position on: [`Self::first`], [`Self::end`], or one from an append or a follower. The
-    /// follower sees each record as soon as it is written. After a crash, an unsynced record may be gone from the
-    /// log.
+    /// Follows the log from a position on: [`Self::first`], [`Self::end`], or one from an append or
+    /// a follower. The follower sees each record as soon as it is written. After a crash, an
+    /// unsynced record may be gone from the log.
     ///
     /// Fails if the position was purged, or lies past the end of the log or of its segment.
     pub fn follow(&self, from: Position) -> Result<Follower, Error> {
@@ -211,8 +213,8 @@ impl BinLog {
 
     /// Removes the segments before that of the position, and returns their number.
     ///
-    /// Fails with [`Error::Followed`] if a follower has yet to read one of them, unless forced, and with
-    /// [`Error::PastEnd`] if the position's segment does not exist yet.
+    /// Fails with [`Error::Followed`] if a follower has yet to read one of them, unless forced, and
+    /// with [`Error::PastEnd`] if the position's segment does not exist yet.
     pub fn purge_to(&self, position: Position, purge: PurgeMode) -> Result<u64, Error> {
         self.shared.process.require()?;
         self.check_writable()?;
@@ -254,9 +256,9 @@ impl BinLog {
         if is_own { of(&self.shared.progress) } else { Position { segment: 0, offset: 0 } }
     }
 
-    /// Returns how segments are written; never [`LogMode::Auto`]. Support for [`LogMode::Uncached`] and
-    /// [`LogMode::Direct`] is found by a test, which needs some room on the disk. The test runs at the first append,
-    /// or when this or [`why`](Self::why) is called.
+    /// Returns how segments are written; never [`LogMode::Auto`]. Support for [`LogMode::Uncached`]
+    /// and [`LogMode::Direct`] is found by a test, which needs some room on the disk. The test runs
+    /// at the first append, or when this or [`why`](Self::why) is called.
     pub fn mode(&self) -> LogMode {
         match self.tested().map(|how| (how.access, how.write_mode)) {
             Ok((Access::Direct, _)) => LogMode::Direct,
@@ -277,8 +279,8 @@ impl BinLog {
         self.shared.store.how().map_err(|_| "nothing can be tried now")
     }
 
-    /// Returns the resident bytes of the log, as far as the log tracks them and the kernel reports them; `None` if
-    /// the log leaves its pages to the kernel.
+    /// Returns the resident bytes of the log, as far as the log tracks them and the kernel reports
+    /// them; `None` if the log leaves its pages to the kernel.
     pub fn resident(&self) -> Option<u64> {
         self.shared.process.require().ok()?;
         match self.shared.releaser.get() {
@@ -287,8 +289,9 @@ impl BinLog {
         }
     }
 
-    /// Makes everything durable and seals the last segment; readers detect any later change in it. Followers read
-    /// the remaining records, then end. A log to which nothing was appended is left as it is.
+    /// Makes everything durable and seals the last segment; readers detect any later change in it.
+    /// Followers read the remaining records, then end. A log to which nothing was appended is left
+    /// as it is.
     pub fn close(self) -> Result<(), Error> {
         self.shared.process.require()?;
         let mut leader = self.shared.queue.exclusive()?;
@@ -299,9 +302,9 @@ impl BinLog {
 }
 
 impl BinLogOptions {
-    /// Opens the log in a directory for appending, or creates one if the directory is empty or missing. After a
-    /// crash the log is recovered; no group that was acknowledged as durable is lost. Nothing is written to an
-    /// existing log before the first append, rotation or purge.
+    /// Opens the log in a directory for appending, or creates one if the directory is empty or
+    /// missing. After a crash the log is recovered; no group that was acknowledged as durable is
+    /// lost. Nothing is written to an existing log before the first append, rotation or purge.
     ///
     /// Fails, and changes nothing, in these cases:
     /// - Another opener has the log open.

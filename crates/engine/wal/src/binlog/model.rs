@@ -1,15 +1,17 @@
-//! Models of the interaction of the log's threads. Loom runs the real sources of the commit queue and of the
-//! followers' progress in every order of two or three threads. A thread is preempted at most [`PREEMPTIONS_MAX`] times.
+//! Models of the interaction of the log's threads. Loom runs the real sources of the commit queue
+//! and of the followers' progress in every order of two or three threads. A thread is preempted at
+//! most [`PREEMPTIONS_MAX`] times.
 //!
-//! A model fails by an assertion, or by loom's "deadlock" if a sleeping caller or follower is never woken. Nothing
-//! is random.
+//! A model fails by an assertion, or by loom's "deadlock" if a sleeping caller or follower is never
+//! woken. Nothing is random.
 //!
-//! Not modelled: the writer and its disk (segments are vectors, a sync is a number), batches that are split over
-//! segments, purges that are undone, deadlines of followers, the releaser. A panic is modelled by dropping
-//! everything that its thread owns, in the order of unwinding: loom's threads share one thread of the system, so
-//! all of them would seem to panic.
+//! Not modelled: the writer and its disk (segments are vectors, a sync is a number), batches that
+//! are split over segments, purges that are undone, deadlines of followers, the releaser. A panic
+//! is modelled by dropping everything that its thread owns, in the order of unwinding: loom's
+//! threads share one thread of the system, so all of them would seem to panic.
 //!
-//! Each model was seen to fail. The table lists the injected mutations, and the models that found them:
+//! Each model was seen to fail. The table lists the injected mutations, and the models that found
+//! them:
 //!
 //! | mutation | found by |
 //! |---|---|
@@ -84,7 +86,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::{frame, segment};
 use world::ModelLog;
 
-/// Preemptions per thread in models of two and of three threads. Trying all orders would take too long.
+/// Preemptions per thread in models of two and of three threads. Trying all orders would take too
+/// long.
 const PREEMPTIONS_MAX: [usize; 2] = [6, 3];
 
 /// The code that one thread of a model runs.

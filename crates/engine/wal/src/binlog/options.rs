@@ -13,7 +13,8 @@ use crate::{Error, LogMode};
 /// The smallest size of a segment, in bytes: the header and three blocks.
 const SEGMENT_BYTES_MIN: u64 = SEGMENT_HEADER_BYTES + 3 * BLOCK;
 
-/// Settings of a [`BinLog`](crate::BinLog), with which it is opened; from [`BinLog::options`](crate::BinLog::options).
+/// Settings of a [`BinLog`](crate::BinLog), with which it is opened; from
+/// [`BinLog::options`](crate::BinLog::options).
 ///
 /// ```
 /// use pagekeeper_simdisk::SimDisk;
@@ -59,42 +60,43 @@ impl Default for BinLogOptions {
 }
 
 impl BinLogOptions {
-    /// Sets the maximum size of a segment's file in bytes [default: 1 GiB]: a multiple of 4096, at least 16 KiB. A
-    /// group that is larger than a segment without its header can't be appended.
+    /// Sets the maximum size of a segment's file in bytes [default: 1 GiB]: a multiple of 4096, at
+    /// least 16 KiB. A group that is larger than a segment without its header can't be appended.
     #[must_use]
     pub fn max_segment_bytes(mut self, bytes: u64) -> Self {
         self.max_segment_bytes = bytes;
         self
     }
 
-    /// Sets after how many groups the log is synced [default: 1, each group is durable when its append returns].
-    /// With 0 the log is synced only at rotation, by [`BinLog::sync`](crate::BinLog::sync) and by
-    /// [`BinLog::close`](crate::BinLog::close); writeback is started as segments grow.
+    /// Sets after how many groups the log is synced [default: 1, each group is durable when its
+    /// append returns]. With 0 the log is synced only at rotation, by
+    /// [`BinLog::sync`](crate::BinLog::sync) and by [`BinLog::close`](crate::BinLog::close);
+    /// writeback is started as segments grow.
     #[must_use]
     pub fn sync_every(mut self, groups: u64) -> Self {
         self.sync_every = groups;
         self
     }
 
-    /// Sets how many segments a follower may be behind the writer's to be near [default: 3]. The pages that a near
-    /// follower has yet to read stay resident.
+    /// Sets how many segments a follower may be behind the writer's to be near [default: 3]. The
+    /// pages that a near follower has yet to read stay resident.
     #[must_use]
     pub fn keep_segments(mut self, segments: u64) -> Self {
         self.keep_segments = segments;
         self
     }
 
-    /// Sets how many bytes behind the writer stay resident [default: 6 MiB]. Nobody then waits for the writeback of
-    /// bytes that were just written.
+    /// Sets how many bytes behind the writer stay resident [default: 6 MiB]. Nobody then waits for
+    /// the writeback of bytes that were just written.
     #[must_use]
     pub fn slack(mut self, bytes: u64) -> Self {
         self.slack = bytes;
         self
     }
 
-    /// Sets how many bytes of zeros are written ahead if groups of up to 64 KiB are synced one by one [default: 1
-    /// MiB]. A sync after pure overwrites takes two thirds of the time, but the device writes twice as much. 0
-    /// disables it.
+    /// Sets how many bytes of zeros are written ahead if groups of up to 64 KiB are synced one by
+    /// one [default: 1 MiB]. A sync after pure overwrites takes two thirds of the time, but the
+    /// device writes twice as much. 0 disables it.
     #[must_use]
     pub fn zero_ahead(mut self, bytes: u64) -> Self {
         self.zero_ahead = bytes;
@@ -108,18 +110,19 @@ impl BinLogOptions {
         self
     }
 
-    /// Sets whether the log releases its pages [default: yes]. Otherwise it leaves pages and writeback to the
-    /// kernel, as the logs of today's databases do. This is for comparisons, and for callers that keep pages by
-    /// other means.
+    /// Sets whether the log releases its pages [default: yes]. Otherwise it leaves pages and
+    /// writeback to the kernel, as the logs of today's databases do. This is for comparisons, and
+    /// for callers that keep pages by other means.
     #[must_use]
     pub fn release(mut self, release: bool) -> Self {
         self.release = release;
         self
     }
 
-    /// Opens the log read-only [default: no]. No byte is written and no file created, so the log can also be read
-    /// on a read-only or full file system. Several readers may have it open at the same time. While it is open for
-    /// writing, opening it fails with [`pagekeeper_io::Error::Locked`]. Calls that would change the log fail with
+    /// Opens the log read-only [default: no]. No byte is written and no file created, so the log
+    /// can also be read on a read-only or full file system. Several readers may have it open at the
+    /// same time. While it is open for writing, opening it fails with
+    /// [`pagekeeper_io::Error::Locked`]. Calls that would change the log fail with
     /// [`Error::ReadOnly`].
     #[must_use]
     pub fn read_only(mut self, read_only: bool) -> Self {
@@ -127,7 +130,8 @@ impl BinLogOptions {
         self
     }
 
-    /// Sets the I/O back-end, such as a shared one or the simulated disk [default: [`pagekeeper_io::best`]].
+    /// Sets the I/O back-end, such as a shared one or the simulated disk [default:
+    /// [`pagekeeper_io::best`]].
     #[must_use]
     pub fn io(mut self, io: Arc<dyn Io>) -> Self {
         self.io = Some(io);

@@ -1,23 +1,23 @@
 //! Decides which pages of the log may be resident and releases the others, by the exact rule of
 //! `pagekeeper-policy`.
 //!
-//! The rule is `ReleaseBehindFollowers`. Windows of 2 MiB that were written or read are remembered until they are
-//! released. The kernel is not asked about a page before that. Pages that survive a release (mapped, or locked by
-//! read-ahead) stay on the list, and their release is retried later.
+//! The rule is `ReleaseBehindFollowers`. Windows of 2 MiB that were written or read are remembered
+//! until they are released. The kernel is not asked about a page before that. Pages that survive a
+//! release (mapped, or locked by read-ahead) stay on the list, and their release is retried later.
 //!
 //! The releaser is called by whoever has just made pages releasable:
 //! - the leader whose records begin a new window or segment, after it has handed over;
 //! - a follower that moves on to the next window.
 //!
-//! No lock is held over I/O. One thread at a time releases. A writer that arrives meanwhile continues, unless too
-//! much is unwritten: then it waits.
+//! No lock is held over I/O. One thread at a time releases. A writer that arrives meanwhile
+//! continues, unless too much is unwritten: then it waits.
 //!
 //! Invariants:
-//! 1. Writeback is started for each unsynced window that the writer has left. It is waited for once the window is
-//!    more than the slack behind the writer, even if a follower still needs the pages. At most the slack plus
-//!    [`UNWRITTEN_BYTES_MAX`] stay dirty.
-//! 2. Errors of writeback end the log. They are observed through the releaser's own descriptor, so that a sync by
-//!    the writer's descriptor still reports them, too.
+//! 1. Writeback is started for each unsynced window that the writer has left. It is waited for once
+//!    the window is more than the slack behind the writer, even if a follower still needs the
+//!    pages. At most the slack plus [`UNWRITTEN_BYTES_MAX`] stay dirty.
+//! 2. Errors of writeback end the log. They are observed through the releaser's own descriptor, so
+//!    that a sync by the writer's descriptor still reports them, too.
 //! 3. Refused advice is not an error: it costs memory, never data.
 
 use std::collections::BTreeMap;
@@ -34,7 +34,8 @@ use pagekeeper_policy::{READ_AHEAD, Rule, WINDOW};
 
 use crate::position::Position;
 
-/// The maximum distance of the writer beyond the slack, in bytes, while another thread waits for writeback.
+/// The maximum distance of the writer beyond the slack, in bytes, while another thread waits for
+/// writeback.
 const UNWRITTEN_BYTES_MAX: u64 = 4 * WINDOW;
 
 /// The release of pages that resisted is retried after this many passes.
@@ -46,8 +47,8 @@ const PASSES_MAX: usize = 4;
 /// The pages of one segment.
 struct SegmentPages {
     file: Arc<dyn IoFile>,
-    /// Windows that may have resident pages, by their starts. The value is the retry period of the last failed
-    /// release, if the window was not used since.
+    /// Windows that may have resident pages, by their starts. The value is the retry period of the
+    /// last failed release, if the window was not used since.
     windows: BTreeMap<u64, Option<u64>>,
     size: u64,
     /// Nothing before this offset is dirty.
@@ -65,7 +66,8 @@ impl SegmentPages {
         }
     }
 
-    /// Returns the windows that may have pages. Leaves out windows that resisted and are not to be retried yet.
+    /// Returns the windows that may have pages. Leaves out windows that resisted and are not to be
+    /// retried yet.
     fn windows_to_try(&self, retry: u64) -> impl Iterator<Item = Range<u64>> {
         let size = self.size;
         let windows =
@@ -135,8 +137,8 @@ impl PageReleaser {
         lock(&self.state)
     }
 
-    /// Notes that the writer has moved on to a new segment; `file` is the releaser's own descriptor of it. The
-    /// previous segment is synced.
+    /// Notes that the writer has moved on to a new segment; `file` is the releaser's own descriptor
+    /// of it. The previous segment is synced.
     pub(super) fn begun(&self, segment: u64, file: Arc<dyn IoFile>, offset: u64) {
         let mut state = self.lock();
         let last = state.writer;
@@ -171,8 +173,8 @@ impl PageReleaser {
         }
     }
 
-    /// Notes that a follower reads this range of a segment of `size` bytes. The range and the read-ahead behind it
-    /// may become resident.
+    /// Notes that a follower reads this range of a segment of `size` bytes. The range and the
+    /// read-ahead behind it may become resident.
     pub(super) fn reads(&self, segment: u64, file: &Arc<dyn IoFile>, range: &Range<u64>, size: u64) {
         let mut state = self.lock();
         let pages = state.segments.entry(segment).or_insert_with(|| SegmentPages {
@@ -192,7 +194,8 @@ impl PageReleaser {
         state.segments = state.segments.split_off(&number);
     }
 
-    /// Performs the due actions. `followers` returns the positions of the followers. An error ends the log.
+    /// Performs the due actions. `followers` returns the positions of the followers. An error ends
+    /// the log.
     pub(super) fn run(&self, followers: impl Fn() -> Vec<(u64, Position)>) -> Result<(), IoError> {
         let mut state = self.lock();
         while state.busy {
@@ -263,8 +266,8 @@ impl PageReleaser {
             let DueWork { start, wait, release } = due_work(&allowance, marks, pages.windows_to_try(retry));
             let started = start.as_ref().map_or(pages.started, |range| range.end);
             let release: Vec<_> = release.collect();
-            // Removes the windows from the list before it unlocks: a use of a window during its release puts it
-            // back.
+            // Removes the windows from the list before it unlocks: a use of a window during its
+            // release puts it back.
             for range in &release {
                 pages.windows.retain(|start, _| !range.contains(start));
             }
@@ -435,7 +438,8 @@ mod tests {
     const SIZE: u64 = 3 * WINDOW + 5;
     const BEHIND: Range<u64> = 0..3 * WINDOW;
 
-    /// Returns a segment that is written up to [`SIZE`], without followers and without slack behind its writer.
+    /// Returns a segment that is written up to [`SIZE`], without followers and without slack behind
+    /// its writer.
     fn written() -> (Arc<Advised>, Arc<PageReleaser>) {
         let (file, releaser) = (Arc::new(Advised::default()), Arc::new(PageReleaser::new(3, 0)));
         releaser.begun(1, Arc::clone(&file) as Arc<dyn IoFile>, 0);

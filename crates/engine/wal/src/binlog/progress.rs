@@ -1,10 +1,12 @@
-//! Progress of the log: its written and synced ends, its segments, and the positions of its followers.
+//! Progress of the log: its written and synced ends, its segments, and the positions of its
+//! followers.
 //!
 //! Invariants:
-//! 1. `durable <= end`; both only grow, and move to a new segment only when the previous one is sealed here.
+//! 1. `durable <= end`; both only grow, and move to a new segment only when the previous one is
+//!    sealed here.
 //! 2. A follower's position here is never ahead of its next unread record.
-//! 3. A segment is listed here while a follower is in it or before it. Only a forced purge removes it earlier, and
-//!    then the follower is cut off.
+//! 3. A segment is listed here while a follower is in it or before it. Only a forced purge removes
+//!    it earlier, and then the follower is cut off.
 //! 4. No waker is called under the lock.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -72,7 +74,8 @@ impl ProgressState {
         self.segments.get(usize::try_from(number.checked_sub(first)?).ok()?)
     }
 
-    /// Returns the position up to which a follower may read now. After a failure, unsynced records may be gone.
+    /// Returns the position up to which a follower may read now. After a failure, unsynced records
+    /// may be gone.
     fn readable(&self, durable_only: bool) -> Position {
         if durable_only || self.failed.is_some() { self.durable } else { self.end }
     }
@@ -223,8 +226,8 @@ impl LogProgress {
         self.lock().followers.remove(&id);
     }
 
-    /// Returns the limit up to which a follower may read in the segment of `at`. If there is nothing more to read,
-    /// returns the error of a failed log, or `Ok(None)` for a closed one.
+    /// Returns the limit up to which a follower may read in the segment of `at`. If there is
+    /// nothing more to read, returns the error of a failed log, or `Ok(None)` for a closed one.
     pub(super) fn limit(&self, at: Position, durable_only: bool) -> Result<Option<ReadLimit>, Error> {
         let state = self.lock();
         let readable = state.readable(durable_only);
@@ -286,8 +289,8 @@ impl LogProgress {
         Poll::Pending
     }
 
-    /// Removes the segments before `number`, and returns them. Fails if a follower is in one of them, unless
-    /// forced: then that follower is cut off.
+    /// Removes the segments before `number`, and returns them. Fails if a follower is in one of
+    /// them, unless forced: then that follower is cut off.
     pub(super) fn purge(&self, number: u64, forced: bool) -> Result<Vec<Segment>, Error> {
         let mut purged = Vec::new();
         let mut result = Ok(());

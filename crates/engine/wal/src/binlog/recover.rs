@@ -1,17 +1,19 @@
-//! Opening and recovery: the whole directory is checked first, and nothing is changed unless all of it is valid.
+//! Opening and recovery: the whole directory is checked first, and nothing is changed unless all of
+//! it is valid.
 //!
-//! The checks, in order: the names, the lock, the index, each segment's header and length, and the records of the
-//! last segment if it was left open. [`RecordReader`] finds the end of that segment. A group without its end is dropped.
+//! The checks, in order: the names, the lock, the index, each segment's header and length, and the
+//! records of the last segment if it was left open. [`RecordReader`] finds the end of that segment.
+//! A group without its end is dropped.
 //!
-//! The data that is kept is synced before anything is appended. It is read past the page cache, which after a
-//! failed sync shows bytes that the device never got. Names can't be read past a cache: after a failed sync of a
-//! directory, mount the file system again before opening the log.
+//! The data that is kept is synced before anything is appended. It is read past the page cache,
+//! which after a failed sync shows bytes that the device never got. Names can't be read past a
+//! cache: after a failed sync of a directory, mount the file system again before opening the log.
 //!
-//! Nothing is ever appended to a segment that may have had records: the first append seals the last segment and
-//! begins another one. A position that a follower saw before a crash therefore never refers to another record
-//! afterwards. Past the end of its segment it refers to none. Only a segment that was sealed empty, by
-//! [`BinLog::close`](crate::BinLog::close), is reused. Opening an existing log without appending to it changes
-//! nothing, and needs no room.
+//! Nothing is ever appended to a segment that may have had records: the first append seals the last
+//! segment and begins another one. A position that a follower saw before a crash therefore never
+//! refers to another record afterwards. Past the end of its segment it refers to none. Only a
+//! segment that was sealed empty, by [`BinLog::close`](crate::BinLog::close), is reused. Opening an
+//! existing log without appending to it changes nothing, and needs no room.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -113,8 +115,8 @@ impl DirectoryNames {
     }
 }
 
-/// Checks each segment without changing anything. Returns the segments, and the numbers of files that a crash left
-/// over. Finds the end of the last segment if it was left open.
+/// Checks each segment without changing anything. Returns the segments, and the numbers of files
+/// that a crash left over. Finds the end of the last segment if it was left open.
 fn survey(
     store: &SegmentStore,
     index: &SegmentIndex,
@@ -124,7 +126,8 @@ fn survey(
     let next = index.segments.last().map_or(1, |last| last.number + 1);
     let mut leftovers = Vec::new();
     for &number in names.segments.iter().filter(|number| !(first..next).contains(number)) {
-        // The segment was purged but not removed yet, or it was begun but not listed yet: then it is empty.
+        // The segment was purged but not removed yet, or it was begun but not listed yet: then it
+        // is empty.
         let path = store.segment_path(number);
         if number >= next && store.open(number)?.stat()?.size > SEGMENT_HEADER_BYTES {
             return Err(Error::Unlisted { path });

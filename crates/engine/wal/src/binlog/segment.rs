@@ -44,7 +44,8 @@ impl SegmentHeader {
         block
     }
 
-    /// Decodes a header; `None` if the block holds none. An error is the number of an unknown version.
+    /// Decodes a header; `None` if the block holds none. An error is the number of an unknown
+    /// version.
     pub(super) fn decode(block: &[u8]) -> Result<Option<Self>, u32> {
         match Self::decode_any(block) {
             Some((_, version)) if version != SEGMENT_VERSION => Err(version),

@@ -7,12 +7,12 @@
 //! 4. The directory is synced again.
 //!
 //! A crash between two steps leaves one of two states:
-//! - the old index, and perhaps an empty segment that it does not list. The next opening for writing, or its first
-//!   append, removes the segment;
+//! - the old index, and perhaps an empty segment that it does not list. The next opening for
+//!   writing, or its first append, removes the segment;
 //! - the new index and everything it lists.
 //!
-//! If a test is needed to learn how segments can be written, it runs before the first segment is written. The test
-//! needs room on the disk; readers never run it.
+//! If a test is needed to learn how segments can be written, it runs before the first segment is
+//! written. The test needs room on the disk; readers never run it.
 
 use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
@@ -59,7 +59,8 @@ impl WriteMethod {
 /// The consequence of an I/O error for a log that is being written.
 #[derive(Debug, Clone)]
 pub(super) enum AppendFailure {
-    /// Nothing was accepted and nothing lost: no space or no descriptors. A later attempt may succeed.
+    /// Nothing was accepted and nothing lost: no space or no descriptors. A later attempt may
+    /// succeed.
     Passing(IoError),
     /// Accepted data may be lost.
     Final(IoError),
@@ -119,9 +120,9 @@ impl SegmentStore {
         self.how.get()
     }
 
-    /// Returns how segments are written. The first call tests what works. If the test fails for lack of space or
-    /// descriptors, this call fails too, and the next one tests again. After any other failure the log uses the
-    /// page cache.
+    /// Returns how segments are written. The first call tests what works. If the test fails for
+    /// lack of space or descriptors, this call fails too, and the next one tests again. After any
+    /// other failure the log uses the page cache.
     pub(super) fn how(&self) -> Result<&WriteMethod, AppendFailure> {
         if let Some(how) = self.how.get() {
             return Ok(how);
@@ -161,8 +162,9 @@ impl SegmentStore {
         self.dir.join(segment_name(number))
     }
 
-    /// Adds a segment to the log and to `index`, whose last segment ended at `previous_end`. If that fails for lack
-    /// of space or descriptors, the log is unchanged. The remains are removed now or by the next attempt.
+    /// Adds a segment to the log and to `index`, whose last segment ended at `previous_end`. If
+    /// that fails for lack of space or descriptors, the log is unchanged. The remains are removed
+    /// now or by the next attempt.
     pub(super) fn begin_segment(
         &self,
         index: &mut SegmentIndex,

@@ -1,7 +1,7 @@
 //! The state that a log's handle, its followers and its appenders share.
 //!
-//! At most one of these locks is held at a time: the queue's ([`CommitQueue`]), the followers' ([`LogProgress`]), the
-//! releaser's ([`PageReleaser`]).
+//! At most one of these locks is held at a time: the queue's ([`CommitQueue`]), the followers'
+//! ([`LogProgress`]), the releaser's ([`PageReleaser`]).
 
 use std::sync::{Arc, OnceLock};
 
@@ -44,8 +44,8 @@ impl<W> SharedLog<W> {
         }
     }
 
-    /// Reports the writer's new segment to the releaser. If no descriptor can be opened, its pages stay; the log
-    /// continues.
+    /// Reports the writer's new segment to the releaser. If no descriptor can be opened, its pages
+    /// stay; the log continues.
     fn keep(&self, Position { segment, offset }: Position) {
         if let Some(releaser) = self.releaser.get()
             && let Ok(file) = self.own(segment)
@@ -58,7 +58,8 @@ impl<W> SharedLog<W> {
         self.store.open(segment)
     }
 
-    /// Notes that the writer has written up to here. Returns whether there may be something to release.
+    /// Notes that the writer has written up to here. Returns whether there may be something to
+    /// release.
     pub(super) fn wrote(&self, end: Position) -> bool {
         self.progress.wrote(end);
         self.releaser.get().is_some_and(|releaser| releaser.wrote(end.offset))
@@ -72,7 +73,8 @@ impl<W> SharedLog<W> {
         }
     }
 
-    /// Notes that the writer has begun a new segment and is at `end`. The previous one ends at `sealed`.
+    /// Notes that the writer has begun a new segment and is at `end`. The previous one ends at
+    /// `sealed`.
     pub(super) fn rotated(&self, sealed: u64, new: Segment, end: u64) {
         self.keep(Position { segment: new.number, offset: end });
         self.progress.rotated(sealed, new);

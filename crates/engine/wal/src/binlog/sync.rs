@@ -1,4 +1,5 @@
-//! The standard library's primitives that coordinate threads in the queue and the followers' progress.
+//! The standard library's primitives that coordinate threads in the queue and the followers'
+//! progress.
 //!
 //! They are named only here, so that the models can compile the same sources with loom's instead.
 

@@ -1,19 +1,22 @@
 //! The writer: the last segment, and the writing of batches into it.
 //!
 //! Invariants:
-//! 1. A block with synced records is never written again: a sync begins with padding up to the next block, in the
-//!    same write as the records before it. A write that a crash tears therefore hurts only unsynced records.
-//! 2. Past [`SegmentWriter::end`] there are only zeros that were written ahead, and the remains of a failed write. The
-//!    remains are cut off before the next write.
-//! 3. `durable` moves only after a successful sync. After a failed write or sync the log accepts nothing more.
+//! 1. A block with synced records is never written again: a sync begins with padding up to the next
+//!    block, in the same write as the records before it. A write that a crash tears therefore hurts
+//!    only unsynced records.
+//! 2. Past [`SegmentWriter::end`] there are only zeros that were written ahead, and the remains of
+//!    a failed write. The remains are cut off before the next write.
+//! 3. `durable` moves only after a successful sync. After a failed write or sync the log accepts
+//!    nothing more.
 //!
-//! A full disk is the exception to invariant 3. `ENOSPC` of the write itself means that bytes were not accepted. It
-//! does not affect bytes that were accepted before: their pages stay dirty, and their space on the device is
-//! reserved. Only that batch fails. The file is cut back to the end and synced. Otherwise a record of the failed
-//! batch, which has the right salt and position, could reappear after later ones.
+//! A full disk is the exception to invariant 3. `ENOSPC` of the write itself means that bytes were
+//! not accepted. It does not affect bytes that were accepted before: their pages stay dirty, and
+//! their space on the device is reserved. Only that batch fails. The file is cut back to the end
+//! and synced. Otherwise a record of the failed batch, which has the right salt and position, could
+//! reappear after later ones.
 //!
-//! `EIO` of a write or sync, and `ENOSPC` of a sync, mean that *accepted* bytes are lost. The kernel reports that
-//! only once, so nothing can be trusted afterwards.
+//! `EIO` of a write or sync, and `ENOSPC` of a sync, mean that *accepted* bytes are lost. The
+//! kernel reports that only once, so nothing can be trusted afterwards.
 
 use std::fmt;
 use std::ops::Range;
@@ -62,7 +65,8 @@ pub(super) struct SegmentWriter {
     zeroed: u64,
     /// The remains of a failed write are not cut off yet.
     ragged: bool,
-    /// Set if this segment was found at opening. Nothing is appended to it; the first append begins another one.
+    /// Set if this segment was found at opening. Nothing is appended to it; the first append begins
+    /// another one.
     found: Option<DueRepairs>,
 }
 
@@ -138,8 +142,8 @@ impl SegmentWriter {
         placed
     }
 
-    /// Returns how many of the groups with these ends fit into this segment, each followed by padding. The first
-    /// group begins at `from`.
+    /// Returns how many of the groups with these ends fit into this segment, each followed by
+    /// padding. The first group begins at `from`.
     fn fitting(&self, shared: &SharedLog<Self>, ends: &[usize], from: usize) -> usize {
         if self.found.is_some() {
             return 0;
@@ -181,8 +185,9 @@ impl SegmentWriter {
         Ok(at)
     }
 
-    /// Writes zeros past the end if small groups are synced one by one. A sync that also records new blocks and a
-    /// new file length takes half as long again (ext4, Linux 6.18; blocks that are only allocated do not help).
+    /// Writes zeros past the end if small groups are synced one by one. A sync that also records
+    /// new blocks and a new file length takes half as long again (ext4, Linux 6.18; blocks that are
+    /// only allocated do not help).
     fn zero_ahead(&mut self, shared: &SharedLog<Self>, written: u64) -> Result<(), Error> {
         let options = &shared.store.options;
         let write_mode = how(shared)?.write_mode;
@@ -273,8 +278,8 @@ impl SegmentWriter {
         }
     }
 
-    /// Starts writeback of the whole blocks that were written, once they are worth a call: the next sync then has
-    /// less to do.
+    /// Starts writeback of the whole blocks that were written, once they are worth a call: the next
+    /// sync then has less to do.
     fn write_back(&mut self, shared: &SharedLog<Self>) -> Result<(), Error> {
         let whole = self.end - self.end % BLOCK;
         let from = self.written_back.max(self.durable);
@@ -285,8 +290,9 @@ impl SegmentWriter {
         Ok(())
     }
 
-    /// Writes whole blocks, from the start of the block with the end. This is for direct writes, and for pages that
-    /// may have been dropped: writing a part of a dropped page would first read it.
+    /// Writes whole blocks, from the start of the block with the end. This is for direct writes,
+    /// and for pages that may have been dropped: writing a part of a dropped page would first read
+    /// it.
     fn write_blocks(&mut self, mode: WriteMode, bytes: &[u8]) -> Result<(), pagekeeper_io::Error> {
         let start = self.end - self.tail.len() as u64;
         let len = self.tail.len() + bytes.len();
@@ -309,8 +315,8 @@ impl SegmentWriter {
         Ok(())
     }
 
-    /// Seals this segment and continues in a new one. If that fails for lack of space or descriptors, this one
-    /// stays.
+    /// Seals this segment and continues in a new one. If that fails for lack of space or
+    /// descriptors, this one stays.
     pub(super) fn rotate(&mut self, shared: &SharedLog<Self>) -> Result<(), Error> {
         if let Some(found) = self.found.clone() {
             return self.begin(shared, &found);
@@ -362,8 +368,8 @@ impl SegmentWriter {
         Ok(())
     }
 
-    /// Makes everything durable, and records the log's end in the index. A log to which nothing was appended is
-    /// left as it is.
+    /// Makes everything durable, and records the log's end in the index. A log to which nothing was
+    /// appended is left as it is.
     pub(super) fn seal(&mut self, shared: &SharedLog<Self>) -> Result<(), Error> {
         if self.found.is_some() {
             return Ok(());
@@ -377,8 +383,8 @@ impl SegmentWriter {
         self.list(shared, index)
     }
 
-    /// Removes the segments before `number` from the index and the progress. Returns them, so that their files can
-    /// be removed.
+    /// Removes the segments before `number` from the index and the progress. Returns them, so that
+    /// their files can be removed.
     pub(super) fn purge(
         &mut self,
         shared: &SharedLog<Self>,

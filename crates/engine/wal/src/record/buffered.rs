@@ -1,7 +1,8 @@
 //! The part of a log that a reader has in memory.
 //!
-//! Invariant: the source is read in whole blocks, forwards, into memory that is aligned for direct reads. Blocks
-//! that the device can't read are noted and replaced by zeros. Other errors of the source are returned.
+//! Invariant: the source is read in whole blocks, forwards, into memory that is aligned for direct
+//! reads. Blocks that the device can't read are noted and replaced by zeros. Other errors of the
+//! source are returned.
 
 use std::ops::Range;
 use std::path::PathBuf;

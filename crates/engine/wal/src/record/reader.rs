@@ -1,34 +1,36 @@
 //! Reads records in order, from any source of bytes, and finds the end of the log.
 //!
 //! Invariants:
-//! 1. The reader returns what was appended, in order, without a gap. It stops at the first place without a valid
-//!    record. It continues after that only if a known epoch begins there and names that LSN as the end of the
-//!    previous one.
-//! 2. An end is accepted only if nothing proves that a record must stand there. Such a proof is a later epoch, a
-//!    settled or known end, or a later record of the same epoch that reports the place durable. Only one kind of
-//!    loss is therefore undetectable: the last groups of an epoch, torn or decayed, if no later record reports them
-//!    durable.
-//! 3. Padding that the log's metadata says was durable is not an end, however it is damaged: it holds nothing, and
-//!    its end is known. Either its checksum or everything else in it identifies it.
-//! 4. Bytes are read in whole blocks, forwards. An unreadable block is an error if a record must stand in it. It
-//!    counts as empty if it is only searched.
+//! 1. The reader returns what was appended, in order, without a gap. It stops at the first place
+//!    without a valid record. It continues after that only if a known epoch begins there and names
+//!    that LSN as the end of the previous one.
+//! 2. An end is accepted only if nothing proves that a record must stand there. Such a proof is a
+//!    later epoch, a settled or known end, or a later record of the same epoch that reports the
+//!    place durable. Only one kind of loss is therefore undetectable: the last groups of an epoch,
+//!    torn or decayed, if no later record reports them durable.
+//! 3. Padding that the log's metadata says was durable is not an end, however it is damaged: it
+//!    holds nothing, and its end is known. Either its checksum or everything else in it identifies
+//!    it.
+//! 4. Bytes are read in whole blocks, forwards. An unreadable block is an error if a record must
+//!    stand in it. It counts as empty if it is only searched.
 //!
 //! # Range of the search for a later record
 //!
-//! A record of the epoch can stand at any multiple of 8, and is recognized by its LSN and its salt. The search
-//! continues as long as such headers are no farther apart than the longest record (and padding) that this log can
-//! have had at the time.
+//! A record of the epoch can stand at any multiple of 8, and is recognized by its LSN and its salt.
+//! The search continues as long as such headers are no farther apart than the longest record (and
+//! padding) that this log can have had at the time.
 //!
-//! Why that is enough: let E be a place that was durable but holds no record, and R the first record behind it that
-//! proves this. R was reserved after the sync that made E durable had ended, and everything between them was
-//! written in order, without a gap. If R was synced as well, so was everything between E and R: records without a
-//! gap, each no longer than the longest. From E up to R, headers are therefore no farther apart than that, except
-//! for damaged ones. R is missed only if another run of records behind E, as long as the longest possible record,
-//! is damaged in each of its headers. If R was not synced, every acknowledged record behind it is in the same case
-//! as R.
+//! Why that is enough: let E be a place that was durable but holds no record, and R the first
+//! record behind it that proves this. R was reserved after the sync that made E durable had ended,
+//! and everything between them was written in order, without a gap. If R was synced as well, so was
+//! everything between E and R: records without a gap, each no longer than the longest. From E up to
+//! R, headers are therefore no farther apart than that, except for damaged ones. R is missed only
+//! if another run of records behind E, as long as the longest possible record, is damaged in each
+//! of its headers. If R was not synced, every acknowledged record behind it is in the same case as
+//! R.
 //!
-//! Fails if the bytes can't be read. Fails with [`Error::Corrupt`] if a durable record is lost, and with
-//! [`Error::UnknownRecord`] if a whole record is of an unknown kind.
+//! Fails if the bytes can't be read. Fails with [`Error::Corrupt`] if a durable record is lost, and
+//! with [`Error::UnknownRecord`] if a whole record is of an unknown kind.
 
 use super::buffered::BufferedSource;
 use super::source::{LoadedBytes, LogSource};
@@ -61,7 +63,8 @@ pub(crate) struct EpochAt {
 }
 
 impl EpochAt {
-    /// Returns the position of its first record: the first block start at or past the end of the previous epoch.
+    /// Returns the position of its first record: the first block start at or past the end of the
+    /// previous epoch.
     pub(crate) const fn start(self) -> u64 {
         self.previous_end.next_multiple_of(BLOCK)
     }
@@ -113,8 +116,8 @@ impl<R: LoadedBytes> RecordReader<R> {
         }
     }
 
-    /// Reads up to a known end: a multiple of [`BLOCK`], or the end of a record. Everything before it is there, or
-    /// corrupt.
+    /// Reads up to a known end: a multiple of [`BLOCK`], or the end of a record. Everything before
+    /// it is there, or corrupt.
     pub(crate) fn until(self, end: u64) -> Self {
         Self { until: Some(end), ..self }
     }
@@ -139,13 +142,14 @@ impl<R: LoadedBytes> RecordReader<R> {
         &mut self.reach
     }
 
-    /// Returns the source of its bytes, and the positions of damaged paddings that were skipped. Nothing more is
-    /// read.
+    /// Returns the source of its bytes, and the positions of damaged paddings that were skipped.
+    /// Nothing more is read.
     pub(crate) fn into_parts(self) -> (R, Vec<u64>) {
         (self.reach, self.damaged_paddings)
     }
 
-    /// Returns the position of the next record. After [`Self::next`] returned `None`, this is the end of the log.
+    /// Returns the position of the next record. After [`Self::next`] returned `None`, this is the
+    /// end of the log.
     pub(crate) fn lsn(&self) -> u64 {
         self.lsn
     }
@@ -196,8 +200,8 @@ impl<R: LoadedBytes> RecordReader<R> {
         Ok(Some(LogEntry { lsn: header.lsn, next: self.lsn, part, body }))
     }
 
-    /// Ends at a place without a record, unless one was durable there. It then continues behind padding, or reports
-    /// corruption.
+    /// Ends at a place without a record, unless one was durable there. It then continues behind
+    /// padding, or reports corruption.
     fn end_here(&mut self) -> Result<(), Error> {
         let end = self.lsn;
         if let Some(error) = self.unreadable_record(end).filter(|_| !injected_fault!(self, UnreadableIsEmpty))
@@ -284,7 +288,8 @@ impl<R: LoadedBytes> RecordReader<R> {
         lsn.saturating_add(self.longest).saturating_add(2 * BLOCK).min(self.limit())
     }
 
-    /// Returns the record at `lsn`, if it is whole and ends at `upto` or before. It is then in memory.
+    /// Returns the record at `lsn`, if it is whole and ends at `upto` or before. It is then in
+    /// memory.
     fn record_at(&mut self, lsn: u64, upto: u64) -> Result<Option<RecordHeader>, Error> {
         let limit = self.limit();
         self.reach.load(lsn, RECORD_HEADER_BYTES, limit)?;
@@ -322,8 +327,8 @@ impl<R: LoadedBytes> RecordReader<R> {
     }
 }
 
-/// Collects the positions past `after` at which a header of this log may stand: its LSN is that position. `bytes`
-/// begin at `block`.
+/// Collects the positions past `after` at which a header of this log may stand: its LSN is that
+/// position. `bytes` begin at `block`.
 fn find_headers(bytes: &[u8], block: u64, after: u64, places: &mut Vec<u64>) {
     let words = bytes.get(8..).unwrap_or_default().chunks_exact(8).take(BLOCK_LEN / 8);
     for (lsn, word) in (block..).step_by(8).zip(words) {

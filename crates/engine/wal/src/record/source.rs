@@ -8,8 +8,8 @@ use crate::Error;
 
 /// A source of a reader's bytes.
 pub(crate) trait LogSource {
-    /// Fills `bytes` from `lsn` on, fewer only at [`Self::end`]. `lsn`, and the length and memory of `bytes`, are
-    /// aligned to [`BLOCK`](super::BLOCK).
+    /// Fills `bytes` from `lsn` on, fewer only at [`Self::end`]. `lsn`, and the length and memory
+    /// of `bytes`, are aligned to [`BLOCK`](super::BLOCK).
     fn read(&mut self, lsn: u64, bytes: &mut [u8]) -> Result<usize, Error>;
 
     /// Returns the number of bytes to request at once, if that many may be wanted: a multiple of
@@ -27,12 +27,12 @@ pub(crate) trait LogSource {
 
 /// The bytes of a log that were read into memory so far.
 pub(crate) trait LoadedBytes {
-    /// Reads the `len` bytes from `lsn` on into memory, or those before `limit`. Reads more up to the limit if that
-    /// costs little. Bytes before `lsn` are not requested again.
+    /// Reads the `len` bytes from `lsn` on into memory, or those before `limit`. Reads more up to
+    /// the limit if that costs little. Bytes before `lsn` are not requested again.
     fn load(&mut self, lsn: u64, len: usize, limit: u64) -> Result<(), Error>;
 
-    /// Returns the bytes from `lsn` on, if all of them are in memory. After [`Self::load`] they are, unless the log
-    /// ends before.
+    /// Returns the bytes from `lsn` on, if all of them are in memory. After [`Self::load`] they
+    /// are, unless the log ends before.
     fn get(&self, lsn: u64, len: usize) -> Option<&[u8]>;
 
     /// Announces that the records from `lsn` on are read next, under this salt.
@@ -46,8 +46,8 @@ pub(crate) trait LoadedBytes {
             .is_some_and(|bytes| is_whole(bytes, header.len))
     }
 
-    /// Returns the error of a part of this loaded range that the device could not read, if any. Such a part is
-    /// filled with zeros.
+    /// Returns the error of a part of this loaded range that the device could not read, if any.
+    /// Such a part is filled with zeros.
     fn unreadable(&self, lsns: &Range<u64>) -> Option<Error>;
 
     /// Returns the end of the log's bytes: nothing at or past this LSN can be in it.
@@ -80,8 +80,8 @@ impl UnreadableBlocks {
     }
 }
 
-/// Whether an error means that the medium can't return its data there, and says nothing about the neighbouring
-/// data.
+/// Whether an error means that the medium can't return its data there, and says nothing about the
+/// neighbouring data.
 pub(crate) fn is_of_medium(error: &Error) -> bool {
     let Error::Io(error) = error else { return false };
     error

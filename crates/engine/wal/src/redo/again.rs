@@ -1,12 +1,13 @@
-//! Reads parts of the log a second time, by their LSNs, for callers that kept the positions of recovered bodies.
+//! Reads parts of the log a second time, by their LSNs, for callers that kept the positions of
+//! recovered bodies.
 //!
 //! Places are read in the order of the log, in steps of as many bytes as may be read at once.
 //!
 //! Invariants:
-//! 1. The returned bytes stood in the log during the whole read. Nothing is verified: a caller that keeps a place
-//!    keeps a checksum.
-//! 2. The returned bytes keep no more memory than their size and a seventh more. If more than that was read beside
-//!    them, they are copied.
+//! 1. The returned bytes stood in the log during the whole read. Nothing is verified: a caller that
+//!    keeps a place keeps a checksum.
+//! 2. The returned bytes keep no more memory than their size and a seventh more. If more than that
+//!    was read beside them, they are copied.
 //!
 //! Fails as the disk does, and if a place is no longer in the log.
 
@@ -43,7 +44,8 @@ struct ReadStep {
     places: Vec<usize>,
 }
 
-/// Reads these places, in their order. At most `at_once` bytes are read at a time, unless one place is longer.
+/// Reads these places, in their order. At most `at_once` bytes are read at a time, unless one place
+/// is longer.
 pub(super) fn read(core: &Arc<Core>, places: &[Range<u64>], at_once: usize) -> Result<Vec<Bytes>, Error> {
     let (from, upto) = (core.checkpoint(), core.durable());
     if let Some(place) = places.iter().find(|place| place.start < from || place.end > upto) {
@@ -62,8 +64,8 @@ pub(super) fn read(core: &Arc<Core>, places: &[Range<u64>], at_once: usize) -> R
 }
 
 impl ReadStep {
-    /// Returns the additional bytes to read for these blocks, which begin behind all others or within the last
-    /// ones.
+    /// Returns the additional bytes to read for these blocks, which begin behind all others or
+    /// within the last ones.
     fn more(&self, blocks: &Range<u64>) -> usize {
         let from = match self.parts.last() {
             Some(last) if blocks.start <= last.lsns.end + NEAR_GAP_BYTES => last.lsns.end,

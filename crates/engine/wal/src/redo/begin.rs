@@ -1,11 +1,12 @@
-//! The steps before the first append and after the last: the control file records the state of the log.
+//! The steps before the first append and after the last: the control file records the state of the
+//! log.
 //!
 //! Invariants:
-//! 1. Before anything is appended, the control file says durably, in both slots, that the log is in use, and up to
-//!    where it is settled. If the log was not closed, it also names the new salt. Remains of a crash past the end
-//!    are not records under that salt.
-//! 2. A log that is recorded as closed ends where the control file says. Nothing is written to it before invariant
-//!    1 holds again.
+//! 1. Before anything is appended, the control file says durably, in both slots, that the log is in
+//!    use, and up to where it is settled. If the log was not closed, it also names the new salt.
+//!    Remains of a crash past the end are not records under that salt.
+//! 2. A log that is recorded as closed ends where the control file says. Nothing is written to it
+//!    before invariant 1 holds again.
 //! 3. No record is appended that is longer than the maximum in the control file.
 //! 4. Opening without appending changes nothing, unless it is asked to settle the log.
 
@@ -26,7 +27,8 @@ use crate::mode::honours_durable_writes;
 use crate::record::{BLOCK, EpochAt};
 use crate::{Error, FileUse, FlushPolicy, LogMode, SyncFrequency};
 
-/// Bytes of the longest record that is allowed from the beginning. Past the end at least this much is searched.
+/// Bytes of the longest record that is allowed from the beginning. Past the end at least this much
+/// is searched.
 pub(super) const FIRST_LONGEST: u64 = 1 << 20;
 
 impl Core {
@@ -55,7 +57,8 @@ impl Core {
             } else {
                 SyncFrequency::Seldom
             };
-            // If nothing can be tested, for lack of space or permission, the log uses the page cache.
+            // If nothing can be tested, for lack of space or permission, the log uses the page
+            // cache.
             let chosen = if config.read_only {
                 LogMode::Buffered
             } else {
@@ -67,8 +70,8 @@ impl Core {
         })
     }
 
-    /// Begins appending, unless that was done. Returns false if there is no room for another epoch until the
-    /// checkpoint moves.
+    /// Begins appending, unless that was done. Returns false if there is no room for another epoch
+    /// until the checkpoint moves.
     pub(super) fn begin(&self) -> Result<bool, Error> {
         let mut control = lock(&self.checkpoint.control);
         let mut epochs = lock(&self.epoch.epochs);
@@ -102,7 +105,8 @@ impl Core {
         Ok(true)
     }
 
-    /// Returns the epochs with the due one; `None` if there are too many. An epoch without records does not count.
+    /// Returns the epochs with the due one; `None` if there are too many. An epoch without records
+    /// does not count.
     #[cfg_attr(
         not(any(test, feature = "injected-faults")),
         expect(clippy::unused_self, reason = "tests inject faults")
@@ -131,7 +135,8 @@ impl Core {
         Some(Epochs { first, later, due: None })
     }
 
-    /// Opens the files for writing, if they are not open. From then on they share no blocks with other files.
+    /// Opens the files for writing, if they are not open. From then on they share no blocks with
+    /// other files.
     fn open_ring(&self) -> Result<(), Error> {
         if self.write.ring.get().is_none() {
             let access =

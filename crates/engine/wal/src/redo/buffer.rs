@@ -1,18 +1,22 @@
-//! The log buffer: records wait in it to be written. Any number of threads reserve room and fill it concurrently,
-//! without a lock. One, the [`BlockTaker`], takes whole blocks, in order.
+//! The log buffer: records wait in it to be written. Any number of threads reserve room and fill it
+//! concurrently, without a lock. One, the [`BlockTaker`], takes whole blocks, in order.
 //!
 //! The buffer is a ring of its own: the byte of LSN x is at x modulo the capacity.
 //!
 //! Invariants:
-//! 1. A range of LSNs belongs to one [`ReservedSpan`]: one compare-and-swap of `reserved`, which only grows, reserves it.
+//! 1. A range of LSNs belongs to one [`ReservedSpan`]: one compare-and-swap of `reserved`, which
+//!    only grows, reserves it.
 //! 2. `taken <= reserved <= taken + capacity`: no two ranges in use share a byte of memory.
-//! 3. A block's count is the number of its bytes that were filled since it was freed. The taker reads only blocks
-//!    whose count is [`BLOCK`]: all threads that fill it are done. The additions to the count release and the
-//!    taker's load acquires, so the taker sees the bytes they wrote.
-//! 4. Only the taker frees a block, when nobody reads it any more: it zeroes the count, then raises `taken` by a
-//!    releasing store. A thread that reserves acquires `taken`, so that its writes come after that.
-//! 5. Between reserving and filling nothing can fail, panic or wait, so the taker never waits for ever.
-//! 6. Data leaves [`PADDING_ROOM_BYTES`] bytes free, so that there is always room for the padding with which a sync begins.
+//! 3. A block's count is the number of its bytes that were filled since it was freed. The taker
+//!    reads only blocks whose count is [`BLOCK`]: all threads that fill it are done. The additions
+//!    to the count release and the taker's load acquires, so the taker sees the bytes they wrote.
+//! 4. Only the taker frees a block, when nobody reads it any more: it zeroes the count, then raises
+//!    `taken` by a releasing store. A thread that reserves acquires `taken`, so that its writes
+//!    come after that.
+//! 5. Between reserving and filling nothing can fail, panic or wait, so the taker never waits for
+//!    ever.
+//! 6. Data leaves [`PADDING_ROOM_BYTES`] bytes free, so that there is always room for the padding
+//!    with which a sync begins.
 
 #![allow(unsafe_code)]
 
@@ -68,8 +72,8 @@ pub(super) struct BlockTaker {
 }
 
 impl LogBuffer {
-    /// Creates a buffer for LSNs from `start` on, a multiple of [`BLOCK`]. The capacity is a power of two of at
-    /// least four blocks.
+    /// Creates a buffer for LSNs from `start` on, a multiple of [`BLOCK`]. The capacity is a power
+    /// of two of at least four blocks.
     pub(super) fn new(capacity: usize, start: u64, limit: u64) -> (Arc<Self>, BlockTaker) {
         assert!(capacity.is_power_of_two() && capacity >= 4 * BLOCK_LEN && start.is_multiple_of(BLOCK));
         let buffer = Arc::new(Self {
@@ -121,15 +125,15 @@ impl LogBuffer {
         }
     }
 
-    /// Reserves room for `len` bytes beyond the limit, directly behind a block start. Only valid while the limit
-    /// keeps everyone else out.
+    /// Reserves room for `len` bytes beyond the limit, directly behind a block start. Only valid
+    /// while the limit keeps everyone else out.
     #[cfg(any(test, feature = "injected-faults"))]
     pub(super) fn reserve_beyond_limit(&self, len: u64) -> Option<ReservedSpan> {
         self.take_number(self.reserved(), len).ok()
     }
 
-    /// Reserves room for the due padding, and returns the LSN behind it, with which a sync may end. Returns no span
-    /// if a block starts here.
+    /// Reserves room for the due padding, and returns the LSN behind it, with which a sync may end.
+    /// Returns no span if a block starts here.
     pub(super) fn reserve_padding(&self) -> (Option<ReservedSpan>, u64) {
         let mut lsn = self.reserved.0.load(Ordering::Relaxed);
         loop {
@@ -145,8 +149,8 @@ impl LogBuffer {
         }
     }
 
-    /// Advances `reserved`. It acquires the freed memory that the holder of the previous span saw: padding goes
-    /// into the room that data left.
+    /// Advances `reserved`. It acquires the freed memory that the holder of the previous span saw:
+    /// padding goes into the room that data left.
     fn take_number(&self, lsn: u64, len: u64) -> Result<ReservedSpan, u64> {
         self.reserved
             .0
@@ -178,10 +182,10 @@ impl LogBuffer {
     fn put(&self, lsn: u64, bytes: &[u8]) {
         let at = self.at(lsn);
         let (front, back) = bytes.split_at(bytes.len().min(to_usize(self.capacity) - at));
-        // SAFETY: `at` is below the capacity, and the front ends at the capacity or before. Only the holder of the
-        // span touches this memory (invariant 1), and no other range in use shares it (2). The taker reads it only
-        // after it was counted, which is after this (3), and was done with the previous content before it was
-        // reserved (4).
+        // SAFETY: `at` is below the capacity, and the front ends at the capacity or before. Only
+        // the holder of the span touches this memory (invariant 1), and no other range in use
+        // shares it (2). The taker reads it only after it was counted, which is after this (3), and
+        // was done with the previous content before it was reserved (4).
         unsafe { self.memory.write(at, front) };
         if !back.is_empty() {
             // SAFETY: as above; the back is shorter than the capacity, since the span is (2).
@@ -227,8 +231,9 @@ impl BlockTaker {
         {
             len += BLOCK;
         }
-        // SAFETY: in bounds. Each of these blocks is filled, and nobody writes to it (invariant 3) before it is
-        // given back (4). That takes this taker `&mut`, so it can't happen while the bytes are borrowed.
+        // SAFETY: in bounds. Each of these blocks is filled, and nobody writes to it (invariant 3)
+        // before it is given back (4). That takes this taker `&mut`, so it can't happen while the
+        // bytes are borrowed.
         unsafe { buffer.memory.read(at, to_usize(len)) }
     }
 

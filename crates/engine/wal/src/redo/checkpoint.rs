@@ -1,7 +1,7 @@
 //! Moves the checkpoint, up to which the ring may be overwritten.
 //!
-//! Invariant: the new checkpoint is durable in the control file before anything is appended over the space that it
-//! frees. A durable record stands at it before the control file names it.
+//! Invariant: the new checkpoint is durable in the control file before anything is appended over
+//! the space that it frees. A durable record stands at it before the control file names it.
 
 use std::sync::atomic::Ordering;
 
@@ -61,8 +61,8 @@ impl Core {
         Ok(())
     }
 
-    /// Fails unless `lsn` is the start of a record (or of damaged padding), the end of the log, or the end of an
-    /// epoch.
+    /// Fails unless `lsn` is the start of a record (or of damaged padding), the end of the log, or
+    /// the end of an epoch.
     fn check_is_record(&self, lsn: u64) -> Result<(), Error> {
         let salt = {
             let epochs = lock(&self.epoch.epochs);

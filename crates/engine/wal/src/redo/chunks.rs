@@ -1,7 +1,7 @@
 //! Contiguous chunks of the log in memory.
 //!
-//! Invariants: there is no gap between the chunks. Memory is reused once nobody holds a part of it: touching memory
-//! for the first time takes as long as reading it from a fast disk.
+//! Invariants: there is no gap between the chunks. Memory is reused once nobody holds a part of it:
+//! touching memory for the first time takes as long as reading it from a fast disk.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -20,7 +20,8 @@ pub(super) const CHUNK_BYTES: usize = 4 << 20;
 /// Unused memory, in pieces of [`CHUNK_BYTES`] bytes.
 type SpareMemory = Mutex<Vec<Mapping>>;
 
-/// Memory of a chunk with parts in use. It is returned when the last part is dropped, if the reader still exists.
+/// Memory of a chunk with parts in use. It is returned when the last part is dropped, if the reader
+/// still exists.
 struct LentMemory {
     /// Set until the drop.
     map: Option<Mapping>,
@@ -88,8 +89,8 @@ impl Chunk {
         &memory[self.offsets(lsns)]
     }
 
-    /// Returns its part of this range to be kept: a slice of its memory if that is shared already, otherwise a
-    /// copy.
+    /// Returns its part of this range to be kept: a slice of its memory if that is shared already,
+    /// otherwise a copy.
     pub(super) fn to_bytes(&self, lsns: &Range<u64>) -> Bytes {
         match &self.memory {
             ChunkMemory::Ours(_) => Bytes::copy_from_slice(self.part(lsns)),

@@ -1,8 +1,10 @@
-//! The control file: the description of a ring, its checkpoint, its epochs, and the known facts about its end.
+//! The control file: the description of a ring, its checkpoint, its epochs, and the known facts
+//! about its end.
 //!
-//! It has two slots of 4096 bytes with the same content: each change is written and synced in one, then in the
-//! other. The newer intact slot counts, so either may be torn, decayed or unreadable. Opening syncs the slot that
-//! it found, so that no change is written beside a slot that may not be durable.
+//! It has two slots of 4096 bytes with the same content: each change is written and synced in one,
+//! then in the other. The newer intact slot counts, so either may be torn, decayed or unreadable.
+//! Opening syncs the slot that it found, so that no change is written beside a slot that may not be
+//! durable.
 //!
 //! | bytes | what (little endian) |
 //! |---|---|
@@ -23,8 +25,8 @@
 //! | 88.. | 12 bytes for each epoch: LSN at which the previous one ended, salt |
 //! | 4092..4096 | CRC-32C of all before |
 //!
-//! The first 56 bytes are the same in all versions, so that a program that does not know a version can still report
-//! it.
+//! The first 56 bytes are the same in all versions, so that a program that does not know a version
+//! can still report it.
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -199,7 +201,8 @@ fn newest(slots: impl IntoIterator<Item = DecodedControl>) -> DecodedControl {
     })
 }
 
-/// Reads the control file of a log. An unreadable slot counts as damaged as long as the other one is intact.
+/// Reads the control file of a log. An unreadable slot counts as damaged as long as the other one
+/// is intact.
 pub(super) fn read(file: &dyn IoFile) -> Result<DecodedControl, Error> {
     let mut bytes = AlignedBuf::new(2 * BLOCK_LEN);
     match file.read_at(0, &mut bytes) {
@@ -286,8 +289,8 @@ impl ControlFile {
         Ok((0..2).filter_map(|slot| Some((slot, fault(slot)?))).collect())
     }
 
-    /// Writes a new state durably to both slots. If that fails for lack of space, the file holds the previous state
-    /// or the new one.
+    /// Writes a new state durably to both slots. If that fails for lack of space, the file holds
+    /// the previous state or the new one.
     pub(super) fn write(&mut self, state: ControlState) -> Result<(), Error> {
         let file = if let Some(file) = &self.file {
             Arc::clone(file)

@@ -1,8 +1,9 @@
 //! The log as all its threads share it: appending, writing in order, syncing in groups.
 //!
-//! Two locks are held over I/O: the writer's and the syncer's. The writer takes whole blocks out of the buffer and
-//! writes them, in order. The syncer pads, has everything written, and syncs. Any thread may take these locks: the
-//! log's own, or a caller that would otherwise wait for one of those.
+//! Two locks are held over I/O: the writer's and the syncer's. The writer takes whole blocks out of
+//! the buffer and writes them, in order. The syncer pads, has everything written, and syncs. Any
+//! thread may take these locks: the log's own, or a caller that would otherwise wait for one of
+//! those.
 //!
 //! The parts of [`Core`], by their protection:
 //!
@@ -18,15 +19,16 @@
 //! | [`ReleaseState`] | the lock of `releaser`, whose holder alone moves `considered_upto` |
 //! | [`EventCounts`], [`Lifecycle`], [`Counters`] | atomics that any thread changes |
 //!
-//! Locks are taken in this order: `control`, `epochs`, the syncer's, and last one of the writer's, the group
-//! commit's and `releaser`.
+//! Locks are taken in this order: `control`, `epochs`, the syncer's, and last one of the writer's,
+//! the group commit's and `releaser`.
 //!
 //! Invariants:
-//! 1. `durable <= taken <= reserved <= taken + capacity`. Only the syncer raises `durable`, after everything before
-//!    it was written and synced successfully. It is a block start.
-//! 2. After the first error of a write or sync nothing more is written, `durable` stays, and every call fails.
-//! 3. The limit of the buffer is at most the ring's capacity past the block of the checkpoint that is durable in
-//!    the control file, and at most `max_unsynced` past `durable`.
+//! 1. `durable <= taken <= reserved <= taken + capacity`. Only the syncer raises `durable`, after
+//!    everything before it was written and synced successfully. It is a block start.
+//! 2. After the first error of a write or sync nothing more is written, `durable` stays, and every
+//!    call fails.
+//! 3. The limit of the buffer is at most the ring's capacity past the block of the checkpoint that
+//!    is durable in the control file, and at most `max_unsynced` past `durable`.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -51,13 +53,14 @@ use crate::limits::RECORD_BYTES_MAX;
 use crate::record::{self, BLOCK, RECORD_HEADER_BYTES, RecordHeader, RecordKind};
 use crate::{Error, LogMode, Lsn};
 
-/// The maximum number of bytes of a write: larger ones gain nothing, and the lock is released between writes.
+/// The maximum number of bytes of a write: larger ones gain nothing, and the lock is released
+/// between writes.
 const WRITE_BYTES_MAX: u64 = 1 << 20;
-/// The maximum number of bytes of a write if writeback is started explicitly: the device writes one piece while the
-/// next one is copied.
+/// The maximum number of bytes of a write if writeback is started explicitly: the device writes one
+/// piece while the next one is copied.
 const WRITE_BACK_BYTES_MAX: u64 = 256 << 10;
-/// A write of at least this many bytes is worth a call to start its writeback at once, instead of leaving it to the
-/// next sync.
+/// A write of at least this many bytes is worth a call to start its writeback at once, instead of
+/// leaving it to the next sync.
 const EARLY_WRITE_BACK_BYTES: usize = 128 << 10;
 
 /// The log without its threads.
@@ -125,7 +128,8 @@ impl Core {
         self.check().err().unwrap_or_else(|| unreachable!("it was just set"))
     }
 
-    /// Appends a record, and returns the LSN past it. Waits for room, but not for the ring if `wait` is false.
+    /// Appends a record, and returns the LSN past it. Waits for room, but not for the ring if
+    /// `wait` is false.
     pub(super) fn append(&self, body: &[u8], wait: bool) -> Result<u64, Error> {
         if body.len() > self.longest() {
             return Err(Error::RecordTooLarge { bytes: body.len() as u64, max: self.longest() as u64 });
@@ -145,7 +149,8 @@ impl Core {
             RecordHeader::new(RecordKind::Data, body, span.lsn(), salt, self.durable()).encode_over(body_crc);
         self.buffer.fill(span, [&header, body]);
         count(&self.counters.appends);
-        // May miss a writer that falls asleep just now: the next append wakes it, or the flusher's tick.
+        // May miss a writer that falls asleep just now: the next append wakes it, or the flusher's
+        // tick.
         if self.events.to_write.has_waiters() && self.should_write_now() {
             self.events.to_write.notify_all();
         }
@@ -256,7 +261,8 @@ impl Core {
         }
     }
 
-    /// Appends padding up to the start of a block. Everything before the LSN that it returns can be written.
+    /// Appends padding up to the start of a block. Everything before the LSN that it returns can be
+    /// written.
     fn seal(&self) -> u64 {
         static ZEROS: [u8; 2 * record::BLOCK_LEN] = [0; 2 * record::BLOCK_LEN];
         let (span, end) = self.buffer.reserve_padding();
@@ -276,7 +282,8 @@ impl Core {
         self.write_ready(&mut taker, u64::MAX, self.plain())
     }
 
-    /// Writes everything before `upto`, which was sealed. Waits for appends that are still filling their part.
+    /// Writes everything before `upto`, which was sealed. Waits for appends that are still filling
+    /// their part.
     fn write_upto(&self, taker: &mut BlockTaker, upto: u64, mode: WriteMode) -> Result<(), Error> {
         let mut attempts = 0;
         while taker.at() < upto {
@@ -395,8 +402,9 @@ impl Core {
         if mode != WriteMode::Durable || began > from {
             self.sync_ring(from..upto).map_err(|error| self.poison(error))?;
         }
-        // A disk has one cache for all files. A sync of the control file that failed meanwhile may have lost bytes
-        // of this file, whose own sync then had nothing left to fail for. This waits for a sync in progress.
+        // A disk has one cache for all files. A sync of the control file that failed meanwhile may
+        // have lost bytes of this file, whose own sync then had nothing left to fail for. This
+        // waits for a sync in progress.
         self.noting(|| self.check())?;
         self.set_durable(upto);
         count(&self.counters.syncs);
@@ -434,7 +442,8 @@ impl Core {
         }
     }
 
-    /// Returns the bytes that were written and not yet considered for release; 0 if none are released.
+    /// Returns the bytes that were written and not yet considered for release; 0 if none are
+    /// released.
     pub(super) fn unreleased(&self) -> u64 {
         if !self.config.releases {
             return 0;

@@ -1,11 +1,12 @@
 //! Creates a log.
 //!
-//! The control file comes first and says that the log is being created. Then come the files, written with zeros
-//! from end to end. Last, the control file records that the log is closed, and so complete. A directory with ring
-//! files but without a control file is therefore never overwritten by a new log.
+//! The control file comes first and says that the log is being created. Then come the files,
+//! written with zeros from end to end. Last, the control file records that the log is closed, and
+//! so complete. A directory with ring files but without a control file is therefore never
+//! overwritten by a new log.
 //!
-//! A failure leaves existing files unchanged and removes the created ones, except for an empty directory. After a
-//! failure of the last step nothing is removed, since the log may be complete.
+//! A failure leaves existing files unchanged and removes the created ones, except for an empty
+//! directory. After a failure of the last step nothing is removed, since the log may be complete.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -112,8 +113,8 @@ fn make(
     Ok((lock, control.state().clone()))
 }
 
-/// Creates a file of zeros, durable except for its name. Later overwrites need neither space nor the file system's
-/// journal.
+/// Creates a file of zeros, durable except for its name. Later overwrites need neither space nor
+/// the file system's journal.
 fn make_file(io: &dyn Io, path: &Path, bytes: u64, zeros: &[u8]) -> Result<(), Error> {
     let file = open_writable_past_cache(io, path, Create::New)?;
     own_blocks::exempt_from_copies(&*file);
@@ -134,8 +135,8 @@ fn make_file(io: &dyn Io, path: &Path, bytes: u64, zeros: &[u8]) -> Result<(), E
     Ok(())
 }
 
-/// Fails unless the directory holds only the names at the root of a file system and the remains of an interrupted
-/// creation. Returns the names of the remains.
+/// Fails unless the directory holds only the names at the root of a file system and the remains of
+/// an interrupted creation. Returns the names of the remains.
 fn check_empty(io: &dyn Io, directory: &Path) -> Result<Vec<String>, Error> {
     let not_empty = |found: String| Err(Error::NotEmpty { path: directory.to_path_buf(), found });
     let mut left = Vec::new();
@@ -170,8 +171,9 @@ struct CreatedFiles<'a> {
 }
 
 impl CreatedFiles<'_> {
-    /// Removes the files as far as possible: the error that led here is the one to report. Nobody may overwrite
-    /// ring files without a control file, so the control file is removed after their removal is durable.
+    /// Removes the files as far as possible: the error that led here is the one to report. Nobody
+    /// may overwrite ring files without a control file, so the control file is removed after their
+    /// removal is durable.
     fn remove(self) {
         let (rings, others): (Vec<_>, Vec<_>) = self
             .paths

@@ -1,8 +1,8 @@
 //! An event count: threads sleep until it is notified.
 //!
-//! A waiter reads [`EventCount::count`], checks its condition, and then waits with that count, so a notification in
-//! between is not missed. Wakeups may be spurious. The count is a futex: one system call wakes all, and no waiter
-//! takes a lock to continue.
+//! A waiter reads [`EventCount::count`], checks its condition, and then waits with that count, so a
+//! notification in between is not missed. Wakeups may be spurious. The count is a futex: one system
+//! call wakes all, and no waiter takes a lock to continue.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -29,8 +29,8 @@ impl EventCount {
 
     /// Sleeps until there are more notifications than `count`, but for at most `timeout`.
     pub(crate) fn wait(&self, count: u32, timeout: Option<Duration>) {
-        // Waiters are counted before the kernel compares the count, and read after it is raised: one of the two
-        // sides sees the other.
+        // Waiters are counted before the kernel compares the count, and read after it is raised:
+        // one of the two sides sees the other.
         self.waiters.fetch_add(1, Ordering::SeqCst);
         let timeout = timeout.and_then(|timeout| {
             let tv_sec = timeout.as_secs().try_into().ok()?;

@@ -1,11 +1,13 @@
 //! Group commit: of the threads that wait for the same I/O one, the leader, does it for all.
 //!
-//! A leader holds the syncer's lock. What it does is a round, which covers everything that was submitted before
-//! the round began. Threads that it covers wait on its event count. Later threads wait on that of the next round,
-//! which has the other parity. One of them is woken when the lock is free.
+//! A leader holds the syncer's lock. What it does is a round, which covers everything that was
+//! submitted before the round began. Threads that it covers wait on its event count. Later threads
+//! wait on that of the next round, which has the other parity. One of them is woken when the lock
+//! is free.
 //!
-//! Invariant: a thread sleeps only if it failed to get the lock after it took its ticket. There was a leader at
-//! that time, which notifies both event counts once the lock is free: nobody is forgotten.
+//! Invariant: a thread sleeps only if it failed to get the lock after it took its ticket. There was
+//! a leader at that time, which notifies both event counts once the lock is free: nobody is
+//! forgotten.
 
 use pagekeeper_kernel::mutex::ignore_poison;
 
@@ -33,7 +35,8 @@ struct WaitTicket<'a> {
     count: u32,
 }
 
-/// The right to sync. When it is dropped, it wakes the threads that its round covered, and one to lead the next.
+/// The right to sync. When it is dropped, it wakes the threads that its round covered, and one to
+/// lead the next.
 pub(crate) struct Leader<'a> {
     group: &'a GroupCommit,
     /// There until the drop.
@@ -49,8 +52,8 @@ pub(crate) enum Turn<'a, R> {
 }
 
 impl GroupCommit {
-    /// Waits for the result of what was submitted up to here, or until the caller leads. A leader makes its result
-    /// visible before it is dropped.
+    /// Waits for the result of what was submitted up to here, or until the caller leads. A leader
+    /// makes its result visible before it is dropped.
     pub(crate) fn wait<R>(&self, upto: u64, result: impl Fn() -> Option<R>) -> Turn<'_, R> {
         loop {
             let ticket = self.ticket(upto);

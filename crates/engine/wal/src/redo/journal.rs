@@ -1,19 +1,20 @@
-//! The journal in memory, while a log is opened: read once, with many requests in flight, and verified on all
-//! processors.
+//! The journal in memory, while a log is opened: read once, with many requests in flight, and
+//! verified on all processors.
 //!
-//! It is read in steps, ahead of the reader that iterates over the records. A step is many pieces, all requested
-//! from the disk at once. After a step has been read, its headers are followed from record to record. If they lead
-//! past it, the next steps are begun on threads. Meanwhile the checksums of these records are verified, in parallel
-//! if there are processors left for that.
+//! It is read in steps, ahead of the reader that iterates over the records. A step is many pieces,
+//! all requested from the disk at once. After a step has been read, its headers are followed from
+//! record to record. If they lead past it, the next steps are begun on threads. Meanwhile the
+//! checksums of these records are verified, in parallel if there are processors left for that.
 //!
 //! Invariants:
-//! 1. The chunks in memory are contiguous: from an LSN that the reader has not passed, up to `read`.
-//! 2. From the start of `checked` to its end the records follow each other under `salt`, and each of them is whole.
-//!    The reader does not verify them again; only the reader interprets them.
+//! 1. The chunks in memory are contiguous: from an LSN that the reader has not passed, up to
+//!    `read`.
+//! 2. From the start of `checked` to its end the records follow each other under `salt`, and each
+//!    of them is whole. The reader does not verify them again; only the reader interprets them.
 //! 3. Only a few steps are read ahead of the reader's position, and nothing at or past its limit.
 //!
-//! Fails as the disk does, if the reader needs unreadable bytes. A failed read-ahead that is not needed is not an
-//! error.
+//! Fails as the disk does, if the reader needs unreadable bytes. A failed read-ahead that is not
+//! needed is not an error.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -42,15 +43,17 @@ const STEPS_AHEAD: usize = 2;
 /// Bytes of records that one processor verifies at a time.
 const VERIFY_SHARE_BYTES: u64 = 1 << 20;
 
-/// A record that was in the log when it was opened; from [`RedoOptions::recover`](crate::RedoOptions::recover).
+/// A record that was in the log when it was opened; from
+/// [`RedoOptions::recover`](crate::RedoOptions::recover).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecoveredRecord {
     /// The start of the record.
     pub lsn: Lsn,
     /// The end of the record, as returned by its append.
     pub end: Lsn,
-    /// The body as it was appended. It is a part of the memory that the log was read into, unless the record lies
-    /// in two chunks of that memory. Memory that nobody keeps is reused for reading.
+    /// The body as it was appended. It is a part of the memory that the log was read into, unless
+    /// the record lies in two chunks of that memory. Memory that nobody keeps is reused for
+    /// reading.
     pub body: Bytes,
 }
 
@@ -99,8 +102,8 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// Creates a journal from the block of `lsn` on, of which `likely` bytes will probably be needed. Without
-    /// threads the caller does everything.
+    /// Creates a journal from the block of `lsn` on, of which `likely` bytes will probably be
+    /// needed. Without threads the caller does everything.
     pub(super) fn new(source: RingSource, lsn: u64, likely: u64, has_threads: bool) -> Self {
         Self {
             source: Arc::new(source),
@@ -116,7 +119,8 @@ impl Journal {
             further: READ_STEP_BYTES,
             checked: 0..0,
             salt: 0,
-            // One processor is left to the threads that read. (Queried once: each query reads control groups.)
+            // One processor is left to the threads that read. (Queried once: each query reads
+            // control groups.)
             verifiers: if has_threads {
                 std::thread::available_parallelism().map_or(1, |all| all.get().saturating_sub(1))
             } else {
@@ -181,8 +185,8 @@ impl Journal {
         }
     }
 
-    /// Returns the records in memory that follow each other from `lsn` on by their headers, and whether they lead
-    /// past the memory.
+    /// Returns the records in memory that follow each other from `lsn` on by their headers, and
+    /// whether they lead past the memory.
     fn follow(&self, lsn: u64, salt: u32, limit: u64) -> (Vec<RecordHeader>, bool) {
         let mut records = Vec::new();
         let mut at = lsn;
@@ -348,8 +352,8 @@ mod tests {
     }
 
     proptest! {
-        /// Reading through a buffer and reading ahead give the same result, on logs with holes, epochs, damage and
-        /// unreadable blocks.
+        /// Reading through a buffer and reading ahead give the same result, on logs with holes,
+        /// epochs, damage and unreadable blocks.
         #[test]
         fn reading_ahead_finds_what_reading_through_a_buffer_does(
             steps in prop::collection::vec((0_usize..20_000, 0_u8..8, 0_u64..60_000), 1..30),

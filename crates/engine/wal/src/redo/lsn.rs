@@ -1,12 +1,13 @@
 //! Log sequence numbers.
 //!
-//! The modules of the redo log compute with plain positions; each call of another crate gives and gets an [`Lsn`].
+//! The modules of the redo log compute with plain positions; each call of another crate gives and
+//! gets an [`Lsn`].
 
 use std::fmt;
 use std::ops::{Add, Sub};
 
-/// A log sequence number: a position in a [`RedoLog`](crate::RedoLog), in bytes since the log was created. It only
-/// grows, while the ring wraps around.
+/// A log sequence number: a position in a [`RedoLog`](crate::RedoLog), in bytes since the log was
+/// created. It only grows, while the ring wraps around.
 ///
 /// ```
 /// use pagekeeper_wal::Lsn;

@@ -1,8 +1,9 @@
-//! Large memory: allocated as it is touched, in huge pages if the kernel has them. Touching a small page for the
-//! first time takes as long as reading it from a fast disk.
+//! Large memory: allocated as it is touched, in huge pages if the kernel has them. Touching a small
+//! page for the first time takes as long as reading it from a fast disk.
 //!
-//! Invariant: a mapping is `len` bytes from `start` on, mapped here and used by nobody else, readable and writable,
-//! zero at first. Without memory the process aborts, as with all of the standard library's collections.
+//! Invariant: a mapping is `len` bytes from `start` on, mapped here and used by nobody else,
+//! readable and writable, zero at first. Without memory the process aborts, as with all of the
+//! standard library's collections.
 
 #![allow(unsafe_code)]
 
@@ -14,10 +15,12 @@ use std::ptr::NonNull;
 use pagekeeper_io::AlignedBuf;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-/// Bytes of a huge page if small ones have 4 KiB. On other kernels it is an alignment like any other.
+/// Bytes of a huge page if small ones have 4 KiB. On other kernels it is an alignment like any
+/// other.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Exclusive memory, aligned to [`AlignedBuf::ALIGN`], or to huge pages if it is at least that large.
+/// Exclusive memory, aligned to [`AlignedBuf::ALIGN`], or to huge pages if it is at least that
+/// large.
 pub(super) struct Mapping {
     start: NonNull<u8>,
     len: usize,
@@ -43,11 +46,12 @@ impl Mapping {
         let base = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), mapped, protection, flags) };
         let Some(base) = base.ok().and_then(|base| NonNull::new(base.cast::<u8>())) else { fail() };
         let skipped = base.as_ptr().addr().next_multiple_of(align) - base.as_ptr().addr();
-        // SAFETY: less than `align` bytes further: within the mapping, which is longer than `len` by `align`.
+        // SAFETY: less than `align` bytes further: within the mapping, which is longer than `len`
+        // by `align`.
         let start = unsafe { base.add(skipped) };
         if len >= HUGE_PAGE_BYTES {
-            // SAFETY: the range was just mapped, and this advice changes no byte. It fails if there are no huge
-            // pages; small ones suffice.
+            // SAFETY: the range was just mapped, and this advice changes no byte. It fails if there
+            // are no huge pages; small ones suffice.
             let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), len, Advice::LinuxHugepage) };
         }
         Self { start, len, base, mapped }
@@ -55,8 +59,8 @@ impl Mapping {
 
     /// Makes the kernel allocate the memory, if there are huge pages.
     ///
-    /// Concurrent disk requests that share an unallocated huge page would each allocate and zero one, and all but
-    /// one would be discarded.
+    /// Concurrent disk requests that share an unallocated huge page would each allocate and zero
+    /// one, and all but one would be discarded.
     pub(super) fn touch(&mut self) {
         self.chunks_mut(HUGE_PAGE_BYTES).for_each(|page| page[0] = 0);
     }

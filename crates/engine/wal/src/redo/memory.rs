@@ -1,7 +1,7 @@
 //! The bytes of the log buffer, written by many threads at once and read by one.
 //!
-//! The exclusive access of threads to bytes is not checked here: the log buffer guarantees it. Memory is allocated
-//! as it is touched.
+//! The exclusive access of threads to bytes is not checked here: the log buffer guarantees it.
+//! Memory is allocated as it is touched.
 
 #![allow(unsafe_code)]
 
@@ -49,7 +49,8 @@ impl UncheckedMemory {
     /// They are in bounds, and nobody writes to that range as long as they are borrowed.
     pub(super) unsafe fn read(&self, at: usize, len: usize) -> &[u8] {
         debug_assert!(at + len <= self.len);
-        // SAFETY: in bounds, initialised from the start, and not written to, as the caller promises.
+        // SAFETY: in bounds, initialised from the start, and not written to, as the caller
+        // promises.
         unsafe { NonNull::slice_from_raw_parts(self.start.add(at), len).as_ref() }
     }
 }

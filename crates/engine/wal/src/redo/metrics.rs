@@ -37,11 +37,13 @@ pub struct RedoStats {
     pub checkpoints: u64,
     /// Bytes of pages that were released.
     pub released: u64,
-    /// Bytes of pages that were resident when last sampled, and not yet released; 0 if none are released.
+    /// Bytes of pages that were resident when last sampled, and not yet released; 0 if none are
+    /// released.
     pub resident: u64,
 }
 
-/// The counters, alone on their cache lines: each append counts itself, and reads much of the neighbouring state.
+/// The counters, alone on their cache lines: each append counts itself, and reads much of the
+/// neighbouring state.
 #[repr(align(128))]
 #[derive(Debug, Default)]
 pub(super) struct Counters {

@@ -53,18 +53,19 @@ use crate::{Error, LogMode};
 
 /// A redo log: a ring of files of fixed size, overwritten again and again, read only after a crash.
 ///
-/// Any number of threads [`append`](Self::append): each reserves its room by one atomic step and copies its record
-/// into the log buffer without a lock. A thread `log_writer` writes whole blocks as they fill up. A thread
-/// `log_flusher` syncs records that nobody waits for, and releases the pages of written records. A thread that
-/// commits calls [`wait_flushed`](Self::wait_flushed): one of the waiting threads, the leader, writes and syncs for
-/// all, while the next group gathers.
+/// Any number of threads [`append`](Self::append): each reserves its room by one atomic step and
+/// copies its record into the log buffer without a lock. A thread `log_writer` writes whole blocks
+/// as they fill up. A thread `log_flusher` syncs records that nobody waits for, and releases the
+/// pages of written records. A thread that commits calls [`wait_flushed`](Self::wait_flushed): one
+/// of the waiting threads, the leader, writes and syncs for all, while the next group gathers.
 ///
-/// Once the engine has made changes durable elsewhere, it moves the [`checkpoint`](Self::checkpoint), and the ring
-/// may be overwritten up to there. When the ring is full, appends wait.
+/// Once the engine has made changes durable elsewhere, it moves the
+/// [`checkpoint`](Self::checkpoint), and the ring may be overwritten up to there. When the ring is
+/// full, appends wait.
 ///
 /// After a write or sync has failed, nothing more is appended or acknowledged: all calls fail with
-/// [`Error::Poisoned`]. Open the log again to find out what the disk has. A full disk causes no such failure, as
-/// long as the log [`is_overwritten_in_place`](Self::is_overwritten_in_place).
+/// [`Error::Poisoned`]. Open the log again to find out what the disk has. A full disk causes no
+/// such failure, as long as the log [`is_overwritten_in_place`](Self::is_overwritten_in_place).
 ///
 /// A log belongs to the process that opened it: in a forked child every call fails with
 /// [`Forked`](pagekeeper_io::Error::Forked) and a drop does nothing.
@@ -110,26 +111,28 @@ impl RedoLog {
         Ok(Self { core, threads })
     }
 
-    /// Appends a record, and returns the LSN past it, for [`Self::wait_flushed`]. The record is not durable yet.
+    /// Appends a record, and returns the LSN past it, for [`Self::wait_flushed`]. The record is not
+    /// durable yet.
     ///
-    /// Waits while the log buffer or the ring is full; the latter lasts until another thread moves the checkpoint.
+    /// Waits while the log buffer or the ring is full; the latter lasts until another thread moves
+    /// the checkpoint.
     ///
-    /// Fails with [`Error::RecordTooLarge`] for a body longer than [`Self::longest_record`], and after any error of
-    /// a write or sync.
+    /// Fails with [`Error::RecordTooLarge`] for a body longer than [`Self::longest_record`], and
+    /// after any error of a write or sync.
     pub fn append(&self, body: &[u8]) -> Result<Lsn, Error> {
         self.core.process.require()?;
         self.core.append(body, true).map(Lsn::new)
     }
 
-    /// Appends a record like [`Self::append`], but fails with [`Error::RingFull`] instead of waiting for a
-    /// checkpoint. This is for threads that move the checkpoint themselves.
+    /// Appends a record like [`Self::append`], but fails with [`Error::RingFull`] instead of
+    /// waiting for a checkpoint. This is for threads that move the checkpoint themselves.
     pub fn try_append(&self, body: &[u8]) -> Result<Lsn, Error> {
         self.core.process.require()?;
         self.core.append(body, false).map(Lsn::new)
     }
 
-    /// Returns when all records before `lsn` are durable, or written, depending on the [`FlushPolicy`]. Fails for
-    /// an LSN past the end.
+    /// Returns when all records before `lsn` are durable, or written, depending on the
+    /// [`FlushPolicy`]. Fails for an LSN past the end.
     pub fn wait_flushed(&self, lsn: Lsn) -> Result<(), Error> {
         self.core.process.require()?;
         self.check_end(lsn)?;
@@ -139,9 +142,9 @@ impl RedoLog {
         }
     }
 
-    /// Waits for at most this long until the syncs of other callers have made all records before `lsn` durable. For
-    /// a caller that would rather share a sync than be early: it calls [`Self::sync_upto`] next. Fails for an LSN
-    /// past the end.
+    /// Waits for at most this long until the syncs of other callers have made all records before
+    /// `lsn` durable. For a caller that would rather share a sync than be early: it calls
+    /// [`Self::sync_upto`] next. Fails for an LSN past the end.
     pub fn wait_for_others(&self, lsn: Lsn, max: Duration) -> Result<(), Error> {
         self.core.process.require()?;
         self.check_end(lsn)?;
@@ -149,7 +152,8 @@ impl RedoLog {
         Ok(())
     }
 
-    /// Returns when all records before `lsn` are durable, whatever the policy. Fails for an LSN past the end.
+    /// Returns when all records before `lsn` are durable, whatever the policy. Fails for an LSN
+    /// past the end.
     pub fn sync_upto(&self, lsn: Lsn) -> Result<(), Error> {
         self.core.process.require()?;
         self.check_end(lsn)?;
@@ -164,9 +168,10 @@ impl RedoLog {
         Ok(())
     }
 
-    /// Releases all records before `lsn`, an LSN from an append or a reader: they may be overwritten. Syncs the log
-    /// up to there first, and returns when the checkpoint is durable. Does nothing if the checkpoint is past `lsn`
-    /// already, as when another thread moved it meanwhile.
+    /// Releases all records before `lsn`, an LSN from an append or a reader: they may be
+    /// overwritten. Syncs the log up to there first, and returns when the checkpoint is durable.
+    /// Does nothing if the checkpoint is past `lsn` already, as when another thread moved it
+    /// meanwhile.
     pub fn checkpoint(&self, lsn: Lsn) -> Result<(), Error> {
         self.core.process.require()?;
         self.core.move_checkpoint(lsn.get())
@@ -187,25 +192,25 @@ impl RedoLog {
         Lsn::new(self.core.durable())
     }
 
-    /// Reads the records from `lsn` on, an LSN from the checkpoint, an append or a reader. Reads up to the current
-    /// durable end, or to the written end if commits do not wait for syncs. The reader fails with
-    /// [`Error::NotARecord`] if no record begins at `lsn`.
+    /// Reads the records from `lsn` on, an LSN from the checkpoint, an append or a reader. Reads up
+    /// to the current durable end, or to the written end if commits do not wait for syncs. The
+    /// reader fails with [`Error::NotARecord`] if no record begins at `lsn`.
     pub fn read_from(&self, lsn: Lsn) -> Result<RedoReader, Error> {
         self.core.process.require()?;
         RedoReader::new(&self.core, lsn.get())
     }
 
-    /// Reads these places of the log once more, past the page cache, and returns their bytes in the same order.
-    /// This is for callers that kept the positions of bodies from [`RedoOptions::recover_into`] instead of their
-    /// bytes ([`RecoveredRecord::body_lsn`]).
+    /// Reads these places of the log once more, past the page cache, and returns their bytes in the
+    /// same order. This is for callers that kept the positions of bodies from
+    /// [`RedoOptions::recover_into`] instead of their bytes ([`RecoveredRecord::body_lsn`]).
     ///
-    /// Reads blocks of 4 KiB, and small gaps between them: at most `at_once` bytes at a time, unless one place is
-    /// longer. The result takes up at most the bytes of the places and a seventh more. The parts share memory,
-    /// which is kept as long as one of them is. Nothing is verified, since a place may be any part of a body: keep
-    /// a checksum of your own.
+    /// Reads blocks of 4 KiB, and small gaps between them: at most `at_once` bytes at a time,
+    /// unless one place is longer. The result takes up at most the bytes of the places and a
+    /// seventh more. The parts share memory, which is kept as long as one of them is. Nothing is
+    /// verified, since a place may be any part of a body: keep a checksum of your own.
     ///
-    /// Fails as the disk does, with [`Error::NotInLog`] if a place is before the checkpoint or past the durable
-    /// end, and with [`Error::Overtaken`] if it was overwritten meanwhile.
+    /// Fails as the disk does, with [`Error::NotInLog`] if a place is before the checkpoint or past
+    /// the durable end, and with [`Error::Overtaken`] if it was overwritten meanwhile.
     ///
     /// ```
     /// use pagekeeper_wal::RedoLog;
@@ -241,10 +246,10 @@ impl RedoLog {
         self.core.config.log_id
     }
 
-    /// Returns the faults of the control file as it is on the device now: the index of each damaged slot, 0 or 1,
-    /// and the reason. Either slot is enough, but once one is lost, the other one must not be. A crash may have
-    /// torn one. For a log that is open for writing, no fault is reported before the first append, which writes
-    /// both slots.
+    /// Returns the faults of the control file as it is on the device now: the index of each damaged
+    /// slot, 0 or 1, and the reason. Either slot is enough, but once one is lost, the other one
+    /// must not be. A crash may have torn one. For a log that is open for writing, no fault is
+    /// reported before the first append, which writes both slots.
     ///
     /// Fails if the file can't be opened.
     pub fn control_faults(&self) -> Result<Vec<(usize, String)>, Error> {
@@ -255,9 +260,9 @@ impl RedoLog {
         if is_known { control.faults() } else { Ok(Vec::new()) }
     }
 
-    /// Returns the paddings behind the checkpoint that were damaged when the log was opened: the file of each, and
-    /// the byte in it at which the padding begins. Padding fills up the writes of a sync and holds nothing: the log
-    /// has all its records.
+    /// Returns the paddings behind the checkpoint that were damaged when the log was opened: the
+    /// file of each, and the byte in it at which the padding begins. Padding fills up the writes of
+    /// a sync and holds nothing: the log has all its records.
     ///
     /// ```
     /// use std::os::unix::fs::FileExt;
@@ -291,8 +296,8 @@ impl RedoLog {
         self.core.config.geometry.capacity()
     }
 
-    /// Returns how the files are written; never [`LogMode::Auto`]. The mode is found by a test, which takes a few
-    /// milliseconds, on the first call of this or at the first append.
+    /// Returns how the files are written; never [`LogMode::Auto`]. The mode is found by a test,
+    /// which takes a few milliseconds, on the first call of this or at the first append.
     pub fn mode(&self) -> LogMode {
         if self.core.process.is_current() {
             return self.core.writing_mode().mode;
@@ -301,13 +306,15 @@ impl RedoLog {
         self.core.write.mode.get().map_or(LogMode::Buffered, |found| found.mode)
     }
 
-    /// Whether overwriting the ring is known to need no room, so that a full disk does not end the log. This holds
-    /// for the current state of the files: a snapshot or `cp --reflink` may change it at any time.
+    /// Whether overwriting the ring is known to need no room, so that a full disk does not end the
+    /// log. This holds for the current state of the files: a snapshot or `cp --reflink` may change
+    /// it at any time.
     ///
-    /// True on ext4, XFS and btrfs for a ring that shares no block with other files. On XFS the first append gives
-    /// the ring blocks of its own, and fails if there is no room for them. False in these cases:
-    /// - on btrfs, for a ring that was created without the attribute `C` (no copy on write, see chattr(1)), which
-    ///   [`RedoOptions::create`] sets;
+    /// True on ext4, XFS and btrfs for a ring that shares no block with other files. On XFS the
+    /// first append gives the ring blocks of its own, and fails if there is no room for them. False
+    /// in these cases:
+    /// - on btrfs, for a ring that was created without the attribute `C` (no copy on write, see
+    ///   chattr(1)), which [`RedoOptions::create`] sets;
     /// - on unknown file systems;
     /// - in a forked child.
     pub fn is_overwritten_in_place(&self) -> bool {
@@ -322,9 +329,10 @@ impl RedoLog {
             .snapshot(core.buffer.reserved() - core.config.start, core.buffer.taken() - core.config.start)
     }
 
-    /// Begins like the first append if the log was not closed before it was opened. The end of the log is then
-    /// recorded, and once the log is closed, every later change to its recovered records is detected, too. Without
-    /// this call, a log to which nothing is appended is left as it is.
+    /// Begins like the first append if the log was not closed before it was opened. The end of the
+    /// log is then recorded, and once the log is closed, every later change to its recovered
+    /// records is detected, too. Without this call, a log to which nothing is appended is left as
+    /// it is.
     ///
     /// Does nothing if there is no room for another epoch. Fails as an append does.
     pub fn settle(&self) -> Result<(), Error> {
@@ -332,9 +340,9 @@ impl RedoLog {
         if self.core.is_unsettled() { self.core.begin().map(drop) } else { Ok(()) }
     }
 
-    /// Makes everything durable, records the end of the log, and closes it: the next opening detects any later
-    /// change. Dropping the log does the same, but can't report an error. A log to which nothing was appended is
-    /// left as it is.
+    /// Makes everything durable, records the end of the log, and closes it: the next opening
+    /// detects any later change. Dropping the log does the same, but can't report an error. A log
+    /// to which nothing was appended is left as it is.
     pub fn close(mut self) -> Result<(), Error> {
         self.finish()
     }
@@ -355,13 +363,14 @@ impl RedoLog {
 }
 
 impl RedoOptions {
-    /// Creates a log in a directory that is empty or does not exist yet, and opens it. All its files are written
-    /// and synced, so that later no write allocates anything. This takes a while for large rings. On btrfs the
-    /// files are exempt from copying on write; [`RedoLog::is_overwritten_in_place`] tells whether that worked.
+    /// Creates a log in a directory that is empty or does not exist yet, and opens it. All its
+    /// files are written and synced, so that later no write allocates anything. This takes a while
+    /// for large rings. On btrfs the files are exempt from copying on write;
+    /// [`RedoLog::is_overwritten_in_place`] tells whether that worked.
     ///
-    /// Fails with [`Error::NotEmpty`] if there is something else, and with [`Error::Setting`] for invalid sizes.
-    /// Files created before an error are removed. After a crash during the creation, [`Self::open`] returns
-    /// [`Error::Unfinished`], and this can be called again.
+    /// Fails with [`Error::NotEmpty`] if there is something else, and with [`Error::Setting`] for
+    /// invalid sizes. Files created before an error are removed. After a crash during the creation,
+    /// [`Self::open`] returns [`Error::Unfinished`], and this can be called again.
     pub fn create(self, directory: impl AsRef<Path>) -> Result<RedoLog, Error> {
         self.check()?;
         if self.read_only {
@@ -370,8 +379,8 @@ impl RedoOptions {
         RedoLog::new(create::create(&self, directory.as_ref())?)
     }
 
-    /// Opens a log: finds its end, and makes the kept records durable. The sizes are those of its creation. Nothing
-    /// is written before the first append or checkpoint.
+    /// Opens a log: finds its end, and makes the kept records durable. The sizes are those of its
+    /// creation. Nothing is written before the first append or checkpoint.
     ///
     /// Fails, and changes nothing, in these cases:
     /// - There is no log ([`Error::NoLog`]).
@@ -383,15 +392,15 @@ impl RedoOptions {
         RedoLog::new(open::open(&self, directory.as_ref())?)
     }
 
-    /// Opens a log like [`Self::open`], with the same errors, and returns its records. They begin at the
-    /// checkpoint, or at `from`, an LSN past the checkpoint from an append or a reader.
+    /// Opens a log like [`Self::open`], with the same errors, and returns its records. They begin
+    /// at the checkpoint, or at `from`, an LSN past the checkpoint from an append or a reader.
     ///
-    /// The journal is read once, with many requests in flight, and its checksums are verified on all processors.
-    /// Bodies are parts of the memory that was read into, which is freed in chunks of 4 MiB once nobody holds a
-    /// part of it.
+    /// The journal is read once, with many requests in flight, and its checksums are verified on
+    /// all processors. Bodies are parts of the memory that was read into, which is freed in chunks
+    /// of 4 MiB once nobody holds a part of it.
     ///
-    /// Also fails, and changes nothing, if `from` is not in the log ([`Error::NotInLog`]), or no record begins or
-    /// ends there ([`Error::NotARecord`]).
+    /// Also fails, and changes nothing, if `from` is not in the log ([`Error::NotInLog`]), or no
+    /// record begins or ends there ([`Error::NotARecord`]).
     ///
     /// ```
     /// use pagekeeper_wal::{Lsn, RedoLog};
@@ -418,9 +427,9 @@ impl RedoOptions {
         Ok((log, records))
     }
 
-    /// Opens a log like [`Self::recover`], but passes each record to `take` as soon as it was verified, in order
-    /// and on this thread, while later ones are still being read. As long as the disk is slower, the work of `take`
-    /// costs no extra time.
+    /// Opens a log like [`Self::recover`], but passes each record to `take` as soon as it was
+    /// verified, in order and on this thread, while later ones are still being read. As long as the
+    /// disk is slower, the work of `take` costs no extra time.
     ///
     /// Records before an error were passed, too; ignore them.
     ///
@@ -451,9 +460,9 @@ impl RedoOptions {
 }
 
 impl RedoOptions {
-    /// Returns the id of the log in a directory ([`RedoLog::id`]). Returns `None` if there is no log, if it was
-    /// never finished, or if its control file is damaged. Reads only the control file, even while another process
-    /// has the log open.
+    /// Returns the id of the log in a directory ([`RedoLog::id`]). Returns `None` if there is no
+    /// log, if it was never finished, or if its control file is damaged. Reads only the control
+    /// file, even while another process has the log open.
     ///
     /// ```
     /// use pagekeeper_wal::RedoLog;
@@ -469,9 +478,9 @@ impl RedoOptions {
         open::read_id(self, directory.as_ref())
     }
 
-    /// Returns the readable records of a log, however much of it is lost: those from the checkpoint or from `from`
-    /// on, up to the first lost one. Writes nothing, and never fails: the result holds the reason why there are no
-    /// more.
+    /// Returns the readable records of a log, however much of it is lost: those from the checkpoint
+    /// or from `from` on, up to the first lost one. Writes nothing, and never fails: the result
+    /// holds the reason why there are no more.
     ///
     /// ```
     /// use pagekeeper_wal::RedoLog;

@@ -1,16 +1,18 @@
-//! Models of the interaction of the log's threads. Loom runs the real sources of the log buffer and of group commit
-//! in every order of two or three threads, and with every value that the memory model lets a load see. A thread is
-//! preempted at most [`PREEMPTIONS_MAX`] times.
+//! Models of the interaction of the log's threads. Loom runs the real sources of the log buffer and
+//! of group commit in every order of two or three threads, and with every value that the memory
+//! model lets a load see. A thread is preempted at most [`PREEMPTIONS_MAX`] times.
 //!
 //! A model fails in one of these ways:
 //! - an assertion;
-//! - loom's "Causality violation", if a part of the buffer is written while another thread may read or write it;
+//! - loom's "Causality violation", if a part of the buffer is written while another thread may read
+//!   or write it;
 //! - loom's "deadlock", if a thread that waits for a sync is never woken.
 //!
-//! Nothing is random. Not modelled: event counts as futexes (they are a lock and a condition variable here), the
-//! writes and syncs.
+//! Nothing is random. Not modelled: event counts as futexes (they are a lock and a condition
+//! variable here), the writes and syncs.
 //!
-//! Each model was seen to fail. The table lists the injected mutations, and the models that found them:
+//! Each model was seen to fail. The table lists the injected mutations, and the models that found
+//! them:
 //!
 //! | mutation | found by |
 //! |---|---|
@@ -48,7 +50,8 @@ use buffer::{BlockTaker, LogBuffer, NoRoom};
 use group_commit::{GroupCommit, Turn};
 use sync::{Arc, AtomicU64, Ordering};
 
-/// Preemptions per thread in models of two and of three threads. Trying all orders would take too long.
+/// Preemptions per thread in models of two and of three threads. Trying all orders would take too
+/// long.
 const PREEMPTIONS_MAX: [usize; 2] = [3, 2];
 const KIB: u64 = 1024;
 const BLOCK_BYTES: u64 = 4 * KIB;

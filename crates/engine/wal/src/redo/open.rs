@@ -1,14 +1,16 @@
 //! Opens a log: finds its end, and determines which records are kept.
 //!
 //! Invariants:
-//! 1. Nothing is written: the first append records everything that must be recorded before it ([`super::begin`]).
-//!    Opening therefore uses nothing up, whatever its outcome, and needs no room.
-//! 2. Kept records are read from the device, if direct reads work, and synced before anything after them is
-//!    acknowledged. After a kill or a failed sync, the page cache may show bytes that the device does not have.
+//! 1. Nothing is written: the first append records everything that must be recorded before it
+//!    ([`super::begin`]). Opening therefore uses nothing up, whatever its outcome, and needs no
+//!    room.
+//! 2. Kept records are read from the device, if direct reads work, and synced before anything after
+//!    them is acknowledged. After a kill or a failed sync, the page cache may show bytes that the
+//!    device does not have.
 //!
-//! Some files need no sync. A file without kept records holds only bytes before the checkpoint or past the end. The
-//! records of a closed log are durable already; only its control file is synced, since a close that was killed may
-//! have left a slot that is readable but not durable.
+//! Some files need no sync. A file without kept records holds only bytes before the checkpoint or
+//! past the end. The records of a closed log are durable already; only its control file is synced,
+//! since a close that was killed may have left a slot that is readable but not durable.
 
 use std::ops::Range;
 use std::path::Path;
@@ -41,8 +43,8 @@ pub(super) fn open(options: &RedoOptions, directory: &Path) -> Result<Core, Erro
     open_and_read(options, directory, None)
 }
 
-/// Opens an existing log, and passes its records from an LSN (or the checkpoint) on to `take`: each as soon as it
-/// was verified, also those before an error.
+/// Opens an existing log, and passes its records from an LSN (or the checkpoint) on to `take`: each
+/// as soon as it was verified, also those before an error.
 pub(super) fn recover(
     options: &RedoOptions,
     directory: &Path,
@@ -98,8 +100,8 @@ fn open_and_read(
         RingSource::new(Arc::clone(&io), state.geometry, Arc::clone(&sources), wraparound_end(&state));
     let (found, journal) = walk(options, source, &state, wanted)?;
     let was_closed = state.phase == LogPhase::Closed;
-    // A closed log was synced before, except for the control file that says so: after a close that was killed, a
-    // slot may not be durable.
+    // A closed log was synced before, except for the control file that says so: after a close that
+    // was killed, a slot may not be durable.
     let kept = if was_closed {
         0..0
     } else {
@@ -140,7 +142,8 @@ struct WalkResult {
     damaged_paddings: Vec<u64>,
 }
 
-/// Reads the whole log. The returned journal may still be reading behind the end; its drop waits for that.
+/// Reads the whole log. The returned journal may still be reading behind the end; its drop waits
+/// for that.
 fn walk(
     options: &RedoOptions,
     source: RingSource,
@@ -283,8 +286,8 @@ fn start(
     Ok(core)
 }
 
-/// Makes the kept records durable: syncs the control file and all files with a part of these LSNs. Syncs them
-/// concurrently if threads are allowed.
+/// Makes the kept records durable: syncs the control file and all files with a part of these LSNs.
+/// Syncs them concurrently if threads are allowed.
 fn sync_kept(
     geometry: ring::Geometry,
     files: &[Arc<dyn IoFile>],
@@ -364,8 +367,8 @@ fn open_sources(
     Ok(files.into())
 }
 
-/// Injects the fault [`crate::injected_fault::InjectedFault::AppendIntoTornBlock`]: fills the block in which the
-/// log ended with its previous content.
+/// Injects the fault [`crate::injected_fault::InjectedFault::AppendIntoTornBlock`]: fills the block
+/// in which the log ended with its previous content.
 #[cfg(any(test, feature = "injected-faults"))]
 fn go_on_in_block(
     buffer: &buffer::LogBuffer,

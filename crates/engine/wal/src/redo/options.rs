@@ -17,8 +17,8 @@ pub(super) const MIN_RING: u64 = 16 * BLOCK;
 pub(super) const MIN_BUFFER: usize = 8 * BLOCK_LEN;
 const MAX_BUFFER: usize = 1 << 32;
 
-/// The point at which records are durable, and for which [`RedoLog::wait_flushed`](crate::RedoLog::wait_flushed)
-/// waits.
+/// The point at which records are durable, and for which
+/// [`RedoLog::wait_flushed`](crate::RedoLog::wait_flushed) waits.
 ///
 /// It corresponds to MySQL's `innodb_flush_log_at_trx_commit`, whose value is given in parentheses.
 ///
@@ -32,15 +32,15 @@ const MAX_BUFFER: usize = 1 << 32;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum FlushPolicy {
-    /// `wait_flushed` returns when the record is durable (1). Records that no caller waits for are synced each
-    /// second.
+    /// `wait_flushed` returns when the record is durable (1). Records that no caller waits for are
+    /// synced each second.
     #[default]
     EachCommit,
-    /// `wait_flushed` returns when the record is written: it survives a crash of the process but not of the
-    /// machine. It is synced at this interval (2, with `innodb_flush_log_at_timeout`).
+    /// `wait_flushed` returns when the record is written: it survives a crash of the process but
+    /// not of the machine. It is synced at this interval (2, with `innodb_flush_log_at_timeout`).
     Every(Duration),
-    /// Like `Every`, but the kernel alone decides when anything is durable (`sync_binlog = 0`). The log syncs only
-    /// for a checkpoint and when it is closed.
+    /// Like `Every`, but the kernel alone decides when anything is durable (`sync_binlog = 0`). The
+    /// log syncs only for a checkpoint and when it is closed.
     Os,
 }
 
@@ -125,29 +125,29 @@ impl RedoOptions {
         self
     }
 
-    /// Sets the bytes of each file, a multiple of 4096 [default: 256 MiB]. All files together have at least 64 KiB.
-    /// For [`Self::create`].
+    /// Sets the bytes of each file, a multiple of 4096 [default: 256 MiB]. All files together have
+    /// at least 64 KiB. For [`Self::create`].
     #[must_use]
     pub fn file_bytes(mut self, bytes: u64) -> Self {
         self.file_bytes = bytes;
         self
     }
 
-    /// Sets the bytes of the log buffer, in which records wait to be written: a power of two from 32 KiB to 4 GiB
-    /// [default: 16 MiB]. No record can be longer.
+    /// Sets the bytes of the log buffer, in which records wait to be written: a power of two from
+    /// 32 KiB to 4 GiB [default: 16 MiB]. No record can be longer.
     #[must_use]
     pub fn buffer_bytes(mut self, bytes: usize) -> Self {
         self.buffer_bytes = bytes;
         self
     }
 
-    /// Sets the bytes that may be appended and not yet synced: a multiple of 4096 from 32 KiB to 4 GiB, or 0 for no
-    /// bound [default: 0]. For [`Self::create`]: the log keeps the bound for ever.
+    /// Sets the bytes that may be appended and not yet synced: a multiple of 4096 from 32 KiB to 4
+    /// GiB, or 0 for no bound [default: 0]. For [`Self::create`]: the log keeps the bound for ever.
     ///
-    /// With a bound, the log syncs by itself when half of it is reached. An append that would exceed it waits for a
-    /// sync, whatever the policy. No record can be longer than the bound, less five blocks. In return less can be
-    /// lost, and opening has less to read: the search past the end covers the length of the longest possible
-    /// record.
+    /// With a bound, the log syncs by itself when half of it is reached. An append that would
+    /// exceed it waits for a sync, whatever the policy. No record can be longer than the bound,
+    /// less five blocks. In return less can be lost, and opening has less to read: the search past
+    /// the end covers the length of the longest possible record.
     #[must_use]
     pub fn max_unsynced(mut self, bytes: u64) -> Self {
         self.max_unsynced = (bytes > 0).then_some(bytes);
@@ -168,8 +168,8 @@ impl RedoOptions {
         self
     }
 
-    /// Sets whether the log releases its pages [default: yes]. Otherwise it leaves them to the kernel, as most
-    /// databases' logs do: for comparison, or if something else manages them.
+    /// Sets whether the log releases its pages [default: yes]. Otherwise it leaves them to the
+    /// kernel, as most databases' logs do: for comparison, or if something else manages them.
     #[must_use]
     pub fn release(mut self, release: bool) -> Self {
         self.release = release;
@@ -183,12 +183,12 @@ impl RedoOptions {
         self
     }
 
-    /// Leaves all work to the callers: the log has no threads, not even while it is opened. On a deterministic disk
-    /// (`SimDisk` of `pagekeeper-simdisk`) all operations then repeat, in order. For tests, and for engines with one
-    /// thread.
+    /// Leaves all work to the callers: the log has no threads, not even while it is opened. On a
+    /// deterministic disk (`SimDisk` of `pagekeeper-simdisk`) all operations then repeat, in order.
+    /// For tests, and for engines with one thread.
     ///
-    /// Records that no caller waits for are then synced neither each second nor by [`FlushPolicy::Every`], and an
-    /// append writes them when the buffer is full.
+    /// Records that no caller waits for are then synced neither each second nor by
+    /// [`FlushPolicy::Every`], and an append writes them when the buffer is full.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -206,12 +206,13 @@ impl RedoOptions {
         self
     }
 
-    /// Opens the log read-only [default: no]. No byte is written and no file created, so the log can also be read
-    /// on a read-only or full file system. Several readers may have it open at the same time. While it is open for
-    /// writing, opening it fails with [`pagekeeper_io::Error::Locked`]. Appends and checkpoints fail with
-    /// [`Error::ReadOnly`].
+    /// Opens the log read-only [default: no]. No byte is written and no file created, so the log
+    /// can also be read on a read-only or full file system. Several readers may have it open at the
+    /// same time. While it is open for writing, opening it fails with
+    /// [`pagekeeper_io::Error::Locked`]. Appends and checkpoints fail with [`Error::ReadOnly`].
     ///
-    /// After a crash, the records found are those on the device at the time. They are not made durable.
+    /// After a crash, the records found are those on the device at the time. They are not made
+    /// durable.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -242,9 +243,9 @@ impl RedoOptions {
         self
     }
 
-    /// Sets a callback for an append that finds the ring full up to the checkpoint. It is called before the append
-    /// waits, once for each such wait, on the thread of the append. It must not append; it may move the checkpoint,
-    /// or wake the thread that does.
+    /// Sets a callback for an append that finds the ring full up to the checkpoint. It is called
+    /// before the append waits, once for each such wait, on the thread of the append. It must not
+    /// append; it may move the checkpoint, or wake the thread that does.
     #[must_use]
     pub fn on_backpressure(mut self, callback: impl Fn(Backpressure) + Send + Sync + 'static) -> Self {
         self.on_backpressure = Some(Arc::new(callback));

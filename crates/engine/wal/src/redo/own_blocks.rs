@@ -1,16 +1,18 @@
-//! Ensures that a log's files share blocks with no other file, so that overwriting them needs no room.
+//! Ensures that a log's files share blocks with no other file, so that overwriting them needs no
+//! room.
 //!
-//! Btrfs copies on write, unless a file was exempted (`FS_NOCOW_FL`) before its first byte. It then has no
-//! checksums for the file, but the log has its own. On XFS the files of a log share blocks after `cp --reflink`,
-//! and fallocate(2) with `FALLOC_FL_UNSHARE_RANGE` gives each its own, which needs room once. A simulated disk
-//! needs none of this.
+//! Btrfs copies on write, unless a file was exempted (`FS_NOCOW_FL`) before its first byte. It then
+//! has no checksums for the file, but the log has its own. On XFS the files of a log share blocks
+//! after `cp --reflink`, and fallocate(2) with `FALLOC_FL_UNSHARE_RANGE` gives each its own, which
+//! needs room once. A simulated disk needs none of this.
 
 use pagekeeper_io::{Error as IoError, IoFile};
 use pagekeeper_kernel::{FileSystem, is_overwritten_in_place};
 use rustix::fs::{FallocateFlags, IFlags};
 use rustix::io::Errno;
 
-/// Exempts an empty file on btrfs from copying on write. Best effort: [`has_own_blocks`] tells whether it worked.
+/// Exempts an empty file on btrfs from copying on write. Best effort: [`has_own_blocks`] tells
+/// whether it worked.
 pub(super) fn exempt_from_copies(file: &dyn IoFile) {
     let Some(fd) = file.fd() else { return };
     if FileSystem::of(fd, file.path()).is_ok_and(|found| found == FileSystem::Btrfs)
@@ -20,7 +22,8 @@ pub(super) fn exempt_from_copies(file: &dyn IoFile) {
     }
 }
 
-/// Gives a file its own blocks in place of shared ones, if the file system can. Fails if there is no room for them.
+/// Gives a file its own blocks in place of shared ones, if the file system can. Fails if there is
+/// no room for them.
 pub(super) fn unshare(file: &dyn IoFile, bytes: u64) -> Result<(), IoError> {
     let Some(fd) = file.fd() else { return Ok(()) };
     // On XFS the call below can fail on a full disk even if no block is shared.

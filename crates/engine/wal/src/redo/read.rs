@@ -1,8 +1,8 @@
 //! Reads the log while it is open.
 //!
-//! Reads bypass the page cache if possible, with many requests in flight. They go up to the durable end at the
-//! creation of the reader, or to the written end if commits don't wait for syncs. They fail if a checkpoint freed
-//! the range and it was overwritten.
+//! Reads bypass the page cache if possible, with many requests in flight. They go up to the durable
+//! end at the creation of the reader, or to the written end if commits don't wait for syncs. They
+//! fail if a checkpoint freed the range and it was overwritten.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,8 +28,8 @@ pub struct RedoRecord {
     pub body: Vec<u8>,
 }
 
-/// Reads the records of a log in order; from [`RedoLog::read_from`](crate::RedoLog::read_from). After an error it
-/// has ended.
+/// Reads the records of a log in order; from [`RedoLog::read_from`](crate::RedoLog::read_from).
+/// After an error it has ended.
 pub struct RedoReader {
     reader: RecordReader<BufferedSource<LiveSource>>,
     /// The given LSN and its log, until a record was found there.

@@ -1,15 +1,17 @@
 //! Releases the pages of written records, by the exact rule of `pagekeeper-policy`.
 //!
-//! The rule is *release behind the writer*, for a log that overwrites whole pages: a released page costs nothing
-//! when the ring returns to it. If the kernel's pages are larger than the log's blocks, nothing is released.
+//! The rule is *release behind the writer*, for a log that overwrites whole pages: a released page
+//! costs nothing when the ring returns to it. If the kernel's pages are larger than the log's
+//! blocks, nothing is released.
 //!
-//! Written windows are remembered until they are released, or their release was tried [`RELEASE_ATTEMPTS_MAX`] times (another
-//! process maps or locks them). A window is released once it is synced or its writeback was started. Otherwise
-//! writeback is started, and the next step releases the window. The kernel's residency counts show which pages
-//! stayed.
+//! Written windows are remembered until they are released, or their release was tried
+//! [`RELEASE_ATTEMPTS_MAX`] times (another process maps or locks them). A window is released once
+//! it is synced or its writeback was started. Otherwise writeback is started, and the next step
+//! releases the window. The kernel's residency counts show which pages stayed.
 //!
-//! The kernel reports a failed writeback once, to the first caller that asks. If that is the releaser, the log ends
-//! as after a failed sync. Pages that can't be released for another reason stay, which does no other harm.
+//! The kernel reports a failed writeback once, to the first caller that asks. If that is the
+//! releaser, the log ends as after a failed sync. Pages that can't be released for another reason
+//! stay, which does no other harm.
 
 use std::ops::Range;
 use std::sync::Mutex;
@@ -39,7 +41,8 @@ const RELEASE_ATTEMPTS_MAX: u32 = 4;
 pub(super) struct Releaser {
     /// Everything before this is in `windows`, or was released.
     at: u64,
-    /// Whether all pages stay: a released page would be read back for the blocks that the next lap writes in it.
+    /// Whether all pages stay: a released page would be read back for the blocks that the next lap
+    /// writes in it.
     keeps: bool,
     windows: Vec<UnreleasedWindow>,
 }
@@ -103,8 +106,8 @@ impl Releaser {
         self.reached(core, written);
     }
 
-    /// Forgets the windows without resident pages, except the writer's, and the windows that resist. Returns the
-    /// resident bytes of the others.
+    /// Forgets the windows without resident pages, except the writer's, and the windows that
+    /// resist. Returns the resident bytes of the others.
     fn forget_gone(&mut self, ring: &Ring, writer: Option<(usize, u64)>) -> u64 {
         let mut resident = 0;
         self.windows.retain(|window| {
@@ -152,8 +155,8 @@ impl Releaser {
     }
 }
 
-/// Releases the windows of one file, in ascending order, that may go. Starts writeback of windows that may go in
-/// the next step.
+/// Releases the windows of one file, in ascending order, that may go. Starts writeback of windows
+/// that may go in the next step.
 fn release(
     core: &Core,
     ring: &Ring,

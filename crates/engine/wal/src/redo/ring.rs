@@ -1,6 +1,7 @@
 //! The ring of files: maps LSNs to files, and reads, writes and syncs by LSN.
 //!
-//! Invariant: LSN x is byte (x modulo size) of file (x / size) modulo the number of files. Fails as the disk does.
+//! Invariant: LSN x is byte (x modulo size) of file (x / size) modulo the number of files. Fails as
+//! the disk does.
 
 use std::io::IoSliceMut;
 use std::ops::Range;
@@ -36,8 +37,8 @@ impl Geometry {
         (to_usize(index), lsn % self.file_bytes)
     }
 
-    /// Splits a range of LSNs, at most as long as the ring, at the ends of files. Yields the index of each file,
-    /// and the range of bytes in it.
+    /// Splits a range of LSNs, at most as long as the ring, at the ends of files. Yields the index
+    /// of each file, and the range of bytes in it.
     pub(super) fn pieces(self, lsns: Range<u64>) -> impl Iterator<Item = (usize, Range<u64>)> {
         let mut from = lsns.start;
         std::iter::from_fn(move || {
@@ -105,7 +106,8 @@ pub(super) struct RingSource {
 }
 
 impl RingSource {
-    /// Creates a source up to `end`. It reads the whole blocks before `end`, and the one that it lies in.
+    /// Creates a source up to `end`. It reads the whole blocks before `end`, and the one that it
+    /// lies in.
     pub(super) fn new(io: Arc<dyn Io>, geometry: Geometry, files: Arc<[Arc<dyn IoFile>]>, end: u64) -> Self {
         Self { io, geometry, files, end: end.next_multiple_of(BLOCK) }
     }
@@ -122,8 +124,8 @@ pub(super) struct RingRead {
 }
 
 impl RingSource {
-    /// Fills all parts, one after the other, from `lsn` on, with all pieces in flight at once. The range must be
-    /// before the end, and aligned.
+    /// Fills all parts, one after the other, from `lsn` on, with all pieces in flight at once. The
+    /// range must be before the end, and aligned.
     pub(super) fn read_all<'a>(&self, lsn: u64, parts: impl IntoIterator<Item = &'a mut [u8]>) -> RingRead {
         let mut parts: Vec<_> = parts.into_iter().collect();
         let mut unreadable = UnreadableBlocks::default();
@@ -178,8 +180,8 @@ impl RingSource {
         }
     }
 
-    /// Fills separate parts, each from its own LSN on, with all pieces in flight at once. The parts must be before
-    /// the end, and aligned. Returns the first failed position and its error.
+    /// Fills separate parts, each from its own LSN on, with all pieces in flight at once. The parts
+    /// must be before the end, and aligned. Returns the first failed position and its error.
     pub(super) fn read_parts<'a>(
         &self,
         parts: impl IntoIterator<Item = (u64, &'a mut [u8])>,

@@ -1,7 +1,7 @@
 //! Reads the intact part of a corrupt log, for repairs.
 //!
-//! Nothing is written. Records are returned in order up to the first lost one. Records behind it are not returned,
-//! since nobody can know what came between.
+//! Nothing is written. Records are returned in order up to the first lost one. Records behind it
+//! are not returned, since nobody can know what came between.
 
 use std::path::Path;
 

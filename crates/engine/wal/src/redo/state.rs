@@ -40,8 +40,8 @@ pub(super) struct Configuration {
     pub(super) injected_fault: Option<crate::injected_fault::InjectedFault>,
 }
 
-/// The state for writing. It is created at the first append, so that a log that is only read needs neither room nor
-/// permissions.
+/// The state for writing. It is created at the first append, so that a log that is only read needs
+/// neither room nor permissions.
 #[derive(Default)]
 pub(super) struct WriteState {
     /// The way of writing, once it was determined.
@@ -64,7 +64,8 @@ pub(super) struct SyncState {
     pub(super) durable: AtomicU64,
     /// Has the syncer's lock: its holder leads a group commit.
     pub(super) group_commit: GroupCommit,
-    /// Held from before the control file is written until a failure is recorded. No lock is taken under it.
+    /// Held from before the control file is written until a failure is recorded. No lock is taken
+    /// under it.
     pub(super) noting: Mutex<()>,
 }
 
@@ -81,10 +82,11 @@ pub(super) struct EpochState {
     pub(super) epochs: Mutex<Epochs>,
     /// The salt of the current epoch. It changes only before the first record.
     pub(super) salt: AtomicU32,
-    /// Whether appending was begun: the control file says that the log is in use, and from where on.
+    /// Whether appending was begun: the control file says that the log is in use, and from where
+    /// on.
     pub(super) begun: AtomicBool,
-    /// Bytes of the longest record that may be appended before the control file must change. It is raised only
-    /// under the lock of `control`.
+    /// Bytes of the longest record that may be appended before the control file must change. It is
+    /// raised only under the lock of `control`.
     pub(super) longest: AtomicU64,
     /// The LSN at which the ring wraps around to the checkpoint's block.
     pub(super) ring_limit: AtomicU64,
@@ -130,7 +132,8 @@ pub(super) struct Epochs {
 pub(super) struct DueChange {
     /// The end of the log when it was opened.
     pub(super) previous_end: u64,
-    /// Whether the log was not closed: remains of a crash past the end must not be taken for new records.
+    /// Whether the log was not closed: remains of a crash past the end must not be taken for new
+    /// records.
     pub(super) epoch: bool,
 }
 

@@ -1,6 +1,7 @@
 //! The log's two threads. Each waits on its event count until there is something to do.
 //!
-//! They end when the log is closed, and for good after an error, which every later call of the log returns.
+//! They end when the log is closed, and for good after an error, which every later call of the log
+//! returns.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,7 +15,8 @@ use super::options::FlushPolicy;
 use super::release;
 use crate::Error;
 
-/// The time for which records that nobody waits for stay unsynced (or unwritten, if syncs are left to the kernel).
+/// The time for which records that nobody waits for stay unsynced (or unwritten, if syncs are left
+/// to the kernel).
 const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 /// Practically never.
 const FLUSH_INTERVAL_MAX: Duration = Duration::from_secs(1 << 32);
@@ -89,8 +91,8 @@ fn wait_for_release(core: &Core) {
     }
 }
 
-/// Runs the log flusher: syncs records that nobody waits for, by the policy and before too much is unsynced, and
-/// releases pages.
+/// Runs the log flusher: syncs records that nobody waits for, by the policy and before too much is
+/// unsynced, and releases pages.
 fn flush(core: &Core) {
     let interval = match core.config.policy {
         FlushPolicy::Every(interval) => interval.clamp(FILLING_WAIT, FLUSH_INTERVAL_MAX),

@@ -1,15 +1,18 @@
-//! The headers of InnoDB's redo log files: the part of the log that a file holds, and the last checkpoint.
+//! The headers of InnoDB's redo log files: the part of the log that a file holds, and the last
+//! checkpoint.
 //!
-//! There are three layouts. All are big-endian, and each block has its own CRC-32C (`log0log.h`, `log0constants.h`
-//! of each version):
+//! There are three layouts. All are big-endian, and each block has its own CRC-32C (`log0log.h`,
+//! `log0constants.h` of each version):
 //!
-//! - MariaDB 10.8 and later: one file, a ring behind a header of 12 KiB. The checkpoint is in two blocks at 4 KiB
-//!   and 8 KiB, written in turn; the larger LSN counts. Nothing else shows which is newer, and one may be torn.
-//! - MySQL 8.0.30 and later: a series of files, each with its start LSN. The checkpoint is in two blocks, at 512
-//!   and 1536, of the file that it lies in. The largest LSN of all files counts.
-//! - Earlier versions (MySQL 5.7 to 8.0.29, MariaDB 10.2 to 10.7): a ring. The checkpoint and its offset in the
-//!   ring are in two blocks at 512 and 1536 of the first file; the higher number counts. MariaDB 10.5 to 10.7 has
-//!   one file. The others have several of one size (`innodb_log_files_in_group`), and no header says how many.
+//! - MariaDB 10.8 and later: one file, a ring behind a header of 12 KiB. The checkpoint is in two
+//!   blocks at 4 KiB and 8 KiB, written in turn; the larger LSN counts. Nothing else shows which is
+//!   newer, and one may be torn.
+//! - MySQL 8.0.30 and later: a series of files, each with its start LSN. The checkpoint is in two
+//!   blocks, at 512 and 1536, of the file that it lies in. The largest LSN of all files counts.
+//! - Earlier versions (MySQL 5.7 to 8.0.29, MariaDB 10.2 to 10.7): a ring. The checkpoint and its
+//!   offset in the ring are in two blocks at 512 and 1536 of the first file; the higher number
+//!   counts. MariaDB 10.5 to 10.7 has one file. The others have several of one size
+//!   (`innodb_log_files_in_group`), and no header says how many.
 //!
 //! The headers of an encrypted log are in plain text.
 
@@ -63,7 +66,8 @@ pub struct RedoHeader {
 impl RedoHeader {
     /// Parses the first [`REDO_HEADER_BYTES`] bytes of a file, or all of a shorter one.
     ///
-    /// A header without an intact checkpoint block is not an error: most files of a series have none.
+    /// A header without an intact checkpoint block is not an error: most files of a series have
+    /// none.
     pub fn parse(bytes: &[u8]) -> Result<Self, CheckpointError> {
         let layout = layout_of(u32::from_be_bytes(array(bytes, 0)?))?;
         check_block(bytes, 0, BLOCK_BYTES - 4)?;
@@ -82,8 +86,8 @@ impl RedoHeader {
         Ok(Self { layout, start, checkpoint, old_offset })
     }
 
-    /// Returns the offset in bytes from which recovery reads, if it is known and in this file. The file has `size`
-    /// bytes, and is the only one of its log if that is a ring.
+    /// Returns the offset in bytes from which recovery reads, if it is known and in this file. The
+    /// file has `size` bytes, and is the only one of its log if that is a ring.
     pub fn checkpoint_offset(&self, size: u64) -> Option<u64> {
         self.offset_of(self.checkpoint?, size)
     }
@@ -123,8 +127,8 @@ fn layout_of(number: u32) -> Result<RedoLayout, CheckpointError> {
     })
 }
 
-/// Returns the format number at the start of a file if it is unknown; the way such a log is written is unknown,
-/// too. A file that starts with zeros has no header yet.
+/// Returns the format number at the start of a file if it is unknown; the way such a log is written
+/// is unknown, too. A file that starts with zeros has no header yet.
 ///
 /// ```
 /// use pagekeeper_catalog::checkpoint::innodb::unknown_format;
@@ -158,8 +162,8 @@ fn old_checkpoint(bytes: &[u8]) -> Result<Option<(u64, u64)>, CheckpointError> {
     })
 }
 
-/// Returns what `read` finds in the newer of two blocks, by the number that it returns first. Only intact blocks
-/// count, with their checksum after `len` bytes and an LSN other than 0.
+/// Returns what `read` finds in the newer of two blocks, by the number that it returns first. Only
+/// intact blocks count, with their checksum after `len` bytes and an LSN other than 0.
 fn latest_checkpoint(
     bytes: &[u8],
     blocks: [usize; 2],

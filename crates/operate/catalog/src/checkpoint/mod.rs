@@ -1,8 +1,9 @@
-//! Checkpoints: the position from which crash recovery of a database would read its log, from the database's own
-//! files.
+//! Checkpoints: the position from which crash recovery of a database would read its log, from the
+//! database's own files.
 //!
-//! Pure functions over foreign bytes: bounded, and nothing panics. Torn or corrupt data and unknown formats are
-//! errors, never guesses. A caller that can't know where recovery starts must keep the whole log.
+//! Pure functions over foreign bytes: bounded, and nothing panics. Torn or corrupt data and unknown
+//! formats are errors, never guesses. A caller that can't know where recovery starts must keep the
+//! whole log.
 
 pub mod innodb;
 pub mod postgresql;

@@ -1,8 +1,9 @@
 //! PostgreSQL's `global/pg_control`: the start of its last checkpoint.
 //!
-//! The file is one C structure in the machine's byte order, with a CRC-32C at its end, written in one piece and
-//! followed by zeros up to 8 KiB (`src/include/catalog/pg_control.h` of each version). A reader can see a
-//! half-done write, as PostgreSQL's own tools can: the checksum then does not match, and a moment later it does.
+//! The file is one C structure in the machine's byte order, with a CRC-32C at its end, written in
+//! one piece and followed by zeros up to 8 KiB (`src/include/catalog/pg_control.h` of each
+//! version). A reader can see a half-done write, as PostgreSQL's own tools can: the checksum then
+//! does not match, and a moment later it does.
 
 use pagekeeper_policy::names::SegmentSize;
 
@@ -20,7 +21,8 @@ pub struct ControlFile {
     pub system_identifier: u64,
     /// The position of the checkpoint record: an LSN, in bytes.
     pub checkpoint: u64,
-    /// The position from which crash recovery reads the WAL: an LSN, in bytes, at or before [`Self::checkpoint`].
+    /// The position from which crash recovery reads the WAL: an LSN, in bytes, at or before
+    /// [`Self::checkpoint`].
     pub redo: u64,
     /// The timeline of the checkpoint.
     pub timeline: u32,
@@ -39,8 +41,8 @@ const CHECKSUM_OFFSETS: [(u32, usize); 3] = [(1300, 288), (1700, 288), (1800, 29
 impl ControlFile {
     /// Parses the first [`CONTROL_FILE_BYTES`] bytes of the file, or more.
     ///
-    /// Returns [`CheckpointError::UnknownFormat`] for versions other than 13 to 18, and for a file from a machine
-    /// of the other byte order.
+    /// Returns [`CheckpointError::UnknownFormat`] for versions other than 13 to 18, and for a file
+    /// from a machine of the other byte order.
     pub fn parse(bytes: &[u8]) -> Result<Self, CheckpointError> {
         let format = u32::from_ne_bytes(array(bytes, 8)?);
         let known = CHECKSUM_OFFSETS.iter().find(|(number, _)| *number == format);
@@ -68,13 +70,14 @@ impl ControlFile {
     }
 
     /// Returns the place from which recovery reads: the sequence of its segment
-    /// ([`WalSegment::sequence`](pagekeeper_policy::names::WalSegment::sequence)) and the offset in it, in bytes.
+    /// ([`WalSegment::sequence`](pagekeeper_policy::names::WalSegment::sequence)) and the offset in
+    /// it, in bytes.
     pub const fn place(&self) -> (u64, u64) {
         self.segment_size.place_of(self.redo)
     }
 
-    /// Returns the WAL that recovery would read if the server had written up to the end of the segment with this
-    /// sequence, in bytes. This is an upper bound, at most one segment too large.
+    /// Returns the WAL that recovery would read if the server had written up to the end of the
+    /// segment with this sequence, in bytes. This is an upper bound, at most one segment too large.
     pub const fn recovery_bytes(&self, newest_segment: u64) -> u64 {
         let end = newest_segment.saturating_add(1).saturating_mul(self.segment_size.bytes());
         end.saturating_sub(self.redo)

@@ -1,10 +1,10 @@
-//! PostgreSQL's replication slots, read from `pg_replslot/NAME/state`: the position from which a slot's reader may
-//! still read WAL.
+//! PostgreSQL's replication slots, read from `pg_replslot/NAME/state`: the position from which a
+//! slot's reader may still read WAL.
 //!
-//! The file is one C structure in the machine's byte order, with a CRC-32C (`src/backend/replication/slot.c` of
-//! each version). The server writes a new file and renames it, so a reader never sees a partial one. Its contents
-//! may be old, never too new: the saved position lags behind the one in memory, by up to a checkpoint for a
-//! physical slot.
+//! The file is one C structure in the machine's byte order, with a CRC-32C
+//! (`src/backend/replication/slot.c` of each version). The server writes a new file and renames it,
+//! so a reader never sees a partial one. Its contents may be old, never too new: the saved position
+//! lags behind the one in memory, by up to a checkpoint for a physical slot.
 
 use crate::checkpoint::{CheckpointError, array};
 
@@ -18,7 +18,8 @@ const DATA_OFFSET: usize = 16;
 /// Versions with the fields below at these offsets: PostgreSQL 13 to 15 write 2, 16 writes 3, 17
 /// and 18 write 5.
 const SLOT_VERSIONS: std::ops::RangeInclusive<u32> = 2..=5;
-/// Offset of the database ID, which is 0 in a physical slot. The name, of 64 bytes, comes before it.
+/// Offset of the database ID, which is 0 in a physical slot. The name, of 64 bytes, comes before
+/// it.
 const DATABASE_OFFSET: usize = DATA_OFFSET + 64;
 const RESTART_LSN_OFFSET: usize = DATABASE_OFFSET + 16;
 /// Offset of the cause for which the server invalidated the slot, or 0. Version 2 has another LSN
@@ -32,7 +33,8 @@ pub struct ReplicationSlot {
     /// The position from which its reader would start to read WAL: an LSN, in bytes. `None` while
     /// none is reserved, and once the server has invalidated the slot.
     pub restart_lsn: Option<u64>,
-    /// Whether it serves logical decoding: by a WAL sender, or by SQL, where no process exists between two polls.
+    /// Whether it serves logical decoding: by a WAL sender, or by SQL, where no process exists
+    /// between two polls.
     pub is_logical: bool,
 }
 

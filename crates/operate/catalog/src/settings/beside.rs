@@ -1,5 +1,5 @@
-//! Reads from a file beside a log how the log is written. It only reads; what can't be found is unknown, never
-//! guessed.
+//! Reads from a file beside a log how the log is written. It only reads; what can't be found is
+//! unknown, never guessed.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -12,8 +12,8 @@ use super::Settings;
 use super::server_root::content_of;
 use crate::profile::RecycledIf;
 
-/// Whether a file beside the log states that the log's files are recycled. If there is no such file, the server's
-/// settings decide. Returns `None` if neither has the setting.
+/// Whether a file beside the log states that the log's files are recycled. If there is no such
+/// file, the server's settings decide. Returns `None` if neither has the setting.
 pub fn are_recycled<'a>(
     directory: BorrowedFd<'_>,
     names: &[OsString],

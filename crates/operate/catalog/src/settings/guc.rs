@@ -1,5 +1,5 @@
-//! `PostgreSQL`'s configuration files, as its `guc-file.l` reads them, and the sizes in them: text in, lines out,
-//! no I/O.
+//! `PostgreSQL`'s configuration files, as its `guc-file.l` reads them, and the sizes in them: text
+//! in, lines out, no I/O.
 //!
 //! Never fails: a line that the server would refuse is [`GucEntry::Odd`].
 
@@ -28,7 +28,8 @@ pub enum GucEntry {
     IncludeIfExists(String),
     /// `include_dir 'DIRECTORY'`.
     IncludeDirectory(String),
-    /// A line that the server does not understand: it would not start with it, or not reload the file.
+    /// A line that the server does not understand: it would not start with it, or not reload the
+    /// file.
     Odd,
 }
 
@@ -90,8 +91,8 @@ fn bare_value(text: &str) -> Option<(String, &str)> {
     (end > 0).then(|| (text[..end].to_owned(), &text[end..]))
 }
 
-/// Returns the quoted text and what follows it. `''` and `\'` are a quote; `\n` and similar escapes, and octal
-/// ones, are as in C.
+/// Returns the quoted text and what follows it. `''` and `\'` are a quote; `\n` and similar
+/// escapes, and octal ones, are as in C.
 fn quoted_value(text: &str) -> Option<(String, &str)> {
     let mut out = String::new();
     let mut chars = text.char_indices().peekable();
@@ -125,7 +126,8 @@ fn quoted_value(text: &str) -> Option<(String, &str)> {
     None
 }
 
-/// The settings with a size that are read, with the bytes of the unit that applies if none is written.
+/// The settings with a size that are read, with the bytes of the unit that applies if none is
+/// written.
 const SIZE_UNITS: [(&str, u64); 12] = [
     ("shared_buffers", 8 << 10),
     ("effective_cache_size", 8 << 10),
@@ -141,9 +143,11 @@ const SIZE_UNITS: [(&str, u64); 12] = [
     ("wal_segment_size", 1),
 ];
 
-/// Returns the size in bytes of `value`, as written for the setting `name`; `None` if it is unknown or not a size.
+/// Returns the size in bytes of `value`, as written for the setting `name`; `None` if it is unknown
+/// or not a size.
 ///
-/// A bare number counts in the setting's own unit, mostly blocks of 8 KiB (with the default block size) or MiB.
+/// A bare number counts in the setting's own unit, mostly blocks of 8 KiB (with the default block
+/// size) or MiB.
 pub(crate) fn size(name: &str, value: &str) -> Option<u64> {
     let unit = SIZE_UNITS.iter().find(|(known, _)| *known == name)?.1;
     let value = value.trim();

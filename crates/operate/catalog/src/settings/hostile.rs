@@ -1,4 +1,5 @@
-//! Malicious settings files: each is read within the limits, and each limit that was hit is reported once.
+//! Malicious settings files: each is read within the limits, and each limit that was hit is
+//! reported once.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -141,8 +142,8 @@ fn lines_settings_and_complaints_are_bounded() {
     });
     assert_eq!(mysqld(&files.write("groups.cnf", groups)).unread.len(), UNREAD_ENTRIES_MAX + 1);
 
-    // A long path and very many options: together they would take far more memory than the file if each kept its
-    // path.
+    // A long path and very many options: together they would take far more memory than the file if
+    // each kept its path.
     let deep = files.path(&["d".repeat(200), "e".repeat(200), "f".repeat(200)].join("/"));
     std::fs::create_dir_all(&deep).unwrap();
     let path = deep.join("my.cnf");

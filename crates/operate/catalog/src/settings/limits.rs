@@ -1,8 +1,9 @@
-//! Limits on the settings that are read and kept. Whoever may start a process may name it `mysqld` and point it at
-//! any settings files: huge ones, ones that include each other forever, or one setting a hundred thousand times.
+//! Limits on the settings that are read and kept. Whoever may start a process may name it `mysqld`
+//! and point it at any settings files: huge ones, ones that include each other forever, or one
+//! setting a hundred thousand times.
 //!
-//! Invariant: every limit that was hit is in [`Settings::unread`](super::Settings::unread), once per kind, and
-//! puts the settings read from files in doubt.
+//! Invariant: every limit that was hit is in [`Settings::unread`](super::Settings::unread), once
+//! per kind, and puts the settings read from files in doubt.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -15,13 +16,16 @@ pub(super) const TOML_BYTES_MAX: usize = 256 << 10;
 pub(super) const READ_BYTES_MAX: u64 = 4 << 20;
 /// Limit of files and directories opened for one database, whether they exist or not.
 pub(super) const OPENED_FILES_MAX: u32 = 256;
-/// Limit of names read from all directories of one database. A directory of `RocksDB` may hold very many.
+/// Limit of names read from all directories of one database. A directory of `RocksDB` may hold very
+/// many.
 pub(super) const READ_NAMES_MAX: u32 = 1_000_000;
-/// Limit of names for callers that watch many servers and must be quick. No real server has as many option files.
+/// Limit of names for callers that watch many servers and must be quick. No real server has as many
+/// option files.
 pub(super) const BRIEF_NAMES_MAX: u32 = 10_000;
 /// Limit of bytes of a program searched for such callers.
 pub(super) const BRIEF_PROGRAM_BYTES_MAX: u64 = 128 << 20;
-/// Maximum depth of includes, as in the servers: `MySQL` and `MariaDB`, and `PostgreSQL` (`CONF_FILE_MAX_DEPTH`).
+/// Maximum depth of includes, as in the servers: `MySQL` and `MariaDB`, and `PostgreSQL`
+/// (`CONF_FILE_MAX_DEPTH`).
 pub(super) const INCLUDE_DEPTH_MAX: u32 = 10;
 /// Length limit of a line in bytes; longer ones are skipped.
 const LINE_BYTES_MAX: usize = 16 << 10;
@@ -31,8 +35,8 @@ pub(super) const SETTING_NAME_BYTES_MAX: usize = 256;
 pub(super) const KEPT_BYTES_MAX: usize = 8 << 20;
 /// Limit of that memory for all databases together; each may still use [`KEPT_BYTES_MIN`].
 pub(super) const ALL_KEPT_BYTES_MAX: usize = 64 << 20;
-/// Bytes that each database may use however many others there are. An ordinary server's options need a hundredth
-/// of that.
+/// Bytes that each database may use however many others there are. An ordinary server's options
+/// need a hundredth of that.
 pub(super) const KEPT_BYTES_MIN: usize = 256 << 10;
 /// Limit of listed entries that were not read; further ones are only counted.
 pub(super) const UNREAD_ENTRIES_MAX: usize = 20;
@@ -92,7 +96,8 @@ impl fmt::Display for LimitHit {
     }
 }
 
-/// Returns a text with its overlong lines emptied, and whether there were any. Lines keep their numbers.
+/// Returns a text with its overlong lines emptied, and whether there were any. Lines keep their
+/// numbers.
 pub(super) fn without_long_lines(text: &str) -> (Cow<'_, str>, bool) {
     let is_short = |line: &str| line.len() <= LINE_BYTES_MAX;
     if text.split('\n').all(is_short) {

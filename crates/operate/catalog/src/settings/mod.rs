@@ -1,12 +1,15 @@
-//! The settings of a running database, read from its own files and command line. All callers share this reader.
+//! The settings of a running database, read from its own files and command line. All callers share
+//! this reader.
 //!
 //! Invariants:
-//! 1. Nothing is guessed. A setting that was not found is absent, and a file that could not be read is in
-//!    [`Settings::unread`] with the reason. An engine's default is given only if the server's version, and the
-//!    default in that version, are known for certain.
+//! 1. Nothing is guessed. A setting that was not found is absent, and a file that could not be read
+//!    is in [`Settings::unread`] with the reason. An engine's default is given only if the server's
+//!    version, and the default in that version, are known for certain.
 //! 2. Files are read as the database's process sees them (`/proc/PID/root`), by
-//!    [`InspectedFile`](pagekeeper_kernel::InspectedFile), which does no harm, and within limits (`limits.rs`).
-//! 3. Observed facts about the process (a table file open with `O_DIRECT`) take precedence over its files.
+//!    [`InspectedFile`](pagekeeper_kernel::InspectedFile), which does no harm, and within limits
+//!    (`limits.rs`).
+//! 3. Observed facts about the process (a table file open with `O_DIRECT`) take precedence over its
+//!    files.
 //! 4. A later setting takes precedence over an earlier one, as in the engine itself.
 //!
 //! [`SettingsReader::read`] does not fail: problems are in [`Settings::unread`].
@@ -61,7 +64,8 @@ const ENGINE_DOUBT: &str = "whether this is MySQL or MariaDB is not certain: its
 const CHANGED_DOUBT: &str = "changed after the server started: what it runs with may differ";
 /// The text for settings beyond the limits.
 const LIMIT_DOUBT: &str = "not all of its settings files were read";
-/// The text for a file that the server's user may not read. A server that root started may have read it before.
+/// The text for a file that the server's user may not read. A server that root started may have
+/// read it before.
 const HIDDEN_DOUBT: &str =
     "its mode keeps the server's user from reading it: whether the server did is not known";
 /// The text for a setting from a file if another file that may override it was not read.
@@ -95,7 +99,8 @@ pub enum Engine {
 pub struct Settings {
     /// The engine.
     pub engine: Engine,
-    /// The reason for which the engine is uncertain, if it is: then no change of a setting is advised.
+    /// The reason for which the engine is uncertain, if it is: then no change of a setting is
+    /// advised.
     pub engine_doubt: Option<String>,
     /// The server's version if it is certain: "15", "10.11.14", "7.8.3".
     pub version: Option<String>,
@@ -140,8 +145,8 @@ pub struct Setting {
     pub value: String,
     /// The place where it was found.
     pub from: SettingOrigin,
-    /// The reason why it may not be in force: "changed after the server started". `None` if there is no known
-    /// doubt.
+    /// The reason why it may not be in force: "changed after the server started". `None` if there
+    /// is no known doubt.
     pub doubt: Option<String>,
 }
 
@@ -212,7 +217,8 @@ impl Settings {
         }
     }
 
-    /// Returns the effective setting; `name` may be written with `-` or `_`, in small or large letters.
+    /// Returns the effective setting; `name` may be written with `-` or `_`, in small or large
+    /// letters.
     pub fn get(&self, name: &str) -> Option<&Setting> {
         let name = normalized(name);
         self.found.iter().rev().find(|setting| setting.name == name)
@@ -256,7 +262,8 @@ impl Settings {
         &self.found
     }
 
-    /// Returns the file for settings that are not set anywhere yet, as the database sees it; `None` if unknown.
+    /// Returns the file for settings that are not set anywhere yet, as the database sees it; `None`
+    /// if unknown.
     pub fn home(&self) -> Option<&Path> {
         self.home.as_deref()
     }
@@ -321,8 +328,8 @@ impl Settings {
         self.usage.limits_hit.keys().any(|limit| limit.hides())
     }
 
-    /// Returns why a setting may not be in force, if so: its file was changed, or another file that may override
-    /// it was not read.
+    /// Returns why a setting may not be in force, if so: its file was changed, or another file that
+    /// may override it was not read.
     pub fn doubt_of<'a>(&self, setting: &'a Setting) -> Option<&'a str> {
         let may_be_hidden = match setting.from {
             SettingOrigin::File { .. } | SettingOrigin::Environment => self.is_partial || self.is_cut(),

@@ -1,9 +1,10 @@
-//! Settings of `MariaDB` and `MySQL`: option files in the server's order, its command line, the variables that
-//! `MySQL` persisted, and how it has its tables and its redo log open.
+//! Settings of `MariaDB` and `MySQL`: option files in the server's order, its command line, the
+//! variables that `MySQL` persisted, and how it has its tables and its redo log open.
 //!
-//! The order is that of `mysys/my_default.c`: `/etc/my.cnf`, `/etc/mysql/my.cnf`, `$MARIADB_HOME` or
-//! `$MYSQL_HOME/my.cnf`, `--defaults-extra-file`, `~/.my.cnf`; then the command line; then `mysqld-auto.cnf`
-//! (`sql/persisted_variable.cc` appends it to the arguments). Changes by `SET GLOBAL` can't be seen from outside.
+//! The order is that of `mysys/my_default.c`: `/etc/my.cnf`, `/etc/mysql/my.cnf`, `$MARIADB_HOME`
+//! or `$MYSQL_HOME/my.cnf`, `--defaults-extra-file`, `~/.my.cnf`; then the command line; then
+//! `mysqld-auto.cnf` (`sql/persisted_variable.cc` appends it to the arguments). Changes by
+//! `SET GLOBAL` can't be seen from outside.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -79,8 +80,8 @@ pub(super) fn read(
     add_observed(server, settings);
 }
 
-/// Reads the option files for a directory that no server has open. They count as settings of its server only if
-/// they name this very directory: it may be a copy, or a backup of another.
+/// Reads the option files for a directory that no server has open. They count as settings of its
+/// server only if they name this very directory: it may be a copy, or a backup of another.
 fn read_if_its_own(
     server: &ServerFacts,
     root: &ServerRoot<'_>,
@@ -326,8 +327,8 @@ fn lines_of_names(text: &str) -> HashMap<&str, u32> {
     lines
 }
 
-/// Collects the variables that `MySQL` persisted: `{"name": {"Value": "…", …}}`, at whatever depth its version
-/// writes them.
+/// Collects the variables that `MySQL` persisted: `{"name": {"Value": "…", …}}`, at whatever depth
+/// its version writes them.
 fn collect_persisted(content: &serde_json::Value, depth: u32, found: &mut Vec<(String, String)>) {
     let serde_json::Value::Object(members) = content else { return };
     if depth > OBJECT_DEPTH_MAX {
@@ -395,8 +396,8 @@ fn owns(server: &ServerFacts, file: &Path) -> bool {
     server.directories.iter().any(|directory| file.starts_with(directory))
 }
 
-/// The value of `innodb_flush_method` if the server has its tables open without `O_DIRECT`, whatever is
-/// configured.
+/// The value of `innodb_flush_method` if the server has its tables open without `O_DIRECT`,
+/// whatever is configured.
 pub const BUFFERED_METHOD: &str = "buffered";
 
 #[derive(Debug, Default)]

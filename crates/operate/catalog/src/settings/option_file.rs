@@ -1,4 +1,5 @@
-//! The option files of `MariaDB` and `MySQL`, as their `mysys/my_default.c` reads them: text in, lines out, no I/O.
+//! The option files of `MariaDB` and `MySQL`, as their `mysys/my_default.c` reads them: text in,
+//! lines out, no I/O.
 //!
 //! Never fails: a line that a server would refuse is [`OptionFileEntry::Odd`].
 
@@ -139,9 +140,9 @@ fn unquote(value: &str) -> String {
 
 /// Returns an option as a server understands it: its full name and its value.
 ///
-/// `loose-` is removed, `skip-X` and `disable-X` also mean `X=OFF`, `enable-X` means `X=ON`, and an option without
-/// a value is `ON`. Names are in small letters with `_`. Returns nothing for an option of another kind
-/// (`maximum-X`).
+/// `loose-` is removed, `skip-X` and `disable-X` also mean `X=OFF`, `enable-X` means `X=ON`, and an
+/// option without a value is `ON`. Names are in small letters with `_`. Returns nothing for an
+/// option of another kind (`maximum-X`).
 pub(crate) fn option(name: &str, value: Option<&str>) -> Vec<(String, String)> {
     let name = super::normalized(name);
     let name = name.strip_prefix("loose_").unwrap_or(&name);
@@ -159,7 +160,8 @@ pub(crate) fn option(name: &str, value: Option<&str>) -> Vec<(String, String)> {
     out
 }
 
-/// Parses a size as these servers write it: a number with `K`, `M`, `G`, `T`, `P` or `E`, in powers of 1024.
+/// Parses a size as these servers write it: a number with `K`, `M`, `G`, `T`, `P` or `E`, in powers
+/// of 1024.
 pub fn size(value: &str) -> Option<u64> {
     let value = value.trim();
     let (number, power) = match value.char_indices().last()? {

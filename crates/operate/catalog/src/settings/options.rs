@@ -1,7 +1,8 @@
-//! The `OPTIONS-NNNNNN` files that `RocksDB` writes beside its data when it opens and when an option changes: text
-//! in, settings out, no I/O.
+//! The `OPTIONS-NNNNNN` files that `RocksDB` writes beside its data when it opens and when an
+//! option changes: text in, settings out, no I/O.
 //!
-//! Never fails: a line that can't be parsed is left out. So is a column family whose name has more than 256 bytes.
+//! Never fails: a line that can't be parsed is left out. So is a column family whose name has more
+//! than 256 bytes.
 
 use super::limits::SETTING_NAME_BYTES_MAX;
 

@@ -1,9 +1,9 @@
-//! Settings of `PostgreSQL`: `postgresql.conf` with its includes, `postgresql.auto.conf`, and the postmaster's
-//! command line, which takes precedence over both.
+//! Settings of `PostgreSQL`: `postgresql.conf` with its includes, `postgresql.auto.conf`, and the
+//! postmaster's command line, which takes precedence over both.
 //!
-//! Settings reloaded at run time (SIGHUP) can't be distinguished from those that wait for a restart, so a change
-//! of a file after the start puts its settings in doubt. Settings of a session, a role or a database can't be seen
-//! from outside.
+//! Settings reloaded at run time (SIGHUP) can't be distinguished from those that wait for a
+//! restart, so a change of a file after the start puts its settings in doubt. Settings of a
+//! session, a role or a database can't be seen from outside.
 
 use std::path::{Path, PathBuf};
 
@@ -20,7 +20,8 @@ use super::{ServerFacts, SettingOrigin, Settings};
 /// The file in which a server records the command line of its last start.
 const START_COMMAND_FILE: &str = "postmaster.opts";
 
-/// Defaults common to `PostgreSQL` 13 to 18 (guc.c of each; checked on 15 by `postgres --describe-config`).
+/// Defaults common to `PostgreSQL` 13 to 18 (guc.c of each; checked on 15 by
+/// `postgres --describe-config`).
 const GUC_DEFAULTS: [(&str, &str); 11] = [
     ("checkpoint_flush_after", "256kB"),
     ("bgwriter_flush_after", "512kB"),
@@ -108,7 +109,8 @@ fn named_directory(arguments: &[String]) -> Option<PathBuf> {
     arguments.get(at + 1).map(PathBuf::from).filter(|directory| directory.is_absolute())
 }
 
-/// Returns the data directory of a server's arguments if it differs from this one: this is a copy, or was moved.
+/// Returns the data directory of a server's arguments if it differs from this one: this is a copy,
+/// or was moved.
 fn started_elsewhere(arguments: &[String], directory: &Path) -> Option<String> {
     let at = arguments.iter().position(|argument| argument == "-D")?;
     let named = arguments.get(at + 1)?;
@@ -117,7 +119,8 @@ fn started_elsewhere(arguments: &[String], directory: &Path) -> Option<String> {
     (!same || Path::new(named).is_relative()).then(|| named.clone())
 }
 
-/// Returns the settings of the postmaster's arguments: `-c name=value`, `--name=value`, `-B buffers`.
+/// Returns the settings of the postmaster's arguments: `-c name=value`, `--name=value`,
+/// `-B buffers`.
 fn parse_command_line(arguments: &[String]) -> Vec<(String, String)> {
     let mut options = Vec::new();
     let mut rest = arguments.iter();
@@ -130,7 +133,8 @@ fn parse_command_line(arguments: &[String]) -> Vec<(String, String)> {
             let buffers = if buffers.is_empty() { rest.next().cloned() } else { Some(buffers.to_owned()) };
             buffers.map(|buffers| format!("shared_buffers={buffers}"))
         } else {
-            // Options that take the next word as their argument (postgres.c: "b:C:D:d:h:k:N:o:p:r:S:t:v:W:").
+            // Options that take the next word as their argument (postgres.c:
+            // "b:C:D:d:h:k:N:o:p:r:S:t:v:W:").
             if argument.len() == 2 && "bCDdhkNoprStvW".contains(&argument[1..]) {
                 rest.next();
             }

@@ -1,9 +1,11 @@
-//! Determines which server a process of the `MySQL` family is, `MySQL` or `MariaDB`, and its version.
+//! Determines which server a process of the `MySQL` family is, `MySQL` or `MariaDB`, and its
+//! version.
 //!
-//! Both are called `mysqld`, and up to `MySQL` 8.0.29 both have their redo log in `ib_logfileN`, so neither name
-//! nor log distinguishes them. The program itself does. `MariaDB` contains its version as `10.11.14-MariaDB`.
-//! `MySQL` contains the name of its group `mysqld-8.0`, and an option that `MariaDB` only ignores. If the program
-//! can't be read, files that only one of them creates decide. Otherwise the server stays uncertain.
+//! Both are called `mysqld`, and up to `MySQL` 8.0.29 both have their redo log in `ib_logfileN`, so
+//! neither name nor log distinguishes them. The program itself does. `MariaDB` contains its version
+//! as `10.11.14-MariaDB`. `MySQL` contains the name of its group `mysqld-8.0`, and an option that
+//! `MariaDB` only ignores. If the program can't be read, files that only one of them creates
+//! decide. Otherwise the server stays uncertain.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt;
@@ -101,8 +103,8 @@ fn digits(text: &[u8]) -> String {
     text.iter().take_while(|byte| byte.is_ascii_digit()).take(4).map(|byte| char::from(*byte)).collect()
 }
 
-/// Calls `found` for each occurrence of `needle`, with the surrounding text and the index behind it. Returns
-/// `None` if the program can't be read. Stops after `most` bytes.
+/// Calls `found` for each occurrence of `needle`, with the surrounding text and the index behind
+/// it. Returns `None` if the program can't be read. Stops after `most` bytes.
 fn scan_for(
     program: &InspectedFile,
     most: u64,
@@ -139,8 +141,8 @@ fn scan_for(
     Some(())
 }
 
-/// Decides by files that only one of them creates: Aria's logs, or `MySQL`'s dictionary, doublewrite files and
-/// redo directory.
+/// Decides by files that only one of them creates: Aria's logs, or `MySQL`'s dictionary,
+/// doublewrite files and redo directory.
 fn by_files(server: &ServerFacts) -> Option<ServerProgram> {
     let own = server
         .files
@@ -200,7 +202,8 @@ mod tests {
         assert_eq!(ProgramSearch::default().of(Path::new("/nonexistent/exe"), search_signs), None);
     }
 
-    /// Tests on real programs: Debian's, and those that `make test-mysql` or `make test-advice` fetched.
+    /// Tests on real programs: Debian's, and those that `make test-mysql` or `make test-advice`
+    /// fetched.
     #[test]
     fn real_programs_are_what_they_are() {
         let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../target");

@@ -1,4 +1,5 @@
-//! Results of searches in programs: each program is searched once, however many databases and lines ask for it.
+//! Results of searches in programs: each program is searched once, however many databases and lines
+//! ask for it.
 //!
 //! Invariant: at most [`PROGRAM_BYTES_MAX`] bytes of one program are searched, and at most
 //! [`ALL_PROGRAMS_BYTES_MAX`] of all. A program that was replaced or changed counts as another one.
@@ -9,7 +10,8 @@ use std::time::SystemTime;
 
 use pagekeeper_kernel::{ExpectedFile, Inode, InspectedFile};
 
-/// Limit of bytes searched in one program. The largest servers, including their debug information, are smaller.
+/// Limit of bytes searched in one program. The largest servers, including their debug information,
+/// are smaller.
 pub(super) const PROGRAM_BYTES_MAX: u64 = 512 << 20;
 /// Limit of bytes searched in all programs.
 pub(super) const ALL_PROGRAMS_BYTES_MAX: u64 = 1 << 30;
@@ -29,8 +31,8 @@ impl<T> Default for ProgramSearch<T> {
 }
 
 impl<T> ProgramSearch<T> {
-    /// Returns the result of `search` in a program, which may read at most the given number of bytes. Returns
-    /// `None` if the program can't be read.
+    /// Returns the result of `search` in a program, which may read at most the given number of
+    /// bytes. Returns `None` if the program can't be read.
     pub(super) fn of(&mut self, exe: &Path, search: impl FnOnce(&InspectedFile, u64) -> T) -> Option<&T> {
         let program = InspectedFile::open_magic_link(exe, ExpectedFile::Any, exe.to_path_buf()).ok()?;
         let modified = {

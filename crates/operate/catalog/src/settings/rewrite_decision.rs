@@ -19,8 +19,8 @@ pub struct RewriteDecision {
     pub by: Option<String>,
 }
 
-/// Decides how a log is written on a device with physical blocks of `device` bytes and a kernel with pages of
-/// `page` bytes. `settings` is called only if a setting matters.
+/// Decides how a log is written on a device with physical blocks of `device` bytes and a kernel
+/// with pages of `page` bytes. `settings` is called only if a setting matters.
 ///
 /// ```
 /// use pagekeeper_catalog::settings::{Engine, SettingOrigin, Settings, decide_rewrite};
@@ -86,7 +86,8 @@ fn decide_by_block(
     Some(RewriteDecision { rewrite: Some(rewrite), by: is_said.then(|| describe_setting(settings, setting)) })
 }
 
-/// Returns that a log is only appended to, if all settings that cause overwriting are certainly off.
+/// Returns that a log is only appended to, if all settings that cause overwriting are certainly
+/// off.
 fn decide_append_only(log: &LogSpec, settings: &Settings) -> Option<RewriteDecision> {
     let mut by = Vec::new();
     for name in &log.overwritten_if {

@@ -1,9 +1,9 @@
-//! Settings of `RocksDB`, of `MyRocks` and of `TiKV`: the newest `OPTIONS-NNNNNN` beside each database that a
-//! process has open, and `TiKV`'s own files. `RocksDB` writes its options file itself, so that is what is in
-//! force.
+//! Settings of `RocksDB`, of `MyRocks` and of `TiKV`: the newest `OPTIONS-NNNNNN` beside each
+//! database that a process has open, and `TiKV`'s own files. `RocksDB` writes its options file
+//! itself, so that is what is in force.
 //!
-//! Options of a column family are named `family.option`. Those of `MyRocks` begin with `rocksdb_`, as its server's
-//! variables do. `TiKV`'s keys are joined by dots: `rocksdb.bytes_per_sync`.
+//! Options of a column family are named `family.option`. Those of `MyRocks` begin with `rocksdb_`,
+//! as its server's variables do. `TiKV`'s keys are joined by dots: `rocksdb.bytes_per_sync`.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -35,8 +35,8 @@ pub(super) fn read(server: &ServerFacts, proc: &ProcRoot, settings: &mut Setting
     }
 }
 
-/// Returns the directories of the databases: those of its open MANIFEST files, or the given ones without a
-/// process.
+/// Returns the directories of the databases: those of its open MANIFEST files, or the given ones
+/// without a process.
 fn directories(server: &ServerFacts) -> Vec<PathBuf> {
     if server.pid.is_none() {
         return server.directories.clone();
@@ -142,9 +142,9 @@ fn read_toml(root: &ServerRoot<'_>, path: &Path, settings: &mut Settings, given:
     }
 }
 
-/// Returns all values of a TOML text other than tables and arrays, with their keys joined by dots and their line
-/// numbers, from 1. Values nested more than 8 tables deep, and those whose joined keys exceed 256 bytes, are left
-/// out. Returns an error message if the text is not TOML.
+/// Returns all values of a TOML text other than tables and arrays, with their keys joined by dots
+/// and their line numbers, from 1. Values nested more than 8 tables deep, and those whose joined
+/// keys exceed 256 bytes, are left out. Returns an error message if the text is not TOML.
 ///
 /// ```
 /// use pagekeeper_catalog::settings::toml_keys;
@@ -189,7 +189,8 @@ fn collect_keys(table: &DeTable<'_>, above: &str, depth: u32, found: &mut Vec<(u
     }
 }
 
-/// Parses a size as `TiKV` writes it: `1MB`, `512KiB`; its units are powers of 1024 (`ReadableSize`).
+/// Parses a size as `TiKV` writes it: `1MB`, `512KiB`; its units are powers of 1024
+/// (`ReadableSize`).
 pub(crate) fn tikv_size(value: &str) -> Option<u64> {
     let value = value.trim();
     let digits = value.find(|c: char| !c.is_ascii_digit()).unwrap_or(value.len());

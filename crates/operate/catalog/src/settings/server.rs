@@ -1,4 +1,5 @@
-//! The facts about a server that are needed to read its settings: its process, and which of its files were seen.
+//! The facts about a server that are needed to read its settings: its process, and which of its
+//! files were seen.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -11,7 +12,8 @@ use super::Engine;
 
 /// Limit of databases looked for in one process.
 const MANIFESTS_MAX: usize = 64;
-/// Limit of descriptors searched per process: a server opens a database's manifest before its tables.
+/// Limit of descriptors searched per process: a server opens a database's manifest before its
+/// tables.
 const DESCRIPTORS_MAX: usize = 16_384;
 
 /// A server whose settings are to be read.
@@ -21,7 +23,8 @@ pub struct ServerFacts {
     pub pid: Option<u32>,
     /// The engine.
     pub engine: Engine,
-    /// Whether the engine is known by more than the names of process and log; otherwise the program is searched.
+    /// Whether the engine is known by more than the names of process and log; otherwise the program
+    /// is searched.
     pub is_certain: bool,
     /// Whether the caller watches many servers and must be quick: less is read of each.
     pub is_brief: bool,
@@ -36,8 +39,8 @@ pub struct ServerFacts {
 }
 
 impl ServerFacts {
-    /// Creates a server from a process in `/proc`, for a brief reading. It lists only those of its files that
-    /// show where a `RocksDB` database is.
+    /// Creates a server from a process in `/proc`, for a brief reading. It lists only those of its
+    /// files that show where a `RocksDB` database is.
     pub fn of_process(pid: u32, engine: Engine, is_certain: bool, proc: &ProcRoot) -> Self {
         let mut files = Vec::new();
         if matches!(engine, Engine::RocksDb | Engine::TiKv) {

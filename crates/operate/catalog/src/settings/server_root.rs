@@ -1,8 +1,9 @@
 //! Reads a database's settings files in the file system as its process sees it.
 //!
-//! Invariants: a symbolic link is followed inside the process's root and never leads out of it. Only regular files
-//! are opened, read-only and without blocking, and within the [`limits`](super::limits). Failures are a sentence
-//! for [`Settings::unread`](super::Settings::unread), or state that the file does not exist.
+//! Invariants: a symbolic link is followed inside the process's root and never leads out of it.
+//! Only regular files are opened, read-only and without blocking, and within the
+//! [`limits`](super::limits). Failures are a sentence for
+//! [`Settings::unread`](super::Settings::unread), or state that the file does not exist.
 
 use std::cell::Cell;
 use std::ffi::OsStr;
@@ -200,15 +201,16 @@ impl<'a> ServerRoot<'a> {
     }
 }
 
-/// Whether a file's mode lets the user of a process read it. Group membership is unknown, so group permission
-/// counts.
+/// Whether a file's mode lets the user of a process read it. Group membership is unknown, so group
+/// permission counts.
 fn may_read(proc: &ProcRoot, pid: u32, metadata: &Metadata) -> bool {
     let Ok(users) = proc.users(pid) else { return true };
     let mode = metadata.mode();
     users.file_system == 0 || mode & 0o044 != 0 || users.file_system == metadata.uid() && mode & 0o400 != 0
 }
 
-/// Returns the text of a settings file, or an error if it is too long. Invalid UTF-8 in it is replaced.
+/// Returns the text of a settings file, or an error if it is too long. Invalid UTF-8 in it is
+/// replaced.
 pub(super) fn content_of(file: &InspectedFile) -> Result<String, ReadFailure> {
     if file.size() > SETTINGS_FILE_BYTES_MAX {
         return Err(ReadFailure::Because(format!(
@@ -222,7 +224,8 @@ pub(super) fn content_of(file: &InspectedFile) -> Result<String, ReadFailure> {
     Ok(unescaped_bytes(&bytes).into_owned())
 }
 
-/// Explains why a process's view of the file system is not accessible, and which capability is missing.
+/// Explains why a process's view of the file system is not accessible, and which capability is
+/// missing.
 fn explain_denial(error: &Error) -> String {
     let may = || {
         let ours = rustix::thread::capabilities(None);

@@ -30,8 +30,8 @@ impl VersionGroups {
         self.0.lower(most);
     }
 
-    /// Whether a program contains this group's name as a string. Returns `None` if it was not read to its end and
-    /// the name was not found.
+    /// Whether a program contains this group's name as a string. Returns `None` if it was not read
+    /// to its end and the name was not found.
     pub(super) fn is_in(&mut self, exe: &Path, group: &str) -> Option<bool> {
         let groups = self.0.of(exe, |program, most| {
             let mut groups = of_program(program.reader().take(most));

@@ -1,6 +1,7 @@
 //! A small chart for the terminal: one figure over time in three parts, drawn in block characters.
 //!
-//! Invariants: each part has the same width for any number of samples; a value above zero is visible.
+//! Invariants: each part has the same width for any number of samples; a value above zero is
+//! visible.
 
 use std::fmt::Write;
 
@@ -10,7 +11,8 @@ const BLOCKS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇',
 const LABEL_WIDTH: usize = 10;
 const ROWS: u32 = 10;
 
-/// Draws bytes over time, each part with its label, on `width` columns. All parts but the first may be coloured.
+/// Draws bytes over time, each part with its label, on `width` columns. All parts but the first may
+/// be coloured.
 pub(super) fn draw(parts: &[Vec<u64>; 3], labels: [&str; 3], width: usize, has_colour: bool) -> String {
     let columns = width.saturating_sub(LABEL_WIDTH + 4).max(24) / 3;
     let parts = parts.each_ref().map(|samples| spread(samples, columns));
@@ -37,7 +39,8 @@ pub(super) fn draw(parts: &[Vec<u64>; 3], labels: [&str; 3], width: usize, has_c
     out
 }
 
-/// Returns the samples as `columns` values: means if there are more samples, repeated values if there are fewer.
+/// Returns the samples as `columns` values: means if there are more samples, repeated values if
+/// there are fewer.
 fn spread(samples: &[u64], columns: usize) -> Vec<u64> {
     if samples.is_empty() {
         return vec![0; columns];

@@ -1,9 +1,10 @@
-//! The demo's engine: threads that commit through a redo log and a binlog, as mysqld's commit does, with a follower
-//! of the binlog and a compaction beside them.
+//! The demo's engine: threads that commit through a redo log and a binlog, as mysqld's commit does,
+//! with a follower of the binlog and a compaction beside them.
 //!
-//! There are no tables, and nothing is recovered: the logs and the compaction's output are the whole load. Invariants:
-//! a commit is counted once it is durable in both logs; each committer numbers its changes from 1, so the follower
-//! finds a lost, doubled or reordered change. The first failure of a thread ends all, and is what the run fails with.
+//! There are no tables, and nothing is recovered: the logs and the compaction's output are the
+//! whole load. Invariants: a commit is counted once it is durable in both logs; each committer
+//! numbers its changes from 1, so the follower finds a lost, doubled or reordered change. The first
+//! failure of a thread ends all, and is what the run fails with.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -21,18 +22,20 @@ use pagekeeper_wal::{BinLog, LogMode, Lsn, Position, PurgeMode, RedoLog};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-// Files are smaller than a server's, so that rotation and wraparounds happen within seconds. The bytes per commit are
-// those of an update of a few dozen rows.
+// Files are smaller than a server's, so that rotation and wraparounds happen within seconds. The
+// bytes per commit are those of an update of a few dozen rows.
 const REDO_FILES: u32 = 4;
 const REDO_FILE_BYTES: u64 = 64 << 20;
-/// Shortest distance of the checkpoint behind the end of the redo log; the longest is twice as much.
+/// Shortest distance of the checkpoint behind the end of the redo log; the longest is twice as
+/// much.
 const CHECKPOINT_BEHIND_BYTES: u64 = REDO_FILES as u64 * REDO_FILE_BYTES / 4;
 const BINLOG_FILE_BYTES: u64 = 32 << 20;
 const BINLOG_FILES_MAX: u64 = 40;
 const COMMITTERS: usize = 8;
 const REDO_PER_COMMIT_BYTES: usize = 10 << 10;
 const BINLOG_PER_COMMIT_BYTES: usize = 5 << 10;
-/// The compaction's outputs: their size, how many stay, how often one is begun, and how fast it is written.
+/// The compaction's outputs: their size, how many stay, how often one is begun, and how fast it is
+/// written.
 const BULK_FILE_BYTES: u64 = 64 << 20;
 const BULK_FILES_MAX: u64 = 4;
 const BULK_EACH: Duration = Duration::from_secs(2);
@@ -40,7 +43,8 @@ const BULK_BYTES_PER_SECOND: u64 = 64 << 20;
 const BULK_STEP_BYTES: usize = 1 << 20;
 /// Time between looks of the threads that have nothing to do.
 const LOOK_EACH: Duration = Duration::from_millis(2);
-/// More bytes than the files take at any time. The store is created after they are removed, and takes less.
+/// More bytes than the files take at any time. The store is created after they are removed, and
+/// takes less.
 pub(super) const DISK_BYTES_MAX: u64 = 2 << 30;
 
 /// Totals since the engine's start, and resident bytes.
@@ -73,8 +77,8 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    /// Makes its files in the new directory `dir`. Unless it `releases` its pages itself, everything is written through
-    /// the page cache and left to the kernel, as databases do today.
+    /// Makes its files in the new directory `dir`. Unless it `releases` its pages itself,
+    /// everything is written through the page cache and left to the kernel, as databases do today.
     pub(super) fn create(dir: &Path, releases: bool) -> anyhow::Result<Self> {
         let bulk_dir = dir.join("bulk");
         std::fs::create_dir_all(&bulk_dir).with_context(|| format!("can't create {}", escaped(&bulk_dir)))?;
@@ -97,7 +101,8 @@ impl Engine {
         })
     }
 
-    /// Runs the engine for as long as `body` takes. Fails with the first failure of a thread, or with that of `body`.
+    /// Runs the engine for as long as `body` takes. Fails with the first failure of a thread, or
+    /// with that of `body`.
     pub(super) fn run_during<T>(&self, body: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
         let failure = Mutex::new(None);
         let ending = |done: anyhow::Result<()>| {
@@ -250,8 +255,8 @@ fn resident_bytes(dir: &Path) -> anyhow::Result<u64> {
     Ok(sum)
 }
 
-/// Returns bytes that do not repeat, by xorshift64 (Marsaglia, 2003). The length is a multiple of 8, and `random` is
-/// not 0.
+/// Returns bytes that do not repeat, by xorshift64 (Marsaglia, 2003). The length is a multiple of
+/// 8, and `random` is not 0.
 pub(super) fn random_bytes(len: usize, random: &mut u64) -> Vec<u8> {
     let mut bytes = vec![0; len];
     for chunk in bytes.as_chunks_mut::<8>().0 {
@@ -271,7 +276,8 @@ fn change(committer: u64, number: u64, random: &mut u64) -> Vec<u8> {
     change
 }
 
-/// Checks that a change follows the last one of its committer. The log's checksum covers the other bytes.
+/// Checks that a change follows the last one of its committer. The log's checksum covers the other
+/// bytes.
 fn check(change: &[u8], last: &mut [u64; COMMITTERS]) -> anyhow::Result<()> {
     let [committer, number] =
         [0, 8].map(|start| change[start..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)));

@@ -1,12 +1,15 @@
-//! `pagekeeper demo`: a small engine with real log files, in three parts of equal length: alone, under the guard,
-//! and with logs that release their own pages. Finally a page store is killed while it commits, and opened again.
+//! `pagekeeper demo`: a small engine with real log files, in three parts of equal length: alone,
+//! under the guard, and with logs that release their own pages. Finally a page store is killed
+//! while it commits, and opened again.
 //!
-//! The [`engine`] runs in threads of this process, the guard and the [`store`] in processes of their own. The first two
-//! parts differ only in the guard; the third begins on new files. Invariants: all figures are measured in this run.
-//! Files are removed and processes ended at the end, also on SIGINT, SIGTERM and SIGHUP. If this process is killed, the
-//! guard ends with it, and the store at its next line.
+//! The [`engine`] runs in threads of this process, the guard and the [`store`] in processes of
+//! their own. The first two parts differ only in the guard; the third begins on new files.
+//! Invariants: all figures are measured in this run. Files are removed and processes ended at the
+//! end, also on SIGINT, SIGTERM and SIGHUP. If this process is killed, the guard ends with it, and
+//! the store at its next line.
 //!
-//! Fails when the directory is unsuitable (tmpfs, too little space), and when the engine, the guard or the store fails.
+//! Fails when the directory is unsuitable (tmpfs, too little space), and when the engine, the guard
+//! or the store fails.
 
 mod chart;
 mod engine;
@@ -58,13 +61,15 @@ The engine has a redo log, a binlog with a follower, and a compaction. It runs i
 The parts run one after the other, so a disk whose speed varies affects them: the report shows how much \
     single seconds varied, and whether the parts differ by more than that.")]
 pub(crate) struct DemoArgs {
-    /// How long to measure: a third alone, a third under the guard, a third with the library's own releases
+    /// How long to measure: a third alone, a third under the guard, a third with the library's own
+    /// releases
     #[arg(long, alias = "seconds", value_name = "TIME", default_value = "30s", value_parser = parse_length)]
     duration: Duration,
     /// Print one JSON object with all figures and samples
     #[arg(long)]
     json: bool,
-    /// Put the temporary files in DIR, which must be on a disk [default: the system's temporary directory]
+    /// Put the temporary files in DIR, which must be on a disk [default: the system's temporary
+    /// directory]
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     dir: Option<PathBuf>,
     /// Commit to a page store in DIR until the demo kills this process

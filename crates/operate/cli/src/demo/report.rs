@@ -1,8 +1,9 @@
-//! The demo's report: figures of the three parts side by side, a chart, and a conclusion drawn only from them.
+//! The demo's report: figures of the three parts side by side, a chart, and a conclusion drawn only
+//! from them.
 //!
-//! The JSON has all figures; the text shows some, each in the unit that its name ends with. The parts run one after
-//! another, so a drift of the disk could look like an effect: a difference counts only if it is greater than that
-//! between single seconds of one part.
+//! The JSON has all figures; the text shows some, each in the unit that its name ends with. The
+//! parts run one after another, so a drift of the disk could look like an effect: a difference
+//! counts only if it is greater than that between single seconds of one part.
 
 use std::io::{self, Write};
 
@@ -98,8 +99,9 @@ fn rate(first: &EngineSample, last: &EngineSample) -> f64 {
     if seconds > 0.0 { (last.commits - first.commits) as f64 / seconds } else { 0.0 }
 }
 
-/// Returns the throughput of a part divided by that of the first, if anything was committed there. Also returns whether
-/// they differ by no more than single seconds of either, if there were enough of these.
+/// Returns the throughput of a part divided by that of the first, if anything was committed there.
+/// Also returns whether they differ by no more than single seconds of either, if there were enough
+/// of these.
 fn compare(alone: &Value, other: &Value) -> (Option<f64>, Option<bool>) {
     let figure = |part: &Value, name: &str| part[name].as_f64().unwrap_or_default();
     let [before, after] = [alone, other].map(|part| figure(part, "commits_per_second"));

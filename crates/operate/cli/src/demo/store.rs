@@ -1,7 +1,9 @@
-//! The end of the demo: a page store with a table of rows is killed while it commits, opened again, and checked.
+//! The end of the demo: a page store with a table of rows is killed while it commits, opened again,
+//! and checked.
 //!
-//! Invariants: a commit's changes follow from its number alone, and numbers are consecutive, so every byte follows
-//! from the number of commits. Figures are shown only for a recovery that lost nothing. Fails with what was lost.
+//! Invariants: a commit's changes follow from its number alone, and numbers are consecutive, so
+//! every byte follows from the number of commits. Figures are shown only for a recovery that lost
+//! nothing. Fails with what was lost.
 
 use std::convert::Infallible;
 use std::io::Write as _;
@@ -33,8 +35,8 @@ const JOURNAL_BYTES: u64 = 128 << 20;
 const MEMORY_BYTES: u64 = 512 << 20;
 const COMMITTERS: usize = 8;
 
-/// Fills a store in `dir`, then commits until the demo kills it. Each thread prints the number of each commit as it is
-/// durable; the first one that fails ends all.
+/// Fills a store in `dir`, then commits until the demo kills it. Each thread prints the number of
+/// each commit as it is durable; the first one that fails ends all.
 pub(super) fn run(dir: &Path) -> anyhow::Result<()> {
     let store = make(dir).with_context(|| format!("can't make a store in {}", escaped(dir)))?;
     let store = Arc::new(store);
@@ -57,8 +59,8 @@ fn commit_for_ever(store: &Store) -> anyhow::Result<Infallible> {
     }
 }
 
-/// Returns a store with all its rows in the data file. Later commits are applied to the data file only when the
-/// journal has reached its limit, so that a recovery has much to do.
+/// Returns a store with all its rows in the data file. Later commits are applied to the data file
+/// only when the journal has reached its limit, so that a recovery has much to do.
 fn make(dir: &Path) -> anyhow::Result<Store> {
     let options = Store::options().create(Create::New).journal_bytes(JOURNAL_BYTES);
     let store = options.memory(MEMORY_BYTES).background_apply(false).open(dir)?;
@@ -125,7 +127,8 @@ fn change(number: u64, row: u64, value: &mut [u8]) {
     value[at..at + bytes.len()].copy_from_slice(&bytes);
 }
 
-/// Returns a seed that is never 0, and differs between neighbours: the finaliser of Appleby's `MurmurHash3` (2011).
+/// Returns a seed that is never 0, and differs between neighbours: the finaliser of Appleby's
+/// `MurmurHash3` (2011).
 fn seed(number: u64, row: u64) -> u64 {
     let mut mixed = number.wrapping_mul(ROWS + 1) + row + 1;
     for factor in [0xff51_afd7_ed55_8ccd, 0xc4ce_b9fe_1a85_ec53, 1] {
@@ -134,7 +137,8 @@ fn seed(number: u64, row: u64) -> u64 {
     mixed | 1
 }
 
-/// Checks that the table is sound, and that every byte of every row is as commits 1 to `last` left it.
+/// Checks that the table is sound, and that every byte of every row is as commits 1 to `last` left
+/// it.
 fn check(read: &ReadTxn<'_>, last: u64) -> anyhow::Result<()> {
     let tree = table(read, read.root())?;
     tree.check(read)?;
@@ -154,8 +158,8 @@ fn check(read: &ReadTxn<'_>, last: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Opens the store in `dir`, whose process was killed after it had reported `acknowledged` commits, checks it, and
-/// returns the figures of its recovery.
+/// Opens the store in `dir`, whose process was killed after it had reported `acknowledged` commits,
+/// checks it, and returns the figures of its recovery.
 pub(super) fn recover(dir: &Path, acknowledged: u64) -> anyhow::Result<Value> {
     let found = open_and_check(dir, acknowledged);
     found.with_context(|| format!("the store in {} was killed, and its recovery failed", escaped(dir)))

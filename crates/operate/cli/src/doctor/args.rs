@@ -7,9 +7,9 @@ use pagekeeper_text::parse_period;
 
 /// Find what databases lose to the page cache, and what fixes it
 ///
-/// Inspects every database on this host, or those that are named, watches for ten seconds, and reports each way in
-/// which they lose to the page cache: with the evidence, what it costs, the database's own setting that fixes it, and
-/// what pagekeeper can do.
+/// Inspects every database on this host, or those that are named, watches for ten seconds, and
+/// reports each way in which they lose to the page cache: with the evidence, what it costs, the
+/// database's own setting that fixes it, and what pagekeeper can do.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "pagekeeper doctor [OPTIONS] [DIR]...
@@ -51,11 +51,12 @@ pub(crate) struct DoctorArgs {
     /// Disk profile that pagekeeper probe --output wrote, instead of the saved one
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub(super) disk_profile: Option<PathBuf>,
-    /// Snapshot that pagekeeper snapshot wrote before a restart, to compare with what is resident now
+    /// Snapshot that pagekeeper snapshot wrote before a restart, to compare with what is resident
+    /// now
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub(super) snapshot: Option<PathBuf>,
-    /// Name who has most of the page cache that is of no database, closed files too: walks the host's local file systems, for five seconds
-    /// at the most
+    /// Name who has most of the page cache that is of no database, closed files too: walks the
+    /// host's local file systems, for five seconds at the most
     #[arg(long, conflicts_with_all = ["dirs", "pid"])]
     pub(super) elsewhere: bool,
     /// Print one JSON object with all figures, in bytes and seconds

@@ -1,8 +1,9 @@
-//! `pagekeeper doctor`: inspects databases, watches them for a while, inspects them again, and reports what they
-//! lose to the page cache, with the evidence and the fix.
+//! `pagekeeper doctor`: inspects databases, watches them for a while, inspects them again, and
+//! reports what they lose to the page cache, with the evidence and the fix.
 //!
-//! It only reads, except with `--fix`, which evicts pages that direct I/O left behind. SIGINT and SIGTERM end the
-//! watch early, and the report covers the time until then. A finding is a failure only with `--check`.
+//! It only reads, except with `--fix`, which evicts pages that direct I/O left behind. SIGINT and
+//! SIGTERM end the watch early, and the report covers the time until then. A finding is a failure
+//! only with `--check`.
 
 mod args;
 mod watch;
@@ -143,8 +144,8 @@ fn saved_snapshot(path: &Path) -> anyhow::Result<SavedSnapshot> {
     Ok(SavedSnapshot { path: path.to_path_buf(), pages })
 }
 
-/// Whether nothing was seen of a database, so that the lack of findings means nothing: there is none, or one of
-/// the `named` processes has ended. An empty directory counts as seen.
+/// Whether nothing was seen of a database, so that the lack of findings means nothing: there is
+/// none, or one of the `named` processes has ended. An empty directory counts as seen.
 fn is_blind(report: &Report, named: &[u32]) -> bool {
     let databases = &report.inspected.databases;
     let ended = |pid: &u32| !databases.iter().any(|database| database.pid == Some(*pid));

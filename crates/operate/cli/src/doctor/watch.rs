@@ -1,7 +1,8 @@
-//! The time between the two snapshots: the guard's own rules say what they would release, and nothing is released.
+//! The time between the two snapshots: the guard's own rules say what they would release, and
+//! nothing is released.
 //!
-//! Invariants: nothing is released or written; the rules see several samples, since the position of a writer that
-//! does not show it is inferred from the changes of its file.
+//! Invariants: nothing is released or written; the rules see several samples, since the position of
+//! a writer that does not show it is inferred from the changes of its file.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io::{self, IsTerminal, Write};
@@ -101,8 +102,8 @@ impl Judged {
         self.kept.extend(decision.warnings.into_iter().map(|warning| (warning.path, warning.text)));
     }
 
-    /// Returns for each log the resident bytes that the rules would release. A file that can't be read is left
-    /// out.
+    /// Returns for each log the resident bytes that the rules would release. A file that can't be
+    /// read is left out.
     pub(super) fn releasable(&self, snapshot: &Snapshot) -> Vec<Releasable> {
         snapshot
             .files
@@ -114,8 +115,8 @@ impl Judged {
 
     /// Returns this for one log; `None` if the guard does not watch it, or it can't be read.
     ///
-    /// The guard identifies a file by the device in stat(2), findings by the device in trace events: on btrfs
-    /// these differ.
+    /// The guard identifies a file by the device in stat(2), findings by the device in trace
+    /// events: on btrfs these differ.
     fn releasable_of(&self, file: &File) -> Option<Releasable> {
         if !self.asked.contains(&file.stat_inode) {
             return None;

@@ -1,4 +1,5 @@
-//! `pagekeeper run`: reads the arguments, prints what the user is to know, and leaves the rest to [`pagekeeper_launch`].
+//! `pagekeeper run`: reads the arguments, prints what the user is to know, and leaves the rest to
+//! [`pagekeeper_launch`].
 
 mod report;
 mod report_file;
@@ -18,13 +19,15 @@ use report::ReportPrinter;
 
 /// Run a command so that it does not evict others' pages from the page cache
 ///
-/// Pages that a streaming program (tar, cp, rsync, mariabackup, mysqldump and others) brings in are released behind it, never
-/// those that were there before. A command that no list and no profile knows is taken for a stream, and one line says so. A
-/// script is none: the streams that it starts are known by their names.
+/// Pages that a streaming program (tar, cp, rsync, mariabackup, mysqldump and others) brings in are
+/// released behind it, never those that were there before. A command that no list and no profile
+/// knows is taken for a stream, and one line says so. A script is none: the streams that it starts
+/// are known by their names.
 ///
-/// As root, on Linux 5.9 and later, a stream is followed by events of the kernel, by a process beside it. For other users,
-/// and for databases, a library is preloaded into the command and what it starts: databases release their logs once they
-/// are synced, and write compactions at the disk's pace. What neither reaches is said.
+/// As root, on Linux 5.9 and later, a stream is followed by events of the kernel, by a process
+/// beside it. For other users, and for databases, a library is preloaded into the command and what
+/// it starts: databases release their logs once they are synced, and write compactions at the
+/// disk's pace. What neither reaches is said.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "pagekeeper run [OPTIONS] -- COMMAND [ARGS]…",
@@ -41,14 +44,15 @@ Exit codes: the command's own; if a signal ended the command, the same signal en
 have ended, or as SIGINT, SIGTERM or SIGHUP comes; 1 where they can't be followed."
 )]
 pub(crate) struct RunArgs {
-    /// Profile for every process that is no streaming program, instead of the one that its name selects
+    /// Profile for every process that is no streaming program, instead of the one that its name
+    /// selects
     #[arg(long, value_name = "NAME", conflicts_with = "role")]
     profile: Option<String>,
     /// Role of every process of the command, whatever its name
     #[arg(long = "as", value_name = "WHAT", value_enum)]
     role: Option<ForcedRole>,
-    /// Follow this process, which runs already, and its children, until they end or a signal comes; no command is started.
-    /// May be given several times
+    /// Follow this process, which runs already, and its children, until they end or a signal comes;
+    /// no command is started. May be given several times
     #[arg(long = "pid", value_name = "PID", conflicts_with_all = ["command", "profile", "role", "require"])]
     pids: Vec<u32>,
     #[command(flatten)]
@@ -56,8 +60,9 @@ pub(crate) struct RunArgs {
     /// The guard's configuration file: profiles, rules and streaming programs
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     config: Option<PathBuf>,
-    /// Report at the end what each rule did and what stayed resident, on standard error or in FILE; "json": as one JSON object, on
-    /// standard error; pagekeeper stays as the command's parent until then
+    /// Report at the end what each rule did and what stayed resident, on standard error or in FILE;
+    /// "json": as one JSON object, on standard error; pagekeeper stays as the command's parent
+    /// until then
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = report::STANDARD_ERROR, value_hint = clap::ValueHint::FilePath)]
     report: Option<PathBuf>,
     /// Print the report as one JSON object; without --report on standard error
@@ -66,7 +71,8 @@ pub(crate) struct RunArgs {
     /// Fail rather than start the command without the rules
     #[arg(long)]
     require: bool,
-    /// What a process of a command under `run` becomes instead of a program that its library does not reach
+    /// What a process of a command under `run` becomes instead of a program that its library does
+    /// not reach
     #[arg(long, hide = true, num_args = 3, allow_hyphen_values = true, value_names = ["HOW", "SETTINGS", "FILE"])]
     inside: Option<Vec<OsString>>,
     /// The command and its arguments

@@ -1,7 +1,8 @@
-//! The report on what the rules did: for people, or as one JSON object, on standard error or in a file.
+//! The report on what the rules did: for people, or as one JSON object, on standard error or in a
+//! file.
 //!
-//! Never fails: a report is no reason not to start the command, or to end differently from it. Problems in writing are
-//! reported.
+//! Never fails: a report is no reason not to start the command, or to end differently from it.
+//! Problems in writing are reported.
 
 use std::fmt;
 use std::io::{self, Write as _};

@@ -1,7 +1,8 @@
 //! The destination file of a report.
 //!
-//! Invariant: before the command runs, only a frozen file system delays it; afterwards, only a reader that takes
-//! the data. A pipe that nobody reads is opened once more at the end, and then abandoned.
+//! Invariant: before the command runs, only a frozen file system delays it; afterwards, only a
+//! reader that takes the data. A pipe that nobody reads is opened once more at the end, and then
+//! abandoned.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};

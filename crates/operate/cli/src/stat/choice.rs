@@ -42,8 +42,8 @@ pub(super) struct Choice {
 }
 
 impl Choice {
-    /// Makes a choice of the first `top` rows with at least `min` of the figure that is sorted by. With `all`, it
-    /// includes files of which nothing is or was resident.
+    /// Makes a choice of the first `top` rows with at least `min` of the figure that is sorted by.
+    /// With `all`, it includes files of which nothing is or was resident.
     pub(super) fn new(sort: Sort, top: usize, min: u64, all: bool) -> Self {
         Self { sort, top, min, all, rows: Vec::new(), left_out: LeftOut::default() }
     }

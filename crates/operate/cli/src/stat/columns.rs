@@ -1,6 +1,7 @@
 //! The figures that `stat` shows for each file.
 //!
-//! To add one, add an entry to [`COLUMNS`]. The table, `--sort`, the total and the JSON follow from it.
+//! To add one, add an entry to [`COLUMNS`]. The table, `--sort`, the total and the JSON follow from
+//! it.
 
 use super::row::Row;
 
@@ -17,7 +18,8 @@ pub(super) struct Column {
     pub(super) value: fn(&Row) -> Option<u64>,
     /// The value that `--sort` sorts by, 0 if unknown; `None` if this figure can't be sorted by.
     pub(super) sort: Option<fn(&Row) -> u64>,
-    /// Its share of the file has its own column, and so has its change with `--interval`; only one figure has this.
+    /// Its share of the file has its own column, and so has its change with `--interval`; only one
+    /// figure has this.
     pub(super) shared: bool,
     /// 0 is usual, and is drawn as a dash.
     pub(super) quiet: bool,

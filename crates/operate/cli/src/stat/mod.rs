@@ -1,8 +1,8 @@
 //! `pagekeeper stat`: how much of each file is in the page cache, and in which state.
 //!
-//! Rows with nothing to show are left out. The rest is sorted by resident bytes, and at most twenty rows are shown
-//! unless requested otherwise; the total covers every file. Fails path by path; ends with 1 if a path failed or
-//! the user may not see a file's figures.
+//! Rows with nothing to show are left out. The rest is sorted by resident bytes, and at most twenty
+//! rows are shown unless requested otherwise; the total covers every file. Fails path by path; ends
+//! with 1 if a path failed or the user may not see a file's figures.
 
 mod choice;
 mod columns;
@@ -56,7 +56,8 @@ pub(crate) struct StatArgs {
     /// Show files with nothing resident, too
     #[arg(short, long)]
     all: bool,
-    /// Show no files with less than SIZE (64M, 1.5G) of the figure sorted by (of what is resident, with --sort path)
+    /// Show no files with less than SIZE (64M, 1.5G) of the figure sorted by (of what is resident,
+    /// with --sort path)
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     min: Option<u64>,
     /// Draw which parts of each file are resident
@@ -71,7 +72,8 @@ pub(crate) struct StatArgs {
     /// Print one JSON object with all figures in bytes
     #[arg(long)]
     json: bool,
-    /// Sample again at this interval (2s if no TIME is given) until interrupted, and show what changed
+    /// Sample again at this interval (2s if no TIME is given) until interrupted, and show what
+    /// changed
     #[arg(short, long, alias = "watch", short_alias = 'w', value_name = "TIME", num_args = 0..=1,
           require_equals = true, default_missing_value = "2s", value_parser = parse_interval)]
     interval: Option<Duration>,

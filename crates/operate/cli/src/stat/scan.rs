@@ -1,7 +1,8 @@
 //! One sample of a tree: a row for each file to keep, and the sum of all files.
 //!
-//! Invariants: every file is in the totals once; a file whose figures the user may not see is counted as unknown,
-//! never estimated; a file is opened, counted and closed before its thread takes the next one.
+//! Invariants: every file is in the totals once; a file whose figures the user may not see is
+//! counted as unknown, never estimated; a file is opened, counted and closed before its thread
+//! takes the next one.
 
 use std::collections::HashMap;
 use std::path::PathBuf;

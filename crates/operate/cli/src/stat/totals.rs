@@ -11,7 +11,8 @@ pub(super) struct Totals {
     pub(super) files: u64,
     /// The sum of the known figures of each of [`COLUMNS`]; `None` before the first.
     pub(super) sums: [Option<u64>; COLUMNS.len()],
-    /// Sizes, in whole pages, of the files whose residency is known: the resident share refers to this.
+    /// Sizes, in whole pages, of the files whose residency is known: the resident share refers to
+    /// this.
     pub(super) whole_pages: u64,
     pub(super) unknown_files: u64,
     /// Files for which the fallback knew only the resident bytes.

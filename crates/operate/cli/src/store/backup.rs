@@ -1,8 +1,8 @@
-//! `store backup` and `store restore`: a copy of a store, each page of it checked. A store that a process has open is copied by that process,
-//! if it serves backups; the copy is checked here.
+//! `store backup` and `store restore`: a copy of a store, each page of it checked. A store that a
+//! process has open is copied by that process, if it serves backups; the copy is checked here.
 //!
-//! Invariant: the destination is made, and is a store only when all of it is durable; what is there already is left as it is. The source is
-//! only read.
+//! Invariant: the destination is made, and is a store only when all of it is durable; what is there
+//! already is left as it is. The source is only read.
 
 use std::borrow::Cow;
 use std::io::Write as _;

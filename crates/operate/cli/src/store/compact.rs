@@ -1,7 +1,7 @@
 //! `store compact`: makes the data file of a store smaller.
 //!
-//! Invariant: this is the only command that writes to a store. Whenever it ends, even early, the store differs
-//! from before only in its free pages.
+//! Invariant: this is the only command that writes to a store. Whenever it ends, even early, the
+//! store differs from before only in its free pages.
 
 use std::borrow::Cow;
 use std::io::Write as _;
@@ -31,8 +31,8 @@ A store that a process has open is refused: have that process call Store::compac
 pub(super) struct CompactArgs {
     #[command(flatten)]
     store: StorePath,
-    /// Give the journal this limit as well: 64K to 1T. It bounds what a recovery reads, and how much the commits between two
-    /// checkpoints may change
+    /// Give the journal this limit as well: 64K to 1T. It bounds what a recovery reads, and how
+    /// much the commits between two checkpoints may change
     #[arg(long, value_name = "SIZE", value_parser = parse_journal)]
     journal: Option<u64>,
     /// Print one JSON object

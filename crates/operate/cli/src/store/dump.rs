@@ -1,7 +1,7 @@
 //! `store dump`: the pages of a store, one a line, or one page byte by byte.
 //!
-//! Invariant: pages are read and shown some MiB at a time, whatever their number. Damage is shown as such, and the
-//! command then ends with 1.
+//! Invariant: pages are read and shown some MiB at a time, whatever their number. Damage is shown
+//! as such, and the command then ends with 1.
 
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};

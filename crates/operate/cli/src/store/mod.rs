@@ -1,7 +1,8 @@
-//! `pagekeeper store`: figures, checks and page contents of a page store, and its copies, repair and compaction.
+//! `pagekeeper store`: figures, checks and page contents of a page store, and its copies, repair
+//! and compaction.
 //!
-//! Invariant: only `compact` writes to the store or makes files in it. Fails as opening the store does: if it is
-//! in use, is not a store, or has a newer version.
+//! Invariant: only `compact` writes to the store or makes files in it. Fails as opening the store
+//! does: if it is in use, is not a store, or has a newer version.
 
 mod backup;
 mod compact;
@@ -73,7 +74,8 @@ pub(crate) fn run(args: &StoreArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Opens a store to inspect it: nothing is written, and no thread is started, so nothing is recovered.
+/// Opens a store to inspect it: nothing is written, and no thread is started, so nothing is
+/// recovered.
 fn open(dir: &Path) -> anyhow::Result<Store> {
     options().open(dir).map_err(|error| in_use(dir, error))
 }

@@ -1,6 +1,8 @@
-//! `store repair`: saves the readable pages of a damaged store as a new store elsewhere, and lists what is lost.
+//! `store repair`: saves the readable pages of a damaged store as a new store elsewhere, and lists
+//! what is lost.
 //!
-//! Invariant: the damaged store is only read, and existing files at the destination are left as they are.
+//! Invariant: the damaged store is only read, and existing files at the destination are left as
+//! they are.
 
 use std::borrow::Cow;
 use std::io::{self, Write};

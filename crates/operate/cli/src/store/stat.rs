@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 use super::{StorePath, commits, pages};
 use crate::output;
 
-/// Show the size of a store, how current its data file is, and what a recovery would read and change
+/// Show the size of a store, how current its data file is, and what a recovery would read and
+/// change
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   pagekeeper store stat /srv/app/store

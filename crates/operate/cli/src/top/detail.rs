@@ -120,7 +120,8 @@ fn map_lines<'a>(model: &Model, row: &Row, width: usize, theme: Theme) -> Vec<Li
     }
 }
 
-/// Returns a sign for each cell: the first sign only if nothing is resident, the last only if everything is.
+/// Returns a sign for each cell: the first sign only if nothing is resident, the last only if
+/// everything is.
 fn signs(map: &ResidencyMap, file_size: u64, theme: Theme) -> String {
     let shades = theme.shades();
     let last = u8::try_from(shades.len() - 1).expect("a few signs");

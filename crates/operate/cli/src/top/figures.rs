@@ -42,7 +42,8 @@ pub(super) fn rate(bytes: i64) -> String {
     }
 }
 
-/// Returns how much of `Cached` the files add up to, or their share of it if other files are not counted.
+/// Returns how much of `Cached` the files add up to, or their share of it if other files are not
+/// counted.
 pub(super) fn explained(explained: &CachedBreakdown) -> String {
     if explained.scoped {
         return format!("{} of Cached {} are of these files", size(explained.files), size(explained.cached));
@@ -56,8 +57,8 @@ pub(super) fn explained(explained: &CachedBreakdown) -> String {
     )
 }
 
-/// Returns a line about pages of block devices, which have no rows, if they are at least a tenth of the page cache.
-/// No device is opened to name it: only one that the user names is.
+/// Returns a line about pages of block devices, which have no rows, if they are at least a tenth of
+/// the page cache. No device is opened to name it: only one that the user names is.
 pub(super) fn without_rows(split: &MemoryBreakdown) -> Option<String> {
     let is_much = split.buffers > 0 && split.buffers >= (split.files() + split.buffers) / 10;
     let line = || {
@@ -69,8 +70,8 @@ pub(super) fn without_rows(split: &MemoryBreakdown) -> Option<String> {
     is_much.then(line)
 }
 
-/// Returns text cut to a width in columns. It is cut at its front, the least important part of a path:
-/// "…/data/base/1".
+/// Returns text cut to a width in columns. It is cut at its front, the least important part of a
+/// path: "…/data/base/1".
 pub(super) fn cut_front(text: &str, width: usize, mark: &str) -> String {
     let length = text.chars().count();
     if length <= width {

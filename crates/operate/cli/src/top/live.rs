@@ -1,8 +1,8 @@
 //! The live screen: it combines the terminal, the census and the actions, each in a thread.
 //!
-//! Invariants: when [`run`] returns or panics, also after SIGINT and SIGTERM, the terminal is restored. The screen
-//! is drawn only when something changed. One thread writes to the terminal. Fails with an error if the terminal
-//! can't show the screen, and with the census' error.
+//! Invariants: when [`run`] returns or panics, also after SIGINT and SIGTERM, the terminal is
+//! restored. The screen is drawn only when something changed. One thread writes to the terminal.
+//! Fails with an error if the terminal can't show the screen, and with the census' error.
 
 use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -32,15 +32,16 @@ use crate::signals::Stop;
 /// Ticks that may wait for a screen that does not read them.
 const UNREAD_TICKS_MAX: usize = 8;
 
-/// Least time between two full walks. A full walk is repeated when file systems were mounted meanwhile, and takes
-/// seconds of processor time.
+/// Least time between two full walks. A full walk is repeated when file systems were mounted
+/// meanwhile, and takes seconds of processor time.
 const RENEW_EVERY: Duration = Duration::from_secs(300);
 
 /// Events that wake the screen.
 enum News {
     Key(KeyCode),
     Resized,
-    /// The census' result, whether it is of a new tick, and a token that is dropped when the result is read.
+    /// The census' result, whether it is of a new tick, and a token that is dropped when the result
+    /// is read.
     Seen(Box<SeenRows>, bool, Arc<()>),
     /// The census failed or ended.
     Failed(anyhow::Error),
@@ -110,8 +111,8 @@ pub(super) fn run(query: RowQuery, census: CensusOptions, interval: Duration) ->
     ended
 }
 
-/// Starts a thread whose failure ends the screen; so does its panic, because the panic hook has restored the
-/// terminal.
+/// Starts a thread whose failure ends the screen; so does its panic, because the panic hook has
+/// restored the terminal.
 fn aside(
     name: &str,
     news: Sender<News>,

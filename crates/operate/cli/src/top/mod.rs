@@ -1,10 +1,10 @@
-//! `pagekeeper top`: shows which files are in the page cache, on a live screen with actions, or as one sample in a
-//! table or JSON.
+//! `pagekeeper top`: shows which files are in the page cache, on a live screen with actions, or as
+//! one sample in a table or JSON.
 //!
-//! [`model`] is the screen's state, which turns keys into actions; [`screen`] draws it; [`live`] combines both
-//! with the census, the terminal and the actions, each in its own thread. Invariants: only what the user confirmed
-//! is evicted or warmed; the terminal is restored however the program ends, except by SIGKILL. Fails with an error
-//! if the terminal can't show the screen.
+//! [`model`] is the screen's state, which turns keys into actions; [`screen`] draws it; [`live`]
+//! combines both with the census, the terminal and the actions, each in its own thread. Invariants:
+//! only what the user confirmed is evicted or warmed; the terminal is restored however the program
+//! ends, except by SIGKILL. Fails with an error if the terminal can't show the screen.
 
 mod choices;
 mod detail;
@@ -33,9 +33,9 @@ use crate::signals::Stop;
 
 /// Watch which files are in the page cache, live, and who brings them in
 ///
-/// Shows all files of the host that have pages in memory, closed ones too: how much of each is resident, how fast that
-/// grows, how much is dirty, how much the kernel evicted under memory pressure, and who is throttled for dirty pages or
-/// has to reclaim memory.
+/// Shows all files of the host that have pages in memory, closed ones too: how much of each is
+/// resident, how fast that grows, how much is dirty, how much the kernel evicted under memory
+/// pressure, and who is throttled for dirty pages or has to reclaim memory.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   pagekeeper top                                 everything on this host

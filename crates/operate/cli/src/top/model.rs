@@ -1,7 +1,8 @@
 //! The screen's state: what is shown, and the effect of each key. It holds and returns plain data.
 //!
-//! Invariants: no action happens without a question that was answered with y. The chosen row stays chosen while
-//! rows move. The history of a row is kept while the row exists, and for a minute after it left. Never fails.
+//! Invariants: no action happens without a question that was answered with y. The chosen row stays
+//! chosen while rows move. The history of a row is kept while the row exists, and for a minute
+//! after it left. Never fails.
 
 use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
@@ -93,7 +94,8 @@ pub(super) struct Model {
     /// The previous filter, while a new one is typed.
     typing: Option<String>,
     pub(super) paused: bool,
-    /// The result of the last action, or the one in progress, and the number of ticks for which it is still shown.
+    /// The result of the last action, or the one in progress, and the number of ticks for which it
+    /// is still shown.
     message: Option<(String, u32)>,
     history: HashMap<RowKey, (u64, VecDeque<u64>)>,
     ticks: u64,
@@ -123,7 +125,8 @@ impl Model {
         }
     }
 
-    /// Takes a result of the census. `ticked` if time has passed, false if only other rows were requested.
+    /// Takes a result of the census. `ticked` if time has passed, false if only other rows were
+    /// requested.
     pub(super) fn take(&mut self, seen: SeenRows, ticked: bool) {
         if self.paused && ticked && self.seen.is_some() {
             return;

@@ -1,4 +1,5 @@
-//! `top --once`: one sample, as a plain table or as one JSON object. Also the sentences that the screen shares.
+//! `top --once`: one sample, as a plain table or as one JSON object. Also the sentences that the
+//! screen shares.
 //!
 //! Invariants: figures in JSON are bytes, bytes per second and seconds; unknown ones are null.
 
@@ -64,7 +65,8 @@ fn memory(tick: &CensusTick) -> Value {
     })
 }
 
-/// Returns the kernel's `Cached`, and what it consists of, unless only the files of some directories are counted.
+/// Returns the kernel's `Cached`, and what it consists of, unless only the files of some
+/// directories are counted.
 fn cached(explained: &CachedBreakdown) -> Value {
     json!({
         "bytes": explained.cached,
@@ -235,8 +237,8 @@ fn memory_lines(tick: &CensusTick) -> Vec<String> {
     lines
 }
 
-/// Returns the threads that are throttled for dirty pages, and those that have to reclaim memory, each in a line;
-/// `None` if neither is seen.
+/// Returns the threads that are throttled for dirty pages, and those that have to reclaim memory,
+/// each in a line; `None` if neither is seen.
 pub(super) fn waits(tick: &CensusTick) -> Option<[Vec<String>; 2]> {
     let of_time = |length: Duration| {
         format!("{:.0} %", length.as_secs_f64() / tick.period.as_secs_f64().max(1e-3) * 100.0)

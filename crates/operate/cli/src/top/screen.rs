@@ -1,8 +1,8 @@
 //! Draws the state: memory, waiting tasks, the table, and what covers it.
 //!
-//! Invariants: no file name can control the terminal; without colour, every part has its own letter or sign; below
-//! [`MIN_SIZE`] columns and rows, one sentence is drawn instead. The drawing follows from the model alone. Writing
-//! to a `String` can't fail.
+//! Invariants: no file name can control the terminal; without colour, every part has its own letter
+//! or sign; below [`MIN_SIZE`] columns and rows, one sentence is drawn instead. The drawing follows
+//! from the model alone. Writing to a `String` can't fail.
 
 use std::fmt::Write as _;
 

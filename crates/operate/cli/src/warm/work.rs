@@ -1,7 +1,8 @@
 //! The work: files in order, several small ones at once, each large one by all threads.
 //!
-//! Invariants: files start in the given order; once a stop is requested, no further file is started; each file
-//! ends in the report, in the problems, or (if stopped before its turn) in neither.
+//! Invariants: files start in the given order; once a stop is requested, no further file is
+//! started; each file ends in the report, in the problems, or (if stopped before its turn) in
+//! neither.
 
 use std::ops::Range;
 use std::path::Path;
@@ -107,7 +108,8 @@ impl WarmRun<'_> {
         let mut state = None;
         let (file, report) = match &item.wanted {
             WantedPages::Range { range, inode } => {
-                // A link was followed when it was listed, if at all: it must still lead to the same file.
+                // A link was followed when it was listed, if at all: it must still lead to the same
+                // file.
                 let opened = PathHandle::at(&item.path, Links::Follow)?
                     .open_file_or_device(ExpectedFile::Inode(*inode));
                 let file = opened.map_err(|error| match error {

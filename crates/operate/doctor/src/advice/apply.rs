@@ -1,4 +1,5 @@
-//! Applies a row of the table to one server: the line in its own syntax, where to put it, why, and how to revert it.
+//! Applies a row of the table to one server: the line in its own syntax, where to put it, why, and
+//! how to revert it.
 
 use pagekeeper_text::{escaped, unescaped};
 
@@ -8,8 +9,8 @@ use super::table::{Advice, Effect, Offer, Product, find, option_of};
 use crate::settings::{Engine, Setting, SettingOrigin, Settings};
 use crate::{Confidence, Fix, FixKind, HoldsFor, Risk, Terms};
 
-/// Returns the fix by an option of a product, with the row's value; `None` if this server lacks the setting, or if
-/// the value has to be computed.
+/// Returns the fix by an option of a product, with the row's value; `None` if this server lacks the
+/// setting, or if the value has to be computed.
 pub(crate) fn fix(settings: &Settings, product: Product, option: &str) -> Option<Fix> {
     find(settings, product, option)?.fix(settings)
 }

@@ -34,8 +34,8 @@ pub(super) fn advise(goal: Goal, settings: &Settings, advised: &mut Advised) {
     }
 }
 
-/// Returns the fix that keeps `MariaDB`'s redo log out of the page cache, if a setting of its own put it there;
-/// `MySQL` has none.
+/// Returns the fix that keeps `MariaDB`'s redo log out of the page cache, if a setting of its own
+/// put it there; `MySQL` has none.
 pub(crate) fn redo(settings: &Settings) -> Option<Fix> {
     // If the redo log is only observed to be buffered, this setting is not the cause.
     let on = settings.written(LOG_FILE_BUFFERING).is_some_and(|setting| setting.is_on() == Some(true));
@@ -44,8 +44,8 @@ pub(crate) fn redo(settings: &Settings) -> Option<Fix> {
         .flatten()
 }
 
-/// Returns a remark if `MariaDB`'s redo log is in the page cache because of a durability setting, which is no
-/// reason to change that setting.
+/// Returns a remark if `MariaDB`'s redo log is in the page cache because of a durability setting,
+/// which is no reason to change that setting.
 pub(crate) fn by_commit(settings: &Settings) -> Option<String> {
     let setting = settings.get("innodb_flush_log_at_trx_commit").filter(|setting| setting.value == "2")?;
     (settings.engine == Engine::MariaDb).then(|| {
@@ -63,7 +63,8 @@ pub(crate) fn by_commit(settings: &Settings) -> Option<String> {
 pub(crate) enum TableBuffering {
     /// Because of `innodb_flush_method`, or its default.
     FlushMethod,
-    /// Because of `innodb_data_file_buffering`, which overrides `innodb_flush_method` (`MariaDB` 11).
+    /// Because of `innodb_data_file_buffering`, which overrides `innodb_flush_method` (`MariaDB`
+    /// 11).
     DataFileBuffering,
     /// It is configured for `O_DIRECT` but has them open without it: the file system refused.
     Refused,

@@ -15,8 +15,8 @@ use crate::{Confidence, Fix, HoldsFor, Restart, Risk, Terms};
 
 const ANOTHER_DISK: &str = "/ANOTHER/DISK";
 
-/// Returns the fix that moves the log that a file belongs to; `None` if none is known, or if the settings were not
-/// read.
+/// Returns the fix that moves the log that a file belongs to; `None` if none is known, or if the
+/// settings were not read.
 pub(crate) fn move_log_of(
     observation: &Observation<'_>,
     database: usize,
@@ -29,7 +29,8 @@ pub(crate) fn move_log_of(
     move_log(observation.settings_of(database)?, class, log)
 }
 
-/// etcd takes the directory from its command line, environment or a file, which belong to the operator.
+/// etcd takes the directory from its command line, environment or a file, which belong to the
+/// operator.
 fn move_etcd_wal(log: &Path) -> Fix {
     Fix::advice(
         format!(

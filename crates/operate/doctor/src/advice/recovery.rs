@@ -1,8 +1,8 @@
 //! Settings that shorten a recovery, for a target that the operator gave.
 //!
-//! Invariants: no value is below the vendor's default, however short the target. If the defaults do not reach it,
-//! that is stated. Without a target this module is not used: longer recoveries are the price of fewer checkpoints,
-//! which is the operator's choice.
+//! Invariants: no value is below the vendor's default, however short the target. If the defaults do
+//! not reach it, that is stated. Without a target this module is not used: longer recoveries are
+//! the price of fewer checkpoints, which is the operator's choice.
 
 use super::advised::{Advised, uncertain};
 use super::apply::fix;

@@ -1,6 +1,7 @@
 //! Decides which options of `RocksDB` are advised, by the name that the embedding program uses.
 //!
-//! Invariant: no option is named that the program lacks: a server does not start with an unknown line.
+//! Invariant: no option is named that the program lacks: a server does not start with an unknown
+//! line.
 
 use pagekeeper_observe::File;
 
@@ -76,8 +77,8 @@ fn or(fix: Fix) -> Fix {
     Fix { does: format!("or, if direct I/O can't be: {}", fix.does), ..fix }
 }
 
-/// Returns the fix that makes logs new files instead of recycled ones: only for programs that open the database
-/// with their own options.
+/// Returns the fix that makes logs new files instead of recycled ones: only for programs that open
+/// the database with their own options.
 pub(crate) fn recycled(settings: &Settings) -> Option<Fix> {
     let is_recycled = size(settings, RECYCLED_LOGS).is_some_and(|number| number > 0);
     (is_recycled && settings.engine == Engine::RocksDb).then(|| fix(settings, RECYCLED_LOGS)).flatten()

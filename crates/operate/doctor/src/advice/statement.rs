@@ -1,7 +1,8 @@
 //! Settings in a file that the server writes itself: `postgresql.auto.conf`, `mysqld-auto.cnf`.
 //!
-//! Invariants: such a file must not be edited, and it takes precedence over the administrator's files. So its
-//! settings are set by the server's own statement. A statement sets the intended value, in SQL syntax.
+//! Invariants: such a file must not be edited, and it takes precedence over the administrator's
+//! files. So its settings are set by the server's own statement. A statement sets the intended
+//! value, in SQL syntax.
 
 use super::table::Effect;
 use crate::settings::{Engine, Setting, SettingOrigin, Settings, option_file};

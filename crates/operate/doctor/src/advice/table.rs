@@ -1,11 +1,12 @@
-//! The table of all advice: settings of databases, the advised values, and everything that has to be known about
-//! them.
+//! The table of all advice: settings of databases, the advised values, and everything that has to
+//! be known about them.
 //!
-//! Its rows are data, in `advice/*.toml` of this crate, and are parsed once. `docs/src/reference/doctor.md` shows
-//! them.
+//! Its rows are data, in `advice/*.toml` of this crate, and are parsed once.
+//! `docs/src/reference/doctor.md` shows them.
 //!
-//! Invariants, which tests check for each row: no row touches durability or replication. A row touches recovery
-//! only if its goal is recovery itself or moving a log. No value is below the vendor's default.
+//! Invariants, which tests check for each row: no row touches durability or replication. A row
+//! touches recovery only if its goal is recovery itself or moving a log. No value is below the
+//! vendor's default.
 
 use std::sync::LazyLock;
 
@@ -44,8 +45,8 @@ pub struct Advice {
     pub offer: Offer,
     /// The vendor's documented default.
     pub default: String,
-    /// Why the value is not the default, and not a weaker one; `None` if it is the default, or the default is its
-    /// lower bound.
+    /// Why the value is not the default, and not a weaker one; `None` if it is the default, or the
+    /// default is its lower bound.
     pub why_not_default: Option<String>,
     /// When it takes effect.
     pub effect: Effect,
@@ -55,7 +56,8 @@ pub struct Advice {
     pub does: String,
     /// Its cost.
     pub costs: String,
-    /// Its effect on recovery after a crash; `None` if there is none. No row affects durability or replication.
+    /// Its effect on recovery after a crash; `None` if there is none. No row affects durability or
+    /// replication.
     pub recovery: Option<String>,
     /// The vendor's documentation of the setting.
     pub source: String,
@@ -107,7 +109,8 @@ pub enum Product {
 pub enum Offer {
     /// A fixed value.
     Value(String),
-    /// A value computed for this server, never below the vendor's default; contains the method in words.
+    /// A value computed for this server, never below the vendor's default; contains the method in
+    /// words.
     Computed(String),
 }
 
@@ -125,7 +128,8 @@ pub enum Effect {
     Reload,
 }
 
-/// Returns the rows of a text. A row with `like` takes the keys that it lacks from the row of that name.
+/// Returns the rows of a text. A row with `like` takes the keys that it lacks from the row of that
+/// name.
 fn parsed(text: &str) -> Result<Vec<Advice>, toml::de::Error> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
@@ -143,15 +147,15 @@ fn parsed(text: &str) -> Result<Vec<Advice>, toml::de::Error> {
     rows.into_iter().map(toml::Table::try_into).collect()
 }
 
-/// Returns the row for an option of a product that this server has. `option` is a setting's name without
-/// [prefixes](option_of).
+/// Returns the row for an option of a product that this server has. `option` is a setting's name
+/// without [prefixes](option_of).
 pub(crate) fn find(settings: &Settings, product: Product, option: &str) -> Option<&'static Advice> {
     let is_it = |row: &&Advice| row.product == product && option_of(&row.setting) == option;
     TABLE.iter().filter(is_it).find(|row| row.is_known_to(settings))
 }
 
-/// Returns a setting's name without the prefixes and in the spelling by which products name an option of
-/// `RocksDB`.
+/// Returns a setting's name without the prefixes and in the spelling by which products name an
+/// option of `RocksDB`.
 pub(super) fn option_of(setting: &str) -> String {
     let option = setting.rsplit('.').next().unwrap_or(setting).replace('-', "_");
     option.strip_prefix("rocksdb_").unwrap_or(&option).to_owned()
@@ -216,15 +220,16 @@ impl Advice {
         }
     }
 
-    /// Whether it holds for a version: "10.11.14". For `MyRocks` this is the version of its `MariaDB`.
+    /// Whether it holds for a version: "10.11.14". For `MyRocks` this is the version of its
+    /// `MariaDB`.
     pub fn holds_for(&self, version: &str) -> bool {
         let Some(version) = parts(version) else { return false };
         let since = parts(self.first()).is_some_and(|since| version >= since);
         since && self.before.as_deref().and_then(parts).is_none_or(|before| version < before)
     }
 
-    /// Whether a server has the setting: by its version. If that is unknown, because every supported version has
-    /// it, or because it is already set.
+    /// Whether a server has the setting: by its version. If that is unknown, because every
+    /// supported version has it, or because it is already set.
     fn is_known_to(&self, settings: &Settings) -> bool {
         match settings.version.as_deref().filter(|version| parts(version).is_some()) {
             Some(version) => self.holds_for(version),

@@ -270,7 +270,8 @@ fn every_fix_says_where_it_goes() {
 
 #[test]
 fn only_options_that_the_program_has_are_named() {
-    // The options named here, as listed by `mariadbd --verbose --help --plugin-load-add=ha_rocksdb` of 10.11.
+    // The options named here, as listed by `mariadbd --verbose --help --plugin-load-add=ha_rocksdb`
+    // of 10.11.
     let known = [
         "rocksdb_bytes_per_sync",
         "rocksdb_max_total_wal_size",

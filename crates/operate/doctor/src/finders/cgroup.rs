@@ -1,14 +1,16 @@
-//! Memory cgroups (containers, pods, units) near their limit because of page cache: the composition of that cache,
-//! the working set without it (the figure that Kubernetes uses), and advice in terms of a pod.
+//! Memory cgroups (containers, pods, units) near their limit because of page cache: the composition
+//! of that cache, the working set without it (the figure that Kubernetes uses), and advice in terms
+//! of a pod.
 //!
-//! kubelet, and everything that reads its figures, counts `usage − inactive_file` as the working set. File pages
-//! used twice thus count as needed memory, and kubelet ranks pods for eviction by this figure relative to their
-//! requests. The kernel reclaims all of these pages before it kills for the limit.
+//! kubelet, and everything that reads its figures, counts `usage − inactive_file` as the working
+//! set. File pages used twice thus count as needed memory, and kubelet ranks pods for eviction by
+//! this figure relative to their requests. The kernel reclaims all of these pages before it kills
+//! for the limit.
 //!
-//! Invariants: one finding per group, however many databases are in it. A group that would be near its limit
-//! without page cache, too, is left out. Whether a log's page is on the active list is not visible, so the working
-//! set without logs is a range. Its lower end assumes that all of them are active. No advice lowers a limit or
-//! affects durability.
+//! Invariants: one finding per group, however many databases are in it. A group that would be near
+//! its limit without page cache, too, is left out. Whether a log's page is on the active list is
+//! not visible, so the working set without logs is a range. Its lower end assumes that all of them
+//! are active. No advice lowers a limit or affects durability.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -28,7 +30,8 @@ use crate::{Advised, Confidence, Cost, DatabaseSwap, Evidence, Finding, Fix, Kin
 const NEAR_PART: u64 = 5;
 /// … because of page cache if that is at least one part in this many of the limit.
 const CACHE_PART: u64 = 4;
-/// From one part in this many of the limit in log pages that nobody will read again, it is more than a note.
+/// From one part in this many of the limit in log pages that nobody will read again, it is more
+/// than a note.
 const WASTED_PART: u64 = 10;
 /// A request is a multiple of this, in bytes.
 const REQUEST_STEP_BYTES: u64 = 64 << 20;
@@ -57,8 +60,8 @@ fn working_set(group: &MemoryCgroup) -> u64 {
     group.usage.saturating_sub(group.inactive_file)
 }
 
-/// The known composition of a group's page cache, in bytes. A page may be charged to another group, so no sum
-/// exceeds the group's own total.
+/// The known composition of a group's page cache, in bytes. A page may be charged to another group,
+/// so no sum exceeds the group's own total.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct CacheComposition {
     databases: u64,
@@ -169,14 +172,16 @@ fn near(observation: &Observation<'_>, index: usize, group: &MemoryCgroup) -> Op
     })
 }
 
-/// Returns the bytes in swap of a group, or of its databases where the kernel does not count the group's.
+/// Returns the bytes in swap of a group, or of its databases where the kernel does not count the
+/// group's.
 fn in_swap(observation: &Observation<'_>, group: &MemoryCgroup) -> u64 {
     let swaps = observation.databases_in(group).filter_map(|(index, _)| observation.swap_of(index));
     let of_group = |swap: &DatabaseSwap| swap.group.as_ref().and_then(|group| group.used);
     swaps.map(|swap| of_group(swap).unwrap_or(swap.swapped)).max().unwrap_or(0)
 }
 
-/// Describes the cost: dirty pages can't be dropped, clean ones can at once, and memory in swap is read back.
+/// Describes the cost: dirty pages can't be dropped, clean ones can at once, and memory in swap is
+/// read back.
 fn cost(unwritten: Option<u64>, in_swap: u64) -> String {
     let monitors = "Monitors and kubelet take a part of it for needed memory: they alert, evict the pod when the node is short, and \
                     have limits raised that the database does not need.";
@@ -218,8 +223,8 @@ fn filled(group: &MemoryCgroup, limit: u64, cache: u64) -> Evidence {
     .with("working_set_bytes", working_set(group))
 }
 
-/// Returns how often limits took effect since the creation of the group, or of the group above it whose limit is
-/// the effective one, and how often during the watch.
+/// Returns how often limits took effect since the creation of the group, or of the group above it
+/// whose limit is the effective one, and how often during the watch.
 fn limits(group: &MemoryCgroup, watched: Option<MemoryEvents>) -> Option<Evidence> {
     /// The label of a counter, the counter, and its figures: in total, and during the watch.
     type LimitCounter = (&'static str, fn(&MemoryEvents) -> Option<u64>, FigureSetter, FigureSetter);
@@ -395,7 +400,8 @@ mod tests {
     use pagekeeper_observe::Snapshot;
     use std::path::PathBuf;
 
-    /// Returns a group with `usage` of 1 GiB used, of which 700 MiB are page cache: 400 active, 300 inactive.
+    /// Returns a group with `usage` of 1 GiB used, of which 700 MiB are page cache: 400 active, 300
+    /// inactive.
     fn group(usage: u64) -> MemoryCgroup {
         MemoryCgroup {
             file: 700 * MIB,
@@ -551,15 +557,16 @@ mod tests {
             (&said.figures["limit_hits"], &said.figures["limit_hits_watched"]),
             (&52.into(), &12.into())
         );
-        // A new group at the same path has lower counts, and one that was never at its limits has no counts to
-        // report.
+        // A new group at the same path has lower counts, and one that was never at its limits has
+        // no counts to report.
         now.events = events(None, Some(3));
         let found = find(&now);
         assert!(
             found.evidence.iter().any(|one| one.text == "since it was made: 3 times at its limit"),
             "{found:?}"
         );
-        // The counts of a group above include other groups, and earlier counts belong to another group.
+        // The counts of a group above include other groups, and earlier counts belong to another
+        // group.
         now.limited_by = Some(PathBuf::from("/sys/fs/cgroup/pod"));
         let said = "since /sys/fs/cgroup/pod was made, whose limit it is: 3 times at its limit";
         let found = find(&now);

@@ -1,8 +1,8 @@
-//! The limits on dirty pages: which form of each is in force, how full they were, and what other values would
-//! change.
+//! The limits on dirty pages: which form of each is in force, how full they were, and what other
+//! values would change.
 //!
-//! The effect of another limit is an estimate from the rates during the watch. It holds only if the load
-//! continues, and the text says so.
+//! The effect of another limit is an estimate from the rates during the watch. It holds only if the
+//! load continues, and the text says so.
 
 mod device;
 
@@ -65,8 +65,8 @@ fn database_pauses(observation: &Observation<'_>) -> Duration {
         .sum()
 }
 
-/// Returns the maximum of dirty and writeback pages seen: at both ends of the watch, and when tasks were
-/// throttled.
+/// Returns the maximum of dirty and writeback pages seen: at both ends of the watch, and when tasks
+/// were throttled.
 fn fullest(observation: &Observation<'_>) -> u64 {
     let levels = [observation.before, observation.after]
         .map(|snapshot| snapshot.host.dirty.dirty + snapshot.host.dirty.writeback);
@@ -98,8 +98,8 @@ impl DirtyFlow {
         self.wanted.saturating_sub(self.written)
     }
 
-    /// Returns how long it takes from `level` to the start of throttling with these thresholds; `None` if it is
-    /// never reached.
+    /// Returns how long it takes from `level` to the start of throttling with these thresholds;
+    /// `None` if it is never reached.
     fn lasts(&self, level: u64, thresholds: &DirtyThresholds) -> Option<Duration> {
         let room = begins(thresholds).saturating_sub(level);
         let seconds = room.checked_div(self.excess())?;
@@ -107,7 +107,8 @@ impl DirtyFlow {
     }
 }
 
-/// Returns what throttled tasks would have written during their pauses, in bytes per second: each at its own rate.
+/// Returns what throttled tasks would have written during their pauses, in bytes per second: each
+/// at its own rate.
 fn held_back(observation: &Observation<'_>, period: Duration) -> u64 {
     let Some(trace) = observation.trace() else { return 0 };
     let mut throttled: HashMap<&TaskIdentity, Duration> = HashMap::new();
@@ -138,8 +139,9 @@ struct LimitRaise {
 }
 
 impl LimitRaise {
-    /// Returns the lowest limit at which the load during the watch would not have throttled anybody, with a
-    /// quarter in reserve. Returns `None` if that is more than memory should hold of dirty pages.
+    /// Returns the lowest limit at which the load during the watch would not have throttled
+    /// anybody, with a quarter in reserve. Returns `None` if that is more than memory should hold
+    /// of dirty pages.
     fn reckon(observation: &Observation<'_>, flow: DirtyFlow, fullest: u64) -> Option<Self> {
         let report = &observation.after.host.dirty;
         let thresholds = in_force(report);
@@ -196,9 +198,9 @@ impl LimitRaise {
     }
 }
 
-/// Returns a limit high enough for the load during the watch, as a fix. Returns `None` if no sensible one exists,
-/// if the rates are unknown, or if somebody syncs: each sync waits behind the dirty data of its device, and longer
-/// the more dirty data is allowed.
+/// Returns a limit high enough for the load during the watch, as a fix. Returns `None` if no
+/// sensible one exists, if the rates are unknown, or if somebody syncs: each sync waits behind the
+/// dirty data of its device, and longer the more dirty data is allowed.
 pub(crate) fn raise(observation: &Observation<'_>) -> Option<Fix> {
     if !synced_devices(observation).is_empty() {
         return None;

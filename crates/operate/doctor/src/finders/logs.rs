@@ -1,9 +1,10 @@
-//! Log files in the page cache (redo, binlog, relay, WAL): how much they hold, and how much of it nobody will read
-//! again.
+//! Log files in the page cache (redo, binlog, relay, WAL): how much they hold, and how much of it
+//! nobody will read again.
 //!
 //! Invariants: "never read again" means what the guard's own rules would release now
-//! ([`Observation::releasable`]). No share is claimed if the rules were not evaluated, or for a log that the next
-//! start of a stopped database reads. The cost is memory, never throughput, as measurements showed.
+//! ([`Observation::releasable`]). No share is claimed if the rules were not evaluated, or for a log
+//! that the next start of a stopped database reads. The cost is memory, never throughput, as
+//! measurements showed.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,7 +19,8 @@ use crate::observation::Observation;
 use crate::phrases::{file_name, largest};
 use crate::{Advised, Cost, Evidence, Finding, Goal, Kind, Severity};
 
-/// Minimum of bytes that nobody will read again to be reported (16 MiB): the rules themselves keep a few MiB.
+/// Minimum of bytes that nobody will read again to be reported (16 MiB): the rules themselves keep
+/// a few MiB.
 pub(crate) const RELEASABLE_MIN: u64 = 16 << 20;
 /// Minimum of bytes in log files to be reported if the rules were not evaluated (64 MiB).
 const RESIDENT_LEAST: u64 = 64 << 20;
@@ -86,8 +88,8 @@ impl<'a> LogPages<'a> {
         self.older_messages > 0 && self.releasable == Some(self.older_messages)
     }
 
-    /// Returns the bytes for which the guard may be advised: it would also release what a database's next start
-    /// reads.
+    /// Returns the bytes for which the guard may be advised: it would also release what a
+    /// database's next start reads.
     pub(crate) fn guard_may_release(&self) -> Option<u64> {
         self.releasable.filter(|_| self.next_start == 0)
     }
@@ -316,13 +318,14 @@ fn cost(logs: &LogPages<'_>, database: &Database, elsewhere: OutsideGroup, memor
     )
 }
 
-/// Whether a file is certainly not shared memory: its file system is on a device. (btrfs and overlays have no
-/// device number either.)
+/// Whether a file is certainly not shared memory: its file system is on a device. (btrfs and
+/// overlays have no device number either.)
 fn is_on_disk(file: &File) -> bool {
     rustix::fs::major(file.stat_inode.dev) != 0
 }
 
-/// Resident bytes of files beyond all the page cache that is charged to their database's memory cgroup.
+/// Resident bytes of files beyond all the page cache that is charged to their database's memory
+/// cgroup.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct OutsideGroup {
     /// Minimum for the logs of one database.
@@ -517,7 +520,8 @@ mod tests {
     #[test]
     fn pages_that_another_group_pays_for_are_no_share_of_this_ones_limit() {
         let (before, mut after) = logs_of(10);
-        // Of 1280 MiB of logs the group has at most 100 MiB: the rest was brought in before its creation.
+        // Of 1280 MiB of logs the group has at most 100 MiB: the rest was brought in before its
+        // creation.
         let group = crate::testing::cgroup(400 * MIB, GIB);
         after.databases[0].cgroup =
             Some(pagekeeper_kernel::pressure::MemoryCgroup { file: 100 * MIB, ..group });

@@ -1,10 +1,11 @@
-//! Memory shortage: free memory against the kernel's watermarks, tasks that wait for memory, and a database's
-//! memory cgroup at its limit.
+//! Memory shortage: free memory against the kernel's watermarks, tasks that wait for memory, and a
+//! database's memory cgroup at its limit.
 //!
-//! Invariants: a host whose free memory is all in the page cache is not short of memory: without waiting tasks
-//! there is no finding about the host. Waits are traced by task if possible, and counted otherwise. The host's
-//! pressure stall information includes tasks at the limit of *their cgroup*. It is the host's only if tasks had to
-//! reclaim the host's memory (`allocstall`, which excludes reclaim for a cgroup).
+//! Invariants: a host whose free memory is all in the page cache is not short of memory: without
+//! waiting tasks there is no finding about the host. Waits are traced by task if possible, and
+//! counted otherwise. The host's pressure stall information includes tasks at the limit of *their
+//! cgroup*. It is the host's only if tasks had to reclaim the host's memory (`allocstall`, which
+//! excludes reclaim for a cgroup).
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
@@ -39,7 +40,8 @@ const LIMIT_STEP_BYTES: u64 = 64 << 20;
 /// Maximum number of tasks listed.
 const LISTED_WAITERS_MAX: usize = 3;
 
-/// Returns findings on the host if it is short of memory, and on each database whose cgroup is at its limit.
+/// Returns findings on the host if it is short of memory, and on each database whose cgroup is at
+/// its limit.
 pub(super) fn find(observation: &Observation<'_>, earlier: EarlierFindings<'_>) -> Vec<Finding> {
     let stream_of = |index| earlier.of(Kind::Stream, index);
     let groups = observation
@@ -220,7 +222,8 @@ fn free(observation: &Observation<'_>) -> Evidence {
     .with("page_cache_bytes", memory.cached.saturating_sub(memory.shmem))
 }
 
-/// Examines a database's group. `stream` is the finding on a stream that pushes the database's pages out.
+/// Examines a database's group. `stream` is the finding on a stream that pushes the database's
+/// pages out.
 fn group(
     observation: &Observation<'_>,
     index: usize,
@@ -229,8 +232,8 @@ fn group(
 ) -> Option<Finding> {
     let group = database.cgroup.as_ref()?;
     let limit = group.effective_limit?;
-    // The free memory below the limit of a group above it is unknown; its own usage is the minimum that counts
-    // there.
+    // The free memory below the limit of a group above it is unknown; its own usage is the minimum
+    // that counts there.
     if group.usage < limit - limit / AT_LIMIT_PART {
         return None;
     }
@@ -342,8 +345,8 @@ impl GroupRereads {
         self.rate_of(self.own.or(self.all))
     }
 
-    /// Returns the rate and the bytes, if enough is reread in its group and next to nothing of it is the
-    /// database's.
+    /// Returns the rate and the bytes, if enough is reread in its group and next to nothing of it
+    /// is the database's.
     fn much_of_others(&self) -> Option<(u64, u64)> {
         let others = self.all.zip(self.own).map(|(all, own)| all - own);
         self.rate_of(others).filter(|_| self.much().is_none()).zip(others)
@@ -376,9 +379,10 @@ impl GroupRereads {
     }
 }
 
-/// Returns the bytes that came into the page cache during the watch from a database's own files, or from any file
-/// by its own processes. This is an upper bound of its rereads: its program and libraries, omitted files and
-/// deleted files are in no list. Returns `None` if that was not traced, not completely, or not by task.
+/// Returns the bytes that came into the page cache during the watch from a database's own files, or
+/// from any file by its own processes. This is an upper bound of its rereads: its program and
+/// libraries, omitted files and deleted files are in no list. Returns `None` if that was not
+/// traced, not completely, or not by task.
 fn brought_in(observation: &Observation<'_>, index: usize) -> Option<u64> {
     let trace = observation.trace().filter(|trace| trace.losses.total() == 0)?;
     let files: HashSet<Inode> = observation.files_of(index).map(|file| file.inode).collect();
@@ -431,7 +435,8 @@ impl GroupNeighbours {
         Self { inside: named(inside, name), inside_bytes, ended: named(ended, name_ended) }
     }
 
-    /// Describes the cost of rereads at this rate that are not known to be the database's, `bytes` in total.
+    /// Describes the cost of rereads at this rate that are not known to be the database's, `bytes`
+    /// in total.
     fn cost(&self, rate_of: u64, bytes: u64) -> String {
         let by =
             if self.inside.is_empty() { String::new() } else { format!(", by {}", self.inside.join(", ")) };
@@ -458,9 +463,9 @@ fn named(all: BTreeMap<u32, (&str, u64)>, name: impl Fn(u32, &str, u64) -> Strin
     all.into_iter().take(LISTED_WAITERS_MAX).map(|(pid, (own, bytes))| name(pid, own, bytes)).collect()
 }
 
-/// Returns a limit with room for what the database was seen to miss: rereads during the watch, or recently
-/// reclaimed pages. All pages ever reclaimed and not read back include many that nobody wants any more; they are
-/// the upper bound of what can be missed.
+/// Returns a limit with room for what the database was seen to miss: rereads during the watch, or
+/// recently reclaimed pages. All pages ever reclaimed and not read back include many that nobody
+/// wants any more; they are the upper bound of what can be missed.
 fn more(
     observation: &Observation<'_>,
     index: usize,

@@ -1,14 +1,16 @@
-//! Files used with direct I/O and through the page cache at the same time: open with `O_DIRECT` in one place and
-//! buffered or mapped in another, or open with `O_DIRECT` while pages of them are left in the page cache.
+//! Files used with direct I/O and through the page cache at the same time: open with `O_DIRECT` in
+//! one place and buffered or mapped in another, or open with `O_DIRECT` while pages of them are
+//! left in the page cache.
 //!
-//! Engines such as `ClickHouse` use both on purpose. Resident pages count as leftovers only if the database's
-//! profile says that it reads by direct I/O alone
-//! ([`Profile::is_direct_only`](pagekeeper_catalog::Profile::is_direct_only)). No database is advised to stop.
+//! Engines such as `ClickHouse` use both on purpose. Resident pages count as leftovers only if the
+//! database's profile says that it reads by direct I/O alone
+//! ([`Profile::is_direct_only`](pagekeeper_catalog::Profile::is_direct_only)). No database is
+//! advised to stop.
 //!
-//! Invariants: the cost comes from measurements on the file's own file system ([`Observation::disk`]), never from
-//! the kernel's version. Without measurements, the text says so and names the command that measures. There is one
-//! finding for each database and kind of use beside direct I/O, costliest kind first; a file belongs to one of
-//! them.
+//! Invariants: the cost comes from measurements on the file's own file system
+//! ([`Observation::disk`]), never from the kernel's version. Without measurements, the text says so
+//! and names the command that measures. There is one finding for each database and kind of use
+//! beside direct I/O, costliest kind first; a file belongs to one of them.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -47,8 +49,8 @@ pub enum MixedWith {
     OnPurpose,
 }
 
-/// Returns the use that direct I/O on this file of a snapshot is mixed with; `None` if it is not open with
-/// `O_DIRECT`, or has no other use.
+/// Returns the use that direct I/O on this file of a snapshot is mixed with; `None` if it is not
+/// open with `O_DIRECT`, or has no other use.
 ///
 /// ```
 /// # use pagekeeper_doctor::{MixedWith, mixed_with};
@@ -86,8 +88,8 @@ fn database<'a>(snapshot: &'a Snapshot, file: &File) -> Option<&'a Database> {
     file.database.and_then(|index| snapshot.databases.get(index))
 }
 
-/// Whether an opener is the file's database. If no process of that is known: whether it has the file open with
-/// `O_DIRECT`.
+/// Whether an opener is the file's database. If no process of that is known: whether it has the
+/// file open with `O_DIRECT`.
 fn is_own(snapshot: &Snapshot, file: &File, opener: &Opener) -> bool {
     match database(snapshot, file) {
         Some(Database { pid: Some(pid), workers, .. }) => opener.pid == *pid || workers.contains(&opener.pid),
@@ -95,8 +97,8 @@ fn is_own(snapshot: &Snapshot, file: &File, opener: &Opener) -> bool {
     }
 }
 
-/// Whether a program other than its database brought in pages of a file during the watch, or may have: without
-/// tracing, whether more of it became resident.
+/// Whether a program other than its database brought in pages of a file during the watch, or may
+/// have: without tracing, whether more of it became resident.
 pub(crate) fn was_read_through_cache(observation: &Observation<'_>, file: &File) -> bool {
     if observation.trace().is_some_and(|trace| trace.pages.is_some()) {
         return !brought_in_by(observation, &[file]).is_empty();
@@ -215,8 +217,9 @@ fn found(
     }
 }
 
-/// Returns the settings that fix it; those of `MyRocks` only if a file is its own. Intentional use needs none,
-/// unless the settings make all reads direct: pages written through the page cache are then useless.
+/// Returns the settings that fix it; those of `MyRocks` only if a file is its own. Intentional use
+/// needs none, unless the settings make all reads direct: pages written through the page cache are
+/// then useless.
 fn settings_for(
     observation: &Observation<'_>,
     index: usize,
@@ -320,8 +323,8 @@ fn shown(opener: &Opener) -> serde_json::Value {
     serde_json::json!({"pid": opener.pid, "name": opener.name, "how": how, "writes": writes})
 }
 
-/// Whether the file was seen to be written through the page cache during the watch: it has dirty pages, or an
-/// opener that may write brought pages in.
+/// Whether the file was seen to be written through the page cache during the watch: it has dirty
+/// pages, or an opener that may write brought pages in.
 fn is_written(observation: &Observation<'_>, file: &File) -> bool {
     let unwritten = |file: &File| file.residency.is_some_and(|residency| residency.unwritten() > 0);
     let brought_in = || {
@@ -336,7 +339,8 @@ fn is_written(observation: &Observation<'_>, file: &File) -> bool {
     unwritten(file) || observation.before(file.inode).is_some_and(unwritten) || brought_in()
 }
 
-/// A program that brought in pages of files, and that has none of them open through the page cache any more.
+/// A program that brought in pages of files, and that has none of them open through the page cache
+/// any more.
 struct CacheReader<'a> {
     name: &'a str,
     pids: BTreeSet<u32>,
@@ -353,8 +357,9 @@ impl CacheReader<'_> {
     }
 }
 
-/// Returns the programs that brought in pages of these files during the watch, as traced, largest first. Programs
-/// that start and end in a loop are in no list of openers. The database that a file belongs to is excluded.
+/// Returns the programs that brought in pages of these files during the watch, as traced, largest
+/// first. Programs that start and end in a loop are in no list of openers. The database that a file
+/// belongs to is excluded.
 fn brought_in_by<'a>(observation: &Observation<'a>, files: &[&File]) -> Vec<CacheReader<'a>> {
     let pages = observation.trace().and_then(|trace| trace.pages.as_ref());
     let inodes: HashSet<Inode> = files.iter().map(|file| file.inode).collect();

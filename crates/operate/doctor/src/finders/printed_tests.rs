@@ -1,8 +1,8 @@
-//! Tests which fixes for writeback are printed with and without syncs on a device: each state once, against the
-//! book's table.
+//! Tests which fixes for writeback are printed with and without syncs on a device: each state once,
+//! against the book's table.
 //!
-//! The effect of a fix on the longest commit is shown by the benchmarks and by the end-to-end test on a slow disk.
-//! Here it is only a word, since tests assert no times.
+//! The effect of a fix on the longest commit is shown by the benchmarks and by the end-to-end test
+//! on a slow disk. Here it is only a word, since tests assert no times.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -43,7 +43,8 @@ const EFFECTS: [(&str, &str); 9] = [
     ("wal_bytes_per_sync=N", "not measured"),
 ];
 
-/// A `RocksDB` beside a `cp` on one device and in one memory cgroup, both throttled there at these levels.
+/// A `RocksDB` beside a `cp` on one device and in one memory cgroup, both throttled there at these
+/// levels.
 fn state(levels: DirtyLevels, strict: bool) -> Snapshot {
     let mut after = sample();
     let mut own = database("rocksdb", 100, "/data");

@@ -1,6 +1,8 @@
-//! Settings that make a database use the page cache unnecessarily: findings of kind [`Kind::Setting`].
+//! Settings that make a database use the page cache unnecessarily: findings of kind
+//! [`Kind::Setting`].
 //!
-//! Only settings that are known or seen to be so are reported: a setting that was not found is no finding.
+//! Only settings that are known or seen to be so are reported: a setting that was not found is no
+//! finding.
 
 use pagekeeper_observe::{Database, File};
 use pagekeeper_policy::FileClass;
@@ -120,7 +122,8 @@ impl SettingSubject<'_> {
         }
         let (fix, by_commit) = (innodb::redo(self.settings), innodb::by_commit(self.settings));
         let buffering = self.settings.get("innodb_log_file_buffering");
-        // The observed state counts: a server that has it open with O_DIRECT is fine, whatever is configured.
+        // The observed state counts: a server that has it open with O_DIRECT is fine, whatever is
+        // configured.
         let seen_direct =
             buffering.is_some_and(|setting| setting.from == SettingOrigin::Seen && setting.value == "OFF");
         // A finding about all of its logs names the same settings and fixes.
@@ -247,7 +250,8 @@ impl SettingSubject<'_> {
             .as_ref()
             .and_then(|group| group.effective_limit)
             .map_or(host, |limit| limit.min(host));
-        // The manual's own limit: "unlikely that an allocation of more than 40% of RAM … will work better".
+        // The manual's own limit: "unlikely that an allocation of more than 40% of RAM … will work
+        // better".
         if memory == 0 || buffers <= memory / 5 * 2 {
             return None;
         }
@@ -267,7 +271,8 @@ impl SettingSubject<'_> {
     }
 }
 
-/// Returns the known settings because of which `MariaDB`'s redo log goes through the page cache, if it does.
+/// Returns the known settings because of which `MariaDB`'s redo log goes through the page cache, if
+/// it does.
 pub(super) fn redo_settings(settings: &Settings) -> Vec<Evidence> {
     if innodb::redo(settings).is_none() && innodb::by_commit(settings).is_none() {
         return Vec::new();

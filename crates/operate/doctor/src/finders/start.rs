@@ -1,8 +1,9 @@
-//! After a restart: whether the data is as resident as before, and what the next recovery would read.
+//! After a restart: whether the data is as resident as before, and what the next recovery would
+//! read.
 //!
-//! [`journal`](crate::journal) provides the latter. A comparison needs a snapshot from before the restart: without
-//! one little can be said, and the text says so. The operator decides how long a recovery may take: without a
-//! target a long one is reported, but no setting is named.
+//! [`journal`](crate::journal) provides the latter. A comparison needs a snapshot from before the
+//! restart: without one little can be said, and the text says so. The operator decides how long a
+//! recovery may take: without a target a long one is reported, but no setting is named.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -21,8 +22,8 @@ use crate::{Advised, Confidence, Cost, Evidence, Finding, Fix, Goal, Kind, Obser
 const JUST_STARTED: Duration = Duration::from_secs(15 * 60);
 /// Less data than this, in bytes, is loaded before anybody notices.
 const COLD_BYTES_MIN: u64 = 16 << 20;
-/// A recovery that reads more bytes than this is reported. This is twice the WAL size that `PostgreSQL` allows by
-/// default, which is the largest default of any vendor except `TiKV`'s.
+/// A recovery that reads more bytes than this is reported. This is twice the WAL size that
+/// `PostgreSQL` allows by default, which is the largest default of any vendor except `TiKV`'s.
 const LONG_RECOVERY_BYTES: u64 = 2 << 30;
 /// A recovery that takes longer than this is reported.
 const LONG_RECOVERY_TIME: Duration = Duration::from_secs(5 * 60);
@@ -31,8 +32,8 @@ const BYTES_PER_PAGE: u64 = 8 << 10;
 /// Maximum number of journal files listed individually.
 const LISTED_JOURNALS_MAX: usize = 3;
 
-/// Returns the databases that were started with little of their data resident, and those whose recovery would be
-/// long.
+/// Returns the databases that were started with little of their data resident, and those whose
+/// recovery would be long.
 pub(super) fn find(observation: &Observation<'_>, _: EarlierFindings<'_>) -> Vec<Finding> {
     observation
         .databases()
@@ -43,7 +44,8 @@ pub(super) fn find(observation: &Observation<'_>, _: EarlierFindings<'_>) -> Vec
         .collect()
 }
 
-/// Returns the gap for a database that has just started, if there is no snapshot to compare it with.
+/// Returns the gap for a database that has just started, if there is no snapshot to compare it
+/// with.
 pub fn missing_snapshot(observation: &Observation<'_>) -> Option<VisibilityGap> {
     let lacks =
         observation.snapshot.is_none() && observation.databases().any(|(_, database)| just_started(database));
@@ -137,8 +139,8 @@ struct RecoveryEstimate {
 }
 
 impl RecoveryEstimate {
-    /// Estimates the recovery of a journal of `bytes`; `None` if the disk of the database's files was not
-    /// measured.
+    /// Estimates the recovery of a journal of `bytes`; `None` if the disk of the database's files
+    /// was not measured.
     fn of(observation: &Observation<'_>, index: usize, bytes: u64) -> Option<Self> {
         let mut disks = observation.files_of(index).filter_map(|file| observation.disk(file));
         let read_us = disks.find_map(|disk| disk.reads.first())?.p50_us;
@@ -221,8 +223,8 @@ fn bounds(observation: &Observation<'_>, index: usize, estimate: Option<Recovery
     }
 }
 
-/// Returns what can be warmed for a recovery: everything that it reads through the page cache; `None` if there is
-/// nothing.
+/// Returns what can be warmed for a recovery: everything that it reads through the page cache;
+/// `None` if there is nothing.
 fn warmed(observation: &Observation<'_>, index: usize, database: &Database) -> Option<String> {
     let is_data = |file: &&File| file.class == Some(FileClass::Data);
     let (what, has) = if observation.files_of(index).filter(is_data).any(bypassed) {
@@ -242,8 +244,8 @@ fn warmed(observation: &Observation<'_>, index: usize, database: &Database) -> O
     ))
 }
 
-/// Returns the journal's files that are read through the page cache, as arguments: their directories, if there are
-/// many.
+/// Returns the journal's files that are read through the page cache, as arguments: their
+/// directories, if there are many.
 fn buffered_journal(observation: &Observation<'_>, index: usize) -> Option<String> {
     let is_journal = |file: &File| kind_of_log(file).is_some();
     let files: Vec<&File> =

@@ -1,10 +1,11 @@
 //! Streams that push a database's hot set out of the page cache: backups, archivers, dumps, copies.
 //!
-//! A stream is a process other than a database that brings in many pages, or drops a database's pages, while pages
-//! of the database's data files leave the page cache. A database's own workers that send a backup or a copy count
-//! as streams, too. There is no finding if nothing was pushed out, or if memory was not short: a stream in plenty
-//! of memory does no harm. Reclaim of idle pages regardless of free memory is reported separately ([`idle`]). All
-//! this requires tracing: without it nobody is blamed.
+//! A stream is a process other than a database that brings in many pages, or drops a database's
+//! pages, while pages of the database's data files leave the page cache. A database's own workers
+//! that send a backup or a copy count as streams, too. There is no finding if nothing was pushed
+//! out, or if memory was not short: a stream in plenty of memory does no harm. Reclaim of idle
+//! pages regardless of free memory is reported separately ([`idle`]). All this requires tracing:
+//! without it nobody is blamed.
 
 mod finding;
 mod fixes;
@@ -53,15 +54,16 @@ pub(super) fn find(observation: &Observation<'_>, _: EarlierFindings<'_>) -> Vec
     found.flatten().flatten().collect()
 }
 
-/// Returns the files whose pages a database wants to keep: those that existed all the time and are not logs.
+/// Returns the files whose pages a database wants to keep: those that existed all the time and are
+/// not logs.
 fn data_files<'a>(observation: &Observation<'a>, index: usize) -> HashMap<Inode, &'a File> {
     let before: HashMap<Inode, &File> =
         observation.before.files.iter().map(|file| (file.inode, file)).collect();
     observation
         .files_of(index)
         .filter(|file| !file.class.is_some_and(FileClass::is_log))
-        // Pages lost at the end of a file were truncated, not pushed out; and the number of a removed file may be
-        // reused.
+        // Pages lost at the end of a file were truncated, not pushed out; and the number of a
+        // removed file may be reused.
         .filter(|file| {
             before.get(&file.inode).is_some_and(|then| then.path == file.path && then.size <= file.size)
         })
@@ -156,7 +158,8 @@ fn reclaimed_by(trace: &TraceCounts, pid: u32) -> u64 {
     reclaim.filter(|reclaim| reclaim.task.process == pid).map(|reclaim| reclaim.reclaimed).sum()
 }
 
-/// Whether a worker with this title reads for a copy: a PostgreSQL process that sends a backup, or serves `COPY`.
+/// Whether a worker with this title reads for a copy: a PostgreSQL process that sends a backup, or
+/// serves `COPY`.
 fn copies(title: &str) -> bool {
     title.contains("sending backup") || title.contains("walsender") || title.ends_with(" COPY")
 }
@@ -170,19 +173,20 @@ impl StreamingProcess<'_> {
         moved >= STREAM_BYTES_MIN && fast(moved)
     }
 
-    /// Returns the bytes of the database's data that it dropped itself (`POSIX_FADV_DONTNEED`): removed, but not
-    /// reclaimed for lack of memory.
+    /// Returns the bytes of the database's data that it dropped itself (`POSIX_FADV_DONTNEED`):
+    /// removed, but not reclaimed for lack of memory.
     fn dropped(&self) -> u64 {
         self.removed_own.saturating_sub(self.reclaimed)
     }
 
-    /// Whether it can be the cause of pushing the database's pages out: it drops them, or takes memory that both
-    /// share.
+    /// Whether it can be the cause of pushing the database's pages out: it drops them, or takes
+    /// memory that both share.
     fn is_to_blame(&self, observation: &Observation<'_>, database: &Database, loss: &CacheLoss) -> bool {
         if self.dropped() >= PUSHED_OUT_BYTES_MIN {
             return true;
         }
-        // A database larger than its memory pushes itself out; a small stream beside that does not count.
+        // A database larger than its memory pushes itself out; a small stream beside that does not
+        // count.
         if self.added < loss.came_back / 4 {
             return false;
         }
@@ -218,8 +222,8 @@ impl StreamingProcess<'_> {
     }
 }
 
-/// Whether pages brought in by one can push out the other's: both are under one limit, or only under the
-/// machine's.
+/// Whether pages brought in by one can push out the other's: both are under one limit, or only
+/// under the machine's.
 pub(super) fn share_memory(
     observation: &Observation<'_>,
     stream: Option<&MemoryCgroup>,
@@ -266,7 +270,8 @@ struct CacheLoss {
 }
 
 impl CacheLoss {
-    /// Whether enough left, and not by the database's own doing alone: the kernel knows of pages that it took.
+    /// Whether enough left, and not by the database's own doing alone: the kernel knows of pages
+    /// that it took.
     fn is_one(&self) -> bool {
         let taken = self.evicted.is_none_or(|bytes| bytes > 0)
             || self.refaulted.is_none_or(|(bytes, _)| bytes > 0)
@@ -274,8 +279,8 @@ impl CacheLoss {
         self.pushed >= PUSHED_OUT_BYTES_MIN && taken
     }
 
-    /// Returns an upper bound of what it had to read from storage again: not more than the kernel knows to have
-    /// come back.
+    /// Returns an upper bound of what it had to read from storage again: not more than the kernel
+    /// knows to have come back.
     fn missed(&self) -> u64 {
         match self.refaulted {
             Some((bytes, _)) => self.came_back.min(bytes.saturating_add(self.dropped)),
@@ -312,7 +317,8 @@ impl CacheLoss {
             data.get(&inode).map_or(0, |file| file.size.saturating_sub(before))
         };
         Self {
-            // Pages that a stream itself read from the files and lost again were not the database's.
+            // Pages that a stream itself read from the files and lost again were not the
+            // database's.
             pushed: files.values().map(|[removed, streamed, _]| removed.saturating_sub(*streamed)).sum(),
             came_back: files.iter().map(|(inode, [_, _, own])| own.saturating_sub(grown(*inode))).sum(),
             dropped: streams

@@ -1,8 +1,9 @@
 //! Databases whose memory the kernel moves to swap to make room for page cache.
 //!
-//! Invariants: growth counts only while the doctor watches. Page cache is named as the cause only if programs
-//! brought in at least as much as went to swap. A limit on swap is advised only if the memory that can't be
-//! dropped fits without swap. Without swap space on the host there is no finding.
+//! Invariants: growth counts only while the doctor watches. Page cache is named as the cause only
+//! if programs brought in at least as much as went to swap. A limit on swap is advised only if the
+//! memory that can't be dropped fits without swap. Without swap space on the host there is no
+//! finding.
 
 use std::collections::BTreeMap;
 
@@ -347,14 +348,15 @@ fn less_memory(swap: &DatabaseSwap) -> Fix {
     )
 }
 
-/// Returns the memory of a group that can't be dropped, in bytes, with the part of it that is in swap.
+/// Returns the memory of a group that can't be dropped, in bytes, with the part of it that is in
+/// swap.
 fn undroppable(group: &MemoryCgroup, in_swap: u64) -> u64 {
     let cache = group.file.saturating_sub(group.shmem.unwrap_or(0));
     group.usage.saturating_sub(cache).saturating_add(in_swap)
 }
 
-/// Returns the fix of a group without swap, or why it is not advised. None on version 1, where only swappiness
-/// is a group's own.
+/// Returns the fix of a group without swap, or why it is not advised. None on version 1, where only
+/// swappiness is a group's own.
 fn no_swap(
     observation: &Observation<'_>,
     group: &MemoryCgroup,

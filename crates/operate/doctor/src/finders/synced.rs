@@ -1,8 +1,10 @@
-//! Logs whose syncs wait for data that others wrote to the same device: how long, in which file, and whose data.
+//! Logs whose syncs wait for data that others wrote to the same device: how long, in which file,
+//! and whose data.
 //!
-//! A sync is not throttling because of dirty pages. The thread waits in fdatasync(2) for the device's queue, and
-//! on ext4 and XFS also for the journal's transaction, which orders others' data before it. Higher limits on dirty
-//! pages lengthen that wait; lower ones for the device shorten it.
+//! A sync is not throttling because of dirty pages. The thread waits in fdatasync(2) for the
+//! device's queue, and on ext4 and XFS also for the journal's transaction, which orders others'
+//! data before it. Higher limits on dirty pages lengthen that wait; lower ones for the device
+//! shorten it.
 //!
 //! Only logs are considered: a long sync of a checkpoint's tables is normal.
 
@@ -155,8 +157,8 @@ impl SyncedLog<'_> {
         }
     }
 
-    /// Returns what was dirty or under writeback for the device at both ends of the observation; `None` if
-    /// unknown.
+    /// Returns what was dirty or under writeback for the device at both ends of the observation;
+    /// `None` if unknown.
     fn unwritten(&self, observation: &Observation<'_>) -> Option<(u64, u64)> {
         let of = |devices: &[(u64, pagekeeper_kernel::pressure::BackingDevice)]| {
             let stats = devices.iter().find(|(_, device)| device.name == self.device)?.1.stats?;

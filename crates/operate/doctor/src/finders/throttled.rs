@@ -1,14 +1,14 @@
-//! Databases whose writes are throttled because of dirty pages, whose pages these are, and whether the waiting log
-//! shares a device with the output that fills the limits.
+//! Databases whose writes are throttled because of dirty pages, whose pages these are, and whether
+//! the waiting log shares a device with the output that fills the limits.
 //!
-//! A write into the page cache returns at once until too much is dirty. Then the kernel makes every writer wait
-//! (`balance_dirty_pages`), whoever dirtied the pages. The owner of the output is derived from page-cache
-//! additions ([`attribution`](crate::attribution)).
+//! A write into the page cache returns at once until too much is dirty. Then the kernel makes every
+//! writer wait (`balance_dirty_pages`), whoever dirtied the pages. The owner of the output is
+//! derived from page-cache additions ([`attribution`](crate::attribution)).
 //!
 //! Background threads are reported separately: the limits are meant to throttle them.
 //!
-//! Without tracing there are no tasks: then [`dirty_limits`] reports that so much is dirty that writers are being
-//! throttled.
+//! Without tracing there are no tasks: then [`dirty_limits`] reports that so much is dirty that
+//! writers are being throttled.
 
 pub(super) mod help;
 
@@ -42,7 +42,8 @@ const LOG_WORTH_MOVING_PART: u64 = 10;
 const BACKGROUND_PROCESSES: [&str; 4] =
     ["checkpointer", "background writer", "walwriter", "autovacuum worker"];
 
-/// Returns the databases whose writers were throttled, and those whose log shares the device with the cause.
+/// Returns the databases whose writers were throttled, and those whose log shares the device with
+/// the cause.
 pub(super) fn find(observation: &Observation<'_>, _: EarlierFindings<'_>) -> Vec<Finding> {
     let Some(pauses) = observation.trace().and_then(|trace| trace.pauses.as_ref()) else {
         return Vec::new();
@@ -96,7 +97,8 @@ impl ThrottledWriters<'_> {
         let Advised { mut fixes, mut remarks } = observation.advise(Goal::SteadyWriteback, self.index);
         let other = help::most_by_another(observation, self.devices().into_keys());
         fixes.extend(other.iter().flat_map(|name| help::of_another(name)));
-        // The command and its effect are in the finding about the limits, which accompanies this one.
+        // The command and its effect are in the finding about the limits, which accompanies this
+        // one.
         let (own_limit, whole): (Vec<&PauseCounts>, Vec<&PauseCounts>) =
             self.pauses.iter().partition(|pause| dirty_limits::is_devices_own(pause));
         if !own_limit.is_empty() {
@@ -126,8 +128,8 @@ impl ThrottledWriters<'_> {
         }
     }
 
-    /// Returns a finding if a device holds the database's log and takes the bulk output that throttled its
-    /// writers.
+    /// Returns a finding if a device holds the database's log and takes the bulk output that
+    /// throttled its writers.
     fn shared(&self, observation: &Observation<'_>, severity: Severity) -> Option<Finding> {
         let devices = self.devices();
         devices.keys().find_map(|device| {
@@ -217,8 +219,8 @@ impl ThrottledWriters<'_> {
         observation.settings_of(self.index).and_then(uncertain).into_iter().collect()
     }
 
-    /// Returns the fixes that move the logs written to the device, or the largest one if none was seen to be
-    /// written.
+    /// Returns the fixes that move the logs written to the device, or the largest one if none was
+    /// seen to be written.
     fn moves(&self, observation: &Observation<'_>, own: &[&DeviceOutput<'_>], largest: &File) -> Vec<Fix> {
         let all: u64 = own.iter().map(|written| written.bytes).sum();
         let mut logs: Vec<(FileClass, &Path)> = own
@@ -260,8 +262,9 @@ impl PauseSum {
     }
 }
 
-/// Whether a thread works in the background, where being slowed is intended. RocksDB names its flushing and
-/// merging threads, in every program that embeds it. PostgreSQL has processes, which show it in their titles.
+/// Whether a thread works in the background, where being slowed is intended. RocksDB names its
+/// flushing and merging threads, in every program that embeds it. PostgreSQL has processes, which
+/// show it in their titles.
 pub(crate) fn is_background(observation: &Observation<'_>, task: &TaskIdentity) -> bool {
     // "postgres: checkpointer", or "postgres: NAME OF THE CLUSTER: checkpointer".
     let work = |title: &str| Some(title.strip_prefix("postgres: ")?.rsplit(": ").next()?.to_owned());

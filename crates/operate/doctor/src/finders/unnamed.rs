@@ -1,7 +1,9 @@
-//! Files that a server writes like logs and that no pattern of its profile matches: nobody releases their pages.
+//! Files that a server writes like logs and that no pattern of its profile matches: nobody releases
+//! their pages.
 //!
-//! Invariants: only files that a process of the database has open for writing through the page cache. The policy
-//! decides what counts as a log. Lines for a profile are offered if a pattern can be made from the name.
+//! Invariants: only files that a process of the database has open for writing through the page
+//! cache. The policy decides what counts as a log. Lines for a profile are offered if a pattern can
+//! be made from the name.
 
 use std::collections::BTreeSet;
 

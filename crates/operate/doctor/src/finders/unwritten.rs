@@ -1,4 +1,5 @@
-//! Memory cgroups whose page cache is mostly dirty: none of it can be reclaimed before it is written.
+//! Memory cgroups whose page cache is mostly dirty: none of it can be reclaimed before it is
+//! written.
 
 use std::collections::BTreeMap;
 

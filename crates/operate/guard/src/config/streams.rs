@@ -10,13 +10,14 @@ use serde::{Deserialize, Deserializer};
 
 use crate::targets::{Selector, named_id};
 
-/// The handling of streaming programs: pages that such a process brings into the page cache are released
-/// behind it.
+/// The handling of streaming programs: pages that such a process brings into the page cache are
+/// released behind it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Streams {
     /// Whether streaming programs are followed.
     pub on: bool,
-    /// Names of the processes (`/proc/PID/comm`), which may end in `*`; by default [`STREAMING_PROGRAMS`].
+    /// Names of the processes (`/proc/PID/comm`), which may end in `*`; by default
+    /// [`STREAMING_PROGRAMS`].
     pub processes: Vec<String>,
     /// Units and control groups whose processes are followed, whatever their names.
     pub groups: Vec<Selector>,

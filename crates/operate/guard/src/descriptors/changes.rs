@@ -1,9 +1,11 @@
-//! Finds the processes that may have opened a log since their descriptors were read, by the number of their
-//! descriptors. The number takes one stat per process; reading the descriptors takes a call for each.
+//! Finds the processes that may have opened a log since their descriptors were read, by the number
+//! of their descriptors. The number takes one stat per process; reading the descriptors takes a
+//! call for each.
 //!
-//! A process that has had a log open since all were read is always among them, because it closes one log and
-//! opens the next, and has as many descriptors as before. A process that opens its first log has one
-//! descriptor more, unless it closed something else. In that case it is found when all are read.
+//! A process that has had a log open since all were read is always among them, because it closes
+//! one log and opens the next, and has as many descriptors as before. A process that opens its
+//! first log has one descriptor more, unless it closed something else. In that case it is found
+//! when all are read.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -23,8 +25,8 @@ pub(super) struct DescriptorCounts {
 }
 
 impl DescriptorCounts {
-    /// Returns whether changes of so many processes can be seen. The kernel reports the number of descriptors
-    /// since Linux 6.2.
+    /// Returns whether changes of so many processes can be seen. The kernel reports the number of
+    /// descriptors since Linux 6.2.
     pub(super) fn are_seen(proc: &ProcRoot, processes: usize) -> bool {
         processes <= COUNTED_PROCESSES_MAX && proc.fd_count(std::process::id()).is_some()
     }

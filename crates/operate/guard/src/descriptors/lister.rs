@@ -17,8 +17,8 @@ use crate::known_names::KnownNames;
 /// The suffix that the kernel appends to the name of a removed file that is open.
 const DELETED_MARK: &[u8] = b" (deleted)";
 
-/// Limits per process for files that no pattern names: descriptors that are looked at, and files open for
-/// writing that are kept.
+/// Limits per process for files that no pattern names: descriptors that are looked at, and files
+/// open for writing that are kept.
 const UNNAMED_MAX: (usize, usize) = (512, 64);
 
 /// Returns the name that a removed file had, if the kernel shows this descriptor's file as removed.
@@ -44,8 +44,8 @@ pub(super) fn descriptor(pid: u32, file: &OpenFile, names: &KnownNames) -> Optio
     })
 }
 
-/// Marks those listed descriptors of a process as moved that are new, or moved since they were known as
-/// `before`. Those that had moved by then stay marked.
+/// Marks those listed descriptors of a process as moved that are new, or moved since they were
+/// known as `before`. Those that had moved by then stay marked.
 pub(super) fn mark_moved(listed: &mut [Descriptor], before: &[Descriptor]) {
     let before: HashMap<RawFd, &Descriptor> = before.iter().map(|known| (known.fd, known)).collect();
     for descriptor in listed {

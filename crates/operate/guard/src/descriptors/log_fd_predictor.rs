@@ -1,27 +1,28 @@
-//! Predicts which descriptors a process's new logs have, so that they are found without listing all of its
-//! descriptors.
+//! Predicts which descriptors a process's new logs have, so that they are found without listing all
+//! of its descriptors.
 //!
-//! A server that rotates a log closes one descriptor and opens another, which mostly gets the same number, or
-//! that of an earlier log. So when files came, or a descriptor was closed or became another file, the numbers
-//! where logs were are checked first. A check takes some microseconds; listing a server with hundreds of
-//! descriptors takes a millisecond.
+//! A server that rotates a log closes one descriptor and opens another, which mostly gets the same
+//! number, or that of an earlier log. So when files came, or a descriptor was closed or became
+//! another file, the numbers where logs were are checked first. A check takes some microseconds;
+//! listing a server with hundreds of descriptors takes a millisecond.
 //!
-//! A check that is taken for a listing and misses a log could get pages released in front of a follower, or
-//! at the writer. Therefore a check counts only where it shows what a listing would:
-//! 1. All descriptors known to be open were read at this tick, so none that counts as a log's is another file
-//!    by now.
-//! 2. The last file of each log in which files came is open for writing. Otherwise its writer is elsewhere.
+//! A check that is taken for a listing and misses a log could get pages released in front of a
+//! follower, or at the writer. Therefore a check counts only where it shows what a listing would:
+//! 1. All descriptors known to be open were read at this tick, so none that counts as a log's is
+//!    another file by now.
+//! 2. The last file of each log in which files came is open for writing. Otherwise its writer is
+//!    elsewhere.
 //! 3. The process has as many descriptors *beside* those of logs as at the last full listing
-//!    ([`ProcRoot::fd_count`]), and at that listing each descriptor that looked like a log's was one. A
-//!    process that opened a log at an unchecked number, such as an old log at a rotation, has one descriptor
-//!    more, and all are listed. The count was taken before the listing, so descriptors that came in between
-//!    are one more too.
+//!    ([`ProcRoot::fd_count`]), and at that listing each descriptor that looked like a log's was
+//!    one. A process that opened a log at an unchecked number, such as an old log at a rotation,
+//!    has one descriptor more, and all are listed. The count was taken before the listing, so
+//!    descriptors that came in between are one more too.
 //! 4. The kernel reports the number of descriptors (since Linux 6.2). Otherwise all are listed.
 //!
-//! Not covered: a follower that opens a log just when as many other descriptors are closed as it opens beside
-//! it. The next full listing shows it. A check never postpones that listing, and neither does one that comes
-//! while nothing rotates. A check is not a listing: whatever waits for a listing
-//! ([`Schedule::listed`](super::Schedule::listed), claims, removed logs) keeps waiting.
+//! Not covered: a follower that opens a log just when as many other descriptors are closed as it
+//! opens beside it. The next full listing shows it. A check never postpones that listing, and
+//! neither does one that comes while nothing rotates. A check is not a listing: whatever waits for
+//! a listing ([`Schedule::listed`](super::Schedule::listed), claims, removed logs) keeps waiting.
 
 use std::os::fd::RawFd;
 use std::path::Path;
@@ -47,8 +48,8 @@ pub(super) struct LogFdPredictor {
     numbers: Vec<RawFd>,
     /// The number of its descriptors when the last full listing began.
     count: Option<u64>,
-    /// The number of these that are not of logs, if every listed descriptor that looked like a log's was
-    /// known.
+    /// The number of these that are not of logs, if every listed descriptor that looked like a
+    /// log's was known.
     beside: Option<u64>,
     expected: Vec<FileId>,
     /// Whether all known descriptors were read at this tick.
@@ -67,8 +68,8 @@ impl LogFdPredictor {
         self.beside = None;
     }
 
-    /// Takes in the result of a full listing: how many descriptors looked like a log's, which of them are
-    /// known, and the numbers of those known before.
+    /// Takes in the result of a full listing: how many descriptors looked like a log's, which of
+    /// them are known, and the numbers of those known before.
     pub(super) fn settled(
         &mut self,
         before: impl Iterator<Item = RawFd>,
@@ -100,7 +101,8 @@ impl LogFdPredictor {
         self.numbers.push(number);
     }
 
-    /// Expects new files, each the last of its log. Returns the extent of the listing that this needs.
+    /// Expects new files, each the last of its log. Returns the extent of the listing that this
+    /// needs.
     pub(super) fn expect(&mut self, files: impl Iterator<Item = FileId>) -> Extent {
         self.expected.extend(files.take(EXPECTED_FILES_MAX + 1));
         if self.expected.len() <= EXPECTED_FILES_MAX {
@@ -110,8 +112,8 @@ impl LogFdPredictor {
         Extent::All
     }
 
-    /// Checks the likely numbers, and adds the logs found there to `known`. Returns whether that shows what a
-    /// listing would.
+    /// Checks the likely numbers, and adds the logs found there to `known`. Returns whether that
+    /// shows what a listing would.
     pub(super) fn check(
         &mut self,
         known: &mut Vec<Descriptor>,
@@ -251,7 +253,8 @@ mod tests {
             predictor.check(known, PID, &proc, &self.names, || count)
         }
 
-        /// Returns the descriptors at which logs are known to be open, with the numbers of these logs.
+        /// Returns the descriptors at which logs are known to be open, with the numbers of these
+        /// logs.
         fn known(&self) -> Vec<(RawFd, u64)> {
             let entries = &self.directories[0].entries;
             let number = |known: &Descriptor| {

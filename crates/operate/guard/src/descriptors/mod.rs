@@ -1,18 +1,19 @@
-//! Finds which processes have which log files open, and at which position: writers and followers, from
-//! `/proc/PID/fd` and `/proc/PID/fdinfo`.
+//! Finds which processes have which log files open, and at which position: writers and followers,
+//! from `/proc/PID/fd` and `/proc/PID/fdinfo`.
 //!
-//! - Listing all descriptors of a process is the expensive part (some microseconds each). So it is done
-//!   seldom, at intervals that keep its cost under [a share](schedule) of the time.
-//! - A listing proceeds in slices of processor time. A process with very many descriptors takes several
-//!   ticks, and keeps no other waiting.
-//! - When files came, or a descriptor turned out to be another file than before, the likely changes are
-//!   checked first: [of a database](log_fd_predictor) and [of other processes](changes).
-//! - In between only descriptors known to be of log files are read. At most [`POLLED_PER_TICK`] are read in
-//!   one tick, by shares; of many descriptors, those that moved come first.
-//! - At most [`DESCRIPTORS_PER_PROCESS`] are remembered per process, and [`FOREIGN_DESCRIPTORS_MAX`], by
-//!   shares, for all processes that are not databases.
+//! - Listing all descriptors of a process is the expensive part (some microseconds each). So it is
+//!   done seldom, at intervals that keep its cost under [a share](schedule) of the time.
+//! - A listing proceeds in slices of processor time. A process with very many descriptors takes
+//!   several ticks, and keeps no other waiting.
+//! - When files came, or a descriptor turned out to be another file than before, the likely changes
+//!   are checked first: [of a database](log_fd_predictor) and [of other processes](changes).
+//! - In between only descriptors known to be of log files are read. At most [`POLLED_PER_TICK`] are
+//!   read in one tick, by shares; of many descriptors, those that moved come first.
+//! - At most [`DESCRIPTORS_PER_PROCESS`] are remembered per process, and
+//!   [`FOREIGN_DESCRIPTORS_MAX`], by shares, for all processes that are not databases.
 //!
-//! A process that ended has no descriptors. A process that may not be inspected is reported by its error.
+//! A process that ended has no descriptors. A process that may not be inspected is reported by its
+//! error.
 //!
 //! [`DESCRIPTORS_PER_PROCESS`]: crate::budget::DESCRIPTORS_PER_PROCESS
 //! [`FOREIGN_DESCRIPTORS_MAX`]: crate::budget::FOREIGN_DESCRIPTORS_MAX
@@ -58,14 +59,15 @@ impl Descriptors {
         }
     }
 
-    /// Records that a full listing has ended, the time that it took, and how many descriptors there were when
-    /// it began. [`Self::settle`] is given its result.
+    /// Records that a full listing has ended, the time that it took, and how many descriptors there
+    /// were when it began. [`Self::settle`] is given its result.
     pub(crate) fn listed(&mut self, cost: Duration, count: Option<u64>) {
         self.schedule.end(cost);
         self.predictor.listed(count);
     }
 
-    /// Expects new files, each the last of its log: the process may have opened them, and closed others.
+    /// Expects new files, each the last of its log: the process may have opened them, and closed
+    /// others.
     pub(crate) fn expect(&mut self, files: impl Iterator<Item = FileId>) {
         let extent = self.predictor.expect(files);
         self.schedule.ask(extent);
@@ -80,8 +82,8 @@ impl Descriptors {
         extent
     }
 
-    /// Checks where changes are likely to be, if that may be enough. Returns whether the check shows what a
-    /// full listing would; otherwise that listing follows. See [`log_fd_predictor`].
+    /// Checks where changes are likely to be, if that may be enough. Returns whether the check
+    /// shows what a full listing would; otherwise that listing follows. See [`log_fd_predictor`].
     pub(crate) fn end_with_check(&mut self, pid: u32, proc: &ProcRoot, names: Option<&KnownNames>) -> bool {
         let before = thread_cpu_time();
         let count = || proc.fd_count(pid);
@@ -104,8 +106,8 @@ impl Descriptors {
         self.known = known;
     }
 
-    /// Reads the positions of up to `share` known descriptors again. A descriptor that is closed or became
-    /// another file triggers a check.
+    /// Reads the positions of up to `share` known descriptors again. A descriptor that is closed or
+    /// became another file triggers a check.
     pub(crate) fn poll(&mut self, proc: &ProcRoot, share: usize) {
         let polled = poll(&mut self.known, &mut self.turn, proc, share);
         if !polled.lost.is_empty() {

@@ -1,7 +1,8 @@
-//! The descriptors of processes that are not watched databases: `mysqlbinlog`, `cp`, a helper of a database.
+//! The descriptors of processes that are not watched databases: `mysqlbinlog`, `cp`, a helper of a
+//! database.
 //!
-//! A listing covers all processes. Those with very many descriptors are read for longer than it lasts, and
-//! keep no other waiting.
+//! A listing covers all processes. Those with very many descriptors are read for longer than it
+//! lasts, and keep no other waiting.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -34,13 +35,13 @@ pub(crate) struct ForeignDescriptors {
     changes: DescriptorCounts,
 }
 
-/// Since when all processes have been read. One with very many descriptors may be read for longer than a
-/// listing lasts.
+/// Since when all processes have been read. One with very many descriptors may be read for longer
+/// than a listing lasts.
 #[derive(Debug, Default)]
 struct FullListing {
     since: Option<Instant>,
-    /// The next such time: when a finished listing began, and which processes have yet to be read from then
-    /// on.
+    /// The next such time: when a finished listing began, and which processes have yet to be read
+    /// from then on.
     next: Option<(Instant, BTreeSet<u32>)>,
 }
 
@@ -142,8 +143,9 @@ impl ForeignDescriptors {
         shares_by_party(all, &wanted)
     }
 
-    /// Lists the descriptors of these processes if that is due, or continues a listing. `was_log` says whether a
-    /// removed file of this name was a log, in a process that has it open. Returns the processes that were listed.
+    /// Lists the descriptors of these processes if that is due, or continues a listing. `was_log`
+    /// says whether a removed file of this name was a log, in a process that has it open. Returns
+    /// the processes that were listed.
     pub(crate) fn list(
         &mut self,
         proc: &ProcRoot,

@@ -1,5 +1,5 @@
-//! Reads known descriptors again, from `/proc/PID/fdinfo`: by shares, and of many descriptors those first
-//! that moved.
+//! Reads known descriptors again, from `/proc/PID/fdinfo`: by shares, and of many descriptors those
+//! first that moved.
 
 use std::os::fd::RawFd;
 
@@ -20,8 +20,8 @@ pub(super) struct PollResult {
     pub(super) all: bool,
 }
 
-/// Reads up to `share` positions again. If there are many, those that moved when they were last read come
-/// first, and the others take turns.
+/// Reads up to `share` positions again. If there are many, those that moved when they were last
+/// read come first, and the others take turns.
 pub(super) fn poll(
     known: &mut Vec<Descriptor>,
     turn: &mut usize,

@@ -1,5 +1,6 @@
 //! Schedules the listings of a process's descriptors: at intervals that keep the cost under
-//! 1/[`LISTING_COST_FACTOR`] of the time, at least every [`LISTING_INTERVAL_MAX`], and sooner on request.
+//! 1/[`LISTING_COST_FACTOR`] of the time, at least every [`LISTING_INTERVAL_MAX`], and sooner on
+//! request.
 //!
 //! Invariants:
 //! 1. A partial listing ([`Extent::Changes`]) never postpones a full one, and does not count for

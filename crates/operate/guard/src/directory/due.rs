@@ -35,20 +35,20 @@ const FILES_PER_OPEN: u64 = 16;
 const HELD_TICKS: u32 = 8;
 /// The same where its database has many files.
 const HELD_TICKS_OF_MANY: u32 = 64;
-/// A directory in which no file is sampled is opened every so many ticks, to check that its path still leads
-/// to it.
+/// A directory in which no file is sampled is opened every so many ticks, to check that its path
+/// still leads to it.
 const CHECK_TICKS: u64 = 16;
 /// The same where its database has many files.
 const CHECK_TICKS_OF_MANY: u64 = 64;
 /// In a database with more log files than this, idle files are sampled less often.
 const MANY_FILES_MIN: usize = 256;
-/// The most files that are collected at once: all of these are visited before the first one is sampled, and
-/// that must not take much of a turn.
+/// The most files that are collected at once: all of these are visited before the first one is
+/// sampled, and that must not take much of a turn.
 const DUE_BATCH_MAX: usize = 256;
 
 impl Directory {
-    /// Returns whether it is to be opened at this tick although no file in it is due. A directory without
-    /// files always is: nothing else shows that another directory takes its place.
+    /// Returns whether it is to be opened at this tick although no file in it is due. A directory
+    /// without files always is: nothing else shows that another directory takes its place.
     pub(crate) fn is_checked_now(&mut self) -> bool {
         self.ticks = self.ticks.wrapping_add(1);
         // Directories are spread over the ticks.
@@ -56,13 +56,14 @@ impl Directory {
         self.entries.is_empty() || self.ticks.wrapping_add(self.place()).is_multiple_of(often)
     }
 
-    /// Returns a number that assigns the directory its own ticks, so that directories are spread over them.
+    /// Returns a number that assigns the directory its own ticks, so that directories are spread
+    /// over them.
     fn place(&self) -> u64 {
         self.pin.map_or(0, |pin| pin.inode.ino % (1 << 32))
     }
 
-    /// Records how many files its database has, and whether the guard sees which of them its process has
-    /// open.
+    /// Records how many files its database has, and whether the guard sees which of them its
+    /// process has open.
     pub(crate) fn of_database_with(&mut self, files: usize, sees_openers: bool) {
         self.database = OfDatabase { files, sees_openers };
     }
@@ -82,8 +83,8 @@ impl Directory {
         self.database.files.max(self.entries.len()) > MANY_FILES_MIN
     }
 
-    /// Begins a tick. Returns whether there are files to be [sampled](Self::due) in it: those that are due,
-    /// and those that some process uses.
+    /// Begins a tick. Returns whether there are files to be [sampled](Self::due) in it: those that
+    /// are due, and those that some process uses.
     pub(crate) fn begin_tick(&mut self, in_use: &FilesInUse) -> bool {
         let is_busy = in_use.directories.contains(&self.id);
         // Files that were busy until now are held from now on.
@@ -110,8 +111,8 @@ impl Directory {
         self.next_due.until_due == 0 && !self.entries.is_empty()
     }
 
-    /// Returns the next files to be sampled now, beginning after the last one that was sampled; none if all
-    /// were.
+    /// Returns the next files to be sampled now, beginning after the last one that was sampled;
+    /// none if all were.
     pub(crate) fn due(&mut self) -> Vec<DueFile> {
         let among_many = self.is_among_many();
         let due = |(name, entry): (&OsString, &Entry)| {

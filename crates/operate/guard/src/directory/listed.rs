@@ -1,8 +1,8 @@
-//! Keeps the log files of a directory up to date by its listings: which came and went, and which log each
-//! belongs to.
+//! Keeps the log files of a directory up to date by its listings: which came and went, and which
+//! log each belongs to.
 //!
-//! Invariant: a file is taken up only if it is the database's own, or belongs to a log whose files only the
-//! database's user can have made. Any other file is refused, and reported.
+//! Invariant: a file is taken up only if it is the database's own, or belongs to a log whose files
+//! only the database's user can have made. Any other file is refused, and reported.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::{OsStr, OsString};
@@ -23,7 +23,8 @@ use crate::listing::{Inspection, ListingResult, LogFormat, NameListing, NewFile}
 use crate::sample::Sample;
 use pagekeeper_catalog::ownership::{DirectoryAttributes, FileOwnership};
 
-/// A listing that takes a millisecond is not repeated for this many milliseconds, whatever comes and goes.
+/// A listing that takes a millisecond is not repeated for this many milliseconds, whatever comes
+/// and goes.
 const RELIST_COST_FACTOR: u32 = 50;
 
 /// The most files whose format is read in one listing: no ring of redo logs has more.
@@ -65,8 +66,8 @@ impl Directory {
         self.stale |= known || relevant();
     }
 
-    /// Begins a new listing if it is stale, unless the last one was recent and costly. Returns whether a
-    /// listing is in progress.
+    /// Begins a new listing if it is stale, unless the last one was recent and costly. Returns
+    /// whether a listing is in progress.
     pub(crate) fn begin_listing(&mut self, limit: usize, now: Instant) -> bool {
         let due = self.stale || self.entries.len() > limit;
         if !self.is_listed_now() && due && now >= self.list_earliest {
@@ -86,7 +87,8 @@ impl Directory {
         self.listing.is_some() || !self.new_names.is_empty()
     }
 
-    /// Continues the listing while the turn lasts. Forgets names that are gone, and takes up new ones.
+    /// Continues the listing while the turn lasts. Forgets names that are gone, and takes up new
+    /// ones.
     pub(crate) fn list(&mut self, fd: BorrowedFd<'_>, turn: &Turn) -> Result<ListingResult> {
         let before = turn.spent();
         let listed = self.list_on(fd, turn);
@@ -120,8 +122,8 @@ impl Directory {
             }
             self.new_names = names.logs.into_iter().filter(|name| !self.entries.contains_key(name)).collect();
             self.settings = names.settings;
-            // The newest come last, and are taken up first: no file counts as the writer's while newer ones
-            // wait.
+            // The newest come last, and are taken up first: no file counts as the writer's while
+            // newer ones wait.
             let number = |name: &OsString| {
                 let path = self.path.join(name);
                 let matched = self.profile.log_of(&path);
@@ -143,8 +145,8 @@ impl Directory {
                 grown.insert(log);
                 listed.decided.extend(decided.map(|by| (name, by)));
             } else if self.profile.logs[file.spec].class != FileClass::Text {
-                // Text logs of others in the same directory are not reported: /var/log has those of all
-                // programs.
+                // Text logs of others in the same directory are not reported: /var/log has those of
+                // all programs.
                 self.refused = true;
                 listed.refused.get_or_insert(file.name);
             }
@@ -176,8 +178,8 @@ impl Directory {
         }
     }
 
-    /// Returns the logs of which the process has a file open for writing. Returns none in a directory that
-    /// everybody may write to: there others may have made the log's other files.
+    /// Returns the logs of which the process has a file open for writing. Returns none in a
+    /// directory that everybody may write to: there others may have made the log's other files.
     fn logs_held(&self, fd: BorrowedFd<'_>, new: &[NewFile]) -> HashSet<(usize, Vec<u8>)> {
         let FileOwnership::Process(right) = &self.right else { return HashSet::new() };
         if right.writes.is_empty() || DirectoryAttributes::of(fd).is_ok_and(|directory| directory.open_to_all)
@@ -197,8 +199,8 @@ impl Directory {
         self.by_stem.retain(|_, id| used.contains(id));
     }
 
-    /// Takes up a log file. Returns its log, and the settings if the log is new and is released because of
-    /// them.
+    /// Takes up a log file. Returns its log, and the settings if the log is new and is released
+    /// because of them.
     fn add(&mut self, file: NewFile) -> (LogId, Option<String>) {
         let log = *self.by_stem.entry((file.spec, file.stem)).or_insert_with(|| LogId(new_id()));
         let (spec, rewrite, settings) = (file.spec, file.rewrite, file.settings);
@@ -231,9 +233,9 @@ impl Directory {
         (log, decided)
     }
 
-    /// Keeps those logs of a named directory that are overwritten in parts of pages according to the settings
-    /// that were read last. Does not release a log that is kept: whether its server was restarted with these
-    /// settings is not known.
+    /// Keeps those logs of a named directory that are overwritten in parts of pages according to
+    /// the settings that were read last. Does not release a log that is kept: whether its server
+    /// was restarted with these settings is not known.
     fn keep_by_settings(&mut self, fd: BorrowedFd<'_>) {
         if self.owner.is_some() {
             return;
@@ -259,8 +261,8 @@ impl Directory {
         }
     }
 
-    /// Reads the formats of logs whose format was not seen yet. Returns reports about unknown formats, each
-    /// with a file.
+    /// Reads the formats of logs whose format was not seen yet. Returns reports about unknown
+    /// formats, each with a file.
     fn read_formats(&mut self, fd: BorrowedFd<'_>) -> Vec<(OsString, String)> {
         let is_unseen = |log: &LogId| self.logs[log].settings.format == LogFormat::Unseen;
         let files = self.entries.iter().filter(|(_, entry)| is_unseen(&entry.log)).take(FORMATS_READ_MAX);
@@ -270,8 +272,8 @@ impl Directory {
         read.into_iter().filter_map(|(name, log, format)| self.take_format(log, &name, format)).collect()
     }
 
-    /// Takes in the format that a file of a log states. A log of an unknown format is kept, whatever the
-    /// settings say. Returns the report about it.
+    /// Takes in the format that a file of a log states. A log of an unknown format is kept,
+    /// whatever the settings say. Returns the report about it.
     fn take_format(&mut self, log: LogId, name: &OsStr, format: LogFormat) -> Option<(OsString, String)> {
         let known = self.logs.get_mut(&log)?;
         if format != LogFormat::Unseen {
@@ -283,8 +285,8 @@ impl Directory {
         Some((name.to_os_string(), of_unknown_format(number)))
     }
 
-    /// Finds the segment size of each log, and with it each file's place in the log. Most files of a log have
-    /// that size; a file that is being copied may have another, or an impossible one.
+    /// Finds the segment size of each log, and with it each file's place in the log. Most files of
+    /// a log have that size; a file that is being copied may have another, or an impossible one.
     pub(super) fn set_sequences(&mut self, logs: &BTreeSet<LogId>) {
         if logs.is_empty() {
             return;
@@ -316,8 +318,8 @@ impl Directory {
         }
     }
 
-    /// Recognises recycled logs. A log that only appends creates its files in the order of their numbers, so
-    /// a file that is older than its predecessor was renamed, and the log is recycled.
+    /// Recognises recycled logs. A log that only appends creates its files in the order of their
+    /// numbers, so a file that is older than its predecessor was renamed, and the log is recycled.
     fn recognise_recycling(&mut self, logs: &BTreeSet<LogId>) {
         let may_be = |id: &LogId| {
             self.logs[id].rewrite == RewriteKind::Never && self.spec(*id).rewrite == RewriteSource::Detect
@@ -337,7 +339,8 @@ impl Directory {
         }
     }
 
-    /// Records that a log's writer was seen to overwrite a file, where the profile leaves that to detection.
+    /// Records that a log's writer was seen to overwrite a file, where the profile leaves that to
+    /// detection.
     pub(crate) fn overwrites(&mut self, log: LogId) {
         if self.spec(log).rewrite == RewriteSource::Detect
             && let Some(log) = self.logs.get_mut(&log)

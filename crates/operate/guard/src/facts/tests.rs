@@ -347,7 +347,8 @@ fn a_preallocated_wal_has_its_writer_where_the_descriptor_is_and_is_not_recycled
     std::fs::write(wal.join("0000000000000000-0000000000000000.wal"), vec![0; 6 << 20]).unwrap();
     std::fs::write(wal.join(name), vec![0; 6 << 20]).unwrap();
     let text = include_str!("../../../catalog/profiles/etcd.toml");
-    // A writer short of the end is what "preallocated" says, whether or not recycling is to be detected.
+    // A writer short of the end is what "preallocated" says, whether or not recycling is to be
+    // detected.
     let detected = text.replace("rewrite = \"never\"", "rewrite = \"detect\"");
     assert_ne!(text, detected);
     for text in [text, &detected] {
@@ -421,7 +422,8 @@ fn of_postgresql_segments_the_one_changed_last_is_the_writers() {
     assert_eq!(seen.files[0].rewrite, RewriteKind::WholePages);
 }
 
-/// A server reads its WAL by pread, which shows no position. A program that copies the WAL does show one.
+/// A server reads its WAL by pread, which shows no position. A program that copies the WAL does
+/// show one.
 #[test]
 fn who_has_a_segment_open_without_a_position_may_be_anywhere_in_it() {
     let dir = pagekeeper_testing::disk_dir();

@@ -1,8 +1,8 @@
-//! Carries out decisions: each act on the very file that it was decided for. In a dry run, and for anything
-//! outside the canary, acts are only reported.
+//! Carries out decisions: each act on the very file that it was decided for. In a dry run, and for
+//! anything outside the canary, acts are only reported.
 //!
-//! An act that fails is reported and does not stop the others. Acts for which there is no time are left: they
-//! are decided anew at the next tick, so that signals are heeded in between.
+//! An act that fails is reported and does not stop the others. Acts for which there is no time are
+//! left: they are decided anew at the next tick, so that signals are heeded in between.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -136,8 +136,8 @@ struct DoneAct {
 }
 
 impl DatabaseActs {
-    /// Carries out the acts for one database while its turn lasts, and none without a turn. Directories are
-    /// identified by their indices in `own`.
+    /// Carries out the acts for one database while its turn lasts, and none without a turn.
+    /// Directories are identified by their indices in `own`.
     fn carry_out(
         acts: Vec<FileAct>,
         own: &mut [Box<Directory>],
@@ -168,8 +168,8 @@ impl DatabaseActs {
         all
     }
 
-    /// Does one act on one file. Returns the bytes released and those that stayed; `None` if the file is
-    /// gone.
+    /// Does one act on one file. Returns the bytes released and those that stayed; `None` if the
+    /// file is gone.
     fn do_act(
         &mut self,
         act: &FileAct,

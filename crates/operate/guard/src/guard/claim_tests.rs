@@ -1,5 +1,6 @@
-//! Tests of claims by processes that are not what their names say, and of what the real databases keep beside
-//! them. As root: the guard may open everything, and each process runs as a user of its own.
+//! Tests of claims by processes that are not what their names say, and of what the real databases
+//! keep beside them. As root: the guard may open everything, and each process runs as a user of its
+//! own.
 
 use std::fs::File;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
@@ -263,7 +264,8 @@ fn a_server_gets_its_directory_whoever_was_there_before() {
     watch.tick();
     std::fs::rename(&journal, data.join("was")).unwrap();
     symlink(&real_data, &journal).unwrap();
-    // The process whose directory has changed claims it before the server has opened anything there.
+    // The process whose directory has changed claims it before the server has opened anything
+    // there.
     std::fs::write(data.join("was/new"), "").unwrap();
     watch.ticks();
     // Whole from its first moment.

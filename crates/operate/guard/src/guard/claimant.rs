@@ -20,7 +20,8 @@ use pagekeeper_catalog::ownership::{self, DirectoryAttributes, ProcessOwnership}
 pub(super) enum Claim {
     /// The directory is watched for it.
     Held(ClaimStrength),
-    /// The directory is watched for another database of the same kind, or because the operator named it.
+    /// The directory is watched for another database of the same kind, or because the operator
+    /// named it.
     Shared,
     /// The directory is not watched for this database. The claim is examined again at this time.
     Refused(Instant),
@@ -83,8 +84,8 @@ impl Claimant {
         self.listed.iter().chain(self.logged.values().flatten())
     }
 
-    /// Returns whether it is never to be touched, as a whole or in one of these directories, or that can't be
-    /// ruled out.
+    /// Returns whether it is never to be touched, as a whole or in one of these directories, or
+    /// that can't be ruled out.
     pub(super) fn is_never<'a>(&self, targets: &Targets, claims: impl Iterator<Item = &'a PathBuf>) -> bool {
         let mut places = claims.map(PathBuf::as_path).chain([Path::new("")]);
         !targets.never.is_empty() && places.any(|place| targets.never(Some(&self.traits), place))
@@ -110,10 +111,11 @@ pub(super) struct ExaminedDatabase {
     pub(super) traits: ProcessTraits,
     pub(super) through: Option<u32>,
     pub(super) server: Arc<ServerSettings>,
-    /// The logs that it has open, by directory as it sees it: their names, their inodes, and whether it
-    /// writes.
+    /// The logs that it has open, by directory as it sees it: their names, their inodes, and
+    /// whether it writes.
     held: HashMap<PathBuf, Vec<(PathBuf, Inode, bool)>>,
-    /// The directories that its profile names below its working directory: as named, and as it sees them.
+    /// The directories that its profile names below its working directory: as named, and as it sees
+    /// them.
     named: Vec<(PathBuf, PathBuf)>,
 }
 
@@ -156,8 +158,8 @@ impl ExaminedDatabase {
         }
     }
 
-    /// Returns the best evidence for its claim to this directory. The path may lead elsewhere by now than
-    /// when the process showed it, so the files that it holds must be in the directory.
+    /// Returns the best evidence for its claim to this directory. The path may lead elsewhere by
+    /// now than when the process showed it, so the files that it holds must be in the directory.
     pub(super) fn evidence(
         &self,
         proc: &ProcRoot,
@@ -181,7 +183,8 @@ impl ExaminedDatabase {
         self.named.iter().any(|(_, named)| named == path)
     }
 
-    /// Returns whether the directory is the target of a named entry in the trusted working directory itself.
+    /// Returns whether the directory is the target of a named entry in the trusted working
+    /// directory itself.
     fn is_named(&self, proc: &ProcRoot, directory: BorrowedFd<'_>, path: &Path) -> Option<bool> {
         let (name, _) = self.named.iter().find(|(_, named)| named == path)?;
         let base = trusted_base(proc, self.pid, &self.right)?;
@@ -191,9 +194,9 @@ impl ExaminedDatabase {
     }
 }
 
-/// Returns the working directory of a process, if it belongs to the process's user or to root and is not
-/// writable by everybody. Whoever starts a setuid program chooses its working directory, and a link in it
-/// leads anywhere.
+/// Returns the working directory of a process, if it belongs to the process's user or to root and
+/// is not writable by everybody. Whoever starts a setuid program chooses its working directory, and
+/// a link in it leads anywhere.
 #[allow(clippy::disallowed_methods, reason = "only a reference to it, and it is judged at once")]
 fn trusted_base(proc: &ProcRoot, pid: u32, right: &ProcessOwnership) -> Option<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -202,8 +205,8 @@ fn trusted_base(proc: &ProcRoot, pid: u32, right: &ProcessOwnership) -> Option<O
     (!identity.open_to_all && (identity.user == 0 || right.runs_as(identity.user))).then_some(base)
 }
 
-/// Returns the directories that a database's profile names below its working directory: as named, and as the
-/// database sees them.
+/// Returns the directories that a database's profile names below its working directory: as named,
+/// and as the database sees them.
 pub(super) fn named_directories(proc: &ProcRoot, pid: u32, profile: &Profile) -> Vec<(PathBuf, PathBuf)> {
     let named = &profile.directories;
     if named.is_empty() {

@@ -1,16 +1,16 @@
-//! Claims: decides which of the directories that databases name, or hold files in, are watched, and for which
-//! database.
+//! Claims: decides which of the directories that databases name, or hold files in, are watched, and
+//! for which database.
 //!
-//! Any process can have a database's name, and can name or open whatever it may read. So a claim counts only
-//! if the directory is the process's own by [`ownership`](pagekeeper_catalog::ownership). The better of two
-//! claims to one directory wins:
+//! Any process can have a database's name, and can name or open whatever it may read. So a claim
+//! counts only if the directory is the process's own by
+//! [`ownership`](pagekeeper_catalog::ownership). The better of two claims to one directory wins:
 //! 1. files open for writing in it beat a name;
 //! 2. a certain database beats a process that only has the name of one;
 //! 3. the directory's owner beats another user.
 //!
-//! Only databases of one kind share a directory, which is watched once. A refused claim is examined again
-//! when the process's claims change, and at least every [`REEXAMINE_AFTER`]. A directory that is out of reach
-//! is reported, and retried.
+//! Only databases of one kind share a directory, which is watched once. A refused claim is examined
+//! again when the process's claims change, and at least every [`REEXAMINE_AFTER`]. A directory that
+//! is out of reach is reported, and retried.
 
 use std::collections::{BTreeSet, HashSet};
 use std::os::fd::AsFd;
@@ -34,8 +34,8 @@ use pagekeeper_catalog::ownership::{DirectoryAttributes, FileOwnership, ProcessO
 
 /// A refused claim is examined again after this time.
 const REEXAMINE_AFTER: Duration = Duration::from_secs(10);
-/// Time for examining claims in one tick. The rest waits for the next tick, so that signals are heeded in
-/// between.
+/// Time for examining claims in one tick. The rest waits for the next tick, so that signals are
+/// heeded in between.
 const CLAIMS_SLICE: Duration = Duration::from_millis(100);
 
 impl WatchList {
@@ -85,8 +85,8 @@ impl WatchList {
         }
     }
 
-    /// Decides anew which of a database's directories are watched and acted on, now that its process has
-    /// another user or group.
+    /// Decides anew which of a database's directories are watched and acted on, now that its
+    /// process has another user or group.
     pub(super) fn select_again(&mut self, index: usize, tick: &mut TickContext<'_>) {
         let (database, targets) = (&self.databases[index], &tick.settings.options.targets);
         let (pid, traits) = (database.pid, database.claimant.traits.clone());
@@ -113,12 +113,13 @@ impl WatchList {
         }
     }
 
-    /// Examines as many claims as there is time for. Then the descriptors of watched files are known.
+    /// Examines as many claims as there is time for. Then the descriptors of watched files are
+    /// known.
     pub(super) fn examine_claims(&mut self, tick: &mut TickContext<'_>) {
         let began = Instant::now();
         let mut is_new = false;
-        // Begins after the database that had more claims than there was time for, so that it keeps no other
-        // waiting.
+        // Begins after the database that had more claims than there was time for, so that it keeps
+        // no other waiting.
         let count = self.databases.len();
         let from = std::mem::take(&mut self.claims_from).min(count);
         for index in (from..count).chain(0..from) {
@@ -128,7 +129,8 @@ impl WatchList {
             }
             let Database { pid, started, .. } = self.databases[index];
             if self.proc.start_time(pid).ok() != Some(started) {
-                // Another process may have its number by now; the next listing of processes shows that.
+                // Another process may have its number by now; the next listing of processes shows
+                // that.
                 continue;
             }
             let Some((claimant, todo)) = self.databases[index].claimant.waiting.take() else { continue };
@@ -229,7 +231,8 @@ impl WatchList {
         self.judge(claimant, directory, identity, evidence, tick)
     }
 
-    /// Judges a claim to a directory that was found, and takes up the directory if the claim is good.
+    /// Judges a claim to a directory that was found, and takes up the directory if the claim is
+    /// good.
     fn judge(
         &mut self,
         claimant: &ExaminedDatabase,
@@ -294,8 +297,8 @@ impl WatchList {
         room_for(&watched, pid, party)
     }
 
-    /// Makes room for a directory of a process of this party, if it has to replace another. Returns whether
-    /// there is room.
+    /// Makes room for a directory of a process of this party, if it has to replace another. Returns
+    /// whether there is room.
     fn make_room(&mut self, pid: u32, party: Party, tick: &mut TickContext<'_>) -> bool {
         let room = self.room(pid, party);
         if let DirectoryRoom::InPlaceOf(at) = room {
@@ -305,8 +308,8 @@ impl WatchList {
         room != DirectoryRoom::Full
     }
 
-    /// Makes room for a directory that was away, whose place another may have taken meanwhile. Returns whether
-    /// there is room; without, its claim is examined again later.
+    /// Makes room for a directory that was away, whose place another may have taken meanwhile.
+    /// Returns whether there is room; without, its claim is examined again later.
     pub(super) fn has_room_again(&mut self, directory: &Directory, tick: &mut TickContext<'_>) -> bool {
         let Some(pid) = directory.owner else { return true };
         let has_room = self.make_room(pid, directory.right.party(), tick);
@@ -317,7 +320,8 @@ impl WatchList {
         has_room
     }
 
-    /// Returns the strength of the claim by which a directory is watched; `None` if its database has ended.
+    /// Returns the strength of the claim by which a directory is watched; `None` if its database
+    /// has ended.
     fn strength_of(&self, at: usize) -> Option<ClaimStrength> {
         let directory = &self.directories[at];
         let database = self.databases.iter().find(|other| Some(other.pid) == directory.owner)?;
@@ -344,7 +348,8 @@ impl WatchList {
         }
     }
 
-    /// Forgets directories whose path now leads elsewhere. The new target is another claim, examined as such.
+    /// Forgets directories whose path now leads elsewhere. The new target is another claim,
+    /// examined as such.
     pub(super) fn forget_changed(&mut self, changed: &[(u32, PathBuf)], report: &mut Report) {
         for (pid, path) in changed {
             let is_changed = |directory: &Directory| directory.owner == Some(*pid) && directory.path == *path;

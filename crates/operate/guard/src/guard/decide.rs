@@ -65,8 +65,8 @@ impl Decider {
         }
     }
 
-    /// Reports released bytes that readers read back, as of the last decision. Returns the bytes, and the
-    /// number of logs that are kept because they are read back.
+    /// Reports released bytes that readers read back, as of the last decision. Returns the bytes,
+    /// and the number of logs that are kept because they are read back.
     pub(super) fn report_read_back(&self, watched: &WatchList, report: &mut Report) -> (u64, usize) {
         let read_back = self.policy.read_back();
         let files = find_files(read_back.iter().map(|(file, _)| *file), watched);
@@ -187,7 +187,8 @@ fn titles(watched: &WatchList) -> HashMap<u32, Vec<(u32, String)>> {
     titles.collect()
 }
 
-/// Returns the processes that write a watched file and neither are a database nor were started by one.
+/// Returns the processes that write a watched file and neither are a database nor were started by
+/// one.
 fn strangers(watched: &WatchList) -> HashSet<u32> {
     let table = watched.discovery.processes();
     let mut strangers: HashSet<u32> =
@@ -217,8 +218,8 @@ fn find_files(
     entries.filter(|(_, _, entry)| wanted.contains(&entry.id)).map(|found| (found.2.id, found)).collect()
 }
 
-/// Returns the cost of leftovers for the directories for which a warning states it. A directory whose file
-/// system does not answer is left alone, and its cost is unknown.
+/// Returns the cost of leftovers for the directories for which a warning states it. A directory
+/// whose file system does not answer is left alone, and its cost is unknown.
 fn leftovers(acts: &[StepAction], watched: &mut WatchList, settings: &Settings) -> HashMap<usize, Leftovers> {
     let warns =
         |act: &&StepAction| matches!(act, StepAction::Warn { warning: LogWarning::DirectButResident, .. });
@@ -235,8 +236,8 @@ fn leftovers(acts: &[StepAction], watched: &mut WatchList, settings: &Settings) 
     found
 }
 
-/// Returns the text of a warning, with the measurement of the disk; `None` if the measurement shows that
-/// there is nothing to warn of.
+/// Returns the text of a warning, with the measurement of the disk; `None` if the measurement shows
+/// that there is nothing to warn of.
 fn text_of(warning: LogWarning, leftovers: Leftovers) -> Option<String> {
     match warning {
         LogWarning::RecycledSubPages | LogWarning::ReadBack => return Some(warning.to_string()),
@@ -252,8 +253,8 @@ fn text_of(warning: LogWarning, leftovers: Leftovers) -> Option<String> {
     }
 }
 
-/// Returns whether followers passed a file. Without a number, a file's place changes with each write, so a
-/// range of places says nothing.
+/// Returns whether followers passed a file. Without a number, a file's place changes with each
+/// write, so a range of places says nothing.
 fn is_passed(passed: &HashMap<LogId, Vec<RangeInclusive<u64>>>, entry: &Entry) -> bool {
     let of_log = passed.get(&entry.log).filter(|_| entry.number != FileNumber::None);
     of_log.is_some_and(|all| all.iter().any(|sequences| sequences.contains(&entry.sequence)))

@@ -1,9 +1,9 @@
 //! Eviction of watched directories: makes room for one more when their number is at the limit.
 //!
-//! Whoever comes first could fill the table. When it is full, a new directory evicts one of the user furthest
-//! above their fair share. Among a user's own places, it evicts one of the database that has most. Nobody
-//! loses a place to somebody who has as many, so two users never take a place from each other in turns.
-//! Directories that the operator named are never evicted.
+//! Whoever comes first could fill the table. When it is full, a new directory evicts one of the
+//! user furthest above their fair share. Among a user's own places, it evicts one of the database
+//! that has most. Nobody loses a place to somebody who has as many, so two users never take a place
+//! from each other in turns. Directories that the operator named are never evicted.
 
 use std::collections::BTreeMap;
 
@@ -20,8 +20,8 @@ pub(super) enum DirectoryRoom {
     Full,
 }
 
-/// Returns whether there is room for a directory of this process and party, given the process and party of
-/// each watched directory.
+/// Returns whether there is room for a directory of this process and party, given the process and
+/// party of each watched directory.
 pub(super) fn room_for(watched: &[(Option<u32>, Party)], pid: u32, party: Party) -> DirectoryRoom {
     let of_process = watched.iter().filter(|(owner, _)| *owner == Some(pid)).count();
     let of_party = watched.iter().filter(|(_, whose)| *whose == party).count();
@@ -49,8 +49,8 @@ pub(super) fn room_for(watched: &[(Option<u32>, Party)], pid: u32, party: Party)
     last.map_or(DirectoryRoom::Full, DirectoryRoom::InPlaceOf)
 }
 
-/// Returns the other party with most directories, if these exceed both its fair share and the number that
-/// this party would have.
+/// Returns the other party with most directories, if these exceed both its fair share and the
+/// number that this party would have.
 fn has_too_many(watched: &[(Option<u32>, Party)], party: Party, of_party: usize) -> Option<Party> {
     let mut by_party = BTreeMap::from([(party, 0)]);
     for (_, whose) in watched {

@@ -1,5 +1,5 @@
-//! Checks that the rule for memory cgroups finds the groups that it names. A glob that matches nothing is
-//! reported once, a minute after the start.
+//! Checks that the rule for memory cgroups finds the groups that it names. A glob that matches
+//! nothing is reported once, a minute after the start.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -36,7 +36,8 @@ impl GroupSight {
         seen.get_or_insert_with(|| group.to_path_buf());
     }
 
-    /// Records that a process's memory is charged to this group. Returns whether a glob matches that.
+    /// Records that a process's memory is charged to this group. Returns whether a glob matches
+    /// that.
     pub(super) fn matches(&mut self, globs: &[GlobMatcher], charged: &Path) -> bool {
         let matching = globs.iter().enumerate().filter(|(_, glob)| glob.is_match(charged));
         let before: Vec<usize> = matching.map(|(index, _)| index).collect();

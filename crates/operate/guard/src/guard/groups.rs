@@ -1,20 +1,20 @@
-//! Memory cgroups of databases: finds those that a rule names, compares their page cache with their limit,
-//! and acts on it.
+//! Memory cgroups of databases: finds those that a rule names, compares their page cache with their
+//! limit, and acts on it.
 //!
-//! If a group's page cache takes more of its limit than it may, the logs of its databases follow tighter
-//! rules. If the configuration asks for that, the kernel is asked to reclaim the group's file pages, in the
-//! steps that [`pagekeeper_policy::group`] decides on.
+//! If a group's page cache takes more of its limit than it may, the logs of its databases follow
+//! tighter rules. If the configuration asks for that, the kernel is asked to reclaim the group's
+//! file pages, in the steps that [`pagekeeper_policy::group`] decides on.
 //!
 //! Invariants:
-//! 1. Without a rule nothing is read. Pages are reclaimed only from a group whose whole path a glob of the
-//!    rule matches, that a watched database's memory is charged to, and that was opened in the same pass
-//!    without following links.
-//! 2. Nothing is reclaimed in a dry run, outside the canary, or by [`Guard::decide`](super::Guard::decide);
-//!    the act is reported instead. Nothing is reclaimed from a group that has in it or below it a database
-//!    that is never to be touched.
-//! 3. A pass waits at most [`PASS_WAIT_MAX`] for all calls. A call that does not return keeps nothing else
-//!    waiting, and its group is left alone until it does. With [`CALLS_IN_FLIGHT_MAX`] such calls no further
-//!    one is made.
+//! 1. Without a rule nothing is read. Pages are reclaimed only from a group whose whole path a glob
+//!    of the rule matches, that a watched database's memory is charged to, and that was opened in
+//!    the same pass without following links.
+//! 2. Nothing is reclaimed in a dry run, outside the canary, or by
+//!    [`Guard::decide`](super::Guard::decide); the act is reported instead. Nothing is reclaimed
+//!    from a group that has in it or below it a database that is never to be touched.
+//! 3. A pass waits at most [`PASS_WAIT_MAX`] for all calls. A call that does not return keeps
+//!    nothing else waiting, and its group is left alone until it does. With [`CALLS_IN_FLIGHT_MAX`]
+//!    such calls no further one is made.
 //!
 //! A group that is gone is forgotten. Failures to read or act are reported once for each group.
 
@@ -43,9 +43,11 @@ use crate::event::{Event, GroupNews};
 /// The longest time that a pass waits for one call, and for all.
 const CALL_WAIT_MAX: Duration = Duration::from_millis(250);
 const PASS_WAIT_MAX: Duration = Duration::from_secs(1);
-/// Limits on calls that have not returned, per party and in all; beyond them no further call is made.
+/// Limits on calls that have not returned, per party and in all; beyond them no further call is
+/// made.
 const CALLS_IN_FLIGHT_MAX: (usize, usize) = (4, 16);
-/// Number of passes without a sighting after which a group is forgotten, if a single pass covers all groups.
+/// Number of passes without a sighting after which a group is forgotten, if a single pass covers
+/// all groups.
 const FORGET_AFTER_PASSES: u64 = 3;
 /// Groups deeper in the hierarchy are left alone, since the limits of all groups above are read.
 const GROUP_DEPTH_MAX: usize = 64;
@@ -133,7 +135,8 @@ impl CgroupWatch {
         &self.reclaimed
     }
 
-    /// Looks at all groups once, if it is time for that. Acts on them if `acts`, and reports otherwise.
+    /// Looks at all groups once, if it is time for that. Acts on them if `acts`, and reports
+    /// otherwise.
     pub(super) fn look(
         &mut self,
         watched: &mut WatchList,
@@ -184,8 +187,8 @@ impl CgroupWatch {
         }
     }
 
-    /// Finds the groups that the rule names, of those watched databases whose turn it is. Returns also after
-    /// how many passes a group that was not seen is forgotten.
+    /// Finds the groups that the rule names, of those watched databases whose turn it is. Returns
+    /// also after how many passes a group that was not seen is forgotten.
     fn meet(
         &mut self,
         watched: &WatchList,
@@ -378,8 +381,8 @@ fn event(path: &Path, sample: &GroupSample, news: GroupNews) -> Event {
     Event::Cgroup { path: path.to_path_buf(), file_bytes: sample.file, limit_bytes: sample.limit, news }
 }
 
-/// Returns the groups in the order of a pass: first one group of each party, and in each pass another one of
-/// it.
+/// Returns the groups in the order of a pass: first one group of each party, and in each pass
+/// another one of it.
 fn in_turn<T>(met: BTreeMap<u64, (Party, T)>, pass: u64) -> Vec<(u64, (Party, T))> {
     let mut by_party: BTreeMap<Party, Vec<_>> = BTreeMap::new();
     for (id, (party, group)) in met {
@@ -395,8 +398,8 @@ fn in_turn<T>(met: BTreeMap<u64, (Party, T)>, pass: u64) -> Vec<(u64, (Party, T)
     ranked.into_iter().map(|(_, group)| group).collect()
 }
 
-/// Returns the group that a process's memory is charged to, if the rule names it. Stores the process's own
-/// group in `path`.
+/// Returns the group that a process's memory is charged to, if the rule names it. Stores the
+/// process's own group in `path`.
 fn group_of(
     roots: &SysRoots,
     pid: u32,
@@ -408,8 +411,8 @@ fn group_of(
     let globs = &settings.options.cgroup.groups;
     let Some(place) = MemoryPlace::among(roots, pid, mounts)? else { return Ok(None) };
     *path = Some(place.group.clone());
-    // Groups can be nested very deeply by their users: figures are read only for groups that the rule may
-    // name.
+    // Groups can be nested very deeply by their users: figures are read only for groups that the
+    // rule may name.
     let is_named = |group: &Path| globs.iter().any(|glob| glob.is_match(group));
     if !place.group.ancestors().take(GROUP_DEPTH_MAX).any(is_named) {
         sight.saw(&place.group, false);

@@ -47,8 +47,8 @@ impl WatchList {
         }
     }
 
-    /// Watches a directory again that was away, if there is room for it. Uses what its process is and has
-    /// open now.
+    /// Watches a directory again that was away, if there is room for it. Uses what its process is
+    /// and has open now.
     fn take_up_again(&mut self, mut directory: Box<Directory>, tick: &mut TickContext<'_>) {
         let database = self.databases.iter().find(|database| Some(database.pid) == directory.owner);
         if let Some(database) = database {

@@ -6,8 +6,8 @@
 //! job comes back, the database is served again. Databases on the file system at which its job
 //! hangs are left alone until then.
 //!
-//! Not done in jobs: the first look at a process (its names, descriptors and root), which asks only `/proc`.
-//! Streams have a thread and workers of their own (`streams`).
+//! Not done in jobs: the first look at a process (its names, descriptors and root), which asks only
+//! `/proc`. Streams have a thread and workers of their own (`streams`).
 //!
 //! Invariants:
 //! 1. A database has at most one job at a time, so there are no more hung threads than databases.
@@ -122,8 +122,8 @@ impl Jobs {
         Self { worker: JobWorker::default(), turns: Turns::new(now), hung: Vec::new(), took: BTreeMap::new() }
     }
 
-    /// Runs a job on the directories of each database, in turn. `prepare` returns the job, if there is one;
-    /// `done` takes its result.
+    /// Runs a job on the directories of each database, in turn. `prepare` returns the job, if there
+    /// is one; `done` takes its result.
     pub(super) fn serve<R: Send + 'static>(
         &mut self,
         directories: &mut Directories,
@@ -149,7 +149,8 @@ impl Jobs {
         *directories = slots.into_iter().flatten().collect();
     }
 
-    /// Runs one job, which its database pays for. Returns `None` if it hangs: then its directories are away.
+    /// Runs one job, which its database pays for. Returns `None` if it hangs: then its directories
+    /// are away.
     pub(super) fn attempt<R: Send + 'static>(
         &mut self,
         key: &DatabaseKey,

@@ -1,12 +1,13 @@
-//! Tracks which memory cgroups the databases' processes are in. A part of the processes is looked at in each
-//! pass, in turns.
+//! Tracks which memory cgroups the databases' processes are in. A part of the processes is looked
+//! at in each pass, in turns.
 //!
 //! Invariants:
-//! 1. An observation of a process stays until the process is looked at again, or has ended: processes that
-//!    share a group are not forgotten between their turns.
-//! 2. Each party has its share of a pass, and at least one process. Whoever starts very many processes makes
-//!    their own turns rare, and nobody else's.
-//! 3. A process that is not to be acted on ([`GroupAccess`]) and was not looked at yet may be in any group.
+//! 1. An observation of a process stays until the process is looked at again, or has ended:
+//!    processes that share a group are not forgotten between their turns.
+//! 2. Each party has its share of a pass, and at least one process. Whoever starts very many
+//!    processes makes their own turns rare, and nobody else's.
+//! 3. A process that is not to be acted on ([`GroupAccess`]) and was not looked at yet may be in
+//!    any group.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::path::{Path, PathBuf};
@@ -16,8 +17,8 @@ use pagekeeper_policy::shares::shares;
 
 /// The most processes in groups named by the rule that are looked at in one pass …
 const NAMED_PROCESSES_MAX: usize = 64;
-/// … and the processes that are looked at in all, for each of them: a process's group costs little to see,
-/// and the group's figures cost more.
+/// … and the processes that are looked at in all, for each of them: a process's group costs little
+/// to see, and the group's figures cost more.
 const LOOKS_PER_NAMED: usize = 4;
 
 /// The acts that are allowed for a database, from most to least.
@@ -76,7 +77,8 @@ impl Members {
         self.known.get(&pid).filter(|member| member.started == started).map(|member| member.access)
     }
 
-    /// Looks at the processes whose turn it is. Returns the number of passes after which all have had a turn.
+    /// Looks at the processes whose turn it is. Returns the number of passes after which all have
+    /// had a turn.
     pub(super) fn take_turns(
         &mut self,
         owners: &BTreeMap<u32, OwnerProcess>,
@@ -122,8 +124,8 @@ impl Members {
         }
     }
 
-    /// Returns the acts that are allowed on a group: the least of those for the processes in it and below it.
-    /// `None` until that is known.
+    /// Returns the acts that are allowed on a group: the least of those for the processes in it and
+    /// below it. `None` until that is known.
     pub(super) fn access_in(&self, group: &Path) -> Option<GroupAccess> {
         let is_in = |member: &&GroupMember| {
             let path = member.place.path.as_ref();

@@ -1,14 +1,18 @@
-//! The guard: finds databases, samples their log files at each tick, asks the policy, and carries out its
-//! decisions.
+//! The guard: finds databases, samples their log files at each tick, asks the policy, and carries
+//! out its decisions.
 //!
 //! Invariants:
-//! 1. It only reads, asks for writeback and gives advice: no byte of a file that it watches can change.
+//! 1. It only reads, asks for writeback and gives advice: no byte of a file that it watches can
+//!    change.
 //! 2. No descriptor of a watched file is held between ticks.
-//! 3. A failure at one file or database is reported once, and does not keep the others from being watched.
-//! 4. Users share the budgets, and a user's databases take turns: an excess of one costs the others nothing.
+//! 3. A failure at one file or database is reported once, and does not keep the others from being
+//!    watched.
+//! 4. Users share the budgets, and a user's databases take turns: an excess of one costs the others
+//!    nothing.
 //! 5. A file system that does not answer keeps only its own databases waiting.
-//! 6. Its cost is bounded. Processes and their descriptors are read in slices of processor time, at intervals
-//!    that follow the cost of the last time. A tick ends soon, so that signals are heeded.
+//! 6. Its cost is bounded. Processes and their descriptors are read in slices of processor time, at
+//!    intervals that follow the cost of the last time. A tick ends soon, so that signals are
+//!    heeded.
 
 mod carry_out;
 #[cfg(test)]
@@ -97,8 +101,8 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// A guard that has taken no sample yet. Fails if a profile that was asked for does not exist, or if
-    /// nothing could ever be watched by it.
+    /// A guard that has taken no sample yet. Fails if a profile that was asked for does not exist,
+    /// or if nothing could ever be watched by it.
     ///
     /// ```
     /// use pagekeeper_guard::{Guard, Options};
@@ -141,8 +145,8 @@ impl Guard {
         Settings::new(options).map(drop)
     }
 
-    /// Takes a new configuration. Everything that is watched is found anew; the figures of the summary
-    /// continue.
+    /// Takes a new configuration. Everything that is watched is found anew; the figures of the
+    /// summary continue.
     pub fn reload(&mut self, options: Options) -> Result<(), ProfileError> {
         self.settings = Settings::new(options)?;
         let now = Instant::now();
@@ -154,8 +158,8 @@ impl Guard {
         Ok(())
     }
 
-    /// Ticks until `wait` says to stop. `wait` gets the time until the next tick; `report` gets all events
-    /// except the summary.
+    /// Ticks until `wait` says to stop. `wait` gets the time until the next tick; `report` gets all
+    /// events except the summary.
     pub fn run(
         &mut self,
         mut wait: impl FnMut(&mut Self, Duration) -> Control,
@@ -184,8 +188,8 @@ impl Guard {
             && self.report.ticks() > 0
     }
 
-    /// Returns whether everything that is there was found; otherwise more ticks are needed. After a minute
-    /// that is given up, and reported: there may always be something new.
+    /// Returns whether everything that is there was found; otherwise more ticks are needed. After a
+    /// minute that is given up, and reported: there may always be something new.
     pub fn has_seen_all(&mut self) -> bool {
         let seen = self.watched.has_seen_all(&self.settings);
         if !seen {
@@ -199,9 +203,9 @@ impl Guard {
         self.report.ticks() > 0 && (seen || late)
     }
 
-    /// Returns whether a database had no processor time left in the last tick, for a sample or to finish
-    /// listing its directories, and gets some later: its pages are not released yet. Always false after the
-    /// first minute, as for [`Self::has_seen_all`].
+    /// Returns whether a database had no processor time left in the last tick, for a sample or to
+    /// finish listing its directories, and gets some later: its pages are not released yet. Always
+    /// false after the first minute, as for [`Self::has_seen_all`].
     pub fn is_behind(&self) -> bool {
         let is_listed = |directory: &Directory| directory.is_listed_now();
         let waits = self.watched.jobs.turns.anyone_waits()
@@ -209,11 +213,11 @@ impl Guard {
         waits && self.report.seconds() < SEEN_WITHIN.as_secs_f64()
     }
 
-    /// Samples everything and returns the decision, which is left to the caller: nothing is released,
-    /// reclaimed or written. `report` gets what was found, and what could not be seen.
+    /// Samples everything and returns the decision, which is left to the caller: nothing is
+    /// released, reclaimed or written. `report` gets what was found, and what could not be seen.
     ///
-    /// A decision counts as carried out: it is made again after ten seconds at the earliest, if it still
-    /// applies.
+    /// A decision counts as carried out: it is made again after ten seconds at the earliest, if it
+    /// still applies.
     pub fn decide(&mut self, report: &mut dyn FnMut(&Event)) -> Decision {
         let (facts, _) = self.sample(false, Instant::now());
         let decision = self.decider.decide(&facts, &mut self.watched, &self.settings);
@@ -277,7 +281,8 @@ impl Guard {
         self.report.pass_on(report);
     }
 
-    /// Samples everything, and acts on memory cgroups if `acts`. Returns whether anything has moved.
+    /// Samples everything, and acts on memory cgroups if `acts`. Returns whether anything has
+    /// moved.
     fn sample(&mut self, acts: bool, now: Instant) -> (StepFacts, bool) {
         let watched = &mut self.watched;
         let mut tick = TickContext { settings: &self.settings, report: &mut self.report, now };

@@ -1,4 +1,5 @@
-//! Tests of directories below a named one whose owner tries to have files of others acted on. As root.
+//! Tests of directories below a named one whose owner tries to have files of others acted on. As
+//! root.
 
 use std::os::unix::fs::{lchown, symlink};
 use std::path::{Path, PathBuf};

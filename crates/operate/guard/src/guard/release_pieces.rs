@@ -8,8 +8,8 @@ use pagekeeper_kernel::{Error, FlushMode, InspectedFile, ReleaseOptions, release
 /// The time is checked between two pieces of this many bytes.
 const PIECE_BYTES: u64 = 1 << 30;
 
-/// Releases a range, as far as there is time. Returns the bytes released, the bytes that stayed, and the rest
-/// of the range.
+/// Releases a range, as far as there is time. Returns the bytes released, the bytes that stayed,
+/// and the rest of the range.
 pub(super) fn release_pieces(
     file: &InspectedFile,
     range: &Range<u64>,

@@ -1,24 +1,26 @@
-//! Removed log files that some process has open: no name leads to them, and their pages stay until the last
-//! descriptor is closed. A backend of `PostgreSQL` keeps the segment that it wrote last open for its whole
-//! life, and a purged binlog stays for its reader.
+//! Removed log files that some process has open: no name leads to them, and their pages stay until
+//! the last descriptor is closed. A backend of `PostgreSQL` keeps the segment that it wrote last
+//! open for its whole life, and a purged binlog stays for its reader.
 //!
-//! Such a file is known by descriptors of a watched database and of its children. It is opened through these
-//! for one pass alone.
+//! Such a file is known by descriptors of a watched database and of its children. It is opened
+//! through these for one pass alone.
 //!
 //! Invariants:
-//! 1. A file that has a name, or got one again, is left alone, because readers by that name are not seen
-//!    here. A file must also be the database's by [the ownership rules](pagekeeper_catalog::ownership), be on the file
-//!    system of the watched directory it was in, and have the name of a log of that directory.
-//! 2. A file that was written or changed in the last [`QUIET_AFTER`] is left alone. Nothing at or behind the
-//!    position of a reader is released.
-//! 3. Before anything is done to a file, all processes that may have it open were listed since it was first
-//!    seen. So no reader is missed, except those that may not be inspected, as everywhere. A process that has
-//!    more files open than are remembered may have any of its user's files open.
+//! 1. A file that has a name, or got one again, is left alone, because readers by that name are not
+//!    seen here. A file must also be the database's by [the ownership
+//!    rules](pagekeeper_catalog::ownership), be on the file system of the watched directory it was
+//!    in, and have the name of a log of that directory.
+//! 2. A file that was written or changed in the last [`QUIET_AFTER`] is left alone. Nothing at or
+//!    behind the position of a reader is released.
+//! 3. Before anything is done to a file, all processes that may have it open were listed since it
+//!    was first seen. So no reader is missed, except those that may not be inspected, as
+//!    everywhere. A process that has more files open than are remembered may have any of its user's
+//!    files open.
 //! 4. No descriptor of such a file is held between ticks: its space comes back with the last of the
 //!    database's own.
-//! 5. At most twice [`REMOVED_DESCRIPTORS_MAX`] descriptors are remembered, and only the name of a file. A
-//!    pass visits them once. The work for a database is charged to it, runs in a job that may hang alone, and
-//!    does not begin if the database has no budget left.
+//! 5. At most twice [`REMOVED_DESCRIPTORS_MAX`] descriptors are remembered, and only the name of a
+//!    file. A pass visits them once. The work for a database is charged to it, runs in a job that
+//!    may hang alone, and does not begin if the database has no budget left.
 //!
 //! A file is left alone if anything needed about it can't be seen.
 
@@ -137,8 +139,8 @@ impl RemovedFiles {
         }
     }
 
-    /// Takes in the removed files that a process has open: those already known, and for a database or its
-    /// child also those for which `place` finds a watched directory.
+    /// Takes in the removed files that a process has open: those already known, and for a database
+    /// or its child also those for which `place` finds a watched directory.
     fn note(
         &mut self,
         pid: u32,
@@ -202,7 +204,8 @@ impl RemovedFiles {
         self.share_out();
     }
 
-    /// Cuts the descriptors of each process to its share, and forgets files that no database has open.
+    /// Cuts the descriptors of each process to its share, and forgets files that no database has
+    /// open.
     fn share_out(&mut self) {
         let wanted: Vec<_> = self.held.values().map(|process| (process.party, process.open.len())).collect();
         let mut own = HashSet::new();
@@ -285,8 +288,8 @@ impl RemovedFileState {
         Self { size: seen.size, changed: seen.changed, since: now, released_to: 0, tries: 0 }
     }
 
-    /// Takes in the state of the file. Returns whether it has changed, or is another file with the same inode
-    /// number.
+    /// Takes in the state of the file. Returns whether it has changed, or is another file with the
+    /// same inode number.
     fn see(&mut self, seen: &RemovedFileStat, now: Instant) -> bool {
         let has_changed = (self.size, self.changed) != (seen.size, seen.changed);
         if has_changed {
@@ -307,8 +310,8 @@ impl RemovedFileState {
         (end > self.released_to).then_some(end)
     }
 
-    /// Records that it was released up to `end`, or that the release was not complete. Returns whether it is
-    /// given up.
+    /// Records that it was released up to `end`, or that the release was not complete. Returns
+    /// whether it is given up.
     fn released(&mut self, end: u64, is_done: bool) -> bool {
         self.tries += 1;
         let is_left = self.tries >= RELEASE_TRIES_MAX;
@@ -319,7 +322,8 @@ impl RemovedFileState {
     }
 }
 
-/// Since when all processes were listed that may have a database's files open, by the database's party.
+/// Since when all processes were listed that may have a database's files open, by the database's
+/// party.
 #[derive(Debug, Default)]
 struct ListedSince {
     /// For processes that may open anybody's files.

@@ -1,5 +1,5 @@
-//! Tests of log files that are removed while processes have them open. As root, beside processes of their own
-//! users.
+//! Tests of log files that are removed while processes have them open. As root, beside processes of
+//! their own users.
 
 use std::cell::Cell;
 use std::fs::{File, OpenOptions};
@@ -38,8 +38,8 @@ fn what_nobody_reads_again_of_removed_logs_goes_and_all_else_stays() {
     let Some(scratch) = scratch("removed logs") else { return };
     let data = directory(scratch.path().join("data"), DATABASE, 0o755);
     binlogs(&data, DATABASE, &[1, 2, 3, 4, 5, 6, 7]);
-    // 3 is read to its end, 4 not at all, and 5 is written by another process; 6 has another name. 7 is a
-    // child's, like a backend's segment. The last one is the writer's, and is not removed.
+    // 3 is read to its end, 4 not at all, and 5 is written by another process; 6 has another name.
+    // 7 is a child's, like a backend's segment. The last one is the writer's, and is not removed.
     let script = "exec 3<binlog.000001 4<binlog.000002 5<binlog.000003 6<binlog.000004 8>>binlog.000007
         for fd in 3 5 6; do dd of=/dev/null bs=1M count=1 status=none <&$fd; done
         sleep 60 7<>binlog.000005 >/dev/null & echo $! >child; exec 9>>binlog.000006";

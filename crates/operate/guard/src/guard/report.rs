@@ -1,4 +1,5 @@
-//! The guard's reports to its caller: events, the effect of the last tick, and the figures of the summary.
+//! The guard's reports to its caller: events, the effect of the last tick, and the figures of the
+//! summary.
 
 use std::collections::HashSet;
 use std::fmt::Display;
@@ -79,7 +80,8 @@ impl Report {
         }
     }
 
-    /// Warns of a file, once for the directory or process that `warned` belongs to: a log has ever new files.
+    /// Warns of a file, once for the directory or process that `warned` belongs to: a log has ever
+    /// new files.
     pub(super) fn warning(&mut self, warned: &mut WarningDedup, path: PathBuf, warning: String) {
         let news = warned.news(warning);
         self.events.extend(news.map(|warning| Event::Warning { path, warning }));
@@ -106,8 +108,8 @@ impl Report {
         }
     }
 
-    /// Reports files that a listing refused, a directory with too many files, and logs that are released
-    /// because of settings.
+    /// Reports files that a listing refused, a directory with too many files, and logs that are
+    /// released because of settings.
     pub(super) fn listed(&mut self, directory: &mut Directory, listed: &ListingResult) {
         if directory.left_out > 0 {
             self.in_part(directory, Budget::Names);

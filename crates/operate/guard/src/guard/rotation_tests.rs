@@ -1,6 +1,6 @@
-//! Tests of which logs processes are seen to have open when logs are rotated, and of the listings for that.
-//! As root, beside processes of their own users. Listings come only on request here, so everything that is
-//! seen was looked for.
+//! Tests of which logs processes are seen to have open when logs are rotated, and of the listings
+//! for that. As root, beside processes of their own users. Listings come only on request here, so
+//! everything that is seen was looked for.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};

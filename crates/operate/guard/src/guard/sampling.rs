@@ -1,5 +1,5 @@
-//! Sampling: reads the names in the watched directories, the descriptors of their files, and the files'
-//! pages.
+//! Sampling: reads the names in the watched directories, the descriptors of their files, and the
+//! files' pages.
 
 use std::cell::{LazyCell, OnceCell, RefCell};
 use std::collections::{HashMap, HashSet};
@@ -35,7 +35,8 @@ use crate::notify::{DirectoryChange, MadeWatch, WatchMaker};
 use crate::sample::{SamplingResult, WindowRoom};
 use crate::state_files::with_state_files;
 
-/// Files that a process has open there are not logs: devices, the kernel's own files, shared memory.
+/// Files that a process has open there are not logs: devices, the kernel's own files, shared
+/// memory.
 const NO_LOG_DIRECTORIES: [&str; 3] = ["/dev", "/proc", "/sys"];
 
 impl WatchList {
@@ -76,8 +77,8 @@ impl WatchList {
             if begun.filter(|begun| *begun).count() == 0 {
                 return None;
             }
-            // A directory that was just found is listed at once, and with it everything that its database has
-            // in progress.
+            // A directory that was just found is listed at once, and with it everything that its
+            // database has in progress.
             let slice = turns.slice_to_find(key)?;
             Some(listing_job(proc.clone(), maker.clone(), (slice, limit, tick.now)))
         };
@@ -241,8 +242,8 @@ impl WatchList {
         }
     }
 
-    /// Reads the positions of databases' descriptors, and lists those that are due, as far as there is time.
-    /// Returns the processes that were listed.
+    /// Reads the positions of databases' descriptors, and lists those that are due, as far as there
+    /// is time. Returns the processes that were listed.
     fn list_databases(&mut self, now: Instant) -> Vec<ListedProcess> {
         let wanted: Vec<_> = self
             .databases

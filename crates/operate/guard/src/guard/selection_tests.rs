@@ -1,5 +1,5 @@
-//! Tests of which databases are watched and acted on, by the lists and the canary of the configuration. As
-//! root: each process runs as a user of its own.
+//! Tests of which databases are watched and acted on, by the lists and the canary of the
+//! configuration. As root: each process runs as a user of its own.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

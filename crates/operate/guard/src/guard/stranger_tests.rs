@@ -1,6 +1,6 @@
-//! Tests of servers that are known by the files that they hold open, and of strangers that hold files of such
-//! names: their own beside another user's, by hard links and symbolic ones. As root: the guard may open
-//! everything, and each process runs as a user of its own.
+//! Tests of servers that are known by the files that they hold open, and of strangers that hold
+//! files of such names: their own beside another user's, by hard links and symbolic ones. As root:
+//! the guard may open everything, and each process runs as a user of its own.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -83,8 +83,8 @@ impl Known {
     }
 }
 
-/// Returns the bytes of a file that are resident, or were evicted by the kernel alone (for instance where it
-/// pages out idle memory): a release by advice leaves no trace.
+/// Returns the bytes of a file that are resident, or were evicted by the kernel alone (for instance
+/// where it pages out idle memory): a release by advice leaves no trace.
 fn kept(path: &Path) -> u64 {
     let counts = residency(&InspectedFile::open(path, Links::Refuse).unwrap(), 0..u64::MAX).unwrap();
     counts.resident + counts.evicted.unwrap_or_default()
@@ -111,8 +111,8 @@ fn who_holds_files_of_such_names_gets_nothing_of_another_user() {
         // Another user's files, under names in a directory of the attacker's own.
         std::fs::hard_link(&others[0], known.log(&mine, 2)).unwrap();
         symlink(&others[1], known.log(&mine, 3)).unwrap();
-        // The attacker's own file, by a name in another's directory; and another's file, through a directory
-        // of the attacker's own.
+        // The attacker's own file, by a name in another's directory; and another's file, through a
+        // directory of the attacker's own.
         std::fs::hard_link(&newest, known.log(&open_to_all, 4)).unwrap();
         symlink(&theirs, home.join("linked-0")).unwrap();
         let holds = format!(

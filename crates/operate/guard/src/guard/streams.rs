@@ -34,8 +34,8 @@ struct FollowedNames {
 }
 
 impl FollowedNames {
-    /// Returns the processes of the configuration; `None` if streams are off. Globs of profiles that the
-    /// kernel can't compare are left to [`StreamRules`].
+    /// Returns the processes of the configuration; `None` if streams are off. Globs of profiles
+    /// that the kernel can't compare are left to [`StreamRules`].
     fn of(options: &Options) -> Option<Self> {
         let globs = options.profiles.iter().flat_map(|profile| &profile.processes);
         let mut never: Vec<String> = globs.filter_map(|glob| stream_name(glob.glob().glob()).ok()).collect();

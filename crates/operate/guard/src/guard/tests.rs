@@ -56,8 +56,8 @@ fn what_a_tick_did_is_reported_by_directory_and_class() {
     assert!(guard.done().is_empty(), "the next tick had nothing to do");
 }
 
-/// Returns the guard's warnings about a directory of a `RocksDB` with these options, in which logs are reused
-/// under later numbers.
+/// Returns the guard's warnings about a directory of a `RocksDB` with these options, in which logs
+/// are reused under later numbers.
 fn warnings_of_recycled_logs(options: &str) -> Vec<String> {
     let dir = disk_dir();
     let path = dir.path().canonicalize().unwrap();

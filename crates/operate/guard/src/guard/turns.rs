@@ -1,8 +1,8 @@
 //! Turns: the order in which databases are served in a tick, and how much each may still spend.
 //!
-//! Each tick begins with another database, so that none is always the last. A turn takes at most the
-//! database's part of its user's bucket, so that a database that could use all of it leaves the others of its
-//! user theirs.
+//! Each tick begins with another database, so that none is always the last. A turn takes at most
+//! the database's part of its user's bucket, so that a database that could use all of it leaves the
+//! others of its user theirs.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -17,7 +17,8 @@ use crate::directory::{DatabaseKey, Directory};
 
 /// The ticks that a database has to wait before that is reported.
 const WAITED_TICKS: u32 = 8;
-/// Releases may be paid for later, up to this much: otherwise samples alone could use up a small budget.
+/// Releases may be paid for later, up to this much: otherwise samples alone could use up a small
+/// budget.
 const CREDIT_CPU_MAX: Duration = Duration::from_millis(50);
 
 /// The users of all databases, and what these may still spend.
@@ -50,8 +51,8 @@ impl Turns {
         }
     }
 
-    /// Begins a tick: each user gets their share of the time. `databases` are those that run, also without
-    /// directories.
+    /// Begins a tick: each user gets their share of the time. `databases` are those that run, also
+    /// without directories.
     pub(super) fn begin_tick(
         &mut self,
         directories: &[Box<Directory>],
@@ -92,8 +93,8 @@ impl Turns {
         self.part(key, 1, Duration::ZERO)
     }
 
-    /// Returns what a database may spend on finding its files: half of what it has, so that names without
-    /// end leave time for samples.
+    /// Returns what a database may spend on finding its files: half of what it has, so that names
+    /// without end leave time for samples.
     pub(super) fn slice_to_find(&mut self, key: &DatabaseKey) -> Option<Slice> {
         self.part(key, 2, Duration::ZERO)
     }
@@ -169,7 +170,8 @@ impl Turns {
         })
     }
 
-    /// Returns the user of the database of these directories, which may have been found in this tick.
+    /// Returns the user of the database of these directories, which may have been found in this
+    /// tick.
     fn user_of(&mut self, own: &[Box<Directory>]) -> Party {
         own.first().map_or(Party::Unknown, |first| self.note(first))
     }

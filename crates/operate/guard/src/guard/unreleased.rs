@@ -1,6 +1,6 @@
-//! Reports a directory with the profile `generic` of which nothing was released for minutes, once. The
-//! patterns of that profile fit many names, and a log that they do not fit is otherwise left alone silently.
-//! The time counts from when the guard acts on the directory.
+//! Reports a directory with the profile `generic` of which nothing was released for minutes, once.
+//! The patterns of that profile fit many names, and a log that they do not fit is otherwise left
+//! alone silently. The time counts from when the guard acts on the directory.
 
 use std::time::{Duration, Instant};
 

@@ -1,8 +1,8 @@
-//! Everything that is watched: databases found among the processes, the directories of their logs, and
-//! directories that were named.
+//! Everything that is watched: databases found among the processes, the directories of their logs,
+//! and directories that were named.
 //!
-//! Processes are listed every second. New ones are inspected at once and old ones in turns, within a budget
-//! of processor time for each tick.
+//! Processes are listed every second. New ones are inspected at once and old ones in turns, within
+//! a budget of processor time for each tick.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -35,22 +35,23 @@ use crate::server_settings::ServerSettings;
 use crate::targets::Targets;
 use crate::warning_dedup::WarningDedup;
 
-/// Processor time per tick for inspecting the processes that were there at the start, and how long that may
-/// take.
+/// Processor time per tick for inspecting the processes that were there at the start, and how long
+/// that may take.
 const FIRST_INSPECTION: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 /// Later the time is a fraction 1/`NEW_PROCESSES_DIVISOR` of the time since the last tick for new
 /// processes, and 1/`OLD_PROCESSES_DIVISOR` for old ones. At most `SINCE_MAX` of that time counts.
 const NEW_PROCESSES_DIVISOR: u32 = 100;
 const OLD_PROCESSES_DIVISOR: u32 = 300;
 const SINCE_MAX: Duration = Duration::from_secs(2);
-/// A scan of the named processes that takes a millisecond of processor time is repeated after this many
-/// milliseconds, but after about a second at the earliest and [`SCAN_INTERVAL_MAX`] at the latest.
+/// A scan of the named processes that takes a millisecond of processor time is repeated after this
+/// many milliseconds, but after about a second at the earliest and [`SCAN_INTERVAL_MAX`] at the
+/// latest.
 const SCAN_COST_FACTOR: u32 = 1000;
 const SCAN_INTERVAL_MAX: Duration = Duration::from_secs(15);
 /// The most processes of one database that count as writers of its text logs. PostgreSQL has one.
 const LOGGERS_MAX: usize = 2;
-/// Directories are listed this often even without notifications: inotify does not see all network file
-/// systems.
+/// Directories are listed this often even without notifications: inotify does not see all network
+/// file systems.
 pub(super) const RELIST_INTERVAL: Duration = Duration::from_secs(60);
 
 /// A watched database.
@@ -86,8 +87,8 @@ impl Database {
         self.claimant.right()
     }
 
-    /// Returns whether it is never to be touched, as a whole or in a directory that it claims, or that can't
-    /// be ruled out.
+    /// Returns whether it is never to be touched, as a whole or in a directory that it claims, or
+    /// that can't be ruled out.
     pub(super) fn is_never(&self, targets: &Targets) -> bool {
         self.claimant.is_never(targets, self.claims.keys())
     }
@@ -102,9 +103,9 @@ impl Database {
         self.claims.values().all(|claim| matches!(claim, Claim::Refused(_)))
     }
 
-    /// Returns whether a check of the likely places of its new logs may replace a listing of its descriptors.
-    /// That needs that all descriptors were seen, and that all directories that it claims by them are its
-    /// own.
+    /// Returns whether a check of the likely places of its new logs may replace a listing of its
+    /// descriptors. That needs that all descriptors were seen, and that all directories that it
+    /// claims by them are its own.
     pub(super) fn may_check(&self) -> bool {
         self.sees_descriptors && self.claimant.is_settled() && self.claims.values().all(Claim::is_held)
     }
@@ -120,8 +121,8 @@ pub(super) struct WatchList {
     pub(super) proc: ProcRoot,
     pub(super) databases: Vec<Database>,
     pub(super) directories: Directories,
-    /// Descriptors of watched files in processes that are not watched databases: `mysqlbinlog`, `cp`, a
-    /// user's own follower.
+    /// Descriptors of watched files in processes that are not watched databases: `mysqlbinlog`,
+    /// `cp`, a user's own follower.
     pub(super) others: ForeignDescriptors,
     /// Databases' processes whose descriptors are being listed.
     pub(super) listings: FdRounds<ListedProcess, Party>,
@@ -257,7 +258,8 @@ impl WatchList {
         }
     }
 
-    /// Returns whether all processes that are there were inspected, and all claims of databases examined.
+    /// Returns whether all processes that are there were inspected, and all claims of databases
+    /// examined.
     pub(super) fn has_seen_all(&self, settings: &Settings) -> bool {
         (!settings.options.find || self.discovery.has_seen_all())
             && self.listings.is_empty()
@@ -284,8 +286,8 @@ impl WatchList {
         self.others.schedule.ask(Extent::All);
     }
 
-    /// Looks again at databases that were known by name alone: by now they may have opened the files that
-    /// identify them.
+    /// Looks again at databases that were known by name alone: by now they may have opened the
+    /// files that identify them.
     fn recognise_again(&mut self, settings: &Settings) {
         let uncertain: Vec<u32> =
             self.databases.iter().filter(|database| !database.certain).map(|database| database.pid).collect();
@@ -357,14 +359,14 @@ impl WatchList {
         tick.report.problem(self.proc.root(pid), &problem);
     }
 
-    /// Takes up a database, so that its files are sampled at the tick that began at `now`. Returns false if
-    /// its process is gone, which does not count as a loss of a database.
+    /// Takes up a database, so that its files are sampled at the tick that began at `now`. Returns
+    /// false if its process is gone, which does not count as a loss of a database.
     fn take_up(&mut self, settings: &Settings, pid: u32, recognised: ProfileMatch, now: Instant) -> bool {
         let Ok(started) = self.proc.start_time(pid) else {
             return false;
         };
-        // Process ids wrap around, and a process with many descriptors takes longer: a worker may have been
-        // seen first.
+        // Process ids wrap around, and a process with many descriptors takes longer: a worker may
+        // have been seen first.
         let (table, name) = (self.discovery.processes(), &recognised.profile.name);
         let is_worker = |database: &&Database| {
             database.profile.name == *name
@@ -397,8 +399,8 @@ impl WatchList {
         true
     }
 
-    /// Takes up the directories that were named, and those below them that their profile names. Repeated,
-    /// because they may be made or mounted later.
+    /// Takes up the directories that were named, and those below them that their profile names.
+    /// Repeated, because they may be made or mounted later.
     pub(super) fn watch_named_directories(&mut self, settings: &Settings, report: &mut Report) {
         for named in &settings.options.directories {
             let known: Vec<(PathBuf, Arc<Profile>)> = self
@@ -477,8 +479,9 @@ impl WatchList {
 }
 
 impl WatchList {
-    /// Updates which files count in a watched directory that was named, or lies below one: its owner may have
-    /// changed. A directory that the operator named itself keeps the operator's authority.
+    /// Updates which files count in a watched directory that was named, or lies below one: its
+    /// owner may have changed. A directory that the operator named itself keeps the operator's
+    /// authority.
     fn credit(&mut self, path: &Path, right: &FileOwnership) {
         let named = self.directories.iter_mut().filter(|other| other.owner.is_none() && other.path == path);
         for directory in named.filter(|other| other.right != FileOwnership::Operator && other.right != *right)

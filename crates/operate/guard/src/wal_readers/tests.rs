@@ -8,7 +8,8 @@ use crate::facts::tests::{directory, facts};
 const MIB: u64 = 1 << 20;
 const LIMITS: WalReaderLimits = WalReaderLimits { standby: 0, archiver: 0 };
 
-/// The data directory of a server whose segments changed in this order; all are resident and written.
+/// The data directory of a server whose segments changed in this order; all are resident and
+/// written.
 struct Data {
     tree: tempfile::TempDir,
 }
@@ -50,7 +51,8 @@ impl Data {
         directory(&self.path("pg_wal"), "postgresql")
     }
 
-    /// Returns the readers that are seen beside processes of these titles, and what could not be read.
+    /// Returns the readers that are seen beside processes of these titles, and what could not be
+    /// read.
     fn read(&self, titles: &[&str], limits: &WalReaderLimits) -> (StepFacts, Vec<(PathBuf, String)>) {
         let (watched, mut readers, now) = (self.watched(), WalReaders::default(), Instant::now());
         assert!(readers.are_due(&watched, now));
@@ -69,8 +71,8 @@ impl Data {
         seen.followers.iter().map(|follower| (follower.sequence, follower.position)).collect()
     }
 
-    /// Returns the sequences of segments of which something is released, in two steps; in the second no
-    /// reader has moved.
+    /// Returns the sequences of segments of which something is released, in two steps; in the
+    /// second no reader has moved.
     fn released(&self, titles: &[&str], limits: &WalReaderLimits) -> Vec<u64> {
         let (seen, problems) = self.read(titles, limits);
         assert_eq!(problems, []);
@@ -104,8 +106,8 @@ fn start_of(sequence: u64) -> (u64, FilePosition) {
 
 #[test]
 fn a_wal_sender_one_segment_behind_is_near_across_4_gib_and_timelines() {
-    // The segment before the end of 4 GiB, where a sender still reads, and the writer's, on the next
-    // timeline.
+    // The segment before the end of 4 GiB, where a sender still reads, and the writer's, on the
+    // next timeline.
     for (size, read, written, title) in [
         (16 * MIB, "0000000100000000000000FF", "000000010000000100000000", "0/FF500000"),
         (16 * MIB, "0000000100000000000000FF", "000000020000000100000000", "0/FF500000"),

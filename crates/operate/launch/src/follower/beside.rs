@@ -1,7 +1,8 @@
 //! The process beside the command: it follows the command, and releases the pages it brings in.
 //!
-//! Invariant: it ends when no followed process runs and nothing is left to release; `pagekeeper_streams` gives up
-//! a minute after the end. Never fails: pages that can't be released stay, and are counted.
+//! Invariant: it ends when no followed process runs and nothing is left to release;
+//! `pagekeeper_streams` gives up a minute after the end. Never fails: pages that can't be released
+//! stay, and are counted.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -21,8 +22,8 @@ pub(crate) const BUSY_INTERVAL: Duration = Duration::from_millis(10);
 /// Interval of checks for report requests while no pages come in.
 const FOLLOWER_IDLE_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Reports over the socket that it can follow, or why not; then follows the process whose ID arrives, until its
-/// end.
+/// Reports over the socket that it can follow, or why not; then follows the process whose ID
+/// arrives, until its end.
 pub(super) fn run(plan: &FollowPlan, socket: &UnixStream) {
     let mut streams = match plan.start() {
         Ok(streams) => streams,

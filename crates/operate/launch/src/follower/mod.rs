@@ -1,16 +1,19 @@
-//! Follows a command by kernel events: any streaming program, however it is linked, and the streams that a script
-//! starts.
+//! Follows a command by kernel events: any streaming program, however it is linked, and the streams
+//! that a script starts.
 //!
-//! A process [`beside`] the command follows it and its descendants, and releases the pages that they bring into
-//! the page cache (`pagekeeper_streams`). The process that becomes the command reports its ID just before
-//! execution, and waits for the answer, so no page of the command is missed.
+//! A process [`beside`] the command follows it and its descendants, and releases the pages that
+//! they bring into the page cache (`pagekeeper_streams`). The process that becomes the command
+//! reports its ID just before execution, and waits for the answer, so no page of the command is
+//! missed.
 //!
-//! A caller without permission for that asks the guard's [`service`] to follow the command, if one listens.
+//! A caller without permission for that asks the guard's [`service`] to follow the command, if one
+//! listens.
 //!
-//! Invariants: the process beside the command is not its child, holds none of its descriptors, and ends by itself.
-//! The command waits at most [`FOLLOWER_ANSWER_TIMEOUT`] until that process is ready, and as long for its
-//! answer, and is started in any case. If that process is killed, nothing is held: the command continues without
-//! the rules. Fails before anything is started if the command can't be followed ([`FollowRefusal`]).
+//! Invariants: the process beside the command is not its child, holds none of its descriptors, and
+//! ends by itself. The command waits at most [`FOLLOWER_ANSWER_TIMEOUT`] until that process is
+//! ready, and as long for its answer, and is started in any case. If that process is killed,
+//! nothing is held: the command continues without the rules. Fails before anything is started if
+//! the command can't be followed ([`FollowRefusal`]).
 
 mod beside;
 mod pages;
@@ -38,8 +41,8 @@ pub(crate) use service::ServiceError;
 
 use crate::detached;
 
-/// Time limit for an answer of the process beside the command: loading its programs into the kernel takes some 10
-/// ms, and a second on an emulated processor.
+/// Time limit for an answer of the process beside the command: loading its programs into the kernel
+/// takes some 10 ms, and a second on an emulated processor.
 const FOLLOWER_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why a command can't be followed by events.
@@ -128,7 +131,8 @@ fn service_path() -> PathBuf {
     std::env::var_os("PAGEKEEPER_STREAM_SOCKET").map_or_else(|| STREAM_SOCKET.into(), PathBuf::from)
 }
 
-/// Returns the next answer of a process beside the command; `None` if it has ended or takes too long.
+/// Returns the next answer of a process beside the command; `None` if it has ended or takes too
+/// long.
 fn next_answer(socket: &UnixStream) -> Option<String> {
     let mut line = String::new();
     // The next answer comes only after another request, so nothing of it is in the reader's buffer.
@@ -136,8 +140,8 @@ fn next_answer(socket: &UnixStream) -> Option<String> {
     Some(line).filter(|line| line.ends_with('\n')).map(|line| line.trim_end().to_owned())
 }
 
-/// Whether this process may load programs into the kernel and open files by handle: otherwise no process is
-/// started in vain.
+/// Whether this process may load programs into the kernel and open files by handle: otherwise no
+/// process is started in vain.
 pub(crate) fn is_permitted() -> bool {
     let Ok(sets) = rustix::thread::capabilities(None) else { return false };
     let has = |capability| sets.effective.contains(capability);

@@ -1,4 +1,5 @@
-//! The page totals of a followed command: sent as JSON by the process beside it, and shown in the report.
+//! The page totals of a followed command: sent as JSON by the process beside it, and shown in the
+//! report.
 
 use std::fmt;
 use std::path::Path;

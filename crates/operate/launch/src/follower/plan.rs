@@ -73,8 +73,8 @@ fn databases(settings: &Settings) -> Vec<String> {
     names.filter(|name| *name != "*").cloned().collect()
 }
 
-/// Returns a name pattern in the kernel's form: up to its first `*`. One that starts with `*` can't be compared
-/// there.
+/// Returns a name pattern in the kernel's form: up to its first `*`. One that starts with `*` can't
+/// be compared there.
 fn kernel_name(pattern: &str) -> Option<String> {
     let name = pattern.split_once('*').map_or_else(|| pattern.to_owned(), |(begin, _)| format!("{begin}*"));
     stream_name(&name).ok().filter(|name| name != "*")

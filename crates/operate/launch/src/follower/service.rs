@@ -1,9 +1,9 @@
 //! The guard's service, which follows the command for a user without permission: see
 //! `pagekeeper_streams::stream_request`.
 //!
-//! Invariants: this process itself is followed, and so is everything it starts or becomes. The connection is
-//! closed when it becomes the command. Each wait is bounded. If nobody listens, nothing is reported, since the
-//! library serves as well.
+//! Invariants: this process itself is followed, and so is everything it starts or becomes. The
+//! connection is closed when it becomes the command. Each wait is bounded. If nobody listens,
+//! nothing is reported, since the library serves as well.
 
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::net::Shutdown;

@@ -1,9 +1,9 @@
 //! The background thread: rescans all files, takes snapshots of all processes, and searches changed
 //! directories for files without a known name. It works slowly, within its share of one processor.
 //!
-//! Invariants: over seconds it takes at most [`CPU_SHARE`](super::CPU_SHARE) of the time of one processor. No
-//! lock is held over I/O. It ends when it is dropped, after the current file, or when it is known to hang
-//! there.
+//! Invariants: over seconds it takes at most [`CPU_SHARE`](super::CPU_SHARE) of the time of one
+//! processor. No lock is held over I/O. It ends when it is dropped, after the current file, or when
+//! it is known to hang there.
 
 use std::collections::HashSet;
 use std::path::PathBuf;

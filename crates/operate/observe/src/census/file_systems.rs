@@ -1,6 +1,7 @@
 //! File systems whose files can have pages: selects the mounts to walk, each file system once.
 //!
-//! Invariants: a file system that is mounted several times is walked from its widest mount. Not entered are
+//! Invariants: a file system that is mounted several times is walked from its widest mount. Not
+//! entered are
 //! - file systems without stored data;
 //! - tmpfs, whose pages `meminfo` counts as shmem;
 //! - network file systems, unless the options ask for them: their server might never answer;
@@ -70,8 +71,8 @@ fn use_of(mount: &Mount) -> FileSystemUse {
     }
 }
 
-/// Returns a layer of an overlay that is visible from here, where it is walked itself: the upper one if there
-/// is one.
+/// Returns a layer of an overlay that is visible from here, where it is walked itself: the upper
+/// one if there is one.
 fn visible_layer(mount: &Mount) -> Option<PathBuf> {
     let directory = |bytes| Path::new(OsStr::from_bytes(bytes));
     let (upper, work) = (mount.option("upperdir"), mount.option("workdir"));
@@ -93,9 +94,9 @@ fn is_directory(path: &Path) -> bool {
     announce(path).is_ok_and(|_call| path.is_dir())
 }
 
-/// Returns whether the layers of an overlay are named relative to this directory, as container runtimes do if
-/// there are many. That is so if all of them exist there, and the overlay's root has the inode number of one
-/// of them.
+/// Returns whether the layers of an overlay are named relative to this directory, as container
+/// runtimes do if there are many. That is so if all of them exist there, and the overlay's root has
+/// the inode number of one of them.
 fn is_base_of(mount: &Mount, base: &Path, layers: &[&Path]) -> bool {
     let Ok(root) = stat_of_name(&mount.point).map(|stat| Inode::of(&stat)) else { return false };
     let layers: Vec<_> = layers.iter().map(|layer| base.join(layer)).collect();
@@ -105,8 +106,8 @@ fn is_base_of(mount: &Mount, base: &Path, layers: &[&Path]) -> bool {
 }
 
 impl FileSystems {
-    /// Returns the file systems of the whole host: those mounted for this process, and those that only
-    /// processes in other mount namespaces see, through `/proc/PID/root`.
+    /// Returns the file systems of the whole host: those mounted for this process, and those that
+    /// only processes in other mount namespaces see, through `/proc/PID/root`.
     pub(super) fn of_host(proc: &ProcRoot, network: bool) -> pagekeeper_kernel::Result<Self> {
         let own = proc.own_mounts()?;
         let mut file_systems = Self::choose(&own, Path::new("/"), network, visible_layer);
@@ -197,7 +198,8 @@ impl FileSystems {
                 }
                 FileSystemUse::Nothing => false,
             };
-            // A mount that is covered by another can't be reached; the last one at a point is on top.
+            // A mount that is covered by another can't be reached; the last one at a point is on
+            // top.
             if wanted && mounts.iter().rfind(|other| other.point == mount.point) == Some(mount) {
                 let best = widest.entry(mount.dev).or_insert(mount);
                 if best.root.components().count() > mount.root.components().count() {
@@ -205,8 +207,8 @@ impl FileSystems {
                 }
             }
         }
-        // In the order of the mounts. If only parts of a file system are mounted, each part that is not
-        // within another one.
+        // In the order of the mounts. If only parts of a file system are mounted, each part that is
+        // not within another one.
         for mount in mounts {
             let Some(best) = widest.get(&mount.dev) else { continue };
             let chosen = best.id == mount.id

@@ -1,7 +1,8 @@
-//! Traced page-cache activity of each file: bytes that entered and left, the causes, and the processes.
+//! Traced page-cache activity of each file: bytes that entered and left, the causes, and the
+//! processes.
 //!
-//! Invariants: totals are since the census began. For each file the few processes that brought in most are
-//! remembered. The number of files is bounded.
+//! Invariants: totals are since the census began. For each file the few processes that brought in
+//! most are remembered. The number of files is bounded.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -9,7 +10,8 @@ use std::sync::Arc;
 use pagekeeper_kernel::Inode;
 use pagekeeper_trace::{PageCounts, ReclaimCounts};
 
-/// The most files whose flows are remembered; beyond that, those that were quiet longest are forgotten.
+/// The most files whose flows are remembered; beyond that, those that were quiet longest are
+/// forgotten.
 const FLOW_FILES_MAX: usize = 65_536;
 /// The most processes that are remembered per file.
 const SOURCE_PROCESSES_MAX: usize = 4;
@@ -19,8 +21,8 @@ const SOURCE_PROCESSES_MAX: usize = 4;
 pub struct FlowBytes {
     /// Entered: read, read ahead or written.
     pub added: u64,
-    /// Reclaimed by the kernel under memory pressure: in the background (`kswapd`; `kdamond` where DAMON
-    /// reclaims proactively), or by a task that had to reclaim for itself.
+    /// Reclaimed by the kernel under memory pressure: in the background (`kswapd`; `kdamond` where
+    /// DAMON reclaims proactively), or by a task that had to reclaim for itself.
     pub reclaimed: u64,
     /// Left for another cause: advice, truncation, removal.
     pub dropped: u64,
@@ -64,9 +66,9 @@ pub(super) struct FlowTable {
     by_file: HashMap<Inode, FileFlow>,
 }
 
-/// Returns how many of this task's removals are the kernel's: in the background, or because the task had to
-/// reclaim. `direct` holds the bytes that each thread reclaimed itself and that are not assigned to a file
-/// yet. The task dropped anything beyond that.
+/// Returns how many of this task's removals are the kernel's: in the background, or because the
+/// task had to reclaim. `direct` holds the bytes that each thread reclaimed itself and that are not
+/// assigned to a file yet. The task dropped anything beyond that.
 fn reclaimed(counts: &PageCounts, direct: &mut HashMap<u32, u64>) -> u64 {
     const RECLAIM_THREADS: [&str; 2] = ["kswapd", "kdamond"];
     let removed = counts.flow.removed.bytes;
@@ -82,8 +84,8 @@ fn reclaimed(counts: &PageCounts, direct: &mut HashMap<u32, u64>) -> u64 {
 }
 
 impl FlowTable {
-    /// Adds the counts of a tick. `file` returns the file that an event belongs to, if the census covers it.
-    /// Returns the flow of each file, and the processes involved.
+    /// Adds the counts of a tick. `file` returns the file that an event belongs to, if the census
+    /// covers it. Returns the flow of each file, and the processes involved.
     pub(super) fn add(
         &mut self,
         tick: u32,

@@ -1,7 +1,7 @@
 //! The machine's memory by use, and how much of `Cached` the files of the census explain.
 //!
-//! Invariant: the parts of a [`MemoryBreakdown`] add up to its total. Source of the figures: `proc_meminfo(5)`,
-//! `/proc/vmstat`.
+//! Invariant: the parts of a [`MemoryBreakdown`] add up to its total. Source of the figures:
+//! `proc_meminfo(5)`, `/proc/vmstat`.
 
 use pagekeeper_kernel::page_size;
 use pagekeeper_kernel::pressure::{MemInfo, VmStat};
@@ -83,8 +83,8 @@ pub struct CachedBreakdown {
 }
 
 impl CachedBreakdown {
-    /// Returns the share that is explained: more than 1 if files were counted that left meanwhile, and 1 if
-    /// nothing is cached.
+    /// Returns the share that is explained: more than 1 if files were counted that left meanwhile,
+    /// and 1 if nothing is cached.
     pub fn share(&self) -> f64 {
         if self.cached == 0 { 1.0 } else { (self.files + self.shmem) as f64 / self.cached as f64 }
     }

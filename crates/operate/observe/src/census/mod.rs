@@ -1,17 +1,19 @@
-//! All files of the host that have pages in memory, including closed ones, kept up to date at little cost.
+//! All files of the host that have pages in memory, including closed ones, kept up to date at
+//! little cost.
 //!
-//! [`Census::start`] samples every file once. From then on tracing reports which files' pages come and go, and
-//! [`Census::tick`] samples only those files, dirty ones and those on the screen. A background thread rescans all
-//! files to correct drift, and lists the open files of processes. Without tracing there are only that thread
-//! and the files that a process has open, which [`CensusTick::visibility_gaps`] reports.
+//! [`Census::start`] samples every file once. From then on tracing reports which files' pages come
+//! and go, and [`Census::tick`] samples only those files, dirty ones and those on the screen. A
+//! background thread rescans all files to correct drift, and lists the open files of processes.
+//! Without tracing there are only that thread and the files that a process has open, which
+//! [`CensusTick::visibility_gaps`] reports.
 //!
-//! Invariants: only reads. A tick takes at most [`CPU_SHARE`] of a processor, however much happens: files for
-//! which there is no time are estimated from events until they are sampled. 12 bytes are kept for a file
-//! without pages, and about 100 for a file with pages.
+//! Invariants: only reads. A tick takes at most [`CPU_SHARE`] of a processor, however much happens:
+//! files for which there is no time are estimated from events until they are sampled. 12 bytes are
+//! kept for a file without pages, and about 100 for a file with pages.
 //!
-//! File systems that are mounted after the start are not walked, but reported: a new census walks them
-//! ([`Census::is_outdated`]). Fails only if `/proc` can't be read; anything that this user may not see is a
-//! [`VisibilityGap`], not an error.
+//! File systems that are mounted after the start are not walked, but reported: a new census walks
+//! them ([`Census::is_outdated`]). Fails only if `/proc` can't be read; anything that this user may
+//! not see is a [`VisibilityGap`], not an error.
 //!
 //! ```
 //! use pagekeeper_observe::{Census, CensusOptions, RowQuery};
@@ -74,7 +76,8 @@ pub use processes::FileUse;
 pub use rows::{GroupBy, QueryRows, Row, RowKey, RowOwner, RowQuery, SortKey};
 pub use walk::WalkProgress;
 
-/// The share of one processor that a tick may take, and as much for the background thread: 0.8 % each.
+/// The share of one processor that a tick may take, and as much for the background thread: 0.8 %
+/// each.
 pub const CPU_SHARE: f64 = 0.008;
 
 /// Options of a census.
@@ -84,16 +87,18 @@ pub struct CensusOptions {
     pub roots: SysRoots,
     /// Only files in and below these directories; empty (the default) for all local file systems.
     pub directories: Vec<PathBuf>,
-    /// Whether network file systems are walked as well, whose servers may never answer. By default not.
+    /// Whether network file systems are walked as well, whose servers may never answer. By default
+    /// not.
     pub network: bool,
-    /// Options for tracing; `None` for a census without. By default the best method that is available.
+    /// Options for tracing; `None` for a census without. By default the best method that is
+    /// available.
     pub trace: Option<TraceOptions>,
     /// The known kinds of databases. By default the built-in ones.
     pub profiles: Vec<Profile>,
     /// Threads of the first walk; at least 1. By default one for each processor, at most 8.
     pub threads: usize,
-    /// Whether the census is kept up to date in the background; by default it is. For a single snapshot, turn
-    /// it off: then only events and files on the screen are followed.
+    /// Whether the census is kept up to date in the background; by default it is. For a single
+    /// snapshot, turn it off: then only events and files on the screen are followed.
     pub follow: bool,
     /// The progress of the first walk.
     pub progress: Arc<WalkProgress>,
@@ -143,7 +148,8 @@ pub struct CensusTick {
     pub machine: Option<MachineCounts>,
     /// Events that were lost.
     pub losses: EventLosses,
-    /// The duration of the last background rescan of all files; `None` before the first is complete.
+    /// The duration of the last background rescan of all files; `None` before the first is
+    /// complete.
     pub rescan: Option<Duration>,
     /// Everything that could not be seen.
     pub visibility_gaps: Vec<VisibilityGap>,
@@ -170,8 +176,8 @@ pub struct FileSystemSum {
 
 /// All files of the host that have pages in memory.
 ///
-/// Everything is owned by the thread that calls [`Self::tick`], except `scope`, which the background thread
-/// shares. `scope` has locks of its own, and none is held over I/O.
+/// Everything is owned by the thread that calls [`Self::tick`], except `scope`, which the
+/// background thread shares. `scope` has locks of its own, and none is held over I/O.
 #[derive(Debug)]
 pub struct Census {
     options: CensusOptions,
@@ -210,7 +216,8 @@ struct KnownFiles {
     flows: FlowTable,
     /// Paths through which files without a name can be opened.
     reach: HashMap<Inode, PathBuf>,
-    /// Ids of files whose name is wanted, and the number of searches of all changed directories for it.
+    /// Ids of files whose name is wanted, and the number of searches of all changed directories for
+    /// it.
     nameless: HashMap<u32, u8>,
     /// Ids of files with unwritten pages.
     unwritten: HashSet<u32>,
@@ -254,9 +261,9 @@ struct CensusGaps {
 impl Census {
     /// Samples all files once, in several threads, and starts tracing.
     ///
-    /// Blocks until that is complete: about 1.5 seconds for half a million files if the kernel has their
-    /// names in memory, otherwise as long as reading the names from disk takes. Fails if a directory that was
-    /// named can't be found, or `/proc` can't be read.
+    /// Blocks until that is complete: about 1.5 seconds for half a million files if the kernel has
+    /// their names in memory, otherwise as long as reading the names from disk takes. Fails if a
+    /// directory that was named can't be found, or `/proc` can't be read.
     pub fn start(mut options: CensusOptions) -> Result<Self, ObserveError> {
         let proc = options.roots.proc.clone();
         let file_systems = if options.directories.is_empty() {
@@ -304,7 +311,8 @@ impl Census {
         census.learn_devices();
         census.scan_processes()?;
         census.files.table.take_changes();
-        // Events during the walk are in the figures already, except for files that the walk had passed.
+        // Events during the walk are in the figures already, except for files that the walk had
+        // passed.
         if let Some(counts) = census.take_trace()? {
             census.apply(&counts, &mut TickBudget::of(Duration::from_secs(10)));
             census.files.table.take_changes();
@@ -417,8 +425,8 @@ impl Census {
         }
     }
 
-    /// Returns the file of an event or mapping as this census identifies it, for files of subvolumes and of
-    /// layers below an overlay.
+    /// Returns the file of an event or mapping as this census identifies it, for files of
+    /// subvolumes and of layers below an overlay.
     fn own_inode(&self, inode: Inode) -> Option<Inode> {
         if let Some(below) = self.devices.overlays.get(&inode.dev) {
             return Some(Inode { dev: *below, ..inode });
@@ -465,8 +473,8 @@ impl Census {
 
     /// Brings everything up to date.
     ///
-    /// Meant to be called about once a second. Takes at most [`CPU_SHARE`] of the time since the last call, but
-    /// at least 4 ms.
+    /// Meant to be called about once a second. Takes at most [`CPU_SHARE`] of the time since the
+    /// last call, but at least 4 ms.
     pub fn tick(&mut self) -> Result<CensusTick, ObserveError> {
         let period = self.clock.ticked.elapsed();
         self.clock.ticked = Instant::now();
@@ -582,13 +590,14 @@ impl Census {
             }
         }
         if ended {
-            // Once, whatever the number of rescans: numbers of directories in unread messages are newer than
-            // that.
+            // Once, whatever the number of rescans: numbers of directories in unread messages are
+            // newer than that.
             self.scope.directories().forget(&self.files.table.directories());
         }
     }
 
-    /// Removes files that a whole rescan did not see, except files without a name, which no rescan can see.
+    /// Removes files that a whole rescan did not see, except files without a name, which no rescan
+    /// can see.
     fn end_rescan(&mut self) {
         self.learn_devices();
         let seen_since = self.clock.rescan;

@@ -1,8 +1,8 @@
 //! Finds names for files of which tracing reports only the inode number.
 //!
-//! Sources, in this order: the directory in which the walk found that inode; the open files of the processes
-//! that brought the pages in; directories that changed since they were walked (in the background). The last
-//! resort is the walk itself.
+//! Sources, in this order: the directory in which the walk found that inode; the open files of the
+//! processes that brought the pages in; directories that changed since they were walked (in the
+//! background). The last resort is the walk itself.
 
 use std::collections::{HashMap, HashSet};
 
@@ -19,8 +19,8 @@ const LISTED_PROCESSES_MAX: usize = 16;
 const NAME_SEARCHES_MAX: u8 = 3;
 
 impl Census {
-    /// Finds names for files without one. Files in `unlisted` may lie outside the census, and are taken in if
-    /// they do not.
+    /// Finds names for files without one. Files in `unlisted` may lie outside the census, and are
+    /// taken in if they do not.
     pub(super) fn find_names(
         &mut self,
         events: &TickEvents,

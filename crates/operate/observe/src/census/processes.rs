@@ -1,8 +1,9 @@
-//! Processes that have files open or mapped, and the databases among them: one snapshot per process.
+//! Processes that have files open or mapped, and the databases among them: one snapshot per
+//! process.
 //!
-//! Invariants: a process's next snapshot replaces the previous one as a whole. Pages that a process brought
-//! in stay its own after it has ended. A failure concerns one process: one that ended or may not be inspected
-//! has no files.
+//! Invariants: a process's next snapshot replaces the previous one as a whole. Pages that a process
+//! brought in stay its own after it has ended. A failure concerns one process: one that ended or
+//! may not be inspected has no files.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -81,8 +82,8 @@ pub(super) fn snapshot(
         database: None,
         denied: false,
     };
-    // Mappings as the kernel shows them: resolving each, for all processes of a host, would take more time
-    // than the census may. The census's tables of devices translate their devices.
+    // Mappings as the kernel shows them: resolving each, for all processes of a host, would take
+    // more time than the census may. The census's tables of devices translate their devices.
     let selection = FileSelection { mappings: MappingMode::AsShown, ..FileSelection::default() };
     let ProcessFiles { open, mapped, error, .. } = proc.files_of(pid, &selection);
     if let Some(error) = error {
@@ -136,8 +137,8 @@ pub(super) fn snapshot(
     Some(snapshot)
 }
 
-/// Returns the directories of a database's files: its working directory, and those of files it may read and
-/// write.
+/// Returns the directories of a database's files: its working directory, and those of files it may
+/// read and write.
 fn find_directories(proc: &ProcRoot, pid: u32, open: &[OpenFile]) -> Vec<PathBuf> {
     const SHARED_DIRECTORIES: [&str; 7] = ["/", "/tmp", "/var/tmp", "/var/log", "/dev/shm", "/root", "/run"];
     let mut homes: Vec<PathBuf> = proc.working_directory(pid).into_iter().collect();
@@ -260,8 +261,8 @@ impl OpenerIndex {
     }
 }
 
-/// Returns the readable name of a control group: for a container its kind and short id, otherwise the whole
-/// path.
+/// Returns the readable name of a control group: for a container its kind and short id, otherwise
+/// the whole path.
 pub(super) fn shown_cgroup(path: &str) -> String {
     let last = path.rsplit('/').next().unwrap_or(path);
     let name = last.strip_suffix(".scope").unwrap_or(last);

@@ -1,8 +1,9 @@
-//! The view of the files: the first of them by some figure, or sums by class, process or control group.
+//! The view of the files: the first of them by some figure, or sums by class, process or control
+//! group.
 //!
-//! Invariants: all files are ranked rarely enough for that to take 0.5 % of a processor. In between, the
-//! files that led the ranking and those that changed are ranked anew, so that a file's own figures are always
-//! those of the last tick.
+//! Invariants: all files are ranked rarely enough for that to take 0.5 % of a processor. In
+//! between, the files that led the ranking and those that changed are ranked anew, so that a file's
+//! own figures are always those of the last tick.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -54,7 +55,8 @@ pub struct RowQuery {
     pub sort: SortKey,
     /// The unit of a row.
     pub group: GroupBy,
-    /// Only files whose path contains this text; case matters only if it contains capitals. Empty for all.
+    /// Only files whose path contains this text; case matters only if it contains capitals. Empty
+    /// for all.
     pub filter: String,
     /// Only files that this process brought in or has open.
     pub pid: Option<u32>,
@@ -105,7 +107,8 @@ pub struct Row {
     pub key: RowKey,
     /// Its label: a path, a class, a process, a control group.
     pub label: String,
-    /// The path by which this process can open the file; `None` for groups and for files without a name.
+    /// The path by which this process can open the file; `None` for groups and for files without a
+    /// name.
     pub path: Option<PathBuf>,
     /// Whether the file was removed and a process still has it.
     pub deleted: bool,
@@ -189,8 +192,8 @@ impl<'a> PathMatcher<'a> {
 }
 
 impl Census {
-    /// Returns the rows of a query, with the figures of the last tick. Files among them are sampled in each
-    /// tick from now on.
+    /// Returns the rows of a query, with the figures of the last tick. Files among them are sampled
+    /// in each tick from now on.
     pub fn rows(&mut self, query: &RowQuery) -> QueryRows {
         let fresh = self.view.as_ref().is_some_and(|view| view.is_fresh(query));
         if !fresh {
@@ -374,8 +377,8 @@ impl Census {
         }
     }
 
-    /// Returns the processes that have a file or brought it in: those that brought in most first, then those
-    /// that may write to it.
+    /// Returns the processes that have a file or brought it in: those that brought in most first,
+    /// then those that may write to it.
     fn owners(&self, inode: Inode) -> Vec<RowOwner> {
         let sources = self.files.flows.of(inode).map_or(&[][..], |flow: &FileFlow| &flow.sources);
         let name_of = |source: &SourceProcess| Arc::clone(&source.name);
@@ -392,8 +395,8 @@ impl Census {
         owners
     }
 
-    /// Returns an owner. `traced` is the name that tracing reported, which is all that is known of a process
-    /// that ended before it was inspected.
+    /// Returns an owner. `traced` is the name that tracing reported, which is all that is known of
+    /// a process that ended before it was inspected.
     fn owner(&self, pid: u32, used: Option<FileUse>, brought: u64, traced: Option<Arc<str>>) -> RowOwner {
         let process = self.processes.known.get(&pid);
         let known = process.map(|process| Arc::clone(&process.name));

@@ -1,7 +1,8 @@
 //! Samples files that have events, have dirty pages or are on the screen, within a tick's time.
 //!
-//! Invariants: a file for which there is no time is estimated from events, and is first in the next tick. A
-//! file that takes long to count is counted rarely, so that it takes at most a twentieth of the time.
+//! Invariants: a file for which there is no time is estimated from events, and is first in the next
+//! tick. A file that takes long to count is counted rarely, so that it takes at most a twentieth of
+//! the time.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -80,7 +81,8 @@ impl Census {
         self.sample(open, budget);
     }
 
-    /// Estimates a file's pages in memory from its flow. Returns `false` if the file is not a known one.
+    /// Estimates a file's pages in memory from its flow. Returns `false` if the file is not a known
+    /// one.
     fn estimate(&mut self, inode: Inode, flow: FlowBytes) -> bool {
         let pages = |bytes: u64| u32::try_from(bytes / page_size()).unwrap_or(u32::MAX);
         if let Some(id) = self.files.table.id(inode) {
@@ -116,8 +118,8 @@ impl Census {
         true
     }
 
-    /// Samples these files, dirty files and those on the screen. Files that were not sampled for longest come
-    /// first.
+    /// Samples these files, dirty files and those on the screen. Files that were not sampled for
+    /// longest come first.
     fn sample(&mut self, mut due: HashSet<u32>, budget: &mut TickBudget) {
         due.extend(&self.files.unwritten);
         due.extend(&self.files.shown);

@@ -1,8 +1,9 @@
-//! The files that have pages in memory, in a compact table with an index by inode and sums by file system.
+//! The files that have pages in memory, in a compact table with an index by inode and sums by file
+//! system.
 //!
-//! Invariants: an entry exists only while its file has resident pages, or a trace of evicted ones. The sums
-//! are those of the entries at any time. An id is reused only after its entry was removed. Pages are counted
-//! in 32 bits: 16 TiB per file.
+//! Invariants: an entry exists only while its file has resident pages, or a trace of evicted ones.
+//! The sums are those of the entries at any time. An id is reused only after its entry was removed.
+//! Pages are counted in 32 bits: 16 TiB per file.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
@@ -11,8 +12,8 @@ use std::sync::Arc;
 
 use pagekeeper_kernel::{Inode, Residency, ResidencySource, page_size};
 
-/// Directories by number: a path is stored once for all files in it. Directories that are gone are forgotten,
-/// and their numbers reused.
+/// Directories by number: a path is stored once for all files in it. Directories that are gone are
+/// forgotten, and their numbers reused.
 #[derive(Debug, Default)]
 pub(super) struct DirectoryTable {
     list: Vec<Option<WalkedDirectory>>,
@@ -26,19 +27,20 @@ pub(super) struct DirectoryTable {
 #[derive(Debug, Clone)]
 pub(super) struct WalkedDirectory {
     pub(super) path: Arc<Path>,
-    /// Its file system: an index into [`FileSystems::walked`](super::file_systems::FileSystems::walked).
+    /// Its file system: an index into
+    /// [`FileSystems::walked`](super::file_systems::FileSystems::walked).
     pub(super) file_system: u16,
-    /// The time of the last change of its names, in nanoseconds of its file system's clock; `None` if it has
-    /// to be listed to find changes.
+    /// The time of the last change of its names, in nanoseconds of its file system's clock; `None`
+    /// if it has to be listed to find changes.
     pub(super) changed: Option<i128>,
     /// The rescan of [`DirectoryTable`] in which its number was last requested.
     asked: u32,
 }
 
 impl DirectoryTable {
-    /// A number that was last requested this many rescans ago, and that no entry has, is no longer in use.
-    /// Neither the background thread uses it, which may be a rescan ahead of the reader of its messages, nor
-    /// the messages of its last rescan.
+    /// A number that was last requested this many rescans ago, and that no entry has, is no longer
+    /// in use. Neither the background thread uses it, which may be a rescan ahead of the reader of
+    /// its messages, nor the messages of its last rescan.
     const RESCANS_KEPT: u32 = 3;
 
     /// Returns the number of a directory, new or known.

@@ -16,8 +16,8 @@ fn row_of(census: &mut Census, name: &str) -> Option<Row> {
     census.rows(&RowQuery::default()).rows.into_iter().find(|row| row.label.ends_with(name))
 }
 
-/// Ticks until `check` returns something. The kernel and other work on the machine decide how long that
-/// takes.
+/// Ticks until `check` returns something. The kernel and other work on the machine decide how long
+/// that takes.
 fn eventually<T>(census: &mut Census, mut check: impl FnMut(&mut Census, &CensusTick) -> Option<T>) -> T {
     for _ in 0..300 {
         let tick = census.tick().unwrap();

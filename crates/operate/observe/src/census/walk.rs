@@ -1,7 +1,7 @@
 //! Walks files on disk: all of them in several threads, or those of one directory.
 //!
-//! Invariants: files are opened for inspection only, as by `pagekeeper_kernel::walk`. No lock is held over
-//! I/O. Files that this user may not see are counted, and never taken for absent.
+//! Invariants: files are opened for inspection only, as by `pagekeeper_kernel::walk`. No lock is
+//! held over I/O. Files that this user may not see are counted, and never taken for absent.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -36,7 +36,8 @@ impl WalkProgress {
         self.files.load(Ordering::Relaxed)
     }
 
-    /// Ends the walk soon: of the files not yet visited, only those are found that a process has open.
+    /// Ends the walk soon: of the files not yet visited, only those are found that a process has
+    /// open.
     pub fn end_walk(&self) {
         self.walk_ended.store(true, Ordering::Relaxed);
     }
@@ -87,7 +88,8 @@ pub(super) struct WalkScope {
     directories: Mutex<DirectoryTable>,
     /// The file system of each device, as in `st_dev` of its files.
     devices: Mutex<HashMap<u64, u16>>,
-    /// Mount points by now, including those that are newer than the start: these are not entered either.
+    /// Mount points by now, including those that are newer than the start: these are not entered
+    /// either.
     mounted: Mutex<HashSet<PathBuf>>,
 }
 
@@ -124,8 +126,8 @@ impl WalkScope {
         new
     }
 
-    /// Returns whether anything was mounted in this mount namespace since [`Self::find_new_mounts`]: a cheap
-    /// check.
+    /// Returns whether anything was mounted in this mount namespace since
+    /// [`Self::find_new_mounts`]: a cheap check.
     pub(super) fn has_more_mounts(&self, proc: &ProcRoot) -> bool {
         let mounts = proc.own_mounts().unwrap_or_default();
         let known = self.mounted();
@@ -161,8 +163,8 @@ impl WalkScope {
     }
 }
 
-/// Returns the time of the last change of the names in a directory. `None` if it is unknown, or so recent
-/// that another change would not show.
+/// Returns the time of the last change of the names in a directory. `None` if it is unknown, or so
+/// recent that another change would not show.
 pub(super) fn change_of(path: &Path) -> Option<i128> {
     const RECENT_CHANGE_NS: i128 = 3_000_000_000;
     let _call = announce(path).ok()?;
@@ -248,7 +250,8 @@ pub(super) fn walk_all(scope: &WalkScope, threads: usize, progress: &WalkProgres
     };
     let stop = || progress.is_walk_ended();
     let options = WalkOptions { threads, filter: Some(&enters), stop: Some(&stop), ..WalkOptions::default() };
-    // One after the other. The root, which mostly has programs, comes last: there may not be time for all.
+    // One after the other. The root, which mostly has programs, comes last: there may not be time
+    // for all.
     for file_system in scope.file_systems.walked.iter().rev() {
         walk(std::slice::from_ref(&file_system.point), &options, &|visited| {
             progress.files.fetch_add(1, Ordering::Relaxed);
@@ -266,8 +269,8 @@ pub(super) fn walk_all(scope: &WalkScope, threads: usize, progress: &WalkProgres
     result
 }
 
-/// Visits the files of one directory until `stop` returns true. Returns the results, and the paths of the
-/// directories in it.
+/// Visits the files of one directory until `stop` returns true. Returns the results, and the paths
+/// of the directories in it.
 pub(super) fn visit_directory(
     scope: &WalkScope,
     path: &Path,

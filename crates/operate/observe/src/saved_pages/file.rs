@@ -1,8 +1,8 @@
 //! Reading and replacing the snapshot file.
 //!
-//! Invariants: a new snapshot is written beside the old one, synced and renamed over it, so that one complete file
-//! exists at every moment. A link is followed, so that it remains a link. A file that is not a snapshot is
-//! replaced only when forced.
+//! Invariants: a new snapshot is written beside the old one, synced and renamed over it, so that
+//! one complete file exists at every moment. A link is followed, so that it remains a link. A file
+//! that is not a snapshot is replaced only when forced.
 
 #![allow(clippy::disallowed_methods, reason = "snapshots are files that the caller names")]
 
@@ -74,7 +74,8 @@ pub struct SnapshotTarget {
 }
 
 impl SnapshotTarget {
-    /// Checks that `path` can be written, before any work is done. `force` replaces any regular file.
+    /// Checks that `path` can be written, before any work is done. `force` replaces any regular
+    /// file.
     ///
     /// # Errors
     ///

@@ -1,7 +1,7 @@
 //! The snapshot file: which pages of which files were resident, compact and checked.
 //!
-//! Version 1, all numbers unsigned LEB128 varints unless said otherwise, times as seconds (zigzag varint) and
-//! nanoseconds since the epoch:
+//! Version 1, all numbers unsigned LEB128 varints unless said otherwise, times as seconds (zigzag
+//! varint) and nanoseconds since the epoch:
 //!
 //! ```text
 //! magic     8 bytes  89 "PKSNAP" 0a
@@ -17,9 +17,10 @@
 //! checksum  4 bytes  CRC32C of all before, little-endian
 //! ```
 //!
-//! Invariants: what [`encode`] writes, [`decode`] reads back equal; `decode` of any other bytes fails without panic,
-//! and never allocates more than a small multiple of the bytes given. Every later version keeps magic, version and
-//! checksum where they are, and files of version 1 are read for ever.
+//! Invariants: what [`encode`] writes, [`decode`] reads back equal; `decode` of any other bytes
+//! fails without panic, and never allocates more than a small multiple of the bytes given. Every
+//! later version keeps magic, version and checksum where they are, and files of version 1 are read
+//! for ever.
 
 use std::ffi::OsString;
 use std::ops::Range;
@@ -28,8 +29,8 @@ use std::path::PathBuf;
 
 use pagekeeper_kernel::Inode;
 
-/// The first bytes of every snapshot file. The first byte is not text, and the last one changes if line ends are
-/// converted.
+/// The first bytes of every snapshot file. The first byte is not text, and the last one changes if
+/// line ends are converted.
 pub const SNAPSHOT_MAGIC: [u8; 8] = *b"\x89PKSNAP\n";
 
 const FORMAT_VERSION: u16 = 1;
@@ -86,7 +87,8 @@ pub enum SnapshotFormatError {
     /// Written by a later version of this program.
     #[error("a snapshot of format {0}; this pagekeeper reads format {FORMAT_VERSION}")]
     UnknownVersion(u16),
-    /// The checksum is correct, but the contents are invalid: the program that wrote them has a bug.
+    /// The checksum is correct, but the contents are invalid: the program that wrote them has a
+    /// bug.
     #[error("a snapshot written wrongly: {0}")]
     Malformed(&'static str),
 }
@@ -175,7 +177,8 @@ impl<'a> SnapshotInput<'a> {
             return Err(SnapshotFormatError::Malformed("an impossible page size"));
         }
         let count = self.number()?;
-        // No capacity is taken from a count, which may be wrong: the vector grows with the entries that exist.
+        // No capacity is taken from a count, which may be wrong: the vector grows with the entries
+        // that exist.
         let mut files = Vec::new();
         for _ in 0..count {
             files.push(self.file(u64::MAX / page_size)?);

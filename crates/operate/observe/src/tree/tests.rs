@@ -248,7 +248,8 @@ fn a_directory_with_very_many_names_is_read_in_part_each_time() {
         }
         assert!(scans.tree.wanted_names() > 1_000_000);
     }
-    // The directory is read to its end once there is room, and files that are gone are forgotten then.
+    // The directory is read to its end once there is room, and files that are gone are forgotten
+    // then.
     std::fs::remove_file(path("a/1.ibd")).unwrap();
     std::fs::write(path("a/2.ibd"), b"").unwrap();
     scans.most_names = 10_000;

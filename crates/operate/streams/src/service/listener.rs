@@ -1,8 +1,8 @@
 //! The socket on which users ask for their processes to be followed.
 //!
-//! Invariants: the path belongs to this process's user, in a directory that nobody else may write to.
-//! Anything that is already there is removed only if it is a socket of this user that nobody listens on.
-//! Otherwise listening fails with a sentence.
+//! Invariants: the path belongs to this process's user, in a directory that nobody else may write
+//! to. Anything that is already there is removed only if it is a socket of this user that nobody
+//! listens on. Otherwise listening fails with a sentence.
 
 use std::ffi::OsString;
 use std::io;
@@ -91,8 +91,8 @@ fn remove_stale(directory: &OwnedFd, name: &std::ffi::OsStr, path: &Path, own: u
     })
 }
 
-/// Creates the socket with these permissions from the start. The mask applies to the whole process, which
-/// creates no other files.
+/// Creates the socket with these permissions from the start. The mask applies to the whole process,
+/// which creates no other files.
 fn bind_with_mode(path: &Path, mode: u32) -> io::Result<UnixListener> {
     let before = rustix::process::umask(Mode::from_raw_mode(0o777 & !mode));
     let bound = UnixListener::bind(path);

@@ -1,5 +1,5 @@
-//! Tests of the service with clients of all kinds. They see whom the streams' thread would be asked to
-//! follow.
+//! Tests of the service with clients of all kinds. They see whom the streams' thread would be asked
+//! to follow.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::fd::OwnedFd;

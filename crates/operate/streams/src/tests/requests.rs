@@ -175,7 +175,8 @@ fn of_all_programs_that_start_only_members_are_followed() {
 #[test]
 fn a_user_has_so_many_processes_followed_and_no_more() {
     let mut run = Run::new(Verdict::Release);
-    // Root's processes are not counted. No process of these numbers is running, so their user is not known.
+    // Root's processes are not counted. No process of these numbers is running, so their user is
+    // not known.
     let first = 1 << 22;
     let more = 100;
     for pid in (first..).take(PROCESSES_PER_USER + more) {

@@ -1,4 +1,5 @@
-//! Real programs on real file systems: what they bring in goes, and a hot file beside it stays. Residency is counted by fincore(1).
+//! Real programs on real file systems: what they bring in goes, and a hot file beside it stays.
+//! Residency is counted by fincore(1).
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -122,7 +123,8 @@ fn until_over(streams: &mut Streams) -> Vec<StreamEvent> {
     }
 }
 
-/// Checks that of these files nearly nothing is left, that all that came is accounted for, and that the hot file stayed.
+/// Checks that of these files nearly nothing is left, that all that came is accounted for, and that
+/// the hot file stayed.
 fn check(place: &Place, words: &[&str], files: &[PathBuf], came: u64) {
     place.settle(files);
     let Some((events, report)) = followed(words) else { return };

@@ -1,9 +1,9 @@
-//! Counts the requests of others to each disk, in the kernel: the reads, writes and syncs of processes that
-//! are neither followed nor this one, and the time that these took.
+//! Counts the requests of others to each disk, in the kernel: the reads, writes and syncs of
+//! processes that are neither followed nor this one, and the time that these took.
 //!
-//! A program at the tracepoint `block_bio_queue` sees each request in the task that makes it. Two more, at
-//! `block_rq_complete` and `block_bio_complete`, add its time to its disk's counters. No request is an event:
-//! a reader takes the counters as often as it likes.
+//! A program at the tracepoint `block_bio_queue` sees each request in the task that makes it. Two
+//! more, at `block_rq_complete` and `block_bio_complete`, add its time to its disk's counters. No
+//! request is an event: a reader takes the counters as often as it likes.
 //!
 //! | requests of | counted |
 //! |---|---|
@@ -13,23 +13,23 @@
 //! | a kernel worker | as others' if somebody waits for it: reads except read-ahead, and syncs |
 //! | anyone else | as others': requests, bytes and time, by disk |
 //!
-//! Partitions count as their disk. A loop device, a device mapper's or a RAID's counts as itself. The
-//! kernel's workers make the requests to the device below a loop device or an encrypted one, so they count as
-//! others' there, whoever caused them. Requests to a linear mapping or a RAID of stripes count once more on
-//! the devices below.
+//! Partitions count as their disk. A loop device, a device mapper's or a RAID's counts as itself.
+//! The kernel's workers make the requests to the device below a loop device or an encrypted one, so
+//! they count as others' there, whoever caused them. Requests to a linear mapping or a RAID of
+//! stripes count once more on the devices below.
 //!
 //! # Limits
 //!
 //! - Another pagekeeper's requests count as others'.
-//! - A request that a throttle (`io.max`, `blkio.throttle`) has delayed comes from a worker. It counts as
-//!   others', although a followed process may have made it past the page cache, and its time in the throttle
-//!   is not seen.
+//! - A request that a throttle (`io.max`, `blkio.throttle`) has delayed comes from a worker. It
+//!   counts as others', although a followed process may have made it past the page cache, and its
+//!   time in the throttle is not seen.
 //! - A sync that waits only for the journal makes no request of its own; the writes before it did.
 //!
-//! Invariants: this module only observes. A request begins once and ends at most once. All tables are
-//! bounded, and requests without room are counted ([`DiskWindow::lost`]). Everything is removed when
-//! [`DiskUse`] is dropped, and when its process ends, even by `kill -9`. Fails if the kernel has no BTF, is
-//! older than Linux 5.12, or refuses the programs.
+//! Invariants: this module only observes. A request begins once and ends at most once. All tables
+//! are bounded, and requests without room are counted ([`DiskWindow::lost`]). Everything is removed
+//! when [`DiskUse`] is dropped, and when its process ends, even by `kill -9`. Fails if the kernel
+//! has no BTF, is older than Linux 5.12, or refuses the programs.
 
 mod programs;
 #[cfg(test)]
@@ -90,8 +90,8 @@ pub struct DiskRequests {
 /// The counts since the last look.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DiskWindow {
-    /// The requests of others, by the number of the disk (`st_rdev`). A disk is included once anybody
-    /// requested anything of it.
+    /// The requests of others, by the number of the disk (`st_rdev`). A disk is included once
+    /// anybody requested anything of it.
     pub others: BTreeMap<u64, DiskRequests>,
     /// Bytes that followed processes read, by process and disk.
     pub reads: BTreeMap<(u32, u64), u64>,

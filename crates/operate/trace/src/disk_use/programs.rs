@@ -1,7 +1,8 @@
 //! The programs that count requests to block devices.
 //!
-//! Invariants: each program reads fields of one request and of the current task, and changes only the tables.
-//! A request's entry is made when it begins and deleted when it is done. The verifier has the last word.
+//! Invariants: each program reads fields of one request and of the current task, and changes only
+//! the tables. A request's entry is made when it begins and deleted when it is done. The verifier
+//! has the last word.
 
 use crate::asm::{
     AluOp, Assembler, AssemblyError, Condition, KernelHelper, Label, Register, Width, offset, size, stack,
@@ -30,7 +31,8 @@ pub(super) struct DiskTableFds {
 pub(super) enum DiskTracepoint {
     /// A request is made, or comes out of a throttle: the first argument.
     Begun,
-    /// Ends of requests of a driver with a queue: merged requests, those of the first argument, end together.
+    /// Ends of requests of a driver with a queue: merged requests, those of the first argument, end
+    /// together.
     EndedTogether,
     /// The end of a request of a driver without a queue: the second argument.
     Ended,
@@ -104,8 +106,8 @@ pub(super) enum RequestKind {
     Sync = 2,
 }
 
-/// The counters of a disk: those of each kind, and unused ones, so that two bits of a number are always a
-/// kind.
+/// The counters of a disk: those of each kind, and unused ones, so that two bits of a number are
+/// always a kind.
 pub(super) type DiskCounters = [KindCounters; 4];
 
 /// The counters of one kind of request.
@@ -124,8 +126,8 @@ const REQ_OP_WRITE: i32 = 1;
 /// `include/linux/sched.h`).
 const KERNEL_THREAD_FLAG: i32 = 0x0020_0000;
 const KERNEL_WORKER_FLAG: i32 = 0x20;
-/// The most merged requests that count as done together. Further ones count as done once their memory is
-/// reused for another request.
+/// The most merged requests that count as done together. Further ones count as done once their
+/// memory is reused for another request.
 const MERGED_REQUESTS_MAX: usize = 8;
 
 /// The stack of a program.
@@ -187,7 +189,8 @@ impl<'a> DiskProgramWriter<'a> {
         self.asm.finish()
     }
 
-    /// Copies `size` bytes of the kernel's memory at `base + offset` to the stack. Loses `R0` to `R5`.
+    /// Copies `size` bytes of the kernel's memory at `base + offset` to the stack. Loses `R0` to
+    /// `R5`.
     fn read_kernel(&mut self, to: i16, size: i32, base: Register, offset: u32) {
         self.asm.set(R3, base);
         self.asm.alu_constant(AluOp::Add, R3, offset.cast_signed());
@@ -196,7 +199,8 @@ impl<'a> DiskProgramWriter<'a> {
         self.asm.call(KernelHelper::ReadKernel);
     }
 
-    /// `dst` = the number of `size` bytes, the lowest first, of the kernel's memory at `base + offset`.
+    /// `dst` = the number of `size` bytes, the lowest first, of the kernel's memory at
+    /// `base + offset`.
     fn read_number(&mut self, dst: Register, size: i32, base: Register, offset: u32) {
         self.asm.store_constant(Width::B8, R10, stack!(DiskStack, number), 0);
         self.read_kernel(stack!(DiskStack, number), size, base, offset);
@@ -225,8 +229,8 @@ impl<'a> DiskProgramWriter<'a> {
         self.asm.call(KernelHelper::MapUpdate);
     }
 
-    /// `R0` = address of the value of the key, which is created with zeros if there is none. Jumps to `out`
-    /// if there is no room.
+    /// `R0` = address of the value of the key, which is created with zeros if there is none. Jumps
+    /// to `out` if there is no room.
     fn look_up_or_make(&mut self, map: i32, key: i16, value_bytes: i16) {
         let is_there = self.asm.label();
         self.look_up(map, key);

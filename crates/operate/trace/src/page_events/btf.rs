@@ -1,8 +1,8 @@
-//! Reader of BTF, the kernel's description of its own types (`Documentation/bpf/btf.rst`), as far as offsets
-//! of fields need it.
+//! Reader of BTF, the kernel's description of its own types (`Documentation/bpf/btf.rst`), as far
+//! as offsets of fields need it.
 //!
-//! Invariants: nothing is read beyond the given bytes, whatever they contain. A type that refers to itself
-//! ends the search. Fails with [`BtfError`], which names the missing item.
+//! Invariants: nothing is read beyond the given bytes, whatever they contain. A type that refers to
+//! itself ends the search. Fails with [`BtfError`], which names the missing item.
 
 use std::collections::HashMap;
 
@@ -144,7 +144,8 @@ impl<'a> Btf<'a> {
     }
 
     /// Returns the offset of a field in bytes, by the names of the fields that it is nested in:
-    /// `offset("page", &["mapping"])`. Anonymous structs and unions count as part of the enclosing one.
+    /// `offset("page", &["mapping"])`. Anonymous structs and unions count as part of the enclosing
+    /// one.
     pub(crate) fn offset(&self, of: &str, path: &[&str]) -> Result<u32, BtfError> {
         let missing = || BtfError::Missing(format!("{of}.{}", path.join(".")));
         let mut id = *self.structs.get(of.as_bytes()).ok_or_else(missing)?;

@@ -1,8 +1,8 @@
-//! Offsets of the fields that the programs read in this kernel's structs, and the layout of the records that
-//! they write.
+//! Offsets of the fields that the programs read in this kernel's structs, and the layout of the
+//! records that they write.
 //!
-//! Invariant: a field that a kernel lacks and that is optional (large folios before 5.16, btrfs) is `None`,
-//! never a guess.
+//! Invariant: a field that a kernel lacks and that is optional (large folios before 5.16, btrfs) is
+//! `None`, never a guess.
 
 use std::io;
 use std::path::Path;
@@ -108,14 +108,16 @@ fn described<T>(path: &Path, ask: impl FnOnce(&Btf<'_>) -> Result<T, BtfError>) 
     answer.map_err(|source| TraceError::Types { path: path.to_owned(), source })
 }
 
-/// Returns the location of a folio's size. Kernels without folios have no large ones in files on disks.
+/// Returns the location of a folio's size. Kernels without folios have no large ones in files on
+/// disks.
 fn folio_order(btf: &Btf<'_>) -> Result<FolioOrder, BtfError> {
     // Linux 6.6 moved it into the flags of the second page.
     let order = btf.offset("folio", &["_folio_order"]).or_else(|_| btf.offset("folio", &["_flags_1"]))?;
     Ok(FolioOrder { head_bit: btf.constant("PG_head")?, order })
 }
 
-/// Returns `None` if btrfs is a module, whose types are described elsewhere: its files are not opened then.
+/// Returns `None` if btrfs is a module, whose types are described elsewhere: its files are not
+/// opened then.
 fn subvolume(btf: &Btf<'_>) -> Option<SubvolumeOffsets> {
     let root = i32::try_from(btf.offset("btrfs_inode", &["root"]).ok()?).ok()?;
     let inode = i32::try_from(btf.offset("btrfs_inode", &["vfs_inode"]).ok()?).ok()?;
@@ -140,7 +142,8 @@ pub(crate) struct PageRecord {
     pub(crate) mapping: u64,
     /// The inode's type and permissions.
     pub(crate) mode: u32,
-    /// For an addition, whether the file had no other pages; for a use, whether its process is followed.
+    /// For an addition, whether the file had no other pages; for a use, whether its process is
+    /// followed.
     pub(crate) flag: u32,
 }
 

@@ -1,16 +1,16 @@
-//! Events of the page cache that followed processes cause: pages that they add, uses by anybody of the files
-//! that they touched, and the life of the processes themselves.
+//! Events of the page cache that followed processes cause: pages that they add, uses by anybody of
+//! the files that they touched, and the life of the processes themselves.
 //!
-//! Programs at raw tracepoints write a record for each event into a ring buffer. The offsets of fields in the
-//! kernel's structs are read from the kernel's own description (BTF), so one binary fits every kernel that
-//! has it. Read-ahead is done by the task that reads, and workers of `io_uring` belong to their process, so
-//! both count for the process that caused them.
+//! Programs at raw tracepoints write a record for each event into a ring buffer. The offsets of
+//! fields in the kernel's structs are read from the kernel's own description (BTF), so one binary
+//! fits every kernel that has it. Read-ahead is done by the task that reads, and workers of
+//! `io_uring` belong to their process, so both count for the process that caused them.
 //!
-//! Invariants: a process is followed because [`PageEvents::follow`] named it, its name was given, or its
-//! parent was followed. This module only observes. All tables are bounded, and events without room are
-//! counted ([`PageEvents::lost`]). Everything is removed when [`PageEvents`] is dropped, and when its process
-//! ends, even by `kill -9`. Fails if the kernel has no BTF, lacks the tracepoints (Linux 5.8), or refuses the
-//! programs.
+//! Invariants: a process is followed because [`PageEvents::follow`] named it, its name was given,
+//! or its parent was followed. This module only observes. All tables are bounded, and events
+//! without room are counted ([`PageEvents::lost`]). Everything is removed when [`PageEvents`] is
+//! dropped, and when its process ends, even by `kill -9`. Fails if the kernel has no BTF, lacks the
+//! tracepoints (Linux 5.8), or refuses the programs.
 
 pub(crate) mod btf;
 pub(crate) mod layout;
@@ -52,8 +52,8 @@ const WATCHED_FILES_MAX: u32 = 64 << 10;
 const FOLLOWED_NAMES_MAX: u32 = 4 << 10;
 /// The most bytes of a process's name, without its end.
 const COMM_BYTES_MAX: usize = COMM_BYTES - 1;
-/// The most pages for which one event of a reader counts at once: the kernel reports the whole request, which
-/// is served in pieces.
+/// The most pages for which one event of a reader counts at once: the kernel reports the whole
+/// request, which is served in pieces.
 const USE_EVENT_PAGES_MAX: u64 = 512;
 /// The most readers whose place in a long read is remembered.
 const PENDING_READS_MAX: usize = 4 << 10;
@@ -63,8 +63,8 @@ const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
 /// A file as the kernel's events name it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EventFile {
-    /// The device of its file system, as `st_dev` encodes it (on btrfs that of the whole file system, not of
-    /// the subvolume). For a block device its own number (`st_rdev`).
+    /// The device of its file system, as `st_dev` encodes it (on btrfs that of the whole file
+    /// system, not of the subvolume). For a block device its own number (`st_rdev`).
     pub dev: u64,
     /// The inode number; for a block device the kernel's own.
     pub ino: u64,
@@ -74,8 +74,8 @@ pub struct EventFile {
     pub subvolume: Option<u64>,
     /// Whether it is a block device.
     pub is_block_device: bool,
-    /// The address of the file's mapping in the kernel, by which [`PageEvents::forget`] finds it. Never to be
-    /// shown.
+    /// The address of the file's mapping in the kernel, by which [`PageEvents::forget`] finds it.
+    /// Never to be shown.
     pub mapping: u64,
 }
 
@@ -102,8 +102,9 @@ pub enum PageEvent {
         /// Bytes, in whole pages.
         bytes: Range<u64>,
     },
-    /// Some process read, mapped, wrote or added pages of a file of which a followed process has added pages
-    /// (Linux 6.12). For a followed process only reads and mappings are events of this kind.
+    /// Some process read, mapped, wrote or added pages of a file of which a followed process has
+    /// added pages (Linux 6.12). For a followed process only reads and mappings are events of this
+    /// kind.
     Used {
         /// The process.
         process: u32,
@@ -114,8 +115,8 @@ pub enum PageEvent {
         /// Bytes, in whole pages.
         bytes: Range<u64>,
     },
-    /// A process is followed from now on: because of its name when it became another program, or as the child
-    /// of a followed one. Sent again when it becomes another program.
+    /// A process is followed from now on: because of its name when it became another program, or as
+    /// the child of a followed one. Sent again when it becomes another program.
     Began {
         /// The process.
         process: u32,
@@ -139,8 +140,8 @@ pub enum PageEvent {
 /// The names by which processes are followed, or never followed.
 #[derive(Debug, Clone, Default)]
 pub struct FollowedNames {
-    /// Names of processes as the kernel keeps them, at most 15 bytes, which may end in `*`. Followed from
-    /// their exec on, with their children.
+    /// Names of processes as the kernel keeps them, at most 15 bytes, which may end in `*`.
+    /// Followed from their exec on, with their children.
     pub streams: Vec<String>,
     /// Names that are never followed, even as children: databases.
     pub never: Vec<String>,
@@ -151,7 +152,8 @@ pub struct FollowedNames {
 pub struct LostEvents {
     /// Pages whose additions were missed.
     pub pages: u64,
-    /// Uses by processes that are not followed: after that it is no longer known which pages others use.
+    /// Uses by processes that are not followed: after that it is no longer known which pages others
+    /// use.
     pub uses: u64,
     /// Writes to clean pages by followed processes.
     pub writes: u64,
@@ -184,8 +186,8 @@ impl PageEvents {
     ///
     /// # Errors
     ///
-    /// If the kernel or the caller's permissions do not allow that, or a name is longer than 15 bytes or has
-    /// a `*` that is not at its end.
+    /// If the kernel or the caller's permissions do not allow that, or a name is longer than 15
+    /// bytes or has a `*` that is not at its end.
     pub fn open(names: &FollowedNames) -> Result<Self, TraceError> {
         Self::open_with(names, false)
     }
@@ -290,15 +292,15 @@ impl PageEvents {
         Ok(())
     }
 
-    /// Follows a process and the children that it starts from now on. The number is that of the first pid
-    /// namespace.
+    /// Follows a process and the children that it starts from now on. The number is that of the
+    /// first pid namespace.
     pub fn follow(&self, process: u32) -> Result<(), TraceError> {
         let added = self.followed.update(&process.to_ne_bytes(), &0_u64.to_ne_bytes());
         added.map_err(|errno| failed("bpf(MAP_UPDATE)", "pk_followed", errno))
     }
 
-    /// Follows this process and the children that it starts from now on once they become a program that is to
-    /// be followed by its name. Does nothing if names count everywhere.
+    /// Follows this process and the children that it starts from now on once they become a program
+    /// that is to be followed by its name. Does nothing if names count everywhere.
     pub fn heed_names_below(&self, process: u32) -> Result<(), TraceError> {
         let Some(heeded) = &self.heeded else { return Ok(()) };
         let added = heeded.update(&process.to_ne_bytes(), &0_u64.to_ne_bytes());
@@ -393,8 +395,8 @@ pub(crate) fn refused(name: &str, LoadError { errno, log }: LoadError) -> TraceE
     TraceError::Rejected { program: name.to_owned(), log, source: errno.into() }
 }
 
-/// Returns whether processes have the same numbers here as in the kernel's events; false if that can't be
-/// read.
+/// Returns whether processes have the same numbers here as in the kernel's events; false if that
+/// can't be read.
 pub(crate) fn is_first_pid_namespace() -> bool {
     std::fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link.as_os_str() == FIRST_PID_NAMESPACE)
 }
@@ -412,8 +414,8 @@ fn named_table(table: BpfMap, names: &FollowedNames) -> Result<BpfMap, TraceErro
     Ok(table)
 }
 
-/// Returns the key of a name: the number of bits that count, and the name. For an exact name the terminating
-/// zero counts too.
+/// Returns the key of a name: the number of bits that count, and the name. For an exact name the
+/// terminating zero counts too.
 fn name_key(name: &str) -> Option<[u8; 4 + COMM_BYTES]> {
     let (text, is_prefix) = name.strip_suffix('*').map_or((name, false), |prefix| (prefix, true));
     if text.len() > COMM_BYTES_MAX || text.contains(['*', '\0']) || name.is_empty() {
@@ -506,9 +508,9 @@ fn in_bytes(pages: &Range<u64>) -> Option<Range<u64>> {
     Some(pages.start.checked_mul(page_size())?..pages.end.checked_mul(page_size())?)
 }
 
-/// Returns the pages that a reader has used so far. The kernel reports everything that a call still requests,
-/// once for each batch of folios. So the first pages of a long read count at once, and the pages up to the
-/// next event count when that comes.
+/// Returns the pages that a reader has used so far. The kernel reports everything that a call still
+/// requests, once for each batch of folios. So the first pages of a long read count at once, and
+/// the pages up to the next event count when that comes.
 fn used_now(readers: &mut PendingReads, reader: (u32, u64), asked: Range<u64>) -> Range<u64> {
     let before = readers.remove(&reader).filter(|rest| rest.contains(&asked.start));
     let start = before.map_or(asked.start, |rest| rest.start);

@@ -1,9 +1,10 @@
-//! The programs that run in the kernel. They write records of what followed processes do to the page cache.
+//! The programs that run in the kernel. They write records of what followed processes do to the
+//! page cache.
 //!
-//! Invariants: each program reads the arguments of its tracepoint and fields of the kernel's structs, writes
-//! at most one record, and maintains the tables of processes and files. A field that can't be read is zero. A
-//! record without room is counted as lost. Anything but regular files and block devices is skipped. The
-//! verifier has the last word.
+//! Invariants: each program reads the arguments of its tracepoint and fields of the kernel's
+//! structs, writes at most one record, and maintains the tables of processes and files. A field
+//! that can't be read is zero. A record without room is counted as lost. Anything but regular files
+//! and block devices is skipped. The verifier has the last word.
 
 use super::layout::{
     COMM_BYTES, LOST_OTHERS, LOST_PAGES, LOST_USES, LOST_WRITES, NAME_FOLLOWED, NAME_NEVER_FOLLOWED,
@@ -138,7 +139,8 @@ impl<'a> EventProgramWriter<'a> {
         self.asm.finish()
     }
 
-    /// Copies `size` bytes of the kernel's memory at `base + offset` to the stack. Loses `R0` to `R5`.
+    /// Copies `size` bytes of the kernel's memory at `base + offset` to the stack. Loses `R0` to
+    /// `R5`.
     fn read_kernel(&mut self, to: i16, size: i32, base: Register, offset: i32) {
         self.asm.set(R3, base);
         self.asm.alu_constant(AluOp::Add, R3, offset);
@@ -207,8 +209,8 @@ impl<'a> EventProgramWriter<'a> {
         self.asm.atomic_add(R0, 0, R9);
     }
 
-    /// Stores the owner of the mapping at `R7` in the record. Uses `R8` and `R9`; jumps to `out` if it is not
-    /// a file.
+    /// Stores the owner of the mapping at `R7` in the record. Uses `R8` and `R9`; jumps to `out` if
+    /// it is not a file.
     fn store_file(&mut self) {
         let at = *self.at;
         let (goes_on, is_file) = (self.asm.label(), self.asm.label());
@@ -239,8 +241,8 @@ impl<'a> EventProgramWriter<'a> {
         self.asm.bind(goes_on);
     }
 
-    /// Handles an added folio, the first argument. If the process is not followed, the addition is a use of a
-    /// watched file.
+    /// Handles an added folio, the first argument. If the process is not followed, the addition is
+    /// a use of a watched file.
     fn handle_addition(&mut self) {
         let (is_followed, has_room) = (self.asm.label(), self.asm.label());
         self.asm.load(Width::B8, R6, R1, 0);
@@ -349,8 +351,8 @@ impl<'a> EventProgramWriter<'a> {
         self.asm.bind(is_single);
     }
 
-    /// Handles a use of watched files. The arguments are the mapping, the first page and, at offset `last`,
-    /// the last one.
+    /// Handles a use of watched files. The arguments are the mapping, the first page and, at offset
+    /// `last`, the last one.
     fn handle_use(&mut self, last: i16) {
         let Some(watched) = self.tables.watched else { return };
         let is_followed = self.asm.label();
@@ -374,8 +376,8 @@ impl<'a> EventProgramWriter<'a> {
         self.write_or_count_lost(record_kind::PAGES_USED, LOST_OTHERS);
     }
 
-    /// Handles a fork, with the child as second argument. A followed process's child is followed, and the
-    /// names of children count where the parent's does.
+    /// Handles a fork, with the child as second argument. A followed process's child is followed,
+    /// and the names of children count where the parent's does.
     fn handle_fork(&mut self) {
         let at = *self.at;
         self.asm.load(Width::B8, R6, R1, 8);
@@ -430,8 +432,8 @@ impl<'a> EventProgramWriter<'a> {
         self.asm.call(KernelHelper::TaskName);
     }
 
-    /// Handles an exec. The new name decides whether the process is followed; if it is not in the table,
-    /// nothing changes.
+    /// Handles an exec. The new name decides whether the process is followed; if it is not in the
+    /// table, nothing changes.
     fn handle_exec(&mut self) {
         let (is_followed, never) = (self.asm.label(), self.asm.label());
         self.store_process();
@@ -478,7 +480,8 @@ impl<'a> EventProgramWriter<'a> {
         self.write_or_count_lost(kind, LOST_OTHERS);
     }
 
-    /// Handles the end of a thread, the first argument. After its last thread the process has ended.
+    /// Handles the end of a thread, the first argument. After its last thread the process has
+    /// ended.
     fn handle_exit(&mut self) {
         let at = *self.at;
         self.asm.load(Width::B8, R6, R1, 0);

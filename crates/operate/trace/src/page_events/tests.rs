@@ -168,7 +168,8 @@ for at in range(0, len(m), 4096): m[at] = 1' \"$3\"", "sh"])
             .sum()
     };
     assert_eq!(dirtied("new"), 4 << 20);
-    // Folios are written to as a whole, and the last one may be larger than the part that is written.
+    // Folios are written to as a whole, and the last one may be larger than the part that is
+    // written.
     assert!((2 << 20..=4 << 20).contains(&dirtied("old")), "{}", dirtied("old"));
     if has_python {
         assert_eq!(dirtied("mapped"), 4 << 20);

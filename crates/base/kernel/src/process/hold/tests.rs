@@ -1,5 +1,5 @@
-//! Holds of real processes, which are grandchildren: a waiter in this process would take the stops of a child for
-//! its own.
+//! Holds of real processes, which are grandchildren: a waiter in this process would take the stops
+//! of a child for its own.
 
 use std::io::Write as _;
 use std::process::Command;

@@ -20,8 +20,8 @@ enum Happening {
     OthersUse(Range<u64>),
     /// The kernel drops pages.
     Drop(Range<u64>),
-    /// Time passes, and due pages are released, except every `one_in_stays`-th (none for 0). Meanwhile a stream
-    /// adds pages.
+    /// Time passes, and due pages are released, except every `one_in_stays`-th (none for 0).
+    /// Meanwhile a stream adds pages.
     Release { ms: u64, one_in_stays: u64, meanwhile: Range<u64> },
 }
 

@@ -46,8 +46,8 @@ impl ReadFile {
         }
     }
 
-    /// Lets time pass, releasing due pages every 10 ms. Returns the pages with the time of their addition and
-    /// whether they were used.
+    /// Lets time pass, releasing due pages every 10 ms. Returns the pages with the time of their
+    /// addition and whether they were used.
     fn pass(&mut self, time: Duration) -> Vec<(u64, Duration, bool)> {
         let end = self.now + time;
         let mut all = Vec::new();
@@ -64,7 +64,8 @@ impl ReadFile {
     }
 }
 
-/// Pauses between two reads, in microseconds: mostly those of a fast reader, now and then a long rest.
+/// Pauses between two reads, in microseconds: mostly those of a fast reader, now and then a long
+/// rest.
 fn pause(longest: u64) -> impl Strategy<Value = u64> {
     prop_oneof![20 => 0..2000_u64, 2 => 0..100_000_u64, 1 => 0..longest]
 }

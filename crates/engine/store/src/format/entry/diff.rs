@@ -1,6 +1,7 @@
 //! Diffs: the changed ranges of a payload.
 //!
-//! Invariant: the ranges of a diff ascend, do not overlap, are not empty, and end within the payload.
+//! Invariant: the ranges of a diff ascend, do not overlap, are not empty, and end within the
+//! payload.
 
 use std::ops::Range;
 
@@ -53,8 +54,8 @@ impl DiffRanges {
     }
 }
 
-/// Splits off the first encoded range, which follows one that ended at `end`. Returns its position, its bytes, and the
-/// rest.
+/// Splits off the first encoded range, which follows one that ended at `end`. Returns its position,
+/// its bytes, and the rest.
 fn split(encoded: &[u8], end: usize) -> Option<(Range<usize>, &[u8], &[u8])> {
     let (gap, gap_len) = varint::get(encoded)?;
     let encoded = &encoded[gap_len..];
@@ -70,8 +71,8 @@ pub(super) const fn encoded_len(end: usize, start: usize, len: usize) -> usize {
     varint::len((start - end) as u64) + varint::len(len as u64) + len
 }
 
-/// Returns the ranges of a payload that changed; `None` if they take more than `max_bytes` encoded, or the lengths
-/// differ.
+/// Returns the ranges of a payload that changed; `None` if they take more than `max_bytes` encoded,
+/// or the lengths differ.
 pub(crate) fn diff_ranges(old: &[u8], new: &[u8], max_bytes: usize) -> Option<Vec<Range<usize>>> {
     if old.len() != new.len() {
         return None;

@@ -86,15 +86,16 @@ impl EntryReader {
         Self { payload, due: None, unfinished: None }
     }
 
-    /// Takes the body of the next record. Returns the entry that it ends, whose bytes are slices of bodies.
+    /// Takes the body of the next record. Returns the entry that it ends, whose bytes are slices of
+    /// bodies.
     ///
     /// After a fault, nothing more can be read.
     pub(crate) fn read(&mut self, body: &Bytes) -> Result<Option<JournalEntry>, EntryFault> {
         self.read_part(body, None)
     }
 
-    /// Like [`read`](Self::read), for a body at `lsn`. Changes have the places of their bytes, so that none of the body
-    /// is kept; only split items have their bytes.
+    /// Like [`read`](Self::read), for a body at `lsn`. Changes have the places of their bytes, so
+    /// that none of the body is kept; only split items have their bytes.
     pub(crate) fn read_places(&mut self, body: &Bytes, lsn: Lsn) -> Result<Option<JournalEntry>, EntryFault> {
         self.read_part(body, Some(lsn))
     }
@@ -118,7 +119,8 @@ impl EntryReader {
         Ok(Some(JournalEntry { seq, meta, changes }))
     }
 
-    /// Returns the seq of an entry whose last part was not read. At the journal's end, this is an unfinished commit.
+    /// Returns the seq of an entry whose last part was not read. At the journal's end, this is an
+    /// unfinished commit.
     #[cfg(test)]
     pub(crate) fn unfinished(&self) -> Option<u64> {
         self.unfinished.as_ref().map(|unfinished| unfinished.seq)

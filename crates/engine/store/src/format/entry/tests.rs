@@ -67,7 +67,8 @@ fn an_entry_looks_as_it_always_did() {
     let mut expected = b"\x01\0\0\0\0\0\0\0\x2c\x01\0\0\0\0\0\0".to_vec();
     // Meta: root 1, 300 pages, no free list.
     expected.extend(b"\x09\x01\x01\xac\x02\0user");
-    // Page 7 has "ab" at 200, page 299 has "x" at 1 and "yz" at 34 instead of the bytes of commit 290, page 0 is free.
+    // Page 7 has "ab" at 200, page 299 has "x" at 1 and "yz" at 34 instead of the bytes of commit
+    // 290, page 0 is free.
     expected.extend(b"\x0a\x11\x07\x01\x02\x03\x04\xc8\x01ab");
     expected.extend(b"\x0f\x32\xab\x02\x01\x02\x03\x04\x0a\x01\x01x\x20\x02yz");
     expected.extend(b"\x06\x23\0\x01\x02\x03\x04");
@@ -108,8 +109,8 @@ fn nothing_is_copied_of_what_fits_into_a_record() {
     }
 }
 
-/// For any length of records, all items that are not split have the places of their bytes. With these bytes, the change
-/// is the original one.
+/// For any length of records, all items that are not split have the places of their bytes. With
+/// these bytes, the change is the original one.
 #[test]
 fn places_are_where_the_bytes_stand() {
     let finish = |longest| {
@@ -159,7 +160,8 @@ fn places_are_where_the_bytes_stand() {
     assert!(placed > 180 && cut > 30, "{placed} {cut}");
 }
 
-/// Pages of zeros and empty diffs keep no memory that was read, just as changes whose bytes have places.
+/// Pages of zeros and empty diffs keep no memory that was read, just as changes whose bytes have
+/// places.
 #[test]
 fn who_wants_places_keeps_no_memory_that_was_read() {
     struct Read {
@@ -259,7 +261,8 @@ fn what_makes_no_sense_is_reported() {
         b"\x11\x04\0\0",
         b"\x11\x04\0\0\0\0",
         b"\x11\x04\0\0\0\0\xe0\x1fz",
-        // Based on itself, and on a commit before the first one; ranges that are empty, and behind the payload.
+        // Based on itself, and on a commit before the first one; ranges that are empty, and behind
+        // the payload.
         b"\x12\x04\0\0\0\0\0\0\x01z",
         b"\x12\x04\0\0\0\0\x0a\0\x01z",
         b"\x12\x04\0\0\0\0\x01\0\0",

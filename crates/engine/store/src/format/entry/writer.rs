@@ -43,8 +43,9 @@ impl EntryWriter {
         self.ends.push(self.bytes.len());
     }
 
-    /// Adds a page that has this checksum after these ranges replace those of its version of the earlier commit
-    /// `base_seq`. The ranges of the payload ascend, do not overlap, and are not empty.
+    /// Adds a page that has this checksum after these ranges replace those of its version of the
+    /// earlier commit `base_seq`. The ranges of the payload ascend, do not overlap, and are not
+    /// empty.
     pub(crate) fn diff(
         &mut self,
         page: u64,
@@ -80,7 +81,8 @@ impl EntryWriter {
         self.ends.push(self.bytes.len());
     }
 
-    /// Returns the bodies of the entry's records in order. None is longer than `longest` bytes, which must be above 16.
+    /// Returns the bodies of the entry's records in order. None is longer than `longest` bytes,
+    /// which must be above 16.
     pub(crate) fn finish(mut self, longest: usize) -> Vec<Vec<u8>> {
         debug_assert!(longest > PART_HEADER);
         if self.bytes.len() <= longest {

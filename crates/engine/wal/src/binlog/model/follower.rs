@@ -45,7 +45,8 @@ impl<'a> ModelFollower<'a> {
         assert!(is_there || self.cut_off.load(Ordering::Acquire));
     }
 
-    /// Reads until it has this many groups or the log is closed. Sleeps while there is nothing to read.
+    /// Reads until it has this many groups or the log is closed. Sleeps while there is nothing to
+    /// read.
     pub(super) fn read(&mut self, groups: usize) -> Result<(), Error> {
         while self.read.len() < groups {
             match self.find()? {

@@ -94,8 +94,8 @@ impl ModelLog {
         }
     }
 
-    /// Asserts that a group of this byte stands before this position, and that it is durable if each batch is
-    /// synced.
+    /// Asserts that a group of this byte stands before this position, and that it is durable if
+    /// each batch is synced.
     fn assert_is_at(&self, position: Position, byte: u8) {
         self.disk(|disk| {
             let end = usize::try_from(position.offset - SEGMENT_HEADER_BYTES).unwrap();
@@ -135,8 +135,8 @@ impl ModelLog {
         Ok(purged.len() as u64)
     }
 
-    /// Submits a group, and panics if this caller would lead: unwinding drops the batch, then the leader. Returns
-    /// whether it panicked.
+    /// Submits a group, and panics if this caller would lead: unwinding drops the batch, then the
+    /// leader. Returns whether it panicked.
     pub(super) fn panic(&self, byte: u8) -> bool {
         match self.queue.submit(&[&[byte]], false) {
             Ok((Submitted::Leader(leader, batch), _)) => {

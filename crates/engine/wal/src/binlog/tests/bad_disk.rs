@@ -1,5 +1,5 @@
-//! A disk that loses one write, misdirects it, or fails a sync and drops its data. The log is then read correctly,
-//! or an error reports the loss.
+//! A disk that loses one write, misdirects it, or fails a sync and drops its data. The log is then
+//! read correctly, or an error reports the loss.
 
 use std::ops::Range;
 
@@ -57,8 +57,8 @@ fn bad_write(mut rng: Rng, injected_fault: Option<BinLogFault>) -> Result<(), St
     let crashed = if rng.one_in(2) { disk.after_kill() } else { disk.after_power_cut(Persistence::None, 0) };
     let closed = rng.one_in(2) && log.close().is_ok();
     let disk = if closed { disk.after_kill() } else { crashed };
-    // Opening finds everything that was acknowledged, or fails. After a failed sync, which was reported, it must
-    // not fail.
+    // Opening finds everything that was acknowledged, or fails. After a failed sync, which was
+    // reported, it must not fail.
     let found = match options(&disk).open(DIR).and_then(|log| read_groups(&log, log.first())) {
         Ok(found) => found,
         Err(error) if is_reported => return Err(format!("{fault:?}: {error}")),

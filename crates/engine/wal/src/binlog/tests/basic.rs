@@ -296,7 +296,8 @@ fn damage_before_what_was_durable_is_refused_in_the_last_segment_and_reported_in
     let spoil = |disk: &SimDisk, number, offset| {
         writable(disk, &segment_name(number)).write_at(offset, &[0xa5; 16], WriteMode::Plain).unwrap();
     };
-    // The last segment has two groups, each in its own block. The second proves that the first was durable.
+    // The last segment has two groups, each in its own block. The second proves that the first was
+    // durable.
     let disk = SimDisk::new();
     let log = options(&disk).open(DIR).unwrap();
     append(&log, &group(1, 1, 3000)).unwrap();

@@ -1,9 +1,10 @@
-//! Crash safety on a simulated disk: power cuts, kills, and failing or full disks, at any operation and several
-//! times in a row, also while a log is being opened.
+//! Crash safety on a simulated disk: power cuts, kills, and failing or full disks, at any operation
+//! and several times in a row, also while a log is being opened.
 //!
 //! Each opening must show, whatever happened before:
 //!
-//! 1. The log holds a contiguous part of what was appended: whole groups, in order, without a gap, nothing else.
+//! 1. The log holds a contiguous part of what was appended: whole groups, in order, without a gap,
+//!    nothing else.
 //! 2. It begins within the limits of the purges, and has everything that was known to be durable.
 //! 3. A position keeps its meaning: the same groups follow it, or it is past the end.
 //! 4. A group whose append failed for lack of space is not there.
@@ -329,7 +330,8 @@ impl RandomRun {
         disk.set_random_faults(RandomFaults::default(), faults);
     }
 
-    /// Runs a life of a log: up to four scripts, each ended by a crash. Returns the number of crashes.
+    /// Runs a life of a log: up to four scripts, each ended by a crash. Returns the number of
+    /// crashes.
     fn live(&mut self) -> Checked<u64> {
         let mut disk = SimDisk::builder().seed(self.rng.number()).build();
         let mut world = World::default();
@@ -342,8 +344,8 @@ impl RandomRun {
             }
             world.run(&opener(&self.options, &disk), &script)?;
             disk = match self.rng.of(0..4) {
-                // After a failed sync of a directory the file system has to be mounted again: until then it shows
-                // names that the device never got.
+                // After a failed sync of a directory the file system has to be mounted again: until
+                // then it shows names that the device never got.
                 0 if !world.names_unsure => disk.after_kill(),
                 _ => {
                     let persistence = Persistence::ALL[self.rng.index(Persistence::ALL.len())];

@@ -1,4 +1,5 @@
-//! Followers read in order, without a gap, immediately and across rotations, and are woken when there is more.
+//! Followers read in order, without a gap, immediately and across rotations, and are woken when
+//! there is more.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -54,7 +55,8 @@ async fn to_the_end_async(mut follower: Follower) -> Vec<Event> {
     events
 }
 
-/// Runs appending threads with followers of each kind, from the start and from the current end, during rotations.
+/// Runs appending threads with followers of each kind, from the start and from the current end,
+/// during rotations.
 fn together(io: Arc<dyn Io>, options: BinLogOptions, dir: &std::path::Path, writers: u64, groups: u64) {
     let log = options.io(io).open(dir).unwrap();
     let start = log.first();

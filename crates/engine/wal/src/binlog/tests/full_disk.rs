@@ -1,6 +1,6 @@
-//! A disk that is full, or can't be read, for a while, at any operation. Acknowledged groups are there, and each
-//! failure names its cause. With room, or when the disk can be read, the log continues, unless it has reported that
-//! it ended.
+//! A disk that is full, or can't be read, for a while, at any operation. Acknowledged groups are
+//! there, and each failure names its cause. With room, or when the disk can be read, the log
+//! continues, unless it has reported that it ended.
 
 use pagekeeper_simdisk::{Fault, Persistence, RandomFaults, RandomWriteFaults, SimDisk, Times, WriteFault};
 use pagekeeper_testing::{Rng, Seed};
@@ -19,8 +19,8 @@ struct Life {
     mode: LogMode,
     injected_fault: Option<BinLogFault>,
     kept: Groups,
-    /// The doubtful state after a failure that ended the log: a last group, and the segment before which segments
-    /// were to be purged.
+    /// The doubtful state after a failure that ended the log: a last group, and the segment before
+    /// which segments were to be purged.
     doubtful: (Option<Vec<Vec<u8>>>, u64),
     is_full: bool,
 }
@@ -51,7 +51,8 @@ impl Life {
         self.disk.heal_all();
     }
 
-    /// Returns whether the log has ended. Fails if the cause is not a lack of space, or if there was room.
+    /// Returns whether the log has ended. Fails if the cause is not a lack of space, or if there
+    /// was room.
     fn ended(&self, error: &Error) -> Result<bool, String> {
         let (cause, ended) = match error {
             Error::Poisoned { cause } => (&**cause, true),

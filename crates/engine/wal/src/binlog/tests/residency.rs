@@ -1,7 +1,7 @@
 //! Residency of the log on the real kernel, by cachestat(2).
 //!
-//! The volume is 1 GiB in segments of 64 MiB. `PAGEKEEPER_LOG_MIB` sets another volume in the tests whose followers
-//! do not need all of it on the disk.
+//! The volume is 1 GiB in segments of 64 MiB. `PAGEKEEPER_LOG_MIB` sets another volume in the tests
+//! whose followers do not need all of it on the disk.
 
 use std::path::Path;
 use std::sync::Arc;

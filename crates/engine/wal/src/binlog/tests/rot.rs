@@ -1,5 +1,5 @@
-//! A decaying medium, a full disk, and files of a newer version. The log is read correctly or fails, and nothing is
-//! changed without need.
+//! A decaying medium, a full disk, and files of a newer version. The log is read correctly or
+//! fails, and nothing is changed without need.
 
 use pagekeeper_io::{Access, Create, Io, WriteMode};
 use pagekeeper_simdisk::{Damage, SimDisk};
@@ -139,8 +139,8 @@ fn what_a_newer_pagekeeper_wrote_is_left_as_it_is() {
     assert_eq!(disk.stats().written, written);
 }
 
-/// Damages a log at random. Either every group is intact, or opening fails, or the log ends early and all missing
-/// groups were hit.
+/// Damages a log at random. Either every group is intact, or opening fails, or the log ends early
+/// and all missing groups were hit.
 fn damaged(mut rng: Rng, injected_fault: Option<BinLogFault>) -> Result<(), String> {
     let disk = SimDisk::new();
     let options = |disk: &SimDisk| {

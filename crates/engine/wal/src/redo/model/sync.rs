@@ -6,7 +6,8 @@ use loom::cell::UnsafeCell;
 
 pub(super) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 pub(super) use loom::sync::{Mutex, MutexGuard};
-// This one is not loom's: the models do not check reference counts, and each step would multiply the orders.
+// This one is not loom's: the models do not check reference counts, and each step would multiply
+// the orders.
 pub(super) use std::sync::Arc;
 
 pub(super) use std::sync::TryLockError;
@@ -25,8 +26,8 @@ pub(super) struct UncheckedMemory {
     cells: Vec<UnsafeCell<()>>,
 }
 
-// SAFETY: as for the real memory. Loom's cells are shared on purpose: loom detects conflicting accesses through
-// them.
+// SAFETY: as for the real memory. Loom's cells are shared on purpose: loom detects conflicting
+// accesses through them.
 unsafe impl Send for UncheckedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for UncheckedMemory {}

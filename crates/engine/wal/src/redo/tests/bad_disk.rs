@@ -1,5 +1,5 @@
-//! A disk that loses one write, misdirects it, or fails a sync and drops its data. The log is then read correctly,
-//! or an error reports the loss.
+//! A disk that loses one write, misdirects it, or fails a sync and drops its data. The log is then
+//! read correctly, or an error reports the loss.
 
 use std::ops::Range;
 
@@ -26,7 +26,8 @@ struct Committed {
 struct Life {
     disk: SimDisk,
     committed: Vec<Committed>,
-    /// The record that was committed when the fault struck. It is gone if that was a write of the ring.
+    /// The record that was committed when the fault struck. It is gone if that was a write of the
+    /// ring.
     struck: Option<Range<Lsn>>,
     /// A checkpoint that would have released everything failed.
     given_up: bool,

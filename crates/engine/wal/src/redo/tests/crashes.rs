@@ -1,5 +1,5 @@
-//! Crashes at every operation of short scripts, with every pattern of persistence, and at random. Faults injected
-//! into the log prove that the tests would detect them.
+//! Crashes at every operation of short scripts, with every pattern of persistence, and at random.
+//! Faults injected into the log prove that the tests would detect them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -103,7 +103,8 @@ fn wraparounds_survive_a_cut_at_any_operation() {
     exhaust(&script, LogMode::Buffered);
 }
 
-/// The opener of a log after a kill finds unsynced writes, and must not append before they are synced.
+/// The opener of a log after a kill finds unsynced writes, and must not append before they are
+/// synced.
 #[test]
 fn a_kill_at_any_operation_and_a_power_cut_at_any_after_it_lose_nothing() {
     use Op::{Append, Checkpoint, Commit, Reopen};

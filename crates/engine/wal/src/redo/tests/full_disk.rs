@@ -1,8 +1,9 @@
-//! A disk that is full, or can't be read, for a while, at any operation. Acknowledged records are there, and each
-//! failure names its cause. With room, or when the disk can be read, the log continues, unless it has reported that
-//! it ended.
+//! A disk that is full, or can't be read, for a while, at any operation. Acknowledged records are
+//! there, and each failure names its cause. With room, or when the disk can be read, the log
+//! continues, unless it has reported that it ended.
 //!
-//! A ring takes its room at its creation. If blocks are shared or compressed, overwriting them can still need room.
+//! A ring takes its room at its creation. If blocks are shared or compressed, overwriting them can
+//! still need room.
 
 use pagekeeper_simdisk::{Fault, Persistence, SimDisk, Times, WriteFault};
 use pagekeeper_testing::{Rng, Seed};
@@ -51,7 +52,8 @@ impl Life {
         self.disk.heal_all();
     }
 
-    /// Returns whether the log has ended. Fails if the cause is not a lack of space, or if there was room.
+    /// Returns whether the log has ended. Fails if the cause is not a lack of space, or if there
+    /// was room.
     fn ended(&self, error: &Error) -> Result<bool, String> {
         let (cause, ended) = match error {
             Error::Poisoned { cause } => (&**cause, true),
@@ -210,8 +212,8 @@ fn injected_faults_that_a_full_disk_shows_are_found() {
     }
 }
 
-/// Files that a failed creation removed may partly reappear after a power cut. They must never prevent the creation
-/// of a log.
+/// Files that a failed creation removed may partly reappear after a power cut. They must never
+/// prevent the creation of a log.
 #[test]
 fn a_log_that_had_no_room_is_made_later_whatever_power_cuts_left_of_it() {
     let seed = Seed::new();

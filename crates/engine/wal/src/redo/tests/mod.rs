@@ -1,4 +1,5 @@
-//! The promises of a redo log: in plain use, with wrong input, when the disk fails, and after crashes.
+//! The promises of a redo log: in plain use, with wrong input, when the disk fails, and after
+//! crashes.
 
 mod bad_disk;
 mod crashes;

@@ -19,8 +19,8 @@ const MIB: u64 = 1 << 20;
 const PIECE: u64 = 512 * KIB;
 const LATENCY: Duration = Duration::from_millis(2);
 
-/// Returns a slow disk of practically unlimited width, once closed and once killed. On it is a log of 160 MiB with
-/// a record of 1 MiB and `more` like it.
+/// Returns a slow disk of practically unlimited width, once closed and once killed. On it is a log
+/// of 160 MiB with a record of 1 MiB and `more` like it.
 fn wide(more: u64) -> ([SimDisk; 2], RedoOptions) {
     let disk = SimDisk::builder().latency(LATENCY).width(1024).build();
     let options = RedoLog::options()
@@ -39,7 +39,8 @@ fn wide(more: u64) -> ([SimDisk; 2], RedoOptions) {
     ([disk.after_kill(), killed], options)
 }
 
-/// Opens the log. Returns the number of reads, their bytes, their width, and the number of latencies it took.
+/// Opens the log. Returns the number of reads, their bytes, their width, and the number of
+/// latencies it took.
 fn opened(disk: &SimDisk, options: &RedoOptions, records: usize) -> (u64, u64, usize, u32) {
     let (log, found) = options.clone().io(Arc::new(disk.clone())).recover(dir(), None).unwrap();
     assert!(found.len() == records && found.iter().all(|record| record.body.len() as u64 == MIB));
@@ -51,8 +52,8 @@ fn opened(disk: &SimDisk, options: &RedoOptions, records: usize) -> (u64, u64, u
     (stats.reads, stats.bytes, stats.peak_width, u32::try_from(took).unwrap())
 }
 
-/// Opening takes one read of the control file, one wide read of the records, and one sync of the control file,
-/// which a close that was killed may have left unsynced.
+/// Opening takes one read of the control file, one wide read of the records, and one sync of the
+/// control file, which a close that was killed may have left unsynced.
 #[test]
 fn a_log_that_was_closed_is_opened_by_one_wide_step_of_what_it_has() {
     let ([closed, _], options) = wide(0);
@@ -64,8 +65,8 @@ fn a_log_that_was_closed_is_opened_by_one_wide_step_of_what_it_has() {
     assert!(latencies <= 4, "{latencies}");
 }
 
-/// Opening also searches as many bytes as the longest record has, or twice that. Then it syncs one file and the
-/// control file.
+/// Opening also searches as many bytes as the longest record has, or twice that. Then it syncs one
+/// file and the control file.
 #[test]
 fn a_log_that_was_killed_is_opened_by_what_it_has_and_little_more_whatever_the_ring() {
     let ([_, killed], options) = wide(0);
@@ -77,7 +78,8 @@ fn a_log_that_was_killed_is_opened_by_what_it_has_and_little_more_whatever_the_r
     assert!(width >= 32 && latencies <= 8, "{width} {latencies}");
 }
 
-/// Blocks that were read ahead in vain may be unreadable; a block that may have held a record may not.
+/// Blocks that were read ahead in vain may be unreadable; a block that may have held a record may
+/// not.
 #[test]
 fn only_what_is_needed_must_be_readable() {
     let ([closed, killed], options) = wide(0);
@@ -175,8 +177,8 @@ fn memory_of_bodies_that_nobody_keeps_is_read_into_again() {
         let mut memory = std::collections::HashSet::new();
         let take = |record: crate::RecoveredRecord| memory.extend([of(&record.body)]);
         let log = options.recover_into(dir(), None, take).unwrap();
-        // The log has 143 MiB, in steps of 32 and 16 MiB. Three are in memory at once: chunks of 4 MiB, and the
-        // copies that join two of them.
+        // The log has 143 MiB, in steps of 32 and 16 MiB. Three are in memory at once: chunks of 4
+        // MiB, and the copies that join two of them.
         assert!(memory.len() < 32, "{} pieces of memory", memory.len());
         drop(log);
     }
@@ -259,7 +261,8 @@ fn flip(disk: &SimDisk, lsn: u64, file_bytes: u64) {
     file.write_at(lsn % file_bytes, &[byte[0] ^ 1], WriteMode::Plain).unwrap();
 }
 
-/// A changed byte in any record but the last is not a torn tail, whether it was synced by commits or by the bound.
+/// A changed byte in any record but the last is not a torn tail, whether it was synced by commits
+/// or by the bound.
 #[test]
 fn a_damaged_record_is_refused_within_the_bound() {
     let file_bytes = 256 * KIB;

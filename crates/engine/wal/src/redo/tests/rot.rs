@@ -1,5 +1,5 @@
-//! A decaying medium: after any damage the log is read correctly, or an error reports it. Opening a log uses
-//! nothing up.
+//! A decaying medium: after any damage the log is read correctly, or an error reports it. Opening a
+//! log uses nothing up.
 
 use std::ops::Range;
 use std::path::Path;
@@ -45,7 +45,8 @@ fn opened(disk: &SimDisk) -> Result<RedoLog, Error> {
     small(disk).without_threads().open(dir())
 }
 
-/// The first append after a crash records its start in the control file, so no single record holds that fact.
+/// The first append after a crash records its start in the control file, so no single record holds
+/// that fact.
 #[test]
 fn a_bit_in_the_first_record_after_a_crash_loses_nothing_in_silence() {
     let disk = SimDisk::new();
@@ -67,7 +68,8 @@ fn a_bit_in_the_first_record_after_a_crash_loses_nothing_in_silence() {
             match opened(&rotten) {
                 Err(Error::Corrupt { .. }) => assert!(!closed || !is_padding, "{lsn}"),
                 Ok(log) if is_padding && closed => assert_eq!(all(&log).len(), 11, "{lsn}"),
-                // While the log is in use, nothing proves the last record: no later append confirms it.
+                // While the log is in use, nothing proves the last record: no later append confirms
+                // it.
                 Ok(log) => {
                     assert!(!closed && lsn >= last.0 && all(&log).len() >= 10, "{lsn}: {:?}", all(&log));
                 }
@@ -82,8 +84,8 @@ fn a_bit_in_the_first_record_after_a_crash_loses_nothing_in_silence() {
 fn every_byte_of_a_closed_log_counts_but_for_those_of_padding() {
     let disk = SimDisk::new();
     let log = small(&disk).without_threads().create(dir()).unwrap();
-    // Behind the third record there is only room for the header of a padding, and behind the fourth not even for
-    // that.
+    // Behind the third record there is only room for the header of a padding, and behind the fourth
+    // not even for that.
     let ends: Vec<_> = [900, 2000, 4048, 4056, 1000].map(|len| commit(&log, &vec![7; len])).into();
     assert_eq!((ends[2] % BLOCK, ends[3] % BLOCK), (BLOCK - 24, BLOCK - 16));
     log.checkpoint(Lsn::new(ends[0])).unwrap();
@@ -116,8 +118,8 @@ fn every_byte_of_a_closed_log_counts_but_for_those_of_padding() {
     }
 }
 
-/// A log that continues behind a damaged padding keeps all its records, also if the checkpoint is there, and after
-/// a crash.
+/// A log that continues behind a damaged padding keeps all its records, also if the checkpoint is
+/// there, and after a crash.
 #[test]
 fn a_log_goes_on_behind_a_damaged_padding() {
     for (at, flips) in [(0, 1), (7, 0x30), (12, 0xff), (18, 1), (22, 1), (100, 0xff)] {
@@ -286,8 +288,8 @@ struct Committed {
     body: Vec<u8>,
 }
 
-/// Runs a life that ends in damage. The log must then be read correctly, or fail. The returned error names the
-/// damage.
+/// Runs a life that ends in damage. The log must then be read correctly, or fail. The returned
+/// error names the damage.
 fn damaged(mut rng: Rng, injected_fault: Option<InjectedFault>) -> Result<(), String> {
     let options = |disk: &SimDisk| -> RedoOptions {
         let mut options = small(disk).without_threads().flush_policy(FlushPolicy::EachCommit);
@@ -357,7 +359,8 @@ fn damaged(mut rng: Rng, injected_fault: Option<InjectedFault>) -> Result<(), St
     {
         return Err(context("not what was committed".to_owned()));
     }
-    // Each missing record must have been hit, or the padding behind it: nothing else could have proven it.
+    // Each missing record must have been hit, or the padding behind it: nothing else could have
+    // proven it.
     let is_hit = |lsns: &Range<Lsn>| {
         let damaged = match &damage {
             Damage::Bit { at, .. } => *at..*at + 1,

@@ -1,4 +1,5 @@
-//! A log on a simulated disk, its appended records, and the records that must therefore be found after a crash.
+//! A log on a simulated disk, its appended records, and the records that must therefore be found
+//! after a crash.
 
 use pagekeeper_simdisk::{Persistence, SimDisk, Times, WriteFault};
 
@@ -95,7 +96,8 @@ impl World {
     pub(super) fn run(&mut self, op: Op) -> Result<(), Error> {
         let done = self.do_it(op);
         if done.is_err() {
-            // After a failed sync, written records may exist only in the page cache, which recovery does not trust.
+            // After a failed sync, written records may exist only in the page cache, which recovery
+            // does not trust.
             self.written = self.durable;
         }
         done
@@ -245,7 +247,8 @@ pub(super) fn random_op(rng: &mut Rng) -> Op {
     }
 }
 
-/// Runs a whole life: a few crashes, each after some work, some of them while the log is opened again.
+/// Runs a whole life: a few crashes, each after some work, some of them while the log is opened
+/// again.
 pub(super) fn live(mut rng: Rng, injected_fault: Option<InjectedFault>, crashes: u64) {
     let policy = match rng.of(0..4) {
         0 => FlushPolicy::Os,

@@ -38,7 +38,8 @@ const NEVER: [&str; 27] = [
 fn no_row_is_about_what_durability_replication_or_recovery_rest_on() {
     for row in TABLE.iter() {
         assert!(!NEVER.contains(&option_of(&row.setting).as_str()), "{}", row.id);
-        // Settings of recovery may only move a log, or bound it for a target that the operator gave.
+        // Settings of recovery may only move a log, or bound it for a target that the operator
+        // gave.
         let for_recovery = [Goal::ShortRecovery, Goal::LogOnItsOwnDisk];
         assert!(
             row.recovery.is_none() || row.goals.iter().all(|goal| for_recovery.contains(goal)),

@@ -1,5 +1,5 @@
-//! A device's own limit on dirty pages (`strict_limit`): it throttles writers while total dirty memory is far
-//! below the limits, so no change of the global limits helps.
+//! A device's own limit on dirty pages (`strict_limit`): it throttles writers while total dirty
+//! memory is far below the limits, so no change of the global limits helps.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,10 +12,12 @@ use crate::attribution::database_of;
 use crate::fix::HoldsFor;
 use crate::{Confidence, Cost, Evidence, Finding, Fix, Kind, Observation, Severity, Terms};
 
-/// Dirty bytes allowed on a device whose files are synced: a disk of 100 MB/s writes this in a sixth of a second.
+/// Dirty bytes allowed on a device whose files are synced: a disk of 100 MB/s writes this in a
+/// sixth of a second.
 const DEVICE_DIRTY_BYTES_MAX: u64 = 16 << 20;
 
-/// Whether these pauses came from the device's own limit: total dirty memory was below the throttling threshold.
+/// Whether these pauses came from the device's own limit: total dirty memory was below the
+/// throttling threshold.
 pub(crate) fn is_own(pause: &PauseCounts) -> bool {
     pause.levels.dirty < pause.levels.threshold()
 }
@@ -78,8 +80,9 @@ fn of_name<'a>(observation: &Observation<'a>, name: &str) -> Option<&'a BackingD
     observation.after.host.devices.iter().map(|(_, device)| device).find(|device| device.name == name)
 }
 
-/// Returns the fix that bounds the dirty pages of a device whose files are synced, so that each sync has at most
-/// that much before it. Returns `None` if the kernel has no such setting, or if a bound is already set.
+/// Returns the fix that bounds the dirty pages of a device whose files are synced, so that each
+/// sync has at most that much before it. Returns `None` if the kernel has no such setting, or if a
+/// bound is already set.
 pub(crate) fn cap(observation: &Observation<'_>, name: &str) -> Option<Fix> {
     let device = of_name(observation, name)?;
     let strict = device.strict_limit.filter(|strict| !strict)?;

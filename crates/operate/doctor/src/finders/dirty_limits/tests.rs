@@ -10,7 +10,8 @@ fn find(observation: &Observation<'_>) -> Vec<Finding> {
     super::find(observation, EarlierFindings(&[]))
 }
 
-/// Returns limits of 16 and 32 MiB in force; in 10 s `dirtied` MiB were dirtied and `written` MiB written.
+/// Returns limits of 16 and 32 MiB in force; in 10 s `dirtied` MiB were dirtied and `written` MiB
+/// written.
 fn low(dirtied: u64, written: u64) -> (Snapshot, Snapshot) {
     let before = sample();
     let mut after = sample();
@@ -93,8 +94,8 @@ fn full_limits_with_what_others_would_change() {
         assert!(said.contains(part), "{part:?} in {said}");
     }
     assert_eq!(said.matches("for device 8:0").count(), 1, "partitions have one device: {said}");
-    // 12 MiB/s more than is written for 10 s is 120 MiB; with a quarter in reserve throttling would start at 150
-    // MiB.
+    // 12 MiB/s more than is written for 10 s is 120 MiB; with a quarter in reserve throttling would
+    // start at 150 MiB.
     assert_eq!(found.fixes[0].act, format!("sysctl -w vm.dirty_bytes={}", 320 * MIB));
     let note = &found.fixes[0].does;
     for part in [

@@ -10,7 +10,8 @@ fn find(observation: &Observation<'_>) -> Vec<Finding> {
 
 const DIRECT: OpenerKind = OpenerKind::Direct(AccessMode::ReadWrite);
 
-/// Returns a table file that the server holds with `O_DIRECT`, 64 KiB of it resident, with further openers.
+/// Returns a table file that the server holds with `O_DIRECT`, 64 KiB of it resident, with further
+/// openers.
 fn table(name: &str, others: Vec<Opener>) -> File {
     let mut table = file(&format!("/var/lib/mysql/test/{name}"), FileClass::Data, 64 * MIB, 64 << 10);
     table.openers.push(opener(100, "mariadbd", DIRECT));

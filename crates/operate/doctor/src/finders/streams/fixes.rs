@@ -11,11 +11,12 @@ use super::StreamingProcess;
 use crate::programs::{STATIC_PROGRAMS, usual};
 use crate::{Confidence, Fix, Terms};
 
-/// The size of a separate group, as `memory.limit_in_bytes` and systemd take it. Streams need a few MiB for
-/// read-ahead and dirty pages.
+/// The size of a separate group, as `memory.limit_in_bytes` and systemd take it. Streams need a few
+/// MiB for read-ahead and dirty pages.
 const STREAM_GROUP_SIZE: &str = "256M";
 
-/// Returns the fixes: running the program under pagekeeper first, then its own options, if it has any.
+/// Returns the fixes: running the program under pagekeeper first, then its own options, if it has
+/// any.
 pub(super) fn fixes(stream: &StreamingProcess<'_>) -> Vec<Fix> {
     let mut fixes = Vec::new();
     let title = stream.streamer.map(|streamer| streamer.title.as_str()).unwrap_or_default();

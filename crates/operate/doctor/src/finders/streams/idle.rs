@@ -1,5 +1,5 @@
-//! Reclaim of a database's data pages because they were idle, however much memory is free: by DAMON's kernel
-//! threads (`kdamond`), or by a program that writes to `memory.reclaim`.
+//! Reclaim of a database's data pages because they were idle, however much memory is free: by
+//! DAMON's kernel threads (`kdamond`), or by a program that writes to `memory.reclaim`.
 //!
 //! Invariant: these pages are not attributed to any stream.
 

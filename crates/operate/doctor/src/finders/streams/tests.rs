@@ -287,7 +287,8 @@ fn what_is_taken_for_being_idle_is_no_streams_doing() {
         found.title
     );
     assert!(text(found).contains("removed 39 MiB of the database's data"), "{}", text(found));
-    // Not everything its processes brought in, including first reads, but what the kernel knows to have come back.
+    // Not everything its processes brought in, including first reads, but what the kernel knows to
+    // have come back.
     assert!(found.cost.text.starts_with("409.6 KiB/s"), "{}", found.cost.text);
     assert!(found.fixes[0].act.contains("/sys/kernel/mm/damon/admin/kdamonds"), "{:?}", found.fixes);
     assert!(found.fixes[0].does.contains("whose pid is 57"), "{:?}", found.fixes);

@@ -8,7 +8,8 @@ use pagekeeper_observe::Snapshot;
 
 const LOG: &str = "/data/0000000000000001.raftlog";
 
-/// Returns a `RocksDB` with a log on the device of all files, and a `cp` that wrote `written` MiB there.
+/// Returns a `RocksDB` with a log on the device of all files, and a `cp` that wrote `written` MiB
+/// there.
 fn beside_cp(written: u64) -> Snapshot {
     let mut after = sample();
     after.databases = vec![database("rocksdb", 100, "/data")];
@@ -39,7 +40,8 @@ fn device(unwritten: u64) -> BackingDevice {
     }
 }
 
-/// Returns the findings on syncs of the log with these durations in milliseconds, one after the other.
+/// Returns the findings on syncs of the log with these durations in milliseconds, one after the
+/// other.
 fn find(after: &Snapshot, lengths: &[u64]) -> Vec<Finding> {
     let mut observation = Observation::new(after, after);
     let mut began = 0;

@@ -1,4 +1,5 @@
-//! Advice on pagekeeper's help for throttled writers, by the owner of the dirty pages on the device.
+//! Advice on pagekeeper's help for throttled writers, by the owner of the dirty pages on the
+//! device.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +16,8 @@ releases logs \
                        only. Authors of a database: BulkWriter in pagekeeper's library keeps output from piling up as \
                        dirty pages";
 
-/// Describes what pagekeeper can do now; `other` is the program that wrote most, if that is not a database.
+/// Describes what pagekeeper can do now; `other` is the program that wrote most, if that is not a
+/// database.
 pub(in crate::finders) fn pagekeeper(database: &Database, other: Option<&str>) -> String {
     if let Some(name) = other {
         return format!(
@@ -36,8 +38,8 @@ pub(in crate::finders) fn pagekeeper(database: &Database, other: Option<&str>) -
     NO_REMEDY.to_owned()
 }
 
-/// Returns the program that wrote most to these devices, if it is not a database and a library can be preloaded
-/// into it.
+/// Returns the program that wrote most to these devices, if it is not a database and a library can
+/// be preloaded into it.
 pub(in crate::finders) fn most_by_another<'a>(
     observation: &Observation<'_>,
     devices: impl Iterator<Item = &'a str>,

@@ -81,7 +81,8 @@ fn a_writer_that_waits_for_its_own_tables() {
     assert_eq!(throttled.evidence[0].figures["task"], "db_bench");
     assert_eq!(throttled.evidence[1].figures["background"], true);
     assert_eq!(throttled.fixes[0].act, "use_direct_io_for_flush_and_compaction=true");
-    // The fix for throttling is reported once, and the one that moves the log is reported with the log.
+    // The fix for throttling is reported once, and the one that moves the log is reported with the
+    // log.
     let acts = |finding: &Finding| finding.fixes.iter().map(|fix| fix.act.clone()).collect::<Vec<_>>();
     assert_eq!(acts(&findings[0]), ["wal_dir=/ANOTHER/DISK"]);
     assert!(!acts(throttled).iter().any(|act| act.starts_with("sysctl")), "{:?}", throttled.fixes);

@@ -1,8 +1,8 @@
-//! One pass over the removed logs of a database, in a job of its own. Each file is found behind a descriptor,
-//! compared with its earlier state, and released as far as nobody reads it.
+//! One pass over the removed logs of a database, in a job of its own. Each file is found behind a
+//! descriptor, compared with its earlier state, and released as far as nobody reads it.
 //!
-//! Invariants: as in the module above; a file is open for its pass alone. A failed release is retried
-//! [`RELEASE_TRIES_MAX`](super::RELEASE_TRIES_MAX) times.
+//! Invariants: as in the module above; a file is open for its pass alone. A failed release is
+//! retried [`RELEASE_TRIES_MAX`](super::RELEASE_TRIES_MAX) times.
 
 use std::time::{Duration, Instant};
 
@@ -181,8 +181,8 @@ impl RemovalItem {
     }
 }
 
-/// Releases a file up to `end`, as far as there is time. Does nothing while pages are still to be written:
-/// pages that vanish with the last descriptor are not worth a write.
+/// Releases a file up to `end`, as far as there is time. Does nothing while pages are still to be
+/// written: pages that vanish with the last descriptor are not worth a write.
 fn release_to(
     handle: PathHandle,
     inode: Inode,
@@ -194,8 +194,8 @@ fn release_to(
     let file = handle.open(ExpectedFile::Inode(inode))?;
     let start = known.released_to;
     let range = start..end.min(file.size().next_multiple_of(page_size()));
-    // Without counts (on overlayfs, or an older kernel) it is not known which pages are still to be written,
-    // and the whole file would be mapped.
+    // Without counts (on overlayfs, or an older kernel) it is not known which pages are still to be
+    // written, and the whole file would be mapped.
     if range.is_empty() || residency(&file, start..start + 1)?.dirty.is_none() {
         known.released(u64::MAX, true);
         return Ok(RemovalOutcome::Nothing);

@@ -61,8 +61,8 @@ impl WatchList {
         self.listing_time.spend(thread_cpu_time().saturating_sub(before));
     }
 
-    /// Releases the pages that may go, or reports that it would. Returns the bytes released, and the number
-    /// of acts.
+    /// Releases the pages that may go, or reports that it would. Returns the bytes released, and
+    /// the number of acts.
     pub(in crate::guard) fn release_removed(&mut self, tick: &mut TickContext<'_>) -> (u64, usize) {
         let mut done = (0, 0);
         if tick.now < self.removed.due {

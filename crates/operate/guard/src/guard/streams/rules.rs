@@ -1,5 +1,5 @@
-//! Rules for the files of streaming programs, from what the configuration says about their processes and
-//! directories.
+//! Rules for the files of streaming programs, from what the configuration says about their
+//! processes and directories.
 //!
 //! A file is left alone if that can't be decided.
 
@@ -14,7 +14,8 @@ use pagekeeper_streams::Verdict;
 use crate::config::Options;
 use crate::targets::{ProcessTraits, Targets};
 
-/// A process is read again after this time: it may have become another program, or moved to another cgroup.
+/// A process is read again after this time: it may have become another program, or moved to another
+/// cgroup.
 const TRAITS_FOR: Duration = Duration::from_secs(1);
 /// The most processes that are remembered.
 const PROCESSES_MAX: usize = 1024;
