@@ -312,13 +312,13 @@ impl Pacer {
     fn rested(&mut self, rate: u64, was_late: bool) {
         let length = self.length();
         let is_first = self.rate == 0;
-        self.rate = if is_first { rate } else { self.rate - self.rate / 4 + rate / 4 };
+        self.rate = rate.max(self.rate - self.rate / 4 + rate / 4);
         if self.length() > length {
             // Lengths double once at a time, and the new length's price differs from the current
             // one.
-            let by_rate = length.saturating_mul(2).saturating_mul(1_000_000) / PIECE_NS * 1000;
+            let by_rate = length.saturating_mul(2).div_ceil(PIECE_NS / 1_000_000) * 1000;
             self.rate = self.rate.min(by_rate.max(rate / 8));
-            self.price = self.price.saturating_mul(2);
+            self.price = self.price.saturating_mul(self.length().div_ceil(length));
         }
         self.rest = self.rest.saturating_sub(1);
         if is_first {
