@@ -131,10 +131,15 @@ pub struct DeviceHolds {
     bucket: Option<TokenBucket>,
     /// Bytes per second that were dirtied while nobody was held, lately at most.
     speed: u64,
-    /// Bytes dirtied since the last decision, its time, and whether it held anyone.
+    /// Bytes per second that were written, lately at most.
+    drain_speed: u64,
+    /// Bytes dirtied and written since the last decision, its time, and whether it held anyone.
     dirtied: u64,
+    drained: u64,
     decided_at: Duration,
     has_held: bool,
+    /// The time from which on it holds writers if no other decision comes.
+    holds_late_at: Option<Duration>,
 }
 
 impl DeviceHolds {
@@ -159,6 +164,7 @@ impl DeviceHolds {
         if bytes == 0 {
             return;
         }
+        self.drained = self.drained.saturating_add(bytes);
         let before = self.unwritten;
         self.unwritten = before.saturating_sub(bytes);
         self.progress_at = now;
@@ -194,23 +200,23 @@ impl DeviceHolds {
         let is_over_rate = self.bucket.is_some_and(|bucket| bucket.tokens < 0);
         let is_over = (self.is_full && !is_stalled) || is_over_rate;
         let (count, chosen) = self.candidates(bound, is_over_rate, now);
-        let time_to_fill = self.time_to_fill(bound);
-        let again_at = (count > 0).then(|| now + time_to_fill.clamp(DECIDE_MIN, DECIDE_MAX));
+        let time_to_fill = if self.is_full { DECIDE_MAX } else { self.time_to_fill(bound) };
+        let next = if self.is_full { self.time_to_drain(bound / 2) } else { time_to_fill };
+        let again_at = (count > 0).then(|| now + next.clamp(DECIDE_MIN, DECIDE_MAX));
         let late_at = now + time_to_fill.max(DECIDE_MIN);
-        let held = if is_over { chosen } else { Vec::new() };
-        let is_fast = self.speed > 0 && time_to_fill < WRITER_FOR && !is_stalled;
-        let held_if_late = if is_fast && held.is_empty() { self.fullest(now) } else { Vec::new() };
+        let is_fast = self.speed > 0 && time_to_fill < WRITER_FOR && !self.is_full;
+        let (held, held_if_late) = match (is_over, is_fast) {
+            (true, _) => (chosen, Vec::new()),
+            (false, true) => (Vec::new(), chosen),
+            (false, false) => (Vec::new(), Vec::new()),
+        };
+        self.holds_late_at = (!held_if_late.is_empty()).then_some(late_at);
         for (process, writer) in &mut self.writers {
-            writer.is_held = held.contains(process);
+            writer.is_held = self.is_full && held.contains(process);
         }
-        (self.dirtied, self.decided_at, self.has_held) = (0, now, !held.is_empty());
+        (self.dirtied, self.drained) = (0, 0);
+        (self.decided_at, self.has_held) = (now, !held.is_empty());
         HoldDecision { held, again_at, held_if_late, late_at }
-    }
-
-    /// Returns the writers with the most unwritten, at most [`HELD_MAX`].
-    fn fullest(&self, now: Duration) -> Vec<u32> {
-        let writers = self.writers.iter().filter(|(_, writer)| writer.is_active(now));
-        first_held(writers.map(|(process, writer)| (writer.share, *process)).collect())
     }
 
     /// Returns the number of writers, and those of them that are held if anyone is.
@@ -227,27 +233,24 @@ impl DeviceHolds {
         (count, first_held(chosen.map(|(process, writer)| (writer.share, *process)).collect()))
     }
 
-    /// Updates the speed by the bytes since the last decision. It fades by two thirds in a second
-    /// in which nobody is held.
+    /// Updates the speeds by the bytes since the last decision. They fade by two thirds in a second;
+    /// that of writers does not fade while somebody is held.
     fn measure_speed(&mut self, now: Duration) {
-        let elapsed = now.saturating_sub(self.decided_at).as_nanos();
-        if elapsed == 0 {
-            return;
-        }
-        let per_second = u128::from(self.dirtied) * NANOS_PER_SECOND / elapsed;
-        let faded = if self.has_held { 0 } else { u128::from(self.speed) * elapsed / NANOS_PER_SECOND };
-        let rest = u128::from(self.speed).saturating_sub(faded);
-        self.speed = u64::try_from(rest.max(per_second)).unwrap_or(u64::MAX);
+        let since = self.decided_at;
+        self.drain_speed = next_speed(self.drain_speed, self.drained, now.saturating_sub(since), true);
+        // Writers that were held for lateness dirtied nothing after that.
+        let until = self.holds_late_at.map_or(now, |late_at| now.min(late_at));
+        self.speed = next_speed(self.speed, self.dirtied, until.saturating_sub(since), !self.has_held);
     }
 
-    /// Returns the time until the bound may be reached, which has no limit.
+    /// Returns the time until the bound may be reached.
     fn time_to_fill(&self, bound: u64) -> Duration {
-        if self.is_full || self.speed == 0 {
-            return DECIDE_MAX;
-        }
-        let room = u128::from(bound.saturating_sub(self.unwritten));
-        let nanoseconds = room.saturating_mul(NANOS_PER_SECOND) / u128::from(self.speed);
-        Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX))
+        time_for(bound.saturating_sub(self.unwritten), self.speed)
+    }
+
+    /// Returns the time until no more than `rest` bytes may be unwritten.
+    fn time_to_drain(&self, rest: u64) -> Duration {
+        time_for(self.unwritten.saturating_sub(rest), self.drain_speed)
     }
 
     fn fill_bucket(&mut self, rate: Option<u64>, now: Duration) {
@@ -267,6 +270,27 @@ impl DeviceHolds {
             bucket.tokens = bucket.tokens.saturating_add(i64::try_from(more).unwrap_or(i64::MAX)).min(most);
         }
     }
+}
+
+/// Returns the time that some bytes take at a speed; [`DECIDE_MAX`] if that is unknown.
+fn time_for(bytes: u64, per_second: u64) -> Duration {
+    if per_second == 0 {
+        return DECIDE_MAX;
+    }
+    let nanoseconds = u128::from(bytes).saturating_mul(NANOS_PER_SECOND) / u128::from(per_second);
+    Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX))
+}
+
+/// Returns the larger one of a speed, which may fade, and that of these bytes.
+fn next_speed(speed: u64, bytes: u64, elapsed: Duration, fades: bool) -> u64 {
+    let nanoseconds = elapsed.as_nanos();
+    if nanoseconds == 0 {
+        return speed;
+    }
+    let loss = if fades { (u128::from(speed) * nanoseconds).div_ceil(NANOS_PER_SECOND) } else { 0 };
+    let rest = u128::from(speed).saturating_sub(loss);
+    let per_second = u128::from(bytes) * NANOS_PER_SECOND / nanoseconds;
+    u64::try_from(rest.max(per_second)).unwrap_or(u64::MAX)
 }
 
 /// Returns the processes with the largest shares, at most [`HELD_MAX`], ascending.

@@ -20,7 +20,7 @@ use pagekeeper_trace::page_events::{EventFile, PageEvent, PageEvents};
 use crate::backlog::Backlogs;
 use crate::device::{Devices, Job, JobResult};
 use crate::files::{File, FileStep, Files, PageSearch, path_or_number};
-use crate::hold::{HoldTarget, HoldWish, Holds};
+use crate::hold::{HoldTarget, HoldWish, Holds, READER_WISH_FOR};
 use crate::limits::{FILES_MAX, FILES_PER_USER, LATE_EVENTS_FOR, STEP, WRITE_AFTER, WRITE_BYTES_PER_JOB};
 use crate::open::Metadata;
 use crate::processes::{ProcessId, Processes, is_called, running_wanted};
@@ -270,7 +270,11 @@ impl Follower {
     fn hold(&mut self, now: Duration) {
         let mut wishes = self.backlogs.decide(|dev| self.devices.bound(dev), now);
         let readers = self.readers_to_hold(now).into_iter();
-        wishes.extend(readers.map(|target| HoldWish { target, after: Duration::ZERO }));
+        wishes.extend(readers.map(|target| HoldWish {
+            target,
+            after: Duration::ZERO,
+            lasts: READER_WISH_FOR,
+        }));
         // A process may be a writer of several devices, and a reader: its earliest wish counts.
         wishes.sort_unstable();
         wishes.dedup_by_key(|wish| wish.target);

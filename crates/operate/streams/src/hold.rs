@@ -2,7 +2,7 @@
 //!
 //! Invariants: a hold ends
 //! 1. after [`HOLD_MAX`];
-//! 2. when it was not requested for [`WISH_FOR`];
+//! 2. when its wish has ended ([`HoldWish::lasts`]);
 //! 3. when a signal is pending for the process;
 //! 4. at once when this process ends, because the kernel releases all processes that the thread
 //!    traces.
@@ -23,9 +23,11 @@ use pagekeeper_policy::stream_hold::{HOLD_MAX, HoldCycle, HoldStep, MOMENT};
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 
-/// A request that is not renewed for this long ends: the requester hangs. On a busy machine it may
-/// be late by some hundred milliseconds, in which a program would write as many megabytes.
-const WISH_FOR: Duration = Duration::from_millis(500);
+/// A wish to hold a writer lasts for this long if it is not renewed. On a busy machine the requester
+/// may be late by some hundred milliseconds, in which a program would write as many megabytes.
+pub(crate) const WRITER_WISH_FOR: Duration = Duration::from_millis(500);
+/// The same for a reader.
+pub(crate) const READER_WISH_FOR: Duration = Duration::from_millis(100);
 /// Time between two checks for signals to a held process, and for threads that stop late.
 const POLL: Duration = Duration::from_millis(5);
 /// A process that was not requested for this long is forgotten.
@@ -46,6 +48,8 @@ pub(crate) struct HoldTarget {
 pub(crate) struct HoldWish {
     pub(crate) target: HoldTarget,
     pub(crate) after: Duration,
+    /// Duration of the wish, counted from its beginning.
+    pub(crate) lasts: Duration,
 }
 
 /// Wishes, and when they were made.
@@ -67,7 +71,7 @@ pub(crate) struct Holds {
 }
 
 impl Holds {
-    /// Requests that these processes be held, and no others. To be renewed within [`WISH_FOR`].
+    /// Requests that these processes be held, and no others. To be renewed in time.
     pub(crate) fn wish(&mut self, wishes: Vec<HoldWish>) {
         if wishes.is_empty() && !self.is_wishing {
             return;
@@ -180,9 +184,9 @@ impl Holder {
                 subject.wished_until = subject.wished_until.min(now);
             }
         }
-        for HoldWish { target, after } in wishes {
+        for HoldWish { target, after, lasts } in wishes {
             let wished_from = now + *after;
-            let wished_until = wished_from + WISH_FOR;
+            let wished_until = wished_from + *lasts;
             match self.subjects.iter_mut().find(|subject| subject.target == *target) {
                 Some(subject) => (subject.wished_from, subject.wished_until) = (wished_from, wished_until),
                 None => self.subjects.push(Subject {
@@ -313,7 +317,10 @@ mod tests {
             std::thread::sleep(Duration::from_millis(300));
             while !holder.holds.is_held(pid) {
                 assert!(Instant::now() < end, "{:?}", lock(&holder.record.refused));
-                holder.wish(Instant::now(), &[HoldWish { target, after: Duration::ZERO }]);
+                holder.wish(
+                    Instant::now(),
+                    &[HoldWish { target, after: Duration::ZERO, lasts: WRITER_WISH_FOR }],
+                );
                 holder.go_on();
             }
             let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();

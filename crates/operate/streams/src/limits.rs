@@ -47,7 +47,7 @@ pub(crate) const HURRY_FOURTHS: usize = 3;
 pub(crate) const GIVEN_UP_DIVISOR: usize = 16;
 /// The most bytes of a file that one job writes in addition to those it releases, so that no file
 /// keeps the others of its device waiting.
-pub(crate) const WRITE_BYTES_PER_JOB: u64 = 4 << 20;
+pub(crate) const WRITE_BYTES_PER_JOB: u64 = 8 << 20;
 /// Written pages of a file go to the disk after this long, however few: long before the kernel's
 /// own flusher.
 pub(crate) const WRITE_AFTER: Duration = Duration::from_secs(1);
