@@ -218,6 +218,7 @@ mod tests {
             title: title.to_owned(),
             cgroup: None,
             group_beside: None,
+            has_ended: false,
             files: Vec::new(),
         };
         let mut observation = Observation::new(&before, &after);
@@ -284,6 +285,7 @@ mod tests {
             title: "cp a b".to_owned(),
             cgroup: None,
             group_beside: None,
+            has_ended: false,
             files: vec![StreamerFile { inode: foreign(2), path: "/a".into(), access: AccessMode::ReadOnly }],
         }];
         let found = on_device(&observation, "8:0").unwrap();

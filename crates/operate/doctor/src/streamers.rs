@@ -29,6 +29,9 @@ pub struct Streamer {
     pub cgroup: Option<MemoryCgroup>,
     /// The path for a new group of its own beside its present one; `None` if `cgroup` is `None`.
     pub group_beside: Option<PathBuf>,
+    /// Whether it is known to have ended: a process without a title may be a kernel thread, or
+    /// hidden.
+    pub has_ended: bool,
     /// Its open files.
     pub files: Vec<StreamerFile>,
 }
@@ -77,14 +80,17 @@ pub fn streamers(snapshot: &Snapshot, roots: &SysRoots) -> Vec<Streamer> {
     let mut moved: Vec<(u32, u64)> = moved.into_iter().collect();
     moved.sort_by_key(|&(pid, bytes)| (std::cmp::Reverse(bytes), pid));
     let mut running = 0;
-    let inspected = moved.into_iter().map(|(pid, _)| inspect(pid, roots)).filter(|streamer| {
+    // With hidepid=2 other users' processes seem to have ended (proc(5)).
+    let shows_all = roots.proc.stat(1).is_ok();
+    let inspected = moved.into_iter().map(|(pid, _)| inspect(pid, roots, shows_all)).filter(|streamer| {
         running += usize::from(!streamer.title.is_empty());
         streamer.title.is_empty() || running <= MAX_RUNNING
     });
     inspected.collect()
 }
 
-fn inspect(pid: u32, roots: &SysRoots) -> Streamer {
+/// Inspects a process. `shows_all` says whether `/proc` shows other users' processes.
+fn inspect(pid: u32, roots: &SysRoots, shows_all: bool) -> Streamer {
     let title = roots.proc.command_line(pid).unwrap_or_default();
     let words: Vec<_> = title.iter().filter(|word| !word.is_empty()).map(unescaped).collect();
     let files = roots.proc.files_of(pid, &FileSelection::default()).open;
@@ -95,7 +101,16 @@ fn inspect(pid: u32, roots: &SysRoots) -> Streamer {
         title: words.join(" ").trim().to_owned(),
         cgroup,
         group_beside,
+        has_ended: shows_all && has_ended(pid, roots),
         files: files.into_iter().map(StreamerFile::from).collect(),
+    }
+}
+
+/// Whether a process is gone, or is a zombie without threads.
+fn has_ended(pid: u32, roots: &SysRoots) -> bool {
+    match roots.proc.stat(pid) {
+        Ok(stat) => stat.state == 'Z' && stat.threads <= 1,
+        Err(error) => error.is_gone(),
     }
 }
 
@@ -135,10 +150,33 @@ mod tests {
         let pids: Vec<u32> = found.iter().map(|streamer| streamer.pid).collect();
         assert_eq!(pids, [u32::MAX, own, u32::MAX - 1]);
         assert_eq!((found[0].title.as_str(), found[0].files.len()), ("", 0));
+        assert_eq!((found[0].has_ended, found[1].has_ended), (true, false));
         let name = std::env::current_exe().unwrap();
         assert!(found[1].title.contains(name.file_name().unwrap().to_str().unwrap()), "{found:?}");
         let beside = found[1].group_beside.as_ref().map(|path| path.parent().unwrap().is_dir());
         assert_ne!(beside, Some(false), "{found:?}");
+    }
+
+    #[test]
+    fn only_a_process_that_is_gone_or_a_zombie_has_ended() {
+        let tree = tempfile::tempdir().unwrap();
+        let roots = SysRoots::at(tree.path());
+        let thread = |pid: u32, state: char, threads: u32| {
+            let directory = tree.path().join(format!("proc/{pid}"));
+            std::fs::create_dir_all(&directory).unwrap();
+            let fields = format!("{state} 2 {} {threads} {}", "0 ".repeat(15).trim(), "0 ".repeat(30));
+            std::fs::write(directory.join("stat"), format!("{pid} (kworker) {fields}")).unwrap();
+        };
+        thread(7, 'S', 1);
+        thread(8, 'Z', 1);
+        thread(9, 'Z', 3);
+        let of = |pid, shows_all| {
+            let streamer = inspect(pid, &roots, shows_all);
+            assert_eq!((streamer.title.as_str(), streamer.cgroup), ("", None));
+            streamer.has_ended
+        };
+        assert_eq!([7, 8, 9, 10].map(|pid| of(pid, true)), [false, true, false, true]);
+        assert!(!of(10, false), "it may be hidden");
     }
 
     #[test]

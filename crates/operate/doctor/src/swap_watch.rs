@@ -1,12 +1,13 @@
 //! The swap of each database before and after the doctor's watch.
 //!
 //! Invariants: the watch only reads. Without swap space on the host it reads nothing. A figure that
-//! can't be read is a visibility gap, not an error. A process that ended meanwhile has no growth,
-//! and neither has one that started: fork(2) counts swapped memory of the parent for the child,
-//! too.
+//! can't be read is a visibility gap, not an error. The figures by process count as
+//! growth only for processes that ran throughout the watch: fork(2) counts swapped memory of the
+//! parent for the child, too. A group's growth includes all its processes.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::pressure::{GroupSwap, Swappiness, SysRoots};
 use pagekeeper_observe::{Database, Snapshot, VisibilityGap};
@@ -20,6 +21,8 @@ const LISTED_DATABASES_MAX: usize = 3;
 /// The swap of one database at the end of a watch, and its change since the beginning.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DatabaseSwap {
+    /// The time between the two readings.
+    pub period: Duration,
     /// Bytes of its processes in swap; without shared memory, unless the group's figure shows it.
     pub swapped: u64,
     /// The growth of that in bytes.
@@ -54,19 +57,22 @@ pub struct SwapWatch {
     roots: SysRoots,
     /// By main process.
     before: BTreeMap<u32, SwapSample>,
+    /// When these were read.
+    read_at: Instant,
 }
 
 impl SwapWatch {
     /// Begins the watch.
     pub fn start(before: &Snapshot, roots: &SysRoots) -> Self {
-        let samples = samples(before, roots).into_iter().flatten();
-        Self { roots: roots.clone(), before: samples.collect() }
+        let before = samples(before, roots).into_iter().flatten().collect();
+        Self { roots: roots.clone(), before, read_at: Instant::now() }
     }
 
     /// Returns the swap of each database of `after`, in its order, and a gap if some could not be
     /// seen. Empty without swap space.
     pub fn finish(self, after: &Snapshot) -> (Vec<Option<DatabaseSwap>>, Option<VisibilityGap>) {
         let samples = samples(after, &self.roots);
+        let period = self.read_at.elapsed();
         let none = SwapSample::default();
         let mut unseen: Vec<(String, String)> = Vec::new();
         let swaps = samples.into_iter().enumerate().map(|(index, sample)| {
@@ -75,7 +81,8 @@ impl SwapWatch {
                 unseen.push((called(&after.databases[index]), why.clone()));
                 return None;
             }
-            Some(DatabaseSwap::between(self.before.get(&pid).unwrap_or(&none), sample))
+            let swap = DatabaseSwap::between(self.before.get(&pid).unwrap_or(&none), sample);
+            Some(DatabaseSwap { period, ..swap })
         });
         (swaps.collect(), gap(unseen))
     }
@@ -123,12 +130,17 @@ impl SwapSample {
 
 /// Whether a group, which has none below, holds none but these processes.
 #[allow(clippy::disallowed_methods, reason = "a directory of the kernel's own")]
-fn is_alone(directory: &std::path::Path, pids: &BTreeSet<u32>) -> bool {
+fn is_alone(directory: &Path, pids: &BTreeSet<u32>) -> bool {
     let Ok(text) = std::fs::read_to_string(directory.join("cgroup.procs")) else { return false };
-    let has_below = std::fs::read_dir(directory)
-        .is_ok_and(|mut entries| entries.any(|entry| entry.is_ok_and(|entry| entry.path().is_dir())));
     let mut inside = text.lines().filter_map(|line| line.parse().ok());
-    !has_below && inside.all(|pid| pids.contains(&pid))
+    has_none_below(directory) && inside.all(|pid| pids.contains(&pid))
+}
+
+/// Whether a group is known to have no groups below.
+#[allow(clippy::disallowed_methods, reason = "a directory of the kernel's own")]
+fn has_none_below(directory: &Path) -> bool {
+    let Ok(mut entries) = std::fs::read_dir(directory) else { return false };
+    entries.all(|entry| entry.and_then(|entry| entry.file_type()).is_ok_and(|kind| !kind.is_dir()))
 }
 
 impl DatabaseSwap {
@@ -167,8 +179,8 @@ mod tests {
 
     fn swap_sample(processes: &[(u32, u64)], group: Option<u64>) -> SwapSample {
         let group = group.map(|used| {
-            let swap = GroupSwap { used: Some(used), refaults: Some(used / page_size()), limit: None };
-            (PathBuf::from("/g"), swap)
+            let refaults = Some(used / page_size());
+            (PathBuf::from("/g"), GroupSwap { used: Some(used), refaults, ..GroupSwap::default() })
         });
         let processes = processes.iter().map(|(pid, bytes)| ((*pid, 1), *bytes)).collect();
         SwapSample { processes, group, is_group_own: true, ..SwapSample::default() }
@@ -221,6 +233,32 @@ mod tests {
         std::fs::remove_dir_all(tree.path().join("proc/100")).unwrap();
         let (found, gap) = SwapWatch::start(&swaps, &roots).finish(&swaps);
         assert_eq!((found[0].as_ref().map(|swap| swap.swapped), gap), (Some(0), None));
+    }
+
+    #[test]
+    fn the_period_is_the_time_between_its_own_readings() {
+        let (_tree, roots) = tree("VmSwap:\t 4 kB\n");
+        let mut swaps = sample();
+        swaps.host.memory.swap_total = MIB;
+        let mut watch = SwapWatch::start(&swaps, &roots);
+        let earlier = Duration::from_millis(700);
+        watch.read_at = watch.read_at.checked_sub(earlier).unwrap();
+        let (found, _) = watch.finish(&swaps);
+        let period = found[0].as_ref().unwrap().period;
+        assert!(period >= earlier && period < Duration::from_secs(8), "not 10 s: {period:?}");
+    }
+
+    #[test]
+    fn a_database_is_alone_only_in_a_group_that_is_known_to_hold_nobody_else() {
+        let tree = tempfile::tempdir().unwrap();
+        let procs = tree.path().join("cgroup.procs");
+        std::fs::write(&procs, "1\n2\n").unwrap();
+        let is_alone = |pids: &[u32]| is_alone(tree.path(), &pids.iter().copied().collect());
+        assert!(is_alone(&[1, 2, 3]));
+        assert!(!is_alone(&[1]));
+        std::fs::create_dir(tree.path().join("below")).unwrap();
+        assert!(!is_alone(&[1, 2]));
+        assert!(!has_none_below(&procs), "a directory that can't be read may have groups");
     }
 
     #[test]

@@ -20,6 +20,12 @@ pub struct GroupSwap {
     /// none. On version 1 the memory that `memory.memsw.limit_in_bytes` allows beyond the group's
     /// own limit.
     pub limit: Option<u64>,
+    /// The group's own limit of swap in bytes, without the groups above; `None` if it has none
+    /// (`max`).
+    pub own_limit: Option<u64>,
+    /// Whether a visible group above it limits memory, so that it shares that limit with others.
+    /// Always false on version 1.
+    pub has_memory_limit_above: bool,
 }
 
 impl GroupSwap {
@@ -29,19 +35,30 @@ impl GroupSwap {
         let stat = MemoryStat::read(directory).ok();
         let counted = |name: &str| stat.as_ref()?.get(name).ok()?;
         match group.version {
-            CgroupVersion::V1 => Self {
-                used: counted("total_swap"),
-                refaults: counted("total_workingset_refault_anon"),
-                limit: number(&directory.join("memory.memsw.limit_in_bytes"))
+            CgroupVersion::V1 => {
+                let limit = number(&directory.join("memory.memsw.limit_in_bytes"))
                     .and_then(parse_limit_v1)
                     .zip(group.limit)
-                    .map(|(both, memory)| both.saturating_sub(memory)),
-            },
-            CgroupVersion::V2 => Self {
-                used: number(&directory.join("memory.swap.current")),
-                refaults: counted("workingset_refault_anon"),
-                limit: directory.ancestors().filter_map(|above| number(&above.join("memory.swap.max"))).min(),
-            },
+                    .map(|(both, memory)| both.saturating_sub(memory));
+                Self {
+                    used: counted("total_swap"),
+                    refaults: counted("total_workingset_refault_anon"),
+                    limit,
+                    own_limit: limit,
+                    has_memory_limit_above: false,
+                }
+            }
+            CgroupVersion::V2 => {
+                let limit_of = |group: &Path| number(&group.join("memory.swap.max"));
+                let mut above = directory.ancestors().skip(1);
+                Self {
+                    used: number(&directory.join("memory.swap.current")),
+                    refaults: counted("workingset_refault_anon"),
+                    limit: directory.ancestors().filter_map(limit_of).min(),
+                    own_limit: limit_of(directory),
+                    has_memory_limit_above: above.any(|group| number(&group.join("memory.max")).is_some()),
+                }
+            }
         }
     }
 }
@@ -105,7 +122,13 @@ mod tests {
             ("proc/sys/vm/swappiness", "60\n"),
         ]);
         let db = group(CgroupVersion::V1, tree.path().join("sys/m/db"), Some(8_000_000));
-        let swap = GroupSwap { used: Some(4096), refaults: Some(7), limit: Some(1_000_000) };
+        let swap = GroupSwap {
+            used: Some(4096),
+            refaults: Some(7),
+            limit: Some(1_000_000),
+            own_limit: Some(1_000_000),
+            has_memory_limit_above: false,
+        };
         assert_eq!(GroupSwap::of(&db), swap);
         let own = Swappiness::of(&roots, Some(&db)).unwrap();
         assert_eq!((own.value, own.group_file), (10, Some(db.directory.join("memory.swappiness"))));
@@ -117,6 +140,8 @@ mod tests {
     fn version_2_has_limits_above_and_the_hosts_swappiness() {
         let (tree, roots) = tree(&[
             ("sys/pod/memory.swap.max", "5000\n"),
+            ("sys/pod/memory.max", "max\n"),
+            ("sys/pod/db/memory.max", "70000\n"),
             ("sys/pod/db/memory.swap.max", "max\n"),
             ("sys/pod/db/memory.swap.current", "4096\n"),
             ("sys/pod/db/memory.stat", "workingset_refault_anon 3\n"),
@@ -124,8 +149,18 @@ mod tests {
             ("proc/sys/vm/swappiness", "60\n"),
         ]);
         let db = group(CgroupVersion::V2, tree.path().join("sys/pod/db"), None);
-        let swap = GroupSwap { used: Some(4096), refaults: Some(3), limit: Some(5000) };
+        let mut swap = GroupSwap {
+            used: Some(4096),
+            refaults: Some(3),
+            limit: Some(5000),
+            own_limit: None,
+            has_memory_limit_above: false,
+        };
         assert_eq!(GroupSwap::of(&db), swap);
+        std::fs::write(db.directory.join("memory.swap.max"), "9000\n").unwrap();
+        std::fs::write(tree.path().join("sys/pod/memory.max"), "80000\n").unwrap();
+        (swap.own_limit, swap.has_memory_limit_above) = (Some(9000), true);
+        assert_eq!(GroupSwap::of(&db), swap, "its own limit is not the one of the pod");
         assert_eq!(Swappiness::of(&roots, Some(&db)).map(|own| own.value), Some(60));
     }
 

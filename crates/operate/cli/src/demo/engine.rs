@@ -89,7 +89,7 @@ impl Engine {
             binlog = binlog.mode(LogMode::Buffered).release(false);
         }
         Ok(Self {
-            redo: redo.create(&dir.join("redo")).context("can't make the redo log")?,
+            redo: redo.create(dir.join("redo")).context("can't make the redo log")?,
             binlog: binlog.open(dir.join("binlog")).context("can't make the binlog")?,
             dir: dir.to_path_buf(),
             releases,

@@ -21,10 +21,11 @@ use pagekeeper_text::{ByteSize, counted, escaped, percent};
 
 use super::EarlierFindings;
 use super::logs::{LogPages, RELEASABLE_MIN, guard_command};
+use super::swapped::SWAPPED_BYTES_MIN;
 use super::unwritten::{of_unwritten, unwritten};
 use crate::fix::HoldsFor;
 use crate::observation::Observation;
-use crate::{Advised, Confidence, Cost, DatabaseSwap, Evidence, Finding, Fix, Kind, Severity, Terms};
+use crate::{Advised, Confidence, Cost, Evidence, Finding, Fix, Kind, Severity, Terms};
 
 /// A group with less than one part in this many of its limit unused is near it, …
 const NEAR_PART: u64 = 5;
@@ -172,32 +173,42 @@ fn near(observation: &Observation<'_>, index: usize, group: &MemoryCgroup) -> Op
     })
 }
 
-/// Returns the bytes in swap of a group, or of its databases where the kernel does not count the
-/// group's.
-fn in_swap(observation: &Observation<'_>, group: &MemoryCgroup) -> u64 {
-    let swaps = observation.databases_in(group).filter_map(|(index, _)| observation.swap_of(index));
-    let of_group = |swap: &DatabaseSwap| swap.group.as_ref().and_then(|group| group.used);
-    swaps.map(|swap| of_group(swap).unwrap_or(swap.swapped)).max().unwrap_or(0)
+/// Returns the bytes in swap of a group; `None` if unknown. Where the kernel does not count the
+/// group's, its databases' count if they matter: other programs' are unknown.
+fn in_swap(observation: &Observation<'_>, group: &MemoryCgroup) -> Option<u64> {
+    if observation.after.host.memory.swap_total == 0 {
+        return Some(0);
+    }
+    let swaps: Vec<_> =
+        observation.databases_in(group).filter_map(|(index, _)| observation.swap_of(index)).collect();
+    let of_group = swaps.iter().filter_map(|swap| swap.group.as_ref()?.used).max();
+    of_group.or_else(|| {
+        let of_databases = swaps.iter().map(|swap| swap.swapped).sum();
+        (of_databases >= SWAPPED_BYTES_MIN).then_some(of_databases)
+    })
 }
 
 /// Describes the cost: dirty pages can't be dropped, clean ones can at once, and memory in swap is
-/// read back.
-fn cost(unwritten: Option<u64>, in_swap: u64) -> String {
+/// read back. Swap below the minimum of its own finding does not matter.
+fn cost(unwritten: Option<u64>, in_swap: Option<u64>) -> String {
     let monitors = "Monitors and kubelet take a part of it for needed memory: they alert, evict the pod when the node is short, and \
                     have limits raised that the database does not need.";
-    match unwritten {
-        Some(unwritten) => format!(
+    match (unwritten, in_swap) {
+        (Some(unwritten), _) => format!(
             "{} of it have to be written before any of that can be reclaimed: whoever needs memory in the group waits for the \
              disk. {monitors}",
             ByteSize(unwritten)
         ),
-        None if in_swap > 0 => format!(
+        (None, Some(in_swap)) if in_swap >= SWAPPED_BYTES_MIN => format!(
             "{} of the memory of its programs are in swap beside that page cache, and are read back from there \
              when they are used. {monitors}",
             ByteSize(in_swap)
         ),
-        None => format!(
+        (None, Some(_)) => format!(
             "No throughput by itself: the kernel reclaims clean page cache before it kills for the limit. {monitors}"
+        ),
+        (None, None) => format!(
+            "How much memory of its programs is in swap beside that page cache is unknown. {monitors}"
         ),
     }
 }
@@ -396,7 +407,8 @@ mod tests {
     use super::*;
     use crate::observation::Releasable;
     use crate::testing::{GIB, MIB, cgroup, file, pages, sample};
-    use crate::{FixKind, Streamer, examine};
+    use crate::{DatabaseSwap, FixKind, Streamer, examine};
+    use pagekeeper_kernel::pressure::GroupSwap;
     use pagekeeper_observe::Snapshot;
     use std::path::PathBuf;
 
@@ -474,6 +486,7 @@ mod tests {
             title: "cp a b".to_owned(),
             cgroup: Some(own),
             group_beside: None,
+            has_ended: false,
             files: Vec::new(),
         }];
         let found =
@@ -484,14 +497,27 @@ mod tests {
         assert!(found.remarks[0].contains("vm.dirty_ratio"), "{found:?}");
         let clean = find_in(&snapshot(group(900 * MIB)), 0);
         assert!(clean[0].cost.text.starts_with("No throughput by itself"), "{clean:?}");
-        let (before, after) = (sample(), snapshot(group(900 * MIB)));
-        let mut observation = Observation::new(&before, &after);
-        observation.swaps = vec![Some(DatabaseSwap { swapped: 4096, ..DatabaseSwap::default() })];
-        let swapped = near(&observation, 0, &group(900 * MIB)).unwrap();
-        assert!(
-            swapped.cost.text.starts_with("4 KiB of the memory of its programs are in swap"),
-            "{swapped:?}"
-        );
+    }
+
+    #[test]
+    fn clean_page_cache_costs_no_throughput_only_if_little_is_known_to_be_in_swap() {
+        let (before, mut after) = (sample(), snapshot(group(900 * MIB)));
+        after.host.memory.swap_total = GIB;
+        let cost = |swap: Option<DatabaseSwap>| {
+            let mut observation = Observation::new(&before, &after);
+            observation.swaps = vec![swap];
+            near(&observation, 0, &group(900 * MIB)).unwrap().cost.text
+        };
+        let of = |swapped, used| {
+            let group = GroupSwap { used, ..GroupSwap::default() };
+            cost(Some(DatabaseSwap { swapped, group: Some(group), ..DatabaseSwap::default() }))
+        };
+        let unknown = "How much memory of its programs is in swap";
+        assert!(cost(None).starts_with(unknown), "a process that can't be read");
+        assert!(of(4096, None).starts_with(unknown), "that of other programs is not counted");
+        assert!(of(4096, Some(4096)).starts_with("No throughput by itself"));
+        assert!(of(4096, Some(SWAPPED_BYTES_MIN)).starts_with("16 MiB of the memory of its programs are in"));
+        assert!(of(20 * MIB, None).starts_with("20 MiB of the memory of its programs are in swap"));
     }
 
     #[test]
@@ -628,6 +654,7 @@ mod tests {
             title: "x".to_owned(),
             cgroup: Some(cgroup),
             group_beside: None,
+            has_ended: false,
             files: Vec::new(),
         };
         let elsewhere = MemoryCgroup { directory: PathBuf::from("/sys/fs/cgroup/else"), ..group(GIB) };

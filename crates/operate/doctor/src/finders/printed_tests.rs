@@ -95,6 +95,7 @@ fn acts(after: &Snapshot, syncs: Option<Syncs>) -> BTreeSet<String> {
         title: "cp a b".to_owned(),
         cgroup: Some(group()),
         group_beside: None,
+        has_ended: false,
         files: Vec::new(),
     }];
     let found = examine(&observation.with_syncs(syncs));

@@ -2,12 +2,12 @@
 //!
 //! Invariants: growth counts only while the doctor watches. Page cache is named as the cause only
 //! if programs brought in at least as much as went to swap. A limit on swap is advised only if the
-//! memory that can't be dropped fits without swap. Without swap space on the host there is no
-//! finding.
+//! memory that can't be dropped fits without swap. A program is said to have ended only if that is
+//! known. Without swap space on the host there is no finding.
 
 use std::collections::BTreeMap;
 
-use pagekeeper_kernel::pressure::{CgroupVersion, MemoryCgroup, Swappiness};
+use pagekeeper_kernel::pressure::{CgroupVersion, GroupSwap, MemInfo, MemoryCgroup, Swappiness};
 use pagekeeper_observe::Database;
 use pagekeeper_text::{ByteSize, counted, duration, escaped, rate, shell_quoted};
 
@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Minimum bytes in swap to be reported without growth.
-const SWAPPED_BYTES_MIN: u64 = 16 << 20;
+pub(super) const SWAPPED_BYTES_MIN: u64 = 16 << 20;
 /// Minimum growth in bytes to be a warning.
 const GROWN_BYTES_MIN: u64 = 4 << 20;
 /// From this many bytes per second that come back from swap on, the database waits.
@@ -31,7 +31,7 @@ const SWAP_IN_RATE_MIN: u64 = 1 << 20;
 const FILLER_BYTES_MIN: u64 = 1 << 20;
 /// Maximum number of programs listed.
 const LISTED_FILLERS_MAX: usize = 3;
-/// Without swap, one part in this many of the limit has to stay free.
+/// Without swap, one part in this many of the limit, and of the host's memory, has to stay free.
 const SPARE_PART: u64 = 10;
 /// Value at which the kernel swaps only when hardly any page cache is left.
 const LOW_SWAPPINESS: u64 = 1;
@@ -43,7 +43,7 @@ pub(super) fn find(observation: &Observation<'_>, _: EarlierFindings<'_>) -> Vec
 
 fn swapped(observation: &Observation<'_>, index: usize, database: &Database) -> Option<Finding> {
     let swap = observation.swap_of(index)?;
-    let read_back = swap.came_back.and_then(|bytes| per_second(bytes, observation.period())).unwrap_or(0);
+    let read_back = swap.came_back.and_then(|bytes| per_second(bytes, swap.period)).unwrap_or(0);
     let severity = severity(swap, read_back)?;
     let fillers = CacheFillers::of(observation, index, database);
     let cause = cause(swap.grown, fillers.as_ref());
@@ -52,7 +52,7 @@ fn swapped(observation: &Observation<'_>, index: usize, database: &Database) -> 
         kind: Kind::Swapped,
         severity,
         database: Some(observation.subject(index)),
-        title: title(observation, swap, read_back, &cause),
+        title: title(swap, read_back, &cause),
         evidence: evidence(observation, swap, fillers.as_ref()),
         cost: cost(swap, read_back),
         fixes,
@@ -82,8 +82,10 @@ enum SwapCause {
     Program { pid: u32, name: String },
     /// The database itself brought in most.
     OwnReads,
-    /// Programs that ended brought in enough; their memory cgroups are unknown.
+    /// Enough came in, counting programs that ended; their memory cgroups are unknown.
     Ended,
+    /// Enough came in, counting programs whose memory cgroups are unknown for another reason.
+    Unplaced,
     /// Pages were not traced.
     NotTraced,
     /// Fewer pages came in than went to swap.
@@ -95,14 +97,15 @@ fn cause(grown: u64, fillers: Option<&CacheFillers>) -> SwapCause {
     let Some(fillers) = fillers.filter(|_| grown >= GROWN_BYTES_MIN) else {
         return if grown < GROWN_BYTES_MIN { SwapCause::NoGrowth } else { SwapCause::NotTraced };
     };
-    let running: u64 = fillers.running.iter().map(|filler| filler.bytes).sum();
-    let ended: u64 = fillers.ended.iter().map(|filler| filler.bytes).sum();
+    let sum = |fillers: &[CacheFiller]| fillers.iter().map(|filler| filler.bytes).sum::<u64>();
+    let (running, ended) = (sum(&fillers.running), sum(&fillers.ended));
     match fillers.running.first() {
         Some(most) if running + fillers.own >= grown && most.bytes >= fillers.own => {
             SwapCause::Program { pid: most.pid, name: most.name.clone() }
         }
         _ if running + fillers.own >= grown => SwapCause::OwnReads,
         _ if running + fillers.own + ended >= grown => SwapCause::Ended,
+        _ if running + fillers.own + ended + sum(&fillers.unplaced) >= grown => SwapCause::Unplaced,
         _ => SwapCause::OtherMemory,
     }
 }
@@ -121,8 +124,10 @@ struct CacheFillers {
     /// Bytes that the database's own processes brought in.
     own: u64,
     running: Vec<CacheFiller>,
-    /// Those that ended meanwhile, wherever they ran.
+    /// Those known to have ended meanwhile, wherever they ran.
     ended: Vec<CacheFiller>,
+    /// Those that were not inspected, or could not be, and kernel threads.
+    unplaced: Vec<CacheFiller>,
 }
 
 impl CacheFillers {
@@ -141,39 +146,41 @@ impl CacheFillers {
         for (pid, bytes) in others.into_iter().filter(|(_, bytes)| *bytes >= FILLER_BYTES_MIN) {
             let filler = CacheFiller { pid, name: name_of(pages, pid).to_owned(), bytes };
             match observation.streamers.iter().find(|streamer| streamer.pid == pid) {
-                Some(Streamer { title, cgroup, .. }) if !title.is_empty() => {
+                Some(Streamer { has_ended: true, .. }) => fillers.ended.push(filler),
+                Some(Streamer { title, cgroup, .. }) if !title.is_empty() || cgroup.is_some() => {
                     if share_memory(observation, cgroup.as_ref(), database.cgroup.as_ref()) {
                         fillers.running.push(filler);
                     }
                 }
-                _ => fillers.ended.push(filler),
+                _ => fillers.unplaced.push(filler),
             }
         }
-        fillers.running.sort_by_key(|filler| (std::cmp::Reverse(filler.bytes), filler.pid));
-        fillers.ended.sort_by_key(|filler| (std::cmp::Reverse(filler.bytes), filler.pid));
+        for list in [&mut fillers.running, &mut fillers.ended, &mut fillers.unplaced] {
+            list.sort_by_key(|filler| (std::cmp::Reverse(filler.bytes), filler.pid));
+        }
         Some(fillers)
     }
 
     fn evidence(&self) -> Evidence {
-        let named = |fillers: &[CacheFiller], ended: &str| {
+        let named = |fillers: &[CacheFiller], known: &str| {
             let shown = fillers.iter().take(LISTED_FILLERS_MAX);
             let name = |filler: &CacheFiller| {
-                format!("{}{ended} {}", process(&filler.name, filler.pid), ByteSize(filler.bytes))
+                format!("{}{known} {}", process(&filler.name, filler.pid), ByteSize(filler.bytes))
             };
             shown.map(name).collect::<Vec<_>>()
         };
         let own = format!("the database itself {}", ByteSize(self.own));
         let ended = named(&self.ended, ", which has ended,");
-        let all = [named(&self.running, ""), vec![own], ended].concat().join("; ");
+        let unplaced = named(&self.unplaced, ", whose memory cgroup is unknown,");
+        let all = [named(&self.running, ""), vec![own], ended, unplaced].concat().join("; ");
         Evidence::new(format!("brought into the page cache meanwhile: {all}"))
             .with("added_bytes", self.running.iter().map(|filler| filler.bytes).sum::<u64>())
             .with("added_of_database_bytes", self.own)
     }
 }
 
-fn title(observation: &Observation<'_>, swap: &DatabaseSwap, read_back: u64, cause: &SwapCause) -> String {
-    let grown =
-        format!("{} of its memory went to swap in {}", ByteSize(swap.grown), duration(observation.period()));
+fn title(swap: &DatabaseSwap, read_back: u64, cause: &SwapCause) -> String {
+    let grown = format!("{} of its memory went to swap in {}", ByteSize(swap.grown), duration(swap.period));
     match cause {
         SwapCause::NoGrowth if read_back >= SWAP_IN_RATE_MIN => {
             format!("its memory comes back from swap, {}", rate(read_back))
@@ -184,6 +191,9 @@ fn title(observation: &Observation<'_>, swap: &DatabaseSwap, read_back: u64, cau
         }
         SwapCause::OwnReads => format!("its own reads fill the page cache, and {grown}"),
         SwapCause::Ended => format!("{grown}, while programs that have ended filled the page cache"),
+        SwapCause::Unplaced => {
+            format!("{grown}, while programs in unknown memory cgroups filled the page cache")
+        }
         SwapCause::NotTraced => format!("{grown}; which program took that memory was not traced"),
         SwapCause::OtherMemory => format!("{grown}, for less page cache than that"),
     }
@@ -218,8 +228,9 @@ fn evidence(
 fn of_group(swap: &DatabaseSwap) -> Option<Evidence> {
     let used = swap.group.as_ref()?.used?;
     let back = swap.came_back.map(|bytes| format!("; {} came back from swap meanwhile", ByteSize(bytes)));
+    let others = if swap.is_group_own { "" } else { ", other programs in it included" };
     let evidence = Evidence::new(format!(
-        "its memory cgroup has {} in swap, other programs in it included{}",
+        "its memory cgroup has {} in swap{others}{}",
         ByteSize(used),
         back.unwrap_or_default()
     ));
@@ -288,7 +299,7 @@ fn fixes(observation: &Observation<'_>, index: usize, swap: &DatabaseSwap, cause
             remarks: vec!["`pagekeeper doctor` names the program while it runs".to_owned()],
             ..Advised::default()
         },
-        SwapCause::NoGrowth | SwapCause::NotTraced => Advised::default(),
+        SwapCause::NoGrowth | SwapCause::Unplaced | SwapCause::NotTraced => Advised::default(),
         SwapCause::OtherMemory => {
             return Advised {
                 fixes: vec![less_memory(swap)],
@@ -364,18 +375,11 @@ fn no_swap(
 ) -> Result<Option<Fix>, String> {
     let Some(own) = swap.group.as_ref().filter(|own| own.limit != Some(0)) else { return Ok(None) };
     let (CgroupVersion::V2, Some(used)) = (group.version, own.used) else { return Ok(None) };
-    let limit = group.effective_limit.unwrap_or(observation.after.host.memory.total);
-    let needed = undroppable(group, used);
-    if needed > limit - limit / SPARE_PART {
-        return Err(format!(
-            "memory.swap.max=0 is not advised: its memory cgroup needs {} besides page cache, of {}, and without \
-             swap the kernel would kill in it sooner",
-            ByteSize(needed),
-            ByteSize(limit)
-        ));
+    if let Some(reason) = reason_for_swap(&observation.after.host.memory, group, own, used) {
+        return Err(format!("memory.swap.max=0 is not advised: {reason}"));
     }
     let file = shell_quoted(&group.directory.join("memory.swap.max")).to_string();
-    let before = own.limit.map_or_else(|| "max".to_owned(), |limit| limit.to_string());
+    let before = own.own_limit.map_or_else(|| "max".to_owned(), |limit| limit.to_string());
     let terms = terms(
         swap,
         "if the programs of the group grow beyond its limit, the kernel kills one of them instead of swapping",
@@ -384,6 +388,33 @@ fn no_swap(
     let does = "at once: nothing more of the group goes to swap; what is there comes back as it is used. A unit of \
                 systemd has MemorySwapMax=0 for it";
     Ok(Some(Fix::system(format!("echo 0 >{file}"), does, terms.taken_back_by_command())))
+}
+
+/// Returns why a group may need swap; `None` if all its memory fits without, below its own limit
+/// and on the host.
+fn reason_for_swap(host: &MemInfo, group: &MemoryCgroup, own: &GroupSwap, used: u64) -> Option<String> {
+    if group.limited_by.is_some() || own.has_memory_limit_above {
+        return Some(
+            "a memory cgroup above it limits memory too, and how much of that others take may change"
+                .to_owned(),
+        );
+    }
+    let needed = undroppable(group, used);
+    if let Some(limit) = group.limit.filter(|limit| needed > limit - limit / SPARE_PART) {
+        return Some(format!(
+            "its memory cgroup needs {} besides page cache, of {}, and without swap the kernel would kill in it \
+             sooner",
+            ByteSize(needed),
+            ByteSize(limit)
+        ));
+    }
+    (used > host.available.saturating_sub(host.total / SPARE_PART)).then(|| {
+        format!(
+            "its memory cgroup has {} in swap, and the host has only {} available",
+            ByteSize(used),
+            ByteSize(host.available)
+        )
+    })
 }
 
 /// Returns the command that sets the swappiness in force to another value.

@@ -199,6 +199,7 @@ fn what_a_neighbour_reads_again_is_not_the_databases() {
         title: "tar -cf - /big".to_owned(),
         cgroup: Some(again(0)),
         group_beside: None,
+        has_ended: false,
         files: vec![StreamerFile { inode: BIG, path: "/big/1".into(), access: AccessMode::ReadOnly }],
     }];
     let found = find(&observation);
@@ -251,6 +252,7 @@ fn one_that_has_ended_is_no_proof_that_the_databases_data_fits() {
         title: title.to_owned(),
         cgroup,
         group_beside: None,
+        has_ended: false,
         files: Vec::new(),
     };
     observation.streamers = vec![streamer(77, "tar -cf - /big", Some(again(0))), streamer(78, "", None)];
@@ -285,6 +287,7 @@ fn a_stream_is_fixed_before_a_limit_is_raised() {
         title: "tar -cf - /big".to_owned(),
         cgroup: Some(again(0)),
         group_beside: None,
+        has_ended: false,
         files: vec![StreamerFile { inode: BIG, path: "/big/1".into(), access: AccessMode::ReadOnly }],
     }];
     let streams = examine(&observation).into_iter().filter(|finding| finding.kind == Kind::Stream);

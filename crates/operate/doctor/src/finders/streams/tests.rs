@@ -66,6 +66,7 @@ impl Host {
             title: "tar -cf - /big".to_owned(),
             cgroup: Some(group("/m/db", Some(GIB))),
             group_beside: Some("/m/stream-77".into()),
+            has_ended: false,
             files: vec![StreamerFile { inode: BIG, path: "/big/1".into(), access: AccessMode::ReadOnly }],
         };
         let mut host = Self { before, after, streamers: vec![streamer] };

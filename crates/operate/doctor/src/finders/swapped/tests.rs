@@ -1,9 +1,9 @@
 use std::path::PathBuf;
+use std::time::Duration;
 
 use super::*;
 use crate::testing::{DEV, GIB, MIB, cgroup, pages, sample};
 use pagekeeper_kernel::Inode;
-use pagekeeper_kernel::pressure::GroupSwap;
 use pagekeeper_observe::Snapshot;
 
 const SERVER: u32 = 100;
@@ -17,10 +17,11 @@ fn filler(pid: u32, bytes: u64) -> CacheFiller {
 /// Returns swap of a database alone in its group, which grew by this.
 fn swap(swapped: u64, grown: u64) -> DatabaseSwap {
     DatabaseSwap {
+        period: Duration::from_secs(10),
         swapped,
         grown,
         processes: 1,
-        group: Some(GroupSwap { used: Some(swapped), refaults: Some(0), limit: None }),
+        group: Some(GroupSwap { used: Some(swapped), refaults: Some(0), ..GroupSwap::default() }),
         came_back: Some(0),
         is_group_own: true,
         swappiness: Some(Swappiness { value: 60, group_file: None }),
@@ -42,7 +43,7 @@ fn streamer(directory: &str) -> Streamer {
     let mut group = cgroup(GIB, GIB);
     group.directory = PathBuf::from(directory);
     let title = "tar /var/backup".to_owned();
-    Streamer { pid: TAR, title, cgroup: Some(group), group_beside: None, files: Vec::new() }
+    Streamer { pid: TAR, title, cgroup: Some(group), group_beside: None, has_ended: false, files: Vec::new() }
 }
 
 fn find_in(after: &Snapshot, swap: DatabaseSwap, streamers: Vec<Streamer>) -> Vec<Finding> {
@@ -75,8 +76,12 @@ fn page_cache_is_the_cause_only_if_enough_came_in() {
         own,
         running: vec![filler(TAR, running)],
         ended: vec![filler(78, ended)],
+        unplaced: Vec::new(),
     };
     let of = |own, running, ended| cause(10 * MIB, Some(&fillers(own * MIB, running * MIB, ended * MIB)));
+    let mut with_unplaced = fillers(MIB, MIB, 7 * MIB);
+    with_unplaced.unplaced.push(filler(79, MIB));
+    assert_eq!(cause(10 * MIB, Some(&with_unplaced)), SwapCause::Unplaced);
     assert_eq!(of(1, 9, 0), SwapCause::Program { pid: TAR, name: "tar".to_owned() });
     assert_eq!(of(6, 5, 100), SwapCause::OwnReads);
     assert_eq!(of(1, 1, 8), SwapCause::Ended);
@@ -118,9 +123,21 @@ fn a_program_in_another_group_is_not_the_cause() {
 
 #[test]
 fn a_program_that_has_ended_is_listed_as_such() {
-    let found = find_in(&snapshot(), swap(60 * MIB, 58 * MIB), Vec::new());
+    let ended =
+        Streamer { title: String::new(), cgroup: None, has_ended: true, ..streamer("/sys/fs/cgroup/db") };
+    let found = find_in(&snapshot(), swap(60 * MIB, 58 * MIB), vec![ended.clone()]);
     assert!(found[0].title.ends_with("while programs that have ended filled the page cache"), "{found:#?}");
     assert!(found[0].evidence[2].text.contains("tar (process 77), which has ended, 900 MiB"), "{found:#?}");
+    // A kernel thread has no title either, and not every program is inspected.
+    let kernel_thread = Streamer { has_ended: false, ..ended };
+    for streamers in [vec![kernel_thread], Vec::new()] {
+        let found = find_in(&snapshot(), swap(60 * MIB, 58 * MIB), streamers);
+        let [found] = &found[..] else { panic!("{found:?}") };
+        assert!(found.title.ends_with("while programs in unknown memory cgroups filled the page cache"));
+        let named = "tar (process 77), whose memory cgroup is unknown, 900 MiB";
+        assert!(found.evidence[2].text.ends_with(named), "{found:#?}");
+        assert!(!format!("{found:?}").contains("ended"), "{found:#?}");
+    }
 }
 
 #[test]
@@ -142,6 +159,70 @@ fn no_swap_is_advised_only_where_all_that_cannot_be_dropped_fits() {
     off.group.as_mut().unwrap().limit = Some(0);
     let found = find_in(&snapshot(), off, vec![streamer("/sys/fs/cgroup/db")]);
     assert!(!acts(&found[0]).iter().any(|act| act.contains("swap.max")), "it has none already");
+}
+
+#[test]
+fn no_swap_is_not_advised_below_a_limit_of_others_or_on_a_full_host() {
+    let group = cgroup(GIB, GIB);
+    let is_advised = |of: &dyn Fn(&mut Snapshot, &mut GroupSwap)| {
+        let (mut after, mut own) = (snapshot(), swap(60 * MIB, 58 * MIB));
+        of(&mut after, own.group.as_mut().unwrap());
+        let found = find_in(&after, own, vec![streamer("/sys/fs/cgroup/db")]);
+        let [found] = &found[..] else { panic!("{found:?}") };
+        let is_advised = acts(found).iter().any(|act| act.contains("swap.max"));
+        let is_explained = found.remarks.iter().any(|remark| remark.starts_with("memory.swap.max=0 is not"));
+        assert_ne!(is_advised, is_explained, "{found:#?}");
+        is_advised
+    };
+    assert!(is_advised(&|_, _| {}));
+    assert!(!is_advised(&|_, own| own.has_memory_limit_above = true));
+    let above = MemoryCgroup { limited_by: Some(PathBuf::from("/sys/fs/cgroup")), ..group.clone() };
+    assert!(!is_advised(&|after, _| after.databases[0].cgroup = Some(above.clone())));
+    let full = |after: &mut Snapshot, _: &mut GroupSwap| {
+        let memory = &mut after.host.memory;
+        memory.available = memory.total / 10 + 59 * MIB;
+    };
+    assert!(!is_advised(&full));
+    let unlimited = MemoryCgroup { limit: None, effective_limit: None, ..group };
+    let reason = |available| {
+        let memory = MemInfo { available, ..snapshot().host.memory };
+        reason_for_swap(&memory, &unlimited, &GroupSwap::default(), 60 * MIB)
+    };
+    let tenth = snapshot().host.memory.total / 10;
+    assert_eq!(reason(tenth + 60 * MIB), None);
+    assert!(reason(tenth + 59 * MIB).is_some() && reason(0).is_some());
+}
+
+#[test]
+fn the_undo_has_the_groups_own_limit_and_not_the_one_above() {
+    let of = |own_limit| {
+        let mut own = swap(60 * MIB, 58 * MIB);
+        let group = own.group.as_mut().unwrap();
+        (group.limit, group.own_limit) = (Some(100 * MIB), own_limit);
+        let found = find_in(&snapshot(), own, vec![streamer("/sys/fs/cgroup/db")]);
+        found[0].fixes[1].terms.undo.clone()
+    };
+    assert_eq!(of(None), "echo max >/sys/fs/cgroup/db/memory.swap.max");
+    assert_eq!(of(Some(GIB)), "echo 1073741824 >/sys/fs/cgroup/db/memory.swap.max");
+}
+
+#[test]
+fn rates_are_over_the_time_between_the_readings_of_swap() {
+    let longer = DatabaseSwap {
+        period: Duration::from_secs(20),
+        came_back: Some(20 * SWAP_IN_RATE_MIN),
+        ..swap(60 * MIB, 0)
+    };
+    let found = find_in(&snapshot(), longer, Vec::new());
+    assert_eq!(found[0].title, "its memory comes back from swap, 1 MiB/s");
+}
+
+#[test]
+fn other_programs_are_spoken_of_only_where_the_group_may_hold_them() {
+    let alone = swap(60 * MIB, 0);
+    assert!(of_group(&alone).unwrap().text.starts_with("its memory cgroup has 60 MiB in swap; "));
+    let shared = DatabaseSwap { is_group_own: false, ..alone };
+    assert!(of_group(&shared).unwrap().text.contains("in swap, other programs in it included; "));
 }
 
 #[test]

@@ -58,6 +58,7 @@ fn find(after: &Snapshot, lengths: &[u64]) -> Vec<Finding> {
         title: "cp a b".to_owned(),
         cgroup: None,
         group_beside: None,
+        has_ended: false,
         files: Vec::new(),
     }];
     super::find(&observation, EarlierFindings(&[]))

@@ -205,6 +205,7 @@ fn processes_of_postgresql_in_the_background_serve_nobody() {
         title: title.to_owned(),
         cgroup: None,
         group_beside: None,
+        has_ended: false,
         files: Vec::new(),
     };
     observation.streamers = vec![
