@@ -70,9 +70,9 @@ impl FileSystem {
             0x0102_1994 => Self::Tmpfs,
             0x8584_58f6 => Self::Ramfs,
             0x9584_58f6 => Self::Hugetlbfs,
-            // proc, sysfs, cgroup, cgroup2, debugfs, tracefs, devpts, securityfs
+            // proc, sysfs, cgroup, cgroup2, debugfs, tracefs, devpts, securityfs, configfs
             0x9fa0 | 0x6265_6572 | 0x0027_e0eb | 0x6367_7270 | 0x6462_6720 | 0x7472_6163 | 0x1cd1
-            | 0x7363_6673 => Self::Pseudo,
+            | 0x7363_6673 | 0x6265_6570 => Self::Pseudo,
             other => Self::Other(other),
         }
     }
@@ -148,6 +148,7 @@ mod tests {
         let kind = FileSystem::of(std::fs::File::open(path).unwrap(), path).unwrap();
         assert_eq!(kind, FileSystem::Pseudo);
         assert!(kind.release_refusal().is_some());
+        assert_eq!(FileSystem::from_magic(0x6265_6570), FileSystem::Pseudo, "configfs");
     }
 
     #[test]

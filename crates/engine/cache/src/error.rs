@@ -71,7 +71,7 @@ pub enum Error {
         reason: Arc<str>,
     },
     /// A verifier asked for a page of its file that is being loaded, such as the one that it is to
-    /// verify: it could wait for itself.
+    /// verify, or for an absent page by a future: it could wait for itself.
     #[error("page {page} of {}: a verifier asked for it, and would wait for itself", escaped(path))]
     WithinVerifier {
         /// The file.

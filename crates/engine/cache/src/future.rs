@@ -173,7 +173,7 @@ impl CachedFile {
             let page = handle.page_number(at >> shift)?;
             if page >= ahead.end {
                 let last = handle.page_number((offset + len as u64 - 1) >> shift)?;
-                ahead = handle.begin_ahead(page, last);
+                ahead = handle.begin_ahead(page, last)?;
             }
             let buf = &mut buf[done..done + part];
             let mut awaited =
@@ -194,8 +194,9 @@ impl FileHandle {
             .is_some_and(|entry| PageEntry(entry.load(Ordering::Relaxed)).readable().is_some())
     }
 
-    /// Begins the loads of absent pages from `first` to `last`, up to a bound.
-    fn begin_ahead(self: &Arc<Self>, first: u32, last: u32) -> AheadPages {
+    /// Begins the loads of absent pages from `first` to `last`, up to a bound. Fails in a verifier
+    /// of the file if one is absent.
+    fn begin_ahead(self: &Arc<Self>, first: u32, last: u32) -> Result<AheadPages, Error> {
         let end = last.saturating_add(1).min(first.saturating_add(AHEAD_PAGES_MAX));
         let mut begun = 0;
         let mut fillings = Vec::new();
@@ -203,6 +204,7 @@ impl FileHandle {
             if self.is_readable(page) {
                 continue;
             }
+            self.check_can_wait(page)?;
             match self.begin_owned(page) {
                 LoadStart::Load(filling) => {
                     begun |= 1 << (page - first);
@@ -213,7 +215,7 @@ impl FileHandle {
             }
         }
         self.submit(fillings, LoadReason::Read);
-        AheadPages { first, end, begun }
+        Ok(AheadPages { first, end, begun })
     }
 
     fn poll_page(
@@ -252,8 +254,10 @@ impl FileHandle {
         }
     }
 
-    /// Begins the load of an absent page.
+    /// Begins the load of an absent page. Fails in a verifier of the file: its thread may be the
+    /// one that settles the load.
     fn begin_awaited(self: &Arc<Self>, page: u32, on_busy: BusyPolicy) -> Result<AwaitedEvent, Error> {
+        self.check_can_wait(page)?;
         let attempt = || self.shared.pool.begin(&self.page_table, page, on_busy);
         let mut begun = attempt();
         if matches!(begun, BeginOutcome::Full) && self.shared.make_room() {
@@ -266,10 +270,7 @@ impl FileHandle {
                 self.submit(vec![filling], LoadReason::Read);
                 AwaitedEvent::Load(waiter)
             }
-            BeginOutcome::Busy(Some(waiter)) => {
-                self.check_can_wait(page)?;
-                AwaitedEvent::Load(waiter)
-            }
+            BeginOutcome::Busy(Some(waiter)) => AwaitedEvent::Load(waiter),
             BeginOutcome::Busy(None) | BeginOutcome::Readable if on_busy == BusyPolicy::Join => {
                 AwaitedEvent::Counted
             }

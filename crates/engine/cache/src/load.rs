@@ -24,7 +24,7 @@ use crate::frames::{self, LoadingFrame};
 use crate::handle::FileHandle;
 use crate::lookup::{KeptFrame, LookupAttempt};
 use crate::pool::{BeginOutcome, BusyPolicy, LoadReason};
-use crate::verifier::{self, LoadedPage};
+use crate::verifier::{self, FileKey, LoadedPage};
 
 /// Attempts to make room before a page is read past the cache. Each attempt after the first yields
 /// the processor, for readers that were preempted.
@@ -88,10 +88,10 @@ impl FileHandle {
         Ok(MissStep::Bypass)
     }
 
-    /// Fails if the page is being loaded and this thread verifies a page of the same file: it may
-    /// wait for itself.
+    /// Fails if this thread verifies a page of the same file: a wait for the load of the page could
+    /// be a wait for itself.
     pub(crate) fn check_can_wait(&self, page: u32) -> Result<(), Error> {
-        if verifier::is_verifying_file(self.page_table.number) {
+        if verifier::is_verifying_file(FileKey::new(&self.page_table)) {
             return Err(Error::WithinVerifier { path: self.path.clone(), page: page.into() });
         }
         Ok(())
@@ -116,7 +116,7 @@ impl FileHandle {
             offset: self.range(page).start,
             bytes,
         };
-        verifier::verify(verifier, &loaded)
+        verifier::verify(verifier, FileKey::new(&self.page_table), &loaded)
     }
 
     /// Checks that the file is unchanged, and that the bytes read are the page.

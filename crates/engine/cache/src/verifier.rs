@@ -5,32 +5,51 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::Error;
+use crate::page_table::PageTable;
 
 /// Checks a page that was loaded, before anyone reads it.
 pub(crate) type PageVerifier = Arc<dyn Fn(&LoadedPage<'_>) -> Result<(), String> + Send + Sync>;
 
 thread_local! {
-    /// The pages that this thread is verifying, by file number and page; the innermost is last.
-    static VERIFIED_HERE: RefCell<Vec<(u64, u32)>> = const { RefCell::new(Vec::new()) };
+    /// The pages that this thread is verifying, of all caches; the innermost is last.
+    static VERIFIED_HERE: RefCell<Vec<VerifiedPage>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A page that is being verified.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct VerifiedPage {
+    file: FileKey,
+    page: u32,
+}
+
+/// Identifies an open file among those of all caches, by the address of its page table. File
+/// numbers don't: each cache counts from 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FileKey(usize);
+
+impl FileKey {
+    pub(crate) fn new(page_table: &Arc<PageTable>) -> Self {
+        Self(Arc::as_ptr(page_table).addr())
+    }
 }
 
 /// Whether a page that this thread is verifying satisfies the condition. False in a thread that is
 /// ending.
-fn is_verifying(condition: impl Fn(&(u64, u32)) -> bool) -> bool {
+fn is_verifying(condition: impl Fn(&VerifiedPage) -> bool) -> bool {
     VERIFIED_HERE.try_with(|pages| pages.borrow().iter().any(condition)).unwrap_or(false)
 }
 
 /// Whether this thread is verifying a page of the file: a wait for another page of it may never
 /// end.
-pub(crate) fn is_verifying_file(file: u64) -> bool {
-    is_verifying(|page| page.0 == file)
+pub(crate) fn is_verifying_file(file: FileKey) -> bool {
+    is_verifying(|page| page.file == file)
 }
 
 /// Notes that this thread is verifying a page, until it is dropped.
 struct VerifiedHere;
 
 impl VerifiedHere {
-    fn new(page: (u64, u32)) -> Self {
+    fn new(page: VerifiedPage) -> Self {
         let _ = VERIFIED_HERE.try_with(|pages| pages.borrow_mut().push(page));
         Self
     }
@@ -43,12 +62,12 @@ impl Drop for VerifiedHere {
 }
 
 /// Calls the verifier. Fails if it has asked for the page that it is to verify.
-pub(crate) fn verify(verifier: &PageVerifier, page: &LoadedPage<'_>) -> Result<(), Error> {
-    let number = (page.file_id, page.page);
-    if is_verifying(|other| *other == number) {
+pub(crate) fn verify(verifier: &PageVerifier, file: FileKey, page: &LoadedPage<'_>) -> Result<(), Error> {
+    let this_page = VerifiedPage { file, page: page.page };
+    if is_verifying(|other| *other == this_page) {
         return Err(Error::WithinVerifier { path: page.path.to_owned(), page: page.page() });
     }
-    let _here = VerifiedHere::new(number);
+    let _here = VerifiedHere::new(this_page);
     verifier(page).map_err(|reason| Error::Rejected {
         path: page.path.to_owned(),
         page: page.page(),

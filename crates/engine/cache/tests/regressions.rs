@@ -119,6 +119,60 @@ fn a_verifier_that_reads_its_own_file_does_not_wait_for_itself() {
     check(SEED, PAGE_LEN, &file.page(1).unwrap());
 }
 
+/// A verifier that waits for futures of absent pages of its file gets an error too: its thread may
+/// be the one that settles their loads. Pages in the cache can be read.
+#[test]
+fn a_verifier_that_awaits_absent_pages_of_its_file_does_not_wait_for_itself() {
+    let opened: Arc<OnceLock<CachedFile>> = Arc::default();
+    let in_verifier = Arc::clone(&opened);
+    let disk = SimDisk::new();
+    disk.create_patterned("/file", 20 * PAGE_LEN, SEED).unwrap();
+    let verifier = move |page: &LoadedPage<'_>| {
+        let Some(file) = in_verifier.get() else { return Ok(()) };
+        let mut across = [0; 2 * PAGE];
+        block_on(file.read_at_async(PAGE_LEN, &mut across)).map_err(|error| error.to_string())?;
+        check(SEED, PAGE_LEN, &across);
+        let absent = (page.page() + 5) * PAGE_LEN;
+        for len in [100, PAGE, 2 * PAGE] {
+            let result = block_on(file.read_at_async(absent, &mut across[..len]));
+            if !matches!(result, Err(Error::WithinVerifier { .. })) {
+                return Err(format!("{result:?}"));
+            }
+        }
+        Ok(())
+    };
+    let cache = sim_builder(&disk, 100, PAGE).verifier(verifier).build().unwrap();
+    let file = cache.open("/file").unwrap();
+    file.read_at(PAGE_LEN, &mut [0; 2 * PAGE]).unwrap();
+    opened.set(file.clone()).unwrap();
+    let mut page = [0; PAGE];
+    block_on(file.read_at_async(5 * PAGE_LEN, &mut page)).unwrap();
+    check(SEED, 5 * PAGE_LEN, &page);
+    file.read_at(6 * PAGE_LEN, &mut page).unwrap();
+    file.prefetch(7 * PAGE_LEN..8 * PAGE_LEN);
+    file.page(7).unwrap();
+}
+
+/// This cache, earlier: a verifier that read the page of the same number from a file of another
+/// cache was told that it waits for itself.
+#[test]
+fn a_verifier_can_read_through_another_cache() {
+    let disk = SimDisk::new();
+    disk.create_patterned("/file", 20 * PAGE_LEN, SEED).unwrap();
+    let cache = || sim_builder(&disk, 100, PAGE);
+    let other = cache().verifier(|_| Ok(())).build().unwrap();
+    let checksums = other.open("/file").unwrap();
+    let id = checksums.id();
+    let verifier = move |page: &LoadedPage<'_>| {
+        assert_eq!(page.file_id(), id);
+        let kept = checksums.page(page.page()).map_err(|error| error.to_string())?;
+        if *kept == *page.bytes() { Ok(()) } else { Err("other bytes".to_owned()) }
+    };
+    let file = cache().verifier(verifier).build().unwrap().open("/file").unwrap();
+    read_all(&file, SEED);
+    assert_eq!(other.stats().misses, 20);
+}
+
 /// As above: the file is shorter than it was.
 #[test]
 fn a_file_that_was_cut_is_an_error_that_says_so() {

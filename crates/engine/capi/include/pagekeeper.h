@@ -505,10 +505,12 @@ pk_status pk_store_restore(const char *backup, const char *to, uint64_t *seq);
 pk_status pk_store_close(pk_store *store);
 
 /* Begins a write transaction; waits until the previous one is over. PK_MISUSE if this thread began that one: it
-   would wait for itself. */
+   would wait for itself. That is so even if another thread is to end it: a thread that passed its transaction on
+   begins the next one with pk_store_begin_write_timeout(store, INT_MAX, &txn), which waits for up to 24 days. */
 pk_status pk_store_begin_write(pk_store *store, pk_write_txn **txn);
-/* The same, but waits for up to timeout_ms milliseconds (-1: without a limit, 0: not at all) and then returns
-   PK_TIMED_OUT. A thread that began the previous transaction and passed it to another thread can wait with a limit. */
+/* The same, but waits for up to timeout_ms milliseconds (0: not at all) and then returns PK_TIMED_OUT, whichever
+   thread began the previous transaction. With -1 it is pk_store_begin_write(): no limit, and PK_MISUSE if this
+   thread began the previous transaction. */
 pk_status pk_store_begin_write_timeout(pk_store *store, int timeout_ms, pk_write_txn **txn);
 pk_status pk_txn_allocate(pk_write_txn *txn, uint64_t *page);
 /* Allocates contiguous pages and returns the first of them. Until they are written, they read as never

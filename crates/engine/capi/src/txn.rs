@@ -215,4 +215,26 @@ mod tests {
         // SAFETY: as above.
         assert_eq!(pk_txn_commit(Some(unsafe { again.assume_init() }), 0, None), Status::Ok);
     }
+
+    #[test]
+    fn a_thread_that_passed_its_transaction_on_waits_for_it_with_the_longest_timeout() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let options = pagekeeper_store::Store::options().memory(4 << 20).journal_bytes(1 << 20);
+        let opened = options.open(dir.path().join("store")).unwrap();
+        let store = StoreHandle(Arc::new(opened), Process::current());
+        let (status, first) = begin(&store, -1);
+        assert_eq!(status, Status::Ok);
+        // SAFETY: written by the call that returned PK_OK.
+        let first = unsafe { first.assume_init() };
+        assert_eq!(begin(&store, -1).0, Status::Misuse);
+        let ended = std::thread::spawn(move || {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            pk_txn_commit(Some(first), 0, None)
+        });
+        let (status, next) = begin(&store, c_int::MAX);
+        assert_eq!(status, Status::Ok);
+        assert_eq!(ended.join().unwrap(), Status::Ok);
+        // SAFETY: as above.
+        pk_txn_abort(Some(unsafe { next.assume_init() }));
+    }
 }

@@ -109,7 +109,7 @@ fn a_wrong_page_is_the_callers_mistake() {
 #[test]
 fn a_wrong_lsn_or_position_is_the_callers_mistake() {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-    let redo = RedoLog::options().files(1).file_bytes(1 << 20).create(&dir.path().join("redo")).unwrap();
+    let redo = RedoLog::options().files(1).file_bytes(1 << 20).create(dir.path().join("redo")).unwrap();
     let end = redo.append(&[0xd7; 100]).unwrap();
     redo.wait_flushed(end).unwrap();
     let past = Lsn::new(1 << 40);

@@ -92,8 +92,8 @@ pub struct WriteSupport {
 impl WriteSupport {
     /// Tests a directory's file system, once in a process.
     pub fn probe(directory: impl AsRef<Path>) -> Result<Self, Error> {
-        let directory = directory.as_ref();
         static KNOWN_SUPPORT: Mutex<Option<HashMap<u64, WriteSupport>>> = Mutex::new(None);
+        let directory = directory.as_ref();
         let known = || lock(&KNOWN_SUPPORT);
         let device = rustix::fs::stat(directory).map_err(|errno| call("stat", directory, errno))?.st_dev;
         if let Some(found) = known().as_ref().and_then(|known| known.get(&device)) {

@@ -102,20 +102,27 @@ impl Store {
     /// Begins a write transaction. Waits until the previous one is committed or dropped, and while
     /// the journal is full.
     ///
-    /// Fails with [`Error::OwnTransaction`] if this thread began the previous one by this function:
-    /// it would wait for itself.
+    /// Fails with [`Error::OwnTransaction`] if this thread began the previous one by this function
+    /// or one of its variants with a timeout: it would wait for itself.
     pub fn begin_write(&self) -> Result<WriteTxn<'_>, Error> {
         WriteTxn::new(StoreHandle::Borrowed(&self.core), BeginWrite::within(true, None))
     }
 
     /// Like [`begin_write`](Self::begin_write), but fails with [`Error::WriteTimeout`] if it would
-    /// wait.
+    /// wait for another transaction or a thread. If the journal is full, a store
+    /// [without threads](StoreOptions::without_threads) runs a checkpoint in this call, which takes
+    /// as long as the disk does.
     pub fn try_begin_write(&self) -> Result<WriteTxn<'_>, Error> {
         self.begin_write_timeout(Duration::ZERO)
     }
 
     /// Like [`begin_write`](Self::begin_write), but fails with [`Error::WriteTimeout`] if it would
-    /// wait for longer than `timeout`, whoever has the previous transaction.
+    /// wait for longer than `timeout`, whoever has the previous transaction. If the journal is
+    /// full, a store [without threads](StoreOptions::without_threads) runs a checkpoint in this
+    /// call, and the timeout does not limit it.
+    ///
+    /// A timeout past the end of the clock, such as [`Duration::MAX`], is no limit: the call is
+    /// then [`begin_write`](Self::begin_write), and can fail with [`Error::OwnTransaction`].
     ///
     /// ```
     /// use std::time::Duration;
@@ -142,8 +149,12 @@ impl Store {
 
     /// Like [`begin_write`](Self::begin_write), with a transaction that shares ownership of the
     /// store. It can be kept in a struct, or moved into a task or thread that outlives the caller.
-    /// Whoever drops the last owner closes the store, which may take a sync. Waits even if this
-    /// thread began the previous one, which another thread may end.
+    /// Whoever drops the last owner closes the store, which may take a sync.
+    ///
+    /// Waits for a previous transaction that this function began, even on this thread, since
+    /// another thread may end that one. Fails with [`Error::OwnTransaction`] if this thread began
+    /// the previous one by [`begin_write`](Self::begin_write) or one of its variants with a
+    /// timeout.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -168,7 +179,8 @@ impl Store {
     }
 
     /// Like [`begin_write_owned`](Self::begin_write_owned), but fails with [`Error::WriteTimeout`]
-    /// if it would wait for longer than `timeout`.
+    /// if it would wait for longer than `timeout`. The timeout is that of
+    /// [`begin_write_timeout`](Self::begin_write_timeout).
     pub fn begin_write_owned_timeout(
         self: &Arc<Self>,
         timeout: Duration,
@@ -360,8 +372,8 @@ impl Store {
     ///
     /// Fails with [`Error::TransactionTooLarge`] if the free list has more trunks than the journal
     /// takes in one commit (each lists about 500 pages), with [`Error::Damaged`] if it is damaged,
-    /// and as commits and checkpoints do. Completed steps stay, and the next call continues from
-    /// there.
+    /// with [`Error::OwnTransaction`] as [`begin_write`](Self::begin_write) does, and as commits
+    /// and checkpoints do. Completed steps stay, and the next call continues from there.
     ///
     /// ```
     /// use pagekeeper_store::{Durability, Store};

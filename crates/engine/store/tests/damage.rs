@@ -178,7 +178,7 @@ fn a_page_of_a_commit_that_was_lost_is_not_taken_for_one_that_came_later() {
 fn a_commit_of_a_newer_version_in_the_journal_is_said_to_be_one() {
     let disk = disk();
     let journal = pagekeeper_wal::RedoLog::options().io(Arc::new(disk.clone())).without_threads();
-    let (log, _) = journal.recover(&dir().join("journal"), None).unwrap();
+    let (log, _) = journal.recover(dir().join("journal"), None).unwrap();
     let end = log.try_append(&[2; 16]).unwrap();
     log.sync_upto(end).unwrap();
     log.close().unwrap();

@@ -64,7 +64,7 @@ fn each_flip_is_refused(made: &SimDisk, places: &[(u64, u64)]) {
 fn of_records_and_padding(disk: &SimDisk, places: Vec<(u64, u64)>) -> [Vec<(u64, u64)>; 2] {
     let len = ring(disk)[0].len() as u64;
     let log = RedoLog::options().io(Arc::new(disk.clone())).read_only(true);
-    let (_, records) = log.recover(&dir().join("journal"), None).unwrap();
+    let (_, records) = log.recover(dir().join("journal"), None).unwrap();
     // None of these journals has wrapped around.
     let is_of_record = |(file, at): &(u64, u64)| {
         records.iter().any(|record| (record.lsn..record.end).contains(&Lsn::new(file * len + at)))

@@ -190,7 +190,7 @@ fn openings_that_fail_for_what_a_newer_pagekeeper_wrote_use_nothing_up() {
     for closed in [false, true] {
         let disk = with_journal(true);
         let journal = pagekeeper_wal::RedoLog::options().io(Arc::new(disk.clone())).without_threads();
-        let (log, _) = journal.recover(&dir().join("journal"), None).unwrap();
+        let (log, _) = journal.recover(dir().join("journal"), None).unwrap();
         let end = log.try_append(&[2; 16]).unwrap();
         log.sync_upto(end).unwrap();
         if closed {

@@ -111,8 +111,9 @@ impl FrameArena {
         let (first, advice) =
             if now < before { (now, Advice::LinuxNoHugepage) } else { (before, Advice::LinuxHugepage) };
         // Fails on a kernel that has no huge pages, or no memory to describe the mapping as two;
-        // then nothing changes. SAFETY: whole huge pages below the frames' end, of this value's own
-        // mapping; the advice changes no content, whoever uses it.
+        // then nothing changes.
+        // SAFETY: whole huge pages below the frames' end, of this value's own mapping; the advice
+        // changes no content, whoever uses it.
         let _ =
             unsafe { memory::advise(self.frames.as_ptr().add(first).cast(), before.abs_diff(now), advice) };
     }

@@ -206,7 +206,7 @@ fn is_refused(life: &Life, is_expected: impl Fn(&Error) -> bool) {
 /// Appends an entry of a newer version to the journal.
 fn append_newer(disk: &SimDisk) -> bool {
     let journal = pagekeeper_wal::RedoLog::options().io(Arc::new(disk.clone())).without_threads();
-    let (log, _) = journal.recover(&dir().join("journal"), None).expect("it is whole");
+    let (log, _) = journal.recover(dir().join("journal"), None).expect("it is whole");
     let is_appended = log.try_append(&[2; 16]).is_ok_and(|end| log.sync_upto(end).is_ok());
     log.close().expect("nothing fails");
     is_appended

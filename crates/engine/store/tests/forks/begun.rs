@@ -96,7 +96,7 @@ fn what_was_begun_before_a_fork_goes_on_in_the_parent_alone() {
 #[test]
 fn readers_of_logs_and_output_begun_before_a_fork_go_on_in_the_parent_alone() {
     let dir = disk_dir();
-    let redo = RedoLog::options().files(2).file_bytes(1 << 20).create(&dir.path().join("redo")).unwrap();
+    let redo = RedoLog::options().files(2).file_bytes(1 << 20).create(dir.path().join("redo")).unwrap();
     redo.wait_flushed(redo.append(b"record").unwrap()).unwrap();
     let mut records = redo.read_from(Lsn::new(0)).unwrap();
     let binlog = BinLog::options().open(dir.path().join("binlog")).unwrap();

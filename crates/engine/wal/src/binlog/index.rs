@@ -174,24 +174,20 @@ impl SegmentIndex {
     }
 
     /// Allocates space for the next index under its temporary name, so that segments can be sealed
-    /// and purged on a full disk. Returns `None` if there is no space even for that, or the file
-    /// system cannot allocate ahead; only a failing disk is an error.
-    pub(super) fn keep_room(&self, io: &dyn Io, dir: &Path) -> Result<Option<IndexRoom>, IoError> {
+    /// and purged on a full disk. Returns `None` if that fails, for example because the disk is
+    /// already full, or the file system cannot allocate ahead. The log can go on without it.
+    pub(super) fn keep_room(&self, io: &dyn Io, dir: &Path) -> Option<IndexRoom> {
         let bytes = (self.encode().len() as u64 + NEXT_LINE_BYTES).next_multiple_of(BLOCK);
         let new = dir.join(NEW_INDEX_NAME);
         let kept = new_file(io, &new).and_then(|file| {
             file.allocate(0..bytes)?;
             Ok(IndexRoom { file, bytes })
         });
-        match kept {
-            Ok(room) => Ok(Some(room)),
-            Err(error) if error.errno() == Some(libc::EIO) => Err(error),
-            Err(_) => {
-                // Without space the file would only take up a name.
-                let _ = io.remove(&new);
-                Ok(None)
-            }
+        if kept.is_err() {
+            // Without space the file would only take up a name.
+            let _ = io.remove(&new);
         }
+        kept.ok()
     }
 }
 

@@ -204,16 +204,22 @@ impl SegmentStore {
 
     /// Replaces the current index.
     pub(super) fn replace_index(&self, index: &SegmentIndex) -> Result<(), AppendFailure> {
+        let prepare =
+            |room| index.prepare(&*self.io, &self.dir, room, !self.injected_fault(BinLogFault::NoIndexSync));
         let room = lock(&self.next_index).take();
-        index
-            .prepare(&*self.io, &self.dir, room, !self.injected_fault(BinLogFault::NoIndexSync))?
-            .rename(&*self.io)?;
+        let had_room = room.is_some();
+        match prepare(room)?.rename(&*self.io) {
+            // Somebody removed the room: the new index was written to a file without a name.
+            Err(error) if had_room && error.errno() == Some(libc::ENOENT) => {
+                prepare(None)?.rename(&*self.io)?;
+            }
+            renamed => renamed?,
+        }
         if !self.injected_fault(BinLogFault::NoRenameSync) {
             self.sync_dir()?;
         }
         // The old index has just given its space back.
-        let room = index.keep_room(&*self.io, &self.dir).map_err(AppendFailure::Final)?;
-        *lock(&self.next_index) = room;
+        *lock(&self.next_index) = index.keep_room(&*self.io, &self.dir);
         Ok(())
     }
 

@@ -64,7 +64,12 @@ impl RedoReader {
     /// Whether the records from the checkpoint on are intact up to `lsn`, and none of them begins
     /// or ends there.
     fn is_no_record(core: &Arc<Core>, lsn: u64) -> bool {
-        let Ok(before) = Self::new(core, core.checkpoint()) else { return false };
+        let from = core.checkpoint();
+        if lsn < from {
+            // A checkpoint has meanwhile freed the records that would show it.
+            return false;
+        }
+        let Ok(before) = Self::new(core, from) else { return false };
         let mut before = before.map_while(Result::ok).skip_while(|record| record.end.get() < lsn);
         before.next().is_some_and(|record| record.lsn.get() != lsn && record.end.get() != lsn)
     }

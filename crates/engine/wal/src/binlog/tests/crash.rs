@@ -72,8 +72,7 @@ fn ensure(holds: bool, what: impl FnOnce() -> String) -> Checked<()> {
 impl World {
     /// Runs a script until the disk or the log fails. Returns an error if a condition is violated.
     fn run(&mut self, open: &dyn Fn() -> Result<BinLog, Error>, script: &[Step]) -> Checked<()> {
-        let Some(log) = self.opened(open()) else { return Ok(()) };
-        let mut log = self.check(log)?;
+        let Some(mut log) = self.opened(open())? else { return Ok(()) };
         for step in script {
             let result = match *step {
                 Step::Append(number, len) => self.append(&log, number, len),
@@ -88,8 +87,8 @@ impl World {
                     } else {
                         drop(log);
                     }
-                    let Some(again) = self.opened(open()) else { return Ok(()) };
-                    log = self.check(again)?;
+                    let Some(again) = self.opened(open())? else { return Ok(()) };
+                    log = again;
                     closed
                 }
             };
@@ -107,8 +106,21 @@ impl World {
         Ok(())
     }
 
-    fn opened(&mut self, opened: Result<BinLog, Error>) -> Option<BinLog> {
-        opened.map_err(|error| self.note_names(&error)).ok()
+    /// Checks a log that was just opened. Returns `None` if the disk has failed.
+    fn opened(&mut self, opened: Result<BinLog, Error>) -> Checked<Option<BinLog>> {
+        let log = match opened {
+            Ok(log) => log,
+            Err(error) => {
+                self.note_names(&error);
+                return Ok(None);
+            }
+        };
+        match log.follow(log.first()).and_then(|mut follower| follower.try_next()) {
+            // The opening ends with the room for the next index, and succeeds if a power cut there
+            // prevents that. Nothing else makes reads fail here.
+            Err(Error::Io(error)) if error.errno() == Some(libc::EIO) => Ok(None),
+            _ => self.check(log).map(Some),
+        }
     }
 
     fn note_names(&mut self, error: &Error) {

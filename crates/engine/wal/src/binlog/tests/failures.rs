@@ -5,7 +5,7 @@ use std::sync::Barrier;
 use pagekeeper_io::Error as IoError;
 use pagekeeper_simdisk::{RandomFaults, RandomWriteFaults, SimDisk, Times, WriteFault};
 
-use super::support::{DIR, append, group, options, read_groups};
+use super::support::{DIR, append, group, names, options, read_groups};
 use crate::{BinLog, Error, LogMode, PurgeMode};
 use pagekeeper_testing::Mounted;
 
@@ -45,6 +45,54 @@ fn a_failed_write_or_sync_is_final_for_everyone() {
         let found = read_groups(&log, log.first()).unwrap();
         assert_eq!(found[0], group(1, 2, 100));
         append(&log, &group(4, 1, 1)).unwrap();
+    }
+}
+
+#[test]
+fn a_log_goes_on_if_its_room_for_the_next_index_is_removed() {
+    let disk = SimDisk::new();
+    let remove_room = || disk.remove("/binlog/binlog.index.new").unwrap();
+    let log = options(&disk).open(DIR).unwrap();
+    let position = append(&log, &group(1, 2, 100)).unwrap();
+    remove_room();
+    log.rotate().unwrap();
+    append(&log, &group(2, 2, 100)).unwrap();
+    remove_room();
+    assert_eq!(log.purge_to(log.end(), PurgeMode::Forced), Ok(1));
+    remove_room();
+    log.close().unwrap();
+    let log = options(&disk).open(DIR).unwrap();
+    assert!(log.first() > position);
+    assert_eq!(read_groups(&log, log.first()).unwrap(), [group(2, 2, 100)]);
+}
+
+#[test]
+fn a_log_goes_on_without_room_for_the_next_index() {
+    let until_rotation = |disk: &SimDisk| {
+        let log = options(disk).open(DIR).unwrap();
+        append(&log, &group(1, 2, 100)).unwrap();
+        log
+    };
+    let rehearsal = SimDisk::new();
+    until_rotation(&rehearsal).rotate().unwrap();
+    let operations = rehearsal.ops();
+    // The last operations of a rotation make a new file, and allocate its space.
+    for operation in [operations - 2, operations - 1] {
+        for errno in [libc::EIO, libc::EROFS, libc::ENOSPC, libc::EACCES] {
+            let disk = SimDisk::new();
+            let log = until_rotation(&disk);
+            disk.fail_operation_at(operation, errno);
+            log.rotate().unwrap();
+            assert_eq!(disk.stats().faults, 1);
+            assert!(!names(&disk).contains(&"binlog.index.new".to_owned()));
+            append(&log, &group(2, 2, 100)).unwrap();
+            log.rotate().unwrap();
+            assert!(names(&disk).contains(&"binlog.index.new".to_owned()));
+            log.close().unwrap();
+            let log = options(&disk).open(DIR).unwrap();
+            let groups = [group(1, 2, 100), group(2, 2, 100)];
+            assert_eq!(read_groups(&log, log.first()).unwrap(), groups);
+        }
     }
 }
 
