@@ -1,5 +1,5 @@
 //! `beside`: commits on a slow disk beside a stream that writes to it: plain, under
-//! `pagekeeper run`, by the remedies of others, and without a stream. The [loads](loads) are two
+//! `pagekeeper run`, by the remedies of others, and without a stream. The [loads] are two
 //! logs, three servers, and appends that are never synced.
 //!
 //! Invariants:

@@ -34,7 +34,7 @@ fn make_redo(dir: &Path, load: LogLoad) -> Result<Box<dyn MeasuredLog>> {
     // The flush policy decides how a ring is best written.
     let policy = if load.bytes == 0 { FlushPolicy::EachCommit } else { FlushPolicy::Os };
     let options = RedoLog::options().files(RING_FILES).file_bytes(RING_FILE_BYTES);
-    let log = options.flush_policy(policy).create(&dir.join("redo"))?;
+    let log = options.flush_policy(policy).create(dir.join("redo"))?;
     let checkpoint = AtomicU64::new(log.checkpoint_lsn().get());
     Ok(Box::new(OurRedoLog { log, checkpoint }))
 }
@@ -65,7 +65,7 @@ impl MeasuredLog for OurRedoLog {
 }
 
 fn check_redo(dir: &Path, see: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
-    let log = RedoLog::options().open(&dir.join("redo"))?;
+    let log = RedoLog::options().open(dir.join("redo"))?;
     for record in log.read_from(log.checkpoint_lsn())? {
         see(&record?.body)?;
     }

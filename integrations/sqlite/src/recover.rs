@@ -41,7 +41,7 @@ impl Session {
         }
         places.check()?;
         let (log, records) =
-            options().recover(&places.log(), None).map_err(|error| missing_log(&error, &missing))?;
+            options().recover(places.log(), None).map_err(|error| missing_log(&error, &missing))?;
         let mut commits = Vec::with_capacity(records.len());
         for record in &records {
             let commit = record::decode(&record.body)

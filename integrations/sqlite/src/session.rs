@@ -131,14 +131,14 @@ impl Session {
         }
         let size = file.size()?;
         places.prepare()?;
-        let log = match options().open(&places.log()) {
+        let log = match options().open(places.log()) {
             Err(LogError::NoLog { .. } | LogError::Unfinished { .. }) => {
-                match options().create(&places.log()) {
+                match options().create(places.log()) {
                     // Left by a power cut during the removal of an unfinished log, for example
                     // after a full disk: it never had a record.
                     Err(LogError::NotEmpty { .. }) => {
                         fs::remove_dir_all(places.log())?;
-                        options().create(&places.log())
+                        options().create(places.log())
                     }
                     created => created,
                 }

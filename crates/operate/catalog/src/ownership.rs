@@ -12,8 +12,7 @@
 //! The stronger of two claims wins, whichever came first. A file in a watched directory counts as a
 //! database's ([`FileOwnership`]) only if
 //!
-//! 1. its owner is the one user that the database's process runs as, or that process runs as root,
-//!    or
+//! 1. its owner is the one user that the database's process runs as, or that process is root's, or
 //! 2. the process has that very file open for writing, or
 //! 3. the process has a file of the same log open for writing, in a directory that is not writable
 //!    by everybody, and the file has no other name. By another name it may be somebody else's: with
