@@ -7,8 +7,8 @@
 //!
 //! The price of a piece is a low quantile of the times of recent pieces. A piece that took longer
 //! than its price is evidence that somebody else waits, and is followed by a pause of twice its
-//! time. If the requests of others are known ([`Pacer::others`]), each piece is followed by a pause
-//! of their share. A piece is as long as the disk writes in [`PIECE_NS`]. A disk that is slow per
+//! time. If others are known to be there by their requests ([`Pacer::others`]), each piece is
+//! followed by a pause of their share instead. A piece is as long as the disk writes in [`PIECE_NS`]. A disk that is slow per
 //! request but serves many in parallel ("wide") gets longer pieces, as far as these make it faster.
 //!
 //! Invariants: a piece is never shorter than [`PIECE_MIN`] or longer than [`WIDE_PIECE_MAX`]. No
@@ -252,8 +252,10 @@ impl Pacer {
         if self.ns >= WINDOW_NS && self.parts >= WINDOW_PARTS {
             self.end_window();
         }
-        let pause = if is_late { part.took_min.saturating_mul(2) } else { 0 };
-        pause.max(self.share.after(part.took_max)).min(PAUSE_MAX_NS)
+        // Beside others whose requests are counted, a part takes longer than its price in any case.
+        let by_duration = if is_late { part.took_min.saturating_mul(2) } else { 0 };
+        let pause = if self.share.is_none() { by_duration } else { self.share.after(part.took_max) };
+        pause.min(PAUSE_MAX_NS)
     }
 
     /// Whether a part took longer than it does when nobody else waits.
