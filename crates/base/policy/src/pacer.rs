@@ -314,7 +314,7 @@ impl Pacer {
     fn rested(&mut self, rate: u64, was_late: bool) {
         let length = self.length();
         let is_first = self.rate == 0;
-        self.rate = rate.max(self.rate - self.rate / 4 + rate / 4);
+        self.rate = if is_first { rate } else { self.rate - self.rate / 4 + rate / 4 };
         if self.length() > length {
             // Lengths double once at a time, and the new length's price differs from the current
             // one.
