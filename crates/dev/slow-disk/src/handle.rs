@@ -27,10 +27,10 @@ const SHUTDOWN_WAIT_MAX: Duration = Duration::from_secs(30);
 ///
 /// ```no_run
 /// use std::{num::NonZero, path::Path, time::Duration};
-/// use pagekeeper_slow_disk::{Settings, SlowDisk};
+/// use pagekeeper_slow_disk::{DiskSettings, SlowDisk};
 ///
 /// # fn main() -> anyhow::Result<()> {
-/// let settings = Settings::new(Duration::from_millis(2), NonZero::new(64).unwrap());
+/// let settings = DiskSettings::new(Duration::from_millis(2), NonZero::new(64).unwrap());
 /// let disk = SlowDisk::start(&std::env::current_exe()?, Path::new("/mnt/slow"), &settings)?;
 /// std::fs::write(disk.dir().join("file"), "text")?;
 /// disk.reset()?;
