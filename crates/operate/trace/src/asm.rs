@@ -269,6 +269,26 @@ impl Assembler {
         self.push(OPCODE_JUMP | condition as u8, a as u8, 0, 0, constant);
     }
 
+    /// `dst` = the address of a place on the stack.
+    pub(crate) fn load_address(&mut self, dst: Register, at: i16) {
+        self.set(dst, Register::R10);
+        self.alu_constant(AluOp::Add, dst, i32::from(at));
+    }
+
+    /// `R1` = a map, `R2` = the address of a key on the stack.
+    pub(crate) fn pass_map_and_key(&mut self, map: i32, key: i16) {
+        self.map(Register::R1, map);
+        self.load_address(Register::R2, key);
+    }
+
+    /// Returns the program, which ends at `out` with 0. Fails as [`Self::finish`] does.
+    pub(crate) fn finish_at(mut self, out: Label) -> Result<Vec<Instruction>, AssemblyError> {
+        self.bind(out);
+        self.constant(Register::R0, 0);
+        self.exit();
+        self.finish()
+    }
+
     /// Returns the instructions, with the distance of each jump filled in.
     pub(crate) fn finish(mut self) -> Result<Vec<Instruction>, AssemblyError> {
         if let Some(error) = self.error {

@@ -7,9 +7,7 @@
 //! the verifier has the last word.
 
 use super::TraceError;
-use super::asm::{
-    AluOp, Assembler, AssemblyError, Condition, KernelHelper, Label, Register, Width, offset, size, stack,
-};
+use super::asm::{AluOp, Assembler, Condition, KernelHelper, Label, Register, Width, offset, size, stack};
 use super::durations::DURATION_CLASSES;
 use super::event::TracepointKind;
 use super::record::{
@@ -76,7 +74,7 @@ pub(super) fn program(
         TracepointKind::Issue => writer.begin_request()?,
         TracepointKind::Complete => writer.end_request()?,
     }
-    writer.finish().map_err(|error| TraceError::Call {
+    writer.asm.finish_at(writer.out).map_err(|error| TraceError::Call {
         call: "assemble",
         what: point.event.to_string(),
         source: std::io::Error::other(error),
@@ -109,13 +107,6 @@ impl<'a> CountProgramWriter<'a> {
         let mut asm = Assembler::new();
         let out = asm.label();
         Self { asm, point, tables, out }
-    }
-
-    fn finish(mut self) -> Result<Vec<Instruction>, AssemblyError> {
-        self.asm.bind(self.out);
-        self.asm.constant(R0, 0);
-        self.asm.exit();
-        self.asm.finish()
     }
 
     /// `dst` = a number of the record, sign-extended.
@@ -157,17 +148,10 @@ impl<'a> CountProgramWriter<'a> {
         Ok(())
     }
 
-    /// `dst` = the map; `R2` = a place on the stack.
-    fn pass_map_and_key(&mut self, map: i32, key: i16) {
-        self.asm.map(R1, map);
-        self.asm.set(R2, R10);
-        self.asm.alu_constant(AluOp::Add, R2, i32::from(key));
-    }
-
     /// `R0` = address of the element of an array, or null.
     fn look_up_element(&mut self, array: i32, index: i32) {
         self.asm.store_constant(Width::B4, R10, stack!(CountStack, index), index);
-        self.pass_map_and_key(array, stack!(CountStack, index));
+        self.asm.pass_map_and_key(array, stack!(CountStack, index));
         self.asm.call(KernelHelper::MapLookup);
     }
 
@@ -190,7 +174,7 @@ impl<'a> CountProgramWriter<'a> {
     /// Without room, counts one lost event and jumps to `out`.
     fn find_or_make_entry(&mut self, size: i16, task: Option<TaskOffsets>, lost: LossCounter) {
         let found = self.asm.label();
-        self.pass_map_and_key(self.tables.entries, KEY_AT);
+        self.asm.pass_map_and_key(self.tables.entries, KEY_AT);
         self.asm.call(KernelHelper::MapLookup);
         self.asm.jump_if_constant(Condition::NotEqual, R0, 0, found);
 
@@ -204,13 +188,13 @@ impl<'a> CountProgramWriter<'a> {
             self.asm.constant(R2, 16);
             self.asm.call(KernelHelper::TaskName);
         }
-        self.pass_map_and_key(self.tables.entries, KEY_AT);
+        self.asm.pass_map_and_key(self.tables.entries, KEY_AT);
         self.asm.set(R3, R10);
         self.asm.alu_constant(AluOp::Add, R3, i32::from(VALUE_AT));
         // Only if there is none (BPF_NOEXIST): another processor may have been faster.
         self.asm.constant(R4, 1);
         self.asm.call(KernelHelper::MapUpdate);
-        self.pass_map_and_key(self.tables.entries, KEY_AT);
+        self.asm.pass_map_and_key(self.tables.entries, KEY_AT);
         self.asm.call(KernelHelper::MapLookup);
         self.asm.jump_if_constant(Condition::NotEqual, R0, 0, found);
         self.count_lost(lost);
@@ -329,6 +313,7 @@ impl<'a> CountProgramWriter<'a> {
         self.asm.load(Width::B8, R1, R0, 0);
         self.asm.set(R2, R1);
         self.asm.alu_constant(AluOp::And, R2, 1);
+        const { assert!(size_of::<EpochLongest>() == 1 << 4) };
         self.asm.alu_constant(AluOp::ShiftLeft, R2, 4);
         self.asm.set(R3, R9);
         self.asm.alu(AluOp::Add, R3, R2);
@@ -384,7 +369,7 @@ impl<'a> CountProgramWriter<'a> {
 
     fn end_stall(&mut self, kind: i32) -> Result<(), TraceError> {
         self.store_stall_key(kind);
-        self.pass_map_and_key(self.tables.entries, KEY_AT);
+        self.asm.pass_map_and_key(self.tables.entries, KEY_AT);
         self.asm.call(KernelHelper::MapLookup);
         // It began before tracing did.
         self.asm.jump_if_constant(Condition::Equal, R0, 0, self.out);
@@ -416,7 +401,7 @@ impl<'a> CountProgramWriter<'a> {
         self.copy_text("rwbs", VALUE_AT + offset!(InFlightValue, letters), 2)?;
         self.asm.call(KernelHelper::Nanoseconds);
         self.asm.store(Width::B8, R10, VALUE_AT + offset!(InFlightValue, began), R0);
-        self.pass_map_and_key(self.tables.flights, KEY_AT);
+        self.asm.pass_map_and_key(self.tables.flights, KEY_AT);
         self.asm.set(R3, R10);
         self.asm.alu_constant(AluOp::Add, R3, i32::from(VALUE_AT));
         self.asm.constant(R4, 0);
@@ -428,14 +413,14 @@ impl<'a> CountProgramWriter<'a> {
 
     fn end_request(&mut self) -> Result<(), TraceError> {
         self.store_in_flight_key()?;
-        self.pass_map_and_key(self.tables.flights, KEY_AT);
+        self.asm.pass_map_and_key(self.tables.flights, KEY_AT);
         self.asm.call(KernelHelper::MapLookup);
         self.asm.jump_if_constant(Condition::Equal, R0, 0, self.out);
         // R6 is no longer the record: everything that is needed of it was read.
         self.asm.load(Width::B8, R8, R0, offset!(InFlightValue, began));
         self.asm.load(Width::B4, R6, R0, offset!(InFlightValue, sectors));
         self.asm.load(Width::B2, R9, R0, offset!(InFlightValue, letters));
-        self.pass_map_and_key(self.tables.flights, KEY_AT);
+        self.asm.pass_map_and_key(self.tables.flights, KEY_AT);
         self.asm.call(KernelHelper::MapDelete);
         self.store_zeros(KEY_AT, size!(RequestKey));
         self.asm.store(Width::B4, R10, KEY_AT + offset!(RequestKey, dev), R7);

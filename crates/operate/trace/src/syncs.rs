@@ -413,13 +413,6 @@ impl SyncProgramWriter {
         }
     }
 
-    fn finish(mut self) -> Result<Vec<Instruction>, AssemblyError> {
-        self.asm.bind(self.out);
-        self.asm.constant(R0, 0);
-        self.asm.exit();
-        self.asm.finish()
-    }
-
     /// Writes the program that stores when the thread began, and with which descriptor. Skips a
     /// call whose flags do not wait.
     fn write_entry_program(
@@ -439,20 +432,20 @@ impl SyncProgramWriter {
         self.asm.load(Width::B8, R1, R6, fd);
         self.asm.store(Width::B4, R10, stack!(SyncStack, start.fd), R1);
         self.asm.store_constant(Width::B4, R10, stack!(SyncStack, start.call), call.index());
-        self.pass_map_and_key(self.waiting, stack!(SyncStack, key));
+        self.asm.pass_map_and_key(self.waiting, stack!(SyncStack, key));
         self.asm.set(R3, R10);
         self.asm.alu_constant(AluOp::Add, R3, i32::from(stack!(SyncStack, start)));
         self.asm.constant(R4, 0);
         self.asm.call(KernelHelper::MapUpdate);
         self.count_lost_unless_done();
-        self.finish()
+        self.asm.finish_at(self.out)
     }
 
     /// Writes the program that writes a record of the sync that the thread began. Skips one whose
     /// beginning was not seen.
     fn write_exit_program(mut self) -> Result<Vec<Instruction>, AssemblyError> {
         self.store_thread();
-        self.pass_map_and_key(self.waiting, stack!(SyncStack, key));
+        self.asm.pass_map_and_key(self.waiting, stack!(SyncStack, key));
         self.asm.call(KernelHelper::MapLookup);
         self.asm.jump_if_constant(Condition::Equal, R0, 0, self.out);
         self.asm.load(Width::B8, R7, R0, offset!(SyncStart, began));
@@ -468,14 +461,14 @@ impl SyncProgramWriter {
         self.asm.alu_constant(AluOp::Add, R1, i32::from(stack!(SyncStack, record.name)));
         self.asm.constant(R2, 16);
         self.asm.call(KernelHelper::TaskName);
-        self.pass_map_and_key(self.waiting, stack!(SyncStack, key));
+        self.asm.pass_map_and_key(self.waiting, stack!(SyncStack, key));
         self.asm.call(KernelHelper::MapDelete);
-        self.pass_map_and_key(self.ring, stack!(SyncStack, record));
+        self.asm.pass_map_and_key(self.ring, stack!(SyncStack, record));
         self.asm.constant(R3, i32::from(size!(SyncRecord)));
         self.asm.constant(R4, 0);
         self.asm.call(KernelHelper::RingOutput);
         self.count_lost_unless_done();
-        self.finish()
+        self.asm.finish_at(self.out)
     }
 
     /// Stores the calling thread as the key.
@@ -484,18 +477,11 @@ impl SyncProgramWriter {
         self.asm.store(Width::B8, R10, stack!(SyncStack, key), R0);
     }
 
-    /// `R1` = the map, `R2` = a place on the stack.
-    fn pass_map_and_key(&mut self, map: i32, key: i16) {
-        self.asm.map(R1, map);
-        self.asm.set(R2, R10);
-        self.asm.alu_constant(AluOp::Add, R2, i32::from(key));
-    }
-
     /// Counts one lost sync unless `R0` shows that the last call succeeded.
     fn count_lost_unless_done(&mut self) {
         self.asm.jump_if_constant(Condition::Equal, R0, 0, self.out);
         self.asm.store_constant(Width::B4, R10, stack!(SyncStack, index), 0);
-        self.pass_map_and_key(self.lost, stack!(SyncStack, index));
+        self.asm.pass_map_and_key(self.lost, stack!(SyncStack, index));
         self.asm.call(KernelHelper::MapLookup);
         self.asm.jump_if_constant(Condition::Equal, R0, 0, self.out);
         self.asm.constant(R1, 1);

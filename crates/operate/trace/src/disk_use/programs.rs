@@ -164,7 +164,7 @@ pub(super) fn program(
             writer.count_end();
         }
     }
-    writer.finish()
+    writer.asm.finish_at(writer.out)
 }
 
 struct DiskProgramWriter<'a> {
@@ -182,19 +182,12 @@ impl<'a> DiskProgramWriter<'a> {
         Self { asm, tables, at, out }
     }
 
-    fn finish(mut self) -> Result<Vec<Instruction>, AssemblyError> {
-        self.asm.bind(self.out);
-        self.asm.constant(R0, 0);
-        self.asm.exit();
-        self.asm.finish()
-    }
-
     /// Copies `size` bytes of the kernel's memory at `base + offset` to the stack. Loses `R0` to
     /// `R5`.
     fn read_kernel(&mut self, to: i16, size: i32, base: Register, offset: u32) {
         self.asm.set(R3, base);
         self.asm.alu_constant(AluOp::Add, R3, offset.cast_signed());
-        self.load_address(R1, to);
+        self.asm.load_address(R1, to);
         self.asm.constant(R2, size);
         self.asm.call(KernelHelper::ReadKernel);
     }
@@ -207,24 +200,16 @@ impl<'a> DiskProgramWriter<'a> {
         self.asm.load(Width::B8, dst, R10, stack!(DiskStack, number));
     }
 
-    /// `dst` = the address of a place on the stack.
-    fn load_address(&mut self, dst: Register, at: i16) {
-        self.asm.set(dst, R10);
-        self.asm.alu_constant(AluOp::Add, dst, i32::from(at));
-    }
-
     /// `R0` = address of the value of the key on the stack, or null.
     fn look_up(&mut self, map: i32, key: i16) {
-        self.asm.map(R1, map);
-        self.load_address(R2, key);
+        self.asm.pass_map_and_key(map, key);
         self.asm.call(KernelHelper::MapLookup);
     }
 
     /// Sets the value of a key, both on the stack. `R0` is 0 if there was room.
     fn update(&mut self, map: i32, key: i16, value: i16) {
-        self.asm.map(R1, map);
-        self.load_address(R2, key);
-        self.load_address(R3, value);
+        self.asm.pass_map_and_key(map, key);
+        self.asm.load_address(R3, value);
         self.asm.constant(R4, 0);
         self.asm.call(KernelHelper::MapUpdate);
     }
@@ -345,6 +330,7 @@ impl<'a> DiskProgramWriter<'a> {
     /// `R0` = address of the counters of kind `R7`, among those of the disk at `R0`.
     fn address_kind_counters(&mut self) {
         self.asm.alu_constant(AluOp::And, R7, 3);
+        const { assert!(size_of::<KindCounters>() == 1 << 5) };
         self.asm.alu_constant(AluOp::ShiftLeft, R7, 5);
         self.asm.alu(AluOp::Add, R0, R7);
     }
@@ -380,7 +366,7 @@ impl<'a> DiskProgramWriter<'a> {
         self.asm.load(Width::B4, R1, R0, offset!(RequestEntry, disk));
         self.asm.store(Width::B4, R10, stack!(DiskStack, reader), R1);
         self.asm.map(R1, self.tables.requests);
-        self.load_address(R2, stack!(DiskStack, address));
+        self.asm.load_address(R2, stack!(DiskStack, address));
         self.asm.call(KernelHelper::MapDelete);
         self.asm.call(KernelHelper::Nanoseconds);
         self.asm.alu(AluOp::Sub, R0, R9);

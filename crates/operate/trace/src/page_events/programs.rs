@@ -111,7 +111,7 @@ pub(super) fn program(
         PageTracepoint::Executed => writer.handle_exec(),
         PageTracepoint::Exited => writer.handle_exit(),
     }
-    writer.finish()
+    writer.asm.finish_at(writer.out)
 }
 
 struct EventProgramWriter<'a> {
@@ -130,13 +130,6 @@ impl<'a> EventProgramWriter<'a> {
             asm.store_constant(Width::B8, R10, place, 0);
         }
         Self { asm, tables, at, out }
-    }
-
-    fn finish(mut self) -> Result<Vec<Instruction>, AssemblyError> {
-        self.asm.bind(self.out);
-        self.asm.constant(R0, 0);
-        self.asm.exit();
-        self.asm.finish()
     }
 
     /// Copies `size` bytes of the kernel's memory at `base + offset` to the stack. Loses `R0` to
@@ -163,22 +156,15 @@ impl<'a> EventProgramWriter<'a> {
         self.asm.store(Width::B4, R10, stack!(EventStack, record.process), R0);
     }
 
-    /// `R1` = the map, `R2` = a place on the stack.
-    fn pass_map_and_key(&mut self, map: i32, key: i16) {
-        self.asm.map(R1, map);
-        self.asm.set(R2, R10);
-        self.asm.alu_constant(AluOp::Add, R2, i32::from(key));
-    }
-
     /// `R0` = address of the value of the key on the stack, or null.
     fn look_up(&mut self, map: i32, key: i16) {
-        self.pass_map_and_key(map, key);
+        self.asm.pass_map_and_key(map, key);
         self.asm.call(KernelHelper::MapLookup);
     }
 
     /// Sets the value of the key on the stack, to what is at `number`. `R0` is 0 if there was room.
     fn update(&mut self, map: i32, key: i16) {
-        self.pass_map_and_key(map, key);
+        self.asm.pass_map_and_key(map, key);
         self.asm.set(R3, R10);
         self.asm.alu_constant(AluOp::Add, R3, i32::from(stack!(EventStack, number)));
         self.asm.constant(R4, 0);
@@ -194,7 +180,7 @@ impl<'a> EventProgramWriter<'a> {
     /// Writes the record and jumps to `out`; falls through if there is no room.
     fn write_record(&mut self, kind: i32) {
         self.asm.store_constant(Width::B4, R10, stack!(EventStack, record.kind), kind);
-        self.pass_map_and_key(self.tables.ring, stack!(EventStack, record));
+        self.asm.pass_map_and_key(self.tables.ring, stack!(EventStack, record));
         self.asm.constant(R3, i32::from(size!(PageRecord)));
         // The kernel wakes up a waiting reader if it has read everything before.
         self.asm.constant(R4, 0);
@@ -273,7 +259,7 @@ impl<'a> EventProgramWriter<'a> {
             let was_watched = self.asm.label();
             self.asm.jump_if_constant(Condition::Equal, R8, 0, was_watched);
             // No reader learns of the file, so none would end its watch.
-            self.pass_map_and_key(watched, stack!(EventStack, record.mapping));
+            self.asm.pass_map_and_key(watched, stack!(EventStack, record.mapping));
             self.asm.call(KernelHelper::MapDelete);
             self.asm.bind(was_watched);
         }
@@ -474,7 +460,7 @@ impl<'a> EventProgramWriter<'a> {
 
     /// Stops following the process of the record.
     fn end_following(&mut self, kind: i32) {
-        self.pass_map_and_key(self.tables.followed, stack!(EventStack, record.process));
+        self.asm.pass_map_and_key(self.tables.followed, stack!(EventStack, record.process));
         self.asm.call(KernelHelper::MapDelete);
         self.asm.constant(R9, 1);
         self.write_or_count_lost(kind, LOST_OTHERS);
@@ -491,7 +477,7 @@ impl<'a> EventProgramWriter<'a> {
         self.asm.load(Width::B4, R1, R10, stack!(EventStack, number));
         self.asm.jump_if_constant(Condition::NotEqual, R1, 0, self.out);
         if let Some(heeded) = self.tables.heeded {
-            self.pass_map_and_key(heeded, stack!(EventStack, record.process));
+            self.asm.pass_map_and_key(heeded, stack!(EventStack, record.process));
             self.asm.call(KernelHelper::MapDelete);
         }
         self.look_up(self.tables.followed, stack!(EventStack, record.process));
