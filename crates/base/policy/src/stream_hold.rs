@@ -200,7 +200,7 @@ impl DeviceHolds {
         let is_over_rate = self.bucket.is_some_and(|bucket| bucket.tokens < 0);
         let is_over = (self.is_full && !is_stalled) || is_over_rate;
         let (count, chosen) = self.candidates(bound, is_over_rate, now);
-        let time_to_fill = if self.is_full { DECIDE_MAX } else { self.time_to_fill(bound) };
+        let time_to_fill = self.time_to_fill(bound);
         let next = if self.is_full { self.time_to_drain(bound / 2) } else { time_to_fill };
         let again_at = (count > 0).then(|| now + next.clamp(DECIDE_MIN, DECIDE_MAX));
         let late_at = now + time_to_fill.max(DECIDE_MIN);
