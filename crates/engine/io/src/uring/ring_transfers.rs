@@ -155,12 +155,12 @@ impl<J: TransferJob> TransferSlot<J> {
             }
         };
         self.asked = scatter::total(pieces);
+        // A slot is emptied only in `completed`, after its transfer has come out, or in `wait` when the
+        // ring has failed and takes nothing more; and `drop` drains the ring before any slot goes.
         #[expect(unsafe_code, reason = "the kernel writes where it is asked to")]
         // SAFETY: the memory is the job's, valid until the job is dropped or returned (the contract
-        // of `TransferJob`), and the list is the job's or this slot's on the heap. Both live until
-        // the transfer has come out: a slot is emptied only in `completed`, after that, or in
-        // `wait` when the ring has failed and takes nothing more; and `drop` drains the ring before
-        // any slot goes.
+        // of `TransferJob`), and the list is the job's or this slot's on the heap. So both live
+        // until the transfer has come out.
         unsafe {
             ring.transfer(self.transfer.kind(), fd, pieces, self.transfer.position(), number as u64);
         }
