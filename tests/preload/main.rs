@@ -12,6 +12,7 @@ mod ends;
 mod followed;
 mod hot;
 mod library_streams;
+mod obstacles;
 mod other_root;
 mod pieces;
 mod programs;
