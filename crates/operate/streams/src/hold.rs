@@ -25,7 +25,7 @@ use rustix::thread::CapabilitySet;
 
 /// A wish to hold a writer lasts for this long if it is not renewed. On a busy machine the requester
 /// may be late by some hundred milliseconds, in which a program would write as many megabytes.
-pub(crate) const WRITER_WISH_FOR: Duration = Duration::from_millis(500);
+pub(crate) const WRITER_WISH_FOR: Duration = Duration::from_secs(1);
 /// The same for a reader.
 pub(crate) const READER_WISH_FOR: Duration = Duration::from_millis(100);
 /// Time between two checks for signals to a held process, and for threads that stop late.
