@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -249,9 +250,13 @@ fn nobody_is_held_without_a_pace_nor_who_is_traced_or_has_a_lock_that_others_wai
     let Some(disk) = slow_disk(60) else { return };
     let to = format!("of={}", disk.path().join("to").display());
     let dd = ["dd", "if=/dev/zero", &to, "bs=1M", "count=128"];
-    let lock = disk.path().join("lock");
+    // Not on the slow disk, where its creation may take so long that the waiter has it first.
+    let dir = pagekeeper_testing::disk_dir();
+    let lock = dir.path().join("lock");
+    let of_lock = format!(":{} ", File::create(&lock).unwrap().metadata().unwrap().ino());
     let mut waiting = Command::new("sh");
-    let is_waiting = || std::fs::read_to_string("/proc/locks").unwrap().contains("->");
+    let is_waiter = |line: &str| line.contains("->") && line.contains(&of_lock);
+    let is_waiting = || std::fs::read_to_string("/proc/locks").unwrap().lines().any(is_waiter);
     waiting.args(["-c", "sleep 0.3; flock \"$1\" true", "sh"]).arg(&lock);
     let locked = format!("exec flock {} sh -c 'sleep 2; exec \"$@\"' sh \"$@\"", lock.display());
     let cases: [(StreamPace, Vec<&str>, bool); 3] = [
