@@ -1,6 +1,7 @@
 //! Bulk writes on real files, and on a simulated disk that fails.
 
 use std::io::Write;
+use std::time::Duration;
 
 use super::*;
 use pagekeeper_testing::{Mounted, disk_dir};
@@ -151,19 +152,23 @@ fn a_profile_of_another_file_system_is_not_used() {
     let output = create(Some(&foreign), "foreign");
     assert_eq!(output.mode(), without);
     assert!(output.why().ends_with("it is of another file system"), "{}", output.why());
-    // The first of a disk's open writers decides about its budget.
     drop(output);
     let Some(file_system_id) = file_system_id(dir.path()).unwrap() else {
         eprintln!("SKIPPED: this file system has no number");
         return;
     };
     let own = DiskProfile { file_system_id, ..slow_direct };
-    let output = create(Some(&own), "own");
-    if without == BulkMode::Direct {
-        assert_eq!(output.mode(), BulkMode::Paced, "{}", output.why());
-        assert!(output.why().starts_with("the disk's profile has no direct output"), "{}", output.why());
-    }
-    if output.mode() == BulkMode::Paced {
-        assert!(output.finish().unwrap().budget.unwrap() <= 600_000);
-    }
+    // The first of a disk's open writers decides about its budget, and other tests have some open.
+    let has_own_budget = |attempt: u32| {
+        std::thread::sleep(Duration::from_millis(10 * u64::from(attempt.min(1))));
+        let output = create(Some(&own), "own");
+        if without == BulkMode::Direct {
+            assert_eq!(output.mode(), BulkMode::Paced, "{}", output.why());
+            assert!(output.why().starts_with("the disk's profile has no direct output"), "{}", output.why());
+        }
+        let paced = output.mode() == BulkMode::Paced;
+        let budget = output.finish().unwrap().budget;
+        !paced || budget.unwrap() <= 600_000
+    };
+    assert!((0..1000).any(has_own_budget), "no writer had the budget of the disk's profile");
 }
