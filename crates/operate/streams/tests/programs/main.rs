@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use pagekeeper_streams::{StreamEvent, StreamOptions, StreamPace, StreamReport, Streams, Verdict};
+use pagekeeper_streams::{
+    StreamEvent, StreamOptions, StreamPace, StreamReport, StreamTotals, Streams, Verdict,
+};
 use pagekeeper_testing::{Mounted, Rng, skip};
 
 mod cases;
@@ -131,7 +133,7 @@ fn check(place: &Place, words: &[&str], files: &[PathBuf], came: u64) {
     let context = format!("{} on {}: {report:?}", words[0], place.kind);
     let left = resident(files);
     assert!(left <= came / 100, "{left} bytes left, {context}");
-    assert_eq!(resident(&[place.at("hot")]), HOT_BYTES, "{context}");
+    assert!(is_nearly(resident(&[place.at("hot")]), HOT_BYTES), "{context}");
     let totals = report.totals;
     assert_eq!(totals.added, totals.released + totals.handed_on + totals.gone + totals.resident, "{context}");
     assert!(totals.released >= came / 10 * 9, "{context}");
@@ -140,6 +142,11 @@ fn check(place: &Place, words: &[&str], files: &[PathBuf], came: u64) {
     let began = events.iter().filter(|event| matches!(event, StreamEvent::Began { .. })).count();
     assert!(began > 0 && began == ended, "{events:?}");
     assert!(!events.iter().any(|event| matches!(event, StreamEvent::Problem { .. })), "{events:?}");
+}
+
+/// Whether all but a hundredth of what is to be resident is: the kernel may reclaim some of it.
+fn is_nearly(resident: u64, expected: u64) -> bool {
+    (expected - expected / 100..=expected).contains(&resident)
 }
 
 fn has(program: &str) -> bool {
@@ -234,11 +241,12 @@ fn additions_without_room_in_the_kernels_buffer_go_all_the_same() {
         streams.follow(child.id()).unwrap();
         child.stdin.take().unwrap().write_all(b"\n").unwrap();
         assert!(child.wait().unwrap().success(), "{}", place.kind);
-        assert_eq!(resident(std::slice::from_ref(&path)), PAGES * 4096, "{}", place.kind);
+        assert!(is_nearly(resident(std::slice::from_ref(&path)), PAGES * 4096), "{}", place.kind);
         until_over(&mut streams);
         assert_eq!(resident(&[path]), 0, "{}: {:?}", place.kind, streams.report());
         let report = streams.report();
-        assert!(report.totals.released >= PAGES * 4096, "{}: {report:?}", place.kind);
+        let StreamTotals { released, gone, .. } = report.totals;
+        assert!(released + gone >= PAGES * 4096, "{}: {report:?}", place.kind);
     }
 }
 
