@@ -21,6 +21,9 @@ pub const WINDOW_NS: u64 = 50_000_000;
 /// Nanoseconds without requests of others before a stream takes its time back. A database that
 /// commits only now and then still counts as present.
 pub const QUIET_NS: u64 = 300_000_000;
+/// Nanoseconds without requests of others before the disk counts as unused: longer than most
+/// databases pause between two commits.
+const UNUSED_NS: u64 = 2_000_000_000;
 /// Others are present if their requests together took at least one part in this many of the window.
 const PRESENT_PARTS: u64 = 32;
 /// Requests are slow if they take more than this many times the best latency.
@@ -152,6 +155,11 @@ impl DiskContention {
     /// Returns the share that the stream's output leaves to others.
     pub fn output_share(&self) -> YieldShare {
         self.output
+    }
+
+    /// Whether others have not used the disk for some seconds, if ever.
+    pub fn is_unused(&self) -> bool {
+        self.share.is_none() && (self.price == 0 || self.quiet_ns >= UNUSED_NS)
     }
 
     fn is_anybody_there(&self) -> bool {

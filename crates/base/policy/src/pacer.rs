@@ -37,6 +37,12 @@ pub const BACKLOG_MIN: u64 = 1 << 20;
 /// Nanoseconds of disk work that writers may have unwritten: a process that ends waits until that
 /// is written, with its pauses.
 const BACKLOG_NS: u64 = 500_000_000;
+/// Nanoseconds of disk work that writers may have unwritten while nobody else uses the disk: the
+/// longest wait of a newcomer's first sync.
+const UNUSED_BACKLOG_NS: u64 = 50_000_000;
+/// Bytes that writers may have unwritten while nobody else uses the disk: these pages are in memory
+/// together.
+pub const UNUSED_BACKLOG_MAX: u64 = 64 << 20;
 /// Bytes of the largest folio that a single write makes. Steps do not grow with larger writes.
 const STEP_BY_CALL_MAX: u64 = 1 << 20;
 /// Bytes of the smallest step that a share of the backlog is cut to.
@@ -47,6 +53,10 @@ const SLACK_NS: u64 = 2_000_000;
 /// Minimum length of the window after which the rate is judged: nanoseconds, and parts of pieces.
 const WINDOW_NS: u64 = 100_000_000;
 const WINDOW_PARTS: u64 = 4;
+/// A quick disk, which writes this much sooner than in a window, is judged after that: its pieces
+/// grow sooner.
+const QUICK_WINDOW_BYTES: u64 = 16 << 20;
+const QUICK_WINDOW_PARTS: u64 = 16;
 /// Windows between two trials of another length: after the first rate, after a trial without gain,
 /// and at most.
 const REST_FIRST: u64 = 1;
@@ -77,8 +87,8 @@ pub struct WrittenPart {
     pub took_min: u64,
     /// Upper bound of its duration in nanoseconds: it was seen to be written then.
     pub took_max: u64,
-    /// Nanoseconds since the previous part was written, if the writer waited for the disk all that
-    /// time; else `None`.
+    /// Nanoseconds since the previous part was written, or since the end of a pause after it, if
+    /// the writer waited for the disk all that time; else `None`.
     pub busy: Option<u64>,
 }
 
@@ -123,7 +133,7 @@ pub const WORDS: usize = 6;
 pub struct Pacer {
     /// Nanoseconds that a part of a whole piece takes when nobody else waits; 0 if unknown.
     price: u64,
-    /// Bytes per second of all output, including pauses; 0 if unknown.
+    /// Bytes per second of all output while the writer waits for the disk; 0 if unknown.
     rate: u64,
     /// Bytes of a piece on a wide disk; 0 if the disk is not wide.
     wide: u64,
@@ -140,6 +150,8 @@ pub struct Pacer {
     tried_shorter: bool,
     /// The share to leave to others that are known to be present.
     share: YieldShare,
+    /// Whether it is known that nobody else uses the disk.
+    is_unused: bool,
 }
 
 impl Default for Pacer {
@@ -164,6 +176,7 @@ impl Pacer {
             last_rest: 0,
             tried_shorter: false,
             share: YieldShare::NONE,
+            is_unused: false,
         }
     }
 
@@ -196,8 +209,10 @@ impl Pacer {
         if self.rate == 0 {
             return BACKLOG_MAX / 2;
         }
-        let by_rate = self.rate / 1000 * (BACKLOG_NS / 1_000_000);
-        by_rate.clamp(BACKLOG_MIN, BACKLOG_MAX).max(2 * self.piece()).min(BACKLOG_MAX)
+        let of = |ns: u64| self.rate / 1000 * (ns / 1_000_000);
+        let beside = of(BACKLOG_NS).clamp(BACKLOG_MIN, BACKLOG_MAX).max(2 * self.piece()).min(BACKLOG_MAX);
+        let alone = if self.is_unused { of(UNUSED_BACKLOG_NS).min(UNUSED_BACKLOG_MAX) } else { 0 };
+        beside.max(alone)
     }
 
     /// Returns the nanoseconds that a part of a whole piece is expected to take; 0 if unknown.
@@ -220,6 +235,13 @@ impl Pacer {
         self.share = share;
     }
 
+    /// Sets whether it is known that nobody else uses the disk
+    /// ([`DiskContention::is_unused`](crate::disk_contention::DiskContention::is_unused)). Then a
+    /// part that takes long does so by the disk itself, and no pause follows.
+    pub fn unused(&mut self, is_unused: bool) {
+        self.is_unused = is_unused;
+    }
+
     /// Takes in that a part was written. Returns the nanoseconds for which to begin nothing.
     ///
     /// ```
@@ -238,9 +260,11 @@ impl Pacer {
     /// assert_eq!(pacer.written(late), 40_000_000);
     /// ```
     pub fn written(&mut self, part: WrittenPart) -> u64 {
-        let is_late = self.is_late(&part);
+        let is_late = !self.is_unused && self.is_late(&part);
         let is_whole = part.in_flight >= self.length() / 8 * 5;
-        if is_whole && part.is_exact() && self.trial == Trial::Rest {
+        // An upper bound below the price is exact enough to lower it.
+        let is_exact = part.is_exact() || part.took_max < self.price;
+        if is_whole && is_exact && self.trial == Trial::Rest {
             self.learn_price(part.took_max, is_late);
         }
         if let Some(ns) = part.busy {
@@ -249,7 +273,8 @@ impl Pacer {
             self.parts = self.parts.saturating_add(1);
         }
         self.is_late |= is_late || !self.share.is_none();
-        if self.ns >= WINDOW_NS && self.parts >= WINDOW_PARTS {
+        let is_quick = self.bytes >= QUICK_WINDOW_BYTES && self.parts >= QUICK_WINDOW_PARTS;
+        if is_quick || (self.ns >= WINDOW_NS && self.parts >= WINDOW_PARTS) {
             self.end_window();
         }
         // Beside others whose requests are counted, a part takes longer than its price in any case.
@@ -343,7 +368,10 @@ impl Pacer {
     /// Encodes the pacer as words, for callers that keep it in atomics. [`Pacer::new`] is all
     /// zeros.
     pub fn to_words(self) -> [u64; WORDS] {
-        let flags = self.trial as u64 | u64::from(self.is_late) << 3 | u64::from(self.tried_shorter) << 4;
+        let flags = self.trial as u64
+            | u64::from(self.is_late) << 3
+            | u64::from(self.tried_shorter) << 4
+            | u64::from(self.is_unused) << 5;
         let counts =
             self.parts.min(0xffff) << 8 | self.rest.min(0xffff) << 24 | self.last_rest.min(0xffff) << 40;
         let share = self.share.sixteenths() << 56;
@@ -366,6 +394,7 @@ impl Pacer {
             last_rest: count(40),
             tried_shorter: small & 16 != 0,
             share: YieldShare::of_sixteenths(small >> 56),
+            is_unused: small & 32 != 0,
         }
     }
 }

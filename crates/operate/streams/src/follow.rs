@@ -21,7 +21,7 @@ use crate::backlog::Backlogs;
 use crate::device::{Devices, Job, JobResult};
 use crate::files::{File, FileStep, Files, PageSearch, path_or_number};
 use crate::hold::{HoldTarget, HoldWish, Holds, READER_WISH_FOR};
-use crate::limits::{FILES_MAX, FILES_PER_USER, LATE_EVENTS_FOR, STEP, WRITE_AFTER, WRITE_BYTES_PER_JOB};
+use crate::limits::{FILES_MAX, FILES_PER_USER, JOB_PART, LATE_EVENTS_FOR, STEP, WRITE_AFTER};
 use crate::open::Metadata;
 use crate::processes::{ProcessId, Processes, is_called, running_wanted};
 use crate::report::{Sums, add};
@@ -566,7 +566,8 @@ impl Follower {
         for range in &ranges {
             file.unwritten.ask_range(&range.bytes);
         }
-        let writes = if is_written { file.unwritten.ask(WRITE_BYTES_PER_JOB) } else { Vec::new() };
+        let most = self.devices.bound(name.dev) / JOB_PART;
+        let writes = if is_written { file.unwritten.ask(most) } else { Vec::new() };
         let pid = |id: &ProcessId| self.processes.get(*id).map(|process| process.pid);
         let job = Job {
             file: name,

@@ -45,9 +45,9 @@ pub(crate) const HURRY_FOURTHS: usize = 3;
 /// If there is no room, 1/`GIVEN_UP_DIVISOR` of a user's files go together, so that the search for
 /// the oldest is rare.
 pub(crate) const GIVEN_UP_DIVISOR: usize = 16;
-/// The most bytes of a file that one job writes in addition to those it releases, so that no file
-/// keeps the others of its device waiting.
-pub(crate) const WRITE_BYTES_PER_JOB: u64 = 8 << 20;
+/// One job writes at most 1/`JOB_PART` of the bytes that may be unwritten, in addition to those it
+/// releases, so that no file keeps the others of its device waiting.
+pub(crate) const JOB_PART: u64 = 2;
 /// Written pages of a file go to the disk after this long, however few: long before the kernel's
 /// own flusher.
 pub(crate) const WRITE_AFTER: Duration = Duration::from_secs(1);

@@ -21,25 +21,50 @@ use pagekeeper_trace::page_events::PageEvents;
 
 use crate::limits::{LOOK_IDLE, READER_FOR, STEP};
 
+/// What streams know of others on one disk.
+#[derive(Debug, Clone, Copy)]
+struct OthersOnDisk {
+    share: YieldShare,
+    is_unused: bool,
+}
+
 /// The share of each disk's time that is left to others.
 #[derive(Clone, Default)]
 pub(crate) struct DiskShares {
-    disks: Arc<Mutex<HashMap<u64, YieldShare>>>,
+    /// `None` if requests can't be counted.
+    disks: Arc<Mutex<Option<HashMap<u64, OthersOnDisk>>>>,
 }
 
 impl DiskShares {
     /// Returns the share for the disk that a file system's device is, or is on; none if that is not
     /// known.
     pub(crate) fn of(&self, device: u64) -> YieldShare {
-        if lock(&self.disks).values().all(|share| share.is_none()) {
+        if self.all(|others| others.share.is_none()) {
             return YieldShare::NONE;
         }
-        let disk = disk_of(Path::new("/sys"), device);
-        disk.and_then(|disk| lock(&self.disks).get(&disk).copied()).unwrap_or_default()
+        self.on(device).map_or(YieldShare::NONE, |others| others.share)
     }
 
-    fn set(&self, disk: u64, share: YieldShare) {
-        lock(&self.disks).insert(disk, share);
+    /// Whether it is known that nobody else uses that disk. The disk of some file systems, as btrfs,
+    /// is not known: then nobody else may use any disk.
+    pub(crate) fn is_unused(&self, device: u64) -> bool {
+        lock(&self.disks).is_some()
+            && (self.all(|others| others.is_unused) || self.on(device).is_some_and(|others| others.is_unused))
+    }
+
+    fn all(&self, is_so: impl Fn(&OthersOnDisk) -> bool) -> bool {
+        lock(&self.disks).iter().flat_map(HashMap::values).all(is_so)
+    }
+
+    /// Returns what is known of others on the disk of a device.
+    fn on(&self, device: u64) -> Option<OthersOnDisk> {
+        let disk = disk_of(Path::new("/sys"), device)?;
+        let unused = OthersOnDisk { share: YieldShare::NONE, is_unused: true };
+        Some(lock(&self.disks).as_ref()?.get(&disk).copied().unwrap_or(unused))
+    }
+
+    fn set(&self, disk: u64, share: YieldShare, is_unused: bool) {
+        lock(&self.disks).get_or_insert_default().insert(disk, OthersOnDisk { share, is_unused });
     }
 }
 
@@ -73,6 +98,7 @@ impl DiskTurns {
     /// Returns `None` if requests can't be counted.
     pub(crate) fn new(events: &PageEvents, shares: DiskShares, pace: StreamPace) -> Option<Self> {
         let source = DiskUse::open(events).ok()?;
+        lock(&shares.disks).get_or_insert_default();
         Some(Self {
             source,
             shares,
@@ -120,7 +146,8 @@ impl DiskTurns {
         for (disk, requests) in &window.others {
             let known = self.disks.entry(*disk).or_default();
             known.contention.others(seen(requests, since));
-            self.shares.set(*disk, left_by(self.pace, known.contention.output_share()));
+            let share = left_by(self.pace, known.contention.output_share());
+            self.shares.set(*disk, share, known.contention.is_unused());
         }
         let added = std::mem::take(&mut self.read).into_iter().filter(|(_, bytes)| *bytes > 0);
         let mut readers: Vec<(u32, u64)> = window.reads.keys().copied().collect();

@@ -100,6 +100,7 @@ impl Writing {
     /// to be started.
     fn learn(&mut self, dev: u64, part: WrittenPart) -> u64 {
         self.pacer.others(self.shares.of(dev));
+        self.pacer.unused(self.shares.is_unused(dev));
         let pause = self.pacer.written(part);
         self.bound.store(self.pacer.backlog(), Ordering::Relaxed);
         if self.pace == StreamPace::Off { 0 } else { pause }
@@ -256,7 +257,10 @@ impl Writing {
         if self.pause_until.is_some_and(|until| until > Instant::now()) {
             return Ok(false);
         }
-        self.pause_until = None;
+        // A pause says nothing about the disk's rate.
+        if let (Some(done_at), Some(until)) = (&mut self.done_at, self.pause_until.take()) {
+            *done_at = until.max(*done_at);
+        }
         let step = self.pacer.part().max(PIECE_MIN / 2);
         let range = open.begun_to..(open.begun_to - open.begun_to % step + step).min(end);
         let others = self.open.iter().flat_map(|open| &open.parts);

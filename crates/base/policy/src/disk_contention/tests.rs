@@ -317,3 +317,21 @@ proptest! {
         prop_assert!(contention.share().is_none());
     }
 }
+
+/// A disk counts as unused from the start, and again two seconds after the last request.
+#[test]
+fn a_disk_is_unused_without_requests_for_some_time() {
+    let mut disk = DiskContention::default();
+    let nothing = OthersRequests { ns: WINDOW_NS, ..OthersRequests::default() };
+    let commits = OthersRequests { begun: 20, done: 20, waited_ns: 10 * MS, ..nothing };
+    disk.others(nothing);
+    assert!(disk.is_unused());
+    for _ in 0..2 {
+        disk.others(commits);
+        let windows = (0..100).take_while(|_| !{
+            disk.others(nothing);
+            disk.is_unused()
+        });
+        assert_eq!(windows.count() as u64, UNUSED_NS / WINDOW_NS - 1);
+    }
+}

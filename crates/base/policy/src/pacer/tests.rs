@@ -247,6 +247,9 @@ proptest! {
             let pause = pacer.written(WrittenPart { bytes, in_flight, took_min, took_max, busy });
             prop_assert!(pause <= PAUSE_MAX_NS);
             prop_assert!((PIECE_MIN..=WIDE_PIECE_MAX).contains(&pacer.piece()));
+            pacer.unused(true);
+            prop_assert!((BACKLOG_MIN..=UNUSED_BACKLOG_MAX).contains(&pacer.backlog()));
+            pacer.unused(false);
             prop_assert!((BACKLOG_MIN..=BACKLOG_MAX).contains(&pacer.backlog()));
             prop_assert_eq!(Pacer::from_words(pacer.to_words()).piece(), pacer.piece());
         }
