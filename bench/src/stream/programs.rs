@@ -9,6 +9,7 @@
 //!   stream whose pages stay displaces the hot file.
 //! - fincore counts what stays; the kernel's `Buffers` count for a block device; pagekeeper itself
 //!   never counts. For a dumped server the file of its table counts.
+//! - A guard follows the commands of users without permission, but not under `run` by the library.
 //! - The time ends when the output is on disk, because plain most of it would only be in memory.
 //!
 //! A program that is not installed is named as missing. Fails where a program fails.
@@ -23,6 +24,7 @@ use pagekeeper_testing::{ThrottledDisk, unmount};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::database::files_below;
+use super::site::start_guard;
 use super::{PLAIN_NAME, UNDER_RUN_NAME};
 use crate::BenchRun;
 use crate::data::{GIB, MIB, make_cold, write_synced};
@@ -31,6 +33,7 @@ use crate::memory_group::{GroupParent, MemoryGroup};
 use crate::peers::{InstalledProgram, run as run_process};
 use crate::report::FigureUnit;
 use crate::rounds::{BetterDirection, SubjectSamples, ratio};
+use crate::running::RunningChild;
 use crate::scratch::StopRequest;
 use crate::slow_device;
 
@@ -71,7 +74,7 @@ const fn tool(
 }
 
 const STREAM_TOOLS: [StreamTool; 20] = [
-    tool("cp", &[], 0, "$RUN cp \"$FILE\" \"$NEW\""),
+    tool("cp", &[], 0, "$RUN cp --reflink=never \"$FILE\" \"$NEW\""),
     tool("static cp", &["busybox"], 0, "$RUN busybox cp \"$FILE\" \"$NEW/copy\""),
     tool("fio, io_uring", &["fio"], 128, "$RUN fio --ioengine=io_uring --iodepth=32 --rw=read --filename=\"$FILE\" $FIO"),
     tool("fio, mmap, reads", &["fio"], 128, "$RUN fio --ioengine=mmap --rw=read --filename=\"$FILE\" $FIO"),
@@ -129,9 +132,9 @@ const STREAM_TOOLS: [StreamTool; 20] = [
         "cp by who does not own it",
         &["setpriv"],
         0,
-        "chmod 777 \"$NEW\" && setpriv --reuid=65534 --regid=65534 --clear-groups $RUN cp \"$FILE\" \"$NEW\"",
+        "chmod 777 \"$NEW\" && setpriv --reuid=65534 --regid=65534 --clear-groups $RUN cp --reflink=never \"$FILE\" \"$NEW\"",
     ),
-    tool("sudo cp", &["sudo"], 0, "$RUN sudo cp \"$FILE\" \"$NEW\""),
+    tool("sudo cp", &["sudo"], 0, "$RUN sudo cp --reflink=never \"$FILE\" \"$NEW\""),
     tool("dd of a block device", &["losetup"], 0, "$RUN dd if=\"$DEVICE\" of=/dev/null bs=1M status=none"),
 ];
 
@@ -155,6 +158,9 @@ struct ToolSetup<'a> {
     group: &'a MemoryGroup,
     /// The command prefix under `run`.
     run: String,
+    /// Follows the commands of users without permission, and the socket where it listens.
+    _guard: RunningChild,
+    socket: PathBuf,
     file: PathBuf,
     hot: PathBuf,
     new: PathBuf,
@@ -249,7 +255,11 @@ fn on(run: &mut BenchRun, groups: &GroupParent, names: &[String], kind: &str, ho
     write_synced(&hot, HOT_FILE_BYTES)?;
     let group = groups.create(8 << 30)?;
     let device = LoopDevice::new(&run.scratch.path().join("device"))?;
+    let socket = home.join("streams.sock");
+    let streams = format!("socket = \"{}\"", socket.display());
     let mut site = ToolSetup {
+        _guard: start_guard(&program, &home.join("guard.toml"), &streams, &run.stop)?,
+        socket,
         served: None,
         group: &group,
         run: format!("{} run --as=stream --", program.display()),
@@ -345,6 +355,9 @@ impl ToolSetup<'_> {
         let mut shell = self.group.command("sh");
         shell.args(["-c", tool.line]);
         shell.env("FILE", &self.file).env("NEW", &self.new).env("RUN", run).env("FIO", FIO_OPTIONS);
+        if way == UNDER_RUN_NAME {
+            shell.env("PAGEKEEPER_STREAM_SOCKET", &self.socket);
+        }
         shell.env("DEVICE", device.map_or(Path::new(""), |device| &device.path));
         shell.env("SOCKET", served.map_or(PathBuf::new(), |served| served.server.socket()));
         let began = Instant::now();

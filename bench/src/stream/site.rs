@@ -215,7 +215,17 @@ impl<'a> StreamSetup<'a> {
     pub(super) fn window(&self, case: StreamWork, way: StreamWay) -> Result<StreamSample> {
         self.prepare()?;
         self.stop.check()?;
-        let guard = (way == StreamWay::Guard).then(|| self.guard()).transpose()?;
+        let streams = format!("processes = [\"{STREAM_PROCESS_NAME}\"]");
+        let guard = (way == StreamWay::Guard)
+            .then(|| {
+                start_guard(
+                    &self.pagekeeper.path,
+                    &self.fresh.with_file_name("guard.toml"),
+                    &streams,
+                    &self.stop,
+                )
+            })
+            .transpose()?;
         let mut stream = (way != StreamWay::NoStream).then(|| self.stream(case, way)).transpose()?;
         self.database.load(self.setting.settle)?;
         self.stop.check()?;
@@ -245,18 +255,6 @@ impl<'a> StreamSetup<'a> {
             self.judge(case, after.moved)?;
         }
         Ok(seen)
-    }
-
-    /// Starts a guard that follows the stream.
-    fn guard(&self) -> Result<RunningChild> {
-        let config = self.fresh.with_file_name("guard.toml");
-        let text = format!("[streams]\nprocesses = [\"{STREAM_PROCESS_NAME}\"]\n");
-        std::fs::write(&config, text).context("can't configure a guard")?;
-        let mut guard = crate::mariadb::with_parent(&self.pagekeeper.path);
-        guard.args(["guard", "--config"]).arg(&config).stdin(Stdio::null()).stdout(Stdio::null());
-        let guard = guard.spawn().context("can't start a guard")?;
-        self.stop.sleep(Duration::from_secs(1))?;
-        Ok(guard.into())
     }
 
     /// Starts a stream that runs longer than the window.
@@ -326,6 +324,21 @@ fn make_clean_and_cold(path: &Path) -> Result<()> {
 
 fn may_be_missing(error: std::io::Error) -> std::io::Result<()> {
     if error.kind() == std::io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
+}
+
+/// Starts a guard with these settings of `[streams]`.
+pub(super) fn start_guard(
+    pagekeeper: &Path,
+    config: &Path,
+    streams: &str,
+    stop: &StopRequest,
+) -> Result<RunningChild> {
+    std::fs::write(config, format!("[streams]\n{streams}\n")).context("can't configure a guard")?;
+    let mut guard = crate::mariadb::with_parent(pagekeeper);
+    guard.args(["guard", "--config"]).arg(config).stdin(Stdio::null()).stdout(Stdio::null());
+    let guard = guard.spawn().context("can't start a guard")?;
+    stop.sleep(Duration::from_secs(1))?;
+    Ok(guard.into())
 }
 
 #[cfg(test)]
