@@ -8,8 +8,10 @@
 //! The price of a piece is a low quantile of the times of recent pieces. A piece that took longer
 //! than its price is evidence that somebody else waits, and is followed by a pause of twice its
 //! time. If others are known to be there by their requests ([`Pacer::others`]), each piece is
-//! followed by a pause of their share instead. A piece is as long as the disk writes in [`PIECE_NS`]. A disk that is slow per
-//! request but serves many in parallel ("wide") gets longer pieces, as far as these make it faster.
+//! followed by a pause of their share instead, and by one that keeps to a rate at which the disk
+//! does not stall (additive increase, multiplicative decrease). A piece is as long as the disk
+//! writes in [`PIECE_NS`]. A disk that is slow per request but serves many in parallel ("wide")
+//! gets longer pieces, as far as these make it faster.
 //!
 //! Invariants: a piece is never shorter than [`PIECE_MIN`] or longer than [`WIDE_PIECE_MAX`]. No
 //! pause is longer than [`PAUSE_MAX_NS`]. Any mixture of the words of two pacers is a valid pacer.
@@ -125,8 +127,19 @@ impl Trial {
     }
 }
 
+/// A part stalled if it took more than this many times its price, and these nanoseconds: a throttle
+/// let nothing through, or the disk was busy with itself.
+const STALL_TIMES: u64 = 4;
+const STALL_NS: u64 = 10_000_000;
+/// Beside others the rate grows by this many 64ths in a second without a stall, and falls by an
+/// eighth after one.
+const LIMIT_GROWTH: u64 = 12;
+const LIMIT_CUT: u64 = 8;
+/// The limit never falls below one part in this many of the rate.
+const LIMIT_PARTS: u64 = 3;
+
 /// The number of words of a pacer.
-pub const WORDS: usize = 6;
+pub const WORDS: usize = 7;
 
 /// The state of the pacer of one disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -152,6 +165,9 @@ pub struct Pacer {
     share: YieldShare,
     /// Whether it is known that nobody else uses the disk.
     is_unused: bool,
+    /// Bytes per second that may be begun beside others; 0 if unknown. A throttled disk writes each
+    /// part at once, until it has written all that it may for now, and then everybody waits.
+    limit: u64,
 }
 
 impl Default for Pacer {
@@ -177,6 +193,7 @@ impl Pacer {
             tried_shorter: false,
             share: YieldShare::NONE,
             is_unused: false,
+            limit: 0,
         }
     }
 
@@ -277,10 +294,32 @@ impl Pacer {
         if is_quick || (self.ns >= WINDOW_NS && self.parts >= WINDOW_PARTS) {
             self.end_window();
         }
-        // Beside others whose requests are counted, a part takes longer than its price in any case.
-        let by_duration = if is_late { part.took_min.saturating_mul(2) } else { 0 };
-        let pause = if self.share.is_none() { by_duration } else { self.share.after(part.took_max) };
+        let pause = if self.share.is_none() {
+            if is_late { part.took_min.saturating_mul(2) } else { 0 }
+        } else {
+            // Beside others a part takes longer than its price in any case.
+            self.share.after(part.took_max).max(self.pause_for_limit(part))
+        };
         pause.min(PAUSE_MAX_NS)
+    }
+
+    /// Adapts the limit to a part written beside others. Returns the nanoseconds until the part's
+    /// bytes are within it.
+    fn pause_for_limit(&mut self, part: WrittenPart) -> u64 {
+        if self.limit == 0 {
+            self.limit = self.rate;
+        }
+        if self.limit == 0 {
+            return 0;
+        }
+        let stall = STALL_NS.saturating_add(self.price.saturating_mul(STALL_TIMES));
+        if self.price > 0 && part.took_min > stall {
+            self.limit = (self.limit - self.limit / LIMIT_CUT).max(self.rate / LIMIT_PARTS).max(1);
+        } else {
+            self.limit = self.limit.saturating_add(part.bytes / 64 * LIMIT_GROWTH);
+        }
+        let due = u128::from(part.bytes) * u128::from(SECOND) / u128::from(self.limit);
+        u64::try_from(due).unwrap_or(u64::MAX).saturating_sub(part.took_max)
     }
 
     /// Whether a part took longer than it does when nobody else waits.
@@ -375,11 +414,11 @@ impl Pacer {
         let counts =
             self.parts.min(0xffff) << 8 | self.rest.min(0xffff) << 24 | self.last_rest.min(0xffff) << 40;
         let share = self.share.sixteenths() << 56;
-        [self.price, self.rate, self.wide, self.bytes, self.ns, flags | counts | share]
+        [self.price, self.rate, self.wide, self.bytes, self.ns, flags | counts | share, self.limit]
     }
 
     /// Decodes a pacer from words.
-    pub fn from_words([price, rate, wide, bytes, ns, small]: [u64; WORDS]) -> Self {
+    pub fn from_words([price, rate, wide, bytes, ns, small, limit]: [u64; WORDS]) -> Self {
         let count = |at: u64| small >> at & 0xffff;
         Self {
             price,
@@ -395,6 +434,7 @@ impl Pacer {
             tried_shorter: small & 16 != 0,
             share: YieldShare::of_sixteenths(small >> 56),
             is_unused: small & 32 != 0,
+            limit,
         }
     }
 }

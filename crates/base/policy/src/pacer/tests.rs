@@ -239,7 +239,7 @@ fn steps_follow_the_piece_and_the_calls() {
 proptest! {
     #[test]
     fn bounds_hold_for_any_words_and_any_part(
-        words in prop::array::uniform6(any::<u64>()),
+        words in prop::array::uniform7(any::<u64>()),
         parts in prop::collection::vec((any::<u64>(), any::<u64>(), any::<u64>(), any::<u64>(), any::<Option<u64>>()), 1..50),
     ) {
         let mut pacer = Pacer::from_words(words);
