@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Lists what the crates for engines' authors offer, one public item a line, in crates/*/*/api.txt: a change of it is seen in a review.
-# With --check it compares instead. Needs a nightly compiler, for rustdoc's JSON; the tool that reads it is built where it is missing.
+# Lists the public items of the crates for engine authors in crates/*/*/api.txt, one per line, so that a review shows a
+# change. With --check, compares instead of writing. Needs a nightly compiler for rustdoc's JSON; builds the tool that
+# reads it if missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
@@ -32,6 +33,6 @@ for crate in "${crates[@]}"; do
     fi
 done
 if [ ${#changed[@]} -gt 0 ]; then
-    echo "Not what the crates offer: ${changed[*]}. If the change is meant: make api" >&2
+    echo "These lists differ from the crates: ${changed[*]}. If that is intended: make api" >&2
     exit 1
 fi

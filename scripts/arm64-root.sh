@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# A system's root for arm64, of Debian's packages of this system's suite: what scripts/kernels-guest.sh needs in its machines.
-#   scripts/arm64-root.sh FOLDER
-# Nothing of it is run here. What is there already stays as it is. FOLDER/opt is for the programs under test.
+# arm64-root.sh FOLDER — unpacks an arm64 root from Debian's packages of this system's suite, for the machines of
+# scripts/kernels-guest.sh.
+#
+# Runs nothing of the root here, and leaves existing files alone. FOLDER/opt is for the programs under test.
 set -euo pipefail
 folder=$1
 . "$(dirname "$0")/own-apt.sh"
@@ -14,7 +15,7 @@ mkdir -p "$folder.new/opt"
 own_apt "$folder.apt" "$(debian_mirror) $suite" arm64
 unpack_packages "$folder.new" bash dash coreutils util-linux util-linux-extra mount iproute2 procps grep sed diffutils libc-bin \
     busybox-static python3-minimal libpython3-stdlib libgcc-s1 xfsprogs
-# What their installation would have made.
+# The files that an installation of the packages would create.
 echo 'root:x:0:0:root:/root:/bin/bash
 nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin' >"$folder.new/etc/passwd"
 echo 'root:x:0:

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Installs the peers that benchmarks compare with, and of the servers that `guard --server` and `bulk --server` drive those that Debian has,
-# with what runs or asks the others, which scripts/fetch-servers.sh fetches. pagers goes into the target directory.
+# Installs the peers of the benchmarks, and the servers for `guard --server` and `bulk --server` that Debian has. For
+# the other servers, which scripts/fetch-servers.sh fetches, it installs what they need to run and their clients. Builds
+# pagers in the target directory.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The C library, laid out in a directory: include, lib, lib/pkgconfig, lib/cmake. `build-capi.sh DIRECTORY [LIBRARY]`: of a static library
-# that cargo has built, or else of one that is built here, by cargo's profile `release`. Needs a C compiler beside Rust.
+# build-capi.sh DIRECTORY [LIBRARY] — lays out the C library in a directory: include, lib, lib/pkgconfig, lib/cmake.
 #
-# The shared library is linked here, of the static one: rustc has no way to give symbols versions.
+# LIBRARY is a static library that cargo has built; without it, cargo's profile `release` builds one. Needs a C compiler
+# and Rust. The shared library is linked here from the static one, since rustc cannot give symbols versions.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# What is given to users, for x86-64 and aarch64, into target/packages: a Debian package, an rpm, a static program with its manuals, an
-# image of containers for both, the Helm chart, what is linked in (CycloneDX), and SHA256SUMS of all. ARGS or the arguments name architectures as Debian
-# does: amd64, arm64; without, both.
+# Builds the packages for users, for x86-64 and aarch64, in target/packages: a Debian package, an rpm, a static program
+# with its manuals, a container image for both processors, the Helm chart, the list of linked components (CycloneDX),
+# and SHA256SUMS of all. ARGS or the arguments name architectures as Debian does (amd64, arm64); without them, both are
+# built.
 #
-# All are made of one program for each processor (scripts/packaging/build.sh), laid out by scripts/install.sh. The same source gives the
-# same bytes, wherever it lies: times are those of the last commit (SOURCE_DATE_EPOCH), and names of the directories that it was built
-# in are left out. (The compilers and what packs have to be of the same versions, too.)
+# All packages contain one program per processor (scripts/packaging/build.sh), laid out by scripts/install.sh. The same
+# source gives the same bytes in any directory: times are those of the last commit (SOURCE_DATE_EPOCH), and the names of
+# the build directories are left out. Compilers and packing tools must have the same versions, too.
 #
-# PROGRAMS is a directory in which programs were left before, by architecture: they are not built again. PACKAGE_REVISION (1) is what
-# follows the version, to build a package anew; GUARD_TOML is another configuration of the guard than deploy/pagekeeper-guard.toml;
-# DEBFULLNAME and DEBEMAIL are who builds it.
+# PROGRAMS is a directory with programs of an earlier build, by architecture; they are not built again. PACKAGE_REVISION
+# (1) follows the version; increase it to build a package again. GUARD_TOML replaces deploy/pagekeeper-guard.toml as the
+# guard's configuration. DEBFULLNAME and DEBEMAIL name the builder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")
@@ -21,7 +22,7 @@ scripts/packages.sh "Debian packages: debhelper dpkg-dev lintian" "rpms: rpm rpm
     "what is checked of programs: binutils"
 for tool in dh_builddeb lintian rpmbuild rpmlint python3 readelf rustup; do
     if ! command -v "$tool" >/dev/null; then
-        echo "$tool is missing, without which no packages are built" >&2
+        echo "$tool is missing: packages can't be built without it" >&2
         exit 1
     fi
 done
@@ -31,7 +32,7 @@ PACKAGE_VERSION=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 export PACKAGE_VERSION PACKAGE_REVISION=${PACKAGE_REVISION:-1}
 export DEBFULLNAME=${DEBFULLNAME:-The pagekeeper authors} DEBEMAIL=${DEBEMAIL:-root@localhost}
 if [ -z "${SOURCE_DATE_EPOCH:-}" ] && ! SOURCE_DATE_EPOCH=$(git log -1 --format=%ct 2>/dev/null); then
-    echo "This source is not a git checkout: set SOURCE_DATE_EPOCH to the seconds since 1970 that the packages' files are to carry" >&2
+    echo "This source is not a git checkout: set SOURCE_DATE_EPOCH to the time for the packages' files, in seconds since 1970" >&2
     exit 1
 fi
 export SOURCE_DATE_EPOCH
@@ -46,12 +47,12 @@ machine() {
     case $1 in
         amd64) echo x86_64 ;;
         arm64) echo aarch64 ;;
-        *) echo "no architecture that is built for: $1" >&2 && return 1 ;;
+        *) echo "unknown architecture: $1" >&2 && return 1 ;;
     esac
 }
 
 own=$(dpkg --print-architecture)
-# The program of this machine writes the manuals of all.
+# This machine's program writes the manuals for all architectures.
 programs=${PROGRAMS:-$work/programs}
 for architecture in "$own" "${architectures[@]}"; do
     [ -e "$programs/$architecture" ] || scripts/packaging/build.sh "$(machine "$architecture")" "$programs/$architecture"
@@ -64,7 +65,7 @@ for architecture in "${architectures[@]}"; do
     root=$built/root
     mkdir -p "$built"
     PROGRAM=$programs/$architecture/pagekeeper RUNS_HERE=$programs/$own/pagekeeper DESTDIR=$root PREFIX=/usr scripts/install.sh >/dev/null
-    # The configuration, which is the administrator's from then on.
+    # The configuration belongs to the administrator once installed.
     install -D --mode 644 "$configuration" "$root/etc/pagekeeper/guard.toml"
     install -D --mode 644 deploy/debian/default "$root/etc/default/pagekeeper"
     scripts/packaging/copyright.py "$machine-unknown-linux-gnu" >"$built/copyright"
@@ -74,7 +75,7 @@ for architecture in "${architectures[@]}"; do
     scripts/packaging/sbom.sh "$machine-unknown-linux-gnu" >"$packages/pagekeeper-$PACKAGE_VERSION-$machine.cdx.json"
 
     name=pagekeeper-$PACKAGE_VERSION-$machine-linux-static
-    # For /usr/local, as the manual says: the unit starts the program there.
+    # The manual and the unit expect the program in /usr/local.
     PROGRAM=$programs/$architecture/pagekeeper-static RUNS_HERE=$programs/$own/pagekeeper DESTDIR='' PREFIX=$built/$name scripts/install.sh >/dev/null
     sed --in-place "s|$built/$name/|/usr/local/|g" "$built/$name/lib/systemd/system/pagekeeper-guard.service" \
         "$built/$name/share/doc/pagekeeper/metrics.conf" "$built/$name"/share/doc/pagekeeper/run/*

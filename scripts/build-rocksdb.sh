@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
-# librocksdb_pagekeeper.so, in a directory, against the RocksDB whose headers are installed. `build-rocksdb.sh DIRECTORY [LIBRARY]`, of the C
-# library that scripts/build-capi.sh takes. Needs a C++ compiler and RocksDB's headers (Debian: g++ librocksdb-dev) beside Rust.
+# build-rocksdb.sh DIRECTORY [LIBRARY] — builds librocksdb_pagekeeper.so in a directory, against the installed RocksDB
+# headers.
+#
+# LIBRARY is the C library, as for scripts/build-capi.sh. Needs Rust, a C++ compiler and RocksDB's headers (Debian: g++
+# librocksdb-dev).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 to=${1:?a directory to build it in}

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# pagekeeper_sqlite.so, in a directory: a VFS that any SQLite of 3.14 or newer loads. `build-sqlite.sh DIRECTORY`. Needs Rust alone.
+# build-sqlite.sh DIRECTORY — builds pagekeeper_sqlite.so in a directory: a VFS that SQLite 3.14 or newer can load.
+# Needs only Rust.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}

@@ -1,10 +1,10 @@
 #!/bin/bash
-# What scripts/test-cgroup-v2.sh runs in its machines, as their first process: `guard`, `containers`, or `unit`, which starts it again as
-# `unit_stories`.
+# The first process in the machines of scripts/test-cgroup-v2.sh. Runs `guard`, `containers`, or `unit`; `unit` starts
+# this script again as `unit_stories` under systemd.
 . "$(dirname "$0")/guest.sh"
 . "$(dirname "$0")/unit-guest.sh"
 
-# Containers of podman, beside the guard and the doctor, and the guard in one. Or STORIES alone, words of names.
+# Runs podman containers beside the guard and the doctor, and the guard in a container. STORIES limits it to tests with these words.
 containers() {
     echo "guest: begins with Linux $(uname -r)"
     mount -t cgroup2 cgroup /sys/fs/cgroup
@@ -24,7 +24,7 @@ containers() {
     ends
 }
 
-# The guard's memory cgroups, and those that the kernel crate reads; this process stays in the topmost. Or STORIES alone, words of names.
+# Tests memory cgroups of the guard and of the crate `kernel`. This process stays in the root cgroup. STORIES limits it to these words.
 guard() {
     echo "guest: begins with Linux $(uname -r)"
     mount -t cgroup2 cgroup /sys/fs/cgroup
@@ -37,7 +37,7 @@ guard() {
     # Each word is a filter.
     # shellcheck disable=SC2086
     PAGEKEEPER_REQUIRE_ALL=1 program host "$HOST" ${STORIES:-guard_cgroups} --include-ignored --nocapture --test-threads=1 --color=never
-    # Where the kernel can be asked to reclaim files alone, a program's own memory stays although there is room to swap it out to.
+    # Where the kernel can reclaim file pages only, a program's anonymous memory stays although there is swap space.
     if [ "$(printf '%s\n' 6.9 "$(uname -r)" | sort --version-sort | head -n 1)" = 6.9 ]; then
         fallocate --length 512M /var/tmp/swap
         chmod 600 /var/tmp/swap
@@ -45,7 +45,7 @@ guard() {
         problem=""
         swapon /var/tmp/swap || problem="there is no swap space"
         PAGEKEEPER_REQUIRE_ALL=1 program swap "$HOST" a_group_that_is_named --include-ignored --nocapture --test-threads=1 --color=never
-        # And would go there, if the kernel were asked otherwise.
+        # With another swappiness the kernel does swap it out.
         mkdir /sys/fs/cgroup/swapped
         # shellcheck disable=SC2016
         sh -c 'echo $$ >/sys/fs/cgroup/swapped/cgroup.procs; own=$(head -c 32M /dev/zero | tr "\0" x); kill -STOP $$' &
@@ -66,7 +66,7 @@ unit() {
     boots unit_stories
 }
 
-# Has systemd begin with these stories and little else.
+# Makes systemd start these stories and little else.
 boots() {
     cat >/etc/systemd/system/stories.service <<END
 [Unit]
@@ -82,7 +82,7 @@ TTYPath=/dev/ttyS0
 END
     printf '[Unit]\nRequires=basic.target\nAfter=basic.target\nWants=stories.service\n' >/etc/systemd/system/default.target.new
     mv -f /etc/systemd/system/default.target.new /etc/systemd/system/default.target
-    # It would empty /tmp, where the sources may be.
+    # tmp.mount would hide the sources, which may be in /tmp.
     ln -s /dev/null /etc/systemd/system/systemd-tmpfiles-setup.service
     : >/etc/fstab
     rm -f /etc/machine-id && echo 0123456789abcdef0123456789abcdef >/etc/machine-id

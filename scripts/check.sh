@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What to run before each commit: formatting, clippy, unit tests and doc tests of all crates. Needs neither root nor packages. Models of
-# threads are left to `make test`.
+# Checks to run before each commit: formatting, clippy, unit tests and doc tests of all crates. Needs neither root nor
+# packages. Leaves the models of threads to `make test`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# count-tests.sh LOG STATUS — adds up the results in the output of `cargo test`, whose exit status was STATUS, after
-# the names of the tests that failed, each with the beginning of what it said. A line "== HEADING" begins another run, of which what
-# was skipped counts again.
-# Fails if a test failed, if a test binary died without a result, or if no test ran.
+# count-tests.sh LOG STATUS — adds up the results in the output of `cargo test`, which exited with STATUS. Before the
+# sums it prints the names of failed tests, each with the beginning of its message. A line "== HEADING" begins another
+# run, whose skipped tests count again. Fails if a test failed, a test program died without a result, or no test ran.
 set -euo pipefail
 
 awk -v status="$2" '
@@ -16,7 +15,7 @@ awk -v status="$2" '
     of != "" && $0 != "" && lines < 12 { lines++; said[of] = said[of] "    " $0 "\n" }
     # The message of a panic is a failure, already counted.
     / panicked at / { panic = NR }
-    # Behind the name of its test, where what a test prints is not caught.
+    # Uncaptured output follows the name of its test.
     /^(test [^ ]+ \.\.\. )?SKIPPED: / && NR != panic + 1 && !seen[run, $0]++ { skipped++ }
     function number(word) {
         return match($0, "[0-9]+ " word) ? substr($0, RSTART, RLENGTH) + 0 : 0

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds the library that is preloaded for x86-64 and aarch64, and checks of each that it needs nothing newer than glibc 2.28 (Debian 10,
-# RHEL 8), exports nothing but the C library's names, and holds nothing that could panic. Installs Rust's target; the linker, as root
-# on Debian. What can't be built here is named; with PAGEKEEPER_REQUIRE_ALL=1 it is a failure.
+# Builds the preloaded library for x86-64 and aarch64, and checks that each needs at most glibc 2.28 (Debian 10, RHEL
+# 8), exports only names of the C library, and contains no code that can panic. Installs Rust's target, and as root on
+# Debian the linker. Names each target that can't be built here; with PAGEKEEPER_REQUIRE_ALL=1 that is a failure.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
@@ -36,11 +36,11 @@ check() { # target, prefix of its tools
     fi
     bad=$("$2readelf" -d "$library" | grep NEEDED | grep -vE '\[(libc\.so\.6|ld-linux.*)\]' || true)
     if [ -n "$bad" ]; then
-        echo "$1: has each process map more than it has:" $bad >&2
+        echo "$1: adds more mapped memory to each process than allowed:" $bad >&2
         failed=1
     fi
     if ! grep -qE ' w .*dlsym$' <<<"$symbols"; then
-        echo "$1: is not loaded where dlsym is another library's, before 2.34" >&2
+        echo "$1: cannot be loaded before glibc 2.34, where dlsym is in another library" >&2
         failed=1
     fi
     [ "$failed" = 0 ] && echo "$1: good"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks the dependencies by deny.toml, with cargo-deny, which is built into target/tools where it is missing, and that each is used. CHECKS
-# narrows it: CHECKS="licenses bans sources" does without a network.
+# Checks the dependencies against deny.toml with cargo-deny, which is built in target/tools if missing, and checks that
+# each dependency is used. CHECKS selects checks: CHECKS="licenses bans sources" needs no network.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the book into target/book, and checks the links of all documents.
+# Builds the book in target/book, and checks the links of all documents.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}

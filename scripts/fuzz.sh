@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# fuzz.sh [TARGET [SECONDS [OPTIONS OF LIBFUZZER…]]] — fuzzes one parser, or each in turn with TARGET "all". Not part of CI,
+# fuzz.sh [TARGET [SECONDS [LIBFUZZER-OPTION…]]] — fuzzes one parser, or each in turn with TARGET "all". Not part of CI,
 # which runs the same targets without coverage (crates/dev/fuzzing/tests/random_input).
 #
-# What is found stays in fuzz/artifacts/TARGET: `cargo +nightly fuzz run TARGET FILE` repeats it. The seed of the run is
-# printed at its start, `-seed=N` as an option repeats the run.
+# Failing inputs stay in fuzz/artifacts/TARGET; `cargo +nightly fuzz run TARGET FILE` repeats one. The seed is printed
+# at the start; the option `-seed=N` repeats a run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
@@ -23,7 +23,7 @@ if [ "$target" = all ]; then
     targets=$("$cargo" fuzz list)
 fi
 
-# To start from, what the parsers are meant to read.
+# The seeds: valid inputs of the parsers.
 "$cargo" run --quiet -p pagekeeper-fuzzing --example seeds -- fuzz/corpus
 
 failed=

@@ -1,4 +1,4 @@
-# To be sourced by what runs in a machine of scripts/machine.sh.
+# Functions for scripts that run in a machine of scripts/machine.sh. To be sourced.
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
 
 ends() {
@@ -10,7 +10,7 @@ ends() {
 
 passed=0 failed=0
 
-# result NAME PROBLEM: one story, as a test's line; it failed if there is a problem.
+# result NAME PROBLEM: prints a story's result as a test's line; with a PROBLEM, it failed.
 result() {
     if [ -z "$2" ]; then
         passed=$((passed + 1))
@@ -22,12 +22,12 @@ result() {
     fi
 }
 
-# program NAME COMMAND...: one program of tests, which prints its own results. Where it ends otherwise than by them, that failed.
+# program NAME COMMAND...: runs a test program, which prints its own results. If it dies without results, that is a failure.
 program() {
     local name=$1 status=0
     shift
     "$@" 2>&1 || status=$?
-    # 101 is that of a test that failed, which is counted.
+    # 101 means that a test failed, which is counted.
     [ "$status" -eq 0 ] || [ "$status" -eq 101 ] || result "$name" "it ended with $status"
 }
 

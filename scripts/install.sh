@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs under $DESTDIR$PREFIX. Builds first where cargo is at hand; otherwise takes what `make build` left, so that
-# `make build && sudo make install` works where root has no Rust. PROGRAM is one that was built elsewhere, for another processor
-# perhaps: RUNS_HERE is then one of the same source that runs here.
+# Installs under $DESTDIR$PREFIX. Builds first if cargo is available; otherwise installs the result of `make build`, so
+# that `make build && sudo make install` works where root has no Rust. PROGRAM names a program that was built elsewhere,
+# perhaps for another processor; RUNS_HERE then names one of the same source that runs on this machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
@@ -36,15 +36,15 @@ completion fish fish/vendor_completions.d/pagekeeper.fish
 
 install -D --mode 644 deploy/pagekeeper-guard.toml "$root/share/doc/pagekeeper/guard.toml"
 install --mode 644 crates/operate/doctor/report.schema.json "$root/share/doc/pagekeeper/doctor.schema.json"
-# To begin one of one's own with: the program has them built in, and reads none from here.
+# Templates for users' own profiles: the program has them built in and does not read these files.
 install -d "$root/share/doc/pagekeeper/profiles"
 install --mode 644 crates/operate/catalog/profiles/*.toml "$root/share/doc/pagekeeper/profiles/"
 
-# systemd looks for units of local software in /etc and /usr/local/lib, for those of packages in /usr/lib.
+# systemd reads units of local software from /etc and /usr/local/lib, units of packages from /usr/lib.
 sed "s|^ExecStart=/usr/local/bin/|ExecStart=$prefix/bin/|" deploy/pagekeeper-guard.service >"$generated/unit"
 install -D --mode 644 "$generated/unit" "$root/lib/systemd/system/pagekeeper-guard.service"
 
-# Examples, to be copied from there: the unit alone lets the guard have no network.
+# Examples to copy: the unit by itself gives the guard no network.
 sed "s|^ExecStart=/usr/local/bin/|ExecStart=$prefix/bin/|" deploy/pagekeeper-guard.service.d/metrics.conf >"$generated/metrics"
 install --mode 644 "$generated/metrics" "$root/share/doc/pagekeeper/metrics.conf"
 install --mode 644 deploy/pagekeeper-guard.service.d/cgroup.conf deploy/pagekeeper-guard.service.d/streams.conf "$root/share/doc/pagekeeper/"
@@ -55,7 +55,7 @@ find deploy/helm -type f | while read -r file; do
     install -D --mode 644 "$file" "$root/share/doc/pagekeeper/${file#deploy/}"
 done
 
-# Servers and backups under `pagekeeper run`: each says where it goes.
+# Servers and backups under `pagekeeper run`: each file names its destination.
 install -d "$root/share/doc/pagekeeper/run"
 for example in deploy/pagekeeper-run/*; do
     sed "s|/usr/local/bin/|$prefix/bin/|g" "$example" >"$generated/example"

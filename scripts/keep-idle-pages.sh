@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # keep-idle-pages.sh COMMAND... — runs COMMAND while the kernel leaves idle pages in memory.
 #
-# Some machines have DAMON page out what nobody has touched for some seconds, however much memory is free. Tests and benchmarks
-# look at what is resident, and could not tell that from what pagekeeper does. Where this may, it stops DAMON for as long as COMMAND
-# runs. Of several runs at a time the first stops it, and the last lets it go on.
+# On some machines DAMON pages out memory that was not used for some seconds, even if memory is free. Tests and
+# benchmarks inspect resident pages, and could not tell DAMON's work from pagekeeper's. If permitted, this script stops
+# DAMON while COMMAND runs. With several runs at a time, the first one stops DAMON and the last one starts it again.
 #
-# Each run shares a lock on the file "users": the kernel gives it up however the run ends, so no run is counted that is dead. Who
-# begins or ends holds the lock on "change" meanwhile; "stopped" names what goes on when nobody is left, even if those who stopped it
-# were killed.
+# Each run holds a shared lock on the file "users". The kernel releases it however the run ends, so dead runs do not
+# count. A run holds the lock on "change" while it begins or ends. "stopped" lists the threads to start again when no
+# run is left, even if the runs that stopped them were killed.
 set -euo pipefail
 
-# Others may be given for a test of this script.
+# A test of this script sets other directories.
 damon=${KEEP_IDLE_PAGES_DAMON:-/sys/kernel/mm/damon/admin/kdamonds}
 state=${KEEP_IDLE_PAGES_STATE:-/run/pagekeeper-keep-idle-pages}
 
@@ -18,7 +18,7 @@ pages_out() {
     [ -w "$1/state" ] && grep --quiet --line-regexp pageout "$1"/contexts/*/schemes/*/action 2>/dev/null
 }
 
-# Under the lock on "change", which no COMMAND inherits.
+# Runs with the lock on "change" held; no COMMAND inherits that lock.
 begin() {
     exec {users}>>"$state/users" {change}>>"$state/change"
     flock "$change"
@@ -27,7 +27,7 @@ begin() {
     for thread in "${threads[@]}"; do
         if [ "$(<"$thread/state")" = on ] && echo off >"$thread/state"; then
             echo "$thread" >>"$state/stopped"
-            echo "DAMON pages out what is idle on this machine: stopped meanwhile." >&2
+            echo "DAMON pages out idle memory on this machine: stopped until the end of this command." >&2
         fi
     done
     flock --unlock "$change"
@@ -38,7 +38,7 @@ end() {
     if flock --exclusive --nonblock "$users" && [ -e "$state/stopped" ]; then
         local thread
         while read -r thread; do
-            echo on >"$thread/state" || echo "$thread is off and does not go on: echo on > $thread/state" >&2
+            echo on >"$thread/state" || echo "$thread could not be started again: echo on > $thread/state" >&2
         done <"$state/stopped"
         rm "$state/stopped"
     fi

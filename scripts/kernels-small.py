@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What scripts/kernels-guest.sh runs in a small machine, 1 GiB without swap: guard, top and doctor while all memory is in use, then while
-the kernel kills a program for it. Their figures are compared with /proc/meminfo, fincore and the counts of a memory cgroup.
+"""The stories of a small machine, 1 GiB without swap (scripts/kernels-guest.sh): guard, top and doctor while all memory is in use, then while
+the kernel kills a program for lack of it. Their figures are compared with /proc/meminfo, fincore and the counts of a memory cgroup.
 
     kernels-small.py DIRECTORY
 
-Prints lines as Rust's tests do, and fails if a story did (scripts/kernels_stories.py).
+Prints lines like Rust's tests, and fails if a story failed (scripts/kernels_stories.py).
 """
 
 import os
@@ -18,7 +18,7 @@ from kernels_stories import MIB, PAGEKEEPER, content, figures, meminfo, resident
 
 GROUP = "/sys/fs/cgroup/pressed"
 LIMIT = 96 * MIB
-GUARD_MOST = 32  # MiB that the guard may take, as the kernel counts it (VmHWM)
+GUARD_MIB_MAX = 32  # the guard's peak memory at most (VmHWM)
 
 children = []
 
@@ -43,26 +43,26 @@ def between(what, found, one, other, slack):
 
 
 def group(name, field=None):
-    """A count of the memory cgroup, in bytes."""
+    """Returns a count of the memory cgroup, in bytes."""
     with open(f"{GROUP}/memory.{name}") as file:
         text = file.read()
     return int(dict(line.split() for line in text.splitlines())[field] if field else text)
 
 
 def killed():
-    """Programs that the kernel killed for want of memory, by its log."""
+    """Returns the programs that the kernel killed for lack of memory, by its log."""
     log = subprocess.run(["dmesg"], capture_output=True, text=True).stdout
     return re.findall(r"Killed process \d+ \(([^)]*)\)", log)
 
 
 def peak(pid):
-    """MiB of memory that a process had at most."""
+    """Returns the peak memory of a process in MiB."""
     with open(f"/proc/{pid}/status") as file:
         return int(re.search(r"VmHWM:\s+(\d+) kB", file.read()).group(1)) >> 10
 
 
 def hold(size):
-    """A program with so much memory of its own, in use."""
+    """Starts a program that holds `size` bytes of anonymous memory."""
     text = f"import time; held = bytearray({size}); held[::4096] = b'x' * len(held[::4096]); print('held', flush=True); time.sleep(9999)"
     return start(sys.executable, "-c", text, stdout=subprocess.PIPE)
 
@@ -73,7 +73,7 @@ def guarded(logs):
 
 
 def stop(guarding):
-    """Ends a guard that is still there; what it said."""
+    """Ends a running guard, and returns its output."""
     if guarding.poll() is not None:
         raise AssertionError(f"the guard ended by itself: {guarding.returncode}: {guarding.communicate()[0][-600:]}")
     most = peak(guarding.pid)
@@ -82,12 +82,12 @@ def stop(guarding):
     print(out)
     same("the guard's end", guarding.returncode, 0)
     print(f"the guard took {most} MiB at most")
-    if most > GUARD_MOST:
+    if most > GUARD_MIB_MAX:
         raise AssertionError(f"the guard took {most} MiB of memory")
 
 
 def write_logs(logs):
-    """Logs without end, of which the last eight stay: about 256 MiB, more than memory has room for beside the holder."""
+    """Writes logs forever and keeps the last eight: about 256 MiB, more than fit beside the holder."""
     open(os.path.join(logs, "binlog.index"), "w").close()
     text = f"""i=0
         while :; do
@@ -100,7 +100,7 @@ def write_logs(logs):
 
 
 def pressure(directory):
-    """One program holds most of the memory; others read and write more than the rest of it, one of them in a group with a limit."""
+    """One program holds most of the memory; others read and write more than the rest, one of them in a cgroup with a limit."""
     logs = os.path.join(directory, "pressed")
     os.mkdir(logs)
     big = os.path.join(directory, "big")
@@ -120,7 +120,7 @@ def pressure(directory):
         said = figures("top", "--once", "-n", "50", directory)
         after = meminfo()
         same("top: all memory", said["memory"]["total"], after["MemTotal"])
-        # The reader, the writer of logs and the guard go on meanwhile: all page cache may have been more or less in between.
+        # The reader, the writer of logs and the guard still run, so the page cache may have grown or shrunk in between.
         between("top: page cache", said["cached"]["bytes"], before["Cached"], after["Cached"], 96 * MIB)
         found = figures("doctor", "--watch", "4s", "--pid", str(reader.pid))
         memory = found["inspected"]["memory"]
@@ -142,11 +142,11 @@ def pressure(directory):
     time.sleep(2)
     same("stat", figures("stat", big)["files"][0]["resident"], resident(big))
     stop(guarding)
-    same("killed for want of memory", killed(), [])
+    same("killed for lack of memory", killed(), [])
 
 
 def kill(directory):
-    """A program takes memory until the kernel kills it: never the guard."""
+    """A program allocates memory until the kernel kills it; the kernel never kills the guard."""
     logs = os.path.join(directory, "killed")
     os.mkdir(logs)
     guarding = guarded(logs)
@@ -162,7 +162,7 @@ def kill(directory):
         end_all()
         subprocess.run("pkill -x dd", shell=True)
     stop(guarding)
-    same("killed for want of memory", killed(), [os.path.basename(sys.executable)])
+    same("killed for lack of memory", killed(), [os.path.basename(sys.executable)])
 
 
 def main():

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Puts what one machine of scripts/test-kernels.sh said of its kernel into the table of a page, between two marks:
+"""Writes the features of one machine's kernel (scripts/test-kernels.sh) into the table of a page, between two marks:
 
     kernels-table.py [--compare] PAGE SUITE FLAVOUR RELEASE LOG
 
 A column for each kernel, in the order of their versions, and a row for each line "capability: NAME: WHAT" of the log. The columns of other
-kernels stay as they were. A log without such lines changes nothing. With --compare the page stays as it is: what the column of that suite says
-otherwise is printed, and is a failure.
+kernels do not change. A log without such lines changes nothing. With --compare the page does not change: differences of that suite's column
+are printed, and are a failure.
 """
 
 import re
@@ -23,13 +23,13 @@ def version(column):
 
 
 def compare(found, table, columns, mine):
-    """Prints what the page says otherwise of this suite; whether it says the same."""
+    """Prints the differences of the page's column for this suite; returns whether there are none."""
     column = next((column for column in columns if column.startswith(mine)), None)
     same = True
     for name, what in found.items():
         said = table.get((column, name), "-")
         if said != what:
-            print(f'the table says "{said}" of {name}, the machine "{what}": `make test-kernels` writes it anew')
+            print(f'{name} is "{said}" in the table and "{what}" on the machine: update it by `make test-kernels`')
             same = False
     return same
 
@@ -62,7 +62,7 @@ def main():
     columns = [column for column in columns if not column.startswith(mine)]
     column = mine + re.match(r"[0-9.]+", release).group(0)
     columns.append(column)
-    # Those of one version by name, in whatever order their machines ended.
+    # Columns of one version are sorted by name, not by the order in which machines ended.
     columns.sort(key=lambda column: (version(column), column.split("<br>")[0]))
     rows += [name for name in found if name not in rows]
     for name, what in found.items():

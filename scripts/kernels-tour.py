@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What scripts/kernels-guest.sh runs in each of its machines: every command of pagekeeper, whose figures are compared with fincore's, and
-what the kernel can do, as pagekeeper reports it, compared with the system calls themselves.
+"""The tour of each machine (scripts/kernels-guest.sh): runs every command of pagekeeper and compares its figures with fincore's. Compares
+the kernel's features as reported by pagekeeper with the system calls themselves.
 
     kernels-tour.py DIRECTORY      a story for each command, and a line "capability: NAME: WHAT" for each row of the table
 
-Prints lines as Rust's tests do, with what the commands said between them, and fails if a story did (scripts/kernels_stories.py).
+Prints lines like Rust's tests, with the commands' output between them, and fails if a story failed (scripts/kernels_stories.py).
 """
 
 import ctypes
@@ -28,11 +28,11 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 capabilities = {}
 
 
-# The system calls themselves, to compare with.
+# Direct system calls, to compare with.
 
 
 def syscall(number, *arguments):
-    """Returns what it returns, or minus the error number."""
+    """Makes a system call. Returns its result, or minus the error number."""
     found = LIBC.syscall(ctypes.c_long(number), *[ctypes.c_long(a) if isinstance(a, int) else a for a in arguments])
     return found if found >= 0 else -ctypes.get_errno()
 
@@ -59,7 +59,7 @@ def kernel_takes_uncached_writes(directory):
 
 
 def statx(path, wanted):
-    """The mask that came back, and the bytes."""
+    """Returns the mask that statx(2) filled in, and the bytes."""
     stat = ctypes.create_string_buffer(256)
     found = syscall(291 if platform.machine() == "aarch64" else 332, -100, os.fsencode(path), 0, wanted, stat)
     return (struct.unpack_from("I", stat.raw, 0)[0], stat.raw) if found == 0 else (0, stat.raw)
@@ -84,7 +84,7 @@ def kernel_has_uring():
     return found >= 0
 
 
-# A story for each command.
+# One story per command.
 
 
 def stat(directory):
@@ -132,7 +132,7 @@ def copy_under_run(directory):
 
 
 def static_under_run(directory):
-    """By events of the kernel, or with a line that says why not."""
+    """Runs a static program, followed by kernel events, or with a line that gives the obstacle."""
     source, target = os.path.join(directory, "static"), os.path.join(directory, "static-copy")
     write(source, 48 * MIB)
     run("evict", source)
@@ -164,19 +164,19 @@ def guard(directory):
         index.write("".join(f"./{os.path.basename(name)}\n" for name in names))
     run("guard", "--dry-run", "--once", "--dir", logs, "--profile", "mariadb")
     same("after a dry run", resident(names[0]), 4 * MIB)
-    # On an emulated processor sampling takes more than a tick's budget has: what is left is for the next pass.
+    # On an emulated processor, sampling exceeds a tick's budget; the rest is left to the next pass.
     for _ in range(5):
         said = "".join(run("guard", "--once", "--dir", logs, "--profile", "mariadb"))
         if resident(names[0]) + resident(names[1]) == 0:
             break
-    # The program itself is on an overlay, of which cachestat(2) says nothing.
+    # The program is on an overlay, for which cachestat(2) returns nothing.
     same("whether cachestat is missed", "no cachestat" in said, not kernel_has_cachestat(names[0]))
     same("closed logs", resident(names[0]) + resident(names[1]), 0)
     same("closed logs' bytes", os.path.getsize(names[0]), 4 * MIB)
 
 
 def metrics(directory):
-    """The guard's, as a Prometheus asks for them, beside fincore."""
+    """Compares the guard's metrics, fetched as Prometheus does, with fincore."""
     logs = os.path.join(directory, "measured")
     os.mkdir(logs)
     path = os.path.join(logs, "binlog.000001")
@@ -186,7 +186,7 @@ def metrics(directory):
     words = [PAGEKEEPER, "guard", "--dry-run", "--dir", logs, "--profile", "mariadb", "--metrics", "127.0.0.1:9417"]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL) as guard:
         try:
-            # Until the first sample, which is behind the first look for databases.
+            # Waits for the first sample, which follows the first search for databases.
             for _ in range(300):
                 text = asked("http://127.0.0.1:9417/metrics")
                 found = re.search(r'^pagekeeper_resident_bytes\{[^}]*class="binlog"\} (\d+)$', text, re.MULTILINE)
@@ -202,7 +202,7 @@ def metrics(directory):
 
 
 def asked(address):
-    """What is answered, or nothing yet."""
+    """Returns the response, or None if there is none yet."""
     try:
         with urllib.request.urlopen(address, timeout=60) as answer:
             return answer.read().decode()
@@ -211,7 +211,7 @@ def asked(address):
 
 
 def store(directory):
-    """On one that a killed process left (crates/engine/store/tests/fixture.rs): figures, checks, copies and repairs."""
+    """Shows figures, checks, copies and repairs of a store that a killed process left (crates/engine/store/tests/fixture.rs)."""
     place, backup, restored, repaired = (os.path.join(directory, name) for name in ("store", "backup", "restored", "repaired"))
     shutil.copytree(os.path.join(os.environ.get("SOURCE", "."), "crates/engine/store/tests/fixture/v2"), place)
     same("pages", len(json.loads(run("store", "dump", "--json", place)[0])["pages"]), 12)
@@ -238,7 +238,7 @@ def doctor(directory):
         capabilities["events"] = "lesser: lines of tracefs"
     else:
         capabilities["events"] = f"lesser: {traced}"
-    # Programs in the kernel are not to be had where it is locked down; these are not.
+    # A locked-down kernel refuses BPF programs; these kernels are not locked down.
     same("events", capabilities["events"], "full")
     run("doctor", "--watch", "2s", "--pid", str(os.getpid()))
     total = said["inspected"]["memory"]["total_bytes"]
@@ -308,7 +308,7 @@ def demo(directory):
 
 
 def others(_):
-    """What needs nothing of the kernel."""
+    """Runs commands that need no kernel feature."""
     run("--version")
     run("man", "guard")
     run("completions", "bash")

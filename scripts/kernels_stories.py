@@ -1,7 +1,7 @@
-"""What the stories of scripts/kernels-tour.py and scripts/kernels-small.py share: pagekeeper itself, figures of other programs, and
-lines as Rust's tests print them.
+"""Shared by the stories of scripts/kernels-tour.py and scripts/kernels-small.py: running pagekeeper, figures of other programs, and
+lines like those of Rust's tests.
 
-In the environment: PAGEKEEPER, the program; and STORIES, a regular expression, for those stories alone whose names it matches.
+Environment: PAGEKEEPER names the program; STORIES is a regular expression that selects stories by name.
 """
 
 import json
@@ -18,7 +18,7 @@ passed, failed = 0, 0
 
 
 def run(*words, status=0, env=None, inside=None):
-    """Runs pagekeeper, shows what it says, and returns its standard output and standard error."""
+    """Runs pagekeeper, prints its output, and returns its standard output and standard error."""
     done = subprocess.run([PAGEKEEPER, *words], capture_output=True, text=True, env={**os.environ, **(env or {})}, cwd=inside, timeout=1200)
     print(f"$ pagekeeper {' '.join(words)}")
     for line in (done.stdout + done.stderr).splitlines()[:40]:
@@ -33,7 +33,7 @@ def figures(*words):
 
 
 def resident(path):
-    """Bytes of a file in the page cache, by fincore."""
+    """Returns the bytes of a file in the page cache, by fincore."""
     out = subprocess.run(["fincore", "--bytes", "--noheadings", "--output", "RES", path], capture_output=True, text=True, check=True)
     return int(out.stdout.split()[0])
 
@@ -78,7 +78,7 @@ def story(name, act, *arguments):
 
 
 def results():
-    """How the stories went, as the last line and the exit status."""
+    """Prints the summary line, and returns the exit status."""
     verdict = "FAILED" if failed else "ok"
     print(f"test result: {verdict}. {passed} passed; {failed} failed; 0 ignored; 0 measured; 0 filtered out", flush=True)
     sys.exit(1 if failed else 0)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Any warning ends it. lint.sh [PART...]: all, or these: text (formatting), clippy, code (clippy, the preloaded library's, documentation),
-# unused (dependencies that nobody uses).
+# lint.sh [PART...] — runs the linters; any warning is an error. Parts: text (formatting), clippy, code (clippy, also of
+# the preloaded library, and documentation), unused (unused dependencies). Without a PART, all run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
@@ -20,9 +20,9 @@ clippy() {
 }
 code() {
     clippy
-    # The library that is preloaded, without the standard library.
+    # The preloaded library, which has no standard library.
     "$cargo" clippy -p pagekeeper-preload --lib --features interpose -- -D warnings
-    # Examples, of which there are none, have the dependencies' features be those that clippy has checked: nothing is checked twice.
+    # --examples (there are none) selects the same features as clippy did, so that no dependency is checked twice.
     RUSTDOCFLAGS="-D warnings" "$cargo" doc --workspace --no-deps --lib --bins --examples
 }
 unused() {

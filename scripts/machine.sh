@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Runs a command in a virtual machine of QEMU, as its first process, and shows what it prints from "guest: begins" on:
-#   scripts/machine.sh KERNEL MEMORY SECONDS [NAME=VALUE...] COMMAND [ARG...]
-# KERNEL is a folder that scripts/fetch-kernel.sh made. The machine has this system's root, or the folder MACHINE_ROOT, read only below a
-# layer in memory, the sources above that in the same way, a disk of its own at /var/tmp, where the tests' files are too, and no network.
-# It ends with the kernel (scripts/guest.sh has `ends`), or after SECONDS. QEMU_ACCEL=kvm is faster, where that can be had. Fails if the
-# command did not come to its end.
+# machine.sh KERNEL MEMORY SECONDS [NAME=VALUE...] COMMAND [ARG...] — runs a command as the first process of a QEMU
+# virtual machine, and prints its output from "guest: begins" on.
+#
+# KERNEL is a folder made by scripts/fetch-kernel.sh. The machine has this system's root, or the folder MACHINE_ROOT,
+# read-only below a layer in memory; the sources, in the same way; its own disk at /var/tmp for the tests' files; and no
+# network. It ends with the kernel (`ends` in scripts/guest.sh), or after SECONDS. QEMU_ACCEL=kvm is faster where it is
+# available. Fails if the command did not finish.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 kernel=$1 memory=$2 seconds=$3
@@ -15,19 +16,19 @@ case $(cat "$kernel/machine" 2>/dev/null) in
     aarch64)
         console=ttyAMA0
         busybox=$root/bin/busybox
-        # The full authentication of pointers is most of what this processor would cost to emulate.
+        # Full pointer authentication would dominate the cost of emulation.
         processor=(qemu-system-aarch64 -machine virt -cpu "max,pauth-impdef=on")
         ;;
     *)
-        # A machine that gets little of a busy processor misses the ticks by which the kernel would judge its timer.
+        # On a busy host the guest misses ticks, and the kernel would distrust its timer.
         console="ttyS0 no_timer_check"
         busybox=$(command -v busybox)
         processor=(qemu-system-x86_64 -cpu max)
         ;;
 esac
 
-# Emulated, a second processor may meet a breakpoint that the kernel has in its own code while it patches that for a tracepoint, after it is
-# gone, and then the kernel gives up.
+# Emulated with a second processor, the guest may hit a breakpoint of a tracepoint's code patching after its
+# removal, and then the kernel panics.
 processors=2
 [ "${QEMU_ACCEL:=tcg}" != tcg ] || processors=1
 
@@ -58,7 +59,7 @@ chmod +x "$work/root/init"
 truncate --size 6G "$work/disk"
 mkfs.ext4 -q "$work/disk"
 
-# In the foreground it stays in this process group, and ends with whoever ends that.
+# Runs in the foreground, in this process group, and so ends with the group.
 timeout --foreground "$seconds" "${processor[@]}" -accel "$QEMU_ACCEL" -m "$memory" -smp "$processors" -nographic -no-reboot -nic none \
     -kernel "$kernel/vmlinuz" -initrd "$work/initrd" -append "console=$console nosoftlockup quiet panic=-1" \
     -drive "file=$work/disk,format=raw,if=virtio,cache=none" \
@@ -66,6 +67,6 @@ timeout --foreground "$seconds" "${processor[@]}" -accel "$QEMU_ACCEL" -m "$memo
     sed --unbuffered --regexp-extended 's/\r|\x1b(\[[0-9;?]*)?[a-zA-Z]//g; s/^.*(guest: begins)/\1/' | tee "$work/log" | sed --unbuffered --quiet '/^guest: begins/,$p' || true
 if ! grep -q "^guest: ends" "$work/log"; then
     tail -n 30 "$work/log" >&2
-    echo "the machine did not come to its end" >&2
+    echo "the machine did not finish" >&2
     exit 1
 fi

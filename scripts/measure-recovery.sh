@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# measure-recovery.sh postgresql|mariadb|mariadb-buffered [ROUNDS] [MB_PER_SECOND]: what the guard does to crash recovery.
+# measure-recovery.sh postgresql|mariadb|mariadb-buffered [ROUNDS] [MB_PER_SECOND] — measures the guard's effect on
+# crash recovery.
 #
-# A server is loaded, killed by SIGKILL in the middle of it once a certain amount of log lies behind its checkpoint, and started again:
-# without the guard, beside the guard as it is, and beside one whose rule for logs is release-before-checkpoint. Each with the table
-# files in the page cache as the crash left them (warm), and with them evicted (cold). In turn, ROUNDS times (3). Reported are the
-# seconds until it answers a query, what its processes read from the device until then, and what of its logs was resident: the median,
-# least and most.
+# Loads a server, kills it by SIGKILL under load once LOG_MB of log (512) lie behind its checkpoint, and starts it
+# again: without the guard, beside the guard with its defaults, and beside one with the rule release-before-checkpoint
+# for logs. Each case runs with the table files in the page cache as the crash left them (warm), and with them evicted
+# (cold). The cases alternate, for ROUNDS rounds (3). Reports the seconds until the server answers a query, the bytes
+# that its processes read from the device until then, and the resident bytes of its logs: median, minimum and maximum.
 #
-# With MB_PER_SECOND all is on a disk of its own, an image whose reads are held to that (cgroup version 1). Needs root, and builds
-# nothing: PAGEKEEPER names the program (target/release/pagekeeper). LOG_MB is the amount of log (512).
+# With MB_PER_SECOND, all data is on its own disk image, whose reads are limited to that rate (cgroup version 1). Needs
+# root. Builds nothing: PAGEKEEPER names the program (target/release/pagekeeper).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ -z "${IDLE_PAGES_KEPT:-}" ]; then
@@ -59,7 +60,7 @@ chown -R "$owner": "$place"
 as=(setpriv --reuid="$owner" --regid="$owner" --init-groups)
 now() { date +%s.%N; }
 
-# Of each database: make, serve, query, log_mb_behind, clean_up, write_load, logs, tables.
+# Functions of each database: make, serve, query, log_mb_behind, clean_up, write_load, logs, tables.
 case $kind in
 postgresql)
     make_it() { "${as[@]}" "$bin/initdb" --auth=trust --no-sync --no-locale --pgdata "$data" >/dev/null; }
@@ -123,12 +124,12 @@ wait_until_it_answers() {
     exit 1
 }
 resident_mb() { logs | xargs fincore --bytes --noheadings --output RES | awk '{ sum += $1 } END { printf "%.0f", sum / 1048576 }'; }
-# Of the server and the children that it has waited for, such as PostgreSQL's startup process.
+# Includes children that the server has waited for, such as PostgreSQL's startup process.
 read_mb() { awk '/^read_bytes/ { printf "%.0f", $2 / 1048576 }' "/proc/$server/io"; }
 
 printf '[rules.wal]\nrule = "release-before-checkpoint"\n[rules.redo]\nrule = "release-before-checkpoint"\n[rules.binlog]\nrule = "release-before-checkpoint"\n' >"$scratch/checkpoint.toml"
 
-# One crash: $1 none, guard or checkpoint; $2 warm or cold.
+# Runs one crash. $1 is none, guard or checkpoint; $2 is warm or cold.
 crash() {
     clean_up >/dev/null
     guard=
@@ -140,7 +141,7 @@ crash() {
     load=$!
     local log=0 disturbed=
     for _ in {1..6000}; do
-        # Another guard that watches all databases of this machine would release, too.
+        # Another guard on this machine would release pages, too.
         if pgrep --full --list-full 'pagekeeper guard' | grep --quiet --invert-match -e --pid -e --dir; then disturbed=1; fi
         log=$(behind)
         [ "$log" -lt "$log_mb" ] || break
@@ -167,7 +168,7 @@ crash() {
     seconds=$(awk -v a="$begun" -v b="$(now)" 'BEGIN { printf "%.2f", b - a }')
     throttled 0
     if [ -n "$disturbed" ]; then
-        echo "another guard was running: once more" >&2
+        echo "another guard was running: repeating this round" >&2
         return 1
     fi
     echo "$1 $2 $seconds $(read_mb) $resident $log $(cut -d' ' -f1 /proc/loadavg)" | tee -a "$scratch/rounds" >&2

@@ -1,6 +1,7 @@
-# To be sourced. An apt of its own, with lists, cache and a record of installed packages in a folder: this system's apt is not touched.
+# A private apt, with its own lists, cache and record of installed packages in a folder; the system's apt is not
+# touched. To be sourced.
 
-# The mirror of Debian that this machine's apt is set up for, or DEBIAN_MIRROR.
+# Prints the Debian mirror: DEBIAN_MIRROR, or else the one in this machine's apt configuration.
 debian_mirror() {
     local codename
     if [ -z "${DEBIAN_MIRROR:-}" ]; then
@@ -9,14 +10,14 @@ debian_mirror() {
             awk -v release="^($codename|stable|testing|unstable|sid)\$" '$1 ~ release && $2 == "main" { print $3; exit }')
     fi
     if [ -z "$DEBIAN_MIRROR" ]; then
-        echo "apt knows no Debian mirror here: DEBIAN_MIRROR=http://HOST/debian in the environment names one." >&2
+        echo "apt has no Debian mirror configured here: set DEBIAN_MIRROR=http://HOST/debian in the environment." >&2
         return 1
     fi
     echo "$DEBIAN_MIRROR"
 }
 
-# ubuntu_mirror [ARCHITECTURE]: UBUNTU_MIRROR, or on Ubuntu that of this machine's apt, elsewhere Ubuntu's own, which has
-# all but amd64 at another place.
+# ubuntu_mirror [ARCHITECTURE]: prints UBUNTU_MIRROR, or on Ubuntu this machine's mirror, elsewhere Ubuntu's own. That has
+# all architectures except amd64 at another address.
 ubuntu_mirror() {
     if [ -z "${UBUNTU_MIRROR:-}" ] && [ "$(. /etc/os-release && echo "${ID:-}")" = ubuntu ]; then
         UBUNTU_MIRROR=$(apt-get indextargets --no-release-info --format '$(COMPONENT) $(REPO_URI)' 'Created-By: Packages' |
@@ -28,7 +29,7 @@ ubuntu_mirror() {
     esac
 }
 
-# fetch_ubuntu_keys FOLDER: sets `ubuntu_keys`, the file of Ubuntu's keys, which Debian has in a package: that is unpacked into FOLDER.
+# fetch_ubuntu_keys FOLDER: unpacks Debian's package of Ubuntu's keys into FOLDER, and sets `ubuntu_keys` to the key file.
 fetch_ubuntu_keys() {
     local folder=$1
     ubuntu_keys=/usr/share/keyrings/ubuntu-archive-keyring.gpg
@@ -41,8 +42,8 @@ fetch_ubuntu_keys() {
 }
 
 # own_apt FOLDER SOURCE [ARCHITECTURE]: sets `apt`, the options for apt-get and apt-cache, and fetches the lists of SOURCE, "MIRROR SUITE...",
-# of the component main, or of those of OWN_APT_COMPONENTS. Signed by Debian, or by the keys in the file OWN_APT_KEYS. Lists that have
-# expired count only with OWN_APT_EXPIRED=1.
+# component main or OWN_APT_COMPONENTS. Signatures are checked against Debian's keys, or the file OWN_APT_KEYS. Lists that have
+# expired are accepted only with OWN_APT_EXPIRED=1.
 own_apt() {
     local folder=$1 mirror suites suite architecture=${3:-$(dpkg --print-architecture)}
     read -r mirror suites <<<"$2"
@@ -65,7 +66,7 @@ own_apt() {
     apt-get "${apt[@]}" --quiet=2 update
 }
 
-# unpack_packages FOLDER PACKAGE...: these and all they depend on, unpacked, so that a chroot finds linker and shell at their old places.
+# unpack_packages FOLDER PACKAGE...: unpacks packages and their dependencies so that a chroot finds linker and shell.
 unpack_packages() {
     local folder=$1 package directory
     shift

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# packages.sh "PURPOSE: PACKAGE..."... — installs the Debian packages that are missing if this is root; otherwise says
-# for each purpose what is missing, and the command that fixes it. Exits 0 either way, unless an installation fails.
-# A service that comes with a package (mariadb-server, postgresql, prometheus, etcd-server, nats-server, rabbitmq-server with Erlang's epmd,
-# clickhouse-server, podman's) is neither started nor left enabled.
+# packages.sh "PURPOSE: PACKAGE..."... — installs missing Debian packages if this is root; otherwise prints, for each
+# purpose, the missing packages and the command that installs them. Exits 0 unless an installation fails. Services that
+# come with packages (mariadb-server, postgresql, prometheus, etcd-server, nats-server, rabbitmq-server with Erlang's
+# epmd, clickhouse-server, podman's) are neither started nor left enabled.
 set -euo pipefail
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
-    echo "This isn't Debian; where missing, install what corresponds to:" >&2
+    echo "This is not Debian. Install the packages that correspond to these, where missing:" >&2
     printf '  %s\n' "$@" >&2
     exit 0
 fi

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sees to it that Rust and a C linker are there: says how to get them, or, as root on Debian, installs the linker.
+# Checks that Rust and a C linker are installed. Prints how to get them; as root on Debian, installs the linker.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}

@@ -1,14 +1,13 @@
 #!/usr/bin/env bash
-# Threads and unsafe code under AddressSanitizer and ThreadSanitizer, and the page cache under Miri. Not part of CI.
-#
-# sanitize.sh [ROUNDS [PART…]] — rounds under each sanitizer (3), and which of these parts (all):
+# sanitize.sh [ROUNDS [PART…]] — runs threaded and unsafe code under AddressSanitizer and ThreadSanitizer, and the page
+# cache under Miri. Not part of CI. ROUNDS is the number of rounds under each sanitizer (3). Parts (default: all):
 #   kernel  walking, warming, the work queue
 #   io      the back-ends
 #   cache   the page cache: its unit tests, stories, regressions, and stress (PAGEKEEPER_STRESS_SECONDS=20)
 #   bulk    bulk output: its unit tests
-#   wal     the logs: their unit tests but for crashes and models
-#   store   page store and ordered map: their unit tests but for crashes and models, and the store's stories
-#   miri    what of the page cache an interpreter gets through: tests/interpreted.rs, and the unit tests of pure parts
+#   wal     the logs: their unit tests except crashes and models
+#   store   page store and ordered map: their unit tests except crashes and models, and the store's stories
+#   miri    the parts of the page cache that an interpreter can finish: tests/interpreted.rs, and the unit tests of pure parts
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
@@ -28,11 +27,11 @@ echo "$version"
 # under SANITIZER OPTIONS OF CARGO…
 under() {
     local sanitizer=$1 flags=-Zsanitizer=$1
-    # With the cache's barrier for where membarrier(2) is missing, which ThreadSanitizer can follow; once each.
+    # Uses the cache's fallback for a missing membarrier(2), which ThreadSanitizer understands.
     [ "$sanitizer" = address ] || flags+=" --cfg pagekeeper_sanitize"
     echo "== $*"
     for ((round = 1; round <= rounds; round++)); do
-        # Its own target directory: the flags are others than those of all else that is built.
+        # Its own target directory, since the flags differ from all other builds.
         RUSTFLAGS=$flags CARGO_TARGET_DIR=$directory/sanitize-$sanitizer \
             TSAN_OPTIONS="suppressions=$PWD/scripts/tsan-suppressions.txt ${TSAN_OPTIONS:-}" \
             "$cargo" +nightly test --target "$target" "${build[@]}" "${@:2}"
@@ -47,15 +46,15 @@ all() {
         kernel) under "$1" --package pagekeeper-kernel --lib -- walk:: warm:: ;;
         io) under "$1" --package pagekeeper-io --package pagekeeper-simdisk --lib --tests ;;
         cache)
-            # loom runs its threads on stacks of its own, which sanitizers take for a crash.
+            # loom runs threads on its own stacks, which sanitizers report as a crash.
             under "$1" --package pagekeeper-cache --lib --test stress --test regressions --test story -- --skip model::
             under "$1" --package pagekeeper-file-table --lib -- --skip model::
             ;;
         bulk) under "$1" --package pagekeeper-bulk --lib ;;
         wal) under "$1" --package pagekeeper-wal --lib -- --skip model:: --skip crash --skip injected ;;
         store)
-            # One after the other: ThreadSanitizer does not see that memory is unmapped (rustix asks the kernel itself), and takes
-            # the cache of one test for that of another which had the same addresses.
+            # One at a time: ThreadSanitizer does not see rustix's direct munmap calls, and takes
+            # the cache of one test for an earlier one at the same addresses.
             under "$1" --package pagekeeper-store --package pagekeeper-tree --lib --test story --test faults -- --test-threads=1 \
                 --skip model:: --skip crash --skip injected
             ;;
@@ -74,7 +73,7 @@ if [ -d "$(rustc +nightly --print sysroot)/lib/rustlib/src/rust/library" ]; then
     build=(-Zbuild-std)
     all thread
 else
-    echo "ThreadSanitizer was not run: it needs the standard library built with it, and its source is not there:" >&2
+    echo "ThreadSanitizer did not run: it must rebuild the standard library, whose source is missing:" >&2
     echo "rustup component add rust-src --toolchain nightly" >&2
 fi
 
@@ -84,7 +83,7 @@ if [[ " ${parts[*]} " == *" miri "* ]]; then
         exit 0
     fi
     echo "== miri"
-    # The clock seeds hash maps and names temporary files.
+    # Hash maps and temporary files need the clock.
     export MIRIFLAGS="-Zmiri-disable-isolation ${MIRIFLAGS:-}" CARGO_TARGET_DIR=$directory/sanitize-miri PROPTEST_CASES=2
     "$cargo" +nightly miri test --package pagekeeper-cache --test interpreted
     "$cargo" +nightly miri test --package pagekeeper-cache --lib -- \

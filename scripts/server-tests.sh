@@ -1,11 +1,12 @@
-# To be sourced, with `cargo` set. Runs of the tests beside databases whose results add up in one file, `log`: each under a heading, by which
-# scripts/count-tests.sh tells them apart. `status` is that of the last run that failed.
+# Functions that run the tests beside databases and collect their results in one file, `log`. To be sourced, with
+# `cargo` set. Each run has a heading, by which scripts/count-tests.sh distinguishes the runs. `status` is that of the
+# last failed run.
 
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 status=0
 
-# run_tests HEADING ARGUMENT...: the tests that these arguments of the test program choose.
+# run_tests HEADING ARGUMENT...: runs the tests that these arguments of the test program select.
 run_tests() {
     local heading=$1
     shift
@@ -13,7 +14,7 @@ run_tests() {
     "$cargo" test --package pagekeeper --test databases -- --show-output "$@" 2>&1 | tee --append "$log" || status=$?
 }
 
-# mysql_server VERSION: as scripts/fetch-servers.sh calls it.
+# mysql_server VERSION: prints the name of that version for scripts/fetch-servers.sh.
 mysql_server() {
     [ "$1" = 9 ] && echo mysql || echo "mysql-$1"
 }
@@ -26,7 +27,7 @@ fetch_mysql() {
     done
 }
 
-# run_mysql VERSION...: the tests of MySQL beside each of these, which are fetched already.
+# run_mysql VERSION...: runs the tests of MySQL on each of these fetched versions.
 run_mysql() {
     local version found
     for version in "$@"; do

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# slowest-tests.sh LOG: the slowest twenty tests in the output of test programs that were run with --report-time. A test that waits for its turn
-# among others counts that, too.
+# slowest-tests.sh LOG — prints the slowest twenty tests in the output of test programs run with --report-time. The time
+# includes the wait for other tests.
 set -euo pipefail
 
 echo "The slowest tests, in seconds:"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what the stories in tests/ need, or says which of them skip without.
+# Installs the packages that the stories in tests/ need, or prints which stories skip without them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 exec scripts/packages.sh \

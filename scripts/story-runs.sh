@@ -1,12 +1,13 @@
-# To be sourced, from the repository's root, with the file of test programs (scripts/test-programs.sh --with-packages) at "$logs/programs".
-# Runs of test programs: as root in namespaces of their own where a guard must see no other story's database.
+# Functions that run test programs, as root in their own namespaces where a guard must not see databases of other
+# stories. To be sourced from the repository's root, with the list of test programs (scripts/test-programs.sh
+# --with-packages) in "$logs/programs".
 
 if [ "$(id -u)" -eq 0 ]; then
     export PAGEKEEPER_REQUIRE_ALL=${PAGEKEEPER_REQUIRE_ALL:-1}
-    # A PID namespace with its own /proc; the shell takes in what their parents leave behind.
+    # A PID namespace with its own /proc; the shell adopts orphans.
     own_processes=(unshare --pid --fork --kill-child --mount-proc -- sh -c '"$@"; exit $?' sh)
     if ! "${own_processes[@]}" true; then
-        echo "No PID namespace can be made here: guards find databases of other stories, which may fail of it." >&2
+        echo "A PID namespace can't be created: guards see databases of other stories, and tests may fail." >&2
         own_processes=()
     fi
 else
@@ -14,17 +15,17 @@ else
     own_processes=()
 fi
 
-# The same random cases each time, so that a change is judged by itself; PROPTEST_RNG_SEED=N and PAGEKEEPER_SEED=N give others.
+# Fixed seeds, so that only a change makes a difference; PROPTEST_RNG_SEED=N and PAGEKEEPER_SEED=N set others.
 export PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-20260101}
 export PAGEKEEPER_SEED=${PAGEKEEPER_SEED:-20260101}
 
-# programs NAME...: prints their lines; others NAME...: prints all lines but theirs.
+# programs NAME...: prints the lines of these programs. others NAME...: prints all other lines.
 programs() { grep --extended-regexp "/($(IFS='|' && echo "$*"))-[0-9a-f]+$" "$logs/programs"; }
 others() { grep --invert-match --extended-regexp "/($(IFS='|' && echo "$*"))-[0-9a-f]+$" "$logs/programs"; }
 # all_but MODULE...: prints the arguments that leave these modules out.
 all_but() { printf -- '--skip %s ' "$@"; }
 
-# Runs the test programs of these lines with the given arguments, started by the command in "starter". RUSTC_BOOTSTRAP lets a stable
+# Runs the test programs listed on stdin with the given arguments, by the command in "starter". RUSTC_BOOTSTRAP lets a stable
 # compiler's test programs show the time of each test.
 starter=()
 run() {
@@ -36,11 +37,11 @@ run() {
     return "$failed"
 }
 story() { programs "$1" | run "${@:2}"; }
-# Runs a test program among processes of its own: a guard that it starts sees no other program's databases.
+# Runs a test program in its own PID namespace, so that its guards see no databases of other programs.
 secluded() {
     local starter=("${own_processes[@]}")
     story "$@"
 }
 
-# Modules of tests/databases with guards for all databases, which have to see no others'.
+# Modules of tests/databases whose guards watch all databases, and must not see those of other tests.
 all_databases=(containers:: discovery:: hint:: mariadb:: metrics:: mysql:: postgresql:: recycled::)

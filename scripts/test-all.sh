@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The tests that `make test` leaves out, as root: test-all.sh [PART...]. Each part is a target of the Makefile, `make test-PART` or `make PART`,
-# and goes alone; docs/src/internals/testing.md says what each is, and how long it takes. Ends with what passed and what failed.
+# test-all.sh [PART...] — runs the tests that `make test` leaves out, as root. Each part is a target of the Makefile,
+# `make test-PART` or `make PART`, and runs alone; docs/src/internals/testing.md describes the parts and their
+# durations. Ends with a list of passed and failed parts.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -10,12 +11,12 @@ failed=0
 for part in "$@"; do
     target=test-$part
     case $part in sanitize | fuzz | cross | deny | docs) target=$part ;; esac
-    # What was given on make's command line is for this script alone.
+    # Variables on make's command line are for this script only.
     arguments=(ARGS=)
     case $part in
     # Each parser for a minute.
     fuzz) arguments=(ARGS="all 60") ;;
-    # The page of kernels stays as it is: a kernel that it describes otherwise fails.
+    # The page of kernels is compared, not written.
     kernels) arguments=(ARGS=--compare) ;;
     esac
     echo "== make $target"

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# Memory cgroups of version 2, in virtual machines: the guard with [cgroup], beside PostgreSQL and MariaDB too (guard); the Debian package
-# and the rpm under a real systemd, their service with each drop-in, a MariaDB under `pagekeeper run`, and the image as the manual starts
-# it (unit: scripts/unit-guest.sh); and containers of podman beside the guard, and with the guard in one, as the manifest for Kubernetes
-# has it (containers).
+# test-cgroup-v2.sh [MACHINE...] — tests memory cgroups of version 2 in virtual machines:
+#   guard       the guard with [cgroup], also beside PostgreSQL and MariaDB
+#   unit        the Debian package and the rpm under a real systemd, their service with each drop-in, a MariaDB under `pagekeeper run`, and
+#               the image started as the manual shows (scripts/unit-guest.sh)
+#   containers  podman containers beside the guard, and with the guard in one, as in the Kubernetes manifest
 #
-# The machines have Debian's kernel (SUITE=NAME: of another suite than this Debian's own) and this system's root (scripts/machine.sh).
-# Takes some minutes where QEMU_ACCEL=kvm can be had, and more than an hour without. For x86-64, as root. Arguments are the machines.
+# The machines have Debian's kernel (SUITE=NAME for another suite) and this system's root (scripts/machine.sh). Takes
+# some minutes with QEMU_ACCEL=kvm, and more than an hour without. For x86-64, as root.
 #
-# SENPAI=PATH, with arguments of one's own behind it or without, has `guard` beside Meta's senpai.py too, which is no part of this
-# project; without, that story is left out. STORIES=WORDS, for `guard` and `containers`: only the tests with one of
-# these in their names, such as STORIES=senpai.
+# SENPAI=PATH runs `guard` also beside Meta's senpai.py, which is not part of this project; further words in SENPAI are
+# its arguments. Without it, that story is left out. STORIES=WORDS limits `guard` and `containers` to tests whose name
+# contains one of these words, such as STORIES=senpai.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -28,7 +29,7 @@ kernel=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")/kernels/
 mkdir -p "$(dirname "$kernel")"
 scripts/fetch-kernel.sh "$SUITE" amd64 "$kernel"
 
-# All tests, as `make test` has them: other features of what they share would have it built once more.
+# Builds all tests, as `make test` does: fewer would select other features, and dependencies would be built again.
 built=$(scripts/test-programs.sh --workspace)
 program() { # the end of its path
     grep -E "/$1$" <<<"$built" | tail -1
@@ -43,7 +44,7 @@ copy=$(dirname "$kernel")/senpai.py
 trap 'rm -rf "$logs" "$copy"' EXIT
 status=0
 
-# Where the machines see them. They have the program of the tests (or PROGRAM), and are none to give to others: `make packages` builds those.
+# Packages for the machines only, with the tests' program (or PROGRAM); `make packages` builds the real ones.
 packages=$(dirname "$kernel")/packages
 if [[ " $* " == *" unit "* ]]; then
     strip -o "$logs/program" "${PROGRAM:-$pagekeeper}"
@@ -62,7 +63,7 @@ if [[ " $* " == *" unit "* ]]; then
     export PACKAGE_REVISION=2
     packaged deb amd64 higher.deb
     packaged rpm x86_64 higher.rpm
-    # Static, as the image has it, but for the library that `run` loads.
+    # Static as in the image, except for the library that `run` preloads.
     musl=x86_64-unknown-linux-musl
     rustup target list --installed | grep --quiet "^$musl\$" || rustup --quiet target add "$musl"
     CARGO_ENCODED_RUSTFLAGS=$'-Clinker=rust-lld\x1f-Clinker-flavor=ld.lld' "${CARGO:-cargo}" build --quiet --profile test --package pagekeeper \
@@ -72,7 +73,7 @@ if [[ " $* " == *" unit "* ]]; then
     scripts/packaging/image.py "$packages/image.tar" "$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)" "amd64=$logs/image"
     rm -r "$logs"/{program,root,out,packaging,image}
 fi
-# There too: a machine has a disk of its own at /var/tmp.
+# A machine has its own disk at /var/tmp.
 senpai=""
 if [ -n "${SENPAI:-}" ]; then
     read -r senpai arguments <<<"$SENPAI"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Packages all crates as they would be published, and uses the packages as a stranger would: `cargo install pagekeeper`, and a program
-# of its own on page cache, log, store and tree. All are read from one directory, with what they depend on, as cargo reads a registry;
-# nothing of the repository is. Then compiles the workspace with the oldest compiler that it names.
+# Packages all crates as they would be published, and uses the packages as a stranger would: `cargo install pagekeeper`,
+# and a small program that uses page cache, log, store and tree. Packages and dependencies are read from one directory
+# in the form of a registry; nothing of the repository is used. Then compiles the workspace with the oldest supported
+# compiler.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
@@ -19,13 +20,13 @@ for manifest in $manifests; do
         unpublished+=" $name"
     # (pagekeeper itself is a program without a library: docs.rs has no page of those.)
     elif [ "$name" != pagekeeper ] && ! grep --quiet '^\[package.metadata.docs.rs\]' "$manifest"; then
-        echo "$name: says nothing of how docs.rs is to build it" >&2
+        echo "$name: has no metadata for docs.rs" >&2
         exit 1
     fi
 done
-# What is tested is the tree as it is, committed or not. Tests that lie outside of the packages stay behind.
+# Tests the tree as it is, committed or not. Tests outside of the packages are left out.
 rm -rf "$target/package"
-# (Quiet, cargo would not say its warnings either.)
+# (--quiet would hide cargo's warnings.)
 "$cargo" package --workspace --no-verify --allow-dirty --target-dir "$target" \
     $(printf -- '--exclude %s ' $unpublished) 2>"$dir/messages" || { cat "$dir/messages" >&2; exit 1; }
 if grep '^warning: ' "$dir/messages" | grep -v '^warning: ignoring test `.*` as `../../../tests/' >&2; then
@@ -53,7 +54,7 @@ replace-with = "packages"
 directory = "$dir/vendor"
 END
 
-# A program of somebody else's.
+# A stranger's program.
 version=$(sed -n '/^\[workspace.package\]/,/^$/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 "$cargo" new --quiet --vcs none "$dir/engine"
 for crate in "$target"/package/*.crate; do
@@ -95,7 +96,7 @@ mkdir "$dir/data"
 export CARGO_TARGET_DIR=$dir/target
 (cd "$dir/engine" && "$cargo" run --quiet --offline -- "$dir/data")
 
-# The program, with the library that it carries.
+# The program, with the preloaded library inside.
 (cd "$dir" && "$cargo" install --config "$dir/.cargo/config.toml" --quiet --offline --locked --debug --root "$dir/root" --version "$version" pagekeeper)
 dd if=/dev/zero of="$dir/data/source" bs=1M count=4 status=none conv=fsync
 "$dir/root/bin/pagekeeper" evict "$dir/data/source" >/dev/null
@@ -104,7 +105,7 @@ cmp "$dir/data/source" "$dir/data/copy"
 grep --quiet 'read 4 MiB' "$dir/report"
 unset CARGO_TARGET_DIR
 
-# The operator's program, without what is for engines.
+# The operator's program, without the features for engines.
 "$cargo" check --quiet --locked -p pagekeeper --bins --no-default-features --target-dir "$target"
 
 oldest=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)

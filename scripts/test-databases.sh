@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# The guard beside every server that has a profile, but ScyllaDB and TiKV: those of `make test`, and those that Debian 12 does not
-# have, or that take longer than `make test` may (scripts/fetch-servers.sh), with Debian's clients, ClickHouse and WiredTiger. Then MySQL
-# in three versions, as `make test-mysql`, Kafka 3.9, and newer versions than Debian 12's of etcd, NATS, Prometheus, PostgreSQL, MariaDB and
-# RabbitMQ. The doctor's advice on servers of other versions is left to `make test-advice`, which fetches these.
+# Tests the guard beside every server that has a profile, except ScyllaDB and TiKV: those of `make test`, those that
+# Debian 12 does not have or that take too long for `make test` (scripts/fetch-servers.sh), Debian's clients, ClickHouse
+# and WiredTiger. Then MySQL in three versions, as `make test-mysql`; Kafka 3.9; and versions newer than Debian 12's of
+# etcd, NATS, Prometheus, PostgreSQL, MariaDB and RabbitMQ. `make test-advice` tests the doctor's advice on servers of
+# other versions, and fetches them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
@@ -34,7 +35,7 @@ for program in etcd nats-server prometheus; do
     [[ $(command -v "$program") == */newer/bin/* ]] || { echo "test-databases: the newer $program is not found" >&2 && exit 1; }
     "$program" --version
 done
-# is_version BEGINNING SAID: prints what a server, by this name and version, says of itself; ends this if it is another.
+# is_version BEGINNING SAID: prints a server's version string SAID; fails unless it starts with BEGINNING.
 is_version() {
     echo "$2"
     [[ $2 == "$1"* ]] || { echo "test-databases: this is not $1" >&2 && exit 1; }
@@ -43,7 +44,7 @@ is_version "postgres (PostgreSQL) 18." "$("$PAGEKEEPER_POSTGRESQL_ROOT/bin/postg
 mariadb=$PAGEKEEPER_MARIADB_ROOT
 libraries=("$mariadb"/usr/lib/*-linux-gnu)
 linker=("${libraries[0]}"/ld-linux-*)
-# By the name that it is called by, which is a long one.
+# Without the long path by which it was called.
 said=$("${linker[0]}" --library-path "${libraries[0]}" "$mariadb/usr/sbin/mariadbd" --version)
 is_version "mariadbd  Ver 11.8." "${said/#"$mariadb/usr/sbin/"/}"
 rabbitmq_version() {
@@ -51,7 +52,7 @@ rabbitmq_version() {
 }
 is_version rabbitmq_server-4.0. "$(rabbitmq_version)"
 run_tests "newer versions" --include-ignored logged::the_wal_of_etcd logged::the_wal_of_prometheus logged::old_blocks_of_jetstream \
-    logged::the_wal_of_postgresql postgresql_readers::what_a_polled_slot logged::the_binlog_of_mariadb logged::the_log_of_myrocks \
+    logged::the_wal_of_postgresql postgresql_readers::wal_that_a_polled_slot logged::the_binlog_of_mariadb logged::the_log_of_myrocks \
     logged::the_log_of_rabbitmqs
 eval "$newest_rabbitmq"
 is_version rabbitmq_server-4.3. "$(rabbitmq_version)"

@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
-# Disks that lose power, fail and lie, under store, redo log and binlog with eight threads each, on files and on ext4 and XFS, and under SQLite, on
-# files and ext4; and
-# kills after which a second reader must find what the first one does; 10,000 forks beside threads that read the page cache; and tens of
-# thousands of lives of stores and logs on a simulated disk. As root, with FUSE. CYCLES: power cuts of each [default: 500].
-# `make test` has some tens of them.
+# Tests on disks that lose power, fail and lie: store, redo log and binlog with eight threads each, on files, ext4 and
+# XFS; and SQLite, on files and ext4. Also: kills after which a second reader must find the same as the first; 10,000
+# forks beside threads that read the page cache; and tens of thousands of random lives of stores and logs on a simulated
+# disk. As root, with FUSE. CYCLES is the number of power cuts of each test [default: 500]; `make test` makes some tens.
 #
-# In mounts of its own: whatever ends it, nothing stays mounted.
+# Runs in its own mount namespace, so that nothing stays mounted however it ends.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}

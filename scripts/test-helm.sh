@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The Helm chart, as it is packed for users: linted, rendered to the very objects of the manifest, and validated against the schemas of several versions of
-# Kubernetes, with each of its options. Helm comes by the Go module proxy, the schemas by PyPI (kubernetes-validate); both go into the target directory.
+# Tests the Helm chart as packed for users: lints it, compares its rendered objects with the manifest, and validates
+# each of its options against the schemas of several versions of Kubernetes. Helm comes from the Go module proxy, the
+# schemas from PyPI (kubernetes-validate); both go into the target directory.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -40,7 +41,7 @@ render() {
     shift
     "$helm" template pagekeeper "$chart" --namespace pagekeeper --kube-version 1.37 "$@" >"$work/$to.yaml"
 }
-# Any two files of objects, without the annotation that starts pods anew.
+# Compares two files of objects, without the annotation that restarts pods.
 same() {
     "$tools/python/bin/python" - "$@" <<'END'
 import sys, yaml
@@ -75,13 +76,13 @@ groups = ["/kubepods.slice/**"]
 render all --set cgroup.reclaim=true --set-string image.tag=1 --set image.pullPolicy=Always --set priorityClassName=system-node-critical \
     --set nodeSelector.disk=ssd --set 'imagePullSecrets[0].name=key' --set metrics.port=9500
 render without_events --set metrics.events=false
-# As it is where a release from before there was this value is upgraded with --reuse-values.
+# The case of an upgrade with --reuse-values from a release without this value.
 render unset_events --set metrics.events=null
 check where_events_are_not_set_they_are_counted same "$work/plain.yaml" "$work/unset_events.yaml"
 check renders_to_the_manifest same deploy/kubernetes-daemonset.yaml "$work/same.yaml"
 check control_groups_are_read_only_by_default grep -q "readOnly: true" <(grep -A1 "mountPath: /host/sys/fs/cgroup" "$work/cgroup.yaml")
 check control_groups_are_written_only_for_reclaim grep -q "readOnly: false" <(grep -A1 "mountPath: /host/sys/fs/cgroup" "$work/all.yaml")
-# The capabilities of the unit by itself, and nothing of the node; else the same lines.
+# Only the unit's capabilities, and no access to the node; other lines are the same.
 without_events() {
     diff "$work/plain.yaml" "$work/without_events.yaml" >"$work/difference" && return 1
     grep -q '^> *add: \["SYS_PTRACE", "DAC_READ_SEARCH", "FOWNER"\]$' "$work/difference" && [ "$(grep -c '^>' "$work/difference")" = 1 ] &&

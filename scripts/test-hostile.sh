@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# A hostile user beside a real MariaDB and a real PostgreSQL, ten minutes with the release build, as root; and users whose programs take
-# all places that the guard has for directories, and very many logs:
-# test-hostile.sh [SECONDS].
+# test-hostile.sh [SECONDS] — runs a hostile user beside a real MariaDB and a real PostgreSQL, for ten minutes, with the
+# release build, as root. Also users whose programs occupy all of the guard's places for directories, or have very many
+# logs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# Pagekeeper on the kernels of distributions, in virtual machines (scripts/machine.sh) with cgroup v2, MACHINES of them at a time (2): unit
-# tests of what asks the kernel, every command with its figures compared with other programs' (scripts/kernels-tour.py), and what the
-# kernel can do, which comes to the table of docs/src/kernels.md; and, in a machine of 1 GiB, guard, top and doctor without memory to spare.
+# Tests pagekeeper on kernels of distributions, in virtual machines (scripts/machine.sh) with cgroup v2, MACHINES of
+# them at a time (2): unit tests that call the kernel; every command, with its figures compared with those of other
+# programs (scripts/kernels-tour.py); and the features of the kernel, which go into the table of docs/src/kernels.md. A
+# machine of 1 GiB runs guard, top and doctor without memory to spare.
 #
-# Arguments are SUITE or SUITE:FLAVOUR (scripts/fetch-kernel.sh), and small[:SUITE[:FLAVOUR]]; all that are below without, and then five
-# kernels of x86-64 and one of arm64 have to pass. Machines with arm64 have a root of their own (scripts/arm64-root.sh). Kernels, roots and
-# builds are kept in the target directory. A kernel that can't be had is a failure, or is only named where PAGEKEEPER_REQUIRE_ALL=0; what
-# unit tests skip on a kernel is named, and counted as skipped. Takes some minutes for each; a fraction of it with
-# QEMU_ACCEL=kvm. For x86-64, as root. With --compare before them the table stays as it is, and a kernel of which it says otherwise fails:
-# so `make test-all` has them. CRATES="kernel io" has unit tests of these alone, and
-# CRATES=none has no unit tests.
+# Arguments are SUITE or SUITE:FLAVOUR (scripts/fetch-kernel.sh), and small[:SUITE[:FLAVOUR]]. Without arguments all
+# machines below run, and five kernels of x86-64 and one of arm64 must pass. Machines with arm64 have their own root
+# (scripts/arm64-root.sh). Kernels, roots and builds are kept in the target directory. An unavailable kernel is a
+# failure, or with PAGEKEEPER_REQUIRE_ALL=0 only named. Unit tests that skip on a kernel are named and counted as
+# skipped. Each machine takes some minutes; much less with QEMU_ACCEL=kvm. For x86-64, as root. --compare before the
+# arguments leaves the table unchanged and fails where a kernel differs from it, as `make test-all` does. CRATES="kernel
+# io" limits the unit tests to these crates; CRATES=none runs none.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
@@ -31,12 +32,12 @@ mkdir -p "$base"
 arm_root=$base/root-arm64
 logs=$(mktemp --directory)
 declare -A running=()
-# Machines in process groups of their own, which end with this.
+# Machines run in their own process groups, which end with this script.
 set -m
 trap 'for pid in "${!running[@]}"; do kill -- "-$pid" 2>/dev/null || true; done; rm -rf "$logs"' EXIT
 trap 'exit 1' INT TERM
 
-# What is tried on each kernel: of the unit tests what asks the kernel and, in a machine that is emulated, takes no minutes.
+# The unit tests for each kernel: those that call the kernel and are fast even when emulated.
 declare -A chosen=(
     [kernel]="--skip model::" [io]="" [preload]="" [policy]=""
     [cache]="sys:: cache:: page_table builder bypass clear_ahead"
@@ -58,9 +59,9 @@ unit_tests() { # the paths
 
 build() {
     local paths
-    # All of them, as `make test` does: other features of what they share would have it built once more.
+    # Builds all tests, as `make test` does: fewer would select other features, and dependencies would be built again.
     paths=$(scripts/test-programs.sh --workspace) || return 1
-    # Of what is for a debugger, the small machine would have to keep a lot.
+    # Debug information would take much of the small machine's memory.
     pagekeeper=$base/pagekeeper
     strip -o "$pagekeeper" "$(grep '/pagekeeper$' <<<"$paths" | tail -1)" || return 1
     tests=$(unit_tests "$paths")
@@ -82,11 +83,11 @@ build_arm() {
     arm_tests=$(unit_tests "$(sed 's#.*/#/opt/#' <<<"$paths")")
 }
 
-# Of each machine: what it does, its kernel's suite and flavour, and the folder of that kernel; and the names of those that run.
+# For each machine: its task, its kernel's suite, flavour and folder; and the names of running machines.
 declare -A mode=() suite=() flavour=() kernel=() passed=()
 status=0 tests="" arm_tests="" pagekeeper=""
 
-# skipped NAME WHY: as a test that is skipped says it (scripts/test.sh), which is a failure where nothing may be.
+# skipped NAME WHY: prints a skipped test's lines (scripts/test.sh), or a failure where no test may skip.
 skipped() {
     if [ "$PAGEKEEPER_REQUIRE_ALL" = 1 ]; then
         status=1
@@ -96,7 +97,7 @@ skipped() {
     fi
 }
 
-# Fetches and builds what a machine needs. False if that can't be had.
+# Fetches and builds the parts of a machine. Fails if one is unavailable.
 prepare() { # name
     local of=${1#small:}
     [ "$of" != small ] || of=trixie
@@ -110,7 +111,7 @@ prepare() { # name
     fi
     if [[ ${flavour[$1]} = *arm64* ]]; then
         [ -n "$arm_tests" ] || build_arm || {
-            # Only what this machine can't have is no failure.
+            # Only a missing feature of this host is not a failure.
             [ $? -eq 2 ] || exit 1
             skipped "$1" "what arm64 needs can't be had"
             return 1
@@ -120,7 +121,7 @@ prepare() { # name
     fi
 }
 
-# The machine itself, as a process of its own.
+# Runs the machine in its own process.
 boot() { # name
     local memory=2G root=/ program=$pagekeeper run=$tests status=0
     [ "${mode[$1]}" != small ] || memory=1G
@@ -132,7 +133,7 @@ boot() { # name
     return "$status"
 }
 
-# Waits for the machine that ends next, shows what it said, and has what its kernel can do in the table.
+# Waits for the next machine to end, prints its output, and adds its kernel's features to the table.
 finish() {
     local pid name ended=0
     wait -n -p pid "${!running[@]}" || ended=1 status=1
@@ -151,16 +152,16 @@ finish() {
     if [ "$ended" -ne 0 ] || grep -q '^test result: FAILED' "$logs/$name"; then
         return
     fi
-    # By the kernel, once, however many machines have it.
+    # Counts each kernel once, even if several machines have it.
     [ "${mode[$name]}" != tour ] || passed["$(cat "${kernel[$name]}/machine") $(cat "${kernel[$name]}/release")"]=1
 }
 
-# passed_on MACHINE: on how many kernels of that machine, as `uname -m` says it, the tour passed.
+# passed_on MACHINE: prints the number of kernels of that architecture (as in `uname -m`) on which the tour passed.
 passed_on() {
     printf '%s\n' "${!passed[@]}" | grep -c "^$1 " || true
 }
 
-# What the whole run is for, whatever was left out of it.
+# The requirement on the whole run.
 enough_kernels() {
     local x86 arm
     x86=$(passed_on x86_64) arm=$(passed_on aarch64)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Kills of processes that commit to a page store on XFS over a slow but wide disk (2 ms, 64 at once), as root. `make test` kills
-# on the build's own disk and on XFS.
+# Kills processes that commit to a page store on XFS over a slow but wide disk (2 ms, 64 requests at once), as root.
+# `make test` kills on the build's own disk and on XFS.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}

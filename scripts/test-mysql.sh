@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The guard beside MySQL 8.0, 8.4 and 9, none of which stable Debian has: scripts/fetch-servers.sh fetches each into a folder of the
-# target directory. ARGS=8.4 is that one alone.
+# Tests the guard beside MySQL 8.0, 8.4 and 9. Stable Debian has none of them: scripts/fetch-servers.sh fetches each
+# into a folder of the target directory. ARGS=8.4 tests only that version.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}

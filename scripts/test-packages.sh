@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# What users are given, as they meet it: built twice, in two places, to the same bytes; the Debian package and the rpm installed into a
-# clean Debian of this machine's release, used there, upgraded, removed and purged; the static program and the image run where nothing
-# else is. Architectures as of scripts/build-packages.sh. As root; it takes a quarter of an hour for the second build, and minutes for the
-# clean Debian, which is kept for the next time (target/packages-test/debian-CODENAME.tar).
+# Tests the packages as users meet them: builds twice, in two places, and compares the bytes; installs the Debian
+# package and the rpm in a clean Debian of this machine's release, uses, upgrades, removes and purges them; and runs the
+# static program and the image in empty roots. Architectures as for scripts/build-packages.sh. As root. Takes a quarter
+# of an hour for the second build, and minutes for the clean Debian, which is kept for later runs
+# (target/packages-test/debian-CODENAME.tar).
 #
-# No systemd runs in there: what the packages' scripts do to a running one (reload, stop, restart) is not seen here. Packages for another
-# processor are not installed: their programs run under qemu-user. What can't be had here is a failure, or is only named where
-# PAGEKEEPER_REQUIRE_ALL=0.
+# Not tested: the packages' scripts beside a running systemd (reload, stop, restart). Packages for another processor are
+# not installed; their programs run under qemu-user. A missing tool is a failure, or with PAGEKEEPER_REQUIRE_ALL=0 only
+# named.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")
@@ -19,11 +20,11 @@ fi
 export PAGEKEEPER_REQUIRE_ALL=${PAGEKEEPER_REQUIRE_ALL:-1}
 scripts/packages.sh "a clean Debian: mmdebstrap" || echo "mmdebstrap could not be installed" >&2
 scripts/packages.sh "units: systemd"
-# What is installed here is this machine's own.
+# Installs this machine's own architecture.
 own=$(dpkg --print-architecture) machine=$(uname --machine)
 architectures=("$@")
 [ $# -eq 0 ] || [[ " $* " == *" $own "* ]] || architectures=("$own" "$@")
-# Of both builds: a commit may come in between.
+# The same date for both builds, even if a commit comes in between.
 export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 mkdir -p "$test"
 root=$test/root
@@ -38,24 +39,24 @@ fail() {
     exit 1
 }
 
-# --- Built twice.
+# --- Build twice.
 packages=$target/packages
 scripts/build-packages.sh "${architectures[@]}"
-# The same programs in packages of a higher revision, to be upgraded to, which brings another configuration.
+# The same programs in packages of a higher revision with another configuration, for the upgrade.
 mkdir -p "$test/programs/$own" "$test/higher"
 dpkg-deb --fsys-tarfile "$packages"/pagekeeper_*_"$own".deb | tar --extract --to-stdout ./usr/bin/pagekeeper >"$test/programs/$own/pagekeeper"
 chmod 755 "$test/programs/$own/pagekeeper"
-# What is checked of each program as it is built can fail: for a glibc that it is too new for, and where no version is found.
+# Checks that the check of the needed glibc can fail: for a newer glibc, and where no version is found.
 program=$test/programs/$own/pagekeeper
 scripts/packaging/check-glibc.sh 2.28 "$program" >/dev/null || fail "the program needs more than glibc 2.28"
 glibc_refused() { # glibc_refused WHY OLDEST FILE
     local said
-    said=$(scripts/packaging/check-glibc.sh "$2" "$3" 2>&1) && fail "check-glibc.sh passes $3 where it should say: $1"
-    grep --quiet "$1" <<<"$said" || fail "check-glibc.sh does not say \"$1\" of $3: $said"
+    said=$(scripts/packaging/check-glibc.sh "$2" "$3" 2>&1) && fail "check-glibc.sh accepts $3, but should print: $1"
+    grep --quiet "$1" <<<"$said" || fail "check-glibc.sh does not print \"$1\" for $3: $said"
 }
 glibc_refused "needs glibc" 2.2 "$program"
 objcopy --remove-section=.gnu.version_r "$program" "$test/programs/unversioned"
-glibc_refused "no name of a version" 2.28 "$test/programs/unversioned"
+glibc_refused "names no version" 2.28 "$test/programs/unversioned"
 rm "$test/programs/unversioned"
 cp "$program" "$test/programs/$own/pagekeeper-static"
 ln --symbolic "$target/tools" "$test/programs/tools"
@@ -64,12 +65,12 @@ GUARD_TOML=$test/programs/guard.toml PROGRAMS=$test/programs CARGO_TARGET_DIR=$t
 mv "$test/programs"/packages/*.deb "$test/programs"/packages/*.rpm "$test/higher/"
 rm -rf "$test/programs"
 (cd "$packages" && sha256sum --check --quiet SHA256SUMS)
-[ "$(cut -c 67- "$packages/SHA256SUMS" | sort)" = "$(cd "$packages" && find . -type f -not -name SHA256SUMS -printf '%P\n' | sort)" ] || fail "SHA256SUMS has not all of the packages"
+[ "$(cut -c 67- "$packages/SHA256SUMS" | sort)" = "$(cd "$packages" && find . -type f -not -name SHA256SUMS -printf '%P\n' | sort)" ] || fail "SHA256SUMS does not list all packages"
 package=$(compgen -G "$packages/pagekeeper_*_$own.deb") higher=$(compgen -G "$test/higher/*.deb")
 
 mkdir "$test/elsewhere"
 git ls-files -z --cached --others --exclude-standard | tar --create --null --files-from=- | tar --extract --directory "$test/elsewhere"
-# Tools alone are the same, which are no part of it; not what zig keeps of what it compiled.
+# Shares only tools, which are not part of the result; zig's cache is not shared.
 mkdir -p "$test/target/tools"
 find "$target/tools" -mindepth 1 -maxdepth 1 -not -name zig-cache -exec ln --symbolic --target-directory "$test/target/tools" {} +
 CARGO_TARGET_DIR=$test/target \
@@ -99,7 +100,7 @@ inside() {
 }
 install_package() {
     cp "$1" "$root/package.deb"
-    # As unattended upgrades do: what the administrator changed stays, without a question.
+    # Like unattended upgrades: keeps the administrator's changes without asking.
     inside dpkg --force-confdef --force-confold --install /package.deb </dev/null >"$test/dpkg.log" 2>&1 || { cat "$test/dpkg.log" >&2 && fail "dpkg didn't install ${1##*/}"; }
     rm "$root/package.deb"
 }
@@ -109,11 +110,11 @@ there() { # there FILE...: files of the package that aren't empty
         [ -s "$root$file" ] || fail "$file is missing or empty"
     done
 }
-# All there is, but for what dpkg itself and the loader keep.
+# Lists all files, except those of dpkg and the loader's cache.
 files() {
     (cd "$root" && find . -xdev -not -path './var/lib/dpkg/*' -not -path './var/log/*' -not -path './var/cache/*' | sort)
 }
-# What the administrator set in both files of the configuration.
+# Simulates the administrator's changes in both configuration files.
 change_configuration() {
     echo '# set by the administrator' | tee --append "$root"/etc/{pagekeeper/guard.toml,default/pagekeeper} >/dev/null
 }
@@ -123,7 +124,7 @@ kept_configuration() { # kept_configuration WHAT [SUFFIX]: after WHAT, under its
         grep --quiet 'set by the administrator' "$file${2:-}" || fail "$1 took the changed ${file#"$root"} away"
     done
 }
-# What `run` leaves, in each place that it chooses, and what others put there.
+# The files that `run` leaves in each place it may choose, and files that others put there.
 lay_out_libraries() {
     inside pagekeeper run --report -- cat /etc/pagekeeper/guard.toml >/dev/null 2>&1 || fail "pagekeeper run doesn't run"
     compgen -G "$root/run/pagekeeper/libpagekeeper-*.so" >/dev/null || fail "pagekeeper run laid out no library"
@@ -132,23 +133,23 @@ lay_out_libraries() {
     cp "$root"/run/pagekeeper/libpagekeeper-*.so "$root/dev/shm/elsewhere/"
     ln --symbolic elsewhere "$root/dev/shm/pagekeeper-0"
 }
-# Where `systemctl enable` makes its link.
+# The directory for the link of `systemctl enable`.
 wants=$root/etc/systemd/system/multi-user.target.wants
 mkdir -p "$wants"
 files >"$test/before"
 
-# --- Installed.
+# --- Install.
 install_package "$package"
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 [ "$(inside pagekeeper --version)" = "pagekeeper $version" ] || fail "pagekeeper --version says $(inside pagekeeper --version)"
 inside pagekeeper demo --help | grep --quiet -- --duration || fail "pagekeeper demo --help says nothing of --duration"
-# Each page that the program itself writes, and no other: `manual_pages LIST-OF-INSTALLED-FILES`
+# manual_pages LIST-OF-INSTALLED-FILES: checks that exactly the pages that the program writes are installed.
 manual_pages() {
     inside mkdir /tmp/manuals
     inside pagekeeper man --dir /tmp/manuals || fail "pagekeeper man writes no pages"
     ls "$root/tmp/manuals" | sort >"$test/written"
     [ "$(wc -l <"$test/written")" -ge 20 ] || fail "pagekeeper man writes few pages: $(cat "$test/written")"
-    sed -n 's|^/usr/share/man/man1/\(.*\)\.gz$|\1|p' "$1" | sort | diff "$test/written" - || fail "other pages are installed (>) than the program writes (<)"
+    sed -n 's|^/usr/share/man/man1/\(.*\)\.gz$|\1|p' "$1" | sort | diff "$test/written" - || fail "the installed pages (>) differ from those that the program writes (<)"
     rm -r "$root/tmp/manuals"
 }
 inside dpkg --listfiles pagekeeper >"$test/installed"
@@ -161,21 +162,21 @@ there /usr/share/zsh/vendor-completions/_pagekeeper /usr/share/fish/vendor_compl
 unit=$(inside dpkg --listfiles pagekeeper | grep '/systemd/system/pagekeeper-guard.service$') || fail "the package has no unit"
 grep --quiet '^ExecStart=/usr/bin/pagekeeper guard ' "$root$unit" || fail "the unit starts another program than the package's"
 [ -z "$(inside find /etc/systemd/system -name 'pagekeeper*')" ] || fail "the service was enabled by being installed"
-inside dpkg --verify pagekeeper | grep . && fail "files differ from what the package says of them"
+inside dpkg --verify pagekeeper | grep . && fail "installed files differ from the package's checksums"
 [ "$(inside dpkg-query --show --showformat '${Conffiles}\n' pagekeeper | awk 'NF { print $1 }' | sort | paste -sd ' ')" = \
-    "/etc/default/pagekeeper /etc/pagekeeper/guard.toml" ] || fail "other files than the configuration are kept as such"
+    "/etc/default/pagekeeper /etc/pagekeeper/guard.toml" ] || fail "files other than the configuration are marked as configuration files"
 
 grep --quiet '^Files: crates/clap-' "$root/usr/share/doc/pagekeeper/copyright" || fail "the licences of what is linked in are not named"
 # The score of systemd-analyze security, times ten.
-systemd-analyze security --offline=true --threshold=25 --no-pager "$root$unit" >"$test/security" || fail "the unit has more rights than 2.5: $(tail -n 1 "$test/security")"
-# By this machine's systemd, since there is none in there.
+systemd-analyze security --offline=true --threshold=25 --no-pager "$root$unit" >"$test/security" || fail "the unit's exposure exceeds 2.5: $(tail -n 1 "$test/security")"
+# Uses this machine's systemd, since the clean Debian has none.
 mkdir "$test/unit.new"
 sed "s|/usr/bin/pagekeeper|$root/usr/bin/pagekeeper|" "$root$unit" >"$test/unit.new/pagekeeper-guard.service"
 said=$(systemd-analyze verify --man=no "$test/unit.new/pagekeeper-guard.service" 2>&1) || fail "systemd finds fault with the unit: $said"
 [ -z "$said" ] || fail "systemd finds fault with the unit: $said"
 tail -n 1 "$test/security"
 
-# --- Upgraded: what the administrator set stays.
+# --- Upgrade: the administrator's changes stay.
 ln --symbolic "$unit" "$wants/pagekeeper-guard.service"
 change_configuration
 install_package "$higher"
@@ -184,7 +185,7 @@ kept_configuration "an upgrade"
 grep --quiet 'of the next release' "$root/etc/pagekeeper/guard.toml.dpkg-dist" || fail "the configuration of the upgrade is not beside the changed one"
 [ -L "$wants/pagekeeper-guard.service" ] || fail "an upgrade disabled the service"
 
-# --- Removed, and purged.
+# --- Remove and purge.
 mkdir -p "$root/var/lib/pagekeeper/disks"
 touch "$root/var/lib/pagekeeper/disks/8:1.toml" "$root/var/lib/pagekeeper/mysql.pks"
 lay_out_libraries
@@ -198,11 +199,11 @@ compgen -G "$root/dev/shm/elsewhere/libpagekeeper-*.so" >/dev/null || fail "purg
 rm -r "$root/var/lib/pagekeeper/mysql.pks" "$root/dev/shm/elsewhere" "$root/dev/shm/pagekeeper-0"
 rmdir "$root/var/lib/pagekeeper" || fail "purge left saved disk profiles"
 files >"$test/after"
-diff "$test/before" "$test/after" || fail "purge left the above (>) behind, or took it away (<)"
+diff "$test/before" "$test/after" || fail "purge left (>) or removed (<) the files above"
 
 echo "the Debian package: installed, upgraded, removed and purged in a clean Debian $codename"
 
-# --- The rpm. What it requires is not in Debian's root by rpm's books: that is compared by itself.
+# --- The rpm. rpm's database in a Debian root lists no packages, so requirements are compared here.
 rpm=$(compgen -G "$packages/*.$machine.rpm")
 newest=$(rpm --query --package --requires "$rpm" 2>/dev/null | sed -n 's/.*(GLIBC_\([0-9.]*\)).*/\1/p' | sort --version-sort | tail -n 1)
 [ -n "$newest" ] && [ "$(printf '%s\n2.28\n' "$newest" | sort --version-sort | tail -n 1)" = 2.28 ] || fail "the rpm requires glibc ${newest:-of no version}"
@@ -217,7 +218,7 @@ rpms --install --nodeps --force-debian "$rpm"
 there /usr/share/doc/pagekeeper/{copyright,run/mariadb.conf,profiles/mariadb.toml}
 rpms --query --list pagekeeper >"$test/installed"
 manual_pages "$test/installed"
-rpms --verify --nodeps pagekeeper || fail "files differ from what the rpm says of them"
+rpms --verify --nodeps pagekeeper || fail "installed files differ from the rpm's checksums"
 [ -z "$(inside find /etc/systemd/system -name 'pagekeeper*')" ] || fail "the service was enabled by being installed"
 change_configuration
 rpms --upgrade --nodeps --force-debian "$(compgen -G "$test/higher/*.rpm")"
@@ -225,12 +226,12 @@ rpms --upgrade --nodeps --force-debian "$(compgen -G "$test/higher/*.rpm")"
 kept_configuration "an upgrade of the rpm"
 grep --quiet 'of the next release' "$root/etc/pagekeeper/guard.toml.rpmnew" || fail "the configuration of the rpm's upgrade is not beside the changed one"
 lay_out_libraries
-# That the files were changed, and are kept, is said on stderr.
+# rpm reports kept changed files on stderr.
 rpms --erase pagekeeper 2>"$test/said" || fail "the rpm is not erased: $(cat "$test/said")"
 kept_configuration "erasing the rpm" .rpmsave
 compgen -G "$root/dev/shm/elsewhere/libpagekeeper-*.so" >/dev/null || fail "erasing the rpm followed a link that anybody can make"
 rm -r "$root/etc/pagekeeper" "$root/etc/default/pagekeeper.rpmsave" "$root/dev/shm/elsewhere" "$root/dev/shm/pagekeeper-0"
 files >"$test/after"
-diff "$test/before" "$test/after" || fail "erasing the rpm left the above (>) behind, or took it away (<)"
+diff "$test/before" "$test/after" || fail "erasing the rpm left (>) or removed (<) the files above"
 echo "the rpm: installed, upgraded and erased; needs glibc $newest"
-echo "not seen: the packages' scripts beside a running systemd (make test-cgroup-v2 ARGS=unit)"
+echo "not tested: the packages' scripts beside a running systemd (make test-cgroup-v2 ARGS=unit)"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The preloaded library in all programs: every call in its odd ways, torture, calls that fail below it, and real programs, the
-# long runs included, on ext4, XFS and btrfs; and MariaDB's own test suites for binary logs, replication and recovery. As root
-# it installs what they need (mariadb-test is large). PAGEKEEPER_SEED repeats a run of what is random.
+# Tests the preloaded library in many programs: every call with unusual arguments, torture, system calls that fail, and
+# real programs with their long runs, on ext4, XFS and btrfs; and MariaDB's own test suites for binary logs, replication
+# and recovery. As root it installs the packages it needs (mariadb-test is large). PAGEKEEPER_SEED repeats a random run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# RocksDB's own crash test on pagekeeper's file system: `test-rocksdb-stress.sh SOURCE [SECONDS] [OPTION…]`. SOURCE is RocksDB's source at the version
-# that is installed (apt-get source rocksdb); nothing is written to it. Ten minutes if nothing is said; more options go to db_stress.
+# test-rocksdb-stress.sh SOURCE [SECONDS] [OPTION…] — runs RocksDB's own crash test on pagekeeper's file system, by
+# default for ten minutes. SOURCE is RocksDB's source in the installed version (apt-get source rocksdb); nothing is
+# written to it. Further options go to db_stress.
 #
-# Only db_stress is built of it, against the installed librocksdb, so with the same options as that: Debian builds with assertions, and without them
-# the two would not agree on what their objects look like. Each life is killed, the next one looks whether all that was acknowledged is there.
+# Builds only db_stress from it, against the installed librocksdb and with its build options: Debian builds with
+# assertions, and without them the layouts of objects would differ. Each life is killed, and the next one checks that
+# all acknowledged writes are there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")
@@ -15,7 +17,7 @@ version() { # version FILE
     sed -n 's/^#define ROCKSDB_\(MAJOR\|MINOR\|PATCH\) \([0-9]*\).*/\2/p' "$1" | paste -sd.
 }
 if [ ! -e "$source/db_stress_tool/db_stress.cc" ]; then
-    echo "$source is no source of RocksDB: db_stress_tool/db_stress.cc is missing" >&2
+    echo "$source is not RocksDB's source: db_stress_tool/db_stress.cc is missing" >&2
     exit 1
 fi
 for needed in /usr/include/rocksdb/version.h /usr/include/gflags/gflags.h; do
@@ -26,7 +28,7 @@ for needed in /usr/include/rocksdb/version.h /usr/include/gflags/gflags.h; do
 done
 installed=$(version /usr/include/rocksdb/version.h)
 if [ "$(version "$source/include/rocksdb/version.h")" != "$installed" ]; then
-    echo "$source is RocksDB $(version "$source/include/rocksdb/version.h"), $installed is installed: take the source of that" >&2
+    echo "$source is RocksDB $(version "$source/include/rocksdb/version.h"), $installed is installed: use the source of the installed version" >&2
     exit 1
 fi
 
@@ -48,7 +50,7 @@ for file in "$source"/db_stress_tool/*.cc; do
 done
 "${CXX:-c++}" -o "$built/db_stress" "$built"/*.o -lrocksdb -lgflags -lsnappy -llz4 -lzstd -lz -lbz2 -pthread
 
-# Only db_stress has the library, not the Python around it.
+# Loads the library into db_stress only, not into the Python around it.
 cat >"$built/on-pagekeeper" <<END
 #!/bin/sh
 LD_PRELOAD=$target/rocksdb/librocksdb_pagekeeper.so exec $built/db_stress "\$@"
@@ -56,11 +58,11 @@ END
 chmod +x "$built/on-pagekeeper"
 databases=$(mktemp --directory "${TEST_DIR:-/var/tmp}/pagekeeper-stress-XXXXXX")
 trap 'rm -rf "$databases"' EXIT
-# Mapped reads are RocksDB's own file system's.
+# Mapped reads would use RocksDB's own file system.
 if ! TEST_TMPDIR=$databases python3 "$source/tools/db_crashtest.py" --simple blackbox --stress_cmd="$built/on-pagekeeper" \
     --duration="$seconds" --interval=30 --max_key=200000 --mmap_read=0 "--fs_uri=pagekeeper://?cache=16m" "$@" >"$built/log" 2>&1; then
     tail -n 40 "$built/log" >&2
-    echo "it failed: all of it is in $built/log, the database is kept in $databases" >&2
+    echo "failed: the output is in $built/log, the databases are in $databases" >&2
     trap - EXIT
     exit 1
 fi

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# SQLite's own tests with pagekeeper's VFS as the default one, and again with SQLite's own: what fails only with ours is a failure. Then SQLite's
-# drivers in other languages, unless tests are named.
-# `test-sqlite.sh [TEST...]`: names of tests without `.test`; about 380 of them if none is said (half an hour). Debian's source of the
-# SQLite that it has is fetched into the target directory, by apt-get.
+# test-sqlite.sh [TEST...] — runs SQLite's own tests with pagekeeper's VFS as the default, and again with SQLite's own
+# VFS. Tests that fail only with ours are failures. Without TESTs, also runs SQLite's drivers in other languages. TESTs
+# are names without `.test`; by default about 380 run (half an hour). Debian's source of its SQLite is fetched into the
+# target directory with apt-get.
 #
-# Left out: WAL mode, mapped files and memory databases, which this VFS has nothing to do with; by name, to save time, what tests SQL, virtual
-# tables and single tickets (e_*, fts*, json*, rtree*, sort*, tkt*, vtab*, window*, with*), fuzzing and speed; and some files that take longer
-# than two minutes.
+# Left out: WAL mode, mapped files and memory databases, which do not use this VFS; to save time, by name, tests of SQL,
+# virtual tables and single tickets (e_*, fts*, json*, rtree*, sort*, tkt*, vtab*, window*, with*), fuzzing and speed;
+# and some files that take longer than two minutes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")
@@ -21,7 +21,7 @@ if [ ! -x "$source/built/testfixture" ]; then
     (cd "$source/built" && ../configure --enable-all --with-tcl=/usr/lib/tcl8.6 CFLAGS=-O1 && make testfixture) >"$work/built.log" 2>&1
 fi
 
-# Those of other languages, Debian's and fetched ones.
+# Runs the drivers of other languages, Debian's and fetched ones.
 test_drivers() {
     local found
     found=$(scripts/fetch-drivers.sh) && eval "$found" &&
@@ -48,7 +48,7 @@ else
         grep --invert-match --extended-regexp '^(wal|mmap|mem|fuzz|fts|rtree|json|window|e_|all$|quick|veryquick|full|extraquick|soak|permutations|speed|big|rbu|session|crash7|savepoint6|pagerfault2|backup_ioerr|thread003|tkt|sort|vtab|with)')
 fi
 
-# What failed in a test: names of its cases, or how it ended.
+# Prints a test's failures: names of its cases, or its exit status.
 failed() { # failed WITH TEST
     local place=$work/place
     rm -rf "$place"
@@ -58,18 +58,18 @@ failed() { # failed WITH TEST
     local status=0
     (cd "$place" && env "${vfs[@]}" timeout 120 "$source/built/testfixture" "$work/run.tcl" "$source/test/$2.test") >"$work/said" 2>&1 || status=$?
     awk '/^!Failures on these tests:/ { for (word = 5; word <= NF; word++) print $word }' "$work/said"
-    # The machine may be busy.
+    # Retries once, since the machine may be busy.
     if [ "$status" -eq 124 ]; then
         echo "$2: not run to its end in two minutes" >&2
     elif [ "$status" -gt 1 ]; then
         echo "status-$status"
     elif ! grep --quiet ' errors out of ' "$work/said"; then
-        # It ended before its last line, which counts its cases: as by an error of Tcl.
+        # It ended before its last line, which counts its cases; an error in Tcl does that.
         echo no-result
     fi
 }
 
-# Or it would be SQLite's own VFS twice.
+# Otherwise both runs would use SQLite's own VFS.
 cat >"$work/asks.test" <<'TCL'
 sqlite3 db asks.db
 puts [db eval {PRAGMA pagekeeper}]
@@ -86,7 +86,7 @@ for test in "${tests[@]}"; do
     ran=$((ran + 1))
     if grep --quiet --line-regexp no-result <<<"$ours"; then
         none=$((none + 1))
-        echo "$test: ended without a result, as by an error of Tcl" >&2
+        echo "$test: ended without a result, for instance by an error in Tcl" >&2
     fi
     [ -n "$ours" ] || continue
     theirs=$(failed sqlite "$test" | sort)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The stories that take long, as root: those in tests/ that are ignored with the name of this target. test-stories.sh [PROGRAM...], where a
-# PROGRAM is commands, databases, preload or host.
+# test-stories.sh [PROGRAM...] — runs the long stories, as root: tests in tests/ that are ignored with the name of this
+# target. PROGRAM is commands, databases, preload or host.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,7 +12,7 @@ logs=$(mktemp --directory)
 trap 'rm -rf "$logs"' EXIT
 scripts/test-programs.sh --with-packages --workspace >"$logs/programs"
 
-# long_stories PROGRAM: prints their full names, a line each.
+# long_stories PROGRAM: prints the full names of its long stories, one per line.
 long_stories() {
     local file module
     find "tests/$1" -name '*.rs' | sort | while read -r file; do
@@ -24,7 +24,7 @@ long_stories() {
         ' "$file"
     done
 }
-# stories PROGRAM: runs them; the modules with guards for all databases among processes of their own.
+# stories PROGRAM: runs its long stories; modules whose guards watch all databases run in their own PID namespace.
 stories() {
     local names others failed=0 all
     all="^($(IFS='|' && echo "${all_databases[*]}"))"
@@ -35,7 +35,7 @@ stories() {
     return "$failed"
 }
 
-# all_stories PROGRAM...: those of each.
+# all_stories PROGRAM...: runs the long stories of each program.
 all_stories() {
     local program failed=0
     for program in "$@"; do

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Real tools at random under pagekeeper run, beside three busy loops, ten minutes, as root: test-torture.sh [SECONDS].
-# PAGEKEEPER_SEED repeats what is random.
+# test-torture.sh [SECONDS] — runs real tools at random under pagekeeper run, beside three busy loops, for ten minutes,
+# as root. PAGEKEEPER_SEED repeats a random run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}

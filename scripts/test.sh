@@ -1,25 +1,25 @@
 #!/usr/bin/env bash
-# All checks and all tests, but for what `make test-all` has (docs/src/internals/testing.md). Ends with the slowest twenty tests, and the
-# counts of every test program added up: "N passed, N failed, N skipped".
+# Runs all checks and all tests, except those of `make test-all` (docs/src/internals/testing.md). Ends with the slowest
+# twenty tests, and the sums over all test programs: "N passed, N failed, N skipped".
 #
-# A test that can't run prints one line that begins with "SKIPPED:" and returns; libtest calls it passed, the counts
-# here call it skipped. As root nothing may skip (PAGEKEEPER_REQUIRE_ALL=1): such a test fails instead.
+# A test that can't run prints one line that begins with "SKIPPED:" and returns; libtest counts it as passed, the sums
+# here count it as skipped. As root no test may skip (PAGEKEEPER_REQUIRE_ALL=1): such a test fails instead.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
 
-# Groups of tests go side by side, each in a process group of its own, which ends with this.
+# Groups of tests run in parallel, each in its own process group, which ends with this script.
 set -m
 logs=$(mktemp --directory)
 declare -A beside=()
 status=0
 
-# start NAME COMMAND...: a group of tests.
+# start NAME COMMAND...: starts a group of tests.
 start() {
     { "${@:2}" && timed "$1 ended" || { timed "$1 failed" && false; }; } >"$logs/$1" 2>&1 </dev/null &
     beside[$!]=$1
 }
-# Waits for all groups, and shows each when it ends.
+# Waits for all groups, and prints the output of each when it ends.
 finish() {
     local ended code
     while [ "${#beside[@]}" -gt 0 ]; do
@@ -36,18 +36,18 @@ end() {
         kill -- "-$group" 2>/dev/null || true
         shown "$logs/${beside[$group]}"
     done
-    # Ended early: a group that still ran is not among these.
+    # After an early end, a group that was still running has no status.
     [ "${#beside[@]}" -eq 0 ] || cat "$logs/times"
     rm -rf "$logs"
 }
 trap end EXIT
 trap 'exit 1' INT TERM
 
-# Notes when a part of it ended.
+# Records the time at which a part ended.
 timed() {
-    echo "$1: $((SECONDS / 60)) min $((SECONDS % 60)) s after the begin" >>"$logs/times"
+    echo "$1: $((SECONDS / 60)) min $((SECONDS % 60)) s after the start" >>"$logs/times"
 }
-# Without what tests that passed have printed (panics that they asked for among it), but for what they skipped.
+# Removes the output of passed tests, which includes expected panics, except their SKIPPED lines.
 shown() {
     awk '/^successes:$/ { passed = 1 } /^(failures:$|test result: )/ { passed = 0 } !passed || /^SKIPPED: / { print; fflush() }' "$@"
 }
@@ -56,11 +56,11 @@ scripts/require-rust.sh
 scripts/lint.sh text
 # shellcheck source=scripts/story-runs.sh
 source scripts/story-runs.sh
-# Nothing of it is needed to build.
+# Not needed for the build.
 start packages scripts/story-packages.sh
-# Some seconds of random input for each parser of what others write, two or so at a time.
+# Some seconds of random input for each parser of foreign input, about two at a time.
 export PAGEKEEPER_FUZZ_SECONDS=${PAGEKEEPER_FUZZ_SECONDS:-5}
-# Lives of a store or log on a simulated disk, in each test of random ones; `make test-faults` has many more.
+# The number of random lives of a store or log on a simulated disk in each test; `make test-faults` runs many more.
 export PAGEKEEPER_CRASHES=${PAGEKEEPER_CRASHES:-3000}
 
 # A line for each test program: kind, directory of its package, path.
@@ -69,7 +69,7 @@ timed "all was built"
 finish
 [ "$status" -eq 0 ] || exit "$status"
 
-# Stories of the host that need neither its dirty limits nor its whole page cache.
+# Stories of `host` that do not change dirty limits and do not inspect the whole page cache.
 part_of_host=(probe:: hung:: guard_cgroups:: doctor_settings::)
 
 # in_turn FUNCTION...: runs all, one after the other; fails if one fails.
@@ -81,7 +81,7 @@ in_turn() {
     done
     return "$failed"
 }
-# check NAME COMMAND...: counts as a failed test if it fails.
+# check NAME COMMAND...: runs a command, and counts its failure as a failed test.
 check() {
     "${@:2}" || { printf 'test %s ... FAILED\ntest result: FAILED. 0 passed; 1 failed\n' "$1" && false; }
 }
@@ -94,7 +94,7 @@ databases() {
     return "$failed"
 }
 preload() {
-    # These wait for programs that wait for disks.
+    # These tests mostly wait for programs that wait for disks.
     RUST_TEST_THREADS=$(($(nproc) + 1)) story preload
 }
 crates() {
@@ -107,7 +107,7 @@ crates() {
 part_of_host() { secluded host "${part_of_host[@]}"; }
 lint() { check no_warnings scripts/lint.sh code; }
 
-# Stories of users wait for databases and disks, the rest for the processor: they go side by side.
+# Stories wait for databases and disks, other tests for the processor, so they run in parallel.
 stories() { in_turn commands databases preload part_of_host; }
 rest() {
     renice --priority 5 --pid "$BASHPID" >/dev/null
@@ -117,8 +117,8 @@ start stories stories
 start rest rest
 finish
 
-# The rest of the host's stories watch the whole machine, or lower its dirty limits, and the documents show what a quiet disk has: nothing
-# beside them reads or writes files. They wait most of their time; models of threads and random input take what processor time they leave.
+# Other stories of `host` watch the whole machine or lower its dirty limits, and the documents show a quiet disk, so nothing
+# else reads or writes files during them. They mostly wait; models of threads and random input use the remaining processor time.
 host() {
     local failed=0
     story docs || failed=$?

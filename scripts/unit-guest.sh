@@ -1,7 +1,8 @@
-# What the machine `unit` of scripts/cgroup-v2-guest.sh does under a real systemd, to be sourced by it: the package is installed, its service
-# started, stopped, reloaded and hung, with each of the drop-ins beside it, and a MariaDB is started by `pagekeeper run`; then the
-# image is started by podman as the manual has it, and the rpm installed, whose scripts do by themselves what debhelper's do. $PACKAGES is a
-# directory with them, and with packages of a higher revision; mariadb.service is that of Debian's package.
+# Tests of the machine `unit` of scripts/cgroup-v2-guest.sh under a real systemd. To be sourced. Installs the package;
+# starts, stops, reloads and hangs its service, with each of the drop-ins; and starts a MariaDB under `pagekeeper run`.
+# Then starts the image with podman as in the manual, and installs the rpm, whose scripts do the work of debhelper's.
+# $PACKAGES is a directory with these packages, and with packages of a higher revision; mariadb.service is that of
+# Debian's package.
 
 unit=pagekeeper-guard.service
 
@@ -10,7 +11,7 @@ show() {
     systemctl show --property="$1" --value "${2:-$unit}"
 }
 
-# within TIMES COMMAND...: whether it succeeds when it is tried so often, at least a second apart.
+# within TIMES COMMAND...: repeats a command up to TIMES times, at least a second apart, until it succeeds.
 within() {
     local left=$1
     shift
@@ -21,12 +22,12 @@ within() {
     done
 }
 
-# said PATTERN: whether the service has said so, in its present run.
+# said PATTERN: whether the log of the service's current run has a match.
 said() {
     journalctl --quiet --output=cat _SYSTEMD_INVOCATION_ID="$(show InvocationID)" | grep --quiet --extended-regexp "$1"
 }
 
-# unit_story NAME FUNCTION: it prints what is wrong, and nothing else.
+# unit_story NAME FUNCTION: runs a story; FUNCTION prints only problems.
 unit_story() {
     local problem
     problem=$("$2" 2>&1) || problem+="; it ended with $?"
@@ -45,11 +46,11 @@ started() {
     [ "$(show ActiveState)/$(show SubState)/$(show Type)" = active/running/notify ] || systemctl status --no-pager $unit
     local status
     status=$(cat "/proc/$(show MainPID)/status")
-    # CAP_DAC_READ_SEARCH, CAP_FOWNER and CAP_SYS_PTRACE, and no other.
+    # Only CAP_DAC_READ_SEARCH, CAP_FOWNER and CAP_SYS_PTRACE.
     for line in 'CapEff:	000000000008000c' 'CapBnd:	000000000008000c' 'NoNewPrivs:	1' 'Seccomp:	2'; do
         grep --quiet "^$line\$" <<<"$status" || echo "$line is missing: $status"
     done
-    ! grep --quiet '^Uid:	0' <<<"$status" || echo "it is root's"
+    ! grep --quiet '^Uid:	0' <<<"$status" || echo "it runs as root"
 }
 
 scored() {
@@ -89,9 +90,9 @@ reloaded() {
     within 240 said "the configuration stays as it was: " || echo "a bad configuration is not refused"
     cp /var/tmp/guard.toml /etc/pagekeeper/guard.toml
     systemctl reload $unit || echo "reload fails"
-    # It is ready again, and goes on.
+    # It becomes ready again, and continues.
     within 240 runs || echo "it is $(show ActiveState), $(show SubState)"
-    [ "$(show MainPID)" = "$pid" ] || echo "it was started again"
+    [ "$(show MainPID)" = "$pid" ] || echo "it was restarted"
     fill
     within 240 logs_are_small || echo "logs stay: $(resident) bytes"
 }
@@ -101,10 +102,10 @@ stopped() {
     run=$(show InvocationID)
     systemctl stop $unit || echo "it does not stop"
     [ "$(show ActiveState)/$(show Result)" = inactive/success ] || systemctl status --no-pager $unit
-    journalctl --quiet --output=cat _SYSTEMD_INVOCATION_ID="$run" | grep --quiet '^released .* ticks' || echo "it says no summary"
+    journalctl --quiet --output=cat _SYSTEMD_INVOCATION_ID="$run" | grep --quiet '^released .* ticks' || echo "it prints no summary"
 }
 
-# One that hangs is ended, and started again.
+# A hung guard is killed and restarted.
 hung() {
     mkdir -p /run/systemd/system/$unit.d
     printf '[Service]\nWatchdogSec=90s\nRestartSec=1s\n' >/run/systemd/system/$unit.d/test.conf
@@ -113,12 +114,12 @@ hung() {
     local pid before
     pid=$(show MainPID)
     before=$(show WatchdogTimestampMonotonic)
-    within 80 is_later "$before" || echo "it gives no sign of life"
-    [ "$(show MainPID)" = "$pid" ] || echo "it was ended, alive"
+    within 80 is_later "$before" || echo "it sends no keepalive"
+    [ "$(show MainPID)" = "$pid" ] || echo "it was killed although alive"
     kill -STOP "$pid"
-    within 200 is_another "$pid" || echo "it hangs, and nothing happens: $(show ActiveState)"
-    [ "$(show NRestarts)" -ge 1 ] || echo "it was not started again"
-    journalctl --quiet --output=cat --unit=$unit | grep --quiet "Failed with result 'watchdog'" || echo "not for its watchdog"
+    within 200 is_another "$pid" || echo "it hangs and is not restarted: $(show ActiveState)"
+    [ "$(show NRestarts)" -ge 1 ] || echo "it was not restarted"
+    journalctl --quiet --output=cat --unit=$unit | grep --quiet "Failed with result 'watchdog'" || echo "not because of the watchdog"
     rm /run/systemd/system/$unit.d/test.conf
     systemctl daemon-reload
     systemctl restart $unit
@@ -149,7 +150,7 @@ has_metrics() {
     busybox wget -q -O - http://127.0.0.1:9417/metrics | grep --quiet '^pagekeeper_.*database="mariadb"'
 }
 
-# A table that nobody reads again goes by [cgroup], in the group of a service.
+# With [cgroup] on a service's cgroup, the pages of a cold table are released.
 with_cgroup() {
     drop_in $unit cgroup.conf
     drop_in_text mariadb.service limit '[Service]\nMemoryMax=400M\nMemoryHigh=380M\n'
@@ -180,7 +181,7 @@ has_shrunk() {
     [ "$(cached)" -lt "$1" ]
 }
 
-# drop_in UNIT FILE: one of the package's examples, where it says that it goes.
+# drop_in UNIT FILE: installs one of the package's examples at the destination that it names.
 drop_in() {
     mkdir -p "/etc/systemd/system/$1.d"
     cp "/usr/share/doc/pagekeeper/$2" "/etc/systemd/system/$1.d/"
@@ -194,7 +195,7 @@ drop_in_text() {
     systemctl daemon-reload
 }
 
-# By the drop-in, with the guard away: the server itself gives its pages back.
+# With the drop-in and without the guard, the server releases its own pages.
 under_run() {
     systemctl stop $unit
     drop_in mariadb.service run/mariadb.conf
@@ -211,7 +212,7 @@ under_run() {
     systemctl restart mariadb.service || echo "mariadb does not start without it"
 }
 
-# The backup by its service and timer: complete, and out of the page cache.
+# The backup by its service and timer: complete, and not left in the page cache.
 backed_up() {
     mkdir -p /var/tmp/backups /var/backups
     mount --bind /var/tmp/backups /var/backups

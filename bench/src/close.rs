@@ -161,8 +161,8 @@ fn drop_pages(files: &CloseFiles<'_>, seed: u64) -> Result<f64> {
     Ok(took)
 }
 
-/// The least that any cache must do to close a file at once: set a flag in the file, and record its
-/// pages as free under a lock. Memory and code were in the processor's caches when the file was
+/// The minimal work of any cache to close a file immediately: set a flag in the file, and record
+/// its pages as free under a lock. Memory and code were in the processor's caches when the file was
 /// opened and no longer are.
 struct LeastClose {
     open: CacheLine<AtomicU64>,

@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn each_name_is_one_that_a_benchmark_gives() {
+    fn each_goal_names_a_result_of_a_benchmark() {
         fn sources(directory: &Path, into: &mut String) {
             for entry in std::fs::read_dir(directory).unwrap() {
                 let path = entry.unwrap().path();

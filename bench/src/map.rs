@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_arena_begins_at_a_huge_page_and_holds_what_is_written() {
+    fn an_arena_begins_at_a_huge_page_and_keeps_written_bytes() {
         let mut arena = MemoryMap::arena(3 << 20).unwrap();
         assert_eq!(arena.bytes().as_ptr().align_offset(HUGE_PAGE_BYTES), 0);
         arena.bytes_mut().fill(7);
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_through_a_map_is_in_the_file() {
+    fn bytes_written_through_a_map_are_in_the_file() {
         let file = tempfile::tempfile_in("/var/tmp").unwrap();
         file.set_len(3 * 4096).unwrap();
         let mut map = MemoryMap::to_change(&file).unwrap();

@@ -75,7 +75,7 @@ fn bytes_before_a_word(offset: u64) -> usize {
 /// Creates a file of `len` bytes (a multiple of a MiB), written in calls of 1 MiB and synced: clean
 /// and resident.
 pub(crate) fn make_file(path: &Path, len: u64, seed: u64) -> Result<()> {
-    ensure!(len.is_multiple_of(MIB), "{len} bytes are no whole number of MiB");
+    ensure!(len.is_multiple_of(MIB), "{len} bytes are not a whole number of MiB");
     let write = || -> std::io::Result<()> {
         let mut file = File::create(path)?;
         let mut block = vec![0; 1 << 20];

@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_found_in_what_programs_say() {
+    fn versions_are_found_in_the_output_of_programs() {
         let said = [
             ("fincore from util-linux 2.38.1", "2.38.1"),
             ("fio-3.33", "3.33"),

@@ -128,7 +128,7 @@ pub(crate) struct JudgedReport<'a> {
 }
 
 impl Report {
-    /// Adds a plain figure, or keeps the least of those added before.
+    /// Adds a plain figure, or keeps the minimum of those added before.
     pub(crate) fn add_least(&mut self, name: &'static str, value: f64) {
         let least = self.ratios.entry(name).or_insert(value);
         *least = least.min(value);
@@ -337,7 +337,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn ratios_are_ours_against_theirs_whatever_the_unit() {
+    fn ratios_are_ours_against_theirs_in_every_unit() {
         let report = example();
         assert_eq!(
             report.ratios,

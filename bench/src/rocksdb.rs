@@ -75,7 +75,7 @@ fn done(call: impl FnOnce(*mut c_char) -> bool) -> Result<()> {
 
 impl RocksDbValues {
     /// Opens or creates a database in a directory, with a block cache of `memory` bytes. With a
-    /// `memtable` of so many bytes nothing is compacted, otherwise all is as by default.
+    /// `memtable` of this many bytes nothing is compacted, otherwise all is as by default.
     pub(crate) fn open(dir: &Path, memory: u64, memtable: Option<u64>) -> Result<Self> {
         let path = CString::new(dir.as_os_str().as_bytes())?;
         let (memory, memtable) = (usize::try_from(memory)?, usize::try_from(memtable.unwrap_or(0))?);

@@ -72,9 +72,9 @@ pub(crate) fn extremes(values: &[f64]) -> Option<(f64, f64)> {
 /// The better direction of a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BetterDirection {
-    /// Less, as of times.
+    /// Smaller is better, as for times.
     Less,
-    /// More, as of rates.
+    /// Larger is better, as for rates.
     More,
 }
 

@@ -250,12 +250,12 @@ fn total_of_vmtouch(text: &str) -> Option<u64> {
     Some(pages * pagekeeper_kernel::page_size())
 }
 
-/// A number of bytes for each file.
+/// Returns a number of bytes for each file.
 fn total_of_fincore(text: &str) -> Option<u64> {
     text.lines().map(|line| line.trim().parse::<u64>().ok()).sum()
 }
 
-/// A line `TotalResidentSize=3145728` among others.
+/// Returns a line `TotalResidentSize=3145728` among others.
 fn total_of_pagers(text: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix("TotalResidentSize="))?.trim().parse().ok()
 }
@@ -265,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn totals_are_read_from_what_the_programs_print() {
+    fn totals_are_read_from_the_output_of_programs() {
         let page = pagekeeper_kernel::page_size();
         let vmtouch =
             "           Files: 3\n  Resident Pages: 768/1024  3M/4M  75%\n         Elapsed: 0.0 seconds\n";
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_may_miss_only_what_the_kernel_took_away() {
+    fn a_count_may_miss_only_reclaimed_pages() {
         assert!(is_true(1000, 1000, 1000) && is_true(990, 1000, 985));
         assert!(!is_true(1001, 1000, 985) && !is_true(984, 1000, 985));
         assert!(!is_true(950, 1000, 950), "too much went away");

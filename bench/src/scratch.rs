@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scratch_directory_goes_with_what_is_in_it() {
+    fn a_scratch_directory_is_removed_with_its_content() {
         let scratch = ScratchDirectory::new(Path::new("/var/tmp")).unwrap();
         let path = scratch.path().to_path_buf();
         std::fs::write(path.join("x"), "x").unwrap();

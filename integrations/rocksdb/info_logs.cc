@@ -9,7 +9,7 @@
 namespace pagekeeper_rocksdb {
 
 std::string why_not_direct(const std::string& path, uint64_t block) {
-// Of Linux 6.1, as are headers that have it.
+// Since Linux 6.1, as are the headers that define it.
 #ifdef STATX_DIOALIGN
   struct statx found;
   if (statx(AT_FDCWD, path.c_str(), 0, STATX_DIOALIGN, &found) == 0 && (found.stx_mask & STATX_DIOALIGN) != 0 && found.stx_dio_offset_align > block)

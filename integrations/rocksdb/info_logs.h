@@ -12,7 +12,7 @@
 
 namespace pagekeeper_rocksdb {
 
-// Why direct I/O in blocks of so many bytes is not to be had for a file, by what statx(2) reports.
+// Returns the reason that a file has no direct I/O in blocks of this many bytes, by statx(2).
 std::string why_not_direct(const std::string& path, uint64_t block);
 
 // Knows the logs that its file system has made. A program that brings a log of its own, or none, gets its lines on stderr.

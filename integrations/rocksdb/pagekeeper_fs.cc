@@ -82,7 +82,7 @@ class PagekeeperFileSystem : public rocksdb::FileSystemWrapper {
     IOStatus refused;
     if (is_table(path) && !options.use_mmap_reads) {
       refused = open_table(cache_, path, *logs_, file);
-      // Where the cache can't have the file: as if it was not here.
+      // If the cache can't open the file, the target file system does.
       if (refused.ok() || refused.IsPathNotFound()) return refused;
     }
     std::unique_ptr<rocksdb::FSRandomAccessFile> below;

@@ -30,7 +30,7 @@ const int registered = register_pagekeeper(*rocksdb::ObjectLibrary::Default(), "
 
 namespace rocksdb {
 
-// Found before RocksDB's own if the library is preloaded.
+// The loader finds it before RocksDB's own if the library is preloaded.
 std::shared_ptr<FileSystem> FileSystem::Default() {
   (void)pagekeeper_rocksdb::registered;
   static auto* chosen = new std::shared_ptr<FileSystem>([] {

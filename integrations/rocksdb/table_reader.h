@@ -12,7 +12,7 @@
 
 namespace pagekeeper_rocksdb {
 
-// Opens a table file in the cache. One that the cache has to read through the kernel's is named in the logs.
+// Opens a table file in the cache. The logs name a file that the cache must read through the kernel's page cache.
 rocksdb::IOStatus open_table(pk_cache* cache, const std::string& path, InfoLogs& logs, std::unique_ptr<rocksdb::FSRandomAccessFile>* file);
 
 // Waits for reads that ReadAsync() of such a file started, and calls back.

@@ -12,7 +12,7 @@ using rocksdb::IOOptions;
 using rocksdb::IOStatus;
 using rocksdb::Slice;
 
-// Bytes that bulk output writes directly at least.
+// Minimum bytes of a direct write of bulk output.
 constexpr uint64_t kDirectBlock = 4096;
 
 // Writes a table from start to end. It is durable with its sync or its close, whichever comes first. A table

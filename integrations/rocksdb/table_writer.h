@@ -11,7 +11,7 @@
 
 namespace pagekeeper_rocksdb {
 
-// Creates a table file: PK_EXISTS where it is there. One that could not be written past the kernel's page cache is named in the logs.
+// Creates a table file; fails with PK_EXISTS if it exists. The logs name a file that can't be written past the kernel's page cache.
 pk_status create_table(const std::string& path, const rocksdb::FileOptions& options, const std::shared_ptr<InfoLogs>& logs,
                        std::unique_ptr<rocksdb::FSWritableFile>* file);
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # build.sh MACHINE DIRECTORY — builds the program for x86_64 or aarch64, twice, into DIRECTORY: `pagekeeper`, for any glibc from 2.28 on
-# (RHEL 8, Debian 10), and `pagekeeper-static`, which needs no C library and carries the other's library for `pagekeeper run`.
+# (RHEL 8, Debian 10), and `pagekeeper-static`, which needs no C library and carries the other one's library for `pagekeeper run`.
 #
-# The same source gives the same bytes wherever it is built: names of directories are left out. zig links for an old glibc: it has the
-# names and versions of each release's functions (ziglang and cargo-zigbuild, from PyPI into target/tools). Fails where what was built
+# The same source gives the same bytes in any directory: names of directories are left out. zig links against an old glibc: it has the
+# names and versions of each release's functions (ziglang and cargo-zigbuild, from PyPI into target/tools). Fails if the result
 # needs a newer glibc, or another library.
 set -euo pipefail
 cd "$(dirname "$0")/../.."

@@ -11,7 +11,7 @@ import sys
 
 from linked import BESIDE, linked
 
-# What is in a licence's text, by the name that SPDX has for it.
+# A phrase of each licence's text, by its SPDX name.
 MARKS = {
     "MIT": "Permission is hereby granted, free of charge",
     "ISC": "Permission to use, copy, modify, and",
@@ -21,7 +21,7 @@ MARKS = {
     "BSL-1.0": "Boost Software License",
     "LLVM-exception": "LLVM Exceptions to the Apache 2.0 License",
 }
-# What Debian calls them.
+# Debian's names of licences.
 NAMES = {"MIT": "Expat", "OR": "or", "AND": "and", "WITH": "with"}
 LLVM = """As an exception, if, as a result of your compiling your source code, portions of this Software are embedded into an Object
 form of such source code, you may redistribute such embedded portions in such Object form without complying with the conditions of
@@ -52,7 +52,7 @@ def copyright_lines(package):
     for text in licence_files(package):
         for line in text.splitlines():
             line = " ".join(line.split()).strip(" .")
-            # Not the example that the Apache License has at its end.
+            # Skips the example at the end of the Apache License.
             if re.match(r"(?i)(copyright|©|\(c\) \d{4})", line) and re.search(r"\d{4}|©|(?i:\(c\))|Copyright [A-Z]", line):
                 line = re.sub(r"(?i)^(copyright|\(c\)|©|[: ])+", "", line)
                 if line and "[yyyy]" not in line and "{yyyy}" not in line and "license" not in line.lower() and line not in lines:
@@ -92,7 +92,7 @@ def main():
         print(f"\nFiles: {files}\nCopyright: {owner}\nLicense: {shown(licence)}")
         named.update(word for word in words(licence) if word not in ("OR", "AND", "WITH", "(", ")"))
     found = texts(packages)
-    # These two are the project's own, too.
+    # The project itself has these two licences, too.
     for name in sorted(named - {"MIT", "Apache-2.0"}):
         if name not in found:
             sys.exit(f"copyright.py: no crate has a text of the licence {name}")

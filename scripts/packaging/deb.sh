@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# deb.sh ARCHITECTURE ROOT COPYRIGHT OUT — the Debian package for amd64 or arm64 of what scripts/install.sh has laid out in ROOT, by
-# debhelper's own commands, into the directory OUT, and checked by lintian. SOURCE_DATE_EPOCH, PACKAGE_VERSION, PACKAGE_REVISION,
-# DEBFULLNAME and DEBEMAIL as scripts/build-packages.sh sets them.
+# deb.sh ARCHITECTURE ROOT COPYRIGHT OUT — builds the Debian package for amd64 or arm64 from ROOT, as laid out by
+# scripts/install.sh, with debhelper's commands, in the directory OUT, and checks it with lintian. SOURCE_DATE_EPOCH,
+# PACKAGE_VERSION, PACKAGE_REVISION, DEBFULLNAME and DEBEMAIL as set by scripts/build-packages.sh.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 architecture=$1 laid_out=$2 copyright=$3 out=$4
@@ -21,34 +21,34 @@ pagekeeper ($version) unstable; urgency=medium
 
  -- $maintainer  $(date --utc --rfc-email --date="@$SOURCE_DATE_EPOCH")
 TEXT
-# What the program needs was checked as it was built: it runs on older Debians than this one.
+# The build checked the program's needs: it runs on older Debians than this one.
 echo "pagekeeper:Depends=libc6 (>= 2.28)" >"$work/debian/pagekeeper.substvars"
 
 root=$work/debian/pagekeeper
 cp --recursive "$laid_out" "$root"
-# Where Debian's zsh looks.
+# The directory of Debian's zsh.
 mv "$root/usr/share/zsh/site-functions" "$root/usr/share/zsh/vendor-completions"
-# Where units go has changed between releases of Debian: debhelper knows.
+# The directory for units depends on the Debian release; debhelper knows it.
 mv "$root/usr/lib/systemd/system/pagekeeper-guard.service" "$work/debian/pagekeeper.pagekeeper-guard.service"
 (cd "$root" && rmdir --parents usr/lib/systemd/system 2>/dev/null) || true
 cp CHANGELOG.md "$work/"
 
-# The rest is made for that architecture; the compilers that this names are not used.
+# Sets the package's architecture; the compilers that this names are not used.
 eval "$(dpkg-architecture --host-arch "$architecture" --print-set 2>/dev/null)"
 cd "$work"
 dh_installdocs
 dh_installchangelogs CHANGELOG.md
-# A service that acts on other programs' memory begins when it is asked to: what is not enabled, deb-systemd-invoke does not start.
+# A service that acts on other programs' memory starts only on request: deb-systemd-invoke does not start disabled services.
 # (With --no-start, removal would not stop it, nor an upgrade restart it.)
 dh_installsystemd --name=pagekeeper-guard --no-enable
 dh_lintian
-# Examples are to be copied as they are. (There is a manual called pagekeeper.toml.5.)
+# Keeps examples uncompressed. (There is a manual called pagekeeper.toml.5.)
 dh_compress --exclude=/profiles/ --exclude=.json --exclude=.yaml --exclude=.yml --exclude=guard.toml --exclude=.conf
 dh_fixperms
 dh_installdeb
 dh_gencontrol
 dh_md5sums
-# What dpkg compresses by is another thing in each distribution.
+# dpkg's default compression differs between distributions.
 dh_builddeb --destdir="$out" -- -Zxz
-# Hints of the lowest kind are shown only: overrides that this revision or address doesn't need are among them.
+# Hints of the lowest kind are only shown: they include overrides that this revision or address does not need.
 lintian --allow-root --fail-on error,warning --display-info --tag-display-limit 0 "$out/pagekeeper_${version}_$architecture.deb"

@@ -17,7 +17,7 @@ import tarfile
 EPOCH = int(os.environ["SOURCE_DATE_EPOCH"])
 CREATED = datetime.datetime.fromtimestamp(EPOCH, datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
-# What an image in a layout is called: its tag, and its whole name, which podman and containerd give to what they load.
+# The image's names in a layout: its tag, and the full name that podman and containerd give to a loaded image.
 REF = "org.opencontainers.image.ref.name"
 NAME = "io.containerd.image.name"
 
@@ -65,7 +65,7 @@ def encoded(value):
 def image(layout, architecture, root, version):
     tar = layer(root)
     packed = io.BytesIO()
-    # Without a name or time of its own.
+    # No name or time in the header.
     with gzip.GzipFile(filename="", mode="wb", fileobj=packed, compresslevel=9, mtime=0) as file:
         file.write(tar)
     annotations = {
@@ -80,7 +80,7 @@ def image(layout, architecture, root, version):
         "os": "linux",
         "created": CREATED,
         "config": {
-            # Root, to be allowed the capabilities that it is given.
+            # Root, so that it may have its capabilities.
             "User": "0:0",
             "Entrypoint": ["/usr/bin/pagekeeper"],
             "Cmd": ["guard", "--config", "/etc/pagekeeper/guard.toml"],
@@ -105,7 +105,7 @@ def main():
     layout = Layout()
     manifests = [image(layout, *root.split("=", 1), version) for root in roots]
     index_type = "application/vnd.oci.image.index.v1+json"
-    # One image for all processors: who takes it gets that of the machine. No other beside it, or podman would not know which to load.
+    # One image index for all processors: a client picks its own. It is the only entry, since podman could not choose between several.
     inner = {"schemaVersion": 2, "mediaType": index_type, "manifests": manifests}
     named = [layout.add_json(inner, index_type, annotations={REF: version, NAME: f"localhost/pagekeeper:{version}"})]
     layout.files["index.json"] = encoded({"schemaVersion": 2, "mediaType": index_type, "manifests": named})

@@ -4,7 +4,7 @@ import os
 import subprocess
 
 
-# Linked in beside crates: Rust's own library, what is between it and the C library, and the C library of the static program. Their name, owner
+# Components beside crates: Rust's standard library, the layer between it and the C library, and the static program's C library. Name, owner
 # and licence.
 BESIDE = [
     ("rust-std", "The Rust Project Developers", "MIT OR Apache-2.0"),

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# sbom.sh TARGET — prints what is linked into the program for TARGET, as CycloneDX 1.5: crates by cargo-cyclonedx, which is built into
-# target/tools where it is missing, and the libraries of compilers by linked.py.
+# sbom.sh TARGET — prints the components that are linked into the program for TARGET, as CycloneDX 1.5: crates by
+# cargo-cyclonedx, which is built in target/tools if missing, and the libraries of compilers by linked.py.
 #
-# It writes beside every Cargo.toml, and names the directory of the source: so it is given a copy, and that name is another's. With
-# SOURCE_DATE_EPOCH it gives no random number: the same source gives the same bytes. Fails where Cargo.lock is not what it lists.
+# cargo-cyclonedx writes beside every Cargo.toml and names the source's directory, so it gets a copy, whose name is
+# replaced. With SOURCE_DATE_EPOCH it prints no random number: the same source gives the same bytes. Fails if the list
+# differs from Cargo.lock.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 cargo=${CARGO:-cargo}

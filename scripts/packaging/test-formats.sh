@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test-formats.sh PACKAGES MACHINE ARCHITECTURE — the static program and the image of scripts/build-packages.sh, run where there is
-# nothing else: no shell, no C library. As root. What was built for other processors runs under qemu-user.
+# test-formats.sh PACKAGES MACHINE ARCHITECTURE — runs the static program and the image of scripts/build-packages.sh in
+# an empty root, without a shell or C library. As root. Programs for other processors run under qemu-user.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 packages=$1 machine=$2 architecture=$3
@@ -26,7 +26,7 @@ for archive in "$packages"/*-static.tar.gz; do
     esac
     grep --quiet '^ExecStart=/usr/local/bin/pagekeeper guard ' "$test/static/$name/lib/systemd/system/pagekeeper-guard.service" ||
         fail "the unit of $name starts another program"
-    grep --recursive --files-with-matches --fixed-strings "$PWD" "$test/static/$name" && fail "$name names the place where it was built"
+    grep --recursive --files-with-matches --fixed-strings "$PWD" "$test/static/$name" && fail "$name contains the path of its build directory"
 done
 name=pagekeeper-$version-$machine-linux-static
 [ -d "$test/static/$name" ] || fail "there is no static program for this machine"
@@ -35,31 +35,31 @@ mkdir -p "$test/empty/proc" "$test/empty/data"
 cp "$static" "$test/empty/pagekeeper"
 head --bytes=8M /dev/zero >"$test/empty/data/file"
 sync "$test/empty/data/file"
-# With processes and mounts of its own, as a container has.
+# Runs in its own PID and mount namespaces, as a container does.
 alone() { # root, command
     unshare --pid --fork --mount --net --ipc --mount-proc="$1/proc" chroot "$@"
 }
 alone "$test/empty" /pagekeeper --version >"$test/said"
-[ "$(head -n 1 "$test/said")" = "pagekeeper $version" ] || fail "it says $(cat "$test/said")"
-grep --quiet 'linked statically' "$test/said" || fail "it says nothing of what is different about it"
+[ "$(head -n 1 "$test/said")" = "pagekeeper $version" ] || fail "the version is $(cat "$test/said")"
+grep --quiet 'linked statically' "$test/said" || fail "the version does not mention static linking"
 alone "$test/empty" /pagekeeper evict /data | grep --quiet 'evicted 8 MiB of 8 MiB' || fail "it evicts nothing in an empty root"
 alone "$test/empty" /pagekeeper stat --json /data >/dev/null
-# Its library goes into programs with glibc.
+# Its library is preloaded into programs with glibc.
 "$static" run --require --report -- cat "$test/empty/data/file" 2>"$test/report" >/dev/null || fail "run: $(cat "$test/report")"
 grep --quiet 'read 8 MiB' "$test/report" || fail "its library did not see what cat read: $(cat "$test/report")"
 [ "$(fincore --bytes --noheadings --output RES "$test/empty/data/file")" -lt 1048576 ] || fail "its library released nothing"
 echo "the static program: runs in an empty root, and loads its library into programs with glibc"
 
-# --- What is built for another processor, under qemu: it answers, lists pages of a file, and runs as its dynamic twin does. qemu gives
-# it this machine's kernel, so its system calls are real ones.
+# --- Programs for another processor, under qemu: they answer, list pages of a file, and act like the dynamic ones. qemu uses
+# this machine's kernel, so system calls are real.
 for archive in "$packages"/*-static.tar.gz; do
     other=$(basename "$archive" -linux-static.tar.gz)
     other=${other##*-}
     [ "$other" != "$machine" ] || continue
     scripts/packages.sh "programs of other processors: qemu-user-static"
     if ! command -v "qemu-$other-static" >/dev/null; then
-        [ "${PAGEKEEPER_REQUIRE_ALL:-0}" = 0 ] || fail "what was built for $other is not tried, as there is no qemu-$other-static"
-        echo "SKIPPED: what was built for $other, as there is no qemu-$other-static"
+        [ "${PAGEKEEPER_REQUIRE_ALL:-0}" = 0 ] || fail "the program for $other is not tested: qemu-$other-static is missing"
+        echo "SKIPPED: the program for $other: qemu-$other-static is missing"
         continue
     fi
     case $other in
@@ -71,7 +71,7 @@ for archive in "$packages"/*-static.tar.gz; do
     dpkg-deb --fsys-tarfile "$packages"/pagekeeper_*_"$debian".deb | tar --extract --directory "$test/deb-$other" ./usr/bin/pagekeeper
     head --bytes=8M /dev/zero >"$test/resident"
     sync "$test/resident"
-    # The dynamic one by the C library that the linker for that processor brought; $run is split into words.
+    # The dynamic one uses the C library of that processor's linker; $run is split into words.
     for run in "qemu-$other-static $program" "qemu-$other-static -L /usr/$other-linux-gnu $test/deb-$other/usr/bin/pagekeeper"; do
         [ "$($run -V)" = "pagekeeper $version" ] || fail "$run -V says $($run -V)"
         cat "$test/resident" >/dev/null
@@ -81,10 +81,10 @@ for archive in "$packages"/*-static.tar.gz; do
         grep --quiet 'evicted 8 MiB of 8 MiB' "$test/said" || fail "$run evict says $(cat "$test/said")"
         $run guard --once --dry-run >"$test/said" 2>&1 || fail "$run guard: $(cat "$test/said")"
     done
-    echo "what was built for $other: runs under qemu, statically linked and not"
+    echo "the programs for $other: run under qemu, static and dynamic"
 done
 
-# --- What is linked in, by a validator of CycloneDX's own.
+# --- The list of linked components, checked by CycloneDX's own validator.
 tools=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}/tools")
 validator=cyclonedx-python-lib
 if ! PYTHONPATH=$tools/cyclonedx python3 -c 'import cyclonedx.validation.json' 2>/dev/null; then
@@ -92,7 +92,7 @@ if ! PYTHONPATH=$tools/cyclonedx python3 -c 'import cyclonedx.validation.json' 2
 fi
 for document in "$packages"/*.cdx.json; do
     machine_there=$(sed 's/.*-\(.*\)\.cdx\.json$/\1/' <<<"$document")
-    PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$tools/cyclonedx:scripts/packaging python3 - "$document" "$machine_there-unknown-linux-gnu" <<'TEXT' || fail "${document##*/} is no CycloneDX 1.5, or not of what is linked in"
+    PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$tools/cyclonedx:scripts/packaging python3 - "$document" "$machine_there-unknown-linux-gnu" <<'TEXT' || fail "${document##*/} is not CycloneDX 1.5, or differs from the linked components"
 import json
 import sys
 from linked import BESIDE, linked
@@ -104,7 +104,7 @@ with open(sys.argv[1], encoding="utf-8") as file:
 error = JsonStrictValidator(SchemaVersion.V1_5).validate_str(text)
 if error:
     sys.exit(str(error)[:2000])
-# All that cargo itself links in, and nothing else but the project's own and what compilers bring; procedural macros run where it is built.
+# Exactly the crates that cargo links, the project's own and the compilers' libraries; procedural macros run only in the build.
 parts = json.loads(text)["components"]
 unnamed = {name for name, _, _ in BESIDE} - {part["name"] for part in parts}
 if unnamed:
@@ -117,9 +117,9 @@ if missing or beside:
     sys.exit(f"missing: {sorted(missing)}; beside: {sorted(beside)}")
 TEXT
 done
-echo "the list of what is linked in is CycloneDX 1.5, and names what cargo links in"
+echo "the list of linked components is CycloneDX 1.5, and matches cargo's"
 
-# --- The image: one name, of which each processor gets its own, also by the command of the manual; and what a pod starts is in it.
+# --- The image: one name with a variant per processor, also with the manual's command; it contains the program that a pod starts.
 image=$packages/pagekeeper-$version-image.tar
 scripts/packages.sh "images: skopeo podman umoci"
 for debian in $(cd "$packages" && compgen -G "pagekeeper_*.deb" | sed 's/.*_\(.*\)\.deb/\1/'); do
@@ -137,7 +137,7 @@ loaded() {
     podman --root "$test/podman" --runroot "$test/podman-run" --storage-driver vfs "$@"
 }
 loaded load --quiet --input "$image" >"$test/said" 2>&1 || fail "podman load: $(cat "$test/said")"
-loaded image exists "pagekeeper:$version" || fail "podman load gives it another name: $(cat "$test/said")"
+loaded image exists "pagekeeper:$version" || fail "podman load names it differently: $(cat "$test/said")"
 [ "$(loaded image inspect --format '{{.Architecture}}' "pagekeeper:$version")" = "$architecture" ] || fail "podman loads another processor's image"
 started=$(sed -n 's/^ *command: \["\(.*\)"\]$/\1/p' deploy/kubernetes-daemonset.yaml)
 [ "$(loaded image inspect --format '{{index .Config.Entrypoint 0}}' "pagekeeper:$version")" = "$started" ] || fail "a pod would start $started, which is not in the image"

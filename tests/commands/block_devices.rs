@@ -1,5 +1,5 @@
-//! Block devices that are named: their pages are counted, evicted and loaded as those of files are,
-//! and no byte of them changes. The truth is another program's: mincore(2) by Python, `e2fsck`.
+//! Named block devices: their pages are counted, evicted and loaded like those of files, and no
+//! byte changes. Other programs check it: mincore(2) by Python, `e2fsck`.
 //!
 //! Needs root and loop devices; skips with a sentence otherwise, and fails instead where
 //! `PAGEKEEPER_REQUIRE_ALL=1`.
@@ -19,7 +19,7 @@ fn run(command: &str, options: &[&str], path: &Path) -> Outcome {
     finish(pagekeeper().arg(command).args(options).arg(path))
 }
 
-/// A device with bytes on it that are not zeros, all of them resident.
+/// Returns a device with bytes on it that are not zeros, all of them resident.
 fn written() -> Option<(Device, Vec<u8>)> {
     let Some(device) = Device::new(FILE_BYTES) else {
         skip("block devices: no loop device can be had");
@@ -58,7 +58,7 @@ fn a_device_is_counted_evicted_and_loaded() {
     assert!(text.ends_with("all 48 MiB of 1 file is resident now\n"), "{text}");
     assert_eq!(device.resident(), FILE_BYTES);
     run("evict", &[], device.path()).fine();
-    assert!(std::fs::read(device.path()).expect("read it") == bytes, "what is on it is what was written");
+    assert!(std::fs::read(device.path()).expect("read it") == bytes, "the device has the written bytes");
 
     // A user who may not read it.
     let copy = support::scratch();
@@ -73,7 +73,7 @@ fn a_device_is_counted_evicted_and_loaded() {
         assert!(!outcome.stdout.contains("all "), "{outcome:#?}");
     }
 
-    // The kernel drops its pages as the last one closes it.
+    // The kernel drops a device's pages when its last opener closes it.
     device.close();
     assert_eq!(run("stat", &["--json"], device.path()).json()["total"]["resident"], 0);
     let outcome = run("warm", &[], device.path());
@@ -101,7 +101,7 @@ fn a_device_below_a_directory_is_passed_over() {
     let outcome = finish(pagekeeper().args(["evict", "--files-from"]).arg(&list));
     assert!(outcome.code == 1 && outcome.stderr.contains("named on the command line"), "{outcome:#?}");
     assert_eq!(device.resident(), FILE_BYTES);
-    // By its own name it is taken, and by a link that is named.
+    // A device is accepted by its own name, and by a link that is named.
     run("evict", &[], &scratch.path().join("link")).fine();
     assert_eq!(device.resident(), 0);
     let outcome =
@@ -110,7 +110,7 @@ fn a_device_below_a_directory_is_passed_over() {
 }
 
 #[test]
-fn of_a_mounted_device_clean_pages_alone_go() {
+fn only_clean_pages_of_a_mounted_device_go() {
     let programs = LoopImage::programs("ext4");
     let programs: Vec<&str> = programs.iter().map(String::as_str).chain(["findmnt", "e2fsck"]).collect();
     if !can_run("a mounted block device", &programs) {
@@ -123,7 +123,7 @@ fn of_a_mounted_device_clean_pages_alone_go() {
     let resident = || run("stat", &["--json"], device).json()["total"]["resident"].as_u64().expect("bytes");
     let at_first = resident();
     assert!(at_first > 0, "its metadata is there");
-    // Metadata changes all the time, and no page of it that is dirty goes.
+    // Metadata changes all the time, and its dirty pages stay.
     let writes = |round: u64| {
         for nth in 0..200 {
             let directory = image.path().join(format!("{}", (round + nth) % 40));
@@ -149,7 +149,7 @@ fn of_a_mounted_device_clean_pages_alone_go() {
         let file = image.path().join(format!("{}/4-{nth}", (4 + nth) % 40));
         assert_eq!(std::fs::read(&file).expect("read it").len(), 5000);
     }
-    // Read again from the disk, all of it is in order.
+    // The file system is intact when read again from the disk.
     image.unmount();
     let checked = finish(Command::new("e2fsck").args(["-f", "-n"]).arg(image.outside().join("image")));
     assert_eq!(checked.code, 0, "{checked:#?}");

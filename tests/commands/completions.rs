@@ -1,5 +1,5 @@
 //! Completions as a user meets them: keys pressed in bash, zsh and fish on a terminal. The
-//! adversary is who gives a file a name that a shell would run.
+//! adversary gives a file a name that a shell would execute.
 
 use std::path::Path;
 use std::process::{Child, Command};
@@ -24,7 +24,7 @@ struct CompletionShell {
 }
 
 impl CompletionShell {
-    /// `None`, said, where it is not installed.
+    /// Returns `None` and prints a line if the shell is not installed.
     fn start(name: &'static str, directory: &Path) -> Option<Self> {
         if !can_start(&format!("completion in {name}"), &[name, "tmux"]) {
             return None;
@@ -68,15 +68,15 @@ impl CompletionShell {
         Some(shell)
     }
 
-    /// Takes what is typed away, and what is on the screen; waits for the shell to have done so.
+    /// Clears the typed text and the screen, and waits until the shell has done so.
     fn clear(&self) {
-        // Not C-c, which discards what the shell has yet to read, too.
+        // Not C-c, which also discards input that the shell has not read yet.
         self.terminal.press(&["C-e", "C-u"]);
         self.terminal.enter("clear; echo 'rea''dy'");
         self.terminal.wait_until("the shell is ready", |screen| screen.lines().any(|line| line == "ready"));
     }
 
-    /// Types words and Tab; the screen, once it shows what is wanted.
+    /// Types words and Tab. Returns the screen once it shows the wanted text.
     fn complete(&self, words: &str, wanted: &str) -> String {
         self.clear();
         self.terminal.write(words);
@@ -119,7 +119,7 @@ fn completes(name: &'static str) {
     shell.complete(&format!("pagekeeper doctor --pid {}", &pid[..pid.len() - 1]), &pid);
     shell.complete("pagekeeper stat tab", "pagekeeper stat table.ibd");
     shell.complete("pagekeeper run --config gua", "--config guard.toml");
-    // A file of that beginning is there, too.
+    // A file with the same prefix exists, too.
     shell.complete("pagekeeper guard --dir sub-", "--dir sub-directory/");
     // Commands within a file name are not run, for any option.
     for words in ["evict odd", "doctor --snapshot odd", "probe --output odd"] {

@@ -1,5 +1,5 @@
-//! Guarantees that all tests need: a child that hangs is ended, and signals reach children however
-//! this program was started.
+//! Guarantees that all tests need: a hung child is killed, and signals reach children however this
+//! program was started.
 
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Command, Stdio};
@@ -19,10 +19,10 @@ fn a_child_that_hangs_is_ended_with_all_that_it_started() {
     assert_eq!(status.signal(), Some(rustix::process::Signal::KILL.as_raw()));
 }
 
-const INNER: &str = "deadlines::a_shell_traps_what_was_ignored";
+const INNER: &str = "deadlines::a_shell_traps_ignored_signals";
 
 #[test]
-fn a_shell_traps_what_was_ignored() {
+fn a_shell_traps_ignored_signals() {
     let _scratch = scratch();
     let commands = "for name in HUP INT QUIT; do trap \"echo $name\" $name; kill -$name $$; done";
     let outcome = command::finish(Command::new("sh").args(["-c", commands]));

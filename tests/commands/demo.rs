@@ -1,7 +1,7 @@
 //! The whole demo: an engine whose pages are left to the kernel, the guard beside it, an engine
 //! that releases by itself, and a page store that is killed and opened again.
 //!
-//! Needs a disk below the build's directory, and a kernel that shows what is resident (cachestat);
+//! Needs a disk below the build's directory, and a kernel with cachestat(2);
 //! skips with a sentence otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`.
 
 use crate::support;
@@ -15,7 +15,7 @@ fn figure(report: &Value, part: &str, name: &str) -> u64 {
     report[part][name].as_u64().unwrap_or_else(|| panic!("{part}.{name}: {}", report[part]))
 }
 
-/// The report, or what it complains of.
+/// Returns the report, or the error message.
 fn perform(dir: &Path, seconds: &str) -> Result<Value, String> {
     let mut demo = Command::new(program());
     let output = demo.args(["demo", "--json", "--seconds", seconds, "--dir"]).arg(dir).output();
@@ -27,7 +27,7 @@ fn perform(dir: &Path, seconds: &str) -> Result<Value, String> {
     }
 }
 
-/// Whether each part had the time to do something.
+/// Whether each part had time to work.
 fn is_long_enough(report: &Value) -> bool {
     let is_some = |part: &str, name: &str| report[part][name].as_u64() > Some(0);
     ["alone", "guarded", "inside"].iter().all(|part| {

@@ -16,7 +16,7 @@ fn schema() -> Value {
     serde_json::from_slice(&std::fs::read(path).expect("read the schema")).expect("the schema is JSON")
 }
 
-/// A report on a directory with one file, in no database's form.
+/// Returns a report on a directory with one file that belongs to no database.
 fn report() -> Value {
     let directory = scratch();
     std::fs::write(directory.path().join("file"), vec![0; 1 << 16]).expect("write a file");
@@ -25,12 +25,12 @@ fn report() -> Value {
 }
 
 #[test]
-fn what_is_printed_is_as_the_schema_says() {
+fn the_output_follows_the_schema() {
     assert_eq!(report()["schema_version"], 2);
     if !can_run("the doctor's report on a host without a database", &["unshare"]) {
         return;
     }
-    // A host on which no process is but the doctor's.
+    // A host with no process but the doctor's.
     let alone = ["--pid", "--fork", "--mount-proc"];
     let outcome = finish(
         Command::new("unshare").args(alone).arg(program()).args(["doctor", "--json", "--watch", "100ms"]),
@@ -39,7 +39,7 @@ fn what_is_printed_is_as_the_schema_says() {
     assert_eq!(report["inspected"]["databases"], json!([]));
 }
 
-/// All objects of a value, by their place in it.
+/// Collects all objects of a value, by their path in it.
 fn objects(value: &Value, place: String, all: &mut Vec<String>) {
     match value {
         Value::Object(fields) => {
@@ -60,7 +60,7 @@ fn objects(value: &Value, place: String, all: &mut Vec<String>) {
 #[test]
 fn a_field_more_or_less_is_refused() {
     let mut report = report();
-    // One of each kind, as on a host that has them all.
+    // One finding of each kind.
     report["findings"] = json!([{
         "kind": "setting", "severity": "note", "database": null, "title": "",
         "evidence": [{"text": "", "confidence": "measured", "figures": {

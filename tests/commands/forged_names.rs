@@ -1,7 +1,6 @@
-//! Names that were made to be printed: with line feeds that would forge lines of a log, sequences
-//! that steer a terminal, bytes that are not text, and the syntax of a shell. Whatever a command
-//! prints of them, for people or into a log, is as many lines as with tame names, without a
-//! character that does more than stand there.
+//! Hostile names: line feeds that would forge log lines, terminal sequences, bytes that are not
+//! text, and shell syntax. Every command prints as many lines as with tame names, and no control
+//! character.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
@@ -13,7 +12,7 @@ use crate::support::command::{Outcome, finish, pagekeeper};
 use crate::support::prometheus::{ask, free_port};
 use crate::support::{can_run, copy_program, eventually, scratch};
 
-/// Names of files, each with something that must not come out as it is.
+/// Names of files, each with something that must not be printed verbatim.
 const NASTY: [&[u8]; 6] = [
     b"a\npagekeeper: forged",
     b"b\x1b[2J\x1b]0;owned\x07",
@@ -23,10 +22,10 @@ const NASTY: [&[u8]; 6] = [
     b"f\r\t\x7f\x08",
 ];
 
-/// The same number of names that are as anyone's.
+/// The same number of ordinary names.
 const TAME: [&[u8]; 6] = [b"a", b"b", b"c", b"d", b"e", b"f"];
 
-/// A tree with these files, in a directory with such a name.
+/// Returns a tree with these files, in a directory with a nasty name.
 fn tree(parent: &Path, directory: &[u8], names: &[&[u8]]) -> PathBuf {
     let directory = parent.join(OsStr::from_bytes(directory));
     std::fs::create_dir(&directory).unwrap();
@@ -36,8 +35,8 @@ fn tree(parent: &Path, directory: &[u8], names: &[&[u8]]) -> PathBuf {
     directory
 }
 
-/// Asserts that nothing of what was printed steers a terminal or begins a line that is not the
-/// program's own.
+/// Asserts that the output has no terminal sequence, and only lines of the program.
+///
 fn assert_safe(outcome: &Outcome) {
     for text in [&outcome.stdout, &outcome.stderr] {
         assert_plain(text);
@@ -45,13 +44,13 @@ fn assert_safe(outcome: &Outcome) {
     }
 }
 
-/// Asserts that text, of any number of lines, has nothing that steers a terminal.
+/// Asserts that text of any number of lines has no terminal sequence.
 fn assert_plain(text: &str) {
     let odd = text.chars().find(|c| is_odd(*c));
     assert_eq!(odd, None, "{text}");
 }
 
-/// Whether a character does more than stand there, or end a line.
+/// Whether a character is neither visible nor a line feed.
 fn is_odd(c: char) -> bool {
     (c.is_control() && c != '\n')
         || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{2028}' | '\u{2029}')
@@ -64,7 +63,7 @@ fn run_in(directory: &Path, before: &[&str], behind: &[OsString]) -> Outcome {
 }
 
 #[test]
-fn each_command_prints_as_many_lines_as_with_tame_names_and_nothing_that_steers() {
+fn forged_names_add_no_lines_or_control_characters_to_any_command() {
     let (nasty_place, tame_place) = (scratch(), scratch());
     let nasty = tree(nasty_place.path(), b"db\npagekeeper: forged \x1b[31m", &NASTY);
     let tame = tree(tame_place.path(), b"db", &TAME);
@@ -75,7 +74,7 @@ fn each_command_prints_as_many_lines_as_with_tame_names_and_nothing_that_steers(
         (&["stat", "--all"][..], &none, &none),
         (&["stat", "--map"], &none, &none),
         (&["snapshot"], &nasty_saved, &tame_saved),
-        // They are there already, and not to be replaced if they are no snapshots: here they are.
+        // The files exist already. They may be replaced, since they are snapshots.
         (&["snapshot"], &nasty_saved, &tame_saved),
         (&["warm"], &none, &none),
         (&["top", "--once"], &none, &none),
@@ -119,14 +118,14 @@ fn json_steers_no_terminal_and_has_the_names_as_they_are() {
         let values = serde_json::Deserializer::from_str(&outcome.stdout).into_iter::<serde_json::Value>();
         let values: Vec<_> = values.map(|value| value.unwrap()).collect();
         let has = |value: &serde_json::Value| strings(value).iter().any(|text| text.contains(shown));
-        // Warming and evicting say figures alone.
+        // `warm` and `evict` print only figures.
         if matches!(before[0], "stat" | "doctor" | "guard") {
             assert!(values.iter().any(has), "{before:?}: {outcome:#?}");
         }
     }
 }
 
-/// All strings in a value.
+/// Returns all strings in a value.
 fn strings(value: &serde_json::Value) -> Vec<&str> {
     match value {
         serde_json::Value::String(text) => vec![text],
@@ -156,7 +155,7 @@ fn metrics_steer_no_terminal() {
 }
 
 #[test]
-fn what_is_not_there_or_can_not_be_used_is_named_in_one_line() {
+fn missing_and_unusable_paths_are_named_in_one_line() {
     let place = scratch();
     let missing = place.path().join(OsStr::from_bytes(b"no\npagekeeper: forged \x1b[31m\xff"));
     let not_a_snapshot = place.path().join("text\n\x1b[2J");
@@ -212,7 +211,7 @@ fn a_process_with_sequences_in_its_name_steers_no_terminal() {
     let tail = tail.arg("-qf").args(files).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let holder = NamedProcess(tail.spawn().unwrap());
     let pid = holder.0.id().to_string();
-    // It has its files open when it has said so to the kernel.
+    // Its cgroup and name show that it has its files open.
     let opened =
         || std::fs::read_dir(format!("/proc/{pid}/fd")).is_ok_and(|open| open.count() >= 3 + NASTY.len());
     for _ in 0..600 {

@@ -1,5 +1,5 @@
-//! Commands that write, on a frozen file system: each says that it waits, ends on a signal, and
-//! goes on after the thaw.
+//! Commands that write, on a frozen file system: each prints that it waits, ends on a signal,
+//! and continues after the thaw.
 //!
 //! Needs root, `mkfs.ext4` and `fsfreeze`; skips with a sentence otherwise.
 
@@ -18,7 +18,7 @@ use crate::support::{alone, can_run, scratch};
 
 const WAITS: &str = ": the file system is frozen; waiting\n";
 
-/// Far longer than any of it takes. A process that hangs in a write can't be killed: it ends only
+/// Far longer than any step takes. A process that hangs in a write can't be killed: it ends only
 /// after the test has given up.
 const RUN_TIMEOUT: Duration = Duration::from_secs(100);
 
@@ -36,7 +36,7 @@ impl StartedCommand {
         Self { child, errors }
     }
 
-    /// Waits until it says that it waits for this path.
+    /// Waits until the command reports that it waits for this path.
     fn until_it_waits(&self, path: &Path) {
         let wanted = format!("pagekeeper: {}{WAITS}", path.display());
         let mut text = String::new();
@@ -63,7 +63,8 @@ impl StartedCommand {
     }
 }
 
-/// Returns what a pipe has, as it comes; the sender goes with the pipe's last writer.
+/// Returns the parts of a pipe's content as they arrive; the channel closes with the pipe's last
+/// writer.
 fn parts(mut pipe: ChildStderr) -> Receiver<String> {
     let (sender, receiver) = channel();
     std::thread::spawn(move || {

@@ -1,6 +1,5 @@
 //! Conventions of command-line programs: help that helps, usage errors that name the fix, silence
-//! when all is well and when the reader has gone, output that other programs can read, an end on
-//! Ctrl-C.
+//! on success and after a closed pipe, parsable output, and an end on Ctrl-C.
 
 use crate::support;
 use std::ffi::OsStr;
@@ -43,7 +42,7 @@ fn help_and_version() {
     assert!(help.contains("Examples:") && help.contains("Exit codes:"), "{help}");
     let (_, listed) = help.split_once("Commands:\n").expect("a list");
     let (listed, _) = listed.split_once("\n\n").expect("its end");
-    // Long descriptions go on below.
+    // Long descriptions continue below.
     let names = listed.lines().filter_map(|line| line.strip_prefix("  ")?.split_once(' '));
     let listed: Vec<&str> = names.map(|(name, _)| name).filter(|name| !name.is_empty()).collect();
     assert_eq!(listed.len(), COMMANDS.len() + 1, "{listed:?}");
@@ -217,7 +216,7 @@ fn a_guard_that_is_to_look_once_fails_if_a_named_directory_is_not_there() {
 }
 
 #[test]
-fn json_is_what_it_says_and_errors_are_in_it() {
+fn json_output_is_valid_and_contains_errors() {
     let dir = scratch();
     let file = dir.path().join("file");
     std::fs::write(&file, vec![1; 10_000]).unwrap();
@@ -258,7 +257,7 @@ fn files_whose_figures_are_not_for_this_user_are_a_failure_of_every_command() {
     let dir = scratch();
     let file = dir.path().join("file");
     std::fs::write(&file, vec![1; 10_000]).unwrap();
-    // All may pass and read; root owns it.
+    // Everybody may enter and read it; root owns it.
     for (path, mode) in [(dir.path(), 0o755), (file.as_path(), 0o644)] {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
     }
@@ -331,7 +330,7 @@ fn a_watch_shows_changes_and_ends_on_a_signal() {
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
         lines.find(|line| line.starts_with("1 file")).expect("a first sample");
         std::fs::write(dir.path().join("new"), vec![1; 1 << 20]).unwrap();
-        // The sample before may have been in the middle of the writing.
+        // The previous sample may have been taken during the write.
         let grown = lines.find(|line| line.starts_with("2 files") && line.contains(" [+"));
         assert!(grown.is_some(), "no sample shows the growth");
         kill_process(Pid::from_child(&child), signal).unwrap();

@@ -1,8 +1,8 @@
-//! `scripts/keep-idle-pages.sh`, which stops DAMON for tests and benchmarks: of several runs at a
-//! time the last one lets it go on.
+//! `scripts/keep-idle-pages.sh`, which stops DAMON for tests and benchmarks: the last of several
+//! runs starts it again.
 //!
-//! On a directory that looks like DAMON's, so that nothing of this machine changes; runs, locks and
-//! signals are real.
+//! Uses a directory that looks like DAMON's, so that nothing on this machine changes; runs, locks
+//! and signals are real.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -34,14 +34,14 @@ impl ScriptRun {
         assert_eq!(self.0.wait().expect("wait for the script").code(), Some(3));
     }
 
-    /// Kills the script, which can do nothing more.
+    /// Kills the script, so that it can't clean up.
     fn kill(mut self) {
         self.0.kill().expect("kill the script");
         self.0.wait().expect("wait for the script");
     }
 }
 
-/// A thread of DAMON that does this, and the file of its state.
+/// Returns a DAMON thread that pages out, and the file of its state.
 fn thread(scratch: &Path, name: &str, action: &str, state: &str) -> PathBuf {
     let thread = scratch.join("damon").join(name);
     let scheme = thread.join("contexts/0/schemes/0");
@@ -83,7 +83,7 @@ fn a_run_that_was_killed_counts_no_more() {
     killed.kill();
     assert!(is(&paging, "off"));
     other.end();
-    assert!(is(&paging, "on"), "who is left lets go on what another has stopped");
+    assert!(is(&paging, "on"), "the remaining run restarts threads that another run stopped");
     ScriptRun::start(scratch).kill();
     assert!(is(&paging, "off"), "nobody is left to let it go on");
     ScriptRun::start(scratch).end();

@@ -1,6 +1,6 @@
 //! Trees that make peers hang, lie or eat memory: special files, loops, files that change or vanish
-//! while they are read, files of 15 TiB, names that are not text, files of others. None of it may
-//! hang, fail as a whole, or be guessed.
+//! while they are read, files of 15 TiB, names that are not text, files of others. No command may
+//! hang, fail as a whole, or guess.
 
 use crate::support;
 use std::ffi::{OsStr, OsString};
@@ -29,7 +29,7 @@ fn stat_of(path: &Path) -> Value {
     json
 }
 
-/// The last names of the files in a report, sorted.
+/// Returns the last names of the files in a report, sorted.
 fn names(report: &Value) -> Vec<String> {
     let files = report["files"].as_array().expect("a list of files");
     let name =
@@ -150,10 +150,10 @@ fn empty_files_and_names_that_are_not_text() {
     assert_eq!(report["total"]["size"], 5000);
     let empty = report["files"].as_array().unwrap().iter().find(|file| file["size"] == 0).unwrap();
     assert_eq!(empty["resident"], 0);
-    // Into a pipe, too, which may end in a log.
+    // The same in a pipe, which may end in a log.
     let shown = finish(pagekeeper().arg("stat").arg(dir.path())).fine();
     assert!(shown.contains(r"\xff\xfe\x1b[2J\n"), "{shown}");
-    // Named, and wrong: the message must not steer a terminal.
+    // A named path that is wrong: the message must not contain terminal sequences.
     let missing = dir.path().join(OsStr::from_bytes(b"missing\x1b[2J"));
     let outcome = run([OsStr::new("stat"), missing.as_os_str()]);
     assert!(outcome.stderr.contains("missing\\x1b[2J: no such file"), "{outcome:?}");
@@ -162,8 +162,8 @@ fn empty_files_and_names_that_are_not_text() {
 
 #[test]
 fn trees_deeper_than_any_path_can_say() {
-    /// The path is longer than `PATH_MAX` (4096), the levels are more than the descriptors the
-    /// process may have.
+    /// The path is longer than `PATH_MAX` (4096), and has more levels than the process may have
+    /// descriptors.
     const LEVELS: usize = 600;
     let dir = scratch();
     let mut at = rustix::fs::open(dir.path(), OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap();

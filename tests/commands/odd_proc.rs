@@ -1,6 +1,6 @@
 //! Odd text that others put into `/proc`: mount options, mount points, names of processes and of
-//! control groups that are not UTF-8, or that look like something else. It ends no command and
-//! hides nothing else.
+//! control groups that are not UTF-8, or that look like something else. The text ends no
+//! command and hides no other entry.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -66,7 +66,7 @@ fn mounts_that_are_not_utf_8_end_no_command_and_blind_none() {
 struct Sleeper(Child);
 
 impl Sleeper {
-    /// `sleep`, under a name of any bytes.
+    /// Starts `sleep` under a name of any bytes.
     fn named(dir: &Path, name: &OsStr) -> Self {
         let path = dir.join(name);
         copy_program(Path::new("/bin/sleep"), &path);
@@ -89,7 +89,7 @@ fn a_process_of_any_name_is_reported_and_hides_no_other() {
         return;
     }
     let dir = scratch();
-    // A status line, the end of a name, a second line, and what is no text.
+    // A forged status line, the end of a name, a second line, and bytes that are not text.
     let names = [&b") S 1 1\n9"[..], b"\xff\xfe\n(x", b"Tgid:\t1\nPid:\t1"];
     let sleepers: Vec<Sleeper> =
         names.iter().map(|name| Sleeper::named(dir.path(), OsStr::from_bytes(name))).collect();

@@ -1,5 +1,5 @@
-//! A process that is called as a server is and names settings files that would take all memory: the
-//! doctor ends, says what it left out, and prints no more than of any other.
+//! A process with a server's name and with settings files that would take all memory: the doctor
+//! ends, reports what it left out, and prints no more than for any other server.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -16,7 +16,7 @@ impl Mysqld {
     fn with_home(program: &Path, home: &Path) -> Self {
         let mut command = Command::new(program);
         command.arg("600").env("HOME", home).env_remove("MYSQL_HOME").current_dir(home);
-        // A server is known by its files.
+        // A server is recognised by its files.
         let redo = std::fs::File::create(home.join("ib_logfile0")).expect("make a log");
         redo.set_len(1 << 20).expect("make a log");
         let child = Self(command.stdout(redo).stdin(Stdio::null()).spawn().expect("start a copy of sleep"));
@@ -43,7 +43,7 @@ fn an_option_file_that_includes_itself_is_reported_in_few_words() {
     let dir = scratch();
     let program = dir.path().join("mysqld");
     copy_program(Path::new("/bin/sleep"), &program);
-    // It is searched for the names of its groups: once, not for each line.
+    // The program is searched for the names of its groups once, not for each line.
     std::fs::File::options().write(true).open(&program).unwrap().set_len(100 << 20).unwrap();
     let option_file = dir.path().join(".my.cnf");
     let mut text = "[mysqld]\n".to_owned();

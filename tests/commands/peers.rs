@@ -1,6 +1,6 @@
 //! `stat`, `evict` and `warm` beside vmtouch and util-linux's fincore, on one tree, on ext4, XFS
-//! and btrfs: the same resident pages for all three, nothing left after `evict`, all there after
-//! `warm`. And where ours differs: dirty data goes, too, and holes are not loaded.
+//! and btrfs: all three see the same resident pages, none after `evict` and all after `warm`. Our
+//! differences: dirty data is evicted, too, and holes are not loaded.
 
 use crate::support;
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use crate::support::loop_images::LoopImage;
 /// Resident bytes of each file.
 type ResidentBytes = BTreeMap<PathBuf, u64>;
 
-/// A fresh file system of this kind; `None` if something that it takes is missing.
+/// Returns a fresh file system of this kind; `None` if something that it takes is missing.
 fn image(test: &str, kind: &str) -> Option<LoopImage> {
     let mut needed: Vec<String> = LoopImage::programs(kind).to_vec();
     needed.extend(["vmtouch".to_owned(), "fincore".to_owned()]);
@@ -32,7 +32,7 @@ fn page() -> u64 {
     rustix::param::page_size() as u64
 }
 
-/// Files of all shapes, synced: their paths with their sizes.
+/// Returns files of all shapes, synced: their paths with their sizes.
 fn make_tree(root: &Path) -> BTreeMap<PathBuf, u64> {
     std::fs::create_dir_all(root.join("sub/deeper")).unwrap();
     let mut tree = BTreeMap::new();
@@ -60,7 +60,7 @@ fn make_tree(root: &Path) -> BTreeMap<PathBuf, u64> {
     tree
 }
 
-/// Brings some of the tree in: whole files, a stretch, single pages here and there.
+/// Loads parts of the tree: whole files, a range, scattered single pages.
 fn read_some(root: &Path) {
     for name in ["whole", "sub/byte", "sub/odd", "sub/deeper/file"] {
         std::fs::read(root.join(name)).unwrap();
@@ -68,7 +68,7 @@ fn read_some(root: &Path) {
     for (name, pages) in [
         ("start", (0..256).collect::<Vec<u64>>()),
         ("random", (0..200).map(|index| index * 7919 % 4096).collect()),
-        // In the hole, at the edge of the data, in it.
+        // In the hole, at the edge of the data, and in the data.
         ("sparse", vec![0, 100, 8191, 8192, 8300, 16_383]),
     ] {
         let file = std::fs::File::open(root.join(name)).unwrap();
@@ -90,7 +90,7 @@ fn by_fincore(tree: &BTreeMap<PathBuf, u64>) -> ResidentBytes {
     tree.keys().map(|path| (path.clone(), support::resident_bytes(std::slice::from_ref(path)))).collect()
 }
 
-/// By vmtouch, of a file or a tree; more arguments come first.
+/// Runs vmtouch on a file or a tree; further arguments come first.
 fn vmtouch(arguments: &[&str], path: &Path) -> u64 {
     let said = finish(Command::new("vmtouch").args(arguments).arg(path));
     assert_eq!(said.code, 0, "{said:?}");
@@ -113,8 +113,8 @@ fn none(tree: &BTreeMap<PathBuf, u64>) -> ResidentBytes {
     tree.keys().map(|path| (path.clone(), 0)).collect()
 }
 
-/// Asserts that both are equal. On a busy machine the kernel may take pages at any moment, so what
-/// brings them in and the samples at them are tried a few times.
+/// Asserts that both are equal. On a busy machine the kernel may reclaim pages at any moment, so
+/// loading and sampling are repeated a few times.
 fn same<T: PartialEq + std::fmt::Debug>(mut counts: impl FnMut() -> (T, T)) {
     for _ in 0..4 {
         let (left, right) = counts();
@@ -126,7 +126,7 @@ fn same<T: PartialEq + std::fmt::Debug>(mut counts: impl FnMut() -> (T, T)) {
     assert_eq!(left, right);
 }
 
-/// The whole comparison on one kind of file system.
+/// Runs the whole comparison on one kind of file system.
 fn agree_on(test: &str, kind: &str) {
     let Some(image) = image(test, kind) else { return };
     let root = image.path().join("tree");
@@ -173,7 +173,7 @@ fn agree_on(test: &str, kind: &str) {
     dirty_data_goes_too(kind, &image.path().join("dirty"));
 }
 
-/// Only the range leaves and comes back, as vmtouch sees it.
+/// Checks with vmtouch that only the range is evicted and loaded.
 fn a_range_goes_alone(file: &Path) {
     let around = |range: &str| (vmtouch(&["-p", range], file), vmtouch(&[], file));
     same(|| {
@@ -187,8 +187,8 @@ fn a_range_goes_alone(file: &Path) {
     });
 }
 
-/// The difference to vmtouch: it gives the advice and does not check, and the kernel drops only
-/// pages that are clean by then. Their number depends on the disk, so it is shown and not asserted.
+/// Shows the difference to vmtouch, which gives the advice without a check, so that the kernel
+/// drops only clean pages. Their number depends on the disk, so it is shown and not asserted.
 fn dirty_data_goes_too(kind: &str, file: &Path) {
     const FILE_BYTES: u64 = 32 * MIB;
     std::fs::write(file, content(FILE_BYTES)).unwrap();
@@ -232,8 +232,8 @@ impl Drop for RunningProgram {
 }
 
 #[test]
-fn what_a_process_maps_stays_and_evict_says_so() {
-    if !support::can_start("what_a_process_maps_stays_and_evict_says_so", &["sleep", "fincore"]) {
+fn mapped_pages_stay_and_evict_says_so() {
+    if !support::can_start("mapped_pages_stay_and_evict_says_so", &["sleep", "fincore"]) {
         return;
     }
     let dir = support::scratch();

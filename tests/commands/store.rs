@@ -1,5 +1,5 @@
-//! `pagekeeper store` as people use it, on stores that the library made: what it shows, what it
-//! finds, and that it leaves a store as it was.
+//! `pagekeeper store` on stores that the library made: its output, its findings, and that it
+//! leaves a store unchanged.
 
 use crate::support;
 use std::collections::BTreeMap;
@@ -17,14 +17,14 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const PAGE: u64 = 4096;
-const SLOT: usize = 4096;
+const SLOT_BYTES: usize = 4096;
 /// The store of the child that serves backups.
 const SERVED: &str = "PAGEKEEPER_SERVED_STORE";
 
 /// Goes when a test ends.
 type StoreTestGuard = (MutexGuard<'static, ()>, TempDir);
 
-/// A store of ten pages, synced: page 3 says "hello", pages 5 and 6 are free, 8 and 9 never
+/// Returns a store of ten pages, synced: page 3 says "hello", pages 5 and 6 are free, 8 and 9 never
 /// written.
 ///
 /// One test at a time: a program that another one starts holds the locks of this process until its
@@ -71,7 +71,7 @@ fn inspect(arguments: &[&str], dir: &Path) -> Outcome {
 }
 
 #[test]
-fn figures_are_shown_and_what_a_recovery_would_do() {
+fn figures_and_the_work_of_a_recovery_are_shown() {
     let (_held, dir) = store();
     let text = inspect(&["stat"], &dir).fine();
     assert!(text.starts_with(&format!("{}: a store of pages of 4 KiB\n", dir.display())), "{text}");
@@ -115,7 +115,7 @@ fn inspection_leaves_a_store_as_it_was() {
     assert_eq!(report["recovery"]["commits"], 1);
 }
 
-/// Names, bytes and times of all that is in a directory.
+/// Returns names, bytes and times of everything in a directory.
 fn everything(dir: &Path) -> BTreeMap<PathBuf, (Vec<u8>, SystemTime)> {
     let mut all = BTreeMap::new();
     for entry in std::fs::read_dir(dir).unwrap() {
@@ -132,7 +132,7 @@ fn everything(dir: &Path) -> BTreeMap<PathBuf, (Vec<u8>, SystemTime)> {
     all
 }
 
-/// No call of the command that could change a file, and no file opened so that it could.
+/// The command makes no call that could change a file, and opens no file for writing.
 #[test]
 fn inspection_makes_no_call_that_could_write() {
     let (_held, dir) = store();
@@ -202,7 +202,7 @@ fn a_sound_store_is_said_to_be_sound() {
 #[test]
 fn each_fault_is_named_and_ends_with_1() {
     let (_held, dir) = store();
-    // Page 0 is whole in the journal: what the data file has of it does not count.
+    // Page 0 is whole in the journal, so its bytes in the data file do not count.
     commit(&dir);
     overwrite(&dir.join("data"), 100, b"rot");
     overwrite(&dir.join("data"), 4 * PAGE + 100, b"rot");
@@ -242,7 +242,7 @@ fn each_fault_is_named_and_ends_with_1() {
 fn a_rotten_superblock_is_a_fault_while_the_other_is_whole() {
     for slot in 0..2 {
         let (_held, dir) = store();
-        overwrite(&dir.join("superblock"), slot * SLOT as u64 + 50, b"rot");
+        overwrite(&dir.join("superblock"), slot * SLOT_BYTES as u64 + 50, b"rot");
         for _ in 0..2 {
             let outcome = inspect(&["verify", "--json"], &dir);
             let report = outcome.json();
@@ -255,7 +255,7 @@ fn a_rotten_superblock_is_a_fault_while_the_other_is_whole() {
             let text = inspect(&["stat"], &dir).fine();
             assert!(text.contains("1 of 2 whole"), "{text}");
         }
-        // Whoever opens it to write heals it.
+        // Opening it for writing heals it.
         commit(&dir);
         inspect(&["verify"], &dir).fine();
     }
@@ -265,7 +265,7 @@ fn a_rotten_superblock_is_a_fault_while_the_other_is_whole() {
 fn a_rotten_slot_of_the_journals_control_file_is_a_fault() {
     for slot in 0..2 {
         let (_held, dir) = store();
-        overwrite(&dir.join("journal/control"), slot * SLOT as u64 + 50, b"rot");
+        overwrite(&dir.join("journal/control"), slot * SLOT_BYTES as u64 + 50, b"rot");
         let outcome = inspect(&["verify"], &dir);
         let said = format!("the journal's control file, slot {slot}: it is not whole\n");
         assert!(outcome.code == 1 && outcome.stdout.contains(&said), "{outcome:?}");
@@ -354,7 +354,7 @@ fn one_page_is_shown_byte_by_byte() {
 }
 
 #[test]
-fn what_is_no_store_is_reported_and_left_alone() {
+fn files_that_are_not_stores_are_reported_and_left_alone() {
     let _alone = support::alone();
     let scratch = support::scratch();
     let names = |dir: &Path| {
@@ -368,8 +368,8 @@ fn what_is_no_store_is_reported_and_left_alone() {
     std::fs::create_dir(&empty).unwrap();
     std::fs::write(&file, b"x").unwrap();
     std::fs::create_dir(&other).unwrap();
-    std::fs::write(other.join("superblock"), vec![7; 2 * SLOT]).unwrap();
-    std::fs::write(other.join("data"), vec![7; SLOT]).unwrap();
+    std::fs::write(other.join("superblock"), vec![7; 2 * SLOT_BYTES]).unwrap();
+    std::fs::write(other.join("data"), vec![7; SLOT_BYTES]).unwrap();
     for command in ["stat", "verify", "dump"] {
         for (dir, reason) in [
             (scratch.path().join("missing"), "no store here"),
@@ -391,10 +391,10 @@ fn a_newer_format_is_reported_and_left_alone() {
     let (_held, dir) = store();
     let path = dir.join("superblock");
     let mut bytes = std::fs::read(&path).unwrap();
-    for slot in bytes.chunks_mut(SLOT) {
+    for slot in bytes.chunks_mut(SLOT_BYTES) {
         slot[8..10].copy_from_slice(&9_u16.to_le_bytes());
-        let crc = crc32c::crc32c(&slot[..SLOT - 4]);
-        slot[SLOT - 4..].copy_from_slice(&crc.to_le_bytes());
+        let crc = crc32c::crc32c(&slot[..SLOT_BYTES - 4]);
+        slot[SLOT_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
     }
     std::fs::write(&path, &bytes).unwrap();
     let outcome = inspect(&["stat"], &dir);
@@ -444,8 +444,8 @@ fn wrong_calls_end_with_2() {
     }
 }
 
-/// A backup, and a store that is made of it, have what the store has; and what is there is left as
-/// it is.
+/// A backup, and a store restored from it, have the store's content; existing files are left alone.
+///
 #[test]
 fn a_store_is_backed_up_and_restored() {
     let (_held, dir) = store();
@@ -479,7 +479,8 @@ fn a_store_is_backed_up_and_restored() {
     assert_eq!(std::fs::read(copy.join("data")).unwrap(), before);
 }
 
-/// By the process that has it open, beside its commits; what that can't do it says.
+/// A backup by the process that has it open, beside its commits; it reports requests that it can't
+/// fulfil.
 #[test]
 fn a_store_that_is_open_is_backed_up_by_its_process() {
     let (_held, dir) = store();
@@ -508,7 +509,7 @@ fn a_store_that_is_open_is_backed_up_by_its_process() {
     assert_eq!(restored.begin_read().unwrap().read(3).unwrap()[0], 2);
 }
 
-/// No test of its own: serves backups until its input ends.
+/// Not a test: the child's part, which serves backups until its input ends.
 #[test]
 fn child_that_serves_backups() {
     let Some(dir) = std::env::var_os(SERVED) else { return };
@@ -551,7 +552,7 @@ fn a_backup_that_another_mount_namespace_got_is_no_backup() {
 }
 
 #[test]
-fn nothing_is_made_of_what_is_damaged_open_or_no_store() {
+fn damaged_open_and_foreign_files_yield_no_store() {
     let (_held, dir) = store();
     let copy = dir.with_file_name("copy");
     let backup = |from: &Path| inspect(&["backup", from.to_str().unwrap()], &copy);
@@ -574,7 +575,7 @@ fn repair(arguments: &[&str], from: &Path, to: &Path) -> Outcome {
 }
 
 #[test]
-fn what_is_left_of_a_damaged_store_is_saved() {
+fn a_repair_saves_the_readable_pages_of_a_damaged_store() {
     let (_held, dir) = store();
     commit(&dir);
     let at = |name: &str| dir.with_file_name(name);
@@ -593,7 +594,7 @@ fn what_is_left_of_a_damaged_store_is_saved() {
     assert_eq!((std::fs::read(dir.join("data")).unwrap(), dir.join("superblock").exists()), (before, false));
     let text = inspect(&["dump"], &at("saved"));
     assert!(text.code == 1 && text.stdout.contains("root       page 3"), "{text:?}");
-    assert!(text.stdout.contains("what was written is lost"), "{text:?}");
+    assert!(text.stdout.contains("written data is lost"), "{text:?}");
 
     let outcome = repair(&[], &dir, &at("saved"));
     assert!(outcome.code == 1 && outcome.stderr.contains("there already"), "{outcome:?}");
@@ -605,7 +606,7 @@ fn what_is_left_of_a_damaged_store_is_saved() {
 }
 
 #[test]
-fn a_compacted_store_takes_up_less_room_and_has_what_it_had() {
+fn a_compacted_store_is_smaller_and_keeps_its_content() {
     let (_held, dir) = store();
     let store = Store::options().create(Create::Never).open(&dir).unwrap();
     let mut txn = store.begin_write().unwrap();

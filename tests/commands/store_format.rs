@@ -1,6 +1,6 @@
-//! The format of a store, by a reader that shares nothing with pagekeeper (`tests/store_reader`,
-//! Python, written from the documented format alone). In any store that a kill or rot leaves, it
-//! finds the same as `pagekeeper store`.
+//! The format of a store, checked by a reader that shares nothing with pagekeeper
+//! (`tests/store_reader`, Python, written from the documented format alone). In any store that a
+//! kill or rot leaves, it finds the same as `pagekeeper store`.
 //!
 //! `PAGEKEEPER_KILLS` sets the number of kills; `make test-faults` has more of them.
 
@@ -24,23 +24,23 @@ const COMMITS: &str = "PAGEKEEPER_KILLED_COMMITS";
 const KILLS: u64 = 16;
 /// Damages of the medium after each kill.
 const DAMAGES: u64 = 2;
-/// Most pages of a store.
-const MOST_PAGES: u64 = 250;
+/// Maximum pages of a store.
+const PAGES_MAX: u64 = 250;
 
-/// With little memory and a short journal, so that there are checkpoints all the time.
+/// Returns options with little memory and a short journal, so that checkpoints never end.
 fn options() -> StoreOptions {
     Store::options().memory(2 << 20).journal_bytes(1 << 20)
 }
 
-/// Changes some pages, in all ways that there are.
+/// Changes some pages, in every possible way.
 fn change(txn: &mut WriteTxn<'_>, len: usize, rng: &mut Rng, owned: &mut Vec<u64>) -> Result<(), Error> {
-    // Now and then so many that the entry is of several records.
+    // Now and then so many that the entry has several records.
     let pages = if rng.one_in(50) { 60 } else { rng.of(1..6) };
     for _ in 0..pages {
-        let may_grow = (owned.len() as u64) < MOST_PAGES / 2;
+        let may_grow = (owned.len() as u64) < PAGES_MAX / 2;
         match rng.of(0..8) {
             0 | 1 if may_grow => owned.push(txn.allocate()?),
-            2 if txn.pages() < MOST_PAGES && rng.one_in(4) => {
+            2 if txn.pages() < PAGES_MAX && rng.one_in(4) => {
                 let run = rng.of(2..20);
                 let first = txn.allocate_run(run)?;
                 owned.extend(first..first + run);
@@ -58,7 +58,7 @@ fn change(txn: &mut WriteTxn<'_>, len: usize, rng: &mut Rng, owned: &mut Vec<u64
                     Ok(payload) if which > 5 => {
                         payload[part.clone()][..50].copy_from_slice(&bytes[part][..50]);
                     }
-                    // Those of a run were never written.
+                    // The pages of a run were never written.
                     Ok(_) | Err(Error::NeverWritten { .. }) => txn.write(page, &bytes)?,
                     Err(error) => return Err(error),
                 }
@@ -71,7 +71,7 @@ fn change(txn: &mut WriteTxn<'_>, len: usize, rng: &mut Rng, owned: &mut Vec<u64
     txn.set_metadata(&metadata)
 }
 
-/// No test of its own: what the child does, until it is killed, or has made so many commits.
+/// Not a test: the child's part, which commits until it is killed or has made this many commits.
 #[test]
 fn child_that_changes_a_store() {
     let Some(directory) = std::env::var_os(DIRECTORY) else { return };
@@ -109,7 +109,8 @@ fn start(directory: &Path, commits: u64) -> std::process::Child {
         .unwrap()
 }
 
-/// Kills a child so long after its first commit, or lets it come to its end; whether it was killed.
+/// Kills a child this long after its first commit, or lets it finish. Returns whether it was
+/// killed.
 fn change_and_kill(directory: &Path, commits: u64, wait: Duration) -> bool {
     let mut child = start(directory, commits);
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -125,7 +126,7 @@ fn change_and_kill(directory: &Path, commits: u64, wait: Duration) -> bool {
 }
 
 /// Returns the reader's findings.
-fn read_apart(directory: &Path) -> Value {
+fn independent_findings(directory: &Path) -> Value {
     let reader = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../tests/store_reader");
     let outcome = finish(Command::new("python3").args(["-B", reader]).arg(directory));
     let found = outcome.json();
@@ -135,7 +136,7 @@ fn read_apart(directory: &Path) -> Value {
     found
 }
 
-/// Has each field of `expected` in `found`, whatever else that has.
+/// Asserts that `found` has each field of `expected`, and perhaps more.
 fn assert_has(found: &Value, expected: &Value, what: &str) {
     match expected {
         Value::Object(fields) => {
@@ -153,9 +154,9 @@ fn assert_has(found: &Value, expected: &Value, what: &str) {
     }
 }
 
-/// Both find the same in a store; whether it is sound.
+/// Checks that both readers find the same in a store. Returns whether it is sound.
 fn assert_same(directory: &Path) -> bool {
-    let expected = read_apart(directory);
+    let expected = independent_findings(directory);
     let sound = expected["verify"]["sound"] == true;
     let mut said = Vec::new();
     for command in ["stat", "dump", "verify"] {
@@ -191,7 +192,7 @@ fn an_independent_reader_finds_the_same_after_kills_and_damages() {
     let (mut killed, mut damaged) = (0, 0);
     for round in 0..kills {
         let mut rng = seed.rng(round);
-        // A store lives through some kills; its page size is by the parity of the number.
+        // A store lives through some kills; the parity of its number decides the page size.
         let dir = temp.path().join(format!("store-{}", round / 8));
         let commits = 2 * rng.of(100..100_000) + (round / 8) % 2;
         let commits = if rng.one_in(5) { rng.of(1..20) * 2 + (round / 8) % 2 } else { commits };
@@ -200,8 +201,8 @@ fn an_independent_reader_finds_the_same_after_kills_and_damages() {
         for _ in 0..DAMAGES {
             let copy = temp.path().join("damaged");
             copy_store(&dir, &copy);
-            // Mostly one, which the other of two places can make good; sometimes one that takes
-            // that, too.
+            // Mostly one damage, which the other of two copies repairs; sometimes one that hits
+            // that copy, too.
             for _ in 0..[1, 1, 2, 4][rng.index(4)] {
                 let what = damage(&copy, &mut rng);
                 println!("round {round}: {what}");
@@ -227,7 +228,7 @@ fn copy_store(from: &Path, to: &Path) {
     }
 }
 
-/// Damages one place of one file; says which.
+/// Damages one place of one file. Returns which.
 fn damage(dir: &Path, rng: &mut Rng) -> String {
     let name = ["superblock", "data", "data", "map", "control", "journal"][rng.index(6)];
     let (path, at) = match name {
@@ -258,12 +259,12 @@ fn damage(dir: &Path, rng: &mut Rng) -> String {
 
 fn anywhere(path: PathBuf, rng: &mut Rng) -> (PathBuf, u64) {
     let len = path.metadata().unwrap().len().max(1);
-    // Most of what says something is in front.
+    // Most meaningful bytes are at the front.
     let at = if rng.one_in(2) { rng.of(0..len) } else { rng.of(0..len.min(16 << 10)) };
     (path, at)
 }
 
-/// The directory of the journal, or of one that a kill left beside it.
+/// Returns the directory of the journal, or of one that a kill left beside it.
 fn journal(dir: &Path, rng: &mut Rng) -> PathBuf {
     let places: Vec<_> = ["journal", "journal.2"]
         .map(|name| dir.join(name))
@@ -273,9 +274,9 @@ fn journal(dir: &Path, rng: &mut Rng) -> PathBuf {
     places[rng.index(places.len())].clone()
 }
 
-/// A place in the ring that a recovery reads, or a little before or behind that.
+/// Returns a position in the part of the ring that a recovery reads, or slightly outside.
 fn live(dir: &Path, rng: &mut Rng) -> (PathBuf, u64) {
-    let found = read_apart(dir);
+    let found = independent_findings(dir);
     let number = |value: &Value| value.as_u64().unwrap_or_default();
     let slots = found["stat"]["superblocks"].as_array();
     let newest = slots.and_then(|slots| slots.iter().map(|slot| number(&slot["checkpoint_lsn"])).max());

@@ -14,7 +14,7 @@ use crate::support::{can_run, copy_program, eventually, scratch};
 const TOGGLES: &str = "exec 7<log 8<device; : >ready; while :; do for source in 7 8; do \
                        for fd in {20..59}; do eval \"exec $fd<&$source\"; done; done; done";
 
-/// A process called as a database is; ended with its value.
+/// A process with a database's name; ended when dropped.
 struct Toggler(Child);
 
 impl Toggler {
@@ -48,7 +48,7 @@ fn no_command_opens_a_device_that_a_process_toggles_with_a_file() {
     let toggler = Toggler::start(dir.path());
     let ready = || dir.path().join("ready").exists().then_some(());
     eventually("the process has its files", Duration::from_secs(60), ready);
-    // By itself, once.
+    // The toggler itself opened it once.
     decoys.opened();
     let was_opened = || !decoys.opened().is_empty();
 

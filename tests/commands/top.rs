@@ -1,4 +1,4 @@
-//! `pagekeeper top` as people use it: in a terminal, with keys, and as one object for programs.
+//! `pagekeeper top` in a terminal with keys, and as one JSON object for programs.
 
 use crate::support;
 use std::fs::OpenOptions;
@@ -17,12 +17,12 @@ fn written(path: &Path, mib: usize) {
     file.sync_all().unwrap();
 }
 
-/// The command line that shows a directory, ten times a second or so.
+/// Returns the command line that shows a directory, ten times a second or so.
 fn top(dir: &Path) -> String {
     format!("{} top --interval 200ms {}", program().display(), dir.display())
 }
 
-/// The line of the table about a file.
+/// Returns a file's row of the table.
 fn line_of(screen: &str, file: &str) -> Option<String> {
     screen.lines().find(|line| line.contains(file) && !line.contains('?')).map(str::to_owned)
 }
@@ -59,7 +59,7 @@ fn a_growing_file_is_seen_filtered_evicted_and_warmed() {
         move |screen: &str| line_of(screen, file).is_some_and(|line| line.contains(&format!(" {size} ")))
     };
     terminal.wait_until("the file has grown", seen("growing.dat", "12M"));
-    // Now it has grown past the other one, and is the first row: the chosen one.
+    // It has grown past the other file and is now the first row, which is the chosen one.
     terminal.press(&["Home"]);
 
     terminal.press(&["f"]);
@@ -128,7 +128,7 @@ fn signals_and_sizes() {
             "clear; stty -g > {here}/before; {command}; echo code $?; stty -g > {here}/after.{signal}"
         ));
         terminal.wait_for("file.dat");
-        // Resized while it runs, to what is too small and back.
+        // Resizes it while it runs, to a size that is too small and back.
         terminal.resize(50, 10);
         terminal.wait_for("the terminal is too small: it has 50");
         terminal.resize(100, 30);
@@ -189,20 +189,20 @@ fn terminals_that_do_not_fit_are_refused_in_a_sentence() {
 }
 
 #[test]
-fn one_look_explains_what_is_cached_and_shows_closed_files() {
-    if !can_run("one_look_explains_what_is_cached_and_shows_closed_files", &[]) {
+fn one_look_explains_the_cache_and_shows_closed_files() {
+    if !can_run("one_look_explains_the_cache_and_shows_closed_files", &[]) {
         return;
     }
     let _alone = alone();
     let dir = scratch();
     let path = dir.path().join("closed-by-all.dat");
     written(&path, 3);
-    // By all of its path: a run that was killed leaves files of such names.
+    // Filters by the whole path, since a killed run leaves files with these names.
     let filter = path.to_str().expect("a path of this test's own");
     let once =
         || -> Value { run(["top", "--once", "--json", "--interval", "200ms", "--filter", filter]).json() };
-    // Others may read and write files while it counts, and then the kernel's figure is of another
-    // moment; and the kernel may page out what is idle.
+    // Other programs may read and write files while it counts, so the kernel's figure is of
+    // another moment; and the kernel may page out idle memory.
     let last = support::eventually("nearly all is explained", std::time::Duration::from_secs(180), || {
         std::fs::read(&path).expect("read it again");
         let last = once();
@@ -266,8 +266,8 @@ fn a_table_for_people_and_mistakes_in_a_sentence() {
 }
 
 #[test]
-fn who_is_not_root_sees_what_is_not_visible() {
-    if !can_run("who_is_not_root_sees_what_is_not_visible", &["setpriv"]) {
+fn users_other_than_root_see_the_visibility_gaps() {
+    if !can_run("users_other_than_root_see_the_visibility_gaps", &["setpriv"]) {
         return;
     }
     let _alone = alone();

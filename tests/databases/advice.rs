@@ -1,6 +1,6 @@
 //! Each row of the doctor's table of advice on real servers. The server accepts the setting, and it
-//! is in force. It has its effect, if descriptors or processes show that. Undone, it leaves the
-//! vendor's default of the table.
+//! is in force. It has its effect, if descriptors or processes show that. After the undo the
+//! setting has the vendor's default in the table.
 //!
 //! Every run tests Debian's servers; `make test-advice` fetches and tests the other versions. The
 //! test prints its rows of the table in the book.
@@ -14,7 +14,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-/// Far longer than what is in force soon takes to be.
+/// Far longer than a setting takes to be in force.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Returns the values to test a row with: the value before, and the offered one.
@@ -52,7 +52,7 @@ fn values(id: &str) -> Option<(&'static str, &'static str)> {
     })
 }
 
-/// Rows of programs that are tried elsewhere, or that no registry has.
+/// Whether a row belongs to another test, or to a program that no registry has.
 fn is_of_another_test(row: &Advice) -> bool {
     matches!(row.product, Product::RocksDb | Product::TiKv)
 }
@@ -90,7 +90,7 @@ fn advice_is_accepted_and_taken_back_by_fetched_servers() {
     }
 }
 
-/// The rows for a version.
+/// Returns the rows for a version.
 fn rows(version: &Version) -> Vec<&'static Advice> {
     let myrocks = version.from == "Debian" && Path::new("/usr/lib/mysql/plugin/ha_rocksdb.so").exists();
     let mine = |row: &&'static Advice| match row.product {
@@ -111,7 +111,7 @@ fn try_all(version: &Version) {
         plain.push("plugin-load-add=ha_rocksdb".to_owned());
     }
     if version.kind == Kind::MySql {
-        // It wants one for its binary log.
+        // The server requires one for its binary log.
         plain.push("server-id=1".to_owned());
     }
     let with = |offered: bool, home: &Path| -> Vec<String> {
@@ -150,7 +150,7 @@ fn try_all(version: &Version) {
         }
     }
 
-    // All of it, from the file.
+    // All settings, from the file.
     server.restart(&with(true, &home), |data| move_logs(&rows, data, &home, true));
     for row in &rows {
         check(
@@ -162,7 +162,7 @@ fn try_all(version: &Version) {
     effects(&server, version, &home);
     logs_are_where_they_should_be(version, &rows, &home);
 
-    // And taken back.
+    // The undo.
     server.restart(&plain, |data| {
         if version.kind != Kind::PostgreSql {
             let dumped = data.join("ib_buffer_pool").is_file();
@@ -176,7 +176,7 @@ fn try_all(version: &Version) {
     println!("| {} | {} | {} | accepted, in force, taken back |", version.name(), version.from, rows.len());
 }
 
-/// That the doctor names settings of this very product, each with all that has to be known of it.
+/// Checks that the doctor names settings of this product, each with its full description.
 fn named_by_the_doctor(server: &Server, version: &Version) {
     let outcome = run(["doctor", "--pid", &server.pid().to_string(), "--watch", "200ms", "--json"]);
     let reported = doctor_report::of(&outcome);
@@ -222,8 +222,8 @@ fn effects(server: &Server, version: &Version, home: &Path) {
     }
 }
 
-/// That logs were begun, or go on, where the rows have them, and are as large as the rows have
-/// them.
+/// Checks that logs are at the places and of the sizes that the rows set.
+///
 fn logs_are_where_they_should_be(version: &Version, rows: &[&Advice], home: &Path) {
     const OFFERED: u64 = 128 << 20;
     let is_tried = |id: &str| rows.iter().any(|row| row.id == id);
@@ -255,17 +255,17 @@ fn logs_are_where_they_should_be(version: &Version, rows: &[&Advice], home: &Pat
     }
 }
 
-/// Whether it says where a log lies.
+/// Whether a setting is a log's place.
 fn is_place(row: &Advice) -> bool {
     row.id.ends_with("-directory")
 }
 
-/// The value as the file has it: a place is one below the server's own directory.
+/// Returns the value for the file: a path is put below the server's own directory.
 fn placed(row: &Advice, value: &str, home: &Path) -> String {
     if is_place(row) { home.join(value).display().to_string() } else { value.to_owned() }
 }
 
-/// Moves the logs to where the rows have them, or back; the directories stay.
+/// Moves the logs to the places in the rows, or back; the directories stay.
 fn move_logs(rows: &[&Advice], data: &Path, home: &Path, there: bool) {
     for row in rows.iter().filter(|row| is_place(row)) {
         let Some((before, after)) = values(&row.id) else { continue };
@@ -281,7 +281,7 @@ fn move_logs(rows: &[&Advice], data: &Path, home: &Path, there: bool) {
         for entry in std::fs::read_dir(from).expect("list it").flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
             if name.starts_with(base) || (base == "ib_logfile" && name == "#innodb_redo") {
-                // Another file system may be between them: it is here that it is none.
+                // The places could be on different file systems; here they are on the same one.
                 std::fs::rename(entry.path(), to.join(&name)).expect("move it");
                 if Path::new(&name).extension().is_some_and(|extension| extension == "index") {
                     rename_places(&to.join(&name), to);
@@ -301,7 +301,7 @@ fn rename_places(index: &Path, directory: &Path) {
     std::fs::write(index, text.lines().map(named).collect::<String>()).expect("write the index");
 }
 
-/// The vendor's default for a version: `O_DIRECT (fsync before 10.6)`.
+/// Returns the vendor's default for a version: `O_DIRECT (fsync before 10.6)`.
 fn default_of<'a>(row: &'a Advice, number: &str) -> &'a str {
     let (default, older) = row.default.split_once(" (").unwrap_or((&row.default, ""));
     match older.trim_end_matches(')').split_once(" before ") {
@@ -314,7 +314,7 @@ fn numbers(version: &str) -> Vec<u32> {
     version.split('.').filter_map(|part| part.parse().ok()).collect()
 }
 
-/// That a setting has a value.
+/// Checks that a setting has a value.
 fn check(server: &Server, row: &Advice, value: &str) {
     let now = shown(server, row);
     assert!(is_same(row, &now, value), "{}: {} is {now}, not {value}", server.version.name(), row.setting);
@@ -352,7 +352,7 @@ fn is_same(row: &Advice, now: &str, value: &str) -> bool {
     plain(now) == plain(value)
 }
 
-/// A size in bytes, with or without a unit.
+/// Returns a size in bytes, with or without a unit.
 fn bytes(text: &str) -> Option<u64> {
     let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
     let factor = match text[digits.len()..].to_ascii_lowercase().as_str() {
@@ -392,7 +392,7 @@ fn advice_is_accepted_and_taken_back_by_rocksdb() {
     assert_eq!(tried, named);
     let scratch = scratch();
     let database = scratch.path().join("database");
-    // In its default mode of recovery it recycles no log, whatever is set.
+    // In its default recovery mode it recycles no log, whatever the setting.
     let in_force = |values: &[(&str, String)]| {
         let of = |family: bool| {
             let own = values.iter().filter(|(option, _)| (*option == "write_buffer_size") == family);
@@ -415,7 +415,7 @@ fn advice_is_accepted_and_taken_back_by_rocksdb() {
         let newest = newest_options(&database);
         ROCKSDB.map(|(option, _, _)| {
             let value = newest.lines().find_map(|line| line.trim().strip_prefix(&format!("{option}=")));
-            // The place of the WAL is written down where it is not the database's own.
+            // The option file records the WAL's directory if it is not the database's own.
             value.map(|value| value.trim_end_matches('/').to_owned()).unwrap_or_default()
         })
     };
@@ -429,7 +429,7 @@ fn advice_is_accepted_and_taken_back_by_rocksdb() {
         before.each_ref().map(|(_, value)| value.as_str())
     );
     let offered = ROCKSDB.map(|(option, _, offered)| (option, place(option, offered)));
-    // Each run makes its database anew.
+    // Each run creates its database again.
     assert_eq!(
         in_force(&offered).each_ref().map(String::as_str),
         offered.each_ref().map(|(_, value)| value.as_str())

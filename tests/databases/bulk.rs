@@ -1,6 +1,5 @@
-//! Servers under `pagekeeper run`, as the profile of each has it: what flushes and merges write is
-//! written out behind them, stays resident, and all that was acknowledged is there, also after a
-//! kill.
+//! Servers under `pagekeeper run`, each with its profile: output of flushes and merges is written
+//! out behind them and stays resident, and all acknowledged data is there, also after a kill.
 //!
 //! Each needs its server; skips with a sentence otherwise, and fails instead where
 //! `PAGEKEEPER_REQUIRE_ALL=1`.
@@ -18,8 +17,8 @@ use std::time::Duration;
 /// Far longer than a server takes to end.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// `pagekeeper run` with this profile, which says in a file what it did. The server is its child
-/// then, and ends with it.
+/// Starts the server under `pagekeeper run` with this profile and a report file. The server is
+/// its child, and ends with it.
 pub(crate) fn under_run(profile: &str, report: &Path) -> Launcher {
     let mut report_option = OsString::from("--report=");
     report_option.push(report);
@@ -29,8 +28,8 @@ pub(crate) fn under_run(profile: &str, report: &Path) -> Launcher {
     Launcher::new(program.into_iter().chain(words).chain([report_option]).chain(with_parent))
 }
 
-/// Ends a server by a signal to this process, of which `pagekeeper run` is the parent or itself,
-/// and returns what that says it did. The next run begins a report of its own.
+/// Ends a server by a signal to this process, which is `pagekeeper run` or its child, and returns
+/// its report. The next run begins a new report.
 pub(crate) fn ended(pid: u32, signal: Signal, report: &Path) -> serde_json::Value {
     let pid = Pid::from_raw(i32::try_from(pid).expect("a process")).expect("a process");
     kill_process(pid, signal).expect("signal a server");
@@ -39,7 +38,7 @@ pub(crate) fn ended(pid: u32, signal: Signal, report: &Path) -> serde_json::Valu
     })
 }
 
-/// Puts so much that tables are written, and reads all of it back from them, after a stop and after
+/// Puts enough that tables are written, and reads everything back from them, after a stop and after
 /// a kill.
 fn tables_are_bulk_files(mut server: impl LoggedServer, report: &Path) {
     server.put(300 * MIB);
@@ -49,7 +48,7 @@ fn tables_are_bulk_files(mut server: impl LoggedServer, report: &Path) {
     assert_eq!(said["total"]["bulk_released_bytes"], 0, "they stay: {said:#}");
     let tables = server.others().expect("it has data");
     let (resident, size) = (resident_bytes(&tables), size_bytes(&tables));
-    // Some machines page out what is idle.
+    // Some machines page out idle memory.
     assert!(size >= 100 * MIB && resident >= size / 4 * 3, "{resident} bytes of {size} are resident");
     server.stop_and_restart();
     server.check_all();

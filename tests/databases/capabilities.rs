@@ -1,6 +1,6 @@
 //! The guard, its metrics and the doctor with exactly the capabilities that the shipped unit gives,
-//! beside a real `MariaDB` and a real `PostgreSQL` of other users. They are enough, and without any
-//! one of them the programs name it.
+//! beside a real `MariaDB` and a real `PostgreSQL` of other users. They suffice, and if one is
+//! missing the programs name it.
 //!
 //! Needs root and Debian's `mariadb-server`, `sysbench` and `postgresql`; skips with a sentence
 //! otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s.
@@ -24,8 +24,8 @@ const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 const UNIT: &str = "pagekeeper-guard.service";
 const WITH_METRICS: &str = "pagekeeper-guard.service.d/metrics.conf";
 const WITH_STREAMS: &str = "pagekeeper-guard.service.d/streams.conf";
-/// The most that may stay of the current binlog: the slack of the profile, twice. The load's
-/// progress in that file is chance.
+/// Maximum resident bytes of the current binlog: twice the profile's slack. How far the
+/// load is in that file is random.
 const BINLOG_LIMIT: u64 = 8 * MIB;
 
 /// Both servers, with full logs, and a copy of the program that others may start.
@@ -110,7 +110,7 @@ fn the_units_capabilities_are_enough_for_the_guard_and_each_is_needed() {
     for pid in servers.pids() {
         guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == pid);
     }
-    assert_eq!(sets_of(guard.pid()), BTreeSet::from([mask(&given)]), "those and no more");
+    assert_eq!(sets_of(guard.pid()), BTreeSet::from([mask(&given)]), "exactly these");
     for (files, limit) in [(&binlogs, BINLOG_LIMIT), (&segments, SEGMENT_BYTES + MIB)] {
         support::wait_until_resident_below(files, limit, WAIT_TIMEOUT);
     }
@@ -142,7 +142,7 @@ fn the_units_capabilities_are_enough_for_metrics_and_the_doctor() {
     }
     let body = ask(port, "GET", "/metrics", &[]).expect("it answers").body;
     assert!(body.contains("pagekeeper_trace_source{source=\"bpf\"} 1"), "{body}");
-    assert_eq!(sets_of(guard.pid()), BTreeSet::from([mask(&given)]), "those and no more");
+    assert_eq!(sets_of(guard.pid()), BTreeSet::from([mask(&given)]), "exactly these");
     assert_eq!(lacks(&guard.stop().events), [""; 0]);
 
     let mut doctor = confined(&servers.program, &given);
@@ -172,7 +172,7 @@ fn the_units_capabilities_are_enough_for_streams_and_said_to_be_missing() {
     // A name that no other program on this machine has.
     let copier = scratch.path().join("units-copier");
     std::os::unix::fs::symlink("/bin/cp", &copier).expect("make a link");
-    // As RuntimeDirectory= makes it.
+    // Like the directory of RuntimeDirectory=.
     let runtime = scratch.path().join("runtime");
     std::fs::create_dir(&runtime).expect("make a directory");
     std::os::unix::fs::chown(&runtime, Some(USER_ID), Some(USER_ID)).expect("give it to the unit's user");
@@ -215,7 +215,7 @@ fn the_units_capabilities_are_enough_for_streams_and_said_to_be_missing() {
 
     let given = capabilities(&[UNIT, WITH_STREAMS]);
     let guard = start(&given);
-    assert_eq!(sets_of(guard.pid()), BTreeSet::from([mask(&given)]), "those and no more");
+    assert_eq!(sets_of(guard.pid()), BTreeSet::from([mask(&given)]), "exactly these");
     copy();
     support::wait_until_resident_below(&files, MIB, WAIT_TIMEOUT);
     std::fs::set_permissions(&to, PermissionsExt::from_mode(0o644)).expect("open a file to others");

@@ -1,5 +1,5 @@
-//! A follower of Cassandra's commit log: its own `archive_command`, which copies each segment once
-//! it is full and closed.
+//! A follower of Cassandra's commit log: Cassandra's `archive_command`, which copies each segment
+//! once it is full and closed.
 //!
 //! Needs root and Cassandra; skips with a sentence otherwise, and fails instead where
 //! `PAGEKEEPER_REQUIRE_ALL=1`.
@@ -14,10 +14,10 @@ use std::time::Duration;
 
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Bytes of a segment.
-const SEGMENT: u64 = 8 * MIB;
+const SEGMENT_BYTES: u64 = 8 * MIB;
 
-/// An archiver that opens a segment and reads it half a second later; a line in `reads` says what
-/// it had read from the device.
+/// An archiver that opens a segment and reads it half a second later; a line in `reads` has the
+/// bytes that it read from the device.
 const ARCHIVER: &str =
     "exec 3<\"$1\"; sleep 0.5; cat <&3 >archive/\"$2.new\" && mv archive/\"$2.new\" archive/\"$2\" || exit 1
 sed -n 's/^read_bytes: //p' /proc/$$/io >>reads\n";
@@ -44,7 +44,7 @@ fn an_archiver_of_cassandra_that_lags_reads_nothing_from_the_disk() {
     let command = format!("archive_command=/bin/sh {} %path %name\n", home.join("archiver").display());
     std::fs::write(home.join("commitlog_archiving.properties"), command).expect("write its settings");
     let mut server = Cassandra::start(&home);
-    server.put(SEGMENT);
+    server.put(SEGMENT_BYTES);
     let only = format!("dir:{}", scratch.path().to_str().expect("a path of this test's own"));
     let config = scratch.path().join("guard.toml");
     std::fs::write(&config, Cassandra::GUARD_RULES).expect("write rules");
@@ -54,7 +54,7 @@ fn an_archiver_of_cassandra_that_lags_reads_nothing_from_the_disk() {
     guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == pid && event["profile"] == "cassandra");
     // It keeps up: a segment is full each second.
     for _ in 0..12 {
-        server.put(SEGMENT);
+        server.put(SEGMENT_BYTES);
         std::thread::sleep(Duration::from_secs(1));
     }
     let reads = eventually("segments are archived", WAIT_TIMEOUT, || {
@@ -79,7 +79,7 @@ fn an_archiver_of_cassandra_that_lags_reads_nothing_from_the_disk() {
         reads.len()
     );
     eventually("segments that were archived are released", WAIT_TIMEOUT, || {
-        (resident_bytes(&server.logs()) <= 5 * SEGMENT).then_some(())
+        (resident_bytes(&server.logs()) <= 5 * SEGMENT_BYTES).then_some(())
     });
     server.check_all();
     let ended = guard.stop();

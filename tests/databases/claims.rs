@@ -1,5 +1,5 @@
-//! The guard beside a real `MariaDB` and processes of another user that are called as databases
-//! are, and name or hold its directory as theirs: the real one's logs are released as without them.
+//! The guard beside a real `MariaDB` and processes of another user with databases' names, which
+//! claim its directory or hold it open: the real server's logs are released as without them.
 //!
 //! Needs root, Debian's `mariadb-server` and `sysbench`; skips with a sentence otherwise, and fails
 //! instead where `PAGEKEEPER_REQUIRE_ALL=1`.
@@ -18,7 +18,7 @@ use std::time::Duration;
 const RUN_TIMEOUT: Duration = Duration::from_secs(600);
 const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// A shell of this name, of a user who owns `directory`, where it has run `script`.
+/// A shell with this name, of the user who owns `directory`, that has run `script` there.
 pub(crate) struct FakeServer(Child);
 
 impl FakeServer {
@@ -70,7 +70,7 @@ fn a_real_server_is_served_as_without_fakes_of_another_user() {
     };
     let server = Server::start(scratch.path(), Options::primary());
     sysbench::prepare(&server);
-    // One names the server's directory as its own, one has a journal that becomes a link to it.
+    // One process claims the server's directory, one has a journal that becomes a link to it.
     let linking = directory("linking");
     symlink(server.data(), linking.join("pg_wal")).expect("make a link");
     let postgres = FakeServer::start("postgres", &linking, ":");

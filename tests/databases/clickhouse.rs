@@ -1,6 +1,6 @@
-//! `ClickHouse`, which reads the same parts of tables through the page cache or by direct I/O, as
-//! each query chooses. A direct scan under `pagekeeper run`, and the doctor beside it, leave the
-//! parts in memory that other queries read there.
+//! `ClickHouse`, which reads the same parts of tables through the page cache or by direct I/O,
+//! depending on the query. A direct scan under `pagekeeper run`, and the doctor beside it, leave
+//! the parts in memory that other queries read there.
 //!
 //! Needs root, Debian's `clickhouse-server` and `util-linux`; skips with a sentence otherwise, and
 //! fails instead where `PAGEKEEPER_REQUIRE_ALL=1`.
@@ -18,7 +18,7 @@ use std::time::Duration;
 /// Far longer than the doctor takes.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The parts, all of them read through the page cache just now.
+/// Returns the parts after reading all of them through the page cache.
 fn hot_parts(server: &ClickHouse) -> Vec<PathBuf> {
     server.scan(false);
     let parts = server.others().expect("it has data");

@@ -5,14 +5,14 @@
 //! where `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s, of the files below an overlay.
 
 use crate::support;
-use crate::support::container::{Container, DATA, DataLocation, FILLED, REQUIRED_PROGRAMS};
+use crate::support::container::{Container, DATA, DataLocation, FILLED_BYTES_MIN, REQUIRED_PROGRAMS};
 use crate::support::guard::Guard;
 use crate::support::{MIB, kept_bytes, wait_until_resident_below};
 use std::time::Duration;
 
 const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// The most that may stay of the current binlog: the slack of the profile, twice.
+/// Maximum resident bytes of the current binlog: twice the profile's slack.
 const IDLE_LIMIT: u64 = 8 * MIB;
 
 #[test]
@@ -28,7 +28,7 @@ fn logs_in_containers_are_found_and_released() {
         container.fill_binlogs();
         // This includes pages that the kernel itself paged out as idle.
         let resident = kept_bytes(&container.binlogs());
-        assert!(resident >= FILLED, "only {resident} bytes are resident without a guard");
+        assert!(resident >= FILLED_BYTES_MIN, "only {resident} bytes are resident without a guard");
     }
 
     let guard = Guard::spawn(&["--tick", "200ms"]);
@@ -39,7 +39,8 @@ fn logs_in_containers_are_found_and_released() {
         wait_until_resident_below(&container.binlogs(), IDLE_LIMIT, WAIT_TIMEOUT);
     }
 
-    // One ends: its file system is let go, and the other, at the same path, is still served.
+    // One server ends: its file system is released, and the other one, at the same path, is still
+    // served.
     let ended = volume.pid();
     volume.end();
     guard.wait_for("lost", WAIT_TIMEOUT, |event| event["pid"] == ended);
@@ -51,7 +52,7 @@ fn logs_in_containers_are_found_and_released() {
     let ended = guard.stop();
     assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
     let released = ended.summary()["released_bytes"]["binlog"].as_u64();
-    assert!(released > Some(3 * FILLED - 4 * IDLE_LIMIT), "{}", ended.summary());
+    assert!(released > Some(3 * FILLED_BYTES_MIN - 4 * IDLE_LIMIT), "{}", ended.summary());
     let problems: Vec<_> = ended
         .events
         .iter()

@@ -1,5 +1,5 @@
 //! The guard beside a process that holds very many files open: a server that starts later is found
-//! as soon as without it.
+//! just as soon.
 //!
 //! Needs root, `bash`, `setpriv` and Debian's `rocksdb-tools`; skips with a sentence otherwise, and
 //! fails instead where `PAGEKEEPER_REQUIRE_ALL=1`.
@@ -13,11 +13,11 @@ use std::time::Duration;
 
 const DESCRIPTORS: usize = 19_900;
 
-/// Far more than the two seconds that it takes where the processor is free, and far less than the
-/// minutes that it took to look at all descriptors first.
+/// Far more than the two seconds that it takes on an idle machine, and far less than the minutes
+/// for inspecting all descriptors first.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(40);
 
-/// A shell that holds so many descriptors.
+/// A shell that holds this many descriptors.
 struct DescriptorHoarder(Child);
 
 impl DescriptorHoarder {

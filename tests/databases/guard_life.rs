@@ -1,5 +1,5 @@
 //! The guard's own life, without a database: how it starts and ends, reads its configuration again,
-//! and what it makes of files that change, vanish, or are not to be opened.
+//! and its handling of files that change, vanish, or must not be opened.
 //!
 //! Needs root, `fincore` and `setpriv`; skips with a sentence otherwise, and fails instead where
 //! `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s.
@@ -21,8 +21,8 @@ const REQUIRED_PROGRAMS: [&str; 2] = ["fincore", "setpriv"];
 
 const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// Longer than any test: what happens with such a tick was not done by a second one.
-const NEVER: &str = "1h";
+/// Longer than any test, so that no second tick happens.
+const NO_SECOND_TICK: &str = "1h";
 
 fn pagekeeper(arguments: &[&str]) -> Output {
     Command::new(program()).args(arguments).output().expect("run pagekeeper")
@@ -45,7 +45,7 @@ fn assert_no_problems(ended: &EndedGuard) {
     assert!(problems(ended).is_empty(), "{:#?}", problems(ended));
 }
 
-/// Files below `directory` that the guard holds open.
+/// Returns the files below `directory` that the guard holds open.
 fn held(guard: &Guard, directory: &Path) -> Vec<PathBuf> {
     let descriptors = std::fs::read_dir(format!("/proc/{}/fd", guard.pid())).expect("the guard runs");
     descriptors
@@ -62,7 +62,8 @@ fn sigterm_ends_it_at_once_with_a_summary() {
     let _alone = support::alone();
     let scratch = support::scratch();
     let logs = Logs::filled(scratch.path(), 4);
-    let guard = Guard::spawn(&["--dir", text(logs.directory()), "--profile", "generic", "--tick", NEVER]);
+    let guard =
+        Guard::spawn(&["--dir", text(logs.directory()), "--profile", "generic", "--tick", NO_SECOND_TICK]);
     guard.wait_for("tick", WAIT_TIMEOUT, |_| true);
     let ended = guard.stop();
     assert_no_problems(&ended);
@@ -118,7 +119,7 @@ fn sighup_takes_a_new_configuration_and_keeps_the_old_one_on_an_error() {
 
     write("tock = 1\n");
     guard.hang_up();
-    // Heeded after the tick that was under way, at the latest.
+    // Takes effect after the current tick at the latest.
     guard.wait_for_ticks(3);
     logs.append(5, MIB);
     wait_until_resident_below(&logs.paths(1..=4), 1, WAIT_TIMEOUT);
@@ -134,7 +135,7 @@ fn sighup_takes_a_new_configuration_and_keeps_the_old_one_on_an_error() {
 }
 
 #[test]
-fn what_was_asked_wrongly_is_refused_in_words() {
+fn wrong_arguments_are_refused_in_words() {
     let scratch = support::scratch();
     let config = scratch.path().join("bad.toml");
     std::fs::write(&config, "tick = \"1s\"\n[rules.binlog]\nrule = \"forget\"\n").expect("write a file");
@@ -212,7 +213,7 @@ fn files_and_directories_that_vanish_are_no_problem() {
     let older = [&stays, &begins_anew, &goes].map(|logs| logs.paths(1..=5)).concat();
     wait_until_resident_below(&older, 1, WAIT_TIMEOUT);
 
-    // Truncated, also the one that counts as the writer's, and purged.
+    // Truncates all files, including the writer's, and purges them.
     for number in [2, 6] {
         std::fs::File::create(stays.path(number)).expect("truncate a log");
     }
@@ -221,7 +222,7 @@ fn files_and_directories_that_vanish_are_no_problem() {
     }
     stays.append(6, 1000);
     stays.append(7, MIB);
-    // All purged, and numbers begin at 1 again.
+    // All are purged, and numbers begin at 1 again.
     for number in 1..=6 {
         std::fs::remove_file(begins_anew.path(number)).expect("purge a log");
     }
@@ -230,7 +231,7 @@ fn files_and_directories_that_vanish_are_no_problem() {
     std::fs::remove_dir_all(goes.directory()).expect("remove a directory");
     wait_until_resident_below(&[stays.paths(1..=6), begins_anew.paths([1])].concat(), 1, WAIT_TIMEOUT);
 
-    // A directory of the old name, after a scan without.
+    // A directory with the old name, after a scan without it.
     guard.wait_for_ticks(2);
     let came_back = Logs::filled(goes.directory(), 3);
     stays.append(8, MIB);
@@ -240,13 +241,14 @@ fn files_and_directories_that_vanish_are_no_problem() {
 
 #[test]
 fn no_file_is_held_between_ticks() {
-    if !support::can_run("what the guard holds", &REQUIRED_PROGRAMS) {
+    if !support::can_run("files that the guard holds", &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
     let scratch = support::scratch();
     let logs = Logs::filled(scratch.path(), 6);
-    let guard = Guard::spawn(&["--dir", text(logs.directory()), "--profile", "generic", "--tick", NEVER]);
+    let guard =
+        Guard::spawn(&["--dir", text(logs.directory()), "--profile", "generic", "--tick", NO_SECOND_TICK]);
     let tick = guard.wait_for("tick", WAIT_TIMEOUT, |_| true);
     assert_eq!(tick["files"], 6);
     // The tick is reported a little before it ends.
@@ -261,7 +263,7 @@ fn no_file_is_held_between_ticks() {
 fn ten_thousand_files_take_little_memory_and_time() {
     const FILE_COUNT: u32 = 10_000;
     const DEFAULT_TICK: Duration = Duration::from_millis(500);
-    // Files that fell quiet are sampled every 32 ticks: two rounds, after all have fallen quiet.
+    // Idle files are sampled every 32 ticks; this allows two rounds after all have become idle.
     const WARM_UP: u32 = 32;
     const TICKS: u32 = 64;
     const ATTEMPTS_MAX: u32 = 4;
@@ -296,9 +298,9 @@ fn ten_thousand_files_take_little_memory_and_time() {
         }
     };
     work(WARM_UP);
-    // Twice what a release build may take at the default tick: this one is hardly optimised. The
-    // best of some: who shares the processors can only make it look worse. Each tick counts: while
-    // a slow disk syncs there are many.
+    // Twice what a release build may take at the default tick: this build is hardly optimised.
+    // Takes the best of several runs, since other programs can only make it look worse. Each tick
+    // counts: while a slow disk syncs there are many.
     let mut share = f64::INFINITY;
     for _ in 0..ATTEMPTS_MAX {
         let (cpu, before) = (guard.cpu_seconds(), guard.ticks());
@@ -347,7 +349,7 @@ fn one_file_out_of_reach_is_reported_once_and_keeps_no_other_from_being_released
             .args(["--dir", text(logs.directory())]),
     );
     wait_until_resident_below(&logs.paths([1, 2]), 1, WAIT_TIMEOUT);
-    // More than it takes until a file that fails is tried again.
+    // Longer than the delay before a failed file is retried.
     guard.wait_for_ticks(70);
     let ended = guard.stop();
     assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
@@ -384,7 +386,7 @@ fn names_that_are_not_utf8_are_served_like_others() {
     );
     let found = guard.wait_for("found", WAIT_TIMEOUT, |_| true);
     let shown = found["directories"][0].as_str().expect("a path");
-    assert_eq!(shown, directory.to_string_lossy(), "what is no UTF-8 is shown as such");
+    assert_eq!(shown, directory.to_string_lossy(), "names that are not UTF-8 are shown escaped");
     wait_until_resident_below(&logs.paths(1..=2), 1, WAIT_TIMEOUT);
     let ended = guard.stop();
     assert_no_problems(&ended);
@@ -416,9 +418,9 @@ fn a_service_manager_hears_that_it_is_ready_reads_its_configuration_lives_and_en
             .arg(logs.directory());
         Guard::spawn_command(command.env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "8000000"))
     };
-    let guard = start(NEVER);
+    let guard = start(NO_SECOND_TICK);
     assert_eq!(next(), "READY=1");
-    // Also in a pause that is far longer than a sign of life may be late.
+    // Also during a tick far longer than the watchdog's timeout.
     for _ in 0..5 {
         assert_eq!(next(), "WATCHDOG=1");
     }

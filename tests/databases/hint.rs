@@ -1,5 +1,5 @@
-//! `pagekeeper` by itself: what it says on a host with a real database, with none, with hidden
-//! processes, beside one who is hostile and beside a file system that does not answer.
+//! `pagekeeper` without arguments: its output on a host with a real database, with none, with
+//! hidden processes, beside a hostile user, and beside a hung file system.
 
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
@@ -14,18 +14,18 @@ use crate::support::fake::{Database, Program};
 use crate::support::mariadb::{Options, REQUIRED_PROGRAMS, Server};
 use crate::support::sysbench::LoadedServer as _;
 
-/// Far longer than it takes; without an end it would hang.
+/// Far longer than it takes; without a timeout it would hang.
 const TIMEOUT_SECONDS: &str = "60";
 
-/// A user that nobody is.
-const NOBODY: [&str; 4] = ["setpriv", "--reuid=61234", "--regid=61234", "--clear-groups"];
+/// A user ID without processes.
+const AS_UNUSED_USER: [&str; 4] = ["setpriv", "--reuid=61234", "--regid=61234", "--clear-groups"];
 
 fn hint() -> Outcome {
     finish(Command::new("timeout").args(["--signal=KILL", TIMEOUT_SECONDS]).arg(program()))
 }
 
-/// Asks until it says something: on a busy machine it may have no time for all in the second that
-/// it takes.
+/// Repeats until the output has a text: on a busy machine its one second may not suffice.
+///
 fn saying(what: &str, ask: impl Fn() -> Outcome, says: impl Fn(&str) -> Option<()>) -> String {
     support::eventually(what, Duration::from_secs(180), || {
         let text = ask().fine();
@@ -37,8 +37,8 @@ fn saying(what: &str, ask: impl Fn() -> Outcome, says: impl Fn(&str) -> Option<(
     })
 }
 
-/// In a process namespace of its own, after what a shell does there; as a user if `starter` says
-/// so.
+/// Runs in a private PID namespace, after a shell's commands; as a user if `starter` says so.
+///
 fn alone(line: &str, starter: &[&str]) -> Outcome {
     let mut command = Command::new("unshare");
     command.args(["--mount", "--pid", "--fork", "--mount-proc", "--", "sh", "-ec"]);
@@ -47,7 +47,7 @@ fn alone(line: &str, starter: &[&str]) -> Outcome {
 }
 
 #[test]
-fn a_server_is_named_with_what_its_logs_hold_and_what_to_type_next() {
+fn a_server_is_named_with_its_cached_logs_and_the_next_command() {
     if !support::can_run("the hint beside MariaDB", &REQUIRED_PROGRAMS) {
         return;
     }
@@ -68,9 +68,9 @@ fn a_server_is_named_with_what_its_logs_hold_and_what_to_type_next() {
         text.contains("\nNext: pagekeeper guard --dry-run") && text.ends_with("pagekeeper --help\n"),
         "{text}"
     );
-    // Its files are another user's, its name is not.
+    // Its files belong to another user, its name does not.
     let program = copied_program(scratch.path());
-    let by_nobody = || finish(Command::new(NOBODY[0]).args(&NOBODY[1..]).arg(&program));
+    let by_nobody = || finish(Command::new(AS_UNUSED_USER[0]).args(&AS_UNUSED_USER[1..]).arg(&program));
     let unseen = format!("process {}: its files can't be seen", server.pid());
     let text = saying(&unseen, by_nobody, |text| {
         (text.contains(&unseen) && text.contains("without root")).then_some(())
@@ -78,7 +78,7 @@ fn a_server_is_named_with_what_its_logs_hold_and_what_to_type_next() {
     assert!(text.contains("\nNext: sudo pagekeeper guard --dry-run"), "{text}");
 }
 
-/// The program where others may start it.
+/// Returns a copy of the program that other users may start.
 fn copied_program(scratch: &Path) -> std::path::PathBuf {
     let to = scratch.join("pagekeeper");
     support::copy_program(&program(), &to);
@@ -97,14 +97,14 @@ fn without_a_database_or_without_sight_of_one_it_says_so() {
     let program = copied_program(scratch.path());
     let mut command = Command::new("unshare");
     command.args(["--mount", "--pid", "--fork", "--mount-proc", "--", "sh", "-ec"]);
-    let line = format!("mount -o remount,hidepid=2 /proc\n{} \"$0\"", NOBODY.join(" "));
+    let line = format!("mount -o remount,hidepid=2 /proc\n{} \"$0\"", AS_UNUSED_USER.join(" "));
     let hidden = finish(command.arg(line).arg(program)).fine();
     assert!(hidden.contains("processes of other users are hidden"), "{hidden}");
     assert!(hidden.contains("no database was found"), "{hidden}");
     // Without /proc at all.
     let blind = alone("umount --lazy /proc", &[]);
     assert!(blind.code == 0 && blind.stdout.ends_with("pagekeeper --help\n"), "{blind:#?}");
-    // Output that nobody reads is no failure; output that can't be written is one.
+    // Output that nobody reads is not a failure; output that can't be written is.
     let full = finish(Command::new("sh").args(["-c", "\"$0\" > /dev/full"]).arg(support::command::program()));
     assert!(full.code == 1 && full.stderr.contains("standard output"), "{full:#?}");
 }
@@ -154,7 +154,7 @@ fn a_file_system_that_does_not_answer_holds_it_up_no_more() {
     for name in ["binlog.000001", "binlog.index"] {
         std::fs::write(below.join(name), vec![1; 1 << 20]).expect("write a log");
     }
-    // A file that may be an engine's, by the files beside it. It may hide no database.
+    // A file that may belong to an engine, by the files beside it. It must hide no database.
     std::fs::write(below.join("MANIFEST-000004"), b"").expect("write");
     let hanging = HangingMount::mount(&below, &point, "binlog.index");
     let engines: Vec<Program> = (0..4).map(|_| Program::holding(&point.join("MANIFEST-000004"))).collect();

@@ -1,6 +1,6 @@
-//! The guard beside real servers with logs, in one story. Nothing of old logs stays, the newest
-//! does, mapped files and data are left alone, and a reader that lags gets all. After a restart,
-//! and a kill, all acknowledged data is there.
+//! The guard beside real servers with logs, in one story. Pages of old logs go, those of the newest
+//! stay, mapped files and data are left alone, and a lagging reader gets everything. After a
+//! restart, and a kill, all acknowledged data is there.
 //!
 //! Each test needs root and its server; skips with a sentence otherwise, and fails instead where
 //! `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s.
@@ -18,23 +18,23 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// The least that a kernel has.
+/// The smallest page size.
 const PAGE: u64 = 4096;
 
 const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// A server of this profile, which has yet to put what is counted, and its guard; both act below
-/// `scratch` alone.
+/// A server of this profile before the counted writes, and its guard; both act only below
+/// `scratch`.
 struct Story<'a, S> {
     server: &'a mut S,
     guard: Guard,
     profile: &'static str,
-    /// The most that stays of the newest files, and the least of the last one.
+    /// Maximum resident bytes of the newest files, and minimum of the last one.
     stays: (u64, u64),
 }
 
 impl<'a, S: LoggedServer> Story<'a, S> {
-    /// Without a guard all that was put stays; with one, what is old goes.
+    /// Checks that without a guard all pages stay, and with one old pages go.
     fn begin(
         server: &'a mut S,
         scratch: &Path,
@@ -45,7 +45,7 @@ impl<'a, S: LoggedServer> Story<'a, S> {
         server.put(bytes);
         let resident = resident_bytes(&server.logs());
         the_doctor_names(profile, server.pid());
-        // Some machines page out what is idle.
+        // Some machines page out idle memory.
         assert!(
             resident >= bytes / 4 * 3,
             "only {resident} bytes of {profile}'s logs are resident without a guard"
@@ -81,20 +81,22 @@ impl<'a, S: LoggedServer> Story<'a, S> {
         others
     }
 
-    /// Puts so many bytes more while the guard is at work; what is mapped, or data, loses no page.
+    /// Puts this many more bytes under the guard, and checks that mapped files and data lose no
+    /// page.
     fn go_on(&mut self, bytes: u64) {
         let before = self.others();
         self.server.put(bytes);
         self.only_the_newest_stays();
         for (path, before) in before {
-            // A server may cut a file that it made longer than it needed.
+            // A server may truncate a file that it created too long.
             let whole = size_bytes(std::slice::from_ref(&path)).next_multiple_of(PAGE);
             let after = resident_bytes(std::slice::from_ref(&path));
             assert!(after >= before.min(whole), "{after} bytes of {before} are left of {}", path.display());
         }
     }
 
-    /// After a restart, and after a kill, all is there, and the server is found and served again.
+    /// Checks that after a restart and after a kill all data is there, and the server is found and
+    /// served again.
     fn survive(self, released: u64) -> EndedGuard {
         for restart in [S::stop_and_restart, S::kill_and_restart] {
             let before = self.server.pid();
@@ -102,7 +104,7 @@ impl<'a, S: LoggedServer> Story<'a, S> {
             let pid = self.server.pid();
             assert_ne!(pid, before);
             self.server.check_all();
-            // Some open the log when they write.
+            // Some servers open the log when they write.
             self.server.put(8 * MIB);
             let profile = self.profile;
             self.guard
@@ -128,12 +130,12 @@ impl<'a, S: LoggedServer> Story<'a, S> {
     }
 }
 
-/// Whether a server in Java is here, with its jars, which the environment names.
+/// Whether a server in Java is available: its jars are in the directory that the environment names.
 pub(crate) fn can_run_jars(name: &str, programs: &[&str], jars: Option<&PathBuf>) -> bool {
     can_run_fetched(name, programs, &format!("PAGEKEEPER_{}", name.to_uppercase()), jars)
 }
 
-/// Tells whether a fetched server is here, in the directory that the environment names.
+/// Returns whether a fetched server is in the directory that the environment names.
 pub(crate) fn can_run_fetched(
     name: &str,
     programs: &[&str],
@@ -150,8 +152,8 @@ pub(crate) fn can_run_fetched(
     directory.is_some()
 }
 
-/// It says which database it is, whatever its process is called, and nothing of older messages that
-/// it can't know.
+/// Checks that the doctor names the database, whatever its process is called, and reports nothing
+/// about older messages.
 fn the_doctor_names(profile: &str, pid: u32) {
     let expected = match profile {
         // Messages are kept, and parts of tables are data.
@@ -160,7 +162,7 @@ fn the_doctor_names(profile: &str, pid: u32) {
         _ => "of it never read again",
     };
     let process = std::fs::read_to_string(format!("/proc/{pid}/comm")).expect("it runs");
-    // On a busy machine the rules need more time than it watches.
+    // On a busy machine the rules may need longer than the doctor watches.
     eventually(&format!("the doctor says {expected} of {profile}"), WAIT_TIMEOUT, || {
         let said = Command::new(program())
             .args(["doctor", "--watch", "3s", "--pid", &pid.to_string()])
@@ -251,7 +253,7 @@ fn the_wal_of_postgresql_stays_out_of_the_page_cache() {
     let _alone = support::alone();
     let scratch = support::scratch();
     let mut server = PostgreSql::start(&scratch.path().join("postgresql"));
-    // The last of its files may be one that waits to be written.
+    // The last of its files may be a spare one.
     let mut story = Story::begin(&mut server, scratch.path(), ("postgresql", &[]), 80 * MIB, (10 * MIB, 0));
     story.go_on(60 * MIB);
     story.survive(100 * MIB);
@@ -297,7 +299,7 @@ fn a_stranger_called_etcd_gets_nothing_of_the_real_one() {
     let home = scratch.path().join("home");
     std::fs::create_dir(&home).expect("make a directory");
     let fake = FakeServer::start("etcd", &home, &format!("exec 3<{}", wal.display()));
-    // Beside it alone: nothing is released.
+    // Beside this process alone, nothing is released.
     let pid = fake.pid();
     let guard = Guard::spawn(&["--tick", "100ms", "--pid", &pid.to_string()]);
     let refused = guard.wait_for("refused", WAIT_TIMEOUT, |event| event["pid"] == pid);
@@ -305,7 +307,7 @@ fn a_stranger_called_etcd_gets_nothing_of_the_real_one() {
     guard.wait_for_ticks(10);
     let ended = guard.stop();
     assert!(!ended.events.iter().any(|event| event["event"] == "released"), "{:#?}", ended.events);
-    // Some machines page out what is idle; a guard that took it for the fake's would leave 4 MiB.
+    // Some machines page out idle memory; a guard that took it for the fake's would leave 4 MiB.
     assert!(resident_bytes(&[wal]) >= 6 * MIB);
     server.check_all();
 }
@@ -341,7 +343,7 @@ fn old_blocks_of_jetstream_leave_the_page_cache() {
     let scratch = support::scratch();
     let mut server = Nats::start(&scratch.path().join("nats"), 1 << 30);
     server.make_reader();
-    // By default all stays: keys and objects are got from blocks of any age.
+    // By default all pages stay, since keys and objects are read from blocks of any age.
     let config = scratch.path().join("guard.toml");
     std::fs::write(&config, "[rules.nats.messages]\nrule = \"budget\"\nbudget = \"64M\"\n").expect("write");
     let more = ["--config", config.to_str().expect("a path of this test's own")];
@@ -363,7 +365,7 @@ fn old_segments_of_kafka_leave_the_page_cache() {
     let scratch = support::scratch();
     let mut server = Kafka::start(&scratch.path().join("kafka"), 8 << 30);
     let mut story = Story::begin(&mut server, scratch.path(), ("kafka", &[]), 400 * MIB, (256 * MIB, MIB));
-    // It begins, and its pipe is full soon: it lags by all that comes then.
+    // It begins, and its pipe is soon full: it lags by everything written later.
     let messages = story.server.put_messages();
     let mut lagging = story.server.reader(messages);
     story.go_on(200 * MIB);
@@ -373,7 +375,7 @@ fn old_segments_of_kafka_leave_the_page_cache() {
 
 #[test]
 #[ignore = "make test-databases fetches Kafka"]
-fn of_hundreds_of_partitions_no_more_stays_than_the_total() {
+fn hundreds_of_partitions_stay_within_the_total() {
     const PARTITIONS: u32 = 300;
     const TOTAL: u64 = 64 * MIB;
     if !can_run_jars("Kafka", &Kafka::REQUIRED_PROGRAMS, Kafka::jars().as_ref()) {
@@ -390,7 +392,7 @@ fn of_hundreds_of_partitions_no_more_stays_than_the_total() {
     };
     server.put(300 * MIB);
     let read_without = read_while_putting(&mut server, 300 * MIB);
-    // All but the windows that the writers are in, which are not released.
+    // All except the writers' windows, which are not released.
     let bound = |server: &Kafka| {
         let mut newest = std::collections::BTreeMap::new();
         for log in server.logs() {
@@ -400,7 +402,7 @@ fn of_hundreds_of_partitions_no_more_stays_than_the_total() {
         TOTAL + newest.values().map(|log| size_bytes(std::slice::from_ref(log)).min(2 * MIB)).sum::<u64>()
     };
     let resident = resident_bytes(&server.logs());
-    // Some machines page out what is idle.
+    // Some machines page out idle memory.
     assert!(resident >= 450 * MIB && resident > bound(&server), "only {resident} bytes are resident");
 
     let config = scratch.path().join("guard.toml");
@@ -423,12 +425,13 @@ fn of_hundreds_of_partitions_no_more_stays_than_the_total() {
     let read_with = read_while_putting(&mut server, 300 * MIB);
     stays_within(&server);
     println!("read without the guard {read_without} bytes, with it {read_with}");
-    // The whole broker's, its code included, so not to the byte: a twentieth of what is put.
+    // Counts the whole broker, including its code, so it is inexact: a twentieth of the written
+    // bytes.
     assert!(
         read_with <= read_without + 15 * MIB,
         "{read_with} bytes were read, {read_without} without the guard"
     );
-    // From the first message on, most of which is on the disk alone.
+    // Reads from the first message on; most of the log is only on the disk.
     server.check_all();
 
     server.kill_and_restart();
@@ -455,7 +458,7 @@ fn the_log_of_rabbitmqs_quorum_queues_stays_out_of_the_page_cache() {
     let _alone = support::alone();
     let scratch = support::scratch();
     let mut server = RabbitMq::start(&scratch.path().join("rabbitmq"));
-    // When it starts it writes what is in its log to the queue's segments.
+    // At its start it writes the content of its log to the queue's segments.
     server.put(16 * MIB);
     server.stop_and_restart();
     let is_segment = |path: &PathBuf| path.extension().is_some_and(|end| end == "segment");
@@ -466,7 +469,7 @@ fn the_log_of_rabbitmqs_quorum_queues_stays_out_of_the_page_cache() {
     let mut story = Story::begin(&mut server, &only, ("rabbitmq", &[]), 40 * MIB, (10 * MIB, MIB));
     story.server.take(10);
     story.go_on(24 * MIB);
-    // It lags by all but what it took.
+    // It lags by everything except what it has taken.
     let waiting = story.server.waiting();
     story.server.take(waiting / 2);
     story.survive(50 * MIB);
@@ -484,7 +487,7 @@ fn closed_segments_of_cassandra_leave_the_page_cache() {
     std::fs::write(&config, Cassandra::GUARD_RULES).expect("write rules");
     let options = ["--config", config.to_str().expect("a path of this test's own")];
     let mut server = Cassandra::start(&scratch.path().join("cassandra"));
-    // It has memory for all that is put; when it ends it writes that to a table's file.
+    // Its memory holds everything that is put; at its end it writes that to a table file.
     server.put(16 * MIB);
     server.stop_and_restart();
     let mut story =
@@ -516,14 +519,14 @@ fn old_generations_leave(of: SearchProduct, name: &str) {
     let mut story =
         Story::begin(&mut server, scratch.path(), ("opensearch", &[]), 200 * MIB, (64 * MIB, MIB));
     story.go_on(100 * MIB);
-    // Updates read what they change, from the log or the index.
+    // Updates read the old values from the log or the index.
     let documents = story.server.documents();
     (0..documents).step_by(50).for_each(|number| story.server.update(number));
     story.server.update(documents - 1);
     story.survive(200 * MIB);
 }
 
-/// Whether a library can be built into a program here.
+/// Whether a program with this library can be built here.
 pub(crate) fn can_run_engine(what: &str, programs: &[&str], header: &str) -> bool {
     if !support::can_run(what, programs) {
         return false;
@@ -566,7 +569,7 @@ fn the_journal_of_wiredtiger_stays_out_of_the_page_cache() {
     story.survive(250 * MIB);
 }
 
-/// Whether `MongoDB` and what its client needs are here.
+/// Whether `MongoDB` and its client's dependencies are available.
 pub(crate) fn can_run_mongodb() -> bool {
     let unpacked = MongoDb::unpacked();
     if !can_run_fetched("MongoDB", &MongoDb::REQUIRED_PROGRAMS, "PAGEKEEPER_MONGODB_ROOT", unpacked.as_ref())
@@ -588,7 +591,7 @@ fn the_journal_of_mongodb_stays_out_of_the_page_cache() {
     let _alone = support::alone();
     let scratch = support::scratch();
     let mut server = MongoDb::start(&scratch.path().join("mongodb"));
-    // As of WiredTiger by itself.
+    // Like WiredTiger without `MongoDB`.
     let mut story = Story::begin(
         &mut server,
         Path::new(MongoDb::INNER_DATA_PATH),
@@ -613,7 +616,7 @@ fn parts_of_clickhouse_are_left_alone() {
     the_doctor_names("clickhouse", server.pid());
     let only = format!("dir:{}", scratch.path().to_str().expect("a path of this test's own"));
     let guard = Guard::spawn(&["--tick", "100ms", "--only", &only]);
-    // It has no log to be found by.
+    // It has no log by which it could be found.
     guard.wait_for_ticks(10);
     server.put(32 * MIB);
     server.merge();
@@ -623,7 +626,7 @@ fn parts_of_clickhouse_are_left_alone() {
     server.kill_and_restart();
     server.check_all();
     let parts = server.others().expect("it has data");
-    // Some machines page out what is idle.
+    // Some machines page out idle memory.
     let (resident, size) = (resident_bytes(&parts), size_bytes(&parts));
     assert!(size >= 64 * MIB && resident >= size / 4 * 3, "{resident} bytes of {size} are resident");
     let ended = guard.stop();

@@ -1,5 +1,5 @@
-//! The guard beside a database of very many directories, which takes it some ticks to take up: it
-//! serves others meanwhile, and ends when it is asked to.
+//! The guard beside a database of very many directories, which takes it several ticks to take up:
+//! meanwhile it serves others, and ends on request.
 //!
 //! The databases are programs that only hold files open, under a database's name. Needs root,
 //! `fincore`, `setpriv` and `bash`; skips with a sentence otherwise, and fails instead where
@@ -19,20 +19,21 @@ const REQUIRED_PROGRAMS: [&str; 3] = ["fincore", "setpriv", "bash"];
 
 const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// Directories of one process, and processes: as many as have room among those of one user, whose
-/// the server is, too.
-const EACH: u64 = 1000;
+/// Directories per process, and processes: as many as one user may have, together with the user's
+/// server.
+const DIRECTORIES_PER_PROCESS: u64 = 1000;
 const PROCESSES: u64 = 2;
-const ALL: u64 = EACH * PROCESSES;
+const DIRECTORIES: u64 = DIRECTORIES_PER_PROCESS * PROCESSES;
 
-/// The number of releases of a server's log meanwhile, unless all directories are watched sooner.
+/// Number of releases of a server's log during that time, unless all directories are watched
+/// sooner.
 const ROUNDS: u32 = 3;
 
-/// Processes that hold a log open in each of very many directories, once `gate` is there.
+/// Returns processes that hold a log open in each of very many directories, once `gate` is there.
 fn hoards(scratch: &Path, gate: &Path) -> Vec<Database> {
     let start = |number: u64| {
         let directory = scratch.join(format!("hoard{number}"));
-        for number in 0..EACH {
+        for number in 0..DIRECTORIES_PER_PROCESS {
             let own = directory.join(number.to_string());
             std::fs::create_dir_all(&own).expect("make a directory");
             for name in ["binlog.index", "binlog.000001"] {
@@ -44,8 +45,8 @@ fn hoards(scratch: &Path, gate: &Path) -> Vec<Database> {
     (0..PROCESSES).map(start).collect()
 }
 
-/// At the guard's own tick: at shorter ones the samples of what is watched leave little time for
-/// what is new.
+/// Uses the guard's default tick: shorter ones leave too little time for new directories.
+///
 fn guard(databases: &[&Database], more: &[&str]) -> Guard {
     let pids = databases.iter().flat_map(|database| ["--pid".to_owned(), database.pid().to_string()]);
     let pids: Vec<String> = pids.collect();
@@ -58,12 +59,12 @@ fn files(tick: &Value) -> u64 {
     tick["files"].as_u64().expect("each tick says so")
 }
 
-/// It ended well, and before it had taken up all directories.
+/// Checks that it ended well, before it had taken up all directories.
 fn assert_ended_on_the_way(ended: &EndedGuard) {
     assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
     assert!(ended.summary()["ticks"].as_u64() > Some(0), "{}", ended.summary());
     let last = ended.events.iter().rfind(|event| event["event"] == "tick").expect("it ticks");
-    assert!(files(last) < ALL, "it went on until all was taken up: {last}");
+    assert!(files(last) < DIRECTORIES, "it went on until all was taken up: {last}");
 }
 
 #[test]
@@ -88,11 +89,11 @@ fn others_are_served_while_very_many_directories_are_taken_up() {
     };
     is_released();
     let before = files(&guard.latest_tick().expect("it ticks"));
-    let all = before + ALL;
+    let all = before + DIRECTORIES;
     File::create(&gate).expect("open the gate");
     let (mut watched, mut rounds) = (before, 0);
     while rounds < ROUNDS {
-        // It goes on taking up directories.
+        // It continues to take up directories.
         let next = guard.wait_for("tick", WAIT_TIMEOUT, |tick| files(tick) > watched);
         assert_eq!(std::fs::read(&of_server).expect("read a log").len() as u64, MIB);
         is_released();
@@ -131,7 +132,7 @@ fn a_duration_ends_it_while_very_many_directories_are_taken_up() {
     let hoards = hoards(scratch.path(), scratch.path());
     for duration in ["200ms", "400ms", "800ms", "1600ms", "3200ms", "6400ms", "12800ms"] {
         let ended = guard(&hoards.iter().collect::<Vec<_>>(), &["--duration", duration]).wait();
-        // On a busy machine it may have found nothing yet of what it was given, which is a failure.
+        // On a busy machine it may have found no named directory yet, which is a failure.
         let found = ended.events.iter().any(|event| event["event"] == "found");
         assert_eq!(ended.status.success(), found, "{duration}: {} {}", ended.status, ended.stderr);
         if found {

@@ -1,5 +1,5 @@
-//! The guard beside a real `MariaDB`: a primary under sysbench's load, with a real replica, a
-//! crash, and by halves.
+//! The guard beside a real `MariaDB`: a primary under sysbench's load, with a real replica,
+//! and with a crash.
 //!
 //! Needs root and Debian's `mariadb-server`, `sysbench` and `util-linux`; skips with a sentence
 //! otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s, reads
@@ -15,19 +15,19 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// The most page cache that log files may hold while a load runs. It has room for the current
+/// Maximum page cache of log files while a load runs. It has room for the current
 /// binlog and the three that followers may still read, and a margin for the redo log and the bytes
 /// of one tick.
 const BUSY_LIMIT: u64 = (3 + 1) * BINLOG_BYTES + 64 * MIB;
 
-/// ... and this much soon after it.
+/// Maximum soon after the load.
 const IDLE_LIMIT: u64 = 16 * MIB;
 
 /// Binlogs that a load fills: their bytes alone are more than `BUSY_LIMIT`, together with the redo
 /// ring.
 const BINLOGS: usize = 8;
 
-/// No step needs as long, even on a slow disk.
+/// No step takes this long, even on a slow disk.
 const RUN_TIMEOUT: Duration = Duration::from_secs(600);
 
 const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
@@ -80,7 +80,7 @@ fn figure(event: &Value, name: &str) -> u64 {
     event[name].as_u64().unwrap_or_else(|| panic!("no figure {name}: {event}"))
 }
 
-/// The same load, first alone: what the guard is to prevent happens.
+/// Runs the same load without a guard: log pages accumulate.
 fn grow_without_a_guard(primary: &Server, replica: &Server) {
     // All but the newest, which is not full.
     let full = || {
@@ -104,7 +104,7 @@ fn grow_without_a_guard(primary: &Server, replica: &Server) {
     assert!(kept_bytes(&primary.log_files()) > BUSY_LIMIT);
 }
 
-/// A replica in step: its reads find their pages.
+/// Checks that the reads of a near replica find their pages.
 fn stay_bounded_with_a_near_follower(guard: &Guard, primary: &Server, replica: &Server) {
     let read_before = primary.dump_thread_device_bytes();
     let mut furthest = 0;
@@ -114,7 +114,7 @@ fn stay_bounded_with_a_near_follower(guard: &Guard, primary: &Server, replica: &
     fill(&mut load, primary, BINLOGS, |resident| {
         assert_bounded(guard, primary, resident);
         furthest = furthest.max(lag());
-        // A replica that the machine holds up would fall behind: the load waits for it.
+        // On a busy machine the replica would fall behind, so the load waits for it.
         if lag() > 1 {
             pause(true);
             support::eventually("the replica comes near", RUN_TIMEOUT, || (lag() == 0).then_some(()));
@@ -129,8 +129,8 @@ fn stay_bounded_with_a_near_follower(guard: &Guard, primary: &Server, replica: &
     wait_until_released(primary);
 }
 
-/// A replica that hangs, then one whose threads are stopped: neither holds memory for ever, nor
-/// loses a row.
+/// Checks a hung replica, then one with stopped threads: neither holds memory forever nor loses
+/// a row.
 fn stay_bounded_with_a_far_follower(guard: &Guard, primary: &Server, replica: &Server) {
     let mut load = Load::start(primary);
     fill(&mut load, primary, 1, |resident| assert_bounded(guard, primary, resident));
@@ -149,7 +149,7 @@ fn stay_bounded_with_a_far_follower(guard: &Guard, primary: &Server, replica: &S
     wait_until_released(primary);
 }
 
-/// A crash amid a load: the new process is found and kept in bounds like the old one.
+/// Checks a crash under load: the new process is found and bounded like the old one.
 fn stay_bounded_after_a_crash(guard: &Guard, primary: &mut Server, replica: &Server) {
     let mut load = Load::start(primary);
     fill(&mut load, primary, 1, |resident| assert_bounded(guard, primary, resident));
@@ -166,8 +166,8 @@ fn stay_bounded_after_a_crash(guard: &Guard, primary: &mut Server, replica: &Ser
     wait_until_released(primary);
 }
 
-/// Ended well, and had no trouble with any file under `place` (elsewhere there may be databases of
-/// others).
+/// Checks that it ended well and warned about no file under `place` (databases of others may be
+/// elsewhere).
 fn assert_clean_end(ended: &EndedGuard, place: &Path) {
     assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
     let problems: Vec<&Value> = ended
@@ -239,8 +239,8 @@ fn binlogs_beside_a_direct_redo_log_stay_out_of_the_page_cache() {
     assert!(figure(&summary["released_bytes"], "binlog") >= 5 * BINLOG_BYTES / 10 * 9, "{summary}");
 }
 
-/// A relay log is one by how its server has it open, and what was not applied yet is applied from
-/// the disk.
+/// A relay log is recognised by its server's descriptors; released events are applied from the
+/// disk.
 #[test]
 fn a_relay_log_of_any_name_goes_and_is_applied_all_the_same() {
     if !support::can_run("a replica whose relay log has a name of its own", &REQUIRED_PROGRAMS) {
@@ -282,8 +282,8 @@ fn a_relay_log_of_any_name_goes_and_is_applied_all_the_same() {
     );
 }
 
-/// Galera's ring of write sets is mapped, and read from it when a member comes back: it is left
-/// alone.
+/// Galera's ring of write sets is mapped, and read when a member returns, so it is left alone.
+///
 #[test]
 #[ignore = "long: make test-stories"]
 fn the_ring_of_a_galera_cluster_stays_and_its_members_binlogs_go() {
@@ -316,7 +316,7 @@ fn the_ring_of_a_galera_cluster_stays_and_its_members_binlogs_go() {
     assert_clean_end(&ended, scratch.path());
     assert!(figure(&ended.summary()["released_bytes"], "binlog") >= 2 * BINLOG_BYTES, "{}", ended.summary());
 
-    // A mapped page can't be released. Once it is not, the guard still leaves it.
+    // A mapped page can't be released. The guard also leaves it after the unmapping.
     member.kill9();
     let log = &member.binlogs()[..1];
     assert!(!std::fs::read(&log[0]).expect("read a binlog").is_empty());

@@ -1,5 +1,5 @@
-//! The guard's metrics: what a real Prometheus makes of them beside a real `MariaDB`, the page in a
-//! real browser, and what is shipped for both.
+//! The guard's metrics: a real Prometheus scrapes them beside a real `MariaDB`, a real browser
+//! shows the page, and the shipped files for both are tested.
 //!
 //! Needs root and Debian's `prometheus`, `chromium`, `mariadb-server`, `sysbench` and `util-linux`,
 //! each test what it names; skips with a sentence otherwise, and fails instead where
@@ -36,7 +36,7 @@ fn get(port: u16, path: &str) -> HttpResponse {
     ask(port, "GET", path, &[]).expect("the guard answers")
 }
 
-/// A guard with metrics at a port of its own, which answers already.
+/// Starts a guard with metrics on a private port, and waits until it answers.
 fn guard(arguments: &[&str]) -> (Guard, u16) {
     let port = free_port();
     let metrics = port.to_string();
@@ -64,7 +64,7 @@ fn assert_fine(output: &Output) {
     assert!(output.status.success(), "{}{}", said(&output.stdout), said(&output.stderr));
 }
 
-/// Every name of a metric in a text, as its samples have it.
+/// Returns every metric's name in a text.
 fn names(text: &str) -> BTreeSet<String> {
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
     text.match_indices("pagekeeper_")
@@ -77,14 +77,14 @@ fn sampled(exposition: &str) -> BTreeSet<String> {
     names(&exposition.lines().filter(|line| !line.starts_with('#')).collect::<Vec<_>>().join("\n"))
 }
 
-/// The sum of all series of released bytes.
+/// Returns the sum of all series of released bytes.
 fn released_in(exposition: &str) -> Option<f64> {
     let samples = exposition.lines().filter(|line| line.starts_with("pagekeeper_released_bytes_total"));
     samples.map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
 }
 
 #[test]
-fn prometheus_sees_what_fincore_sees() {
+fn prometheus_agrees_with_fincore() {
     let programs = ["prometheus", "promtool", "fincore", "setpriv", "sysbench"];
     let programs: Vec<&str> = programs.into_iter().chain(mariadb::REQUIRED_PROGRAMS).collect();
     if !support::can_run("metrics in Prometheus", &programs) {
@@ -107,7 +107,7 @@ fn prometheus_sees_what_fincore_sees() {
     guard.wait_for("tick", WAIT_TIMEOUT, |tick| tick["released_bytes"].as_u64() > Some(0));
     server.execute("FLUSH TABLES");
 
-    // Residency, once nothing moves any more.
+    // Residency, once nothing changes any more.
     let logs = |stem: &str| -> Vec<PathBuf> {
         let of_stem =
             |path: &PathBuf| path.file_name().is_some_and(|name| text(name.as_ref()).starts_with(stem));
@@ -141,7 +141,7 @@ fn prometheus_sees_what_fincore_sees() {
         (prometheus.query("pagekeeper_top_file_resident_bytes").len() == 3).then_some(())
     });
 
-    // A file that is open past the page cache by the server is read through it here.
+    // The server has the file open for direct I/O; the test reads it through the page cache.
     let mixed = |count: f64| {
         eventually("the mixed file is reported", WAIT_TIMEOUT, || {
             (prometheus.value("pagekeeper_mixed_files") == Some(count)).then_some(())
@@ -152,7 +152,7 @@ fn prometheus_sees_what_fincore_sees() {
     mixed(1.0);
     drop(buffered);
 
-    // The rules find what they are made of, and so does the dashboard.
+    // The rules and the dashboard find all their metrics.
     eventually("the recording rule has a value", WAIT_TIMEOUT, || {
         prometheus.value("pagekeeper:log_resident_bytes:sum")
     });
@@ -183,7 +183,7 @@ fn prometheus_sees_what_fincore_sees() {
 }
 
 #[test]
-fn what_is_shipped_for_prometheus_is_sound() {
+fn the_shipped_prometheus_files_are_valid() {
     if !support::can_start("the shipped rules", &["promtool"]) {
         return;
     }
@@ -196,7 +196,7 @@ fn what_is_shipped_for_prometheus_is_sound() {
 }
 
 #[test]
-fn what_is_shipped_for_prometheus_knows_streams_apart_from_other_logs() {
+fn the_shipped_prometheus_files_distinguish_streams_from_other_logs() {
     for (file, quote) in [("prometheus-rules.yml", "\""), ("grafana-dashboard.json", "\\\"")] {
         let text = std::fs::read_to_string(deploy(file)).expect("it is shipped");
         for classes in ["class=~Qredo|binlog|relay|walQ", "class=QmessagesQ"] {
@@ -226,7 +226,7 @@ fn the_pod_has_the_rights_of_the_service() {
 /// `make test-helm` renders the chart and compares whole objects; this is what can be seen without
 /// Helm.
 #[test]
-fn the_chart_says_what_the_manifest_says() {
+fn the_chart_agrees_with_the_manifest() {
     let read = |name: &str| std::fs::read_to_string(deploy(name)).expect("it is shipped");
     let lines = |text: &str| -> BTreeSet<String> {
         let lines = text.lines().map(|line| line.trim().trim_start_matches("- ").to_owned());
@@ -237,7 +237,7 @@ fn the_chart_says_what_the_manifest_says() {
     let templates = ["namespace", "configmap", "daemonset"];
     let templates = templates.map(|name| read(&format!("{chart}/templates/{name}.yaml")));
     for template in &templates {
-        // Parts under a condition need not be in the manifest.
+        // Conditional parts need not be in the manifest.
         let mut conditions = 0;
         for line in template.lines() {
             if line.contains("{{- with")
@@ -261,7 +261,7 @@ fn the_chart_says_what_the_manifest_says() {
 }
 
 #[test]
-fn it_answers_only_who_reads() {
+fn only_readers_of_metrics_are_answered() {
     if !support::can_start("the guard's server", &["setpriv"]) {
         return;
     }
@@ -331,7 +331,7 @@ fn an_address_that_cannot_be_had_is_said_before_anything_begins() {
 }
 
 #[test]
-fn without_rights_it_says_once_what_is_missing() {
+fn missing_permissions_are_reported_once() {
     if !support::can_run("metrics without rights", &["setpriv"]) {
         return;
     }
@@ -349,7 +349,7 @@ fn without_rights_it_says_once_what_is_missing() {
             .args(["--dir", text(logs.directory()), "--metrics", &port.to_string()]),
     );
     let about_tracing = |event: &serde_json::Value| {
-        event["gap"].as_str().is_some_and(|gap| gap.contains("who is throttled for dirty pages"))
+        event["gap"].as_str().is_some_and(|gap| gap.contains("tasks throttled for dirty pages"))
     };
     guard.wait_for("visibility_gap", WAIT_TIMEOUT, about_tracing);
     eventually("the source of traces is reported", WAIT_TIMEOUT, || {
@@ -375,7 +375,7 @@ fn without_rights_it_says_once_what_is_missing() {
 }
 
 #[test]
-fn the_page_draws_what_is_known() {
+fn the_page_draws_known_values() {
     if !support::can_run("the page in a browser", &["chromium", "setpriv"]) {
         return;
     }
@@ -389,7 +389,7 @@ fn the_page_draws_what_is_known() {
     };
     eventually("the history has two points with logs", WAIT_TIMEOUT, || (points() >= 2).then_some(()));
     let browse = |arguments: &[&str]| {
-        // Some 300 MiB of programs and libraries, which have to be read from the disk first.
+        // Waits for some 300 MiB of programs and libraries to be read from the disk.
         let output = Command::new("timeout")
             .args(["--kill-after=5", "600", "chromium", "--headless", "--no-sandbox", "--disable-gpu"])
             .args(["--disable-dev-shm-usage", "--virtual-time-budget=4000"])

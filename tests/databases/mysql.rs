@@ -14,22 +14,22 @@ use pagekeeper_testing::servers::MySql;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The most page cache that log files may hold while a load runs. It has room for the current
+/// Maximum page cache of log files while a load runs. It has room for the current
 /// binlog and the three that followers may still read, and a margin for the redo log and the bytes
 /// of one tick.
 const BUSY_LIMIT: u64 = (3 + 1) * BINLOG_BYTES + 64 * MIB;
 
-/// The redo log's part of it: nobody reads it.
+/// The redo log's part of the limit; nobody reads it.
 const REDO_LIMIT: u64 = REDO_BYTES / 2;
 
-/// ... and this much soon after it.
+/// Maximum soon after the load.
 const IDLE_LIMIT: u64 = 16 * MIB;
 
-/// Binlogs that a load fills: their bytes alone are more than `BUSY_LIMIT`; and the redo log goes
-/// round meanwhile.
+/// Binlogs that a load fills: their bytes alone are more than `BUSY_LIMIT`; and the redo log wraps
+/// around meanwhile.
 const BINLOGS: usize = 9;
 
-/// No step needs as long, even on a slow disk.
+/// No step takes this long, even on a slow disk.
 const RUN_TIMEOUT: Duration = Duration::from_secs(300);
 
 const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -64,7 +64,7 @@ fn wait_until_released(server: &Server) {
     wait_until_resident_below(&log_files(server), IDLE_LIMIT, WAIT_TIMEOUT);
 }
 
-/// Files between the follower's newest copy and the newest binlog.
+/// Returns the number of files between the follower's newest copy and the newest binlog.
 fn lag(server: &Server, follower: &mut Follower) -> usize {
     server.binlogs().len() - follower.copies().len()
 }
@@ -114,7 +114,7 @@ fn stay_bounded_with_a_far_follower(server: &Server, follower: &mut Follower, gu
         load.check();
         (lag(server, follower) <= 1).then_some(())
     });
-    // It brought in what it went through faster than the guard samples.
+    // It read faster than the guard samples.
     guard.wait_for_ticks(4);
     fill(&mut load, server, 2, || assert_bounded(server, guard));
     drop(load);
@@ -122,7 +122,7 @@ fn stay_bounded_with_a_far_follower(server: &Server, follower: &mut Follower, gu
     wait_until_released(server);
 }
 
-/// The folder that `make test-mysql` unpacked the server in, if it can be run.
+/// Returns the folder that `make test-mysql` unpacked the server in, if it can be run.
 fn unpacked() -> Option<PathBuf> {
     let unpacked = MySql::unpacked();
     let can_run = can_run_fetched("MySQL", &REQUIRED_PROGRAMS, "PAGEKEEPER_MYSQL_ROOT", unpacked.as_ref());
@@ -150,7 +150,7 @@ fn logs_of_mysql_stay_out_of_the_page_cache() {
         );
     }
     wait_until_released(&server);
-    // From the first binlog on: far at first, and reads what was released.
+    // Reads from the first binlog on: far behind at first, so it reads released pages.
     let mut follower = server.follow();
     wait_until_in_step(&server, &mut follower);
     wait_until_released(&server);
@@ -184,7 +184,7 @@ fn logs_of_mysql_stay_out_of_the_page_cache() {
     }
 }
 
-/// The LSN, and that of the last checkpoint.
+/// Returns the LSN, and that of the last checkpoint.
 fn log_status(server: &Server) -> (u64, u64) {
     let figure = |name: &str| -> u64 {
         let sql = format!(
@@ -196,8 +196,8 @@ fn log_status(server: &Server) -> (u64, u64) {
     (figure("Innodb_redo_log_current_lsn"), checkpoint)
 }
 
-/// The files of the redo log that have something from this LSN on, as the server says, and all
-/// others.
+/// Returns the redo files with records at or after this LSN, by the server's own list, and all
+/// other files.
 fn from_checkpoint_on(server: &Server, lsn: u64) -> (Vec<PathBuf>, Vec<PathBuf>) {
     let sql = format!("SELECT FILE_NAME FROM performance_schema.innodb_redo_log_files WHERE END_LSN > {lsn}");
     let needed = server.query(&sql);
@@ -223,7 +223,7 @@ fn the_redo_log_of_mysql_from_the_checkpoint_on_stays_for_recovery_and_the_rest_
              SELECT HEX(RANDOM_BYTES(640)) FROM n",
         );
     };
-    // The log goes round once: so its spare files are resident, too.
+    // The log wraps around once, so that its spare files are resident, too.
     let (first, _) = log_status(&server);
     while log_status(&server).0 - first < REDO_BYTES {
         insert(&server);
@@ -233,7 +233,7 @@ fn the_redo_log_of_mysql_from_the_checkpoint_on_stays_for_recovery_and_the_rest_
         let (lsn, checkpoint) = log_status(&server);
         (lsn - checkpoint < MIB).then_some(())
     });
-    // From here on nothing is written back but what has to be: the checkpoint stays where it is.
+    // From here on only necessary writeback happens, so the checkpoint stays.
     server.query(
         "SET GLOBAL innodb_max_dirty_pages_pct = 99, innodb_adaptive_flushing = OFF, innodb_idle_flush_pct = 0",
     );
@@ -285,7 +285,7 @@ fn the_redo_log_of_mysql_from_the_checkpoint_on_stays_for_recovery_and_the_rest_
     server.start_again();
     assert_eq!(server.query(table), before);
 
-    // Log pages whose changes are in the tables go.
+    // Log pages before the checkpoint are released.
     guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == server.pid());
     server.query("SET GLOBAL innodb_max_dirty_pages_pct_lwm = 0, innodb_max_dirty_pages_pct = 0");
     eventually("all is in the tables", WAIT_TIMEOUT, || {

@@ -16,11 +16,11 @@ use std::time::Duration;
 /// three that a follower may still be reading, and a margin for what one tick writes.
 const BUSY_LIMIT: u64 = (3 + 1) * SEGMENT_BYTES + 64 * MIB;
 
-/// ... and this much soon after it.
+/// Maximum soon after the load.
 const IDLE_LIMIT: u64 = SEGMENT_BYTES + MIB;
 
-/// Device reads of processes whose pages are all there: none but for what a new process or the
-/// catalogue takes.
+/// Device reads of processes whose log pages are resident: only those of a new process or the
+/// system tables.
 const FEW_READS: u64 = 4 * MIB;
 
 /// Transactions a second, of some 100 KiB of WAL each.
@@ -67,7 +67,7 @@ fn the_wal_of_postgresql_stays_out_of_the_page_cache() {
     let scratch = support::scratch();
     let server = Server::start(scratch.path());
 
-    // Alone: all segments stay, those for later included.
+    // Without a guard all segments stay, including recycled ones.
     server.write(WAL_BYTES, None, || ());
     let resident = kept_bytes(&server.segments());
     assert!(resident > BUSY_LIMIT, "only {resident} bytes of WAL are resident without a guard");
@@ -80,7 +80,7 @@ fn the_wal_of_postgresql_stays_out_of_the_page_cache() {
     wait_until_in_step(&server);
     guard.wait_for_ticks(4);
 
-    // In step: nobody's reads go to the device, neither the follower's nor those of recycling.
+    // With a near follower no read goes to the device, neither the follower's nor a recycling one.
     let sender = server.wal_sender();
     let before = server.device_bytes_read();
     server.write(WAL_BYTES * 3 / 2, TRANSACTIONS_PER_SECOND, || assert_bounded(&server, &guard));
@@ -100,7 +100,7 @@ fn the_wal_of_postgresql_stays_out_of_the_page_cache() {
     wait_until_in_step(&server);
     // A checkpoint recycles them.
     assert_copied(&server, &follower);
-    // Until the server saves its slot, that shows the follower where it was.
+    // Until the server saves its slot, the slot shows the follower's old position.
     let restarts_in_last = "SELECT pg_current_wal_lsn() - restart_lsn < 16 << 20 FROM pg_replication_slots";
     eventually("the follower has its copies", WAIT_TIMEOUT, || {
         (server.query(restarts_in_last) == "t").then_some(())

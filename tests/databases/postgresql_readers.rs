@@ -1,4 +1,4 @@
-//! The guard beside those who read the WAL of a real `PostgreSQL` and show no position: the
+//! The guard beside readers of a real `PostgreSQL`'s WAL that show no position: the
 //! archiver while it archives, logical decoding by polling a slot, and the replay of a standby that
 //! lags or is paused.
 //!
@@ -17,10 +17,10 @@ use crate::support::guard::Guard;
 use crate::support::postgresql::{SEGMENT_BYTES, Server, programs};
 use crate::support::{self, MIB, eventually, resident_bytes};
 
-/// Device reads of processes whose pages are all there: none but for what a new process or the
-/// catalogue takes.
+/// Device reads of processes whose log pages are resident: only those of a new process or the
+/// system tables.
 const FEW_READS: u64 = 4 * MIB;
-/// The most that is left once no reader lags: the current segment, and the guard's slack in one
+/// Maximum resident bytes once no reader lags: the current segment, and the guard's slack in one
 /// more.
 const IDLE_LIMIT: u64 = 2 * SEGMENT_BYTES + MIB;
 
@@ -34,7 +34,7 @@ fn can_run(test: &str) -> bool {
     support::can_run(test, &programs.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-/// A guard of that server alone, which has found it.
+/// Starts a guard for that server only, and waits until it has found it.
 fn guard_of(server: &Server, more: &[&str]) -> Guard {
     let pid = server.pid().to_string();
     let guard = Guard::spawn(&[&["--pid", &pid], more].concat());
@@ -43,7 +43,7 @@ fn guard_of(server: &Server, more: &[&str]) -> Guard {
     guard
 }
 
-/// Waits until so much of a server's WAL is resident at most.
+/// Waits until at most this much of a server's WAL is resident.
 fn wait_until_released(guard: &Guard, server: &Server, limit: u64) {
     let resident = || resident_bytes(&server.segments());
     for _ in 0..60 {
@@ -55,7 +55,7 @@ fn wait_until_released(guard: &Guard, server: &Server, limit: u64) {
     guard.assert_bounded(limit, resident(), resident);
 }
 
-/// Ends the guard, which had nothing to complain of and has released something.
+/// Ends the guard, and checks that it warned about nothing and released something.
 fn stop(guard: Guard) {
     let ended = guard.stop();
     assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
@@ -76,8 +76,8 @@ fn segments_stay_until_postgresql_has_archived_them() {
     std::fs::create_dir(&attempts).expect("make a directory");
     let all = std::fs::Permissions::from_mode(0o777);
     std::fs::set_permissions(&attempts, all).expect("let the server's user write there");
-    // It reads a segment and is busy with it for a while, as with an upload. If that directory
-    // exists, each fails once.
+    // Reads a segment and then sleeps, like an upload. If that directory exists, each segment
+    // fails once.
     let fails = attempts.join("fail");
     let command = format!(
         "cat %p > /dev/null; sleep 1; test ! -e {fails} -o -e {attempts}/%f || {{ touch {attempts}/%f; exit 1; }}",
@@ -90,11 +90,11 @@ fn segments_stay_until_postgresql_has_archived_them() {
 
     let burst = |name: &str| {
         let before = server.all_device_bytes_read();
-        // Two segments and the begin of a third.
+        // Two segments and the start of a third.
         server.write_records(32, Duration::ZERO);
         let segment = server.query("SELECT pg_walfile_name(pg_switch_wal())");
-        // It goes on in a fourth, as an idle server does within 15 s: the archiver is as far behind
-        // as the rule waits for it.
+        // The server continues in a fourth segment, as an idle one does within 15 s, so the
+        // archiver is as far behind as the rule waits.
         server.query("CHECKPOINT");
         eventually("all is archived", WAIT_TIMEOUT, || {
             let last = "SELECT coalesce(last_archived_wal, '') FROM pg_stat_archiver";
@@ -115,7 +115,7 @@ fn segments_stay_until_postgresql_has_archived_them() {
 }
 
 #[test]
-fn what_a_polled_slot_has_yet_to_decode_stays() {
+fn wal_that_a_polled_slot_has_yet_to_decode_stays() {
     if !can_run("PostgreSQL with a slot that is polled") {
         return;
     }
@@ -130,7 +130,7 @@ fn what_a_polled_slot_has_yet_to_decode_stays() {
 
     let (first, before) = (restart(), server.all_device_bytes_read());
     for _ in 0..6 {
-        // A snapshot of what runs, from which decoding may start again.
+        // A snapshot of running transactions, from which decoding may restart.
         server.query("CHECKPOINT");
         server.write_records(12, Duration::ZERO);
         guard.wait_for_ticks(3);
@@ -141,7 +141,7 @@ fn what_a_polled_slot_has_yet_to_decode_stays() {
     assert!(read < FEW_READS, "{read} bytes were read from the device");
     assert_ne!(restart(), first, "the slot did not move, so this run shows little");
 
-    // The file says what the server does, once that has saved it.
+    // The file has the server's position once the server has saved it.
     server.query("CHECKPOINT");
     let state = server.wal().with_file_name("pg_replslot").join("polled/state");
     let bytes = std::fs::read(state).expect("read a slot");
@@ -170,7 +170,7 @@ impl StandbyPair {
         Self { server, standby }
     }
 
-    /// Writes so much with a pause after each MiB, waits until the standby has received it, and
+    /// Writes this much with a pause after each MiB, waits until the standby has received it, and
     /// returns where it ends.
     fn write(&self, mib: u32, pause: Duration) -> String {
         self.server.write_records(mib, pause);
@@ -188,7 +188,7 @@ impl StandbyPair {
         eventually(what, WAIT_TIMEOUT, || (self.standby.query(&question) == "t").then_some(()));
     }
 
-    /// Pauses the replay at the begin of a segment.
+    /// Pauses the replay at the start of a segment.
     fn pause(&self) {
         self.server.query("SELECT pg_switch_wal()");
         self.wait_until_replayed(&self.write(1, Duration::ZERO));
@@ -197,13 +197,13 @@ impl StandbyPair {
         eventually("it pauses", WAIT_TIMEOUT, || (self.standby.query(state) == "paused").then_some(()));
     }
 
-    /// Bytes that the standby has had read from the device, so far.
+    /// Returns the bytes that the standby has read from the device so far.
     fn read(&self) -> u64 {
         self.standby.all_device_bytes_read()
     }
 }
 
-/// A configuration by which a standby is waited for up to so much.
+/// Returns a configuration that waits for a standby up to this distance.
 fn standby_limit(scratch: &Path, limit: &str) -> PathBuf {
     let config = scratch.join("guard.toml");
     std::fs::write(&config, format!("[postgresql]\nstandby = \"{limit}\"\n")).expect("write a configuration");
@@ -212,7 +212,7 @@ fn standby_limit(scratch: &Path, limit: &str) -> PathBuf {
 
 #[test]
 #[ignore = "long: make test-stories"]
-fn what_a_standby_has_yet_to_replay_stays() {
+fn wal_that_a_standby_has_yet_to_replay_stays() {
     if !can_run("PostgreSQL with a standby that lags") {
         return;
     }
@@ -239,8 +239,8 @@ fn what_a_standby_has_yet_to_replay_stays() {
     wait_until_released(&guard, &both.standby, IDLE_LIMIT);
     stop(guard);
 
-    // Further behind than is waited for: it goes, and comes back once, however often the guard
-    // looks while it is read.
+    // Beyond the limit the WAL is released, and read back once, however often the guard samples
+    // during the read.
     let config = standby_limit(scratch.path(), "16M");
     let guard = guard_of(&both.standby, &["--tick", "100ms", "--config", path(&config)]);
     let before = both.read();
@@ -255,10 +255,10 @@ fn what_a_standby_has_yet_to_replay_stays() {
 
 #[test]
 #[ignore = "long: make test-stories"]
-fn what_a_paused_standby_has_yet_to_replay_stays_up_to_the_limit() {
+fn wal_that_a_paused_standby_has_yet_to_replay_stays_up_to_the_limit() {
     /// Ends in the fourth segment behind the one where replay pauses, the last that 64 MiB reach:
     /// one more than `near_files`.
-    const WITHIN_MIB: u32 = 66;
+    const REACHED_LAG_MIB: u32 = 66;
     if !can_run("PostgreSQL with a standby that pauses") {
         return;
     }
@@ -277,17 +277,17 @@ fn what_a_paused_standby_has_yet_to_replay_stays_up_to_the_limit() {
     };
 
     both.pause();
-    let end = both.write(WITHIN_MIB, Duration::ZERO);
+    let end = both.write(REACHED_LAG_MIB, Duration::ZERO);
     guard.wait_for_ticks(12);
     let kept = support::kept_bytes(&both.standby.segments());
-    assert!(kept >= u64::from(WITHIN_MIB) * MIB, "only {kept} bytes stay");
+    assert!(kept >= u64::from(REACHED_LAG_MIB) * MIB, "only {kept} bytes stay");
     let read = resumed(&end);
-    println!("within the limit: {read} bytes read for {WITHIN_MIB} MiB of WAL");
+    println!("within the limit: {read} bytes read for {REACHED_LAG_MIB} MiB of WAL");
     assert!(read < FEW_READS, "{read} bytes were read from the device");
 
     both.pause();
     let end = both.write(LAG_MIB, Duration::ZERO);
-    // But for the segment that replay has open.
+    // Except the segment that replay has open.
     wait_until_released(&guard, &both.standby, IDLE_LIMIT + SEGMENT_BYTES);
     let read = resumed(&end);
     println!("beyond the limit: {read} bytes read for {LAG_MIB} MiB of WAL");
@@ -297,7 +297,7 @@ fn what_a_paused_standby_has_yet_to_replay_stays_up_to_the_limit() {
 }
 
 #[test]
-fn what_a_standby_has_recycled_goes() {
+fn wal_that_a_standby_has_recycled_goes() {
     if !can_run("PostgreSQL with a standby that recycles segments") {
         return;
     }
@@ -308,7 +308,7 @@ fn what_a_standby_has_recycled_goes() {
     both.server.query("CHECKPOINT");
     both.wait_until_replayed(&both.server.query("SELECT pg_current_wal_lsn()"));
     let StandbyPair { server, standby } = &both;
-    // Nobody has released what was replayed when this gives the segments later names.
+    // Nothing was released before the checkpoint renames replayed segments.
     standby.query("CHECKPOINT");
     let written = server.query("SELECT pg_walfile_name(pg_current_wal_lsn())");
     let mut ahead = standby.segments();

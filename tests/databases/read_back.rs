@@ -1,7 +1,6 @@
 //! Followers of a log that no descriptor shows to the guard: `RocksDB`'s `GetUpdatesSince`, which
-//! opens the log, reads it from its beginning and closes it again, each time that it is asked, and
-//! a secondary instance in another process. The guard sees by what is read back that somebody does,
-//! and keeps the log.
+//! opens the log, reads it from its beginning and closes it again, for each request, and a
+//! secondary instance in another process. The guard notices them by read-backs, and keeps the log.
 //!
 //! Needs root, Debian's librocksdb-dev and a C++ compiler; skips with a sentence otherwise, and
 //! fails instead where `PAGEKEEPER_REQUIRE_ALL=1`. Reads are the kernel's own counts.
@@ -17,9 +16,9 @@ const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 /// Other reads of the kernel, such as metadata.
 const FEW_READS: u64 = 4 * MIB;
 
-/// Bytes of the log that are put beside a guard, some six times as much as a follower reads at
-/// once, or more.
-const LOG: u64 = 96 * MIB;
+/// Bytes of log written beside a guard: at least six times the bytes that a follower reads at
+/// once.
+const LOG_BYTES: u64 = 96 * MIB;
 
 #[test]
 fn a_log_that_its_own_process_reads_back_is_kept() {
@@ -46,12 +45,12 @@ fn a_log_that_a_secondary_instance_reads_back_is_kept() {
     is_kept(&mut primary, Some(&secondary));
 }
 
-/// Puts while the log is followed, by another where there is one. Each byte that the guard releases
-/// is read from the device once, and of what is put later none is.
+/// Puts while the log is followed, perhaps by another process. Each released byte is read from the
+/// device once, and later bytes never.
 fn is_kept(database: &mut Driver, other: Option<&Driver>) {
     let device_bytes_read = |database: &Driver| other.unwrap_or(database).device_bytes_read();
     let log = |database: &Driver| database.files(|name| name.split('.').nth(1) == Some("log"));
-    database.ask("put", LOG / 4);
+    database.ask("put", LOG_BYTES / 4);
     let alone = device_bytes_read(database);
     assert!(
         alone < 2 * FEW_READS,
@@ -61,13 +60,13 @@ fn is_kept(database: &mut Driver, other: Option<&Driver>) {
     let pid = database.pid();
     let guard = Guard::spawn(&["--tick", "100ms", "--pid", &pid.to_string()]);
     guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == pid);
-    database.ask("put", LOG);
+    database.ask("put", LOG_BYTES);
     let read = device_bytes_read(database) - alone;
-    // All that is put from now on stays.
+    // All later bytes stay.
     let before = resident_bytes(&log(database));
-    database.ask("put", LOG / 4);
-    eventually("what is put stays", WAIT_TIMEOUT, || {
-        (resident_bytes(&log(database)) >= before + LOG / 4 - MIB).then_some(())
+    database.ask("put", LOG_BYTES / 4);
+    eventually("written pages stay", WAIT_TIMEOUT, || {
+        (resident_bytes(&log(database)) >= before + LOG_BYTES / 4 - MIB).then_some(())
     });
     let ended = guard.stop();
     assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
@@ -75,10 +74,10 @@ fn is_kept(database: &mut Driver, other: Option<&Driver>) {
     let released = summary["released_bytes"]["wal"].as_u64().expect("a first release shows it the reader");
     let read_back = summary["read_back_bytes"]["wal"].as_u64().unwrap_or(0);
     println!("released {released} bytes, read back {read_back}; {read} bytes were read from the device");
-    // Each byte that was released is read once again, and of them no more than the threshold and a
-    // tick's reads twice.
+    // Each released byte is read back once, and at most the threshold and one tick's reads twice.
+    //
     assert!(read <= released + FEW_READS, "{read} bytes were read, {released} released: {summary}");
-    assert!(released <= LOG, "the log was released more than once: {summary}");
+    assert!(released <= LOG_BYTES, "the log was released more than once: {summary}");
     assert!(0 < read_back && read_back <= released, "{summary}");
     let warned = ended.events.iter().filter(|event| {
         event["event"] == "warning"

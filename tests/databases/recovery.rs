@@ -19,7 +19,7 @@ use crate::support::{MIB, eventually, kept_bytes, postgresql, wait_until_residen
 
 const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// A guard with this rule for a class of logs, beside one server.
+/// Returns a guard with this rule for a class of logs, beside one server.
 fn guard(home: &Path, class: &str, pid: &str) -> Guard {
     let config = home.join("guard.toml");
     let text = format!("[rules.{class}]\nrule = \"release-before-checkpoint\"\n");
@@ -28,7 +28,7 @@ fn guard(home: &Path, class: &str, pid: &str) -> Guard {
     Guard::spawn(&["--tick", "250ms", "--config", config, "--pid", pid])
 }
 
-/// Panics if the guard had trouble with a file below `home`.
+/// Panics if the guard reported an error for a file below `home`.
 fn assert_untroubled(ended: &EndedGuard, home: &Path) {
     assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
     let is_trouble = |event: &&serde_json::Value| event["event"] == "problem" || event["event"] == "warning";
@@ -44,7 +44,7 @@ fn assert_untroubled(ended: &EndedGuard, home: &Path) {
 fn the_wal_from_the_checkpoint_on_stays() {
     let programs = postgresql::programs();
     let programs: Vec<&str> = programs.iter().map(String::as_str).collect();
-    if !support::can_run("what recovery of PostgreSQL reads", &programs) {
+    if !support::can_run("reads of PostgreSQL's recovery", &programs) {
         return;
     }
     let _alone = support::alone();
@@ -62,7 +62,7 @@ fn the_wal_from_the_checkpoint_on_stays() {
     let system = server.query("SELECT system_identifier FROM pg_control_system()");
     assert_eq!(system, control.system_identifier.to_string());
 
-    // Less than what makes the server take the next one.
+    // Too little to make the server begin the next segment.
     server.write(80 * MIB, None, || ());
     guard.wait_for_ticks(8);
     let needed = written_since(&server, &control);
@@ -73,7 +73,7 @@ fn the_wal_from_the_checkpoint_on_stays() {
     let size = full.len() as u64 * postgresql::SEGMENT_BYTES;
     assert!(resident >= size / 100 * 95, "{resident} of {size} bytes that recovery reads are resident");
 
-    // Log pages whose changes are in the tables go.
+    // Log pages before the checkpoint are released.
     server.query("CHECKPOINT");
     wait_until_resident_below(&server.segments(), 2 * postgresql::SEGMENT_BYTES, WAIT_TIMEOUT);
     assert_untroubled(&guard.stop(), scratch.path());
@@ -84,7 +84,7 @@ fn control_file(server: &postgresql::Server) -> ControlFile {
     eventually("pg_control is whole", WAIT_TIMEOUT, || ControlFile::parse(&std::fs::read(&path).ok()?).ok())
 }
 
-/// The segments from that of the checkpoint to the one being written.
+/// Returns the segments from the checkpoint's to the one being written.
 fn written_since(server: &postgresql::Server, control: &ControlFile) -> Vec<PathBuf> {
     let name = |lsn: &str| server.query(&format!("SELECT pg_walfile_name({lsn})"));
     let first = name(&format!("'0/0'::pg_lsn + {}", control.redo));
@@ -97,8 +97,8 @@ fn written_since(server: &postgresql::Server, control: &ControlFile) -> Vec<Path
 }
 
 #[test]
-fn the_redo_log_from_the_checkpoint_on_stays_and_what_is_before_it_goes() {
-    if !support::can_run("what recovery of MariaDB reads", &mariadb::REQUIRED_PROGRAMS) {
+fn redo_after_the_checkpoint_stays_and_earlier_redo_goes() {
+    if !support::can_run("reads of MariaDB's recovery", &mariadb::REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
@@ -106,7 +106,7 @@ fn the_redo_log_from_the_checkpoint_on_stays_and_what_is_before_it_goes() {
     let server = mariadb::Server::start(scratch.path(), Options::primary().redo_buffered(true));
     server.query("CREATE DATABASE shop");
     server.query("CREATE TABLE shop.t (id INT AUTO_INCREMENT PRIMARY KEY, v VARCHAR(2000))");
-    // Nothing is written back but what has to be: the checkpoint stays where it is.
+    // Only necessary writeback happens, so the checkpoint stays.
     server.query("SET GLOBAL innodb_max_dirty_pages_pct = 99, innodb_adaptive_flushing = OFF");
     let ring = server.data().join("ib_logfile0");
     let guard = guard(scratch.path(), "redo", &server.pid().to_string());
@@ -132,7 +132,7 @@ fn the_redo_log_from_the_checkpoint_on_stays_and_what_is_before_it_goes() {
         lsn - checkpoint
     );
 
-    // Log pages whose changes are in the tables go.
+    // Log pages before the checkpoint are released.
     server.query("SET GLOBAL innodb_max_dirty_pages_pct_lwm = 0, innodb_max_dirty_pages_pct = 0");
     eventually("all is in the tables", WAIT_TIMEOUT, || {
         let (lsn, checkpoint) = log_status(&server);
@@ -152,7 +152,7 @@ fn header_of(ring: &Path) -> RedoHeader {
     RedoHeader::parse(&bytes).expect("a header that is known")
 }
 
-/// The LSN and that of the last checkpoint, as the server says.
+/// Returns the LSN and that of the last checkpoint, as the server says.
 fn log_status(server: &mariadb::Server) -> (u64, u64) {
     let rows = server.query("SHOW ENGINE INNODB STATUS");
     let text = rows[0]["Status"].replace("\\n", "\n");

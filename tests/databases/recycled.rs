@@ -1,12 +1,11 @@
-//! Logs that are written over: a real `RocksDB` with recycled logs is recognised and left alone,
+//! Logs that are overwritten: a real `RocksDB` with recycled logs is recognised and left alone,
 //! one without is not; and files like raft-engine's are left alone.
 //!
 //! `RocksDB` is Debian's `db_bench`. raft-engine itself is in no package. A thread of this test
-//! takes its place: it overwrites a file of such a name by `pwrite` in parts of pages, as
-//! raft-engine does. Each test also forces the release that the guard refuses, and sees device
-//! reads: so it can fail. Needs root, `fincore`, `setpriv` and `db_bench`; skips with a sentence
-//! otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`. Reads are the kernel's own
-//! counts.
+//! acts like it: it overwrites a file with its name by `pwrite` in parts of pages. Each test also
+//! forces the release that the guard refuses, and sees device reads, which shows that the test can
+//! fail. Needs root, `fincore`, `setpriv` and `db_bench`; skips with a sentence otherwise, and
+//! fails instead where `PAGEKEEPER_REQUIRE_ALL=1`. Reads are the kernel's own counts.
 
 use crate::support;
 use crate::support::guard::{EndedGuard, Guard};
@@ -20,12 +19,12 @@ use std::time::Duration;
 
 const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// Device reads of a writer whose pages are all there: none but for what the kernel does beside,
-/// such as metadata.
+/// Device reads of a writer whose log pages are resident: only the kernel's own, such as
+/// metadata.
 const FEW_READS: u64 = 2 * MIB;
 
-/// A configuration in which this log counts as one that is written in whole pages, so that it is
-/// released.
+/// Returns a configuration in which this log counts as one that is written in whole pages, so that
+/// it is released.
 fn forced(scratch: &Path, files: &str, position: &str) -> PathBuf {
     let profile = format!(
         "name = \"forced\"\n[[log]]\nclass = \"wal\"\nfiles = \"{files}\"\nrule = \"release-behind-writer\"\nslack = \"0\"\n\
@@ -56,9 +55,9 @@ fn assert_kept_with_a_warning(ended: &EndedGuard, directory: &Path, hint: &str) 
 /// Attempts at a measurement that the rest of the machine may disturb.
 const PHASES: u32 = 5;
 
-/// Returns the bytes that are read from a device while `bytes` are written: the least of some
-/// phases. Pages that the kernel evicts by itself are read back in some phases, pages that a guard
-/// releases in each.
+/// Returns the minimum, over several phases, of the bytes read from a device while `bytes` are
+/// written. Pages that the kernel evicts are read back in some phases, pages that a guard releases
+/// in every one.
 fn least_read(bench: &mut Bench, bytes: u64) -> u64 {
     let mut least = u64::MAX;
     for _ in 0..PHASES {
@@ -75,7 +74,7 @@ fn least_read(bench: &mut Bench, bytes: u64) -> u64 {
 #[test]
 fn a_recycled_log_of_rocksdb_is_kept_and_costs_no_reads() {
     /// Bytes of some twenty logs.
-    const PHASE: u64 = 128 * MIB;
+    const PHASE_BYTES: u64 = 128 * MIB;
     if !support::can_run("a RocksDB with recycled logs", &[&REQUIRED_PROGRAMS[..], &["fincore"]].concat()) {
         return;
     }
@@ -83,10 +82,10 @@ fn a_recycled_log_of_rocksdb_is_kept_and_costs_no_reads() {
     let scratch = support::scratch();
     let mut bench = Bench::start(scratch.path(), 3 * MIB, true);
     let pid = bench.pid();
-    bench.write(PHASE / 2);
+    bench.write(PHASE_BYTES / 2);
 
     for _ in 0..2 {
-        let alone = least_read(&mut bench, PHASE);
+        let alone = least_read(&mut bench, PHASE_BYTES);
         assert!(
             alone < FEW_READS,
             "{alone} bytes are read even without a guard: nothing can be concluded here"
@@ -96,7 +95,7 @@ fn a_recycled_log_of_rocksdb_is_kept_and_costs_no_reads() {
         let guard = Guard::spawn(&["--tick", "50ms", "--only", &format!("pid:{pid}")]);
         let found = guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == pid);
         assert_eq!(found["profile"], "rocksdb");
-        let added = least_read(&mut bench, PHASE);
+        let added = least_read(&mut bench, PHASE_BYTES);
         assert!(added < FEW_READS, "{added} bytes were read from the device beside the guard");
         assert_kept_with_a_warning(&guard.stop(), bench.database(), "recycle_log_file_num=0");
     }
@@ -106,10 +105,10 @@ fn a_recycled_log_of_rocksdb_is_kept_and_costs_no_reads() {
     guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == pid);
     let before = bench.device_bytes_read();
     let mut harm = 0;
-    // As long as it takes a guard that gets little of the processors to come between two writers of
-    // one log.
+    // Long enough for a guard on a busy machine to sample between two writes of one log.
+    //
     for _ in 0..PHASES {
-        bench.write(PHASE);
+        bench.write(PHASE_BYTES);
         harm = bench.device_bytes_read() - before;
         if harm > 4 * FEW_READS {
             break;
@@ -122,50 +121,56 @@ fn a_recycled_log_of_rocksdb_is_kept_and_costs_no_reads() {
         "a released log that is written over is read again, but only {harm} bytes were: {}",
         ended.summary()
     );
-    println!("read back where releases were forced: {} MiB of {} written", harm / MIB, PHASE / MIB);
+    println!("read back where releases were forced: {} MiB of {} written", harm / MIB, PHASE_BYTES / MIB);
 }
 
 #[test]
 fn a_log_of_rocksdb_that_is_not_recycled_is_released_behind_its_writer() {
     /// Bytes of a log and of its tables: two logs and a half.
-    const PHASE: u64 = 2 * 160 * MIB;
+    const PHASE_BYTES: u64 = 2 * 160 * MIB;
     /// One log. Without a guard it is resident to its end.
-    const LOG: u64 = 64 * MIB;
+    const LOG_BYTES: u64 = 64 * MIB;
     if !support::can_run("a RocksDB without recycled logs", &[&REQUIRED_PROGRAMS[..], &["fincore"]].concat())
     {
         return;
     }
     let _alone = support::alone();
     let scratch = support::scratch();
-    let mut bench = Bench::start(scratch.path(), LOG, false);
+    let mut bench = Bench::start(scratch.path(), LOG_BYTES, false);
     let pid = bench.pid();
     let logs_at_most = |bench: &mut Bench| {
         let database = bench.database().to_path_buf();
         let mut most = 0;
-        bench.write_while(PHASE, || most = most.max(resident_bytes(&support::rocksdb::logs_in(&database))));
+        bench.write_while(PHASE_BYTES, || {
+            most = most.max(resident_bytes(&support::rocksdb::logs_in(&database)))
+        });
         most
     };
     let alone = logs_at_most(&mut bench);
-    assert!(alone > LOG / 4 * 3, "{alone} bytes of the log are resident without a guard");
+    assert!(alone > LOG_BYTES / 4 * 3, "{alone} bytes of the log are resident without a guard");
 
     let guard = Guard::spawn(&["--tick", "100ms"]);
     let found = guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == pid);
     assert_eq!(found["profile"], "rocksdb");
     // Pages that were resident before go first.
-    support::wait_until_resident_below(&support::rocksdb::logs_in(bench.database()), LOG / 2, WAIT_TIMEOUT);
+    support::wait_until_resident_below(
+        &support::rocksdb::logs_in(bench.database()),
+        LOG_BYTES / 2,
+        WAIT_TIMEOUT,
+    );
     let before = bench.device_bytes_read();
     // The writer's pace is set by what is resident: dirty pages stay until the disk has them,
     // however slow it is, and a guard that gets no processor releases nothing meanwhile. Pages that
     // stay after that are the guard's fault.
     let database = bench.database().to_path_buf();
     let logs = || resident_bytes(&support::rocksdb::logs_in(&database));
-    let (mut guarded, until) = (0, bench.written() + PHASE);
+    let (mut guarded, until) = (0, bench.written() + PHASE_BYTES);
     while bench.written() < until {
         bench.write(MIB);
-        if logs() >= LOG / 2 {
+        if logs() >= LOG_BYTES / 2 {
             bench.frozen(|| {
                 let logs = support::rocksdb::logs_in(&database);
-                support::wait_until_resident_below(&logs, LOG / 2, WAIT_TIMEOUT);
+                support::wait_until_resident_below(&logs, LOG_BYTES / 2, WAIT_TIMEOUT);
             });
         }
         guarded = guarded.max(logs());
@@ -174,7 +179,7 @@ fn a_log_of_rocksdb_that_is_not_recycled_is_released_behind_its_writer() {
     let ended = guard.stop();
     assert!(added < FEW_READS, "{added} bytes were read from the device beside the guard");
     let released = ended.summary()["released_bytes"]["wal"].as_u64();
-    assert!(released > Some(PHASE / 4), "{}", ended.summary());
+    assert!(released > Some(PHASE_BYTES / 4), "{}", ended.summary());
     println!("{} MiB of the log resident at most, {} MiB beside the guard", alone / MIB, guarded / MIB);
 }
 
@@ -191,7 +196,7 @@ struct PartialWriter {
 impl PartialWriter {
     const FILE_COUNT: u64 = 3;
     const PARTS: u64 = 8 << 10;
-    const PART: usize = 1000;
+    const PART_BYTES: usize = 1000;
 
     fn new(directory: &Path) -> Self {
         let writer = Self {
@@ -213,8 +218,8 @@ impl PartialWriter {
 
     fn write_over(file: &File) {
         for part in 0..Self::PARTS {
-            let offset = part * Self::PART as u64;
-            file.write_all_at(&[7; Self::PART], offset).expect("write a part");
+            let offset = part * Self::PART_BYTES as u64;
+            file.write_all_at(&[7; Self::PART_BYTES], offset).expect("write a part");
             if part % 512 == 511 {
                 file.sync_data().expect("sync");
                 std::thread::sleep(Duration::from_millis(5));
@@ -236,8 +241,8 @@ impl PartialWriter {
         }
     }
 
-    /// Waits until some more files are written; the bytes that the writer had read from a device
-    /// meanwhile.
+    /// Waits until some more files are written. Returns the bytes that the writer read from a
+    /// device meanwhile.
     fn device_bytes_in(&self, rounds: u64) -> u64 {
         let thread = eventually("the writer runs", WAIT_TIMEOUT, || {
             Some(self.thread.load(Ordering::SeqCst)).filter(|&thread| thread > 0)
@@ -270,7 +275,7 @@ fn a_log_named_like_raft_engines_is_kept() {
 
     std::thread::scope(|scope| {
         scope.spawn(|| writer.run());
-        // Also by a panic: else the writer would never end.
+        // Also after a panic: otherwise the writer would never end.
         let _stop = StopOnDrop(&writer.stop);
         let alone = writer.device_bytes_in(ROUNDS);
         assert!(

@@ -1,6 +1,5 @@
-//! `RocksDB` whose flushes and compactions write tables by direct I/O, while all reads of them go
-//! through the page cache: neither `pagekeeper run` nor the doctor beside it takes pages of tables
-//! away that were read there.
+//! `RocksDB` whose flushes and compactions write tables by direct I/O, while all reads go through
+//! the page cache: neither `pagekeeper run` nor the doctor removes pages of tables that were read.
 //!
 //! Needs root, Debian's librocksdb-dev and a C++ compiler; skips with a sentence otherwise, and
 //! fails instead where `PAGEKEEPER_REQUIRE_ALL=1`.
@@ -18,9 +17,9 @@ fn tables(database: &Driver) -> Vec<PathBuf> {
     database.files(|name| name.split('.').nth(1) == Some("sst"))
 }
 
-/// Tables that were written by direct I/O, and read through the page cache since, with how much of
-/// them is kept there. They have second names: a compaction removes RocksDB's, and with its last
-/// name a file loses its pages.
+/// Tables that were written by direct I/O and then read through the page cache, with their resident
+/// bytes. They have second names, since a compaction removes RocksDB's, and a file without a name
+/// loses its pages.
 fn hot_tables(database: &mut Driver, scratch: &Path) -> (Vec<PathBuf>, u64) {
     database.ask("put", 64 * MIB);
     database.ask("read", 0);

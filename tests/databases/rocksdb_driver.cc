@@ -2,8 +2,8 @@
 //
 // Usage: rocksdb_driver DATABASE ROLE. Prints "done" once the database is open, and after each line of standard input:
 //
-//   put BYTES    puts so many bytes, unsynced, at RATE
-//   log BYTES    has RocksDB's own logger write so many bytes to LOG
+//   put BYTES    puts this many bytes, unsynced, at RATE
+//   log BYTES    has RocksDB's own logger write this many bytes to LOG
 //   read 0       flushes, and reads all values through the page cache
 //   compact 0    merges all tables into new ones
 //

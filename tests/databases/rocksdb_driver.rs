@@ -1,5 +1,5 @@
-//! A real `RocksDB` that is driven by lines: `rocksdb_driver.cc`, which says what it does, on
-//! Debian's librocksdb.
+//! A real `RocksDB` driven by lines: `rocksdb_driver.cc` on Debian's librocksdb.
+//!
 //!
 //! Invariant: a driver outlives neither its handle nor the thread that started it.
 
@@ -38,7 +38,7 @@ impl Driver {
         Self::start_by(&Launcher::default(), scratch, role)
     }
 
-    /// The same by a launcher, which has the process then.
+    /// Starts it by a launcher, whose child it is then.
     pub(crate) fn start_by(launcher: &Launcher, scratch: &Path, role: Role) -> Self {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../tests/databases/rocksdb_driver.cc");
         let program = scratch.join("rocksdb_driver");
@@ -69,7 +69,7 @@ impl Driver {
         driver
     }
 
-    /// Has it do this with so many bytes.
+    /// Sends the driver a command with a number of bytes.
     pub(crate) fn ask(&mut self, verb: &str, bytes: u64) {
         writeln!(self.stdin, "{verb} {bytes}").expect("it runs");
         self.wait_until_done();
@@ -85,14 +85,14 @@ impl Driver {
         self.child.id()
     }
 
-    /// Its files that `is_one` says yes to, by their names.
+    /// Returns its files for whose name `is_one` is true.
     pub(crate) fn files(&self, is_one: impl Fn(&str) -> bool) -> Vec<PathBuf> {
         let mut files = support::files_in(&self.database);
         files.retain(|path| path.file_name().and_then(|name| name.to_str()).is_some_and(&is_one));
         files
     }
 
-    /// Bytes that it has had read from a device so far.
+    /// Returns the bytes that it has read from a device so far.
     pub(crate) fn device_bytes_read(&self) -> u64 {
         support::io_counter(Path::new(&format!("/proc/{}/io", self.pid())), "read_bytes")
     }

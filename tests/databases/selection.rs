@@ -13,7 +13,7 @@ use std::time::Duration;
 
 const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// A server with a binlog of 4 MiB that it no longer writes to.
+/// Returns a server with a binlog of 4 MiB that it no longer writes to.
 fn server(home: &Path) -> (Server, PathBuf) {
     std::fs::create_dir(home).expect("make a directory");
     support::open_to_others(home);

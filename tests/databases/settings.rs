@@ -16,10 +16,10 @@ use std::time::Duration;
 
 const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// The most that may stay of a redo log that is released: its tail, and the bytes of one tick.
-const RELEASED: u64 = 16 * MIB;
+/// Maximum resident bytes of a released redo log: its tail, and the bytes of one tick.
+const RELEASED_REDO_LIMIT: u64 = 16 * MIB;
 
-/// An option file that says in a file that it includes what the redo log's blocks are.
+/// Returns an option file that sets the redo log's block size in an included file.
 fn option_file(scratch: &Path, name: &str, line: &str) -> PathBuf {
     let included = scratch.join(format!("{name}.d"));
     std::fs::create_dir(&included).expect("make a directory");
@@ -64,8 +64,8 @@ fn lsn(server: &Server) -> u64 {
     server.query("SHOW STATUS LIKE 'innodb_lsn_current'")[0]["Value"].parse().expect("a number")
 }
 
-/// On a device with blocks of 512 bytes the setting decides: 4 KiB are whole pages, which nobody
-/// reads back.
+/// On a device with blocks of 512 bytes the setting decides: blocks of 4 KiB are whole pages,
+/// which are not read back.
 #[test]
 #[ignore = "long: make test-stories"]
 fn the_size_of_the_redo_logs_blocks_counts_wherever_it_is_set() {
@@ -92,9 +92,9 @@ fn the_size_of_the_redo_logs_blocks_counts_wherever_it_is_set() {
     assert!(kept_bytes(&redo(&server)) > REDO_BYTES / 10 * 9);
 
     let guard = Guard::spawn(&["--pid", &server.pid().to_string(), "--tick", "200ms"]);
-    wait_until_resident_below(&redo(&server), RELEASED, WAIT_TIMEOUT);
+    wait_until_resident_below(&redo(&server), RELEASED_REDO_LIMIT, WAIT_TIMEOUT);
     let read = turn_once(&server);
-    wait_until_resident_below(&redo(&server), RELEASED, WAIT_TIMEOUT);
+    wait_until_resident_below(&redo(&server), RELEASED_REDO_LIMIT, WAIT_TIMEOUT);
     let ended = guard.stop();
     assert!(read < REDO_BYTES / 8, "{read} bytes were read from the device beside the guard");
     assert_eq!(said(&ended, "warning", "warning"), [""; 0]);
@@ -102,7 +102,7 @@ fn the_size_of_the_redo_logs_blocks_counts_wherever_it_is_set() {
     let place_of = files.path().join("whole.d/50-redo.cnf").display().to_string();
     assert_eq!(settings, [format!("innodb_log_write_ahead_size is 4k ({place_of}, line 3)")]);
 
-    // Its running settings are not known any more.
+    // The server's settings in force are unknown now.
     let changed = files.path().join("whole.d/50-redo.cnf");
     let text = std::fs::read(&changed).expect("read an option file");
     std::fs::write(&changed, text).expect("write an option file");
@@ -119,7 +119,7 @@ fn the_size_of_the_redo_logs_blocks_counts_wherever_it_is_set() {
 /// Returns a guard's warning about the redo log while the log is written around once. The guard
 /// releases none of it.
 fn warned_beside(server: &Server) -> String {
-    // Pages that come show the writer's position.
+    // New pages show the writer's position.
     for file in redo(server) {
         support::evict(&file);
     }
@@ -156,7 +156,7 @@ fn a_profile_of_ones_own_does_not_take_postgresqls_wal_away() {
     assert!(kept_bytes(&server.segments()) > 6 * postgresql::SEGMENT_BYTES);
 
     let config = config.to_str().expect("a path of this test's own");
-    // Found by its name: named by --pid it would go by what fits it all the same.
+    // Found by its name; with --pid the best fitting profile would apply anyway.
     let only = format!("pid:{}", server.pid());
     let guard = Guard::spawn(&["--config", config, "--only", &only]);
     let found = guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == server.pid());

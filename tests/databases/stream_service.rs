@@ -19,7 +19,7 @@ const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 const USER_ID: u32 = 1001;
 const FILE_BYTES: u64 = 16 * MIB;
 
-/// A guard with a socket, and a place that every user may enter.
+/// A guard with a socket, and a directory that every user may enter.
 struct Service {
     scratch: tempfile::TempDir,
     program: PathBuf,
@@ -27,7 +27,7 @@ struct Service {
 }
 
 impl Service {
-    /// A guard to which everybody may send requests.
+    /// Returns a guard to which everybody may send requests.
     fn start(what: &str) -> Option<Self> {
         let programs = ["setpriv", "fincore", "cat", "sh"];
         if !support::can_run(what, &programs) || !support::can_follow(what, &programs) {
@@ -41,7 +41,7 @@ impl Service {
         Some(service)
     }
 
-    /// Starts a guard that follows, beside requests, what `processes` names.
+    /// Starts a guard that serves requests and follows the programs in `processes`.
     fn start_guard(&mut self, processes: &str) {
         let (config, nowhere) = (self.at("guard.toml"), self.at("nowhere"));
         let text = format!(
@@ -63,7 +63,7 @@ impl Service {
         self.at("streams.sock")
     }
 
-    /// A file that nothing is resident of.
+    /// Creates a file with no resident page.
     fn file(&self, name: &str, owner: u32, mode: u32) -> PathBuf {
         let path = self.at(name);
         std::fs::write(&path, vec![7; usize::try_from(FILE_BYTES).expect("it is small")])
@@ -74,7 +74,7 @@ impl Service {
         path
     }
 
-    /// A command of the user's under `run`, as a stream, with a report.
+    /// Returns a command of the user under `run`, as a stream, with a report.
     fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new("setpriv");
         command.args([&format!("--reuid={USER_ID}"), &format!("--regid={USER_ID}"), "--clear-groups", "--"]);
@@ -95,7 +95,7 @@ fn report(output: &Output) -> Value {
     json.and_then(Result::ok).unwrap_or_else(|| panic!("no report: {text}"))
 }
 
-/// Lets a command go on that waits for a line.
+/// Lets a waiting command continue by sending it a line.
 fn finish(mut child: Child) -> Output {
     child.stdin.take().expect("piped").write_all(b"\n").expect("the command waits for a line");
     child.wait_with_output().expect("wait for the command")
@@ -106,7 +106,7 @@ fn text(path: &Path) -> &str {
 }
 
 #[test]
-fn a_user_s_command_is_followed_and_only_what_they_may_read_goes() {
+fn a_user_s_command_is_followed_and_only_files_they_may_read_go() {
     let Some(service) = Service::start("a user's request for streams") else { return };
     let own = service.file("own", USER_ID, 0o600);
     let open = service.file("open", 0, 0o644);
@@ -120,7 +120,7 @@ fn a_user_s_command_is_followed_and_only_what_they_may_read_goes() {
     assert_eq!(bytes("added_bytes"), parts.iter().sum::<u64>(), "{events}");
     assert!(kept_bytes(&[own, open]) <= MIB);
 
-    // A program with root's rights that the user starts.
+    // A setuid-root program that the user starts.
     let private = service.file("private", 0, 0o600);
     let privileged = service.at("privileged-cat");
     support::copy_program(Path::new("/bin/cat"), &privileged);
@@ -160,14 +160,14 @@ fn a_command_outlives_the_guard_that_follows_it_and_a_reload_changes_nothing() {
     assert!(kept_bytes(std::slice::from_ref(&file)) <= MIB);
 
     let child = start(&service);
-    // Killed: its socket stays.
+    // After a kill its socket stays.
     service.guard = None;
     assert!(service.socket().exists());
     let output = finish(child);
     assert_eq!(output.status.code(), Some(7), "{output:?}");
     assert!(String::from_utf8_lossy(&output.stderr).contains("the guard that followed it has ended"));
 
-    // Nobody listens: the library serves.
+    // If nobody listens, the library is used.
     support::evict(&file);
     let output = service.run(&["cat", text(&file)]);
     assert!(output.status.success(), "{output:?}");

@@ -1,6 +1,6 @@
-//! The guard and the doctor beside the text logs of real servers: what `PostgreSQL`'s logging
-//! collector, `MariaDB`'s general and slow log, `RocksDB`'s `LOG` and `mongod.log` get, under names
-//! that their profiles know and under names that no profile knows.
+//! The guard and the doctor beside the text logs of real servers: `PostgreSQL`'s logging collector,
+//! `MariaDB`'s general and slow log, `RocksDB`'s `LOG` and `mongod.log`, under names that their
+//! profiles know and under names that no profile knows.
 //!
 //! Needs root, Debian's `postgresql`, `mariadb-server` and librocksdb-dev; skips with a sentence
 //! otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s.
@@ -19,43 +19,43 @@ use crate::support::guard::{EndedGuard, Guard};
 use crate::support::{MIB, doctor_report, eventually, mariadb, postgresql, resident_bytes};
 use crate::support::{size_bytes, wait_until_resident_below};
 
-/// The most that one log may keep: the tail of one file, and the windows that its writer shares
+/// Maximum resident bytes of one log: the tail of one file, and the windows that its writer shares
 /// with it.
-const ONE_TAIL: u64 = 8 * MIB;
+const TAIL_BYTES_MAX: u64 = 8 * MIB;
 
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Enough for what a guard sees of small files to add up to what is worth a word.
+/// Enough that the growth of small files adds up to a reported size.
 const MANY_LOOKS: Duration = Duration::from_secs(300);
 
 /// The length of one statement in the log, in bytes.
-const STATEMENT: u64 = 64 << 10;
+const STATEMENT_BYTES: u64 = 64 << 10;
 
-/// Has `PostgreSQL` log so many bytes of statements.
+/// Has `PostgreSQL` log this many bytes of statements.
 fn log_statements(server: &postgresql::Server, bytes: u64) {
     let script = server.home().join("statement.sql");
-    let text = "x".repeat(usize::try_from(STATEMENT).expect("it is small"));
+    let text = "x".repeat(usize::try_from(STATEMENT_BYTES).expect("it is small"));
     std::fs::write(&script, format!("SELECT length('{text}');\n")).expect("write a script");
-    let count = format!("--transactions={}", bytes.div_ceil(STATEMENT));
+    let count = format!("--transactions={}", bytes.div_ceil(STATEMENT_BYTES));
     let file = format!("--file={}", script.display());
     let mut load = server.pgbench(&["--no-vacuum", "--client=1", &count, &file]);
     let done = load.output().expect("start pgbench");
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
 }
 
-/// The files in a directory whose names end so.
+/// Returns the files in a directory with this name ending.
 fn files(directory: &Path, ending: &str) -> Vec<PathBuf> {
     let all = support::files_in(directory);
     all.into_iter().filter(|path| path.to_str().is_some_and(|path| path.ends_with(ending))).collect()
 }
 
-/// Returns a guard's reports of files that no pattern names.
+/// Returns a guard's reports of files that match no pattern.
 fn unnamed(ended: &EndedGuard) -> Vec<&Value> {
     let is_of = |event: &&Value| event["warning"].as_str().is_some_and(|text| text.contains("no pattern"));
     ended.events.iter().filter(|event| event["event"] == "warning").filter(is_of).collect()
 }
 
-/// Waits until the guard says that no pattern names what a server writes in this directory.
+/// Waits until the guard reports that a server's files in this directory match no pattern.
 fn wait_until_unnamed(guard: &Guard, directory: &Path) -> Value {
     guard.wait_for("warning", WAIT_TIMEOUT, |event| {
         event["warning"].as_str().is_some_and(|text| text.contains("no pattern"))
@@ -105,14 +105,14 @@ fn csvlog_and_jsonlog_of_postgresql_stay_out_of_the_page_cache() {
     };
     let resident = figure("resident_bytes", &|figures| figures["class"] == "text");
     assert!(resident > Some(60 * MIB), "{found:#}");
-    // But for the tail of each, and the segment of the WAL that is written.
+    // Except the tail of each, and the current WAL segment.
     let [all, releasable] =
         ["resident_bytes", "releasable_bytes"].map(|name| figure(name, &|figures| figures["readers"] == 0));
     assert!(releasable.zip(all).is_some_and(|(some, all)| some + 32 * MIB > all), "{found:#}");
 
     let guard = Guard::spawn(&["--pid", &pid, "--tick", "250ms"]);
-    wait_until_resident_below(&logs(), 2 * ONE_TAIL, WAIT_TIMEOUT);
-    // While it is written, too, and with a reader that is in step.
+    wait_until_resident_below(&logs(), 2 * TAIL_BYTES_MAX, WAIT_TIMEOUT);
+    // The same while it is written, and with a near reader.
     let mut reader = std::process::Command::new("tail")
         .args(["-q", "-c", "0", "-f"])
         .args(logs())
@@ -121,8 +121,8 @@ fn csvlog_and_jsonlog_of_postgresql_stay_out_of_the_page_cache() {
         .expect("start tail");
     guard.wait_for("tick", WAIT_TIMEOUT, |tick| tick["followers"].as_u64() > Some(0));
     log_statements(&server, 24 * MIB);
-    guard.assert_bounded(2 * ONE_TAIL + 32 * MIB, resident_bytes(&logs()), || resident_bytes(&logs()));
-    wait_until_resident_below(&logs(), 2 * ONE_TAIL, WAIT_TIMEOUT);
+    guard.assert_bounded(2 * TAIL_BYTES_MAX + 32 * MIB, resident_bytes(&logs()), || resident_bytes(&logs()));
+    wait_until_resident_below(&logs(), 2 * TAIL_BYTES_MAX, WAIT_TIMEOUT);
     // Pages that a reader has yet to read stay while it has the file open.
     let stopped = rustix::process::Pid::from_child(&reader);
     rustix::process::kill_process(stopped, rustix::process::Signal::STOP).expect("stop tail");
@@ -132,7 +132,7 @@ fn csvlog_and_jsonlog_of_postgresql_stay_out_of_the_page_cache() {
     assert!(resident > 20 * MIB, "{resident} bytes are left for a reader that has yet to read 24 MiB");
     reader.kill().expect("end tail");
     reader.wait().expect("wait for tail");
-    wait_until_resident_below(&logs(), 2 * ONE_TAIL, WAIT_TIMEOUT);
+    wait_until_resident_below(&logs(), 2 * TAIL_BYTES_MAX, WAIT_TIMEOUT);
 
     let ended = guard.stop();
     assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
@@ -151,7 +151,7 @@ fn a_log_of_postgresql_that_no_pattern_names_is_reported_once() {
     }
     let _alone = support::alone();
     let scratch = support::scratch();
-    // Rotated by size, as it is by default: no file of it grows by much.
+    // Rotated by size, the default: no file grows by much.
     let place = scratch.path().join("audit");
     std::fs::create_dir(&place).expect("make a directory");
     std::os::unix::fs::chown(&place, Some(user_of("postgres")), None).expect("give it away");
@@ -214,9 +214,9 @@ fn text_logs_of_mariadb_are_released_and_one_of_another_name_is_reported() {
         assert!(kept > 47 * MIB, "nothing releases {} yet", log.display());
     }
     let guard = Guard::spawn(&["--pid", &pid, "--tick", "250ms"]);
-    wait_until_resident_below(&named, 2 * ONE_TAIL, WAIT_TIMEOUT);
+    wait_until_resident_below(&named, 2 * TAIL_BYTES_MAX, WAIT_TIMEOUT);
 
-    // To another file, whose name says nothing.
+    // Logs to another file, whose name matches no pattern.
     server.query("SET GLOBAL general_log_file = 'statements.txt'");
     log_queries(4 * MIB);
     guard.wait_for_ticks(8);
@@ -261,22 +261,22 @@ fn the_text_log_of_mongodb_stays_out_of_the_page_cache() {
     stays_out(&mut server, pid, |server| vec![server.text_log()], MongoDb::log);
 }
 
-/// Has a server write to its text log: without a guard all of it stays, beside one no more than a
-/// tail.
+/// Makes a server write to its text log, and checks that without a guard all pages stay, and with
+/// one at most a tail.
 fn stays_out<S>(server: &mut S, pid: u32, logs: impl Fn(&S) -> Vec<PathBuf>, log: impl Fn(&mut S, u64)) {
     log(server, 56 * MIB);
     assert!(support::kept_bytes(&logs(server)) > 55 * MIB, "nothing releases it yet");
     let guard = Guard::spawn(&["--pid", &pid.to_string(), "--tick", "250ms"]);
-    wait_until_resident_below(&logs(server), ONE_TAIL, WAIT_TIMEOUT);
+    wait_until_resident_below(&logs(server), TAIL_BYTES_MAX, WAIT_TIMEOUT);
     log(server, 48 * MIB);
-    wait_until_resident_below(&logs(server), ONE_TAIL, WAIT_TIMEOUT);
+    wait_until_resident_below(&logs(server), TAIL_BYTES_MAX, WAIT_TIMEOUT);
     let ended = guard.stop();
     assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
     assert!(ended.summary()["released_bytes"]["text"].as_u64() > Some(90 * MIB), "{}", ended.summary());
     assert!(unnamed(&ended).is_empty(), "{:#?}", unnamed(&ended));
 }
 
-/// The id of a user.
+/// Returns the id of a user.
 fn user_of(name: &str) -> u32 {
     let output = std::process::Command::new("id").args(["-u", name]).output().expect("run id");
     String::from_utf8_lossy(&output.stdout).trim().parse().expect("there is such a user")

@@ -18,15 +18,15 @@ pub(crate) struct Block {
 /// A command and what it prints.
 #[derive(Debug)]
 pub(crate) struct Step {
-    /// As a shell takes it.
+    /// In a shell's syntax.
     pub(crate) command: String,
-    /// Whether only root runs it.
+    /// Whether it needs root.
     pub(crate) root: bool,
-    /// The lines that follow it.
+    /// Its output lines.
     pub(crate) output: Vec<String>,
 }
 
-/// All blocks of a file.
+/// Returns all blocks of a file.
 pub(crate) fn of(page: &Path) -> Vec<Block> {
     let text = std::fs::read_to_string(page).expect("a page can be read");
     let mut blocks: Vec<Block> = Vec::new();
@@ -48,12 +48,12 @@ pub(crate) fn of(page: &Path) -> Vec<Block> {
 }
 
 impl Block {
-    /// Whether this word stands behind the fence.
+    /// Whether the fence has this word.
     pub(crate) fn is(&self, word: &str) -> bool {
         self.info.iter().any(|given| given == word)
     }
 
-    /// The commands of a `console` block.
+    /// Returns the commands of a `console` block.
     pub(crate) fn steps(&self) -> Vec<Step> {
         let mut steps: Vec<Step> = Vec::new();
         for line in self.text.lines() {

@@ -1,5 +1,5 @@
-//! Circles of modules: files of a crate that use each other, directly or by others. A reader of one
-//! has to read all of them.
+//! Import cycles: files of a crate that use each other, directly or indirectly. A reader of one has
+//! to read all of them.
 //!
 //! Only paths that begin with `crate`, `self` or `super` count, and no tests.
 
@@ -8,12 +8,12 @@ use std::path::Path;
 
 use super::files_below;
 
-/// The most files of a circle.
+/// Maximum files in an import cycle.
 const FILES_MAX: usize = 2;
 
 type Module = Vec<String>;
 
-/// The module of a source file: empty for a crate's root.
+/// Returns the module of a source file: empty for a crate's root.
 fn module(source: &Path) -> Module {
     let mut names: Module =
         source.with_extension("").iter().map(|name| name.to_string_lossy().into_owned()).collect();
@@ -21,7 +21,7 @@ fn module(source: &Path) -> Module {
     names
 }
 
-/// The paths that a tree of a `use` stands for, each a list of names.
+/// Returns the paths in a `use` tree, each a list of names.
 fn paths(tree: &str, before: &[&str], found: &mut Vec<Module>) {
     let Some((head, rest)) = tree.split_once('{') else {
         let path = tree.split(" as ").next().unwrap_or_default().trim();
@@ -40,7 +40,7 @@ fn paths(tree: &str, before: &[&str], found: &mut Vec<Module>) {
     }
 }
 
-/// The modules that a source names.
+/// Returns the modules that a source file uses.
 fn named(of: &Module, text: &str, all: &BTreeSet<Module>) -> BTreeSet<Module> {
     let text = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
     let code: Vec<&str> = text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect();
@@ -76,7 +76,7 @@ fn named(of: &Module, text: &str, all: &BTreeSet<Module>) -> BTreeSet<Module> {
     found.into_iter().filter_map(target).collect()
 }
 
-/// All that can be reached from a module.
+/// Returns all modules that can be reached from a module.
 fn reached<'a>(from: &'a Module, uses: &'a BTreeMap<Module, BTreeSet<Module>>) -> BTreeSet<&'a Module> {
     let (mut seen, mut next) = (BTreeSet::new(), vec![from]);
     while let Some(module) = next.pop() {
@@ -85,8 +85,8 @@ fn reached<'a>(from: &'a Module, uses: &'a BTreeMap<Module, BTreeSet<Module>>) -
     seen
 }
 
-/// A sentence for each crate with a circle that is larger than it may be.
-pub(super) fn wrong(root: &Path) -> Vec<String> {
+/// Returns a sentence for each crate whose import cycles exceed their limit.
+pub(super) fn violations(root: &Path) -> Vec<String> {
     let mut crates: BTreeMap<String, BTreeMap<Module, String>> = BTreeMap::new();
     for file in files_below(&root.join("crates"), "rs") {
         let Some((directory, source)) = file.to_str().and_then(|path| path.split_once("/src/")) else {

@@ -1,10 +1,10 @@
-//! Documented output against what was printed: all but figures, units of figures, and spaces must
-//! be as documented, in that order.
+//! Compares documented with actual output: everything except figures, their units, and spaces must
+//! match, in order.
 
 /// Stands for anything.
-const ANY: char = '…';
+const ANY_TEXT: char = '…';
 
-/// `Err` with the documented line that was not printed where it should be.
+/// Returns `Err` with the documented line that is missing in the output.
 pub(crate) fn compare(documented: &[String], printed: &str) -> Result<(), String> {
     let mut printed = printed.lines().map(normal).peekable();
     let mut anywhere = false;
@@ -24,7 +24,7 @@ pub(crate) fn compare(documented: &[String], printed: &str) -> Result<(), String
         }
         anywhere = false;
     }
-    // A document must mark output that it omits at the end; without any output it asks for none.
+    // A document must mark omitted output at the end; a block without output expects none.
     if documented.is_empty() || anywhere || printed.peek().is_none() {
         return Ok(());
     }
@@ -33,7 +33,7 @@ pub(crate) fn compare(documented: &[String], printed: &str) -> Result<(), String
 
 /// Whether a line is as documented.
 fn matches(wanted: &str, line: &str) -> bool {
-    let mut parts = wanted.split(ANY);
+    let mut parts = wanted.split(ANY_TEXT);
     let first = parts.next().unwrap_or_default();
     let Some(mut rest) = line.strip_prefix(first) else { return false };
     let mut last = None;
@@ -49,7 +49,8 @@ fn matches(wanted: &str, line: &str) -> bool {
     }
 }
 
-/// A line with `#` for each figure and its unit, `[#]` for a drawing, and single spaces.
+/// Returns a line with `#` in place of each figure and unit, `[#]` in place of a drawing, and
+/// single spaces.
 fn normal(line: &str) -> String {
     let characters: Vec<char> = line.chars().collect();
     let is_digit = |at: usize| characters.get(at).is_some_and(char::is_ascii_digit);
@@ -58,7 +59,7 @@ fn normal(line: &str) -> String {
     while let Some(&c) = characters.get(at) {
         at += 1;
         if c.is_ascii_digit() && (at < 2 || !characters[at - 2].is_alphanumeric()) {
-            // Points and commas are the figure's where digits follow.
+            // Points and commas before digits belong to the figure.
             while is_digit(at) || matches!(characters.get(at), Some('.' | ',')) && is_digit(at + 1) {
                 at += 1;
             }
@@ -86,7 +87,7 @@ fn normal(line: &str) -> String {
 }
 
 #[test]
-fn figures_units_and_what_is_left_out_may_differ() {
+fn figures_units_and_omitted_parts_may_differ() {
     let documented = |lines: &[&str]| lines.iter().map(|&line| line.to_owned()).collect::<Vec<String>>();
     let same = |lines: &[&str], printed: &str| compare(&documented(lines), printed).is_ok();
     assert!(same(

@@ -1,5 +1,5 @@
-//! Files in the directory that documented commands run in: `data`, files as a database has them,
-//! all of them resident and clean; `store`, a page store with commits that are not yet in its data
+//! Files in the directory where documented commands run: `data`, files like a database's, all
+//! resident and clean; `store`, a page store with commits that are not yet in its data
 //! file.
 
 use std::fs::{self, File};
@@ -9,7 +9,7 @@ use pagekeeper_store::{Create, Durability, Store};
 
 use crate::support::MIB;
 
-/// Makes all of it.
+/// Creates all fixtures.
 pub(crate) fn make(directory: &Path) {
     let data = directory.join("data");
     fs::create_dir(&data).expect("make a directory");
@@ -23,7 +23,7 @@ pub(crate) fn make(directory: &Path) {
     store(&directory.join("store")).expect("make a store");
 }
 
-/// Bytes that no file system makes smaller.
+/// Returns bytes that no file system can compress.
 fn content(bytes: u64) -> Vec<u8> {
     let mut word = 0x9E37_79B9_7F4A_7C15_u64;
     let words = (0..bytes / 8).map(|_| {
@@ -40,7 +40,7 @@ fn write(path: &Path, content: &[u8]) {
     File::open(path).and_then(|file| file.sync_all()).expect("sync a file");
 }
 
-/// 64 pages, the first of them the root; the last commit stays in the journal.
+/// Creates a store of 64 pages with the root in the first; the last commit stays in the journal.
 fn store(path: &Path) -> Result<(), pagekeeper_store::Error> {
     let store = Store::options().create(Create::New).journal_bytes(MIB).background_apply(false).open(path)?;
     let mut txn = store.begin_write()?;

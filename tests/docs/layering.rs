@@ -1,6 +1,6 @@
-//! The layers of ARCHITECTURE.md against `cargo metadata`: its table has each crate with all that
-//! it imports, a crate imports crates from rows below its own alone, and no crate imports one of a
-//! directory that its own may not. No crate compiles files of another by `#[path]`.
+//! The layers of ARCHITECTURE.md against `cargo metadata`: the table lists each crate with all its
+//! imports. A crate imports only crates from rows below, and only from directories that its own
+//! directory may import. No crate compiles files of another by `#[path]`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,7 +8,7 @@ use std::process::Command;
 
 use super::files_below;
 
-/// The directories of crates, and those that the crates of each may import from.
+/// Each directory of crates, and the directories that its crates may import from.
 const MAY_IMPORT: [(&str, &[&str]); 4] = [
     ("base", &["base"]),
     ("operate", &["operate", "base"]),
@@ -16,20 +16,20 @@ const MAY_IMPORT: [(&str, &[&str]); 4] = [
     ("integrations", &["engine", "base"]),
 ];
 /// Crates of `operate` that import from `engine`, too.
-const BOTH: [&str; 2] = ["cli", "probe"];
+const ENGINE_IMPORTERS: [&str; 2] = ["cli", "probe"];
 
 /// The model of a page cache under the policy's tests, which the catalog's table of read-backs
 /// runs, too.
-const SHARED: &str = "crates/base/policy/tests/properties";
+const SHARED_TEST_MODEL: &str = "crates/base/policy/tests/properties";
 
-/// A crate as cargo knows it.
-struct Found {
-    /// The directory that it is in: "operate".
+/// A crate by cargo's metadata.
+struct CargoCrate {
+    /// Its directory of crates: "operate".
     group: String,
     imports: Vec<String>,
 }
 
-/// The crates and what each imports, in the table's order.
+/// Returns the crates of the table in its order, each with its imports.
 fn table(root: &Path) -> Vec<(String, Vec<String>)> {
     let text = std::fs::read_to_string(root.join("ARCHITECTURE.md")).expect("the page");
     let rows = text.lines().skip_while(|line| !line.starts_with("| crate |")).skip(2);
@@ -41,8 +41,9 @@ fn table(root: &Path) -> Vec<(String, Vec<String>)> {
     rows.take_while(|line| line.starts_with('|')).map(of_row).collect()
 }
 
-/// A crate's name in the table, and the directory that it is in, by the path of its own directory.
-fn named(root: &Path, path: &str) -> (String, String) {
+/// Returns a crate's name and group in the table, from the path of its directory.
+///
+fn name_and_group(root: &Path, path: &str) -> (String, String) {
     let relative =
         Path::new(path).strip_prefix(root).expect("a path in the repository").to_str().expect("text");
     match relative.split('/').collect::<Vec<_>>()[..] {
@@ -52,8 +53,8 @@ fn named(root: &Path, path: &str) -> (String, String) {
     }
 }
 
-/// The same by cargo, without tools and tests.
-fn crates(root: &Path) -> BTreeMap<String, Found> {
+/// Returns the crates and their imports by cargo, without tools and tests.
+fn crates(root: &Path) -> BTreeMap<String, CargoCrate> {
     let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
         .current_dir(root)
@@ -65,17 +66,17 @@ fn crates(root: &Path) -> BTreeMap<String, Found> {
         let dependencies = package["dependencies"].as_array().expect("dependencies").iter();
         let own = dependencies.filter(|dependency| dependency["kind"].is_null());
         let own = own.filter_map(|dependency| dependency["path"].as_str());
-        let mut imports: Vec<String> = own.map(|path| named(root, path).0).collect();
+        let mut imports: Vec<String> = own.map(|path| name_and_group(root, path).0).collect();
         imports.sort();
         let manifest = package["manifest_path"].as_str().expect("a path");
-        let (name, group) = named(root, manifest.trim_end_matches("/Cargo.toml"));
-        (name, Found { group, imports })
+        let (name, group) = name_and_group(root, manifest.trim_end_matches("/Cargo.toml"));
+        (name, CargoCrate { group, imports })
     };
     let all = metadata["packages"].as_array().expect("packages").iter().map(of_package);
     all.filter(|(_, found)| MAY_IMPORT.iter().any(|(group, _)| *group == found.group)).collect()
 }
 
-/// A sentence for each `#[path]` that leads out of its crate.
+/// Returns a sentence for each `#[path]` that leads out of its crate.
 fn foreign_sources(root: &Path) -> Vec<String> {
     let owner =
         |path: &Path| path.ancestors().find(|above| above.join("Cargo.toml").is_file()).map(Path::to_owned);
@@ -85,7 +86,7 @@ fn foreign_sources(root: &Path) -> Vec<String> {
         let text = std::fs::read_to_string(&source).expect("a source");
         for path in text.split("\n#[path = \"").skip(1).filter_map(|rest| rest.split('"').next()) {
             let included = source.with_file_name(path).canonicalize().expect("a source");
-            if owner(&included) != owner(&source) && !included.starts_with(root.join(SHARED)) {
+            if owner(&included) != owner(&source) && !included.starts_with(root.join(SHARED_TEST_MODEL)) {
                 wrong.push(format!("{} compiles {path} of another crate", source.display()));
             }
         }
@@ -93,8 +94,8 @@ fn foreign_sources(root: &Path) -> Vec<String> {
     wrong
 }
 
-/// A sentence for each crate that is not as the page says, or not as the layers allow.
-pub(crate) fn wrong(root: &Path) -> Vec<String> {
+/// Returns a sentence for each crate that differs from the page, or breaks the layers.
+pub(crate) fn violations(root: &Path) -> Vec<String> {
     let (table, crates) = (table(root), crates(root));
     let mut wrong = foreign_sources(root);
     for name in crates.keys().filter(|name| table.iter().all(|(row, _)| row != *name)) {
@@ -116,7 +117,7 @@ pub(crate) fn wrong(root: &Path) -> Vec<String> {
                 wrong.push(format!("`{name}` imports `{import}`, which does not stand below it"));
             }
             let from = crates.get(import).map_or("dev", |import| &import.group);
-            let is_exempt = from == "engine" && BOTH.contains(&name.as_str());
+            let is_exempt = from == "engine" && ENGINE_IMPORTERS.contains(&name.as_str());
             if !may.contains(&from) && !is_exempt {
                 wrong.push(format!("`{name}` of {} imports `{import}` of {from}", found.group));
             }

@@ -16,8 +16,8 @@ const DOCUMENTS: [&str; 7] = [
     "bench/README.md",
 ];
 
-/// A sentence for each link that leads nowhere.
-pub(crate) fn wrong(root: &Path) -> Vec<String> {
+/// Returns a sentence for each link that leads nowhere.
+pub(crate) fn violations(root: &Path) -> Vec<String> {
     let book = root.join("docs/src");
     let documents = DOCUMENTS.iter().map(|name| root.join(name)).chain(files_below(&book, "md"));
     let mut wrong = Vec::new();
@@ -32,7 +32,7 @@ pub(crate) fn wrong(root: &Path) -> Vec<String> {
     wrong
 }
 
-/// Why a link leads nowhere.
+/// Returns the reason that a link leads nowhere.
 fn fault(page: &Path, target: &str, book: &Path) -> Option<&'static str> {
     if target.contains("://") || target.starts_with("mailto:") {
         return None;
@@ -56,7 +56,7 @@ fn targets(text: &str) -> Vec<String> {
     after.filter_map(|rest| rest.split_once(')')).map(|(target, _)| target.trim().to_owned()).collect()
 }
 
-/// The text without fenced blocks and code in backticks.
+/// Returns the text without fenced blocks and code in backticks.
 fn without_code(text: &str) -> String {
     let mut fenced = false;
     let mut prose = String::new();

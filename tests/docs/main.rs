@@ -5,7 +5,7 @@
 //! several places are the same in each.
 //!
 //! Blocks marked `console` are run, in order, one directory a page, on the fixtures of
-//! [`fixtures`]: `$` begins a command, `#` one that needs root, `>` goes on with a here-document.
+//! [`fixtures`]: `$` begins a command, `#` one that needs root, `>` continues with a here-document.
 //! Lines of output are compared except for figures; `…` matches anything, and on a line of its own
 //! any lines. Blocks marked `console,server` need a server, systemd or a change of the host: their
 //! command lines are checked against the program's help and the Makefile.
@@ -24,7 +24,7 @@ mod messages;
 mod parsed;
 mod promises;
 mod prose;
-mod said_alike;
+mod untested_servers;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -32,12 +32,12 @@ use std::process::Command;
 use blocks::{Block, Step};
 use support::command::{finish, program};
 
-/// The root of the repository.
+/// Returns the root of the repository.
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..").canonicalize().expect("the repository is there")
 }
 
-/// All files below a directory whose names have this extension, in order.
+/// Returns all files below a directory whose names have this extension, in order.
 fn files_below(directory: &Path, extension: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(directory).expect("a directory") {
@@ -52,7 +52,7 @@ fn files_below(directory: &Path, extension: &str) -> Vec<PathBuf> {
     found
 }
 
-/// The README, and all pages of the book.
+/// Returns the README, and all pages of the book.
 fn pages() -> Vec<PathBuf> {
     let mut pages = vec![root().join("README.md")];
     pages.extend(files_below(&root().join("docs/src"), "md"));
@@ -60,19 +60,19 @@ fn pages() -> Vec<PathBuf> {
 }
 
 #[test]
-fn crates_import_what_the_architecture_allows() {
-    let wrong = layering::wrong(&root());
+fn crates_import_only_crates_that_the_architecture_allows() {
+    let wrong = layering::violations(&root());
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
 #[test]
 fn modules_use_each_other_in_no_large_circle() {
-    let wrong = circles::wrong(&root());
+    let wrong = circles::violations(&root());
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
 #[test]
-fn command_blocks_run_and_print_what_stands_there() {
+fn command_blocks_print_the_output_in_the_book() {
     let _alone = support::alone();
     let is_root = rustix::process::geteuid().is_root();
     let (mut ran, mut only_parsed) = (0, 0);
@@ -149,7 +149,7 @@ fn configurations_are_accepted() {
     assert!(checked >= 2, "the blocks were found");
 }
 
-/// Keys that the guard takes in a section, by what it says to another one.
+/// Returns the guard's keys in a section, from its message about an unknown one.
 fn keys_of(section: &str, scratch: &Path) -> Vec<String> {
     let config = scratch.join("unknown.toml");
     std::fs::write(&config, format!("{section}\nunknown = 1\n")).expect("write a configuration");
@@ -202,7 +202,7 @@ fn the_page_of_the_configuration_has_every_key() {
 
 #[test]
 fn links_lead_somewhere() {
-    let wrong = links::wrong(&root());
+    let wrong = links::violations(&root());
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 

@@ -1,5 +1,5 @@
-//! The messages of the page on troubleshooting: each is in the code, so that a search for it finds
-//! the explanation.
+//! The messages of the page on troubleshooting: each is in the code, so that a user who searches
+//! for it finds the explanation.
 //!
 //! A message is the first cell of a table's row. `…` stands for text that the code inserts, `;`
 //! separates several messages. Messages of others are in italics, and `(in …)` or `(over …)` at the
@@ -9,10 +9,10 @@ use std::path::Path;
 
 use super::files_below;
 
-/// Shorter pieces say too little to be searched for.
-const PIECE_LEAST: usize = 6;
+/// Shorter pieces are too common to search for.
+const PIECE_CHARS_MIN: usize = 6;
 
-/// Each piece of a message that no source has.
+/// Returns each piece of a message that is in no source file.
 pub(super) fn unknown(root: &Path) -> Vec<String> {
     let mut sources = String::new();
     collect(&root.join("crates"), &mut sources);
@@ -25,18 +25,18 @@ pub(super) fn unknown(root: &Path) -> Vec<String> {
         cell[..seen].split(['…', ';', '`'])
     });
     let pieces = pieces.map(|piece| piece.trim_matches([' ', '.', ':', ',', '"', '(', ')']));
-    let long = pieces.filter(|piece| piece.chars().count() >= PIECE_LEAST);
+    let long = pieces.filter(|piece| piece.chars().count() >= PIECE_CHARS_MIN);
     long.filter(|piece| !sources.contains(*piece)).map(str::to_owned).collect()
 }
 
-/// All Rust below a directory.
+/// Appends all Rust below a directory.
 pub(super) fn collect(directory: &Path, all: &mut String) {
     for path in files_below(directory, "rs") {
         all.push_str(&std::fs::read_to_string(path).expect("a source"));
     }
 }
 
-/// Source with strings as they are printed: on one line, quotes without a backslash.
+/// Returns source text with strings as printed: on one line, quotes without a backslash.
 fn plain(source: &str) -> String {
     let mut lines = source.split("\\\n");
     let mut plain = lines.next().unwrap_or_default().to_owned();

@@ -34,9 +34,9 @@ fn is_file_command(word: &str) -> bool {
 }
 
 fn check_pagekeeper(words: &[&str], block: &Block) {
-    // Arguments behind -- are another program's.
+    // Arguments behind -- belong to another program.
     let words: Vec<&str> = words.iter().copied().take_while(|word| *word != "--").collect();
-    // By itself it says what to type.
+    // Without a command it prints what to type.
     let Some((command, mut rest)) = words.split_first() else { return };
     let mut arguments = vec![*command];
     if *command == "store" {

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::messages::collect;
 
-/// Each name in the last cell of such a row that no test has, and how many names there are.
+/// Returns each name in the last cell of these rows that is not a test, and the number of names.
 pub(super) fn without_test(root: &Path) -> (Vec<String>, usize) {
     let mut sources = String::new();
     for directory in ["crates", "tests", "docs"] {
@@ -37,7 +37,7 @@ fn is_above(line: &str) -> bool {
     line.starts_with("#[") || line.starts_with("//")
 }
 
-/// The tests that the tables of a page name; an empty name for a row that names none.
+/// Returns the tests that the tables of a page name; an empty name for a row that names none.
 fn names(page: &str) -> Vec<&str> {
     let mut of_promises = false;
     let mut names = Vec::new();

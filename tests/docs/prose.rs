@@ -3,9 +3,9 @@
 
 use super::{finish, root};
 
-/// Each count, and the most percent that the tree may have. Lower a bar once the tree is below it;
+/// Each count, and its limit in percent. Lower a bar once the tree is below it;
 /// never raise one.
-const BARS: [(&str, usize); 6] = [
+const BARS_PERCENT: [(&str, usize); 6] = [
     ("sentences in Rust comments are headless", 1),
     ("sentences in documents are headless", 1),
     ("sentences have more than 35 words", 1),
@@ -96,7 +96,7 @@ fn sentences_and_names_are_within_their_bars() {
     }
     let is_shared = |name| named.iter().filter(|other| *other == name).count() > 1;
     found.extend(named.iter().map(|name| (name.0, name.1.clone(), is_shared(name))));
-    for (at, (what, most)) in BARS.into_iter().enumerate() {
+    for (at, (what, most)) in BARS_PERCENT.into_iter().enumerate() {
         let all: Vec<_> = found.iter().filter(|(bar, ..)| *bar == at).collect();
         let counted: Vec<_> = all.iter().filter(|(.., counts)| *counts).map(|(_, place, _)| place).collect();
         let is_within = !all.is_empty() && counted.len() * 100 <= most * all.len();

@@ -20,7 +20,7 @@ use crate::support::{MIB, doctor_report};
 /// Files of the archive.
 const FILE_COUNT: u64 = 3;
 
-/// A file of which all is resident: a hole has pages as any other part.
+/// Returns a fully resident file; holes have pages like other parts.
 fn cached(path: &Path, bytes: u64) -> File {
     let file =
         File::options().create(true).truncate(true).read(true).write(true).open(path).expect("make a file");
@@ -36,19 +36,19 @@ fn holder<'a>(report: &'a Value, path: &Path) -> Option<&'a Value> {
 
 #[test]
 #[ignore = "long: make test-stories"]
-fn who_holds_page_cache_beside_the_databases_is_named() {
+fn other_holders_of_page_cache_are_named() {
     let programs = LoopImage::programs("ext4");
     let programs: Vec<&str> = programs.iter().map(String::as_str).chain(["fincore"]).collect();
     if !support::can_run("the doctor and files of no database", &programs) {
         return;
     }
     let _alone = support::alone();
-    // A file system of its own, as archives often have: it is walked before the root, for which
-    // there may be no time.
+    // A file system of its own, as archives often have: it is walked before the root, which may
+    // exceed the time limit.
     let image = LoopImage::new("ext4", 8 << 30);
     let archive = image.path().join("archive of WAL");
     std::fs::create_dir(&archive).expect("make a directory");
-    // A tenth of the memory is worth a word: so much are the two together.
+    // The two files together exceed a tenth of memory, above which the doctor reports them.
     let memory = MemInfo::read(&SysRoots::default()).expect("read /proc/meminfo").total;
     let each = (memory / 19).max(520 * MIB).next_multiple_of(FILE_COUNT * MIB) / FILE_COUNT;
     let logs: Vec<PathBuf> =
@@ -61,7 +61,7 @@ fn who_holds_page_cache_beside_the_databases_is_named() {
 
     let counted = || [&logs[..], std::slice::from_ref(&open)].map(support::resident_bytes);
 
-    // Some machines page out what is idle: what it says lies between two counts of fincore.
+    // Some machines page out idle memory, so the reported size lies between two counts of fincore.
     let before = counted();
     let report = doctor_report::of(&run(["doctor", "--elsewhere", "--json", "--watch", "100ms"]));
     let after = counted();
@@ -74,12 +74,12 @@ fn who_holds_page_cache_beside_the_databases_is_named() {
     assert_eq!((&found[0]["files"], &found[0]["open_in"]), (&json!(FILE_COUNT), &json!([])));
     assert_eq!(found[1]["open_in"][0]["pid"], json!(std::process::id()), "{:#}", found[1]);
 
-    // Nobody's files are opened for it unless that is asked for. The file alone would not be worth
-    // a word.
+    // Without `--elsewhere` no foreign file is opened, and the file alone is below the reported
+    // size.
     let text = run(["doctor", "--watch", "100ms"]).stdout;
     assert!(text.contains("`pagekeeper doctor --elsewhere`") && !text.contains("archive of WAL"), "{text}");
 
-    // For people; and what it says takes them out.
+    // The text for people; its command evicts them.
     let text = run(["doctor", "--elsewhere", "--watch", "100ms"]).stdout;
     assert!(text.contains("elsewhere") && text.contains("`pagekeeper evict PATH`"), "{text}");
     let outcome = run(["evict", archive.to_str().expect("plain")]);

@@ -1,5 +1,5 @@
-//! `pagekeeper doctor` beside a real `MariaDB`: log files in the page cache, and direct I/O mixed
-//! with it; each is provoked, reported with its evidence, fixed as the report says, and gone.
+//! `pagekeeper doctor` beside a real `MariaDB`: log files in the page cache, and mixed direct I/O.
+//! Each problem is provoked, reported with its evidence, and gone after the reported fix.
 //!
 //! Needs root and Debian's `mariadb-server` and `util-linux`; skips with a sentence otherwise, and
 //! fails instead where `PAGEKEEPER_REQUIRE_ALL=1`. Only this server's findings are read: others may
@@ -29,7 +29,7 @@ fn doctor(pid: u32, more: &[&str]) -> Value {
     doctor_report::of(&outcome)
 }
 
-/// As [`doctor`], on a directory.
+/// Runs [`doctor`] on a directory.
 fn doctor_of(directory: &Path, more: &[&str]) -> Value {
     let outcome =
         finish(pagekeeper().args(["doctor", "--json", "--watch", "500ms"]).args(more).arg(directory));
@@ -37,20 +37,20 @@ fn doctor_of(directory: &Path, more: &[&str]) -> Value {
     doctor_report::of(&outcome)
 }
 
-/// The findings of a kind that are about a database, not the host.
+/// Returns the findings of a kind that are about a database, not the host.
 fn found<'a>(report: &'a Value, kind: &str) -> Vec<&'a Value> {
     let findings = report["findings"].as_array().expect("a list");
     findings.iter().filter(|finding| finding["kind"] == kind && !finding["database"].is_null()).collect()
 }
 
-/// The only finding of a kind.
+/// Returns the single finding of a kind.
 fn the<'a>(report: &'a Value, kind: &str) -> &'a Value {
     let found = found(report, kind);
     assert_eq!(found.len(), 1, "{report:#}");
     found[0]
 }
 
-/// The figures of the evidence that `matches`.
+/// Returns the figures of the evidence that `matches`.
 fn figures(finding: &Value, matches: impl Fn(&Value) -> bool) -> &Value {
     let evidence = finding["evidence"].as_array().expect("a list");
     let found = evidence.iter().map(|evidence| &evidence["figures"]).find(|figures| matches(figures));
@@ -66,7 +66,7 @@ fn fixes(finding: &Value) -> Vec<&str> {
     fixes.iter().map(|fix| fix["act"].as_str().expect("text")).collect()
 }
 
-/// Writes so many MiB of rows, each of one MiB: they go through the redo log and the binlog.
+/// Writes this many MiB of rows, each of one MiB: they go through the redo log and the binlog.
 fn write(server: &Server, mebibytes: u64) {
     for _ in 0..mebibytes / 4 {
         server.execute("INSERT INTO test.t (b) SELECT REPEAT('x', 1048576) FROM test.seq_1_to_4");
@@ -95,7 +95,7 @@ fn logs_are_reported_with_their_share_and_gone_after_the_fix() {
     write(&server, 64);
     let report = std::thread::scope(|scope| {
         let watching = scope.spawn(|| doctor(server.pid(), &["--watch", "3s"]));
-        // Until it has reported: when its watch begins is not known.
+        // Repeats until the report has come, since the start of the watch is unknown.
         while !watching.is_finished() {
             write(&server, 4);
             std::thread::sleep(Duration::from_millis(200));
@@ -109,7 +109,7 @@ fn logs_are_reported_with_their_share_and_gone_after_the_fix() {
     let redo = figures(logs, |figures| figures["class"] == "redo");
     assert!(figure(redo, "resident_bytes") > 4 * MIB, "{logs:#}");
     let releasable = figures(logs, |figures| figures["releasable_bytes"].is_u64());
-    // The binlogs before the last, and at least what lies far behind the writer of the ring.
+    // The binlogs before the last, and at least the part of the ring far behind its writer.
     assert!(figure(releasable, "releasable_bytes") > 48 * MIB, "{logs:#}");
     assert!(figure(releasable, "releasable_bytes") <= figure(releasable, "resident_bytes"), "{logs:#}");
     assert!(figure(figures(logs, |figures| figures["growth_bytes"].is_u64()), "growth_bytes") > MIB);
@@ -118,7 +118,7 @@ fn logs_are_reported_with_their_share_and_gone_after_the_fix() {
     let guard = format!("`pagekeeper guard --pid {}`", server.pid());
     assert!(logs["pagekeeper"].as_str().unwrap().starts_with(&guard), "{logs:#}");
 
-    // Let pagekeeper act on it.
+    // Fix: let pagekeeper release it.
     finish(pagekeeper().args(["guard", "--once", "--pid", &server.pid().to_string()])).fine();
     let after = doctor(server.pid(), &["--watch", "1s"]);
     assert_eq!(found(&after, "logs-in-cache"), Vec::<&Value>::new(), "{after:#}");
@@ -145,11 +145,11 @@ fn logs_that_another_group_pays_for_are_no_share_of_this_ones_limit() {
     }
     let _alone = alone();
     let dir = scratch();
-    // It goes once the server has ended.
+    // Its pages can be dropped once the server has ended.
     let Some(group) = MemoryGroup::new(test, 512 * MIB) else { return };
     let server = Server::start(dir.path(), Options::primary());
     make_table(&server);
-    // Charged to the group that it is in now, as to that of a container which is started anew.
+    // Its pages are charged to its present group, like those of a restarted container.
     write(&server, 64);
     group.add(server.pid());
     let report = doctor(server.pid(), &["--watch", "500ms"]);
@@ -167,13 +167,13 @@ fn logs_that_another_group_pays_for_are_no_share_of_this_ones_limit() {
     assert!(cost.contains("charged to another"), "{logs:#}");
 }
 
-/// A shell that has one `cat` after the other read a file through the page cache, until it is
-/// dropped: each begins with nothing of it there, and leaves all of it.
+/// A shell in which one `cat` after the other reads a file through the page cache until
+/// dropped. Each one finds no page resident and leaves all of them.
 struct CatLoop(Child);
 
 impl CatLoop {
     fn start(file: &Path) -> Self {
-        // With the trap it ends only once what it has started has.
+        // With the trap it ends only after its child.
         let script = "trap exit TERM
 while :; do dd if=\"$0\" iflag=nocache count=0 status=none; cat \"$0\" >/dev/null; sleep 0.3; done";
         let child = Command::new("setpriv")
@@ -206,17 +206,17 @@ fn leftovers_of_direct_io_are_reported_and_evicted() {
     let server = Server::start(dir.path(), Options::primary());
     make_table(&server);
     write(&server, 8);
-    // Whatever the installation has left.
+    // Drops the pages that the installation left.
     doctor(server.pid(), &["--watch", "500ms", "--fix"]);
     let clean = doctor(server.pid(), &["--watch", "500ms"]);
     assert_eq!(found(&clean, "mixed-io"), Vec::<&Value>::new(), "{clean:#}");
 
-    // By programs that come and go: one that a sample does not find with the file open is named by
-    // what was traced.
+    // Short-lived programs: one that no sample finds with the file open is named by tracing.
+    //
     let table = server.data().join("test/t.ibd");
     let cats = CatLoop::start(&table);
     let by = "; brought in through the page cache while watching by cat (";
-    let named = support::eventually("who brings pages in is named", WAIT_TIMEOUT, || {
+    let named = support::eventually("the reader is named", WAIT_TIMEOUT, || {
         let report = doctor(server.pid(), &["--watch", "2s", "--fix"]);
         let is_named = |mixed: &&Value| {
             let mut all = mixed["evidence"].as_array().expect("a list").iter();
@@ -230,7 +230,7 @@ fn leftovers_of_direct_io_are_reported_and_evicted() {
     });
     drop(cats);
     let (named, report) = named;
-    // They read it again at once, whether one of them has it open just then or not.
+    // They read it again immediately, whether or not one has it open at that moment.
     let spared = report["fixed"].as_array().expect("a list").iter();
     let mut spared = spared.filter(|fixed| fixed["path"] == table.to_string_lossy().as_ref());
     let why = spared.next().and_then(|fixed| fixed["left_alone"].as_str());
@@ -247,7 +247,7 @@ fn leftovers_of_direct_io_are_reported_and_evicted() {
     let mixed = the(&report, "mixed-io");
     assert!(mixed["title"].as_str().unwrap().contains("left in the page cache of 1 file"), "{mixed:#}");
     let reported = figures(mixed, |figures| figures["path"] == table.to_string_lossy().as_ref());
-    // Nobody reads it meanwhile, but the kernel may page out what is idle (DAMON).
+    // Nobody reads it meanwhile, but the kernel may page out idle memory (DAMON).
     let least = resident_bytes(std::slice::from_ref(&table));
     assert!((least..=most).contains(&figure(reported, "resident_bytes")), "{least} to {most}: {reported:#}");
     assert_eq!(reported["stretches_bytes"][0][0], 0, "{mixed:#}");
@@ -292,8 +292,8 @@ impl Drop for PageWriter {
     }
 }
 
-/// A disk profile of the file system of `directory`, by which a buffered writer costs more than
-/// half of the rate.
+/// Returns a disk profile for `directory` in which a buffered writer costs more than half of the
+/// rate.
 fn profile_of(directory: &Path) -> PathBuf {
     let number = rustix::fs::statvfs(directory).expect("it is there").f_fsid;
     let kind = finish(Command::new("findmnt").args(["-n", "-o", "FSTYPE", "-T"]).arg(directory)).fine();
@@ -372,8 +372,8 @@ fn a_buffered_writer_beside_direct_io_is_the_costly_case() {
 }
 
 #[test]
-fn without_rights_it_says_what_it_could_not_see() {
-    if !can_run("without_rights_it_says_what_it_could_not_see", &REQUIRED_PROGRAMS) {
+fn without_permissions_the_gaps_are_reported() {
+    if !can_run("without_permissions_the_gaps_are_reported", &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = alone();
@@ -399,12 +399,13 @@ fn without_rights_it_says_what_it_could_not_see() {
     };
     assert!(needs("CAP_SYS_PTRACE"), "{report:#}");
     assert!(report["inspected"]["traced"].as_str().unwrap().contains("without events"), "{report:#}");
-    let events = limits.iter().find(|limit| limit["what"].as_str().unwrap().contains("pages come and go"));
+    let events =
+        limits.iter().find(|limit| limit["what"].as_str().unwrap().contains("pages that come and go"));
     assert!(events.is_some_and(|limit| limit["needs"].as_str().unwrap().starts_with("CAP_")), "{report:#}");
     let text = run(&[]).fine();
     assert!(text.contains("not seen") && text.contains("needs CAP_SYS_PTRACE"), "{text}");
     assert!(!text.contains("Nothing found.\n"), "{text}");
-    assert_eq!(run(&["--check"]).code, 1, "what was not seen is not well");
+    assert_eq!(run(&["--check"]).code, 1, "an unseen problem is not a good state");
 }
 
 #[test]
@@ -438,7 +439,7 @@ fn nothing_found_is_said_and_a_signal_ends_the_watch() {
 }
 
 #[test]
-fn what_cannot_be_looked_at_is_said_in_a_sentence() {
+fn unreadable_targets_are_refused_in_a_sentence() {
     for (arguments, code, sentence) in [
         (&["doctor", "--pid", "4194999"][..], 1, "there is no process 4194999"),
         (

@@ -1,7 +1,7 @@
-//! The doctor beside a real `PostgreSQL` at the limit of its memory cgroup: If the server's data
-//! does not fit, the doctor finds that, and no longer does after a larger limit. If another program
-//! in the group reads data that does not fit repeatedly, the doctor names that program, and no
-//! other limit.
+//! The doctor beside a real `PostgreSQL` at the limit of its memory cgroup: if the server's data
+//! does not fit, the doctor reports it, and no longer does after the limit is raised. If another
+//! program in the group repeatedly reads data that does not fit, the doctor names that program and
+//! no other limit.
 //!
 //! Needs root, Debian's `postgresql` and a memory cgroup; skips with a sentence otherwise, and
 //! fails instead where `PAGEKEEPER_REQUIRE_ALL=1`.
@@ -26,27 +26,27 @@ const WATCH_DURATION: &str = "3s";
 /// taken away.
 const ATTEMPTS_MAX: usize = 40;
 
-/// The memory of a server that has all it needs, and of another program, in bytes ...
-const SHARED: u64 = 160 * MIB;
-/// ... and the size of the file that the other program reads again and again: nothing of its start
-/// is left when it comes to its end.
-const AGAIN: u64 = 2 * SHARED;
+/// The memory of a server with enough memory and of another program, in bytes.
+const PROGRAM_MEMORY_BYTES: u64 = 160 * MIB;
+/// The size of the file that the other program reads repeatedly: its start is evicted before its
+/// end is reached.
+const REREAD_FILE_BYTES: u64 = 2 * PROGRAM_MEMORY_BYTES;
 
-/// A `tar` that is in the group of a process, and reads one file again and again: 80 MiB a second
+/// A `tar` in the cgroup of a process that repeatedly reads one file: 80 MiB a second
 /// at most, for an hour.
 struct TarLoop(Child);
 
 impl TarLoop {
     fn start(group: &MemoryGroup, with: u32, directory: &Path) -> Self {
         let (file, list) = (directory.join("again"), directory.join("list"));
-        // A file of holes, which fill the page cache like any other file.
-        std::fs::File::create(&file).and_then(|file| file.set_len(AGAIN)).expect("make a file");
+        // A sparse file, whose holes fill the page cache like data.
+        std::fs::File::create(&file).and_then(|file| file.set_len(REREAD_FILE_BYTES)).expect("make a file");
         std::fs::write(&list, format!("{}\n", file.display()).repeat(1000)).expect("write a list");
         let mut command = group.command_with(with, "tar");
-        // Each time in full, not as a link to the first. If its output were /dev/null, it would not
-        // even read.
+        // Reads it in full each time, not as a hard link to the first. With output to /dev/null it
+        // would not even read.
         command.args(["--hard-dereference", "--create", "--file=/dev/zero"]);
-        // It sleeps for a second each time that it has written so many records of 10 KiB.
+        // It sleeps for a second each time that it has written this many records of 10 KiB.
         command.args(["--checkpoint=8192", "--checkpoint-action=sleep=1", "--files-from"]).arg(list);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         Self(command.spawn().expect("start tar"))
@@ -76,13 +76,13 @@ fn examine(server: &Server) -> Option<Value> {
     findings.iter().find(of_server).cloned()
 }
 
-/// The command by which the finding has the limit set to another, if it names one.
+/// Returns the finding's command that changes the limit, if it has one.
 fn other_limit(found: &Value) -> Option<&str> {
     let fixes = found["fixes"].as_array().expect("fixes");
     fixes.iter().filter_map(|fix| fix["act"].as_str()).find(|act| act.starts_with("echo "))
 }
 
-/// Does what the finding names; false where it names no limit.
+/// Applies the finding's fix. Returns false if it has no limit to set.
 fn fix(group: &MemoryGroup, found: &Value) -> bool {
     let Some(act) = other_limit(found) else { return false };
     assert!(act.contains(&group.path().display().to_string()), "{act}");
@@ -122,12 +122,12 @@ fn a_database_whose_data_does_not_fit_its_memory_cgroup() {
         "{found:#}"
     );
 
-    // The fix that it names; where that was seen to be too little yet, once more.
+    // Applies the fix, and once more if the limit was still too small.
     assert!(fix(&group, &found), "no other limit is named: {found:#}");
     let tries: Vec<Value> = (0..ATTEMPTS_MAX)
         .map_while(|_| {
-            // Evicted pages come back first. A group that is full and reads nothing again is no
-            // more than a note.
+            // Evicted pages are read first. A full group without rereads gets only a note.
+            //
             std::thread::sleep(Duration::from_secs(2));
             let found = examine(&server).filter(|found| found["severity"] != "note")?;
             fix(&group, &found);
@@ -147,7 +147,7 @@ fn a_neighbour_in_the_memory_cgroup_of_a_database_is_named_and_no_other_limit() 
         return;
     }
     let _alone = support::alone();
-    let Some(group) = MemoryGroup::new(test, SHARED) else { return };
+    let Some(group) = MemoryGroup::new(test, PROGRAM_MEMORY_BYTES) else { return };
     let scratch = support::scratch();
     let server = Server::start(scratch.path());
     server.enter(&group);
@@ -155,8 +155,8 @@ fn a_neighbour_in_the_memory_cgroup_of_a_database_is_named_and_no_other_limit() 
 
     let by = format!("the database's, by tar (process {}), which brought in ", tar.pid());
     let is_named = |found: &Value| found["cost"]["text"].as_str().is_some_and(|cost| cost.contains(&by));
-    // The group has to fill first; and where events were lost it is not known who reads.
-    let found = support::eventually("who reads again is named", Duration::from_secs(180), || {
+    // The group has to fill first, and after lost events the reader is unknown.
+    let found = support::eventually("the rereading program is named", Duration::from_secs(180), || {
         examine(&server).filter(is_named)
     });
     assert!(

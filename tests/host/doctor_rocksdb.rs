@@ -16,22 +16,23 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// Bytes a second that the disk writes, at most, and the part of it that is put. Each byte is
-/// written to the log, to a table, and by merging once or twice more: far more than the disk takes.
+/// Maximum bytes per second of the disk, and the rate of puts. Each byte goes to the log, to a
+/// table, and through one or two merges: far more than the disk can write.
 const DISK_RATE: u64 = 40_000_000;
 const PUT_PART: (u64, u64) = (5, 8);
 /// The dirty bytes at which background writeback begins, and at which writers wait.
 const DIRTY_LIMITS_BYTES: (u64, u64) = (16 * MIB, 32 * MIB);
 const WATCH_DURATION: &str = "6s";
-/// Other programs write on this machine, too: it may take another try to see a fixed database
-/// undisturbed.
+/// Other programs write on this machine, too: it may take another attempt to see a fixed
+/// database undisturbed.
 const ATTEMPTS_MAX: usize = 3;
 
-/// A running `db_bench`, that does not outlive its handle.
+/// A running `db_bench` that ends with its handle.
 struct DbBenchLoad(Child);
 
 impl DbBenchLoad {
-    /// Puts at a limited rate with an unsynced log; only the rate limits it, not the levels.
+    /// Starts puts at a limited rate with an unsynced log; only the rate limits them, not the
+    /// levels.
     fn start(database: &Path, output: &Path, rate: u64, more: &[&str]) -> Self {
         let output = std::fs::File::create(output).expect("make a file");
         let child = Command::new("setpriv")
@@ -76,7 +77,7 @@ impl Drop for DbBenchLoad {
     }
 }
 
-/// Runs a load on an empty database, inspects it, and takes all away again.
+/// Runs a load on an empty database, inspects it, and removes everything.
 fn with_load<T>(disk: &ThrottledDisk, more: &[&str], inspect: impl FnOnce(&DbBenchLoad) -> T) -> T {
     let database = disk.path().join("database");
     let rate = disk.pace(DISK_RATE) * PUT_PART.0 / PUT_PART.1;
@@ -99,7 +100,7 @@ fn a_writer_that_waits_for_the_pages_of_compaction() {
     let _alone = support::alone();
     let Some(disk) = ThrottledDisk::new("ext4", test, 4 << 30, DISK_RATE) else { return };
 
-    // A watch in which the machine did not stand still.
+    // Uses a watch during which the machine did not stall.
     let examine = |load: &DbBenchLoad| {
         let reported = |report: &Value| {
             finding(report, "writers-throttled").is_some_and(|throttled| throttled["severity"] == "serious")
@@ -128,7 +129,7 @@ fn a_writer_that_waits_for_the_pages_of_compaction() {
     };
     assert!(evidence("over_bytes").is_some_and(|over| over.as_u64() > Some(0)), "{throttled:#}");
     assert_eq!(evidence("limit_bytes"), Some(DIRTY_LIMITS_BYTES.1.into()), "{throttled:#}");
-    let owners = evidence("shares").expect("whose pages they were");
+    let owners = evidence("shares").expect("the owner of the pages");
     assert!(owners[0]["owner"].as_str().is_some_and(|owner| owner.contains("db_bench")), "{owners:#}");
     assert!(
         owners.as_array().expect("shares").iter().any(|share| share["class"] == "data"),
@@ -150,7 +151,7 @@ fn a_writer_that_waits_for_the_pages_of_compaction() {
         "{limits:#}"
     );
 
-    // The fix that it names.
+    // The reported fix.
     let gone = || {
         let option = format!("--{direct}=true");
         let report = with_load(&disk, &[&option], DbBenchLoad::examine);

@@ -1,5 +1,5 @@
-//! Settings as `pagekeeper doctor` reads them from real servers' own files, the fixes that it
-//! names, and what it says after a restart.
+//! The settings that `pagekeeper doctor` reads from real servers' files, its fixes, and its
+//! report after a restart.
 
 use crate::support::command::run;
 use crate::support::configured::{DbBench, MARIADB, MariaDb, PostgreSql, postgresql};
@@ -18,20 +18,20 @@ fn doctor(pid: u32, more: &[&str]) -> Value {
     doctor_report::of(&outcome)
 }
 
-/// Its findings of one kind.
+/// Returns its findings of one kind.
 fn findings(reported: &Value, kind: &str) -> Vec<Value> {
     let all = reported["findings"].as_array().expect("a list");
     all.iter().filter(|finding| finding["kind"] == kind).cloned().collect()
 }
 
-/// The evidence of all findings about settings, by the setting.
+/// Returns the evidence of all findings about settings, by the setting.
 fn evidence(reported: &Value, setting: &str) -> Option<Value> {
     let found = findings(reported, "setting");
     let mut all = found.iter().flat_map(|finding| finding["evidence"].as_array().expect("a list"));
     all.find(|evidence| evidence["figures"]["setting"] == setting).map(|evidence| evidence["figures"].clone())
 }
 
-/// The settings that findings of a kind name as their fixes.
+/// Returns the settings that findings of a kind name as their fixes.
 fn acts(reported: &Value, kind: &str) -> Vec<String> {
     let found = findings(reported, kind);
     let fixes = found.iter().flat_map(|finding| finding["fixes"].as_array().expect("a list"));
@@ -51,7 +51,7 @@ fn measured(directory: &Path) -> DiskProfile {
 }
 
 impl DiskProfile {
-    /// Those that make use of it, and give a target.
+    /// Returns the arguments that use it and set a target.
     fn arguments<'a>(&'a self, target: &'a str) -> [&'a str; 4] {
         ["--disk-profile", &self.0, "--recovery-target", target]
     }
@@ -177,7 +177,7 @@ fn rocksdbs_recovery_is_shortened_for_a_target_alone() {
     let disk = measured(scratch.path());
     let bench = DbBench::start(&long, "", "  write_buffer_size=2147483648", 400 * MIB);
     eventually("600 MiB of WAL", Duration::from_secs(400), || (bench.wal() > 600 * MIB).then_some(()));
-    // 600 MiB are nobody's concern, as long as nobody says how long a recovery may take.
+    // 600 MiB are no problem while no recovery time is set.
     assert_eq!(findings(&doctor(bench.pid(), &disk.arguments("1h")), "long-recovery"), [Value::Null; 0]);
     let reported = doctor(bench.pid(), &disk.arguments("1ms"));
     let found = findings(&reported, "long-recovery");
@@ -218,7 +218,7 @@ fn postgresqls_settings_are_reported_with_the_line_and_fixed() {
     let fixes = acts(&reported, "setting");
     assert_eq!(fixes, ["checkpoint_flush_after = '256kB'"]);
 
-    // WAL that a recovery would have to read, counted by the server too.
+    // WAL that a recovery would read, also counted by the server.
     server.query("CREATE TABLE t AS SELECT g, repeat('x', 1000) AS x FROM generate_series(1, 550000) g");
     let redo = "SELECT (pg_current_wal_flush_lsn() - redo_lsn)::bigint FROM pg_control_checkpoint()";
     let expected: u64 = server.query(redo).parse().expect("a number");
@@ -237,7 +237,7 @@ fn postgresqls_settings_are_reported_with_the_line_and_fixed() {
     assert_eq!(more, ["checkpoint_timeout = '5min'", "max_wal_size = '1GB'"]);
     write(&server.settings(), &format!("{}\n{}\n", fixes.join("\n"), more.join("\n")));
     server.query("SELECT pg_reload_conf()");
-    // The next checkpoint, which would else take its time.
+    // Forces the next checkpoint, which would otherwise come later.
     server.query("CHECKPOINT");
     let reported = doctor(server.pid(), &disk.arguments("10s"));
     assert_eq!(findings(&reported, "setting"), [Value::Null; 0]);
@@ -275,7 +275,7 @@ fn a_cold_start_is_reported_against_a_snapshot_and_gone_when_warm() {
         let evicted = run(["evict", &path(&base)]);
         assert_eq!(evicted.code, 0, "{evicted:?}");
     });
-    // Without one, that is said.
+    // A missing one is reported.
     let reported = doctor(server.pid(), &[]);
     assert_eq!(findings(&reported, "cold-start"), [Value::Null; 0]);
     assert!(

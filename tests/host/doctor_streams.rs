@@ -1,9 +1,9 @@
-//! The doctor beside a real `PostgreSQL` whose hot set just fits its memory cgroup, and a stream in
-//! the same one: found, fixed, gone.
+//! The doctor beside a real `PostgreSQL` whose hot set just fits its memory cgroup, with a stream
+//! in the same cgroup: found, fixed, gone.
 //!
 //! Needs root, Debian's `postgresql` and a memory cgroup; skips with a sentence otherwise, and
-//! fails instead where `PAGEKEEPER_REQUIRE_ALL=1`. The stream reads a file of holes, which takes
-//! the page cache as any other file does.
+//! fails instead where `PAGEKEEPER_REQUIRE_ALL=1`. The stream reads a sparse file, which fills
+//! the page cache like any other.
 
 use crate::support;
 use crate::support::MIB;
@@ -23,16 +23,16 @@ use std::time::{Duration, Instant};
 const MEMORY_LIMIT_BYTES: u64 = 420 * MIB;
 /// A table of about 260 MiB with an index of 43.
 const SCALE: &str = "--scale=20";
-/// Bytes a second that are taken off the stream.
+/// Bytes per second that are consumed from the stream.
 const STREAM_BYTES_PER_SECOND: u64 = 200_000_000;
-/// Size of the file that is streamed: for more than an hour.
-const BIG: u64 = 1 << 40;
+/// Size of the streamed file: it lasts for more than an hour.
+const STREAM_FILE_BYTES: u64 = 1 << 40;
 const WATCH_DURATION: &str = "3s";
-/// Other programs run on this machine, too: it may take some tries to see a fixed database
-/// undisturbed.
+/// Other programs run on this machine, too: it may take some attempts to see a fixed
+/// database undisturbed.
 const ATTEMPTS_MAX: usize = 12;
 
-/// A program that streams, and somebody who takes what it gives at a rate.
+/// A streaming program, and a consumer that limits its rate.
 struct StreamPair {
     child: Child,
     taker: Option<JoinHandle<()>>,
@@ -74,7 +74,7 @@ fn finish(command: &mut Command) {
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// The finding about a stream, if there is one.
+/// Returns the finding about a stream, if there is one.
 fn examine(server: &Server) -> Option<Value> {
     let pid = server.pid().to_string();
     let outcome = run(["doctor", "--pid", &pid, "--watch", WATCH_DURATION, "--json"]);
@@ -82,7 +82,7 @@ fn examine(server: &Server) -> Option<Value> {
     doctor_report::finding(&doctor_report::of(&outcome), "stream").cloned()
 }
 
-/// Pages of files that were read in again, in a second.
+/// Returns pages of files that were read in again, in a second.
 fn refaults(group: &MemoryGroup) -> u64 {
     let read = || {
         let stat = std::fs::read_to_string(group.path().join("memory.stat")).expect("read memory.stat");
@@ -94,14 +94,14 @@ fn refaults(group: &MemoryGroup) -> u64 {
     read() - before
 }
 
-/// Fails unless no stream is found, at the latest at the last try.
+/// Fails unless no stream is found by the last attempt.
 fn assert_gone(server: &Server, what: &str) {
     let tries: Vec<Value> = (0..ATTEMPTS_MAX).map_while(|_| examine(server)).collect();
     assert!(tries.len() < ATTEMPTS_MAX, "{what}: {:#}", tries[ATTEMPTS_MAX - 1]);
 }
 
-/// Fails unless far fewer pages come back than `beside` the stream, as soon as the hot set has been
-/// read in again.
+/// Fails unless far fewer pages are refaulted than `beside` the stream, once the hot set is
+/// resident again.
 fn assert_fixed(group: &MemoryGroup, beside: u64) {
     let what = format!("fewer than half of {beside} pages a second come back");
     support::eventually(&what, Duration::from_secs(300), || (refaults(group) < beside / 2).then_some(()));
@@ -122,13 +122,13 @@ fn a_stream_in_the_memory_of_a_hot_set() {
     let server = Server::start(scratch.path());
     let _load = server.read_in(&group, SCALE);
     let big = scratch.path().join("big");
-    std::fs::File::create(&big).and_then(|file| file.set_len(BIG)).expect("make a file");
+    std::fs::File::create(&big).and_then(|file| file.set_len(STREAM_FILE_BYTES)).expect("make a file");
 
     let stream = StreamPair::start(group.command("tar").arg("-cf").arg("-").arg(&big));
     let beside = support::eventually("the hot set is pushed out", Duration::from_secs(180), || {
         Some(refaults(&group)).filter(|pages| *pages > 500)
     });
-    // A watch of three seconds in which the machine did not stand still.
+    // Uses a watch of three seconds during which the machine did not stall.
     let found = support::eventually("a stream is found", Duration::from_secs(180), || {
         let found = examine(&server)?;
         let all = found["evidence"].as_array()?;
@@ -153,7 +153,7 @@ fn a_stream_in_the_memory_of_a_hot_set() {
     assert!(figure("read_again_bytes").and_then(Value::as_u64) > Some(MIB), "{found:#}");
     assert_eq!(figure("same_memory_cgroup"), Some(&Value::Bool(true)), "{found:#}");
 
-    // The fix that it names, on the stream that runs.
+    // The reported fix, on the running stream.
     let fixes = found["fixes"].as_array().expect("fixes");
     let act = fixes.iter().filter_map(|fix| fix["act"].as_str()).find(|act| act.starts_with("mkdir "));
     if let Some(act) = act {
@@ -168,7 +168,7 @@ fn a_stream_in_the_memory_of_a_hot_set() {
         drop(stream);
     }
 
-    // Under pagekeeper, in the same group: the first fix that it names.
+    // Under pagekeeper, in the same cgroup: the first reported fix.
     let fix = fixes[0]["act"].as_str().expect("a command");
     assert_eq!(fix, "pagekeeper run -- tar ...", "{found:#}");
     let mut kept = group.command(&program().to_string_lossy());
@@ -177,7 +177,7 @@ fn a_stream_in_the_memory_of_a_hot_set() {
     assert_fixed(&group, beside);
     drop(kept);
 
-    // Past the page cache, in the same group.
+    // By direct I/O, in the same cgroup.
     let mut direct = group.command("dd");
     let direct = direct.arg(format!("if={}", big.display())).args(["iflag=direct", "bs=1M"]);
     let _stream = StreamPair::start(direct);

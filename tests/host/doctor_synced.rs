@@ -15,18 +15,18 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// Bytes a second that a slow disk writes, and a quick one.
-const SLOW: u64 = 30_000_000;
-const QUICK: u64 = 400_000_000;
+/// Write rates of a slow and a quick disk, in bytes per second.
+const SLOW_DISK_BYTES_PER_SECOND: u64 = 30_000_000;
+const QUICK_DISK_BYTES_PER_SECOND: u64 = 400_000_000;
 /// The dirty bytes at which background writeback begins, and at which writers wait.
 const DIRTY_LIMITS_BYTES: (u64, u64) = (64 * MIB, 128 * MIB);
 /// More than either disk writes while the doctor looks.
 const COPY_BYTES: u64 = 3 << 30;
 const WATCH_DURATION: &str = "5s";
-/// The machine may stand still, and the copy with it: then it is looked at again.
+/// The machine, and the copy with it, may stall: then the doctor runs again.
 const ATTEMPTS_MAX: usize = 3;
 
-/// A process that does not outlive its handle.
+/// A process that ends with its handle.
 struct ChildProcess(Child);
 
 impl ChildProcess {
@@ -72,12 +72,12 @@ fn acts(finding: &Value) -> Vec<&str> {
         .collect()
 }
 
-/// Each fix of each finding.
+/// Returns each fix of each finding.
 fn all_acts(report: &Value) -> Vec<&str> {
     report["findings"].as_array().expect("findings").iter().flat_map(acts).collect()
 }
 
-/// Acts that have each sync wait for more.
+/// Fixes that would make each sync wait for more data.
 fn is_harmful(act: &str) -> bool {
     act.starts_with("sysctl") || act.starts_with("echo 0 >/sys/class/bdi") || act.ends_with("/max_ratio")
 }
@@ -98,7 +98,7 @@ fn commits_that_wait_for_a_copy_and_the_fixes_that_are_printed_in_each_state() {
     }
     let _alone = support::alone();
     for kind in ["ext4", "xfs"] {
-        for rate in [SLOW, QUICK] {
+        for rate in [SLOW_DISK_BYTES_PER_SECOND, QUICK_DISK_BYTES_PER_SECOND] {
             let Some(disk) = ThrottledDisk::new(kind, test, 4 << 30, rate) else { return };
             support::open_to_others(disk.path());
             on(kind, &disk, rate);
@@ -121,15 +121,15 @@ fn on(kind: &str, disk: &ThrottledDisk, rate: u64) {
     ]));
     let limits = LowDirtyLimits::new(DIRTY_LIMITS_BYTES.0, DIRTY_LIMITS_BYTES.1);
     let to = disk.path().join("copy");
-    if rate == QUICK {
-        // Its commits may wait too little to be reported; no fix may make them wait for more.
+    if rate == QUICK_DISK_BYTES_PER_SECOND {
+        // Its commits may wait too little to be reported; no fix may make them wait longer.
         let report = beside_copy(&server, &from, &to, |report| finding(report, "dirty-limits").is_some());
         assert!(finding(&report, "dirty-limits").is_some(), "{kind}: {report:#}");
         assert!(!all_acts(&report).into_iter().any(is_harmful), "{kind}: {report:#}");
         return;
     }
 
-    // The limits on the whole are full.
+    // The global limits are reached.
     let report = beside_copy(&server, &from, &to, |report| {
         finding(report, "synced-log").is_some() && finding(report, "dirty-limits").is_some()
     });
@@ -162,8 +162,8 @@ fn on(kind: &str, disk: &ThrottledDisk, rate: u64) {
     let limited = finding(&report, "dirty-limits").unwrap_or_else(|| panic!("{kind}: no limits: {report:#}"));
     assert!(limited["remarks"].to_string().contains("no higher limit is named"), "{kind}: {limited:#}");
 
-    // With the bound it is the device's own limit that is full: nothing says to lift it, and none
-    // is named twice.
+    // With the bound, the device's own limit is reached: no fix lifts it, and none is named twice.
+    //
     drop(limits);
     if can_bound {
         with_bound(&bdi, || {
@@ -174,7 +174,7 @@ fn on(kind: &str, disk: &ThrottledDisk, rate: u64) {
     }
 }
 
-/// Does so while dirty pages of the device are bounded.
+/// Runs the doctor while the device's dirty pages are bounded.
 fn with_bound(bdi: &Path, act: impl FnOnce()) {
     struct RestoredLimits<'a>(&'a Path);
     impl Drop for RestoredLimits<'_> {

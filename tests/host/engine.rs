@@ -9,17 +9,17 @@ use crate::support;
 use crate::support::command::run;
 use crate::support::doctor_report;
 use crate::support::guard::{EndedGuard, Guard};
-use crate::support::podman::{Container, DATA, Engine, FILLED, REQUIRED_PROGRAMS};
+use crate::support::podman::{Container, DATA, Engine, FILLED_BYTES_MIN, REQUIRED_PROGRAMS};
 use crate::support::{MIB, eventually};
 use serde_json::Value;
 use std::time::Duration;
 
 const WAIT_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Its memory limit.
+/// The container's memory limit.
 const MEMORY_LIMIT_BYTES: u64 = 288 * MIB;
 
-/// The most that may stay of the current binlog: the slack of the profile, twice.
+/// Maximum resident bytes of the current binlog: twice the profile's slack.
 const IDLE_LIMIT: u64 = 8 * MIB;
 
 /// Returns the report's gaps about files and processes. Two lines are expected and left out: files
@@ -30,8 +30,8 @@ fn gaps(report: &Value) -> Vec<String> {
         gaps.iter().filter_map(|gap| gap["what"].as_str()?.split(':').next()).collect();
     kinds.sort_unstable();
     let known = [
-        "what of files is dirty, or was evicted",
-        "what of files on overlayfs is dirty or was evicted, and which of their pages come and go",
+        "the dirty and evicted pages of files",
+        "the dirty and evicted pages of files on overlayfs, and the changes of their cached pages",
     ];
     let count = kinds.len();
     kinds.dedup();
@@ -41,12 +41,12 @@ fn gaps(report: &Value) -> Vec<String> {
     kinds.into_iter().filter(unseen).map(str::to_owned).collect()
 }
 
-/// Returns the guard's reports of things that it could not see or do, or does not watch.
+/// Returns the guard's warnings: files it could not see or release, or does not watch.
 fn complaints(ended: &EndedGuard) -> Vec<&Value> {
     ended.events.iter().filter(|event| event["event"] == "problem" || event["event"] == "refused").collect()
 }
 
-/// With a guard beside it, its binlogs stay small; the guard has nothing to complain of.
+/// Checks that with a guard its binlogs stay small and the guard warns about nothing.
 fn is_guarded(container: &Container<'_>) {
     let guard = Guard::spawn(&["--tick", "200ms"]);
     let found = guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == container.pid());
@@ -75,14 +75,14 @@ fn a_container_of_podman_near_its_limit_is_named_and_its_logs_stay_small() {
     let container = engine.start("limited", &[&limit]);
     let group = Group::of(container.pid());
     assert_eq!(group.limit(), MEMORY_LIMIT_BYTES);
-    // Until little of its limit is left.
+    // Fills it until little of its limit is left.
     for _ in 0..8 {
         container.fill_binlogs();
         if group.usage() > MEMORY_LIMIT_BYTES * 9 / 10 {
             break;
         }
     }
-    assert!(container.resident_binlogs() >= FILLED, "{}", container.resident_binlogs());
+    assert!(container.resident_binlogs() >= FILLED_BYTES_MIN, "{}", container.resident_binlogs());
 
     let outcome = run(["doctor", "--watch", "5s", "--json"]);
     let report = doctor_report::of(&outcome);
@@ -103,7 +103,7 @@ fn a_container_of_podman_near_its_limit_is_named_and_its_logs_stay_small() {
         figure("limit_hits"),
     );
     assert!(figure("page_cache_bytes").is_some_and(|bytes| bytes.abs_diff(cache) <= 8 * MIB), "{found:#}");
-    assert!(figure("log_resident_bytes") >= Some(FILLED), "{found:#}");
+    assert!(figure("log_resident_bytes") >= Some(FILLED_BYTES_MIN), "{found:#}");
     assert_eq!(gaps(&report), Vec::<String>::new());
 
     is_guarded(&container);
@@ -125,6 +125,6 @@ fn a_container_in_a_user_namespace_is_seen_and_served() {
     container.fill_binlogs();
     let outcome = run(["doctor", "--watch", "2s", "--json"]);
     assert_eq!(gaps(&doctor_report::of(&outcome)), Vec::<String>::new());
-    // Root of the host may do in another user namespace all that it may in its own.
+    // The host's root has all its permissions in another user namespace, too.
     is_guarded(&container);
 }

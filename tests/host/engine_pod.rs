@@ -1,6 +1,6 @@
 //! The guard in a container with the permissions that `deploy/kubernetes-daemonset.yaml` gives its
-//! pod, beside a `MariaDB` in another one. With these permissions alone it sees that server's
-//! files, and releases its binlogs. With the mount of the chart's `cgroup.reclaim` it has the
+//! pod, beside a `MariaDB` in another one. These permissions suffice to see that server's
+//! files and release its binlogs. With the mount of the chart's `cgroup.reclaim` it has the
 //! server's group reclaimed.
 //!
 //! Needs root, Debian's `podman`, `crun`, `mariadb-server` and `python3-yaml`, and minutes:
@@ -11,7 +11,7 @@ use crate::guard_cgroups::Group;
 use crate::support;
 use crate::support::guard::{EndedGuard, Guard, program};
 use crate::support::pod::{self, Pod, RECLAIM};
-use crate::support::podman::{Container, DATA, Engine, FILLED, REQUIRED_PROGRAMS};
+use crate::support::podman::{Container, DATA, Engine, FILLED_BYTES_MIN, REQUIRED_PROGRAMS};
 use crate::support::{MIB, eventually};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -25,10 +25,10 @@ const WAIT_TIMEOUT: Duration = Duration::from_secs(300);
 /// The memory limit of the server's container.
 const MEMORY_LIMIT_BYTES: u64 = 288 * MIB;
 
-/// The most that may stay of the current binlog: the slack of the profile, twice.
+/// Maximum resident bytes of the current binlog: twice the profile's slack.
 const IDLE_LIMIT: u64 = 8 * MIB;
 
-/// A line of its metrics if it counts pauses by programs in the kernel.
+/// A metric's line that shows that pauses are counted by BPF programs.
 const COUNTED: &str = "pagekeeper_trace_source{source=\"bpf\"} 1";
 
 /// `kernel.perf_event_paranoid`, put back when dropped. Above 2, which only some distributions'
@@ -60,8 +60,8 @@ impl Drop for PerfParanoia {
     }
 }
 
-/// An image of nothing but the program, where the manifest has it, and the C library that it is
-/// linked to.
+/// Imports an image of only the program, at the manifest's path, and its C library.
+///
 fn import(engine: &Engine, scratch: &Path, pod: &Pod) {
     let image = scratch.join("guard-image");
     let put = |from: &Path, at: &Path| {
@@ -79,7 +79,8 @@ fn import(engine: &Engine, scratch: &Path, pod: &Pod) {
     engine.import(&image, pod.image());
 }
 
-/// Starts it, and waits for its process: one of the node, as it shares the node's numbers.
+/// Starts it, and waits for its process, which is visible because it shares the node's PID
+/// namespace.
 fn start(engine: &Engine, name: &'static str, arguments: &[String]) -> (Guard, u32) {
     let mut command = engine.podman();
     let (run, rest) = arguments.split_first().expect("podman run");
@@ -90,7 +91,7 @@ fn start(engine: &Engine, name: &'static str, arguments: &[String]) -> (Guard, u
     (guard, pid)
 }
 
-/// The lines of a status, by their names.
+/// Returns the lines of a status, by their names.
 fn status(pid: u32, name: &str) -> String {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
     let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
@@ -124,7 +125,7 @@ fn assert_rights(pid: u32, pod: &Pod) {
     }
 }
 
-/// Returns the answer to a kubelet, or to Prometheus, in the container's network.
+/// Returns the response to a kubelet or Prometheus in the container's network.
 fn answered(pid: u32, port: u64, path: &str) -> String {
     let ask = format!(
         "exec 3<>/dev/tcp/127.0.0.1/{port} && printf 'GET {path} HTTP/1.0\\r\\nHost: localhost\\r\\n\\r\\n' >&3 && cat <&3"
@@ -175,9 +176,9 @@ fn the_pod_of_the_manifest_serves_a_database_in_another_container() {
     import(&engine, scratch.path(), &pod);
     let container = engine.start("database", &[&format!("--memory={MEMORY_LIMIT_BYTES}")]);
     container.fill_binlogs();
-    assert!(container.resident_binlogs() >= FILLED, "{}", container.resident_binlogs());
+    assert!(container.resident_binlogs() >= FILLED_BYTES_MIN, "{}", container.resident_binlogs());
 
-    // As it is shipped.
+    // Returns the shipped manifest.
     let arguments = pod.arguments(scratch.path(), &[]);
     println!("podman {}", arguments.join(" "));
     let (guard, pid) = start(&engine, "guard", &arguments);
@@ -188,9 +189,9 @@ fn the_pod_of_the_manifest_serves_a_database_in_another_container() {
     let healthy = answered(pid, port, &path);
     assert!(healthy.starts_with("HTTP/1.1 200") || healthy.starts_with("HTTP/1.0 200"), "{healthy}");
     let metrics = answered(pid, port, "/metrics");
-    let ended = ends_well(guard, FILLED - IDLE_LIMIT);
-    // By programs in the kernel, for which it has CAP_BPF and CAP_PERFMON; Debian's kernels want
-    // more by their default.
+    let ended = ends_well(guard, FILLED_BYTES_MIN - IDLE_LIMIT);
+    // Counts by BPF programs, with CAP_BPF and CAP_PERFMON; Debian's kernels require
+    // more by default.
     if PerfParanoia::is_high() {
         let gap = |event: &&Value| event["gap"].as_str().is_some_and(|gap| gap.contains("perf_event_open"));
         assert_eq!(ended.events.iter().filter(gap).count(), 1, "{:#?}", ended.events);
@@ -198,7 +199,7 @@ fn the_pod_of_the_manifest_serves_a_database_in_another_container() {
         assert!(metrics.contains(COUNTED), "{:#?}", ended.events);
     }
 
-    // With the node's control groups for writing, and that default lowered.
+    // With the node's cgroups mounted for writing, and that default lowered.
     let _lowered = PerfParanoia::lowered();
     container.fill_file(120 * MIB);
     let group = Group::of(container.pid());

@@ -2,7 +2,7 @@
 //! served as before.
 //!
 //! The databases are programs that only hold files open, under a database's name. Needs root,
-//! `fincore`, `setpriv`, and for a file system that hangs `bindfs`, whose process is stopped; skips
+//! `fincore`, `setpriv`, and, for a hung file system, `bindfs`, whose process is stopped; skips
 //! with a sentence otherwise.
 
 use crate::support;
@@ -28,7 +28,7 @@ fn binlog(directory: &Path, number: u64) -> PathBuf {
     directory.join(format!("binlog.{number:06}"))
 }
 
-/// A directory of binary logs, of which the last is empty: the writer's.
+/// Returns a directory of binary logs; the last one is the writer's, and empty.
 fn logs(directory: &Path, count: u64, size: u64) -> Vec<PathBuf> {
     std::fs::create_dir_all(directory).expect("make a directory");
     std::fs::write(directory.join("binlog.index"), b"").expect("write an index");
@@ -44,7 +44,7 @@ fn fill(path: &Path, size: u64) {
     std::fs::write(path, bytes).and_then(|()| File::open(path)?.sync_all()).expect("write a log");
 }
 
-/// Has a log read, and waits until it is released again.
+/// Reads a log, and waits until it is released again.
 fn is_served(what: &str, log: &Path) {
     is_served_within(WAIT_TIMEOUT, what, log);
 }
@@ -54,7 +54,8 @@ fn is_served_within(deadline: Duration, what: &str, log: &Path) {
     eventually(what, deadline, || (resident_bytes(&[log.to_owned()]) == 0).then_some(()));
 }
 
-/// A configuration by which it takes its samples often, also where nothing happens for long.
+/// Returns a configuration that samples often, even when idle.
+///
 fn config(directory: &Path, more: &str) -> String {
     let config = directory.join("guard.toml");
     std::fs::write(&config, format!("tick = \"100ms\"\nidle_tick = \"100ms\"\n{more}"))
@@ -72,7 +73,7 @@ fn guard_with(databases: &[&Database], more: &[&str]) -> Guard {
     guard_by(command, databases, more)
 }
 
-/// The guard by a command that starts the program, with more arguments.
+/// Starts the guard by a launcher, with more arguments.
 fn guard_by(mut command: Command, databases: &[&Database], more: &[&str]) -> Guard {
     command.args(["guard", "--json", "--profile", "mariadb"]).args(more);
     for database in databases {
@@ -107,15 +108,15 @@ fn half_a_million_names_fit_into_the_memory_of_the_unit_with_metrics() {
     many_names("pagekeeper-guard.service.d/metrics.conf", 500_000, &["--metrics", &port]);
 }
 
-/// Runs the guard with these arguments beside a database and a directory of `names` files, in the
-/// memory that a unit gives it. Inodes and names take most of that memory.
+/// Runs the guard with these arguments beside a database and a directory of `names` files, with
+/// the memory limit of the unit. Inodes and names take most of that memory.
 fn many_names(unit: &str, names: u64, more: &[&str]) {
     if !support::can_run("a directory of very many names", &["fincore", "setpriv"]) {
         return;
     }
     let _alone = support::alone();
-    // On a file system without past: ext4 passes over inodes that were deleted within minutes, one
-    // by one for each new file.
+    // Uses a fresh file system: ext4 skips recently deleted inodes one by one for each new file.
+    //
     let Some(disk) = Mounted::new("xfs") else { return };
     let scratch = support::scratch();
     let (many, few) = (disk.path().join("many"), scratch.path().join("few"));
@@ -128,9 +129,9 @@ fn many_names(unit: &str, names: u64, more: &[&str]) {
     let honest = Database::start(scratch.path(), &own[2]);
     let limit = memory_max(unit);
     let Some(group) = MemoryGroup::new("a directory of very many names", limit) else { return };
-    // With so many files a quiet one is sampled every 128 ticks; with idle ticks of two seconds
-    // that would be four minutes. Short ones have so little time each that going through thousands
-    // of files takes it all.
+    // With this many files a quiet one is sampled every 128 ticks; with idle ticks of two seconds
+    // that would be four minutes. Shorter ticks have so little time that going through thousands of
+    // files takes all of it.
     let config = scratch.path().join("guard.toml");
     std::fs::write(&config, "tick = \"500ms\"\nidle_tick = \"500ms\"\n").expect("write the configuration");
     let config = config.into_os_string().into_string().expect("a path of this test's own");
@@ -147,7 +148,7 @@ fn many_names(unit: &str, names: u64, more: &[&str]) {
     // The newest of the many files are served.
     let newest = binlog(&many, names - 1);
     fill(&newest, MIB);
-    // It is sampled in one of 128 turns, of which listings may have every other one.
+    // It is sampled in one of 128 turns, and every other turn may go to listings.
     is_served_within(3 * WAIT_TIMEOUT, "the newest but one of the many is released", &newest);
     guard.wait_for_ticks(20);
     let peak = guard.memory_peak_bytes();
@@ -211,7 +212,7 @@ fn pages_scattered_over_large_files_cost_the_others_nothing() {
 #[ignore = "three minutes: make test-hostile"]
 fn a_server_that_comes_when_all_places_are_taken_gets_its_own() {
     const PROCESSES: u32 = 4;
-    const EACH: u64 = 1024;
+    const PLACES_PER_PROCESS: u64 = 1024;
     if !support::can_run("all places for directories", &["fincore", "setpriv", "bash"]) {
         return;
     }
@@ -224,11 +225,11 @@ fn a_server_that_comes_when_all_places_are_taken_gets_its_own() {
         }
         std::os::unix::fs::chown(path, Some(user), Some(user)).expect("give it away");
     };
-    // Two processes of each of two users hold as many as there is room for.
+    // Two processes of each of two users hold as many as fit.
     let (open, gate) = (scratch.path().to_owned(), scratch.path().join("gate"));
     let hoards = (0..PROCESSES).map(|number| {
         let (directory, user) = (scratch.path().join(format!("hoard{number}")), 54_321 + number % 2);
-        for number in 0..EACH {
+        for number in 0..PLACES_PER_PROCESS {
             let own = directory.join(number.to_string());
             std::fs::create_dir_all(&own).expect("make a directory");
             for name in ["binlog.index", "binlog.000001"] {
@@ -242,11 +243,11 @@ fn a_server_that_comes_when_all_places_are_taken_gets_its_own() {
     let own = logs(&scratch.path().join("server/data"), 3, MIB);
     give(&scratch.path().join("server/data"), 54_323);
     let server = Database::of_many(scratch.path(), &scratch.path().join("server"), 54_323, &gate);
-    // Its own tick: in shorter ones the samples of what is watched leave little time for what is
-    // new.
+    // Uses the default tick: shorter ones leave too little time for new directories.
+    //
     let guard = guard_with(&hoards.iter().chain([&server]).collect::<Vec<_>>(), &["--tick", "500ms"]);
     let files = |tick: &serde_json::Value| tick["files"].as_u64().unwrap_or_default();
-    let all = u64::from(PROCESSES) * EACH;
+    let all = u64::from(PROCESSES) * PLACES_PER_PROCESS;
     // They are taken up as the budget of processor time allows.
     guard.wait_for("tick", 5 * WAIT_TIMEOUT, |tick| files(tick) == all);
 
@@ -258,7 +259,7 @@ fn a_server_that_comes_when_all_places_are_taken_gets_its_own() {
     is_served("the server's log is released", &own[1]);
     guard.wait_for_ticks(5);
     let tick = guard.latest_tick().expect("it ticks");
-    // One place, of which there are three logs.
+    // One directory with three logs.
     assert_eq!(files(&tick), all - 1 + 3, "{tick}");
     assert!(guard.memory_peak_bytes() < 64 * MIB);
     assert!(guard.stop().status.success());
@@ -304,7 +305,7 @@ fn a_file_system_that_does_not_answer_stops_nobody_else() {
     assert!(took < Duration::from_secs(30), "{took:?}");
 }
 
-/// `cat`, which reads a file as far as it is read from.
+/// `cat`, which reads a file only as fast as its output is consumed.
 struct CatReader(Child);
 
 impl CatReader {
@@ -322,7 +323,7 @@ impl CatReader {
         output.read_exact(&mut vec![0; bytes]).expect("read what it reads");
     }
 
-    /// Reads on slowly in a thread, and returns how much it was given so far.
+    /// Consumes its output slowly in a thread. Returns the bytes so far.
     fn keep_reading(&mut self) -> Arc<AtomicU64> {
         let mut output = self.0.stdout.take().expect("piped");
         let taken = Arc::new(AtomicU64::new(0));
@@ -342,7 +343,7 @@ impl CatReader {
     }
 }
 
-/// The guard of a database, with more by a configuration.
+/// Starts the guard of a database with more configuration.
 fn configured(directory: &Path, database: &Database, more: &[&str], text: &str) -> Guard {
     let (config, pid) = (config(directory, text), database.pid().to_string());
     Guard::spawn(&[&["--config", &config, "--pid", &pid], more].concat())
@@ -377,7 +378,7 @@ fn a_stream_on_a_file_system_that_does_not_answer_stops_no_database_and_no_other
     }
     is_served("the local log is released", &own[0]);
 
-    // It reads all the time, so that always something of it is to be released.
+    // It reads all the time, so that there are always pages to release.
     eventually("it reads", WAIT_TIMEOUT, || (taken.load(Ordering::Relaxed) > 16 * MIB).then_some(()));
     hanging.stop();
     assert!(taken.load(Ordering::Relaxed) < 240 * MIB, "it hangs while it reads");
@@ -385,7 +386,7 @@ fn a_stream_on_a_file_system_that_does_not_answer_stops_no_database_and_no_other
         event["problem"].as_str().is_some_and(|problem| problem.contains("its file system does not answer"))
     });
     near.read(64 * MIB);
-    eventually("what the other one reads is released", WAIT_TIMEOUT, || {
+    eventually("pages of the other reader are released", WAIT_TIMEOUT, || {
         (kept_bytes(std::slice::from_ref(&local)) < 32 * MIB).then_some(())
     });
     is_served("the local log is released meanwhile", &own[1]);
@@ -428,7 +429,7 @@ fn a_control_file_on_a_file_system_that_does_not_answer_stops_no_other_database(
     is_served("the log beside it is released meanwhile", &own[0]);
     hanging.go_on();
     guard.wait_for("answers", WAIT_TIMEOUT, of_wal);
-    // It reports no position, so all of its log stays.
+    // It shows no position, so all of its log stays.
     guard.wait_for("problem", WAIT_TIMEOUT, |event| {
         event["problem"]
             .as_str()

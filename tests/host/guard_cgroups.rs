@@ -1,4 +1,4 @@
-//! The guard with `[cgroup]` beside real memory cgroups: Idle file pages of a named group go down
+//! The guard with `[cgroup]` beside real memory cgroups: idle file pages of a named group shrink
 //! to the share, those of another group stay. On version 1, and in a dry run, the guard reports
 //! what it does not do.
 //!
@@ -16,34 +16,34 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-/// The limit of the groups, and what is read into each.
+/// The limit of the groups, and the bytes that are read into each.
 const GROUP_LIMIT_BYTES: u64 = 200 * MIB;
-const COLD: u64 = 64 * MIB;
-/// Memory of the program that it does not touch again.
-const OWN: u64 = 32 * MIB;
-/// A page here and there is charged to who wrote the file.
-const LEAST: u64 = COLD - 4 * MIB;
-/// The share of the limit that is asked for: 20 MiB.
-const SHARE: &str = "10%";
+const COLD_BYTES: u64 = 64 * MIB;
+/// Anonymous memory that the program does not touch again.
+const PROGRAM_MEMORY_BYTES: u64 = 32 * MIB;
+/// Tolerance: a few pages are charged to the file's writer.
+const COLD_BYTES_MIN: u64 = COLD_BYTES - 4 * MIB;
+/// The configured share of the limit: 20 MiB.
+const SHARE_PERCENT_TEXT: &str = "10%";
 /// Far longer than the steps take.
 pub(crate) const RUN_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// A program with a log open for writing, that has read a file which nobody reads again, in a group
-/// of its own.
+/// A program in its own cgroup that has a log open for writing and has read a file once.
+///
 struct GroupReader {
     child: Child,
-    /// Goes with it, once it has ended.
+    /// Removed with it, once it has ended.
     _group: MemoryGroup,
     directory: PathBuf,
 }
 
 impl GroupReader {
-    /// `own`: what it holds itself, in bytes.
+    /// `own` is its anonymous memory in bytes.
     fn start(test: &str, scratch: &Path, name: &str, limit: u64, own: u64) -> Option<Self> {
         let group = MemoryGroup::new(test, limit)?;
         let directory = scratch.join(name);
         std::fs::create_dir(&directory).expect("make a directory");
-        std::fs::write(directory.join("cold"), vec![7; usize::try_from(COLD).expect("it fits")])
+        std::fs::write(directory.join("cold"), vec![7; usize::try_from(COLD_BYTES).expect("it fits")])
             .expect("write");
         std::fs::File::open(directory.join("cold")).and_then(|file| file.sync_all()).expect("sync");
         support::evict(&directory.join("cold"));
@@ -75,8 +75,8 @@ impl Drop for GroupReader {
     }
 }
 
-/// The memory cgroup that a process is in: read here by the kernel's own names, not by what is
-/// tested.
+/// A process's memory cgroup, read directly rather than by the tested code.
+///
 pub(crate) struct Group {
     pub(crate) is_v2: bool,
     /// In the hierarchy.
@@ -103,7 +103,7 @@ impl Group {
         text.lines().map(line).collect()
     }
 
-    /// One number in a file that versions 1 and 2 call differently.
+    /// Returns a number from a file whose name differs between versions 1 and 2.
     fn number(&self, v1: &str, v2: &str) -> u64 {
         let file = self.directory.join(if self.is_v2 { v2 } else { v1 });
         let text =
@@ -119,7 +119,7 @@ impl Group {
         self.number("memory.usage_in_bytes", "memory.current")
     }
 
-    /// Page cache without shared memory, in bytes.
+    /// Returns the page cache without shared memory, in bytes.
     pub(crate) fn file(&self) -> u64 {
         let stat = self.stat();
         if self.is_v2 { stat["file"] - stat["shmem"] } else { stat["total_cache"] - stat["total_shmem"] }
@@ -134,13 +134,13 @@ impl Group {
         total.and_then(|(_, micros)| micros.parse::<f64>().ok()).expect("a total") / 1e6
     }
 
-    /// Bytes read again after they had been reclaimed.
+    /// Returns the bytes that were reclaimed and read again.
     pub(crate) fn refaulted(&self) -> u64 {
         self.stat()["workingset_refault_file"] * 4096
     }
 }
 
-/// A configuration that has this group kept to this share, by a step each `tick`.
+/// Returns a configuration that keeps this cgroup to this share, with a step every `tick`.
 pub(crate) fn config(directory: &Path, group: &str, share: &str, tick: &str) -> String {
     let config = directory.join("guard.toml");
     let text = format!(
@@ -158,14 +158,16 @@ fn a_group_that_is_named_goes_down_to_its_share_and_no_other() {
     }
     let _alone = support::alone();
     let scratch = support::scratch();
-    let Some(named) = GroupReader::start(test, scratch.path(), "named", GROUP_LIMIT_BYTES, OWN) else {
+    let Some(named) =
+        GroupReader::start(test, scratch.path(), "named", GROUP_LIMIT_BYTES, PROGRAM_MEMORY_BYTES)
+    else {
         return;
     };
     let Some(other) = GroupReader::start(test, scratch.path(), "other", GROUP_LIMIT_BYTES + MIB, 0) else {
         return;
     };
     let (group, bystander) = (named.group(), other.group());
-    let config = config(scratch.path(), &group.path, SHARE, "200ms");
+    let config = config(scratch.path(), &group.path, SHARE_PERCENT_TEXT, "200ms");
     let pids = [named.child.id().to_string(), other.child.id().to_string()];
     let arguments = [
         "--config",
@@ -180,9 +182,9 @@ fn a_group_that_is_named_goes_down_to_its_share_and_no_other() {
         "10m",
     ];
     let before = (group.file(), bystander.file());
-    assert!(before.0 >= LEAST && before.1 >= LEAST, "{before:?}");
+    assert!(before.0 >= COLD_BYTES_MIN && before.1 >= COLD_BYTES_MIN, "{before:?}");
 
-    // In a dry run it is said, and nothing is done.
+    // In a dry run it is only reported.
     let dry = Guard::spawn(&[&arguments[..], &["--dry-run"]].concat());
     let over = dry.wait_for("cgroup", RUN_TIMEOUT, |event| event["news"] == "over");
     assert_eq!(
@@ -194,7 +196,7 @@ fn a_group_that_is_named_goes_down_to_its_share_and_no_other() {
     assert!(
         dry.stop().summary()["reclaimed_in_cgroups_bytes"].as_object().is_some_and(serde_json::Map::is_empty)
     );
-    assert!(group.file() >= LEAST);
+    assert!(group.file() >= COLD_BYTES_MIN);
 
     let guard = Guard::spawn(&arguments);
     if group.is_v2 {
@@ -204,10 +206,14 @@ fn a_group_that_is_named_goes_down_to_its_share_and_no_other() {
         });
         let ended = guard.stop();
         let reclaimed = &ended.summary()["reclaimed_in_cgroups_bytes"];
-        assert!(reclaimed[&group.path].as_u64() > Some(COLD / 2), "{reclaimed}");
+        assert!(reclaimed[&group.path].as_u64() > Some(COLD_BYTES / 2), "{reclaimed}");
         assert_eq!(reclaimed.as_object().map(serde_json::Map::len), Some(1), "{reclaimed}");
         assert!(!ended.events.iter().any(|event| event["event"] == "cgroup" && event["path"] != *group.path));
-        assert!(group.stat()["anon"] >= OWN, "the program's own memory stays: {:?}", group.stat());
+        assert!(
+            group.stat()["anon"] >= PROGRAM_MEMORY_BYTES,
+            "the program's own memory stays: {:?}",
+            group.stat()
+        );
         let swapped = std::fs::read_to_string(group.directory.join("memory.swap.current"));
         assert_eq!(swapped.as_deref().map_or("0", str::trim), "0", "swapped out");
     } else {
@@ -217,13 +223,13 @@ fn a_group_that_is_named_goes_down_to_its_share_and_no_other() {
             "control groups of version 1 have no memory.reclaim; version 2 has, since Linux 5.19"
         );
         let ended = guard.stop();
-        assert!(group.file() >= LEAST);
+        assert!(group.file() >= COLD_BYTES_MIN);
         let problems =
             ended.events.iter().filter(|event| event["event"] == "problem" && event["path"] == *group.path);
         assert_eq!(problems.count(), 1, "said once");
     }
-    assert!(bystander.file() >= LEAST, "a group that nobody named was touched");
-    assert_eq!(std::fs::metadata(named.directory.join("cold")).expect("it is there").len(), COLD);
+    assert!(bystander.file() >= COLD_BYTES_MIN, "a group that nobody named was touched");
+    assert_eq!(std::fs::metadata(named.directory.join("cold")).expect("it is there").len(), COLD_BYTES);
 }
 
 #[test]
@@ -234,7 +240,7 @@ fn the_doctors_figures_of_a_group_are_the_kernels() {
     }
     let _alone = support::alone();
     let scratch = support::scratch();
-    // 64 MiB of page cache and little else, of 72: near the limit because of it.
+    // 64 MiB of page cache of a limit of 72: near the limit because of the page cache.
     let limit = 72 * MIB;
     let Some(reader) = GroupReader::start(test, scratch.path(), "near", limit, 0) else { return };
     let group = reader.group();

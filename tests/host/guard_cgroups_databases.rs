@@ -1,6 +1,6 @@
 //! The guard with `[cgroup]` and `reclaim = "file"` beside real databases in a group with
-//! `memory.max` and `memory.high`: Idle pages go, pages that are read repeatedly stay, and a share
-//! that leaves no room for these ends at the brake. Figures are those of `memory.stat`.
+//! `memory.max` and `memory.high`: idle pages go, pages that are read repeatedly stay, and refaults
+//! stop a share that leaves no room for them. Figures are those of `memory.stat`.
 //!
 //! Needs control groups of version 2 and minutes: `make test-cgroup-v2` runs it in a virtual
 //! machine.
@@ -9,22 +9,22 @@ use super::guard_cgroups::{Group, RUN_TIMEOUT, config};
 use crate::support;
 use crate::support::MIB;
 use crate::support::guard::{EndedGuard, Guard};
-use crate::support::idle_tables::{HEADROOM, IdleTables, limited};
+use crate::support::idle_tables::{HEADROOM_BYTES, IdleTables, limited};
 use crate::support::mariadb;
 use crate::support::postgresql;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// A database in a group, and what is measured of both.
+/// A database in a cgroup, and measurements of both.
 struct GroupDatabase<'a> {
     scratch: &'a Path,
     group: Group,
-    /// The one above it, which has the limits.
+    /// The parent cgroup, which has the limits.
     limited: &'a Path,
-    /// Its `memory.max`, in bytes: what a guard's share is of.
+    /// Its `memory.max` in bytes, of which the guard's share is a part.
     most: u64,
     pid: u32,
-    /// Reads the hot table for so many seconds: scans a minute.
+    /// Reads the hot table for this many seconds. Returns the scans per minute.
     scans: &'a dyn Fn(u64) -> f64,
 }
 
@@ -75,8 +75,8 @@ impl GroupDatabase<'_> {
         GuardWork { done, reclaimed, stopped, ended }
     }
 
-    /// To a share that leaves room for what is hot: the rest goes, and next to nothing comes back.
-    /// Then to one that leaves none: it stops where what is read again comes back.
+    /// Runs with a share that leaves room for the hot table: other pages go, and few are refaulted.
+    /// Then with one that leaves no room: it stops when hot pages are refaulted.
     fn both_ways(&self) {
         assert!(self.group.is_v2, "this test is for version 2");
         self.show("without");
@@ -87,8 +87,8 @@ impl GroupDatabase<'_> {
         println!("  read again {} MiB", again / MIB);
         let said = || format!("{:?}: {}", first.ended.events.last(), first.ended.stderr);
         assert!(first.reclaimed > 16 * MIB, "{}", said());
-        // At the share, or stopped by what came back shortly before it: with an eighth at most of
-        // what was over it.
+        // At the share, or stopped shortly before it by refaults: at most an eighth of the excess
+        // is left.
         let (over, left) = (file.saturating_sub(room), self.group.file().saturating_sub(room));
         let near = first.stopped && left <= over / 8;
         assert!(first.done || near, "{left} bytes of {over} are over the share yet: {}", said());
@@ -139,8 +139,8 @@ fn beside_mariadb_binlogs_and_idle_tables_go_and_the_hot_one_stays() {
     let scratch = support::scratch();
     let server = mariadb::Server::start(scratch.path(), mariadb::Options::primary());
     memory.add(server.pid());
-    // Tables of MyISAM come from the page cache; InnoDB's have a cache of their own. The hot one is
-    // of 64 MiB, and in no binlog; the other of 100 MiB is in one, too.
+    // MyISAM reads tables through the page cache; InnoDB has its own cache. The hot table has 64
+    // MiB and is in no binlog; the other one has 100 MiB and is in a binlog, too.
     let make = |name: &str, rows: u64| {
         format!(
             "USE d; CREATE TABLE {name} (id INT, v CHAR(240) CHARACTER SET latin1 NOT NULL) ENGINE=MyISAM; \
@@ -169,7 +169,7 @@ fn beside_mariadb_binlogs_and_idle_tables_go_and_the_hot_one_stays() {
         scratch: scratch.path(),
         group,
         limited,
-        most: limit + HEADROOM,
+        most: limit + HEADROOM_BYTES,
         pid: server.pid(),
         scans: &scans,
     }

@@ -1,12 +1,12 @@
 //! The guard with `[cgroup]` and `reclaim = "file"` compared with Meta's senpai (`senpai.py` of
-//! facebookincubator/senpai, which is no part of this project), whose method it follows, and with
-//! neither. Each runs beside a fresh server that has idle tables in its group.
+//! facebookincubator/senpai, which is not part of this project), whose method it follows, and
+//! without either. Each runs beside a fresh server that has idle tables in its group.
 //!
-//! The test is for figures. It asserts the guard's own promises, that no row is lost, and that the
-//! group's own limit is restored.
+//! The test produces figures. It asserts the guard's own promises, that no row is lost, and that
+//! the group's own limit is restored.
 //!
-//! Needs control groups of version 2, Python and `SENPAI`: the program's path, with arguments of
-//! one's own behind it where senpai is to have others than here.
+//! Needs control groups of version 2, Python and `SENPAI`: the program's path, optionally
+//! followed by arguments for it.
 //! `SENPAI=/path/senpai.py make test-cgroup-v2 ARGS=guard` runs it in a virtual machine; without,
 //! it is left out.
 
@@ -22,27 +22,27 @@ const TEST: &str = "[cgroup] beside senpai";
 /// Limit of the group, not far above senpai's own minimum (100 MiB of all its memory).
 const GROUP_LIMIT_BYTES: u64 = 340 * MIB;
 const SHARE: &str = "30%";
-/// Both take at most 1 % at once. That is each 5 s by the guard's default and each 6 s by senpai's;
-/// here each second.
+/// Both reclaim at most 1 % at once. By default the guard does so every 5 s, senpai every 6 s; here
+/// both do every second.
 const TICK: &str = "1s";
-/// The pressure that senpai aims at is counted over its interval: 10 ms in 6 s by default are 10 ms
-/// in one here, so that it bears six times as much. `--pressure=1667` behind the program's path has
-/// it bear what it does by default.
-const PACE: &str = "--interval=1";
-/// A round of scans, in seconds, and how many rounds senpai may take, the least and the most.
-const ROUND: u64 = 10;
-const ROUNDS: (usize, usize) = (24, 60);
-/// It has settled where this many rounds took it no lower than before them by a hundredth.
-const STILL: usize = 6;
+/// Senpai's target pressure is counted over its interval: 10 ms in 6 s by default, but 10 ms in 1 s
+/// here, so it tolerates six times as much. `--pressure=1667` after the program's path restores the
+/// default.
+const SENPAI_ARGUMENTS: &str = "--interval=1";
+/// Seconds of a round of scans, and the minimum and maximum number of rounds for senpai.
+const ROUND_SECONDS: u64 = 10;
+const ROUNDS_RANGE: (usize, usize) = (24, 60);
+/// It has settled if this many rounds lowered it by less than a hundredth.
+const SETTLED_ROUNDS: usize = 6;
 
-/// A server with its group, and what is measured of it from here on.
+/// A server with its cgroup, and measurements from here on.
 struct GroupServer {
     tables: IdleTables,
     group: Group,
     scratch: tempfile::TempDir,
 }
 
-/// The measurements of one way.
+/// The measurements of one method.
 struct SenpaiSample {
     rounds: usize,
     /// Bytes of page cache, before and at the end, and those that were read again.
@@ -83,8 +83,8 @@ impl GroupServer {
         );
     }
 
-    /// Scans the hot table in rounds until it is done, after that many of them, with a program
-    /// beside it that runs under this id.
+    /// Scans the hot table in rounds until `is_done`, beside the program with this process ID.
+    /// Returns the number of rounds.
     fn measure(
         &self,
         name: &str,
@@ -96,7 +96,7 @@ impl GroupServer {
         let (file, refaulted, waited) = (self.group.file(), self.group.refaulted(), self.group.waited());
         let (began, mut rounds) = (Instant::now(), Vec::new());
         while !is_done(rounds.len()) {
-            rounds.push(self.tables.scans(ROUND));
+            rounds.push(self.tables.scans(ROUND_SECONDS));
         }
         let seconds = began.elapsed().as_secs_f64();
         self.show("at the end");
@@ -119,7 +119,7 @@ impl GroupServer {
     /// Measures the group after the program has ended.
     fn afterwards(&self) {
         let (refaulted, waited) = (self.group.refaulted(), self.group.waited());
-        let scans = self.tables.scans(6 * ROUND);
+        let scans = self.tables.scans(6 * ROUND_SECONDS);
         println!(
             "  after it: read again {} KiB, waited for memory {:.0} ms; {scans:.1} scans a minute",
             (self.group.refaulted() - refaulted) / 1024,
@@ -132,7 +132,7 @@ impl GroupServer {
         self.tables.assert_nothing_is_lost();
     }
 
-    /// Has the guard take the group to its share; how many rounds that took.
+    /// Lets the guard shrink the cgroup to its share. Returns the number of rounds.
     fn guard(&self) -> usize {
         let (share, pid) = (self.tables.most() * 3 / 10 + 2 * MIB, self.tables.server.pid().to_string());
         let config = config(self.scratch.path(), &self.group.path, SHARE, TICK);
@@ -162,15 +162,15 @@ impl GroupServer {
         measured.rounds
     }
 
-    /// Has senpai at the group for as many rounds at least, until it has settled. Afterwards the
-    /// group has its own limit back.
+    /// Runs senpai on the cgroup for at least this many rounds, until it has settled. Then
+    /// restores the cgroup's limit.
     fn senpai(&self, given: &str, least: usize) {
         let own = std::fs::read_to_string(self.high()).expect("version 2 has it");
         let senpai = Senpai::start(given, &self.group.directory, self.scratch.path());
         let mut limits = Vec::new();
         self.measure(&format!("senpai: {}", senpai.line), Some(senpai.child.id()), |rounds| {
             limits.push(self.own_limit());
-            rounds >= ROUNDS.1 || (rounds >= least.max(ROUNDS.0) && has_settled(&limits))
+            rounds >= ROUNDS_RANGE.1 || (rounds >= least.max(ROUNDS_RANGE.0) && has_settled(&limits))
         });
         let set = limits.iter().filter(|limit| **limit < u64::MAX).map(|limit| limit / MIB);
         println!("  memory.high, MiB: {:?}", set.collect::<Vec<_>>());
@@ -192,12 +192,12 @@ impl GroupServer {
 
 /// Whether the last rounds took the limit no lower than those before.
 fn has_settled(limits: &[u64]) -> bool {
-    let (earlier, last) = limits.split_at(limits.len().saturating_sub(STILL));
+    let (earlier, last) = limits.split_at(limits.len().saturating_sub(SETTLED_ROUNDS));
     let lowest = |limits: &[u64]| limits.iter().copied().min().unwrap_or(u64::MAX);
     lowest(last) > lowest(earlier) - lowest(earlier) / 100
 }
 
-/// A running senpai, which ends with its handle.
+/// A running senpai that ends with its handle.
 struct Senpai {
     child: Child,
     line: String,
@@ -209,14 +209,14 @@ impl Senpai {
         let (mut given, log) = (given.split_whitespace(), scratch.join("senpai.log"));
         let mut command = Command::new("python3");
         // Given arguments come later, so they take precedence.
-        command.arg("-u").args(given.next()).arg(PACE).args(given).arg(group);
+        command.arg("-u").args(given.next()).arg(SENPAI_ARGUMENTS).args(given).arg(group);
         let line = format!("{command:?}").replace('"', "");
         let output = std::fs::File::create(&log).expect("make a file");
         command.stdin(Stdio::null()).stderr(output.try_clone().expect("a second handle")).stdout(output);
         Self { child: command.spawn().expect("start senpai"), line, log }
     }
 
-    /// Ends it; all that it said.
+    /// Ends it, and returns its output.
     fn stop(mut self) -> String {
         let log = std::fs::read_to_string(&self.log).expect("read what senpai said");
         assert!(self.child.try_wait().expect("wait for senpai").is_none(), "senpai ended by itself: {log}");
@@ -232,8 +232,8 @@ impl Drop for Senpai {
     }
 }
 
-/// The program that is to be compared with; `None`, with a sentence, where none is named. It is
-/// foreign: nobody has to have it.
+/// Returns the program to compare with, which is optional; `None`, with a printed sentence, if
+/// none is named.
 fn named() -> Option<String> {
     let named = std::env::var("SENPAI").ok().filter(|named| !named.is_empty());
     if named.is_none() {
@@ -256,7 +256,7 @@ fn beside_senpai() {
     println!("{}", about.lines().find(|line| line.starts_with("SwapTotal")).expect("always there"));
 
     let Some(beside) = GroupServer::start() else { return };
-    beside.measure("nothing", None, |rounds| rounds >= ROUNDS.0 / 2);
+    beside.measure("nothing", None, |rounds| rounds >= ROUNDS_RANGE.0 / 2);
     beside.afterwards();
     drop(beside);
     let Some(beside) = GroupServer::start() else { return };

@@ -1,11 +1,11 @@
-//! The guard behind streaming programs: what they bring into the page cache goes, what was there
-//! before them stays.
+//! The guard behind streaming programs: pages they bring into the page cache go, pages that were
+//! there before stay.
 //!
 //! Needs root, a kernel whose events can be followed, `dd`, `cat` and `setpriv`; skips with a
 //! sentence otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`. The streams' pace is set
-//! by what is resident: each goes on when the guard has released what lies behind it, however busy
-//! the host is. A page counts as lost where neither it is resident nor the kernel says that it took
-//! it (`nr_evicted` of cachestat(2)).
+//! by what is resident: each continues when the guard has released the pages behind it, however
+//! busy the host is. A page counts as lost if it is neither resident nor reclaimed by the kernel
+//! (`nr_evicted` of cachestat(2)).
 
 use crate::support;
 use std::fs::File;
@@ -22,12 +22,12 @@ use pagekeeper_kernel::{InspectedFile, Links, residency, resident_extents};
 
 const REQUIRED_PROGRAMS: [&str; 3] = ["dd", "cat", "setpriv"];
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
-/// A stream's file.
+/// Size of a stream's file.
 const FILE_BYTES: u64 = 128 * MIB;
 /// Bytes of a stream between two samples of the test.
-const STEP: u64 = 8 * MIB;
-/// The most that may be resident of its file while it runs.
-const AT_MOST: u64 = 32 * MIB;
+const STEP_BYTES: u64 = 8 * MIB;
+/// Maximum resident bytes of its file while it runs.
+const RESIDENT_BYTES_MAX: u64 = 32 * MIB;
 
 fn written(path: PathBuf, size: u64) -> PathBuf {
     let mut file = File::create(&path).expect("make a file");
@@ -39,7 +39,7 @@ fn written(path: PathBuf, size: u64) -> PathBuf {
     path
 }
 
-/// A file with nothing of it in the page cache.
+/// Returns a file with no page in the page cache.
 fn cold(path: PathBuf, size: u64) -> PathBuf {
     let path = written(path, size);
     cool(&path);
@@ -73,7 +73,7 @@ fn extents(path: &Path) -> Vec<Range<u64>> {
     extents.collect::<Result<_, _>>().expect("root may read it")
 }
 
-/// Bytes of a part of a file that are not resident, and that the kernel did not take.
+/// Returns the bytes in a part of a file that are neither resident nor reclaimed by the kernel.
 fn lost(path: &Path, start: u64, end: u64) -> u64 {
     let file = InspectedFile::open(path, Links::Refuse).expect("open a file");
     let counts = residency(&file, start..end).expect("root may read it");
@@ -88,7 +88,7 @@ fn wait_until(path: &Path, what: &str, enough: impl Fn(u64) -> bool) {
     }
 }
 
-/// A configuration by which the streams of one program are followed, and nothing else.
+/// Returns a configuration that only follows the streams of one program.
 fn configure(directory: &Path, program: Option<&str>) -> PathBuf {
     let streams = program.map(|name| format!("[streams]\nprocesses = [\"{name}\"]\n")).unwrap_or_default();
     let nowhere = directory.join("nowhere");
@@ -99,8 +99,8 @@ fn configure(directory: &Path, program: Option<&str>) -> PathBuf {
     config
 }
 
-/// A guard that follows the streams of one program, and nothing else; none where this kernel does
-/// not allow that.
+/// Starts a guard that only follows the streams of one program; `None` if this kernel does not
+/// allow that.
 fn guard(directory: &Path, program: &str) -> Option<Guard> {
     let config = configure(directory, Some(program));
     let guard = Guard::spawn(&["--config", config.to_str().expect("a path of this test's own")]);
@@ -124,11 +124,11 @@ fn reader(program: &str, path: &Path) -> Child {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("start a reader")
 }
 
-/// Lets a reader go through its file, a step at a time, `each` time.
+/// Lets a reader go through its file in steps, and calls `each` after every step.
 fn read_through(reader: &mut Child, mut each: impl FnMut()) {
     let output = reader.stdout.as_mut().expect("piped");
-    let mut piece = vec![0; usize::try_from(STEP).expect("it is small")];
-    for _ in 0..FILE_BYTES / STEP {
+    let mut piece = vec![0; usize::try_from(STEP_BYTES).expect("it is small")];
+    for _ in 0..FILE_BYTES / STEP_BYTES {
         output.read_exact(&mut piece).expect("read what it reads");
         each();
     }
@@ -159,7 +159,9 @@ fn a_reader_s_file_goes_behind_it_and_others_files_stay() {
     let mut reader_of_another = reader("cat", &of_another);
     read_through(&mut reader_of_another, || ());
     let mut dd = reader("dd", &stream);
-    read_through(&mut dd, || wait_until(&stream, "behind the reader", |resident| resident <= AT_MOST));
+    read_through(&mut dd, || {
+        wait_until(&stream, "behind the reader", |resident| resident <= RESIDENT_BYTES_MAX)
+    });
     wait_until(&stream, "after the reader", |resident| resident == 0);
     guard.wait_for("stream_ended", WAIT_TIMEOUT, |event| event["pid"] == dd.id());
     assert_eq!(lost(&hot, 0, 64 * MIB), 0);
@@ -170,7 +172,7 @@ fn a_reader_s_file_goes_behind_it_and_others_files_stay() {
 }
 
 #[test]
-fn of_a_file_that_was_half_hot_that_half_stays() {
+fn the_hot_half_of_a_file_stays() {
     if !support::can_run("a stream of a hot file", &REQUIRED_PROGRAMS) {
         return;
     }
@@ -187,11 +189,13 @@ fn of_a_file_that_was_half_hot_that_half_stays() {
     let Some(guard) = guard(scratch.path(), "dd") else { return };
     let hot = FILE_BYTES / 2 + MIB;
     let mut dd = reader("dd", &stream);
-    read_through(&mut dd, || wait_until(&stream, "behind the reader", |resident| resident <= AT_MOST + hot));
+    read_through(&mut dd, || {
+        wait_until(&stream, "behind the reader", |resident| resident <= RESIDENT_BYTES_MAX + hot)
+    });
     guard.wait_for("stream_ended", WAIT_TIMEOUT, |event| event["pid"] == dd.id());
     wait_until(&stream, "after the reader", |resident| resident <= hot + MIB);
-    // The stream read pages again that the kernel had evicted before: single pages, on a machine
-    // that gives unused memory back.
+    // The stream reread pages that the kernel had evicted: single pages, on a machine that
+    // returns unused memory.
     let lost_pages = lost(&stream, FILE_BYTES / 2, FILE_BYTES);
     assert!(lost_pages < MIB, "{lost_pages} bytes of the hot half are lost");
     let hot_pages = (48 * MIB..50 * MIB).step_by(8192);
@@ -201,7 +205,7 @@ fn of_a_file_that_was_half_hot_that_half_stays() {
 }
 
 #[test]
-fn what_others_read_behind_a_reader_stays() {
+fn pages_others_read_behind_a_reader_stay() {
     if !support::can_run("others behind a stream", &REQUIRED_PROGRAMS) {
         return;
     }
@@ -215,9 +219,9 @@ fn what_others_read_behind_a_reader_stays() {
     read_through(&mut dd, || {
         steps += 1;
         let others = if steps > 8 { warmed } else { 0 };
-        wait_until(&stream, "behind the reader", |resident| resident <= AT_MOST + others);
+        wait_until(&stream, "behind the reader", |resident| resident <= RESIDENT_BYTES_MAX + others);
         if steps == 8 {
-            // Also where what is before the reader can't count.
+            // Also where pages ahead of the reader can't be counted.
             let here = InspectedFile::open(&stream, Links::Refuse).expect("open a file");
             let behind = || residency(&here, 0..warmed).expect("root may read it").resident;
             let began = Instant::now();
@@ -235,7 +239,7 @@ fn what_others_read_behind_a_reader_stays() {
 }
 
 #[test]
-fn what_others_read_ahead_of_a_reader_stays() {
+fn pages_others_read_ahead_of_a_reader_stay() {
     if !support::can_run("others ahead of a stream", &REQUIRED_PROGRAMS) {
         return;
     }
@@ -244,7 +248,7 @@ fn what_others_read_ahead_of_a_reader_stays() {
     let stream = cold(scratch.path().join("stream"), FILE_BYTES);
     let Some(guard) = guard(scratch.path(), "dd") else { return };
     let mut dd = reader("dd", &stream);
-    // Pages next to where the stream is were read ahead for it.
+    // Pages next to the stream's position were read ahead for it.
     let far = 48 * MIB;
     let mut is_first = true;
     read_through(&mut dd, || {
@@ -260,7 +264,7 @@ fn what_others_read_ahead_of_a_reader_stays() {
 }
 
 #[test]
-fn what_a_writer_wrote_is_written_out_and_goes() {
+fn pages_of_a_writer_are_written_out_and_go() {
     if !support::can_run("a stream that writes", &REQUIRED_PROGRAMS) {
         return;
     }
@@ -275,11 +279,11 @@ fn what_a_writer_wrote_is_written_out_and_goes() {
         .spawn()
         .expect("start a writer");
     let mut input = writer.stdin.take().expect("piped");
-    let piece: Vec<u8> = (0..STEP).map(|at| u8::try_from(at % 241).expect("less than 256")).collect();
-    for _ in 0..FILE_BYTES / STEP {
+    let piece: Vec<u8> = (0..STEP_BYTES).map(|at| u8::try_from(at % 241).expect("less than 256")).collect();
+    for _ in 0..FILE_BYTES / STEP_BYTES {
         input.write_all(&piece).expect("write what it writes");
         if path.exists() {
-            wait_until(&path, "behind the writer", |resident| resident <= AT_MOST);
+            wait_until(&path, "behind the writer", |resident| resident <= RESIDENT_BYTES_MAX);
         }
     }
     drop(input);
@@ -301,15 +305,15 @@ fn a_reader_that_runs_already_and_has_no_position_is_followed() {
     let stream = cold(scratch.path().join("stream"), FILE_BYTES);
     let hot = 16 * MIB;
     warm(&stream, FILE_BYTES - hot, FILE_BYTES);
-    // This very process is the stream.
+    // This process itself is the stream.
     let name = std::fs::read_to_string("/proc/self/comm").expect("a process has a name");
     let Some(guard) = guard(scratch.path(), name.trim()) else { return };
     let file = File::open(&stream).expect("open a file");
     let mut piece = vec![0; 1 << 20];
     for at in (0..FILE_BYTES).step_by(1 << 20) {
         file.read_exact_at(&mut piece, at).expect("read a file");
-        if at % STEP == 0 {
-            wait_until(&stream, "behind the reader", |resident| resident <= AT_MOST + hot);
+        if at % STEP_BYTES == 0 {
+            wait_until(&stream, "behind the reader", |resident| resident <= RESIDENT_BYTES_MAX + hot);
         }
     }
     drop(file);
@@ -319,7 +323,7 @@ fn a_reader_that_runs_already_and_has_no_position_is_followed() {
     guard.stop();
 }
 
-/// Runs `cp` and a program that is called as a database, both started by a stream.
+/// Runs `cp` and a program with a database's name, both started by a stream.
 fn copy_beside_a_database(directory: &Path, from: &[PathBuf], of_database: &Path) {
     let (into, database) = (directory.join("copies"), directory.join("mariadbd"));
     std::fs::create_dir_all(&into).expect("make a directory");
@@ -332,9 +336,9 @@ fn copy_beside_a_database(directory: &Path, from: &[PathBuf], of_database: &Path
 }
 
 #[test]
-fn what_a_stream_starts_is_followed_but_for_databases_and_until_the_configuration_says_otherwise() {
+fn children_of_a_stream_are_followed_except_databases_until_a_reload() {
     const FILE_COUNT: u64 = 100;
-    if !support::can_run("what a stream starts", &["dash", "cp", "setpriv"]) {
+    if !support::can_run("children of a stream", &["dash", "cp", "setpriv"]) {
         return;
     }
     let _alone = support::alone();
@@ -374,8 +378,8 @@ fn what_a_stream_starts_is_followed_but_for_databases_and_until_the_configuratio
     assert_eq!(released(&ended, "mariadbd"), 0, "{}", ended.summary());
 }
 
-/// A process of another user that is called as a streaming program, holds a file open so many
-/// times, and rests.
+/// Starts an idle process of another user with the name of a streaming program and this many
+/// descriptors of a file.
 fn called_as(program: &Path, file: &Path, descriptors: u32) -> Child {
     const HOLD: &str =
         "ulimit -n 20000; for ((at = 0; at < $2; at++)); do exec {held}< \"$0\"; done; exec \"$1\" 1000";
@@ -387,7 +391,7 @@ fn called_as(program: &Path, file: &Path, descriptors: u32) -> Child {
 
 #[test]
 fn very_many_that_are_called_as_streams_cost_little_and_keep_no_stream_of_another_user_waiting() {
-    const MEASURED: Duration = Duration::from_secs(10);
+    const MEASURED_TIME: Duration = Duration::from_secs(10);
     if !support::can_run("processes that are called as streams", &["dd", "setpriv", "bash"]) {
         return;
     }
@@ -408,12 +412,14 @@ fn very_many_that_are_called_as_streams_cost_little_and_keep_no_stream_of_anothe
 
     let Some(guard) = guard(scratch.path(), "dd") else { return };
     let before = support::cpu_seconds(guard.pid());
-    std::thread::sleep(MEASURED);
-    let share = (support::cpu_seconds(guard.pid()) - before) / MEASURED.as_secs_f64();
+    std::thread::sleep(MEASURED_TIME);
+    let share = (support::cpu_seconds(guard.pid()) - before) / MEASURED_TIME.as_secs_f64();
     assert!(share < 0.1, "{share} of a core");
 
     let mut dd = reader("dd", &stream);
-    read_through(&mut dd, || wait_until(&stream, "behind the reader", |resident| resident <= AT_MOST));
+    read_through(&mut dd, || {
+        wait_until(&stream, "behind the reader", |resident| resident <= RESIDENT_BYTES_MAX)
+    });
     guard.wait_for("stream_ended", WAIT_TIMEOUT, |event| event["pid"] == dd.id());
     for process in &mut hostile {
         process.kill().and_then(|()| process.wait()).expect("end it");

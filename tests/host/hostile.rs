@@ -5,8 +5,8 @@
 //! Opened files are observed in two ways in the first half: every open of a decoy by inotify(7),
 //! and every successful call of the guard and the doctor by strace(1). In the second half costs are
 //! measured. Twenty seconds, or as many as `PAGEKEEPER_HOSTILE_SECONDS` says.
-//! `PAGEKEEPER_HOSTILE_PROGRAM` is a release build to be held to the limits of processor time as
-//! well; this one is hardly optimised, and shares the machine with other tests.
+//! `PAGEKEEPER_HOSTILE_PROGRAM` names a release build, for which the limits of processor time are
+//! also checked; this build is hardly optimised and shares the machine with other tests.
 //!
 //! Needs root, Debian's `mariadb-server`, `postgresql`, `sysbench` and `strace`; skips with a
 //! sentence otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`.
@@ -23,22 +23,22 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// The guard's memory, in bytes.
-const MEMORY: u64 = 64 * MIB;
+const MEMORY_BYTES_MAX: u64 = 64 * MIB;
 /// Its processor time, in cores.
-const CPU: f64 = 0.02;
-/// The doctor's time on the clock while it watches for two seconds: it ends at all.
-const DOCTOR: Duration = Duration::from_secs(120);
+const CPU_CORES_MAX: f64 = 0.02;
+/// The doctor's elapsed time for a watch of two seconds: it must end at all.
+const DOCTOR_TIME_MAX: Duration = Duration::from_secs(120);
 
 const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// A release build, if one is given, and how long to soak.
+/// Returns the requested release build, if any, and the duration of the soak.
 fn asked() -> (Option<PathBuf>, Duration) {
     let seconds = std::env::var("PAGEKEEPER_HOSTILE_SECONDS").ok();
     let seconds = seconds.map_or(20, |text| text.parse().expect("PAGEKEEPER_HOSTILE_SECONDS: a number"));
     (std::env::var_os("PAGEKEEPER_HOSTILE_PROGRAM").map(PathBuf::from), Duration::from_secs(seconds))
 }
 
-/// A load of some 100 KiB of WAL each, so often a second, until it is dropped.
+/// A load of updates, each with some 100 KiB of WAL, at this rate per second until dropped.
 struct UpdateLoad(Child);
 
 impl UpdateLoad {
@@ -89,10 +89,10 @@ impl LoadedServers {
         [resident_bytes(&self.mariadb.log_files()), resident_bytes(&self.postgresql.segments())]
     }
 
-    /// Means of what is resident, twice a second, with what else is to be done meanwhile.
+    /// Returns means of resident bytes, sampled twice a second, and calls `also` meanwhile.
     ///
-    /// `PostgreSQL` fills each new segment with zeros first, 16 MiB at once, which at this load is
-    /// twice a minute. So that one is in each short time, too, it begins with one.
+    /// `PostgreSQL` fills each new segment with zeros first, 16 MiB at once, twice a minute at this
+    /// load. It begins with one, so that a short run has one, too.
     fn sample(&mut self, time: Duration, mut beside: impl FnMut()) -> [u64; 2] {
         self.postgresql.query("SELECT pg_switch_wal()");
         let (start, mut sums, mut count) = (Instant::now(), [0, 0], 0);
@@ -152,7 +152,7 @@ fn opened(line: &str) -> Option<&str> {
     (!call.contains("O_PATH")).then(|| file.trim_end().trim_end_matches('>'))
 }
 
-/// All that traces of this prefix have opened.
+/// Returns all files that were opened by the traces of this prefix.
 fn all_opened(prefix: &Path) -> Vec<String> {
     let directory = prefix.parent().expect("a directory");
     let name = prefix.file_name().and_then(|name| name.to_str()).expect("text");
@@ -254,7 +254,7 @@ fn a_hostile_user_beside_real_servers_gains_nothing_and_costs_them_nothing() {
     attack.forget();
     let trace = SyscallTrace::attach(guard.pid(), traces.join("guard"));
     let watch = ["doctor", "--json", "--watch", "2s"];
-    // Stops at these calls alone, which can't be had for a process that runs already.
+    // Stops only at these calls, which can't be set up for a running process.
     let mut under_strace = strace(&traces.join("doctor"));
     let under_strace =
         under_strace.arg("--seccomp-bpf").arg(&tested).args(watch).stdout(Stdio::null()).status();
@@ -308,8 +308,8 @@ fn a_hostile_user_beside_real_servers_gains_nothing_and_costs_them_nothing() {
     println!("{}", ended.summary());
     assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
     assert_eq!(kept, secret, "pages of a file of root's were released");
-    assert!(memory <= MEMORY, "it took {memory} bytes");
-    assert!(doctor <= DOCTOR, "the doctor took {doctor:?}");
+    assert!(memory <= MEMORY_BYTES_MAX, "it took {memory} bytes");
+    assert!(doctor <= DOCTOR_TIME_MAX, "the doctor took {doctor:?}");
     // The bytes that a late tick leaves on a shared machine.
     let late = if release.is_some() { 4.0 } else { 32.0 };
     for (before, beside) in before.into_iter().zip(beside) {
@@ -319,6 +319,6 @@ fn a_hostile_user_beside_real_servers_gains_nothing_and_costs_them_nothing() {
         );
     }
     if release.is_some() {
-        assert!(cpu <= CPU, "it takes {:.2} % of a core", cpu * 100.0);
+        assert!(cpu <= CPU_CORES_MAX, "it takes {:.2} % of a core", cpu * 100.0);
     }
 }

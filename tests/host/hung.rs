@@ -19,7 +19,7 @@ struct HungDatabase {
     remote: Database,
     local: Database,
     hanging: HangingMount,
-    // Behind what is mounted in it, which it could not be removed with.
+    // Dropped after the mounts inside, since it could not be removed with them.
     scratch: tempfile::TempDir,
 }
 
@@ -81,7 +81,7 @@ fn names(report: &Value, point: &Path) {
 }
 
 #[test]
-fn the_doctor_ends_and_names_what_does_not_answer() {
+fn the_doctor_ends_and_names_hung_paths() {
     if !can_run() {
         return;
     }
@@ -96,7 +96,7 @@ fn the_doctor_ends_and_names_what_does_not_answer() {
     let local =
         databases.iter().find(|database| database["pid"] == beside.local.pid()).expect("the local one");
     assert!(local["files"].as_u64().is_some_and(|files| files >= 2), "{local}");
-    // With nothing that hangs it sees all.
+    // Without a hung file system it sees everything.
     let all = crate::support::command::run(&arguments).json();
     let remote = all["inspected"]["databases"].as_array().expect("databases").iter();
     let mut remote = remote.filter(|database| database["pid"] == beside.remote.pid());
@@ -104,7 +104,7 @@ fn the_doctor_ends_and_names_what_does_not_answer() {
 }
 
 #[test]
-fn top_ends_and_names_what_does_not_answer() {
+fn top_ends_and_names_hung_paths() {
     if !can_run() {
         return;
     }

@@ -1,5 +1,5 @@
-//! `pagekeeper probe` on real file systems: what it reports, what it refuses, what it leaves
-//! (nothing), and that others can read what it writes. No time is asserted.
+//! `pagekeeper probe` on real file systems: its reports and refusals, that it leaves no
+//! files, and that its profiles can be read. No time is asserted.
 
 use crate::support;
 use std::io::{BufRead as _, BufReader};
@@ -12,7 +12,7 @@ use crate::support::loop_images::LoopImage;
 use crate::support::{MIB, alone, can_run, can_start, eventually, scratch};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// As short as it goes.
+/// Probes for the shortest possible time.
 fn probe(directory: &Path) -> Command {
     let mut command = pagekeeper();
     command.args(["probe", "--quick", "--size", "64M"]).arg(directory);
@@ -59,7 +59,7 @@ fn check_keys(report: &serde_json::Value) {
     }
 }
 
-/// The tables that people get, and the disk in a sentence.
+/// Checks the tables in the text output, and the sentence about the disk.
 fn check_tables(shown: &str) {
     for text in ["Direct I/O", "Uncached writes", "Atomic writes", "fdatasync", "Read-ahead", "Release"] {
         assert!(shown.contains(&format!("\n{text}")), "{text}: {shown}");
@@ -78,7 +78,7 @@ fn check_direct(report: &serde_json::Value) {
     if !["ext4", "xfs", "btrfs"].contains(&kind) {
         return;
     }
-    // As the kernel's documentation says, the same file may be used both ways, with care.
+    // By the kernel's documentation, the same file may be used both ways, with care.
     assert_eq!(report["direct"]["dirty_is_seen"], true, "{kind}");
     assert_eq!(report["direct"]["write_is_seen"], true, "{kind}");
     if kind == "btrfs" {
@@ -120,7 +120,7 @@ fn refused(outcome: &Outcome, why: &str) {
 }
 
 #[test]
-fn what_can_not_be_measured_is_said_in_a_sentence() {
+fn a_directory_that_cannot_be_measured_is_refused_in_a_sentence() {
     let dir = scratch();
     let file = dir.path().join("file");
     std::fs::write(&file, "x").unwrap();

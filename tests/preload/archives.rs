@@ -1,5 +1,5 @@
-//! Readers of `PostgreSQL`'s WAL in other processes of the server than its writers: the WAL that
-//! the archiver's command and a WAL sender read is in memory, and goes once they have read it.
+//! Readers of `PostgreSQL`'s WAL in processes other than the writers: the archiver's command and
+//! a WAL sender read WAL from memory, and it is released after that.
 //! Reads from the disk are the kernel's counts for the reader; residency is `fincore`'s.
 
 use std::ffi::OsString;
@@ -15,7 +15,7 @@ const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Transactions a second, of some 100 KiB of WAL: less than a busy disk takes.
 const TRANSACTIONS_PER_SECOND: u32 = 150;
 
-/// Archives a segment, and writes down what had to be read from the disk for it.
+/// Archives a segment, and records the bytes read from the disk for it.
 const ARCHIVE: &str = "#!/bin/sh
 cp \"$1\" \"$2\" && sed -n 's/^read_bytes: //p' /proc/$$/io >>read-by-archiver
 ";
@@ -25,14 +25,14 @@ fn start(parent: &Path) -> Server {
     Server::start_by(parent, [program().into_os_string()].into_iter().chain(words).collect())
 }
 
-/// The segments that were archived and are there yet.
+/// Returns the archived segments that still exist.
 fn archived(server: &Server) -> Vec<PathBuf> {
     let notes = std::fs::read_dir(server.wal().join("archive_status")).expect("list a directory");
     let names = notes.filter_map(|note| note.expect("list").file_name().into_string().ok());
     names.filter_map(|name| Some(server.wal().join(name.strip_suffix(".done")?))).collect()
 }
 
-/// Waits until all that is full was archived.
+/// Waits until all full segments are archived.
 fn all_is_archived(server: &Server) {
     eventually("all is archived", WAIT_TIMEOUT, || {
         let ready = "SELECT count(*) FROM pg_ls_archive_statusdir() WHERE name LIKE '%.ready'";
@@ -41,7 +41,7 @@ fn all_is_archived(server: &Server) {
 }
 
 #[test]
-fn what_is_archived_stays_until_it_was() {
+fn wal_stays_until_it_is_archived() {
     let programs = support::postgresql::programs();
     let programs: Vec<&str> = programs.iter().map(String::as_str).collect();
     if !support::can_run("PostgreSQL's archiver", &programs) {
@@ -63,7 +63,7 @@ fn what_is_archived_stays_until_it_was() {
         to.display()
     ));
     server.crash();
-    // That there is an archiver shows as it has archived one.
+    // The rule learns of an archiver when it has archived a segment.
     server.write(2 * SEGMENT_BYTES, Some(TRANSACTIONS_PER_SECOND), || ());
     all_is_archived(&server);
     let read = server.wal().join("../read-by-archiver");
@@ -87,7 +87,7 @@ fn what_is_archived_stays_until_it_was() {
 }
 
 #[test]
-fn what_a_wal_sender_has_yet_to_send_stays() {
+fn wal_that_a_wal_sender_has_yet_to_send_stays() {
     let programs = support::postgresql::programs();
     let programs: Vec<&str> = programs.iter().map(String::as_str).collect();
     if !support::can_run("PostgreSQL's WAL sender", &programs) {
@@ -114,7 +114,7 @@ fn what_a_wal_sender_has_yet_to_send_stays() {
     let left = resident_bytes(&server.segments());
     println!("{read} bytes were read back of {lag}, {left} stay");
     assert!(lag >= SEGMENT_BYTES && read <= MIB, "{read} bytes were read back of {lag}");
-    // The one that is written, and what a sender may be at.
+    // The current segment, and the sender's position.
     assert!(left <= 3 * SEGMENT_BYTES, "{left} bytes stay");
 }
 

@@ -17,7 +17,7 @@ use crate::support::{MIB, eventually, evict, files_in, resident_bytes, size_byte
 
 /// Bytes of the large file that is backed up.
 const LARGE_FILE_BYTES: usize = 48 << 20;
-/// A slow disk writes what a command leaves for so long.
+/// A slow disk may take this long to write a command's dirty pages.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 /// Homes and caches of the programs are the test's own.
 const HOME: &str = "export HOME=\"$PWD\" BORG_BASE_DIR=\"$PWD/home\" BUP_DIR=\"$PWD/repository\" RCLONE_CONFIG=/dev/null \
@@ -64,7 +64,7 @@ pub(crate) fn shell_under_run(line: &str) -> Command {
     command
 }
 
-/// Runs a command in a directory to its end, which must be good, and about which nothing is said.
+/// Runs a command in a directory, and checks that it succeeds silently.
 pub(crate) fn good(command: &mut Command, directory: &Path) {
     let outcome = finish(command.current_dir(directory));
     assert!(outcome.code == 0 && !outcome.stderr.contains("pagekeeper: "), "{command:?}: {outcome:#?}");
@@ -74,7 +74,7 @@ pub(crate) fn resident_in(directories: &[&Path]) -> u64 {
     directories.iter().map(|directory| resident_bytes(&files_in(directory))).sum()
 }
 
-/// Waits until no more than two percent of some directories is in memory, and a little.
+/// Waits until at most two percent of some directories is in memory, and a little.
 pub(crate) fn little_stays(what: &str, directories: &[&Path]) {
     let size: u64 = directories.iter().map(|directory| size_bytes(&files_in(directory))).sum();
     assert!(size > 16 * MIB, "{what}: there are only {size} bytes");
@@ -93,7 +93,7 @@ pub(crate) fn evict_all(directory: &Path) {
     }
 }
 
-/// Bytes by a seed, which can't be compressed.
+/// Returns incompressible bytes from a seed.
 pub(crate) fn bytes(count: usize, seed: u64) -> Vec<u8> {
     let mut rng = pagekeeper_testing::Rng::from_seed(seed);
     std::iter::repeat_with(|| rng.number().to_le_bytes()).flatten().take(count).collect()
@@ -158,7 +158,7 @@ fn a_dump_of_a_server_is_the_same_and_leaves_little_in_memory() {
         files
     };
     assert!(of(&dumped) == of(&here.join("plain")), "mydumper writes something else");
-    // Plain, all of it stays: the test can fail.
+    // Without `run` all pages stay, so the test can fail.
     assert!(resident_in(&[&here.join("plain")]) > 16 * MIB);
     evict_all(&dumped);
     let load = format!("myloader {common} --threads=1 --database=again --directory=dumped");
@@ -201,9 +201,9 @@ fn a_backup_of_postgresql_is_the_same_and_leaves_little_in_memory() {
     little_stays("pgbackrest's restored files", &[&repository, &back]);
     let of = |directory: &Path| {
         let mut files = files_below(directory);
-        // The server makes these anew.
+        // The server creates these again.
         files.retain(|path, _| !path.starts_with("pg_subtrans"));
         files
     };
-    assert!(of(&back) == of(&data), "what comes back differs");
+    assert!(of(&back) == of(&data), "the restored data differs");
 }

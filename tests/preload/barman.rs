@@ -19,12 +19,12 @@ use crate::support::compare::files_below;
 use crate::support::postgresql::{self, SEGMENT_BYTES, Server};
 use crate::support::{MIB, eventually, files_in};
 
-/// Far longer than a server and barman need for what is waited for.
+/// Far longer than any wait for a server or barman.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 /// Segments that the load writes, in bytes.
-const WAL: u64 = 3 * SEGMENT_BYTES;
+const WAL_BYTES: u64 = 3 * SEGMENT_BYTES;
 
-/// In place of ssh: the host that is named is this one.
+/// Replaces ssh: the named host is this one.
 const LOCAL: &str = r#"#!/bin/sh
 words=
 while [ $# -gt 0 ]; do
@@ -34,7 +34,7 @@ done
 exec sh -c "$words"
 "#;
 
-/// A barman of its own for two ways to back one server up.
+/// A private barman that backs up one server in two ways.
 struct Barman {
     here: PathBuf,
 }
@@ -79,7 +79,7 @@ impl Barman {
         self.here.join("barman").join(name).join(what)
     }
 
-    /// The only backup's files.
+    /// Returns the only backup's files.
     fn backup(&self, name: &str) -> PathBuf {
         let backups = std::fs::read_dir(self.of(name, "base")).expect("list backups");
         let all: Vec<PathBuf> = backups.map(|entry| entry.expect("list backups").path()).collect();
@@ -87,7 +87,7 @@ impl Barman {
         all[0].join("data")
     }
 
-    /// The segments that are archived: their names begin with a timeline.
+    /// Returns the segments that are archived: their names begin with a timeline.
     fn archived(&self, name: &str) -> Vec<PathBuf> {
         let mut files = files_in(&self.of(name, "wals"));
         files.retain(|file| file.metadata().is_ok_and(|metadata| metadata.len() == SEGMENT_BYTES));
@@ -99,7 +99,7 @@ impl Barman {
 struct WalReceiver(Child);
 
 impl WalReceiver {
-    /// There are so many then.
+    /// Waits until there are this many.
     fn start(barman: &Barman, name: &str, server: &Server, count: &str) -> Self {
         barman.plain(&format!("receive-wal --create-slot {name}"));
         let mut command = Command::new("setpriv");
@@ -125,7 +125,7 @@ impl Drop for WalReceiver {
     }
 }
 
-/// Has little of a directory resident: a call for all of its files.
+/// Evicts the files of a directory.
 fn evict_below(directory: &Path) {
     eventually("it is cold", WAIT_TIMEOUT, || {
         run([OsStr::new("evict"), directory.as_os_str()]);
@@ -151,18 +151,18 @@ fn barman_backs_up_the_same_and_leaves_little_in_memory() {
     let mut receiving = Vec::new();
     for (name, count) in [("copied", "1"), ("streamed", "2")] {
         receiving.push(WalReceiver::start(&barman, name, &server, count));
-        server.write(WAL, None, || {});
+        server.write(WAL_BYTES, None, || {});
         eventually("barman archives", WAIT_TIMEOUT, || {
             barman.plain(&format!("switch-wal --force {name}"));
             barman.under_run(&format!("archive-wal {name}"));
-            (barman.archived(name).len() as u64 * SEGMENT_BYTES >= WAL).then_some(())
+            (barman.archived(name).len() as u64 * SEGMENT_BYTES >= WAL_BYTES).then_some(())
         });
         little_stays(&format!("WAL, {name}"), &[&barman.of(name, "wals")]);
         let segments = barman.archived(name);
         let mut compared = 0;
         for segment in &segments {
             let of_server = server.wal().join(segment.file_name().expect("a name"));
-            // It may be recycled by now, to another name.
+            // It may have been recycled under another name.
             if let Ok(bytes) = std::fs::read(of_server) {
                 assert!(std::fs::read(segment).expect("read") == bytes, "{}", segment.display());
                 compared += 1;
@@ -176,7 +176,7 @@ fn barman_backs_up_the_same_and_leaves_little_in_memory() {
         let backup = barman.backup(name);
         little_stays(&format!("the backup, {name}"), &[&backup]);
         if name == "copied" {
-            little_stays("what was backed up", &[&tables]);
+            little_stays("the backup", &[&tables]);
         } else {
             let verify = postgresql::program("pg_verifybackup").display().to_string();
             good(&mut shell(&format!("'{verify}' --no-parse-wal '{}'", backup.display())), here);
@@ -191,8 +191,8 @@ fn barman_backs_up_the_same_and_leaves_little_in_memory() {
     }
     let (backup, back) = (barman.backup("copied"), here.join("back"));
     evict_below(&backup);
-    // It is complete once its last segment is archived, and a check has seen that: barman's cron
-    // has one made, archiving has not.
+    // It is complete once its last segment is archived and a check has seen it. barman's cron
+    // runs the check; archiving does not.
     eventually("the backup is complete", WAIT_TIMEOUT, || {
         barman.plain("switch-wal --force copied");
         barman.plain("archive-wal copied");
@@ -203,8 +203,11 @@ fn barman_backs_up_the_same_and_leaves_little_in_memory() {
     });
     barman.under_run("recover copied latest back");
     little_stays("barman's recovered files", &[&backup, &back]);
-    assert!(files_below(&back.join("base")) == files_below(&backup.join("base")), "what comes back differs");
-    // Plain, all of it stays: the test can fail.
+    assert!(
+        files_below(&back.join("base")) == files_below(&backup.join("base")),
+        "the restored data differs"
+    );
+    // Without `run` all pages stay, so the test can fail.
     barman.plain("recover copied latest plain");
     assert!(resident_in(&[&here.join("plain/base")]) > 16 * MIB);
 }

@@ -1,8 +1,8 @@
-//! Every call that the preloaded library may take a hand in, made in all the odd ways, plain and
-//! under each rule: results, errno, bytes, offsets and files are the same, to the line.
+//! Every call that the preloaded library hooks, made with unusual arguments, plain and under each
+//! rule: results, errno, bytes, offsets and files are the same, line by line.
 //!
-//! Invariants: the programs (`tests/preload/programs_in_c/*.c`) say nothing that differs between
-//! two plain runs; a control shows it.
+//! Invariants: the programs (`tests/preload/programs_in_c/*.c`) print nothing that differs
+//! between two plain runs, as a control shows.
 
 use crate::support;
 use std::path::Path;
@@ -14,7 +14,7 @@ use pagekeeper_testing::Seed;
 /// Programs as any compiler makes them.
 const PLAIN: &[&str] = &["-O1", "-U_FORTIFY_SOURCE"];
 
-/// ... and as distributions do: checked forms of calls, and 64-bit forms by other names.
+/// As distributions compile them: checked forms of calls, and 64-bit forms by other names.
 const FORTIFIED: &[&str] = &["-O2", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2", "-D_FILE_OFFSET_BITS=64"];
 
 /// Compares a program on a disk under each rule, and with other entry points and on a tmpfs under
@@ -28,7 +28,7 @@ fn compare(name: &str) {
     let some =
         [Way::run(&["--as", "stream"], "stream.file"), Way::run(&["--profile", "mariadb"], "binlog.000001")];
     assert_same(&built(name, FORTIFIED), &[], &some, scratch.path());
-    // Uncached reads and writes and releases are not there on a tmpfs.
+    // A tmpfs has no uncached reads and writes and no releases.
     let memory = Path::new("/dev/shm");
     if memory.is_dir() {
         assert_same(&built(name, PLAIN), &[], &some, memory);
@@ -71,7 +71,7 @@ fn locks_leases_and_watchers_notice_nothing() {
 }
 
 #[test]
-fn what_another_opener_would_break_is_not_opened() {
+fn files_whose_leases_an_open_would_break_are_not_opened() {
     compare("apart");
 }
 
@@ -101,12 +101,12 @@ fn raw_calls_are_the_same() {
 }
 
 #[test]
-fn what_is_one_call_stays_one() {
+fn one_call_is_never_split() {
     compare("whole");
 }
 
-/// The comparison itself: it finds nothing with a library that does nothing, and finds out each
-/// that is wrong.
+/// Tests the comparison itself: it finds no difference with an empty library, and one with each
+/// wrong library.
 #[test]
 fn a_wrong_library_is_found_out() {
     if !support::can_start("a wrong library", &["cc"]) {
@@ -130,8 +130,8 @@ fn a_wrong_library_is_found_out() {
     }
 }
 
-/// Uses one file at random, on each of these file systems and under each rule, and has every read
-/// compared with what it should be.
+/// Uses one file at random, on each of these file systems and under each rule, and compares every
+/// read with the expected bytes.
 fn exercise(seed: u64, steps: u32) {
     let kinds = ["ext4", "xfs", "btrfs"];
     let programs: Vec<String> = kinds.iter().flat_map(|kind| LoopImage::programs(kind)).collect();
@@ -158,20 +158,20 @@ fn exercise(seed: u64, steps: u32) {
 }
 
 #[test]
-fn a_file_that_is_used_at_random_holds_what_it_should() {
+fn a_file_used_at_random_keeps_its_content() {
     exercise(Seed::new().0, 1000);
 }
 
 #[test]
 #[ignore = "minutes: make test-preload"]
-fn a_file_that_is_used_at_random_for_long_holds_what_it_should() {
+fn a_file_used_at_random_for_long_keeps_its_content() {
     let first = Seed::new().0;
     for round in 0..3 {
         exercise(first + round, 20_000);
     }
 }
 
-/// ... which is seen where a byte differs.
+/// The comparison notices a differing byte.
 #[test]
 fn a_wrong_byte_at_random_is_found_out() {
     if !support::can_start("a wrong byte at random", &["cc"]) {

@@ -12,10 +12,10 @@ use crate::support::compare::built;
 use crate::support::{MIB, copy_program, eventually, evict, open_to_others, resident_bytes, scratch};
 
 const FILE_BYTES: u64 = 160 * MIB;
-/// A disk may be slow to take what was written.
+/// A disk may be slow to write dirty pages.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Starts a program by `posix_spawn`, by its name or its path, in an environment of its own.
+/// Starts a program by `posix_spawn`, by its name or its path, in a different environment.
 const SPAWN: &str = "\
 import os, sys
 name, environment = sys.argv[1], dict(os.environ) if sys.argv[2] == 'kept' else {}
@@ -36,14 +36,14 @@ fn resident(path: &Path) -> u64 {
     resident_bytes(&[path.to_owned()])
 }
 
-/// Runs a line of a shell, in which `SRC` and `DST` stand for files, under `run` with these
+/// Runs a shell line, in which `SRC` and `DST` stand for files, under `run` with these
 /// options.
 fn run(options: &[&str], line: &str, source: &Path, target: &Path) -> Outcome {
     let line = line.replace("SRC", source.to_str().unwrap()).replace("DST", target.to_str().unwrap());
     finish(pagekeeper().arg("run").args(options).args(["--", "sh", "-c", &line]))
 }
 
-/// A line in a tree of files where doas(1) lets root be anybody.
+/// Returns a shell line for a file tree in which doas(1) lets root become any user.
 fn with_doas(line: &str, directory: &Path) -> String {
     let etc = directory.join("etc");
     finish(Command::new("cp").arg("-a").arg("/etc").arg(&etc)).fine();
@@ -54,12 +54,12 @@ fn with_doas(line: &str, directory: &Path) -> String {
 
 #[test]
 #[ignore = "long: make test-stories"]
-fn what_a_script_starts_is_covered() {
+fn children_of_a_script_are_covered() {
     let needed = [
         "cc", "fincore", "busybox", "sudo", "su", "doas", "unshare", "setpriv", "python3", "env", "xargs",
         "restic", "bash",
     ];
-    if !support::can_follow("what_a_script_starts_is_covered", &needed) {
+    if !support::can_follow("children_of_a_script_are_covered", &needed) {
         return;
     }
     let _alone = support::alone();
@@ -84,7 +84,7 @@ fn what_a_script_starts_is_covered() {
     let (applets, spawn, starts) = (applets.display(), spawn.display(), starts.display());
     let mut failures = Vec::new();
     for line in [
-        // Static, by each way to start it.
+        // A static program, started in each way.
         "busybox cp SRC DST; true",
         "exec busybox cp SRC DST",
         "bash -c 'busybox cp SRC DST; true'",
@@ -123,10 +123,10 @@ fn what_a_script_starts_is_covered() {
         evict(&source);
         evict(&target);
         fs::remove_file(&target).unwrap();
-        // By the library, which has what it does not reach followed.
+        // By the library, which has uncovered programs followed.
         let outcome = run(&["--profile", "rocksdb"], line, &source, &target);
         assert!(outcome.code == 0 && outcome.stderr.is_empty(), "{line}: {outcome:?}");
-        // The last of it goes as its program has ended.
+        // The last pages go after the program's end.
         let deadline = std::time::Instant::now() + Duration::from_secs(10);
         let left = loop {
             let left = (resident(&source), resident(&target));
@@ -149,14 +149,16 @@ fn what_a_script_starts_is_covered() {
     evict(&source);
     let outcome = run(&["--require"], &line, &source, &target);
     assert!(outcome.code == 0 && outcome.stderr.is_empty(), "{outcome:?}");
-    eventually("what was backed up goes", WAIT_TIMEOUT, || (resident(&source) <= 2 * MIB).then_some(()));
+    eventually("pages of the backed-up files go", WAIT_TIMEOUT, || {
+        (resident(&source) <= 2 * MIB).then_some(())
+    });
     assert!(failures.is_empty(), "{failures:#?}");
 }
 
-/// The library is loaded into it, and sees nothing of that.
+/// The library is loaded into it, but does not see its calls.
 #[test]
-fn what_a_known_stream_maps_goes_too() {
-    if !support::can_follow("what_a_known_stream_maps_goes_too", &["b3sum", "setpriv", "fincore"]) {
+fn pages_mapped_by_a_known_stream_go_too() {
+    if !support::can_follow("pages_mapped_by_a_known_stream_go_too", &["b3sum", "setpriv", "fincore"]) {
         return;
     }
     let _alone = support::alone();
@@ -183,7 +185,7 @@ fn what_a_known_stream_maps_goes_too() {
             outcome.code == 0 && outcome.stdout == plain && outcome.stderr.is_empty(),
             "{way:?}: {outcome:?}"
         );
-        eventually(&format!("what it mapped goes, {way:?}"), WAIT_TIMEOUT, || {
+        eventually(&format!("mapped pages go, {way:?}"), WAIT_TIMEOUT, || {
             (resident(&source) <= 2 * MIB).then_some(())
         });
     }
@@ -200,9 +202,9 @@ fn what_a_known_stream_maps_goes_too() {
 }
 
 #[test]
-fn what_is_not_reached_is_said_once_and_refused_by_require() {
+fn uncovered_programs_are_reported_once_and_refused_by_require() {
     let needed = ["busybox", "setpriv", "python3"];
-    if !support::can_run("what_is_not_reached_is_said_once", &needed) {
+    if !support::can_run("uncovered_programs_are_reported_once", &needed) {
         return;
     }
     let dir = scratch();
@@ -214,7 +216,7 @@ fn what_is_not_reached_is_said_once_and_refused_by_require() {
         command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(&program).arg("run");
         finish(command.args(options).args(["--", "sh", "-c", line]))
     };
-    // No stream: a database of its own, say, which would lose its cache.
+    // Not a stream: for instance a database, which would lose its cache.
     for line in
         ["for i in 1 2 3; do busybox echo $i; done", "for i in 1 2 3; do busybox sh -c \"echo $i\"; done"]
     {
@@ -229,7 +231,7 @@ fn what_is_not_reached_is_said_once_and_refused_by_require() {
     let refused = as_nobody(&["--require"], "busybox echo started; echo $?");
     assert!(refused.code == 0 && refused.stdout == "1\n", "{refused:?}");
     assert!(refused.stderr.contains("not started, by --require"), "{refused:?}");
-    // A program that has itself become unreachable.
+    // A program that becomes unreachable by its own act.
     let moved: PathBuf = dir.path().join("elsewhere");
     let line = |rest: &str| format!("mv {} {}; {rest}", program.display(), moved.display());
     for (options, stdout) in [(&[][..], "started\n0\n"), (&["--require"][..], "126\n")] {
@@ -247,8 +249,8 @@ fn what_is_not_reached_is_said_once_and_refused_by_require() {
 }
 
 #[test]
-fn what_is_started_is_as_it_would_be() {
-    if !support::can_run("what_is_started_is_as_it_would_be", &["cc", "busybox", "bash", "seq"]) {
+fn a_started_program_has_its_usual_environment() {
+    if !support::can_run("a_started_program_has_its_usual_environment", &["cc", "busybox", "bash", "seq"]) {
         return;
     }
     let starts = built("starts", &["-O1"]);
@@ -267,7 +269,7 @@ fn what_is_started_is_as_it_would_be() {
         "cd /usr; umask 27; ulimit -n 99; busybox sh -c 'pwd; umask; ulimit -n'",
         "trap '' INT USR1; busybox grep SigIgn /proc/self/status",
         "busybox sh -c 'for word; do echo \"<$word>\"; done' '' 'a b' -c -- --require '' $'\\n'",
-        // More words than most have.
+        // More words than usual.
         "busybox echo $(seq 100000) | md5sum",
         "env -i A=b busybox env | busybox grep -v '^LD_PRELOAD=\\|^PAGEKEEPER_RUN=\\|^[a-z]\\|^$'",
         "sh -c 'echo $$; exec busybox sh -c \"echo \\$\\$\"' | uniq | wc -l",

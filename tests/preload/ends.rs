@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use crate::support::command::{Outcome, finish, pagekeeper, pagekeeper_by_library, program};
 use crate::support::{can_run, can_start, copy_program, scratch};
 
-/// Leaves its process group in one way, or stays, and ends in another.
+/// A program that leaves its process group in a given way, or stays, and ends in a given way.
 const ENDS: &str = "\
 #define _GNU_SOURCE
 #include <signal.h>
@@ -59,7 +59,7 @@ fn signals() -> impl Iterator<Item = i32> {
     (1..32).filter(move |signal| !others.contains(signal))
 }
 
-/// The place where a command is started.
+/// The surroundings in which a command is started.
 #[derive(Clone, Copy)]
 struct StartPlace {
     has_report: bool,
@@ -67,7 +67,7 @@ struct StartPlace {
 }
 
 impl StartPlace {
-    /// Runs the program, and returns how that ended, as a shell says it.
+    /// Runs the program, and returns its exit code as a shell reports it.
     fn ended(self, ends: &Path, leaving: &str, how: &str, number: i32) -> i32 {
         let mut command = Command::new("unshare");
         command.args(["--pid", "--fork", "--kill-child"]).arg(program());
@@ -79,7 +79,7 @@ impl StartPlace {
             command.arg("--report");
         }
         let outcome = finish(command.arg("--").arg(ends).args([leaving, how, &number.to_string()]));
-        // A report of its own is there, whatever ended the command.
+        // Its report exists, whatever ended the command.
         assert_eq!(
             outcome.stderr.contains("pagekeeper: "),
             self.has_report,
@@ -114,7 +114,7 @@ impl StartPlace {
 
 /// The table in the book.
 #[test]
-fn it_ends_as_the_command_ends_however_that_left() {
+fn run_ends_as_the_command_ends_by_exit_or_signal() {
     if !can_run("ends of commands", &["cc", "unshare"]) {
         return;
     }
@@ -155,7 +155,7 @@ fn it_ends_as_the_command_ends_however_that_left() {
     assert!(book.contains(&table), "the table in docs/src/reference/run.md is another:\n{table}");
 }
 
-/// The programs by which jobs are started that leave their process group.
+/// Programs that start jobs in another process group.
 #[test]
 fn timeout_and_setsid_end_with_a_report() {
     if !can_start("timeout and setsid", &["timeout", "setsid"]) {
@@ -168,7 +168,7 @@ fn timeout_and_setsid_end_with_a_report() {
         (&["setsid", "sh", "-c", "exit 9"], 0),
     ] {
         let outcome = finish(pagekeeper().args(["run", "--report", "--"]).args(words));
-        // setsid(1) forks only where it leads its group.
+        // setsid(1) forks only if it is a group leader.
         let is_forked = words[1] == "sh" && outcome.code == 9;
         assert!(outcome.code == code || is_forked, "{words:?}: {outcome:?}");
         assert!(
@@ -209,7 +209,7 @@ fn shell(text: &str, directory: &Path) -> Outcome {
 }
 
 #[test]
-fn the_command_is_started_whatever_becomes_of_the_report() {
+fn the_command_is_started_even_without_a_report() {
     if !can_start("reports that can't be", &["bash", "mkfifo", "cat"]) {
         return;
     }
@@ -217,7 +217,7 @@ fn the_command_is_started_whatever_becomes_of_the_report() {
     let here = dir.path();
     let start = "run --as bulk";
     let done = "&& echo started";
-    // Nobody reads.
+    // Nobody reads the pipe.
     let nobody = shell(&format!("mkfifo fifo && $RUN {start} --report=fifo -- true {done}"), here);
     assert!(nobody.code == 0 && nobody.stdout == "started\n", "{nobody:?}");
     assert!(
@@ -225,7 +225,7 @@ fn the_command_is_started_whatever_becomes_of_the_report() {
             && nobody.stderr.contains("the report goes to standard error"),
         "{nobody:?}"
     );
-    // Somebody does, from the begin, or only as it ends.
+    // A reader reads from the start, or only at the end.
     for reader in [
         "cat fifo & sleep 0.2; $RUN OPTIONS true; wait",
         "$RUN OPTIONS sh -c 'cat fifo >&2 & sleep 0.2'; wait",
@@ -265,14 +265,14 @@ fn json_alone_is_a_report() {
 
 #[test]
 fn a_truncated_report_changes_no_exit_code() {
-    // The shell that truncates it has no library that counts in it.
+    // The shell that truncates it has no library that writes counters to it.
     let text = "report=$(echo \"$PAGEKEEPER_RUN\" | sed -n 's/^report //p'); \
                 LD_PRELOAD= exec sh -c ': >\"$0\"; exit 7' \"$report\"";
     let outcome = finish(pagekeeper_by_library().args(["run", "--report", "--", "sh", "-c", text]));
-    assert!(outcome.code == 7 && outcome.stderr.contains("what was counted can't be read"), "{outcome:?}");
+    assert!(outcome.code == 7 && outcome.stderr.contains("the counts can't be read"), "{outcome:?}");
 }
 
-/// Stack that only root may have more of.
+/// A stack limit that only root may raise.
 #[test]
 fn a_small_stack_of_another_user_does() {
     if !can_run("a small stack", &["bash", "setpriv"]) {

@@ -1,5 +1,5 @@
-//! Commands under `pagekeeper run` that are followed by events of the kernel. They behave as
-//! without that, with the process beside them and after its end; commands that can't be followed
+//! Commands under `pagekeeper run` that are followed by kernel events. They behave as
+//! without it, both while the follower runs and after its end; commands that can't be followed
 //! are reported or refused. Residency is `fincore`'s.
 
 mod held;
@@ -21,10 +21,10 @@ use crate::support::{
 
 /// Bytes of a stream.
 const STREAM_BYTES: u64 = 512 * MIB;
-/// A disk may be slow to take what was written.
+/// A disk may be slow to write dirty pages.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Writes a file whose blocks all differ, so that nothing can be saved on it.
+/// Writes a file whose blocks all differ, so that it can't be deduplicated.
 fn write(path: &Path, bytes: u64) {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut words = std::iter::repeat_with(|| {
@@ -42,7 +42,7 @@ fn write(path: &Path, bytes: u64) {
     }
 }
 
-/// A static program that holds file pages for as long as it is let: it waits for a line.
+/// Starts a static program that holds file pages until it reads a line.
 fn holder(options: &[&str], file: &Path) -> Child {
     let line = format!("busybox cat {} >/dev/null; read line", file.display());
     let mut run = pagekeeper();
@@ -50,8 +50,8 @@ fn holder(options: &[&str], file: &Path) -> Child {
     run.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// The process beside a command, which has the command line of the parent that started it, in
-/// another session.
+/// Returns the follower of a command: a process in another session with the parent's command line.
+///
 fn follower(parent: &Child) -> Option<Pid> {
     let line = |pid: u32| fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let own = line(parent.id());
@@ -65,9 +65,9 @@ fn follower(parent: &Child) -> Option<Pid> {
     Pid::from_raw(pid.cast_signed())
 }
 
-/// Signals that end a service or a terminal also reach the process beside the command.
+/// Signals that end a service or a terminal also reach the follower.
 #[test]
-fn a_follower_outlives_what_ends_a_terminal() {
+fn a_follower_outlives_the_end_of_its_terminal() {
     if !support::can_follow("a follower is sent signals", &["busybox", "fincore"]) {
         return;
     }
@@ -75,13 +75,13 @@ fn a_follower_outlives_what_ends_a_terminal() {
     let file = dir.path().join("file");
     write(&file, STREAM_BYTES);
     evict(&file);
-    // With a report, the parent has the command line that it is known by.
+    // With a report, the parent has the command line by which it is found.
     let mut child = holder(&["--report"], &file);
     let pid = eventually("it is followed", WAIT_TIMEOUT, || follower(&child));
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
         kill_process(pid, signal).unwrap();
     }
-    eventually("what it read goes while it waits", WAIT_TIMEOUT, || {
+    eventually("pages it read go while it waits", WAIT_TIMEOUT, || {
         (resident_bytes(std::slice::from_ref(&file)) <= MIB).then_some(())
     });
     assert_eq!(follower(&child), Some(pid));
@@ -89,7 +89,10 @@ fn a_follower_outlives_what_ends_a_terminal() {
     let ended = child.wait_with_output().unwrap();
     assert_eq!(ended.status.code(), Some(1), "read(1) of a shell fails at the end: {ended:?}");
     let report = String::from_utf8_lossy(&ended.stderr).into_owned();
-    assert!(report.contains("was followed by events") && report.contains(", released 512 MiB"), "{report}");
+    assert!(
+        report.contains("followed by kernel events") && report.contains(", released 512 MiB"),
+        "{report}"
+    );
     eventually("nobody is beside it", WAIT_TIMEOUT, || {
         kill_process(pid, Signal::CONT).is_err().then_some(())
     });
@@ -105,7 +108,7 @@ fn a_command_goes_on_without_its_follower() {
     write(&file, MIB);
     let mut child = holder(&["--report"], &file);
     let pid = eventually("it is followed", WAIT_TIMEOUT, || follower(&child));
-    // Before it answers, or behind that.
+    // Before it answers, or after that.
     kill_process(pid, Signal::KILL).unwrap();
     drop(child.stdin.take());
     let ended = child.wait_with_output().unwrap();
@@ -125,7 +128,7 @@ fn the_command_is_as_without_a_follower() {
         };
         assert_eq!(run("exit 7").code, 7);
         assert_eq!(run("kill -KILL $$").code, 137);
-        // No child that it did not start, no descriptor but its own.
+        // It sees no child that it did not start, and only its own descriptors.
         for text in
             ["cd /proc/$$/fd && echo *", "ulimit -a; busybox nice; umask; pwd", "exec busybox pgrep -P $$"]
         {
@@ -133,7 +136,7 @@ fn the_command_is_as_without_a_follower() {
             let run = run(text);
             assert_eq!((run.code, run.stdout), (alone.code, alone.stdout), "{options:?} {text}");
         }
-        // The end of its output is not held back by the process beside it: finish() reads to it.
+        // The follower does not keep its output open: finish() reads to the end.
         assert_eq!(run("echo one; echo two").fine(), "one\ntwo\n");
     }
     let missing = finish(pagekeeper().args(["run", "--as=stream", "--", "no-such-command"]));
@@ -141,7 +144,7 @@ fn the_command_is_as_without_a_follower() {
 }
 
 #[test]
-fn who_may_not_follow_is_warned_and_refused_by_require() {
+fn users_without_permission_to_follow_are_warned_and_refused_by_require() {
     if !support::can_run("who_may_not_follow_is_warned", &["busybox", "setpriv"]) {
         return;
     }
@@ -163,7 +166,7 @@ fn who_may_not_follow_is_warned_and_refused_by_require() {
         "{warned:?}"
     );
     assert_eq!(warned.stderr.lines().count(), 1, "{warned:?}");
-    // Programs that the library reaches have the rules, and the report lists the missing means.
+    // Programs that the library covers have the rules, and the report lists the missing means.
     let reached = |options: &[&str]| {
         let mut command = Command::new("setpriv");
         command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(&program).arg("run");
@@ -173,7 +176,7 @@ fn who_may_not_follow_is_warned_and_refused_by_require() {
     };
     assert_eq!(reached(&["--require"]).fine(), "here\n");
     let reported = reached(&["--report"]);
-    assert!(reported.stderr.contains("not covered what the library does not see"), "{reported:?}");
+    assert!(reported.stderr.contains("not covered calls that the library does not see"), "{reported:?}");
     let unpaced = reached(&["--pace=off"]);
     assert!(unpaced.code == 1 && unpaced.stdout.is_empty(), "{unpaced:?}");
     assert!(unpaced.stderr.contains("--pace needs a stream that is followed by events"), "{unpaced:?}");
@@ -185,7 +188,7 @@ fn who_may_not_follow_is_warned_and_refused_by_require() {
 }
 
 #[test]
-fn what_runs_elsewhere_is_said() {
+fn work_done_by_other_processes_is_reported() {
     let dir = scratch();
     let docker = dir.path().join("docker");
     fs::write(&docker, "#!/bin/sh\necho elsewhere\n").unwrap();
@@ -196,10 +199,10 @@ fn what_runs_elsewhere_is_said() {
     assert_eq!(refused.code, 1, "{refused:?}");
 }
 
-/// A process that goes on behind the command is followed as before, which is said.
+/// A process that outlives the command is followed as before, which is reported.
 #[test]
-fn what_goes_on_behind_the_command_is_still_followed() {
-    if !support::can_follow("what goes on behind the command", &["busybox", "fincore", "mkfifo"]) {
+fn children_that_outlive_the_command_are_still_followed() {
+    if !support::can_follow("children that outlive the command", &["busybox", "fincore", "mkfifo"]) {
         return;
     }
     let _alone = support::alone();
@@ -222,11 +225,11 @@ fn what_goes_on_behind_the_command_is_still_followed() {
     fs::write(at("end"), "").unwrap();
 }
 
-/// A file that its maker alone may read looks like a temporary one, which the library keeps; a
+/// A file that only its creator may read looks like a temporary one, which the library keeps; a
 /// static program has no library.
 #[test]
-fn what_a_static_program_writes_for_itself_alone_goes() {
-    if !support::can_follow("what a static program writes for itself alone", &["busybox", "fincore"]) {
+fn private_output_of_a_static_program_goes() {
+    if !support::can_follow("private output of a static program", &["busybox", "fincore"]) {
         return;
     }
     let _alone = support::alone();

@@ -2,8 +2,8 @@
 //! stay, however the stream reads. Pages that a stream brought in itself go. Residency is
 //! `fincore`'s.
 //!
-//! The disk is a quick one: after two seconds the rules take what lies ahead of a reader for
-//! others'.
+//! The disk is quick, since after two seconds the rules attribute pages ahead of a reader to
+//! others.
 
 use crate::support;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -20,17 +20,17 @@ use crate::support::{MIB, evict};
 /// Bytes of the file that is read.
 const FILE_BYTES: u64 = 200 * MIB;
 
-/// Longer than a sample counts: two seconds.
-const STALE: Duration = Duration::from_millis(2500);
+/// Longer than a sample is valid: two seconds.
+const STALE_SAMPLE_AGE: Duration = Duration::from_millis(2500);
 
-/// `tests/preload/programs_in_c/hot.c` on a file, as a stream.
+/// Runs `tests/preload/programs_in_c/hot.c` on a file, as a stream.
 fn hot(file: &Path, how: &str) -> Command {
     let mut command = Way::stream_by_library().command(&built("hot", &["-O1"]));
     command.arg(file).arg(how);
     command
 }
 
-/// A file of which nothing is resident.
+/// Returns a file with no resident page.
 fn cold(directory: &Path, name: &str, size: u64) -> PathBuf {
     let path = directory.join(name);
     let bytes = vec![0x5a; usize::try_from(size).expect("small")];
@@ -49,7 +49,7 @@ fn resident(path: &Path) -> u64 {
     support::resident_bytes(&[path.to_owned()])
 }
 
-/// Runs it to its end; while it waits, another program reads the whole file, and `pause` passes.
+/// Runs it to its end. While it waits, another program reads the whole file, and `pause` passes.
 /// Returns the bytes that are resident in the end.
 fn with_others(path: &Path, how: &str, pause: Duration) -> u64 {
     evict(path);
@@ -60,7 +60,7 @@ fn with_others(path: &Path, how: &str, pause: Duration) -> u64 {
     assert_eq!(said, "ready\n", "{how}");
     warm(path);
     std::thread::sleep(pause);
-    // Read again the pages that the kernel evicted meanwhile.
+    // Rereads the pages that the kernel evicted meanwhile.
     warm(path);
     assert!(resident(path) > FILE_BYTES - MIB, "{how}: it is hot");
     child.stdin.take().expect("piped").write_all(b"\n").expect("have it go on");
@@ -69,8 +69,8 @@ fn with_others(path: &Path, how: &str, pause: Duration) -> u64 {
 }
 
 #[test]
-fn what_others_read_meanwhile_stays() {
-    if !support::can_start("what others read meanwhile", &["cc", "fincore"]) {
+fn pages_that_others_read_during_a_run_stay() {
+    if !support::can_start("pages that others read meanwhile", &["cc", "fincore"]) {
         return;
     }
     let _alone = support::alone();
@@ -82,10 +82,10 @@ fn what_others_read_meanwhile_stays() {
         ("fread", now, MIB),
         ("update", now, 0),
         ("header", now, 5 * MIB),
-        ("header", STALE, MIB),
-        ("fread", STALE, MIB),
-        // If it goes on, read-ahead may reach this far.
-        ("pause", STALE, 10 * MIB),
+        ("header", STALE_SAMPLE_AGE, MIB),
+        ("fread", STALE_SAMPLE_AGE, MIB),
+        // If it continues, read-ahead may reach this far.
+        ("pause", STALE_SAMPLE_AGE, 10 * MIB),
     ] {
         let left = with_others(&path, how, pause);
         assert!(
@@ -97,8 +97,8 @@ fn what_others_read_meanwhile_stays() {
 }
 
 #[test]
-fn what_the_c_library_reads_itself_goes() {
-    if !support::can_start("what the C library reads", &["cc", "fincore"]) {
+fn pages_read_by_the_c_library_itself_go() {
+    if !support::can_start("reads of the C library", &["cc", "fincore"]) {
         return;
     }
     let _alone = support::alone();
@@ -115,7 +115,7 @@ fn what_the_c_library_reads_itself_goes() {
 }
 
 #[test]
-fn what_programs_read_and_write_as_standard_input_and_output_goes() {
+fn pages_of_standard_input_and_output_go() {
     if !support::can_start("standard input and output", &["sh", "sed", "cut", "expand", "paste", "fincore"]) {
         return;
     }
@@ -165,7 +165,7 @@ fn a_programs_own_advice_stands_where_the_rule_does_nothing() {
         let left = resident(&path);
         assert!(left <= MIB, "{how}: {left} bytes stay");
     }
-    // One that does nothing else with the file.
+    // A program that does nothing else with the file.
     warm(&path);
     let mut dd = Way::run(&["--as", "stream"], "").command(Path::new("dd"));
     dd.arg(format!("if={}", path.display())).args(["iflag=nocache", "count=0", "status=none"]);
@@ -224,7 +224,7 @@ fn on_an_overlay_hot_pages_stay_and_others_go() {
     let _alone = support::alone();
     let scratch = QuickDisk::new();
     std::fs::create_dir(scratch.path().join("lower")).expect("make a directory");
-    // The overlay's own files have no pages: those of the layers have.
+    // Files of the overlay have no pages; files of the layers have them.
     let lower = cold(&scratch.path().join("lower"), "low", 64 * MIB);
     let overlay = OverlayMount::new(scratch.path());
     cold(&overlay.0, "up", 64 * MIB);

@@ -1,6 +1,6 @@
-//! Streams of an ordinary user, whom no events of the kernel are shown: what the library alone
-//! releases, reads again, and says of it. Residency is `fincore`'s, and what came from the device
-//! `/proc/PID/io`'s.
+//! Streams of an ordinary user, who gets no kernel events: the pages that the library alone
+//! releases and rereads, and its report. Residency is `fincore`'s, device reads are from
+//! `/proc/PID/io`.
 
 use std::io::Read as _;
 use std::os::unix::fs::chown;
@@ -16,10 +16,10 @@ use crate::support::{MIB, evict};
 
 /// Bytes of the file that is read.
 const FILE_BYTES: u64 = 300 * MIB;
-/// Bytes that may stay: what the kernel had in hand as it was dropped.
-const LITTLE: u64 = MIB / 16;
-/// Bytes of a report that are a program's own files.
-const PROGRAM: u64 = 16 * MIB;
+/// Bytes that may stay: pages that the kernel was using when they were dropped.
+const LEFT_BYTES_MAX: u64 = MIB / 16;
+/// Bytes in a report for a program's own files.
+const PROGRAM_FILES_BYTES: u64 = 16 * MIB;
 /// An ordinary user.
 const USER_ID: u32 = 65534;
 
@@ -52,7 +52,7 @@ struct UserDirectory {
 }
 
 impl UserDirectory {
-    /// `None`: what is needed is not there.
+    /// Returns `None` if a needed program is missing.
     fn new(test: &str) -> Option<Self> {
         if !support::can_start(test, &["python3", "fincore", "setpriv", "cat"]) {
             return None;
@@ -73,7 +73,7 @@ impl UserDirectory {
         self.directory.path().join("file")
     }
 
-    /// `pagekeeper run` by the ordinary user, every program as a stream by the library.
+    /// Runs `pagekeeper run` as an ordinary user, with every program as a stream by the library.
     fn run(&self) -> Command {
         let mut command = if is_root() {
             let user = USER_ID.to_string();
@@ -87,7 +87,7 @@ impl UserDirectory {
         command
     }
 
-    /// Runs a program in Python: bytes that it read from the device, and the report.
+    /// Runs a program in Python. Returns the bytes that it read from the device, and the report.
     fn python(&self, text: &str) -> (u64, Value) {
         let text = [BEGIN, text, END].concat();
         let mut command = self.run();
@@ -108,7 +108,7 @@ fn resident(path: &Path) -> u64 {
     support::resident_bytes(&[path.to_owned()])
 }
 
-/// Reads so much of a file, and no page more.
+/// Reads this much of a file, and no page more.
 fn warm(path: &Path, length: u64) {
     let mut file = std::fs::File::open(path).expect("open");
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).expect("advise");
@@ -119,14 +119,14 @@ fn bytes(report: &Value, name: &str) -> u64 {
     report["total"][name].as_u64().unwrap_or_else(|| panic!("no {name} in {report}"))
 }
 
-/// Programs that don't read a file from its beginning to its end leave nothing of it, and have it
-/// read from the device once.
+/// Programs that read a file out of order leave no pages, and each page is read from the device
+/// once.
 #[test]
-fn what_is_read_out_of_order_goes_and_is_read_once() {
+fn pages_read_out_of_order_go_and_are_read_once() {
     let Some(place) = UserDirectory::new("files read out of order") else { return };
     let _alone = support::alone();
     let file = place.file();
-    // As archives with a directory at their end are read; pieces in any order; records.
+    // Orders: an archive with a directory at its end; pieces in any order; records.
     for text in [
         "fd = os.open(path, os.O_RDONLY)\nos.lseek(fd, size - 65536, 0)\nread_on(fd, 32768)\nos.lseek(fd, 0, 0)\nread_on(fd, 32768)",
         "fd = os.open(path, os.O_RDONLY)\nfor at in piece_order(1 << 20): os.pread(fd, 1 << 20, at << 20)",
@@ -138,9 +138,9 @@ fn what_is_read_out_of_order_goes_and_is_read_once() {
         let (read, report) = place.python(text);
         let left = resident(&file);
         eprintln!("{text}: {} MiB read from the device, {left} bytes stay", read / MIB);
-        assert!(left <= LITTLE, "{left} bytes stay: {text}\n{report}");
+        assert!(left <= LEFT_BYTES_MAX, "{left} bytes stay: {text}\n{report}");
         assert!(
-            read <= FILE_BYTES + FILE_BYTES / 8 + PROGRAM,
+            read <= FILE_BYTES + FILE_BYTES / 8 + PROGRAM_FILES_BYTES,
             "{} MiB read from the device: {text}",
             read / MIB
         );
@@ -149,7 +149,7 @@ fn what_is_read_out_of_order_goes_and_is_read_once() {
 
 /// Pages that a slow disk still reads ahead when a file is closed go once they have arrived.
 #[test]
-fn what_is_still_read_ahead_as_a_file_is_closed_goes_later() {
+fn pages_under_read_ahead_at_a_close_go_later() {
     let Some(place) = UserDirectory::new("a slow disk's read-ahead") else { return };
     let Some(disk) = ThrottledDisk::new("ext4", "a slow disk's read-ahead", 128 * MIB, 1 << 30) else {
         return;
@@ -168,10 +168,10 @@ fn what_is_still_read_ahead_as_a_file_is_closed_goes_later() {
     assert_eq!(resident(&file), 0, "{report}");
 }
 
-/// Readers of one file at a time leave nothing of it: threads with an open file each, and commands
-/// that know nothing of each other.
+/// Several readers of one file leave no pages: threads with their own open files, and independent
+/// commands.
 #[test]
-fn several_readers_of_a_file_leave_nothing_of_it() {
+fn several_readers_of_a_file_leave_nothing() {
     let Some(place) = UserDirectory::new("several readers of a file") else { return };
     let _alone = support::alone();
     let file = place.file();
@@ -191,7 +191,7 @@ time.sleep(0.2)
 ";
         let (_, report) = place.python(text);
         let left = resident(&file);
-        assert!(left <= LITTLE, "threads: {left} bytes stay\n{report}");
+        assert!(left <= LEFT_BYTES_MAX, "threads: {left} bytes stay\n{report}");
         evict(&file);
         let start = || place.run().args(["--", "cat", "file"]).stdout(Stdio::null()).spawn().expect("start");
         let readers: Vec<_> = (0..4)
@@ -204,13 +204,13 @@ time.sleep(0.2)
             assert!(reader.wait().expect("wait").success());
         }
         let left = resident(&file);
-        assert!(left <= LITTLE, "commands: {left} bytes stay");
+        assert!(left <= LEFT_BYTES_MAX, "commands: {left} bytes stay");
     }
 }
 
-/// A file that a stream made has no page that was there before.
+/// A file that a stream created had no resident page before.
 #[test]
-fn what_a_stream_wrote_itself_is_its_own_to_read() {
+fn a_stream_releases_its_own_output_when_it_reads_it() {
     let Some(place) = UserDirectory::new("a file that is written and read back") else { return };
     let _alone = support::alone();
     let (_, report) = place.python(
@@ -224,15 +224,15 @@ read_on(other, 1 << 20)
 ",
     );
     let left = resident(&place.directory.path().join("new"));
-    assert!(left <= LITTLE, "{left} bytes stay\n{report}");
+    assert!(left <= LEFT_BYTES_MAX, "{left} bytes stay\n{report}");
     let before = bytes(&report, "stream_left_resident_bytes");
-    assert!(before <= PROGRAM, "{before} bytes are said to have been there before\n{report}");
+    assert!(before <= PROGRAM_FILES_BYTES, "{before} bytes are said to have been there before\n{report}");
 }
 
 /// The bytes read equal those released and those resident before, whichever way the file is read;
 /// the released bytes came from the device.
 #[test]
-fn what_was_read_is_what_was_released_or_there_before() {
+fn read_bytes_are_released_or_were_resident_before() {
     let Some(place) = UserDirectory::new("reports that add up") else { return };
     let _alone = support::alone();
     let file = place.file();
@@ -260,16 +260,16 @@ fn what_was_read_is_what_was_released_or_there_before() {
             (sum("stream_read_bytes"), sum("stream_released_bytes"), sum("stream_left_resident_bytes"));
         eprintln!("{text}: read {read}, released {released}, before {before} of {was}, device {device}");
         assert!(
-            left <= was + LITTLE && was <= left + LITTLE,
+            left <= was + LEFT_BYTES_MAX && was <= left + LEFT_BYTES_MAX,
             "{was} bytes were resident, {left} are: {text}"
         );
-        assert!(released <= device + LITTLE, "released {released}, from the device {device}: {text}");
+        assert!(released <= device + LEFT_BYTES_MAX, "released {released}, from the device {device}: {text}");
         assert!(before <= read, "read {read}, there before {before}: {text}");
         // Pages that were read ahead, and dropped before the reader came to them, are read from the
         // device and released twice.
         let accounted = released + before;
         assert!(
-            accounted + PROGRAM >= read && accounted <= device + before + LITTLE,
+            accounted + PROGRAM_FILES_BYTES >= read && accounted <= device + before + LEFT_BYTES_MAX,
             "read {read}, released {released}, there before {before}: {text}\n{report}"
         );
     }

@@ -1,4 +1,4 @@
-//! Programs that can't have the library: they run all the same, and it is said.
+//! Programs that can't have the library: they run anyway, with a warning.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -8,8 +8,8 @@ use crate::run::{compile, run_sh};
 use crate::support::command::{finish, pagekeeper};
 use crate::support::{can_run, can_start, open_to_others, scratch};
 
-/// Checks what is said of a program that can't have the library, that it runs all the same, and
-/// that `--require` refuses it.
+/// Checks the warning about a program that can't have the library, that it runs anyway, and that
+/// `--require` refuses it.
 fn check_obstacle(program: &Path, said: &str, expected: &str) {
     // As a stream it would be followed by events.
     let run = || {
@@ -42,13 +42,13 @@ fn programs_that_cannot_have_the_library_are_reported_and_run() {
     let fixed = compile(dir.path(), "fixed", HELLO, &["-static"]);
     check_obstacle(&fixed, "fixed is linked statically", "hello\n");
 
-    // Scripts are what interprets them.
+    // A script is treated as its interpreter.
     let script = dir.path().join("script");
     std::fs::write(&script, format!("#!{}\n", fixed.display())).unwrap();
     open_to_others(&script);
     check_obstacle(&script, "fixed is linked statically", "hello\n");
 
-    // As Go's linker marks what it makes; this one has a loader, as programs with cgo have.
+    // Marked like the output of Go's linker; this one has a loader, like programs with cgo.
     let plain = compile(dir.path(), "plain", HELLO, &[]);
     let (section, go) = (dir.path().join("section"), dir.path().join("go-made"));
     std::fs::write(&section, "\u{ff} Go buildinf:").unwrap();
@@ -66,7 +66,7 @@ fn programs_that_cannot_have_the_library_are_reported_and_run() {
     assert!(outcome.code == 127 && outcome.stderr.contains("musl-made uses musl"), "{outcome:?}");
 }
 
-/// Says what it wrote to a file and read, and whether the library is there.
+/// A program that prints the bytes it wrote and read, and whether the library is loaded.
 const OTHER_LIBRARY: &str = "\
 #include <fcntl.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-//! Streams below another root, where there is no /proc: a daemon that changes its root by itself,
-//! and what chroot(1) starts. Residency is counted from outside, by cachestat(2).
+//! Streams below another root, where there is no /proc: a daemon that changes its own root, and
+//! children of chroot(1). Residency is counted from outside, by cachestat(2).
 
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
@@ -23,14 +23,14 @@ const SMALL_FILE_BYTES: usize = 300 << 10;
 const FILE_COUNT: u8 = 200;
 const LARGE_FILE_BYTES: usize = 60 << 20;
 
-/// An rsync daemon under the rules, of which each process changes its root; ended with the value.
+/// An rsync daemon under the rules, each process of which changes its root; ended when dropped.
 struct RsyncDaemon {
     child: Child,
     port: u16,
 }
 
 impl RsyncDaemon {
-    /// One that serves a directory as that user.
+    /// Starts a daemon that serves a directory as that user.
     fn start(directory: &Path, user: u32, own: &Path) -> Self {
         let port = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound").port();
         let config = own.join("rsyncd.conf");
@@ -61,12 +61,12 @@ impl Drop for RsyncDaemon {
     }
 }
 
-/// Copies files without the rules: the other end's pages are not looked at.
+/// Copies files without the rules at the client's end, whose pages are not checked.
 fn copy(from: &str, to: &str) {
     finish(Command::new("rsync").args(["--recursive", "--whole-file", from, to])).fine();
 }
 
-/// Makes files of both sizes; bytes of all.
+/// Creates files of both sizes. Returns the total bytes.
 fn make_files(directory: &Path) -> u64 {
     std::fs::create_dir(directory).expect("make a directory");
     for nth in 0..FILE_COUNT {
@@ -77,8 +77,8 @@ fn make_files(directory: &Path) -> u64 {
     u64::from(FILE_COUNT) * SMALL_FILE_BYTES as u64 + LARGE_FILE_BYTES as u64
 }
 
-/// At most a fiftieth stays resident, once a process that was killed or is about to end has let go
-/// of its files.
+/// Waits until at most a fiftieth is resident, since a dying process releases its files late.
+///
 fn goes(what: &str, directory: &Path, size: u64) {
     support::eventually(&format!("{what} goes"), WAIT_TIMEOUT, || {
         let left: u64 = counted(directory).values().sum();
@@ -87,11 +87,11 @@ fn goes(what: &str, directory: &Path, size: u64) {
     });
 }
 
-/// rsync changes its root in a child of the daemon, and forks the process that writes behind that:
-/// none of these sees /proc, so none has a helper that could open a file.
+/// rsync changes its root in a child of the daemon, and then forks the writing process. None of
+/// these sees /proc, so none has a helper that could open a file.
 #[test]
 #[ignore = "long: make test-stories"]
-fn what_a_daemon_below_another_root_serves_and_takes_goes() {
+fn pages_of_a_daemon_below_another_root_go() {
     if !support::can_run("a daemon below another root", &["rsync", "python3", "diff"]) {
         return;
     }
@@ -109,12 +109,12 @@ fn what_a_daemon_below_another_root_serves_and_takes_goes() {
         let daemon = RsyncDaemon::start(&served, user, outside.path());
         evict_all(here);
         copy(&format!("{}/", from.display()), &daemon.files());
-        goes(&format!("what user {user} took"), &served, size);
+        goes(&format!("files received by user {user}"), &served, size);
         finish(Command::new("diff").arg("-r").args([&from, &served])).fine();
         evict_all(here);
         let back = here.join("back");
         copy(&daemon.files(), &format!("{}/", back.display()));
-        goes(&format!("what user {user} served"), &served, size);
+        goes(&format!("files served by user {user}"), &served, size);
         finish(Command::new("diff").arg("-r").args([&from, &back])).fine();
         drop(daemon);
         std::fs::remove_dir_all(&served).expect("remove");
@@ -122,7 +122,7 @@ fn what_a_daemon_below_another_root_serves_and_takes_goes() {
     }
 }
 
-/// A directory with programs and the libraries that they are linked to, and nothing else.
+/// Creates a directory with only some programs and their libraries.
 fn make_root(root: &Path, programs: &[&str]) {
     let copy = |file: &Path, to: &Path| {
         std::fs::create_dir_all(to.parent().expect("not the root")).expect("make a directory");
@@ -146,11 +146,11 @@ fn ran(words: &[&str], here: &Path) -> Outcome {
     finish(command.args(["run", "--"]).args(words).current_dir(here))
 }
 
-/// The library is not in that root: its loader has nothing to complain of, and what would stay goes
-/// by events.
+/// The library is not in that root: the loader prints no error, and kernel events are used instead.
+///
 #[test]
 #[ignore = "long: make test-stories"]
-fn what_chroot_starts_below_a_root_with_little_in_it_goes() {
+fn pages_of_a_program_below_a_minimal_root_go() {
     let programs = ["chroot", "cp", "dd", "ls", "ldd", "sh", "python3", "cmp"];
     if !support::can_follow("a root with little in it", &programs) {
         return;
@@ -193,7 +193,7 @@ fn what_chroot_starts_below_a_root_with_little_in_it_goes() {
             std::fs::remove_file(&copies).expect("remove");
         }
     }
-    // Without events one line says that what a script starts below a root is not reached.
+    // Without events, one line reports that a script's children below a root are not covered.
     let mut command = pagekeeper_by_library();
     command.args(["run", "--", "sh", "-c", "chroot root /bin/ls /"]);
     let outcome = finish(command.current_dir(here));

@@ -1,5 +1,5 @@
-//! The way of output to its disk under `pagekeeper run`: in pieces, one in flight at a time, with
-//! so little unwritten that the kernel's own flusher does not start. Bytes in flight are observed
+//! Writeback of output under `pagekeeper run`: in pieces, one in flight at a time, with so few
+//! dirty pages that the kernel's flusher does not start. Bytes in flight are observed
 //! from outside, by cachestat(2); pieces by strace(1).
 
 use std::path::Path;
@@ -15,27 +15,27 @@ use crate::support::{MIB, scratch};
 /// Bytes of the file that is written, and bytes a second of its disk.
 const WRITTEN_BYTES: u64 = 96 * MIB;
 const DISK_BYTES_PER_SECOND: u64 = 100_000_000;
-/// Bytes on their way at once: 3 ms of such a disk are 0.3 MB, and what a device of the machine
-/// takes before its throttle holds it is more.
-const ON_THEIR_WAY_MAX: u64 = MIB;
-/// Bytes unwritten: 16 MiB, and what one call and one step add.
-const UNWRITTEN_MAX: u64 = 17 * MIB;
+/// Maximum bytes in flight: 3 ms of this disk are 0.3 MB, but the device accepts more before its
+/// throttle takes effect.
+const IN_FLIGHT_BYTES_MAX: u64 = MIB;
+/// Maximum dirty bytes: 16 MiB, plus one call and one step.
+const UNWRITTEN_BYTES_MAX: u64 = 17 * MIB;
 
-/// Copies of which one has to be as it should.
+/// Number of copies, of which one must pass.
 const ATTEMPTS: usize = 3;
 
 /// Observations of a file while it was written.
 #[derive(Debug, Default)]
 struct FileObservations {
-    /// Bytes that were unwritten, at most.
+    /// Maximum dirty bytes.
     unwritten: u64,
-    /// Looks at which something was on its way to the disk, and those at which it was more than a
-    /// piece.
+    /// Observations with bytes in flight, and those with more than a piece.
+    ///
     looks: usize,
     beyond: usize,
 }
 
-/// Looks at a file again and again until the command has ended.
+/// Observes a file repeatedly until the command has ended.
 fn watch(command: &mut Child, path: &Path) -> FileObservations {
     let mut seen = FileObservations::default();
     while command.try_wait().expect("wait for a command").is_none() {
@@ -43,7 +43,7 @@ fn watch(command: &mut Child, path: &Path) -> FileObservations {
             let counts = residency(&file, 0..u64::MAX).expect("root may read it");
             let writeback = counts.writeback.expect("cachestat is there");
             seen.looks += usize::from(writeback > 0);
-            seen.beyond += usize::from(writeback > ON_THEIR_WAY_MAX);
+            seen.beyond += usize::from(writeback > IN_FLIGHT_BYTES_MAX);
             seen.unwritten = seen.unwritten.max(counts.unwritten());
         }
         std::thread::sleep(std::time::Duration::from_millis(1));
@@ -51,7 +51,7 @@ fn watch(command: &mut Child, path: &Path) -> FileObservations {
     seen
 }
 
-/// The lengths of the ranges that were begun to be written, as strace wrote them.
+/// Returns the lengths of the ranges whose writeback was started, from strace's output.
 fn pieces(log: &Path) -> Vec<u64> {
     let text = std::fs::read_to_string(log).expect("read what strace wrote");
     let calls = text.lines().filter_map(|line| line.split_once("sync_file_range(")?.1.split(", ").nth(2));
@@ -74,7 +74,7 @@ fn output_goes_to_its_disk_in_pieces() {
             return;
         };
         for role in ["stream", "bulk"] {
-            // Somebody else's sync(2) has all be written at once, which is seen as more than a
+            // Another process's sync(2) writes everything at once, which looks like more than a
             // piece.
             let mut all: Vec<FileObservations> = Vec::new();
             while all.last().is_none_or(|seen| seen.beyond * 4 > seen.looks) {
@@ -85,7 +85,7 @@ fn output_goes_to_its_disk_in_pieces() {
     }
 }
 
-/// Copies a file under `run`, and says what was seen of the copy.
+/// Copies a file under `run`, and returns the observations.
 fn copied_in_pieces(
     (kind, role): (&str, &str),
     disk: &ThrottledDisk,
@@ -102,13 +102,13 @@ fn copied_in_pieces(
     assert!(child.wait().expect("wait for strace").success(), "{kind} {role}");
     let pieces = pieces(&log);
     eprintln!("{kind} {role}: {seen:?}, {} pieces", pieces.len());
-    // It was looked at while it was written, and its pages were written by the rules.
+    // It was observed during the write, and the rules wrote its pages.
     assert!(
         seen.unwritten > MIB && pieces.iter().sum::<u64>() >= WRITTEN_BYTES / 2,
         "{kind} {role}: {pieces:?}"
     );
-    assert!(seen.looks > 0 && seen.unwritten <= UNWRITTEN_MAX, "{kind} {role}: {seen:?}");
-    assert!(pieces.iter().all(|&length| length <= ON_THEIR_WAY_MAX), "{kind} {role}: {pieces:?}");
+    assert!(seen.looks > 0 && seen.unwritten <= UNWRITTEN_BYTES_MAX, "{kind} {role}: {seen:?}");
+    assert!(pieces.iter().all(|&length| length <= IN_FLIGHT_BYTES_MAX), "{kind} {role}: {pieces:?}");
     finish(Command::new("cmp").arg(source).arg(&copy)).fine();
     std::fs::remove_file(&copy).expect("remove a file");
     seen

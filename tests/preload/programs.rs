@@ -1,9 +1,9 @@
 //! Real programs under `pagekeeper run`: archivers, git, `SQLite`, `RocksDB`, fio. Each checks its
-//! data by its own means, or leaves the same as plain; and the rules act where they should:
-//! residency is `fincore`'s.
+//! own data, or its output is compared with a plain run's; and the rules act where they should, by
+//! `fincore`'s residency.
 //!
-//! Long runs, bigger sizes and other file systems are ignored here: `make test-preload` asks for
-//! them.
+//! Long runs, larger sizes and other file systems are ignored by default: `make test-preload`
+//! runs them.
 
 use crate::support;
 use std::ffi::{OsStr, OsString};
@@ -18,34 +18,34 @@ use crate::support::mariadb_test;
 use crate::support::postgresql::{SEGMENT_BYTES, Server, WAL_BYTES};
 use crate::support::{MIB, evict};
 
-/// A command under `pagekeeper run` with these arguments.
+/// Returns a command under `pagekeeper run` with these arguments.
 fn under(arguments: &[&str], command: &[&str]) -> Command {
     let mut run = pagekeeper_by_library();
     run.arg("run").args(arguments).arg("--").args(command);
     run
 }
 
-/// The words that start a command under `pagekeeper run`.
+/// Returns the words that start a command under `pagekeeper run`.
 fn starter(arguments: &[&str]) -> Vec<OsString> {
     let command = under(arguments, &[]);
     [command.get_program()].into_iter().chain(command.get_args()).map(OsStr::to_owned).collect()
 }
 
-/// Runs a command in a directory to its end, which must be good.
+/// Runs a command in a directory, and checks that it succeeds.
 fn good(mut command: Command, directory: &Path) -> Outcome {
     let outcome = finish(command.current_dir(directory));
     assert!(outcome.code == 0, "{command:?}: {outcome:#?}");
     outcome
 }
 
-/// A line of a shell, plain.
+/// Returns a shell line without `run`.
 fn shell(line: &str, directory: &Path) -> String {
     let mut command = Command::new("sh");
     command.args(["-euc", line]);
     good(command, directory).stdout
 }
 
-/// Bytes by their places.
+/// Returns bytes that depend on their offset.
 fn bytes(count: u64, seed: u64) -> Vec<u8> {
     let mut state = seed;
     let mut next = || {
@@ -58,7 +58,8 @@ fn bytes(count: u64, seed: u64) -> Vec<u8> {
         .collect()
 }
 
-/// A tree as a backup meets it: one large file, many small ones, holes, links, odd names and sizes.
+/// Creates a tree as a backup meets it: one large file, many small ones, holes, links, odd names
+/// and sizes.
 fn make_tree(directory: &Path, large: u64) {
     std::fs::create_dir_all(directory.join("small")).expect("make a directory");
     std::fs::write(directory.join("large"), bytes(large, 1)).expect("write");
@@ -76,7 +77,7 @@ fn make_tree(directory: &Path, large: u64) {
     std::fs::write(directory.join(OsStr::from_bytes(b"odd \xff\n name")), b"odd").expect("write");
 }
 
-/// Files of a tree with their sizes and checksums, by coreutils' own reading.
+/// Returns the files of a tree with sizes and checksums, read by coreutils.
 fn tree_of(directory: &Path) -> String {
     shell(
         "find . -type f -print0 | sort -z | xargs -0 sha256sum; find . -printf '%P %y %m %n %l\\n' | sort; find . -type f -printf '%P %s\\n' | sort",
@@ -84,7 +85,7 @@ fn tree_of(directory: &Path) -> String {
     )
 }
 
-/// Copies a tree by each of these lines of a shell, all in the command's own place.
+/// Copies a tree by each of these shell lines, which stand for the command.
 fn copied_by_all(parent: &Path, large: u64) {
     let source = parent.join("source");
     make_tree(&source, large);
@@ -111,7 +112,7 @@ fn copied_by_all(parent: &Path, large: u64) {
             let outcome = good(under(way, &["sh", "-euc", line]), parent);
             assert!(outcome.stdout.is_empty() && outcome.stderr.is_empty(), "{line}: {outcome:#?}");
             let copy = parent.join(name.to_string());
-            // A directory's times and a copy's modes are the tools' own affair; bytes, kinds, links
+            // A directory's times and a copy's modes depend on the tool; bytes, kinds, links
             // and sizes are compared.
             let got = tree_of(&copy);
             assert!(got == expected, "{line} under run {way:?} left something else");
@@ -130,14 +131,14 @@ fn archives_and_copies_come_back_whole() {
     copied_by_all(scratch.path(), 12 * MIB);
 }
 
-/// The lines of standard error that the command itself wrote.
+/// Returns the lines of standard error that the command itself wrote.
 fn own_words(stderr: &str) -> Vec<&str> {
     stderr.lines().filter(|line| !line.starts_with("pagekeeper: ")).collect()
 }
 
-/// A file system in user space writes behind the program, and says at close(2) what failed. That
-/// error is the program's: whoever else closes the file would take it. The traceback of Python
-/// names the line, and so the call, that failed.
+/// A file system in user space writes late and reports errors at close(2). The program must get
+/// that error, not another closer of the file. Python's traceback names the failing line and so the
+/// call.
 #[test]
 fn a_write_error_of_fuse_is_reported_as_the_file_is_closed() {
     if !support::can_run("write errors of FUSE", &["python3", "dd", "cp", "umount"])
@@ -192,7 +193,7 @@ fn a_write_error_of_fuse_is_reported_as_the_file_is_closed() {
     }
 }
 
-/// Bytes in the page cache, once the kernel's read-ahead has brought in what it began.
+/// Returns the bytes in the page cache once the kernel's read-ahead has finished.
 fn settled(files: &[PathBuf]) -> u64 {
     let mut last = 0;
     support::eventually("nothing more is read ahead", Duration::from_secs(20), || {
@@ -208,8 +209,8 @@ fn a_backup_leaves_the_page_cache_as_it_was() {
         return;
     }
     let _alone = support::alone();
-    // A slow disk has some left to write two seconds after the end of a command, which is as long
-    // as that waits.
+    // `run` waits for writeback for up to two seconds after a command, which a slow disk may
+    // exceed.
     let scratch = QuickDisk::new();
     let here = scratch.path();
     std::fs::write(here.join("large"), bytes(64 * MIB, 3)).expect("write");
@@ -227,7 +228,7 @@ fn a_backup_leaves_the_page_cache_as_it_was() {
         let left = support::resident_bytes(&copy);
         assert!(left <= 4 * MIB, "{command:?}: {left} bytes of the copy stay");
         std::fs::remove_file(&copy[0]).expect("remove the copy");
-        // Hot pages of another's: the first quarter.
+        // Hot pages of another program: the first quarter.
         shell("head -c 16777216 large >/dev/null", here);
         let hot = settled(&source);
         assert!((16 * MIB..40 * MIB).contains(&hot), "{hot} bytes are hot");
@@ -236,15 +237,15 @@ fn a_backup_leaves_the_page_cache_as_it_was() {
         assert!(after >= 16 * MIB && after <= hot + MIB, "{command:?}: {hot} bytes were hot, {after} are");
         std::fs::remove_file(&copy[0]).expect("remove the copy");
     }
-    // Plain, all of it stays: the test can fail.
+    // Without `run` all pages stay, so the test can fail.
     evict(&source[0]);
     shell("cp large copy", here);
     assert!(support::resident_bytes(&source) >= 60 * MIB);
 }
 
-/// Runs a script of a shell in a directory, with mounts of its own, which end with it: the last
-/// ones first. An image and the tmpfs below it that the kernel lets go together, as it does when
-/// their directory is removed while somebody is still in the namespace, hold each other for ever.
+/// Runs a shell script in a directory, in its own mount namespace, and unmounts in reverse order at
+/// its end. If the kernel released an image and the tmpfs below it together, they would keep each
+/// other alive forever.
 fn mounting(script: &str, arguments: &[OsString], directory: &Path) -> Outcome {
     const UNMOUNT: &str = r#"trap 'tac /proc/self/mounts | while read -r _ point _; do
         case $point in "$PWD"/*) umount --lazy "$point" ;; esac
@@ -256,13 +257,13 @@ fn mounting(script: &str, arguments: &[OsString], directory: &Path) -> Outcome {
 }
 
 /// A process that opens a file after its writer has closed it, and syncs it, gets the error of the
-/// failed write. This holds also without cachestat(2), where the rules wait by other means. (The
+/// failed write. This holds also without cachestat(2), where the rules wait in other ways. (The
 /// image's disk is full, which is found after the writer has ended.) The kernel forgets an error
 /// with the file's inode, which it may drop as soon as no process has the file open. On a busy
 /// machine this happens now and then when a group's pages are reclaimed, so one success in a few
 /// attempts is enough.
 #[test]
-fn a_write_error_is_reported_to_who_opens_the_file_later() {
+fn a_write_error_is_reported_to_a_later_opener() {
     if !support::can_run("write errors", &["cc", "unshare", "mkfs.ext4", "mount"]) {
         return;
     }
@@ -297,7 +298,7 @@ fn a_write_error_is_reported_to_who_opens_the_file_later() {
 /// Pages written to an overlay (a container's root) go, though cachestat(2) counts no resident or
 /// dirty pages there. They also go without cachestat(2).
 #[test]
-fn what_a_stream_writes_goes_where_nothing_is_counted() {
+fn output_of_a_stream_goes_without_page_counts() {
     if !support::can_run("writers without counts", &["cc", "unshare", "mount", "fincore"]) {
         return;
     }
@@ -328,9 +329,9 @@ fn what_a_stream_writes_goes_where_nothing_is_counted() {
     assert!(left <= 4 * MIB, "{left} bytes stay without cachestat(2)");
 }
 
-/// Returns the least that stays resident, in runs of at most three minutes. A writer whose pages
-/// are not counted gives up pages that were not written within a second, as happens on a machine
-/// that is busy with other tests.
+/// Returns the minimum resident bytes over several runs, within three minutes. A writer without
+/// page counts gives up on pages that are not written within a second, as happens on a busy
+/// machine.
 fn least_left(written: &[PathBuf], run: impl Fn()) -> u64 {
     let begin = Instant::now();
     let mut least = u64::MAX;
@@ -341,14 +342,14 @@ fn least_left(written: &[PathBuf], run: impl Fn()) -> u64 {
     least
 }
 
-/// Files that were written and closed go, though the process becomes another program at once.
+/// Written and closed files go, although the process executes another program immediately.
 #[test]
 fn files_go_that_were_written_before_an_exec() {
     if !support::can_start("exec", &["cc", "fincore"]) {
         return;
     }
     let _alone = support::alone();
-    // Pages that are not written two seconds after it became another program stay.
+    // Pages that are still dirty two seconds after the exec stay.
     let scratch = QuickDisk::new();
     let program = support::compare::built("becomes", &["-O1"]);
     let calls = ["execve", "execv", "execvp", "execvpe", "fexecve", "execl", "execlp", "execle", "execveat"];
@@ -434,8 +435,8 @@ fn sqlite_keeps_its_tables() {
     }
 }
 
-/// Puts at random until it is killed; what was synced is there again, and a later run goes on with
-/// it.
+/// Puts random keys until it is killed, and checks that synced data survives and a later run
+/// continues.
 fn rocksdb(parent: &Path, keys: u32) {
     let database = parent.join("database");
     let options = [
@@ -500,7 +501,7 @@ fn rocksdb_survives_kills() {
     }
 }
 
-/// A load that is killed with its server, several times; then all tables and indexes are whole, and
+/// Kills a server under load several times, and checks that all tables and indexes are whole and
 /// sums agree.
 fn postgresql(seconds: u64) {
     let programs = support::postgresql::programs();
@@ -560,8 +561,8 @@ fn the_wal_of_postgresql_stays_out_of_the_page_cache() {
     let (size, resident) =
         (support::size_bytes(&server.segments()), support::resident_bytes(&server.segments()));
     println!("WAL {resident} of {size}");
-    // The one that is written, the three that a follower may be reading, and those that were just
-    // made.
+    // The current segment, the three that a follower may be reading, and newly created ones.
+    //
     assert!(
         size >= WAL_BYTES && resident < 6 * SEGMENT_BYTES,
         "{resident} of {size} bytes of WAL are resident"
@@ -573,7 +574,7 @@ fn postgresql_recovers_from_crashes() {
     postgresql(3);
 }
 
-/// Writes and verifies by each engine of fio.
+/// Writes and verifies with each I/O engine of fio.
 fn fio(parent: &Path, size: &str) {
     for engine in ["psync", "libaio", "io_uring", "mmap", "sync", "pvsync2"] {
         for (way, direct) in [
@@ -610,7 +611,7 @@ fn fio(parent: &Path, size: &str) {
 
 #[test]
 #[ignore = "long: make test-stories"]
-fn fio_finds_what_it_wrote() {
+fn fio_verifies_its_writes() {
     if support::can_start("fio", &["fio"]) {
         let scratch = support::scratch();
         fio(scratch.path(), "8m");
@@ -652,8 +653,8 @@ fn larger_archives_databases_and_files_are_sound() {
     fio(scratch.path(), "128m");
 }
 
-/// Test programs of `MariaDB` that write binary and relay logs in all ways, or end a server in the
-/// middle of something.
+/// Test programs of `MariaDB` that write binary and relay logs in various ways, or kill a server
+/// during its work.
 const MARIADB_TESTS: &str = "
     binlog.binlog_checksum binlog.binlog_delete_and_flush_index binlog.binlog_innodb binlog.binlog_innodb_row
     binlog.binlog_invalid_read_in_rotate binlog.binlog_mixed_load_data binlog.binlog_mysqlbinlog2

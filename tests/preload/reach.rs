@@ -1,5 +1,5 @@
-//! Ways to read and write that a stream's rules once missed, silently: for each, a cold file is
-//! left cold, and what was hot stays hot. Residency is `fincore`'s.
+//! Ways to read and write that rules might miss silently: each leaves a cold file cold and a hot
+//! one hot. Residency is `fincore`'s.
 
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::support::compare::{Way, built};
 use crate::support::loop_images::{Device, QuickDisk};
 use crate::support::{MIB, evict};
 
-/// A command of these words, as a stream, in a directory.
+/// Returns a command of these words, as a stream, in a directory.
 fn stream(words: &[&str], directory: &Path) -> Command {
     let (program, arguments) = words.split_first().expect("a program");
     let mut command = Way::stream_by_library().command(Path::new(program));
@@ -36,7 +36,7 @@ fn one_large_read_leaves_nothing() {
     make.args(["if=/dev/zero", "of=file", "bs=1M", "count=450", "conv=fsync", "status=none"]);
     finish(make.current_dir(here)).fine();
     for words in [
-        // In two calls, the second of which meets what was read ahead for the first.
+        // In two calls; the second one finds pages that were read ahead for the first.
         &["dd", "if=file", "of=/dev/null", "bs=300M", "status=none"][..],
         &["python3", "-c", "assert len(open('file', 'rb').read()) == 450 << 20"],
         &[
@@ -108,8 +108,8 @@ fn one_large_write_leaves_nothing() {
     assert!(bytes[5..5 + (70 << 20)].iter().all(|&byte| byte == b'x') && bytes.len() as u64 == 500 * MIB);
 }
 
-/// The configuration by which every program is a stream, by the library alone, where other users
-/// may read it.
+/// Returns a configuration, readable by other users, that makes every program a stream by the
+/// library.
 fn streams_in(directory: &Path) -> std::path::PathBuf {
     let text = include_str!("streams.toml");
     let path = directory.join("streams.toml");
@@ -117,8 +117,8 @@ fn streams_in(directory: &Path) -> std::path::PathBuf {
     path
 }
 
-/// Runs a line of a shell as a user who may read the files of a directory and no more: bytes that
-/// it read from the disk.
+/// Runs a shell line as a user who may only read the files of a directory. Returns the bytes read
+/// from the disk.
 fn as_a_reader(line: &str, program: &Path, home: &Path, directory: &Path) -> u64 {
     let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(program);
@@ -162,9 +162,9 @@ fn files_that_may_only_be_read_leave_nothing() {
         "md5sum file > /dev/null",
         "tar -cf - file | wc -c > /dev/null",
     ] {
-        // On a busy machine a reader may wait so long that what was read ahead for it is gone, and
-        // the helper may fall behind a reader by streams (md5sum) where the disk is memory: the
-        // least of three.
+        // On a busy machine read-ahead pages may be evicted before their use, and the helper may
+        // fall behind a reader by stdio (md5sum) on a disk in memory, so the minimum of three runs
+        // counts.
         let runs = (0..3).map(|_| {
             evict(&file);
             (as_a_reader(line, &program, home.path(), here), resident(&file))
@@ -174,7 +174,7 @@ fn files_that_may_only_be_read_leave_nothing() {
         assert!(least(&read) <= size + size / 10, "{line}: {read:?} bytes were read for {size}");
         let kept = if line.starts_with("md5sum") { least(&left) } else { *left.iter().max().expect("three") };
         assert!(kept <= size / 50, "{line}: {left:?} bytes of a cold file stay");
-        // Hot pages of another's, one here and one there.
+        // Scattered hot pages of another program.
         evict(&file);
         let opened = std::fs::File::open(&file).expect("open");
         rustix::fs::fadvise(&opened, 0, None, rustix::fs::Advice::Random).expect("advise");
@@ -189,11 +189,11 @@ fn files_that_may_only_be_read_leave_nothing() {
     }
 }
 
-/// It reads by a stream of the C library, in a thread of its own: the helper follows it, and may
-/// fall behind where the disk is memory and the machine busy.
+/// It reads by a stdio stream in another thread: the helper follows it, and may fall behind on a
+/// disk in memory and a busy machine.
 #[test]
-fn what_zstd_may_only_read_goes() {
-    if !support::can_run("what zstd may only read", &["setpriv", "zstd", "fincore"]) {
+fn pages_that_zstd_may_only_read_go() {
+    if !support::can_run("files that zstd may only read", &["setpriv", "zstd", "fincore"]) {
         return;
     }
     let _alone = support::alone();
@@ -219,8 +219,8 @@ fn what_zstd_may_only_read_goes() {
     );
 }
 
-/// A file that the helper closes, since names are removed, is read on at once: no call waits for a
-/// release that will never begin.
+/// Reads of a file that the helper closes because of removed names continue immediately: no call
+/// waits for a release that never begins.
 #[test]
 fn files_that_may_only_be_read_are_read_on_as_names_are_removed() {
     if !support::can_run("names that are removed", &["setpriv", "perl"]) {
@@ -289,7 +289,7 @@ print(time - $before);
     assert!(wrapped <= plain * 20.0 + 10.0, "{plain} s plain, {wrapped} s as a stream");
 }
 
-/// As runtimes make them that don't call the C library's functions: node's, for one.
+/// Like runtimes that bypass the C library's functions, such as node.
 #[test]
 fn calls_by_their_numbers_leave_nothing() {
     if !support::can_start("calls by their numbers", &["cc", "cmp", "fincore"]) {
@@ -320,8 +320,8 @@ fn calls_by_their_numbers_leave_nothing() {
     assert!(failures.is_empty(), "{failures:#?}");
 }
 
-/// Threads that read one open file come to it at the same time; nothing of it stays, and all is
-/// counted.
+/// Threads read one open file at the same time: no page stays, and all bytes are counted.
+///
 #[test]
 fn threads_that_read_one_descriptor_leave_nothing() {
     if !support::can_start("threads that read one descriptor", &["cc", "fincore"]) {
@@ -336,9 +336,8 @@ fn threads_that_read_one_descriptor_leave_nothing() {
     std::fs::write(&file, bytes).expect("write");
     let program = built("together", &["-O1", "-pthread"]);
     for how in ["read", "pread", "parts"] {
-        // A thread that is at work on what is known of the file, and gets no processor meanwhile,
-        // is not waited for: what others read then stays. So on a busy machine the least of some
-        // runs counts.
+        // Threads do not wait for a preempted thread that is updating the file's state, so pages
+        // that others read meanwhile stay. On a busy machine the minimum of several runs counts.
         let mut left = Vec::new();
         while left.len() < 6 && left.iter().all(|left| *left > 2 * MIB) {
             evict(&file);
@@ -359,9 +358,9 @@ fn threads_that_read_one_descriptor_leave_nothing() {
     }
 }
 
-/// Reads files of 20 MiB all at a time by the C library's streams: what stays of so many bytes.
+/// Reads files of 20 MiB, all at the same time, by stdio streams. Returns the resident bytes.
 fn pasted(count: usize, here: &Path) -> (u64, u64) {
-    // Larger than what is seen to as it is closed.
+    // Larger than the part that is handled at the close.
     let line = "something of sixty-four bytes, the same again and again: a line\n".repeat(20 << 14);
     let names: Vec<String> = (0..count).map(|n| format!("file-{n}")).collect();
     let files: Vec<_> = names.iter().map(|name| here.join(name)).collect();
@@ -388,10 +387,10 @@ fn many_streams_of_the_c_library_leave_nothing() {
     assert!(left <= size / 20, "{left} of {size} bytes stay");
 }
 
-/// Sixteen are followed at a time, as the book says; of more, the others stay.
+/// Sixteen are followed at a time, as in the book; pages of further ones stay.
 #[test]
 #[ignore = "long: make test-stories"]
-fn of_very_many_streams_of_the_c_library_sixteen_leave_nothing() {
+fn sixteen_of_very_many_streams_of_the_c_library_leave_nothing() {
     if !support::can_start("very many streams of the C library", &["paste", "fincore"]) {
         return;
     }

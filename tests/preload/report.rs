@@ -16,14 +16,14 @@ use crate::support::MIB;
 use crate::support::command::{Outcome, finish, pagekeeper_by_library};
 use crate::support::loop_images::QuickDisk;
 
-/// Resident bytes of each file below a directory, by cachestat(2).
+/// Returns resident bytes of each file below a directory, by cachestat(2).
 pub(crate) fn counted(directory: &Path) -> BTreeMap<String, u64> {
     let both = counted_with_evicted(directory).into_iter();
     both.map(|(path, (resident, _))| (path, resident)).filter(|(_, resident)| *resident > 0).collect()
 }
 
-/// The same, and how many bytes were evicted: what the kernel reclaims on a machine whose memory is
-/// full is no more the report's fault than the test's.
+/// Also returns the evicted bytes, since the kernel may reclaim pages when memory is full.
+///
 fn counted_with_evicted(directory: &Path) -> BTreeMap<String, (u64, u64)> {
     let text = r"
 import ctypes, json, os, sys
@@ -76,8 +76,8 @@ fn make_files(here: &Path) {
     }
 }
 
-/// Writes out and drops what is resident of all files. A page that the kernel has in hand just then
-/// (to move it, or to reclaim others) stays: it is dropped again.
+/// Writes out and drops the resident pages of all files. Repeats it for pages that the kernel was
+/// using (to migrate them, or to reclaim others).
 pub(crate) fn evict_all(here: &Path) {
     let text = r"
 import os, sys
@@ -98,8 +98,8 @@ for directory, _, names in os.walk(os.fsencode(sys.argv[1])):
     });
 }
 
-/// Runs a line of a shell under the rules, all programs of it as streams but `sh` and `reader`; its
-/// report.
+/// Runs a shell line under the rules, with all programs except `sh` and `reader` as streams.
+/// Returns its report.
 fn reported(line: &str, here: &Path, config: &Path) -> (Value, Outcome) {
     let to = config.with_extension("report");
     let mut report = std::ffi::OsString::from("--report=");
@@ -118,7 +118,7 @@ fn number(report: &Value, name: &str) -> u64 {
 const PROCESS_LEFT_BYTES_MAX: u64 = 64 << 10;
 
 #[test]
-fn the_report_says_what_cachestat_says() {
+fn the_report_agrees_with_cachestat() {
     let needed = ["python3", "cp", "dd", "tar", "gzip", "zstd", "rsync", "openssl", "sqlite3", "git"];
     if !support::can_start("reports against cachestat", &needed) {
         return;
@@ -132,8 +132,8 @@ fn the_report_says_what_cachestat_says() {
     std::fs::write(&config, format!("[streams]\nprocesses = [{}]\n", streams.join(", "))).expect("write");
     let reader = outside.path().join("reader");
     support::copy_program(Path::new("/bin/cat"), &reader);
-    // With the reasons that there may be for what stays, and whether what is read and written is
-    // read and written once.
+    // With the possible reasons for remaining pages, and whether bytes are read and written once.
+    //
     let once = true;
     let lines: &[(&str, &[&str], bool)] = &[
         ("cp a copy", &[], once),
@@ -179,7 +179,7 @@ fn the_report_says_what_cachestat_says() {
         evict_all(&here);
         let (report, outcome) = reported(&line.replace("READER", &reader.to_string_lossy()), &here, &config);
         let (mut said, found) = (stayed(&report), counted_with_evicted(&here));
-        // Not what programs read to be configured, as others do meanwhile.
+        // Excludes configuration files of programs, which others read, too.
         said.retain(|path, _| Path::new(path).starts_with(&here));
         let bytes = |name: &str| number(&report, name);
         let (sum_said, sum_found) = (
@@ -199,8 +199,8 @@ fn the_report_says_what_cachestat_says() {
             let said = said.get(path).map_or(0, |(said, _)| *said);
             resident <= said && said <= resident + evicted
         };
-        // A page that one program lets go of just as the next has seen that it is resident: that
-        // one leaves it, as resident before.
+        // A page that one program releases after the next one has seen it resident: the next one
+        // leaves it as resident before.
         let handed_on = |path: &String, resident: u64| {
             line.contains("&& git add")
                 && path.contains("/.git/")
@@ -245,17 +245,17 @@ impl Drop for BusyLoops {
     }
 }
 
-/// A short program that has signal handlers and reads by calls that are not seen. It has its helper
-/// wherever its stack is, and the pages it read go although it may end before the helper has begun.
+/// A short program that has signal handlers and reads by calls that are not seen. Its helper starts
+/// wherever its stack is, and its pages go even if it ends before the helper has begun.
 #[test]
 #[ignore = "long: make test-stories"]
-fn what_a_short_program_reads_by_unseen_calls_goes_every_time() {
+fn pages_read_by_unseen_calls_of_a_short_program_go_every_time() {
     short_programs(10);
 }
 
 #[test]
 #[ignore = "minutes: make test-preload"]
-fn what_many_short_programs_read_by_unseen_calls_goes_every_time() {
+fn pages_read_by_unseen_calls_of_many_short_programs_go_every_time() {
     short_programs(80);
 }
 

@@ -1,5 +1,5 @@
-//! `pagekeeper run` as shells, services and operators use it: what the command gets, how it ends,
-//! where the library lies, and what is said.
+//! `pagekeeper run` as shells, services and operators use it: the command's environment, exit
+//! codes, the library's place, and messages.
 
 use crate::support;
 use std::ffi::{OsStr, OsString};
@@ -62,7 +62,7 @@ fn it_ends_as_the_command_ends() {
             denied.code == 126 && denied.stderr.contains("can't be executed: Permission denied"),
             "{denied:?}"
         );
-        // One that waits for a writer when it is opened.
+        // One that blocks on open until there is a writer.
         let fifo = dir.path().join("fifo");
         if !fifo.exists() {
             assert!(
@@ -80,7 +80,7 @@ fn it_ends_as_the_command_ends() {
         assert!(directory.code == 126 && directory.stderr.contains("it is a directory"), "{directory:?}");
     }
     std::fs::set_permissions(&plain, std::fs::Permissions::from_mode(0o755)).unwrap();
-    // Without a first line that names an interpreter: the shell's, as execvp(3) has it.
+    // Without an interpreter line: run by the shell, as by execvp(3).
     finish(pagekeeper().args(["run", "--as", "bulk", "--"]).arg(&plain)).fine();
 }
 
@@ -109,7 +109,7 @@ fn mistakes_are_reported_before_anything_starts() {
 }
 
 #[test]
-fn what_the_command_is_given_is_untouched() {
+fn the_commands_arguments_and_files_are_untouched() {
     let odd: Vec<OsString> = [&b"--report"[..], b"-h", b"", b"a b", b"$x", b"--", b"\xff\xfe", b"two\nlines"]
         .iter()
         .map(|bytes| OsString::from_vec(bytes.to_vec()))
@@ -119,8 +119,8 @@ fn what_the_command_is_given_is_untouched() {
             pagekeeper().arg("run").args(separator).args(["printf", "<%s>"]).args(&odd).output().unwrap();
         assert_eq!(shown.stdout, b"<--report><-h><><a b><$x><--><\xff\xfe><two\nlines>", "{separator:?}");
     }
-    // Signals, descriptors, working directory, name, limits; and all of the environment but two
-    // variables.
+    // Compares signals, descriptors, working directory, name, limits, and the environment except
+    // two variables.
     let state = "grep -E '^(Sig(Blk|Ign)|NoNewPrivs|Seccomp:|CapEff)' /proc/self/status; ls -l /proc/self/fd | sed 's/.* \\([0-9]* ->\\)/\\1/; s/[0-9]*.fd$/fd/'; \
                  pwd; echo $0; ulimit -a; env -0 | grep -zvE '^(LD_PRELOAD|PAGEKEEPER_RUN|RUN|_)=' | sort -z | tr '\\0' '\\n'";
     let program = program();
@@ -144,7 +144,7 @@ fn what_the_command_is_given_is_untouched() {
 
 /// Reads and writes of closed descriptors fail, as without `pagekeeper run`.
 #[test]
-fn what_is_closed_stays_closed() {
+fn closed_descriptors_stay_closed() {
     for (command, closed) in [("cat", "<&-"), ("echo hello", ">&-"), ("echo hello >&2", "2>&-")] {
         for run in ["", "\"$PAGEKEEPER\" run --", "\"$PAGEKEEPER\" run --report=/dev/null --"] {
             let text = format!("exec {run} sh -c '{command} && exit 0; exit 7' {closed}");
@@ -179,8 +179,8 @@ fn the_library_is_loaded_into_the_command_and_its_children() {
 }
 
 #[test]
-fn what_was_preloaded_before_stays_and_runs_nest() {
-    if !can_start("what_was_preloaded_before_stays_and_runs_nest", &["cc"]) {
+fn earlier_preloads_stay_and_runs_nest() {
+    if !can_start("earlier_preloads_stay_and_runs_nest", &["cc"]) {
         return;
     }
     let dir = scratch();
@@ -217,7 +217,7 @@ fn the_library_needs_no_more_than_debian_11_has() {
     let headers = finish(Command::new("objdump").arg("-p").arg(&library)).fine();
     let needed: Vec<&str> =
         headers.lines().filter_map(|line| line.trim().strip_prefix("NEEDED")).map(str::trim).collect();
-    // Not libdl either: a weak name may be nobody's.
+    // Not libdl either: a weak symbol may be undefined.
     assert!(needed.iter().all(|name| *name == "libc.so.6" || name.starts_with("ld-linux")), "{needed:?}");
     let is_weak = |line: &str| line.contains(" w ") && line.contains("*UND*") && line.ends_with(" dlsym");
     assert!(symbols.lines().any(is_weak), "{symbols}");
@@ -244,16 +244,13 @@ fn in_own_mounts(mounts: &str, options: &str) -> Outcome {
 }
 
 #[test]
-fn where_nothing_may_be_executed_or_written_the_command_runs_and_it_is_said() {
-    if !can_run(
-        "where_nothing_may_be_executed_or_written_the_command_runs_and_it_is_said",
-        &["unshare", "mount"],
-    ) {
+fn the_command_runs_with_a_warning_on_noexec_and_read_only_mounts() {
+    if !can_run("the_command_runs_with_a_warning_on_noexec_and_read_only_mounts", &["unshare", "mount"]) {
         return;
     }
     let noexec = "for d in /run /var/lib /dev/shm /tmp; do mount -t tmpfs -o noexec,mode=1777 none $d; done";
-    // All that is mounted, as a container has it that is read-only; each where it can be: some are
-    // below others.
+    // Remounts every mount read-only, like a read-only container; mounts below others are skipped.
+    //
     let readonly = "mount --bind / / && mount -o remount,bind,ro / && cd /\n\
                     for d in /run /var/lib /dev/shm /tmp; do mount -t tmpfs -o ro none $d; done";
     for (mounts, said) in [(noexec, "nothing may be executed there"), (readonly, "Read-only file system")] {
@@ -277,10 +274,10 @@ fn where_nothing_may_be_executed_or_written_the_command_runs_and_it_is_said() {
     );
 }
 
-/// A report that can't be counted or written is no reason not to run a backup, nor to say that it
-/// failed.
+/// A report that can't be counted or written must not prevent a backup or make it fail.
+///
 #[test]
-fn where_there_can_be_no_report_the_command_runs_and_ends_as_it_ends() {
+fn without_a_report_the_command_runs_and_ends_as_usual() {
     for file in ["/dev/full", "/no/such/directory/report"] {
         for (text, code) in [("exit 0", 0), ("exit 3", 3), ("kill -KILL $$", 137)] {
             let outcome = run_sh(&[&format!("--report={file}")], text);
@@ -294,8 +291,8 @@ fn where_there_can_be_no_report_the_command_runs_and_ends_as_it_ends() {
 
 /// A file system on which no room can be taken in advance, as on NFS before its version 4.2.
 #[test]
-fn where_no_room_can_be_taken_for_a_report_another_place_is_found_or_it_is_said() {
-    let name = "where_no_room_can_be_taken_for_a_report_another_place_is_found_or_it_is_said";
+fn a_report_without_space_moves_or_is_given_up_with_a_warning() {
+    let name = "a_report_without_space_moves_or_is_given_up_with_a_warning";
     if !can_run(name, &["unshare", "mount"]) {
         return;
     }
@@ -381,8 +378,8 @@ int main(int count, char **arguments)
 ";
 
 #[test]
-fn where_cachestat_is_forbidden_all_works() {
-    if !can_start("where_cachestat_is_forbidden_all_works", &["cc", "cmp"]) {
+fn everything_works_where_cachestat_is_forbidden() {
+    if !can_start("everything_works_where_cachestat_is_forbidden", &["cc", "cmp"]) {
         return;
     }
     let dir = scratch();
@@ -404,11 +401,11 @@ fn where_cachestat_is_forbidden_all_works() {
     }
 }
 
-/// The rules are left off where their calls would end the process, and it is said that they were,
-/// and why.
+/// The rules stay off where their calls would end the process, with a warning that gives the
+/// reason.
 #[test]
-fn where_cachestat_kills_all_works_and_it_is_said() {
-    if !can_start("where_cachestat_kills_all_works_and_it_is_said", &["cc", "cmp"]) {
+fn everything_works_with_a_warning_where_cachestat_kills() {
+    if !can_start("everything_works_with_a_warning_where_cachestat_kills", &["cc", "cmp"]) {
         return;
     }
     let dir = scratch();
@@ -441,7 +438,7 @@ fn start_reported(report: &Path, text: &str) -> (Child, BufReader<std::process::
         .arg("run")
         .arg(option)
         .args(["--", "sh", "-c", text])
-        // With a parent in another group of its session, or the kernel lets no terminal stop it.
+        // Its parent is in another group of its session; otherwise no terminal may stop it.
         .process_group(0)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -454,7 +451,7 @@ fn start_reported(report: &Path, text: &str) -> (Child, BufReader<std::process::
     (child, out)
 }
 
-/// The files that processes count in, below a home.
+/// Returns the counter files of processes below a home.
 fn counted_in(home: &Path) -> Vec<OsString> {
     let entries = std::fs::read_dir(home.join("pagekeeper")).unwrap();
     let names = entries.map(|entry| entry.unwrap().file_name());
@@ -463,8 +460,8 @@ fn counted_in(home: &Path) -> Vec<OsString> {
 
 /// The next run removes it, with a report or without, and leaves alone what is counted in.
 #[test]
-fn what_a_killed_run_counted_in_goes() {
-    if !can_run("what_a_killed_run_counted_in_goes", &["setpriv"]) {
+fn the_counter_file_of_a_killed_run_is_removed() {
+    if !can_run("the_counter_file_of_a_killed_run_is_removed", &["setpriv"]) {
         return;
     }
     let dir = scratch();
@@ -521,7 +518,7 @@ fn with_a_report_signals_are_passed_on() {
         assert_eq!(child.wait().unwrap().code(), Some(42), "{name}");
         assert!(std::fs::read_to_string(&report).unwrap().starts_with("pagekeeper: "), "{name}");
     }
-    // Not caught: the command dies of it, and so does its parent.
+    // Not caught: the signal kills the command, and so its parent.
     for signal in [Signal::TERM, Signal::QUIT] {
         let (mut child, _out) = start_reported(&report, wait);
         kill_process(Pid::from_child(&child), signal).unwrap();
@@ -530,7 +527,7 @@ fn with_a_report_signals_are_passed_on() {
     }
 }
 
-/// The letter of a process's state in /proc/PID/stat.
+/// Returns the letter of a process's state in /proc/PID/stat.
 fn state(pid: u32) -> char {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     stat.rsplit(") ").next().unwrap().chars().next().unwrap()
@@ -598,7 +595,7 @@ fn in_a_terminal_a_key_reaches_the_command_once() {
         "n=0; trap 'n=$((n+1))' INT; echo ready\nwhile ! read line; do :; done\nsleep 0.3; echo \"interrupts $n\"; exit 5\n",
     )
     .unwrap();
-    // In place of the user's shell, which may be one that the key would end.
+    // Replaces the user's shell, which the key might end.
     let line = format!("exec {} run --report=/dev/null -- sh {}", program().display(), commands.display());
     let mut child = Command::new("script")
         .args(["--quiet", "--return", "--command", &line, "/dev/null"])
@@ -626,12 +623,12 @@ fn in_a_terminal_a_key_reaches_the_command_once() {
 const FILE_BYTES: u64 = 64 * MIB;
 
 #[test]
-fn a_report_says_what_was_released() {
-    if !can_start("a_report_says_what_was_released", &["cp", "cmp", "fincore"]) {
+fn a_report_lists_released_bytes() {
+    if !can_start("a_report_lists_released_bytes", &["cp", "cmp", "fincore"]) {
         return;
     }
-    // A slow disk has some left to write two seconds after the end of a command, which is as long
-    // as that waits.
+    // `run` waits for writeback for up to two seconds after a command, which a slow disk may
+    // exceed.
     let dir = QuickDisk::new();
     let (from, to) = (dir.path().join("from"), dir.path().join("to"));
     let bytes: Vec<u8> = (0..FILE_BYTES).map(|at| (at / 4096 + at).to_le_bytes()[0]).collect();
@@ -655,7 +652,7 @@ fn a_report_says_what_was_released() {
     assert_eq!(report["processes"][0]["name"], "cp", "{report:#}");
     finish(Command::new("cmp").arg(&from).arg(&to)).fine();
 
-    // For people; and what was resident before stays.
+    // The text output; resident pages stay.
     std::fs::remove_file(&to).unwrap();
     drop(finish(pagekeeper().arg("warm").arg(&from)).fine());
     let outcome = copy(&["--report"]);

@@ -1,4 +1,4 @@
-//! Servers that send files: what a socket's queue holds of them is released once it was sent.
+//! Servers that send files: pages in a socket's queue are released once they are sent.
 
 use std::io::{BufRead as _, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -52,7 +52,8 @@ impl Nginx {
         TcpStream::connect(("127.0.0.1", self.port)).ok()
     }
 
-    /// Asks for a file, and reads it with a pause after each so many bytes; how much came.
+    /// Requests a file, and reads it with a pause after every `piece` bytes. Returns the bytes
+    /// received.
     fn read_slowly(&self, name: &str, each: usize, pause: Duration) -> u64 {
         let mut from = self.connect().expect("connect");
         from.write_all(format!("GET /{name} HTTP/1.0\r\n\r\n").as_bytes()).expect("ask");
@@ -70,7 +71,7 @@ impl Nginx {
         }
     }
 
-    /// Ends it: its report.
+    /// Ends it, and returns its report.
     fn end(mut self, own: &Path) -> Value {
         let pid = Pid::from_raw(i32::try_from(self.child.id()).expect("a pid")).expect("not 0");
         kill_process(pid, Signal::TERM).expect("end nginx");
@@ -87,7 +88,7 @@ impl Drop for Nginx {
 }
 
 #[test]
-fn what_nginx_sends_goes_once_it_is_sent() {
+fn pages_that_nginx_sends_go_once_sent() {
     if !support::can_start("nginx", &["nginx", "fincore"]) {
         return;
     }
@@ -111,7 +112,7 @@ fn what_nginx_sends_goes_once_it_is_sent() {
                 });
             }
         });
-        let left = support::eventually("what was sent goes", WAIT_TIMEOUT, || {
+        let left = support::eventually("sent pages go", WAIT_TIMEOUT, || {
             let left = resident();
             eprintln!("{clients} clients: {left} bytes stay");
             (left <= FILE_BYTES / 50).then_some(left)
@@ -127,9 +128,9 @@ fn what_nginx_sends_goes_once_it_is_sent() {
     assert_eq!(bytes, resident(), "{report}");
 }
 
-/// A client that never reads on: the report says what its queue holds.
+/// A client that stops reading: the report counts the pages in its queue.
 #[test]
-fn what_a_queue_still_holds_is_reported() {
+fn pages_that_a_socket_queue_still_holds_are_reported() {
     if !support::can_start("nginx and a client that stops", &["nginx", "fincore"]) {
         return;
     }
@@ -173,14 +174,14 @@ with open(sys.argv[1], 'rb', buffering=0) as file:
 #[test]
 #[ignore = "long: make test-stories"]
 fn a_file_that_one_call_sends_goes_once_it_is_sent() {
-    const WHOLE: u64 = 400 * MIB;
+    const WHOLE_FILE_BYTES: u64 = 400 * MIB;
     if !support::can_start("one large sendfile", &["python3", "fincore"]) {
         return;
     }
     let _alone = support::alone();
     let (scratch, outside) = (QuickDisk::new(), support::scratch());
     let file = scratch.path().join("file");
-    std::fs::write(&file, vec![0x5a; usize::try_from(WHOLE).expect("small")]).expect("write");
+    std::fs::write(&file, vec![0x5a; usize::try_from(WHOLE_FILE_BYTES).expect("small")]).expect("write");
     evict(&file);
     let resident = || support::resident_bytes(std::slice::from_ref(&file));
     let report = outside.path().join("report");
@@ -205,9 +206,9 @@ fn a_file_that_one_call_sends_goes_once_it_is_sent() {
     }
     assert!(server.wait().expect("wait").success());
     let report: Value = serde_json::from_slice(&std::fs::read(&report).expect("a report")).expect("JSON");
-    assert_eq!(sum, WHOLE);
+    assert_eq!(sum, WHOLE_FILE_BYTES);
     // Files in its queue as the process ended.
-    assert!(resident() <= WHOLE / 50, "{} bytes stay; {report}", resident());
+    assert!(resident() <= WHOLE_FILE_BYTES / 50, "{} bytes stay; {report}", resident());
     let stayed = report["stayed"].as_array().expect("a list").iter();
     let of_file = stayed.filter(|stayed| stayed["path"].as_str().map(Path::new) == Some(&file));
     let said: Vec<_> =

@@ -1,5 +1,5 @@
-//! Small programs under `pagekeeper run`: what is done more as they start and end, counted in
-//! system calls, and what they leave.
+//! Small programs under `pagekeeper run`: the additional system calls at their start and end,
+//! and the pages they leave.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -11,8 +11,8 @@ use crate::support::compare::Way;
 use crate::support::loop_images::QuickDisk;
 use crate::support::{MIB, resident_bytes, scratch};
 
-/// The calls that a command's last program makes, from its start to its end, with those of all its
-/// threads: each by its name.
+/// Returns the names of the system calls of a command's last program and all its threads, from its
+/// start to its end.
 fn calls(words: &[&str], under_run: bool, directory: &Path) -> Vec<String> {
     let log = directory.join("calls");
     let mut command = Command::new("strace");
@@ -59,10 +59,10 @@ fn a_small_program_makes_few_calls_more_and_no_thread() {
     }
 }
 
-/// The output of small programs goes on a disk that is fast enough, and so do files that are open
-/// when their process ends.
+/// Output of small programs is released on a fast disk, as are files that are open when their
+/// process ends.
 #[test]
-fn what_programs_leave_open_or_small_goes() {
+fn small_and_still_open_files_go() {
     if !support::can_start("small programs' files", &["cp", "gzip", "cat", "sh", "python3", "fincore"]) {
         return;
     }
@@ -88,7 +88,7 @@ fn what_programs_leave_open_or_small_goes() {
         (&["python3", "-c", &by_return], "open"),
         (&["python3", "-c", &by_exit], "open"),
     ] {
-        // Anew where the machine was too busy for what is waited.
+        // Repeats the test if the machine was too busy for the time limits.
         support::eventually(
             &format!("nothing stays of what {words:?} writes"),
             Duration::from_secs(60),

@@ -1,5 +1,5 @@
-//! Temporary files under `pagekeeper run`: what a process makes to read it again soon is not read
-//! back from the disk, and what only looks so leaves nothing in memory. Residency is `fincore`'s,
+//! Temporary files under `pagekeeper run`: a file that a process soon rereads is not read back
+//! from the disk, and one that only looks temporary leaves no pages. Residency is `fincore`'s,
 //! bytes of the disk are `/proc/PID/io`'s.
 
 use std::io::Write as _;
@@ -13,8 +13,8 @@ use crate::support::MIB;
 use crate::support::command::{Outcome, finish, words_by_library};
 use crate::support::loop_images::QuickDisk;
 
-/// Runs a line of a shell, every process of it a stream: its report, what it left, and the bytes
-/// that it read of a disk.
+/// Runs a shell line with every process as a stream. Returns its report, the resident bytes, and
+/// the bytes read from a disk.
 fn streamed(line: &str, here: &Path) -> (Value, Outcome, u64) {
     let outside = support::scratch();
     let (to, io) = (outside.path().join("report"), outside.path().join("io"));
@@ -30,7 +30,7 @@ fn streamed(line: &str, here: &Path) -> (Value, Outcome, u64) {
     (report, outcome, support::io_counter(&io, "read_bytes"))
 }
 
-/// Text of that many bytes, in no order.
+/// Writes random text of that many bytes.
 fn write_text(path: &Path, count: u64) {
     let mut state = 7_u64;
     let mut text = Vec::new();
@@ -41,7 +41,7 @@ fn write_text(path: &Path, count: u64) {
     std::fs::write(path, text).expect("write");
 }
 
-/// All files below a directory.
+/// Returns all files below a directory.
 fn files(directory: &Path) -> Vec<PathBuf> {
     let found = finish(Command::new("find").arg(directory).args(["-type", "f"])).fine();
     found.lines().map(PathBuf::from).collect()
@@ -57,7 +57,7 @@ fn sort_does_not_read_its_temporary_files_from_the_disk() {
     let here = scratch.path();
     let text = here.join("text");
     write_text(&text, 40 * MIB);
-    // Once of files that are merged once, and once of those that are merged again.
+    // Once for files that are merged once, and once for those that are merged again.
     for buffer in ["6M", "1M"] {
         support::evict(&text);
         let (report, _, read) = streamed(&format!("sort -S {buffer} -T . -o sorted text"), here);
@@ -84,11 +84,11 @@ fn sort_does_not_read_its_temporary_files_from_the_disk() {
     assert_eq!(removed.count(), 0, "{:?}", report["stayed"]);
 }
 
-/// Files that are made as temporary ones are (mkstemp(3)), and stay: results with another name, or
+/// Files that are created like temporary ones (mkstemp(3)) and stay: results with another name, or
 /// with the same.
 #[test]
 #[ignore = "long: make test-stories"]
-fn what_only_looks_temporary_leaves_nothing() {
+fn files_that_only_look_temporary_leave_nothing() {
     let needed = ["rsync", "git", "xz", "python3", "fincore"];
     if !support::can_start("results that look temporary", &needed) {
         return;
@@ -105,15 +105,15 @@ fn what_only_looks_temporary_leaves_nothing() {
         // Never removed.
         python(make),
         python(&format!("{make}os.close(fd)")),
-        // By another name, by two, and by a name that another program gives it.
+        // With another name, with two, and with a name given by another program.
         python(&format!("{make}os.close(fd); os.rename(name, \"result\")")),
         python(&format!("{make}os.rename(name, \"result\"); os.write(fd, bytes(4 << 20)); os.close(fd)")),
         python(&format!("{make}os.close(fd); os.link(name, \"result\"); os.unlink(name)")),
         python(&format!("{make}os.close(fd); os.system(\"mv \" + name + \" result\")")),
-        // Kept over a fork, by a child that ends in order, or not.
+        // Kept over a fork, by a child that exits normally or not.
         python(&format!("{make}os.close(fd)\nif os.fork() == 0: raise SystemExit\nos.wait()")),
         python(&format!("{make}os.close(fd)\nif os.fork() == 0: os._exit(0)\nos.wait()")),
-        // Many of them, and one that is read again, and stays.
+        // Many files, one of which is reread and stays.
         python(&format!("for _ in range(5):\n  {}", make.replace('\n', "; "))),
         python(&format!("{make}os.lseek(fd, 0, 0); assert not any(os.read(fd, 9 << 20)); os.close(fd)")),
         // Without a name from the start, and later.
@@ -144,8 +144,8 @@ fn what_only_looks_temporary_leaves_nothing() {
     }
 }
 
-/// While the process goes on: what it renames goes, and what it removes needs no disk space any
-/// more.
+/// During the process: pages of renamed files go, and removed files need no disk space.
+///
 #[test]
 fn a_result_goes_while_its_process_goes_on() {
     if !support::can_start("results of a process that goes on", &["python3", "fincore"]) {
@@ -199,11 +199,11 @@ else: raise SystemExit('another one stays')
     streamed("python3 script.py", here);
 }
 
-/// A file that got a name is a result, however it got that: what was made is resident as it is
-/// named, and goes while its process goes on. The last line's name is given by another process.
+/// A file that gets a name is a result, however it was named: it is resident when named, and
+/// goes while its process continues. In the last line another process names it.
 #[test]
-fn what_gets_a_name_goes_while_its_process_goes_on() {
-    // As root: linkat(2) of a descriptor alone takes a capability before Linux 6.10.
+fn a_file_that_gets_a_name_goes_while_its_process_runs() {
+    // As root: linkat(2) of a descriptor requires a capability before Linux 6.10.
     if !support::can_run("files that get names", &["python3", "ln"]) {
         return;
     }

@@ -1,6 +1,6 @@
-//! The preloaded library in programs that make it hard: threads at random, forks, cancelled
+//! The preloaded library in difficult programs: threads at random, forks, cancelled
 //! threads, signals, limits, small stacks, and calls that fail below it. All print and leave the
-//! same as plain.
+//! same as in a plain run.
 //!
 //! All choices follow from a seed, which a failure's message names; `PAGEKEEPER_SEED` repeats them.
 //! Long runs are ignored here: `make test-preload` asks for them.
@@ -17,7 +17,7 @@ use pagekeeper_testing::Seed;
 
 const OPTIONS: &[&str] = &["-O1", "-U_FORTIFY_SOURCE"];
 
-/// Returns the ways to run a mixed program if all ways would take long.
+/// Returns a selection of ways to run a mixed program, since all would take long.
 fn some_ways() -> Vec<Way> {
     vec![
         Way::run(&["--as", "stream"], "stream.file"),
@@ -40,7 +40,7 @@ fn threads_at_random(seed: u64, steps: u32, ways: &[Way]) {
     }
 }
 
-/// Runs a fixed work-load on top of calls that fail by a seed, plain and under the library.
+/// Runs a fixed workload on calls that fail at random by a seed, plain and under the library.
 fn on_failing_calls(seed: u64, ways: &[Way]) {
     let scratch = support::scratch();
     let program = built("workload", OPTIONS);
@@ -86,7 +86,7 @@ fn children_have_the_descriptors_of_the_program_alone() {
 }
 
 #[test]
-fn what_is_closed_is_closed_at_once() {
+fn closed_files_are_closed_immediately() {
     compare("lets_go", &[]);
 }
 
@@ -113,9 +113,9 @@ fn programs_with_address_sanitizer_start() {
     assert_eq!(outcome.code, 0, "{outcome:?}");
 }
 
-/// Python 3.12 and later warn of that.
+/// Python 3.12 and later warn about that.
 #[test]
-fn who_forks_has_no_second_thread() {
+fn a_forked_child_has_no_second_thread() {
     if !support::can_start("who forks", &["python3"]) {
         return;
     }
@@ -135,14 +135,14 @@ for size in (1, 1000, 10 << 20):
 }
 
 #[test]
-fn signals_interrupt_what_they_interrupted() {
+fn signals_interrupt_the_same_calls_as_before() {
     compare("signals", &[]);
 }
 
 /// A handler may open a file in the middle of any call, even of the allocator, and the call goes
 /// on.
 #[test]
-fn handlers_open_files_whatever_they_interrupt() {
+fn signal_handlers_may_open_files_at_any_point() {
     if support::can_start("handlers that open files", &["cc"]) {
         let scratch = support::scratch();
         assert_same(&built("handlers", OPTIONS), &[], &ways(), scratch.path());
@@ -151,7 +151,7 @@ fn handlers_open_files_whatever_they_interrupt() {
 
 /// A signal that comes between two parts interrupts neither.
 #[test]
-fn what_is_sent_to_a_socket_is_one_call() {
+fn a_send_to_a_socket_is_one_call() {
     if !support::can_start("a file that is sent", &["cc"]) {
         return;
     }
@@ -193,10 +193,10 @@ fn a_process_that_takes_stock_finds_its_own_descriptors() {
     }
 }
 
-/// The library adds little to memory that counts against limits of locked and of promised memory.
+/// The library adds little memory that counts against limits of locked and committed memory.
 #[test]
 fn a_process_has_little_more_memory() {
-    if !support::can_start("what a process has of memory", &["cc"]) {
+    if !support::can_start("memory of a process", &["cc"]) {
         return;
     }
     let scratch = support::scratch();
@@ -222,7 +222,7 @@ fn a_process_has_little_more_memory() {
 /// calls.
 #[test]
 fn signal_handlers_on_small_stacks_have_room() {
-    if !support::can_start("what a signal handler uses of its stack", &["cc"]) {
+    if !support::can_start("stack use of a signal handler", &["cc"]) {
         return;
     }
     let scratch = support::scratch();
@@ -251,7 +251,7 @@ fn signal_handlers_on_small_stacks_have_room() {
 }
 
 #[test]
-fn who_asks_for_filters_of_calls_has_the_rules() {
+fn programs_that_install_seccomp_filters_keep_the_rules() {
     if !support::can_start("questions after filters", &["cc"]) {
         return;
     }
@@ -273,7 +273,7 @@ fn who_asks_for_filters_of_calls_has_the_rules() {
 
 /// In the layers of a container, where cachestat counts no resident page of any file.
 #[test]
-fn what_is_opened_for_direct_io_leaves_the_cache_on_an_overlay() {
+fn files_opened_for_direct_io_leave_the_cache_on_an_overlay() {
     if !support::can_run("direct I/O on an overlay", &["cc", "unshare", "mount"]) {
         return;
     }
@@ -296,7 +296,7 @@ fn what_is_opened_for_direct_io_leaves_the_cache_on_an_overlay() {
     assert_eq!((plain, now), (1024, 0));
 }
 
-/// On a disk of its own, so that nobody else takes room of it.
+/// On a private disk, so that no other process uses its space.
 #[test]
 fn deleted_files_give_their_room_back_at_once() {
     let programs = LoopImage::programs("ext4");
@@ -306,7 +306,7 @@ fn deleted_files_give_their_room_back_at_once() {
         let (stream, inside) =
             some_ways().into_iter().partition::<Vec<_>, _>(|way| way.file == "stream.file");
         assert_same(&built("room", OPTIONS), &[], &inside, image.path());
-        // The process that follows it from outside may have a file open, and closes it soon.
+        // The follower may briefly have a file open.
         assert_same(&built("room", OPTIONS), &["10000"], &stream, image.path());
     }
 }

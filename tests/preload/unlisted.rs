@@ -1,5 +1,5 @@
-//! Programs on no list under `pagekeeper run`: the command that was typed is a stream, and so is a
-//! process of it that reads or writes much once through. Residency is `fincore`'s.
+//! Unlisted programs under `pagekeeper run`: the typed command is a stream, as is a child that
+//! reads or writes much data once. Residency is `fincore`'s.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,7 +13,7 @@ use crate::support::{MIB, copy_program, evict, files_in, resident_bytes};
 /// Bytes of the large file of a source.
 const LARGE_FILE_BYTES: usize = 48 << 20;
 
-/// A program that packs `source`, and the line that checks what it made: lines of a shell.
+/// Shell lines that pack `source`, and check the result.
 struct PackProgram {
     name: &'static str,
     arguments: &'static [&'static str],
@@ -38,7 +38,7 @@ const PACKERS: [PackProgram; 3] = [
     },
 ];
 
-/// Makes a source with a large file, some small ones, and one that is hot.
+/// Creates a source with a large file, some small ones, and a hot one.
 fn make_source(here: &Path) {
     let source = here.join("source");
     std::fs::create_dir_all(source.join("tree")).expect("make a directory");
@@ -85,7 +85,7 @@ fn the_command_that_was_typed_is_a_stream() {
     }
 }
 
-/// The line names what is known of a program on no list, and a choice silences it.
+/// A line describes an unlisted program; an explicit choice silences it.
 #[test]
 fn the_line_is_said_once_and_of_no_program_that_is_known() {
     let said = |options: &[&str], words: &[&str]| {
@@ -133,8 +133,8 @@ fn a_server_that_was_typed_is_no_stream() {
     assert_eq!(resident_bytes(&[file]), LARGE_FILE_BYTES as u64);
 }
 
-/// Bytes that a process reads or writes before it is known for a stream.
-const FIRST: u64 = 64 * MIB;
+/// Bytes that a process reads or writes before it counts as a stream.
+const UNDECIDED_BYTES: u64 = 64 * MIB;
 
 #[test]
 fn a_child_that_goes_through_much_once_is_a_stream() {
@@ -165,7 +165,7 @@ fn a_child_that_goes_through_much_once_is_a_stream() {
         support::eventually(&format!("little stays of {line}"), std::time::Duration::from_secs(120), || {
             let left = resident_bytes(&files);
             eprintln!("{line}: {left} bytes stay");
-            (left <= FIRST + 8 * MIB).then_some(())
+            (left <= UNDECIDED_BYTES + 8 * MIB).then_some(())
         });
     }
     // A process that reads its pages again keeps them; they are neither reported nor counted.
@@ -174,7 +174,7 @@ fn a_child_that_goes_through_much_once_is_a_stream() {
     let report = under(&format!("python3 -c \"{again}\""), "--report=json");
     let report: serde_json::Value = serde_json::from_str(&report).expect("JSON");
     assert!(report["processes"].as_array().is_some_and(Vec::is_empty), "{report:#}");
-    assert!(resident_bytes(std::slice::from_ref(&file)) >= 200 * MIB, "what it came back to went");
+    assert!(resident_bytes(std::slice::from_ref(&file)) >= 200 * MIB, "reread pages went");
 }
 
 /// Copies a file.

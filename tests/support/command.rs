@@ -13,7 +13,7 @@ const RUN_TIMEOUT: Duration = Duration::from_secs(600);
 /// The results of a run.
 #[derive(Debug)]
 pub(crate) struct Outcome {
-    /// Exit code; that of a shell, 128 + signal, if a signal ended it.
+    /// Exit code, or 128 + signal as in a shell.
     pub(crate) code: i32,
     /// Standard output, broken UTF-8 replaced.
     pub(crate) stdout: String,
@@ -22,27 +22,27 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    /// Asserts that all went well and nothing was said on standard error; returns standard output.
+    /// Asserts success and an empty standard error; returns standard output.
     pub(crate) fn fine(self) -> String {
         assert!(self.code == 0 && self.stderr.is_empty(), "{self:#?}");
         self.stdout
     }
 
-    /// Standard output as one JSON value.
+    /// Returns standard output as one JSON value.
     pub(crate) fn json(&self) -> serde_json::Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("not JSON ({error}): {self:#?}"))
     }
 }
 
-/// The program under test.
+/// Returns the program under test.
 pub(crate) fn pagekeeper() -> Command {
     let mut command = Command::new(program());
     command.env_remove("NO_COLOR").env_remove("COLUMNS");
     command
 }
 
-/// The program under test as root has it in most containers, without the permission to load
-/// programs into the kernel: so `run` takes the library for streams, too.
+/// Returns the program under test with root's permissions in most containers: it may not load BPF
+/// programs, so `run` uses the library for streams, too.
 pub(crate) fn pagekeeper_by_library() -> Command {
     if !rustix::process::geteuid().is_root() {
         return pagekeeper();
@@ -52,7 +52,7 @@ pub(crate) fn pagekeeper_by_library() -> Command {
     command
 }
 
-/// A program as root has it in most containers.
+/// Returns a command that runs a program with root's permissions in most containers.
 pub(crate) fn contained(program: &Path) -> Command {
     if !rustix::process::geteuid().is_root() {
         return Command::new(program);
@@ -62,7 +62,7 @@ pub(crate) fn contained(program: &Path) -> Command {
     command
 }
 
-/// The words of [`pagekeeper_by_library`].
+/// Returns the words of [`pagekeeper_by_library`].
 pub(crate) fn words_by_library() -> Vec<OsString> {
     let command = pagekeeper_by_library();
     [command.get_program()].into_iter().chain(command.get_args()).map(OsStr::to_owned).collect()

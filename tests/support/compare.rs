@@ -1,10 +1,10 @@
-//! Programs run plain and under the preloaded library, and what they leave compared: every line
-//! that they say, how they end, and every file.
+//! Compares programs run plain and under the preloaded library: every line of output, the exit
+//! code, and every file.
 //!
 //! Invariants: a program is built once for each test binary, by `cc`, and runs in a new directory
 //! each time; values that differ from run to run by themselves are not compared (times, inode
-//! numbers, allocated blocks). A control shows that the comparison finds nothing where there is
-//! nothing, and something where a library is wrong.
+//! numbers, allocated blocks). A control shows that the comparison finds no difference without
+//! one, and notices a wrong library.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -34,18 +34,18 @@ pub(crate) struct Way {
 }
 
 impl Way {
-    /// Without anything.
+    /// Runs a program plainly.
     pub(crate) fn plain() -> Self {
         let (preload, environment) = (Vec::new(), Vec::new());
         Self { label: "plain".to_owned(), run: None, preload, environment, file: "some.file".to_owned() }
     }
 
-    /// With this library preloaded, and no `pagekeeper`.
+    /// Runs a program with this library preloaded, without `pagekeeper`.
     pub(crate) fn with_library(library: &Path) -> Self {
         Self { label: format!("with {}", library.display()), ..Self::plain() }.and_library(library)
     }
 
-    /// By `pagekeeper run` with these arguments, and the library.
+    /// Runs a program by `pagekeeper run` with these arguments and the library.
     pub(crate) fn run(arguments: &[&str], file: &str) -> Self {
         Self {
             label: format!("run {} ({file})", arguments.join(" ")),
@@ -55,7 +55,7 @@ impl Way {
         }
     }
 
-    /// Every program as a stream.
+    /// Runs every program as a stream.
     pub(crate) fn stream_by_library() -> Self {
         Self::run(
             &["--config", concat!(env!("CARGO_MANIFEST_DIR"), "/../../../tests/preload/streams.toml")],
@@ -63,24 +63,24 @@ impl Way {
         )
     }
 
-    /// One option more of `pagekeeper run`.
+    /// Adds an option of `pagekeeper run`.
     pub(crate) fn and_option(&mut self, option: &str) {
         self.run.get_or_insert_default().push(option.to_owned());
     }
 
-    /// The same with one library more, below.
+    /// Adds a library below.
     pub(crate) fn and_library(mut self, library: &Path) -> Self {
         self.preload.push(library.to_owned());
         self
     }
 
-    /// The same with a variable in the environment.
+    /// Adds an environment variable.
     pub(crate) fn and(mut self, variable: &str, value: u64) -> Self {
         self.environment.push((variable.to_owned(), value.to_string()));
         self
     }
 
-    /// A command that runs `program` this way.
+    /// Returns a command that runs `program` this way.
     pub(crate) fn command(&self, program: &Path) -> Command {
         let mut command = match &self.run {
             // The same calls are refused.
@@ -101,7 +101,7 @@ impl Way {
     }
 }
 
-/// Every rule on a file that it fits.
+/// Returns every rule, each on a file that it fits.
 pub(crate) fn ways() -> Vec<Way> {
     vec![
         Way::run(&["--as", "stream"], "stream.file"),
@@ -128,7 +128,7 @@ pub(crate) struct ProgramResults {
     pub(crate) files: BTreeMap<String, String>,
 }
 
-/// Runs a program in a new directory below `parent`, and takes down what it leaves.
+/// Runs a program in a new directory below `parent`, and records its results.
 pub(crate) fn left_by(way: &Way, program: &Path, arguments: &[&str], parent: &Path) -> ProgramResults {
     let directory = tempfile::tempdir_in(parent).expect("make a directory");
     let mut command = way.command(program);
@@ -161,7 +161,7 @@ pub(crate) fn assert_same(program: &Path, arguments: &[&str], ways: &[Way], pare
     assert!(differences.is_empty(), "{}", differences.join("\n"));
 }
 
-/// The first lines that differ, and where they stand; none if all is the same.
+/// Returns the first differing lines and their position; none if all are equal.
 pub(crate) fn difference(expected: &ProgramResults, seen: &ProgramResults) -> Option<String> {
     const SHOWN: usize = 12;
     let mut differences = Vec::new();
@@ -198,7 +198,7 @@ pub(crate) fn difference(expected: &ProgramResults, seen: &ProgramResults) -> Op
     (count > 0).then(|| format!("{count} differences\n{}", differences.join("\n")))
 }
 
-/// Files of a directory and those below it: mode, size and checksum by name.
+/// Returns mode, size and checksum of all files below a directory, by name.
 pub(crate) fn files_below(directory: &Path) -> BTreeMap<String, String> {
     let mut files = BTreeMap::new();
     take_down(directory, "", NAME, &mut files);
@@ -226,7 +226,7 @@ fn take_down(directory: &Path, prefix: &str, hidden: &str, into: &mut BTreeMap<S
 }
 
 /// Builds `tests/preload/programs_in_c/NAME.c`, once for each test binary and set of options, and
-/// says where it is.
+/// returns its path.
 pub(crate) fn built(name: &str, options: &[&str]) -> PathBuf {
     static BUILT: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
     // Kept there by cargo, so that nothing is left elsewhere by a test binary, whose statics nobody
@@ -242,7 +242,7 @@ pub(crate) fn built(name: &str, options: &[&str]) -> PathBuf {
     let new = own.path().join(name);
     let source =
         Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../../tests/preload/programs_in_c/{name}.c"));
-    // Warnings are of no use here: these programs do wrong things on purpose.
+    // Warnings are useless here: these programs misuse calls on purpose.
     let output = Command::new("cc")
         .args(["-std=gnu11", "-w", "-pthread"])
         .args(options)
@@ -254,7 +254,7 @@ pub(crate) fn built(name: &str, options: &[&str]) -> PathBuf {
         .expect("run cc");
     assert!(output.status.success(), "{}: {}", source.display(), String::from_utf8_lossy(&output.stderr));
     super::open_to_others(&new);
-    // One that another test binary is running stays as it is.
+    // A program that another test binary is running is not replaced.
     std::fs::rename(&new, &path).expect("rename a program");
     built.insert(key, path.clone());
     path

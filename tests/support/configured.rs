@@ -1,5 +1,5 @@
-//! Servers that read their settings from files, to be stopped, reported otherwise and started
-//! again.
+//! Servers that read their settings from files, and can be stopped, reconfigured and
+//! restarted.
 //!
 //! Invariants: their files are below the directory that they are given; a server never outlives its
 //! handle, nor the thread that started it.
@@ -128,7 +128,7 @@ impl MariaDb {
         self.process.0.id()
     }
 
-    /// The file with the test's settings.
+    /// Returns the file with the test's settings.
     pub(crate) fn settings(&self) -> PathBuf {
         self.home.join("conf.d/50-test.cnf")
     }
@@ -153,7 +153,7 @@ pub(crate) fn postgresql() -> Vec<String> {
     own.into_iter().chain(["setpriv".to_owned()]).collect()
 }
 
-/// A program of the newest installed server: Debian keeps them out of `PATH`.
+/// Returns a program of the newest installed server: Debian keeps them out of `PATH`.
 fn postgresql_program(name: &str) -> PathBuf {
     let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let newest = versions.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()).max();
@@ -193,7 +193,7 @@ impl PostgreSql {
         self.process.answers(&log, || psql(&home, "SELECT 1").output().expect("run psql").status.success());
     }
 
-    /// Stops it at its ease, calls `meanwhile`, and starts it again.
+    /// Stops it cleanly, calls `meanwhile`, and starts it again.
     pub(crate) fn restart(&mut self, meanwhile: impl FnOnce()) {
         self.process.stop(rustix::process::Signal::INT);
         meanwhile();
@@ -201,7 +201,7 @@ impl PostgreSql {
         self.wait();
     }
 
-    /// The value of a query that has one.
+    /// Returns the value of a query that has one.
     pub(crate) fn query(&self, sql: &str) -> String {
         fine(&mut psql(&self.home, sql))
     }
@@ -210,12 +210,12 @@ impl PostgreSql {
         self.process.0.id()
     }
 
-    /// Its data directory.
+    /// Returns its data directory.
     pub(crate) fn data(&self) -> PathBuf {
         self.home.join("data")
     }
 
-    /// The file with the test's settings.
+    /// Returns the file with the test's settings.
     pub(crate) fn settings(&self) -> PathBuf {
         self.home.join("data/test.conf")
     }
@@ -227,8 +227,8 @@ fn psql(home: &Path, sql: &str) -> Command {
     command
 }
 
-/// A `db_bench` that puts at random, with the given lines among the options of its database and of
-/// its column family.
+/// A `db_bench` with random puts, and the given lines in the options of its database and its column
+/// family.
 pub(crate) struct DbBench {
     database: PathBuf,
     process: ServerProcess,
@@ -264,12 +264,12 @@ impl DbBench {
         self.process.0.id()
     }
 
-    /// Bytes of its WAL.
+    /// Returns bytes of its WAL.
     pub(crate) fn wal(&self) -> u64 {
         self.bytes_of("log")
     }
 
-    /// Bytes of its tables.
+    /// Returns bytes of its tables.
     pub(crate) fn tables(&self) -> u64 {
         self.bytes_of("sst")
     }

@@ -28,9 +28,9 @@ pub(crate) const REQUIRED_PROGRAMS: [&str; 11] = [
 /// The path of its data, as it sees it.
 pub(crate) const DATA: &str = "/var/lib/data";
 
-/// The least that a call of [`Container::fill_binlogs`] leaves in the page cache without a guard,
-/// in bytes.
-pub(crate) const FILLED: u64 = 40 * MIB;
+/// Minimum bytes that [`Container::fill_binlogs`] leaves in the page cache without a guard.
+///
+pub(crate) const FILLED_BYTES_MIN: u64 = 40 * MIB;
 
 /// The installation of a database is part of it: some 100 MiB and many syncs.
 const RUN_TIMEOUT: Duration = Duration::from_secs(300);
@@ -83,7 +83,7 @@ exec mariadbd --no-defaults --user=root --skip-networking --datadir=/var/lib/dat
     --max-binlog-size=16M --innodb-buffer-pool-size=32M --innodb-log-file-size=16M
 ";
 
-/// On what its data is.
+/// The kind of file system of its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DataLocation {
     /// A volume: a file system of its own.
@@ -102,7 +102,7 @@ pub(crate) struct Container {
 }
 
 impl Container {
-    /// Makes one under `parent` and waits until its server answers.
+    /// Creates a container under `parent` and waits until its server answers.
     pub(crate) fn start(parent: &Path, on: DataLocation) -> Self {
         let home = parent.join(format!("{on:?}"));
         std::fs::create_dir(&home).expect("make the container's directory");
@@ -135,12 +135,12 @@ impl Container {
         container
     }
 
-    /// Its server's process, as seen from here.
+    /// Returns its server's process, as seen from here.
     pub(crate) fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Begins two binlogs more, at least, and fills them.
+    /// Fills at least two more binlogs.
     pub(crate) fn fill_binlogs(&self) {
         for _ in 0..40 {
             self.execute("INSERT INTO d.t VALUES (REPEAT('x', 1048576)); DELETE FROM d.t");
@@ -162,7 +162,7 @@ impl Container {
             .success()
     }
 
-    /// Its binlogs: the files in which their pages are, below the overlay if there is one.
+    /// Returns its binlogs: on an overlay, the lower files that have the pages.
     pub(crate) fn binlogs(&self) -> Vec<PathBuf> {
         let below = if self.on == DataLocation::Overlay { "/disk/upper" } else { "" };
         let data = format!("/proc/{}/root{below}{DATA}", self.pid);

@@ -1,9 +1,9 @@
 //! A deadline for every child that a test starts.
 //!
 //! A watchdog kills the children of a test's thread that outlast their deadline, and says so:
-//! whatever waits for them goes on, and fails by its own assertions. The kernel lists the children
-//! of each thread (`proc_pid_task_tid_children(5)`), so no test hands its children over, and a
-//! child of another test is never meant. The deadline counts from the last call of [`renew`].
+//! waits for them end, and the test fails by its own assertions. The kernel lists the children
+//! of each thread (`proc_pid_task_tid_children(5)`), so no test registers its children, and
+//! children of other tests are never killed. The deadline counts from the last call of [`renew`].
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 /// Far longer than any story of `make test` waits for one child.
 const CHILD_TIMEOUT: Duration = Duration::from_secs(900);
 
-/// Stories that are ignored unless asked for run for as long as they are asked to.
+/// Ignored stories run for as long as requested.
 const LONG_CHILD_TIMEOUT: Duration = Duration::from_secs(6 * 3600);
 
-/// When each test's children have to have ended, by the thread that runs the test.
+/// The deadline of each test's children, by the thread that runs the test.
 static CHILD_DEADLINES: Mutex<BTreeMap<PathBuf, Instant>> = Mutex::new(BTreeMap::new());
 
 thread_local! {
@@ -39,7 +39,7 @@ pub(crate) fn renew() {
     renew_for(if is_long { LONG_CHILD_TIMEOUT } else { CHILD_TIMEOUT });
 }
 
-/// Gives the children of this thread so much time from now on.
+/// Gives the children of this thread this much time from now on.
 pub(crate) fn renew_for(time: Duration) {
     static WATCHDOG: Once = Once::new();
     WATCHDOG.call_once(|| drop(std::thread::spawn(watch)));
@@ -67,7 +67,7 @@ fn watch() {
     }
 }
 
-/// Kills a process and all that it has started, who would keep its pipes open.
+/// Kills a process and all its descendants, which would keep its pipes open.
 fn kill(pid: u32) {
     let process = PathBuf::from(format!("/proc/{pid}"));
     let threads = std::fs::read_dir(process.join("task")).into_iter().flatten().flatten();
@@ -80,7 +80,7 @@ fn kill(pid: u32) {
     all.into_iter().for_each(kill);
 }
 
-/// Processes that a thread started.
+/// Returns processes that a thread started.
 fn children(thread: &Path) -> Vec<u32> {
     let listed = std::fs::read_to_string(thread.join("children")).unwrap_or_default();
     listed.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()

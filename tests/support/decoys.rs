@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, FileType, Mode, inotify};
 
-/// A set of them.
+/// A set of decoys.
 pub(crate) struct Decoys {
     watch: OwnedFd,
     paths: Vec<(i32, PathBuf)>,
 }
 
 impl Decoys {
-    /// None yet.
+    /// Creates an empty list.
     pub(crate) fn new() -> Self {
         let flags = inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC;
         Self { watch: inotify::init(flags).expect("watch"), paths: Vec::new() }

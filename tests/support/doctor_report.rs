@@ -1,6 +1,6 @@
-//! Reports of `pagekeeper doctor --json`, each compared with the schema that is published, by a
-//! validator of others (python3-jsonschema), which runs once for all tests of a program. If that is
-//! not installed, it says so, and accepts the report.
+//! Reports of `pagekeeper doctor --json`, each compared with the published schema by a third-party
+//! validator (python3-jsonschema), which runs once for all tests of a program. If that is not
+//! installed, it says so, and accepts the report.
 //!
 //! Panics if a report has a field that the schema does not know, lacks one, or has something else
 //! in it.
@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use super::command::Outcome;
 
-/// Debian's own, for which the package is.
+/// Debian's Python, to which the package belongs.
 const PYTHON: &str = "/usr/bin/python3";
 
 struct Validator {
@@ -26,7 +26,7 @@ struct Validator {
 }
 
 impl Validator {
-    /// `None` where there is none.
+    /// Returns `None` if there is none.
     fn start() -> Option<Self> {
         let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../tests/support/validate.py");
         let mut process = Command::new(PYTHON)
@@ -52,7 +52,7 @@ impl Validator {
     }
 }
 
-/// The schema of the doctor's reports.
+/// Returns the schema of the doctor's reports.
 fn schema() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../doctor/report.schema.json")
 }
@@ -70,7 +70,7 @@ pub(crate) fn errors(report: &Value) -> Option<String> {
     Some(validator.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner).errors(report))
 }
 
-/// The report that a run of the doctor printed, as its schema says.
+/// Returns the report that a run of the doctor printed, as its schema says.
 pub(crate) fn of(outcome: &Outcome) -> Value {
     let report = outcome.json();
     if let Some(errors) = errors(&report) {
@@ -79,7 +79,7 @@ pub(crate) fn of(outcome: &Outcome) -> Value {
     report
 }
 
-/// The first finding of this kind in a report.
+/// Returns the first finding of this kind in a report.
 pub(crate) fn finding<'a>(report: &'a Value, kind: &str) -> Option<&'a Value> {
     report["findings"].as_array().expect("findings").iter().find(|finding| finding["kind"] == kind)
 }

@@ -1,10 +1,10 @@
-//! Programs that only hold a file open, under a database's name.
+//! Programs with a database's name that only hold a file open.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// A program by the name of `mariadbd` that holds a file open.
+/// A program named `mariadbd` that holds a file open.
 pub(crate) struct Database(Child);
 
 impl Database {
@@ -16,8 +16,8 @@ impl Database {
         Self(command.stdin(Stdio::null()).spawn().expect("start a program"))
     }
 
-    /// One of a user, that holds open the first log below each of its directory's directories once
-    /// `gate` is there. Needs bash.
+    /// Starts a fake of a user that holds open the first log in each subdirectory once
+    /// `gate` exists. Needs bash.
     pub(crate) fn of_many(programs: &Path, directory: &Path, user: u32, gate: &Path) -> Self {
         const HOLD: &str = "ulimit -n 4096; until [ -e \"$2\" ]; do sleep 0.1; done; \
             for log in \"$0\"/*/binlog.000001; do exec {held}<>\"$log\"; done; exec \"$1\" 1000";
@@ -33,7 +33,7 @@ impl Database {
     }
 }
 
-/// A program by no database's name that holds a file open.
+/// A program with another name that holds a file open.
 pub(crate) struct Program(Child);
 
 impl Program {
@@ -53,7 +53,7 @@ impl Drop for Program {
     }
 }
 
-/// A program that waits, by the name of MariaDB's server.
+/// Starts an idle program with the name of MariaDB's server.
 fn mariadbd(programs: &Path) -> PathBuf {
     let program = programs.join("mariadbd");
     if !program.exists() {

@@ -1,7 +1,7 @@
 //! `pagekeeper guard --json` as a child process whose lines are collected while it runs.
 //!
-//! Fails loudly: a line that is not JSON, or an event that does not come, panics with all that was
-//! said so far.
+//! Fails loudly: a line that is not JSON, or a missing event panics with all output so far.
+//!
 
 use serde_json::Value;
 use std::io::{BufRead as _, BufReader, Read as _};
@@ -37,7 +37,7 @@ pub(crate) struct EndedGuard {
 }
 
 impl EndedGuard {
-    /// The last summary.
+    /// Returns the last summary.
     pub(crate) fn summary(&self) -> &Value {
         self.events
             .iter()
@@ -59,7 +59,7 @@ impl Guard {
         )
     }
 
-    /// Starts a guard by a command that is complete but for its standard streams.
+    /// Starts a guard by a command that only lacks its standard streams.
     pub(crate) fn spawn_command(command: &mut Command) -> Self {
         let mut child = command
             .stdin(Stdio::null())
@@ -95,15 +95,14 @@ impl Guard {
         self.child.id()
     }
 
-    /// The last tick so far.
+    /// Returns the last tick so far.
     pub(crate) fn latest_tick(&self) -> Option<Value> {
         let events = self.said.events.lock().expect("no panic while held");
         events.iter().rfind(|event| event["event"] == "tick").cloned()
     }
 
-    /// Panics unless fewer bytes than `limit` are resident: `first`, or what is found at its next
-    /// samples. A guard that got no processor for some seconds, or a disk that is slow, may leave
-    /// more for a moment.
+    /// Panics unless fewer than `limit` bytes are resident, at `first` or in its next samples. On
+    /// a busy machine or a slow disk more may be resident for a moment.
     pub(crate) fn assert_bounded(&self, limit: u64, first: u64, resident: impl Fn() -> u64) {
         let mut found = first;
         for _ in 0..5 {
@@ -120,7 +119,7 @@ impl Guard {
         );
     }
 
-    /// Waits for an event of this name that `matches`, also one that has come already.
+    /// Waits for an event of this name that `matches`; earlier events count, too.
     pub(crate) fn wait_for(&self, name: &str, deadline: Duration, matches: impl Fn(&Value) -> bool) -> Value {
         let start = Instant::now();
         let mut events = self.said.events.lock().expect("no panic while held");
@@ -134,7 +133,7 @@ impl Guard {
         }
     }
 
-    /// Whether it has said an event of this name that `matches`.
+    /// Whether it has emitted an event of this name that `matches`.
     pub(crate) fn has_said(&self, name: &str, matches: impl Fn(&Value) -> bool) -> bool {
         let events = self.said.events.lock().expect("no panic while held");
         events.iter().any(|event| event["event"] == name && matches(event))
@@ -146,7 +145,7 @@ impl Guard {
         events.iter().filter(|event| event["event"] == "tick").count()
     }
 
-    /// Waits for so many ticks more.
+    /// Waits for this many ticks more.
     pub(crate) fn wait_for_ticks(&self, count: usize) {
         let seconds = |event: &Value| event["seconds"].as_f64().expect("each tick says when");
         for _ in 0..count {
@@ -155,7 +154,7 @@ impl Guard {
         }
     }
 
-    /// Highest memory use so far, in bytes, as the kernel counts it.
+    /// Returns the highest memory use so far, in bytes, as counted by the kernel.
     pub(crate) fn memory_peak_bytes(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("the guard runs");
         let line =
@@ -164,7 +163,7 @@ impl Guard {
         kib * 1024
     }
 
-    /// CPU time so far in seconds, user and system, to a hundredth (`USER_HZ`).
+    /// Returns the CPU time so far in seconds, user and system, to a hundredth (`USER_HZ`).
     pub(crate) fn cpu_seconds(&self) -> f64 {
         super::cpu_seconds(self.pid())
     }

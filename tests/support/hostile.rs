@@ -1,5 +1,5 @@
-//! A hostile user: processes that are called and behave as databases, in directories and namespaces
-//! of their own, who exchange, bind and toggle what the guard and the doctor look at.
+//! A hostile user: processes that pose as databases, in private directories and namespaces, and
+//! exchange, bind and toggle the files that the guard and the doctor inspect.
 //!
 //! Each part is this test program again ([`play`]), or a shell. Invariants: parts end with their
 //! handle and with their parent; only the user's own files, and nothing of the machine, are
@@ -23,7 +23,8 @@ use super::{copy_program, eventually};
 /// Programs that it needs.
 pub(crate) const REQUIRED_PROGRAMS: [&str; 4] = ["setpriv", "unshare", "sh", "chown"];
 
-/// Variable with the part that a process of this program plays, in the directory where it runs.
+/// Environment variable with the part that a process of this program plays in its working
+/// directory.
 const PART: &str = "PAGEKEEPER_HOSTILE_PART";
 
 /// Nobody's.
@@ -46,7 +47,7 @@ const ROLES: [Role; 9] = [
     (b"container", "mariadbd", "exchange"),
 ];
 
-/// The running parts, and what they lay out for whom opens more than is theirs.
+/// The running parts, and their decoys.
 pub(crate) struct Hostile {
     parts: Vec<Child>,
     decoys: Decoys,
@@ -91,24 +92,25 @@ impl Hostile {
             });
         }
         decoys.add(&secret);
-        // By the parts themselves, before they were ready.
+        // The parts opened these themselves, before they were ready.
         decoys.opened();
         Self { parts, decoys, home, secret }
     }
 
-    /// Panics if a part has ended, or if something was opened that nobody may open.
+    /// Panics if a part has ended, or if a decoy was opened.
     pub(crate) fn check(&mut self) {
         check(&mut self.parts, &self.home);
         let opened = self.decoys.opened();
         assert!(opened.is_empty(), "these were opened: {opened:?}");
     }
 
-    /// Forgets what was opened so far, by who knows that it was.
+    /// Discards the opens so far, for a caller that caused them.
     pub(crate) fn forget(&self) {
         self.decoys.opened();
     }
 
-    /// A file of root's in a directory of root's, to which links lead: its pages are resident.
+    /// Creates a resident file of root, in a directory of root, as the target of links.
+    ///
     pub(crate) fn secret(&self) -> &Path {
         &self.secret
     }
@@ -137,7 +139,7 @@ fn check(parts: &mut [Child], home: &Path) {
     }
 }
 
-/// Files of each database, decoys beside them, and links to directories of others.
+/// Creates files of each database, decoys beside them, and links to directories of others.
 fn lay_out(directory: &Path, decoys: &mut Decoys, others: &[&Path]) {
     for name in ["journal", "pg_wal"] {
         std::fs::create_dir_all(directory.join(name)).expect("make a directory");
@@ -172,7 +174,7 @@ fn start(directory: &Path, name: &str, part: &str, names: u32) -> Child {
     } else {
         let user = ["--reuid", USER_ID, "--regid", USER_ID, "--clear-groups", "--pdeathsig=KILL", "--"];
         say(&[&["setpriv"][..], &user].concat());
-        // In namespaces of its own, of which it is root.
+        // In its own namespaces, as their root.
         if part == "bind" || part == "exchange" {
             say(&["unshare", "-U", "-r", "-m"]);
         }
@@ -180,7 +182,7 @@ fn start(directory: &Path, name: &str, part: &str, names: u32) -> Child {
     if part == "fork" {
         say(&["sh", "-c", FORKS]);
     } else {
-        // By a name that a test program takes among its arguments, whatever the directory's.
+        // By a name that a test program accepts as an argument, whatever the directory's name.
         words.push(Path::new(".").join(name).into());
         words.extend(["--exact", "hostile::a_part_of_the_hostile_user", "--nocapture"].map(OsString::from));
     }
@@ -196,15 +198,15 @@ fn start(directory: &Path, name: &str, part: &str, names: u32) -> Child {
         .expect("start a part")
 }
 
-/// Processes called as databases are that come and go, each with a log open for a moment. Each
-/// names a directory of others.
+/// Short-lived processes with databases' names, each with a log open for a moment. Each one
+/// claims a directory of others.
 const FORKS: &str = "parent=$PPID; : >ready; while [ -d /proc/$parent ]; do \
                      for name in mongod mariadbd mysqld postgres tikv-server; do \
                      ./$name -c 'exec 3>>ib_logfile0 4>>MANIFEST-000001 5>>pg_wal/000000010000000000000001; sleep 0.4' \
                      $name --datadir=link0 -D link1 & sleep 0.1; done; wait; done";
 
-/// Plays the part that the environment names, until the parent has gone; returns at once where it
-/// names none.
+/// Plays the part in the environment until the parent has ended; returns immediately if there is
+/// none.
 pub(crate) fn play() {
     let Some(part) = std::env::var_os(PART) else { return };
     let here = std::env::current_dir().expect("a directory");
@@ -232,7 +234,7 @@ pub(crate) fn play() {
     }
 }
 
-/// Holds files open as databases do.
+/// Holds files open like a database.
 fn hold(here: &Path) -> Vec<File> {
     let names = [
         "aria_log_control",
@@ -247,7 +249,7 @@ fn hold(here: &Path) -> Vec<File> {
     names.map(open).into()
 }
 
-/// Raises the limit of descriptors; returns it as it was and is.
+/// Raises the limit of descriptors. Returns the old and the new one.
 fn limits() -> (u64, u64) {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let before = getrlimit(Resource::Nofile);
@@ -273,7 +275,7 @@ fn idle(parent: Option<rustix::process::Pid>) {
     }
 }
 
-/// Logs with special files, and directories with links, each by one call.
+/// Exchanges logs with special files, and directories with links, each by one call.
 fn exchange(parent: Option<rustix::process::Pid>) {
     let pairs = [
         ("ib_logfile0", "device"),
@@ -290,7 +292,7 @@ fn exchange(parent: Option<rustix::process::Pid>) {
         if !goes_on(parent) {
             return;
         }
-        // Longer than a tick at times, so that what was found is found changed.
+        // Sometimes longer than a tick, so that the guard finds a changed file.
         let exchanged = if turn % 101 == 0 { Duration::from_millis(700) } else { Duration::from_micros(400) };
         for pause in [exchanged, Duration::from_micros(1600)] {
             let done = rustix::fs::renameat_with(CWD, *first, CWD, *second, RenameFlags::EXCHANGE);
@@ -300,7 +302,7 @@ fn exchange(parent: Option<rustix::process::Pid>) {
     }
 }
 
-/// Special files and others' directories over logs, in a mount namespace of its own.
+/// Binds special files and others' directories over logs, in a private mount namespace.
 fn bind(parent: Option<rustix::process::Pid>) {
     ready();
     let pairs = [
@@ -322,7 +324,7 @@ fn bind(parent: Option<rustix::process::Pid>) {
     }
 }
 
-/// Forty descriptors of a log that become a device, a FIFO and a log again.
+/// Toggles forty descriptors of a log to a device, a FIFO and a log again.
 fn toggle(parent: Option<rustix::process::Pid>) {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let sources: [OwnedFd; 3] = ["binlog.000001", "device", "fifo"]
@@ -341,7 +343,7 @@ fn toggle(parent: Option<rustix::process::Pid>) {
     }
 }
 
-/// Very many names of logs, some with a page.
+/// Creates very many log names, some with a page.
 fn crowd() {
     let names = std::env::var("PAGEKEEPER_HOSTILE_NAMES").ok().and_then(|text| text.parse::<u32>().ok());
     for number in 100..names.expect("a number") {
@@ -352,7 +354,7 @@ fn crowd() {
     }
 }
 
-/// A page in each second MiB of many large logs, again and again.
+/// Repeatedly writes a page in each second MiB of many large logs.
 fn scatter(parent: Option<rustix::process::Pid>) {
     const WINDOW: u64 = 2 << 20;
     const WINDOWS: u64 = 500;

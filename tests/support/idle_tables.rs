@@ -1,5 +1,5 @@
-//! A private `PostgreSQL` server in a memory cgroup, with a table that is scanned again and again
-//! and one that was read once.
+//! A private `PostgreSQL` server in a memory cgroup, with one table that is scanned repeatedly and
+//! one that was read once.
 //!
 //! Invariants: the tables are charged to the server's own group, and the hot one comes from the
 //! page cache at each scan.
@@ -13,9 +13,9 @@ use std::path::{Path, PathBuf};
 const COLD_ROWS: &str = "120000";
 
 /// The distance from `memory.high` to `memory.max`, in bytes.
-pub(crate) const HEADROOM: u64 = 20 * MIB;
+pub(crate) const HEADROOM_BYTES: u64 = 20 * MIB;
 
-/// Such a server; what it has in its own group ends before the group does.
+/// The server; its processes end before the cgroup is removed.
 pub(crate) struct IdleTables {
     pub(crate) server: Server,
     pub(crate) memory: MemoryGroup,
@@ -25,16 +25,16 @@ pub(crate) struct IdleTables {
 }
 
 impl IdleTables {
-    /// Makes one in a directory, with so many bytes as its limit; `None`, with a sentence, where no
-    /// group can be made.
+    /// Starts it in a directory, with a limit of this many bytes. Returns `None`, and prints a
+    /// sentence, if no cgroup can be created.
     pub(crate) fn start(test: &str, scratch: &Path, limit: u64) -> Option<Self> {
         let memory = limited(test, limit)?;
         let server = Server::start(scratch);
         for pid in server.device_bytes_read().keys() {
             memory.add(*pid);
         }
-        // The hot table, of 64 MiB, anew: what was brought in before is charged elsewhere. Then one
-        // that is written and read once.
+        // Creates the hot table of 64 MiB again, since earlier pages are charged elsewhere. Then
+        // one that is written and read once.
         let made = server.pgbench(&["--initialize", "--quiet", "--scale=5"]).output().expect("start pgbench");
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
         let rows = format!("SELECT g, repeat('x', 900) AS filler FROM generate_series(1, {COLD_ROWS}) AS g");
@@ -48,13 +48,13 @@ impl IdleTables {
         Some(tables)
     }
 
-    /// The group's `memory.max`, in bytes: what a guard's share is of.
+    /// Returns the cgroup's `memory.max` in bytes, of which the guard's share is a part.
     pub(crate) fn most(&self) -> u64 {
-        self.limit + HEADROOM
+        self.limit + HEADROOM_BYTES
     }
 
-    /// Scans the hot table for so many seconds, by a ring of few buffers, so that it comes from the
-    /// page cache each time: scans a minute.
+    /// Scans the hot table for this many seconds, by a ring of few buffers, so that it comes from
+    /// the page cache each time. Returns the scans per minute.
     pub(crate) fn scans(&self, seconds: u64) -> f64 {
         let (time, script) = (format!("--time={seconds}"), self.script.to_str().expect("it is UTF-8"));
         let mut scans = self.server.pgbench(&["--no-vacuum", "--client=1", &time, "--file", script]);
@@ -65,15 +65,15 @@ impl IdleTables {
         60.0 * line.split(' ').next().and_then(|figure| figure.parse::<f64>().ok()).expect("a number")
     }
 
-    /// Panics unless the cold table has all that it had.
+    /// Panics unless the cold table has all its rows.
     pub(crate) fn assert_nothing_is_lost(&self) {
         assert_eq!(self.server.query("SELECT count(*) FROM cold"), COLD_ROWS);
     }
 }
 
-/// A group with `memory.max`, and `memory.high` a little below it: `limit`, in bytes.
+/// Creates a cgroup with `memory.max` of `limit` bytes, and `memory.high` a little below.
 pub(crate) fn limited(test: &str, limit: u64) -> Option<MemoryGroup> {
-    let memory = MemoryGroup::new(test, limit + HEADROOM)?;
+    let memory = MemoryGroup::new(test, limit + HEADROOM_BYTES)?;
     std::fs::write(memory.path().join("memory.high"), limit.to_string()).expect("set memory.high");
     Some(memory)
 }

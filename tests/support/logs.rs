@@ -1,7 +1,7 @@
-//! Log files without a database: `NAME.NNNNNN` beside `NAME.index`, as a binlog's are, clean and
-//! resident.
+//! Log files without a database: `NAME.NNNNNN` beside `NAME.index`, like those of a binlog, clean
+//! and resident.
 //!
-//! Invariant: what is written is synced, so that its pages can be released at once.
+//! Invariant: written bytes are synced, so that their pages can be released immediately.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -24,7 +24,7 @@ impl Logs {
         logs
     }
 
-    /// The same with full files of a MiB, the first `count` numbers.
+    /// Creates logs of one MiB each with the first `count` numbers.
     pub(crate) fn filled(directory: &Path, count: u32) -> Self {
         let logs = Self::new(directory, "binlog");
         for number in 1..=count {
@@ -38,17 +38,17 @@ impl Logs {
         &self.directory
     }
 
-    /// The file with this number.
+    /// Returns the file with this number.
     pub(crate) fn path(&self, number: u32) -> PathBuf {
         self.named(&format!("{number:06}"))
     }
 
-    /// The files with these numbers.
+    /// Returns the files with these numbers.
     pub(crate) fn paths(&self, numbers: impl IntoIterator<Item = u32>) -> Vec<PathBuf> {
         numbers.into_iter().map(|number| self.path(number)).collect()
     }
 
-    /// Appends bytes to the file with this number, makes it if need be, and syncs it.
+    /// Appends bytes to the file with this number, creates it if needed, and syncs it.
     pub(crate) fn append(&self, number: u32, bytes: u64) {
         let path = self.path(number);
         let mut file = File::options().append(true).create(true).open(path).expect("open a log");

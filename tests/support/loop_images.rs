@@ -1,5 +1,5 @@
-//! File systems of one's own: an image file on a disk, mounted through a loop device for the time
-//! of a test.
+//! Private file systems: an image file on a disk, mounted through a loop device during a test.
+//!
 //!
 //! Invariants: unmounted when dropped, also by a panic; the loop device goes with the mount, so
 //! that even a killed test leaves no device behind once its mount is gone. Needs root.
@@ -23,8 +23,8 @@ impl LoopImage {
         [format!("mkfs.{kind}"), "mount".to_owned(), "umount".to_owned()]
     }
 
-    /// Makes and mounts a file system of this kind (ext4, xfs, btrfs), empty, of `size_bytes` (XFS:
-    /// at least 300 MiB; sparse).
+    /// Creates and mounts a file system of this kind (ext4, xfs, btrfs), empty, of `size_bytes`
+    /// (XFS: at least 300 MiB; sparse).
     pub(crate) fn new(kind: &str, size_bytes: u64) -> Self {
         let directory = super::scratch();
         let image = directory.path().join("image");
@@ -37,7 +37,7 @@ impl LoopImage {
         Self { mount, is_mounted: true, directory }
     }
 
-    /// Unmounts it before its time: the image stays.
+    /// Unmounts it early; the image stays.
     pub(crate) fn unmount(&mut self) {
         unmount(&self.mount);
         self.is_mounted = false;
@@ -48,7 +48,8 @@ impl LoopImage {
         &self.mount
     }
 
-    /// The directory around the mount point, on another file system: holds `image` and `mount`.
+    /// Returns the directory around the mount point, on another file system: holds `image` and
+    /// `mount`.
     pub(crate) fn outside(&self) -> &Path {
         self.directory.path()
     }
@@ -79,8 +80,8 @@ fn unmount(mount: &Path) {
     eprintln!("{} stayed busy, unmounted lazily: {lazily:?}", mount.display());
 }
 
-/// A place on a disk in memory (an ext4 on an image on a tmpfs). Reads and writes there take
-/// moments, whatever others do to the machine's disks, so tests with deadlines use it. Without
+/// A place on a disk in memory (an ext4 on an image on a tmpfs). Reads and writes are quick
+/// there, however busy the machine's disks are, so tests with deadlines use it. Without
 /// permission to mount, it is a directory on one of the machine's disks. Fields go in this order.
 pub(crate) struct QuickDisk {
     files: Option<Mount>,
@@ -92,7 +93,7 @@ pub(crate) struct QuickDisk {
 struct Mount(PathBuf);
 
 impl Mount {
-    /// `mount` but for its last argument; `None` where that can't be.
+    /// Returns `mount` without its last argument, or `None` if mounting is impossible.
     fn new(mount: &mut Command, point: PathBuf) -> Option<Self> {
         std::fs::create_dir(&point).expect("make a mount point");
         let output = mount.arg(&point).output().ok()?;
@@ -107,7 +108,7 @@ impl Drop for Mount {
 }
 
 impl QuickDisk {
-    /// One of a GiB (sparse).
+    /// Creates a sparse image of one GiB.
     pub(crate) fn new() -> Self {
         let directory = super::scratch();
         let (memory, files) = (directory.path().join("memory"), directory.path().join("files"));
@@ -131,8 +132,8 @@ impl QuickDisk {
     }
 }
 
-/// A block device that is memory (an image on a tmpfs), and that somebody has open, without which
-/// its pages would go with the stream's descriptor; `None` where none can be had.
+/// A block device that is memory (an image on a tmpfs), and that another process has open;
+/// otherwise its pages would go with the stream's descriptor. `None` if it can't be created.
 pub(crate) struct Device {
     path: PathBuf,
     opened: Option<std::fs::File>,
@@ -152,7 +153,7 @@ impl Device {
         Some(Self { path, opened: Some(opened), memory })
     }
 
-    /// Closes it, as whoever has it open does: nobody has it then.
+    /// Closes the other descriptor, so that no process has it open.
     pub(crate) fn close(&mut self) {
         self.opened = None;
     }
@@ -162,8 +163,8 @@ impl Device {
         &self.path
     }
 
-    /// Bytes of its pages that are resident: mincore(2), since fincore(1) takes a device for a file
-    /// of no bytes, and kernels before 6.5 have no cachestat(2).
+    /// Returns its resident bytes by mincore(2): fincore(1) takes a device for an empty file, and
+    /// kernels before 6.5 have no cachestat(2).
     pub(crate) fn resident(&self) -> u64 {
         let text = "import ctypes, mmap, os, sys\n\
                     opened = os.open(sys.argv[1], 0)\n\

@@ -16,7 +16,7 @@ use std::time::Duration;
 pub(crate) const REQUIRED_PROGRAMS: [&str; 6] =
     ["mariadbd", "mariadb-install-db", "mariadb", "sysbench", "fincore", "setpriv"];
 
-/// Largest size of one binlog, in bytes, but for the end of its last transaction.
+/// Largest size of one binlog, in bytes, except for the end of its last transaction.
 pub(crate) const BINLOG_BYTES: u64 = 16 * MIB;
 
 /// Size of the redo ring, in bytes.
@@ -43,7 +43,7 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// A primary that keeps a binlog; its redo log is `O_DIRECT`, as by default.
+    /// Starts a primary with a binlog; its redo log uses `O_DIRECT`, the default.
     pub(crate) fn primary() -> Self {
         Self {
             id: 1,
@@ -56,17 +56,18 @@ impl Options {
         }
     }
 
-    /// A replica: relay logs, with a new file for each `BINLOG_BYTES`, and no binlog of its own.
+    /// Starts a replica with relay logs of `BINLOG_BYTES` each, without a binlog.
+    ///
     pub(crate) fn replica() -> Self {
         Self { id: 2, replica: true, ..Self::primary() }
     }
 
-    /// The first member of a Galera cluster that keeps a binlog.
+    /// Starts the first member of a Galera cluster with a binlog.
     pub(crate) fn galera() -> Self {
         Self { galera: true, ..Self::primary() }
     }
 
-    /// A replica whose relay log is called so.
+    /// Starts a replica whose relay log has this name.
     pub(crate) fn relay_log(mut self, name: &'static str) -> Self {
         self.relay_log = name;
         self
@@ -78,7 +79,7 @@ impl Options {
         self
     }
 
-    /// Reads this option file, which then has to say what the redo log's blocks are.
+    /// Uses this option file, which must set the redo log's block size.
     pub(crate) fn option_file(mut self, file: PathBuf) -> Self {
         self.option_file = Some(file);
         self
@@ -107,7 +108,7 @@ struct OpenFile {
 }
 
 impl Server {
-    /// Makes a data directory under `parent` and starts a server on it.
+    /// Creates a data directory under `parent` and starts a server on it.
     pub(crate) fn start(parent: &Path, options: Options) -> Self {
         let home = parent.join(if options.replica { "replica" } else { "primary" });
         std::fs::create_dir(&home).expect("make the server's directory");
@@ -119,7 +120,7 @@ impl Server {
             .output()
             .expect("run mariadb-install-db");
         assert!(output.status.success(), "mariadb-install-db: {}", String::from_utf8_lossy(&output.stdout));
-        // Its log, socket and pid file go there.
+        // Its log, socket and pid file are there.
         let run = home.join("run");
         std::fs::create_dir(&run).expect("make the server's directory");
         let status = Command::new("chown").arg("mysql:").arg(&run).status().expect("run chown");
@@ -152,7 +153,7 @@ impl Server {
         self.restart();
     }
 
-    /// Stops every thread of the process (SIGSTOP): a peer that hangs, its connections still open.
+    /// Stops every thread of the process (SIGSTOP), like a hung peer with open connections.
     pub(crate) fn freeze(&self) {
         self.signal(rustix::process::Signal::STOP);
     }
@@ -172,7 +173,7 @@ impl Server {
         self.child.id()
     }
 
-    /// Data directory; all logs are there.
+    /// Returns the data directory, which has all logs.
     pub(crate) fn data(&self) -> PathBuf {
         self.home.join("data")
     }
@@ -257,13 +258,13 @@ impl Server {
         self.files(|name| name.strip_prefix("binlog.").is_some_and(is_number))
     }
 
-    /// Files of this replica's relay log by number, oldest first.
+    /// Returns the files of this replica's relay log, oldest first.
     pub(crate) fn relay_logs(&self) -> Vec<PathBuf> {
         let of_log = |name: &str| name.strip_prefix(self.options.relay_log)?.strip_prefix('.').map(is_number);
         self.files(|name| of_log(name) == Some(true))
     }
 
-    /// All files that grow or turn as logs: redo, binlogs, relay logs, Aria's log.
+    /// Returns all log files: redo, binlogs, relay logs, Aria's log.
     pub(crate) fn log_files(&self) -> Vec<PathBuf> {
         let others = self.files(|name| {
             name == "ib_logfile0"
@@ -295,7 +296,7 @@ impl Server {
             .collect()
     }
 
-    /// True if the redo log is open past the page cache.
+    /// Returns whether the redo log is open for direct I/O.
     pub(crate) fn redo_is_direct(&self) -> bool {
         self.open_files().iter().any(|file| file.path.ends_with("ib_logfile0") && file.flags & O_DIRECT != 0)
     }
@@ -314,7 +315,7 @@ impl Server {
             .collect()
     }
 
-    /// Bytes that the only dump thread has had read from a device so far.
+    /// Returns the bytes that the only dump thread has read from a device so far.
     pub(crate) fn dump_thread_device_bytes(&self) -> u64 {
         let rows = self.query("SELECT TID FROM information_schema.PROCESSLIST WHERE COMMAND = 'Binlog Dump'");
         assert_eq!(rows.len(), 1, "one replica follows");
@@ -364,8 +365,8 @@ fn spawn(home: &Path, port: u16, options: &Options) -> Child {
         .arg(format!("--innodb-log-file-size={REDO_BYTES}"))
         .arg(format!("--innodb-log-file-buffering={}", if options.redo_buffered { "ON" } else { "OFF" }));
     if options.option_file.is_none() {
-        // Whole pages also on a device of 512-byte blocks: else a released page of the ring must be
-        // read back.
+        // Whole pages even on a device with 512-byte blocks; otherwise released pages of the ring
+        // would be read back.
         command.arg("--innodb-log-write-ahead-size=4096");
     }
     if options.replica {

@@ -1,8 +1,8 @@
 //! `MariaDB`'s own test programs (Debian's mariadb-test), run by another program, such as
 //! `pagekeeper run --`.
 //!
-//! Invariants: what fails is tried again by the runner itself, as its operators do; its servers run
-//! as the user `mysql`.
+//! Invariants: the runner retries failed tests, as MariaDB's own CI does; its servers run as the
+//! user `mysql`.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -18,11 +18,11 @@ pub(crate) struct Results {
     pub(crate) passed: Vec<String>,
     /// Names that failed, and failed again.
     pub(crate) failed: Vec<String>,
-    /// All that was said.
+    /// All output.
     pub(crate) said: String,
 }
 
-/// Runs these under `parent`.
+/// Runs these tests under `parent`.
 pub(crate) fn results(starter: &[OsString], tests: &[String], parent: &Path) -> Results {
     let owned = Command::new("chown").arg("mysql:").arg(parent).status().expect("run chown");
     assert!(owned.success(), "there is no user mysql");
@@ -47,7 +47,7 @@ pub(crate) fn results(starter: &[OsString], tests: &[String], parent: &Path) -> 
         names
     };
     let passed = ended_so("[ pass ]").into_iter().chain(ended_so("[ retry-pass ]")).collect();
-    // A test that passed when it was retried is no failure.
+    // A test that passed when it was retried is not a failure.
     let again = ended_so("[ retry-pass ]");
     let failed = ended_so("[ fail ]").into_iter().chain(ended_so("[ retry-fail ]"));
     let failed = failed.filter(|name| !again.contains(name)).collect();

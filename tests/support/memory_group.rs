@@ -3,7 +3,7 @@
 //! On version 2 a group has either processes or groups below it that count memory: each command has
 //! a group of its own below this one.
 //!
-//! Invariants: it goes with its value, also by a panic, once the processes in it have ended. Needs
+//! Invariants: it is removed when dropped, also by a panic, once its processes have ended. Needs
 //! root.
 
 use std::cell::RefCell;
@@ -14,20 +14,21 @@ use std::time::Duration;
 /// A memory cgroup with a limit.
 pub(crate) struct MemoryGroup {
     directory: PathBuf,
-    /// The groups below, of version 2.
+    /// The child cgroups of version 2.
     below: Option<RefCell<Vec<PathBuf>>>,
 }
 
 impl MemoryGroup {
-    /// Makes one; `None`, with a sentence, where that can't be done here; panics with that sentence
-    /// where `PAGEKEEPER_REQUIRE_ALL=1`.
+    /// Creates a cgroup. If that is impossible here, prints a sentence and returns `None`, or
+    /// panics with it where `PAGEKEEPER_REQUIRE_ALL=1`.
     pub(crate) fn new(test: &str, limit: u64) -> Option<Self> {
         let made = places().into_iter().find_map(|(root, limit_file)| {
             let is_v2 = limit_file == "memory.max";
             if is_v2 {
                 std::fs::write(root.join("cgroup.subtree_control"), "+memory").ok()?;
             }
-            // The name is unique, as process ids are not: tests may have namespaces of their own.
+            // The name is unique; process IDs are not, since tests may have their own PID
+            // namespaces.
             let directory = tempfile::Builder::new().prefix("pagekeeper-test-").tempdir_in(root).ok()?.keep();
             let group = Self { directory, below: is_v2.then(RefCell::default) };
             std::fs::write(group.directory.join(limit_file), limit.to_string()).ok()?;
@@ -47,7 +48,7 @@ impl MemoryGroup {
         &self.directory
     }
 
-    /// Takes a process in, unless it has ended; its children to come will be in it, too.
+    /// Moves a process into it, unless it has ended. Later children will be in it, too.
     pub(crate) fn add(&self, pid: u32) {
         let moved = std::fs::write(self.entrance(), pid.to_string());
         let ended = rustix::io::Errno::SRCH.raw_os_error();
@@ -56,13 +57,13 @@ impl MemoryGroup {
         }
     }
 
-    /// A command that enters the group before it runs this program. Arguments can be added.
+    /// Returns a command that enters the group before it runs this program. Arguments can be added.
     pub(crate) fn command(&self, program: &str) -> Command {
         command_by(&self.entrance(), program)
     }
 
-    /// The same where that is to share all with a process that was taken in: of version 2 it enters
-    /// that one's group below.
+    /// Returns a command that joins the child cgroup of a captured process, which version 2
+    /// requires.
     pub(crate) fn command_with(&self, pid: u32, program: &str) -> Command {
         command_by(&self.entrance_of(pid), program)
     }
@@ -71,8 +72,8 @@ impl MemoryGroup {
     pub(crate) fn processes(&self) -> Vec<u32> {
         let below = self.below.iter().flat_map(|below| below.borrow().clone());
         let texts = below.chain([self.directory.clone()]).filter_map(|directory| {
-            // The group above those of commands can't be read on version 2, where it hands memory
-            // on.
+            // On version 2 the parent of the commands' cgroups has no processes of its own.
+            //
             std::fs::read_to_string(directory.join("cgroup.procs")).ok()
         });
         texts.flat_map(|text| text.lines().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect()
@@ -100,7 +101,7 @@ impl MemoryGroup {
     }
 }
 
-/// A command that enters a group here before it runs this program.
+/// Returns a command that enters a group here before it runs this program.
 fn command_by(entrance: &Path, program: &str) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig=KILL", "--", "sh", "-c", "echo $$ >\"$0\" && exec \"$@\""]);

@@ -1,4 +1,4 @@
-//! The parts that end-to-end tests share: skipping, a place for files, an independent count of the
+//! The shared parts of end-to-end tests: skipping, scratch directories, an independent count of the
 //! page cache, waiting.
 //!
 //! Invariants: nothing here asks the program under test for the truth; residency comes from
@@ -47,8 +47,8 @@ use pagekeeper_testing::skip;
 /// Bytes in a MiB.
 pub(crate) const MIB: u64 = 1 << 20;
 
-/// One load at a time: these tests measure what a machine's page cache holds, and each needs all of
-/// its processors.
+/// One load at a time: these tests measure the machine's page cache, and each needs all processors.
+///
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// Waits until no other test of this binary runs a load.
@@ -58,15 +58,15 @@ pub(crate) fn alone() -> MutexGuard<'static, ()> {
     alone
 }
 
-/// Sees to the children of a test: they have a deadline, and signals by default. All that tests
-/// begin with calls it.
+/// Gives the children of a test a deadline and default signals. Every entry point of tests calls
+/// it.
 fn begin() {
     static SIGNALS: Once = Once::new();
     SIGNALS.call_once(signals::reset_for_children);
     deadline::renew();
 }
 
-/// True if this process is root and every one of `programs` can be started.
+/// Returns true if this process is root and all of `programs` can be started.
 ///
 /// Otherwise prints one sentence and returns false; panics with that sentence where
 /// `PAGEKEEPER_REQUIRE_ALL=1`.
@@ -75,9 +75,9 @@ pub(crate) fn can_run(test: &str, programs: &[&str]) -> bool {
     is_there(test, missing_programs(programs).chain((!root).then(|| "root".to_owned())))
 }
 
-/// As [`can_run`], where the test needs processes to be followed by events of the kernel, too:
-/// Linux 5.16 with BTF, its first namespace of processes, and the permission to load programs into
-/// it.
+/// Like [`can_run`], for tests that also follow processes by kernel events:
+/// Linux 5.16 with BTF, its initial PID namespace, and the permission to load BPF programs.
+///
 pub(crate) fn can_follow(test: &str, programs: &[&str]) -> bool {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let release = read("/proc/sys/kernel/osrelease");
@@ -102,7 +102,7 @@ pub(crate) fn can_follow(test: &str, programs: &[&str]) -> bool {
     is_there(test, missing_programs(programs).chain(missing))
 }
 
-/// As [`can_run`], without the need to be root.
+/// Like [`can_run`], but does not require root.
 pub(crate) fn can_start(test: &str, programs: &[&str]) -> bool {
     is_there(test, missing_programs(programs))
 }
@@ -126,8 +126,8 @@ fn is_on_path(program: &str) -> bool {
     std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
 }
 
-/// A new directory on a disk (`PAGEKEEPER_TEST_DIR`, else `/var/tmp`: `/tmp` is often a tmpfs,
-/// which has nothing to release) that other users may enter.
+/// Returns a new directory on a disk (`PAGEKEEPER_TEST_DIR`, else `/var/tmp`: `/tmp` is often a
+/// tmpfs, which has nothing to release) that other users may enter.
 pub(crate) fn scratch() -> tempfile::TempDir {
     begin();
     let parent =
@@ -146,8 +146,8 @@ pub(crate) fn open_to_others(path: &Path) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).expect("set permissions");
 }
 
-/// Bytes of these files in the page cache, by `fincore`; a file that has gone meanwhile counts
-/// nothing.
+/// Returns bytes of these files in the page cache, by `fincore`; a file that was removed
+/// meanwhile counts as 0.
 pub(crate) fn resident_bytes(files: &[PathBuf]) -> u64 {
     let present: Vec<&PathBuf> = files.iter().filter(|file| file.exists()).collect();
     if present.is_empty() {
@@ -164,8 +164,9 @@ pub(crate) fn resident_bytes(files: &[PathBuf]) -> u64 {
         .sum()
 }
 
-/// Bytes of these files that are resident, or that the kernel took by itself (`nr_evicted` of
-/// cachestat(2)): some machines page out idle pages. Pages that are released by advice are neither.
+/// Returns bytes of these files that are resident, or that the kernel took by itself (`nr_evicted`
+/// of cachestat(2)): some machines page out idle pages. Pages that are released by advice are
+/// neither.
 pub(crate) fn kept_bytes(files: &[PathBuf]) -> u64 {
     use pagekeeper_kernel::{InspectedFile, Links, residency};
     let present = files.iter().filter_map(|file| InspectedFile::open(file, Links::Follow).ok());
@@ -177,27 +178,27 @@ pub(crate) fn kept_bytes(files: &[PathBuf]) -> u64 {
         .sum()
 }
 
-/// Has nothing of a file resident, its dirty pages written first.
+/// Evicts a file, after writing its dirty pages.
 pub(crate) fn evict(path: &Path) {
-    // That file alone: of the whole machine, others' writes would be waited for.
+    // Syncs only that file: a global sync would wait for others' writes.
     std::fs::File::open(path).and_then(|file| file.sync_all()).expect("sync");
-    // Again and again: the kernel may have a page in hand at any moment.
+    // Repeats it, since the kernel may be using a page at any moment.
     eventually("it is cold", Duration::from_secs(120), || {
         command::run([std::ffi::OsStr::new("evict"), path.as_os_str()]);
         (resident_bytes(&[path.to_owned()]) == 0).then_some(())
     });
 }
 
-/// Copies a program, to where others may start it. Not by this process: a child that another thread
-/// starts meanwhile would hold the copy open for writing for a moment, and who starts it then is
-/// reported "text file busy".
+/// Copies a program, to where others may start it. Another process makes the copy: a child that
+/// another thread of this one forks would briefly hold it open for writing, and an exec would fail
+/// with "text file busy".
 pub(crate) fn copy_program(from: &Path, to: &Path) {
     let status = Command::new("cp").arg("--").arg(from).arg(to).status().expect("run cp");
     assert!(status.success(), "cp: {status}");
     open_to_others(to);
 }
 
-/// A figure of `/proc/PID/io` or `/proc/PID/task/TID/io`, such as `read_bytes`: bytes that were
+/// Returns a counter of `/proc/PID/io` or `/proc/PID/task/TID/io`, such as `read_bytes`, the bytes
 /// read from a device.
 pub(crate) fn io_counter(file: &Path, name: &str) -> u64 {
     let text = std::fs::read_to_string(file).expect("the process runs");
@@ -205,21 +206,21 @@ pub(crate) fn io_counter(file: &Path, name: &str) -> u64 {
     line.expect("always there").parse().expect("a number")
 }
 
-/// The fields of `/proc/PID/stat` from the third on, the first behind the name; `None` if the
-/// process has ended.
+/// Returns the fields of `/proc/PID/stat` after the name, which begin with the third; `None` if
+/// the process has ended.
 pub(crate) fn stat_fields(pid: u32) -> Option<Vec<String>> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     Some(stat.rsplit(')').next()?.split_whitespace().map(str::to_owned).collect())
 }
 
-/// CPU time of a process so far in seconds, user and system, to a hundredth (`USER_HZ`).
+/// Returns a process's CPU time so far in seconds, user and system, to a hundredth (`USER_HZ`).
 pub(crate) fn cpu_seconds(pid: u32) -> f64 {
     let fields = stat_fields(pid).expect("the process runs");
     // utime and stime: fields 14 and 15 of all.
     fields[11..=12].iter().map(|ticks| ticks.parse::<f64>().expect("a number") / 100.0).sum()
 }
 
-/// Files below, without links. None is read.
+/// Returns the files below a directory, without links. Reads none of them.
 pub(crate) fn files_in(directory: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(directory).expect("list a directory");
     let mut files = Vec::new();
@@ -234,12 +235,12 @@ pub(crate) fn files_in(directory: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Sum of the sizes of these files, in bytes.
+/// Returns the sum of the sizes of these files, in bytes.
 pub(crate) fn size_bytes(files: &[PathBuf]) -> u64 {
     files.iter().filter_map(|file| file.metadata().ok()).map(|metadata| metadata.len()).sum()
 }
 
-/// Asks again until `check` gives a value; panics with `what` after `deadline`.
+/// Repeats `check` until it returns a value; panics with `what` after `deadline`.
 pub(crate) fn eventually<T>(what: &str, deadline: Duration, mut check: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
@@ -268,7 +269,7 @@ pub(crate) fn wait_until_resident_below(files: &[PathBuf], limit: u64, deadline:
     }
 }
 
-/// A program started by another with its arguments, where one is given.
+/// Returns a command that starts a program, by a launcher with its arguments if one is given.
 pub(crate) fn started_by(starter: &[OsString], program: &str) -> Command {
     match starter {
         [] => Command::new(program),

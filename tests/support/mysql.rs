@@ -15,7 +15,7 @@ use std::time::Duration;
 pub(crate) const REQUIRED_PROGRAMS: [&str; 7] =
     ["sysbench", "mariadb", "fincore", "setpriv", "unshare", "mount", "chroot"];
 
-/// Largest size of one binlog, in bytes, but for the end of its last transaction.
+/// Largest size of one binlog, in bytes, except for the end of its last transaction.
 pub(crate) const BINLOG_BYTES: u64 = 16 * MIB;
 
 /// Size of the redo log, in bytes.
@@ -68,7 +68,7 @@ impl Server {
         self.child.id()
     }
 
-    /// The values of the first column of all rows.
+    /// Returns the values of the first column of all rows.
     pub(crate) fn query(&self, sql: &str) -> Vec<String> {
         self.try_query(sql).unwrap_or_else(|error| panic!("{sql}: {error}"))
     }
@@ -92,7 +92,7 @@ impl Server {
         files(&self.home.join("data"), binlog)
     }
 
-    /// The files of the redo log, its spares included.
+    /// Returns the files of the redo log, its spares included.
     pub(crate) fn redo(&self) -> Vec<PathBuf> {
         files(&self.home.join("data/#innodb_redo"), |name| name.starts_with("#ib_redo"))
     }
@@ -112,7 +112,7 @@ impl Server {
         Follower { home: self.home.clone(), child }
     }
 
-    /// Bytes that the only dump thread has had read from a device so far.
+    /// Returns the bytes that the only dump thread has read from a device so far.
     pub(crate) fn dump_thread_device_bytes(&self) -> u64 {
         let threads = self.query(
             "SELECT THREAD_OS_ID FROM performance_schema.threads WHERE PROCESSLIST_COMMAND LIKE 'Binlog Dump%'",
@@ -148,14 +148,14 @@ pub(crate) struct Follower {
 }
 
 impl Follower {
-    /// Its copies of the binlogs, oldest first.
+    /// Returns its copies of the binlogs, oldest first.
     pub(crate) fn copies(&mut self) -> Vec<PathBuf> {
         let ended = self.child.try_wait().expect("wait for mysqlbinlog");
         assert!(ended.is_none(), "mysqlbinlog ended: {ended:?}: {}", said(&self.home, "follower.err"));
         files(&self.home.join("out"), |name| name.starts_with("binlog."))
     }
 
-    /// Stops it (SIGSTOP): a peer that hangs, its connection still open.
+    /// Stops it (SIGSTOP), like a hung peer with an open connection.
     pub(crate) fn freeze(&self) {
         self.signal(rustix::process::Signal::STOP);
     }

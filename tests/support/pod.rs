@@ -1,8 +1,8 @@
-//! The pod of `deploy/kubernetes-daemonset.yaml` as a container of podman: what each field of its
-//! spec has a kubelet ask of the runtime is asked of podman.
+//! The pod of `deploy/kubernetes-daemonset.yaml` as a container of podman: each field of its spec
+//! becomes the option of podman that a kubelet would use.
 //!
-//! Invariant: a field that is not known here is a panic, so that none is added to the manifest
-//! without a word on what it does. Reads the manifest by Debian's `python3-yaml`.
+//! Invariant: an unknown field panics, so that none is added to the manifest without a mapping
+//! here. Reads the manifest by Debian's `python3-yaml`.
 
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ pub(crate) struct HostPath {
 pub(crate) const RECLAIM: HostPath =
     HostPath { path: "/sys/fs/cgroup", mounted: "/host/sys/fs/cgroup", read_only: false };
 
-/// The template of the `DaemonSet`, and what its configuration holds.
+/// The template of the `DaemonSet`, and its configuration.
 pub(crate) struct Pod {
     spec: Map<String, Value>,
     container: Map<String, Value>,
@@ -31,7 +31,7 @@ pub(crate) struct Pod {
 }
 
 impl Pod {
-    /// As it is shipped.
+    /// Returns the shipped manifest.
     pub(crate) fn of_the_manifest() -> Self {
         let manifest =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../deploy/kubernetes-daemonset.yaml");
@@ -51,30 +51,30 @@ impl Pod {
         Self { spec, container: object(container), config: object(&of("ConfigMap")["data"]) }
     }
 
-    /// The image that it names.
+    /// Returns the image that it names.
     pub(crate) fn image(&self) -> &str {
         text(&self.container["image"])
     }
 
-    /// The program that it runs, as a path in that image.
+    /// Returns the program that it runs, as a path in that image.
     pub(crate) fn program(&self) -> PathBuf {
         let command = list(&self.container["command"]);
         assert_eq!(command.len(), 1, "{command:?}");
         PathBuf::from(text(&command[0]))
     }
 
-    /// The capabilities that it adds, as the kernel names them.
+    /// Returns the capabilities that it adds, as the kernel names them.
     pub(crate) fn capabilities(&self) -> Vec<String> {
         let added = &self.container["securityContext"]["capabilities"]["add"];
         list(added).iter().map(|name| format!("CAP_{}", text(name))).collect()
     }
 
-    /// Its memory limit, in bytes.
+    /// Returns its memory limit, in bytes.
     pub(crate) fn memory(&self) -> u64 {
         bytes(text(&self.container["resources"]["limits"]["memory"]))
     }
 
-    /// The port and path that a kubelet asks.
+    /// Returns the port and path of the kubelet's probe.
     pub(crate) fn probe(&self) -> (u64, String) {
         let (port, get) = (&self.container["ports"][0], &self.container["livenessProbe"]["httpGet"]);
         assert_eq!(port["name"], get["port"], "the probe's port is that of the metrics");
@@ -87,8 +87,8 @@ impl Pod {
         *file = format!("{}\n{more}", text(file)).into();
     }
 
-    /// The arguments of `podman run`, up to those of the program; files of its configuration are
-    /// made in `scratch`.
+    /// Returns the arguments of `podman run`, up to those of the program; files of its
+    /// configuration are made in `scratch`.
     pub(crate) fn arguments(&self, scratch: &Path, more: &[HostPath]) -> Vec<String> {
         let mut arguments = vec!["run".to_owned(), "--rm".to_owned()];
         let mut add = |argument: String| arguments.push(argument);
@@ -96,7 +96,7 @@ impl Pod {
             match (name.as_str(), value) {
                 ("hostPID", Value::Bool(true)) => add("--pid=host".to_owned()),
                 ("terminationGracePeriodSeconds", seconds) => add(format!("--stop-timeout={seconds}")),
-                // Mounted below; of no token; of where a pod may be.
+                // Ignored fields: mounts (see below), tokens, scheduling.
                 ("volumes" | "tolerations", _) | ("automountServiceAccountToken", Value::Bool(false)) => {}
                 _ => panic!("what does {name}: {value} do?"),
             }
@@ -164,7 +164,7 @@ fn rights(context: &Map<String, Value>, mut add: impl FnMut(String)) {
                 add("--security-opt=no-new-privileges".to_owned());
             }
             ("readOnlyRootFilesystem", Value::Bool(true)) => {
-                // Podman's own would have directories in memory that a pod has not.
+                // Podman's default adds tmpfs directories that a pod does not have.
                 add("--read-only".to_owned());
                 add("--read-only-tmpfs=false".to_owned());
             }
@@ -203,7 +203,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_else(|| panic!("no text: {value}"))
 }
 
-/// A quantity of Kubernetes in MiB.
+/// Returns the bytes of a Kubernetes quantity in MiB.
 fn bytes(quantity: &str) -> u64 {
     let mebibytes = quantity.strip_suffix("Mi").and_then(|figure| figure.parse::<u64>().ok());
     mebibytes.unwrap_or_else(|| panic!("{quantity}: another unit than Mi")) * super::MIB

@@ -5,8 +5,8 @@
 //! up when the server writes to them. Programs are this machine's, mounted read-only. No network is
 //! used.
 //!
-//! Invariants: what podman stores is below the directory that was given, but for its files in
-//! `/run`; containers end with their handle. Needs root, and an overlay on the file system of that
+//! Invariants: podman's storage is below the given directory, except for its files in `/run`;
+//!  containers end with their handle. Needs root, and an overlay on the file system of that
 //! directory.
 
 use super::{MIB, eventually};
@@ -21,9 +21,9 @@ pub(crate) const REQUIRED_PROGRAMS: [&str; 8] =
 /// The path of its data, as it sees it.
 pub(crate) const DATA: &str = "/var/lib/data";
 
-/// The least that a call of [`Container::fill_binlogs`] leaves in the page cache without a guard,
-/// in bytes.
-pub(crate) const FILLED: u64 = 40 * MIB;
+/// Minimum bytes that [`Container::fill_binlogs`] leaves in the page cache without a guard.
+///
+pub(crate) const FILLED_BYTES_MIN: u64 = 40 * MIB;
 
 /// Deadline for an emulated machine.
 const RUN_TIMEOUT: Duration = Duration::from_secs(600);
@@ -41,7 +41,7 @@ pub(crate) struct Container<'a> {
 }
 
 impl Engine {
-    /// Makes the image below `home`.
+    /// Creates the image below `home`.
     pub(crate) fn new(home: &Path) -> Self {
         let (engine, image) = (Self { home: home.to_path_buf() }, home.join("image"));
         for directory in ["var/lib", "usr", "etc", "dev", "proc", "sys", "run", "tmp"] {
@@ -65,7 +65,7 @@ impl Engine {
         engine
     }
 
-    /// Makes an image of what a directory holds.
+    /// Creates an image from a directory.
     pub(crate) fn import(&self, directory: &Path, name: &str) {
         let layer = self.home.join("layer.tar");
         done(
@@ -108,13 +108,13 @@ impl Engine {
         container
     }
 
-    /// The first process of a container, as seen from here.
+    /// Returns the first process of a container, as seen from here.
     pub(crate) fn pid(&self, name: &str) -> u32 {
         let shown = done(self.podman().args(["inspect", "--format={{.State.Pid}}", name]));
         String::from_utf8_lossy(&shown.stdout).trim().parse().expect("a process's number")
     }
 
-    /// A command of podman with this engine's storage.
+    /// Returns a command of podman with this engine's storage.
     pub(crate) fn podman(&self) -> Command {
         let mut command = Command::new("podman");
         command
@@ -131,20 +131,20 @@ impl Engine {
 }
 
 impl Container<'_> {
-    /// Its server's process, as seen from here.
+    /// Returns its server's process, as seen from here.
     pub(crate) fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Begins two binlogs more, at least, and fills them.
+    /// Fills at least two more binlogs.
     pub(crate) fn fill_binlogs(&self) {
         for _ in 0..40 {
             self.execute("INSERT INTO d.t VALUES (REPEAT('x', 1048576)); DELETE FROM d.t");
         }
     }
 
-    /// Has the container write a file that nobody reads again, so that its pages are the
-    /// container's, and clean.
+    /// Makes the container write a file that is not read again, so that its clean pages
+    /// are charged to the container.
     pub(crate) fn fill_file(&self, bytes: u64) {
         let count = format!("count={}", bytes / MIB);
         let dd = ["dd", "if=/dev/zero", "of=/var/lib/idle", "bs=1M", &count, "conv=fsync", "status=none"];

@@ -1,8 +1,8 @@
 //! A private `PostgreSQL` server for one test: own data directory and socket, a load, and
 //! `pg_receivewal` as its follower.
 //!
-//! Invariants: segments are of 16 MiB, as by default, and so few that they are recycled often; all
-//! commits are synced; no process outlives its handle.
+//! Invariants: segments are of 16 MiB, as by default, and few enough that they are recycled often;
+//! all commits are synced; no process outlives its handle.
 
 use super::memory_group::MemoryGroup;
 use super::{MIB, eventually};
@@ -28,8 +28,8 @@ pub(crate) fn programs() -> Vec<String> {
     own.chain(["fincore", "setpriv"].map(str::to_owned)).collect()
 }
 
-/// A program of the fetched server that `PAGEKEEPER_POSTGRESQL_ROOT` names, which has no client, or
-/// of the newest installed one: Debian keeps them out of `PATH`.
+/// Returns a program of the fetched server that `PAGEKEEPER_POSTGRESQL_ROOT` names, which has no
+/// client, or of the newest installed one: Debian keeps them out of `PATH`.
 pub(crate) fn program(name: &str) -> PathBuf {
     let fetched =
         std::env::var_os("PAGEKEEPER_POSTGRESQL_ROOT").map(|root| Path::new(&root).join("bin").join(name));
@@ -44,9 +44,9 @@ pub(crate) fn program(name: &str) -> PathBuf {
 /// A running server.
 pub(crate) struct Server {
     home: PathBuf,
-    /// Programs that start others, with their arguments: what the server's own are started by.
+    /// Launchers, with their arguments, for the server's programs.
     starter: Vec<OsString>,
-    /// Settings beside those that every server here has: `name=value`.
+    /// Further settings: `name=value`.
     settings: Vec<String>,
     child: Child,
 }
@@ -57,7 +57,7 @@ impl Server {
         Self::start_by(parent, Vec::new())
     }
 
-    /// The same with `initdb` and the server started by another program, such as
+    /// Starts it with `initdb` and the server under a launcher, such as
     /// `pagekeeper run --`.
     pub(crate) fn start_by(parent: &Path, starter: Vec<OsString>) -> Self {
         let server = Self::start_empty(parent, starter, &[]);
@@ -65,7 +65,7 @@ impl Server {
         server
     }
 
-    /// Makes a data directory under `parent` and starts a server on it with these settings:
+    /// Creates a data directory under `parent` and starts a server on it with these settings:
     /// `name=value`.
     pub(crate) fn start_with(parent: &Path, settings: &[&str]) -> Self {
         Self::start_empty(parent, Vec::new(), settings)
@@ -81,7 +81,7 @@ impl Server {
         Self::serve(home, starter, settings)
     }
 
-    /// A standby of this server under `parent`, with these settings.
+    /// Starts a standby of this server under `parent`, with these settings.
     pub(crate) fn standby(&self, parent: &Path, settings: &[&str]) -> Self {
         let home = home_in(parent, "standby");
         finish(
@@ -103,12 +103,12 @@ impl Server {
         server
     }
 
-    /// Ends the first process by SIGKILL, as a crash does, and starts the server again on what is
-    /// there.
+    /// Ends the first process by SIGKILL, as a crash does, and restarts the server on its data.
+    ///
     pub(crate) fn crash(&mut self) {
         self.child.kill().expect("kill the server");
         self.child.wait().expect("wait for the server");
-        // Its children end when they notice; a new server waits for none of them, but refuses to
+        // Its children end when they notice; a new server does not wait for them, but refuses to
         // start beside them.
         eventually("a crashed server is up again", RUN_TIMEOUT, || {
             if self.child.try_wait().expect("wait for the server").is_some() {
@@ -127,29 +127,29 @@ impl Server {
         });
     }
 
-    /// Has `pg_amcheck` check every table and index; panics with what it finds.
+    /// Checks every table and index by `pg_amcheck`; panics with its findings.
     pub(crate) fn check(&self) {
         self.query("CREATE EXTENSION IF NOT EXISTS amcheck");
         finish(self.client("pg_amcheck").args(["--heapallindexed", "--parent-check", "postgres"]));
     }
 
-    /// A load of `pgbench`, or what else it does; to be started.
+    /// Returns a `pgbench` command, not started yet.
     pub(crate) fn pgbench(&self, arguments: &[&str]) -> Command {
         let mut command = self.client("pgbench");
         command.args(arguments).arg("postgres");
         command
     }
 
-    /// Has its processes in a memory cgroup from now on; its children to come, which bring tables
-    /// in, will be there, too.
+    /// Moves its processes into a memory cgroup. Later children, which read tables, will be in it,
+    /// too.
     pub(crate) fn enter(&self, group: &MemoryGroup) {
         for pid in self.device_bytes_read().keys() {
             group.add(*pid);
         }
     }
 
-    /// Makes the tables of `pgbench` at this scale, with all that the server brings in from now on
-    /// in a memory cgroup, and has two clients read them.
+    /// Creates the tables of `pgbench` at this scale, charges all further pages to a memory cgroup,
+    /// and lets two clients read them.
     pub(crate) fn read_in(&self, group: &MemoryGroup, scale: &str) -> Load {
         self.enter(group);
         let made = self.pgbench(&["--initialize", "--quiet", scale]).output().expect("start pgbench");
@@ -175,12 +175,12 @@ impl Server {
         self.home.join("data/pg_wal")
     }
 
-    /// Its WAL segments, those for later included.
+    /// Returns its WAL segments, including recycled ones for later.
     pub(crate) fn segments(&self) -> Vec<PathBuf> {
         segments_in(&self.wal())
     }
 
-    /// The value of a query that has one.
+    /// Returns the value of a query that has one.
     pub(crate) fn query(&self, sql: &str) -> String {
         self.try_query(sql).unwrap_or_else(|error| panic!("{sql}: {error}"))
     }
@@ -203,12 +203,12 @@ impl Server {
         command
     }
 
-    /// Bytes of WAL since the server was made.
+    /// Returns the bytes of WAL written since the server was created.
     pub(crate) fn wal_written(&self) -> u64 {
         self.query("SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')").parse().expect("a number")
     }
 
-    /// Writes so many MiB of WAL, in as many transactions, which change no table, with a pause
+    /// Writes this many MiB of WAL, in as many transactions without table changes, with a pause
     /// after each.
     pub(crate) fn write_records(&self, mib: u32, pause: Duration) {
         let one = "PERFORM pg_logical_emit_message(true, 'load', repeat('x', 1048576)); COMMIT;";
@@ -218,7 +218,7 @@ impl Server {
         ));
     }
 
-    /// Lets a load write so many bytes of WAL more, and calls `sample` meanwhile. A `rate` is in
+    /// Lets a load write this many bytes of WAL more, and calls `sample` meanwhile. A `rate` is in
     /// transactions a second, of some 100 KiB of WAL.
     pub(crate) fn write(&self, bytes: u64, rate: Option<u32>, mut sample: impl FnMut()) {
         let script = self.home.join("load.sql");
@@ -261,14 +261,14 @@ impl Server {
             .collect()
     }
 
-    /// The same of all its processes together, with those that have ended: whoever waits for one
-    /// takes over its count.
+    /// Returns the bytes that all its processes have read, including ended ones, whose counts
+    /// their parent takes over.
     pub(crate) fn all_device_bytes_read(&self) -> u64 {
         self.device_bytes_read().values().sum()
     }
 
-    /// Follows the WAL from now on, and keeps copies of it. The server keeps what it has yet to
-    /// send.
+    /// Follows the WAL from now on, and copies it. The server keeps WAL that is not yet sent.
+    ///
     pub(crate) fn follow(&self) -> Follower {
         let copies = self.home.join("copies");
         std::fs::create_dir(&copies).expect("make a directory");
@@ -287,7 +287,7 @@ impl Server {
         Follower { copies, child }
     }
 
-    /// Bytes of WAL that the follower has yet to be sent.
+    /// Returns the bytes of WAL that were not yet sent to the follower.
     pub(crate) fn lag(&self) -> u64 {
         let lag = "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), sent_lsn) FROM pg_stat_replication";
         self.query(lag).parse().expect("one follower")
@@ -301,7 +301,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // SIGQUIT, on which it ends its children; without, they would go on for a while.
+        // SIGQUIT, on which it ends its children; otherwise they would continue for a while.
         let pid = rustix::process::Pid::from_child(&self.child);
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::QUIT);
         let _ = self.child.wait();
@@ -315,12 +315,12 @@ pub(crate) struct Follower {
 }
 
 impl Follower {
-    /// Its complete copies of segments.
+    /// Returns its complete copies of segments.
     pub(crate) fn copies(&self) -> Vec<PathBuf> {
         segments_in(&self.copies)
     }
 
-    /// Stops it (SIGSTOP): a peer that hangs, its connection still open.
+    /// Stops it (SIGSTOP), like a hung peer with an open connection.
     pub(crate) fn freeze(&self) {
         self.signal(rustix::process::Signal::STOP);
     }
@@ -377,7 +377,7 @@ fn home_in(parent: &Path, name: &str) -> PathBuf {
     home
 }
 
-/// Starts a server on a data directory that is there.
+/// Starts a server on an existing data directory.
 fn serve(home: &Path, starter: &[OsString], settings: &[String]) -> Child {
     let log = std::fs::File::options().create(true).append(true).open(home.join("log")).expect("make a file");
     let wal = WAL_BYTES / MIB;
@@ -397,7 +397,8 @@ fn serve(home: &Path, starter: &[OsString], settings: &[String]) -> Child {
         .expect("start postgres")
 }
 
-/// A program of the server's that must not run as root, started by another where one is given.
+/// Returns a command for a program of the server that must not run as root, by a launcher if one
+/// is given.
 fn as_owner(name: &str, starter: &[OsString]) -> Command {
     let mut command = super::started_by(starter, "setpriv");
     command
@@ -411,7 +412,7 @@ fn finish(command: &mut Command) {
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A load that goes on until it is dropped.
+/// A load that runs until dropped.
 pub(crate) struct Load(Child);
 
 impl Drop for Load {

@@ -1,7 +1,7 @@
-//! A real `prometheus` with a configuration, data and port of its own, that scrapes and follows
-//! rules.
+//! A real `prometheus` with its own configuration, data and port, that scrapes a target and
+//! evaluates rules.
 //!
-//! The server ends with its handle. Fails with what it said.
+//! The server ends with its handle. Fails with its output.
 
 #[allow(unused_imports, reason = "each test program uses its own part")]
 pub(crate) use pagekeeper_testing::http::{HttpResponse, ask, free_port};
@@ -18,8 +18,8 @@ pub(crate) struct Prometheus {
 }
 
 impl Prometheus {
-    /// Starts one that scrapes `target` each second, as the job `pagekeeper`, and follows these
-    /// rules.
+    /// Starts one that scrapes `target` every second, as the job `pagekeeper`, and evaluates
+    /// these rules.
     pub(crate) fn start(home: &Path, target: u16, rules: &Path) -> Self {
         std::fs::create_dir(home).expect("make a directory for prometheus");
         let config = home.join("prometheus.yml");
@@ -68,7 +68,7 @@ impl Prometheus {
             .collect()
     }
 
-    /// The value of an expression that gives one; `None` if it gives nothing.
+    /// Returns the value of an expression that gives one; `None` if it gives nothing.
     pub(crate) fn value(&self, expression: &str) -> Option<f64> {
         let series = self.query(expression);
         assert!(series.len() < 2, "{expression}: {series:?}");

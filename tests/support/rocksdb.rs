@@ -1,8 +1,8 @@
 //! A real `RocksDB` that writes: `db_bench` of Debian's rocksdb-tools, random puts at a limited
 //! rate until it is dropped.
 //!
-//! Invariants: compaction is off, so that what it reads from the device is for the sake of what it
-//! writes; it never outlives its handle, nor the thread that started it.
+//! Invariants: compaction is off, so that its device reads are caused by its writes; it never
+//! outlives its handle or the thread that started it.
 
 use super::MIB;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ pub(crate) struct Bench {
 
 impl Bench {
     /// Starts one under `parent`. A log is about `write_buffer` bytes long; with `recycled`, its
-    /// file is then used again.
+    /// file is then reused.
     pub(crate) fn start(parent: &Path, write_buffer: u64, recycled: bool) -> Self {
         let database = parent.join("database");
         let options = parent.join("options.ini");
@@ -61,13 +61,13 @@ impl Bench {
         &self.database
     }
 
-    /// Waits until it has written so many bytes more, to logs and tables together (each byte goes
+    /// Waits until it has written this many bytes more, to logs and tables together (each byte goes
     /// to both).
     pub(crate) fn write(&mut self, bytes: u64) {
         self.write_while(bytes, || ());
     }
 
-    /// The same, and calls `sample` now and then meanwhile.
+    /// Writes like `write`, and calls `sample` now and then.
     pub(crate) fn write_while(&mut self, bytes: u64, mut sample: impl FnMut()) {
         let until = self.io("wchar") + bytes;
         super::eventually("db_bench writes", RUN_TIMEOUT, || {
@@ -87,12 +87,12 @@ impl Bench {
         signal(rustix::process::Signal::CONT);
     }
 
-    /// Bytes that it has had read from a device so far.
+    /// Returns the bytes that it has read from a device so far.
     pub(crate) fn device_bytes_read(&self) -> u64 {
         self.io("read_bytes")
     }
 
-    /// Bytes that it has written so far, to logs and tables together.
+    /// Returns the bytes that it has written so far, to logs and tables.
     pub(crate) fn written(&self) -> u64 {
         self.io("wchar")
     }
@@ -110,7 +110,7 @@ impl Drop for Bench {
     }
 }
 
-/// The logs in this database at the moment.
+/// Returns the current logs of this database.
 pub(crate) fn logs_in(database: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(database) else { return Vec::new() };
     entries

@@ -1,8 +1,8 @@
-//! Signals as a program expects them that a user starts.
+//! Signals as a program started by a user expects them.
 //!
 //! `nohup`, a shell's background job and many CI systems start programs with signals ignored, and
-//! whatever these start inherits that: a shell can't trap such a signal, and a key of the terminal
-//! reaches nobody. A signal that has a handler is not inherited but by its default.
+//! whatever these start inherits that: a shell can't trap such a signal, and a terminal's key
+//! reaches no process. A signal with a handler is inherited with its default action.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -12,8 +12,8 @@ use rustix::process::Signal;
 const BY_DEFAULT: [Signal; 6] =
     [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::USR1, Signal::USR2];
 
-/// Gives all that this process starts the default for signals that it ignores itself, and goes on
-/// not to be ended by them.
+/// Gives children of this process the default action for signals that it ignores, while it stays
+/// immune to them.
 pub(crate) fn reset_for_children() {
     let status = std::fs::read_to_string("/proc/self/status").expect("proc(5) is mounted");
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:\t")).expect("always there");

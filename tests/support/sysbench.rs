@@ -1,5 +1,5 @@
 //! sysbench's `oltp_read_write` against a private server: tables, and a load that runs until it is
-//! reported to stop.
+//! stopped.
 //!
 //! A load is a child process that ends with its handle.
 
@@ -11,9 +11,9 @@ pub(crate) const TABLES: usize = 4;
 const ROWS: usize = 10_000;
 const THREADS: usize = 8;
 
-/// A server that a load can be put on, as root without a password.
+/// A server that accepts a load, as root without a password.
 pub(crate) trait LoadedServer {
-    /// Its socket.
+    /// Returns its socket.
     fn socket(&self) -> PathBuf;
 
     /// Runs statements that return nothing.
@@ -27,7 +27,7 @@ pub(crate) fn prepare(server: &impl LoadedServer) {
     assert!(output.status.success(), "sysbench prepare: {}", String::from_utf8_lossy(&output.stdout));
 }
 
-/// Table names as `CHECKSUM TABLE` wants them.
+/// Returns the table names in the syntax of `CHECKSUM TABLE`.
 pub(crate) fn tables() -> String {
     (1..=TABLES).map(|number| format!("`load`.sbtest{number}")).collect::<Vec<_>>().join(", ")
 }
@@ -52,14 +52,14 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// Starts `oltp_read_write` with more writes in each transaction than by default, so that
-    /// binlogs of 16 MiB fill within seconds also where a synced commit is slow.
+    /// Starts `oltp_read_write` with more writes per transaction than by default, so that
+    /// binlogs of 16 MiB fill within seconds even if synced commits are slow.
     pub(crate) fn start(server: &impl LoadedServer) -> Self {
         Self::start_with(server, &["--time=600"])
     }
 
-    /// The same with so many transactions a second, of some 20 KiB of binlog each, where the
-    /// machine is up to it, for up to an hour.
+    /// Runs at up to this many transactions per second, with about 20 KiB of binlog each, for
+    /// up to an hour.
     pub(crate) fn at_rate(server: &impl LoadedServer, rate: u32) -> Self {
         Self::start_with(server, &["--time=3600", &format!("--rate={rate}")])
     }
@@ -75,7 +75,7 @@ impl Load {
         Self { child }
     }
 
-    /// Returns a function that stops it (true: SIGSTOP), and lets it go on.
+    /// Returns a function that stops it (true: SIGSTOP) or lets it continue.
     pub(crate) fn pause(&self) -> impl Fn(bool) + use<> {
         let pid = rustix::process::Pid::from_child(&self.child);
         move |stop| {
@@ -84,7 +84,7 @@ impl Load {
         }
     }
 
-    /// Panics if the load has ended by itself: then the server refused it.
+    /// Panics if the load has ended, which means that the server refused it.
     pub(crate) fn check(&mut self) {
         let ended = self.child.try_wait().expect("wait for sysbench");
         assert!(ended.is_none(), "sysbench ended by itself: {ended:?}");

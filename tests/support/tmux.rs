@@ -18,13 +18,13 @@ pub(crate) struct Terminal {
 }
 
 impl Terminal {
-    /// A terminal of this size. `dir` is for its socket.
+    /// Starts a terminal of this size. `dir` is for its socket.
     pub(crate) fn new(dir: &Path, columns: u16, rows: u16) -> Self {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let socket = dir.join(format!("tmux-{}", NUMBER.fetch_add(1, Ordering::Relaxed)));
+        static NEXT_NUMBER: AtomicU32 = AtomicU32::new(0);
+        let socket = dir.join(format!("tmux-{}", NEXT_NUMBER.fetch_add(1, Ordering::Relaxed)));
         let terminal = Self { socket };
         let size = [columns.to_string(), rows.to_string()];
-        // A shell that reads none of the user's files, and a prompt that is known.
+        // A shell without the user's configuration, and with a known prompt.
         let shell = "env PS1='ready> ' LC_ALL=C.UTF-8 bash --norc --noprofile";
         terminal.tmux(&["-f", "/dev/null", "new-session", "-d", "-x", &size[0], "-y", &size[1], shell]);
         terminal.wait_for("ready>");
@@ -65,7 +65,7 @@ impl Terminal {
         self.tmux(&["capture-pane", "-p"])
     }
 
-    /// The same, with colours as escape sequences.
+    /// Returns the screen with colours as escape sequences.
     pub(crate) fn screen_in_colour(&self) -> String {
         self.tmux(&["capture-pane", "-p", "-e"])
     }
@@ -79,7 +79,7 @@ impl Terminal {
         self.tmux(&["resize-window", "-x", &columns.to_string(), "-y", &rows.to_string()]);
     }
 
-    /// The process that the shell runs now.
+    /// Returns the shell's current child process.
     pub(crate) fn child(&self) -> u32 {
         let shell = self.tmux(&["display-message", "-p", "#{pane_pid}"]);
         let shell = shell.trim();

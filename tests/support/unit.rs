@@ -1,20 +1,20 @@
-//! The rights and the memory that the shipped systemd unit gives, as the unit file says them, and
-//! programs started with just these rights.
+//! The permissions and the memory limit of the shipped systemd unit, and programs started with
+//! exactly these.
 //!
-//! Capabilities as setpriv(1) sets them, in a mount namespace of its own, where tracefs is mounted
-//! as systemd does at boot. The unit's read-only file systems and its filter of system calls are
-//! not made here.
+//! setpriv(1) sets the capabilities, in a private mount namespace with tracefs mounted as at boot.
+//!  The unit's read-only file systems and seccomp filter are not applied.
+//!
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
 
-/// A user that owns nothing, as that of `DynamicUser=` does.
+/// A user that owns nothing, like that of `DynamicUser=`.
 pub(crate) const USER_ID: u32 = 61_999;
 
-/// The capabilities that systemd would give by `CapabilityBoundingSet=` and `AmbientCapabilities=`
-/// of these files of `deploy/`, which are the same.
+/// Returns the capabilities that systemd would give by `CapabilityBoundingSet=` and
+/// `AmbientCapabilities=` of these files of `deploy/`, which are the same.
 pub(crate) fn capabilities(files: &[&str]) -> BTreeSet<String> {
     let of = |key: &str| -> BTreeSet<String> {
         let words = files.iter().flat_map(|file| values(file, key)).collect::<Vec<_>>().join(" ");
@@ -41,8 +41,8 @@ fn values(file: &str, key: &str) -> Vec<String> {
     text.lines().filter_map(|line| line.strip_prefix(key)).map(str::to_owned).collect()
 }
 
-/// Starts a program as a user who has these capabilities and no other right, and can never have
-/// another.
+/// Starts a program as a user with exactly these capabilities, who can never gain others.
+///
 pub(crate) fn confined(program: &Path, capabilities: &BTreeSet<String>) -> Command {
     let with = |name: &String| {
         let name = name.strip_prefix("CAP_").expect("the name of a capability").to_ascii_lowercase();
@@ -65,8 +65,8 @@ pub(crate) fn confined(program: &Path, capabilities: &BTreeSet<String>) -> Comma
     command
 }
 
-/// The sets of capabilities of a running process, as masks, and that it is the user who owns
-/// nothing.
+/// Returns the capability sets of a running process as masks. Checks that its user is nobody.
+///
 pub(crate) fn sets_of(pid: u32) -> BTreeSet<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
     let field = |name: &str| {
@@ -80,7 +80,7 @@ pub(crate) fn sets_of(pid: u32) -> BTreeSet<u64> {
         .into()
 }
 
-/// The mask of capabilities, by `include/uapi/linux/capability.h`.
+/// Returns the mask of capabilities, by `include/uapi/linux/capability.h`.
 pub(crate) fn mask(capabilities: &BTreeSet<String>) -> u64 {
     let bit = |name: &String| match name.as_str() {
         "CAP_DAC_READ_SEARCH" => 2,

@@ -1,4 +1,5 @@
-//! Servers of every version that is here: Debian's packages, and what `make test-advice` fetched.
+//! Servers of every available version: Debian's packages, and those that `make test-advice`
+//! fetched.
 //!
 //! Invariants: each server's files are below the directory that it is given; a server never
 //! outlives its handle.
@@ -26,7 +27,7 @@ pub(crate) struct Version {
     pub(crate) kind: Kind,
     /// "10.11.19".
     pub(crate) number: String,
-    /// Its source, for people.
+    /// Its source, for messages.
     pub(crate) from: &'static str,
     /// The root of another distribution, whose own dynamic linker starts the program.
     root: Option<PathBuf>,
@@ -87,7 +88,7 @@ pub(crate) fn fetched() -> Vec<Version> {
 }
 
 impl Version {
-    /// `None` if the program is not there, or does not run here.
+    /// Returns `None` if the program is missing or does not run here.
     fn of(
         kind: Kind,
         from: &'static str,
@@ -117,7 +118,7 @@ impl Version {
     }
 
     fn command(&self) -> Command {
-        // It ends with the test, whatever ends that.
+        // It ends with the test, however that ends.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig=KILL", "--"]);
         let Some(root) = &self.root else {
@@ -133,7 +134,7 @@ impl Version {
     }
 }
 
-/// One that runs.
+/// A running server.
 pub(crate) struct Server {
     pub(crate) version: Version,
     home: PathBuf,
@@ -149,7 +150,7 @@ impl Drop for Server {
 }
 
 impl Server {
-    /// Starts one with `lines` in its file of settings.
+    /// Starts one with `lines` in its option file.
     pub(crate) fn start(version: &Version, parent: &Path, lines: &[String]) -> Self {
         let home = parent.join(version.name().replace(' ', "-"));
         std::fs::create_dir(&home).expect("make a directory");
@@ -208,7 +209,7 @@ impl Server {
         });
     }
 
-    /// Stops it at its ease, calls `meanwhile` with its data directory, and starts it with other
+    /// Stops it cleanly, calls `meanwhile` with its data directory, and starts it with other
     /// settings.
     pub(crate) fn restart(&mut self, lines: &[String], meanwhile: impl FnOnce(&Path)) {
         let signal = match self.version.kind {
@@ -224,12 +225,12 @@ impl Server {
         self.wait();
     }
 
-    /// Writes other settings, and does not restart it.
+    /// Writes other settings without a restart.
     pub(crate) fn configure(&self, lines: &[String]) {
         write_settings(&self.version, &self.home, lines);
     }
 
-    /// The value of a statement, if it has one.
+    /// Returns the value of a statement, if it has one.
     pub(crate) fn query(&self, sql: &str) -> String {
         fine(&mut client(&self.version, &self.home, sql))
     }
@@ -242,7 +243,7 @@ impl Server {
         &self.home
     }
 
-    /// Whether one of its processes has this in its title.
+    /// Whether the title of one of its processes contains this.
     pub(crate) fn has_child(&self, title: &str) -> bool {
         let own = self.process.id();
         let children =
@@ -307,7 +308,7 @@ fn spawn(version: &Version, home: &Path) -> Child {
     };
     let log = std::fs::File::create(home.join("log")).expect("make a log");
     let second = log.try_clone().expect("a second handle");
-    // Its own group, so that a signal from a terminal does not reach it before the test's own end.
+    // Its own process group, so that a terminal's signal does not reach it before the test ends.
     command.stdin(Stdio::null()).stdout(second).stderr(log).process_group(0);
     command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"))
 }

@@ -116,7 +116,7 @@ const REMEDY_COMMANDS: [StreamCommand; 6] = [
 /// The measurements to make.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct BesideOptions {
-    /// These streams, as the table names them; cp has its peers beside it
+    /// Names of streams, as in the table; cp also runs with the peers
     #[arg(long, value_name = "NAME", default_value = "cp", value_parser = clap::builder::PossibleValuesParser::new(STREAM_COMMANDS.map(|stream| stream.name)))]
     stream: Vec<String>,
     /// These loads [default: one-writer and due; with --quick: due]
@@ -161,7 +161,7 @@ pub(crate) fn run(run: &mut BenchRun, choice: &BesideOptions, rounds: Option<u16
     // A sample takes as long as its stream.
     run.rounds = rounds.map_or(if run.quick { 1 } else { 3 }, usize::from);
     let rate = choice.rate * 1_000_000;
-    // A multiple of a MiB that a quick disk writes for some seconds, too.
+    // A multiple of a MiB, and enough that a quick disk writes for some seconds.
     let bytes = if run.quick { 256 * MIB } else { (rate * 4 / MIB * MIB).clamp(GIB, 8 * GIB) };
     run.note(&format!(
         "a disk of {} MB/s (a loop device under a throttle); {} MiB are written to it, until they are durable",
@@ -194,7 +194,7 @@ pub(crate) fn run(run: &mut BenchRun, choice: &BesideOptions, rounds: Option<u16
             for stream in
                 STREAM_COMMANDS.iter().filter(|stream| choice.stream.iter().any(|name| name == stream.name))
             {
-                // A backup is that of its own server.
+                // A backup is compared with its own server.
                 let is_backup = stream.line.contains("$SERVER");
                 if !run.has(stream.needs) || (is_backup && stream.name != site.load.backup().0) {
                     continue;
@@ -302,7 +302,7 @@ impl BesideSetup<'_> {
         std::fs::remove_dir_all(&output).context("can't remove what was written")?;
         self.load.clean_up()?;
         let within = commits.iter().filter(|commit| (from..=to).contains(&commit.end)).count();
-        // A commit that was due within the time and ended after it was waited for, too.
+        // A commit that was due in time counts even if it ended later.
         let is_within =
             |commit: &&TimedCommit| commit.end >= from && commit.end - commit.took.as_secs_f64() <= to;
         Ok(BesideSample {
@@ -312,7 +312,7 @@ impl BesideSetup<'_> {
         })
     }
 
-    /// Copies as an engine does that writes its own output.
+    /// Copies in the way of an engine that writes its own output.
     fn write_in_bulk(&self, mode: BulkMode, copy: &Path) -> Result<()> {
         let mut source = File::open(self.source).context("can't open the source")?;
         let mut output = BulkWriter::options().mode(mode).create(copy)?;
@@ -366,7 +366,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_two_file_systems_the_ratio_is_that_of_the_worse() {
+    fn the_worse_of_two_file_systems_sets_the_ratio() {
         let samples = |ours: f64| {
             [(UNDER_RUN_NAME, ours), (NO_STREAM_NAME, 10.0)]
                 .map(|(subject, rate)| SubjectSamples { subject, values: vec![rate, rate] })

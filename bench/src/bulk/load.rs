@@ -152,7 +152,7 @@ Cumulative WAL: 957K writes, 0 syncs, 957000.00 writes per sync, written: 0.9 GB
 ";
 
     #[test]
-    fn what_db_bench_says_is_understood() {
+    fn the_output_of_db_bench_is_parsed() {
         let measured = measured_in(OUT).unwrap();
         let right = PutFigures { puts: 957_999, per_second: 23914.0, p999_us: 67.67, longest_ms: 208.878 };
         assert_eq!(measured, right);

@@ -14,8 +14,8 @@ use anyhow::{Context, Result, ensure};
 use crate::pattern;
 use crate::rounds::SplitMix;
 
-/// Bytes of a value: the most that every subject stores, with its own header, in one page of 4096
-/// bytes.
+/// Bytes of a value: the maximum that every subject can store, with its own header, in one page of
+/// 4096 bytes.
 pub(super) const STORED_VALUE_BYTES: usize = 4000;
 /// Bytes that a change writes, beside the count.
 pub(super) const VALUE_CHANGE_BYTES: usize = 128;
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ledger_wants_what_was_acknowledged() {
+    fn a_ledger_requires_acknowledged_commits() {
         let ledger = ChangeLedger::new(2);
         let mut value = fresh(1);
         ledger.check(1, &value).unwrap();

@@ -15,7 +15,7 @@ fn filled(kind: StoreKind, dir: &Path) -> FilledStore {
 }
 
 #[test]
-fn every_subject_has_what_was_acknowledged_and_nothing_else() {
+fn every_subject_has_exactly_the_acknowledged_commits() {
     for kind in kinds() {
         let scratch = ScratchDirectory::new(Path::new("/var/tmp")).unwrap();
         let subject = filled(kind, scratch.path());

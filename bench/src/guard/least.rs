@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_goes_and_the_next_log_is_found() {
+    fn written_pages_are_released_and_the_next_log_is_found() {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let at = |name: &str| dir.path().join(name);
         let (redo, first, second) = (at("ib_logfile0"), at("binlog.000009"), at("binlog.000010"));

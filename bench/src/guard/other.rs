@@ -118,8 +118,8 @@ impl ServerName {
         }
     }
 
-    /// Bytes of a window: more than the guard leaves resident, and little enough for the server's
-    /// memory.
+    /// Returns bytes of a window: more than the guard leaves resident, and little enough for the
+    /// server's memory.
     fn window(self) -> u64 {
         match self {
             Self::Etcd | Self::Prometheus | Self::RabbitMq => 64 * MIB,
@@ -179,8 +179,8 @@ impl ServerName {
         Some(format!("Debian's package {package} is not installed"))
     }
 
-    /// The guard's configuration. NATS's streams have no budget by default, and everything would
-    /// stay resident, as would a window of Cassandra.
+    /// Returns the guard's configuration. NATS's streams have no budget by default, and everything
+    /// would stay resident, as would a window of Cassandra.
     fn configuration(self) -> &'static str {
         match self {
             Self::Nats => "[rules.nats.messages]\nrule = \"budget\"\nbudget = \"64M\"\n",

@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cpu_time_is_read_whatever_the_name() {
+    fn cpu_time_is_read_for_any_process_name() {
         let stat = "7 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 30 12 13 14 20 0 1 0";
         assert_eq!(cpu_ticks(stat), Some(42));
         let own = std::process::id();

@@ -4,7 +4,7 @@ use super::*;
 use crate::scratch::ScratchDirectory;
 
 #[test]
-fn every_log_holds_what_was_appended() {
+fn every_log_holds_the_appended_records() {
     let scratch = ScratchDirectory::new(Path::new("/var/tmp")).unwrap();
     let place = SampleDirectory { parent: scratch.path().to_path_buf() };
     for &kind in commits::COMMIT_LOG_KINDS {
@@ -50,7 +50,7 @@ fn records_that_are_missing_or_garbled_are_seen() {
         }),
         ..ours::REDO_LOG
     };
-    assert!(place.fresh(|dir| volume::one(forgetful, dir, load)).is_ok(), "what was given up may be gone");
+    assert!(place.fresh(|dir| volume::one(forgetful, dir, load)).is_ok(), "a discarded record may be gone");
     let cut = LogKind { name: "cut", check: Some(|_, _| Ok(())), ..ours::REDO_LOG };
     assert!(place.fresh(|dir| volume::one(cut, dir, load)).is_err());
 }

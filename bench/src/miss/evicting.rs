@@ -1,4 +1,4 @@
-//! The least cache that evicts: an array of each page's frame, a bit that each hit sets, and a
+//! A minimal cache that evicts: an array of each page's frame, a bit that each hit sets, and a
 //! clock hand.
 //!
 //! A hit announces its page, finds the frame, sets the bit and copies. A miss calls pread and
@@ -80,7 +80,7 @@ impl<'a> EvictingCache<'a> {
         let atomics = |count: usize, value: u32| (0..count).map(|_| AtomicU32::new(value)).collect();
         let cache = Self {
             file,
-            opened: written(file)?,
+            opened: file_version(file)?,
             entries: atomics(order.len(), ABSENT_ENTRY),
             read: (0..frames).map(|_| AtomicBool::new(false)).collect(),
             arena: MemoryMap::arena(frames * CACHE_PAGE_BYTES)?,
@@ -94,7 +94,7 @@ impl<'a> EvictingCache<'a> {
             counts: [AtomicU64::new(0), AtomicU64::new(0)],
         };
         for page in &order[..frames] {
-            cache.take_in(*page, |_| ())?;
+            cache.load_page(*page, |_| ())?;
         }
         Ok(cache)
     }
@@ -116,7 +116,7 @@ impl<'a> EvictingCache<'a> {
     }
 
     /// Reads a page into a frame, passes it to `show`, and enters it.
-    fn take_in(&self, page: u32, show: impl FnOnce(&[u8])) -> Result<()> {
+    fn load_page(&self, page: u32, show: impl FnOnce(&[u8])) -> Result<()> {
         let mut hand = lock(&self.hand);
         if hand.free.is_empty() {
             self.turn(&mut hand);
@@ -231,12 +231,12 @@ impl EvictingReader<'_> {
         self.misses += 1;
         let read = if self.misses.is_multiple_of(u64::from(ADMITTED_MISS_ONE_IN)) {
             let at = usize::try_from(offset % CACHE_PAGE_BYTES as u64)?;
-            cache.take_in(page, |bytes| buf.copy_from_slice(&bytes[at..at + buf.len()]))?;
+            cache.load_page(page, |bytes| buf.copy_from_slice(&bytes[at..at + buf.len()]))?;
             buf.len()
         } else {
             cache.file.read_at(buf, offset)?
         };
-        ensure!(written(cache.file)? == cache.opened, "the file has changed");
+        ensure!(file_version(cache.file)? == cache.opened, "the file has changed");
         Ok(read)
     }
 }
@@ -255,7 +255,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 /// Returns the file's length and modification time.
-fn written(file: &File) -> Result<(i64, i64, u64)> {
+fn file_version(file: &File) -> Result<(i64, i64, u64)> {
     let stat = fstat(file).context("can't look at the file")?;
     Ok((stat.st_size, stat.st_mtime, stat.st_mtime_nsec))
 }
@@ -276,7 +276,7 @@ mod tests {
     use crate::rounds::SplitMix;
 
     #[test]
-    fn what_is_read_is_right_while_frames_change_their_pages() {
+    fn reads_are_right_while_frames_change_their_pages() {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let path = dir.path().join("file");
         pattern::make_file(&path, MIB, 7).unwrap();

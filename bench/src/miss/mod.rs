@@ -2,8 +2,8 @@
 //! of it: a hit is a copy, a miss a pread of a page.
 //!
 //! All subjects find the file fully resident, and each sample must leave it so. All bytes are
-//! verified. The 500 bytes lie within one page and begin at any multiple of 8. The limit is [the
-//! least cache that evicts](evicting). Fails where bytes are wrong.
+//! verified. The 500 bytes lie within one page and begin at any multiple of 8. The limit is [a
+//! minimal cache that evicts](evicting). Fails where bytes are wrong.
 
 mod evicting;
 

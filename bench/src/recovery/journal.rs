@@ -52,7 +52,7 @@ pub(super) fn read_file(io: &dyn Io, path: &Path) -> Result<AlignedBuf> {
     Ok(memory)
 }
 
-/// Returns the least time to read the first `bytes` of a directory's files, in the order of their
+/// Returns the minimal time to read the first `bytes` of a directory's files, in the order of their
 /// names.
 pub(super) fn wide_time(io: &dyn Io, dir: &Path, bytes: u64) -> Result<Duration> {
     let files = first_bytes(io, dir, bytes)?;
@@ -65,7 +65,7 @@ pub(super) fn wide_time(io: &dyn Io, dir: &Path, bytes: u64) -> Result<Duration>
     })
 }
 
-/// Returns the least time of an opening with the first `bytes` of a directory's files, in which
+/// Returns the minimal time of an opening with the first `bytes` of a directory's files, in which
 /// these pages are recorded.
 pub(super) fn least_time(io: &dyn Io, dir: &Path, bytes: u64, pages: &[u64]) -> Result<Duration> {
     let files = first_bytes(io, dir, bytes)?;

@@ -93,7 +93,7 @@ impl RecoveryDisk {
         Ok(measured)
     }
 
-    /// Returns the least time of this many requests, in ms.
+    /// Returns the minimal time of this many requests, in ms.
     pub(super) fn limit_ms(requests: usize) -> f64 {
         requests as f64 / f64::from(DISK_WIDTH) * REQUEST_LATENCY.as_secs_f64() * 1e3
     }

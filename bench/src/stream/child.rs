@@ -29,7 +29,7 @@ pub(crate) struct StreamChildArguments {
     /// Files to read, in this order, again and again
     #[arg(long, value_name = "FILE", num_args = 1..)]
     read: Vec<PathBuf>,
-    /// Ends after so many passes [default: never]
+    /// Ends after this many passes [default: never]
     #[arg(long)]
     passes: Option<u64>,
     /// Past the page cache
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_judged_by_every_byte() {
+    fn every_written_byte_is_compared() {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let path = dir.path().join("file");
         let shown = path.display().to_string();

@@ -10,7 +10,7 @@ use crate::peers::run as run_process;
 
 /// A server under measurement: filled, idle, and in its cgroup.
 pub(super) trait DatabaseServer {
-    /// Its name in cases.
+    /// Returns its name in cases.
     fn name(&self) -> &'static str;
 
     /// Returns the files that its load currently reads.
@@ -38,7 +38,7 @@ pub(super) fn files_below(dir: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// Creates `home` in `parent` for the server's user.
-pub(super) fn let_in(parent: &Path, home: &Path, user: &str) -> Result<()> {
+pub(super) fn admit_server_user(parent: &Path, home: &Path, user: &str) -> Result<()> {
     std::fs::create_dir(home).context("can't make the server's directory")?;
     for path in [parent, home] {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))

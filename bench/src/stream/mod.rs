@@ -283,7 +283,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_two_servers_ratio_and_limit_are_those_of_the_one_that_fares_worse() {
+    fn the_worse_of_two_servers_sets_ratio_and_limit() {
         let rates = |under_run: f64, direct: f64| {
             [(UNDER_RUN_NAME, under_run), (NO_STREAM_NAME, 10.0), (DIRECT_STREAM_NAME, direct)]
                 .map(|(subject, rate)| SubjectSamples { subject, values: vec![rate, rate] })

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::database::{DatabaseServer, files_below, let_in, number_after};
+use super::database::{DatabaseServer, admit_server_user, files_below, number_after};
 use crate::mariadb::with_parent;
 use crate::memory_group::MemoryGroup;
 use crate::peers::{InstalledProgram, run as run_process};
@@ -40,7 +40,7 @@ impl PostgreSql {
         let program = postgres.path.canonicalize().context("can't find postgres")?;
         let programs = program.parent().context("postgres is in no directory")?.to_path_buf();
         let home = parent.join("postgresql");
-        let_in(parent, &home, "postgres")?;
+        admit_server_user(parent, &home, "postgres")?;
         let data = home.join("data");
         let mut initdb = as_owner(&mut Command::new("setpriv"), &programs.join("initdb"));
         initdb.args(["--auth=trust", "--no-sync", "--no-locale", "--encoding=UTF8", "--pgdata"]).arg(&data);

@@ -308,8 +308,8 @@ fn on(run: &mut BenchRun, groups: &GroupParent, names: &[String], kind: &str, ho
                 .collect();
             run.report.add_case(&format!("{title}: {what}"), unit, &samples);
         };
-        add("what it read stays in memory", FigureUnit::Mib, |stays| &stays.source_mib);
-        add("what it wrote stays in memory", FigureUnit::Mib, |stays| &stays.target_mib);
+        add("bytes read that stay in memory", FigureUnit::Mib, |stays| &stays.source_mib);
+        add("bytes written that stay in memory", FigureUnit::Mib, |stays| &stays.target_mib);
         add("the hot file stays", FigureUnit::Percent, |stays| &stays.hot_percent);
         add("rate, until what it wrote is on disk", FigureUnit::MibPerSecond, |stays| &stays.rate);
     }

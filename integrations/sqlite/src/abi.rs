@@ -56,13 +56,13 @@ pub(crate) struct File {
     pub(crate) methods: *const IoMethods,
 }
 
-type Plain = unsafe extern "C" fn(*mut File) -> c_int;
+type FileMethod = unsafe extern "C" fn(*mut File) -> c_int;
 
 /// `sqlite3_io_methods`, version 1: without shared memory and mapping.
 #[repr(C)]
 pub(crate) struct IoMethods {
     pub(crate) version: c_int,
-    pub(crate) close: Plain,
+    pub(crate) close: FileMethod,
     pub(crate) read: unsafe extern "C" fn(*mut File, *mut c_void, c_int, i64) -> c_int,
     pub(crate) write: unsafe extern "C" fn(*mut File, *const c_void, c_int, i64) -> c_int,
     pub(crate) truncate: unsafe extern "C" fn(*mut File, i64) -> c_int,
@@ -72,8 +72,8 @@ pub(crate) struct IoMethods {
     pub(crate) unlock: unsafe extern "C" fn(*mut File, c_int) -> c_int,
     pub(crate) check_reserved_lock: unsafe extern "C" fn(*mut File, *mut c_int) -> c_int,
     pub(crate) file_control: unsafe extern "C" fn(*mut File, c_int, *mut c_void) -> c_int,
-    pub(crate) sector_size: Plain,
-    pub(crate) device_characteristics: Plain,
+    pub(crate) sector_size: FileMethod,
+    pub(crate) device_characteristics: FileMethod,
 }
 
 pub(crate) type SysCall = Option<unsafe extern "C" fn()>;

@@ -119,7 +119,7 @@ impl Opened for DatabaseFile {
         self.database.state()?.is_reserved()
     }
 
-    #[allow(unsafe_code, reason = "what an argument is follows from the control's number")]
+    #[allow(unsafe_code, reason = "the control's number determines the argument's type")]
     unsafe fn control(&mut self, op: c_int, argument: *mut c_void) -> Code {
         match op {
             abi::FCNTL_LOCKSTATE => {

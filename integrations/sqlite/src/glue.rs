@@ -61,7 +61,7 @@ pub(crate) unsafe fn control_main(connection: *mut c_void, op: c_int, argument: 
     unsafe { (api().file_control)(connection, c"main".as_ptr(), op, argument) }
 }
 
-/// The name of a connection's main database, if SQLite has one for it.
+/// Returns the name of a connection's main database, if SQLite has one for it.
 ///
 /// # Safety
 ///

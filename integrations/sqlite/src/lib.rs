@@ -48,7 +48,7 @@ use std::ffi::{c_char, c_int, c_void};
 
 use glue::log as said;
 
-/// The entry point that SQLite looks for first. Registers the VFS `pagekeeper`.
+/// Registers the VFS `pagekeeper`. SQLite looks for this entry point first.
 ///
 /// # Safety
 ///

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_that_want_to_write_one_is_refused() {
+    fn one_of_two_writers_is_refused() {
         let mut locks = Locks::default();
         assert!(locks.try_take(1, Level::Shared) && locks.try_take(2, Level::Shared));
         assert!(locks.try_take(1, Level::Reserved));

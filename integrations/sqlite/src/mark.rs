@@ -92,7 +92,7 @@ mod tests {
         assert_ne!(
             head[COUNTER_OFFSET..],
             before[COUNTER_OFFSET..],
-            "who has the file in memory must see that it changed"
+            "a connection with cached pages must see the change"
         );
         for start in 0..MARK_BYTES + 4 {
             for end in start..MARK_BYTES + 4 {

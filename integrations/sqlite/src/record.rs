@@ -230,7 +230,7 @@ mod tests {
         }
 
         #[test]
-        fn what_was_cut_or_changed_is_refused_or_stays_in_bounds(cut in 0..600_usize, at in 0..600_usize, byte: u8) {
+        fn truncated_and_altered_records_are_refused_or_stay_in_bounds(cut in 0..600_usize, at in 0..600_usize, byte: u8) {
             let old = [0; BLOCK];
             let mut new = old;
             new[100..600].fill(3);

@@ -36,8 +36,8 @@ impl Opened for RefusedFile {
         Ok(())
     }
 
-    /// As of an empty file: SQLite reads the header before it locks, and so before it has a
-    /// connection that can be given a reason.
+    /// Reads like an empty file: SQLite reads the header before it locks, when no connection
+    /// can be given the reason yet.
     fn read(&mut self, buffer: &mut [u8], _offset: u64) -> Result<bool, Code> {
         buffer.fill(0);
         Ok(false)
@@ -105,7 +105,7 @@ pub(crate) unsafe extern "C" fn check_connection(
     }
 }
 
-/// The reason that a refused file gives, in SQLite's memory.
+/// Returns the reason that a refused file gives, in SQLite's memory.
 ///
 /// # Safety
 ///

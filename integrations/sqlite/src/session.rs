@@ -280,7 +280,7 @@ impl Session {
         let head = pending.get(0)?;
         if size > 0 && head.is_some_and(|head| !mark::is_database(&head[..])) {
             // After any error except an I/O error, SQLite would take its pages for committed.
-            let why = "what was written to the first page is no plain SQLite database".to_owned();
+            let why = "the new first page is not a plain SQLite database".to_owned();
             return Err(Failure::Refused(abi::IOERR_WRITE, Some(why)));
         }
         if pending.is_spilled() {

@@ -1,5 +1,5 @@
-//! Commands that are held because they write faster than their disk: whatever ends beside them,
-//! they go on, and they end at once where they are ended.
+//! Commands that are held because they write faster than their disk: whichever process ends
+//! beside them, they continue; and they end immediately when killed.
 
 use std::fs;
 use std::path::Path;
@@ -13,12 +13,12 @@ use crate::support::command::{pagekeeper, program};
 use crate::support::memory_group::MemoryGroup;
 use crate::support::{self, MIB, eventually, stat_fields};
 
-/// Bytes that a command writes, and bytes a second that its disk does.
+/// Bytes that a command writes, and bytes per second of its disk.
 const WRITTEN_BYTES: u64 = 64 * MIB;
 const DISK_BYTES_PER_SECOND: u64 = 16 * MIB;
 
-/// Writes, and then takes memory without end.
-const TAKES_MEMORY: &str = "import sys
+/// Writes, and then allocates memory without end.
+const ALLOCATING_WRITER: &str = "import sys
 output, taken = open(sys.argv[1], 'wb', buffering=0), []
 for _ in range(64): output.write(bytes(1 << 20))
 while True:
@@ -31,7 +31,7 @@ fn disk(test: &str, programs: &[&str]) -> Option<ThrottledDisk> {
         .then(|| ThrottledDisk::new("ext4", test, 512 * MIB, DISK_BYTES_PER_SECOND))?
 }
 
-/// A hold ends a read of /dev/zero early, as any signal does.
+/// Copies from /dev/zero: a hold ends a read early, as any signal does.
 fn dd(to: &Path) -> Vec<String> {
     let (to, count) = (format!("of={}", to.display()), format!("count={}", WRITTEN_BYTES / MIB));
     ["dd", "if=/dev/zero", &to, "bs=1M", &count, "iflag=fullblock"].map(str::to_owned).to_vec()
@@ -45,7 +45,7 @@ fn is_held(pid: u32) -> bool {
     stat_fields(pid).is_some_and(|fields| fields[0] == "t")
 }
 
-/// A process below this one that is held.
+/// Returns a held process below this one.
 fn held_below(pid: u32) -> Option<u32> {
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
     let mut children = children.split_whitespace().filter_map(|child| child.parse().ok());
@@ -64,7 +64,7 @@ fn a_held_command_goes_on_as_its_follower_is_killed() {
     assert_eq!(fs::metadata(&to).unwrap().len(), WRITTEN_BYTES);
 }
 
-/// Either may hold the command; the other one can't.
+/// Only one of the two can hold the command.
 #[test]
 fn a_command_of_a_run_inside_another_is_held_and_ends() {
     let Some(disk) = disk("a run inside another", &["dd"]) else { return };
@@ -84,8 +84,9 @@ fn a_held_command_that_takes_all_memory_ends() {
     let Some(group) = MemoryGroup::new(test, 256 * MIB) else { return };
     let to = disk.path().join("to");
     let mut run = group.command(program().to_str().unwrap());
-    let mut child =
-        start(run.args(["run", "--report", "--as=stream", "--", "python3", "-c", TAKES_MEMORY]).arg(&to));
+    let mut child = start(
+        run.args(["run", "--report", "--as=stream", "--", "python3", "-c", ALLOCATING_WRITER]).arg(&to),
+    );
     let held = eventually("it is held", WAIT_TIMEOUT, || held_below(child.id()));
     let ended = child.wait().unwrap();
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ended), Some(9), "{ended:?}");

@@ -1,6 +1,6 @@
 //! Each kind of program that streams, under `pagekeeper run`, including those that can't load a
 //! library or use calls that it does not see. The pages that the program brings into the page cache
-//! go, hot pages stay, and nothing of the means is left. Residency is `fincore`'s, and of block
+//! go, hot pages stay, and no remains of the means stay. Residency is `fincore`'s, and of block
 //! devices cachestat's.
 //!
 //! The test prints the table of docs/src/measurements.md.
@@ -18,12 +18,12 @@ use crate::support::loop_images::Device;
 use crate::support::memory_group::MemoryGroup;
 use crate::support::{MIB, copy_program, eventually, evict, io_counter, resident_bytes, scratch};
 
-/// Bytes of what others use.
-const HOT: u64 = 128 * MIB;
+/// Bytes of the hot file, which others use.
+const HOT_BYTES: u64 = 128 * MIB;
 /// The memory of everything in a test. It is less than the stream's reads and writes and the hot
 /// file together. It has room for all writes, which wait for a busy disk and are bounded only by
 /// the host's dirty limits.
-const MEMORY_LIMIT_BYTES: u64 = HOT + STREAM_BYTES + 384 * MIB;
+const MEMORY_LIMIT_BYTES: u64 = HOT_BYTES + STREAM_BYTES + 384 * MIB;
 
 /// Copies a file by read and write, whatever its C library.
 const COPY: &str = "\
@@ -39,7 +39,7 @@ int main(int count, char **arguments) {
 }
 ";
 
-/// A kind of program, and how it copies: `SRC` and `DST` stand for the files.
+/// A kind of program, and its command, in which `SRC` and `DST` stand for the files.
 struct CopyKind {
     name: &'static str,
     options: &'static [&'static str],
@@ -50,7 +50,7 @@ fn kind(name: &'static str, options: &'static [&'static str], command: &str) -> 
     CopyKind { name, options, command: command.split(' ').map(str::to_owned).collect() }
 }
 
-/// All that copy files; `container` is a process in namespaces of its own.
+/// Returns all copying programs; `container` is a process in its own namespaces.
 fn kinds(directory: &Path, container: u32) -> Vec<CopyKind> {
     let text = directory.join("copy.c");
     fs::write(&text, COPY).unwrap();
@@ -75,8 +75,8 @@ fn kinds(directory: &Path, container: u32) -> Vec<CopyKind> {
         kind("setuid", &[], &format!("{at}/setuid/cp SRC DST")),
         kind("another root (`chroot`)", &[], &format!("chroot {at} /root/busybox cp /source /target/file")),
         kind("container (`nsenter`)", &[], &format!("nsenter -t {container} -m cp SRC DST")),
-        // Without statistics of the disk: fio looks at all that lie below, and fails where another
-        // test's loop device has just gone.
+        // Without disk statistics: fio inspects all lower devices, and fails if another test's loop
+        // device has just gone.
         kind(
             "io_uring (fio)",
             &["--as=stream"],
@@ -98,7 +98,7 @@ fn percent(part: u64, whole: u64) -> f64 {
     100.0 * of(part) / of(whole)
 }
 
-/// Returns the means by which a report says that pages went.
+/// Returns the means that a report gives for released pages.
 fn means(report: &Value) -> &'static str {
     let bytes = |value: &Value| value.as_u64().unwrap_or_default();
     let total = &report["total"];
@@ -121,8 +121,8 @@ struct CopySite {
 }
 
 impl CopySite {
-    /// Runs a command beside somebody who uses the hot file, and prints its row: `read` and
-    /// `written` say what stays, in percent.
+    /// Runs a command beside a user of the hot file, and prints its row: `read` and
+    /// `written` are the percent that stays.
     fn try_out(
         &mut self,
         name: &str,
@@ -137,17 +137,17 @@ impl CopySite {
         user.args(["-c", "while cat \"$0\" >/dev/null; do sleep 0.2; done"]).arg(&self.hot);
         let user = RunningProgram(user.spawn().unwrap());
         eventually("it is hot", WAIT_TIMEOUT, || {
-            (resident_bytes(std::slice::from_ref(&self.hot)) == HOT).then_some(())
+            (resident_bytes(std::slice::from_ref(&self.hot)) == HOT_BYTES).then_some(())
         });
         // Reads of a child count as its own once it has waited for the child.
         let io = PathBuf::from(format!("/proc/{}/io", user.0.id()));
-        eventually("it is read", WAIT_TIMEOUT, || (io_counter(&io, "read_bytes") >= HOT).then_some(()));
+        eventually("it is read", WAIT_TIMEOUT, || (io_counter(&io, "read_bytes") >= HOT_BYTES).then_some(()));
         let read_before = io_counter(&io, "read_bytes");
         let mut run = self.group.command(support::command::program().to_str().unwrap());
         run.args(["run", "--require", "--json"]).arg(format!("--report={}", self.report.display()));
         let outcome = finish(run.args(options).arg("--").args(command));
         assert_eq!(outcome.code, 0, "{name}: {outcome:?}");
-        // The last of what a program inside brought in goes behind it.
+        // The last pages of a program inside go after its end.
         let program = support::command::program();
         let is_beside =
             |pid: &u32| fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|path| path == program);
@@ -155,7 +155,7 @@ impl CopySite {
             (!self.group.processes().iter().any(is_beside)).then_some(())
         });
         let again = io_counter(&io, "read_bytes") - read_before;
-        let kept = percent(HOT.saturating_sub(again), HOT);
+        let kept = percent(HOT_BYTES.saturating_sub(again), HOT_BYTES);
         drop(user);
         let report = serde_json::from_slice(&fs::read(&self.report).unwrap()).unwrap();
         let (means, read, written) = (means(&report), read(), written());
@@ -198,7 +198,7 @@ fn every_kind_of_stream_is_covered() {
     let anybody = std::os::unix::fs::PermissionsExt::from_mode(0o777);
     fs::set_permissions(&target, anybody).unwrap();
     write(&source, STREAM_BYTES);
-    write(&hot, HOT);
+    write(&hot, HOT_BYTES);
     let mut site = CopySite { group, hot, report: dir.path().join("report"), failures: Vec::new() };
     println!("| program | means | of what it read stays | of what it wrote stays | of what was hot stays |");
     println!("|---|---|---|---|---|");

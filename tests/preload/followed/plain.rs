@@ -1,4 +1,4 @@
-//! Plain backups and copies by root: nothing is loaded into them, what they bring in goes, and all
+//! Plain backups and copies by root: no library is loaded into them, their pages go, and everything
 //! else is as without `run`. Residency is `fincore`'s and cachestat's.
 
 use std::fs;
@@ -17,9 +17,9 @@ use crate::support::{
     MIB, copy_program, eventually, evict, files_in, open_to_others, resident_bytes, scratch,
 };
 
-/// Bytes of the large file, and of what others use.
+/// Bytes of the large file, and of the hot file.
 const LARGE_FILE_BYTES: u64 = 48 * MIB;
-const HOT: u64 = 8 * MIB;
+const HOT_BYTES: u64 = 8 * MIB;
 
 /// A command that reads `source` and `many`, and writes below `made`.
 type CommandWords = &'static [&'static str];
@@ -40,7 +40,7 @@ const KINDS: [(&str, CommandWords); 11] = [
 
 fn make_files(here: &Path) {
     write(&here.join("source"), LARGE_FILE_BYTES);
-    write(&here.join("hot"), HOT);
+    write(&here.join("hot"), HOT_BYTES);
     fs::create_dir(here.join("many")).unwrap();
     for nth in 0..100 {
         write(&here.join(format!("many/{nth}")), MIB / 16 * (nth % 3));
@@ -49,7 +49,7 @@ fn make_files(here: &Path) {
     }
 }
 
-/// Makes all files cold but the hot one.
+/// Evicts all files except the hot one.
 fn chill(here: &Path) {
     let _ = fs::remove_dir_all(here.join("made"));
     fs::create_dir(here.join("made")).unwrap();
@@ -59,7 +59,7 @@ fn chill(here: &Path) {
     drop(fs::read(here.join("hot")).unwrap());
 }
 
-/// Fails unless all that came in is accounted for.
+/// Fails unless the report accounts for all pages that were brought in.
 fn adds_up(name: &str, report: &Value) -> u64 {
     let events = &report["events"];
     let bytes =
@@ -106,7 +106,7 @@ fn a_plain_backup_by_root_has_nothing_loaded_and_leaves_nothing() {
             eprintln!("{name}: {left} bytes stay");
             (left <= support::size_bytes(&used) / 100).then_some(())
         });
-        assert_eq!(resident_bytes(&[hot]), HOT, "{name}: what was hot");
+        assert_eq!(resident_bytes(&[hot]), HOT_BYTES, "{name}: what was hot");
         assert!(files_below(&here.join("made")) == files, "{name}: what was made differs");
     }
 }
@@ -151,15 +151,15 @@ fn the_environment_of_a_stream_is_as_plain_for_root() {
 
 /// A file with a lease is never opened: all of it stays, and the report says so.
 #[test]
-fn what_stays_is_what_cachestat_counts() {
-    if !support::can_follow("what stays by events", &["python3", "cat"]) {
+fn remaining_pages_agree_with_cachestat() {
+    if !support::can_follow("pages that stay by events", &["python3", "cat"]) {
         return;
     }
     let _alone = support::alone();
     let scratch = QuickDisk::new();
     let here = scratch.path();
     for name in ["leased", "plain"] {
-        write(&here.join(name), HOT);
+        write(&here.join(name), HOT_BYTES);
         evict(&here.join(name));
     }
     let text = "import fcntl, sys; f = open('leased'); fcntl.fcntl(f, fcntl.F_SETLEASE, fcntl.F_RDLCK); print('ready', flush=True); sys.stdin.read()";
@@ -178,8 +178,8 @@ fn what_stays_is_what_cachestat_counts() {
     let resident: u64 = counted(here).values().sum();
     drop(holder.stdin.take());
     holder.wait().unwrap();
-    assert_eq!((left, resident), (HOT, HOT), "{report:#}");
-    assert_eq!(report["events"]["left"][0]["left_bytes"], HOT, "{report:#}");
+    assert_eq!((left, resident), (HOT_BYTES, HOT_BYTES), "{report:#}");
+    assert_eq!(report["events"]["left"][0]["left_bytes"], HOT_BYTES, "{report:#}");
 }
 
 /// Runs `run --pid` with these options.
@@ -189,7 +189,7 @@ fn follow(options: &[&str]) -> Child {
     run.spawn().unwrap()
 }
 
-/// A shell that begins its work with the first line that it is given.
+/// Starts a shell that begins its work when it reads a line.
 fn waiting(line: &str, here: &Path) -> Child {
     let mut shell = Command::new("sh");
     shell.args(["-c", &format!("read line; {line}")]).current_dir(here).stdin(Stdio::piped());
@@ -198,8 +198,8 @@ fn waiting(line: &str, here: &Path) -> Child {
 
 #[test]
 #[ignore = "long: make test-stories"]
-fn what_runs_already_is_followed_by_its_number() {
-    if !support::can_follow("what runs already", &["cp", "fincore"]) {
+fn a_running_program_is_followed_by_its_pid() {
+    if !support::can_follow("following running programs", &["cp", "fincore"]) {
         return;
     }
     let _alone = support::alone();
@@ -208,12 +208,12 @@ fn what_runs_already_is_followed_by_its_number() {
     write(&here.join("source"), LARGE_FILE_BYTES);
     let files = [here.join("source"), here.join("copy")];
     evict(&files[0]);
-    // One that is there already when its parent is named, and one that comes later.
+    // One child exists when its parent is named, and one starts later.
     let mut stream = waiting("cp source copy; true", here);
     let mut other = waiting("exec cat source >/dev/null", here);
     let pids = [&stream, &other].map(|child| child.id().to_string());
     let following = follow(&["--report", "--pid", &pids[0], "--pid", &pids[1]]);
-    // Followed once its programs are in the kernel.
+    // Followed once the BPF programs are loaded.
     std::thread::sleep(std::time::Duration::from_secs(2));
     for child in [&mut stream, &mut other] {
         drop(child.stdin.take());
@@ -221,9 +221,9 @@ fn what_runs_already_is_followed_by_its_number() {
     }
     let ended = following.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&ended.stderr);
-    assert!(ended.status.code() == Some(0) && said.contains("was followed by events"), "{said}");
+    assert!(ended.status.code() == Some(0) && said.contains("followed by kernel events"), "{said}");
     assert!(resident_bytes(&files) <= 2 * LARGE_FILE_BYTES / 100, "{said}");
-    // A signal ends it, and nothing that it follows.
+    // A signal ends it, but none of the programs that it follows.
     let mut stream = waiting("true", here);
     let following = follow(&["--pid", &stream.id().to_string()]);
     std::thread::sleep(std::time::Duration::from_secs(2));
@@ -237,7 +237,7 @@ fn what_runs_already_is_followed_by_its_number() {
 }
 
 #[test]
-fn who_must_not_be_followed_is_refused_with_a_sentence() {
+fn a_program_that_must_not_be_followed_is_refused_in_a_sentence() {
     if !support::can_follow("numbers of no streams", &["setpriv", "sleep"]) {
         return;
     }

@@ -1,4 +1,4 @@
-/* Reads a file through the cache, then opens it for direct I/O. Complains of what of it is in the cache then, in pages. */
+/* Reads a file through the cache, then opens it for direct I/O. Reports how many of its pages are in the cache then. */
 #include "say.h"
 
 int main(int count, char **arguments)

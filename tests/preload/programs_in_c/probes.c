@@ -1,5 +1,5 @@
 /* Reads a file once, after it has asked whether system calls can be filtered, as libraries do when they are loaded. Asked so, and by
- * these arguments, nothing is. Complains of what of the file is in the page cache then, in pages. */
+ * these arguments, nothing is. Reports how many of the file's pages are in the page cache then. */
 #include "say.h"
 #include <linux/seccomp.h>
 #include <sys/prctl.h>

@@ -1,4 +1,4 @@
-//! A process that lives on under `pagekeeper run`, and copies files on request. Between two
+//! A long-lived process under `pagekeeper run` that copies files on request. Between two
 //! requests it has the descriptors and threads that it began with, except those of the library.
 
 use std::collections::BTreeMap;
@@ -12,11 +12,11 @@ use crate::support::eventually;
 use pagekeeper_testing::Rng;
 
 /// The library's one descriptor has a higher number.
-const OWN: u32 = 64;
-/// Writing behind the process takes as long as the disk does.
+const OWN_DESCRIPTORS_MAX: u32 = 64;
+/// Writeback behind the process takes as long as the disk needs.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// One; ends with its handle.
+/// A running clerk that ends with its handle.
 pub(super) struct Clerk {
     child: Child,
     asked: ChildStdin,
@@ -27,7 +27,7 @@ pub(super) struct Clerk {
 }
 
 impl Clerk {
-    /// `start` becomes the process: `python3 copier.py` under whatever is to be tried.
+    /// Starts the process: `start` ends with `python3 copier.py` under the tested command.
     pub(super) fn start(mut start: Command) -> Self {
         let mut child = start.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("start a clerk");
         let (asked, said) = (child.stdin.take().expect("piped"), child.stdout.take().expect("piped"));
@@ -44,8 +44,8 @@ impl Clerk {
         assert_eq!(line.trim_end(), word, "a clerk, which has done {} works", self.works);
     }
 
-    /// Has it copy a file of `source` in any way. The copy is the same, and nothing of either is
-    /// open afterwards.
+    /// Has it copy a file of `source` in a random way. Checks that the copy is equal and neither
+    /// file is open afterwards.
     pub(super) fn work(&mut self, rng: &mut Rng, source: &Path, place: &Path) {
         let (how, block, file) = any_way(rng);
         let (source, target) = (source.join(file), place.join("clerk's"));
@@ -59,9 +59,12 @@ impl Clerk {
         eventually(&what, WAIT_TIMEOUT, || {
             let now = self.descriptors();
             let is_of_work = |path: &PathBuf| path.starts_with(place) || *path == source;
-            let is_own = now.range(..OWN).eq(self.own.range(..OWN));
+            let is_own = now.range(..OWN_DESCRIPTORS_MAX).eq(self.own.range(..OWN_DESCRIPTORS_MAX));
             // Some are inherited from whoever runs the tests.
-            let more = now.range(OWN..).filter(|(number, path)| self.own.get(number) != Some(path)).count();
+            let more = now
+                .range(OWN_DESCRIPTORS_MAX..)
+                .filter(|(number, path)| self.own.get(number) != Some(path))
+                .count();
             let fits = is_own && more <= 1 && !now.values().any(is_of_work);
             if !fits {
                 eprintln!("{what}: {now:?}");

@@ -1,8 +1,8 @@
 //! Shell lines that call the tools, with random files, sizes and ways. They leave the same bytes
 //! each time they are run.
 //!
-//! Invariants: `$SRC` has what [`make_sources`] made, and is only read; a line writes below its own
-//! directory, and leaves nothing there that differs by time, place or process.
+//! Invariants: `$SRC` has the files of [`make_sources`] and is only read; a line writes below its
+//! own directory, and its output does not depend on time, place or process.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -19,7 +19,7 @@ const FILE_COUNT: usize = 8;
 pub(super) struct Tool {
     pub(super) name: &'static str,
     pub(super) needs: &'static [&'static str],
-    /// Nothing of what it reads and writes stays where it is a stream.
+    /// As a stream, its pages do not stay.
     pub(super) leaves_nothing: bool,
     /// If it is killed, `a` is the beginning of its file of `$SRC`.
     pub(super) copies: bool,
@@ -27,7 +27,7 @@ pub(super) struct Tool {
 }
 
 impl Tool {
-    /// A line, and the file of `$SRC` that it is about.
+    /// Returns a shell line, and the file of `$SRC` that it uses.
     pub(super) fn line(&self, rng: &mut Rng) -> (String, String) {
         let file = format!("f{}", rng.index(FILE_COUNT));
         ((self.line)(rng, &file), file)
@@ -58,13 +58,13 @@ const fn other(
     Tool { name, needs, leaves_nothing: false, copies: false, line }
 }
 
-/// Python's ways that write a file from its begin to its end, and others.
-const IN_ORDER: [&str; 7] = ["whole", "blocks", "into", "shutil", "sendfile", "range", "forked"];
+/// Python's ways to write a file sequentially, and others.
+const SEQUENTIAL_WAYS: [&str; 7] = ["whole", "blocks", "into", "shutil", "sendfile", "range", "forked"];
 const BY_PARTS: [&str; 2] = ["mapped", "threads"];
 
-/// Returns a random request for a process that lives on.
+/// Returns a random request for a long-lived process.
 pub(super) fn any_way(rng: &mut Rng) -> (&'static str, u64, String) {
-    let ways = [&IN_ORDER[..], &BY_PARTS].concat();
+    let ways = [&SEQUENTIAL_WAYS[..], &BY_PARTS].concat();
     (ways[rng.index(ways.len())], block(rng), format!("f{}", rng.index(FILE_COUNT)))
 }
 
@@ -80,7 +80,7 @@ pub(super) const TOOLS: &[Tool] = &[
     copy("busybox cp", &["busybox"], |_, file| format!("busybox cp $SRC/{file} a")),
     copy("env -i cp", &[], |_, file| format!("env -i $(command -v cp) $SRC/{file} a")),
     copy("python", &["python3"], |rng, file| {
-        let how = IN_ORDER[rng.index(IN_ORDER.len())];
+        let how = SEQUENTIAL_WAYS[rng.index(SEQUENTIAL_WAYS.len())];
         format!("python3 $SRC/copier.py {how} {} $SRC/{file} a", block(rng))
     }),
     other("python, by parts", &["python3"], |rng, file| {
@@ -162,7 +162,8 @@ pub(super) const TOOLS: &[Tool] = &[
     }),
 ];
 
-/// Bytes of a call: odd, or as people give them, and not so few that a file takes minutes.
+/// Returns the bytes of a call: an odd or a usual number, and enough that a file does not take
+/// minutes.
 fn block(rng: &mut Rng) -> u64 {
     match rng.of(0..4) {
         0 => rng.of(3000..70_000),
@@ -230,8 +231,8 @@ if __name__ == '__main__':
             print('done', flush=True)
 ";
 
-/// Makes what is read: files of odd sizes, a tree of small ones, lines of text, a repository of
-/// git's, and a script.
+/// Creates the sources: files of odd sizes, a tree of small ones, lines of text, a git
+/// repository, and a script.
 pub(super) fn make_sources(source: &Path, seed: &Seed) {
     let mut rng = seed.rng(0);
     std::fs::create_dir_all(source.join("tree/below")).expect("make a directory");
@@ -263,7 +264,7 @@ pub(super) fn make_sources(source: &Path, seed: &Seed) {
     }
 }
 
-/// Bytes of which a part can be compressed.
+/// Returns partly compressible bytes.
 fn content(rng: &mut Rng, size: u64) -> Vec<u8> {
     let size = usize::try_from(size).expect("small");
     let mut bytes = Vec::with_capacity(size + 8);

@@ -1,10 +1,10 @@
 //! Real tools at random under `pagekeeper run`, several at a time beside three busy loops, some of
-//! them stopped or killed. Each leaves the same bytes as plain, and no process, group, descriptor,
-//! thread or file of a report. At the end no page that streams read or wrote is in memory, by
-//! `fincore`.
+//! them stopped or killed. Each leaves the same bytes as a plain run, and no process, group,
+//! descriptor, thread or report file. At the end no page that streams read or wrote is in memory,
+//! by `fincore`.
 //!
-//! Twenty seconds, or as many as `PAGEKEEPER_TORTURE_SECONDS` says (`make test-torture`, and that
-//! alone: ten minutes). All choices follow from a seed, which is printed; `PAGEKEEPER_SEED` repeats
+//! Twenty seconds, or as many as `PAGEKEEPER_TORTURE_SECONDS` says (`make test-torture` alone sets
+//! ten minutes). All choices follow from a seed, which is printed; `PAGEKEEPER_SEED` repeats
 //! them, but not the progress and the overlap of the tools.
 //!
 //! Needs root, for groups of memory that show which processes are left.
@@ -36,13 +36,13 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 const BUSY_LOOPS: usize = 3;
 const WORKERS: u64 = 3;
 /// A server is started only where there is time for it, in seconds.
-const LONG: u64 = 120;
-/// More than any of it needs: the groups have no limit to speak of.
-const ROOM: u64 = 16 << 30;
-/// A slow disk writes what a command leaves for so long.
+const SERVER_SECONDS_MIN: u64 = 120;
+/// More than any tool needs: the groups are practically unlimited.
+const GROUP_MEMORY_BYTES: u64 = 16 << 30;
+/// A slow disk may take this long to write a command's dirty pages.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
-/// So few bytes may stay of what a line uses.
-const LITTLE: u64 = 2 * MIB;
+/// Maximum resident bytes of the files that a line uses.
+const LEFT_BYTES_MAX: u64 = 2 * MIB;
 /// The directory in which the reports of root's commands are counted.
 const REPORTS: &str = "/run/pagekeeper";
 
@@ -51,7 +51,7 @@ const STREAMS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../tests/prelo
 const WAYS: [&[&str]; 5] =
     [&[], &["--as", "stream"], &["--config", STREAMS], &["--as", "bulk"], &["--as", "logs"]];
 
-/// Takes a processor until it is dropped.
+/// Keeps a processor busy until dropped.
 struct BusyLoop(Child);
 
 impl BusyLoop {
@@ -88,12 +88,12 @@ struct LineWorker<'a> {
 }
 
 impl LineWorker<'_> {
-    /// A shell's line, plain or under run, in this worker's group.
+    /// Returns a shell's line, plain or under run, in this worker's group.
     fn command(&self, way: Option<&[String]>, words: &[&str]) -> Command {
         let mut command = match way {
             None => self.group.command(words[0]),
             Some(way) => {
-                // Every name is a stream's: by events it would be as with --as.
+                // Every program counts as a stream; with events it would be as with --as.
                 let is_by_library = way.iter().any(|word| word == STREAMS);
                 let starter = if is_by_library { words_by_library() } else { vec![program().into()] };
                 let mut command = self.group.command(starter[0].to_str().expect("a plain path"));
@@ -113,8 +113,8 @@ impl LineWorker<'_> {
         way.iter().map(|&word| word.to_owned()).collect()
     }
 
-    /// Runs a line in a new directory, with something done to the process `meanwhile`, and takes
-    /// down what it leaves.
+    /// Runs a line in a new directory, calls `meanwhile` on the process, and records its results.
+    ///
     fn left(
         &self,
         name: &str,
@@ -126,8 +126,8 @@ impl LineWorker<'_> {
         LineResults { code, said, files: files_below(&self.place.join(name)) }
     }
 
-    /// The same, and reads nothing of what it leaves: its exit code, or 128 + signal, and what it
-    /// said.
+    /// Runs a command without reading its files. Returns its exit code, or 128 + signal, and its
+    /// output.
     fn ran(
         &self,
         name: &str,
@@ -138,7 +138,7 @@ impl LineWorker<'_> {
         let directory = self.place.join(name);
         let _ = std::fs::remove_dir_all(&directory);
         std::fs::create_dir(&directory).expect("make a directory");
-        // Not by pipes, which would wait for whoever still has them.
+        // Not by pipes, which would wait for every process that has them.
         let said = self.place.join(format!("{name} said"));
         let file = std::fs::File::create(&said).expect("make a file");
         let mut command = self.command(way, &["sh", "-euc", line]);
@@ -156,7 +156,7 @@ impl LineWorker<'_> {
         (code, said)
     }
 
-    /// One tool, in one way, and what becomes of it.
+    /// Runs one tool in one way, and checks its results.
     fn step(&mut self, clerk: &mut Clerk) {
         let tool = &TOOLS[self.rng.index(TOOLS.len())];
         let (line, file) = tool.line(&mut self.rng);
@@ -216,7 +216,7 @@ impl LineWorker<'_> {
             // It may have ended.
             let _ = if all { kill_process_group(pid, signal) } else { kill_process(pid, signal) };
         });
-        // Those that were not killed go on.
+        // Processes that were not killed continue.
         nobody_is_left(self.group.path(), &format!("{way:?}, {signal:?}: {line}"));
         let Ok(copy) = std::fs::read(self.place.join("killed/a")) else { return };
         let whole = std::fs::read(self.source.join(file)).expect("read");
@@ -241,7 +241,7 @@ fn nobody_is_left(group: &Path, what: &str) {
     });
 }
 
-/// The processes in the groups of a tree.
+/// Returns the processes in the cgroups of a tree.
 fn inhabited(group: &Path) -> Vec<String> {
     let processes = std::fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
     let command = |pid: &str| {
@@ -256,7 +256,7 @@ fn inhabited(group: &Path) -> Vec<String> {
     found
 }
 
-/// Files of reports that nobody has open any more.
+/// Returns report files that no process has open.
 fn reports_left() -> Vec<PathBuf> {
     let entries = std::fs::read_dir(REPORTS).into_iter().flatten().flatten();
     let is_report = |path: &PathBuf| {
@@ -271,7 +271,7 @@ fn reports_left() -> Vec<PathBuf> {
     reports.into_iter().filter(|report| !opened.contains(report)).collect()
 }
 
-/// Each stream once, all files cold before: little of what they read and wrote is left.
+/// Runs each stream once on cold files, and checks that few pages are left.
 fn leaves_nothing(worker: &mut LineWorker<'_>) {
     let mut tools: Vec<&Tool> = TOOLS.iter().filter(|tool| tool.leaves_nothing).collect();
     let sources = files_in(worker.source);
@@ -290,7 +290,7 @@ fn leaves_nothing(worker: &mut LineWorker<'_>) {
         let size = sum(size_bytes);
         eventually(&format!("little is left of {line}"), WAIT_TIMEOUT, || {
             let resident = sum(resident_bytes);
-            let is_little = resident.0 + resident.1 <= (size.0 + size.1) / 50 + LITTLE;
+            let is_little = resident.0 + resident.1 <= (size.0 + size.1) / 50 + LEFT_BYTES_MAX;
             if !is_little {
                 eprintln!("{resident:?} of {size:?} bytes stay: {line}");
             }
@@ -316,14 +316,14 @@ fn tools_at_random_leave_the_same_and_nothing_else() {
     let source = scratch.path().join("source");
     make_sources(&source, &seed);
     let before = files_below(&source);
-    let server = (seconds >= LONG).then(|| {
+    let server = (seconds >= SERVER_SECONDS_MIN).then(|| {
         let server = mariadb::Server::start(scratch.path(), Options::primary());
         sysbench::prepare(&server);
         server
     });
     let socket = server.as_ref().map(mariadb::Server::socket);
     let worker = |which: u64| {
-        let group = MemoryGroup::new("tools at random", ROOM + which * MIB)?;
+        let group = MemoryGroup::new("tools at random", GROUP_MEMORY_BYTES + which * MIB)?;
         let place = scratch.path().join(format!("worker-{which}"));
         std::fs::create_dir(&place).expect("make a directory");
         let (rng, source, socket) = (seed.rng(1 + which), source.as_path(), socket.clone());
@@ -331,7 +331,7 @@ fn tools_at_random_leave_the_same_and_nothing_else() {
     };
     let Some(mut last) = worker(WORKERS) else { return };
     let _busy: Vec<BusyLoop> = (0..BUSY_LOOPS).map(|_| BusyLoop::start()).collect();
-    // In another group than what is looked after: they go on.
+    // In a different group than the checked ones, so they continue.
     let clerks: Vec<Clerk> = WAYS
         .iter()
         .zip(0..WORKERS)
@@ -358,13 +358,13 @@ fn tools_at_random_leave_the_same_and_nothing_else() {
             });
         }
     });
-    nobody_is_left(last.group.path(), "those who copy");
-    assert_eq!(files_below(&source), before, "what was only read");
+    nobody_is_left(last.group.path(), "copying programs");
+    assert_eq!(files_below(&source), before, "files that were only read");
     leaves_nothing(&mut last);
     eventually("the files of reports go", WAIT_TIMEOUT, || reports_left().is_empty().then_some(()));
 }
 
-/// Tells the others where a worker fails.
+/// Tells other workers when one fails.
 struct FailureFlag<'a>(&'a AtomicBool);
 
 impl Drop for FailureFlag<'_> {

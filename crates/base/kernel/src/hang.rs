@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_hangs_is_begun_anew_without_what_does_not_answer() {
+    fn a_hung_job_restarts_without_the_paths_that_hang() {
         let (here, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let (path, other) = (here.path().join("file"), elsewhere.path().join("file"));
         std::fs::write(&other, b"12345").unwrap();
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_answers_late_each_time_is_asked_once() {
+    fn a_path_that_always_answers_late_is_asked_once() {
         let (here, asked) = (tempfile::tempdir().unwrap(), Arc::new(AtomicU64::new(0)));
         let job = || {
             let (path, asked) = (here.path().join("file"), Arc::clone(&asked));

@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_clean_goes_where_nothing_is_to_be_written() {
+    fn only_clean_pages_go_without_writeback() {
         let (_dir, file) = file_of(8 * MIB);
         if !counts_unwritten(&file) {
             return;

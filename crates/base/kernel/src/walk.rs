@@ -480,7 +480,7 @@ mod tests {
         assert_eq!((found.as_slice(), problems.len()), (["file".to_owned()].as_slice(), 1));
         let (found, _) =
             names(std::slice::from_ref(&start), &WalkOptions { beneath, ..WalkOptions::default() });
-        assert_eq!(found, ["file"], "the directory itself is one, too");
+        assert_eq!(found, ["file"], "the directory itself is a root, too");
     }
 
     #[test]

@@ -54,12 +54,12 @@ fn opened_mount(point: &Path) -> OpenMount {
     OpenMount::of_device(&ProcRoot::default(), dev, 1).unwrap()
 }
 
-/// All three kinds that can be had here.
+/// Returns the places of all three kinds that are available here.
 fn places() -> impl Iterator<Item = (&'static str, TestMount)> {
     ["ext4", "xfs", "btrfs"].into_iter().filter_map(|kind| Some((kind, TestMount::new(kind)?)))
 }
 
-/// A reference to whatever has this name, which opens nothing.
+/// Returns a reference to the object with this name, without opening it.
 fn referred(path: &Path) -> OwnedFd {
     rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty()).unwrap()
 }
@@ -166,7 +166,7 @@ fn a_snapshot_s_file_is_distinguished_from_its_origin_s() {
 }
 
 #[test]
-fn nothing_but_a_regular_file_is_opened() {
+fn only_regular_files_are_opened() {
     for (kind, place) in places() {
         let mode = Mode::from_raw_mode(0o600);
         let null = rustix::fs::makedev(1, 3);
@@ -231,7 +231,7 @@ impl Drop for LeaseHolder {
 }
 
 #[test]
-fn whoever_has_a_lease_is_not_interrupted() {
+fn the_holder_of_a_lease_is_not_interrupted() {
     for (kind, place) in places() {
         let (path, id) = place.write("one");
         let Some(mut holder) = LeaseHolder::new(&path) else {

@@ -30,7 +30,8 @@ struct Decoy {
 }
 
 impl Decoy {
-    /// `None` where it can't be made (no right to), or its opens look like mere references.
+    /// Returns `None` if it can't be created (no permission), or if its opens look like mere
+    /// references.
     fn new(path: PathBuf, kind: FileType) -> Option<Self> {
         // The device of /dev/null, which does no harm when it is opened.
         let device = if kind == FileType::CharacterDevice { rustix::fs::makedev(1, 3) } else { 0 };
@@ -103,8 +104,8 @@ fn exchange(one: &Path, other: &Path) {
     rustix::fs::renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE).unwrap();
 }
 
-/// A directory with a file `log` and a decoy beside it.
-fn beside(kind: FileType) -> Option<(tempfile::TempDir, PathBuf, Decoy)> {
+/// Creates a directory with a file `log` and a decoy beside it.
+fn file_beside_decoy(kind: FileType) -> Option<(tempfile::TempDir, PathBuf, Decoy)> {
     let dir = tempfile::tempdir().unwrap();
     let log = dir.path().join("log");
     std::fs::write(&log, b"log").unwrap();
@@ -115,7 +116,7 @@ fn beside(kind: FileType) -> Option<(tempfile::TempDir, PathBuf, Decoy)> {
 #[test]
 fn an_exchanged_name_never_opens_a_fifo_or_device() {
     for kind in [FileType::Fifo, FileType::CharacterDevice] {
-        let Some((dir, log, decoy)) = beside(kind) else { continue };
+        let Some((dir, log, decoy)) = file_beside_decoy(kind) else { continue };
         let top = open_directory(dir.path(), Links::Refuse).unwrap();
         let inode = InspectedFile::open(&log, Links::Refuse).unwrap().inode();
         let known = ExpectedFile::Inode(inode);
@@ -141,7 +142,7 @@ fn a_name_exchanged_between_two_files_opens_the_expected_one_alone() {
     std::fs::write(&log, b"log").unwrap();
     std::fs::write(&other, b"secret").unwrap();
     let inode = InspectedFile::open(&log, Links::Refuse).unwrap().inode();
-    // The size that `race` compares is that of the one.
+    // `race` compares this file's size.
     while_doing(
         || exchange(&log, &other),
         || race(|| PathHandle::at(&log, Links::Refuse)?.open(ExpectedFile::Inode(inode))),
@@ -149,9 +150,9 @@ fn a_name_exchanged_between_two_files_opens_the_expected_one_alone() {
 }
 
 #[test]
-fn a_walk_never_opens_what_takes_a_files_name() {
+fn a_walk_never_opens_a_replacement_of_a_file() {
     for kind in [FileType::Fifo, FileType::CharacterDevice] {
-        let Some((dir, log, decoy)) = beside(kind) else { continue };
+        let Some((dir, log, decoy)) = file_beside_decoy(kind) else { continue };
         let visited = AtomicUsize::new(0);
         let options = WalkOptions { threads: 1, ..WalkOptions::default() };
         let end = Instant::now() + RACE_TIME_MAX;
@@ -177,7 +178,7 @@ fn a_walk_never_opens_what_takes_a_files_name() {
 #[test]
 fn a_toggled_descriptor_never_opens_a_device() {
     for kind in [FileType::Fifo, FileType::CharacterDevice] {
-        let Some((_dir, log, decoy)) = beside(kind) else { continue };
+        let Some((_dir, log, decoy)) = file_beside_decoy(kind) else { continue };
         let regular = File::open(&log).unwrap();
         let special = File::from(decoy.open(OFlags::RDONLY | OFlags::NONBLOCK).unwrap());
         assert!(decoy.was_opened());
@@ -242,7 +243,7 @@ fn container(script: &str, dir: &Path) -> Option<Container> {
 
 #[test]
 fn a_device_bound_over_a_file_in_a_private_namespace_is_never_opened() {
-    let Some((dir, log, decoy)) = beside(FileType::CharacterDevice) else { return };
+    let Some((dir, log, decoy)) = file_beside_decoy(FileType::CharacterDevice) else { return };
     std::fs::write(dir.path().join("other"), b"secret").unwrap();
     let script = "cd \"$0\" && touch bound && mount --bind decoy log && mount --bind other bound";
     let Some(container) = container(script, dir.path()) else { return };
@@ -256,7 +257,7 @@ fn a_device_bound_over_a_file_in_a_private_namespace_is_never_opened() {
         open("log").to_string(),
         format!("{}: something is mounted over it, not opened", log.display())
     );
-    assert!(matches!(open("bound"), Error::MountPoint { .. }), "a regular file is no better");
+    assert!(matches!(open("bound"), Error::MountPoint { .. }), "a regular file is refused, too");
     let reach = proc.in_namespace(pid, &log).unwrap();
     let errors = [
         InspectedFile::open_below(theirs.as_fd(), "log", ExpectedFile::Any, log.clone()).unwrap_err(),
@@ -289,7 +290,7 @@ fn a_link_in_anothers_root_leads_nowhere_outside() {
     let reach = proc.in_namespace(container.0.id(), &dir.path().join("data/db/log")).unwrap();
     let error = InspectedFile::open(&reach, Links::RefuseAll).unwrap_err();
     assert!(matches!(error, Error::SymbolicLink { .. }), "{error}");
-    // Without the link the same way is open.
+    // Without the link the same path can be opened.
     let reach = proc.in_namespace(container.0.id(), &dir.path().join("secret/log")).unwrap();
     assert_eq!(InspectedFile::open(&reach, Links::RefuseAll).unwrap().size(), 6);
 }

@@ -23,7 +23,7 @@ use core::ops::Range;
 use crate::recovery::RecoveryRanges;
 use crate::{READ_AHEAD, Rule, WINDOW};
 
-/// The last multiple of [`WINDOW`] at or below `offset`.
+/// Returns the last multiple of [`WINDOW`] at or below `offset`.
 pub const fn align_down(offset: u64) -> u64 {
     offset - offset % WINDOW
 }
@@ -346,7 +346,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn near_followers_hold_what_they_have_yet_to_read() {
+    fn near_followers_keep_the_pages_they_have_yet_to_read() {
         assert!(is_near(12, 10, 2) && !is_near(12, 9, 2) && is_near(3, 5, 0));
         let places = |places: &'static [(u64, u64)]| places.iter().copied();
         assert_eq!(needed_from(7, places(&[])), u64::MAX);

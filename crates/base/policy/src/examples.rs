@@ -168,7 +168,7 @@ fn behind_followers_nothing_is_held_without_them() {
 }
 
 #[test]
-fn behind_followers_the_lowest_near_one_holds_all_after_it() {
+fn the_lowest_near_follower_holds_everything_after_it() {
     let facts = with_follower(3, FilePosition::At(5 * MIB), followed_log());
     let facts = with_follower(2, FilePosition::At(5 * MIB), facts);
     assert_eq!(first_step(&facts), [release(1, 0..4), release(2, 0..2)]);
@@ -249,7 +249,7 @@ fn without_a_writer_near_is_counted_from_the_newest_file() {
 }
 
 #[test]
-fn what_a_near_follower_needs_is_written_but_not_released() {
+fn pages_for_a_near_follower_are_written_but_not_released() {
     let windows = [clean(0), dirty(1), clean(2), dirty(3)];
     let facts = log_of([written_at(FilePosition::At(7 * MIB), file(1, BEHIND_FOLLOWERS, 8 * MIB, &windows))]);
     let facts = with_follower(1, FilePosition::At(0), facts);
@@ -334,7 +334,7 @@ fn dirty_windows_are_flushed_first_and_released_in_the_next_step() {
 }
 
 #[test]
-fn what_resists_is_left_alone_until_retry_changes() {
+fn pages_that_resist_are_left_alone_until_retry_changes() {
     let mut facts = log_of([file(1, BEHIND_WRITER, 4 * MIB, &all_clean(2))]);
     let mut state = StepState::default();
     assert_eq!(step(&mut state, &facts), [release(1, 0..2)]);
@@ -346,7 +346,7 @@ fn what_resists_is_left_alone_until_retry_changes() {
 }
 
 #[test]
-fn windows_out_of_step_are_cut_to_what_is_aligned() {
+fn misaligned_windows_are_cut_to_aligned_ones() {
     let window = |start, end| WindowFacts { start, end, resident: MIB, unwritten: 0 };
     let windows = vec![
         window(MIB, 5 * MIB),

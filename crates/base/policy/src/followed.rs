@@ -24,7 +24,7 @@ impl PassedFiles {
         });
     }
 
-    /// Forgets the files of logs without releases: their pages are no evidence of a reader.
+    /// Forgets the files of logs without releases: their pages are not evidence of a reader.
     pub(crate) fn retain_logs(&mut self, is_released: impl Fn(LogId) -> bool) {
         self.0.retain(|(log, _, _), _| is_released(*log));
     }

@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn clean_pages_do_not_go_in_place_of_what_is_yet_to_be_written() {
+    fn clean_pages_do_not_go_in_place_of_dirty_ones() {
         // 800 MiB, of which 256 MiB are within the share: 544 MiB remain.
         let asked = |unwritten: u64| run(GROUP_RULE, 3, |_, seen| seen.unwritten = unwritten)[2];
         assert_eq!(asked(700 * MIB), Err(GroupReason::Unwritten));
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_does_not_find_ends_it_for_a_pause() {
+    fn a_reclaim_that_finds_nothing_pauses_reclaiming() {
         let mut state = GroupState::default();
         let mut step = |at: u64| state.step(GROUP_RULE, sample(at)).reclaim;
         assert_eq!((step(5), step(10)), (Err(GroupReason::New), Ok(8 * MIB)));

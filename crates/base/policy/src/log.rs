@@ -252,7 +252,7 @@ mod tests {
         }
         assert!(parts.overwrites_parts() && parts.due(u64::MAX).is_none() && parts.left().is_none());
         assert_eq!(pages.due(u64::MAX), Some(0..4 * WINDOW));
-        assert_eq!(pages.left(), Some(0..4 * WINDOW), "what was there before is not the run's");
+        assert_eq!(pages.left(), Some(0..4 * WINDOW), "earlier pages are not the run's");
         assert_eq!(by_rule.due(u64::MAX), Some(0..3 * WINDOW));
     }
 

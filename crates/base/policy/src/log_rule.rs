@@ -68,7 +68,7 @@ mod tests {
     use crate::{RewriteKind, WINDOW};
 
     #[test]
-    fn a_named_rule_is_what_it_comes_to_inside_the_writer() {
+    fn a_named_rule_becomes_its_equivalent_inside_the_writer() {
         let figures = |rule| {
             LogRule::named(rule, RewriteSource::Known(RewriteKind::Never))
                 .map(|rule| (rule.slack, rule.near_files))

@@ -238,8 +238,9 @@ pub fn last_four(name: &[u8]) -> u32 {
     }
 }
 
-/// Returns what the last four bytes of a name may be for a pattern: words of a mask, in the upper
-/// half, and a value. A name that fits none of them does not match: a quick "no" for most.
+/// Returns the possible last four bytes of names that match a pattern: words with a mask in the
+/// upper half and a value in the lower. A name that fits none of them does not match, which rejects
+/// most names quickly.
 ///
 /// ```
 /// use pagekeeper_policy::names::{fits_end, last_four, pattern_ends};
@@ -253,7 +254,7 @@ pub fn pattern_ends(pattern: &[u8]) -> impl Iterator<Item = u64> {
     let tail = tail(pattern);
     let bits = tail.len().min(4) * 8;
     let ends = match pattern {
-        // Digits, and letters up to the seventh: somewhat more than the pattern takes.
+        // Accepts digits and the letters up to g, slightly more than the pattern does.
         [.., b'{', b'n', b'}'] => [Some(end(0xf0, 0x30)), None],
         [.., b'{', b'x', b'}'] => [Some(end(0xf0, 0x30)), Some(end(0xd8, 0x40))],
         _ => [Some(end((1 << bits) - 1, last_four(tail))), None],
@@ -287,7 +288,7 @@ pub fn check(pattern: &[u8]) -> Result<(), &'static str> {
     for directory in above.into_iter().flat_map(|above| above.split(|&byte| byte == b'/')) {
         if directory.is_empty() || directory.contains(&b'{') || matches!(directory, b"." | b"..") {
             return Err(
-                "before a / goes the name of a directory, in which only * has a meaning: a number orders the files of one directory",
+                "only * has a meaning in the name of a directory, before a /: a number orders the files of one directory",
             );
         }
         check_name(directory)?;
@@ -485,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_pattern_is_refused_with_the_reason() {
+    fn text_that_is_not_a_pattern_is_refused_with_the_reason() {
         for (pattern, reason) in [
             ("", "names no file"),
             ("a/", "names no file"),

@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_back_is_none() {
+    fn a_reader_that_comes_back_is_not_once_through() {
         let mut state = 1_u64;
         let random = std::iter::repeat_with(|| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

@@ -10,8 +10,10 @@
 //! time. If others are known to be there by their requests ([`Pacer::others`]), each piece is
 //! followed by a pause of their share instead, and by one that keeps to a rate at which the disk
 //! does not stall (additive increase, multiplicative decrease). A piece is as long as the disk
-//! writes in [`PIECE_NS`]. A disk that is slow per request but serves many in parallel ("wide")
-//! gets longer pieces, as far as these make it faster.
+//! writes in
+//! [`PIECE_NS`]. A disk that is slow per request but serves many in parallel ("wide")
+//! gets longer
+//! pieces, as far as these make it faster.
 //!
 //! Invariants: a piece is never shorter than [`PIECE_MIN`] or longer than [`WIDE_PIECE_MAX`]. No
 //! pause is longer than [`PAUSE_MAX_NS`]. Any mixture of the words of two pacers is a valid pacer.
@@ -49,7 +51,7 @@ pub const UNUSED_BACKLOG_MAX: u64 = 64 << 20;
 const STEP_BY_CALL_MAX: u64 = 1 << 20;
 /// Bytes of the smallest step that a share of the backlog is cut to.
 const STEP_MIN: u64 = 64 << 10;
-/// Nanoseconds of delay, beyond half a piece's price, that are no evidence of others: a thread may
+/// Nanoseconds of delay, beyond half a piece's price, that are not evidence of others: a thread may
 /// be scheduled that late.
 const SLACK_NS: u64 = 2_000_000;
 /// Minimum length of the window after which the rate is judged: nanoseconds, and parts of pieces.
@@ -62,7 +64,7 @@ const QUICK_WINDOW_PARTS: u64 = 16;
 /// Windows between two trials of another length: after the first rate, after a trial without gain,
 /// and at most.
 const REST_FIRST: u64 = 1;
-const REST: u64 = 16;
+const REST_MULTIPLE: u64 = 16;
 const REST_MAX: u64 = 1024;
 const SECOND: u64 = 1_000_000_000;
 
@@ -362,11 +364,11 @@ impl Pacer {
             Trial::Shorter if !was_late && rate >= self.rate - self.rate / 8 => {
                 let shorter = self.piece();
                 self.wide = if shorter <= PIECE_MIN { 0 } else { shorter };
-                (self.rate, self.rest) = (rate, REST);
+                (self.rate, self.rest) = (rate, REST_MULTIPLE);
                 self.change_length(|price| price);
             }
             Trial::LongerBegun | Trial::Longer | Trial::ShorterBegun | Trial::Shorter => {
-                self.last_rest = self.last_rest.saturating_mul(2).clamp(REST, REST_MAX);
+                self.last_rest = self.last_rest.saturating_mul(2).clamp(REST_MULTIPLE, REST_MAX);
                 self.rest = self.last_rest;
                 self.change_length(|price| price);
             }
@@ -393,7 +395,7 @@ impl Pacer {
             self.tried_shorter = self.wide > 0 && !self.tried_shorter;
             self.trial = if self.tried_shorter { Trial::ShorterBegun } else { Trial::LongerBegun };
             if self.piece() == self.length() {
-                (self.trial, self.rest) = (Trial::Rest, REST);
+                (self.trial, self.rest) = (Trial::Rest, REST_MULTIPLE);
             }
         }
     }

@@ -1,8 +1,8 @@
 //! Ranges of a file that were dropped but kept some pages: the queue of a socket or a pipe holds
 //! these until they are sent.
 //!
-//! Invariant: a range is one that should be gone, or several adjacent ones; no page between two of
-//! them is touched. Ranges without a free place stay.
+//! Invariant: an entry is one range that should be gone, or the union of several adjacent ones; no
+//! page between two entries is touched. Ranges without a free place stay.
 
 use core::ops::Range;
 
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_went_is_not_touched_again_and_the_rest_is_due_later() {
+    fn released_ranges_are_not_touched_again_and_others_are_due_later() {
         let mut pending = PendingRanges::new();
         pending.stays(&(0..10), 10);
         pending.stays(&(20..30), 10);

@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn all_files_share_what_is_remembered_and_a_small_database_keeps_its_part() {
+    fn all_files_share_the_memory_and_a_small_database_keeps_its_share() {
         let large = (1..=9).map(|id| resident_file(id, 1, FILE_WINDOWS_MAX));
         let files: Vec<FileFacts> = large.chain([resident_file(10, 2, 100)]).collect();
         let state = read_back(&files);

@@ -96,7 +96,7 @@ mod tests {
     ];
 
     #[test]
-    fn what_was_lost_stays_lost() {
+    fn a_lost_reader_stays_lost() {
         for (state, event) in
             READER_STATES.into_iter().flat_map(|state| READER_EVENTS.map(|event| (state, event)))
         {

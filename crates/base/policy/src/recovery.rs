@@ -43,7 +43,7 @@ impl RecoveryRanges {
 
     /// Returns the part of the file with this sequence in a series. `checkpoint` has the sequence
     /// and the offset of the checkpoint; `writer` is the sequence of the writer's file, if known. A
-    /// writer before the checkpoint has moved on since it was seen there.
+    /// writer seen before the checkpoint has moved on since.
     ///
     /// ```
     /// use pagekeeper_policy::recovery::RecoveryRanges;
@@ -56,7 +56,7 @@ impl RecoveryRanges {
     /// ```
     pub const fn in_series(checkpoint: (u64, u64), writer: Option<u64>, sequence: u64) -> Self {
         let beyond = match writer {
-            // Recycled files for later use: their contents are from before.
+            // Recycled files for later use have outdated contents.
             Some(writer) => writer >= checkpoint.0 && sequence > writer,
             None => false,
         };
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_just_behind_the_checkpoint_is_from_before() {
+    fn an_end_just_behind_the_checkpoint_is_outdated() {
         let size = 100 * WINDOW;
         let at = |end| is_left_behind(50 * WINDOW + 7, size, end);
         assert!(at(50 * WINDOW) && at(42 * WINDOW) && !at(40 * WINDOW) && !at(51 * WINDOW) && !at(0));
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn no_writer_is_known_and_so_later_files_are_needed() {
+    fn without_a_known_writer_later_files_are_needed() {
         assert_eq!(RecoveryRanges::in_series((7, 0), None, 100), RecoveryRanges::EVERYTHING);
         assert_eq!(RecoveryRanges::in_series((7, 5), None, 7).start(), 5);
         // The writer was seen before the checkpoint was read.

@@ -400,13 +400,13 @@ mod tests {
         }
 
         #[test]
-        fn no_text_is_too_odd(text: Vec<u8>) {
+        fn random_text_is_handled(text: Vec<u8>) {
             let _ = (Rule::from_text(&text), RewriteSource::from_text(&text), BulkPages::from_text(&text));
         }
     }
 
     #[test]
-    fn what_is_no_rule_is_refused() {
+    fn text_that_is_not_a_rule_is_refused() {
         for text in [
             "",
             "keep:",
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_of_rewriting_and_of_pages_is_read_as_it_was_written() {
+    fn rewrite_modes_and_page_kinds_parse_back() {
         for source in RewriteSource::SOURCES {
             assert_eq!(RewriteSource::from_text(source.to_string().as_bytes()), Some(source));
         }

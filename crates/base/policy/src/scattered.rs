@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_read_last_is_kept() {
+    fn the_pages_read_last_are_kept() {
         let mut reads = ScatteredReads::new();
         let range = |nth: u64| nth * 100..nth * 100 + 10;
         for nth in 0..KEPT_RANGES_MAX as u64 {
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn no_position_is_too_odd() {
+    fn random_positions_are_handled() {
         let odd = [0, 1, 4095, i64::MAX as u64 - 1, i64::MAX as u64, u64::MAX];
         let mut reads = ScatteredReads::new();
         for _ in 0..3 {

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_one_does_not_need_is_the_others() {
+    fn an_unused_share_goes_to_the_others() {
         assert_eq!(shares(100, &[50, 10, 70]), [45, 10, 45]);
         assert_eq!(shares(100, &[50, 10]), [50, 10]);
         assert_eq!(shares(3, &[5, 5, 5, 5]), [0, 1, 1, 1]);
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_very_many_takes_nothing_of_another_user() {
+    fn a_user_with_very_many_takes_nothing_from_another_user() {
         let mut wanted = vec![(1, 100); 1000];
         wanted.push((2, 30));
         let shares = shares_by_party(512, &wanted);

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_done_is_decided_again() {
+    fn failed_actions_are_decided_again() {
         let rule = Rule::ReleaseBehindWriter { slack: 0 };
         let facts = log_of([file(1, rule, 6 * MIB, &[clean(0), clean(2)])]);
         let mut state = StepState::default();

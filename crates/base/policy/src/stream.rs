@@ -634,7 +634,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resident_page_is_left_whatever_its_size() {
+    fn a_resident_page_of_any_size_is_left() {
         for page in [4 << 10, 16 << 10, 64 << 10] {
             let count = usize::try_from(WINDOW / page).unwrap();
             for hot in [0, 1, count / 2, count - 1] {
@@ -671,7 +671,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_behind_the_end_is_not_the_streams() {
+    fn pages_behind_the_end_are_not_the_streams() {
         let mut stream = ReadStream::new();
         assert_eq!(read(&mut stream, 0, 5000, 5000).0, Some(0..5000));
         assert_eq!(stream.remaining_ranges().collect::<Vec<_>>(), [0..LARGE_PAGE_BYTES]);
@@ -683,7 +683,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_to_be_foreign_is_counted() {
+    fn pages_known_to_be_foreign_are_counted() {
         let mut stream = ReadStream::new();
         let range = stream.sample_for_read(0, MIB, 6 * MIB).unwrap();
         assert!(!stream.record_residency(&range, MIB));
@@ -702,7 +702,7 @@ mod tests {
 
     /// The first bytes of a file are read, and it is closed: others may have read the rest.
     #[test]
-    fn what_reads_cannot_have_had_read_ahead_is_left() {
+    fn pages_that_read_ahead_cannot_have_loaded_are_left() {
         let (mut stream, size) = (ReadStream::new(), 200 * MIB);
         read(&mut stream, 0, 65536, size);
         let left = 65536 + READ_AHEAD_RATIO_MAX * 65536;
@@ -761,7 +761,7 @@ mod tests {
     }
 
     #[test]
-    fn no_position_is_too_odd() {
+    fn random_positions_are_handled() {
         for at in [0, 1, i64::MAX as u64 - 1, i64::MAX as u64, u64::MAX - 1, u64::MAX] {
             for length in [0, 1, i64::MAX as u64, u64::MAX] {
                 for size in [0, 1, i64::MAX as u64, u64::MAX] {

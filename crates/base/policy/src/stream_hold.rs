@@ -6,7 +6,7 @@
 //! [`DeviceHolds`] decides which writers of one device to hold: holds start when more than the
 //! bound is unwritten, and end when at most half of it is. If the next decision is late, writers
 //! run only until they may have filled the bound. [`HoldCycle`] splits holds into ones of at most
-//! [`HOLD_MAX`], with a moment in between in which the process runs and receives its signals.
+//! [`HOLD_MAX`], with gaps in which the process runs and receives its signals.
 //!
 //! # Invariants
 //!
@@ -19,10 +19,10 @@
 //!   twice the bound is unwritten and processes that have ended or stopped writing left most of
 //!   that.
 //! - A writer is held for a late decision only if writers were so fast lately that they may fill
-//!   the bound within [`WRITER_FOR`].
+//!   the bound within [`WRITER_IDLE_MAX`].
 //! - The rules above apply to the bound. A rate limit holds everyone who wrote within the last
 //!   second until its tokens are back.
-//! - No hold is longer than [`HOLD_MAX`], and at least [`MOMENT`] lies between two holds of a
+//! - No hold is longer than [`HOLD_MAX`], and at least [`HOLD_GAP_MIN`] lies between two holds of a
 //!   process.
 
 use std::collections::BTreeMap;
@@ -31,11 +31,11 @@ use std::time::Duration;
 /// Longest hold at a time: half of the documented limit, since a thread may be late to end it.
 pub const HOLD_MAX: Duration = Duration::from_millis(50);
 /// Shortest time between two holds of a process: a writer of 2 GB/s writes 0.4 MiB in it.
-pub const MOMENT: Duration = Duration::from_micros(200);
+pub const HOLD_GAP_MIN: Duration = Duration::from_micros(200);
 /// A process that dirtied no page of a device for this long is not one of its writers.
-pub const WRITER_FOR: Duration = Duration::from_secs(1);
+pub const WRITER_IDLE_MAX: Duration = Duration::from_secs(1);
 /// The same for a process that is held.
-pub const HELD_WRITER_FOR: Duration = Duration::from_secs(5);
+pub const HELD_WRITER_IDLE_MAX: Duration = Duration::from_secs(5);
 /// If nothing was written for this long, the disk hangs, and holds are useless. A disk on which
 /// another program syncs gigabytes may write nothing of a stream for some seconds: that is when the
 /// bound matters most.
@@ -74,7 +74,7 @@ struct Writer {
 impl Writer {
     /// Whether it has dirtied pages lately.
     fn is_active(&self, now: Duration) -> bool {
-        let active_for = if self.is_held { HELD_WRITER_FOR } else { WRITER_FOR };
+        let active_for = if self.is_held { HELD_WRITER_IDLE_MAX } else { WRITER_IDLE_MAX };
         now.saturating_sub(self.dirtied_at) < active_for
     }
 }
@@ -129,9 +129,9 @@ pub struct DeviceHolds {
     /// The last time something was written, or there was nothing to write.
     progress_at: Duration,
     bucket: Option<TokenBucket>,
-    /// Bytes per second that were dirtied while nobody was held, lately at most.
+    /// Recent maximum of bytes per second that were dirtied while nobody was held.
     speed: u64,
-    /// Bytes per second that were written, lately at most.
+    /// Recent maximum of bytes per second that were written.
     drain_speed: u64,
     /// Bytes dirtied and written since the last decision, its time, and whether it held anyone.
     dirtied: u64,
@@ -204,7 +204,7 @@ impl DeviceHolds {
         let next = if self.is_full { self.time_to_drain(bound / 2) } else { time_to_fill };
         let again_at = (count > 0).then(|| now + next.clamp(DECIDE_MIN, DECIDE_MAX));
         let late_at = now + time_to_fill.max(DECIDE_MIN);
-        let is_fast = self.speed > 0 && time_to_fill < WRITER_FOR && !self.is_full;
+        let is_fast = self.speed > 0 && time_to_fill < WRITER_IDLE_MAX && !self.is_full;
         let (held, held_if_late) = match (is_over, is_fast) {
             (true, _) => (chosen, Vec::new()),
             (false, true) => (Vec::new(), chosen),
@@ -219,7 +219,7 @@ impl DeviceHolds {
         HoldDecision { held, again_at, held_if_late, late_at }
     }
 
-    /// Returns the number of writers, and those of them that are held if anyone is.
+    /// Returns the number of writers, and the ones to hold if the decision holds anyone.
     fn candidates(&self, bound: u64, is_over_rate: bool, now: Duration) -> (u64, Vec<u32>) {
         let writers = || self.writers.iter().filter(|(_, writer)| writer.is_active(now));
         let count = writers().count() as u64;
@@ -233,8 +233,8 @@ impl DeviceHolds {
         (count, first_held(chosen.map(|(process, writer)| (writer.share, *process)).collect()))
     }
 
-    /// Updates the speeds by the bytes since the last decision. They fade by two thirds in a second;
-    /// that of writers does not fade while somebody is held.
+    /// Updates the speeds by the bytes since the last decision. They fade by two thirds in a
+    /// second; that of writers does not fade while somebody is held.
     fn measure_speed(&mut self, now: Duration) {
         let since = self.decided_at;
         self.drain_speed = next_speed(self.drain_speed, self.drained, now.saturating_sub(since), true);
@@ -248,7 +248,7 @@ impl DeviceHolds {
         time_for(bound.saturating_sub(self.unwritten), self.speed)
     }
 
-    /// Returns the time until no more than `rest` bytes may be unwritten.
+    /// Returns the time until at most `rest` bytes may be unwritten.
     fn time_to_drain(&self, rest: u64) -> Duration {
         time_for(self.unwritten.saturating_sub(rest), self.drain_speed)
     }
@@ -352,7 +352,7 @@ impl HoldCycle {
         if !is_wanted {
             return HoldStep::Rest;
         }
-        let left = self.free_since.map_or(Duration::ZERO, |since| rest(since, MOMENT));
+        let left = self.free_since.map_or(Duration::ZERO, |since| rest(since, HOLD_GAP_MIN));
         if !left.is_zero() {
             return HoldStep::Wait(left);
         }

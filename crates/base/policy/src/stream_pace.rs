@@ -44,7 +44,7 @@ pub struct TaskPacer {
 }
 
 impl TaskPacer {
-    /// The initial state, with nothing known of the disk.
+    /// Returns the initial state, with nothing known of the disk.
     pub const fn new(pace: StreamPace) -> Self {
         Self { pace, pacer: Pacer::new(), known: YieldShare::NONE, others_until: 0, paid_at: 0 }
     }

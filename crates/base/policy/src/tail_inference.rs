@@ -112,8 +112,8 @@ enum WindowHeat {
 
 impl TailInference {
     /// Records the windows of this step, before anything is decided about them. `history` has the
-    /// previous actions. `by_reader` says which windows a reader brought in; these are no traces of
-    /// the writer.
+    /// previous actions. `by_reader` says which windows a reader brought in; these are not traces
+    /// of the writer.
     pub(crate) fn observe(
         &mut self,
         windows: &[ResidentWindow],

@@ -92,7 +92,7 @@ impl UncachedReads {
     }
 
     /// Records that the file system does not support uncached reads.
-    pub const fn are_refused(&mut self) {
+    pub const fn mark_refused(&mut self) {
         self.is_plain = true;
     }
 

@@ -48,7 +48,7 @@ impl<D: Ord, F: Ord + Copy> AppendedFiles<D, F> {
     /// use pagekeeper_policy::unnamed::{APPENDED_REPORT_BYTES, AppendedFiles};
     ///
     /// let mut appended = AppendedFiles::default();
-    /// assert_eq!(appended.observe([("/var/log", 1, 5 << 30)], true), [], "what it had before does not count");
+    /// assert_eq!(appended.observe([("/var/log", 1, 5 << 30)], true), [], "earlier bytes do not count");
     /// assert_eq!(appended.observe([("/var/log", 1, (5 << 30) + APPENDED_REPORT_BYTES)], true), [1]);
     /// assert_eq!(appended.observe([("/var/log", 1, 9 << 30)], true), [], "it was reported");
     /// ```
@@ -211,7 +211,7 @@ mod tests {
         }
 
         #[test]
-        fn no_directory_is_reported_twice_and_no_more_than_are_followed(
+        fn directories_are_reported_once_and_up_to_the_limit(
             looks in prop::collection::vec(prop::collection::vec((0_u8..40, 0_u8..6, any::<u64>()), 0..40), 0..30)
         ) {
             let mut appended = AppendedFiles::default();

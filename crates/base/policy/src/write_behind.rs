@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_waited_for_now_is_waited_for_later() {
+    fn ranges_are_waited_for_later_if_not_now() {
         let mut behind = WriteBehind::new();
         let hurried = WritePace { budget: u64::MAX, ..WRITE_PACE };
         assert_eq!(behind.wrote(0..9 * MIB, hurried), due(0..9 * MIB, 0..0, 0..0));
@@ -300,7 +300,7 @@ mod tests {
 
     /// A database rewrites its first page with each transaction.
     #[test]
-    fn what_was_written_anew_goes_though_it_was_synced_or_left() {
+    fn rewritten_ranges_are_released_again() {
         let mut behind = WriteBehind::new();
         assert_eq!(behind.wrote(0..9 * MIB, WRITE_PACE).release, Some(0..4 * MIB));
         assert!(behind.wrote(PAGE_BYTES..2 * PAGE_BYTES, WRITE_PACE).is_none());
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_in_order_is_seen_to_at_the_end() {
+    fn out_of_order_ranges_are_released_at_the_end() {
         // Appends to an existing file.
         let mut behind = WriteBehind::of(10 * MIB + 5);
         assert!(behind.wrote(10 * MIB + 5..10 * MIB + 9, WRITE_PACE).is_none());
@@ -412,7 +412,7 @@ mod tests {
         }
 
         #[test]
-        fn no_writer_is_too_odd(
+        fn random_writers_are_handled(
             writes in prop::collection::vec((0..200_u64, 1..80_u64), 1..200),
             release: bool, size in 0..200_u64,
         ) {

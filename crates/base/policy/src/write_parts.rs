@@ -15,7 +15,7 @@ pub const WAIT_MAX_NS: u64 = 30_000_000_000;
 pub const PARTS_MAX: usize = 4;
 /// Maximum number of restarts of writeback that is waited for.
 const RESTARTS_MAX: u32 = 3;
-/// Nanoseconds between two polls of writeback: at least and at most.
+/// Minimum and maximum nanoseconds between two polls of writeback.
 pub const POLL_MIN_NS: u64 = 50_000;
 /// See [`POLL_MIN_NS`].
 pub const POLL_MAX_NS: u64 = 1_000_000;

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_remembered_whoever_keeps_the_file() {
+    fn events_are_remembered_under_every_rule_that_keeps() {
         for keeper in [FileKeeper::Nobody, FileKeeper::Writer(7), FileKeeper::Helper] {
             let mut state = WriterState { keeper, ..WriterState::new() };
             state.apply(WriterEvent::CannotSee);

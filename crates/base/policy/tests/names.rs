@@ -11,7 +11,7 @@ fn sizes() -> impl Strategy<Value = u64> {
     (20_u32..=30).prop_map(|bits| 1 << bits)
 }
 
-/// The name of the segment with this sequence, as PostgreSQL's `XLogFileName` makes it.
+/// Returns the name of the segment with this sequence, as PostgreSQL's `XLogFileName` makes it.
 fn segment_name(timeline: u32, sequence: u64, size: u64) -> String {
     let count = (1_u64 << 32) / size;
     format!("{timeline:08X}{:08X}{:08X}", sequence / count, sequence % count)

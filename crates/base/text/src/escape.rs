@@ -60,7 +60,7 @@ impl<'a> EscapedText<'a> {
     }
 
     /// Returns the text if there is nothing to escape.
-    #[allow(clippy::disallowed_methods, reason = "what is not UTF-8 is escaped then")]
+    #[allow(clippy::disallowed_methods, reason = "bytes that are not UTF-8 are escaped then")]
     pub(crate) fn plain(self) -> Option<&'a str> {
         std::str::from_utf8(self.0).ok().filter(|text| text.chars().all(is_plain))
     }
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_steers_a_terminal_or_forges_a_line_is_spelled_out() {
+    fn control_characters_and_line_breaks_are_spelled_out() {
         for (bytes, shown) in [
             (&b"a\nb\r\tc"[..], r"a\nb\r\tc"),
             (b"\x1b[2J\x07\x00\x7f", r"\x1b[2J\x07\x00\x7f"),
@@ -215,14 +215,14 @@ mod tests {
     }
 
     #[test]
-    fn width_counts_what_is_shown() {
+    fn width_counts_visible_columns() {
         assert_eq!(format!("{:<6}|", escaped("a\n")), r"a\n   |");
         assert_eq!(format!("{:>4}|", escaped("ab")), "  ab|");
     }
 
     /// Two names that look the same on a terminal have to differ in the output.
     #[test]
-    fn what_cannot_be_seen_is_spelled_out() {
+    fn invisible_characters_are_spelled_out() {
         let ranges = [
             0xad..=0xad,
             0x34f..=0x34f,

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_is_refused_in_words() {
+    fn text_that_is_not_a_size_is_refused_in_words() {
         for text in ["", "M", "-1", "1.", ".5", "1..2", "1.2.3", "5X", "5MX", "5iB", "٣", "1e3"] {
             let error = parse_size(text).unwrap_err();
             assert!(error.contains(&format!("\"{text}\" is not a size")), "{error}");
@@ -153,7 +153,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_shown_reads_back_to_within_its_decimal(bytes in 0_u64..1 << 62) {
+        fn a_printed_size_parses_back_to_within_its_decimal(bytes in 0_u64..1 << 62) {
             let back = parse_size(&ByteSize(bytes).to_string()).unwrap();
             prop_assert!(back.abs_diff(bytes) <= bytes / 20, "{bytes} {back}");
         }

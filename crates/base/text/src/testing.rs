@@ -2,7 +2,8 @@
 
 use proptest::prelude::*;
 
-/// Byte strings with many special cases: control characters, quotes, shell syntax, unusual Unicode.
+/// Returns byte strings with many special cases: control characters, quotes, shell syntax, unusual
+/// Unicode.
 pub(crate) fn nasty() -> impl Strategy<Value = Vec<u8>> {
     let piece = prop_oneof![
         any::<u8>().prop_map(|byte| vec![byte]),

@@ -92,7 +92,7 @@ fn command_end(text: &str) -> Option<usize> {
     while let Some((at, c)) = characters.next() {
         match c {
             '\'' => quoted = !quoted,
-            // Outside of quotes it only precedes a quote.
+            // Outside of quotes a backslash only precedes a quote.
             '\\' if !quoted => drop(characters.next()),
             '`' if !quoted => return Some(at + 1),
             _ => {}
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backtick_that_nothing_ends_is_a_character() {
+    fn an_unpaired_backtick_is_an_ordinary_character() {
         let mut text = String::new();
         wrapped(&mut text, "", 2, "file a`b  it's ` and   more").unwrap();
         assert_eq!(text, "file a`b it's ` and more\n");

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn it_holds_what_was_written_as_a_vector_would() {
+    fn it_holds_the_same_bytes_as_a_vector() {
         let mut content = FileContent::default();
         let mut expected: Vec<u8> = Vec::new();
         for turn in 0..500_u64 {
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_is_not_written_to_and_takes_over_what_it_is_given() {
+    fn a_copy_is_independent_and_takes_over_given_content() {
         let mut content = FileContent::from_bytes(&[1; 10_000]);
         let mut copy = content.clone();
         content.write(4000, &[2; 5000]);

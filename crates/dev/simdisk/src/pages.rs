@@ -41,7 +41,7 @@ impl PageSet {
 
     pub(crate) fn remove(&mut self, pages: Range<u64>) {
         for part in self.within(pages.clone()) {
-            let (&start, &end) = self.0.range(..=part.start).next_back().expect("what it is a part of");
+            let (&start, &end) = self.0.range(..=part.start).next_back().expect("the range around it");
             self.0.remove(&start);
             if start < part.start {
                 self.0.insert(start, part.start);

@@ -84,8 +84,8 @@ impl SharedDisk {
         Ok(CarriedJob { job, transfer, access, inode, ticket })
     }
 
-    /// Processes the result of a raw request. Returns the result of the job, or `None` if another
-    /// raw request was started.
+    /// Processes the result of a raw request. Returns the result of the job, or `None` if
+    /// another raw request was started.
     fn after<J: TransferJob>(
         &self,
         carried: &mut CarriedJob<J>,

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_mount_point_is_refused() {
+    fn a_path_that_is_not_a_mount_point_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(check_mount_point(dir.path()).unwrap(), dir.path().canonicalize().unwrap());
         std::fs::write(dir.path().join("file"), "").unwrap();
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_a_disk_is_refused() {
+    fn a_file_that_cannot_be_a_disk_is_refused() {
         let error = check_xfs(XFS_BYTES_MIN - 1).unwrap_err().to_string();
         assert!(error.contains("300M"), "{error}");
         let error = backing(None, 1 << 60).unwrap_err().to_string();

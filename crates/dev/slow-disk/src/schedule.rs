@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_comes_the_limits_hold() {
+    fn the_limits_hold_for_any_load() {
         let seed = Seed::new();
         let mut random = seed.rng(0);
         let mut below = |bound: u64| random.of(0..bound);

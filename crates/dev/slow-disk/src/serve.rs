@@ -30,7 +30,7 @@ use super::delay::{DelayQueue, RequestAnswer};
 use super::stats::RequestPurpose;
 use super::tree::{HandleTable, InodeTree, OpenObject, path_of};
 
-/// The name of the file with the account.
+/// The name of the file with the disk's statistics.
 pub(super) const STATS_FILE_NAME: &str = ".stats";
 const STATS_INO: INodeNo = INodeNo(2);
 const FIRST_INO: u64 = 3;
@@ -418,7 +418,7 @@ impl Filesystem for SlowFileSystem {
         reply: ReplyWrite,
     ) {
         let arrival = self.delay.now();
-        // One request has at most LARGEST bytes.
+        // One request has at most [`REQUEST_BYTES_MAX`] bytes.
         let size = u32::try_from(data.len()).unwrap_or(u32::MAX);
         if ino == STATS_INO {
             return reply.written(size);

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_disk_is_refused() {
+    fn text_that_describes_no_disk_is_refused() {
         for bad in ["--latency=2", "--latency=0ms", "--width=0", "--iops=0", "--bandwidth=0", "--size=x"] {
             let good = ["--latency=2ms", "--width=64"].into_iter().filter(|good| good[..5] != bad[..5]);
             assert!(parse(good.chain([bad]).map(OsString::from)).is_err(), "{bad}");

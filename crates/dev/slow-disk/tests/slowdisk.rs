@@ -107,7 +107,7 @@ fn files_are_as_on_any_other_file_system() {
     std::fs::remove_file(at("c")).unwrap();
     std::fs::remove_file(at("d/b")).unwrap();
     open.seek(SeekFrom::Start(15_999)).unwrap();
-    assert_eq!(open.read(&mut [0; 2]).unwrap(), 1, "what is open stays");
+    assert_eq!(open.read(&mut [0; 2]).unwrap(), 1, "open files stay");
     std::fs::remove_file(at("s")).unwrap();
     File::open(at("d")).unwrap().sync_all().unwrap();
     std::fs::remove_dir(at("d")).unwrap();
@@ -219,7 +219,7 @@ fn an_xfs_is_made_on_it_and_taken_away() {
 }
 
 #[test]
-fn nothing_is_left_of_one_that_was_killed_or_used() {
+fn a_killed_or_used_disk_leaves_nothing() {
     if !possible() {
         return;
     }
@@ -264,7 +264,7 @@ fn a_disk_ends_with_its_parent() {
 }
 
 #[test]
-fn what_can_not_be_done_is_said() {
+fn impossible_requests_are_refused_with_the_reason() {
     if !possible() {
         return;
     }

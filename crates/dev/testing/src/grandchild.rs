@@ -63,12 +63,12 @@ impl Grandchild {
         self.input().write_all(b"\n").unwrap();
     }
 
-    /// Its process ID.
+    /// Returns its process ID.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// The program's standard input.
+    /// Returns the program's standard input.
     ///
     /// # Panics
     ///
@@ -77,7 +77,7 @@ impl Grandchild {
         self.shell.stdin.as_mut().unwrap()
     }
 
-    /// A line of `/proc/PID/status`: "State:"; empty if it has ended.
+    /// Returns a line of `/proc/PID/status`: "State:"; empty if it has ended.
     pub fn status(&self, name: &str) -> String {
         let text = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
         let line = text.lines().find_map(|line| line.strip_prefix(name));

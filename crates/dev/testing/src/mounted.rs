@@ -55,7 +55,7 @@ impl Mounted {
         Some(mounted)
     }
 
-    /// Makes and mounts an XFS of 1 GiB on a device with blocks of so many bytes, larger than the
+    /// Makes and mounts an XFS of 1 GiB on a device with blocks of this many bytes, larger than the
     /// processor's pages. `None`, and a line that says so, where that can't be done: it takes root,
     /// losetup, mkfs.xfs and Linux 6.15.
     ///

@@ -524,6 +524,6 @@ mod tests {
         let limit = |dev, requested, enough| DiskBudget::of(key(dev), requested, enough).limit();
         assert_eq!(limit(1, None, Some(512 << 10)), 512 << 10);
         assert_eq!(limit(2, None, Some(u64::MAX)), limit(3, None, None));
-        assert_eq!(limit(4, Some(2 * MIB), Some(MIB)), 2 * MIB, "who asks for a size gets it");
+        assert_eq!(limit(4, Some(2 * MIB), Some(MIB)), 2 * MIB, "an explicit size is used");
     }
 }

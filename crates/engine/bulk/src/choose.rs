@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_buffered_or_simulated_is_not_probed() {
+    fn buffered_and_simulated_files_are_not_probed() {
         let nowhere = Path::new("/nowhere");
         assert_eq!(choose(BulkMode::Buffered, true, nowhere, None).unwrap().mode, BulkMode::Buffered);
         assert_eq!(choose(BulkMode::Auto, false, nowhere, None).unwrap().mode, BulkMode::Direct);
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_measured_of_the_disk_decides_among_what_works() {
+    fn the_disks_profile_decides_among_the_working_modes() {
         let fine = 50.0;
         for (disk, mode, why) in [
             // An empty profile changes nothing.

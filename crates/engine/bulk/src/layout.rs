@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leads_nowhere_is_unknown() {
+    fn unresolvable_devices_have_an_unknown_layout() {
         let machine = Machine::new();
         machine.device("dm-0", "253:0");
         machine.device("dm-1", "253:1");

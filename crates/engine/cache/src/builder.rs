@@ -261,7 +261,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn impossible_settings_are_refused_with_what_is_possible() {
+    fn impossible_settings_are_refused_with_the_possible_range() {
         let error = |builder: Builder| builder.build().unwrap_err().to_string();
         for size in [0, 1, 512, 2048, 5000, 12288, 131_072] {
             let message = error(PageCache::builder().page_size(size));

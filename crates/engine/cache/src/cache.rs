@@ -39,8 +39,8 @@ impl PageCache {
         u64::from(self.shared.pool.limit())
     }
 
-    /// Sets the budget in bytes while the cache is in use: from the least that a cache can have up
-    /// to the budget it was built with. If the budget shrinks, pages are evicted and their memory
+    /// Sets the budget in bytes while the cache is in use: from a cache's minimum up to the budget
+    /// it was built with. If the budget shrinks, pages are evicted and their memory
     /// returns to the kernel before this call returns. Pages that guards hold go with the next load
     /// after the guards were dropped; pages that are being loaded meanwhile go when they are
     /// evicted. Other threads continue to read.

@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_entry_says_what_it_was_made_of() {
+    fn an_entry_decodes_to_its_fields() {
         for frame in [0, 1, 12345, FRAMES_MAX - 1] {
             for frequency in 0..=FREQUENCY_MAX {
                 assert_eq!(

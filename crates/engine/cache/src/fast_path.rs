@@ -79,7 +79,7 @@ impl FastPath {
     /// read before. Returns false, and does nothing, if any of these conditions fails.
     #[inline]
     pub(crate) fn copy(&self, offset: u64, buf: &mut [u8]) -> bool {
-        // SAFETY: the buffer has `buf.len()` bytes, and is borrowed mutably, so it is no part of
+        // SAFETY: the buffer has `buf.len()` bytes, and is borrowed mutably, so it is not part of
         // the arena.
         unsafe { self.copy_to(offset, buf.as_mut_ptr(), buf.len(), || ()) }
     }
@@ -91,7 +91,7 @@ impl FastPath {
     /// # Safety
     ///
     /// `to` is not NULL. If `len` is at most a page, `to` points to `len` bytes that nobody else
-    /// uses and that are no part of the arena.
+    /// uses and that are not part of the arena.
     #[inline]
     unsafe fn copy_to(&self, offset: u64, to: *mut u8, len: usize, found: impl FnOnce()) -> bool {
         #[expect(clippy::cast_possible_truncation, reason = "below the page size")]
@@ -178,7 +178,7 @@ impl CachedFile {
     #[doc(hidden)]
     #[inline]
     pub unsafe fn read_shortest(&self, offset: u64, to: *mut u8, len: usize, found: impl FnOnce()) -> bool {
-        // SAFETY: the caller's promise. The bytes it may use are no part of the arena, which the
+        // SAFETY: the caller's promise. The bytes it may use are not part of the arena, which the
         // cache lends for reading only.
         unsafe { self.handle().fast_path.copy_to(offset, to, len, found) }
     }

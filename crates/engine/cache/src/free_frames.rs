@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn those_that_were_used_go_first_and_none_beyond_the_limit() {
+    fn used_frames_are_returned_first_up_to_the_limit() {
         let mut free = FreeFrames::new(4);
         assert_eq!((free.take(4), free.take(4), free.len(4)), (Some(0), Some(1), 2));
         free.put(0);

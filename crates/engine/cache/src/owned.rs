@@ -72,8 +72,8 @@ pub struct OwnedFile {
 impl PageCache {
     /// Caches a file that only the caller writes. It may have up to `max_pages` pages, whatever its
     /// length is now. Its table takes up address space for that number (four bytes each), and
-    /// memory only where the file is read. So opening a terabyte costs no more than opening a
-    /// megabyte.
+    /// memory only where the file is read. So opening a terabyte costs no more than
+    /// opening a megabyte.
     ///
     /// The cache's back-end reads it in the way that `file` was opened: directly or through the
     /// kernel's cache. The back-end must support this kind of file: a file of a simulated disk

@@ -224,7 +224,7 @@ impl FramePool {
         ignore_poison(self.state.lock())
     }
 
-    /// Whether loading a page evicts one that is as much in use, judged by the last victims.
+    /// Whether loading a page would evict one that is used as often, judged by the last victims.
     pub(crate) fn is_in_use(&self) -> bool {
         self.in_use.load(Ordering::Relaxed)
     }
@@ -313,7 +313,7 @@ impl FramePool {
         let LoadTicket { page, frame, queue, .. } = ticket;
         if state.is_superseded(frame) {
             state.counts.add_load(reason);
-            return state.keep_out(frame);
+            return state.retire_superseded(frame);
         }
         debug_assert_eq!(
             state.queues.frame(frame).place,
@@ -324,7 +324,7 @@ impl FramePool {
         if !file.table.is_open() {
             entry.store(PageEntry::NEVER_SEEN.0, Ordering::Release);
             file.leaves(page);
-            state.keep_out(frame);
+            state.retire_superseded(frame);
             return Self::settle_waiters(state, file, page, &Err(closed()));
         }
         state.queues.push(queue, frame);
@@ -404,9 +404,9 @@ impl PoolState {
         self.queues.frame(frame).place == FramePlace::Detached
     }
 
-    /// Retires a frame that was loaded for its loader alone, which may keep it already, for a
-    /// guard. No readable entry ever named it, so it needs no grace period.
-    fn keep_out(&mut self, frame: u32) {
+    /// Retires a frame that only its loader sees, and may already keep for a guard.
+    ///  No readable entry ever named it, so it needs no grace period.
+    fn retire_superseded(&mut self, frame: u32) {
         self.queues.set(frame, FramePlace::Retired, None);
         self.held.push(frame);
     }

@@ -104,9 +104,9 @@ impl ReaderSlot {
         self.leave(section);
     }
 
-    /// Names a frame; `None` if this thread has [`HOLDS_PER_SLOT_MAX`] holds already. Called within
-    /// the section in which the frame was found, or by the loader of the frame before its entry
-    /// becomes readable.
+    /// Names a frame; `None` if this thread has [`HOLDS_PER_SLOT_MAX`] holds already.
+    /// Called within the section in which the frame was found, or by the loader of the frame before
+    /// its entry becomes readable.
     #[inline]
     pub(crate) fn hold(&self, frame: u32) -> Option<FrameHold> {
         let is_free = |hold: &AtomicU32| hold.load(Ordering::Relaxed) == 0;

@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn the_small_queue_keeps_what_was_read_again_twice_and_the_main_queue_counts_down() {
+    fn pages_are_spared_by_queue_and_frequency() {
         let mut s3fifo = S3Fifo::new(1000);
         let mut spared = |queue| [0, 1, 2, 3].map(|frequency| s3fifo.spare(queue, frequency));
         assert_eq!(spared(QueueKind::Small), [None, None, Some(0), Some(0)]);

@@ -141,7 +141,7 @@ mod tests {
     const SETTLE_TIMEOUT: Duration = Duration::from_secs(30);
 
     #[test]
-    fn one_that_is_alone_is_settled_at_once_and_of_many_each_once() {
+    fn a_single_load_settles_immediately_and_each_of_many_once() {
         let settlers = SettlerPool::new(true);
         let here = std::thread::current().id();
         settlers.begin(1);
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_panics_takes_no_thread_away() {
+    fn a_panicking_callback_ends_no_thread() {
         let mut settlers = SettlerPool::new(true);
         settlers.max_threads = 1;
         let (done, settled) = channel();

@@ -1,7 +1,7 @@
 //! The memory that a cache really takes, measured by the kernel (`/proc/self/smaps_rollup`), each
 //! case in its own process.
 //!
-//! The growth of a process during a case must be within 2 % of the budget and [`BESIDE`] bytes
+//! The growth of a process during a case must be within 2 % of the budget and [`BESIDE_BYTES`] bytes
 //! more. It includes frames, records, tables of files, threads of the back-end, and memory that the
 //! allocator keeps.
 
@@ -17,11 +17,11 @@ const MIB: u64 = 1 << 20;
 
 /// Bytes that may be in use beside the budget, whatever its size: stacks, the simulated disk, the
 /// allocator.
-const BESIDE: u64 = 2 * MIB;
+const BESIDE_BYTES: u64 = 2 * MIB;
 
 /// Bytes of frames that are cleared before they are used, in a large cache; in a small one, a
 /// sixteenth of the cache.
-const AHEAD: u64 = 16 * MIB;
+const AHEAD_BYTES: u64 = 16 * MIB;
 
 /// Bytes of memory that this process has taken, without pages of files. The kernel maps a few pages
 /// of the program's text and libraries, or a large folio, at a fault (`mm/filemap.c`, Linux 6.18):
@@ -46,7 +46,7 @@ impl ProcessMemory {
     /// Checks the memory taken up since, by a cache of this budget.
     #[track_caller]
     fn check_since(self, budget: u64, what: &str) {
-        let (more, max) = (self.since(), budget + budget / 50 + BESIDE);
+        let (more, max) = (self.since(), budget + budget / 50 + BESIDE_BYTES);
         println!("{what}: {more} of {budget} bytes");
         assert!(more <= max, "{what}: {more} bytes more, {} above the most allowed, {max}", more - max);
     }
@@ -192,8 +192,8 @@ fn random_reads_of_a_file_of_a_tebibyte() {
 
 /// Opens tens of thousands of files of different names, as a storage engine does over time.
 #[test]
-fn files_that_come_and_go_leave_nothing() {
-    alone("files_that_come_and_go_leave_nothing", || {
+fn opened_and_closed_files_leave_nothing() {
+    alone("opened_and_closed_files_leave_nothing", || {
         const FILE_COUNT: u64 = 30_000;
         let budget = 8 * MIB;
         let disk = SimDisk::new();
@@ -312,7 +312,7 @@ fn a_budget_that_is_made_smaller_and_larger_in_use() {
 }
 
 #[test]
-fn a_budget_that_can_not_be_had_changes_nothing() {
+fn an_impossible_budget_changes_nothing() {
     let cache = PageCache::builder().memory(16 * MIB).build().unwrap();
     let pages = cache.capacity_pages();
     let error = cache.set_memory(17 * MIB).unwrap_err();
@@ -345,9 +345,9 @@ fn a_large_cache_takes_up_its_records_as_it_fills() {
         for offset in (0..one.len()).step_by(buf.len()) {
             one.read_at(offset, &mut buf).unwrap();
         }
-        before.check_since(9 * MIB + AHEAD, "of a file");
+        before.check_since(9 * MIB + AHEAD_BYTES, "of a file");
         drop(one);
-        before.check_since(9 * MIB + AHEAD, "that is closed");
+        before.check_since(9 * MIB + AHEAD_BYTES, "that is closed");
     });
 }
 
@@ -427,7 +427,7 @@ fn peak() -> u64 {
 fn many_futures(page_size: usize) {
     const FUTURES: usize = 200_000;
     /// Bytes of each waiting read, beside its future: its waker, and its place in a queue.
-    const EACH: u64 = 512;
+    const WAIT_BYTES: u64 = 512;
 
     let dir = disk_dir();
     let path = dir.path().join("sparse");
@@ -472,7 +472,7 @@ fn many_futures(page_size: usize) {
     // A read past the cache keeps its page until it is polled, and this thread may have to wait for
     // a processor.
     let unpolled = 8192 * page_size as u64;
-    let max = budget + budget / 16 + FUTURES as u64 * EACH + 2 * BESIDE + unpolled;
+    let max = budget + budget / 16 + FUTURES as u64 * WAIT_BYTES + 2 * BESIDE_BYTES + unpolled;
     println!("{FUTURES} futures on pages of {page_size}: {more} of at most {max} bytes");
     assert!(
         more <= max,

@@ -55,9 +55,9 @@ fn read(tables: &Tables, ended: &AtomicBool, reads: &AtomicU64, mut below: impl 
 }
 
 fn churn() {
-    const TABLES: u64 = 5_000;
+    const TABLE_COUNT: u64 = 5_000;
     /// Tables open at a time.
-    const LIVE: usize = 180;
+    const LIVE_FILES: usize = 180;
     setrlimit(Resource::Nofile, Rlimit { current: Some(256), maximum: Some(256) }).unwrap();
     let seed = Seed::new();
     let dir = disk_dir();
@@ -73,7 +73,7 @@ fn churn() {
             scope.spawn(move || read(tables, ended, reads, |end| rng.of(0..end.max(1))));
         }
         let mut rng = seed.rng(0);
-        for number in 0..TABLES {
+        for number in 0..TABLE_COUNT {
             // Numbers are reused, as by engines after a restart.
             let path = dir.path().join(format!("{:06}.sst", number % 1000));
             let len = usize::try_from(rng.of(1..16 * PAGE as u64)).unwrap();
@@ -82,7 +82,7 @@ fn churn() {
             let old = {
                 let mut tables = tables.write().unwrap();
                 tables.push_back(Arc::new((number, file)));
-                (tables.len() > LIVE).then(|| tables.pop_front()).flatten()
+                (tables.len() > LIVE_FILES).then(|| tables.pop_front()).flatten()
             };
             if let Some(old) = old {
                 std::fs::remove_file(old.1.path()).unwrap();

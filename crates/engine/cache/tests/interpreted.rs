@@ -21,7 +21,7 @@ fn check(seed: u64, page: u64, got: &[u8]) {
 }
 
 #[test]
-fn two_threads_in_every_way() {
+fn two_threads_with_all_operations() {
     let (disk, cache) = sim(80, 64);
     for reader in 0..2 {
         disk.create_patterned(format!("/{reader}"), 3 * PAGE_LEN + 5, 2).unwrap();
@@ -65,7 +65,7 @@ fn two_threads_in_every_way() {
 }
 
 #[test]
-fn a_cache_all_of_which_is_kept() {
+fn a_cache_that_keeps_all_its_frames() {
     let (_disk, cache) = sim(80, 64);
     let file = cache.open("/file").unwrap();
     let guards: Vec<_> = (0..20).map(|page| file.page(page).unwrap()).collect();
@@ -84,7 +84,7 @@ fn a_cache_all_of_which_is_kept() {
 }
 
 #[test]
-fn what_fails_is_reported_to_all() {
+fn a_failed_load_is_reported_to_all_callers() {
     let disk = SimDisk::new();
     disk.create_patterned("/file", 20 * PAGE_LEN, SEED).unwrap();
     let cache = support::sim_builder(&disk, 64, PAGE)

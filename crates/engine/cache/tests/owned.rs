@@ -130,7 +130,7 @@ fn each_way_to_read_finds_the_new_content() {
 }
 
 #[test]
-fn guards_keep_what_they_had() {
+fn guards_keep_their_content() {
     let owner = FileOwner::new(2, 2, OpenOptions::new());
     let (short, long) = (owner.file.page(0).unwrap(), owner.file.page_ref(1).unwrap());
     for byte in 50..250 {
@@ -149,7 +149,7 @@ fn has_shortest_way() -> bool {
 }
 
 #[test]
-fn the_shortest_way_finds_what_was_read_often_and_keeps_it() {
+fn the_fast_path_finds_hot_pages_and_keeps_them() {
     let owner = FileOwner::new(40, 40, OpenOptions::new());
     let file = &owner.file;
     assert!(file.page_shortest(0).is_none(), "it is absent");
@@ -199,7 +199,7 @@ fn the_shortest_way_finds_what_was_read_often_and_keeps_it() {
 }
 
 #[test]
-fn a_load_under_way_is_not_kept_and_those_who_wait_load_anew() {
+fn a_load_in_flight_is_discarded_and_its_waiters_load_again() {
     for install in [false, true] {
         let (options, has_read, answer) = stopping();
         let owner = FileOwner::new(1, 1, options);

@@ -52,7 +52,7 @@ struct StressState<'a> {
 }
 
 /// The number of files that are open at a time.
-const OPEN: usize = 5;
+const OPEN_FILES: usize = 5;
 
 impl StressState<'_> {
     fn run(&self, threads: u64, seed: &Seed) {
@@ -126,7 +126,7 @@ impl StressState<'_> {
     }
 
     fn step(&self, rng: &mut Rng, kept: &mut Vec<(PageRef, u64, u64)>) {
-        let place = usize::try_from(rng.of(0..OPEN as u64)).unwrap();
+        let place = usize::try_from(rng.of(0..OPEN_FILES as u64)).unwrap();
         if rng.one_in(300) {
             self.change(place, rng);
             return;
@@ -249,7 +249,7 @@ fn arena(
 ) -> StressState<'_> {
     let cache = builder.page_size(page_size).build().unwrap();
     let mut rng = Rng::default();
-    let opened = (0..OPEN).map(|place| RwLock::new(reopen(&cache, place, &mut rng))).collect();
+    let opened = (0..OPEN_FILES).map(|place| RwLock::new(reopen(&cache, place, &mut rng))).collect();
     StressState {
         cache,
         page_size: page_size as u64,

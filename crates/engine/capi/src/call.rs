@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_is_a_status_with_what_it_said() {
+    fn a_panic_becomes_a_status_with_its_message() {
         assert_eq!(call(|| panic!("page {}", 7)), Status::Internal);
         assert_eq!(message(), "a panic in pagekeeper: page 7");
         assert_eq!(plain(3, || panic!("once more")), 3);

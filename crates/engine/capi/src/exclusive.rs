@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handle_is_not_given_up_under_a_thread_that_is_in_it() {
+    fn a_handle_is_not_freed_while_a_thread_uses_it() {
         let handle = Box::into_raw(Box::new(ExclusiveHandle::new(7)));
         // SAFETY: just created; closed once, at the end.
         let exclusive = unsafe { &*handle };

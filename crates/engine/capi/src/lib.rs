@@ -9,7 +9,7 @@
 //! * A handle with a position or changes of its own is used by one thread at a time (`exclusive`).
 
 #![allow(missing_docs, reason = "each function and structure is documented in the header, which people read")]
-#![allow(unreachable_pub, reason = "what is exported is exported by its name")]
+#![allow(unreachable_pub, reason = "functions are exported by their names")]
 #![allow(
     unsafe_code,
     reason = "exported names; the blocks are in `pointers` and where a buffer outlives its call"

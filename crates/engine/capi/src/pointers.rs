@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn an_older_caller_gets_the_defaults_of_what_it_does_not_know() {
+    fn an_older_caller_gets_defaults_for_fields_it_does_not_know() {
         let old = Old { struct_size: size_of::<Old>(), first: 7 };
         let read = OptionsPointer::<New>(std::ptr::from_ref(&old).cast()).read().unwrap();
         assert_eq!((read.first, read.second), (7, 0));
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_caller_is_refused_what_is_not_there() {
+    fn a_newer_caller_is_refused_for_unknown_fields() {
         let mut new = New { struct_size: size_of::<New>(), first: 7, second: 0 };
         assert_eq!(OptionsPointer::<Old>(std::ptr::from_ref(&new).cast()).read().unwrap().first, 7);
         new.second = 1;

@@ -72,8 +72,8 @@ impl CursorState {
     }
 }
 
-/// Opens the tree of a root page. The caller names that page, so a wrong one is the caller's
-/// mistake, and no damage.
+/// Opens the tree of a root page. The caller names that page, so a wrong one is a misuse, not
+/// damage.
 fn open(pages: &impl Pages, root: u64) -> Result<Tree, CallFailure> {
     Tree::open(pages, root).map_err(|error| match error {
         TreeError::NotATree { .. }

@@ -20,7 +20,7 @@ fn is_callers(status: Status) -> bool {
     matches!(status, Status::Misuse | Status::NotFound)
 }
 
-/// Makes a store's pages that are no roots, and returns their numbers.
+/// Makes a store's pages that are not roots, and returns their numbers.
 fn wrong_pages(store: &Store) -> Vec<(&'static str, u64)> {
     let mut txn = store.begin_write().unwrap();
     let tree = Tree::create(&mut txn).unwrap();

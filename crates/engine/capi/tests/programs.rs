@@ -167,7 +167,7 @@ fn all_of_it_by_ctypes() {
 }
 
 #[test]
-fn what_is_exported_is_what_the_header_has() {
+fn the_exports_match_the_header() {
     if !has(&["cc", "nm", "readelf"]) {
         return;
     }

@@ -102,7 +102,7 @@ fn db_bench(directory: &Path, benchmarks: &str) -> Command {
 }
 
 #[test]
-fn what_databases_do_at_random_is_right_by_a_model() {
+fn random_operations_match_a_model() {
     if !can_build() {
         return;
     }
@@ -117,7 +117,7 @@ fn what_databases_do_at_random_is_right_by_a_model() {
 }
 
 #[test]
-fn what_was_acknowledged_is_there_after_kills() {
+fn acknowledged_commits_survive_kills() {
     if !can_build() {
         return;
     }

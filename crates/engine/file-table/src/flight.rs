@@ -86,7 +86,7 @@ impl<V, E> Flight<V, E> {
     /// # Panics
     /// If the opener runs on this thread.
     pub(super) fn wait(&self) -> FlightOutcome<V, E> {
-        let mut state = not_within(self.lock());
+        let mut state = assert_other_thread(self.lock());
         loop {
             if let Some(outcome) = &state.outcome {
                 return outcome.clone();
@@ -112,7 +112,7 @@ fn wake(waker: Waker) {
 }
 
 /// Returns the state. Panics if the wait would be for the caller itself.
-fn not_within<V, E>(state: MutexGuard<'_, FlightState<V, E>>) -> MutexGuard<'_, FlightState<V, E>> {
+fn assert_other_thread<V, E>(state: MutexGuard<'_, FlightState<V, E>>) -> MutexGuard<'_, FlightState<V, E>> {
     if state.runs_on == Some(current().id()) {
         drop(state);
         panic!("a FileTable's opener asked for the key that it is opening");
@@ -132,7 +132,7 @@ impl<V, E> Future for FlightEnd<'_, V, E> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let waker = context.waker().clone();
-        let mut state = not_within(self.flight.lock());
+        let mut state = assert_other_thread(self.flight.lock());
         if let Some(outcome) = &state.outcome {
             return Poll::Ready(outcome.clone());
         }

@@ -220,7 +220,7 @@ fn callers_that_block_and_that_await_wait_for_one_another() {
 }
 
 #[test]
-fn a_failure_reaches_who_waits_and_is_retried_by_who_comes_later() {
+fn a_failure_reaches_waiters_and_later_callers_retry() {
     fn end(table: &ModelTable, results: &[OpenResult<usize, usize>]) {
         let mut errors: Vec<_> = results.iter().map(|result| result.clone().unwrap_err()).collect();
         errors.dedup_by(|one, other| Arc::ptr_eq(one, other));
@@ -246,7 +246,7 @@ fn a_failure_reaches_who_waits_and_is_retried_by_who_comes_later() {
 }
 
 #[test]
-fn after_a_panic_one_of_those_who_waited_opens() {
+fn after_a_panic_one_waiter_opens() {
     fn panics(table: &ModelTable) -> Option<usize> {
         // Without the message that a panic prints: thousands of orders are tested.
         let open = || resume_unwind(Box::new("planned"));
@@ -264,7 +264,7 @@ fn after_a_panic_one_of_those_who_waited_opens() {
 }
 
 #[test]
-fn after_a_dropped_future_one_of_those_who_waited_opens() {
+fn after_a_dropped_future_one_waiter_opens() {
     fn polled_once(table: &ModelTable) -> Option<usize> {
         let open = async {
             PendingOnce(false).await;

@@ -107,7 +107,7 @@ fn eighty_threads_open_one_key_once() {
 }
 
 #[test]
-fn a_failure_reaches_all_who_waited_and_is_retried() {
+fn a_failure_reaches_all_waiters_and_is_retried() {
     const THREADS: usize = 8;
     let table = Table::new();
     let fail = || {
@@ -199,7 +199,7 @@ fn a_value_that_is_no_longer_good_is_replaced_by_one_for_all() {
             KEY,
             move |value| **value >= at_least,
             || {
-                assert_eq!(table.get(KEY), None, "what is being replaced is out");
+                assert_eq!(table.get(KEY), None, "a replaced value is gone");
                 await_waiting(&table, THREADS - 1);
                 Ok(Arc::new(opens.fetch_add(1, Ordering::Relaxed) + 1))
             },
@@ -218,7 +218,7 @@ fn a_value_that_is_no_longer_good_is_replaced_by_one_for_all() {
 }
 
 #[test]
-fn who_waited_judges_what_it_is_given() {
+fn a_waiter_judges_the_shared_result() {
     let table = Table::new();
     thread::scope(|scope| {
         let opener = scope.spawn(|| {
@@ -378,7 +378,7 @@ fn when_a_future_that_opens_is_dropped_a_waiter_opens() {
     }));
     assert!(poll(opening.as_mut()).is_pending());
     let open = || {
-        assert!(let_go.load(Ordering::Relaxed), "what the dropped one held is released first");
+        assert!(let_go.load(Ordering::Relaxed), "the dropped opener's resources are released first");
         Ok(Arc::new(2))
     };
     let mut next = pin!(table.get_or_open_async(KEY, async { open() }));

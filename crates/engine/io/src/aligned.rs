@@ -18,7 +18,7 @@ use std::ptr::NonNull;
 /// assert!(buf.as_ptr().addr().is_multiple_of(AlignedBuf::ALIGN));
 /// assert_eq!(*buf, [0; 8192]);
 /// buf[..5].copy_from_slice(b"hello");
-/// buf.set_len(4096); // write no more than the first block
+/// buf.set_len(4096); // write at most the first block
 /// assert_eq!((buf.len(), buf.capacity()), (4096, 8192));
 /// ```
 pub struct AlignedBuf {
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "of a buffer of 10")]
-    fn it_shows_no_more_than_it_has() {
+    fn the_visible_length_stays_within_the_buffer() {
         AlignedBuf::new(10).set_len(11);
     }
 }

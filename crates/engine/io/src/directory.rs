@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_copy_in_a_program_that_is_being_started_holds_nothing() {
+    fn a_copy_in_a_starting_program_holds_no_lock() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("lock");
         let held = hold(&path, LockSharing::Exclusive).unwrap();

@@ -170,7 +170,7 @@ pub trait IoFile: Send + Sync {
     }
 }
 
-/// The error of back-ends that only read for all other operations.
+/// Returns the error of back-ends that only read for all other operations.
 pub(crate) fn unsupported(call: &'static str, path: &Path) -> Error {
     Error::Call { call, path: path.to_path_buf(), errno: libc::EOPNOTSUPP }
 }

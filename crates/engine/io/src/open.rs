@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_regular_file_is_named_at_once() {
+    fn a_file_that_is_not_regular_is_refused_with_its_kind() {
         let dir = disk_dir();
         let fifo = dir.path().join("fifo");
         rustix::fs::mknodat(CWD, &fifo, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn without_waiting_only_what_is_resident_is_read() {
+    fn nowait_reads_return_only_resident_bytes() {
         let dir = disk_dir();
         let path = dir.path().join("file");
         std::fs::write(&path, vec![7; 64 << 10]).unwrap();

@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_pages_is_refused() {
+    fn a_file_without_pages_is_refused() {
         let error = DirectSupport::probe("/dev/null").unwrap_err();
         assert!(matches!(error, Error::NotARegularFile { kind: FileKind::CharacterDevice, .. }), "{error}");
         assert_eq!(DirectSupport::probe("/nowhere").unwrap_err().errno(), Some(libc::ENOENT));

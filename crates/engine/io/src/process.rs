@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_kernel_clears_no_page_the_c_library_says_so() {
+    fn without_wipe_on_fork_the_c_library_detects_a_fork() {
         clear_mark_in_children();
         FALLBACK_MARK.store(7, Ordering::Relaxed);
         let maker = Process { mark: &FALLBACK_MARK, number: 7 };

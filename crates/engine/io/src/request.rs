@@ -34,8 +34,8 @@ pub struct BatchRead<'a> {
     pub file: &'a dyn IoFile,
     /// The first byte to read.
     pub offset: u64,
-    /// The buffers, filled in this order. Several let adjacent pages with distant frames form one
-    /// read.
+    /// The buffers, filled in this order. Several buffers allow one read of adjacent pages into
+    /// distant frames.
     pub bufs: Vec<IoSliceMut<'a>>,
 }
 
@@ -107,9 +107,9 @@ pub struct OwnedWrite {
     /// The mode of the write.
     pub mode: WriteMode,
     /// Called once, from any thread, when everything is written or the write failed; returns the
-    /// buffer. Without another thread it runs on the submitter's. The call should be short: other
-    /// completions wait for it. If it panics, the panic hook reports that, and nothing else is
-    /// affected.
+    /// buffer. Without other threads it runs on the submitter's thread. The call should be short:
+    /// other completions wait for it. If it panics, the panic hook reports that, and nothing else
+    /// is affected.
     pub done: Box<dyn FnOnce(AlignedBuf, Result<(), Error>) + Send>,
 }
 

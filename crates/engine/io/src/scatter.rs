@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rest_starts_behind_what_is_done() {
+    fn the_rest_starts_behind_the_finished_part() {
         let (mut a, mut b, mut c) = ([0_u8; 3], [0_u8; 5], [0_u8; 2]);
         let second = b.as_ptr();
         let bufs = [IoSliceMut::new(&mut a), IoSliceMut::new(&mut b), IoSliceMut::new(&mut c)];

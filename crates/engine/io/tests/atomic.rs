@@ -1,7 +1,7 @@
 //! Atomic writes on real file systems. A size that a file reports as supported works, in each
 //! back-end and in both ways. Any other size is refused, without any change.
 
-#[expect(dead_code, reason = "what tests of other things need")]
+#[expect(dead_code, reason = "parts for tests of other modules")]
 mod support;
 
 use std::os::unix::fs::MetadataExt;
@@ -227,7 +227,7 @@ fn mount_again(mounted: &Mounted) {
 
 /// XFS is shut down at once, without flushing its log (`XFS_IOC_GOINGDOWN`), and mounted again.
 #[test]
-fn what_a_stopped_xfs_had_is_whole() {
+fn atomic_writes_on_a_stopped_xfs_are_whole() {
     const BLOCK: usize = 16_384;
     const BLOCKS: u64 = 64;
     let Some(mounted) = Mounted::new("xfs") else { return };

@@ -244,7 +244,7 @@ fn on_a_simulated_disk() {
 }
 
 #[test]
-fn a_direct_read_leaves_nothing_resident_and_what_is_not_aligned_is_named() {
+fn a_direct_read_leaves_nothing_resident_and_names_misalignment() {
     let directory = disk_dir();
     let path = write(directory.path(), &noise(FILE_LEN));
     let drop_pages = std::fs::File::open(&path).unwrap();
@@ -272,7 +272,7 @@ fn a_direct_read_leaves_nothing_resident_and_what_is_not_aligned_is_named() {
 }
 
 #[test]
-fn what_is_wrong_is_reported_alike_by_all() {
+fn all_back_ends_report_errors_alike() {
     let directory = disk_dir();
     let path = write(directory.path(), b"content");
     let simulated = SimDisk::new();
@@ -511,7 +511,7 @@ fn many_threads_read_at_once() {
 }
 
 #[test]
-fn a_file_that_grows_or_is_cut_meanwhile_gives_what_it_holds() {
+fn a_file_that_grows_or_shrinks_gives_its_current_bytes() {
     let directory = disk_dir();
     let path = write(directory.path(), &noise(10_000));
     let writer = std::fs::File::options().write(true).open(&path).unwrap();
@@ -536,7 +536,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
     #[test]
-    fn any_reads_give_what_the_file_holds(
+    fn random_reads_match_the_file(
         len in 1_usize..200_000,
         reads in prop::collection::vec((0_u64..60, prop::collection::vec(0_usize..5, 0..6)), 1..150),
         odd in 0_u64..5000,

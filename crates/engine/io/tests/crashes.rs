@@ -351,7 +351,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn a_power_cut_leaves_what_was_synced_and_nothing_that_was_never_written(
+    fn a_power_cut_keeps_synced_bytes_and_invents_none(
         ops in prop::collection::vec(op(), 1..60),
         cut in prop::option::of(1..60_u64),
         seed in any::<u64>(),

@@ -123,7 +123,7 @@ impl<'a> ReadStream<'a> for Pages<'a> {
 }
 
 #[test]
-fn each_read_gives_its_bytes_however_many_are_under_way() {
+fn each_of_many_reads_in_flight_gives_its_bytes() {
     let content = noise(FILE_LEN);
     let (_directory, beds) = beds(&content);
     for (io, file) in &beds {

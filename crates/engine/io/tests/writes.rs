@@ -317,7 +317,7 @@ fn on_tmpfs() {
 }
 
 #[test]
-fn a_full_disk_says_so_and_keeps_what_it_took() {
+fn a_full_disk_reports_it_and_keeps_accepted_bytes() {
     let Some(mounted) = Mounted::new("tmpfs") else { return };
     for io in real() {
         let path = mounted.path().join("file");
@@ -340,7 +340,7 @@ fn a_full_disk_says_so_and_keeps_what_it_took() {
 }
 
 #[test]
-fn what_is_wrong_is_reported_alike_by_all() {
+fn all_back_ends_report_errors_alike() {
     let directory = disk_dir();
     let path = directory.path().join("file");
     std::fs::write(&path, b"content").unwrap();
@@ -374,7 +374,7 @@ fn what_is_wrong_is_reported_alike_by_all() {
 }
 
 #[test]
-fn a_back_end_that_goes_does_what_was_submitted() {
+fn a_dropped_back_end_finishes_submitted_writes() {
     let directory = disk_dir();
     for (n, io) in real().into_iter().chain([Arc::new(SimDisk::new()) as Arc<dyn Io>]).enumerate() {
         let root = if n < 4 { directory.path() } else { Path::new("/") };

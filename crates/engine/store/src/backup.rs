@@ -11,7 +11,7 @@
 //! while the next ones are read.
 //!
 //! Invariants:
-//! 1. At the end all pages are as of one commit, that of the last snapshot, and that commit is
+//! 1. At the end all pages have the state of one commit, the last snapshot's, and that commit is
 //!    durable.
 //! 2. Each copied page was checked against its own checksum and the one in the page map. A damaged
 //!    page is not copied: the backup fails.
@@ -51,7 +51,7 @@ pub struct Backup {
     pub store: u64,
     /// Bytes of a page.
     pub page_size: usize,
-    /// The commit that the backup is as of.
+    /// The commit whose state the backup has.
     pub seq: Seq,
     /// Its pages, including free ones and pages that were never written.
     pub pages: u64,
@@ -64,7 +64,7 @@ pub struct Backup {
     pub took: Duration,
 }
 
-/// All pages are as of this snapshot.
+/// The snapshot whose state all pages have.
 struct CopyResult {
     live: Arc<LiveSnapshot>,
     /// Bytes written.

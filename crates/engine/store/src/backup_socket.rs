@@ -139,7 +139,7 @@ fn read_request(from: &mut impl Read) -> std::io::Result<(PathBuf, StreamPace)> 
     if to.is_absolute() { Ok((to, pace)) } else { Err(invalid()) }
 }
 
-/// The kind of a pace, and its rate.
+/// Returns the kind of a pace, and its rate.
 fn encode_pace(pace: StreamPace) -> [u64; 2] {
     match pace {
         StreamPace::Auto => [0, 0],
@@ -327,7 +327,7 @@ mod tests {
 
     /// Whatever answers at the socket, only a backup that is really there is confirmed.
     #[test]
-    fn a_backup_that_is_not_what_was_said_is_not_confirmed() {
+    fn a_backup_that_differs_from_the_request_is_not_confirmed() {
         let dir = pagekeeper_testing::disk_dir();
         let at = |name: &str| dir.path().join(name);
         let options = || Store::options().journal_bytes(1 << 20);

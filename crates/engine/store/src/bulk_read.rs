@@ -90,7 +90,7 @@ impl Core {
         mut see: impl FnMut(PageNo, &mut [u8], Result<PageAt, Error>) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let pages: Vec<_> = pieces.iter().flat_map(|piece| self.pages_of(piece)).collect();
-        let mut brought_in = self.bring_in(pages, live.seq);
+        let mut brought_in = self.load_places(pages, live.seq);
         for (PieceBuf { first, bytes }, PieceRead { newer, failed }) in pieces.iter_mut().zip(read) {
             for ((page, newer), bytes) in (*first..).zip(newer).zip(bytes.chunks_mut(self.config.page_size)) {
                 brought_in.reach(page);

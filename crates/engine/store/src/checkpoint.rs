@@ -173,7 +173,7 @@ impl Core {
         let max_pages =
             if self.data.is_atomic() { 1 } else { (self.max_write_bytes() / self.config.page_size).max(1) };
         for pages in self.batches(pages, seq) {
-            let mut brought_in = self.bring_in(pages.iter().copied(), seq);
+            let mut brought_in = self.load_places(pages.iter().copied(), seq);
             for (at, page) in pages.iter().enumerate() {
                 if at % PREFETCH_PAGES == 0 {
                     self.prefetch_bases(&pages[at..pages.len().min(at + PREFETCH_PAGES)], seq);

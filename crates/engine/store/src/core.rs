@@ -429,7 +429,7 @@ impl Core {
             }
         }
         let mut assembly = PageAssembly::new(room);
-        for changes in replay.parts(self.brought_in_share()) {
+        for changes in replay.parts(self.loaded_places_share()) {
             assembly.apply(&self.with_bytes(&id, changes)?);
         }
         let kind = assembly.finish(&id)?;

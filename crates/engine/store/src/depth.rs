@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_measured_of_a_disk_is_not_found_out_again() {
+    fn a_profiled_disk_is_not_measured_again() {
         let disk = |width: u32| {
             let read = |depth: u32| DepthProfile {
                 depth,

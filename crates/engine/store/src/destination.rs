@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! 1. The directory is created; existing content or a link is never used.
-//! 2. It is no store before all of it is durable: its superblock gets its name last. Until then,
+//! 2. It is not a store before all of it is durable: its superblock gets its name last. Until then,
 //!    opening it fails with the error for an unfinished one.
 //! 3. On failure everything that was made is removed. A killed process leaves a directory that is
 //!    marked as unfinished.
@@ -30,7 +30,7 @@ const WRITES_AT_ONCE: usize = 4;
 /// Bytes of the page map that are kept, beside those that wait to be written.
 const MAP_BYTES: u64 = 1 << 20;
 /// Pages after which the page map is written. Until then it takes 4 bytes of memory for each.
-const FLUSH_AFTER: usize = 1 << 20;
+const FLUSH_PAGES: usize = 1 << 20;
 
 /// The parameters of the new store.
 #[derive(Debug, Clone)]
@@ -92,7 +92,7 @@ impl Destination {
         PageWriter { to: self, writes, noted: 0, pages: 0, seq: 0, bytes: 0, rounds: 0 }
     }
 
-    /// Finishes the store with the page count of `meta`, as of commit `seq`, and makes it durable.
+    /// Finishes the store as commit `seq` with the page count of `meta`, and makes it durable.
     /// Pages that were not written count as never written.
     pub(crate) fn finish(mut self, seq: Seq, meta: StoreMeta) -> Result<(), Error> {
         self.data.grow(meta.pages, true)?;
@@ -134,7 +134,7 @@ pub(crate) struct PageWriter<'a> {
     noted: usize,
     /// The minimum number of pages of the store.
     pages: u64,
-    /// The pages are as of this commit, or older.
+    /// The newest commit of the written pages.
     seq: Seq,
     bytes: u64,
     /// Number of calls of [`begin`](PageWriter::begin).
@@ -142,8 +142,8 @@ pub(crate) struct PageWriter<'a> {
 }
 
 impl PageWriter<'_> {
-    /// Makes room for this many pages. Pages written from now on are as of this commit. Earlier
-    /// writes have ended, so the same pages may come again.
+    /// Makes room for this many pages. Pages written from now on have the state of this commit.
+    /// Earlier writes have ended, so the same pages may come again.
     pub(crate) fn begin(&mut self, pages: u64, seq: Seq) -> Result<(), Error> {
         self.writes.wait(0);
         self.writes.check()?;
@@ -160,7 +160,7 @@ impl PageWriter<'_> {
         while self.writes.next_done().is_some() {}
         self.noted += noted.len();
         self.to.map.set(noted)?;
-        if self.noted >= FLUSH_AFTER {
+        if self.noted >= FLUSH_PAGES {
             self.to.map.flush(self.pages, self.seq, WriteDepth::fixed(WRITES_AT_ONCE))?;
             self.noted = 0;
         }
@@ -216,8 +216,8 @@ impl PageWriter<'_> {
 }
 
 impl Drop for DestinationFiles {
-    /// Removes what was made, as far as possible. The mark goes last, so that the remains are no
-    /// store.
+    /// Removes what was made, as far as possible. The mark is removed last, so that the remains
+    /// do not count as a store.
     fn drop(&mut self) {
         if self.is_finished {
             return;

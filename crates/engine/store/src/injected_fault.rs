@@ -64,7 +64,7 @@ pub(crate) enum InjectedFault {
     MapInOnePlace,
     /// A transaction that is refused room poisons the store.
     RefusedRoomPoisons,
-    /// An entry of an unknown version is taken for the end of the journal.
+    /// An entry of an unknown version counts as the end of the journal.
     UnknownVersionIsEnd,
     /// A bug of the journal.
     Journal(pagekeeper_wal::InjectedFault),

@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn progress_says_what_is_left_and_how_long_it_takes() {
+    fn progress_has_the_remaining_bytes_and_time() {
         let line = |left| Progress::new(left, 1000, Duration::from_secs(2)).to_string();
         assert_eq!(line(1000), "recovery: 1000 of 1000 pages left, 0 pages/s");
         assert_eq!(line(250), "recovery: 250 of 1000 pages left, 375 pages/s, 0.7 s to go");

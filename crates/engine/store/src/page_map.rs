@@ -54,7 +54,7 @@ type MapShard = HashMap<u64, LoadedBlock>;
 pub(crate) enum CheckFault {
     #[error(transparent)]
     Page(#[from] MapFault),
-    #[error("what was written there last is not known: {0}")]
+    #[error("the last write there is unknown: {0}")]
     Unreadable(#[from] IoError),
 }
 

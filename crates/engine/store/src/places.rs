@@ -9,8 +9,8 @@
 //!    page.
 //! 3. A checkpoint, or a reader of all pages, goes through many pages. It loads the bytes of many
 //!    at once, up to its share of memory, and drops them when it is past them, except for pages
-//!    that are rebuilt by then. Each read takes as much again, at most 16 MiB. A page that needs
-//!    more than that share is rebuilt piece by piece.
+//!    that are rebuilt by then. Each read needs a further buffer of the same size, at most 16 MiB.
+//!    A page that needs more than that share is rebuilt piece by piece.
 //! 4. A checkpoint loads places in batches in the journal's order, each in page order.
 //!
 //! Fails as reading the journal does. A page whose checksum does not match after rebuilding is
@@ -34,12 +34,12 @@ const READ_BYTES_MAX: u64 = 16 << 20;
 
 impl Core {
     /// Returns the maximum bytes of loaded changes.
-    pub(crate) fn brought_in_share(&self) -> u64 {
+    pub(crate) fn loaded_places_share(&self) -> u64 {
         self.config.max_unapplied_bytes / 4
     }
 
     fn read_places(&self, places: &[Range<Lsn>]) -> Result<Vec<Bytes>, LogError> {
-        let at_once = usize::try_from(self.brought_in_share().min(READ_BYTES_MAX)).unwrap_or(usize::MAX);
+        let at_once = usize::try_from(self.loaded_places_share().min(READ_BYTES_MAX)).unwrap_or(usize::MAX);
         self.journal.read_again(places, at_once)
     }
 
@@ -55,12 +55,12 @@ impl Core {
         }
         let bytes = self.read_places(&places).map_err(|error| match error {
             LogError::NotInLog { .. } | LogError::Overtaken { .. } => {
-                id.damaged("what the journal had of it was given up before it was whole")
+                id.damaged("its changes were dropped from the journal before all of them were applied")
             }
             error => error.into(),
         })?;
         let whole = version::with_bytes(changes, &bytes, self.payload_size());
-        let whole = whole.ok_or_else(|| id.damaged("the journal does not have any more what changes it"));
+        let whole = whole.ok_or_else(|| id.damaged("the journal no longer has its changes"));
         whole.map(Cow::Owned)
     }
 
@@ -79,7 +79,7 @@ impl Core {
             }
         }
         placed.sort_unstable();
-        let (mut batches, mut bytes_of_last, most) = (vec![ready], u64::MAX, self.brought_in_share());
+        let (mut batches, mut bytes_of_last, most) = (vec![ready], u64::MAX, self.loaded_places_share());
         for (_, page, bytes) in placed {
             match batches.last_mut() {
                 Some(batch) if bytes_of_last.saturating_add(bytes) <= most => {
@@ -98,39 +98,39 @@ impl Core {
 
     /// Returns a loader of the journal's bytes as of `seq`, for a caller that goes through these
     /// ascending pages.
-    pub(crate) fn bring_in<P>(&self, pages: P, seq: Seq) -> BroughtIn<'_, P::IntoIter>
+    pub(crate) fn load_places<P>(&self, pages: P, seq: Seq) -> LoadedPlaces<'_, P::IntoIter>
     where
         P: IntoIterator<Item = PageNo>,
     {
-        BroughtIn { core: self, seq, ahead: pages.into_iter().peekable(), replays: Vec::new() }
+        LoadedPlaces { core: self, seq, ahead: pages.into_iter().peekable(), replays: Vec::new() }
     }
 }
 
 /// Loaded bytes of the pages that a caller goes through. Dropping it drops the bytes, except for
 /// pages that were rebuilt and kept.
 #[must_use]
-pub(crate) struct BroughtIn<'a, P: Iterator<Item = PageNo>> {
+pub(crate) struct LoadedPlaces<'a, P: Iterator<Item = PageNo>> {
     core: &'a Core,
     seq: Seq,
     /// Pages still to come.
     ahead: Peekable<P>,
-    /// The replays as they were before.
+    /// The replays before loading, to restore them.
     replays: Vec<(PageNo, Seq, Arc<PageReplay>)>,
 }
 
-impl<P: Iterator<Item = PageNo>> BroughtIn<'_, P> {
+impl<P: Iterator<Item = PageNo>> LoadedPlaces<'_, P> {
     /// Called before `page` is used. Loaded bytes stay in memory until a page is reached whose
     /// bytes are not loaded. A failed read is reported where the page is used.
     pub(crate) fn reach(&mut self, page: PageNo) {
         while self.ahead.peek().is_some_and(|next| *next <= page) {
             self.put_back();
-            self.bring_in_more();
+            self.load_more();
         }
     }
 
     /// Loads as much as the share holds.
-    fn bring_in_more(&mut self) {
-        let (core, share) = (self.core, self.core.brought_in_share());
+    fn load_more(&mut self) {
+        let (core, share) = (self.core, self.core.loaded_places_share());
         let (mut due, mut places, mut bytes) = (Vec::new(), Vec::new(), 0);
         while let Some(page) = self.ahead.peek().copied() {
             if let Some((of, replay)) = core.index.placed(page, self.seq) {
@@ -163,7 +163,7 @@ impl<P: Iterator<Item = PageNo>> BroughtIn<'_, P> {
     }
 }
 
-impl<P: Iterator<Item = PageNo>> Drop for BroughtIn<'_, P> {
+impl<P: Iterator<Item = PageNo>> Drop for LoadedPlaces<'_, P> {
     fn drop(&mut self) {
         self.put_back();
     }

@@ -55,7 +55,7 @@ pub struct PageFinding {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Repair {
-    /// The commit that the repaired store is as of; if unknown, the newest commit of any of its
+    /// The commit whose state the repaired store has; if unknown, the newest commit of any of its
     /// pages.
     pub seq: Seq,
     /// Its pages, including all below.
@@ -157,7 +157,7 @@ struct DamagedStore {
     max_journal_bytes: u64,
     /// The commits of the journal, on top of the superblock's.
     journal: JournalContent,
-    /// The commit that the map is as of, according to the superblock.
+    /// The commit of the map, according to the superblock.
     upto: Seq,
     /// Whether the store's meta is known, from the superblock or a commit.
     has_meta: bool,

@@ -26,9 +26,9 @@ use crate::index::Index;
 use crate::options::StoreOptions;
 use crate::{Error, PageNo};
 
-/// Maximum bytes of the journal that are appended but not synced: the most that a crash takes from
-/// commits that do not wait. It also limits a record, and so how far an opening searches behind the
-/// end.
+/// Maximum bytes of the journal that are appended but not synced: the maximum that a crash takes
+/// from commits that do not wait. It also limits a record, and so how far an opening searches
+/// behind the end.
 const MAX_UNSYNCED_BYTES: u64 = 4 << 20;
 /// Returns the bytes of the longest record that a new store's journal takes, or less.
 pub(crate) fn longest_record(options: &StoreOptions, max_journal_bytes: u64) -> u64 {
@@ -89,7 +89,7 @@ pub(crate) fn read_journal(
         return Err(Error::Corrupt { path: path.to_path_buf(), what });
     }
     if log.checkpoint_lsn() > newest.checkpoint_lsn {
-        let what = "the superblock is older than what of the journal is left".to_owned();
+        let what = "the superblock is older than the remaining journal".to_owned();
         return Err(Error::Corrupt { path: path.to_path_buf(), what });
     }
     for (path, offset) in log.damaged_paddings() {

@@ -121,7 +121,7 @@ impl Store {
     /// full, a store [without threads](StoreOptions::without_threads) runs a checkpoint in this
     /// call, and the timeout does not limit it.
     ///
-    /// A timeout past the end of the clock, such as [`Duration::MAX`], is no limit: the call is
+    /// A timeout past the end of the clock, such as [`Duration::MAX`], is not a limit: the call is
     /// then [`begin_write`](Self::begin_write), and can fail with [`Error::OwnTransaction`].
     ///
     /// ```

@@ -15,9 +15,9 @@ pub(crate) const READER_PARTS: usize = 32;
 
 /// Returns this thread's part. Parts are assigned round-robin.
 pub(crate) fn reader_part() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    static NEXT_PART: AtomicUsize = AtomicUsize::new(0);
     thread_local! {
-        static MINE: usize = NEXT.fetch_add(1, Ordering::Relaxed) % READER_PARTS;
+        static OWN_PART: usize = NEXT_PART.fetch_add(1, Ordering::Relaxed) % READER_PARTS;
     }
-    MINE.with(|mine| *mine)
+    OWN_PART.with(|mine| *mine)
 }

@@ -82,7 +82,7 @@ impl Core {
             let found = self.verify_at(&live);
             self.snapshots.end(&live);
             tries += 1;
-            // Writers ended the snapshot: the findings may not be as of one commit.
+            // Writers ended the snapshot, so the findings may mix several commits.
             let is_old = live.is_ended() || matches!(found, Err(Error::SnapshotTooOld));
             if !is_old {
                 return found;

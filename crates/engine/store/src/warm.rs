@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_noted_covers_its_parts_and_nothing_else() {
+    fn the_note_covers_exactly_the_resident_parts() {
         let noted = [2..7, 10..20];
         let is_covered = |range: Range<u64>| covers(&noted, std::slice::from_ref(&range));
         for pages in [2..7, 4..6, 6..7, 10..11, 12..13, 19..20] {

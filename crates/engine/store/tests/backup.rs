@@ -87,7 +87,7 @@ fn child_that_is_backed_up() {
 }
 
 #[test]
-fn what_a_kill_leaves_of_a_backup_is_whole_or_no_store() {
+fn a_killed_backup_leaves_a_whole_store_or_none() {
     let temp = disk_dir();
     let directory = temp.path();
     let seed = Seed::new();
@@ -137,7 +137,7 @@ fn what_a_kill_leaves_of_a_backup_is_whole_or_no_store() {
 }
 
 #[test]
-fn nothing_that_is_there_is_followed_or_written_over() {
+fn existing_files_and_links_are_not_followed_or_overwritten() {
     let temp = disk_dir();
     let at = |name: &str| temp.path().join(name);
     let store = options().open(at("store")).unwrap();

@@ -1,5 +1,5 @@
 //! Written data that is lost, or in an older state: reads, `verify` or the opening detect it, and
-//! it is never taken for the right data. On a simulated disk.
+//! it is never mistaken for the right data. On a simulated disk.
 
 use std::path::Path;
 use std::sync::Arc;

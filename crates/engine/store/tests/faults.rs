@@ -38,7 +38,7 @@ fn first_byte(store: &Store, page: u64) -> Result<u8, Error> {
 }
 
 #[test]
-fn a_sync_that_fails_for_want_of_room_is_as_final_as_any() {
+fn a_sync_that_fails_for_lack_of_space_is_final() {
     let disk = SimDisk::new();
     let store = store(&disk);
     disk.inject("/store/data", 0..u64::MAX, WriteFault::Sync(libc::ENOSPC), Times::Once).unwrap();
@@ -62,7 +62,7 @@ fn a_transaction_that_was_open_when_the_store_was_poisoned_is_not_committed() {
 }
 
 #[test]
-fn a_full_device_stops_what_it_refuses_and_nothing_else() {
+fn a_full_device_fails_only_the_refused_operations() {
     let disk = SimDisk::new();
     let store = store(&disk);
     disk.inject("/store/data", 0..u64::MAX, WriteFault::NO_SPACE, Times::Once).unwrap();
@@ -142,7 +142,7 @@ fn a_damaged_page_leaves_the_others_alone_and_can_be_written_anew() {
 }
 
 #[test]
-fn an_old_snapshot_outlives_the_page_that_it_is_put_together_with() {
+fn an_old_snapshot_outlives_the_data_page_it_is_based_on() {
     let disk = SimDisk::builder().atomic_writes(64 << 10).build();
     let before = store(&disk);
     before.sync().unwrap();
@@ -186,7 +186,7 @@ fn a_store_that_relies_on_atomic_writes_is_not_applied_where_there_are_none() {
 }
 
 #[test]
-fn no_page_number_is_beyond_what_the_cache_can_name() {
+fn page_numbers_stay_within_the_caches_range() {
     let disk = SimDisk::new();
     let store = options(&disk).open(dir()).unwrap();
     let mut txn = store.begin_write().unwrap();

@@ -89,7 +89,7 @@ fn it_opens_reads_and_goes_on_when_there_is_room() {
 }
 
 #[test]
-fn a_file_system_without_room_refuses_what_has_none_and_nothing_else() {
+fn a_full_file_system_refuses_only_operations_that_need_space() {
     let Some(mounted) = Mounted::new("ext4") else { return };
     let dir = mounted.path().join("store");
     let store = small().open(&dir).unwrap();

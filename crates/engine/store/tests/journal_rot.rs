@@ -99,7 +99,7 @@ fn each_flip_is_named(made: &SimDisk, places: &[(u64, u64)]) {
 /// Each byte of a closed store's journal that no commit needs may be damaged: the store opens all
 /// the same.
 #[test]
-fn what_no_commit_needs_of_a_closed_journal_refuses_no_opening() {
+fn damage_that_no_commit_needs_does_not_prevent_opening() {
     let options = |disk: &SimDisk| common::options(disk, 64 << 10);
     for synced in [false, true] {
         let disk = SimDisk::new();

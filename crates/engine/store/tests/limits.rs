@@ -154,7 +154,7 @@ fn in_little_address_space(dir: &Path) {
 }
 
 #[test]
-fn who_gets_reports_may_call_the_store() {
+fn a_report_callback_may_call_the_store() {
     for threads in [true, false] {
         let temp = pagekeeper_testing::disk_dir();
         let dir = temp.path().join("store");

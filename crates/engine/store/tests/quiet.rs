@@ -70,7 +70,7 @@ fn a_store_that_is_opened_and_closed_again_is_left_as_it_is() {
 }
 
 #[test]
-fn of_reads_alone_only_the_note_of_what_is_resident_is_written_and_once() {
+fn reads_alone_write_only_the_residency_note_once() {
     let disk = made();
     disk.remove(dir().join("warm")).unwrap();
     let read = |pages: &[u64]| {
@@ -186,7 +186,7 @@ fn openings_that_fail_for_a_file_that_was_cut_off_use_nothing_up() {
 }
 
 #[test]
-fn openings_that_fail_for_what_a_newer_pagekeeper_wrote_use_nothing_up() {
+fn failed_openings_of_a_newer_format_use_nothing_up() {
     for closed in [false, true] {
         let disk = with_journal(true);
         let journal = pagekeeper_wal::RedoLog::options().io(Arc::new(disk.clone())).without_threads();

@@ -11,7 +11,7 @@ use pagekeeper_simdisk::{Damage, Persistence, SimDisk};
 use pagekeeper_store::{Create, Durability, Error, Store, StoreOptions};
 use pagekeeper_testing::Mounted;
 
-const SLOT: u64 = 4096;
+const SLOT_BYTES: u64 = 4096;
 
 fn dir() -> &'static Path {
     Path::new("/store")
@@ -63,7 +63,7 @@ fn refuses_changes(store: &Store) {
 }
 
 #[test]
-fn it_has_what_the_journal_has_and_nothing_is_written() {
+fn a_read_only_store_shows_the_journal_and_writes_nothing() {
     for (checkpoint, close) in [(false, false), (true, false), (true, true)] {
         let made = SimDisk::new();
         let store = on(&made).open(dir()).unwrap();
@@ -114,7 +114,7 @@ fn beside_a_writer_it_is_refused() {
 }
 
 #[test]
-fn none_is_made() {
+fn a_missing_store_is_not_created() {
     let disk = SimDisk::new();
     for create in [Create::IfMissing, Create::New, Create::Never] {
         let error = on(&disk).create(create).read_only(true).open(dir()).map(drop).unwrap_err();
@@ -135,10 +135,10 @@ fn a_slot_that_is_not_whole_is_a_fault() {
         [("superblock", "superblock, slot"), ("journal/control", "the journal's control file, slot")]
     {
         for slot in 0..2 {
-            let at = slot * SLOT;
+            let at = slot * SLOT_BYTES;
             for damage in [
                 Damage::Bit { at: at + 50, bit: 3 },
-                Damage::Zeros(at..at + SLOT),
+                Damage::Zeros(at..at + SLOT_BYTES),
                 Damage::Unreadable(at..at + 1),
             ] {
                 let disk = SimDisk::new();
@@ -222,7 +222,7 @@ fn a_full_and_a_read_only_file_system_will_do() {
 }
 
 #[test]
-fn whoever_may_only_read_the_files_can_open_it() {
+fn read_permission_suffices_to_open() {
     if !is_root() {
         return pagekeeper_testing::skip("another user takes root");
     }

@@ -189,7 +189,7 @@ fn a_snapshot_that_costs_too_much_memory_is_ended_and_commits_go_on() {
 }
 
 #[test]
-fn what_can_not_be_opened_is_named_and_left_alone() {
+fn a_file_that_is_not_a_store_is_named_and_left_alone() {
     let (temp, dir) = dir();
     let error = |options: pagekeeper_store::StoreOptions, dir: &std::path::Path| {
         options.open(dir).map(drop).unwrap_err().to_string()
@@ -235,7 +235,7 @@ fn what_can_not_be_opened_is_named_and_left_alone() {
 }
 
 #[test]
-fn what_was_never_finished_is_made_anew_and_what_is_not_ours_is_left() {
+fn an_unfinished_store_is_recreated_and_foreign_files_are_left() {
     let (temp, dir) = dir();
     Store::options().open(&dir).unwrap().close().unwrap();
     // The superblock does not have its name yet.
@@ -301,7 +301,7 @@ fn a_data_file_that_is_gone_is_named_by_all_that_open_it_again() {
 }
 
 #[test]
-fn what_was_resident_is_brought_back_after_a_restart() {
+fn resident_pages_are_loaded_again_after_a_restart() {
     let (_temp, dir) = dir();
     let store = Store::options().memory(8 << 20).open(&dir).unwrap();
     let mut txn = store.begin_write().unwrap();

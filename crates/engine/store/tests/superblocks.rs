@@ -10,7 +10,7 @@ use pagekeeper_io::{Access, AlignedBuf, Create as CreateFile, Io, WriteMode};
 use pagekeeper_simdisk::{Fault, Persistence, SimDisk, Times};
 use pagekeeper_store::{Create, Durability, Error, Store, StoreOptions};
 
-const SLOT: usize = 4096;
+const SLOT_BYTES: usize = 4096;
 
 fn options(disk: &SimDisk) -> StoreOptions {
     common::options(disk, 64 << 10)
@@ -33,10 +33,10 @@ fn disk(commits: &[bool]) -> SimDisk {
 fn spoil(disk: &SimDisk, slot: usize, how: impl FnOnce(&mut [u8])) {
     let path = dir().join("superblock");
     let file = disk.open_writable(&path, Access::Direct, CreateFile::Never).unwrap();
-    let mut bytes = AlignedBuf::new(SLOT);
-    file.read_at((slot * SLOT) as u64, &mut bytes).unwrap();
+    let mut bytes = AlignedBuf::new(SLOT_BYTES);
+    file.read_at((slot * SLOT_BYTES) as u64, &mut bytes).unwrap();
     how(&mut bytes);
-    file.write_at((slot * SLOT) as u64, &bytes, WriteMode::Plain).unwrap();
+    file.write_at((slot * SLOT_BYTES) as u64, &bytes, WriteMode::Plain).unwrap();
     file.sync_all().unwrap();
 }
 
@@ -56,17 +56,17 @@ fn is_whole(disk: &SimDisk, commits: usize, what: &str) {
 }
 
 /// Commits of which the last are only in the journal, only in the data file, or in both.
-const LIVES: [&[bool]; 5] =
+const COMMITS_AND_CHECKPOINTS: [&[bool]; 5] =
     [&[false], &[true], &[false, true, false], &[true, true, false, false], &[true, false, true, true]];
 
 #[test]
 fn one_rotten_slot_costs_nothing() {
     let mut damages = 0;
-    for commits in LIVES {
+    for commits in COMMITS_AND_CHECKPOINTS {
         let made = disk(commits);
         for slot in 0..2 {
-            let bits = (0..SLOT * 8).step_by(997).map(|bit| (bit, 0));
-            for (from, len) in bits.chain([(0, SLOT), (0, 512), (512, 512), (SLOT - 512, 512)]) {
+            let bits = (0..SLOT_BYTES * 8).step_by(997).map(|bit| (bit, 0));
+            for (from, len) in bits.chain([(0, SLOT_BYTES), (0, 512), (512, 512), (SLOT_BYTES - 512, 512)]) {
                 let disk = made.after_power_cut(Persistence::All, 0);
                 spoil(&disk, slot, |bytes| match len {
                     0 => bytes[from / 8] ^= 1 << (from % 8),
@@ -82,10 +82,10 @@ fn one_rotten_slot_costs_nothing() {
 
 #[test]
 fn one_slot_that_can_not_be_read_costs_nothing() {
-    for commits in LIVES {
+    for commits in COMMITS_AND_CHECKPOINTS {
         for slot in 0..2 {
             let disk = disk(commits);
-            let range = slot * SLOT as u64..(slot + 1) * SLOT as u64;
+            let range = slot * SLOT_BYTES as u64..(slot + 1) * SLOT_BYTES as u64;
             disk.inject(dir().join("superblock"), range, Fault::EIO, Times::Always).unwrap();
             is_whole(&disk, commits.len(), &format!("{commits:?}, slot {slot}"));
         }
@@ -94,11 +94,11 @@ fn one_slot_that_can_not_be_read_costs_nothing() {
 
 #[test]
 fn one_slot_that_is_cut_off_costs_nothing() {
-    let disk = disk(LIVES[3]);
+    let disk = disk(COMMITS_AND_CHECKPOINTS[3]);
     let file = disk.open_writable(&dir().join("superblock"), Access::Direct, CreateFile::Never).unwrap();
-    file.set_len(SLOT as u64).unwrap();
+    file.set_len(SLOT_BYTES as u64).unwrap();
     file.sync_all().unwrap();
-    is_whole(&disk, LIVES[3].len(), "cut off");
+    is_whole(&disk, COMMITS_AND_CHECKPOINTS[3].len(), "cut off");
 }
 
 /// A crash comes during a checkpoint, and one slot is lost after it.
@@ -117,10 +117,11 @@ fn one_slot_is_enough_after_a_crash_at_any_operation_of_a_checkpoint() {
                 drop(store);
                 let path = dir().join("superblock");
                 let file = disk.open_writable(&path, Access::Direct, CreateFile::Never).unwrap();
-                let mut bytes = AlignedBuf::new(2 * SLOT);
+                let mut bytes = AlignedBuf::new(2 * SLOT_BYTES);
                 file.read_at(0, &mut bytes).unwrap();
                 let is_whole_slot = |slot: usize| {
-                    let (checked, crc) = bytes[slot * SLOT..(slot + 1) * SLOT].split_at(SLOT - 4);
+                    let (checked, crc) =
+                        bytes[slot * SLOT_BYTES..(slot + 1) * SLOT_BYTES].split_at(SLOT_BYTES - 4);
                     crc32c::crc32c(checked).to_le_bytes() == crc
                 };
                 // Two faults at a time are too many.
@@ -218,7 +219,7 @@ fn a_store_that_has_lost_both_slots_is_left_as_it_is() {
 /// A superblock with impossible values and a valid checksum is refused: the error says so, and the
 /// store is not opened.
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn nonsense_is_refused() {
     let hostile = [
         (16, u64::MAX),
         (32, u64::MAX),
@@ -234,14 +235,14 @@ fn what_makes_no_sense_is_refused() {
         for slot in 0..2 {
             spoil(&disk, slot, |bytes| {
                 bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
-                let crc = crc32c::crc32c(&bytes[..SLOT - 4]);
-                bytes[SLOT - 4..].copy_from_slice(&crc.to_le_bytes());
+                let crc = crc32c::crc32c(&bytes[..SLOT_BYTES - 4]);
+                bytes[SLOT_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
             });
         }
         for read_only in [false, true] {
             let error = options(&disk).read_only(read_only).open(dir()).map(drop).unwrap_err();
             assert!(matches!(error, Error::BrokenSuperblock { .. }), "{what}: {error}");
-            assert!(error.to_string().contains("what it says makes no sense"), "{what}: {error}");
+            assert!(error.to_string().contains("its content is invalid"), "{what}: {error}");
         }
         // It is as lost as a missing one.
         let repaired = options(&disk).repair(dir(), Path::new("/repaired")).unwrap();

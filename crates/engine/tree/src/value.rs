@@ -5,7 +5,7 @@
 //! one overwrites it, but only the pages that differ.
 //!
 //! Invariant: the pages of a value follow only from its length and its extents' heads; none of its
-//! bytes is taken for a head.
+//! bytes counts as a head.
 
 use std::fmt;
 use std::ops::{Deref, Range};

@@ -7,5 +7,5 @@
 ///
 /// If it does not fit: the caller bounds it by the size of something in memory.
 pub(crate) fn to_usize(bytes: u64) -> usize {
-    usize::try_from(bytes).expect("what is in memory has a length that fits in a usize")
+    usize::try_from(bytes).expect("a length in memory fits in a usize")
 }

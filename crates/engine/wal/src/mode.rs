@@ -183,7 +183,7 @@ mod tests {
     use super::*;
     use pagekeeper_testing::{Mounted, disk_dir};
 
-    const SEEN: [(FileUse, SyncFrequency); 4] = [
+    const REPORTED_USES: [(FileUse, SyncFrequency); 4] = [
         (FileUse::Append, SyncFrequency::EachCommit),
         (FileUse::Append, SyncFrequency::Seldom),
         (FileUse::Overwrite, SyncFrequency::EachCommit),
@@ -208,7 +208,7 @@ mod tests {
         let dir = disk_dir();
         let probed = WriteSupport::probe(dir.path()).unwrap();
         assert_eq!(WriteSupport::probe(dir.path()).unwrap(), probed);
-        for (purpose, syncs) in SEEN {
+        for (purpose, syncs) in REPORTED_USES {
             for mode in [LogMode::Auto, LogMode::Buffered, LogMode::Uncached, LogMode::Direct] {
                 let chosen = mode.choose(&Threads::new(), dir.path(), purpose, syncs).unwrap();
                 assert!(chosen.mode == mode || mode == LogMode::Auto || chosen.mode == LogMode::Buffered);
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_promised_of_a_mode_is_so() {
+    fn each_mode_keeps_its_promises() {
         for kind in ["ext4", "xfs", "btrfs"] {
             let Some(mounted) = Mounted::new(kind) else { continue };
             let probed = WriteSupport::probe(mounted.path()).unwrap();

@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_printed_is_read_back() {
+    fn printed_positions_parse_back() {
         for position in [
             Position { segment: 1, offset: 0 },
             Position { segment: 1_234_567, offset: 1 << 40 },

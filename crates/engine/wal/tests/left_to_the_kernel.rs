@@ -9,8 +9,8 @@ use pagekeeper_wal::{BinLog, LogMode, RedoLog};
 
 const MIB: u64 = 1 << 20;
 
-/// Returns the resident bytes of all files; `None`, and reported, if the kernel does not report
-/// them.
+/// Returns the resident bytes of all files; prints a line and returns `None` if the kernel does
+/// not report them.
 fn resident(dir: &Path) -> Option<u64> {
     let mut sum = 0;
     for entry in std::fs::read_dir(dir).unwrap() {

@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn an_embedded_rocksdb_is_found_whatever_its_process_is_called() {
+    fn an_embedded_rocksdb_is_found_in_any_process() {
         let proc = tempfile::tempdir().unwrap();
         let data = rocksdb_directory();
         let held = ["MANIFEST-000004", "000005.log"].map(|name| data.path().join(name));
@@ -508,14 +508,14 @@ mod tests {
         assert_eq!((found(51), found(52)), (None, None), "a java that is no broker");
         assert_eq!(found(53).as_deref(), Some("etcd"));
         assert_eq!(found(54).as_deref(), Some("prometheus"));
-        assert_eq!(found(55), None, "such a segment alone may be anybody's");
+        assert_eq!(found(55), None, "a segment alone may belong to any program");
         assert_eq!(found(56).as_deref(), Some("nats"));
         assert_eq!(found(57).as_deref(), Some("prometheus"), "an agent, by its name");
         assert_eq!(found(58), None);
     }
 
     #[test]
-    fn a_marker_whose_directory_cannot_be_listed_is_nobodys() {
+    fn a_marker_in_an_unlistable_directory_counts_for_no_database() {
         let proc = tempfile::tempdir().unwrap();
         let data = rocksdb_directory();
         let marker = data.path().join("MANIFEST-000004");
@@ -615,7 +615,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_long_is_inspected_again_later_but_within_fifteen_seconds() {
+    fn slow_processes_are_inspected_again_within_fifteen_seconds() {
         let now = Instant::now();
         let pauses = |cost: Duration| {
             let mut other = OtherProcess::new(Party::Unknown);
@@ -631,7 +631,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_by_name_is_found_again_when_it_is_certain() {
+    fn a_database_known_by_name_is_reported_again_when_certain() {
         let proc = tempfile::tempdir().unwrap();
         process(proc.path(), 50, "mysqld", 1, &[]);
         let root = ProcRoot::at(proc.path());

@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn written_values_parse_back() {
         let dir = disk_dir();
         let path = dir.path().join("disk.toml");
         for profile in [full(dir.path()), DiskProfile::default()] {
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_said_with_line_and_key() {
+    fn errors_name_line_and_key() {
         let dir = disk_dir();
         let path = dir.path().join("disk.toml");
         write(&full(dir.path()), &path).unwrap();

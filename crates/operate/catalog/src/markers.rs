@@ -3,7 +3,7 @@
 //!
 //! Invariants: if the process's directory can't be listed, the marker does not count. At most
 //! `PROCESS_NAMES_MAX` names are read for one process, whatever it holds open. Each directory is
-//! listed once, so thousands of descriptors in one huge directory cost no more than one.
+//! listed once, so thousands of descriptors in one huge directory cost at most one.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;

@@ -277,16 +277,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_credited_with_what_is_its_users() {
+    fn a_process_has_the_permissions_of_one_user_only() {
         let users = |real, effective| {
             Some(ProcessUsers { real, effective, saved: effective, file_system: effective })
         };
         let right = |users| ProcessOwnership::new(users, Party::Unknown, HashSet::new());
         assert!(right(users(999, 999)).has_rights_of(999) && !right(users(999, 999)).has_rights_of(0));
         assert!(right(users(0, 0)).has_rights_of(999), "root");
-        assert!(!right(users(1000, 0)).has_rights_of(0), "who runs a setuid program is not root");
+        assert!(!right(users(1000, 0)).has_rights_of(0), "the caller of a setuid program is not root");
         assert!(!right(users(1000, 0)).has_rights_of(1000));
-        assert!(!right(None).has_rights_of(0), "who can't be seen is nobody");
+        assert!(!right(None).has_rights_of(0), "an unknown user owns nothing");
     }
 
     #[test]

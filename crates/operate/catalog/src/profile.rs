@@ -426,7 +426,7 @@ impl Profile {
         self.known_file(path, |_| true).is_some_and(|known| known.direct_only)
     }
 
-    /// Whether the profile does not know a file: it has no class and is no marker.
+    /// Whether the profile does not know a file: it has no class and is not a marker.
     pub fn is_unnamed(&self, path: &Path) -> bool {
         self.class_of(path).is_none() && !self.markers.iter().any(|marker| marker.matches(path).is_some())
     }

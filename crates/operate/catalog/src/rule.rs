@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_rule_does_not_take_is_refused() {
+    fn keys_that_a_rule_does_not_take_are_refused() {
         for (text, line, reason) in [
             ("", "line 1", "missing field `rule`"),
             ("rule = \"burn\"", "line 2", "`release-behind-writer`"),

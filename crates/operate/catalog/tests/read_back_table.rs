@@ -1,5 +1,5 @@
-//! The table of the book with, for each built-in profile, the most that an unknown reader reads
-//! back before its log is kept. The model under the policy's own tests makes it.
+//! The table of the book with, for each built-in profile, the maximum that an unknown reader
+//! reads back before its log is kept. The model under the policy's own tests makes it.
 //! `PAGEKEEPER_WRITE_TABLES=1 cargo test -p pagekeeper-catalog --test read_back_table` writes it
 //! into the page.
 
@@ -19,14 +19,14 @@ use pagekeeper_text::ByteSize;
 use world::{Op, World};
 
 /// Bytes that such a reader reads in a tick.
-const SLOW: u64 = CELL;
-const FAST: u64 = 16 * MIB;
+const SLOW_READ_BYTES: u64 = CELL;
+const FAST_READ_BYTES: u64 = 16 * MIB;
 /// Bytes that the writer adds in a tick.
-const WRITTEN: u64 = MIB;
+const WRITTEN_BYTES: u64 = MIB;
 /// Bytes of a file of the log, or of the ring.
-const FILE: u64 = 64 * MIB;
+const FILE_BYTES: u64 = 64 * MIB;
 /// Bytes of the log when the reader comes: more than any budget.
-const LOG: u64 = 512 * MIB;
+const LOG_BYTES: u64 = 512 * MIB;
 const TICKS: usize = 200;
 
 /// The bytes of a log that a reader read back.
@@ -52,23 +52,23 @@ fn is_kept(spec: &LogSpec) -> bool {
     spec.rule == Rule::Keep || rewrite(spec).needs_old_pages()
 }
 
-/// A log as this one, with a writer that goes on and a reader that scans it from its beginning,
-/// over and over, so many bytes a tick.
+/// Runs a log like this one, with a steady writer and a reader that scans it repeatedly from
+/// its beginning at this many bytes per tick.
 fn outcome(spec: &LogSpec, speed: u64) -> Outcome {
     let shown = spec.position != PositionSpec::Hidden;
-    let mut world = World::new(FILE, spec.rule, rewrite(spec), (shown, false));
+    let mut world = World::new(FILE_BYTES, spec.rule, rewrite(spec), (shown, false));
     world.is_ring = spec.class == FileClass::Redo;
-    world.write(LOG);
+    world.write(LOG_BYTES);
     // The first show where the writer is.
     for _ in 0..8 {
         world.apply(&Op::Sync);
-        world.write(WRITTEN);
+        world.write(WRITTEN_BYTES);
         world.step();
     }
     let mut outcome = Outcome::default();
     for _ in 0..TICKS {
         world.apply(&Op::Sync);
-        world.write(WRITTEN);
+        world.write(WRITTEN_BYTES);
         world.read(speed);
         world.step();
         if world.state.kept_logs() == 0 {
@@ -87,10 +87,10 @@ fn row(profile: &Profile, spec: &LogSpec) -> String {
     if is_kept(spec) {
         return format!("{start} nothing is released | |");
     }
-    let (slow, fast) = (outcome(spec, SLOW), outcome(spec, FAST));
-    // If the writer's position is inferred, pages that come there are taken for the writer's.
+    let (slow, fast) = (outcome(spec, SLOW_READ_BYTES), outcome(spec, FAST_READ_BYTES));
+    // If the writer's position is inferred, pages that come there count as the writer's.
     let unseen = if spec.position == PositionSpec::Hidden { 5 * WINDOW } else { 0 };
-    for (outcome, speed) in [(&slow, SLOW), (&fast, FAST)] {
+    for (outcome, speed) in [(&slow, SLOW_READ_BYTES), (&fast, FAST_READ_BYTES)] {
         assert!(outcome.until_kept < READ_BACK_EVIDENCE_BYTES + unseen + speed, "{start} {outcome:?}");
         assert!(outcome.twice <= READ_BACK_EVIDENCE_BYTES + unseen, "{start} {outcome:?}");
     }
@@ -98,7 +98,7 @@ fn row(profile: &Profile, spec: &LogSpec) -> String {
 }
 
 #[test]
-fn the_book_says_what_is_read_back_before_a_log_is_kept() {
+fn the_book_has_the_read_back_limits() {
     const HEADING: &str = "| profile | class | rule |";
     let profiles = Profile::built_in();
     let rows = profiles.iter().flat_map(|profile| profile.logs.iter().map(|spec| row(profile, spec)));

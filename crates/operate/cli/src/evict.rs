@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_stayed_is_said_with_its_causes() {
+    fn remaining_pages_are_reported_with_their_causes() {
         let report = ReleaseReport { kept_mapped: 4 << 20, kept_edge: 4096, ..ReleaseReport::default() };
         assert_eq!(
             kept_in_words(&report),

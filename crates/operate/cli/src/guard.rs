@@ -458,8 +458,8 @@ fn process_text(pid: Option<u32>) -> String {
 
 /// Returns the first directory, and the number of others: a database may have a thousand.
 fn directories_text(directories: &[PathBuf]) -> String {
-    const SHOWN: usize = 8;
-    listed_up_to(&directories.iter().map(|path| escaped(path)).collect::<Vec<_>>(), SHOWN)
+    const DIRECTORIES_SHOWN_MAX: usize = 8;
+    listed_up_to(&directories.iter().map(|path| escaped(path)).collect::<Vec<_>>(), DIRECTORIES_SHOWN_MAX)
 }
 
 /// Returns the message about a memory cgroup; single steps have none.
@@ -529,7 +529,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_very_many_directories_the_first_are_shown() {
+    fn the_first_of_very_many_directories_are_shown() {
         let directories =
             |count: usize| (1..=count).map(|at| PathBuf::from(format!("/d{at}"))).collect::<Vec<_>>();
         assert_eq!(directories_text(&directories(2)), "/d1, /d2");

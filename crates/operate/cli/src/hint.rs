@@ -17,7 +17,7 @@ use pagekeeper_text::{ByteSize, count, escaped};
 use crate::output;
 
 /// The limit for the whole command.
-const PATIENCE: Duration = Duration::from_secs(1);
+const SEARCH_TIME_MAX: Duration = Duration::from_secs(1);
 /// Databases that are shown.
 const SHOWN_MAX: usize = 5;
 
@@ -35,7 +35,7 @@ struct HostHint {
 pub(crate) fn run() -> anyhow::Result<ExitCode> {
     let roots = SysRoots::default();
     let hint = HostHint {
-        overview: Overview::within(PATIENCE, &roots),
+        overview: Overview::within(SEARCH_TIME_MAX, &roots),
         is_hidden: roots.proc.name(1).is_err(),
         is_root: rustix::process::geteuid().is_root(),
         memory: MemInfo::read(&roots).ok(),
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_hold_most_come_first_and_the_rest_is_counted() {
+    fn the_largest_holders_come_first_and_others_are_counted() {
         let text = hint((1..=8).map(|pid| counted(pid, "/d", u64::from(pid) << 20))).to_string();
         let first = text.lines().nth(1).unwrap();
         assert_eq!(first, "  mariadb, process 8, /d: logs hold 8 MiB in memory, other files 0 B");
@@ -169,13 +169,13 @@ mod tests {
     }
 
     #[test]
-    fn five_lines_do_for_one_database_and_for_none() {
+    fn the_hint_takes_at_most_five_lines() {
         let one = hint([counted(7, "/d", 1 << 20)]).to_string();
         assert_eq!((one.lines().count(), hint([]).to_string().lines().count()), (5, 5), "{one}");
     }
 
     #[test]
-    fn without_a_database_it_says_what_it_saw() {
+    fn without_a_database_the_hint_says_so_and_names_the_next_step() {
         let none = hint([]);
         let text = none.to_string();
         assert!(text.contains("no database that it knows is running"), "{text}");
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_root_is_told_the_command_for_it() {
+    fn users_other_than_root_are_told_the_command_with_sudo() {
         let uncounted = (9, RunningDatabase { kind: "mariadb".to_owned(), ..RunningDatabase::default() });
         let text = HostHint { is_root: false, ..hint([uncounted]) }.to_string();
         assert!(text.contains("mariadb, process 9: not counted within a second"), "{text}");

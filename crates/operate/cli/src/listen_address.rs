@@ -43,7 +43,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused_with_the_fix() {
+    fn an_invalid_address_is_refused_with_the_fix() {
         for text in ["", "0", "65536", "host", "example.org:9417", "127.0.0.1", "::1", "127.0.0.1:"] {
             assert!(parse(text).is_err(), "{text}");
         }

@@ -27,7 +27,7 @@ pub(crate) struct Manager {
 }
 
 /// Time after which a message that could not be sent is repeated.
-const AGAIN: Duration = Duration::from_secs(1);
+const RESEND_INTERVAL: Duration = Duration::from_secs(1);
 
 /// When the manager is to be notified that the guard is alive.
 #[derive(Debug)]
@@ -95,11 +95,11 @@ impl Manager {
 
     /// Returns the longest time to wait before the next [`Self::alive`].
     pub(crate) fn pause(&self, longest: Duration) -> Duration {
-        let ready = self.is_ready_due.then_some(AGAIN);
+        let ready = self.is_ready_due.then_some(RESEND_INTERVAL);
         let alive = self.alive.as_ref().map(|alive| {
             let left = alive.due.saturating_duration_since(Instant::now());
             // It is due, and could not be sent.
-            if left.is_zero() { AGAIN.min(alive.every) } else { left }
+            if left.is_zero() { RESEND_INTERVAL.min(alive.every) } else { left }
         });
         ready.into_iter().chain(alive).fold(longest, Duration::min)
     }
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_arrives_at_sockets_of_both_kinds() {
+    fn messages_arrive_at_both_kinds_of_sockets() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("notify");
         let hidden = format!("pagekeeper-test-{}", std::process::id());
@@ -169,7 +169,7 @@ mod tests {
 
     /// Any user may send to the service manager's socket, and so fill it.
     #[test]
-    fn what_others_kept_from_being_heard_is_said_again() {
+    fn messages_that_were_crowded_out_are_sent_again() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("notify");
         let socket = UnixDatagram::bind(&path).unwrap();
@@ -186,7 +186,7 @@ mod tests {
         let mut manager = Manager::at(path.as_os_str(), Some(day)).unwrap();
         manager.ready();
         manager.alive();
-        assert_eq!(manager.pause(day), AGAIN, "neither could be sent");
+        assert_eq!(manager.pause(day), RESEND_INTERVAL, "neither could be sent");
         let heard = || {
             let mut buffer = [0; 100];
             let next = || socket.recv(&mut buffer).ok().map(|length| buffer[..length].to_vec());
@@ -196,11 +196,11 @@ mod tests {
         manager.alive();
         assert_eq!(heard(), [b"READY=1".to_vec(), b"WATCHDOG=1".to_vec()]);
         manager.alive();
-        assert!(heard().is_empty() && manager.pause(day) > AGAIN, "each was said once");
+        assert!(heard().is_empty() && manager.pause(day) > RESEND_INTERVAL, "each was said once");
     }
 
     #[test]
-    fn a_sign_of_life_is_for_who_asks_this_process() {
+    fn keepalives_are_sent_only_for_the_watchdog_of_this_process() {
         let eighth = Some(Duration::from_secs(15));
         assert_eq!(watchdog(Some("120000000"), None, 7), eighth);
         assert_eq!(watchdog(Some("120000000"), Some("7"), 7), eighth);

@@ -55,12 +55,12 @@ impl Stop {
         work: impl FnOnce() -> T,
     ) -> T {
         /// Interval at which signals are checked.
-        const POLL: Duration = Duration::from_millis(50);
+        const POLL_INTERVAL: Duration = Duration::from_millis(50);
         let (done, is_done) = channel::<()>();
         let deadline = limit.map(|limit| Instant::now() + limit);
         std::thread::scope(|scope| {
             scope.spawn(move || {
-                while is_done.recv_timeout(POLL) == Err(RecvTimeoutError::Timeout) {
+                while is_done.recv_timeout(POLL_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                     if self.requested() || deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                         end();
                         return;

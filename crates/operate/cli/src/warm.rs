@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_locks_more_than_its_group_may_have_is_warned() {
+    fn locking_more_than_the_cgroups_limit_is_warned_about() {
         const GIB: u64 = 1 << 30;
         let group = |usage, file, effective_limit| MemoryCgroup {
             version: pagekeeper_kernel::pressure::CgroupVersion::V2,
@@ -219,7 +219,7 @@ mod tests {
             warning.contains("2 GiB are to be locked") && warning.contains("may have 1 GiB"),
             "{warning}"
         );
-        assert!(too_much_to_lock(GIB / 2, &group(GIB, GIB / 4, Some(GIB))).is_some(), "what it has besides");
+        assert!(too_much_to_lock(GIB / 2, &group(GIB, GIB / 4, Some(GIB))).is_some(), "its other memory");
         assert_eq!(too_much_to_lock(GIB / 2, &group(GIB, GIB, Some(GIB))), None, "the page cache can go");
         assert_eq!(too_much_to_lock(2 * GIB, &group(0, 0, None)), None);
     }

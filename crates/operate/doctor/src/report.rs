@@ -524,7 +524,7 @@ mod tests {
     #[test]
     fn each_limit_is_reported_once_and_nothing_found_is_said() {
         let gap = VisibilityGap {
-            what: "which pages come and go, and by whom".to_owned(),
+            what: "pages that come and go, and their users".to_owned(),
             why: "permission denied".to_owned(),
             needs: Some("CAP_BPF and CAP_PERFMON".to_owned()),
         };
@@ -535,7 +535,7 @@ mod tests {
         assert_eq!(report.visibility_gaps.len(), 1);
         let text = report.to_string();
         assert!(text.starts_with("Nothing found in what could be seen.\nInspected 1"), "{text}");
-        assert_eq!(text.matches("which pages come and go").count(), 1, "{text}");
+        assert_eq!(text.matches("pages that come and go").count(), 1, "{text}");
         let json = serde_json::to_value(&report).unwrap();
         let all_seen = Report { visibility_gaps: Vec::new(), ..report };
         assert!(all_seen.to_string().starts_with("Nothing found.\nInspected 1 database for 10.0 s"));

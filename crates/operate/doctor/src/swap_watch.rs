@@ -92,7 +92,7 @@ impl SwapWatch {
 fn gap(unseen: Vec<(String, String)>) -> Option<VisibilityGap> {
     let why = unseen.first()?.1.clone();
     let names: Vec<String> = unseen.into_iter().map(|(name, _)| name).collect();
-    let what = format!("how much memory is in swap of {}", listed_up_to(&names, LISTED_DATABASES_MAX));
+    let what = format!("the memory in swap of {}", listed_up_to(&names, LISTED_DATABASES_MAX));
     Some(VisibilityGap { what, why, needs: None })
 }
 

@@ -24,14 +24,14 @@ use pagekeeper_kernel::process::thread_cpu_time;
 use pagekeeper_policy::shares::shares;
 use serde::Serialize;
 
-/// The most log files watched per database.
+/// Maximum number of log files watched per database.
 pub(crate) const NAMES_PER_DATABASE: usize = 4096;
-/// The most log files watched in all.
+/// Maximum number of log files watched in all.
 pub(crate) const NAMES_MAX: usize = 32_768;
-/// The most windows with resident pages kept per database: 16 GiB of them. More are taken up once
+/// Maximum windows with resident pages kept per database: 16 GiB of them. More are taken up once
 /// these are released.
 pub(crate) const WINDOWS_PER_DATABASE: usize = 8192;
-/// The most windows kept in all.
+/// Maximum windows kept in all.
 pub(crate) const WINDOWS_MAX: usize = 32_768;
 /// The most directories watched per database.
 pub(crate) const DIRECTORIES_PER_DATABASE: usize = 1024;
@@ -39,18 +39,18 @@ pub(crate) const DIRECTORIES_PER_DATABASE: usize = 1024;
 pub(crate) const DIRECTORIES_PER_USER: usize = 2048;
 /// The most directories watched in all.
 pub(crate) const DIRECTORIES_MAX: usize = 4096;
-/// The most descriptors of log files remembered per process.
+/// Maximum number of descriptors of log files remembered per process.
 pub(crate) const DESCRIPTORS_PER_PROCESS: usize = 2048;
-/// The most descriptors remembered for all processes that are not databases.
+/// Maximum number of descriptors remembered for all processes that are not databases.
 pub(crate) const FOREIGN_DESCRIPTORS_MAX: usize = 16_384;
 
 /// Processor time per database in the long run, as a fraction: (numerator, denominator).
 const CPU_SHARE_PER_DATABASE: (u32, u32) = (1, 100);
 /// Processor time for all databases together in the long run, as a fraction.
 const CPU_SHARE_MAX: (u32, u32) = (3, 200);
-/// The most processor time in a user's bucket.
+/// Maximum processor time in a user's bucket.
 const SAVED_CPU_MAX: Duration = Duration::from_secs(1);
-/// The most that a new user's bucket holds. It is taken from time that the others did not need.
+/// The maximum of a new user's bucket. It is taken from time that the others did not need.
 const INITIAL_CPU_MAX: Duration = Duration::from_millis(500);
 /// Processor time earned per GiB released: about what releasing a GiB takes if all of it is
 /// resident. Scattered pages take more, which their user pays.
@@ -61,14 +61,14 @@ const EARNED_DIVISOR: u32 = 20;
 /// Listing descriptors of databases takes at most 1/`LISTING_DIVISOR` of the time. Listing those of
 /// all other processes has the same budget of its own.
 const LISTING_DIVISOR: u32 = 400;
-/// The most listing time that is saved up; and the allowance at the start, when everything is new,
+/// Maximum listing time that is saved up; and the allowance at the start, when everything is new,
 /// with the time within which it can be spent.
 const SAVED_LISTING_MAX: Duration = Duration::from_millis(250);
 const INITIAL_LISTING: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(10));
 
-/// The most processor time that a database takes in one turn.
+/// Maximum processor time that a database takes in one turn.
 const TURN_CPU_MAX: Duration = Duration::from_millis(250);
-/// The most wall-clock time that a database takes in one turn.
+/// Maximum wall-clock time that a database takes in one turn.
 const TURN_WALL_MAX: Duration = Duration::from_millis(250);
 /// Steps between two readings of the clocks.
 const STEPS_PER_CLOCK_READ: u32 = 32;
@@ -382,7 +382,7 @@ mod tests {
     const ALICE: Party = Party::User(1);
     const BOB: Party = Party::User(2);
 
-    /// Fills the buckets of users with so many databases, for so many seconds.
+    /// Fills the buckets of users with this many databases, for this many seconds.
     fn fill(budget: &mut CpuBudget, users: &[(Party, u32)], seconds: u64) {
         let until = budget.filled + Duration::from_secs(seconds);
         budget.fill(&users.iter().copied().collect(), until);

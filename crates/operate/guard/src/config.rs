@@ -39,7 +39,8 @@ pub struct Options {
     pub pids: Vec<u32>,
     /// Directories to watch.
     pub directories: Vec<PathBuf>,
-    /// The profile of everything that is named; otherwise the one that fits.
+    /// The profile for all named processes and directories; without it, each gets the one that
+    /// fits.
     pub profile: Option<String>,
     /// All profiles; the built-in ones last.
     pub profiles: Vec<Profile>,
@@ -60,8 +61,8 @@ pub struct Options {
 }
 
 /// Distance in bytes behind the writer up to which the guard waits for PostgreSQL's own readers of
-/// WAL, where it exceeds the `near_files` of their rule. These readers read each byte once, however
-/// late.
+/// WAL, if that is more than the `near_files` of their rule. These readers read each byte once,
+/// however late.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct WalReaderLimits {
@@ -332,8 +333,8 @@ mod tests {
         assert!(example.cgroup.groups.is_empty() && default.cgroup.groups.is_empty());
     }
 
-    /// Returns a minimal configuration to which the key can be added: its section and whatever that
-    /// needs. `[rules.…]` has keys of several rules.
+    /// Returns a minimal configuration to which the key can be added: its section with that
+    /// section's required keys. `[rules.…]` has keys of several rules.
     fn needed(section: &str, key: &str) -> &'static str {
         match (section, key) {
             ("RULES", "total") => "[rules.wal]\nrule = \"budget\"\nbudget = \"16M\"\n",

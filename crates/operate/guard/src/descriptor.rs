@@ -9,8 +9,8 @@ use pagekeeper_policy::FileId;
 
 use crate::ids::DirectoryId;
 
-/// The most descriptors of databases whose positions are read in one tick, and as many of other
-/// processes. If there are more, they take turns.
+/// Maximum number of descriptors of databases whose positions are read in one tick, and as many of
+/// other processes. If there are more, they take turns.
 pub(crate) const POLLED_PER_TICK: usize = 256;
 /// Up to this many descriptors, all of a process's files are sampled at each tick, even if no
 /// descriptor is seen to move: not every write moves one.

@@ -11,7 +11,7 @@ use pagekeeper_policy::{FileId, LogId, WINDOW};
 
 use crate::sample::{FileSample, LastStat, Sample};
 
-/// The most ticks between samples of an idle file.
+/// Maximum ticks between samples of an idle file.
 pub(crate) const IDLE_TICKS_MAX: u32 = 32;
 /// The same for a file without resident pages in a database with many files: somebody has to open
 /// it first, which is seen. Does not apply to new files or to the last of a log.

@@ -379,13 +379,13 @@ pub struct Summary {
     pub resident_before_bytes: u64,
     /// Bytes resident at the last sample.
     pub resident_after_bytes: u64,
-    /// The most bytes resident in any sample.
+    /// Maximum bytes resident in any sample.
     pub resident_peak_bytes: u64,
     /// CPU time that the guard used.
     pub cpu_seconds: f64,
     /// CPU time in percent of one core.
     pub cpu_percent: f64,
-    /// The most memory that the guard used, where the kernel reports it.
+    /// Maximum memory that the guard used, where the kernel reports it.
     pub memory_peak_bytes: Option<u64>,
 }
 

@@ -10,7 +10,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use inotify::{EventMask, Inotify, WatchDescriptor, WatchMask, Watches};
 
-/// The most reads of 16 KiB in one call: 1 MiB, some thousand events.
+/// Maximum number of reads of 16 KiB in one call: 1 MiB, some thousand events.
 const READS_MAX: usize = 64;
 
 /// The watches. The caller chooses the key of a directory.

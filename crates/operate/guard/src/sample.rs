@@ -156,7 +156,7 @@ pub(crate) struct SampleLimits<'a> {
     pub(crate) from: u64,
     /// Whether some of the file was resident when it was last sampled, and is likely to be now.
     pub(crate) had_some: bool,
-    /// The most windows that it may have.
+    /// Maximum windows that it may have.
     pub(crate) room: usize,
     pub(crate) turn: &'a Turn,
 }
@@ -354,7 +354,7 @@ mod tests {
         assert_eq!(whole(&file), Sample::default());
     }
 
-    /// Makes a sparse file with a page in each of so many windows.
+    /// Makes a sparse file with a page in each of this many windows.
     fn sparse(path: &Path, windows: u64) -> InspectedFile {
         let out = std::fs::File::create(path).unwrap();
         for window in 0..windows {

@@ -40,9 +40,10 @@ use crate::ids::hash_of;
 
 /// Time between two looks.
 const WAL_READERS_INTERVAL: Duration = Duration::from_secs(1);
-/// The most segments whose notes are looked up at once.
+/// Maximum number of segments whose notes are looked up at once.
 const NOTES_MAX: usize = 256;
-/// The most slots that are read; PostgreSQL has 10 unless `max_replication_slots` says otherwise.
+/// Maximum number of slots that are read; PostgreSQL has 10 unless `max_replication_slots` says
+/// otherwise.
 const SLOTS_MAX: usize = 256;
 
 /// The readers of the WAL in a directory, as far as files show them.

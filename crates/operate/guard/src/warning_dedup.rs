@@ -9,8 +9,8 @@
 
 use std::collections::HashSet;
 
-/// The most warnings given for one directory or process. A log has a handful of kinds of warnings,
-/// each in a few variants.
+/// Maximum number of warnings given for one directory or process. A log has a handful of kinds of
+/// warnings, each in a few variants.
 const WARNINGS_MAX: usize = 32;
 
 /// The warnings given so far, and one more once there were too many.

@@ -32,7 +32,7 @@ pub struct ChoiceError(String);
 /// The choice.
 #[derive(Debug, Default)]
 pub struct Choice {
-    /// The profile of every process that is no stream (`--profile`).
+    /// The profile of every process that is not a stream (`--profile`).
     pub profile: Option<String>,
     /// The role of every process (`--as`).
     pub role: Option<Role>,
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_all_are_taken_for_leaves_profiles_out() {
+    fn a_kind_for_all_programs_excludes_profiles() {
         for (role, part) in [(Role::Stream, Part::Stream), (Role::Bulk, Part::Bulk), (Role::Logs, Part::Logs)]
         {
             let text = text(&Choice { role: Some(role), ..Choice::default() });
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_process_could_not_take_is_refused() {
+    fn options_that_a_process_cannot_take_are_refused() {
         let profile = |process: &str, files: usize| {
             let file = |nth| format!("[[file]]\nclass = \"data\"\nfiles = \"file-{nth}\"\n");
             format!(

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_library_misses_is_known() {
+    fn programs_that_the_library_misses_are_known() {
         assert!(covered(Role::Auto, &["nice", "b3sum"]).maps);
         assert!(covered(Role::Stream, &["b3sum"]).maps);
         assert!(!covered(Role::Auto, &["tar"]).maps);
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_elsewhere_is_said() {
+    fn work_done_by_other_processes_is_reported() {
         for words in [&["docker", "exec", "db", "tar"][..], &["systemd-run", "tar"]] {
             let cover = covered(Role::Stream, words);
             assert!(matches!(cover.hindrance, Some(LibraryHindrance::Elsewhere(_))), "{words:?}");
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_and_what_was_chosen_are_not() {
+    fn servers_and_chosen_programs_are_not_classified() {
         for server in
             ["/usr/sbin/mariadbd", "mysqld_safe", "etcd", "cassandra", "kafka-server-start.sh", "java"]
         {

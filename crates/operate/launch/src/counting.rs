@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_nobody_holds_is_removed() {
+    fn only_unused_files_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let held = create_locked(dir.path()).unwrap();
         std::fs::write(dir.path().join("report-left"), "").unwrap();

@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_preloaded_stays_and_the_library_comes_once() {
+    fn earlier_preloads_stay_and_the_library_is_added_once() {
         let library = "/run/pagekeeper/libpagekeeper-0123456789abcdef.so";
         let preloaded =
             |before: &OsStr, threads| joined(others(before).chain(own(Path::new(library), threads)));

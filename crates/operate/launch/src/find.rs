@@ -36,7 +36,7 @@ impl StartError {
         }
     }
 
-    /// A command without a name.
+    /// Returns a command without a name.
     pub(crate) fn nameless() -> Self {
         Self { code: 2, sentence: "name a command".to_owned() }
     }
@@ -45,7 +45,7 @@ impl StartError {
         Self { code: 1, sentence }
     }
 
-    /// A command that the rules don't reach, where that is required.
+    /// Returns the error for a command that the rules don't reach, although `--require` was given.
     pub(crate) fn required(sentence: &str) -> Self {
         Self::refused(format!("{sentence}; not started, by --require"))
     }

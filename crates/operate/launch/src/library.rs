@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_planted_is_never_used() {
+    fn a_planted_file_is_never_used() {
         let dir = base();
         let place = dir.path().join("p");
         let path = lay_out_in(std::slice::from_ref(&place), BYTES).unwrap();
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn glibc_is_known_by_what_its_file_says() {
+    fn glibc_is_recognized_by_its_file() {
         let file = b"\0GNU C Library (Debian GLIBC 2.36-9) stable release version 2.36.\nCopyright";
         assert_eq!(version_in(file).as_deref(), Some("2.36"));
         assert_eq!(

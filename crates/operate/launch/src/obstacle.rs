@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn rights_of_ones_own_are_none() {
+    fn a_setuid_program_of_the_callers_own_user_is_no_obstacle() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::copy("/bin/true", file.path()).unwrap();
         std::fs::set_permissions(file.path(), std::fs::Permissions::from_mode(0o6755)).unwrap();

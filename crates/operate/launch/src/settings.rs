@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn each_program_finds_what_is_meant_for_it() {
+    fn each_program_finds_its_own_settings() {
         let text = settings().encode();
         let plan = Plan::decode(text.as_bytes(), b"pg_dump").unwrap();
         assert_eq!((plan.part, plan.budget, plan.rules().len()), (Part::Stream, 8 << 20, 0));
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn the_launcher_reads_what_it_needs() {
+    fn the_launcher_reads_its_own_settings() {
         let own = settings();
         let read = Settings::decode(own.encode().as_bytes()).unwrap();
         let profiles =
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_all_counts_for_all() {
+    fn settings_for_all_programs_apply_to_all() {
         for (role, part) in [(Role::Stream, Part::Stream), (Role::Bulk, Part::Bulk), (Role::Logs, Part::Logs)]
         {
             let text = Settings { role, ..settings() }.encode();

@@ -66,7 +66,7 @@ impl BlockedSignals {
     /// Blocks these from now on, in this thread and those it starts; and makes children waitable.
     pub(crate) fn hold(signals: &[libc::c_int]) -> Self {
         let mut set = empty_set();
-        // SAFETY: `set` is a set; numbers that are no signals are refused. SIG_DFL is an action of
+        // SAFETY: `set` is a set; numbers that are not signals are refused. SIG_DFL is an action of
         // SIGCHLD.
         unsafe {
             for &signal in signals {

@@ -15,7 +15,7 @@ use crate::signals::hold_all;
 const STACK_BYTES_MIN: u64 = 8 << 20;
 
 static INITIAL_LIMIT: OnceLock<Rlimit> = OnceLock::new();
-static IS_WAITED_FOR: AtomicBool = AtomicBool::new(false);
+static HAS_WAITER: AtomicBool = AtomicBool::new(false);
 
 /// Returns the limit that this process was started with, if it has changed.
 pub(crate) fn initial_limit() -> Option<Rlimit> {
@@ -24,12 +24,12 @@ pub(crate) fn initial_limit() -> Option<Rlimit> {
 
 /// Whether the first thread only waits for the thread that works.
 pub(crate) fn has_waiting_thread() -> bool {
-    IS_WAITED_FOR.load(Ordering::Relaxed)
+    HAS_WAITER.load(Ordering::Relaxed)
 }
 
 /// Records, in a child of fork, that its only thread is the one that works.
 pub(crate) fn leave_waiting_thread() {
-    IS_WAITED_FOR.store(false, Ordering::Relaxed);
+    HAS_WAITER.store(false, Ordering::Relaxed);
 }
 
 /// Does the work with enough stack, if that is possible.
@@ -45,7 +45,7 @@ pub fn with_room(work: fn() -> ExitCode) -> ExitCode {
     }
     // Signals are handled by the other thread.
     let before = hold_all();
-    IS_WAITED_FOR.store(true, Ordering::Relaxed);
+    HAS_WAITER.store(true, Ordering::Relaxed);
     let thread =
         std::thread::Builder::new().stack_size(usize::try_from(STACK_BYTES_MIN).unwrap_or(usize::MAX));
     let spawned = thread.spawn(move || {
@@ -56,7 +56,7 @@ pub fn with_room(work: fn() -> ExitCode) -> ExitCode {
         // A thread that panicked has reported why.
         return thread.join().unwrap_or(ExitCode::FAILURE);
     }
-    IS_WAITED_FOR.store(false, Ordering::Relaxed);
+    HAS_WAITER.store(false, Ordering::Relaxed);
     before.restore();
     work()
 }

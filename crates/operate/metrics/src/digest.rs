@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_limited_is_one_sentence() {
+    fn limits_are_reported_in_one_sentence() {
         let of = |needs: Option<&str>| {
             format_gap(&VisibilityGap {
                 what: "pauses".to_owned(),

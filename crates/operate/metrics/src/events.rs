@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_and_over_budget_is_counted_by_reason_from_nought() {
+    fn refusals_and_overruns_are_counted_by_reason_from_zero() {
         let mut fleet = EventFigures::default();
         assert!(
             fleet.refused().all(|(_, count)| count == 0) && fleet.over_budget().count() == Budget::ALL.len()

@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clients_get_what_they_understand_best() {
+    fn clients_get_the_best_encoding_they_accept() {
         for (accept, format) in [
             // Prometheus 2.42, and 3.
             (

@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_silent_longest_goes() {
+    fn the_longest_silent_connection_is_closed() {
         let mut connections = ConnectionTable::default();
         for _ in 0..CONNECTIONS_MAX {
             connections.enter(());
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_for_health_goes_for_others_that_do_alone() {
+    fn health_checks_are_displaced_by_health_checks_alone() {
         let mut connections = ConnectionTable::default();
         for number in 1..=HEALTH_CONNECTIONS_MAX as u64 {
             connections.enter(());
@@ -268,7 +268,7 @@ mod tests {
         for _ in 0..CONNECTIONS_MAX {
             connections.enter(());
         }
-        assert_eq!(open(&connections)[0], 3, "what was answered has no place of its own");
+        assert_eq!(open(&connections)[0], 3, "an answered client keeps no place");
     }
 
     #[test]
@@ -281,7 +281,7 @@ mod tests {
         assert_eq!(open(&connections), [7, 8, 9, 10]);
         let new = connections.enter(());
         answered(&mut connections, 10, UNSENT_BYTES_MAX * 2);
-        assert_eq!(open(&connections), [10, new], "who has no answer yet stays");
+        assert_eq!(open(&connections), [10, new], "an unanswered client stays");
     }
 
     /// Creates a server on its own port, which serves until the tests end.

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn each_place_answers_as_what_it_is() {
+    fn each_path_answers_with_its_content_type() {
         for (path, content_type) in [
             ("/", "text/html; charset=utf-8"),
             ("/data.json", "application/json"),

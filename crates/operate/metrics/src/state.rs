@@ -128,7 +128,7 @@ impl MetricsState {
         figures.events.record(event, after);
     }
 
-    /// Records the end of a tick, which `took` so long, in all and by process.
+    /// Records the end of a tick and its duration `took`, in total and by process.
     pub(crate) fn ticked(
         &self,
         took: Duration,
@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loop_that_does_not_go_round_is_stuck() {
+    fn a_loop_without_ticks_is_stuck() {
         let state = MetricsState::new(false, Duration::ZERO);
         std::thread::sleep(Duration::from_millis(2));
         assert!(state.figures().stuck().is_some());

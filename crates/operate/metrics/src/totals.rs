@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_unknown_of_one_file_is_unknown_of_all_of_its_class() {
+    fn an_unknown_value_of_one_file_makes_its_class_unknown() {
         let file = |dirty| FileTotals {
             count: 1,
             size: 10_000,

@@ -173,7 +173,7 @@ impl Sampler<'_> {
 
 /// Whether a metric is missing because of that gap: no metric shows what is dirty on each device.
 fn is_of_a_metric(what: &str) -> bool {
-    !what.starts_with("how much is dirty on each device")
+    !what.starts_with("the dirty bytes of each device")
 }
 
 fn pause_after(took: Duration) -> Duration {
@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_samples_what_the_guard_watches() {
+    fn the_databases_of_the_guard_are_sampled() {
         let options = |find, pids: &[u32], directories: &[&str]| Options {
             find,
             pids: pids.to_vec(),
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_never_to_be_watched_is_not_sampled() {
+    fn databases_excluded_from_watching_are_not_sampled() {
         let targets = |only: &[&str], never: &[&str]| pagekeeper_guard::Targets {
             only: only.iter().map(|text| text.parse().unwrap()).collect(),
             never: never.iter().map(|text| text.parse().unwrap()).collect(),
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_of_thing_is_said_once() {
+    fn each_kind_of_message_is_printed_once() {
         let (reports, heard) = std::sync::mpsc::channel();
         let mut once = OncePerKind::new(&reports);
         for (kind, sentence) in [("a", "a: 1"), ("b", "b: 1"), ("a", "a: 2")] {

@@ -32,10 +32,11 @@ use crate::{DirectoryFilter, OpenerKind};
 /// The directory of `PostgreSQL` that holds a link to each tablespace.
 const TABLESPACE_DIRECTORY: &str = "pg_tblspc";
 
-/// The most names of links to tablespaces that are read.
+/// Maximum number of names of links to tablespaces that are read.
 const TABLESPACE_LINKS_MAX: usize = 1024;
 
-/// The most files that a process writes to and that are looked up per directory that it claims.
+/// Maximum number of files that a process writes to and that are looked up per directory that it
+/// claims.
 const WRITTEN_PER_DIRECTORY_MAX: usize = 256;
 
 /// The same for all directories together.
@@ -65,7 +66,7 @@ pub(crate) fn settle(subjects: &mut [ObservedDatabase], gaps: &mut VisibilityGap
                     (other, of_other, index)
                 }
             };
-            let (what, of) = (format!("what is in {}", escaped(&lost)), &subjects[winner]);
+            let (what, of) = (format!("the content of {}", escaped(&lost)), &subjects[winner]);
             let (database, process) = (&of.profile.name, of.pid.unwrap_or_default());
             let why = format!(
                 "of two databases that claim it, process {process} ({database}) has the better claim"
@@ -160,7 +161,7 @@ pub(crate) fn directories_of(
     found.retain(&mut keep);
     linked.retain(&mut keep);
     for path in left_out {
-        let what = format!("what is in {}", escaped(&path));
+        let what = format!("the content of {}", escaped(&path));
         gaps.add_of(subject.party, &what, format!("it is not the directory of the user of process {pid}"));
     }
     // Sorted, a directory comes before everything in it.
@@ -342,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn what_postgresql_keeps_elsewhere_is_known_by_its_links() {
+    fn postgresqls_outside_directories_are_found_by_its_links() {
         let (proc, dir) = (disk_dir(), disk_dir());
         let path = |below: &str| dir.path().join(below);
         for below in
@@ -461,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn of_very_many_links_some_are_followed_and_that_is_said() {
+    fn links_are_followed_up_to_a_reported_limit() {
         let (proc, dir) = (disk_dir(), disk_dir());
         let path = |below: &str| dir.path().join(below);
         for below in ["data/pg_wal", "data/pg_tblspc", "space"] {

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_one_leaves_over_is_for_those_that_come_after() {
+    fn an_unused_share_goes_to_later_parties() {
         let wanted =
             [(Party::User(1), vec![100; 10]), (Party::User(2), vec![100]), (Party::User(2), vec![5])];
         let mut shares = FairShares::new(100, &wanted);

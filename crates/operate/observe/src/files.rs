@@ -31,7 +31,7 @@ pub(crate) struct FileSet {
     by_inode: HashMap<Inode, usize>,
     /// The top directory of each tree that was added.
     added: HashSet<Inode>,
-    /// The most openers that are kept per party.
+    /// Maximum number of openers that are kept per party.
     most_openers: usize,
     /// For each party, the number of openers kept, and of descriptors and mappings left out.
     openers: BTreeMap<Party, (usize, usize)>,
@@ -106,7 +106,7 @@ impl FileSet {
         gaps: &mut VisibilityGaps,
     ) {
         let most = trees.opened_limit(index, subject);
-        let (mut taken, mut left_out) = (0, subject.held_beside);
+        let (mut taken, mut left_out) = (0, subject.further_descriptors);
         for (pid, held) in &subject.held {
             if !self.by_inode.contains_key(&held.inode) {
                 if held.private {
@@ -120,7 +120,7 @@ impl FileSet {
                 let file = file_of(roots, subject, index, *pid, held, devices, gaps);
                 self.add(file);
             }
-            if subject.read_in_part.contains(pid) {
+            if subject.partly_read.contains(pid) {
                 continue;
             }
             let (inode, kind, count) = (held.inode, held.kind, held.count);
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn how_many_have_a_file_open_makes_none_slower() {
+    fn many_openers_of_a_file_slow_no_other() {
         // With a linear search this takes minutes.
         let many = 500_000;
         let mut files = one_file(usize::MAX);
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn who_opens_a_file_very_often_hides_no_opener_of_another_user() {
+    fn many_descriptors_of_one_user_hide_no_opener_of_another() {
         let mut files = one_file(100);
         for pid in 0..1000 {
             files.opened(&by(pid, 7, READS), String::new);

@@ -14,9 +14,10 @@ const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
 
 /// Adds the gaps in the host's own figures.
 pub(crate) fn of_host(host: &Host, gaps: &mut VisibilityGaps) {
-    for (pressure, what) in
-        [(&host.memory_pressure, "who waits for memory"), (&host.io_pressure, "who waits for storage")]
-    {
+    for (pressure, what) in [
+        (&host.memory_pressure, "tasks that wait for memory"),
+        (&host.io_pressure, "tasks that wait for storage"),
+    ] {
         if pressure.is_none() {
             gaps.add(
                 what,
@@ -29,7 +30,7 @@ pub(crate) fn of_host(host: &Host, gaps: &mut VisibilityGaps) {
         let right = lacked(&[("CAP_DAC_READ_SEARCH", CapabilitySet::DAC_READ_SEARCH)]);
         let right = right.map(|right| format!(", and {right}")).unwrap_or_default();
         let needs = format!("mount -t debugfs debugfs /sys/kernel/debug{right}");
-        gaps.add("how much is dirty on each device", "debugfs can't be read", Some(&needs));
+        gaps.add("the dirty bytes of each device", "debugfs can't be read", Some(&needs));
     }
 }
 
@@ -74,7 +75,7 @@ pub(crate) fn of_tracing(tracer: &Tracer, gaps: &mut VisibilityGaps) {
         TraceSource::Counters { no_bpf, no_tracefs } => {
             let (why, lesser) = (why(no_bpf), why(no_tracefs));
             gaps.add(
-                "which pages come and go and by whom, who is throttled for dirty pages, who has to reclaim",
+                "pages that come and go, tasks throttled for dirty pages, tasks that reclaim",
                 if why == lesser { why } else { format!("{why}; {lesser}") },
                 needs(no_bpf).or_else(|| needs(no_tracefs)).as_deref(),
             );
@@ -91,7 +92,7 @@ pub(crate) fn of_tracing(tracer: &Tracer, gaps: &mut VisibilityGaps) {
 /// use pagekeeper_observe::not_traced;
 /// use pagekeeper_trace::TraceError;
 ///
-/// let gap = not_traced("how long syncs take", &TraceError::NoTracefs);
+/// let gap = not_traced("the duration of syncs", &TraceError::NoTracefs);
 /// assert_eq!(gap.why, "tracefs is not mounted");
 /// ```
 pub fn not_traced(what: &str, error: &TraceError) -> VisibilityGap {

@@ -21,9 +21,9 @@ fn started(mut command: std::process::Command, name: &str) -> HoldingProcess {
 }
 
 #[test]
-fn who_has_very_many_directories_takes_no_files_of_another_user() {
+fn very_many_directories_of_one_user_displace_no_files_of_another() {
     if !rustix::process::geteuid().is_root() {
-        skip("who_has_very_many_directories_takes_no_files_of_another_user: needs root to become another");
+        skip("very_many_directories_of_one_user_displace_no_files_of_another: needs root to become another");
         return;
     }
     let (dir, programs) = (disk_dir(), tempfile::tempdir().unwrap());
@@ -68,7 +68,7 @@ fn who_has_very_many_directories_takes_no_files_of_another_user() {
 }
 
 #[test]
-fn of_very_many_descriptors_some_are_kept_and_the_rest_counted() {
+fn descriptors_are_kept_up_to_a_limit_and_counted_beyond() {
     let dir = disk_dir();
     let path = |name: &str| dir.path().join(name);
     for name in ["one", "two"] {
@@ -98,9 +98,9 @@ fn of_very_many_descriptors_some_are_kept_and_the_rest_counted() {
 }
 
 #[test]
-fn who_changes_very_many_names_keeps_no_new_file_of_another_user_from_being_seen() {
+fn very_many_renames_of_one_user_hide_no_new_file_of_another() {
     if !rustix::process::geteuid().is_root() {
-        skip("who_changes_very_many_names_keeps_no_new_file_of_another_user_from_being_seen: needs root");
+        skip("very_many_renames_of_one_user_hide_no_new_file_of_another: needs root");
         return;
     }
     let (dir, programs) = (disk_dir(), tempfile::tempdir().unwrap());

@@ -82,11 +82,12 @@ impl Observer {
 
     fn take(&mut self, full: bool) -> Result<Snapshot, ObserveError> {
         let change = self.change()?;
-        // State that is lost with a job that hangs is found again, except what was named.
-        let named = self.state.earlier.of_named();
+        // State that is lost with a hung job is found again, except named processes and
+        // directories.
+        let named = self.state.earlier.named_only();
         let mut kept = Some(std::mem::take(&mut self.state));
         let (state, found) = hang::run_job(|| {
-            let lost = || ObserverState { earlier: named.of_named(), ..ObserverState::default() };
+            let lost = || ObserverState { earlier: named.named_only(), ..ObserverState::default() };
             let mut state = kept.take().unwrap_or_else(lost);
             let (options, profiles) = (self.options.clone(), self.profiles.clone());
             move || {
@@ -127,7 +128,7 @@ impl Observer {
 }
 
 impl ObserverState {
-    /// Finds the databases and their files, from the file systems that they are on.
+    /// Finds the databases and their files on their file systems.
     fn find(
         &mut self,
         options: &ObserverOptions,
@@ -151,7 +152,7 @@ impl ObserverState {
         for subject in subjects.iter().enumerate() {
             files.take_held(roots, subject, trees, devices, &mut gaps);
         }
-        let known: HashSet<u32> = subjects.iter().flat_map(ObservedDatabase::read_whole).collect();
+        let known: HashSet<u32> = subjects.iter().flat_map(ObservedDatabase::fully_read_pids).collect();
         openers::find(&roots.proc, &mut files, &known, &mut gaps)?;
         files.say_left_out(&mut gaps);
         self.trees.end(files.in_use());

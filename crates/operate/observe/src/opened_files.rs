@@ -138,7 +138,7 @@ pub(crate) fn kind_of_mapping(mapping: &ProcessMapping) -> OpenerKind {
 
 /// Returns the path by which this process can open a file that another one names so.
 pub(crate) fn reach(proc: &ProcRoot, pid: u32, path: &Path) -> PathBuf {
-    // If the process can't be inspected, its path must not be taken for one of ours.
+    // If the process can't be inspected, its path must not be mistaken for one of ours.
     proc.in_namespace(pid, path)
         .unwrap_or_else(|_| proc.root(pid).join(path.strip_prefix("/").unwrap_or(path)))
 }
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_renamed_over_a_file_since_it_was_found_is_not_taken_for_it() {
+    fn a_file_renamed_over_a_found_one_is_not_mistaken_for_it() {
         use pagekeeper_kernel::{ExpectedFile, Links, PathHandle};
 
         let dir = crate::testing::disk_dir();

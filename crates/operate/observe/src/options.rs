@@ -66,11 +66,11 @@ pub struct ObserverOptions {
     /// The directories that may be touched. Files in others are left out, and nothing about them is
     /// read. By default all.
     pub selects: DirectoryFilter,
-    /// The most files and subdirectories that are kept for all databases together, some 1 KiB each;
-    /// by default a million. Each user has a share, divided among their databases and these
-    /// databases' directories; the excess is left out. The same number limits the names read in one
-    /// snapshot, for files of any kind. Twice as many open files of their processes are kept, and
-    /// as many openers per user.
+    /// Maximum number of files and subdirectories that are kept for all databases together, some 1
+    /// KiB each; by default a million. Each user has a share, divided among their databases and
+    /// these databases' directories; the excess is left out. The same number limits the names read
+    /// in one snapshot, for files of any kind. Twice as many open files of their processes are
+    /// kept, and as many openers per user.
     pub max_files: usize,
     /// Options for tracing between two snapshots. By default none.
     pub trace: Option<TraceOptions>,

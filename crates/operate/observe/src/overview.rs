@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_hangs_is_not_waited_for() {
+    fn hung_file_systems_are_not_waited_for() {
         let (keep, kept) = channel::<()>();
         let overview = Overview::of_search(Duration::from_millis(100), move |overview| {
             lock(overview).databases.insert(9, RunningDatabase::default());
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_else_answers_for_is_not_asked() {
+    fn file_systems_served_by_others_are_not_asked() {
         let mounts = |line: &str| {
             let proc = tempfile::tempdir().unwrap();
             std::fs::create_dir(proc.path().join("5")).unwrap();

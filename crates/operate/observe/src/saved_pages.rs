@@ -144,7 +144,7 @@ mod tests {
     use std::io::Write;
 
     #[test]
-    fn what_became_of_a_file_is_seen() {
+    fn changes_of_a_saved_file_are_noticed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         std::fs::write(&path, b"0123456789").unwrap();

@@ -1,5 +1,5 @@
-//! Finds the databases to observe: by a scope, by the catalog among the processes, and by the files
-//! that their processes hold.
+//! Finds the databases to observe: those named by a scope, and processes that the catalog
+//! recognises by name or by the files they hold.
 //!
 //! A database that was named and has ended or gone since is a visibility gap, not a failure.
 //! [`claims`](crate::claims) finds the directories of their files.
@@ -21,8 +21,8 @@ use crate::opened_files::{OpenedFile, may_hold, opened_by};
 use crate::visibility::VisibilityGaps;
 use crate::{DirectoryFilter, ObserveError, ObserverOptions, ObserverScope};
 
-/// The descriptors and mappings that are kept for each file that may be kept: one takes less than
-/// half of the memory of a file.
+/// Descriptors and mappings kept per file that may be kept. One takes less than half of the memory
+/// of a file.
 const OPENED_PER_FILE_MAX: usize = 2;
 
 /// A database to observe.
@@ -34,7 +34,7 @@ pub(crate) struct ObservedDatabase {
     pub(crate) party: Party,
     pub(crate) workers: Vec<u32>,
     pub(crate) profile: Arc<Profile>,
-    /// Whether it is known by more than its name.
+    /// Whether more than its name identifies it.
     pub(crate) certain: bool,
     /// Its directories, as it sees them itself.
     pub(crate) directories: Vec<PathBuf>,
@@ -44,11 +44,11 @@ pub(crate) struct ObservedDatabase {
     /// The files that its processes hold, with the process.
     pub(crate) held: Vec<(u32, OpenedFile)>,
     /// The number of descriptors and mappings beyond those.
-    pub(crate) held_beside: usize,
+    pub(crate) further_descriptors: usize,
     /// The processes that have these further descriptors.
-    pub(crate) read_in_part: HashSet<u32>,
+    pub(crate) partly_read: HashSet<u32>,
     /// Whether some files were left out because they may not be touched.
-    pub(crate) is_left_out: bool,
+    pub(crate) has_excluded_files: bool,
 }
 
 impl ObservedDatabase {
@@ -64,8 +64,8 @@ impl ObservedDatabase {
     }
 
     /// Returns those of its processes whose held files are all known.
-    pub(crate) fn read_whole(&self) -> impl Iterator<Item = u32> {
-        self.pids().filter(|pid| !self.read_in_part.contains(pid))
+    pub(crate) fn fully_read_pids(&self) -> impl Iterator<Item = u32> {
+        self.pids().filter(|pid| !self.partly_read.contains(pid))
     }
 
     pub(crate) fn of_process(
@@ -86,9 +86,9 @@ impl ObservedDatabase {
             directories: Vec::new(),
             claims: HashMap::new(),
             held: Vec::new(),
-            held_beside: 0,
-            read_in_part: HashSet::new(),
-            is_left_out: false,
+            further_descriptors: 0,
+            partly_read: HashSet::new(),
+            has_excluded_files: false,
         }
     }
 
@@ -106,13 +106,13 @@ impl ObservedDatabase {
             directories: vec![directory],
             claims: HashMap::new(),
             held: Vec::new(),
-            held_beside: 0,
-            read_in_part: HashSet::new(),
-            is_left_out: false,
+            further_descriptors: 0,
+            partly_read: HashSet::new(),
+            has_excluded_files: false,
         })
     }
 
-    /// Returns the inode of a directory when its claim was judged.
+    /// Returns the inode that a directory had when its claim was judged.
     pub(crate) fn pin(&self, directory: &Path) -> Option<Inode> {
         self.claims.get(directory).map(|(inode, _)| *inode)
     }
@@ -121,7 +121,7 @@ impl ObservedDatabase {
     fn leave_out(&mut self, selects: &DirectoryFilter) {
         let (pid, before) = (self.pid, self.held.len());
         self.held.retain(|(_, held)| selects.selects(pid, held.path.parent().unwrap_or(&held.path)));
-        self.is_left_out = self.held.len() < before;
+        self.has_excluded_files = self.held.len() < before;
     }
 
     /// Takes a process as the owner of a directory.
@@ -148,8 +148,8 @@ pub(crate) struct EarlierFindings {
 }
 
 impl EarlierFindings {
-    /// Returns what was named, without what was found, which can be found again.
-    pub(crate) fn of_named(&self) -> Self {
+    /// Returns the named processes and directories only; discovered ones can be found again.
+    pub(crate) fn named_only(&self) -> Self {
         let (processes, directories) = (self.processes.clone(), self.directories.clone());
         Self { finder: DatabaseFinder::default(), processes, directories }
     }
@@ -207,7 +207,7 @@ pub(crate) fn find(
         }
     }
     settle(&mut subjects, gaps);
-    subjects.retain(|subject| !subject.is_left_out || !subject.directories.is_empty());
+    subjects.retain(|subject| !subject.has_excluded_files || !subject.directories.is_empty());
     Ok(subjects)
 }
 
@@ -232,7 +232,7 @@ fn named_process(
         (None, Some(started)) => drop(earlier.processes.insert(pid, started)),
         (Some(before), Some(started)) if *before == started => {}
         (Some(_), _) => {
-            gaps.add(&format!("what process {pid} does"), "it has ended", None);
+            gaps.add(&format!("the activity of process {pid}"), "it has ended", None);
             return Ok(None);
         }
     }
@@ -264,7 +264,7 @@ fn named_directory(
         }
         (Err(error), None) => Err(failed(error)),
         (Err(error), Some(before)) => {
-            gaps.add(&format!("what is in {}", escaped(path)), error.to_string(), None);
+            gaps.add(&format!("the content of {}", escaped(path)), error.to_string(), None);
             Ok(before.clone())
         }
     }
@@ -283,8 +283,8 @@ fn read_held(
         shares.take(index, at, held.kept.len());
         subject.held.extend(held.kept.into_iter().map(|held| (pid, held)));
         if held.left_out > 0 {
-            subject.held_beside += held.left_out;
-            subject.read_in_part.insert(pid);
+            subject.further_descriptors += held.left_out;
+            subject.partly_read.insert(pid);
         }
         if let Some(error) = held.error {
             gaps.process(subject.party, pid, &unescaped(&subject.name), &error);

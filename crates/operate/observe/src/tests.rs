@@ -48,7 +48,7 @@ fn kinds(openers: &[Opener], pid: u32) -> Vec<OpenerKind> {
 }
 
 #[test]
-fn a_database_is_found_with_its_files_and_who_has_them_open() {
+fn a_database_is_found_with_its_files_and_their_openers() {
     let (dir, base) = rocksdb_dir();
     let Some(direct) = open_direct(&base.join("000006.sst")) else { return };
     // The database, whose name is its program's.
@@ -235,8 +235,8 @@ fn in_another_mount_namespace_files_are_reached_through_the_process() {
 }
 
 #[test]
-fn of_a_file_that_another_is_mounted_over_its_own_pages_are_counted_and_its_own_opened() {
-    let what = "of_a_file_that_another_is_mounted_over_its_own_pages_are_counted_and_its_own_opened";
+fn a_file_under_a_mount_is_counted_and_opened_itself() {
+    let what = "a_file_under_a_mount_is_counted_and_opened_itself";
     if !rustix::process::geteuid().is_root() {
         return skip(format_args!("{what}: needs root"));
     }
@@ -286,7 +286,7 @@ fn a_directory_belongs_to_the_process_that_has_its_files_open() {
     let log = || File::open(base.join("000005.log")).unwrap();
     let reader = HoldingProcess::start(&dir.path().join("tail"), log(), log());
     let read = named();
-    assert_eq!(read.databases[0].pid, None, "who only reads is no owner");
+    assert_eq!(read.databases[0].pid, None, "a reader is not an owner");
     assert_eq!(kinds(&file(&read, &base.join("000005.log")).openers, reader.pid()).len(), 1);
 
     let writer = File::options().append(true).open(base.join("000005.log")).unwrap();
@@ -337,7 +337,7 @@ fn a_directory_that_goes_away_between_snapshots_is_no_failure() {
 }
 
 #[test]
-fn a_later_snapshot_reports_what_changed_and_what_is_new() {
+fn a_later_snapshot_reports_changed_and_new_files() {
     let (_dir, base) = rocksdb_dir();
     let mut observer = Observer::start(ObserverOptions {
         scope: ObserverScope::Directories(vec![base.clone()]),
@@ -412,7 +412,7 @@ fn an_ordinary_user_learns_which_right_would_show_more() {
         let found = seen.visibility_gaps.iter().find(|gap| gap.what.contains(what));
         found.unwrap_or_else(|| panic!("{what}: {:#?}", seen.visibility_gaps)).needs.clone()
     };
-    assert_eq!(needs(&seen, "process has open").as_deref(), Some("CAP_SYS_PTRACE"));
+    assert_eq!(needs(&seen, "open files of the database's process").as_deref(), Some("CAP_SYS_PTRACE"));
     assert_eq!((seen.databases[0].name.as_str(), seen.files.len()), ("own-service", 0));
 
     for ancestor in base.ancestors().skip(1).filter(|ancestor| ancestor.starts_with(dir.path())) {
@@ -426,13 +426,13 @@ fn an_ordinary_user_learns_which_right_would_show_more() {
     let seen = as_nobody(|| snapshot(ObserverScope::Directories(vec![base.clone()])));
     let table = file(&seen, &base.join("000006.sst"));
     assert_eq!((table.residency, table.class), (None, Some(FileClass::Data)));
-    assert_eq!(needs(&seen, "page cache").as_deref(), Some("CAP_FOWNER"));
+    assert_eq!(needs(&seen, "cached pages").as_deref(), Some("CAP_FOWNER"));
     assert_eq!(needs(&seen, "directory").as_deref(), Some("CAP_DAC_READ_SEARCH"));
     assert_eq!(needs(&seen, "open files of other processes").as_deref(), Some("CAP_SYS_PTRACE"));
 }
 
 #[test]
-fn what_takes_the_place_of_a_file_after_a_snapshot_is_not_opened() {
+fn a_replacement_of_a_file_after_a_snapshot_is_not_opened() {
     let dir = disk_dir();
     let [data, secret, moved] = ["data", "secret", "moved"].map(|name| dir.path().join(name));
     let [path, hidden] = [&data, &secret].map(|directory| directory.join("table.ibd"));
@@ -473,7 +473,7 @@ fn files_of_a_directory_that_was_named_by_a_link_are_opened() {
 }
 
 #[test]
-fn what_is_left_out_is_not_touched() {
+fn excluded_files_are_not_touched() {
     let (dir, private) = (disk_dir(), disk_dir());
     let (path, elsewhere) = (dir.path().to_path_buf(), private.path().to_path_buf());
     std::fs::create_dir(path.join("private")).unwrap();

@@ -73,7 +73,7 @@ pub(crate) struct DirectoryTree {
     /// The directories that were not read to their end, and the number of their names that were
     /// read.
     cut: HashMap<PathBuf, usize>,
-    /// The most names that a scan has read.
+    /// Maximum number of names that a scan has read.
     most_read: usize,
 }
 
@@ -113,9 +113,9 @@ pub(crate) struct ScanContext<'a> {
     pub(crate) number: u64,
     /// The time for sampling known files.
     pub(crate) time: Duration,
-    /// The most files and subdirectories that are kept.
+    /// Maximum number of files and subdirectories that are kept.
     pub(crate) max_files: usize,
-    /// The most names that are read.
+    /// Maximum number of names that are read.
     pub(crate) max_names: usize,
     /// The required inode of the directory.
     pub(crate) pin: Option<Inode>,

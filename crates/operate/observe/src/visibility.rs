@@ -17,7 +17,7 @@ use serde::Serialize;
 /// Something a snapshot could not see.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct VisibilityGap {
-    /// The subject that could not be seen: "which pages come and go, and by whom".
+    /// The subject that could not be seen: "pages that come and go, and their users".
     pub what: String,
     /// The reason: the kernel's answer.
     pub why: String,
@@ -32,11 +32,11 @@ const PTRACE_CAPABILITY: CapabilitySet = CapabilitySet::SYS_PTRACE;
 /// The reason why a process is out of reach even with that capability.
 const PROTECTED_PROCESS_REASON: &str = "in another user namespace, or protected by a security module";
 
-/// The most single gaps of one party that are listed; the rest is counted. So very many directories
-/// of one party hide nothing else.
+/// Maximum number of single gaps of one party that are listed; the rest is counted. So very many
+/// directories of one party hide nothing else.
 const PARTY_GAPS_MAX: usize = 16;
 
-/// The most parties that have an example in the gap of a kind.
+/// Maximum number of parties that have an example in the gap of a kind.
 const GAP_EXAMPLES_MAX: usize = 4;
 
 /// The kind of a gap: something that was denied, or is not available.
@@ -167,8 +167,8 @@ impl VisibilityGaps {
 pub fn unanswered() -> Vec<VisibilityGap> {
     let of = |found: HungFileSystem| VisibilityGap {
         what: match found.kind {
-            Some(kind) => format!("what is on {} ({})", escaped(&found.point), escaped(&kind)),
-            None => format!("what is at {}", escaped(&found.point)),
+            Some(kind) => format!("the content of {} ({})", escaped(&found.point), escaped(&kind)),
+            None => format!("the object at {}", escaped(&found.point)),
         },
         why: format!("its file system has not answered for {:.1} s", found.time.as_secs_f64()),
         needs: None,
@@ -204,8 +204,8 @@ impl CountedGaps {
         let Self { times, examples } = self;
         let (one, many, needs) = match kind {
             GapKind::OwnProcess => (
-                "which files the database's process has open",
-                "which files processes of databases have open",
+                "the open files of the database's process",
+                "the open files of databases' processes",
                 lacked(&[("CAP_SYS_PTRACE", PTRACE_CAPABILITY)]),
             ),
             GapKind::OtherProcesses => (
@@ -214,31 +214,31 @@ impl CountedGaps {
                 lacked(&[("CAP_SYS_PTRACE", PTRACE_CAPABILITY)]),
             ),
             GapKind::Directory => (
-                "what is in a directory",
-                "what is in directories",
+                "the content of a directory",
+                "the content of directories",
                 lacked(&[("CAP_DAC_READ_SEARCH", CapabilitySet::DAC_READ_SEARCH)]),
             ),
             GapKind::File => (
-                "what of a file is in the page cache",
-                "what of files is in the page cache",
+                "the cached pages of a file",
+                "the cached pages of files",
                 lacked(&[
                     ("CAP_DAC_READ_SEARCH", CapabilitySet::DAC_READ_SEARCH),
                     ("CAP_FOWNER", CapabilitySet::FOWNER),
                 ]),
             ),
             GapKind::Residency => (
-                "what of another user's file is in the page cache",
-                "what of other users' files is in the page cache",
+                "the cached pages of another user's file",
+                "the cached pages of other users' files",
                 lacked(&[("CAP_FOWNER", CapabilitySet::FOWNER)]),
             ),
             GapKind::NoCachestat => (
-                "what of a file is dirty, or was evicted",
-                "what of files is dirty, or was evicted",
+                "the dirty and evicted pages of a file",
+                "the dirty and evicted pages of files",
                 Some("Linux 6.5 (cachestat)".to_owned()),
             ),
             GapKind::Overlay => (
-                "what of a file on overlayfs is dirty or was evicted, and which of its pages come and go",
-                "what of files on overlayfs is dirty or was evicted, and which of their pages come and go",
+                "the dirty and evicted pages of a file on overlayfs, and the changes of its cached pages",
+                "the dirty and evicted pages of files on overlayfs, and the changes of their cached pages",
                 Some("a file system of its own for the data (a volume)".to_owned()),
             ),
             GapKind::Cgroup => ("the memory cgroup of a database", "the memory cgroups of databases", None),
@@ -278,7 +278,7 @@ mod tests {
     use rustix::io::Errno;
 
     #[test]
-    fn only_what_is_lacking_is_needed() {
+    fn only_missing_permissions_are_named() {
         if rustix::process::geteuid().is_root() {
             assert_eq!(lacked(&[("CAP_CHOWN", CapabilitySet::CHOWN)]), None);
             let needs =
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn no_right_is_named_for_a_process_to_one_that_has_it() {
+    fn no_permission_is_named_that_the_process_has() {
         assert_eq!(of_denied_processes().1.is_none(), has(PTRACE_CAPABILITY));
         if rustix::process::geteuid().is_root() {
             let denied = ("permission denied", Some("root, or CAP_SYS_PTRACE"));
@@ -311,18 +311,18 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_is_listed_once_with_what_would_show_it() {
+    fn each_kind_of_gap_is_listed_once_with_its_permission() {
         let mut gaps = VisibilityGaps::default();
         for path in ["/d/a", "/d/b", "/d/c"] {
             gaps.failed(Party::User(1), GapKind::File, &Error::call("open", path, Errno::ACCESS));
         }
         gaps.failed(Party::User(1), GapKind::File, &Error::call("open", "/d/gone", Errno::NOENT));
         gaps.failed(Party::User(1), GapKind::Directory, &Error::call("readdir", "/d", Errno::IO));
-        gaps.add("who waits for memory", "no PSI", Some("psi=1"));
-        gaps.add("who waits for memory", "no PSI", Some("psi=1"));
+        gaps.add("tasks that wait for memory", "no PSI", Some("psi=1"));
+        gaps.add("tasks that wait for memory", "no PSI", Some("psi=1"));
         let listed = gaps.into_gaps();
         assert_eq!(listed.len(), 3, "{listed:?}");
-        assert_eq!(listed[0].what, "what of files is in the page cache: /d/a and 2 more");
+        assert_eq!(listed[0].what, "the cached pages of files: /d/a and 2 more");
         assert!(listed[0].why.starts_with("open: Permission denied"), "{}", listed[0].why);
         assert_eq!(listed[1].what, "a file or process: /d");
         assert_eq!(listed[1].needs, None);
@@ -353,15 +353,15 @@ mod tests {
     }
 
     #[test]
-    fn who_leads_to_very_many_directories_hides_no_gap_of_another_user() {
+    fn very_many_directories_of_one_user_hide_no_gap_of_another() {
         let mut gaps = VisibilityGaps::default();
         for number in 0..10_000 {
-            gaps.add_of(Party::User(1), &format!("what is in /d/{number}"), "it is not its own");
+            gaps.add_of(Party::User(1), &format!("the content of /d/{number}"), "it is not its own");
         }
-        gaps.add_of(Party::User(2), "what is in /srv/space", "it is not its own");
+        gaps.add_of(Party::User(2), "the content of /srv/space", "it is not its own");
         let listed: Vec<String> = gaps.into_gaps().into_iter().map(|gap| gap.what).collect();
         assert_eq!(listed.len(), PARTY_GAPS_MAX + 2);
         assert_eq!(listed[PARTY_GAPS_MAX], "9984 more of what databases of user 1 lead to");
-        assert_eq!(listed[PARTY_GAPS_MAX + 1], "what is in /srv/space");
+        assert_eq!(listed[PARTY_GAPS_MAX + 1], "the content of /srv/space");
     }
 }

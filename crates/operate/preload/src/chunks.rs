@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_second_uses_what_the_first_took() {
+    fn the_second_process_uses_the_firsts_memory() {
         // SAFETY: a number.
         let numbers = unsafe { Chunks::<AtomicU64, 512, 64>::new() };
         std::thread::scope(|scope| {

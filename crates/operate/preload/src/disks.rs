@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn writers_share_what_their_disk_may_have_unwritten() {
+    fn writers_share_the_dirty_limit_of_their_disk() {
         let [mut one, mut other] = [7, 7].map(|number| DiskShare::of(u64::MAX - number));
         let of = |share: &DiskShare, budget| {
             let pace = share.pace(budget, 1, true);
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn one_writer_at_a_time_has_a_piece_on_its_way() {
+    fn one_writer_at_a_time_has_a_piece_in_flight() {
         let [one, other, elsewhere] = [9, 9, 10].map(|number| DiskShare::of(u64::MAX - number));
         let now = 1_000_000_000;
         assert!(one.may_begin(MIB / 8, MIB / 8, now) && one.may_begin(MIB / 4, MIB / 8, now));

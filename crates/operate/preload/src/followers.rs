@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_whose_process_has_ended_is_none() {
+    fn a_reader_whose_process_has_ended_does_not_count() {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let followers = LogFollowers::NEW;
         followers.enter(child.id(), 11, 1, 7).unwrap();
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_keep_what_they_have_room_for() {
+    fn lists_keep_entries_up_to_their_size() {
         let list = [const { AtomicU64::new(0) }; 4];
         for number in 1..=4 {
             remember(&list, number);

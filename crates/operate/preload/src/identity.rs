@@ -1,5 +1,5 @@
-//! Which file it is, by its device and inode: as a value, and as words that threads or processes
-//! share.
+//! The identity of a file, its device and inode: as a value, and as words that threads or
+//! processes share.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -24,7 +24,7 @@ impl FileIdentity {
     }
 }
 
-/// An identity in shared memory. All bits may be zero. Who reads it while it is set may get a
+/// An identity in shared memory. All bits may be zero. A reader during a change may get a
 /// mixture.
 #[repr(C)]
 pub struct SharedIdentity {

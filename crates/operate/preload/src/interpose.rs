@@ -29,8 +29,8 @@ unsafe impl Sync for SettingsText {}
 
 static TEXT_COPY: SettingsText = SettingsText(UnsafeCell::new([0; TEXT_MAX + 1]));
 
-/// Standard input, output and error: a shell redirects these. In a process that no name decides,
-/// only these are examined at the start.
+/// Standard input, output and error: a shell redirects these. If no name decides the kind of a
+/// process, only these are examined at the start.
 const STANDARD_DESCRIPTORS: core::ops::Range<c_int> = 0..3;
 
 type BeginFunction = unsafe extern "C" fn(c_int, *const *const c_char, *const *const c_char);
@@ -84,7 +84,7 @@ unsafe extern "C" fn begin(_count: c_int, _args: *const *const c_char, environme
         });
         return;
     }
-    if !real::around_forks(forks, has_forked, forked) {
+    if !real::around_forks(before_fork, after_fork_in_parent, after_fork_in_child) {
         return;
     }
     // SAFETY: the one call, before the program's own code runs.
@@ -98,7 +98,7 @@ unsafe extern "C" fn begin(_count: c_int, _args: *const *const c_char, environme
     if let (Part::Stream, Some(readers)) = (plan.part, plan.readers) {
         open_readers::share(readers);
     }
-    // Most processes that no name decides do nothing that is counted.
+    // Most processes without a deciding name do nothing that is counted.
     if plan.part != Part::Undecided
         && let Some(record) = plan.report.and_then(report)
     {
@@ -120,17 +120,17 @@ unsafe extern "C" fn begin(_count: c_int, _args: *const *const c_char, environme
 }
 
 /// Runs before a fork, in the forking thread.
-unsafe extern "C" fn forks() {
+unsafe extern "C" fn before_fork() {
     helper::before_fork();
 }
 
 /// Runs after a fork, in the parent.
-unsafe extern "C" fn has_forked() {
+unsafe extern "C" fn after_fork_in_parent() {
     helper::forked();
 }
 
 /// Runs after a fork, in the child.
-unsafe extern "C" fn forked() {
+unsafe extern "C" fn after_fork_in_child() {
     process::entered_child();
     rules::after_fork();
 }

@@ -187,7 +187,7 @@ pub fn named_descriptors(mut each: impl FnMut(c_int)) -> bool {
     let mut names = [0_u64; 256];
     loop {
         let args = [directory as usize, names.as_mut_ptr() as usize, size_of_val(&names)];
-        // SAFETY: `names` has room for so many bytes.
+        // SAFETY: `names` has room for this many bytes.
         let Ok(length @ 1..) = (unsafe { sys::call(libc::SYS_getdents64 as c_long, args) }) else { break };
         // SAFETY: numbers, read as bytes.
         let bytes = unsafe { core::slice::from_raw_parts(names.as_ptr().cast::<u8>(), size_of_val(&names)) };

@@ -188,7 +188,7 @@ unsafe fn by_launcher(
     let result = if count + WORDS_BEFORE >= WORDS_ON_STACK && many.is_none() {
         -1
     } else {
-        // SAFETY: `to` has room for so many pointers, and for the null pointer behind them, which
+        // SAFETY: `to` has room for this many pointers, and for the null pointer behind them, which
         // its memory already is.
         unsafe {
             core::ptr::copy_nonoverlapping(before.as_ptr(), to, before.len());
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_script_is_what_its_interpreter_is() {
+    fn a_script_has_the_kind_of_its_interpreter() {
         let dir = tempfile::tempdir().unwrap();
         let place = |name: &str, bytes: &[u8]| {
             let path = dir.path().join(name);

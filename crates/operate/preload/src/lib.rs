@@ -18,12 +18,12 @@
 
 #![cfg_attr(feature = "interpose", no_std)]
 #![allow(unsafe_code, reason = "stands between a program, its C library and the kernel")]
-#![allow(clippy::declare_interior_mutable_const, reason = "statics and memory of zeros begin as these")]
+#![allow(clippy::declare_interior_mutable_const, reason = "initial values of statics and of zeroed memory")]
 #![allow(
     clippy::cast_possible_truncation,
     clippy::cast_possible_wrap,
     clippy::cast_sign_loss,
-    reason = "only for processors of 64 bits; the C library's types have signs where the values have none"
+    reason = "only for processors of 64 bits; the C library uses signed types for unsigned values"
 )]
 
 pub mod chunks;

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_silent_for_long_is_not_believed() {
+    fn a_long_silent_reader_does_not_count() {
         let file = FileIdentity { device: 7, inode: 101 };
         let mut one = None;
         say(&mut one, file, (0, 1));

@@ -18,7 +18,7 @@ use crate::sys::{self, Errno, call, page_size};
 /// The kernel maps the resident pages among this many bytes around an accessed page: the default of
 /// `fault_around_bytes`.
 const FAULT_AROUND_BYTES: u64 = 64 << 10;
-/// The most parts of that size, and the most pages, in a window.
+/// Maximum number of parts of that size, and the most pages, in a window.
 const BLOCKS_MAX: usize = 32;
 const PAGES_MAX: usize = 512;
 

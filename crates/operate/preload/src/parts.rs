@@ -8,7 +8,7 @@
 /// Bytes of a part.
 pub const PART_BYTES: usize = 8 << 20;
 
-/// The most bytes that the kernel reads, writes or copies in one call (`MAX_RW_COUNT`, read(2)).
+/// Maximum bytes that the kernel reads, writes or copies in one call (`MAX_RW_COUNT`, read(2)).
 pub const MAX_TRANSFER: usize = 0x7fff_f000;
 
 /// Makes `call` for each part of `total` bytes, with the bytes done so far and the bytes requested.

@@ -18,8 +18,8 @@ const SECTION_HEADER: usize = 64;
 const GO_NOTE: &[u8] = b"\x04\0\0\0Go\0\0";
 /// The name of the section in which Go describes a program.
 const GO_SECTION: &[u8] = b".go.buildinfo\0";
-/// Bytes that are read at most of the program headers, a loader's path, a note, and the names of
-/// sections. Real files have less. Two buffers of it are on the stack, which may be a small one.
+/// Maximum bytes read of the program headers, a loader's path, a note, and the names of sections.
+/// Real files have less. Two such buffers are on the stack, which may be small.
 const READ_BYTES: usize = 1024;
 
 /// The kind of a file, as a loader sees it.
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kind_is_read_of_the_notes_the_loader_and_the_sections() {
+    fn the_kind_follows_from_notes_loader_and_sections() {
         // A header, an interpreter at 300, a note at 400, a section header at 500, and its names at
         // 600.
         let program = |interpreter: &[u8], note: &[u8], names: &[u8]| {
@@ -228,7 +228,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_file_is_too_odd(places in proptest::collection::vec((0_usize..1 << 12, any::<u8>()), 0..64)) {
+        fn random_files_are_handled(places in proptest::collection::vec((0_usize..1 << 12, any::<u8>()), 0..64)) {
             let mut bytes = own();
             for (at, byte) in places {
                 bytes[at] = byte;
@@ -237,7 +237,7 @@ mod tests {
         }
 
         #[test]
-        fn no_header_is_too_odd(rest in proptest::collection::vec(any::<u8>(), 58..200)) {
+        fn random_headers_are_handled(rest in proptest::collection::vec(any::<u8>(), 58..200)) {
             let mut bytes = b"\x7fELF\x02\x01".to_vec();
             bytes.extend(rest);
             bytes[18..20].copy_from_slice(&(OWN_MACHINE as u16).to_le_bytes());

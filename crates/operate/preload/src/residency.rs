@@ -188,7 +188,7 @@ mod tests {
     /// Pages may have any size: around an accessed page the kernel maps the others of its 64 KiB,
     /// which may be a single page.
     #[test]
-    fn what_is_probed_is_what_is_resident() {
+    fn the_probe_agrees_with_residency() {
         let dir = pagekeeper_testing::disk_dir();
         let path = dir.path().join("file");
         let (size, page) = (WINDOW + 10_000, sys::page_size());

@@ -19,7 +19,7 @@ pub const VARIABLE: &str = "PAGEKEEPER_RUN";
 /// The longest text in bytes; a longer one is void.
 pub const TEXT_MAX: usize = 32 << 10;
 
-/// The most file rules of one process; a longer list voids the text.
+/// Maximum number of file rules of one process; a longer list voids the text.
 pub const RULES_MAX: usize = 64;
 
 /// A rule for files, as a plan has it.
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_understood_is_void() {
+    fn invalid_settings_are_void() {
         for text in [
             "as",
             "as king",
@@ -211,7 +211,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_text_is_too_odd(text: Vec<u8>, comm: Vec<u8>) {
+        fn random_text_is_handled(text: Vec<u8>, comm: Vec<u8>) {
             let _ = Plan::decode(&text, &comm);
         }
     }

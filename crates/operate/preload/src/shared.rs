@@ -159,7 +159,7 @@ mod tests {
     const NEW: Shared = unsafe { core::mem::zeroed() };
 
     #[test]
-    fn what_is_left_is_taken_once() {
+    fn each_leftover_is_taken_once() {
         let shared = NEW;
         assert!(!shared.has_missed() && shared.leave(None, 5) && shared.leave(None, 6));
         for at in 0..MISSED_MAX as u64 {
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_is_known_by_place() {
+    fn known_bytes_are_found_by_their_range() {
         let shared = NEW;
         assert!(!shared.is_known(None, 0));
         shared.knows(1, &(10..20), false);

@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_next_is_behind_the_object_that_asks() {
+    fn the_next_symbol_is_behind_the_asking_object() {
         let Found::At(open) = objects(0).first(c"open") else { panic!("nobody has it") };
         // The program has no definition of its own.
         let (program, library) = (objects(by_dlsym as *const () as usize), objects(open as usize));
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_versions_the_usual_one_is_found() {
+    fn the_default_of_several_symbol_versions_is_found() {
         let all = objects(0);
         // Each also has an older version.
         for name in [c"posix_spawnp", c"regexec", c"pthread_cond_wait", c"glob", c"fmemopen"] {

@@ -194,7 +194,7 @@ pub fn advise_order(fd: c_int, advice: c_int) {
     let _ = advise(fd, &(0..0), advice);
 }
 
-/// Starts to read a range, in parts: for one call the kernel reads no more than its read-ahead
+/// Starts to read a range, in parts: for one call the kernel reads at most its read-ahead
 /// size.
 pub fn read_soon(fd: c_int, range: &Range<u64>) {
     /// The read-ahead size of most disks.

@@ -473,7 +473,7 @@ mod tests {
         FILES.forget(700);
         FILES.forget(700);
         assert!(slot.is_last() && FILES.slot_of(700).is_none());
-        // The state of a file is not taken for that of the slot's next file.
+        // The state of a file is not mistaken for that of the slot's next file.
         slot.set_counts(false);
         assert!(!FILES.has_counts(701) && FILES.has_counts(700));
         // Its number is handed out again.

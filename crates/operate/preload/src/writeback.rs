@@ -208,7 +208,7 @@ mod tests {
 
     use super::*;
 
-    /// An outflow with one part in flight, of a file of 64 KiB, that began this long ago.
+    /// Returns an outflow with one part in flight, of a file of 64 KiB, that began this long ago.
     fn outflow(ago: u64) -> Outflow {
         let mut outflow = Outflow::NONE;
         outflow.parts.begin(&(0..64 << 10), 64 << 10, sys::now().saturating_sub(ago));

@@ -188,7 +188,7 @@ fn a_log_that_nobody_syncs_is_written_behind_its_writer() {
 }
 
 #[test]
-fn near_readers_keep_what_they_have_yet_to_read() {
+fn near_readers_keep_the_pages_they_have_yet_to_read() {
     let Some((directory, _alone)) = set_up() else { return };
     let file = |number: u32| -> PathBuf { directory.path().join(format!("log.{number}")) };
     let mut log = Followed::open(&file(11), NEW);
@@ -264,7 +264,7 @@ fn a_write_that_may_not_wait_leaves_that_to_the_next() {
 }
 
 #[test]
-fn what_is_resident_goes_as_a_file_is_opened_for_direct_io() {
+fn resident_pages_go_when_a_file_is_opened_for_direct_io() {
     let Some((directory, _alone)) = set_up() else { return };
     let path = directory.path().join("t.ibd");
     let mut buffered = Followed::open(&path, NEW);
@@ -293,7 +293,7 @@ fn what_is_resident_goes_as_a_file_is_opened_for_direct_io() {
 
 /// For engines that use both on purpose.
 #[test]
-fn what_may_be_read_through_the_cache_stays_as_it_is_opened_for_direct_io() {
+fn pages_of_buffered_readers_stay_at_a_direct_open() {
     let Some((directory, _alone)) = set_up() else { return };
     let path = directory.path().join("column.bin");
     let mut buffered = Followed::open(&path, NEW);
@@ -315,8 +315,8 @@ fn what_may_be_read_through_the_cache_stays_as_it_is_opened_for_direct_io() {
 }
 
 #[test]
-fn what_several_threads_open_for_direct_io_is_counted_once() {
-    const SIZE: u64 = 64 * MIB;
+fn direct_opens_by_several_threads_are_counted_once() {
+    const FILE_BYTES: u64 = 64 * MIB;
     let Some((directory, _alone)) = set_up() else { return };
     let path = directory.path().join("t.ibd");
     if File::options().create(true).append(true).custom_flags(libc::O_DIRECT).open(&path).is_err() {
@@ -325,7 +325,7 @@ fn what_several_threads_open_for_direct_io_is_counted_once() {
     }
     for round in 0..10 {
         let mut buffered = Followed::open(&path, NEW);
-        for _ in 0..SIZE / MIB {
+        for _ in 0..FILE_BYTES / MIB {
             buffered.append(MIB);
         }
         buffered.file.sync_all().unwrap();

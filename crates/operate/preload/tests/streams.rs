@@ -163,10 +163,10 @@ fn a_part_that_was_read_is_released(dir: &Path) {
     assert_eq!(left_of(&path, &[(0, &small[..1])]), 0);
 }
 
-fn what_cannot_be_seen_is_left_or_read_uncached(dir: &Path) {
+fn pages_of_unknown_residency_are_left_or_read_uncached(dir: &Path) {
     // SAFETY: no arguments.
     if unsafe { libc::geteuid() } != 0 {
-        return skip("who isn't root can't read as somebody else");
+        return skip("only root can read as another user");
     }
     let path = cold(dir, "strange", 4 * MIB);
     let file = File::open(&path).unwrap();
@@ -262,5 +262,5 @@ fn streams_keep_out_of_the_page_cache() {
     a_part_that_was_read_is_released(dir.path());
     output_is_released_once_written(dir.path());
     a_child_finishes_nothing_of_its_parent(dir.path());
-    what_cannot_be_seen_is_left_or_read_uncached(dir.path());
+    pages_of_unknown_residency_are_left_or_read_uncached(dir.path());
 }

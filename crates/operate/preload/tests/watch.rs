@@ -94,7 +94,7 @@ fn a_file_whose_calls_are_not_seen_is_watched() {
     assert!(helper::prepare());
     watch(&file, &path, libc::O_WRONLY);
     file.write_all(&vec![7; 16 << 20]).unwrap();
-    until("what is behind the writer goes", || cached(&file, 0..12 * MIB) == 0);
+    until("pages behind the writer go", || cached(&file, 0..12 * MIB) == 0);
     assert!(cached(&file, 14 * MIB..16 * MIB) > 0, "the writer is here");
     // Keep a descriptor with another number: the watched number must name nothing.
     let writer = std::mem::replace(&mut file, File::open(&path).unwrap());
@@ -108,20 +108,20 @@ fn a_file_whose_calls_are_not_seen_is_watched() {
     watch(&reader, &path, libc::O_RDONLY);
     reader.seek(SeekFrom::Start(0)).unwrap();
     reader.read_to_end(&mut Vec::new()).unwrap();
-    until("what it read goes", || cached(&file, 0..8 * MIB) == 0);
+    until("pages it read go", || cached(&file, 0..8 * MIB) == 0);
     assert!(cached(&file, 8 * MIB..10 * MIB) >= there);
     drop(reader);
     until("all of it", || cached(&file, 12 * MIB..u64::MAX) == 0);
     assert!(cached(&file, 8 * MIB..10 * MIB) >= there);
 
-    others_keep_what_nobody_passed(directory.path());
+    other_readers_keep_pages_that_no_reader_passed(directory.path());
     all_but_the_pages_of_others_goes(directory.path());
     more_files_than_watches(directory.path());
 }
 
 /// Enough time for the helper to look at a watched file, even on a busy machine: nothing shows that
 /// it has.
-const BEGUN: Duration = Duration::from_millis(600);
+const WATCH_START_TIME: Duration = Duration::from_millis(600);
 
 /// Reads all of it, as another program does.
 fn warm(path: &Path) -> u64 {
@@ -134,7 +134,7 @@ fn settle() {
 }
 
 /// A file that has no page when the watch begins, and that another program reads meanwhile.
-fn others_keep_what_nobody_passed(directory: &Path) {
+fn other_readers_keep_pages_that_no_reader_passed(directory: &Path) {
     let path = directory.join("read");
     std::fs::write(&path, vec![7; 64 << 20]).unwrap();
     let file = File::open(&path).unwrap();
@@ -144,7 +144,7 @@ fn others_keep_what_nobody_passed(directory: &Path) {
         let mut user = OpenOptions::new().read(true).write(flags == libc::O_RDWR).open(&path).unwrap();
         watch(&user, &path, flags);
         user.read_exact(&mut vec![0; read]).unwrap();
-        std::thread::sleep(BEGUN);
+        std::thread::sleep(WATCH_START_TIME);
         warm(&path);
         let passed = if flags == libc::O_RDWR { 0 } else { read as u64 };
         // Longer than the stream's read-ahead counts as its own.
@@ -159,38 +159,38 @@ fn others_keep_what_nobody_passed(directory: &Path) {
     let writer = OpenOptions::new().read(true).write(true).open(&path).unwrap();
     watch(&writer, &path, libc::O_RDWR);
     writer.write_all_at(&vec![8; 8 << 20], 20 * MIB).unwrap();
-    std::thread::sleep(BEGUN);
+    std::thread::sleep(WATCH_START_TIME);
     warm(&path);
     drop(writer);
     settle();
     // A slow disk has some left to write after the wait for the helper has ended.
-    until("what was written goes", || cached(&file, 20 * MIB..28 * MIB) == 0);
+    until("written pages go", || cached(&file, 20 * MIB..28 * MIB) == 0);
     assert_eq!(cached(&file, 0..20 * MIB) * sys::page_size(), 20 * MIB);
     assert_eq!(cached(&file, 28 * MIB..64 * MIB) * sys::page_size(), 36 * MIB);
 }
 
 /// Other users' scattered pages of a file stay, and all others that the reader brings in go.
 fn all_but_the_pages_of_others_goes(directory: &Path) {
-    const SIZE: u64 = 192 * MIB;
+    const FILE_BYTES: u64 = 192 * MIB;
     let path = directory.join("hot");
-    std::fs::write(&path, vec![7; usize::try_from(SIZE).unwrap()]).unwrap();
+    std::fs::write(&path, vec![7; usize::try_from(FILE_BYTES).unwrap()]).unwrap();
     let file = File::open(&path).unwrap();
     file.sync_all().unwrap();
     make_cold(&file);
     // SAFETY: advice on a descriptor that is open.
     assert_eq!(unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) }, 0);
-    for window in (0..SIZE).step_by(2 << 20) {
+    for window in (0..FILE_BYTES).step_by(2 << 20) {
         file.read_exact_at(&mut [0; 100], window + 300 * 4096).unwrap();
     }
     let there = cached(&file, 0..u64::MAX);
-    assert!(there * sys::page_size() < SIZE / 8, "{there} pages");
+    assert!(there * sys::page_size() < FILE_BYTES / 8, "{there} pages");
     let mut user = File::open(&path).unwrap();
     watch(&user, &path, libc::O_RDONLY);
     user.read_to_end(&mut Vec::new()).unwrap();
     until("all but what was there goes", || cached(&file, 0..u64::MAX) <= there);
     drop(user);
     settle();
-    for window in (0..SIZE).step_by(2 << 20) {
+    for window in (0..FILE_BYTES).step_by(2 << 20) {
         let page = window + 300 * 4096;
         assert!(cached(&file, page..page + 1) > 0, "the page at {page} was there before");
     }

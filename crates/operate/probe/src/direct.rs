@@ -314,7 +314,7 @@ mod tests {
     use pagekeeper_testing::disk_dir;
 
     #[test]
-    fn what_is_seen_tells_what_it_is() {
+    fn the_kind_of_direct_io_is_inferred_from_residency() {
         let of = |added: Option<(u64, u64)>, left, alignment| {
             let report = DirectReport {
                 left_by_read: Some((65_536, left)),

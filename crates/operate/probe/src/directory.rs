@@ -135,7 +135,7 @@ mod tests {
     use pagekeeper_testing::disk_dir;
 
     #[test]
-    fn what_can_not_be_measured_is_said_in_a_sentence() {
+    fn a_directory_that_cannot_be_measured_is_refused_in_a_sentence() {
         let error_of = |path: &str| TestDirectory::open(Path::new(path)).unwrap_err().to_string();
         assert!(error_of("/dev/shm").contains("tmpfs"), "{}", error_of("/dev/shm"));
         assert!(error_of("/proc").contains("keeps no data"));

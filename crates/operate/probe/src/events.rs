@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_counted_stays_unknown() {
+    fn missing_counts_stay_unknown() {
         assert_eq!(rates(&[], 1.0, None, None), EventRates::default());
     }
 }

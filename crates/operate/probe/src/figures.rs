@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_are_what_they_say() {
+    fn figures_match_their_names() {
         assert_eq!(
             (median(&[]), median(&[3.0, 1.0, 2.0]), median(&[4.0, 2.0])),
             (None, Some(2.0), Some(3.0))

@@ -246,7 +246,7 @@ impl Io for UnnamedFiles {
     }
 }
 
-/// A path for bulk output, which does not use its name.
+/// Returns a path for bulk output, which does not use its name.
 pub(crate) fn bulk_path(directory: &TestDirectory) -> PathBuf {
     directory.directory.join("bulk")
 }
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_filled_was_written_and_is_not_resident() {
+    fn a_filled_file_is_written_and_not_resident() {
         let dir = disk_dir();
         let work = ProbeContext::for_test(dir.path());
         let mut file = TestFile::new(&work.directory, &*work.io).unwrap();

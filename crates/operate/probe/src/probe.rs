@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_asked_for_is_not_measured() {
+    fn unrequested_parts_are_not_measured() {
         let dir = disk_dir();
         let report = shortest(dir.path()).only([ProbePart::Uncached]).run().unwrap();
         assert_eq!(

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_rounds_do_not_agree_on_is_said() {
+    fn disagreement_of_rounds_is_reported() {
         let sure = MixedProfile {
             leftover_read: Some(1.0),
             leftover_write: Some(1.0),
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_costs_is_said_and_what_does_not_is_not() {
+    fn costly_features_are_reported_and_others_not() {
         let reads = [(1, 30_000.0, 30.0), (4, 60_000.0, 60.0)];
         let mixed = |leftover, writer| {
             let mixed = MixedProfile {

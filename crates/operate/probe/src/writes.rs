@@ -162,7 +162,7 @@ mod tests {
     use pagekeeper_testing::disk_dir;
 
     #[test]
-    fn uncached_writes_are_judged_by_what_stays() {
+    fn uncached_writes_are_judged_by_remaining_pages() {
         let of = |refused: Option<&str>, resident_bytes| {
             UncachedUse { refused: refused.map(str::to_owned), written_bytes: 1 << 20, resident_bytes }
                 .is_real()

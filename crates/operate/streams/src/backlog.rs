@@ -10,7 +10,7 @@ use pagekeeper_policy::stream_hold::{DeviceHolds, WriterLimits};
 use pagekeeper_policy::stream_pace::StreamPace;
 use pagekeeper_trace::page_events::EventFile;
 
-use crate::hold::{HoldTarget, HoldWish, WRITER_WISH_FOR};
+use crate::hold::{HoldTarget, HoldWish, WRITER_WISH_AGE_MAX};
 
 /// A device's output is written at once beyond 1/`PRESSED_PART` of the bytes that may be unwritten.
 /// Below that it waits: a short-lived file may never have to be written.
@@ -108,7 +108,7 @@ impl Backlogs {
             let late = decision.late_at.saturating_sub(now) + LATE_MAX;
             for (pids, after) in [(decision.held, Duration::ZERO), (decision.held_if_late, late)] {
                 let targets = pids.iter().filter_map(|pid| *self.targets.get(pid)?);
-                wishes.extend(targets.map(|target| HoldWish { target, after, lasts: WRITER_WISH_FOR }));
+                wishes.extend(targets.map(|target| HoldWish { target, after, lasts: WRITER_WISH_AGE_MAX }));
             }
             self.again_at = self.again_at.into_iter().chain(decision.again_at).min();
         }

@@ -23,9 +23,9 @@ use crate::turns::DiskShares;
 use crate::writing::Writing;
 use crate::{Decide, StayReason, Verdict};
 
-/// The most workers; further devices share them.
+/// Maximum number of workers; further devices share them.
 const WORKERS_MAX: usize = 8;
-/// The most ranges that one search for resident pages returns.
+/// Maximum number of ranges that one search for resident pages returns.
 const SEARCHED_RANGES_MAX: usize = 4096;
 /// Attempts after which pages that stay are paged out of the memory of the processes that brought
 /// them in.
@@ -92,7 +92,7 @@ struct Worker {
     /// Jobs that are handed over together.
     batch: Vec<Job>,
     queued: usize,
-    /// The most bytes that writers to the device may have unwritten.
+    /// Maximum bytes that writers to the device may have unwritten.
     bound: Arc<AtomicU64>,
 }
 
@@ -125,7 +125,7 @@ impl Devices {
         self.shares = shares;
     }
 
-    /// Returns the most bytes that writers to a device may have unwritten.
+    /// Returns the maximum of bytes that writers to a device may have unwritten.
     pub(crate) fn bound(&self, dev: u64) -> u64 {
         let known = self.workers.iter().find(|worker| worker.dev == dev);
         known.map_or_else(|| Pacer::new().backlog(), |worker| worker.bound.load(Ordering::Relaxed))

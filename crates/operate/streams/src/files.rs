@@ -13,7 +13,7 @@ use pagekeeper_trace::page_events::EventFile;
 
 use crate::limits::{
     CLEAN_RELEASE_MAX, DUE_BYTES_MIN, FILE_IDLE_AFTER, FILES_MAX, FILES_PER_USER, GIVEN_UP_DIVISOR,
-    HUNG_AFTER, HURRY_FOURTHS, LOOK_COST_DIVISOR, RANGES_PER_JOB, STEP, USERS_PER_FILE, WINDOWS_MAX,
+    HUNG_AFTER, HURRY_FOURTHS, LOOK_COST_DIVISOR, RANGES_PER_JOB, STEP_INTERVAL, USERS_PER_FILE, WINDOWS_MAX,
     WINDOWS_PER_USER, WRITE_AFTER, WRITTEN_RELEASE_MAX,
 };
 use crate::processes::ProcessId;
@@ -425,7 +425,7 @@ impl Files {
             let began = Instant::now();
             let step = file.next_step(now, sees_use, is_pressed(name.dev));
             let next = file.next_look(now, sees_use);
-            file.not_before = now + (began.elapsed() * LOOK_COST_DIVISOR).max(STEP);
+            file.not_before = now + (began.elapsed() * LOOK_COST_DIVISOR).max(STEP_INTERVAL);
             again.push((name, next));
             let (user, counted) = (file.user, file.windows);
             file.windows = file.pages.windows();
@@ -446,7 +446,7 @@ impl Files {
         // Root may have all: it could stop this process as well.
         let most = if user == 0 { FILES_MAX } else { FILES_PER_USER };
         let is_full = count >= most || self.all.len() >= FILES_MAX;
-        let is_nearly_full = count >= most / 4 * HURRY_FOURTHS && now >= self.hurried_at + STEP * 10;
+        let is_nearly_full = count >= most / 4 * HURRY_FOURTHS && now >= self.hurried_at + STEP_INTERVAL * 10;
         if !is_full && !is_nearly_full {
             return Vec::new();
         }

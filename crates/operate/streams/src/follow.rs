@@ -20,8 +20,8 @@ use pagekeeper_trace::page_events::{EventFile, PageEvent, PageEvents};
 use crate::backlog::Backlogs;
 use crate::device::{Devices, Job, JobResult};
 use crate::files::{File, FileStep, Files, PageSearch, path_or_number};
-use crate::hold::{HoldTarget, HoldWish, Holds, READER_WISH_FOR};
-use crate::limits::{FILES_MAX, FILES_PER_USER, JOB_PART, LATE_EVENTS_FOR, STEP, WRITE_AFTER};
+use crate::hold::{HoldTarget, HoldWish, Holds, READER_WISH_AGE_MAX};
+use crate::limits::{FILES_MAX, FILES_PER_USER, JOB_PART, LATE_EVENTS_TIME, STEP_INTERVAL, WRITE_AFTER};
 use crate::open::Metadata;
 use crate::processes::{ProcessId, Processes, is_called, running_wanted};
 use crate::report::{Sums, add};
@@ -226,7 +226,7 @@ impl Follower {
         if !came.is_empty() {
             self.last_event = Some(now);
         }
-        self.unfollowed.retain(|_, since| now.saturating_sub(*since) < LATE_EVENTS_FOR);
+        self.unfollowed.retain(|_, since| now.saturating_sub(*since) < LATE_EVENTS_TIME);
         for event in came {
             self.event(event, now);
         }
@@ -273,7 +273,7 @@ impl Follower {
         wishes.extend(readers.map(|target| HoldWish {
             target,
             after: Duration::ZERO,
-            lasts: READER_WISH_FOR,
+            lasts: READER_WISH_AGE_MAX,
         }));
         // A process may be a writer of several devices, and a reader: its earliest wish counts.
         wishes.sort_unstable();
@@ -310,7 +310,10 @@ impl Follower {
     fn pause(&self, at_most: Duration) -> Duration {
         let now = self.started.elapsed();
         // At most a hundred steps a second, unless a writer is about to outrun its disk.
-        let step = self.backlogs.again_at.map_or(STEP, |at| at.saturating_sub(self.last_step).min(STEP));
+        let step = self
+            .backlogs
+            .again_at
+            .map_or(STEP_INTERVAL, |at| at.saturating_sub(self.last_step).min(STEP_INTERVAL));
         let at_most =
             self.backlogs.again_at.map_or(at_most, |at| at_most.min(at.saturating_sub(now).max(step)));
         let rest = (self.last_step + step).saturating_sub(now).min(at_most);
@@ -320,7 +323,7 @@ impl Follower {
         let look = looks.into_iter().flatten().min();
         let look = look.map_or(at_most, |look| look.saturating_sub(now + rest));
         let left = at_most.saturating_sub(rest).min(look);
-        if self.devices.queued() > 0 { left.min(STEP) } else { left }
+        if self.devices.queued() > 0 { left.min(STEP_INTERVAL) } else { left }
     }
 
     pub(crate) fn is_busy(&self) -> bool {

@@ -19,20 +19,21 @@ use std::time::{Duration, Instant};
 use pagekeeper_kernel::Error;
 use pagekeeper_kernel::mutex::lock;
 use pagekeeper_kernel::process::{ProcRoot, ProcessHolds};
-use pagekeeper_policy::stream_hold::{HOLD_MAX, HoldCycle, HoldStep, MOMENT};
+use pagekeeper_policy::stream_hold::{HOLD_GAP_MIN, HOLD_MAX, HoldCycle, HoldStep};
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 
-/// A wish to hold a writer lasts for this long if it is not renewed. On a busy machine the requester
-/// may be late by some hundred milliseconds, in which a program would write as many megabytes.
-pub(crate) const WRITER_WISH_FOR: Duration = Duration::from_secs(1);
+/// A wish to hold a writer lasts for this long if it is not renewed. On a busy machine the
+/// requester may be late by some hundred milliseconds, in which a program would write as many
+/// megabytes.
+pub(crate) const WRITER_WISH_AGE_MAX: Duration = Duration::from_secs(1);
 /// The same for a reader.
-pub(crate) const READER_WISH_FOR: Duration = Duration::from_millis(100);
+pub(crate) const READER_WISH_AGE_MAX: Duration = Duration::from_millis(100);
 /// Time between two checks for signals to a held process, and for threads that stop late.
-const POLL: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// A process that was not requested for this long is forgotten.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(1);
-/// The most refusals that are kept until they are reported.
+/// Maximum number of refusals that are kept until they are reported.
 const REFUSALS_MAX: usize = 64;
 
 /// A process that may be held, with its start time: a later process of the same number has another
@@ -214,9 +215,9 @@ impl Holder {
             let next = self.go_on_with(subject);
             pause = pause.into_iter().chain(next).min();
             done += 1;
-            if begun.elapsed() >= POLL {
+            if begun.elapsed() >= POLL_INTERVAL {
                 // Stopped processes are checked before others are stopped.
-                pause = Some(MOMENT);
+                pause = Some(HOLD_GAP_MIN);
                 break;
             }
         }
@@ -225,7 +226,7 @@ impl Holder {
         subjects
             .retain(|subject| subject.stopped_at.is_some() || now < subject.wished_until + FORGOTTEN_AFTER);
         self.subjects = subjects;
-        pause.into_iter().chain((!self.holds.is_settled()).then_some(POLL)).min()
+        pause.into_iter().chain((!self.holds.is_settled()).then_some(POLL_INTERVAL)).min()
     }
 
     fn go_on_with(&mut self, subject: &mut Subject) -> Option<Duration> {
@@ -240,7 +241,7 @@ impl Holder {
                 if self.may_be_held(subject.target) {
                     self.stop(subject, now);
                 }
-                Some(POLL)
+                Some(POLL_INTERVAL)
             }
             HoldStep::LetGo => {
                 self.holds.let_go(pid);
@@ -250,10 +251,10 @@ impl Holder {
                     .map_or(Duration::ZERO, |since| self.started.elapsed().saturating_sub(since));
                 let nanoseconds = u64::try_from(held.as_nanos()).unwrap_or(u64::MAX);
                 self.record.held_ns.fetch_add(nanoseconds, Ordering::Relaxed);
-                is_wished.then_some(MOMENT).or_else(|| subject.time_to_wish(now))
+                is_wished.then_some(HOLD_GAP_MIN).or_else(|| subject.time_to_wish(now))
             }
-            HoldStep::Wait(time) => Some(time.min(POLL)),
-            HoldStep::Rest => is_wished.then_some(POLL).or_else(|| subject.time_to_wish(now)),
+            HoldStep::Wait(time) => Some(time.min(POLL_INTERVAL)),
+            HoldStep::Rest => is_wished.then_some(POLL_INTERVAL).or_else(|| subject.time_to_wish(now)),
         }
     }
 
@@ -284,7 +285,7 @@ impl Holder {
 }
 
 /// A hold ends within the 100 ms that the documentation promises.
-const _: () = assert!(HOLD_MAX.as_millis() + POLL.as_millis() < 100);
+const _: () = assert!(HOLD_MAX.as_millis() + POLL_INTERVAL.as_millis() < 100);
 
 #[cfg(test)]
 mod tests {
@@ -294,12 +295,12 @@ mod tests {
     use super::*;
 
     /// Longer than anything takes on a busy machine.
-    const AT_MOST: Duration = Duration::from_secs(60);
+    const FOLLOW_TIMEOUT: Duration = Duration::from_secs(60);
 
     /// What a killed process leaves behind belongs to its parent once its tracer has seen its end,
     /// so the holder never sleeps before that. A process with much memory takes some time to end.
     #[test]
-    fn who_is_killed_while_it_is_held_is_left_to_its_parent() {
+    fn a_program_killed_while_held_is_left_to_its_parent() {
         let mut shell = Command::new("sh")
             .args(["-c", "dd if=/dev/zero of=/dev/null bs=256M 2>/dev/null & echo $!; wait"])
             .stdout(Stdio::piped())
@@ -312,14 +313,14 @@ mod tests {
         let holding = std::thread::spawn(move || {
             let mut holder = Holder::new(Arc::default());
             let target = HoldTarget { pid, start_time: proc.stat(pid).unwrap().start_time };
-            let end = Instant::now() + AT_MOST;
+            let end = Instant::now() + FOLLOW_TIMEOUT;
             // Once all of its memory is there.
             std::thread::sleep(Duration::from_millis(300));
             while !holder.holds.is_held(pid) {
                 assert!(Instant::now() < end, "{:?}", lock(&holder.record.refused));
                 holder.wish(
                     Instant::now(),
-                    &[HoldWish { target, after: Duration::ZERO, lasts: WRITER_WISH_FOR }],
+                    &[HoldWish { target, after: Duration::ZERO, lasts: WRITER_WISH_AGE_MAX }],
                 );
                 holder.go_on();
             }
@@ -331,9 +332,9 @@ mod tests {
                 assert!(Instant::now() < end);
             }
             // Nothing wakes the thread any more.
-            receiver.recv_timeout(AT_MOST)
+            receiver.recv_timeout(FOLLOW_TIMEOUT)
         });
-        let end = Instant::now() + AT_MOST / 2;
+        let end = Instant::now() + FOLLOW_TIMEOUT / 2;
         while shell.try_wait().unwrap().is_none() {
             assert!(Instant::now() < end, "it is still its holder's");
             std::thread::sleep(Duration::from_millis(5));

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// Shortest time between two steps. A stream of 1 GB/s adds 10 MiB in that time, and a hundred
 /// steps a second cost next to nothing.
-pub(crate) const STEP: Duration = Duration::from_millis(10);
+pub(crate) const STEP_INTERVAL: Duration = Duration::from_millis(10);
 /// Examining one file's pages takes at most 1/`LOOK_COST_DIVISOR` of the time until the next
 /// examination.
 pub(crate) const LOOK_COST_DIVISOR: u32 = 20;
@@ -17,27 +17,28 @@ pub(crate) const FILE_IDLE_AFTER: Duration = Duration::from_millis(50);
 /// A process is reported once it has brought in this much. Short-lived processes that a script
 /// starts by the hundred bring in less.
 pub(crate) const REPORTED_BYTES_MIN: u64 = 1 << 20;
-/// The most processes of one user that are reported at a time: more than an administrator reads,
-/// and one user does not fill the log.
+/// Maximum number of processes of one user that are reported at a time: more than an administrator
+/// reads, and one user does not fill the log.
 pub(crate) const REPORTED_PER_USER: usize = 64;
-/// The most processes of one user other than root that are followed at a time: a quarter of the
-/// kernel's table.
+/// Maximum number of processes of one user other than root that are followed at a time: a quarter
+/// of the kernel's table.
 pub(crate) const PROCESSES_PER_USER: usize = 4096;
 /// Events of a process that is no longer followed may still come for this long.
-pub(crate) const LATE_EVENTS_FOR: Duration = Duration::from_secs(1);
-/// The most users that are listed in the report; all others count together.
+pub(crate) const LATE_EVENTS_TIME: Duration = Duration::from_secs(1);
+/// Maximum number of users that are listed in the report; all others count together.
 pub(crate) const USERS_MAX: usize = 256;
-/// The most files that are kept at a time: 16 MB of memory if each has a window or two.
+/// Maximum number of files that are kept at a time: 16 MB of memory if each has a window or two.
 pub(crate) const FILES_MAX: usize = 16_384;
-/// The most files of one user other than root: a quarter, so that one user leaves room for three.
+/// Maximum number of files of one user other than root: a quarter, so that one user leaves room for
+/// three.
 pub(crate) const FILES_PER_USER: usize = FILES_MAX / 4;
-/// The most windows of 2 MiB in which pages of one user's files are kept: 14 MB of memory. A file
+/// Maximum windows of 2 MiB in which pages of one user's files are kept: 14 MB of memory. A file
 /// that brings its user above this is given up.
 pub(crate) const WINDOWS_PER_USER: usize = 65_536;
 /// The same for all users together.
 pub(crate) const WINDOWS_MAX: usize = 4 * WINDOWS_PER_USER;
-/// The most ranges of one job, so that a file of many scattered pages keeps no other waiting for
-/// long.
+/// Maximum number of ranges of one job, so that a file of many scattered pages keeps no other
+/// waiting for long.
 pub(crate) const RANGES_PER_JOB: usize = 1024;
 /// Once a user has this many fourths of their limit of files, the remaining pages of the oldest
 /// files are due at once.
@@ -51,8 +52,8 @@ pub(crate) const JOB_PART: u64 = 2;
 /// Written pages of a file go to the disk after this long, however few: long before the kernel's
 /// own flusher.
 pub(crate) const WRITE_AFTER: Duration = Duration::from_secs(1);
-/// The most processes that are distinguished as users of one file. Files with more users are shared
-/// like libraries, which are not streamed.
+/// Maximum number of processes that are distinguished as users of one file. Files with more users
+/// are shared like libraries, which are not streamed.
 pub(crate) const USERS_PER_FILE: usize = 64;
 /// After a file's streams have ended, releasing its clean pages is attempted for this long: seven
 /// attempts.
@@ -63,17 +64,17 @@ pub(crate) const WRITTEN_RELEASE_MAX: Duration = Duration::from_secs(60);
 /// If the job of a file of ended streams has not even begun after this long, its device does not
 /// answer.
 pub(crate) const HUNG_AFTER: Duration = Duration::from_secs(10);
-/// The most files with pages that stayed that are reported, largest first.
+/// Maximum number of files with pages that stayed that are reported, largest first.
 pub(crate) const STAYED_FILES_MAX: usize = 64;
-/// The most programs that are listed in the report, since a process may choose any name. All others
-/// are [`OTHER_PROGRAMS`].
+/// Maximum number of programs that are listed in the report, since a process may choose any name.
+/// All others are [`OTHER_PROGRAMS`].
 pub(crate) const PROGRAMS_MAX: usize = 256;
 /// The name of programs beyond [`PROGRAMS_MAX`].
 pub(crate) const OTHER_PROGRAMS: &str = "(others)";
-/// The most problems that are reported: one of each kind per device.
+/// Maximum number of problems that are reported: one of each kind per device.
 pub(crate) const PROBLEMS_MAX: usize = 256;
 /// A process that read nothing from a disk for this long does not count as its reader: some turns
 /// of reading and being held.
-pub(crate) const READER_FOR: Duration = Duration::from_millis(200);
+pub(crate) const READER_IDLE_MAX: Duration = Duration::from_millis(200);
 /// Time between two looks at other processes' disk requests while no followed process reads.
 pub(crate) const LOOK_IDLE: Duration = Duration::from_millis(50);

@@ -15,14 +15,14 @@ use pagekeeper_kernel::{
 };
 use pagekeeper_trace::page_events::EventFile;
 
-/// The most descriptors of a process that are checked to find a file.
+/// Maximum number of descriptors of a process that are checked to find a file.
 const DESCRIPTORS_MAX: usize = 4096;
 
 /// The lowest inode number of files on btrfs (`BTRFS_FIRST_FREE_OBJECTID`).
 const BTRFS_FIRST_FILE: u64 = 256;
 /// The answer to whether a block device is mounted is kept for this long.
-const IN_USE_KEPT_FOR: Duration = Duration::from_secs(1);
-/// The most block devices whose answers are kept.
+const IN_USE_AGE_MAX: Duration = Duration::from_secs(1);
+/// Maximum number of block devices whose answers are kept.
 const DEVICES_MAX: usize = 1024;
 
 /// Distinguishes metadata of mounted file systems from files: metadata comes in through the block
@@ -41,7 +41,7 @@ impl Metadata {
             return file.subvolume.is_some() && file.ino < BTRFS_FIRST_FILE;
         }
         match self.devices.get(&file.dev) {
-            Some((is_in_use, since)) if now.saturating_sub(*since) < IN_USE_KEPT_FOR => return *is_in_use,
+            Some((is_in_use, since)) if now.saturating_sub(*since) < IN_USE_AGE_MAX => return *is_in_use,
             None if self.devices.len() >= DEVICES_MAX => self.devices.clear(),
             _ => {}
         }
@@ -54,10 +54,10 @@ impl Metadata {
 
 /// The set of leases is assumed not to change for this long. Reading it takes some milliseconds,
 /// and slows down everyone who takes locks meanwhile.
-const LEASES_KEPT_FOR: Duration = Duration::from_millis(50);
+const LEASES_AGE_MAX: Duration = Duration::from_millis(50);
 /// A mount is kept open for this long while there is work, so that the mounts are read once for
 /// many small files. The answer to whether a block device has users is kept for as long.
-const MOUNT_OPEN_FOR: Duration = Duration::from_millis(100);
+const MOUNT_OPEN_TIME_MAX: Duration = Duration::from_millis(100);
 
 /// Opens the files of jobs.
 pub(crate) struct Opener {
@@ -84,7 +84,7 @@ impl Opener {
         let now = Instant::now();
         match self.device {
             Some((known, has_users, since))
-                if known == device && now.duration_since(since) <= MOUNT_OPEN_FOR =>
+                if known == device && now.duration_since(since) <= MOUNT_OPEN_TIME_MAX =>
             {
                 has_users
             }
@@ -108,11 +108,11 @@ impl Opener {
             return InspectedFile::open_device_by_number(&self.proc, Path::new("/sys"), file.dev);
         }
         let now = Instant::now();
-        if self.leases.as_ref().is_none_or(|(_, since)| now.duration_since(*since) > LEASES_KEPT_FOR) {
+        if self.leases.as_ref().is_none_or(|(_, since)| now.duration_since(*since) > LEASES_AGE_MAX) {
             self.leases = Some((self.proc.leases()?, now));
         }
         let is_stale = |(dev, _, since): &(u64, _, Instant)| {
-            *dev != file.dev || now.duration_since(*since) > MOUNT_OPEN_FOR
+            *dev != file.dev || now.duration_since(*since) > MOUNT_OPEN_TIME_MAX
         };
         if self.mount.as_ref().is_none_or(is_stale) {
             let pid = users.first().copied().unwrap_or(1);

@@ -1,8 +1,8 @@
-//! The share of each disk that a task of this process leaves to others, from the kernel's counts of
-//! their requests.
+//! Computes the share of each disk that a task of this process leaves to others, from the kernel's
+//! counts of their requests.
 //!
-//! Invariants: requests of this process never count as others' ([`DiskUse`]). No process is
-//! followed, and nobody is held.
+//! Invariants: requests of this process never count as others' ([`DiskUse`]). Follows no
+//! process and holds none.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -19,14 +19,14 @@ use crate::turns::seen;
 /// The requests of others to all disks, from its creation until it is dropped.
 pub struct OthersOnDisks {
     source: DiskUse,
-    /// Follows nobody; the counts need its table.
+    /// Follows no process; the counts need its BPF map.
     _events: PageEvents,
     disks: HashMap<u64, DiskContention>,
     last_look: Instant,
 }
 
 impl OthersOnDisks {
-    /// Starts to count. Needs what following streams needs.
+    /// Starts to count. Needs the same permissions and kernel features as following streams.
     ///
     /// ```no_run
     /// use pagekeeper_streams::OthersOnDisks;

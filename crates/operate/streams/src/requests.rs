@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_may_read_what_the_kernel_lets_them_open() {
+    fn users_may_read_files_that_the_kernel_lets_them_open() {
         if !rustix::process::geteuid().is_root() {
             return skip("files of others need root.");
         }
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_file_with_an_access_control_list_its_owner_alone_may_have_pages_released() {
+    fn only_the_owner_of_a_file_with_an_acl_has_pages_released() {
         if !rustix::process::geteuid().is_root() {
             return skip("files of others need root.");
         }
@@ -215,9 +215,9 @@ mod tests {
             return skip("the temporary directory's file system has no access control lists.");
         }
         let user = |user, group| Requester { user, groups: vec![group] };
-        assert!(!can_open(&user(1003, 1003), &file), "as the list says, whatever the mode does");
+        assert!(!can_open(&user(1003, 1003), &file), "the access control list decides, not the mode");
         assert!(!may_read(&user(1003, 1003), &file));
-        assert!(!may_read(&user(1004, 1002), &file), "it is not decided by the mode");
+        assert!(!may_read(&user(1004, 1002), &file), "the mode does not decide");
         assert!(may_read(&user(1001, 1), &file));
     }
 }

@@ -39,9 +39,9 @@ use self::listener::Listener;
 use crate::stream_request::{LINE_BYTES_MAX, StreamAnswer, StreamSums, check_request};
 use crate::{RequestId, RequestReport, Requester, Streams};
 
-/// The most connections at a time: each has a thread.
+/// Maximum number of connections at a time: each has a thread.
 const CONNECTIONS_MAX: usize = 64;
-/// The most connections of one user other than root.
+/// Maximum number of connections of one user other than root.
 const CONNECTIONS_PER_USER: usize = 16;
 /// Time limit for a client to send its line, and to take an answer.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);

@@ -20,7 +20,7 @@ use crate::source::EventSource;
 mod requests;
 
 const MIB: u64 = 1 << 20;
-const AT_MOST: Duration = Duration::from_secs(60);
+const FOLLOW_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Events made by hand.
 #[derive(Clone, Default)]
@@ -117,7 +117,7 @@ impl Run {
 
     /// Steps until the condition holds.
     fn until(&mut self, mut is_so: impl FnMut(&Self) -> bool) {
-        let until = Instant::now() + AT_MOST;
+        let until = Instant::now() + FOLLOW_TIMEOUT;
         loop {
             self.step();
             if is_so(self) {
@@ -197,7 +197,7 @@ fn pages_that_a_stream_added_go_and_no_others() {
 }
 
 #[test]
-fn what_is_not_written_yet_is_written_and_goes() {
+fn dirty_pages_are_written_and_released() {
     for place in places() {
         let path = place.path().join("file");
         let content: Vec<u8> = (0..24 * MIB).map(|at| u8::try_from(at % 251).unwrap()).collect();
@@ -254,7 +254,7 @@ fn each_of_many_files_is_opened_once() {
 }
 
 #[test]
-fn a_file_that_two_streams_use_counts_for_whoever_is_left() {
+fn a_file_of_two_streams_counts_for_the_remaining_one() {
     let Some(place) = Mounted::new("xfs") else { return };
     let subject = Subject::clean(&place, "file", 8 * MIB);
     let mut run = Run::new(Verdict::Release);
@@ -310,7 +310,7 @@ fn a_file_that_is_left_or_reported_keeps_its_pages() {
 }
 
 #[test]
-fn whatever_takes_a_file_s_place_is_left() {
+fn a_replacement_of_a_file_is_left() {
     for place in places() {
         let subject = Subject::clean(&place, "file", 4 * MIB);
         let mut run = Run::new(Verdict::Release);
@@ -438,7 +438,7 @@ fn lost_additions_are_found_where_nobody_else_had_pages() {
 }
 
 #[test]
-fn pages_stay_once_it_is_not_known_who_uses_them() {
+fn pages_with_unknown_users_stay() {
     let Some(place) = Mounted::new("ext4") else { return };
     let subject = Subject::clean(&place, "file", 4 * MIB);
     let mut run = Run::new(Verdict::Release);

@@ -16,9 +16,9 @@ const BUSY_STEP_INTERVAL: Duration = Duration::from_millis(10);
 const IDLE_WAIT: Duration = Duration::from_millis(100);
 /// Shortest time between two updates.
 const UPDATE_INTERVAL_MIN: Duration = Duration::from_millis(100);
-/// The most updates that wait for the owner; later ones are merged.
+/// Maximum number of updates that wait for the owner; later ones are merged.
 const UPDATES_MAX: usize = 16;
-/// The most events in one update; more are dropped.
+/// Maximum number of events in one update; more are dropped.
 const EVENTS_MAX: usize = 1024;
 /// Longest wait for the kernel to load the programs.
 const START_TIMEOUT: Duration = Duration::from_secs(10);

@@ -19,7 +19,7 @@ use pagekeeper_policy::stream_pace::StreamPace;
 use pagekeeper_trace::disk_use::{DiskRequests, DiskUse, DiskWindow};
 use pagekeeper_trace::page_events::PageEvents;
 
-use crate::limits::{LOOK_IDLE, READER_FOR, STEP};
+use crate::limits::{LOOK_IDLE, READER_IDLE_MAX, STEP_INTERVAL};
 
 /// What streams know of others on one disk.
 #[derive(Debug, Clone, Copy)]
@@ -127,7 +127,7 @@ impl DiskTurns {
 
     /// Returns when the next look is due.
     pub(crate) fn next_look(&self) -> Duration {
-        self.last_look + if self.is_active { STEP } else { LOOK_IDLE }
+        self.last_look + if self.is_active { STEP_INTERVAL } else { LOOK_IDLE }
     }
 
     /// Looks, if that is due. Returns the processes that are to be held now.
@@ -161,7 +161,7 @@ impl DiskTurns {
         }
         self.held.clear();
         for disk in self.disks.values_mut() {
-            disk.readers.retain(|_, last| now.saturating_sub(*last) < READER_FOR);
+            disk.readers.retain(|_, last| now.saturating_sub(*last) < READER_IDLE_MAX);
             let share = left_by(self.pace, disk.contention.share());
             self.is_active |= !share.is_none();
             let of_readers = if disk.readers.is_empty() { YieldShare::NONE } else { share };

@@ -24,17 +24,17 @@ use crate::turns::DiskShares;
 
 /// A part that is not written after this long is left to the kernel, and its range is retried
 /// later.
-const PART_MAX: Duration = Duration::from_secs(10);
-/// The most restarts of a part that is only to be written.
+const PART_TIME_MAX: Duration = Duration::from_secs(10);
+/// Maximum number of restarts of a part that is written but not released.
 const RESTARTS_MAX: u32 = 2;
 /// Limits of the time between two checks of pages in flight: an eighth of the time they are
 /// expected to take, within these.
 const POLL_MIN: Duration = Duration::from_micros(300);
 const POLL_MAX: Duration = Duration::from_millis(5);
 
-/// The most files that are open at a time: small ones go to the disk together, as long as they are
-/// one piece.
-const OPEN_MAX: usize = 64;
+/// Maximum number of open files: small files go to the disk together, up to one piece.
+///
+const OPEN_FILES_MAX: usize = 64;
 
 /// A part of a file that is in flight to the disk.
 struct Part {
@@ -53,8 +53,8 @@ struct Part {
 struct OpenJob {
     job: Job,
     file: InspectedFile,
-    /// The ranges that are to be written, the current one first, and the offset up to which that
-    /// has begun.
+    /// The ranges to write, the current one first, and the offset up to which writeback of it has
+    /// begun.
     ranges: VecDeque<Purpose>,
     begun_to: u64,
     parts: Vec<Part>,
@@ -80,7 +80,7 @@ impl Purpose {
 pub(crate) struct Writing {
     pacer: Pacer,
     pace: StreamPace,
-    /// The most bytes that writers may have unwritten, for the module that holds them.
+    /// Maximum unwritten bytes of all writers, for the module that holds them.
     bound: Arc<AtomicU64>,
     shares: DiskShares,
     waiting: VecDeque<Job>,
@@ -161,7 +161,7 @@ impl Writing {
 
     /// Opens one more job. Returns `false` if there is none, or enough are in progress.
     fn open_next(&mut self, opener: &mut Opener, say: &dyn Fn(JobResult)) -> bool {
-        if self.open.len() >= OPEN_MAX {
+        if self.open.len() >= OPEN_FILES_MAX {
             return false;
         }
         let next = self.next_job(opener, say);
@@ -212,7 +212,7 @@ impl Writing {
         while let Some(part) = open.parts.get_mut(at) {
             let counted = residency(&open.file, part.range.clone())?;
             let now = Instant::now();
-            let is_late = now.duration_since(part.begun) >= PART_MAX;
+            let is_late = now.duration_since(part.begun) >= PART_TIME_MAX;
             // A page that is written to all the time is attempted again later.
             let is_over = counted.writeback == Some(0) && is_write && part.restarts >= RESTARTS_MAX;
             if counted.unwritten() > 0 && !is_late && !is_over {

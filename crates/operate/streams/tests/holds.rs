@@ -1,4 +1,4 @@
-//! Programs that outrun their disk are held: no more than about the bound of what they write is
+//! Programs that outrun their disk are held: at most about the bound of what they write is
 //! unwritten, and they are as without it.
 
 use std::fs::File;
@@ -13,16 +13,16 @@ use pagekeeper_streams::{StreamEvent, StreamOptions, StreamPace, Streams, Verdic
 use pagekeeper_testing::{Grandchild, Mounted, ThrottledDisk, skip};
 
 const MIB: u64 = 1 << 20;
-/// The most that may be unwritten of 256 MiB and more: twelve times the bound, since the follower
-/// may have to wait for a processor.
+/// Maximum dirty bytes while 256 MiB or more are written: twelve times the bound, since the
+/// follower may have to wait for a processor.
 const UNWRITTEN_MAX: u64 = 192 * MIB;
 /// The same beside a follower that is late by 0.3 s each time.
 const UNWRITTEN_LATE_MAX: u64 = 128 * MIB;
-/// A program may write hundreds of megabytes before its follower gets a processor for the first time: the bound has to
-/// be kept in one of these attempts.
+/// A program may write hundreds of megabytes before its follower gets a processor for the first
+/// time: the bound has to be kept in one of these attempts.
 const ATTEMPTS: usize = 3;
 /// Longer than any of it takes on a busy machine.
-const AT_MOST: Duration = Duration::from_secs(120);
+const FOLLOW_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Makes a file system on a device of some MiB a second.
 fn slow_disk(mib_per_second: u64) -> Option<ThrottledDisk> {
@@ -55,7 +55,7 @@ fn is_held(program: &Grandchild) -> bool {
 
 /// Steps until that is so.
 fn until(streams: &mut Streams, mut is_so: impl FnMut(&Streams) -> bool) -> Vec<StreamEvent> {
-    let end = Instant::now() + AT_MOST;
+    let end = Instant::now() + FOLLOW_TIMEOUT;
     let mut events = Vec::new();
     loop {
         events.extend(streams.step());
@@ -67,7 +67,7 @@ fn until(streams: &mut Streams, mut is_so: impl FnMut(&Streams) -> bool) -> Vec<
     }
 }
 
-/// Bytes of a file that are dirty or on their way.
+/// Returns the bytes of a file that are dirty or in writeback.
 fn unwritten(path: &Path) -> u64 {
     InspectedFile::open(path, Links::Refuse)
         .and_then(|file| residency(&file, 0..u64::MAX))
@@ -93,8 +93,8 @@ fn is_bounded(what: &str, bound: u64, mut attempt: impl FnMut() -> (u64, String)
     panic!("{what}: {failed:#?}");
 }
 
-/// Steps until the program has ended and nothing of it is left. Returns the most that was unwritten
-/// of these files.
+/// Steps until the program has ended and nothing of it is left. Returns the maximum of unwritten
+/// bytes of these files.
 fn most_unwritten(streams: &mut Streams, files: &[PathBuf]) -> (u64, Vec<StreamEvent>) {
     let mut most = 0;
     let events = until(streams, |streams| {
@@ -187,7 +187,7 @@ fn a_held_program_is_ended_by_its_signals_and_outlives_its_holder() {
     begin(&mut program, &mut streams);
     until(&mut streams, |_| is_held(&program));
     drop(streams);
-    let end = Instant::now() + AT_MOST;
+    let end = Instant::now() + FOLLOW_TIMEOUT;
     while is_held(&program) {
         assert!(Instant::now() < end);
         std::thread::sleep(Duration::from_millis(1));
@@ -246,7 +246,7 @@ fn a_program_with_two_followers_is_bounded_and_ends_as_without() {
 }
 
 #[test]
-fn nobody_is_held_without_a_pace_nor_who_is_traced_or_has_a_lock_that_others_wait_for() {
+fn unpaced_and_traced_processes_and_holders_of_awaited_locks_are_not_held() {
     let Some(disk) = slow_disk(60) else { return };
     let to = format!("of={}", disk.path().join("to").display());
     let dd = ["dd", "if=/dev/zero", &to, "bs=1M", "count=128"];
@@ -287,7 +287,7 @@ fn nobody_is_held_without_a_pace_nor_who_is_traced_or_has_a_lock_that_others_wai
 }
 
 #[test]
-fn a_rate_holds_who_is_faster() {
+fn a_rate_holds_faster_writers() {
     let Some(mounted) = Mounted::new("ext4") else { return };
     let Some(mut streams) = streams(StreamPace::BytesPerSecond(32 * MIB)) else { return };
     let to = format!("of={}", mounted.path().join("to").display());

@@ -9,7 +9,7 @@ use pagekeeper_streams::{OthersOnDisks, StreamOptions, StreamPace, Streams, Verd
 use pagekeeper_testing::{Mounted, skip};
 
 /// Longer than any of it takes on a busy machine.
-const AT_MOST: Duration = Duration::from_secs(120);
+const FOLLOW_TIMEOUT: Duration = Duration::from_secs(120);
 
 fn streams(pace: StreamPace) -> Option<Streams> {
     let decide = Box::new(|_, _: Option<&Path>| Verdict::Release);
@@ -17,7 +17,7 @@ fn streams(pace: StreamPace) -> Option<Streams> {
     Streams::start(options).map_err(skip).ok()
 }
 
-/// A file system of its own with a cold file of 64 MiB on it.
+/// Returns a private file system with a cold file of 64 MiB.
 fn cold_file() -> Option<(Mounted, PathBuf)> {
     let mounted = Mounted::new("ext4")?;
     let path = mounted.path().join("file");
@@ -59,7 +59,7 @@ impl Drop for Reader {
 }
 
 fn step_until(streams: &mut Streams, mut is_so: impl FnMut(&Streams) -> bool) {
-    let end = Instant::now() + AT_MOST;
+    let end = Instant::now() + FOLLOW_TIMEOUT;
     while !is_so(streams) {
         assert!(Instant::now() < end, "{:?}", streams.report());
         streams.step();
@@ -107,7 +107,7 @@ fn without_a_pace_nobody_is_held() {
 
 /// Looks until others on the disk have a share, or until they have none.
 fn look_until_others(others: &mut OthersOnDisks, disk: u64, are_there: bool) {
-    let end = Instant::now() + AT_MOST;
+    let end = Instant::now() + FOLLOW_TIMEOUT;
     while others.share(disk).is_none() == are_there {
         assert!(Instant::now() < end, "{others:?}");
         std::thread::sleep(Duration::from_millis(10));

@@ -244,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_permissions_are_named() {
         let none = CapabilitySet::empty();
         let programs = |has| PermissionKind::Programs.needs(has, None);
         assert_eq!(programs(none), MissingPermission::Capabilities(&["CAP_BPF", "CAP_PERFMON"]));
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn the_call_and_what_it_takes_are_said() {
+    fn the_call_and_its_requirement_are_reported() {
         let error = TraceError::Refused {
             call: "bpf(MAP_CREATE)",
             what: "pages".into(),

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_named() {
+    fn unreadable_fields_are_named() {
         for (from, to) in [
             ("ID: 600", "ID: many"),
             ("ID: 600", "AD: 600"),

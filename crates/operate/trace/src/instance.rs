@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_ended_processes_left_is_removed() {
+    fn only_instances_of_ended_processes_are_removed() {
         let tree = tempfile::tempdir().unwrap();
         let proc = ProcRoot::default();
         let own = own_name(&proc).unwrap();

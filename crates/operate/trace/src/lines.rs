@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_nothing() {
+    fn an_unreadable_line_is_no_event() {
         for (line, from, to) in [
             (ADD, "order=2", "order=64"),
             (ADD, "254:3", "254"),

@@ -55,7 +55,7 @@ mod tests {
             times += 1;
             Ok::<_, Errno>(())
         });
-        assert_eq!((passed, times), (Ok(()), 1), "what passes is called once");
+        assert_eq!((passed, times), (Ok(()), 1), "a program that passes is called once");
         assert_eq!(limit(), before, "it is as it was");
     }
 }

@@ -1,4 +1,5 @@
-//! The machine's plain counters: no files and no tasks, but available to everybody.
+//! The machine's plain counters: per machine rather than per file or task, and readable by
+//! everybody.
 
 use std::time::Duration;
 

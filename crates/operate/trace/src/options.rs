@@ -11,7 +11,7 @@ use super::tracefs::{Tracefs, Tracepoint};
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_kernel::{Inode, InspectedFile, Links};
 
-/// The most files or devices of a [`PageFilter`].
+/// Maximum number of files or devices of a [`PageFilter`].
 const FILTER_ENTRIES_MAX: usize = 64;
 
 /// The methods of counting events, best first.
@@ -67,8 +67,9 @@ pub struct TraceOptions {
     pub filter: PageFilter,
     /// The best method to try. By default the best there is.
     pub best: TraceLevel,
-    /// The most pairs of file and thread that can be counted between two readings; an eighth of it
-    /// for the other kinds. The kernel allocates about 200 bytes for each. By default 16,384.
+    /// Maximum number of pairs of file and thread that can be counted between two readings; an
+    /// eighth of it for the other kinds. The kernel allocates about 200 bytes for each. By default
+    /// 16,384.
     pub entries: u32,
     /// The buffer of [`TraceLevel::Tracefs`], for all processors together, in bytes. An event takes
     /// about 50. By default 64 MiB.

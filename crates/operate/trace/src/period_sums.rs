@@ -216,7 +216,7 @@ mod tests {
     use crate::PageTotals;
 
     #[test]
-    fn what_finds_no_room_is_counted_as_lost() {
+    fn events_without_space_are_counted_as_lost() {
         let mut sums = PeriodSums::new(2);
         let flow = PageFlow { added: PageTotals { folios: 3, bytes: 12288 }, ..PageFlow::default() };
         for ino in [1, 2, 3, 2, 4] {

@@ -42,7 +42,7 @@ pub(super) struct PipeSource {
     pipe: File,
     _instance: TraceInstance,
     counter: LineCounter,
-    /// The most bytes that one reading reads.
+    /// Maximum bytes that one reading reads.
     max_read: u64,
 }
 

@@ -31,7 +31,7 @@ use Register::{R0, R1, R2, R3, R4, R6, R7, R8, R10};
 
 /// Bytes of the ring buffer: 74,000 syncs.
 const SYNC_RING_BYTES: u32 = 4 << 20;
-/// The most threads in a sync at a time.
+/// Maximum number of threads in a sync at a time.
 const SYNCING_THREADS_MAX: u32 = 16 << 10;
 /// The number of threads that are read with one call.
 const THREADS_PER_LOOKUP: usize = 512;
@@ -536,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_thread_is_in_is_read_as_the_kernel_writes_it() {
+    fn the_current_call_of_a_thread_is_parsed() {
         let number = SyncCall::Fdatasync.number();
         let line = format!("{number} 0x7 0x0 0x0 0x0 0x0 0x0 0x7ffe 0x7f00\n");
         assert_eq!(parse_syscall(&line), Some((SyncCall::Fdatasync, 7)));
@@ -550,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_has_its_descriptor() {
+    fn a_waiting_call_has_its_descriptor() {
         let value = SyncStart::bytes(Duration::from_nanos(5), 9, SyncCall::Fsync);
         let key = ((u64::from(std::process::id()) << 32) | u64::from(std::process::id())).to_ne_bytes();
         // This thread is in no sync.

@@ -24,7 +24,7 @@ const READ_BYTES: usize = 64 * MIB;
 /// The pages of a file that is read a page at a time.
 const TRACED_PAGES: u64 = 16384;
 
-/// The most attempts to trace without interference by others' programs.
+/// Maximum number of attempts to trace without interference by others' programs.
 const ATTEMPTS_MAX: usize = 20;
 
 /// Runs one test at a time: a processor that is in one program, or in the midst of reading a table,
@@ -480,7 +480,7 @@ fn a_request_that_was_not_seen_to_complete_is_lost_in_time() {
 }
 
 #[test]
-fn what_is_not_asked_for_is_none_and_the_reason_is_said() {
+fn unrequested_events_are_none_with_a_reason() {
     let options = TraceOptions { best: TraceLevel::Counters, ..TraceOptions::default() };
     let mut tracer = Tracer::start(&options).unwrap();
     let TraceSource::Counters { no_bpf: TraceError::NotAsked, no_tracefs: TraceError::NotAsked } =
@@ -519,7 +519,7 @@ fn the_capabilities_for_programs_are_named() {
 }
 
 #[test]
-fn no_tracefs_is_said() {
+fn missing_tracefs_is_reported() {
     let tree = tempfile::tempdir().unwrap();
     std::fs::create_dir_all(tree.path().join("proc/self")).unwrap();
     std::fs::write(tree.path().join("proc/self/mountinfo"), "").unwrap();
@@ -647,7 +647,7 @@ fn killed_tracers_leave_nothing_behind() {
 }
 
 #[test]
-fn what_a_killed_process_left_is_removed_at_the_next_start() {
+fn leftovers_of_a_killed_process_are_removed_at_the_next_start() {
     let _alone = alone();
     let Some(tracefs) = tracefs() else { return };
     // As if its guard was killed as well. No process has this id.

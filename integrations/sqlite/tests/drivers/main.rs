@@ -29,12 +29,12 @@ const SAID: [(&str, &str); 6] = [
     ("was forked from", "refused"),
 ];
 
-/// An answer as the page has it; one that it should not have as it is.
+/// Returns an answer in the page's words; an unexpected one unchanged.
 fn cell(answer: &str) -> &str {
     SAID.iter().find(|(words, _)| answer.contains(words)).map_or(answer, |(_, cell)| cell)
 }
 
-/// Several answers as the page has them.
+/// Returns several answers in the page's words.
 fn cells(answers: &[String]) -> String {
     let mut cells: Vec<&str> = answers.iter().map(|answer| cell(answer)).collect();
     cells.dedup();
@@ -45,7 +45,7 @@ fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/drivers").join(name)
 }
 
-/// The drivers that `scripts/fetch-drivers.sh` has fetched.
+/// Returns the drivers that `scripts/fetch-drivers.sh` has fetched.
 fn fetched(name: &str) -> PathBuf {
     let directory = std::env::var_os("PAGEKEEPER_SQLITE_DRIVERS");
     Path::new(&directory.expect("made by scripts/fetch-drivers.sh")).join(name)
@@ -70,7 +70,7 @@ impl Story {
         self
     }
 
-    /// A step on a database of this name. One that hangs is ended.
+    /// Returns the command of a step on a database of this name. A timeout ends a hung step.
     fn command(&self, database: &str, step: &str) -> Command {
         let mut command = Command::new("timeout");
         command.args(["--kill-after=5", "300"]).args(&self.words);
@@ -86,14 +86,14 @@ impl Story {
         command.stdin(Stdio::null()).output().unwrap_or_else(|error| panic!("{command:?}: {error}"))
     }
 
-    /// The lines that a step prints.
+    /// Returns the lines that a step prints.
     fn ask(&self, database: &str, step: &str) -> Vec<String> {
         let output = self.output(database, step);
         assert!(output.status.success(), "{step}: {output:?}");
         String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
     }
 
-    /// "works" where so many rows are there, and all is right.
+    /// Returns "works" if there are this many rows and all are right.
     fn rows(&self, wanted: u32) -> String {
         let found = self.ask("a.db", "check").join(", ");
         if found == format!("{wanted}|ok") { "works".to_owned() } else { found }
@@ -128,7 +128,7 @@ impl Story {
         assert!(std::fs::read(self.directory.path().join("a.db")).unwrap().starts_with(b"pgkeeper"));
     }
 
-    /// The row of a driver.
+    /// Returns the row of a driver.
     fn row(&self, name: &str, has_fork: bool) -> String {
         let loads = cells(&self.ask("a.db", "load"));
         let literal = self.ask("unused.db", "literal");
@@ -155,7 +155,7 @@ impl Story {
     }
 }
 
-/// A driver of Debian's, if it is there with SQLite's shell.
+/// Returns a driver of Debian's, if it is there with SQLite's shell.
 fn python(module: &str) -> Option<Story> {
     let is_there = |command: &mut Command| command.output().is_ok_and(|output| output.status.success());
     if !is_there(Command::new("sqlite3").arg("--version"))
@@ -186,7 +186,7 @@ fn apsw_with_its_own_sqlite() {
     story.is_as_the_page_says("apsw 3.54.1 (PyPI)", true);
 }
 
-/// A driver of Node's, in a program of version 22.
+/// Returns a driver of Node's, in a program of version 22.
 fn node(driver: &str) -> Story {
     let program = fetched("node/bin/node");
     Story::new(&[&program, &"--no-warnings", &source("story.js"), &driver])

@@ -1,4 +1,4 @@
-// What services in Node do with SQLite: story.js better-sqlite3|node:sqlite LIBRARY DATABASE STEP. Prints answers and errors, one a line.
+// Uses SQLite as a Node service does: story.js better-sqlite3|node:sqlite LIBRARY DATABASE STEP. Prints answers and errors, one per line.
 "use strict";
 const fs = require("fs");
 const { Worker, isMainThread, workerData } = require("worker_threads");

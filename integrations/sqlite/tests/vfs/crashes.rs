@@ -6,7 +6,7 @@ use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::shell::{Shell, by_default, by_us, library, said};
+use crate::shell::{Shell, library, open_with_default_vfs, open_with_our_vfs, said};
 use crate::{LARGE, NOT_A_DATABASE, is_marked};
 use pagekeeper_testing::{Seed, disk_dir};
 use rustix::fs::{FlockOperation, flock};
@@ -34,10 +34,10 @@ fn kill(library: &Path, cycles: usize, settings: &str, is_closed_between: bool) 
     let mut expected = 0_u64;
     let mut marked = 0;
     let table = format!("{settings}\nCREATE TABLE t(a INTEGER PRIMARY KEY, b TEXT);");
-    assert_eq!(said(&(by_us(library, &database) + &table)), "");
+    assert_eq!(said(&(open_with_our_vfs(library, &database) + &table)), "");
     for cycle in 0..cycles {
         let mode = ["delete", "truncate", "persist", "memory"][cycle % 4];
-        let mut ours = Shell::open(&by_us(library, &database));
+        let mut ours = Shell::open(&open_with_our_vfs(library, &database));
         assert_eq!(rows(&ours.ask(CHECK)), expected, "cycle {cycle}");
         assert_eq!(ours.ask(&format!("PRAGMA journal_mode={mode};\nPRAGMA cache_size=50;")), mode);
         // Rows 1, 2, 3 ..., each acknowledged; in between transactions without a lasting effect,
@@ -77,11 +77,11 @@ fn kill(library: &Path, cycles: usize, settings: &str, is_closed_between: bool) 
         let is_left_marked = is_marked(&database);
         marked += u32::from(is_left_marked);
         if is_closed_between {
-            let plain = said(&format!("{}PRAGMA integrity_check;", by_default(&database)));
+            let plain = said(&format!("{}PRAGMA integrity_check;", open_with_default_vfs(&database)));
             let expected = if is_left_marked { NOT_A_DATABASE } else { "ok" };
             assert!(plain.contains(expected), "cycle {cycle}: {plain}");
         }
-        let mut next = Shell::open(&by_us(library, &database));
+        let mut next = Shell::open(&open_with_our_vfs(library, &database));
         // A large transaction that is killed between its statements leaves nothing. The commit in
         // flight may exist.
         expected = rows(&next.ask(CHECK));
@@ -92,7 +92,7 @@ fn kill(library: &Path, cycles: usize, settings: &str, is_closed_between: bool) 
         assert_eq!(next.ask("DELETE FROM t WHERE a>=1000000; SELECT count(*) FROM t WHERE b IS NULL;"), "0");
         if is_closed_between {
             next.quit();
-            let plain = said(&format!("{}PRAGMA integrity_check;", by_default(&database)));
+            let plain = said(&format!("{}PRAGMA integrity_check;", open_with_default_vfs(&database)));
             assert_eq!(plain, "ok", "cycle {cycle}");
         } else {
             next.kill();
@@ -102,7 +102,7 @@ fn kill(library: &Path, cycles: usize, settings: &str, is_closed_between: bool) 
 }
 
 #[test]
-fn what_was_acknowledged_is_there_after_kills() {
+fn acknowledged_commits_survive_kills() {
     let Some(library) = library() else { return };
     let marked = kill(&library, 24, "", true);
     assert!(marked > 10, "only {marked} kills came while the log had commits");
@@ -135,10 +135,10 @@ fn large_commits_are_whole_after_kills_one_after_the_other() {
     let database = dir.path().join("a.db");
     let table = "CREATE TABLE t(a INTEGER PRIMARY KEY, b TEXT, round INTEGER);
 INSERT INTO t SELECT value, hex(randomblob(3000)), 0 FROM generate_series(1, 1000);";
-    assert_eq!(said(&format!("{}{table}", by_us(&library, &database))), "");
+    assert_eq!(said(&format!("{}{table}", open_with_our_vfs(&library, &database))), "");
     let mut expected = 0_u64;
     for cycle in 0..40 {
-        let mut ours = Shell::open(&by_us(&library, &database));
+        let mut ours = Shell::open(&open_with_our_vfs(&library, &database));
         let found = ours.ask("SELECT count(*), min(round), max(round) FROM t; PRAGMA integrity_check;");
         let is_round = |round: u64| found == format!("1000|{round}|{round}\nok");
         assert!(
@@ -160,11 +160,11 @@ INSERT INTO t SELECT value, hex(randomblob(3000)), 0 FROM generate_series(1, 100
 /// A database of small pages is truncated and extended between two checkpoints. After a kill, no
 /// old bytes return.
 #[test]
-fn what_was_cut_off_does_not_come_back() {
+fn pages_that_were_cut_off_do_not_come_back() {
     let Some(library) = library() else { return };
     let dir = disk_dir();
     let database = dir.path().join("a.db");
-    let mut ours = Shell::open(&by_us(&library, &database));
+    let mut ours = Shell::open(&open_with_our_vfs(&library, &database));
     let table = "PRAGMA page_size=1024; PRAGMA auto_vacuum=FULL; CREATE TABLE t(a INTEGER PRIMARY KEY, b);";
     assert_eq!(ours.ask(table), "");
     let content = "SELECT count(*), group_concat(hex(b), '') FROM t;";
@@ -179,7 +179,7 @@ fn what_was_cut_off_does_not_come_back() {
     let mut bytes = fs::read(&database).unwrap();
     bytes[28..].fill(0xaa);
     fs::write(&database, &bytes).unwrap();
-    let found = said(&format!("{}{content} PRAGMA integrity_check;", by_us(&library, &database)));
+    let found = said(&format!("{}{content} PRAGMA integrity_check;", open_with_our_vfs(&library, &database)));
     assert_eq!(found, format!("{before}\nok"));
 }
 
@@ -189,18 +189,18 @@ fn many_unclean_ends_leave_it_writable() {
     let dir = disk_dir();
     let database = dir.path().join("a.db");
     let table = "CREATE TABLE t(a INTEGER PRIMARY KEY, b TEXT);";
-    assert_eq!(said(&(by_us(&library, &database) + table)), "");
+    assert_eq!(said(&(open_with_our_vfs(&library, &database) + table)), "");
     // More than the log can distinguish without a checkpoint.
     for row in 1..=270 {
-        let mut ours = Shell::open(&by_us(&library, &database));
+        let mut ours = Shell::open(&open_with_our_vfs(&library, &database));
         assert_eq!(
             ours.ask(&format!("INSERT INTO t VALUES({row}, 'b'); SELECT max(a) FROM t;")),
             row.to_string()
         );
         ours.kill();
     }
-    assert_eq!(rows(&said(&format!("{}{CHECK}", by_us(&library, &database)))), 270);
-    assert_eq!(rows(&said(&format!("{}{CHECK}", by_default(&database)))), 270);
+    assert_eq!(rows(&said(&format!("{}{CHECK}", open_with_our_vfs(&library, &database)))), 270);
+    assert_eq!(rows(&said(&format!("{}{CHECK}", open_with_default_vfs(&database)))), 270);
 }
 
 #[test]
@@ -209,7 +209,7 @@ fn a_commit_is_durable_where_sqlite_neither_syncs_nor_unlocks() {
     for mode in ["memory", "off", "delete", "truncate", "persist"] {
         let dir = disk_dir();
         let database = dir.path().join("a.db");
-        let mut ours = Shell::open(&by_us(&library, &database));
+        let mut ours = Shell::open(&open_with_our_vfs(&library, &database));
         let settings = "PRAGMA locking_mode=EXCLUSIVE; PRAGMA synchronous=OFF; PRAGMA journal_mode=";
         assert_eq!(ours.ask(&format!("{settings}{mode};")), format!("exclusive\n{mode}"));
         assert_eq!(ours.ask("CREATE TABLE t(a INTEGER PRIMARY KEY, b TEXT);"), "");
@@ -218,14 +218,14 @@ fn a_commit_is_durable_where_sqlite_neither_syncs_nor_unlocks() {
         }
         assert_eq!(ours.ask("BEGIN; INSERT INTO t VALUES(21, 'b');"), "");
         ours.kill();
-        assert_eq!(rows(&said(&format!("{}{CHECK}", by_us(&library, &database)))), 20, "{mode}");
+        assert_eq!(rows(&said(&format!("{}{CHECK}", open_with_our_vfs(&library, &database)))), 20, "{mode}");
     }
 }
 
 /// Checks that the database is refused without a change, with the reason in SQLite's log.
 fn is_refused(library: &Path, database: &Path, why: &str) {
     let before = fs::read(database).unwrap();
-    let statements = format!(".log stderr\n{}SELECT count(*) FROM t;", by_us(library, database));
+    let statements = format!(".log stderr\n{}SELECT count(*) FROM t;", open_with_our_vfs(library, database));
     let refused = said(&statements);
     assert!(refused.contains(UNABLE) && refused.contains(why), "{refused}");
     assert!(fs::read(database).unwrap() == before, "it was changed");
@@ -237,7 +237,7 @@ fn a_copy_of_another_time_than_the_log_is_refused() {
     let dir = disk_dir();
     let at = |name: &str| dir.path().join(name);
     let (database, log) = (at("a.db"), at("a.db-pagekeeper"));
-    let open = by_us(&library, &database);
+    let open = open_with_our_vfs(&library, &database);
     let count = format!("{open}SELECT count(*) FROM t;");
     let table = "CREATE TABLE t(a INTEGER PRIMARY KEY, b TEXT); INSERT INTO t SELECT value, 'b' FROM generate_series(1, 100);";
 
@@ -307,7 +307,7 @@ fn a_log_that_others_may_have_made_is_not_trusted() {
     let Some(library) = library() else { return };
     let dir = disk_dir();
     let (database, log) = (dir.path().join("a.db"), dir.path().join("a.db-pagekeeper"));
-    let mut ours = Shell::open(&by_us(&library, &database));
+    let mut ours = Shell::open(&open_with_our_vfs(&library, &database));
     assert_eq!(ours.ask("CREATE TABLE t(a INTEGER PRIMARY KEY, b TEXT); INSERT INTO t VALUES(1, 'b');"), "");
     ours.kill();
     let mode = |mode: u32| fs::set_permissions(&log, fs::Permissions::from_mode(mode)).unwrap();
@@ -329,7 +329,7 @@ fn a_log_that_others_may_have_made_is_not_trusted() {
     let precious = dir.path().join("precious");
     fs::write(&precious, "precious").unwrap();
     symlink(&precious, log.join("spill")).unwrap();
-    let mut ours = Shell::open(&by_us(&library, &database));
+    let mut ours = Shell::open(&open_with_our_vfs(&library, &database));
     assert_eq!(ours.ask("SELECT count(*) FROM t;"), "1");
     assert!(ours.ask(LARGE).contains("disk I/O error"));
     assert_eq!(ours.ask("SELECT count(*) FROM t;"), "1");
@@ -342,18 +342,18 @@ fn a_log_that_another_has_open_is_locked_and_not_refused() {
     let Some(library) = library() else { return };
     let dir = disk_dir();
     let database = dir.path().join("a.db");
-    let mut ours = Shell::open(&by_us(&library, &database));
+    let mut ours = Shell::open(&open_with_our_vfs(&library, &database));
     assert_eq!(ours.ask("CREATE TABLE t(a INTEGER PRIMARY KEY, b TEXT); INSERT INTO t VALUES(1, 'b');"), "");
     ours.kill();
     let lock = fs::File::open(dir.path().join("a.db-pagekeeper/log/lock")).unwrap();
-    let check = format!("{}{CHECK}", by_us(&library, &database));
+    let check = format!("{}{CHECK}", open_with_our_vfs(&library, &database));
     flock(&lock, FlockOperation::NonBlockingLockExclusive).unwrap();
     assert!(said(&check).contains("database is locked"));
     flock(&lock, FlockOperation::Unlock).unwrap();
     assert_eq!(rows(&said(&check)), 1);
     // The same for the first write to a plain file.
     flock(&lock, FlockOperation::NonBlockingLockExclusive).unwrap();
-    let mut ours = Shell::open(&by_us(&library, &database));
+    let mut ours = Shell::open(&open_with_our_vfs(&library, &database));
     assert!(ours.ask("INSERT INTO t VALUES(2, 'b');").contains("database is locked"));
     assert!(!is_marked(&database));
     flock(&lock, FlockOperation::Unlock).unwrap();
@@ -361,7 +361,7 @@ fn a_log_that_another_has_open_is_locked_and_not_refused() {
 }
 
 #[test]
-fn what_is_left_of_a_log_that_was_never_made_is_no_hindrance() {
+fn remains_of_an_unfinished_log_do_not_hinder() {
     let Some(library) = library() else { return };
     let dir = disk_dir();
     let log = dir.path().join("a.db-pagekeeper");
@@ -370,7 +370,7 @@ fn what_is_left_of_a_log_that_was_never_made_is_no_hindrance() {
     fs::write(log.join("log/redo.000"), "part of it").unwrap();
     let found = said(&format!(
         "{}CREATE TABLE t(a); INSERT INTO t VALUES(7); SELECT a FROM t;",
-        by_us(&library, &dir.path().join("a.db"))
+        open_with_our_vfs(&library, &dir.path().join("a.db"))
     ));
     assert_eq!(found, "7");
 }
@@ -384,16 +384,16 @@ fn an_empty_file_that_only_got_longer_is_an_empty_database() {
         let database = dir.path().join("a.db");
         fs::write(&database, vec![0; len]).unwrap();
         // Without a log, the file is not ours.
-        said(&format!("{}SELECT * FROM sqlite_master;", by_us(&library, &database)));
+        said(&format!("{}SELECT * FROM sqlite_master;", open_with_our_vfs(&library, &database)));
         assert_eq!(fs::read(&database).unwrap(), vec![0; len]);
         let beside = dir.path().join("a.db-pagekeeper");
         fs::create_dir_all(beside.join("log")).unwrap();
         fs::set_permissions(&beside, fs::Permissions::from_mode(0o700)).unwrap();
         let table = "CREATE TABLE t(a); INSERT INTO t VALUES(7); SELECT a FROM t;";
-        assert_eq!(said(&format!("{}{table}", by_us(&library, &database))), "7");
+        assert_eq!(said(&format!("{}{table}", open_with_our_vfs(&library, &database))), "7");
         // A longer file is not ours.
         fs::write(&database, vec![0; 4096]).unwrap();
-        said(&format!("{}SELECT * FROM sqlite_master;", by_us(&library, &database)));
+        said(&format!("{}SELECT * FROM sqlite_master;", open_with_our_vfs(&library, &database)));
         assert_eq!(fs::read(&database).unwrap(), vec![0; 4096]);
     }
 }

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use pagekeeper_testing::disk_dir;
 
-use crate::shell::{built, by_us, library, said};
+use crate::shell::{built, library, open_with_our_vfs, said};
 
 /// Arguments: library, database, number of other threads. Prints every failure, or how many rows
 /// these threads have committed, and kills itself.
@@ -119,7 +119,7 @@ fn a_child_changes_nothing_of_its_parents() {
         assert!(fs::read(&database).unwrap().starts_with(b"pgkeeper"), "the parent was killed with it open");
         let found = said(&format!(
             "{}SELECT group_concat(a) FROM t; SELECT count(*) >= {committed} FROM u; PRAGMA integrity_check;",
-            by_us(&library, &database)
+            open_with_our_vfs(&library, &database)
         ));
         assert_eq!(found, "1,2,3,4,5,6,7,8,9,10\n1\nok");
     }

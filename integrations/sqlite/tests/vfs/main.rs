@@ -11,7 +11,7 @@ use std::fs;
 use std::path::Path;
 
 use pagekeeper_testing::{Mounted, disk_dir};
-use shell::{Shell, by_default, by_us, library, said};
+use shell::{Shell, library, open_with_default_vfs, open_with_our_vfs, said};
 
 /// A table of 100 rows.
 const TABLE: &str = "CREATE TABLE t(a INTEGER PRIMARY KEY, b TEXT);
@@ -31,7 +31,7 @@ fn a_database_is_plain_after_the_close_and_refused_before() {
     for mode in ["delete", "truncate", "persist", "memory", "off"] {
         let dir = disk_dir();
         let database = dir.path().join("a.db");
-        let mut ours = Shell::open(&by_us(&library, &database));
+        let mut ours = Shell::open(&open_with_our_vfs(&library, &database));
         assert_eq!(ours.ask(&format!("PRAGMA journal_mode={mode};")), mode);
         assert_eq!(ours.ask(TABLE), "");
         assert_eq!(ours.ask("UPDATE t SET b='new' WHERE a=7; SELECT b FROM t WHERE a=7;"), "new");
@@ -43,11 +43,11 @@ fn a_database_is_plain_after_the_close_and_refused_before() {
             assert_eq!(rolled_back, "100\nok", "{mode}");
         }
         assert!(is_marked(&database) && !dir.path().join("a.db-journal").exists());
-        let others = said(&format!("{}SELECT count(*) FROM t;", by_default(&database)));
+        let others = said(&format!("{}SELECT count(*) FROM t;", open_with_default_vfs(&database)));
         assert!(others.contains(LOCKED), "{others}");
         let copy = dir.path().join("copy.db");
         fs::copy(&database, &copy).unwrap();
-        let copied = said(&format!("{}SELECT count(*) FROM t;", by_default(&copy)));
+        let copied = said(&format!("{}SELECT count(*) FROM t;", open_with_default_vfs(&copy)));
         assert!(copied.contains(NOT_A_DATABASE), "{copied}");
 
         ours.quit();
@@ -55,7 +55,7 @@ fn a_database_is_plain_after_the_close_and_refused_before() {
         let rows = if mode == "off" { "50" } else { "100" };
         let plain = said(&format!(
             "{}SELECT count(*), min(b) FROM t WHERE a<>7 OR b='new'; PRAGMA integrity_check;",
-            by_default(&database)
+            open_with_default_vfs(&database)
         ));
         assert!(plain.starts_with(rows) && plain.ends_with("\nok"), "{mode}: {plain}");
     }
@@ -66,11 +66,13 @@ fn other_processes_wait_and_come_in_after_a_release() {
     let Some(library) = library() else { return };
     let dir = disk_dir();
     let database = dir.path().join("a.db");
-    assert_eq!(said(&(by_default(&database) + TABLE)), "");
+    assert_eq!(said(&(open_with_default_vfs(&database) + TABLE)), "");
     let count = "SELECT count(*) FROM t;";
-    let (mut ours, mut second) =
-        (Shell::open(&by_us(&library, &database)), Shell::open(&by_us(&library, &database)));
-    let mut plain = Shell::open(&by_default(&database));
+    let (mut ours, mut second) = (
+        Shell::open(&open_with_our_vfs(&library, &database)),
+        Shell::open(&open_with_our_vfs(&library, &database)),
+    );
+    let mut plain = Shell::open(&open_with_default_vfs(&database));
 
     // Readers share; a writer waits for them, and they for the writer.
     assert_eq!(ours.ask(count), "100");
@@ -98,21 +100,21 @@ fn other_processes_wait_and_come_in_after_a_release() {
 }
 
 #[test]
-fn who_had_it_open_before_a_kill_is_not_served_from_memory() {
+fn a_connection_from_before_a_kill_is_not_served_from_memory() {
     let Some(library) = library() else { return };
     let dir = disk_dir();
     let database = dir.path().join("a.db");
-    assert_eq!(said(&(by_default(&database) + TABLE)), "");
-    let mut plain = Shell::open(&by_default(&database));
+    assert_eq!(said(&(open_with_default_vfs(&database) + TABLE)), "");
+    let mut plain = Shell::open(&open_with_default_vfs(&database));
     let count = "SELECT count(*) FROM t;";
     assert_eq!(plain.ask(count), "100");
-    let mut ours = Shell::open(&by_us(&library, &database));
+    let mut ours = Shell::open(&open_with_our_vfs(&library, &database));
     assert_eq!(ours.ask("DELETE FROM t WHERE a>10;"), "");
     ours.kill();
     assert!(is_marked(&database));
     assert!(plain.ask(count).contains(NOT_A_DATABASE));
     assert!(plain.ask("DELETE FROM t;").contains(NOT_A_DATABASE));
-    assert_eq!(said(&format!("{}{count}", by_us(&library, &database))), "10");
+    assert_eq!(said(&format!("{}{count}", open_with_our_vfs(&library, &database))), "10");
     assert_eq!(plain.ask(&format!("{count} PRAGMA integrity_check;")), "10\nok");
 }
 
@@ -121,9 +123,9 @@ fn a_journal_that_sqlite_left_is_rolled_back_once() {
     let Some(library) = library() else { return };
     let dir = disk_dir();
     let database = dir.path().join("a.db");
-    assert_eq!(said(&(by_default(&database) + TABLE)), "");
+    assert_eq!(said(&(open_with_default_vfs(&database) + TABLE)), "");
     for mode in ["delete", "truncate", "persist"] {
-        let mut plain = Shell::open(&by_default(&database));
+        let mut plain = Shell::open(&open_with_default_vfs(&database));
         // A small cache, which writes to the file before the commit.
         let statements =
             "PRAGMA cache_size=5; PRAGMA cache_spill=5; BEGIN; UPDATE t SET b=hex(randomblob(1500));";
@@ -132,18 +134,20 @@ fn a_journal_that_sqlite_left_is_rolled_back_once() {
         let journal = dir.path().join("a.db-journal");
         assert!(fs::metadata(&journal).unwrap().len() > 512, "a hot journal");
 
-        let mut ours = Shell::open(&by_us(&library, &database));
+        let mut ours = Shell::open(&open_with_our_vfs(&library, &database));
         let sum = "SELECT count(*), max(length(b)) FROM t; PRAGMA integrity_check;";
         assert_eq!(ours.ask(sum), "100|200\nok", "{mode}");
         assert_eq!(ours.ask("UPDATE t SET b='kept' WHERE a=1; SELECT b FROM t WHERE a=1;"), "kept");
         ours.kill();
         // If the journal still existed, this would be undone.
         assert_eq!(
-            said(&format!("{}SELECT b FROM t WHERE a=1; {sum}", by_us(&library, &database))),
+            said(&format!("{}SELECT b FROM t WHERE a=1; {sum}", open_with_our_vfs(&library, &database))),
             "kept\n100|200\nok"
         );
-        let plain =
-            said(&format!("{}UPDATE t SET b=hex(zeroblob(100)) WHERE a=1; {sum}", by_default(&database)));
+        let plain = said(&format!(
+            "{}UPDATE t SET b=hex(zeroblob(100)) WHERE a=1; {sum}",
+            open_with_default_vfs(&database)
+        ));
         assert_eq!(plain, "100|200\nok");
     }
 }
@@ -151,12 +155,12 @@ fn a_journal_that_sqlite_left_is_rolled_back_once() {
 /// A neighbour with write permission to the directory creates an old journal there that looks hot,
 /// and a file that looks like a WAL.
 #[test]
-fn what_appears_beside_it_meanwhile_is_not_taken_for_its_own() {
+fn files_that_appear_beside_the_database_are_not_mistaken_for_its_own() {
     let Some(library) = library() else { return };
     let dir = disk_dir();
     let database = dir.path().join("a.db");
-    assert_eq!(said(&(by_default(&database) + TABLE)), "");
-    let mut plain = Shell::open(&by_default(&database));
+    assert_eq!(said(&(open_with_default_vfs(&database) + TABLE)), "");
+    let mut plain = Shell::open(&open_with_default_vfs(&database));
     let changed = "PRAGMA cache_size=5; PRAGMA cache_spill=5; BEGIN; UPDATE t SET b=hex(randomblob(1500));";
     assert_eq!(plain.ask(changed), "");
     plain.kill();
@@ -164,7 +168,7 @@ fn what_appears_beside_it_meanwhile_is_not_taken_for_its_own() {
     let hot = fs::read(&journal).unwrap();
     assert!(hot.len() > 512, "a hot journal");
 
-    let mut ours = Shell::open(&by_us(&library, &database));
+    let mut ours = Shell::open(&open_with_our_vfs(&library, &database));
     assert_eq!(ours.ask("UPDATE t SET b='kept' WHERE a=1;"), "");
     fs::write(&journal, &hot).unwrap();
     fs::write(&wal, [0x37; 8192]).unwrap();
@@ -175,16 +179,16 @@ fn what_appears_beside_it_meanwhile_is_not_taken_for_its_own() {
     ours.quit();
     // SQLite would undo committed data with that journal.
     assert!(!journal.exists());
-    assert_eq!(said(&format!("{}{sum}", by_default(&database))), "later\n100|200\nok");
+    assert_eq!(said(&format!("{}{sum}", open_with_default_vfs(&database))), "later\n100|200\nok");
 }
 
 #[test]
-fn what_cannot_be_right_is_refused() {
+fn impossible_arguments_are_refused() {
     let Some(library) = library() else { return };
     let dir = disk_dir();
     let database = dir.path().join("a.db");
     let other = dir.path().join("b.db");
-    let open = by_us(&library, &database);
+    let open = open_with_our_vfs(&library, &database);
     assert_eq!(said(&format!("{open}{TABLE}")), "");
 
     let wal = said(&format!("{open}PRAGMA journal_mode=WAL;"));
@@ -208,15 +212,16 @@ fn what_cannot_be_right_is_refused() {
     let mixed = format!(
         ".load {}\n{}CREATE TABLE p(a);\nATTACH 'file:{}?vfs=pagekeeper' AS b;\nBEGIN;\nINSERT INTO p VALUES(1);\nINSERT INTO u VALUES(1);\nCOMMIT;\n",
         library.display(),
-        by_default(&plain).replace(&plain.display().to_string(), &format!("file:{}", plain.display())),
+        open_with_default_vfs(&plain)
+            .replace(&plain.display().to_string(), &format!("file:{}", plain.display())),
         other.display()
     );
     let mixed = said(&mixed);
     assert!(mixed.contains("unable to open"), "{mixed}");
 
     // A database in WAL mode.
-    assert_eq!(said(&format!("{}PRAGMA journal_mode=WAL; {TABLE}", by_default(&plain))), "wal");
-    let opened = said(&format!("{}SELECT count(*) FROM t;", by_us(&library, &plain)));
+    assert_eq!(said(&format!("{}PRAGMA journal_mode=WAL; {TABLE}", open_with_default_vfs(&plain))), "wal");
+    let opened = said(&format!("{}SELECT count(*) FROM t;", open_with_our_vfs(&library, &plain)));
     assert!(opened.contains("unable to open"), "{opened}");
 
     // A file that is not a database.
@@ -224,7 +229,9 @@ fn what_cannot_be_right_is_refused() {
     fs::write(&text, "no database, but longer than a header of one, so that it is looked at".repeat(20))
         .unwrap();
     let before = fs::read(&text).unwrap();
-    assert!(said(&format!("{}CREATE TABLE t(a);", by_us(&library, &text))).contains(NOT_A_DATABASE));
+    assert!(
+        said(&format!("{}CREATE TABLE t(a);", open_with_our_vfs(&library, &text))).contains(NOT_A_DATABASE)
+    );
     assert_eq!(fs::read(&text).unwrap(), before);
 }
 
@@ -234,11 +241,12 @@ fn a_database_without_its_log_or_with_anothers_is_refused() {
     let dir = disk_dir();
     let (first, second) = (dir.path().join("a.db"), dir.path().join("b.db"));
     for database in [&first, &second] {
-        let mut ours = Shell::open(&by_us(&library, database));
+        let mut ours = Shell::open(&open_with_our_vfs(&library, database));
         assert_eq!(ours.ask(TABLE), "");
         ours.kill();
     }
-    let count = |database: &Path| said(&format!("{}SELECT count(*) FROM t;", by_us(&library, database)));
+    let count =
+        |database: &Path| said(&format!("{}SELECT count(*) FROM t;", open_with_our_vfs(&library, database)));
     let log = |name: &str| dir.path().join(name);
     fs::rename(log("a.db-pagekeeper"), log("kept")).unwrap();
     assert!(count(&first).contains("unable to open"));
@@ -255,7 +263,7 @@ fn a_full_disk_fails_the_commit_and_loses_nothing() {
     let Some(library) = library() else { return };
     let Some(disk) = Mounted::new("tmpfs") else { return };
     let database = disk.path().join("a.db");
-    let mut ours = Shell::open(&by_us(&library, &database));
+    let mut ours = Shell::open(&open_with_our_vfs(&library, &database));
     assert_eq!(ours.ask("CREATE TABLE t(a INTEGER PRIMARY KEY, b TEXT);"), "");
     let mut rows = 0;
     loop {
@@ -275,8 +283,8 @@ fn a_full_disk_fails_the_commit_and_loses_nothing() {
     assert_eq!(ours.ask(check), format!("{rows}\nok"));
     assert_eq!(ours.ask("UPDATE t SET a=a+1000 WHERE a=1; SELECT changes();"), "1");
     ours.kill();
-    assert_eq!(said(&format!("{}{check}", by_us(&library, &database))), format!("{rows}\nok"));
-    assert_eq!(said(&format!("{}{check}", by_default(&database))), format!("{rows}\nok"));
+    assert_eq!(said(&format!("{}{check}", open_with_our_vfs(&library, &database))), format!("{rows}\nok"));
+    assert_eq!(said(&format!("{}{check}", open_with_default_vfs(&database))), format!("{rows}\nok"));
 }
 
 #[test]
@@ -284,23 +292,23 @@ fn a_disk_without_room_for_the_log_leaves_a_plain_database() {
     let Some(library) = library() else { return };
     let Some(disk) = Mounted::new("tmpfs") else { return };
     let database = disk.path().join("a.db");
-    assert_eq!(said(&(by_default(&database) + TABLE)), "");
+    assert_eq!(said(&(open_with_default_vfs(&database) + TABLE)), "");
     fs::write(disk.path().join("rest"), vec![1; 40 << 20]).unwrap();
-    let mut ours = Shell::open(&by_us(&library, &database));
+    let mut ours = Shell::open(&open_with_our_vfs(&library, &database));
     let refused = ours.ask("DELETE FROM t;");
     assert!(refused.contains("full"), "{refused}");
     assert!(!is_marked(&database));
-    assert_eq!(said(&format!("{}SELECT count(*) FROM t;", by_default(&database))), "100");
+    assert_eq!(said(&format!("{}SELECT count(*) FROM t;", open_with_default_vfs(&database))), "100");
     fs::remove_file(disk.path().join("rest")).unwrap();
     assert_eq!(ours.ask("DELETE FROM t WHERE a=1; SELECT count(*) FROM t;"), "99");
 }
 
 #[test]
-fn who_loads_it_again_does_not_take_the_default_away() {
+fn loading_the_vfs_again_keeps_the_default() {
     let Some(library) = library() else { return };
     let dir = disk_dir();
     let library = library.display();
-    let asked = format!("{}PRAGMA pagekeeper;", by_default(&dir.path().join("a.db")));
+    let asked = format!("{}PRAGMA pagekeeper;", open_with_default_vfs(&dir.path().join("a.db")));
     assert_eq!(said(&format!(".load {library}\n{asked}")), "");
     let plain = "plain: no commits in a log";
     let default = format!(".load {library} sqlite3_pagekeeper_default_init\n");

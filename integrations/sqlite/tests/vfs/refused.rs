@@ -7,7 +7,7 @@ use std::process::Command;
 use pagekeeper_testing::disk_dir;
 
 use crate::TABLE;
-use crate::shell::{built, by_default, by_us, library, said};
+use crate::shell::{built, library, open_with_default_vfs, open_with_our_vfs, said};
 
 #[test]
 fn a_name_that_asks_for_the_vfs_and_is_no_uri_is_refused() {
@@ -15,32 +15,32 @@ fn a_name_that_asks_for_the_vfs_and_is_no_uri_is_refused() {
     let dir = disk_dir();
     let load = format!(".load {}\n", library.display());
     for name in ["a.db?vfs=pagekeeper", "a.db?mode=rwc&vfs=pagekeeper"] {
-        let opened = said(&(load.clone() + &by_default(&dir.path().join(name)) + TABLE));
+        let opened = said(&(load.clone() + &open_with_default_vfs(&dir.path().join(name)) + TABLE));
         assert!(opened.contains("taken for a file's name, not for a URI"), "{opened}");
     }
     for name in ["what?.db", "what?vfs=other", "vfs=pagekeeper"] {
-        let opened = said(&(load.clone() + &by_default(&dir.path().join(name)) + TABLE));
+        let opened = said(&(load.clone() + &open_with_default_vfs(&dir.path().join(name)) + TABLE));
         assert_eq!(opened, "", "{name}");
     }
 }
 
 #[test]
-fn what_cannot_be_opened_says_why() {
+fn failed_openings_give_the_reason() {
     let Some(library) = library() else { return };
     let dir = disk_dir();
     let (database, link) = (dir.path().join("a.db"), dir.path().join("b.db"));
-    let open = by_us(&library, &database);
+    let open = open_with_our_vfs(&library, &database);
     assert_eq!(said(&(open.clone() + TABLE)), "");
     fs::hard_link(&database, &link).unwrap();
-    let second = said(&format!("{open}.connection 1\n{}", by_us(&library, &link)));
+    let second = said(&format!("{open}.connection 1\n{}", open_with_our_vfs(&library, &link)));
     assert!(second.contains("open under another name, or replaced while it is open"), "{second}");
     let locks = said(&open.replace("?vfs", "?nolock=1&vfs"));
     assert!(locks.contains("nolock and immutable are refused"), "{locks}");
     fs::remove_file(link).unwrap();
-    assert_eq!(said(&format!("{}PRAGMA journal_mode=WAL;", by_default(&database))), "wal");
+    assert_eq!(said(&format!("{}PRAGMA journal_mode=WAL;", open_with_default_vfs(&database))), "wal");
     let wal = said(&open);
     assert!(wal.contains("WAL mode is refused: set journal_mode=DELETE"), "{wal}");
-    assert_eq!(said(&format!("{}PRAGMA journal_mode=DELETE;", by_default(&database))), "delete");
+    assert_eq!(said(&format!("{}PRAGMA journal_mode=DELETE;", open_with_default_vfs(&database))), "delete");
     assert_eq!(said(&format!("{open}SELECT count(*) FROM t;")), "100");
 }
 
@@ -79,7 +79,7 @@ fn without_a_check_of_connections_the_first_use_fails() {
     let dir = disk_dir();
     let Some(program) = built(dir.path(), PROGRAM) else { return };
     let database = dir.path().join("a.db");
-    assert_eq!(said(&format!("{}PRAGMA journal_mode=WAL; {TABLE}", by_default(&database))), "wal");
+    assert_eq!(said(&format!("{}PRAGMA journal_mode=WAL; {TABLE}", open_with_default_vfs(&database))), "wal");
     let before = fs::read(&database).unwrap();
     let output = Command::new(program).args([&library, &database]).output().unwrap();
     assert!(output.status.success(), "{output:?}");

@@ -37,12 +37,12 @@ pub(crate) fn built(dir: &Path, text: &str) -> Option<PathBuf> {
 }
 
 /// Returns the commands that open a database with the VFS.
-pub(crate) fn by_us(library: &Path, database: &Path) -> String {
+pub(crate) fn open_with_our_vfs(library: &Path, database: &Path) -> String {
     format!(".load {}\n.open 'file:{}?vfs=pagekeeper'\n", library.display(), database.display())
 }
 
 /// Returns the command that opens a database with SQLite's default VFS.
-pub(crate) fn by_default(database: &Path) -> String {
+pub(crate) fn open_with_default_vfs(database: &Path) -> String {
     format!(".open '{}'\n", database.display())
 }
 

@@ -6,7 +6,7 @@ use std::process::Command;
 use pagekeeper_testing::disk_dir;
 
 use crate::is_marked;
-use crate::shell::{built, by_default, library, said};
+use crate::shell::{built, library, open_with_default_vfs, said};
 
 /// Arguments: library, database. Prints every failure.
 const PROGRAM: &str = r#"
@@ -69,7 +69,7 @@ fn threads_that_come_and_go_lose_no_commit() {
     assert!(output.status.success() && !is_marked(&database));
     let found = said(&format!(
         "{}SELECT a FROM t; SELECT count(*) FROM u; PRAGMA integrity_check;",
-        by_default(&database)
+        open_with_default_vfs(&database)
     ));
     assert_eq!(found, "400\n400\nok");
 }

@@ -23,7 +23,8 @@ use crate::{Error, Result};
 pub struct BackingDevice {
     /// The kernel's name: `8:0`, `btrfs-1`, `0:45`.
     pub name: String,
-    /// Read-ahead of sequential reads in bytes; also the most that one `POSIX_FADV_WILLNEED` loads.
+    /// Read-ahead of sequential reads in bytes; also the maximum that one `POSIX_FADV_WILLNEED`
+    /// loads.
     pub read_ahead: u64,
     /// The share of dirty memory it may always use, in percent.
     pub min_ratio: u64,
@@ -226,7 +227,7 @@ mod tests {
         BdiDirtied:            4191000 kB\nBdiWritten:            3915264 kB\nBdiWriteBandwidth:        6652 kBps\n\
         b_dirty:                    20\nstate:                       5\n";
 
-    /// A disk 8:0 with a partition 8:1 on an older kernel, and a btrfs on loop1.
+    /// Returns a disk 8:0 with a partition 8:1 on an older kernel, and a btrfs on loop1.
     fn machine() -> (tempfile::TempDir, SysRoots) {
         let (tree, roots) = tree(&[
             ("sys/class/bdi/8:0/read_ahead_kb", "128\n"),

@@ -214,7 +214,7 @@ mod tests {
     const V2: &str = "anon 1\nfile 40960\nshmem 4096\nfile_dirty 8192\nfile_writeback 0\ninactive_file 12288\n\
         active_file 16384\nworkingset_refault_anon 3\nworkingset_refault_file 7\n";
 
-    /// A process 7 in these groups, with the hierarchies mounted inside the tree.
+    /// Returns a process 7 in these groups, with the hierarchies mounted inside the tree.
     fn machine(
         cgroup: &str,
         mounts: &[(&str, &str, &str)],

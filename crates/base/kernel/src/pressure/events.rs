@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_group_does_not_count_is_not_known() {
+    fn events_that_a_group_does_not_count_are_unknown() {
         let directory = tempfile::tempdir().unwrap();
         for version in [CgroupVersion::V1, CgroupVersion::V2] {
             assert_eq!(MemoryEvents::read(version, directory.path()), MemoryEvents::default());

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_no_file() {
+    fn names_that_belong_to_no_file() {
         for text in [
             &b"socket:[12]"[..],
             b"pipe:[3]",

@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_many_descriptors_keeps_nobody_waiting() {
+    fn a_process_with_many_descriptors_delays_no_other() {
         let (_tree, proc) = tree(&[(1, 5000), (2, 3), (3, 4000), (4, 1), (5, 0)]);
         let (mut rounds, mut seen) = (FdRounds::default(), Counting::default());
         for pid in [1, 2, 3, 4, 5, 6] {

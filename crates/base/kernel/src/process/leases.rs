@@ -165,12 +165,12 @@ mod tests {
         assert_eq!(awaited.inodes, HashSet::from([4242, 99, 100]));
         assert!(proc.is_awaited(5, &awaited) && proc.is_awaited(8, &awaited));
         assert!(!proc.is_awaited(6, &awaited) && !proc.is_awaited(321, &awaited));
-        assert!(proc.is_awaited(4711, &awaited), "what it has open can't be known");
+        assert!(proc.is_awaited(4711, &awaited), "its open files are unknown");
         assert!(!proc.is_awaited(4711, &AwaitedLocks::default()));
     }
 
     #[test]
-    fn who_has_an_awaited_lock_or_shares_its_file_is_awaited() {
+    fn a_holder_of_an_awaited_lock_and_sharers_of_its_file_are_awaited() {
         // Closed, so that this process does not share it.
         let file = tempfile::NamedTempFile::new().unwrap().into_temp_path();
         let flock = |script: &str| {

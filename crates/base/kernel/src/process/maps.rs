@@ -55,14 +55,14 @@ impl ProcRoot {
     /// and zombies.
     pub fn mappings(&self, pid: u32) -> Result<Vec<ProcessMapping>> {
         let mut mappings = Vec::new();
-        self.each_mapped(pid, |mapping| mappings.push(mapping))?;
+        self.for_each_mapping(pid, |mapping| mappings.push(mapping))?;
         Ok(mappings)
     }
 
     /// Passes each of [`Self::mappings`] to `each`.
-    pub(super) fn each_mapped(&self, pid: u32, mut each: impl FnMut(ProcessMapping)) -> Result<()> {
+    pub(super) fn for_each_mapping(&self, pid: u32, mut each: impl FnMut(ProcessMapping)) -> Result<()> {
         let root = self.root(pid);
-        self.each_mapping(pid, |line| {
+        self.for_each_maps_line(pid, |line| {
             let text = mounts::unescape(line.text);
             let (path, deleted) = deleted::resolve_name(&text, line.inode, None, &root);
             each(ProcessMapping {
@@ -86,7 +86,7 @@ impl ProcRoot {
         let mut found = MappingProcesses::default();
         for pid in self.pids()? {
             let known = found.stretches.len();
-            let result = self.each_mapping(pid, |line| {
+            let result = self.for_each_maps_line(pid, |line| {
                 if line.inode.ino == inode.ino
                     && line.range.start < range.end
                     && range.start < line.range.end
@@ -118,7 +118,7 @@ impl ProcRoot {
         at_most: usize,
     ) -> Result<Vec<Range<u64>>> {
         let mut found = Vec::new();
-        self.each_mapping(pid, |line| {
+        self.for_each_maps_line(pid, |line| {
             let start = range.start.max(line.range.start);
             let end = range.end.min(line.range.end);
             if line.inode.ino == inode.ino
@@ -152,7 +152,7 @@ impl ProcRoot {
 
     /// Returns a path that leads to the file behind a mapping, and its stat; `None` if it can't be
     /// reached.
-    pub(super) fn behind_mapping(&self, pid: u32, mapping: &ProcessMapping) -> Option<(PathBuf, Statx)> {
+    pub(super) fn file_behind_mapping(&self, pid: u32, mapping: &ProcessMapping) -> Option<(PathBuf, Statx)> {
         let same = |stat: &Statx| stat.stx_ino == mapping.inode.ino;
         let magic = self.mapping_path(pid, &mapping.addresses);
         if let Some(stat) = stat_quietly(&magic).ok().filter(same) {
@@ -164,7 +164,7 @@ impl ProcRoot {
         Some((deleted::beneath(&self.root(pid), name), found))
     }
 
-    fn each_mapping(&self, pid: u32, mut each: impl FnMut(MapsLine<'_>)) -> Result<()> {
+    fn for_each_maps_line(&self, pid: u32, mut each: impl FnMut(MapsLine<'_>)) -> Result<()> {
         each_line(&self.of(pid, "maps"), |line| {
             let parsed = parse_line(line)?;
             if parsed.inode.ino != 0 && !deleted::is_no_file(parsed.text) {

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_program_or_a_server_answers_for_may_never_answer() {
+    fn file_systems_served_by_programs_or_servers_may_hang() {
         for (kind, is_remote, may_never_answer) in [
             ("ext4", false, false),
             ("fuseblk", false, true),
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_utf_8_is_bytes_and_an_odd_line_hides_no_other() {
+    fn names_may_be_any_bytes_and_an_odd_line_hides_no_other() {
         let tree = tempfile::tempdir().unwrap();
         std::fs::create_dir(tree.path().join("3")).unwrap();
         let lines = b"36 35 0:40 / /a\xff rw - overlay over\xfflay rw,lowerdir=/l\xff,workdir=/w\\054\n\

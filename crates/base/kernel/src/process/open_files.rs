@@ -179,7 +179,7 @@ impl ProcRoot {
         if selection.mappings == MappingMode::Ignored {
             return Ok(());
         }
-        self.each_mapped(pid, |mapping| {
+        self.for_each_mapping(pid, |mapping| {
             if let Some(file) = self.selected(pid, mapping, selection) {
                 each(HeldFile::Mapped(file));
             }
@@ -207,7 +207,7 @@ impl ProcRoot {
             let inode = mapping.inode;
             return Some(MappedFile { mapping, inode, reached: None });
         }
-        let (path, stat) = self.behind_mapping(pid, &mapping)?;
+        let (path, stat) = self.file_behind_mapping(pid, &mapping)?;
         let inode = inode_of(&stat);
         selection.has_inode(inode).then_some(MappedFile {
             mapping,
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_before_an_error_stays() {
+    fn files_read_before_an_error_are_kept() {
         let (_dir, paths) = files(&["a"]);
         let (tree, proc) = fake(&[(7, &[&paths[0]])]);
         std::fs::write(tree.path().join("7/maps"), "odd\n").unwrap();

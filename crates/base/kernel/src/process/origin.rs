@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_root_of_a_user_namespace_is_who_made_it() {
+    fn the_root_of_a_user_namespace_is_its_creator() {
         if !can_run("origins of processes") {
             return;
         }

@@ -14,8 +14,9 @@ use crate::{Error, Inode, Result};
 const ADVISED_MAPPINGS_MAX: usize = 1024;
 
 impl ProcRoot {
-    /// Pages out a process's mappings of `range` of a file: clean pages that no other process maps.
-    /// Returns the length of the advised ranges in bytes, whether they were resident or not.
+    /// Pages out a process's mappings of `range` of a file: clean pages that no other
+    /// process maps. Returns the length of the advised ranges in bytes, whether they were resident
+    /// or not.
     ///
     /// The process may map something else at these addresses by then. That is paged out instead; no
     /// content changes. Requires `CAP_SYS_NICE` and permission to trace the process. A process that

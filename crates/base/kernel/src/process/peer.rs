@@ -8,7 +8,7 @@ use crate::sys::peer::peer_pidfd;
 
 /// Returns a pidfd of the process that connected a Unix socket (`SO_PEERPIDFD`, Linux 6.5), or
 /// `None` where the kernel has none to give. It becomes readable once that process has ended,
-/// whatever process has its number by then. Fails if the process had ended and was waited for.
+/// even if its PID is reused by then. Fails if the process has ended and was reaped.
 pub fn peer_process(socket: impl AsFd) -> std::io::Result<Option<OwnedFd>> {
     match peer_pidfd(socket.as_fd()) {
         Ok(process) => Ok(Some(process)),
@@ -51,7 +51,7 @@ mod tests {
             return crate::testing::skip("this kernel does not say which process connected (Linux 6.5).");
         };
         assert!(has_ended(&process));
-        // Since Linux 6.16 a process that was waited for still has one.
+        // Since Linux 6.16 a pidfd is also returned for a reaped process.
         assert!(peer_process(&stream).is_err() || has_ended(&peer_process(&stream).unwrap().unwrap()));
     }
 }

@@ -34,7 +34,7 @@ pub(crate) fn handle_of(open: BorrowedFd<'_>) -> Result<FileHandle, Errno> {
     let mut raw = RawHandle { length: room, kind: 0, bytes: [0; HANDLE_BYTES_MAX] };
     let mut mount: libc::c_int = 0;
     // SAFETY: `raw` is live, aligned and has the layout of the kernel's struct followed by as many
-    // bytes as its `length` says, and `mount` is a live int: the kernel writes no more than these
+    // bytes as its `length` says, and `mount` is a live int: the kernel writes at most these
     // and keeps neither. The path is a constant that ends in a nul. The descriptor is borrowed for
     // the call.
     let result = unsafe {

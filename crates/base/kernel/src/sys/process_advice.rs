@@ -9,8 +9,8 @@ use rustix::io::Errno;
 
 use super::cachestat::last_errno;
 
-/// Pages out a range of addresses, in whole pages, of the process behind a pidfd (`MADV_PAGEOUT`).
-/// Returns the number of bytes advised.
+/// Pages out a range of addresses, in whole pages, of the process behind a pidfd
+/// (`MADV_PAGEOUT`). Returns the number of bytes advised.
 pub(crate) fn page_out(process: BorrowedFd<'_>, addresses: &Range<u64>) -> Result<u64, Errno> {
     let length = addresses.end.saturating_sub(addresses.start);
     let range = libc::iovec {

@@ -66,7 +66,7 @@ fn a_cold_file_is_there_when_it_returns() {
 }
 
 #[test]
-fn what_is_resident_is_not_read_again() {
+fn resident_pages_are_not_read_again() {
     let (_dir, file) = file_of(16 << 20);
     let report = warm_all(&file, &WarmOptions::default());
     assert_eq!((report.resident_before, report.loaded), (Some(16 * MIB), 0));
@@ -162,7 +162,7 @@ fn holes_are_left_alone() {
 }
 
 #[test]
-fn nothing_is_warmed_of_nothing() {
+fn an_empty_file_is_warmed_without_reads() {
     let (_dir, file) = file_of(0);
     let none = WarmReport { resident_before: Some(0), resident_after: Some(0), ..WarmReport::default() };
     assert_eq!(warm_all(&file, &WarmOptions::default()), none);
@@ -323,6 +323,6 @@ fn the_limit_on_locked_memory_is_reported_with_its_fix() {
 }
 
 #[test]
-fn a_huge_page_is_what_a_page_of_the_page_table_maps() {
+fn a_huge_page_spans_one_page_of_the_page_table() {
     assert_eq!([4096, 16_384, 65_536].map(load::huge_page_bytes), [2 << 20, 32 << 20, 512 << 20]);
 }

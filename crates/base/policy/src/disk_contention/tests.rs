@@ -192,7 +192,7 @@ fn one_writer(mut disk: Disk, is_beside: bool) -> (usize, Output) {
 }
 
 #[test]
-fn one_writer_that_waits_for_each_commit_keeps_most_at_most_of_the_disk() {
+fn one_writer_that_waits_for_each_commit_keeps_the_maximum_share_at_most() {
     for (disk, percent) in [(quick_disk as fn() -> Disk, 70), (throttled_disk, 75)] {
         let (alone, beside) = (one_writer(disk(), false).0, one_writer(disk(), true));
         let rate = beside.1.written.iter().sum::<u64>() / 10;
@@ -325,7 +325,7 @@ proptest! {
     }
 
     #[test]
-    fn a_stream_takes_all_again_whatever_was(
+    fn a_stream_gets_the_whole_disk_back_after_any_load(
         windows in prop::collection::vec((1..SECOND, 0..1000_u64, 0..1000_u64, 0..SECOND), 1..100),
     ) {
         let mut contention = DiskContention::default();

@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_leads_to_the_directory_above_those_named() {
+    fn a_path_leads_to_the_parent_of_the_named_directories() {
         let pattern: NamePattern = "base/*/{n}".parse().unwrap();
         assert_eq!(pattern.base_of(Path::new("/d/base/5/7")), Some(Path::new("/d")));
         assert_eq!(pattern.base_of(Path::new("/d/base/./5//7")), Some(Path::new("/d")));

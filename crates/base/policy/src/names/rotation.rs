@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_rotation_changes_is_dropped() {
+    fn only_the_part_that_rotation_changes_is_dropped() {
         for (names, expected) in [
             (
                 &["slow.log", "slow.log.1", "slow.log.12", "slow.log.2.gz", "slow.log-20261129"][..],

@@ -28,7 +28,7 @@ fn a_writer_with_little_runs_beside_one_with_much() {
 }
 
 #[test]
-fn of_many_writers_those_with_the_most_are_held() {
+fn the_largest_of_many_writers_are_held() {
     let mut device = DeviceHolds::default();
     for process in 0..1000_u32 {
         device.dirtied(process, MIB + u64::from(process), at(0));
@@ -38,7 +38,7 @@ fn of_many_writers_those_with_the_most_are_held() {
 }
 
 #[test]
-fn a_disk_that_stands_still_holds_nobody() {
+fn a_stalled_disk_holds_no_writer() {
     let mut device = DeviceHolds::default();
     device.dirtied(1, 17 * MIB, at(0));
     assert_eq!(device.decide(LIMITS, at(500)).held, [1]);
@@ -51,7 +51,7 @@ fn a_disk_that_stands_still_holds_nobody() {
 }
 
 #[test]
-fn who_has_ended_or_writes_no_longer_is_not_held() {
+fn ended_and_idle_writers_are_not_held() {
     let mut device = DeviceHolds::default();
     device.dirtied(1, 10 * MIB, at(0));
     device.dirtied(2, 10 * MIB, at(0));
@@ -128,7 +128,7 @@ fn event() -> impl Strategy<Value = Event> {
 
 proptest! {
     #[test]
-    fn who_is_held_writes_there_and_more_than_half_of_the_bound_waits(events in vec(event(), 1..200)) {
+    fn a_held_writer_writes_there_and_over_half_of_the_bound_is_dirty(events in vec(event(), 1..200)) {
         let mut device = DeviceHolds::default();
         let mut now = 0;
         let (mut last, mut held) = (BTreeMap::new(), Vec::new());
@@ -218,7 +218,7 @@ proptest! {
             let most = match cycle.next(is_wanted, Duration::from_micros(now)) {
                 HoldStep::Stop => {
                     prop_assert!(is_wanted && held.is_none());
-                    prop_assert!(free.is_none_or(|free| u128::from(now - free) >= MOMENT.as_micros()));
+                    prop_assert!(free.is_none_or(|free| u128::from(now - free) >= HOLD_GAP_MIN.as_micros()));
                     held = Some(now);
                     0
                 }

@@ -112,7 +112,7 @@ fn pages_that_were_read_ahead_are_due_after_2_s() {
 }
 
 #[test]
-fn of_many_pages_that_were_read_ahead_the_oldest_are_due() {
+fn the_oldest_of_many_read_ahead_pages_are_due() {
     let mut pages = StreamPages::default();
     pages.added(200 * MIB..200 * MIB + PAGE_BYTES, at(100));
     for window in 0..40 {
@@ -124,7 +124,7 @@ fn of_many_pages_that_were_read_ahead_the_oldest_are_due() {
 }
 
 #[test]
-fn pages_just_ahead_of_a_reader_and_those_that_were_tried_do_not_count_as_waiting() {
+fn pages_just_ahead_of_a_reader_and_tried_ones_do_not_count_as_waiting() {
     let mut pages = StreamPages::default();
     // 64 MiB that wait, then 56 MiB that were tried, and 8 MiB ahead of the reader.
     pages.added(300 * MIB..364 * MIB, at(2000));

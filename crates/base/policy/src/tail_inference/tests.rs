@@ -104,7 +104,7 @@ fn a_writer_of_whole_pages_that_falls_idle_lets_its_last_windows_go() {
 }
 
 #[test]
-fn what_the_writer_has_passed_goes_and_its_last_window_stays() {
+fn windows_before_the_writers_last_one_are_released() {
     let mut ring = Ring::new(0, []);
     assert_eq!(ring.step(), []);
     ring.write(4);
@@ -134,7 +134,7 @@ fn slack_stays_behind_the_writer() {
 }
 
 #[test]
-fn what_was_left_dirty_is_flushed_then_released() {
+fn dirty_windows_are_flushed_then_released() {
     let mut ring = Ring::new(0, []);
     ring.step();
     ring.write(4);

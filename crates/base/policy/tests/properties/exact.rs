@@ -151,7 +151,7 @@ proptest! {
     }
 
     #[test]
-    fn its_limit_is_what_its_windows_say(log in log()) {
+    fn its_limit_agrees_with_its_windows(log in log()) {
         for (sequence, size, writer) in log.files() {
             let allowance = log.allowance(sequence, size, writer);
             let far_reads = |window: &Range<u64>| log.followers.iter().any(|follower| {
@@ -198,7 +198,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_released_is_clean_and_the_same_again_is_nothing(
+    fn released_pages_are_clean_and_repeating_releases_nothing(
         slack in 0..5 * MIB,
         ops in prop::collection::vec(op(), 1..60),
     ) {

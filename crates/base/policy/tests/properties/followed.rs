@@ -11,7 +11,7 @@ proptest! {
     #![proptest_config(config(4))]
 
     #[test]
-    fn what_a_near_follower_has_yet_to_read_is_never_released(
+    fn pages_a_near_follower_has_yet_to_read_are_never_released(
         near_files in 0..4_u64,
         slow in 0..3_u8,
         ops in prop::collection::vec(op(), 1..80),

@@ -12,12 +12,12 @@ use proptest::prelude::*;
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const CELL: u64 = WINDOW / 8;
 
-/// Bytes ahead of a writer that is not seen which stay for it.
-const AHEAD: u64 = 4 * WINDOW;
+/// Bytes ahead of an unseen writer that stay for it.
+const READ_AHEAD_BYTES: u64 = 4 * WINDOW;
 
 /// The effect of a release on a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Grip {
+pub(crate) enum ReleaseResistance {
     /// All goes.
     None,
     /// One cell stays, as a mapped page does.
@@ -31,7 +31,7 @@ pub(crate) enum Cell {
     Absent,
     Clean,
     Dirty,
-    /// Under writeback for so many more steps.
+    /// Under writeback for this many more steps.
     Writing(u8),
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct Pages {
     pub(crate) size: u64,
     pub(crate) cells: Vec<Cell>,
     /// By window.
-    pub(crate) grips: BTreeMap<u64, Grip>,
+    pub(crate) grips: BTreeMap<u64, ReleaseResistance>,
 }
 
 impl Pages {
@@ -89,7 +89,7 @@ impl Pages {
         }
     }
 
-    /// The kernel takes the clean pages of the range.
+    /// Drops the clean pages of the range, as the kernel's reclaim does.
     pub(crate) fn reclaim(&mut self, range: &Range<u64>) {
         let cells = self.cells_of(range);
         for cell in &mut self.cells[cells] {
@@ -99,7 +99,7 @@ impl Pages {
         }
     }
 
-    /// A step goes by for what is under writeback.
+    /// Advances all writeback by one step.
     pub(crate) fn tick(&mut self) {
         for cell in &mut self.cells {
             *cell = match *cell {
@@ -114,15 +114,17 @@ impl Pages {
         self.write_back(range, 0);
         for number in range.start / WINDOW..range.end.div_ceil(WINDOW) {
             let window = number * WINDOW..self.size.min((number + 1) * WINDOW);
-            match self.grips.get(&number).copied().unwrap_or(Grip::None) {
-                Grip::None => self.reclaim(&window),
-                Grip::Part => self.reclaim(&(window.start + CELL..window.end.max(window.start + CELL))),
-                Grip::Whole => {}
+            match self.grips.get(&number).copied().unwrap_or(ReleaseResistance::None) {
+                ReleaseResistance::None => self.reclaim(&window),
+                ReleaseResistance::Part => {
+                    self.reclaim(&(window.start + CELL..window.end.max(window.start + CELL)))
+                }
+                ReleaseResistance::Whole => {}
             }
         }
     }
 
-    /// Does an act on this file. Started writeback takes `slow` steps.
+    /// Carries out an action on this file. Started writeback takes `slow` steps.
     pub(crate) fn execute(&mut self, act: &StepAction, slow: u8) {
         match act {
             StepAction::StartWriteback { range, .. } => self.write_back(range, slow),
@@ -167,7 +169,7 @@ pub(crate) fn config(factor: u32) -> ProptestConfig {
     ProptestConfig { cases: factor * default.cases, failure_persistence: None, ..default }
 }
 
-/// The releases among the acts.
+/// Returns the releases among the acts.
 pub(crate) fn releases(acts: &[StepAction]) -> impl Iterator<Item = (FileId, &Range<u64>)> {
     acts.iter().filter_map(|act| match act {
         StepAction::Release { file, range } => Some((*file, range)),
@@ -175,7 +177,7 @@ pub(crate) fn releases(acts: &[StepAction]) -> impl Iterator<Item = (FileId, &Ra
     })
 }
 
-/// The writebacks started among the acts.
+/// Returns the writebacks started among the acts.
 pub(crate) fn writebacks(acts: &[StepAction]) -> impl Iterator<Item = (FileId, &Range<u64>)> {
     acts.iter().filter_map(|act| match act {
         StepAction::StartWriteback { file, range } => Some((*file, range)),
@@ -192,7 +194,8 @@ pub(crate) fn covers<'a>(
     ranges.any(|(id, range)| id == file && range.start <= window.start && window.end <= range.end)
 }
 
-/// Ranges are inside the file, aligned, ascending and apart; files come in the order of the log.
+/// Checks that ranges are inside the file, aligned, ascending and disjoint, and that files come in
+/// the order of the log.
 pub(crate) fn check_ranges(facts: &StepFacts, acts: &[StepAction]) -> Result<(), TestCaseError> {
     let mut last: Option<(u64, FileId, u64)> = None;
     for act in acts {
@@ -212,8 +215,8 @@ pub(crate) fn check_ranges(facts: &StepFacts, acts: &[StepAction]) -> Result<(),
     Ok(())
 }
 
-/// The same facts again: what was flushed is released, what a follower was about to read too; then
-/// nothing more.
+/// Repeats the same facts: the second step releases flushed ranges and those that a follower was
+/// about to read, the third nothing.
 pub(crate) fn check_repeats(
     state: &StepState,
     facts: &StepFacts,
@@ -233,7 +236,8 @@ pub(crate) fn check_repeats(
         }
         // Windows that resisted may be the writer's, and so may those ahead of them.
         let resisted = |range: &Range<u64>| {
-            releases(acts).any(|(_, other)| other.end <= range.start && range.start < other.end + AHEAD)
+            releases(acts)
+                .any(|(_, other)| other.end <= range.start && range.start < other.end + READ_AHEAD_BYTES)
         };
         let again = writebacks(&second).filter(|(_, range)| !resisted(range)).count();
         prop_assert_eq!(again, 0, "flushed again: {:?}", second);

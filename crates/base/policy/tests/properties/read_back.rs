@@ -14,13 +14,13 @@ const FILE: u64 = 16 * MIB;
 /// Bytes of a ring.
 const RING: u64 = 64 * MIB;
 
-/// Bytes from an inferred place of the writer on in which a reader's pages are taken for the
+/// Bytes from an inferred place of the writer on in which a reader's pages count as the
 /// writer's.
 const UNSEEN_AT_INFERRED_PLACE: u64 = 10 * MIB;
 
 /// Retries in which a reader that was seen may pause: fewer than it takes to try again whether it
 /// comes back.
-const PAUSE: u64 = 3;
+const PAUSED_RETRIES: u64 = 3;
 
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
@@ -108,7 +108,7 @@ proptest! {
         let is_kept = |acts: Vec<StepAction>| releases(&acts).next().is_none();
         prop_assert!(gone < READ_BACK_EVIDENCE_BYTES || is_kept(world.step()));
         for op in more.iter().filter(|op| gone >= READ_BACK_EVIDENCE_BYTES && !matches!(op, Op::Restart)) {
-            world.retry = (world.retry + 1).min(before + PAUSE);
+            world.retry = (world.retry + 1).min(before + PAUSED_RETRIES);
             prop_assert!(is_kept(world.apply(op)), "released while it is kept");
             prop_assert_eq!(world.state.kept_logs(), 1);
         }
@@ -144,7 +144,7 @@ proptest! {
         prop_assert!(world.read_more_than(2) <= READ_BACK_EVIDENCE_BYTES + CELL);
     }
 
-    /// Without a reader nothing is taken for one's, whatever the writer does.
+    /// Without a reader no page counts as a reader's, whatever the writer does.
     #[test]
     fn a_writer_alone_is_no_reader(
         rule in rule(),

@@ -88,7 +88,7 @@ impl Log {
         }
     }
 
-    /// The windows that are released in two steps, by sequence and number.
+    /// Returns the windows that are released in two steps, by sequence and number.
     fn released(&self, rule: Rule) -> Result<BTreeSet<(u64, u64)>, TestCaseError> {
         let facts = self.facts(rule);
         let mut state = StepState::default();

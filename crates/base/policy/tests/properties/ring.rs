@@ -10,23 +10,25 @@ use pagekeeper_policy::{
 };
 use proptest::prelude::*;
 
-use crate::model::{CELL, Cell, Grip, MIB, Pages, check_ranges, check_repeats, config, releases};
+use crate::model::{
+    CELL, Cell, MIB, Pages, ReleaseResistance, check_ranges, check_repeats, config, releases,
+};
 
 const WINDOWS: u64 = 32;
 /// The writer goes at most this far between two steps.
-const REACH: u64 = 3 * WINDOW;
+const REACH_BYTES: u64 = 3 * WINDOW;
 /// The least space that a writer leaves free in its ring.
-const FREE: u64 = WINDOWS * WINDOW / 10;
+const FREE_BYTES: u64 = WINDOWS * WINDOW / 10;
 /// A ring's data begins behind its header.
 const HEADER: u64 = 12 << 10;
 
 #[derive(Debug, Clone)]
 enum Op {
     Write(u64),
-    /// The header is written: so many hundredths of what recovery would read are left of it.
+    /// The header is written: this many hundredths of what recovery would read are left of it.
     Checkpoint(u64),
     Sync,
-    /// The kernel writes so many of the longest dirty cells.
+    /// The kernel writes this many of the longest dirty cells.
     WriteBack(usize),
     Reclaim(u64),
     Retry,
@@ -35,7 +37,7 @@ enum Op {
 
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
-        5 => (1..REACH).prop_map(Op::Write),
+        5 => (1..REACH_BYTES).prop_map(Op::Write),
         5 => (1..20 * 1024_u64).prop_map(Op::Write),
         2 => (0..100_u64).prop_map(Op::Checkpoint),
         6 => Just(Op::Sync),
@@ -54,7 +56,7 @@ fn rule() -> impl Strategy<Value = Rule> {
     ]
 }
 
-/// The pages of the ring when it is first seen.
+/// Returns the pages of the ring when it is first seen.
 fn cells() -> impl Strategy<Value = Vec<Cell>> {
     let cell = prop_oneof![Just(Cell::Absent), Just(Cell::Clean), Just(Cell::Dirty)];
     let stretch = (cell, 1..100_usize).prop_map(|(cell, length)| vec![cell; length]);
@@ -115,11 +117,11 @@ impl Ring {
     fn apply(&mut self, op: &Op) -> Result<(), TestCaseError> {
         match *op {
             Op::Write(bytes) => {
-                let bytes = bytes.min(REACH - self.gone);
+                let bytes = bytes.min(REACH_BYTES - self.gone);
                 self.gone += bytes;
                 // The writer waits for a checkpoint before it comes near the one before: InnoDB
                 // leaves a tenth.
-                self.age = (self.age + bytes).min(self.pages.size - HEADER - FREE);
+                self.age = (self.age + bytes).min(self.pages.size - HEADER - FREE_BYTES);
                 for _ in 0..bytes.div_ceil(CELL) {
                     self.last += bytes / bytes.div_ceil(CELL);
                     if self.last >= self.pages.size {
@@ -148,7 +150,7 @@ impl Ring {
         Ok(())
     }
 
-    /// The ranges of the file from the checkpoint to the last byte.
+    /// Returns the ranges of the file from the checkpoint to the last byte.
     #[allow(clippy::single_range_in_vec_init, reason = "a list of ranges, which may have one")]
     fn needed(&self) -> Vec<Range<u64>> {
         if self.age <= self.last - HEADER {
@@ -218,7 +220,7 @@ proptest! {
         slow in 0..3_u8,
         cells in cells(),
         last in HEADER..WINDOWS * WINDOW,
-        held in prop::collection::vec((0..WINDOWS / 2, prop_oneof![Just(Grip::Part), Just(Grip::Whole)]), 0..4),
+        held in prop::collection::vec((0..WINDOWS / 2, prop_oneof![Just(ReleaseResistance::Part), Just(ReleaseResistance::Whole)]), 0..4),
         ops in prop::collection::vec(op(), 1..150),
     ) {
         let mut ring = Ring::new(rule, RewriteKind::Never, slow, &cells, last);
@@ -241,7 +243,7 @@ proptest! {
         cells in cells(),
         last in HEADER..WINDOWS * WINDOW,
         ops in prop::collection::vec(op(), 0..100),
-        pace in WINDOW / 2..REACH,
+        pace in WINDOW / 2..REACH_BYTES,
     ) {
         let mut ring = Ring::new(Rule::ReleaseBehindWriter { slack }, rewrite, slow, &cells, last);
         for op in &ops {
@@ -271,12 +273,12 @@ proptest! {
     #![proptest_config(config(8))]
 
     #[test]
-    fn what_recovery_would_read_is_never_released(
+    fn pages_that_recovery_would_read_are_never_released(
         slack in 0..2 * WINDOW,
         rewrite in prop_oneof![Just(RewriteKind::Never), Just(RewriteKind::WholePages)],
         slow in 0..3_u8,
         last in HEADER..WINDOWS * WINDOW,
-        held in prop::collection::vec((0..WINDOWS / 2, prop_oneof![Just(Grip::Part), Just(Grip::Whole)]), 0..4),
+        held in prop::collection::vec((0..WINDOWS / 2, prop_oneof![Just(ReleaseResistance::Part), Just(ReleaseResistance::Whole)]), 0..4),
         ops in prop::collection::vec(op(), 1..150),
     ) {
         // Pages that were there before would hide what is written over them and synced between two
@@ -293,12 +295,12 @@ proptest! {
     }
 
     #[test]
-    fn what_lies_before_the_checkpoint_goes(
+    fn pages_before_the_checkpoint_are_released(
         age in 0..10 * WINDOW,
         rewrite in prop_oneof![Just(RewriteKind::Never), Just(RewriteKind::WholePages)],
         last in HEADER..WINDOWS * WINDOW,
         ops in prop::collection::vec(op(), 0..100),
-        pace in WINDOW / 2..REACH,
+        pace in WINDOW / 2..REACH_BYTES,
     ) {
         let rule = Rule::ReleaseBeforeCheckpoint { near_files: 0, slack: 0 };
         let mut ring = Ring::new(rule, rewrite, 0, &[], last);
@@ -310,7 +312,7 @@ proptest! {
         // and the header.
         let limit = age.div_ceil(WINDOW) + 1 + 2 * paces + 4 + 1;
         // Two times around. If the writer left no trace at the start of the file, its trace at the
-        // end is taken for its position for some steps, and all stays: but not always.
+        // end counts as its position for some steps, and all stays: but not always.
         let mut least = u64::MAX;
         for _ in 0..2 * WINDOWS * WINDOW / pace + 20 {
             ring.apply(&Op::Write(pace))?;
@@ -356,7 +358,7 @@ fn a_writer_over_resident_pages_that_shows_itself_late() {
 fn windows_that_resist_before_the_end_of_the_file() {
     let mut ring =
         Ring::new(Rule::Budget { bytes: WINDOW, total: u64::MAX }, RewriteKind::Never, 1, &[], 45_778_987);
-    ring.pages.grips.insert(24, Grip::Part);
+    ring.pages.grips.insert(24, ReleaseResistance::Part);
     for op in [
         Op::Write(4_780_515),
         Op::Step,

@@ -11,7 +11,8 @@ use pagekeeper_policy::{
 use proptest::prelude::*;
 
 use crate::model::{
-    CELL, Cell, Grip, MIB, Pages, check_ranges, check_repeats, config, covers, releases, writebacks,
+    CELL, Cell, MIB, Pages, ReleaseResistance, check_ranges, check_repeats, config, covers, releases,
+    writebacks,
 };
 
 const FOLLOWERS: usize = 3;
@@ -30,7 +31,7 @@ pub(crate) enum Op {
     Reclaim(usize, u64),
     /// Someone else reads, or holds on to pages.
     Read(usize, u64),
-    Hold(usize, u64, Grip),
+    Hold(usize, u64, ReleaseResistance),
     Follow(usize, u64),
     Seek(usize, u64, u64),
     Hide(usize, bool),
@@ -50,7 +51,7 @@ pub(crate) fn op() -> impl Strategy<Value = Op> {
         2 => place.clone().prop_map(|(file, window)| Op::WriteBack(file, window)),
         2 => place.clone().prop_map(|(file, window)| Op::Reclaim(file, window)),
         3 => place.clone().prop_map(|(file, window)| Op::Read(file, window)),
-        1 => (place, prop_oneof![Just(Grip::None), Just(Grip::Part), Just(Grip::Whole)])
+        1 => (place, prop_oneof![Just(ReleaseResistance::None), Just(ReleaseResistance::Part), Just(ReleaseResistance::Whole)])
             .prop_map(|((file, window), grip)| Op::Hold(file, window, grip)),
         6 => (0..FOLLOWERS, 1..6 * MIB).prop_map(|(which, bytes)| Op::Follow(which, bytes)),
         2 => (0..FOLLOWERS, 0..8_u64, 0..12 * MIB).prop_map(|(which, back, at)| Op::Seek(which, back, at)),
@@ -240,7 +241,7 @@ impl Log {
         }
     }
 
-    /// One step, checked, and its acts done.
+    /// Runs one step, checks it, and carries out its actions.
     pub(crate) fn step(&mut self) -> Result<Vec<StepAction>, TestCaseError> {
         let facts = self.facts();
         let before = self.state.clone();
@@ -276,7 +277,8 @@ impl Log {
         self.places().into_iter().enumerate().map(move |(at, place)| past.get(at) != Some(&place))
     }
 
-    /// The bytes of the file that the rule keeps, as the documentation of the rules says it.
+    /// Returns the bytes of the file that the rule keeps, as the documentation of the rules says
+    /// it.
     fn kept(&self, file: &FileFacts) -> Vec<Range<u64>> {
         let mut kept = Vec::new();
         let position = match file.writer {
@@ -439,7 +441,7 @@ proptest! {
     #![proptest_config(config(8))]
 
     #[test]
-    fn every_step_does_what_the_rule_says(
+    fn every_step_follows_the_rule(
         rule in rule(),
         rewrite in rewrite(),
         slow in 0..3_u8,

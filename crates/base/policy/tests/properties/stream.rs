@@ -10,7 +10,7 @@ use pagekeeper_policy::WINDOW;
 use pagekeeper_policy::stream::ReadStream;
 use proptest::prelude::*;
 
-/// The most that read-ahead is ahead of a reader.
+/// The maximum distance of read-ahead from a reader.
 const READ_AHEAD: u64 = 32 << 20;
 
 /// A file's pages.
@@ -117,7 +117,7 @@ fn warm() -> impl Strategy<Value = Vec<(u64, u64)>> {
     prop::collection::vec((0..40_000_u64, prop_oneof![1..20_u64, 400..3000_u64]), 0..60)
 }
 
-/// The cache after a file was read from its beginning to its end, and closed.
+/// Returns the cache after a file was read from its beginning to its end, and closed.
 fn read_in_order(size: u64, warm: &[(u64, u64)], reads: &[(u64, u64)]) -> Cache {
     let (mut cache, mut stream) = (Cache::new(size, warm), ReadStream::new());
     let (mut at, mut next) = (0, reads.iter().cycle());

@@ -213,7 +213,7 @@ impl World {
         acts
     }
 
-    /// Bytes that were read from the device more than `times` since the guard's start.
+    /// Returns bytes that were read from the device more than `times` since the guard's start.
     pub(crate) fn read_more_than(&self, times: u64) -> u64 {
         self.reads.values().map(|reads| reads.saturating_sub(times) * CELL).sum()
     }
@@ -223,7 +223,7 @@ impl World {
     }
 }
 
-/// The cells of a range.
+/// Returns the cells of a range.
 fn cells(range: Range<u64>) -> impl Iterator<Item = usize> {
     (range.start / CELL..range.end.div_ceil(CELL)).map(|cell| usize::try_from(cell).unwrap())
 }

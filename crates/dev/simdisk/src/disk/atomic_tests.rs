@@ -74,7 +74,7 @@ fn an_atomic_write_is_never_torn_and_a_plain_one_is() {
 }
 
 #[test]
-fn what_was_submitted_and_what_the_power_went_off_in_is_whole_too() {
+fn submitted_and_interrupted_atomic_writes_are_whole_too() {
     for cut in 0..=PLACES.len() as u64 {
         let disk = SimDisk::builder().atomic_writes(65_536).by_steps().build();
         let file = file_of(&disk, Access::Direct);
@@ -100,7 +100,7 @@ fn what_was_submitted_and_what_the_power_went_off_in_is_whole_too() {
 
 /// A later durable write replaces a part; the rest of the atomic one stays complete.
 #[test]
-fn what_is_left_of_one_by_a_durable_write_is_whole() {
+fn a_durable_write_over_an_atomic_one_leaves_it_whole() {
     let disk = SimDisk::builder().atomic_writes(65_536).build();
     let file = file_of(&disk, Access::Direct);
     file.write_at(65_536, &filled(65_536, 2), WriteMode::Atomic).unwrap();
@@ -135,7 +135,7 @@ fn one_over_another_leaves_one_of_the_three() {
 }
 
 #[test]
-fn what_is_refused_changes_nothing() {
+fn a_refused_write_changes_nothing() {
     let path = std::path::PathBuf::from("/file");
     let failed = |range, errno| Err(Error::Write { path: path.clone(), range, errno });
     let unaligned = |range| Err(Error::Unaligned { path: path.clone(), range });
@@ -170,7 +170,7 @@ fn what_is_refused_changes_nothing() {
     let refused = failed(0..4096, libc::EOPNOTSUPP);
     assert_eq!(buffered.write_at(0, &memory[..4096], WriteMode::Atomic), refused);
     for disk in [&without, &with] {
-        assert_eq!(disk.ops(), 0, "what is refused is no operation");
+        assert_eq!(disk.ops(), 0, "a refused call is not an operation");
         assert!(content(disk).iter().all(|byte| *byte == 1));
     }
     // The same holds after a restart.
@@ -204,7 +204,7 @@ fn faults_strike_it_as_a_whole() {
 }
 
 #[test]
-fn what_has_no_room_to_be_tried_is_not_taken_for_refused() {
+fn a_full_disk_does_not_look_like_a_refusal() {
     let disk = SimDisk::builder().atomic_writes(1 << 16).build();
     let file = file_of(&disk, Access::Direct);
     disk.fill_up_at(disk.ops());

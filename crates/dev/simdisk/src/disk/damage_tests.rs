@@ -24,7 +24,7 @@ fn pages(disk: &SimDisk, access: Access, count: u64) -> Vec<u8> {
 }
 
 #[test]
-fn each_damage_is_what_it_says() {
+fn each_kind_of_damage_has_its_effect() {
     let counting: Vec<u8> = (0..4096_u32).map(|at| (at / 16).to_le_bytes()[0]).collect();
     let after = |damage: &Damage| {
         let disk = SimDisk::new();
@@ -122,7 +122,7 @@ fn syncs_lie_or_drop() {
 }
 
 #[test]
-fn a_full_disk_takes_what_needs_no_room() {
+fn a_full_disk_accepts_writes_that_need_no_space() {
     let disk = SimDisk::new();
     let file = file_of(&disk, &[1; 4096]);
     file.allocate(0..8192).unwrap();
@@ -142,7 +142,7 @@ fn a_full_disk_takes_what_needs_no_room() {
 }
 
 #[test]
-fn the_operation_of_a_number_fails_whatever_it_is() {
+fn the_nth_operation_fails_of_any_kind() {
     for at in 0..5 {
         let disk = SimDisk::new();
         let file = file_of(&disk, &[1; 4096]);

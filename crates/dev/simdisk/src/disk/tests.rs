@@ -242,7 +242,7 @@ fn by_steps_the_order_is_the_tests_own() {
 }
 
 #[test]
-fn what_was_submitted_by_steps_is_done_when_the_disk_goes() {
+fn stepwise_submissions_finish_when_the_disk_is_dropped() {
     let (disk, file) = disk_with(SimDisk::builder().by_steps(), 8192);
     let (sender, ended) = mpsc::channel();
     let hold = disk.hold("/file", 0..1).unwrap();
@@ -258,7 +258,7 @@ fn what_was_submitted_by_steps_is_done_when_the_disk_goes() {
 }
 
 #[test]
-fn a_hold_stops_what_it_touches_and_nothing_else() {
+fn a_hold_stops_only_the_operations_it_covers() {
     let (disk, file) = disk_with(SimDisk::builder(), 1 << 20);
     let hold = disk.hold("/file", 4096..8192).unwrap();
     let (sender, ended) = mpsc::channel();

@@ -33,7 +33,7 @@ fn resident(file: &dyn IoFile) -> (u64, u64) {
 }
 
 #[test]
-fn a_failed_sync_is_reported_once_and_what_it_lost_is_lost() {
+fn a_failed_sync_is_reported_once_and_loses_its_writes() {
     let disk = SimDisk::new();
     let file = new_file(&disk, Access::Buffered);
     disk.sync_dir("/".as_ref()).unwrap();
@@ -360,7 +360,7 @@ fn names_are_distinguished_and_files_live_while_they_are_open() {
     assert_eq!(errno(disk.rename("/none".as_ref(), path)), libc::ENOENT);
     assert_eq!(errno(disk.rename(path, "/none/file".as_ref())), libc::ENOENT);
     let ops = disk.ops();
-    assert_eq!(ops, 2, "what is refused is no operation");
+    assert_eq!(ops, 2, "a refused call is not an operation");
 
     let file = disk.open_writable(path, Access::Buffered, Create::Never).unwrap();
     disk.rename(path, "/other".as_ref()).unwrap();

@@ -75,7 +75,7 @@ pub(crate) fn run(dir: &Path, way: u64, cycle: u64, only_look: bool) -> Result<(
     ))?;
     let whole = shell.ask("PRAGMA integrity_check;")?;
     if let Some(unread) = whole.iter().find(|line| line.contains("failed to get page")) {
-        // A disk error, as SQLite's check words it: an unreadable block is no damage of ours.
+        // A disk error, as SQLite's check words it: an unreadable block is not damage of ours.
         return Err(unread.clone());
     }
     if whole != ["ok"] {

@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_synced_survives_and_the_rest_may_not() {
+    fn synced_writes_survive_and_others_may_not() {
         let mut rng = Rng::from_seed(1);
         let mut seen = [0; 3];
         for _ in 0..200 {
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_lying_sync_loses_is_read_until_the_power_is_cut() {
+    fn writes_lost_by_a_lying_sync_are_read_until_the_power_cut() {
         let mut rng = Rng::from_seed(1);
         let (mut medium, file) = file();
         medium.write(file, 0, b"text");

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_is_seen() {
+    fn lost_writes_are_detected() {
         let commit = |number, place| Line::Acknowledged(Commit { thread: 1, cycle: 2, number, place });
         let found = |last| [Line::Found { thread: 1, cycle: 2, first: 1, last }, Line::Opened(0)];
         let mut oracle = Oracle::default();

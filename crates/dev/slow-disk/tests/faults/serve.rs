@@ -62,7 +62,7 @@ impl ServedDisk {
         what(&world)
     }
 
-    /// Runs a change, subject to the faults. A sync is no change and does its own work.
+    /// Runs a change, subject to the faults. A sync is not a change and does its own work.
     fn change<T>(
         &self,
         request: Request,

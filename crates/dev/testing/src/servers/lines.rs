@@ -56,7 +56,7 @@ impl LineClient {
         values * LINE_VALUE_BYTES as u64
     }
 
-    /// Has the server write about so many bytes to its text log.
+    /// Has the server write about this many bytes to its text log.
     pub(super) fn log(&mut self, bytes: u64) {
         self.to.write_all(format!("log {bytes}\n").as_bytes()).expect("it goes on");
         self.expect("ok");

@@ -12,7 +12,7 @@ use std::process::Command;
 use rustix::process::Signal;
 
 use super::unpacked::{self, INNER_DATA_PATH};
-use super::{LoggedServer, MySql, ServerProcess, ValueCount, files_below, let_in};
+use super::{LoggedServer, MySql, ServerProcess, ValueCount, admit_server_user, files_below};
 
 /// Path of the plugin in Debian's package, below the root.
 const MYROCKS_PLUGIN: &str = "usr/lib/mysql/plugin/ha_rocksdb.so";
@@ -38,7 +38,7 @@ pub struct MariaDb {
 }
 
 impl MariaDb {
-    /// Programs that it needs. For Debian's server, the first one has its version.
+    /// Programs that it needs. For Debian's server, the first program prints the version.
     pub fn programs() -> &'static [&'static str] {
         if Self::unpacked().is_some() {
             &MySql::REQUIRED_PROGRAMS
@@ -102,7 +102,7 @@ impl MariaDb {
 
     fn start_with(home: &Path, engine: StorageEngine) -> Self {
         let data = home.join("data");
-        let_in(home);
+        admit_server_user(home);
         match Self::unpacked() {
             Some(unpacked) => bootstrap(&unpacked, home),
             None => install(home),
@@ -136,7 +136,8 @@ fn install(home: &Path) {
     assert!(output.status.success(), "mariadb-install-db: {}", String::from_utf8_lossy(&output.stdout));
 }
 
-/// Creates the data directory of an unpacked server, in which the script would need a shell.
+/// Creates the data directory of an unpacked server, without the installation script, which needs a
+/// shell.
 fn bootstrap(unpacked: &Path, home: &Path) {
     unpacked::make_home(home);
     let script = home.join("out/bootstrap.sql");
@@ -156,12 +157,12 @@ fn enter(unpacked: &Path, home: &Path) -> Command {
     command
 }
 
-/// The option that makes the server switch to another user; it refuses to run as root.
+/// Returns the option that makes the server switch to another user; it refuses to run as root.
 fn user() -> Option<&'static str> {
     rustix::process::geteuid().is_root().then_some("--user=mysql")
 }
 
-/// One argument: the installation script accepts no other form.
+/// Returns the option as one argument, since the installation script accepts no other form.
 fn datadir(home: &Path) -> OsString {
     let mut argument = OsString::from("--datadir=");
     argument.push(home.join("data"));

@@ -96,8 +96,8 @@ impl Launcher {
         Self(words.into_iter().collect())
     }
 
-    /// A command by which a program starts, its arguments yet to be added. It ends with the thread
-    /// that starts it.
+    /// Returns a command that starts a program, without its arguments. It ends with the
+    /// thread that starts it.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig=KILL", "--"]).args(&self.0).arg(program);
@@ -209,7 +209,7 @@ fn files_below(directory: &Path, is_one: impl Fn(&Path) -> bool + Copy) -> Vec<P
 }
 
 /// Creates a directory that the server's own user may enter, and its parent.
-fn let_in(home: &Path) {
+fn admit_server_user(home: &Path) {
     std::fs::create_dir_all(home).expect("make a directory for a server");
     for path in [home.parent().expect("it is below another"), home] {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))

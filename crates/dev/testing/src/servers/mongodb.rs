@@ -62,12 +62,12 @@ impl MongoDb {
         Self { unpacked, home: home.to_owned(), daemon, client, lines }
     }
 
-    /// Its text log.
+    /// Returns its text log.
     pub fn text_log(&self) -> PathBuf {
         self.home.join(&SERVER_LOG[1..])
     }
 
-    /// Has it write about so many bytes there.
+    /// Has it write about this many bytes there.
     pub fn log(&mut self, bytes: u64) {
         self.lines.log(bytes);
     }

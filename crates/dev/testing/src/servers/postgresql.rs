@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use super::{LoggedServer, ServerProcess, ValueCount, files_below, let_in, unpacked};
+use super::{LoggedServer, ServerProcess, ValueCount, admit_server_user, files_below, unpacked};
 use crate::http::free_port;
 
 /// A running `PostgreSQL`.
@@ -40,7 +40,7 @@ impl PostgreSql {
     ///
     /// If it does not start.
     pub fn start(home: &Path) -> Self {
-        let_in(home);
+        admit_server_user(home);
         if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(home, Some(id("-u")), Some(id("-g"))).expect("give a directory away");
         }

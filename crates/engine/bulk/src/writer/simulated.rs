@@ -17,7 +17,7 @@ fn options(disk: &SimDisk, mode: BulkMode) -> BulkOptions {
     BulkWriter::options().io(Arc::new(disk.clone())).mode(mode).budget(BUDGET_BYTES)
 }
 
-/// Bytes that depend on their file and offset.
+/// Returns bytes that depend on their file and offset.
 fn content(file: usize, range: std::ops::Range<u64>) -> Vec<u8> {
     range.map(|at| ((at >> 12) ^ at ^ file as u64).to_le_bytes()[0]).collect()
 }
@@ -30,7 +30,7 @@ fn read(disk: &SimDisk, path: &str) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_finished_is_durable_and_leaves_nothing() {
+fn finished_output_is_durable_and_not_resident() {
     for mode in ALL_MODES {
         let disk = SimDisk::new();
         let mut output = options(&disk, mode).create("/file").unwrap();
@@ -117,7 +117,7 @@ fn a_failed_sync_fails_the_end() {
 
 /// The kernel reports a failed writeback once, to whoever waits first.
 #[test]
-fn a_failed_writeback_is_its_own_writers_whoever_waited_for_it() {
+fn a_failed_writeback_is_reported_to_its_writer_only() {
     let disk = SimDisk::new();
     let mut first = options(&disk, BulkMode::Paced).create("/first").unwrap();
     let mut second = options(&disk, BulkMode::Paced).create("/second").unwrap();

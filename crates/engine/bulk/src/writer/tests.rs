@@ -8,7 +8,7 @@ use pagekeeper_testing::{Mounted, disk_dir};
 
 const ALL_MODES: [BulkMode; 4] = [BulkMode::Direct, BulkMode::Paced, BulkMode::Uncached, BulkMode::Buffered];
 
-/// Bytes that depend on their offset.
+/// Returns bytes that depend on their offset.
 fn content(len: usize) -> Vec<u8> {
     (0..len.div_ceil(8) as u64).flat_map(u64::to_le_bytes).take(len).collect()
 }
@@ -48,7 +48,7 @@ fn check_all_modes(directory: &Path) {
 }
 
 #[test]
-fn each_mode_writes_all_and_leaves_what_it_promises() {
+fn each_mode_writes_all_bytes_and_keeps_its_residency_promise() {
     check_all_modes(disk_dir().path());
     for kind in ["ext4", "xfs", "btrfs"] {
         if let Some(mounted) = Mounted::new(kind) {
@@ -82,7 +82,7 @@ fn it_is_a_writer() {
 }
 
 #[test]
-fn what_is_there_is_not_written_over() {
+fn existing_files_are_not_overwritten() {
     let dir = disk_dir();
     let path = dir.path().join("file");
     std::fs::write(&path, "precious").unwrap();

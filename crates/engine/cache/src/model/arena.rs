@@ -36,20 +36,20 @@ impl FrameArena {
     }
 
     /// Each frame has a kernel page of its own.
-    #[expect(clippy::unused_self, reason = "as of the real one")]
+    #[expect(clippy::unused_self, reason = "same signature as the real arena")]
     pub(crate) fn together(&self, frame: u32) -> Range<u32> {
         frame..frame + 1
     }
 
     /// The model has no huge pages.
-    #[expect(clippy::unused_self, reason = "as of the real one")]
+    #[expect(clippy::unused_self, reason = "same signature as the real arena")]
     pub(crate) fn move_end_of_huge_pages(&self, _before: u32, _now: u32) {}
 
-    /// Like the real one: the frames read as zeros from then on.
+    /// Like the real arena: the frames then read as zeros.
     ///
     /// # Safety
     ///
-    /// As for the real one; loom reports violations here.
+    /// As for the real arena; loom reports violations here.
     pub(crate) unsafe fn drop_memory(&self, frames: Range<u32>) {
         frames.for_each(|frame| self.write(frame, 0));
     }

@@ -48,12 +48,16 @@ fn load_of(error: &Error) -> usize {
 }
 
 #[test]
-fn an_error_reaches_all_who_wait_and_the_next_caller_loads_again() {
+fn an_error_reaches_all_waiters_and_the_next_caller_loads_again() {
     fn all_failed(cache: &ModelCache, results: Vec<ReadOutcome>) {
         let mut loads: Vec<_> = results.into_iter().map(|read| load_of(&read.unwrap_err())).collect();
         loads.sort_unstable();
         loads.dedup();
-        assert_eq!(loads.len(), cache.loads(), "each failure was somebody's, and reached who waited");
+        assert_eq!(
+            loads.len(),
+            cache.loads(),
+            "each failed load had a caller, and its error reached all waiters"
+        );
         assert_eq!(cache.state(0, 0), EntryState::Absent(None));
         assert_eq!(cache.read(&cache.slots[0], 0, 0).unwrap(), content(0, 0));
         assert_eq!(cache.loads(), loads.len() + 1);

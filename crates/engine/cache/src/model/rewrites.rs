@@ -103,7 +103,7 @@ fn a_discard_against_a_hit() {
 }
 
 #[test]
-fn a_discard_against_a_load_and_those_who_wait_for_it() {
+fn a_discard_against_a_load_and_its_waiters() {
     check(absent, &[discards, reads], old_or_new);
     check(absent, &[discards, reads_twice], old_or_new);
     check(absent, &[discards, reads, reads], old_or_new);
@@ -179,7 +179,7 @@ fn installs_one_after_another_against_a_hit() {
 }
 
 #[test]
-fn an_install_against_a_load_and_those_who_wait_for_it() {
+fn an_install_against_a_load_and_its_waiters() {
     check(absent, &[installs, reads], old_or_new);
     check(absent, &[installs, reads_twice], old_or_new);
     check(absent, &[installs, reads, reads], old_or_new);
@@ -209,7 +209,7 @@ fn an_install_against_an_eviction() {
 }
 
 #[test]
-fn a_guard_keeps_what_it_had() {
+fn a_guard_keeps_its_content() {
     fn holds(cache: &ModelCache, slot: &ReaderSlot) -> ReadOutcome {
         let Some(kept) = cache.keep(slot, 0, 0, true).or_else(|| cache.load_kept(slot, 0, 0, true)) else {
             return Ok(old());

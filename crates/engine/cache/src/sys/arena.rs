@@ -159,7 +159,7 @@ impl FrameArena {
     pub(crate) unsafe fn copy(&self, frame: u32, from: usize, buf: &mut [u8]) {
         debug_assert!(from + buf.len() <= 1 << self.page_shift);
         // SAFETY: source: within the frame by the caller's promise, not written meanwhile by the
-        // caller's promise; destination: a borrowed slice, which is no part of the arena.
+        // caller's promise; destination: a borrowed slice, which is not part of the arena.
         unsafe {
             std::ptr::copy_nonoverlapping(self.at(frame).as_ptr().add(from), buf.as_mut_ptr(), buf.len());
         };
@@ -311,7 +311,7 @@ mod tests {
     /// it.
     #[test]
     #[cfg_attr(miri, ignore = "asks the kernel for huge pages")]
-    fn what_was_given_back_is_not_made_a_huge_page_of() {
+    fn returned_memory_is_not_merged_into_huge_pages() {
         let frames = u32::try_from(4 * HUGE_PAGE_BYTES / 4096).unwrap();
         let arena = FrameArena::new(memory::page(), frames, 12, HugePages::Transparent).unwrap();
         let in_use = frames / 2 + 7;

@@ -5,7 +5,7 @@
 //! only address space until its pages are touched: the kernel's own page table is the upper level
 //! of the two. Parts without resident pages can be forgotten ([`EntryTable::forget`]), which turns
 //! their entries back into zeros while other threads read them. A part is the content of one kernel
-//! page, the least that can be given back.
+//! page, the smallest unit that can be given back.
 //!
 //! Invariants: entries are only accessed as atomics; the mapping lives as long as the value.
 //! [`EntryTable::entry`] finds only pages below `open_pages`, which drops to 0 when the file is
@@ -56,7 +56,8 @@ impl EntryTable {
         Ok(table)
     }
 
-    /// One entry more than there are pages: an empty read at the end of the file accesses it.
+    /// Returns the number of mapped entries: one more than there are pages, for an empty read at
+    /// the end of the file.
     fn mapped(pages: u32, part_shift: u32) -> usize {
         (pages as usize + 1).next_multiple_of(1 << part_shift) * size_of::<AtomicU32>()
     }
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_tables_come_to_is_added_up() {
+    fn table_sizes_are_added_up() {
         for kernel_page in [4096, 16_384, 65_536] {
             let total = Arc::default();
             let part = u32::try_from(kernel_page / 4).unwrap();

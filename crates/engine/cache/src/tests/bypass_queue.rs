@@ -4,7 +4,7 @@
 use crate::bypass_queue::BypassQueue;
 
 #[test]
-fn no_more_are_under_way_than_may_be_and_all_begin_in_order() {
+fn reads_in_flight_stay_within_the_limit_and_start_in_order() {
     let queue = BypassQueue::new(3);
     let mut begun = Vec::new();
     for read in 0..10 {

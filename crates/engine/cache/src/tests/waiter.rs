@@ -17,7 +17,7 @@ fn a_thread_waits_for_the_outcome() {
         waiter.settle(Err(failure()));
         assert!(matches!(waiting.join().unwrap(), Err(Error::Closed { .. })));
     });
-    assert!(waiter.wait().is_err(), "who comes later sees it, too");
+    assert!(waiter.wait().is_err(), "a later waiter sees it, too");
 }
 
 #[test]

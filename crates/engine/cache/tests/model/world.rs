@@ -308,7 +308,10 @@ impl<D: Disk> ModelWorld<D> {
                 check(inode.seed, range.start, &buf[..*count]);
                 assert!(!opened.closed || range.is_empty(), "a closed file was read");
                 let beyond = range.start >= opened.len && !range.is_empty();
-                assert!(!beyond || inode.len <= opened.len || inode.cut.is_some(), "what grew is not there");
+                assert!(
+                    !beyond || inode.len <= opened.len || inode.cut.is_some(),
+                    "appended bytes are not there"
+                );
             }
             Err(error) => self.judge_error(opened, range, error),
         }

@@ -30,7 +30,7 @@ fn read_anywhere(file: &CachedFile, rng: &mut Rng, times: u64) {
 }
 
 #[test]
-fn where_all_pages_are_in_use_the_kernel_answers() {
+fn reads_go_through_the_kernel_when_all_frames_are_in_use() {
     let mut rng = Seed::new().rng(0);
     let dir = disk_dir();
     let path = dir.path().join("file");
@@ -101,7 +101,7 @@ fn the_pages_that_come_into_use_take_the_places_of_others() {
 }
 
 #[test]
-fn what_changed_is_reported_there_too_and_nothing_is_read_past_a_verifier() {
+fn bypassing_reads_report_changes_and_respect_the_verifier() {
     let mut rng = Seed::new().rng(2);
     let dir = disk_dir();
     let path = dir.path().join("file");

@@ -66,7 +66,7 @@ fn assert_all_loads_fail(file: &CachedFile) {
 }
 
 #[test]
-fn a_write_whose_time_was_put_back_is_seen() {
+fn a_write_with_a_reset_mtime_is_noticed() {
     let dir = disk_dir();
     for backend in [Backend::Auto, Backend::Threads, Backend::Buffered] {
         // The whole file, and only a page far behind the first.

@@ -72,7 +72,7 @@ fn each_request_of_a_page_is_counted_once() {
 }
 
 #[test]
-fn of_a_long_list_what_is_there_is_found_while_the_rest_is_loaded() {
+fn cached_pages_of_a_long_list_are_found_while_others_load() {
     let (disk, cache) = sim(300, 4000);
     let file = cache.open("/file").unwrap();
     let mut buf = vec![0; PAGE];
@@ -115,7 +115,7 @@ fn pages_that_are_prefetched_are_no_misses() {
 }
 
 #[test]
-fn how_full_it_is_is_reported_in_pages_and_in_words() {
+fn occupancy_is_reported_in_pages_and_in_words() {
     let (_, cache) = sim(50, 100);
     let file = cache.open("/file").unwrap();
     let empty = cache.stats();

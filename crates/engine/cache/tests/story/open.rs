@@ -112,7 +112,7 @@ fn eighty_threads_that_open_a_file_open_it_once() {
 }
 
 #[test]
-fn all_who_wait_for_an_open_that_fails_are_reported_and_the_next_tries_again() {
+fn a_failed_open_is_reported_to_all_waiters_and_retried_by_the_next() {
     let disk = SimDisk::new();
     let (io, cache) = counting(&disk, true);
     let asked = AtomicU64::new(0);
@@ -217,7 +217,7 @@ fn a_file_that_was_written_to_is_not_read_as_if_it_were_the_old_one() {
 }
 
 #[test]
-fn what_is_no_regular_file_is_named_at_once() {
+fn a_file_that_is_not_regular_is_refused_with_its_kind() {
     let dir = disk_dir();
     let at = |name: &str| dir.path().join(name);
     rustix::fs::mknodat(rustix::fs::CWD, at("fifo"), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
@@ -277,7 +277,7 @@ fn a_file_that_may_not_be_read_is_an_error() {
 }
 
 #[test]
-fn what_others_left_in_the_kernels_page_cache_is_dropped() {
+fn pages_others_left_in_the_kernels_page_cache_are_dropped() {
     let dir = disk_dir();
     let path = dir.path().join("left");
     write_patterned(&path, 1, 0..300 * PAGE_LEN + 77);
@@ -335,7 +335,7 @@ fn a_file_system_without_direct_reads_is_read_through_the_kernel() {
     assert_eq!(file.read_at(0, &mut whole).unwrap(), whole.len());
     check(1, 0, &whole);
     assert!(!file.is_direct(), "on tmpfs all is read through the kernel's page cache");
-    assert_eq!(file.found_resident(), 0, "what is in memory only can't be dropped");
+    assert_eq!(file.found_resident(), 0, "memory-only pages can't be dropped");
 }
 
 #[test]

@@ -51,7 +51,7 @@ fn a_waker_that_panics_keeps_nobody_else_waiting() {
 }
 
 #[test]
-fn what_was_prefetched_for_a_closed_file_hides_no_misses() {
+fn prefetches_for_a_closed_file_hide_no_misses() {
     let (disk, cache) = sim(100, 64);
     let file = cache.open("/file").unwrap();
     let hold = disk.hold("/file", 0..10 * PAGE_LEN).unwrap();

@@ -26,7 +26,7 @@ struct VerifierState {
     panics: AtomicBool,
 }
 
-/// A file of 20 pages and 100 bytes; the verifier checks all of them and is to reject page 7.
+/// Returns a file of 20 pages and 100 bytes; the verifier checks all of them and is to reject page 7.
 fn set_up() -> (SimDisk, PageCache, Arc<VerifierState>) {
     let disk = SimDisk::new();
     disk.create_patterned("/file", 20 * PAGE_LEN + 100, SEED).unwrap();
@@ -57,7 +57,7 @@ fn read_all(file: &CachedFile) {
 }
 
 #[test]
-fn each_page_is_checked_once_however_it_is_loaded() {
+fn each_page_is_verified_once_on_every_load_path() {
     let (_, cache, verifier) = set_up();
     let file = cache.open("/file").unwrap();
     file.prefetch(0..4 * PAGE_LEN);
@@ -101,7 +101,7 @@ fn read_together(
 }
 
 #[test]
-fn a_page_that_is_rejected_is_an_error_for_all_who_wait_and_is_not_kept() {
+fn a_rejected_page_fails_for_all_waiters_and_is_not_kept() {
     let (disk, cache, verifier) = set_up();
     let file = cache.open("/file").unwrap();
     verifier.rejects.store(true, Ordering::SeqCst);

@@ -118,8 +118,8 @@ impl<'r, J: TransferJob> RingTransfers<'r, J> {
         woken
     }
 
-    /// Processes the result of a raw transfer. Returns the result of the job if it has ended.
-    /// `failed` means that no more raw transfers can be started.
+    /// Processes the result of a raw transfer. Returns the result of the job if it has
+    /// ended. `failed` means that no more raw transfers can be started.
     fn completed(
         &mut self,
         token: u64,
@@ -155,8 +155,9 @@ impl<J: TransferJob> TransferSlot<J> {
             }
         };
         self.asked = scatter::total(pieces);
-        // A slot is emptied only in `completed`, after its transfer has come out, or in `wait` when the
-        // ring has failed and takes nothing more; and `drop` drains the ring before any slot goes.
+        // A slot is emptied only in `completed`, after its transfer has come out, or in `wait` when
+        // the ring has failed and takes nothing more; and `drop` drains the ring before any slot
+        // goes.
         #[expect(unsafe_code, reason = "the kernel writes where it is asked to")]
         // SAFETY: the memory is the job's, valid until the job is dropped or returned (the contract
         // of `TransferJob`), and the list is the job's or this slot's on the heap. So both live

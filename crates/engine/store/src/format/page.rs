@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_whole_but_not_the_page_is_reported() {
+    fn a_valid_block_of_another_page_is_reported() {
         let whole = page(b"payload");
         assert_eq!(check(&whole, 8, STORE), Err(PageFault::OtherPage(7)));
         assert_eq!(check(&whole, 7, 1), Err(PageFault::OtherStore(STORE)));
@@ -192,7 +192,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_make_it_panic(bytes: Vec<u8>, page: u64, store: u64) {
+        fn random_bytes_cause_no_panic(bytes: Vec<u8>, page: u64, store: u64) {
             prop_assert!(check(&bytes, page, store).is_err());
         }
     }

@@ -236,7 +236,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..BLOCK_BYTES + 10), block: u64, store: u64, place in 0_u64..2) {
+        fn random_bytes_cause_no_panic(bytes in prop::collection::vec(any::<u8>(), 0..BLOCK_BYTES + 10), block: u64, store: u64, place in 0_u64..2) {
             let _ = MapBlock::decode(&bytes, block, store, place);
         }
     }

@@ -129,7 +129,7 @@ pub(crate) enum SlotFault {
     Foreign,
     #[error("its checksum does not hold")]
     Checksum,
-    #[error("what it says makes no sense")]
+    #[error("its content is invalid")]
     Senseless,
 }
 
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_nothing() {
+    fn nonsense_is_no_superblock() {
         let with = |at: usize, byte: u8| {
             let mut slot = superblock().encode();
             slot[at] = byte;
@@ -378,7 +378,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_make_it_panic(content in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn random_bytes_cause_no_panic(content in prop::collection::vec(any::<u8>(), 0..200)) {
             let mut slot = [0; SLOT_BYTES];
             slot[..10].copy_from_slice(b"pkstore\0\x02\0");
             slot[10..10 + content.len()].copy_from_slice(&content);

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_reported() {
+    fn nonsense_is_reported() {
         let mut payload = [0; 32];
         set_next(&mut payload, Some(9));
         assert!(push(&mut payload, 3) && push(&mut payload, 12) && !push(&mut payload, 4));
@@ -159,11 +159,11 @@ mod tests {
                 prop_assert_eq!(iter(&payload).collect::<Vec<_>>(), &model[..]);
             }
             while pop(&mut payload).is_some() {}
-            prop_assert!(payload.iter().all(|byte| *byte == 0), "what names nothing is zeros");
+            prop_assert!(payload.iter().all(|byte| *byte == 0), "unused bytes are not zeros");
         }
 
         #[test]
-        fn no_bytes_make_it_panic(payload: Vec<u8>, pages: u64) {
+        fn random_bytes_cause_no_panic(payload: Vec<u8>, pages: u64) {
             let _ = check(&payload, pages);
             prop_assert_eq!(iter(&payload).count(), count(&payload));
             let mut payload = payload;

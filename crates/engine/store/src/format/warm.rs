@@ -102,7 +102,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_make_it_panic(content: Vec<u8>) {
+        fn random_bytes_cause_no_panic(content: Vec<u8>) {
             let mut bytes = encode(7, &[]);
             bytes.truncate(WARM_HEADER_BYTES);
             bytes.extend(content);

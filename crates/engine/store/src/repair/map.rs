@@ -17,7 +17,7 @@ use crate::{Error, PageNo, Seq};
 pub(super) struct DamagedMap {
     file: Option<Arc<dyn IoFile>>,
     store: u64,
-    /// The commit that it is as of, according to the superblock.
+    /// The commit of the map, according to the superblock.
     upto: Seq,
     current: Option<(u64, MapBlock)>,
     /// Blocks whose newest place is lost, or may be.

@@ -203,7 +203,7 @@ fn pages_that_come_back_beside_a_copy_were_never_written() {
 }
 
 #[test]
-fn a_backup_of_what_is_damaged_fails_and_leaves_nothing() {
+fn a_backup_of_a_damaged_store_fails_and_leaves_nothing() {
     for (page, name) in [(40, "data"), (13, "data")] {
         let made = made();
         let file = made.open_writable(&dir().join(name), Access::Direct, CreateFile::Never).unwrap();
@@ -231,7 +231,7 @@ fn a_backup_of_what_is_damaged_fails_and_leaves_nothing() {
 }
 
 #[test]
-fn what_is_there_is_left_as_it_is() {
+fn existing_files_are_left_alone() {
     let (disk, store, _) = reopened(&made());
     disk.create("/copies/file", *b"a file").unwrap();
     disk.create_dir("/copies/empty".as_ref()).unwrap();
@@ -258,7 +258,7 @@ fn a_full_disk_fails_the_backup_alone() {
         let before = content(&store);
         disk.fill_up_at(full);
         match store.backup(to()) {
-            Ok(_) => is_whole(&disk.after_kill(), &before, "what needed no room any more"),
+            Ok(_) => is_whole(&disk.after_kill(), &before, "operations that needed no more space"),
             Err(error) => {
                 assert_eq!(error.errno(), Some(libc::ENOSPC), "{error}");
                 assert!(disk.list("/copies".as_ref()).unwrap().is_empty(), "operation {full}");
@@ -292,7 +292,7 @@ fn a_power_cut_leaves_the_source_and_no_half_of_a_backup() {
             drop(store);
             for (disk, what) in [(&found, "power cut"), (&killed, "kill")] {
                 let what = format!("{what} at operation {cut}, {persistence:?}");
-                // Its remains are never taken for a place where a new store can be made.
+                // Its remains are never mistaken for a place where a new store can be made.
                 let has_some = disk.list(to()).is_ok_and(|names| !names.is_empty());
                 let create = if has_some { Create::IfMissing } else { Create::Never };
                 match options(disk, &Meanwhile::default()).create(create).open(to()) {

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind, set_hook, take_h
 
 use pagekeeper_simdisk::{Persistence, SimDisk, Times, WriteFault};
 
-use super::damage_lives::{Life, is_in_ring, random_op, ring_file, shows_what_it_should, size};
+use super::damage_lives::{Life, expects_the_right_content, is_in_ring, random_op, ring_file, size};
 use super::life::{Made, crashes};
 use super::world::{Crash, Setting, World, dir};
 use crate::Error;
@@ -145,10 +145,10 @@ fn bad_write(life: &mut Life, rng: &mut Rng) {
     let found = store.stats().visible_seq;
     life.accept_loss(found, |lsns| !bad.is_reported() && bad.takes(lsns, &written, file_bytes));
     life.opened(store);
-    if !shows_what_it_should(life, false) {
+    if !expects_the_right_content(life, false) {
         life.session(rng);
         life.world.open().expect("it was opened before");
-        shows_what_it_should(life, false);
+        expects_the_right_content(life, false);
     }
 }
 
@@ -193,11 +193,11 @@ fn full(life: &mut Life, rng: &mut Rng) {
         life.crash(rng);
     }
     life.world.open().expect("there is room");
-    assert!(!shows_what_it_should(life, false));
+    assert!(!expects_the_right_content(life, false));
 }
 
 #[test]
-fn a_disk_that_fills_up_at_any_time_refuses_what_has_no_room_and_nothing_else() {
+fn a_full_disk_refuses_only_operations_that_need_space() {
     all(3000, full);
 }
 

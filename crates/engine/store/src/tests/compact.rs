@@ -96,9 +96,9 @@ fn a_store_of_free_pages_alone_becomes_empty() {
     is_sound(&store);
 }
 
-/// It reads as never written, but still belongs to nobody.
+/// The page reads as never written, but stays unallocated.
 #[test]
-fn a_page_whose_room_was_given_back_is_refused_to_writers() {
+fn writers_cannot_use_a_page_that_was_cut_off() {
     let disk = SimDisk::new();
     let store = store_of(&disk, 60, |page| (10..50).contains(&page));
     let refuse = |store: &Store| {
@@ -110,7 +110,7 @@ fn a_page_whose_room_was_given_back_is_refused_to_writers() {
             assert!(matches!(txn.read(page), Err(Error::NotAllocated { .. })));
             assert!(matches!(txn.free(page), Err(Error::NotAllocated { .. })), "page {page} is freed twice");
         }
-        // A run that was never written is not taken for such pages.
+        // Checks that a never-written run does not count as cut-off pages.
         let first = txn.allocate_run(2).unwrap();
         txn.commit(Durability::Sync).unwrap();
         let mut txn = store.begin_write().unwrap();
@@ -126,9 +126,10 @@ fn a_page_whose_room_was_given_back_is_refused_to_writers() {
     is_sound(&store);
 }
 
-/// Remains of the previous end are not pages of a later run either, whatever a crash left of them.
+/// Remains behind the previous end are not pages of a later run either, whatever a crash left
+/// there.
 #[test]
-fn what_is_behind_the_end_is_no_page_of_a_later_run() {
+fn old_bytes_behind_the_end_are_not_pages_of_a_later_run() {
     let disk = SimDisk::new();
     let store = store_of(&disk, 40, |page| page >= 10);
     store.sync().unwrap();
@@ -154,17 +155,17 @@ fn what_is_behind_the_end_is_no_page_of_a_later_run() {
         drop(read);
         is_sound(&store);
         if is_whole {
-            assert!(cut > 12, "a compaction is more than that, {from}");
+            assert!(cut > 12, "a compaction has more operations, {from}");
             return;
         }
     }
-    panic!("a compaction is less than that");
+    panic!("a compaction has fewer operations");
 }
 
-/// The compacting process is killed. The cut part is gone for the next opening, and back after a
-/// power cut.
+/// The compacting process is killed. The cut part is missing at the next opening, and reappears
+/// after a power cut.
 #[test]
-fn what_a_killed_compaction_cut_off_does_not_come_back_behind_the_next_one() {
+fn pages_cut_off_by_a_killed_compaction_do_not_reappear() {
     for cut in 0.. {
         let disk = SimDisk::new();
         let store = store_of(&disk, 50, |page| page >= 10);
@@ -192,7 +193,7 @@ fn what_a_killed_compaction_cut_off_does_not_come_back_behind_the_next_one() {
 }
 
 #[test]
-fn snapshots_that_live_see_what_they_saw() {
+fn open_snapshots_keep_their_view_during_a_compaction() {
     let disk = SimDisk::new();
     let store = store_of(&disk, 60, |_| false);
     store.sync().unwrap();
@@ -215,7 +216,7 @@ fn snapshots_that_live_see_what_they_saw() {
 }
 
 #[test]
-fn backups_and_repairs_have_what_a_compacted_store_has() {
+fn backups_and_repairs_of_a_compacted_store_are_complete() {
     let disk = SimDisk::new();
     let store = store_of(&disk, 60, |page| page == 3);
     free(&store, (20..40).chain(50..60));
@@ -268,16 +269,16 @@ fn pages_behind_the_last_one_are_not_counted() {
     assert_eq!((in_journal, unapplied), (20, 20));
 }
 
-/// A page is allocated again, and a full disk fails only its transaction.
+/// Checks that a page is allocated again, and that a full disk fails only that transaction.
 #[test]
-fn room_that_was_given_back_is_had_again_before_the_commit() {
+fn freed_space_is_allocated_again_before_the_commit() {
     let disk = SimDisk::new();
     let store = store_of(&disk, 60, |page| (10..50).contains(&page));
     store.compact().unwrap();
     disk.inject_all(WriteFault::Allocate(libc::ENOSPC), Times::Once);
     let mut txn = store.begin_write().unwrap();
     assert_eq!(txn.allocate().unwrap_err().errno(), Some(libc::ENOSPC));
-    // No page is lost by that.
+    // The failed transaction leaks no page.
     assert_eq!(txn.allocate().unwrap(), 11);
     txn.commit(Durability::Sync).unwrap();
     is_sound(&store);
@@ -301,7 +302,7 @@ fn a_store_that_is_read_only_or_damaged_is_not_compacted() {
 }
 
 #[test]
-fn lives_with_compactions_and_random_crashes() {
+fn random_crashes_during_compactions_lose_nothing() {
     let seed = Seed::new();
     let made = Made::like(COMPACTING);
     for which in 0..crashes(10_000).div_ceil(OF_A_LIFE) {

@@ -265,7 +265,7 @@ fn end(life: &mut Life, rng: &mut Rng) {
     let pages = lock(&life.world.oracle).last().pages.len() as u64;
     assert!(size(&disk, "data") >= pages * BLOCK, "the data file was cut off, and nothing was said");
     let may_fail = matches!(damage, Damage::Unreadable(_));
-    let finds = shows_what_it_should(life, may_fail);
+    let finds = expects_the_right_content(life, may_fail);
     if read_only {
         assert_eq!(changes(), before, "something was written");
         life.world.crash(Crash::Kill);
@@ -281,14 +281,14 @@ fn end(life: &mut Life, rng: &mut Rng) {
         Err(Error::Journal(_)) if may_fail => return,
         opened => opened.expect("it was opened before"),
     }
-    shows_what_it_should(life, may_fail);
+    expects_the_right_content(life, may_fail);
 }
 
 /// Records what may be wrong after this damage. Acknowledged commits that are lost must have been
 /// hit by it.
 fn excuse(life: &Life, store: &Store, name: &str, damage: &Damage, hit: &Range<u64>) {
     let file_bytes = size(&life.world.disk(), name);
-    // Unreadable records are never taken for missing ones.
+    // Unreadable records are never mistaken for missing ones.
     let is_readable = !matches!(damage, Damage::Unreadable(_));
     life.accept_loss(store.stats().visible_seq, |lsns| {
         is_readable && is_in_ring(lsns, name, hit, file_bytes)
@@ -310,7 +310,7 @@ fn excuse(life: &Life, store: &Store, name: &str, damage: &Damage, hit: &Range<u
 }
 
 /// Reads and verifies everything. Returns whether some of it is damaged.
-pub(super) fn shows_what_it_should(life: &mut Life, may_fail: bool) -> bool {
+pub(super) fn expects_the_right_content(life: &mut Life, may_fail: bool) -> bool {
     let subject = life.world.subject.clone().expect("it is open");
     let (read, state) = subject.begin_read();
     lock(&life.world.oracle).compare(&read, &state);

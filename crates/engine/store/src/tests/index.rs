@@ -45,7 +45,7 @@ fn a_page_goes_when_the_data_file_has_its_newest_version() {
 }
 
 #[test]
-fn what_is_overwritten_is_kept_for_older_snapshots() {
+fn overwritten_versions_are_kept_for_older_snapshots() {
     let index = Index::default();
     index.push(1, 5, content(5), &needed(&[3], 5));
     assert!(index.base_is_needed(1, 3) && !index.base_is_needed(1, 5));

@@ -12,12 +12,12 @@
 //!
 //! | broken | found by |
 //! |---|---|
-//! | nothing is kept before the page is written over | an old snapshot |
-//! | the page is written over before what was there is kept | an old snapshot |
+//! | no version is kept before the page is overwritten | an old snapshot |
+//! | the page is overwritten before its old version is kept | an old snapshot |
 //! | a page is looked up once only | an old snapshot |
-//! | the newest version goes though an older one is kept | an old snapshot, the three |
-//! | versions go that a snapshot lives on | an old snapshot, the three |
-//! | versions go that a later snapshot would read | commits beside a reader, the three |
+//! | the newest version is dropped although an older one is kept | an old snapshot, the three |
+//! | versions that a snapshot needs are dropped | an old snapshot, the three |
+//! | versions that a later snapshot would read are dropped | commits beside a reader, the three |
 //! | the versions of a checkpoint's start are not kept while it runs | commits beside a checkpoint |
 //! | the index lets the page go before it is written | a checkpoint beside a reader, the three |
 //! | a commit is visible before its versions are in the index | commits beside a reader, the three |
@@ -28,7 +28,7 @@ macro_rules! modelled {
     ($($path:literal $module:ident)*) => {$(
         #[path = $path]
         #[allow(clippy::duplicate_mod, reason = "the very source that the store runs, with loom's atomics and locks")]
-        #[allow(dead_code, reason = "a model needs no more than it shows")]
+        #[allow(dead_code, reason = "a model uses only a part")]
         mod $module;
     )*};
 }
@@ -110,7 +110,7 @@ impl World {
                 Ok::<_, ()>(Some((content(found), found)))
             };
             self.index.keep_base(PAGE, self.snapshots.oldest(), in_file).unwrap();
-            let version = self.index.get(PAGE, start).expect("what a checkpoint covers is kept");
+            let version = self.index.get(PAGE, start).expect("versions that a checkpoint covers are kept");
             assert_eq!(version.seq, start, "a checkpoint applies what was committed before its start");
             self.file.store(version.seq, Ordering::Release);
             self.index.applied(PAGE, version.seq, &self.snapshots.needed());
@@ -227,7 +227,7 @@ fn commits_beside_a_checkpoint_and_a_reader() {
 
 /// A commit becomes durable while another thread asks which versions are needed.
 #[test]
-fn versions_go_beside_a_commit_that_becomes_visible_and_a_reader() {
+fn versions_are_dropped_beside_a_commit_and_a_reader() {
     let before = |world: &World| {
         world.commit();
         world.append();

@@ -10,7 +10,7 @@ use crate::injected_fault::InjectedFault;
 use pagekeeper_testing::Seed;
 
 /// Each fault must be found within this many crashes: as many as are run without faults.
-const WITHIN: u64 = 50_000;
+const CRASHES_MAX: u64 = 50_000;
 
 /// Excludes faults of the journal that its own tests find, and that take more than a few crashes of
 /// a whole store. For example, a new epoch with the old one's salt shows only if two groups are in
@@ -50,7 +50,7 @@ fn injected_faults_are_found() {
     let made = Made::new();
     let hook = take_hook();
     set_hook(Box::new(|_| {}));
-    let lives = || 0..WITHIN.div_ceil(OF_A_LIFE);
+    let lives = || 0..CRASHES_MAX.div_ceil(OF_A_LIFE);
     let is_found =
         |bug, which: &u64| catch_unwind(AssertUnwindSafe(|| life(&seed, *which, &made, Some(bug)))).is_err();
     let found: Vec<_> = BUGS

@@ -49,7 +49,7 @@ fn flush(map: &PageMap, pages: u64, seq: Seq) {
 }
 
 #[test]
-fn what_was_accepted_ends_with_the_next_write_in_whatever_order_writes_end() {
+fn accepted_damage_ends_with_the_next_write_in_any_order() {
     let disk = SimDisk::new();
     let map = map(&disk, 3000, 0);
     let pages = [2500, 3, 900, 1, 2, 1500];
@@ -65,7 +65,7 @@ fn what_was_accepted_ends_with_the_next_write_in_whatever_order_writes_end() {
 
 /// Also if the commits that the other place lacks came after the opening.
 #[test]
-fn one_rotten_place_of_a_block_that_was_let_go_hides_no_page() {
+fn one_rotten_copy_of_an_unloaded_block_hides_no_page() {
     let disk = SimDisk::new();
     let map = map(&disk, 1000, 0);
     for (crc, seq) in [(10, 1), (20, 2)] {
@@ -109,7 +109,7 @@ fn a_block_that_can_not_be_read_for_a_while_is_not_written_over() {
 
 /// The unreadable place is written next: its content never counts.
 #[test]
-fn one_place_that_can_not_be_read_is_written_anew_or_fails() {
+fn an_unreadable_copy_is_rewritten_or_fails() {
     for writes in 0..3_u32 {
         for place in 0..2_u64 {
             let disk = SimDisk::new();
@@ -146,7 +146,7 @@ fn more_blocks_than_are_kept_go_and_come_back() {
     let page = |block: u32| u64::from(block) * BLOCK_PAGES as u64 + 11;
     for round in 1..=3 {
         map.set((0..blocks).map(|block| (page(block), crc(block, round))).collect()).unwrap();
-        assert_eq!(map.kept(), 150, "what is to be written stays");
+        assert_eq!(map.kept(), 150, "blocks to be written stay");
         flush(&map, pages, round.into());
         assert_eq!(map.kept(), 64);
         for block in 0..blocks {

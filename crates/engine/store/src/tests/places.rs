@@ -192,7 +192,7 @@ fn a_place_that_cannot_be_read_is_an_error_of_the_disk() {
 
 /// The journal is overwritten while a snapshot reads its previous content.
 #[test]
-fn a_snapshot_has_what_it_needs_when_the_journal_was_given_up() {
+fn a_snapshot_keeps_its_pages_when_the_journal_is_truncated() {
     let disk = crashed();
     // Enough memory for the snapshot, which would be ended otherwise.
     let store = options(&disk).memory(16 << 20).open(dir()).expect("nothing fails");
@@ -211,11 +211,11 @@ fn a_snapshot_has_what_it_needs_when_the_journal_was_given_up() {
 
 /// While a backup has bytes loaded, replays seem to lack nothing, until the bytes are dropped.
 #[test]
-fn a_snapshot_has_what_was_brought_in_when_the_journal_was_given_up() {
+fn a_snapshot_keeps_loaded_places_when_the_journal_is_truncated() {
     let disk = crashed();
     let store = options(&disk).memory(16 << 20).open(dir()).expect("nothing fails");
     let read = store.begin_read().expect("nothing fails");
-    let mut brought_in = store.core().bring_in(0..20, store.stats().seq);
+    let mut brought_in = store.core().load_places(0..20, store.stats().seq);
     brought_in.reach(0);
     write_over(&store, 0..20, 3);
     drop(brought_in);
@@ -227,7 +227,7 @@ fn a_snapshot_has_what_was_brought_in_when_the_journal_was_given_up() {
 /// The disk cannot read bytes that only a snapshot needs: that snapshot ends, and nobody takes the
 /// page for damaged.
 #[test]
-fn a_snapshot_ends_whose_places_cannot_be_read_when_they_are_given_up() {
+fn a_snapshot_with_unreadable_places_ends_when_the_journal_is_truncated() {
     let disk = crashed();
     let at = place_of_page_1(&disk);
     let store = options(&disk).memory(64 << 20).open(dir()).expect("nothing fails");
@@ -276,7 +276,7 @@ fn a_power_cut_at_any_time_while_places_are_applied_loses_nothing() {
 }
 
 #[test]
-fn who_only_reads_reads_places_over_and_over() {
+fn a_reader_rereads_places_each_time() {
     let disk = crashed();
     let store = options(&disk).read_only(true).open(dir()).expect("nothing fails");
     for _ in 0..2 {
@@ -287,7 +287,7 @@ fn who_only_reads_reads_places_over_and_over() {
 }
 
 #[test]
-fn who_reads_all_pages_reads_places_of_many_at_once_and_keeps_none() {
+fn a_full_scan_reads_places_in_batches_and_keeps_none() {
     let disk = crashed();
     for read_only in [true, false] {
         // Room in the index for all of them, also as whole pages.
@@ -323,18 +323,18 @@ fn who_reads_all_pages_reads_places_of_many_at_once_and_keeps_none() {
 }
 
 /// Pages with small changes, each by a commit that ends a block of the journal.
-const SMALL: u64 = 100;
+const SMALL_CHANGE_PAGES: u64 = 100;
 const COMMITS: u64 = 2000;
 
 /// Returns the page that a commit changes: page 0 for every second one.
 fn small_of(commit: u64) -> PageNo {
-    if commit < SMALL || commit.is_multiple_of(2) { commit % SMALL } else { 0 }
+    if commit < SMALL_CHANGE_PAGES || commit.is_multiple_of(2) { commit % SMALL_CHANGE_PAGES } else { 0 }
 }
 
 /// Returns the last commits of those pages.
 fn small_expected() -> Vec<u64> {
     let last = |page| (0..COMMITS).rev().find(|commit| small_of(*commit) == page).expect("each is changed");
-    (0..SMALL).map(last).collect()
+    (0..SMALL_CHANGE_PAGES).map(last).collect()
 }
 
 /// Makes a store that was killed after those commits.
@@ -344,7 +344,7 @@ fn small_changes() -> SimDisk {
     options.held_journal_bytes = None;
     let store = options.open(dir()).expect("nothing fails");
     let mut txn = store.begin_write().expect("nothing fails");
-    assert_eq!(txn.allocate_run(SMALL).expect("there is room"), 0);
+    assert_eq!(txn.allocate_run(SMALL_CHANGE_PAGES).expect("there is room"), 0);
     txn.commit(Durability::Sync).expect("nothing fails");
     store.sync().expect("nothing fails");
     let mut payload = vec![0; store.payload_size()];
@@ -352,7 +352,7 @@ fn small_changes() -> SimDisk {
         let mut txn = store.begin_write().expect("nothing fails");
         let of = small_of(commit);
         payload[..8].copy_from_slice(&commit.to_le_bytes());
-        if commit < SMALL {
+        if commit < SMALL_CHANGE_PAGES {
             txn.write(of, &payload).expect("it is there");
         } else {
             txn.page_mut(of).expect("it is there")[..8].copy_from_slice(&commit.to_le_bytes());
@@ -367,7 +367,7 @@ fn small_changes() -> SimDisk {
 /// However much must be read for the few bytes that each of them has in a block, and for the page
 /// that has more than the share.
 #[test]
-fn no_more_is_brought_in_than_the_share_holds() {
+fn loaded_places_stay_within_the_share() {
     let disk = small_changes();
     let expected = small_expected();
     let is_right = |store: &Store| {
@@ -382,11 +382,11 @@ fn no_more_is_brought_in_than_the_share_holds() {
         assert!(store.stats().opening.journal_bytes > COMMITS * 4096, "each commit has a block");
         let (core, seq) = (store.core(), store.stats().seq);
         let (_, largest) = core.index.placed(0, seq).expect("it has places");
-        assert!(largest.size_with_bytes() > core.brought_in_share());
+        assert!(largest.size_with_bytes() > core.loaded_places_share());
         let (before, read) = (core.index.bytes(), disk.stats().bytes);
-        let mut brought_in = core.bring_in(0..SMALL, seq);
+        let mut brought_in = core.load_places(0..SMALL_CHANGE_PAGES, seq);
         let (mut most, mut times) = (0, 1);
-        for page in 0..SMALL {
+        for page in 0..SMALL_CHANGE_PAGES {
             let bytes = core.index.bytes();
             brought_in.reach(page);
             times += u64::from(core.index.bytes() < bytes);
@@ -394,11 +394,13 @@ fn no_more_is_brought_in_than_the_share_holds() {
             assert_eq!(core.index.placed(page, seq).is_some(), page == 0, "{page}");
         }
         drop(brought_in);
-        assert!(core.index.bytes() == before && most > 0 && most <= core.brought_in_share(), "{most}");
+        assert!(core.index.bytes() == before && most > 0 && most <= core.loaded_places_share(), "{most}");
         let read = disk.stats().bytes - read;
         assert!((2..20).contains(&times) && read < times * COMMITS * 4096 * 2, "{times} times, {read} bytes");
         let batches = core.batches(core.index.unapplied(seq), seq);
-        assert!(batches.iter().map(Vec::len).sum::<usize>() as u64 == SMALL && batches.len() > 2);
+        assert!(
+            batches.iter().map(Vec::len).sum::<usize>() as u64 == SMALL_CHANGE_PAGES && batches.len() > 2
+        );
         assert!(store.verify().expect("nothing fails").is_sound());
         assert!(core.index.bytes() <= before, "of page 0 alone a whole page is kept");
         assert!(is_right(&store));

@@ -18,7 +18,7 @@ const LATENCY: Duration = Duration::from_millis(2);
 /// Requests that it serves at once.
 const WIDTH: u64 = 24;
 /// Changed pages, of which no two are adjacent.
-const CHANGED: u64 = 960;
+const CHANGED_PAGES: u64 = 960;
 
 fn options(disk: &SimDisk, writes: u64) -> StoreOptions {
     let io = Prompt::lagging(disk.clone(), Meanwhile::default(), writes);
@@ -43,7 +43,8 @@ fn crashed(pages: u64) -> SimDisk {
     let mut rng = Rng::from_seed(pages);
     let mut txn = store.begin_write().expect("nothing fails");
     let first = txn.allocate_run(pages).expect("there is room");
-    for (at, page) in (first..pages).step_by(2).take(1000).filter(|page| page / 2 < CHANGED).enumerate() {
+    for (at, page) in (first..pages).step_by(2).take(1000).filter(|page| page / 2 < CHANGED_PAGES).enumerate()
+    {
         let payload: Vec<u8> =
             (0..store.payload_size() / 8).flat_map(|_| rng.number().to_le_bytes()).collect();
         txn.write(page, &payload).expect("it is of the run");
@@ -53,7 +54,7 @@ fn crashed(pages: u64) -> SimDisk {
         }
     }
     txn.commit(Durability::Sync).expect("nothing fails");
-    assert_eq!(store.stats().unapplied_pages, CHANGED);
+    assert_eq!(store.stats().unapplied_pages, CHANGED_PAGES);
     let found = disk.after_power_cut(Persistence::None, 0);
     drop(store);
     found
@@ -68,8 +69,8 @@ fn opening_reads_the_journal_at_once_and_no_page() {
     let opened = [4096, 1 << 18].map(|pages| {
         let disk = crashed(pages);
         disk.inject(data(), 0..u64::MAX, Fault::EIO, Times::Always).expect("it is there");
-        let store = open(&disk, CHANGED);
-        assert_eq!((store.stats().opening.pages, store.stats().pages), (CHANGED, pages));
+        let store = open(&disk, CHANGED_PAGES);
+        assert_eq!((store.stats().opening.pages, store.stats().pages), (CHANGED_PAGES, pages));
         let stats = disk.stats();
         (disk.now(), stats.reads, stats.peak_width, stats.faults)
     });
@@ -87,7 +88,7 @@ fn opening_reads_the_journal_at_once_and_no_page() {
 fn the_first_checkpoint_writes_all_pages_wide_and_reads_none() {
     let disk = crashed(4096);
     disk.inject(data(), 0..u64::MAX, Fault::EIO, Times::Always).expect("it is there");
-    let store = open(&disk, CHANGED);
+    let store = open(&disk, CHANGED_PAGES);
     let (before, stats) = (disk.now(), disk.stats());
     assert!(store.step().expect("nothing fails"));
     let took = disk.now().saturating_sub(before);
@@ -96,9 +97,9 @@ fn the_first_checkpoint_writes_all_pages_wide_and_reads_none() {
     assert_eq!((after.faults, after.peak_width as u64), (0, WIDTH));
     // Besides the pages: two blocks of the page map, two superblocks and the journal's control,
     // each in both places with syncs, and the data file's sync.
-    let others = after.writes - stats.writes - CHANGED;
+    let others = after.writes - stats.writes - CHANGED_PAGES;
     assert!(others <= 8, "{others} writes beside those of pages");
-    let limit = LATENCY * u32::try_from(CHANGED.div_ceil(WIDTH)).expect("it is small");
+    let limit = LATENCY * u32::try_from(CHANGED_PAGES.div_ceil(WIDTH)).expect("it is small");
     assert!(
         took.as_secs_f64() <= 1.1 * limit.as_secs_f64() + 16.0 * LATENCY.as_secs_f64(),
         "{took:?} of {limit:?}"
@@ -109,7 +110,7 @@ fn the_first_checkpoint_writes_all_pages_wide_and_reads_none() {
 }
 
 #[test]
-fn what_is_not_atomic_by_a_disks_profile_is_not_tried() {
+fn a_disk_without_atomic_writes_in_its_profile_is_not_tested() {
     let first_diffs = |atomic_in_place_bytes_max| {
         let disk = SimDisk::builder().by_steps().atomic_writes(4096).build();
         drop(open_by(&disk, 0, &DiskProfile { atomic_in_place_bytes_max, ..DiskProfile::default() }));

@@ -218,7 +218,7 @@ fn each_page_that_is_lost_is_listed_and_no_other() {
 }
 
 #[test]
-fn what_is_open_unfinished_newer_or_no_store_is_refused() {
+fn open_unfinished_newer_and_foreign_files_are_refused() {
     let (disk, _) = made(4, true);
     let held = options(&disk).open(dir()).unwrap();
     let error = repair(&disk).unwrap_err();
@@ -242,7 +242,7 @@ fn what_is_open_unfinished_newer_or_no_store_is_refused() {
 
 /// Both slots, the map and the journal are missing, corrupt or cut off, alone and together.
 #[test]
-fn what_is_not_a_page_is_made_again() {
+fn damaged_metadata_is_rebuilt() {
     type Damage = fn(&SimDisk);
     let damages: [(&str, Damage); 8] = [
         ("no superblock", |disk| Io::remove(disk, &dir().join("superblock")).unwrap()),

@@ -12,8 +12,8 @@ use super::world::dir;
 use crate::injected_fault::InjectedFault;
 use crate::{Durability, Error, Store, StoreOptions};
 
-const SMALL: u64 = 64 << 10;
-const LARGE: u64 = 256 << 10;
+const SMALL_JOURNAL_BYTES: u64 = 64 << 10;
+const LARGE_JOURNAL_BYTES: u64 = 256 << 10;
 /// More operations than an opening that resizes has.
 const MANY: u64 = 400;
 
@@ -62,7 +62,8 @@ fn journals(disk: &SimDisk) -> Vec<String> {
 /// Makes a disk with a store of seven commits, of which the data file has four.
 fn made() -> SimDisk {
     let disk = SimDisk::new();
-    let store = options(&disk).journal_bytes(SMALL).background_apply(false).open(dir()).unwrap();
+    let store =
+        options(&disk).journal_bytes(SMALL_JOURNAL_BYTES).background_apply(false).open(dir()).unwrap();
     commits(&store, 4);
     store.sync().unwrap();
     commits(&store, 3);
@@ -73,8 +74,8 @@ fn made() -> SimDisk {
 #[test]
 fn an_opening_gives_the_journal_another_size_and_keeps_one_that_is_not_said() {
     let disk = made();
-    let store = options(&disk).journal_bytes(LARGE).open(dir()).unwrap();
-    assert_eq!((store.stats().max_journal_bytes, store.stats().opening.commits), (LARGE, 3));
+    let store = options(&disk).journal_bytes(LARGE_JOURNAL_BYTES).open(dir()).unwrap();
+    assert_eq!((store.stats().max_journal_bytes, store.stats().opening.commits), (LARGE_JOURNAL_BYTES, 3));
     has_all(&store, 7);
     assert_eq!(journals(&disk), ["journal.2"]);
     commit(&store);
@@ -82,13 +83,16 @@ fn an_opening_gives_the_journal_another_size_and_keeps_one_that_is_not_said() {
 
     let disk = disk.after_power_cut(Persistence::None, 0);
     let store = options(&disk).open(dir()).unwrap();
-    assert_eq!(store.stats().max_journal_bytes, LARGE);
+    assert_eq!(store.stats().max_journal_bytes, LARGE_JOURNAL_BYTES);
     has_all(&store, 8);
     commit(&store);
     store.close().unwrap();
 
-    let store = options(&disk).journal_bytes(SMALL).open(dir()).unwrap();
-    assert_eq!((store.stats().max_journal_bytes, journals(&disk)), (SMALL, vec!["journal".to_owned()]));
+    let store = options(&disk).journal_bytes(SMALL_JOURNAL_BYTES).open(dir()).unwrap();
+    assert_eq!(
+        (store.stats().max_journal_bytes, journals(&disk)),
+        (SMALL_JOURNAL_BYTES, vec!["journal".to_owned()])
+    );
     has_all(&store, 9);
     // More than the ring takes at once.
     commits(&store, 200);
@@ -96,11 +100,11 @@ fn an_opening_gives_the_journal_another_size_and_keeps_one_that_is_not_said() {
 }
 
 #[test]
-fn who_only_reads_changes_no_journal() {
+fn reading_changes_no_journal() {
     let disk = made();
     let before = disk.ops();
-    let store = options(&disk).journal_bytes(LARGE).read_only(true).open(dir()).unwrap();
-    assert_eq!(store.stats().max_journal_bytes, SMALL);
+    let store = options(&disk).journal_bytes(LARGE_JOURNAL_BYTES).read_only(true).open(dir()).unwrap();
+    assert_eq!(store.stats().max_journal_bytes, SMALL_JOURNAL_BYTES);
     has_all(&store, 7);
     drop(store);
     assert_eq!((disk.ops(), journals(&disk)), (before, vec!["journal".to_owned()]));
@@ -112,8 +116,11 @@ fn a_journal_that_takes_no_page_is_refused_before_anything_is_changed() {
     let of_64_kib = || options(&disk).memory(8 << 20).page_size(64 << 10);
     of_64_kib().journal_bytes(1 << 20).open(dir()).unwrap().close().unwrap();
     let before = disk.ops();
-    let refused = of_64_kib().journal_bytes(SMALL).open(dir()).unwrap_err();
-    assert!(matches!(refused, Error::Setting { what: "a journal", given: SMALL, .. }), "{refused}");
+    let refused = of_64_kib().journal_bytes(SMALL_JOURNAL_BYTES).open(dir()).unwrap_err();
+    assert!(
+        matches!(refused, Error::Setting { what: "a journal", given: SMALL_JOURNAL_BYTES, .. }),
+        "{refused}"
+    );
     assert_eq!(disk.ops(), before);
     assert_eq!(of_64_kib().open(dir()).unwrap().stats().max_journal_bytes, 1 << 20);
 }
@@ -123,7 +130,7 @@ fn a_journal_that_takes_no_page_is_refused_before_anything_is_changed() {
 fn cut_at(at: u64, bug: Option<InjectedFault>) -> Option<SimDisk> {
     let disk = made();
     disk.cut_power_at(disk.ops() + at);
-    let mut options = options(&disk).journal_bytes(LARGE);
+    let mut options = options(&disk).journal_bytes(LARGE_JOURNAL_BYTES);
     options.injected_fault = bug;
     options.open(dir()).is_err().then_some(disk)
 }
@@ -161,7 +168,7 @@ fn any_cut_leaves_all(bug: Option<InjectedFault>) {
         .into_iter()
         .enumerate()
         {
-            let wanted = [None, Some(LARGE), Some(SMALL)][seed % 3];
+            let wanted = [None, Some(LARGE_JOURNAL_BYTES), Some(SMALL_JOURNAL_BYTES)][seed % 3];
             is_whole(&disk.after_power_cut(persistence, seed as u64 + cuts), wanted);
         }
         is_whole(&disk.after_kill(), None);
@@ -199,16 +206,20 @@ fn a_device_that_is_full_at_any_operation_costs_no_commit() {
     for at in 0..MANY {
         let disk = made();
         disk.fill_up_at(disk.ops() + at);
-        let store = options(&disk).journal_bytes(LARGE).open(dir()).unwrap();
+        let store = options(&disk).journal_bytes(LARGE_JOURNAL_BYTES).open(dir()).unwrap();
         has_all(&store, 7);
         let bytes = store.stats().max_journal_bytes;
         drop(store);
-        kept += u32::from(bytes == SMALL);
+        kept += u32::from(bytes == SMALL_JOURNAL_BYTES);
         disk.make_room();
-        let store = options(&disk).journal_bytes(LARGE).open(dir()).unwrap();
-        assert_eq!((store.stats().max_journal_bytes, journals(&disk).len()), (LARGE, 1), "full at {at}");
+        let store = options(&disk).journal_bytes(LARGE_JOURNAL_BYTES).open(dir()).unwrap();
+        assert_eq!(
+            (store.stats().max_journal_bytes, journals(&disk).len()),
+            (LARGE_JOURNAL_BYTES, 1),
+            "full at {at}"
+        );
         has_all(&store, 7);
-        if bytes == LARGE {
+        if bytes == LARGE_JOURNAL_BYTES {
             assert!(kept > 3, "it was full too late to matter");
             return;
         }
@@ -221,9 +232,9 @@ fn an_error_at_any_operation_costs_no_commit() {
     for at in 0..MANY {
         let disk = made();
         disk.fail_operation_at(disk.ops() + at, libc::EIO);
-        let is_done = options(&disk).journal_bytes(LARGE).open(dir()).is_ok_and(|store| {
+        let is_done = options(&disk).journal_bytes(LARGE_JOURNAL_BYTES).open(dir()).is_ok_and(|store| {
             has_all(&store, 7);
-            store.stats().max_journal_bytes == LARGE && journals(&disk).len() == 1
+            store.stats().max_journal_bytes == LARGE_JOURNAL_BYTES && journals(&disk).len() == 1
         });
         let disk = disk.after_kill();
         disk.heal_all();

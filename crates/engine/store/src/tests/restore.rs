@@ -1,5 +1,5 @@
-//! Restoring: the store made from a backup has everything that the backup has, or it is no store.
-//! The backup is unchanged.
+//! Restoring: the store made from a backup has everything that the backup has, or it is not a
+//! store. The backup is unchanged.
 
 use std::path::{Path, PathBuf};
 
@@ -84,7 +84,7 @@ fn a_restored_store_is_the_store_as_of_its_backup() {
 }
 
 #[test]
-fn what_can_not_be_restored_is_refused_and_nothing_is_made() {
+fn an_impossible_restore_is_refused_and_creates_nothing() {
     let (disk, store) = backed_up();
     let expected = content(&store);
     assert!(matches!(restore(&disk, "none", to()), Err(Error::NoStore { .. })));
@@ -143,7 +143,7 @@ fn a_full_disk_leaves_no_half_restored_store() {
         let disk = made.after_kill();
         disk.fill_up_at(disk.ops() + full);
         match restore(&disk, "base", to()) {
-            Ok(_) => is_whole(&disk.after_kill(), &expected, "what needed no room any more"),
+            Ok(_) => is_whole(&disk.after_kill(), &expected, "operations that needed no more space"),
             Err(error) => {
                 refused += 1;
                 assert_eq!(error.errno(), Some(libc::ENOSPC), "{error}");
@@ -156,7 +156,7 @@ fn a_full_disk_leaves_no_half_restored_store() {
 
 /// At each operation, with each persistence pattern.
 #[test]
-fn a_power_cut_leaves_no_half_of_what_is_restored() {
+fn a_power_cut_leaves_no_half_restored_store() {
     let (disk, store) = backed_up();
     let expected = content(&store);
     store.close_and_sync().unwrap();

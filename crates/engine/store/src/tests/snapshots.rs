@@ -25,7 +25,7 @@ fn commits_become_visible_in_order() {
 }
 
 #[test]
-fn what_lives_is_needed_until_it_ends() {
+fn a_version_is_needed_until_its_last_snapshot_ends() {
     let snapshots = snapshots();
     let old = snapshots.begin();
     snapshots.show(6);

@@ -25,7 +25,7 @@ fn options() -> pagekeeper_store::StoreOptions {
 }
 
 #[test]
-fn what_was_begun_before_a_fork_goes_on_in_the_parent_alone() {
+fn operations_begun_before_a_fork_go_on_in_the_parent_alone() {
     let dir = disk_dir();
     let directory = dir.path().join("store");
     let store = options().open(&directory).unwrap();

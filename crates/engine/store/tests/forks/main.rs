@@ -46,8 +46,8 @@ struct Case {
     way: Way,
 }
 
-/// All cases. A program that is executed does nothing with what its parent has open: one act stands
-/// for all.
+/// Returns all cases. A program that is executed does nothing with what its parent has open: one
+/// act stands for all.
 fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for thing in THINGS {

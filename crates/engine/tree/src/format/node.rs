@@ -119,7 +119,7 @@ fn head_of(key: &[u8]) -> u64 {
 }
 
 /// For each key length, the bits of a head that belong to the key.
-const OF_LEN: [u64; 9] = {
+const HEAD_MASKS_BY_LENGTH: [u64; 9] = {
     let mut of = [u64::MAX; 9];
     let mut len = 0;
     while len < 8 {
@@ -353,7 +353,7 @@ impl<'a> Node<'a> {
             Some(cell) if start >= self.heap => {
                 let head = u64::from_be_bytes(std::array::from_fn(|byte| cell[CELL_HEAD_BYTES + byte]));
                 // Bytes behind a shorter key do not belong to it.
-                Some(head & OF_LEN[short(cell, 0).min(8)])
+                Some(head & HEAD_MASKS_BY_LENGTH[short(cell, 0).min(8)])
             }
             // It is at the page's end, or invalid.
             _ => self.head_of_whole(at),

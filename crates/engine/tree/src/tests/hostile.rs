@@ -150,7 +150,7 @@ fn a_value_is_not_larger_than_its_store() {
 }
 
 #[test]
-fn what_is_wrong_within_a_page_is_found() {
+fn errors_within_a_page_are_found() {
     let (store, tree) = with_tree(&disk(), 4096);
     let mut txn = store.begin_write().unwrap();
     for key in [b"a", b"b"] {

@@ -219,7 +219,7 @@ fn values_of_all_lengths_about_a_page_are_there_and_change_into_each_other() {
 }
 
 #[test]
-fn a_value_that_the_journal_does_not_take_changes_nothing() {
+fn a_value_too_large_for_the_journal_changes_nothing() {
     let (store, tree) = with_tree(&disk(), 4096);
     let mut txn = store.begin_write().unwrap();
     tree.insert(&mut txn, b"small", b"value").unwrap();

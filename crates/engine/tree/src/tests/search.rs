@@ -20,7 +20,7 @@ fn key(rng: &mut Rng) -> Vec<u8> {
 }
 
 #[test]
-fn a_search_finds_what_looking_at_each_entry_finds() {
+fn a_search_agrees_with_a_linear_scan() {
     let seed = Seed::new();
     let mut rng = seed.rng(0);
     let mut alike = 0;

@@ -49,7 +49,7 @@ fn keys_that_come_in_order_fill_their_pages_from_either_side() {
 }
 
 #[test]
-fn what_keys_have_in_common_takes_room_once_in_a_page() {
+fn a_common_prefix_is_stored_once_per_page() {
     const KEYS: u64 = 5000;
     let key = |number: u64| [vec![b'/'; 480], format!("{number:08}").into_bytes()].concat();
     let (store, tree, _) = filled((0..KEYS).map(|at| at * 1237 % KEYS).map(key));
@@ -72,7 +72,7 @@ fn separators_are_no_longer_than_they_have_to_be() {
 }
 
 #[test]
-fn a_page_leaves_out_what_is_common_between_its_nearest_separators() {
+fn a_page_omits_the_common_prefix_of_its_separators() {
     let key = |number: u64| {
         let group = format!("{:02}", number / 400).into_bytes();
         [vec![b'a'; 200], group, vec![b'b'; 200], format!("{number:05}").into_bytes()].concat()
@@ -113,7 +113,7 @@ fn a_leaf_without_neighbours_gets_some() {
 }
 
 #[test]
-fn what_is_removed_gives_its_pages_back() {
+fn removals_free_pages() {
     let orders: [fn(u64) -> u64; 4] =
         [|at| at, |at| 5999 - at, |at| at * 4513 % 6000, |at| (at % 2) * 3000 + at / 2];
     let key = |number: u64| match number % 3 {

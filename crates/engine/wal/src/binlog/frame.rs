@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_staged_and_sealed_are_the_records_one_by_one() {
+    fn staging_and_sealing_yields_the_same_records() {
         let records: [&[u8]; 4] = [b"", b"a", &[7; 8], &[9; 5000]];
         let sums = records.map(crc32c::crc32c);
         let mut bytes = Vec::new();

@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn written_values_parse_back() {
         for index in
             [index(&[]), index(&[None]), index(&[Some(4096)]), index(&[Some(1 << 40), Some(4096), None])]
         {

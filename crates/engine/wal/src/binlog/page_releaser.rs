@@ -435,33 +435,33 @@ mod tests {
         }
     }
 
-    const SIZE: u64 = 3 * WINDOW + 5;
-    const BEHIND: Range<u64> = 0..3 * WINDOW;
+    const SEGMENT_BYTES: u64 = 3 * WINDOW + 5;
+    const PAST_RANGE: Range<u64> = 0..3 * WINDOW;
 
-    /// Returns a segment that is written up to [`SIZE`], without followers and without slack behind
+    /// Returns a segment that is written up to [`SEGMENT_BYTES`], without followers and without slack behind
     /// its writer.
     fn written() -> (Arc<Advised>, Arc<PageReleaser>) {
         let (file, releaser) = (Arc::new(Advised::default()), Arc::new(PageReleaser::new(3, 0)));
         releaser.begun(1, Arc::clone(&file) as Arc<dyn IoFile>, 0);
-        releaser.wrote(SIZE);
+        releaser.wrote(SEGMENT_BYTES);
         (file, releaser)
     }
 
     #[test]
-    fn what_is_read_while_it_is_released_is_released_again() {
+    fn pages_read_during_a_release_are_released_again() {
         let (file, releaser) = written();
         let (read, by) = (Arc::clone(&file) as Arc<dyn IoFile>, Arc::clone(&releaser));
-        *lock(&file.meanwhile) = Some(Box::new(move || by.reads(1, &read, &(0..100), SIZE)));
+        *lock(&file.meanwhile) = Some(Box::new(move || by.reads(1, &read, &(0..100), SEGMENT_BYTES)));
         releaser.run(Vec::new).unwrap();
-        assert_eq!(*lock(&file.released), [BEHIND]);
+        assert_eq!(*lock(&file.released), [PAST_RANGE]);
         releaser.run(Vec::new).unwrap();
-        assert_eq!(*lock(&file.released), [BEHIND, BEHIND]);
+        assert_eq!(*lock(&file.released), [PAST_RANGE, PAST_RANGE]);
         releaser.run(Vec::new).unwrap();
         assert_eq!(lock(&file.released).len(), 2, "nothing is left");
     }
 
     #[test]
-    fn what_resists_is_tried_again_later_or_when_it_was_used() {
+    fn resisting_pages_are_retried_later_or_after_use() {
         let (file, releaser) = written();
         file.resists.store(true, Ordering::Relaxed);
         let releases_after = |passes: u64| {
@@ -471,7 +471,7 @@ mod tests {
             lock(&file.released).len()
         };
         assert_eq!(releases_after(6), 1);
-        releaser.reads(1, &(Arc::clone(&file) as Arc<dyn IoFile>), &(0..100), SIZE);
+        releaser.reads(1, &(Arc::clone(&file) as Arc<dyn IoFile>), &(0..100), SEGMENT_BYTES);
         assert_eq!(releases_after(2), 2);
         assert_eq!(releases_after(RETRY_PASSES), 3);
         assert_eq!(releases_after(RETRY_PASSES), 4);

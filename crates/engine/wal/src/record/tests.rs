@@ -29,7 +29,7 @@ fn padding_ends_where_a_block_starts() {
 }
 
 #[test]
-fn what_was_durable_is_never_overstated() {
+fn the_durable_end_is_never_overstated() {
     // This is too far behind to be stated.
     let bytes = encode(RecordKind::Data, b"", 1 << 40, 0, 8);
     assert_eq!(RecordHeader::decode(&bytes, 1 << 40, 0).unwrap().durable_upto, 0);
@@ -37,7 +37,7 @@ fn what_was_durable_is_never_overstated() {
 
 proptest! {
     #[test]
-    fn what_is_encoded_is_decoded(
+    fn encoded_records_decode_to_the_same(
         body in prop::collection::vec(any::<u8>(), 0..200),
         lsn in (0_u64..1 << 50).prop_map(|lsn| lsn * 8),
         salt: u32,
@@ -130,7 +130,7 @@ impl Tape {
         self.read_by(RecordReader::new(self, 0, salt))
     }
 
-    #[expect(clippy::unused_self, reason = "what the reader reads")]
+    #[expect(clippy::unused_self, reason = "the reader's bytes")]
     fn read_by(&self, mut reader: RecordReader<BufferedSource<&Self>>) -> Result<Found, Error> {
         let mut entries = Vec::new();
         while let Some(entry) = reader.next()? {
@@ -209,7 +209,7 @@ fn reading_goes_on_behind_a_torn_tail_where_an_epoch_is_known_to_begin() {
 }
 
 #[test]
-fn a_record_anywhere_behind_knows_what_was_durable() {
+fn any_later_record_has_the_durable_end() {
     for longest in [200, u64::MAX] {
         let mut tape = Tape { chunk: 4096, ..Tape::default() };
         tape.append(b"first", 1, 0);
@@ -235,7 +235,7 @@ fn a_record_anywhere_behind_knows_what_was_durable() {
 }
 
 #[test]
-fn what_can_not_be_read_is_an_error_only_where_a_record_is_to_stand() {
+fn unreadable_bytes_are_an_error_only_at_a_records_place() {
     let mut tape = Tape { chunk: 16384, ..Tape::default() };
     tape.append(&[1; 6000], 1, 0);
     tape.padding(1);
@@ -303,7 +303,7 @@ fn a_hole_that_was_durable_is_corruption() {
 proptest! {
     /// Entries of all sizes, epochs between them, chunks of any size, and an end cut anywhere.
     #[test]
-    fn what_was_appended_is_read_up_to_the_cut(
+    fn appended_records_are_read_up_to_the_cut(
         steps in prop::collection::vec((0_usize..10_000, 0_u8..8), 1..30),
         chunk in 1_usize..5,
         cut: prop::sample::Index,

@@ -166,7 +166,7 @@ mod tests {
 
     /// Overwrites the log between the check of its start and the read.
     #[test]
-    fn what_is_written_over_meanwhile_is_not_given() {
+    fn overwritten_bytes_are_not_returned() {
         let disk = SimDisk::new();
         let log = small(&disk).file_bytes(64 << 10).without_threads().create(dir()).unwrap();
         log.wait_flushed(log.append(&[7; 100]).unwrap()).unwrap();
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn no_step_reads_more_than_it_may_but_for_a_place_that_is_longer() {
+    fn each_step_stays_within_its_limit_or_reads_one_long_place() {
         let sparse = |gap: u64| (0..1000).map(|n| n * gap + 100..n * gap + 108).collect::<Vec<_>>();
         // Places in separate blocks, near ones and far ones.
         for (gap, len) in [(4096, 4096 * 1000), (16 << 10, (999 << 14) + 4096), (32 << 10, 4096 * 1000)] {

@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_is_no_state() {
+    fn impossible_values_are_no_state() {
         let wrong = [
             ControlState { max_unsynced: Some(BLOCK), ..state() },
             ControlState { max_unsynced: Some((1 << 20) + 8), ..state() },

@@ -36,7 +36,7 @@ use bytes::Bytes;
 const FIRST_STEP_BYTES_MAX: u64 = 32 << 20;
 /// Minimum bytes of the first step.
 const FIRST_STEP_BYTES_MIN: u64 = 2 << 20;
-/// Bytes of each further step. Larger steps would also read more in vain past the end.
+/// Bytes of each further step. Larger steps would also read more useless bytes past the end.
 const READ_STEP_BYTES: u64 = 16 << 20;
 /// Steps in flight while another is processed: together as many pieces as the first step.
 const STEPS_AHEAD: usize = 2;
@@ -355,7 +355,7 @@ mod tests {
         /// Reading through a buffer and reading ahead give the same result, on logs with holes,
         /// epochs, damage and unreadable blocks.
         #[test]
-        fn reading_ahead_finds_what_reading_through_a_buffer_does(
+        fn read_ahead_agrees_with_buffered_reading(
             steps in prop::collection::vec((0_usize..20_000, 0_u8..8, 0_u64..60_000), 1..30),
             damage in prop::collection::vec(0_usize..200_000, 0..3),
             longest in prop::option::of(1_u64..20),

@@ -134,7 +134,7 @@ fn take_until(taker: &mut BlockTaker, kib: usize) -> Vec<u8> {
 }
 
 #[test]
-fn room_that_is_given_back() {
+fn returned_reservations() {
     check(2, || {
         let (buffer, mut taker) = LogBuffer::new(CAPACITY_BYTES, 0, 1 << 20);
         // With the slack the buffer is full. Only the third append reaches the memory of the first.
@@ -153,7 +153,7 @@ fn room_that_is_given_back() {
 }
 
 #[test]
-fn padding_into_room_that_was_given_back() {
+fn padding_into_a_returned_reservation() {
     check(3, || {
         let (buffer, mut taker) = LogBuffer::new(2 * CAPACITY_BYTES, 0, 1 << 20);
         assert_eq!(append(&buffer, 24, 1), Ok(0));

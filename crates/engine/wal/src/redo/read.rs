@@ -95,7 +95,7 @@ impl Iterator for RedoReader {
             }
             Err(error) => {
                 self.failed = true;
-                // A wrong LSN of the caller is no damage.
+                // A wrong LSN of the caller is not damage.
                 let wrong = self.given.take().filter(|_| matches!(error, Error::Corrupt { .. }));
                 let wrong = wrong.filter(|(core, lsn)| Self::is_no_record(core, *lsn));
                 Some(Err(wrong.map_or(error, |(_, lsn)| Error::NotARecord { lsn: Lsn::new(lsn) })))

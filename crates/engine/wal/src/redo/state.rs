@@ -132,7 +132,7 @@ pub(super) struct Epochs {
 pub(super) struct DueChange {
     /// The end of the log when it was opened.
     pub(super) previous_end: u64,
-    /// Whether the log was not closed: remains of a crash past the end must not be taken for new
+    /// Whether the log was not closed: remains of a crash past the end must not be mistaken for new
     /// records.
     pub(super) epoch: bool,
 }

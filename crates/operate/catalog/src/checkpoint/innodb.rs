@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_torn_checkpoint_the_one_before_counts() {
+    fn the_checkpoint_before_a_torn_one_counts() {
         let mut bytes = ring(0x3000, [0x9000, 0x8000]);
         bytes[4096 + 7] ^= 1;
         assert_eq!(RedoHeader::parse(&bytes).unwrap().checkpoint, Some(0x8000));
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_or_cannot_be_is_refused() {
+    fn unknown_and_impossible_headers_are_refused() {
         for format in [0, 7, 102, 105, 6 | ENCRYPTED_FLAG, 0xffff_ffff] {
             assert_eq!(RedoHeader::parse(&header(format, 0)), Err(CheckpointError::UnknownFormat { format }));
         }
@@ -326,7 +326,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_are_too_odd(
+        fn random_bytes_cause_no_panic(
             mut bytes in proptest::collection::vec(any::<u8>(), 0..REDO_HEADER_BYTES + 9),
             format: u8,
             seals: bool,

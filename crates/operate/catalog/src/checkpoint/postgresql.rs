@@ -127,7 +127,7 @@ mod tests {
     /// The file is in the byte order of the machine that wrote it.
     #[cfg(target_endian = "little")]
     #[test]
-    fn what_initdb_wrote_is_read() {
+    fn a_control_file_of_initdb_is_read() {
         let control = ControlFile::parse(&hex(INITDB_15)).unwrap();
         // The values that pg_controldata shows.
         assert_eq!((control.format, control.system_identifier), (1300, 7_711_394_114_605_313_163));
@@ -191,7 +191,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_are_too_odd(mut bytes in proptest::collection::vec(any::<u8>(), 0..600), seals: bool) {
+        fn random_bytes_cause_no_panic(mut bytes in proptest::collection::vec(any::<u8>(), 0..600), seals: bool) {
             if seals && bytes.len() >= 292 {
                 bytes[8..12].copy_from_slice(&1300_u32.to_ne_bytes());
                 seal(&mut bytes, 288);

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_each_version_of_the_server_wrote_is_read() {
+    fn slot_files_of_each_server_version_are_read() {
         for (slots, is_logical) in [(LOGICAL_SLOTS, true), (PHYSICAL_SLOTS, false)] {
             for (server, written) in slots {
                 let slot = ReplicationSlot { restart_lsn: Some(written.restart_lsn), is_logical };
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_slot_is_refused() {
+    fn a_file_that_is_not_a_slot_is_refused() {
         let (whole, _) = slot();
         for len in 0..whole.len() {
             assert!(ReplicationSlot::parse(&whole[..len]).is_err(), "{len}");
@@ -233,7 +233,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_are_too_odd(mut bytes in proptest::collection::vec(any::<u8>(), 0..600), seals: bool) {
+        fn random_bytes_cause_no_panic(mut bytes in proptest::collection::vec(any::<u8>(), 0..600), seals: bool) {
             if seals && bytes.len() >= 108 {
                 let len = u32::try_from(bytes.len() - DATA_OFFSET).unwrap();
                 bytes[..4].copy_from_slice(&SLOT_MAGIC.to_ne_bytes());

@@ -7,12 +7,12 @@ fn error_of(text: &str) -> String {
 }
 
 #[test]
-fn the_built_in_ones_are_whole() {
+fn built_in_profiles_are_complete() {
     let profiles = Profile::built_in();
     let names: Vec<_> = profiles.iter().map(|profile| profile.name.as_str()).collect();
     let listed: Vec<_> = BUILT_IN_PROFILES.iter().map(|(name, _)| *name).collect();
     assert_eq!(names, listed, "a profile's file is called after it");
-    assert_eq!(names.last(), Some(&"generic"), "one that is particular comes before it");
+    assert_eq!(names.last(), Some(&"generic"), "specific profiles come before it");
     let mut files: Vec<String> = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/profiles"))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -229,7 +229,7 @@ fn relay_and_binary_logs_are_no_text_logs_whatever_the_host_is_called() {
 }
 
 #[test]
-fn what_readers_come_back_to_stays_by_default() {
+fn files_that_readers_return_to_stay_by_default() {
     let profiles = Profile::built_in();
     for name in ["nats", "rabbitmq"] {
         let profile = profiles.iter().find(|profile| profile.name == name).unwrap();
@@ -247,7 +247,7 @@ fn what_readers_come_back_to_stays_by_default() {
 }
 
 #[test]
-fn what_compactions_write_is_bulk_output() {
+fn output_of_compactions_is_bulk_output() {
     for profile in Profile::built_in() {
         let bulk: Vec<&str> = profile
             .files
@@ -271,7 +271,7 @@ fn what_compactions_write_is_bulk_output() {
 }
 
 #[test]
-fn whole_pages_are_those_of_the_kernel() {
+fn whole_pages_means_kernel_pages() {
     for profile in Profile::built_in() {
         for log in &profile.logs {
             let name = format!("{}: {}", profile.name, log.files.as_str());

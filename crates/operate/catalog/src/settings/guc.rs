@@ -275,7 +275,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_quoted_comes_back(value in "[ -~]{0,40}") {
+        fn quoted_values_parse_back(value in "[ -~]{0,40}") {
             let quoted = value.replace('\\', "\\\\").replace('\'', "''");
             prop_assert_eq!(set(&format!("a = '{quoted}' # x")), Some(("a".to_owned(), value)));
         }

@@ -246,7 +246,7 @@ fn options_of_rocksdb_and_tikv_are_bounded() {
 }
 
 #[test]
-fn what_was_persisted_is_bounded() {
+fn persisted_settings_are_bounded() {
     let files = Files::new();
     let members = (0..30_000).fold(String::new(), |mut text, number| {
         write!(text, "\n\"v{number}\":{{\"Value\":\"1\"}},").unwrap();

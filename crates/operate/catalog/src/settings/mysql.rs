@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_persisted_counts_most_whatever_its_version() {
+    fn persisted_settings_win_in_every_version() {
         let dir = tempfile::tempdir().unwrap();
         let line = "mysqld --innodb-flush-method=fsync --sync-binlog=1";
         let database = server(Engine::MySql, dir.path(), line);

@@ -28,7 +28,7 @@ pub enum OptionFileEntry {
     Include(String),
     /// `!includedir DIRECTORY`.
     IncludeDirectory(String),
-    /// A line that no server understands: it would not have started with it.
+    /// A line that no server understands; a server would refuse to start with it.
     Odd,
 }
 
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_mean_what_they_say() {
+    fn prefixes_of_option_names_are_resolved() {
         let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
         assert_eq!(option("loose-Innodb-X", Some("3")), [pair("innodb_x", "3")]);
         assert_eq!(option("skip-log-bin", None), [pair("skip_log_bin", "ON"), pair("log_bin", "OFF")]);
@@ -278,13 +278,13 @@ mod tests {
         }
 
         #[test]
-        fn text_of_such_files_is_read(text in r#"([\[\]!#;='"\\ \n]|include|includedir|mysqld|x){0,80}"#) {
+        fn text_like_option_files_is_read(text in r#"([\[\]!#;='"\\ \n]|include|includedir|mysqld|x){0,80}"#) {
             let lines = parse(&text);
             prop_assert!(lines.is_sorted_by(|a, b| a.number < b.number));
         }
 
         #[test]
-        fn what_is_quoted_comes_back(value in "[ -~]{0,40}") {
+        fn quoted_values_parse_back(value in "[ -~]{0,40}") {
             let quoted = value.replace('\\', "\\\\").replace('"', "\\\"");
             let found = sets(&format!("[g]\nx=\"{quoted}\"\n"));
             prop_assert_eq!(found[0].2.as_deref(), Some(value.as_str()));

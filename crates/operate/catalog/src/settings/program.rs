@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_says_what_it_is() {
+    fn a_program_tells_its_version() {
         let is = |engine, version: &str| Some(ServerProgram { engine, version: Some(version.to_owned()) });
         let mariadb: [&[u8]; 3] =
             [b"\0mysqld-10.11\0", b"enforce-gtid-consistency", b"\x0010.11.14-MariaDB\0"];
@@ -205,7 +205,7 @@ mod tests {
     /// Tests on real programs: Debian's, and those that `make test-mysql` or `make test-advice`
     /// fetched.
     #[test]
-    fn real_programs_are_what_they_are() {
+    fn real_programs_are_recognized() {
         let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../target");
         let (mut found, mut mariadb) = (0, vec![PathBuf::from("/usr/sbin/mariadbd")]);
         mariadb.push(target.join("servers/mariadb-11.4.5/bin/mariadbd"));

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_of_blocks_enlarges_those_of_the_device() {
+    fn a_larger_block_size_than_the_devices_counts() {
         let redo = log("mariadb");
         let decided = |device, page, value: &str| {
             let settings = in_file(Engine::MariaDb, &[(WRITE_AHEAD_OPTION, value)]);
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_doubtful_keeps_a_log() {
+    fn a_doubtful_setting_keeps_a_log() {
         for (profile, value) in [("mariadb", "4096"), ("mysql", "512")] {
             let mut settings = in_file(Engine::MySql, &[(WRITE_AHEAD_OPTION, value)]);
             settings.is_partial = true;
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn wal_that_is_neither_recycled_nor_filled_is_released_whatever_the_pages() {
+    fn wal_that_is_neither_recycled_nor_filled_is_released_with_any_page_size() {
         let wal = log("postgresql");
         let on = |page, all: &[(&str, &str)]| {
             let settings = in_file(Engine::PostgreSql, all);

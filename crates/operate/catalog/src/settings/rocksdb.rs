@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_tikv_runs_with_counts_more_than_what_it_was_given() {
+    fn tikvs_settings_in_force_win_over_its_configuration() {
         let dir = tempfile::tempdir().unwrap();
         let given = dir.path().join("tikv.toml");
         std::fs::write(&given, "[rocksdb]\nbytes-per-sync = \"2MB\"\nmax-background-jobs = 4\n").unwrap();
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_toml_is_reported() {
+    fn invalid_toml_is_reported() {
         assert!(keys("x =").unwrap_err().starts_with("not TOML"));
         assert_eq!(keys("a.b = 1\n[c]\nd = [1]\n").unwrap(), [("a.b".to_owned(), "1".to_owned(), 1)]);
     }

@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn strings_are_what_stands_between_zeros() {
+    fn strings_are_separated_by_zeros() {
         let names = |bytes: &[u8]| {
             let mut names: Vec<_> = of_program(bytes).names.into_iter().collect();
             names.sort();

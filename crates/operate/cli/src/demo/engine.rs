@@ -4,7 +4,7 @@
 //! There are no tables, and nothing is recovered: the logs and the compaction's output are the
 //! whole load. Invariants: a commit is counted once it is durable in both logs; each committer
 //! numbers its changes from 1, so the follower finds a lost, doubled or reordered change. The first
-//! failure of a thread ends all, and is what the run fails with.
+//! failure of a thread ends all threads and is the run's error.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -38,11 +38,11 @@ const BINLOG_PER_COMMIT_BYTES: usize = 5 << 10;
 /// written.
 const BULK_FILE_BYTES: u64 = 64 << 20;
 const BULK_FILES_MAX: u64 = 4;
-const BULK_EACH: Duration = Duration::from_secs(2);
+const BULK_INTERVAL: Duration = Duration::from_secs(2);
 const BULK_BYTES_PER_SECOND: u64 = 64 << 20;
 const BULK_STEP_BYTES: usize = 1 << 20;
 /// Time between looks of the threads that have nothing to do.
-const LOOK_EACH: Duration = Duration::from_millis(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// More bytes than the files take at any time. The store is created after they are removed, and
 /// takes less.
 pub(super) const DISK_BYTES_MAX: u64 = 2 << 30;
@@ -115,7 +115,7 @@ impl Engine {
             for committer in (0_u64..).take(COMMITTERS) {
                 scope.spawn(move || ending(self.commit_for_ever(committer)));
             }
-            for work in [Self::follow, Self::keep_house, Self::compact] {
+            for work in [Self::follow, Self::checkpoint_and_purge, Self::compact] {
                 scope.spawn(move || ending(work(self)));
             }
             let result = body();
@@ -179,7 +179,7 @@ impl Engine {
         let mut follower = self.binlog.follow(self.binlog.first())?;
         let mut last = [0; COMMITTERS];
         while !self.is_over() {
-            if let Some(event) = follower.next_timeout(LOOK_EACH)? {
+            if let Some(event) = follower.next_timeout(POLL_INTERVAL)? {
                 check(&event.bytes, &mut last).with_context(|| format!("binlog {}", event.position))?;
                 self.events.fetch_add(1, Ordering::Relaxed);
             }
@@ -188,7 +188,7 @@ impl Engine {
     }
 
     /// Moves the checkpoint, as if pages had been written up to there, and purges the binlog.
-    fn keep_house(&self) -> anyhow::Result<()> {
+    fn checkpoint_and_purge(&self) -> anyhow::Result<()> {
         let mut next_checkpoint = 0;
         while !self.is_over() {
             let end = self.committed.load(Ordering::Relaxed);
@@ -203,7 +203,7 @@ impl Engine {
                 let keep = Position { segment: last + 1 - BINLOG_FILES_MAX, offset: 0 };
                 self.binlog.purge_to(keep, PurgeMode::UnlessFollowed).context("can't purge the binlog")?;
             }
-            thread::sleep(LOOK_EACH);
+            thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }
@@ -218,8 +218,8 @@ impl Engine {
             if number > BULK_FILES_MAX {
                 std::fs::remove_file(path(number - BULK_FILES_MAX)).context("can't remove an old output")?;
             }
-            while begun.elapsed() < BULK_EACH && !self.is_over() {
-                thread::sleep(LOOK_EACH);
+            while begun.elapsed() < BULK_INTERVAL && !self.is_over() {
+                thread::sleep(POLL_INTERVAL);
             }
         }
         Ok(())

@@ -42,7 +42,7 @@ const SAMPLE_EACH: Duration = Duration::from_millis(250);
 /// Time before the first and the third part that is not measured.
 const WARM_UP: Duration = Duration::from_secs(2);
 /// Time for which the store commits before it is killed.
-const STORE_COMMITS_FOR: Duration = Duration::from_secs(2);
+const STORE_COMMIT_TIME: Duration = Duration::from_secs(2);
 /// Limit for the guard to find the logs: this takes some seconds on a busy emulated processor.
 const GUARD_LIMIT: Duration = Duration::from_secs(60);
 /// The directory for temporary files on a disk (file-hierarchy(7)).
@@ -232,7 +232,7 @@ impl Stage<'_> {
             acknowledged = report.parse().unwrap_or(0).max(acknowledged);
             let first = (acknowledged > 0).then(|| *first.get_or_insert_with(Instant::now));
             let is_interrupted = self.interrupted.load(Ordering::Relaxed);
-            if is_interrupted || first.is_some_and(|first| first.elapsed() > STORE_COMMITS_FOR) {
+            if is_interrupted || first.is_some_and(|first| first.elapsed() > STORE_COMMIT_TIME) {
                 child.kill().context("can't kill the store")?;
             }
         }

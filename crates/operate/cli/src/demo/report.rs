@@ -100,7 +100,7 @@ fn rate(first: &EngineSample, last: &EngineSample) -> f64 {
 }
 
 /// Returns the throughput of a part divided by that of the first, if anything was committed there.
-/// Also returns whether they differ by no more than single seconds of either, if there were enough
+/// Also returns whether they differ by at most single seconds of either, if there were enough
 /// of these.
 fn compare(alone: &Value, other: &Value) -> (Option<f64>, Option<bool>) {
     let figure = |part: &Value, name: &str| part[name].as_f64().unwrap_or_default();
@@ -112,7 +112,8 @@ fn compare(alone: &Value, other: &Value) -> (Option<f64>, Option<bool>) {
     ((before > 0.0).then(|| after / before), is_long_enough.then_some(is_within_noise))
 }
 
-/// Returns the comparison as a sentence. It names no cause, since a drifting machine is one, too.
+/// Returns the comparison as a sentence. It names no cause, since a drift of the machine is
+/// possible, too.
 fn compared(alone: &Value, other: &Value, name: &str) -> String {
     let (Some(ratio), is_within_noise) = compare(alone, other) else {
         return format!("Nothing was committed alone, so the throughput {name} is compared with nothing.");

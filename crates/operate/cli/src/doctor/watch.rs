@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_go_is_measured() {
+    fn releasable_pages_are_measured() {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let path = dir.path().join("log");
         std::fs::write(&path, vec![1; 1 << 20]).unwrap();

@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_steers_a_terminal_is_escaped_and_parsed_as_it_was() {
+    fn control_characters_are_escaped_and_parse_back() {
         for (name, shown) in [
             ("/srv/données/データ 🐬 \"x\"\\", "\"/srv/données/データ 🐬 \\\"x\\\"\\\\\""),
             ("a\u{9b}31m\u{7f}\u{85}", "\"a\\u009b31m\\u007f\\u0085\""),

@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn the_profile_in_short_says_what_is_not_to_be_had() {
+    fn the_short_profile_lists_missing_features() {
         let text = short(&DiskProfile::default());
         assert_eq!(text, "no direct I/O, no uncached writes, no atomic writes of the device's own");
     }

@@ -21,7 +21,7 @@ use report::ReportPrinter;
 ///
 /// Pages that a streaming program (tar, cp, rsync, mariabackup, mysqldump and others) brings in are
 /// released behind it, never those that were there before. A command that no list and no profile
-/// knows is taken for a stream, and one line says so. A script is none: the streams that it starts
+/// knows counts as a stream, and one line says so. A script is none: the streams that it starts
 /// are known by their names.
 ///
 /// As root, on Linux 5.9 and later, a stream is followed by events of the kernel, by a process
@@ -44,7 +44,7 @@ Exit codes: the command's own; if a signal ended the command, the same signal en
 have ended, or as SIGINT, SIGTERM or SIGHUP comes; 1 where they can't be followed."
 )]
 pub(crate) struct RunArgs {
-    /// Profile for every process that is no streaming program, instead of the one that its name
+    /// Profile for every process that is not a streaming program, instead of the one that its name
     /// selects
     #[arg(long, value_name = "NAME", conflicts_with = "role")]
     profile: Option<String>,
@@ -147,7 +147,7 @@ fn run_and_report(mut prepared: PreparedCommand, to: &Path, is_json: bool) -> Ex
         Ok(ended) => {
             printer.print(ended.report);
             if let CommandEnd::Unknown(error) = &ended.end {
-                output::complain(format_args!("how the command ended can't be known: {error}"));
+                output::complain(format_args!("the command's exit status is unknown: {error}"));
             }
             ended.end.pass_on()
         }

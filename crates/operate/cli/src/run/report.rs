@@ -51,7 +51,7 @@ impl ReportPrinter {
         let text = match report.and_then(|report| self.text(&report)) {
             Ok(text) => text,
             Err(error) => {
-                return output::complain(format_args!("what was counted can't be read: {error}"));
+                return output::complain(format_args!("the counts can't be read: {error}"));
             }
         };
         if let Some(to) = self.to {
@@ -171,15 +171,15 @@ impl fmt::Display for ReportText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(report) = self;
         if let Some(events) = &report.events {
-            writeln!(f, "pagekeeper: pages of what was followed by events of the kernel")?;
+            writeln!(f, "pagekeeper: pages of programs followed by kernel events")?;
             return events.fmt(f);
         }
         write_rules(report, f)?;
         let Some(why) = &report.no_events else { return Ok(()) };
         let what = if report.rules {
-            "what the library does not see, as io_uring and mappings"
+            "calls that the library does not see, such as io_uring and mappings"
         } else {
-            "what the command brought in"
+            "pages that the command brought in"
         };
         writeln!(f, "  not covered {what} ({why})")
     }
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_was_done_that_is_said() {
+    fn a_report_without_releases_says_so() {
         assert!(text(&summary(&[])).contains("no rule was for any process of it (see"));
         assert!(text(&summary(&[("cp", &[])])).contains("no rule was for any file of 1 process ("));
         let silent = text(&summary(&[("su", &[(Count::InsideNs, 5)])]));

@@ -24,7 +24,7 @@ impl Sort {
 pub(super) struct LeftOut {
     /// Beyond the limit on the number of rows.
     pub(super) by_top: u64,
-    /// Below the least size.
+    /// Below the minimum size.
     pub(super) by_min: u64,
     /// Nothing of them is or was resident.
     pub(super) empty: u64,
@@ -51,14 +51,14 @@ impl Choice {
     /// Considers a row. The row of a file that the user named is not left out for being empty.
     pub(super) fn add(&mut self, row: Row, is_named: impl FnOnce(&Path) -> bool) {
         /// Rows kept beyond `top` before they are sorted out: enough to make that cheap.
-        const SLACK: usize = 1024;
+        const SLACK_ROWS: usize = 1024;
         if !(self.all || has_something_to_show(&row) || is_named(&row.path)) {
             self.left_out.empty += 1;
         } else if self.sort.of(&row) < self.min {
             self.left_out.by_min += 1;
         } else {
             self.rows.push(row);
-            if self.rows.len() > self.top.saturating_add(SLACK) {
+            if self.rows.len() > self.top.saturating_add(SLACK_ROWS) {
                 self.sort_out();
             }
         }

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_mincore_does_not_know_is_unknown_in_the_sum() {
+    fn counts_that_mincore_lacks_are_unknown_in_the_sum() {
         let counts = Residency {
             resident: 4096,
             dirty: None,

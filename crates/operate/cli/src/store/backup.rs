@@ -72,7 +72,7 @@ pub(super) struct RestoreArgs {
 struct CopyReport<'a> {
     from: Cow<'a, str>,
     to: Cow<'a, str>,
-    /// The commit that it is as of.
+    /// The commit whose state it has.
     seq: u64,
     pages: u64,
     bytes: u64,

@@ -13,7 +13,7 @@ use pagekeeper_store::{Compaction, Create, Store};
 use pagekeeper_text::{ByteSize, count, escaped, parse_size, unescaped};
 use serde::Serialize;
 
-use super::{MEMORY, StorePath, in_use, pages};
+use super::{MEMORY_BYTES, StorePath, in_use, pages};
 use crate::output;
 
 /// Give the room of free pages back to the file system
@@ -23,9 +23,9 @@ use crate::output;
   pagekeeper store compact --json /srv/app/store | jq .cut_bytes
   pagekeeper store compact --journal 64M /srv/app/store
 
-Free pages at the end of the data file are cut off, and where 64 KiB or more of others stand in a row the file system gets their \
-    room back. No page moves: its number is the engine's. Whatever is killed or loses power meanwhile, nothing is lost; the next \
-    compaction goes on from there.
+Cuts off free pages at the end of the data file, and gives the space of other free pages back to the file system where at least \
+    64 KiB are adjacent. No page moves, since the engine knows it by its number. A kill or power cut loses nothing; the next \
+    compaction continues from there.
 
 A store that a process has open is refused: have that process call Store::compact.")]
 pub(super) struct CompactArgs {
@@ -43,7 +43,7 @@ pub(super) struct CompactArgs {
 #[derive(Debug, Serialize)]
 struct CompactReport<'a> {
     store: Cow<'a, str>,
-    /// The commit that the store is as of.
+    /// The last commit of the store.
     seq: u64,
     pages_before: u64,
     pages: u64,
@@ -65,7 +65,7 @@ fn parse_journal(text: &str) -> Result<u64, String> {
 pub(super) fn run(args: &CompactArgs) -> anyhow::Result<ExitCode> {
     let dir = &args.store.dir;
     output::wait_while_frozen(dir);
-    let options = Store::options().create(Create::Never).memory(MEMORY).warm(false).without_threads();
+    let options = Store::options().create(Create::Never).memory(MEMORY_BYTES).warm(false).without_threads();
     let options = if let Some(bytes) = args.journal { options.journal_bytes(bytes) } else { options };
     let store = options.open(dir).map_err(|error| in_use(dir, error))?;
     let max_journal_bytes = store.stats().max_journal_bytes;
@@ -97,7 +97,7 @@ impl CompactReport<'_> {
     fn in_words(&self, dir: &Path) -> String {
         let given_back = match self.given_back_bytes {
             Some(bytes) => format!("{} of free pages given back", ByteSize(bytes)),
-            None => "the file system takes back no room of free pages".to_owned(),
+            None => "the file system can't take back the space of free pages".to_owned(),
         };
         format!(
             "{}: {} of {} left: {} cut off, {given_back}",
@@ -131,7 +131,7 @@ mod tests {
         );
         assert_eq!(
             report(None).in_words("/s".as_ref()),
-            "/s: 4,096 pages of 65,536 left: 240 MiB cut off, the file system takes back no room of free pages"
+            "/s: 4,096 pages of 65,536 left: 240 MiB cut off, the file system can't take back the space of free pages"
         );
     }
 }

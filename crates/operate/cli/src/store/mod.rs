@@ -19,7 +19,7 @@ use pagekeeper_store::{Error, Store, StoreOptions};
 use pagekeeper_text::{counted, escaped};
 
 /// Bytes of memory for an inspection, which keeps nothing for later.
-const MEMORY: u64 = 64 << 20;
+const MEMORY_BYTES: u64 = 64 << 20;
 
 /// Show a page store's figures, verify it, list its pages, copy, compact or repair it
 #[derive(Debug, clap::Args)]
@@ -92,7 +92,7 @@ fn in_use(dir: &Path, error: Error) -> anyhow::Error {
 
 /// Returns options for reading only, with little memory.
 fn options() -> StoreOptions {
-    Store::options().read_only(true).memory(MEMORY).without_threads()
+    Store::options().read_only(true).memory(MEMORY_BYTES).without_threads()
 }
 
 /// Returns "1 page", "2 pages".

@@ -13,7 +13,7 @@ use pagekeeper_store::{PageFinding, Repair, Store};
 use pagekeeper_text::{count, escaped, unescaped};
 use serde::Serialize;
 
-use super::{MEMORY, pages};
+use super::{MEMORY_BYTES, pages};
 use crate::output;
 
 /// Pages of each kind that are listed in text.
@@ -122,7 +122,7 @@ impl<'a> RepairReport<'a> {
 pub(super) fn run(args: &RepairArgs) -> anyhow::Result<ExitCode> {
     let RepairArgs { from, to, json } = args;
     output::wait_while_frozen(to);
-    let repair = Store::options().memory(MEMORY).without_threads().repair(from, to);
+    let repair = Store::options().memory(MEMORY_BYTES).without_threads().repair(from, to);
     let found = repair.map_err(|error| super::in_use(from, error))?;
     let report = RepairReport::new(from, to, &found);
     output::show(*json, || &report, |out| report.write_text(from, to, out))?;
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_lost_is_listed_before_the_sum() {
+    fn lost_pages_are_listed_before_the_sum() {
         let line = |page| PageLine { page, what: "rotten" };
         let report = RepairReport {
             from: "/s".into(),

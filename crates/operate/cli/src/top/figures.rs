@@ -42,8 +42,8 @@ pub(super) fn rate(bytes: i64) -> String {
     }
 }
 
-/// Returns how much of `Cached` the files add up to, or their share of it if other files are not
-/// counted.
+/// Returns a line that compares the files' pages with `Cached`: a percentage, or a share if some
+/// files are not counted.
 pub(super) fn explained(explained: &CachedBreakdown) -> String {
     if explained.scoped {
         return format!("{} of Cached {} are of these files", size(explained.files), size(explained.cached));
@@ -58,8 +58,9 @@ pub(super) fn explained(explained: &CachedBreakdown) -> String {
 }
 
 /// Returns a line about pages of block devices, which have no rows, if they are at least a tenth of
-/// the page cache. No device is opened to name it: only one that the user names is.
-pub(super) fn without_rows(split: &MemoryBreakdown) -> Option<String> {
+/// the page cache. No device is opened to find its name; `stat` opens only a device that the user
+/// names.
+pub(super) fn buffers_line(split: &MemoryBreakdown) -> Option<String> {
     let is_much = split.buffers > 0 && split.buffers >= (split.files() + split.buffers) / 10;
     let line = || {
         let buffers = size(split.buffers);
@@ -89,7 +90,7 @@ mod tests {
     #[test]
     fn many_pages_of_block_devices_get_a_line() {
         let of =
-            |clean, buffers| without_rows(&MemoryBreakdown { clean, buffers, ..MemoryBreakdown::default() });
+            |clean, buffers| buffers_line(&MemoryBreakdown { clean, buffers, ..MemoryBreakdown::default() });
         assert_eq!((of(0, 0), of(91, 9)), (None, None));
         let line = of(2 << 20, 302 << 20).unwrap();
         assert!(line.starts_with("302M of block devices (buffers) are in no row: "), "{line}");
@@ -121,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn some_directories_do_not_explain_what_the_host_has_cached() {
+    fn watching_some_directories_does_not_explain_the_hosts_cache() {
         let all = CachedBreakdown { cached: 1 << 30, files: 900 << 20, shmem: 124 << 20, scoped: false };
         assert_eq!(explained(&all), "Cached 1G = files 900M + shmem 124M: 100.0 % explained");
         let some = CachedBreakdown { files: 400 << 20, scoped: true, ..all };

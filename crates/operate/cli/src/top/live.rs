@@ -32,7 +32,7 @@ use crate::signals::Stop;
 /// Ticks that may wait for a screen that does not read them.
 const UNREAD_TICKS_MAX: usize = 8;
 
-/// Least time between two full walks. A full walk is repeated when file systems were mounted
+/// Minimum time between two full walks. A full walk is repeated when file systems were mounted
 /// meanwhile, and takes seconds of processor time.
 const RENEW_EVERY: Duration = Duration::from_secs(300);
 

@@ -17,7 +17,7 @@ use super::choices::{GROUPS, SORTS, next};
 /// Ticks of a row's history: as many as its trend shows.
 pub(super) const HISTORY: usize = 8;
 /// Ticks for which the history of a row that left is kept.
-const REMEMBERED: u64 = 60;
+const HISTORY_KEPT_TICKS: u64 = 60;
 /// Rows requested from the census: more than any screen has, so that one can scroll.
 const ROWS: usize = 200;
 
@@ -142,7 +142,7 @@ impl Model {
                     history.pop_front();
                 }
             }
-            self.history.retain(|_, (last, _)| *last + REMEMBERED > ticks);
+            self.history.retain(|_, (last, _)| *last + HISTORY_KEPT_TICKS > ticks);
             if let Some((_, left)) = &mut self.message {
                 *left = left.saturating_sub(1);
             }
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_asked_of_another_file_than_the_one_on_show() {
+    fn questions_concern_only_the_file_on_the_screen() {
         let mut model = model_with(&[file_row(1, "/a", 10), file_row(2, "/b", 5)]);
         assert!(matches!(model.press(Key::Enter), Some(Action::Map(target)) if target.label == "/a"));
         model.take(*model_with(&[file_row(2, "/b", 5)]).seen.unwrap(), true);

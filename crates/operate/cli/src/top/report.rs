@@ -15,7 +15,7 @@ use pagekeeper_trace::{PauseCounts, ReclaimCounts, TaskIdentity};
 use serde_json::{Value, json};
 
 use super::choices::heading;
-use super::figures::{explained, figure, rate, size, without_rows};
+use super::figures::{buffers_line, explained, figure, rate, size};
 use crate::output;
 
 /// Waiting threads that a table lists.
@@ -233,7 +233,7 @@ fn memory_lines(tick: &CensusTick) -> Vec<String> {
             output::files(tick.files)
         ),
     ];
-    lines.extend(without_rows(split));
+    lines.extend(buffers_line(split));
     lines
 }
 

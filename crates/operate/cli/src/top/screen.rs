@@ -23,7 +23,7 @@ use super::report::{in_words, name, unwritten, waits};
 use super::theme::Theme;
 use crate::output;
 
-/// Least number of columns and rows.
+/// Minimum number of columns and rows.
 pub(super) const MIN_SIZE: (u16, u16) = (60, 14);
 
 /// A part of memory: its letter, name, colour and size.
@@ -178,7 +178,7 @@ fn bar<'a>(parts: &[MemoryPart], total: u64, width: u16, theme: Theme) -> Line<'
 /// Returns the tasks that are throttled for dirty pages, or have to reclaim memory.
 fn wait_lines<'a>(tick: &CensusTick, most: usize, theme: Theme) -> Vec<Line<'a>> {
     let Some(mut words) = waits(tick).map(|lines| lines.concat()) else {
-        return vec![Line::from("who is throttled or has to reclaim is not seen without tracing")];
+        return vec![Line::from("throttled and reclaiming tasks are not visible without tracing")];
     };
     if words.is_empty() {
         return vec![Line::from("nobody is throttled for dirty pages or has to reclaim memory")];
@@ -268,7 +268,7 @@ fn row_line<'a>(model: &Model, row: &Row, chosen: bool, width: u16, theme: Theme
     if chosen { line.style(Style::new().add_modifier(Modifier::BOLD | Modifier::UNDERLINED)) } else { line }
 }
 
-/// Returns the resident bytes in the last ticks as signs, scaled from the least to the greatest.
+/// Returns the resident bytes in the last ticks as signs, scaled from the minimum to the maximum.
 fn trend(model: &Model, key: &RowKey, theme: Theme) -> String {
     let history = model.history(key);
     let skipped = history.len().saturating_sub(HISTORY);

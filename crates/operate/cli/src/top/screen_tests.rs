@@ -160,7 +160,7 @@ fn unicode_only_where_it_is_known() {
 }
 
 #[test]
-fn a_small_terminal_says_what_it_takes() {
+fn a_small_terminal_shows_the_size_it_needs() {
     for (columns, rows) in [(59, 24), (80, 13), (20, 5), (1, 1)] {
         let (text, _) = drawn(&mut model(), columns, rows, PLAIN);
         assert!(columns < 20 || text.starts_with("the terminal is too"), "{text}");
@@ -212,7 +212,7 @@ fn questions_help_and_filters_are_shown() {
 }
 
 #[test]
-fn who_is_paused_is_shown() {
+fn paused_databases_are_shown() {
     let mut model = model();
     let paused = |name: &str| PauseCounts {
         task: TaskIdentity { process: 42, thread: 43, name: name.into() },

@@ -1,4 +1,4 @@
-//! The files to warm, what of each, and in which order.
+//! The files to warm, the range of each, and their order.
 
 use std::cmp::Reverse;
 use std::ops::Range;

@@ -143,7 +143,7 @@ pub(super) fn print_unknown(total: &WarmTotal) {
     if total.unknown_files > 0 {
         output::complain(format_args!(
             "the kernel shows what is in the page cache to a file's owner only: run as root, as the owner, or with \
-             CAP_FOWNER to know what of {} is resident",
+             CAP_FOWNER to see which pages of {} are resident",
             output::files(total.unknown_files)
         ));
     }
@@ -213,7 +213,10 @@ fn summary(total: &WarmTotal) -> Vec<String> {
         }
         Some(after) => format!("{} of {wanted} of {files} is resident now", ByteSize(after)),
         None => {
-            format!("what is resident of {} is not for this user to see", output::files(total.unknown_files))
+            format!(
+                "the resident bytes of {} are not visible to this user",
+                output::files(total.unknown_files)
+            )
         }
     });
     let mut lines = vec![parts.join("; ")];
@@ -275,12 +278,12 @@ mod tests {
     }
 
     #[test]
-    fn of_no_file_nothing_is_said_to_be_resident() {
+    fn without_files_no_residency_is_reported() {
         assert_eq!(summary(&WarmTotal::default()), ["no file was read"]);
     }
 
     #[test]
-    fn what_did_not_stay_is_said() {
+    fn pages_that_did_not_stay_are_reported() {
         let mut total = WarmTotal { seconds: 1.0, cancelled: true, ..WarmTotal::default() };
         total.add(&done(WarmReport { resident_after: Some(1 << 20), holes: 0, ..report() }));
         let lines = summary(&total);
@@ -290,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_seen_is_null_and_said() {
+    fn invisible_values_are_null_and_reported() {
         let unknown = WarmReport { resident_before: None, resident_after: None, ..report() };
         let mut total = WarmTotal::default();
         total.add(&done(report()));
@@ -298,7 +301,7 @@ mod tests {
         let json = serde_json::to_value(&total).unwrap();
         assert!(json["resident_after"].is_null() && json["resident_before"].is_null(), "{json}");
         assert_eq!((json["loaded"].as_u64(), json["unknown_files"].as_u64()), (Some(4 << 20), Some(1)));
-        assert!(summary(&total)[0].contains("1 file is not for this user to see"));
+        assert!(summary(&total)[0].contains("1 file are not visible to this user"));
     }
 
     #[test]

@@ -118,7 +118,7 @@ impl Advice {
     fn why(&self, setting: Option<&Setting>) -> (String, Confidence) {
         match setting {
             Some(Setting { value, from: SettingOrigin::Seen, .. }) => (
-                format!("{} is {value} in effect: seen by how it has its files open", self.setting),
+                format!("{} is {value} in effect: the flags of its open files show it", self.setting),
                 Confidence::Measured,
             ),
             Some(Setting { value, from: SettingOrigin::Default, .. }) => (

@@ -295,7 +295,7 @@ fn file_evidence(observation: &Observation<'_>, file: &File, mixed_with: MixedWi
     };
     parts.push(match file.residency {
         Some(residency) => format!("{} resident{place}", ByteSize(residency.resident)),
-        None => "how much is resident can't be seen".to_owned(),
+        None => "the resident bytes can't be seen".to_owned(),
     });
     let openers: Vec<serde_json::Value> = file.openers.iter().map(shown).collect();
     let mut evidence = Evidence::new(format!("{}: {}", file_name(&file.path), parts.join("; ")))

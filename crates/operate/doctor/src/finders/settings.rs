@@ -296,7 +296,7 @@ fn evidence_of(setting: &Setting) -> Evidence {
         SettingOrigin::Seen if name == SYNC_AT_COMMIT => {
             format!("{name} is {value} in effect: seen by its syncs")
         }
-        SettingOrigin::Seen => format!("{name} is {value} in effect: seen by how it has its files open"),
+        SettingOrigin::Seen => format!("{name} is {value} in effect: the flags of its open files show it"),
         SettingOrigin::Default => format!("{name} is {value}: the default, as it is set nowhere"),
         SettingOrigin::CommandLine | SettingOrigin::File { .. } | SettingOrigin::Environment => {
             format!("{name} is {value}: {from}{doubt}")

@@ -25,7 +25,7 @@ pub(super) struct DescriptorCounts {
 }
 
 impl DescriptorCounts {
-    /// Returns whether changes of so many processes can be seen. The kernel reports the number of
+    /// Returns whether changes of this many processes can be seen. The kernel reports the number of
     /// descriptors since Linux 6.2.
     pub(super) fn are_seen(proc: &ProcRoot, processes: usize) -> bool {
         processes <= COUNTED_PROCESSES_MAX && proc.fd_count(std::process::id()).is_some()

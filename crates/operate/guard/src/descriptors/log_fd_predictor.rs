@@ -6,7 +6,7 @@
 //! another file, the numbers where logs were are checked first. A check takes some microseconds;
 //! listing a server with hundreds of descriptors takes a millisecond.
 //!
-//! A check that is taken for a listing and misses a log could get pages released in front of a
+//! A check that counts as a listing and misses a log could get pages released in front of a
 //! follower, or at the writer. Therefore a check counts only where it shows what a listing would:
 //! 1. All descriptors known to be open were read at this tick, so none that counts as a log's is
 //!    another file by now.
@@ -36,9 +36,9 @@ use super::schedule::Extent;
 use crate::descriptor::Descriptor;
 use crate::known_names::KnownNames;
 
-/// The most descriptor numbers that are checked.
+/// Maximum number of descriptor numbers that are checked.
 const NUMBERS_MAX: usize = 16;
-/// The most files that are expected; with more, all descriptors are listed.
+/// Maximum number of files that are expected; with more, all descriptors are listed.
 const EXPECTED_FILES_MAX: usize = 64;
 
 /// The likely descriptor numbers of one process. See the module.

@@ -42,8 +42,8 @@ const CHECK_TICKS: u64 = 16;
 const CHECK_TICKS_OF_MANY: u64 = 64;
 /// In a database with more log files than this, idle files are sampled less often.
 const MANY_FILES_MIN: usize = 256;
-/// The most files that are collected at once: all of these are visited before the first one is
-/// sampled, and that must not take much of a turn.
+/// Maximum number of files that are collected at once: all of these are visited before the first
+/// one is sampled, and that must not take much of a turn.
 const DUE_BATCH_MAX: usize = 256;
 
 impl Directory {

@@ -27,7 +27,7 @@ use pagekeeper_catalog::ownership::{DirectoryAttributes, FileOwnership};
 /// and goes.
 const RELIST_COST_FACTOR: u32 = 50;
 
-/// The most files whose format is read in one listing: no ring of redo logs has more.
+/// Maximum number of files whose format is read in one listing: no ring of redo logs has more.
 const FORMATS_READ_MAX: usize = 32;
 
 /// Returns the report about a log of which only the name is known.

@@ -1,4 +1,5 @@
-//! Decides: turns observations into facts for the policy, and the policy's acts into acts on files.
+//! Decides: turns observations into facts for the policy, and the policy's actions into acts on
+//! files.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;

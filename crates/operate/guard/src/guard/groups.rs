@@ -51,7 +51,7 @@ const CALLS_IN_FLIGHT_MAX: (usize, usize) = (4, 16);
 const FORGET_AFTER_PASSES: u64 = 3;
 /// Groups deeper in the hierarchy are left alone, since the limits of all groups above are read.
 const GROUP_DEPTH_MAX: usize = 64;
-/// The most groups that are counted by name; all others are counted together.
+/// Maximum number of groups that are counted by name; all others are counted together.
 const CGROUPS_COUNTED_MAX: usize = 1000;
 
 /// The state of one group.

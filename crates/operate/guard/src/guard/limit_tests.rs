@@ -103,7 +103,7 @@ fn a_job_that_fails_late_is_reported_and_its_database_is_found_again() {
     let (key, own) = take(&mut guard);
     let fails = Box::new(|_: &mut Directories, _: &_| {
         std::thread::sleep(Duration::from_secs(3));
-        panic!("as a job that fails does");
+        panic!("like a failing job");
     });
     assert!(guard.watched.jobs.attempt::<()>(&key, own, fails).is_none());
     assert_eq!((guard.watched.directories.len(), guard.watched.jobs.hung_databases()), (0, 1));
@@ -133,7 +133,11 @@ fn what_was_decided_for_a_database_that_hangs_is_not_taken_for_done() {
     let decided = decision.acts.len();
     assert!(decided > 0, "nothing was decided");
     let done = carry_out(decision, &mut guard.watched, &guard.settings, &mut guard.report);
-    assert_eq!((done.released, done.not_done.len()), (0, decided), "on the same device as what hangs");
+    assert_eq!(
+        (done.released, done.not_done.len()),
+        (0, decided),
+        "on the same device as the hung directory"
+    );
     drop(answer);
 }
 
@@ -170,7 +174,7 @@ fn a_job_hangs_at_the_device_of_the_directory_that_it_is_at() {
         },
         |_, _, _, ()| {},
     );
-    assert_eq!(served, 1, "the one beside is on the file system that answers");
+    assert_eq!(served, 1, "the other directory is on a file system that answers");
     drop(answer);
 }
 
@@ -409,7 +413,7 @@ fn pages_of_a_resting_log_of_a_database_with_many_are_counted_in_every_fourth_sa
     // Only its pages show that.
     rustix::fs::fadvise(&log, 0, None, rustix::fs::Advice::DontNeed).unwrap();
     assert_eq!(sample(directory, 4), (1, 0));
-    assert_eq!(sample(directory, 8), (2, 0), "nor is so little counted more often");
+    assert_eq!(sample(directory, 8), (2, 0), "few pages are not counted more often");
     while directory.entries[name].uncounted > 0 {
         sample(directory, 1);
     }
@@ -467,5 +471,5 @@ fn a_new_empty_log_of_a_database_with_many_is_sampled_soon() {
     assert_eq!(samples(directory, 512), [4, 16], "the last file of a log is where its writer goes on");
     directory.of_database_with(10_000, false);
     samples(directory, 400);
-    assert_eq!(samples(directory, 512), [16, 16], "that it was opened would not be seen");
+    assert_eq!(samples(directory, 512), [16, 16], "opening it would not be noticed");
 }

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use pagekeeper_catalog::Party;
 use pagekeeper_policy::shares::shares;
 
-/// The most processes in groups named by the rule that are looked at in one pass …
+/// Maximum number of processes in groups named by the rule that are looked at in one pass …
 const NAMED_PROCESSES_MAX: usize = 64;
 /// … and the processes that are looked at in all, for each of them: a process's group costs little
 /// to see, and the group's figures cost more.
@@ -124,7 +124,7 @@ impl Members {
         }
     }
 
-    /// Returns the acts that are allowed on a group: the least of those for the processes in it and
+    /// Returns the acts that are allowed on a group: the acts allowed for all processes in it and
     /// below it. `None` until that is known.
     pub(super) fn access_in(&self, group: &Path) -> Option<GroupAccess> {
         let is_in = |member: &&GroupMember| {

@@ -48,11 +48,12 @@ use crate::ids::new_id;
 const PASS_INTERVAL: Duration = Duration::from_secs(2);
 /// A file that was not changed for this long is not being written any more.
 const QUIET_AFTER: Duration = Duration::from_secs(5);
-/// The most descriptors of removed files that are remembered, per process and in all, by shares.
+/// Maximum number of descriptors of removed files that are remembered, per process and in all, by
+/// shares.
 const REMOVED_DESCRIPTORS_MAX: (usize, usize) = (256, 4096);
 /// A file with more descriptors than this is left alone.
 const OPENERS_MAX: usize = 1024;
-/// The most files of one database that are examined in one pass.
+/// Maximum number of files of one database that are examined in one pass.
 const FILES_PER_PASS_MAX: usize = 16;
 /// Number of attempts after which pages that stay are left.
 const RELEASE_TRIES_MAX: u32 = 3;

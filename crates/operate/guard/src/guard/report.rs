@@ -25,7 +25,7 @@ pub(super) struct TickContext<'a> {
     pub(super) now: Instant,
 }
 
-/// The most reports of one kind that are remembered, so that each is made once.
+/// Maximum number of reports of one kind that are remembered, so that each is made once.
 const REPORTS_REMEMBERED: usize = 10_000;
 
 /// Reports of one kind that were made.

@@ -194,7 +194,7 @@ impl WatchList {
             }
         }
         for pid in self.others.left_out() {
-            let problem = "it has more log files open than the guard keeps in mind: what of them it has yet to read is known in part";
+            let problem = "it has more log files open than the guard keeps in mind: the part that it has yet to read is only partly known";
             tick.report.problem(self.proc.root(pid), &problem);
         }
         descriptors(&self.databases, &self.others).any(|descriptor| descriptor.moved)

@@ -48,7 +48,8 @@ const SINCE_MAX: Duration = Duration::from_secs(2);
 /// latest.
 const SCAN_COST_FACTOR: u32 = 1000;
 const SCAN_INTERVAL_MAX: Duration = Duration::from_secs(15);
-/// The most processes of one database that count as writers of its text logs. PostgreSQL has one.
+/// Maximum number of processes of one database that count as writers of its text logs. PostgreSQL
+/// has one.
 const LOGGERS_MAX: usize = 2;
 /// Directories are listed this often even without notifications: inotify does not see all network
 /// file systems.

@@ -141,7 +141,7 @@ fn next_answer(socket: &UnixStream) -> Option<String> {
 }
 
 /// Whether this process may load programs into the kernel and open files by handle: otherwise no
-/// process is started in vain.
+/// process is started uselessly.
 pub(crate) fn is_permitted() -> bool {
     let Ok(sets) = rustix::thread::capabilities(None) else { return false };
     let has = |capability| sets.effective.contains(capability);

@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_none_is_not_said() {
+    fn zero_counts_are_not_reported() {
         let pages =
             FollowedPages { added_bytes: 9 << 20, released_bytes: 9 << 20, ..FollowedPages::default() };
         assert_eq!(pages.to_string(), "  events      added 9 MiB, released 9 MiB\n");
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_is_named_with_its_reason() {
+    fn remaining_pages_are_reported_with_their_reason() {
         let left =
             FollowedFileReport { path: "/b/a\n".to_owned(), left_bytes: 1 << 20, why: LeftReason::Unwritten };
         let pages = FollowedPages {

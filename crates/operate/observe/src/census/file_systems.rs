@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_file_system_mounted_in_parts_each_part_is_walked() {
+    fn each_mounted_part_of_a_file_system_is_walked() {
         let mounts = [mount(1, 8, "/a", "/a", "ext4"), mount(2, 8, "/b", "/b", "ext4")];
         assert_eq!(points(&FileSystems::choose(&mounts, Path::new("/"), false, |_| None)), ["/a", "/b"]);
     }
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_mounted_later_is_new() {
+    fn file_systems_mounted_later_are_new() {
         let mut mounts = vec![mount(1, 8, "/", "/", "ext4")];
         let choose = |mounts: &[Mount]| FileSystems::choose(mounts, Path::new("/"), false, |_| None);
         let file_systems = choose(&mounts);

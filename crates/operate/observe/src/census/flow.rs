@@ -10,10 +10,10 @@ use std::sync::Arc;
 use pagekeeper_kernel::Inode;
 use pagekeeper_trace::{PageCounts, ReclaimCounts};
 
-/// The most files whose flows are remembered; beyond that, those that were quiet longest are
-/// forgotten.
+/// Maximum number of files whose flows are remembered; beyond that, those that were quiet longest
+/// are forgotten.
 const FLOW_FILES_MAX: usize = 65_536;
-/// The most processes that are remembered per file.
+/// Maximum number of processes that are remembered per file.
 const SOURCE_PROCESSES_MAX: usize = 4;
 
 /// Bytes that entered and left a file's pages.
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_took_is_distinguished_from_what_was_dropped() {
+    fn reclaimed_pages_are_distinguished_from_dropped_ones() {
         let mut flows = FlowTable::default();
         let stall = ReclaimCounts {
             task: task(7, "reader"),
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_an_end_to_what_is_remembered() {
+    fn the_history_is_bounded() {
         let mut flows = FlowTable::default();
         for tick in 1..4 {
             let events: Vec<_> =

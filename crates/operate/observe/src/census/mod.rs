@@ -648,10 +648,7 @@ impl Census {
         };
         if self.gaps.denied_files > 0 {
             add(
-                format!(
-                    "what is in memory of {} files or directories of other users",
-                    self.gaps.denied_files
-                ),
+                format!("the cached pages of {} files or directories of other users", self.gaps.denied_files),
                 "the kernel shows it to a file's owner only",
                 Some("root, or CAP_FOWNER and CAP_DAC_READ_SEARCH"),
             );
@@ -662,10 +659,7 @@ impl Census {
         if !self.processes.denied.is_empty() {
             let (why, needs) = of_denied_processes();
             add(
-                format!(
-                    "which files are open by others' processes ({} of them)",
-                    self.processes.denied.len()
-                ),
+                format!("the open files of others' processes ({} of them)", self.processes.denied.len()),
                 why,
                 needs,
             );

@@ -13,7 +13,7 @@ use super::table::FileName;
 use super::walk::{count, names_in};
 use super::{Census, processes};
 
-/// The most processes whose open files are listed in one tick.
+/// Maximum number of processes whose open files are listed in one tick.
 const LISTED_PROCESSES_MAX: usize = 16;
 /// Number of searches of changed directories for a file's name.
 const NAME_SEARCHES_MAX: u8 = 3;

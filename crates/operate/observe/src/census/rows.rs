@@ -60,7 +60,7 @@ pub struct RowQuery {
     pub filter: String,
     /// Only files that this process brought in or has open.
     pub pid: Option<u32>,
-    /// The most rows.
+    /// Maximum number of rows.
     pub limit: usize,
 }
 

@@ -1,7 +1,7 @@
 //! Walks files on disk: all of them in several threads, or those of one directory.
 //!
 //! Invariants: files are opened for inspection only, as by `pagekeeper_kernel::walk`. No lock is
-//! held over I/O. Files that this user may not see are counted, and never taken for absent.
+//! held over I/O. Files that this user may not see are counted, and never mistaken for absent.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_mounted_meanwhile_is_not_entered() {
+    fn file_systems_mounted_during_a_walk_are_not_entered() {
         let (dir, scope) = tree();
         let a = dir.path().canonicalize().unwrap().join("a");
         scope.mounted().insert(a.join("b"));
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn one_directory_is_visited_without_those_below() {
+    fn a_directory_is_visited_without_its_subdirectories() {
         let (dir, scope) = tree();
         let a = dir.path().canonicalize().unwrap().join("a");
         let (result, below) = visit_directory(&scope, &a, &|| false);

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_snapshot_is_left_alone_unless_forced() {
+    fn a_file_that_is_not_a_snapshot_is_overwritten_only_if_forced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ibdata1");
         std::fs::write(&path, b"precious").unwrap();
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_file_is_said() {
+    fn errors_in_a_file_are_reported() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let said = |bytes: &[u8]| {

@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_today_is_version_1() {
+    fn written_files_have_version_1() {
         assert_eq!(encode(&golden_content()), GOLDEN_V1);
     }
 
@@ -389,7 +389,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_reads_back_equal(snapshot in snapshots()) {
+        fn written_snapshots_parse_back(snapshot in snapshots()) {
             prop_assert_eq!(decode(&encode(&snapshot)), Ok(snapshot));
         }
 

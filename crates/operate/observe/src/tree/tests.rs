@@ -84,7 +84,7 @@ fn a_directory_that_took_the_place_of_the_one_that_was_judged_is_not_listed() {
 }
 
 #[test]
-fn later_scans_follow_what_comes_goes_and_is_renamed() {
+fn later_scans_follow_new_removed_and_renamed_files() {
     let dir = disk_dir();
     let path = dir.path();
     let write = |name: &str, len: usize| std::fs::write(path.join(name), vec![1; len]).unwrap();
@@ -117,7 +117,7 @@ fn later_scans_follow_what_comes_goes_and_is_renamed() {
 }
 
 #[test]
-fn open_and_dirty_files_come_first_then_those_not_sampled_for_longest() {
+fn open_and_dirty_files_come_first_then_the_longest_unsampled() {
     let dir = disk_dir();
     for name in ["1", "2", "3", "4"] {
         let file = std::fs::File::create(dir.path().join(name)).unwrap();
@@ -154,7 +154,7 @@ fn open_and_dirty_files_come_first_then_those_not_sampled_for_longest() {
 }
 
 #[test]
-fn of_very_many_files_some_are_kept_and_the_rest_counted() {
+fn files_are_kept_up_to_a_limit_and_counted_beyond() {
     let dir = disk_dir();
     for name in 0..1500 {
         std::fs::write(dir.path().join(name.to_string()), b"").unwrap();
@@ -189,7 +189,7 @@ fn without_time_only_new_files_are_sampled() {
 }
 
 #[test]
-fn what_is_more_than_its_part_is_left_out_and_comes_back() {
+fn files_beyond_a_share_are_left_out_and_come_back() {
     let dir = disk_dir();
     for number in 0..100 {
         let parent = dir.path().join((number % 10).to_string());
@@ -203,7 +203,7 @@ fn what_is_more_than_its_part_is_left_out_and_comes_back() {
     scans.most = 30;
     let names = scans.scan(ample, &[open]);
     assert_eq!((names.len(), scans.tree.kept(), scans.tree.left_out.values().sum()), (20, 30, 80));
-    assert!(names.contains(&"3/33".to_owned()), "what is open stays: {names:?}");
+    assert!(names.contains(&"3/33".to_owned()), "open files stay: {names:?}");
     scans.most = 1000;
     assert_eq!((scans.scan(ample, &[]).len(), scans.tree.left_out.values().sum()), (100, 0));
 }
@@ -241,7 +241,7 @@ fn a_directory_with_very_many_names_is_read_in_part_each_time() {
         change(round);
         std::fs::write(path("z").join(format!("{round}.log")), b"").unwrap();
         let names = scans.scan(ample, &[]);
-        assert!(names.contains(&"a/1.ibd".to_owned()), "what is known stays: {names:?}");
+        assert!(names.contains(&"a/1.ibd".to_owned()), "known files stay: {names:?}");
         if round > 0 {
             assert!(names.contains(&format!("z/{round}.log")), "the others come first: {names:?}");
             assert_eq!(scans.gaps, [format!("all names in {}", path("a").display())]);
@@ -259,7 +259,7 @@ fn a_directory_with_very_many_names_is_read_in_part_each_time() {
 }
 
 #[test]
-fn what_did_not_change_is_not_read_again_for_want_of_room() {
+fn unchanged_directories_are_not_reread_for_lack_of_space() {
     let dir = disk_dir();
     for name in 0..500 {
         std::fs::write(dir.path().join(name.to_string()), b"").unwrap();

@@ -40,7 +40,7 @@ const STEP_BYTES: u64 = 128 << 10;
 /// Bytes to stay ahead of a reader: at first and at most. In between, twice what it has read.
 const AHEAD_MIN_BYTES: u64 = 512 << 10;
 const AHEAD_MAX_BYTES: u64 = 32 << 20;
-/// The most bytes ahead of the position that a reader waits for.
+/// Maximum bytes ahead of the position that a reader waits for.
 const WANTED_MAX: u64 = 64 << 20;
 /// Nanoseconds between two checks: of a moving reader, and of one that has not moved for
 /// `RESTS_AFTER_NS`.

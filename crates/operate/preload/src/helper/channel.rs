@@ -12,8 +12,8 @@ use libc::{c_int, c_void};
 use super::forks::ForkGuard;
 use super::helper_files::{FileHash, HeldFile};
 use super::{
-    AWAITED, DONE, DRAIN_MAX_NS, HelperRequest, NO_ACCESS_PRECHECK, NONE, ON, SENDER, SENDER_INODE, SENDING,
-    SENT, STATE, STATES,
+    AWAITED, DRAIN_MAX_NS, HelperRequest, NO_ACCESS_PRECHECK, NONE, ON, REQUESTS_DONE, REQUESTS_SENT, SENDER,
+    SENDER_INODE, SENDING, STATE, STATES,
 };
 use crate::counters::Count;
 use crate::paths::{name_of, reopen};
@@ -242,12 +242,12 @@ pub(super) fn send(order: HelperOrder) -> bool {
 /// Sends a message. Fails if the queue is full or the socket is not ours.
 fn send_message(message: HelperMessage, file: Option<c_int>) -> bool {
     SENDING.fetch_add(1, Ordering::AcqRel);
-    SENT.fetch_add(1, Ordering::AcqRel);
+    REQUESTS_SENT.fetch_add(1, Ordering::AcqRel);
     let fd = SENDER.load(Ordering::Acquire);
     let is_ours = fd >= 0 && socket_inode(fd) == Some(SENDER_INODE.load(Ordering::Acquire));
     let sent = is_ours && send_on(fd, message, file).is_ok();
     if !sent {
-        SENT.fetch_sub(1, Ordering::AcqRel);
+        REQUESTS_SENT.fetch_sub(1, Ordering::AcqRel);
     }
     SENDING.fetch_sub(1, Ordering::AcqRel);
     if !is_ours {
@@ -337,8 +337,8 @@ fn understand(message: HelperMessage, file: Option<OwnedDescriptor>) -> Received
 pub(super) fn drain() {
     AWAITED.store(true, Ordering::Release);
     let mut is_asked = send(HelperOrder::Drain);
-    let target = SENT.load(Ordering::Acquire);
-    sys::wait_until(&DONE, POLL_NS, DRAIN_MAX_NS, |done| {
+    let target = REQUESTS_SENT.load(Ordering::Acquire);
+    sys::wait_until(&REQUESTS_DONE, POLL_NS, DRAIN_MAX_NS, |done| {
         // A full queue has room again once the helper has done a request.
         is_asked = is_asked || send(HelperOrder::Drain);
         // Both counters wrap: the helper is behind if the difference is small.

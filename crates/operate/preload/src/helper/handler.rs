@@ -47,8 +47,8 @@ pub(super) fn may_be_under_way() -> bool {
 /// The marks of a signal frame. It begins with the return address of its handler, which the C
 /// library gave the kernel with the handler (`sa_restorer`). It has the kernel's flags, a code
 /// segment of user programs, and a pointer to the floating point unit's state, which lies just
-/// above it. The return address alone is no proof: code that installs a handler has a copy of it on
-/// its stack.
+/// above it. The return address alone is not proof: code that installs a handler has a copy of it
+/// on its stack.
 #[cfg(target_arch = "x86_64")]
 struct FrameMarks {
     restorers: [usize; FrameMarks::RESTORERS_MAX],

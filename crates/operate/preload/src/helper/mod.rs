@@ -85,17 +85,17 @@ static SENDER_INODE: AtomicU64 = AtomicU64::new(0);
 /// Threads that are sending now.
 static SENDING: AtomicU32 = AtomicU32::new(0);
 /// Requests sent, and requests done. Both wrap.
-static SENT: AtomicU32 = AtomicU32::new(0);
-static DONE: AtomicU32 = AtomicU32::new(0);
+static REQUESTS_SENT: AtomicU32 = AtomicU32::new(0);
+static REQUESTS_DONE: AtomicU32 = AtomicU32::new(0);
 /// Numbers of ranges that writers wait for: the last one given out, the last one done, and the last
 /// one of which pages stayed.
-static ASKED: AtomicU32 = AtomicU32::new(0);
+static RANGES_ASKED: AtomicU32 = AtomicU32::new(0);
 static SEEN_TO: AtomicU32 = AtomicU32::new(0);
 static STAYED: AtomicU32 = AtomicU32::new(0);
 /// Whether the helper has files for longer: watched ones, those whose reader it follows, and those
 /// with pages to retry.
-static LASTING: AtomicU32 = AtomicU32::new(0);
-/// Whether a thread waits for a change of `DONE`.
+static HAS_LASTING_FILES: AtomicU32 = AtomicU32::new(0);
+/// Whether a thread waits for a change of `REQUESTS_DONE`.
 static AWAITED: AtomicBool = AtomicBool::new(false);
 
 /// Whether the kernel cannot tell before an open whether it is allowed.
@@ -251,7 +251,7 @@ pub fn send(fd: c_int, request: &HelperRequest) -> bool {
 /// closing a file there releases the process's record locks on it (fcntl(2)), whichever descriptor
 /// took them.
 pub fn wait_dropped(fd: c_int, range: &Range<u64>, count: Count, max: u64) -> bool {
-    let number = ASKED.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
+    let number = RANGES_ASKED.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
     let mut is_sent = false;
     let went = sys::wait_until(&SEEN_TO, DROP_POLL, max, |seen_to| {
         // A full queue has room again once the helper has done a request.
@@ -308,13 +308,13 @@ pub fn after_fork() {
     helper_files::after_fork();
     ahead::after_fork();
     closings::after_fork();
-    SENT.store(0, Ordering::Relaxed);
-    DONE.store(0, Ordering::Relaxed);
-    ASKED.store(0, Ordering::Relaxed);
+    REQUESTS_SENT.store(0, Ordering::Relaxed);
+    REQUESTS_DONE.store(0, Ordering::Relaxed);
+    RANGES_ASKED.store(0, Ordering::Relaxed);
     SEEN_TO.store(0, Ordering::Relaxed);
     STAYED.store(0, Ordering::Relaxed);
     AWAITED.store(false, Ordering::Relaxed);
-    LASTING.store(0, Ordering::Relaxed);
+    HAS_LASTING_FILES.store(0, Ordering::Relaxed);
     start::after_fork();
     // This also resets the count of created helpers.
     STATE.store(NONE, Ordering::Release);
@@ -322,8 +322,8 @@ pub fn after_fork() {
 
 /// Records that a request is done.
 fn done() {
-    DONE.fetch_add(1, Ordering::AcqRel);
+    REQUESTS_DONE.fetch_add(1, Ordering::AcqRel);
     if AWAITED.load(Ordering::Acquire) {
-        sys::futex_wake(&DONE);
+        sys::futex_wake(&REQUESTS_DONE);
     }
 }

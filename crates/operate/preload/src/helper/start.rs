@@ -16,8 +16,8 @@ use libc::{c_int, c_void, pthread_attr_t, pthread_key_t, pthread_t, sigset_t};
 
 use super::forks::ForkGuard;
 use super::{
-    LASTING, NONE, OFF, ON, OWN_TABLE, SENDER, SENDER_INODE, STARTING, STATE, STATES, channel, handler,
-    helper_files, thread,
+    HAS_LASTING_FILES, NONE, OFF, ON, OWN_TABLE, SENDER, SENDER_INODE, STARTING, STATE, STATES, channel,
+    handler, helper_files, thread,
 };
 use crate::counters::Count;
 use crate::{process, rules, sys};
@@ -27,7 +27,7 @@ pub type FindFunction = fn(&CStr) -> *mut c_void;
 
 /// A process with a descriptor limit below this has no helper: it would miss the one descriptor.
 const DESCRIPTORS_MIN: u64 = 512;
-/// The most helpers that a process creates.
+/// Maximum number of helpers that a process creates.
 const HELPER_START_MAX: u32 = 4;
 /// The longest wait for a new helper to have its own descriptor table, in nanoseconds.
 const START_MAX_NS: u64 = 1_000_000_000;
@@ -207,7 +207,7 @@ pub(super) fn leave_and_wait() {
 /// Sends the helper away until it is needed again, if it has no file, or will have none soon: a
 /// forking program would otherwise see a second thread.
 pub(super) fn rest() {
-    if LASTING.load(Ordering::Acquire) > 0 || handler::may_be_under_way() {
+    if HAS_LASTING_FILES.load(Ordering::Acquire) > 0 || handler::may_be_under_way() {
         return;
     }
     let now = sys::now();

@@ -17,7 +17,7 @@ use super::drop::drop_as_written;
 use super::kept::KeptFiles;
 use super::later::DeferredDrops;
 use super::watch::FileWatches;
-use super::{HelperRequest, LASTING, OWN_TABLE, STARTING, STATE};
+use super::{HAS_LASTING_FILES, HelperRequest, OWN_TABLE, STARTING, STATE};
 use crate::temporary::Temporary;
 use crate::{process, sys};
 
@@ -181,7 +181,7 @@ fn serve(socket: c_int) {
             sampled_at = sys::now();
         }
         let (wait, is_lasting) = helper.due();
-        LASTING.store(u32::from(is_lasting), Ordering::Release);
+        HAS_LASTING_FILES.store(u32::from(is_lasting), Ordering::Release);
         if !sys::readable(socket, wait) {
             helper.go_on(wait);
             continue;

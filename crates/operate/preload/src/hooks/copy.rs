@@ -36,7 +36,7 @@ impl Drop for ErrnoGuard {
     }
 }
 
-/// Returns `at` moved by so many bytes.
+/// Returns `at` moved by this many bytes.
 fn moved(at: Option<u64>, by: usize) -> Option<u64> {
     at.map(|at| at.saturating_add(by as u64))
 }
@@ -63,7 +63,7 @@ impl CopyEnd {
     }
 }
 
-/// Makes a copy that a rule may apply to. `plain` copies so many bytes.
+/// Makes a copy that a rule may apply to. `plain` copies this many bytes.
 #[cold]
 #[inline(never)]
 fn follow(
@@ -136,7 +136,7 @@ fn are_parted(from: &CopyEnd, to: &CopyEnd) -> bool {
 }
 
 /// Makes a copy between two ends, each a descriptor and the address of its offset; `plain` copies
-/// so many bytes. `parted`: whether it may be made in parts.
+/// this many bytes. `parted`: whether it may be made in parts.
 #[inline]
 fn copied(
     from: (c_int, *mut i64),
@@ -173,7 +173,7 @@ hooks! {
 }
 
 /// Makes the same calls by their numbers (`syscall(2)`), with the arguments as they came; `plain`
-/// copies so many bytes. `None`: another call.
+/// copies this many bytes. `None`: another call.
 pub(super) fn by_number(
     number: c_long,
     [a, b, c, d, length]: [c_long; 5],

@@ -25,7 +25,7 @@ use crate::table::FileRole;
 use crate::{process, sys};
 
 /// Bytes that a log may have unsynced before its writeback is started: dirty pages trail the writer
-/// by so much.
+/// by this distance.
 const TRAIL_BYTES: u64 = 8 << 20;
 
 /// Series of logs whose writers overwrite parts of pages.
@@ -48,7 +48,7 @@ pub struct Log {
     rule: LogRule,
     run: LogRun,
     used: LogUse,
-    /// Its reader, known to others.
+    /// Its reader, as published to other processes.
     follower: Option<ReaderEntry<'static>>,
     /// Whether each write is synced.
     syncs: bool,
@@ -85,7 +85,7 @@ impl Log {
     }
 
     /// Whether it is written, released, and waits for no reader.
-    pub fn goes_for_its_writer_alone(&self) -> bool {
+    pub fn is_released_for_writer_only(&self) -> bool {
         self.used == LogUse::Write && self.rule.near_files == 0
     }
 

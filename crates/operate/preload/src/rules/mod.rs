@@ -386,7 +386,7 @@ pub fn passed_by(slot: &Slot, fd: c_int) {
     saw(slot, FileEvents::Unseen);
     let released = match slot.role() {
         Some(FileRole::Log) => {
-            let may_go = slot.with(|state| state.log.goes_for_its_writer_alone()) == Some(true);
+            let may_go = slot.with(|state| state.log.is_released_for_writer_only()) == Some(true);
             may_go.then_some(Count::LogReleased)
         }
         Some(role) => output_of(role).and_then(|output| output.released),

@@ -570,7 +570,7 @@ impl Reader {
             let others = open_readers::others(self.place.as_ref(), identity, range);
             if !self.probe.sample(&mut self.stream, fd, range, size) {
                 if !sys::reads_uncached(fd, size) {
-                    self.uncached.are_refused();
+                    self.uncached.mark_refused();
                 }
                 self.state = self.state.after(ReaderEvent::CannotSee);
                 return sys::now();

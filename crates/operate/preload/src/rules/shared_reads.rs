@@ -46,7 +46,7 @@ impl ExtraReaders {
         let Ok(memory) = sys::take_memory(size, libc::MAP_PRIVATE) else { return };
         let readers: *mut Reader = memory.cast();
         for nth in 0..EXTRA_READERS_MAX {
-            // SAFETY: new memory, of so many readers, aligned to a page.
+            // SAFETY: new memory, of this many readers, aligned to a page.
             unsafe { readers.add(nth).write(like.elsewhere()) };
         }
         // SAFETY: all of them are written now, and nobody else knows them.

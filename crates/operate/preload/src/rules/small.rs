@@ -2,10 +2,10 @@
 //! a file writes it, waits a moment, and drops it.
 //!
 //! Creating a thread, and waiting for the disk at the end of a process, takes longer than many
-//! programs run (`cp` of a small file). So this applies to the first [`TRIED_BYTES`] bytes that a
-//! process writes to files whose pages go, and its waits take at most `WAIT_MAX_NS` in all. If the
-//! disk is slower, more than [`LEFT_BYTES`] bytes go to the helper; less stays, as without the
-//! rules.
+//! programs run (`cp` of a small file). So this applies to the first [`SMALL_OUTPUT_BYTES_MAX`]
+//! bytes that a process writes to files whose pages go, and its waits take at most `WAIT_MAX_NS` in
+//! all. On a slower disk, output above [`SMALL_OUTPUT_LEFT_MAX`] bytes goes to the helper; smaller
+//! output stays resident, as without the rules.
 //!
 //! Invariants: no thread is created, no descriptor is opened; no process waits for longer than
 //! `WAIT_MAX_NS` in all.
@@ -19,10 +19,10 @@ use crate::counters::Count;
 use crate::process::count;
 use crate::{helper, sys};
 
-/// Bytes of a process up to which this applies.
-pub const TRIED_BYTES: u64 = 1 << 20;
-/// Bytes of a process that may stay.
-pub const LEFT_BYTES: u64 = 64 << 10;
+/// Bytes of a process's output up to which this applies.
+pub const SMALL_OUTPUT_BYTES_MAX: u64 = 1 << 20;
+/// Bytes of a process's output that may stay.
+pub const SMALL_OUTPUT_LEFT_MAX: u64 = 64 << 10;
 /// Nanoseconds that a process waits in all, at most.
 const WAIT_MAX_NS: u64 = 250_000;
 /// Nanoseconds between two checks.
@@ -41,12 +41,12 @@ pub fn wrote(bytes: u64) {
 
 /// Whether this applies to the output of this process so far.
 pub fn is_tried() -> bool {
-    WRITTEN_BYTES.load(Ordering::Relaxed) <= TRIED_BYTES
+    WRITTEN_BYTES.load(Ordering::Relaxed) <= SMALL_OUTPUT_BYTES_MAX
 }
 
 /// Whether the output of this process may stay.
 pub fn may_stay() -> bool {
-    WRITTEN_BYTES.load(Ordering::Relaxed) <= LEFT_BYTES
+    WRITTEN_BYTES.load(Ordering::Relaxed) <= SMALL_OUTPUT_LEFT_MAX
 }
 
 /// Resets the counts in a child of fork, which has written nothing.
@@ -68,7 +68,7 @@ pub fn finish(fd: c_int, range: &Range<u64>, has_counts: bool, released: Count) 
     let start = sys::now();
     let until = start.saturating_add(WAIT_MAX_NS.saturating_sub(WAITED_NS.load(Ordering::Relaxed)));
     let mut now = start;
-    // Also where that cannot be seen.
+    // Drops it even if its residency cannot be seen.
     let is_written =
         || sys::cachestat(fd, range.clone()).map_or(true, |seen| seen.dirty == 0 && seen.writeback == 0);
     // It sleeps, since the end of the write may need this processor.

@@ -21,7 +21,7 @@ use crate::sys;
 pub(super) struct UncachedReader {
     reads: UncachedReads,
     ahead: Option<ReadAhead>,
-    /// Whether the kernel copies.
+    /// Whether the kernel copies the file, as for sendfile(2).
     is_copy: bool,
 }
 
@@ -29,8 +29,8 @@ impl UncachedReader {
     pub(super) const NEW: Self = Self { reads: UncachedReads::new(), ahead: None, is_copy: false };
 
     /// Records that the file system does not support uncached reads.
-    pub(super) fn are_refused(&mut self) {
-        self.reads.are_refused();
+    pub(super) fn mark_refused(&mut self) {
+        self.reads.mark_refused();
     }
 
     /// Ends read-ahead.

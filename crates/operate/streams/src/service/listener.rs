@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_took_the_sockets_place_is_not_removed() {
+    fn a_replacement_of_the_socket_is_not_removed() {
         let (_directory, socket) = place();
         let listener = Listener::bind(&socket).unwrap();
         std::fs::remove_file(&socket.path).unwrap();

@@ -212,7 +212,7 @@ fn clients_that_send_nothing_half_a_line_or_very_much_keep_nobody_out() {
 }
 
 #[test]
-fn of_a_thousand_connections_of_a_user_some_are_heard_and_another_user_is() {
+fn a_user_with_a_thousand_connections_does_not_block_another() {
     if !rustix::process::geteuid().is_root() {
         return skip("connections of others need root.");
     }

@@ -33,7 +33,7 @@ impl Drop for Sleeper {
     }
 }
 
-fn of_user(subject: &Subject, owner: u32, mode: u32) {
+fn assert_released_for_user(subject: &Subject, owner: u32, mode: u32) {
     chown(&subject.path, Some(owner), Some(owner)).unwrap();
     std::fs::set_permissions(&subject.path, PermissionsExt::from_mode(mode)).unwrap();
 }
@@ -44,9 +44,9 @@ fn for_a_user_only_files_that_they_may_read_are_released() {
         let open = Subject::clean(&place, "open", 4 * MIB);
         let own = Subject::clean(&place, "own", 4 * MIB);
         let private = Subject::clean(&place, "private", 4 * MIB);
-        of_user(&open, ANOTHER, 0o644);
-        of_user(&own, USER, 0o600);
-        of_user(&private, ANOTHER, 0o600);
+        assert_released_for_user(&open, ANOTHER, 0o644);
+        assert_released_for_user(&own, USER, 0o600);
+        assert_released_for_user(&private, ANOTHER, 0o600);
         let mut run = Run::new(Verdict::Release);
         let asked = Sleeper::new();
         let id = run.follower.follow_for(asked.pid(), user()).unwrap();
@@ -69,10 +69,10 @@ fn for_a_user_only_files_that_they_may_read_are_released() {
 }
 
 #[test]
-fn what_a_user_s_process_brings_in_later_is_decided_anew() {
+fn later_pages_of_a_user_s_process_are_decided_anew() {
     for place in places() {
         let private = Subject::clean(&place, "private", 8 * MIB);
-        of_user(&private, ANOTHER, 0o600);
+        assert_released_for_user(&private, ANOTHER, 0o600);
         let mut run = Run::new(Verdict::Release);
         run.began(1);
         run.added(1, private.name, 0..4 * MIB);
@@ -89,7 +89,7 @@ fn what_a_user_s_process_brings_in_later_is_decided_anew() {
 }
 
 #[test]
-fn a_child_whose_beginning_was_lost_is_taken_for_a_user_s() {
+fn a_child_with_a_lost_start_event_counts_as_a_user_s() {
     for place in places() {
         let open = Subject::clean(&place, "open", 4 * MIB);
         let mut run = Run::new(Verdict::Release);
@@ -147,7 +147,7 @@ fn a_request_that_is_withdrawn_leaves_no_process_followed() {
 }
 
 #[test]
-fn of_all_programs_that_start_only_members_are_followed() {
+fn only_members_among_all_started_programs_are_followed() {
     for place in places() {
         let subject = Subject::clean(&place, "file", 8 * MIB);
         let mut run = Run::new(Verdict::Release);
@@ -173,7 +173,7 @@ fn of_all_programs_that_start_only_members_are_followed() {
 }
 
 #[test]
-fn a_user_has_so_many_processes_followed_and_no_more() {
+fn a_user_has_processes_followed_up_to_a_limit() {
     let mut run = Run::new(Verdict::Release);
     // Root's processes are not counted. No process of these numbers is running, so their user is
     // not known.

@@ -12,14 +12,14 @@ use pagekeeper_streams::{RequestId, Requester, StreamTotals, Streams};
 use pagekeeper_testing::{Mounted, skip};
 use pagekeeper_trace::page_events::{FollowedNames, PageEvents};
 
-use super::{MIB, is_nearly, resident, streams, until_over, waiting};
+use super::{MIB, follow_to_end, is_nearly, resident, streams, waiting};
 
 /// Bytes of each file.
 const SIZE: u64 = 8 * MIB;
 const HALF: u64 = SIZE / 2;
 /// Rows that happen before their pages are released; the kernel's buffer has room for the events of
 /// twice as many.
-const AT_ONCE: usize = 5;
+const CASES_AT_A_TIME: usize = 5;
 const ALL_KINDS: &[&str] = &["ext4", "xfs", "btrfs"];
 
 /// A row, as commands of a shell in a directory with the cold files `file` and `other`. Copies are
@@ -150,7 +150,7 @@ fn sees_use() -> bool {
 }
 
 #[test]
-fn the_book_shows_what_becomes_of_pages_of_shared_changed_and_hidden_files() {
+fn the_book_shows_the_fate_of_pages_of_shared_changed_and_hidden_files() {
     if !sees_use() {
         return skip("uses of pages by others are events since Linux 6.12");
     }
@@ -160,10 +160,10 @@ fn the_book_shows_what_becomes_of_pages_of_shared_changed_and_hidden_files() {
         let Some(mut streams) = streams(&[]) else { return };
         let place = |case: &Case| mounted.path().join(case.name.replace(['/', ' '], "-"));
         let cases: Vec<&Case> = CASES.iter().filter(|case| case.kinds.contains(kind)).collect();
-        for cases in cases.chunks(AT_ONCE) {
+        for cases in cases.chunks(CASES_AT_A_TIME) {
             let begin = |case: &&Case| case.happens(&mut streams, &place(case));
             let requests: Vec<RequestId> = cases.iter().map(begin).collect();
-            until_over(&mut streams);
+            follow_to_end(&mut streams);
             for (case, request) in cases.iter().zip(requests) {
                 let row = case.row(streams.request_report(request).unwrap().totals, &place(case));
                 println!("{kind}: {row}");

@@ -1,4 +1,4 @@
-//! Real programs on real file systems: what they bring in goes, and a hot file beside it stays.
+//! Real programs on real file systems: pages they bring in go, and a hot file beside them stays.
 //! Residency is counted by fincore(1).
 
 use std::fs::File;
@@ -19,7 +19,7 @@ const MIB: u64 = 1 << 20;
 const FILE_BYTES: u64 = 96 * MIB;
 const HOT_BYTES: u64 = 16 * MIB;
 /// Longer than any of it takes on a busy machine.
-const AT_MOST: Duration = Duration::from_secs(120);
+const FOLLOW_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A file system with a large file that is not resident, and a hot one that is.
 struct Place {
@@ -27,7 +27,7 @@ struct Place {
     kind: &'static str,
 }
 
-/// Those that can be had here.
+/// Returns the places that are available here.
 fn places() -> impl Iterator<Item = Place> {
     ["ext4", "xfs", "btrfs"].into_iter().filter_map(|kind| Some(Place { mounted: Mounted::new(kind)?, kind }))
 }
@@ -58,7 +58,7 @@ impl Place {
     }
 }
 
-/// Resident bytes of files, of those that there are.
+/// Returns the resident bytes of the existing ones of these files.
 fn resident(paths: &[PathBuf]) -> u64 {
     let mut sum = 0;
     for part in paths.chunks(500) {
@@ -92,29 +92,29 @@ fn streams(names: &[&str]) -> Option<Streams> {
     }
 }
 
-/// A program that waits for a line before it begins.
+/// Returns a program that waits for a line before it begins.
 fn waiting(words: &[&str]) -> Child {
     let mut sh = Command::new("sh");
     sh.args(["-c", "read go; exec \"$@\"", "sh"]).args(words);
     sh.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Follows a program from its start to its end, and until nothing is to be released any more.
+/// Follows a program from its start to its end, until nothing is left to release.
 fn followed(words: &[&str]) -> Option<(Vec<StreamEvent>, StreamReport)> {
     let mut streams = streams(&[])?;
     let mut child = waiting(words);
     streams.follow(child.id()).unwrap();
     child.stdin.take().unwrap().write_all(b"\n").unwrap();
-    let events = until_over(&mut streams);
+    let events = follow_to_end(&mut streams);
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
     Some((events, streams.report()))
 }
 
-/// Follows until nothing runs and nothing is to be released any more.
-fn until_over(streams: &mut Streams) -> Vec<StreamEvent> {
+/// Follows until nothing runs and nothing is left to release.
+fn follow_to_end(streams: &mut Streams) -> Vec<StreamEvent> {
     let mut events = Vec::new();
-    let until = Instant::now() + AT_MOST;
+    let until = Instant::now() + FOLLOW_TIMEOUT;
     loop {
         events.extend(streams.step());
         if streams.running() == 0 && !streams.is_busy() {
@@ -125,8 +125,8 @@ fn until_over(streams: &mut Streams) -> Vec<StreamEvent> {
     }
 }
 
-/// Checks that of these files nearly nothing is left, that all that came is accounted for, and that
-/// the hot file stayed.
+/// Checks that nearly no page of these files is left, that the report accounts for all pages
+/// brought in, and that the hot file stayed.
 fn check(place: &Place, words: &[&str], files: &[PathBuf], came: u64) {
     place.settle(files);
     let Some((events, report)) = followed(words) else { return };
@@ -230,9 +230,9 @@ fd = os.open(sys.argv[1], os.O_RDONLY)
 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
 for page in range(int(sys.argv[2])): os.pread(fd, 1, page * 4096)";
 
-/// The program ends before anybody takes its events, of which the kernel's buffer holds a part.
+/// The program ends before its events are read, and the kernel's buffer holds only a part of them.
 #[test]
-fn additions_without_room_in_the_kernels_buffer_go_all_the_same() {
+fn additions_lost_by_the_kernels_buffer_are_released() {
     for place in places() {
         let path = place.at("sparse");
         File::create_new(&path).unwrap().set_len(PAGES * 4096).unwrap();
@@ -242,7 +242,7 @@ fn additions_without_room_in_the_kernels_buffer_go_all_the_same() {
         child.stdin.take().unwrap().write_all(b"\n").unwrap();
         assert!(child.wait().unwrap().success(), "{}", place.kind);
         assert!(is_nearly(resident(std::slice::from_ref(&path)), PAGES * 4096), "{}", place.kind);
-        until_over(&mut streams);
+        follow_to_end(&mut streams);
         assert_eq!(resident(&[path]), 0, "{}: {:?}", place.kind, streams.report());
         let report = streams.report();
         let StreamTotals { released, gone, .. } = report.totals;
@@ -252,7 +252,7 @@ fn additions_without_room_in_the_kernels_buffer_go_all_the_same() {
 
 /// The rate is printed, and so are the events for which the kernel's buffer had no room.
 #[test]
-fn single_pages_go_as_fast_as_they_come() {
+fn single_pages_are_released_at_the_rate_of_additions() {
     for place in places() {
         let path = place.at("sparse");
         File::create_new(&path).unwrap().set_len(PAGES * 4096).unwrap();
@@ -311,7 +311,7 @@ fn programs_are_followed_by_their_names() {
     reader(&place.at("pkreader"), &by_name);
     reader(Path::new(busybox.trim()), &other);
     assert!(shell.wait().unwrap().success());
-    until_over(&mut streams);
+    follow_to_end(&mut streams);
     assert_eq!(resident(&[by_child, by_name]), 0, "{:?}", streams.report());
     assert_eq!(resident(&[other, place.at("hot")]), 16 * MIB + HOT_BYTES, "{:?}", streams.report());
 }

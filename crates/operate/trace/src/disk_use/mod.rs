@@ -52,11 +52,11 @@ use programs::{
     BioOffsets, DiskCounters, DiskTableFds, DiskTracepoint, KindCounters, RequestEntry, RequestKind, program,
 };
 
-/// The most requests of others in flight at a time; more are counted as lost.
+/// Maximum number of requests of others in flight at a time; more are counted as lost.
 const REQUESTS_IN_FLIGHT_MAX: u32 = 16 << 10;
-/// The most disks that are counted.
+/// Maximum number of disks that are counted.
 const DISKS_MAX: u32 = 1 << 10;
-/// The most pairs of a followed process and a disk that it reads from.
+/// Maximum number of pairs of a followed process and a disk that it reads from.
 const READER_DISK_PAIRS_MAX: u32 = 4 << 10;
 /// The number of entries that are read with one call.
 const DISKS_PER_LOOKUP: usize = 256;

@@ -126,8 +126,8 @@ const REQ_OP_WRITE: i32 = 1;
 /// `include/linux/sched.h`).
 const KERNEL_THREAD_FLAG: i32 = 0x0020_0000;
 const KERNEL_WORKER_FLAG: i32 = 0x20;
-/// The most merged requests that count as done together. Further ones count as done once their
-/// memory is reused for another request.
+/// Maximum number of merged requests that count as done together. Further ones count as done once
+/// their memory is reused for another request.
 const MERGED_REQUESTS_MAX: usize = 8;
 
 /// The stack of a program.

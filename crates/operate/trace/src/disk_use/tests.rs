@@ -56,7 +56,7 @@ fn file_on_own_disk() -> Option<(Mounted, std::path::PathBuf, u64)> {
 }
 
 #[test]
-fn what_others_ask_is_what_the_disk_was_asked() {
+fn requests_of_others_add_up_to_the_disks_count() {
     let Some((_events, mut disks)) = opened() else { return };
     let Some((mounted, path, disk)) = file_on_own_disk() else { return };
     disks.take().unwrap();
@@ -172,7 +172,7 @@ impl Drop for Partition {
 }
 
 #[test]
-fn what_a_throttle_has_held_is_others() {
+fn throttled_requests_count_as_others() {
     let Some((_events, mut disks)) = opened() else { return };
     let Some((_mounted, path, disk)) = file_on_own_disk() else { return };
     let throttle = Path::new("/sys/fs/cgroup/blkio/blkio.throttle.read_bps_device");

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_are_found_behind_names_and_in_what_has_none() {
+    fn fields_are_found_by_name_and_in_anonymous_structs() {
         let bytes = written().bytes();
         let btf = Btf::parse(&bytes).unwrap();
         assert_eq!(btf.offset("inode", &["i_ino"]), Ok(0));
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_or_altered_is_refused_or_read_without_harm() {
+    fn truncated_and_altered_btf_is_refused_or_read_safely() {
         let bytes = written().bytes();
         for end in 0..bytes.len() {
             let _ = Btf::parse(&bytes[..end]).map(|btf| btf.offset("inode", &["b", "pad"]));

@@ -191,9 +191,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_kernel_describes_what_is_read() {
+    fn the_running_kernel_describes_the_fields() {
         if !Path::new(KERNEL_BTF_PATH).exists() {
-            eprintln!("SKIPPED: this_kernel_describes_what_is_read needs a kernel with BTF");
+            eprintln!("SKIPPED: the_running_kernel_describes_the_fields needs a kernel with BTF");
             return;
         }
         let offsets = StructOffsets::of_this_kernel().unwrap();

@@ -44,18 +44,18 @@ use ring::RingBuffer;
 
 /// Bytes of the ring buffer: 58,000 events, a tenth of a second of the fastest streams.
 const EVENT_RING_BYTES: u32 = 4 << 20;
-/// The most processes that are followed at a time; children of more are counted as lost.
+/// Maximum number of processes that are followed at a time; children of more are counted as lost.
 const FOLLOWED_PROCESSES_MAX: u32 = 16 << 10;
-/// The most files whose uses are watched at a time; additions to more are counted as lost.
+/// Maximum number of files whose uses are watched at a time; additions to more are counted as lost.
 const WATCHED_FILES_MAX: u32 = 64 << 10;
-/// The most names of processes.
+/// Maximum number of names of processes.
 const FOLLOWED_NAMES_MAX: u32 = 4 << 10;
-/// The most bytes of a process's name, without its end.
+/// Maximum bytes of a process's name, without its end.
 const COMM_BYTES_MAX: usize = COMM_BYTES - 1;
-/// The most pages for which one event of a reader counts at once: the kernel reports the whole
-/// request, which is served in pieces.
+/// Maximum number of pages for which one event of a reader counts at once: the kernel reports the
+/// whole request, which is served in pieces.
 const USE_EVENT_PAGES_MAX: u64 = 512;
-/// The most readers whose place in a long read is remembered.
+/// Maximum number of readers whose place in a long read is remembered.
 const PENDING_READS_MAX: usize = 4 << 10;
 /// The number of the first pid namespace (`PROC_PID_INIT_INO` of `include/linux/proc_ns.h`).
 const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";

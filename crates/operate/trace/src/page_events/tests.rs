@@ -89,10 +89,10 @@ fn a_followed_process_and_its_children_are_seen_and_nobody_else() {
 }
 
 #[test]
-fn what_another_process_uses_of_a_watched_file_is_known_as_its_own() {
+fn uses_of_a_watched_file_are_attributed_to_their_process() {
     let Some(mut events) = opened(&FollowedNames::default()) else { return };
     if !events.sees_use() {
-        return eprintln!("SKIPPED: what_another_process_uses needs Linux 6.12");
+        return eprintln!("SKIPPED: uses by other processes need Linux 6.12");
     }
     let dir = disk_dir();
     let path = cold_file(dir.path(), "file", 4 << 20);
@@ -245,7 +245,7 @@ fn a_long_read_counts_as_it_goes_on() {
 }
 
 #[test]
-fn what_finds_no_room_in_the_buffer_is_counted() {
+fn events_that_find_no_space_in_the_buffer_are_counted() {
     let Some(mut events) = opened(&FollowedNames::default()) else { return };
     let dir = disk_dir();
     let file = File::create_new(dir.path().join("sparse")).unwrap();

@@ -188,7 +188,7 @@ fn a_program_that_becomes_another_goes_on() {
 }
 
 #[test]
-fn all_threads_of_a_process_stop_those_that_start_meanwhile_too() {
+fn all_threads_of_a_process_stop_including_new_ones() {
     let script = "import threading, sys\n\
         def more():\n\x20 for _ in range(200):\n\x20  t = threading.Thread(target=lambda: sum(range(2000)))\n\x20  t.start(); t.join()\n\
         all = [threading.Thread(target=more) for _ in range(8)]\n\
@@ -209,7 +209,7 @@ fn all_threads_of_a_process_stop_those_that_start_meanwhile_too() {
 }
 
 #[test]
-fn who_is_traced_already_is_refused_and_goes_on() {
+fn a_traced_process_is_refused_and_goes_on() {
     let subject = shell(BUSY);
     with_holds(|first| {
         hold(&subject, first);
@@ -225,7 +225,7 @@ fn who_is_traced_already_is_refused_and_goes_on() {
 }
 
 #[test]
-fn who_waits_for_its_vforked_child_goes_on_as_soon_as_it_ends() {
+fn a_parent_waiting_for_its_vforked_child_goes_on_when_it_ends() {
     // Python starts programs by vfork(2), and the child becomes another program late.
     let script = "import subprocess, sys\nfor _ in range(100): subprocess.run(['true'])\nsys.exit(4)";
     if Command::new("python3").arg("--version").output().is_err() {

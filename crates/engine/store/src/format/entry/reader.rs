@@ -24,7 +24,7 @@ pub(crate) enum EntryFault {
     Seq { found: u64, wanted: u64 },
     #[error("part {found} of commit {seq} where part {wanted} is due")]
     Part { seq: u64, found: u32, wanted: u32 },
-    #[error("what commit {0} says of the store as a whole makes no sense")]
+    #[error("commit {0} has an invalid state of the store")]
     Meta(u64),
     #[error("a change of page {page} that makes no sense in commit {seq}")]
     Change { seq: u64, page: u64 },

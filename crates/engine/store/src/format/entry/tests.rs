@@ -92,7 +92,7 @@ fn an_entry_looks_as_it_always_did() {
 }
 
 #[test]
-fn nothing_is_copied_of_what_fits_into_a_record() {
+fn small_entries_are_not_copied() {
     let entry = JournalEntry {
         seq: 1,
         meta: meta(),
@@ -163,7 +163,7 @@ fn places_are_where_the_bytes_stand() {
 /// Pages of zeros and empty diffs keep no memory that was read, just as changes whose bytes have
 /// places.
 #[test]
-fn who_wants_places_keeps_no_memory_that_was_read() {
+fn decoding_places_keeps_no_read_buffer() {
     struct Read {
         body: Vec<u8>,
         _counted: Arc<()>,
@@ -192,7 +192,7 @@ fn who_wants_places_keeps_no_memory_that_was_read() {
 }
 
 #[test]
-fn ranges_that_are_others_when_they_are_read_again_are_none() {
+fn reread_ranges_that_differ_are_refused() {
     let place = JournalPlace { kind: PageKind::Data, crc: 1, first: None, lsn: Lsn::new(8), len: 3 };
     assert!(place.with_bytes(Bytes::from_static(&[1, 1, 7]), PAYLOAD).is_some());
     for bytes in [&[1, 0, 7][..], &[1, 9, 7], &[0xff, 0xff, 0xff]] {
@@ -230,7 +230,7 @@ fn parts_that_are_missing_or_foreign_are_reported() {
 }
 
 #[test]
-fn what_makes_no_sense_is_reported() {
+fn nonsense_is_reported() {
     let with = |header: &[u8; 4], items: &[u8]| {
         let body = [&header[..], &[0; 4], &9_u64.to_le_bytes(), items].concat();
         read(&[Bytes::from(body)]).map(|entry| entry.map(|entry| entry.changes.len()))
@@ -426,7 +426,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_it_panic(items in prop::collection::vec(any::<u8>(), 0..200), longest in 1_usize..200) {
+    fn random_bytes_cause_no_panic(items in prop::collection::vec(any::<u8>(), 0..200), longest in 1_usize..200) {
         let mut reader = EntryReader::new(PAYLOAD);
         let parts = items.chunks(longest).count();
         for (ordinal, part) in items.chunks(longest).enumerate() {

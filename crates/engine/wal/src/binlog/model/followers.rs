@@ -45,7 +45,7 @@ fn a_follower_with_a_waker() {
 }
 
 #[test]
-fn followers_of_what_is_written_and_of_what_is_durable() {
+fn followers_of_written_and_of_durable_records() {
     check(
         || ModelLog { sync_every: false, ..ModelLog::new() },
         &[
@@ -105,7 +105,7 @@ fn followers_that_are_woken_by_each_step() {
 }
 
 #[test]
-fn a_follower_of_two_who_append() {
+fn a_follower_of_two_appenders() {
     check(
         ModelLog::new,
         &[

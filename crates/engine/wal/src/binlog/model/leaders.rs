@@ -33,7 +33,7 @@ fn twice(log: &ModelLog, byte: u8) {
 }
 
 #[test]
-fn groups_of_callers_who_come_again() {
+fn groups_of_returning_callers() {
     check(ModelLog::new, &[|log| twice(log, 1), |log| twice(log, 3), |log| twice(log, 5)], |log| {
         assert_has(log, &[1, 2, 3, 4, 5, 6]);
     });

@@ -12,7 +12,7 @@ use crate::{BinLog, Error, LogMode, Lsn, Position, PurgeMode};
 use pagekeeper_testing::disk_dir;
 
 #[test]
-fn what_is_appended_is_read_in_order_across_segments_and_reopenings() {
+fn records_are_read_in_order_across_segments_and_reopenings() {
     for (mode, every) in [
         (LogMode::Buffered, 0),
         (LogMode::Buffered, 1),
@@ -72,7 +72,7 @@ fn it_works_on_real_files_in_each_mode() {
 }
 
 #[test]
-fn a_position_leads_to_what_was_appended_behind_it() {
+fn reading_from_a_position_finds_later_records() {
     let disk = SimDisk::new();
     let log = options(&disk).sync_every(2).open(DIR).unwrap();
     let mut positions = vec![log.first()];
@@ -292,7 +292,7 @@ fn a_damaged_index_is_refused() {
 }
 
 #[test]
-fn damage_before_what_was_durable_is_refused_in_the_last_segment_and_reported_in_others() {
+fn damage_before_the_durable_end_is_refused_in_the_last_segment_and_reported_in_others() {
     let spoil = |disk: &SimDisk, number, offset| {
         writable(disk, &segment_name(number)).write_at(offset, &[0xa5; 16], WriteMode::Plain).unwrap();
     };

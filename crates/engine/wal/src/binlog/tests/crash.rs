@@ -164,7 +164,7 @@ impl World {
             None => self.may_begin,
             Some(first) => {
                 let is_first = |group: &Group| group.records() == *first;
-                self.groups.iter().position(is_first).ok_or("what was never appended")?
+                self.groups.iter().position(is_first).ok_or("records that were never appended")?
             }
         };
         let end = begin + found.len();

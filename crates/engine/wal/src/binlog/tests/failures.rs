@@ -97,7 +97,7 @@ fn a_log_goes_on_without_room_for_the_next_index() {
 }
 
 #[test]
-fn all_who_wait_get_the_error_of_a_failure() {
+fn all_waiters_get_the_error_of_a_failure() {
     let disk = SimDisk::new();
     let log = options(&disk).max_segment_bytes(1 << 20).open(DIR).unwrap();
     let hold = disk.hold("/binlog/binlog.000001", 0..u64::MAX).unwrap();
@@ -209,7 +209,7 @@ fn a_full_file_system_opens_a_log_in_each_mode_and_the_mode_is_found_out_when_th
 }
 
 #[test]
-fn what_a_full_disk_left_that_cannot_be_cut_off_ends_the_log() {
+fn remains_of_a_full_disk_that_cannot_be_cut_off_end_the_log() {
     let disk = SimDisk::new();
     let log = options(&disk).open(DIR).unwrap();
     disk.inject_all(WriteFault::NO_SPACE, Times::Once);

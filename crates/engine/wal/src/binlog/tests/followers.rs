@@ -17,9 +17,9 @@ use pagekeeper_testing::disk_dir;
 
 /// Counts its wakeups.
 #[derive(Default)]
-struct Woken(AtomicUsize);
+struct WakeCount(AtomicUsize);
 
-impl Wake for Woken {
+impl Wake for WakeCount {
     fn wake(self: Arc<Self>) {
         self.0.fetch_add(1, Ordering::SeqCst);
     }
@@ -43,11 +43,11 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-fn to_the_end(follower: Follower) -> Vec<Event> {
+fn read_to_end(follower: Follower) -> Vec<Event> {
     follower.map(Result::unwrap).collect()
 }
 
-async fn to_the_end_async(mut follower: Follower) -> Vec<Event> {
+async fn read_to_end_async(mut follower: Follower) -> Vec<Event> {
     let mut events = Vec::new();
     while let Some(event) = follower.next_async().await {
         events.push(event.unwrap());
@@ -57,14 +57,20 @@ async fn to_the_end_async(mut follower: Follower) -> Vec<Event> {
 
 /// Runs appending threads with followers of each kind, from the start and from the current end,
 /// during rotations.
-fn together(io: Arc<dyn Io>, options: BinLogOptions, dir: &std::path::Path, writers: u64, groups: u64) {
+fn run_appenders_and_followers(
+    io: Arc<dyn Io>,
+    options: BinLogOptions,
+    dir: &std::path::Path,
+    writers: u64,
+    groups: u64,
+) {
     let log = options.io(io).open(dir).unwrap();
     let start = log.first();
     let (expected, seen) = thread::scope(|scope| {
         let mut followers = vec![
-            scope.spawn(|| to_the_end(log.follow(start).unwrap())),
-            scope.spawn(|| block_on(to_the_end_async(log.follow(start).unwrap()))),
-            scope.spawn(|| to_the_end(log.follow_durable(start).unwrap())),
+            scope.spawn(|| read_to_end(log.follow(start).unwrap())),
+            scope.spawn(|| block_on(read_to_end_async(log.follow(start).unwrap()))),
+            scope.spawn(|| read_to_end(log.follow_durable(start).unwrap())),
         ];
         let writers: Vec<_> = (0..writers)
             .map(|writer| {
@@ -92,7 +98,7 @@ fn together(io: Arc<dyn Io>, options: BinLogOptions, dir: &std::path::Path, writ
             let first = follower.next_timeout(Duration::from_millis(2)).unwrap();
             assert!(first.is_none_or(|event| event.position >= from));
         }
-        followers.push(scope.spawn(|| to_the_end(log.follow(start).unwrap())));
+        followers.push(scope.spawn(|| read_to_end(log.follow(start).unwrap())));
         let mut all: Vec<_> = writers.into_iter().flat_map(|writer| writer.join().unwrap()).collect();
         all.sort_by_key(|(position, _)| *position);
         log.sync().unwrap();
@@ -114,28 +120,28 @@ fn together(io: Arc<dyn Io>, options: BinLogOptions, dir: &std::path::Path, writ
 }
 
 #[test]
-fn each_sees_all_that_many_threads_append_across_rotations() {
+fn followers_see_all_appends_of_many_threads_across_rotations() {
     for (mode, every) in
         [(LogMode::Buffered, 1), (LogMode::Buffered, 0), (LogMode::Direct, 0), (LogMode::Direct, 1)]
     {
         let options = BinLog::options().max_segment_bytes(64 << 10).mode(mode).sync_every(every);
-        together(Arc::new(SimDisk::new()), options, DIR.as_ref(), 6, 100);
+        run_appenders_and_followers(Arc::new(SimDisk::new()), options, DIR.as_ref(), 6, 100);
     }
 }
 
 #[test]
-fn each_sees_all_on_real_files_too() {
+fn followers_see_all_appends_on_real_files() {
     for (mode, every) in
         [(LogMode::Buffered, 8), (LogMode::Buffered, 0), (LogMode::Direct, 0), (LogMode::Uncached, 0)]
     {
         let dir = disk_dir();
         let options = BinLog::options().max_segment_bytes(256 << 10).mode(mode).sync_every(every);
-        together(Arc::new(Threads::new()), options, &dir.path().join("binlog"), 4, 400);
+        run_appenders_and_followers(Arc::new(Threads::new()), options, &dir.path().join("binlog"), 4, 400);
     }
 }
 
 #[test]
-fn one_that_waits_is_woken_by_an_append_and_by_the_end() {
+fn a_waiting_follower_is_woken_by_an_append_and_by_the_end() {
     let disk = SimDisk::new();
     let log = options(&disk).open(DIR).unwrap();
     let mut follower = log.follow(log.end()).unwrap();
@@ -151,9 +157,9 @@ fn a_waker_is_called_once_for_news_and_the_last_one_counts() {
     let disk = SimDisk::new();
     let log = options(&disk).sync_every(0).open(DIR).unwrap();
     let mut follower = log.follow(log.first()).unwrap();
-    let (early, late) = (Arc::<Woken>::default(), Arc::<Woken>::default());
-    let count = |woken: &Arc<Woken>| woken.0.load(Ordering::SeqCst);
-    let mut poll = |woken: &Arc<Woken>| {
+    let (early, late) = (Arc::<WakeCount>::default(), Arc::<WakeCount>::default());
+    let count = |woken: &Arc<WakeCount>| woken.0.load(Ordering::SeqCst);
+    let mut poll = |woken: &Arc<WakeCount>| {
         let waker = Waker::from(Arc::clone(woken));
         follower
             .poll_next(&mut Context::from_waker(&waker))
@@ -181,7 +187,7 @@ fn a_waker_is_called_once_for_news_and_the_last_one_counts() {
 }
 
 #[test]
-fn one_that_wants_it_durable_waits_for_the_sync() {
+fn a_durable_follower_waits_for_the_sync() {
     let disk = SimDisk::new();
     let log = options(&disk).sync_every(0).open(DIR).unwrap();
     let mut follower = log.follow_durable(log.first()).unwrap();
@@ -191,7 +197,7 @@ fn one_that_wants_it_durable_waits_for_the_sync() {
     assert_eq!(early.try_next().unwrap().unwrap().bytes, group(1, 1, 10)[0]);
     log.sync().unwrap();
     assert_eq!(follower.try_next().unwrap().unwrap().bytes, group(1, 1, 10)[0]);
-    // A follower may begin past the durable end, and waits for it.
+    // A follower that begins past the durable end waits for it.
     append(&log, &group(2, 1, 10)).unwrap();
     let mut follower = log.follow_durable(log.end()).unwrap();
     append(&log, &group(3, 1, 10)).unwrap();
@@ -225,7 +231,7 @@ fn a_follower_keeps_its_segments_until_it_is_dropped() {
 }
 
 #[test]
-fn records_larger_than_what_is_read_at_once_come_whole() {
+fn records_larger_than_the_read_buffer_are_returned_whole() {
     let disk = SimDisk::new();
     for mode in [LogMode::Buffered, LogMode::Direct] {
         let log = options(&disk).max_segment_bytes(32 << 20).sync_every(0).mode(mode);
@@ -240,7 +246,8 @@ fn records_larger_than_what_is_read_at_once_come_whole() {
     }
 }
 
-/// A segment is removed after its followers were cut off, perhaps before one of them has opened it.
+/// A forced purge cuts followers off and then removes the segment, perhaps before a new follower
+/// has opened it.
 #[test]
 fn a_follower_that_comes_during_a_forced_purge_gets_an_error() {
     let disk = SimDisk::new();

@@ -13,11 +13,11 @@ use pagekeeper_simdisk::SimDisk;
 use pagekeeper_testing::{Mounted, disk_dir};
 
 const MIB: u64 = 1 << 20;
-const SEGMENT: u64 = 64 * MIB;
-const GROUP: u64 = 64 << 10;
+const SEGMENT_BYTES: u64 = 64 * MIB;
+const GROUP_BYTES: u64 = 64 << 10;
 
 /// The limit of resident bytes of a log without followers.
-const MAX: u64 = 16 * MIB;
+const RESIDENT_BYTES_MAX: u64 = 16 * MIB;
 
 /// Returns the bytes that this thread read from the disk.
 fn read_from_disk() -> u64 {
@@ -27,14 +27,14 @@ fn read_from_disk() -> u64 {
 }
 
 fn fill(log: &BinLog, bytes: u64) {
-    let record = vec![0x5a; usize::try_from(GROUP).unwrap() - 24];
-    for _ in 0..bytes / GROUP {
+    let record = vec![0x5a; usize::try_from(GROUP_BYTES).unwrap() - 24];
+    for _ in 0..bytes / GROUP_BYTES {
         log.append_group(&[&record]).unwrap();
     }
 }
 
 fn options(every: u64) -> BinLogOptions {
-    BinLog::options().max_segment_bytes(SEGMENT).sync_every(every).mode(LogMode::Buffered)
+    BinLog::options().max_segment_bytes(SEGMENT_BYTES).sync_every(every).mode(LogMode::Buffered)
 }
 
 /// Runs a test on the file system of the build directory and on an XFS.
@@ -54,16 +54,16 @@ fn without_followers_little_stays_in_each_mode() {
         {
             let dir = dir.with_extension(format!("{mode}-{every}"));
             let log = options(every).mode(mode).open(&dir).unwrap();
-            for _ in 0..volume() / SEGMENT {
-                fill(&log, SEGMENT);
+            for _ in 0..volume() / SEGMENT_BYTES {
+                fill(&log, SEGMENT_BYTES);
                 // The disk may be smaller than the volume.
                 let first = Position { segment: log.end().segment.saturating_sub(4), offset: 0 };
                 log.purge_to(first, PurgeMode::UnlessFollowed).unwrap();
             }
-            fill(&log, SEGMENT * 3 / 4);
+            fill(&log, SEGMENT_BYTES * 3 / 4);
             let Some(found) = resident(&dir) else { return };
             eprintln!("{}: {mode}, {every}: {} KiB", dir.display(), found >> 10);
-            assert!(found <= MAX, "{mode}, {every}: {found} bytes are resident");
+            assert!(found <= RESIDENT_BYTES_MAX, "{mode}, {every}: {found} bytes are resident");
             assert!(log.resident().is_none_or(|resident| resident <= found));
             log.close().unwrap();
             std::fs::remove_dir_all(&dir).unwrap();
@@ -72,23 +72,23 @@ fn without_followers_little_stays_in_each_mode() {
 }
 
 #[test]
-fn what_a_near_follower_has_yet_to_read_stays_and_goes_as_it_reads() {
+fn pages_for_a_near_follower_stay_until_it_has_read_them() {
     on_each(|dir| {
         let log = options(16).open(dir).unwrap();
         fill(&log, 10 * MIB);
         let mut follower = log.follow(log.end()).unwrap();
-        let unread = 3 * SEGMENT - 10 * MIB;
+        let unread = 3 * SEGMENT_BYTES - 10 * MIB;
         fill(&log, unread);
         let Some(found) = resident(dir) else { return };
         // Some kernels reclaim a few pages even with enough free memory, now or during the reads.
         assert!(found >= unread - unread / 10, "{found} resident, {unread} to read");
-        assert!(found <= unread + MAX, "{found} resident, {unread} to read");
+        assert!(found <= unread + RESIDENT_BYTES_MAX, "{found} resident, {unread} to read");
         let before = read_from_disk();
         while follower.try_next().unwrap().is_some() {}
         let read = read_from_disk() - before;
         assert!(read <= unread / 5, "{read} bytes were read from the disk");
         let found = resident(dir).unwrap();
-        assert!(found <= MAX, "{found} resident when all was read");
+        assert!(found <= RESIDENT_BYTES_MAX, "{found} resident when all was read");
         std::fs::remove_dir_all(dir).unwrap();
     });
 }
@@ -113,23 +113,23 @@ fn a_follower_that_falls_far_behind_holds_nothing() {
     on_each(|dir| {
         let log = options(16).keep_segments(1).open(dir).unwrap();
         let mut follower = log.follow(log.first()).unwrap();
-        fill(&log, 4 * SEGMENT);
+        fill(&log, 4 * SEGMENT_BYTES);
         let Some(found) = resident(dir) else { return };
-        assert!(log.end().segment > 2 && found <= MAX, "{found} resident");
+        assert!(log.end().segment > 2 && found <= RESIDENT_BYTES_MAX, "{found} resident");
         // The follower reads on, and releases the pages it has read.
         let mut peak = 0;
         let mut read = 0_u64;
         while let Some(event) = follower.try_next().unwrap() {
             read += event.bytes.len() as u64 + 24;
-            if read.is_multiple_of(64 * GROUP) {
+            if read.is_multiple_of(64 * GROUP_BYTES) {
                 peak = peak.max(resident(dir).unwrap());
             }
         }
-        assert_eq!(read, 4 * SEGMENT);
+        assert_eq!(read, 4 * SEGMENT_BYTES);
         // The last segments are near: their pages stay until the follower has read them.
-        assert!(peak <= 2 * MAX, "{peak} resident while it read");
+        assert!(peak <= 2 * RESIDENT_BYTES_MAX, "{peak} resident while it read");
         let found = resident(dir).unwrap();
-        assert!(found <= MAX, "{found} resident when all was read");
+        assert!(found <= RESIDENT_BYTES_MAX, "{found} resident when all was read");
         std::fs::remove_dir_all(dir).unwrap();
     });
 }
@@ -139,12 +139,12 @@ fn a_follower_that_leaves_lets_go_of_all() {
     on_each(|dir| {
         let log = options(16).open(dir).unwrap();
         let follower = log.follow(log.first()).unwrap();
-        fill(&log, 2 * SEGMENT);
+        fill(&log, 2 * SEGMENT_BYTES);
         let Some(found) = resident(dir) else { return };
-        assert!(found >= 2 * SEGMENT / 10 * 9, "{found} resident");
+        assert!(found >= 2 * SEGMENT_BYTES / 10 * 9, "{found} resident");
         drop(follower);
         let found = resident(dir).unwrap();
-        assert!(found <= MAX, "{found} resident");
+        assert!(found <= RESIDENT_BYTES_MAX, "{found} resident");
         assert_eq!(log.first(), Position { segment: 1, offset: 4096 });
         std::fs::remove_dir_all(dir).unwrap();
     });

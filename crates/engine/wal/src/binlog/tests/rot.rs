@@ -103,7 +103,7 @@ fn a_read_only_log_is_read_beside_others_and_nothing_is_written() {
 }
 
 #[test]
-fn what_a_newer_pagekeeper_wrote_is_left_as_it_is() {
+fn files_of_a_newer_format_are_left_alone() {
     let newer = |disk: &SimDisk, name: &str, at: u64, bytes: &[u8]| {
         let path = std::path::Path::new(DIR).join(name);
         let file = disk.open_writable(&path, Access::Buffered, Create::Never).unwrap();

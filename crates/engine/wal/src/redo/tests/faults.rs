@@ -41,7 +41,7 @@ fn a_failed_sync_ends_the_log_for_everyone_and_for_good() {
 }
 
 #[test]
-fn a_failed_write_ends_the_log_also_for_those_who_wait_for_room() {
+fn a_failed_write_ends_the_log_for_callers_waiting_for_space_too() {
     let disk = SimDisk::new();
     let log = small(&disk).create(dir()).unwrap();
     disk.inject_all(WriteFault::EIO, Times::Always);
@@ -132,13 +132,13 @@ fn short_and_interrupted_calls_are_gone_on_with() {
 
 /// This file system may ignore the flag of a durable write.
 #[test]
-fn where_durable_writes_are_not_known_to_be_durable_a_sync_follows_each_commit() {
+fn a_sync_follows_each_commit_unless_durable_writes_are_proven() {
     for honours_durable in [false, true] {
         let disk = SimDisk::new();
         let log = small(&disk).without_threads().create(dir()).unwrap();
         let direct = WritingMode { mode: LogMode::Direct, honours_durable };
         assert!(log.core.write.mode.set(direct).is_ok());
-        log.append(b"what opens the files and the control file").unwrap();
+        log.append(b"opening the files and the control file").unwrap();
         let before = disk.stats().syncs;
         for _ in 0..5 {
             log.wait_flushed(log.append(b"x").unwrap()).unwrap();

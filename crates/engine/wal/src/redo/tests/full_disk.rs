@@ -215,7 +215,7 @@ fn injected_faults_that_a_full_disk_shows_are_found() {
 /// Files that a failed creation removed may partly reappear after a power cut. They must never
 /// prevent the creation of a log.
 #[test]
-fn a_log_that_had_no_room_is_made_later_whatever_power_cuts_left_of_it() {
+fn a_log_that_had_no_space_is_created_later_despite_power_cuts() {
     let seed = Seed::new();
     let mut op = 0;
     loop {

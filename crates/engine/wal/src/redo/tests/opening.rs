@@ -16,7 +16,7 @@ use crate::{Error, LogMode, Lsn};
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 /// Bytes of one read.
-const PIECE: u64 = 512 * KIB;
+const PIECE_BYTES: u64 = 512 * KIB;
 const LATENCY: Duration = Duration::from_millis(2);
 
 /// Returns a slow disk of practically unlimited width, once closed and once killed. On it is a log
@@ -55,33 +55,33 @@ fn opened(disk: &SimDisk, options: &RedoOptions, records: usize) -> (u64, u64, u
 /// Opening takes one read of the control file, one wide read of the records, and one sync of the
 /// control file, which a close that was killed may have left unsynced.
 #[test]
-fn a_log_that_was_closed_is_opened_by_one_wide_step_of_what_it_has() {
+fn a_closed_log_is_opened_by_one_wide_read_of_its_content() {
     let ([closed, _], options) = wide(0);
     let live = MIB + 4096;
-    assert_eq!(opened(&closed, &options, 1), (1 + live.div_ceil(PIECE), 8192 + live, 3, 3));
+    assert_eq!(opened(&closed, &options, 1), (1 + live.div_ceil(PIECE_BYTES), 8192 + live, 3, 3));
     let ([closed, _], options) = wide(35);
     let (reads, bytes, width, latencies) = opened(&closed, &options, 36);
-    assert_eq!((bytes, reads, width), (8192 + 36 * live, 1 + (36 * live).div_ceil(PIECE), 64));
+    assert_eq!((bytes, reads, width), (8192 + 36 * live, 1 + (36 * live).div_ceil(PIECE_BYTES), 64));
     assert!(latencies <= 4, "{latencies}");
 }
 
 /// Opening also searches as many bytes as the longest record has, or twice that. Then it syncs one
 /// file and the control file.
 #[test]
-fn a_log_that_was_killed_is_opened_by_what_it_has_and_little_more_whatever_the_ring() {
+fn opening_a_killed_log_reads_little_more_than_its_content() {
     let ([_, killed], options) = wide(0);
     // This is twice the longest possible record.
-    assert_eq!(opened(&killed, &options, 1), (1 + 4 * MIB / PIECE, 8192 + 4 * MIB, 8, 4));
+    assert_eq!(opened(&killed, &options, 1), (1 + 4 * MIB / PIECE_BYTES, 8192 + 4 * MIB, 8, 4));
     let ([_, killed], options) = wide(35);
     let (_, bytes, width, latencies) = opened(&killed, &options, 36);
     assert!(bytes > 8192 + 38 * MIB && bytes <= 8192 + (36 + 32) * MIB, "{bytes}");
     assert!(width >= 32 && latencies <= 8, "{width} {latencies}");
 }
 
-/// Blocks that were read ahead in vain may be unreadable; a block that may have held a record may
+/// Blocks that were read ahead uselessly may be unreadable; a block that may have held a record may
 /// not.
 #[test]
-fn only_what_is_needed_must_be_readable() {
+fn only_needed_blocks_must_be_readable() {
     let ([closed, killed], options) = wide(0);
     let end = MIB + 4096;
     for (block, of_closed, of_killed) in [
@@ -308,7 +308,7 @@ fn a_damaged_record_is_refused_within_the_bound() {
 }
 
 #[test]
-fn a_bound_is_kept_by_whoever_opens_the_log() {
+fn every_opening_keeps_the_bound() {
     let disk = SimDisk::new();
     let log = small(&disk).file_bytes(MIB).max_unsynced(32 * KIB).create(dir()).unwrap();
     assert!(log.longest_record() < 16 << 10);

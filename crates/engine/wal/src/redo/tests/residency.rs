@@ -11,13 +11,13 @@ use crate::{FlushPolicy, LogMode};
 use pagekeeper_testing::{Mounted, disk_dir};
 
 const MIB: u64 = 1 << 20;
-const RECORD: usize = 256 << 10;
+const RECORD_BYTES: usize = 256 << 10;
 
 /// The limit of resident bytes of an open log.
 const MAX_RESIDENT: u64 = 16 * MIB;
 
 /// Bytes that the kernel may hold references to while it is advised to drop pages.
-const HELD: u64 = 256 << 10;
+const HELD_BYTES_MAX: u64 = 256 << 10;
 
 /// Returns the resident bytes, once the log's own thread had time to catch up.
 fn settled(dir: &Path) -> Option<u64> {
@@ -40,8 +40,8 @@ fn rounds_of_the_ring(dir: &Path) {
     ] {
         let options = RedoLog::options().files(4).file_bytes(32 * MIB).mode(mode).flush_policy(policy);
         let log = options.create(dir).unwrap();
-        for number in 0..volume() / RECORD as u64 {
-            let end = log.append(&vec![number.to_le_bytes()[0]; RECORD]).unwrap();
+        for number in 0..volume() / RECORD_BYTES as u64 {
+            let end = log.append(&vec![number.to_le_bytes()[0]; RECORD_BYTES]).unwrap();
             if number % each == each - 1 {
                 log.wait_flushed(end).unwrap();
             }
@@ -56,7 +56,7 @@ fn rounds_of_the_ring(dir: &Path) {
         let left = resident(dir).unwrap();
         // Without direct I/O the control file's two slots are written through the page cache.
         assert!(
-            left <= 2 * BLOCK + HELD,
+            left <= 2 * BLOCK + HELD_BYTES_MAX,
             "{}, {mode}, {policy:?}: {left} bytes are left resident",
             dir.display()
         );

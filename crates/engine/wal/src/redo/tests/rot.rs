@@ -243,7 +243,7 @@ fn a_read_only_log_is_read_beside_others_and_on_a_full_disk_and_nothing_is_writt
 }
 
 #[test]
-fn what_a_newer_or_older_pagekeeper_wrote_is_left_as_it_is() {
+fn files_of_another_format_version_are_left_alone() {
     let disk = SimDisk::new();
     let log = small(&disk).without_threads().create(dir()).unwrap();
     commit(&log, b"one");

@@ -27,7 +27,7 @@ fn everything(disk: &SimDisk) -> Vec<(String, Vec<u8>)> {
 }
 
 #[test]
-fn what_was_appended_is_read_again_in_order() {
+fn appended_records_are_read_back_in_order() {
     let disk = SimDisk::new();
     // Without threads: they would sync on their own after a second.
     let log = small(&disk).without_threads().create(dir()).unwrap();
@@ -245,7 +245,7 @@ fn each_policy_syncs_when_it_says() {
         let end = log.append(b"x").unwrap();
         log.wait_flushed(end).unwrap();
         assert_eq!((log.stats().syncs, log.durable_lsn(), log.stats().written), (0, Lsn::new(0), 4096));
-        assert_eq!(all(&log).len(), 1, "what is written can be read");
+        assert_eq!(all(&log).len(), 1, "written records can be read");
         log.sync_upto(end).unwrap();
         assert_eq!((log.stats().syncs, log.durable_lsn()), (1, Lsn::new(4096)));
     }

@@ -147,8 +147,8 @@ fn waits_at_the_limit_of_a_cgroup_are_not_the_hosts() {
     assert_eq!(more.kind, FixKind::System);
     assert!(more.act.starts_with(&format!("echo {} > ", GIB + 256 * MIB)), "{more:?}");
 
-    // Room for what it misses: not for everything reclaimed since the files were created, nor for
-    // logs.
+    // Memory for the pages it misses, not for everything reclaimed since the files were created,
+    // nor for logs.
     let mut table = file("/var/lib/mysql/db/t.ibd", FileClass::Data, 8 * GIB, 0);
     let taken = |evicted, recently| {
         Some(Residency { evicted: Some(evicted), recently_evicted: Some(recently), ..residency(0, 0) })
@@ -176,7 +176,7 @@ fn waits_at_the_limit_of_a_cgroup_are_not_the_hosts() {
 
     after.change.as_mut().unwrap().machine.allocation_stalls = None;
     let found = find(&Observation::new(&before, &after));
-    assert_eq!(found[0].database, None, "whose memory they waited for is not known: {found:?}");
+    assert_eq!(found[0].database, None, "the cgroup they waited for is unknown: {found:?}");
 }
 
 #[test]

@@ -48,7 +48,7 @@ fn what_resists_again_and_again_is_left() {
 
 const DIRECTORY: Inode = Inode { dev: 1, ino: 1 };
 
-/// Makes descriptors of so many files, from this inode number on.
+/// Makes descriptors of this many files, from this inode number on.
 fn open(from: u64, count: u64) -> Vec<OpenFile> {
     let file = |number: u64| OpenFile {
         fd: RawFd::try_from(number).unwrap(),

@@ -17,7 +17,7 @@ use crate::targets::{ProcessTraits, Targets};
 /// A process is read again after this time: it may have become another program, or moved to another
 /// cgroup.
 const TRAITS_FOR: Duration = Duration::from_secs(1);
-/// The most processes that are remembered.
+/// Maximum number of remembered processes.
 const PROCESSES_MAX: usize = 1024;
 
 /// The remembered state of a process.
@@ -50,7 +50,7 @@ impl StreamRules {
         }
     }
 
-    /// Returns what may be done with a file of which a process brought in pages.
+    /// Returns the verdict on a file of which a process brought in pages.
     pub(super) fn verdict(&mut self, pid: u32, file: Option<&Path>, now: Instant) -> Verdict {
         let process = self.process(pid, now);
         let directory = file.map(|file| file.parent().unwrap_or(file));
@@ -195,6 +195,6 @@ mod tests {
         // The last known state still holds when it has ended.
         std::fs::remove_dir_all(case.tree.path().join("7")).unwrap();
         assert_eq!(rules.verdict(7, None, case.now + 3 * TRAITS_FOR), Verdict::Leave);
-        assert_eq!(rules.verdict(8, None, case.now), Verdict::Release, "of one that was never seen");
+        assert_eq!(rules.verdict(8, None, case.now), Verdict::Release, "a process that was never seen");
     }
 }

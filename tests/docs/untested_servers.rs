@@ -3,8 +3,8 @@
 use super::root;
 
 #[test]
-fn what_was_not_tested() {
-    // In a profile: "# NOT TESTED: NAME VERSIONS", with what else there is to say.
+fn untested_servers_are_the_same_in_profiles_and_book() {
+    // In a profile: "# NOT TESTED: NAME VERSIONS" and a remark.
     let lines = pagekeeper_catalog::BUILT_IN_PROFILES.iter().flat_map(|(_, text)| text.lines());
     let said: Vec<&str> = lines.filter_map(|line| line.strip_prefix("# NOT TESTED: ")).collect();
     let name = |said: &&str| said.split(|c: char| !c.is_alphanumeric()).next().map(str::to_owned);
