@@ -24,7 +24,7 @@ mod messages;
 mod parsed;
 mod promises;
 mod prose;
-mod untested_servers;
+mod support_matrix;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -198,6 +198,16 @@ fn the_page_of_the_configuration_has_every_key() {
     guard.args(["guard", "--once", "--dry-run", "--profile", "generic", "--config"]).arg(&config);
     let outcome = finish(guard.arg("--dir").arg(&directory));
     assert_eq!(outcome.code, 0, "{outcome:#?}");
+}
+
+#[test]
+fn reference_pages_have_every_option() {
+    for command in ["guard", "run", "doctor"] {
+        let page = root().join(format!("docs/src/reference/{command}.md"));
+        let text = std::fs::read_to_string(page).expect("a page");
+        let missing = parsed::options_without_mention(command, &text);
+        assert!(missing.is_empty(), "{command}: {missing:?}");
+    }
 }
 
 #[test]

@@ -53,3 +53,14 @@ fn check_pagekeeper(words: &[&str], block: &Block) {
         );
     }
 }
+
+/// Returns the long options of a command's help that a page does not have in backticks.
+pub(crate) fn options_without_mention(command: &str, page: &str) -> Vec<String> {
+    let help = run([command, "--help"]).fine();
+    let (listed, _) = help.split_once("Examples:").expect("examples behind the options");
+    let lines = listed.lines().map(str::trim_start).filter(|line| line.starts_with('-'));
+    let options =
+        lines.filter_map(|line| line.split([' ', ',', '=', '[']).find(|word| word.starts_with("--")));
+    let is_missing = |option: &&str| *option != "--help" && !page.contains(&format!("`{option}"));
+    options.filter(is_missing).map(str::to_owned).collect()
+}

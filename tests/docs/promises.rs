@@ -7,28 +7,35 @@ use super::messages::collect;
 
 /// Returns each name in the last cell of these rows that is not a test, and the number of names.
 pub(super) fn without_test(root: &Path) -> (Vec<String>, usize) {
+    let sources = sources(root);
+    let page = std::fs::read_to_string(root.join("docs/src/security.md")).expect("a page");
+    let names = names(&page);
+    let count = names.len();
+    let missing = names.into_iter().filter(|name| !is_run(&sources, name, &["make test-stories"]));
+    (missing.map(str::to_owned).collect(), count)
+}
+
+/// Returns all Rust that has tests.
+pub(super) fn sources(root: &Path) -> String {
     let mut sources = String::new();
     for directory in ["crates", "tests", "docs"] {
         collect(&root.join(directory), &mut sources);
     }
-    let page = std::fs::read_to_string(root.join("docs/src/security.md")).expect("a page");
-    let names = names(&page);
-    let count = names.len();
-    let missing = names.into_iter().filter(|name| !is_run(&sources, name));
-    (missing.map(str::to_owned).collect(), count)
+    sources
 }
 
-/// Whether a function of this name is a test that runs in `make test`, or with the long stories.
-fn is_run(sources: &str, name: &str) -> bool {
+/// Whether a function of this name is a test that runs in `make test`, or is left to one of these
+/// other targets.
+pub(super) fn is_run(sources: &str, name: &str, targets: &[&str]) -> bool {
     sources.match_indices(&format!("fn {name}(")).any(|(at, _)| {
         let before = sources[..at].lines().rev().map(str::trim);
         // The rest of its own line comes first, `pub(crate)` or nothing.
         let attributes: Vec<&str> =
             before.skip_while(|line| line.is_empty()).take_while(|line| is_above(line)).collect();
         attributes.iter().any(|line| line.starts_with("#[test]"))
-            && !attributes
-                .iter()
-                .any(|line| line.starts_with("#[ignore") && !line.contains("make test-stories"))
+            && !attributes.iter().any(|line| {
+                line.starts_with("#[ignore") && !targets.iter().any(|target| line.contains(target))
+            })
     })
 }
 
@@ -69,8 +76,8 @@ fn names_are_found_in_tables_of_promises_alone() {
 fn only_a_test_that_is_run_holds_a_promise() {
     let sources = "    /// It holds.\n    #[test]\n    #[cfg(unix)]\n    fn held() {}\n\nfn helper() {}\n\n\
                    #[test]\n#[ignore = \"long\"]\nfn ignored() {}\n";
-    assert!(is_run(sources, "held"));
+    assert!(is_run(sources, "held", &[]));
     for name in ["helper", "ignored", "missing"] {
-        assert!(!is_run(sources, name), "{name}");
+        assert!(!is_run(sources, name, &[]), "{name}");
     }
 }

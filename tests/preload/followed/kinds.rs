@@ -3,7 +3,7 @@
 //! go, hot pages stay, and no remains of the means stay. Residency is `fincore`'s, and of block
 //! devices cachestat's.
 //!
-//! The test prints the table of docs/src/measurements.md.
+//! The test prints the table of docs/src/internals/measurements.md.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,8 @@
 //! Stories of a store's user, on a real disk.
 
+#[path = "../examples/store.rs"]
+mod example;
+
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,6 +17,11 @@ fn dir() -> (TempDir, PathBuf) {
     let temp = disk_dir();
     let path = temp.path().join("store");
     (temp, path)
+}
+
+#[test]
+fn the_example_runs() -> Result<(), Box<dyn std::error::Error>> {
+    example::main()
 }
 
 #[test]
