@@ -9,6 +9,7 @@
 
 mod advice;
 mod block;
+pub mod directory_watch;
 mod error;
 mod extents;
 mod filesystem;
@@ -22,6 +23,7 @@ mod overwrite;
 pub mod pressure;
 pub mod process;
 mod release;
+mod release_pieces;
 mod residency;
 mod sync;
 mod sys;
@@ -29,6 +31,7 @@ mod sys;
 mod testing;
 mod walk;
 mod warm;
+mod windows;
 mod work;
 mod writeback;
 
@@ -43,14 +46,17 @@ pub use open::{
 };
 pub use overwrite::is_overwritten_in_place;
 pub use release::{RELEASE_ALIGN, ReleaseOptions, ReleaseReport, release};
+pub use release_pieces::release_pieces;
 pub use residency::{
-    Residency, ResidencyMap, ResidencySource, residency, residency_by_mincore, residency_map, residency_wide,
+    Residency, ResidencyMap, ResidencySource, has_cachestat, residency, residency_by_mincore, residency_map,
+    residency_wide,
 };
 pub use walk::{DIRECTORY_NAMES_MAX, NameLimit, WalkFilter, WalkOptions, walk};
 pub use warm::{
     LockError, PageLock, WarmMethod, WarmOptions, WarmProgress, WarmReport, WarmTurns, lock, warm,
     warm_extents,
 };
+pub use windows::{ResidentWindow, ResidentWindows, WindowSearch, resident_windows, resident_windows_in};
 pub use writeback::{FlushMode, flush, start_writeback};
 
 /// Returns the kernel's page size in bytes: 4096 on x86-64.

@@ -9,9 +9,11 @@
 //! Read-ahead in flight counts as resident.
 
 use std::ops::Range;
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 
 use crate::sys::cachestat::{PageCounts, cachestat};
@@ -337,6 +339,20 @@ fn count_stretches(
     Ok(counted)
 }
 
+/// Returns whether cachestat(2) answers at all. It does not for files on an overlay, such as all
+/// files of a container.
+pub fn has_cachestat() -> bool {
+    let made = |flags| rustix::fs::memfd_create("pagekeeper", MemfdFlags::CLOEXEC | flags);
+    // `vm.memfd_noexec=2` demands the flag (Linux 6.3); older kernels do not know it.
+    let Ok(memory) = made(MemfdFlags::NOEXEC_SEAL).or_else(|_| made(MemfdFlags::empty())) else {
+        return false;
+    };
+    let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
+    InspectedFile::open(std::path::Path::new(&path), crate::Links::Follow)
+        .and_then(|file| residency(&file, 0..u64::MAX))
+        .is_ok_and(|counts| counts.source != ResidencySource::Mincore)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -503,5 +519,22 @@ mod tests {
         });
         assert!(by_call.unwrap_err().is_denied());
         assert!(by_mincore.unwrap_err().is_denied());
+    }
+
+    #[test]
+    fn that_there_are_counts_is_asked_of_memory_as_of_a_file() {
+        let dir = pagekeeper_testing::disk_dir();
+        let path = dir.path().join("file");
+        std::fs::write(&path, b"x").unwrap();
+        let file = InspectedFile::open(&path, crate::Links::Refuse).unwrap();
+        if file.file_system().unwrap() == FileSystem::Overlay {
+            return pagekeeper_testing::skip(
+                "that_there_are_counts_is_asked_of_memory_as_of_a_file: the temporary directory is on an overlay, which has none",
+            );
+        }
+        assert_eq!(
+            has_cachestat(),
+            residency(&file, 0..u64::MAX).unwrap().source != ResidencySource::Mincore
+        );
     }
 }

@@ -6,6 +6,9 @@
 
 use serde::{Deserialize, Serialize};
 
+/// At or above this share of the full rate, the cost of leftover pages is within the noise.
+const FREE_SHARE_MIN: f64 = 0.9;
+
 /// The behaviour of one file system on one device.
 ///
 /// ```
@@ -207,6 +210,31 @@ impl DiskProfile {
     }
 }
 
+/// The cost of leftover pages of a file in direct I/O.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Leftovers {
+    /// Not measured.
+    Unknown,
+    /// They take memory and nothing else.
+    Free,
+    /// Direct I/O reaches only this share of its rate.
+    Cost(f64),
+}
+
+impl Leftovers {
+    /// Returns the cost that a profile shows: the worse of reads and writes.
+    pub fn of(disk: Option<&DiskProfile>) -> Self {
+        let Some(mixed) = disk.and_then(|disk| disk.mixed) else { return Self::Unknown };
+        let ratios = [mixed.leftover_read, mixed.leftover_write];
+        match ratios.iter().flatten().copied().min_by(f64::total_cmp) {
+            Some(ratio) if ratio < FREE_SHARE_MIN => Self::Cost(ratio),
+            // One of the two measurements has no clear result.
+            _ if ratios.iter().any(Option::is_none) => Self::Unknown,
+            _ => Self::Free,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -228,5 +256,19 @@ mod tests {
         let fast = with_reads(&[(1, 30_000.0, 30.0), (4, 90_000.0, 40.0)]);
         assert_eq!((fast.width(), fast.is_wide_but_slow()), (Some(4), false));
         assert_eq!((with_reads(&[]).width(), with_reads(&[]).is_wide_but_slow()), (None, false));
+    }
+
+    #[test]
+    fn leftovers_are_judged_by_what_was_measured() {
+        let of = |leftover_read, leftover_write| {
+            let mixed = MixedProfile { leftover_read, leftover_write, ..MixedProfile::default() };
+            Leftovers::of(Some(&DiskProfile { mixed: Some(mixed), ..DiskProfile::default() }))
+        };
+        assert_eq!(Leftovers::of(None), Leftovers::Unknown);
+        assert_eq!(Leftovers::of(Some(&DiskProfile::default())), Leftovers::Unknown);
+        assert_eq!(of(None, None), Leftovers::Unknown);
+        assert_eq!((of(Some(0.95), Some(1.2)), of(Some(1.0), None)), (Leftovers::Free, Leftovers::Unknown));
+        assert_eq!(of(None, Some(0.3)), Leftovers::Cost(0.3));
+        assert_eq!(of(Some(1.0), Some(0.2)), Leftovers::Cost(0.2));
     }
 }

@@ -11,6 +11,7 @@
 //!   writer's position from its traces if none is visible, and remembers its actions, since windows
 //!   may resist or fill again. It notices when unknown readers read released pages back, and then
 //!   keeps their logs.
+//! * *Removed files* that are still open may go in front of their readers ([`removed_file`]).
 //! * *Recovery*: the part of a log that crash recovery would read ([`recovery`]) follows from its
 //!   checkpoint, which only the database knows.
 //! * *Bulk output* ([`write_behind`]) asks a different question: how output goes to its disk so
@@ -36,7 +37,12 @@
 //! * *Unnamed files* that a server appends much to are reported ([`unnamed`]).
 //! * *Groups* decide when a memory cgroup's page cache takes too much of its limit, and how much of
 //!   it to give up next ([`mod@group`]).
-//! * *Shares* divide a common total ([`mod@shares`]).
+//!   [`group_members`] says which processes an observer looks at next to find them.
+//! * *Shares* divide a common total ([`mod@shares`]): processor time for an observer's work on the
+//!   databases of each user ([`turns`], [`cpu_budget`]), and their files and directories that it
+//!   watches ([`quota`]).
+//! * *Samples* of a file where nothing happens are made ever less often ([`sample_schedule`]).
+//! * *Followers* of logs are found again in the file after the next ([`follower_history`]).
 //!
 //! Modules that do not require the feature `std` below allocate nothing and need no standard
 //! library. They serve the library that is preloaded into other programs.
@@ -44,6 +50,8 @@
 #![cfg_attr(not(feature = "std"), no_std)]
 
 pub mod allowance;
+#[cfg(feature = "std")]
+pub mod cpu_budget;
 #[cfg(feature = "std")]
 mod disk;
 pub mod disk_contention;
@@ -56,7 +64,13 @@ mod facts;
 pub mod file_action;
 #[cfg(feature = "std")]
 mod followed;
+#[cfg(feature = "std")]
+pub mod follower_history;
+#[cfg(feature = "std")]
+pub mod full_listing;
 pub mod group;
+#[cfg(feature = "std")]
+pub mod group_members;
 #[cfg(feature = "std")]
 mod history;
 pub mod log;
@@ -67,13 +81,20 @@ pub mod output_offset;
 pub mod pacer;
 pub mod pending_ranges;
 #[cfg(feature = "std")]
+pub mod quota;
+#[cfg(feature = "std")]
 pub mod ranges;
 #[cfg(feature = "std")]
 mod read_back;
 pub mod read_pace;
 pub mod reader_state;
 pub mod recovery;
+#[cfg(feature = "std")]
+pub mod removed_file;
+#[cfg(feature = "std")]
+pub mod reported_once;
 mod rule;
+pub mod sample_schedule;
 pub mod scattered;
 #[cfg(feature = "std")]
 pub mod shares;
@@ -91,6 +112,8 @@ pub mod stream_pace;
 pub mod stream_pages;
 #[cfg(feature = "std")]
 mod tail_inference;
+#[cfg(feature = "std")]
+pub mod turns;
 pub mod uncached_reads;
 #[cfg(feature = "std")]
 pub mod unnamed;
@@ -100,7 +123,9 @@ pub mod write_queue;
 pub mod writer_state;
 
 #[cfg(feature = "std")]
-pub use disk::{BulkProfile, DepthProfile, DirectProfile, DiskProfile, MixedProfile, UncachedProfile};
+pub use disk::{
+    BulkProfile, DepthProfile, DirectProfile, DiskProfile, Leftovers, MixedProfile, UncachedProfile,
+};
 #[cfg(feature = "std")]
 pub use facts::{
     CheckpointFacts, DatabaseId, FileFacts, FileId, FilePosition, FollowerFacts, FollowerId, LogId,

@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::Range;
 
 use crate::FileId;
+use crate::disk::Leftovers;
 
 /// One thing to do to one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,6 +47,21 @@ pub enum LogWarning {
     DirectButResident,
     /// A reader with an unknown position read released bytes back. The log is kept for a while.
     ReadBack,
+}
+
+impl LogWarning {
+    /// Returns the warning as a sentence, with the measurement of its disk; `None` if the measurement
+    /// shows that there is nothing to warn of.
+    pub fn text(self, leftovers: Leftovers) -> Option<String> {
+        match (self, leftovers) {
+            (Self::DirectButResident, Leftovers::Free) => None,
+            (Self::DirectButResident, Leftovers::Cost(ratio)) => Some(format!(
+                "{self}; on this file system such pages leave direct I/O {:.0} % of its rate (measured by pagekeeper probe)",
+                ratio * 100.0
+            )),
+            _ => Some(self.to_string()),
+        }
+    }
 }
 
 impl fmt::Display for LogWarning {

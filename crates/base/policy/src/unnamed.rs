@@ -15,7 +15,7 @@ use crate::names::NamePattern;
 pub const APPENDED_REPORT_BYTES: u64 = 64 << 20;
 
 /// Maximum number of directories followed per server; further ones are left out.
-const DIRECTORIES_MAX: usize = 16;
+const APPENDED_DIRECTORIES_MAX: usize = 16;
 
 /// Appended bytes of the files of one server, by directory (`D`) and file (`F`).
 #[derive(Debug, Clone)]
@@ -62,7 +62,7 @@ impl<D: Ord, F: Ord + Copy> AppendedFiles<D, F> {
         for (directory, sizes) in now {
             if let Some(known) = self.directories.get_mut(&directory) {
                 much.extend(known.observe(sizes, was_complete));
-            } else if self.directories.len() < DIRECTORIES_MAX {
+            } else if self.directories.len() < APPENDED_DIRECTORIES_MAX {
                 self.directories
                     .insert(directory, AppendedDirectory { sizes, appended: 0, is_reported: false });
             }
@@ -225,7 +225,7 @@ mod tests {
             reported.sort_unstable();
             reported.dedup();
             prop_assert_eq!(reported.len(), count);
-            prop_assert!(count <= DIRECTORIES_MAX);
+            prop_assert!(count <= APPENDED_DIRECTORIES_MAX);
         }
     }
 }

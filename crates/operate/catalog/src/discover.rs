@@ -56,19 +56,16 @@ pub struct ProfileMatch {
     pub certain: bool,
 }
 
-/// A database that was found.
-#[derive(Debug, Clone)]
-pub struct KnownProcess {
-    /// The profile that it matched.
-    pub profile: Arc<Profile>,
-    /// Whether it is known by more than its name.
-    pub certain: bool,
+impl ProfileMatch {
+    /// Returns the name of the profile.
+    pub fn kind(&self) -> &str {
+        &self.profile.name
+    }
 }
 
-impl KnownProcess {
-    fn is_certain(known: &BTreeMap<u32, Self>, pid: u32) -> bool {
-        known.get(&pid).is_some_and(|known| known.certain)
-    }
+/// Returns whether a process is known to be a database by more than its name.
+fn is_certain(known: &BTreeMap<u32, ProfileMatch>, pid: u32) -> bool {
+    known.get(&pid).is_some_and(|known| known.certain)
 }
 
 /// Processor time for one call of [`DatabaseDiscovery::advance`].
@@ -161,14 +158,14 @@ impl DatabaseDiscovery {
     pub fn advance(
         &mut self,
         proc: &ProcRoot,
-        known: &BTreeMap<u32, KnownProcess>,
+        known: &BTreeMap<u32, ProfileMatch>,
         profiles: &[Arc<Profile>],
         budget: InspectionBudget,
         now: Instant,
     ) -> Result<Vec<FoundProcess>> {
         self.list(proc, now)?;
         for (pid, other) in &mut self.others {
-            if other.due.is_some_and(|due| now >= due) && !KnownProcess::is_certain(known, *pid) {
+            if other.due.is_some_and(|due| now >= due) && !is_certain(known, *pid) {
                 other.due = None;
                 self.rounds.push_in(other.party, *pid);
             }
@@ -185,18 +182,17 @@ impl DatabaseDiscovery {
             found: Vec::new(),
         };
         self.rounds.advance(proc, &mut inspection, budget);
-        let found = inspection.found;
-        let is_worker = |one: &FoundProcess| {
-            let Some(parent) = self.table.get(one.pid).map(|process| process.parent) else { return false };
-            let same = |other: &FoundProcess| {
-                other.pid == parent && other.recognised.profile.name == one.recognised.profile.name
-            };
-            let name = &one.recognised.profile.name;
-            known.get(&parent).is_some_and(|known| known.profile.name == *name) || found.iter().any(same)
+        let mut found = inspection.found;
+        let kind_of = |pid| {
+            let new = found.iter().find(|found| found.pid == pid).map(|found| &found.recognised);
+            new.or_else(|| known.get(&pid)).map(ProfileMatch::kind)
         };
-        let workers: Vec<u32> = found.iter().filter(|one| is_worker(one)).map(|one| one.pid).collect();
-        let mut found = found;
-        found.retain(|one| known.contains_key(&one.pid) || !workers.contains(&one.pid));
+        let is_worker = |found: &&FoundProcess| {
+            !known.contains_key(&found.pid)
+                && self.table.is_worker(found.pid, found.recognised.kind(), kind_of)
+        };
+        let workers: Vec<u32> = found.iter().filter(is_worker).map(|found| found.pid).collect();
+        found.retain(|found| !workers.contains(&found.pid));
         Ok(found)
     }
 
@@ -209,7 +205,7 @@ impl DatabaseDiscovery {
     pub(crate) fn scan(
         &mut self,
         proc: &ProcRoot,
-        known: &BTreeMap<u32, KnownProcess>,
+        known: &BTreeMap<u32, ProfileMatch>,
         profiles: &[Arc<Profile>],
         now: Instant,
     ) -> Result<Vec<FoundProcess>> {
@@ -223,7 +219,7 @@ impl DatabaseDiscovery {
 struct InspectionRound<'a> {
     proc: &'a ProcRoot,
     profiles: &'a [Arc<Profile>],
-    known: &'a BTreeMap<u32, KnownProcess>,
+    known: &'a BTreeMap<u32, ProfileMatch>,
     table: &'a ProcessTable,
     others: &'a mut HashMap<u32, OtherProcess>,
     of_own_disks: bool,
@@ -258,7 +254,7 @@ impl FdVisitor for InspectionRound<'_> {
     type Process = MarkerEvidence;
 
     fn begin(&mut self, pid: u32) -> Option<MarkerEvidence> {
-        self.others.get(&pid).filter(|_| !KnownProcess::is_certain(self.known, pid))?;
+        self.others.get(&pid).filter(|_| !is_certain(self.known, pid))?;
         let markers = if self.of_own_disks { MarkerCheck::of_own_disks(pid) } else { MarkerCheck::new(pid) };
         Some(MarkerEvidence::new(markers, self.profiles))
     }
@@ -346,9 +342,9 @@ mod tests {
         dir
     }
 
-    fn known(pid: u32, profile: &str, certain: bool) -> BTreeMap<u32, KnownProcess> {
+    fn known(pid: u32, profile: &str, certain: bool) -> BTreeMap<u32, ProfileMatch> {
         let profile = profiles().into_iter().find(|other| other.name == profile).unwrap();
-        BTreeMap::from([(pid, KnownProcess { profile, certain })])
+        BTreeMap::from([(pid, ProfileMatch { profile, certain })])
     }
 
     fn name_of(proc: &Path, pid: u32) -> Option<String> {
@@ -637,7 +633,7 @@ mod tests {
         let root = ProcRoot::at(proc.path());
         let mut discovery = DatabaseDiscovery::default();
         let now = Instant::now();
-        let mut found = |known: &BTreeMap<u32, KnownProcess>, seconds| {
+        let mut found = |known: &BTreeMap<u32, ProfileMatch>, seconds| {
             let found =
                 discovery.scan(&root, known, &profiles(), now + Duration::from_secs(seconds)).unwrap();
             found.iter().map(|found| found.recognised.certain).collect::<Vec<_>>()

@@ -4,14 +4,15 @@
 //! by its files alone. A process that can't be inspected is known by its name at best. Fails only
 //! if the processes can't be listed.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
 use pagekeeper_kernel::Result;
 use pagekeeper_kernel::process::ProcRoot;
 
-use crate::discover::{DatabaseDiscovery, KnownProcess, recognise};
-use crate::process_table::ProcessTable;
+use crate::discover::{DatabaseDiscovery, FoundProcess, ProfileMatch, recognise};
+use crate::process_table::{ProcessEntry, ProcessTable};
 use crate::profile::Profile;
 
 /// A running database.
@@ -59,99 +60,57 @@ pub fn recognise_process(proc: &ProcRoot, pid: u32, profiles: &[Arc<Profile>]) -
 pub fn workers_of(proc: &ProcRoot, pid: u32, profile: &Profile) -> Result<Vec<u32>> {
     let mut table = ProcessTable::default();
     table.update(proc, Instant::now())?;
-    let processes: Vec<CandidateProcess> = table.programs().map(CandidateProcess::of).collect();
-    Ok(find_workers(&processes, pid, profile))
+    Ok(find_workers(&table, pid, profile))
 }
 
 /// Finds databases repeatedly. Processes that are not databases are inspected less and less often.
 #[derive(Debug, Default)]
 pub struct DatabaseFinder {
     discovery: DatabaseDiscovery,
-    known: Vec<KnownDatabase>,
-}
-
-#[derive(Debug)]
-struct KnownDatabase {
-    pid: u32,
-    started: u64,
-    profile: Arc<Profile>,
-    certain: bool,
+    known: Vec<FoundProcess>,
 }
 
 impl DatabaseFinder {
     /// Returns the running databases, by ascending process ID. A database that opens its files long
     /// after its process started is found some calls later.
     pub fn find(&mut self, proc: &ProcRoot, profiles: &[Arc<Profile>]) -> Result<Vec<FoundDatabase>> {
-        let of = |known: &KnownDatabase| KnownProcess {
-            profile: Arc::clone(&known.profile),
-            certain: known.certain,
-        };
-        let known = self.known.iter().map(|known| (known.pid, of(known))).collect();
+        let known = self.known.iter().map(|known| (known.pid, known.recognised.clone())).collect();
         let found = self.discovery.scan(proc, &known, profiles, Instant::now())?;
-        let processes: Vec<CandidateProcess> =
-            self.discovery.processes().programs().map(CandidateProcess::of).collect();
+        let table = self.discovery.processes();
         self.known.retain(|known| {
-            processes.iter().any(|process| process.pid == known.pid && process.started == known.started)
+            table.get(known.pid).is_some_and(|process| process.started == known.started)
+                && found.iter().all(|found| found.pid != known.pid)
         });
-        for found in found {
-            let (pid, recognised) = (found.pid, found.recognised);
-            self.known.retain(|known| known.pid != pid);
-            self.known.push(KnownDatabase {
-                pid,
-                started: found.started,
-                profile: recognised.profile,
-                certain: recognised.certain,
-            });
-        }
-        self.drop_workers(&processes);
+        self.known.extend(found);
+        // Process IDs wrap around: a worker may have been found before its parent.
+        let of: BTreeMap<u32, String> =
+            self.known.iter().map(|known| (known.pid, known.recognised.kind().to_owned())).collect();
+        let kind_of = |pid| of.get(&pid).map(String::as_str);
+        self.known.retain(|known| !table.is_worker(known.pid, known.recognised.kind(), kind_of));
         self.known.sort_unstable_by_key(|known| known.pid);
-        Ok(self
-            .known
-            .iter()
-            .map(|known| FoundDatabase {
+        let database = |known: &FoundProcess| {
+            let ProfileMatch { profile, certain } = known.recognised.clone();
+            FoundDatabase {
                 pid: known.pid,
-                profile: Arc::clone(&known.profile),
-                certain: known.certain,
-                workers: find_workers(&processes, known.pid, &known.profile),
-            })
-            .collect())
-    }
-
-    /// Process IDs wrap around: a worker may have been found before its parent.
-    fn drop_workers(&mut self, processes: &[CandidateProcess]) {
-        let parent = |pid| processes.iter().find(|process| process.pid == pid).map(|process| process.parent);
-        let of: Vec<(u32, String)> =
-            self.known.iter().map(|known| (known.pid, known.profile.name.clone())).collect();
-        self.known.retain(|known| {
-            !of.iter().any(|(pid, profile)| parent(known.pid) == Some(*pid) && known.profile.name == *profile)
-        });
+                workers: find_workers(table, known.pid, &profile),
+                profile,
+                certain,
+            }
+        };
+        Ok(self.known.iter().map(database).collect())
     }
 }
 
-/// The facts about a process that need no inspection.
-struct CandidateProcess {
-    pid: u32,
-    parent: u32,
-    started: u64,
-    name: std::ffi::OsString,
-}
-
-impl CandidateProcess {
-    fn of((pid, process): (u32, &crate::ProcessEntry)) -> Self {
-        Self { pid, parent: process.parent, started: process.started, name: process.name.clone() }
-    }
-}
-
-fn find_workers(processes: &[CandidateProcess], pid: u32, profile: &Profile) -> Vec<u32> {
+fn find_workers(table: &ProcessTable, pid: u32, profile: &Profile) -> Vec<u32> {
     let mut found = vec![pid];
     let mut next = 0;
     while let Some(&parent) = found.get(next) {
-        let is_worker = |process: &&CandidateProcess| {
+        let is_worker = |(pid, process): &(u32, &ProcessEntry)| {
             process.parent == parent
-                && !found.contains(&process.pid)
+                && !found.contains(pid)
                 && profile.processes.iter().any(|glob| glob.is_match(&process.name))
         };
-        let more: Vec<u32> = processes.iter().filter(is_worker).map(|process| process.pid).collect();
+        let more: Vec<u32> = table.programs().filter(is_worker).map(|(pid, _)| pid).collect();
         found.extend(more);
         next += 1;
     }

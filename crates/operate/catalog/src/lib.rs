@@ -10,10 +10,13 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 pub mod checkpoint;
+mod claim_evidence;
 mod config_file;
 mod discover;
 pub mod disks;
 mod finder;
+mod log_files;
+mod log_names;
 mod markers;
 mod named_directory;
 pub mod ownership;
@@ -24,16 +27,18 @@ mod profile;
 mod rule;
 pub mod settings;
 mod streaming;
+mod targets;
 #[cfg(test)]
 mod testing;
 mod text_value;
 pub mod units;
 
+pub use claim_evidence::{ClaimEvidence, Evidence, named_directories};
 pub use config_file::{CONFIG_BYTES_MAX, parse_config, read_config};
-pub use discover::{
-    DatabaseDiscovery, FoundProcess, InspectionBudget, KnownProcess, ProfileMatch, recognise,
-};
+pub use discover::{DatabaseDiscovery, FoundProcess, InspectionBudget, ProfileMatch, recognise};
 pub use finder::{DatabaseFinder, FoundDatabase, find_databases, recognise_process, workers_of};
+pub use log_files::{Inspection, LogFormat, LogSettings, NewFile, of_unknown_format, of_unknown_name};
+pub use log_names::{LogKey, NameListing, Names};
 pub use markers::MarkerCheck;
 pub use named_directory::logs_below;
 pub use ownership::{ClaimOutcome, ClaimStrength, known_user, one_user};
@@ -45,4 +50,5 @@ pub use profile::{
 };
 pub use rule::RuleOverrides;
 pub use streaming::{STREAMING_PROGRAMS, streaming_programs};
+pub use targets::{Exclusion, ProcessTraits, Selector, Targets, named_id, path_glob};
 pub use text_value::TextValue;

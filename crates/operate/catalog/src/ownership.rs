@@ -219,6 +219,14 @@ impl FileOwnership {
         }
     }
 
+    /// Returns whether a file of this user counts by itself, whatever other files of its log are.
+    pub fn owns(&self, file: Inode, user: u32) -> bool {
+        match self {
+            Self::Operator | Self::Owner(_) => self.may_enter(user),
+            Self::Process(right) => right.has_rights_of(user) || right.writes.contains(&file),
+        }
+    }
+
     /// Returns the party whose budget it counts towards.
     pub fn party(&self) -> Party {
         match self {

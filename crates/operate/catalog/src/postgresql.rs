@@ -1,16 +1,27 @@
 //! The readers that have yet to read PostgreSQL's WAL, as the server itself shows them: in the
-//! titles of its processes (`update_process_title`, on by default), and in the files of its
-//! replication slots ([`slot`]). PostgreSQL uses pread and pwrite, whose positions `/proc` does not
+//! titles of its processes (`update_process_title`, on by default), and in the files of its data
+//! directory ([`DataDirectory`], [`slot`]). PostgreSQL uses pread and pwrite, whose positions `/proc` does not
 //! show.
 //!
 //! A title that can't be parsed is ignored. A user who may name a database role or a cluster can
 //! forge one. A forged title holds only pages of that server's own log, within the limits of its
 //! rule.
 
+mod data_directory;
 pub mod slot;
 
+use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_policy::FilePosition;
 use pagekeeper_policy::names::{SegmentSize, WalSegment};
+use pagekeeper_text::unescaped;
+
+pub use data_directory::{ArchiveNote, DataDirectory, ReplicationSlots, known_in_part};
+
+/// Returns the title of a process; empty if it can't be read.
+pub fn process_title(proc: &ProcRoot, pid: u32) -> String {
+    let line = proc.command_line(pid).unwrap_or_default();
+    line.iter().map(|argument| unescaped(argument)).collect::<Vec<_>>().join(" ")
+}
 
 /// A PostgreSQL process that reads WAL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 //!
 //! They are read directly into the policy's [`Rule`]. Errors point to line and key.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -12,7 +12,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeSeed, Error, IntoDeserializer, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use crate::profile::BUILT_IN_PROFILES;
+use crate::profile::{BUILT_IN_PROFILES, Profile, find_profile};
 use crate::text_value::TextValue;
 
 /// Every rule by name, with the default parameters. A budget has no default.
@@ -215,14 +215,19 @@ impl RuleOverrides {
         own.or_else(|| self.by_class.get(&class)).copied()
     }
 
-    /// Returns the profiles with their own rules.
-    pub fn profiles(&self) -> impl Iterator<Item = &str> {
-        self.by_profile.keys().map(String::as_str)
-    }
-
-    /// Returns the classes for which a profile has its own rules.
-    pub fn classes_of(&self, profile: &str) -> impl Iterator<Item = FileClass> {
-        self.by_profile.get(profile).into_iter().flat_map(|own| own.keys().copied())
+    /// Refuses rules for a profile that is not among these, or for a class of which it has no log.
+    pub fn check(&self, profiles: &[Profile]) -> Result<(), String> {
+        for (name, own) in &self.by_profile {
+            let profile = find_profile(profiles, name).map_err(|error| format!("[rules.{name}]: {error}"))?;
+            let logs: BTreeSet<FileClass> = profile.logs.iter().map(|log| log.class).collect();
+            if let Some(class) = own.keys().find(|class| !logs.contains(class)) {
+                let has = logs.iter().map(|class| class.as_str()).collect::<Vec<_>>().join(", ");
+                return Err(format!(
+                    "[rules.{name}.{class}]: the profile {name} has no log of the class {class}; it has {has}"
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Whether there are no rules.
@@ -375,9 +380,9 @@ mod tests {
         assert_eq!(rules.of("kafka", FileClass::Wal), Some(budget));
         assert_eq!(rules.of("etcd", FileClass::Wal), Some(Rule::Keep));
         assert_eq!(rules.of("kafka", FileClass::Redo), None);
-        assert_eq!(rules.profiles().collect::<Vec<_>>(), ["kafka"]);
-        assert_eq!(rules.classes_of("kafka").collect::<Vec<_>>(), [FileClass::Wal]);
-        assert_eq!(rules.classes_of("etcd").count(), 0);
+        let error = rules.check(&Profile::built_in()).unwrap_err();
+        assert!(error.contains("[rules.kafka.wal]") && error.contains("it has messages"), "{error}");
+        assert!(rules.check(&[]).unwrap_err().starts_with("[rules.kafka]: "));
         let error = toml::from_str::<Config>("[rules.binlock]\nrule = \"keep\"\n").unwrap_err().to_string();
         assert!(error.contains("\"binlock\" is no class of files"), "{error}");
         assert!(error.contains("[rules.binlock.CLASS]"), "{error}");

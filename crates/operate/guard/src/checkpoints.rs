@@ -15,17 +15,15 @@
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::CheckpointSpec;
-use pagekeeper_catalog::checkpoint::innodb::{RedoHeader, RedoLayout};
+use pagekeeper_catalog::checkpoint::innodb::{RedoFile, RedoHeader, last_checkpoint};
 use pagekeeper_catalog::checkpoint::postgresql::ControlFile;
-use pagekeeper_catalog::checkpoint::{innodb, postgresql};
+use pagekeeper_catalog::postgresql::DataDirectory;
+use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::{Error, ExpectedFile, Inode, InspectedFile, Links};
 use pagekeeper_policy::{CheckpointFacts, CheckpointPosition, FileId, LogId, Rule, StepFacts};
 
 use crate::directory::{Directory, Log};
@@ -74,7 +72,8 @@ impl Checkpoints {
             match directory.spec(log).checkpoint {
                 CheckpointSpec::PgControl if self.is_control_due(log, now) => {
                     begins(true);
-                    let control = read_pg_control(directory, proc);
+                    let (pid, wal) = (directory.owner, directory.path.as_path());
+                    let control = DataDirectory { proc, pid, wal }.control_file();
                     self.logs.entry(log).or_default().control = Some((now, control));
                 }
                 CheckpointSpec::Innodb => {
@@ -163,29 +162,14 @@ impl Checkpoints {
     /// Returns the checkpoint in the headers of InnoDB's redo log files; `None` while these could
     /// not be read because their file system does not answer.
     fn innodb(&self, files: &[(&OsStr, &Entry)]) -> Result<Option<CheckpointPosition>, String> {
-        let mut headers = Vec::with_capacity(files.len());
+        let mut placed = Vec::with_capacity(files.len());
         for &(_, entry) in files {
             let header = self.headers.get(&entry.id).filter(|header| header.changed == entry.changed);
             let Some(header) = header else { return Ok(None) };
-            headers.push((header.parsed.clone()?, entry));
+            let (sequence, size) = (entry.sequence, entry.size);
+            placed.push(RedoFile { header: header.parsed.clone()?, sequence, size });
         }
-        let latest = headers.iter().filter_map(|(header, _)| header.checkpoint).max();
-        let latest = latest.ok_or("its files have no checkpoint")?;
-        // In a series it lies in the last file that starts before it, whichever file's header has
-        // it.
-        let holder = headers.iter().filter(|(header, _)| header.start <= latest);
-        let (header, entry) =
-            holder.max_by_key(|(header, _)| header.start).ok_or("its files start after it")?;
-        let offset = header.offset_of(latest, entry.size).ok_or("its files do not have the checkpoint")?;
-        match (header.layout, files.len()) {
-            (RedoLayout::Series, _) => {
-                Ok(Some(CheckpointPosition::InSeries { sequence: entry.sequence, offset }))
-            }
-            (RedoLayout::Ring | RedoLayout::OldRing, 1) => Ok(Some(CheckpointPosition::InRing { offset })),
-            (RedoLayout::Ring | RedoLayout::OldRing | RedoLayout::RingOfFiles, _) => {
-                Err("it is a ring of several files, or may be one".to_owned())
-            }
-        }
+        last_checkpoint(&placed).map(Some)
     }
 }
 
@@ -221,28 +205,6 @@ fn last_file(log: LogId, facts: &StepFacts) -> Option<CheckpointPosition> {
     Some(CheckpointPosition::InSeries { sequence, offset: 0 })
 }
 
-/// Reads `global/pg_control`, in the server's working directory, or beside the directory of the
-/// WAL.
-fn read_pg_control(directory: &Directory, proc: &ProcRoot) -> Result<ControlFile, String> {
-    let file = open_pg_control(directory, proc).map_err(|error| error.to_string())?;
-    let mut bytes = [0; postgresql::CONTROL_FILE_BYTES];
-    let len = read_header(&file, &mut bytes)?;
-    ControlFile::parse(&bytes[..len]).map_err(|error| format!("pg_control: {error}"))
-}
-
-fn open_pg_control(directory: &Directory, proc: &ProcRoot) -> Result<InspectedFile, Error> {
-    let path = directory.path.parent().unwrap_or(Path::new("/")).join("global/pg_control");
-    match directory.owner {
-        // The WAL may be elsewhere, behind a link; the server's working directory is its data
-        // directory.
-        Some(pid) => {
-            let global = proc.open_directory_in_namespace(pid, Path::new("global"))?;
-            InspectedFile::open_in(global.as_fd(), "pg_control", ExpectedFile::Any, path)
-        }
-        None => InspectedFile::open(&path, Links::Refuse),
-    }
-}
-
 fn read_redo_header(
     directory: &Directory,
     name: &OsStr,
@@ -251,25 +213,5 @@ fn read_redo_header(
 ) -> Result<RedoHeader, String> {
     let path = directory.path_of(name);
     let file = directory.open_file(proc, &path, inode).map_err(|error| error.to_string())?;
-    let file = file.ok_or("it is another file by now")?;
-    let mut bytes = [0; innodb::REDO_HEADER_BYTES];
-    let len = read_header(&file, &mut bytes)?;
-    RedoHeader::parse(&bytes[..len]).map_err(|error| format!("its header: {error}"))
-}
-
-/// Reads at most the start of a file into `bytes`. Returns how many bytes there are.
-fn read_header(file: &InspectedFile, bytes: &mut [u8]) -> Result<usize, String> {
-    // Turns off read-ahead for this descriptor alone. If that is refused, a few more pages are
-    // read.
-    let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Random);
-    let mut len = 0;
-    while len < bytes.len() {
-        match file.file().read_at(&mut bytes[len..], len as u64) {
-            Ok(0) => break,
-            Ok(more) => len += more,
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(format!("it can't be read: {error}")),
-        }
-    }
-    Ok(len)
+    RedoHeader::read(&file.ok_or("it is another file by now")?)
 }

@@ -5,7 +5,6 @@
 
 mod streams;
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -13,13 +12,13 @@ use std::time::Duration;
 
 use globset::GlobMatcher;
 use pagekeeper_catalog::{
-    LogSpec, Profile, ProfileError, RuleOverrides, TextValue, disks, find_profile, parse_config, read_config,
+    LogSpec, Profile, ProfileError, RuleOverrides, Targets, TextValue, disks, find_profile, parse_config,
+    path_glob, read_config,
 };
-use pagekeeper_policy::{DiskProfile, FileClass, Rule};
+use pagekeeper_policy::{DiskProfile, Rule};
 use pagekeeper_text::{ByteSize, HumanDuration};
 use serde::{Deserialize, Deserializer};
 
-use crate::targets::{Targets, path_glob};
 pub use streams::Streams;
 use streams::StreamsText;
 
@@ -230,17 +229,7 @@ impl Options {
         }
         let own: Vec<String> = profiles.iter().map(|profile: &Profile| profile.name.clone()).collect();
         profiles.extend(defaults.profiles.into_iter().filter(|profile| !own.contains(&profile.name)));
-        for name in text.rules.profiles() {
-            let profile =
-                find_profile(&profiles, name).map_err(|error| refuse(format!("[rules.{name}]: {error}")))?;
-            let logs: BTreeSet<FileClass> = profile.logs.iter().map(|log| log.class).collect();
-            if let Some(class) = text.rules.classes_of(name).find(|class| !logs.contains(class)) {
-                let has = logs.iter().map(|class| class.as_str()).collect::<Vec<_>>().join(", ");
-                return Err(refuse(format!(
-                    "[rules.{name}.{class}]: the profile {name} has no log of the class {class}; it has {has}"
-                )));
-            }
-        }
+        text.rules.check(&profiles).map_err(&refuse)?;
         if let Some(name) = &text.profile {
             find_profile(&profiles, name).map_err(|error| refuse(error.to_string()))?;
         }
@@ -312,6 +301,7 @@ impl Settings {
 mod tests {
     use super::*;
     use pagekeeper_catalog::STREAMING_PROGRAMS;
+    use pagekeeper_policy::FileClass;
     use pagekeeper_streams::stream_name;
 
     fn parse(text: &str) -> Result<Options, ProfileError> {

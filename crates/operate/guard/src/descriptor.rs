@@ -39,7 +39,7 @@ pub(crate) struct Descriptor {
 impl Descriptor {
     /// Returns whether it is open for writing.
     pub(crate) fn writes(&self) -> bool {
-        matches!(self.access, AccessMode::WriteOnly | AccessMode::ReadWrite)
+        self.access.writes()
     }
 }
 

@@ -29,10 +29,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pagekeeper_catalog::{LogSpec, Profile};
+use pagekeeper_catalog::ownership::{DirectoryAttributes, DirectoryPin, FileOwnership};
+use pagekeeper_catalog::settings::ServerSettings;
+use pagekeeper_catalog::{LogKey, LogSettings, LogSpec, NameListing, Profile};
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{Error, ExpectedFile, Inode, InspectedFile, Links, PathHandle, Result};
 use pagekeeper_policy::names::SegmentSize;
+use pagekeeper_policy::reported_once::WarningDedup;
 use pagekeeper_policy::{LogId, RewriteKind, Rule, StepFacts};
 
 use crate::config::WalReaderLimits;
@@ -40,11 +43,8 @@ use crate::entry::{Entry, NextDue, OfDatabase};
 use crate::facts_cache::FactsCache;
 use crate::ids::new_version;
 pub(crate) use crate::ids::{DatabaseKey, DirectoryId};
-use crate::listing::{LogSettings, NameListing};
 use crate::sample::KnownFileSystem;
-use crate::server_settings::ServerSettings;
-use crate::warning_dedup::WarningDedup;
-use pagekeeper_catalog::ownership::{DirectoryAttributes, DirectoryPin, FileOwnership};
+pub(crate) use listed::ListingResult;
 
 /// Beyond this many changes between two ticks, a directory is listed at intervals instead.
 pub(crate) const INOTIFY_STORM_CHANGES: usize = 1000;
@@ -84,7 +84,7 @@ pub(crate) struct Directory {
     pub(crate) tight: bool,
     pub(crate) entries: BTreeMap<OsString, Entry>,
     pub(crate) logs: HashMap<LogId, Log>,
-    by_stem: HashMap<(usize, Vec<u8>), LogId>,
+    by_stem: HashMap<LogKey, LogId>,
     /// The settings of its server.
     pub(crate) server: Arc<ServerSettings>,
     /// Whether it is to be listed again at the next tick.
@@ -218,7 +218,7 @@ impl Directory {
     /// Makes those of its files due for a sample that are `wanted`.
     pub(crate) fn sample_now(&mut self, wanted: impl Fn(&Entry) -> bool) {
         self.next_due.until_due = 0;
-        self.entries.values_mut().filter(|entry| wanted(entry)).for_each(Entry::sample_now);
+        self.entries.values_mut().filter(|entry| wanted(entry)).for_each(|entry| entry.schedule.sample_now());
     }
 
     /// Returns the sums of its files.

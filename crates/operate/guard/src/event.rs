@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 use std::path::{Path, PathBuf};
 
+use pagekeeper_catalog::Exclusion;
 use pagekeeper_policy::FileClass;
 use pagekeeper_policy::group::GroupReason;
 use pagekeeper_text::unescaped;
@@ -265,6 +266,15 @@ pub enum Refusal {
     NotSelected,
     /// The configuration lists it as never to be watched.
     Never,
+}
+
+impl From<Exclusion> for Refusal {
+    fn from(by: Exclusion) -> Self {
+        match by {
+            Exclusion::NotSelected => Self::NotSelected,
+            Exclusion::Never => Self::Never,
+        }
+    }
 }
 
 impl Refusal {

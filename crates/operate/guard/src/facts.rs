@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use pagekeeper_catalog::{LogSpec, NewestSpec, PositionSpec};
 use pagekeeper_kernel::process::AccessMode;
+use pagekeeper_policy::follower_history::forget_rotated_files;
 use pagekeeper_policy::names::FileNumber;
 use pagekeeper_policy::{
     DatabaseId, FileClass, FileFacts, FileId, FilePosition, FollowerFacts, FollowerId, LogId, RewriteKind,
@@ -216,20 +217,6 @@ fn add(directory: &Directory, by_file: &ByFile<'_>, strangers: &HashSet<u32>, fa
         }
         facts.followers.extend(readers.into_iter().map(|(_, _, follower)| follower));
     }
-}
-
-/// Forgets readers that have read a rotated file to its end and whose process has a later file open
-/// as well, as with `tail -f` on all files. Such a reader would otherwise seem to have all later
-/// files to read. Each item is a process, whether it has read its file to the end, and the
-/// follower. Only readers of text logs are meant: a server's readers share a process, and move on
-/// to a later file by themselves.
-fn forget_rotated_files(readers: &mut Vec<(u32, bool, FollowerFacts)>) {
-    let mut last: HashMap<u32, u64> = HashMap::new();
-    for (pid, _, follower) in &*readers {
-        let last = last.entry(*pid).or_default();
-        *last = follower.sequence.max(*last);
-    }
-    readers.retain(|(pid, is_finished, follower)| !is_finished || last.get(pid) == Some(&follower.sequence));
 }
 
 /// Returns the files of a log that its writer may be writing, and adds them to the active ones.

@@ -69,10 +69,11 @@ impl KnownNames {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::budget::{Slice, Turn};
+    use crate::budget::Turn;
     use crate::directory::Directories;
     use pagekeeper_catalog::ownership::FileOwnership;
     use pagekeeper_catalog::{Profile, find_profile};
+    use pagekeeper_policy::turns::Slice;
     use std::os::fd::AsFd;
     use std::sync::Arc;
     use std::time::{Duration, Instant};

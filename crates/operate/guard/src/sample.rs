@@ -1,10 +1,7 @@
-//! Samples: the resident pages of a file, window by window.
+//! Samples: the resident pages of a file, window by window ([`resident_windows`]).
 //!
-//! The cost follows what is resident: a file without resident pages takes one call, and so does an
-//! empty stretch of a large one. A file of at most 64 MiB that had resident pages when it was last
-//! sampled takes one call per window. A sample stops early if it takes too long or has more windows
-//! than there is room for; the next one continues from there. Sampling fails as [`residency`] does:
-//! without permission the state is unknown, never "nothing".
+//! A sample stops early if it takes too long or has more windows than there is room for; the next
+//! one continues from there. A file whose stat(2) shows no change need not even be opened.
 
 use std::ffi::OsString;
 use std::ops::Range;
@@ -12,16 +9,13 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 
 use pagekeeper_kernel::{
-    ExpectedFile, FileSystem, Inode, InspectedFile, Residency, Result, residency, stat_in, status_changed,
+    ExpectedFile, FileSystem, Inode, InspectedFile, ResidentWindow, ResidentWindows, Result, WindowSearch,
+    resident_windows, resident_windows_in, stat_in, status_changed,
 };
 use pagekeeper_policy::{WINDOW, WindowFacts};
 use rustix::fs::Stat;
 
 use crate::budget::Turn;
-
-/// Number of parts that a stretch is cut into in the search for resident windows. The whole range
-/// is cut into at most twice as many.
-const FAN_OUT: u64 = 16;
 
 /// The pages of a file that were seen in the page cache.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -141,217 +135,42 @@ pub(crate) fn sample_file(
     let dev = file.inode().dev;
     let file = file.on(known.filter(|known| known.0 == dev).map(|known| known.1));
     let (had_some, most) = (due.windows > 0, room.left.max(room.least));
-    let limits = SampleLimits { from: due.from, had_some, room: most, turn };
-    let SampleScan { sample, next, no_room } = sample(&file, &limits)?;
+    let is_over = || turn.step();
+    let search = WindowSearch { window: WINDOW, from: due.from, had_some, room: most, is_over: &is_over };
+    let ResidentWindows { resident, unwritten, windows, next, no_room } = resident_windows(&file, &search)?;
+    let sample = Sample { resident, unwritten, windows: facts(windows) };
     *known = file.known_file_system().map(|found| (dev, found)).or(*known);
     room.left = room.left.saturating_sub(sample.windows.len());
     let stat = LastStat { size: file.size(), status_changed: file.status_changed() };
     Ok(Some(FileSample { stat, changed: file.modified(), sample, next, no_room }))
 }
 
-/// The limits of a sample.
-#[derive(Debug)]
-pub(crate) struct SampleLimits<'a> {
-    /// The offset at which it begins, in bytes.
-    pub(crate) from: u64,
-    /// Whether some of the file was resident when it was last sampled, and is likely to be now.
-    pub(crate) had_some: bool,
-    /// Maximum windows that it may have.
-    pub(crate) room: usize,
-    pub(crate) turn: &'a Turn,
-}
-
-/// A sample in progress, and how far it has come.
-#[derive(Debug, Default)]
-pub(crate) struct SampleScan {
-    pub(crate) sample: Sample,
-    /// The offset at which it stopped, unless at the end.
-    pub(crate) next: Option<u64>,
-    /// Whether it stopped for lack of room.
-    pub(crate) no_room: bool,
-}
-
-/// Samples a file. The sums cover the whole file, the windows only what is reached.
-pub(crate) fn sample(file: &InspectedFile, limits: &SampleLimits<'_>) -> Result<SampleScan> {
-    let size = file.size();
-    let mut scan = SampleScan::default();
-    // The file has few windows.
-    let at_once = limits.had_some && limits.from == 0 && size > 0 && width_of(size) <= FAN_OUT * WINDOW;
-    if at_once {
-        scan.descend_into_parts(file, 0..size, WINDOW, Some(limits))?;
-        if scan.next.is_none() {
-            (scan.sample.resident, scan.sample.unwritten) = sums(&scan.sample.windows);
-            return Ok(scan);
-        }
-    }
-    let whole = residency(file, 0..u64::MAX)?;
-    (scan.sample.resident, scan.sample.unwritten) = (whole.resident, whole.unwritten());
-    if !at_once && whole.resident > 0 && size > 0 {
-        scan.descend(file, 0..size, width_of(size), &whole, Some(limits))?;
-    }
-    Ok(scan)
-}
-
 /// Returns the windows with resident pages in a range of a file.
 pub(crate) fn sample_again(file: &InspectedFile, range: Range<u64>) -> Result<Vec<WindowFacts>> {
-    let mut scan = SampleScan::default();
-    let counts = residency(file, range.clone())?;
-    if counts.resident > 0 && !range.is_empty() {
-        let width = width_of(range.end - range.start);
-        scan.descend(file, range, width, &counts, None)?;
-    }
-    Ok(scan.sample.windows)
+    Ok(facts(resident_windows_in(file, range, WINDOW)?))
 }
 
-/// Returns the width with which the search in a range of that size begins; the range is at most
-/// twice as wide.
-fn width_of(size: u64) -> u64 {
-    if size <= WINDOW {
-        return WINDOW;
-    }
-    let mut width = FAN_OUT * WINDOW;
-    while width.saturating_mul(2) < size {
-        width = width.saturating_mul(FAN_OUT);
-    }
-    width
-}
-
-impl SampleScan {
-    /// Adds the windows of `range`, which is at most twice `width` wide and has the counts `seen`.
-    fn descend(
-        &mut self,
-        file: &InspectedFile,
-        range: Range<u64>,
-        width: u64,
-        seen: &Residency,
-        limits: Option<&SampleLimits<'_>>,
-    ) -> Result<()> {
-        if width <= WINDOW {
-            self.sample.windows.push(WindowFacts {
-                start: range.start,
-                end: range.end,
-                resident: seen.resident,
-                unwritten: seen.unwritten().min(seen.resident),
-            });
-            return Ok(());
-        }
-        self.descend_into_parts(file, range, width / FAN_OUT, limits)
-    }
-
-    /// Adds the windows of the parts of `range`, each `width` wide.
-    fn descend_into_parts(
-        &mut self,
-        file: &InspectedFile,
-        range: Range<u64>,
-        width: u64,
-        limits: Option<&SampleLimits<'_>>,
-    ) -> Result<()> {
-        let mut start = range.start;
-        while start < range.end {
-            let part = start..start.saturating_add(width).min(range.end);
-            start = part.end;
-            if let Some(limits) = limits {
-                if part.end <= limits.from {
-                    continue;
-                }
-                self.no_room = self.sample.windows.len() >= limits.room;
-                if self.no_room || limits.turn.step() {
-                    self.next = Some(part.start.max(limits.from));
-                    break;
-                }
-            }
-            let counts = residency(file, part.clone())?;
-            if counts.resident > 0 {
-                self.descend(file, part, width, &counts, limits)?;
-            }
-            if self.next.is_some() {
-                break;
-            }
-        }
-        Ok(())
-    }
+fn facts(windows: Vec<ResidentWindow>) -> Vec<WindowFacts> {
+    let facts = |ResidentWindow { range, resident, unwritten }| WindowFacts {
+        start: range.start,
+        end: range.end,
+        resident,
+        unwritten,
+    };
+    windows.into_iter().map(facts).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::budget::Slice;
-    use pagekeeper_kernel::{Error, Links, ResidencySource, page_size};
+    use pagekeeper_kernel::{Error, Links, ResidencySource, residency};
+    use pagekeeper_policy::turns::Slice;
     use std::os::fd::AsFd;
     use std::os::unix::fs::FileExt;
     use std::time::Duration;
 
     fn turn(cpu: Duration) -> Turn {
         Turn::begin(Slice { cpu, wall: Duration::from_secs(3600) })
-    }
-
-    fn whole(file: &InspectedFile) -> Sample {
-        let turn = turn(Duration::from_secs(3600));
-        let scan =
-            sample(file, &SampleLimits { from: 0, had_some: false, room: usize::MAX, turn: &turn }).unwrap();
-        assert_eq!((scan.next, scan.no_room), (None, false));
-        scan.sample
-    }
-
-    #[test]
-    fn windows_add_up_and_lie_where_the_pages_are() {
-        let dir = pagekeeper_testing::disk_dir();
-        let path = dir.path().join("log");
-        let out = std::fs::File::create(&path).unwrap();
-        out.set_len(3 * 1024 * WINDOW + 5000).unwrap();
-        for offset in [0, 1500 * WINDOW + 4096, 3 * 1024 * WINDOW + 4096] {
-            out.write_all_at(b"x", offset).unwrap();
-        }
-        let file = InspectedFile::open(&path, Links::Refuse).unwrap();
-        let found = whole(&file);
-        let starts: Vec<u64> = found.windows.iter().map(|window| window.start / WINDOW).collect();
-        assert_eq!(starts, [0, 1500, 3 * 1024]);
-        assert_eq!(found.windows.last().unwrap().end, file.size());
-        assert_eq!(found.resident, 3 * page_size());
-        assert_eq!(found.windows.iter().map(|window| window.resident).sum::<u64>(), found.resident);
-        let is_seen = residency(&file, 0..u64::MAX).unwrap().dirty.is_some();
-        assert_eq!(found.unwritten > 0, is_seen);
-        out.sync_all().unwrap();
-        assert_eq!(whole(&file).unwritten, 0);
-    }
-
-    #[test]
-    fn a_file_is_seen_alike_whatever_it_had_before() {
-        let dir = pagekeeper_testing::disk_dir();
-        let of_few = 2 * FAN_OUT;
-        for (size, at) in [
-            (5 * WINDOW + 5000, vec![0, 2 * WINDOW + 4096, 5 * WINDOW + 4096]),
-            (of_few * WINDOW, vec![WINDOW - 4096, (of_few - 1) * WINDOW]),
-            (of_few * WINDOW + 1, vec![0, of_few * WINDOW]),
-            (1, vec![0]),
-            (3 * WINDOW, vec![]),
-        ] {
-            let path = dir.path().join(size.to_string());
-            let out = std::fs::File::create(&path).unwrap();
-            for offset in &at {
-                out.write_all_at(b"x", *offset).unwrap();
-            }
-            out.set_len(size).unwrap();
-            out.sync_all().unwrap();
-            let file = InspectedFile::open(&path, Links::Refuse).unwrap();
-            let expected = whole(&file);
-            assert_eq!(expected.windows.len(), at.len(), "of {size} bytes");
-            let turn = turn(Duration::from_secs(3600));
-            let scan =
-                sample(&file, &SampleLimits { from: 0, had_some: true, room: usize::MAX, turn: &turn })
-                    .unwrap();
-            assert_eq!((scan.next, scan.no_room), (None, false));
-            assert_eq!(scan.sample, expected, "of {size} bytes");
-        }
-    }
-
-    #[test]
-    fn an_empty_file_has_nothing() {
-        let dir = pagekeeper_testing::disk_dir();
-        let path = dir.path().join("empty");
-        std::fs::File::create(&path).unwrap();
-        let file = InspectedFile::open(&path, Links::Refuse).unwrap();
-        assert_eq!(whole(&file), Sample::default());
     }
 
     /// Makes a sparse file with a page in each of this many windows.
@@ -361,39 +180,6 @@ mod tests {
             out.write_all_at(b"x", window * WINDOW).unwrap();
         }
         InspectedFile::open(path, Links::Refuse).unwrap()
-    }
-
-    #[test]
-    fn a_sample_for_which_there_is_no_room_or_time_goes_on_where_it_stopped() {
-        let dir = pagekeeper_testing::disk_dir();
-        let endless = Duration::from_secs(3600);
-        for (windows, room, cpu, least) in [
-            (100, 30, endless, 4),
-            (100, usize::MAX, Duration::ZERO, 4),
-            // These have few windows: they are counted at once if some were resident before.
-            (32, 10, endless, 4),
-            (32, usize::MAX, Duration::ZERO, 2),
-            (32, usize::MAX, endless, 1),
-        ] {
-            let file = sparse(&dir.path().join(windows.to_string()), windows);
-            let expected: Vec<u64> = (0..windows).collect();
-            for had_some in [false, true] {
-                let (mut from, mut seen, mut samples) = (0, Vec::new(), 0);
-                loop {
-                    let turn = turn(cpu);
-                    let scan = sample(&file, &SampleLimits { from, had_some, room, turn: &turn }).unwrap();
-                    assert_eq!(scan.sample.resident, windows * page_size(), "the sums are of all of it");
-                    assert!(scan.sample.windows.len() <= room.min(32));
-                    assert_eq!(scan.no_room, scan.next.is_some() && room < 32);
-                    seen.extend(scan.sample.windows.iter().map(|window| window.start / WINDOW));
-                    samples += 1;
-                    let Some(next) = scan.next else { break };
-                    from = next;
-                }
-                assert_eq!(seen, expected);
-                assert!(samples >= least, "{samples} of {windows}");
-            }
-        }
     }
 
     /// The file system matters where nothing is resident: on an overlay the kernel reports 0

@@ -8,30 +8,28 @@
 //! 1. An old observation holds too much, never too little: a segment counts as archived once its
 //!    note says so, and a slot only advances.
 //! 2. A directory is read at most every [`WAL_READERS_INTERVAL`], with at most [`NOTES_MAX`] notes
-//!    and [`SLOTS_MAX`] slots. More would take the processor time that its database has for
-//!    samples. The owner of the directories may have put any file there: see
-//!    [`ReplicationSlot::parse`].
+//!    and a bounded number of [slots](ReplicationSlots). More would take the processor time that its
+//!    database has for samples.
 //! 3. Nothing is read unless the log's rule depends on followers. Only [`WalReaders::read`] does
 //!    I/O, in a thread that may be left behind.
 //!
 //! A note or slot that can't be read holds nothing. That is reported, unless it has disappeared
-//! meanwhile. At most one slot of a directory is reported, and always the same: their owner may
-//! make ever new ones. If `archive_status` can't be read, only the archiver's title counts.
+//! meanwhile. If `archive_status` can't be read, only the archiver's title counts.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
-use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use pagekeeper_catalog::postgresql::slot::{self, ReplicationSlot};
-use pagekeeper_catalog::postgresql::{WalReaderKind, wal_reader};
+use pagekeeper_catalog::postgresql::slot::ReplicationSlot;
+use pagekeeper_catalog::postgresql::{
+    ArchiveNote, DataDirectory, ReplicationSlots, WalReaderKind, known_in_part, wal_reader,
+};
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::{Error, ExpectedFile, InspectedFile, Links, PathHandle, Result, first_names};
+use pagekeeper_kernel::{ExpectedFile, PathHandle};
 use pagekeeper_policy::names::{FileNumber, SegmentSize};
 use pagekeeper_policy::{FileId, FilePosition, FollowerFacts, FollowerId, LogId, Rule, StepFacts};
-use pagekeeper_text::escaped;
 
 use crate::config::WalReaderLimits;
 use crate::directory::Directory;
@@ -42,35 +40,17 @@ use crate::ids::hash_of;
 const WAL_READERS_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum number of segments whose notes are looked up at once.
 const NOTES_MAX: usize = 256;
-/// Maximum number of slots that are read; PostgreSQL has 10 unless `max_replication_slots` says
-/// otherwise.
-const SLOTS_MAX: usize = 256;
 
 /// The readers of the WAL in a directory, as far as files show them.
 #[derive(Default)]
 pub(crate) struct WalReaders {
-    slots: Vec<NamedSlot>,
+    slots: ReplicationSlots,
     read: Option<Instant>,
     /// The notes of segments, unless `archive_status` can't be read, or the server has no archiver.
     notes: Option<HashMap<FileId, ArchiveNote>>,
-    /// The report of the first slot that could not be read.
-    odd_slot: Option<(PathBuf, String)>,
     /// Whether the server had an archiver at the last look.
     has_archiver: Option<bool>,
     problems: Vec<(PathBuf, String)>,
-}
-
-/// A slot, with the name of its directory.
-type NamedSlot = (OsString, ReplicationSlot);
-
-/// The note that `archive_status` has for a segment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ArchiveNote {
-    /// It is archived, and stays so.
-    Done,
-    /// It is to be archived.
-    Ready,
-    Missing,
 }
 
 impl WalReaders {
@@ -93,7 +73,8 @@ impl WalReaders {
         let Some(wal) = FollowedWal::of(directory) else { return };
         self.read = Some(now);
         begins(true);
-        self.read_slots(directory, proc);
+        let (pid, wal_directory) = (directory.owner, directory.path.as_path());
+        self.slots.read(&DataDirectory { proc, pid, wal: wal_directory });
         begins(false);
         // For a directory that was named no process is known.
         let may_archive = directory.owner.is_none() || self.has_archiver != Some(false);
@@ -122,7 +103,10 @@ impl WalReaders {
             Ok(status) => status,
             Err(error) => {
                 self.notes = None;
-                return self.note_problem(path, &error);
+                if !error.is_gone() {
+                    self.problems.push((path, known_in_part(&error)));
+                }
+                return;
             }
         };
         let notes = self.notes.get_or_insert_default();
@@ -131,52 +115,8 @@ impl WalReaders {
         segments.sort_unstable_by_key(|(_, entry)| entry.sequence);
         segments.truncate(NOTES_MAX);
         for (name, entry) in segments {
-            notes.insert(entry.id, note_of(status.as_fd(), &path, name));
+            notes.insert(entry.id, ArchiveNote::of(status.as_fd(), &path, name));
         }
-    }
-
-    /// Reads the slots in `pg_replslot`, in the server's working directory, or beside the directory
-    /// of the WAL.
-    fn read_slots(&mut self, directory: &Directory, proc: &ProcRoot) {
-        self.slots.clear();
-        let path = directory.path.parent().unwrap_or(Path::new("/")).join("pg_replslot");
-        let opened = match directory.owner {
-            // The WAL may be elsewhere, behind a link; the server's working directory is its data
-            // directory.
-            Some(pid) => proc.open_directory_in_namespace(pid, Path::new("pg_replslot")),
-            None => PathHandle::at(&path, Links::Refuse)
-                .and_then(|handle| handle.open_directory(ExpectedFile::Any)),
-        };
-        let names =
-            opened.and_then(|opened| Ok((first_names(opened.as_fd(), &path, SLOTS_MAX + 1)?, opened)));
-        let (mut names, opened) = match names {
-            Ok(names) => names,
-            Err(error) => return self.note_problem(path, &error),
-        };
-        if names.len() > SLOTS_MAX {
-            let problem =
-                format!("it has more than {SLOTS_MAX} slots: the readers of others are not waited for");
-            self.problems.push((path.clone(), problem));
-            names.truncate(SLOTS_MAX);
-        }
-        let mut has_odd = false;
-        for name in names {
-            let state = path.join(&name).join("state");
-            let reason = match read_slot(opened.as_fd(), &name, state.clone()) {
-                Ok(Ok(slot)) => {
-                    self.slots.push((name, slot));
-                    continue;
-                }
-                Ok(Err(reason)) => format!("{}: {reason}", escaped(&state)),
-                Err(error) if error.is_gone() => continue,
-                Err(error) => error.to_string(),
-            };
-            has_odd = true;
-            self.odd_slot.get_or_insert_with(|| {
-                (path.clone(), format!("the readers of some of its slots are not waited for: {reason}"))
-            });
-        }
-        self.problems.extend(self.odd_slot.clone().filter(|_| has_odd));
     }
 
     /// Adds the readers of the WAL in the directory, whose files are among the facts already.
@@ -190,7 +130,8 @@ impl WalReaders {
         problem: &mut dyn FnMut(PathBuf, String),
     ) {
         let Some(wal) = FollowedWal::of(directory) else { return };
-        self.problems.drain(..).for_each(|(path, text)| problem(path, text));
+        let problems = self.slots.problems.drain(..).chain(self.problems.drain(..));
+        problems.for_each(|(path, text)| problem(path, text));
         let files = facts.files.iter().filter(|file| file.log == wal.log && file.writer.is_some());
         let writer = files.map(|file| file.sequence).max();
         let mut readers = Vec::new();
@@ -226,18 +167,11 @@ impl WalReaders {
         };
         let id = FollowerId(hash_of(&("archiver", wal.log.0)));
         readers.extend(place.map(|place| wal.follower(id, place, wal.files_in(limits.archiver))));
-        readers.extend(wal.followers_of_slots(&self.slots));
+        readers.extend(wal.followers_of_slots(&self.slots.found));
         facts.followers.extend(readers);
         self.has_archiver = self.read.map(|_| archiver.is_some());
         if let Some(notes) = self.notes.as_mut().filter(|notes| notes.len() > directory.entries.len()) {
             notes.retain(|file, _| directory.entries.values().any(|entry| entry.id == *file));
-        }
-    }
-
-    /// Records an error, unless it is that the file or directory does not exist (any more).
-    fn note_problem(&mut self, path: PathBuf, error: &Error) {
-        if !error.is_gone() {
-            self.problems.push((path, format!("who has yet to read WAL is known in part: {error}")));
         }
     }
 }
@@ -307,45 +241,15 @@ impl FollowedWal {
     /// Returns a follower for each slot, where its reader may begin. A physical slot counts in
     /// addition to any WAL senders: no title says whether a sender uses a slot. Its file lags
     /// behind its sender until the next checkpoint, which holds at most `near_files` segments more.
-    fn followers_of_slots(&self, slots: &[NamedSlot]) -> Vec<FollowerFacts> {
+    fn followers_of_slots(&self, slots: &[(OsString, ReplicationSlot)]) -> Vec<FollowerFacts> {
         let size = self.segment_size.unwrap_or(SegmentSize::DEFAULT);
-        let follower = |(name, slot): &NamedSlot| {
+        let follower = |(name, slot): &(OsString, ReplicationSlot)| {
             let (sequence, offset) = size.place_of(slot.restart_lsn?);
             let id = FollowerId(hash_of(&("slot", name, self.log.0)));
             Some(self.follower(id, (sequence, FilePosition::At(offset)), 0))
         };
         slots.iter().filter_map(follower).collect()
     }
-}
-
-/// Returns the note of a segment in a directory of notes.
-fn note_of(status: BorrowedFd<'_>, path: &Path, segment: &OsStr) -> ArchiveNote {
-    let exists = |suffix: &str| {
-        let mut name = segment.to_owned();
-        name.push(suffix);
-        PathHandle::in_directory(status, name.as_os_str(), path.join(&name)).is_ok()
-    };
-    if exists(".done") {
-        ArchiveNote::Done
-    } else if exists(".ready") {
-        ArchiveNote::Ready
-    } else {
-        ArchiveNote::Missing
-    }
-}
-
-fn read_slot(
-    directory: BorrowedFd<'_>,
-    name: &OsStr,
-    path: PathBuf,
-) -> Result<std::result::Result<ReplicationSlot, String>> {
-    let file = InspectedFile::open_below(directory, Path::new(name).join("state"), ExpectedFile::Any, path)?;
-    let mut bytes = [0; slot::SLOT_BYTES];
-    let len = match file.file().read_at(&mut bytes, 0) {
-        Ok(len) => len,
-        Err(error) => return Ok(Err(format!("it can't be read: {error}"))),
-    };
-    Ok(ReplicationSlot::parse(&bytes[..len]).map_err(|error| error.to_string()))
 }
 
 #[cfg(test)]

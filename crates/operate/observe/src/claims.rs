@@ -18,16 +18,16 @@ use std::path::{Path, PathBuf};
 
 use pagekeeper_catalog::ownership::has_rights_of;
 use pagekeeper_catalog::{ClaimOutcome, ClaimStrength, one_user};
-use pagekeeper_kernel::process::{AccessMode, ProcRoot};
+use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{ExpectedFile, Inode, PathHandle, Result, first_names, stat_of_name};
 use pagekeeper_policy::FileClass;
 use pagekeeper_text::escaped;
 use rustix::fs::FileType;
 
+use crate::DirectoryFilter;
 use crate::opened_files::{OpenedFile, reach};
 use crate::subjects::ObservedDatabase;
 use crate::visibility::{GapKind, VisibilityGaps};
-use crate::{DirectoryFilter, OpenerKind};
 
 /// The directory of `PostgreSQL` that holds a link to each tablespace.
 const TABLESPACE_DIRECTORY: &str = "pg_tblspc";
@@ -107,7 +107,7 @@ pub(crate) fn directories_of(
                 .and_then(|_| profile.markers.iter().find_map(|marker| marker.base_of(&held.path))),
         };
         let Some(base) = base else { continue };
-        if is_written(held) {
+        if held.kind.writes() {
             written.push(held);
         }
         if found.len() < OBSERVED_DIRECTORIES_MAX || found.contains(base) {
@@ -196,16 +196,6 @@ fn leads_to(proc: &ProcRoot, pid: u32, link: &Path) -> Option<PathBuf> {
     Some(proc.as_seen_by(pid, &std::fs::read_link(own).ok()?))
 }
 
-/// Returns whether it is open for writing.
-fn is_written(held: &OpenedFile) -> bool {
-    match held.kind {
-        OpenerKind::Buffered(access) | OpenerKind::Direct(access) => {
-            matches!(access, AccessMode::WriteOnly | AccessMode::ReadWrite)
-        }
-        OpenerKind::Mapped { writable } => writable,
-    }
-}
-
 /// Returns the directories that a database keeps elsewhere and has links to, as it names them: a
 /// log, tablespaces.
 ///
@@ -267,8 +257,10 @@ fn names_of_links(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::OpenerKind;
     use crate::testing::disk_dir;
     use pagekeeper_catalog::{Profile, find_profile};
+    use pagekeeper_kernel::process::AccessMode;
     use std::os::unix::fs::{MetadataExt, symlink};
     use std::sync::Arc;
 

@@ -11,10 +11,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pagekeeper_catalog::{ClaimStrength, Profile, ProfileMatch, one_user, recognise};
-use pagekeeper_kernel::process::{AccessMode, ProcRoot};
+use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::stat_of_name;
 
-use crate::OpenerKind;
 use crate::files::FileSet;
 use crate::subjects::ObservedDatabase;
 
@@ -62,17 +61,15 @@ fn owner(
     let mut writers: HashMap<u32, usize> = HashMap::new();
     let mut readers: HashMap<u32, usize> = HashMap::new();
     for opener in files.of_database(index).flat_map(|file| &file.openers) {
-        let by = if may_write(opener.kind) { &mut writers } else { &mut readers };
+        let by = if opener.kind.writes() { &mut writers } else { &mut readers };
         *by.entry(opener.pid).or_default() += opener.count;
     }
-    let user = stat_of_name(directory).ok().map(|found| found.st_uid);
+    // No user has the number -1.
+    let user = stat_of_name(directory).map_or(u32::MAX, |found| found.st_uid);
     let recognised = writers.keys().chain(readers.keys()).filter_map(|&pid| {
         let ProfileMatch { profile, certain } = recognise(proc, pid, profiles)?;
         let of = proc.users(pid).ok().and_then(one_user)?;
-        let strength = ClaimStrength { writes: writers.contains_key(&pid), certain, owner: user == Some(of) };
-        if !(strength.writes || strength.owner || of == 0) {
-            return None;
-        }
+        let strength = ClaimStrength::of_claim(Some(of), user, writers.contains_key(&pid), certain)?;
         // For a database with workers it is the process that started them.
         let parent = proc.parent(pid).ok().filter(|&parent| {
             recognise(proc, parent, profiles).is_some_and(|of| of.profile.name == profile.name)
@@ -85,11 +82,4 @@ fn owner(
         let busiest = writers.iter().max_by_key(|&(pid, count)| (*count, Reverse(*pid)));
         busiest.map(|(pid, _)| (*pid, None))
     })
-}
-
-fn may_write(kind: OpenerKind) -> bool {
-    match kind {
-        OpenerKind::Buffered(access) | OpenerKind::Direct(access) => access != AccessMode::ReadOnly,
-        OpenerKind::Mapped { writable } => writable,
-    }
 }

@@ -27,8 +27,8 @@ pub(crate) struct DirectoryTrees {
     trees: HashMap<TreeKey, (u64, DirectoryTree)>,
     number: u64,
     began: Option<Instant>,
-    /// The time in microseconds for each directory of a database; `None` without a limit.
-    time: Option<FairShares>,
+    /// The time in microseconds for each directory of a database.
+    time: FairShares,
     /// The kept files for each directory of a database, and for its other open files.
     files: FairShares,
     /// The names that are read in each directory of a database and below.
@@ -84,12 +84,7 @@ impl DirectoryTrees {
         let time = usize::try_from(time).unwrap_or(usize::MAX);
         let wanted: Vec<PartyDemand> =
             subjects.iter().map(|subject| (subject.party, vec![time; subject.directories.len()])).collect();
-        self.time = Some(FairShares::new(time, &wanted));
-    }
-
-    /// Removes the time limit for this snapshot: every file is sampled.
-    pub(crate) fn remove_time_limit(&mut self) {
-        self.time = None;
+        self.time = FairShares::new(time, &wanted);
     }
 
     /// Returns the order in which databases are scanned: those that kept most before come last, and
@@ -125,7 +120,6 @@ impl DirectoryTrees {
         if self.is_scanned(&key) {
             return &self.trees[&key].1;
         }
-        let micros = |time: &FairShares| Duration::from_micros(time.limit(index, at) as u64);
         let context = ScanContext {
             proc: &options.roots.proc,
             profile: &subject.profile,
@@ -134,7 +128,7 @@ impl DirectoryTrees {
             selects: &|directory| options.selects.selects(subject.pid, directory),
             busy: &self.busy,
             number: self.number,
-            time: self.time.as_ref().map_or(Duration::MAX, micros),
+            time: Duration::from_micros(self.time.limit(index, at) as u64),
             max_files: self.files.limit(index, at),
             max_names: self.names.limit(index, at),
             pin: subject.pin(&key.1),
@@ -143,9 +137,7 @@ impl DirectoryTrees {
             self.trees.entry(key.clone()).or_insert_with(|| (0, DirectoryTree::new(key)));
         *scanned_in = self.number;
         let spent = tree.scan(&context, gaps);
-        if let Some(time) = &mut self.time {
-            time.take(index, at, usize::try_from(spent.time.as_micros()).unwrap_or(usize::MAX));
-        }
+        self.time.take(index, at, usize::try_from(spent.time.as_micros()).unwrap_or(usize::MAX));
         self.files.take(index, at, tree.kept());
         self.names.take(index, at, spent.names);
         tree

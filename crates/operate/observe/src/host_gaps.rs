@@ -7,7 +7,7 @@ use rustix::thread::CapabilitySet;
 
 use crate::Host;
 use crate::VisibilityGap;
-use crate::visibility::{VisibilityGaps, lacked};
+use crate::visibility::{VisibilityGaps, has, lacked};
 
 /// The number of the first pid namespace (`PROC_PID_INIT_INO` of `linux/proc_ns.h`).
 const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
@@ -52,9 +52,7 @@ pub(crate) fn of_processes(roots: &SysRoots, gaps: &mut VisibilityGaps) {
         let value = escaped(&mount.option("hidepid")?).to_string();
         (mount.point == point && !matches!(value.as_str(), "0" | "off")).then_some(value)
     });
-    let may_inspect = rustix::thread::capabilities(None)
-        .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_PTRACE));
-    if let Some(value) = hides.filter(|_| !may_inspect) {
+    if let Some(value) = hides.filter(|_| !has(CapabilitySet::SYS_PTRACE)) {
         gaps.add(
             "processes of other users",
             format!("{} is mounted with hidepid={value}", escaped(point)),

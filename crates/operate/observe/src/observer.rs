@@ -72,15 +72,6 @@ impl Observer {
     /// least 50 ms), open and dirty files first. Among hundreds of thousands of files, the figures
     /// of the others may be some snapshots old.
     pub fn snapshot(&mut self) -> Result<Snapshot, ObserveError> {
-        self.take(false)
-    }
-
-    /// Takes a snapshot like [`Self::snapshot`], but samples every file, however long that takes.
-    pub fn full_snapshot(&mut self) -> Result<Snapshot, ObserveError> {
-        self.take(true)
-    }
-
-    fn take(&mut self, full: bool) -> Result<Snapshot, ObserveError> {
         let change = self.change()?;
         // State that is lost with a hung job is found again, except named processes and
         // directories.
@@ -91,7 +82,7 @@ impl Observer {
             let mut state = kept.take().unwrap_or_else(lost);
             let (options, profiles) = (self.options.clone(), self.profiles.clone());
             move || {
-                let found = state.find(&options, &profiles, full);
+                let found = state.find(&options, &profiles);
                 (state, found)
             }
         })?;
@@ -133,7 +124,6 @@ impl ObserverState {
         &mut self,
         options: &ObserverOptions,
         profiles: &[Arc<Profile>],
-        full: bool,
     ) -> Result<FileFindings, ObserveError> {
         let roots = &options.roots;
         let mut gaps = VisibilityGaps::default();
@@ -141,9 +131,6 @@ impl ObserverState {
         let mut files = FileSet::new(options.max_files);
         let owners = DirectoryOwners::of(&roots.proc, &subjects);
         self.trees.begin(&subjects, &owners, options);
-        if full {
-            self.trees.remove_time_limit();
-        }
         let (trees, devices) = (&mut self.trees, &mut self.devices);
         for index in trees.order(&subjects, &owners) {
             let subject = (index, &subjects[index]);

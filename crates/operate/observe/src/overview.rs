@@ -11,7 +11,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use pagekeeper_catalog::{DatabaseDiscovery, InspectionBudget, KnownProcess, Profile};
+use pagekeeper_catalog::{DatabaseDiscovery, InspectionBudget, Profile, ProfileMatch};
 use pagekeeper_kernel::hang;
 use pagekeeper_kernel::mutex::lock;
 use pagekeeper_kernel::pressure::SysRoots;
@@ -117,14 +117,13 @@ fn is_of_person(roots: &SysRoots, pid: u32) -> bool {
 fn find(proc: &ProcRoot, overview: &Mutex<Overview>) {
     let profiles: Vec<Arc<Profile>> = Profile::built_in().into_iter().map(Arc::new).collect();
     let (mut discovery, began) = (DatabaseDiscovery::of_own_disks(), Instant::now());
-    let mut known: BTreeMap<u32, KnownProcess> = BTreeMap::new();
+    let mut known: BTreeMap<u32, ProfileMatch> = BTreeMap::new();
     loop {
         let budget = InspectionBudget { new: SEARCH_STEP, old: Duration::ZERO };
         let found = discovery.advance(proc, &known, &profiles, budget, Instant::now());
         let is_over = found.is_err() || discovery.has_seen_all() || began.elapsed() >= SEARCH_TIME_MAX;
         for found in found.into_iter().flatten() {
-            let (profile, certain) = (found.recognised.profile, found.recognised.certain);
-            known.insert(found.pid, KnownProcess { profile, certain });
+            known.insert(found.pid, found.recognised);
         }
         let databases = without_workers(&discovery, &known);
         *lock(overview) = Overview { databases, is_complete: discovery.has_seen_all() };
@@ -136,14 +135,12 @@ fn find(proc: &ProcRoot, overview: &Mutex<Overview>) {
 
 fn without_workers(
     discovery: &DatabaseDiscovery,
-    known: &BTreeMap<u32, KnownProcess>,
+    known: &BTreeMap<u32, ProfileMatch>,
 ) -> BTreeMap<u32, RunningDatabase> {
     // A worker may have been met before the process that started it.
-    let is_worker = |pid: &u32, profile: &Profile| {
-        let parent = discovery.processes().get(*pid).map(|process| process.parent);
-        parent.and_then(|parent| known.get(&parent)).is_some_and(|known| known.profile.name == profile.name)
-    };
-    let own = known.iter().filter(|(pid, known)| !is_worker(pid, &known.profile));
+    let kind_of = |pid| known.get(&pid).map(ProfileMatch::kind);
+    let own =
+        known.iter().filter(|(pid, known)| !discovery.processes().is_worker(**pid, known.kind(), kind_of));
     own.map(|(&pid, known)| {
         (pid, RunningDatabase { kind: known.profile.name.clone(), held: HeldPages::default() })
     })

@@ -180,6 +180,16 @@ pub enum OpenerKind {
     },
 }
 
+impl OpenerKind {
+    /// Returns whether the process may change the file so.
+    pub fn writes(self) -> bool {
+        match self {
+            Self::Buffered(access) | Self::Direct(access) => access.writes(),
+            Self::Mapped { writable } => writable,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

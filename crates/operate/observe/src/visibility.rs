@@ -268,7 +268,7 @@ pub(crate) fn lacked(wanted: &[(&str, CapabilitySet)]) -> Option<String> {
 }
 
 /// Returns whether this process has a capability in effect.
-fn has(one: CapabilitySet) -> bool {
+pub(crate) fn has(one: CapabilitySet) -> bool {
     rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(one))
 }
 

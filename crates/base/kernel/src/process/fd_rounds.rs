@@ -43,6 +43,13 @@ pub fn thread_cpu_time() -> Duration {
     Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
+/// Runs a job. Returns its result, and the processor time of this thread that it took.
+pub fn measured<R>(job: impl FnOnce() -> R) -> (R, Duration) {
+    let before = thread_cpu_time();
+    let result = job();
+    (result, thread_cpu_time().saturating_sub(before))
+}
+
 /// The descriptors of one process, read in pieces.
 #[derive(Debug)]
 pub(super) struct FdPieces {

@@ -31,6 +31,13 @@ pub enum AccessMode {
     Neither,
 }
 
+impl AccessMode {
+    /// Returns whether it permits writing.
+    pub const fn writes(self) -> bool {
+        matches!(self, Self::WriteOnly | Self::ReadWrite)
+    }
+}
+
 /// The contents of `/proc/PID/fdinfo/FD`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FdInfo {

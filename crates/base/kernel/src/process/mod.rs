@@ -39,7 +39,7 @@ mod status;
 use std::path::{Path, PathBuf};
 
 pub use cgroups::CgroupPath;
-pub use fd_rounds::{FdRounds, FdVisitor, thread_cpu_time};
+pub use fd_rounds::{FdRounds, FdVisitor, measured, thread_cpu_time};
 pub use fds::{AccessMode, FdInfo, OpenFile};
 pub use hold::ProcessHolds;
 pub use leases::{AwaitedLocks, FileLeases};

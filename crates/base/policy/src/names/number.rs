@@ -146,6 +146,27 @@ impl SegmentSize {
         if bytes.is_power_of_two() && 20 <= bits && bits <= 30 { Some(Self { bits }) } else { None }
     }
 
+    /// Returns the segment size of each log (`L`), given the logs and sizes of segment files. Most
+    /// files of a log have its size; a file that is being copied may have another, or an impossible
+    /// one.
+    #[cfg(feature = "std")]
+    pub fn of_logs<L: Ord + Copy>(
+        files: impl Iterator<Item = (L, u64)>,
+    ) -> std::collections::BTreeMap<L, Self> {
+        use std::collections::BTreeMap;
+
+        let mut counts: BTreeMap<(L, Self), usize> = BTreeMap::new();
+        for (log, size) in files.filter_map(|(log, bytes)| Some((log, Self::of_file(bytes)?))) {
+            *counts.entry((log, size)).or_default() += 1;
+        }
+        let mut most: BTreeMap<L, (usize, Self)> = BTreeMap::new();
+        for ((log, size), count) in counts {
+            let best = most.entry(log).or_insert((count, size));
+            *best = (*best).max((count, size));
+        }
+        most.into_iter().map(|(log, (_, size))| (log, size)).collect()
+    }
+
     /// Returns the size in bytes.
     pub const fn bytes(self) -> u64 {
         1 << self.bits

@@ -16,7 +16,10 @@
 //!
 //! The headers of an encrypted log are in plain text.
 
-use super::{CheckpointError, array};
+use pagekeeper_kernel::InspectedFile;
+use pagekeeper_policy::CheckpointPosition;
+
+use super::{CheckpointError, array, read_header};
 
 /// Bytes needed from the start of a file; of a shorter file, all.
 pub const REDO_HEADER_BYTES: usize = 12 << 10;
@@ -64,6 +67,13 @@ pub struct RedoHeader {
 }
 
 impl RedoHeader {
+    /// Reads the header of a file, without read-ahead.
+    pub fn read(file: &InspectedFile) -> Result<Self, String> {
+        let mut bytes = [0; REDO_HEADER_BYTES];
+        let len = read_header(file, &mut bytes)?;
+        Self::parse(&bytes[..len]).map_err(|error| format!("its header: {error}"))
+    }
+
     /// Parses the first [`REDO_HEADER_BYTES`] bytes of a file, or all of a shorter one.
     ///
     /// A header without an intact checkpoint block is not an error: most files of a series have
@@ -109,6 +119,35 @@ impl RedoHeader {
                     Some(lsn) == self.checkpoint && (SHORT_HEADER_BYTES..size).contains(&self.old_offset);
                 is_known.then_some(self.old_offset)
             }
+        }
+    }
+}
+
+/// The header of a file of a log, and what its directory shows of that file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RedoFile {
+    /// Its header.
+    pub header: RedoHeader,
+    /// Its place in the log, by its name.
+    pub sequence: u64,
+    /// Its size in bytes.
+    pub size: u64,
+}
+
+/// Returns the last checkpoint of a log with these files.
+pub fn last_checkpoint(files: &[RedoFile]) -> Result<CheckpointPosition, String> {
+    let latest = files.iter().filter_map(|file| file.header.checkpoint).max();
+    let latest = latest.ok_or("its files have no checkpoint")?;
+    // In a series it lies in the last file that starts before it, whichever file's header has it.
+    let holder = files.iter().filter(|file| file.header.start <= latest);
+    let RedoFile { header, sequence, size } =
+        *holder.max_by_key(|file| file.header.start).ok_or("its files start after it")?;
+    let offset = header.offset_of(latest, size).ok_or("its files do not have the checkpoint")?;
+    match (header.layout, files.len()) {
+        (RedoLayout::Series, _) => Ok(CheckpointPosition::InSeries { sequence, offset }),
+        (RedoLayout::Ring | RedoLayout::OldRing, 1) => Ok(CheckpointPosition::InRing { offset }),
+        (RedoLayout::Ring | RedoLayout::OldRing | RedoLayout::RingOfFiles, _) => {
+            Err("it is a ring of several files, or may be one".to_owned())
         }
     }
 }

@@ -1,12 +1,16 @@
 //! Checkpoints: the position from which crash recovery of a database would read its log, from the
 //! database's own files.
 //!
-//! Pure functions over foreign bytes: bounded, and nothing panics. Torn or corrupt data and unknown
+//! Foreign bytes are read up to a bound, and nothing panics. Torn or corrupt data and unknown
 //! formats are errors, never guesses. A caller that can't know where recovery starts must keep the
 //! whole log.
 
 pub mod innodb;
 pub mod postgresql;
+
+use std::os::unix::fs::FileExt;
+
+use pagekeeper_kernel::InspectedFile;
 
 /// The reason for which a checkpoint is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -42,4 +46,21 @@ pub(crate) fn array<const N: usize>(bytes: &[u8], at: usize) -> Result<[u8; N], 
     let too_short = CheckpointError::TooShort { found: bytes.len(), needed: at.saturating_add(N) };
     let part = bytes.get(at..).and_then(|rest| rest.first_chunk::<N>());
     part.copied().ok_or(too_short)
+}
+
+/// Reads at most the start of a file into `bytes`. Returns how many bytes there are.
+pub(crate) fn read_header(file: &InspectedFile, bytes: &mut [u8]) -> Result<usize, String> {
+    // Turns off read-ahead for this descriptor alone. If that is refused, a few more pages are
+    // read.
+    let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Random);
+    let mut len = 0;
+    while len < bytes.len() {
+        match file.file().read_at(&mut bytes[len..], len as u64) {
+            Ok(0) => break,
+            Ok(more) => len += more,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(format!("it can't be read: {error}")),
+        }
+    }
+    Ok(len)
 }

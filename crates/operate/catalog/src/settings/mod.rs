@@ -29,6 +29,7 @@ mod rewrite_decision;
 mod rocksdb;
 mod server;
 mod server_root;
+mod server_settings;
 #[cfg(test)]
 mod testing;
 mod version_groups;
@@ -56,6 +57,7 @@ pub use rewrite_decision::{RewriteDecision, decide_rewrite};
 pub use rocksdb::keys as toml_keys;
 pub use server::{OpenMode, ServerFacts, ServerFile, uptime};
 pub use server_root::ServerRoot;
+pub use server_settings::ServerSettings;
 
 /// The text for a server that may be either of two.
 const ENGINE_DOUBT: &str = "whether this is MySQL or MariaDB is not certain: its program could not be read, or says \

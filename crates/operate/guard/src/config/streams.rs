@@ -2,13 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use pagekeeper_catalog::STREAMING_PROGRAMS;
 use pagekeeper_catalog::units::parse_pace;
+use pagekeeper_catalog::{STREAMING_PROGRAMS, Selector, named_id};
 use pagekeeper_streams::{StreamPace, StreamSocket, stream_name};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
-
-use crate::targets::{Selector, named_id};
 
 /// The handling of streaming programs: pages that such a process brings into the page cache are
 /// released behind it.

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::Result;
-use pagekeeper_kernel::process::{AccessMode, FdVisitor, OpenFile, ProcRoot};
+use pagekeeper_kernel::process::{FdVisitor, OpenFile, ProcRoot};
 
 use crate::budget::DESCRIPTORS_PER_PROCESS;
 use crate::descriptor::Descriptor;
@@ -99,11 +99,6 @@ pub(crate) struct Lister<'a> {
     pub(crate) done: Vec<ListedProcess>,
 }
 
-/// Returns whether a file is open for writing.
-pub(crate) fn is_written(file: &OpenFile) -> bool {
-    matches!(file.access, AccessMode::WriteOnly | AccessMode::ReadWrite)
-}
-
 impl FdVisitor for Lister<'_> {
     type Process = ListedProcess;
 
@@ -139,7 +134,7 @@ impl FdVisitor for Lister<'_> {
         } else if (self.unnamed)(listing.pid, target) {
             listing.looked_at += 1;
             let file = self.proc.open_file_at(listing.pid, fd, target);
-            listing.unnamed.extend(file.filter(|file| is_written(file) && !file.direct && !file.deleted));
+            listing.unnamed.extend(file.filter(|file| file.access.writes() && !file.direct && !file.deleted));
         }
     }
 

@@ -158,9 +158,10 @@ mod tests {
 
     use super::super::Descriptors;
     use super::*;
-    use crate::budget::{Slice, Turn};
+    use crate::budget::Turn;
     use crate::directory::{Directories, Directory};
     use pagekeeper_catalog::ownership::FileOwnership;
+    use pagekeeper_policy::turns::Slice;
 
     const PID: u32 = 7;
 

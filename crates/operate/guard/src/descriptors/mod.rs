@@ -33,7 +33,7 @@ use pagekeeper_policy::FileId;
 pub(crate) use crate::descriptor::{Descriptor, FilesInUse, POLLED_PER_TICK};
 use crate::known_names::KnownNames;
 
-pub(crate) use self::lister::{ListedProcess, Lister, is_written, name_of_removed};
+pub(crate) use self::lister::{ListedProcess, Lister, name_of_removed};
 use self::lister::{descriptor, mark_moved};
 use self::log_fd_predictor::LogFdPredictor;
 pub(crate) use self::others::ForeignDescriptors;

@@ -4,19 +4,21 @@
 //! A listing covers all processes. Those with very many descriptors are read for longer than it
 //! lasts, and keep no other waiting.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::Party;
 use pagekeeper_kernel::process::{FdRounds, OpenFile, ProcRoot, thread_cpu_time};
+use pagekeeper_policy::cpu_budget::ListingTime;
+use pagekeeper_policy::full_listing::FullListing;
 use pagekeeper_policy::shares::shares_by_party;
 
 use super::changes::DescriptorCounts;
 use super::lister::{ListedProcess, Lister, descriptor, mark_moved, name_of_removed};
 use super::poll::poll;
 use super::schedule::{Extent, Schedule};
-use crate::budget::{FOREIGN_DESCRIPTORS_MAX, ListingTime};
+use crate::budget::FOREIGN_DESCRIPTORS_MAX;
 use crate::descriptor::{Descriptor, POLLED_PER_TICK};
 use crate::known_names::KnownNames;
 
@@ -33,47 +35,6 @@ pub(crate) struct ForeignDescriptors {
     left_out: Vec<u32>,
     full_listing: FullListing,
     changes: DescriptorCounts,
-}
-
-/// Since when all processes have been read. One with very many descriptors may be read for longer
-/// than a listing lasts.
-#[derive(Debug, Default)]
-struct FullListing {
-    since: Option<Instant>,
-    /// The next such time: when a finished listing began, and which processes have yet to be read
-    /// from then on.
-    next: Option<(Instant, BTreeSet<u32>)>,
-}
-
-impl FullListing {
-    /// Records a listing that began at that time and has ended, except for the processes in `but`.
-    fn listed(&mut self, began: Instant, but: BTreeSet<u32>) {
-        // Otherwise processes with very many descriptors would postpone it endlessly.
-        self.next.get_or_insert((began, but));
-        self.settle();
-    }
-
-    /// Records that a process was read, or has ended; reading it began at that time.
-    fn read(&mut self, pid: u32, began: Instant) {
-        if let Some((_, waiting)) = self.next.as_mut().filter(|(since, _)| began >= *since) {
-            waiting.remove(&pid);
-            self.settle();
-        }
-    }
-
-    /// Forgets processes that have ended.
-    fn keep(&mut self, is_there: impl Fn(u32) -> bool) {
-        if let Some((_, waiting)) = &mut self.next {
-            waiting.retain(|pid| is_there(*pid));
-            self.settle();
-        }
-    }
-
-    fn settle(&mut self) {
-        if let Some((since, _)) = self.next.take_if(|(_, waiting)| waiting.is_empty()) {
-            self.since = Some(since);
-        }
-    }
 }
 
 /// The state of one of these processes.
@@ -226,33 +187,5 @@ impl ForeignDescriptors {
         let spent = thread_cpu_time().saturating_sub(before);
         self.cost += spent;
         self.time.spend(spent);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_has_very_many_descriptors_is_waited_for_and_puts_it_off_no_longer() {
-        let now = Instant::now();
-        let at = |seconds: u64| now + Duration::from_secs(seconds);
-        let mut full_listing = FullListing::default();
-        full_listing.listed(at(1), BTreeSet::new());
-        assert_eq!(full_listing.since, Some(at(1)));
-        // Reading 7 began before this listing, and reading 8 during it.
-        full_listing.listed(at(10), BTreeSet::from([7, 8]));
-        full_listing.read(8, at(11));
-        full_listing.read(7, at(5));
-        assert_eq!(full_listing.since, Some(at(1)), "of 7 a part was read before");
-        // There are ever new ones with very many descriptors.
-        for second in [20, 30] {
-            full_listing.listed(at(second), BTreeSet::from([7, 9]));
-        }
-        full_listing.read(7, at(21));
-        assert_eq!(full_listing.since, Some(at(10)));
-        full_listing.listed(at(40), BTreeSet::from([9]));
-        full_listing.keep(|pid| pid != 9);
-        assert_eq!(full_listing.since, Some(at(40)), "it has ended");
     }
 }

@@ -1,8 +1,8 @@
 //! Decides when the files of a directory are sampled, and takes in their samples.
 //!
 //! Invariant: a file where nothing happens is sampled ever less often, but at least every
-//! [`IDLE_TICKS_MAX`] ticks. In a database with more than [`MANY_FILES_MIN`] files, a file without
-//! resident pages is sampled at least every [`EMPTY_TICKS_MAX`](crate::entry::EMPTY_TICKS_MAX)
+//! [`IDLE_TICKS_MAX`](pagekeeper_policy::sample_schedule::IDLE_TICKS_MAX) ticks. In a database with more than [`MANY_FILES_MIN`] files, a file without
+//! resident pages is sampled at least every [`EMPTY_TICKS_MAX`](pagekeeper_policy::sample_schedule::EMPTY_TICKS_MAX)
 //! ticks. That needs that
 //! 1. the file had resident pages, or is not new;
 //! 2. it is not the last of its log;
@@ -25,7 +25,7 @@ use pagekeeper_policy::{LogId, WindowFacts};
 use super::Directory;
 use crate::budget::Turn;
 use crate::descriptor::FilesInUse;
-use crate::entry::{Entry, IDLE_TICKS_MAX, OfDatabase, SAMPLES_PER_COUNT};
+use crate::entry::{Entry, OfDatabase};
 use crate::sample::{DueFile, Sample, SamplingResult, WindowRoom, sample_again, sample_file};
 
 /// Number of files that are sampled together, which takes opening their directory once.
@@ -97,17 +97,18 @@ impl Directory {
         let (place, among_many) = (self.place(), self.is_among_many());
         let half = if among_many { HELD_TICKS_OF_MANY } else { HELD_TICKS } / 2;
         for entry in self.entries.values_mut() {
-            entry.due = entry.due.saturating_sub(passed);
+            let schedule = &mut entry.schedule;
+            schedule.due = schedule.due.saturating_sub(passed);
             if in_use.busy.contains(&entry.id) {
-                entry.sample_now();
+                schedule.sample_now();
             } else if in_use.held.contains(&entry.id) {
                 // Files that became idle together are spread over the ticks.
                 let turn = place + entry.id.0 / FILES_PER_OPEN;
                 let spread = u32::try_from(turn % u64::from(half)).expect("it is less than a half");
-                entry.due = entry.due.min(half + spread);
+                schedule.due = schedule.due.min(half + spread);
             }
         }
-        self.next_due.until_due = self.entries.values().map(|entry| entry.due).min().unwrap_or(0);
+        self.next_due.until_due = self.entries.values().map(|entry| entry.schedule.due).min().unwrap_or(0);
         self.next_due.until_due == 0 && !self.entries.is_empty()
     }
 
@@ -117,7 +118,7 @@ impl Directory {
         let among_many = self.is_among_many();
         let due = |(name, entry): (&OsString, &Entry)| {
             let windows = entry.sample.windows.len();
-            (entry.due == 0).then(|| DueFile {
+            (entry.schedule.due == 0).then(|| DueFile {
                 name: name.clone(),
                 inode: entry.inode,
                 from: entry.from,
@@ -157,7 +158,7 @@ impl Directory {
                 return true;
             }
             if let Some(entry) = self.entries.get_mut(&due.name) {
-                entry.take_unchanged(place + entry.id.0 / FILES_PER_OPEN);
+                entry.schedule.uncounted(place + entry.id.0 / FILES_PER_OPEN);
             }
             false
         });
@@ -195,7 +196,7 @@ impl Directory {
             }
             let Some(entry) = self.entries.get_mut(&name) else { continue };
             match seen {
-                Ok(None) => entry.take_unchanged(place + entry.id.0 / FILES_PER_OPEN),
+                Ok(None) => entry.schedule.uncounted(place + entry.id.0 / FILES_PER_OPEN),
                 Ok(Some(seen)) => {
                     entry.changed = seen.changed;
                     if seen.stat.size != entry.size && matches!(entry.number, FileNumber::WalSegment(_)) {
@@ -211,8 +212,7 @@ impl Directory {
                 Err(Error::OtherFile { .. }) => others.push(name),
                 Err(error) => {
                     entry.sample = Sample::default();
-                    entry.uncounted = SAMPLES_PER_COUNT;
-                    entry.due = IDLE_TICKS_MAX;
+                    entry.schedule.failed();
                     if error.is_gone() {
                         self.stale = true;
                     } else {
@@ -243,8 +243,8 @@ impl Directory {
         self.touch();
         if let Some(entry) = path.file_name().and_then(|name| self.entries.get_mut(name)) {
             entry.sample.replace(&range, found);
-            entry.sample_now();
-            entry.due = 1;
+            entry.schedule.sample_now();
+            entry.schedule.due = 1;
         }
         Ok(left)
     }

@@ -10,18 +10,20 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
 
-use pagekeeper_catalog::FileSpec;
+use pagekeeper_catalog::ownership::{DirectoryAttributes, FileOwnership};
+use pagekeeper_catalog::{
+    Inspection, LogFormat, LogKey, NameListing, NewFile, of_unknown_format, of_unknown_name,
+};
 use pagekeeper_kernel::Result;
 use pagekeeper_policy::names::{FileNumber, SegmentSize};
+use pagekeeper_policy::sample_schedule::SampleSchedule;
 use pagekeeper_policy::{FileClass, FileId, LogId, RewriteKind, RewriteSource};
 
 use super::{Directory, Log};
 use crate::budget::Turn;
 use crate::entry::Entry;
 use crate::ids::{new_id, new_version};
-use crate::listing::{Inspection, ListingResult, LogFormat, NameListing, NewFile};
 use crate::sample::Sample;
-use pagekeeper_catalog::ownership::{DirectoryAttributes, FileOwnership};
 
 /// A listing that takes a millisecond is not repeated for this many milliseconds, whatever comes
 /// and goes.
@@ -30,21 +32,18 @@ const RELIST_COST_FACTOR: u32 = 50;
 /// Maximum number of files whose format is read in one listing: no ring of redo logs has more.
 const FORMATS_READ_MAX: usize = 32;
 
-/// Returns the report about a log of which only the name is known.
-fn of_unknown_name(file: &FileSpec) -> String {
-    let (what, pattern) = (file.unknown_log.as_deref().unwrap_or_default(), file.files.as_str());
-    format!(
-        "{what} is a log of a form that is not known, and is not watched: name files = \"{pattern}\" in a [[log]] of a profile of your \
-         own for this process to have it released"
-    )
-}
-
-/// Returns the report about a redo log of unknown format.
-fn of_unknown_format(format: u32) -> String {
-    format!(
-        "this redo log has a form that is not known (format {format:#x}), and is kept: name its files, with how they are written, in a \
-         [[log]] of a profile of your own for this process, without checkpoint = \"innodb\", to have it released"
-    )
+/// The result of continuing a listing.
+#[derive(Debug, Default)]
+pub(crate) struct ListingResult {
+    /// The last file of each log in which files were taken up.
+    pub(crate) grown: Vec<FileId>,
+    /// A log file that is not the database's and was not taken up; an empty name if that holds for
+    /// the directory.
+    pub(crate) refused: Option<OsString>,
+    /// New logs that are released because of settings of their database: a file, and the settings.
+    pub(crate) decided: Vec<(OsString, String)>,
+    /// Reports about logs of unknown form, each with a file.
+    pub(crate) unknown: Vec<(OsString, String)>,
 }
 
 impl Directory {
@@ -106,7 +105,7 @@ impl Directory {
     fn list_on(&mut self, fd: BorrowedFd<'_>, turn: &Turn) -> Result<ListingResult> {
         let mut listed = ListingResult::default();
         if let Some(listing) = &mut self.listing {
-            if !listing.read(fd, &self.path, &self.profile, turn)? {
+            if !listing.read(fd, &self.path, &self.profile, || turn.step())? {
                 return Ok(listed);
             }
             let names = self.listing.take().map(NameListing::finish).unwrap_or_default();
@@ -133,12 +132,12 @@ impl Directory {
             self.refused = false;
         }
         let mut names = std::mem::take(&mut self.new_names);
-        let found = self.inspection(fd).run(&mut names, turn);
+        let found = self.inspection(fd).run(&mut names, || turn.step());
         self.new_names = names;
         let mut grown = BTreeSet::new();
         let held = self.logs_held(fd, &found);
         for file in found {
-            if self.is_its_own(&file) || !file.linked && held.contains(&file.log()) {
+            if self.right.owns(file.inode, file.user) || !file.linked && held.contains(&file.log()) {
                 let (name, format) = (file.name.clone(), file.settings.format);
                 let (log, decided) = self.add(file);
                 listed.unknown.extend(self.take_format(log, &name, format));
@@ -168,19 +167,9 @@ impl Directory {
         Inspection { fd, path, profile, server, settings }
     }
 
-    /// Returns whether a file counts as the database's by itself.
-    fn is_its_own(&self, file: &NewFile) -> bool {
-        match &self.right {
-            FileOwnership::Operator | FileOwnership::Owner(_) => self.right.may_enter(file.user),
-            FileOwnership::Process(right) => {
-                right.has_rights_of(file.user) || right.writes.contains(&file.inode)
-            }
-        }
-    }
-
     /// Returns the logs of which the process has a file open for writing. Returns none in a
     /// directory that everybody may write to: there others may have made the log's other files.
-    fn logs_held(&self, fd: BorrowedFd<'_>, new: &[NewFile]) -> HashSet<(usize, Vec<u8>)> {
+    fn logs_held(&self, fd: BorrowedFd<'_>, new: &[NewFile]) -> HashSet<LogKey> {
         let FileOwnership::Process(right) = &self.right else { return HashSet::new() };
         if right.writes.is_empty() || DirectoryAttributes::of(fd).is_ok_and(|directory| directory.open_to_all)
         {
@@ -221,10 +210,7 @@ impl Directory {
             writer_was_at: None,
             sample: Sample::default(),
             status_changed: 0,
-            uncounted: 0,
-            due: 0,
-            interval: 1,
-            had_pages: false,
+            schedule: SampleSchedule::default(),
             from: 0,
         };
         self.entries.insert(file.name, entry);
@@ -285,8 +271,7 @@ impl Directory {
         Some((name.to_os_string(), of_unknown_format(number)))
     }
 
-    /// Finds the segment size of each log, and with it each file's place in the log. Most files of
-    /// a log have that size; a file that is being copied may have another, or an impossible one.
+    /// Finds the segment size of each log, and with it each file's place in the log.
     pub(super) fn set_sequences(&mut self, logs: &BTreeSet<LogId>) {
         if logs.is_empty() {
             return;
@@ -294,20 +279,9 @@ impl Directory {
         let is_segment = |entry: &&mut Entry| {
             matches!(entry.number, FileNumber::WalSegment(_)) && logs.contains(&entry.log)
         };
-        let mut counts: BTreeMap<(LogId, SegmentSize), usize> = BTreeMap::new();
-        for entry in self.entries.values_mut().filter(is_segment) {
-            if let Some(size) = SegmentSize::of_file(entry.size) {
-                *counts.entry((entry.log, size)).or_default() += 1;
-            }
-        }
-        let mut most: BTreeMap<LogId, (usize, SegmentSize)> = BTreeMap::new();
-        for ((log, size), count) in counts {
-            let best = most.entry(log).or_insert((count, size));
-            if count >= best.0 {
-                *best = (count, size);
-            }
-        }
-        let size_of = |log: LogId| most.get(&log).map(|(_, size)| *size);
+        let segments = self.entries.values_mut().filter(is_segment);
+        let sizes = SegmentSize::of_logs(segments.map(|entry| (entry.log, entry.size)));
+        let size_of = |log: LogId| sizes.get(&log).copied();
         for entry in self.entries.values_mut().filter(is_segment) {
             entry.sequence = entry.number.sequence(size_of(entry.log));
         }

@@ -1,13 +1,14 @@
 //! Tests of the facts for the policy, on directories of plain files.
 
 use super::*;
-use crate::budget::{Slice, Turn};
+use crate::budget::Turn;
 use crate::descriptors::FilesInUse;
 use crate::sample::WindowRoom;
 use pagekeeper_catalog::ownership::FileOwnership;
 use pagekeeper_catalog::{Profile, find_profile};
 use pagekeeper_kernel::Inode;
 use pagekeeper_policy::Rule;
+use pagekeeper_policy::turns::Slice;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -307,7 +308,7 @@ fn a_log_of_a_named_directory_is_kept_once_settings_read_anew_say_so() {
     let mut directory = directory(&wal, "rocksdb");
     let proc = pagekeeper_kernel::process::ProcRoot::default();
     directory.server =
-        crate::server_settings::ServerSettings::of(&proc, None, data.clone(), &directory.profile, true);
+        pagekeeper_catalog::settings::ServerSettings::of(&proc, None, data.clone(), &directory.profile, true);
     let is_kept = |directory: &Directory| directory.logs.values().all(|log| log.rewrite.needs_old_pages());
     for (files, expected) in [(0, false), (2, true), (0, true)] {
         set(files);

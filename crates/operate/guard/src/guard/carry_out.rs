@@ -11,15 +11,14 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::{Error, InspectedFile, start_writeback};
+use pagekeeper_kernel::{Error, InspectedFile, release_pieces, start_writeback};
+use pagekeeper_policy::turns::Slice;
 use pagekeeper_policy::{FileId, WindowFacts};
 
-use super::jobs::{Job, JobPlace};
-use super::release_pieces::release_pieces;
+use super::jobs::{Job, JobPlace, Turns};
 use super::report::Report;
-use super::turns::Turns;
 use super::watched::WatchList;
-use crate::budget::{Slice, Turn};
+use crate::budget::Turn;
 use crate::config::Settings;
 use crate::decision::{Action, Decision, FileAct};
 use crate::directory::{DatabaseKey, Directory};

@@ -1,19 +1,14 @@
 //! The evidence of a database's process for its claims to directories, and the outcomes of these.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use pagekeeper_catalog::{ClaimStrength, Party, Profile};
-use pagekeeper_kernel::Inode;
+use pagekeeper_catalog::ownership::ProcessOwnership;
+use pagekeeper_catalog::settings::ServerSettings;
+use pagekeeper_catalog::{ClaimEvidence, ClaimStrength, Party, ProcessTraits, Profile, Targets};
 use pagekeeper_kernel::process::{OpenFile, ProcRoot};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
-
-use crate::server_settings::ServerSettings;
-use crate::targets::{ProcessTraits, Targets};
-use pagekeeper_catalog::ownership::{self, DirectoryAttributes, ProcessOwnership};
 
 /// The outcome of a claim.
 #[derive(Debug)]
@@ -111,23 +106,7 @@ pub(super) struct ExaminedDatabase {
     pub(super) traits: ProcessTraits,
     pub(super) through: Option<u32>,
     pub(super) server: Arc<ServerSettings>,
-    /// The logs that it has open, by directory as it sees it: their names, their inodes, and
-    /// whether it writes.
-    held: HashMap<PathBuf, Vec<(PathBuf, Inode, bool)>>,
-    /// The directories that its profile names below its working directory: as named, and as it sees
-    /// them.
-    named: Vec<(PathBuf, PathBuf)>,
-}
-
-/// The evidence for a claim.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Evidence {
-    /// The directory is named, below a working directory that nobody else can have made.
-    Named,
-    /// A log file there is open.
-    Reads,
-    /// A log file there is open for writing.
-    Writes,
+    pub(super) evidence: ClaimEvidence,
 }
 
 impl ExaminedDatabase {
@@ -138,13 +117,7 @@ impl ExaminedDatabase {
         server: &Arc<ServerSettings>,
         claimant: &Claimant,
     ) -> Self {
-        let (right, view) = (claimant.right(), proc.view_of(pid));
-        let mut held: HashMap<PathBuf, Vec<(PathBuf, Inode, bool)>> = HashMap::new();
-        for file in claimant.open() {
-            let (Some(parent), Some(name)) = (file.path.parent(), file.path.file_name()) else { continue };
-            let (name, writes) = (PathBuf::from(name), right.writes.contains(&file.inode));
-            held.entry(view.path(parent)).or_default().push((name, file.inode, writes));
-        }
+        let right = claimant.right();
         Self {
             pid,
             profile: Arc::clone(profile),
@@ -152,68 +125,8 @@ impl ExaminedDatabase {
             traits: claimant.traits.clone(),
             through: proc.through(pid),
             server: Arc::clone(server),
-            named: named_directories(proc, pid, profile),
+            evidence: ClaimEvidence::of(proc, pid, profile, Arc::clone(&right), claimant.open()),
             right,
-            held,
         }
     }
-
-    /// Returns the best evidence for its claim to this directory. The path may lead elsewhere by
-    /// now than when the process showed it, so the files that it holds must be in the directory.
-    pub(super) fn evidence(
-        &self,
-        proc: &ProcRoot,
-        directory: BorrowedFd<'_>,
-        path: &Path,
-    ) -> Option<Evidence> {
-        let is_there = |(name, inode, _): &&(PathBuf, Inode, bool)| {
-            rustix::fs::statx(directory, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS)
-                .is_ok_and(|stat| ownership::inode(&stat) == *inode)
-        };
-        let mut held: Vec<_> = self.held.get(path).into_iter().flatten().collect();
-        held.sort_by_key(|(_, _, writes)| !writes);
-        if let Some((_, _, writes)) = held.into_iter().find(is_there) {
-            return Some(if *writes { Evidence::Writes } else { Evidence::Reads });
-        }
-        self.is_named(proc, directory, path).unwrap_or(false).then_some(Evidence::Named)
-    }
-
-    /// Returns whether its profile names this path.
-    pub(super) fn names(&self, path: &Path) -> bool {
-        self.named.iter().any(|(_, named)| named == path)
-    }
-
-    /// Returns whether the directory is the target of a named entry in the trusted working
-    /// directory itself.
-    fn is_named(&self, proc: &ProcRoot, directory: BorrowedFd<'_>, path: &Path) -> Option<bool> {
-        let (name, _) = self.named.iter().find(|(_, named)| named == path)?;
-        let base = trusted_base(proc, self.pid, &self.right)?;
-        let stat = rustix::fs::statx(&base, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS).ok()?;
-        let is_link = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::Symlink;
-        Some(is_link || ownership::inode(&stat) == DirectoryAttributes::of(directory).ok()?.pin.inode)
-    }
-}
-
-/// Returns the working directory of a process, if it belongs to the process's user or to root and
-/// is not writable by everybody. Whoever starts a setuid program chooses its working directory, and
-/// a link in it leads anywhere.
-#[allow(clippy::disallowed_methods, reason = "only a reference to it, and it is judged at once")]
-fn trusted_base(proc: &ProcRoot, pid: u32, right: &ProcessOwnership) -> Option<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let base = rustix::fs::open(proc.path().join(format!("{pid}/cwd")), flags, Mode::empty()).ok()?;
-    let identity = DirectoryAttributes::of(&base).ok()?;
-    (!identity.open_to_all && (identity.user == 0 || right.runs_as(identity.user))).then_some(base)
-}
-
-/// Returns the directories that a database's profile names below its working directory: as named,
-/// and as the database sees them.
-pub(super) fn named_directories(proc: &ProcRoot, pid: u32, profile: &Profile) -> Vec<(PathBuf, PathBuf)> {
-    let named = &profile.directories;
-    if named.is_empty() {
-        return Vec::new();
-    }
-    // If the process may not be inspected, that is reported when its descriptors are listed.
-    let Ok(base) = proc.working_directory(pid) else { return Vec::new() };
-    let seen = |directory: &PathBuf| proc.as_seen_by(pid, &base.join(directory));
-    named.iter().map(|directory| (directory.clone(), seen(directory))).collect()
 }

@@ -18,19 +18,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pagekeeper_catalog::{ClaimOutcome, ClaimStrength, Party};
-use pagekeeper_kernel::process::OpenFile;
+use pagekeeper_catalog::ownership::{DirectoryAttributes, FileOwnership, ProcessOwnership};
+use pagekeeper_catalog::{ClaimOutcome, ClaimStrength, Evidence, Party, named_directories};
+use pagekeeper_kernel::process::{OpenFile, measured};
+use pagekeeper_policy::quota::{DirectoryRoom, room_for};
 
-use super::claimant::{Claim, Evidence, ExaminedDatabase, named_directories};
-use super::directory_eviction::{DirectoryRoom, room_for};
-use super::jobs::measured;
+use super::claimant::{Claim, ExaminedDatabase};
 use super::report::{Report, TickContext};
 use super::watched::{Database, WatchList};
 use crate::budget::Budget;
-use crate::descriptors::{Extent, is_written};
+use crate::descriptors::Extent;
 use crate::directory::{DatabaseKey, Directory};
 use crate::event::{Event, Refusal};
-use pagekeeper_catalog::ownership::{DirectoryAttributes, FileOwnership, ProcessOwnership};
 
 /// A refused claim is examined again after this time.
 const REEXAMINE_AFTER: Duration = Duration::from_secs(10);
@@ -43,12 +42,12 @@ impl WatchList {
     pub(super) fn note_claims(&mut self, index: usize, listed: Vec<OpenFile>, tick: &mut TickContext<'_>) {
         let (proc, database) = (&self.proc, &mut self.databases[index]);
         database.claimant.listed = listed;
-        let is_log = |file: &&OpenFile| database.profile.is_open_log(&file.path, is_written(file));
+        let is_log = |file: &&OpenFile| database.profile.is_open_log(&file.path, file.access.writes());
         let mut shown = BTreeSet::new();
         let mut writes = HashSet::new();
         for file in database.claimant.open().filter(is_log) {
             shown.extend(file.path.parent().map(Path::to_path_buf));
-            if is_written(file) {
+            if file.access.writes() {
                 writes.insert(file.inode);
             }
         }
@@ -99,7 +98,12 @@ impl WatchList {
             }
             directory.acts = targets.acts_on(Some(&traits), &directory.path);
             if let Some(reason) = targets.refusal(Some(&traits), &directory.path, named) {
-                tick.report.refused(Some(pid), &directory.profile.name, directory.path.clone(), reason);
+                tick.report.refused(
+                    Some(pid),
+                    &directory.profile.name,
+                    directory.path.clone(),
+                    reason.into(),
+                );
                 self.give_up(at, tick.now);
                 given_up = true;
             }
@@ -197,7 +201,7 @@ impl WatchList {
         let (targets, traits) = (&tick.settings.options.targets, Some(&claimant.traits));
         let named = tick.settings.options.pids.contains(&claimant.pid);
         if let Some(reason) = targets.refusal(traits, &path, named) {
-            return refuse(claimant, path, reason, tick);
+            return refuse(claimant, path, reason.into(), tick);
         }
         let right = FileOwnership::Process(Arc::clone(&claimant.right));
         let mut directory =
@@ -213,7 +217,7 @@ impl WatchList {
         let (proc, examined, asked) = (self.proc.clone(), Arc::clone(claimant), directory.path.clone());
         let opened = self.jobs.find_out(&key, &asked, move || {
             let opened = directory.resolve(&proc).map(|(found, identity)| {
-                let evidence = examined.evidence(&proc, found.as_fd(), &directory.path);
+                let evidence = examined.evidence.best(&proc, found.as_fd(), &directory.path);
                 (identity, evidence)
             });
             (directory, opened)
@@ -250,7 +254,7 @@ impl WatchList {
         let of_one_kind =
             holder.is_some_and(|at| self.directories[at].profile.name == directory.profile.name);
         let Some(strength) = strength else {
-            if evidence.is_none() && !claimant.names(&directory.path) {
+            if evidence.is_none() && !claimant.evidence.names(&directory.path) {
                 // The files that it held there are gone by now: the next listing shows more.
                 return Claim::Refused(tick.now);
             }

@@ -4,22 +4,29 @@
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::ops::{Range, RangeInclusive};
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use pagekeeper_catalog::disks;
+use pagekeeper_catalog::postgresql::process_title;
+use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_policy::follower_history::FollowerHistory;
 use pagekeeper_policy::names::FileNumber;
-use pagekeeper_policy::{FileId, LogId, LogWarning, StepAction, StepFacts, StepState, step};
+use pagekeeper_policy::{
+    DiskProfile, FileId, Leftovers, LogId, LogWarning, StepAction, StepFacts, StepState, step,
+};
 
 use super::carry_out::ReleasedRange;
 use super::report::Report;
 use super::sampling::descriptors;
-use super::watched::{WatchList, title};
+use super::watched::WatchList;
 use crate::config::Settings;
 use crate::decision::{Action, Decision, FileAct, FileWarning};
 use crate::descriptors::Descriptor;
-use crate::disks::{self, Leftovers};
+use crate::directory::Directory;
 use crate::entry::Entry;
 use crate::facts::see;
-use crate::follower_history::FollowerHistory;
 use crate::ids::DirectoryId;
 use crate::state_files::with_state_files;
 
@@ -149,7 +156,7 @@ impl Decider {
                 StepAction::Release { range, .. } => (range, Action::Release),
                 StepAction::Warn { warning, .. } => {
                     let leftovers = leftovers.get(&index).copied().unwrap_or(Leftovers::Unknown);
-                    if let Some(mut text) = text_of(warning, leftovers) {
+                    if let Some(mut text) = warning.text(leftovers) {
                         if warning != LogWarning::ReadBack {
                             let settings = &directory.logs[&entry.log].settings;
                             let hint = spec.hint.as_deref().filter(|_| settings.has_setting);
@@ -182,7 +189,7 @@ impl Decider {
 fn titles(watched: &WatchList) -> HashMap<u32, Vec<(u32, String)>> {
     let with_titles = watched.databases.iter().filter(|database| !database.titled.is_empty());
     let titles = with_titles.map(|database| {
-        let titles = database.titled.iter().map(|&pid| (pid, title(&watched.proc, pid)));
+        let titles = database.titled.iter().map(|&pid| (pid, process_title(&watched.proc, pid)));
         (database.pid, titles.collect())
     });
     titles.collect()
@@ -231,27 +238,19 @@ fn leftovers(acts: &[StepAction], watched: &mut WatchList, settings: &Settings) 
         let directory = &watched.directories[index];
         let (key, path, same) = (directory.database(), directory.path.clone(), directory.without_files());
         let (proc, given) = (watched.proc.clone(), settings.options.disk_profiles.clone());
-        let disk = watched.jobs.find_out(&key, &path, move || disks::of(&given, same.find(&proc).ok()?));
+        let disk = watched.jobs.find_out(&key, &path, move || disk_of(&given, &same, &proc));
         found.insert(index, Leftovers::of(disk.flatten().as_ref()));
     }
     found
 }
 
-/// Returns the text of a warning, with the measurement of the disk; `None` if the measurement shows
-/// that there is nothing to warn of.
-fn text_of(warning: LogWarning, leftovers: Leftovers) -> Option<String> {
-    match warning {
-        LogWarning::RecycledSubPages | LogWarning::ReadBack => return Some(warning.to_string()),
-        LogWarning::DirectButResident => {}
-    }
-    match leftovers {
-        Leftovers::Unknown => Some(warning.to_string()),
-        Leftovers::Free => None,
-        Leftovers::Cost(ratio) => Some(format!(
-            "{warning}; on this file system such pages leave direct I/O {:.0} % of its rate (measured by pagekeeper probe)",
-            ratio * 100.0
-        )),
-    }
+/// Returns the profile of the disk that a directory is on: one of `given`, else the saved one. A
+/// profile that can't be read counts as none. May hang if the file system hangs.
+fn disk_of(given: &[DiskProfile], directory: &Directory, proc: &ProcRoot) -> Option<DiskProfile> {
+    let found = directory.find(proc).ok()?;
+    // Through the descriptor: the path may be one of another namespace.
+    let link = PathBuf::from(format!("/proc/self/fd/{}", found.as_fd().as_raw_fd()));
+    disks::of(given, &link).ok().flatten()
 }
 
 /// Returns whether followers passed a file. Without a number, a file's place changes with each

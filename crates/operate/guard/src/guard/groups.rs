@@ -31,10 +31,10 @@ use pagekeeper_kernel::pressure::{
 use pagekeeper_kernel::process::Mount;
 use pagekeeper_kernel::{Error, page_size};
 use pagekeeper_policy::group::{GroupReason, GroupRule, GroupSample, GroupState, GroupStep};
+use pagekeeper_policy::group_members::{CgroupPlace, GroupAccess, GroupMembers, OwnerProcess, in_turn};
+use pagekeeper_policy::quota::are_too_many;
 
 use super::group_sight::GroupSight;
-use super::jobs::are_too_many;
-use super::members::{CgroupPlace, GroupAccess, Members, OwnerProcess};
 use super::report::Report;
 use super::watched::{Database, WatchList};
 use crate::config::Settings;
@@ -95,7 +95,7 @@ struct ReclaimCall {
 pub(super) struct CgroupWatch {
     worker: JobWorker,
     known: BTreeMap<u64, CgroupRecord>,
-    members: Members,
+    members: GroupMembers<Party>,
     sight: GroupSight,
     away: Vec<(ReclaimCall, Receiver<ReclaimOutcome>)>,
     began: Instant,
@@ -111,7 +111,7 @@ impl CgroupWatch {
         Self {
             worker: JobWorker::default(),
             known: BTreeMap::new(),
-            members: Members::default(),
+            members: GroupMembers::default(),
             sight: GroupSight::default(),
             away: Vec::new(),
             began: now,
@@ -352,7 +352,11 @@ impl CgroupRecord {
 
 impl WatchList {
     /// Returns the processes of databases that are watched, or are never to be watched.
-    fn owners(&self, settings: &Settings, members: &Members) -> BTreeMap<u32, OwnerProcess> {
+    fn owners(
+        &self,
+        settings: &Settings,
+        members: &GroupMembers<Party>,
+    ) -> BTreeMap<u32, OwnerProcess<Party>> {
         let mut accesses: BTreeMap<u32, GroupAccess> = BTreeMap::new();
         for directory in &self.directories {
             let Some(owner) = directory.owner else { continue };
@@ -379,23 +383,6 @@ impl WatchList {
 
 fn event(path: &Path, sample: &GroupSample, news: GroupNews) -> Event {
     Event::Cgroup { path: path.to_path_buf(), file_bytes: sample.file, limit_bytes: sample.limit, news }
-}
-
-/// Returns the groups in the order of a pass: first one group of each party, and in each pass
-/// another one of it.
-fn in_turn<T>(met: BTreeMap<u64, (Party, T)>, pass: u64) -> Vec<(u64, (Party, T))> {
-    let mut by_party: BTreeMap<Party, Vec<_>> = BTreeMap::new();
-    for (id, (party, group)) in met {
-        by_party.entry(party).or_default().push((id, (party, group)));
-    }
-    let mut ranked = Vec::new();
-    for mut own in by_party.into_values() {
-        let first = usize::try_from(pass % own.len() as u64).unwrap_or(0);
-        own.rotate_left(first);
-        ranked.extend(own.into_iter().enumerate());
-    }
-    ranked.sort_by_key(|(rank, _)| *rank);
-    ranked.into_iter().map(|(_, group)| group).collect()
 }
 
 /// Returns the group that a process's memory is charged to, if the rule names it. Stores the

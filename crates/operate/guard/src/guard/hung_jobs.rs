@@ -71,7 +71,6 @@ mod tests {
     use super::*;
     use std::time::Instant;
 
-    use crate::budget::{DIRECTORIES_MAX, DIRECTORIES_PER_DATABASE};
     use crate::config::Options;
     use crate::directory::DatabaseKey;
     use crate::event::Event;
@@ -81,6 +80,7 @@ mod tests {
     use pagekeeper_catalog::Profile;
     use pagekeeper_catalog::ownership::ProcessOwnership;
     use pagekeeper_kernel::process::ProcRoot;
+    use pagekeeper_policy::quota::{DIRECTORIES_MAX, DIRECTORIES_PER_DATABASE};
     use std::collections::HashSet;
     use std::sync::Arc;
 
@@ -107,7 +107,7 @@ mod tests {
         }
         let keys = [1, 2].map(DatabaseKey::Process);
         let users = keys.clone().into_iter().zip([attacker, Party::User(54_322)]);
-        jobs.turns.begin_tick(&[], users, Instant::now());
+        jobs.turns.begin_tick(std::iter::empty(), users, Instant::now());
         assert_eq!(keys.map(|key| jobs.may_not_open(&key)), [true, false]);
         assert!(!jobs.may_not_open(&DatabaseKey::Named("/elsewhere".into())), "the operator's word");
     }

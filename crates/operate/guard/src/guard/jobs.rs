@@ -24,9 +24,10 @@ use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::Party;
 use pagekeeper_kernel::hang::JobWorker;
-use pagekeeper_kernel::process::thread_cpu_time;
+use pagekeeper_kernel::process::measured;
+use pagekeeper_policy::quota::are_too_many;
+use pagekeeper_policy::turns;
 
-use super::turns::Turns;
 use crate::directory::{DatabaseKey, Directories, Directory};
 use crate::event::Event;
 
@@ -108,6 +109,9 @@ impl HungJob {
     }
 }
 
+/// The order of the databases, and how much each may spend.
+pub(super) type Turns = turns::Turns<DatabaseKey, Party>;
+
 /// The jobs, and what each database may spend on them.
 pub(super) struct Jobs {
     pub(super) worker: JobWorker,
@@ -119,7 +123,11 @@ pub(super) struct Jobs {
 
 impl Jobs {
     pub(super) fn new(now: Instant) -> Self {
-        Self { worker: JobWorker::default(), turns: Turns::new(now), hung: Vec::new(), took: BTreeMap::new() }
+        let turns = Turns::new(now, Party::Operator, |key| match key {
+            DatabaseKey::Named(_) => Party::Operator,
+            DatabaseKey::Process(_) => Party::Unknown,
+        });
+        Self { worker: JobWorker::default(), turns, hung: Vec::new(), took: BTreeMap::new() }
     }
 
     /// Runs a job on the directories of each database, in turn. `prepare` returns the job, if there
@@ -130,7 +138,7 @@ impl Jobs {
         mut prepare: impl FnMut(&mut Turns, &DatabaseKey, &[usize], &mut [Box<Directory>]) -> Option<Job<R>>,
         mut done: impl FnMut(&mut Turns, &DatabaseKey, &mut [Box<Directory>], R),
     ) {
-        let order = self.turns.order(directories);
+        let order = self.turns.order(directories.iter().map(|directory| directory.database()));
         let mut slots: Vec<Option<Box<Directory>>> =
             std::mem::take(directories).into_iter().map(Some).collect();
         for (key, indices) in order {
@@ -256,21 +264,4 @@ impl Jobs {
     pub(super) fn drop_hung(&mut self) {
         self.hung.iter_mut().for_each(|hung| hung.is_dropped = true);
     }
-}
-
-/// Runs a job. Returns its result, and the processor time that it took.
-pub(super) fn measured<R>(job: impl FnOnce() -> R) -> (R, Duration) {
-    let before = thread_cpu_time();
-    let result = job();
-    (result, thread_cpu_time().saturating_sub(before))
-}
-
-/// Returns whether the limits on hung jobs, per party and in all, are reached.
-pub(super) fn are_too_many(
-    hung: impl Iterator<Item = Party>,
-    party: Party,
-    (of_party, of_all): (usize, usize),
-) -> bool {
-    let (own, all) = hung.fold((0, 0), |(own, all), other| (own + usize::from(other == party), all + 1));
-    own >= of_party || all >= of_all
 }

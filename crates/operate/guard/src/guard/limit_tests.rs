@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use pagekeeper_kernel::ExpectedFile;
 use pagekeeper_kernel::process::{AccessMode, ProcRoot};
 use pagekeeper_policy::WindowFacts;
+use pagekeeper_policy::quota::DIRECTORIES_PER_DATABASE;
+use pagekeeper_policy::turns::Slice;
 use pagekeeper_testing::{HangingMount, disk_dir};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -16,7 +18,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use super::Guard;
 use super::carry_out::carry_out;
 use super::claim_tests::{Watch, scratch};
-use crate::budget::{DIRECTORIES_PER_DATABASE, Slice, Turn};
+use crate::budget::Turn;
 use crate::config::Options;
 use crate::descriptors::{Descriptor, FilesInUse};
 use crate::directory::{DatabaseKey, Directories, Directory};
@@ -399,7 +401,7 @@ fn pages_of_a_resting_log_of_a_database_with_many_are_counted_in_every_fourth_sa
         let mut counted = 0;
         for _ in 0..samples {
             while !sampled(directory, &FilesInUse::default()).iter().any(|found| found == name) {}
-            counted += usize::from(directory.entries[name].uncounted == 0);
+            counted += usize::from(directory.entries[name].schedule.is_counted());
         }
         (counted, directory.entries[name].sample.resident)
     };
@@ -414,7 +416,7 @@ fn pages_of_a_resting_log_of_a_database_with_many_are_counted_in_every_fourth_sa
     rustix::fs::fadvise(&log, 0, None, rustix::fs::Advice::DontNeed).unwrap();
     assert_eq!(sample(directory, 4), (1, 0));
     assert_eq!(sample(directory, 8), (2, 0), "few pages are not counted more often");
-    while directory.entries[name].uncounted > 0 {
+    while !directory.entries[name].schedule.is_counted() {
         sample(directory, 1);
     }
     std::io::Write::write_all(&mut &log, &[1; 4096]).unwrap();

@@ -22,17 +22,14 @@ mod claims;
 #[cfg(test)]
 mod crowd_tests;
 mod decide;
-mod directory_eviction;
 mod group_sight;
 mod groups;
 mod hung_jobs;
 mod jobs;
 #[cfg(test)]
 mod limit_tests;
-mod members;
 #[cfg(test)]
 mod named_tests;
-mod release_pieces;
 mod removed;
 #[cfg(test)]
 mod removed_tests;
@@ -47,12 +44,10 @@ mod stranger_tests;
 mod streams;
 #[cfg(test)]
 mod tests;
-mod turns;
 mod unreleased;
 mod watched;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::ProfileError;
@@ -311,11 +306,6 @@ impl Guard {
     /// Returns the figures about streams so far.
     pub fn streams(&self) -> StreamReport {
         self.streams.figures()
-    }
-
-    /// Returns the bytes reclaimed in memory cgroups so far, by their paths.
-    pub fn reclaimed_in_groups(&self) -> &BTreeMap<PathBuf, u64> {
-        self.groups.reclaimed()
     }
 
     /// Returns the summary of the run so far.

@@ -36,8 +36,9 @@ use std::time::{Duration, Instant};
 use pagekeeper_catalog::Party;
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::{OpenFile, ProcRoot};
+use pagekeeper_policy::FileId;
+use pagekeeper_policy::removed_file::{QUIET_AFTER, RemovedFileState};
 use pagekeeper_policy::shares::shares_by_party;
-use pagekeeper_policy::{FileId, WINDOW};
 
 use self::pass::RemovalItem;
 use crate::decision::{Action, FileAct};
@@ -46,17 +47,12 @@ use crate::ids::new_id;
 
 /// Time between two passes.
 const PASS_INTERVAL: Duration = Duration::from_secs(2);
-/// A file that was not changed for this long is not being written any more.
-const QUIET_AFTER: Duration = Duration::from_secs(5);
-/// Maximum number of descriptors of removed files that are remembered, per process and in all, by
-/// shares.
+/// The most descriptors of removed files that are remembered, per process and in all, by shares.
 const REMOVED_DESCRIPTORS_MAX: (usize, usize) = (256, 4096);
 /// A file with more descriptors than this is left alone.
 const OPENERS_MAX: usize = 1024;
 /// Maximum number of files of one database that are examined in one pass.
 const FILES_PER_PASS_MAX: usize = 16;
-/// Number of attempts after which pages that stay are left.
-const RELEASE_TRIES_MAX: u32 = 3;
 
 /// A descriptor of a removed file.
 #[derive(Debug, Clone, Copy)]
@@ -90,27 +86,6 @@ struct RemovedFile {
     /// Processes that were listed after this are known to have it open, or not.
     since: Instant,
     known: Option<RemovedFileState>,
-}
-
-/// The state of a file in a pass.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct RemovedFileStat {
-    size: u64,
-    /// The times of its last change of content and of its status, in seconds and nanoseconds.
-    changed: [i64; 4],
-    /// The lowest position of a reader: only pages before it may go.
-    readers: Option<u64>,
-}
-
-/// The remembered state of a file.
-#[derive(Debug, Clone)]
-struct RemovedFileState {
-    size: u64,
-    changed: [i64; 4],
-    since: Instant,
-    /// The end of what was released, or given up.
-    released_to: u64,
-    tries: u32,
 }
 
 /// All removed files. See the module.
@@ -281,45 +256,6 @@ impl RemovedFiles {
             Some(RemovalItem { act, database, openers, all_listed, known })
         };
         files.into_iter().take(FILES_PER_PASS_MAX).filter_map(item).collect()
-    }
-}
-
-impl RemovedFileState {
-    fn new(seen: &RemovedFileStat, now: Instant) -> Self {
-        Self { size: seen.size, changed: seen.changed, since: now, released_to: 0, tries: 0 }
-    }
-
-    /// Takes in the state of the file. Returns whether it has changed, or is another file with the
-    /// same inode number.
-    fn see(&mut self, seen: &RemovedFileStat, now: Instant) -> bool {
-        let has_changed = (self.size, self.changed) != (seen.size, seen.changed);
-        if has_changed {
-            *self = Self::new(seen, now);
-        }
-        has_changed
-    }
-
-    /// Returns up to where the file may be released now, if anywhere; `u64::MAX` for all of it.
-    fn end(&self, seen: &RemovedFileStat, quiet: Duration, now: Instant) -> Option<u64> {
-        if now.saturating_duration_since(self.since) < quiet {
-            return None;
-        }
-        let end = match seen.readers {
-            Some(at) if at < seen.size => at / WINDOW * WINDOW,
-            _ => u64::MAX,
-        };
-        (end > self.released_to).then_some(end)
-    }
-
-    /// Records that it was released up to `end`, or that the release was not complete. Returns
-    /// whether it is given up.
-    fn released(&mut self, end: u64, is_done: bool) -> bool {
-        self.tries += 1;
-        let is_left = self.tries >= RELEASE_TRIES_MAX;
-        if is_done || is_left {
-            (self.released_to, self.tries) = (end, 0);
-        }
-        is_left
     }
 }
 

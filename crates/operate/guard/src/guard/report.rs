@@ -1,41 +1,25 @@
 //! The guard's reports to its caller: events, the effect of the last tick, and the figures of the
 //! summary.
 
-use std::collections::HashSet;
 use std::fmt::Display;
-use std::hash::Hash;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::process::OwnCost;
 use pagekeeper_policy::FileClass;
+use pagekeeper_policy::reported_once::{ReportOnce, WarningDedup};
 
 use crate::budget::Budget;
 use crate::config::Settings;
 use crate::decision::{Action, FileAct};
-use crate::directory::{DatabaseKey, Directory};
+use crate::directory::{DatabaseKey, Directory, ListingResult};
 use crate::event::{Done, Event, Refusal, Summary};
-use crate::listing::ListingResult;
-use crate::warning_dedup::WarningDedup;
 
 /// The parts of a tick that all its steps share.
 pub(super) struct TickContext<'a> {
     pub(super) settings: &'a Settings,
     pub(super) report: &'a mut Report,
     pub(super) now: Instant,
-}
-
-/// Maximum number of reports of one kind that are remembered, so that each is made once.
-const REPORTS_REMEMBERED: usize = 10_000;
-
-/// Reports of one kind that were made.
-struct ReportOnce<T>(HashSet<T>);
-
-impl<T: Eq + Hash> ReportOnce<T> {
-    /// Returns whether this is to be reported: it was not yet, and can be remembered.
-    fn is_news(&mut self, report: T) -> bool {
-        self.0.len() < REPORTS_REMEMBERED && self.0.insert(report)
-    }
 }
 
 /// Reports that are collected for the caller.
@@ -64,9 +48,9 @@ impl Report {
             streamed: 0,
             summary: Summary::default(),
             sampled: false,
-            problems: ReportOnce(HashSet::new()),
-            in_part: ReportOnce(HashSet::new()),
-            refused: ReportOnce(HashSet::new()),
+            problems: ReportOnce::default(),
+            in_part: ReportOnce::default(),
+            refused: ReportOnce::default(),
             began: now,
             cpu_before: OwnCost::read().cpu,
         }
@@ -134,9 +118,9 @@ impl Report {
 
     /// Makes problems be reported once more.
     pub(super) fn forget_problems(&mut self) {
-        self.problems.0.clear();
-        self.in_part.0.clear();
-        self.refused.0.clear();
+        self.problems.forget();
+        self.in_part.forget();
+        self.refused.forget();
     }
 
     /// Passes all events since the last call to the caller.

@@ -10,28 +10,29 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::Profile;
-use pagekeeper_kernel::process::{ProcRoot, thread_cpu_time};
+use pagekeeper_kernel::directory_watch::{DirectoryChange, MadeWatch, WatchMaker};
+use pagekeeper_kernel::process::{ProcRoot, measured, thread_cpu_time};
 use pagekeeper_kernel::{Error, ExpectedFile, Result};
 use pagekeeper_policy::FileId;
 use pagekeeper_policy::shares::shares_by_party;
+use pagekeeper_policy::turns::Slice;
 use pagekeeper_policy::unnamed::APPENDED_REPORT_BYTES;
 use pagekeeper_text::ByteSize;
 
 use super::claimant::Claim;
-use super::jobs::{Job, JobPlace, measured};
+use super::jobs::{Job, JobPlace, Turns};
 use super::report::{Report, TickContext};
-use super::turns::Turns;
 use super::watched::{Database, RELIST_INTERVAL, WatchList};
-use crate::budget::{Budget, Slice, Turn};
+use crate::budget::{Budget, Turn};
 use crate::config::WalReaderLimits;
 use crate::descriptors::{
-    Descriptor, Extent, FilesInUse, ForeignDescriptors, ListedProcess, Lister, POLLED_PER_TICK, is_written,
+    Descriptor, Extent, FilesInUse, ForeignDescriptors, ListedProcess, Lister, POLLED_PER_TICK,
     name_of_removed,
 };
-use crate::directory::{DatabaseKey, Directories, Directory, DirectoryId, INOTIFY_STORM_CHANGES};
+use crate::directory::{
+    DatabaseKey, Directories, Directory, DirectoryId, INOTIFY_STORM_CHANGES, ListingResult,
+};
 use crate::event::Event;
-use crate::listing::ListingResult;
-use crate::notify::{DirectoryChange, MadeWatch, WatchMaker};
 use crate::sample::{SamplingResult, WindowRoom};
 use crate::state_files::with_state_files;
 
@@ -44,7 +45,9 @@ impl WatchList {
     pub(super) fn list_directories(&mut self, tick: &mut TickContext<'_>) {
         self.take_back(tick);
         let of = |database: &Database| (DatabaseKey::Process(database.pid), database.right().party());
-        self.jobs.turns.begin_tick(&self.directories, self.databases.iter().map(of), tick.now);
+        let watched =
+            self.directories.iter().map(|directory| (directory.database(), directory.right.party()));
+        self.jobs.turns.begin_tick(watched, self.databases.iter().map(of), tick.now);
         if tick.now >= self.list_due {
             self.list_due = tick.now + RELIST_INTERVAL;
             self.directories.iter_mut().for_each(|directory| directory.stale = true);
@@ -72,7 +75,7 @@ impl WatchList {
                 return None;
             }
             // It changes with the number of directories.
-            let limit = turns.names(own);
+            let limit = turns.names(key, own[0].right.party(), own.len());
             let begun = own.iter_mut().map(|directory| directory.begin_listing(limit, tick.now));
             if begun.filter(|begun| *begun).count() == 0 {
                 return None;
@@ -139,7 +142,14 @@ impl WatchList {
             if let Err(error) = &listed.read
                 && !error.is_gone()
             {
-                tick.report.problem(self.proc.root(listed.pid), &denied(error, listed.pid));
+                let denied = || {
+                    format!(
+                        "can't see the open files of process {}: run as root, as its user, or with CAP_SYS_PTRACE and \
+                         CAP_DAC_READ_SEARCH",
+                        listed.pid
+                    )
+                };
+                tick.report.problem(self.proc.root(listed.pid), &reason(error, denied));
             }
             if listed.left_out {
                 let (key, root) = (DatabaseKey::Process(listed.pid), self.proc.root(listed.pid));
@@ -214,7 +224,7 @@ impl WatchList {
         let database = &mut self.databases[index];
         let profile = Arc::clone(&database.profile);
         let mut open = listed.open;
-        open.retain(|file| is_written(file) && profile.is_open_log(&file.path, true));
+        open.retain(|file| file.access.writes() && profile.is_open_log(&file.path, true));
         if database.claimant.note_logged(listed.pid, open) {
             database.descriptors.schedule.ask(Extent::All);
         }
@@ -343,7 +353,7 @@ impl WatchList {
                 directory.of_database_with(files, sees_openers);
             }
             let windows: usize = own.iter().map(|directory| directory.sums().windows).sum();
-            let limit = turns.windows(own);
+            let limit = turns.windows(key, own[0].right.party());
             let room =
                 WindowRoom { left: limit.saturating_sub(windows), least: (limit / files.max(1)).max(1) };
             Some(sampling_job(proc.clone(), (slice, room), Arc::clone(&in_use), (limits, now)))
@@ -365,7 +375,7 @@ impl WatchList {
 /// Returns a job that lists those directories of a database whose listing has begun.
 fn listing_job(
     proc: ProcRoot,
-    mut maker: WatchMaker,
+    maker: WatchMaker,
     (slice, limit, now): (Slice, usize, Instant),
 ) -> Job<ListingDone> {
     Box::new(move |own, place| {
@@ -429,7 +439,12 @@ fn sampling_job(
             place.at(index);
             let problems = &mut done.problems;
             let sampled = sample_directory(directory, is_due, &proc, &mut room, &turn, |path, error| {
-                problems.push((path.to_path_buf(), unknown(error)));
+                let denied = || {
+                    format!(
+                        "{error}; run as root, as the file's owner, or with CAP_DAC_READ_SEARCH and CAP_FOWNER"
+                    )
+                };
+                problems.push((path.to_path_buf(), reason(error, denied)));
             });
             done.changed |= sampled.changed;
             if sampled.no_room {
@@ -535,21 +550,7 @@ struct SamplingDone {
     problems: Vec<(PathBuf, String)>,
 }
 
-fn denied(error: &Error, pid: u32) -> String {
-    if error.is_denied() {
-        format!(
-            "can't see the open files of process {pid}: run as root, as its user, or with CAP_SYS_PTRACE and \
-             CAP_DAC_READ_SEARCH"
-        )
-    } else {
-        error.to_string()
-    }
-}
-
-fn unknown(error: &Error) -> String {
-    if error.is_denied() {
-        format!("{error}; run as root, as the file's owner, or with CAP_DAC_READ_SEARCH and CAP_FOWNER")
-    } else {
-        error.to_string()
-    }
+/// Returns the sentence for an error; `denied` replaces that of a denial.
+fn reason(error: &Error, denied: impl FnOnce() -> String) -> String {
+    if error.is_denied() { denied() } else { error.to_string() }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::claim_tests::{DATABASE, Fake, OTHER, Watch, directory, log, resident, scratch, whole};
 use crate::config::Options;
 use crate::directory::DatabaseKey;
-use crate::targets::{Selector, Targets};
+use crate::{Selector, Targets};
 
 /// A server, and its older binlog, which is released unless something keeps it.
 struct Server {

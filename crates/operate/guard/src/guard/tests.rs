@@ -16,7 +16,6 @@ use super::watched::WatchList;
 use crate::config::{Options, Settings};
 use crate::decision::{Action, Decision, FileWarning};
 use crate::directory::Directory;
-use crate::disks;
 use crate::event::{Done, Event};
 use pagekeeper_catalog::ownership::FileOwnership;
 
@@ -255,7 +254,7 @@ fn leftover_pages_are_released_on_every_disk_and_warned_of_where_they_cost() {
         (foreign, Some("maps it")),
     ] {
         if disk.file_system_id != file_system_id
-            && disks::of(&[], std::fs::File::open(&path).unwrap()).is_some()
+            && pagekeeper_catalog::disks::of(&[], &path).is_ok_and(|saved| saved.is_some())
         {
             continue;
         }

@@ -10,30 +10,28 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::ownership::{FileOwnership, ProcessOwnership};
-use pagekeeper_catalog::postgresql::wal_reader;
+use pagekeeper_catalog::postgresql::{process_title, wal_reader};
+use pagekeeper_catalog::settings::ServerSettings;
 use pagekeeper_catalog::{
-    DatabaseDiscovery, FoundProcess, InspectionBudget, KnownProcess, Party, Profile, ProfileMatch,
-    logs_below, recognise,
+    DatabaseDiscovery, FoundProcess, InspectionBudget, Party, Profile, ProfileMatch, Targets, logs_below,
+    recognise,
 };
 use pagekeeper_kernel::Inode;
-use pagekeeper_kernel::process::{FdRounds, ProcRoot, thread_cpu_time};
+use pagekeeper_kernel::directory_watch::Notifications;
+use pagekeeper_kernel::process::{FdRounds, ProcRoot, measured, thread_cpu_time};
+use pagekeeper_policy::cpu_budget::ListingTime;
+use pagekeeper_policy::reported_once::WarningDedup;
 use pagekeeper_policy::unnamed::AppendedFiles;
-use pagekeeper_text::unescaped;
 
 use super::claimant::{Claim, Claimant};
-use super::jobs::{Jobs, measured};
+use super::jobs::Jobs;
 use super::removed::RemovedFiles;
 use super::report::{Report, TickContext};
-use crate::budget::ListingTime;
 use crate::config::Settings;
 use crate::descriptors::{Descriptors, Extent, ForeignDescriptors, ListedProcess};
 use crate::directory::{DatabaseKey, Directories, Directory, DirectoryId};
-use crate::event::Event;
+use crate::event::{Event, Refusal};
 use crate::known_names::KnownNames;
-use crate::notify::Notifications;
-use crate::server_settings::ServerSettings;
-use crate::targets::Targets;
-use crate::warning_dedup::WarningDedup;
 
 /// Processor time per tick for inspecting the processes that were there at the start, and how long
 /// that may take.
@@ -156,7 +154,7 @@ impl WatchList {
             listings: FdRounds::default(),
             listing_time: ListingTime::new(now),
             names: KnownNames::default(),
-            notifications: Notifications::new(),
+            notifications: Notifications::default(),
             list_due: now + RELIST_INTERVAL,
             jobs: Jobs::new(now),
             removed: RemovedFiles::new(now),
@@ -229,11 +227,11 @@ impl WatchList {
     /// Inspects processes, as far as there is time.
     fn discover(&mut self, tick: &mut TickContext<'_>) {
         let now = tick.now;
-        let of = |database: &Database| KnownProcess {
-            profile: Arc::clone(&database.profile),
-            certain: database.certain,
+        let of = |database: &Database| {
+            let (profile, certain) = (Arc::clone(&database.profile), database.certain);
+            (database.pid, ProfileMatch { profile, certain })
         };
-        let known = self.databases.iter().map(|database| (database.pid, of(database))).collect();
+        let known = self.databases.iter().map(of).collect();
         let since = now.saturating_duration_since(self.inspected).min(SINCE_MAX);
         let new = if self.unsettled.is_some() { FIRST_INSPECTION.0 } else { since / NEW_PROCESSES_DIVISOR };
         let budget = InspectionBudget { new, old: since / OLD_PROCESSES_DIVISOR };
@@ -324,7 +322,7 @@ impl WatchList {
         for database in self.databases.iter_mut().filter(|database| database.profile.postgresql_titles) {
             let (mut titled, mut loggers) = (Vec::new(), Vec::new());
             for pid in children.remove(&database.pid).unwrap_or_default() {
-                let title = title(&self.proc, pid);
+                let title = process_title(&self.proc, pid);
                 if wal_reader(&title, None).is_some() {
                     titled.push(pid);
                 } else if title.trim_end().ends_with(" logger") && loggers.len() < LOGGERS_MAX {
@@ -448,7 +446,7 @@ impl WatchList {
             };
             found.retain(|(_, path)| !watched(path));
             found.retain(|(_, path)| {
-                let refusal = settings.options.targets.refusal(None, path, true);
+                let refusal = settings.options.targets.refusal(None, path, true).map(Refusal::from);
                 refusal.inspect(|reason| report.refused(None, &profile.name, path.clone(), *reason)).is_none()
             });
             if found.is_empty() {
@@ -492,9 +490,4 @@ impl WatchList {
             directory.forget_files();
         }
     }
-}
-
-pub(super) fn title(proc: &ProcRoot, pid: u32) -> String {
-    let line = proc.command_line(pid).unwrap_or_default();
-    line.iter().map(|argument| unescaped(argument)).collect::<Vec<_>>().join(" ")
 }

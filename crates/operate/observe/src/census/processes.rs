@@ -105,7 +105,7 @@ pub(super) fn snapshot(
     for file in &open {
         let known = held.contains_key(&file.inode);
         let used = held.entry(file.inode).or_default();
-        used.writes |= matches!(file.access, AccessMode::WriteOnly | AccessMode::ReadWrite);
+        used.writes |= file.access.writes();
         used.direct |= file.direct;
         if file.deleted && !known {
             nameless(file.inode, ExpectedFile::Inode(file.inode), &file.path, proc.fd_path(pid, file.fd));

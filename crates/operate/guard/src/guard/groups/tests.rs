@@ -136,7 +136,7 @@ fn one_party_with_many_groups_keeps_none_of_anothers_waiting() {
     };
     let order = |pass: u64| in_turn(met(5), pass).into_iter().map(|(id, _)| id).collect::<Vec<_>>();
     assert_eq!((order(0), order(1)), (vec![0, 5, 1, 2, 3, 4], vec![1, 5, 2, 3, 4, 0]));
-    assert_eq!(in_turn::<()>(BTreeMap::new(), 7), []);
+    assert_eq!(in_turn::<Party, ()>(BTreeMap::new(), 7), []);
     // Calls that do not return take only a part of the places.
     let mut guard = Guard::new(options(&["/**"]), ProcRoot::default()).unwrap();
     let mut gives = Vec::new();
@@ -209,9 +209,9 @@ fn what_may_be_done_for_a_database_is_the_least_for_its_directories_and_nothing_
     use pagekeeper_catalog::ownership::FileOwnership;
     let pid = std::process::id();
     let owners = |never: &[String]| {
-        let targets = crate::targets::Targets {
+        let targets = crate::Targets {
             never: never.iter().map(|selector| selector.parse().unwrap()).collect(),
-            ..crate::targets::Targets::default()
+            ..crate::Targets::default()
         };
         let options =
             Options { pids: vec![pid], profile: Some("generic".to_owned()), targets, ..options(&["/**"]) };
@@ -219,7 +219,7 @@ fn what_may_be_done_for_a_database_is_the_least_for_its_directories_and_nothing_
         guard.decide(&mut |_| ());
         guard.watched.directories.clear();
         let access = |guard: &Guard| {
-            let owners = guard.watched.owners(&guard.settings, &Members::default());
+            let owners = guard.watched.owners(&guard.settings, &GroupMembers::default());
             owners.get(&pid).map(|owner| owner.access)
         };
         let none = access(&guard);

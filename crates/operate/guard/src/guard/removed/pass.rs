@@ -2,20 +2,21 @@
 //! descriptor, compared with its earlier state, and released as far as nobody reads it.
 //!
 //! Invariants: as in the module above; a file is open for its pass alone. A failed release is
-//! retried [`RELEASE_TRIES_MAX`](super::RELEASE_TRIES_MAX) times.
+//! retried a [few times](RemovedFileState::released).
 
 use std::time::{Duration, Instant};
 
+use pagekeeper_catalog::ownership::FileOwnership;
 use pagekeeper_kernel::process::{AccessMode, ProcRoot};
-use pagekeeper_kernel::{Error, ExpectedFile, Inode, PathHandle, page_size, residency};
+use pagekeeper_kernel::{Error, ExpectedFile, Inode, PathHandle, page_size, release_pieces, residency};
+use pagekeeper_policy::removed_file::{RemovedFileStat, RemovedFileState};
+use pagekeeper_policy::turns::Slice;
 
-use super::{FileOpener, RemovedFileStat, RemovedFileState};
-use crate::budget::{Slice, Turn};
+use super::FileOpener;
+use crate::budget::Turn;
 use crate::decision::FileAct;
 use crate::directory::Directory;
 use crate::guard::jobs::Job;
-use crate::guard::release_pieces::release_pieces;
-use pagekeeper_catalog::ownership::FileOwnership;
 
 /// A file that is to be examined.
 pub(super) struct RemovalItem {
@@ -152,7 +153,7 @@ impl RemovalItem {
             if info.inode_number != opener.shown {
                 return Err(RemovalObstacle::Moved);
             }
-            let writes = matches!(info.access(), AccessMode::WriteOnly | AccessMode::ReadWrite);
+            let writes = info.access().writes();
             is_written_by_it |= writes && opener.pid == self.database;
             let at = match info.access() {
                 AccessMode::ReadOnly => info.position,

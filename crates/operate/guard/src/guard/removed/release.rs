@@ -6,17 +6,16 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::Party;
-use pagekeeper_kernel::process::{OpenFile, thread_cpu_time};
+use pagekeeper_kernel::process::{OpenFile, measured, thread_cpu_time};
 use pagekeeper_policy::Rule;
+use pagekeeper_policy::turns::Slice;
 
 use super::ListedSince;
 use super::pass::{PassOutcome, RemovalItem, RemovalOutcome, RemovalPass};
-use crate::budget::Slice;
 use crate::directory::{DatabaseKey, Directory};
 use crate::event::Event;
-use crate::guard::jobs::measured;
+use crate::guard::jobs::Turns;
 use crate::guard::report::TickContext;
-use crate::guard::turns::Turns;
 use crate::guard::watched::WatchList;
 
 /// The longest time for a pass.

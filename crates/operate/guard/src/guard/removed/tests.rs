@@ -1,50 +1,7 @@
-//! Tests of the bookkeeping for removed logs, and of the ranges that may go, without any process.
+//! Tests of the bookkeeping for removed logs, without any process.
 
 use super::*;
 use pagekeeper_kernel::process::AccessMode;
-
-fn seen(size: u64, readers: Option<u64>) -> RemovedFileStat {
-    RemovedFileStat { size, changed: [0; 4], readers }
-}
-
-#[test]
-fn what_lies_behind_all_readers_goes_once_it_is_quiet() {
-    let now = Instant::now();
-    let at = |seconds: u64| now + Duration::from_secs(seconds);
-    let mut known = RemovedFileState::new(&seen(0, None), now);
-    let mut end = |seen: &RemovedFileStat, second: u64| {
-        known.see(seen, at(second));
-        known.end(seen, QUIET_AFTER, at(second))
-    };
-    let size = 5 * WINDOW + 7;
-    // Its size is new at first, and again when it grows.
-    assert_eq!(end(&seen(size - 1, None), 0), None);
-    assert_eq!(end(&seen(size, None), 4), None);
-    assert_eq!(end(&seen(size, Some(0)), 8), None);
-    assert_eq!(end(&seen(size, Some(0)), 9), None);
-    assert_eq!(end(&seen(size, Some(WINDOW - 1)), 9), None);
-    assert_eq!(end(&seen(size, Some(3 * WINDOW + 5)), 9), Some(3 * WINDOW), "whole windows");
-    assert_eq!(end(&seen(size, Some(size)), 9), Some(u64::MAX), "the reader is at the end");
-    assert_eq!(end(&seen(size, None), 9), Some(u64::MAX));
-    // A change that leaves the size as it is.
-    assert_eq!(end(&RemovedFileStat { changed: [0, 1, 0, 1], ..seen(size, None) }, 20), None);
-    known.released(3 * WINDOW, true);
-    let seen = |readers| RemovedFileStat { changed: [0, 1, 0, 1], ..seen(size, Some(readers)) };
-    assert_eq!(known.end(&seen(3 * WINDOW), QUIET_AFTER, at(30)), None, "that has gone");
-    assert_eq!(known.end(&seen(4 * WINDOW), QUIET_AFTER, at(30)), Some(4 * WINDOW));
-}
-
-#[test]
-fn what_resists_again_and_again_is_left() {
-    let now = Instant::now();
-    let seen = seen(9, None);
-    let mut known = RemovedFileState::new(&seen, now);
-    for tried in 1..=RELEASE_TRIES_MAX {
-        assert_eq!(known.end(&seen, Duration::ZERO, now), Some(u64::MAX));
-        assert_eq!(known.released(u64::MAX, false), tried == RELEASE_TRIES_MAX);
-    }
-    assert_eq!(known.end(&seen, Duration::ZERO, now), None);
-}
 
 const DIRECTORY: Inode = Inode { dev: 1, ino: 1 };
 

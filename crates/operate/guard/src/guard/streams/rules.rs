@@ -8,11 +8,11 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use globset::GlobMatcher;
+use pagekeeper_catalog::{ProcessTraits, Targets};
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_streams::Verdict;
 
 use crate::config::Options;
-use crate::targets::{ProcessTraits, Targets};
 
 /// A process is read again after this time: it may have become another program, or moved to another
 /// cgroup.
@@ -105,7 +105,7 @@ impl StreamRules {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::targets::Selector;
+    use pagekeeper_catalog::Selector;
     use pagekeeper_testing::fake_process;
 
     #[test]

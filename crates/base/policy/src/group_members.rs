@@ -12,8 +12,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::path::{Path, PathBuf};
 
-use pagekeeper_catalog::Party;
-use pagekeeper_policy::shares::shares;
+use crate::shares::shares;
 
 /// Maximum number of processes in groups named by the rule that are looked at in one pass …
 const NAMED_PROCESSES_MAX: usize = 64;
@@ -23,7 +22,7 @@ const LOOKS_PER_NAMED: usize = 4;
 
 /// The acts that are allowed for a database, from most to least.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum GroupAccess {
+pub enum GroupAccess {
     /// Decisions are carried out.
     Acts,
     /// Nothing is done: decisions are only reported, or the database can't be seen well enough.
@@ -34,19 +33,22 @@ pub(super) enum GroupAccess {
 
 /// A database's process.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct OwnerProcess {
-    pub(super) started: u64,
-    pub(super) party: Party,
-    pub(super) access: GroupAccess,
+pub struct OwnerProcess<U> {
+    /// Its start time: another process of its number has another one.
+    pub started: u64,
+    /// The party whose share it counts towards.
+    pub party: U,
+    /// The acts that are allowed for it.
+    pub access: GroupAccess,
 }
 
 /// The place where a process was seen.
 #[derive(Debug, Default)]
-pub(super) struct CgroupPlace {
+pub struct CgroupPlace {
     /// The path of its own group, where that can be seen.
-    pub(super) path: Option<PathBuf>,
+    pub path: Option<PathBuf>,
     /// The group that its memory is charged to, if the rule names that one.
-    pub(super) group: Option<u64>,
+    pub group: Option<u64>,
 }
 
 struct GroupMember {
@@ -56,33 +58,39 @@ struct GroupMember {
 }
 
 /// The processes that were looked at.
-#[derive(Default)]
-pub(super) struct Members {
+pub struct GroupMembers<U> {
     known: BTreeMap<u32, GroupMember>,
     /// The processes of each party, in the order of their turns.
-    queues: BTreeMap<Party, VecDeque<u32>>,
+    queues: BTreeMap<U, VecDeque<u32>>,
     /// Whether a process that is not to be acted on was not looked at yet.
     unseen: bool,
     /// Whether all processes were looked at.
     complete: bool,
 }
 
-impl Members {
-    pub(super) fn forget(&mut self) {
+impl<U> Default for GroupMembers<U> {
+    fn default() -> Self {
+        Self { known: BTreeMap::new(), queues: BTreeMap::new(), unseen: false, complete: false }
+    }
+}
+
+impl<U: Ord + Copy> GroupMembers<U> {
+    /// Forgets all.
+    pub fn forget(&mut self) {
         *self = Self::default();
     }
 
     /// Returns the acts that were allowed for a process at the last look.
-    pub(super) fn access(&self, pid: u32, started: u64) -> Option<GroupAccess> {
+    pub fn access(&self, pid: u32, started: u64) -> Option<GroupAccess> {
         self.known.get(&pid).filter(|member| member.started == started).map(|member| member.access)
     }
 
     /// Looks at the processes whose turn it is. Returns the number of passes after which all have
     /// had a turn.
-    pub(super) fn take_turns(
+    pub fn take_turns(
         &mut self,
-        owners: &BTreeMap<u32, OwnerProcess>,
-        mut look: impl FnMut(u32, Party) -> CgroupPlace,
+        owners: &BTreeMap<u32, OwnerProcess<U>>,
+        mut look: impl FnMut(u32, U) -> CgroupPlace,
     ) -> usize {
         self.known.retain(|pid, member| owners.get(pid).is_some_and(|owner| owner.started == member.started));
         for (pid, member) in &mut self.known {
@@ -113,7 +121,7 @@ impl Members {
     }
 
     /// Queues new processes, and forgets those that have ended.
-    fn queue(&mut self, owners: &BTreeMap<u32, OwnerProcess>) {
+    fn queue(&mut self, owners: &BTreeMap<u32, OwnerProcess<U>>) {
         self.queues.retain(|party, queue| {
             queue.retain(|pid| owners.get(pid).is_some_and(|owner| owner.party == *party));
             !queue.is_empty()
@@ -126,7 +134,7 @@ impl Members {
 
     /// Returns the acts that are allowed on a group: the acts allowed for all processes in it and
     /// below it. `None` until that is known.
-    pub(super) fn access_in(&self, group: &Path) -> Option<GroupAccess> {
+    pub fn access_in(&self, group: &Path) -> Option<GroupAccess> {
         let is_in = |member: &&GroupMember| {
             let path = member.place.path.as_ref();
             path.is_some_and(|path| path.starts_with(group))
@@ -136,24 +144,40 @@ impl Members {
     }
 
     /// Returns whether all were looked at, and there are any.
-    pub(super) fn is_complete(&self) -> bool {
+    pub fn is_complete(&self) -> bool {
         self.complete && !self.known.is_empty()
     }
 
     /// Returns the processes whose memory is charged to one of these groups.
-    pub(super) fn in_groups(&self, groups: &BTreeSet<u64>) -> BTreeSet<u32> {
+    pub fn in_groups(&self, groups: &BTreeSet<u64>) -> BTreeSet<u32> {
         let is_in = |member: &GroupMember| member.place.group.is_some_and(|group| groups.contains(&group));
         self.known.iter().filter(|(_, member)| is_in(member)).map(|(pid, _)| *pid).collect()
     }
+}
+
+/// Returns the groups in the order of a pass: first one group of each party, and in each pass
+/// another one of it.
+pub fn in_turn<U: Ord + Copy, T>(met: BTreeMap<u64, (U, T)>, pass: u64) -> Vec<(u64, (U, T))> {
+    let mut by_party: BTreeMap<U, Vec<_>> = BTreeMap::new();
+    for (id, (party, group)) in met {
+        by_party.entry(party).or_default().push((id, (party, group)));
+    }
+    let mut ranked = Vec::new();
+    for mut own in by_party.into_values() {
+        let first = usize::try_from(pass % own.len() as u64).unwrap_or(0);
+        own.rotate_left(first);
+        ranked.extend(own.into_iter().enumerate());
+    }
+    ranked.sort_by_key(|(rank, _)| *rank);
+    ranked.into_iter().map(|(_, group)| group).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn owners(of: impl IntoIterator<Item = (u32, u32, GroupAccess)>) -> BTreeMap<u32, OwnerProcess> {
-        let owner =
-            |(pid, user, access)| (pid, OwnerProcess { started: 1, party: Party::User(user), access });
+    fn owners(of: impl IntoIterator<Item = (u32, u32, GroupAccess)>) -> BTreeMap<u32, OwnerProcess<u32>> {
+        let owner = |(pid, user, access)| (pid, OwnerProcess { started: 1, party: user, access });
         of.into_iter().map(owner).collect()
     }
 
@@ -165,7 +189,7 @@ mod tests {
     fn each_of_many_has_its_turn_and_a_user_with_very_many_takes_none_of_anothers() {
         let fakes = (100..1100).map(|pid| (pid, 1, GroupAccess::Acts));
         let all = owners(fakes.chain([(7, 2, GroupAccess::Acts)]));
-        let (mut members, mut looked) = (Members::default(), BTreeMap::<u32, usize>::new());
+        let (mut members, mut looked) = (GroupMembers::default(), BTreeMap::<u32, usize>::new());
         let passes = members.take_turns(&all, |pid, _| place("/x", u64::from(pid)));
         for _ in 0..passes {
             let mut at_once = 0;
@@ -180,7 +204,7 @@ mod tests {
         assert!(members.is_complete());
         assert_eq!(looked.len(), all.len());
         // Processes that the rule does not name cost the others of their user little.
-        let mut members = Members::default();
+        let mut members = GroupMembers::default();
         let mut count = 0;
         members.take_turns(&all, |_, _| {
             count += 1;
@@ -194,7 +218,7 @@ mod tests {
         let others = (100..300).map(|pid| (pid, 1, GroupAccess::Acts));
         // The second one is outside the canary.
         let mut all = owners(others.chain([(400, 1, GroupAccess::Reported)]));
-        let mut members = Members::default();
+        let mut members = GroupMembers::default();
         let look = |pid: u32, _| match pid {
             100 | 400 => place("/db", 1),
             pid => place("/other", u64::from(pid)),
@@ -214,14 +238,14 @@ mod tests {
         members.take_turns(&all, look);
         assert_eq!(members.access_in(Path::new("/db")), Some(GroupAccess::Acts), "it has ended");
         // A process that reuses the number is another one.
-        all.insert(400, OwnerProcess { started: 2, party: Party::User(9), access: GroupAccess::Reported });
+        all.insert(400, OwnerProcess { started: 2, party: 9, access: GroupAccess::Reported });
         assert_eq!(members.access(400, 2), None);
     }
 
     #[test]
     fn what_is_never_to_be_touched_keeps_the_groups_above_from_it_too() {
         let all = owners([(1, 1, GroupAccess::Acts), (2, 2, GroupAccess::Never), (3, 3, GroupAccess::Acts)]);
-        let mut members = Members::default();
+        let mut members = GroupMembers::default();
         members.take_turns(&all, |pid, _| match pid {
             1 => place("/pod", 1),
             2 => CgroupPlace { path: Some("/pod/inner".into()), group: None },

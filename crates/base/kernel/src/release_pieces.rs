@@ -3,18 +3,20 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use pagekeeper_kernel::{Error, FlushMode, InspectedFile, ReleaseOptions, release};
+use crate::release::{ReleaseOptions, release};
+use crate::writeback::FlushMode;
+use crate::{InspectedFile, Result};
 
 /// The time is checked between two pieces of this many bytes.
 const PIECE_BYTES: u64 = 1 << 30;
 
 /// Releases a range, as far as there is time. Returns the bytes released, the bytes that stayed,
 /// and the rest of the range.
-pub(super) fn release_pieces(
+pub fn release_pieces(
     file: &InspectedFile,
     range: &Range<u64>,
     deadline: Instant,
-) -> Result<(u64, u64, Option<Range<u64>>), Error> {
+) -> Result<(u64, u64, Option<Range<u64>>)> {
     let (mut released, mut kept) = (0, 0);
     let mut start = range.start;
     while start < range.end {

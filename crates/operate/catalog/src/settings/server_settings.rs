@@ -9,14 +9,15 @@
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-use pagekeeper_catalog::settings::{Engine, ServerFacts, Settings, SettingsReader};
-use pagekeeper_catalog::{LogSpec, Profile};
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_text::unescaped;
 
+use super::{Engine, ServerFacts, Settings, SettingsReader};
+use crate::profile::{LogSpec, Profile};
+
 /// The settings of one server.
 #[derive(Debug, Default)]
-pub(crate) struct ServerSettings {
+pub struct ServerSettings {
     whose: Option<Arc<SettingsSource>>,
     read: OnceLock<Settings>,
 }
@@ -33,7 +34,7 @@ struct SettingsSource {
 
 impl ServerSettings {
     /// Returns the settings of a process, or of whatever server works in a directory.
-    pub(crate) fn of(
+    pub fn of(
         proc: &ProcRoot,
         pid: Option<u32>,
         directory: PathBuf,
@@ -46,18 +47,18 @@ impl ServerSettings {
     }
 
     /// Returns the settings of the same server, to be read anew.
-    pub(crate) fn unread(&self) -> Arc<Self> {
+    pub fn unread(&self) -> Arc<Self> {
         Arc::new(Self { whose: self.whose.clone(), read: OnceLock::new() })
     }
 
     /// Returns whether a log of a profile needs the settings and they were not read yet.
-    pub(crate) fn are_wanted(&self, profile: &Profile) -> bool {
+    pub fn are_wanted(&self, profile: &Profile) -> bool {
         let asks = || profile.logs.iter().any(|log| names_asked_by(log).next().is_some());
         self.whose.is_some() && self.read.get().is_none() && asks()
     }
 
     /// Returns the settings. Reads them if that was not done yet.
-    pub(crate) fn get(&self) -> &Settings {
+    pub fn get(&self) -> &Settings {
         self.read.get_or_init(|| {
             let Some(whose) = &self.whose else { return Settings::new(Engine::Other) };
             let mut settings = SettingsReader::default().read(&whose.server(), &whose.proc);
@@ -99,7 +100,7 @@ fn names_asked_by(log: &LogSpec) -> impl Iterator<Item = &str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagekeeper_catalog::find_profile;
+    use crate::find_profile;
 
     #[test]
     fn only_what_a_log_asks_for_is_kept() {

@@ -8,14 +8,14 @@
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
 
-use pagekeeper_policy::{FollowerFacts, LogId};
+use crate::facts::{FollowerFacts, LogId};
 
 /// Ticks for which a follower without an open file, as between two files, is remembered.
 const REMEMBERED_TICKS: u8 = 8;
 
 /// The positions of followers by log: there may be thousands of logs, each with few followers.
 #[derive(Debug, Default)]
-pub(crate) struct FollowerHistory {
+pub struct FollowerHistory {
     seen: HashMap<LogId, Vec<FollowerSighting>>,
 }
 
@@ -29,7 +29,7 @@ struct FollowerSighting {
 impl FollowerHistory {
     /// Takes in where followers are now. Returns, for each log, the sequences that a follower
     /// passed since the tick before; for a new follower, all older ones.
-    pub(crate) fn passed(&mut self, followers: &[FollowerFacts]) -> Vec<(LogId, RangeInclusive<u64>)> {
+    pub fn passed(&mut self, followers: &[FollowerFacts]) -> Vec<(LogId, RangeInclusive<u64>)> {
         let mut before = std::mem::take(&mut self.seen);
         let mut moved = Vec::new();
         for follower in followers {
@@ -63,10 +63,24 @@ impl FollowerHistory {
     }
 }
 
+/// Forgets readers that have read a rotated file to its end and whose process has a later file open
+/// as well, as with `tail -f` on all files. Such a reader would otherwise seem to have all later
+/// files to read. Each item is a process, whether it has read its file to the end, and the
+/// follower. Only readers of text logs are meant: a server's readers share a process, and move on
+/// to a later file by themselves.
+pub fn forget_rotated_files(readers: &mut Vec<(u32, bool, FollowerFacts)>) {
+    let mut last: HashMap<u32, u64> = HashMap::new();
+    for (pid, _, follower) in &*readers {
+        let last = last.entry(*pid).or_default();
+        *last = follower.sequence.max(*last);
+    }
+    readers.retain(|(pid, is_finished, follower)| !is_finished || last.get(pid) == Some(&follower.sequence));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagekeeper_policy::{FilePosition, FollowerId};
+    use crate::{FilePosition, FollowerId};
 
     fn at(sequences: &[u64]) -> Vec<FollowerFacts> {
         let follower = |&sequence| FollowerFacts {

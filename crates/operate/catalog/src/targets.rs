@@ -14,16 +14,16 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use globset::{GlobBuilder, GlobMatcher};
-use pagekeeper_catalog::{TextValue, one_user};
 use pagekeeper_kernel::process::ProcRoot;
 use serde::{Deserialize, Deserializer};
 
-use crate::event::Refusal;
+use crate::ownership::one_user;
+use crate::text_value::TextValue;
 
 /// Databases by one property.
 ///
 /// ```
-/// use pagekeeper_guard::Selector;
+/// use pagekeeper_catalog::Selector;
 ///
 /// let unit: Selector = "unit:mariadb@*.service".parse()?;
 /// assert_eq!(unit.to_string(), "unit:mariadb@*.service");
@@ -133,7 +133,7 @@ impl PartialEq for Selector {
 
 impl Selector {
     /// Returns whether a process is in the unit or control group.
-    pub(crate) fn has_member(&self, proc: &ProcRoot, pid: u32) -> bool {
+    pub fn has_member(&self, proc: &ProcRoot, pid: u32) -> bool {
         self.matches(Some(&ProcessTraits::of(proc, pid)), Path::new("")) == Some(true)
     }
 
@@ -162,7 +162,7 @@ impl Selector {
 }
 
 /// Returns a glob of a whole path of a control group, or of the name of a unit.
-pub(crate) fn path_glob(text: &str) -> Result<GlobMatcher, String> {
+pub fn path_glob(text: &str) -> Result<GlobMatcher, String> {
     // Names given by systemd contain backslashes: `system-a\x2db.slice`.
     let glob = GlobBuilder::new(text).literal_separator(true).backslash_escape(false).build();
     glob.map(|glob| glob.compile_matcher()).map_err(|error| error.to_string())
@@ -178,7 +178,7 @@ fn is_unit(name: &std::ffi::OsStr) -> bool {
 /// Returns the number of a user or group of this host, from `/etc/passwd` (passwd(5)) or
 /// `/etc/group` (group(5)).
 #[allow(clippy::disallowed_methods, reason = "a file of root's")]
-pub(crate) fn named_id(table: &str, name: &str) -> Option<u32> {
+pub fn named_id(table: &str, name: &str) -> Option<u32> {
     let table = std::fs::read(table).ok()?;
     table.split(|byte| *byte == b'\n').find_map(|line| {
         let mut fields = line.split(|byte| *byte == b':');
@@ -186,6 +186,15 @@ pub(crate) fn named_id(table: &str, name: &str) -> Option<u32> {
         let id = fields.nth(1).filter(|_| is_it)?;
         std::str::from_utf8(id).ok()?.parse().ok()
     })
+}
+
+/// The reason why the configuration excludes a directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exclusion {
+    /// It lists what is watched, and this is not listed.
+    NotSelected,
+    /// It lists the directory as never to be watched.
+    Never,
 }
 
 /// The databases that the guard acts on, among those that it finds; by default all.
@@ -203,7 +212,7 @@ pub struct Targets {
 
 impl Targets {
     /// Returns the properties of a process, as far as any selector needs them.
-    pub(crate) fn traits_of(&self, proc: &ProcRoot, pid: u32) -> ProcessTraits {
+    pub fn traits_of(&self, proc: &ProcRoot, pid: u32) -> ProcessTraits {
         if self.only.is_empty() && self.never.is_empty() && self.canary.is_none() {
             return ProcessTraits { pid, ..ProcessTraits::default() };
         }
@@ -212,29 +221,29 @@ impl Targets {
 
     /// Returns why a directory of a process that was found, or that was `named` by the user, is not
     /// watched.
-    pub(crate) fn refusal(
+    pub fn refusal(
         &self,
         process: Option<&ProcessTraits>,
         directory: &Path,
         named: bool,
-    ) -> Option<Refusal> {
+    ) -> Option<Exclusion> {
         let selects = |selector: &Selector| selector.matches(process, directory) == Some(true);
         if self.never(process, directory) {
-            Some(Refusal::Never)
+            Some(Exclusion::Never)
         } else {
             let selected = named || self.only.is_empty() || self.only.iter().any(selects);
-            (!selected).then_some(Refusal::NotSelected)
+            (!selected).then_some(Exclusion::NotSelected)
         }
     }
 
     /// Returns whether what lies in a directory is never to be touched for that process, or that
     /// can't be ruled out.
-    pub(crate) fn never(&self, process: Option<&ProcessTraits>, directory: &Path) -> bool {
+    pub fn never(&self, process: Option<&ProcessTraits>, directory: &Path) -> bool {
         self.never.iter().any(|selector| selector.matches(process, directory) != Some(false))
     }
 
     /// Returns the same for a file of a streaming program, whose directory may not be known.
-    pub(crate) fn never_in(&self, process: &ProcessTraits, directory: Option<&Path>) -> bool {
+    pub fn never_in(&self, process: &ProcessTraits, directory: Option<&Path>) -> bool {
         let is_directory = |selector: &Selector| matches!(selector, Selector::Directory(_));
         match directory {
             Some(directory) => self.never(Some(process), directory),
@@ -250,7 +259,7 @@ impl Targets {
     }
 
     /// Returns whether decisions for a directory are carried out, and not only reported.
-    pub(crate) fn acts_on(&self, process: Option<&ProcessTraits>, directory: &Path) -> bool {
+    pub fn acts_on(&self, process: Option<&ProcessTraits>, directory: &Path) -> bool {
         self.canary.as_ref().is_none_or(|canary| canary.matches(process, directory) == Some(true))
     }
 }
@@ -339,9 +348,9 @@ mod tests {
         let unknown = ProcessTraits { pid: 7, ..ProcessTraits::default() };
         let refusal =
             |only: &[&str], never: &[&str]| targets(only, never).refusal(Some(&unknown), directory, false);
-        assert_eq!(refusal(&["user:999"], &[]), Some(Refusal::NotSelected));
-        assert_eq!(refusal(&[], &["user:999"]), Some(Refusal::Never), "it may be that user's");
-        assert_eq!(refusal(&[], &["unit:x.service"]), Some(Refusal::Never));
+        assert_eq!(refusal(&["user:999"], &[]), Some(Exclusion::NotSelected));
+        assert_eq!(refusal(&[], &["user:999"]), Some(Exclusion::Never), "it may be that user's");
+        assert_eq!(refusal(&[], &["unit:x.service"]), Some(Exclusion::Never));
         assert_eq!(refusal(&[], &["pid:8", "dir:/e"]), None);
     }
 
