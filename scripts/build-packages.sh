@@ -9,7 +9,7 @@
 # the build directories are left out. Compilers and packing tools must have the same versions, too.
 #
 # PROGRAMS is a directory with programs of an earlier build, by architecture; they are not built again. PACKAGE_REVISION
-# (1) follows the version; increase it to build a package again. GUARD_TOML replaces deploy/pagekeeper-guard.toml as the
+# (1) follows the version; increase it to build a package again. GUARD_TOML replaces deploy/guard.toml as the
 # guard's configuration. DEBFULLNAME and DEBEMAIL name the builder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -39,7 +39,7 @@ export SOURCE_DATE_EPOCH
 export TZ=UTC LC_ALL=C.UTF-8
 umask 022
 
-work=$packages/work configuration=${GUARD_TOML:-deploy/pagekeeper-guard.toml}
+work=$packages/work configuration=${GUARD_TOML:-deploy/guard.toml}
 rm -rf "$packages"
 mkdir -p "$work"
 trap 'rm -rf "$work"' EXIT

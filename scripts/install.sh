@@ -24,7 +24,7 @@ trap 'rm -rf "$generated"' EXIT
 "$program" man --dir "$generated"
 install -d "$root/share/man/man1"
 install --mode 644 "$generated"/*.1 "$root/share/man/man1/"
-install -D --mode 644 deploy/pagekeeper.toml.5 "$root/share/man/man5/pagekeeper.toml.5"
+install -D --mode 644 deploy/pagekeeper-guard.toml.5 "$root/share/man/man5/pagekeeper-guard.toml.5"
 
 completion() {
     "$program" completions "$1" >"$generated/completion"
@@ -34,18 +34,19 @@ completion bash bash-completion/completions/pagekeeper
 completion zsh zsh/site-functions/_pagekeeper
 completion fish fish/vendor_completions.d/pagekeeper.fish
 
-install -D --mode 644 deploy/pagekeeper-guard.toml "$root/share/doc/pagekeeper/guard.toml"
-install --mode 644 crates/operate/doctor/report.schema.json "$root/share/doc/pagekeeper/doctor.schema.json"
+install -D --mode 644 deploy/guard.toml "$root/share/doc/pagekeeper/guard.toml"
+install -d "$root/share/doc/pagekeeper/schemas"
+install --mode 644 docs/schemas/*.json "$root/share/doc/pagekeeper/schemas/"
 # Templates for users' own profiles: the program has them built in and does not read these files.
 install -d "$root/share/doc/pagekeeper/profiles"
 install --mode 644 crates/operate/catalog/profiles/*.toml "$root/share/doc/pagekeeper/profiles/"
 
 # systemd reads units of local software from /etc and /usr/local/lib, units of packages from /usr/lib.
-sed "s|^ExecStart=/usr/local/bin/|ExecStart=$prefix/bin/|" deploy/pagekeeper-guard.service >"$generated/unit"
+sed "s|^\(ExecStart[a-zA-Z]*\)=/usr/local/bin/|\1=$prefix/bin/|" deploy/pagekeeper-guard.service >"$generated/unit"
 install -D --mode 644 "$generated/unit" "$root/lib/systemd/system/pagekeeper-guard.service"
 
 # Examples to copy: the unit by itself gives the guard no network.
-sed "s|^ExecStart=/usr/local/bin/|ExecStart=$prefix/bin/|" deploy/pagekeeper-guard.service.d/metrics.conf >"$generated/metrics"
+sed "s|^\(ExecStart[a-zA-Z]*\)=/usr/local/bin/|\1=$prefix/bin/|" deploy/pagekeeper-guard.service.d/metrics.conf >"$generated/metrics"
 install --mode 644 "$generated/metrics" "$root/share/doc/pagekeeper/metrics.conf"
 install --mode 644 deploy/pagekeeper-guard.service.d/cgroup.conf deploy/pagekeeper-guard.service.d/streams.conf "$root/share/doc/pagekeeper/"
 install --mode 644 deploy/prometheus-rules.yml deploy/grafana-dashboard.json deploy/kubernetes-daemonset.yaml \

@@ -219,7 +219,7 @@ def store(directory):
     run("store", "backup", place, backup)
     run("store", "restore", backup, restored)
     run("store", "compact", restored)
-    run("store", "repair", place, "--to", repaired)
+    run("store", "repair", place, repaired)
     for one in (place, backup, restored, repaired):
         said = json.loads(run("store", "verify", "--json", one)[0])
         same(f"verify {one}", (said["sound"], said["data_pages"]), (True, 10))

@@ -49,7 +49,7 @@ packages=$(dirname "$kernel")/packages
 if [[ " $* " == *" unit "* ]]; then
     strip -o "$logs/program" "${PROGRAM:-$pagekeeper}"
     PROGRAM=$logs/program RUNS_HERE=$logs/program DESTDIR=$logs/root PREFIX=/usr scripts/install.sh >/dev/null
-    install -D --mode 644 deploy/pagekeeper-guard.toml "$logs/root/etc/pagekeeper/guard.toml"
+    install -D --mode 644 deploy/guard.toml "$logs/root/etc/pagekeeper/guard.toml"
     install -D --mode 644 deploy/debian/default "$logs/root/etc/default/pagekeeper"
     mkdir -p "$logs/out" "$packages"
     export SOURCE_DATE_EPOCH PACKAGE_VERSION=0.0.1 PACKAGE_REVISION=1 DEBFULLNAME=Tests DEBEMAIL=root@localhost
@@ -69,7 +69,7 @@ if [[ " $* " == *" unit "* ]]; then
     CARGO_ENCODED_RUSTFLAGS=$'-Clinker=rust-lld\x1f-Clinker-flavor=ld.lld' "${CARGO:-cargo}" build --quiet --profile test --package pagekeeper \
         --target "$musl" --target-dir "$(dirname "$kernel")/build"
     install -D --mode 755 --strip "$(dirname "$kernel")/build/$musl/debug/pagekeeper" "$logs/image/usr/bin/pagekeeper"
-    install -D --mode 644 deploy/pagekeeper-guard.toml "$logs/image/etc/pagekeeper/guard.toml"
+    install -D --mode 644 deploy/guard.toml "$logs/image/etc/pagekeeper/guard.toml"
     scripts/packaging/image.py "$packages/image.tar" "$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)" "amd64=$logs/image"
     rm -r "$logs"/{program,root,out,packaging,image}
 fi

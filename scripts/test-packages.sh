@@ -60,7 +60,7 @@ glibc_refused "names no version" 2.28 "$test/programs/unversioned"
 rm "$test/programs/unversioned"
 cp "$program" "$test/programs/$own/pagekeeper-static"
 ln --symbolic "$target/tools" "$test/programs/tools"
-{ cat deploy/pagekeeper-guard.toml && echo '# of the next release'; } >"$test/programs/guard.toml"
+{ cat deploy/guard.toml && echo '# of the next release'; } >"$test/programs/guard.toml"
 GUARD_TOML=$test/programs/guard.toml PROGRAMS=$test/programs CARGO_TARGET_DIR=$test/programs PACKAGE_REVISION=2 scripts/build-packages.sh "$own" >/dev/null
 mv "$test/programs"/packages/*.deb "$test/programs"/packages/*.rpm "$test/higher/"
 rm -rf "$test/programs"
@@ -154,11 +154,11 @@ manual_pages() {
 }
 inside dpkg --listfiles pagekeeper >"$test/installed"
 manual_pages "$test/installed"
-there /usr/share/man/man5/pagekeeper.toml.5.gz
+there /usr/share/man/man5/pagekeeper-guard.toml.5.gz
 gzip --decompress --stdout "$root/usr/share/man/man1/pagekeeper-guard.1.gz" | grep -- '--dry-run\|dry\\-run' >/dev/null || fail "pagekeeper-guard(1) is no man page of it"
 inside bash -c '. /usr/share/bash-completion/completions/pagekeeper && complete -p pagekeeper' >/dev/null || fail "bash does not complete pagekeeper"
 there /usr/share/zsh/vendor-completions/_pagekeeper /usr/share/fish/vendor_completions.d/pagekeeper.fish \
-    /usr/share/doc/pagekeeper/{copyright,changelog.gz,changelog.Debian.gz,metrics.conf,doctor.schema.json,run/mariadb.conf,profiles/mariadb.toml}
+    /usr/share/doc/pagekeeper/{copyright,changelog.gz,changelog.Debian.gz,metrics.conf,schemas/doctor.json,run/mariadb.conf,profiles/mariadb.toml}
 unit=$(inside dpkg --listfiles pagekeeper | grep '/systemd/system/pagekeeper-guard.service$') || fail "the package has no unit"
 grep --quiet '^ExecStart=/usr/bin/pagekeeper guard ' "$root$unit" || fail "the unit starts another program than the package's"
 [ -z "$(inside find /etc/systemd/system -name 'pagekeeper*')" ] || fail "the service was enabled by being installed"

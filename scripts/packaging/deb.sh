@@ -42,8 +42,8 @@ dh_installchangelogs CHANGELOG.md
 # (With --no-start, removal would not stop it, nor an upgrade restart it.)
 dh_installsystemd --name=pagekeeper-guard --no-enable
 dh_lintian
-# Keeps examples uncompressed. (There is a manual called pagekeeper.toml.5.)
-dh_compress --exclude=/profiles/ --exclude=.json --exclude=.yaml --exclude=.yml --exclude=guard.toml --exclude=.conf
+# Keeps examples uncompressed. (There is a manual called pagekeeper-guard.toml.5.)
+dh_compress --exclude=/profiles/ --exclude=.json --exclude=.yaml --exclude=.yml --exclude=doc/pagekeeper/guard.toml --exclude=.conf
 dh_fixperms
 dh_installdeb
 dh_gencontrol

@@ -21,7 +21,9 @@ fn perform(dir: &Path, seconds: &str) -> Result<Value, String> {
     let output = demo.args(["demo", "--json", "--seconds", seconds, "--dir"]).arg(dir).output();
     let output = output.expect("run pagekeeper");
     if output.status.success() {
-        Ok(serde_json::from_slice(&output.stdout).expect("one JSON object"))
+        let report = serde_json::from_slice(&output.stdout).expect("one JSON object");
+        support::schemas::check("demo", &report);
+        Ok(report)
     } else {
         Err(String::from_utf8_lossy(&output.stderr).into_owned())
     }

@@ -9,11 +9,11 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::support::command::{finish, program, run};
-use crate::support::{can_run, doctor_report, scratch};
+use crate::support::{can_run, doctor_report, schemas, scratch};
 
 fn schema() -> Value {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../doctor/report.schema.json");
-    serde_json::from_slice(&std::fs::read(path).expect("read the schema")).expect("the schema is JSON")
+    serde_json::from_slice(&std::fs::read(schemas::file("doctor")).expect("read the schema"))
+        .expect("the schema is JSON")
 }
 
 /// Returns a report on a directory with one file that belongs to no database.
@@ -84,7 +84,7 @@ fn a_field_more_or_less_is_refused() {
     for name in fixed {
         report["fixed"][0][name] = json!(1);
     }
-    let Some(errors) = doctor_report::errors(&report) else { return };
+    let Some(errors) = schemas::errors("doctor", &report) else { return };
     assert_eq!(errors, "");
     let mut all = Vec::new();
     objects(&report, String::new(), &mut all);
@@ -95,7 +95,7 @@ fn a_field_more_or_less_is_refused() {
         let refused = |fields: serde_json::Map<String, Value>| {
             let mut changed = report.clone();
             *changed.pointer_mut(&place).expect("it is there") = Value::Object(fields);
-            doctor_report::errors(&changed).is_some_and(|errors| !errors.is_empty())
+            schemas::errors("doctor", &changed).is_some_and(|errors| !errors.is_empty())
         };
         let mut more = fields.clone();
         more.insert("new_field".to_owned(), json!(1));

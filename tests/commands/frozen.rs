@@ -117,7 +117,7 @@ fn commands_that_write_say_that_they_wait_and_end_on_a_signal() {
         (command(&["snapshot", source, "--output"], &new), &new),
         (command(&["store", "backup", source], &new), &new),
         (command(&["store", "restore", source], &new), &new),
-        (command(&["store", "repair", source, "--to"], &new), &new),
+        (command(&["store", "repair", source], &new), &new),
         (command(&["store", "compact"], &frozen_store), &frozen_store),
         (report, &new),
         (command(&["man", "--dir"], mounted.path()), mounted.path()),

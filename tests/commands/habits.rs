@@ -39,7 +39,7 @@ fn help_and_version() {
         assert!(its_help.contains("Examples:"), "{its_help}");
         assert!(run([command, "-h"]).fine().contains("Usage: pagekeeper "));
     }
-    assert!(help.contains("Examples:") && help.contains("Exit codes:"), "{help}");
+    assert!(help.contains("Examples:") && help.contains("Exit status:"), "{help}");
     let (_, listed) = help.split_once("Commands:\n").expect("a list");
     let (listed, _) = listed.split_once("\n\n").expect("its end");
     // Long descriptions continue below.
@@ -51,7 +51,7 @@ fn help_and_version() {
 }
 
 #[test]
-fn usage_errors_end_with_2_and_name_the_fix() {
+fn usage_errors_end_with_64_and_name_the_fix() {
     for (arguments, fix) in [
         (&["--all"][..], "Usage:"),
         (&["stta"], "similar subcommand exists: 'stat'"),
@@ -82,7 +82,7 @@ fn usage_errors_end_with_2_and_name_the_fix() {
         (&["man", "store", "woman"], "there is no command \"store woman\""),
     ] {
         let outcome = run(arguments);
-        assert_eq!(outcome.code, 2, "{arguments:?}: {outcome:?}");
+        assert_eq!(outcome.code, 64, "{arguments:?}: {outcome:?}");
         assert!(outcome.stderr.starts_with("pagekeeper: "), "{arguments:?}: {outcome:?}");
         assert!(outcome.stderr.contains(fix), "{arguments:?}: {outcome:?}");
         assert!(outcome.stdout.is_empty(), "{arguments:?}: {outcome:?}");
@@ -171,6 +171,24 @@ fn a_full_disk_behind_standard_output_is_reported() {
     let reported = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1));
     assert!(reported.contains("standard output: No space left on device"), "{reported}");
+}
+
+#[test]
+fn messages_to_the_journal_have_priorities() {
+    use std::os::unix::fs::MetadataExt as _;
+    let dir = scratch();
+    let log = dir.path().join("log");
+    let logged = |stream: &str| {
+        let file = std::fs::File::create(&log).unwrap();
+        let mut stat = pagekeeper();
+        stat.args(["stat", "/nonexistent"]).env("JOURNAL_STREAM", stream).stderr(file);
+        stat.output().unwrap();
+        std::fs::read_to_string(&log).unwrap()
+    };
+    assert!(logged("1:1").starts_with("pagekeeper: /nonexistent: "), "{}", logged("1:1"));
+    let file = log.metadata().unwrap();
+    let said = logged(&format!("{}:{}", file.dev(), file.ino()));
+    assert!(said.starts_with("<3>pagekeeper: /nonexistent: "), "{said}");
 }
 
 #[test]
@@ -295,7 +313,7 @@ fn man_pages_are_printed_and_written() {
     }
     let written = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path());
     let of_the_configuration =
-        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../deploy/pagekeeper.toml.5");
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../deploy/pagekeeper-guard.toml.5");
     for page in written.chain([of_the_configuration]) {
         let mut man = Command::new("man");
         man.args(["--warnings", "-l"])

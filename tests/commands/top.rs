@@ -184,7 +184,7 @@ fn terminals_that_do_not_fit_are_refused_in_a_sentence() {
     terminal.wait_until("the shell", |screen| !screen.contains("pagekeeper top  memory"));
 
     let outcome = finish(pagekeeper().arg("top").arg(dir.path()));
-    assert_eq!(outcome.code, 2, "{outcome:?}");
+    assert_eq!(outcome.code, 64, "{outcome:?}");
     assert!(outcome.stderr.contains("not both a terminal: use --once"), "{outcome:?}");
 }
 
@@ -261,7 +261,7 @@ fn a_table_for_people_and_mistakes_in_a_sentence() {
         assert!(outcome.stderr.contains("there is no process 4194999"), "{outcome:?}");
     }
     for wrong in [&["top", "--json"][..], &["top", "--interval", "1ms"], &["top", "--sort", "colour"]] {
-        assert_eq!(run(wrong).code, 2, "{wrong:?}");
+        assert_eq!(run(wrong).code, 64, "{wrong:?}");
     }
 }
 

@@ -142,16 +142,16 @@ fn wrong_arguments_are_refused_in_words() {
     let absent = scratch.path().join("absent.toml");
     for (arguments, code, parts) in [
         (vec!["--config", text(&config)], 2, vec![text(&config), "line 3", "forget"]),
-        (vec!["--config", text(&absent)], 2, vec![text(&absent), "No such file"]),
+        (vec!["--config", text(&absent)], 1, vec![text(&absent), "No such file"]),
         (
             vec!["--profile", "oracle"],
-            2,
+            64,
             vec!["oracle", "mariadb", "mysql", "postgresql", "rocksdb", "a file for --config that lists it"],
         ),
-        (vec!["--profile", "generic"], 2, vec!["\"generic\"", "--pid", "--dir"]),
-        (vec!["--print-profile", "oracle"], 2, vec!["oracle", "mariadb", "generic"]),
-        (vec!["--tick", "soon"], 2, vec!["soon", "500ms"]),
-        (vec!["--once", "--duration", "3s"], 2, vec!["--once", "--duration"]),
+        (vec!["--profile", "generic"], 64, vec!["\"generic\"", "--pid", "--dir"]),
+        (vec!["--print-profile", "oracle"], 64, vec!["oracle", "mariadb", "generic"]),
+        (vec!["--tick", "soon"], 64, vec!["soon", "500ms"]),
+        (vec!["--once", "--duration", "3s"], 64, vec!["--once", "--duration"]),
         (vec!["--pid", "999999999"], 1, vec!["there is no process 999999999"]),
         (vec!["--pid", "999999999", "--profile", "generic"], 1, vec!["there is no process 999999999"]),
     ] {

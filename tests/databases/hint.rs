@@ -168,5 +168,5 @@ fn a_file_system_that_does_not_answer_holds_it_up_no_more() {
     assert!(line.is_some_and(|line| line.contains("network") || line.contains("not counted")), "{text}");
     drop((database, engines));
     // It takes options and arguments as before.
-    assert_eq!(finish(pagekeeper().arg("--no-such")).code, 2);
+    assert_eq!(finish(pagekeeper().arg("--no-such")).code, 64);
 }

@@ -160,13 +160,13 @@ fn keys_of(section: &str, scratch: &Path) -> Vec<String> {
     keys.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
-/// pagekeeper.toml(5) has each key that the guard takes, and of the shipped configuration; and its
-/// example is one.
+/// pagekeeper-guard.toml(5) has each key that the guard takes, and of the shipped configuration.
+/// Its example is a configuration.
 #[test]
 fn the_page_of_the_configuration_has_every_key() {
     let read = |name: &str| std::fs::read_to_string(root().join("deploy").join(name)).expect("it is shipped");
-    let page = read("pagekeeper.toml.5");
-    let shipped = read("pagekeeper-guard.toml");
+    let page = read("pagekeeper-guard.toml.5");
+    let shipped = read("guard.toml");
     let key = |line: &str| {
         let line = line.strip_prefix('#').unwrap_or(line).trim_start();
         let (key, _) = line.split_once(" = ")?;

@@ -105,6 +105,7 @@ fn file_systems_are_distinguished() {
         let image = LoopImage::new(kind, 1024 * MIB);
         let before = names_in(image.path());
         let report = finish(probe(image.path()).arg("--json")).json();
+        support::schemas::check("probe", &report);
         check_keys(&report);
         assert_eq!(report["profile"]["file_system"], kind);
         assert_eq!(names_in(image.path()), before);
@@ -129,9 +130,9 @@ fn a_directory_that_cannot_be_measured_is_refused_in_a_sentence() {
     refused(&finish(&mut probe(Path::new("/dev/shm"))), "on tmpfs");
     refused(&finish(&mut probe(Path::new("/proc"))), "keeps no data");
     let usage = finish(pagekeeper().args(["probe", "--size", "1M"]).arg(dir.path()));
-    assert!(usage.code == 2 && usage.stderr.contains("64 MiB"), "{usage:?}");
+    assert!(usage.code == 64 && usage.stderr.contains("64 MiB"), "{usage:?}");
     let usage = finish(pagekeeper().arg("probe"));
-    assert!(usage.code == 2 && usage.stderr.contains("<DIR>"), "{usage:?}");
+    assert!(usage.code == 64 && usage.stderr.contains("<DIR>"), "{usage:?}");
     let large = finish(pagekeeper().args(["probe", "--size", "900T"]).arg(dir.path()));
     refused(&large, "are needed");
     // Before anything is measured.

@@ -30,6 +30,7 @@ pub(crate) mod podman;
 pub(crate) mod postgresql;
 pub(crate) mod prometheus;
 pub(crate) mod rocksdb;
+pub(crate) mod schemas;
 pub(crate) mod signals;
 pub(crate) mod sysbench;
 pub(crate) mod tmux;

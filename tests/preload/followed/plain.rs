@@ -266,7 +266,7 @@ fn a_program_that_must_not_be_followed_is_refused_in_a_sentence() {
     assert!(other.code == 1 && other.stderr.contains("is another user's"), "{other:?}");
     for words in [&["--pid", "x"][..], &["--pid", "1", "--", "true"], &["--pid", "1", "--as", "stream"]] {
         let wrong = finish(pagekeeper().arg("run").args(words));
-        assert_eq!(wrong.code, 2, "{words:?}: {wrong:?}");
+        assert_eq!(wrong.code, 64, "{words:?}: {wrong:?}");
     }
     for child in [&mut server, &mut sleeper] {
         child.kill().unwrap();

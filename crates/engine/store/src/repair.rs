@@ -42,7 +42,7 @@ use journal::{made_up, read_journal};
 use map::DamagedMap;
 
 /// A finding about one page in a [`Repair`].
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct PageFinding {
     /// Its number.

@@ -1,17 +1,56 @@
-//! Arguments that several commands share: the pace on a disk, lengths of time, and limits.
+//! Arguments that several commands share: directories, the pace on a disk, lengths of time, and
+//! limits.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use clap::ValueHint;
 
 use pagekeeper_catalog::units::parse_pace;
 use pagekeeper_policy::stream_pace::StreamPace;
 use pagekeeper_text::{duration, parse_period};
 
-/// The option, to be flattened into a command's arguments.
+/// The directories of a command, to be flattened into its arguments.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct DirArgs {
+    /// Only files in and below this directory; may be given several times
+    #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
+    dirs: Vec<PathBuf>,
+    /// The same as the argument DIR
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    dir: Vec<PathBuf>,
+}
+
+impl DirArgs {
+    /// Returns all directories.
+    pub(crate) fn all(&self) -> Vec<PathBuf> {
+        [self.dirs.as_slice(), &self.dir].concat()
+    }
+}
+
+/// The one directory of a command.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct DirArg {
+    /// The directory
+    #[arg(value_name = "DIR", required_unless_present = "dir", value_hint = ValueHint::DirPath)]
+    place: Option<PathBuf>,
+    /// The same as the argument DIR
+    #[arg(long, value_name = "DIR", conflicts_with = "place", value_hint = ValueHint::DirPath)]
+    dir: Option<PathBuf>,
+}
+
+impl DirArg {
+    /// Returns the directory.
+    pub(crate) fn path(&self) -> &Path {
+        self.place.as_deref().or(self.dir.as_deref()).unwrap_or(Path::new("."))
+    }
+}
+
+/// The pace of a command.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub(crate) struct PaceArgs {
-    /// How fast to use a disk: "auto" stands back for others, "off" does not, "idle" takes a third
-    /// beside others at most; a rate (64M, or 64M/s) is the most on each file system, and stands
-    /// back
+    /// How fast to use a disk: "auto" stands back for others, "off" does not, "idle" takes at most
+    /// a third beside others; a rate (64M, or 64M/s) limits each file system, and stands back
     #[arg(long, value_name = "PACE", default_value = "auto", value_parser = parse_pace)]
     pub(crate) pace: StreamPace,
 }

@@ -18,9 +18,7 @@ use crate::output;
 
 /// Print completions for a shell
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:
-  pagekeeper completions bash > /usr/share/bash-completion/completions/pagekeeper
-  pagekeeper completions fish > ~/.config/fish/completions/pagekeeper.fish")]
+#[command(after_help = crate::help::of!("completions"))]
 pub(crate) struct CompletionsArgs {
     /// The shell
     shell: Shell,

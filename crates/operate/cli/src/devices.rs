@@ -10,7 +10,7 @@ use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_text::escaped;
 
-use crate::output::complain;
+use crate::output::warn;
 
 /// The named block devices that have a mounted file system; shared by threads.
 #[derive(Debug, Default)]
@@ -32,7 +32,7 @@ impl MountedDevices {
         let mut all = ignore_poison(self.0.into_inner());
         all.sort();
         for (device, point) in all {
-            complain(in_words(&device, &point, meaning));
+            warn(in_words(&device, &point, meaning));
         }
     }
 }

@@ -22,15 +22,9 @@ use crate::part::{FilePart, parse_part};
 use crate::paths::TreeArgs;
 use crate::problems::{self, Problem, Problems};
 
-/// Release files' pages from the page cache, and report what stayed and why
+/// Release files' pages, and report what stayed and why
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:
-  pagekeeper evict /backup                          every file below /backup
-  pagekeeper evict --range 0..1G /var/lib/data.db   the first GiB of one file
-  find . -name '*.log' -print0 | pagekeeper evict --files-from - -0
-
-Dirty pages are written to disk first: no data is lost, and none stay because they are dirty. Pages that a process has \
-    mapped or is reading stay; the report shows them, and they are not an error.")]
+#[command(after_help = crate::help::of!("evict"))]
 pub(crate) struct EvictArgs {
     #[command(flatten)]
     tree: TreeArgs,

@@ -19,17 +19,17 @@ use anyhow::Context;
 use pagekeeper_catalog::{BUILT_IN_PROFILES, ProfileError};
 use pagekeeper_guard::{Control, Event, GroupNews, Guard, Options, Selector, Streams, Summary, Tick};
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_metrics::{Metrics, MetricsError};
+use pagekeeper_metrics::{Metrics, MetricsError, parse_address};
 use pagekeeper_policy::group::GroupReason;
 use pagekeeper_text::{ByteSize, counted, escaped, listed_up_to, parse_period};
 use signal_hook::consts::SIGHUP;
 
-use crate::listen_address;
-use crate::output::{self, UsageError};
+use crate::arguments::DirArgs;
+use crate::output::{self, ConfigError, SCHEMA_VERSION, UsageError};
 use crate::service::Manager;
 use crate::signals::Stop;
 
-/// The configuration file of the service.
+/// The configuration file of a guard that watches the whole host.
 const CONFIG_FILE: &str = "/etc/pagekeeper/guard.toml";
 /// Interval of the status line without a terminal, if anything was released since the last.
 const STATUS_EVERY: Duration = Duration::from_secs(60);
@@ -42,41 +42,26 @@ const STATUS_EVERY: Duration = Duration::from_secs(60);
 /// followers such as replicas. It reads, starts writeback and advises the kernel; it can't change a
 /// byte of a database's files.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:
-  pagekeeper guard                              watch every database on this host
-  pagekeeper guard --dry-run --duration 10s     report what would be released
-  pagekeeper guard --pid 1234 --profile generic watch one process, known by file names only
-  pagekeeper guard --dir /var/lib/mysql --once  release once, and exit
-  pagekeeper guard --canary unit:mariadb.service  act on one database, report on all others
-  pagekeeper guard --print-profile mariadb      print a profile, as a start for your own
-  pagekeeper guard --streams                    follow backups and copies as well
-  pagekeeper guard --metrics 9417               show metrics at http://127.0.0.1:9417/
-  curl http://127.0.0.1:9417/metrics            the same for Prometheus
-
-Metrics are served to this host only, unless --metrics gives another address in full. Whoever
-reaches that address can read them, and the names of directories in them, but change nothing.
-
-It needs root, or CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_FOWNER; --streams and metrics of
-waits also need CAP_BPF and CAP_PERFMON.")]
-#[allow(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
+#[command(mut_arg("dirs", |dirs| dirs.help("Watch the logs in this directory only; may be given several times")),
+          after_help = crate::help::of!("guard"))]
+#[allow(clippy::struct_excessive_bools, clippy::option_option, reason = "each is as it can be typed")]
 pub(crate) struct GuardArgs {
     /// Watch this process only; may be given several times
     #[arg(long, value_name = "PID")]
     pid: Vec<u32>,
-    /// Watch the logs in this directory only; may be given several times
-    #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
-    dir: Vec<PathBuf>,
+    #[command(flatten)]
+    dirs: DirArgs,
     /// Profile to use, instead of the one that matches
     #[arg(long, value_name = "NAME")]
     profile: Option<String>,
-    /// Configuration file
+    /// Configuration file [default: /etc/pagekeeper/guard.toml, if it is there and neither PID nor
+    /// DIR is given]
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     config: Option<PathBuf>,
-    /// Read a configuration file and exit: with 0 if it is valid, 1 if it can't be read, 2 if it is
-    /// wrong
-    #[arg(long, value_name = "FILE", exclusive = true, value_hint = clap::ValueHint::FilePath,
-          num_args = 0..=1, default_missing_value = CONFIG_FILE)]
-    check_config: Option<PathBuf>,
+    /// Check the configuration with all other options, and exit: with 0 if it is valid, 1 if a file
+    /// can't be read, 2 if it is wrong [default: that of --config]
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    check_config: Option<Option<PathBuf>>,
     /// Time between ticks [default: 500ms]
     #[arg(long, alias = "tick", value_name = "TIME", value_parser = parse_period)]
     interval: Option<Duration>,
@@ -113,9 +98,9 @@ pub(crate) struct GuardArgs {
     #[arg(long)]
     json: bool,
     /// Serve metrics for Prometheus and a web page, on a port of 127.0.0.1 or on ADDRESS:PORT
-    #[arg(long, value_name = "ADDRESS", value_parser = listen_address::parse, conflicts_with = "once")]
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_address, conflicts_with = "once")]
     metrics: Option<SocketAddr>,
-    /// Add metrics of single files: the N with the most resident bytes [at most 1000]
+    /// Add metrics of single files: the N (at most 1000) with the most resident bytes
     #[arg(long, value_name = "N", requires = "metrics", value_parser = clap::value_parser!(u16).range(0..=1000))]
     metrics_files: Option<u16>,
     /// Print a built-in profile and exit
@@ -126,7 +111,7 @@ pub(crate) struct GuardArgs {
 impl GuardArgs {
     /// Returns the configuration file's options, overridden by the command line.
     fn options(&self) -> Result<Options, ProfileError> {
-        let mut options = match &self.config {
+        let mut options = match self.config() {
             Some(path) => Options::read(path)?,
             None => Options::default(),
         };
@@ -146,9 +131,9 @@ impl GuardArgs {
         if self.canary.is_some() {
             options.targets.canary.clone_from(&self.canary);
         }
-        if !self.pid.is_empty() || !self.dir.is_empty() {
+        if self.is_named() {
             options.pids.clone_from(&self.pid);
-            options.directories.clone_from(&self.dir);
+            options.directories = self.dirs.all();
             options.find = false;
         }
         if self.profile.is_some() {
@@ -157,11 +142,28 @@ impl GuardArgs {
         Ok(options)
     }
 
-    /// Returns the usage error, with a hint if a configuration file may be missing.
-    fn refused(&self, error: &ProfileError) -> UsageError {
-        let own = matches!(error, ProfileError::Unknown { .. }) && self.config.is_none();
+    /// Whether processes or directories are named.
+    fn is_named(&self) -> bool {
+        !self.pid.is_empty() || !self.dirs.all().is_empty()
+    }
+
+    /// Returns the configuration file, if there is one.
+    fn config(&self) -> Option<&Path> {
+        let given = self.check_config.as_ref().and_then(|file| file.as_deref()).or(self.config.as_deref());
+        let of_host = || Some(Path::new(CONFIG_FILE)).filter(|path| !self.is_named() && path.exists());
+        given.or_else(of_host)
+    }
+
+    /// Returns the error of a configuration, or of the arguments alone, with a hint if a
+    /// configuration may be missing.
+    fn refused(&self, error: ProfileError) -> anyhow::Error {
         let hint = "; a profile of your own is known by a file for --config that lists it under \"profiles\"";
-        UsageError(format!("{error}{}", if own { hint } else { "" }))
+        match error {
+            ProfileError::Io { .. } => error.into(),
+            error if self.config().is_some() => ConfigError(error.to_string()).into(),
+            ProfileError::Unknown { .. } => UsageError(format!("{error}{hint}")).into(),
+            error => UsageError(error.to_string()).into(),
+        }
     }
 
     /// Starts the metrics server; fails if the address is not available.
@@ -176,14 +178,15 @@ pub(crate) fn run(args: &GuardArgs) -> anyhow::Result<ExitCode> {
     if let Some(name) = &args.print_profile {
         return print_profile(name);
     }
-    if let Some(path) = &args.check_config {
-        return check_config(path);
+    if args.check_config.is_some() {
+        args.options().and_then(Guard::check).map_err(|error| args.refused(error))?;
+        return Ok(ExitCode::SUCCESS);
     }
     let stop = Stop::on_signals().context("catch signals")?;
     let reload = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(SIGHUP, Arc::clone(&reload)).context("catch SIGHUP")?;
-    let options = args.options().map_err(|error| args.refused(&error))?;
-    let mut guard = Guard::new(options.clone(), ProcRoot::default()).map_err(|error| args.refused(&error))?;
+    let options = args.options().map_err(|error| args.refused(error))?;
+    let mut guard = Guard::new(options.clone(), ProcRoot::default()).map_err(|error| args.refused(error))?;
     let metrics = args.start_metrics(&options)?;
     let mut manager = Manager::of_this_process().unwrap_or_else(|error| {
         output::complain(format_args!("the service manager can't be reached by NOTIFY_SOCKET: {error}"));
@@ -213,12 +216,11 @@ pub(crate) fn run(args: &GuardArgs) -> anyhow::Result<ExitCode> {
                     guard.reload(options.clone())?;
                     Ok(options)
                 });
-                match (reloaded, &metrics) {
-                    (Ok(options), Some(metrics)) => metrics.reconfigured(&options),
-                    (Ok(_), None) => {}
-                    (Err(error), _) => {
-                        output::complain(format_args!("the configuration stays as it was: {error}"));
-                    }
+                if let Err(error) = &reloaded {
+                    output::complain(format_args!("the configuration stays as it was: {error}"));
+                }
+                if let Some(metrics) = &metrics {
+                    metrics.reconfigured(reloaded.as_ref().ok());
                 }
                 manager.ready();
             }
@@ -243,12 +245,13 @@ pub(crate) fn run(args: &GuardArgs) -> anyhow::Result<ExitCode> {
     );
     manager.stopping();
     printer.print(&Event::Summary(summary));
-    let named = !args.pid.is_empty() || !args.dir.is_empty();
     match printer.failed {
         Some(error) => Err(error.into()),
         // In a long run, problems appear and disappear; a single pass either has met some or has
         // not.
-        None if (named && !printer.watched) || (args.once && printer.problems) => Ok(ExitCode::FAILURE),
+        None if (args.is_named() && !printer.watched) || (args.once && printer.problems) => {
+            Ok(ExitCode::FAILURE)
+        }
         None => Ok(ExitCode::SUCCESS),
     }
 }
@@ -265,14 +268,6 @@ fn is_stopped(stop: &Stop, manager: &mut Manager, pause: Duration) -> bool {
             Ok(stopped) => return stopped,
             Err(_) => return true,
         }
-    }
-}
-
-fn check_config(path: &Path) -> anyhow::Result<ExitCode> {
-    match Options::read(path).and_then(Guard::check) {
-        Ok(()) => Ok(ExitCode::SUCCESS),
-        Err(error @ ProfileError::Io { .. }) => Err(error.into()),
-        Err(error) => Err(UsageError(error.to_string()).into()),
     }
 }
 
@@ -326,7 +321,7 @@ impl Printer {
         if self.failed.is_some() {
             return;
         }
-        let printed = if self.json { output::json(event) } else { self.print_text(event) };
+        let printed = if self.json { output::json(SCHEMA_VERSION, event) } else { self.print_text(event) };
         self.failed = printed.err();
     }
 
@@ -346,7 +341,7 @@ impl Printer {
             Event::Lost { pid, profile } => format!("{profile} (process {pid}) has ended"),
             Event::Refused { pid, profile, path, reason } => {
                 let (path, process) = (escaped(path), process_text(*pid));
-                return self.complain(&format!("{path} is not watched for {profile}{process}: {reason}"));
+                return self.warn(&format!("{path} is not watched for {profile}{process}: {reason}"));
             }
             Event::Setting { pid: _, profile: _, path, setting } => {
                 format!("{} is not overwritten in parts of pages: {}", escaped(path), escaped(setting))
@@ -380,10 +375,10 @@ impl Printer {
             }
             Event::Summary(summary) => summary_text(summary),
             Event::InPart { pid: _, profile: _, path, budget } => {
-                return self.complain(&format!("{}: {}", escaped(path), escaped(&budget.to_string())));
+                return self.warn(&format!("{}: {}", escaped(path), escaped(&budget.to_string())));
             }
             Event::Hung { pid: _, profile: _, path, seconds } => {
-                return self.complain(&format!(
+                return self.warn(&format!(
                     "{}: the file system has not answered for {seconds:.0} s: the logs there are left alone until it does, all others are served",
                     escaped(path)
                 ));
@@ -391,9 +386,9 @@ impl Printer {
             Event::Answers { pid: _, profile: _, path, seconds } => {
                 format!("{}: the file system answers again after {seconds:.0} s", escaped(path))
             }
-            Event::VisibilityGap { gap } => return self.complain(&escaped(gap).to_string()),
+            Event::VisibilityGap { gap } => return self.warn(&escaped(gap).to_string()),
             Event::Warning { path, warning } => {
-                return self.complain(&format!("{}: {}", escaped(path), escaped(warning)));
+                return self.warn(&format!("{}: {}", escaped(path), escaped(warning)));
             }
             Event::Problem { path, problem } => {
                 // Most errors of the kernel crate name the path themselves.
@@ -412,6 +407,12 @@ impl Printer {
     fn complain(&mut self, text: &str) -> io::Result<()> {
         self.clear_status()?;
         output::complain(text);
+        Ok(())
+    }
+
+    fn warn(&mut self, text: &str) -> io::Result<()> {
+        self.clear_status()?;
+        output::warn(text);
         Ok(())
     }
 
@@ -529,7 +530,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_of_very_many_directories_are_shown() {
+    fn the_hosts_configuration_is_for_a_guard_that_names_nothing() {
+        #[derive(clap::Parser)]
+        struct Alone {
+            #[command(flatten)]
+            args: GuardArgs,
+        }
+        let config = |words: &[&str]| {
+            let alone = <Alone as clap::Parser>::parse_from(["guard"].iter().chain(words));
+            alone.args.config().map(Path::to_path_buf)
+        };
+        let of_host = Path::new(CONFIG_FILE).exists().then(|| CONFIG_FILE.into());
+        assert_eq!((config(&[]), config(&["--check-config"])), (of_host.clone(), of_host));
+        assert_eq!((config(&["/logs"]), config(&["--pid", "7", "--check-config"])), (None, None));
+        assert_eq!(config(&["--config", "a", "/logs"]), Some("a".into()));
+        assert_eq!(config(&["--config", "a", "--check-config"]), Some("a".into()));
+        assert_eq!(config(&["--config", "a", "--check-config", "b"]), Some("b".into()));
+    }
+
+    #[test]
+    fn of_very_many_directories_the_first_are_shown() {
         let directories =
             |count: usize| (1..=count).map(|at| PathBuf::from(format!("/d{at}"))).collect::<Vec<_>>();
         assert_eq!(directories_text(&directories(2)), "/d1, /d2");

@@ -1,8 +1,8 @@
 //! The command line of pagekeeper.
 //!
 //! Every command has `Args` and `run`. A command prints its own problems path by path and returns 0
-//! or 1, or fails with an error that is printed here. Usage errors exit with 2. A broken pipe is
-//! silent.
+//! or 1, or fails with an error that is printed here. Wrong usage exits with 64, a wrong
+//! configuration with 2. A broken pipe is silent. `conventions_tests` holds what commands share.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -11,14 +11,16 @@ compile_error!("pagekeeper needs Linux: its rules are about the Linux page cache
 
 mod arguments;
 mod completions;
+#[cfg(test)]
+mod conventions_tests;
 #[cfg(feature = "demo")]
 mod demo;
 mod devices;
 mod doctor;
 mod evict;
 mod guard;
+mod help;
 mod hint;
-mod listen_address;
 mod manuals;
 mod output;
 mod part;
@@ -56,28 +58,14 @@ const LONG_VERSION: &str = if pagekeeper_launch::IS_LIBRARY_OF_ANOTHER_BUILD {
     env!("CARGO_PKG_VERSION")
 };
 
-/// Keeps a database's log files out of the page cache, and shows, evicts, warms and restores what
-/// is in it
+/// Keeps database logs out of the page cache, and shows and changes what is in it
 #[derive(Debug, Parser)]
 #[command(
     name = "pagekeeper",
     version,
     long_version = LONG_VERSION,
     max_term_width = 100,
-    after_help = "Examples:
-  pagekeeper                          databases found on this host, and what to type next
-  pagekeeper guard                    keep log files of running databases out of the page cache
-  pagekeeper run -- pg_dump shop      run a backup without evicting the database
-  pagekeeper probe /var/lib/mysql     measure the disk and file system there, in a minute
-  pagekeeper doctor                   find what the page cache costs databases, and the fix
-  pagekeeper top                      which files are in the page cache, live
-  pagekeeper stat /var/lib/mysql      how much of each file is in the page cache
-  pagekeeper evict /backup/dump.sql   release a file's pages, and report what stayed and why
-  pagekeeper warm /var/lib/mysql      load the pages that are not in the page cache
-  pagekeeper store verify /srv/store  check every page of a page store
-
-Exit codes: 0 success, 1 something failed, 2 wrong usage.
-Help on a command, with examples: pagekeeper help COMMAND"
+    after_help = crate::help::of!("pagekeeper")
 )]
 struct Cli {
     #[command(subcommand)]
@@ -110,10 +98,12 @@ fn main() -> ExitCode {
 /// Reads the arguments. Help, the version and mistakes end the program.
 fn arguments() -> Cli {
     Cli::try_parse().unwrap_or_else(|error| {
+        if !error.use_stderr() {
+            error.exit()
+        }
         let text = error.render().to_string();
-        let Some(mistake) = text.strip_prefix("error: ") else { error.exit() };
-        output::complain(mistake.trim_end());
-        std::process::exit(2)
+        output::complain(text.strip_prefix("error: ").unwrap_or(&text).trim_end());
+        std::process::exit(output::WRONG_USAGE.into())
     })
 }
 
@@ -142,15 +132,4 @@ fn work() -> ExitCode {
         CliCommand::Man(args) => manuals::man(&args),
     };
     done.unwrap_or_else(|error| output::exit_code(&error))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_arguments_of_all_commands_are_sound() {
-        use clap::CommandFactory;
-        Cli::command().debug_assert();
-    }
 }

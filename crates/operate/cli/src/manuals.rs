@@ -6,17 +6,20 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::CommandFactory;
+use clap::builder::Resettable;
 use pagekeeper_text::escaped;
 
 use crate::Cli;
+use crate::help;
 use crate::output::{self, UsageError};
+
+/// The exit codes of a command that has no others.
+const EXIT_STATUS: &str =
+    "Exit status:\n  0   success\n  1   something failed, or could not be seen\n  64  wrong usage";
 
 /// Print a man page, or write all of them
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:
-  pagekeeper man stat | man -l -
-  pagekeeper man store verify | man -l -
-  pagekeeper man --dir /usr/local/share/man/man1")]
+#[command(after_help = crate::help::of!("man"))]
 pub(crate) struct ManualsArgs {
     /// The command to print the page of, like "stat" or "store verify"; without it, that of
     /// pagekeeper itself
@@ -66,9 +69,18 @@ fn display_name(command: &clap::Command) -> &str {
 
 fn page(command: clap::Command) -> anyhow::Result<Vec<u8>> {
     let name = display_name(&command).to_owned();
-    let mut text = Vec::new();
+    let below = command.get_subcommands().map(display_name).filter(|name| !name.ends_with("-help"));
+    let others = below.chain(["pagekeeper"]).filter(|other| *other != name);
+    let see = others.map(|other| format!("{other}(1), ")).collect::<Vec<_>>().concat();
+    let own = command.get_after_help().map(|text| help::roff(&text.to_string())).unwrap_or_default();
+    let status = if own.contains("EXIT STATUS") { String::new() } else { help::roff(EXIT_STATUS) };
+    let common = help::roff(&help::of!("common"));
     // Subcommands have no version of their own.
     let source = concat!("pagekeeper ", env!("CARGO_PKG_VERSION"));
-    clap_mangen::Man::new(command.display_name(name)).source(source).render(&mut text)?;
+    let mut text = Vec::new();
+    let command = command.display_name(name).after_help(Resettable::Reset);
+    clap_mangen::Man::new(command).source(source).render(&mut text)?;
+    let see = see.replace('-', "\\-");
+    writeln!(text, "{own}{status}{common}.SH \"SEE ALSO\"\n{see}pagekeeper\\-guard.toml(5)")?;
     Ok(text)
 }

@@ -15,25 +15,39 @@ use serde::Serialize;
 
 pub(crate) mod json;
 
-/// A mistake in the command line, found after clap had read the arguments: exit code 2.
-#[derive(Debug)]
-pub(crate) struct UsageError(pub(crate) String);
+/// The version of the schemas in `docs/schemas`; a report that has changed since has its own.
+pub(crate) const SCHEMA_VERSION: u32 = 1;
 
-impl std::fmt::Display for UsageError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
+/// A report, and the version of its schema.
+#[derive(Debug, Serialize)]
+pub(crate) struct Versioned<T> {
+    pub(crate) schema_version: u32,
+    #[serde(flatten)]
+    pub(crate) report: T,
 }
 
-impl std::error::Error for UsageError {}
+/// The exit code of a wrong configuration file.
+const WRONG_CONFIG: u8 = 2;
+/// The exit code of wrong usage: `EX_USAGE` of sysexits.h.
+pub(crate) const WRONG_USAGE: u8 = 64;
+
+/// A mistake in the command line, found after clap had read the arguments: exit code 64.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct UsageError(pub(crate) String);
+
+/// A configuration file that is wrong: exit code 2.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct ConfigError(pub(crate) String);
 
 /// Buffered standard output.
 pub(crate) type StandardOutput = BufWriter<StdoutLock<'static>>;
 
-/// Writes one JSON value and a newline to standard output.
-pub(crate) fn json(value: &impl Serialize) -> io::Result<()> {
+/// Writes a report of this version as one JSON object and a newline to standard output.
+pub(crate) fn json(schema_version: u32, report: &impl Serialize) -> io::Result<()> {
     print(|out| {
-        json::write(out, value)?;
+        json::write(out, &Versioned { schema_version, report })?;
         out.write_all(b"\n")
     })
 }
@@ -45,28 +59,52 @@ pub(crate) fn print(text: impl FnOnce(&mut StandardOutput) -> io::Result<()>) ->
     out.flush()
 }
 
-/// Prints a result as one JSON value, or as text for people.
+/// Prints a result as one JSON object, or as text for people.
 pub(crate) fn show<T: Serialize>(
     is_json: bool,
     value: impl FnOnce() -> T,
     text: impl FnOnce(&mut StandardOutput) -> io::Result<()>,
 ) -> io::Result<()> {
-    if is_json { json(&value()) } else { print(text) }
+    if is_json { json(SCHEMA_VERSION, &value()) } else { print(text) }
 }
 
-/// Writes a message to standard error, after the program's name. If that fails, the message is
-/// lost.
+/// Writes an error to standard error, after the program's name. If that fails, it is lost.
 pub(crate) fn complain(text: impl Display) {
-    let text = text.to_string();
+    say(Priority::Error, text);
+}
+
+/// Writes a warning in the same way.
+pub(crate) fn warn(text: impl Display) {
+    say(Priority::Warning, text);
+}
+
+/// The priority of a message, as syslog(3) counts.
+#[derive(Debug, Clone, Copy)]
+enum Priority {
+    Error = 3,
+    Warning = 4,
+}
+
+fn say(priority: Priority, text: impl Display) {
+    let level = if is_journal() { format!("<{}>", priority as u8) } else { String::new() };
+    let text = format!("pagekeeper: {text}");
     // Names in the text were escaped before; this keeps any other character from controlling the
     // terminal.
-    let lines: Vec<_> = text.split('\n').map(|line| escaped(line).into_cow()).collect();
-    let _ = writeln!(io::stderr().lock(), "pagekeeper: {}", lines.join("\n"));
+    let lines: Vec<_> = text.lines().map(|line| format!("{level}{}", escaped(line))).collect();
+    let _ = writeln!(io::stderr().lock(), "{}", lines.join("\n"));
+}
+
+/// Whether standard error is the journal's, which takes priorities at the beginning of lines
+/// (sd-daemon(3)).
+fn is_journal() -> bool {
+    let stream = std::env::var("JOURNAL_STREAM").ok();
+    let ours = || rustix::fs::fstat(io::stderr()).ok().map(|stat| format!("{}:{}", stat.st_dev, stat.st_ino));
+    stream.is_some_and(|stream| ours() == Some(stream))
 }
 
 /// Waits while the file system of `path` is frozen, and reports a wait that takes long.
 pub(crate) fn wait_while_frozen(path: &Path) {
-    let say = |why| complain(format_args!("{}: {why}; waiting", escaped(path)));
+    let say = |why| warn(format_args!("{}: {why}; waiting", escaped(path)));
     pagekeeper_kernel::frozen::wait_while_frozen(path, say);
 }
 
@@ -86,7 +124,13 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> ExitCode {
     // An error of a write without context: all others name their path.
     let bare = error.chain().next().is_some_and(<dyn std::error::Error>::is::<io::Error>);
     complain(format_args!("{}{}", if bare { "standard output: " } else { "" }, in_words(error)));
-    ExitCode::from(if error.downcast_ref::<UsageError>().is_some() { 2 } else { 1 })
+    if error.is::<UsageError>() {
+        ExitCode::from(WRONG_USAGE)
+    } else if error.is::<ConfigError>() {
+        ExitCode::from(WRONG_CONFIG)
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 /// Returns the exit code of a command that did all, or not all, of its work.
@@ -171,9 +215,10 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_in_usage_end_with_2_and_failures_with_1() {
+    fn mistakes_have_their_exit_codes_and_failures_1() {
         let code = |error: anyhow::Error| format!("{:?}", exit_code(&error));
-        assert_eq!(code(UsageError("give a path".to_owned()).into()), format!("{:?}", ExitCode::from(2)));
+        assert_eq!(code(UsageError("give a path".to_owned()).into()), format!("{:?}", ExitCode::from(64)));
+        assert_eq!(code(ConfigError("line 1".to_owned()).into()), format!("{:?}", ExitCode::from(2)));
         assert_eq!(code(io::Error::from(ErrorKind::StorageFull).into()), format!("{:?}", ExitCode::FAILURE));
     }
 }

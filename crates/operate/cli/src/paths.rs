@@ -28,6 +28,9 @@ pub(crate) struct TreeArgs {
     /// Files, and directories with all that is below them
     #[arg(value_name = "PATH", value_hint = clap::ValueHint::AnyPath)]
     paths: Vec<PathBuf>,
+    /// A directory, as a PATH; may be given several times
+    #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath, help_heading = "Which files")]
+    dir: Vec<PathBuf>,
     /// Stay on the file system of each PATH
     #[arg(short = 'x', long, help_heading = "Which files")]
     one_file_system: bool,
@@ -61,7 +64,7 @@ impl TreeArgs {
 
     /// Reads the list of paths and compiles the globs.
     pub(crate) fn tree(&self) -> anyhow::Result<Tree> {
-        let mut roots = self.paths.clone();
+        let mut roots = [self.paths.as_slice(), &self.dir].concat();
         if let Some(list) = &self.files_from {
             roots.extend(read_list(list, if self.null { 0 } else { b'\n' })?);
         } else if roots.is_empty() {

@@ -17,27 +17,20 @@ use pagekeeper_policy::stream_pace::StreamPace;
 use pagekeeper_probe::{MIN_FILE_BYTES, Probe, ProbeProgress};
 use pagekeeper_text::{ByteSize, escaped, parse_size};
 
-use crate::arguments::PaceArgs;
+use crate::arguments::{DirArg, PaceArgs};
 use crate::output::{self, UsageError, wait_while_frozen};
 use crate::signals::Stop;
 
-/// Measure a disk and its file system: direct I/O, mixed I/O, syncs, parallel and single reads
+/// Measure a disk and its file system: direct I/O, syncs, reads
 ///
 /// Takes about a minute and keeps the disk busy. It writes to unnamed files in DIR, which disappear
 /// when it exits, however it exits. It touches nothing else and changes no setting of the machine.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:
-  pagekeeper probe /var/lib/mysql                  all figures, and a summary of the disk
-  pagekeeper probe --save /var/lib/mysql           also save the profile for doctor and guard
-  pagekeeper probe --output disk.toml /mnt/new     also write it to a file, for a configuration or program
-  pagekeeper probe --quick --json /var/tmp         ten seconds, less exact, for programs
-
-I/O of other programs on the disk is measured, too: run it on an idle disk. --pace applies to the file that is written first: \
-    measurements take all that the disk gives, so \"idle\" and a rate are refused.")]
+#[command(mut_arg("place", |place| place.help("A directory on the disk, in which files may be created")),
+          after_help = crate::help::of!("probe"))]
 pub(crate) struct ProbeArgs {
-    /// A directory on the disk, in which files may be created
-    #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
-    dir: PathBuf,
+    #[command(flatten)]
+    dir: DirArg,
     /// Print one JSON object with all figures: bytes, microseconds, rates a second
     #[arg(long)]
     json: bool,
@@ -80,11 +73,9 @@ fn parse_file_size(text: &str) -> Result<u64, String> {
 /// Runs the command.
 pub(crate) fn run(args: &ProbeArgs) -> anyhow::Result<ExitCode> {
     require_full_speed(args.pace.pace)?;
+    let dir = args.dir.path();
     let disks = args.save.then(|| Path::new(pagekeeper_catalog::disks::PROFILE_DIRECTORY));
-    [Some(args.dir.as_path()), args.output.as_deref(), disks]
-        .into_iter()
-        .flatten()
-        .for_each(wait_while_frozen);
+    [Some(dir), args.output.as_deref(), disks].into_iter().flatten().for_each(wait_while_frozen);
     let stop = Stop::on_signals()?;
     if let Some(path) = &args.output {
         try_to_write(parent(path))?;
@@ -95,7 +86,7 @@ pub(crate) fn run(args: &ProbeArgs) -> anyhow::Result<ExitCode> {
     }
     let bar = output::progress_bar(1000, "{bar:30} {percent} % {wide_msg}");
     let show = |progress: &ProbeProgress| show(&bar, progress);
-    let mut probe = Probe::new(&args.dir).pace(args.pace.pace);
+    let mut probe = Probe::new(dir).pace(args.pace.pace);
     if args.quick {
         probe = probe.quick();
     }
@@ -107,8 +98,7 @@ pub(crate) fn run(args: &ProbeArgs) -> anyhow::Result<ExitCode> {
     let report = match measured {
         Ok(report) => report,
         Err(error) if error.is_cancelled() => {
-            let dir = escaped(&args.dir);
-            output::complain(format_args!("interrupted; nothing stays behind in {dir}"));
+            output::complain(format_args!("interrupted; nothing stays behind in {}", escaped(dir)));
             return Ok(ExitCode::FAILURE);
         }
         Err(error) => return Err(error.into()),
@@ -116,7 +106,7 @@ pub(crate) fn run(args: &ProbeArgs) -> anyhow::Result<ExitCode> {
     if let Some(path) = &args.output {
         pagekeeper_catalog::disks::write(&report.profile, path)?;
     }
-    let saved = args.save.then(|| pagekeeper_catalog::disks::save(&report.profile, &args.dir)).transpose()?;
+    let saved = args.save.then(|| pagekeeper_catalog::disks::save(&report.profile, dir)).transpose()?;
     output::show(
         args.json,
         || &report,

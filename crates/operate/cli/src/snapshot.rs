@@ -19,15 +19,9 @@ use crate::output;
 use crate::paths::TreeArgs;
 use crate::problems::{self, Problems};
 
-/// Save which pages of files are in the page cache, to bring them back after a restart
+/// Save which pages are resident, to restore them after a restart
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:
-  pagekeeper snapshot /var/lib/mysql -o /var/lib/pagekeeper/mysql.snapshot
-  pagekeeper warm --from /var/lib/pagekeeper/mysql.snapshot
-
-The snapshot lists pages, not their content: a few bytes for each run of pages. It lists only files \
-    that have pages in the page cache. Because it names files, only its owner can read it, even if it replaces a file \
-    that others could read.")]
+#[command(after_help = crate::help::of!("snapshot"))]
 pub(crate) struct SnapshotArgs {
     #[command(flatten)]
     tree: TreeArgs,

@@ -33,13 +33,13 @@ use item::{WantedPages, WarmItem};
 use report::WarmOutcome;
 use work::WarmRun;
 
-/// Read files into the page cache, or restore the pages of a snapshot
+/// Read files into the page cache, or restore a snapshot's pages
 #[derive(Debug, clap::Args)]
 #[command(mut_arg("pace", |pace| pace.alias("rate")), after_help = "Examples:
-  pagekeeper warm /var/lib/mysql/shop                   all files of one database
-  pagekeeper warm --range 0..1G --pace 200M data.db     the first GiB, at a rate
-  pagekeeper warm --lock /srv/model.bin                 and keep it in memory until Ctrl-C
-  pagekeeper warm --from mysql.snapshot                 the pages of a snapshot, most recently used files first
+  pagekeeper warm /var/lib/mysql/shop                all files of one database
+  pagekeeper warm --range 0..1G --pace 200M data.db  the first GiB, at a rate
+  pagekeeper warm --lock /srv/model.bin              keep it there until Ctrl-C
+  pagekeeper warm --from mysql.snapshot              the pages of a snapshot
 
 It skips pages that are resident and holes of sparse files; when it returns, the pages are resident. \
     If the kernel does not show this user what is resident, it reads everything and exits with 1, because it could not \
@@ -53,7 +53,7 @@ pub(crate) struct WarmArgs {
     range: FilePart,
     /// Restore the pages of a snapshot, most recently used files first
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath,
-          conflicts_with_all = ["paths", "files_from", "include", "exclude", "follow", "one_file_system", "range",
+          conflicts_with_all = ["paths", "dir", "files_from", "include", "exclude", "follow", "one_file_system", "range",
                                 "lock"])]
     from: Option<PathBuf>,
     /// Number of threads that read in parallel

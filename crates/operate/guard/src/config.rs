@@ -1,4 +1,4 @@
-//! The guard's configuration: one TOML file. `pagekeeper-guard.toml` in `deploy/` shows every key
+//! The guard's configuration: one TOML file. `guard.toml` in `deploy/` shows every key
 //! with a comment.
 //!
 //! A file that can't be read is refused with file, line and key.
@@ -312,7 +312,7 @@ mod tests {
     fn the_shipped_example_is_the_default() {
         let example = Options::read(Path::new(concat!(
             env!("CARGO_MANIFEST_DIR"),
-            "/../../../deploy/pagekeeper-guard.toml"
+            "/../../../deploy/guard.toml"
         )));
         let (example, default) = (example.unwrap(), Options::default());
         assert_eq!((example.tick, example.idle_tick), (default.tick, default.idle_tick));
@@ -359,7 +359,7 @@ mod tests {
 
     #[test]
     fn the_page_has_the_defaults() {
-        let page = include_str!("../../../../deploy/pagekeeper.toml.5").replace("\\-", "-");
+        let page = include_str!("../../../../deploy/pagekeeper-guard.toml.5").replace("\\-", "-");
         let (mut section, mut checked) = ("", 0);
         for line in page.lines() {
             section = line.strip_prefix(".SH ").unwrap_or(section);
@@ -379,7 +379,7 @@ mod tests {
 
     #[test]
     fn the_shipped_example_names_the_defaults() {
-        let example = include_str!("../../../../deploy/pagekeeper-guard.toml");
+        let example = include_str!("../../../../deploy/guard.toml");
         let (mut section, mut checked) = (String::new(), 0);
         for line in example.lines() {
             let line = line.strip_prefix("# ").unwrap_or(line);

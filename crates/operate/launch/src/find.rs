@@ -20,7 +20,7 @@ const DEFAULT_PATH: &str = "/bin:/usr/bin";
 #[derive(Debug)]
 pub struct StartError {
     /// The exit code: 127 for a command that is not found, 126 for one that can't be executed, 1
-    /// where it was refused, 2 for wrong usage.
+    /// where it was refused, 64 for wrong usage.
     pub code: u8,
     /// A sentence for the user.
     pub sentence: String,
@@ -38,7 +38,7 @@ impl StartError {
 
     /// Returns a command without a name.
     pub(crate) fn nameless() -> Self {
-        Self { code: 2, sentence: "name a command".to_owned() }
+        Self { code: 64, sentence: "name a command".to_owned() }
     }
 
     pub(crate) fn refused(sentence: String) -> Self {

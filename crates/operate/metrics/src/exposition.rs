@@ -40,9 +40,9 @@ pub(crate) fn write(figures: &MetricFigures, own: OwnCost, format: ExpositionFor
 
 /// Returns the labels of a database, and further ones.
 fn labels<const N: usize>(name: &DatabaseName, more: [(&'static str, &str); N]) -> SampleLabels {
-    let DatabaseName { database, directory, cgroup } = name;
+    let DatabaseName { engine, directory, cgroup } = name;
     let labels =
-        [("database", database.as_str()), ("directory", directory.as_str()), ("cgroup", cgroup.as_str())];
+        [("engine", engine.as_str()), ("directory", directory.as_str()), ("cgroup", cgroup.as_str())];
     labels.into_iter().chain(more).map(|(label, value)| (label, value.to_owned())).collect()
 }
 
@@ -173,9 +173,9 @@ fn write_host_limits(text: &mut ExpositionText, figures: &MetricFigures) {
 
 fn write_guard(text: &mut ExpositionText, figures: &MetricFigures, own: OwnCost) {
     text.put("build_info", [with_label("version", env!("CARGO_PKG_VERSION"), true)]);
-    text.put_one("guard_start_timestamp_seconds", figures.began);
+    text.put_one("process_start_time_seconds", figures.began);
     text.put_one("guard_dry_run", figures.dry_run);
-    text.put_one("guard_patience_seconds", figures.patience);
+    text.put_one("guard_tick_deadline_seconds", figures.deadline);
     text.put_one("guard_last_tick_timestamp_seconds", figures.ticked.map(|(_, at)| at));
     let tick = figures.events.tick.as_ref();
     text.put_one("guard_databases", tick.map(|tick| tick.databases));
@@ -185,8 +185,9 @@ fn write_guard(text: &mut ExpositionText, figures: &MetricFigures, own: OwnCost)
     text.put_one("guard_hung_databases", tick.map(|tick| tick.hung));
     text.put_one("guard_hung_seconds", tick.map(|tick| tick.hung_seconds));
     text.put_one("guard_acts_total", figures.acts);
-    text.put_one("guard_cpu_seconds_total", own.cpu);
-    text.put_one("guard_memory_bytes", own.memory);
+    text.put_one("config_last_reload_successful", figures.is_config_current);
+    text.put_one("process_cpu_seconds_total", own.cpu);
+    text.put_one("process_resident_memory_bytes", own.memory);
     text.put_one("guard_memory_peak_bytes", own.memory_peak);
     text.put_histogram("guard_tick_duration_seconds", &figures.ticks);
 }
@@ -276,7 +277,7 @@ mod tests {
     fn full() -> MetricFigures {
         let state = MetricsState::new(false, Duration::from_secs(60));
         let name = DatabaseName {
-            database: "mariadb".to_owned(),
+            engine: "mariadb".to_owned(),
             directory: "/a \"quoted\"\nplace\\".to_owned(),
             cgroup: String::new(),
         };
@@ -331,7 +332,7 @@ mod tests {
         ] {
             assert!(text.lines().any(|other| other == line), "{line}:\n{text}");
         }
-        let name = "database=\"mariadb\",directory=\"/a \\\"quoted\\\"\\nplace\\\\\",cgroup=\"\"";
+        let name = "engine=\"mariadb\",directory=\"/a \\\"quoted\\\"\\nplace\\\\\",cgroup=\"\"";
         for line in [
             format!("pagekeeper_resident_bytes{{{name},class=\"redo\"}} 18446744073709551615"),
             format!("pagekeeper_throttle_pause_seconds_total{{{name}}} 1.5"),
@@ -341,8 +342,8 @@ mod tests {
             assert!(text.lines().any(|other| other == line), "{line}:\n{text}");
         }
         assert!(text.ends_with("# EOF\n"));
-        assert!(!text.contains("reclaim_stalls_total{database"), "stalls are not traced");
-        assert!(!text.contains("writeback_bytes{database"), "not known, so left out");
+        assert!(!text.contains("reclaim_stalls_total{engine"), "stalls are not traced");
+        assert!(!text.contains("writeback_bytes{engine"), "not known, so left out");
         assert!(!text.contains("resident_bytes{class=\"other\"}"), "no file of it was seen");
     }
 

@@ -73,6 +73,7 @@ impl ExpositionText {
     }
 
     /// Writes a family, by its name in the samples without prefix. Unknown values are left out.
+    /// Names that begin with `process_` have no prefix, as every exporter has these.
     pub(crate) fn put<V: SampleValue>(
         &mut self,
         name: &str,
@@ -128,24 +129,29 @@ impl ExpositionText {
             ExpositionFormat::OpenMetrics => name.trim_end_matches("_total").trim_end_matches("_info"),
             ExpositionFormat::Plain => name,
         };
-        let (text, help) = (&mut self.text, help(name).unwrap_or_default());
+        let (text, help, prefix) = (&mut self.text, help(name).unwrap_or_default(), prefix(name));
         // Writing to a String can't fail.
-        let _ = write!(text, "# HELP pagekeeper_{family} {help}\n# TYPE pagekeeper_{family} {kind}\n");
+        let _ = write!(text, "# HELP {prefix}{family} {help}\n# TYPE {prefix}{family} {kind}\n");
         let unit = ["bytes", "seconds"].into_iter().find(|unit| family.ends_with(unit));
         if let Some(unit) = unit.filter(|_| self.format == ExpositionFormat::OpenMetrics) {
-            let _ = writeln!(text, "# UNIT pagekeeper_{family} {unit}");
+            let _ = writeln!(text, "# UNIT {prefix}{family} {unit}");
         }
     }
 
     fn write_sample(&mut self, name: &str, labels: &SampleLabels, value: &str) {
         let text = &mut self.text;
-        let _ = write!(text, "pagekeeper_{name}");
+        let _ = write!(text, "{}{name}", prefix(name));
         for (at, (label, value)) in labels.iter().enumerate() {
             let value = value.replace('\\', r"\\").replace('"', r#"\""#).replace('\n', r"\n");
             let _ = write!(text, "{}{label}=\"{value}\"", if at == 0 { '{' } else { ',' });
         }
         let _ = writeln!(text, "{} {value}", if labels.is_empty() { "" } else { "}" });
     }
+}
+
+/// Returns the prefix of a family's name.
+fn prefix(name: &str) -> &'static str {
+    if name.starts_with("process_") { "" } else { "pagekeeper_" }
 }
 
 /// Returns the help text of a family.
@@ -168,7 +174,7 @@ mod tests {
         text.put_one("kept_bytes_total", u64::MAX);
         text.put("build_info", [(vec![("version", "a \"b\"\n\\".to_owned()), ("x", String::new())], 1_u64)]);
         text.put_one("guard_hung_seconds", None::<f64>);
-        text.put_one("guard_cpu_seconds_total", Duration::from_millis(1500));
+        text.put_one("process_cpu_seconds_total", Duration::from_millis(1500));
         let mut ticks = TickHistogram::default();
         for milliseconds in [1, 40_000] {
             ticks.add(Duration::from_millis(milliseconds));
@@ -190,7 +196,7 @@ mod tests {
             [
                 "pagekeeper_kept_bytes_total 18446744073709551615",
                 "pagekeeper_build_info{version=\"a \\\"b\\\"\\n\\\\\",x=\"\"} 1",
-                "pagekeeper_guard_cpu_seconds_total 1.5",
+                "process_cpu_seconds_total 1.5",
                 "pagekeeper_guard_tick_duration_seconds_bucket{le=\"0.001\"} 1",
             ]
         );

@@ -21,6 +21,7 @@ mod headers;
 mod histogram;
 mod host;
 mod http;
+mod listen_address;
 mod names;
 mod nested_directories;
 mod page_data;
@@ -42,6 +43,8 @@ use std::time::{Duration, Instant};
 
 use pagekeeper_guard::{Done, Event, Options, StreamReport};
 use pagekeeper_kernel::pressure::SysRoots;
+
+pub use crate::listen_address::parse_address;
 
 use crate::host::HostFigures;
 use crate::service::MetricsService;
@@ -131,8 +134,9 @@ impl Metrics {
         self.resumed.set(Instant::now());
     }
 
-    /// Records the guard's new configuration.
-    pub fn reconfigured(&self, options: &Options) {
+    /// Records the guard's new configuration; `None` if it was refused.
+    pub fn reconfigured(&self, options: Option<&Options>) {
+        let Some(options) = options else { return self.state.config_refused() };
         self.state.reconfigured(options.dry_run, stuck_after(options));
         // If the sampling thread has ended, nobody needs it.
         let _ = self.scopes.send(SampleScope::of(options));

@@ -22,8 +22,8 @@ const LABEL_BYTES_MAX: usize = 240;
 /// The identity of a database in all its series.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub(crate) struct DatabaseName {
-    /// Its kind: the profile's name.
-    pub(crate) database: String,
+    /// Its engine: the profile's name.
+    pub(crate) engine: String,
     /// The directory of its files, as it sees it.
     pub(crate) directory: String,
     /// Its memory cgroup, which distinguishes containers that all see the same directory.
@@ -33,7 +33,7 @@ pub(crate) struct DatabaseName {
 impl DatabaseName {
     /// Returns the name for databases without a name of their own.
     pub(crate) fn others() -> Self {
-        Self { database: "other".to_owned(), directory: String::new(), cgroup: String::new() }
+        Self { engine: "other".to_owned(), directory: String::new(), cgroup: String::new() }
     }
 
     fn of(database: &Database, places: &DataPlaces<'_>, proc: &ProcRoot) -> Self {
@@ -43,7 +43,7 @@ impl DatabaseName {
         let paths = database.pid.and_then(|pid| proc.cgroup_paths(pid).ok());
         let cgroup = paths.as_deref().and_then(cgroup_name);
         Self {
-            database: database.profile.name.clone(),
+            engine: database.profile.name.clone(),
             directory: directory.unwrap_or_default(),
             cgroup: cgroup.unwrap_or_default(),
         }
@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn no_two_databases_have_the_same_name() {
         let name = |directory: &str| DatabaseName {
-            database: "mariadb".into(),
+            engine: "mariadb".into(),
             directory: directory.into(),
             cgroup: String::new(),
         };

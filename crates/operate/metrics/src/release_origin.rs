@@ -30,7 +30,7 @@ impl ReleaseOrigin {
     /// Returns a name for a database that no sample has found.
     pub(crate) fn name(&self) -> DatabaseName {
         DatabaseName {
-            database: self.profile.clone(),
+            engine: self.profile.clone(),
             directory: label(&self.directory),
             cgroup: String::new(),
         }

@@ -69,11 +69,7 @@ mod tests {
     use super::*;
 
     fn name(directory: &str) -> DatabaseName {
-        DatabaseName {
-            database: "mariadb".to_owned(),
-            directory: directory.to_owned(),
-            cgroup: String::new(),
-        }
+        DatabaseName { engine: "mariadb".to_owned(), directory: directory.to_owned(), cgroup: String::new() }
     }
 
     #[test]

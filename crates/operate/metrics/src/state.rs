@@ -44,8 +44,10 @@ pub(crate) struct MetricsState(Mutex<MetricFigures>);
 pub(crate) struct MetricFigures {
     pub(crate) began: f64,
     pub(crate) dry_run: bool,
+    /// Whether the configuration that was read last is in force.
+    pub(crate) is_config_current: bool,
     /// The longest normal time between the ends of two ticks.
-    pub(crate) patience: Duration,
+    pub(crate) deadline: Duration,
     pub(crate) ticked: Option<(Instant, f64)>,
     pub(crate) ticks: TickHistogram,
     pub(crate) events: EventFigures,
@@ -109,8 +111,10 @@ pub(crate) struct HistoryPoint {
 
 impl MetricsState {
     /// Creates an empty state.
-    pub(crate) fn new(dry_run: bool, patience: Duration) -> Self {
-        let figures = MetricFigures { began: unix_now(), dry_run, patience, ..MetricFigures::default() };
+    pub(crate) fn new(dry_run: bool, deadline: Duration) -> Self {
+        let began = unix_now();
+        let figures =
+            MetricFigures { began, dry_run, deadline, is_config_current: true, ..MetricFigures::default() };
         Self(Mutex::new(figures))
     }
 
@@ -148,10 +152,15 @@ impl MetricsState {
     }
 
     /// Records the guard's new configuration.
-    pub(crate) fn reconfigured(&self, dry_run: bool, patience: Duration) {
+    pub(crate) fn reconfigured(&self, dry_run: bool, deadline: Duration) {
         let mut figures = lock(&self.0);
-        (figures.dry_run, figures.patience) = (dry_run, patience);
+        (figures.dry_run, figures.deadline, figures.is_config_current) = (dry_run, deadline, true);
         figures.events.reconfigured();
+    }
+
+    /// Records that a new configuration was refused.
+    pub(crate) fn config_refused(&self) {
+        lock(&self.0).is_config_current = false;
     }
 
     /// Records a sample, taken with this trace source.
@@ -186,7 +195,7 @@ impl MetricFigures {
     /// Returns how long the guard's loop has been stuck, if it is.
     pub(crate) fn stuck(&self) -> Option<Duration> {
         let since = self.ticked.map_or_else(|| self.running(), |(at, _)| at.elapsed());
-        (since > self.patience).then_some(since)
+        (since > self.deadline).then_some(since)
     }
 
     fn running(&self) -> Duration {
@@ -328,11 +337,7 @@ mod tests {
     use pagekeeper_policy::FileClass;
 
     fn name(directory: &str) -> DatabaseName {
-        DatabaseName {
-            database: "mariadb".to_owned(),
-            directory: directory.to_owned(),
-            cgroup: String::new(),
-        }
+        DatabaseName { engine: "mariadb".to_owned(), directory: directory.to_owned(), cgroup: String::new() }
     }
 
     fn seen(pid: u32, directory: &str) -> DatabaseFigures {

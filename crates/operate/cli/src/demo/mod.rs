@@ -48,18 +48,9 @@ const GUARD_LIMIT: Duration = Duration::from_secs(60);
 /// The directory for temporary files on a disk (file-hierarchy(7)).
 const ON_DISK: &str = "/var/tmp";
 
-/// Show in half a minute what the guard and the libraries do, with a small built-in engine
+/// Show what the guard and the libraries do, in half a minute
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:
-  pagekeeper demo                 half a minute; needs no database and no privileges
-  pagekeeper demo --dir /srv      the same on the disk that holds /srv
-
-The engine has a redo log, a binlog with a follower, and a compaction. It runs in three parts: first it leaves its pages to the kernel, as \
-    databases do; then the guard runs beside it; then its logs release their own pages. \
-    At the end a page store is killed while it commits, opened again, and every page and row is checked.
-
-The parts run one after the other, so a disk whose speed varies affects them: the report shows how much \
-    single seconds varied, and whether the parts differ by more than that.")]
+#[command(after_help = crate::help::of!("demo"))]
 pub(crate) struct DemoArgs {
     /// How long to measure: a third alone, a third under the guard, a third with the library's own
     /// releases
@@ -70,7 +61,10 @@ pub(crate) struct DemoArgs {
     json: bool,
     /// Put the temporary files in DIR, which must be on a disk [default: the system's temporary
     /// directory]
-    #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
+    #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
+    place: Option<PathBuf>,
+    /// The same as the argument DIR
+    #[arg(long, value_name = "DIR", conflicts_with = "place", value_hint = clap::ValueHint::DirPath)]
     dir: Option<PathBuf>,
     /// Commit to a page store in DIR until the demo kills this process
     #[arg(long, hide = true, requires = "dir")]
@@ -88,7 +82,7 @@ pub(crate) fn run(args: DemoArgs) -> anyhow::Result<ExitCode> {
         store::run(dir)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let report = perform(args.duration.as_secs(), args.dir.as_deref())?;
+    let report = perform(args.duration.as_secs(), args.place.or(args.dir).as_deref())?;
     output::show(args.json, || report.json(), |out| report.write_text(Screen::of_stdout(), out))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use pagekeeper_text::parse_period;
 
+use crate::arguments::DirArgs;
+
 /// Find what databases lose to the page cache, and what fixes it
 ///
 /// Inspects every database on this host, or those that are named, watches for ten seconds, and
@@ -14,27 +16,14 @@ use pagekeeper_text::parse_period;
 #[command(
     override_usage = "pagekeeper doctor [OPTIONS] [DIR]...
        pagekeeper doctor --elsewhere [OPTIONS]",
-    after_help = "Examples:
-  pagekeeper doctor                           every database on this host
-  pagekeeper doctor --pid 1234 --duration 1m  one process, watched for a minute
-  pagekeeper doctor /var/lib/mysql --json     the files of a directory, for programs
-  pagekeeper doctor --fix                     and evict what direct I/O left behind
-  pagekeeper doctor --check --duration 2s     for monitoring: exits with 1 if there is
-                                              a warning or worse, or if no database
-                                              could be inspected
-
-It only reads, except with --fix, which evicts pages but can't change a byte of
-a file. To see everything it needs root, or CAP_BPF, CAP_PERFMON,
-CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_FOWNER; it reports what it could
-not see."
+    after_help = crate::help::of!("doctor")
 )]
 #[allow(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 pub(crate) struct DoctorArgs {
-    /// Inspect the files in and below this directory only; may be given several times
-    #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
-    pub(super) dirs: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(super) dirs: DirArgs,
     /// Inspect this process only, whatever it is; may be given several times
-    #[arg(long, value_name = "PID", conflicts_with = "dirs")]
+    #[arg(long, value_name = "PID", conflicts_with_all = ["dirs", "dir"])]
     pub(super) pid: Vec<u32>,
     /// How long to watch
     #[arg(long, alias = "watch", value_name = "TIME", value_parser = parse_period, default_value = "10s")]
@@ -42,7 +31,7 @@ pub(crate) struct DoctorArgs {
     /// Evict pages left in the page cache of files that are used with direct I/O
     #[arg(long)]
     pub(super) fix: bool,
-    /// Exit with 1 if there is a warning or something serious, or if no database could be inspected
+    /// Exit with 1 for a warning, 2 for something serious, 3 if not all could be inspected
     #[arg(long)]
     pub(super) check: bool,
     /// How long a recovery after a crash may take: names what shortens one that would take longer
@@ -57,7 +46,7 @@ pub(crate) struct DoctorArgs {
     pub(super) snapshot: Option<PathBuf>,
     /// Name who has most of the page cache that is of no database, closed files too: walks the
     /// host's local file systems, for five seconds at the most
-    #[arg(long, conflicts_with_all = ["dirs", "pid"])]
+    #[arg(long, conflicts_with_all = ["dirs", "dir", "pid"])]
     pub(super) elsewhere: bool,
     /// Print one JSON object with all figures, in bytes and seconds
     #[arg(long)]

@@ -2,8 +2,8 @@
 //! reports what they lose to the page cache, with the evidence and the fix.
 //!
 //! It only reads, except with `--fix`, which evicts pages that direct I/O left behind. SIGINT and
-//! SIGTERM end the watch early, and the report covers the time until then. A finding is a failure
-//! only with `--check`.
+//! SIGTERM end the watch early, and the report covers the time until then. The exit code says what
+//! was found only with `--check`, as monitoring plugins do.
 
 mod args;
 mod watch;
@@ -39,10 +39,9 @@ const SCHEMA_VERSION: u32 = 2;
 /// Longest walk over the host's files for those who hold page cache beside the databases.
 const WALK_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// The command's output, as `report.schema.json` of pagekeeper-doctor describes it.
+/// The command's output, as `docs/schemas/doctor.json` describes it.
 #[derive(Debug, Serialize)]
 struct Output {
-    schema_version: u32,
     #[serde(flatten)]
     report: Report,
     /// The results of `--fix`.
@@ -51,8 +50,20 @@ struct Output {
     errors: Vec<Problem>,
 }
 
+/// The exit codes of `--check`.
+const WARNING: u8 = 1;
+const SERIOUS: u8 = 2;
+const NOT_INSPECTED: u8 = 3;
+
 /// Runs the command.
 pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
+    inspect(args).or_else(|error| {
+        let code = output::exit_code(&error);
+        Ok(if args.check { ExitCode::from(NOT_INSPECTED) } else { code })
+    })
+}
+
+fn inspect(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     let stop = Stop::on_signals().context("catch signals")?;
     let given = args.disk_profile.as_deref().map(pagekeeper_catalog::disks::read).transpose()?;
     let snapshot = args.snapshot.as_deref().map(saved_snapshot).transpose()?;
@@ -122,19 +133,28 @@ pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     } else {
         None
     };
-    let output = Output { schema_version: SCHEMA_VERSION, report, fixed, errors: problems.into_sorted() };
-    output::show(
-        args.json,
-        || &output,
-        |out| {
+    let output = Output { report, fixed, errors: problems.into_sorted() };
+    if args.json {
+        output::json(SCHEMA_VERSION, &output)?;
+    } else {
+        output::print(|out| {
             write!(out, "{}", output.report)?;
             output.fixed.iter().try_for_each(|fixed| write_fixed(fixed, out))
-        },
-    )?;
-    let unwell = args.check
-        && (output.report.worst() >= Some(Severity::Warning) || is_blind(&output.report, &args.pid));
+        })?;
+    }
     let code = problems::report(&output.errors, args.json);
-    Ok(if unwell { ExitCode::FAILURE } else { code })
+    let checked = if args.check { checked(&output.report, &args.pid) } else { 0 };
+    Ok(if checked == 0 { code } else { ExitCode::from(checked) })
+}
+
+/// Returns the exit code of `--check`: a finding counts more than what could not be inspected.
+fn checked(report: &Report, named: &[u32]) -> u8 {
+    match report.worst() {
+        Some(Severity::Serious) => SERIOUS,
+        Some(Severity::Warning) => WARNING,
+        _ if is_blind(report, named) => NOT_INSPECTED,
+        _ => 0,
+    }
 }
 
 /// Reads a snapshot that the user named.
@@ -157,12 +177,10 @@ fn is_blind(report: &Report, named: &[u32]) -> bool {
 }
 
 fn scope(args: &DoctorArgs) -> ObserverScope {
-    if !args.pid.is_empty() {
-        ObserverScope::Pids(args.pid.clone())
-    } else if !args.dirs.is_empty() {
-        ObserverScope::Directories(args.dirs.clone())
-    } else {
-        ObserverScope::All
+    match (args.pid.as_slice(), args.dirs.all()) {
+        ([], dirs) if dirs.is_empty() => ObserverScope::All,
+        ([], dirs) => ObserverScope::Directories(dirs),
+        (pids, _) => ObserverScope::Pids(pids.to_vec()),
     }
 }
 

@@ -5,12 +5,12 @@
 //! a writer that does not show it is inferred from the changes of its file.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::io::{self, IsTerminal, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use indicatif::ProgressBar;
 use pagekeeper_doctor::Releasable;
 use pagekeeper_guard::{Action, Decision, Guard, Options};
 use pagekeeper_kernel::process::ProcRoot;
@@ -21,6 +21,7 @@ use pagekeeper_policy::ranges::append;
 use pagekeeper_text::escaped;
 
 use super::args::DoctorArgs;
+use crate::output;
 use crate::signals::Stop;
 
 /// Interval at which the rules are asked.
@@ -52,14 +53,14 @@ pub(super) fn watch(
     };
     let mut guard = Guard::new(options, ProcRoot::default()).context("ask the guard's rules")?;
     let mut judged = Judged::default();
-    let mut progress = Progress::new(before, args.duration);
+    let progress = progress(before, args.duration);
     let began = Instant::now();
     let waited = loop {
         let decision = guard.decide(&mut |_| {});
         judged.add(decision, guard.watched_files());
         beside();
         let left = args.duration.saturating_sub(began.elapsed());
-        progress.show(began.elapsed());
+        progress.set_position(began.elapsed().as_secs());
         // Waits to the end of the watch, because another sample would come after it.
         let is_last = left <= 2 * TICK;
         match stop.wait(if is_last { left } else { TICK }) {
@@ -68,7 +69,7 @@ pub(super) fn watch(
             Err(error) => break Err(error),
         }
     };
-    progress.clear();
+    progress.finish_and_clear();
     waited.context("wait")?;
     Ok(judged)
 }
@@ -143,37 +144,15 @@ fn joined(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
     joined
 }
 
-/// One line on standard error during the watch, if that is a terminal.
-struct Progress {
-    shown: bool,
-    whom: String,
-    length: Duration,
-}
-
-impl Progress {
-    fn new(before: &Snapshot, length: Duration) -> Self {
-        let whom = match before.databases.as_slice() {
-            [] => "this host".to_owned(),
-            [one] => escaped(&pagekeeper_doctor::called(one)).to_string(),
-            many => format!("{} databases", many.len()),
-        };
-        Self { shown: io::stderr().is_terminal(), whom, length }
-    }
-
-    fn show(&mut self, elapsed: Duration) {
-        if self.shown {
-            let (at, of) = (elapsed.as_secs_f64(), self.length.as_secs_f64());
-            // Progress that can't be shown is not a failure.
-            let _ =
-                write!(io::stderr(), "\r\x1b[Kwatching {}: {at:.0} of {of:.0} s, Ctrl-C ends it", self.whom);
-        }
-    }
-
-    fn clear(&mut self) {
-        if self.shown {
-            let _ = write!(io::stderr(), "\r\x1b[K");
-        }
-    }
+/// Returns a line on standard error during the watch, if that is a terminal.
+fn progress(before: &Snapshot, length: Duration) -> ProgressBar {
+    let whom = match before.databases.as_slice() {
+        [] => "this host".to_owned(),
+        [one] => escaped(&pagekeeper_doctor::called(one)).to_string(),
+        many => format!("{} databases", many.len()),
+    };
+    let line = "watching {msg}: {pos} of {len} s, Ctrl-C ends it";
+    output::progress_bar(length.as_secs(), line).with_message(whom)
 }
 
 #[cfg(test)]

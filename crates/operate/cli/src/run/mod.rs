@@ -2,7 +2,6 @@
 //! [`pagekeeper_launch`].
 
 mod report;
-mod report_file;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -14,10 +13,10 @@ use pagekeeper_launch::{
 };
 
 use crate::arguments::PaceArgs;
-use crate::output::{self, UsageError};
+use crate::output::{self, ConfigError, UsageError};
 use report::ReportPrinter;
 
-/// Run a command so that it does not evict others' pages from the page cache
+/// Run a command that does not evict others' pages
 ///
 /// Pages that a streaming program (tar, cp, rsync, mariabackup, mysqldump and others) brings in are
 /// released behind it, never those that were there before. A command that no list and no profile
@@ -31,17 +30,7 @@ use report::ReportPrinter;
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "pagekeeper run [OPTIONS] -- COMMAND [ARGS]…",
-    after_help = "Examples:
-  pagekeeper run -- pg_basebackup -D /backup/base     back up without evicting the database
-  pagekeeper run --report -- tar -cf /backup/d.tar /d report at the end what was released
-  pagekeeper run --as stream -- ./own-backup.sh       treat all its processes as streams
-  pagekeeper run --profile mariadb -- mariadbd        a server; its logs leave the page cache
-  pagekeeper run --as bulk -- ./load-tables           large files, written out at the disk's pace
-  pagekeeper run --pid 4711 --pid 4712                follow what runs already, until it ends
-
-Exit codes: the command's own; if a signal ended the command, the same signal ends pagekeeper.
-127: not found, 126: can't be executed, 1: refused (also a --pace without events), 2: wrong usage. With --pid: 0 once the processes
-have ended, or as SIGINT, SIGTERM or SIGHUP comes; 1 where they can't be followed."
+    after_help = crate::help::of!("run")
 )]
 pub(crate) struct RunArgs {
     /// Profile for every process that is not a streaming program, instead of the one that its name
@@ -60,9 +49,9 @@ pub(crate) struct RunArgs {
     /// The guard's configuration file: profiles, rules and streaming programs
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     config: Option<PathBuf>,
-    /// Report at the end what each rule did and what stayed resident, on standard error or in FILE;
-    /// "json": as one JSON object, on standard error; pagekeeper stays as the command's parent
-    /// until then
+    /// Report at the end what each rule did and what stayed resident; "json": as one JSON object,
+    /// on standard error; pagekeeper stays as the command's parent until then
+    /// [default: standard error]
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = report::STANDARD_ERROR, value_hint = clap::ValueHint::FilePath)]
     report: Option<PathBuf>,
     /// Print the report as one JSON object; without --report on standard error
@@ -113,7 +102,10 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     args.report_to().and_then(report::file).into_iter().for_each(output::wait_while_frozen);
     let role = args.role.map(Into::into);
     let choice = Choice { profile: args.profile.clone(), role, config: args.config.clone() };
-    let settings = choice.settings_here().map_err(|error| UsageError(error.to_string()))?;
+    let settings = choice.settings_here().map_err(|error| match &args.config {
+        Some(_) => anyhow::Error::new(ConfigError(error.to_string())),
+        None => UsageError(error.to_string()).into(),
+    })?;
     if !args.pids.is_empty() {
         return Ok(follow(args, &settings));
     }
@@ -133,12 +125,12 @@ impl RunArgs {
 }
 
 fn become_command(prepared: PreparedCommand) -> ExitCode {
-    prepared.warning().into_iter().for_each(output::complain);
+    prepared.warning().into_iter().for_each(output::warn);
     refuse(&prepared.exec())
 }
 
 fn run_and_report(mut prepared: PreparedCommand, to: &Path, is_json: bool) -> ExitCode {
-    prepared.warning().into_iter().for_each(output::complain);
+    prepared.warning().into_iter().for_each(output::warn);
     let printer = ReportPrinter::begin(to, is_json);
     if let Err(error) = prepared.count() {
         output::complain(format_args!("nothing can be counted ({error})"));

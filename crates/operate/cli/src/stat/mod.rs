@@ -33,15 +33,7 @@ use totals::Totals;
 
 /// Show which files are in the page cache, and how much of each
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:
-  pagekeeper stat /var/lib/mysql                    the 20 most resident files, and the total
-  pagekeeper stat --map --min 64M /var/lib/mysql    a picture of each large one
-  pagekeeper stat --include 'binlog.*' --interval /var/lib/mysql
-  pagekeeper stat --json . | jq .total.resident
-
-SIZE is the size of the file, RESIDENT how much of it is in the page cache, in whole pages; DIRTY is changed but not yet \
-    written, WRITEBACK is being written, EVICTED was resident until the kernel evicted it under memory pressure. A \"?\" stands \
-    where the kernel does not show it to this user.")]
+#[command(after_help = crate::help::of!("stat"))]
 #[allow(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 pub(crate) struct StatArgs {
     #[command(flatten)]
@@ -50,7 +42,7 @@ pub(crate) struct StatArgs {
     #[arg(short, long, value_name = "FIGURE", default_value = "resident",
           value_parser = PossibleValuesParser::new(Sort::names()).map(|name| Sort::named(&name)))]
     sort: Sort,
-    /// Show at most N files, or "all" [default: 20; all with --json]
+    /// Show at most N files, or "all" [default: 20, or all with --json]
     #[arg(short = 'n', long, alias = "top", value_name = "N", value_parser = parse_limit)]
     limit: Option<usize>,
     /// Show files with nothing resident, too
@@ -72,8 +64,7 @@ pub(crate) struct StatArgs {
     /// Print one JSON object with all figures in bytes
     #[arg(long)]
     json: bool,
-    /// Sample again at this interval (2s if no TIME is given) until interrupted, and show what
-    /// changed
+    /// Sample again at this interval until interrupted, and show what changed [default: 2s]
     #[arg(short, long, alias = "watch", short_alias = 'w', value_name = "TIME", num_args = 0..=1,
           require_equals = true, default_missing_value = "2s", value_parser = parse_interval)]
     interval: Option<Duration>,
@@ -118,7 +109,7 @@ fn sample(args: &StatArgs, tree: &Tree, screen: Screen, this: &Sample) -> anyhow
     let (rows, left_out) = choice.finish();
 
     if args.json {
-        output::json(&json::StatReport::new(&rows, &totals, &problems))?;
+        output::json(output::SCHEMA_VERSION, &json::StatReport::new(&rows, &totals, &problems))?;
     } else {
         let style = Style { screen, bytes: args.bytes, wide: args.wide };
         let mut page = Vec::new();

@@ -30,22 +30,14 @@ const LINE_BYTES: usize = 16;
 
 /// List a store's pages, or show the bytes of one
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:
-  pagekeeper store dump /srv/app/store                    root, metadata, free list, the first 100 pages
-  pagekeeper store dump --pages 5000.. /srv/app/store     from page 5000 on
-  pagekeeper store dump --page 7 /srv/app/store           the payload of page 7, byte by byte
-  pagekeeper store dump --json /srv/app/store | jq '.pages[] | select(.kind == \"damaged\")'
-
-SEQ is the last commit that changed a page. WHERE is \"journal\" for a page that is committed but not yet in the data file; it \
-    is shown as readers see it. TRUNK is a free page that lists other free pages. Exits with 1 if a page that \
-    is shown is damaged.")]
+#[command(after_help = crate::help::of!("store-dump"))]
 pub(super) struct DumpArgs {
     #[command(flatten)]
     place: StorePath,
     /// Only these pages: A..B (without B), A.. or ..B
     #[arg(long, value_name = "RANGE", value_parser = parse_pages, default_value = "..", hide_default_value = true)]
     pages: Range<u64>,
-    /// List at most N pages, or "all" [default: 100; all with --json]
+    /// List at most N pages, or "all" [default: 100, or all with --json]
     #[arg(short = 'n', long, value_name = "N", value_parser = parse_limit)]
     limit: Option<usize>,
     /// Show the payload of page N in hexadecimal and ASCII; of a damaged page what stands there
@@ -71,7 +63,7 @@ fn parse_pages(text: &str) -> Result<Range<u64>, String> {
 
 /// Runs the command.
 pub(super) fn run(args: &DumpArgs) -> anyhow::Result<ExitCode> {
-    let store = super::open(&args.place.dir)?;
+    let store = super::open(args.place.dir.path())?;
     let damaged = match args.page {
         Some(page) => dump_page(&store, page, args.json)?,
         None => dump_all(&store, args)?,
@@ -122,7 +114,7 @@ fn dump_all(store: &Store, args: &DumpArgs) -> anyhow::Result<u64> {
     let in_list = u64::from(free.fault.is_some());
     let listing = PageListing { store, pages: listed, damaged: Cell::new(0), failed: RefCell::new(None) };
     let json = || StoreDump {
-        path: unescaped(&args.place.dir),
+        path: unescaped(args.place.dir.path()),
         page_size: store.page_size(),
         seq: read.seq(),
         page_count: read.pages(),
@@ -132,7 +124,7 @@ fn dump_all(store: &Store, args: &DumpArgs) -> anyhow::Result<u64> {
         pages: &listing,
     };
     let written = output::show(args.json, json, |out| {
-        write!(out, "{}", escaped(&args.place.dir))?;
+        write!(out, "{}", escaped(args.place.dir.path()))?;
         write_head(&read, store.page_size(), &free, out)?;
         listing.write_text(out)?;
         if left_out > 0 {

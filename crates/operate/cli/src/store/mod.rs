@@ -18,24 +18,17 @@ use anyhow::anyhow;
 use pagekeeper_store::{Error, Store, StoreOptions};
 use pagekeeper_text::{counted, escaped};
 
+use crate::arguments::DirArg;
+
 /// Bytes of memory for an inspection, which keeps nothing for later.
 const MEMORY_BYTES: u64 = 64 << 20;
 
-/// Show a page store's figures, verify it, list its pages, copy, compact or repair it
+/// Inspect, verify, copy, compact and repair a page store
 #[derive(Debug, clap::Args)]
 #[command(
     disable_help_subcommand = true,
-    after_help = "Examples:
-  pagekeeper store stat /srv/app/store        how large it is, and what a recovery would do
-  pagekeeper store verify /srv/app/store      every page's checksum, the free list, the superblocks
-  pagekeeper store dump /srv/app/store        its pages, one per line
-  pagekeeper store dump --page 7 /srv/app/store
-  pagekeeper store backup /srv/app/store /backup/app-monday
-  pagekeeper store compact /srv/app/store     give the room of free pages back
-  pagekeeper store repair /srv/app/store --to /srv/app/repaired
-
-A store is a directory that the library pagekeeper-store made. It must not be open to be written: a store belongs to one \
-    process. But for compact the commands write nothing, so that a store on a full or read-only file system will do, too."
+    arg_required_else_help = false,
+    after_help = crate::help::of!("store")
 )]
 pub(crate) struct StoreArgs {
     #[command(subcommand)]
@@ -55,10 +48,21 @@ enum StoreCommand {
 
 /// Which store.
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("place", |place| place.help("The store's directory")))]
 struct StorePath {
+    #[command(flatten)]
+    dir: DirArg,
+}
+
+/// Which store, and the new one that is made.
+#[derive(Debug, clap::Args)]
+struct CopyPaths {
     /// The store's directory
-    #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
-    dir: PathBuf,
+    #[arg(value_name = "SRC", value_hint = clap::ValueHint::DirPath)]
+    from: PathBuf,
+    /// The directory that is made
+    #[arg(value_name = "DST", value_hint = clap::ValueHint::AnyPath)]
+    to: PathBuf,
 }
 
 /// Runs the command.

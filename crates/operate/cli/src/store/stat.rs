@@ -10,12 +10,9 @@ use serde_json::{Value, json};
 use super::{StorePath, commits, pages};
 use crate::output;
 
-/// Show the size of a store, how current its data file is, and what a recovery would read and
-/// change
+/// Show a store's size, and what a recovery would do
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:
-  pagekeeper store stat /srv/app/store
-  pagekeeper store stat --json /srv/app/store | jq .recovery.pages")]
+#[command(after_help = crate::help::of!("store-stat"))]
 pub(super) struct StoreStatArgs {
     #[command(flatten)]
     place: StorePath,
@@ -34,7 +31,7 @@ struct StoreFigures {
 
 /// Runs the command.
 pub(super) fn run(args: &StoreStatArgs) -> anyhow::Result<ExitCode> {
-    let dir = &args.place.dir;
+    let dir = args.place.dir.path();
     let store = super::open(dir)?;
     let figures = StoreFigures::of(&store)?;
     store.close()?;

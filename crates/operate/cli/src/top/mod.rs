@@ -17,7 +17,6 @@ mod screen;
 mod screen_tests;
 mod theme;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,36 +26,23 @@ use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_observe::{CensusOptions, GroupBy, ObserveError, PatientCensus, RowQuery, SortKey};
 
 use self::choices::{GROUPS, SORTS, one_of};
-use crate::arguments::{parse_limit, parse_time};
+use crate::arguments::{DirArgs, parse_limit, parse_time};
 use crate::output::{self, StandardOutput};
 use crate::signals::Stop;
 
-/// Watch which files are in the page cache, live, and who brings them in
+/// Watch which files are in the page cache, and who brings them in
 ///
 /// Shows all files of the host that have pages in memory, closed ones too: how much of each is
 /// resident, how fast that grows, how much is dirty, how much the kernel evicted under memory
 /// pressure, and who is throttled for dirty pages or has to reclaim memory.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:
-  pagekeeper top                                 everything on this host
-  pagekeeper top /var/lib/mysql --sort growth    what grows among these files
-  pagekeeper top --group cgroup                  by control group and container
-  pagekeeper top --pid 1234                      files that a process has open or brought in
-  pagekeeper top --once --json | jq .cached.explained_share
-
-Keys: arrows, PgUp, PgDn, Home, End choose a row; Enter shows which parts of the file are resident, and who has it; s or r, \
-    g, d, v sort by resident, growth, dirty, evicted; f types a filter; Tab groups by file, class, process, control group; \
-    e evicts and w warms the chosen file, after a y; space stops and goes on; ? helps; q quits.
-
-To see everything it needs root, or CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_FOWNER; it \
-    reports what it could not see.")]
+#[command(after_help = crate::help::of!("top"))]
 pub(crate) struct TopArgs {
-    /// Only files in and below this directory; may be given several times
-    #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
-    dirs: Vec<PathBuf>,
-    /// Only files that this process has open or brought in
+    #[command(flatten)]
+    dirs: DirArgs,
+    /// Only files that this process has open or brought in; may be given several times
     #[arg(long, value_name = "PID")]
-    pid: Option<u32>,
+    pid: Vec<u32>,
     /// Time between samples
     #[arg(short, long, value_name = "TIME", value_parser = parse_interval, default_value = "1s")]
     interval: Duration,
@@ -93,14 +79,14 @@ impl TopArgs {
             sort: self.sort,
             group: self.group,
             filter: self.filter.clone(),
-            pid: self.pid,
+            pids: self.pid.clone(),
             limit: self.limit,
         }
     }
 
     fn census(&self) -> CensusOptions {
         CensusOptions {
-            directories: self.dirs.clone(),
+            directories: self.dirs.all(),
             network: self.network,
             follow: !self.once,
             ..CensusOptions::default()
@@ -110,7 +96,7 @@ impl TopArgs {
 
 /// Runs the command.
 pub(crate) fn run(args: &TopArgs) -> anyhow::Result<ExitCode> {
-    if let Some(pid) = args.pid.filter(|pid| ProcRoot::default().stat(*pid).is_err()) {
+    if let Some(&pid) = args.pid.iter().find(|pid| ProcRoot::default().stat(**pid).is_err()) {
         return Err(ObserveError::NoProcess { pid }.into());
     }
     if args.once {
@@ -133,7 +119,7 @@ fn once(args: &TopArgs) -> anyhow::Result<ExitCode> {
     let write = |out: &mut StandardOutput| report::write(&tick, &rows, args.group, out);
     output::show(args.json, || report::json(&tick, &rows), write)?;
     for gap in tick.visibility_gaps.iter().filter(|_| !args.json) {
-        output::complain(report::in_words(gap));
+        output::warn(report::in_words(gap));
     }
     Ok(ExitCode::SUCCESS)
 }

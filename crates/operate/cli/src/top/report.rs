@@ -7,8 +7,7 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use pagekeeper_observe::{
-    CachedBreakdown, CensusTick, FileSystemSum, GroupBy, MemoryBreakdown, QueryRows, Row, RowKey, RowOwner,
-    VisibilityGap,
+    CachedBreakdown, CensusTick, GroupBy, QueryRows, Row, RowKey, RowOwner, VisibilityGap,
 };
 use pagekeeper_text::{count, escaped, unescaped};
 use pagekeeper_trace::{PauseCounts, ReclaimCounts, TaskIdentity};
@@ -34,7 +33,7 @@ pub(super) fn json(tick: &CensusTick, rows: &QueryRows) -> Value {
         "seconds": tick.period.as_secs_f64(),
         "memory": memory(tick),
         "cached": cached(&tick.explained),
-        "file_systems": tick.file_systems.iter().map(file_system).collect::<Vec<_>>(),
+        "file_systems": tick.file_systems,
         "files_known": tick.files,
         "files_in_memory": tick.files_in_memory,
         "matching": rows.matching,
@@ -45,24 +44,13 @@ pub(super) fn json(tick: &CensusTick, rows: &QueryRows) -> Value {
 }
 
 fn memory(tick: &CensusTick) -> Value {
-    let MemoryBreakdown { total, processes, clean, dirty, writeback, shmem, buffers, slab, free, other } =
-        tick.split;
-    json!({
-        "total": total,
-        "processes": processes,
-        "files_clean": clean,
-        "files_dirty": dirty,
-        "files_writeback": writeback,
-        "shmem": shmem,
-        "buffers": buffers,
-        "slab": slab,
-        "free": free,
-        "other": other,
-        "available": tick.memory.available,
-        "watermark_min": tick.watermarks.min,
-        "watermark_low": tick.watermarks.low,
-        "watermark_high": tick.watermarks.high,
-    })
+    let marks = &tick.watermarks;
+    let mut memory = json!(tick.split);
+    memory["available"] = json!(tick.memory.available);
+    for (name, mark) in [("min", marks.min), ("low", marks.low), ("high", marks.high)] {
+        memory[format!("watermark_{name}")] = json!(mark);
+    }
+    memory
 }
 
 /// Returns the kernel's `Cached`, and what it consists of, unless only the files of some
@@ -77,26 +65,11 @@ fn cached(explained: &CachedBreakdown) -> Value {
     })
 }
 
-fn file_system(sum: &FileSystemSum) -> Value {
-    json!({
-        "point": unescaped(&sum.point),
-        "kind": sum.kind,
-        "source": sum.source,
-        "files": sum.files,
-        "resident": sum.resident,
-        "dirty": sum.dirty,
-        "writeback": sum.writeback,
-    })
-}
-
 fn row(row: &Row) -> Value {
     let inode = match &row.key {
         RowKey::File(inode) => Some(inode),
         RowKey::Group(_) => None,
     };
-    let moved = row
-        .total_flow
-        .map(|flow| json!({ "added": flow.added, "reclaimed": flow.reclaimed, "dropped": flow.dropped }));
     json!({
         "label": row.label,
         "path": row.path.as_ref().map(|path| unescaped(path)),
@@ -111,7 +84,7 @@ fn row(row: &Row) -> Value {
         "evicted": row.evicted,
         "recently_evicted": row.recently_evicted,
         "growth": row.growth,
-        "came_and_left": moved,
+        "came_and_left": row.total_flow,
         "database": row.database,
         "class": row.class.map(|class| class.to_string()),
         "owners": row.owners.iter().map(owner).collect::<Vec<_>>(),

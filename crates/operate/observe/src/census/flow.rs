@@ -17,7 +17,7 @@ const FLOW_FILES_MAX: usize = 65_536;
 const SOURCE_PROCESSES_MAX: usize = 4;
 
 /// Bytes that entered and left a file's pages.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub struct FlowBytes {
     /// Entered: read, read ahead or written.
     pub added: u64,

@@ -5,19 +5,23 @@
 
 use pagekeeper_kernel::page_size;
 use pagekeeper_kernel::pressure::{MemInfo, VmStat};
+use serde::Serialize;
 
 /// The machine's memory by use, in bytes; the parts add up to `total`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct MemoryBreakdown {
     /// All memory the kernel manages.
     pub total: u64,
     /// Anonymous pages of processes.
     pub processes: u64,
     /// Pages of files that are unchanged since they were read or written.
+    #[serde(rename = "files_clean")]
     pub clean: u64,
     /// Changed pages of files that are not being written yet.
+    #[serde(rename = "files_dirty")]
     pub dirty: u64,
     /// Pages of files that are being written.
+    #[serde(rename = "files_writeback")]
     pub writeback: u64,
     /// tmpfs and shared memory.
     pub shmem: u64,

@@ -45,7 +45,7 @@ mod tests;
 mod walk;
 
 use std::collections::{HashMap, HashSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -53,11 +53,12 @@ use pagekeeper_catalog::Profile;
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::hang;
 use pagekeeper_kernel::pressure::{MemInfo, SysRoots, VmStat, Watermarks};
-use pagekeeper_text::escaped;
+use pagekeeper_text::{escaped, unescaped};
 use pagekeeper_trace::{
     EventLosses, MachineCounts, PageFilter, PauseCounts, ReclaimCounts, TraceCounts, TraceLevel,
     TraceOptions, Tracer,
 };
+use serde::{Serialize, Serializer};
 
 use crate::visibility::{of_denied_processes, unanswered};
 use crate::{ObserveError, VisibilityGap};
@@ -156,9 +157,10 @@ pub struct CensusTick {
 }
 
 /// Memory of the files of one file system, in bytes.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct FileSystemSum {
     /// Its mount point.
+    #[serde(serialize_with = "as_text")]
     pub point: PathBuf,
     /// Its type: `ext4`.
     pub kind: String,
@@ -172,6 +174,10 @@ pub struct FileSystemSum {
     pub dirty: u64,
     /// Resident bytes that are being written.
     pub writeback: u64,
+}
+
+fn as_text<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(&unescaped(path))
 }
 
 /// All files of the host that have pages in memory.

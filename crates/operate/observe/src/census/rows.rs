@@ -58,8 +58,8 @@ pub struct RowQuery {
     /// Only files whose path contains this text; case matters only if it contains capitals. Empty
     /// for all.
     pub filter: String,
-    /// Only files that this process brought in or has open.
-    pub pid: Option<u32>,
+    /// Only files that one of these processes brought in or has open. Empty for all.
+    pub pids: Vec<u32>,
     /// Maximum number of rows.
     pub limit: usize,
 }
@@ -70,7 +70,7 @@ impl Default for RowQuery {
             sort: SortKey::default(),
             group: GroupBy::default(),
             filter: String::new(),
-            pid: None,
+            pids: Vec::new(),
             limit: 100,
         }
     }
@@ -271,14 +271,12 @@ impl Census {
     }
 
     fn is_wanted(&self, entry: &FileEntry, query: &RowQuery, matcher: &PathMatcher<'_>) -> bool {
-        let of_process = query.pid.is_none_or(|pid| {
-            self.processes.openers.of(entry.inode).iter().any(|(user, _)| *user == pid)
-                || self
-                    .files
-                    .flows
-                    .of(entry.inode)
-                    .is_some_and(|flow| flow.sources.iter().any(|source| source.pid == pid))
-        });
+        let opens = |pid| self.processes.openers.of(entry.inode).iter().any(|(user, _)| *user == pid);
+        let brings = |pid| {
+            let flow = self.files.flows.of(entry.inode);
+            flow.is_some_and(|flow| flow.sources.iter().any(|source| source.pid == pid))
+        };
+        let of_process = query.pids.is_empty() || query.pids.iter().any(|&pid| opens(pid) || brings(pid));
         of_process && (matcher.text.is_empty() || matcher.matches(&self.label(entry)))
     }
 

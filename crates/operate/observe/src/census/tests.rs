@@ -166,7 +166,7 @@ fn filters_sorts_and_groups() {
     assert_eq!(names(&RowQuery { limit: 1, ..query.clone() }), (vec!["Alpha".to_owned()], 3, 6));
     assert_eq!(names(&RowQuery { filter: "alp".into(), ..query.clone() }).1, 1);
     assert_eq!(names(&RowQuery { filter: "ALP".into(), ..query.clone() }).1, 0);
-    assert_eq!(names(&RowQuery { pid: Some(u32::MAX), ..query.clone() }), (vec![], 0, 0));
+    assert_eq!(names(&RowQuery { pids: vec![u32::MAX], ..query.clone() }), (vec![], 0, 0));
     let groups = names(&RowQuery { group: GroupBy::Class, ..query });
     assert_eq!(groups, (vec!["no database's".to_owned()], 1, 6));
 }

@@ -17,14 +17,15 @@ use rustix::io::Errno;
 const READER_MAX: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
 /// A destination file, or a pipe that nobody reads yet.
-pub(super) struct Destination {
-    pub(super) path: PathBuf,
+#[derive(Debug)]
+pub struct ReportFile {
+    path: PathBuf,
     file: Option<File>,
 }
 
-impl Destination {
+impl ReportFile {
     /// Creates or truncates the file.
-    pub(super) fn open(path: &Path) -> io::Result<Self> {
+    pub fn open(path: &Path) -> io::Result<Self> {
         let file = match open(path) {
             Err(error) if error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => None,
             file => Some(file?),
@@ -33,7 +34,7 @@ impl Destination {
     }
 
     /// Writes all bytes.
-    pub(super) fn write(self, mut bytes: &[u8]) -> io::Result<()> {
+    pub fn write(self, mut bytes: &[u8]) -> io::Result<()> {
         let mut file = match self.file {
             Some(file) => file,
             None => {

@@ -3,7 +3,11 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 /// Parses `9417`, `localhost:9417`, `192.0.2.7:9417` or `[::1]:9417`. Names are not resolved.
-pub(crate) fn parse(text: &str) -> Result<SocketAddr, String> {
+///
+/// # Errors
+///
+/// A sentence that says what to give instead.
+pub fn parse_address(text: &str) -> Result<SocketAddr, String> {
     let loopback =
         |port: &str| port.parse().map(|port| SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port));
     let address = if let Ok(address) = text.parse::<SocketAddr>() {
@@ -38,16 +42,16 @@ mod tests {
             ("0.0.0.0:9417", "0.0.0.0:9417"),
             ("[::1]:9417", "[::1]:9417"),
         ] {
-            assert_eq!(parse(text).unwrap().to_string(), address);
+            assert_eq!(parse_address(text).unwrap().to_string(), address);
         }
     }
 
     #[test]
     fn an_invalid_address_is_refused_with_the_fix() {
         for text in ["", "0", "65536", "host", "example.org:9417", "127.0.0.1", "::1", "127.0.0.1:"] {
-            assert!(parse(text).is_err(), "{text}");
+            assert!(parse_address(text).is_err(), "{text}");
         }
-        let error = parse(":9417").unwrap_err();
+        let error = parse_address(":9417").unwrap_err();
         assert!(error.contains("127.0.0.1:9417") && error.contains("0.0.0.0:9417"), "{error}");
     }
 }
