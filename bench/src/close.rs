@@ -12,7 +12,7 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use pagekeeper_cache::{CachedFile, PageCache};
+use pagekeeper_cache::{CachedFile, PageCache, PageNo};
 use pagekeeper_kernel::{Advice, advise};
 
 use crate::BenchRun;
@@ -116,7 +116,8 @@ fn close_ours(files: &CloseFiles<'_>, cache: &PageCache, other: &CachedFile, see
     let took = std::thread::scope(|scope| {
         let owner = scope.spawn(|| {
             let numbers = (0..HELD_PAGES).map(|index| index * (files.pages / HELD_PAGES));
-            let pages: Result<Vec<_>> = numbers.map(|page| Ok((page, closed.page_ref(page)?))).collect();
+            let pages: Result<Vec<_>> =
+                numbers.map(|page| Ok((page, closed.page_ref(PageNo::new(page))?))).collect();
             held.wait();
             over.wait();
             pages?
@@ -125,7 +126,7 @@ fn close_ours(files: &CloseFiles<'_>, cache: &PageCache, other: &CachedFile, see
         });
         let borrower = scope.spawn(|| {
             let number = files.pages - 1;
-            let page = closed.page(number);
+            let page = closed.page(PageNo::new(number));
             held.wait();
             over.wait();
             pattern::check(FILE_SEED, number * PAGE_BYTES as u64, &page?)
@@ -142,7 +143,7 @@ fn close_ours(files: &CloseFiles<'_>, cache: &PageCache, other: &CachedFile, see
         took
     })?;
     ensure!(closed.read_at(0, &mut [0; 8]).is_err(), "a closed file can be read");
-    ensure!(closed.page(files.pages / 2).is_err(), "a page of a closed file can be read");
+    ensure!(closed.page(PageNo::new(files.pages / 2)).is_err(), "a page of a closed file can be read");
     Ok(took)
 }
 

@@ -12,7 +12,7 @@ use std::sync::MutexGuard;
 use std::time::SystemTime;
 
 use crate::support::command::{Outcome, finish, pagekeeper, run};
-use pagekeeper_store::{Create, Durability, Store};
+use pagekeeper_store::{Create, Durability, PageNo, Store};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -35,17 +35,15 @@ fn store() -> (StoreTestGuard, PathBuf) {
     let dir = temp.path().join("store");
     let store = Store::options().create(Create::New).journal_bytes(64 << 10).open(&dir).unwrap();
     let mut txn = store.begin_write().unwrap();
-    for _ in 0..8 {
-        txn.allocate().unwrap();
-    }
+    let pages: Vec<_> = (0..8).map(|_| txn.allocate().unwrap()).collect();
     txn.allocate_run(2).unwrap();
-    txn.page_mut(3).unwrap()[..5].copy_from_slice(b"hello");
-    txn.set_root(Some(3));
+    txn.page_mut(pages[3]).unwrap()[..5].copy_from_slice(b"hello");
+    txn.set_root(Some(pages[3]));
     txn.set_metadata(b"tree\n").unwrap();
     txn.commit(Durability::Sync).unwrap();
     let mut txn = store.begin_write().unwrap();
-    txn.free(5).unwrap();
-    txn.free(6).unwrap();
+    txn.free(pages[5]).unwrap();
+    txn.free(pages[6]).unwrap();
     txn.commit(Durability::Sync).unwrap();
     store.close_and_sync().unwrap();
     ((alone, temp), dir)
@@ -55,7 +53,7 @@ fn store() -> (StoreTestGuard, PathBuf) {
 fn commit(dir: &Path) {
     let store = Store::options().create(Create::Never).background_apply(false).open(dir).unwrap();
     let mut txn = store.begin_write().unwrap();
-    txn.page_mut(0).unwrap()[..3].copy_from_slice(b"new");
+    txn.page_mut(PageNo::new(0)).unwrap()[..3].copy_from_slice(b"new");
     txn.commit(Durability::Sync).unwrap();
     store.close().unwrap();
 }
@@ -488,12 +486,12 @@ fn a_store_that_is_open_is_backed_up_by_its_process() {
     let held = Store::options().create(Create::Never).serve_backups(true).open(&dir).unwrap();
     let change = |value: u8| {
         let mut txn = held.begin_write().unwrap();
-        txn.page_mut(3).unwrap()[0] = value;
+        txn.page_mut(PageNo::new(3)).unwrap()[0] = value;
         txn.commit(Durability::Sync).unwrap()
     };
     let seq = change(1);
     let report = inspect(&["backup", "--json", dir.to_str().unwrap()], &at("sunday")).json();
-    assert_eq!((&report["seq"], &report["pages"]), (&json!(seq), &json!(10)), "{report}");
+    assert_eq!((&report["seq"], &report["pages"]), (&json!(seq.get()), &json!(10)), "{report}");
     let seq = change(2);
     let text = inspect(&["backup", dir.to_str().unwrap()], &at("monday")).fine();
     assert!(text.contains(&format!("10 pages of 4 KiB, as of commit {seq}, each checked")), "{text}");
@@ -506,7 +504,7 @@ fn a_store_that_is_open_is_backed_up_by_its_process() {
     held.close().unwrap();
     inspect(&["restore", at("monday").to_str().unwrap()], &at("back")).fine();
     let restored = Store::options().open(at("back")).unwrap();
-    assert_eq!(restored.begin_read().unwrap().read(3).unwrap()[0], 2);
+    assert_eq!(restored.begin_read().unwrap().read(PageNo::new(3)).unwrap()[0], 2);
 }
 
 /// Not a test: the child's part, which serves backups until its input ends.
@@ -631,10 +629,10 @@ fn a_compacted_store_is_smaller_and_keeps_its_content() {
         let found = std::fs::metadata(dir.join("data")).unwrap();
         (found.len(), std::os::unix::fs::MetadataExt::blocks(&found) * 512)
     };
-    let before = room();
+    let (before, left) = (room(), keep.get() + 1);
     let report = inspect(&["compact", "--json"], &dir).json();
     let after = room();
-    assert_eq!((after.0, &report["pages"]), ((keep + 1) * PAGE, &json!(keep + 1)));
+    assert_eq!((after.0, &report["pages"]), (left * PAGE, &json!(left)));
     assert_eq!(report["cut_bytes"], json!(before.0 - after.0));
     match report["given_back_bytes"].as_u64() {
         Some(bytes) => {
@@ -644,7 +642,7 @@ fn a_compacted_store_is_smaller_and_keeps_its_content() {
         None => println!("SKIPPED: the file system makes no holes"),
     }
     let again = inspect(&["compact"], &dir).fine();
-    let sum = format!("{0} pages of {0} left: 0 B cut off, 0 B of free pages given back", keep + 1);
+    let sum = format!("{left} pages of {left} left: 0 B cut off, 0 B of free pages given back");
     assert_eq!(again, format!("{}: {sum}\n", dir.display()));
     let report = inspect(&["compact", "--json", "--journal", "1M"], &dir).json();
     assert_eq!(report["max_journal_bytes"], json!(1 << 20));
@@ -653,5 +651,8 @@ fn a_compacted_store_is_smaller_and_keeps_its_content() {
     let store = Store::options().create(Create::Never).open(&dir).unwrap();
     assert_eq!(store.stats().max_journal_bytes, 1 << 20);
     let read = store.begin_read().unwrap();
-    assert_eq!((&read.read(keep).unwrap()[..4], &read.read(3).unwrap()[..5]), (&b"keep"[..], &b"hello"[..]));
+    assert_eq!(
+        (&read.read(keep).unwrap()[..4], &read.read(PageNo::new(3)).unwrap()[..5]),
+        (&b"keep"[..], &b"hello"[..])
+    );
 }

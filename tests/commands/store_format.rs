@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use crate::support;
 use crate::support::command::{finish, pagekeeper};
-use pagekeeper_store::{Durability, Error, PageState, Store, StoreOptions, WriteTxn};
+use pagekeeper_store::{Durability, Error, PageNo, PageState, Store, StoreOptions, WriteTxn};
 use pagekeeper_testing::{Rng, Seed};
 use serde_json::{Value, json};
 
@@ -33,7 +33,7 @@ fn options() -> StoreOptions {
 }
 
 /// Changes some pages, in every possible way.
-fn change(txn: &mut WriteTxn<'_>, len: usize, rng: &mut Rng, owned: &mut Vec<u64>) -> Result<(), Error> {
+fn change(txn: &mut WriteTxn<'_>, len: usize, rng: &mut Rng, owned: &mut Vec<PageNo>) -> Result<(), Error> {
     // Now and then so many that the entry has several records.
     let pages = if rng.one_in(50) { 60 } else { rng.of(1..6) };
     for _ in 0..pages {
@@ -43,7 +43,7 @@ fn change(txn: &mut WriteTxn<'_>, len: usize, rng: &mut Rng, owned: &mut Vec<u64
             2 if txn.pages() < PAGES_MAX && rng.one_in(4) => {
                 let run = rng.of(2..20);
                 let first = txn.allocate_run(run)?;
-                owned.extend(first..first + run);
+                owned.extend(PageNo::each(first..first + run));
             }
             3 | 4 if owned.len() > 30 => {
                 let page = owned.swap_remove(rng.index(owned.len()));
@@ -81,9 +81,9 @@ fn child_that_changes_a_store() {
     // A kill may come while its journal gets another size.
     let journal = [1 << 20, 3 << 20, 2 << 20][usize::try_from(commits % 3).unwrap()];
     let store = options().page_size(page_size).journal_bytes(journal).open(Path::new(&directory)).unwrap();
-    let listed = store.inspect(0..store.stats().pages).unwrap();
+    let listed = store.inspect(PageNo::new(0)..PageNo::new(store.stats().pages)).unwrap();
     let data = listed.iter().filter(|info| matches!(info.state, PageState::Data));
-    let mut owned: Vec<u64> = data.map(|info| info.page).collect();
+    let mut owned: Vec<_> = data.map(|info| info.page).collect();
     drop(listed);
     for _ in 0..commits {
         let mut txn = store.begin_write().unwrap();

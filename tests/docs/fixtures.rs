@@ -5,7 +5,7 @@
 use std::fs::{self, File};
 use std::path::Path;
 
-use pagekeeper_store::{Create, Durability, Store};
+use pagekeeper_store::{Create, Durability, PageNo, Store};
 
 use crate::support::MIB;
 
@@ -48,12 +48,13 @@ fn store(path: &Path) -> Result<(), pagekeeper_store::Error> {
         let allocated = txn.allocate()?;
         txn.page_mut(allocated)?[..4].copy_from_slice(&page.to_le_bytes());
     }
-    txn.page_mut(0)?[..7].copy_from_slice(b"balance");
-    txn.set_root(Some(0));
+    let root = PageNo::new(0);
+    txn.page_mut(root)?[..7].copy_from_slice(b"balance");
+    txn.set_root(Some(root));
     txn.set_metadata(b"balances 1")?;
     txn.commit(Durability::Sync)?;
     let mut txn = store.begin_write()?;
-    txn.free(5)?;
+    txn.free(PageNo::new(5))?;
     txn.commit(Durability::Sync)?;
     store.close()
 }

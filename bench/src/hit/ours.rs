@@ -26,8 +26,8 @@ pub(crate) fn cache_for(bytes: u64) -> Result<PageCache> {
     let memory = bytes + bytes / 16 + 32 * MIB;
     // Tables are allocated at open, so that no page has to make way for them while a file is
     // loaded.
-    let builder = PageCache::builder().memory(memory).page_size(PAGE_BYTES).reserve_tables(true);
-    builder.build().context("can't make the cache")
+    let options = PageCache::options().memory(memory).page_size(PAGE_BYTES).reserve_tables(true);
+    options.build().context("can't make the cache")
 }
 
 /// Opens a file of this many bytes in a cache and reads all of it.

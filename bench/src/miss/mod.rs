@@ -56,7 +56,7 @@ pub(crate) fn run(run: &mut BenchRun) -> Result<()> {
     run.say("writing the file")?;
     pattern::make_file(&path, size, seed)?;
     let budget = size / 10 * 9;
-    let cache = PageCache::builder().memory(budget).backend(Backend::Buffered).build()?;
+    let cache = PageCache::options().memory(budget).backend(Backend::Buffered).build()?;
     let file = cache.open(&path).context("can't open the file through the cache")?;
     fill(&file, size)?;
     run.note(&format!(

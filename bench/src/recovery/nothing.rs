@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use pagekeeper_store::{Durability, Store};
+use pagekeeper_store::{Durability, PageNo, Store};
 use pagekeeper_wal::{FlushPolicy, RedoLog};
 
 use super::ours;
@@ -124,7 +124,7 @@ fn make_store(dir: &Path) -> Result<()> {
     let mut transaction = store.begin_write()?;
     let first = transaction.allocate_run(STORE_PAGES)?;
     let body = vec![7; store.payload_size()];
-    for page in first..first + STORE_PAGES {
+    for page in PageNo::each(first..first + STORE_PAGES) {
         transaction.write(page, &body)?;
     }
     transaction.commit(Durability::Sync)?;

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use pagekeeper_store::{Durability, Store};
+use pagekeeper_store::{Durability, PageNo, Store};
 
 use super::changes::{CHANGE_BYTES, ChangeLoad, PAGES_PER_COMMIT};
 use super::{RecoveryDetails, RecoveryTimes, journal};
@@ -27,7 +27,7 @@ pub(super) fn prepare(dir: &Path, load: &ChangeLoad) -> Result<Store> {
     if store.stats().pages == 0 {
         let mut transaction = store.begin_write()?;
         let first = transaction.allocate_run(load.pages)?;
-        ensure!(first == 0, "the first page is {first}");
+        ensure!(first == PageNo::new(0), "the first page is {first}");
         transaction.commit(Durability::Sync)?;
     }
     let changed = load.changed();
@@ -36,7 +36,7 @@ pub(super) fn prepare(dir: &Path, load: &ChangeLoad) -> Result<Store> {
         let mut transaction = store.begin_write()?;
         for page in pages {
             load.base(*page, &mut body);
-            transaction.write(*page, &body)?;
+            transaction.write(PageNo::new(*page), &body)?;
         }
         transaction.commit(Durability::None)?;
     }
@@ -45,7 +45,7 @@ pub(super) fn prepare(dir: &Path, load: &ChangeLoad) -> Result<Store> {
         let mut transaction = store.begin_write()?;
         for page in pages {
             let (offset, bytes) = load.change(*page);
-            transaction.page_mut(*page)?[offset..offset + CHANGE_BYTES].copy_from_slice(&bytes);
+            transaction.page_mut(PageNo::new(*page))?[offset..offset + CHANGE_BYTES].copy_from_slice(&bytes);
         }
         transaction.commit(Durability::Sync)?;
     }
@@ -58,7 +58,7 @@ pub(super) fn recover(dir: &Path, load: &ChangeLoad) -> Result<RecoveryTimes> {
     let began = Instant::now();
     let store = Store::options().open(dir)?;
     let opened = began.elapsed();
-    let page = store.begin_read()?.read(changed[0])?;
+    let page = store.begin_read()?.read(PageNo::new(changed[0]))?;
     let first = began.elapsed();
     load.check(changed[0], &page)?;
     drop(page);
@@ -98,7 +98,7 @@ pub(super) fn check(dir: &Path, load: &ChangeLoad) -> Result<()> {
     let store = Store::options().open(dir)?;
     let reader = store.begin_read()?;
     for page in load.changed() {
-        load.check(page, &reader.read(page)?).with_context(|| format!("{}", dir.display()))?;
+        load.check(page, &reader.read(PageNo::new(page))?).with_context(|| format!("{}", dir.display()))?;
     }
     drop(reader);
     store.close()?;

@@ -150,10 +150,7 @@ fn through_pages(release: ProbeResult, why: &str) -> ModeChoice {
             why: "the page cache is the file itself here: there is nothing to wait for, nor to release"
                 .to_owned(),
         },
-        ProbeResult::NoPages
-        | ProbeResult::Refused(_)
-        | ProbeResult::Unconfirmed
-        | ProbeResult::PagesUnseen => ModeChoice { mode: BulkMode::Paced, why: why.to_owned() },
+        _ => ModeChoice { mode: BulkMode::Paced, why: why.to_owned() },
     }
 }
 

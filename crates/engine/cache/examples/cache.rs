@@ -28,7 +28,7 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
     let records = (0..RECORDS).flat_map(|number| number.to_le_bytes().into_iter().chain([0; 92]));
     std::fs::write(&path, records.collect::<Vec<u8>>())?;
 
-    let cache = PageCache::builder().memory(16 << 20).build()?; // all memory: pages, tables, records of them
+    let cache = PageCache::options().memory(16 << 20).build()?; // all memory: pages, tables, records of them
     let file = cache.open(&path)?; // direct I/O: the kernel caches none of it
     let shared = &file;
     let sum = thread::scope(|scope| {

@@ -11,8 +11,8 @@ use pagekeeper_io::Io;
 use crate::handle::{CacheState, FileKind};
 use crate::pool::FramePool;
 use crate::settings::CacheSettings;
-use crate::stats::Stats;
-use crate::{BuildError, CachedFile, Error, OpenOptions, builder};
+use crate::stats::CacheStats;
+use crate::{BuildError, CachedFile, Error, OpenOptions, cache_options};
 
 /// A page cache in user space, for files that do not change while they are open: SST files,
 /// segments, blobs.
@@ -51,7 +51,7 @@ impl PageCache {
     ///
     /// ```
     /// use pagekeeper_cache::PageCache;
-    /// let cache = PageCache::builder().memory(1 << 30).build()?;
+    /// let cache = PageCache::options().memory(1 << 30).build()?;
     /// cache.set_memory(16 << 20)?; // the host needs it
     /// assert!(cache.capacity_pages() < 4096);
     /// cache.set_memory(1 << 30)?;
@@ -69,7 +69,7 @@ impl PageCache {
             return Err(BuildError::BeyondBuilt { given: bytes, built });
         }
         let pool = &self.shared.pool;
-        let frames = builder::frames_of_built(bytes, 1 << page_shift, pool.frames())?;
+        let frames = cache_options::frames_of_built(bytes, 1 << page_shift, pool.frames())?;
         pool.resize(frames, self.shared.slots.readers());
         Ok(())
     }
@@ -86,7 +86,7 @@ impl PageCache {
     }
 
     /// Returns the counts up to now and how full the cache is; zeros in a forked child.
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> CacheStats {
         self.shared.stats()
     }
 
@@ -181,13 +181,13 @@ mod tests {
 
     use super::*;
     use crate::sys::memory;
-    use crate::{Builder, HugePages};
+    use crate::{CacheOptions, HugePages, PageNo};
 
     #[test]
     fn numbers_of_files_do_not_come_round() {
         let disk = pagekeeper_simdisk::SimDisk::new();
         disk.create_patterned("/file", 10_000, 1).unwrap();
-        let cache = PageCache::builder().io(Arc::new(disk)).build().unwrap();
+        let cache = PageCache::options().io(Arc::new(disk)).build().unwrap();
         let first = cache.open("/file").unwrap();
         cache.shared.next_number.fetch_add(u64::from(u32::MAX), Ordering::Relaxed);
         let other = cache.open_with("/file", OpenOptions::new().verifier(|_| Ok(()))).unwrap();
@@ -205,15 +205,15 @@ mod tests {
     fn reads_and_short_guards_count_no_pins() {
         let disk = pagekeeper_simdisk::SimDisk::new();
         disk.create_patterned("/file", 10_000, 1).unwrap();
-        let cache = PageCache::builder().io(Arc::new(disk)).build().unwrap();
+        let cache = PageCache::options().io(Arc::new(disk)).build().unwrap();
         let file = cache.open("/file").unwrap();
         let pins = || cache.shared.pool.pins.iter().map(|pins| pins.load(Ordering::Relaxed)).sum::<u32>();
         for _ in 0..10 {
             file.read_at(10, &mut [0; 5000]).unwrap();
-            let guard = file.page(1).unwrap();
+            let guard = file.page(PageNo::new(1)).unwrap();
             assert_eq!((guard.len(), pins()), (4096, 0));
         }
-        let kept = file.page_ref(1).unwrap();
+        let kept = file.page_ref(PageNo::new(1)).unwrap();
         assert_eq!(pins(), 1);
         drop(kept);
         assert_eq!(pins(), 0);
@@ -228,9 +228,9 @@ mod tests {
         for kernel_page in [4096, 16_384, 65_536].into_iter().filter(|&page| page >= memory::page()) {
             let disk = pagekeeper_simdisk::SimDisk::new();
             disk.create_patterned("/file", PAGES as u64 * 4096, 1).unwrap();
-            let memory = Builder::memory_for(500, 4096);
-            let builder = PageCache::builder().memory(memory).huge_pages(HugePages::Off).io(Arc::new(disk));
-            let cache = builder.build_on(kernel_page).unwrap();
+            let memory = CacheOptions::memory_for(500, 4096);
+            let options = PageCache::options().memory(memory).huge_pages(HugePages::Off).io(Arc::new(disk));
+            let cache = options.build_on(kernel_page).unwrap();
             let pool = &cache.shared.pool;
             let mut right = vec![0; PAGES * 4096];
             let reader = cache.io().open("/file".as_ref(), pagekeeper_io::Access::Buffered).unwrap();
@@ -245,7 +245,8 @@ mod tests {
                 }
             };
             read_all();
-            let kept = [3, 130, 257, 399].map(|page| (page, file.page_ref(page as u64).unwrap()));
+            let kept =
+                [3, 130, 257, 399].map(|page| (page, file.page_ref(PageNo::new(page as u64)).unwrap()));
             for frames in [300, 77, 64, 500, 65] {
                 let records = memory - 500 * 4096;
                 cache.set_memory(records + frames * 4096).unwrap();

@@ -187,7 +187,7 @@ mod tests {
         if kernel_clears_ahead() {
             return;
         }
-        let cache = PageCache::builder().memory(256 << 20).build().unwrap();
+        let cache = PageCache::options().memory(256 << 20).build().unwrap();
         let state = &cache.shared.clear_ahead.state;
         cache.shared.clear_ahead.note_use(&cache.shared, 0);
         while state.mark.load(Ordering::Relaxed) != u32::MAX {
@@ -201,7 +201,7 @@ mod tests {
         if !kernel_clears_ahead() {
             return;
         }
-        let cache = PageCache::builder().memory(256 << 20).build().unwrap();
+        let cache = PageCache::options().memory(256 << 20).build().unwrap();
         let state = Arc::clone(&cache.shared.clear_ahead.state);
         let (frames, step) = (cache.shared.pool.frames(), cache.shared.clear_ahead.limits.step);
         let ahead = (frames / LEAD_BUDGET_DIVISOR) / step * step;
@@ -227,7 +227,7 @@ mod tests {
         if !kernel_clears_ahead() {
             return;
         }
-        let cache = PageCache::builder().memory(256 << 20).build().unwrap();
+        let cache = PageCache::options().memory(256 << 20).build().unwrap();
         cache.set_memory(16 << 20).unwrap();
         let limit = cache.shared.pool.limit();
         cache.shared.clear_ahead.note_use(&cache.shared, limit - 1);
@@ -237,11 +237,11 @@ mod tests {
 
     #[test]
     fn small_pages_and_those_of_small_caches_are_cleared_as_they_are_used() {
-        let builder = || PageCache::builder().memory(64 << 20);
-        for builder in
-            [builder().huge_pages(HugePages::Off), builder().memory(28 << 20), builder().without_threads()]
+        let options = || PageCache::options().memory(64 << 20);
+        for options in
+            [options().huge_pages(HugePages::Off), options().memory(28 << 20), options().without_threads()]
         {
-            let cache = builder.build().unwrap();
+            let cache = options.build().unwrap();
             cache.shared.clear_ahead.note_use(&cache.shared, 0);
             assert!(cache.shared.clear_ahead.thread.get().is_none());
         }

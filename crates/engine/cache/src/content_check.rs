@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use pagekeeper_io::{AlignedBuf, FileStat, IoFile};
 
+use crate::PageNo;
 use crate::frames;
 use crate::handle::FileHandle;
 use crate::inode_change::links;
@@ -48,13 +49,13 @@ impl FileHandle {
 
     /// Like `has_file_cached_pages`, for a few pages. A page that is no longer in the cache counts
     /// as equal.
-    fn has_file_pages(&self, io: &dyn IoFile, pages: Range<u64>, read: &mut [u8]) -> bool {
+    fn has_file_pages(&self, io: &dyn IoFile, pages: Range<PageNo>, read: &mut [u8]) -> bool {
         let shift = self.shared.settings.page_shift;
         let bytes = to_len((pages.end - pages.start) << shift);
-        let Ok(got) = io.read_at(pages.start << shift, &mut read[..bytes]) else { return true };
+        let Ok(got) = io.read_at(pages.start.get() << shift, &mut read[..bytes]) else { return true };
         self.shared.device.add(got);
         let mut cached = vec![0; 1 << shift];
-        for (page, in_file) in pages.zip(read[..got].chunks(1 << shift)) {
+        for (page, in_file) in PageNo::each(pages).zip(read[..got].chunks(1 << shift)) {
             let Ok(page) = self.page_number(page) else { return true };
             let cached = &mut cached[..self.page_len(page)];
             if frames::copy(self, page, 0, cached, LookupAttempt::Again) && cached != in_file {

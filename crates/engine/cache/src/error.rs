@@ -6,11 +6,13 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::PageNo;
+
 /// A failure to open or to read a file.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
-/// let cache = pagekeeper_cache::PageCache::builder().memory(16 << 20).build()?;
+/// let cache = pagekeeper_cache::PageCache::options().memory(16 << 20).build()?;
 /// let error = cache.open(dir.path()).unwrap_err();
 /// assert!(error.to_string().ends_with("a directory, not a regular file"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -66,7 +68,7 @@ pub enum Error {
         /// The file.
         path: PathBuf,
         /// The page's number.
-        page: u64,
+        page: PageNo,
         /// The verifier's reason.
         reason: Arc<str>,
     },
@@ -77,7 +79,7 @@ pub enum Error {
         /// The file.
         path: PathBuf,
         /// The page's number.
-        page: u64,
+        page: PageNo,
     },
     /// The page is not in the file.
     #[error("{}: no page {page}: it has {pages}", escaped(path))]
@@ -85,7 +87,7 @@ pub enum Error {
         /// The file.
         path: PathBuf,
         /// The requested page.
-        page: u64,
+        page: PageNo,
         /// The number of the file's pages.
         pages: u64,
     },
@@ -95,7 +97,7 @@ pub enum Error {
         /// The file.
         path: PathBuf,
         /// The page's number.
-        page: u64,
+        page: PageNo,
     },
     /// The file has more pages than a table can number: 2^32 - 1.
     #[error(
@@ -124,7 +126,7 @@ pub enum Error {
         /// The file.
         path: PathBuf,
         /// The page's number.
-        page: u64,
+        page: PageNo,
     },
 }
 

@@ -21,7 +21,7 @@ use crate::pool::{BeginOutcome, BusyPolicy, LoadReason};
 use crate::prefetch::LoadStart;
 use crate::sync::{Mutex, Ordering};
 use crate::waiter::LoadWaiter;
-use crate::{CachedFile, Error};
+use crate::{CachedFile, Error, PageNo};
 
 /// Pages of one read whose loads begin before the first is awaited: at most the number of bits in a
 /// `u64`.
@@ -134,7 +134,7 @@ impl CachedFile {
     /// # let path = dir.path().join("000012.sst");
     /// # std::fs::write(&path, b"a block")?;
     /// # let mut future = std::pin::pin!(async move {
-    /// let cache = pagekeeper_cache::PageCache::builder().memory(16 << 20).build()?;
+    /// let cache = pagekeeper_cache::PageCache::options().memory(16 << 20).build()?;
     /// let file = cache.open(&path)?;
     /// let mut buf = [0; 5];
     /// assert_eq!(file.read_at_async(2, &mut buf).await?, 5);
@@ -170,9 +170,9 @@ impl CachedFile {
             let at = offset + done as u64;
             let from = handle.offset_in_page(at);
             let part = (len - done).min((1 << shift) - from);
-            let page = handle.page_number(at >> shift)?;
+            let page = handle.page_number(PageNo::new(at >> shift))?;
             if page >= ahead.end {
-                let last = handle.page_number((offset + len as u64 - 1) >> shift)?;
+                let last = handle.page_number(PageNo::new((offset + len as u64 - 1) >> shift))?;
                 ahead = handle.begin_ahead(page, last)?;
             }
             let buf = &mut buf[done..done + part];

@@ -17,7 +17,7 @@ use crate::frames;
 use crate::handle::{CacheState, FileHandle};
 use crate::lookup::{KeptFrame, LookupAttempt};
 use crate::readers::{FrameHold, ReaderSlot};
-use crate::{CachedFile, Error, OwnedFile};
+use crate::{CachedFile, Error, OwnedFile, PageNo};
 
 /// The place of a guard's bytes.
 #[derive(Debug)]
@@ -195,7 +195,7 @@ impl CachedFile {
     ///
     /// [`Error::NoSuchPage`], and those of [`read_at`](Self::read_at).
     #[inline]
-    pub fn page(&self, page: u64) -> Result<PageGuard<'_>, Error> {
+    pub fn page(&self, page: PageNo) -> Result<PageGuard<'_>, Error> {
         let handle = &**self.handle();
         let page = handle.page_number(page)?;
         let place = keep(handle, page, true)?;
@@ -208,7 +208,7 @@ impl CachedFile {
     /// # Errors
     ///
     /// As for [`page`](Self::page).
-    pub fn page_ref(&self, page: u64) -> Result<PageRef, Error> {
+    pub fn page_ref(&self, page: PageNo) -> Result<PageRef, Error> {
         let handle = Arc::clone(self.handle());
         let page = handle.page_number(page)?;
         let place = keep(&handle, page, false)?;
@@ -221,9 +221,9 @@ impl OwnedFile {
     /// several times. `None` tells nothing about the page. For an engine's own shortest way.
     #[doc(hidden)]
     #[inline]
-    pub fn page_shortest(&self, page: u64) -> Option<HeldPage<'_>> {
+    pub fn page_shortest(&self, page: PageNo) -> Option<HeldPage<'_>> {
         let fast_path = &self.handle().fast_path;
-        let (first, slot, hold) = fast_path.keep(page)?;
+        let (first, slot, hold) = fast_path.keep(page.get())?;
         let bytes = NonNull::slice_from_raw_parts(first, fast_path.page_size());
         Some(HeldPage { bytes, slot, hold: Some(hold), not_send: PhantomData })
     }

@@ -23,12 +23,12 @@ use crate::pool::FramePool;
 use crate::readers::ReaderRegistry;
 use crate::settings::{CacheSettings, TABLES_BUDGET_DIVISOR};
 use crate::settlers::SettlerPool;
-use crate::stats::{DeviceCounts, Stats};
+use crate::stats::{CacheStats, DeviceCounts};
 use crate::sync::BarrierPair;
 use crate::sys::table::EntryTable;
 use crate::thread::ThreadSlots;
 use crate::verifier::PageVerifier;
-use crate::{Error, OpenOptions};
+use crate::{Error, OpenOptions, PageNo};
 
 /// Futures read at most one part in `BYPASS_FRAMES_DIVISOR` of the frames past the cache at once,
 /// beside the budget, and at most `BYPASS_PAGES_MAX` pages: enough to keep a device busy.
@@ -169,18 +169,18 @@ impl CacheState {
         self.pool.make_room(self.slots.readers())
     }
 
-    pub(crate) fn stats(&self) -> Stats {
+    pub(crate) fn stats(&self) -> CacheStats {
         if !self.process.is_current() {
-            return Stats::default();
+            return CacheStats::default();
         }
         let (resident_pages, counts) = self.pool.totals();
         let hits = self.slots.readers().hits();
         let capacity_pages = u64::from(self.pool.limit());
-        Stats {
+        CacheStats {
             resident_pages,
             capacity_pages,
             page_size: 1 << self.settings.page_shift,
-            ..Stats::counted(hits, counts, &self.device)
+            ..CacheStats::counted(hits, counts, &self.device)
         }
     }
 }
@@ -291,9 +291,9 @@ impl FileHandle {
     }
 
     /// Returns the page for a number given by a user.
-    pub(crate) fn page_number(&self, page: u64) -> Result<u32, Error> {
+    pub(crate) fn page_number(&self, page: PageNo) -> Result<u32, Error> {
         let pages = self.page_table.table.pages();
-        u32::try_from(page).ok().filter(|&page| page < pages).ok_or_else(|| Error::NoSuchPage {
+        u32::try_from(page.get()).ok().filter(|&page| page < pages).ok_or_else(|| Error::NoSuchPage {
             path: self.path.clone(),
             page,
             pages: pages.into(),

@@ -52,7 +52,7 @@
 //! # let dir = tempfile::tempdir_in(".")?;
 //! # let path = dir.path().join("000012.sst");
 //! # std::fs::write(&path, b"\x05\0\0\0first\x06\0\0\0second\0\0\0\0\0\0\0\0\x09\0\0\0\0\0\0\0\x13\0\0\0\0\0\0\0")?;
-//! let cache = PageCache::builder().memory(64 << 20).build()?;
+//! let cache = PageCache::options().memory(64 << 20).build()?;
 //! let table = Table::open(&cache, &path)?;
 //! assert_eq!(table.block(1)?, b"second");
 //! println!("{}", cache.stats());
@@ -141,10 +141,10 @@ compile_error!("pagekeeper-cache needs Linux: its rules are about the Linux page
 
 mod admission;
 mod batch;
-mod builder;
 mod bypass_buffer;
 mod bypass_queue;
 mod cache;
+mod cache_options;
 mod clear_ahead;
 mod content_check;
 mod entry;
@@ -166,6 +166,7 @@ mod lookup;
 mod model;
 mod options;
 mod owned;
+mod page_no;
 mod page_table;
 mod pool;
 mod prefetch;
@@ -194,13 +195,14 @@ mod waiter;
 use sys::{arena, table};
 
 pub use batch::ReadRequest;
-pub use builder::{Backend, Builder};
 pub use cache::PageCache;
+pub use cache_options::{Backend, CacheOptions};
 pub use error::{BuildError, Error};
 pub use file::CachedFile;
 pub use guard::{HeldPage, PageGuard, PageRef};
 pub use options::OpenOptions;
 pub use owned::{InstallAs, OwnedFile};
+pub use page_no::PageNo;
 pub use settings::HugePages;
-pub use stats::Stats;
+pub use stats::CacheStats;
 pub use verifier::LoadedPage;

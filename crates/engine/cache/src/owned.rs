@@ -18,7 +18,7 @@ use pagekeeper_io::IoFile;
 use crate::frames::LoadingFrame;
 use crate::handle::{FileHandle, FileKind};
 use crate::pool::LoadReason;
-use crate::{CachedFile, Error, OpenOptions, PageCache, PageGuard, PageRef, ReadRequest};
+use crate::{CachedFile, Error, OpenOptions, PageCache, PageGuard, PageNo, PageRef, ReadRequest};
 
 /// The initial frequency of a page that [`OwnedFile::install`] brings into the cache. A page in the
 /// cache that somebody has read keeps its frequency.
@@ -43,25 +43,26 @@ pub enum InstallAs {
 /// reads of a page during its writes must repeat such a read.
 ///
 /// ```
-/// use pagekeeper_cache::{InstallAs, PageCache};
+/// use pagekeeper_cache::{InstallAs, PageCache, PageNo};
 /// use pagekeeper_io::{Access, AlignedBuf, Create, Io, WriteMode};
 /// use pagekeeper_simdisk::SimDisk;
 /// # use std::sync::Arc;
 ///
 /// let disk = SimDisk::new();
-/// let cache = PageCache::builder().memory(16 << 20).io(Arc::new(disk.clone())).build()?;
+/// let cache = PageCache::options().memory(16 << 20).io(Arc::new(disk.clone())).build()?;
 /// let data = disk.open_writable("/data".as_ref(), Access::Direct, Create::New)?;
 /// let file = cache.open_owned(data.clone(), 1 << 28)?; // may grow to 1 TiB
 ///
 /// let mut page = AlignedBuf::new(4096);
 /// data.write_at(0, &page, WriteMode::Plain)?;
-/// assert_eq!(file.page(0)?[..3], [0, 0, 0]);
+/// let first = PageNo::new(0);
+/// assert_eq!(file.page(first)?[..3], [0, 0, 0]);
 ///
 /// page[..3].copy_from_slice(b"new");
 /// data.write_at(0, &page, WriteMode::Plain)?;
-/// file.install(0, &page, InstallAs::Read)?; // or file.discard(0)
-/// assert_eq!(file.page(0)?[..3], *b"new");
-/// assert_eq!(file.resident(), [0..1]);
+/// file.install(first, &page, InstallAs::Read)?; // or file.discard(first)
+/// assert_eq!(file.page(first)?[..3], *b"new");
+/// assert_eq!(file.resident(), [first..first + 1]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
@@ -137,12 +138,12 @@ impl OwnedFile {
     /// Like [`CachedFile::page`], with the errors of [`read_at`](Self::read_at) and
     /// [`Error::NoSuchPage`].
     #[inline]
-    pub fn page(&self, page: u64) -> Result<PageGuard<'_>, Error> {
+    pub fn page(&self, page: PageNo) -> Result<PageGuard<'_>, Error> {
         self.cached.page(page)
     }
 
     /// Like [`CachedFile::page_ref`], with the errors of [`page`](Self::page).
-    pub fn page_ref(&self, page: u64) -> Result<PageRef, Error> {
+    pub fn page_ref(&self, page: PageNo) -> Result<PageRef, Error> {
         self.cached.page_ref(page)
     }
 
@@ -158,12 +159,12 @@ impl OwnedFile {
     /// A resident page is taken out; guards keep their bytes. The result of a load in flight goes
     /// to the caller that began it and is not kept; other callers that wait for it load again. This
     /// call waits for nothing.
-    pub fn discard(&self, page: u64) {
+    pub fn discard(&self, page: PageNo) {
         self.discard_many(&[page]);
     }
 
     /// Like [`discard`](Self::discard), for many pages in any order.
-    pub fn discard_many(&self, pages: &[u64]) {
+    pub fn discard_many(&self, pages: &[PageNo]) {
         let handle = self.handle();
         if !handle.shared.process.is_current() {
             return;
@@ -184,7 +185,7 @@ impl OwnedFile {
     /// # Panics
     ///
     /// If `bytes` is not exactly one page.
-    pub fn install(&self, page: u64, bytes: &[u8], how: InstallAs) -> Result<bool, Error> {
+    pub fn install(&self, page: PageNo, bytes: &[u8], how: InstallAs) -> Result<bool, Error> {
         let handle = &**self.handle();
         assert_eq!(bytes.len(), self.page_size(), "bytes to install as a page");
         handle.shared.require_own_process()?;
@@ -212,7 +213,7 @@ impl OwnedFile {
     /// prefetch them later. Takes no lock; the result may or may not contain pages that come or go
     /// meanwhile. Takes time proportional to `max_pages` / 1024 and to the number of resident
     /// pages.
-    pub fn resident(&self) -> Vec<Range<u64>> {
+    pub fn resident(&self) -> Vec<Range<PageNo>> {
         self.handle().page_table.readable()
     }
 

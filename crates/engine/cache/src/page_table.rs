@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::entry::PageEntry;
 use super::table::EntryTable;
+use crate::PageNo;
 use crate::sys::memory::zeros;
 
 /// The other bits of a part's counter count its live pages.
@@ -86,17 +87,17 @@ impl PageTable {
 
     /// Returns the pages that can be read now, as ranges in ascending order. Pages may come or go
     /// meanwhile. Takes no lock.
-    pub(crate) fn readable(&self) -> Vec<Range<u64>> {
-        let mut ranges: Vec<Range<u64>> = Vec::new();
+    pub(crate) fn readable(&self) -> Vec<Range<PageNo>> {
+        let mut ranges: Vec<Range<PageNo>> = Vec::new();
         for part in (0..self.parts()).filter(|&part| self.live(part) > 0) {
             for page in self.pages_of(part) {
                 let Some(entry) = self.table.entry(page) else { return Vec::new() };
                 if PageEntry(entry.load(Ordering::Relaxed)).readable().is_none() {
                     continue;
                 }
-                let page = u64::from(page);
+                let page = PageNo::from(page);
                 match ranges.last_mut() {
-                    Some(last) if last.end == page => last.end += 1,
+                    Some(last) if last.end == page => last.end = page + 1,
                     _ => ranges.push(page..page + 1),
                 }
             }

@@ -10,7 +10,7 @@ use crate::pool::PoolCounts;
 /// while other threads continue, so they may be slightly inconsistent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
-pub struct Stats {
+pub struct CacheStats {
     /// Lookups that found their page. A read across three pages counts as three.
     pub hits: u64,
     /// Pages loaded because a reader found them absent, including pages read past the cache.
@@ -42,7 +42,7 @@ pub struct Stats {
     pub page_size: u64,
 }
 
-impl Stats {
+impl CacheStats {
     /// Collects the counters; the pool tells how full the cache is.
     pub(crate) fn counted(hits: u64, counts: PoolCounts, device: &DeviceCounts) -> Self {
         let prefetched = counts.prefetched;
@@ -69,7 +69,7 @@ impl Stats {
     }
 }
 
-impl fmt::Display for Stats {
+impl fmt::Display for CacheStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,

@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::Error;
 use crate::page_table::PageTable;
+use crate::{Error, PageNo};
 
 /// Checks a page that was loaded, before anyone reads it.
 pub(crate) type PageVerifier = Arc<dyn Fn(&LoadedPage<'_>) -> Result<(), String> + Send + Sync>;
@@ -88,7 +88,7 @@ pub struct LoadedPage<'a> {
 
 impl LoadedPage<'_> {
     /// Returns the page's number in the file.
-    pub fn page(&self) -> u64 {
+    pub fn page(&self) -> PageNo {
         self.page.into()
     }
 

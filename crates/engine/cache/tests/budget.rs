@@ -7,7 +7,7 @@
 
 mod support;
 
-use pagekeeper_cache::{Backend, BuildError, HugePages, PageCache};
+use pagekeeper_cache::{Backend, BuildError, HugePages, PageCache, PageNo};
 use pagekeeper_simdisk::SimDisk;
 
 use pagekeeper_testing::{Seed, disk_dir};
@@ -72,7 +72,7 @@ fn fill(budget: u64, page_size: usize, huge_pages: HugePages) {
     let mut buf = vec![1; 1 << 20];
     let mut bufs: Vec<_> = (2..10).map(|_| vec![1; 64 << 10]).collect();
     let before = ProcessMemory::now();
-    let cache = PageCache::builder()
+    let cache = PageCache::options()
         .memory(budget)
         .page_size(page_size)
         .huge_pages(huge_pages)
@@ -157,7 +157,7 @@ fn random_reads_of_a_file_of_a_tebibyte() {
         disk.create_patterned("/sparse", 1 << 40, 3).unwrap();
 
         let before = ProcessMemory::now();
-        let cache = PageCache::builder().memory(budget).backend(Backend::Threads).build().unwrap();
+        let cache = PageCache::options().memory(budget).backend(Backend::Threads).build().unwrap();
         let file = cache.open(&path).unwrap();
         before.check_since(4 * MIB + budget / 16, "1 TiB opened");
         let mut page = [0; PAGE];
@@ -176,7 +176,7 @@ fn random_reads_of_a_file_of_a_tebibyte() {
 
         // The same at the speed of memory, and with many more reads.
         let before = ProcessMemory::now();
-        let cache = PageCache::builder().memory(budget).io(std::sync::Arc::new(disk)).build().unwrap();
+        let cache = PageCache::options().memory(budget).io(std::sync::Arc::new(disk)).build().unwrap();
         let file = cache.open("/sparse").unwrap();
         for n in 0..200_000_u64 {
             let offset = rng.of(0..1 << 28) * PAGE as u64;
@@ -202,7 +202,7 @@ fn opened_and_closed_files_leave_nothing() {
             disk.create_patterned(format!("/{n:06}.empty"), 0, n).unwrap();
         }
         let before = ProcessMemory::now();
-        let cache = PageCache::builder().memory(budget).io(std::sync::Arc::new(disk)).build().unwrap();
+        let cache = PageCache::options().memory(budget).io(std::sync::Arc::new(disk)).build().unwrap();
         let capacity = cache.capacity_pages();
         for n in 0..FILE_COUNT {
             // A file that is not read at all.
@@ -220,7 +220,7 @@ fn opened_and_closed_files_leave_nothing() {
         }
         before.check_since(budget, "opened, read and closed");
         let last = cache.open("/000000.sst").unwrap();
-        last.page(0).unwrap();
+        last.page(PageNo::new(0)).unwrap();
         // The table takes one part at most.
         assert!(cache.capacity_pages() + 1 >= capacity, "{capacity} before: {}", cache.stats());
     });
@@ -240,7 +240,7 @@ fn many_open_files_are_within_the_budget() {
         let mut files = Vec::with_capacity(FILE_COUNT);
         let mut buf = vec![1; 1 << 20];
         let before = ProcessMemory::now();
-        let cache = PageCache::builder().memory(budget).io(std::sync::Arc::new(disk)).build().unwrap();
+        let cache = PageCache::options().memory(budget).io(std::sync::Arc::new(disk)).build().unwrap();
         for n in 0..FILE_COUNT {
             let file = cache.open(format!("/{n:06}.sst")).unwrap();
             assert_eq!(file.read_at(0, &mut buf).unwrap(), 3000);
@@ -266,7 +266,7 @@ fn a_budget_that_is_made_smaller_and_larger_in_use() {
         let mut buf = vec![1; 1 << 20];
         let before = ProcessMemory::now();
         let cache =
-            PageCache::builder().memory(LARGE_BYTES).io(std::sync::Arc::new(disk.clone())).build().unwrap();
+            PageCache::options().memory(LARGE_BYTES).io(std::sync::Arc::new(disk.clone())).build().unwrap();
         let one = cache.open("/one").unwrap();
         let mut read_all = |what: &str, budget: u64| {
             for offset in (0..one.len()).step_by(buf.len()) {
@@ -277,7 +277,7 @@ fn a_budget_that_is_made_smaller_and_larger_in_use() {
             before.check_used(budget, what);
         };
         read_all("large", LARGE_BYTES);
-        let held = one.page_ref(7).unwrap();
+        let held = one.page_ref(PageNo::new(7)).unwrap();
 
         cache.set_memory(SMALL_BYTES).unwrap();
         before.check_since(SMALL_BYTES, "made smaller");
@@ -313,7 +313,7 @@ fn a_budget_that_is_made_smaller_and_larger_in_use() {
 
 #[test]
 fn an_impossible_budget_changes_nothing() {
-    let cache = PageCache::builder().memory(16 * MIB).build().unwrap();
+    let cache = PageCache::options().memory(16 * MIB).build().unwrap();
     let pages = cache.capacity_pages();
     let error = cache.set_memory(17 * MIB).unwrap_err();
     assert_eq!(
@@ -339,7 +339,7 @@ fn a_large_cache_takes_up_its_records_as_it_fills() {
         let mut buf = vec![1; 1 << 20];
         let before = ProcessMemory::now();
         let cache =
-            PageCache::builder().memory(LARGE_BYTES).io(std::sync::Arc::new(disk.clone())).build().unwrap();
+            PageCache::options().memory(LARGE_BYTES).io(std::sync::Arc::new(disk.clone())).build().unwrap();
         before.check_since(0, "made");
         let one = cache.open("/one").unwrap();
         for offset in (0..one.len()).step_by(buf.len()) {
@@ -362,7 +362,7 @@ fn tables_give_up_their_share_of_a_budget_that_is_made_smaller() {
         let mut buf = vec![1; 500];
         let before = ProcessMemory::now();
         let cache =
-            PageCache::builder().memory(LARGE_BYTES).io(std::sync::Arc::new(disk.clone())).build().unwrap();
+            PageCache::options().memory(LARGE_BYTES).io(std::sync::Arc::new(disk.clone())).build().unwrap();
         let file = cache.open("/sparse").unwrap();
         let mut read = |what: &str, budget: u64, parts: u64| {
             for part in 0..parts {
@@ -435,7 +435,7 @@ fn many_futures(page_size: usize) {
     sparse.set_len((FUTURES * page_size) as u64).unwrap();
     sparse.sync_all().unwrap();
     let budget = 64 * MIB;
-    let cache = PageCache::builder().memory(budget).page_size(page_size).build().unwrap();
+    let cache = PageCache::options().memory(budget).page_size(page_size).build().unwrap();
     let file = cache.open(&path).unwrap();
     let woken = std::sync::Arc::new(WokenFutures::default());
     let mut tasks: Vec<_> = (0..FUTURES)

@@ -62,7 +62,7 @@ fn churn() {
     let seed = Seed::new();
     let dir = disk_dir();
     let budget = 8 * MIB;
-    let cache = PageCache::builder().memory(budget).build().unwrap();
+    let cache = PageCache::options().memory(budget).build().unwrap();
     let (tables, ended, reads) = (Tables::default(), AtomicBool::new(false), AtomicU64::new(0));
     let before = resident();
     let mut most = 0;
@@ -114,7 +114,7 @@ fn a_device_that_fails_for_a_while_leaves_nothing_behind() {
     let seed = Seed::new();
     let disk = SimDisk::new();
     disk.create_patterned("/file", FILE_PAGES * PAGE as u64, SEED).unwrap();
-    let cache = PageCache::builder().memory(4 * MIB).io(Arc::new(disk.clone())).build().unwrap();
+    let cache = PageCache::options().memory(4 * MIB).io(Arc::new(disk.clone())).build().unwrap();
     let file = cache.open("/file").unwrap();
     let mut rng = seed.rng(0);
     let mut page = [0; PAGE];

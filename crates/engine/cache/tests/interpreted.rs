@@ -6,7 +6,7 @@ mod support;
 
 use std::thread;
 
-use pagekeeper_cache::{Error, PageCache, ReadRequest};
+use pagekeeper_cache::{Error, PageCache, PageNo, ReadRequest};
 use pagekeeper_simdisk::{Fault, SimDisk, Times};
 
 use support::tasks::block_on;
@@ -35,8 +35,8 @@ fn two_threads_with_all_operations() {
                     let page = (n * 7 + reader * 40) % 80;
                     let mut buf = [0; 16];
                     match n % 6 {
-                        0 => check(SEED, page, &file.page(page).unwrap()),
-                        1 => check(SEED, page, &file.page_ref(page).unwrap()),
+                        0 => check(SEED, page, &file.page(PageNo::new(page)).unwrap()),
+                        1 => check(SEED, page, &file.page_ref(PageNo::new(page)).unwrap()),
                         2 => {
                             assert_eq!(block_on(file.read_at_async(page * PAGE_LEN, &mut buf)).unwrap(), 16);
                             check(SEED, page, &buf);
@@ -50,8 +50,8 @@ fn two_threads_with_all_operations() {
                         }
                         _ => {
                             let other = cache.open(format!("/{reader}")).unwrap();
-                            let page_ref = other.page_ref(3).unwrap();
-                            check(2, 0, &other.page(0).unwrap());
+                            let page_ref = other.page_ref(PageNo::new(3)).unwrap();
+                            check(2, 0, &other.page(PageNo::new(0)).unwrap());
                             other.close();
                             assert_eq!(page_ref.len(), 5);
                             check(2, 3, &page_ref);
@@ -68,8 +68,8 @@ fn two_threads_with_all_operations() {
 fn a_cache_that_keeps_all_its_frames() {
     let (_disk, cache) = sim(80, 64);
     let file = cache.open("/file").unwrap();
-    let guards: Vec<_> = (0..20).map(|page| file.page(page).unwrap()).collect();
-    let kept: Vec<_> = (20..70).map(|page| file.page_ref(page).unwrap()).collect();
+    let guards: Vec<_> = (0..20).map(|page| file.page(PageNo::new(page)).unwrap()).collect();
+    let kept: Vec<_> = (20..70).map(|page| file.page_ref(PageNo::new(page)).unwrap()).collect();
     let mut buf = [0; PAGE];
     assert_eq!(block_on(file.read_at_async(75 * PAGE_LEN, &mut buf)).unwrap(), PAGE);
     check(SEED, 75, &buf);
@@ -87,8 +87,8 @@ fn a_cache_that_keeps_all_its_frames() {
 fn a_failed_load_is_reported_to_all_callers() {
     let disk = SimDisk::new();
     disk.create_patterned("/file", 20 * PAGE_LEN, SEED).unwrap();
-    let cache = support::sim_builder(&disk, 64, PAGE)
-        .verifier(|page| if page.page() == 9 { Err("nine".to_owned()) } else { Ok(()) })
+    let cache = support::sim_options(&disk, 64, PAGE)
+        .verifier(|page| if page.page().get() == 9 { Err("nine".to_owned()) } else { Ok(()) })
         .build()
         .unwrap();
     disk.inject("/file", 3 * PAGE_LEN..3 * PAGE_LEN + 1, Fault::EIO, Times::Always).unwrap();

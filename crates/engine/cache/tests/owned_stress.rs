@@ -16,7 +16,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pagekeeper_cache::{Builder, Error, InstallAs, OpenOptions, OwnedFile, PageCache, ReadRequest};
+use pagekeeper_cache::{
+    CacheOptions, Error, InstallAs, OpenOptions, OwnedFile, PageCache, PageNo, ReadRequest,
+};
 use pagekeeper_io::{Access, AlignedBuf, Create, Io, IoFile, Threads, WriteMode};
 use pagekeeper_simdisk::{RandomFaults, RandomWriteFaults, SimDisk};
 
@@ -87,9 +89,9 @@ fn version(page: u64, bytes: &[u8]) -> Result<u64, String> {
 impl StressState {
     fn new(io: Arc<dyn Io>, path: &Path, faults: bool) -> Self {
         let data = io.open_writable(path, Access::Direct, Create::New).unwrap();
-        let memory = Builder::memory_for(FRAMES, PAGE);
-        let cache = PageCache::builder().memory(memory).io(io).build().unwrap();
-        let options = OpenOptions::new().verifier(|page| version(page.page(), page.bytes()).map(drop));
+        let memory = CacheOptions::memory_for(FRAMES, PAGE);
+        let cache = PageCache::options().memory(memory).io(io).build().unwrap();
+        let options = OpenOptions::new().verifier(|page| version(page.page().get(), page.bytes()).map(drop));
         let file = cache.open_owned_with(Arc::clone(&data), 1 << 20, options).unwrap();
         let versions = (0..FILE_PAGES).map(|_| PageVersions::default()).collect();
         let arena = Self {
@@ -129,10 +131,10 @@ impl StressState {
         bytes.as_chunks_mut::<8>().0.fill(word(page, next).to_le_bytes());
         self.data.write_at(page * PAGE as u64, &bytes, WriteMode::Plain).unwrap();
         match rng.of(0..4) {
-            0 => self.file.discard(page),
-            1 => self.file.discard_many(&[page]),
-            2 => _ = self.file.install(page, &bytes, InstallAs::Read).unwrap(),
-            _ => _ = self.file.install(page, &bytes, InstallAs::Prefetched).unwrap(),
+            0 => self.file.discard(PageNo::new(page)),
+            1 => self.file.discard_many(&[PageNo::new(page)]),
+            2 => _ = self.file.install(PageNo::new(page), &bytes, InstallAs::Read).unwrap(),
+            _ => _ = self.file.install(PageNo::new(page), &bytes, InstallAs::Prefetched).unwrap(),
         }
         of.notified.store(next, Ordering::SeqCst);
         self.writes.fetch_add(1, Ordering::Relaxed);
@@ -170,7 +172,9 @@ impl StressState {
         Ok(match rng.of(0..9) {
             8 => {
                 // Most pages are evicted before they are read often enough.
-                let Some(held) = file.page_shortest(page) else { return self.attempt(page, rng) };
+                let Some(held) = file.page_shortest(PageNo::new(page)) else {
+                    return self.attempt(page, rng);
+                };
                 self.held.fetch_add(1, Ordering::Relaxed);
                 let first = whole(&held);
                 thread::yield_now();
@@ -182,13 +186,13 @@ impl StressState {
                 whole(&part)
             }
             3 => {
-                let guard = file.page(page)?;
+                let guard = file.page(PageNo::new(page))?;
                 let first = whole(&guard);
                 thread::yield_now();
                 assert_eq!(whole(&guard), first, "under a guard");
                 first
             }
-            4 => whole(&file.page_ref(page)?),
+            4 => whole(&file.page_ref(PageNo::new(page))?),
             5 => {
                 block_on(file.read_at_async(start, &mut part))?;
                 whole(&part)

@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, OnceLock, mpsc};
 use std::thread;
 
-use pagekeeper_cache::{CachedFile, Error, LoadedPage, PageCache, PageGuard, ReadRequest};
+use pagekeeper_cache::{CachedFile, Error, LoadedPage, PageCache, PageGuard, PageNo, ReadRequest};
 use pagekeeper_simdisk::{Fault, SimDisk, Times};
 
 use pagekeeper_testing::disk_dir;
 use support::tasks::block_on;
-use support::{PAGE, SEED, await_coalesced, bytes, check, sim, sim_builder, sim_cache, write_patterned};
+use support::{PAGE, SEED, await_coalesced, bytes, check, sim, sim_cache, sim_options, write_patterned};
 
 /// Bytes of a page.
 const PAGE_LEN: u64 = PAGE as u64;
@@ -64,8 +64,8 @@ fn read_every_way(file: &CachedFile, page: u64) -> Vec<Result<(), Error>> {
     results.extend([
         file.read_at(page * PAGE_LEN, &mut buf).map(drop),
         file.read_at(page * PAGE_LEN, &mut across).map(drop),
-        file.page(page).map(drop),
-        file.page_ref(page).map(drop),
+        file.page(PageNo::new(page)).map(drop),
+        file.page_ref(PageNo::new(page)).map(drop),
         block_on(file.read_at_async(page * PAGE_LEN, &mut buf)).map(drop),
         block_on(file.read_at_async(page * PAGE_LEN, &mut across)).map(drop),
     ]);
@@ -99,24 +99,24 @@ fn a_verifier_that_reads_its_own_file_does_not_wait_for_itself() {
     disk.create_patterned("/file", 20 * PAGE_LEN, SEED).unwrap();
     let verifier = move |page: &LoadedPage<'_>| {
         let Some(file) = in_verifier.get() else { return Ok(()) };
-        let own = read_every_way(file, page.page()).into_iter();
+        let own = read_every_way(file, page.page().get()).into_iter();
         let words: Vec<_> = own.filter_map(|result| Some(result.err()?.to_string())).collect();
         match &words[..] {
             [first, ..] if words.len() == 7 => Err(first.clone()),
             others => Err(format!("not every way was refused: {others:?}")),
         }
     };
-    let cache = sim_builder(&disk, 100, PAGE).verifier(verifier).build().unwrap();
+    let cache = sim_options(&disk, 100, PAGE).verifier(verifier).build().unwrap();
     let file = cache.open("/file").unwrap();
-    file.page(1).unwrap();
+    file.page(PageNo::new(1)).unwrap();
     opened.set(file.clone()).unwrap();
     for result in read_every_way(&file, 5) {
         let error = result.unwrap_err();
         assert!(error.to_string().ends_with("a verifier asked for it, and would wait for itself"), "{error}");
     }
     file.prefetch(7 * PAGE_LEN..9 * PAGE_LEN);
-    assert!(matches!(file.page(8), Err(Error::Rejected { .. })));
-    check(SEED, PAGE_LEN, &file.page(1).unwrap());
+    assert!(matches!(file.page(PageNo::new(8)), Err(Error::Rejected { .. })));
+    check(SEED, PAGE_LEN, &file.page(PageNo::new(1)).unwrap());
 }
 
 /// A verifier that waits for futures of absent pages of its file gets an error too: its thread may
@@ -132,7 +132,7 @@ fn a_verifier_that_awaits_absent_pages_of_its_file_does_not_wait_for_itself() {
         let mut across = [0; 2 * PAGE];
         block_on(file.read_at_async(PAGE_LEN, &mut across)).map_err(|error| error.to_string())?;
         check(SEED, PAGE_LEN, &across);
-        let absent = (page.page() + 5) * PAGE_LEN;
+        let absent = (page.page().get() + 5) * PAGE_LEN;
         for len in [100, PAGE, 2 * PAGE] {
             let result = block_on(file.read_at_async(absent, &mut across[..len]));
             if !matches!(result, Err(Error::WithinVerifier { .. })) {
@@ -141,7 +141,7 @@ fn a_verifier_that_awaits_absent_pages_of_its_file_does_not_wait_for_itself() {
         }
         Ok(())
     };
-    let cache = sim_builder(&disk, 100, PAGE).verifier(verifier).build().unwrap();
+    let cache = sim_options(&disk, 100, PAGE).verifier(verifier).build().unwrap();
     let file = cache.open("/file").unwrap();
     file.read_at(PAGE_LEN, &mut [0; 2 * PAGE]).unwrap();
     opened.set(file.clone()).unwrap();
@@ -150,7 +150,7 @@ fn a_verifier_that_awaits_absent_pages_of_its_file_does_not_wait_for_itself() {
     check(SEED, 5 * PAGE_LEN, &page);
     file.read_at(6 * PAGE_LEN, &mut page).unwrap();
     file.prefetch(7 * PAGE_LEN..8 * PAGE_LEN);
-    file.page(7).unwrap();
+    file.page(PageNo::new(7)).unwrap();
 }
 
 /// This cache, earlier: a verifier that read the page of the same number from a file of another
@@ -159,7 +159,7 @@ fn a_verifier_that_awaits_absent_pages_of_its_file_does_not_wait_for_itself() {
 fn a_verifier_can_read_through_another_cache() {
     let disk = SimDisk::new();
     disk.create_patterned("/file", 20 * PAGE_LEN, SEED).unwrap();
-    let cache = || sim_builder(&disk, 100, PAGE);
+    let cache = || sim_options(&disk, 100, PAGE);
     let other = cache().verifier(|_| Ok(())).build().unwrap();
     let checksums = other.open("/file").unwrap();
     let id = checksums.id();
@@ -178,7 +178,7 @@ fn a_verifier_can_read_through_another_cache() {
 fn a_file_that_was_cut_is_an_error_that_says_so() {
     let (disk, cache) = sim(20, 100);
     let file = cache.open("/file").unwrap();
-    file.page(1).unwrap();
+    file.page(PageNo::new(1)).unwrap();
     disk.inject("/file", 9 * PAGE_LEN..10 * PAGE_LEN, Fault::Cut(5 * PAGE_LEN + 100), Times::Once).unwrap();
     for result in read_every_way(&file, 9) {
         let error = result.unwrap_err();
@@ -187,7 +187,7 @@ fn a_file_that_was_cut_is_an_error_that_says_so() {
         );
         assert!(error.to_string().starts_with("/file: cut to 20580 bytes"), "{error}");
     }
-    check(SEED, PAGE_LEN, &file.page(1).unwrap());
+    check(SEED, PAGE_LEN, &file.page(PageNo::new(1)).unwrap());
     let anew = cache.open("/file").unwrap();
     assert_eq!(anew.len(), 5 * PAGE_LEN + 100);
     read_all(&anew, SEED);
@@ -240,7 +240,7 @@ fn a_bad_page_fails_alone() {
         let readers: Vec<_> = (0..16)
             .map(|page| {
                 let file = &file;
-                (page, scope.spawn(move || file.page_ref(page)))
+                (page, scope.spawn(move || file.page_ref(PageNo::new(page))))
             })
             .collect();
         await_coalesced(&cache, 16);
@@ -262,12 +262,12 @@ fn a_file_is_closed_while_guards_of_it_live() {
     let other = large(&disk, &cache, 64);
     for round in 0..20 {
         let file = cache.open("/file").unwrap();
-        let guards: Vec<_> = (0..10).map(|page| file.page(page).unwrap()).collect();
-        let refs: Vec<_> = (5..15).map(|page| file.page_ref(page).unwrap()).collect();
+        let guards: Vec<_> = (0..10).map(|page| file.page(PageNo::new(page)).unwrap()).collect();
+        let refs: Vec<_> = (5..15).map(|page| file.page_ref(PageNo::new(page)).unwrap()).collect();
         file.close();
         assert!(matches!(file.read_at(0, &mut [0; 10]), Err(Error::Closed { .. })));
-        assert!(matches!(file.page(0), Err(Error::Closed { .. })));
-        assert!(matches!(file.page_ref(20), Err(Error::Closed { .. })));
+        assert!(matches!(file.page(PageNo::new(0)), Err(Error::Closed { .. })));
+        assert!(matches!(file.page_ref(PageNo::new(20)), Err(Error::Closed { .. })));
         assert_eq!(file.prefetch(0..PAGE_LEN), 0);
         read_all(&other, 5);
         for (page, guard) in (0..).zip(&guards) {
@@ -301,13 +301,13 @@ fn a_file_is_closed_while_a_page_is_loaded_for_a_guard() {
         thread::scope(|scope| {
             scope.spawn(|| {
                 if page % 2 == 0 {
-                    let guard = file.page(page).unwrap();
+                    let guard = file.page(PageNo::new(page)).unwrap();
                     for _ in 0..3 {
                         read_all(&other, 5);
                         check(SEED, page * PAGE_LEN, &guard);
                     }
                 } else {
-                    let page_ref = file.page_ref(page).unwrap();
+                    let page_ref = file.page_ref(PageNo::new(page)).unwrap();
                     for _ in 0..3 {
                         read_all(&other, 5);
                         check(SEED, page * PAGE_LEN, &page_ref);
@@ -327,7 +327,7 @@ fn a_page_can_be_pinned_more_than_65536_times() {
     let (disk, cache) = sim(10, 64);
     let other = large(&disk, &cache, 64);
     let file = cache.open("/file").unwrap();
-    let mut refs: Vec<_> = (0..70_000).map(|_| file.page_ref(3).unwrap()).collect();
+    let mut refs: Vec<_> = (0..70_000).map(|_| file.page_ref(PageNo::new(3)).unwrap()).collect();
     read_all(&other, 5);
     // At 65,536 fewer, a count of 16 bits would be back at zero pins.
     refs.truncate(70_000 - 65_536);
@@ -367,8 +367,8 @@ fn a_page_is_not_overwritten_while_it_is_read() {
                 scope.spawn(move || {
                     for n in 0..300 {
                         let page = (n * 7 + reader) % 200;
-                        let guard = file.page(page).unwrap();
-                        let kept = file.page_ref((page + 1) % 200).unwrap();
+                        let guard = file.page(PageNo::new(page)).unwrap();
+                        let kept = file.page_ref(PageNo::new((page + 1) % 200)).unwrap();
                         for _ in 0..5 {
                             check(SEED, page * PAGE_LEN, &guard);
                             check(SEED, (page + 1) % 200 * PAGE_LEN, &kept);
@@ -404,8 +404,8 @@ fn concurrent_misses_of_a_page_are_one_read() {
                     0 => assert_eq!(file.read_at(offset, &mut buf).unwrap(), 100),
                     1 => assert_eq!(block_on(file.read_at_async(offset, &mut buf)).unwrap(), 100),
                     2 => file.read_many(&mut [ReadRequest::new(offset, &mut buf)]).unwrap(),
-                    3 => buf = within(&file.page(7).unwrap()),
-                    _ => buf = within(&file.page_ref(7).unwrap()),
+                    3 => buf = within(&file.page(PageNo::new(7)).unwrap()),
+                    _ => buf = within(&file.page_ref(PageNo::new(7)).unwrap()),
                 }
                 check(SEED, offset, &buf);
             });
@@ -451,7 +451,7 @@ fn a_closed_files_descriptor_goes_with_its_last_handle() {
     let dir = disk_dir();
     let path = dir.path().canonicalize().unwrap().join("deleted");
     write_patterned(&path, 1, 0..10 * PAGE_LEN);
-    let cache = PageCache::builder().memory(8 << 20).build().unwrap();
+    let cache = PageCache::options().memory(8 << 20).build().unwrap();
     let descriptors = || {
         let links = std::fs::read_dir("/proc/self/fd").unwrap();
         links
@@ -463,10 +463,10 @@ fn a_closed_files_descriptor_goes_with_its_last_handle() {
     };
     let file = cache.open(&path).unwrap();
     read_all(&file, 1);
-    let page_ref = file.page_ref(4).unwrap();
+    let page_ref = file.page_ref(PageNo::new(4)).unwrap();
     std::fs::remove_file(&path).unwrap();
     assert_eq!(descriptors(), 1);
-    check(1, 2 * PAGE_LEN, &file.page(2).unwrap());
+    check(1, 2 * PAGE_LEN, &file.page(PageNo::new(2)).unwrap());
     file.close();
     drop(file);
     check(1, 4 * PAGE_LEN, &page_ref);
@@ -483,7 +483,7 @@ fn many_readers_of_one_page_all_get_on() {
     const READS: u64 = 200;
     let (_, cache) = sim(10, 64);
     let file = cache.open("/file").unwrap();
-    file.page(3).unwrap();
+    file.page(PageNo::new(3)).unwrap();
     let expected = bytes(SEED, 3 * PAGE_LEN, 100);
     let before = cache.stats();
     let (together, read) = (Barrier::new(256), AtomicU64::new(0));
@@ -496,7 +496,7 @@ fn many_readers_of_one_page_all_get_on() {
                     if n % 2 == 0 {
                         assert_eq!(file.read_at(3 * PAGE_LEN, &mut buf).unwrap(), 100);
                     } else {
-                        buf.copy_from_slice(&file.page(3).unwrap()[..100]);
+                        buf.copy_from_slice(&file.page(PageNo::new(3)).unwrap()[..100]);
                     }
                     assert!(buf[..] == expected);
                     read.fetch_add(1, Ordering::Relaxed);
@@ -514,18 +514,18 @@ fn many_readers_of_one_page_all_get_on() {
 fn a_verifier_that_panics_beside_a_full_cache_ends_the_future() {
     let disk = SimDisk::new();
     disk.create_patterned("/file", 100 * PAGE_LEN, SEED).unwrap();
-    let cache = sim_builder(&disk, 64, PAGE)
+    let cache = sim_options(&disk, 64, PAGE)
         .verifier(|page| {
-            assert!(page.page() != 90, "as it is meant to be");
+            assert!(page.page().get() != 90, "as it is meant to be");
             Ok(())
         })
         .build()
         .unwrap();
     let file = cache.open("/file").unwrap();
-    let kept: Vec<_> = (0..80).map(|page| file.page_ref(page).unwrap()).collect();
+    let kept: Vec<_> = (0..80).map(|page| file.page_ref(PageNo::new(page)).unwrap()).collect();
     assert!(cache.stats().bypassed > 0, "{}", cache.stats());
     let result = block_on(file.read_at_async(90 * PAGE_LEN, &mut [0; 10]));
-    assert!(matches!(result, Err(Error::LoaderPanicked { page: 90, .. })), "{result:?}");
+    assert!(matches!(result, Err(Error::LoaderPanicked { page, .. }) if page.get() == 90), "{result:?}");
     block_on(file.read_at_async(91 * PAGE_LEN, &mut [0; 10])).unwrap();
     for (page, kept) in (0..).zip(&kept) {
         check(SEED, page * PAGE_LEN, kept);
@@ -551,7 +551,7 @@ fn guards_live_to_the_end_of_their_thread() {
                 let mut page = [0; PAGE];
                 (0..self.large.pages()).for_each(|n| drop(self.large.read_at(n * PAGE_LEN, &mut page)));
             };
-            let other = self.file.page(2).unwrap();
+            let other = self.file.page(PageNo::new(2)).unwrap();
             evict();
             let first = self.guard.as_ref().is_some_and(|guard| right(1, guard));
             self.guard = None;
@@ -559,7 +559,7 @@ fn guards_live_to_the_end_of_their_thread() {
             (0..self.large.pages()).for_each(|n| drop(self.large.read_at(n * PAGE_LEN, &mut page)));
             let second = right(2, &other);
             drop(other);
-            let third = self.file.page(3).is_ok_and(|guard| right(3, &guard));
+            let third = self.file.page(PageNo::new(3)).is_ok_and(|guard| right(3, &guard));
             self.done.send([first, second, third]).unwrap();
         }
     }
@@ -571,7 +571,7 @@ fn guards_live_to_the_end_of_their_thread() {
     let (done, ended) = mpsc::channel();
     thread::spawn(move || {
         LAST_DROPPED.set(Some(LastDropped { guard: None, large, file, done }));
-        let guard = file.page(1).unwrap();
+        let guard = file.page(PageNo::new(1)).unwrap();
         LAST_DROPPED.with_borrow_mut(|last| last.as_mut().unwrap().guard = Some(guard));
     })
     .join()
@@ -585,9 +585,9 @@ fn a_deleted_file_can_be_read_as_long_as_it_is_open() {
     let dir = disk_dir();
     let path = dir.path().join("deleted");
     write_patterned(&path, 1, 0..50 * PAGE_LEN);
-    let cache = PageCache::builder().memory(8 << 20).build().unwrap();
+    let cache = PageCache::options().memory(8 << 20).build().unwrap();
     let file = cache.open(&path).unwrap();
-    check(1, 0, &file.page(0).unwrap());
+    check(1, 0, &file.page(PageNo::new(0)).unwrap());
     std::fs::remove_file(&path).unwrap();
     read_all(&file, 1);
     assert!(cache.open(&path).unwrap_err().to_string().contains("No such file"));
@@ -595,7 +595,7 @@ fn a_deleted_file_can_be_read_as_long_as_it_is_open() {
     write_patterned(&path, 2, 0..PAGE_LEN);
     std::fs::File::open(&path).unwrap().read_to_end(&mut plain).unwrap();
     check(2, 0, &plain);
-    check(2, 0, &cache.open(&path).unwrap().page(0).unwrap());
+    check(2, 0, &cache.open(&path).unwrap().page(PageNo::new(0)).unwrap());
     read_all(&file, 1);
 }
 
@@ -609,11 +609,11 @@ fn threads_come_and_go() {
         let file = Arc::clone(&file);
         thread::spawn(move || {
             let page = round % 10;
-            let guard = file.page(page).unwrap();
+            let guard = file.page(PageNo::new(page)).unwrap();
             assert_eq!(guard[..50], bytes(SEED, page * PAGE_LEN, 50));
             if round % 100 == 0 {
                 // Only the guard's frame is lost.
-                std::mem::forget(file.page((round / 100) % 10).unwrap());
+                std::mem::forget(file.page(PageNo::new((round / 100) % 10)).unwrap());
             }
         })
         .join()
@@ -634,7 +634,7 @@ fn futures_that_are_dropped_or_left_alone_hold_no_other_up() {
     let file = cache.open("/file").unwrap();
     // All frames are held.
     let frames = cache.capacity_pages();
-    let _guards: Vec<_> = (0..frames).map(|page| file.page_ref(page).unwrap()).collect();
+    let _guards: Vec<_> = (0..frames).map(|page| file.page_ref(PageNo::new(page)).unwrap()).collect();
     let waker = std::task::Waker::noop();
     let mut futures: Vec<_> = (0..FUTURES)
         .map(|number| {

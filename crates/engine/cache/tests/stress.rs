@@ -14,7 +14,9 @@ use std::sync::{Mutex, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pagekeeper_cache::{Backend, Builder, CachedFile, Error, PageCache, PageRef, ReadRequest, Stats};
+use pagekeeper_cache::{
+    Backend, CacheOptions, CacheStats, CachedFile, Error, PageCache, PageNo, PageRef, ReadRequest,
+};
 use pagekeeper_simdisk::{Fault, RandomFaults, SimDisk, Times};
 
 use pagekeeper_testing::{Rng, Seed, disk_dir};
@@ -99,7 +101,7 @@ impl StressState<'_> {
         };
         (0..3).for_each(|_| pass());
         // The last prefetches, for files that are closed by now, may still be in flight.
-        let is_all = |stats: &Stats| {
+        let is_all = |stats: &CacheStats| {
             stats.resident_pages == large.cached.resident_pages()
                 && stats.resident_pages + 4 >= stats.capacity_pages.min(large.len / self.page_size)
         };
@@ -144,12 +146,12 @@ impl StressState<'_> {
                 }
             }
             4..=5 => {
-                let Some(guard) = self.allow(cached.page(page)) else { return };
+                let Some(guard) = self.allow(cached.page(PageNo::new(page))) else { return };
                 check(*seed, start, &guard);
                 if rng.one_in(4) {
                     // A second page, and something that evicts, while the first is read.
                     let other = rng.of(0..len.div_ceil(self.page_size));
-                    let more = self.allow(cached.page(other));
+                    let more = self.allow(cached.page(PageNo::new(other)));
                     self.allow(cached.read_at(0, &mut vec![0; 8 * usize::try_from(self.page_size).unwrap()]));
                     thread::yield_now();
                     check(*seed, start, &guard);
@@ -160,7 +162,7 @@ impl StressState<'_> {
                 }
             }
             6 => {
-                if let Some(page) = self.allow(cached.page_ref(page)) {
+                if let Some(page) = self.allow(cached.page_ref(PageNo::new(page))) {
                     check(*seed, start, &page);
                     kept.push((page, *seed, start));
                 }
@@ -242,12 +244,12 @@ impl StressState<'_> {
 }
 
 fn arena(
-    builder: Builder,
+    options: CacheOptions,
     page_size: usize,
     faults: bool,
     reopen: &(dyn Fn(&PageCache, usize, &mut Rng) -> OpenedFile + Sync),
 ) -> StressState<'_> {
-    let cache = builder.page_size(page_size).build().unwrap();
+    let cache = options.page_size(page_size).build().unwrap();
     let mut rng = Rng::default();
     let opened = (0..OPEN_FILES).map(|place| RwLock::new(reopen(&cache, place, &mut rng))).collect();
     StressState {
@@ -293,10 +295,10 @@ fn on_a_simulated_disk(frames: u32, page_size: usize, failing: u16) {
             }
         }
     };
-    let builder = PageCache::builder()
-        .memory(Builder::memory_for(frames, page_size))
+    let options = PageCache::options()
+        .memory(CacheOptions::memory_for(frames, page_size))
         .io(std::sync::Arc::new(disk.clone()));
-    arena(builder, page_size, failing > 0, &reopen).run(6, &seed);
+    arena(options, page_size, failing > 0, &reopen).run(6, &seed);
 }
 
 #[test]
@@ -326,8 +328,8 @@ fn on_a_real_disk(backend: Backend, frames: u32) {
         let cached = cache.open(path(place, file)).unwrap();
         OpenedFile { cached, seed: place as u64 * 3 + file, len: sizes[place] }
     };
-    let builder = PageCache::builder().memory(Builder::memory_for(frames, 4096)).backend(backend);
-    arena(builder, 4096, false, &reopen).run(6, &seed);
+    let options = PageCache::options().memory(CacheOptions::memory_for(frames, 4096)).backend(backend);
+    arena(options, 4096, false, &reopen).run(6, &seed);
 }
 
 #[test]

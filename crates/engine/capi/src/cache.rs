@@ -4,7 +4,7 @@ use std::ffi::{CString, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt as _;
 
-use pagekeeper_cache::{Backend, Builder, HugePages, LoadedPage, PageCache};
+use pagekeeper_cache::{Backend, HugePages, LoadedPage, PageCache};
 use pagekeeper_io::Process;
 
 use crate::call::{call, plain};
@@ -71,31 +71,31 @@ unsafe impl SizedStruct for CacheStats {
 pub struct CacheHandle(pub(crate) PageCache, pub(crate) Process);
 
 impl CacheOptions {
-    fn builder(&self) -> Result<Builder, CallFailure> {
+    fn options(&self) -> Result<pagekeeper_cache::CacheOptions, CallFailure> {
         is_zero(self.reserved)?;
-        let mut builder = PageCache::builder();
+        let mut options = PageCache::options();
         if self.memory > 0 {
-            builder = builder.memory(self.memory);
+            options = options.memory(self.memory);
         }
         if self.page_size > 0 {
-            builder = builder.page_size(self.page_size as usize);
+            options = options.page_size(self.page_size as usize);
         }
-        builder = builder.backend(match self.backend {
+        options = options.backend(match self.backend {
             0 => Backend::Auto,
             1 => Backend::Uring,
             2 => Backend::Threads,
             3 => Backend::Buffered,
             other => return Err(CallFailure::misuse(format!("no pk_backend is {other}"))),
         });
-        builder = builder.huge_pages(match self.huge_pages {
+        options = options.huge_pages(match self.huge_pages {
             0 => HugePages::Transparent,
             1 => HugePages::Hugetlb,
             2 => HugePages::Off,
             other => return Err(CallFailure::misuse(format!("no pk_huge_pages is {other}"))),
         });
         Ok(match self.verifier {
-            Some(verifier) => builder.verifier(of_c(verifier, self.verifier_arg)),
-            None => builder,
+            Some(verifier) => options.verifier(of_c(verifier, self.verifier_arg)),
+            None => options,
         })
     }
 }
@@ -122,7 +122,7 @@ fn of_c(verifier: VerifierCallback, argument: *mut c_void) -> impl Fn(&LoadedPag
             verifier(
                 argument,
                 path.as_ptr(),
-                page.page(),
+                page.page().get(),
                 page.bytes().as_ptr().cast(),
                 page.bytes().len(),
                 reason.as_mut_ptr().cast(),
@@ -148,7 +148,7 @@ pub extern "C" fn pk_cache_open(
 ) -> Status {
     call(|| {
         let cache = wanted(cache, "the cache")?;
-        cache.write(Box::new(CacheHandle(options.read()?.builder()?.build()?, Process::current())));
+        cache.write(Box::new(CacheHandle(options.read()?.options()?.build()?, Process::current())));
         Ok(())
     })
 }

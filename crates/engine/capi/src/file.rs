@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 
-use pagekeeper_cache::{CachedFile, PageRef, ReadRequest};
+use pagekeeper_cache::{CachedFile, PageNo, PageRef, ReadRequest};
 use pagekeeper_io::Process;
 
 use crate::cache::CacheHandle;
@@ -167,7 +167,7 @@ pub extern "C" fn pk_page_get(
 ) -> Status {
     call(|| {
         let (file, page) = (given(file, "the file")?, wanted(page, "the page")?);
-        page.write(Box::new(PageHandle(file.cached.page_ref(number)?)));
+        page.write(Box::new(PageHandle(file.cached.page_ref(PageNo::new(number))?)));
         Ok(())
     })
 }
@@ -261,7 +261,7 @@ mod tests {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let path = dir.path().join("file");
         std::fs::write(&path, vec![7_u8; 8192]).unwrap();
-        let cache = PageCache::builder().memory(1 << 20).build().unwrap();
+        let cache = PageCache::options().memory(1 << 20).build().unwrap();
         let file = FileHandle::from(cache.open(&path).unwrap());
         let mut buffer = [0_u8; 100];
         let mut read = |offset, size| {

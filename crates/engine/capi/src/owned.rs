@@ -7,7 +7,7 @@
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
-use pagekeeper_cache::{InstallAs, OwnedFile};
+use pagekeeper_cache::{InstallAs, OwnedFile, PageNo};
 use pagekeeper_io::{AlignedBuf, Create, IoFile, WriteMode, open_writable_past_cache};
 
 use crate::cache::CacheHandle;
@@ -67,7 +67,8 @@ fn discard(file: &OwnedFile, pages: std::ops::Range<u64>) {
     const DISCARD_PAGES_MAX: usize = 4096;
     let mut rest = pages;
     while !rest.is_empty() {
-        file.discard_many(&rest.by_ref().take(DISCARD_PAGES_MAX).collect::<Vec<_>>());
+        let some = rest.by_ref().take(DISCARD_PAGES_MAX).map(PageNo::new);
+        file.discard_many(&some.collect::<Vec<_>>());
     }
 }
 
@@ -80,7 +81,7 @@ fn install(
 ) -> Result<(), CallFailure> {
     let how = if prefetched == 0 { InstallAs::Read } else { InstallAs::Prefetched };
     for (number, content) in (first..).zip(bytes.chunks(file.page_size())) {
-        file.install(number, content, how)?;
+        file.install(PageNo::new(number), content, how)?;
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
-use pagekeeper_store::ReadTxn;
+use pagekeeper_store::{PageNo, ReadTxn};
 
 use crate::call::{call, plain};
 use crate::pointers::{MutArrayPointer, given, put, wanted};
@@ -37,14 +37,14 @@ pub extern "C" fn pk_snapshot_root(
 ) -> Status {
     call(|| {
         let (txn, page) = (given(txn, "the snapshot")?, wanted(page, "the page")?);
-        page.write(txn.0.root().unwrap_or(NO_PAGE));
+        page.write(txn.0.root().map_or(NO_PAGE, PageNo::get));
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_snapshot_seq(txn: Option<&ReadTxnHandle>) -> u64 {
-    txn.map_or(0, |txn| txn.0.seq())
+    txn.map_or(0, |txn| txn.0.seq().get())
 }
 
 #[unsafe(no_mangle)]
@@ -58,7 +58,9 @@ pub extern "C" fn pk_snapshot_read(
 ) -> Status {
     call(|| {
         let buffer = buffer.slice(size, "the buffer")?;
-        let copied = given(txn, "the snapshot")?.0.read_with(page, |found| copy(found, offset, buffer))?;
+        let copied = given(txn, "the snapshot")?
+            .0
+            .read_with(PageNo::new(page), |found| copy(found, offset, buffer))?;
         put(read, copied?);
         Ok(())
     })
@@ -72,7 +74,7 @@ pub extern "C" fn pk_snapshot_page(
 ) -> Status {
     call(|| {
         let (txn, page) = (given(txn, "the snapshot")?, wanted(page, "the page")?);
-        page.write(Box::new(StorePageHandle(txn.0.read(number)?)));
+        page.write(Box::new(StorePageHandle(txn.0.read(PageNo::new(number))?)));
         Ok(())
     })
 }

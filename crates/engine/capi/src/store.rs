@@ -104,8 +104,8 @@ pub extern "C" fn pk_store_get_stat(store: Option<&StoreHandle>, stat: OutPointe
             payload_size: store.payload_size() as u64,
             pages: found.pages,
             free_pages: found.free_pages,
-            seq: found.seq,
-            checkpoint_seq: found.checkpoint_seq,
+            seq: found.seq.get(),
+            checkpoint_seq: found.checkpoint_seq.get(),
             journal_bytes: found.journal_bytes,
             opening_ns: nanoseconds(found.opening.took),
             recovered_commits: found.opening.commits,
@@ -141,7 +141,7 @@ pub extern "C" fn pk_store_backup(
 ) -> Status {
     call(|| {
         let made = given(store, "the store")?.0.backup(to.path()?)?;
-        put(seq, made.seq);
+        put(seq, made.seq.get());
         Ok(())
     })
 }
@@ -154,7 +154,7 @@ pub extern "C" fn pk_store_restore(
 ) -> Status {
     call(|| {
         let made = pagekeeper_store::Store::options().restore(backup.path()?, to.path()?)?;
-        put(seq, made.seq);
+        put(seq, made.seq.get());
         Ok(())
     })
 }

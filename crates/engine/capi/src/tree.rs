@@ -9,7 +9,7 @@ use std::mem::MaybeUninit;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use pagekeeper_store::{Error, ReadTxn};
+use pagekeeper_store::{Error, PageNo, ReadTxn};
 use pagekeeper_tree::{Pages, Tree, TreeError, Value};
 
 use crate::call::{call, plain};
@@ -75,7 +75,7 @@ impl CursorState {
 /// Opens the tree of a root page. The caller names that page, so a wrong one is a misuse, not
 /// damage.
 fn open(pages: &impl Pages, root: u64) -> Result<Tree, CallFailure> {
-    Tree::open(pages, root).map_err(|error| match error {
+    Tree::open(pages, PageNo::new(root)).map_err(|error| match error {
         TreeError::NotATree { .. }
         | TreeError::Store(
             Error::OutOfRange { .. } | Error::NotAllocated { .. } | Error::NeverWritten { .. },
@@ -112,7 +112,7 @@ pub extern "C" fn pk_tree_create(
 ) -> Status {
     call(|| {
         let root = wanted(root, "the root page")?;
-        root.write(Tree::create(&mut *given(txn, "the transaction")?.enter()?)?.root());
+        root.write(Tree::create(&mut *given(txn, "the transaction")?.enter()?)?.root().get());
         Ok(())
     })
 }

@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 
-use pagekeeper_store::{Durability, WriteTxn};
+use pagekeeper_store::{Durability, PageNo, WriteTxn};
 
 use crate::call::{call, plain};
 use crate::exclusive::{ExclusiveHandle, give_up};
@@ -63,7 +63,7 @@ pub extern "C" fn pk_txn_allocate(
 ) -> Status {
     call(|| {
         let page = wanted(page, "the page")?;
-        page.write(given(txn, "the transaction")?.enter()?.allocate()?);
+        page.write(given(txn, "the transaction")?.enter()?.allocate()?.get());
         Ok(())
     })
 }
@@ -76,14 +76,14 @@ pub extern "C" fn pk_txn_allocate_run(
 ) -> Status {
     call(|| {
         let first = wanted(first, "the first page")?;
-        first.write(given(txn, "the transaction")?.enter()?.allocate_run(pages)?);
+        first.write(given(txn, "the transaction")?.enter()?.allocate_run(pages)?.get());
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_txn_free(txn: Option<&WriteTxnHandle>, page: u64) -> Status {
-    call(|| Ok(given(txn, "the transaction")?.enter()?.free(page)?))
+    call(|| Ok(given(txn, "the transaction")?.enter()?.free(PageNo::new(page))?))
 }
 
 #[unsafe(no_mangle)]
@@ -97,7 +97,7 @@ pub extern "C" fn pk_txn_read(
 ) -> Status {
     call(|| {
         let buffer = buffer.slice(size, "the buffer")?;
-        let found = given(txn, "the transaction")?.enter()?.read(page)?;
+        let found = given(txn, "the transaction")?.enter()?.read(PageNo::new(page))?;
         put(read, copy(&found, offset, buffer)?);
         Ok(())
     })
@@ -114,7 +114,7 @@ pub extern "C" fn pk_txn_write(
     call(|| {
         let bytes = bytes.slice(size, "the bytes")?;
         let mut txn = given(txn, "the transaction")?.enter()?;
-        let payload = txn.page_mut(page)?;
+        let payload = txn.page_mut(PageNo::new(page))?;
         let len = payload.len();
         let part =
             offset.checked_add(size).and_then(|end| payload.get_mut(offset..end)).ok_or_else(|| {
@@ -136,7 +136,7 @@ pub extern "C" fn pk_txn_put(
 ) -> Status {
     call(|| {
         let bytes = bytes.slice(size, "the bytes")?;
-        Ok(given(txn, "the transaction")?.enter()?.write(page, bytes)?)
+        Ok(given(txn, "the transaction")?.enter()?.write(PageNo::new(page), bytes)?)
     })
 }
 
@@ -147,7 +147,7 @@ pub extern "C" fn pk_txn_get_root(
 ) -> Status {
     call(|| {
         let page = wanted(page, "the page")?;
-        page.write(given(txn, "the transaction")?.enter()?.root().unwrap_or(NO_PAGE));
+        page.write(given(txn, "the transaction")?.enter()?.root().map_or(NO_PAGE, PageNo::get));
         Ok(())
     })
 }
@@ -155,7 +155,7 @@ pub extern "C" fn pk_txn_get_root(
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_txn_set_root(txn: Option<&WriteTxnHandle>, page: u64) -> Status {
     call(|| {
-        given(txn, "the transaction")?.enter()?.set_root((page != NO_PAGE).then_some(page));
+        given(txn, "the transaction")?.enter()?.set_root((page != NO_PAGE).then_some(PageNo::new(page)));
         Ok(())
     })
 }
@@ -169,7 +169,7 @@ pub extern "C" fn pk_txn_commit(
     call(|| {
         let txn = txn.ok_or_else(|| CallFailure::misuse("the transaction is NULL"))?;
         let durability = to_durability(durability)?;
-        put(seq, give_up(txn)?.commit(durability)?);
+        put(seq, give_up(txn)?.commit(durability)?.get());
         Ok(())
     })
 }

@@ -34,11 +34,11 @@ fn wrong_pages(store: &Store) -> Vec<(&'static str, u64)> {
     vec![
         ("out of range", 1 << 20),
         ("no page", u64::MAX),
-        ("free", free),
-        ("freed later", other),
-        ("never written", unwritten),
-        ("zeros", zeros),
-        ("data", data),
+        ("free", free.get()),
+        ("freed later", other.get()),
+        ("never written", unwritten.get()),
+        ("zeros", zeros.get()),
+        ("data", data.get()),
     ]
 }
 

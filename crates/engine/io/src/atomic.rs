@@ -28,6 +28,7 @@ use crate::{Access, AlignedBuf, Create, Error, IoFile, WriteMode};
 /// # Ok::<(), pagekeeper_io::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum AtomicWrites {
     /// Not supported, or not testable.
     Refused,

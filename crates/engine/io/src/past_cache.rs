@@ -15,10 +15,11 @@ use crate::{Access, Create, Error, Io, IoFile};
 /// use pagekeeper_simdisk::SimDisk;
 /// let disk = SimDisk::builder().without_direct().build();
 /// disk.create("/file", [7; 100])?;
-/// assert_eq!(open_past_cache(&disk, "/file".as_ref())?.access(), Access::Buffered);
+/// assert_eq!(open_past_cache(&disk, "/file")?.access(), Access::Buffered);
 /// # Ok::<(), pagekeeper_io::Error>(())
 /// ```
-pub fn open_past_cache(io: &dyn Io, path: &Path) -> Result<Arc<dyn IoFile>, Error> {
+pub fn open_past_cache(io: &dyn Io, path: impl AsRef<Path>) -> Result<Arc<dyn IoFile>, Error> {
+    let path = path.as_ref();
     match io.open(path, Access::Direct) {
         Err(Error::NoDirect { .. }) => {
             let file = io.open(path, Access::Buffered)?;
@@ -30,7 +31,12 @@ pub fn open_past_cache(io: &dyn Io, path: &Path) -> Result<Arc<dyn IoFile>, Erro
 }
 
 /// Opens a file for writing, for direct I/O if available. Creates it first if requested.
-pub fn open_writable_past_cache(io: &dyn Io, path: &Path, create: Create) -> Result<Arc<dyn IoFile>, Error> {
+pub fn open_writable_past_cache(
+    io: &dyn Io,
+    path: impl AsRef<Path>,
+    create: Create,
+) -> Result<Arc<dyn IoFile>, Error> {
+    let path = path.as_ref();
     if create == Create::New {
         // Without the flag: some file systems create the file and then refuse the flag.
         io.open_writable(path, Access::Buffered, create)?;

@@ -35,6 +35,7 @@ pub fn has_real_files(io: &dyn Io) -> bool {
 
 /// The test result of a way of writing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ProbeResult {
     /// No page stays.
     NoPages,

@@ -111,12 +111,13 @@ impl Core {
         let source = self.open_data()?;
         let mut copy = CopyTask { core: self, source, writer, pace: CopyPace::new(pace) };
         let mut left = PagesLeft::new();
-        let mut copied = 0;
+        let mut copied = PageNo::new(0);
         for snapshots in 1..=MAX_SNAPSHOTS {
             let live = self.snapshots.begin();
             self.add(&mut left, noting.upto(live.seq).into_iter().filter(|page| *page < copied));
-            self.add(&mut left, copied..live.meta.pages);
-            copied = live.meta.pages;
+            let end = PageNo::new(live.meta.pages);
+            self.add(&mut left, PageNo::each(copied..end));
+            copied = end;
             let done = copy.copy(&live, &mut left);
             self.snapshots.end(&live);
             match done {
@@ -216,8 +217,8 @@ impl CopyTask<'_, '_> {
 
     fn copy_some(&mut self, live: &LiveSnapshot, due: Vec<Range<PageNo>>) -> Result<(), Error> {
         let page_size = self.core.config.page_size;
-        let mut bufs: Vec<_> =
-            due.iter().map(|pages| AlignedBuf::new(pages.clone().count() * page_size)).collect();
+        let room = |pages: &Range<PageNo>| AlignedBuf::new(PageNo::each(pages.clone()).count() * page_size);
+        let mut bufs: Vec<_> = due.iter().map(room).collect();
         let bytes = bufs.iter().map(|buf| buf.len()).sum();
         let with_pages = bufs.iter_mut().zip(&due);
         let mut pieces: Vec<_> =

@@ -41,7 +41,7 @@ use rustix::net::Shutdown;
 
 use crate::core::Core;
 use crate::names::BACKUP_SOCKET_NAME;
-use crate::{Backup, Error, confirm, threads};
+use crate::{Backup, Error, Seq, confirm, threads};
 
 const REQUEST_MAGIC: &[u8; 8] = b"pkbackup";
 const KIND_BACKUP: u8 = 0;
@@ -174,7 +174,7 @@ fn encode(made: &Result<Backup, Error>) -> Vec<u8> {
         Ok(made) => {
             let Backup { store, page_size, seq, pages, bytes, snapshots, took } = *made;
             let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-            let numbers = [store, page_size as u64, 0, seq, pages, bytes, snapshots, nanos];
+            let numbers = [store, page_size as u64, 0, seq.get(), pages, bytes, snapshots, nanos];
             [&[KIND_BACKUP][..], &numbers.map(u64::to_le_bytes).concat()].concat()
         }
         Err(error) => {
@@ -206,7 +206,7 @@ fn read_answer(from: &mut impl Read) -> std::io::Result<Result<Backup, String>> 
         std::array::from_fn(|at| number(&bytes[8 * at..]));
     let took = Duration::from_nanos(nanos);
     let page_size = usize::try_from(page_size).map_err(|_| ErrorKind::InvalidData)?;
-    Ok(Ok(Backup { store, page_size, seq, pages, bytes, snapshots, took }))
+    Ok(Ok(Backup { store, page_size, seq: Seq::new(seq), pages, bytes, snapshots, took }))
 }
 
 /// Has the process that has a store open make a backup of it, and confirms that it is there.
@@ -279,7 +279,7 @@ mod tests {
         options.open(directory).unwrap()
     }
 
-    fn commit(store: &Store) -> u64 {
+    fn commit(store: &Store) -> Seq {
         let mut txn = store.begin_write().unwrap();
         let page = txn.allocate().unwrap();
         txn.page_mut(page).unwrap()[0] = 1;
@@ -371,7 +371,10 @@ mod tests {
             server.join().unwrap();
             match (found, refused) {
                 (Ok(found), None) => {
-                    assert_eq!((found.seq, found.pages, found.page_size, found.bytes), (2, 2, 4096, 8192));
+                    assert_eq!(
+                        (found.seq.get(), found.pages, found.page_size, found.bytes),
+                        (2, 2, 4096, 8192)
+                    );
                     assert!(found.took < Duration::MAX);
                 }
                 (Err(error @ Error::BackupNotConfirmed { .. }), Some(refused)) => {

@@ -31,7 +31,7 @@ pub(crate) fn cached(
     newest: &Superblock,
     map: &Arc<PageMap>,
 ) -> Result<OwnedFile, Error> {
-    let file = open_past_cache(&**io, &directory.join(data::DATA_NAME))?;
+    let file = open_past_cache(&**io, directory.join(data::DATA_NAME))?;
     let store = newest.store;
     #[cfg(test)]
     let checks = options.injected_fault != Some(crate::injected_fault::InjectedFault::NoPageChecksum);
@@ -98,9 +98,9 @@ pub(crate) fn cache(options: &StoreOptions, io: &Arc<dyn Io>, page_size: usize) 
         + buffer_bytes(memory, u64::MAX >> 1) as u64;
     let rest = memory - others;
     // No cache works with less. With very large pages, a small budget holds too few.
-    let memory = rest.max(pagekeeper_cache::Builder::memory_for(64, page_size));
-    let builder = PageCache::builder().memory(memory).page_size(page_size).io(Arc::clone(io));
-    Ok(if options.threads { builder } else { builder.without_threads() }.build()?)
+    let memory = rest.max(pagekeeper_cache::CacheOptions::memory_for(64, page_size));
+    let cache_options = PageCache::options().memory(memory).page_size(page_size).io(Arc::clone(io));
+    Ok(if options.threads { cache_options } else { cache_options.without_threads() }.build()?)
 }
 
 /// Returns the bytes of the log buffer: 1/32 of the budget within bounds, rounded down to a power

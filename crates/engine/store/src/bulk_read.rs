@@ -6,8 +6,6 @@
 //! readers read it, and its cached copy does not count.
 
 use std::io::IoSliceMut;
-use std::ops::Range;
-use std::sync::atomic::Ordering;
 
 use pagekeeper_cache::PageRef;
 use pagekeeper_io::{BatchRead, Error as IoError, IoFile};
@@ -51,13 +49,13 @@ pub(crate) enum PageAt {
 
 /// Divides memory into pieces for consecutive pages.
 pub(crate) fn pieces(first: PageNo, page_size: usize, bytes: &mut [u8]) -> Vec<PieceBuf<'_>> {
-    let firsts = (first..).step_by(PIECE_BYTES / page_size);
+    let firsts = first.onward().step_by(PIECE_BYTES / page_size);
     firsts.zip(bytes.chunks_mut(PIECE_BYTES)).map(|(first, bytes)| PieceBuf { first, bytes }).collect()
 }
 
 impl Core {
-    fn pages_of(&self, piece: &PieceBuf<'_>) -> Range<PageNo> {
-        piece.first..piece.first + (piece.bytes.len() / self.config.page_size) as u64
+    fn pages_of(&self, piece: &PieceBuf<'_>) -> impl Iterator<Item = PageNo> + use<> {
+        piece.first.onward().take(piece.bytes.len() / self.config.page_size)
     }
 
     /// Reads pieces of the data file, all at once. Bytes behind its end are zeros.
@@ -69,7 +67,7 @@ impl Core {
         let mut got = vec![Ok(0); pieces.len()];
         let reads = pieces.iter_mut().map(|piece| BatchRead {
             file,
-            offset: piece.first * self.config.page_size as u64,
+            offset: piece.first.offset(self.config.page_size as u64),
             bufs: vec![IoSliceMut::new(piece.bytes)],
         });
         self.config.io.read_batch(&mut reads.collect::<Vec<_>>(), &mut |at, result| got[at] = result);
@@ -92,7 +90,9 @@ impl Core {
         let pages: Vec<_> = pieces.iter().flat_map(|piece| self.pages_of(piece)).collect();
         let mut brought_in = self.load_places(pages, live.seq);
         for (PieceBuf { first, bytes }, PieceRead { newer, failed }) in pieces.iter_mut().zip(read) {
-            for ((page, newer), bytes) in (*first..).zip(newer).zip(bytes.chunks_mut(self.config.page_size)) {
+            for ((page, newer), bytes) in
+                first.onward().zip(newer).zip(bytes.chunks_mut(self.config.page_size))
+            {
                 brought_in.reach(page);
                 let found = match &failed {
                     Some(error) => Ok(PageAt::Unreadable(error.clone())),
@@ -115,7 +115,7 @@ impl Core {
     ) -> Result<PageAt, Error> {
         let read = page::check(bytes, page, self.config.store_id);
         if !newer && self.map.check(page, &read).is_ok() {
-            let newest = live.seq.min(self.checkpoints.newest_in_file.load(Ordering::Acquire));
+            let newest = live.seq.min(self.checkpoints.newest_in_file());
             match read {
                 Ok(header) if header.seq <= newest => return Ok(PageAt::InFile(header)),
                 Err(PageFault::NeverWritten) if self.is_blank(live, page) => return Ok(PageAt::NeverWritten),

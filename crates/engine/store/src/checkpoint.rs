@@ -98,7 +98,7 @@ impl Core {
     /// Runs checkpoints until the data file has all earlier commits.
     pub(crate) fn sync(&self) -> Result<(), Error> {
         let seq = lock(&self.tail).seq;
-        while self.checkpoints.seq.load(Ordering::Acquire) < seq {
+        while self.checkpoints.seq() < seq {
             self.run_checkpoint()?;
         }
         Ok(())
@@ -162,7 +162,7 @@ impl Core {
             return Err(Error::NotAtomic { path: self.config.directory.clone() }.into());
         }
         let pages = self.index.unapplied(seq);
-        let recovering = self.checkpoints.seq.load(Ordering::Acquire) < self.config.recovered_seq;
+        let recovering = self.checkpoints.seq() < self.config.recovered_seq;
         let depth = WriteDepth::of(self.config.options.disk.as_ref(), recovering);
         let mut report = ProgressReport::new(self, pages.len(), recovering);
         let mut writes = WritesInFlight::new(&self.data, depth);
@@ -233,7 +233,7 @@ impl Core {
     /// failure is reported where the page is used.
     fn prefetch_bases(&self, pages: &[PageNo], seq: Seq) {
         let oldest = self.snapshots.oldest();
-        let mut wanted: Option<std::ops::Range<u64>> = None;
+        let mut wanted: Option<std::ops::Range<PageNo>> = None;
         for page in pages {
             let replay = self.index.get(*page, seq).is_some_and(
                 |version| matches!(&version.content, VersionContent::Replay(replay) if replay.needs_base()),
@@ -242,20 +242,20 @@ impl Core {
                 continue;
             }
             match &mut wanted {
-                Some(range) if *page < range.end + RANGE_GAP_PAGES => range.end = page + 1,
+                Some(range) if *page < range.end + RANGE_GAP_PAGES => range.end = *page + 1,
                 _ => {
                     self.prefetch(wanted.take());
-                    wanted = Some(*page..page + 1);
+                    wanted = Some(*page..*page + 1);
                 }
             }
         }
         self.prefetch(wanted);
     }
 
-    fn prefetch(&self, pages: Option<std::ops::Range<u64>>) {
+    fn prefetch(&self, pages: Option<std::ops::Range<PageNo>>) {
         if let Some(pages) = pages {
             let bytes = self.config.page_size as u64;
-            self.cached.prefetch(pages.start * bytes..pages.end * bytes);
+            self.cached.prefetch(pages.start.offset(bytes)..pages.end.offset(bytes));
         }
     }
 
@@ -304,7 +304,7 @@ impl Core {
         for run in &runs {
             // Until the sync, a reader may find either these pages or the previous ones.
             let crcs = run.bytes.chunks(self.config.page_size).map(page::crc);
-            self.map.accept((run.first..).zip(crcs));
+            self.map.accept(run.first.onward().zip(crcs));
         }
         writes.start(runs)
     }
@@ -360,7 +360,7 @@ impl WrittenPages {
     fn take(&mut self, writes: &mut WritesInFlight<'_>, core: &Core) {
         while let Some(run) = writes.next_done() {
             self.bytes += (run.seqs.len() * core.config.page_size) as u64;
-            self.pages.extend((run.first..).zip(run.seqs));
+            self.pages.extend(run.first.onward().zip(run.seqs));
         }
     }
 }

@@ -6,7 +6,6 @@
 //! trace. Once a part of an entry was appended, nothing refuses the rest, or the store is poisoned.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use pagekeeper_kernel::mutex::lock;
 
@@ -196,7 +195,7 @@ fn encode(
                     )
                 })
                 .collect();
-            let base_seq = kind_and_seq(before.bytes()).map_or(0, |(_, seq)| seq);
+            let base_seq = kind_and_seq(before.bytes()).map_or(Seq::NONE, |(_, seq)| seq);
             entry.diff(page, kind, crc, base_seq, &ranges);
             is_whole = false;
         } else {
@@ -237,6 +236,6 @@ impl Core {
 
     /// Whether the data file has the last commit.
     pub(crate) fn is_checkpointed(&self) -> bool {
-        lock(&self.tail).seq == self.checkpoints.seq.load(Ordering::Acquire)
+        lock(&self.tail).seq == self.checkpoints.seq()
     }
 }

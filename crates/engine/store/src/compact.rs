@@ -79,7 +79,7 @@ fn ranges(pages: impl Iterator<Item = PageNo>) -> Vec<Range<PageNo>> {
     let mut ranges: Vec<Range<PageNo>> = Vec::new();
     for page in pages {
         match ranges.last_mut() {
-            Some(last) if last.end == page => last.end += 1,
+            Some(last) if last.end == page => last.end = page + 1,
             _ => ranges.push(page..page + 1),
         }
     }
@@ -109,7 +109,7 @@ impl Core {
         let mut txn = WriteTxn::new(StoreHandle::Borrowed(self), BeginWrite::within(true, None))?;
         let pages_before = txn.meta.pages;
         let mut free = self.read_free_list(&txn.meta)?;
-        while free.pages.last().is_some_and(|last| last + 1 == txn.meta.pages) {
+        while free.pages.last().is_some_and(|last| last.get() + 1 == txn.meta.pages) {
             free.pages.pop();
             txn.meta.pages -= 1;
         }
@@ -136,7 +136,7 @@ impl Core {
             if is_too_long { Err("it names more pages than are free") } else { Ok(()) }
         })?;
         if let Some(FreeListFault { page, reason }) = fault {
-            return Err(self.page_id(page, 0).damaged(format!("a trunk of the free list: {reason}")));
+            return Err(self.page_id(page, Seq::NONE).damaged(format!("a trunk of the free list: {reason}")));
         }
         free.is_ordered = free.trunks.iter().chain(&named).is_sorted();
         free.trunks.sort_unstable();
@@ -147,13 +147,13 @@ impl Core {
     /// Cuts off everything behind the last page. Called under the writer's lock, when the data file
     /// has all commits.
     fn cut_behind(&self, pages: u64) -> Result<u64, Error> {
-        let end = self.map.pages().max(pages);
+        let behind = PageNo::new(pages)..PageNo::new(self.map.pages().max(pages));
         let is_cut = self.data.bytes() <= pages.saturating_mul(self.config.page_size as u64);
-        if is_cut && self.map.were_never_written(pages..end)? {
+        if is_cut && self.map.were_never_written(behind.clone())? {
             return Ok(0);
         }
         let mut cut = 0;
-        self.vacate(std::slice::from_ref(&(pages..end)), || {
+        self.vacate(std::slice::from_ref(&behind), || {
             cut = self.data.cut(pages)?;
             Ok(())
         })?;
@@ -176,7 +176,8 @@ impl Core {
             return Ok(Some(0));
         }
         // Tests for support behind the end, where no data is.
-        match self.data.punch(&(meta.pages..meta.pages + 1)) {
+        let end = PageNo::new(meta.pages);
+        match self.data.punch(&(end..end + 1)) {
             Err(error) if error.errno() == Some(libc::EOPNOTSUPP) => return Ok(None),
             tried => tried?,
         }
@@ -199,9 +200,9 @@ impl Core {
         }
         zero().map_err(fatal)?;
         for pages in pages {
-            for start in pages.clone().step_by(DISCARD_PAGES_MAX) {
-                let some: Vec<_> = (start..pages.end.min(start + DISCARD_PAGES_MAX as u64)).collect();
-                self.cached.discard_many(&some);
+            for start in PageNo::each(pages.clone()).step_by(DISCARD_PAGES_MAX) {
+                let some = start..pages.end.min(start + DISCARD_PAGES_MAX as u64);
+                self.cached.discard_many(&PageNo::each(some).collect::<Vec<_>>());
             }
         }
         self.note_all(pages, ENTRY_NEVER_WRITTEN).map_err(fatal)
@@ -210,7 +211,7 @@ impl Core {
     /// Durably sets the map's entry for pages. Called by the holder of `under_way`.
     fn note_all(&self, pages: &[Range<PageNo>], entry: u32) -> Result<(), Error> {
         pages.iter().try_for_each(|pages| self.map.fill(pages.clone(), entry))?;
-        let seq = self.checkpoints.seq.load(std::sync::atomic::Ordering::Acquire);
+        let seq = self.checkpoints.seq();
         let depth = crate::depth::WriteDepth::of(self.config.options.disk.as_ref(), false);
         self.map.flush(self.map.pages(), seq, depth)
     }
@@ -289,7 +290,7 @@ impl WriteTxn<'_> {
             self.changed.insert(*page, PageEdit::Page { kind: PageKind::Trunk, bytes, in_part: false });
         }
         for page in &free.trunks {
-            if *page < self.meta.pages && trunks.binary_search(page).is_err() {
+            if page.get() < self.meta.pages && trunks.binary_search(page).is_err() {
                 self.changed.insert(*page, PageEdit::Free);
             }
         }

@@ -143,12 +143,12 @@ pub(crate) struct Checkpoints {
     /// Held by the checkpoint in progress.
     pub(crate) under_way: Mutex<()>,
     /// The last commit that the data file has. Written under `under_way`.
-    pub(crate) seq: AtomicU64,
+    seq: AtomicU64,
     /// The journal position just behind that commit: the checkpoint LSN. Written under `under_way`.
     lsn: AtomicU64,
     /// No page of the data file is of a later commit. Set from the last checkpoint start, or from
     /// recovery.
-    pub(crate) newest_in_file: AtomicU64,
+    newest_in_file: AtomicU64,
     pub(crate) request: Mutex<CheckpointRequest>,
     /// Notified when the request changes.
     pub(crate) requested: Condvar,
@@ -164,14 +164,25 @@ impl Checkpoints {
     pub(crate) fn new(seq: Seq, lsn: Lsn, recovered: Seq) -> Self {
         Self {
             under_way: Mutex::new(()),
-            seq: AtomicU64::new(seq),
+            seq: AtomicU64::new(seq.get()),
             lsn: AtomicU64::new(lsn.get()),
-            newest_in_file: AtomicU64::new(recovered),
+            newest_in_file: AtomicU64::new(recovered.get()),
             request: Mutex::new(CheckpointRequest::default()),
             requested: Condvar::new(),
             done: Condvar::new(),
             stopping: AtomicBool::new(false),
         }
+    }
+
+    /// Returns the last commit that the data file has.
+    pub(crate) fn seq(&self) -> Seq {
+        Seq::new(self.seq.load(Ordering::Acquire))
+    }
+
+    /// Returns a commit that no page of the data file is newer than.
+    #[inline]
+    pub(crate) fn newest_in_file(&self) -> Seq {
+        Seq::new(self.newest_in_file.load(Ordering::Acquire))
     }
 
     /// Returns the checkpoint LSN.
@@ -188,9 +199,9 @@ impl Checkpoints {
 
     /// Records that a checkpoint has reached this commit. Called by the holder of `under_way`.
     pub(crate) fn advance(&self, to: &CheckpointStart) {
-        debug_assert!(self.seq.load(Ordering::Relaxed) <= to.seq);
+        debug_assert!(self.seq() <= to.seq);
         debug_assert!(self.lsn() <= to.lsn);
-        self.seq.store(to.seq, Ordering::Release);
+        self.seq.store(to.seq.get(), Ordering::Release);
         self.lsn.store(to.lsn.get(), Ordering::Release);
     }
 }
@@ -331,7 +342,7 @@ impl Core {
         }
         let found = self.cached.page_shortest(page)?;
         let (kind, seq) = kind_and_seq(&found)?;
-        let newest = self.checkpoints.newest_in_file.load(Ordering::Acquire);
+        let newest = self.checkpoints.newest_in_file();
         let is_it = kind == PageKind::Data && seq <= live.seq && seq <= newest && !live.is_ended();
         #[cfg(test)]
         SETTLED_READS.set(SETTLED_READS.get() + u64::from(is_it));
@@ -361,18 +372,18 @@ impl Core {
         }
         let found = load().map_err(|error| match error {
             pagekeeper_cache::Error::Rejected { reason, .. } => {
-                self.page_id(page, 0).damaged(reason.to_string())
+                self.page_id(page, Seq::NONE).damaged(reason.to_string())
             }
             error => error.into(),
         })?;
         // The page was checked when it was loaded, so its header can be read.
         let Some((kind, seq)) = kind_and_seq(&found) else { return Ok(None) };
-        let newest = self.checkpoints.newest_in_file.load(Ordering::Acquire);
+        let newest = self.checkpoints.newest_in_file();
         if seq > newest {
             let reason = format!(
                 "it is whole, as of commit {seq}, and commit {newest} is the last that can be there: commits were lost"
             );
-            return Err(self.page_id(page, 0).damaged(reason));
+            return Err(self.page_id(page, Seq::NONE).damaged(reason));
         }
         Ok(Some((FoundPage::cached(kind, found), seq)))
     }
@@ -423,7 +434,7 @@ impl Core {
                 Some((base, _)) => room[HEADER_BYTES..].copy_from_slice(base.payload()),
                 None => {
                     return Err(self
-                        .page_id(page, 0)
+                        .page_id(page, Seq::NONE)
                         .damaged("the journal changes it, but it was never written"));
                 }
             }
@@ -512,7 +523,7 @@ impl Core {
             tail.logged_since_checkpoint = HashSet::new();
         }
         let start = CheckpointStart { seq: tail.seq, lsn: tail.lsn, meta: Arc::clone(&tail.meta) };
-        self.checkpoints.newest_in_file.store(start.seq, Ordering::Release);
+        self.checkpoints.newest_in_file.store(start.seq.get(), Ordering::Release);
         // Before the tail is released: from then on the versions of this start are kept.
         self.snapshots.set_checkpoint(Some(start.seq));
         start

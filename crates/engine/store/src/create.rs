@@ -13,7 +13,6 @@ use std::sync::Arc;
 use pagekeeper_io::Io;
 use pagekeeper_text::escaped;
 
-use crate::Error;
 use crate::commit::{max_entry_bytes, max_page_entry};
 use crate::data::{self, DataFile, FileUse};
 use crate::format::superblock::{StoreMeta, Superblock};
@@ -21,7 +20,7 @@ use crate::names::{BACKUP_SOCKET_NAME, JOURNAL_NAME, LOCK_NAME, OTHER_JOURNAL_NA
 use crate::options::{Create, FullPageImages, MIN_PAGE_BYTES, StoreOptions};
 use crate::page_map::{self, PageMap};
 use crate::replay::{journal_options, longest_record};
-use crate::superblocks;
+use crate::{Error, Seq, superblocks};
 use pagekeeper_wal::Lsn;
 
 /// Names that a store's directory may have.
@@ -160,7 +159,7 @@ pub(crate) fn make(options: &StoreOptions, io: &Arc<dyn Io>, directory: &Path) -
         number: 0,
         store: RandomState::new().hash_one(std::process::id()),
         page_size: u32::try_from(page_size).unwrap_or_else(|_| unreachable!("at most 65536")),
-        checkpoint_seq: 0,
+        checkpoint_seq: Seq::NONE,
         checkpoint_lsn: Lsn::new(0),
         max_journal_bytes,
         first_diffs: is_atomic(options, directory, &file, page_size),

@@ -20,7 +20,7 @@ use pagekeeper_kernel::mutex::{ignore_poison, lock};
 
 use crate::depth::WriteDepth;
 pub(crate) use crate::format::superblock::MAX_PAGES;
-use crate::{Error, PageNo};
+use crate::{Error, PageNo, Seq};
 
 /// The data file's name.
 pub(crate) const DATA_NAME: &str = "data";
@@ -119,7 +119,7 @@ impl DataFile {
     /// Whether it has room for this page.
     #[inline]
     pub(crate) fn has(&self, page: PageNo) -> bool {
-        page < MAX_PAGES && (page + 1) * self.page_size <= self.len.load(Ordering::Acquire)
+        page.get() < MAX_PAGES && (page + 1).offset(self.page_size) <= self.len.load(Ordering::Acquire)
     }
 
     /// Records that a commit or superblock durably says the file has this length. A kill may have
@@ -187,10 +187,15 @@ impl DataFile {
         }
     }
 
+    /// Returns the byte range of pages.
+    fn bytes_of(&self, pages: &Range<PageNo>) -> Range<u64> {
+        pages.start.offset(self.page_size)..pages.end.offset(self.page_size)
+    }
+
     /// Gives the space of pages back to the file system; they read as zeros then. Durable after
     /// [`Self::sync_all`].
     pub(crate) fn punch(&self, pages: &Range<PageNo>) -> Result<(), Error> {
-        Ok(self.file.punch(pages.start * self.page_size..pages.end * self.page_size)?)
+        Ok(self.file.punch(self.bytes_of(pages))?)
     }
 
     /// Like [`Self::sync`], and also makes the file's allocation durable.
@@ -205,7 +210,7 @@ impl DataFile {
     /// Allocates space for a page that may have none. File systems without such a call allocate it
     /// when the page is written.
     pub(crate) fn make_room(&self, page: PageNo) -> Result<(), Error> {
-        match self.file.allocate(page * self.page_size..(page + 1) * self.page_size) {
+        match self.file.allocate(self.bytes_of(&(page..page + 1))) {
             Err(error) if error.errno() == Some(libc::EOPNOTSUPP) => Ok(()),
             made => Ok(made?),
         }
@@ -243,7 +248,7 @@ impl DataFile {
 pub(crate) struct PageRun {
     pub(crate) first: PageNo,
     /// The seq of each page as it is written.
-    pub(crate) seqs: Vec<u64>,
+    pub(crate) seqs: Vec<Seq>,
     pub(crate) bytes: AlignedBuf,
 }
 
@@ -292,7 +297,7 @@ impl<'a> WritesInFlight<'a> {
             let state = Arc::clone(&self.state);
             OwnedWrite {
                 file: Arc::clone(&self.data.file),
-                offset: first * self.data.page_size,
+                offset: first.offset(self.data.page_size),
                 buf: bytes,
                 mode: if self.data.is_atomic() { WriteMode::Atomic } else { WriteMode::Plain },
                 done: Box::new(move |bytes, result| {

@@ -81,7 +81,7 @@ impl Destination {
         let journal = make_journal(options, io, &directory.join(JOURNAL_NAME), like.max_journal_bytes)?;
         let data = DataFile::open(io, directory, data::DATA_NAME, FileUse::Make, like.page_size)?;
         PageMap::create(io, directory)?;
-        let map = PageMap::open(io, directory, FileUse::Write, (like.store, 0, 0), MAP_BYTES)?;
+        let map = PageMap::open(io, directory, FileUse::Write, (like.store, Seq::NONE, 0), MAP_BYTES)?;
         let first_diffs = is_atomic(options, directory, &data, like.page_size);
         Ok(Self { files, like, journal, first_diffs, data, map })
     }
@@ -89,7 +89,7 @@ impl Destination {
     /// Returns a writer for its pages.
     pub(crate) fn writer(&self) -> PageWriter<'_> {
         let writes = WritesInFlight::new(&self.data, WriteDepth::fixed(WRITES_AT_ONCE));
-        PageWriter { to: self, writes, noted: 0, pages: 0, seq: 0, bytes: 0, rounds: 0 }
+        PageWriter { to: self, writes, noted: 0, pages: 0, seq: Seq::NONE, bytes: 0, rounds: 0 }
     }
 
     /// Finishes the store as commit `seq` with the page count of `meta`, and makes it durable.
@@ -172,7 +172,7 @@ impl PageWriter<'_> {
         let (mut runs, mut noted) = (Vec::with_capacity(pieces.len()), Vec::new());
         for CopiedPiece { first, bytes, crcs } in pieces {
             let before = noted.len();
-            for (page, crc) in (first..).zip(crcs) {
+            for (page, crc) in first.onward().zip(crcs) {
                 match crc {
                     Some(crc) => noted.push((page, crc)),
                     // A commit removed the page that was copied here, and a later one allocated it
@@ -198,9 +198,9 @@ impl PageWriter<'_> {
         }
         match self.to.data.punch(&pages) {
             Err(error) if error.errno() == Some(libc::EOPNOTSUPP) => {
-                let page_size = self.to.like.page_size;
-                let at = page * page_size as u64;
-                self.to.data.file.write_at(at, &AlignedBuf::new(page_size), WriteMode::Plain)?;
+                let zeros = AlignedBuf::new(self.to.like.page_size);
+                let at = page.offset(zeros.len() as u64);
+                self.to.data.file.write_at(at, &zeros, WriteMode::Plain)?;
             }
             punched => punched?,
         }

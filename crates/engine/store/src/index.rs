@@ -100,7 +100,7 @@ impl Index {
     fn shard(&self, page: PageNo) -> &IndexShard {
         // Neighbouring pages are in different shards.
         #[expect(clippy::cast_possible_truncation, reason = "below the number of shards")]
-        &self.shards[(page % SHARDS as u64) as usize]
+        &self.shards[(page.get() % SHARDS as u64) as usize]
     }
 
     fn read(&self, page: PageNo) -> RwLockReadGuard<'_, PageVersions> {
@@ -189,8 +189,8 @@ impl Index {
 
     /// Whether any of these pages has a version.
     pub(crate) fn has_any(&self, pages: &Range<PageNo>) -> bool {
-        if pages.end.saturating_sub(pages.start) <= SHARDS as u64 {
-            return pages.clone().any(|page| self.get(page, Seq::MAX).is_some());
+        if pages.end.get().saturating_sub(pages.start.get()) <= SHARDS as u64 {
+            return PageNo::each(pages.clone()).any(|page| self.get(page, Seq::MAX).is_some());
         }
         let has = |shard: &IndexShard| {
             shard.len.load(Ordering::Acquire) > 0 && shard.read().keys().any(|page| pages.contains(page))
@@ -348,11 +348,11 @@ impl Index {
         found
     }
 
-    /// Returns how many pages before `end` have a version that is not applied. Pages behind the
-    /// last one, which a later commit has given up, may have some too.
-    pub(crate) fn unapplied_pages(&self, end: PageNo) -> u64 {
+    /// Returns how many of the first `pages` pages have a version that is not applied. Pages behind
+    /// the last one, which a later commit has given up, may have some too.
+    pub(crate) fn unapplied_pages(&self, pages: u64) -> u64 {
         let is_unapplied = |(page, versions): &(&PageNo, &Vec<PageVersion>)| {
-            **page < end && versions.iter().any(|version| !version.applied)
+            page.get() < pages && versions.iter().any(|version| !version.applied)
         };
         let count = |shard: &IndexShard| shard.read().iter().filter(is_unapplied).count() as u64;
         self.shards.iter().map(count).sum()

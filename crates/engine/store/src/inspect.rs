@@ -105,12 +105,12 @@ impl Core {
     }
 
     fn inspect_at(&self, pages: Range<PageNo>, live: &LiveSnapshot) -> Result<Vec<PageInfo>, Error> {
-        if pages.end > live.meta.pages {
-            return Err(Error::OutOfRange { page: pages.end - 1, pages: live.meta.pages });
+        if pages.end.get() > live.meta.pages {
+            return Err(Error::OutOfRange { page: PageNo::new(pages.end.get() - 1), pages: live.meta.pages });
         }
         let file = self.open_data()?;
         let first = pages.start;
-        let mut buf = AlignedBuf::new(pages.count() * self.config.page_size);
+        let mut buf = AlignedBuf::new(PageNo::each(pages).count() * self.config.page_size);
         let mut pieces = bulk_read::pieces(first, self.config.page_size, &mut buf);
         let read = self.read_pieces(&*file, &mut pieces);
         let mut infos = Vec::new();
@@ -174,7 +174,7 @@ impl PageInfo {
     fn new(page: PageNo, state: PageState, bytes: &[u8], applied: bool) -> Self {
         let crc = bytes.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
         let seq = bytes.get(16..24).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes);
-        Self { page, state, seq, crc, applied, bytes: bytes.into() }
+        Self { page, state, seq: Seq::new(seq), crc, applied, bytes: bytes.into() }
     }
 
     fn whole(page: PageNo, kind: PageKind, bytes: &[u8], applied: bool) -> Self {
@@ -199,6 +199,10 @@ mod tests {
     use super::*;
     use crate::{Durability, Store, data};
 
+    fn range(start: u64, end: u64) -> Range<PageNo> {
+        PageNo::new(start)..PageNo::new(end)
+    }
+
     #[test]
     fn pages_are_shown_as_they_are_in_journal_and_data_file() {
         let temp = tempfile::tempdir_in(".").unwrap();
@@ -208,15 +212,15 @@ mod tests {
         let mut txn = store.begin_write().unwrap();
         let pages: Vec<_> = (0..4).map(|_| txn.allocate().unwrap()).collect();
         txn.allocate_run(2).unwrap();
-        txn.page_mut(0).unwrap()[0] = 7;
+        txn.page_mut(pages[0]).unwrap()[0] = 7;
         txn.commit(Durability::Sync).unwrap();
         let mut txn = store.begin_write().unwrap();
         txn.free(pages[1]).unwrap();
         txn.free(pages[2]).unwrap();
         txn.commit(Durability::Sync).unwrap();
         let all = |store: &Store| {
-            let found = store.inspect(0..6).unwrap();
-            found.into_iter().map(|page| (page.state, page.seq, page.applied)).collect::<Vec<_>>()
+            let found = store.inspect(range(0, 6)).unwrap();
+            found.into_iter().map(|page| (page.state, page.seq.get(), page.applied)).collect::<Vec<_>>()
         };
         let expected = |applied| {
             let states = [(Data, 1), (Trunk, 2), (Free, 2), (Data, 1)];
@@ -228,11 +232,12 @@ mod tests {
         store.sync().unwrap();
         assert_eq!(all(&store), expected(true));
         let free = store.free_list().unwrap();
-        assert_eq!((free.pages(), &free.trunks[..]), (2, &[FreeTrunk { page: 1, names: 1 }][..]));
+        assert_eq!((free.pages(), &free.trunks[..]), (2, &[FreeTrunk { page: pages[1], names: 1 }][..]));
         let [first, second] = store.superblocks().unwrap();
-        assert_eq!((first.unwrap().checkpoint_seq, second.unwrap().checkpoint_seq), (2, 2));
-        assert!(matches!(store.inspect(5..7), Err(Error::OutOfRange { page: 6, pages: 6 })));
-        assert!(store.inspect(3..3).unwrap().is_empty());
+        assert_eq!([first, second].map(|slot| slot.unwrap().checkpoint_seq), [Seq::new(2); 2]);
+        let out_of_range = store.inspect(range(5, 7));
+        assert!(matches!(out_of_range, Err(Error::OutOfRange { page, pages: 6 }) if page.get() == 6));
+        assert!(store.inspect(range(3, 3)).unwrap().is_empty());
         store.close_and_sync().unwrap();
 
         let file = std::fs::File::options().write(true).open(dir.join(data::DATA_NAME)).unwrap();
@@ -240,9 +245,9 @@ mod tests {
         file.write_all_at(b"rot", 4096 + 100).unwrap();
         file.sync_all().unwrap();
         let store = options().open(&dir).unwrap();
-        let found = store.inspect(0..6).unwrap();
+        let found = store.inspect(range(0, 6)).unwrap();
         assert_eq!(found[0].state, PageState::Damaged("its checksum does not hold".to_owned()));
-        assert_eq!((&found[0].bytes[100..103], found[0].seq, found[0].bytes[32]), (&b"rot"[..], 1, 7));
+        assert_eq!((&found[0].bytes[100..103], found[0].seq.get(), found[0].bytes[32]), (&b"rot"[..], 1, 7));
         assert_eq!(found[3].state, Data);
         let free = store.free_list().unwrap();
         assert_eq!(

@@ -71,6 +71,7 @@ mod replay;
 mod reports;
 mod resize;
 mod restore;
+mod seq;
 mod snapshots;
 mod stats;
 mod store;
@@ -93,16 +94,12 @@ pub use inspect::{FreeList, FreeTrunk, PageInfo, PageState, SuperblockInfo};
 pub use opening::{Opening, Progress};
 pub use options::{Create, FullPageImages, StoreOptions};
 pub use page::Page;
+pub use pagekeeper_cache::PageNo;
 pub use pagekeeper_wal::Lsn;
 pub use read::ReadTxn;
 pub use repair::{PageFinding, Repair};
+pub use seq::Seq;
 pub use stats::StoreStats;
 pub use store::Store;
 pub use txn::WriteTxn;
 pub use verify::Verification;
-
-/// The number of a page: its place in the data file.
-pub type PageNo = u64;
-
-/// The number of a commit, from 1.
-pub type Seq = u64;

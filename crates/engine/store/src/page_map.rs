@@ -114,7 +114,7 @@ impl PageMap {
             file,
             io: Arc::clone(io),
             store,
-            upto: AtomicU64::new(upto),
+            upto: AtomicU64::new(upto.get()),
             is_durable: AtomicBool::new(false),
             shards: (0..MAP_SHARDS).map(|_| RwLock::default()).collect(),
             max_kept,
@@ -214,7 +214,7 @@ impl PageMap {
     }
 
     fn upto(&self) -> Seq {
-        self.upto.load(Ordering::Acquire)
+        Seq::new(self.upto.load(Ordering::Acquire))
     }
 
     fn decode(&self, number: u64, bytes: &[u8]) -> MapBlock {
@@ -353,7 +353,7 @@ impl PageMap {
         let blocks = dirty.iter().max().map_or(0, |last| last + 1).max(pages.div_ceil(BLOCK_PAGES as u64));
         self.file.grow(blocks * 2, true)?;
         if dirty.is_empty() {
-            self.upto.fetch_max(seq, Ordering::AcqRel);
+            self.upto.fetch_max(seq.get(), Ordering::AcqRel);
             return Ok(());
         }
         dirty.sort_unstable();
@@ -368,7 +368,7 @@ impl PageMap {
         }
         // Before any block may be evicted: a block that is read again is compared with the map's
         // commit on disk.
-        self.upto.fetch_max(seq, Ordering::AcqRel);
+        self.upto.fetch_max(seq.get(), Ordering::AcqRel);
         self.generation.fetch_add(1, Ordering::AcqRel);
         for number in dirty {
             if let Some(loaded) = ignore_poison(self.shard(number).write()).get_mut(&number) {
@@ -389,7 +389,8 @@ impl PageMap {
             let mut bytes = AlignedBuf::new(BLOCK_BYTES);
             next.encode(*number, self.store, &mut bytes);
             let place = next.number % 2;
-            writes.start(vec![PageRun { first: number * 2 + place, seqs: Vec::new(), bytes }])?;
+            let first = PageNo::new(number * 2 + place);
+            writes.start(vec![PageRun { first, seqs: Vec::new(), bytes }])?;
         }
         writes.wait(0);
         writes.check()?;
@@ -448,8 +449,7 @@ fn written_before(place: Option<MapBlock>, unreadable: u64) -> Option<MapBlock> 
 
 /// Returns the blocks of these pages, each with the range of their entries.
 fn blocks_of(pages: Range<PageNo>) -> impl Iterator<Item = (u64, Range<usize>)> {
-    let end = pages.end;
-    let first = pages.start;
+    let (first, end) = (pages.start.get(), pages.end.get());
     let last = if first < end { end.div_ceil(BLOCK_PAGES as u64) } else { 0 };
     (first / BLOCK_PAGES as u64..last).map(move |number| {
         let start = number * BLOCK_PAGES as u64;
@@ -460,6 +460,7 @@ fn blocks_of(pages: Range<PageNo>) -> impl Iterator<Item = (u64, Range<usize>)> 
 
 /// Returns the block and entry of a page.
 pub(crate) fn place_of(page: PageNo) -> (u64, usize) {
-    let at = usize::try_from(page % BLOCK_PAGES as u64).unwrap_or_else(|_| unreachable!("below 1008"));
-    (page / BLOCK_PAGES as u64, at)
+    let (page, pages) = (page.get(), BLOCK_PAGES as u64);
+    let at = usize::try_from(page % pages).unwrap_or_else(|_| unreachable!("below 1008"));
+    (page / pages, at)
 }

@@ -84,7 +84,7 @@ impl<'a> ReadTxn<'a> {
     /// Returns header and payload of the page by the fastest path; `None` if that does not find it.
     #[inline]
     fn settled(&self, page: PageNo) -> Option<HeldPage<'_>> {
-        if page < self.live.meta.pages { self.core.settled_page_of(&self.live, page) } else { None }
+        if page.get() < self.live.meta.pages { self.core.settled_page_of(&self.live, page) } else { None }
     }
 
     fn data<'s, C: Deref<Target = [u8]>>(
@@ -94,7 +94,7 @@ impl<'a> ReadTxn<'a> {
     ) -> Result<FoundPage<C>, Error> {
         self.core.process.require()?;
         let pages = self.live.meta.pages;
-        if page >= pages {
+        if page.get() >= pages {
             return Err(Error::OutOfRange { page, pages });
         }
         match find(&self.core)? {

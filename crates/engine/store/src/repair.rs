@@ -198,7 +198,7 @@ impl DamagedStore {
         let Some(superblock) = superblock else { return Err(Error::NoStore { path: from.to_path_buf() }) };
         let journal = read_journal(options, io, from, &superblock, is_known, found)?;
         // The seq of a made-up superblock is 0, which no commit has.
-        let has_meta = is_known || journal.seq > 0;
+        let has_meta = is_known || journal.seq > Seq::NONE;
         Ok(Self {
             has_meta,
             data,
@@ -236,21 +236,24 @@ impl DamagedStore {
         (found.pages, found.seq) = (known, self.journal.seq);
         let at_once = (PIECE_BYTES / self.page_size) as u64;
         for first in (0..most).step_by(PIECE_BYTES / self.page_size) {
-            let pages = first..most.min(first + at_once);
+            let pages = PageNo::new(first)..PageNo::new(most.min(first + at_once));
+            let first = pages.start;
             let (mut piece, failed) = self.read_piece(pages.clone());
             let mut noted = Vec::new();
-            for ((page, bytes), failed) in pages.zip(piece.chunks_mut(self.page_size)).zip(failed) {
+            for ((page, bytes), failed) in
+                PageNo::each(pages).zip(piece.chunks_mut(self.page_size)).zip(failed)
+            {
                 let doubtful = found.doubtful.len();
                 match self.page(page, bytes, failed, &mut map, found) {
                     // Remains of a compaction behind the end.
                     SavedPage::Page(PageKind::Free | PageKind::Trunk, seq)
-                        if self.has_meta && page >= known && seq <= self.journal.seq =>
+                        if self.has_meta && page.get() >= known && seq <= self.journal.seq =>
                     {
                         bytes.fill(0);
                         found.doubtful.truncate(doubtful);
                     }
                     SavedPage::Page(kind, seq) => {
-                        (found.pages, found.seq) = (found.pages.max(page + 1), found.seq.max(seq));
+                        (found.pages, found.seq) = (found.pages.max(page.get() + 1), found.seq.max(seq));
                         // A doubtful free page may be in use, as may the pages that it lists.
                         if kind != PageKind::Data && found.doubtful.len() > doubtful {
                             bytes.fill(0);
@@ -275,7 +278,7 @@ impl DamagedStore {
                         bytes.fill(0);
                         // Behind the last known page, only a page that was written can be lost.
                         if map.was_written(page) {
-                            found.pages = found.pages.max(page + 1);
+                            found.pages = found.pages.max(page.get() + 1);
                         }
                         found.lost.push(PageFinding { page, what });
                     }
@@ -288,7 +291,7 @@ impl DamagedStore {
         found.notes.extend(map.fault());
         // Behind the last page, a damaged page does not count.
         let pages = found.pages;
-        found.lost.retain(|lost| lost.page < pages);
+        found.lost.retain(|lost| lost.page.get() < pages);
         writer.begin(pages, found.seq)?;
         let meta = self.with_free_list(free, &mut writer, found)?;
         writer.write(Vec::new(), found.lost.iter().map(|lost| (lost.page, ENTRY_LOST)).collect())?;
@@ -329,11 +332,11 @@ impl DamagedStore {
     /// file are zeros.
     fn read_piece(&self, pages: Range<PageNo>) -> (AlignedBuf, Vec<Option<String>>) {
         let size = self.page_size;
-        let count = pages.clone().count();
+        let count = PageNo::each(pages.clone()).count();
         let mut piece = AlignedBuf::new(count * size);
         let mut failed = vec![None; count];
         let Some(data) = &self.data else { return (piece, failed) };
-        let offset = pages.start * size as u64;
+        let offset = pages.start.offset(size as u64);
         if let Ok(got) = data.read_at(offset, &mut piece) {
             piece[got..].fill(0);
             return (piece, failed);
@@ -368,7 +371,7 @@ impl DamagedStore {
         }
         let mut doubt = |what| found.doubtful.push(PageFinding { page, what });
         match read {
-            Ok(header) if header.seq > MAX_SEQ => {
+            Ok(header) if header.seq.get() > MAX_SEQ => {
                 SavedPage::Lost(format!("it is whole, as of commit {}, and none has that number", header.seq))
             }
             Ok(header) => {

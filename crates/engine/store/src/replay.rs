@@ -24,7 +24,7 @@ use crate::format::page::HEADER_BYTES;
 use crate::format::superblock::{StoreMeta, Superblock};
 use crate::index::Index;
 use crate::options::StoreOptions;
-use crate::{Error, PageNo};
+use crate::{Error, PageNo, Seq};
 
 /// Maximum bytes of the journal that are appended but not synced: the maximum that a crash takes
 /// from commits that do not wait. It also limits a record, and so how far an opening searches
@@ -111,7 +111,7 @@ pub(crate) fn read_journal(
 /// The content of the journal.
 pub(crate) struct JournalContent {
     pub(crate) index: Index,
-    pub(crate) seq: u64,
+    pub(crate) seq: Seq,
     /// The LSN just behind its last entry.
     pub(crate) lsn: Lsn,
     pub(crate) meta: StoreMeta,

@@ -18,7 +18,6 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use pagekeeper_io::Io;
 use pagekeeper_kernel::mutex::ignore_poison;
@@ -150,8 +149,7 @@ impl Core {
         (self.config.journal_path, self.config.max_journal_bytes) = (path.to_path_buf(), bytes);
         let tail = ignore_poison(self.tail.get_mut());
         tail.lsn = Lsn::new(0);
-        let checkpointed = self.checkpoints.seq.load(Ordering::Acquire);
-        self.checkpoints = Checkpoints::new(checkpointed, Lsn::new(0), tail.seq);
+        self.checkpoints = Checkpoints::new(self.checkpoints.seq(), Lsn::new(0), tail.seq);
         self.journal = log;
         Ok(())
     }

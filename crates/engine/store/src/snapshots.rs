@@ -113,7 +113,7 @@ impl Snapshots {
         let state = SnapshotState { visible: seq, meta, pending: VecDeque::new(), checkpoint: None };
         Self {
             state: Mutex::new(state),
-            visible: AtomicU64::new(seq),
+            visible: AtomicU64::new(seq.get()),
             parts: (0..READER_PARTS).map(|_| ReaderPart::default()).collect(),
         }
     }
@@ -126,7 +126,7 @@ impl Snapshots {
     pub(crate) fn begin(&self) -> Arc<LiveSnapshot> {
         let at = reader_part();
         let mut part = self.parts[at].lock();
-        let visible = self.visible.load(Ordering::Acquire);
+        let visible = Seq::new(self.visible.load(Ordering::Acquire));
         if let Some(last) = part.last_mut().filter(|last| last.live.seq == visible) {
             last.number += 1;
             return Arc::clone(&last.live);
@@ -195,7 +195,7 @@ impl Snapshots {
     fn show_if(&self, is_due: impl Fn(&PendingCommit) -> bool) {
         let mut state = self.state();
         state.show(is_due);
-        self.visible.store(state.visible, Ordering::Release);
+        self.visible.store(state.visible.get(), Ordering::Release);
     }
 
     /// Returns the visible commit and its meta.

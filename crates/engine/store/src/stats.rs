@@ -1,7 +1,5 @@
 //! Statistics of a store.
 
-use std::sync::atomic::Ordering;
-
 use pagekeeper_kernel::mutex::lock;
 
 use crate::Seq;
@@ -37,7 +35,7 @@ pub struct StoreStats {
     /// Whether first changes are journaled as full pages.
     pub full_page_images: bool,
     /// The page cache over the data file.
-    pub cache: pagekeeper_cache::Stats,
+    pub cache: pagekeeper_cache::CacheStats,
     /// The statistics of its opening.
     pub opening: Opening,
 }
@@ -65,7 +63,7 @@ impl Core {
             free_pages: meta.free_pages,
             seq,
             visible_seq: self.snapshots.visible().0,
-            checkpoint_seq: self.checkpoints.seq.load(Ordering::Acquire),
+            checkpoint_seq: self.checkpoints.seq(),
             journal_bytes: lsn.saturating_sub(self.checkpoints.lsn()),
             unapplied_pages: self.index.unapplied_pages(meta.pages),
             unapplied_bytes: self.index.bytes(),

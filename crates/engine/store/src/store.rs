@@ -225,8 +225,8 @@ impl Store {
     /// numbers are skipped.
     ///
     /// ```
-    /// # use pagekeeper_store::{Durability, Error, Store};
-    /// fn transfer(store: &Store, from: u64, to: u64) -> Result<u64, Error> {
+    /// # use pagekeeper_store::{Durability, Error, PageNo, Seq, Store};
+    /// fn transfer(store: &Store, from: PageNo, to: PageNo) -> Result<Seq, Error> {
     ///     store.prefetch([from, to]); // both loads are under way
     ///     let mut txn = store.begin_write()?;
     ///     txn.page_mut(from)?[0] -= 1;
@@ -239,8 +239,8 @@ impl Store {
             return;
         }
         let (bytes, end) = (self.core.config.page_size as u64, self.core.data.pages());
-        for page in pages.into_iter().filter(|page| *page < end && !self.core.index.has(*page)) {
-            self.core.cached.prefetch(page * bytes..(page + 1) * bytes);
+        for page in pages.into_iter().filter(|page| page.get() < end && !self.core.index.has(*page)) {
+            self.core.cached.prefetch(page.offset(bytes)..(page + 1).offset(bytes));
         }
     }
 
@@ -344,7 +344,7 @@ impl Store {
     /// # let temp = tempfile::tempdir_in(".")?;
     /// # let (dir, copy) = (temp.path().join("store"), temp.path().join("copy"));
     /// let _store = Store::options().serve_backups(true).open(&dir)?; // elsewhere
-    /// assert_eq!(Store::request_backup(&dir, &copy)?.seq, 0);
+    /// assert_eq!(Store::request_backup(&dir, &copy)?.seq.get(), 0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn request_backup(directory: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<Backup, Error> {
@@ -460,7 +460,7 @@ impl Store {
     /// Drops all pages of the data file from the cache, so that they are read again.
     #[cfg(test)]
     pub(crate) fn drop_cached(&self) {
-        let pages: Vec<_> = self.core.cached.resident().into_iter().flatten().collect();
+        let pages: Vec<_> = self.core.cached.resident().into_iter().flat_map(PageNo::each).collect();
         self.core.cached.discard_many(&pages);
     }
 

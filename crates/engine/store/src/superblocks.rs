@@ -208,7 +208,7 @@ impl Superblocks {
                 make(io, &path, &self.newest)?;
                 io.rename(&path, &directory.join(SUPERBLOCK_NAME))?;
                 io.sync_dir(directory)?;
-                self.file = open_writable_past_cache(io, &directory.join(SUPERBLOCK_NAME), Create::Never)?;
+                self.file = open_writable_past_cache(io, directory.join(SUPERBLOCK_NAME), Create::Never)?;
                 Ok(())
             }
         }

@@ -110,7 +110,7 @@ impl<'a> WriteTxn<'a> {
         } else {
             self.grow(self.meta.pages + 1, false)?;
             self.meta.pages += 1;
-            self.meta.pages - 1
+            PageNo::new(self.meta.pages - 1)
         };
         let bytes = self.core.buffers.zeroed();
         self.changed.insert(page, PageEdit::Page { kind: PageKind::Data, bytes, in_part: false });
@@ -134,7 +134,7 @@ impl<'a> WriteTxn<'a> {
         self.room.before.get_or_insert(self.core.data.bytes());
         self.grow(end, true)?;
         self.meta.pages = end;
-        Ok(first)
+        Ok(PageNo::new(first))
     }
 
     /// Makes room in the data file. After a failed sync of the file, nothing that was written to it
@@ -150,7 +150,8 @@ impl<'a> WriteTxn<'a> {
             return Err(Error::Setting { what: "a number of pages", given: pages, wanted });
         }
         // Remains of a compaction are not pages of a run.
-        self.core.clear_behind(self.base.pages, self.meta.pages..pages)?;
+        let new = PageNo::new(self.meta.pages)..PageNo::new(pages);
+        self.core.clear_behind(self.base.pages, new)?;
         let grown = self.core.data.grow(pages, sparse);
         let is_passing =
             |error: &Error| error.is_no_space() && !injected!(self.core.config.options, RefusedRoomPoisons);
@@ -202,7 +203,9 @@ impl<'a> WriteTxn<'a> {
         let payload = self.change(page, PageKind::Trunk)?;
         match trunk::check(payload, pages) {
             Ok(()) => Ok(payload),
-            Err(fault) => Err(core.page_id(page, 0).damaged(format!("a trunk of the free list: {fault}"))),
+            Err(fault) => {
+                Err(core.page_id(page, Seq::NONE).damaged(format!("a trunk of the free list: {fault}")))
+            }
         }
     }
 
@@ -261,7 +264,7 @@ impl<'a> WriteTxn<'a> {
 
     fn check_range(&self, page: PageNo) -> Result<(), Error> {
         let pages = self.meta.pages;
-        if page < pages { Ok(()) } else { Err(Error::OutOfRange { page, pages }) }
+        if page.get() < pages { Ok(()) } else { Err(Error::OutOfRange { page, pages }) }
     }
 
     /// Replaces the payload of a page by [`Store::payload_size`](crate::Store::payload_size) bytes.

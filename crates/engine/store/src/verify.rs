@@ -157,7 +157,7 @@ impl Core {
         for first in (0..pages).step_by(at_once) {
             let count = usize::try_from(pages - first).unwrap_or(at_once).min(at_once);
             let bytes = &mut buf[..count * self.config.page_size];
-            let mut pieces = bulk_read::pieces(first, self.config.page_size, bytes);
+            let mut pieces = bulk_read::pieces(PageNo::new(first), self.config.page_size, bytes);
             let read = self.read_pieces(&*file, &mut pieces);
             self.each_page(live, &mut pieces, read, |page, _, read| {
                 let kind = match read {

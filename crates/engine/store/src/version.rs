@@ -46,7 +46,7 @@ impl WholePage {
 #[inline]
 pub(crate) fn kind_and_seq(bytes: &[u8]) -> Option<(PageKind, Seq)> {
     let seq = bytes.get(16..24)?.try_into().ok()?;
-    Some((PageKind::of(bytes[4])?, Seq::from_le_bytes(seq)))
+    Some((PageKind::of(bytes[4])?, Seq::new(u64::from_le_bytes(seq))))
 }
 
 /// The journal's changes of a page since it was last applied, from which the page can be rebuilt.

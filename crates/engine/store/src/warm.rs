@@ -11,6 +11,7 @@ use std::path::Path;
 
 use pagekeeper_io::{Access, Create, Error as IoError, Io, WriteMode};
 
+use crate::PageNo;
 use crate::core::Core;
 use crate::format::warm::{decode, encode};
 
@@ -51,16 +52,17 @@ impl Core {
         else {
             return;
         };
-        let end = self.data.pages();
+        let pages = self.data.pages();
         let mut left = self.cache.capacity_pages() / CACHE_SHARE;
-        for range in ranges {
-            let range = range.start..range.end.min(end).min(range.start.saturating_add(left));
-            left -= range.end.saturating_sub(range.start);
-            self.load_in_steps(&range);
+        for Range { start, end } in ranges {
+            let (start, end) = (start.get(), end.get().min(pages));
+            let end = end.min(start.saturating_add(left));
+            left -= end.saturating_sub(start);
+            self.load_in_steps(start..end);
         }
     }
 
-    fn load_in_steps(&self, pages: &Range<u64>) {
+    fn load_in_steps(&self, pages: Range<u64>) {
         let page = self.config.page_size as u64;
         let mut from = pages.start * page;
         while from < pages.end * page && !self.checkpoints.stopping.load(std::sync::atomic::Ordering::Relaxed)
@@ -73,7 +75,7 @@ impl Core {
 }
 
 /// Whether each page of `pages` is one of `noted`. Both ascend, and no two ranges touch.
-fn covers(noted: &[Range<u64>], pages: &[Range<u64>]) -> bool {
+fn covers(noted: &[Range<PageNo>], pages: &[Range<PageNo>]) -> bool {
     pages.iter().all(|pages| {
         let at = noted.partition_point(|range| range.end <= pages.start);
         noted.get(at).is_some_and(|range| range.start <= pages.start && pages.end <= range.end)
@@ -109,15 +111,17 @@ mod tests {
 
     #[test]
     fn the_note_covers_exactly_the_resident_parts() {
-        let noted = [2..7, 10..20];
-        let is_covered = |range: Range<u64>| covers(&noted, std::slice::from_ref(&range));
-        for pages in [2..7, 4..6, 6..7, 10..11, 12..13, 19..20] {
-            assert!(is_covered(pages.clone()), "{pages:?}");
+        let pages = |numbers: Range<u64>| PageNo::new(numbers.start)..PageNo::new(numbers.end);
+        let noted = [2..7, 10..20].map(pages);
+        let is_covered = |range| covers(&noted, &[pages(range)]);
+        for range in [2..7, 4..6, 6..7, 10..11, 12..13, 19..20] {
+            assert!(is_covered(range.clone()), "{range:?}");
         }
-        for pages in [1..2, 6..8, 7..8, 9..11, 19..21, 2..20, 30..31] {
-            assert!(!is_covered(pages.clone()), "{pages:?}");
+        for range in [1..2, 6..8, 7..8, 9..11, 19..21, 2..20, 30..31] {
+            assert!(!is_covered(range.clone()), "{range:?}");
         }
-        assert!(covers(&noted, &[3..4, 6..7, 10..20]) && !covers(&noted, &[2..3, 7..8]));
+        assert!(covers(&noted, &[3..4, 6..7, 10..20].map(pages)));
+        assert!(!covers(&noted, &[2..3, 7..8].map(pages)));
         assert!(covers(&[], &[]) && !covers(&[], &noted));
     }
 }

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use pagekeeper_policy::stream_pace::StreamPace;
-use pagekeeper_store::{Create, Durability, Error, Store, StoreOptions};
+use pagekeeper_store::{Create, Durability, Error, PageNo, Store, StoreOptions};
 use pagekeeper_testing::{Mounted, Rng, Seed, disk_dir};
 
 /// Pages of the store.
@@ -28,8 +28,9 @@ fn filled(dir: &Path) -> Store {
     let blank = vec![0; store.payload_size()];
     for from in (store.begin_read().unwrap().pages()..PAGES).step_by(100) {
         let mut txn = store.begin_write().unwrap();
-        txn.allocate_run(100).unwrap();
-        (from..from + 100).for_each(|page| txn.write(page, &blank).unwrap());
+        let first = txn.allocate_run(100).unwrap();
+        assert_eq!(first.get(), from);
+        PageNo::each(first..first + 100).for_each(|page| txn.write(page, &blank).unwrap());
         txn.commit(Durability::Sync).unwrap();
     }
     store
@@ -45,7 +46,7 @@ fn transfer(store: &Store, rng: &mut Rng) -> Result<(), Error> {
     let mut txn = store.begin_write()?;
     let by = rng.of(0..1000);
     for by in [by, by.wrapping_neg()] {
-        let payload = txn.page_mut(rng.of(0..PAGES))?;
+        let payload = txn.page_mut(PageNo::new(rng.of(0..PAGES)))?;
         let sum = number(payload).wrapping_add(by);
         payload[..8].copy_from_slice(&sum.to_le_bytes());
     }
@@ -56,7 +57,8 @@ fn transfer(store: &Store, rng: &mut Rng) -> Result<(), Error> {
 /// Checks that its pages are as of one commit, and valid.
 fn is_whole(store: &Store) {
     let read = store.begin_read().unwrap();
-    let sum = (0..PAGES).map(|page| number(&read.read(page).unwrap())).fold(0, u64::wrapping_add);
+    let sum =
+        (0..PAGES).map(|page| number(&read.read(PageNo::new(page)).unwrap())).fold(0, u64::wrapping_add);
     assert_eq!(sum, 0, "of no one commit");
     let verified = store.verify().unwrap();
     assert!(verified.is_sound(), "{verified}");

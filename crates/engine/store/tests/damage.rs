@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use pagekeeper_io::{Access, AlignedBuf, Create, Io, WriteMode};
 use pagekeeper_simdisk::{SimDisk, Times, WriteFault};
-use pagekeeper_store::{Durability, Error, Store, StoreOptions};
+use pagekeeper_store::{Durability, Error, PageNo, Store, StoreOptions};
 
 const PAGE: u64 = 4096;
 const PAGES: u64 = 6;
@@ -25,7 +25,7 @@ fn write_all(store: &Store, byte: u8) {
         // The last one is never written.
         txn.allocate_run(PAGES + 1).unwrap();
     }
-    (0..PAGES).for_each(|page| txn.write(page, &vec![byte; store.payload_size()]).unwrap());
+    (0..PAGES).for_each(|page| txn.write(PageNo::new(page), &vec![byte; store.payload_size()]).unwrap());
     txn.commit(Durability::Sync).unwrap();
 }
 
@@ -62,16 +62,16 @@ fn is_found(store: &Store, said: &str) {
     assert!(found.faults == 1 && found.named[0].contains(said), "{said}: {found}");
     let read = store.begin_read().unwrap();
     for page in 0..PAGES {
-        match read.read(page) {
+        match read.read(PageNo::new(page)) {
             Ok(found) => assert!(page != 3 && found[0] == 2, "page {page}: {said}"),
             Err(error) => assert!(page == 3 && error.to_string().contains(said), "{said}: {error}"),
         }
     }
-    assert!(matches!(read.read(PAGES), Err(Error::NeverWritten { .. })));
+    assert!(matches!(read.read(PageNo::new(PAGES)), Err(Error::NeverWritten { .. })));
     drop(read);
     // A page that is written again is right again.
     let mut txn = store.begin_write().unwrap();
-    txn.write(3, &vec![2; store.payload_size()]).unwrap();
+    txn.write(PageNo::new(3), &vec![2; store.payload_size()]).unwrap();
     txn.commit(Durability::Sync).unwrap();
     store.sync().unwrap();
     let found = store.verify().unwrap();
@@ -90,11 +90,11 @@ fn a_write_that_was_lost_or_went_elsewhere_is_found() {
         store.sync().unwrap();
         let mut txn = store.begin_write().unwrap();
         (0..PAGES).filter(|page| *page != 3).for_each(|page| {
-            txn.write(page, &vec![2; store.payload_size()]).unwrap();
+            txn.write(PageNo::new(page), &vec![2; store.payload_size()]).unwrap();
         });
         txn.commit(Durability::Sync).unwrap();
         let mut txn = store.begin_write().unwrap();
-        txn.write(3, &vec![2; store.payload_size()]).unwrap();
+        txn.write(PageNo::new(3), &vec![2; store.payload_size()]).unwrap();
         txn.commit(Durability::Sync).unwrap();
         disk.inject("/store/data", 3 * PAGE..4 * PAGE, fault, Times::Once).unwrap();
         // With so little memory each page is a write of its own. The misdirected write lands on the
@@ -108,7 +108,7 @@ fn a_write_that_was_lost_or_went_elsewhere_is_found() {
         assert!(lost.len() == 1 && lost.iter().all(|fault| fault.contains(said)), "{found}");
         assert_eq!(elsewhere.len(), usize::from(fault != WriteFault::Lost), "{found}");
         let read = store.begin_read().unwrap();
-        assert!(matches!(read.read(3), Err(Error::Damaged { page: 3, .. })));
+        assert!(matches!(read.read(PageNo::new(3)), Err(Error::Damaged { page, .. }) if page.get() == 3));
     }
 }
 
@@ -143,7 +143,7 @@ fn a_page_that_is_old_blank_or_of_no_commit_is_found() {
     // Also if memory has the right page.
     let disk = made.after_power_cut(pagekeeper_simdisk::Persistence::All, 0);
     let store = options(&disk).open(dir()).unwrap();
-    assert_eq!(store.begin_read().unwrap().read(3).unwrap()[0], 2);
+    assert_eq!(store.begin_read().unwrap().read(PageNo::new(3)).unwrap()[0], 2);
     write(&disk, "data", 3 * PAGE, &zeros);
     is_found(&store, "it was written, and is all zeros");
 }
@@ -161,16 +161,17 @@ fn a_page_of_a_commit_that_was_lost_is_not_taken_for_one_that_came_later() {
     write(&disk, "data", 3 * PAGE, &newer);
     let store = options(&disk).open(dir()).unwrap();
     let said = "commits were lost";
-    let error = store.begin_read().unwrap().read(3).unwrap_err();
-    assert!(matches!(error, Error::Damaged { page: 3, .. }) && error.to_string().contains(said), "{error}");
+    let error = store.begin_read().unwrap().read(PageNo::new(3)).unwrap_err();
+    assert!(matches!(&error, Error::Damaged { page, .. } if page.get() == 3), "{error}");
+    assert!(error.to_string().contains(said), "{error}");
     let found = store.verify().unwrap();
     assert_eq!(found.named.iter().filter(|fault| fault.contains(said)).count(), 1, "{found}");
     // Writing it as a whole makes it right again.
     let mut txn = store.begin_write().unwrap();
-    txn.write(3, &vec![5; store.payload_size()]).unwrap();
+    txn.write(PageNo::new(3), &vec![5; store.payload_size()]).unwrap();
     txn.commit(Durability::Sync).unwrap();
     store.sync().unwrap();
-    assert_eq!(store.begin_read().unwrap().read(3).unwrap()[0], 5);
+    assert_eq!(store.begin_read().unwrap().read(PageNo::new(3)).unwrap()[0], 5);
     assert!(store.verify().unwrap().is_sound());
 }
 
@@ -223,7 +224,7 @@ fn one_place_of_the_page_map_may_be_lost_and_both_hide_no_page() {
             assert_eq!(found.is_sound(), places.len() == 1, "{places:?}: {found}");
             let read = store.begin_read().unwrap();
             for page in 0..PAGES {
-                match read.read(page) {
+                match read.read(PageNo::new(page)) {
                     Ok(found) => assert!(found[0] == 2 && !is_blank),
                     Err(error) => {
                         assert!(is_blank && error.to_string().contains("was never written"), "{error}");
@@ -236,7 +237,7 @@ fn one_place_of_the_page_map_may_be_lost_and_both_hide_no_page() {
             let store = options(&disk).open(dir()).unwrap();
             let found = store.verify().unwrap();
             assert!(found.is_sound(), "{places:?}: {found}");
-            assert_eq!(store.begin_read().unwrap().read(3).unwrap()[0], 3);
+            assert_eq!(store.begin_read().unwrap().read(PageNo::new(3)).unwrap()[0], 3);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use pagekeeper_io::{Access, Create, Io, WriteMode};
 use pagekeeper_simdisk::{Persistence, SimDisk, Times, WriteFault};
-use pagekeeper_store::{Durability, Error, FullPageImages, Store, StoreOptions};
+use pagekeeper_store::{Durability, Error, FullPageImages, PageNo, Store, StoreOptions};
 
 fn dir() -> &'static Path {
     Path::new("/store")
@@ -19,8 +19,9 @@ fn options(disk: &SimDisk) -> StoreOptions {
 fn store(disk: &SimDisk) -> Store {
     let store = options(disk).open(dir()).unwrap();
     let mut txn = store.begin_write().unwrap();
-    for page in 0..2 {
-        assert_eq!(txn.allocate().unwrap(), page);
+    for number in 0..2 {
+        let page = txn.allocate().unwrap();
+        assert_eq!(page.get(), number);
         txn.page_mut(page).unwrap()[0] = 7;
     }
     txn.commit(Durability::Sync).unwrap();
@@ -29,12 +30,12 @@ fn store(disk: &SimDisk) -> Store {
 
 fn change(store: &Store, page: u64, byte: u8) {
     let mut txn = store.begin_write().unwrap();
-    txn.page_mut(page).unwrap()[0] = byte;
+    txn.page_mut(PageNo::new(page)).unwrap()[0] = byte;
     txn.commit(Durability::Sync).unwrap();
 }
 
 fn first_byte(store: &Store, page: u64) -> Result<u8, Error> {
-    Ok(store.begin_read()?.read(page)?[0])
+    Ok(store.begin_read()?.read(PageNo::new(page))?[0])
 }
 
 #[test]
@@ -46,7 +47,7 @@ fn a_sync_that_fails_for_lack_of_space_is_final() {
     assert!(matches!(store.sync(), Err(Error::Poisoned { .. })));
     assert!(matches!(store.begin_write(), Err(Error::Poisoned { .. })));
     let store = options(&disk.after_power_cut(Persistence::None, 1)).open(dir()).unwrap();
-    assert_eq!((first_byte(&store, 0).unwrap(), store.stats().checkpoint_seq), (7, 0));
+    assert_eq!((first_byte(&store, 0).unwrap(), store.stats().checkpoint_seq.get()), (7, 0));
 }
 
 #[test]
@@ -54,7 +55,7 @@ fn a_transaction_that_was_open_when_the_store_was_poisoned_is_not_committed() {
     let disk = SimDisk::new();
     let store = store(&disk);
     let mut txn = store.begin_write().unwrap();
-    txn.page_mut(0).unwrap()[0] = 8;
+    txn.page_mut(PageNo::new(0)).unwrap()[0] = 8;
     disk.inject("/store/data", 0..u64::MAX, WriteFault::SYNC_EIO, Times::Once).unwrap();
     store.sync().unwrap_err();
     assert!(matches!(txn.commit(Durability::None), Err(Error::Poisoned { .. })));
@@ -85,7 +86,7 @@ fn a_data_file_that_can_not_grow_costs_one_transaction() {
     change(&store, 0, 8);
     assert_eq!(store.begin_read().unwrap().pages(), 2);
     let mut txn = store.begin_write().unwrap();
-    assert_eq!(txn.allocate().unwrap(), 2);
+    assert_eq!(txn.allocate().unwrap(), PageNo::new(2));
 }
 
 #[test]
@@ -128,12 +129,13 @@ fn a_damaged_page_leaves_the_others_alone_and_can_be_written_anew() {
     drop(file);
 
     let store = options(&disk).open(dir()).unwrap();
-    assert!(matches!(first_byte(&store, 0), Err(Error::Damaged { page: 0, .. })));
-    assert!(matches!(store.sync(), Err(Error::Damaged { page: 0, .. })));
+    let is_of_first = |error: Error| matches!(error, Error::Damaged { page, .. } if page.get() == 0);
+    assert!(first_byte(&store, 0).is_err_and(is_of_first));
+    assert!(store.sync().is_err_and(is_of_first));
     assert!(!store.verify().unwrap().is_sound());
     change(&store, 1, 9);
     let mut txn = store.begin_write().unwrap();
-    txn.write(0, &vec![5; store.payload_size()]).unwrap();
+    txn.write(PageNo::new(0), &vec![5; store.payload_size()]).unwrap();
     txn.commit(Durability::Sync).unwrap();
     store.sync().unwrap();
     assert_eq!([0, 1].map(|page| first_byte(&store, page).unwrap()), [5, 9]);
@@ -152,10 +154,10 @@ fn an_old_snapshot_outlives_the_data_page_it_is_based_on() {
     let store = options(&disk).full_page_images(FullPageImages::Always).open(dir()).unwrap();
     let old = store.begin_read().unwrap();
     let mut txn = store.begin_write().unwrap();
-    txn.write(0, &vec![9; store.payload_size()]).unwrap();
+    txn.write(PageNo::new(0), &vec![9; store.payload_size()]).unwrap();
     txn.commit(Durability::Sync).unwrap();
     store.sync().unwrap();
-    assert_eq!((old.read(0).unwrap()[0], first_byte(&store, 0).unwrap()), (8, 9));
+    assert_eq!((old.read(PageNo::new(0)).unwrap()[0], first_byte(&store, 0).unwrap()), (8, 9));
 }
 
 #[test]
@@ -215,7 +217,7 @@ fn reads_after_a_failed_sync(keeps_old: bool) {
             txn.allocate_run(PAGES).unwrap();
         }
         let payload = vec![byte; store.payload_size()];
-        (0..PAGES).for_each(|page| txn.write(page, &payload).unwrap());
+        (0..PAGES).for_each(|page| txn.write(PageNo::new(page), &payload).unwrap());
         txn.commit(Durability::Sync).unwrap();
     };
     write_all(1);
@@ -226,7 +228,7 @@ fn reads_after_a_failed_sync(keeps_old: bool) {
     store.sync().unwrap_err();
     let new = store.begin_read().unwrap();
     for (read, byte) in old.into_iter().map(|old| (old, 1)).chain([(new, 2)]) {
-        for page in 0..PAGES {
+        for page in (0..PAGES).map(PageNo::new) {
             match read.read(page) {
                 Ok(found) => assert_eq!(found[0], byte, "page {page}"),
                 Err(error) => assert!(byte == 1 && matches!(error, Error::SnapshotTooOld), "{error}"),

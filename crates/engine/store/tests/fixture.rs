@@ -7,7 +7,7 @@
 
 use std::path::{Path, PathBuf};
 
-use pagekeeper_store::{Create, Durability, Error, Store};
+use pagekeeper_store::{Create, Durability, Error, PageNo, Store};
 
 const PAGES: u64 = 12;
 
@@ -22,22 +22,23 @@ fn make(dir: &Path) {
         .open(dir)
         .unwrap();
     let mut txn = store.begin_write().unwrap();
-    for page in 0..PAGES {
-        assert_eq!(txn.allocate().unwrap(), page);
-        txn.write(page, &payload(page, store.payload_size())).unwrap();
+    for number in 0..PAGES {
+        let page = txn.allocate().unwrap();
+        assert_eq!(page.get(), number);
+        txn.write(page, &payload(number, store.payload_size())).unwrap();
     }
-    txn.set_root(Some(3));
+    txn.set_root(Some(PageNo::new(3)));
     txn.set_metadata(b"made by version 2").unwrap();
     txn.commit(Durability::Sync).unwrap();
     store.sync().unwrap();
     for round in 0..2 {
         let mut txn = store.begin_write().unwrap();
-        for page in 0..3 {
+        for page in (0..3).map(PageNo::new) {
             txn.page_mut(page).unwrap()[1000 + round] = 77;
         }
         if round == 1 {
-            txn.free(10).unwrap();
-            txn.free(11).unwrap();
+            txn.free(PageNo::new(10)).unwrap();
+            txn.free(PageNo::new(11)).unwrap();
         }
         txn.commit(Durability::Sync).unwrap();
     }
@@ -77,15 +78,18 @@ fn a_store_of_version_2_is_opened_and_goes_on() {
     assert_eq!((opening.commits, opening.pages), (2, 5));
     let check = |store: &Store| {
         let read = store.begin_read().unwrap();
-        assert_eq!((read.root(), read.metadata(), read.pages()), (Some(3), &b"made by version 2"[..], PAGES));
+        assert_eq!(
+            (read.root(), read.metadata(), read.pages()),
+            (Some(PageNo::new(3)), &b"made by version 2"[..], PAGES)
+        );
         for page in 0..10 {
             let mut expected = payload(page, store.payload_size());
             if page < 3 {
                 expected[1000..1002].fill(77);
             }
-            assert_eq!(read.read(page).unwrap()[..], expected, "page {page}");
+            assert_eq!(read.read(PageNo::new(page)).unwrap()[..], expected, "page {page}");
         }
-        for page in 10..12 {
+        for page in (10..12).map(PageNo::new) {
             assert!(matches!(read.read(page), Err(Error::NotAllocated { .. })));
         }
         let found = store.verify().unwrap();
@@ -97,9 +101,9 @@ fn a_store_of_version_2_is_opened_and_goes_on() {
     assert_eq!(store.stats().opening.commits, 0);
     check(&store);
     let mut txn = store.begin_write().unwrap();
-    let mut again = [txn.allocate().unwrap(), txn.allocate().unwrap()];
+    let mut again = [0; 3].map(|_| txn.allocate().unwrap().get());
     again.sort_unstable();
-    assert_eq!((again, txn.allocate().unwrap()), ([10, 11], PAGES));
+    assert_eq!(again, [10, 11, PAGES]);
 }
 
 #[test]

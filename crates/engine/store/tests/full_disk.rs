@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pagekeeper_simdisk::SimDisk;
-use pagekeeper_store::{Durability, Error, Store, StoreOptions};
+use pagekeeper_store::{Durability, Error, PageNo, Seq, Store, StoreOptions};
 use pagekeeper_testing::Mounted;
 
 const PAGES: u64 = 4;
@@ -23,25 +23,26 @@ fn on(disk: &SimDisk) -> StoreOptions {
 fn make(store: &Store) {
     let mut txn = store.begin_write().unwrap();
     let first = txn.allocate_run(PAGES).unwrap();
-    (first..PAGES).for_each(|page| txn.write(page, &vec![7; store.payload_size()]).unwrap());
+    PageNo::each(first..first + PAGES)
+        .for_each(|page| txn.write(page, &vec![7; store.payload_size()]).unwrap());
     txn.commit(Durability::Sync).unwrap();
     store.sync().unwrap();
     change(store, 0, 8).unwrap();
 }
 
-fn change(store: &Store, page: u64, byte: u8) -> Result<u64, Error> {
+fn change(store: &Store, page: u64, byte: u8) -> Result<Seq, Error> {
     let mut txn = store.begin_write()?;
-    txn.page_mut(page)?[0] = byte;
+    txn.page_mut(PageNo::new(page))?[0] = byte;
     txn.commit(Durability::Sync)
 }
 
 fn first_bytes(store: &Store) -> Vec<u8> {
     let read = store.begin_read().unwrap();
-    (0..PAGES).map(|page| read.read(page).unwrap()[0]).collect()
+    (0..PAGES).map(|page| read.read(PageNo::new(page)).unwrap()[0]).collect()
 }
 
 /// Runs a transaction that needs more pages than the file has room for.
-fn grow(store: &Store) -> Result<u64, Error> {
+fn grow(store: &Store) -> Result<Seq, Error> {
     let mut txn = store.begin_write()?;
     for _ in 0..200 {
         txn.allocate()?;

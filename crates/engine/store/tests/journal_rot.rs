@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use pagekeeper_io::{Access, Io};
 use pagekeeper_simdisk::{Damage, Persistence, SimDisk};
-use pagekeeper_store::{Error, Store, StoreOptions};
+use pagekeeper_store::{Error, PageNo, Store, StoreOptions};
 use pagekeeper_wal::{Lsn, RedoLog};
 
 const FILES: u64 = 4;
@@ -120,8 +120,8 @@ fn damage_that_no_commit_needs_does_not_prevent_opening() {
             let flip = || disk.damage("/store/journal/redo.000", &Damage::Bit { at, bit: 5 }).unwrap();
             flip();
             let store = options(&disk).read_only(true).open(dir()).unwrap();
-            assert_eq!(store.stats().seq, 3, "byte {at}");
-            assert_eq!(store.begin_read().unwrap().read(0).unwrap()[0], 3, "byte {at}");
+            assert_eq!(store.stats().seq.get(), 3, "byte {at}");
+            assert_eq!(store.begin_read().unwrap().read(PageNo::new(0)).unwrap()[0], 3, "byte {at}");
             drop(store);
             flip();
         }
@@ -179,7 +179,7 @@ fn a_flipped_bit_in_the_last_group_of_a_killed_store_that_was_opened_and_closed_
         let store = options(&disk).open(dir()).unwrap();
         (0..100).for_each(|_| commit(&store));
         store.close_and_sync().unwrap();
-        assert_eq!(options(&disk).open(dir()).unwrap().stats().seq, 106);
+        assert_eq!(options(&disk).open(dir()).unwrap().stats().seq.get(), 106);
     }
 }
 
@@ -196,10 +196,10 @@ fn a_flipped_bit_in_the_first_record_behind_an_opening_loses_nothing_in_silence(
         }
         let disk = disk.after_kill();
         let store = options(&disk).open(dir()).unwrap();
-        assert_eq!(store.stats().seq, 20);
+        assert_eq!(store.stats().seq.get(), 20);
         let first = commit_and_find(&disk, &store);
         (0..80).for_each(|_| commit(&store));
-        assert_eq!(store.stats().checkpoint_seq, 0, "all of it is in the journal alone");
+        assert_eq!(store.stats().checkpoint_seq.get(), 0, "all of it is in the journal alone");
         let disk = disk.after_kill();
         each_flip_is_refused(&disk, &first);
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use pagekeeper_store::{Durability, Error, Store, StoreOptions};
+use pagekeeper_store::{Durability, Error, PageNo, Store, StoreOptions};
 use pagekeeper_testing::{Mounted, Rng, Seed, disk_dir};
 
 /// Pages of the store.
@@ -25,8 +25,8 @@ fn mix(number: u64) -> u64 {
 }
 
 /// Returns the pages that a commit changes.
-fn pages_of(number: u64) -> impl Iterator<Item = u64> {
-    (0..=mix(number) % 4).map(move |which| mix(number ^ (which + 1) << 40) % PAGES)
+fn pages_of(number: u64) -> impl Iterator<Item = PageNo> {
+    (0..=mix(number) % 4).map(move |which| PageNo::new(mix(number ^ (which + 1) << 40) % PAGES))
 }
 
 /// Marks a page with its commit: sometimes as a whole, mostly in three places.
@@ -48,7 +48,7 @@ fn commit(store: &Store, durability: Durability) -> Result<u64, Error> {
     if txn.pages() == 0 {
         txn.allocate_run(PAGES)?;
         let blank = vec![0; store.payload_size()];
-        (0..PAGES).try_for_each(|page| txn.write(page, &blank))?;
+        (0..PAGES).try_for_each(|page| txn.write(PageNo::new(page), &blank))?;
     }
     for page in pages_of(number) {
         if number.is_multiple_of(7) {
@@ -128,11 +128,11 @@ fn kill_and_compare(directory: &Path, kills: u64) {
         let found = number_of(read.metadata());
         assert!(found >= acknowledged, "kill {kill}: {found} is found of {acknowledged} commits");
         for number in done + 1..=found {
-            pages_of(number).for_each(|page| expected[usize::try_from(page).unwrap()] = number);
+            pages_of(number).for_each(|page| expected[usize::try_from(page.get()).unwrap()] = number);
         }
         done = found;
         for (page, number) in (0..read.pages()).zip(&expected) {
-            let payload = read.read(page).unwrap();
+            let payload = read.read(PageNo::new(page)).unwrap();
             let len = payload.len();
             let marks = [0, len / 2, len - 8].map(|at| number_of(&payload[at..at + 8]));
             assert_eq!(marks, [*number; 3], "kill {kill}, page {page} of commit {found}");

@@ -6,18 +6,18 @@ use std::process::Command;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use pagekeeper_store::{Durability, Error, Store, StoreOptions};
+use pagekeeper_store::{Durability, Error, PageNo, Store, StoreOptions};
 
 fn small() -> StoreOptions {
     Store::options().memory(1 << 20).journal_bytes(64 << 10).warm(false)
 }
 
 /// Commits pages with this byte.
-fn commit(store: &Store, pages: u64, byte: u8) -> u64 {
+fn commit(store: &Store, pages: u64, byte: u8) -> PageNo {
     let payload = vec![byte; store.payload_size()];
     let mut txn = store.begin_write().unwrap();
     let first = txn.allocate_run(pages).unwrap();
-    (first..first + pages).for_each(|page| txn.write(page, &payload).unwrap());
+    PageNo::each(first..first + pages).for_each(|page| txn.write(page, &payload).unwrap());
     txn.commit(Durability::Sync).unwrap();
     first
 }
@@ -42,7 +42,7 @@ fn a_run_that_is_given_up_gives_its_room_back() {
     // No two pages are alike, so that none is short in the journal.
     let mut state = 1_u32;
     let mut payload = vec![0; store.payload_size()];
-    for page in again..again + 100 {
+    for page in PageNo::each(again..again + 100) {
         for byte in &mut payload {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             *byte = state.to_be_bytes()[0];
@@ -143,7 +143,7 @@ fn in_little_address_space(dir: &Path) {
         Ok(store) => store,
         Err(error) => return println!("{error}"),
     };
-    assert_eq!(store.begin_read().unwrap().read(7).unwrap()[0], 3);
+    assert_eq!(store.begin_read().unwrap().read(PageNo::new(7)).unwrap()[0], 3);
     let mut txn = store.begin_write().unwrap();
     let error = txn.allocate_run(1 << 31).unwrap_err();
     assert!(matches!(error, Error::Setting { .. }) && error.to_string().contains("address space"), "{error}");
@@ -179,9 +179,9 @@ fn a_report_callback_may_call_the_store() {
         while found.lock().unwrap().is_empty() && began.elapsed() < Duration::from_secs(60) {
             std::thread::sleep(Duration::from_millis(5));
         }
-        assert_eq!(*found.lock().unwrap(), [(0, 4)]);
+        assert_eq!(*found.lock().unwrap(), [(0, PageNo::new(4))]);
         // Also as its last owner.
         drop(store);
-        assert_eq!(small().open(&dir).unwrap().begin_read().unwrap().read(4).unwrap()[0], 9);
+        assert_eq!(small().open(&dir).unwrap().begin_read().unwrap().read(PageNo::new(4)).unwrap()[0], 9);
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use pagekeeper_io::{Access, Create, Io, WriteMode};
 use pagekeeper_simdisk::{Fault, SimDisk, Times};
-use pagekeeper_store::{Durability, Error, Store, StoreOptions};
+use pagekeeper_store::{Durability, Error, PageNo, Store, StoreOptions};
 
 const PAGES: u64 = 40;
 
@@ -26,7 +26,8 @@ fn made() -> SimDisk {
     for _ in 0..PAGES / 8 {
         let mut txn = store.begin_write().unwrap();
         let first = txn.allocate_run(8).unwrap();
-        (first..first + 8).for_each(|page| txn.write(page, &vec![7; store.payload_size()]).unwrap());
+        PageNo::each(first..first + 8)
+            .for_each(|page| txn.write(page, &vec![7; store.payload_size()]).unwrap());
         txn.commit(Durability::Sync).unwrap();
     }
     store.close_and_sync().unwrap();
@@ -78,7 +79,7 @@ fn reads_alone_write_only_the_residency_note_once() {
         let store = options(&disk).without_threads().open(dir()).unwrap();
         let txn = store.begin_read().unwrap();
         for page in pages {
-            assert_eq!(txn.read(*page).unwrap()[0], 7);
+            assert_eq!(txn.read(PageNo::new(*page)).unwrap()[0], 7);
         }
         drop(txn);
         store.close().unwrap();
@@ -99,7 +100,7 @@ fn with_journal(closed: bool) -> SimDisk {
     let store = options(&disk).background_apply(false).without_threads().open(dir()).unwrap();
     for page in 0..6 {
         let mut txn = store.begin_write().unwrap();
-        txn.page_mut(page).unwrap()[0] = 8;
+        txn.page_mut(PageNo::new(page)).unwrap()[0] = 8;
         txn.commit(Durability::Sync).unwrap();
     }
     if closed {
@@ -138,12 +139,12 @@ fn goes_on(disk: &SimDisk) {
     let store = options(disk).without_threads().open(dir()).unwrap();
     let read = store.begin_read().unwrap();
     for page in 0..PAGES {
-        assert_eq!(read.read(page).unwrap()[0], if page < 6 { 8 } else { 7 }, "page {page}");
+        assert_eq!(read.read(PageNo::new(page)).unwrap()[0], if page < 6 { 8 } else { 7 }, "page {page}");
     }
     drop(read);
     for round in 0..100_u8 {
         let mut txn = store.begin_write().unwrap();
-        txn.write(u64::from(round) % PAGES, &vec![round; store.payload_size()]).unwrap();
+        txn.write(PageNo::new(u64::from(round) % PAGES), &vec![round; store.payload_size()]).unwrap();
         txn.commit(Durability::Sync).unwrap();
     }
     assert!(store.verify().unwrap().is_sound());

@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use pagekeeper_io::Io;
 use pagekeeper_simdisk::{Damage, Persistence, SimDisk};
-use pagekeeper_store::{Create, Durability, Error, Store, StoreOptions};
+use pagekeeper_store::{Create, Durability, Error, PageNo, Store, StoreOptions};
 use pagekeeper_testing::Mounted;
 
 const SLOT_BYTES: u64 = 4096;
@@ -30,23 +30,23 @@ fn fill(store: &Store, first: u8, checkpoint: bool) {
     let mut txn = store.begin_write().unwrap();
     let at = txn.allocate_run(8).unwrap();
     let payload = vec![first; store.payload_size()];
-    (at..at + 8).for_each(|page| txn.write(page, &payload).unwrap());
+    PageNo::each(at..at + 8).for_each(|page| txn.write(page, &payload).unwrap());
     txn.set_metadata(b"filled").unwrap();
     txn.commit(Durability::Sync).unwrap();
     if checkpoint {
         store.sync().unwrap();
     }
     let mut txn = store.begin_write().unwrap();
-    txn.page_mut(0).unwrap()[9] = 99;
-    txn.write(1, &vec![98; store.payload_size()]).unwrap();
+    txn.page_mut(PageNo::new(0)).unwrap()[9] = 99;
+    txn.write(PageNo::new(1), &vec![98; store.payload_size()]).unwrap();
     txn.commit(Durability::Sync).unwrap();
 }
 
 fn is_filled(store: &Store, first: u8) {
     let read = store.begin_read().unwrap();
-    assert_eq!((read.seq(), read.pages(), read.metadata()), (2, 8, &b"filled"[..]));
+    assert_eq!((read.seq().get(), read.pages(), read.metadata()), (2, 8, &b"filled"[..]));
     for page in 0..8 {
-        let found = read.read(page).unwrap();
+        let found = read.read(PageNo::new(page)).unwrap();
         let expected = match page {
             0 => [first, 99],
             1 => [98; 2],
@@ -88,7 +88,7 @@ fn a_read_only_store_shows_the_journal_and_writes_nothing() {
                 store.stats().opening.commits,
                 [2, 1, 0][usize::from(checkpoint) + usize::from(close)]
             );
-            assert_eq!(store.inspect(0..8).unwrap().len(), 8);
+            assert_eq!(store.inspect(PageNo::new(0)..PageNo::new(8)).unwrap().len(), 8);
         }
         let error = on(&disk).open(dir()).map(drop).unwrap_err();
         assert!(matches!(error, Error::Io(pagekeeper_io::Error::Locked { .. })), "{error}");

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use pagekeeper_store::{Durability, Error, Repair, Store, StoreOptions};
+use pagekeeper_store::{Durability, Error, PageNo, Repair, Store, StoreOptions};
 use pagekeeper_testing::disk_dir;
 
 const PAGE: u64 = 4096;
@@ -46,7 +46,7 @@ impl Stale {
 }
 
 fn pages_of(findings: &[pagekeeper_store::PageFinding]) -> Vec<u64> {
-    findings.iter().map(|finding| finding.page).collect()
+    findings.iter().map(|finding| finding.page.get()).collect()
 }
 
 /// Makes a store in which page 2 was free and then became the root, and that write to the data file
@@ -55,15 +55,15 @@ fn with_a_root_that_was_free(dir: &Path) {
     let store = filled(dir, 5);
     let mut txn = store.begin_write().unwrap();
     // A trunk, which lists the other one.
-    txn.free(1).unwrap();
-    txn.free(2).unwrap();
+    txn.free(PageNo::new(1)).unwrap();
+    txn.free(PageNo::new(2)).unwrap();
     txn.commit(Durability::Sync).unwrap();
     store.sync().unwrap();
     let stale = Stale::of(dir, 2);
     let mut txn = store.begin_write().unwrap();
-    assert_eq!(txn.allocate().unwrap(), 2);
-    txn.page_mut(2).unwrap()[0] = 42;
-    txn.set_root(Some(2));
+    assert_eq!(txn.allocate().unwrap(), PageNo::new(2));
+    txn.page_mut(PageNo::new(2)).unwrap()[0] = 42;
+    txn.set_root(Some(PageNo::new(2)));
     txn.commit(Durability::Sync).unwrap();
     store.close_and_sync().unwrap();
     stale.write_back();
@@ -74,11 +74,12 @@ fn has_lost_its_root(repair: &Repair, to: &Path) {
     assert!(repair.doubtful.is_empty(), "{repair:?}");
     let store = options().open(to).unwrap();
     let read = store.begin_read().unwrap();
-    assert_eq!(read.root(), Some(2));
-    assert!(matches!(read.read(2), Err(Error::Damaged { page: 2, .. })));
+    let root = PageNo::new(2);
+    assert_eq!(read.root(), Some(root));
+    assert!(matches!(read.read(root), Err(Error::Damaged { page, .. }) if page == root));
     let mut txn = store.begin_write().unwrap();
     let allocated: Vec<_> = (0..3).map(|_| txn.allocate().unwrap()).collect();
-    assert!(!allocated.contains(&2), "the root was given away: {allocated:?}");
+    assert!(!allocated.contains(&root), "the root was given away: {allocated:?}");
     drop(txn);
     assert_eq!(store.verify().unwrap().faults, 1);
 }
@@ -112,7 +113,7 @@ fn without_a_superblock_and_commits_pages_are_as_good_as_the_map_says() {
     store.sync().unwrap();
     let stale = Stale::of(&dir, 2);
     let mut txn = store.begin_write().unwrap();
-    txn.page_mut(2).unwrap()[0] = 9;
+    txn.page_mut(PageNo::new(2)).unwrap()[0] = 9;
     txn.commit(Durability::Sync).unwrap();
     store.close_and_sync().unwrap();
     stale.write_back();

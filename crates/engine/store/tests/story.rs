@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pagekeeper_store::{Create, Durability, Error, Store};
+use pagekeeper_store::{Create, Durability, Error, PageNo, Seq, Store};
 use pagekeeper_testing::{disk_dir, skip};
 use tempfile::TempDir;
 
@@ -36,7 +36,7 @@ fn commits_are_there_after_a_close_and_after_a_sync() {
     }
     txn.set_root(Some(pages[3]));
     txn.set_metadata(b"the tree").unwrap();
-    assert_eq!(txn.commit(Durability::Sync).unwrap(), 1);
+    assert_eq!(txn.commit(Durability::Sync).unwrap(), Seq::new(1));
     for byte in 0..50 {
         let mut txn = store.begin_write().unwrap();
         txn.page_mut(pages[usize::from(byte)]).unwrap()[100] = 200 + byte;
@@ -46,7 +46,7 @@ fn commits_are_there_after_a_close_and_after_a_sync() {
 
     let check = |store: &Store| {
         let read = store.begin_read().unwrap();
-        assert_eq!((read.root(), read.metadata(), read.seq()), (Some(pages[3]), &b"the tree"[..], 51));
+        assert_eq!((read.root(), read.metadata(), read.seq().get()), (Some(pages[3]), &b"the tree"[..], 51));
         for (page, byte) in pages.iter().zip(0..) {
             let found = read.read(*page).unwrap();
             let mut expected = vec![byte; payload];
@@ -55,7 +55,8 @@ fn commits_are_there_after_a_close_and_after_a_sync() {
             }
             assert_eq!(found[..], expected, "page {page}");
         }
-        assert!(matches!(read.read(100), Err(Error::OutOfRange { page: 100, pages: 100 })));
+        let out_of_range = read.read(PageNo::new(100));
+        assert!(matches!(out_of_range, Err(Error::OutOfRange { page, pages: 100 }) if page.get() == 100));
         let found = store.verify().unwrap();
         assert!(found.is_sound(), "{found}");
         assert_eq!(found.data_pages, 100);
@@ -83,14 +84,15 @@ fn pages_that_are_freed_are_used_again_and_snapshots_keep_theirs() {
     for page in &pages {
         txn.free(*page).unwrap();
     }
-    assert!(matches!(txn.free(pages[7]), Err(Error::NotAllocated { page: 7 })));
-    assert!(matches!(txn.page_mut(pages[7]), Err(Error::NotAllocated { page: 7 })));
+    let is_free = |error: Error| matches!(error, Error::NotAllocated { page } if page == pages[7]);
+    assert!(txn.free(pages[7]).is_err_and(is_free));
+    assert!(txn.page_mut(pages[7]).is_err_and(is_free));
     txn.commit(Durability::Sync).unwrap();
     store.sync().unwrap();
     let stat = store.stats();
     assert_eq!((stat.pages, stat.free_pages), (2000, 2000));
     let now = store.begin_read().unwrap();
-    assert!(matches!(now.read(pages[7]), Err(Error::NotAllocated { page: 7 })));
+    assert!(now.read(pages[7]).is_err_and(is_free));
     assert_eq!(old.read(pages[7]).unwrap()[0], 7);
 
     let mut txn = store.begin_write().unwrap();
@@ -171,7 +173,7 @@ fn writers_beside_readers_and_checkpoints_never_show_half_a_commit() {
     let found = store.verify().unwrap();
     assert!(found.is_sound(), "{found}");
     let stat = store.stats();
-    assert!(stat.checkpoint_seq > 0 && stat.journal_bytes <= stat.max_journal_bytes, "{stat:?}");
+    assert!(stat.checkpoint_seq > Seq::default() && stat.journal_bytes <= stat.max_journal_bytes, "{stat:?}");
 }
 
 #[test]
@@ -183,7 +185,7 @@ fn a_snapshot_that_costs_too_much_memory_is_ended_and_commits_go_on() {
     txn.commit(Durability::Sync).unwrap();
     let mut old = None;
     for round in 0..3 {
-        for page in first..first + 2000 {
+        for page in PageNo::each(first..first + 2000) {
             let mut txn = store.begin_write().unwrap();
             txn.write(page, &vec![round; store.payload_size()]).unwrap();
             txn.commit(Durability::None).unwrap();
@@ -214,12 +216,12 @@ fn a_file_that_is_not_a_store_is_named_and_left_alone() {
     let payload = vec![1; store.payload_size()];
     assert!(matches!(txn.write(run, &payload[1..]), Err(Error::PayloadSize { .. })));
     assert!(matches!(txn.set_metadata(&[0; 1025]), Err(Error::MetadataTooLong { given: 1025, max: 1024 })));
-    for page in 0..20_000 {
+    for page in PageNo::each(run..run + 20_000) {
         txn.write(page, &payload).unwrap();
     }
     let too_large = txn.commit(Durability::Sync).unwrap_err();
     assert!(matches!(too_large, Error::TransactionTooLarge { .. }), "{too_large}");
-    assert_eq!((store.begin_read().unwrap().pages(), store.stats().seq), (0, 0));
+    assert_eq!((store.begin_read().unwrap().pages(), store.stats().seq.get()), (0, 0));
     drop(store);
     let other = error(Store::options().page_size(4096), &dir);
     assert!(other.ends_with("store: pages of 16384 bytes, not of 4096"), "{other}");
@@ -300,7 +302,11 @@ fn a_data_file_that_is_gone_is_named_by_all_that_open_it_again() {
     txn.commit(Durability::Sync).unwrap();
     std::fs::remove_file(dir.join("data")).unwrap();
     let copy = temp.path().join("copy");
-    let lost = [store.verify().map(drop), store.inspect(0..1).map(drop), store.backup(&copy).map(drop)];
+    let lost = [
+        store.verify().map(drop),
+        store.inspect(PageNo::new(0)..PageNo::new(1)).map(drop),
+        store.backup(&copy).map(drop),
+    ];
     for lost in lost {
         let lost = lost.unwrap_err().to_string();
         assert!(lost.contains("data: gone") && lost.contains("pagekeeper store repair"), "{lost}");
@@ -314,13 +320,13 @@ fn resident_pages_are_loaded_again_after_a_restart() {
     let store = Store::options().memory(8 << 20).open(&dir).unwrap();
     let mut txn = store.begin_write().unwrap();
     let first = txn.allocate_run(500).unwrap();
-    for page in first..first + 500 {
+    for page in PageNo::each(first..first + 500) {
         txn.write(page, &vec![3; store.payload_size()]).unwrap();
     }
     txn.commit(Durability::Sync).unwrap();
     store.sync().unwrap();
     let read = store.begin_read().unwrap();
-    (first..first + 500).for_each(|page| assert_eq!(read.read(page).unwrap()[9], 3));
+    PageNo::each(first..first + 500).for_each(|page| assert_eq!(read.read(page).unwrap()[9], 3));
     drop(read);
     store.close().unwrap();
 
@@ -360,17 +366,17 @@ fn pages_that_are_prefetched_are_read_from_memory() {
     let store = Store::options().memory(8 << 20).warm(false).open(&dir).unwrap();
     let mut txn = store.begin_write().unwrap();
     let pages = (0..100).map(|_| txn.allocate().unwrap());
-    assert_eq!(pages.last(), Some(99));
+    assert_eq!(pages.last(), Some(PageNo::new(99)));
     txn.commit(Durability::Sync).unwrap();
     store.close_and_sync().unwrap();
     let store = Store::options().memory(8 << 20).open(&dir).unwrap();
-    store.prefetch((0..100).chain([1 << 40]));
+    store.prefetch((0..100).chain([1 << 40]).map(PageNo::new));
     while store.stats().cache.resident_pages < 100 {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
     let before = store.stats().cache.device_reads;
     let read = store.begin_read().unwrap();
-    (0..100).for_each(|page| drop(read.read(page).unwrap()));
+    (0..100).for_each(|page| drop(read.read(PageNo::new(page)).unwrap()));
     assert_eq!(store.stats().cache.device_reads, before);
 }
 
@@ -394,7 +400,7 @@ fn openings_without_number_leave_room_for_commits() {
     let store = options().open(&dir).unwrap();
     let mut txn = store.begin_write().unwrap();
     txn.page_mut(page).unwrap()[0] = 2;
-    assert_eq!(txn.commit(Durability::Sync).unwrap(), 2);
+    assert_eq!(txn.commit(Durability::Sync).unwrap(), Seq::new(2));
 }
 
 #[test]
@@ -407,7 +413,7 @@ fn a_transaction_of_many_parts_keeps_to_the_cap() {
     for pages in (8..=256).step_by(8) {
         let mut txn = store.begin_write().unwrap();
         let first = txn.allocate_run(pages).unwrap();
-        (first..first + pages).for_each(|page| txn.write(page, &payload).unwrap());
+        PageNo::each(first..first + pages).for_each(|page| txn.write(page, &payload).unwrap());
         match txn.commit(Durability::Sync) {
             Ok(_) => max = pages,
             Err(error) => assert!(matches!(error, Error::TransactionTooLarge { .. }), "{error}"),
@@ -422,7 +428,7 @@ fn a_transaction_of_many_parts_keeps_to_the_cap() {
 fn a_write_transaction_goes_from_one_thread_to_another() {
     let (_temp, dir) = dir();
     let store = Store::options().memory(1 << 20).journal_bytes(64 << 10).open(&dir).unwrap();
-    let counted = |store: &Store| store.begin_read().unwrap().read(0).unwrap()[0];
+    let counted = |store: &Store| store.begin_read().unwrap().read(PageNo::new(0)).unwrap()[0];
     let mut txn = store.begin_write().unwrap();
     txn.allocate().unwrap();
     txn.commit(Durability::Sync).unwrap();
@@ -432,7 +438,7 @@ fn a_write_transaction_goes_from_one_thread_to_another() {
             scope.spawn(move || {
                 for _ in 0..10 {
                     let mut txn = store.begin_write().unwrap();
-                    txn.page_mut(0).unwrap()[0] += 1;
+                    txn.page_mut(PageNo::new(0)).unwrap()[0] += 1;
                     std::thread::scope(|inner| {
                         inner.spawn(move || txn.commit(Durability::None).unwrap());
                     });
@@ -459,8 +465,8 @@ fn a_transaction_with_a_share_of_the_store_keeps_it_open() {
     let open = |dir: &PathBuf| Store::options().memory(8 << 20).open(dir);
     assert!(matches!(open(&dir), Err(Error::Io(pagekeeper_io::Error::Locked { .. }))));
     let writer = std::thread::spawn(move || txn.commit(Durability::None));
-    assert_eq!(writer.join().unwrap().unwrap(), 2);
-    assert_eq!((before.seq(), before.read(page).unwrap()[0]), (1, 0));
+    assert_eq!(writer.join().unwrap().unwrap(), Seq::new(2));
+    assert_eq!((before.seq().get(), before.read(page).unwrap()[0]), (1, 0));
     assert!(matches!(open(&dir), Err(Error::Io(pagekeeper_io::Error::Locked { .. }))));
     drop(before);
 
@@ -517,6 +523,6 @@ fn a_transaction_that_another_thread_ends_is_waited_for() {
             _ => store.begin_write_owned_timeout(Duration::from_secs(600)),
         };
         drop(next.unwrap());
-        assert_eq!(later.join().unwrap(), round + 1);
+        assert_eq!(later.join().unwrap(), Seq::new(round + 1));
     }
 }

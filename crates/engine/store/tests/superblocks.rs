@@ -8,7 +8,7 @@ use std::path::Path;
 use common::{commit, dir};
 use pagekeeper_io::{Access, AlignedBuf, Create as CreateFile, Io, WriteMode};
 use pagekeeper_simdisk::{Fault, Persistence, SimDisk, Times};
-use pagekeeper_store::{Create, Durability, Error, Store, StoreOptions};
+use pagekeeper_store::{Create, Durability, Error, PageNo, Store, StoreOptions};
 
 const SLOT_BYTES: usize = 4096;
 
@@ -44,14 +44,14 @@ fn spoil(disk: &SimDisk, slot: usize, how: impl FnOnce(&mut [u8])) {
 /// after a power cut.
 fn is_whole(disk: &SimDisk, commits: usize, what: &str) {
     let store = options(disk).open(dir()).unwrap_or_else(|error| panic!("{what}: {error}"));
-    let found = store.begin_read().unwrap().read(0).unwrap()[..8].to_vec();
+    let found = store.begin_read().unwrap().read(PageNo::new(0)).unwrap()[..8].to_vec();
     assert_eq!(found, (commits as u64).to_le_bytes(), "{what}");
     let verified = store.verify().unwrap();
     assert!(verified.is_sound() && verified.superblocks == 2, "{what}: {verified}");
     commit(&store);
     let after = disk.after_power_cut(Persistence::None, 1);
     let store = options(&after).open(dir()).unwrap();
-    assert_eq!(store.stats().seq, commits as u64 + 1, "{what}");
+    assert_eq!(store.stats().seq.get(), commits as u64 + 1, "{what}");
     assert_eq!(store.verify().unwrap().superblocks, 2, "{what}");
 }
 
@@ -153,7 +153,7 @@ fn a_superblock_that_is_a_link_to_nothing_costs_no_store() {
     let error = options().open(dir).map(drop).unwrap_err();
     assert!(matches!(error, Error::LostSuperblock { .. }), "{error}");
     std::fs::rename(&elsewhere, &name).unwrap();
-    assert_eq!(options().open(dir).unwrap().stats().seq, 1);
+    assert_eq!(options().open(dir).unwrap().stats().seq.get(), 1);
 }
 
 /// Returns all files with their content.
@@ -248,6 +248,10 @@ fn nonsense_is_refused() {
         let repaired = options(&disk).repair(dir(), Path::new("/repaired")).unwrap();
         assert!(repaired.lost.is_empty() && repaired.data_pages == 1, "{what}: {repaired:?}");
         let store = options(&disk).open(Path::new("/repaired")).unwrap();
-        assert_eq!(store.begin_read().unwrap().read(0).unwrap()[..8], 2_u64.to_le_bytes(), "{what}");
+        assert_eq!(
+            store.begin_read().unwrap().read(PageNo::new(0)).unwrap()[..8],
+            2_u64.to_le_bytes(),
+            "{what}"
+        );
     }
 }

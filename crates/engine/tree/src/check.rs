@@ -44,7 +44,8 @@ pub(crate) fn unused_pages(
         walk(pages, root, &mut seen)?;
     }
     let mut unused = Vec::new();
-    for page in (0..pages.end()).filter(|page| !seen.contains(page)) {
+    let all = PageNo::each(PageNo::new(0)..PageNo::new(pages.end()));
+    for page in all.filter(|page| !seen.contains(page)) {
         match pages.page(page) {
             Ok(_) => unused.push(page),
             Err(Error::NotAllocated { .. } | Error::NeverWritten { .. }) => {}

@@ -45,7 +45,7 @@ fn try_reading(page: &[u8]) {
             entry < node.count() && key.len() <= 512 && common(&key, node.prefix()) == node.prefix().len()
         );
         match node.cell(entry).expect("it has a key").body {
-            EntryBody::Child(child) => assert_eq!(node.child(entry), Ok(u64::from(child))),
+            EntryBody::Child(child) => assert_eq!(node.child(entry), Ok(child.into())),
             EntryBody::Value(_) | EntryBody::Large(_) => assert!(node.child(entry).is_err()),
         }
         if node.is_leaf() {

@@ -104,7 +104,7 @@ pub const MAX_VALUE_BYTES: usize = format::MAX_VALUE;
 /// let mut txn = store.begin_write()?;
 /// let (names, users) = (Tree::create(&mut txn)?, Tree::create(&mut txn)?);
 /// txn.set_root(Some(names.root()));
-/// names.insert(&mut txn, b"users", &users.root().to_le_bytes())?;
+/// names.insert(&mut txn, b"users", &users.root().get().to_le_bytes())?;
 /// users.insert(&mut txn, b"ada", b"1815")?;
 /// txn.commit(Durability::Sync)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())

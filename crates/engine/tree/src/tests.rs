@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pagekeeper_simdisk::SimDisk;
-use pagekeeper_store::{Durability, Error, Store};
+use pagekeeper_store::{Durability, Error, PageNo, Store};
 use pagekeeper_testing::Rng;
 
 use super::{MAX_KEY_BYTES, Pages, Tree, TreeError, unused_pages};

@@ -79,7 +79,7 @@ pub(crate) fn extents(pages: &impl Pages, large: LargeRef) -> Result<Vec<(PageNo
     // The extents of a value that contains itself would never end, nor would the memory for them.
     let mut count_in_all = 0;
     while left > 0 {
-        let Some(number) = next.map(u64::from) else {
+        let Some(number) = next.map(PageNo::from) else {
             return Err(at(large.page.into())(NodeFault::Extent));
         };
         let (parsed, payload) = pages.page_with(number, |head| (Extent::parse(head), head.len()))?;
@@ -87,7 +87,7 @@ pub(crate) fn extents(pages: &impl Pages, large: LargeRef) -> Result<Vec<(PageNo
         let count = u64::from(extent.pages);
         count_in_all += count;
         let most = pages.end();
-        if count > pages_for(left, payload) || number + count > most || count_in_all > most {
+        if count > pages_for(left, payload) || number.get() + count > most || count_in_all > most {
             return Err(at(number)(NodeFault::Extent));
         }
         left = left.saturating_sub(room_of(count, payload));
@@ -124,7 +124,7 @@ fn parts(extents: &[(PageNo, Extent)], len: usize, payload: usize) -> Vec<ValueP
         for page in 0..u64::from(extent.pages) {
             let head = Some(*extent).filter(|_| page == 0);
             let end = len.min(start + payload - if head.is_some() { EXTENT_HEAD_BYTES } else { 0 });
-            parts.push(ValuePart { page: first + page, bytes: start..end, head });
+            parts.push(ValuePart { page: *first + page, bytes: start..end, head });
             start = end;
         }
     }
@@ -221,7 +221,7 @@ pub(crate) fn write(txn: &mut WriteTxn<'_>, value: &[u8]) -> Result<LargeRef, Tr
         txn.write(part.page, &room)?;
     }
     let first = extents.first().map(|(number, _)| *number);
-    let page = first.and_then(|page| u32::try_from(page).ok());
+    let page = first.and_then(|page| u32::try_from(page.get()).ok());
     let page =
         page.unwrap_or_else(|| unreachable!("a store has less than 2^32 pages, and a value one or more"));
     Ok(LargeRef { len, page })
@@ -246,7 +246,7 @@ fn allocate(txn: &mut WriteTxn<'_>, len: u32) -> Result<(Vec<(PageNo, Extent)>, 
             }
         }
         // No page was free: the missing ones are allocated as one run behind that page.
-        if page == end && left > 0 {
+        if page.get() == end && left > 0 {
             let wanting = left.div_ceil(payload as u64);
             txn.allocate_run(wanting)?;
             if let Some((_, count)) = found.last_mut() {
@@ -255,9 +255,10 @@ fn allocate(txn: &mut WriteTxn<'_>, len: u32) -> Result<(Vec<(PageNo, Extent)>, 
             left = 0;
         }
     }
-    let narrow =
-        |page: u64| u32::try_from(page).unwrap_or_else(|_| unreachable!("a store has less than 2^32 pages"));
-    let next = found.iter().skip(1).map(|(page, _)| Some(narrow(*page))).chain([None]);
+    let narrow = |number: u64| {
+        u32::try_from(number).unwrap_or_else(|_| unreachable!("a store has less than 2^32 pages"))
+    };
+    let next = found.iter().skip(1).map(|(page, _)| Some(narrow(page.get()))).chain([None]);
     let extents =
         found.iter().zip(next).map(|((first, count), next)| (*first, Extent { pages: narrow(*count), next }));
     Ok((extents.collect(), payload))
@@ -291,7 +292,7 @@ pub(crate) fn overwrite(txn: &mut WriteTxn<'_>, before: LargeRef, value: &[u8]) 
 /// Frees the pages of a value, the last one first, so that they are allocated in their order again.
 pub(crate) fn free(txn: &mut WriteTxn<'_>, large: LargeRef) -> Result<(), TreeError> {
     for (first, extent) in extents(txn, large)?.into_iter().rev() {
-        for page in (first..first + u64::from(extent.pages)).rev() {
+        for page in PageNo::each(first..first + u64::from(extent.pages)).rev() {
             txn.free(page)?;
         }
     }

@@ -200,7 +200,7 @@ fn split(
 }
 
 fn narrow(page: PageNo) -> u32 {
-    u32::try_from(page).unwrap_or_else(|_| unreachable!("a store has less than 2^32 pages"))
+    u32::try_from(page.get()).unwrap_or_else(|_| unreachable!("a store has less than 2^32 pages"))
 }
 
 /// Returns the first entry of the second page after an entry was inserted at `place`; `None` if the

@@ -6,7 +6,7 @@ mod accounts;
 
 use std::path::PathBuf;
 
-use pagekeeper_store::{Durability, ReadTxn, Store, WriteTxn};
+use pagekeeper_store::{Durability, PageNo, ReadTxn, Store, WriteTxn};
 use pagekeeper_testing::disk_dir;
 use pagekeeper_tree::{Tree, TreeError, unused_pages};
 use tempfile::TempDir;
@@ -34,8 +34,8 @@ struct Book {
 impl Book {
     fn create(txn: &mut WriteTxn<'_>) -> Result<Self, TreeError> {
         let [names, people, towns] = [Tree::create(txn)?, Tree::create(txn)?, Tree::create(txn)?];
-        names.insert(txn, b"people", &people.root().to_le_bytes())?;
-        names.insert(txn, b"towns", &towns.root().to_le_bytes())?;
+        names.insert(txn, b"people", &people.root().get().to_le_bytes())?;
+        names.insert(txn, b"towns", &towns.root().get().to_le_bytes())?;
         txn.set_root(Some(names.root()));
         Ok(Self { names, people, towns })
     }
@@ -44,7 +44,8 @@ impl Book {
         let names = Tree::open(read, read.root().expect("it was set"))?;
         let tree = |name: &[u8]| {
             let root = names.get(read, name)?.expect("it has a name");
-            Tree::open(read, u64::from_le_bytes(root[..].try_into().expect("a number")))
+            let number = u64::from_le_bytes(root[..].try_into().expect("a number"));
+            Tree::open(read, PageNo::new(number))
         };
         Ok(Self { names, people: tree(b"people")?, towns: tree(b"towns")? })
     }

@@ -43,6 +43,7 @@ pub enum LogMode {
 
 /// The way in which a log uses its files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum FileUse {
     /// Extends them, with readers close behind.
     Append,
@@ -52,6 +53,7 @@ pub enum FileUse {
 
 /// The sync frequency of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum SyncFrequency {
     /// At each commit: many small writes, each of which is waited for.
     EachCommit,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use pagekeeper_store::{Durability, Store, StoreOptions, WriteTxn};
+use pagekeeper_store::{Durability, PageNo, Store, StoreOptions, WriteTxn};
 use pagekeeper_testing::Rng;
 use pagekeeper_wal::{BinLog, Error as LogError, LogMode, Lsn, Position, PurgeMode, RedoLog, RedoOptions};
 
@@ -86,8 +86,8 @@ fn mix(number: u64) -> u64 {
     Rng::from_seed(number).number()
 }
 
-fn pages_of(number: u64) -> impl Iterator<Item = u64> {
-    (0..=mix(number) % 4).map(move |which| mix(number ^ (which + 1) << 40) % STORE_PAGES)
+fn pages_of(number: u64) -> impl Iterator<Item = PageNo> {
+    (0..=mix(number) % 4).map(move |which| PageNo::new(mix(number ^ (which + 1) << 40) % STORE_PAGES))
 }
 
 fn number_of(bytes: &[u8]) -> u64 {
@@ -103,7 +103,7 @@ fn change(store: &Store, txn: &mut WriteTxn<'_>) -> Result<u64, pagekeeper_store
     if txn.pages() == 0 {
         txn.allocate_run(STORE_PAGES)?;
         let blank = vec![0; store.payload_size()];
-        (0..STORE_PAGES).try_for_each(|page| txn.write(page, &blank))?;
+        (0..STORE_PAGES).try_for_each(|page| txn.write(PageNo::new(page), &blank))?;
     }
     for page in pages_of(number) {
         if number.is_multiple_of(7) {
@@ -123,7 +123,7 @@ fn check_store(store: &Store) -> Result<(), String> {
     let last = number_of(read.metadata());
     let mut expected = BTreeMap::new();
     (1..=last).for_each(|number| expected.extend(pages_of(number).map(|page| (page, number))));
-    for page in 0..read.pages() {
+    for page in (0..read.pages()).map(PageNo::new) {
         let payload = read.read(page).map_err(text)?;
         let found = marks(payload.len()).map(|at| number_of(&payload[at]));
         let wanted = expected.get(&page).copied().unwrap_or(0);

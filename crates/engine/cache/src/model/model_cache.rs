@@ -19,6 +19,7 @@ use super::readers::{ReadSection, ReaderRegistry, ReaderSlot};
 use super::sync::{AtomicU64, BarrierPair};
 use super::table::EntryTable;
 use super::waiter::LoadWaiter;
+use crate::PageNo;
 
 /// Attempts to make room before a page is read past the cache.
 const MODEL_ROOM_ATTEMPTS: usize = 2;
@@ -53,7 +54,7 @@ pub(super) fn content(file: usize, page: u32) -> u64 {
 
 /// Returns a load's failure, identified by its number.
 fn failure(number: usize) -> Error {
-    Error::Rejected { path: PathBuf::new(), page: 0, reason: number.to_string().into() }
+    Error::Rejected { path: PathBuf::new(), page: PageNo::new(0), reason: number.to_string().into() }
 }
 
 impl ModelCache {

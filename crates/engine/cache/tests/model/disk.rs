@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use pagekeeper_cache::{Backend, Builder};
+use pagekeeper_cache::{Backend, CacheOptions};
 use pagekeeper_simdisk::{Fault, RandomFaults, SimDisk, Times};
 use tempfile::TempDir;
 
@@ -13,7 +13,7 @@ use pagekeeper_testing::disk_dir;
 /// A disk whose files can be changed under the cache.
 pub(crate) trait Disk: Sync {
     /// Makes a cache read from this disk.
-    fn set_up(&self, builder: Builder) -> Builder;
+    fn set_up(&self, options: CacheOptions) -> CacheOptions;
 
     fn path(&self, file: usize) -> PathBuf;
 
@@ -45,8 +45,8 @@ impl SimulatedDisk {
 }
 
 impl Disk for SimulatedDisk {
-    fn set_up(&self, builder: Builder) -> Builder {
-        builder.io(std::sync::Arc::new(self.0.clone()))
+    fn set_up(&self, options: CacheOptions) -> CacheOptions {
+        options.io(std::sync::Arc::new(self.0.clone()))
     }
 
     fn path(&self, file: usize) -> PathBuf {
@@ -93,8 +93,8 @@ impl OnDisk {
 }
 
 impl Disk for OnDisk {
-    fn set_up(&self, builder: Builder) -> Builder {
-        builder.backend(self.backend)
+    fn set_up(&self, options: CacheOptions) -> CacheOptions {
+        options.backend(self.backend)
     }
 
     fn path(&self, file: usize) -> PathBuf {

@@ -8,7 +8,7 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Context;
 
-use pagekeeper_cache::{Builder, CachedFile, Error, PageCache, PageRef, ReadRequest};
+use pagekeeper_cache::{CacheOptions, CachedFile, Error, PageCache, PageNo, PageRef, ReadRequest};
 use pagekeeper_simdisk::{Fault, Times};
 
 use crate::disk::Disk;
@@ -67,9 +67,9 @@ pub(crate) struct ModelWorld<D> {
 
 impl<D: Disk> ModelWorld<D> {
     pub(crate) fn new(disk: D, frames: u32, page_size: usize) -> Self {
-        let builder =
-            PageCache::builder().memory(Builder::memory_for(frames, page_size)).page_size(page_size);
-        let cache = disk.set_up(builder).build().unwrap();
+        let options =
+            PageCache::options().memory(CacheOptions::memory_for(frames, page_size)).page_size(page_size);
+        let cache = disk.set_up(options).build().unwrap();
         let mut world = Self {
             disk,
             cache,
@@ -119,7 +119,7 @@ impl<D: Disk> ModelWorld<D> {
             ModelOp::PageBeyond { handle, by } => self.with(*handle, |world, opened| {
                 let pages = opened.len.div_ceil(world.page_size);
                 assert_eq!(opened.cached.pages(), pages);
-                let beyond = pages + by;
+                let beyond = PageNo::new(pages + by);
                 for result in [opened.cached.page(beyond).map(drop), opened.cached.page_ref(beyond).map(drop)]
                 {
                     assert!(
@@ -387,7 +387,7 @@ impl<D: Disk> ModelWorld<D> {
         for page in pages.iter().map(|page| u64::from(*page) % count) {
             let offset = page * self.page_size;
             let range = offset..(offset + self.page_size).min(opened.len);
-            match self.while_stepping(|| opened.cached.page(page)) {
+            match self.while_stepping(|| opened.cached.page(PageNo::new(page))) {
                 Ok(guard) => guards.push((range, guard)),
                 Err(error) => self.judge_error(opened, &range, &error),
             }
@@ -417,7 +417,7 @@ impl<D: Disk> ModelWorld<D> {
             let page = u64::from(page) % pages;
             let offset = page * world.page_size;
             let range = offset..(offset + world.page_size).min(opened.len);
-            match world.while_stepping(|| opened.cached.page_ref(page)) {
+            match world.while_stepping(|| opened.cached.page_ref(PageNo::new(page))) {
                 Ok(page) => {
                     let seed = world.inodes[opened.inode].seed;
                     world.kept.push(KeptPage { page, seed, offset, len: len_of(&range) });

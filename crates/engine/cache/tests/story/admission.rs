@@ -13,7 +13,7 @@ const PAGE_LEN: u64 = PAGE as u64;
 const FILE_PAGES: u64 = 2200;
 
 fn cache_of(path: &Path, backend: Backend) -> (PageCache, CachedFile) {
-    let cache = PageCache::builder().memory(8 << 20).backend(backend).build().unwrap();
+    let cache = PageCache::options().memory(8 << 20).backend(backend).build().unwrap();
     let file = cache.open(path).unwrap();
     assert!(cache.stats().capacity_pages < FILE_PAGES);
     (cache, file)
@@ -106,7 +106,7 @@ fn bypassing_reads_report_changes_and_respect_the_verifier() {
     let dir = disk_dir();
     let path = dir.path().join("file");
     write_patterned(&path, 1, 0..FILE_PAGES * PAGE_LEN);
-    let cache = PageCache::builder()
+    let cache = PageCache::options()
         .memory(8 << 20)
         .backend(Backend::Buffered)
         .verifier(|page| if page.bytes().len() == PAGE { Ok(()) } else { Err("not whole".to_owned()) })

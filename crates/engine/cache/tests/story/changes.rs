@@ -7,7 +7,7 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use pagekeeper_cache::{Backend, CachedFile, Error, PageCache, ReadRequest};
+use pagekeeper_cache::{Backend, CachedFile, Error, PageCache, PageNo, ReadRequest};
 use pagekeeper_testing::{disk_dir, skip};
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps};
 
@@ -46,7 +46,7 @@ fn rewrite(path: &Path, seed: u64, pages: std::ops::Range<u64>) {
 }
 
 fn cache(backend: Backend) -> PageCache {
-    PageCache::builder().memory(16 << 20).backend(backend).build().unwrap()
+    PageCache::options().memory(16 << 20).backend(backend).build().unwrap()
 }
 
 #[track_caller]
@@ -57,12 +57,12 @@ fn assert_changed<T: std::fmt::Debug>(result: &Result<T, Error>) {
 /// Checks that no way of reading loads a page, and that cached pages stay.
 fn assert_all_loads_fail(file: &CachedFile) {
     let mut buf = [0; 10];
-    assert_changed(&file.page(500).map(drop));
+    assert_changed(&file.page(PageNo::new(500)).map(drop));
     assert_changed(&block_on(file.read_at_async(501 * PAGE_LEN, &mut buf)));
     let mut requests = [ReadRequest::new(502 * PAGE_LEN, &mut buf)];
     assert!(file.read_many(&mut requests).is_err());
     assert_changed(&requests[0].outcome().clone());
-    check(1, 0, &file.page(0).unwrap());
+    check(1, 0, &file.page(PageNo::new(0)).unwrap());
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn a_write_with_a_reset_mtime_is_noticed() {
             std::fs::hard_link(&path, path.with_extension("link")).unwrap();
             assert_all_loads_fail(&file);
             let anew = cache.open(&path).unwrap();
-            check(2, rewritten.start * PAGE_LEN, &anew.page(rewritten.start).unwrap());
+            check(2, rewritten.start * PAGE_LEN, &anew.page(PageNo::new(rewritten.start)).unwrap());
         }
     }
 }
@@ -99,7 +99,7 @@ fn rsync_in_place_is_seen() {
     set_modified(&from, modified(&to));
     await_tick();
     let file = cache(Backend::Auto).open(&to).unwrap();
-    check(1, 0, &file.page(0).unwrap());
+    check(1, 0, &file.page(PageNo::new(0)).unwrap());
     let mut rsync = Command::new("rsync");
     rsync.args(["--inplace", "--times", "--checksum"]).args([&from, &to]);
     let Ok(status) = rsync.status() else { return skip("rsync is not installed.") };
@@ -136,10 +136,10 @@ fn changes_of_the_inode_alone_are_no_changes_of_the_file() {
         let file = cache(backend).open(&path).unwrap();
         for (nth, (name, change)) in (0..).zip(&changes) {
             let page = nth * 20;
-            check(1, page * PAGE_LEN, &file.page(page).unwrap());
+            check(1, page * PAGE_LEN, &file.page(PageNo::new(page)).unwrap());
             await_tick();
             change();
-            let loaded = file.page(page + 10).unwrap_or_else(|error| panic!("{name}: {error}"));
+            let loaded = file.page(PageNo::new(page + 10)).unwrap_or_else(|error| panic!("{name}: {error}"));
             check(1, (page + 10) * PAGE_LEN, &loaded);
         }
         let mut rest = vec![0; 100 * PAGE + 5];
@@ -152,9 +152,9 @@ fn changes_of_the_inode_alone_are_no_changes_of_the_file() {
 fn a_file_that_was_removed_is_read_on() {
     let (disk, cache) = sim(100, 64);
     let file = cache.open("/file").unwrap();
-    check(SEED, 0, &file.page(0).unwrap());
+    check(SEED, 0, &file.page(PageNo::new(0)).unwrap());
     disk.remove("/file").unwrap();
     for page in 0..100 {
-        check(SEED, page * PAGE_LEN, &file.page(page).unwrap());
+        check(SEED, page * PAGE_LEN, &file.page(PageNo::new(page)).unwrap());
     }
 }

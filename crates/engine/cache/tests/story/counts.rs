@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pagekeeper_cache::{PageCache, ReadRequest, Stats};
+use pagekeeper_cache::{CacheStats, PageCache, PageNo, ReadRequest};
 use pagekeeper_simdisk::SimDisk;
 
 use crate::support::tasks::block_on;
@@ -11,7 +11,7 @@ use pagekeeper_testing::Seed;
 
 const PAGE_LEN: u64 = PAGE as u64;
 
-fn lookups(stats: &Stats) -> u64 {
+fn lookups(stats: &CacheStats) -> u64 {
     stats.hits + stats.misses + stats.coalesced
 }
 
@@ -28,8 +28,8 @@ fn each_request_of_a_page_is_counted_once() {
         let len = usize::try_from(rng.of(1..6000)).unwrap();
         let pages = (offset + len as u64).min(file.len()).div_ceil(PAGE_LEN) - offset / PAGE_LEN;
         match rng.of(0..6) {
-            0 => drop(file.page(offset / PAGE_LEN).unwrap()),
-            1 => drop(file.page_ref(offset / PAGE_LEN).unwrap()),
+            0 => drop(file.page(PageNo::new(offset / PAGE_LEN)).unwrap()),
+            1 => drop(file.page_ref(PageNo::new(offset / PAGE_LEN)).unwrap()),
             2 => {
                 block_on(file.read_at_async(offset, &mut buf[..len])).unwrap();
                 expected += pages - 1;
@@ -122,10 +122,10 @@ fn occupancy_is_reported_in_pages_and_in_words() {
     assert_eq!((empty.resident_pages, empty.page_size), (0, PAGE_LEN));
     assert_eq!((empty.capacity_pages, cache.capacity_pages()), (100, 100));
     file.read_at(0, &mut vec![0; 10 * PAGE]).unwrap();
-    file.page(3).unwrap();
+    file.page(PageNo::new(3)).unwrap();
     assert_eq!((file.resident_pages(), cache.stats().resident_pages), (10, 10));
     // The first miss of the file loans a frame to its table.
-    file.page(20).unwrap();
+    file.page(PageNo::new(20)).unwrap();
     assert_eq!(cache.capacity_pages(), 99);
     assert_eq!(
         cache.stats().to_string(),
@@ -140,13 +140,13 @@ fn where_tables_are_reserved_the_capacity_stays_as_files_are_read() {
     {
         let disk = SimDisk::new();
         disk.create_patterned("/file", pages * PAGE as u64, SEED).unwrap();
-        let builder = PageCache::builder().memory(memory).reserve_tables(true);
-        let cache = builder.io(Arc::new(disk)).build().unwrap();
+        let options = PageCache::options().memory(memory).reserve_tables(true);
+        let cache = options.io(Arc::new(disk)).build().unwrap();
         let file = cache.open("/file").unwrap();
         let opened = cache.stats().capacity_pages;
         // Each part of the table has a thousand pages; all parts are taken up, twice.
         for page in (0..pages).step_by(500).chain((0..pages).step_by(700)) {
-            check(SEED, page * PAGE as u64, &file.page(page).unwrap()[..8]);
+            check(SEED, page * PAGE as u64, &file.page(PageNo::new(page)).unwrap()[..8]);
             assert_eq!(cache.stats().capacity_pages, opened, "{memory} bytes, at page {page} of {pages}");
         }
     }

@@ -3,7 +3,7 @@
 use std::sync::mpsc;
 use std::thread;
 
-use pagekeeper_cache::{PageCache, PageRef};
+use pagekeeper_cache::{PageCache, PageNo, PageRef};
 use pagekeeper_simdisk::{Fault, SimDisk, Times};
 
 use crate::support::tasks::block_on;
@@ -33,7 +33,7 @@ fn a_thread_can_have_more_guards_than_its_record_has_room_for() {
     for step in 0..1000 {
         if guards.len() < 50 && rng.of(0..9) < 5 {
             let page = rng.of(0..60);
-            guards.push((page, file.page(page).unwrap()));
+            guards.push((page, file.page(PageNo::new(page)).unwrap()));
         } else if !guards.is_empty() {
             // In any order.
             let at = usize::try_from(rng.number()).unwrap() % guards.len();
@@ -52,7 +52,7 @@ fn a_thread_can_have_more_guards_than_its_record_has_room_for() {
 fn reads_go_past_a_cache_all_of_which_is_kept() {
     let (disk, cache) = sim(300, 64);
     let file = cache.open("/file").unwrap();
-    let refs: Vec<_> = (0..84).map(|page| file.page_ref(page).unwrap()).collect();
+    let refs: Vec<_> = (0..84).map(|page| file.page_ref(PageNo::new(page)).unwrap()).collect();
     let stats = cache.stats();
     assert_eq!(
         (stats.resident_pages, stats.bypassed),
@@ -67,27 +67,27 @@ fn reads_go_past_a_cache_all_of_which_is_kept() {
     buf.fill(0);
     assert_eq!(block_on(file.read_at_async(page * PAGE_LEN + 2, &mut buf)).unwrap(), buf.len());
     check(SEED, page * PAGE_LEN + 2, &buf);
-    check(SEED, page * PAGE_LEN, &file.page(page).unwrap());
+    check(SEED, page * PAGE_LEN, &file.page(PageNo::new(page)).unwrap());
     assert_eq!(file.prefetch(page * PAGE_LEN..(page + 9) * PAGE_LEN), 0);
     assert_eq!(cache.stats().bypassed, bypassed + 4 + 4 + 1);
     // A failed read is counted, and the next caller tries again.
     disk.inject("/file", page * PAGE_LEN..page * PAGE_LEN + 1, Fault::EIO, Times::Always).unwrap();
-    assert!(file.page(page).is_err());
+    assert!(file.page(PageNo::new(page)).is_err());
     assert!(block_on(file.read_at_async(page * PAGE_LEN, &mut [0; 9])).is_err());
     assert_eq!(cache.stats().failures, 2);
     disk.heal("/file").unwrap();
-    check(SEED, page * PAGE_LEN, &file.page(page).unwrap());
+    check(SEED, page * PAGE_LEN, &file.page(PageNo::new(page)).unwrap());
     // Kept pages are hits.
     let reads = disk.stats().reads;
-    check(SEED, 5 * PAGE_LEN, &file.page(5).unwrap());
+    check(SEED, 5 * PAGE_LEN, &file.page(PageNo::new(5)).unwrap());
     assert_eq!(disk.stats().reads, reads);
     for (page, page_ref) in (0..).zip(&refs) {
         check(SEED, page * PAGE_LEN, page_ref);
     }
     // The last page of a file is shorter than a page, also past the cache.
     disk.create_patterned("/odd", 100, 9).unwrap();
-    check(9, 0, &cache.open("/odd").unwrap().page(0).unwrap());
-    assert_eq!(cache.open("/odd").unwrap().page_ref(0).unwrap().len(), 100);
+    check(9, 0, &cache.open("/odd").unwrap().page(PageNo::new(0)).unwrap());
+    assert_eq!(cache.open("/odd").unwrap().page_ref(PageNo::new(0)).unwrap().len(), 100);
 
     drop(refs);
     let before = cache.stats();
@@ -100,9 +100,9 @@ fn a_kept_page_outlives_its_file_and_its_cache() {
     let (disk, cache) = sim(20, 64);
     let file = cache.open("/file").unwrap();
     let other = file.clone();
-    let page_ref = file.page_ref(19).unwrap();
+    let page_ref = file.page_ref(PageNo::new(19)).unwrap();
     drop(file);
-    check(SEED, 0, &other.page(0).unwrap());
+    check(SEED, 0, &other.page(PageNo::new(0)).unwrap());
     drop((other, cache, disk));
     let (back, returned) = mpsc::channel::<PageRef>();
     thread::spawn(move || {
@@ -134,7 +134,7 @@ fn guards_of_several_caches_do_not_get_in_each_others_way() {
     let mut guards = Vec::new();
     for page in 0..20 {
         for (seed, file) in (0..).zip(&files) {
-            guards.push((seed, page, file.page(page).unwrap()));
+            guards.push((seed, page, file.page(PageNo::new(page)).unwrap()));
         }
     }
     for (disk, cache) in disks.iter().zip(&caches) {
@@ -147,11 +147,11 @@ fn guards_of_several_caches_do_not_get_in_each_others_way() {
         guards = guards.into_iter().skip(1).step_by(2).collect();
     }
     // Dropping a cache leaves the others intact.
-    let guard = files[2].page(3).unwrap();
+    let guard = files[2].page(PageNo::new(3)).unwrap();
     for _ in 0..100 {
         let (disk, cache) = sim(5, 64);
         let file = cache.open("/file").unwrap();
-        check(SEED, PAGE_LEN, &file.page(1).unwrap());
+        check(SEED, PAGE_LEN, &file.page(PageNo::new(1)).unwrap());
         drop((disk, cache));
         check(2, 3 * PAGE_LEN, &guard);
     }
@@ -168,9 +168,9 @@ fn thousands_of_threads_use_it_one_after_the_other() {
                     let file = &file;
                     scope.spawn(move || {
                         let page = (batch * 30 + n) % 100;
-                        let guard = file.page(page).unwrap();
+                        let guard = file.page(PageNo::new(page)).unwrap();
                         assert!(guard[..] == bytes(SEED, page * PAGE_LEN, PAGE));
-                        (page, file.page_ref((page + 1) % 100).unwrap())
+                        (page, file.page_ref(PageNo::new((page + 1) % 100)).unwrap())
                     })
                 })
                 .collect();

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use pagekeeper_cache::{Backend, HugePages, PageCache};
+use pagekeeper_cache::{Backend, HugePages, PageCache, PageNo};
 
 use crate::support::{PAGE, SEED, check, write_patterned};
 use pagekeeper_testing::{disk_dir, skip};
@@ -57,11 +57,11 @@ fn a_cache_of_huge_pages_reads_evicts_and_gives_them_back() {
     let path = dir.path().join("000012.sst");
     let len = 24 * MIB;
     write_patterned(&path, SEED, 0..len as u64);
-    let builder = PageCache::builder().memory(8 * MIB as u64).huge_pages(HugePages::Hugetlb);
-    let cache = builder.backend(Backend::Threads).build().unwrap();
+    let options = PageCache::options().memory(8 * MIB as u64).huge_pages(HugePages::Hugetlb);
+    let cache = options.backend(Backend::Threads).build().unwrap();
     let file = cache.open(&path).unwrap();
     let mut page = vec![0; PAGE];
-    let kept = file.page_ref(7).unwrap();
+    let kept = file.page_ref(PageNo::new(7)).unwrap();
     // Three times as much as fits, twice: tables grow, frames are loaned, pages are evicted.
     for _ in 0..2 {
         for offset in (0..len as u64).step_by(PAGE) {

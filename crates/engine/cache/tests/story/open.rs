@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Condvar, Mutex};
 use std::thread;
 
-use pagekeeper_cache::{Backend, Builder, PageCache};
+use pagekeeper_cache::{Backend, CacheOptions, PageCache, PageNo};
 use pagekeeper_io::{Access, BatchRead, Io, IoFile, OwnedRead, Threads};
 use pagekeeper_kernel::{InspectedFile, Links, residency};
 use pagekeeper_simdisk::SimDisk;
@@ -73,7 +73,8 @@ impl Io for CountingBackend {
 
 fn counting(disk: &SimDisk, closed: bool) -> (Arc<CountingBackend>, PageCache) {
     let io = CountingBackend::new(Arc::new(disk.clone()), closed);
-    let cache = PageCache::builder().memory(Builder::memory_for(100, PAGE)).io(io.clone()).build().unwrap();
+    let cache =
+        PageCache::options().memory(CacheOptions::memory_for(100, PAGE)).io(io.clone()).build().unwrap();
     (io, cache)
 }
 
@@ -99,7 +100,7 @@ fn eighty_threads_that_open_a_file_open_it_once() {
     });
     assert_eq!(io.opens(), 1);
     assert!(files.iter().all(|file| file.id() == files[0].id()));
-    files[3].page(7).unwrap();
+    files[3].page(PageNo::new(7)).unwrap();
     assert_eq!(files[77].resident_pages(), 1);
     // As long as one handle is open, opens return that file.
     let last = files.into_iter().next_back().unwrap();
@@ -135,7 +136,7 @@ fn a_failed_open_is_reported_to_all_waiters_and_retried_by_the_next() {
         }
     });
     disk.create_patterned("/file", PAGE_LEN, SEED).unwrap();
-    check(SEED, 0, &cache.open("/file").unwrap().page(0).unwrap());
+    check(SEED, 0, &cache.open("/file").unwrap().page(PageNo::new(0)).unwrap());
 }
 
 /// An open by name, and one by descriptor, of the file that a real path names now.
@@ -144,10 +145,10 @@ fn a_path_that_was_replaced_gives_the_new_file() {
     let dir = disk_dir();
     let path = dir.path().join("000012.sst");
     let io = CountingBackend::new(Arc::new(Threads::new()), false);
-    let cache = PageCache::builder().memory(4 << 20).io(io.clone()).build().unwrap();
+    let cache = PageCache::options().memory(4 << 20).io(io.clone()).build().unwrap();
     write_patterned(&path, 1, 0..10 * PAGE_LEN);
     let old = cache.open(&path).unwrap();
-    check(1, 0, &old.page(0).unwrap());
+    check(1, 0, &old.page(PageNo::new(0)).unwrap());
     for seed in 2..6 {
         let new = dir.path().join("new");
         write_patterned(&new, seed, 0..10 * PAGE_LEN);
@@ -156,43 +157,43 @@ fn a_path_that_was_replaced_gives_the_new_file() {
         assert_ne!(file.id(), old.id());
         assert_eq!(cache.open(&path).unwrap().id(), file.id());
         for page in 0..10 {
-            check(seed, page * PAGE_LEN, &file.page(page).unwrap());
-            check(1, page * PAGE_LEN, &old.page(page).unwrap());
+            check(seed, page * PAGE_LEN, &file.page(PageNo::new(page)).unwrap());
+            check(1, page * PAGE_LEN, &old.page(PageNo::new(page)).unwrap());
         }
     }
     assert_eq!(io.opens(), 5);
     // Written in place: open handles get an error or the previous content, and a new open gets the
     // present content.
     let file = cache.open(&path).unwrap();
-    let before = file.page_ref(2).unwrap();
+    let before = file.page_ref(PageNo::new(2)).unwrap();
     let written = std::fs::File::options().write(true).open(&path).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&written, &bytes(7, 0, 10 * PAGE), 0).unwrap();
     written.sync_all().unwrap();
     let anew = cache.open(&path).unwrap();
     assert_ne!(anew.id(), file.id());
     for page in 0..10 {
-        check(7, page * PAGE_LEN, &anew.page(page).unwrap());
+        check(7, page * PAGE_LEN, &anew.page(PageNo::new(page)).unwrap());
     }
     check(5, 2 * PAGE_LEN, &before);
     file.close();
     // By descriptor.
     let adopted = cache.adopt(std::fs::File::open(&path).unwrap()).unwrap();
     assert_eq!((adopted.len(), adopted.is_direct()), (10 * PAGE_LEN, anew.is_direct()));
-    check(7, 5 * PAGE_LEN, &adopted.page(5).unwrap());
+    check(7, 5 * PAGE_LEN, &adopted.page(PageNo::new(5)).unwrap());
 }
 
 /// Changes an open file, on each file system that this machine has.
 #[test]
 fn a_file_that_was_written_to_is_not_read_as_if_it_were_the_old_one() {
     let dir = disk_dir();
-    let cache = PageCache::builder().memory(4 << 20).build().unwrap();
+    let cache = PageCache::options().memory(4 << 20).build().unwrap();
     for change in ["cut", "grown", "written"] {
         let path = dir.path().join(change);
         write_patterned(&path, 1, 0..10 * PAGE_LEN + 5);
         // The time of change is as coarse as the kernel's tick (before Linux 6.13).
         thread::sleep(std::time::Duration::from_millis(20));
         let file = cache.open(&path).unwrap();
-        check(1, 0, &file.page(0).unwrap());
+        check(1, 0, &file.page(PageNo::new(0)).unwrap());
         let raw = std::fs::File::options().write(true).open(&path).unwrap();
         match change {
             "cut" => raw.set_len(3 * PAGE_LEN).unwrap(),
@@ -200,8 +201,8 @@ fn a_file_that_was_written_to_is_not_read_as_if_it_were_the_old_one() {
             _ => std::os::unix::fs::FileExt::write_all_at(&raw, &bytes(7, 4 * PAGE_LEN, PAGE), 4 * PAGE_LEN)
                 .unwrap(),
         }
-        check(1, 0, &file.page(0).unwrap());
-        let error = file.page(5).unwrap_err().to_string();
+        check(1, 0, &file.page(PageNo::new(0)).unwrap());
+        let error = file.page(PageNo::new(5)).unwrap_err().to_string();
         let name = path.display();
         let expected = match change {
             "cut" => format!(
@@ -227,7 +228,7 @@ fn a_file_that_is_not_regular_is_refused_with_its_kind() {
     symlink("loop", at("loop")).unwrap();
     write_patterned(&at("file"), 1, 0..10);
     symlink("file", at("link")).unwrap();
-    let cache = PageCache::builder().memory(4 << 20).build().unwrap();
+    let cache = PageCache::options().memory(4 << 20).build().unwrap();
     for (name, cause) in [
         ("fifo", "a FIFO, not a regular file"),
         ("socket", "a socket, not a regular file"),
@@ -246,11 +247,11 @@ fn a_file_that_is_not_regular_is_refused_with_its_kind() {
     let error = cache.open("/dev/null").unwrap_err();
     assert_eq!(error.to_string(), "/dev/null: a character device, not a regular file");
     // A link is followed.
-    check(1, 0, &cache.open(at("link")).unwrap().page(0).unwrap());
+    check(1, 0, &cache.open(at("link")).unwrap().page(PageNo::new(0)).unwrap());
     // A failed open leaves nothing behind.
     std::fs::remove_file(at("fifo")).unwrap();
     write_patterned(&at("fifo"), 2, 0..10);
-    check(2, 0, &cache.open(at("fifo")).unwrap().page(0).unwrap());
+    check(2, 0, &cache.open(at("fifo")).unwrap().page(PageNo::new(0)).unwrap());
 }
 
 #[test]
@@ -263,7 +264,7 @@ fn a_file_that_may_not_be_read_is_an_error() {
     let path = dir.path().join("secret");
     write_patterned(&path, 1, 0..PAGE_LEN);
     std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o000)).unwrap();
-    let cache = PageCache::builder().memory(4 << 20).backend(Backend::Threads).build().unwrap();
+    let cache = PageCache::options().memory(4 << 20).backend(Backend::Threads).build().unwrap();
     let nobody = rustix::process::Uid::from_raw(65534);
     let error = thread::scope(|scope| {
         let stranger = scope.spawn(|| {
@@ -288,7 +289,7 @@ fn pages_others_left_in_the_kernels_page_cache_are_dropped() {
     };
     let before = resident();
     assert!(before >= 300 * PAGE_LEN, "{before} bytes are resident");
-    let cache = PageCache::builder().memory(4 << 20).build().unwrap();
+    let cache = PageCache::options().memory(4 << 20).build().unwrap();
     let file = cache.open(&path).unwrap();
     if !file.is_direct() {
         skip("no direct I/O in the target directory");
@@ -305,7 +306,7 @@ fn pages_others_left_in_the_kernels_page_cache_are_dropped() {
     assert_eq!(resident(), 0);
 
     // A buffered cache reads through the kernel's cache.
-    let cache = PageCache::builder().memory(4 << 20).backend(Backend::Buffered).build().unwrap();
+    let cache = PageCache::options().memory(4 << 20).backend(Backend::Buffered).build().unwrap();
     let file = cache.open(&path).unwrap();
     assert_eq!(file.read_at(0, &mut whole).unwrap(), whole.len());
     check(1, 0, &whole);
@@ -319,7 +320,7 @@ fn a_file_system_without_direct_reads_is_read_through_the_kernel() {
     let cache = sim_cache(&disk, 100, PAGE);
     let file = cache.open("/file").unwrap();
     assert!(!file.is_direct());
-    check(SEED, PAGE_LEN, &file.page(1).unwrap());
+    check(SEED, PAGE_LEN, &file.page(PageNo::new(1)).unwrap());
     assert_eq!(cache.open("/file").unwrap().id(), file.id());
 
     // A real tmpfs: it has no device for direct reads.
@@ -329,7 +330,7 @@ fn a_file_system_without_direct_reads_is_read_through_the_kernel() {
     };
     let path = dir.path().join("file");
     write_patterned(&path, 1, 0..10 * PAGE_LEN + 5);
-    let cache = PageCache::builder().memory(4 << 20).build().unwrap();
+    let cache = PageCache::options().memory(4 << 20).build().unwrap();
     let file = cache.open(&path).unwrap();
     let mut whole = vec![0; 10 * PAGE + 5];
     assert_eq!(file.read_at(0, &mut whole).unwrap(), whole.len());
@@ -358,7 +359,7 @@ fn files_of_all_lengths_are_read_to_their_end() {
             assert_eq!(file.read_at(len as u64, &mut buf).unwrap(), 0);
             assert_eq!(file.read_at(u64::MAX, &mut buf).unwrap(), 0);
             assert_eq!(file.read_at(u64::MAX, &mut []).unwrap(), 0);
-            let error = file.page(file.pages()).unwrap_err().to_string();
+            let error = file.page(PageNo::new(file.pages())).unwrap_err().to_string();
             assert_eq!(error, format!("{path}: no page {0}: it has {0}", file.pages()));
         }
     }
@@ -374,7 +375,7 @@ fn a_file_of_too_many_pages_is_an_error_that_tells_the_way_out() {
         "/huge: 70368744177664 bytes are too many for pages of 4096: choose a larger page size"
     );
     let file = sim_cache(&disk, 100, 65536).open("/huge").unwrap();
-    check(SEED, (1 << 46) - 65536, &file.page((1 << 30) - 1).unwrap());
+    check(SEED, (1 << 46) - 65536, &file.page(PageNo::new((1 << 30) - 1)).unwrap());
 }
 
 /// The budget holds however many threads open and close at once.
@@ -392,7 +393,7 @@ fn opens_and_closes_of_many_threads_leave_the_capacity_as_it_was() {
                     let file = cache.open(format!("/{n}")).unwrap();
                     for page in 0..20 {
                         let page = page * 37 * (round + 1) % file.pages();
-                        check(n, page * PAGE_LEN, &file.page(page).unwrap());
+                        check(n, page * PAGE_LEN, &file.page(PageNo::new(page)).unwrap());
                     }
                     if round % 2 == 0 {
                         file.close();

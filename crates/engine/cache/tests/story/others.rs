@@ -10,7 +10,7 @@ use std::thread;
 
 use crate::support::tasks::block_on;
 use crate::support::{PAGE, SEED, await_coalesced, check, sim, sim_cache, write_patterned};
-use pagekeeper_cache::{Backend, CachedFile, Error, PageCache, ReadRequest, Stats};
+use pagekeeper_cache::{Backend, CacheStats, CachedFile, Error, PageCache, PageNo, ReadRequest};
 use pagekeeper_testing::{ChildEnd, Mounted, disk_dir, forked, unmount};
 
 /// Bytes of a page.
@@ -62,7 +62,7 @@ fn prefetches_for_a_closed_file_hide_no_misses() {
     disk.create_patterned("/other", 20 * PAGE_LEN, 5).unwrap();
     let file = cache.open("/other").unwrap();
     for page in 0..20 {
-        check(5, page * PAGE_LEN, &file.page(page).unwrap());
+        check(5, page * PAGE_LEN, &file.page(PageNo::new(page)).unwrap());
     }
     let stats = cache.stats();
     assert_eq!((stats.misses, stats.prefetched), (20, 0), "{stats:?}");
@@ -83,7 +83,7 @@ fn where_barriers_are_forbidden_later_reads_go_past_the_cache() {
     disk.create_patterned("/file", 500 * PAGE_LEN, SEED).unwrap();
     let cache = sim_cache(&disk, 64, PAGE);
     let file = cache.open("/file").unwrap();
-    check(SEED, 0, &file.page(0).unwrap());
+    check(SEED, 0, &file.page(PageNo::new(0)).unwrap());
     forbid_barriers();
     for _ in 0..2 {
         for page in 0..500 {
@@ -124,7 +124,7 @@ fn a_child_is_refused_all_and_its_parent_notices_nothing() {
     write_patterned(&path, 1, 0..2000 * PAGE_LEN);
     write_patterned(&other, 2, 0..PAGE_LEN);
     for backend in [Backend::Auto, Backend::Threads, Backend::Buffered] {
-        let cache = PageCache::builder().memory(4 << 20).backend(backend).build().unwrap();
+        let cache = PageCache::options().memory(4 << 20).backend(backend).build().unwrap();
         let file = cache.open(&path).unwrap();
         let mut buf = vec![0; 50 * PAGE];
         // Rings and threads exist, and the threads are busy.
@@ -154,16 +154,16 @@ fn is_refused_all(cache: &PageCache, file: &CachedFile, other: &Path) -> bool {
         is_forked(file.read_at(at, &mut buf[..10]))
             && is_forked(file.read_at(at, &mut buf))
             && is_forked(block_on(file.read_at_async(at, &mut buf)))
-            && is_forked(file.page(at / PAGE_LEN).map(|page| page.len()))
-            && is_forked(file.page_ref(at / PAGE_LEN).map(|page| page.len()))
+            && is_forked(file.page(PageNo::new(at / PAGE_LEN)).map(|page| page.len()))
+            && is_forked(file.page_ref(PageNo::new(at / PAGE_LEN)).map(|page| page.len()))
             && is_forked(file.read_many(&mut [ReadRequest::new(at, &mut buf)]).map(|()| 0))
             && file.prefetch(at..at + 100 * PAGE_LEN) == 0
     });
-    let is_nothing_changed = cache.set_memory(1 << 20).is_err() && cache.stats() == Stats::default();
+    let is_nothing_changed = cache.set_memory(1 << 20).is_err() && cache.stats() == CacheStats::default();
     let is_not_opened = is_forked(cache.open(other).map(|_| 0));
     file.close();
     drop((cache.clone(), file.clone()));
-    let own = PageCache::builder().memory(4 << 20).build().unwrap();
+    let own = PageCache::options().memory(4 << 20).build().unwrap();
     let read = own.open(other).unwrap().read_at(0, &mut buf).unwrap();
     check(2, 0, &buf[..read]);
     is_refused && is_nothing_changed && is_not_opened && read == PAGE
@@ -178,7 +178,7 @@ fn children_forked_beside_readers_end() {
     let (path, other) = (dir.path().join("file"), dir.path().join("other"));
     write_patterned(&path, 1, 0..2000 * PAGE_LEN);
     write_patterned(&other, 2, 0..PAGE_LEN);
-    let cache = PageCache::builder().memory(4 << 20).build().unwrap();
+    let cache = PageCache::options().memory(4 << 20).build().unwrap();
     let file = cache.open(&path).unwrap();
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -230,10 +230,10 @@ fn a_file_whose_data_is_journaled_is_said_to_be_cached_by_the_kernel() {
     assert!(mount.status().unwrap().success());
     let path = mounted.path().join("file");
     write_patterned(&path, 1, 0..20 * PAGE_LEN);
-    let cache = PageCache::builder().memory(4 << 20).build().unwrap();
+    let cache = PageCache::options().memory(4 << 20).build().unwrap();
     let file = cache.open(&path).unwrap();
     assert!(!file.is_direct());
-    check(1, PAGE_LEN, &file.page(1).unwrap());
+    check(1, PAGE_LEN, &file.page(PageNo::new(1)).unwrap());
     assert!(!cache.adopt(std::fs::File::open(&path).unwrap()).unwrap().is_direct());
 }
 
@@ -249,10 +249,10 @@ fn a_compressed_file_on_btrfs_is_said_to_be_cached_by_the_kernel() {
         std::fs::write(path, vec![7; 1 << 20]).unwrap();
         std::fs::File::open(path).unwrap().sync_all().unwrap();
     }
-    let cache = PageCache::builder().memory(4 << 20).build().unwrap();
+    let cache = PageCache::options().memory(4 << 20).build().unwrap();
     let files = paths.map(|path| cache.open(path).unwrap());
     assert_eq!(files.each_ref().map(pagekeeper_cache::CachedFile::is_direct), [true, false]);
-    assert!(files.iter().all(|file| file.page(9).unwrap().iter().all(|byte| *byte == 7)));
+    assert!(files.iter().all(|file| file.page(PageNo::new(9)).unwrap().iter().all(|byte| *byte == 7)));
 }
 
 #[test]
@@ -261,7 +261,7 @@ fn a_device_with_blocks_larger_than_a_page_is_read_through_the_kernel() {
     let path = mounted.path().join("file");
     write_patterned(&path, 1, 0..100 * PAGE_LEN);
     for (page_size, is_direct) in [(4 << 10, false), (16 << 10, true)] {
-        let cache = PageCache::builder().memory(4 << 20).page_size(page_size).build().unwrap();
+        let cache = PageCache::options().memory(4 << 20).page_size(page_size).build().unwrap();
         let file = cache.open(&path).unwrap();
         let mut buf = vec![0; 100 * PAGE];
         assert_eq!(file.read_at(0, &mut buf).unwrap(), buf.len());
@@ -276,7 +276,7 @@ fn a_file_that_grew_is_never_read_short_in_silence() {
     let path = dir.path().join("file");
     write_patterned(&path, 1, 0..100_000);
     for backend in [Backend::Auto, Backend::Buffered] {
-        let cache = PageCache::builder().memory(4 << 20).backend(backend).build().unwrap();
+        let cache = PageCache::options().memory(4 << 20).backend(backend).build().unwrap();
         let file = cache.open(&path).unwrap();
         let mut buf = [0; 20];
         assert_eq!(file.read_at(99_990, &mut buf).unwrap(), 10);

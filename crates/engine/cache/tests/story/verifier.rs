@@ -7,11 +7,11 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use pagekeeper_cache::{CachedFile, Error, LoadedPage, OpenOptions, PageCache, ReadRequest};
+use pagekeeper_cache::{CachedFile, Error, LoadedPage, OpenOptions, PageCache, PageNo, ReadRequest};
 use pagekeeper_simdisk::SimDisk;
 
 use crate::support::tasks::{block_on, block_on_all};
-use crate::support::{PAGE, SEED, await_coalesced, bytes, check, sim_builder, write_patterned};
+use crate::support::{PAGE, SEED, await_coalesced, bytes, check, sim_options, write_patterned};
 use pagekeeper_testing::{disk_dir, skip};
 
 const PAGE_LEN: u64 = PAGE as u64;
@@ -32,15 +32,15 @@ fn set_up() -> (SimDisk, PageCache, Arc<VerifierState>) {
     disk.create_patterned("/file", 20 * PAGE_LEN + 100, SEED).unwrap();
     let verifier = Arc::new(VerifierState::default());
     let state = Arc::clone(&verifier);
-    let cache = sim_builder(&disk, 200, PAGE)
+    let cache = sim_options(&disk, 200, PAGE)
         .verifier(move |page| {
             state.calls.fetch_add(1, Ordering::SeqCst);
-            assert_eq!(page.offset(), page.page() * PAGE_LEN);
+            assert_eq!(page.offset(), page.page().get() * PAGE_LEN);
             assert_eq!(page.path(), "/file");
-            let expected = if page.page() == 20 { 100 } else { PAGE };
+            let expected = if page.page().get() == 20 { 100 } else { PAGE };
             assert!(page.bytes() == bytes(SEED, page.offset(), expected), "not the page's bytes");
-            assert!(page.page() != 7 || !state.panics.load(Ordering::SeqCst), "as it is meant to be");
-            if page.page() == 7 && state.rejects.load(Ordering::SeqCst) {
+            assert!(page.page().get() != 7 || !state.panics.load(Ordering::SeqCst), "as it is meant to be");
+            if page.page().get() == 7 && state.rejects.load(Ordering::SeqCst) {
                 return Err(format!("its checksum is {:#x}", 0x5eed));
             }
             Ok(())
@@ -61,8 +61,8 @@ fn each_page_is_verified_once_on_every_load_path() {
     let (_, cache, verifier) = set_up();
     let file = cache.open("/file").unwrap();
     file.prefetch(0..4 * PAGE_LEN);
-    file.page(4).unwrap();
-    file.page_ref(5).unwrap();
+    file.page(PageNo::new(4)).unwrap();
+    file.page_ref(PageNo::new(5)).unwrap();
     file.read_at(6 * PAGE_LEN, &mut [0; 10]).unwrap();
     let (mut one, mut other) = ([0; 10], [0; 10]);
     file.read_many(&mut [
@@ -90,8 +90,8 @@ fn read_together(
         let mut readers = vec![scope.spawn(|| file.read_at(7 * PAGE_LEN, &mut [0; 10]).map(drop))];
         hold.wait_for(1);
         readers.push(scope.spawn(|| file.read_at(7 * PAGE_LEN + 1, &mut [0; 10]).map(drop)));
-        readers.push(scope.spawn(|| file.page(7).map(drop)));
-        readers.push(scope.spawn(|| file.page_ref(7).map(drop)));
+        readers.push(scope.spawn(|| file.page(PageNo::new(7)).map(drop)));
+        readers.push(scope.spawn(|| file.page_ref(PageNo::new(7)).map(drop)));
         readers.push(scope.spawn(|| block_on(file.read_at_async(7 * PAGE_LEN, &mut [0; 10])).map(drop)));
         readers.push(scope.spawn(|| file.read_many(&mut [ReadRequest::new(7 * PAGE_LEN, &mut [0; 10])])));
         await_coalesced(cache, waiting + 5);
@@ -122,7 +122,7 @@ fn a_rejected_page_fails_for_all_waiters_and_is_not_kept() {
     assert_eq!(failed.iter().filter(|failed| **failed).count(), 1);
     // Once the page is good, the next read succeeds.
     verifier.rejects.store(false, Ordering::SeqCst);
-    check(SEED, 7 * PAGE_LEN, &file.page(7).unwrap());
+    check(SEED, 7 * PAGE_LEN, &file.page(PageNo::new(7)).unwrap());
     read_all(&file);
 }
 
@@ -135,18 +135,18 @@ fn a_verifier_that_panics_panics_its_reader_and_is_an_error_for_the_others() {
     assert!(outcomes[0].is_err(), "its own reader gets the error");
     for outcome in &outcomes[1..] {
         let outcome = outcome.as_ref().unwrap();
-        assert!(matches!(outcome, Err(Error::LoaderPanicked { page: 7, .. })), "{outcome:?}");
+        assert!(matches!(outcome, Err(Error::LoaderPanicked { page, .. }) if page.get() == 7), "{outcome:?}");
     }
     // A panic does not reach a future, and a batch returns all that it took.
     let result = block_on(file.read_at_async(0, &mut vec![0; 20 * PAGE]));
     assert!(matches!(result, Err(Error::LoaderPanicked { .. })), "{result:?}");
     catch_unwind(AssertUnwindSafe(|| file.read_at(6 * PAGE_LEN, &mut [0; 3 * PAGE]))).unwrap_err();
-    catch_unwind(AssertUnwindSafe(|| file.page(7).map(drop))).unwrap_err();
+    catch_unwind(AssertUnwindSafe(|| file.page(PageNo::new(7)).map(drop))).unwrap_err();
     file.prefetch(0..20 * PAGE_LEN);
     verifier.panics.store(false, Ordering::SeqCst);
     // Pages of the prefetch may not have reached the panic yet.
     for page in 0..20 {
-        while let Err(error) = file.page(page).map(drop) {
+        while let Err(error) = file.page(PageNo::new(page)).map(drop) {
             assert!(matches!(error, Error::LoaderPanicked { .. }), "{error}");
         }
     }
@@ -158,11 +158,11 @@ fn a_file_can_have_a_verifier_of_its_own() {
     let (_, cache, verifier) = set_up();
     let own = OpenOptions::new().verifier(|page| Err(format!("no page {} for anyone", page.page())));
     let file = cache.open_with("/file", own).unwrap();
-    assert_eq!(file.page(3).unwrap_err().to_string(), "page 3 of /file: no page 3 for anyone");
+    assert_eq!(file.page(PageNo::new(3)).unwrap_err().to_string(), "page 3 of /file: no page 3 for anyone");
     let plain = cache.open("/file").unwrap();
     assert_ne!(plain.id(), file.id());
     read_all(&plain);
-    file.page(3).unwrap_err();
+    file.page(PageNo::new(3)).unwrap_err();
     assert_eq!(verifier.calls.load(Ordering::SeqCst), 21);
 }
 
@@ -187,9 +187,9 @@ fn pages_that_futures_read_are_verified_by_several_threads_at_once() {
         if counts.1 < 2 {
             return Err("nobody else verifies".to_owned());
         }
-        if page.page() == 7 { Err("the seventh".to_owned()) } else { Ok(()) }
+        if page.page().get() == 7 { Err("the seventh".to_owned()) } else { Ok(()) }
     };
-    let cache = PageCache::builder().memory(16 << 20).verifier(verifier).build().unwrap();
+    let cache = PageCache::options().memory(16 << 20).verifier(verifier).build().unwrap();
     let file = cache.open(&path).unwrap();
     // Not neighbours: each is a separate read.
     let reads: Vec<_> = (0..32_u64).map(|nth| (nth * 2 + 1) * PAGE_LEN).collect();
@@ -206,7 +206,9 @@ fn pages_that_futures_read_are_verified_by_several_threads_at_once() {
     for (offset, read) in reads.iter().zip(block_on_all(&mut futures)) {
         match read {
             Ok(buffer) => check(SEED, *offset, &buffer),
-            Err(Error::Rejected { page: 7, reason, .. }) => assert_eq!(&*reason, "the seventh"),
+            Err(Error::Rejected { page, reason, .. }) if page.get() == 7 => {
+                assert_eq!(&*reason, "the seventh");
+            }
             Err(error) => panic!("{error}"),
         }
     }

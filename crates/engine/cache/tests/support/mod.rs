@@ -12,7 +12,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
-use pagekeeper_cache::{Builder, PageCache};
+use pagekeeper_cache::{CacheOptions, PageCache};
 use pagekeeper_simdisk::{SimDisk, pattern};
 
 /// Bytes of a page, unless a test sets another size.
@@ -57,12 +57,12 @@ pub(crate) fn write_patterned(path: &Path, seed: u64, range: std::ops::Range<u64
 /// Creates a cache on a simulated disk, with room for `frames` pages, less what the tables of open
 /// files take.
 pub(crate) fn sim_cache(disk: &SimDisk, frames: u32, page_size: usize) -> PageCache {
-    sim_builder(disk, frames, page_size).build().unwrap()
+    sim_options(disk, frames, page_size).build().unwrap()
 }
 
-pub(crate) fn sim_builder(disk: &SimDisk, frames: u32, page_size: usize) -> Builder {
-    PageCache::builder()
-        .memory(Builder::memory_for(frames, page_size))
+pub(crate) fn sim_options(disk: &SimDisk, frames: u32, page_size: usize) -> CacheOptions {
+    PageCache::options()
+        .memory(CacheOptions::memory_for(frames, page_size))
         .page_size(page_size)
         .io(std::sync::Arc::new(disk.clone()))
 }

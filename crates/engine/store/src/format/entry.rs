@@ -48,6 +48,7 @@ pub(crate) use writer::EntryWriter;
 
 use super::page::PageKind;
 use super::superblock::StoreMeta;
+use crate::{PageNo, Seq};
 use pagekeeper_wal::Lsn;
 
 pub(crate) const ENTRY_VERSION: u8 = 1;
@@ -70,11 +71,11 @@ const KIND_FREE: u8 = 3;
 /// A commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct JournalEntry {
-    pub(crate) seq: u64,
+    pub(crate) seq: Seq,
     /// The meta after the commit.
     pub(crate) meta: StoreMeta,
     /// The changed pages, in the writer's order.
-    pub(crate) changes: Vec<(u64, PageChange)>,
+    pub(crate) changes: Vec<(PageNo, PageChange)>,
 }
 
 /// A change of a page by a commit. The checksum is that of the page's header after the change.
@@ -83,7 +84,7 @@ pub(crate) enum PageChange {
     /// The payload is zeros except for these bytes, which begin at `first`.
     FullPageImage { kind: PageKind, crc: u32, first: u32, bytes: Bytes },
     /// These ranges of the payload differ from the version of commit `base_seq`.
-    Diff { kind: PageKind, crc: u32, base_seq: u64, ranges: DiffRanges },
+    Diff { kind: PageKind, crc: u32, base_seq: Seq, ranges: DiffRanges },
     /// The page is free, and its payload is zeros.
     Free { crc: u32 },
     /// One of the first two, whose bytes must be read from the journal again. Only if the reader
@@ -165,7 +166,9 @@ impl JournalPlace {
         Some(match first {
             Some(first) => PageChange::FullPageImage { kind, crc, first, bytes },
             // The page's checksum shows what it applies to.
-            None => PageChange::Diff { kind, crc, base_seq: 0, ranges: DiffRanges::new(bytes, payload)? },
+            None => {
+                PageChange::Diff { kind, crc, base_seq: Seq::NONE, ranges: DiffRanges::new(bytes, payload)? }
+            }
         })
     }
 }

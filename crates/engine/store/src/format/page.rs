@@ -13,6 +13,8 @@
 //! Invariant: a page is valid only with its checksum, at its own place, and in its own store. A
 //! page of zeros was never written; no written page looks like that.
 
+use crate::{PageNo, Seq};
+
 /// Bytes of the header.
 pub(crate) const HEADER_BYTES: usize = 32;
 
@@ -35,9 +37,9 @@ pub(crate) struct PageHeader {
     pub(crate) crc: u32,
     pub(crate) kind: PageKind,
     /// Its number.
-    pub(crate) page: u64,
+    pub(crate) page: PageNo,
     /// The seq of the commit that changed it last.
-    pub(crate) seq: u64,
+    pub(crate) seq: Seq,
     /// The id of its store.
     pub(crate) store: u64,
 }
@@ -52,7 +54,7 @@ pub(crate) enum PageFault {
     #[error("it is of kind {0}, which this pagekeeper does not know")]
     Kind(u8),
     #[error("page {0} stands in its place")]
-    OtherPage(u64),
+    OtherPage(PageNo),
     #[error("it belongs to another store, {0:016x}")]
     OtherStore(u64),
     #[error("bytes of its header that must be zeros are not")]
@@ -75,11 +77,11 @@ impl PageKind {
 ///
 /// # Panics
 /// If the page is shorter than a header.
-pub(crate) fn seal(bytes: &mut [u8], kind: PageKind, page: u64, seq: u64, store: u64) -> u32 {
+pub(crate) fn seal(bytes: &mut [u8], kind: PageKind, page: PageNo, seq: Seq, store: u64) -> u32 {
     bytes[4] = kind as u8;
     bytes[5..8].fill(0);
-    bytes[8..16].copy_from_slice(&page.to_le_bytes());
-    bytes[16..24].copy_from_slice(&seq.to_le_bytes());
+    bytes[8..16].copy_from_slice(&page.get().to_le_bytes());
+    bytes[16..24].copy_from_slice(&seq.get().to_le_bytes());
     bytes[24..HEADER_BYTES].copy_from_slice(&store.to_le_bytes());
     let crc = crc32c::crc32c(&bytes[4..]);
     bytes[..4].copy_from_slice(&crc.to_le_bytes());
@@ -92,7 +94,7 @@ pub(crate) fn crc(bytes: &[u8]) -> u32 {
 }
 
 /// Reads a whole page as page number `page` of a store.
-pub(crate) fn check(bytes: &[u8], page: u64, store: u64) -> Result<PageHeader, PageFault> {
+pub(crate) fn check(bytes: &[u8], page: PageNo, store: u64) -> Result<PageHeader, PageFault> {
     let header = bytes.first_chunk::<HEADER_BYTES>().ok_or(PageFault::Checksum)?;
     let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| header[at + byte]));
     let crc = u32::from_le_bytes(std::array::from_fn(|byte| header[byte]));
@@ -103,8 +105,8 @@ pub(crate) fn check(bytes: &[u8], page: u64, store: u64) -> Result<PageHeader, P
     let found = PageHeader {
         crc,
         kind: PageKind::of(header[4]).ok_or(PageFault::Kind(header[4]))?,
-        page: long(8),
-        seq: long(16),
+        page: PageNo::new(long(8)),
+        seq: Seq::new(long(16)),
         store: long(24),
     };
     if header[5..8] != [0; 3] {
@@ -125,10 +127,11 @@ mod tests {
     use super::*;
 
     const STORE: u64 = 0x0102_0304_0506_0708;
+    const PAGE: PageNo = PageNo::new(7);
 
     fn page(payload: &[u8]) -> Vec<u8> {
         let mut bytes = [&[0xee; HEADER_BYTES], payload].concat();
-        seal(&mut bytes, PageKind::Trunk, 7, 300, STORE);
+        seal(&mut bytes, PageKind::Trunk, PAGE, Seq::new(300), STORE);
         bytes
     }
 
@@ -137,38 +140,44 @@ mod tests {
     fn a_page_looks_as_it_always_did() {
         let expected = b"\x82\xea\x5a\x23\x03\0\0\0\x07\0\0\0\0\0\0\0\x2c\x01\0\0\0\0\0\0\x08\x07\x06\x05\x04\x03\x02\x01pages";
         assert_eq!(page(b"pages"), expected);
-        let header = check(expected, 7, STORE).unwrap();
+        let header = check(expected, PAGE, STORE).unwrap();
         assert_eq!(
             header,
-            PageHeader { crc: 0x235a_ea82, kind: PageKind::Trunk, page: 7, seq: 300, store: STORE }
+            PageHeader {
+                crc: 0x235a_ea82,
+                kind: PageKind::Trunk,
+                page: PAGE,
+                seq: Seq::new(300),
+                store: STORE
+            }
         );
     }
 
     #[test]
     fn each_flipped_bit_is_detected() {
         let whole = page(&[0x5a; 4096 - HEADER_BYTES]);
-        check(&whole, 7, STORE).unwrap();
+        check(&whole, PAGE, STORE).unwrap();
         for bit in 0..whole.len() * 8 {
             let mut rotten = whole.clone();
             rotten[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(check(&rotten, 7, STORE), Err(PageFault::Checksum), "bit {bit}");
+            assert_eq!(check(&rotten, PAGE, STORE), Err(PageFault::Checksum), "bit {bit}");
         }
     }
 
     #[test]
     fn a_valid_block_of_another_page_is_reported() {
         let whole = page(b"payload");
-        assert_eq!(check(&whole, 8, STORE), Err(PageFault::OtherPage(7)));
-        assert_eq!(check(&whole, 7, 1), Err(PageFault::OtherStore(STORE)));
-        assert_eq!(check(&[0; 4096], 7, STORE), Err(PageFault::NeverWritten));
-        assert_eq!(check(&[], 7, STORE), Err(PageFault::Checksum));
-        assert_eq!(check(&whole[..31], 7, STORE), Err(PageFault::Checksum));
+        assert_eq!(check(&whole, PAGE + 1, STORE), Err(PageFault::OtherPage(PAGE)));
+        assert_eq!(check(&whole, PAGE, 1), Err(PageFault::OtherStore(STORE)));
+        assert_eq!(check(&[0; 4096], PAGE, STORE), Err(PageFault::NeverWritten));
+        assert_eq!(check(&[], PAGE, STORE), Err(PageFault::Checksum));
+        assert_eq!(check(&whole[..31], PAGE, STORE), Err(PageFault::Checksum));
         let resealed = |at: usize, byte: u8| {
             let mut bytes = whole.clone();
             bytes[at] = byte;
             let crc = crc32c::crc32c(&bytes[4..]);
             bytes[..4].copy_from_slice(&crc.to_le_bytes());
-            check(&bytes, 7, STORE)
+            check(&bytes, PAGE, STORE)
         };
         assert_eq!(resealed(4, 9), Err(PageFault::Kind(9)));
         assert_eq!(resealed(4, 0), Err(PageFault::Kind(0)));
@@ -177,14 +186,14 @@ mod tests {
 
     #[test]
     fn faults_are_described_in_plain_words() {
-        assert_eq!(PageFault::OtherPage(9).to_string(), "page 9 stands in its place");
+        assert_eq!(PageFault::OtherPage(PageNo::new(9)).to_string(), "page 9 stands in its place");
         assert_eq!(PageFault::OtherStore(255).to_string(), "it belongs to another store, 00000000000000ff");
     }
 
     proptest! {
         #[test]
         fn a_page_is_read_as_it_was_sealed(payload: Vec<u8>, kind in 1_u8..=3, page: u64, seq: u64, store: u64) {
-            let kind = PageKind::of(kind).unwrap();
+            let (kind, page, seq) = (PageKind::of(kind).unwrap(), PageNo::new(page), Seq::new(seq));
             let mut bytes = [&[0; HEADER_BYTES], &payload[..]].concat();
             let crc = seal(&mut bytes, kind, page, seq, store);
             prop_assert_eq!(check(&bytes, page, store), Ok(PageHeader { crc, kind, page, seq, store }));
@@ -193,7 +202,7 @@ mod tests {
 
         #[test]
         fn random_bytes_cause_no_panic(bytes: Vec<u8>, page: u64, store: u64) {
-            prop_assert!(check(&bytes, page, store).is_err());
+            prop_assert!(check(&bytes, PageNo::new(page), store).is_err());
         }
     }
 }

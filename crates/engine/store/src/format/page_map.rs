@@ -21,6 +21,7 @@
 //! written.
 
 use super::page::{PageFault, PageHeader};
+use crate::Seq;
 
 /// Bytes of a block.
 pub(crate) const BLOCK_BYTES: usize = 4096;
@@ -44,10 +45,10 @@ pub(crate) const fn entry(crc: u32) -> u32 {
 pub(crate) struct MapBlock {
     /// The number of its last write; 0 if it was never written.
     pub(crate) number: u64,
-    pub(crate) seq: u64,
+    pub(crate) seq: Seq,
     /// Pages of commits above the first and up to the second may be newer than their entries. The
     /// range is not empty.
-    pub(crate) doubt: Option<(u64, u64)>,
+    pub(crate) doubt: Option<(Seq, Seq)>,
     pub(crate) entries: Box<[u32; BLOCK_PAGES]>,
 }
 
@@ -59,15 +60,15 @@ pub(crate) enum MapFault {
     #[error(
         "it is whole, as of commit {0}, but not what was written there last: a write was lost or went elsewhere"
     )]
-    Other(u64),
+    Other(Seq),
     #[error("it is whole, as of commit {0}, and was never written")]
-    Unexpected(u64),
+    Unexpected(Seq),
 }
 
 impl MapBlock {
     /// Creates a block of pages that were never written, or whose state is unknown.
     pub(crate) fn of(entry: u32) -> Self {
-        Self { number: 0, seq: 0, doubt: None, entries: Box::new([entry; BLOCK_PAGES]) }
+        Self { number: 0, seq: Seq::NONE, doubt: None, entries: Box::new([entry; BLOCK_PAGES]) }
     }
 
     /// Returns the block for two places that are both corrupt: as if it had been written twice, and
@@ -85,8 +86,8 @@ impl MapBlock {
     pub(crate) fn encode(&self, block: u64, store: u64, bytes: &mut [u8]) {
         bytes.fill(0);
         bytes[4..8].copy_from_slice(&BLOCK_MAGIC);
-        let (above, upto) = self.doubt.unwrap_or((0, 0));
-        let numbers = [block, store, self.number, self.seq, above, upto];
+        let (above, upto) = self.doubt.unwrap_or_default();
+        let numbers = [block, store, self.number, self.seq.get(), above.get(), upto.get()];
         for (room, number) in bytes[8..].chunks_mut(8).zip(numbers) {
             room.copy_from_slice(&number.to_le_bytes());
         }
@@ -113,15 +114,15 @@ impl MapBlock {
             && long(24) % 2 == place;
         is_whole.then(|| Self {
             number: long(24),
-            seq: long(32),
-            doubt: Some((long(40), long(48))).filter(|(above, upto)| above < upto),
+            seq: Seq::new(long(32)),
+            doubt: Some((Seq::new(long(40)), Seq::new(long(48)))).filter(|(above, upto)| above < upto),
             entries: Box::new(std::array::from_fn(|at| word(BLOCK_HEADER_BYTES + 4 * at))),
         })
     }
 
     /// Returns the block from the content of both places. `upto` is the commit up to which the map
     /// is complete: an older place may lack later changes.
-    pub(crate) fn newest(places: [Option<Self>; 2], upto: u64) -> Self {
+    pub(crate) fn newest(places: [Option<Self>; 2], upto: Seq) -> Self {
         let (found, is_older) = match places {
             [Some(first), Some(second)] => {
                 let (older, newer) =
@@ -145,7 +146,7 @@ impl MapBlock {
 
     /// Checks that a page that was read is the one in its entry.
     pub(crate) fn check(&self, entry: u32, found: &Result<PageHeader, PageFault>) -> Result<(), MapFault> {
-        let is_doubtful = |seq: u64| self.doubt.is_some_and(|(above, upto)| above < seq && seq <= upto);
+        let is_doubtful = |seq: Seq| self.doubt.is_some_and(|(above, upto)| above < seq && seq <= upto);
         match found {
             _ if entry == ENTRY_UNKNOWN => Ok(()),
             Ok(header) if self::entry(header.crc) == entry || is_doubtful(header.seq) => Ok(()),
@@ -163,11 +164,16 @@ mod tests {
 
     use super::super::page::PageKind;
     use super::*;
+    use crate::PageNo;
 
     const STORE: u64 = 7;
 
     fn block(number: u64, seq: u64) -> MapBlock {
-        MapBlock { number, seq, ..MapBlock::of(ENTRY_NEVER_WRITTEN) }
+        MapBlock { number, seq: Seq::new(seq), ..MapBlock::of(ENTRY_NEVER_WRITTEN) }
+    }
+
+    fn doubt(above: u64, upto: u64) -> (Seq, Seq) {
+        (Seq::new(above), Seq::new(upto))
     }
 
     fn encoded(block: &MapBlock) -> Vec<u8> {
@@ -179,7 +185,7 @@ mod tests {
     /// The bytes as they are on disks. They must stay readable forever.
     #[test]
     fn a_block_looks_as_it_always_did() {
-        let mut given = MapBlock { doubt: Some((4, 5)), ..block(9, 300) };
+        let mut given = MapBlock { doubt: Some(doubt(4, 5)), ..block(9, 300) };
         (given.entries[0], given.entries[1007]) = (ENTRY_UNKNOWN, 0x0102_0304);
         let mut expected =
             b"pkm\x01\x03\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0\x09\0\0\0\0\0\0\0\x2c\x01\0\0\0\0\0\0".to_vec();
@@ -204,31 +210,35 @@ mod tests {
     fn the_newer_place_counts_and_an_older_one_is_doubted() {
         let (old, new) = (block(4, 10), block(5, 20));
         let newest = |first: Option<&MapBlock>, second: Option<&MapBlock>| {
-            let found = MapBlock::newest([first.cloned(), second.cloned()], 20);
+            let found = MapBlock::newest([first.cloned(), second.cloned()], Seq::new(20));
             (found.number, found.doubt)
         };
         assert_eq!(newest(Some(&old), Some(&new)), (5, None));
-        assert_eq!(newest(Some(&old), None), (4, Some((10, 20))));
+        assert_eq!(newest(Some(&old), None), (4, Some(doubt(10, 20))));
         assert_eq!(newest(None, Some(&new)), (5, None));
-        assert_eq!(newest(Some(&block(0, 0)), Some(&block(1, 10))), (1, Some((10, 20))));
+        assert_eq!(newest(Some(&block(0, 0)), Some(&block(1, 10))), (1, Some(doubt(10, 20))));
         assert_eq!(newest(Some(&block(0, 0)), Some(&block(0, 0))), (0, None));
-        assert_eq!(newest(Some(&block(0, 0)), Some(&block(3, 10))), (3, Some((10, 20))));
-        assert_eq!(newest(Some(&block(0, 0)), None), (0, Some((0, 20))));
+        assert_eq!(newest(Some(&block(0, 0)), Some(&block(3, 10))), (3, Some(doubt(10, 20))));
+        assert_eq!(newest(Some(&block(0, 0)), None), (0, Some(doubt(0, 20))));
         assert_eq!([newest(None, Some(&block(0, 0))), newest(None, None)], [(2, None); 2]);
-        assert!(MapBlock::newest([None, None], 20).entries.iter().all(|entry| *entry == ENTRY_UNKNOWN));
+        assert!(
+            MapBlock::newest([None, None], Seq::new(20)).entries.iter().all(|entry| *entry == ENTRY_UNKNOWN)
+        );
     }
 
     #[test]
     fn a_page_must_be_the_one_that_was_written_last() {
-        let of = |crc, seq| Ok(PageHeader { crc, kind: PageKind::Data, page: 0, seq, store: STORE });
-        let doubtful = MapBlock { doubt: Some((4, 6)), ..block(1, 4) };
+        let header =
+            PageHeader { crc: 0, kind: PageKind::Data, page: PageNo::new(0), seq: Seq::new(0), store: STORE };
+        let of = |crc, seq| Ok(PageHeader { crc, seq: Seq::new(seq), ..header });
+        let doubtful = MapBlock { doubt: Some(doubt(4, 6)), ..block(1, 4) };
         let check = |entry, found| doubtful.check(entry, &found);
         assert_eq!(check(77, of(77, 3)), Ok(()));
         assert_eq!(check(entry(1), of(1, 3)), Ok(()));
-        assert_eq!(check(77, of(78, 3)), Err(MapFault::Other(3)));
+        assert_eq!(check(77, of(78, 3)), Err(MapFault::Other(Seq::new(3))));
         assert_eq!([5, 6].map(|seq| check(77, of(78, seq))), [Ok(()); 2]);
         assert_eq!([4, 7].map(|seq| check(77, of(78, seq)).is_err()), [true; 2]);
-        assert_eq!(check(ENTRY_NEVER_WRITTEN, of(78, 3)), Err(MapFault::Unexpected(3)));
+        assert_eq!(check(ENTRY_NEVER_WRITTEN, of(78, 3)), Err(MapFault::Unexpected(Seq::new(3))));
         assert_eq!(check(77, Err(PageFault::NeverWritten)), Err(MapFault::Blank));
         assert_eq!(check(ENTRY_NEVER_WRITTEN, Err(PageFault::NeverWritten)), Ok(()));
         assert_eq!(check(ENTRY_UNKNOWN, of(78, 3)), Ok(()));

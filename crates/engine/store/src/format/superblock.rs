@@ -33,6 +33,9 @@
 //! version is distinguished from corruption.
 
 use pagekeeper_wal::Lsn;
+
+use crate::{PageNo, Seq};
+
 /// Bytes of a slot.
 pub(crate) const SLOT_BYTES: usize = 4096;
 
@@ -72,11 +75,11 @@ const FLAG_FREE_HEAD: u16 = 4;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct StoreMeta {
     /// The user's root page. It is not checked against the number of pages.
-    pub(crate) root: Option<u64>,
+    pub(crate) root: Option<PageNo>,
     /// Number of pages, including free ones.
     pub(crate) pages: u64,
     /// The first trunk of the free list.
-    pub(crate) free_head: Option<u64>,
+    pub(crate) free_head: Option<PageNo>,
     /// Number of free pages, including trunks.
     pub(crate) free_pages: u64,
     /// At most [`MAX_USER_BYTES`] bytes.
@@ -93,7 +96,7 @@ pub(crate) struct Superblock {
     /// The page size in bytes: a power of two, [`MIN_PAGE_BYTES`] to [`MAX_PAGE_BYTES`].
     pub(crate) page_size: u32,
     /// The last commit that is durable in the data file.
-    pub(crate) checkpoint_seq: u64,
+    pub(crate) checkpoint_seq: Seq,
     /// The LSN just behind its entry in the journal.
     pub(crate) checkpoint_lsn: Lsn,
     /// The journal's limit, in bytes.
@@ -137,7 +140,7 @@ impl StoreMeta {
     /// Whether the store's own values are consistent.
     pub(super) fn is_sound(&self) -> bool {
         self.free_pages <= self.pages
-            && self.free_head.is_none_or(|page| page < self.pages)
+            && self.free_head.is_none_or(|page| page.get() < self.pages)
             && self.user.len() <= MAX_USER_BYTES
     }
 }
@@ -164,9 +167,15 @@ impl Superblock {
         put(&SUPERBLOCK_VERSION.to_le_bytes());
         put(&flags.to_le_bytes());
         put(&self.page_size.to_le_bytes());
-        let numbers =
-            [self.number, self.store, self.checkpoint_seq, self.checkpoint_lsn.get(), self.max_journal_bytes];
-        let of_meta = [meta.pages, meta.root.unwrap_or(0), meta.free_head.unwrap_or(0), meta.free_pages];
+        let numbers = [
+            self.number,
+            self.store,
+            self.checkpoint_seq.get(),
+            self.checkpoint_lsn.get(),
+            self.max_journal_bytes,
+        ];
+        let of_page = |page: Option<PageNo>| page.unwrap_or_default().get();
+        let of_meta = [meta.pages, of_page(meta.root), of_page(meta.free_head), meta.free_pages];
         for number in numbers.into_iter().chain(of_meta) {
             put(&number.to_le_bytes());
         }
@@ -214,9 +223,9 @@ impl Superblock {
             return SlotContent::Nothing(SlotFault::Senseless);
         }
         let meta = StoreMeta {
-            root: (flags & FLAG_ROOT != 0).then(|| long(64)),
+            root: (flags & FLAG_ROOT != 0).then(|| PageNo::new(long(64))),
             pages: long(56),
-            free_head: (flags & FLAG_FREE_HEAD != 0).then(|| long(72)),
+            free_head: (flags & FLAG_FREE_HEAD != 0).then(|| PageNo::new(long(72))),
             free_pages: long(80),
             user: slot[USER_OFFSET..USER_OFFSET + user].to_vec(),
         };
@@ -227,7 +236,7 @@ impl Superblock {
             number: long(16),
             store: long(24),
             page_size,
-            checkpoint_seq: long(32),
+            checkpoint_seq: Seq::new(long(32)),
             checkpoint_lsn: Lsn::new(long(40)),
             max_journal_bytes: long(48),
             first_diffs: flags & FLAG_FIRST_DIFFS != 0,
@@ -266,15 +275,15 @@ mod tests {
             number: 4,
             store: 0x0102_0304_0506_0708,
             page_size: 16384,
-            checkpoint_seq: 1000,
+            checkpoint_seq: Seq::new(1000),
             checkpoint_lsn: Lsn::new(0x1_2000),
             max_journal_bytes: 256 << 20,
             first_diffs: true,
             journal: 0x1112_1314_1516_1718,
             meta: StoreMeta {
-                root: Some(0),
+                root: Some(PageNo::new(0)),
                 pages: 300,
-                free_head: Some(299),
+                free_head: Some(PageNo::new(299)),
                 free_pages: 2,
                 user: b"users".to_vec(),
             },
@@ -340,7 +349,7 @@ mod tests {
     #[test]
     fn the_newer_slot_counts() {
         let older = superblock();
-        let newer = Superblock { number: 5, checkpoint_seq: 2000, ..superblock() };
+        let newer = Superblock { number: 5, checkpoint_seq: Seq::new(2000), ..superblock() };
         let both =
             |first: &[u8], second: &[u8]| newest([&Superblock::decode(first), &Superblock::decode(second)]);
         let (old, new, torn) = (older.encode(), newer.encode(), [0; SLOT_BYTES]);
@@ -368,9 +377,10 @@ mod tests {
             let (number, checkpoint_seq) = (number >> 1, checkpoint_seq >> 1);
             let max_journal_bytes = MIN_JOURNAL_BYTES + max_journal_bytes % (MAX_JOURNAL_BYTES - MIN_JOURNAL_BYTES + 1);
             let pages = pages % MAX_PAGES + 1;
-            let free_head = free.map(|free| free.index(usize::try_from(pages).unwrap()) as u64);
-            let meta = StoreMeta { root, pages, free_head, free_pages: free_head.unwrap_or(0), user };
-            let checkpoint_lsn = Lsn::new(checkpoint_lsn);
+            let free_pages = free.map_or(0, |free| free.index(usize::try_from(pages).unwrap()) as u64);
+            let (root, free_head) = (root.map(PageNo::new), free.map(|_| PageNo::new(free_pages)));
+            let meta = StoreMeta { root, pages, free_head, free_pages, user };
+            let (checkpoint_seq, checkpoint_lsn) = (Seq::new(checkpoint_seq), Lsn::new(checkpoint_lsn));
             let superblock = Superblock {
                 number, store, page_size: 1 << shift, checkpoint_seq, checkpoint_lsn, max_journal_bytes, first_diffs, journal, meta,
             };

@@ -10,6 +10,8 @@
 //! Invariants: a payload of zeros is a trunk that lists no page and is the last one. Unused places
 //! are zeros, so that a full-page image of the page stays short.
 
+use crate::PageNo;
+
 const ENTRIES_OFFSET: usize = 16;
 
 /// Why a payload is not a trunk.
@@ -18,9 +20,9 @@ pub(crate) enum TrunkFault {
     #[error("it names {0} free pages, and has no room for so many")]
     Count(u32),
     #[error("it names page {0} as free, which is behind the last page")]
-    Page(u64),
+    Page(PageNo),
     #[error("it names page {0} as the next trunk, which is behind the last page")]
-    Next(u64),
+    Next(PageNo),
 }
 
 /// Returns the maximum number of pages that a payload of this length lists.
@@ -29,14 +31,14 @@ pub(crate) const fn capacity(payload: usize) -> usize {
 }
 
 /// Returns the next trunk's page.
-pub(crate) fn next(payload: &[u8]) -> Option<u64> {
-    long(payload, 0).checked_sub(1)
+pub(crate) fn next(payload: &[u8]) -> Option<PageNo> {
+    long(payload, 0).checked_sub(1).map(PageNo::new)
 }
 
 /// Sets the next trunk's page.
-pub(crate) fn set_next(payload: &mut [u8], next: Option<u64>) {
-    debug_assert_ne!(next, Some(u64::MAX));
-    put(payload, 0, next.map_or(0, |page| page.wrapping_add(1)));
+pub(crate) fn set_next(payload: &mut [u8], next: Option<PageNo>) {
+    debug_assert_ne!(next, Some(PageNo::new(u64::MAX)));
+    put(payload, 0, next.map_or(0, |page| page.get().wrapping_add(1)));
 }
 
 /// Returns the number of pages that it lists, limited to its capacity.
@@ -46,28 +48,28 @@ pub(crate) fn count(payload: &[u8]) -> usize {
 
 /// Lists one more page as free; `false` if there is no room for it.
 #[must_use]
-pub(crate) fn push(payload: &mut [u8], page: u64) -> bool {
+pub(crate) fn push(payload: &mut [u8], page: PageNo) -> bool {
     let count = count(payload);
     let has_room = count < capacity(payload.len());
     if has_room {
-        put(payload, ENTRIES_OFFSET + count * 8, page);
+        put(payload, ENTRIES_OFFSET + count * 8, page.get());
         set_count(payload, count + 1);
     }
     has_room
 }
 
 /// Removes the page that was listed last, and returns it.
-pub(crate) fn pop(payload: &mut [u8]) -> Option<u64> {
+pub(crate) fn pop(payload: &mut [u8]) -> Option<PageNo> {
     let last = count(payload).checked_sub(1)?;
-    let page = long(payload, ENTRIES_OFFSET + last * 8);
+    let page = PageNo::new(long(payload, ENTRIES_OFFSET + last * 8));
     put(payload, ENTRIES_OFFSET + last * 8, 0);
     set_count(payload, last);
     Some(page)
 }
 
 /// Returns the pages that it lists, oldest first.
-pub(crate) fn iter(payload: &[u8]) -> impl Iterator<Item = u64> {
-    (0..count(payload)).map(|entry| long(payload, ENTRIES_OFFSET + entry * 8))
+pub(crate) fn iter(payload: &[u8]) -> impl Iterator<Item = PageNo> {
+    (0..count(payload)).map(|entry| PageNo::new(long(payload, ENTRIES_OFFSET + entry * 8)))
 }
 
 /// Checks that it is valid in a store of this many pages.
@@ -75,10 +77,10 @@ pub(crate) fn check(payload: &[u8], pages: u64) -> Result<(), TrunkFault> {
     if said(payload) as usize > capacity(payload.len()) {
         return Err(TrunkFault::Count(said(payload)));
     }
-    if let Some(next) = next(payload).filter(|next| *next >= pages) {
+    if let Some(next) = next(payload).filter(|next| next.get() >= pages) {
         return Err(TrunkFault::Next(next));
     }
-    match iter(payload).find(|page| *page >= pages) {
+    match iter(payload).find(|page| page.get() >= pages) {
         Some(page) => Err(TrunkFault::Page(page)),
         None => Ok(()),
     }
@@ -114,28 +116,28 @@ mod tests {
         let mut payload = [0; 48];
         check(&payload, 0).unwrap();
         assert_eq!((next(&payload), count(&payload), pop(&mut payload)), (None, 0, None));
-        set_next(&mut payload, Some(0));
-        for page in [5, 300, 6] {
+        set_next(&mut payload, Some(PageNo::new(0)));
+        for page in [5, 300, 6].map(PageNo::new) {
             assert!(push(&mut payload, page));
         }
-        assert_eq!(pop(&mut payload), Some(6));
+        assert_eq!(pop(&mut payload), Some(PageNo::new(6)));
         let mut expected =
             b"\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\x05\0\0\0\0\0\0\0\x2c\x01\0\0\0\0\0\0".to_vec();
         expected.resize(48, 0);
         assert_eq!(payload[..], expected);
-        assert_eq!((next(&payload), count(&payload), capacity(payload.len())), (Some(0), 2, 4));
-        assert_eq!(iter(&payload).collect::<Vec<_>>(), [5, 300]);
+        assert_eq!((next(&payload), count(&payload), capacity(payload.len())), (Some(PageNo::new(0)), 2, 4));
+        assert_eq!(iter(&payload).collect::<Vec<_>>(), [5, 300].map(PageNo::new));
         assert_eq!(capacity(4096 - 32), 506);
     }
 
     #[test]
     fn nonsense_is_reported() {
         let mut payload = [0; 32];
-        set_next(&mut payload, Some(9));
-        assert!(push(&mut payload, 3) && push(&mut payload, 12) && !push(&mut payload, 4));
+        set_next(&mut payload, Some(PageNo::new(9)));
+        assert_eq!([3, 12, 4].map(|page| push(&mut payload, PageNo::new(page))), [true, true, false]);
         assert_eq!(check(&payload, 13), Ok(()));
-        assert_eq!(check(&payload, 12), Err(TrunkFault::Page(12)));
-        assert_eq!(check(&payload, 9), Err(TrunkFault::Next(9)));
+        assert_eq!(check(&payload, 12), Err(TrunkFault::Page(PageNo::new(12))));
+        assert_eq!(check(&payload, 9), Err(TrunkFault::Next(PageNo::new(9))));
         payload[8] = 3;
         assert_eq!(check(&payload, 13), Err(TrunkFault::Count(3)));
         assert_eq!(iter(&payload).count(), 2);
@@ -147,7 +149,7 @@ mod tests {
             let mut payload = [0; ENTRIES_OFFSET + 8 * 10];
             let mut model = Vec::new();
             for step in steps {
-                if let Some(page) = step {
+                if let Some(page) = step.map(PageNo::new) {
                     let has_room = model.len() < 10;
                     prop_assert_eq!(push(&mut payload, page), has_room);
                     if has_room {

@@ -12,18 +12,19 @@
 use std::ops::Range;
 
 use super::varint;
+use crate::PageNo;
 
 const WARM_MAGIC: [u8; 6] = *b"pkwarm";
 const WARM_VERSION: u16 = 1;
 const WARM_HEADER_BYTES: usize = 16;
 
 /// Encodes the file. The ranges ascend, do not overlap, and are not empty.
-pub(crate) fn encode(store: u64, ranges: &[Range<u64>]) -> Vec<u8> {
+pub(crate) fn encode(store: u64, ranges: &[Range<PageNo>]) -> Vec<u8> {
     let mut out = Vec::with_capacity(WARM_HEADER_BYTES + 4 + ranges.len() * 4);
     out.extend_from_slice(&WARM_MAGIC);
     out.extend_from_slice(&WARM_VERSION.to_le_bytes());
     out.extend_from_slice(&store.to_le_bytes());
-    let mut end = 0;
+    let mut end = PageNo::new(0);
     for range in ranges {
         debug_assert!(end <= range.start && range.start < range.end);
         varint::put(&mut out, range.start - end);
@@ -37,7 +38,7 @@ pub(crate) fn encode(store: u64, ranges: &[Range<u64>]) -> Vec<u8> {
 
 /// Returns the ranges of pages in the file, which ascend, do not overlap, and are not empty; `None`
 /// if it is damaged, of another store or of a later version.
-pub(crate) fn decode(bytes: &[u8], store: u64) -> Option<Vec<Range<u64>>> {
+pub(crate) fn decode(bytes: &[u8], store: u64) -> Option<Vec<Range<PageNo>>> {
     let (checked, crc) = bytes.split_last_chunk::<4>()?;
     let (header, mut rest) = checked.split_first_chunk::<WARM_HEADER_BYTES>()?;
     let is_ours = header[..6] == WARM_MAGIC
@@ -51,15 +52,15 @@ pub(crate) fn decode(bytes: &[u8], store: u64) -> Option<Vec<Range<u64>>> {
         rest = &rest[len..];
         Some((number, rest.is_empty()))
     };
-    let mut ranges: Vec<Range<u64>> = Vec::new();
+    let mut ranges: Vec<Range<PageNo>> = Vec::new();
     let mut is_end = checked.len() == WARM_HEADER_BYTES;
     while !is_end {
         let (distance, _) = number()?;
         let pages;
         (pages, is_end) = number()?;
-        let start = ranges.last().map_or(0, |last| last.end).checked_add(distance)?;
+        let start = ranges.last().map_or(0, |last| last.end.get()).checked_add(distance)?;
         let end = start.checked_add(pages).filter(|end| *end > start)?;
-        ranges.push(start..end);
+        ranges.push(PageNo::new(start)..PageNo::new(end));
     }
     Some(ranges)
 }
@@ -70,12 +71,16 @@ mod tests {
 
     use super::*;
 
+    fn pages(start: u64, end: u64) -> Range<PageNo> {
+        PageNo::new(start)..PageNo::new(end)
+    }
+
     /// The bytes as they are on disks. They must stay readable forever.
     #[test]
     fn a_warm_set_looks_as_it_always_did() {
         let mut expected = b"pkwarm\x01\0\x08\x07\x06\x05\x04\x03\x02\x01\0\x01\x02\x80\x01".to_vec();
         expected.extend(crc32c::crc32c(&expected).to_le_bytes());
-        let (store, ranges) = (0x0102_0304_0506_0708, [0..1, 3..131]);
+        let (store, ranges) = (0x0102_0304_0506_0708, [pages(0, 1), pages(3, 131)]);
         assert_eq!(encode(store, &ranges), expected);
         assert_eq!(decode(&expected, store).as_deref(), Some(&ranges[..]));
         assert_eq!(decode(&expected, store + 1), None);
@@ -93,10 +98,10 @@ mod tests {
         #[test]
         fn a_warm_set_is_read_as_written(store: u64, steps in prop::collection::vec((0_u64..1 << 40, 1_u64..1 << 20), 0..50)) {
             let mut end = 0;
-            let ranges: Vec<_> = steps.into_iter().map(|(gap, pages)| {
+            let ranges: Vec<_> = steps.into_iter().map(|(gap, count)| {
                 let start = end + gap;
-                end = start + pages;
-                start..end
+                end = start + count;
+                pages(start, end)
             }).collect();
             prop_assert_eq!(decode(&encode(store, &ranges), store), Some(ranges));
         }

@@ -39,7 +39,7 @@ pub fn fuzz_one(data: &[u8]) {
 fn try_writing(entry: &JournalEntry) {
     let mut writer = EntryWriter::new(entry.seq, &entry.meta);
     for (page, change) in &entry.changes {
-        assert!(*page < entry.meta.pages);
+        assert!(page.get() < entry.meta.pages);
         match change {
             PageChange::FullPageImage { kind, crc, first, bytes } => {
                 let mut payload = vec![0; PAYLOAD];
@@ -56,7 +56,7 @@ fn try_writing(entry: &JournalEntry) {
         }
     }
     // Some entries in many parts, some in one.
-    let longest = if entry.seq & 1 == 0 { 40 } else { usize::MAX };
+    let longest = if entry.seq.get() & 1 == 0 { 40 } else { usize::MAX };
     let mut reader = EntryReader::new(PAYLOAD);
     let records = writer.finish(longest);
     let read = records.into_iter().filter_map(|body| reader.read(&body.into()).unwrap());

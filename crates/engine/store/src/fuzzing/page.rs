@@ -6,12 +6,13 @@
 
 use crate::format::page::{self, HEADER_BYTES, PageFault, PageKind};
 use crate::format::trunk;
+use crate::{PageNo, Seq};
 
 /// Runs one input.
 pub fn fuzz_one(data: &[u8]) {
     let Some((head, bytes)) = data.split_first_chunk::<17>() else { return };
     let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| head[at + byte]));
-    let (number, store, steps) = (long(0), long(8), usize::from(head[16]));
+    let (number, store, steps) = (PageNo::new(long(0)), long(8), usize::from(head[16]));
     try_checking(bytes, number, store);
     if bytes.len() < HEADER_BYTES {
         return;
@@ -22,18 +23,18 @@ pub fn fuzz_one(data: &[u8]) {
     sealed[..4].copy_from_slice(&crc.to_le_bytes());
     try_checking(&sealed, number, store);
     let own = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte]));
-    try_checking(&sealed, own(8), own(24));
+    try_checking(&sealed, PageNo::new(own(8)), own(24));
 
     let mut written = bytes.to_vec();
-    let crc = page::seal(&mut written, PageKind::Trunk, number, own(16), store);
+    let crc = page::seal(&mut written, PageKind::Trunk, number, Seq::new(own(16)), store);
     assert_eq!(page::check(&written, number, store).unwrap().crc, crc);
 
     let payload = &mut written[HEADER_BYTES..];
     let is_sound = trunk::check(payload, own(0)).is_ok();
-    let before: Vec<u64> = trunk::iter(payload).collect();
+    let before: Vec<PageNo> = trunk::iter(payload).collect();
     assert!(before.len() <= trunk::capacity(payload.len()));
-    assert!(!is_sound || before.iter().all(|page| *page < own(0)));
-    let popped: Vec<u64> = (0..steps).map_while(|_| trunk::pop(payload)).collect();
+    assert!(!is_sound || before.iter().all(|page| page.get() < own(0)));
+    let popped: Vec<PageNo> = (0..steps).map_while(|_| trunk::pop(payload)).collect();
     assert!(before.iter().rev().take(steps).eq(&popped));
     for page in popped.iter().rev() {
         assert!(trunk::push(payload, *page));
@@ -41,7 +42,7 @@ pub fn fuzz_one(data: &[u8]) {
     assert!(trunk::iter(payload).eq(before));
 }
 
-fn try_checking(bytes: &[u8], page: u64, store: u64) {
+fn try_checking(bytes: &[u8], page: PageNo, store: u64) {
     match page::check(bytes, page, store) {
         Ok(found) => {
             assert_eq!((found.page, found.store), (page, store));

@@ -4,6 +4,7 @@
 //! The bytes are tried as they are, and as the content of a block with a valid checksum, which
 //! mutations never hit.
 
+use crate::Seq;
 use crate::format::page_map::{BLOCK_BYTES, MapBlock};
 
 const STORE: u64 = 7;
@@ -13,7 +14,7 @@ const NUMBER: u64 = 3;
 pub fn fuzz_one(data: &[u8]) {
     try_reading(data);
     let mut sealed = vec![0; BLOCK_BYTES];
-    MapBlock::newest([None, None], 0).encode(NUMBER, STORE, &mut sealed);
+    MapBlock::newest([None, None], Seq::NONE).encode(NUMBER, STORE, &mut sealed);
     let room = &mut sealed[24..];
     let len = data.len().min(room.len());
     room[..len].copy_from_slice(&data[..len]);
@@ -30,7 +31,7 @@ fn try_reading(bytes: &[u8]) {
             found.encode(NUMBER, STORE, &mut again);
             assert_eq!(MapBlock::decode(&again, NUMBER, STORE, place), Some(found.clone()));
         }
-        let newest = MapBlock::newest([Some(found.clone()), None], u64::MAX);
+        let newest = MapBlock::newest([Some(found.clone()), None], Seq::MAX);
         assert_eq!((newest.number, newest.seq, newest.entries), (found.number, found.seq, found.entries));
     }
 }

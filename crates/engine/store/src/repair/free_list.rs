@@ -55,7 +55,7 @@ impl FreePages {
     /// Adds a page without content. Called in ascending order.
     pub(super) fn add_blank(&mut self, page: PageNo) {
         match self.blank.last_mut() {
-            Some(last) if last.end == page => last.end += 1,
+            Some(last) if last.end == page => last.end = page + 1,
             _ => self.blank.push(page..page + 1),
         }
     }

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 use pagekeeper_io::{AlignedBuf, IoFile};
 
-use crate::Error;
 use crate::format::page;
 use crate::format::superblock::{MAX_PAGE_BYTES, MIN_PAGE_BYTES};
+use crate::{Error, PageNo};
 
 /// Bytes of one read; whole pages of any size.
 const READ_BYTES: usize = 1 << 20;
@@ -24,7 +24,7 @@ pub(super) fn from_pages(data: &dyn IoFile) -> Result<Option<(u64, usize)>, Erro
         for size in (MIN_PAGE_BYTES.ilog2()..=MAX_PAGE_BYTES.ilog2()).map(|shift| 1_usize << shift) {
             for (at, bytes) in (offset..).step_by(size).zip(buf[..got].chunks_exact(size)) {
                 let store = u64::from_le_bytes(std::array::from_fn(|byte| bytes[24 + byte]));
-                if page::check(bytes, at / size as u64, store).is_ok() {
+                if page::check(bytes, PageNo::new(at / size as u64), store).is_ok() {
                     *found.entry((store, size)).or_default() += 1;
                 }
             }

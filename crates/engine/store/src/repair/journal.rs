@@ -22,7 +22,7 @@ pub(super) fn made_up(options: &StoreOptions, store: u64, page_size: usize) -> S
         number: 0,
         store,
         page_size: u32::try_from(page_size).unwrap_or_else(|_| unreachable!("at most 65536")),
-        checkpoint_seq: 0,
+        checkpoint_seq: Seq::NONE,
         checkpoint_lsn: Lsn::new(0),
         max_journal_bytes: options.new_journal_bytes(),
         // So that every change in the journal counts.
@@ -78,10 +78,10 @@ pub(super) fn read_journal(
         && (!is_known || seq > superblock.checkpoint_seq + 1)
     {
         if is_known {
-            let (from, upto) = (superblock.checkpoint_seq + 1, seq - 1);
+            let (from, upto) = (superblock.checkpoint_seq + 1, seq.get() - 1);
             found.notes.push(format!("journal: commits {from} to {upto} are lost"));
         }
-        (superblock.checkpoint_seq, superblock.checkpoint_lsn) = (seq.saturating_sub(1), lsn);
+        (superblock.checkpoint_seq, superblock.checkpoint_lsn) = (Seq::new(seq.get().saturating_sub(1)), lsn);
     }
     let page_size = superblock.page_size as usize;
     let (journal, fault) = replay_to_fault(&salvaged.records, &superblock, page_size, &path);
@@ -101,5 +101,5 @@ pub(super) fn read_journal(
 
 /// Returns the commit of a record.
 fn seq_of(body: &[u8]) -> Option<Seq> {
-    body.get(8..16)?.try_into().ok().map(Seq::from_le_bytes)
+    body.get(8..16)?.try_into().ok().map(u64::from_le_bytes).map(Seq::new)
 }

@@ -26,7 +26,7 @@ pub(super) struct DamagedMap {
 
 impl DamagedMap {
     pub(super) fn open(io: &dyn Io, from: &Path, store: u64, upto: Seq) -> Result<Self, Error> {
-        let file = match open_past_cache(io, &from.join(MAP_NAME)) {
+        let file = match open_past_cache(io, from.join(MAP_NAME)) {
             Err(error) if error.errno() == Some(libc::ENOENT) => None,
             opened => Some(opened?),
         };

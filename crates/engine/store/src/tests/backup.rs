@@ -9,10 +9,12 @@ use pagekeeper_kernel::mutex::lock;
 use pagekeeper_simdisk::{Persistence, SimDisk};
 
 use super::disk::{Meanwhile, Prompt};
-use crate::{Backup, Create, Durability, Error, Store, StoreOptions};
+use crate::{Backup, Create, Durability, Error, PageNo, Seq, Store, StoreOptions};
 
 pub(super) const PAGE: u64 = 4096;
 pub(super) const PAGES: u64 = 150;
+/// The free ones.
+const FREE: [u64; 3] = [11, 12, 30];
 
 pub(super) fn dir() -> &'static Path {
     Path::new("/store")
@@ -30,9 +32,9 @@ pub(super) fn options(disk: &SimDisk, meanwhile: &Meanwhile) -> StoreOptions {
 /// Makes one more commit, which writes its number to these pages.
 pub(super) fn commit(store: &Store, pages: impl IntoIterator<Item = u64>) {
     let mut txn = store.begin_write().unwrap();
-    let seq = store.stats().seq + 1;
+    let seq = store.stats().seq.get() + 1;
     for page in pages {
-        txn.write(page, &seq.to_le_bytes().repeat(store.payload_size() / 8)).unwrap();
+        txn.write(PageNo::new(page), &seq.to_le_bytes().repeat(store.payload_size() / 8)).unwrap();
     }
     txn.set_metadata(&seq.to_le_bytes()).unwrap();
     txn.commit(Durability::Sync).unwrap();
@@ -46,12 +48,12 @@ pub(super) fn made() -> SimDisk {
     let store = options(&disk, &Meanwhile::default()).open(dir()).unwrap();
     let mut txn = store.begin_write().unwrap();
     txn.allocate_run(PAGES).unwrap();
-    txn.set_root(Some(7));
+    txn.set_root(Some(PageNo::new(7)));
     txn.commit(Durability::Sync).unwrap();
     (0..PAGES / 10).for_each(|at| commit(&store, at * 10..at * 10 + 8));
     let mut txn = store.begin_write().unwrap();
-    for page in [11, 12, 30] {
-        txn.free(page).unwrap();
+    for page in FREE {
+        txn.free(PageNo::new(page)).unwrap();
     }
     txn.commit(Durability::Sync).unwrap();
     store.sync().unwrap();
@@ -71,11 +73,12 @@ pub(super) fn open(disk: &SimDisk, dir: &Path) -> Result<Store, Error> {
 }
 
 /// Everything that a reader sees.
-pub(super) type Content = (u64, Option<u64>, Vec<u8>, Vec<Result<Vec<u8>, String>>);
+pub(super) type Content = (Seq, Option<PageNo>, Vec<u8>, Vec<Result<Vec<u8>, String>>);
 
 pub(super) fn content(store: &Store) -> Content {
     let read = store.begin_read().unwrap();
-    let page = |page| read.read(page).map(|page| page.to_vec()).map_err(|error| error.to_string());
+    let page =
+        |page| read.read(PageNo::new(page)).map(|page| page.to_vec()).map_err(|error| error.to_string());
     (read.seq(), read.root(), read.metadata().to_vec(), (0..read.pages()).map(page).collect())
 }
 
@@ -88,7 +91,7 @@ pub(super) fn is_whole(disk: &SimDisk, expected: &Content, what: &str) {
     assert_eq!(store.stats().opening.commits, 0);
     let mut txn = store.begin_write().unwrap();
     // From the free list.
-    assert!([11, 12, 30].contains(&txn.allocate().unwrap()));
+    assert!(FREE.contains(&txn.allocate().unwrap().get()));
     txn.commit(Durability::Sync).unwrap();
     commit(&store, [0, 149]);
     store.close_and_sync().unwrap();
@@ -134,7 +137,7 @@ fn commits_and_checkpoints_go_on_beside_a_backup() {
                 let from = (left * 31 + round * 17) % (PAGES - many);
                 for page in from..from + many {
                     // One of the free pages stays as it is.
-                    if ![11, 12, 30].contains(&page) {
+                    if !FREE.contains(&page) {
                         commit(&beside, [page]);
                         lock(&kept).push(content(&beside));
                     }
@@ -175,17 +178,17 @@ fn pages_that_come_back_beside_a_copy_were_never_written() {
         }
         left -= 1;
         let mut txn = beside.begin_write().unwrap();
-        (140..PAGES).for_each(|page| txn.free(page).unwrap());
+        (140..PAGES).for_each(|page| txn.free(PageNo::new(page)).unwrap());
         txn.commit(Durability::Sync).unwrap();
         lock(&kept).push(content(&beside));
         assert_eq!(beside.compact().unwrap().pages, 140);
         lock(&kept).push(content(&beside));
         let mut txn = beside.begin_write().unwrap();
-        assert_eq!(txn.allocate_run(PAGES - 140).unwrap(), 140);
+        assert_eq!(txn.allocate_run(PAGES - 140).unwrap(), PageNo::new(140));
         txn.commit(Durability::Sync).unwrap();
         lock(&kept).push(content(&beside));
         let some = (140..PAGES).filter(|page| (page + left) % 2 == 0);
-        for page in some.chain((0..100).filter(|page| ![11, 12, 30].contains(page))) {
+        for page in some.chain((0..100).filter(|page| !FREE.contains(page))) {
             commit(&beside, [page]);
             lock(&kept).push(content(&beside));
         }
@@ -220,11 +223,11 @@ fn a_backup_of_a_damaged_store_fails_and_leaves_nothing() {
             continue;
         }
         let error = store.backup(to()).unwrap_err();
-        assert!(matches!(error, Error::Damaged { page: 13, .. }), "{error}");
+        assert!(matches!(error, Error::Damaged { page, .. } if page.get() == 13), "{error}");
         assert!(disk.list("/copies".as_ref()).unwrap().is_empty());
         let all = vec![9; store.payload_size()];
         let mut txn = store.begin_write().unwrap();
-        txn.write(13, &all).unwrap();
+        txn.write(PageNo::new(13), &all).unwrap();
         txn.commit(Durability::Sync).unwrap();
         store.backup(to()).unwrap();
     }

@@ -28,21 +28,22 @@ fn bytes(disk: &SimDisk) -> u64 {
 }
 
 /// Makes a store of this many pages, each with its number, of which some are free.
-fn store_of(disk: &SimDisk, pages: u64, is_free: impl Fn(PageNo) -> bool) -> Store {
+fn store_of(disk: &SimDisk, pages: u64, is_free: impl Fn(u64) -> bool) -> Store {
     let store = open(disk);
     let mut txn = store.begin_write().unwrap();
     for page in 0..pages {
-        assert_eq!(txn.allocate().unwrap(), page);
-        txn.page_mut(page).unwrap()[..8].copy_from_slice(&page.to_le_bytes());
+        let allocated = txn.allocate().unwrap();
+        assert_eq!(allocated.get(), page);
+        txn.page_mut(allocated).unwrap()[..8].copy_from_slice(&page.to_le_bytes());
     }
     txn.commit(Durability::Sync).unwrap();
     free(&store, (0..pages).filter(|page| is_free(*page)));
     store
 }
 
-fn free(store: &Store, pages: impl Iterator<Item = PageNo>) {
+fn free(store: &Store, pages: impl Iterator<Item = u64>) {
     let mut txn = store.begin_write().unwrap();
-    pages.for_each(|page| txn.free(page).unwrap());
+    pages.for_each(|page| txn.free(PageNo::new(page)).unwrap());
     txn.commit(Durability::Sync).unwrap();
 }
 
@@ -57,26 +58,26 @@ fn free_pages_at_the_end_are_cut_off_and_allocation_begins_low() {
     let store = store_of(&disk, 700, |page| page >= 20 && page != 100);
     let before = bytes(&disk);
     let found = store.compact().unwrap();
-    assert_eq!((found.pages_before, found.pages, found.seq), (700, 101, 3));
+    assert_eq!((found.pages_before, found.pages, found.seq.get()), (700, 101, 3));
     assert_eq!((bytes(&disk), found.cut), (101 * 4096, before - 101 * 4096));
     // Pages 20 to 99, except the trunk.
     assert_eq!(found.given_back, Some(79 * 4096));
     let stat = store.stats();
-    assert_eq!((stat.pages, stat.free_pages, stat.checkpoint_seq), (101, 80, 3));
+    assert_eq!((stat.pages, stat.free_pages, stat.checkpoint_seq.get()), (101, 80, 3));
     is_sound(&store);
     let again = store.compact().unwrap();
-    assert_eq!((again.pages, again.cut, again.given_back, again.seq), (101, 0, Some(0), 3));
+    assert_eq!((again.pages, again.cut, again.given_back, again.seq.get()), (101, 0, Some(0), 3));
 
     drop(store);
     let store = open(&disk.after_power_cut(Persistence::None, 0));
     is_sound(&store);
     let read = store.begin_read().unwrap();
-    assert_eq!(read.read(100).unwrap()[..8], 100_u64.to_le_bytes());
+    assert_eq!(read.read(PageNo::new(100)).unwrap()[..8], 100_u64.to_le_bytes());
     drop(read);
     // The lowest pages first, the trunk last, and none twice.
     let mut txn = store.begin_write().unwrap();
     let allocated: Vec<_> = (0..81).map(|_| txn.allocate().unwrap()).collect();
-    let expected: Vec<_> = (21..100).chain([20, 101]).collect();
+    let expected: Vec<_> = (21..100).chain([20, 101]).map(PageNo::new).collect();
     assert_eq!(allocated, expected);
     txn.commit(Durability::Sync).unwrap();
     is_sound(&store);
@@ -89,9 +90,9 @@ fn a_store_of_free_pages_alone_becomes_empty() {
     assert_eq!(store.compact().unwrap().pages, 0);
     assert_eq!((bytes(&disk), store.stats().free_pages), (0, 0));
     let mut txn = store.begin_write().unwrap();
-    assert_eq!(txn.allocate_run(5).unwrap(), 0);
+    assert_eq!(txn.allocate_run(5).unwrap(), PageNo::new(0));
     txn.commit(Durability::Sync).unwrap();
-    let read = store.begin_read().unwrap().read(3);
+    let read = store.begin_read().unwrap().read(PageNo::new(3));
     assert!(matches!(read, Err(Error::NeverWritten { .. })), "{read:?}");
     is_sound(&store);
 }
@@ -104,7 +105,7 @@ fn writers_cannot_use_a_page_that_was_cut_off() {
     let refuse = |store: &Store| {
         let payload = vec![1; store.payload_size()];
         let mut txn = store.begin_write().unwrap();
-        for page in 12..50 {
+        for page in (12..50).map(PageNo::new) {
             assert!(matches!(txn.write(page, &payload), Err(Error::NotAllocated { .. })), "page {page}");
             assert!(matches!(txn.page_mut(page), Err(Error::NotAllocated { .. })));
             assert!(matches!(txn.read(page), Err(Error::NotAllocated { .. })));
@@ -146,10 +147,10 @@ fn old_bytes_behind_the_end_are_not_pages_of_a_later_run() {
         let store = open(&found);
         let mut txn = store.begin_write().unwrap();
         let (pages, first) = (txn.pages(), txn.allocate_run(20).unwrap());
-        assert_eq!(first, pages);
+        assert_eq!(first.get(), pages);
         txn.commit(Durability::Sync).unwrap();
         let read = store.begin_read().unwrap();
-        for page in first..first + 20 {
+        for page in PageNo::each(first..first + 20) {
             assert!(matches!(read.read(page), Err(Error::NeverWritten { .. })), "page {page}, cut at {cut}");
         }
         drop(read);
@@ -177,10 +178,10 @@ fn pages_cut_off_by_a_killed_compaction_do_not_reappear() {
         let disk = disk.after_power_cut(Persistence::None, 0);
         let store = open(&disk);
         let mut txn = store.begin_write().unwrap();
-        assert_eq!(txn.allocate_run(30).unwrap(), 10);
+        assert_eq!(txn.allocate_run(30).unwrap(), PageNo::new(10));
         txn.commit(Durability::Sync).unwrap();
         let read = store.begin_read().unwrap();
-        for page in 10..40 {
+        for page in (10..40).map(PageNo::new) {
             let found = read.read(page);
             assert!(matches!(found, Err(Error::NeverWritten { .. })), "cut at {cut}: {:?}", found.map(drop));
         }
@@ -202,17 +203,17 @@ fn open_snapshots_keep_their_view_during_a_compaction() {
     store.sync().unwrap();
     assert_eq!(store.compact().unwrap().pages, 5);
     store.drop_cached();
-    for page in 0..60 {
-        assert_eq!(read.read(page).unwrap()[..8], page.to_le_bytes());
+    for page in 0..60_u64 {
+        assert_eq!(read.read(PageNo::new(page)).unwrap()[..8], page.to_le_bytes());
     }
     // Until their pages belong to another run.
     let mut txn = store.begin_write().unwrap();
     txn.allocate_run(50).unwrap();
     txn.commit(Durability::Sync).unwrap();
-    assert!(matches!(read.read(30), Err(Error::SnapshotTooOld)));
+    assert!(matches!(read.read(PageNo::new(30)), Err(Error::SnapshotTooOld)));
     drop(read);
     let read = store.begin_read().unwrap();
-    assert!(matches!(read.read(30), Err(Error::NeverWritten { .. })));
+    assert!(matches!(read.read(PageNo::new(30)), Err(Error::NeverWritten { .. })));
 }
 
 #[test]
@@ -223,7 +224,7 @@ fn backups_and_repairs_of_a_compacted_store_are_complete() {
     // The page map has the free pages.
     store.sync().unwrap();
     let mut txn = store.begin_write().unwrap();
-    txn.page_mut(0).unwrap()[9] = 1;
+    txn.page_mut(PageNo::new(0)).unwrap()[9] = 1;
     txn.commit(Durability::Sync).unwrap();
     let before = store.stats().seq;
     let (seq, _) = store.core().drop_free_end().unwrap();
@@ -232,7 +233,7 @@ fn backups_and_repairs_of_a_compacted_store_are_complete() {
     txn.allocate_run(10).unwrap();
     txn.commit(Durability::Sync).unwrap();
     let read = store.begin_read().unwrap();
-    assert!(matches!(read.read(55), Err(Error::NeverWritten { .. })));
+    assert!(matches!(read.read(PageNo::new(55)), Err(Error::NeverWritten { .. })));
     drop(read);
     is_sound(&store);
 
@@ -262,7 +263,7 @@ fn pages_behind_the_last_one_are_not_counted() {
     let unapplied = store.stats().unapplied_pages;
     store.close().unwrap();
     let store = options(&disk).open(dir()).unwrap();
-    let named = store.inspect(0..store.stats().pages).unwrap();
+    let named = store.inspect(PageNo::new(0)..PageNo::new(store.stats().pages)).unwrap();
     let in_journal = named.iter().filter(|info| !info.applied).count() as u64;
     let (pages, counted) = (store.stats().pages, store.stats().opening.pages);
     assert_eq!((pages, counted, store.stats().unapplied_pages), (20, 20, 20));
@@ -279,7 +280,7 @@ fn freed_space_is_allocated_again_before_the_commit() {
     let mut txn = store.begin_write().unwrap();
     assert_eq!(txn.allocate().unwrap_err().errno(), Some(libc::ENOSPC));
     // The failed transaction leaks no page.
-    assert_eq!(txn.allocate().unwrap(), 11);
+    assert_eq!(txn.allocate().unwrap(), PageNo::new(11));
     txn.commit(Durability::Sync).unwrap();
     is_sound(&store);
 }
@@ -297,7 +298,7 @@ fn a_store_that_is_read_only_or_damaged_is_not_compacted() {
     file.write_at(31 * 4096, &rot, pagekeeper_io::WriteMode::Plain).unwrap();
     let store = open(&disk);
     let before = store.stats();
-    assert!(matches!(store.compact(), Err(Error::Damaged { page: 31, .. })));
+    assert!(matches!(store.compact(), Err(Error::Damaged { page, .. }) if page.get() == 31));
     assert_eq!((store.stats().pages, store.stats().seq), (before.pages, before.seq));
 }
 

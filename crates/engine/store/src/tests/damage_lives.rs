@@ -17,7 +17,7 @@ use super::life::{Made, crashes};
 use super::oracle::{StoreState, Subject};
 use super::world::{Crash, Op, Setting, Step, World, dir, random_durability};
 use crate::injected_fault::InjectedFault;
-use crate::{Error, Seq, Store};
+use crate::{Error, PageNo, Seq, Store};
 use pagekeeper_kernel::mutex::lock;
 use pagekeeper_testing::{Rng, Seed};
 use pagekeeper_wal::Lsn;
@@ -101,14 +101,14 @@ impl Life {
         let mut oracle = lock(&self.world.oracle);
         // Pages of lost commits may have been written, which each read of them reports.
         oracle.all_may_rot |= found < oracle.last().seq;
-        let lost = found + 1..oracle.durable + 1;
-        if lost.is_empty() {
+        if found >= oracle.durable {
             return;
         }
+        let mut lost = (found.get() + 1..=oracle.durable.get()).map(|seq| &self.marks[&Seq::new(seq)]);
         assert!(!self.closed, "commit {found} is found, and {} was acknowledged", oracle.durable);
-        let first = &self.marks[&lost.start];
+        let first = &self.marks[&(found + 1)];
         let is_hidden = |mark: &Mark| is_hit(&mark.lsns) || mark.known < first.lsns.end;
-        let are_hidden = is_hit(&first.lsns) && lost.clone().all(|seq| is_hidden(&self.marks[&seq]));
+        let are_hidden = is_hit(&first.lsns) && lost.all(is_hidden);
         assert!(are_hidden, "commit {found} of {}", oracle.durable);
         oracle.durable = found;
         if let Some(state) = self.states.get(&found) {
@@ -297,7 +297,7 @@ fn excuse(life: &Life, store: &Store, name: &str, damage: &Damage, hit: &Range<u
     match name {
         "data" => {
             let pages = hit.start / BLOCK..hit.end.min(1 << 30).div_ceil(BLOCK);
-            oracle.rot.extend(pages.map(|page| (page, Seq::MAX)));
+            oracle.rot.extend(pages.map(|page| (PageNo::new(page), Seq::MAX)));
         }
         // If both places of a block are zeros, it says that no page was ever written. If the second
         // is zeros and the first is unreadable, nobody knows which was written last.
@@ -315,7 +315,8 @@ pub(super) fn expects_the_right_content(life: &mut Life, may_fail: bool) -> bool
     let (read, state) = subject.begin_read();
     lock(&life.world.oracle).compare(&read, &state);
     let is_damage = |error| !matches!(error, Error::NotAllocated { .. } | Error::NeverWritten { .. });
-    let refused = (0..read.pages()).filter(|page| read.read(*page).is_err_and(is_damage)).count();
+    let all = (0..read.pages()).map(PageNo::new);
+    let refused = all.filter(|page| read.read(*page).is_err_and(is_damage)).count();
     match subject.store.verify() {
         Ok(found) => assert!(refused == 0 || !found.is_sound(), "{refused} pages can't be read, and {found}"),
         Err(error) => assert!(may_fail, "{error}"),

@@ -46,15 +46,15 @@ use index::Index;
 use snapshots::{LiveSnapshot, Snapshots};
 use sync::{AtomicU64, Mutex, Ordering};
 
-use crate::Seq;
 use crate::buffers::BufferPool;
 use crate::format::page::PageKind;
 use crate::version::{VersionContent, WholePage};
+use crate::{PageNo, Seq};
 use pagekeeper_wal::Lsn;
 
 /// For two threads, and for three: there are too many orders to try all.
 const PREEMPTIONS: [usize; 2] = [4, 2];
-const PAGE: u64 = 0;
+const PAGE: PageNo = PageNo::new(0);
 
 /// A store with one page, which each commit changes: its content is the seq.
 struct World {
@@ -71,9 +71,9 @@ impl World {
     fn new() -> Arc<Self> {
         Arc::new(Self {
             index: Index::default(),
-            snapshots: Snapshots::new(1, Arc::default()),
+            snapshots: Snapshots::new(Seq::new(1), Arc::default()),
             file: AtomicU64::new(1),
-            tail: Mutex::new(1),
+            tail: Mutex::new(Seq::new(1)),
         })
     }
 
@@ -91,7 +91,7 @@ impl World {
             let needed = self.snapshots.needed();
             self.index.push(PAGE, seq, content(seq), &needed);
             *tail = seq;
-            self.snapshots.committed(seq, Lsn::new(seq), Arc::default());
+            self.snapshots.committed(seq, Lsn::new(seq.get()), Arc::default());
             seq
         }
     }
@@ -112,7 +112,7 @@ impl World {
             self.index.keep_base(PAGE, self.snapshots.oldest(), in_file).unwrap();
             let version = self.index.get(PAGE, start).expect("versions that a checkpoint covers are kept");
             assert_eq!(version.seq, start, "a checkpoint applies what was committed before its start");
-            self.file.store(version.seq, Ordering::Release);
+            self.file.store(version.seq.get(), Ordering::Release);
             self.index.applied(PAGE, version.seq, &self.snapshots.needed());
         }
         self.snapshots.set_checkpoint(None);
@@ -120,7 +120,7 @@ impl World {
     }
 
     fn read_file(&self) -> Seq {
-        self.file.load(Ordering::Acquire)
+        Seq::new(self.file.load(Ordering::Acquire))
     }
 
     /// Reads as `ReadTxn::read` does.
@@ -143,7 +143,10 @@ impl World {
 }
 
 fn content(seq: Seq) -> VersionContent {
-    VersionContent::Whole(WholePage::new(PageKind::Data, BufferPool::new(8, 0).copy(&seq.to_le_bytes())))
+    VersionContent::Whole(WholePage::new(
+        PageKind::Data,
+        BufferPool::new(8, 0).copy(&seq.get().to_le_bytes()),
+    ))
 }
 
 /// Runs the model in every order of this many threads.
@@ -235,5 +238,5 @@ fn versions_are_dropped_beside_a_commit_and_a_reader() {
     let prune = |world: &World| {
         world.index.prune_all(&world.snapshots.needed());
     };
-    side_by_side(&[prune, |world| world.snapshots.show(3), reader], before);
+    side_by_side(&[prune, |world| world.snapshots.show(Seq::new(3)), reader], before);
 }

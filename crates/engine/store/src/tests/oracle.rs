@@ -62,12 +62,12 @@ const EVEN: u64 = 1024;
 
 impl Oracle {
     pub(super) fn new(disk: SimDisk, max_pages: usize, even: bool) -> Self {
-        let states = BTreeMap::from([(0, Arc::default())]);
+        let states = BTreeMap::from([(Seq::NONE, Arc::default())]);
         Self {
             disk,
             cut: None,
             states,
-            durable: 0,
+            durable: Seq::NONE,
             doubt: false,
             rot: BTreeMap::new(),
             all_may_rot: false,
@@ -132,7 +132,8 @@ impl Subject {
     /// Whether a commit has room without a checkpoint.
     pub(super) fn has_room(&self) -> bool {
         let stat = self.store.stats();
-        let is_clear = self.store.core().is_clear(&(stat.pages..stat.pages + 100));
+        let end = PageNo::new(stat.pages);
+        let is_clear = self.store.core().is_clear(&(end..end + 100));
         is_clear.is_ok_and(|is_clear| is_clear)
             && stat.journal_bytes + (60 << 10) < stat.max_journal_bytes
             && stat.unapplied_bytes + (80 << 10) < stat.memory / 4
@@ -235,7 +236,7 @@ impl Subject {
             if *slot == Slot::Free || (index < end && rng.one_in(2)) {
                 continue;
             }
-            let page = index as u64;
+            let page = PageNo::new(index as u64);
             if let Err(error) = txn.free(page) {
                 return oracle.excuse(&error, before.seq);
             }
@@ -270,7 +271,7 @@ impl Subject {
             after.pages.pop();
         }
         let is_shorter = after.pages.len() < before.pages.len();
-        after.seq += 1;
+        after.seq = before.seq + 1;
         let done = self.store.compact();
         if oracle.doubt {
             let error = done.expect_err("a store that has failed is not compacted");
@@ -348,7 +349,7 @@ impl Oracle {
     /// Compares a page.
     pub(super) fn compare_page(&self, read: &ReadTxn<'_>, state: &StoreState, page: PageNo) {
         let seq = state.seq;
-        let Some(slot) = usize::try_from(page).ok().and_then(|index| state.pages.get(index)) else {
+        let Some(slot) = usize::try_from(page.get()).ok().and_then(|index| state.pages.get(index)) else {
             assert!(matches!(read.read(page), Err(Error::OutOfRange { .. })), "page {page} of commit {seq}");
             return;
         };
@@ -374,7 +375,8 @@ impl Oracle {
             (read.seq(), read.root(), read.metadata(), read.pages()),
             (state.seq, state.root, &state.metadata[..], state.pages.len() as u64)
         );
-        (0..=read.pages()).for_each(|page| self.compare_page(read, state, page));
+        let all = PageNo::each(PageNo::new(0)..PageNo::new(read.pages() + 1));
+        all.for_each(|page| self.compare_page(read, state, page));
     }
 }
 
@@ -386,10 +388,10 @@ fn act(
     rng: &mut Rng,
     changed: &mut Vec<PageNo>,
 ) -> Result<(), Stop> {
-    let seq = after.seq - 1;
+    let seq = oracle.last().seq;
     let pages = after.pages.len();
-    let page = rng.of(0..pages as u64 + 1);
-    let index = usize::try_from(page).expect("few pages");
+    let index = rng.index(pages + 1);
+    let page = PageNo::new(index as u64);
     let stop = |error: Error| {
         oracle.excuse(&error, seq);
         Err(Stop::Failed)
@@ -401,7 +403,7 @@ fn act(
                 Ok(page) => page,
                 Err(error) => return stop(error),
             };
-            let index = usize::try_from(page).expect("few pages");
+            let index = usize::try_from(page.get()).expect("few pages");
             let is_free = after.pages.contains(&Slot::Free);
             assert!(
                 index < pages && is_free || index == pages && !is_free,
@@ -417,7 +419,7 @@ fn act(
         3 if pages < oracle.max_pages => {
             let count = 1 + rng.of(0..4);
             match txn.allocate_run(count) {
-                Ok(first) => assert_eq!(first, pages as u64),
+                Ok(first) => assert_eq!(first.get(), pages as u64),
                 Err(error) => return stop(error),
             }
             after.pages.extend((0..count).map(|_| Slot::Blank));

@@ -12,7 +12,7 @@ use crate::depth::WriteDepth;
 use crate::format::page::{PageFault, PageHeader, PageKind};
 use crate::format::page_map::{BLOCK_BYTES, BLOCK_PAGES};
 use crate::page_map::{MAP_NAME, PageMap};
-use crate::{PageNo, Seq};
+use crate::{Error, PageNo, Seq};
 
 const STORE: u64 = 7;
 
@@ -37,15 +37,21 @@ fn map(disk: &SimDisk, pages: u64, memory: u64) -> PageMap {
 /// Opens an existing map.
 fn open(disk: &SimDisk, pages: u64, memory: u64) -> PageMap {
     let io: Arc<dyn Io> = Arc::new(disk.clone());
-    PageMap::open(&io, Path::new("/store"), FileUse::Write, (STORE, 0, pages), memory).unwrap()
+    PageMap::open(&io, Path::new("/store"), FileUse::Write, (STORE, Seq::NONE, pages), memory).unwrap()
 }
 
-fn passes(map: &PageMap, page: PageNo, crc: u32, seq: Seq) -> bool {
+fn passes(map: &PageMap, page: u64, crc: u32, seq: u64) -> bool {
+    let (page, seq) = (PageNo::new(page), Seq::new(seq));
     map.check(page, &Ok(PageHeader { crc, kind: PageKind::Data, page, seq, store: STORE })).is_ok()
 }
 
-fn flush(map: &PageMap, pages: u64, seq: Seq) {
-    map.flush(pages, seq, WriteDepth::of(None, false)).unwrap();
+/// Sets the checksums of pages.
+fn set(map: &PageMap, pages: &[(u64, u32)]) -> Result<(), Error> {
+    map.set(pages.iter().map(|(page, crc)| (PageNo::new(*page), *crc)).collect())
+}
+
+fn flush(map: &PageMap, pages: u64, seq: u64) {
+    map.flush(pages, Seq::new(seq), WriteDepth::of(None, false)).unwrap();
 }
 
 #[test]
@@ -53,11 +59,11 @@ fn accepted_damage_ends_with_the_next_write_in_any_order() {
     let disk = SimDisk::new();
     let map = map(&disk, 3000, 0);
     let pages = [2500, 3, 900, 1, 2, 1500];
-    map.accept(pages.into_iter().map(|page| (page, 10)));
-    map.set(pages.map(|page| (page, 10)).to_vec()).unwrap();
+    map.accept(pages.into_iter().map(|page| (PageNo::new(page), 10)));
+    set(&map, &pages.map(|page| (page, 10))).unwrap();
     // All of them are written once more, and none of that gets to the disk.
-    map.accept(pages.into_iter().map(|page| (page, 20)));
-    map.set(pages.map(|page| (page, 20)).to_vec()).unwrap();
+    map.accept(pages.into_iter().map(|page| (PageNo::new(page), 20)));
+    set(&map, &pages.map(|page| (page, 20))).unwrap();
     for page in pages {
         assert!(passes(&map, page, 20, 2) && !passes(&map, page, 10, 1), "page {page}");
     }
@@ -69,7 +75,7 @@ fn one_rotten_copy_of_an_unloaded_block_hides_no_page() {
     let disk = SimDisk::new();
     let map = map(&disk, 1000, 0);
     for (crc, seq) in [(10, 1), (20, 2)] {
-        map.set(vec![(5, crc), (6, 60)]).unwrap();
+        set(&map, &[(5, crc), (6, 60)]).unwrap();
         flush(&map, 1000, seq);
     }
     // The second write went to place 0.
@@ -80,7 +86,7 @@ fn one_rotten_copy_of_an_unloaded_block_hides_no_page() {
     map.evict(0);
     assert!(passes(&map, 5, 20, 2) && passes(&map, 6, 60, 1));
     // Also by what is written to it then.
-    map.set(vec![(7, 70)]).unwrap();
+    set(&map, &[(7, 70)]).unwrap();
     flush(&map, 1000, 3);
     map.evict(0);
     assert!(passes(&map, 5, 20, 2) && passes(&map, 6, 60, 1) && passes(&map, 7, 70, 3));
@@ -92,14 +98,14 @@ fn a_block_that_can_not_be_read_for_a_while_is_not_written_over() {
     let disk = SimDisk::new();
     let map = map(&disk, 1000, 0);
     for seq in 1..=4 {
-        map.set(vec![(5, 10 * seq)]).unwrap();
+        set(&map, &[(5, 10 * seq)]).unwrap();
         flush(&map, 1000, seq.into());
     }
     map.evict(0);
     disk.inject(path(), 0..u64::MAX, Fault::EIO, Times::Always).unwrap();
     assert!(!passes(&map, 5, 40, 4));
     assert!(!passes(&map, 5, 30, 3));
-    assert_eq!(map.set(vec![(6, 60)]).unwrap_err().errno(), Some(libc::EIO));
+    assert_eq!(set(&map, &[(6, 60)]).unwrap_err().errno(), Some(libc::EIO));
     assert!(map.faults(1000)[0].contains("Input/output error"), "{:?}", map.faults(1000));
     disk.heal(path()).unwrap();
     assert_eq!(map.kept(), 0);
@@ -115,13 +121,13 @@ fn an_unreadable_copy_is_rewritten_or_fails() {
             let disk = SimDisk::new();
             let map = map(&disk, 1000, 0);
             for seq in 1..=writes {
-                map.set(vec![(5, 10 * seq)]).unwrap();
+                set(&map, &[(5, 10 * seq)]).unwrap();
                 flush(&map, 1000, seq.into());
             }
             map.evict(0);
             let range = place * BLOCK_BYTES as u64..(place + 1) * BLOCK_BYTES as u64;
             disk.inject(path(), range, Fault::EIO, Times::Always).unwrap();
-            let set = map.set(vec![(5, 77)]);
+            let set = set(&map, &[(5, 77)]);
             // If place 1 is zeros and place 0 is unreadable, nobody knows which was written last.
             assert_eq!(set.is_err(), writes == 0 && place == 0, "{writes} writes, place {place}");
             if set.is_ok() {
@@ -145,13 +151,14 @@ fn more_blocks_than_are_kept_go_and_come_back() {
     let crc = |block: u32, round: u32| 1000 * round + block + 2;
     let page = |block: u32| u64::from(block) * BLOCK_PAGES as u64 + 11;
     for round in 1..=3 {
-        map.set((0..blocks).map(|block| (page(block), crc(block, round))).collect()).unwrap();
+        let pages_of_round: Vec<_> = (0..blocks).map(|block| (page(block), crc(block, round))).collect();
+        set(&map, &pages_of_round).unwrap();
         assert_eq!(map.kept(), 150, "blocks to be written stay");
         flush(&map, pages, round.into());
         assert_eq!(map.kept(), 64);
         for block in 0..blocks {
             assert!(passes(&map, page(block), crc(block, round), round.into()), "block {block}");
-            assert!(!passes(&map, page(block), crc(block, round - 1), Seq::from(round) - 1));
+            assert!(!passes(&map, page(block), crc(block, round - 1), u64::from(round) - 1));
         }
         assert!(map.kept() < 64 + 16, "{} blocks", map.kept());
     }
@@ -166,8 +173,8 @@ fn a_lost_place_lets_no_written_page_pass_for_one_that_never_was() {
             let disk = SimDisk::new();
             let map = map(&disk, 1000, 0);
             for seq in 1..=4_u32 {
-                let page = PageNo::from(seq);
-                map.set(vec![(page, 10 * seq)]).unwrap();
+                let page = u64::from(seq);
+                set(&map, &[(page, 10 * seq)]).unwrap();
                 flush(&map, 1000, seq.into());
                 let disk = disk.after_kill();
                 let file = disk.open_writable(&path(), Access::Direct, Create::Never).unwrap();
@@ -175,12 +182,12 @@ fn a_lost_place_lets_no_written_page_pass_for_one_that_never_was() {
                 bytes.fill(lost);
                 file.write_at(place * BLOCK_BYTES as u64, &bytes, WriteMode::Plain).unwrap();
                 let found = open(&disk, 1000, 0);
-                let zeros = found.check(page, &Err(PageFault::NeverWritten));
+                let zeros = found.check(PageNo::new(page), &Err(PageFault::NeverWritten));
                 assert!(zeros.is_err(), "place {place} filled with {lost}, commit {seq}");
                 assert!(passes(&found, page, 10 * seq, seq.into()));
                 // Nor a version of it that the disk should no longer have.
                 assert!(!passes(&found, page, 10 * seq + 1, seq.into()));
-                assert!(found.check(page + 1, &Err(PageFault::NeverWritten)).is_ok());
+                assert!(found.check(PageNo::new(page + 1), &Err(PageFault::NeverWritten)).is_ok());
             }
         }
     }
@@ -197,18 +204,18 @@ fn a_power_cut_after_a_kill_leaves_one_place_whole() {
             let disk = SimDisk::new();
             let first = map(&disk, 1000, 0);
             for seq in 1..=2 {
-                first.set(vec![(5, 10), (6, 60)]).unwrap();
+                set(&first, &[(5, 10), (6, 60)]).unwrap();
                 flush(&first, 1000, seq);
             }
-            first.set(vec![(5, 30)]).unwrap();
+            set(&first, &[(5, 30)]).unwrap();
             // It is written, and the sync fails.
             disk.cut_power_at(disk.ops() + 1);
-            first.flush(1000, 3, WriteDepth::of(None, false)).unwrap_err();
+            first.flush(1000, Seq::new(3), WriteDepth::of(None, false)).unwrap_err();
             let disk = disk.after_kill();
             let second = open(&disk, 1000, 0);
-            second.set(vec![(5, 40)]).unwrap();
+            set(&second, &[(5, 40)]).unwrap();
             disk.cut_power_at(disk.ops() + cut);
-            let _ = second.flush(1000, 4, WriteDepth::of(None, false));
+            let _ = second.flush(1000, Seq::new(4), WriteDepth::of(None, false));
             let disk = disk.after_power_cut(persistence, seed);
             let found = open(&disk, 1000, 0).faults(1000);
             assert!(found.is_empty(), "cut at {cut}, {persistence:?}, {seed}: {found:?}");

@@ -43,8 +43,8 @@ fn crashed(pages: u64) -> SimDisk {
     let mut rng = Rng::from_seed(pages);
     let mut txn = store.begin_write().expect("nothing fails");
     let first = txn.allocate_run(pages).expect("there is room");
-    for (at, page) in (first..pages).step_by(2).take(1000).filter(|page| page / 2 < CHANGED_PAGES).enumerate()
-    {
+    let changed = first.onward().step_by(2).take(usize::try_from(CHANGED).expect("it is small"));
+    for (at, page) in changed.enumerate() {
         let payload: Vec<u8> =
             (0..store.payload_size() / 8).flat_map(|_| rng.number().to_le_bytes()).collect();
         txn.write(page, &payload).expect("it is of the run");

@@ -11,7 +11,7 @@ use pagekeeper_simdisk::{Fault, SimDisk, Times};
 use pagekeeper_testing::{Rng, Seed};
 
 use super::disk::{Meanwhile, Prompt};
-use crate::{Create, Durability, Error, Repair, Store, StoreOptions};
+use crate::{Create, Durability, Error, PageNo, Repair, Seq, Store, StoreOptions};
 
 const PAGE: u64 = 4096;
 const PAGES: u64 = 90;
@@ -30,14 +30,14 @@ fn options(disk: &SimDisk) -> StoreOptions {
 }
 
 /// A commit, and the content of a page after it.
-type Version = (u64, Option<Vec<u8>>);
+type Version = (Seq, Option<Vec<u8>>);
 
 /// The content of each page after each commit that changed it; `None` if it is free.
 #[derive(Default)]
-struct History(BTreeMap<u64, Vec<Version>>);
+struct History(BTreeMap<PageNo, Vec<Version>>);
 
 impl History {
-    fn commit(&mut self, store: &Store, change: impl FnOnce(&mut crate::WriteTxn<'_>) -> Vec<u64>) {
+    fn commit(&mut self, store: &Store, change: impl FnOnce(&mut crate::WriteTxn<'_>) -> Vec<PageNo>) {
         let mut txn = store.begin_write().unwrap();
         let changed = change(&mut txn);
         let seq = txn.commit(Durability::Sync).unwrap();
@@ -48,7 +48,7 @@ impl History {
         }
     }
 
-    fn last(&self, page: u64) -> Option<&Option<Vec<u8>>> {
+    fn last(&self, page: PageNo) -> Option<&Option<Vec<u8>>> {
         self.0.get(&page)?.last().map(|(_, content)| content)
     }
 }
@@ -62,13 +62,13 @@ fn made(seed: u64, is_applied: bool) -> (SimDisk, History) {
     let mut rng = Rng::from_seed(seed);
     history.commit(&store, |txn| {
         txn.allocate_run(PAGES).unwrap();
-        txn.set_root(Some(1));
+        txn.set_root(Some(PageNo::new(1)));
         txn.set_metadata(b"meta").unwrap();
         Vec::new()
     });
     let len = store.payload_size();
     for _ in 0..40 {
-        let pages: Vec<_> = (0..3).map(|_| 1 + rng.of(0..PAGES - 11)).collect();
+        let pages: Vec<_> = (0..3).map(|_| PageNo::new(1 + rng.of(0..PAGES - 11))).collect();
         history.commit(&store, |txn| {
             for page in &pages {
                 let byte = rng.number().to_le_bytes()[0];
@@ -83,7 +83,7 @@ fn made(seed: u64, is_applied: bool) -> (SimDisk, History) {
         if rng.one_in(8) {
             store.sync().unwrap();
         }
-        let page = 1 + rng.of(0..PAGES - 11);
+        let page = PageNo::new(1 + rng.of(0..PAGES - 11));
         if rng.one_in(3) && store.begin_read().unwrap().read(page).is_ok() {
             history.commit(&store, |txn| {
                 txn.free(page).unwrap();
@@ -203,12 +203,12 @@ fn content(disk: &SimDisk, name: &str) -> Vec<u8> {
 
 #[test]
 fn each_page_that_is_lost_is_listed_and_no_other() {
-    for page in [1, 17, 60] {
+    for page in [1, 17, 60].map(PageNo::new) {
         let (disk, history) = made(3, true);
         if history.last(page).is_none_or(Option::is_none) {
             continue;
         }
-        spoil(&disk, "data", page * PAGE, |bytes| bytes[1000] ^= 4);
+        spoil(&disk, "data", page.offset(PAGE), |bytes| bytes[1000] ^= 4);
         let found = repair(&disk).unwrap();
         let lost: Vec<_> = found.lost.iter().map(|lost| (lost.page, lost.what.as_str())).collect();
         assert_eq!(lost, [(page, "its checksum does not hold")]);

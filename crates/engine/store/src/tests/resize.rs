@@ -10,7 +10,7 @@ use pagekeeper_simdisk::{Damage, Persistence, SimDisk};
 
 use super::world::dir;
 use crate::injected_fault::InjectedFault;
-use crate::{Durability, Error, Store, StoreOptions};
+use crate::{Durability, Error, PageNo, Store, StoreOptions};
 
 const SMALL_JOURNAL_BYTES: u64 = 64 << 10;
 const LARGE_JOURNAL_BYTES: u64 = 256 << 10;
@@ -28,8 +28,8 @@ fn commits(store: &Store, commits: usize) {
 /// Adds 1 to each of some pages, which a first commit makes.
 fn commit(store: &Store) {
     let mut txn = store.begin_write().unwrap();
-    for page in 0..5 {
-        if txn.pages() == page {
+    for page in (0..5).map(PageNo::new) {
+        if txn.pages() == page.get() {
             txn.allocate().unwrap();
         }
         let payload = txn.page_mut(page).unwrap();
@@ -39,9 +39,9 @@ fn commit(store: &Store) {
 }
 
 fn has_all(store: &Store, commits: u8) {
-    assert_eq!(store.stats().seq, u64::from(commits));
+    assert_eq!(store.stats().seq.get(), u64::from(commits));
     let read = store.begin_read().unwrap();
-    for page in 0..5 {
+    for page in (0..5).map(PageNo::new) {
         let payload = read.read(page).unwrap();
         assert_eq!((payload[0], payload[4000]), (commits, commits), "page {page}");
     }
@@ -259,7 +259,7 @@ fn a_repair_takes_the_journal_that_counts() {
             options(&disk).repair(dir(), to).unwrap();
             let store = options(&disk).open(to).unwrap();
             let read = store.begin_read().unwrap();
-            assert!((0..5).all(|page| read.read(page).unwrap()[0] == 7), "cut at {cuts}");
+            assert!((0..5).all(|page| read.read(PageNo::new(page)).unwrap()[0] == 7), "cut at {cuts}");
         }
         cuts += 1;
     }

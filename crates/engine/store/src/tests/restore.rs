@@ -8,7 +8,7 @@ use pagekeeper_simdisk::{Persistence, SimDisk};
 
 use super::backup::{PAGE, commit, content, dir, is_whole, made, open, options, reopened, to};
 use super::disk::Meanwhile;
-use crate::{Backup, Create, Durability, Error, Store};
+use crate::{Backup, Create, Durability, Error, PageNo, Store};
 
 fn at(name: &str) -> PathBuf {
     Path::new("/copies").join(name)
@@ -58,18 +58,18 @@ fn a_restored_store_is_the_store_as_of_its_backup() {
     is_restored_as_it_is(&disk, &store, "written");
     // Freed, allocated again, and a new root.
     let mut txn = store.begin_write().unwrap();
-    (120..155).for_each(|page| txn.free(page).unwrap());
-    (20..28).for_each(|page| txn.free(page).unwrap());
+    (120..155).for_each(|page| txn.free(PageNo::new(page)).unwrap());
+    (20..28).for_each(|page| txn.free(PageNo::new(page)).unwrap());
     txn.commit(Durability::Sync).unwrap();
     let mut txn = store.begin_write().unwrap();
     txn.allocate().unwrap();
-    txn.set_root(Some(8));
+    txn.set_root(Some(PageNo::new(8)));
     txn.commit(Durability::Sync).unwrap();
     is_restored_as_it_is(&disk, &store, "freed");
     // Fewer pages, and others become holes.
     let mut txn = store.begin_write().unwrap();
     (155..160).for_each(|page| {
-        let _ = txn.free(page);
+        let _ = txn.free(PageNo::new(page));
     });
     txn.commit(Durability::Sync).unwrap();
     let before = store.stats().pages;
@@ -101,7 +101,7 @@ fn an_impossible_restore_is_refused_and_creates_nothing() {
     file.read_at(14 * PAGE, &mut other).unwrap();
     file.write_at(13 * PAGE, &other, WriteMode::Plain).unwrap();
     let error = restore(&disk, "base", to()).unwrap_err();
-    assert!(matches!(error, Error::Damaged { page: 13, .. }), "{error}");
+    assert!(matches!(error, Error::Damaged { page, .. } if page.get() == 13), "{error}");
     assert!(disk.list(to()).is_err());
     file.write_at(13 * PAGE, &page, WriteMode::Plain).unwrap();
     restore(&disk, "base", to()).unwrap();

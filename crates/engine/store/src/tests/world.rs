@@ -242,11 +242,12 @@ impl World {
             Op::Compare(seed) if !kept.is_empty() => {
                 let (read, state) = &kept[of(seed, kept.len())];
                 let oracle = lock(&self.oracle);
-                let mut pages: Vec<_> = (0..=read.pages()).collect();
+                let mut pages = 0..read.pages() + 1;
                 if !seed.is_multiple_of(3) {
-                    pages = vec![(seed >> 8) % (read.pages() + 1)];
+                    let page = (seed >> 8) % (read.pages() + 1);
+                    pages = page..page + 1;
                 }
-                for page in pages {
+                for page in pages.map(PageNo::new) {
                     if matches!(read.read(page), Err(Error::SnapshotTooOld)) {
                         break;
                     }
@@ -416,9 +417,9 @@ impl World {
         }
         file.write_at(page * PAGE as u64, &bytes, WriteMode::Plain).expect("no fault is planned");
         file.sync_data().expect("no fault is planned");
-        oracle.rot.insert(page, Seq::MAX);
+        oracle.rot.insert(PageNo::new(page), Seq::MAX);
         drop(oracle);
-        self.story.push(Step::Rot(page));
+        self.story.push(Step::Rot(PageNo::new(page)));
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pagekeeper_simdisk::SimDisk;
-use pagekeeper_store::{Durability, Store, StoreOptions};
+use pagekeeper_store::{Durability, PageNo, Store, StoreOptions};
 
 /// Returns its directory.
 pub(crate) fn dir() -> &'static Path {
@@ -24,6 +24,6 @@ pub(crate) fn commit(store: &Store) {
         txn.allocate().unwrap();
     }
     let seq = store.stats().seq + 1;
-    txn.page_mut(0).unwrap()[..8].copy_from_slice(&seq.to_le_bytes());
+    txn.page_mut(PageNo::new(0)).unwrap()[..8].copy_from_slice(&seq.get().to_le_bytes());
     assert_eq!(txn.commit(Durability::Sync).unwrap(), seq);
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use pagekeeper_bulk::BulkWriter;
-use pagekeeper_store::{Durability, Error, Store};
+use pagekeeper_store::{Durability, Error, PageNo, Store};
 use pagekeeper_testing::{ChildEnd, disk_dir, forked};
 use pagekeeper_wal::{BinLog, LogMode, Lsn, Position, PurgeMode, RedoLog};
 
@@ -61,10 +61,10 @@ fn operations_begun_before_a_fork_go_on_in_the_parent_alone() {
             is_refused(store.verify()),
             is_refused(store.backup(to)),
             is_refused(store.compact()),
-            is_refused(store.inspect(0..1)),
+            is_refused(store.inspect(PageNo::new(0)..PageNo::new(1))),
             is_refused(store.free_list()),
             is_refused(store.superblocks()),
-            store.stats().seq == 0,
+            store.stats().seq.get() == 0,
         ];
         store.prefetch([page]);
         let others =

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use pagekeeper_io::Error as IoError;
-use pagekeeper_store::{Durability, Error, Store, StoreOptions};
+use pagekeeper_store::{Durability, Error, PageNo, Store, StoreOptions};
 use pagekeeper_wal::{BinLog, Error as LogError, RedoLog};
 
 /// An object that the parent has open.
@@ -153,7 +153,7 @@ impl Thing {
                 }
                 let read = store.begin_read().map_err(|error| error.to_string())?;
                 let last = number(read.metadata());
-                let on_page = number(&read.read(0).map_err(|error| error.to_string())?[..8]);
+                let on_page = number(&read.read(PageNo::new(0)).map_err(|error| error.to_string())?[..8]);
                 if on_page == last { Ok((1..=last).collect()) } else { Err(format!("{on_page}, not {last}")) }
             }
             Self::Redo => {
@@ -180,7 +180,7 @@ fn commit(store: &Store) -> Result<u64, Error> {
     if txn.pages() == 0 {
         txn.allocate()?;
     }
-    txn.page_mut(0)?[..8].copy_from_slice(&number.to_le_bytes());
+    txn.page_mut(PageNo::new(0))?[..8].copy_from_slice(&number.to_le_bytes());
     txn.set_metadata(&number.to_le_bytes())?;
     txn.commit(Durability::Sync)?;
     Ok(number)
@@ -216,7 +216,7 @@ impl Opened {
     pub(crate) fn read(&self) {
         match self {
             Self::Store(store) => {
-                store.begin_read().unwrap().read(0).unwrap();
+                store.begin_read().unwrap().read(PageNo::new(0)).unwrap();
                 store.stats();
             }
             Self::Redo(log, _) => log.read_from(log.checkpoint_lsn()).unwrap().for_each(drop),
@@ -248,7 +248,7 @@ fn act_on_store(store: &Store, act: Act) -> Answer {
         Act::CloseAndSync => Answer::of_store(taken(store).close_and_sync()),
         Act::Sync => Answer::of_store(store.sync()),
         Act::Commit => Answer::of_store(commit(store)),
-        Act::Read => Answer::of_store(store.begin_read().and_then(|read| read.read(0))),
+        Act::Read => Answer::of_store(store.begin_read().and_then(|read| read.read(PageNo::new(0)))),
         Act::Backup => Answer::of_store(store.backup(Path::new("/nonexistent/copy"))),
     }
 }

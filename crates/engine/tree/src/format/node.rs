@@ -26,6 +26,8 @@
 
 use std::cmp::Ordering;
 
+use pagekeeper_store::PageNo;
+
 use super::{MAX_KEY, MAX_LEVEL, NodeFault, long, short};
 
 /// Bytes before the prefix.
@@ -276,7 +278,7 @@ impl<'a> Node<'a> {
 
     /// Returns the number of the page in an entry of an inner page.
     #[inline]
-    pub(crate) fn child(&self, at: usize) -> Result<u64, NodeFault> {
+    pub(crate) fn child(&self, at: usize) -> Result<PageNo, NodeFault> {
         match self.place(at) {
             Some(place) if !self.is_leaf() => Ok(long(self.bytes, place.body).into()),
             _ => Err(NodeFault::Entry(at)),

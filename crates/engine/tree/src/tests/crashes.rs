@@ -42,7 +42,7 @@ fn change(store: &Store, tree: Tree, states: &mut BTreeMap<Seq, Model>, rng: &mu
                     states.remove(&next);
                 } else {
                     assert_eq!(seq, next);
-                    next += 1;
+                    next = seq + 1;
                 }
                 if durability == Durability::Sync {
                     durable = seq;

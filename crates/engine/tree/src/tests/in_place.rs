@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 
-use pagekeeper_store::{Page, PageNo, ReadTxn};
+use pagekeeper_store::{Page, ReadTxn};
 
 use super::*;
 use crate::read::sealed::Sealed;

@@ -1,5 +1,6 @@
 //! The search within a page, compared with a linear search.
 
+use pagekeeper_store::PageNo;
 use pagekeeper_testing::{Rng, Seed};
 
 use crate::format::edit::build;
@@ -50,7 +51,7 @@ fn a_search_agrees_with_a_linear_scan() {
             } else {
                 let expected = keys[1..].iter().filter(|key| *key <= wanted).count();
                 assert_eq!(node.find_child(&whole), Ok(expected), "{wanted:?} in {keys:?}");
-                assert_eq!(node.child(expected), Ok(expected as u64));
+                assert_eq!(node.child(expected), Ok(PageNo::new(expected as u64)));
             }
         }
     }

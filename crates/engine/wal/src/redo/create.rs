@@ -152,7 +152,7 @@ fn check_empty(io: &dyn Io, directory: &Path) -> Result<Vec<String>, Error> {
     }
     let has_control = left.iter().any(|name| name == control::CONTROL_NAME);
     let found = if has_control {
-        control::read(&*open_past_cache(io, &directory.join(control::CONTROL_NAME))?)?
+        control::read(&*open_past_cache(io, directory.join(control::CONTROL_NAME))?)?
     } else {
         DecodedControl::Nothing
     };

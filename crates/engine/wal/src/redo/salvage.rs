@@ -28,7 +28,7 @@ pub struct SalvagedLog {
 
 pub(super) fn salvage(options: RedoOptions, directory: &Path, from: Option<Lsn>) -> SalvagedLog {
     let options = options.read_only(true);
-    let control = open_past_cache(&*options.io_or_best(), &directory.join(control::CONTROL_NAME));
+    let control = open_past_cache(&*options.io_or_best(), directory.join(control::CONTROL_NAME));
     let id = match control.map(|file| control::read(&*file)) {
         Ok(Ok(DecodedControl::State(state, _))) => Some(state.log_id),
         Ok(Ok(DecodedControl::Nothing | DecodedControl::Version(_)) | Err(_)) | Err(_) => None,

@@ -91,7 +91,7 @@ fn show(from: &Path, to: &Path, made: Backup, is_json: bool) -> anyhow::Result<E
         })
     };
     let size = ByteSize(made.page_size as u64);
-    let said = in_words(made.pages, size, made.seq, made.bytes, seconds);
+    let said = in_words(made.pages, size, made.seq: seq.get(), made.bytes, seconds);
     output::show(is_json, report, |out| writeln!(out, "{}: {said}", escaped(to)))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -10,7 +10,7 @@ use std::io::{self, Write};
 use std::ops::Range;
 use std::process::ExitCode;
 
-use pagekeeper_store::{Error, FreeList, PageInfo, PageState, ReadTxn, Store};
+use pagekeeper_store::{Error, FreeList, PageInfo, PageNo, PageState, ReadTxn, Store};
 use pagekeeper_text::{ByteSize, count, counted, escaped, unescaped};
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
@@ -95,9 +95,9 @@ impl From<&PageInfo> for DumpLine {
             _ => ("unknown", None),
         };
         Self {
-            page: info.page,
+            page: info.page.get(),
             kind,
-            seq: info.seq,
+            seq: info.seq.get(),
             crc: format!("{:08x}", info.crc),
             source: if info.applied { "file" } else { "journal" },
             fault,
@@ -116,9 +116,9 @@ fn dump_all(store: &Store, args: &DumpArgs) -> anyhow::Result<u64> {
     let json = || StoreDump {
         path: unescaped(args.place.dir.path()),
         page_size: store.page_size(),
-        seq: read.seq(),
+        seq: read.seq().get(),
         page_count: read.pages(),
-        root: read.root(),
+        root: read.root().map(PageNo::get),
         metadata: hex(read.metadata()),
         free_list: free_list_json(&free),
         pages: &listing,
@@ -142,7 +142,7 @@ fn dump_all(store: &Store, args: &DumpArgs) -> anyhow::Result<u64> {
 /// Returns the pages to list, for a store of this many pages.
 fn listed(wanted: &Range<u64>, limit: Option<usize>, json: bool, pages: u64) -> Result<Range<u64>, Error> {
     if wanted.start >= pages && wanted.start > 0 {
-        return Err(Error::OutOfRange { page: wanted.start, pages });
+        return Err(Error::OutOfRange { page: PageNo::new(wanted.start), pages });
     }
     let limit = limit.unwrap_or(if json { usize::MAX } else { LISTED_PAGES_DEFAULT }) as u64;
     Ok(wanted.start..wanted.end.min(pages).min(wanted.start.saturating_add(limit)))
@@ -163,7 +163,7 @@ struct StoreDump<'a> {
 }
 
 fn free_list_json(list: &FreeList) -> Value {
-    let trunks = list.trunks.iter().map(|trunk| json!({ "page": trunk.page, "names": trunk.names }));
+    let trunks = list.trunks.iter().map(|trunk| json!({ "page": trunk.page.get(), "names": trunk.names }));
     json!({ "pages": list.pages(), "trunks": trunks.collect::<Vec<_>>(), "fault": list.fault })
 }
 
@@ -183,8 +183,8 @@ impl PageListing<'_> {
         let step = READ_BYTES / self.store.page_size();
         let steps = self.pages.clone().step_by(step);
         let read = move |first: u64| {
-            let pages = first..self.pages.end.min(first + step as u64);
-            match self.store.inspect(pages) {
+            let end = self.pages.end.min(first + step as u64);
+            match self.store.inspect(PageNo::new(first)..PageNo::new(end)) {
                 Ok(pages) => pages.iter().map(|page| Ok(DumpLine::from(page))).collect(),
                 Err(error) => vec![Err(error)],
             }
@@ -220,8 +220,8 @@ impl Serialize for PageListing<'_> {
 /// Writes everything but the path and the pages.
 fn write_head(read: &ReadTxn<'_>, page_size: usize, free: &FreeList, out: &mut impl Write) -> io::Result<()> {
     let size = ByteSize(page_size as u64);
-    writeln!(out, ": {} of {size}, as of commit {}", pages(read.pages()), count(read.seq()))?;
-    let root = read.root().map_or_else(|| "none".to_owned(), |root| format!("page {}", count(root)));
+    writeln!(out, ": {} of {size}, as of commit {}", pages(read.pages()), count(read.seq().get()))?;
+    let root = read.root().map_or_else(|| "none".to_owned(), |root| format!("page {}", count(root.get())));
     writeln!(out, "  root       {root}")?;
     match read.metadata() {
         [] => writeln!(out, "  metadata   none")?,
@@ -232,7 +232,7 @@ fn write_head(read: &ReadTxn<'_>, page_size: usize, free: &FreeList, out: &mut i
     write!(out, "  free list  {}", pages(free.pages()))?;
     if let [first, ..] = &free.trunks[..] {
         let trunks = counted(free.trunks.len() as u64, "trunk", "trunks");
-        write!(out, " in {trunks}, the first is page {}", count(first.page))?;
+        write!(out, " in {trunks}, the first is page {}", count(first.page.get()))?;
     }
     match &free.fault {
         Some(fault) => writeln!(out, "; it breaks off: {fault}"),
@@ -242,8 +242,10 @@ fn write_head(read: &ReadTxn<'_>, page_size: usize, free: &FreeList, out: &mut i
 
 /// Shows one page; returns 1 if it is damaged.
 fn dump_page(store: &Store, page: u64, is_json: bool) -> anyhow::Result<u64> {
-    let end = page.checked_add(1).ok_or(Error::OutOfRange { page, pages: store.stats().pages })?;
-    let found = store.inspect(page..end)?;
+    let number = PageNo::new(page);
+    let out_of_range = Error::OutOfRange { page: number, pages: store.stats().pages };
+    let end = page.checked_add(1).ok_or(out_of_range)?;
+    let found = store.inspect(number..PageNo::new(end))?;
     let Some(info) = found.first() else { return Ok(0) };
     let line = DumpLine::from(info);
     let damaged = u64::from(line.fault.is_some());
@@ -326,10 +328,8 @@ mod tests {
         assert_eq!(listed(&all, None, false, 0).unwrap(), 0..0);
         assert_eq!(listed(&(990..u64::MAX), Some(5), false, 1000).unwrap(), 990..995);
         assert_eq!(listed(&(990..992), Some(usize::MAX), false, 1000).unwrap(), 990..992);
-        assert!(matches!(
-            listed(&(1000..1001), None, false, 1000),
-            Err(Error::OutOfRange { page: 1000, .. })
-        ));
+        let out_of_range = listed(&(1000..1001), None, false, 1000);
+        assert!(matches!(out_of_range, Err(Error::OutOfRange { page, .. }) if page.get() == 1000));
     }
 
     #[test]

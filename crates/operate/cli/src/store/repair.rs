@@ -64,7 +64,7 @@ pub(super) fn run(args: &RepairArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn lines(findings: &[PageFinding]) -> Vec<Value> {
-    findings.iter().map(|finding| json!({ "page": finding.page, "what": finding.what })).collect()
+    findings.iter().map(|finding| json!({ "page": finding.page.get(), "what": finding.what })).collect()
 }
 
 fn write_text(found: &Repair, from: &Path, to: &Path, out: &mut impl Write) -> io::Result<()> {

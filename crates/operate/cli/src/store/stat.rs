@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use pagekeeper_store::{Opening, Store, StoreStats, SuperblockInfo};
+use pagekeeper_store::{Opening, PageNo, Store, StoreStats, SuperblockInfo};
 use pagekeeper_text::{ByteSize, count, escaped, percent, unescaped};
 use serde_json::{Value, json};
 
@@ -46,7 +46,7 @@ pub(super) fn run(args: &StoreStatArgs) -> anyhow::Result<ExitCode> {
 impl StoreFigures {
     fn of(store: &Store) -> anyhow::Result<Self> {
         let read = store.begin_read()?;
-        let (root, metadata_bytes) = (read.root(), read.metadata().len());
+        let (root, metadata_bytes) = (read.root().map(PageNo::get), read.metadata().len());
         Ok(Self { stat: store.stats(), superblocks: store.superblocks()?, root, metadata_bytes })
     }
 
@@ -55,7 +55,7 @@ impl StoreFigures {
         let superblock = |slot: &SuperblockInfo| {
             json!({
                 "number": slot.number,
-                "checkpoint_seq": slot.checkpoint_seq,
+                "checkpoint_seq": slot.checkpoint_seq.get(),
                 "checkpoint_lsn": slot.checkpoint_lsn.get(),
             })
         };
@@ -66,8 +66,8 @@ impl StoreFigures {
             "free_pages": stat.free_pages,
             "root": root,
             "metadata_bytes": metadata_bytes,
-            "seq": stat.seq,
-            "checkpoint_seq": stat.checkpoint_seq,
+            "seq": stat.seq.get(),
+            "checkpoint_seq": stat.checkpoint_seq.get(),
             "journal_bytes": stat.journal_bytes,
             "max_journal_bytes": stat.max_journal_bytes,
             "full_page_images": stat.full_page_images,
@@ -114,8 +114,8 @@ impl StoreFigures {
             ),
             ("root page", self.root.map_or_else(|| "none".to_owned(), count)),
             ("metadata", format!("{} B", count(self.metadata_bytes as u64))),
-            ("commits", count(stat.seq)),
-            ("  in the data file", format!("up to {}", count(stat.checkpoint_seq))),
+            ("commits", count(stat.seq.get())),
+            ("  in the data file", format!("up to {}", count(stat.checkpoint_seq.get()))),
             ("journal to recover", journal),
             ("first changes of pages", first_changes.to_owned()),
             ("superblocks", self.superblocks_in_words()),

@@ -9,6 +9,7 @@ use super::{
     DiffRanges, ENTRY_VERSION, FLAG_MORE, JournalEntry, KIND_DIFF, KIND_FREE, KIND_FULL_PAGE_IMAGE,
     META_FREE_HEAD, META_ROOT, PART_HEADER, PageChange,
 };
+use crate::{PageNo, Seq};
 use pagekeeper_wal::Lsn;
 
 /// Why a record cannot be one that a store wrote there.
@@ -21,15 +22,15 @@ pub(crate) enum EntryFault {
     #[error("a record with bits set that mean nothing")]
     Reserved,
     #[error("commit {found} where commit {wanted} is due")]
-    Seq { found: u64, wanted: u64 },
+    Seq { found: Seq, wanted: Seq },
     #[error("part {found} of commit {seq} where part {wanted} is due")]
-    Part { seq: u64, found: u32, wanted: u32 },
+    Part { seq: Seq, found: u32, wanted: u32 },
     #[error("commit {0} has an invalid state of the store")]
-    Meta(u64),
+    Meta(Seq),
     #[error("a change of page {page} that makes no sense in commit {seq}")]
-    Change { seq: u64, page: u64 },
+    Change { seq: Seq, page: PageNo },
     #[error("a change of no page in commit {0}")]
-    NoPage(u64),
+    NoPage(Seq),
 }
 
 /// The header of a record's body.
@@ -40,7 +41,7 @@ struct PartHeader {
     /// The number of the part, from 0.
     ordinal: u32,
     /// The commit's seq.
-    seq: u64,
+    seq: Seq,
 }
 
 impl PartHeader {
@@ -53,7 +54,7 @@ impl PartHeader {
         };
         let ordinal = u32::from_le_bytes(std::array::from_fn(|at| header[4 + at]));
         let seq = u64::from_le_bytes(std::array::from_fn(|at| header[8 + at]));
-        Ok(Self { goes_on, ordinal, seq })
+        Ok(Self { goes_on, ordinal, seq: Seq::new(seq) })
     }
 }
 
@@ -63,19 +64,19 @@ pub(crate) struct EntryReader {
     /// Bytes of a page's payload.
     payload: usize,
     /// The seq of the next entry, once one was read.
-    due: Option<u64>,
+    due: Option<Seq>,
     unfinished: Option<UnfinishedEntry>,
 }
 
 /// An entry whose last part was not read yet.
 #[derive(Debug)]
 struct UnfinishedEntry {
-    seq: u64,
+    seq: Seq,
     /// The number of the next part.
     due: u32,
     /// The items so far.
     meta: Option<StoreMeta>,
-    changes: Vec<(u64, PageChange)>,
+    changes: Vec<(PageNo, PageChange)>,
     /// The beginning of an item that was split.
     cut: Vec<u8>,
 }
@@ -112,22 +113,22 @@ impl EntryReader {
         }
         let UnfinishedEntry { meta, changes, cut, .. } = unfinished;
         let meta = meta.filter(|_| cut.is_empty()).ok_or(EntryFault::Truncated)?;
-        if let Some((page, _)) = changes.iter().find(|(page, _)| *page >= meta.pages) {
+        if let Some((page, _)) = changes.iter().find(|(page, _)| page.get() >= meta.pages) {
             return Err(EntryFault::Change { seq, page: *page });
         }
-        self.due = seq.checked_add(1);
+        self.due = seq.get().checked_add(1).map(Seq::new);
         Ok(Some(JournalEntry { seq, meta, changes }))
     }
 
     /// Returns the seq of an entry whose last part was not read. At the journal's end, this is an
     /// unfinished commit.
     #[cfg(test)]
-    pub(crate) fn unfinished(&self) -> Option<u64> {
+    pub(crate) fn unfinished(&self) -> Option<Seq> {
         self.unfinished.as_ref().map(|unfinished| unfinished.seq)
     }
 
     /// Returns the entry that this part belongs to.
-    fn begun(&mut self, seq: u64, ordinal: u32) -> Result<UnfinishedEntry, EntryFault> {
+    fn begun(&mut self, seq: Seq, ordinal: u32) -> Result<UnfinishedEntry, EntryFault> {
         // An unfinished entry is dropped for one that begins with the same seq.
         let unfinished = self.unfinished.take();
         let due = unfinished.as_ref().map(|unfinished| unfinished.seq).or(self.due);
@@ -191,6 +192,7 @@ impl UnfinishedEntry {
         }
         let mut input = InputBytes(bytes);
         let (what, page) = input.byte().zip(input.number()).ok_or(EntryFault::NoPage(self.seq))?;
+        let page = PageNo::new(page);
         let change = change(what, input, self.seq, payload);
         let change = change.ok_or(EntryFault::Change { seq: self.seq, page })?;
         let change = if let Some(end) = end { change.placed(end) } else { change };
@@ -201,14 +203,14 @@ impl UnfinishedEntry {
 
 fn meta(mut input: InputBytes) -> Option<StoreMeta> {
     let flags = input.byte().filter(|flags| *flags <= (META_ROOT | META_FREE_HEAD))?;
-    let root = if flags & META_ROOT == 0 { None } else { Some(input.number()?) };
+    let root = if flags & META_ROOT == 0 { None } else { Some(PageNo::new(input.number()?)) };
     let pages = input.number()?;
-    let free_head = if flags & META_FREE_HEAD == 0 { None } else { Some(input.number()?) };
+    let free_head = if flags & META_FREE_HEAD == 0 { None } else { Some(PageNo::new(input.number()?)) };
     let meta = StoreMeta { root, pages, free_head, free_pages: input.number()?, user: input.0.to_vec() };
     meta.is_sound().then_some(meta)
 }
 
-fn change(what: u8, mut input: InputBytes, seq: u64, payload: usize) -> Option<PageChange> {
+fn change(what: u8, mut input: InputBytes, seq: Seq, payload: usize) -> Option<PageChange> {
     let kind = PageKind::of(what >> 4)?;
     let crc = input.word()?;
     match what & 0xf {
@@ -219,7 +221,8 @@ fn change(what: u8, mut input: InputBytes, seq: u64, payload: usize) -> Option<P
             fits.then_some(PageChange::FullPageImage { kind, crc, first, bytes })
         }
         KIND_DIFF => {
-            let base_seq = seq.checked_sub(input.number()?).filter(|base_seq| *base_seq < seq)?;
+            let base_seq = seq.get().checked_sub(input.number()?).map(Seq::new);
+            let base_seq = base_seq.filter(|base_seq| *base_seq < seq)?;
             Some(PageChange::Diff { kind, crc, base_seq, ranges: DiffRanges::new(input.0, payload)? })
         }
         KIND_FREE if kind == PageKind::Free && input.0.is_empty() => Some(PageChange::Free { crc }),

@@ -10,12 +10,18 @@ use super::*;
 const PAYLOAD: usize = 4096 - 32;
 
 fn meta() -> StoreMeta {
-    StoreMeta { root: Some(1), pages: 300, free_head: None, free_pages: 0, user: b"user".to_vec() }
+    StoreMeta {
+        root: Some(PageNo::new(1)),
+        pages: 300,
+        free_head: None,
+        free_pages: 0,
+        user: b"user".to_vec(),
+    }
 }
 
-fn image(page: u64, first: u32, bytes: &[u8]) -> (u64, PageChange) {
+fn image(page: u64, first: u32, bytes: &[u8]) -> (PageNo, PageChange) {
     (
-        page,
+        PageNo::new(page),
         PageChange::FullPageImage {
             kind: PageKind::Data,
             crc: 0x0403_0201,
@@ -72,29 +78,30 @@ fn an_entry_looks_as_it_always_did() {
     expected.extend(b"\x0a\x11\x07\x01\x02\x03\x04\xc8\x01ab");
     expected.extend(b"\x0f\x32\xab\x02\x01\x02\x03\x04\x0a\x01\x01x\x20\x02yz");
     expected.extend(b"\x06\x23\0\x01\x02\x03\x04");
-    let mut writer = EntryWriter::new(300, &meta());
+    let mut writer = EntryWriter::new(Seq::new(300), &meta());
     let mut payload = vec![0; PAYLOAD];
     payload[200..202].copy_from_slice(b"ab");
-    writer.full_page_image(7, PageKind::Data, 0x0403_0201, &payload);
-    writer.diff(299, PageKind::Trunk, 0x0403_0201, 290, &[(1, b"x"), (34, b"yz")]);
-    writer.free(0, 0x0403_0201);
+    writer.full_page_image(PageNo::new(7), PageKind::Data, 0x0403_0201, &payload);
+    writer.diff(PageNo::new(299), PageKind::Trunk, 0x0403_0201, Seq::new(290), &[(1, b"x"), (34, b"yz")]);
+    writer.free(PageNo::new(0), 0x0403_0201);
     assert_eq!(writer.finish(1 << 20), [expected.clone()]);
 
     let entry = read(&[Bytes::from(expected)]).unwrap().unwrap();
-    assert_eq!((entry.seq, &entry.meta), (300, &meta()));
+    assert_eq!((entry.seq, &entry.meta), (Seq::new(300), &meta()));
     assert_eq!(entry.changes[0], image(7, 200, b"ab"));
-    let PageChange::Diff { kind: PageKind::Trunk, crc: 0x0403_0201, base_seq: 290, .. } = entry.changes[1].1
+    let PageChange::Diff { kind: PageKind::Trunk, crc: 0x0403_0201, base_seq, .. } = entry.changes[1].1
     else {
         panic!("{entry:?}")
     };
+    assert_eq!(base_seq, Seq::new(290));
     assert_eq!(ranges(&entry.changes[1].1), [(1, &b"x"[..]), (34, b"yz")]);
-    assert_eq!(entry.changes[2], (0, PageChange::Free { crc: 0x0403_0201 }));
+    assert_eq!(entry.changes[2], (PageNo::new(0), PageChange::Free { crc: 0x0403_0201 }));
 }
 
 #[test]
 fn small_entries_are_not_copied() {
     let entry = JournalEntry {
-        seq: 1,
+        seq: Seq::new(1),
         meta: meta(),
         changes: (1_u8..10).map(|page| image(page.into(), 3, &[page; 500])).collect(),
     };
@@ -114,16 +121,17 @@ fn small_entries_are_not_copied() {
 #[test]
 fn places_are_where_the_bytes_stand() {
     let finish = |longest| {
-        let mut writer = EntryWriter::new(7, &meta());
+        let mut writer = EntryWriter::new(Seq::new(7), &meta());
         let mut payload = vec![0; PAYLOAD];
         for page in 1..40_u64 {
             let byte = page.to_le_bytes()[0];
             payload[200..900].fill(byte);
+            let page = PageNo::new(page);
             writer.full_page_image(page, PageKind::Data, 1, &payload);
-            writer.diff(page + 100, PageKind::Trunk, 2, 3, &[(1, b"x"), (34, &[byte; 200])]);
+            writer.diff(page + 100, PageKind::Trunk, 2, Seq::new(3), &[(1, b"x"), (34, &[byte; 200])]);
             writer.free(page + 200, 3);
         }
-        writer.full_page_image(250, PageKind::Data, 4, &[0; PAYLOAD]);
+        writer.full_page_image(PageNo::new(250), PageKind::Data, 4, &[0; PAYLOAD]);
         writer.finish(longest).into_iter().map(Bytes::from).collect::<Vec<_>>()
     };
     let (mut placed, mut cut) = (0, 0);
@@ -149,7 +157,7 @@ fn places_are_where_the_bytes_stand() {
             assert_eq!(found.held_bytes(), 0);
             let at = |lsn: Lsn| usize::try_from(lsn.get()).unwrap();
             let bytes = log[at(place.lsns().start)..at(place.lsns().end)].to_vec();
-            let base = if let PageChange::Diff { base_seq, .. } = &whole { *base_seq } else { 0 };
+            let base = if let PageChange::Diff { base_seq, .. } = &whole { *base_seq } else { Seq::NONE };
             let mut again = place.with_bytes(bytes.into(), PAYLOAD).unwrap();
             if let PageChange::Diff { base_seq, .. } = &mut again {
                 *base_seq = base;
@@ -174,11 +182,12 @@ fn decoding_places_keeps_no_read_buffer() {
         }
     }
 
-    let mut writer = EntryWriter::new(7, &meta());
-    writer.full_page_image(1, PageKind::Data, 1, &[0; PAYLOAD]);
-    writer.diff(2, PageKind::Data, 2, 3, &[]);
-    writer.full_page_image(3, PageKind::Data, 1, &[3; PAYLOAD]);
-    writer.free(4, 3);
+    let mut writer = EntryWriter::new(Seq::new(7), &meta());
+    let [first, second, third, fourth] = [1, 2, 3, 4].map(PageNo::new);
+    writer.full_page_image(first, PageKind::Data, 1, &[0; PAYLOAD]);
+    writer.diff(second, PageKind::Data, 2, Seq::new(3), &[]);
+    writer.full_page_image(third, PageKind::Data, 1, &[3; PAYLOAD]);
+    writer.free(fourth, 3);
     let owners = Arc::new(());
     let bodies = writer.finish(1 << 20).into_iter();
     let owned = |body| Bytes::from_owner(Read { body, _counted: Arc::clone(&owners) });
@@ -202,7 +211,8 @@ fn reread_ranges_that_differ_are_refused() {
 
 #[test]
 fn parts_that_are_missing_or_foreign_are_reported() {
-    let entry = |seq| JournalEntry { seq, meta: meta(), changes: vec![image(3, 0, &[7; 100])] };
+    let entry =
+        |seq| JournalEntry { seq: Seq::new(seq), meta: meta(), changes: vec![image(3, 0, &[7; 100])] };
     let (first, second) = (write(&entry(5), 60), write(&entry(6), 60));
     assert_eq!(first.len(), 4, "a meta, and a page in three parts");
     // By seq and part.
@@ -211,19 +221,20 @@ fn parts_that_are_missing_or_foreign_are_reported() {
         let bodies = records.iter().map(|(seq, part)| if *seq == 5 { &first[*part] } else { &second[*part] });
         let entries: Result<Vec<_>, _> = bodies.map(|body| reader.read(body)).collect();
         entries.map(|entries| {
-            (entries.into_iter().flatten().map(|entry| entry.seq).collect(), reader.unfinished())
+            let read = entries.into_iter().flatten().map(|entry| entry.seq.get());
+            (read.collect(), reader.unfinished().map(Seq::get))
         })
     };
     let all = |seq: u64| [(seq, 0), (seq, 1), (seq, 2), (seq, 3)];
     assert_eq!(read_back(&[all(5), all(6)].concat()), Ok((vec![5, 6], None)));
     assert_eq!(read_back(&[&all(5)[..], &all(6)[..3]].concat()), Ok((vec![5], Some(6))), "never committed");
     assert_eq!(read_back(&[&all(5)[..2], &all(5)].concat()), Ok((vec![5], None)), "begun again");
-    let part = |seq, found, wanted| Err(EntryFault::Part { seq, found, wanted });
+    let part = |seq, found, wanted| Err(EntryFault::Part { seq: Seq::new(seq), found, wanted });
     assert_eq!(read_back(&[(5, 0), (5, 1), (5, 3)]), part(5, 3, 2));
     assert_eq!(read_back(&[(5, 0), (5, 1), (5, 1)]), part(5, 1, 2));
     assert_eq!(read_back(&[(5, 1)]), part(5, 1, 0));
     assert_eq!(read_back(&[&all(5)[..], &[(6, 1)]].concat()), part(6, 1, 0));
-    let seq = |found, wanted| Err(EntryFault::Seq { found, wanted });
+    let seq = |found, wanted| Err(EntryFault::Seq { found: Seq::new(found), wanted: Seq::new(wanted) });
     assert_eq!(read_back(&[(5, 0), (5, 1), (5, 2), (6, 0)]), seq(6, 5), "the last part is missing");
     assert_eq!(read_back(&[(5, 0), (6, 1), (5, 2), (5, 3)]), seq(6, 5));
     assert_eq!(read_back(&[&all(5)[..], &all(5)].concat()), seq(5, 6));
@@ -235,6 +246,7 @@ fn nonsense_is_reported() {
         let body = [&header[..], &[0; 4], &9_u64.to_le_bytes(), items].concat();
         read(&[Bytes::from(body)]).map(|entry| entry.map(|entry| entry.changes.len()))
     };
+    let senseless = |page| Err(EntryFault::Change { seq: Seq::new(9), page: PageNo::new(page) });
     let sound = b"\x04\0\x05\0m\x08\x11\x04\0\0\0\0\0z";
     assert_eq!(with(b"\x01\0\0\0", sound), Ok(Some(1)));
     assert_eq!(with(b"\x02\0\0\0", sound), Err(EntryFault::Version(2)));
@@ -247,7 +259,7 @@ fn nonsense_is_reported() {
     assert_eq!(read(&[Bytes::from_static(&[1; 15])]), Err(EntryFault::Truncated));
     // Unknown flags; more free pages than pages; a free list behind the end; nothing.
     for meta in [&b"\x03\x04\x05\0"[..], b"\x03\0\x05\x06", b"\x04\x02\x05\x05\0", b"\0"] {
-        assert_eq!(with(b"\x01\0\0\0", meta), Err(EntryFault::Meta(9)), "{meta:?}");
+        assert_eq!(with(b"\x01\0\0\0", meta), Err(EntryFault::Meta(Seq::new(9))), "{meta:?}");
     }
     let changes: [&[u8]; 11] = [
         // Unknown kinds of change and of page.
@@ -270,21 +282,20 @@ fn nonsense_is_reported() {
     for change in changes {
         let len = u8::try_from(change.len()).unwrap();
         let items = [&sound[..5], &[len], change].concat();
-        assert_eq!(
-            with(b"\x01\0\0\0", &items),
-            Err(EntryFault::Change { seq: 9, page: u64::from(change[1]) }),
-            "{change:?}"
-        );
+        assert_eq!(with(b"\x01\0\0\0", &items), senseless(change[1].into()), "{change:?}");
     }
     let past = [&sound[..5], b"\x0b\x12\x04\0\0\0\0\x01\xe0\x1f\x01z"].concat();
-    assert_eq!(with(b"\x01\0\0\0", &past), Err(EntryFault::Change { seq: 9, page: 4 }));
+    assert_eq!(with(b"\x01\0\0\0", &past), senseless(4));
     let cut = [&sound[..5], b"\x0a\x12\x04\0\0\0\0\x01\0\x02z"].concat();
-    assert_eq!(with(b"\x01\0\0\0", &cut), Err(EntryFault::Change { seq: 9, page: 4 }));
-    assert_eq!(with(b"\x01\0\0\0", &[&sound[..5], b"\x01\x11"].concat()), Err(EntryFault::NoPage(9)));
+    assert_eq!(with(b"\x01\0\0\0", &cut), senseless(4));
+    assert_eq!(
+        with(b"\x01\0\0\0", &[&sound[..5], b"\x01\x11"].concat()),
+        Err(EntryFault::NoPage(Seq::new(9)))
+    );
 }
 
 /// Returns the bytes of the record's body of an entry without changes.
-fn empty_entry(seq: u64) -> usize {
+fn empty_entry(seq: Seq) -> usize {
     EntryWriter::new(seq, &meta()).finish(1 << 20)[0].len()
 }
 
@@ -334,8 +345,10 @@ fn changes() -> impl Strategy<Value = PageChange> {
         let first = if bytes.is_empty() { 0 } else { first };
         PageChange::FullPageImage { kind, crc, first, bytes: bytes.into() }
     });
-    let diff = (kinds(), any::<u32>(), 0_u64..1000, some_ranges())
-        .prop_map(|(kind, crc, base_seq, ranges)| PageChange::Diff { kind, crc, base_seq, ranges });
+    let diff =
+        (kinds(), any::<u32>(), 0_u64..1000, some_ranges()).prop_map(|(kind, crc, base_seq, ranges)| {
+            PageChange::Diff { kind, crc, base_seq: Seq::new(base_seq), ranges }
+        });
     prop_oneof![4 => image, 4 => diff, 1 => any::<u32>().prop_map(|crc| PageChange::Free { crc })]
 }
 
@@ -343,15 +356,17 @@ fn entries() -> impl Strategy<Value = JournalEntry> {
     let user = prop::collection::vec(any::<u8>(), 0..=1024);
     let meta = (any::<Option<u64>>(), 1_u64.., any::<Option<prop::sample::Index>>(), user).prop_map(
         |(root, pages, free, user)| {
-            let free_head = free.map(|free| free.index(usize::try_from(pages).unwrap()) as u64);
-            StoreMeta { root, pages, free_head, free_pages: free_head.unwrap_or(0), user }
+            let free_pages = free.map_or(0, |free| free.index(usize::try_from(pages).unwrap()) as u64);
+            let (root, free_head) = (root.map(PageNo::new), free.map(|_| PageNo::new(free_pages)));
+            StoreMeta { root, pages, free_head, free_pages, user }
         },
     );
     let changes = prop::collection::vec((any::<prop::sample::Index>(), changes()), 0..20);
     (1000_u64.., meta, changes).prop_map(|(seq, meta, changes)| {
         let pages = usize::try_from(meta.pages).unwrap();
-        let changes = changes.into_iter().map(|(page, change)| (page.index(pages) as u64, change)).collect();
-        JournalEntry { seq, meta, changes }
+        let changes = changes.into_iter();
+        let changes = changes.map(|(page, change)| (PageNo::new(page.index(pages) as u64), change)).collect();
+        JournalEntry { seq: Seq::new(seq), meta, changes }
     })
 }
 
@@ -385,10 +400,10 @@ proptest! {
     #[test]
     fn ends_of_zeros_are_not_written(zeros in 0_usize..300, bytes in prop::collection::vec(0_u8..2, 0..300), behind in 0_usize..300) {
         let payload = [vec![0; zeros], bytes, vec![0; behind]].concat();
-        let mut writer = EntryWriter::new(1, &meta());
-        writer.full_page_image(1, PageKind::Data, 5, &payload);
+        let mut writer = EntryWriter::new(Seq::new(1), &meta());
+        writer.full_page_image(PageNo::new(1), PageKind::Data, 5, &payload);
         let body = writer.finish(1 << 20).remove(0);
-        let taken = body.len() - empty_entry(1);
+        let taken = body.len() - empty_entry(Seq::new(1));
         let found = read(&[body.into()]).unwrap().unwrap();
         let PageChange::FullPageImage { first, bytes, .. } = &found.changes[0].1 else { panic!("{found:?}") };
         let first = *first as usize;
@@ -405,10 +420,10 @@ proptest! {
         let all = diff_ranges(&old, &new, usize::MAX).unwrap();
         prop_assert_eq!(&all, &expected);
         let parts: Vec<_> = all.iter().map(|range| (u32::try_from(range.start).unwrap(), &new[range.clone()])).collect();
-        let mut writer = EntryWriter::new(1 << 40, &meta());
-        writer.diff(200, PageKind::Data, 5, 1, &parts);
+        let mut writer = EntryWriter::new(Seq::new(1 << 40), &meta());
+        writer.diff(PageNo::new(200), PageKind::Data, 5, Seq::new(1), &parts);
         let body = writer.finish(1 << 20).remove(0);
-        let taken = body.len() - empty_entry(1 << 40);
+        let taken = body.len() - empty_entry(Seq::new(1 << 40));
         let found = read(&[body.into()]).unwrap().unwrap();
         let mut patched = old.clone();
         for (at, bytes) in ranges(&found.changes[0].1) {

@@ -7,11 +7,12 @@ use super::{
     ENTRY_VERSION, FLAG_MORE, KIND_DIFF, KIND_FREE, KIND_FULL_PAGE_IMAGE, META_FREE_HEAD, META_ROOT,
     PART_HEADER, diff,
 };
+use crate::{PageNo, Seq};
 
 /// Takes the changes of a commit, and returns the bodies of its records.
 #[derive(Debug)]
 pub(crate) struct EntryWriter {
-    seq: u64,
+    seq: Seq,
     /// Space for the first part's header, and the items.
     bytes: Vec<u8>,
     /// The ends of the items.
@@ -20,11 +21,12 @@ pub(crate) struct EntryWriter {
 
 impl EntryWriter {
     /// Begins the entry of commit `seq`, after which `meta` describes the store.
-    pub(crate) fn new(seq: u64, meta: &StoreMeta) -> Self {
+    pub(crate) fn new(seq: Seq, meta: &StoreMeta) -> Self {
         debug_assert!(meta.user.len() <= MAX_USER_BYTES);
         let mut head = Vec::with_capacity(1 + 4 * varint::MAX_LEN);
         head.push(meta.root.map_or(0, |_| META_ROOT) | meta.free_head.map_or(0, |_| META_FREE_HEAD));
-        let numbers = [meta.root, Some(meta.pages), meta.free_head, Some(meta.free_pages)];
+        let (root, free_head) = (meta.root.map(PageNo::get), meta.free_head.map(PageNo::get));
+        let numbers = [root, Some(meta.pages), free_head, Some(meta.free_pages)];
         numbers.into_iter().flatten().for_each(|number| varint::put(&mut head, number));
         let mut writer = Self { seq, bytes: vec![0; PART_HEADER], ends: Vec::new() };
         varint::put(&mut writer.bytes, (head.len() + meta.user.len()) as u64);
@@ -35,7 +37,7 @@ impl EntryWriter {
     }
 
     /// Adds a page with this payload and checksum, whatever it was before.
-    pub(crate) fn full_page_image(&mut self, page: u64, kind: PageKind, crc: u32, payload: &[u8]) {
+    pub(crate) fn full_page_image(&mut self, page: PageNo, kind: PageKind, crc: u32, payload: &[u8]) {
         let (first, bytes) = trim(payload);
         self.change(KIND_FULL_PAGE_IMAGE, kind, page, crc, varint::len(first as u64) + bytes.len());
         varint::put(&mut self.bytes, first as u64);
@@ -48,10 +50,10 @@ impl EntryWriter {
     /// empty.
     pub(crate) fn diff(
         &mut self,
-        page: u64,
+        page: PageNo,
         kind: PageKind,
         crc: u32,
-        base_seq: u64,
+        base_seq: Seq,
         ranges: &[(u32, &[u8])],
     ) {
         debug_assert!(base_seq < self.seq);
@@ -76,7 +78,7 @@ impl EntryWriter {
     }
 
     /// Adds a free page with this checksum: that of a page of kind free whose payload is zeros.
-    pub(crate) fn free(&mut self, page: u64, crc: u32) {
+    pub(crate) fn free(&mut self, page: PageNo, crc: u32) {
         self.change(KIND_FREE, PageKind::Free, page, crc, 0);
         self.ends.push(self.bytes.len());
     }
@@ -110,20 +112,20 @@ impl EntryWriter {
     }
 
     /// Begins an item, of which `len` bytes follow.
-    fn change(&mut self, what: u8, kind: PageKind, page: u64, crc: u32, len: usize) {
-        varint::put(&mut self.bytes, (1 + varint::len(page) + 4 + len) as u64);
+    fn change(&mut self, what: u8, kind: PageKind, page: PageNo, crc: u32, len: usize) {
+        varint::put(&mut self.bytes, (1 + varint::len(page.get()) + 4 + len) as u64);
         self.bytes.push(what | (kind as u8) << 4);
-        varint::put(&mut self.bytes, page);
+        varint::put(&mut self.bytes, page.get());
         self.bytes.extend_from_slice(&crc.to_le_bytes());
     }
 }
 
-fn header(seq: u64, ordinal: u32, goes_on: bool) -> [u8; PART_HEADER] {
+fn header(seq: Seq, ordinal: u32, goes_on: bool) -> [u8; PART_HEADER] {
     let mut header = [0; PART_HEADER];
     header[0] = ENTRY_VERSION;
     header[1] = if goes_on { FLAG_MORE } else { 0 };
     header[4..8].copy_from_slice(&ordinal.to_le_bytes());
-    header[8..].copy_from_slice(&seq.to_le_bytes());
+    header[8..].copy_from_slice(&seq.get().to_le_bytes());
     header
 }
 

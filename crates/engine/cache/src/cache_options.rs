@@ -39,7 +39,7 @@ pub enum Backend {
 
 /// The settings of a cache that is not built yet.
 #[derive(Clone)]
-pub struct Builder {
+pub struct CacheOptions {
     memory: u64,
     page_size: usize,
     huge_pages: HugePages,
@@ -50,7 +50,7 @@ pub struct Builder {
     threads: bool,
 }
 
-impl Default for Builder {
+impl Default for CacheOptions {
     /// 64 MiB in pages of 4 KiB.
     fn default() -> Self {
         Self {
@@ -71,16 +71,16 @@ impl PageCache {
     ///
     /// ```
     /// use pagekeeper_cache::PageCache;
-    /// let cache = PageCache::builder().memory(64 << 20).page_size(16 << 10).build()?;
+    /// let cache = PageCache::options().memory(64 << 20).page_size(16 << 10).build()?;
     /// assert_eq!(cache.page_size(), 16384);
     /// # Ok::<(), pagekeeper_cache::BuildError>(())
     /// ```
-    pub fn builder() -> Builder {
-        Builder::default()
+    pub fn options() -> CacheOptions {
+        CacheOptions::default()
     }
 }
 
-impl Builder {
+impl CacheOptions {
     /// Sets the budget in bytes [default: 64 MiB]. Frames, their records and the tables of open
     /// files all count.
     #[must_use]
@@ -147,7 +147,7 @@ impl Builder {
     ///
     /// ```
     /// use pagekeeper_cache::{LoadedPage, PageCache};
-    /// let cache = PageCache::builder()
+    /// let cache = PageCache::options()
     ///     .memory(16 << 20)
     ///     .verifier(|page: &LoadedPage<'_>| match page.bytes().first() {
     ///         Some(0xd7) => Ok(()),
@@ -245,9 +245,9 @@ fn per_frame() -> u64 {
     (size_of::<FrameRecord>() + 2 * size_of::<u32>()) as u64
 }
 
-impl fmt::Debug for Builder {
+impl fmt::Debug for CacheOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Builder")
+        f.debug_struct("CacheOptions")
             .field("memory", &self.memory)
             .field("page_size", &self.page_size)
             .field("huge_pages", &self.huge_pages)
@@ -262,29 +262,29 @@ mod tests {
 
     #[test]
     fn impossible_settings_are_refused_with_the_possible_range() {
-        let error = |builder: Builder| builder.build().unwrap_err().to_string();
+        let error = |options: CacheOptions| options.build().unwrap_err().to_string();
         for size in [0, 1, 512, 2048, 5000, 12288, 131_072] {
-            let message = error(PageCache::builder().page_size(size));
+            let message = error(PageCache::options().page_size(size));
             assert_eq!(message, format!("a page of {size} bytes: give a power of two from 4096 to 65536"));
         }
         let BuildError::TooLittleMemory { least, .. } =
-            PageCache::builder().memory(100_000).build().unwrap_err()
+            PageCache::options().memory(100_000).build().unwrap_err()
         else {
             panic!("not too little")
         };
-        assert!(PageCache::builder().memory(least - 1).build().is_err());
-        let cache = PageCache::builder().memory(least).build().unwrap();
+        assert!(PageCache::options().memory(least - 1).build().is_err());
+        let cache = PageCache::options().memory(least).build().unwrap();
         assert_eq!(cache.capacity_pages(), 64);
-        assert!(error(PageCache::builder().memory(1 << 50)).contains("choose a larger page size"));
+        assert!(error(PageCache::options().memory(1 << 50)).contains("choose a larger page size"));
     }
 
     #[test]
     fn memory_for_pages_is_enough_for_them_and_no_more() {
         for (pages, size) in [(64, 4096), (1000, 4096), (77, 65536)] {
-            let memory = Builder::memory_for(pages, size);
-            let cache = PageCache::builder().memory(memory).page_size(size).build().unwrap();
+            let memory = CacheOptions::memory_for(pages, size);
+            let cache = PageCache::options().memory(memory).page_size(size).build().unwrap();
             assert_eq!(cache.capacity_pages(), u64::from(pages));
-            let less = PageCache::builder().memory(memory - 1).page_size(size).build();
+            let less = PageCache::options().memory(memory - 1).page_size(size).build();
             assert!(less.map_or(true, |cache| cache.capacity_pages() < u64::from(pages)));
         }
     }
@@ -293,7 +293,7 @@ mod tests {
     fn huge_pages_that_are_not_there_are_named() {
         // More than any test machine sets aside.
         let error =
-            PageCache::builder().memory(900 << 30).huge_pages(HugePages::Hugetlb).build().unwrap_err();
+            PageCache::options().memory(900 << 30).huge_pages(HugePages::Hugetlb).build().unwrap_err();
         assert!(error.to_string().contains("set vm.nr_hugepages to"), "{error}");
     }
 }
