@@ -8,6 +8,7 @@
 use std::fs::File;
 use std::io::{Read, copy, sink};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use pagekeeper_kernel::pressure::{MemInfo, SysRoots};
 use serde_json::{Value, json};
@@ -38,7 +39,7 @@ fn holder<'a>(report: &'a Value, path: &Path) -> Option<&'a Value> {
 #[ignore = "long: make test-stories"]
 fn other_holders_of_page_cache_are_named() {
     let programs = LoopImage::programs("ext4");
-    let programs: Vec<&str> = programs.iter().map(String::as_str).chain(["fincore"]).collect();
+    let programs: Vec<&str> = programs.iter().map(String::as_str).chain(["fincore", "sleep"]).collect();
     if !support::can_run("the doctor and files of no database", &programs) {
         return;
     }
@@ -57,7 +58,10 @@ fn other_holders_of_page_cache_are_named() {
         drop(cached(log, each));
     }
     let open = image.path().join("db");
+    // A process that reads nothing itself is no database.
     let held = cached(&open, each * FILE_COUNT);
+    let mut holder_process =
+        Command::new("sleep").arg("600").stdin(Stdio::from(held)).spawn().expect("start sleep");
 
     let counted = || [&logs[..], std::slice::from_ref(&open)].map(support::resident_bytes);
 
@@ -72,7 +76,7 @@ fn other_holders_of_page_cache_are_named() {
         assert!((after..=before).contains(&resident), "fincore: {before}, then {after}; {found:#}");
     }
     assert_eq!((&found[0]["files"], &found[0]["open_in"]), (&json!(FILE_COUNT), &json!([])));
-    assert_eq!(found[1]["open_in"][0]["pid"], json!(std::process::id()), "{:#}", found[1]);
+    assert_eq!(found[1]["open_in"][0]["pid"], json!(holder_process.id()), "{:#}", found[1]);
 
     // Without `--elsewhere` no foreign file is opened, and the file alone is below the reported
     // size.
@@ -89,5 +93,5 @@ fn other_holders_of_page_cache_are_named() {
 
     let of_directory = run(["doctor", "--elsewhere", "--watch", "100ms", archive.to_str().expect("plain")]);
     assert_eq!(of_directory.code, 64, "{of_directory:?}");
-    drop(held);
+    holder_process.kill().and_then(|()| holder_process.wait()).expect("end sleep");
 }

@@ -7,6 +7,7 @@
 use super::sysbench::LoadedServer;
 use super::{MIB, eventually};
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -40,6 +41,7 @@ pub(crate) struct Options {
     galera: bool,
     arguments: Vec<String>,
     option_file: Option<PathBuf>,
+    starter: Vec<OsString>,
 }
 
 impl Options {
@@ -53,6 +55,7 @@ impl Options {
             galera: false,
             arguments: Vec::new(),
             option_file: None,
+            starter: Vec::new(),
         }
     }
 
@@ -79,7 +82,13 @@ impl Options {
         self
     }
 
-    /// Uses this option file, which must set the redo log's block size.
+    /// Has the server started by this command.
+    pub(crate) fn started_by(mut self, starter: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
+        self.starter = starter.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Reads this option file, which then has to say what the redo log's blocks are.
     pub(crate) fn option_file(mut self, file: PathBuf) -> Self {
         self.option_file = Some(file);
         self
@@ -347,7 +356,7 @@ impl Drop for Server {
 fn spawn(home: &Path, port: u16, options: &Options) -> Child {
     // setpriv: the signal at its parent's death would be lost if the server itself changed its
     // user.
-    let mut command = Command::new("setpriv");
+    let mut command = super::started_by(&options.starter, "setpriv");
     let defaults = match &options.option_file {
         Some(file) => format!("--defaults-file={}", file.display()),
         None => "--no-defaults".to_owned(),

@@ -22,8 +22,24 @@ impl MemoryGroup {
     /// Creates a cgroup. If that is impossible here, prints a sentence and returns `None`, or
     /// panics with it where `PAGEKEEPER_REQUIRE_ALL=1`.
     pub(crate) fn new(test: &str, limit: u64) -> Option<Self> {
+        Self::below(test, limit, "")
+    }
+
+    /// The same as one that kubelet makes for a pod.
+    pub(crate) fn of_pod(test: &str, limit: u64) -> Option<Self> {
+        Self::below(test, limit, "kubepods")
+    }
+
+    /// Makes one below a group of this name, or in the root.
+    fn below(test: &str, limit: u64, parent: &str) -> Option<Self> {
         let made = places().into_iter().find_map(|(root, limit_file)| {
             let is_v2 = limit_file == "memory.max";
+            if is_v2 {
+                std::fs::write(root.join("cgroup.subtree_control"), "+memory").ok()?;
+            }
+            let root = root.join(parent);
+            // It stays for the next test.
+            std::fs::create_dir_all(&root).ok()?;
             if is_v2 {
                 std::fs::write(root.join("cgroup.subtree_control"), "+memory").ok()?;
             }

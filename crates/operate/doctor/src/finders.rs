@@ -10,11 +10,14 @@
 
 mod cgroup;
 mod dirty_limits;
+mod eviction;
 mod logs;
 mod memory;
 mod mixed;
+mod pool_pressure;
 #[cfg(test)]
 mod printed_tests;
+mod read_ahead;
 mod settings;
 mod start;
 mod streams;
@@ -43,9 +46,12 @@ const FINDERS: &[FinderFunction] = &[
     logs::find,
     unnamed::find,
     streams::find,
+    read_ahead::find,
     swapped::find,
     memory::find,
     cgroup::find,
+    eviction::find,
+    pool_pressure::find,
     mixed::find,
     settings::find,
 ];

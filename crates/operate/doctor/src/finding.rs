@@ -19,6 +19,10 @@ pub enum Kind {
     MemoryShort,
     /// A memory cgroup is near its limit because of page cache.
     CgroupCache,
+    /// A pod may be evicted because of active file pages of its node.
+    NearEviction,
+    /// `MariaDB` gave memory of its buffer pool away because of memory pressure.
+    PoolPressure,
     /// Direct and buffered I/O meet on one file.
     MixedIo,
     /// A stream (backup, archiver, dump) pushes a database's hot set out.
@@ -26,6 +30,8 @@ pub enum Kind {
     /// Pages of a database's data are considered idle and reclaimed, however much memory is free
     /// (DAMON, `memory.reclaim`).
     IdleReclaim,
+    /// Read-ahead is too large for a database that maps its files or reads them at random.
+    ReadAhead,
     /// The kernel moves a database's memory to swap.
     Swapped,
     /// Writers are throttled because of dirty pages.

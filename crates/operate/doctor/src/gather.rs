@@ -15,7 +15,7 @@ use pagekeeper_text::escaped;
 
 use crate::finders::mixed_with;
 use crate::settings::{self, Settings, SettingsReader};
-use crate::{Journal, Observation, Streamer, journal, streamers};
+use crate::{Journal, Observation, PoolPressure, Streamer, journal, streamers};
 
 /// Files whose ranges of pages are listed.
 const LISTED_FILES_MAX: usize = 32;
@@ -27,6 +27,7 @@ const LISTED_RANGES_MAX: usize = 16;
 pub struct GatheredData {
     settings: Vec<Settings>,
     journals: Vec<Option<Journal>>,
+    pool_pressure: Vec<Option<PoolPressure>>,
     disks: Vec<(u64, DiskProfile)>,
     stretches: Vec<(Inode, Vec<Range<u64>>)>,
     streamers: Vec<Streamer>,
@@ -57,7 +58,10 @@ impl GatheredData {
         let of = |(index, settings)| journal(index, snapshot, settings, roots);
         let (disks, mut visibility_gaps) = disks(snapshot, given);
         visibility_gaps.extend(cut_settings(snapshot, &settings));
+        let databases = snapshot.databases.iter().zip(&settings);
+        let pressure = |(database, settings)| PoolPressure::of(database, snapshot, settings, roots);
         Self {
+            pool_pressure: databases.map(pressure).collect(),
             journals: settings.iter().enumerate().map(of).collect(),
             settings,
             disks,
@@ -69,8 +73,17 @@ impl GatheredData {
 
     /// Returns the observation of two snapshots with this data.
     pub fn observation<'a>(self, before: &'a Snapshot, after: &'a Snapshot) -> Observation<'a> {
-        let Self { settings, journals, disks, stretches, streamers, visibility_gaps: _ } = self;
-        Observation { settings, disks, stretches, streamers, journals, ..Observation::new(before, after) }
+        let Self { settings, journals, pool_pressure, disks, stretches, streamers, visibility_gaps: _ } =
+            self;
+        Observation {
+            settings,
+            disks,
+            stretches,
+            streamers,
+            pool_pressure,
+            journals,
+            ..Observation::new(before, after)
+        }
     }
 }
 

@@ -19,7 +19,7 @@ use pagekeeper_trace::{PauseCounts, TraceCounts};
 
 use crate::phrases::process;
 use crate::settings::Settings;
-use crate::{Advised, DatabaseSwap, Goal, Journal, Streamer, Subject, Syncs};
+use crate::{Advised, AskedReads, DatabaseSwap, Goal, Journal, PoolPressure, Streamer, Subject, Syncs};
 
 /// Everything known when findings are made.
 #[derive(Debug)]
@@ -49,6 +49,12 @@ pub struct Observation<'a> {
     /// The swap of each database of [`Self::after`], in its order; missing for databases beyond its
     /// end, and without swap space.
     pub swaps: Vec<Option<DatabaseSwap>>,
+    /// The reads that each database of [`Self::after`] asked for, in its order; missing for
+    /// databases beyond its end.
+    pub asked: Vec<AskedReads>,
+    /// Events of memory pressure of each database of [`Self::after`], in its order; missing for
+    /// databases beyond its end.
+    pub pool_pressure: Vec<Option<PoolPressure>>,
     /// The resident pages before a restart, if known.
     pub snapshot: Option<SavedSnapshot>,
     /// The amount that a recovery of each database of [`Self::after`] would read, in its order;
@@ -82,6 +88,8 @@ impl<'a> Observation<'a> {
             streamers: Vec::new(),
             syncs: None,
             swaps: Vec::new(),
+            asked: Vec::new(),
+            pool_pressure: Vec::new(),
             snapshot: None,
             journals: Vec::new(),
             recovery_target: None,
@@ -163,6 +171,12 @@ impl<'a> Observation<'a> {
         let directory = &database.cgroup.as_ref()?.directory;
         let before = self.before.databases.iter().find(|before| before.pid == database.pid)?;
         before.cgroup.as_ref().filter(|group| group.directory == *directory)
+    }
+
+    /// Returns the memory cgroup of a database when the watch began, for the lists of its file
+    /// pages; `None` if the database was in another one then.
+    pub(crate) fn file_lists_before(&self, database: usize) -> Option<&'a MemoryCgroup> {
+        self.group_before(self.after.databases.get(database)?)
     }
 
     /// Returns how often the limits of a database's memory cgroup took effect during the watch.

@@ -62,6 +62,7 @@ mod testing;
 #[cfg(test)]
 mod tests;
 mod tree;
+mod unknown_databases;
 mod visibility;
 
 pub use census::{

@@ -72,6 +72,9 @@ pub struct ObserverOptions {
     /// in one snapshot, for files of any kind. Twice as many open files of their processes are
     /// kept, and as many openers per user.
     pub max_files: usize,
+    /// Whether a scope of everything also has processes that no profile knows, if they hold or read
+    /// very much through the page cache. By default not: their files are opened for it.
+    pub unknown_databases: bool,
     /// Options for tracing between two snapshots. By default none.
     pub trace: Option<TraceOptions>,
 }
@@ -84,6 +87,7 @@ impl Default for ObserverOptions {
             scope: ObserverScope::default(),
             selects: DirectoryFilter::default(),
             max_files: 1_000_000,
+            unknown_databases: false,
             trace: None,
         }
     }

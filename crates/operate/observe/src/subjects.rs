@@ -19,7 +19,7 @@ use crate::claims::{directories_of, settle};
 use crate::fair_shares::{FairShares, PartyDemand};
 use crate::opened_files::{OpenedFile, may_hold, opened_by};
 use crate::visibility::VisibilityGaps;
-use crate::{DirectoryFilter, ObserveError, ObserverOptions, ObserverScope};
+use crate::{DirectoryFilter, ObserveError, ObserverOptions, ObserverScope, unknown_databases};
 
 /// Descriptors and mappings kept per file that may be kept. One takes less than half of the memory
 /// of a file.
@@ -145,13 +145,15 @@ pub(crate) struct EarlierFindings {
     /// Named processes, with their start times.
     processes: HashMap<u32, u64>,
     directories: HashMap<PathBuf, PathBuf>,
+    /// Processes that no profile knows, with their start times; `None` before the first snapshot.
+    unknown: Option<Vec<(u32, u64)>>,
 }
 
 impl EarlierFindings {
     /// Returns the named processes and directories only; discovered ones can be found again.
     pub(crate) fn named_only(&self) -> Self {
         let (processes, directories) = (self.processes.clone(), self.directories.clone());
-        Self { finder: DatabaseFinder::default(), processes, directories }
+        Self { processes, directories, ..Self::default() }
     }
 }
 
@@ -194,13 +196,8 @@ pub(crate) fn find(
     // A process that ended in between is no longer a database, and neither is a zombie that its
     // parent has yet to reap.
     subjects.retain(|subject| subject.pid.is_none_or(|pid| started(proc, pid).is_some()));
-    let may_hold = |subject: &ObservedDatabase| subject.pids().map(|pid| may_hold(proc, pid)).collect();
-    let wanted: Vec<PartyDemand> =
-        subjects.iter().map(|subject| (subject.party, may_hold(subject))).collect();
-    let mut shares = FairShares::new(options.max_files.saturating_mul(OPENED_PER_FILE_MAX), &wanted);
-    for (index, subject) in subjects.iter_mut().enumerate() {
-        read_held(proc, (index, subject), &mut shares, gaps);
-        subject.leave_out(selects);
+    read_all_held(proc, options, &mut subjects, gaps);
+    for subject in &mut subjects {
         for (path, inode, strength) in directories_of(proc, subject, selects, gaps) {
             subject.claims.insert(path.clone(), (inode, strength));
             subject.directories.push(path);
@@ -208,7 +205,49 @@ pub(crate) fn find(
     }
     settle(&mut subjects, gaps);
     subjects.retain(|subject| !subject.has_excluded_files || !subject.directories.is_empty());
+    if options.unknown_databases && *scope == ObserverScope::All {
+        let mut unknown = unknown(proc, profiles, &subjects, earlier);
+        read_all_held(proc, options, &mut unknown, gaps);
+        subjects.extend(unknown);
+    }
     Ok(subjects)
+}
+
+/// Returns the databases that no profile knows: the ones of the first snapshot that still run. They
+/// claim no directories.
+fn unknown(
+    proc: &ProcRoot,
+    profiles: &[Arc<Profile>],
+    subjects: &[ObservedDatabase],
+    earlier: &mut EarlierFindings,
+) -> Vec<ObservedDatabase> {
+    let Some(profile) = fallback(profiles) else { return Vec::new() };
+    let known: HashSet<u32> = subjects.iter().flat_map(ObservedDatabase::pids).collect();
+    let taken = || subjects.iter().flat_map(|subject| &subject.held).map(|(_, held)| held.inode).collect();
+    let found = earlier.unknown.get_or_insert_with(|| unknown_databases::find(proc, &known, taken()));
+    let running = found.iter().filter(|(pid, start)| started(proc, *pid) == Some(*start));
+    let unknown = running.filter(|(pid, _)| !known.contains(pid));
+    let of = |(pid, _): &(u32, u64)| {
+        ObservedDatabase::of_process(proc, *pid, Arc::clone(&profile), false, Vec::new())
+    };
+    unknown.map(of).collect()
+}
+
+/// Reads the files that the subjects' processes hold, and shares the limit between them.
+fn read_all_held(
+    proc: &ProcRoot,
+    options: &ObserverOptions,
+    subjects: &mut [ObservedDatabase],
+    gaps: &mut VisibilityGaps,
+) {
+    let may_hold = |subject: &ObservedDatabase| subject.pids().map(|pid| may_hold(proc, pid)).collect();
+    let wanted: Vec<PartyDemand> =
+        subjects.iter().map(|subject| (subject.party, may_hold(subject))).collect();
+    let mut shares = FairShares::new(options.max_files.saturating_mul(OPENED_PER_FILE_MAX), &wanted);
+    for (index, subject) in subjects.iter_mut().enumerate() {
+        read_held(proc, (index, subject), &mut shares, gaps);
+        subject.leave_out(&options.selects);
+    }
 }
 
 /// Returns the start time of a process that has not ended. A zombie has ended, unless other threads

@@ -56,6 +56,11 @@ pub struct MemoryCgroup {
 }
 
 impl MemoryCgroup {
+    /// Returns the bytes of its page cache, without shared memory and tmpfs.
+    pub fn page_cache(&self) -> u64 {
+        self.file.saturating_sub(self.shmem.unwrap_or(0))
+    }
+
     /// Returns the memory cgroup of a process.
     ///
     /// Returns `None` if no such group is visible: in the root group of version 2 (which has no

@@ -54,7 +54,7 @@ pub use own_cost::OwnCost;
 use pagekeeper_text::unescaped;
 pub use peer::peer_process;
 pub(crate) use reading::{malformed, read, read_text};
-pub use status::{ProcessStat, ProcessUsers};
+pub use status::{ProcessIo, ProcessStat, ProcessUsers};
 
 use crate::{Error, Result};
 

@@ -1,7 +1,7 @@
 //! Facts about a process: its name, command line, parent, age and kind.
 //!
-//! Source: `proc_pid_stat(5)`, `proc_pid_comm(5)`, `proc_pid_cmdline(5)`, `proc_pid_status(5)`. A
-//! name may contain spaces, parentheses and newlines.
+//! Source: `proc_pid_stat(5)`, `proc_pid_io(5)`, `proc_pid_comm(5)`, `proc_pid_cmdline(5)`,
+//! `proc_pid_status(5)`. A name may contain spaces, parentheses and newlines.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -30,10 +30,25 @@ pub struct ProcessStat {
     pub parent: u32,
     /// Whether it is a kernel thread.
     pub kernel_thread: bool,
+    /// The number of page faults that were served from memory, since its start.
+    pub minor_faults: u64,
+    /// The number of page faults that waited for storage, since its start.
+    pub major_faults: u64,
     /// The number of its threads.
     pub threads: u32,
     /// Its start time, in clock ticks (1/100 s) since boot. Differs if a process ID was reused.
     pub start_time: u64,
+}
+
+/// The bytes that a process has read and written since its start (`proc_pid_io(5)`).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ProcessIo {
+    /// Bytes that read(2) and similar calls returned, from files, pipes and sockets alike.
+    pub by_calls: u64,
+    /// Bytes that storage had to read for it, read-ahead included.
+    pub from_storage: u64,
+    /// Bytes that it made dirty or wrote to storage.
+    pub to_storage: u64,
 }
 
 /// The users of a process: the user IDs of `/proc/PID/status`, in the reader's user namespace.
@@ -116,6 +131,24 @@ impl ProcRoot {
             .map(|kib: u64| kib << 10))
     }
 
+    /// Returns the bytes that a process has read and written.
+    pub fn io(&self, pid: u32) -> Result<ProcessIo> {
+        let path = self.of(pid, "io");
+        let content = read(&path)?;
+        let counter = |name: &[u8]| {
+            let text = parse_line(&content, name)?;
+            text.trim().parse::<u64>().ok()
+        };
+        let (by_calls, from_storage, to_storage) =
+            (counter(b"rchar:"), counter(b"read_bytes:"), counter(b"write_bytes:"));
+        match (by_calls, from_storage, to_storage) {
+            (Some(by_calls), Some(from_storage), Some(to_storage)) => {
+                Ok(ProcessIo { by_calls, from_storage, to_storage })
+            }
+            _ => Err(malformed(&path, &content)),
+        }
+    }
+
     /// Returns the users of a process: those of its first thread, if threads differ.
     pub fn users(&self, pid: u32) -> Result<ProcessUsers> {
         let path = self.of(pid, "status");
@@ -193,6 +226,8 @@ fn parse_stat(content: &[u8]) -> Option<ProcessStat> {
         state: field(3)?.chars().next()?,
         parent: field(4)?.parse().ok()?,
         kernel_thread: field(9)?.parse::<u32>().ok()? & PF_KTHREAD != 0,
+        minor_faults: field(10)?.parse().ok()?,
+        major_faults: field(12)?.parse().ok()?,
         threads: field(20)?.parse().ok()?,
         start_time: field(22)?.parse().ok()?,
     })
@@ -215,11 +250,12 @@ mod tests {
 
     #[test]
     fn a_name_may_hold_spaces_and_parentheses() {
-        let line = b"42 (a) S (1) R) S 7 42 42 0 -1 2129984 98 0 0 0 0 0 0 0 20 0 13 0 92206 3133440 388\n";
+        let line = b"42 (a) S (1) R) S 7 42 42 0 -1 2129984 98 1 5 2 0 0 0 0 20 0 13 0 92206 3133440 388\n";
         let (_tree, proc) = tree(42, &[("stat", line), ("comm", b"a) S (1) R\n")]);
         let stat = proc.stat(42).unwrap();
         assert_eq!(stat.name, "a) S (1) R");
         assert_eq!((stat.state, stat.parent, stat.threads, stat.start_time), ('S', 7, 13, 92206));
+        assert_eq!((stat.minor_faults, stat.major_faults), (98, 5));
         assert!(stat.kernel_thread);
         assert_eq!(proc.name(42).unwrap(), "a) S (1) R");
     }
@@ -230,6 +266,16 @@ mod tests {
             let (_tree, proc) = tree(42, &[("stat", content)]);
             assert!(matches!(proc.stat(42).unwrap_err(), Error::Malformed { .. }));
         }
+    }
+
+    #[test]
+    fn what_a_process_has_read_is_told_by_its_source() {
+        let io = b"rchar: 500\nwchar: 1\nsyscr: 2\nsyscw: 3\nread_bytes: 4096\nwrite_bytes: 8192\n";
+        let (_tree, proc) = tree(42, &[("io", io)]);
+        let expected = ProcessIo { by_calls: 500, from_storage: 4096, to_storage: 8192 };
+        assert_eq!(proc.io(42).unwrap(), expected);
+        let (_tree, proc) = tree(42, &[("io", b"rchar: 500\n")]);
+        assert!(matches!(proc.io(42).unwrap_err(), Error::Malformed { .. }));
     }
 
     #[test]

@@ -43,7 +43,7 @@ fn crashed(pages: u64) -> SimDisk {
     let mut rng = Rng::from_seed(pages);
     let mut txn = store.begin_write().expect("nothing fails");
     let first = txn.allocate_run(pages).expect("there is room");
-    let changed = first.onward().step_by(2).take(usize::try_from(CHANGED).expect("it is small"));
+    let changed = first.onward().step_by(2).take(usize::try_from(CHANGED_PAGES).expect("it is small"));
     for (at, page) in changed.enumerate() {
         let payload: Vec<u8> =
             (0..store.payload_size() / 8).flat_map(|_| rng.number().to_le_bytes()).collect();

@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use pagekeeper_doctor::{
-    GatheredData, Observation, Report, SavedSnapshot, Severity, SwapWatch, SyncWatch, evict_leftovers,
-    examine, largest_elsewhere, missing_snapshot,
+    GatheredData, Observation, ReadWatch, Report, SavedSnapshot, Severity, SwapWatch, SyncWatch,
+    evict_leftovers, examine, largest_elsewhere, missing_snapshot,
 };
 use pagekeeper_kernel::hang;
 use pagekeeper_kernel::pressure::SysRoots;
@@ -69,16 +69,19 @@ fn inspect(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     let snapshot = args.snapshot.as_deref().map(saved_snapshot).transpose()?;
     let mut observer = Observer::start(ObserverOptions {
         scope: scope(args),
+        unknown_databases: true,
         trace: Some(TraceOptions::default()),
         ..ObserverOptions::default()
     })?;
     let before = observer.snapshot()?;
     let roots = SysRoots::default();
     let swap_watch = SwapWatch::start(&before, &roots);
+    let read_watch = ReadWatch::start(&before, &roots.proc);
     let mut sync_watch = SyncWatch::start(&before);
     let judged = watch::watch(args, &before, &stop, || sync_watch.tick())?;
     let (syncs, syncs_unseen) = sync_watch.finish();
     let after = Arc::new(observer.snapshot()?);
+    let asked = read_watch.finish(&after);
     let (swaps, swap_unseen) = swap_watch.finish(&after);
     let traced = match observer.source().map(TraceSource::level) {
         Some(TraceLevel::Bpf) => "events counted in the kernel",
@@ -100,6 +103,7 @@ fn inspect(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
         kept: judged.kept.clone(),
         recovery_target: args.recovery_target,
         swaps,
+        asked,
         ..gathered.observation(&before, &after)
     }
     .with_syncs(syncs);

@@ -15,7 +15,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use pagekeeper_kernel::pressure::{MemoryCgroup, MemoryEvents};
+use pagekeeper_kernel::pressure::{MemInfo, MemoryCgroup, MemoryEvents};
 use pagekeeper_policy::FileClass;
 use pagekeeper_text::{ByteSize, counted, escaped, percent};
 
@@ -64,7 +64,7 @@ fn working_set(group: &MemoryCgroup) -> u64 {
 /// The known composition of a group's page cache, in bytes. A page may be charged to another group,
 /// so no sum exceeds the group's own total.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct CacheComposition {
+pub(super) struct CacheComposition {
     databases: u64,
     logs: u64,
     releasable: Option<u64>,
@@ -73,7 +73,8 @@ struct CacheComposition {
 }
 
 impl CacheComposition {
-    fn of(observation: &Observation<'_>, group: &MemoryCgroup, cache: u64) -> Self {
+    pub(super) fn of(observation: &Observation<'_>, group: &MemoryCgroup) -> Self {
+        let cache = group.page_cache();
         let mut held = Self::default();
         for (index, _) in observation.databases_in(group) {
             held.databases += 1;
@@ -118,24 +119,27 @@ impl CacheComposition {
 
 fn near(observation: &Observation<'_>, index: usize, group: &MemoryCgroup) -> Option<Finding> {
     let limit = group.effective_limit?;
-    let cache = group.file.saturating_sub(group.shmem.unwrap_or(0));
+    let cache = group.page_cache();
     let near = limit - limit / NEAR_PART;
     let because = cache >= limit / CACHE_PART && group.usage.saturating_sub(cache) < near;
     if group.usage < near || !because {
         return None;
     }
     let database = &observation.after.databases[index];
-    let held = CacheComposition::of(observation, group, cache);
+    let held = CacheComposition::of(observation, group);
     let wasted = held.releasable.filter(|releasable| *releasable >= RELEASABLE_MIN);
     let is_much = wasted.is_some_and(|wasted| wasted >= limit / WASTED_PART);
+    let in_pod = is_pod(&group.directory);
     let evidence = [
-        Some(filled(group, limit, cache)),
+        Some(filled(group, limit)),
+        Some(group_lists(group)),
+        observation.file_lists_before(index).map(|before| lists_change(before, group)),
+        in_pod.then(|| node(&observation.after.host.memory)),
         limits(group, observation.limits_hit(database)),
         Some(held.evidence(cache)),
         streams(observation, group),
         without(group, &held),
     ];
-    let in_pod = is_pod(&group.directory);
     let unwritten = unwritten(group);
     let mostly_unwritten = unwritten >= cache / 2;
     let Advised { mut fixes, mut remarks } =
@@ -213,30 +217,69 @@ fn cost(unwritten: Option<u64>, in_swap: Option<u64>) -> String {
     }
 }
 
-fn filled(group: &MemoryCgroup, limit: u64, cache: u64) -> Evidence {
+fn filled(group: &MemoryCgroup, limit: u64) -> Evidence {
+    let used = percent(group.usage, limit, 0);
+    Evidence::new(format!("{} of {} used ({used})", ByteSize(group.usage), ByteSize(limit)))
+        .with("usage_bytes", group.usage)
+        .with("limit_bytes", limit)
+}
+
+/// Describes a group's page cache, and the working set that kubelet computes from it.
+pub(super) fn group_lists(group: &MemoryCgroup) -> Evidence {
     Evidence::new(format!(
-        "{} of {} used ({}), {} of it page cache: {} on the active list of the kernel, {} on the inactive one; working set as \
-         kubelet computes it: {} ({})",
-        ByteSize(group.usage),
-        ByteSize(limit),
-        percent(group.usage, limit, 0),
-        ByteSize(cache),
+        "{} of page cache: {} on the active list of the kernel, {} on the inactive one; working set as kubelet computes \
+         it: {}",
+        ByteSize(group.page_cache()),
         ByteSize(group.active_file),
         ByteSize(group.inactive_file),
         ByteSize(working_set(group)),
-        percent(working_set(group), limit, 0),
     ))
-    .with("usage_bytes", group.usage)
-    .with("limit_bytes", limit)
-    .with("page_cache_bytes", cache)
+    .with("page_cache_bytes", group.page_cache())
     .with("active_file_bytes", group.active_file)
     .with("inactive_file_bytes", group.inactive_file)
     .with("working_set_bytes", working_set(group))
 }
 
+/// Returns the memory that a node has available for kubelet.
+pub(super) fn seen_by_kubelet(memory: &MemInfo) -> u64 {
+    memory.free.saturating_add(memory.inactive_file)
+}
+
+/// Returns both figures for the memory that the node has available.
+pub(super) fn node(memory: &MemInfo) -> Evidence {
+    let available = seen_by_kubelet(memory);
+    let text = format!(
+        "of {}, the node has {} available as kubelet computes it (free and inactive file pages), and {} as the kernel \
+         does (MemAvailable); {} of file pages are active",
+        ByteSize(memory.total),
+        ByteSize(available),
+        ByteSize(memory.available),
+        ByteSize(memory.active_file),
+    );
+    Evidence::new(text)
+        .with("node_available_bytes", available)
+        .with("mem_available_bytes", memory.available)
+        .with("node_active_file_bytes", memory.active_file)
+}
+
+/// Describes how the lists of a group's file pages changed during the watch; `before` has those
+/// when it began.
+pub(super) fn lists_change(before: &MemoryCgroup, now: &MemoryCgroup) -> Evidence {
+    let text = format!(
+        "while watching, its active file pages went from {} to {}, its inactive ones from {} to {}",
+        ByteSize(before.active_file),
+        ByteSize(now.active_file),
+        ByteSize(before.inactive_file),
+        ByteSize(now.inactive_file)
+    );
+    Evidence::new(text)
+        .with("active_file_before_bytes", before.active_file)
+        .with("inactive_file_before_bytes", before.inactive_file)
+}
+
 /// Returns how often limits took effect since the creation of the group, or of the group above it
 /// whose limit is the effective one, and how often during the watch.
-fn limits(group: &MemoryCgroup, watched: Option<MemoryEvents>) -> Option<Evidence> {
+pub(super) fn limits(group: &MemoryCgroup, watched: Option<MemoryEvents>) -> Option<Evidence> {
     /// The label of a counter, the counter, and its figures: in total, and during the watch.
     type LimitCounter = (&'static str, fn(&MemoryEvents) -> Option<u64>, FigureSetter, FigureSetter);
     type FigureSetter = fn(Evidence, u64) -> Evidence;
@@ -309,7 +352,7 @@ fn least_without(group: &MemoryCgroup, releasable: u64) -> u64 {
 }
 
 /// Returns what programs in the group other than the databases brought in during the watch.
-fn streams(observation: &Observation<'_>, group: &MemoryCgroup) -> Option<Evidence> {
+pub(super) fn streams(observation: &Observation<'_>, group: &MemoryCgroup) -> Option<Evidence> {
     let pages = observation.trace()?.pages.as_ref()?;
     let is_database = |pid| {
         observation
@@ -341,7 +384,7 @@ fn streams(observation: &Observation<'_>, group: &MemoryCgroup) -> Option<Eviden
 }
 
 /// Whether kubelet created the group, by either of its drivers: `/kubepods.slice/…`, `/kubepods/…`.
-fn is_pod(directory: &Path) -> bool {
+pub(super) fn is_pod(directory: &Path) -> bool {
     directory.iter().any(|name| name == "kubepods" || name == "kubepods.slice")
 }
 
@@ -375,7 +418,7 @@ fn daemon_set(group: &MemoryCgroup, wasted: u64) -> Fix {
     )
 }
 
-fn request(group: &MemoryCgroup, held: &CacheComposition) -> Fix {
+pub(super) fn request(group: &MemoryCgroup, held: &CacheComposition) -> Fix {
     let needed = working_set(group);
     let request = needed.next_multiple_of(REQUEST_STEP_BYTES);
     let after = held
@@ -632,7 +675,8 @@ mod tests {
         after.files.push(other);
         let found = find_in(&after, 900 * MIB);
         assert_eq!(found.len(), 1);
-        let held = &found[0].evidence[1];
+        let held = found[0].evidence.iter().find(|one| one.figures.contains_key("log_resident_bytes"));
+        let held = held.unwrap();
         assert_eq!(held.figures["log_resident_bytes"], 700 * MIB, "all that the group has");
         assert_eq!(held.figures["log_releasable_bytes"], 700 * MIB);
         assert_eq!(

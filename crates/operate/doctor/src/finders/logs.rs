@@ -343,7 +343,7 @@ impl OutsideGroup {
         let of_logs: u64 =
             logs.files.iter().filter(|file| is_on_disk(file)).map(|file| file.resident()).sum();
         // The group's `file` includes shared memory, which belongs to no file on a disk.
-        let cache = group.file.saturating_sub(group.shmem.unwrap_or(0));
+        let cache = group.page_cache();
         let beyond_all = logs.resident.saturating_sub(group.file);
         Self { logs: of_logs.saturating_sub(cache).max(beyond_all), files: all.saturating_sub(cache) }
     }

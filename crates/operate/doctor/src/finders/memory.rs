@@ -43,10 +43,10 @@ const LISTED_WAITERS_MAX: usize = 3;
 /// Returns findings on the host if it is short of memory, and on each database whose cgroup is at
 /// its limit.
 pub(super) fn find(observation: &Observation<'_>, earlier: EarlierFindings<'_>) -> Vec<Finding> {
-    let stream_of = |index| earlier.of(Kind::Stream, index);
+    let cause_of = |index| earlier.of(Kind::Stream, index).or_else(|| earlier.of(Kind::ReadAhead, index));
     let groups = observation
         .databases()
-        .filter_map(|(index, database)| group(observation, index, database, stream_of(index)));
+        .filter_map(|(index, database)| group(observation, index, database, cause_of(index)));
     host(observation).into_iter().chain(groups).collect()
 }
 
@@ -222,13 +222,13 @@ fn free(observation: &Observation<'_>) -> Evidence {
     .with("page_cache_bytes", memory.cached.saturating_sub(memory.shmem))
 }
 
-/// Examines a database's group. `stream` is the finding on a stream that pushes the database's
-/// pages out.
+/// Examines a database's group. `cause` is the finding on what takes its memory, if not the data: a
+/// stream, or read-ahead.
 fn group(
     observation: &Observation<'_>,
     index: usize,
     database: &Database,
-    stream: Option<&Finding>,
+    cause: Option<&Finding>,
 ) -> Option<Finding> {
     let group = database.cgroup.as_ref()?;
     let limit = group.effective_limit?;
@@ -262,8 +262,9 @@ fn group(
     }
     let is_traced = again.own.is_some();
     if let Some(again) = much_again {
-        let why = match (stream, is_traced) {
-            (Some(_), _) => "a stream took its memory",
+        let why = match (cause, is_traced) {
+            (Some(cause), _) if cause.kind == Kind::Stream => "a stream took its memory",
+            (Some(_), _) => "read-ahead took its memory",
             (None, true) => "the data does not fit",
             (None, false) => {
                 "the data does not fit, if it is the database that reads them: that was not traced"
@@ -287,11 +288,12 @@ fn group(
         fixes.splice(0..0, unwritten.fixes);
         remarks.extend(unwritten.remarks);
     }
-    match (counted, stream) {
+    match (counted, cause) {
         (false, _) => {}
-        (true, Some(stream)) => remarks.push(format!(
-            "first fix the stream ({}): how much memory the data needs shows only without it",
-            stream.title
+        (true, Some(cause)) => remarks.push(format!(
+            "first fix the {} ({}): how much memory the data needs shows only without it",
+            if cause.kind == Kind::Stream { "stream" } else { "read-ahead" },
+            cause.title
         )),
         (true, None) => fixes.push(more(observation, index, group, limit, again.of_database())),
     }

@@ -15,7 +15,7 @@ use super::EarlierFindings;
 use super::streams::{name_of, share_memory};
 use crate::attribution::database_of;
 use crate::phrases::{per_second, process};
-use crate::programs::{STATIC_PROGRAMS, usual};
+use crate::programs::{guard_follows, run_as_stream};
 use crate::swap_watch::DatabaseSwap;
 use crate::{
     Advised, Confidence, Cost, Evidence, Finding, Fix, Goal, Kind, Observation, Severity, Streamer, Terms,
@@ -281,19 +281,17 @@ fn cost(swap: &DatabaseSwap, read_back: u64) -> Cost {
 /// Describes what pagekeeper can do about the program from outside.
 fn pagekeeper(cause: &SwapCause) -> Option<String> {
     let SwapCause::Program { name, .. } = cause else { return None };
-    let guard = if usual(name) {
-        "`pagekeeper guard --streams`".to_owned()
-    } else {
-        let processes = serde_json::Value::from(name.as_str());
-        format!("`pagekeeper guard` with `processes = [{processes}]` under `[streams]` in its configuration")
-    };
+    let guard = guard_follows(name);
     Some(format!("{guard} follows the program from outside: it releases what the program brings in"))
 }
 
 fn fixes(observation: &Observation<'_>, index: usize, swap: &DatabaseSwap, cause: &SwapCause) -> Advised {
     let database = &observation.after.databases[index];
     let mut advised = match cause {
-        SwapCause::Program { name, .. } => Advised { fixes: run(name, swap), remarks: Vec::new() },
+        SwapCause::Program { name, .. } => {
+            let run = run_as_stream(name, Confidence::Measured, in_words(swap));
+            Advised { fixes: run.into_iter().collect(), remarks: Vec::new() }
+        }
         SwapCause::OwnReads => observation.advise(Goal::LessPageCache, index),
         SwapCause::Ended => Advised {
             remarks: vec!["`pagekeeper doctor` names the program while it runs".to_owned()],
@@ -321,30 +319,13 @@ fn fixes(observation: &Observation<'_>, index: usize, swap: &DatabaseSwap, cause
     advised
 }
 
-fn terms(swap: &DatabaseSwap, costs: &str, undo: String) -> Terms {
-    let evidence = format!(
-        "{} of its memory are in swap, {} of it since the watch began",
-        ByteSize(swap.swapped),
-        ByteSize(swap.grown)
-    );
-    Terms::anywhere(Confidence::Measured, evidence, costs, undo)
+fn in_words(swap: &DatabaseSwap) -> String {
+    let (swapped, grown) = (ByteSize(swap.swapped), ByteSize(swap.grown));
+    format!("{swapped} of its memory are in swap, {grown} of it since the watch began")
 }
 
-fn run(name: &str, swap: &DatabaseSwap) -> Vec<Fix> {
-    if STATIC_PROGRAMS.contains(&name) {
-        return Vec::new();
-    }
-    let role = if usual(name) { "" } else { "--as stream " };
-    vec![Fix::command(
-        format!("pagekeeper run {role}-- {} ...", shell_quoted(name)),
-        "start it this way next time: it releases what it brought into the page cache as it goes, so the kernel \
-         needs no memory of others for it",
-        terms(
-            swap,
-            "what it brought in is read again by whoever wants it next",
-            "start it as before".to_owned(),
-        ),
-    )]
+fn terms(swap: &DatabaseSwap, costs: &str, undo: String) -> Terms {
+    Terms::anywhere(Confidence::Measured, in_words(swap), costs, undo)
 }
 
 fn less_memory(swap: &DatabaseSwap) -> Fix {
@@ -362,8 +343,7 @@ fn less_memory(swap: &DatabaseSwap) -> Fix {
 /// Returns the memory of a group that can't be dropped, in bytes, with the part of it that is in
 /// swap.
 fn undroppable(group: &MemoryCgroup, in_swap: u64) -> u64 {
-    let cache = group.file.saturating_sub(group.shmem.unwrap_or(0));
-    group.usage.saturating_sub(cache).saturating_add(in_swap)
+    group.usage.saturating_sub(group.page_cache()).saturating_add(in_swap)
 }
 
 /// Returns the fix of a group without swap, or why it is not advised. None on version 1, where only

@@ -33,7 +33,7 @@ pub(super) fn of_unwritten(observation: &Observation<'_>, index: usize, group: &
 }
 
 /// Returns the program in the group, other than a database, that brought in most during the watch.
-fn largest_stream(observation: &Observation<'_>, group: &MemoryCgroup) -> Option<String> {
+pub(super) fn largest_stream(observation: &Observation<'_>, group: &MemoryCgroup) -> Option<String> {
     let pages = observation.trace()?.pages.as_ref()?;
     let mut programs: BTreeMap<&str, u64> = BTreeMap::new();
     for counts in pages {

@@ -8,7 +8,7 @@ use pagekeeper_observe::File;
 use pagekeeper_text::{ByteSize, shell_quoted};
 
 use super::StreamingProcess;
-use crate::programs::{STATIC_PROGRAMS, usual};
+use crate::programs::{guard_follows, run_as_stream};
 use crate::{Confidence, Fix, Terms};
 
 /// The size of a separate group, as `memory.limit_in_bytes` and systemd take it. Streams need a few
@@ -18,21 +18,13 @@ const STREAM_GROUP_SIZE: &str = "256M";
 /// Returns the fixes: running the program under pagekeeper first, then its own options, if it has
 /// any.
 pub(super) fn fixes(stream: &StreamingProcess<'_>) -> Vec<Fix> {
-    let mut fixes = Vec::new();
+    // The work of a server's own worker does not belong to the program that requested it.
+    let run = run_as_stream(stream.name, Confidence::Measured, evidence(stream)).filter(|_| !stream.worker);
+    let mut fixes: Vec<Fix> = run.into_iter().collect();
     let title = stream.streamer.map(|streamer| streamer.title.as_str()).unwrap_or_default();
     let mut command = |act: &str, does: &str, costs: &str| {
         fixes.push(Fix::command(act, does, terms(stream, costs, "start it as before")));
     };
-    // The work of a server's own worker does not belong to the program that requested it.
-    if !stream.worker && !STATIC_PROGRAMS.contains(&stream.name) {
-        let role = if usual(stream.name) { "" } else { "--as stream " };
-        command(
-            &format!("pagekeeper run {role}-- {} ...", shell_quoted(stream.name)),
-            "start it this way next time: it then releases what it brought into the page cache as it goes, and \
-             nothing that was there before",
-            "what it brought in is read again by whoever wants it next",
-        );
-    }
     match stream.name {
         "dd" => command(
             "dd iflag=direct oflag=direct bs=1M ...",
@@ -64,9 +56,12 @@ pub(super) fn fixes(stream: &StreamingProcess<'_>) -> Vec<Fix> {
     fixes
 }
 
+fn evidence(stream: &StreamingProcess<'_>) -> String {
+    format!("it brought {} into the page cache while it was watched", ByteSize(stream.added))
+}
+
 fn terms(stream: &StreamingProcess<'_>, costs: &str, undo: &str) -> Terms {
-    let evidence = format!("it brought {} into the page cache while it was watched", ByteSize(stream.added));
-    Terms::anywhere(Confidence::Measured, evidence, costs, undo)
+    Terms::anywhere(Confidence::Measured, evidence(stream), costs, undo)
 }
 
 /// Returns the fix of a separate memory cgroup for the stream, in which it reclaims its own pages.
@@ -125,19 +120,9 @@ pub(super) fn pagekeeper(stream: &StreamingProcess<'_>, data: &HashMap<Inode, &F
     if stream.worker {
         return format!("{evict}`pagekeeper guard` does not help here: the server itself reads for it");
     }
-    let (option, section) = if usual(stream.name) {
-        ("`pagekeeper guard --streams`", String::new())
-    } else {
-        (
-            "`pagekeeper guard`",
-            format!(
-                " with `processes = [{}]` under `[streams]` in its configuration",
-                serde_json::Value::from(stream.name)
-            ),
-        )
-    };
+    let guard = guard_follows(stream.name);
     format!(
-        "{evict}{option}{section} follows it from outside, where it can't be restarted: it releases what the \
+        "{evict}{guard} follows it from outside, where it can't be restarted: it releases what the \
          stream brings in"
     )
 }

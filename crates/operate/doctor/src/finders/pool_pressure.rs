@@ -1,0 +1,145 @@
+//! `MariaDB` that gives memory of its buffer pool away, because its memory cgroup or the host is
+//! short of memory for page cache.
+//!
+//! Invariants: only the server's own log says that it happened. No fix lets the group use more than
+//! its limit.
+
+use pagekeeper_kernel::pressure::{CgroupVersion, MemoryCgroup};
+use pagekeeper_text::{ByteSize, counted, escaped, shell_quoted};
+
+use super::EarlierFindings;
+use super::cgroup::{group_lists, limits};
+use crate::fix::HoldsFor;
+use crate::pool_pressure::PoolPressure;
+use crate::{Confidence, Cost, Evidence, Finding, Fix, Kind, Observation, Severity, Terms};
+
+/// Returns the servers that gave memory away since their start.
+pub(super) fn find(observation: &Observation<'_>, _: EarlierFindings<'_>) -> Vec<Finding> {
+    let known = observation.databases().filter_map(|(index, database)| {
+        let pressure = observation.pool_pressure.get(index)?.as_ref()?;
+        Some(given_away(observation, index, database.cgroup.as_ref(), pressure))
+    });
+    known.collect()
+}
+
+fn given_away(
+    observation: &Observation<'_>,
+    index: usize,
+    group: Option<&MemoryCgroup>,
+    pressure: &PoolPressure,
+) -> Finding {
+    let log = Evidence::new(format!("its error log {}: {}", escaped(&pressure.log), pressure.last));
+    let high = pressure.high.map(|high| {
+        Evidence::new(format!("memory.high of its memory cgroup is {}", ByteSize(high)))
+            .with("high_bytes", high)
+    });
+    let database = &observation.after.databases[index];
+    let of_group =
+        group.map(|group| [Some(group_lists(group)), limits(group, observation.limits_hit(database))]);
+    Finding {
+        kind: Kind::PoolPressure,
+        severity: Severity::Warning,
+        database: Some(observation.subject(index)),
+        title: format!(
+            "it gave memory of its buffer pool away {} since its start, for memory pressure",
+            counted(pressure.events as u64, "time", "times")
+        ),
+        evidence: [Some(log), high].into_iter().chain(of_group.into_iter().flatten()).flatten().collect(),
+        cost: Cost::estimated(if pressure.is_lasting() {
+            "Pages that no longer fit are read from the tables again and again: the pool stays smaller until \
+             innodb_buffer_pool_size is set again."
+        } else {
+            "All pages without changes were dropped: they are read from the tables again."
+        }),
+        fixes: fixes(group, pressure),
+        remarks: Vec::new(),
+        pagekeeper: None,
+    }
+}
+
+fn fixes(group: Option<&MemoryCgroup>, pressure: &PoolPressure) -> Vec<Fix> {
+    let terms = |product: &str, versions: &str, costs: &str, undo: &str| {
+        let holds_for = HoldsFor { product: product.to_owned(), versions: versions.to_owned() };
+        Terms { holds_for, ..Terms::anywhere(Confidence::Measured, &*pressure.last, costs, undo) }
+    };
+    let group = group.filter(|group| group.version == CgroupVersion::V2);
+    let guard = group.map(|_| {
+        Fix::advice(
+            "pagekeeper guard with a section [cgroup] for the group: share = \"50%\", reclaim = \"file\"",
+            "the kernel then reclaims page cache of the group before the group is short of memory, and the guard stops when \
+             pages come back",
+            terms(
+                "Linux",
+                "cgroups of version 2",
+                "file pages that are used again after it are read from storage",
+                "remove the section, and reload the guard",
+            ),
+        )
+    });
+    let high = group.zip(pressure.high).map(|(group, high)| {
+        let file = shell_quoted(&group.directory.join("memory.high")).to_string();
+        let costs = "nothing slows the group down before it is at its limit, where the kernel may kill in it";
+        let does = "at once: the kernel reclaims for the group at its limit only. A unit of systemd has \
+                    MemoryHigh=infinity for it";
+        let terms = terms("Linux", "cgroups of version 2", costs, &format!("echo {high} >{file}"));
+        Fix::system(format!("echo max >{file}"), does, terms.taken_back_by_command())
+    });
+    let pool = pressure.is_lasting().then(|| {
+        Fix::advice(
+            "innodb_buffer_pool_size_auto_min as large as innodb_buffer_pool_size",
+            "by SET GLOBAL at once, and in an option file under [mysqld]: the server then disregards memory pressure; SET \
+             GLOBAL innodb_buffer_pool_size gives the pool back what it gave away",
+            terms(
+                "MariaDB",
+                "10.11.12, 11.4.6, 11.8.2 and later of each",
+                "where memory is short for more than page cache, the kernel swaps or kills instead",
+                "set innodb_buffer_pool_size_auto_min to the value that it had",
+            ),
+        )
+    });
+    guard.into_iter().chain(high).chain(pool).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{GIB, MIB, cgroup, sample};
+
+    const SHRUNK: &str =
+        "[Note] InnoDB: Memory pressure event shrunk innodb_buffer_pool_size=96m (6144 pages)";
+
+    fn found(version: CgroupVersion, last: &str, high: Option<u64>) -> Finding {
+        let mut after = sample();
+        after.databases[0].cgroup = Some(MemoryCgroup { version, ..cgroup(GIB, GIB) });
+        let mut observation = Observation::new(&after, &after);
+        let pressure = PoolPressure { log: "/l".into(), events: 3, last: last.to_owned(), high };
+        observation.pool_pressure = vec![Some(pressure)];
+        find(&observation, EarlierFindings(&[])).pop().unwrap()
+    }
+
+    #[test]
+    fn each_fix_fits_the_group_and_the_version_and_can_be_taken_back() {
+        let one = found(CgroupVersion::V2, SHRUNK, Some(100 * MIB));
+        assert!(one.title.contains("3 times"), "{one:?}");
+        assert_eq!(one.evidence[0].text, format!("its error log /l: {SHRUNK}"));
+        assert_eq!(one.evidence[1].figures["high_bytes"], 100 * MIB);
+        assert!(one.fixes[0].act.starts_with("pagekeeper guard"), "{one:?}");
+        assert_eq!(one.fixes[1].act, "echo max >/sys/fs/cgroup/db/memory.high");
+        assert_eq!(one.fixes[1].terms.undo, "echo 104857600 >/sys/fs/cgroup/db/memory.high");
+        assert!(one.fixes[2].act.starts_with("innodb_buffer_pool_size_auto_min"), "{one:?}");
+        assert!(
+            one.fixes.iter().all(|fix| fix.terms.risk.durability.is_none() && !fix.terms.undo.is_empty())
+        );
+        let freed = found(CgroupVersion::V2, "[Note] InnoDB: Memory pressure event freed 812 pages", None);
+        assert_eq!(freed.fixes.len(), 1, "earlier versions have no setting");
+        assert_eq!(found(CgroupVersion::V1, SHRUNK, None).fixes.len(), 1);
+    }
+
+    #[test]
+    fn a_server_without_events_is_left_alone() {
+        let after = sample();
+        let mut observation = Observation::new(&after, &after);
+        observation.pool_pressure = vec![None];
+        assert_eq!(find(&observation, EarlierFindings(&[])), []);
+    }
+}

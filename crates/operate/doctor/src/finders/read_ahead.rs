@@ -1,0 +1,331 @@
+//! Read-ahead that is too large for a database that maps its files, or reads them at random: most
+//! bytes that storage reads are not used, and push others out of memory.
+//!
+//! Invariants: bytes that were read are traced additions to the page cache; bytes that were written
+//! are left out. Bytes that were asked for are an upper bound, so a database that reads in order is
+//! not reported. Only processes whose requests are known count.
+
+use std::collections::{BTreeMap, HashMap};
+
+use pagekeeper_kernel::Inode;
+use pagekeeper_kernel::pressure::BackingDevice;
+use pagekeeper_observe::{Database, File, OpenerKind};
+use pagekeeper_policy::FileClass;
+use pagekeeper_text::{ByteSize, counted, duration, escaped, rate};
+
+use super::EarlierFindings;
+use crate::attribution::device_name;
+use crate::fix::{HoldsFor, Restart, Risk};
+use crate::phrases::per_second;
+use crate::read_watch::AskedReads;
+use crate::{Confidence, Cost, Evidence, Finding, Fix, Kind, Observation, Severity, Terms};
+
+/// Fewer bytes that storage read are not reported …
+const READ_BYTES_MIN: u64 = 32 << 20;
+/// … and neither is a lower rate, in bytes per second.
+const READ_RATE_MIN: u64 = 1 << 20;
+/// Read-ahead is too large if storage reads at least this many times the bytes asked for.
+const WASTE_FACTOR: u64 = 4;
+/// Maximum number of files listed.
+const LISTED_READ_FILES_MAX: usize = 3;
+/// The kernel's default (`VM_READAHEAD_PAGES`), in KiB.
+const DEFAULT_READ_AHEAD_KIB: u64 = 128;
+/// The upper end of the range that `MongoDB`'s production notes name (32 sectors), in KiB.
+const MONGODB_READ_AHEAD_KIB: u64 = 16;
+
+/// Advice on one engine's own way to read without read-ahead.
+struct EngineAdvice {
+    applies: fn(&Database, &ReadFile<'_>) -> bool,
+    product: &'static str,
+    versions: &'static str,
+    act: &'static str,
+    does: &'static str,
+    undo: &'static str,
+}
+
+/// The advice, most specific first: the first one that applies is given.
+const ENGINE_ADVICE: [EngineAdvice; 3] = [
+    EngineAdvice {
+        applies: |_, read| read.is_mapped && read.file.path.extension().is_some_and(|ending| ending == "mdb"),
+        product: "LMDB",
+        versions: "0.9.10 and later",
+        act: "MDB_NORDAHEAD among the flags of mdb_env_open() (OpenLDAP: olcDbEnvFlags: nordahead; Python: readahead=False)",
+        does: "where the program opens the database: the mapping is then read page by page (MADV_RANDOM)",
+        undo: "leave the flag out again, and restart",
+    },
+    EngineAdvice {
+        applies: |database, read| read.is_mapped && database.profile.name == "opensearch",
+        product: "Lucene",
+        versions: "10 and later (OpenSearch 3)",
+        act: "-Dorg.apache.lucene.store.defaultReadAdvice=RANDOM",
+        does: "in jvm.options: files are then mapped with MADV_RANDOM, except where Lucene reads in order",
+        undo: "remove the line, and restart",
+    },
+    EngineAdvice {
+        applies: |database, _| database.profile.name == "generic",
+        product: "Linux",
+        versions: "all",
+        act: "madvise(MADV_RANDOM) of the mapping, or posix_fadvise(POSIX_FADV_RANDOM) of the file, in the program's source",
+        does: "the kernel then reads the pages that are asked for, and no others",
+        undo: "leave the call out again, and restart",
+    },
+];
+
+/// A file that storage read.
+struct ReadFile<'a> {
+    file: &'a File,
+    bytes: u64,
+    is_mapped: bool,
+}
+
+/// Returns the databases for which read-ahead is too large.
+pub(super) fn find(observation: &Observation<'_>, _: EarlierFindings<'_>) -> Vec<Finding> {
+    observation.databases().filter_map(|(index, database)| too_large(observation, index, database)).collect()
+}
+
+fn too_large(observation: &Observation<'_>, index: usize, database: &Database) -> Option<Finding> {
+    let asked = observation.asked.get(index)?;
+    let files = read_files(observation, index, asked)?;
+    let read: u64 = files.iter().map(|read| read.bytes).sum();
+    let per_second = per_second(read, observation.period())?;
+    if read < READ_BYTES_MIN || per_second < READ_RATE_MIN || read / WASTE_FACTOR < asked.bytes_max() {
+        return None;
+    }
+    let unused = read - asked.bytes_max();
+    Some(Finding {
+        kind: Kind::ReadAhead,
+        severity: Severity::Warning,
+        database: Some(observation.subject(index)),
+        title: format!(
+            "read-ahead brings in {} where it asks for {} at most",
+            ByteSize(read),
+            ByteSize(asked.bytes_max())
+        ),
+        evidence: evidence(observation, asked, &files, read),
+        cost: Cost::measured(format!(
+            "{} of {} that storage reads for it are not used, and take the place of pages that are",
+            ByteSize(unused),
+            rate(per_second)
+        )),
+        fixes: fixes(observation, database, &files, unused),
+        remarks: Vec::new(),
+        pagekeeper: None,
+    })
+}
+
+/// Returns the files, except logs, that the counted processes had storage read, largest first;
+/// `None` if pages were not traced.
+fn read_files<'a>(
+    observation: &Observation<'a>,
+    index: usize,
+    asked: &AskedReads,
+) -> Option<Vec<ReadFile<'a>>> {
+    let mut added: HashMap<Inode, u64> = HashMap::new();
+    for counts in observation.trace()?.pages.as_ref()? {
+        if counts.task.as_ref().is_some_and(|task| asked.processes.contains(&task.process)) {
+            *added.entry(counts.file).or_default() += counts.flow.added.bytes;
+        }
+    }
+    let data = observation.files_of(index).filter(|file| !file.class.is_some_and(FileClass::is_log));
+    let read = data.filter_map(|file| {
+        let size_before = observation.before(file.inode)?.size;
+        let written = file.size.saturating_sub(size_before) + file.unwritten();
+        let bytes = added.get(&file.inode)?.saturating_sub(written);
+        let is_mapped = file.openers.iter().any(|opener| {
+            asked.processes.contains(&opener.pid) && matches!(opener.kind, OpenerKind::Mapped { .. })
+        });
+        (bytes > 0).then_some(ReadFile { file, bytes, is_mapped })
+    });
+    let mut files: Vec<ReadFile<'a>> = read.collect();
+    files.sort_by_key(|read| std::cmp::Reverse(read.bytes));
+    Some(files)
+}
+
+fn device_of<'a>(observation: &Observation<'a>, file: &File) -> Option<&'a BackingDevice> {
+    let devices = &observation.after.host.devices;
+    devices.iter().find(|(dev, _)| *dev == file.inode.dev).map(|(_, device)| device)
+}
+
+fn evidence(
+    observation: &Observation<'_>,
+    asked: &AskedReads,
+    files: &[ReadFile<'_>],
+    read: u64,
+) -> Vec<Evidence> {
+    let text = format!(
+        "storage read {} in {}; asked for were at most {}: {} by calls, {} that waited for a page each, {} that mapped \
+         64 KiB of pages in memory at most",
+        ByteSize(read),
+        duration(observation.period()),
+        ByteSize(asked.bytes_max()),
+        ByteSize(asked.call_bytes),
+        counted(asked.major_faults, "page fault", "page faults"),
+        counted(asked.minor_faults, "page fault", "page faults"),
+    );
+    let all = Evidence::new(text).with("read_bytes", read).with("asked_most_bytes", asked.bytes_max());
+    let of_file = |read: &ReadFile<'_>| {
+        let how = if read.is_mapped { "mapped" } else { "read by calls" };
+        let ahead = device_of(observation, read.file)
+            .map(|device| format!(", whose read-ahead is {}", ByteSize(device.read_ahead)))
+            .unwrap_or_default();
+        let device = device_name(observation, read.file.inode.dev);
+        let name = escaped(&read.file.path);
+        Evidence::new(format!("{} of {name}, {how}, on device {device}{ahead}", ByteSize(read.bytes)))
+            .with("read_bytes", read.bytes)
+            .with("device", device)
+    };
+    std::iter::once(all).chain(files.iter().take(LISTED_READ_FILES_MAX).map(of_file)).collect()
+}
+
+fn fixes(
+    observation: &Observation<'_>,
+    database: &Database,
+    files: &[ReadFile<'_>],
+    unused: u64,
+) -> Vec<Fix> {
+    let terms = |product: &str, versions: &str, costs: &str, undo: String| {
+        let evidence = format!("{} were read that nobody asked for", ByteSize(unused));
+        let terms = Terms::anywhere(Confidence::Measured, evidence, costs, undo);
+        let holds_for = HoldsFor { product: product.to_owned(), versions: versions.to_owned() };
+        Terms { holds_for, risk: Risk { restart: Restart::Database, ..terms.risk }, ..terms }
+    };
+    let of_engine = files.first().and_then(|most| {
+        let advice = ENGINE_ADVICE.iter().find(|advice| (advice.applies)(database, most))?;
+        let costs = "what it reads in order, as a scan or the first reads after a start, comes page by page";
+        let terms = terms(advice.product, advice.versions, costs, advice.undo.to_owned());
+        Some(Fix::advice(advice.act, advice.does, terms))
+    });
+    let is_mongodb = database.profile.name == "mongodb";
+    let wanted = if is_mongodb { MONGODB_READ_AHEAD_KIB } else { DEFAULT_READ_AHEAD_KIB };
+    let devices: BTreeMap<&str, u64> = files
+        .iter()
+        .filter_map(|read| device_of(observation, read.file))
+        .map(|device| (device.name.as_str(), device.read_ahead >> 10))
+        .filter(|(_, read_ahead)| *read_ahead > wanted)
+        .collect();
+    let of_devices = devices.into_iter().map(|(device, read_ahead)| {
+        let set = |kib: u64| format!("echo {kib} >/sys/class/bdi/{device}/read_ahead_kb");
+        let costs = "whatever reads files of this device in order, as backups and scans, does so in smaller pieces";
+        let does = "for files that are opened from then on: restart the database; until the next start of the machine";
+        let terms = terms("Linux", "all", costs, set(read_ahead)).taken_back_by_command();
+        Fix::system(set(wanted), does, terms)
+    });
+    of_engine.into_iter().chain(of_devices).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{DEV, GIB, MIB, cgroup, database, file, opener, pages, sample};
+    use pagekeeper_observe::Snapshot;
+
+    /// Returns a host on which a program has this file mapped, on a device with a read-ahead of
+    /// 8 MiB, and brought 1 GiB of it in.
+    fn mapped(profile: &str, path: &str) -> Snapshot {
+        let mut after = sample();
+        after.databases = vec![database(profile, 100, "/data")];
+        let mut data = file(path, FileClass::Data, 4 * GIB, GIB);
+        data.openers = vec![opener(100, "db", OpenerKind::Mapped { writable: false })];
+        let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
+        trace.pages = Some(vec![pages(data.inode, 100, "db", GIB, GIB)]);
+        after.files = vec![data];
+        let device = BackingDevice {
+            name: "8:0".to_owned(),
+            read_ahead: 8 * MIB,
+            min_ratio: 0,
+            max_ratio: 100,
+            min_bytes: None,
+            max_bytes: None,
+            strict_limit: None,
+            stable_pages: None,
+            stats: None,
+        };
+        after.host.devices = vec![(DEV, device)];
+        after
+    }
+
+    fn faults(major_faults: u64, minor_faults: u64) -> AskedReads {
+        AskedReads { processes: [100].into(), major_faults, minor_faults, ..AskedReads::default() }
+    }
+
+    fn find_in(before: &Snapshot, after: &Snapshot, asked: AskedReads) -> Option<Finding> {
+        let mut observation = Observation::new(before, after);
+        observation.asked = vec![asked];
+        find(&observation, EarlierFindings(&[])).pop()
+    }
+
+    #[test]
+    fn random_reads_of_a_mapped_file_are_told_from_reads_in_order() {
+        let after = mapped("generic", "/data/data.mdb");
+        let found = find_in(&after, &after, faults(1000, 1000)).unwrap();
+        assert_eq!(found.severity, Severity::Warning);
+        assert_eq!(found.title, "read-ahead brings in 1 GiB where it asks for 66.4 MiB at most");
+        assert!(
+            found.evidence[1].text.ends_with("mapped, on device 8:0, whose read-ahead is 8 MiB"),
+            "{found:?}"
+        );
+        // As a scan makes them: one for each stretch of 64 KiB.
+        assert_eq!(find_in(&after, &after, faults(130, GIB / (64 << 10))), None);
+        let by_calls = AskedReads { call_bytes: GIB / 2, ..faults(0, 0) };
+        assert_eq!(find_in(&after, &after, by_calls), None);
+        let unknown = AskedReads { processes: [7].into(), ..faults(0, 0) };
+        assert_eq!(find_in(&after, &after, unknown), None, "another process read it");
+    }
+
+    #[test]
+    fn what_was_written_was_not_read() {
+        let mut after = mapped("generic", "/data/data.mdb");
+        let mut before = after.clone();
+        before.files[0].size = 3 * GIB;
+        assert_eq!(find_in(&before, &after, faults(1, 1)), None, "it grew by as much");
+        after.files[0].class = Some(FileClass::Wal);
+        assert_eq!(find_in(&after, &after, faults(1, 1)), None);
+    }
+
+    #[test]
+    fn each_engine_has_its_own_way_and_each_way_a_way_back() {
+        let acts = |profile: &str, path: &str| -> Vec<String> {
+            let after = mapped(profile, path);
+            let found = find_in(&after, &after, faults(1000, 0)).unwrap();
+            for fix in &found.fixes {
+                assert!(!fix.terms.undo.is_empty() && fix.terms.risk.durability.is_none(), "{fix:?}");
+                assert_eq!(fix.terms.risk.restart, Restart::Database);
+            }
+            found.fixes.into_iter().map(|fix| fix.act).collect()
+        };
+        let device = "echo 128 >/sys/class/bdi/8:0/read_ahead_kb";
+        let lmdb = acts("generic", "/data/data.mdb");
+        assert!(lmdb[0].starts_with("MDB_NORDAHEAD") && lmdb[1] == device, "{lmdb:?}");
+        let lucene = acts("opensearch", "/data/_0.cfs");
+        assert!(lucene[0].contains("defaultReadAdvice=RANDOM") && lucene[1] == device, "{lucene:?}");
+        assert_eq!(acts("mongodb", "/data/c.wt"), ["echo 16 >/sys/class/bdi/8:0/read_ahead_kb"]);
+        assert_eq!(acts("postgresql", "/data/base/1/1"), [device]);
+        assert!(acts("generic", "/data/x")[0].starts_with("madvise(MADV_RANDOM)"));
+    }
+
+    #[test]
+    fn more_memory_is_not_advised_before_that() {
+        let mut after = mapped("generic", "/data/data.mdb");
+        let group = |refaults| pagekeeper_kernel::pressure::MemoryCgroup {
+            file_refaults: Some(refaults),
+            ..cgroup(GIB, GIB)
+        };
+        let mut before = after.clone();
+        before.databases[0].cgroup = Some(group(0));
+        after.databases[0].cgroup = Some(group(100_000));
+        let found = |asked| {
+            let mut observation = Observation::new(&before, &after);
+            observation.asked = vec![asked];
+            let found = crate::examine(&observation);
+            found.into_iter().find(|finding| finding.kind == Kind::MemoryShort).unwrap()
+        };
+        let short = found(faults(1000, 0));
+        assert!(!short.fixes.iter().any(|fix| fix.act.starts_with("echo")), "{short:?}");
+        assert!(
+            short.remarks.iter().any(|remark| remark.starts_with("first fix the read-ahead")),
+            "{short:?}"
+        );
+        let fits_not = found(faults(0, GIB / (64 << 10)));
+        assert!(fits_not.fixes.iter().any(|fix| fix.act.starts_with("echo")), "{fits_not:?}");
+    }
+}
