@@ -42,8 +42,10 @@ install -d "$root/share/doc/pagekeeper/profiles"
 install --mode 644 crates/operate/catalog/profiles/*.toml "$root/share/doc/pagekeeper/profiles/"
 
 # systemd reads units of local software from /etc and /usr/local/lib, units of packages from /usr/lib.
-sed "s|^\(ExecStart[a-zA-Z]*\)=/usr/local/bin/|\1=$prefix/bin/|" deploy/pagekeeper-guard.service >"$generated/unit"
-install -D --mode 644 "$generated/unit" "$root/lib/systemd/system/pagekeeper-guard.service"
+for unit in deploy/pagekeeper-*.service deploy/pagekeeper-*.timer; do
+    sed "s|^\(ExecStart[a-zA-Z]*\)=/usr/local/bin/|\1=$prefix/bin/|" "$unit" >"$generated/unit"
+    install -D --mode 644 "$generated/unit" "$root/lib/systemd/system/${unit##*/}"
+done
 
 # Examples to copy: the unit by itself gives the guard no network.
 sed "s|^\(ExecStart[a-zA-Z]*\)=/usr/local/bin/|\1=$prefix/bin/|" deploy/pagekeeper-guard.service.d/metrics.conf >"$generated/metrics"

@@ -174,6 +174,12 @@ mkdir "$test/unit.new"
 sed "s|/usr/bin/pagekeeper|$root/usr/bin/pagekeeper|" "$root$unit" >"$test/unit.new/pagekeeper-guard.service"
 said=$(systemd-analyze verify --man=no "$test/unit.new/pagekeeper-guard.service" 2>&1) || fail "systemd finds fault with the unit: $said"
 [ -z "$said" ] || fail "systemd finds fault with the unit: $said"
+for template in snapshot@.service snapshot@.timer warm@.service restart@.service; do
+    there "${unit%/*}/pagekeeper-$template"
+    sed "s|/usr/bin/pagekeeper|$root/usr/bin/pagekeeper|" "$root${unit%/*}/pagekeeper-$template" >"$test/unit.new/pagekeeper-${template/@/@var-lib-mysql}"
+done
+said=$(systemd-analyze verify --man=no "$test"/unit.new/*@*.* 2>&1) || fail "systemd finds fault with the templates: $said"
+[ -z "$said" ] || fail "systemd finds fault with the templates: $said"
 tail -n 1 "$test/security"
 
 # --- Upgrade: the administrator's changes stay.

@@ -29,7 +29,9 @@ cp --recursive "$laid_out" "$root"
 # The directory of Debian's zsh.
 mv "$root/usr/share/zsh/site-functions" "$root/usr/share/zsh/vendor-completions"
 # The directory for units depends on the Debian release; debhelper knows it.
-mv "$root/usr/lib/systemd/system/pagekeeper-guard.service" "$work/debian/pagekeeper.pagekeeper-guard.service"
+for unit in "$root"/usr/lib/systemd/system/*; do
+    mv "$unit" "$work/debian/pagekeeper.${unit##*/}"
+done
 (cd "$root" && rmdir --parents usr/lib/systemd/system 2>/dev/null) || true
 cp CHANGELOG.md "$work/"
 
@@ -41,6 +43,10 @@ dh_installchangelogs CHANGELOG.md
 # A service that acts on other programs' memory starts only on request: deb-systemd-invoke does not start disabled services.
 # (With --no-start, removal would not stop it, nor an upgrade restart it.)
 dh_installsystemd --name=pagekeeper-guard --no-enable
+# Templates: an administrator enables what of them is wanted.
+for name in snapshot warm restart; do
+    dh_installsystemd --name="pagekeeper-$name" --no-enable --no-start
+done
 dh_lintian
 # Keeps examples uncompressed. (There is a manual called pagekeeper-guard.toml.5.)
 dh_compress --exclude=/profiles/ --exclude=.json --exclude=.yaml --exclude=.yml --exclude=doc/pagekeeper/guard.toml --exclude=.conf

@@ -24,6 +24,7 @@ mod postgresql_readers;
 mod read_back;
 mod recovery;
 mod recycled;
+mod restart;
 mod rocksdb_direct;
 mod rocksdb_driver;
 mod selection;

@@ -106,8 +106,14 @@ impl Server {
     /// Ends the first process by SIGKILL, as a crash does, and restarts the server on its data.
     ///
     pub(crate) fn crash(&mut self) {
+        self.crash_then(|| {});
+    }
+
+    /// The same with something done before the server is started again.
+    pub(crate) fn crash_then(&mut self, then: impl FnOnce()) {
         self.child.kill().expect("kill the server");
         self.child.wait().expect("wait for the server");
+        then();
         // Its children end when they notice; a new server does not wait for them, but refuses to
         // start beside them.
         eventually("a crashed server is up again", RUN_TIMEOUT, || {

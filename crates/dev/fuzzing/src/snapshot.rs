@@ -24,5 +24,7 @@ fn try_reading(bytes: &[u8]) {
             assert!(file.extents.is_sorted_by(|a, b| a.end < b.start));
         }
         assert_eq!(format::decode(&format::encode(&snapshot)).as_ref(), Ok(&snapshot));
+        // A recording of a start is such a file: nothing of it is left besides itself.
+        assert_eq!(format::kept_of(snapshot.files.clone(), &snapshot.files), []);
     }
 }

@@ -1,5 +1,5 @@
-//! `pagekeeper warm`: reads files into the page cache, whole, in part, or as recorded in a
-//! snapshot.
+//! `pagekeeper warm`: reads files into the page cache, whole, in part, as recorded in a snapshot, or
+//! as a service's last start read them ([`restart`]).
 //!
 //! Several small files are read at once, large ones one after another by several threads each.
 //! Fails path by path, and also ends with 1 if the user may not see a file's figures. A change
@@ -8,6 +8,7 @@
 
 mod item;
 mod report;
+mod restart;
 mod work;
 
 use std::path::{Path, PathBuf};
@@ -15,14 +16,16 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use pagekeeper_guard::Selector;
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_kernel::pressure::{MemoryCgroup, SysRoots};
 use pagekeeper_kernel::{WarmOptions, WarmTurns};
+use pagekeeper_observe::saved_pages::{RECORDING_DIRECTORY, RecordingName, Recordings};
 use pagekeeper_policy::stream_pace::StreamPace;
 use pagekeeper_streams::PacedTurns;
 use pagekeeper_text::{ByteSize, escaped};
 
-use crate::arguments::PaceArgs;
+use crate::arguments::{PaceArgs, parse_time};
 use crate::devices::MountedDevices;
 use crate::output::{self, UsageError};
 use crate::part::{FilePart, parse_part, range_meant_by};
@@ -31,6 +34,7 @@ use crate::problems::{self, Problems};
 use crate::signals::Stop;
 use item::{WantedPages, WarmItem};
 use report::WarmOutcome;
+use restart::Learning;
 use work::WarmRun;
 
 /// Read files into the page cache, or restore a snapshot's pages
@@ -40,6 +44,7 @@ use work::WarmRun;
   pagekeeper warm --range 0..1G --pace 200M data.db  the first GiB, at a rate
   pagekeeper warm --lock /srv/model.bin              keep it there until Ctrl-C
   pagekeeper warm --from mysql.snapshot              the pages of a snapshot
+  pagekeeper warm --learn pg -- postgres -D /pg      start it with its reads ahead
 
 It skips pages that are resident and holes of sparse files; when it returns, the pages are resident. \
     If the kernel does not show this user what is resident, it reads everything and exits with 1, because it could not \
@@ -53,9 +58,32 @@ pub(crate) struct WarmArgs {
     range: FilePart,
     /// Restore the pages of a snapshot, most recently used files first
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath,
-          conflicts_with_all = ["paths", "dir", "files_from", "include", "exclude", "follow", "one_file_system", "range",
-                                "lock"])]
+          conflicts_with_all = ["paths", "dir", "files_from", "include", "exclude", "follow", "one_file_system"])]
     from: Option<PathBuf>,
+    /// Become the command behind "--", load what its last start under NAME read ahead of it, and
+    /// record what this start reads; as root
+    #[arg(long, value_name = "NAME", help_heading = "Restarts",
+          conflicts_with_all = ["from", "learned", "dir", "files_from", "include", "exclude", "follow", "one_file_system", "range",
+                                "jobs", "pace", "lock", "verbose", "json"])]
+    learn: Option<RecordingName>,
+    /// Load what the last start under NAME read
+    #[arg(long, value_name = "NAME", help_heading = "Restarts",
+          conflicts_with_all = ["paths", "dir", "from", "files_from", "include", "exclude", "follow", "one_file_system", "jobs",
+                                "pace"])]
+    learned: Option<RecordingName>,
+    /// With --learn: the next start of this systemd unit, instead of a command
+    #[arg(long, value_name = "UNIT", requires = "learn", conflicts_with = "paths", help_heading = "Restarts",
+          value_parser = |unit: &str| format!("unit:{unit}").parse::<Selector>())]
+    unit: Option<Selector>,
+    /// The longest start that --learn records; otherwise it ends once the command reads next to
+    /// nothing for 5 seconds
+    #[arg(long, value_name = "TIME", requires = "learn", help_heading = "Restarts", default_value = "5m",
+          value_parser = |text: &str| parse_time(text, Duration::from_secs(1)))]
+    duration: Duration,
+    /// Directory of the recordings
+    #[arg(long, value_name = "DIR", help_heading = "Restarts", default_value = RECORDING_DIRECTORY,
+          value_hint = clap::ValueHint::DirPath)]
+    recordings: PathBuf,
     /// Number of threads that read in parallel
     #[arg(short, long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1024))]
     jobs: u16,
@@ -74,12 +102,29 @@ pub(crate) struct WarmArgs {
 
 /// Runs the command.
 pub(crate) fn run(args: &WarmArgs) -> anyhow::Result<ExitCode> {
+    let recordings = Recordings::new(&args.recordings);
+    if let Some(name) = &args.learn {
+        let learning = Learning { name, recordings, is_unit: args.unit.is_some(), duration: args.duration };
+        return match &args.unit {
+            Some(unit) => learning.of_unit(unit.clone()),
+            None => Ok(learning.become_command(args.tree.paths())),
+        };
+    }
     let start = Instant::now();
     let stop = Stop::on_signals()?;
     let (problems, mounted) = (Problems::default(), MountedDevices::default());
-    let items = match &args.from {
-        Some(snapshot) => item::saved(snapshot)?,
-        None => listed(args, &stop, &problems, &mounted)?,
+    let mut options = WarmOptions { width: usize::from(args.jobs), ..WarmOptions::default() };
+    let mut pace = args.pace.pace;
+    let items = match (&args.from, &args.learned) {
+        (Some(snapshot), _) => item::saved(snapshot, args.range)?,
+        (None, Some(name)) => {
+            let Some((recording, wide)) = restart::learned(&recordings, name)? else {
+                return Ok(ExitCode::SUCCESS);
+            };
+            (options, pace) = (wide, StreamPace::Off);
+            item::recorded(recording, args.range)
+        }
+        (None, None) => listed(args, &stop, &problems, &mounted)?,
     };
     // A snapshot may claim any sizes.
     let total = items.iter().map(|item| item.bytes).fold(0, u64::saturating_add);
@@ -89,12 +134,8 @@ pub(crate) fn run(args: &WarmArgs) -> anyhow::Result<ExitCode> {
             output::complain(warning);
         }
     }
-    let turns = (args.pace.pace != StreamPace::Off).then(|| Arc::new(PacedTurns::new(args.pace.pace)));
-    let options = WarmOptions {
-        width: usize::from(args.jobs),
-        turns: turns.clone().map(|turns| turns as Arc<dyn WarmTurns>),
-        ..WarmOptions::default()
-    };
+    let turns = (pace != StreamPace::Off).then(|| Arc::new(PacedTurns::new(pace)));
+    options.turns = turns.clone().map(|turns| turns as Arc<dyn WarmTurns>);
     let bar = output::progress_bar(total, "{bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta} {wide_msg}");
     let run = WarmRun {
         options: &options,

@@ -3,7 +3,8 @@
 //! followed by events ([`RunningProcesses`]).
 //!
 //! A [`PreparedCommand`] becomes the command by execve(2) (same process ID, nothing in between), or
-//! stays as its parent and counts what the rules did ([`LaunchReport`]). Invariants: the command is
+//! stays as its parent and counts what the rules did ([`LaunchReport`]). A [`WatchedCommand`] gets no
+//! rules: a process beside it sees its start. Invariants: the command is
 //! started even if neither means is available, unless `--require` forbids it. It ends as the
 //! command ends, whatever happens to the report. It gets what this process was given: arguments,
 //! descriptors, signals, the rest of its environment.
@@ -39,6 +40,7 @@ mod signals;
 pub mod stack;
 mod start_state;
 mod sys;
+mod watched;
 
 pub use choice::{Choice, ChoiceError};
 pub use find::StartError;
@@ -54,3 +56,4 @@ pub use running::RunningProcesses;
 pub use settings::{FileRule, Launcher, ProfileRules, Role, Settings};
 pub use signals::survive_size_limit;
 pub use start_state::StartState;
+pub use watched::{CommandWatcher, WatchedCommand};

@@ -6,6 +6,8 @@
 
 mod file;
 mod format;
+mod recordings;
+mod renewal;
 
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
@@ -17,6 +19,8 @@ use serde::Serialize;
 
 pub use file::{SavedPagesError, SnapshotTarget};
 pub use format::{SNAPSHOT_MAGIC, SavedFile, SavedPages, SavedTime, SnapshotFormatError, decode, encode};
+pub use recordings::{RECORDING_DIRECTORY, RecordingName, Recordings};
+pub use renewal::{kept_of, renewed};
 
 /// The change of a file since its snapshot was taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -66,17 +70,26 @@ impl SavedFile {
         if extents.is_empty() {
             return Ok(None);
         }
+        Ok(Some(Self { extents, ..Self::without_pages(file)? }))
+    }
+
+    /// Returns the entry of a file without any pages.
+    ///
+    /// # Errors
+    ///
+    /// If its metadata can't be read.
+    pub fn without_pages(file: &InspectedFile) -> Result<Self> {
         let metadata = file.file().metadata().map_err(|e| Error::call("fstat", file.path(), e))?;
         let changed = SavedTime::from_parts(metadata.mtime(), metadata.mtime_nsec());
         let accessed = SavedTime::from_parts(metadata.atime(), metadata.atime_nsec());
-        Ok(Some(Self {
+        Ok(Self {
             path: lasting_path(file.path()).map_err(|e| Error::call("realpath", file.path(), e))?,
             inode: file.inode(),
             size: metadata.len(),
             changed,
             last_used: changed.max(accessed),
-            extents,
-        }))
+            extents: Vec::new(),
+        })
     }
 
     /// Returns the number of pages in all extents together.

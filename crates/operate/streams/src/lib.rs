@@ -23,6 +23,7 @@ mod report;
 mod requests;
 mod service;
 mod source;
+mod start_reads;
 mod stream_name;
 pub mod stream_request;
 #[cfg(test)]
@@ -45,6 +46,7 @@ pub use others::OthersOnDisks;
 pub use paced_turns::PacedTurns;
 pub use requests::{RequestId, RequestReport, Requester};
 pub use service::{CurrentLink, Service, StreamSocket, ThreadLink};
+pub use start_reads::{ReadStep, RecordedReads, StartReads};
 pub use stream_name::stream_name;
 pub use thread::{StreamThread, StreamUpdate};
 

@@ -9,6 +9,8 @@ use pagekeeper_kernel::Inode;
 use pagekeeper_observe::saved_pages::{SavedFile, SavedPages};
 use pagekeeper_text::escaped;
 
+use crate::part::FilePart;
+
 /// Files up to this many bytes are read by one thread, beside others.
 const SMALL_BYTES_MAX: u64 = 16 << 20;
 
@@ -36,26 +38,41 @@ impl WarmItem {
     }
 }
 
-/// Reads a snapshot file; returns what to warm, most recently used files first.
-pub(super) fn saved(path: &Path) -> anyhow::Result<Vec<WarmItem>> {
+/// Reads a snapshot file; returns what to warm of this part of each file, most recently used files
+/// first.
+pub(super) fn saved(path: &Path, part: FilePart) -> anyhow::Result<Vec<WarmItem>> {
     let snapshot = SavedPages::read(path).with_context(|| format!("can't restore from {}", escaped(path)))?;
-    Ok(in_order(snapshot))
+    Ok(in_order(snapshot, part))
 }
 
-fn in_order(snapshot: SavedPages) -> Vec<WarmItem> {
-    let SavedPages { page_size, mut files, .. } = snapshot;
-    files.sort_by(|a, b| Reverse(a.last_used).cmp(&Reverse(b.last_used)).then_with(|| a.path.cmp(&b.path)));
+fn in_order(mut snapshot: SavedPages, part: FilePart) -> Vec<WarmItem> {
+    let by_use = |a: &SavedFile, b: &SavedFile| Reverse(a.last_used).cmp(&Reverse(b.last_used));
+    snapshot.files.sort_by(|a, b| by_use(a, b).then_with(|| a.path.cmp(&b.path)));
+    recorded(snapshot, part)
+}
+
+/// Returns what to warm of this part of each file, in the recording's own order.
+pub(super) fn recorded(recording: SavedPages, part: FilePart) -> Vec<WarmItem> {
+    let SavedPages { page_size, files, .. } = recording;
+    let in_part = |file: SavedFile| {
+        let bytes = part.of(file.size);
+        let pages = bytes.start / page_size..bytes.end.div_ceil(page_size);
+        let clip = |extent: &Range<u64>| extent.start.max(pages.start)..extent.end.min(pages.end);
+        let extents = file.extents.iter().map(clip).filter(|extent| extent.start < extent.end);
+        SavedFile { extents: extents.collect(), ..file }
+    };
     let item = |file: SavedFile| WarmItem {
         path: file.path.clone(),
         bytes: file.resident_pages() * page_size,
         wanted: WantedPages::Saved { file, page_size },
     };
-    files.into_iter().map(item).collect()
+    files.into_iter().map(in_part).filter(|file| !file.extents.is_empty()).map(item).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::part::parse_part;
     use pagekeeper_observe::saved_pages::SavedTime;
 
     fn file(path: &str, seconds: i64) -> SavedFile {
@@ -74,9 +91,14 @@ mod tests {
     fn most_recently_used_files_come_first() {
         let files = vec![file("/old", 10), file("/b", 30), file("/a", 30), file("/mid", 20)];
         let created = SavedTime { seconds: 40, nanos: 0 };
-        let items = in_order(SavedPages { created, page_size: 65_536, files });
+        let snapshot = SavedPages { created, page_size: 65_536, files };
+        let items = in_order(snapshot.clone(), parse_part("..").unwrap());
         let paths: Vec<_> = items.iter().map(|item| item.path.to_str().unwrap()).collect();
         assert_eq!(paths, ["/a", "/b", "/mid", "/old"]);
         assert_eq!(items[0].bytes, 3 << 16);
+        let items = recorded(snapshot, parse_part("70000..330000").unwrap());
+        let paths: Vec<_> = items.iter().map(|item| item.path.to_str().unwrap()).collect();
+        assert_eq!(paths, ["/old", "/b", "/a", "/mid"]);
+        assert_eq!(items[0].bytes, 2 << 16, "pages 1 and 5, the last in part");
     }
 }

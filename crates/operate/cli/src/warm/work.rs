@@ -93,7 +93,7 @@ impl WarmRun<'_> {
         }
         self.bar.set_message(bar_name(&item.path));
         match self.warm_file(item, options) {
-            Ok((done, lock)) => self.note(done, lock),
+            Ok((done, locks)) => self.note(done, locks),
             Err(error) => self.problems.note(&error),
         }
     }
@@ -102,7 +102,7 @@ impl WarmRun<'_> {
         &self,
         item: &WarmItem,
         options: &WarmOptions,
-    ) -> Result<(WarmedFile, Option<PageLock>), Error> {
+    ) -> Result<(WarmedFile, Vec<PageLock>), Error> {
         let progress = |bytes| self.bar.inc(bytes);
         let cancel = self.stop.flag();
         let mut state = None;
@@ -127,7 +127,7 @@ impl WarmRun<'_> {
                 let file = match InspectedFile::open(&item.path, Links::Refuse) {
                     Err(error) if error.is_gone() => {
                         self.bar.inc(item.bytes);
-                        return Ok((WarmedFile::missing(item), None));
+                        return Ok((WarmedFile::missing(item), Vec::new()));
                     }
                     opened => opened?,
                 };
@@ -138,26 +138,31 @@ impl WarmRun<'_> {
                 (file, report)
             }
         };
-        let locked = match &item.wanted {
-            WantedPages::Range { range, .. } if self.lock && !report.cancelled => {
-                // A failure to lock is reported; so are the loaded bytes.
-                lock(&file, range.clone())
-                    .map_err(|error| self.problems.add(&item.path, super::report::lock_error(&error)))
-                    .ok()
-            }
-            _ => None,
-        };
+        let locked = if self.lock && !report.cancelled { self.lock(item, &file) } else { Vec::new() };
         let is_device = file.device().is_some();
         drop(file);
         if let WantedPages::Range { range, inode } = &item.wanted
             && is_device
-            && locked.is_none()
+            && locked.is_empty()
             && report.resident_after > Some(0)
         {
             require_kept(&item.path, range, *inode)?;
         }
-        let bytes = locked.as_ref().map_or(0, PageLock::bytes);
+        let bytes = locked.iter().map(PageLock::bytes).sum();
         Ok((WarmedFile::new(item, &report, state, bytes), locked))
+    }
+
+    /// Locks the wanted pages. A failure is reported, and ends the locks of this file.
+    fn lock(&self, item: &WarmItem, file: &InspectedFile) -> Vec<PageLock> {
+        let ranges = match &item.wanted {
+            WantedPages::Range { range, .. } => vec![range.clone()],
+            WantedPages::Saved { file, page_size } => file.ranges(*page_size),
+        };
+        let locks: Result<Vec<PageLock>, _> = ranges.into_iter().map(|range| lock(file, range)).collect();
+        locks.unwrap_or_else(|error| {
+            self.problems.add(&item.path, super::report::lock_error(&error));
+            Vec::new()
+        })
     }
 
     /// Tells the turns which disk is read from next.
@@ -167,10 +172,10 @@ impl WarmRun<'_> {
         }
     }
 
-    fn note(&self, done: WarmedFile, lock: Option<PageLock>) {
+    fn note(&self, done: WarmedFile, locks: Vec<PageLock>) {
         let mut results = ignore_poison(self.results.lock());
         results.total.add(&done);
-        results.locks.extend(lock);
+        results.locks.extend(locks);
         if self.keep_all || done.is_worth_a_word() {
             results.files.push(done);
         }

@@ -30,11 +30,8 @@ pub(super) fn run(plan: &FollowPlan, socket: &UnixStream) {
         Err(unavailable) => return answer(socket, &unavailable.to_string()),
     };
     answer(socket, READY_MESSAGE);
-    let mut pid = [0; size_of::<u32>()];
-    if (&*socket).read_exact(&mut pid).is_err() {
-        return;
-    }
-    match plan.follow(&mut streams, u32::from_ne_bytes(pid)) {
+    let Some(pid) = followed_process(socket) else { return };
+    match plan.follow(&mut streams, pid) {
         Ok(()) => {
             answer(socket, "followed");
             follow(&mut streams, socket);
@@ -44,8 +41,16 @@ pub(super) fn run(plan: &FollowPlan, socket: &UnixStream) {
     }
 }
 
+/// Returns the ID of the process that becomes the command, once that has announced it; `None` if it
+/// ended before.
+pub(crate) fn followed_process(mut socket: &UnixStream) -> Option<u32> {
+    let mut pid = [0; size_of::<u32>()];
+    socket.read_exact(&mut pid).ok()?;
+    Some(u32::from_ne_bytes(pid))
+}
+
 /// Sends an answer. Nobody reads it if the other end has ended or become the command.
-fn answer(mut socket: &UnixStream, line: &str) {
+pub(crate) fn answer(mut socket: &UnixStream, line: &str) {
     let _ = socket.write_all(format!("{}\n", line.replace('\n', " ")).as_bytes());
 }
 

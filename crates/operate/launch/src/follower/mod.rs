@@ -22,7 +22,7 @@ mod service;
 
 use std::io::{self, BufRead as _, BufReader};
 use std::net::Shutdown;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::Command;
@@ -32,8 +32,8 @@ use std::time::Duration;
 use pagekeeper_streams::stream_request::STREAM_SOCKET;
 use rustix::thread::CapabilitySet;
 
-pub(crate) use beside::BUSY_INTERVAL;
-use beside::{READY_MESSAGE, REPORT_TIMEOUT};
+use beside::REPORT_TIMEOUT;
+pub(crate) use beside::{BUSY_INTERVAL, READY_MESSAGE, answer, followed_process};
 pub use pages::{FollowedFileReport, FollowedPages};
 pub(crate) use plan::FollowPlan;
 use service::GuardService;
@@ -82,24 +82,7 @@ impl Follower {
             };
             return service.map(Self::Service).map_err(FollowRefusal::NotPermitted);
         }
-        if std::process::id() == 1
-            || rustix::process::child_subreaper().is_ok_and(|subreaper| subreaper.is_some())
-        {
-            return Err(FollowRefusal::Inherits);
-        }
-        let socket = Self::begin(plan).map_err(FollowRefusal::Failed)?;
-        match next_answer(&socket) {
-            Some(answer) if answer == READY_MESSAGE => Ok(Self::Beside(Arc::new(socket))),
-            Some(sentence) => Err(FollowRefusal::Unavailable(sentence)),
-            None => Err(FollowRefusal::Silent),
-        }
-    }
-
-    fn begin(plan: &FollowPlan) -> io::Result<UnixStream> {
-        let (socket, other) = UnixStream::pair()?;
-        socket.set_read_timeout(Some(FOLLOWER_ANSWER_TIMEOUT))?;
-        detached::start_detached(&[other.as_fd()], || beside::run(plan, &other))?;
-        Ok(socket)
+        start_beside(&[], |socket| beside::run(plan, socket)).map(|socket| Self::Beside(Arc::new(socket)))
     }
 
     /// Makes it follow the process that becomes the command, and its descendants.
@@ -123,6 +106,31 @@ impl Follower {
         lines
             .find_map(|line| serde_json::from_str(&line).ok())
             .ok_or("the process that followed it does not answer: what it brought in since then stays")
+    }
+}
+
+/// Starts a process beside the command, and waits until that is ready. It has the other end of the
+/// socket, and keeps these descriptors.
+pub(crate) fn start_beside(
+    kept: &[BorrowedFd<'_>],
+    work: impl FnOnce(&UnixStream),
+) -> Result<UnixStream, FollowRefusal> {
+    if std::process::id() == 1
+        || rustix::process::child_subreaper().is_ok_and(|subreaper| subreaper.is_some())
+    {
+        return Err(FollowRefusal::Inherits);
+    }
+    let begin = || -> io::Result<UnixStream> {
+        let (socket, other) = UnixStream::pair()?;
+        socket.set_read_timeout(Some(FOLLOWER_ANSWER_TIMEOUT))?;
+        detached::start_detached(&[kept, &[other.as_fd()]].concat(), || work(&other))?;
+        Ok(socket)
+    };
+    let socket = begin().map_err(FollowRefusal::Failed)?;
+    match next_answer(&socket) {
+        Some(answer) if answer == READY_MESSAGE => Ok(socket),
+        Some(sentence) => Err(FollowRefusal::Unavailable(sentence)),
+        None => Err(FollowRefusal::Silent),
     }
 }
 

@@ -6,9 +6,9 @@
 
 #![allow(clippy::disallowed_methods, reason = "snapshots are files that the caller names")]
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
@@ -31,6 +31,9 @@ pub enum SavedPagesError {
     /// Another kind of file would be replaced.
     #[error("not a snapshot of pagekeeper: it is left as it is; --force replaces it")]
     OtherFile,
+    /// Somebody else could have written it.
+    #[error("it belongs to another user, or others may write to it: nothing of it is used")]
+    NotOwn,
     /// The contents are not a valid snapshot.
     #[error(transparent)]
     Format(#[from] SnapshotFormatError),
@@ -46,23 +49,49 @@ impl SavedPages {
     ///
     /// If the file can't be read or is not a snapshot.
     pub fn read(path: &Path) -> Result<Self, SavedPagesError> {
-        // A FIFO is refused without waiting for a writer.
-        let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
-        let file = File::options().read(true).custom_flags(nonblocking).open(path)?;
+        Self::read_from(&open(path, OFlags::empty())?)
+    }
+
+    /// Reads a snapshot file that only root or this process's user can have written, without
+    /// following a link.
+    ///
+    /// # Errors
+    ///
+    /// If another user owns it or may write to it, and as [`Self::read`] does.
+    pub fn read_own(path: &Path) -> Result<Self, SavedPagesError> {
+        let file = open(path, OFlags::NOFOLLOW)?;
+        if is_own(&file.metadata()?) { Self::read_from(&file) } else { Err(SavedPagesError::NotOwn) }
+    }
+
+    fn read_from(file: &File) -> Result<Self, SavedPagesError> {
         let metadata = file.metadata()?;
         if !metadata.is_file() {
             return Err(SavedPagesError::NotRegular);
         }
         let mut bytes = Vec::new();
-        (&file).take(SNAPSHOT_MAGIC.len() as u64).read_to_end(&mut bytes)?;
+        file.take(SNAPSHOT_MAGIC.len() as u64).read_to_end(&mut bytes)?;
         if bytes == SNAPSHOT_MAGIC {
             if metadata.len() > FILE_BYTES_MAX {
                 return Err(SavedPagesError::TooLarge);
             }
-            (&file).take(FILE_BYTES_MAX).read_to_end(&mut bytes)?;
+            file.take(FILE_BYTES_MAX).read_to_end(&mut bytes)?;
         }
         Ok(decode(&bytes)?)
     }
+}
+
+/// Opens a file for reading; a FIFO is not waited for.
+fn open(path: &Path, flags: OFlags) -> io::Result<File> {
+    let flags = (OFlags::NONBLOCK | flags).bits().cast_signed();
+    File::options().read(true).custom_flags(flags).open(path)
+}
+
+/// Whether nobody but root and this process's user can have written a file or a directory.
+pub(super) fn is_own(metadata: &Metadata) -> bool {
+    /// The bits that let the group or others write.
+    const OTHERS_WRITE: u32 = 0o022;
+    let user = rustix::process::geteuid().as_raw();
+    [0, user].contains(&metadata.uid()) && metadata.mode() & OTHERS_WRITE == 0
 }
 
 /// The place for a new snapshot.
