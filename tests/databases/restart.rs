@@ -42,7 +42,7 @@ impl Place {
         self.recordings.join(NAME)
     }
 
-    /// A cold file of so many MiB.
+    /// A cold file of this many MiB.
     fn file(&self, name: &str, mib: u64) -> PathBuf {
         let path = self.at(name);
         std::fs::write(&path, vec![7; usize::try_from(mib * MIB).expect("it is small")]).expect("write");

@@ -124,7 +124,7 @@ fn support_is_held_by_tests_packages_and_scripts() {
 
 #[test]
 fn support_is_only_expected_where_profiles_say_so() {
-    // In a profile: "# NOT TESTED: NAME VERSIONS", with what else there is to say.
+    // In a profile: "# NOT TESTED: NAME VERSIONS" and a remark.
     let lines = pagekeeper_catalog::BUILT_IN_PROFILES.iter().flat_map(|(_, text)| text.lines());
     let said: Vec<&str> = lines.filter_map(|line| line.strip_prefix("# NOT TESTED: ")).collect();
     let name = |said: &&str| said.split(|c: char| !c.is_alphanumeric()).next().map(str::to_owned);

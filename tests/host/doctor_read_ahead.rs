@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-/// Debian's own, for which the package is.
+/// Debian's Python, to which the package belongs.
 const PYTHON: &str = "/usr/bin/python3";
 const KEYS: &str = "150000";
 /// A third of the database.

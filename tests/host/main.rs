@@ -24,3 +24,4 @@ mod guard_streams;
 mod hostile;
 mod hung;
 mod probe;
+mod size;

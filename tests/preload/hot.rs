@@ -23,7 +23,7 @@ const FILE_BYTES: u64 = 200 * MIB;
 /// Longer than a sample is valid: two seconds.
 const STALE_SAMPLE_AGE: Duration = Duration::from_millis(2500);
 
-/// Runs `tests/preload/programs_in_c/hot.c` on a file, as a stream.
+/// Runs Runs `tests/preload/programs_in_c/hot.c` on a file, as a stream.
 fn hot(file: &Path, how: &str) -> Command {
     let mut command = Way::stream_by_library().command(&built("hot", &["-O1"]));
     command.arg(file).arg(how);

@@ -163,7 +163,8 @@ impl Guard {
         kib * 1024
     }
 
-    /// Returns the CPU time so far in seconds, user and system, to a hundredth (`USER_HZ`).
+    /// Returns the Returns the CPU time so far in seconds, user and system, to a hundredth
+    /// (`USER_HZ`).
     pub(crate) fn cpu_seconds(&self) -> f64 {
         super::cpu_seconds(self.pid())
     }

@@ -88,7 +88,7 @@ impl Options {
         self
     }
 
-    /// Reads this option file, which then has to say what the redo log's blocks are.
+    /// Uses this option file, which must set the redo log's block size.
     pub(crate) fn option_file(mut self, file: PathBuf) -> Self {
         self.option_file = Some(file);
         self

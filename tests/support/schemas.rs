@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use pagekeeper_testing::skip;
 use serde_json::Value;
 
-/// Debian's own, for which the package is.
+/// Debian's Python, to which the package belongs.
 const PYTHON: &str = "/usr/bin/python3";
 
 /// The validators by the names of their schemas; none where they can't be started.
@@ -25,7 +25,7 @@ struct Validator {
 }
 
 impl Validator {
-    /// `None` where there is none.
+    /// Returns `None` if there is none.
     fn start(schema: &Path) -> Option<Self> {
         let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../tests/support/validate.py");
         let mut process = Command::new(PYTHON)

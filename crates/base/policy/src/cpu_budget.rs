@@ -17,7 +17,7 @@ const CPU_SHARE_PER_DATABASE: (u32, u32) = (1, 100);
 const CPU_SHARE_MAX: (u32, u32) = (3, 200);
 /// The most processor time in a user's bucket.
 const SAVED_CPU_MAX: Duration = Duration::from_secs(1);
-/// The most that a new user's bucket holds. It is taken from time that the others did not need.
+/// The maximum of a new user's bucket. It is taken from time that the others did not need.
 const INITIAL_CPU_MAX: Duration = Duration::from_millis(500);
 /// Processor time earned per GiB released: about what releasing a GiB takes if all of it is
 /// resident. Scattered pages take more, which their user pays.
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_does_not_need_is_the_others() {
+    fn an_unused_share_goes_to_the_others() {
         let mut budget = CpuBudget::new(Instant::now());
         let users = [(ALICE, 1), (BOB, 1), (3, 1)];
         budget.users = users.map(|(user, _)| (user, CpuBucket(0))).into();

@@ -43,6 +43,8 @@
 //!   watches ([`quota`]).
 //! * *Samples* of a file where nothing happens are made ever less often ([`sample_schedule`]).
 //! * *Followers* of logs are found again in the file after the next ([`follower_history`]).
+//! * *Sizes* of a page cache: the hit ratio at each ([`miss_curve`]), by simulations of the kernel's
+//!   lists ([`page_lists`]) with a sample of pages ([`page_sample`]).
 //!
 //! Modules that do not require the feature `std` below allocate nothing and need no standard
 //! library. They serve the library that is preloaded into other programs.
@@ -75,10 +77,15 @@ pub mod group_members;
 mod history;
 pub mod log;
 pub mod log_rule;
+#[cfg(feature = "std")]
+pub mod miss_curve;
 pub mod names;
 pub mod once_through;
 pub mod output_offset;
 pub mod pacer;
+#[cfg(feature = "std")]
+pub mod page_lists;
+pub mod page_sample;
 pub mod pending_ranges;
 #[cfg(feature = "std")]
 pub mod quota;

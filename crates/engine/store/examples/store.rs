@@ -20,7 +20,7 @@ fn create(store: &Store) -> Result<(), pagekeeper_store::Error> {
     let root = txn.allocate()?;
     for at in (0..COUNTERS).map(|number| 8 * number) {
         let page = txn.allocate()?;
-        txn.page_mut(root)?[at..at + 8].copy_from_slice(&page.to_le_bytes());
+        txn.page_mut(root)?[at..at + 8].copy_from_slice(&page.get().to_le_bytes());
     }
     txn.set_root(Some(root));
     txn.commit(Durability::Sync)?;
@@ -31,7 +31,9 @@ fn create(store: &Store) -> Result<(), pagekeeper_store::Error> {
 fn pages(txn: &ReadTxn<'_>) -> Result<Vec<PageNo>, Box<dyn Error>> {
     let root = txn.read(txn.root().ok_or("no root")?)?;
     let numbers = root[..8 * COUNTERS].chunks_exact(8);
-    Ok(numbers.map(|bytes| bytes.try_into().map(PageNo::from_le_bytes)).collect::<Result<_, _>>()?)
+    Ok(numbers
+        .map(|bytes| bytes.try_into().map(|bytes| PageNo::new(u64::from_le_bytes(bytes))))
+        .collect::<Result<_, _>>()?)
 }
 
 /// Adds up all counters of one snapshot.

@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn of_very_many_directories_the_first_are_shown() {
+    fn the_first_of_very_many_directories_are_shown() {
         let directories =
             |count: usize| (1..=count).map(|at| PathBuf::from(format!("/d{at}"))).collect::<Vec<_>>();
         assert_eq!(directories_text(&directories(2)), "/d1, /d2");

@@ -30,6 +30,7 @@ mod problems;
 mod run;
 mod service;
 mod signals;
+mod size;
 mod snapshot;
 mod stat;
 #[cfg(feature = "store")]
@@ -83,6 +84,7 @@ enum CliCommand {
     Top(top::TopArgs),
     Doctor(doctor::DoctorArgs),
     Probe(probe::ProbeArgs),
+    Size(size::SizeArgs),
     #[cfg(feature = "store")]
     Store(store::StoreArgs),
     #[cfg(feature = "demo")]
@@ -124,6 +126,7 @@ fn work() -> ExitCode {
         CliCommand::Top(args) => top::run(&args),
         CliCommand::Doctor(args) => doctor::run(&args),
         CliCommand::Probe(args) => probe::run(&args),
+        CliCommand::Size(args) => size::run(&args),
         #[cfg(feature = "store")]
         CliCommand::Store(args) => store::run(&args),
         #[cfg(feature = "demo")]

@@ -310,10 +310,8 @@ mod tests {
 
     #[test]
     fn the_shipped_example_is_the_default() {
-        let example = Options::read(Path::new(concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/../../../deploy/guard.toml"
-        )));
+        let example =
+            Options::read(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../deploy/guard.toml")));
         let (example, default) = (example.unwrap(), Options::default());
         assert_eq!((example.tick, example.idle_tick), (default.tick, default.idle_tick));
         assert_eq!((example.find, example.dry_run), (default.find, default.dry_run));

@@ -104,7 +104,7 @@ fn rule_lines(sums: &RuleSums) -> Vec<(&'static str, String)> {
 impl fmt::Display for LaunchReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(events) = &self.events {
-            writeln!(f, "pagekeeper: pages of what was followed by events of the kernel")?;
+            writeln!(f, "pagekeeper: pages of programs followed by kernel events")?;
             return events.fmt(f);
         }
         write_rules(self, f)?;
@@ -112,7 +112,7 @@ impl fmt::Display for LaunchReport {
         let what = if self.rules {
             "what the library does not see, as io_uring and mappings"
         } else {
-            "what the command brought in"
+            "pages that the command brought in"
         };
         writeln!(f, "  not covered {what} ({why})")
     }
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_was_done_that_is_said() {
+    fn a_report_without_releases_says_so() {
         assert!(text(&summary(&[])).contains("no rule was for any process of it (see"));
         assert!(text(&summary(&[("cp", &[])])).contains("no rule was for any file of 1 process ("));
         let silent = text(&summary(&[("su", &[(Count::InsideNs, 5)])]));

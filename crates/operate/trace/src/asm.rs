@@ -86,6 +86,7 @@ pub(crate) enum AluOp {
     And = 0x50,
     ShiftLeft = 0x60,
     ShiftRight = 0x70,
+    Xor = 0xa0,
     Set = 0xb0,
     ShiftRightSigned = 0xc0,
 }

@@ -48,6 +48,11 @@
 //! [`disk_use`] counts the requests to each disk by processes that are not followed, without an
 //! event for each request.
 //!
+//! # Samples
+//!
+//! [`page_events::samples`] passes on each event of a sample of pages, in the whole page cache or below some
+//! directories, and counts the accesses to all of them.
+//!
 //! # To add an event
 //!
 //! 1. In `event`: a variant of `TracepointKind`, with its category and name.

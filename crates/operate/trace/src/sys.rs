@@ -34,6 +34,8 @@ pub(crate) enum MapKind {
     Hash = 1,
     /// An array of values, all zero at first, that are never deleted.
     Array = 2,
+    /// A hash table that forgets what was used least recently.
+    RecentHash = 9,
     /// Values by the longest prefix of a key: its length in bits (4 bytes), then its bytes.
     LongestPrefix = 11,
     /// A ring buffer of `entries` bytes (Linux 5.8), without keys and values.
@@ -43,7 +45,7 @@ pub(crate) enum MapKind {
 impl MapKind {
     fn flags(self) -> u32 {
         match self {
-            Self::Hash | Self::Array | Self::Ring => 0,
+            Self::Hash | Self::Array | Self::RecentHash | Self::Ring => 0,
             // The kernel makes such tables only in this way.
             Self::LongestPrefix => BPF_F_NO_PREALLOC,
         }

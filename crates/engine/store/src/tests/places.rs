@@ -335,7 +335,11 @@ fn small() -> impl Iterator<Item = PageNo> {
 
 /// Returns the page that a commit changes: page 0 for every second one.
 fn small_of(commit: u64) -> PageNo {
-    PageNo::new(if commit < SMALL_CHANGE_PAGES || commit.is_multiple_of(2) { commit % SMALL_CHANGE_PAGES } else { 0 })
+    PageNo::new(if commit < SMALL_CHANGE_PAGES || commit.is_multiple_of(2) {
+        commit % SMALL_CHANGE_PAGES
+    } else {
+        0
+    })
 }
 
 /// Returns the last commits of those pages.
@@ -391,7 +395,7 @@ fn loaded_places_stay_within_the_share() {
         let (_, largest) = core.index.placed(PageNo::new(0), seq).expect("it has places");
         assert!(largest.size_with_bytes() > core.loaded_places_share());
         let (before, read) = (core.index.bytes(), disk.stats().bytes);
-        let mut brought_in = core.bring_in(small(), seq);
+        let mut brought_in = core.load_places(small(), seq);
         let (mut most, mut times) = (0, 1);
         for page in small() {
             let bytes = core.index.bytes();

@@ -84,14 +84,14 @@ fn show(from: &Path, to: &Path, made: Backup, is_json: bool) -> anyhow::Result<E
         json!({
             "from": unescaped(from),
             "to": unescaped(to),
-            "seq": made.seq,
+            "seq": made.seq.get(),
             "pages": made.pages,
             "bytes": made.bytes,
             "seconds": seconds,
         })
     };
     let size = ByteSize(made.page_size as u64);
-    let said = in_words(made.pages, size, made.seq: seq.get(), made.bytes, seconds);
+    let said = in_words(made.pages, size, made.seq.get(), made.bytes, seconds);
     output::show(is_json, report, |out| writeln!(out, "{}: {said}", escaped(to)))?;
     Ok(ExitCode::SUCCESS)
 }

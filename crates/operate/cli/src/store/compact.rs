@@ -58,7 +58,7 @@ pub(super) fn run(args: &CompactArgs) -> anyhow::Result<ExitCode> {
     let report = || {
         json!({
             "store": unescaped(dir),
-            "seq": made.seq: seq.get(),
+            "seq": made.seq.get(),
             "pages_before": made.pages_before,
             "pages": made.pages,
             "cut_bytes": made.cut,

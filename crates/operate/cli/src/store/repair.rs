@@ -41,14 +41,14 @@ pub(super) fn run(args: &RepairArgs) -> anyhow::Result<ExitCode> {
     let RepairArgs { from, made, to, json } = args;
     let to = made.as_deref().or(to.as_deref()).unwrap_or(from);
     output::wait_while_frozen(to);
-    let repair = Store::options().memory(MEMORY).without_threads().repair(from, to);
+    let repair = Store::options().memory(MEMORY_BYTES).without_threads().repair(from, to);
     let found = repair.map_err(|error| super::in_use(from, error))?;
     let report = || {
         json!({
             "from": unescaped(from),
             "to": unescaped(to),
             "complete": found.is_complete(),
-            "seq": found.seq,
+            "seq": found.seq.get(),
             "pages": found.pages,
             "data_pages": found.data_pages,
             "free_pages": found.free_pages,
@@ -84,22 +84,24 @@ fn write_text(found: &Repair, from: &Path, to: &Path, out: &mut impl Write) -> i
     let [free, unwritten] = [found.free_pages, found.never_written].map(count);
     let [lost, doubtful] = [&found.lost, &found.doubtful].map(|findings| count(findings.len() as u64));
     write!(out, "{free} free, {unwritten} never written, {lost} lost, {doubtful} doubtful; ")?;
-    writeln!(out, "as of commit {}", count(found.seq))
+    writeln!(out, "as of commit {}", count(found.seq.get()))
 }
 
 #[cfg(test)]
 mod tests {
+    use pagekeeper_store::{PageNo, Seq};
+
     use super::*;
 
     #[test]
     fn lost_pages_are_listed_before_the_sum() {
-        let line = |page| {
+        let line = |page: u64| {
             let mut finding = PageFinding::default();
-            (finding.page, finding.what) = (page, "rotten".to_owned());
+            (finding.page, finding.what) = (PageNo::new(page), "rotten".to_owned());
             finding
         };
         let mut found = Repair::default();
-        (found.seq, found.data_pages, found.free_pages, found.never_written) = (3066, 1800, 7, 91);
+        (found.seq, found.data_pages, found.free_pages, found.never_written) = (Seq::new(3066), 1800, 7, 91);
         (found.lost, found.doubtful) = ((0..102).map(line).collect(), vec![line(500)]);
         found.notes = vec!["superblock: gone".to_owned()];
         let mut text = Vec::new();

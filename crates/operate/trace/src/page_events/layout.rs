@@ -168,6 +168,13 @@ pub(crate) mod record_kind {
     pub(crate) const PROCESS_LEFT: i32 = 4;
     pub(crate) const PROCESS_ENDED: i32 = 5;
     pub(crate) const PAGES_DIRTIED: i32 = 6;
+    // Of a sample: `pages` is the last page, `flag` the thread, or whether memory is reclaimed.
+    pub(crate) const SAMPLE_ADDED: i32 = 7;
+    pub(crate) const SAMPLE_REMOVED: i32 = 8;
+    pub(crate) const SAMPLE_DIRTIED: i32 = 9;
+    pub(crate) const SAMPLE_READ: i32 = 10;
+    pub(crate) const SAMPLE_MAPPED: i32 = 11;
+    pub(crate) const SAMPLE_FAULTED: i32 = 12;
 }
 
 /// In the table of names: processes of this name are followed.

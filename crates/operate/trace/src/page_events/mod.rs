@@ -16,12 +16,13 @@ pub(crate) mod btf;
 pub(crate) mod layout;
 mod programs;
 pub(crate) mod ring;
+pub mod samples;
 #[cfg(test)]
 mod tests;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
@@ -31,9 +32,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use crate::TraceError;
-use crate::asm::offset;
+use crate::asm::{AssemblyError, offset};
 use crate::error::PermissionKind;
-use crate::sys::{BpfMap, BpfProgram, LoadError, MapKind, ProgramAttachment, ProgramKind};
+use crate::sys::{BpfMap, BpfProgram, Instruction, LoadError, MapKind, ProgramAttachment, ProgramKind};
 pub use btf::BtfError;
 use layout::{
     COMM_BYTES, LOST_COUNTERS, LOST_OTHERS, LOST_PAGES, LOST_USES, LOST_WRITES, NAME_FOLLOWED,
@@ -198,30 +199,32 @@ impl PageEvents {
         Self::open_with(names, true)
     }
 
-    fn open_with(names: &FollowedNames, is_below: bool) -> Result<Self, TraceError> {
+    /// Makes the tables alone, without those of names and of watched files.
+    fn without_programs() -> Result<Self, TraceError> {
         if !is_first_pid_namespace() {
             return Err(TraceError::OtherNamespace);
         }
-        let offsets = StructOffsets::of_this_kernel()?;
-        let table = |kind, name, key, value, entries| {
-            BpfMap::create(kind, name, key, value, entries)
-                .map_err(|errno| failed("bpf(MAP_CREATE)", name, errno))
-        };
         let records = table(MapKind::Ring, "pk_records", 0, 0, EVENT_RING_BYTES)?;
         let ring = RingBuffer::new(&records, EVENT_RING_BYTES)
             .map_err(|errno| failed("mmap", "pk_records", errno))?;
-        let mut events = Self {
+        Ok(Self {
             attachments: Vec::new(),
             ring,
             records,
             followed: table(MapKind::Hash, "pk_followed", 4, 8, FOLLOWED_PROCESSES_MAX)?,
-            heeded: is_below
-                .then(|| table(MapKind::Hash, "pk_heeded", 4, 8, FOLLOWED_PROCESSES_MAX))
-                .transpose()?,
-            watched: Some(table(MapKind::Hash, "pk_watched", 8, 8, WATCHED_FILES_MAX)?),
+            heeded: None,
+            watched: None,
             lost: table(MapKind::Array, "pk_lost", 4, 8, LOST_COUNTERS)?,
             readers: PendingReads::default(),
-        };
+        })
+    }
+
+    fn open_with(names: &FollowedNames, is_below: bool) -> Result<Self, TraceError> {
+        let mut events = Self::without_programs()?;
+        let offsets = StructOffsets::of_this_kernel()?;
+        events.heeded =
+            is_below.then(|| table(MapKind::Hash, "pk_heeded", 4, 8, FOLLOWED_PROCESSES_MAX)).transpose()?;
+        events.watched = Some(table(MapKind::Hash, "pk_watched", 8, 8, WATCHED_FILES_MAX)?);
         let by_name = named_table(
             table(MapKind::LongestPrefix, "pk_names", 4 + COMM_BYTES, 4, FOLLOWED_NAMES_MAX)?,
             names,
@@ -269,26 +272,48 @@ impl PageEvents {
         names: &BpfMap,
         offsets: &StructOffsets,
     ) -> Result<(), TraceError> {
-        let tables = EventTableFds {
+        let tables = self.tables(names.raw_fd());
+        points
+            .iter()
+            .try_for_each(|point| self.attach_program(point.names(), program(*point, tables, offsets)))
+    }
+
+    /// Attaches the programs by which children of followed processes are followed until they end.
+    fn attach_lives(&mut self, offsets: &StructOffsets) -> Result<(), TraceError> {
+        let tables = self.tables(-1);
+        let mut attach =
+            |point: PageTracepoint| self.attach_program(point.names(), program(point, tables, offsets));
+        attach(PageTracepoint::Exited)?;
+        attach(PageTracepoint::Forked)
+    }
+
+    /// Returns the descriptors of the tables.
+    fn tables(&self, names: i32) -> EventTableFds {
+        EventTableFds {
             followed: self.followed.raw_fd(),
-            names: names.raw_fd(),
+            names,
             heeded: self.heeded.as_ref().map(BpfMap::raw_fd),
             watched: self.watched.as_ref().map(BpfMap::raw_fd),
             ring: self.records.raw_fd(),
             lost: self.lost.raw_fd(),
-        };
-        for point in points {
-            let (tracepoint, name) = point.names();
-            let code = program(*point, tables, offsets).map_err(|error| TraceError::Call {
-                call: "assemble",
-                what: name.to_owned(),
-                source: std::io::Error::other(error),
-            })?;
-            let program = BpfProgram::load(ProgramKind::RawTracepoint, name, &code)
-                .map_err(|error| refused(name, error))?;
-            let attached = program.attach_raw(tracepoint);
-            self.attachments.push(attached.map_err(|error| failed(error.call, name, error.errno))?);
         }
+    }
+
+    /// Attaches a program to a tracepoint; `name` is the program's.
+    fn attach_program(
+        &mut self,
+        (tracepoint, name): (&std::ffi::CStr, &str),
+        code: Result<Vec<Instruction>, AssemblyError>,
+    ) -> Result<(), TraceError> {
+        let code = code.map_err(|error| TraceError::Call {
+            call: "assemble",
+            what: name.to_owned(),
+            source: std::io::Error::other(error),
+        })?;
+        let program = BpfProgram::load(ProgramKind::RawTracepoint, name, &code)
+            .map_err(|error| refused(name, error))?;
+        let attached = program.attach_raw(tracepoint);
+        self.attachments.push(attached.map_err(|error| failed(error.call, name, error.errno))?);
         Ok(())
     }
 
@@ -384,6 +409,17 @@ impl PageEvents {
     }
 }
 
+/// Makes a table.
+fn table(
+    kind: MapKind,
+    name: &'static str,
+    key: usize,
+    value: usize,
+    entries: u32,
+) -> Result<BpfMap, TraceError> {
+    BpfMap::create(kind, name, key, value, entries).map_err(|errno| failed("bpf(MAP_CREATE)", name, errno))
+}
+
 pub(crate) fn failed(call: &'static str, what: &str, errno: Errno) -> TraceError {
     TraceError::of(PermissionKind::Programs, call, what, errno)
 }
@@ -450,6 +486,11 @@ impl RecordBytes<'_> {
         let bytes = self.0.get(at..at + COMM_BYTES_MAX).unwrap_or_default();
         let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
         unescaped_bytes(&bytes[..end]).into_owned()
+    }
+
+    /// Returns the pages of a record of a sample.
+    fn pages(&self) -> RangeInclusive<u64> {
+        self.long(offset!(PageRecord, first_page))..=self.long(offset!(PageRecord, pages))
     }
 
     fn file(&self) -> EventFile {

@@ -6,6 +6,8 @@
 //! that can't be read is zero. A record without room is counted as lost. Anything but regular files
 //! and block devices is skipped. The verifier has the last word.
 
+pub(super) mod sampling;
+
 use super::layout::{
     COMM_BYTES, LOST_OTHERS, LOST_PAGES, LOST_USES, LOST_WRITES, NAME_FOLLOWED, NAME_NEVER_FOLLOWED,
     PageRecord, ProcessRecord, StructOffsets, record_kind,
@@ -79,6 +81,9 @@ struct EventStack {
     /// An index into an array.
     index: u64,
     name_key: NameKey,
+    /// Of a sample: the directory that a file may be in, and whether it is in one.
+    directory: sampling::DirectoryKey,
+    verdict: sampling::FileVerdict,
     number: u64,
     record: PageRecord,
 }

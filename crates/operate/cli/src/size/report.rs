@@ -1,0 +1,200 @@
+//! The report of `pagekeeper size`, for people and for programs.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use pagekeeper_kernel::pressure::CgroupVersion;
+use pagekeeper_observe::size::SizeReport;
+use pagekeeper_policy::miss_curve::{SizePoint, TOLERATED_LOSS};
+use pagekeeper_text::{ByteSize, count, rate, shell_quoted};
+use serde::Serialize;
+
+/// Version of the schema, `docs/schemas/size.json`; it changes with each field that is added, removed or
+/// changed in meaning.
+const SCHEMA_VERSION: u32 = 1;
+/// The share of faults of mappings above which hits are not known.
+const MAPPED_SHARE_MAX: f64 = 0.1;
+/// Limits are multiples of this many bytes.
+const LIMIT_STEP: u64 = 1 << 20;
+/// Columns of the longest bar.
+const BAR_COLUMNS: f64 = 30.0;
+
+/// A size of page cache, and what it would do; `None` where that can't be known.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(super) struct ShownPoint {
+    pub(super) page_cache_bytes: u64,
+    pub(super) hit_ratio: Option<f64>,
+    read_bytes_per_second: Option<f64>,
+}
+
+/// The size that loses at most a point of hits.
+#[derive(Debug, Serialize)]
+struct LeastSize {
+    page_cache_bytes: u64,
+    /// With the other memory of the group.
+    limit_bytes: u64,
+    /// The commands that set it.
+    commands: Vec<String>,
+}
+
+/// The report.
+#[derive(Debug, Serialize)]
+pub(super) struct SizeOutput {
+    schema_version: u32,
+    seconds: f64,
+    accesses_per_second: f64,
+    sampled_one_in: u64,
+    lost_events: u64,
+    mapped_share: f64,
+    counted_hit_ratio: Option<f64>,
+    /// Memory of the cgroup that is no page cache.
+    other_bytes: u64,
+    pub(super) present: ShownPoint,
+    pub(super) points: Vec<ShownPoint>,
+    least: Option<LeastSize>,
+    notes: Vec<String>,
+}
+
+impl SizeOutput {
+    pub(super) fn new(report: &SizeReport) -> Self {
+        let curve = &report.curve;
+        let is_mapped = report.mapped_share > MAPPED_SHARE_MAX;
+        let shown = |point: SizePoint| ShownPoint {
+            page_cache_bytes: point.bytes,
+            hit_ratio: (!is_mapped).then_some(point.hit_ratio),
+            read_bytes_per_second: (!is_mapped || point.bytes >= curve.present_bytes)
+                .then(|| report.a_second(point.read_bytes)),
+        };
+        let unknown = ShownPoint {
+            page_cache_bytes: curve.present_bytes,
+            hit_ratio: None,
+            read_bytes_per_second: None,
+        };
+        Self {
+            schema_version: SCHEMA_VERSION,
+            seconds: report.counted.as_secs_f64(),
+            accesses_per_second: curve.accesses / report.counted.as_secs_f64().max(f64::MIN_POSITIVE),
+            sampled_one_in: report.weight,
+            lost_events: report.lost,
+            mapped_share: report.mapped_share,
+            counted_hit_ratio: (!is_mapped).then_some(curve.counted_hit_ratio),
+            other_bytes: report.other_memory(),
+            present: curve.at(curve.present_bytes).map_or(unknown, shown),
+            points: curve.points.iter().copied().map(shown).collect(),
+            least: (!is_mapped).then(|| LeastSize::of(report)),
+            notes: notes(report, is_mapped),
+        }
+    }
+
+    /// Writes it for people.
+    pub(super) fn write(&self, out: &mut impl Write) -> io::Result<()> {
+        writeln!(
+            out,
+            "{:.0} page accesses a second for {:.0} s, 1 page in {} sampled\n",
+            self.accesses_per_second,
+            self.seconds,
+            count(self.sampled_one_in)
+        )?;
+        writeln!(out, "  {:>10}  {:>7}  {:>12}", "page cache", "hits", "reads")?;
+        let is_before = |point: &&ShownPoint| point.page_cache_bytes < self.present.page_cache_bytes;
+        self.points.iter().filter(is_before).try_for_each(|point| write_point(out, point, ' ', ""))?;
+        let counted = self.counted_hit_ratio.map(|ratio| format!("  now; counted: {}", percent(ratio)));
+        write_point(out, &self.present, '>', counted.as_deref().unwrap_or("  now"))?;
+        let is_after = |point: &&ShownPoint| point.page_cache_bytes > self.present.page_cache_bytes;
+        self.points.iter().filter(is_after).try_for_each(|point| write_point(out, point, ' ', ""))?;
+        writeln!(out)?;
+        self.write_difference(out, "At half the page cache", self.present.page_cache_bytes / 2)?;
+        self.write_difference(out, "At twice the page cache", self.present.page_cache_bytes * 2)?;
+        self.least.iter().try_for_each(|least| least.write(out, self.other_bytes))?;
+        self.notes.iter().try_for_each(|note| writeln!(out, "Note: {note}."))
+    }
+
+    /// Writes how the point nearest to a size differs from the present one.
+    fn write_difference(&self, out: &mut impl Write, name: &str, bytes: u64) -> io::Result<()> {
+        let distance = |point: &&ShownPoint| point.page_cache_bytes.abs_diff(bytes);
+        let Some(point) = self.points.iter().min_by_key(distance) else { return Ok(()) };
+        let (Some(hits), Some(hits_now)) = (point.hit_ratio, self.present.hit_ratio) else { return Ok(()) };
+        let reads = point.read_bytes_per_second.unwrap_or_default()
+            - self.present.read_bytes_per_second.unwrap_or_default();
+        let (points, more) = ((hits - hits_now) * 100.0, if hits < hits_now { "fewer" } else { "more" });
+        let more_reads = if reads < 0.0 { "fewer" } else { "more" };
+        writeln!(
+            out,
+            "{name}: {:.1} points {more} hits, {} {more_reads} reads.",
+            points.abs(),
+            shown_rate(reads.abs())
+        )
+    }
+}
+
+impl LeastSize {
+    fn of(report: &SizeReport) -> Self {
+        let page_cache_bytes = report.curve.least_within(TOLERATED_LOSS, LIMIT_STEP);
+        let limit_bytes = (page_cache_bytes + report.other_memory()).next_multiple_of(LIMIT_STEP);
+        let set = |directory: &Path, file: &str| {
+            format!("echo {limit_bytes} > {}", shell_quoted(&directory.join(file)))
+        };
+        let commands = report.group.as_ref().map_or_else(Vec::new, |group| match group.version {
+            CgroupVersion::V1 => vec![set(&group.directory, "memory.limit_in_bytes")],
+            CgroupVersion::V2 => {
+                vec![set(&group.directory, "memory.high"), set(&group.directory, "memory.max")]
+            }
+        });
+        Self { page_cache_bytes, limit_bytes, commands }
+    }
+
+    fn write(&self, out: &mut impl Write, other: u64) -> io::Result<()> {
+        let (least, limit) = (ByteSize(self.page_cache_bytes), ByteSize(self.limit_bytes));
+        writeln!(out, "Within a point of the present hits: {least} of page cache.")?;
+        if other == 0 {
+            writeln!(out, "As a limit, for page cache alone:")?;
+        } else {
+            writeln!(out, "With the {} of other memory, a limit of {limit}:", ByteSize(other))?;
+        }
+        self.commands.iter().try_for_each(|command| writeln!(out, "  {command}"))?;
+        writeln!(out, "  resources: {{limits: {{memory: {}Mi}}}}   of a pod", self.limit_bytes / LIMIT_STEP)
+    }
+}
+
+fn notes(report: &SizeReport, is_mapped: bool) -> Vec<String> {
+    let share = percent(report.mapped_share);
+    let mut notes = vec![if is_mapped {
+        format!(
+            "{share} of what was seen are faults of mappings, whose accesses are not seen: only reads at the \
+             present size and above are known"
+        )
+    } else {
+        format!("accesses through pages that are mapped already are not seen ({share} were faults)")
+    }];
+    if report.lost > 0 {
+        notes.push(format!("{} events were lost, so the figures are less exact", count(report.lost)));
+    }
+    if report.has_ended {
+        notes.push("the processes ended before the time was over".to_owned());
+    }
+    if report.is_multi_generational {
+        notes.push("this kernel uses its multi-generational LRU, which is not what is simulated".to_owned());
+    }
+    notes
+}
+
+fn write_point(out: &mut impl Write, point: &ShownPoint, mark: char, remark: &str) -> io::Result<()> {
+    let unknown = || "?".to_owned();
+    let reads = point.read_bytes_per_second.map_or_else(unknown, shown_rate);
+    let hits = point.hit_ratio.map_or_else(unknown, percent);
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 0 to 30 columns")]
+    let bar = "█".repeat((point.hit_ratio.unwrap_or_default() * BAR_COLUMNS).round() as usize);
+    let size = ByteSize(point.page_cache_bytes).to_string();
+    let line = format!("{mark} {size:>10}  {hits:>7}  {reads:>12}  {bar}{remark}");
+    writeln!(out, "{}", line.trim_end())
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
+fn shown_rate(bytes_per_second: f64) -> String {
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate of a disk")]
+    let bytes = bytes_per_second as u64;
+    rate(bytes)
+}
