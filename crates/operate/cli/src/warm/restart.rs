@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use pagekeeper_catalog::{Profile, disks};
 use pagekeeper_guard::Selector;
+use pagekeeper_kernel::pressure::{MemInfo, SysRoots};
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{InspectedFile, Links, WarmMethod, WarmOptions, WarmReport, warm_extents};
 use pagekeeper_launch::{CommandWatcher, StartState, WatchedCommand};
@@ -253,17 +254,18 @@ struct LoadedAhead {
     judged: Vec<bool>,
 }
 
-/// Loads the entries of an older recording in their order, many at once, until that is cancelled.
-/// Files that can't be read are left to the command.
+/// Loads the entries of an older recording in their order, many at once, until that is cancelled or
+/// half of the available memory is filled. Files that can't be read are left to the command.
 fn load_ahead(old: Option<SavedPages>, cancel: &AtomicBool) -> LoadedAhead {
     let files = old.map_or_else(Vec::new, |old| renewed(old, &Profile::built_in()).files);
     let bytes = AtomicU64::new(0);
     let judged: Vec<AtomicBool> = files.iter().map(|_| AtomicBool::new(false)).collect();
     let options = wide(&files);
+    let room = MemInfo::read(&SysRoots::default()).map_or(u64::MAX, |memory| memory.available / 2);
     let width = if bytes_of(&files) < WORTH_BYTES { 0 } else { options.width.min(files.len()) };
     let (next, narrow) = (AtomicUsize::new(0), WarmOptions { width: 1, ..options });
     let work = || {
-        while !cancel.load(Ordering::Relaxed) {
+        while !cancel.load(Ordering::Relaxed) && bytes.load(Ordering::Relaxed) < room {
             let index = next.fetch_add(1, Ordering::Relaxed);
             let (Some(file), Some(judged)) = (files.get(index), judged.get(index)) else { break };
             if let Some(report) = load(file, &narrow, cancel) {
