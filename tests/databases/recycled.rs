@@ -142,7 +142,7 @@ fn a_log_of_rocksdb_that_is_not_recycled_is_released_behind_its_writer() {
         let database = bench.database().to_path_buf();
         let mut most = 0;
         bench.write_while(PHASE_BYTES, || {
-            most = most.max(resident_bytes(&support::rocksdb::logs_in(&database)))
+            most = most.max(resident_bytes(&support::rocksdb::logs_in(&database)));
         });
         most
     };

@@ -160,7 +160,7 @@ fn a_reader_s_file_goes_behind_it_and_others_files_stay() {
     read_through(&mut reader_of_another, || ());
     let mut dd = reader("dd", &stream);
     read_through(&mut dd, || {
-        wait_until(&stream, "behind the reader", |resident| resident <= RESIDENT_BYTES_MAX)
+        wait_until(&stream, "behind the reader", |resident| resident <= RESIDENT_BYTES_MAX);
     });
     wait_until(&stream, "after the reader", |resident| resident == 0);
     guard.wait_for("stream_ended", WAIT_TIMEOUT, |event| event["pid"] == dd.id());
@@ -190,7 +190,7 @@ fn the_hot_half_of_a_file_stays() {
     let hot = FILE_BYTES / 2 + MIB;
     let mut dd = reader("dd", &stream);
     read_through(&mut dd, || {
-        wait_until(&stream, "behind the reader", |resident| resident <= RESIDENT_BYTES_MAX + hot)
+        wait_until(&stream, "behind the reader", |resident| resident <= RESIDENT_BYTES_MAX + hot);
     });
     guard.wait_for("stream_ended", WAIT_TIMEOUT, |event| event["pid"] == dd.id());
     wait_until(&stream, "after the reader", |resident| resident <= hot + MIB);
@@ -418,7 +418,7 @@ fn very_many_that_are_called_as_streams_cost_little_and_keep_no_stream_of_anothe
 
     let mut dd = reader("dd", &stream);
     read_through(&mut dd, || {
-        wait_until(&stream, "behind the reader", |resident| resident <= RESIDENT_BYTES_MAX)
+        wait_until(&stream, "behind the reader", |resident| resident <= RESIDENT_BYTES_MAX);
     });
     guard.wait_for("stream_ended", WAIT_TIMEOUT, |event| event["pid"] == dd.id());
     for process in &mut hostile {

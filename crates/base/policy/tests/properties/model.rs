@@ -117,7 +117,7 @@ impl Pages {
             match self.grips.get(&number).copied().unwrap_or(ReleaseResistance::None) {
                 ReleaseResistance::None => self.reclaim(&window),
                 ReleaseResistance::Part => {
-                    self.reclaim(&(window.start + CELL..window.end.max(window.start + CELL)))
+                    self.reclaim(&(window.start + CELL..window.end.max(window.start + CELL)));
                 }
                 ReleaseResistance::Whole => {}
             }

@@ -184,10 +184,10 @@ fn renew(
         let is_last = last_entries.get(&file.path) == Some(&index);
         if let Some(found) = present.get(&file.path) {
             let is_written = is_log && is_last && found.changed >= created;
-            renewed.extend(split(grown(file, found, is_written, page_size), page_size));
+            renewed.extend(split(&grown(file, found, is_written, page_size), page_size));
         }
         let new = insertions.remove(&index).unwrap_or_default();
-        renewed.extend(new.into_iter().flat_map(|file| split(file, page_size)));
+        renewed.extend(new.into_iter().flat_map(|file| split(&file, page_size)));
         if renewed.len() >= ENTRIES_MAX {
             break;
         }
@@ -304,7 +304,7 @@ fn chosen<'a>(
 }
 
 /// Splits an entry into entries of at most [`ENTRY_BYTES_MAX`], each of which one thread loads.
-fn split(file: SavedFile, page_size: u64) -> Vec<SavedFile> {
+fn split(file: &SavedFile, page_size: u64) -> Vec<SavedFile> {
     let pages_max = (ENTRY_BYTES_MAX / page_size).max(1);
     let mut entries: Vec<Vec<Range<u64>>> = Vec::new();
     let mut room = 0;

@@ -116,10 +116,10 @@ fn a_file_that_grew_is_read_to_its_new_end() {
 #[test]
 fn long_entries_are_split() {
     let most = ENTRY_BYTES_MAX / PAGE;
-    let parts = split(entry("/a", 9 * most, &[0..5, 10..2 * most]), PAGE);
+    let parts = split(&entry("/a", 9 * most, &[0..5, 10..2 * most]), PAGE);
     let extents: Vec<_> = parts.into_iter().map(|part| part.extents).collect();
     assert_eq!(extents, [vec![0..5, 10..most + 5], vec![most + 5..2 * most]]);
-    assert_eq!(split(entry("/a", 9, &[]), PAGE), []);
+    assert_eq!(split(&entry("/a", 9, &[]), PAGE), []);
 }
 
 #[test]
