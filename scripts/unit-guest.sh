@@ -147,7 +147,7 @@ with_metrics() {
 }
 
 has_metrics() {
-    busybox wget -q -O - http://127.0.0.1:9417/metrics | grep --quiet '^pagekeeper_.*database="mariadb"'
+    busybox wget -q -O - http://127.0.0.1:9417/metrics | grep --quiet '^pagekeeper_.*engine="mariadb"'
 }
 
 # With [cgroup] on a service's cgroup, the pages of a cold table are released.

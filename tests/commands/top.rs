@@ -156,7 +156,7 @@ fn terminals_that_do_not_fit_are_refused_in_a_sentence() {
     written(&dir.path().join("file.dat"), 1);
     let small = Terminal::new(place.path(), 50, 10);
     small.enter(&format!("clear; {}; echo code $?", top(dir.path())));
-    let screen = small.wait_for("code 2");
+    let screen = small.wait_for("code 64");
     assert!(
         screen.replace('\n', "").contains("it has 50 columns and 10 rows, and 60 and 14 are needed"),
         "{screen}"
@@ -165,7 +165,7 @@ fn terminals_that_do_not_fit_are_refused_in_a_sentence() {
 
     let terminal = Terminal::new(place.path(), 80, 24);
     terminal.enter(&format!("clear; TERM=dumb {}; echo code $?", top(dir.path())));
-    let screen = terminal.wait_for("code 2");
+    let screen = terminal.wait_for("code 64");
     assert!(screen.contains("can't move its cursor"), "{screen}");
 
     terminal.enter(&format!("clear; NO_COLOR=1 LC_ALL=C {}", top(dir.path())));

@@ -131,7 +131,7 @@ fn the_units_capabilities_are_enough_for_metrics_and_the_doctor() {
     let guard = servers.guard(&given, &["--dry-run", "--metrics", &port.to_string()]);
     for (database, class) in [("mariadb", "binlog"), ("postgresql", "wal")] {
         let is_meant = |line: &&str| {
-            let of_database = format!("pagekeeper_resident_bytes{{database=\"{database}\"");
+            let of_database = format!("pagekeeper_resident_bytes{{engine=\"{database}\"");
             line.starts_with(&of_database) && line.contains(&format!("class=\"{class}\""))
         };
         eventually(&format!("metrics know {class}"), WAIT_TIMEOUT, || {

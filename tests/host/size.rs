@@ -188,7 +188,7 @@ fn without_permission_or_a_process_one_line_says_so() {
         assert!(outcome.stdout.is_empty() && outcome.stderr.lines().count() == 1, "{outcome:?}");
         assert!(outcome.stderr.contains(words), "{outcome:?}");
     };
-    said(run(["size"]), 2, "give --pid, --cgroup or a directory");
+    said(run(["size"]), 64, "give --pid, --cgroup or a directory");
     said(run(["size", "--pid", "4194305"]), 1, "there is no process 4194305");
     said(run(["size", "--cgroup", "/no/such"]), 1, "no process is in the memory cgroup /no/such");
     let mut command = Command::new(program());

@@ -109,9 +109,9 @@ pub(crate) struct GuardArgs {
 }
 
 impl GuardArgs {
-    /// Returns the configuration file's options, overridden by the command line.
-    fn options(&self) -> Result<Options, ProfileError> {
-        let mut options = match self.config() {
+    /// Returns the options of this configuration file, overridden by the command line.
+    fn options(&self, config: Option<&Path>) -> Result<Options, ProfileError> {
+        let mut options = match config {
             Some(path) => Options::read(path)?,
             None => Options::default(),
         };
@@ -147,20 +147,25 @@ impl GuardArgs {
         !self.pid.is_empty() || !self.dirs.all().is_empty()
     }
 
-    /// Returns the configuration file, if there is one.
+    /// Returns the configuration file, if there is one. A file of the host's that can't be seen is an
+    /// error when it is read.
     fn config(&self) -> Option<&Path> {
         let given = self.check_config.as_ref().and_then(|file| file.as_deref()).or(self.config.as_deref());
-        let of_host = || Some(Path::new(CONFIG_FILE)).filter(|path| !self.is_named() && path.exists());
+        let is_absent = |path: &Path| {
+            path.symlink_metadata().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
+        };
+        let of_host = || Some(Path::new(CONFIG_FILE)).filter(|path| !self.is_named() && !is_absent(path));
         given.or_else(of_host)
     }
 
     /// Returns the error of a configuration, or of the arguments alone, with a hint if a
     /// configuration may be missing.
-    fn refused(&self, error: ProfileError) -> anyhow::Error {
+    fn refused(config: Option<&Path>, error: ProfileError) -> anyhow::Error {
+        let is_wrong = |path| Options::read(path).and_then(Guard::check).is_err();
         let hint = "; a profile of your own is known by a file for --config that lists it under \"profiles\"";
         match error {
             ProfileError::Io { .. } => error.into(),
-            error if self.config().is_some() => ConfigError(error.to_string()).into(),
+            error if config.is_some_and(is_wrong) => ConfigError(error.to_string()).into(),
             ProfileError::Unknown { .. } => UsageError(format!("{error}{hint}")).into(),
             error => UsageError(error.to_string()).into(),
         }
@@ -178,15 +183,18 @@ pub(crate) fn run(args: &GuardArgs) -> anyhow::Result<ExitCode> {
     if let Some(name) = &args.print_profile {
         return print_profile(name);
     }
+    // A file that goes or comes later changes nothing: a reload then keeps what is in force.
+    let config = args.config();
+    let refused = |error| GuardArgs::refused(config, error);
     if args.check_config.is_some() {
-        args.options().and_then(Guard::check).map_err(|error| args.refused(error))?;
+        args.options(config).and_then(Guard::check).map_err(refused)?;
         return Ok(ExitCode::SUCCESS);
     }
     let stop = Stop::on_signals().context("catch signals")?;
     let reload = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(SIGHUP, Arc::clone(&reload)).context("catch SIGHUP")?;
-    let options = args.options().map_err(|error| args.refused(error))?;
-    let mut guard = Guard::new(options.clone(), ProcRoot::default()).map_err(|error| args.refused(error))?;
+    let options = args.options(config).map_err(refused)?;
+    let mut guard = Guard::new(options.clone(), ProcRoot::default()).map_err(refused)?;
     let metrics = args.start_metrics(&options)?;
     let mut manager = Manager::of_this_process().unwrap_or_else(|error| {
         output::complain(format_args!("the service manager can't be reached by NOTIFY_SOCKET: {error}"));
@@ -212,7 +220,7 @@ pub(crate) fn run(args: &GuardArgs) -> anyhow::Result<ExitCode> {
             }
             if reload.swap(false, Ordering::Relaxed) {
                 manager.reloading();
-                let reloaded = args.options().and_then(|options| {
+                let reloaded = args.options(config).and_then(|options| {
                     guard.reload(options.clone())?;
                     Ok(options)
                 });

@@ -110,7 +110,7 @@ impl fmt::Display for LaunchReport {
         write_rules(self, f)?;
         let Some(why) = &self.no_events else { return Ok(()) };
         let what = if self.rules {
-            "what the library does not see, as io_uring and mappings"
+            "calls that the library does not see, such as io_uring and mappings"
         } else {
             "pages that the command brought in"
         };

@@ -147,8 +147,13 @@ fn inspect(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
         })?;
     }
     let code = problems::report(&output.errors, args.json);
-    let checked = if args.check { checked(&output.report, &args.pid) } else { 0 };
-    Ok(if checked == 0 { code } else { ExitCode::from(checked) })
+    if !args.check {
+        return Ok(code);
+    }
+    Ok(match checked(&output.report, &args.pid) {
+        0 if !output.errors.is_empty() => ExitCode::from(NOT_INSPECTED),
+        checked => ExitCode::from(checked),
+    })
 }
 
 /// Returns the exit code of `--check`: a finding counts more than what could not be inspected.

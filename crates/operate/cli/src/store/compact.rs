@@ -51,10 +51,17 @@ pub(super) fn run(args: &CompactArgs) -> anyhow::Result<ExitCode> {
     }
     let options = Store::options().create(Create::Never).memory(MEMORY_BYTES).warm(false).without_threads();
     let options = if let Some(bytes) = args.journal { options.journal_bytes(bytes) } else { options };
-    let store = options.open(dir).map_err(|error| in_use(dir, error))?;
-    let max_journal_bytes = store.stats().max_journal_bytes;
-    let made = store.compact()?;
-    store.close()?;
+    let compacted = || -> anyhow::Result<_> {
+        let store = options.open(dir).map_err(|error| in_use(dir, error))?;
+        let max_journal_bytes = store.stats().max_journal_bytes;
+        let made = store.compact()?;
+        store.close()?;
+        Ok((max_journal_bytes, made))
+    };
+    let (max_journal_bytes, made) = compacted().map_err(|error| match &args.to {
+        Some(to) => error.context(format!("{} is a whole copy, not compacted yet", escaped(to))),
+        None => error,
+    })?;
     let report = || {
         json!({
             "store": unescaped(dir),
