@@ -47,6 +47,15 @@ pub fn disk_of(sys: &Path, dev: u64) -> Option<u64> {
     Some(makedev(major.parse().ok()?, minor.parse().ok()?))
 }
 
+/// Whether a block device lies on others, so that requests to those also occupy it: a logical
+/// volume, an array, a loop device. `sys` is the mount point of sysfs.
+#[allow(clippy::disallowed_methods, reason = "of /sys")]
+pub fn has_disks_below(sys: &Path, dev: u64) -> bool {
+    let device = sys.join(format!("dev/block/{}:{}", major(dev), minor(dev)));
+    let is_stacked = std::fs::read_dir(device.join("slaves")).is_ok_and(|mut disks| disks.next().is_some());
+    is_stacked || device.join("loop").exists()
+}
+
 /// Returns the name in `/dev` of the device with the number `dev`.
 pub(crate) fn device_name(sys: &Path, dev: u64) -> Result<OsString> {
     let link = sys.join(format!("dev/block/{}:{}", major(dev), minor(dev)));

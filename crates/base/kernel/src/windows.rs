@@ -61,7 +61,7 @@ pub fn resident_windows(file: &InspectedFile, search: &WindowSearch<'_>) -> Resu
     let mut scan = ResidentWindows::default();
     let width = width_of(size, window);
     // The file has few windows.
-    let at_once = search.had_some && search.from == 0 && size > 0 && width <= FAN_OUT * window;
+    let at_once = search.had_some && search.from == 0 && size > 0 && width <= FAN_OUT.saturating_mul(window);
     if at_once {
         scan.descend_into_parts(file, 0..size, (window, window), Some(search))?;
         if scan.next.is_none() {
@@ -99,7 +99,7 @@ fn width_of(size: u64, window: u64) -> u64 {
     if size <= window {
         return window;
     }
-    let mut width = FAN_OUT * window;
+    let mut width = FAN_OUT.saturating_mul(window.max(1));
     while width.saturating_mul(2) < size {
         width = width.saturating_mul(FAN_OUT);
     }

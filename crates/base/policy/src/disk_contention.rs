@@ -21,9 +21,11 @@ pub const WINDOW_NS: u64 = 50_000_000;
 /// Nanoseconds without requests of others before a stream takes its time back. A database that
 /// commits only now and then still counts as present.
 pub const QUIET_NS: u64 = 300_000_000;
-/// Nanoseconds without requests of others before the disk counts as unused: longer than most
-/// databases pause between two commits.
-const UNUSED_NS: u64 = 2_000_000_000;
+/// After a window with requests of others the disk counts as used for this many nanoseconds more,
+/// up to a maximum. Without the maximum, a program that syncs each second would count for ever; one
+/// that syncs every few seconds never counts for long.
+const USED_NS: u64 = 1_000_000_000;
+const USED_NS_MAX: u64 = 2 * USED_NS;
 /// Others are present if their requests together took at least one part in this many of the window.
 const PRESENT_PARTS: u64 = 32;
 /// Requests are slow if they take more than this many times the best latency.
@@ -115,6 +117,8 @@ pub struct DiskContention {
     output: YieldShare,
     /// Nanoseconds since others were last present.
     quiet_ns: u64,
+    /// Nanoseconds until the disk counts as unused, if there are no requests of others.
+    used_ns: u64,
     window: OthersRequests,
 }
 
@@ -140,6 +144,7 @@ impl DiskContention {
         window.begun = window.begun.saturating_add(seen.begun);
         window.done = window.done.saturating_add(seen.done);
         window.waited_ns = window.waited_ns.saturating_add(seen.waited_ns);
+        self.used_ns = self.used_ns.saturating_sub(seen.ns);
         // A newcomer does not have to wait for the end of a window.
         if window.ns >= WINDOW_NS || (self.share.is_none() && self.is_anybody_there()) {
             self.end_window();
@@ -157,9 +162,10 @@ impl DiskContention {
         self.output
     }
 
-    /// Whether others have not used the disk for some seconds, if ever.
+    /// Whether others have not used the disk for some seconds, if ever. Few requests count, too.
     pub fn is_unused(&self) -> bool {
-        self.share.is_none() && (self.price == 0 || self.quiet_ns >= UNUSED_NS)
+        let OthersRequests { begun, done, .. } = self.window;
+        self.share.is_none() && self.used_ns == 0 && begun == 0 && done == 0
     }
 
     fn is_anybody_there(&self) -> bool {
@@ -172,6 +178,9 @@ impl DiskContention {
     fn end_window(&mut self) {
         let is_there = self.is_anybody_there();
         let window = core::mem::take(&mut self.window);
+        if window.begun > 0 || window.done > 0 {
+            self.used_ns = self.used_ns.saturating_add(USED_NS).min(USED_NS_MAX);
+        }
         if !is_there {
             self.quiet_ns = self.quiet_ns.saturating_add(window.ns);
             if self.quiet_ns >= QUIET_NS {

@@ -137,8 +137,10 @@ const STALL_NS: u64 = 10_000_000;
 /// eighth after one.
 const LIMIT_GROWTH: u64 = 12;
 const LIMIT_CUT: u64 = 8;
-/// The limit never falls below one part in this many of the rate.
+/// The limit never falls below one part in this many of the rate, nor grows beyond this many times
+/// the rate.
 const LIMIT_PARTS: u64 = 3;
+const LIMIT_TIMES: u64 = 2;
 
 /// The number of words of a pacer.
 pub const WORDS: usize = 7;
@@ -279,12 +281,13 @@ impl Pacer {
     /// assert_eq!(pacer.written(late), 40_000_000);
     /// ```
     pub fn written(&mut self, part: WrittenPart) -> u64 {
-        let is_late = !self.is_unused && self.is_late(&part);
+        let takes_longer = self.is_late(&part);
+        let is_late = !self.is_unused && takes_longer;
         let is_whole = part.in_flight >= self.length() / 8 * 5;
         // An upper bound below the price is exact enough to lower it.
         let is_exact = part.is_exact() || part.took_max < self.price;
         if is_whole && is_exact && self.trial == Trial::Rest {
-            self.learn_price(part.took_max, is_late);
+            self.learn_price(part.took_max, takes_longer);
         }
         if let Some(ns) = part.busy {
             self.ns = self.ns.saturating_add(ns);
@@ -318,7 +321,8 @@ impl Pacer {
         if self.price > 0 && part.took_min > stall {
             self.limit = (self.limit - self.limit / LIMIT_CUT).max(self.rate / LIMIT_PARTS).max(1);
         } else {
-            self.limit = self.limit.saturating_add(part.bytes / 64 * LIMIT_GROWTH);
+            let most = self.rate.saturating_mul(LIMIT_TIMES).max(self.limit);
+            self.limit = self.limit.saturating_add(part.bytes / 64 * LIMIT_GROWTH).min(most);
         }
         let due = u128::from(part.bytes) * u128::from(SECOND) / u128::from(self.limit);
         u64::try_from(due).unwrap_or(u64::MAX).saturating_sub(part.took_max)

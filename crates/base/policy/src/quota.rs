@@ -53,7 +53,7 @@ impl<U: Ord + Copy> Quota<U> {
     /// Returns the share of one database of a user, given the number of each user's databases.
     pub fn share(&mut self, databases: &BTreeMap<U, u32>, user: U) -> usize {
         if self.shares.is_empty() {
-            let count = |count: &u32| usize::try_from(*count).unwrap_or(usize::MAX);
+            let count = |count: &u32| usize::try_from((*count).max(1)).unwrap_or(usize::MAX);
             let most = self.per_database;
             let wanted: Vec<usize> =
                 databases.values().map(|databases| count(databases).saturating_mul(most)).collect();

@@ -93,12 +93,17 @@ impl BudgetState {
             in_flight,
             took_min: if was_awaited { took } else { 0 },
             took_max: took,
-            busy: self.done_at.filter(|_| was_awaited).map(|done_at| ns(ended.duration_since(done_at))),
+            busy: self
+                .done_at
+                .filter(|_| was_awaited)
+                .map(|done_at| ns(ended.saturating_duration_since(done_at))),
         });
         let has_more = !self.pending.is_empty() || self.in_flight > 0;
-        self.done_at = (was_awaited && has_more).then_some(ended);
+        // A pause says nothing about the disk's rate.
+        let may_begin_at = ended + Duration::from_nanos(pause);
+        self.done_at = (was_awaited && has_more).then_some(may_begin_at);
         if pause > 0 {
-            self.pause_until = Some(ended + Duration::from_nanos(pause));
+            self.pause_until = Some(may_begin_at);
         }
     }
 }

@@ -306,7 +306,7 @@ typedef struct pk_written_part {
   uint64_t in_flight;   /* bytes that were in flight when it began, its own included [0: its own] */
   uint64_t took_min_ns; /* nanoseconds from its beginning until it was last seen in flight */
   uint64_t took_max_ns; /* until it was seen to be written [0: took_min_ns, which is exact then] */
-  uint64_t busy_ns;     /* since the part before was written, if the disk has had output to write ever since [0: not known] */
+  uint64_t busy_ns;     /* since the part before was written or a pause after it ended, if the disk had output to write ever since [0: not known] */
 } pk_written_part;
 #define PK_WRITTEN_PART_INIT { sizeof(pk_written_part), 0, 0, 0, 0, 0 }
 

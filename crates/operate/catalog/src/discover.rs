@@ -183,13 +183,13 @@ impl DatabaseDiscovery {
         };
         self.rounds.advance(proc, &mut inspection, budget);
         let mut found = inspection.found;
-        let kind_of = |pid| {
-            let new = found.iter().find(|found| found.pid == pid).map(|found| &found.recognised);
-            new.or_else(|| known.get(&pid)).map(ProfileMatch::kind)
-        };
+        let known_kind = |pid| known.get(&pid).map(ProfileMatch::kind);
+        let new_kind = |pid| found.iter().find(|found| found.pid == pid).map(|found| found.recognised.kind());
         let is_worker = |found: &&FoundProcess| {
+            let kind = found.recognised.kind();
             !known.contains_key(&found.pid)
-                && self.table.is_worker(found.pid, found.recognised.kind(), kind_of)
+                && (self.table.is_worker(found.pid, kind, new_kind)
+                    || self.table.is_worker(found.pid, kind, known_kind))
         };
         let workers: Vec<u32> = found.iter().filter(is_worker).map(|found| found.pid).collect();
         found.retain(|found| !workers.contains(&found.pid));

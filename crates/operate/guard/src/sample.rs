@@ -79,7 +79,8 @@ pub(crate) struct DueFile {
     pub(crate) unless: Option<LastStat>,
 }
 
-/// Room for windows of all files of a database.
+/// Room for windows of all files of a database. All databases together keep fewer than twice the
+/// maximum of windows, and one more for each directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct WindowRoom {
     /// Room for this many more windows.

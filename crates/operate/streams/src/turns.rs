@@ -11,13 +11,13 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use pagekeeper_kernel::disk_of;
 use pagekeeper_kernel::mutex::lock;
+use pagekeeper_kernel::{disk_of, has_disks_below};
 use pagekeeper_policy::disk_contention::{DiskContention, OthersRequests, YieldShare};
 use pagekeeper_policy::read_pace::ReadDuty;
 use pagekeeper_policy::stream_pace::StreamPace;
 use pagekeeper_trace::disk_use::{DiskRequests, DiskUse, DiskWindow};
-use pagekeeper_trace::page_events::PageEvents;
+use pagekeeper_trace::page_events::{EventFile, PageEvents};
 
 use crate::limits::{LOOK_IDLE, READER_IDLE_MAX, STEP_INTERVAL};
 
@@ -45,11 +45,22 @@ impl DiskShares {
         self.on(device).map_or(YieldShare::NONE, |others| others.share)
     }
 
-    /// Whether it is known that nobody else uses that disk. The disk of some file systems, as btrfs,
-    /// is not known: then nobody else may use any disk.
-    pub(crate) fn is_unused(&self, device: u64) -> bool {
-        lock(&self.disks).is_some()
-            && (self.all(|others| others.is_unused) || self.on(device).is_some_and(|others| others.is_unused))
+    /// Whether it is known that nobody else uses the disk of a file. If that disk lies on others, or
+    /// is not known, as for btrfs, nobody else may use any disk. Requests to a server are not known.
+    pub(crate) fn is_unused(&self, file: &EventFile) -> bool {
+        if lock(&self.disks).is_none() {
+            return false;
+        }
+        let on_disk = self.on(file.dev);
+        if self.all(|others| others.is_unused) {
+            return on_disk.is_some() || file.subvolume.is_some();
+        }
+        on_disk.is_some_and(|others| others.is_unused) && !has_disks_below(Path::new("/sys"), file.dev)
+    }
+
+    /// Records that requests are no longer counted.
+    fn forget_unused(&self) {
+        lock(&self.disks).iter_mut().flat_map(HashMap::values_mut).for_each(|disk| disk.is_unused = false);
     }
 
     fn all(&self, is_so: impl Fn(&OthersOnDisk) -> bool) -> bool {
@@ -135,7 +146,10 @@ impl DiskTurns {
         if now >= self.next_look() {
             match self.source.take() {
                 Ok(window) => self.take_in(&window, now),
-                Err(_) => self.held.clear(),
+                Err(_) => {
+                    self.held.clear();
+                    self.shares.forget_unused();
+                }
             }
         }
         &self.held
@@ -147,7 +161,7 @@ impl DiskTurns {
             let known = self.disks.entry(*disk).or_default();
             known.contention.others(seen(requests, since));
             let share = left_by(self.pace, known.contention.output_share());
-            self.shares.set(*disk, share, known.contention.is_unused());
+            self.shares.set(*disk, share, known.contention.is_unused() && window.lost == 0);
         }
         let added = std::mem::take(&mut self.read).into_iter().filter(|(_, bytes)| *bytes > 0);
         let mut readers: Vec<(u32, u64)> = window.reads.keys().copied().collect();

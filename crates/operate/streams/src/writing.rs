@@ -17,6 +17,8 @@ use pagekeeper_policy::pacer::{PIECE_MIN, Pacer, WrittenPart};
 use pagekeeper_policy::stream_pace::StreamPace;
 use pagekeeper_policy::stream_pages::DueRange;
 
+use pagekeeper_trace::page_events::EventFile;
+
 use crate::StayReason;
 use crate::device::{Job, JobResult, RangeResult, drop_clean, failed};
 use crate::open::Opener;
@@ -98,9 +100,9 @@ impl Writing {
 
     /// Learns from a part of a device that is written. Returns the nanoseconds for which nothing is
     /// to be started.
-    fn learn(&mut self, dev: u64, part: WrittenPart) -> u64 {
-        self.pacer.others(self.shares.of(dev));
-        self.pacer.unused(self.shares.is_unused(dev));
+    fn learn(&mut self, file: &EventFile, part: WrittenPart) -> u64 {
+        self.pacer.others(self.shares.of(file.dev));
+        self.pacer.unused(self.shares.is_unused(file));
         let pause = self.pacer.written(part);
         self.bound.store(self.pacer.backlog(), Ordering::Relaxed);
         if self.pace == StreamPace::Off { 0 } else { pause }
@@ -232,9 +234,8 @@ impl Writing {
                 say(JobResult { written: vec![part.range.clone()], ..JobResult::of(&open.job) });
             }
             let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-            let dev = open.job.file.dev;
             let pause = self.learn(
-                dev,
+                &open.job.file,
                 WrittenPart {
                     bytes: part.bytes,
                     in_flight: part.in_flight,
