@@ -246,7 +246,7 @@ fn additions_lost_by_the_kernels_buffer_are_released() {
         assert_eq!(resident(&[path]), 0, "{}: {:?}", place.kind, streams.report());
         let report = streams.report();
         let StreamTotals { released, gone, .. } = report.totals;
-        assert!(released + gone >= PAGES * 4096, "{}: {report:?}", place.kind);
+        assert!(released + gone >= PAGES * 4096 / 100 * 99, "{}: {report:?}", place.kind);
     }
 }
 
