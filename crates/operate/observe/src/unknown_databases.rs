@@ -2,8 +2,9 @@
 //! large database.
 //!
 //! Invariants: this module only reads. Only processes whose counters show that much I/O have files
-//! opened, at most [`OPENED_FILES_MAX`] each. Programs that are known to stream, and files that a
-//! found database holds, do not count. One user's processes take at most [`PER_PARTY_MAX`] places.
+//! opened, at most [`OPENED_FILES_MAX`] each. Programs that are known to stream, other known programs
+//! ([`OTHER_PROGRAMS`]), and files that a found database holds, do not count. One user's processes
+//! take at most [`PER_PARTY_MAX`] places, and do not keep others' from being inspected.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -17,7 +18,7 @@ use crate::sample::FileSample;
 
 /// Processes that moved fewer bytes between storage and memory since their start are not inspected.
 const MOVED_BYTES_MIN: u64 = 256 << 20;
-/// Maximum number of processes inspected, those that moved most.
+/// Maximum number of processes inspected, those that moved most of each party.
 const INSPECTED_PROCESSES_MAX: usize = 64;
 /// Maximum number of descriptors and mappings read of one process.
 const OPENED_FILES_MAX: usize = 4096;
@@ -33,6 +34,32 @@ const REREAD_TIMES: u64 = 4;
 const FOUND_MAX: usize = 4;
 /// Maximum of these of one party.
 const PER_PARTY_MAX: usize = 2;
+
+/// Beginnings of the names of programs that hold or read much, and are no databases: the journal,
+/// virtual machines and browsers.
+const OTHER_PROGRAMS: [&str; 21] = [
+    "systemd-journal",
+    "qemu",
+    "kvm",
+    "cloud-hyperviso",
+    "firecracker",
+    "VBoxHeadless",
+    "VirtualBoxVM",
+    "vmware-vmx",
+    "firefox",
+    "GeckoMain",
+    "Web Content",
+    "Isolated Web Co",
+    "Privileged Cont",
+    "chrome",
+    "chromium",
+    "msedge",
+    "brave",
+    "vivaldi",
+    "epiphany",
+    "WebKitWebProces",
+    "WebKitNetworkPr",
+];
 
 /// The files of a process.
 struct Candidate {
@@ -78,7 +105,8 @@ pub(crate) fn find(proc: &ProcRoot, known: &HashSet<u32>, mut taken: HashSet<Ino
     pids.filter_map(|pid| Some((pid, proc.start_time(pid).ok()?))).collect()
 }
 
-/// Returns the processes that moved most, with their files.
+/// Returns the processes that moved most, with their files. Every party has a place before any has
+/// two.
 fn candidates(proc: &ProcRoot, known: &HashSet<u32>) -> Vec<Candidate> {
     let own = proc.own_pid();
     let pids = proc.pids().unwrap_or_default().into_iter();
@@ -86,17 +114,43 @@ fn candidates(proc: &ProcRoot, known: &HashSet<u32>) -> Vec<Candidate> {
     let moved = unknown.filter_map(|pid| Some((pid, proc.io(pid).ok()?)));
     let mut moved: Vec<(u32, ProcessIo)> =
         moved.filter(|(_, io)| io.from_storage.saturating_add(io.to_storage) >= MOVED_BYTES_MIN).collect();
-    moved.retain(|(pid, _)| !is_stream(proc, *pid));
+    moved.retain(|(pid, _)| !is_known(proc, *pid));
     moved.sort_by_key(|(pid, io)| (std::cmp::Reverse(io.from_storage.saturating_add(io.to_storage)), *pid));
-    moved.truncate(INSPECTED_PROCESSES_MAX);
+    let moved = first_of_each_party(moved, |pid| Party::of(proc, pid));
     moved.into_iter().map(|(pid, io)| Candidate { pid, io, files: files_of(proc, pid) }).collect()
 }
 
-/// Whether a process is known to stream, or is of this project.
-fn is_stream(proc: &ProcRoot, pid: u32) -> bool {
+/// Returns the first [`INSPECTED_PROCESSES_MAX`] processes in their order. If there are more, no party
+/// has a further one before each party has as many.
+fn first_of_each_party(
+    mut moved: Vec<(u32, ProcessIo)>,
+    party_of: impl Fn(u32) -> Party,
+) -> Vec<(u32, ProcessIo)> {
+    if moved.len() <= INSPECTED_PROCESSES_MAX {
+        return moved;
+    }
+    let mut parties: BTreeMap<Party, usize> = BTreeMap::new();
+    let mut places: Vec<(usize, u32)> = Vec::with_capacity(moved.len());
+    for (pid, _) in &moved {
+        let of_party = parties.entry(party_of(*pid)).or_default();
+        *of_party += 1;
+        places.push((*of_party, *pid));
+    }
+    places.sort_by_key(|(place, _)| *place);
+    let kept: HashSet<u32> = places.into_iter().take(INSPECTED_PROCESSES_MAX).map(|(_, pid)| pid).collect();
+    moved.retain(|(pid, _)| kept.contains(pid));
+    moved
+}
+
+/// Whether a process is known to be no database: to stream, one of [`OTHER_PROGRAMS`], or of this
+/// project.
+fn is_known(proc: &ProcRoot, pid: u32) -> bool {
     let name = proc.name(pid).unwrap_or_default();
     let name = unescaped(&name);
-    name.starts_with("pagekeeper") || streaming_programs().iter().any(|glob| glob.is_match(&*name))
+    let is_other = OTHER_PROGRAMS.iter().any(|start| name.starts_with(start));
+    is_other
+        || name.starts_with("pagekeeper")
+        || streaming_programs().iter().any(|glob| glob.is_match(&*name))
 }
 
 /// Returns the files that a process holds, each once, without programs and libraries.
@@ -149,12 +203,30 @@ mod tests {
     }
 
     #[test]
+    fn many_processes_of_one_user_do_not_hide_others() {
+        let of = |pids: std::ops::Range<u32>| pids.map(|pid| (pid, ProcessIo::default())).collect::<Vec<_>>();
+        let party_of = |pid| Party::User(if pid < 1000 { 1 } else { pid });
+        let pids = |moved| -> Vec<u32> {
+            first_of_each_party(moved, party_of).into_iter().map(|(pid, _)| pid).collect()
+        };
+        assert_eq!(pids(of(0..64)), (0..64).collect::<Vec<_>>());
+        let all = pids(of(0..500).into_iter().chain(of(1000..1003)).collect());
+        assert_eq!(all, (0..61).chain(1000..1003).collect::<Vec<_>>());
+    }
+
+    #[test]
     fn programs_that_stream_and_processes_of_databases_are_none() {
         let tree = tempfile::tempdir().unwrap();
         let proc = ProcRoot::at(tree.path());
-        for (pid, name, bytes) in
-            [(7, "db", MOVED_BYTES_MIN), (8, "tar", 1 << 40), (9, "db", 1), (10, "db", 1 << 40)]
-        {
+        for (pid, name, bytes) in [
+            (7, "db", MOVED_BYTES_MIN),
+            (8, "tar", 1 << 40),
+            (9, "db", 1),
+            (10, "db", 1 << 40),
+            (11, "systemd-journal", 1 << 40),
+            (12, "qemu-system-x86", 1 << 40),
+            (13, "Isolated Web Co", 1 << 40),
+        ] {
             let directory = tree.path().join(pid.to_string());
             std::fs::create_dir(&directory).unwrap();
             std::fs::write(directory.join("comm"), format!("{name}\n")).unwrap();

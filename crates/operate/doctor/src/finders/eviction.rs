@@ -5,7 +5,9 @@
 //! default it evicts below 100 MiB; operators often set a part of the memory. `MemAvailable` of the
 //! kernel has most of the active file pages in it, too.
 //!
-//! Invariants: one finding per pod's group. There is none if the kernel's figure is as low.
+//! Invariants: one finding per pod's group. There is none if the kernel's figure is as low. It is a
+//! warning only if kubelet's figure is near usual thresholds: a large node runs for months with much
+//! active page cache.
 
 use std::collections::BTreeSet;
 
@@ -25,6 +27,10 @@ use crate::{Confidence, Cost, Finding, Kind, Observation, Severity};
 const EVICTION_PART: u64 = 10;
 /// … and because of file pages if the kernel sees at least one part in this many more.
 const MORE_PART: u64 = 20;
+/// It is a warning if kubelet sees less than one part in this many available, …
+const WARNING_PART: u64 = 50;
+/// … or less than this.
+const WARNING_BYTES: u64 = 512 << 20;
 
 /// Returns one finding for each pod of a node that is near eviction because of file pages.
 pub(super) fn find(observation: &Observation<'_>, _: EarlierFindings<'_>) -> Vec<Finding> {
@@ -44,6 +50,7 @@ pub(super) fn find(observation: &Observation<'_>, _: EarlierFindings<'_>) -> Vec
 
 fn may_be_evicted(observation: &Observation<'_>, index: usize, group: &MemoryCgroup) -> Finding {
     let memory = &observation.after.host.memory;
+    let is_urgent = seen_by_kubelet(memory) < (memory.total / WARNING_PART).max(WARNING_BYTES);
     let stream = largest_stream(observation, group);
     let evidence = [
         Some(node(memory)),
@@ -56,7 +63,7 @@ fn may_be_evicted(observation: &Observation<'_>, index: usize, group: &MemoryCgr
     let held = CacheComposition::of(observation, group);
     Finding {
         kind: Kind::NearEviction,
-        severity: Severity::Warning,
+        severity: if is_urgent { Severity::Warning } else { Severity::Note },
         database: Some(observation.subject(index)),
         title: format!(
             "its pod may be evicted: kubelet sees {} available on the node, the kernel {}",
@@ -109,7 +116,7 @@ mod tests {
     fn a_pod_is_near_eviction_only_by_active_file_pages_of_its_node() {
         let found = |after: &Snapshot| find(&Observation::new(after, after), EarlierFindings(&[]));
         let one = found(&pod(POD, GIB)).pop().unwrap();
-        assert_eq!(one.severity, Severity::Warning);
+        assert_eq!(one.severity, Severity::Note, "far above usual thresholds");
         assert!(
             one.title.ends_with("kubelet sees 1.5 GiB available on the node, the kernel 16 GiB"),
             "{one:?}"
@@ -119,6 +126,9 @@ mod tests {
         assert_eq!(figures["mem_available_bytes"], 16 * GIB);
         assert!(one.fixes.iter().all(|fix| fix.terms.risk.durability.is_none()));
         assert_eq!(found(&pod(POD, 4 * GIB)), []);
+        let mut low = pod(POD, 300 * MIB);
+        low.host.memory.inactive_file = 200 * MIB;
+        assert_eq!(found(&low)[0].severity, Severity::Warning);
         assert_eq!(found(&pod("/sys/fs/cgroup/system.slice/db", GIB)), [], "no pod");
         let mut full = pod(POD, GIB);
         full.host.memory.available = GIB;

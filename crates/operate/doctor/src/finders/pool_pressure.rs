@@ -13,7 +13,7 @@ use crate::fix::HoldsFor;
 use crate::pool_pressure::PoolPressure;
 use crate::{Confidence, Cost, Evidence, Finding, Fix, Kind, Observation, Severity, Terms};
 
-/// Returns the servers that gave memory away since their start.
+/// Returns the servers that gave memory away since yesterday.
 pub(super) fn find(observation: &Observation<'_>, _: EarlierFindings<'_>) -> Vec<Finding> {
     let known = observation.databases().filter_map(|(index, database)| {
         let pressure = observation.pool_pressure.get(index)?.as_ref()?;
@@ -41,7 +41,8 @@ fn given_away(
         severity: Severity::Warning,
         database: Some(observation.subject(index)),
         title: format!(
-            "it gave memory of its buffer pool away {} since its start, for memory pressure",
+            "it gave memory of its buffer pool away {}{} since yesterday, for memory pressure",
+            if pressure.may_be_more { "at least " } else { "" },
             counted(pressure.events as u64, "time", "times")
         ),
         evidence: [Some(log), high].into_iter().chain(of_group.into_iter().flatten()).flatten().collect(),
@@ -106,13 +107,15 @@ mod tests {
     use crate::testing::{GIB, MIB, cgroup, sample};
 
     const SHRUNK: &str =
-        "[Note] InnoDB: Memory pressure event shrunk innodb_buffer_pool_size=96m (6144 pages)";
+        "2026-11-30 14:00:00 0 [Note] InnoDB: Memory pressure event shrunk innodb_buffer_pool_size=96m";
+    const FREED: &str = "2026-11-30 14:00:00 0 [Note] InnoDB: Memory pressure event freed 812 pages";
 
     fn found(version: CgroupVersion, last: &str, high: Option<u64>) -> Finding {
         let mut after = sample();
         after.databases[0].cgroup = Some(MemoryCgroup { version, ..cgroup(GIB, GIB) });
         let mut observation = Observation::new(&after, &after);
-        let pressure = PoolPressure { log: "/l".into(), events: 3, last: last.to_owned(), high };
+        let last = last.to_owned();
+        let pressure = PoolPressure { log: "/l".into(), events: 3, may_be_more: true, last, high };
         observation.pool_pressure = vec![Some(pressure)];
         find(&observation, EarlierFindings(&[])).pop().unwrap()
     }
@@ -120,7 +123,7 @@ mod tests {
     #[test]
     fn each_fix_fits_the_group_and_the_version_and_can_be_taken_back() {
         let one = found(CgroupVersion::V2, SHRUNK, Some(100 * MIB));
-        assert!(one.title.contains("3 times"), "{one:?}");
+        assert!(one.title.contains("away at least 3 times since yesterday"), "{one:?}");
         assert_eq!(one.evidence[0].text, format!("its error log /l: {SHRUNK}"));
         assert_eq!(one.evidence[1].figures["high_bytes"], 100 * MIB);
         assert!(one.fixes[0].act.starts_with("pagekeeper guard"), "{one:?}");
@@ -130,7 +133,7 @@ mod tests {
         assert!(
             one.fixes.iter().all(|fix| fix.terms.risk.durability.is_none() && !fix.terms.undo.is_empty())
         );
-        let freed = found(CgroupVersion::V2, "[Note] InnoDB: Memory pressure event freed 812 pages", None);
+        let freed = found(CgroupVersion::V2, FREED, None);
         assert_eq!(freed.fixes.len(), 1, "earlier versions have no setting");
         assert_eq!(found(CgroupVersion::V1, SHRUNK, None).fixes.len(), 1);
     }

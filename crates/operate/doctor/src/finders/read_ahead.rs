@@ -1,9 +1,11 @@
 //! Read-ahead that is too large for a database that maps its files, or reads them at random: most
 //! bytes that storage reads are not used, and push others out of memory.
 //!
-//! Invariants: bytes that were read are traced additions to the page cache; bytes that were written
-//! are left out. Bytes that were asked for are an upper bound, so a database that reads in order is
-//! not reported. Only processes whose requests are known count.
+//! Invariants: bytes that were read are traced additions to the page cache, and at most the bytes
+//! that storage read for the processes, so writes do not count. Bytes that were asked for are an
+//! upper bound, so a database that reads in order is not reported. Only processes whose requests
+//! are known count: with asynchronous reads only mapped files are reported, and only if page faults
+//! waited for storage.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -40,8 +42,13 @@ struct EngineAdvice {
     versions: &'static str,
     act: &'static str,
     does: &'static str,
+    costs: &'static str,
     undo: &'static str,
 }
+
+/// Costs of reads without read-ahead.
+const PAGE_BY_PAGE: &str =
+    "what it reads in order, as a scan or the first reads after a start, comes page by page";
 
 /// The advice, most specific first: the first one that applies is given.
 const ENGINE_ADVICE: [EngineAdvice; 3] = [
@@ -51,15 +58,18 @@ const ENGINE_ADVICE: [EngineAdvice; 3] = [
         versions: "0.9.10 and later",
         act: "MDB_NORDAHEAD among the flags of mdb_env_open() (OpenLDAP: olcDbEnvFlags: nordahead; Python: readahead=False)",
         does: "where the program opens the database: the mapping is then read page by page (MADV_RANDOM)",
+        costs: PAGE_BY_PAGE,
         undo: "leave the flag out again, and restart",
     },
     EngineAdvice {
         applies: |database, read| read.is_mapped && database.profile.name == "opensearch",
         product: "Lucene",
-        versions: "10 and later (OpenSearch 3)",
+        versions: "10.0 and later (OpenSearch 3); before 10.3 (OpenSearch 3.3) it is the default",
         act: "-Dorg.apache.lucene.store.defaultReadAdvice=RANDOM",
-        does: "in jvm.options: files are then mapped with MADV_RANDOM, except where Lucene reads in order",
-        undo: "remove the line, and restart",
+        does: "in jvm.options: files are then mapped with MADV_RANDOM, unless Lucene asks for something else",
+        costs: "recovery of shards and the first searches after a start read page by page, and may take much longer: for \
+                these Lucene 10.3 gave this default up",
+        undo: "give the option the value that it had, or remove the line, and restart",
     },
     EngineAdvice {
         applies: |database, _| database.profile.name == "generic",
@@ -67,6 +77,7 @@ const ENGINE_ADVICE: [EngineAdvice; 3] = [
         versions: "all",
         act: "madvise(MADV_RANDOM) of the mapping, or posix_fadvise(POSIX_FADV_RANDOM) of the file, in the program's source",
         does: "the kernel then reads the pages that are asked for, and no others",
+        costs: PAGE_BY_PAGE,
         undo: "leave the call out again, and restart",
     },
 ];
@@ -86,7 +97,9 @@ pub(super) fn find(observation: &Observation<'_>, _: EarlierFindings<'_>) -> Vec
 fn too_large(observation: &Observation<'_>, index: usize, database: &Database) -> Option<Finding> {
     let asked = observation.asked.get(index)?;
     let files = read_files(observation, index, asked)?;
-    let read: u64 = files.iter().map(|read| read.bytes).sum();
+    let added: u64 = files.iter().map(|read| read.bytes).sum();
+    // Pages that are overwritten as a whole are added, too, and their writeback may have ended.
+    let read = added.min(asked.storage_bytes);
     let per_second = per_second(read, observation.period())?;
     if read < READ_BYTES_MIN || per_second < READ_RATE_MIN || read / WASTE_FACTOR < asked.bytes_max() {
         return None;
@@ -113,8 +126,8 @@ fn too_large(observation: &Observation<'_>, index: usize, database: &Database) -
     })
 }
 
-/// Returns the files, except logs, that the counted processes had storage read, largest first;
-/// `None` if pages were not traced.
+/// Returns the files, except logs, that the counted processes had storage read, largest first.
+/// Leaves out files whose reads may not have been counted. Returns `None` if pages were not traced.
 fn read_files<'a>(
     observation: &Observation<'a>,
     index: usize,
@@ -134,7 +147,8 @@ fn read_files<'a>(
         let is_mapped = file.openers.iter().any(|opener| {
             asked.processes.contains(&opener.pid) && matches!(opener.kind, OpenerKind::Mapped { .. })
         });
-        (bytes > 0).then_some(ReadFile { file, bytes, is_mapped })
+        let is_counted = !asked.may_lack_calls || (is_mapped && asked.major_faults > 0);
+        (bytes > 0 && is_counted).then_some(ReadFile { file, bytes, is_mapped })
     });
     let mut files: Vec<ReadFile<'a>> = read.collect();
     files.sort_by_key(|read| std::cmp::Reverse(read.bytes));
@@ -163,15 +177,16 @@ fn evidence(
         counted(asked.minor_faults, "page fault", "page faults"),
     );
     let all = Evidence::new(text).with("read_bytes", read).with("asked_most_bytes", asked.bytes_max());
-    let of_file = |read: &ReadFile<'_>| {
-        let how = if read.is_mapped { "mapped" } else { "read by calls" };
-        let ahead = device_of(observation, read.file)
+    let of_file = |of: &ReadFile<'_>| {
+        let bytes = of.bytes.min(read);
+        let how = if of.is_mapped { "mapped" } else { "read by calls" };
+        let ahead = device_of(observation, of.file)
             .map(|device| format!(", whose read-ahead is {}", ByteSize(device.read_ahead)))
             .unwrap_or_default();
-        let device = device_name(observation, read.file.inode.dev);
-        let name = escaped(&read.file.path);
-        Evidence::new(format!("{} of {name}, {how}, on device {device}{ahead}", ByteSize(read.bytes)))
-            .with("read_bytes", read.bytes)
+        let device = device_name(observation, of.file.inode.dev);
+        let name = escaped(&of.file.path);
+        Evidence::new(format!("at most {} of {name}, {how}, on device {device}{ahead}", ByteSize(bytes)))
+            .with("read_bytes", bytes)
             .with("device", device)
     };
     std::iter::once(all).chain(files.iter().take(LISTED_READ_FILES_MAX).map(of_file)).collect()
@@ -191,8 +206,7 @@ fn fixes(
     };
     let of_engine = files.first().and_then(|most| {
         let advice = ENGINE_ADVICE.iter().find(|advice| (advice.applies)(database, most))?;
-        let costs = "what it reads in order, as a scan or the first reads after a start, comes page by page";
-        let terms = terms(advice.product, advice.versions, costs, advice.undo.to_owned());
+        let terms = terms(advice.product, advice.versions, advice.costs, advice.undo.to_owned());
         Some(Fix::advice(advice.act, advice.does, terms))
     });
     let is_mongodb = database.profile.name == "mongodb";
@@ -217,6 +231,7 @@ fn fixes(
 mod tests {
     use super::*;
     use crate::testing::{DEV, GIB, MIB, cgroup, database, file, opener, pages, sample};
+    use pagekeeper_kernel::process::AccessMode;
     use pagekeeper_observe::Snapshot;
 
     /// Returns a host on which a program has this file mapped, on a device with a read-ahead of
@@ -245,7 +260,8 @@ mod tests {
     }
 
     fn faults(major_faults: u64, minor_faults: u64) -> AskedReads {
-        AskedReads { processes: [100].into(), major_faults, minor_faults, ..AskedReads::default() }
+        let processes = [100].into();
+        AskedReads { processes, major_faults, minor_faults, storage_bytes: GIB, ..AskedReads::default() }
     }
 
     fn find_in(before: &Snapshot, after: &Snapshot, asked: AskedReads) -> Option<Finding> {
@@ -280,6 +296,25 @@ mod tests {
         assert_eq!(find_in(&before, &after, faults(1, 1)), None, "it grew by as much");
         after.files[0].class = Some(FileClass::Wal);
         assert_eq!(find_in(&after, &after, faults(1, 1)), None);
+        // Whole pages were overwritten and synced: storage read next to nothing.
+        let after = mapped("generic", "/data/data.mdb");
+        let written = AskedReads { storage_bytes: 20 * MIB, ..faults(100, 100) };
+        assert_eq!(find_in(&after, &after, written), None);
+        let partly = AskedReads { storage_bytes: 300 * MIB, ..faults(100, 100) };
+        let found = find_in(&after, &after, partly).unwrap();
+        assert!(found.title.starts_with("read-ahead brings in 300 MiB"), "{found:?}");
+        assert!(found.evidence[1].text.starts_with("at most 300 MiB of"), "{found:?}");
+    }
+
+    #[test]
+    fn asynchronous_reads_are_not_taken_for_read_ahead() {
+        let mut after = mapped("generic", "/data/data.mdb");
+        let lacks = |major_faults| AskedReads { may_lack_calls: true, ..faults(major_faults, 0) };
+        assert!(find_in(&after, &after, lacks(1000)).is_some(), "faults read the mapped file");
+        assert_eq!(find_in(&after, &after, lacks(0)), None);
+        after.files[0].openers[0].kind = OpenerKind::Buffered(AccessMode::ReadOnly);
+        assert_eq!(find_in(&after, &after, lacks(1000)), None);
+        assert!(find_in(&after, &after, faults(1000, 0)).is_some());
     }
 
     #[test]
