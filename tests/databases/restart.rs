@@ -4,6 +4,7 @@
 //! took them again by itself; nothing here asserts a time.
 
 use std::collections::BTreeMap;
+use std::io::Read as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -303,16 +304,49 @@ fn a_unit_s_processes_are_known_by_their_control_group() {
     assert_eq!(&message[..length], b"READY=1");
     let shell = |script: &str| assert!(Command::new("sh").args(["-c", script]).status().unwrap().success());
     shell(&read(&others, 0, 8));
-    // As a service manager starts a program: in the group before it is executed.
-    shell(&format!("echo $$ > {}/cgroup.procs; exec {}", group.display(), read(&own, 0, 8)));
-    rustix::process::kill_process(rustix::process::Pid::from_child(&learning), rustix::process::Signal::TERM)
-        .unwrap();
-    let status = learning.wait().unwrap();
+    // As a service manager starts a program: in the group before it is executed. It is looked at a
+    // moment after it has begun, and must still be there.
+    let service = format!("sh -c '{}; sleep 1'", read(&own, 0, 8));
+    shell(&format!("echo $$ > {}/cgroup.procs; exec {service}", group.display()));
+    let status = eventually("it ends after its unit", WAIT_TIMEOUT, || learning.try_wait().unwrap());
     std::fs::remove_dir(&group).unwrap();
     assert!(status.success(), "{status}");
     let learned = place.learned();
     assert!(learned.contains_key(own.to_str().unwrap()), "{learned:?}");
     assert!(!learned.contains_key(others.to_str().unwrap()), "{learned:?}");
+}
+
+#[test]
+fn a_unit_that_does_not_start_leaves_the_older_recording() {
+    let Some(place) = Place::new("a unit that does not start", &[]) else { return };
+    let file = place.file("file", 8);
+    assert_eq!(place.learn(&read(&file, 0, 8)).code, 0);
+    let older = std::fs::read(place.recording()).unwrap();
+    let notified = place.at("notify");
+    let socket = std::os::unix::net::UnixDatagram::bind(&notified).unwrap();
+    socket.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
+    let mut learning = command::pagekeeper();
+    // That time is none of a start's before there is a process.
+    learning.args(place.learning(1)).args(["--unit", "no-such-unit.service"]).env("NOTIFY_SOCKET", &notified);
+    let mut learning = Running(learning.stderr(Stdio::piped()).spawn().unwrap());
+    socket.recv(&mut [0; 64]).expect("it says that it is ready");
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(learning.0.try_wait().unwrap(), None, "it waits for the start");
+    let pid = rustix::process::Pid::from_child(&learning.0);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let mut said = String::new();
+    learning.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(learning.0.wait().unwrap().success(), "{said}");
+    assert!(said.contains("no start of service was seen"), "{said}");
+    assert_eq!(std::fs::read(place.recording()).unwrap(), older);
+}
+
+#[test]
+fn a_command_with_an_empty_argument_is_started() {
+    let Some(place) = Place::new("an empty argument", &[]) else { return };
+    let words = ["--", "sh", "-c", "echo \"$#:$2\"", "sh", "", "--save"].map(str::to_owned);
+    let outcome = command::run([place.learning(60), words.to_vec()].concat());
+    assert_eq!((outcome.code, outcome.stdout.as_str()), (0, "2:--save\n"), "{outcome:?}");
 }
 
 #[test]
@@ -334,6 +368,16 @@ fn whatever_took_the_place_of_a_recorded_file_is_left_alone() {
     let outcome = place.load(&[]);
     assert_eq!(resident(stays), 4 * MIB, "{outcome:?}");
     assert_eq!(resident(&secret), 0, "no link is followed: {outcome:?}");
+    // Neither is one in the place of a directory.
+    let [real, moved] = ["below", "moved"].map(|name| place.at(name));
+    std::fs::create_dir(&real).unwrap();
+    let below = place.file("below/file", 4);
+    assert_eq!(place.learn(&read(&below, 0, 4)).code, 0);
+    std::fs::rename(&real, &moved).unwrap();
+    std::os::unix::fs::symlink(&moved, &real).unwrap();
+    support::evict(&moved.join("file"));
+    let outcome = place.load(&[]);
+    assert_eq!(resident(&moved.join("file")), 0, "{outcome:?}");
     // The same beside a command, which is not kept waiting.
     support::evict(stays);
     let outcome = place.learn("true");
@@ -434,6 +478,7 @@ fn without_permission_for_events_the_older_recording_is_loaded_and_one_line_said
     assert_eq!(outcome.stderr.lines().count(), 1, "{outcome:?}");
     assert!(outcome.stderr.contains("what a start of service reads is not learned: "), "{outcome:?}");
     eventually("it is loaded", WAIT_TIMEOUT, || (resident(&file) == 8 * MIB).then_some(()));
+    eventually("nothing stays behind", WAIT_TIMEOUT, || recorders(&place).is_empty().then_some(()));
     assert_eq!(std::fs::read(place.recording()).unwrap(), older);
 }
 

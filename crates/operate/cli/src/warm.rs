@@ -11,11 +11,13 @@ mod report;
 mod restart;
 mod work;
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use clap::{Args as _, FromArgMatches as _};
 use pagekeeper_guard::Selector;
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_kernel::pressure::{MemoryCgroup, SysRoots};
@@ -58,25 +60,25 @@ pub(crate) struct WarmArgs {
     range: FilePart,
     /// Restore the pages of a snapshot, most recently used files first
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath,
-          conflicts_with_all = ["paths", "dir", "files_from", "include", "exclude", "follow", "one_file_system"])]
+          conflicts_with_all = ["paths", "command", "dir", "files_from", "include", "exclude", "follow", "one_file_system"])]
     from: Option<PathBuf>,
     /// Become the command behind "--", load what its last start under NAME read ahead of it, and
     /// record what this start reads; as root
-    #[arg(long, value_name = "NAME", help_heading = "Restarts",
-          conflicts_with_all = ["from", "learned", "dir", "files_from", "include", "exclude", "follow", "one_file_system", "range",
+    #[arg(long, value_name = "NAME", help_heading = "Restarts", requires = "start",
+          conflicts_with_all = ["paths", "from", "learned", "dir", "files_from", "include", "exclude", "follow", "one_file_system", "range",
                                 "jobs", "pace", "lock", "verbose", "json"])]
     learn: Option<RecordingName>,
     /// Load what the last start under NAME read
     #[arg(long, value_name = "NAME", help_heading = "Restarts",
-          conflicts_with_all = ["paths", "dir", "from", "files_from", "include", "exclude", "follow", "one_file_system", "jobs",
+          conflicts_with_all = ["paths", "command", "dir", "from", "files_from", "include", "exclude", "follow", "one_file_system", "jobs",
                                 "pace"])]
     learned: Option<RecordingName>,
     /// With --learn: the next start of this systemd unit, instead of a command
-    #[arg(long, value_name = "UNIT", requires = "learn", conflicts_with = "paths", help_heading = "Restarts",
+    #[arg(long, value_name = "UNIT", requires = "learn", group = "start", help_heading = "Restarts",
           value_parser = |unit: &str| format!("unit:{unit}").parse::<Selector>())]
     unit: Option<Selector>,
-    /// The longest start that --learn records; otherwise it ends once the command reads next to
-    /// nothing for 5 seconds
+    /// The longest start that --learn records, from its first process on; otherwise it ends once
+    /// the command reads next to nothing for 5 seconds
     #[arg(long, value_name = "TIME", requires = "learn", help_heading = "Restarts", default_value = "5m",
           value_parser = |text: &str| parse_time(text, Duration::from_secs(1)))]
     duration: Duration,
@@ -98,6 +100,9 @@ pub(crate) struct WarmArgs {
     /// Print one JSON object with all figures in bytes
     #[arg(long)]
     json: bool,
+    /// With --learn: the command and its arguments; otherwise more PATHs
+    #[arg(last = true, value_name = "COMMAND", group = "start")]
+    command: Vec<OsString>,
 }
 
 /// Runs the command.
@@ -107,7 +112,7 @@ pub(crate) fn run(args: &WarmArgs) -> anyhow::Result<ExitCode> {
         let learning = Learning { name, recordings, is_unit: args.unit.is_some(), duration: args.duration };
         return match &args.unit {
             Some(unit) => learning.of_unit(unit.clone()),
-            None => Ok(learning.become_command(args.tree.paths())),
+            None => Ok(learning.become_command(&args.command)),
         };
     }
     let start = Instant::now();
@@ -171,9 +176,7 @@ pub(crate) fn run(args: &WarmArgs) -> anyhow::Result<ExitCode> {
 /// locked: the kernel kills processes beyond the limit without a message.
 fn too_much_to_lock(bytes: u64, group: &MemoryCgroup) -> Option<String> {
     let limit = group.effective_limit?;
-    // Memory that is used and can't be reclaimed by dropping pages of files.
-    let taken = group.usage.saturating_sub(group.file);
-    (bytes.saturating_add(taken) > limit).then(|| {
+    (bytes > room_in(group)?).then(|| {
         format!(
             "{} are to be locked, and the memory cgroup of this process may have {} ({}): unless others pay for their \
              pages, the kernel will kill this process; lock less, or raise memory.max (version 1: \
@@ -185,6 +188,28 @@ fn too_much_to_lock(bytes: u64, group: &MemoryCgroup) -> Option<String> {
     })
 }
 
+/// Returns the bytes of a memory cgroup that pages of files may fill; `None` without a limit.
+fn room_in(group: &MemoryCgroup) -> Option<u64> {
+    // Memory that is used and can't be reclaimed by dropping pages of files.
+    let taken = group.usage.saturating_sub(group.file);
+    Some(group.effective_limit?.saturating_sub(taken))
+}
+
+/// Returns the arguments with the words behind "--" as paths, which may begin with a dash.
+fn with_paths(tree: &TreeArgs, words: &[OsString]) -> anyhow::Result<TreeArgs> {
+    let mut tree = tree.clone();
+    if words.iter().any(|word| word.is_empty()) {
+        return Err(UsageError("a PATH is empty".to_owned()).into());
+    }
+    if !words.is_empty() {
+        let command = TreeArgs::augment_args(clap::Command::new("warm").no_binary_name(true));
+        let paths = tree.paths().iter().map(OsString::from);
+        let all = ["--".into()].into_iter().chain(paths).chain(words.iter().cloned());
+        tree.update_from_arg_matches(&command.try_get_matches_from(all)?)?;
+    }
+    Ok(tree)
+}
+
 /// Returns the files of the named trees; only their names are kept, since there may be more of them
 /// than file descriptors.
 fn listed(
@@ -193,10 +218,11 @@ fn listed(
     problems: &Problems,
     mounted: &MountedDevices,
 ) -> anyhow::Result<Vec<WarmItem>> {
-    if let Some(error) = args.tree.paths().iter().find_map(|path| range_as_path(path)) {
+    let tree = with_paths(&args.tree, &args.command)?;
+    if let Some(error) = tree.paths().iter().find_map(|path| range_as_path(path)) {
         return Err(error.into());
     }
-    let tree = args.tree.tree()?.with_devices(&args.tree);
+    let tree = tree.tree()?.with_devices(&tree);
     let found = Mutex::new(Vec::new());
     tree.walk_until(&|| stop.requested(), None, &|visited| match visited
         .and_then(|file| mounted.has(&file).map(|_| file))
@@ -265,13 +291,42 @@ mod tests {
         assert_eq!(too_much_to_lock(2 * GIB, &group(0, 0, None)), None);
     }
 
+    #[derive(clap::Parser)]
+    struct Alone {
+        #[command(flatten)]
+        args: WarmArgs,
+    }
+
+    #[test]
+    fn a_command_may_have_empty_arguments_and_options() {
+        let parsed = |arguments: &[&str]| {
+            <Alone as clap::Parser>::try_parse_from(["warm"].iter().chain(arguments)).map(|alone| alone.args)
+        };
+        let words = ["redis-server", "--save", "", "--", "-x"];
+        let args = parsed(&[&["--learn", "redis", "--"][..], &words].concat()).unwrap();
+        assert_eq!(args.command, words);
+        assert!(parsed(&["--learn", "redis", "--unit", "redis.service"]).unwrap().command.is_empty());
+        for wrong in [
+            &["--learn", "redis"][..],
+            &["--learn", "redis", "redis-server"],
+            &["--learn", "redis", "path", "--", "redis-server"],
+            &["--learn", "redis", "--unit", "redis.service", "--", "redis-server"],
+            &["--unit", "redis.service"],
+            &["--learned", "redis", "--", "path"],
+            &["--from", "snapshot", "--", "path"],
+        ] {
+            parsed(wrong).unwrap_err();
+        }
+        // Without --learn they are paths.
+        let args = parsed(&["--exclude", "*.x", "one", "--", "-two", "--lock"]).unwrap();
+        let tree = with_paths(&args.tree, &args.command).unwrap();
+        assert_eq!(tree.paths(), ["one", "-two", "--lock"].map(PathBuf::from));
+        assert!(format!("{tree:?}").contains("*.x"), "its options stay");
+        assert!(with_paths(&args.tree, &["".into()]).is_err(), "no path is empty");
+    }
+
     #[test]
     fn rate_is_another_name_of_pace() {
-        #[derive(clap::Parser)]
-        struct Alone {
-            #[command(flatten)]
-            args: WarmArgs,
-        }
         let pace = |arguments: &[&str]| {
             let all = ["warm"].iter().chain(arguments).chain(&["file"]);
             <Alone as clap::Parser>::try_parse_from(all).map(|alone| alone.args.pace.pace)

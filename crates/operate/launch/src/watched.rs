@@ -2,15 +2,20 @@
 //! start.
 //!
 //! Invariants: as for a follower, the process beside the command is not its child, and holds none of
-//! its descriptors but standard error, on which it reports. The command waits at most 20 s for it,
-//! and is started in any case.
+//! its descriptors but standard error, on which it reports; it closes that, too, if it can't watch.
+//! The command waits at most 20 s for it, and is started in any case.
+#![allow(unsafe_code, reason = "a descriptor that is kept across a fork; the block states its proof")]
 
 use std::ffi::OsString;
-use std::os::fd::AsFd;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::Arc;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 use crate::follower::{READY_MESSAGE, answer, followed_process, start_beside};
 use crate::start_state::StartState;
@@ -24,7 +29,11 @@ pub struct WatchedCommand {
 
 /// The end of the process that watches, towards the command.
 #[derive(Debug)]
-pub struct CommandWatcher<'a>(&'a UnixStream);
+pub struct CommandWatcher<'a> {
+    socket: &'a UnixStream,
+    /// The process that becomes the command; `None` before Linux 5.3.
+    command: Option<OwnedFd>,
+}
 
 impl WatchedCommand {
     /// Prepares the command of these words.
@@ -50,10 +59,16 @@ impl WatchedCommand {
         let stderr = std::io::stderr();
         // A number above those of the standard descriptors, which it loses.
         let kept = rustix::io::fcntl_dupfd_cloexec(&stderr, 3).map_err(|error| error.to_string())?;
+        let command = getpid();
         let socket = start_beside(&[kept.as_fd()], |socket| {
             // Without it, nothing is reported.
             let _ = rustix::stdio::dup2_stderr(&kept);
-            work(&CommandWatcher(socket));
+            // SAFETY: this is the process that was forked to do this work. It ends without a look
+            // at `kept` and without its destructor, so nothing uses or closes this number again.
+            unsafe { rustix::io::close(kept.as_raw_fd()) };
+            // It waits for an answer, so no other process has its ID.
+            let command = pidfd_open(command, PidfdFlags::empty()).ok();
+            work(&CommandWatcher { socket, command });
         });
         detached::announce(&mut self.command, Arc::new(socket.map_err(|refusal| refusal.to_string())?));
         Ok(())
@@ -70,17 +85,36 @@ impl CommandWatcher<'_> {
     /// Says that this process is ready, and returns the ID of the process that becomes the command;
     /// `None` if that has ended. It waits for [`Self::let_start`].
     pub fn wait_for_command(&self) -> Option<u32> {
-        answer(self.0, READY_MESSAGE);
-        followed_process(self.0)
+        answer(self.socket, READY_MESSAGE);
+        followed_process(self.socket)
     }
 
     /// Lets the command start.
     pub fn let_start(&self) {
-        answer(self.0, "followed");
+        answer(self.socket, "followed");
     }
 
-    /// Says, instead of waiting for the command, why it is not watched.
+    /// Says, instead of waiting for the command, why it is not watched, and closes its standard
+    /// error.
     pub fn refuse(&self, sentence: &str) {
-        answer(self.0, sentence);
+        self.leave_stderr();
+        answer(self.socket, sentence);
+    }
+
+    /// Closes the command's standard error: whoever reads it to its end does not wait for this
+    /// process.
+    pub fn leave_stderr(&self) {
+        // Where /dev/null can't be opened, it stays open.
+        if let Ok(null) = File::options().write(true).open("/dev/null") {
+            let _ = rustix::stdio::dup2_stderr(&null);
+        }
+    }
+
+    /// Returns whether the command has ended; false if the kernel does not say so (before Linux
+    /// 5.3).
+    pub fn is_gone(&self) -> bool {
+        let Some(command) = &self.command else { return false };
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(command, PollFlags::IN)], Some(&at_once)).is_ok_and(|ended| ended > 0)
     }
 }

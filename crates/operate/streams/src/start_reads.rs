@@ -6,7 +6,9 @@
 //!
 //! Invariants: each page of a file is recorded once. A file is opened once, for a moment, when it
 //! is first read, so that its name is known even if it is removed soon after. Files without a name,
-//! block devices, metadata and files with a lease are left out. All tables are bounded.
+//! block devices, metadata and files with a lease are left out. All tables are bounded: together
+//! they take at most 150 MB. A read that finds no room is not recorded, and the recording is not
+//! exact.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
@@ -24,9 +26,11 @@ use crate::{IsMember, Unavailable};
 const ORDER_WINDOW_BYTES: u64 = 8 << 20;
 /// Fewer bytes than this are no sign of a start that goes on: a running server always reads some.
 const ACTIVE_BYTES: u64 = 256 << 10;
-/// The most files: a database of this many tables opens all of them.
+/// The most files, at some 500 bytes each: a database of this many tables opens all of them.
 const READ_FILES_MAX: usize = 64 << 10;
-/// The most ranges: 32 MB of memory.
+/// The most steps, at some 300 bytes each: the description of a file, its path and a list.
+const READ_STEPS_MAX: usize = 128 << 10;
+/// The most ranges, at some 50 bytes each: one in a step, and one among those of its file.
 const READ_RANGES_MAX: usize = 1 << 20;
 
 /// A step of a start: a file, and ascending ranges of it in bytes.
@@ -51,8 +55,14 @@ pub struct StartReads<F> {
     window_bytes: u64,
     steps: Vec<ReadStep<F>>,
     ranges: usize,
+    /// Whether there was no room for a read.
+    is_cut: bool,
     added_bytes: u64,
     began: Instant,
+    /// When the first process of the command began.
+    first: Option<Instant>,
+    /// When the last process ended, if none runs.
+    gone: Option<Instant>,
     active: Instant,
     since_active: u64,
 }
@@ -72,7 +82,7 @@ struct ReadFile<F> {
 pub struct RecordedReads<F> {
     /// The reads in order.
     pub steps: Vec<ReadStep<F>>,
-    /// Whether every read of pages that were loaded ahead was seen.
+    /// Whether every read of pages that were loaded ahead was seen and recorded.
     pub is_exact: bool,
     /// Bytes that the command's processes read from disks themselves and that were not added to the
     /// page cache: by direct I/O.
@@ -111,8 +121,11 @@ impl<F: Clone> StartReads<F> {
             window_bytes: 0,
             steps: Vec::new(),
             ranges: 0,
+            is_cut: false,
             added_bytes: 0,
             began: now,
+            first: None,
+            gone: None,
             active: now,
             since_active: 0,
         }
@@ -131,9 +144,17 @@ impl<F: Clone> StartReads<F> {
 
     fn begin(&mut self, pid: u32) {
         if self.running.is_empty() {
-            self.active = Instant::now();
+            let now = Instant::now();
+            (self.active, self.gone) = (now, None);
+            self.first.get_or_insert(now);
         }
         self.running.insert(pid);
+    }
+
+    fn end_of(&mut self, pid: u32) {
+        if self.running.remove(&pid) && self.running.is_empty() {
+            self.gone = Some(Instant::now());
+        }
     }
 
     /// Has the uses of pages seen that this process adds from now on.
@@ -160,14 +181,29 @@ impl<F: Clone> StartReads<F> {
         !self.running.is_empty()
     }
 
+    /// Returns the time since the first process of the command began; `None` before that.
+    pub fn begun_for(&self) -> Option<Duration> {
+        self.first.map(|first| first.elapsed())
+    }
+
+    /// Returns for how long no process of the command has run; `None` while one runs, and before
+    /// the first one.
+    pub fn gone_for(&self) -> Option<Duration> {
+        self.gone.map(|gone| gone.elapsed())
+    }
+
     /// Returns for how long the command has read nothing worth mentioning; zero while it does not
     /// run. Once there is no room for more reads, that is for ever.
     pub fn quiet_for(&self) -> Duration {
         match self.is_running() {
-            true if self.ranges >= READ_RANGES_MAX => Duration::MAX,
+            true if self.is_full() => Duration::MAX,
             true => self.active.elapsed(),
             false => Duration::ZERO,
         }
+    }
+
+    fn is_full(&self) -> bool {
+        self.steps.len() >= READ_STEPS_MAX || self.ranges >= READ_RANGES_MAX
     }
 
     /// Returns the recorded reads.
@@ -175,10 +211,11 @@ impl<F: Clone> StartReads<F> {
         self.step();
         self.flush();
         let lost = self.events.lost();
+        let is_complete = !self.is_cut && lost.pages == 0 && lost.uses == 0 && lost.others == 0;
         let read_bytes: u64 = self.running.iter().filter_map(|pid| disk_bytes_read(*pid)).sum();
         RecordedReads {
             steps: self.steps,
-            is_exact: self.events.sees_use() && lost.pages == 0 && lost.uses == 0 && lost.others == 0,
+            is_exact: self.events.sees_use() && is_complete,
             direct_bytes: read_bytes.saturating_sub(self.added_bytes),
         }
     }
@@ -199,9 +236,7 @@ impl<F: Clone> StartReads<F> {
                     _ => self.begin(process),
                 }
             }
-            PageEvent::Left { process } | PageEvent::Ended { process } => {
-                self.running.remove(&process);
-            }
+            PageEvent::Left { process } | PageEvent::Ended { process } => self.end_of(process),
             _ => {}
         }
     }
@@ -209,10 +244,12 @@ impl<F: Clone> StartReads<F> {
     /// Records the new parts of a range.
     fn note(&mut self, process: u32, file: &EventFile, bytes: Range<u64>) {
         let key = (file.dev, file.ino, file.generation);
-        if !self.files.contains_key(&key) {
-            if self.files.len() >= READ_FILES_MAX {
-                return;
-            }
+        let is_new = !self.files.contains_key(&key);
+        if self.is_full() || (is_new && self.files.len() >= READ_FILES_MAX) {
+            self.is_cut = true;
+            return;
+        }
+        if is_new {
             let described = self.describe(process, file);
             self.files.insert(key, ReadFile { described, seen: BTreeMap::new(), fresh: Vec::new() });
         }

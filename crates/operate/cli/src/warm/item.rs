@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use pagekeeper_kernel::Inode;
+use pagekeeper_kernel::{Inode, Links};
 use pagekeeper_observe::saved_pages::{SavedFile, SavedPages};
 use pagekeeper_text::escaped;
 
@@ -29,7 +29,12 @@ pub(super) enum WantedPages {
     /// A range of the same file that was listed.
     Range { range: Range<u64>, inode: Inode },
     /// The extents in a snapshot, in pages of this size.
-    Saved { file: SavedFile, page_size: u64 },
+    Saved {
+        file: SavedFile,
+        page_size: u64,
+        /// The links in its path that are followed.
+        links: Links,
+    },
 }
 
 impl WarmItem {
@@ -48,12 +53,17 @@ pub(super) fn saved(path: &Path, part: FilePart) -> anyhow::Result<Vec<WarmItem>
 fn in_order(mut snapshot: SavedPages, part: FilePart) -> Vec<WarmItem> {
     let by_use = |a: &SavedFile, b: &SavedFile| Reverse(a.last_used).cmp(&Reverse(b.last_used));
     snapshot.files.sort_by(|a, b| by_use(a, b).then_with(|| a.path.cmp(&b.path)));
-    recorded(snapshot, part)
+    items_of(snapshot, part, Links::Refuse)
 }
 
-/// Returns what to warm of this part of each file, in the recording's own order.
+/// Returns what to warm of this part of each file, in the recording's own order. No links are
+/// followed: the kernel named these files, and since then others may have put links there.
 pub(super) fn recorded(recording: SavedPages, part: FilePart) -> Vec<WarmItem> {
-    let SavedPages { page_size, files, .. } = recording;
+    items_of(recording, part, Links::RefuseAll)
+}
+
+fn items_of(saved: SavedPages, part: FilePart, links: Links) -> Vec<WarmItem> {
+    let SavedPages { page_size, files, .. } = saved;
     let in_part = |file: SavedFile| {
         let bytes = part.of(file.size);
         let pages = bytes.start / page_size..bytes.end.div_ceil(page_size);
@@ -64,7 +74,7 @@ pub(super) fn recorded(recording: SavedPages, part: FilePart) -> Vec<WarmItem> {
     let item = |file: SavedFile| WarmItem {
         path: file.path.clone(),
         bytes: file.resident_pages() * page_size,
-        wanted: WantedPages::Saved { file, page_size },
+        wanted: WantedPages::Saved { file, page_size, links },
     };
     files.into_iter().map(in_part).filter(|file| !file.extents.is_empty()).map(item).collect()
 }

@@ -6,33 +6,38 @@
 //! replaces the recording once the start is over.
 //!
 //! Invariants: the command is started whatever fails here. Entries that could not be judged stay in
-//! the recording: those whose pages were resident before, and all if the start was cut short. A
-//! process that is killed leaves the older recording.
+//! the recording: those whose pages were resident before. If the start was cut short, all entries
+//! of the older recording stay as they are. Where no process was seen, and where this process is
+//! killed, the older recording stays.
 
 use std::ffi::OsString;
 use std::fmt::Display;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread::{Builder, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use pagekeeper_catalog::{Profile, disks};
 use pagekeeper_guard::Selector;
-use pagekeeper_kernel::pressure::{MemInfo, SysRoots};
+use pagekeeper_kernel::pressure::{MemInfo, MemoryCgroup, SysRoots};
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{InspectedFile, Links, WarmMethod, WarmOptions, WarmReport, warm_extents};
 use pagekeeper_launch::{CommandWatcher, StartState, WatchedCommand};
 use pagekeeper_observe::saved_pages::{RecordingName, Recordings, SavedFile, SavedPages, kept_of, renewed};
-use pagekeeper_streams::{IsMember, RecordedReads, StartReads};
+use pagekeeper_streams::{IsMember, ReadStep, RecordedReads, StartReads};
 use pagekeeper_text::{ByteSize, escaped};
 
+use super::room_in;
 use crate::output;
 use crate::service::Manager;
 use crate::signals::Stop;
 
 /// A start that has read nothing worth mentioning for this long is over.
 const QUIET_TIME: Duration = Duration::from_secs(5);
+/// A unit without processes for this long has ended: between those of one start there is less.
+const UNIT_GONE_TIME: Duration = Duration::from_secs(2);
 /// Interval of taking events.
 const EVENT_INTERVAL: Duration = Duration::from_millis(10);
 /// A recording of less is not loaded: the command reads it in a moment.
@@ -42,6 +47,10 @@ const WORTH_BYTES: u64 = 4 << 20;
 const WIDTH_UNKNOWN: u16 = 32;
 /// The most requests in flight, each by a thread.
 const WIDTH_MAX: u16 = 128;
+/// The same beside a command, whose limits of processes these threads count against.
+const WIDTH_BESIDE_MAX: u16 = 32;
+/// The most entries that stay of an older recording if starts are cut short again and again.
+const KEPT_ENTRIES_MAX: usize = 128 << 10;
 /// The directory in which programs see mounts of other containers: such a path says nothing after a
 /// restart.
 const OTHERS_MOUNTS: &str = "/proc";
@@ -53,7 +62,7 @@ pub(super) struct Learning<'a> {
     pub(super) recordings: Recordings,
     /// Whether a unit is watched, rather than a command.
     pub(super) is_unit: bool,
-    /// When it ends at the latest.
+    /// The time after its first process at which it ends at the latest.
     pub(super) duration: Duration,
 }
 
@@ -66,23 +75,21 @@ impl Learning<'_> {
         let is_member: IsMember = Box::new(move |pid| unit.has_member(&proc, pid));
         let reads = StartReads::start(Some(is_member), described);
         manager.ready();
-        let mut reads = match reads {
+        let reads = match reads {
             Ok(reads) => reads,
             Err(why) => {
                 output::complain(self.not_learned(&why));
-                load_ahead(old, stop.flag());
+                self.load_alone(old, &stop, &|| false);
                 return Ok(ExitCode::FAILURE);
             }
         };
         reads.expect_own_additions()?;
-        let (is_over, loaded) = self.record(&mut reads, old, &stop);
-        Ok(output::code(self.save(reads.end(), loaded, is_over)))
+        Ok(output::code(self.learn(reads, old, &stop)))
     }
 
     /// Becomes the command; returns only if that fails.
-    pub(super) fn become_command(&self, command: &[PathBuf]) -> ExitCode {
-        let words: Vec<OsString> = command.iter().map(OsString::from).collect();
-        let mut command = match WatchedCommand::new(&words, StartState::now()) {
+    pub(super) fn become_command(&self, words: &[OsString]) -> ExitCode {
+        let mut command = match WatchedCommand::new(words, StartState::now()) {
             Ok(command) => command,
             Err(why) => return refuse(&why),
         };
@@ -114,17 +121,50 @@ impl Learning<'_> {
             Ok(reads) => reads,
             Err(why) => {
                 watcher.refuse(&why.to_string());
-                return drop(load_ahead(old, stop.flag()));
+                return self.load_alone(old, &stop, &|| watcher.is_gone());
             }
         };
         let Some(pid) = watcher.wait_for_command() else { return };
         let followed = reads.follow(pid).and_then(|()| reads.expect_own_additions());
         watcher.let_start();
         if let Err(why) = followed {
-            return output::complain(self.not_learned(&why));
+            output::complain(self.not_learned(&why));
+            watcher.leave_stderr();
+            return self.load_alone(old, &stop, &|| watcher.is_gone());
         }
-        let (is_over, loaded) = self.record(&mut reads, old, &stop);
-        self.save(reads.end(), loaded, is_over);
+        self.learn(reads, old, &stop);
+    }
+
+    /// Loads the old recording ahead of a start whose reads can't be seen.
+    fn load_alone(&self, old: Option<SavedPages>, stop: &Stop, is_gone: &dyn Fn() -> bool) {
+        let (began, is_over) = (Instant::now(), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let load = || load_ahead(old, self.width_max(), &is_over);
+            let Ok(loading) = Builder::new().spawn_scoped(scope, load) else { return };
+            while !loading.is_finished() && began.elapsed() < self.duration {
+                if stop.requested() || is_gone() {
+                    break;
+                }
+                std::thread::sleep(EVENT_INTERVAL);
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+    }
+
+    fn width_max(&self) -> u16 {
+        if self.is_unit { WIDTH_MAX } else { WIDTH_BESIDE_MAX }
+    }
+
+    /// Records a start while the old recording is loaded, and replaces that; returns whether that
+    /// succeeded.
+    fn learn(&self, mut reads: StartReads<SavedFile>, old: Option<SavedPages>, stop: &Stop) -> bool {
+        let (is_over, loaded) = self.record(&mut reads, old.clone(), stop);
+        if reads.begun_for().is_none() {
+            let name = self.name.as_str();
+            output::complain(format_args!("no start of {name} was seen: its recording stays as it is"));
+            return true;
+        }
+        self.save(reads.end(), Earlier { old, loaded, is_over })
     }
 
     /// Loads the old recording and records until the start is over. Returns whether that was seen,
@@ -135,56 +175,100 @@ impl Learning<'_> {
         old: Option<SavedPages>,
         stop: &Stop,
     ) -> (bool, LoadedAhead) {
-        let (began, is_done) = (Instant::now(), AtomicBool::new(false));
+        let is_done = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let loading = scope.spawn(|| load_ahead(old, &is_done));
-            let is_over = loop {
-                reads.step();
-                if reads.quiet_for() >= QUIET_TIME || began.elapsed() >= self.duration {
-                    break reads.is_running();
-                }
-                // Before its start, and between its processes, a unit has none.
-                if stop.requested() || (!self.is_unit && !reads.is_running()) {
-                    break false;
-                }
-                std::thread::sleep(EVENT_INTERVAL);
-            };
+            let load = || load_ahead(old, self.width_max(), &is_done);
+            let loading = Builder::new().spawn_scoped(scope, load);
+            let is_over = self.until_over(reads, stop);
             is_done.store(true, Ordering::Relaxed);
-            (is_over, loading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            (is_over, loading.map_or_else(|_| LoadedAhead::default(), joined))
         })
     }
 
+    /// Records until the start is over; returns false if it was cut short.
+    fn until_over(&self, reads: &mut StartReads<SavedFile>, stop: &Stop) -> bool {
+        // Between its processes, a unit has none.
+        let gone_time = if self.is_unit { UNIT_GONE_TIME } else { Duration::ZERO };
+        loop {
+            reads.step();
+            let is_late = reads.begun_for().is_some_and(|begun| begun >= self.duration);
+            if reads.quiet_for() >= QUIET_TIME || is_late {
+                return reads.is_running();
+            }
+            if stop.requested() || reads.gone_for().is_some_and(|gone| gone >= gone_time) {
+                return false;
+            }
+            std::thread::sleep(EVENT_INTERVAL);
+        }
+    }
+
     /// Replaces the recording; returns whether that succeeded.
-    fn save(&self, recorded: RecordedReads<SavedFile>, loaded: LoadedAhead, is_over: bool) -> bool {
-        let mut new = SavedPages::begin();
-        let page = new.page_size;
-        let in_pages = |(file, ranges): (SavedFile, Vec<std::ops::Range<u64>>)| SavedFile {
-            extents: ranges.into_iter().map(|range| range.start / page..range.end / page).collect(),
-            ..file
-        };
-        new.files = recorded.steps.into_iter().map(in_pages).collect();
+    fn save(&self, recorded: RecordedReads<SavedFile>, earlier: Earlier) -> bool {
+        let (direct_bytes, loaded_bytes) = (recorded.direct_bytes, earlier.loaded.bytes);
+        let mut new = recording_of(recorded.steps);
         let read_bytes = bytes_of(&new.files);
-        let is_exact = is_over && recorded.is_exact;
-        let entries = loaded.files.into_iter().zip(loaded.judged);
-        let unjudged = entries.filter(|(_, is_judged)| !is_exact || !is_judged).map(|(file, _)| file);
-        let kept = kept_of(unjudged.collect(), &new.files);
-        new.files.extend(kept);
+        earlier.add_to(&mut new, recorded.is_exact);
         let name = self.name.as_str();
         if let Err(error) = self.recordings.write(self.name, &new) {
             let path = self.recordings.path(self.name);
             output::complain(format_args!("can't write {}: {error}", escaped(&path)));
             return false;
         }
-        let ahead = match loaded.bytes {
+        let ahead = match loaded_bytes {
             0 => String::new(),
             bytes => format!("; {} was loaded ahead of it", ByteSize(bytes)),
         };
         output::complain(format_args!("this start of {name} read {}{ahead}", ByteSize(read_bytes)));
         if bytes_of(&new.files) < WORTH_BYTES {
-            output::complain(nothing_to_gain(name, recorded.direct_bytes));
+            output::complain(nothing_to_gain(name, direct_bytes));
         }
         true
     }
+}
+
+/// The older recording of a service, at the end of a start.
+#[derive(Debug)]
+struct Earlier {
+    /// The older recording.
+    old: Option<SavedPages>,
+    /// Its entries with the files of this start.
+    loaded: LoadedAhead,
+    /// Whether the end of this start was seen.
+    is_over: bool,
+}
+
+impl Earlier {
+    /// Adds the entries that this start says nothing about to its recording. `is_exact` says
+    /// whether all reads of loaded pages were seen.
+    fn add_to(self, new: &mut SavedPages, is_exact: bool) {
+        let mut kept = match (self.is_over, self.old) {
+            (true, _) if self.loaded.was_begun => {
+                let entries = self.loaded.files.into_iter().zip(self.loaded.judged);
+                entries.filter(|(_, is_judged)| !is_exact || !is_judged).map(|(file, _)| file).collect()
+            }
+            (_, Some(old)) => {
+                // Files that replaced those of the older recording were written since that one.
+                new.created = new.created.min(old.created);
+                old.files
+            }
+            (_, None) => Vec::new(),
+        };
+        kept = kept_of(kept, &new.files);
+        kept.truncate(KEPT_ENTRIES_MAX);
+        new.files.extend(kept);
+    }
+}
+
+/// Returns a recording of these steps.
+fn recording_of(steps: Vec<ReadStep<SavedFile>>) -> SavedPages {
+    let mut recording = SavedPages::begin();
+    let page = recording.page_size;
+    let in_pages = |(file, ranges): ReadStep<SavedFile>| SavedFile {
+        extents: ranges.into_iter().map(|range| range.start / page..range.end / page).collect(),
+        ..file
+    };
+    recording.files = steps.into_iter().map(in_pages).collect();
+    recording
 }
 
 /// Returns the items of a recording in their order, and how they are read; `None`, with a sentence
@@ -206,7 +290,7 @@ pub(super) fn learned(
         return Ok(None);
     }
     let recording = renewed(recording, &Profile::built_in());
-    let options = wide(&recording.files);
+    let options = wide(&recording.files, WIDTH_MAX);
     Ok(Some((recording, options)))
 }
 
@@ -246,6 +330,8 @@ fn bytes_of(files: &[SavedFile]) -> u64 {
 /// The pages that were loaded ahead of a command.
 #[derive(Debug, Default)]
 struct LoadedAhead {
+    /// Whether there was a thread to load them.
+    was_begun: bool,
     bytes: u64,
     /// The entries of the older recording, with today's files.
     files: Vec<SavedFile>,
@@ -255,28 +341,80 @@ struct LoadedAhead {
 }
 
 /// Loads the entries of an older recording in their order, many at once, until that is cancelled or
-/// half of the available memory is filled. Files that can't be read are left to the command.
-fn load_ahead(old: Option<SavedPages>, cancel: &AtomicBool) -> LoadedAhead {
+/// there is no more room in memory. Files that can't be read are left to the command.
+fn load_ahead(old: Option<SavedPages>, width_max: u16, cancel: &AtomicBool) -> LoadedAhead {
     let files = old.map_or_else(Vec::new, |old| renewed(old, &Profile::built_in()).files);
-    let bytes = AtomicU64::new(0);
-    let judged: Vec<AtomicBool> = files.iter().map(|_| AtomicBool::new(false)).collect();
-    let options = wide(&files);
-    let room = MemInfo::read(&SysRoots::default()).map_or(u64::MAX, |memory| memory.available / 2);
+    let options = wide(&files, width_max);
     let width = if bytes_of(&files) < WORTH_BYTES { 0 } else { options.width.min(files.len()) };
-    let (next, narrow) = (AtomicUsize::new(0), WarmOptions { width: 1, ..options });
-    let work = || {
-        while !cancel.load(Ordering::Relaxed) && bytes.load(Ordering::Relaxed) < room {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            let (Some(file), Some(judged)) = (files.get(index), judged.get(index)) else { break };
-            if let Some(report) = load(file, &narrow, cancel) {
-                bytes.fetch_add(report.loaded, Ordering::Relaxed);
-                judged.store(!report.cancelled && report.resident_before == Some(0), Ordering::Relaxed);
+    let loading = Loading {
+        judged: files.iter().map(|_| AtomicBool::new(false)).collect(),
+        files,
+        next: AtomicUsize::new(0),
+        room: room_ahead(),
+        reserved: AtomicU64::new(0),
+        bytes: AtomicU64::new(0),
+        options: WarmOptions { width: 1, ..options },
+        cancel,
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..width {
+            if Builder::new().spawn_scoped(scope, || loading.work()).is_err() {
+                // The threads that there are do the work.
+                break;
             }
         }
-    };
-    std::thread::scope(|scope| (0..width).for_each(|_| drop(scope.spawn(work))));
-    let judged = judged.into_iter().map(AtomicBool::into_inner).collect();
-    LoadedAhead { bytes: bytes.into_inner(), files, judged }
+        if width > 0 {
+            loading.work();
+        }
+    });
+    let judged = loading.judged.into_iter().map(AtomicBool::into_inner).collect();
+    LoadedAhead { was_begun: true, bytes: loading.bytes.into_inner(), files: loading.files, judged }
+}
+
+/// Entries that several threads load.
+struct Loading<'a> {
+    files: Vec<SavedFile>,
+    judged: Vec<AtomicBool>,
+    next: AtomicUsize,
+    /// The bytes that may be loaded.
+    room: u64,
+    /// Those that were loaded, and those that are on their way.
+    reserved: AtomicU64,
+    bytes: AtomicU64,
+    options: WarmOptions,
+    cancel: &'a AtomicBool,
+}
+
+impl Loading<'_> {
+    fn work(&self) {
+        while !self.cancel.load(Ordering::Relaxed) {
+            let index = self.next.fetch_add(1, Ordering::Relaxed);
+            let (Some(file), Some(judged)) = (self.files.get(index), self.judged.get(index)) else { break };
+            let wanted = bytes_of(std::slice::from_ref(file));
+            if self.reserved.fetch_add(wanted, Ordering::Relaxed).saturating_add(wanted) > self.room {
+                break;
+            }
+            let report = load(file, &self.options, self.cancel);
+            let loaded = report.as_ref().map_or(0, |report| report.loaded);
+            self.reserved.fetch_sub(wanted.saturating_sub(loaded), Ordering::Relaxed);
+            self.bytes.fetch_add(loaded, Ordering::Relaxed);
+            let is_judged = report.is_some_and(|it| !it.cancelled && it.resident_before == Some(0));
+            judged.store(is_judged, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Returns the bytes that may be loaded: half of what the host has available and of what the memory
+/// cgroup leaves, which pays for the pages. The other half is for the command.
+fn room_ahead() -> u64 {
+    let roots = SysRoots::default();
+    let available = MemInfo::read(&roots).map_or(u64::MAX, |memory| memory.available);
+    let group = MemoryCgroup::of(&roots, std::process::id()).ok().flatten();
+    available.min(group.and_then(|group| room_in(&group)).unwrap_or(u64::MAX)) / 2
+}
+
+fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 fn load(file: &SavedFile, options: &WarmOptions, cancel: &AtomicBool) -> Option<WarmReport> {
@@ -284,10 +422,11 @@ fn load(file: &SavedFile, options: &WarmOptions, cancel: &AtomicBool) -> Option<
     warm_extents(&open, &file.ranges(pagekeeper_kernel::page_size()), options, &|_| {}, cancel).ok()
 }
 
-/// Returns options that keep the disk of these files busy: its measured width, exactly these pages.
-fn wide(files: &[SavedFile]) -> WarmOptions {
+/// Returns options that keep the disk of these files busy: its measured width up to this one,
+/// exactly these pages.
+fn wide(files: &[SavedFile], width_max: u16) -> WarmOptions {
     let largest = files.iter().max_by_key(|file| file.size).and_then(|file| file.path.parent());
-    let width = largest.and_then(measured_width).unwrap_or(WIDTH_UNKNOWN).clamp(1, WIDTH_MAX);
+    let width = largest.and_then(measured_width).unwrap_or(WIDTH_UNKNOWN).clamp(1, width_max);
     WarmOptions { width: width.into(), method: WarmMethod::ReadAhead, ..WarmOptions::default() }
 }
 
@@ -298,6 +437,13 @@ fn measured_width(directory: &Path) -> Option<u16> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::single_range_in_vec_init, reason = "lists of ranges, some of one")]
+
+    use std::ops::Range;
+
+    use pagekeeper_kernel::Inode;
+    use pagekeeper_observe::saved_pages::SavedTime;
+
     use super::*;
 
     #[test]
@@ -307,5 +453,45 @@ mod tests {
             "a start of mariadb reads less than 4 MiB through the page cache: there is nothing to load ahead of it"
         );
         assert!(nothing_to_gain("mariadb", 1 << 30).contains(", and 1 GiB past it (direct I/O): there"));
+    }
+
+    fn entry<const N: usize>(path: &str, extents: [Range<u64>; N]) -> SavedFile {
+        let time = SavedTime { seconds: 1, nanos: 0 };
+        SavedFile {
+            path: path.into(),
+            inode: Inode { dev: 1, ino: 1 },
+            size: 1 << 20,
+            changed: time,
+            last_used: time,
+            extents: extents.into(),
+        }
+    }
+
+    /// Returns the recording of a start that read two pages of "/a", and the time it is from.
+    fn completed(is_over: bool, is_exact: bool, was_begun: bool) -> (i64, Vec<SavedFile>) {
+        let created = |seconds| SavedTime { seconds, nanos: 0 };
+        let old = SavedPages {
+            created: created(10),
+            page_size: 4096,
+            files: vec![entry("/a", [0..4]), entry("/gone", [0..1])],
+        };
+        let files = vec![entry("/a", [0..4]), entry("/new", [0..1]), entry("/warm", [0..1])];
+        let loaded = LoadedAhead { was_begun, bytes: 1, files, judged: vec![true, true, false] };
+        let mut new = SavedPages { created: created(20), page_size: 4096, files: vec![entry("/a", [1..3])] };
+        Earlier { old: Some(old), loaded, is_over }.add_to(&mut new, is_exact);
+        (new.created.seconds, new.files)
+    }
+
+    #[test]
+    fn entries_that_a_start_says_nothing_about_stay() {
+        let (read, rest) = (entry("/a", [1..3]), entry("/a", [0..1, 3..4]));
+        let [new, warm, gone] = ["/new", "/warm", "/gone"].map(|path| entry(path, [0..1]));
+        assert_eq!(completed(true, true, true), (20, vec![read.clone(), warm.clone()]));
+        assert_eq!(completed(true, false, true), (20, vec![read.clone(), rest.clone(), new, warm]));
+        // Cut short, or not loaded: the older recording stays, and files since then are new.
+        for is_over in [true, false] {
+            let older = (10, vec![read.clone(), rest.clone(), gone.clone()]);
+            assert_eq!(completed(is_over, true, !is_over), older);
+        }
     }
 }

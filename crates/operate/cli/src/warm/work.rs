@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread::Builder;
 use std::time::Duration;
 
 use indicatif::ProgressBar;
@@ -81,7 +82,10 @@ impl WarmRun<'_> {
         };
         std::thread::scope(|scope| {
             for _ in 1..self.options.width.min(items.len()) {
-                scope.spawn(work);
+                if Builder::new().spawn_scoped(scope, work).is_err() {
+                    // The threads that there are do the work.
+                    break;
+                }
             }
             work();
         });
@@ -123,8 +127,8 @@ impl WarmRun<'_> {
                 let report = warm(&file, range.clone(), options, &progress, cancel)?;
                 (file, report)
             }
-            WantedPages::Saved { file: saved, page_size } => {
-                let file = match InspectedFile::open(&item.path, Links::Refuse) {
+            WantedPages::Saved { file: saved, page_size, links } => {
+                let file = match InspectedFile::open(&item.path, *links) {
                     Err(error) if error.is_gone() => {
                         self.bar.inc(item.bytes);
                         return Ok((WarmedFile::missing(item), Vec::new()));
@@ -156,7 +160,7 @@ impl WarmRun<'_> {
     fn lock(&self, item: &WarmItem, file: &InspectedFile) -> Vec<PageLock> {
         let ranges = match &item.wanted {
             WantedPages::Range { range, .. } => vec![range.clone()],
-            WantedPages::Saved { file, page_size } => file.ranges(*page_size),
+            WantedPages::Saved { file, page_size, .. } => file.ranges(*page_size),
         };
         let locks: Result<Vec<PageLock>, _> = ranges.into_iter().map(|range| lock(file, range)).collect();
         locks.unwrap_or_else(|error| {

@@ -81,13 +81,21 @@ impl Recordings {
     ///
     /// If it can't be written, or another user could change it.
     pub fn write(&self, name: &RecordingName, recording: &SavedPages) -> Result<(), SavedPagesError> {
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.0)?;
+        self.create_directory()?;
         self.require_own()?;
         let path = self.path(name);
         if path.symlink_metadata().is_ok_and(|found| !found.is_file()) {
             return Err(SavedPagesError::NotRegular);
         }
         SnapshotTarget::new(&path, true)?.write(recording).map(drop)
+    }
+
+    /// Creates the directory. It is readable only by its owner: it holds names of files that
+    /// others may not list. Those above it may hold other files, and are readable.
+    fn create_directory(&self) -> std::io::Result<()> {
+        let create = |mode, directory| DirBuilder::new().recursive(true).mode(mode).create(directory);
+        self.0.parent().map_or(Ok(()), |above| create(0o755, above))?;
+        create(0o700, &self.0)
     }
 
     fn require_own(&self) -> Result<(), SavedPagesError> {
@@ -123,6 +131,9 @@ mod tests {
         assert_eq!(recordings.read(&name("x")).unwrap(), None);
         let content = SavedPages { page_size: 4096, ..SavedPages::begin() };
         recordings.write(&name("x"), &content).unwrap();
+        let mode = |below: &str| dir.path().join(below).metadata().unwrap().permissions().mode() & 0o777;
+        std::fs::create_dir(dir.path().join("usual")).unwrap();
+        assert_eq!((mode("a"), mode("a/b")), (mode("usual") & 0o755, 0o700));
         assert_eq!(recordings.read(&name("x")).unwrap(), Some(content.clone()));
         // Damaged, it is refused, and replaced.
         std::fs::write(recordings.path(&name("x")), "other").unwrap();

@@ -8,7 +8,7 @@
 //! files of a role are at most twice as many as the recording has. Nothing is opened but
 //! directories. Never fails: a directory that can't be read has no new files.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -69,13 +69,10 @@ pub fn renewed(recording: SavedPages, profiles: &[Profile]) -> SavedPages {
 
 /// Returns of old entries those extents that are not among the new ones.
 pub fn kept_of(old: Vec<SavedFile>, new: &[SavedFile]) -> Vec<SavedFile> {
-    let mut listed: HashMap<&Path, Vec<Range<u64>>> = HashMap::new();
-    for file in new {
-        listed.entry(&file.path).or_default().extend(file.extents.iter().cloned());
-    }
+    let listed = listed_pages(new);
     let rest = |file: SavedFile| {
         let extents = match listed.get(file.path.as_path()) {
-            Some(taken) => taken.iter().fold(file.extents, without),
+            Some(taken) => without(&file.extents, taken),
             None => file.extents,
         };
         (!extents.is_empty()).then_some(SavedFile { extents, ..file })
@@ -83,15 +80,45 @@ pub fn kept_of(old: Vec<SavedFile>, new: &[SavedFile]) -> Vec<SavedFile> {
     old.into_iter().filter_map(rest).collect()
 }
 
-fn without(extents: Vec<Range<u64>>, taken: &Range<u64>) -> Vec<Range<u64>> {
-    let parts = |extent: Range<u64>| {
-        [extent.start..extent.end.min(taken.start), extent.start.max(taken.end)..extent.end]
-    };
-    let is_apart = |extent: &Range<u64>| extent.end <= taken.start || taken.end <= extent.start;
-    let (apart, met): (Vec<_>, Vec<_>) = extents.into_iter().partition(is_apart);
-    let rest = met.into_iter().flat_map(parts).filter(|part| part.start < part.end);
-    let mut left: Vec<_> = apart.into_iter().chain(rest).collect();
-    left.sort_unstable_by_key(|extent| extent.start);
+/// Returns the pages of each path in all its entries: sorted and disjoint.
+fn listed_pages(entries: &[SavedFile]) -> HashMap<&Path, Vec<Range<u64>>> {
+    let mut listed: HashMap<&Path, Vec<Range<u64>>> = HashMap::new();
+    for file in entries {
+        listed.entry(&file.path).or_default().extend(file.extents.iter().cloned());
+    }
+    for pages in listed.values_mut() {
+        pages.sort_unstable_by_key(|extent| extent.start);
+        let mut joined = Vec::new();
+        for extent in pages.drain(..) {
+            append(&mut joined, extent, 0);
+        }
+        *pages = joined;
+    }
+    listed
+}
+
+/// Returns the parts of the extents that are not taken. Both lists are sorted and disjoint.
+fn without(extents: &[Range<u64>], taken: &[Range<u64>]) -> Vec<Range<u64>> {
+    let first = extents.first().map_or(0, |extent| extent.start);
+    let mut next = taken.partition_point(|taken| taken.end <= first);
+    let mut left = Vec::new();
+    for extent in extents {
+        let mut start = extent.start;
+        while let Some(taken) = taken.get(next).filter(|taken| taken.start < extent.end) {
+            if start < taken.start {
+                left.push(start..taken.start);
+            }
+            start = start.max(taken.end);
+            if taken.end > extent.end {
+                // The next extent may begin in it.
+                break;
+            }
+            next += 1;
+        }
+        if start < extent.end {
+            left.push(start..extent.end);
+        }
+    }
     left
 }
 
@@ -129,32 +156,28 @@ fn present_files(
     let mut directories: Vec<&Path> = roles.values().map(|role| role.directory.as_path()).collect();
     directories.sort_unstable();
     directories.dedup();
+    let wanted: HashSet<&FileRole> = roles.values().collect();
     for directory in directories {
-        present.extend(new_files(recording, profiles, directory, roles));
+        let found = files_of_roles(directory, profiles, &wanted).into_iter();
+        let is_new = |(path, file): &(PathBuf, PresentFile)| {
+            !roles.contains_key(path) && file.changed >= recording.created
+        };
+        present.extend(found.filter(is_new));
     }
     present
 }
 
-/// Returns the files of the recording's roles in a directory that it does not list, and that were
-/// written since.
-fn new_files(
-    recording: &SavedPages,
-    profiles: &[Profile],
-    directory: &Path,
-    roles: &HashMap<PathBuf, FileRole>,
-) -> PresentFiles {
+/// Returns the files of these roles in a directory.
+fn files_of_roles(directory: &Path, profiles: &[Profile], roles: &HashSet<&FileRole>) -> PresentFiles {
     let Ok(open) = open_directory(directory, Links::RefuseAll) else { return PresentFiles::new() };
     let names = first_names(open.as_fd(), directory, NAMES_MAX).unwrap_or_default();
     let here = stat_of_name(directory).map(|stat| Inode::of(&stat));
     let Ok(here) = here else { return PresentFiles::new() };
     let found = names.into_iter().filter_map(|name| {
         let path = directory.join(&name);
-        let role = role_of(profiles, &path)?;
-        if roles.contains_key(&path) || !roles.values().any(|known| *known == role) {
-            return None;
-        }
+        role_of(profiles, &path).filter(|role| roles.contains(role))?;
         let file = present_file(&stat_in(open.as_fd(), name, here, &path).ok()?)?;
-        (file.changed >= recording.created).then_some((path, file))
+        Some((path, file))
     });
     found.collect()
 }

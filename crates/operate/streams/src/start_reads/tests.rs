@@ -108,15 +108,32 @@ fn it_goes_on_until_the_last_process_has_ended() {
     made.0.lock().unwrap().extend([began, PageEvent::Ended { process: COMMAND }]);
     reads.step();
     assert!(reads.is_running(), "its child");
+    assert_eq!(reads.gone_for(), None);
     made.0.lock().unwrap().push(PageEvent::Ended { process: 5 });
     reads.step();
     assert!(!reads.is_running());
+    assert!(reads.gone_for().is_some() && reads.begun_for() >= reads.gone_for());
+    reads.begin(6);
+    assert_eq!(reads.gone_for(), None, "it goes on");
+}
+
+#[test]
+fn a_full_recording_ends_and_is_not_exact() {
+    let (mut reads, made) = recording();
+    reads.steps.resize_with(READ_STEPS_MAX - 1, || (1, Vec::new()));
+    made.0.lock().unwrap().extend([added(1, 0..ORDER_WINDOW_BYTES / PAGE)]);
+    reads.step();
+    assert_eq!((reads.steps.len(), reads.is_cut), (READ_STEPS_MAX, false), "the last step");
+    assert_eq!(reads.quiet_for(), Duration::MAX);
+    made.0.lock().unwrap().extend([added(2, 0..1)]);
+    let recorded = reads.end();
+    assert_eq!((recorded.steps.len(), recorded.is_exact), (READ_STEPS_MAX, false));
 }
 
 #[test]
 fn only_members_and_their_children_count() {
     let (mut reads, made) = recording();
-    reads.running.clear();
+    (reads.first, reads.running) = (None, HashSet::new());
     reads.members = Some(Box::new(|pid| pid == COMMAND));
     let began = |process, parent| PageEvent::Began { process, parent, name: "program".to_owned() };
     let of = |process, event| match event {
@@ -126,6 +143,7 @@ fn only_members_and_their_children_count() {
     made.0.lock().unwrap().extend([began(9, 0), of(9, added(1, 0..4))]);
     assert_eq!(reads_ended(&mut reads), []);
     assert_eq!((reads.is_running(), reads.quiet_for()), (false, Duration::ZERO));
+    assert_eq!((reads.begun_for(), reads.gone_for()), (None, None), "none of it was seen yet");
     made.0.lock().unwrap().extend([
         began(COMMAND, 0),
         added(1, 4..5),
