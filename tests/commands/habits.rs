@@ -13,7 +13,7 @@ use crate::support::{MIB, scratch};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Commands that take paths or do something; each has its help and its man page.
-const COMMANDS: [&str; 13] = [
+const COMMANDS: [&str; 14] = [
     "stat",
     "evict",
     "warm",
@@ -23,6 +23,7 @@ const COMMANDS: [&str; 13] = [
     "top",
     "doctor",
     "probe",
+    "size",
     "store",
     "demo",
     "completions",

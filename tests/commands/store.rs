@@ -190,6 +190,7 @@ fn a_sound_store_is_said_to_be_sound() {
     assert_eq!(
         outcome.json(),
         json!({
+            "schema_version": 1,
             "path": dir, "sound": true, "data_pages": 6, "free_pages": 2, "never_written_pages": 2,
             "whole_superblocks": 2, "faults": 0, "named": [],
         })

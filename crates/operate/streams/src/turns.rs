@@ -144,12 +144,11 @@ impl DiskTurns {
     /// Looks, if that is due. Returns the processes that are to be held now.
     pub(crate) fn look(&mut self, now: Duration) -> &BTreeSet<u32> {
         if now >= self.next_look() {
-            match self.source.take() {
-                Ok(window) => self.take_in(&window, now),
-                Err(_) => {
-                    self.held.clear();
-                    self.shares.forget_unused();
-                }
+            if let Ok(window) = self.source.take() {
+                self.take_in(&window, now);
+            } else {
+                self.held.clear();
+                self.shares.forget_unused();
             }
         }
         &self.held

@@ -55,7 +55,7 @@ pub(crate) struct MapBlock {
 /// Why an intact page is not the one that was written last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum MapFault {
-    #[error("it was written, and is all zeros: what was written is lost")]
+    #[error("it was written, and is all zeros: written data is lost")]
     Blank,
     #[error(
         "it is whole, as of commit {0}, but not what was written there last: a write was lost or went elsewhere"

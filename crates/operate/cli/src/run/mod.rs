@@ -65,7 +65,7 @@ pub(crate) struct RunArgs {
     #[arg(long, hide = true, num_args = 3, allow_hyphen_values = true, value_names = ["HOW", "SETTINGS", "FILE"])]
     inside: Option<Vec<OsString>>,
     /// The command and its arguments
-    #[arg(required_unless_present = "pids", trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND", value_hint = clap::ValueHint::CommandWithArguments)]
+    #[arg(required_unless_present = "pids", trailing_var_arg = true, value_name = "COMMAND", value_hint = clap::ValueHint::CommandWithArguments)]
     command: Vec<OsString>,
 }
 
