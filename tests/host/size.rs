@@ -16,6 +16,8 @@ const LIMIT: u64 = 96 * MIB;
 const FILE_BYTES: u64 = 512 * MIB;
 /// The largest difference of two hit ratios.
 const TOLERANCE: f64 = 0.08;
+/// The programs of `size`: six for pages, two for the lives of processes.
+const PROGRAMS: usize = 8;
 
 /// fio that reads a file at random places, some far more often than others.
 struct Reader {
@@ -42,22 +44,19 @@ impl Reader {
         (of("rchar:"), of("read_bytes:"))
     }
 
-    /// The hit ratio in a time.
-    fn hit_ratio(&self, time: Duration) -> f64 {
+    /// The hit ratio of the next reads, of so many bytes.
+    fn hit_ratio(&self, bytes: u64) -> f64 {
         let before = self.counts();
-        std::thread::sleep(time);
+        self.wait(bytes);
         let after = self.counts();
         1.0 - (after.1 - before.1) as f64 / (after.0 - before.0) as f64
     }
 
-    /// Waits until it has read so many bytes more.
-    fn wait(&self, bytes: u64) {
-        let until = self.counts().0 + bytes;
-        let began = Instant::now();
-        while self.counts().0 < until {
-            assert!(began.elapsed() < Duration::from_secs(300), "fio does not read");
-            std::thread::sleep(Duration::from_millis(50));
-        }
+    /// Waits until it has read so many bytes more; returns how long that took.
+    fn wait(&self, bytes: u64) -> Duration {
+        let (began, until) = (Instant::now(), self.counts().0 + bytes);
+        wait_until("fio reads", || self.counts().0 >= until);
+        began.elapsed()
     }
 }
 
@@ -67,6 +66,28 @@ impl Drop for Reader {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+/// Waits for a condition. The limit is far longer than any test may take.
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < Duration::from_secs(600), "not so yet: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Waits until a process has attached its programs to all tracepoints.
+fn wait_until_attached(pid: u32) {
+    wait_until("the programs are attached", || {
+        let Ok(open) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
+        let links = open.flatten().filter_map(|entry| std::fs::read_link(entry.path()).ok());
+        let is_link = |link: &std::path::PathBuf| {
+            let name = link.to_string_lossy();
+            name.contains("bpf") && name.contains("link") || name.contains("raw-tracepoint")
+        };
+        links.filter(is_link).count() >= PROGRAMS
+    });
 }
 
 fn write_file(directory: &Path) {
@@ -105,11 +126,13 @@ fn what_is_predicted_for_twice_the_page_cache_is_what_it_does() {
     let directory = scratch();
     write_file(directory.path());
     let reader = Reader::start(&group, directory.path());
-    reader.wait(FILE_BYTES / 2);
+    // As long as two reads of the whole file take, so that half of that fills the simulations.
+    let time = (reader.wait(FILE_BYTES / 2) * 4).clamp(Duration::from_secs(16), Duration::from_secs(120));
+    let duration = format!("{}s", time.as_secs());
     let path = group.path().to_str().expect("text");
     let picture = directory.path().join("curve.svg");
     let mut command = pagekeeper();
-    command.args(["size", "--cgroup", path, "--duration", "16s", "--json", "--plot"]).arg(&picture);
+    command.args(["size", "--cgroup", path, "--duration", &duration, "--json", "--plot"]).arg(&picture);
     let outcome = finish(&mut command);
     if outcome.code != 0 && outcome.stderr.contains("no tracepoint") {
         return pagekeeper_testing::skip("size beside fio needs Linux 6.12");
@@ -120,33 +143,48 @@ fn what_is_predicted_for_twice_the_page_cache_is_what_it_does() {
     let present = number(&report["present"]["page_cache_bytes"]);
     let (simulated, counted) =
         (number(&report["present"]["hit_ratio"]), number(&report["counted_hit_ratio"]));
-    let measured = reader.hit_ratio(Duration::from_secs(4));
+    let measured = reader.hit_ratio(FILE_BYTES / 2);
     assert!(
         (counted - measured).abs() < TOLERANCE,
         "counted {counted}, by the kernel {measured}: {report:#}"
     );
     assert!((simulated - measured).abs() < TOLERANCE, "simulated {simulated}, by the kernel {measured}");
     assert_eq!(report["lost_events"], 0);
+    assert!(number(&report["least"]["limit_bytes"]) <= LIMIT as f64, "{report:#}");
+    assert!(report["least"]["commands"][0].as_str().expect("a command").contains(path), "{report:#}");
     assert!(std::fs::read_to_string(&picture).expect("a picture").starts_with("<svg"));
 
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a size of memory")]
     set_limit(&group, LIMIT + present as u64);
     reader.wait(2 * FILE_BYTES);
-    let (doubled, expected) = (reader.hit_ratio(Duration::from_secs(4)), predicted(&report, 2.0 * present));
+    let (doubled, expected) = (reader.hit_ratio(FILE_BYTES / 2), predicted(&report, 2.0 * present));
     assert!(
         (doubled - expected).abs() < TOLERANCE,
         "{doubled} at twice the size, not {expected}: {report:#}"
     );
     assert!(expected > measured + 0.02, "a larger one hits more: {report:#}");
 
-    // By the process, for people; it ends meanwhile.
-    let pid = reader.process.id().to_string();
-    let watcher = std::thread::spawn(move || run(["size", "--pid", &pid, "--duration", "10m"]));
-    std::thread::sleep(Duration::from_secs(3));
+    // By the process, for people; it ends meanwhile. Another one is in its group.
+    let pid = reader.process.id();
+    let mut other = group.command_with(pid, "sleep").arg("1000").spawn().expect("start another process");
+    wait_until("two are in the group", || group.processes().len() == 2);
+    let mut command = pagekeeper();
+    command.args(["size", "--pid", &pid.to_string(), "--duration", "10m"]).stdout(Stdio::piped());
+    let watcher = command.spawn().expect("start size");
+    wait_until_attached(watcher.id());
+    reader.wait(64 * MIB);
     drop(reader);
-    let text = watcher.join().expect("it ends").fine();
-    assert!(text.contains("the processes ended before the time was over"), "{text}");
-    assert!(text.contains("At half the page cache: "), "{text}");
+    let output = watcher.wait_with_output().expect("it ends");
+    // Both fail only if it has ended already.
+    let _ = other.kill();
+    let _ = other.wait();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}");
+    for words in
+        ["the processes ended before", "At half the page cache: ", "another process is in the memory"]
+    {
+        assert!(text.contains(words), "{words}: {text}");
+    }
 }
 
 #[test]
@@ -160,11 +198,14 @@ fn a_directory_of_many_files_is_watched_whoever_reads_them() {
         std::fs::create_dir_all(&below).expect("make a directory");
         std::fs::write(below.join(number.to_string()), [7; 5000]).expect("write a file");
     }
-    let script = "while :; do find \"$0\" -type f -exec cat {} + >/dev/null; done";
-    let mut reader =
-        Command::new("sh").args(["-c", script]).arg(directory.path()).spawn().expect("start a reader");
+    let marks = scratch();
+    let script = "while :; do find \"$0\" -type f -exec cat {} + >/dev/null; : >\"$1\"; done";
+    let mut command = Command::new("sh");
+    command.args(["-c", script]).arg(directory.path()).arg(marks.path().join("read"));
+    let mut reader = command.spawn().expect("start a reader");
+    wait_until("all was read once", || marks.path().join("read").exists());
     let path = directory.path().to_str().expect("text");
-    let outcome = run(["size", path, "--duration", "3s", "--json"]);
+    let outcome = run(["size", path, "--duration", "5s", "--json"]);
     // Both fail only if it has ended already.
     let _ = reader.kill();
     let _ = reader.wait();
@@ -178,6 +219,8 @@ fn a_directory_of_many_files_is_watched_whoever_reads_them() {
     let report = outcome.json();
     assert!(number(&report["present"]["hit_ratio"]) > 0.9, "{report:#}");
     assert!(number(&report["accesses_per_second"]) > 0.0, "{report:#}");
+    schemas::check("size", &report);
+    assert!(report["least"].is_null() || report["least"]["limit_bytes"].is_null(), "{report:#}");
 }
 
 #[test]
@@ -191,6 +234,12 @@ fn without_permission_or_a_process_one_line_says_so() {
     said(run(["size"]), 64, "give --pid, --cgroup or a directory");
     said(run(["size", "--pid", "4194305"]), 1, "there is no process 4194305");
     said(run(["size", "--cgroup", "/no/such"]), 1, "no process is in the memory cgroup /no/such");
+    // Before anything is measured.
+    said(
+        run(["size", "--pid", &own, "--plot", "/dev/null"]),
+        1,
+        "can't write /dev/null: it is not a regular",
+    );
     let mut command = Command::new(program());
     if rustix::process::geteuid().is_root() {
         command = Command::new("setpriv");

@@ -12,7 +12,6 @@
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
 
-use crate::PAGE_BYTES;
 use crate::page_lists::{PageLists, PageUse};
 use crate::page_sample::{COUNTED_PAGES_MAX, PageSample, SAMPLE_FACTORS};
 
@@ -37,7 +36,8 @@ pub enum CacheEvent {
     Written,
     /// Pages were used.
     Used {
-        /// Whether it repeats the end of the event before, of a long read.
+        /// Whether it repeats the end of the event before, of a long read. Such an event is
+        /// counted, but its pages were used by the first one.
         is_continued: bool,
     },
     /// Pages were mapped around a fault: at least one of them is used.
@@ -87,6 +87,8 @@ pub struct SampledCounts {
 #[derive(Debug)]
 pub struct MissCurve {
     sample: PageSample,
+    /// The kernel's page size.
+    page_bytes: u64,
     /// The logarithm of how many sampled pages one that is kept stands for.
     thinned: u32,
     present_bytes: u64,
@@ -98,16 +100,25 @@ pub struct MissCurve {
 }
 
 impl MissCurve {
-    /// Makes a curve of these sizes in bytes, ascending, that keeps at most `pages_max` pages.
-    pub fn new(sample: PageSample, present_bytes: u64, sizes: &[u64], pages_max: usize) -> Self {
+    /// Makes a curve of these sizes in bytes, ascending, that keeps at most `pages_max` pages of
+    /// `page_bytes` bytes.
+    pub fn new(
+        sample: PageSample,
+        page_bytes: u64,
+        present_bytes: u64,
+        sizes: &[u64],
+        pages_max: usize,
+    ) -> Self {
+        let bytes_each = page_bytes * sample.weight();
         let simulated = |bytes: &u64| SimulatedSize {
             bytes: *bytes,
-            lists: PageLists::new(capacity(*bytes, sample.weight()), sample.weight()),
+            lists: PageLists::new(capacity(*bytes, bytes_each), bytes_each),
             hits: 0,
             reads: 0,
         };
         Self {
             sample,
+            page_bytes,
             thinned: 0,
             present_bytes,
             sizes: sizes.iter().map(simulated).collect(),
@@ -143,20 +154,26 @@ impl MissCurve {
 
     /// Applies an event to those of its pages that are in the sample.
     pub fn apply(&mut self, file: CachedFile, pages: RangeInclusive<u64>, event: CacheEvent) {
-        let counted_end = pages.start().saturating_add(COUNTED_PAGES_MAX);
+        if let CacheEvent::Used { is_continued } = event {
+            self.count_use(file, &pages);
+            if is_continued {
+                return;
+            }
+        }
         for page in self.sample.pages(file.ino, pages) {
             let key = PageKey { file, page };
-            if !self.is_kept(&key) {
-                continue;
+            if self.is_kept(&key) {
+                self.apply_to_page(key, event);
             }
-            if let CacheEvent::Used { is_continued } = event {
-                self.counts.counted += if page < counted_end { self.weight() } else { 0 };
-                if is_continued {
-                    continue;
-                }
-            }
-            self.apply_to_page(key, event);
         }
+    }
+
+    /// Counts a use as the kernel's programs do: at most [`COUNTED_PAGES_MAX`] of its pages.
+    fn count_use(&mut self, file: CachedFile, pages: &RangeInclusive<u64>) {
+        let last = (*pages.end()).min(pages.start().saturating_add(COUNTED_PAGES_MAX - 1));
+        let is_kept = |page: &u64| self.is_kept(&PageKey { file, page: *page });
+        let count = self.sample.pages(file.ino, *pages.start()..=last).filter(is_kept).count();
+        self.counts.counted += self.weight() * count as u64;
     }
 
     fn apply_to_page(&mut self, key: PageKey, event: CacheEvent) {
@@ -257,9 +274,9 @@ impl MissCurve {
         while self.pages.len() > self.pages_max / 4 * 3 && self.thinned < u64::BITS / 2 {
             self.thinned += 1;
             self.forget_unless(|curve, key, _| curve.is_kept(key));
-            let weight = self.weight();
+            let bytes_each = self.weight() * self.page_bytes;
             for size in &mut self.sizes {
-                size.lists.resize(capacity(size.bytes, weight), weight);
+                size.lists.resize(capacity(size.bytes, bytes_each), bytes_each);
             }
         }
     }
@@ -276,19 +293,20 @@ impl MissCurve {
     }
 
     /// Returns the curve, given the number of accesses that the kernel's programs counted since
-    /// [`Self::begin_counting`]; `None` without an access in the sample.
-    pub fn curve(&self, counted: u64) -> Option<SizeCurve> {
+    /// [`Self::begin_counting`]; `None` without an access in the sample. If events were lost the
+    /// number must not be given: lost accesses would be taken for hits.
+    pub fn curve(&self, counted: Option<u64>) -> Option<SizeCurve> {
         let SampledCounts { accesses, counted: sampled, .. } = self.counts;
-        if sampled == 0 || counted == 0 {
+        if accesses == 0 || sampled == 0 || counted == Some(0) {
             return None;
         }
-        let all = counted as f64 * (accesses as f64 / sampled as f64);
+        let all = counted.unwrap_or(sampled) as f64 * (accesses as f64 / sampled as f64);
         let not_sampled = all - accesses as f64;
         let ratio = |hits: u64| ((hits as f64 + not_sampled) / all).clamp(0.0, 1.0);
         let point = |size: &SimulatedSize| SizePoint {
             bytes: size.bytes,
             hit_ratio: ratio(size.hits),
-            read_bytes: size.reads * PAGE_BYTES,
+            read_bytes: size.reads * self.page_bytes,
         };
         Some(SizeCurve {
             present_bytes: self.present_bytes,
@@ -299,9 +317,9 @@ impl MissCurve {
     }
 }
 
-/// Returns the number of sampled pages of a cache of this size.
-fn capacity(bytes: u64, weight: u64) -> u32 {
-    u32::try_from(bytes / PAGE_BYTES / weight).unwrap_or(u32::MAX)
+/// Returns the number of sampled pages of a cache of this size; each stands for `bytes_each` bytes.
+fn capacity(bytes: u64, bytes_each: u64) -> u32 {
+    u32::try_from(bytes / bytes_each.max(1)).unwrap_or(u32::MAX)
 }
 
 /// A size, and what a cache of it would do.
@@ -345,19 +363,28 @@ impl SizeCurve {
     }
 
     /// Returns the least size, at most the present one, that keeps the hit ratio within `loss` of
-    /// the present one, in units of `step` bytes.
-    pub fn least_within(&self, loss: f64, step: u64) -> u64 {
+    /// the present one, as do all sizes from there up to the present one.
+    pub fn least_within(&self, loss: f64) -> u64 {
         let Some(present) = self.at(self.present_bytes) else { return self.present_bytes };
-        let keeps = |steps: u64| {
-            let point = self.at(steps * step);
-            point.is_some_and(|point| point.hit_ratio >= present.hit_ratio - loss)
-        };
-        let least = self.points.first().map_or(0, |point| point.bytes.div_ceil(step));
-        // From above: the curve need not be monotone.
-        let mut steps = self.present_bytes.div_ceil(step);
-        while steps > least && keeps(steps - 1) {
-            steps -= 1;
+        let wanted = present.hit_ratio - loss;
+        let mut above = present;
+        let is_below = |point: &&SizePoint| point.bytes < present.bytes;
+        for below in self.points.iter().rev().filter(is_below) {
+            if below.hit_ratio < wanted {
+                return crossing(*below, above, wanted).min(self.present_bytes);
+            }
+            above = *below;
         }
-        steps * step
+        above.bytes
     }
+}
+
+/// Returns the size between two points at which the hit ratio rises to `wanted`.
+fn crossing(below: SizePoint, above: SizePoint, wanted: f64) -> u64 {
+    let rise = above.hit_ratio - below.hit_ratio;
+    let share = if rise > 0.0 { ((wanted - below.hit_ratio) / rise).clamp(0.0, 1.0) } else { 1.0 };
+    let bytes = ((above.bytes - below.bytes) as f64 * share).ceil();
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between two sizes")]
+    let bytes = bytes as u64;
+    below.bytes + bytes
 }

@@ -12,8 +12,6 @@
 //! small ones, since there is a slot for each. Not simulated: pages that are mapped, dirty or part
 //! of large folios, which the kernel keeps longer, and memory that is no page cache.
 
-use crate::PAGE_BYTES;
-
 /// The number of pages that the kernel evicts at a time for a memory cgroup (`MEMCG_CHARGE_BATCH`).
 const RECLAIM_BATCH_PAGES: u32 = 64;
 /// A page of the active list, in units of [`PageLists::scan_debt`].
@@ -56,8 +54,8 @@ pub enum PageUse {
 #[derive(Debug, Clone)]
 pub struct PageLists {
     capacity: u32,
-    /// The number of pages that each of its pages stands for.
-    weight: u64,
+    /// The bytes that each of its pages stands for.
+    page_bytes: u64,
     slots: Vec<PageSlot>,
     lens: [u32; 2],
     /// Evictions and activations so far.
@@ -70,13 +68,13 @@ pub struct PageLists {
 }
 
 impl PageLists {
-    /// Makes an empty cache of at most `capacity` pages, at least one. Each page stands for `weight`
-    /// pages of the kernel.
-    pub fn new(capacity: u32, weight: u64) -> Self {
+    /// Makes an empty cache of at most `capacity` pages, at least one. Each page stands for
+    /// `page_bytes` bytes.
+    pub fn new(capacity: u32, page_bytes: u64) -> Self {
         let end = |at| PageSlot { newer: at, older: at, ..PageSlot::default() };
         Self {
             capacity: capacity.max(1),
-            weight,
+            page_bytes,
             slots: vec![end(0), end(1)],
             lens: [0; 2],
             age: 0,
@@ -86,9 +84,9 @@ impl PageLists {
         }
     }
 
-    /// Changes the capacity and the weight of pages.
-    pub fn resize(&mut self, capacity: u32, weight: u64) {
-        (self.capacity, self.weight) = (capacity.max(1), weight);
+    /// Changes the capacity and the bytes that each page stands for.
+    pub fn resize(&mut self, capacity: u32, page_bytes: u64) {
+        (self.capacity, self.page_bytes) = (capacity.max(1), page_bytes);
         self.make_room();
     }
 
@@ -204,8 +202,8 @@ impl PageLists {
     /// Returns the ratio of the active to the inactive list up to which pages stay active
     /// (`inactive_is_low()`).
     fn inactive_ratio(&self) -> u64 {
-        let pages = u64::from(self.lens[0] + self.lens[1]) * self.weight;
-        let gib = (pages * PAGE_BYTES) >> 30;
+        let pages = u64::from(self.lens[0] + self.lens[1]);
+        let gib = pages.saturating_mul(self.page_bytes) >> 30;
         if gib == 0 { 1 } else { (10 * gib).isqrt() }
     }
 

@@ -319,7 +319,7 @@ pub enum HoldStep {
 /// The holds of one process, one after another.
 ///
 /// ```
-/// use pagekeeper_policy::stream_hold::{HOLD_MAX, HoldCycle, HoldStep, MOMENT};
+/// use pagekeeper_policy::stream_hold::{HOLD_GAP_MIN, HOLD_MAX, HoldCycle, HoldStep};
 /// use std::time::Duration;
 ///
 /// let start = Duration::from_secs(1);
@@ -327,9 +327,9 @@ pub enum HoldStep {
 /// assert_eq!(cycle.next(true, start), HoldStep::Stop);
 /// assert_eq!(cycle.next(true, start), HoldStep::Wait(HOLD_MAX));
 /// assert_eq!(cycle.next(true, start + HOLD_MAX), HoldStep::LetGo);
-/// assert_eq!(cycle.next(true, start + HOLD_MAX), HoldStep::Wait(MOMENT));
-/// assert_eq!(cycle.next(true, start + HOLD_MAX + MOMENT), HoldStep::Stop);
-/// assert_eq!(cycle.next(false, start + HOLD_MAX + MOMENT), HoldStep::LetGo);
+/// assert_eq!(cycle.next(true, start + HOLD_MAX), HoldStep::Wait(HOLD_GAP_MIN));
+/// assert_eq!(cycle.next(true, start + HOLD_MAX + HOLD_GAP_MIN), HoldStep::Stop);
+/// assert_eq!(cycle.next(false, start + HOLD_MAX + HOLD_GAP_MIN), HoldStep::LetGo);
 /// ```
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HoldCycle {

@@ -4,7 +4,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use pagekeeper_policy::PAGE_BYTES;
-use pagekeeper_policy::miss_curve::{CacheEvent, CachedFile, MissCurve, SizeCurve};
+use pagekeeper_policy::miss_curve::{CacheEvent, CachedFile, MissCurve, SizeCurve, SizePoint};
 use pagekeeper_policy::page_lists::{PageLists, PageUse};
 use pagekeeper_policy::page_sample::PageSample;
 use proptest::prelude::*;
@@ -117,8 +117,8 @@ fn bytes(pages: &[u64]) -> Vec<u64> {
 /// of the second half.
 fn traced(sample: PageSample, file_pages: u64, present: u64, seed: u64, accesses: u64) -> SizeCurve {
     let sizes = bytes(&[present / 4, present / 2, present, present * 2]);
-    let mut curve = MissCurve::new(sample, present * PAGE_BYTES, &sizes, 1 << 17);
-    let mut cache = PageLists::new(u32::try_from(present).unwrap(), 1);
+    let mut curve = MissCurve::new(sample, PAGE_BYTES, present * PAGE_BYTES, &sizes, 1 << 17);
+    let mut cache = PageLists::new(u32::try_from(present).unwrap(), PAGE_BYTES);
     let mut pages = Skewed { state: seed, pages: file_pages };
     for count in 0..accesses {
         if count == accesses / 2 {
@@ -130,7 +130,7 @@ fn traced(sample: PageSample, file_pages: u64, present: u64, seed: u64, accesses
         }
         curve.apply(FILE, page..=page, USED);
     }
-    curve.curve(accesses - accesses / 2).unwrap()
+    curve.curve(Some(accesses - accesses / 2)).unwrap()
 }
 
 proptest! {
@@ -141,7 +141,7 @@ proptest! {
         capacity in 1_u32..40,
         steps in prop::collection::vec((0_u32..80, 0_u8..8), 1..2000),
     ) {
-        let mut lists = PageLists::new(capacity, 1);
+        let mut lists = PageLists::new(capacity, PAGE_BYTES);
         let mut queues = Queues::default();
         for (page, step) in steps {
             match step {
@@ -191,7 +191,7 @@ proptest! {
             prop_assert!(pair[1].hit_ratio >= pair[0].hit_ratio - 0.01, "{:?}", curve);
             prop_assert!(pair[1].read_bytes <= pair[0].read_bytes + pair[0].read_bytes / 50, "{:?}", curve);
         }
-        let least = curve.least_within(0.01, PAGE_BYTES);
+        let least = curve.least_within(0.01);
         prop_assert!(least <= curve.present_bytes);
         let (least, present) = (curve.at(least).unwrap(), curve.at(curve.present_bytes).unwrap());
         prop_assert!(least.hit_ratio >= present.hit_ratio - 0.010_001);
@@ -199,14 +199,15 @@ proptest! {
 
     #[test]
     fn files_that_are_read_once_need_bounded_room(pages_max in 64_usize..512, seed: u64) {
-        let mut curve = MissCurve::new(PageSample::one_in_power(0), 1 << 30, &bytes(&[64, 1 << 18]), pages_max);
+        let sizes = bytes(&[64, 1 << 18]);
+        let mut curve = MissCurve::new(PageSample::one_in_power(0), PAGE_BYTES, 1 << 30, &sizes, pages_max);
         for ino in 0..20_000 {
             let file = CachedFile { dev: 1, ino: seed.wrapping_add(ino) };
             curve.apply(file, 0..=3, CacheEvent::Added);
             curve.apply(file, 0..=3, USED);
             prop_assert!(curve.kept_pages() <= pages_max);
         }
-        let curve = curve.curve(80_000).unwrap();
+        let curve = curve.curve(Some(80_000)).unwrap();
         prop_assert!(curve.points.iter().all(|point| point.hit_ratio < 0.5), "{:?}", curve);
     }
 }
@@ -229,7 +230,7 @@ fn a_sample_predicts_what_all_pages_do() {
 #[test]
 fn a_loop_that_fits_is_all_hits_and_what_is_removed_is_read_again() {
     let sizes = bytes(&[100, 200]);
-    let mut curve = MissCurve::new(PageSample::one_in_power(0), sizes[1], &sizes, 1 << 10);
+    let mut curve = MissCurve::new(PageSample::one_in_power(0), PAGE_BYTES, sizes[1], &sizes, 1 << 10);
     let round = |curve: &mut MissCurve| {
         for page in 0..150 {
             curve.apply(FILE, page..=page, USED);
@@ -239,26 +240,64 @@ fn a_loop_that_fits_is_all_hits_and_what_is_removed_is_read_again() {
     round(&mut curve);
     curve.begin_counting();
     round(&mut curve);
-    let points = curve.curve(150).unwrap().points;
+    let points = curve.curve(Some(150)).unwrap().points;
     assert!(points[0].hit_ratio < 0.8 && points[0].read_bytes > 0, "{points:?}");
     assert_eq!((points[1].hit_ratio, points[1].read_bytes), (1.0, 0));
     curve.apply(FILE, 0..=149, CacheEvent::Removed { is_reclaim: false });
     curve.begin_counting();
     curve.apply(FILE, 0..=149, CacheEvent::Added);
     round(&mut curve);
-    let curve = curve.curve(150).unwrap();
+    let curve = curve.curve(Some(150)).unwrap();
     assert_eq!((curve.points[1].hit_ratio, curve.points[1].read_bytes), (0.0, 150 * PAGE_BYTES));
     assert!(curve.counted_hit_ratio.abs() < f64::EPSILON);
 }
 
 #[test]
 fn written_pages_are_no_reads_and_a_repeated_end_is_no_access() {
-    let mut curve = MissCurve::new(PageSample::one_in_power(0), 1 << 20, &[1 << 20], 1 << 10);
+    let mut curve = MissCurve::new(PageSample::one_in_power(0), PAGE_BYTES, 1 << 20, &[1 << 20], 1 << 10);
     curve.apply(FILE, 0..=9, CacheEvent::Added);
     curve.apply(FILE, 0..=9, CacheEvent::Written);
     curve.apply(FILE, 0..=9, USED);
     curve.apply(FILE, 5..=9, CacheEvent::Used { is_continued: true });
     assert_eq!((curve.counts().accesses, curve.counts().counted), (10, 15));
-    let curve = curve.curve(15).unwrap();
+    let curve = curve.curve(Some(15)).unwrap();
     assert_eq!((curve.points[0].hit_ratio, curve.points[0].read_bytes), (1.0, 0));
+}
+
+#[test]
+fn the_end_of_a_long_read_counts_as_31_pages_and_alone_is_no_access() {
+    let mut curve = MissCurve::new(PageSample::one_in_power(0), PAGE_BYTES, 1 << 20, &[1 << 20], 1 << 10);
+    // Far too many pages to look at each.
+    curve.apply(FILE, 100..=1 << 60, CacheEvent::Used { is_continued: true });
+    assert_eq!((curve.counts().accesses, curve.counts().counted, curve.kept_pages()), (0, 31, 0));
+    assert_eq!(curve.curve(Some(31)), None);
+    assert_eq!(curve.curve(None), None);
+}
+
+#[test]
+fn without_the_number_of_all_accesses_those_that_were_not_sampled_are_no_hits() {
+    let mut curve = MissCurve::new(PageSample::one_in_power(0), PAGE_BYTES, 1 << 20, &[1 << 20], 1 << 10);
+    curve.apply(FILE, 0..=9, CacheEvent::Added);
+    curve.apply(FILE, 0..=9, USED);
+    let (corrected, plain) = (curve.curve(Some(40)).unwrap(), curve.curve(None).unwrap());
+    assert!((corrected.counted_hit_ratio - 0.75).abs() < 1e-9, "{corrected:?}");
+    assert_eq!((plain.counted_hit_ratio, plain.accesses), (0.0, 10.0));
+}
+
+#[test]
+fn the_least_size_is_where_the_line_crosses_and_never_more_than_the_present_one() {
+    let point = |bytes, hit_ratio| SizePoint { bytes, hit_ratio, read_bytes: 0 };
+    let points = vec![point(100, 0.2), point(200, 0.3), point(300, 0.29), point(400, 0.39)];
+    let curve = |present_bytes| SizeCurve {
+        present_bytes,
+        accesses: 1.0,
+        counted_hit_ratio: 0.3,
+        points: points.clone(),
+    };
+    assert_eq!(curve(400).least_within(0.02), 380);
+    assert_eq!(curve(350).least_within(0.01), 340);
+    assert_eq!(curve(300).least_within(0.01), 180);
+    assert_eq!((curve(400).least_within(0.5), curve(100).least_within(0.01)), (100, 100));
+    // Below the smallest point, and above the largest one.
+    assert_eq!((curve(50).least_within(0.01), curve(500).least_within(0.01)), (50, 500));
 }

@@ -1,7 +1,6 @@
 //! The report of `pagekeeper size`, for people and for programs.
 
 use std::io::{self, Write};
-use std::path::Path;
 
 use pagekeeper_kernel::pressure::CgroupVersion;
 use pagekeeper_observe::size::SizeReport;
@@ -9,8 +8,8 @@ use pagekeeper_policy::miss_curve::{SizePoint, TOLERATED_LOSS};
 use pagekeeper_text::{ByteSize, count, rate, shell_quoted};
 use serde::Serialize;
 
-/// Version of the schema, `docs/schemas/size.json`; it changes with each field that is added, removed or
-/// changed in meaning.
+/// Version of the schema, `docs/schemas/size.json`; it changes with each field that is added,
+/// removed or changed in meaning.
 const SCHEMA_VERSION: u32 = 1;
 /// The share of faults of mappings above which hits are not known.
 const MAPPED_SHARE_MAX: f64 = 0.1;
@@ -31,8 +30,8 @@ pub(super) struct ShownPoint {
 #[derive(Debug, Serialize)]
 struct LeastSize {
     page_cache_bytes: u64,
-    /// With the other memory of the group.
-    limit_bytes: u64,
+    /// With the other memory of the group; `None` without one.
+    limit_bytes: Option<u64>,
     /// The commands that set it.
     commands: Vec<String>,
 }
@@ -81,7 +80,7 @@ impl SizeOutput {
             other_bytes: report.other_memory(),
             present: curve.at(curve.present_bytes).map_or(unknown, shown),
             points: curve.points.iter().copied().map(shown).collect(),
-            least: (!is_mapped).then(|| LeastSize::of(report)),
+            least: (!is_mapped && report.is_complete).then(|| LeastSize::of(report)),
             notes: notes(report, is_mapped),
         }
     }
@@ -129,31 +128,34 @@ impl SizeOutput {
 
 impl LeastSize {
     fn of(report: &SizeReport) -> Self {
-        let page_cache_bytes = report.curve.least_within(TOLERATED_LOSS, LIMIT_STEP);
-        let limit_bytes = (page_cache_bytes + report.other_memory()).next_multiple_of(LIMIT_STEP);
-        let set = |directory: &Path, file: &str| {
-            format!("echo {limit_bytes} > {}", shell_quoted(&directory.join(file)))
+        let page_cache_bytes = report.curve.least_within(TOLERATED_LOSS);
+        let Some(group) = &report.group else {
+            return Self { page_cache_bytes, limit_bytes: None, commands: Vec::new() };
         };
-        let commands = report.group.as_ref().map_or_else(Vec::new, |group| match group.version {
-            CgroupVersion::V1 => vec![set(&group.directory, "memory.limit_in_bytes")],
-            CgroupVersion::V2 => {
-                vec![set(&group.directory, "memory.high"), set(&group.directory, "memory.max")]
-            }
-        });
-        Self { page_cache_bytes, limit_bytes, commands }
+        let needed = page_cache_bytes.saturating_add(report.other_memory());
+        let rounded = needed.checked_next_multiple_of(LIMIT_STEP).unwrap_or(needed);
+        let limit = rounded.min(group.effective_limit.unwrap_or(u64::MAX));
+        let set = |file: &str| format!("echo {limit} > {}", shell_quoted(&group.directory.join(file)));
+        let commands = match group.version {
+            CgroupVersion::V1 => vec![set("memory.limit_in_bytes")],
+            CgroupVersion::V2 => vec![set("memory.high"), set("memory.max")],
+        };
+        Self { page_cache_bytes, limit_bytes: Some(limit), commands }
     }
 
     fn write(&self, out: &mut impl Write, other: u64) -> io::Result<()> {
-        let (least, limit) = (ByteSize(self.page_cache_bytes), ByteSize(self.limit_bytes));
+        let least = ByteSize(self.page_cache_bytes);
         writeln!(out, "Within a point of the present hits: {least} of page cache.")?;
-        if other == 0 {
-            writeln!(out, "As a limit, for page cache alone:")?;
-        } else {
-            writeln!(out, "With the {} of other memory, a limit of {limit}:", ByteSize(other))?;
-        }
+        let Some(limit) = self.limit_bytes else { return Ok(()) };
+        writeln!(out, "With the {} of other memory, a limit of {}:", ByteSize(other), ByteSize(limit))?;
         self.commands.iter().try_for_each(|command| writeln!(out, "  {command}"))?;
-        writeln!(out, "  resources: {{limits: {{memory: {}Mi}}}}   of a pod", self.limit_bytes / LIMIT_STEP)
+        writeln!(out, "  resources: {{limits: {{memory: {}}}}}   of a pod", pod_quantity(limit))
     }
+}
+
+/// Returns bytes in the notation of Kubernetes.
+fn pod_quantity(bytes: u64) -> String {
+    if bytes.is_multiple_of(LIMIT_STEP) { format!("{}Mi", bytes / LIMIT_STEP) } else { bytes.to_string() }
 }
 
 fn notes(report: &SizeReport, is_mapped: bool) -> Vec<String> {
@@ -166,16 +168,33 @@ fn notes(report: &SizeReport, is_mapped: bool) -> Vec<String> {
     } else {
         format!("accesses through pages that are mapped already are not seen ({share} were faults)")
     }];
-    if report.lost > 0 {
-        notes.push(format!("{} events were lost, so the figures are less exact", count(report.lost)));
+    if !report.is_complete {
+        let lost = format!("{} events were lost", count(report.lost));
+        let why = if report.lost > 0 { lost } else { "accesses were not counted".to_owned() };
+        notes.push(format!("{why}: hits outside the sample are left out, and no size is recommended"));
     }
+    notes.extend(shared_group(report));
     if report.has_ended {
         notes.push("the processes ended before the time was over".to_owned());
     }
     if report.is_multi_generational {
         notes.push("this kernel uses its multi-generational LRU, which is not what is simulated".to_owned());
     }
+    notes.extend(report.problems.iter().cloned());
     notes
+}
+
+/// Returns a note if others are in the memory cgroup.
+fn shared_group(report: &SizeReport) -> Option<String> {
+    let group = report.group.as_ref().filter(|_| report.other_members > 0)?;
+    let (directory, others) = (shell_quoted(&group.directory), count(report.other_members as u64));
+    let others = match report.other_members {
+        1 => "another process is".to_owned(),
+        _ => format!("{others} other processes are"),
+    };
+    Some(format!(
+        "{others} in the memory cgroup {directory}, which a limit would bind, too; their accesses were not seen"
+    ))
 }
 
 fn write_point(out: &mut impl Write, point: &ShownPoint, mark: char, remark: &str) -> io::Result<()> {

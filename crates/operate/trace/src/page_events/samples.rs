@@ -1,11 +1,11 @@
-//! Events of a sample of pages, for the miss-ratio curve of a page cache: pages that come, are used,
-//! written and leave, by some processes or below some directories, and the number of accesses to
-//! all pages.
+//! Events of a sample of pages, for the miss-ratio curve of a page cache: pages that come, are
+//! used, written and leave, by some processes or below some directories, and the number of accesses
+//! to all pages.
 //!
 //! Processes are followed with their children, as for [`PageEvents`]. A file belongs to a directory
 //! by the name by which the kernel knows it: a second hard link may not be found, and what is
-//! mounted below the directory is not. Not covered: accesses through pages that a process has mapped
-//! already; their faults are events.
+//! mounted below the directory is not. Not covered: accesses through pages that a process has
+//! mapped already (their faults are events), block devices, and files of tmpfs.
 //!
 //! Invariants: this module only observes. All tables are bounded, and events without room are
 //! counted ([`PageSamples::lost`]). Fails if the kernel has no BTF, lacks the tracepoints (Linux
@@ -123,6 +123,11 @@ impl PageSamples {
     /// Follows a process and the children that it starts from now on.
     pub fn follow(&self, process: u32) -> Result<(), TraceError> {
         self.events.follow(process)
+    }
+
+    /// Stops following a process, if it is followed.
+    pub fn unfollow(&self, process: u32) -> Result<(), TraceError> {
+        self.events.unfollow(process)
     }
 
     /// Returns whether a followed process is running.

@@ -2,13 +2,15 @@
 //! a page that is in the sample.
 //!
 //! Invariants: accesses and additions count if their process is followed, or their file is below
-//! one of the directories. Removals and writes are recorded whoever causes them. The hash is that of
+//! one of the directories. Removals and writes are recorded whoever causes them. Only regular files
+//! count, without those of tmpfs, whose pages need swap instead of a disk. The hash is that of
 //! [`PageSample`].
 
+use pagekeeper_kernel::page_size;
 use pagekeeper_policy::page_sample::{COUNTED_PAGES_MAX, PageSample, SAMPLE_FACTORS};
 
 use super::{EventProgramWriter, EventStack, EventTableFds, PageTracepoint, R0, R1, R2, R3, R4, R6, R7};
-use super::{R8, R9, R10, signed};
+use super::{R8, R9, R10, S_IFMT, S_IFREG, signed};
 use crate::asm::{AluOp, AssemblyError, Condition, KernelHelper, Register, Width, offset, stack};
 use crate::page_events::btf::{Btf, BtfError};
 use crate::page_events::layout::{LOST_PAGES, StructOffsets, record_kind};
@@ -20,6 +22,8 @@ pub(in crate::page_events) const ACCESS_COUNTERS: u32 = 64;
 const DIRECTORY_LEVELS_MAX: usize = 16;
 /// The flag of a task that reclaims memory (`PF_MEMALLOC` of `include/linux/sched.h`).
 const RECLAIM_FLAG: i32 = 0x800;
+/// The magic number of tmpfs and of shared memory (`include/uapi/linux/magic.h`).
+const TMPFS_MAGIC: i32 = 0x0102_1994;
 
 /// Counters of accesses, as long as a cache line.
 #[repr(C)]
@@ -113,6 +117,7 @@ pub(in crate::page_events) struct SampleOffsets {
     dentry_name: u32,
     dentry_parent: u32,
     dentry_inode: u32,
+    inode_size: u32,
     task_flags: u32,
 }
 
@@ -124,6 +129,7 @@ impl SampleOffsets {
             dentry_name: name.or_else(|_| btf.offset("dentry", &["d_alias"]))?,
             dentry_parent: btf.offset("dentry", &["d_parent"])?,
             dentry_inode: btf.offset("dentry", &["d_inode"])?,
+            inode_size: btf.offset("inode", &["i_size"])?,
             task_flags: btf.offset("task_struct", &["flags"])?,
         })
     }
@@ -158,6 +164,7 @@ impl EventProgramWriter<'_> {
         self.asm.store(Width::B8, R10, stack!(EventStack, record.pages), R6);
         self.skip_other_processes(parts);
         self.store_inode();
+        self.end_at_size(&parts.at);
         self.skip_other_directories(parts);
         self.count_access(point, parts);
         self.report_sampled(point, parts);
@@ -183,11 +190,35 @@ impl EventProgramWriter<'_> {
         self.report_sampled(point, parts);
     }
 
-    /// Stores the number of the inode of the mapping at `R7`; `R8` = its address.
+    /// Stores the number of the inode of the mapping at `R7`; `R8` = its address. Jumps to `out`
+    /// unless it is a regular file that is not in memory only. Uses `R9`.
     fn store_inode(&mut self) {
         self.asm.store(Width::B8, R10, stack!(EventStack, record.mapping), R7);
         self.read_pointer(R8, R7, self.at.mapping_host);
         self.read_kernel(stack!(EventStack, record.ino), 8, R8, signed(self.at.inode_ino));
+        self.read_kernel(stack!(EventStack, record.mode), 2, R8, signed(self.at.inode_mode));
+        self.asm.load(Width::B4, R1, R10, stack!(EventStack, record.mode));
+        self.asm.alu_constant(AluOp::And, R1, S_IFMT);
+        self.asm.jump_if_constant(Condition::NotEqual, R1, S_IFREG, self.out);
+        self.read_pointer(R9, R8, self.at.inode_super);
+        self.read_pointer(R1, R9, self.at.super_magic);
+        self.asm.jump_if_constant(Condition::Equal, R1, TMPFS_MAGIC, self.out);
+    }
+
+    /// Makes the last page, `R6`, at most that of the end of the inode at `R8`: a read asks for as
+    /// much as its buffer holds. Jumps to `out` if all pages are beyond the end.
+    fn end_at_size(&mut self, at: &SampleOffsets) {
+        let is_inside = self.asm.label();
+        self.read_pointer(R1, R8, at.inode_size);
+        self.asm.jump_if_constant(Condition::Equal, R1, 0, is_inside);
+        self.asm.alu_constant(AluOp::Sub, R1, 1);
+        self.asm.alu_constant(AluOp::ShiftRight, R1, signed(page_size().ilog2()));
+        self.asm.jump_if(Condition::AtLeast, R1, R6, is_inside);
+        self.asm.load(Width::B8, R2, R10, stack!(EventStack, record.first_page));
+        self.asm.jump_if(Condition::Below, R1, R2, self.out);
+        self.asm.set(R6, R1);
+        self.asm.store(Width::B8, R10, stack!(EventStack, record.pages), R6);
+        self.asm.bind(is_inside);
     }
 
     /// Jumps to `out` if processes are followed, and the calling one is not.

@@ -194,3 +194,34 @@ fn reads_that_go_on_count_once() {
     }
     assert!(!threads.is_continued(7, CachedFile { dev: 1, ino: 3 }, &(50..=99)));
 }
+
+#[test]
+fn a_read_ends_with_its_file_and_memory_is_no_file() {
+    let Some(mut samples) = opened(&SampleScope::Processes) else { return };
+    let dir = disk_dir();
+    let path = dir.path().join("file");
+    cold_file(&path);
+    // One call whose buffer is far larger than the file.
+    let reader = shell("dd if=\"$1\" of=/dev/null bs=64M count=1 2>/dev/null", &path);
+    samples.follow(reader.id()).unwrap();
+    finish(reader);
+    let all = drained(&mut samples);
+    let ino = std::fs::metadata(&path).unwrap().ino();
+    let ends =
+        all.iter().filter(|event| event.file.ino == ino && matches!(event.event, CacheEvent::Used { .. }));
+    assert_eq!(ends.map(|event| *event.pages.end()).max(), Some(FILE_PAGES - 1));
+    assert_eq!(pages(&all, &path, is_used), each_once(&path));
+
+    let Ok(memory) = tempfile::tempdir_in("/dev/shm") else { return };
+    if rustix::fs::statfs(memory.path()).unwrap().f_type != 0x0102_1994 {
+        return;
+    }
+    let path = memory.path().join("file");
+    cold_file(&path);
+    let reader = shell("cat \"$1\" >/dev/null", &path);
+    samples.follow(reader.id()).unwrap();
+    finish(reader);
+    let (dev, ino) = std::fs::metadata(&path).map(|stat| (stat.dev(), stat.ino())).unwrap();
+    let all = drained(&mut samples);
+    assert!(all.iter().all(|event| event.file != CachedFile { dev, ino }), "{all:?}");
+}
