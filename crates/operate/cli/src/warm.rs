@@ -46,7 +46,7 @@ use work::WarmRun;
   pagekeeper warm --range 0..1G --pace 200M data.db  the first GiB, at a rate
   pagekeeper warm --lock /srv/model.bin              keep it there until Ctrl-C
   pagekeeper warm --from mysql.snapshot              the pages of a snapshot
-  pagekeeper warm --learn pg -- postgres -D /pg      start it with its reads ahead
+  pagekeeper warm --learn pg -- postgres -D /pg      a start, its reads ahead
 
 It skips pages that are resident and holes of sparse files; when it returns, the pages are resident. \
     If the kernel does not show this user what is resident, it reads everything and exits with 1, because it could not \
