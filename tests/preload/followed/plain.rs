@@ -173,6 +173,7 @@ fn remaining_pages_agree_with_cachestat() {
     run.args(["run", "--json", "--", "cat", "leased", "plain"]).current_dir(here).stdout(Stdio::null());
     let outcome = finish(&mut run);
     let report: Value = serde_json::from_str(&outcome.stderr).unwrap();
+    crate::support::schemas::check("run", &report);
     adds_up("a lease", &report);
     let left = report["events"]["left_bytes"].as_u64().unwrap();
     let resident: u64 = counted(here).values().sum();

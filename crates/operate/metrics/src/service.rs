@@ -25,7 +25,7 @@ const PAGE_HTML: &str = include_str!("page.html");
 /// right ones.
 const PAGE_POLICY: &str = "default-src 'none'; \
                            style-src 'sha256-SVd33Jb5t+0sK3NV6KYC3kQaJ9b/xdYK074LH2Z9F+Q='; \
-                           script-src 'sha256-JlG40AhY0EBT8DDd8KFencFQmdMTPvzkEmImqL6hnGs='; \
+                           script-src 'sha256-Iy/w05j59RLwlERSEXyjy76XPpg9LwPpq9kfXS2udUY='; \
                            connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// The source of all responses.

@@ -161,7 +161,7 @@ fn a_profile_of_another_file_system_is_not_used() {
     // The first of a disk's open writers decides about its budget, and other tests have some open.
     let has_own_budget = |attempt: u32| {
         std::thread::sleep(Duration::from_millis(10 * u64::from(attempt.min(1))));
-        let output = create(Some(&own), "own");
+        let output = create(Some(&own), &format!("own{attempt}"));
         if without == BulkMode::Direct {
             assert_eq!(output.mode(), BulkMode::Paced, "{}", output.why());
             assert!(output.why().starts_with("the disk's profile has no direct output"), "{}", output.why());
