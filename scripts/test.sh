@@ -107,15 +107,13 @@ crates() {
 part_of_host() { secluded host "${part_of_host[@]}"; }
 lint() { check no_warnings scripts/lint.sh code; }
 
-# Stories wait for databases and disks, other tests for the processor, so they run in parallel. Each program has one load at a time.
-servers() { in_turn commands databases; }
-loaded() { in_turn preload part_of_host; }
+# Stories wait for databases and disks, other tests for the processor, so they run in parallel.
+stories() { in_turn commands databases preload part_of_host; }
 rest() {
     renice --priority 5 --pid "$BASHPID" >/dev/null
     in_turn crates lint
 }
-start servers servers
-start loaded loaded
+start stories stories
 start rest rest
 finish
 
@@ -139,7 +137,7 @@ start models models
 start host host
 finish
 
-groups=(servers loaded rest models host)
+groups=(stories rest models host)
 cat "${groups[@]/#/$logs/}" >"$logs/all"
 scripts/slowest-tests.sh "$logs/all"
 cat "$logs/times"
