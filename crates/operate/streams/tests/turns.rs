@@ -121,13 +121,17 @@ fn a_task_of_this_process_sees_others_on_its_disk_and_not_itself() {
     let Some((_mounted, path)) = cold_file() else { return };
     let device = std::os::unix::fs::MetadataExt::dev(&std::fs::metadata(&path).unwrap());
     let disk = pagekeeper_kernel::disk_of(Path::new("/sys"), device).unwrap();
-    for _ in 0..20 {
+    // The kernel itself may use the disk, but not all the time as this process does.
+    let mut unused_looks = 0;
+    let is_unused = |_: u32| {
         assert_eq!(std::fs::read(&path).unwrap().len(), 64 << 20);
         let file = std::fs::File::open(&path).unwrap();
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
         others.look();
-        assert!(others.share(disk).is_none(), "{others:?}");
-    }
+        unused_looks = if others.share(disk).is_none() { unused_looks + 1 } else { 0 };
+        unused_looks >= 10
+    };
+    assert!((0..1000).any(is_unused), "own reads count as others'");
     let reader = Reader::new(&path, "iflag=direct");
     look_until_others(&mut others, disk, true);
     drop(reader);
