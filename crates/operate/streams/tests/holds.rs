@@ -258,7 +258,9 @@ fn unpaced_and_traced_processes_and_holders_of_awaited_locks_are_not_held() {
     let is_waiter = |line: &str| line.contains("->") && line.contains(&of_lock);
     let is_waiting = || std::fs::read_to_string("/proc/locks").unwrap().lines().any(is_waiter);
     waiting.args(["-c", "sleep 0.3; flock \"$1\" true", "sh"]).arg(&lock);
-    let locked = format!("exec flock {} sh -c 'sleep 2; exec \"$@\"' sh \"$@\"", lock.display());
+    let go = dir.path().join("go");
+    let wait = "until [ -e \"$0\" ]; do sleep 0.1; done; exec \"$@\"";
+    let locked = format!("exec flock {} sh -c '{wait}' {} \"$@\"", lock.display(), go.display());
     let cases: [(StreamPace, Vec<&str>, bool); 3] = [
         (StreamPace::Off, dd.to_vec(), false),
         (StreamPace::Auto, [&["sh", "-c", &locked, "sh"][..], &dd].concat(), true),
@@ -275,6 +277,7 @@ fn unpaced_and_traced_processes_and_holders_of_awaited_locks_are_not_held() {
         let waiter = has_waiter.then(|| waiting.spawn().unwrap());
         if has_waiter {
             until(&mut streams, |_| is_waiting());
+            File::create(&go).unwrap();
         }
         let events = until(&mut streams, |streams| streams.running() == 0 && !streams.is_busy());
         assert_eq!(program.end(), "code 0", "{words:?}");
