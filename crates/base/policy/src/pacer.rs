@@ -64,7 +64,7 @@ const QUICK_WINDOW_PARTS: u64 = 16;
 /// Windows between two trials of another length: after the first rate, after a trial without gain,
 /// and at most.
 const REST_FIRST: u64 = 1;
-const REST_MULTIPLE: u64 = 16;
+const REST_WINDOWS: u64 = 16;
 const REST_MAX: u64 = 1024;
 const SECOND: u64 = 1_000_000_000;
 
@@ -368,11 +368,11 @@ impl Pacer {
             Trial::Shorter if !was_late && rate >= self.rate - self.rate / 8 => {
                 let shorter = self.piece();
                 self.wide = if shorter <= PIECE_MIN { 0 } else { shorter };
-                (self.rate, self.rest) = (rate, REST_MULTIPLE);
+                (self.rate, self.rest) = (rate, REST_WINDOWS);
                 self.change_length(|price| price);
             }
             Trial::LongerBegun | Trial::Longer | Trial::ShorterBegun | Trial::Shorter => {
-                self.last_rest = self.last_rest.saturating_mul(2).clamp(REST_MULTIPLE, REST_MAX);
+                self.last_rest = self.last_rest.saturating_mul(2).clamp(REST_WINDOWS, REST_MAX);
                 self.rest = self.last_rest;
                 self.change_length(|price| price);
             }
@@ -399,7 +399,7 @@ impl Pacer {
             self.tried_shorter = self.wide > 0 && !self.tried_shorter;
             self.trial = if self.tried_shorter { Trial::ShorterBegun } else { Trial::LongerBegun };
             if self.piece() == self.length() {
-                (self.trial, self.rest) = (Trial::Rest, REST_MULTIPLE);
+                (self.trial, self.rest) = (Trial::Rest, REST_WINDOWS);
             }
         }
     }

@@ -28,54 +28,89 @@ struct OthersOnDisk {
     is_unused: bool,
 }
 
+/// The disk that a file system's device is, or is on.
+#[derive(Debug, Clone, Copy)]
+struct DiskPlace {
+    disk: u64,
+    /// Whether the disk lies on others.
+    is_stacked: bool,
+}
+
+#[derive(Default)]
+struct KnownDisks {
+    /// What is known of others on each disk; `None` if requests can't be counted.
+    others: Option<HashMap<u64, OthersOnDisk>>,
+    /// The place of each device, read once: each written part needs it. `None` if it is not known.
+    places: HashMap<u64, Option<DiskPlace>>,
+}
+
+impl KnownDisks {
+    fn place(&mut self, device: u64) -> Option<DiskPlace> {
+        let read = || {
+            let sys = Path::new("/sys");
+            let disk = disk_of(sys, device)?;
+            Some(DiskPlace { disk, is_stacked: has_disks_below(sys, device) })
+        };
+        *self.places.entry(device).or_insert_with(read)
+    }
+
+    fn all(&self, is_so: impl Fn(&OthersOnDisk) -> bool) -> bool {
+        self.others.iter().flat_map(HashMap::values).all(is_so)
+    }
+
+    /// Returns what is known of others on a disk; nobody has used one that is not listed.
+    fn on(&self, place: DiskPlace) -> OthersOnDisk {
+        let unused = OthersOnDisk { share: YieldShare::NONE, is_unused: true };
+        self.others.as_ref().and_then(|others| others.get(&place.disk)).copied().unwrap_or(unused)
+    }
+}
+
 /// The share of each disk's time that is left to others.
 #[derive(Clone, Default)]
-pub(crate) struct DiskShares {
-    /// `None` if requests can't be counted.
-    disks: Arc<Mutex<Option<HashMap<u64, OthersOnDisk>>>>,
-}
+pub(crate) struct DiskShares(Arc<Mutex<KnownDisks>>);
 
 impl DiskShares {
     /// Returns the share for the disk that a file system's device is, or is on; none if that is not
     /// known.
     pub(crate) fn of(&self, device: u64) -> YieldShare {
-        if self.all(|others| others.share.is_none()) {
+        let mut known = lock(&self.0);
+        if known.all(|others| others.share.is_none()) {
             return YieldShare::NONE;
         }
-        self.on(device).map_or(YieldShare::NONE, |others| others.share)
+        known.place(device).map_or(YieldShare::NONE, |place| known.on(place).share)
     }
 
     /// Whether it is known that nobody else uses the disk of a file. If that disk lies on others, or
     /// is not known, as for btrfs, nobody else may use any disk. Requests to a server are not known.
     pub(crate) fn is_unused(&self, file: &EventFile) -> bool {
-        if lock(&self.disks).is_none() {
+        let mut known = lock(&self.0);
+        if known.others.is_none() {
             return false;
         }
-        let on_disk = self.on(file.dev);
-        if self.all(|others| others.is_unused) {
-            return on_disk.is_some() || file.subvolume.is_some();
+        let place = known.place(file.dev);
+        if known.all(|others| others.is_unused) {
+            return place.is_some() || file.subvolume.is_some();
         }
-        on_disk.is_some_and(|others| others.is_unused) && !has_disks_below(Path::new("/sys"), file.dev)
+        place.is_some_and(|place| !place.is_stacked && known.on(place).is_unused)
+    }
+
+    /// Returns the disk of a device.
+    fn disk_of(&self, device: u64) -> Option<u64> {
+        lock(&self.0).place(device).map(|place| place.disk)
+    }
+
+    /// Records that requests are counted from now on.
+    fn begin(&self) {
+        lock(&self.0).others.get_or_insert_default();
     }
 
     /// Records that requests are no longer counted.
     fn forget_unused(&self) {
-        lock(&self.disks).iter_mut().flat_map(HashMap::values_mut).for_each(|disk| disk.is_unused = false);
-    }
-
-    fn all(&self, is_so: impl Fn(&OthersOnDisk) -> bool) -> bool {
-        lock(&self.disks).iter().flat_map(HashMap::values).all(is_so)
-    }
-
-    /// Returns what is known of others on the disk of a device.
-    fn on(&self, device: u64) -> Option<OthersOnDisk> {
-        let disk = disk_of(Path::new("/sys"), device)?;
-        let unused = OthersOnDisk { share: YieldShare::NONE, is_unused: true };
-        Some(lock(&self.disks).as_ref()?.get(&disk).copied().unwrap_or(unused))
+        lock(&self.0).others.iter_mut().flat_map(HashMap::values_mut).for_each(|disk| disk.is_unused = false);
     }
 
     fn set(&self, disk: u64, share: YieldShare, is_unused: bool) {
-        lock(&self.disks).get_or_insert_default().insert(disk, OthersOnDisk { share, is_unused });
+        lock(&self.0).others.get_or_insert_default().insert(disk, OthersOnDisk { share, is_unused });
     }
 }
 
@@ -101,15 +136,13 @@ pub(crate) struct DiskTurns {
     /// Bytes of pages that followed processes added, minus those that they wrote to, by process and
     /// device since the last look.
     read: HashMap<(u32, u64), i64>,
-    /// The disk of each device.
-    disk_of: HashMap<u64, Option<u64>>,
 }
 
 impl DiskTurns {
     /// Returns `None` if requests can't be counted.
     pub(crate) fn new(events: &PageEvents, shares: DiskShares, pace: StreamPace) -> Option<Self> {
         let source = DiskUse::open(events).ok()?;
-        lock(&shares.disks).get_or_insert_default();
+        shares.begin();
         Some(Self {
             source,
             shares,
@@ -119,7 +152,6 @@ impl DiskTurns {
             is_active: false,
             held: BTreeSet::new(),
             read: HashMap::new(),
-            disk_of: HashMap::new(),
         })
     }
 
@@ -165,8 +197,7 @@ impl DiskTurns {
         let added = std::mem::take(&mut self.read).into_iter().filter(|(_, bytes)| *bytes > 0);
         let mut readers: Vec<(u32, u64)> = window.reads.keys().copied().collect();
         for ((process, device), _) in added {
-            let disk = self.disk_of.entry(device).or_insert_with(|| disk_of(Path::new("/sys"), device));
-            readers.extend(disk.map(|disk| (process, disk)));
+            readers.extend(self.shares.disk_of(device).map(|disk| (process, disk)));
         }
         self.is_active = !readers.is_empty();
         for (process, disk) in readers {
