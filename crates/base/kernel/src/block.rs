@@ -1,6 +1,9 @@
-//! Block devices: their physical block size, their name, and whether they are in use.
+//! Block devices: their physical block size, their name, their flush requests, and whether they are
+//! in use.
 
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use rustix::fs::{major, makedev, minor};
@@ -56,6 +59,50 @@ pub fn has_disks_below(sys: &Path, dev: u64) -> bool {
     is_stacked || device.join("loop").exists()
 }
 
+/// Flush requests that a disk has completed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct FlushCounts {
+    /// Their number.
+    pub done: u64,
+    /// Their total latency in milliseconds.
+    pub waited_ms: u64,
+}
+
+/// Counts the flush requests of a disk: a sync ends with one, where the disk has a write cache.
+#[derive(Debug)]
+pub struct FlushCounter(File);
+
+impl FlushCounter {
+    /// Opens the counts of the disk with the number `dev`, as in `st_dev`. `sys` is the mount point
+    /// of sysfs. Returns `None` for another number, and before Linux 5.5, which does not count
+    /// (Linux documentation, block/stat).
+    ///
+    /// ```
+    /// use std::os::unix::fs::MetadataExt;
+    /// let dev = std::fs::metadata("/")?.dev();
+    /// if let Some(counter) = pagekeeper_kernel::FlushCounter::open("/sys".as_ref(), dev) {
+    ///     assert!(counter.counts().is_some());
+    /// }
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    #[allow(clippy::disallowed_methods, reason = "of /sys")]
+    pub fn open(sys: &Path, dev: u64) -> Option<Self> {
+        let stat = File::open(sys.join(format!("dev/block/{}:{}/stat", major(dev), minor(dev)))).ok()?;
+        let counter = Self(stat);
+        counter.counts()?;
+        Some(counter)
+    }
+
+    /// Reads the counts. Returns `None` for a disk that has gone.
+    pub fn counts(&self) -> Option<FlushCounts> {
+        let mut text = [0; 512];
+        let length = self.0.read_at(&mut text, 0).ok()?;
+        let text = std::str::from_utf8(text.get(..length)?).ok()?;
+        let mut fields = text.split_ascii_whitespace().skip(15).map(|field| field.parse().ok());
+        Some(FlushCounts { done: fields.next()??, waited_ms: fields.next()?? })
+    }
+}
+
 /// Returns the name in `/dev` of the device with the number `dev`.
 pub(crate) fn device_name(sys: &Path, dev: u64) -> Result<OsString> {
     let link = sys.join(format!("dev/block/{}:{}", major(dev), minor(dev)));
@@ -86,6 +133,22 @@ pub fn is_device_in_use(proc: &ProcRoot, sys: &Path, dev: u64) -> Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn flushes_are_counted_where_the_kernel_does() {
+        let sys = tempfile::tempdir().unwrap();
+        let disk = sys.path().join("dev/block/8:0");
+        std::fs::create_dir_all(&disk).unwrap();
+        let counts = || FlushCounter::open(sys.path(), makedev(8, 0))?.counts();
+        assert_eq!(counts(), None, "no such file");
+        let old = "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15";
+        std::fs::write(disk.join("stat"), old).unwrap();
+        assert_eq!(counts(), None, "a kernel before 5.5");
+        std::fs::write(disk.join("stat"), format!("{old}       16   17\n")).unwrap();
+        assert_eq!(counts(), Some(FlushCounts { done: 16, waited_ms: 17 }));
+        std::fs::write(disk.join("stat"), format!("{old} 16 -17\n")).unwrap();
+        assert_eq!(counts(), None, "no number");
+    }
 
     #[test]
     fn partitions_ask_their_disk() {

@@ -36,7 +36,7 @@ mod work;
 mod writeback;
 
 pub use advice::{Advice, AdviceError, advise};
-pub use block::{disk_of, has_disks_below, is_device_in_use, physical_block_size};
+pub use block::{FlushCounter, FlushCounts, disk_of, has_disks_below, is_device_in_use, physical_block_size};
 pub use error::{Error, Result};
 pub use extents::{ResidentExtents, resident_extents};
 pub use filesystem::{FileSystem, file_system_id};

@@ -5,7 +5,8 @@
 //! writeback of the oldest step of any writer, so an idle writer blocks nobody. At most as many
 //! bytes as the [`Pacer`] allows are in flight. If a step took longer than on an idle disk, a pause
 //! follows. A commit of a log on the same disk therefore waits for one piece, not for the whole
-//! output. A direct step is in flight from its admission to its completion ([`DirectStep`]).
+//! output. While others sync on the disk, each piece is followed by a pause ([`OthersSyncs`]). A direct
+//! step is in flight from its admission to its completion ([`DirectStep`]).
 //!
 //! Invariants:
 //! - A budget belongs to one process, since a forked child never sees its parent's writes end.
@@ -34,6 +35,7 @@ use pagekeeper_kernel::pressure::{DirtyReport, SysRoots};
 use pagekeeper_policy::pacer::{Pacer, WrittenPart};
 
 use crate::layout::DiskKey;
+use crate::others_syncs::OthersSyncs;
 
 /// The largest default budget, in bytes. More in flight makes no disk faster.
 const BUDGET_BYTES_MAX: u64 = 16 << 20;
@@ -55,6 +57,7 @@ static BUDGETS: Mutex<Option<HashMap<DiskKey, Weak<DiskBudget>>>> = Mutex::new(N
 pub(crate) struct DiskBudget {
     limit: u64,
     process: Process,
+    others: OthersSyncs,
     state: Mutex<BudgetState>,
     /// Notified when room becomes free.
     freed: Condvar,
@@ -88,15 +91,14 @@ impl BudgetState {
     fn learn(&mut self, bytes: u64, in_flight: u64, begun: Instant, ended: Instant, was_awaited: bool) {
         let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let took = ns(ended.duration_since(begun));
+        let since_last = self.done_at.map(|done_at| ns(ended.saturating_duration_since(done_at)));
+        let alone = (in_flight == bytes).then_some(took);
         let pause = self.pacer.written(WrittenPart {
             bytes,
             in_flight,
             took_min: if was_awaited { took } else { 0 },
             took_max: took,
-            busy: self
-                .done_at
-                .filter(|_| was_awaited)
-                .map(|done_at| ns(ended.saturating_duration_since(done_at))),
+            busy: since_last.or(alone).filter(|_| was_awaited),
         });
         let has_more = !self.pending.is_empty() || self.in_flight > 0;
         // A pause says nothing about the disk's rate.
@@ -183,19 +185,25 @@ impl DiskBudget {
         let limit = requested.unwrap_or_else(|| {
             room.map_or(BUDGET_BYTES_MAX, |room| size_within(room, others)).min(enough.unwrap_or(u64::MAX))
         });
-        let budget = Arc::new(Self::new(limit));
+        let budget = Arc::new(Self::new(limit, key.disks()));
         budgets.insert(key, Arc::downgrade(&budget));
         budget
     }
 
-    fn new(limit: u64) -> Self {
+    fn new(limit: u64, disks: &[u64]) -> Self {
         let limit = (limit / BUDGET_GRAIN_BYTES * BUDGET_GRAIN_BYTES).max(BUDGET_BYTES_MIN);
-        Self { limit, process: Process::current(), state: Mutex::default(), freed: Condvar::new() }
+        let others = OthersSyncs::on(disks);
+        Self { limit, process: Process::current(), others, state: Mutex::default(), freed: Condvar::new() }
     }
 
     /// Returns the maximum of unwritten bytes.
     pub(crate) fn limit(&self) -> u64 {
         self.limit
+    }
+
+    /// Makes a sync of one of its writers, which is none of others.
+    pub(crate) fn during_sync<T>(&self, sync: impl FnOnce() -> T) -> T {
+        self.others.during_own(sync)
     }
 
     /// Returns the bytes of the step that begins at this offset of a file: a step, or less so that
@@ -300,7 +308,9 @@ impl DiskBudget {
         if is_written {
             step.release();
         }
+        let share = self.others.share();
         let mut state = self.lock();
+        state.pacer.others(share);
         state.unwritten -= step.len();
         state.in_flight -= step.len();
         // A step that had already ended did so at an unknown time, and the disk may have been idle
@@ -333,7 +343,9 @@ impl DirectStep {
 impl Drop for DirectStep {
     fn drop(&mut self) {
         let ended = Instant::now();
+        let share = self.budget.others.share();
         let mut state = self.budget.lock();
+        state.pacer.others(share);
         state.unwritten -= self.bytes;
         state.in_flight -= self.bytes;
         if self.is_written {
@@ -466,7 +478,7 @@ mod tests {
             (3 * MIB + 1, 3 * MIB, 512 << 10),
             (BUDGET_BYTES_MAX, BUDGET_BYTES_MAX, MIB),
         ] {
-            let found = DiskBudget::new(limit);
+            let found = DiskBudget::new(limit, &[]);
             assert_eq!((found.limit(), found.step()), (budget, step.min(PIECE_MIN / 2)));
             // A fast disk, whose pieces are long.
             let mut pacer = Pacer::new();
@@ -483,7 +495,7 @@ mod tests {
 
     #[test]
     fn a_direct_step_is_in_flight_until_it_is_over_and_shows_the_disks_price() {
-        let budget = Arc::new(DiskBudget::new(BUDGET_BYTES_MAX));
+        let budget = Arc::new(DiskBudget::new(BUDGET_BYTES_MAX, &[]));
         let first = budget.admit_direct(PIECE_MIN);
         assert_eq!((budget.unwritten(), budget.lock().in_flight), (PIECE_MIN, PIECE_MIN));
         assert!(!budget.lock().may_begin(BUDGET_GRAIN_BYTES), "a piece is in flight");
@@ -491,14 +503,14 @@ mod tests {
         assert_eq!((budget.unwritten(), budget.lock().in_flight), (0, 0));
         assert!(budget.lock().pacer.price() > 0);
         // A failed step reveals nothing.
-        let failing = Arc::new(DiskBudget::new(BUDGET_BYTES_MAX));
+        let failing = Arc::new(DiskBudget::new(BUDGET_BYTES_MAX, &[]));
         drop(failing.admit_direct(PIECE_MIN));
         assert_eq!((failing.unwritten(), failing.lock().pacer), (0, Pacer::new()));
     }
 
     #[test]
     fn after_a_late_direct_step_nothing_begins_for_a_while() {
-        let budget = Arc::new(DiskBudget::new(BUDGET_BYTES_MAX));
+        let budget = Arc::new(DiskBudget::new(BUDGET_BYTES_MAX, &[]));
         let now = Instant::now();
         let took = |ms| now.checked_sub(Duration::from_millis(ms)).unwrap();
         budget.lock().learn(PIECE_MIN, PIECE_MIN, took(2), now, true);

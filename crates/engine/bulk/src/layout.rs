@@ -146,6 +146,11 @@ impl DiskKey {
     pub(crate) fn of_device(dev: u64) -> Self {
         Self(vec![dev])
     }
+
+    /// Returns the numbers of the disks, as in `st_dev`.
+    pub(crate) fn disks(&self) -> &[u64] {
+        &self.0
+    }
 }
 
 impl fmt::Display for Backing {

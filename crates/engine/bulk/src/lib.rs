@@ -24,6 +24,7 @@ mod choose;
 mod direct;
 mod layout;
 mod mode;
+mod others_syncs;
 mod pages;
 mod writer;
 

@@ -175,8 +175,7 @@ impl BulkOptions {
             }
             BulkMode::Auto | BulkMode::Buffered => None,
         };
-        let size = budget.as_ref().map(|budget| budget.limit());
-        let way = match (mode, budget) {
+        let way = match (mode, budget.clone()) {
             (BulkMode::Direct, Some(budget)) => OutputFile::Direct(DirectOutput::new(
                 Arc::clone(&io),
                 Arc::clone(&file),
@@ -195,7 +194,7 @@ impl BulkOptions {
             directory: directory.to_path_buf(),
             mode,
             why,
-            budget: size,
+            budget,
             expected: self.expected,
             way,
             process: Process::current(),
@@ -254,7 +253,7 @@ pub struct BulkWriter {
     directory: PathBuf,
     mode: BulkMode,
     why: String,
-    budget: Option<u64>,
+    budget: Option<Arc<DiskBudget>>,
     expected: u64,
     way: OutputFile,
     process: Process,
@@ -365,8 +364,11 @@ impl BulkWriter {
             self.file.set_len(bytes)?;
         }
         let syncing = Instant::now();
-        self.file.sync_data()?;
-        self.io.sync_dir(&self.directory)?;
+        let sync = || self.file.sync_data().and_then(|()| self.io.sync_dir(&self.directory));
+        match &self.budget {
+            Some(budget) => budget.during_sync(sync)?,
+            None => sync()?,
+        }
         let synced = syncing.elapsed();
         if self.mode != BulkMode::Buffered {
             self.file.release(0..u64::MAX)?;
@@ -377,7 +379,7 @@ impl BulkWriter {
             bytes,
             mode: self.mode,
             why: self.why,
-            budget: self.budget,
+            budget: self.budget.map(|budget| budget.limit()),
             took: self.began.elapsed(),
             waited: self.way.waited(),
             synced,
