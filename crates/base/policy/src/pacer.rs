@@ -7,7 +7,7 @@
 //!
 //! The price of a piece is a low quantile of the times of recent pieces. A piece that took longer
 //! than its price is evidence that somebody else waits, and is followed by a pause of twice its
-//! time. If others are known to be there by their requests ([`Pacer::others`]), each piece is
+//! time, unless the kernel's counts show nobody ([`OtherUsers`]). If others are known to be there by their requests ([`Pacer::others`]), each piece is
 //! followed by a pause of their share instead, and by one that keeps to a rate at which the disk
 //! does not stall (additive increase, multiplicative decrease). A piece is as long as the disk
 //! writes in
@@ -103,6 +103,20 @@ impl WrittenPart {
     }
 }
 
+/// What is known of those others whose requests take no noticeable time of the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OtherUsers {
+    /// Nothing: their requests are not counted. A part that takes longer than its price shows them.
+    #[default]
+    Unknown,
+    /// They make few requests or none. A part that takes long does so by the disk, or by the
+    /// stream's own reads.
+    Few,
+    /// There have been none for some time
+    /// ([`DiskContention::is_unused`](crate::disk_contention::DiskContention::is_unused)).
+    None,
+}
+
 /// The current trial of another piece length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Trial {
@@ -167,8 +181,7 @@ pub struct Pacer {
     tried_shorter: bool,
     /// The share to leave to others that are known to be present.
     share: YieldShare,
-    /// Whether it is known that nobody else uses the disk.
-    is_unused: bool,
+    users: OtherUsers,
     /// Bytes per second that may be begun beside others; 0 if unknown. A throttled disk writes each
     /// part at once, until it has written all that it may for now, and then everybody waits.
     limit: u64,
@@ -196,7 +209,7 @@ impl Pacer {
             last_rest: 0,
             tried_shorter: false,
             share: YieldShare::NONE,
-            is_unused: false,
+            users: OtherUsers::Unknown,
             limit: 0,
         }
     }
@@ -232,7 +245,8 @@ impl Pacer {
         }
         let of = |ns: u64| self.rate / 1000 * (ns / 1_000_000);
         let beside = of(BACKLOG_NS).clamp(BACKLOG_MIN, BACKLOG_MAX).max(2 * self.piece()).min(BACKLOG_MAX);
-        let alone = if self.is_unused { of(UNUSED_BACKLOG_NS).min(UNUSED_BACKLOG_MAX) } else { 0 };
+        let alone =
+            if self.users == OtherUsers::None { of(UNUSED_BACKLOG_NS).min(UNUSED_BACKLOG_MAX) } else { 0 };
         beside.max(alone)
     }
 
@@ -256,11 +270,9 @@ impl Pacer {
         self.share = share;
     }
 
-    /// Sets whether it is known that nobody else uses the disk
-    /// ([`DiskContention::is_unused`](crate::disk_contention::DiskContention::is_unused)). Then a
-    /// part that takes long does so by the disk itself, and no pause follows.
-    pub fn unused(&mut self, is_unused: bool) {
-        self.is_unused = is_unused;
+    /// Sets what is known of others that have no share.
+    pub fn users(&mut self, users: OtherUsers) {
+        self.users = users;
     }
 
     /// Takes in that a part was written. Returns the nanoseconds for which to begin nothing.
@@ -282,7 +294,7 @@ impl Pacer {
     /// ```
     pub fn written(&mut self, part: WrittenPart) -> u64 {
         let takes_longer = self.is_late(&part);
-        let is_late = !self.is_unused && takes_longer;
+        let is_late = self.users == OtherUsers::Unknown && takes_longer;
         let is_whole = part.in_flight >= self.length() / 8 * 5;
         // An upper bound below the price is exact enough to lower it.
         let is_exact = part.is_exact() || part.took_max < self.price;
@@ -416,7 +428,7 @@ impl Pacer {
         let flags = self.trial as u64
             | u64::from(self.is_late) << 3
             | u64::from(self.tried_shorter) << 4
-            | u64::from(self.is_unused) << 5;
+            | (self.users as u64) << 5;
         let counts =
             self.parts.min(0xffff) << 8 | self.rest.min(0xffff) << 24 | self.last_rest.min(0xffff) << 40;
         let share = self.share.sixteenths() << 56;
@@ -439,7 +451,11 @@ impl Pacer {
             last_rest: count(40),
             tried_shorter: small & 16 != 0,
             share: YieldShare::of_sixteenths(small >> 56),
-            is_unused: small & 32 != 0,
+            users: match small >> 5 & 3 {
+                1 => OtherUsers::Few,
+                2 => OtherUsers::None,
+                _ => OtherUsers::Unknown,
+            },
             limit,
         }
     }

@@ -14,6 +14,7 @@ use std::time::Duration;
 use pagekeeper_kernel::mutex::lock;
 use pagekeeper_kernel::{disk_of, has_disks_below};
 use pagekeeper_policy::disk_contention::{DiskContention, OthersRequests, YieldShare};
+use pagekeeper_policy::pacer::OtherUsers;
 use pagekeeper_policy::read_pace::ReadDuty;
 use pagekeeper_policy::stream_pace::StreamPace;
 use pagekeeper_trace::disk_use::{DiskRequests, DiskUse, DiskWindow};
@@ -25,7 +26,13 @@ use crate::limits::{LOOK_IDLE, READER_IDLE_MAX, STEP_INTERVAL};
 #[derive(Debug, Clone, Copy)]
 struct OthersOnDisk {
     share: YieldShare,
-    is_unused: bool,
+    users: OtherUsers,
+}
+
+impl OthersOnDisk {
+    fn is_quiet(&self) -> bool {
+        self.share.is_none() && self.users != OtherUsers::Unknown
+    }
 }
 
 /// The disk that a file system's device is, or is on.
@@ -60,7 +67,7 @@ impl KnownDisks {
 
     /// Returns what is known of others on a disk; nobody has used one that is not listed.
     fn on(&self, place: DiskPlace) -> OthersOnDisk {
-        let unused = OthersOnDisk { share: YieldShare::NONE, is_unused: true };
+        let unused = OthersOnDisk { share: YieldShare::NONE, users: OtherUsers::None };
         self.others.as_ref().and_then(|others| others.get(&place.disk)).copied().unwrap_or(unused)
     }
 }
@@ -80,18 +87,20 @@ impl DiskShares {
         known.place(device).map_or(YieldShare::NONE, |place| known.on(place).share)
     }
 
-    /// Whether it is known that nobody else uses the disk of a file. If that disk lies on others, or
-    /// is not known, as for btrfs, nobody else may use any disk. Requests to a server are not known.
-    pub(crate) fn is_unused(&self, file: &EventFile) -> bool {
+    /// Returns what is known of others on the disk of a file. If that disk lies on others, or is not
+    /// known, as for btrfs, those on any disk count. Requests to a server are not known.
+    pub(crate) fn users(&self, file: &EventFile) -> OtherUsers {
         let mut known = lock(&self.0);
         if known.others.is_none() {
-            return false;
+            return OtherUsers::Unknown;
         }
-        let place = known.place(file.dev);
-        if known.all(|others| others.is_unused) {
-            return place.is_some() || file.subvolume.is_some();
+        match known.place(file.dev) {
+            Some(place) if !place.is_stacked => known.on(place).users,
+            None if file.subvolume.is_none() => OtherUsers::Unknown,
+            _ if known.all(|others| others.users == OtherUsers::None) => OtherUsers::None,
+            _ if known.all(OthersOnDisk::is_quiet) => OtherUsers::Few,
+            _ => OtherUsers::Unknown,
         }
-        place.is_some_and(|place| !place.is_stacked && known.on(place).is_unused)
     }
 
     /// Returns the disk of a device.
@@ -105,12 +114,17 @@ impl DiskShares {
     }
 
     /// Records that requests are no longer counted.
-    fn forget_unused(&self) {
-        lock(&self.0).others.iter_mut().flat_map(HashMap::values_mut).for_each(|disk| disk.is_unused = false);
+    fn forget_users(&self) {
+        let mut known = lock(&self.0);
+        known
+            .others
+            .iter_mut()
+            .flat_map(HashMap::values_mut)
+            .for_each(|disk| disk.users = OtherUsers::Unknown);
     }
 
-    fn set(&self, disk: u64, share: YieldShare, is_unused: bool) {
-        lock(&self.0).others.get_or_insert_default().insert(disk, OthersOnDisk { share, is_unused });
+    fn set(&self, disk: u64, others: OthersOnDisk) {
+        lock(&self.0).others.get_or_insert_default().insert(disk, others);
     }
 }
 
@@ -180,7 +194,7 @@ impl DiskTurns {
                 self.take_in(&window, now);
             } else {
                 self.held.clear();
-                self.shares.forget_unused();
+                self.shares.forget_users();
             }
         }
         &self.held
@@ -192,7 +206,12 @@ impl DiskTurns {
             let known = self.disks.entry(*disk).or_default();
             known.contention.others(seen(requests, since));
             let share = left_by(self.pace, known.contention.output_share());
-            self.shares.set(*disk, share, known.contention.is_unused() && window.lost == 0);
+            let users = match known.contention.is_unused() {
+                _ if window.lost > 0 => OtherUsers::Unknown,
+                true => OtherUsers::None,
+                false => OtherUsers::Few,
+            };
+            self.shares.set(*disk, OthersOnDisk { share, users });
         }
         let added = std::mem::take(&mut self.read).into_iter().filter(|(_, bytes)| *bytes > 0);
         let mut readers: Vec<(u32, u64)> = window.reads.keys().copied().collect();

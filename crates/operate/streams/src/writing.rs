@@ -102,7 +102,7 @@ impl Writing {
     /// to be started.
     fn learn(&mut self, file: &EventFile, part: WrittenPart) -> u64 {
         self.pacer.others(self.shares.of(file.dev));
-        self.pacer.unused(self.shares.is_unused(file));
+        self.pacer.users(self.shares.users(file));
         let pause = self.pacer.written(part);
         self.bound.store(self.pacer.backlog(), Ordering::Relaxed);
         if self.pace == StreamPace::Off { 0 } else { pause }

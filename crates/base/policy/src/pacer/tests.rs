@@ -222,6 +222,21 @@ fn a_disk_that_became_slower_is_not_waited_for_forever() {
 }
 
 #[test]
+fn a_late_piece_is_followed_by_a_pause_unless_nobody_else_is_there() {
+    for (users, pauses) in [(OtherUsers::Unknown, true), (OtherUsers::Few, false), (OtherUsers::None, false)]
+    {
+        let mut pacer = Pacer::new();
+        pacer.users(users);
+        let mut write = |took| {
+            let (bytes, in_flight) = (PIECE_MIN / 2, PIECE_MIN);
+            pacer.written(WrittenPart { bytes, in_flight, took_min: took, took_max: took, busy: Some(took) })
+        };
+        assert_eq!(write(2_000_000), 0);
+        assert_eq!(write(20_000_000) > 0, pauses, "{users:?}");
+    }
+}
+
+#[test]
 fn steps_follow_the_piece_and_the_calls() {
     let of = |piece: u64, backlog, length| WritePace::of(piece / 2, backlog, length, true);
     assert_eq!(
@@ -247,9 +262,9 @@ proptest! {
             let pause = pacer.written(WrittenPart { bytes, in_flight, took_min, took_max, busy });
             prop_assert!(pause <= PAUSE_MAX_NS);
             prop_assert!((PIECE_MIN..=WIDE_PIECE_MAX).contains(&pacer.piece()));
-            pacer.unused(true);
+            pacer.users(OtherUsers::None);
             prop_assert!((BACKLOG_MIN..=UNUSED_BACKLOG_MAX).contains(&pacer.backlog()));
-            pacer.unused(false);
+            pacer.users(OtherUsers::Few);
             prop_assert!((BACKLOG_MIN..=BACKLOG_MAX).contains(&pacer.backlog()));
             prop_assert_eq!(Pacer::from_words(pacer.to_words()).piece(), pacer.piece());
         }
