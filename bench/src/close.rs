@@ -34,7 +34,7 @@ const OPEN_FILE_BYTES: u64 = 64 * MIB;
 const READER_THREADS: usize = 2;
 /// The time they read before the close.
 const READ_BEFORE_CLOSE: Duration = Duration::from_millis(50);
-/// The longest time they may take to go on after the close.
+/// The longest time they may take to continue after the close.
 const READER_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Pages of the closed file that one thread holds.

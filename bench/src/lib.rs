@@ -1,6 +1,6 @@
 //! Side-by-side measurements of pagekeeper against its peers and its limits.
 //!
-//! Invariants: every subject of a case runs once in each round, in an order that is shuffled anew;
+//! Invariants: every subject of a case runs once in each round, in an order that is reshuffled;
 //! results are checked while they are measured; a run undoes all its changes when it ends, also
 //! after Ctrl-C. A quick run ends within 45 seconds on a machine with two free cores. Fails where a
 //! subject fails or is wrong.

@@ -175,7 +175,7 @@ impl MemoryGroup {
 
 impl Drop for MemoryGroup {
     fn drop(&mut self) {
-        // It is busy for a moment after the last process has ended.
+        // The group is busy for a moment after the last process has ended.
         for _ in 0..100 {
             match std::fs::remove_dir(&self.directory) {
                 Err(error) if error.kind() == ErrorKind::ResourceBusy => {

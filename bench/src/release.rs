@@ -1,9 +1,9 @@
 //! `release`: the cost of dropping clean pages of a file: the library's call beside the bare system
 //! call, and `pagekeeper evict` beside `vmtouch -e` as whole processes.
 //!
-//! Before each sample the file is written and synced anew; after each it must be gone from the page
-//! cache (a peer's leftovers are noted). The library's call and the system call are timed within
-//! this process on an open file.
+//! Before each sample the file is written and synced again; after each it must be gone from the
+//! page cache (a peer's leftovers are noted). The library's call and the system call are timed
+//! within this process on an open file.
 
 use std::path::Path;
 use std::time::Instant;

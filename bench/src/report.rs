@@ -363,7 +363,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_table_says_all_that_is_needed() {
+    fn the_table_has_ratio_spread_and_units() {
         let table = example().table();
         for part in [
             "A Processor, 2 cores, 24.0 GiB, Linux 6.18",

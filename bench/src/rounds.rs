@@ -1,4 +1,4 @@
-//! Rounds: every subject once in each, in an order that is shuffled anew, and the statistics of the
+//! Rounds: every subject once in each, in an order that is reshuffled, and the statistics of the
 //! samples.
 //!
 //! Invariants: an unfinished round leaves no sample, so sample N of any two subjects comes from the

@@ -243,7 +243,7 @@ fn total_of_pagekeeper(text: &str) -> Option<u64> {
     serde_json::from_str::<Value>(text).ok()?["total"]["resident"].as_u64()
 }
 
-/// `  Resident Pages: 768/1024  3M/4M  75%`
+/// Parses `  Resident Pages: 768/1024  3M/4M  75%`.
 fn total_of_vmtouch(text: &str) -> Option<u64> {
     let pages = text.lines().find_map(|line| line.trim().strip_prefix("Resident Pages:"))?;
     let pages: u64 = pages.split('/').next()?.trim().parse().ok()?;

@@ -22,7 +22,7 @@ fn run(command: &str, options: &[&str], path: &Path) -> Outcome {
 /// Returns a device with bytes on it that are not zeros, all of them resident.
 fn written() -> Option<(Device, Vec<u8>)> {
     let Some(device) = Device::new(FILE_BYTES) else {
-        skip("block devices: no loop device can be had");
+        skip("block devices: no loop device is available");
         return None;
     };
     let mut bytes = vec![0x5a; usize::try_from(FILE_BYTES).expect("small")];
@@ -45,19 +45,19 @@ fn a_device_is_counted_evicted_and_loaded() {
     let part = run("evict", &["--json", "--range", "0..16M"], device.path()).json();
     assert_eq!(part["total"]["released"], 16 * MIB, "{part:#}");
     assert_eq!((&counted()["resident"], device.resident()), (&(32 * MIB).into(), 32 * MIB));
-    let text = run("evict", &[], device.path()).fine();
+    let text = run("evict", &[], device.path()).expect_success();
     assert_eq!(text, "evicted 32 MiB of 32 MiB resident in 1 file\n");
     assert_eq!(device.resident(), 0);
 
-    let text = run("warm", &["--range", "..8M"], device.path()).fine();
+    let text = run("warm", &["--range", "..8M"], device.path()).expect_success();
     assert!(text.ends_with("all 8 MiB of 1 file is resident now\n"), "{text}");
     // This includes the kernel's read-ahead.
     let part = device.resident();
     assert!((8 * MIB..FILE_BYTES).contains(&part), "{part} bytes are resident");
-    let text = run("warm", &[], device.path()).fine();
+    let text = run("warm", &[], device.path()).expect_success();
     assert!(text.ends_with("all 48 MiB of 1 file is resident now\n"), "{text}");
     assert_eq!(device.resident(), FILE_BYTES);
-    run("evict", &[], device.path()).fine();
+    run("evict", &[], device.path()).expect_success();
     assert!(std::fs::read(device.path()).expect("read it") == bytes, "the device has the written bytes");
 
     // A user who may not read it.
@@ -91,9 +91,10 @@ fn a_device_below_a_directory_is_passed_over() {
     let number = rustix::fs::stat(device.path()).expect("it is there").st_rdev;
     let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
     let node = scratch.path().join("node");
-    finish(Command::new("mknod").arg(&node).args(["b", &major.to_string(), &minor.to_string()])).fine();
+    finish(Command::new("mknod").arg(&node).args(["b", &major.to_string(), &minor.to_string()]))
+        .expect_success();
     std::os::unix::fs::symlink(device.path(), scratch.path().join("link")).expect("link to it");
-    let text = run("evict", &["-L"], scratch.path()).fine();
+    let text = run("evict", &["-L"], scratch.path()).expect_success();
     assert_eq!(text, "evicted 0 B of 0 B resident in 0 files\n");
     assert_eq!(device.resident(), FILE_BYTES);
     let list = scratch.path().join("list");
@@ -102,7 +103,7 @@ fn a_device_below_a_directory_is_passed_over() {
     assert!(outcome.code == 1 && outcome.stderr.contains("named on the command line"), "{outcome:#?}");
     assert_eq!(device.resident(), FILE_BYTES);
     // A device is accepted by its own name, and by a link that is named.
-    run("evict", &[], &scratch.path().join("link")).fine();
+    run("evict", &[], &scratch.path().join("link")).expect_success();
     assert_eq!(device.resident(), 0);
     let outcome =
         finish(pagekeeper().args(["snapshot", "-o"]).arg(scratch.path().join("snapshot")).arg(&node));
@@ -117,7 +118,8 @@ fn only_clean_pages_of_a_mounted_device_go() {
         return;
     }
     let mut image = LoopImage::new("ext4", 128 * MIB);
-    let source = finish(Command::new("findmnt").args(["-n", "-o", "SOURCE"]).arg(image.path())).fine();
+    let source =
+        finish(Command::new("findmnt").args(["-n", "-o", "SOURCE"]).arg(image.path())).expect_success();
     let device = Path::new(source.trim());
     let says = format!("{} has the file system at {}", device.display(), image.path().display());
     let resident = || run("stat", &["--json"], device).json()["total"]["resident"].as_u64().expect("bytes");

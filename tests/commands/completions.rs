@@ -11,7 +11,7 @@ use crate::support::{can_start, scratch};
 #[test]
 fn completions_are_for_each_shell() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
-        let script = run(["completions", shell]).fine();
+        let script = run(["completions", shell]).expect_success();
         assert!(script.contains("one-file-system"), "{shell}");
         assert!(!script.contains("PAGEKEEPER_PIDS") || ["elvish", "powershell"].contains(&shell), "{shell}");
     }
@@ -32,9 +32,9 @@ impl CompletionShell {
         let scripts = directory.join("scripts");
         std::fs::create_dir(&scripts).expect("make a directory");
         let script = scripts.join("_pagekeeper");
-        std::fs::write(&script, run(["completions", name]).fine()).expect("write the script");
+        std::fs::write(&script, run(["completions", name]).expect_success()).expect("write the script");
         if name != "fish" {
-            finish(Command::new(name).arg("-n").arg(&script)).fine();
+            finish(Command::new(name).arg("-n").arg(&script)).expect_success();
         }
         let files = directory.join("files");
         std::fs::create_dir(&files).expect("make a directory");
@@ -100,7 +100,7 @@ impl IdleProcess {
 
 impl Drop for IdleProcess {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may have ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -26,7 +26,7 @@ fn a_shell_traps_ignored_signals() {
     let _scratch = scratch();
     let commands = "for name in HUP INT QUIT; do trap \"echo $name\" $name; kill -$name $$; done";
     let outcome = command::finish(Command::new("sh").args(["-c", commands]));
-    assert_eq!(outcome.fine(), "HUP\nINT\nQUIT\n");
+    assert_eq!(outcome.expect_success(), "HUP\nINT\nQUIT\n");
 }
 
 /// As `nohup` and a shell without job control start it.

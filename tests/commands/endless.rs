@@ -1,5 +1,5 @@
 //! Inputs that never end or never begin: FIFOs and devices where a file is expected, a directory
-//! whose listing goes on for ever. Each is refused in a sentence, or ends at the first signal.
+//! whose listing continues forever. Each is refused in a sentence, or ends at the first signal.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -45,7 +45,7 @@ fn a_list_of_paths_comes_through_a_pipe_that_is_open() {
     let script =
         format!("{} stat --files-from <(echo {})", program().display(), dir.path().join("file").display());
     let outcome = finish(Command::new("bash").arg("-c").arg(script));
-    assert!(outcome.fine().contains("1 file"));
+    assert!(outcome.expect_success().contains("1 file"));
 }
 
 #[test]

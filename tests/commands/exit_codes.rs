@@ -64,10 +64,10 @@ fn listed(help: &str) -> Vec<String> {
 }
 
 #[test]
-fn wrong_usage_of_every_command_ends_with_64_and_is_said_in_one_form() {
+fn wrong_usage_of_every_command_ends_with_64_and_one_form_of_message() {
     let mut commands: Vec<Vec<String>> =
-        listed(&run(["--help"]).fine()).into_iter().map(|name| vec![name]).collect();
-    let below = listed(&run(["store", "--help"]).fine());
+        listed(&run(["--help"]).expect_success()).into_iter().map(|name| vec![name]).collect();
+    let below = listed(&run(["store", "--help"]).expect_success());
     commands.extend(below.into_iter().map(|name| vec!["store".to_owned(), name]));
     assert!(commands.len() >= 20, "{commands:?}");
     for command in commands {

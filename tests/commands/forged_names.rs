@@ -189,7 +189,7 @@ struct NamedProcess(Child);
 
 impl Drop for NamedProcess {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended by itself.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

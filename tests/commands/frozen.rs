@@ -18,8 +18,8 @@ use crate::support::{alone, can_run, scratch};
 
 const WAITS: &str = ": the file system is frozen; waiting\n";
 
-/// Far longer than any step takes. A process that hangs in a write can't be killed: it ends only
-/// after the test has given up.
+/// A deadline far longer than any step takes. A process that hangs in a write can't be killed: it
+/// ends only after the test has given up.
 const RUN_TIMEOUT: Duration = Duration::from_secs(100);
 
 /// A command that was started, and the parts of its standard error.
@@ -138,5 +138,5 @@ fn commands_that_write_say_that_they_wait_and_end_on_a_signal() {
     running.until_it_waits(&new);
     drop(frozen);
     assert_eq!(running.code(), Some(0), "it goes on after the thaw");
-    assert!(finish(&mut command(&["stat"], &new)).fine().contains("new"));
+    assert!(finish(&mut command(&["stat"], &new)).expect_success().contains("new"));
 }

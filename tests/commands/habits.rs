@@ -32,13 +32,13 @@ const COMMANDS: [&str; 14] = [
 
 #[test]
 fn help_and_version() {
-    let help = run(["--help"]).fine();
+    let help = run(["--help"]).expect_success();
     for command in COMMANDS {
         assert!(help.contains(&format!("  {command} ")), "{help}");
-        let its_help = run([command, "--help"]).fine();
+        let its_help = run([command, "--help"]).expect_success();
         assert!(its_help.contains("Usage: pagekeeper "), "{its_help}");
         assert!(its_help.contains("Examples:"), "{its_help}");
-        assert!(run([command, "-h"]).fine().contains("Usage: pagekeeper "));
+        assert!(run([command, "-h"]).expect_success().contains("Usage: pagekeeper "));
     }
     assert!(help.contains("Examples:") && help.contains("Exit status:"), "{help}");
     let (_, listed) = help.split_once("Commands:\n").expect("a list");
@@ -48,7 +48,7 @@ fn help_and_version() {
     let listed: Vec<&str> = names.map(|(name, _)| name).filter(|name| !name.is_empty()).collect();
     assert_eq!(listed.len(), COMMANDS.len() + 1, "{listed:?}");
     assert!(listed.iter().all(|name| *name == "help" || COMMANDS.contains(name)), "{listed:?}");
-    assert_eq!(run(["--version"]).fine(), format!("pagekeeper {}\n", env!("CARGO_PKG_VERSION")));
+    assert_eq!(run(["--version"]).expect_success(), format!("pagekeeper {}\n", env!("CARGO_PKG_VERSION")));
 }
 
 #[test]
@@ -109,7 +109,8 @@ fn sizes_and_ranges_are_taken_as_people_write_them() {
     let dir = scratch();
     std::fs::write(dir.path().join("small"), vec![1; 1 << 20]).unwrap();
     std::fs::write(dir.path().join("large"), vec![1; 8 << 20]).unwrap();
-    let shown = finish(pagekeeper().args(["stat", "--sort", "size", "--min", "2M"]).arg(dir.path())).fine();
+    let shown =
+        finish(pagekeeper().args(["stat", "--sort", "size", "--min", "2M"]).arg(dir.path())).expect_success();
     assert!(
         shown.contains("/large") && !shown.contains("/small") && shown.contains("1 below --min"),
         "{shown}"
@@ -224,7 +225,7 @@ fn a_guard_whose_reader_leaves_ends() {
 }
 
 #[test]
-fn a_guard_that_is_to_look_once_fails_if_a_named_directory_is_not_there() {
+fn guard_once_fails_if_a_named_directory_is_missing() {
     let dir = scratch();
     for named in [vec!["/no/such/directory"], vec!["/no/such/directory", dir.path().to_str().unwrap()]] {
         let mut guard = pagekeeper();
@@ -255,7 +256,7 @@ fn json_output_is_valid_and_contains_errors() {
 
     let outcome = finish(pagekeeper().args(["evict", "--json"]).arg(&file));
     let report = outcome.json();
-    outcome.fine();
+    outcome.expect_success();
     for figure in
         ["requested", "resident_before", "released", "kept_dirty", "kept_mapped", "kept_edge", "kept_busy"]
     {
@@ -295,9 +296,9 @@ fn files_whose_figures_are_not_for_this_user_are_a_failure_of_every_command() {
 #[test]
 fn man_pages_are_printed_and_written() {
     let dir = scratch();
-    finish(pagekeeper().args(["man", "--dir"]).arg(dir.path())).fine();
+    finish(pagekeeper().args(["man", "--dir"]).arg(dir.path())).expect_success();
     for command in COMMANDS {
-        let page = run(["man", command]).fine();
+        let page = run(["man", command]).expect_success();
         let version = format!("\"pagekeeper {}\"", env!("CARGO_PKG_VERSION"));
         assert!(page.lines().any(|line| line.starts_with(".TH ") && line.contains(&version)), "{page}");
         let written = dir.path().join(format!("pagekeeper-{command}.1"));
@@ -305,7 +306,7 @@ fn man_pages_are_printed_and_written() {
     }
     assert!(dir.path().join("pagekeeper.1").is_file());
     for below in ["stat", "verify", "dump"] {
-        let page = run(["man", "store", below]).fine();
+        let page = run(["man", "store", below]).expect_success();
         let written = dir.path().join(format!("pagekeeper-store-{below}.1"));
         assert_eq!(std::fs::read_to_string(&written).unwrap(), page);
     }
@@ -390,7 +391,8 @@ fn colour_is_for_terminals_that_want_it() {
     std::fs::write(dir.path().join("bell\x07"), vec![1; usize::try_from(MIB).unwrap()]).unwrap();
     let on_a_terminal = |environment: &str| {
         let command = format!("{environment} {} stat {}", program().display(), dir.path().display());
-        finish(Command::new("script").args(["-qec", &command, "/dev/null"]).env_remove("NO_COLOR")).fine()
+        finish(Command::new("script").args(["-qec", &command, "/dev/null"]).env_remove("NO_COLOR"))
+            .expect_success()
     };
     let plain = on_a_terminal("TERM=xterm NO_COLOR=1");
     assert!(plain.contains("RESIDENT") && !plain.contains('\x1b'), "{plain:?}");

@@ -56,7 +56,7 @@ fn is(state: &Path, expected: &str) -> bool {
 }
 
 #[test]
-fn damon_stands_still_until_the_last_run_has_ended() {
+fn damon_is_stopped_until_the_last_run_has_ended() {
     let scratch = tempfile::tempdir().expect("make a directory");
     let scratch = scratch.path();
     let paging = thread(scratch, "0", "pageout", "on");
@@ -75,7 +75,7 @@ fn damon_stands_still_until_the_last_run_has_ended() {
 }
 
 #[test]
-fn a_run_that_was_killed_counts_no_more() {
+fn a_killed_run_no_longer_counts() {
     let scratch = tempfile::tempdir().expect("make a directory");
     let scratch = scratch.path();
     let paging = thread(scratch, "0", "pageout", "on");
@@ -85,7 +85,7 @@ fn a_run_that_was_killed_counts_no_more() {
     other.end();
     assert!(is(&paging, "on"), "the remaining run restarts threads that another run stopped");
     ScriptRun::start(scratch).kill();
-    assert!(is(&paging, "off"), "nobody is left to let it go on");
+    assert!(is(&paging, "off"), "nobody is left to let it continue");
     ScriptRun::start(scratch).end();
     assert!(is(&paging, "on"));
 }

@@ -25,7 +25,7 @@ fn stat(arguments: &[&OsStr]) -> Outcome {
 fn stat_of(path: &Path) -> Value {
     let outcome = stat(&[path.as_os_str()]);
     let json = outcome.json();
-    outcome.fine();
+    outcome.expect_success();
     json
 }
 
@@ -56,11 +56,11 @@ fn special_files_are_passed_over_and_never_block() {
         rustix::fs::mknodat(CWD, dir.path().join("device"), FileType::CharacterDevice, mode, device).unwrap();
     }
     assert_eq!(names(&stat_of(dir.path())), ["file"]);
-    run([OsStr::new("evict"), dir.path().as_os_str()]).fine();
+    run([OsStr::new("evict"), dir.path().as_os_str()]).expect_success();
 }
 
 #[test]
-fn a_special_file_that_is_named_is_reported_and_the_rest_goes_on() {
+fn a_named_special_file_is_reported_and_others_are_walked() {
     let dir = scratch();
     let (pipe, file) = (dir.path().join("fifo"), dir.path().join("file"));
     fifo(&pipe);
@@ -133,9 +133,9 @@ fn sparse_files_of_any_size_cost_neither_time_nor_memory() {
     assert_eq!(report["total"]["resident"], 8192);
     let cells = report["files"][0]["map"]["eighths"].as_array().unwrap();
     assert_eq!(cells.iter().filter(|&cell| *cell != 0).count(), 1, "one page somewhere");
-    let shown = limited(&["stat", "--map"]).fine();
+    let shown = limited(&["stat", "--map"]).expect_success();
     assert!(shown.contains("<0.1 %"), "{shown}");
-    limited(&["evict"]).fine();
+    limited(&["evict"]).expect_success();
     assert_eq!(stat_of(dir.path())["total"]["resident"], 0);
 }
 
@@ -151,17 +151,17 @@ fn empty_files_and_names_that_are_not_text() {
     let empty = report["files"].as_array().unwrap().iter().find(|file| file["size"] == 0).unwrap();
     assert_eq!(empty["resident"], 0);
     // The same in a pipe, which may end in a log.
-    let shown = finish(pagekeeper().arg("stat").arg(dir.path())).fine();
+    let shown = finish(pagekeeper().arg("stat").arg(dir.path())).expect_success();
     assert!(shown.contains(r"\xff\xfe\x1b[2J\n"), "{shown}");
     // A named path that is wrong: the message must not contain terminal sequences.
     let missing = dir.path().join(OsStr::from_bytes(b"missing\x1b[2J"));
     let outcome = run([OsStr::new("stat"), missing.as_os_str()]);
     assert!(outcome.stderr.contains("missing\\x1b[2J: no such file"), "{outcome:?}");
-    run([OsStr::new("evict"), dir.path().as_os_str()]).fine();
+    run([OsStr::new("evict"), dir.path().as_os_str()]).expect_success();
 }
 
 #[test]
-fn trees_deeper_than_any_path_can_say() {
+fn trees_deeper_than_the_longest_path_are_walked() {
     /// The path is longer than `PATH_MAX` (4096), and has more levels than the process may have
     /// descriptors.
     const LEVELS: usize = 600;
@@ -180,7 +180,7 @@ fn trees_deeper_than_any_path_can_say() {
         finish(Command::new("sh").args(["-c", script]).arg(program()).args(arguments).arg(dir.path()))
     };
     assert_eq!(names(&limited(&["stat", "--json"]).json()), ["file"]);
-    limited(&["evict"]).fine();
+    limited(&["evict"]).expect_success();
     assert_eq!(stat_of(dir.path())["total"]["resident"], 0);
 }
 
@@ -208,20 +208,21 @@ fn files_that_grow_shrink_and_vanish_during_the_scan() {
                 }
             }
         });
-        // Stops the writer even if an assertion fails: the scope would wait for it for ever.
+        // Stops the writer even if an assertion fails: the scope would wait for it forever.
         let checked = std::panic::catch_unwind(|| {
             for _ in 0..30 {
                 let report = stat_of(dir.path());
                 let known = |file: &Value| file["resident"].is_u64() && file["source"] == "cachestat";
                 assert!(report["files"].as_array().unwrap().iter().all(known), "{report:#}");
                 assert!(names(&report).contains(&"steady".to_owned()));
-                let drawn = finish(pagekeeper().args(["stat", "--map", "--all"]).arg(dir.path())).fine();
+                let drawn =
+                    finish(pagekeeper().args(["stat", "--map", "--all"]).arg(dir.path())).expect_success();
                 assert!(drawn.contains("steady"), "{drawn}");
             }
             for _ in 0..5 {
                 let outcome = run([OsStr::new("evict"), OsStr::new("--json"), dir.path().as_os_str()]);
                 assert_eq!(outcome.json()["errors"], Value::Array(Vec::new()));
-                outcome.fine();
+                outcome.expect_success();
             }
         });
         stop.store(true, Ordering::Relaxed);
@@ -230,8 +231,8 @@ fn files_that_grow_shrink_and_vanish_during_the_scan() {
 }
 
 #[test]
-fn to_strangers_figures_are_unknown_and_never_all() {
-    if !support::can_run("to_strangers_figures_are_unknown_and_never_all", &["setpriv"]) {
+fn figures_are_unknown_and_never_the_whole_to_other_users() {
+    if !support::can_run("figures_are_unknown_and_never_the_whole_to_other_users", &["setpriv"]) {
         return;
     }
     let dir = scratch();
@@ -246,7 +247,7 @@ fn to_strangers_figures_are_unknown_and_never_all() {
     write("secret", 0o600);
     let own = write("own", 0o644);
     std::os::unix::fs::chown(&own, Some(65_534), Some(65_534)).unwrap();
-    run([OsStr::new("evict"), dir.path().as_os_str()]).fine();
+    run([OsStr::new("evict"), dir.path().as_os_str()]).expect_success();
     let locked = dir.path().join("locked");
     std::fs::create_dir(&locked).unwrap();
     std::fs::write(locked.join("inner"), b"x").unwrap();
@@ -297,7 +298,7 @@ fn to_strangers_figures_are_unknown_and_never_all() {
 }
 
 #[test]
-fn on_tmpfs_stat_says_so_and_evict_refuses_with_the_reason() {
+fn stat_reports_tmpfs_and_evict_refuses_it() {
     let file = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
     std::fs::write(file.path(), vec![1; 1 << 20]).unwrap();
     assert_eq!(stat_of(file.path())["total"]["resident"], 1 << 20);
@@ -322,18 +323,18 @@ fn the_last_page_of_the_largest_file_is_saved_counted_and_evicted() {
     file.sync_all().unwrap();
     assert_eq!(file.metadata().unwrap().len(), i64::MAX.unsigned_abs());
     assert_eq!(stat_of(&largest)["total"]["resident"], 4096);
-    run([OsStr::new("snapshot"), OsStr::new("-o"), saved.as_os_str(), largest.as_os_str()]).fine();
-    run([OsStr::new("evict"), largest.as_os_str()]).fine();
+    run([OsStr::new("snapshot"), OsStr::new("-o"), saved.as_os_str(), largest.as_os_str()]).expect_success();
+    run([OsStr::new("evict"), largest.as_os_str()]).expect_success();
     assert_eq!(stat_of(&largest)["total"]["resident"], 0);
-    run([OsStr::new("warm"), OsStr::new("--from"), saved.as_os_str()]).fine();
+    run([OsStr::new("warm"), OsStr::new("--from"), saved.as_os_str()]).expect_success();
     assert_eq!(stat_of(&largest)["total"]["resident"], 4096);
 }
 
 #[test]
-fn one_file_system_stays_there() {
+fn one_file_system_is_not_left() {
     let programs = LoopImage::programs("ext4");
     let programs: Vec<&str> = programs.iter().map(String::as_str).collect();
-    if !support::can_run("one_file_system_stays_there", &programs) {
+    if !support::can_run("one_file_system_is_not_left", &programs) {
         return;
     }
     let image = LoopImage::new("ext4", 16 * MIB);
@@ -375,13 +376,14 @@ fn on_overlayfs_the_pages_of_the_layers_are_seen_and_released() {
     let mount = layer("mount");
     let layers =
         format!("lowerdir={},upperdir={},workdir={}", lower.display(), upper.display(), work.display());
-    finish(Command::new("mount").args(["-t", "overlay", "-o", &layers, "overlay"]).arg(&mount)).fine();
+    finish(Command::new("mount").args(["-t", "overlay", "-o", &layers, "overlay"]).arg(&mount))
+        .expect_success();
     let overlay = OverlayMount(mount.clone());
     std::fs::write(mount.join("from-upper"), vec![1; 2 << 20]).unwrap();
 
     let report = stat_of(&mount);
     assert_eq!(report["total"]["resident"], 3 << 20, "{report:#}");
-    run([OsStr::new("evict"), mount.as_os_str()]).fine();
+    run([OsStr::new("evict"), mount.as_os_str()]).expect_success();
     assert_eq!(stat_of(&mount)["total"]["resident"], 0);
     assert_eq!(support::resident_bytes(&[lower.join("from-lower"), upper.join("from-upper")]), 0);
     drop(overlay);

@@ -115,7 +115,7 @@ fn none(tree: &BTreeMap<PathBuf, u64>) -> ResidentBytes {
 
 /// Asserts that both are equal. On a busy machine the kernel may reclaim pages at any moment, so
 /// loading and sampling are repeated a few times.
-fn same<T: PartialEq + std::fmt::Debug>(mut counts: impl FnMut() -> (T, T)) {
+fn assert_same_counts<T: PartialEq + std::fmt::Debug>(mut counts: impl FnMut() -> (T, T)) {
     for _ in 0..4 {
         let (left, right) = counts();
         if left == right {
@@ -127,7 +127,7 @@ fn same<T: PartialEq + std::fmt::Debug>(mut counts: impl FnMut() -> (T, T)) {
 }
 
 /// Runs the whole comparison on one kind of file system.
-fn agree_on(test: &str, kind: &str) {
+fn compare_tools_on(test: &str, kind: &str) {
     let Some(image) = image(test, kind) else { return };
     let root = image.path().join("tree");
     let tree = make_tree(&root);
@@ -141,16 +141,16 @@ fn agree_on(test: &str, kind: &str) {
     for (name, pages) in [("sub/byte", 1), ("sub/odd", 3), ("sub/deeper/file", 513)] {
         mixed.insert(root.join(name), pages * page());
     }
-    same(|| {
+    assert_same_counts(|| {
         read_some(&root);
         (by_ours(&root), mixed.clone())
     });
-    same(|| (by_ours(&root), by_fincore(&tree)));
-    same(|| (by_ours(&root), by_vmtouch(&tree)));
-    same(|| (by_ours(&root).values().sum(), vmtouch(&[], &root)));
+    assert_same_counts(|| (by_ours(&root), by_fincore(&tree)));
+    assert_same_counts(|| (by_ours(&root), by_vmtouch(&tree)));
+    assert_same_counts(|| (by_ours(&root).values().sum(), vmtouch(&[], &root)));
 
     // Loaded by vmtouch, evicted by ours.
-    same(|| {
+    assert_same_counts(|| {
         vmtouch(&["-t"], &root);
         (by_ours(&root), all(&tree))
     });
@@ -162,34 +162,34 @@ fn agree_on(test: &str, kind: &str) {
     // out.
     let mut loaded = all(&tree);
     loaded.insert(root.join("sparse"), MIB);
-    same(|| {
-        finish(pagekeeper().args(["warm", "--json"]).arg(&root)).fine();
+    assert_same_counts(|| {
+        finish(pagekeeper().args(["warm", "--json"]).arg(&root)).expect_success();
         ((by_fincore(&tree), vmtouch(&[], &root)), (loaded.clone(), loaded.values().sum()))
     });
     vmtouch(&["-e"], &root);
     assert_eq!(by_ours(&root), none(&tree));
 
-    a_range_goes_alone(&root.join("random"));
-    dirty_data_goes_too(kind, &image.path().join("dirty"));
+    check_only_range_changes(&root.join("random"));
+    compare_dirty_data(kind, &image.path().join("dirty"));
 }
 
 /// Checks with vmtouch that only the range is evicted and loaded.
-fn a_range_goes_alone(file: &Path) {
+fn check_only_range_changes(file: &Path) {
     let around = |range: &str| (vmtouch(&["-p", range], file), vmtouch(&[], file));
-    same(|| {
+    assert_same_counts(|| {
         std::fs::read(file).unwrap();
-        finish(pagekeeper().args(["evict", "--range", "4M..8M"]).arg(file)).fine();
+        finish(pagekeeper().args(["evict", "--range", "4M..8M"]).arg(file)).expect_success();
         (around("4M-8M"), (0, 12 * MIB))
     });
-    same(|| {
-        finish(pagekeeper().args(["warm", "--json", "--range", "4M..6M"]).arg(file)).fine();
+    assert_same_counts(|| {
+        finish(pagekeeper().args(["warm", "--json", "--range", "4M..6M"]).arg(file)).expect_success();
         (around("4M-6M").0, 2 * MIB)
     });
 }
 
 /// Shows the difference to vmtouch, which gives the advice without a check, so that the kernel
 /// drops only clean pages. Their number depends on the disk, so it is shown and not asserted.
-fn dirty_data_goes_too(kind: &str, file: &Path) {
+fn compare_dirty_data(kind: &str, file: &Path) {
     const FILE_BYTES: u64 = 32 * MIB;
     std::fs::write(file, content(FILE_BYTES)).unwrap();
     vmtouch(&["-e"], file);
@@ -201,24 +201,24 @@ fn dirty_data_goes_too(kind: &str, file: &Path) {
     );
 
     std::fs::write(file, content(FILE_BYTES)).unwrap();
-    finish(pagekeeper().arg("evict").arg(file)).fine();
+    finish(pagekeeper().arg("evict").arg(file)).expect_success();
     assert_eq!(support::resident_bytes(&[file.to_path_buf()]), 0);
     assert_eq!(std::fs::read(file).unwrap(), content(FILE_BYTES));
 }
 
 #[test]
-fn all_agree_on_ext4() {
-    agree_on("all_agree_on_ext4", "ext4");
+fn all_tools_agree_on_ext4() {
+    compare_tools_on("all_tools_agree_on_ext4", "ext4");
 }
 
 #[test]
-fn all_agree_on_xfs() {
-    agree_on("all_agree_on_xfs", "xfs");
+fn all_tools_agree_on_xfs() {
+    compare_tools_on("all_tools_agree_on_xfs", "xfs");
 }
 
 #[test]
-fn all_agree_on_btrfs() {
-    agree_on("all_agree_on_btrfs", "btrfs");
+fn all_tools_agree_on_btrfs() {
+    compare_tools_on("all_tools_agree_on_btrfs", "btrfs");
 }
 
 /// A program, running: ended when dropped.
@@ -232,8 +232,8 @@ impl Drop for RunningProgram {
 }
 
 #[test]
-fn mapped_pages_stay_and_evict_says_so() {
-    if !support::can_start("mapped_pages_stay_and_evict_says_so", &["sleep", "fincore"]) {
+fn mapped_pages_stay_and_evict_reports_them() {
+    if !support::can_start("mapped_pages_stay_and_evict_reports_them", &["sleep", "fincore"]) {
         return;
     }
     let dir = support::scratch();
@@ -250,10 +250,10 @@ fn mapped_pages_stay_and_evict_says_so() {
     let kept = support::resident_bytes(std::slice::from_ref(&copy));
     assert!(kept > 0);
     assert!(outcome.stdout.contains("mapped by a process"), "{outcome:?}");
-    outcome.fine();
+    outcome.expect_success();
     let report = finish(pagekeeper().args(["evict", "--json"]).arg(&copy)).json();
     assert_eq!(report["total"]["kept_mapped"], kept, "{report:#}");
     drop(running);
-    finish(pagekeeper().arg("evict").arg(&copy)).fine();
+    finish(pagekeeper().arg("evict").arg(&copy)).expect_success();
     assert_eq!(support::resident_bytes(&[copy]), 0);
 }

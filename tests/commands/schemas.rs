@@ -76,7 +76,7 @@ fn reports_of_run_follow_their_schema() {
     std::fs::write(&file, vec![1; 1 << 20]).unwrap();
     let to = format!("--report={}", text(&report));
     let copy = dir.path().join("copy");
-    run(["run", "--json", &to, "--as", "bulk", "--", "cp", text(&file), text(&copy)]).fine();
+    run(["run", "--json", &to, "--as", "bulk", "--", "cp", text(&file), text(&copy)]).expect_success();
     let report = std::fs::read(&report).expect("a report");
     schemas::check("run", &serde_json::from_slice(&report).expect("one object"));
 }

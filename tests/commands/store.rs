@@ -21,7 +21,7 @@ const SLOT_BYTES: usize = 4096;
 /// The store of the child that serves backups.
 const SERVED: &str = "PAGEKEEPER_SERVED_STORE";
 
-/// Goes when a test ends.
+/// The lock and the directory of a store; both are released when a test ends.
 type StoreTestGuard = (MutexGuard<'static, ()>, TempDir);
 
 /// Returns a store of ten pages, synced: page 3 says "hello", pages 5 and 6 are free, 8 and 9 never
@@ -71,12 +71,12 @@ fn inspect(arguments: &[&str], dir: &Path) -> Outcome {
 #[test]
 fn figures_and_the_work_of_a_recovery_are_shown() {
     let (_held, dir) = store();
-    let text = inspect(&["stat"], &dir).fine();
+    let text = inspect(&["stat"], &dir).expect_success();
     assert!(text.starts_with(&format!("{}: a store of pages of 4 KiB\n", dir.display())), "{text}");
     assert!(text.contains("10 (40 KiB), 2 of them free"), "{text}");
     assert!(text.contains("Nothing is to be recovered"), "{text}");
     commit(&dir);
-    let text = inspect(&["stat"], &dir).fine();
+    let text = inspect(&["stat"], &dir).expect_success();
     assert!(
         text.contains("The journal has 1 commit that the data file has not; they change 1 page."),
         "{text}"
@@ -106,7 +106,7 @@ fn inspection_leaves_a_store_as_it_was() {
     let before = everything(&dir);
     for arguments in [&["stat"][..], &["verify"], &["dump"], &["dump", "--page", "0"], &["verify", "--json"]]
     {
-        inspect(arguments, &dir).fine();
+        inspect(arguments, &dir).expect_success();
         assert_eq!(everything(&dir), before, "{arguments:?}");
     }
     let report = inspect(&["stat", "--json"], &dir).json();
@@ -145,7 +145,7 @@ fn inspection_makes_no_call_that_could_write() {
         let mut strace = Command::new("strace");
         strace.args(["-f", "-qq", "-e", "trace=desc,file", "-o"]).arg(&trace);
         strace.arg(pagekeeper().get_program()).arg("store").args(arguments).arg(&dir);
-        finish(&mut strace).fine();
+        finish(&mut strace).expect_success();
         let calls = std::fs::read_to_string(&trace).unwrap();
         let of_the_store = calls.lines().filter(|call| call.contains(&*dir.to_string_lossy()));
         let mut opened = 0;
@@ -172,7 +172,7 @@ fn many_inspections_do_not_fill_the_journal() {
     let of = |report: &Value| report["journal_bytes"].as_u64().unwrap();
     let first = of(&inspect(&["stat", "--json"], &dir).json());
     for _ in 0..40 {
-        inspect(&["stat"], &dir).fine();
+        inspect(&["stat"], &dir).expect_success();
     }
     let last = of(&inspect(&["stat", "--json"], &dir).json());
     assert_eq!(last, first);
@@ -181,11 +181,11 @@ fn many_inspections_do_not_fill_the_journal() {
 }
 
 #[test]
-fn a_sound_store_is_said_to_be_sound() {
+fn a_sound_store_is_reported_as_sound() {
     let (_held, dir) = store();
     commit(&dir);
     let counts = "6 pages of data, 2 free, 2 never written, 2 of 2 superblocks whole";
-    assert_eq!(inspect(&["verify"], &dir).fine(), format!("{}: sound: {counts}\n", dir.display()));
+    assert_eq!(inspect(&["verify"], &dir).expect_success(), format!("{}: sound: {counts}\n", dir.display()));
     let outcome = inspect(&["verify", "--json"], &dir);
     assert_eq!(
         outcome.json(),
@@ -195,7 +195,7 @@ fn a_sound_store_is_said_to_be_sound() {
             "whole_superblocks": 2, "faults": 0, "named": [],
         })
     );
-    outcome.fine();
+    outcome.expect_success();
 }
 
 #[test]
@@ -233,8 +233,8 @@ fn each_fault_is_named_and_ends_with_1() {
         "{}",
         shown.stdout
     );
-    // It shows the intact pages, too.
-    inspect(&["dump", "--pages", "..4"], &dir).fine();
+    // A damaged store's intact pages are shown, too.
+    inspect(&["dump", "--pages", "..4"], &dir).expect_success();
 }
 
 #[test]
@@ -251,12 +251,12 @@ fn a_rotten_superblock_is_a_fault_while_the_other_is_whole() {
             );
             let named = report["named"][0].as_str().unwrap();
             assert!(named.starts_with(&format!("superblock, slot {slot}: ")), "{report}");
-            let text = inspect(&["stat"], &dir).fine();
+            let text = inspect(&["stat"], &dir).expect_success();
             assert!(text.contains("1 of 2 whole"), "{text}");
         }
         // Opening it for writing heals it.
         commit(&dir);
-        inspect(&["verify"], &dir).fine();
+        inspect(&["verify"], &dir).expect_success();
     }
 }
 
@@ -269,7 +269,7 @@ fn a_rotten_slot_of_the_journals_control_file_is_a_fault() {
         let said = format!("the journal's control file, slot {slot}: it is not whole\n");
         assert!(outcome.code == 1 && outcome.stdout.contains(&said), "{outcome:?}");
         commit(&dir);
-        inspect(&["verify"], &dir).fine();
+        inspect(&["verify"], &dir).expect_success();
     }
 }
 
@@ -280,7 +280,7 @@ fn a_rotten_padding_of_the_journal_is_a_fault_and_loses_nothing() {
     let superblock = std::fs::read(dir.join("superblock")).unwrap();
     let end = u64::from_le_bytes(superblock[40..48].try_into().unwrap());
     overwrite(&dir.join("journal/redo.000"), end + 5, b"rot");
-    assert!(inspect(&["stat"], &dir).fine().contains("Nothing is to be recovered"));
+    assert!(inspect(&["stat"], &dir).expect_success().contains("Nothing is to be recovered"));
     let outcome = inspect(&["verify"], &dir);
     let said =
         format!("redo.000: the padding at byte {end} is damaged: it holds nothing, and no commit is lost\n");
@@ -291,7 +291,7 @@ fn a_rotten_padding_of_the_journal_is_a_fault_and_loses_nothing() {
 fn pages_are_listed() {
     let (_held, dir) = store();
     commit(&dir);
-    let text = inspect(&["dump"], &dir).fine();
+    let text = inspect(&["dump"], &dir).expect_success();
     for expected in [
         "10 pages of 4 KiB, as of commit 3",
         "root       page 3",
@@ -320,9 +320,9 @@ fn pages_are_listed() {
 }
 
 #[test]
-fn lists_are_as_long_as_asked_for() {
+fn lists_have_the_requested_length() {
     let (_held, dir) = store();
-    let text = inspect(&["dump", "--limit", "4"], &dir).fine();
+    let text = inspect(&["dump", "--limit", "4"], &dir).expect_success();
     assert!(text.ends_with("6 pages more: see --limit and --pages\n"), "{text}");
     let report = inspect(&["dump", "--json", "--pages", "2..", "-n", "3"], &dir).json();
     let numbers: Vec<_> =
@@ -340,7 +340,7 @@ fn lists_are_as_long_as_asked_for() {
 #[test]
 fn one_page_is_shown_byte_by_byte() {
     let (_held, dir) = store();
-    let text = inspect(&["dump", "--page", "3"], &dir).fine();
+    let text = inspect(&["dump", "--page", "3"], &dir).expect_success();
     assert!(text.starts_with("page 3: data\n  changed last by commit 1, CRC-32C "), "{text}");
     assert!(text.contains("00000000  68 65 6c 6c 6f 00 00 00  00"), "{text}");
     assert!(text.ends_with("*\n00000fe0\n"), "{text}");
@@ -348,7 +348,7 @@ fn one_page_is_shown_byte_by_byte() {
     let payload = report["payload"].as_str().unwrap();
     assert!(payload.starts_with("68656c6c6f00") && payload.len() == 2 * (4096 - 32), "{report}");
     commit(&dir);
-    let text = inspect(&["dump", "--page", "0"], &dir).fine();
+    let text = inspect(&["dump", "--page", "0"], &dir).expect_success();
     assert!(text.contains("from the journal") && text.contains("|new....."), "{text}");
 }
 
@@ -414,7 +414,7 @@ fn a_store_that_is_open_elsewhere_is_reported() {
         assert_eq!(outcome.stderr, expected);
     }
     held.close().unwrap();
-    inspect(&["stat"], &dir).fine();
+    inspect(&["stat"], &dir).expect_success();
 }
 
 #[test]
@@ -438,7 +438,7 @@ fn wrong_calls_end_with_2() {
         assert!(outcome.stdout.is_empty(), "{arguments:?}: {outcome:?}");
     }
     for command in ["stat", "verify", "dump", "backup", "restore", "compact", "repair"] {
-        let help = run(["store", command, "--help"]).fine();
+        let help = run(["store", command, "--help"]).expect_success();
         assert!(help.contains("Examples:") && help.contains("Usage: pagekeeper store "), "{help}");
     }
 }
@@ -450,7 +450,7 @@ fn a_store_is_backed_up_and_restored() {
     let (_held, dir) = store();
     commit(&dir);
     let (copy, back) = (dir.with_file_name("copy"), dir.with_file_name("back"));
-    let text = inspect(&["backup", dir.to_str().unwrap()], &copy).fine();
+    let text = inspect(&["backup", dir.to_str().unwrap()], &copy).expect_success();
     let said =
         format!("{}: 10 pages of 4 KiB, as of commit 3, each checked: 40 KiB written in ", copy.display());
     assert!(text.starts_with(&said), "{text}");
@@ -467,7 +467,7 @@ fn a_store_is_backed_up_and_restored() {
     };
     for other in [&copy, &back] {
         assert_eq!(listed(other), listed(&dir));
-        assert!(inspect(&["verify"], other).fine().contains(": sound: 6 pages of data"));
+        assert!(inspect(&["verify"], other).expect_success().contains(": sound: 6 pages of data"));
     }
     let before = std::fs::read(copy.join("data")).unwrap();
     for (command, from) in [("backup", &dir), ("restore", &back)] {
@@ -478,10 +478,10 @@ fn a_store_is_backed_up_and_restored() {
     assert_eq!(std::fs::read(copy.join("data")).unwrap(), before);
 }
 
-/// A backup by the process that has it open, beside its commits; it reports requests that it can't
-/// fulfil.
+/// The process that has a store open makes a backup of it beside its commits, and reports requests
+/// that it can't fulfil.
 #[test]
-fn a_store_that_is_open_is_backed_up_by_its_process() {
+fn an_open_store_is_backed_up_by_its_process() {
     let (_held, dir) = store();
     let at = |name: &str| dir.with_file_name(name);
     let held = Store::options().create(Create::Never).serve_backups(true).open(&dir).unwrap();
@@ -494,7 +494,7 @@ fn a_store_that_is_open_is_backed_up_by_its_process() {
     let report = inspect(&["backup", "--json", dir.to_str().unwrap()], &at("sunday")).json();
     assert_eq!((&report["seq"], &report["pages"]), (&json!(seq.get()), &json!(10)), "{report}");
     let seq = change(2);
-    let text = inspect(&["backup", dir.to_str().unwrap()], &at("monday")).fine();
+    let text = inspect(&["backup", dir.to_str().unwrap()], &at("monday")).expect_success();
     assert!(text.contains(&format!("10 pages of 4 KiB, as of commit {seq}, each checked")), "{text}");
     for (name, said) in
         [("sunday", "sunday: there already, and left as it is"), ("no/copy", "made no backup: ")]
@@ -503,12 +503,12 @@ fn a_store_that_is_open_is_backed_up_by_its_process() {
         assert!(outcome.code == 1 && outcome.stderr.contains(said), "{outcome:?}");
     }
     held.close().unwrap();
-    inspect(&["restore", at("monday").to_str().unwrap()], &at("back")).fine();
+    inspect(&["restore", at("monday").to_str().unwrap()], &at("back")).expect_success();
     let restored = Store::options().open(at("back")).unwrap();
     assert_eq!(restored.begin_read().unwrap().read(PageNo::new(3)).unwrap()[0], 2);
 }
 
-/// Not a test: the child's part, which serves backups until its input ends.
+/// Serves backups in a child until its input ends; not a test of its own.
 #[test]
 fn child_that_serves_backups() {
     let Some(dir) = std::env::var_os(SERVED) else { return };
@@ -542,12 +542,12 @@ fn a_backup_that_another_mount_namespace_got_is_no_backup() {
     let why = "nothing is there: it may see another directory under this name";
     assert!(outcome.code == 1 && outcome.stderr.contains(why), "{outcome:?}");
     assert!(outcome.stdout.is_empty() && !at("mount/copy").exists());
-    let text = inspect(&["backup", dir.to_str().unwrap()], &at("shared")).fine();
+    let text = inspect(&["backup", dir.to_str().unwrap()], &at("shared")).expect_success();
     assert!(text.contains("10 pages of 4 KiB, as of commit 2, each checked: 32 KiB written"), "{text}");
     drop(server.stdin.take());
     said.for_each(drop);
     assert!(server.wait().unwrap().success());
-    inspect(&["verify"], &at("shared")).fine();
+    inspect(&["verify"], &at("shared")).expect_success();
 }
 
 #[test]
@@ -578,7 +578,7 @@ fn a_repair_saves_the_readable_pages_of_a_damaged_store() {
     let (_held, dir) = store();
     commit(&dir);
     let at = |name: &str| dir.with_file_name(name);
-    let text = repair(&[], &dir, &at("sound")).fine();
+    let text = repair(&[], &dir, &at("sound")).expect_success();
     let sum = "6 pages of data saved, 2 free, 2 never written, 0 lost, 0 doubtful; as of commit 3";
     assert_eq!(text, format!("{}: {sum}\n", at("sound").display()));
 
@@ -642,13 +642,13 @@ fn a_compacted_store_is_smaller_and_keeps_its_content() {
         }
         None => println!("SKIPPED: the file system makes no holes"),
     }
-    let again = inspect(&["compact"], &dir).fine();
+    let again = inspect(&["compact"], &dir).expect_success();
     let sum = format!("{left} pages of {left} left: 0 B cut off, 0 B of free pages given back");
     assert_eq!(again, format!("{}: {sum}\n", dir.display()));
     let report = inspect(&["compact", "--json", "--journal", "1M"], &dir).json();
     assert_eq!(report["max_journal_bytes"], json!(1 << 20));
     assert_eq!(inspect(&["compact", "--journal", "1K"], &dir).code, 64);
-    inspect(&["verify"], &dir).fine();
+    inspect(&["verify"], &dir).expect_success();
     let store = Store::options().create(Create::Never).open(&dir).unwrap();
     assert_eq!(store.stats().max_journal_bytes, 1 << 20);
     let read = store.begin_read().unwrap();

@@ -71,7 +71,7 @@ fn change(txn: &mut WriteTxn<'_>, len: usize, rng: &mut Rng, owned: &mut Vec<Pag
     txn.set_metadata(&metadata)
 }
 
-/// Not a test: the child's part, which commits until it is killed or has made this many commits.
+/// Commits in a child until it is killed or has made this many commits; not a test of its own.
 #[test]
 fn child_that_changes_a_store() {
     let Some(directory) = std::env::var_os(DIRECTORY) else { return };
@@ -232,9 +232,9 @@ fn copy_store(from: &Path, to: &Path) {
 fn damage(dir: &Path, rng: &mut Rng) -> String {
     let name = ["superblock", "data", "data", "map", "control", "journal"][rng.index(6)];
     let (path, at) = match name {
-        "journal" => live(dir, rng),
-        "control" => anywhere(journal(dir, rng).join(name), rng),
-        name => anywhere(dir.join(name), rng),
+        "journal" => random_live_place(dir, rng),
+        "control" => random_place(journal(dir, rng).join(name), rng),
+        name => random_place(dir.join(name), rng),
     };
     let file = File::options().read(true).write(true).open(&path).unwrap();
     let len = file.metadata().unwrap().len();
@@ -257,7 +257,7 @@ fn damage(dir: &Path, rng: &mut Rng) -> String {
     format!("{how} at {at} of {}", path.strip_prefix(dir).unwrap().to_string_lossy())
 }
 
-fn anywhere(path: PathBuf, rng: &mut Rng) -> (PathBuf, u64) {
+fn random_place(path: PathBuf, rng: &mut Rng) -> (PathBuf, u64) {
     let len = path.metadata().unwrap().len().max(1);
     // Most meaningful bytes are at the front.
     let at = if rng.one_in(2) { rng.of(0..len) } else { rng.of(0..len.min(16 << 10)) };
@@ -275,7 +275,7 @@ fn journal(dir: &Path, rng: &mut Rng) -> PathBuf {
 }
 
 /// Returns a position in the part of the ring that a recovery reads, or slightly outside.
-fn live(dir: &Path, rng: &mut Rng) -> (PathBuf, u64) {
+fn random_live_place(dir: &Path, rng: &mut Rng) -> (PathBuf, u64) {
     let found = independent_findings(dir);
     let number = |value: &Value| value.as_u64().unwrap_or_default();
     let slots = found["stat"]["superblocks"].as_array();

@@ -106,7 +106,7 @@ fn a_growing_file_is_seen_filtered_evicted_and_warmed() {
     terminal.press(&["q"]);
     terminal.wait_for("ready>");
     assert!(!terminal.on_other_screen());
-    support::eventually("the shell goes on", std::time::Duration::from_secs(60), || {
+    support::eventually("the shell continues", std::time::Duration::from_secs(60), || {
         let after = settings(place.path(), "after");
         (!after.is_empty()).then(|| assert_eq!(after, settings(place.path(), "before")))
     });
@@ -139,7 +139,7 @@ fn signals_and_sizes() {
         assert!(Command::new("kill").args([&format!("-{signal}"), &child]).status().unwrap().success());
         terminal.wait_for("code 0");
         assert!(!terminal.on_other_screen());
-        support::eventually("the shell goes on", std::time::Duration::from_secs(60), || {
+        support::eventually("the shell continues", std::time::Duration::from_secs(60), || {
             let after = settings(place.path(), &format!("after.{signal}"));
             (!after.is_empty()).then(|| assert_eq!(after, settings(place.path(), "before")))
         });

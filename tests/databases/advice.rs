@@ -14,7 +14,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-/// Far longer than a setting takes to be in force.
+/// A deadline far longer than a setting takes to be in force.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Returns the values to test a row with: the value before, and the offered one.
@@ -117,7 +117,7 @@ fn try_all(version: &Version) {
     let with = |offered: bool, home: &Path| -> Vec<String> {
         let lines = rows.iter().filter_map(|row| {
             let (before, after) = values(&row.id)?;
-            let value = if offered { placed(row, after, home) } else { before.to_owned() };
+            let value = if offered { value_in_home(row, after, home) } else { before.to_owned() };
             Some(format!("{} = '{value}'", row.setting))
         });
         plain.iter().cloned().chain(lines).collect()
@@ -131,7 +131,7 @@ fn try_all(version: &Version) {
     if version.kind == Kind::MariaDb {
         assert_eq!(server.is_direct("ibdata1"), Some(false), "{}", version.name());
     }
-    named_by_the_doctor(&server, version);
+    check_doctor_names(&server, version);
 
     // Settings that take effect without a restart.
     server.configure(&with(true, &home));
@@ -156,11 +156,11 @@ fn try_all(version: &Version) {
         check(
             &server,
             row,
-            &placed(row, values(&row.id).map(|(_, offered)| offered).unwrap_or_default(), &home),
+            &value_in_home(row, values(&row.id).map(|(_, offered)| offered).unwrap_or_default(), &home),
         );
     }
     effects(&server, version, &home);
-    logs_are_where_they_should_be(version, &rows, &home);
+    check_log_places(version, &rows, &home);
 
     // The undo.
     server.restart(&plain, |data| {
@@ -177,7 +177,7 @@ fn try_all(version: &Version) {
 }
 
 /// Checks that the doctor names settings of this product, each with its full description.
-fn named_by_the_doctor(server: &Server, version: &Version) {
+fn check_doctor_names(server: &Server, version: &Version) {
     let outcome = run(["doctor", "--pid", &server.pid().to_string(), "--watch", "200ms", "--json"]);
     let reported = doctor_report::of(&outcome);
     let findings = reported["findings"].as_array().expect("a list");
@@ -224,7 +224,7 @@ fn effects(server: &Server, version: &Version, home: &Path) {
 
 /// Checks that logs are at the places and of the sizes that the rows set.
 ///
-fn logs_are_where_they_should_be(version: &Version, rows: &[&Advice], home: &Path) {
+fn check_log_places(version: &Version, rows: &[&Advice], home: &Path) {
     const OFFERED: u64 = 128 << 20;
     let is_tried = |id: &str| rows.iter().any(|row| row.id == id);
     let bytes_of = |directory: &str, begins: &str, ends: &str| -> Option<u64> {
@@ -261,7 +261,7 @@ fn is_place(row: &Advice) -> bool {
 }
 
 /// Returns the value for the file: a path is put below the server's own directory.
-fn placed(row: &Advice, value: &str, home: &Path) -> String {
+fn value_in_home(row: &Advice, value: &str, home: &Path) -> String {
     if is_place(row) { home.join(value).display().to_string() } else { value.to_owned() }
 }
 

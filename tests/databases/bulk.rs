@@ -14,7 +14,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
-/// Far longer than a server takes to end.
+/// A deadline far longer than a server takes to end.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Starts the server under `pagekeeper run` with this profile and a report file. The server is

@@ -80,7 +80,7 @@ fn released(summary: &Value, class: &str) -> u64 {
 
 /// Returns the messages of a guard or a doctor about things it can't see or do that name a
 /// capability.
-fn lacks<'a>(events: impl IntoIterator<Item = &'a Value>) -> Vec<String> {
+fn capability_messages<'a>(events: impl IntoIterator<Item = &'a Value>) -> Vec<String> {
     events.into_iter().map(ToString::to_string).filter(|said| said.contains("CAP_")).collect()
 }
 
@@ -97,7 +97,7 @@ fn the_units_capabilities_are_enough_for_the_guard_and_each_is_needed() {
         let guard = servers.guard(&fewer, &["--dry-run"]);
         let names = |event: &Value| event.to_string().contains(missing.as_str());
         eventually(&format!("that {missing} is missing is said"), WAIT_TIMEOUT, || {
-            ["visibility_gap", "problem", "warning", "start"].iter().find(|name| guard.has_said(name, names))
+            ["visibility_gap", "problem", "warning", "start"].iter().find(|name| guard.has_event(name, names))
         });
         let summary = guard.stop().summary().clone();
         let would = (released(&summary, "binlog"), released(&summary, "wal"));
@@ -118,7 +118,7 @@ fn the_units_capabilities_are_enough_for_the_guard_and_each_is_needed() {
     let summary = ended.summary();
     assert!(ended.status.success(), "{}", ended.stderr);
     assert!(released(summary, "binlog") > 32 * MIB && released(summary, "wal") > 32 * MIB, "{summary}");
-    assert_eq!(lacks(&ended.events), [""; 0]);
+    assert_eq!(capability_messages(&ended.events), [""; 0]);
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn the_units_capabilities_are_enough_for_metrics_and_the_doctor() {
     let body = ask(port, "GET", "/metrics", &[]).expect("it answers").body;
     assert!(body.contains("pagekeeper_trace_source{source=\"bpf\"} 1"), "{body}");
     assert_eq!(sets_of(guard.pid()), BTreeSet::from([mask(&given)]), "exactly these");
-    assert_eq!(lacks(&guard.stop().events), [""; 0]);
+    assert_eq!(capability_messages(&guard.stop().events), [""; 0]);
 
     let mut doctor = confined(&servers.program, &given);
     doctor.args(["doctor", "--json", "--watch", "2s"]);
@@ -155,11 +155,11 @@ fn the_units_capabilities_are_enough_for_metrics_and_the_doctor() {
     let names: Vec<&str> = databases.iter().filter_map(|database| database["name"].as_str()).collect();
     assert!(names.len() == 2, "{names:?}");
     let gaps = report["visibility_gaps"].as_array().expect("a list");
-    assert_eq!(lacks(gaps), [""; 0]);
+    assert_eq!(capability_messages(gaps), [""; 0]);
 }
 
 #[test]
-fn the_units_capabilities_are_enough_for_streams_and_said_to_be_missing() {
+fn the_units_capabilities_suffice_for_streams_and_missing_ones_are_reported() {
     if !support::can_run("streams with the unit's capabilities", &["cp", "fincore", "setpriv"]) {
         return;
     }
@@ -228,5 +228,5 @@ fn the_units_capabilities_are_enough_for_streams_and_said_to_be_missing() {
     let released = &ended.summary()["released_behind_streams_bytes"]["units-copier"];
     // The kernel may reclaim some of it by itself.
     assert!(released.as_u64() >= Some(60 * MIB), "{}", ended.summary());
-    assert_eq!(lacks(&ended.events), [""; 0]);
+    assert_eq!(capability_messages(&ended.events), [""; 0]);
 }

@@ -52,7 +52,7 @@ fn an_archiver_of_cassandra_that_lags_reads_nothing_from_the_disk() {
     let guard = Guard::spawn(&["--tick", "100ms", "--only", &only, "--config", config]);
     let pid = server.pid();
     guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == pid && event["profile"] == "cassandra");
-    // It keeps up: a segment is full each second.
+    // The archiver keeps up: a segment is full each second.
     for _ in 0..12 {
         server.put(SEGMENT_BYTES);
         std::thread::sleep(Duration::from_secs(1));

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Far longer than the doctor takes.
+/// A deadline far longer than the doctor takes.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Returns the parts after reading all of them through the page cache.

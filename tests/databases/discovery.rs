@@ -13,8 +13,8 @@ use std::time::Duration;
 
 const DESCRIPTORS: usize = 19_900;
 
-/// Far more than the two seconds that it takes on an idle machine, and far less than the minutes
-/// for inspecting all descriptors first.
+/// A deadline far above the two seconds on an idle machine, and far below the minutes for
+/// inspecting all descriptors first.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// A shell that holds this many descriptors.
@@ -43,7 +43,7 @@ impl DescriptorHoarder {
 
 impl Drop for DescriptorHoarder {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both calls fail only if the process has ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -21,7 +21,7 @@ const REQUIRED_PROGRAMS: [&str; 2] = ["fincore", "setpriv"];
 
 const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// Longer than any test, so that no second tick happens.
+/// An interval longer than any test, so that no second tick happens.
 const NO_SECOND_TICK: &str = "1h";
 
 fn pagekeeper(arguments: &[&str]) -> Output {
@@ -75,7 +75,7 @@ fn sigterm_ends_it_at_once_with_a_summary() {
 }
 
 #[test]
-fn people_read_plain_words() {
+fn text_output_is_for_people() {
     if !support::can_run("the guard's summary", &REQUIRED_PROGRAMS) {
         return;
     }
@@ -93,7 +93,7 @@ fn people_read_plain_words() {
 }
 
 #[test]
-fn sighup_takes_a_new_configuration_and_keeps_the_old_one_on_an_error() {
+fn sighup_loads_a_new_configuration_or_keeps_the_old_one_on_an_error() {
     if !support::can_run("a new configuration", &REQUIRED_PROGRAMS) {
         return;
     }
@@ -135,7 +135,7 @@ fn sighup_takes_a_new_configuration_and_keeps_the_old_one_on_an_error() {
 }
 
 #[test]
-fn wrong_arguments_are_refused_in_words() {
+fn wrong_arguments_are_refused_with_a_message() {
     let scratch = support::scratch();
     let config = scratch.path().join("bad.toml");
     std::fs::write(&config, "tick = \"1s\"\n[rules.binlog]\nrule = \"forget\"\n").expect("write a file");
@@ -319,7 +319,7 @@ fn ten_thousand_files_take_little_memory_and_time() {
 }
 
 #[test]
-fn one_file_out_of_reach_is_reported_once_and_keeps_no_other_from_being_released() {
+fn an_unreadable_file_is_reported_once_and_stops_no_other_release() {
     if !support::can_run("files of others", &REQUIRED_PROGRAMS) {
         return;
     }

@@ -14,7 +14,7 @@ use crate::support::fake::{Database, Program};
 use crate::support::mariadb::{Options, REQUIRED_PROGRAMS, Server};
 use crate::support::sysbench::LoadedServer as _;
 
-/// Far longer than it takes; without a timeout it would hang.
+/// A deadline far longer than a run takes; without one a failed test would hang.
 const TIMEOUT_SECONDS: &str = "60";
 
 /// A user ID without processes.
@@ -26,9 +26,9 @@ fn hint() -> Outcome {
 
 /// Repeats until the output has a text: on a busy machine its one second may not suffice.
 ///
-fn saying(what: &str, ask: impl Fn() -> Outcome, says: impl Fn(&str) -> Option<()>) -> String {
+fn wait_for_output(what: &str, ask: impl Fn() -> Outcome, says: impl Fn(&str) -> Option<()>) -> String {
     support::eventually(what, Duration::from_secs(180), || {
-        let text = ask().fine();
+        let text = ask().expect_success();
         let found = says(&text);
         if found.is_none() {
             eprintln!("{text}");
@@ -39,7 +39,7 @@ fn saying(what: &str, ask: impl Fn() -> Outcome, says: impl Fn(&str) -> Option<(
 
 /// Runs in a private PID namespace, after a shell's commands; as a user if `starter` says so.
 ///
-fn alone(line: &str, starter: &[&str]) -> Outcome {
+fn run_in_pid_namespace(line: &str, starter: &[&str]) -> Outcome {
     let mut command = Command::new("unshare");
     command.args(["--mount", "--pid", "--fork", "--mount-proc", "--", "sh", "-ec"]);
     command.arg(format!("{line}\n{} \"$0\"", starter.join(" "))).arg(program());
@@ -59,7 +59,7 @@ fn a_server_is_named_with_its_cached_logs_and_the_next_command() {
     );
     let data = scratch.path().join("primary/data").display().to_string();
     let named = format!("  mariadb, process {}, {data}", server.pid());
-    let text = saying("what its binlog of 9 MB holds", hint, |text| {
+    let text = wait_for_output("what its binlog of 9 MB holds", hint, |text| {
         let mut lines = text.lines();
         let figures = lines.find(|line| line.starts_with(&named))?.split_once(": logs hold ")?.1;
         figures.contains(" MiB in memory").then_some(())
@@ -68,11 +68,11 @@ fn a_server_is_named_with_its_cached_logs_and_the_next_command() {
         text.contains("\nNext: pagekeeper guard --dry-run") && text.ends_with("pagekeeper --help\n"),
         "{text}"
     );
-    // Its files belong to another user, its name does not.
+    // An unused user can't see the server's files, but its process name.
     let program = copied_program(scratch.path());
     let by_nobody = || finish(Command::new(AS_UNUSED_USER[0]).args(&AS_UNUSED_USER[1..]).arg(&program));
     let unseen = format!("process {}: its files can't be seen", server.pid());
-    let text = saying(&unseen, by_nobody, |text| {
+    let text = wait_for_output(&unseen, by_nobody, |text| {
         (text.contains(&unseen) && text.contains("without root")).then_some(())
     });
     assert!(text.contains("\nNext: sudo pagekeeper guard --dry-run"), "{text}");
@@ -86,23 +86,24 @@ fn copied_program(scratch: &Path) -> std::path::PathBuf {
 }
 
 #[test]
-fn without_a_database_or_without_sight_of_one_it_says_so() {
+fn a_missing_or_hidden_database_is_reported() {
     if !support::can_run("the hint on a host of its own", &["unshare", "setpriv", "mount"]) {
         return;
     }
     let known = "no database that it knows is running";
-    let none = saying(known, || alone("", &[]), |text| text.contains(known).then_some(()));
+    let none =
+        wait_for_output(known, || run_in_pid_namespace("", &[]), |text| text.contains(known).then_some(()));
     assert!(none.contains("\nNext: pagekeeper demo ") && !none.contains("guard"), "{none}");
     let scratch = support::scratch();
     let program = copied_program(scratch.path());
     let mut command = Command::new("unshare");
     command.args(["--mount", "--pid", "--fork", "--mount-proc", "--", "sh", "-ec"]);
     let line = format!("mount -o remount,hidepid=2 /proc\n{} \"$0\"", AS_UNUSED_USER.join(" "));
-    let hidden = finish(command.arg(line).arg(program)).fine();
+    let hidden = finish(command.arg(line).arg(program)).expect_success();
     assert!(hidden.contains("processes of other users are hidden"), "{hidden}");
     assert!(hidden.contains("no database was found"), "{hidden}");
     // Without /proc at all.
-    let blind = alone("umount --lazy /proc", &[]);
+    let blind = run_in_pid_namespace("umount --lazy /proc", &[]);
     assert!(blind.code == 0 && blind.stdout.ends_with("pagekeeper --help\n"), "{blind:#?}");
     // Output that nobody reads is not a failure; output that can't be written is.
     let full = finish(Command::new("sh").args(["-c", "\"$0\" > /dev/full"]).arg(support::command::program()));
@@ -110,7 +111,7 @@ fn without_a_database_or_without_sight_of_one_it_says_so() {
 }
 
 #[test]
-fn a_hostile_neighbour_neither_steers_the_terminal_nor_holds_it_up() {
+fn a_hostile_neighbour_neither_controls_the_terminal_nor_delays_the_output() {
     if !support::can_run("the hint beside a hostile user", &["setpriv", "bash", "timeout"]) {
         return;
     }
@@ -135,7 +136,7 @@ fn a_hostile_neighbour_neither_steers_the_terminal_nor_holds_it_up() {
     let line = format!(" process {}", hostile.pid());
     support::eventually("it is found", Duration::from_secs(180), || {
         let outcome = hint();
-        let text = outcome.fine();
+        let text = outcome.expect_success();
         let next = text.lines().filter(|line| line.starts_with("Next:")).count();
         assert!(!text.contains('\x1b') && next == 1, "{text}");
         text.contains(&line).then_some(())
@@ -143,7 +144,7 @@ fn a_hostile_neighbour_neither_steers_the_terminal_nor_holds_it_up() {
 }
 
 #[test]
-fn a_file_system_that_does_not_answer_holds_it_up_no_more() {
+fn a_hung_file_system_does_not_delay_the_output() {
     if !support::can_run("the hint beside a file system that hangs", &["setpriv", "bindfs", "timeout"]) {
         return;
     }
@@ -163,10 +164,10 @@ fn a_file_system_that_does_not_answer_holds_it_up_no_more() {
     let outcome = hint();
     hanging.go_on();
     assert_ne!(outcome.code, 137, "it hangs: {outcome:#?}");
-    let text = outcome.fine();
+    let text = outcome.expect_success();
     let line = text.lines().find(|line| line.contains(&format!("process {}", database.pid())));
     assert!(line.is_some_and(|line| line.contains("network") || line.contains("not counted")), "{text}");
     drop((database, engines));
-    // It takes options and arguments as before.
+    // The program takes options and arguments as before.
     assert_eq!(finish(pagekeeper().arg("--no-such")).code, 64);
 }

@@ -72,7 +72,7 @@ impl<'a, S: LoggedServer> Story<'a, S> {
 
     /// Returns mapped files and data files, with the resident bytes of each. There must be some, or
     /// nothing could be lost, unless the server may have none.
-    fn others(&self) -> Vec<(PathBuf, u64)> {
+    fn mapped_and_data_files(&self) -> Vec<(PathBuf, u64)> {
         let Some(others) = self.server.others() else { return Vec::new() };
         let of_each = |path: PathBuf| (path.clone(), resident_bytes(&[path]));
         let others: Vec<(PathBuf, u64)> = others.into_iter().map(of_each).collect();
@@ -83,8 +83,8 @@ impl<'a, S: LoggedServer> Story<'a, S> {
 
     /// Puts this many more bytes under the guard, and checks that mapped files and data lose no
     /// page.
-    fn go_on(&mut self, bytes: u64) {
-        let before = self.others();
+    fn write_more(&mut self, bytes: u64) {
+        let before = self.mapped_and_data_files();
         self.server.put(bytes);
         self.only_the_newest_stays();
         for (path, before) in before {
@@ -97,7 +97,7 @@ impl<'a, S: LoggedServer> Story<'a, S> {
 
     /// Checks that after a restart and after a kill all data is there, and the server is found and
     /// served again.
-    fn survive(self, released: u64) -> EndedGuard {
+    fn check_restarts(self, released: u64) -> EndedGuard {
         for restart in [S::stop_and_restart, S::kill_and_restart] {
             let before = self.server.pid();
             restart(self.server);
@@ -195,8 +195,8 @@ fn the_binlog_of_mariadb_stays_out_of_the_page_cache() {
     let mut server = MariaDb::start(&scratch.path().join("mariadb"));
     let only = unpacked::seen(MariaDb::unpacked().as_deref(), scratch.path());
     let mut story = Story::begin(&mut server, &only, ("mariadb", &[]), 80 * MIB, (16 * MIB, MIB));
-    story.go_on(60 * MIB);
-    story.survive(100 * MIB);
+    story.write_more(60 * MIB);
+    story.check_restarts(100 * MIB);
 }
 
 #[test]
@@ -217,8 +217,8 @@ fn the_log_of_myrocks_stays_out_of_the_page_cache() {
     server.flush();
     let only = unpacked::seen(MariaDb::unpacked().as_deref(), scratch.path());
     let mut story = Story::begin(&mut server, &only, ("mariadb", &[]), 50 * MIB, (10 * MIB, MIB));
-    story.go_on(80 * MIB);
-    story.survive(60 * MIB);
+    story.write_more(80 * MIB);
+    story.check_restarts(60 * MIB);
 }
 
 #[test]
@@ -238,8 +238,8 @@ fn the_redo_log_and_binlog_of_mysql_stay_out_of_the_page_cache() {
         80 * MIB,
         (24 * MIB, MIB),
     );
-    story.go_on(60 * MIB);
-    story.survive(100 * MIB);
+    story.write_more(60 * MIB);
+    story.check_restarts(100 * MIB);
 }
 
 #[test]
@@ -255,8 +255,8 @@ fn the_wal_of_postgresql_stays_out_of_the_page_cache() {
     let mut server = PostgreSql::start(&scratch.path().join("postgresql"));
     // The last of its files may be a spare one.
     let mut story = Story::begin(&mut server, scratch.path(), ("postgresql", &[]), 80 * MIB, (10 * MIB, 0));
-    story.go_on(60 * MIB);
-    story.survive(100 * MIB);
+    story.write_more(60 * MIB);
+    story.check_restarts(100 * MIB);
 }
 
 #[test]
@@ -273,12 +273,12 @@ fn the_wal_of_etcd_stays_out_of_the_page_cache() {
     }
     let mut lagging = server.watch("watched/");
     let mut story = Story::begin(&mut server, scratch.path(), ("etcd", &[]), 70 * MIB, (10 * MIB, MIB));
-    story.go_on(60 * MIB);
+    story.write_more(60 * MIB);
     for number in 0..50 {
         story.server.put_small(&format!("watched/{number}"), "second");
     }
     lagging.read(100);
-    story.survive(100 * MIB);
+    story.check_restarts(100 * MIB);
 }
 
 #[test]
@@ -329,8 +329,8 @@ fn the_wal_of_prometheus_stays_out_of_the_page_cache() {
     story.server.put(25 * MIB);
     to.thaw();
     to.wait_for_series(story.server.sent());
-    story.go_on(15 * MIB);
-    story.survive(25 * MIB);
+    story.write_more(15 * MIB);
+    story.check_restarts(25 * MIB);
 }
 
 #[test]
@@ -349,10 +349,10 @@ fn old_blocks_of_jetstream_leave_the_page_cache() {
     let more = ["--config", config.to_str().expect("a path of this test's own")];
     let mut story = Story::begin(&mut server, scratch.path(), ("nats", &more), 120 * MIB, (64 * MIB, MIB));
     story.server.read(0..10);
-    story.go_on(60 * MIB);
+    story.write_more(60 * MIB);
     let put = story.server.put_messages();
     story.server.read(10..put);
-    story.survive(100 * MIB);
+    story.check_restarts(100 * MIB);
 }
 
 #[test]
@@ -365,12 +365,12 @@ fn old_segments_of_kafka_leave_the_page_cache() {
     let scratch = support::scratch();
     let mut server = Kafka::start(&scratch.path().join("kafka"), 8 << 30);
     let mut story = Story::begin(&mut server, scratch.path(), ("kafka", &[]), 400 * MIB, (256 * MIB, MIB));
-    // It begins, and its pipe is soon full: it lags by everything written later.
+    // The reader begins, and its pipe is soon full: it lags by everything written later.
     let messages = story.server.put_messages();
     let mut lagging = story.server.reader(messages);
-    story.go_on(200 * MIB);
+    story.write_more(200 * MIB);
     Kafka::check(&mut lagging, messages);
-    story.survive(300 * MIB);
+    story.check_restarts(300 * MIB);
 }
 
 #[test]
@@ -468,11 +468,11 @@ fn the_log_of_rabbitmqs_quorum_queues_stays_out_of_the_page_cache() {
     let only = unpacked::seen(RabbitMq::unpacked().as_deref(), scratch.path());
     let mut story = Story::begin(&mut server, &only, ("rabbitmq", &[]), 40 * MIB, (10 * MIB, MIB));
     story.server.take(10);
-    story.go_on(24 * MIB);
-    // It lags by everything except what it has taken.
+    story.write_more(24 * MIB);
+    // The consumer lags by everything except the messages it has taken.
     let waiting = story.server.waiting();
     story.server.take(waiting / 2);
-    story.survive(50 * MIB);
+    story.check_restarts(50 * MIB);
 }
 
 #[test]
@@ -487,14 +487,15 @@ fn closed_segments_of_cassandra_leave_the_page_cache() {
     std::fs::write(&config, Cassandra::GUARD_RULES).expect("write rules");
     let options = ["--config", config.to_str().expect("a path of this test's own")];
     let mut server = Cassandra::start(&scratch.path().join("cassandra"));
-    // Its memory holds everything that is put; at its end it writes that to a table file.
+    // The server's memory holds everything that is put; at its end the server writes it to a table
+    // file.
     server.put(16 * MIB);
     server.stop_and_restart();
     let mut story =
         Story::begin(&mut server, scratch.path(), ("cassandra", &options), 240 * MIB, (40 * MIB, MIB));
-    story.go_on(80 * MIB);
+    story.write_more(80 * MIB);
     story.server.check_all();
-    story.survive(240 * MIB);
+    story.check_restarts(240 * MIB);
 }
 
 #[test]
@@ -518,12 +519,12 @@ fn old_generations_leave(of: SearchProduct, name: &str) {
     let mut server = OpenSearch::start(&scratch.path().join("node"), of);
     let mut story =
         Story::begin(&mut server, scratch.path(), ("opensearch", &[]), 200 * MIB, (64 * MIB, MIB));
-    story.go_on(100 * MIB);
+    story.write_more(100 * MIB);
     // Updates read the old values from the log or the index.
     let documents = story.server.documents();
     (0..documents).step_by(50).for_each(|number| story.server.update(number));
     story.server.update(documents - 1);
-    story.survive(200 * MIB);
+    story.check_restarts(200 * MIB);
 }
 
 /// Whether a program with this library can be built here.
@@ -548,8 +549,8 @@ fn the_wal_of_rocksdb_stays_out_of_the_page_cache() {
     let mut server = RocksDb::start(&scratch.path().join("rocksdb"));
     // Two files of the WAL are full then, and a table is made of each.
     let mut story = Story::begin(&mut server, scratch.path(), ("rocksdb", &[]), 150 * MIB, (10 * MIB, MIB));
-    story.go_on(100 * MIB);
-    story.survive(200 * MIB);
+    story.write_more(100 * MIB);
+    story.check_restarts(200 * MIB);
 }
 
 #[test]
@@ -565,8 +566,8 @@ fn the_journal_of_wiredtiger_stays_out_of_the_page_cache() {
     // The writer's file is made at its full length of 100 MB, and read to its end when it is opened
     // again.
     let mut story = Story::begin(&mut server, scratch.path(), ("mongodb", &[]), 250 * MIB, (120 * MIB, 0));
-    story.go_on(150 * MIB);
-    story.survive(250 * MIB);
+    story.write_more(150 * MIB);
+    story.check_restarts(250 * MIB);
 }
 
 /// Whether `MongoDB` and its client's dependencies are available.
@@ -599,8 +600,8 @@ fn the_journal_of_mongodb_stays_out_of_the_page_cache() {
         250 * MIB,
         (120 * MIB, 0),
     );
-    story.go_on(150 * MIB);
-    story.survive(250 * MIB);
+    story.write_more(150 * MIB);
+    story.check_restarts(250 * MIB);
 }
 
 #[test]
@@ -616,7 +617,7 @@ fn parts_of_clickhouse_are_left_alone() {
     the_doctor_names("clickhouse", server.pid());
     let only = format!("dir:{}", scratch.path().to_str().expect("a path of this test's own"));
     let guard = Guard::spawn(&["--tick", "100ms", "--only", &only]);
-    // It has no log by which it could be found.
+    // ClickHouse has no log by which it could be found.
     guard.wait_for_ticks(10);
     server.put(32 * MIB);
     server.merge();

@@ -30,7 +30,7 @@ const DIRECTORIES: u64 = DIRECTORIES_PER_PROCESS * PROCESSES;
 const ROUNDS: u32 = 3;
 
 /// Returns processes that hold a log open in each of very many directories, once `gate` is there.
-fn hoards(scratch: &Path, gate: &Path) -> Vec<Database> {
+fn start_hoarders(scratch: &Path, gate: &Path) -> Vec<Database> {
     let start = |number: u64| {
         let directory = scratch.join(format!("hoard{number}"));
         for number in 0..DIRECTORIES_PER_PROCESS {
@@ -60,7 +60,7 @@ fn files(tick: &Value) -> u64 {
 }
 
 /// Checks that it ended well, before it had taken up all directories.
-fn assert_ended_on_the_way(ended: &EndedGuard) {
+fn assert_ended_early(ended: &EndedGuard) {
     assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
     assert!(ended.summary()["ticks"].as_u64() > Some(0), "{}", ended.summary());
     let last = ended.events.iter().rfind(|event| event["event"] == "tick").expect("it ticks");
@@ -76,7 +76,7 @@ fn others_are_served_while_very_many_directories_are_taken_up() {
     let _alone = support::alone();
     let scratch = support::scratch();
     let gate = scratch.path().join("gate");
-    let hoards = hoards(scratch.path(), &gate);
+    let hoards = start_hoarders(scratch.path(), &gate);
     let logs = Logs::filled(&scratch.path().join("server"), 3);
     let server = Database::start(scratch.path(), &logs.path(3));
     let of_server: PathBuf = logs.path(1);
@@ -93,7 +93,7 @@ fn others_are_served_while_very_many_directories_are_taken_up() {
     File::create(&gate).expect("open the gate");
     let (mut watched, mut rounds) = (before, 0);
     while rounds < ROUNDS {
-        // It continues to take up directories.
+        // The guard continues to take up directories.
         let next = guard.wait_for("tick", WAIT_TIMEOUT, |tick| files(tick) > watched);
         assert_eq!(std::fs::read(&of_server).expect("read a log").len() as u64, MIB);
         is_released();
@@ -115,10 +115,10 @@ fn sigterm_ends_it_while_very_many_directories_are_taken_up() {
     }
     let _alone = support::alone();
     let scratch = support::scratch();
-    let hoards = hoards(scratch.path(), scratch.path());
+    let hoards = start_hoarders(scratch.path(), scratch.path());
     let guard = guard(&hoards.iter().collect::<Vec<_>>(), &[]);
     guard.wait_for("tick", WAIT_TIMEOUT, |tick| files(tick) > 0);
-    assert_ended_on_the_way(&guard.stop());
+    assert_ended_early(&guard.stop());
 }
 
 #[test]
@@ -129,14 +129,14 @@ fn a_duration_ends_it_while_very_many_directories_are_taken_up() {
     }
     let _alone = support::alone();
     let scratch = support::scratch();
-    let hoards = hoards(scratch.path(), scratch.path());
+    let hoards = start_hoarders(scratch.path(), scratch.path());
     for duration in ["200ms", "400ms", "800ms", "1600ms", "3200ms", "6400ms", "12800ms"] {
         let ended = guard(&hoards.iter().collect::<Vec<_>>(), &["--duration", duration]).wait();
         // On a busy machine it may have found no named directory yet, which is a failure.
         let found = ended.events.iter().any(|event| event["event"] == "found");
         assert_eq!(ended.status.success(), found, "{duration}: {} {}", ended.status, ended.stderr);
         if found {
-            return assert_ended_on_the_way(&ended);
+            return assert_ended_early(&ended);
         }
     }
     panic!("no duration was enough for it to begin");

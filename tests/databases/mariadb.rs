@@ -32,8 +32,8 @@ const RUN_TIMEOUT: Duration = Duration::from_secs(600);
 
 const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// Lets the load go on until it has begun `binlogs` more files, and calls `sample` with the bytes
-/// of all log files that are resident, about every 200 ms.
+/// Lets the load continue until it has begun `binlogs` more files, and calls `sample` with the
+/// bytes of all log files that are resident, about every 200 ms.
 fn fill(load: &mut Load, server: &Server, binlogs: usize, mut sample: impl FnMut(u64)) {
     let until = server.binlogs().len() + binlogs;
     let start = Instant::now();
@@ -242,7 +242,7 @@ fn binlogs_beside_a_direct_redo_log_stay_out_of_the_page_cache() {
 /// A relay log is recognised by its server's descriptors; released events are applied from the
 /// disk.
 #[test]
-fn a_relay_log_of_any_name_goes_and_is_applied_all_the_same() {
+fn a_relay_log_of_any_name_is_released_and_still_applied() {
     if !support::can_run("a replica whose relay log has a name of its own", &REQUIRED_PROGRAMS) {
         return;
     }
@@ -286,7 +286,7 @@ fn a_relay_log_of_any_name_goes_and_is_applied_all_the_same() {
 ///
 #[test]
 #[ignore = "long: make test-stories"]
-fn the_ring_of_a_galera_cluster_stays_and_its_members_binlogs_go() {
+fn galeras_ring_stays_and_its_members_binlogs_are_released() {
     const WHAT: &str = "a member of a Galera cluster";
     if !support::can_run(WHAT, &REQUIRED_PROGRAMS) {
         return;

@@ -223,8 +223,8 @@ fn the_pod_has_the_rights_of_the_service() {
     serde_json::from_str::<serde_json::Value>(&read("grafana-dashboard.json")).expect("JSON");
 }
 
-/// `make test-helm` renders the chart and compares whole objects; this is what can be seen without
-/// Helm.
+/// Checks what can be seen without Helm. `make test-helm` renders the chart and compares whole
+/// objects.
 #[test]
 fn the_chart_agrees_with_the_manifest() {
     let read = |name: &str| std::fs::read_to_string(deploy(name)).expect("it is shipped");
@@ -261,7 +261,7 @@ fn the_chart_agrees_with_the_manifest() {
 }
 
 #[test]
-fn only_readers_of_metrics_are_answered() {
+fn the_server_answers_only_reads() {
     if !support::can_start("the guard's server", &["setpriv"]) {
         return;
     }
@@ -305,7 +305,7 @@ fn only_readers_of_metrics_are_answered() {
 }
 
 #[test]
-fn an_address_that_cannot_be_had_is_said_before_anything_begins() {
+fn an_unusable_address_is_reported_before_anything_begins() {
     let taken = TcpListener::bind(("127.0.0.1", 0)).expect("bind to a free port");
     let port = taken.local_addr().expect("bound").port().to_string();
     let outcome = support::command::run(["guard", "--metrics", &port]);

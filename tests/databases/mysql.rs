@@ -38,8 +38,8 @@ fn log_files(server: &Server) -> Vec<PathBuf> {
     [server.binlogs(), server.redo()].concat()
 }
 
-/// Lets the load go on until it has begun `binlogs` more files, and calls `sample` about every 200
-/// ms.
+/// Lets the load continue until it has begun `binlogs` more files, and calls `sample` about every
+/// 200 ms.
 fn fill(load: &mut Load, server: &Server, binlogs: usize, mut sample: impl FnMut()) {
     let until = server.binlogs().len() + binlogs;
     let start = Instant::now();
@@ -114,7 +114,7 @@ fn stay_bounded_with_a_far_follower(server: &Server, follower: &mut Follower, gu
         load.check();
         (lag(server, follower) <= 1).then_some(())
     });
-    // It read faster than the guard samples.
+    // The follower read faster than the guard samples.
     guard.wait_for_ticks(4);
     fill(&mut load, server, 2, || assert_bounded(server, guard));
     drop(load);
@@ -198,7 +198,7 @@ fn log_status(server: &Server) -> (u64, u64) {
 
 /// Returns the redo files with records at or after this LSN, by the server's own list, and all
 /// other files.
-fn from_checkpoint_on(server: &Server, lsn: u64) -> (Vec<PathBuf>, Vec<PathBuf>) {
+fn redo_from_checkpoint(server: &Server, lsn: u64) -> (Vec<PathBuf>, Vec<PathBuf>) {
     let sql = format!("SELECT FILE_NAME FROM performance_schema.innodb_redo_log_files WHERE END_LSN > {lsn}");
     let needed = server.query(&sql);
     let is_needed = |path: &PathBuf| {
@@ -260,7 +260,7 @@ fn the_redo_log_of_mysql_from_the_checkpoint_on_stays_for_recovery_and_the_rest_
         (checkpoint == before).then_some((lsn, checkpoint))
     });
     assert!(lsn - checkpoint > IDLE_LIMIT, "the checkpoint is only {} bytes behind", lsn - checkpoint);
-    let (needed, others) = from_checkpoint_on(&server, checkpoint);
+    let (needed, others) = redo_from_checkpoint(&server, checkpoint);
     let assert_kept = || {
         let kept = kept_bytes(&needed);
         assert!(

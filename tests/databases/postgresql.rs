@@ -92,7 +92,7 @@ fn the_wal_of_postgresql_stays_out_of_the_page_cache() {
     assert!(read < FEW_READS, "{read} bytes were read from the device");
     assert_eq!(server.wal_sender(), sender, "the follower lost its connection, so this run shows nothing");
 
-    // A follower that hangs holds nothing for ever.
+    // A follower that hangs holds nothing forever.
     follower.freeze();
     server.write(6 * SEGMENT_BYTES, TRANSACTIONS_PER_SECOND, || assert_bounded(&server, &guard));
     assert!(server.lag() > 3 * SEGMENT_BYTES, "the follower did not fall behind");

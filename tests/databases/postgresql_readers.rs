@@ -24,7 +24,7 @@ const FEW_READS: u64 = 4 * MIB;
 /// more.
 const IDLE_LIMIT: u64 = 2 * SEGMENT_BYTES + MIB;
 
-/// Short, so that a segment is soon released once nobody waits for it.
+/// A tick so short that a segment is soon released once nobody waits for it.
 const TICK: [&str; 2] = ["--tick", "250ms"];
 
 const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
@@ -256,7 +256,7 @@ fn wal_that_a_standby_has_yet_to_replay_stays() {
 #[test]
 #[ignore = "long: make test-stories"]
 fn wal_that_a_paused_standby_has_yet_to_replay_stays_up_to_the_limit() {
-    /// Ends in the fourth segment behind the one where replay pauses, the last that 64 MiB reach:
+    /// A lag of 64 MiB and a little more, in MiB: it ends in the fourth segment behind the pause,
     /// one more than `near_files`.
     const REACHED_LAG_MIB: u32 = 66;
     if !can_run("PostgreSQL with a standby that pauses") {
@@ -287,7 +287,7 @@ fn wal_that_a_paused_standby_has_yet_to_replay_stays_up_to_the_limit() {
 
     both.pause();
     let end = both.write(LAG_MIB, Duration::ZERO);
-    // Except the segment that replay has open.
+    // All segments are released except the one that replay has open.
     wait_until_released(&guard, &both.standby, IDLE_LIMIT + SEGMENT_BYTES);
     let read = resumed(&end);
     println!("beyond the limit: {read} bytes read for {LAG_MIB} MiB of WAL");

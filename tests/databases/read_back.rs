@@ -27,7 +27,7 @@ fn a_log_that_its_own_process_reads_back_is_kept() {
     }
     let _alone = support::alone();
     let scratch = support::scratch();
-    is_kept(&mut Driver::start(scratch.path(), Role::Followed), None);
+    check_log_is_kept(&mut Driver::start(scratch.path(), Role::Followed), None);
 }
 
 #[test]
@@ -39,15 +39,15 @@ fn a_log_that_a_secondary_instance_reads_back_is_kept() {
     let _alone = support::alone();
     let scratch = support::scratch();
     let mut primary = Driver::start(scratch.path(), Role::Primary);
-    // It has something to open.
+    // The secondary needs a database to open.
     primary.ask("put", MIB);
     let secondary = primary.secondary();
-    is_kept(&mut primary, Some(&secondary));
+    check_log_is_kept(&mut primary, Some(&secondary));
 }
 
 /// Puts while the log is followed, perhaps by another process. Each released byte is read from the
 /// device once, and later bytes never.
-fn is_kept(database: &mut Driver, other: Option<&Driver>) {
+fn check_log_is_kept(database: &mut Driver, other: Option<&Driver>) {
     let device_bytes_read = |database: &Driver| other.unwrap_or(database).device_bytes_read();
     let log = |database: &Driver| database.files(|name| name.split('.').nth(1) == Some("log"));
     database.ask("put", LOG_BYTES / 4);

@@ -25,7 +25,7 @@ const FEW_READS: u64 = 2 * MIB;
 
 /// Returns a configuration in which this log counts as one that is written in whole pages, so that
 /// it is released.
-fn forced(scratch: &Path, files: &str, position: &str) -> PathBuf {
+fn forcing_config(scratch: &Path, files: &str, position: &str) -> PathBuf {
     let profile = format!(
         "name = \"forced\"\n[[log]]\nclass = \"wal\"\nfiles = \"{files}\"\nrule = \"release-behind-writer\"\nslack = \"0\"\n\
          rewrite = \"whole-pages\"\nposition = \"{position}\"\n"
@@ -36,7 +36,7 @@ fn forced(scratch: &Path, files: &str, position: &str) -> PathBuf {
     config
 }
 
-fn force(config: &Path, pid: &str) -> Guard {
+fn start_forcing_guard(config: &Path, pid: &str) -> Guard {
     let config = config.to_str().expect("a path of this test's own");
     Guard::spawn(&["--tick", "50ms", "--config", config, "--profile", "forced", "--pid", pid])
 }
@@ -58,7 +58,7 @@ const PHASES: u32 = 5;
 /// Returns the minimum, over several phases, of the bytes read from a device while `bytes` are
 /// written. Pages that the kernel evicts are read back in some phases, pages that a guard releases
 /// in every one.
-fn least_read(bench: &mut Bench, bytes: u64) -> u64 {
+fn min_device_reads(bench: &mut Bench, bytes: u64) -> u64 {
     let mut least = u64::MAX;
     for _ in 0..PHASES {
         let before = bench.device_bytes_read();
@@ -85,7 +85,7 @@ fn a_recycled_log_of_rocksdb_is_kept_and_costs_no_reads() {
     bench.write(PHASE_BYTES / 2);
 
     for _ in 0..2 {
-        let alone = least_read(&mut bench, PHASE_BYTES);
+        let alone = min_device_reads(&mut bench, PHASE_BYTES);
         assert!(
             alone < FEW_READS,
             "{alone} bytes are read even without a guard: nothing can be concluded here"
@@ -95,13 +95,13 @@ fn a_recycled_log_of_rocksdb_is_kept_and_costs_no_reads() {
         let guard = Guard::spawn(&["--tick", "50ms", "--only", &format!("pid:{pid}")]);
         let found = guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == pid);
         assert_eq!(found["profile"], "rocksdb");
-        let added = least_read(&mut bench, PHASE_BYTES);
+        let added = min_device_reads(&mut bench, PHASE_BYTES);
         assert!(added < FEW_READS, "{added} bytes were read from the device beside the guard");
         assert_kept_with_a_warning(&guard.stop(), bench.database(), "recycle_log_file_num=0");
     }
 
-    let config = forced(scratch.path(), "{n}.log", "descriptor");
-    let guard = force(&config, &pid.to_string());
+    let config = forcing_config(scratch.path(), "{n}.log", "descriptor");
+    let guard = start_forcing_guard(&config, &pid.to_string());
     guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == pid);
     let before = bench.device_bytes_read();
     let mut harm = 0;
@@ -168,7 +168,7 @@ fn a_log_of_rocksdb_that_is_not_recycled_is_released_behind_its_writer() {
     while bench.written() < until {
         bench.write(MIB);
         if logs() >= LOG_BYTES / 2 {
-            bench.frozen(|| {
+            bench.while_stopped(|| {
                 let logs = support::rocksdb::logs_in(&database);
                 support::wait_until_resident_below(&logs, LOG_BYTES / 2, WAIT_TIMEOUT);
             });
@@ -251,7 +251,7 @@ impl PartialWriter {
         let read = || support::io_counter(Path::new(&io), "read_bytes");
         let (before, until) = (read(), self.rounds.load(Ordering::SeqCst) + rounds);
         // Each round syncs sixteen times.
-        eventually("the writer goes on", Duration::from_secs(600), || {
+        eventually("the writer continues", Duration::from_secs(600), || {
             (self.rounds.load(Ordering::SeqCst) >= until).then_some(())
         });
         read() - before
@@ -267,7 +267,7 @@ fn a_log_named_like_raft_engines_is_kept() {
     }
     let _alone = support::alone();
     let scratch = support::scratch();
-    let config = forced(scratch.path(), "{n}.raftlog", "hidden");
+    let config = forcing_config(scratch.path(), "{n}.raftlog", "hidden");
     let own = std::process::id().to_string();
     let directory = scratch.path().join("raft-engine");
     std::fs::create_dir(&directory).expect("make a directory");
@@ -289,7 +289,7 @@ fn a_log_named_like_raft_engines_is_kept() {
         assert!(added < FEW_READS, "{added} bytes were read from the device beside the guard");
         assert_kept_with_a_warning(&guard.stop(), &directory, "kept");
 
-        let guard = force(&config, &own);
+        let guard = start_forcing_guard(&config, &own);
         guard.wait_for("tick", WAIT_TIMEOUT, |tick| tick["released_bytes"].as_u64() > Some(0));
         let mut harm = 0;
         for _ in 0..PHASES {

@@ -17,10 +17,10 @@ use crate::support::postgresql::{self, Server};
 use crate::support::{self, MIB, eventually, kept_bytes};
 
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
-/// The name of the recordings here.
+/// The name of all recordings in these tests.
 const NAME: &str = "service";
 
-/// Recordings, and files that are read.
+/// The directories of recordings, and of files that are read.
 struct Place {
     scratch: tempfile::TempDir,
     recordings: PathBuf,
@@ -43,7 +43,7 @@ impl Place {
         self.recordings.join(NAME)
     }
 
-    /// A cold file of this many MiB.
+    /// Creates a cold file of this many MiB.
     fn file(&self, name: &str, mib: u64) -> PathBuf {
         let path = self.at(name);
         std::fs::write(&path, vec![7; usize::try_from(mib * MIB).expect("it is small")]).expect("write");
@@ -51,7 +51,7 @@ impl Place {
         path
     }
 
-    /// Arguments that learn what a command reads.
+    /// Returns arguments that learn what a command reads.
     fn learning(&self, seconds: u32) -> Vec<String> {
         let recordings = self.recordings.display().to_string();
         let duration = format!("{seconds}s");
@@ -65,7 +65,7 @@ impl Place {
         command::run([self.learning(60), ["--", "sh", "-c", script].map(str::to_owned).to_vec()].concat())
     }
 
-    /// Starts a command that goes on, and waits until what it reads was learned.
+    /// Starts a command that continues, and waits until what it reads was learned.
     fn learn_beside(&self, script: &str) -> Running {
         let before = modified(&self.recording());
         let script = format!("{script}; exec sleep 600");
@@ -94,12 +94,12 @@ impl Place {
     }
 }
 
-/// A command that goes on until it is dropped.
+/// A command that continues until it is dropped.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both calls fail only if the process has ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -109,18 +109,18 @@ fn modified(path: &Path) -> Option<SystemTime> {
     path.metadata().and_then(|found| found.modified()).ok()
 }
 
-/// A shell's command that reads a part of a file, in MiB.
+/// Returns a shell's command that reads a part of a file, in MiB.
 fn read(file: &Path, skip: u64, count: u64) -> String {
     format!("dd if={} of=/dev/null bs=1M skip={skip} count={count} status=none", file.display())
 }
 
-/// Bytes of a file that were brought in, and not released by anybody.
+/// Returns the bytes of a file that are resident or reclaimed by the kernel.
 fn resident(file: &Path) -> u64 {
     kept_bytes(&[file.to_owned()])
 }
 
 #[test]
-fn what_a_start_reads_is_loaded_ahead_of_the_next() {
+fn pages_that_a_start_reads_are_loaded_before_the_next() {
     let Some(place) = Place::new("what a start reads", &[]) else { return };
     let (log, data, other) = (place.file("log", 32), place.file("data", 64), place.file("other", 8));
     let outcome = place.learn(&format!("{}; {}", read(&data, 20, 4), read(&log, 0, 32)));
@@ -149,7 +149,7 @@ fn what_a_start_reads_is_loaded_ahead_of_the_next() {
 }
 
 #[test]
-fn what_a_start_no_longer_reads_is_forgotten_and_what_was_warm_is_not() {
+fn unused_pages_are_forgotten_and_warm_ones_kept() {
     let Some(place) = Place::new("what a start no longer reads", &[]) else { return };
     let (first, second) = (place.file("first", 16), place.file("second", 16));
     let both = format!("{}; {}", read(&first, 0, 16), read(&second, 0, 16));
@@ -215,7 +215,7 @@ fn a_wal_of_sqlite_is_loaded_and_the_rest_is_not() {
 }
 
 #[test]
-fn a_crashed_postgresql_finds_its_segments_and_tables_loaded() {
+fn segments_and_tables_of_a_crashed_postgresql_are_loaded() {
     let programs = postgresql::programs();
     let programs: Vec<&str> = programs.iter().map(String::as_str).collect();
     let Some(place) = Place::new("a crashed PostgreSQL", &programs) else { return };
@@ -350,7 +350,7 @@ fn a_command_with_an_empty_argument_is_started() {
 }
 
 #[test]
-fn whatever_took_the_place_of_a_recorded_file_is_left_alone() {
+fn a_replaced_file_of_a_recording_is_left_alone() {
     let Some(place) = Place::new("what took the place of a recorded file", &["mkfifo"]) else { return };
     let names = ["stays", "link", "fifo", "gone", "directory"];
     let files = names.map(|name| place.file(name, 4));
@@ -410,7 +410,7 @@ fn a_recording_that_another_user_could_have_written_is_refused() {
     bytes[middle] ^= 1;
     std::fs::write(place.recording(), bytes).unwrap();
     refused("damaged");
-    // It was replaced by what that start read.
+    // The recording was replaced by the reads of that start.
     assert_eq!(place.load(&[]).code, 0);
     let said = command::run(["warm", "--learned", "../x"]);
     assert!(said.code == 64 && said.stderr.contains("a name has letters"), "{said:?}");
@@ -459,13 +459,13 @@ fn a_killed_recorder_leaves_the_older_recording_and_the_command() {
     let pid = rustix::process::Pid::from_raw(recorder.cast_signed()).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
     eventually("it has ended", WAIT_TIMEOUT, || recorders(&place).is_empty().then_some(()));
-    assert!(running.0.try_wait().unwrap().is_none(), "the command goes on");
+    assert!(running.0.try_wait().unwrap().is_none(), "the command continues");
     assert_eq!(std::fs::read(place.recording()).unwrap(), older);
     assert_eq!(std::fs::read_dir(&place.recordings).unwrap().count(), 1);
 }
 
 #[test]
-fn without_permission_for_events_the_older_recording_is_loaded_and_one_line_said() {
+fn the_older_recording_is_loaded_with_a_warning_without_permission_for_events() {
     let Some(place) = Place::new("no permission for events", &["setpriv"]) else { return };
     let file = place.file("file", 8);
     assert_eq!(place.learn(&read(&file, 0, 8)).code, 0);
@@ -476,7 +476,7 @@ fn without_permission_for_events_the_older_recording_is_loaded_and_one_line_said
     let outcome = command::finish(&mut contained);
     assert_eq!((outcome.code, outcome.stdout.as_str()), (0, "started\n"), "{outcome:?}");
     assert_eq!(outcome.stderr.lines().count(), 1, "{outcome:?}");
-    assert!(outcome.stderr.contains("what a start of service reads is not learned: "), "{outcome:?}");
+    assert!(outcome.stderr.contains("the reads of a start of service are not learned: "), "{outcome:?}");
     eventually("it is loaded", WAIT_TIMEOUT, || (resident(&file) == 8 * MIB).then_some(()));
     eventually("nothing stays behind", WAIT_TIMEOUT, || recorders(&place).is_empty().then_some(()));
     assert_eq!(std::fs::read(place.recording()).unwrap(), older);
@@ -505,10 +505,10 @@ fn pages_of_a_snapshot_are_loaded_in_part_and_locked() {
     let file = place.file("file", 8);
     let snapshot = place.at("snapshot");
     let [path, saved] = [&file, &snapshot].map(|path| path.to_str().unwrap());
-    command::run(["warm", "--range", "2M..6M", path]).fine();
-    command::run(["snapshot", path, "--output", saved]).fine();
+    command::run(["warm", "--range", "2M..6M", path]).expect_success();
+    command::run(["snapshot", path, "--output", saved]).expect_success();
     support::evict(&file);
-    command::run(["warm", "--from", saved, "--range", "..4M"]).fine();
+    command::run(["warm", "--from", saved, "--range", "..4M"]).expect_success();
     assert_eq!(resident(&file), 2 * MIB);
     let mut locking = command::pagekeeper();
     locking.args(["warm", "--from", saved, "--lock"]).stdout(Stdio::null()).stderr(Stdio::null());

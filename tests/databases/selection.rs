@@ -29,7 +29,7 @@ fn server(home: &Path) -> (Server, PathBuf) {
 }
 
 #[test]
-fn only_the_canary_is_acted_on_until_the_configuration_says_otherwise() {
+fn only_the_canary_is_acted_on_until_the_configuration_changes() {
     if !support::can_run("a canary", &REQUIRED_PROGRAMS) {
         return;
     }

@@ -37,7 +37,7 @@ fn redo(server: &Server) -> [PathBuf; 1] {
 }
 
 /// Returns the texts about the redo log in events of this kind.
-fn said<'a>(ended: &'a EndedGuard, event: &str, key: &str) -> Vec<&'a str> {
+fn redo_messages<'a>(ended: &'a EndedGuard, event: &str, key: &str) -> Vec<&'a str> {
     let of_redo = ended
         .events
         .iter()
@@ -48,7 +48,7 @@ fn said<'a>(ended: &'a EndedGuard, event: &str, key: &str) -> Vec<&'a str> {
 
 /// Makes the server write its redo log around once, and returns the bytes that it read from the
 /// device for that.
-fn turn_once(server: &Server) -> u64 {
+fn wrap_redo_once(server: &Server) -> u64 {
     let io = format!("/proc/{}/io", server.pid());
     let read = || io_counter(Path::new(&io), "read_bytes");
     let (before, begun) = (read(), lsn(server));
@@ -88,17 +88,17 @@ fn the_size_of_the_redo_logs_blocks_counts_wherever_it_is_set() {
     assert_eq!(in_force, "4096", "the server reads the file");
     server.query("CREATE DATABASE shop");
     server.query("CREATE TABLE shop.t (id INT PRIMARY KEY, v VARCHAR(4000))");
-    turn_once(&server);
+    wrap_redo_once(&server);
     assert!(kept_bytes(&redo(&server)) > REDO_BYTES / 10 * 9);
 
     let guard = Guard::spawn(&["--pid", &server.pid().to_string(), "--tick", "200ms"]);
     wait_until_resident_below(&redo(&server), RELEASED_REDO_LIMIT, WAIT_TIMEOUT);
-    let read = turn_once(&server);
+    let read = wrap_redo_once(&server);
     wait_until_resident_below(&redo(&server), RELEASED_REDO_LIMIT, WAIT_TIMEOUT);
     let ended = guard.stop();
     assert!(read < REDO_BYTES / 8, "{read} bytes were read from the device beside the guard");
-    assert_eq!(said(&ended, "warning", "warning"), [""; 0]);
-    let settings = said(&ended, "setting", "setting");
+    assert_eq!(redo_messages(&ended, "warning", "warning"), [""; 0]);
+    let settings = redo_messages(&ended, "setting", "setting");
     let place_of = files.path().join("whole.d/50-redo.cnf").display().to_string();
     assert_eq!(settings, [format!("innodb_log_write_ahead_size is 4k ({place_of}, line 3)")]);
 
@@ -106,39 +106,38 @@ fn the_size_of_the_redo_logs_blocks_counts_wherever_it_is_set() {
     let changed = files.path().join("whole.d/50-redo.cnf");
     let text = std::fs::read(&changed).expect("read an option file");
     std::fs::write(&changed, text).expect("write an option file");
-    let warned = warned_beside(&server);
+    let warned = warning_beside(&server);
     assert!(warned.contains("is 4k (") && warned.contains("changed after the server started"), "{warned}");
 
     let parts = option_file(files.path(), "parts", "innodb_log_write_ahead_size=512");
     server.restart_with(options.option_file(parts));
-    let warned = warned_beside(&server);
+    let warned = warning_beside(&server);
     assert!(warned.contains("innodb_log_write_ahead_size is 512 (") && warned.contains("=4096"), "{warned}");
     assert!(kept_bytes(&redo(&server)) > REDO_BYTES / 10 * 9, "it is kept");
 }
 
 /// Returns a guard's warning about the redo log while the log is written around once. The guard
 /// releases none of it.
-fn warned_beside(server: &Server) -> String {
+fn warning_beside(server: &Server) -> String {
     // New pages show the writer's position.
     for file in redo(server) {
         support::evict(&file);
     }
     let guard = Guard::spawn(&["--pid", &server.pid().to_string(), "--tick", "200ms"]);
     guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == server.pid());
-    turn_once(server);
+    wrap_redo_once(server);
     guard.wait_for("warning", WAIT_TIMEOUT, |event| {
         event["path"].as_str().is_some_and(|path| path.ends_with("ib_logfile0"))
     });
     let ended = guard.stop();
     assert!(ended.status.success(), "{}", ended.stderr);
     assert_eq!(ended.summary()["released_bytes"]["redo"], serde_json::Value::Null, "{}", ended.summary());
-    said(&ended, "warning", "warning").join("; ")
+    redo_messages(&ended, "warning", "warning").join("; ")
 }
 
-/// A profile of the operator's own for the same processes is served beside the one that is built
-/// in.
+/// The operator's own profile for the same processes is used beside the built-in one.
 #[test]
-fn a_profile_of_ones_own_does_not_take_postgresqls_wal_away() {
+fn a_custom_profile_does_not_take_postgresqls_wal_over() {
     let programs = postgresql::programs();
     let programs: Vec<&str> = programs.iter().map(String::as_str).collect();
     if !support::can_run("a second profile that fits PostgreSQL", &programs) {

@@ -170,7 +170,7 @@ fn a_log_of_postgresql_that_no_pattern_names_is_reported_once() {
     guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == server.pid());
     guard.wait_for_ticks(4);
     let said = || {
-        guard.has_said("warning", |event| {
+        guard.has_event("warning", |event| {
             event["warning"].as_str().is_some_and(|text| text.contains("no pattern"))
         })
     };
@@ -243,7 +243,7 @@ fn the_info_log_of_rocksdb_stays_out_of_the_page_cache() {
     let mut database = Driver::start(scratch.path(), Role::Primary);
     let logs = |database: &Driver| database.files(|name| name.starts_with("LOG"));
     let pid = database.pid();
-    stays_out(&mut database, pid, logs, |database, bytes| database.ask("log", bytes));
+    check_log_is_released(&mut database, pid, logs, |database, bytes| database.ask("log", bytes));
     let rotated = logs(&database).into_iter().filter(|path| path.to_string_lossy().contains("LOG.old."));
     assert!(rotated.count() > 3, "{:?}", logs(&database));
 }
@@ -258,12 +258,17 @@ fn the_text_log_of_mongodb_stays_out_of_the_page_cache() {
     let scratch = support::scratch();
     let mut server = MongoDb::start(&scratch.path().join("mongodb"));
     let pid = server.pid();
-    stays_out(&mut server, pid, |server| vec![server.text_log()], MongoDb::log);
+    check_log_is_released(&mut server, pid, |server| vec![server.text_log()], MongoDb::log);
 }
 
 /// Makes a server write to its text log, and checks that without a guard all pages stay, and with
 /// one at most a tail.
-fn stays_out<S>(server: &mut S, pid: u32, logs: impl Fn(&S) -> Vec<PathBuf>, log: impl Fn(&mut S, u64)) {
+fn check_log_is_released<S>(
+    server: &mut S,
+    pid: u32,
+    logs: impl Fn(&S) -> Vec<PathBuf>,
+    log: impl Fn(&mut S, u64),
+) {
     log(server, 56 * MIB);
     assert!(support::kept_bytes(&logs(server)) > 55 * MIB, "nothing releases it yet");
     let guard = Guard::spawn(&["--pid", &pid.to_string(), "--tick", "250ms"]);

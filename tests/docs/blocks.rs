@@ -11,18 +11,18 @@ pub(crate) struct Block {
     line: usize,
     /// The words behind the fence, between commas.
     info: Vec<String>,
-    /// Its lines.
+    /// The lines between the fences.
     pub(crate) text: String,
 }
 
 /// A command and what it prints.
 #[derive(Debug)]
 pub(crate) struct Step {
-    /// In a shell's syntax.
+    /// The command line, in a shell's syntax.
     pub(crate) command: String,
     /// Whether it needs root.
     pub(crate) root: bool,
-    /// Its output lines.
+    /// The lines of its output.
     pub(crate) output: Vec<String>,
 }
 

@@ -24,7 +24,7 @@ const SHARED_TEST_MODEL: &str = "crates/base/policy/tests/properties";
 
 /// A crate by cargo's metadata.
 struct CargoCrate {
-    /// Its directory of crates: "operate".
+    /// The directory of crates that has it, such as "operate".
     group: String,
     imports: Vec<String>,
 }

@@ -160,8 +160,8 @@ fn keys_of(section: &str, scratch: &Path) -> Vec<String> {
     keys.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
-/// pagekeeper-guard.toml(5) has each key that the guard takes, and of the shipped configuration.
-/// Its example is a configuration.
+/// The page pagekeeper-guard.toml(5) has each key of the guard and of the shipped configuration,
+/// and its example is a configuration.
 #[test]
 fn the_page_of_the_configuration_has_every_key() {
     let read = |name: &str| std::fs::read_to_string(root().join("deploy").join(name)).expect("it is shipped");

@@ -43,7 +43,7 @@ fn check_pagekeeper(words: &[&str], block: &Block) {
         arguments.push(rest.first().unwrap_or_else(|| panic!("{block}: store what?")));
         rest = &rest[1..];
     }
-    let help = run(arguments.iter().chain(&["--help"])).fine();
+    let help = run(arguments.iter().chain(&["--help"])).expect_success();
     for option in rest.iter().filter(|word| word.starts_with('-') && word.len() > 1) {
         let option = option.split('=').next().unwrap_or_default();
         let known = help.split(|c: char| c.is_whitespace() || matches!(c, ',' | '[' | '='));
@@ -56,7 +56,7 @@ fn check_pagekeeper(words: &[&str], block: &Block) {
 
 /// Returns the long options of a command's help that a page does not have in backticks.
 pub(crate) fn options_without_mention(command: &str, page: &str) -> Vec<String> {
-    let help = run([command, "--help"]).fine();
+    let help = run([command, "--help"]).expect_success();
     let (listed, _) = help.split_once("Examples:").expect("examples behind the options");
     let lines = listed.lines().map(str::trim_start).filter(|line| line.starts_with('-'));
     let options =

@@ -93,7 +93,7 @@ fn matrix() -> Matrix {
 }
 
 #[test]
-fn support_tables_are_those_of_the_data() {
+fn support_tables_agree_with_the_data() {
     let path = root().join("docs/src/databases.md");
     let page = std::fs::read_to_string(&path).expect("a page");
     let matrix = matrix();

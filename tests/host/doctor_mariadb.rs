@@ -38,14 +38,14 @@ fn doctor_of(directory: &Path, more: &[&str]) -> Value {
 }
 
 /// Returns the findings of a kind that are about a database, not the host.
-fn found<'a>(report: &'a Value, kind: &str) -> Vec<&'a Value> {
+fn findings_of<'a>(report: &'a Value, kind: &str) -> Vec<&'a Value> {
     let findings = report["findings"].as_array().expect("a list");
     findings.iter().filter(|finding| finding["kind"] == kind && !finding["database"].is_null()).collect()
 }
 
 /// Returns the single finding of a kind.
-fn the<'a>(report: &'a Value, kind: &str) -> &'a Value {
-    let found = found(report, kind);
+fn only_finding<'a>(report: &'a Value, kind: &str) -> &'a Value {
+    let found = findings_of(report, kind);
     assert_eq!(found.len(), 1, "{report:#}");
     found[0]
 }
@@ -88,7 +88,7 @@ fn logs_are_reported_with_their_share_and_gone_after_the_fix() {
     let mut server = Server::start(dir.path(), Options::primary().redo_buffered(true));
     make_table(&server);
     let idle = doctor(server.pid(), &["--watch", "500ms"]);
-    assert_eq!(found(&idle, "logs-in-cache"), Vec::<&Value>::new(), "{idle:#}");
+    assert_eq!(findings_of(&idle, "logs-in-cache"), Vec::<&Value>::new(), "{idle:#}");
     assert_eq!(idle["inspected"]["databases"][0]["profile"], "mariadb");
 
     // Half of it while the doctor watches.
@@ -102,7 +102,7 @@ fn logs_are_reported_with_their_share_and_gone_after_the_fix() {
         }
         watching.join().expect("the doctor reports")
     });
-    let logs = the(&report, "logs-in-cache");
+    let logs = only_finding(&report, "logs-in-cache");
     let binlog = figures(logs, |figures| figures["class"] == "binlog");
     let binlogs = resident_bytes(&server.binlogs());
     assert!(figure(binlog, "resident_bytes").abs_diff(binlogs) < 40 * MIB, "{binlogs} resident: {logs:#}");
@@ -119,15 +119,15 @@ fn logs_are_reported_with_their_share_and_gone_after_the_fix() {
     assert!(logs["pagekeeper"].as_str().unwrap().starts_with(&guard), "{logs:#}");
 
     // Fix: let pagekeeper release it.
-    finish(pagekeeper().args(["guard", "--once", "--pid", &server.pid().to_string()])).fine();
+    finish(pagekeeper().args(["guard", "--once", "--pid", &server.pid().to_string()])).expect_success();
     let after = doctor(server.pid(), &["--watch", "1s"]);
-    assert_eq!(found(&after, "logs-in-cache"), Vec::<&Value>::new(), "{after:#}");
+    assert_eq!(findings_of(&after, "logs-in-cache"), Vec::<&Value>::new(), "{after:#}");
 
     // The database's own setting: the redo log is not in the page cache any more.
     server.restart_with(Options::primary().redo_buffered(false));
     write(&server, 64);
     let report = doctor(server.pid(), &["--watch", "500ms"]);
-    let logs = the(&report, "logs-in-cache");
+    let logs = only_finding(&report, "logs-in-cache");
     // Aria's small log stays buffered.
     let evidence = logs["evidence"].as_array().unwrap();
     let redo =
@@ -138,29 +138,29 @@ fn logs_are_reported_with_their_share_and_gone_after_the_fix() {
 
 #[test]
 #[ignore = "long: make test-stories"]
-fn logs_that_another_group_pays_for_are_no_share_of_this_ones_limit() {
-    let test = "logs_that_another_group_pays_for_are_no_share_of_this_ones_limit";
+fn logs_charged_to_another_group_do_not_count_in_this_one() {
+    let test = "logs_charged_to_another_group_do_not_count_in_this_one";
     if !can_run(test, &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = alone();
     let dir = scratch();
-    // Its pages can be dropped once the server has ended.
+    // The server's pages can be dropped once it has ended.
     let Some(group) = MemoryGroup::new(test, 512 * MIB) else { return };
     let server = Server::start(dir.path(), Options::primary());
     make_table(&server);
-    // Its pages are charged to its present group, like those of a restarted container.
+    // The server's pages are charged to its present group, like those of a restarted container.
     write(&server, 64);
     group.add(server.pid());
     let report = doctor(server.pid(), &["--watch", "500ms"]);
-    let logs = the(&report, "logs-in-cache");
+    let logs = only_finding(&report, "logs-in-cache");
     let cost = logs["cost"]["text"].as_str().expect("text");
     assert!(cost.starts_with("0 % of the memory"), "{logs:#}");
     assert!(cost.contains("of it at least are charged to another memory cgroup"), "{logs:#}");
     // From now on its writes are charged to the new one.
     write(&server, 64);
     let report = doctor(server.pid(), &["--watch", "500ms"]);
-    let logs = the(&report, "logs-in-cache");
+    let logs = only_finding(&report, "logs-in-cache");
     let cost = logs["cost"]["text"].as_str().expect("text");
     let share = cost.split(' ').find_map(|word| word.parse::<u64>().ok()).expect("a percentage");
     assert!((10..=20).contains(&share), "64 MiB of 512: {logs:#}");
@@ -188,7 +188,7 @@ while :; do dd if=\"$0\" iflag=nocache count=0 status=none; cat \"$0\" >/dev/nul
 
 impl Drop for CatLoop {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both calls fail only if the process has ended already.
         let pid = rustix::process::Pid::from_child(&self.0);
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         let _ = self.0.wait();
@@ -209,7 +209,7 @@ fn leftovers_of_direct_io_are_reported_and_evicted() {
     // Drops the pages that the installation left.
     doctor(server.pid(), &["--watch", "500ms", "--fix"]);
     let clean = doctor(server.pid(), &["--watch", "500ms"]);
-    assert_eq!(found(&clean, "mixed-io"), Vec::<&Value>::new(), "{clean:#}");
+    assert_eq!(findings_of(&clean, "mixed-io"), Vec::<&Value>::new(), "{clean:#}");
 
     // Short-lived programs: one that no sample finds with the file open is named by tracing.
     //
@@ -225,7 +225,7 @@ fn leftovers_of_direct_io_are_reported_and_evicted() {
                 text.starts_with("t.ibd: O_DIRECT by ") && text.contains(by)
             })
         };
-        let named = found(&report, "mixed-io").into_iter().find(is_named)?.clone();
+        let named = findings_of(&report, "mixed-io").into_iter().find(is_named)?.clone();
         Some((named, report))
     });
     drop(cats);
@@ -244,7 +244,7 @@ fn leftovers_of_direct_io_are_reported_and_evicted() {
     assert!(read >= 8 << 20);
     let most = resident_bytes(std::slice::from_ref(&table));
     let report = doctor(server.pid(), &["--watch", "500ms"]);
-    let mixed = the(&report, "mixed-io");
+    let mixed = only_finding(&report, "mixed-io");
     assert!(mixed["title"].as_str().unwrap().contains("left in the page cache of 1 file"), "{mixed:#}");
     let reported = figures(mixed, |figures| figures["path"] == table.to_string_lossy().as_ref());
     // Nobody reads it meanwhile, but the kernel may page out idle memory (DAMON).
@@ -262,7 +262,7 @@ fn leftovers_of_direct_io_are_reported_and_evicted() {
     assert!(figure(&own[0], "resident_before") <= figure(reported, "resident_bytes"), "{fixed:#}");
     assert_eq!(resident_bytes(std::slice::from_ref(&table)), 0);
     let after = doctor(server.pid(), &["--watch", "500ms"]);
-    assert_eq!(found(&after, "mixed-io"), Vec::<&Value>::new(), "{after:#}");
+    assert_eq!(findings_of(&after, "mixed-io"), Vec::<&Value>::new(), "{after:#}");
     assert_eq!(server.query("SELECT COUNT(*) AS n FROM test.t")[0]["n"], "8");
 }
 
@@ -286,7 +286,7 @@ impl PageWriter {
 
 impl Drop for PageWriter {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both calls fail only if the process has ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -296,7 +296,8 @@ impl Drop for PageWriter {
 /// rate.
 fn profile_of(directory: &Path) -> PathBuf {
     let number = rustix::fs::statvfs(directory).expect("it is there").f_fsid;
-    let kind = finish(Command::new("findmnt").args(["-n", "-o", "FSTYPE", "-T"]).arg(directory)).fine();
+    let kind =
+        finish(Command::new("findmnt").args(["-n", "-o", "FSTYPE", "-T"]).arg(directory)).expect_success();
     let path = directory.join("disk.toml");
     let text = format!(
         "version = 1\nmeasured_at = 0\nkernel = \"\"\nfile_system = \"{}\"\nfile_system_id = \"{number:016x}\"\n\
@@ -333,11 +334,11 @@ fn a_buffered_writer_beside_direct_io_is_the_costly_case() {
     let writer = PageWriter::start(&table);
     let report = support::eventually("the writer is seen", WAIT_TIMEOUT, || {
         let report = doctor_of(&data, &[]);
-        (!found(&report, "mixed-io").is_empty()
-            && the(&report, "mixed-io")["title"].as_str()?.contains("by a writer"))
+        (!findings_of(&report, "mixed-io").is_empty()
+            && only_finding(&report, "mixed-io")["title"].as_str()?.contains("by a writer"))
         .then_some(report)
     });
-    let mixed = the(&report, "mixed-io");
+    let mixed = only_finding(&report, "mixed-io");
     assert_eq!(mixed["severity"], "warning", "not measured: {mixed:#}");
     assert!(mixed["cost"]["text"].as_str().unwrap().contains("pagekeeper probe --save"), "{mixed:#}");
     let openers = &figures(mixed, |figures| figures["path"].is_string())["openers"];
@@ -348,7 +349,7 @@ fn a_buffered_writer_beside_direct_io_is_the_costly_case() {
     assert!(has(std::process::id(), "direct") && has(writer.0.id(), "buffered"), "{mixed:#}");
     // Measured, on this very file system.
     let report = doctor_of(&data, &["--disk-profile", profile]);
-    let mixed = the(&report, "mixed-io");
+    let mixed = only_finding(&report, "mixed-io");
     assert_eq!(mixed["severity"], "serious", "{mixed:#}");
     assert!(mixed["cost"]["text"].as_str().unwrap().starts_with("Direct reads ran at 42 %"), "{mixed:#}");
     // A file that a process writes is left alone.
@@ -367,7 +368,7 @@ fn a_buffered_writer_beside_direct_io_is_the_costly_case() {
     });
     assert!(report["fixed"][0]["released"].as_u64() > Some(0), "{report:#}");
     let checked = finish(pagekeeper().args(["doctor", "--check", "--watch", "500ms"]).arg(&data));
-    assert_eq!(found(&doctor_of(&data, &[]), "mixed-io"), Vec::<&Value>::new());
+    assert_eq!(findings_of(&doctor_of(&data, &[]), "mixed-io"), Vec::<&Value>::new());
     assert_eq!(checked.code, 0, "{checked:#?}");
     drop(direct);
 }
@@ -403,17 +404,17 @@ fn without_permissions_the_gaps_are_reported() {
     let events =
         limits.iter().find(|limit| limit["what"].as_str().unwrap().contains("pages that come and go"));
     assert!(events.is_some_and(|limit| limit["needs"].as_str().unwrap().starts_with("CAP_")), "{report:#}");
-    let text = run(&[]).fine();
+    let text = run(&[]).expect_success();
     assert!(text.contains("not seen") && text.contains("needs CAP_SYS_PTRACE"), "{text}");
     assert!(!text.contains("Nothing found.\n"), "{text}");
     assert_eq!(run(&["--check"]).code, doctor_report::check_code(&report, 3), "not all was seen");
 }
 
 #[test]
-fn nothing_found_is_said_and_a_signal_ends_the_watch() {
+fn an_empty_result_is_reported_and_a_signal_ends_the_watch() {
     let dir = scratch();
     std::fs::write(dir.path().join("file"), vec![0; 1 << 20]).expect("write a file");
-    let text = finish(pagekeeper().args(["doctor", "--watch", "100ms"]).arg(dir.path())).fine();
+    let text = finish(pagekeeper().args(["doctor", "--watch", "100ms"]).arg(dir.path())).expect_success();
     assert!(text.contains("Inspected 1 database for ") && text.contains("1 file, 1 MiB"), "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 80 || line.contains('/')), "{text}");
 

@@ -17,13 +17,13 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// Less than the table of [`SCALE`] takes, in bytes.
+/// A limit, in bytes, below the size of the table of [`SCALE`].
 const MEMORY_LIMIT_BYTES: u64 = 260 * MIB;
 /// A table of about 390 MiB with an index of 64.
 const SCALE: &str = "--scale=30";
 const WATCH_DURATION: &str = "3s";
-/// Other programs run on this machine, too; and a slow disk takes minutes to read in again what was
-/// taken away.
+/// Attempts until the database runs undisturbed: other programs run on this machine, too, and a
+/// slow disk takes minutes to read evicted pages in again.
 const ATTEMPTS_MAX: usize = 40;
 
 /// The memory of a server with enough memory and of another program, in bytes.
@@ -46,7 +46,7 @@ impl TarLoop {
         // Reads it in full each time, not as a hard link to the first. With output to /dev/null it
         // would not even read.
         command.args(["--hard-dereference", "--create", "--file=/dev/zero"]);
-        // It sleeps for a second each time that it has written this many records of 10 KiB.
+        // tar sleeps for a second each time that it has written this many records of 10 KiB.
         command.args(["--checkpoint=8192", "--checkpoint-action=sleep=1", "--files-from"]).arg(list);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         Self(command.spawn().expect("start tar"))
@@ -59,7 +59,7 @@ impl TarLoop {
 
 impl Drop for TarLoop {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both calls fail only if the process has ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -92,7 +92,7 @@ fn fix(group: &MemoryGroup, found: &Value) -> bool {
 }
 
 #[test]
-fn a_database_whose_data_does_not_fit_its_memory_cgroup() {
+fn a_database_larger_than_its_memory_cgroup_is_reported() {
     let test = "PostgreSQL at the limit of its memory cgroup";
     let programs = programs();
     let programs: Vec<&str> = programs.iter().map(String::as_str).collect();

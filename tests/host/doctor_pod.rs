@@ -21,13 +21,13 @@ const MEMORY_LIMIT_BYTES: u64 = 320 * MIB;
 const FILE_BYTES: u64 = 200 * MIB;
 const READ_TIMES: usize = 3;
 const WATCH_DURATION: &str = "6s";
-/// The doctor has looked at the server by then.
+/// The time after which the doctor has inspected the server.
 const LOOKED: Duration = Duration::from_secs(2);
-/// The machine may page out what is idle.
+/// Attempts, since the machine may page out idle memory.
 const ATTEMPTS_MAX: usize = 3;
 
 /// Watches the server while a program reads a file in its group, and returns the report.
-fn beside(server: &Server, group: &MemoryGroup, words: &[PathBuf], file: &Path) -> Value {
+fn report_beside_reader(server: &Server, group: &MemoryGroup, words: &[PathBuf], file: &Path) -> Value {
     support::evict(file);
     let pid = server.pid().to_string();
     let arguments = ["doctor", "--json", "--watch", WATCH_DURATION, "--pid", &pid];
@@ -38,7 +38,7 @@ fn beside(server: &Server, group: &MemoryGroup, words: &[PathBuf], file: &Path) 
         reader.args(words).args(std::iter::repeat_n(file, READ_TIMES)).arg("-");
         let mut reader = reader.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("start a reader");
         let outcome = doctor.join().expect("the doctor");
-        // Its standard input ends.
+        // The reader's standard input ends.
         drop(reader.stdin.take());
         assert!(reader.wait().expect("wait for the reader").success());
         outcome
@@ -54,13 +54,13 @@ fn figure(found: &Value, name: &str) -> u64 {
 }
 
 /// Returns by how much active file pages grew.
-fn activated(found: &Value) -> u64 {
+fn active_pages_growth(found: &Value) -> u64 {
     figure(found, "active_file_bytes").saturating_sub(figure(found, "active_file_before_bytes"))
 }
 
 #[test]
 #[ignore = "long: make test-stories"]
-fn what_a_backup_does_to_the_lists_of_a_pod_and_both_figures_for_its_node_are_said() {
+fn a_backup_in_a_pod_is_reported_with_the_pods_and_the_nodes_figures() {
     let test = "PostgreSQL and cat in the memory cgroup of a pod";
     let programs = programs();
     let programs: Vec<&str> = programs.iter().map(String::as_str).chain(["cat", "env"]).collect();
@@ -76,13 +76,13 @@ fn what_a_backup_does_to_the_lists_of_a_pod_and_both_figures_for_its_node_are_sa
     std::fs::File::create(&file).and_then(|file| file.set_len(FILE_BYTES)).expect("make a file");
 
     let cat = [PathBuf::from("cat")];
-    let mut attempts = (0..ATTEMPTS_MAX).map(|_| beside(&server, &group, &cat, &file));
+    let mut attempts = (0..ATTEMPTS_MAX).map(|_| report_beside_reader(&server, &group, &cat, &file));
     let is_found = |report: &Value| {
-        finding(report, "cgroup-cache").is_some_and(|found| activated(found) > FILE_BYTES / 2)
+        finding(report, "cgroup-cache").is_some_and(|found| active_pages_growth(found) > FILE_BYTES / 2)
     };
     let report = attempts.find(is_found).expect("it is found in one of some attempts");
     let found = finding(&report, "cgroup-cache").expect("a finding");
-    let by_cat = activated(found);
+    let by_cat = active_pages_growth(found);
 
     // What kubelet counts as needed grew with it; the kernel would reclaim it.
     let memory = MemInfo::read(&SysRoots::default()).expect("read /proc/meminfo");
@@ -101,8 +101,8 @@ fn what_a_backup_does_to_the_lists_of_a_pod_and_both_figures_for_its_node_are_sa
 
     // The same program, as the doctor has streams started.
     let words = ["run", "--as", "stream", "--", "cat"].map(PathBuf::from);
-    let report = beside(&server, &group, &[&[program()], &words[..]].concat(), &file);
-    let by_run = finding(&report, "cgroup-cache").map_or(0, activated);
+    let report = report_beside_reader(&server, &group, &[&[program()], &words[..]].concat(), &file);
+    let by_run = finding(&report, "cgroup-cache").map_or(0, active_pages_growth);
     println!("active pages grew by {by_cat} bytes, by run by {by_run}");
     assert!(by_run < by_cat / 2, "{report:#}");
 }

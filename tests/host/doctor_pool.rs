@@ -35,7 +35,7 @@ struct PressureGroup {
 }
 
 impl PressureGroup {
-    /// `None` where there is none of version 2, or no pressure is counted.
+    /// Creates a group. Returns `None` without cgroup v2, or if no pressure is counted.
     fn new() -> Option<Self> {
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("read the mounts");
         let of_v2 = mounts.lines().find(|line| line.contains(" - cgroup2 "))?;
@@ -46,8 +46,8 @@ impl PressureGroup {
         Command::new("chown").arg("mysql:").arg(pressure).status().ok()?.success().then_some(group)
     }
 
-    /// A command that enters the group, and sees groups of version 2 alone, as most systems have
-    /// them: the server reads the first line of `/proc/self/cgroup`.
+    /// Returns a command that enters the group, and sees only groups of version 2, as on most
+    /// systems: the server reads the first line of `/proc/self/cgroup`.
     fn starter(&self, scratch: &Path) -> Vec<PathBuf> {
         let enter = "echo $$ >\"$0/cgroup.procs\" && if [ \"$1\" != /sys/fs/cgroup ]; then \
                      grep ^0:: /proc/$$/cgroup >\"$2\" && mount --bind \"$2\" /proc/$$/cgroup && \

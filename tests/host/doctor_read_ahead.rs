@@ -22,14 +22,15 @@ use std::time::Duration;
 /// Debian's Python, to which the package belongs.
 const PYTHON: &str = "/usr/bin/python3";
 const KEYS: &str = "150000";
-/// A third of the database.
+/// A limit, in bytes, of a third of the database.
 const MEMORY_LIMIT_BYTES: u64 = 128 * MIB;
 const LARGE_READ_AHEAD_KIB: u64 = 8192;
 const WATCH_DURATION: &str = "3s";
-/// The doctor is done by then.
+/// The seconds after which the doctor has ended.
 const WATCHED_SECONDS: u32 = 12;
 const MEASURED_SECONDS: u32 = 3;
-/// What no profile knows is found once it has read its files several times over.
+/// Several times the bytes of the database: a program without a profile is found once it has read
+/// its files that often.
 const READ_BYTES: u64 = 3 << 30;
 
 fn script() -> PathBuf {
@@ -80,7 +81,7 @@ impl Reader {
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both calls fail only if the process has ended already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -167,7 +168,7 @@ fn too_large_a_read_ahead_of_a_program_that_no_profile_knows_is_named_before_mem
         assert_eq!(limits.count(), 0, "{short:#}");
     }
 
-    // Each fix alone, for a reader that opens the database anew.
+    // Each fix alone, for a reader that opens the database again.
     drop(reader);
     let by_engine = Reader::start(&group, &database, "page by page").measure();
     shell(set);

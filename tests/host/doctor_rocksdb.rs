@@ -23,8 +23,7 @@ const PUT_PART: (u64, u64) = (5, 8);
 /// The dirty bytes at which background writeback begins, and at which writers wait.
 const DIRTY_LIMITS_BYTES: (u64, u64) = (16 * MIB, 32 * MIB);
 const WATCH_DURATION: &str = "6s";
-/// Other programs write on this machine, too: it may take another attempt to see a fixed
-/// database undisturbed.
+/// Attempts to see a fixed database undisturbed: other programs write on this machine, too.
 const ATTEMPTS_MAX: usize = 3;
 
 /// A running `db_bench` that ends with its handle.
@@ -71,7 +70,7 @@ impl DbBenchLoad {
 
 impl Drop for DbBenchLoad {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both calls fail only if the process has ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -91,7 +90,7 @@ fn with_load<T>(disk: &ThrottledDisk, more: &[&str], inspect: impl FnOnce(&DbBen
 }
 
 #[test]
-fn a_writer_that_waits_for_the_pages_of_compaction() {
+fn a_writer_that_waits_for_compaction_is_found_and_fixed() {
     let programs: Vec<&str> = [&ThrottledDisk::REQUIRED_PROGRAMS[..], &["db_bench", "setpriv"]].concat();
     let test = "RocksDB on a slow disk";
     if !support::can_run(test, &programs) {

@@ -46,7 +46,7 @@ struct DiskProfile(String);
 
 fn measured(directory: &Path) -> DiskProfile {
     let profile = directory.join("disk.toml").to_str().expect("plain").to_owned();
-    run(["probe", "--quick", "--output", &profile, directory.to_str().expect("plain")]).fine();
+    run(["probe", "--quick", "--output", &profile, directory.to_str().expect("plain")]).expect_success();
     DiskProfile(profile)
 }
 
@@ -270,7 +270,7 @@ fn a_cold_start_is_reported_against_a_snapshot_and_gone_when_warm() {
     let base = data.join("base");
     let path = |path: &Path| path.to_str().expect("plain").to_owned();
     run(["warm", &path(&base)]);
-    run(["snapshot", &path(&base), "--output", &path(&snapshot)]).fine();
+    run(["snapshot", &path(&base), "--output", &path(&snapshot)]).expect_success();
     server.restart(|| {
         let evicted = run(["evict", &path(&base)]);
         assert_eq!(evicted.code, 0, "{evicted:?}");

@@ -28,14 +28,13 @@ const STREAM_BYTES_PER_SECOND: u64 = 200_000_000;
 /// Size of the streamed file: it lasts for more than an hour.
 const STREAM_FILE_BYTES: u64 = 1 << 40;
 const WATCH_DURATION: &str = "3s";
-/// Other programs run on this machine, too: it may take some attempts to see a fixed
-/// database undisturbed.
+/// Attempts to see a fixed database undisturbed: other programs run on this machine, too.
 const ATTEMPTS_MAX: usize = 12;
 
 /// A streaming program, and a consumer that limits its rate.
 struct StreamPair {
     child: Child,
-    taker: Option<JoinHandle<()>>,
+    consumer: Option<JoinHandle<()>>,
 }
 
 impl StreamPair {
@@ -43,7 +42,7 @@ impl StreamPair {
         let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().expect("start a stream");
         let mut output = child.stdout.take().expect("piped");
-        let taker = std::thread::spawn(move || {
+        let consumer = std::thread::spawn(move || {
             let mut piece = vec![0; 1 << 20];
             let (start, mut taken) = (Instant::now(), 0_u64);
             while let Ok(bytes @ 1..) = output.read(&mut piece) {
@@ -52,7 +51,7 @@ impl StreamPair {
                 std::thread::sleep(due.saturating_sub(start.elapsed()));
             }
         });
-        Self { child, taker: Some(taker) }
+        Self { child, consumer: Some(consumer) }
     }
 
     fn pid(&self) -> u32 {
@@ -62,10 +61,10 @@ impl StreamPair {
 
 impl Drop for StreamPair {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both calls fail only if the process has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
-        let _ = self.taker.take().map(JoinHandle::join);
+        let _ = self.consumer.take().map(JoinHandle::join);
     }
 }
 
@@ -109,7 +108,7 @@ fn assert_fixed(group: &MemoryGroup, beside: u64) {
 
 #[test]
 #[ignore = "long: make test-stories"]
-fn a_stream_in_the_memory_of_a_hot_set() {
+fn a_stream_beside_a_hot_set_is_found_and_fixed() {
     let test = "PostgreSQL beside a stream";
     let programs = programs();
     let programs: Vec<&str> = programs.iter().map(String::as_str).chain(["tar", "dd", "sh"]).collect();

@@ -20,10 +20,10 @@ const SLOW_DISK_BYTES_PER_SECOND: u64 = 30_000_000;
 const QUICK_DISK_BYTES_PER_SECOND: u64 = 400_000_000;
 /// The dirty bytes at which background writeback begins, and at which writers wait.
 const DIRTY_LIMITS_BYTES: (u64, u64) = (64 * MIB, 128 * MIB);
-/// More than either disk writes while the doctor looks.
+/// Bytes of the copy, more than either disk writes while the doctor watches.
 const COPY_BYTES: u64 = 3 << 30;
 const WATCH_DURATION: &str = "5s";
-/// The machine, and the copy with it, may stall: then the doctor runs again.
+/// Runs of the doctor, since the machine, and the copy with it, may stall.
 const ATTEMPTS_MAX: usize = 3;
 
 /// A process that ends with its handle.
@@ -38,7 +38,7 @@ impl ChildProcess {
 
 impl Drop for ChildProcess {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both calls fail only if the process has ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -84,7 +84,7 @@ fn is_harmful(act: &str) -> bool {
 
 #[test]
 #[ignore = "long: make test-stories"]
-fn commits_that_wait_for_a_copy_and_the_fixes_that_are_printed_in_each_state() {
+fn commits_that_wait_for_a_copy_are_reported_with_fixes_for_each_state() {
     let needed = programs();
     let needed: Vec<&str> = needed
         .iter()
@@ -122,7 +122,8 @@ fn on(kind: &str, disk: &ThrottledDisk, rate: u64) {
     let limits = LowDirtyLimits::new(DIRTY_LIMITS_BYTES.0, DIRTY_LIMITS_BYTES.1);
     let to = disk.path().join("copy");
     if rate == QUICK_DISK_BYTES_PER_SECOND {
-        // Its commits may wait too little to be reported; no fix may make them wait longer.
+        // The server's commits may wait too little to be reported; no fix may make them wait
+        // longer.
         let report = beside_copy(&server, &from, &to, |report| finding(report, "dirty-limits").is_some());
         assert!(finding(&report, "dirty-limits").is_some(), "{kind}: {report:#}");
         assert!(!all_acts(&report).into_iter().any(is_harmful), "{kind}: {report:#}");

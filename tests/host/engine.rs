@@ -47,7 +47,7 @@ fn complaints(ended: &EndedGuard) -> Vec<&Value> {
 }
 
 /// Checks that with a guard its binlogs stay small and the guard warns about nothing.
-fn is_guarded(container: &Container<'_>) {
+fn check_guarded(container: &Container<'_>) {
     let guard = Guard::spawn(&["--tick", "200ms"]);
     let found = guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == container.pid());
     let directories = found["directories"].as_array().expect("a list");
@@ -106,7 +106,7 @@ fn a_container_of_podman_near_its_limit_is_named_and_its_logs_stay_small() {
     assert!(figure("log_resident_bytes") >= Some(FILLED_BYTES_MIN), "{found:#}");
     assert_eq!(gaps(&report), Vec::<String>::new());
 
-    is_guarded(&container);
+    check_guarded(&container);
     println!("  after the guard: page cache {} MiB", group.file() / MIB);
 }
 
@@ -126,5 +126,5 @@ fn a_container_in_a_user_namespace_is_seen_and_served() {
     let outcome = run(["doctor", "--watch", "2s", "--json"]);
     assert_eq!(gaps(&doctor_report::of(&outcome)), Vec::<String>::new());
     // The host's root has all its permissions in another user namespace, too.
-    is_guarded(&container);
+    check_guarded(&container);
 }

@@ -99,7 +99,7 @@ fn status(pid: u32, name: &str) -> String {
 }
 
 /// Asserts that the process has the permissions of the manifest, and no more.
-fn assert_rights(pid: u32, pod: &Pod) {
+fn assert_permissions(pid: u32, pod: &Pod) {
     let named = |set: &str| -> BTreeSet<String> {
         let shown = Command::new("capsh").arg(format!("--decode={set}")).output().expect("run capsh");
         let names = String::from_utf8_lossy(&shown.stdout).trim().to_uppercase();
@@ -126,7 +126,7 @@ fn assert_rights(pid: u32, pod: &Pod) {
 }
 
 /// Returns the response to a kubelet or Prometheus in the container's network.
-fn answered(pid: u32, port: u64, path: &str) -> String {
+fn http_response(pid: u32, port: u64, path: &str) -> String {
     let ask = format!(
         "exec 3<>/dev/tcp/127.0.0.1/{port} && printf 'GET {path} HTTP/1.0\\r\\nHost: localhost\\r\\n\\r\\n' >&3 && cat <&3"
     );
@@ -153,7 +153,7 @@ fn ends_well(guard: Guard, released: u64) -> EndedGuard {
     ended
 }
 
-fn is_served(guard: &Guard, container: &Container<'_>) {
+fn check_served(guard: &Guard, container: &Container<'_>) {
     let found = guard.wait_for("found", WAIT_TIMEOUT, |event| event["pid"] == container.pid());
     let directories = found["directories"].as_array().expect("a list");
     assert!(found["profile"] == "mariadb" && directories.contains(&DATA.into()), "{found}");
@@ -182,13 +182,13 @@ fn the_pod_of_the_manifest_serves_a_database_in_another_container() {
     let arguments = pod.arguments(scratch.path(), &[]);
     println!("podman {}", arguments.join(" "));
     let (guard, pid) = start(&engine, "guard", &arguments);
-    assert_rights(pid, &pod);
+    assert_permissions(pid, &pod);
     assert_eq!(Group::of(pid).limit(), pod.memory());
-    is_served(&guard, &container);
+    check_served(&guard, &container);
     let (port, path) = pod.probe();
-    let healthy = answered(pid, port, &path);
+    let healthy = http_response(pid, port, &path);
     assert!(healthy.starts_with("HTTP/1.1 200") || healthy.starts_with("HTTP/1.0 200"), "{healthy}");
-    let metrics = answered(pid, port, "/metrics");
+    let metrics = http_response(pid, port, "/metrics");
     let ended = ends_well(guard, FILLED_BYTES_MIN - IDLE_LIMIT);
     // Counts by BPF programs, with CAP_BPF and CAP_PERFMON; Debian's kernels require
     // more by default.
@@ -210,9 +210,9 @@ fn the_pod_of_the_manifest_serves_a_database_in_another_container() {
         group.path
     ));
     let (guard, pid) = start(&engine, "guard-reclaim", &pod.arguments(scratch.path(), &[RECLAIM]));
-    assert_rights(pid, &pod);
+    assert_permissions(pid, &pod);
     eventually("pauses are counted in the kernel", WAIT_TIMEOUT, || {
-        answered(pid, port, "/metrics").contains(COUNTED).then_some(())
+        http_response(pid, port, "/metrics").contains(COUNTED).then_some(())
     });
     eventually("its group is at its share", WAIT_TIMEOUT, || (group.file() <= share + 2 * MIB).then_some(()));
     let ended = ends_well(guard, 0);

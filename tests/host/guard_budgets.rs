@@ -45,11 +45,11 @@ fn fill(path: &Path, size: u64) {
 }
 
 /// Reads a log, and waits until it is released again.
-fn is_served(what: &str, log: &Path) {
-    is_served_within(WAIT_TIMEOUT, what, log);
+fn wait_until_released(what: &str, log: &Path) {
+    wait_until_released_within(WAIT_TIMEOUT, what, log);
 }
 
-fn is_served_within(deadline: Duration, what: &str, log: &Path) {
+fn wait_until_released_within(deadline: Duration, what: &str, log: &Path) {
     assert!(!std::fs::read(log).expect("read a log").is_empty());
     eventually(what, deadline, || (resident_bytes(&[log.to_owned()]) == 0).then_some(()));
 }
@@ -137,19 +137,19 @@ fn many_names(unit: &str, names: u64, more: &[&str]) {
     let config = config.into_os_string().into_string().expect("a path of this test's own");
     let arguments = [&["--config", &*config], more].concat();
     let guard = guard_by(group.command(&program().to_string_lossy()), &[&hostile, &honest], &arguments);
-    is_served("the other's log is released", &own[0]);
+    wait_until_released("the other's log is released", &own[0]);
     guard.wait_for("in_part", WAIT_TIMEOUT, |event| {
         event["budget"] == "names" && event["pid"] == hostile.pid()
     });
     guard.wait_for("tick", WAIT_TIMEOUT, |tick| {
         tick["left_out_files"].as_u64().is_some_and(|left| left > names / 2)
     });
-    is_served("the other's log is still released", &own[1]);
+    wait_until_released("the other's log is still released", &own[1]);
     // The newest of the many files are served.
     let newest = binlog(&many, names - 1);
     fill(&newest, MIB);
-    // It is sampled in one of 128 turns, and every other turn may go to listings.
-    is_served_within(3 * WAIT_TIMEOUT, "the newest but one of the many is released", &newest);
+    // The log is sampled in one of 128 turns, and every other turn may go to listings.
+    wait_until_released_within(3 * WAIT_TIMEOUT, "the newest but one of the many is released", &newest);
     guard.wait_for_ticks(20);
     let peak = guard.memory_peak_bytes();
     println!("{unit}: {:.1} MiB of memory", peak as f64 / MIB as f64);
@@ -194,7 +194,7 @@ fn pages_scattered_over_large_files_cost_the_others_nothing() {
     guard.wait_for("in_part", WAIT_TIMEOUT, |event| event["pid"] == hostile.pid());
     for log in &own[..2] {
         touch();
-        is_served("the other's log is released", log);
+        wait_until_released("the other's log is released", log);
     }
     // Beyond what it saved up, the hostile one gets a small share of a processor.
     let (before, began) = (guard.cpu_seconds(), Instant::now());
@@ -210,7 +210,7 @@ fn pages_scattered_over_large_files_cost_the_others_nothing() {
 
 #[test]
 #[ignore = "three minutes: make test-hostile"]
-fn a_server_that_comes_when_all_places_are_taken_gets_its_own() {
+fn a_server_that_starts_when_all_places_are_taken_gets_its_own() {
     const PROCESSES: u32 = 4;
     const PLACES_PER_PROCESS: u64 = 1024;
     if !support::can_run("all places for directories", &["fincore", "setpriv", "bash"]) {
@@ -248,7 +248,7 @@ fn a_server_that_comes_when_all_places_are_taken_gets_its_own() {
     let guard = guard_with(&hoards.iter().chain([&server]).collect::<Vec<_>>(), &["--tick", "500ms"]);
     let files = |tick: &serde_json::Value| tick["files"].as_u64().unwrap_or_default();
     let all = u64::from(PROCESSES) * PLACES_PER_PROCESS;
-    // They are taken up as the budget of processor time allows.
+    // The files are taken up as the budget of processor time allows.
     guard.wait_for("tick", 5 * WAIT_TIMEOUT, |tick| files(tick) == all);
 
     File::create(&gate).expect("open the gate");
@@ -256,7 +256,7 @@ fn a_server_that_comes_when_all_places_are_taken_gets_its_own() {
     guard.wait_for("in_part", WAIT_TIMEOUT, |event| {
         event["budget"] == "directories" && hoards.iter().any(|hoard| event["pid"] == hoard.pid())
     });
-    is_served("the server's log is released", &own[1]);
+    wait_until_released("the server's log is released", &own[1]);
     guard.wait_for_ticks(5);
     let tick = guard.latest_tick().expect("it ticks");
     // One directory with three logs.
@@ -282,18 +282,18 @@ fn a_file_system_that_does_not_answer_stops_nobody_else() {
     let remote = Database::start(scratch.path(), &binlog(&point, 3));
     let local = Database::start(scratch.path(), &own[2]);
     let guard = guard(scratch.path(), &[&remote, &local]);
-    is_served("the remote log is released", &behind);
-    is_served("the local log is released", &own[0]);
+    wait_until_released("the remote log is released", &behind);
+    wait_until_released("the local log is released", &own[0]);
 
     hanging.stop();
     let hung = guard.wait_for("hung", WAIT_TIMEOUT, |event| event["pid"] == remote.pid());
     assert!(hung["seconds"].as_f64().is_some_and(|seconds| seconds >= 5.0), "{hung}");
     assert_eq!(guard.latest_tick().expect("it ticks")["hung"], 1);
-    is_served("the local log is released meanwhile", &own[1]);
+    wait_until_released("the local log is released meanwhile", &own[1]);
 
     hanging.go_on();
     guard.wait_for("answers", WAIT_TIMEOUT, |event| event["pid"] == remote.pid());
-    is_served("the remote log is released again", &behind);
+    wait_until_released("the remote log is released again", &behind);
 
     hanging.stop();
     eventually("it hangs again", WAIT_TIMEOUT, || (guard.latest_tick()?["hung"] == 1).then_some(()));
@@ -376,9 +376,9 @@ fn a_stream_on_a_file_system_that_does_not_answer_stops_no_database_and_no_other
     for stream in [&remote, &near] {
         guard.wait_for("stream", WAIT_TIMEOUT, |event| event["pid"] == stream.pid());
     }
-    is_served("the local log is released", &own[0]);
+    wait_until_released("the local log is released", &own[0]);
 
-    // It reads all the time, so that there are always pages to release.
+    // The stream reads all the time, so that there are always pages to release.
     eventually("it reads", WAIT_TIMEOUT, || (taken.load(Ordering::Relaxed) > 16 * MIB).then_some(()));
     hanging.stop();
     assert!(taken.load(Ordering::Relaxed) < 240 * MIB, "it hangs while it reads");
@@ -389,7 +389,7 @@ fn a_stream_on_a_file_system_that_does_not_answer_stops_no_database_and_no_other
     eventually("pages of the other reader are released", WAIT_TIMEOUT, || {
         (kept_bytes(std::slice::from_ref(&local)) < 32 * MIB).then_some(())
     });
-    is_served("the local log is released meanwhile", &own[1]);
+    wait_until_released("the local log is released meanwhile", &own[1]);
 
     hanging.go_on();
     for stream in [&mut remote, &mut near] {
@@ -426,10 +426,10 @@ fn a_control_file_on_a_file_system_that_does_not_answer_stops_no_other_database(
     let of_wal =
         |event: &serde_json::Value| event["path"].as_str().is_some_and(|path| path.ends_with("/pg_wal"));
     guard.wait_for("hung", WAIT_TIMEOUT, of_wal);
-    is_served("the log beside it is released meanwhile", &own[0]);
+    wait_until_released("the log beside it is released meanwhile", &own[0]);
     hanging.go_on();
     guard.wait_for("answers", WAIT_TIMEOUT, of_wal);
-    // It shows no position, so all of its log stays.
+    // The reader shows no position, so all of its log stays.
     guard.wait_for("problem", WAIT_TIMEOUT, |event| {
         event["problem"]
             .as_str()

@@ -25,20 +25,20 @@ const PROGRAM_MEMORY_BYTES: u64 = 32 * MIB;
 const COLD_BYTES_MIN: u64 = COLD_BYTES - 4 * MIB;
 /// The configured share of the limit: 20 MiB.
 const SHARE_PERCENT_TEXT: &str = "10%";
-/// Far longer than the steps take.
+/// A deadline far longer than the steps take.
 pub(crate) const RUN_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A program in its own cgroup that has a log open for writing and has read a file once.
 ///
 struct GroupReader {
     child: Child,
-    /// Removed with it, once it has ended.
+    /// Its cgroup, which is removed once the program has ended.
     _group: MemoryGroup,
     directory: PathBuf,
 }
 
 impl GroupReader {
-    /// `own` is its anonymous memory in bytes.
+    /// Starts the program; `own` is its anonymous memory in bytes.
     fn start(test: &str, scratch: &Path, name: &str, limit: u64, own: u64) -> Option<Self> {
         let group = MemoryGroup::new(test, limit)?;
         let directory = scratch.join(name);
@@ -69,7 +69,7 @@ impl GroupReader {
 
 impl Drop for GroupReader {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both calls fail only if the process has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -79,7 +79,7 @@ impl Drop for GroupReader {
 ///
 pub(crate) struct Group {
     pub(crate) is_v2: bool,
-    /// In the hierarchy.
+    /// Its path in the hierarchy.
     pub(crate) path: String,
     pub(crate) directory: PathBuf,
 }

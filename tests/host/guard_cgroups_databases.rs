@@ -60,7 +60,7 @@ impl GroupDatabase<'_> {
             rounds.push((self.scans)(10));
             done = is_done(&guard);
         }
-        let stopped = guard.has_said("cgroup", |event| event["news"] == "stopped");
+        let stopped = guard.has_event("cgroup", |event| event["news"] == "stopped");
         self.show(&format!("share {share}, done: {done}, stopped: {stopped}"));
         println!("  while it went down: {rounds:.1?} scans a minute");
         let ended = guard.stop();
@@ -94,7 +94,7 @@ impl GroupDatabase<'_> {
         assert!(first.done || near, "{left} bytes of {over} are over the share yet: {}", said());
         assert!(again <= first.reclaimed / 4, "{again} of {} came back", first.reclaimed);
 
-        let stopped = |guard: &Guard| guard.has_said("cgroup", |event| event["news"] == "stopped");
+        let stopped = |guard: &Guard| guard.has_event("cgroup", |event| event["news"] == "stopped");
         let second = self.down_to("3%", stopped);
         let (again, all) = (self.group.refaulted() - refaulted, first.reclaimed + second.reclaimed);
         println!("  read again {} MiB in all", again / MIB);
@@ -121,7 +121,7 @@ fn beside_postgresql_idle_tables_go_and_the_hot_one_stays() {
     let scans = |seconds| tables.scans(seconds);
     let (group, pid) = (Group::of(tables.server.pid()), tables.server.pid());
     let limited = tables.memory.path();
-    GroupDatabase { scratch: scratch.path(), group, limited, most: tables.most(), pid, scans: &scans }
+    GroupDatabase { scratch: scratch.path(), group, limited, most: tables.memory_max(), pid, scans: &scans }
         .both_ways();
     tables.assert_nothing_is_lost();
 }

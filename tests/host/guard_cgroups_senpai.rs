@@ -32,7 +32,7 @@ const SENPAI_ARGUMENTS: &str = "--interval=1";
 /// Seconds of a round of scans, and the minimum and maximum number of rounds for senpai.
 const ROUND_SECONDS: u64 = 10;
 const ROUNDS_RANGE: (usize, usize) = (24, 60);
-/// It has settled if this many rounds lowered it by less than a hundredth.
+/// The method has settled if this many rounds lowered the limit by less than a hundredth.
 const SETTLED_ROUNDS: usize = 6;
 
 /// A server with its cgroup, and measurements from here on.
@@ -117,7 +117,7 @@ impl GroupServer {
     }
 
     /// Measures the group after the program has ended.
-    fn afterwards(&self) {
+    fn measure_end(&self) {
         let (refaulted, waited) = (self.group.refaulted(), self.group.waited());
         let scans = self.tables.scans(6 * ROUND_SECONDS);
         println!(
@@ -134,11 +134,12 @@ impl GroupServer {
 
     /// Lets the guard shrink the cgroup to its share. Returns the number of rounds.
     fn guard(&self) -> usize {
-        let (share, pid) = (self.tables.most() * 3 / 10 + 2 * MIB, self.tables.server.pid().to_string());
+        let (share, pid) =
+            (self.tables.memory_max() * 3 / 10 + 2 * MIB, self.tables.server.pid().to_string());
         let config = config(self.scratch.path(), &self.group.path, SHARE, TICK);
         let guard = Guard::spawn(&["--config", &config, "--pid", &pid, "--duration", "20m"]);
         let began = Instant::now();
-        let stopped = || guard.has_said("cgroup", |event| event["news"] == "stopped");
+        let stopped = || guard.has_event("cgroup", |event| event["news"] == "stopped");
         let name = format!("the guard, share {SHARE}, a step each {TICK}");
         let measured = self.measure(&name, Some(guard.pid()), |_| {
             self.group.file() <= share || stopped() || began.elapsed() > RUN_TIMEOUT
@@ -152,7 +153,7 @@ impl GroupServer {
         let reclaimed = summary["reclaimed_in_cgroups_bytes"][&self.group.path].as_u64().unwrap_or(0);
         let released = summary["released_total_bytes"].as_u64().unwrap_or(0);
         println!("  reclaimed {} MiB, released {} MiB of logs", reclaimed / MIB, released / MIB);
-        self.afterwards();
+        self.measure_end();
         let said = || format!("{:?}: {}", ended.events.last(), ended.stderr);
         assert!(reclaimed > 16 * MIB, "{}", said());
         assert!(measured.file.1 < measured.file.0, "{:?}: {}", measured.file, said());
@@ -186,7 +187,7 @@ impl GroupServer {
         println!("  its last line: {}", log.lines().last().unwrap_or_default());
         std::fs::write(self.high(), own.trim()).expect("set memory.high");
         assert_eq!(std::fs::read_to_string(self.high()).expect("version 2 has it"), own);
-        self.afterwards();
+        self.measure_end();
     }
 }
 
@@ -226,7 +227,7 @@ impl Senpai {
 
 impl Drop for Senpai {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both calls fail only if the process has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -234,7 +235,7 @@ impl Drop for Senpai {
 
 /// Returns the program to compare with, which is optional; `None`, with a printed sentence, if
 /// none is named.
-fn named() -> Option<String> {
+fn program_to_compare() -> Option<String> {
     let named = std::env::var("SENPAI").ok().filter(|named| !named.is_empty());
     if named.is_none() {
         eprintln!("SKIPPED: {TEST} needs SENPAI, the path of senpai.py.");
@@ -244,8 +245,8 @@ fn named() -> Option<String> {
 
 #[test]
 #[ignore = "minutes, version 2, and a foreign program: SENPAI=/path/senpai.py make test-cgroup-v2"]
-fn beside_senpai() {
-    let Some(senpai) = named() else { return };
+fn the_guard_and_senpai_shrink_the_same_group() {
+    let Some(senpai) = program_to_compare() else { return };
     let programs = postgresql::programs();
     let programs: Vec<&str> = programs.iter().map(String::as_str).chain(["python3"]).collect();
     if !support::can_run(TEST, &programs) {
@@ -257,7 +258,7 @@ fn beside_senpai() {
 
     let Some(beside) = GroupServer::start() else { return };
     beside.measure("nothing", None, |rounds| rounds >= ROUNDS_RANGE.0 / 2);
-    beside.afterwards();
+    beside.measure_end();
     drop(beside);
     let Some(beside) = GroupServer::start() else { return };
     let rounds = beside.guard();

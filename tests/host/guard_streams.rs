@@ -40,13 +40,13 @@ fn written(path: PathBuf, size: u64) -> PathBuf {
 }
 
 /// Returns a file with no page in the page cache.
-fn cold(path: PathBuf, size: u64) -> PathBuf {
+fn cold_file(path: PathBuf, size: u64) -> PathBuf {
     let path = written(path, size);
-    cool(&path);
+    drop_pages(&path);
     path
 }
 
-fn cool(path: &Path) {
+fn drop_pages(path: &Path) {
     let file = File::open(path).expect("open a file");
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("give advice");
     assert_eq!(resident(path), 0);
@@ -74,7 +74,7 @@ fn extents(path: &Path) -> Vec<Range<u64>> {
 }
 
 /// Returns the bytes in a part of a file that are neither resident nor reclaimed by the kernel.
-fn lost(path: &Path, start: u64, end: u64) -> u64 {
+fn lost_bytes(path: &Path, start: u64, end: u64) -> u64 {
     let file = InspectedFile::open(path, Links::Refuse).expect("open a file");
     let counts = residency(&file, start..end).expect("root may read it");
     (end - start).saturating_sub(counts.resident + counts.evicted.expect("cachestat is there"))
@@ -108,7 +108,7 @@ fn guard(directory: &Path, program: &str) -> Option<Guard> {
     let gap = |event: &serde_json::Value| {
         event["gap"].as_str().is_some_and(|gap| gap.starts_with("streams are not"))
     };
-    if guard.has_said("visibility_gap", gap) {
+    if guard.has_event("visibility_gap", gap) {
         pagekeeper_testing::skip("streams from outside need a kernel whose events can be followed.");
         return None;
     }
@@ -152,8 +152,8 @@ fn a_reader_s_file_goes_behind_it_and_others_files_stay() {
     let _alone = support::alone();
     let scratch = support::scratch();
     let hot = written(scratch.path().join("hot"), 64 * MIB);
-    let of_another = cold(scratch.path().join("of-another"), FILE_BYTES);
-    let stream = cold(scratch.path().join("stream"), FILE_BYTES);
+    let of_another = cold_file(scratch.path().join("of-another"), FILE_BYTES);
+    let stream = cold_file(scratch.path().join("stream"), FILE_BYTES);
     warm(&hot, 0, 64 * MIB);
     let Some(guard) = guard(scratch.path(), "dd") else { return };
     let mut reader_of_another = reader("cat", &of_another);
@@ -164,8 +164,8 @@ fn a_reader_s_file_goes_behind_it_and_others_files_stay() {
     });
     wait_until(&stream, "after the reader", |resident| resident == 0);
     guard.wait_for("stream_ended", WAIT_TIMEOUT, |event| event["pid"] == dd.id());
-    assert_eq!(lost(&hot, 0, 64 * MIB), 0);
-    assert_eq!(lost(&of_another, 0, FILE_BYTES), 0, "cat is no streaming program");
+    assert_eq!(lost_bytes(&hot, 0, 64 * MIB), 0);
+    assert_eq!(lost_bytes(&of_another, 0, FILE_BYTES), 0, "cat is no streaming program");
     let ended = guard.stop();
     assert!(released(&ended, "dd") > 0, "{}", ended.summary());
     assert_eq!(released(&ended, "cat"), 0);
@@ -178,7 +178,7 @@ fn the_hot_half_of_a_file_stays() {
     }
     let _alone = support::alone();
     let scratch = support::scratch();
-    let stream = cold(scratch.path().join("stream"), FILE_BYTES);
+    let stream = cold_file(scratch.path().join("stream"), FILE_BYTES);
     // The second half, and every other page of a window of the first.
     warm(&stream, FILE_BYTES / 2, FILE_BYTES);
     let file = File::open(&stream).expect("open a file");
@@ -196,10 +196,10 @@ fn the_hot_half_of_a_file_stays() {
     wait_until(&stream, "after the reader", |resident| resident <= hot + MIB);
     // The stream reread pages that the kernel had evicted: single pages, on a machine that
     // returns unused memory.
-    let lost_pages = lost(&stream, FILE_BYTES / 2, FILE_BYTES);
+    let lost_pages = lost_bytes(&stream, FILE_BYTES / 2, FILE_BYTES);
     assert!(lost_pages < MIB, "{lost_pages} bytes of the hot half are lost");
     let hot_pages = (48 * MIB..50 * MIB).step_by(8192);
-    let lost_pages: Vec<u64> = hot_pages.filter(|at| lost(&stream, *at, at + 4096) > 0).collect();
+    let lost_pages: Vec<u64> = hot_pages.filter(|at| lost_bytes(&stream, *at, at + 4096) > 0).collect();
     assert!(lost_pages.len() < 16, "the pages at {lost_pages:?} were hot");
     assert!(released(&guard.stop(), "dd") > 0);
 }
@@ -211,7 +211,7 @@ fn pages_others_read_behind_a_reader_stay() {
     }
     let _alone = support::alone();
     let scratch = support::scratch();
-    let stream = cold(scratch.path().join("stream"), FILE_BYTES);
+    let stream = cold_file(scratch.path().join("stream"), FILE_BYTES);
     let Some(guard) = guard(scratch.path(), "dd") else { return };
     let mut dd = reader("dd", &stream);
     let warmed = 32 * MIB;
@@ -234,7 +234,7 @@ fn pages_others_read_behind_a_reader_stay() {
     guard.wait_for("stream_ended", WAIT_TIMEOUT, |event| event["pid"] == dd.id());
     wait_until(&stream, "after the reader", |resident| resident <= warmed);
     guard.wait_for_ticks(3);
-    assert_eq!(lost(&stream, 0, warmed), 0);
+    assert_eq!(lost_bytes(&stream, 0, warmed), 0);
     assert!(released(&guard.stop(), "dd") > 0);
 }
 
@@ -245,7 +245,7 @@ fn pages_others_read_ahead_of_a_reader_stay() {
     }
     let _alone = support::alone();
     let scratch = support::scratch();
-    let stream = cold(scratch.path().join("stream"), FILE_BYTES);
+    let stream = cold_file(scratch.path().join("stream"), FILE_BYTES);
     let Some(guard) = guard(scratch.path(), "dd") else { return };
     let mut dd = reader("dd", &stream);
     // Pages next to the stream's position were read ahead for it.
@@ -259,7 +259,7 @@ fn pages_others_read_ahead_of_a_reader_stay() {
     });
     guard.wait_for("stream_ended", WAIT_TIMEOUT, |event| event["pid"] == dd.id());
     guard.wait_for_ticks(3);
-    assert_eq!(lost(&stream, far, FILE_BYTES), 0);
+    assert_eq!(lost_bytes(&stream, far, FILE_BYTES), 0);
     assert!(released(&guard.stop(), "dd") > 0);
 }
 
@@ -296,13 +296,13 @@ fn pages_of_a_writer_are_written_out_and_go() {
 }
 
 #[test]
-fn a_reader_that_runs_already_and_has_no_position_is_followed() {
+fn a_running_reader_without_a_position_is_followed() {
     if !support::can_run("a stream that reads by pread", &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
     let scratch = support::scratch();
-    let stream = cold(scratch.path().join("stream"), FILE_BYTES);
+    let stream = cold_file(scratch.path().join("stream"), FILE_BYTES);
     let hot = 16 * MIB;
     warm(&stream, FILE_BYTES - hot, FILE_BYTES);
     // This process itself is the stream.
@@ -318,7 +318,7 @@ fn a_reader_that_runs_already_and_has_no_position_is_followed() {
     }
     drop(file);
     wait_until(&stream, "after the reader", |resident| resident <= hot);
-    assert_eq!(lost(&stream, FILE_BYTES - hot, FILE_BYTES), 0);
+    assert_eq!(lost_bytes(&stream, FILE_BYTES - hot, FILE_BYTES), 0);
     guard.wait_for("stream", WAIT_TIMEOUT, |event| event["pid"] == std::process::id());
     guard.stop();
 }
@@ -343,9 +343,10 @@ fn children_of_a_stream_are_followed_except_databases_until_a_reload() {
     }
     let _alone = support::alone();
     let scratch = support::scratch();
-    let small: Vec<PathBuf> =
-        (0..FILE_COUNT).map(|number| cold(scratch.path().join(format!("small-{number}")), MIB)).collect();
-    let of_database = cold(scratch.path().join("table"), 16 * MIB);
+    let small: Vec<PathBuf> = (0..FILE_COUNT)
+        .map(|number| cold_file(scratch.path().join(format!("small-{number}")), MIB))
+        .collect();
+    let of_database = cold_file(scratch.path().join("table"), 16 * MIB);
     let Some(guard) = guard(scratch.path(), "dash") else { return };
     copy_beside_a_database(scratch.path(), &small, &of_database);
     let copies: Vec<PathBuf> =
@@ -355,21 +356,21 @@ fn children_of_a_stream_are_followed_except_databases_until_a_reload() {
     support::eventually("all that was copied is released", WAIT_TIMEOUT, || {
         (all_resident(&small) + all_resident(&copies) == 0).then_some(())
     });
-    assert_eq!(lost(&of_database, 0, 16 * MIB), 0, "a database is no stream");
+    assert_eq!(lost_bytes(&of_database, 0, 16 * MIB), 0, "a database is no stream");
 
     configure(scratch.path(), None);
     guard.hang_up();
     guard.wait_for_ticks(4);
     copy_beside_a_database(scratch.path(), &small, &of_database);
     guard.wait_for_ticks(8);
-    let lost_bytes: u64 = small.iter().map(|path| lost(path, 0, MIB)).sum();
+    let lost_bytes: u64 = small.iter().map(|path| lost_bytes(path, 0, MIB)).sum();
     assert_eq!(lost_bytes, 0, "no stream is followed any more");
 
     configure(scratch.path(), Some("cp"));
     guard.hang_up();
     guard.wait_for_ticks(4);
     for path in &small {
-        cool(path);
+        drop_pages(path);
     }
     copy_beside_a_database(scratch.path(), &small, &of_database);
     support::eventually("it is released again", WAIT_TIMEOUT, || (all_resident(&small) == 0).then_some(()));
@@ -380,7 +381,7 @@ fn children_of_a_stream_are_followed_except_databases_until_a_reload() {
 
 /// Starts an idle process of another user with the name of a streaming program and this many
 /// descriptors of a file.
-fn called_as(program: &Path, file: &Path, descriptors: u32) -> Child {
+fn start_impostor(program: &Path, file: &Path, descriptors: u32) -> Child {
     const HOLD: &str =
         "ulimit -n 20000; for ((at = 0; at < $2; at++)); do exec {held}< \"$0\"; done; exec \"$1\" 1000";
     let mut command = Command::new("setpriv");
@@ -390,19 +391,19 @@ fn called_as(program: &Path, file: &Path, descriptors: u32) -> Child {
 }
 
 #[test]
-fn very_many_that_are_called_as_streams_cost_little_and_keep_no_stream_of_another_user_waiting() {
+fn many_impostors_of_streams_cost_little_and_delay_no_other_user() {
     const MEASURED_TIME: Duration = Duration::from_secs(10);
     if !support::can_run("processes that are called as streams", &["dd", "setpriv", "bash"]) {
         return;
     }
     let _alone = support::alone();
     let scratch = support::scratch();
-    let stream = cold(scratch.path().join("stream"), FILE_BYTES);
+    let stream = cold_file(scratch.path().join("stream"), FILE_BYTES);
     let (program, held) = (scratch.path().join("dd"), scratch.path().join("held"));
     std::os::unix::fs::symlink("/bin/sleep", &program).expect("make a link");
     let held = written(held, 8 * MIB);
     let mut hostile: Vec<Child> =
-        (0..100).map(|at| called_as(&program, &held, if at == 0 { 16_000 } else { 1 })).collect();
+        (0..100).map(|at| start_impostor(&program, &held, if at == 0 { 16_000 } else { 1 })).collect();
     for process in &hostile {
         support::eventually("it is called as a stream", WAIT_TIMEOUT, || {
             let name = std::fs::read_to_string(format!("/proc/{}/comm", process.id())).ok()?;
@@ -428,23 +429,23 @@ fn very_many_that_are_called_as_streams_cost_little_and_keep_no_stream_of_anothe
 }
 
 #[test]
-fn without_being_asked_for_no_stream_is_followed() {
+fn streams_are_followed_only_on_request() {
     if !support::can_run("streams that are left alone", &REQUIRED_PROGRAMS) {
         return;
     }
     let _alone = support::alone();
     let scratch = support::scratch();
-    let stream = cold(scratch.path().join("stream"), FILE_BYTES);
+    let stream = cold_file(scratch.path().join("stream"), FILE_BYTES);
     let config = scratch.path().join("guard.toml");
     std::fs::write(&config, "tick = \"50ms\"\n").expect("write the configuration");
     let config = config.to_str().expect("a path of this test's own");
     for arguments in [vec!["--config", config], vec!["--streams", "--dry-run", "--tick", "50ms"]] {
         let guard = Guard::spawn(&arguments);
         guard.wait_for("tick", WAIT_TIMEOUT, |_| true);
-        cool(&stream);
+        drop_pages(&stream);
         let mut dd = reader("dd", &stream);
         read_through(&mut dd, || guard.wait_for_ticks(1));
-        assert_eq!(lost(&stream, 0, FILE_BYTES), 0);
+        assert_eq!(lost_bytes(&stream, 0, FILE_BYTES), 0);
         let ended = guard.stop();
         assert_eq!(released(&ended, "dd"), 0);
         let reported =

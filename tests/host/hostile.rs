@@ -22,17 +22,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The guard's memory, in bytes.
+/// Maximum memory of the guard, in bytes.
 const MEMORY_BYTES_MAX: u64 = 64 * MIB;
-/// Its processor time, in cores.
+/// Maximum processor time of the guard, in cores.
 const CPU_CORES_MAX: f64 = 0.02;
-/// The doctor's elapsed time for a watch of two seconds: it must end at all.
+/// Deadline of the doctor for a watch of two seconds.
 const DOCTOR_TIME_MAX: Duration = Duration::from_secs(120);
 
 const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Returns the requested release build, if any, and the duration of the soak.
-fn asked() -> (Option<PathBuf>, Duration) {
+fn requested_soak() -> (Option<PathBuf>, Duration) {
     let seconds = std::env::var("PAGEKEEPER_HOSTILE_SECONDS").ok();
     let seconds = seconds.map_or(20, |text| text.parse().expect("PAGEKEEPER_HOSTILE_SECONDS: a number"));
     (std::env::var_os("PAGEKEEPER_HOSTILE_PROGRAM").map(PathBuf::from), Duration::from_secs(seconds))
@@ -61,7 +61,7 @@ impl UpdateLoad {
 
 impl Drop for UpdateLoad {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both calls fail only if the process has ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -131,7 +131,7 @@ impl SyscallTrace {
 
 impl Drop for SyscallTrace {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both calls fail only if the process has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -171,7 +171,7 @@ fn all_opened(prefix: &Path) -> Vec<String> {
 /// Selects the opened files that belong to no database: special files, and files in the scratch
 /// directory of neither servers nor the hostile user. A directory to which a link leads may be
 /// opened to see whose it is, but nothing in it.
-fn not_theirs<'a>(opened: &'a [String], scratch: &Path, theirs: &[&Path]) -> Vec<&'a String> {
+fn foreign_files<'a>(opened: &'a [String], scratch: &Path, theirs: &[&Path]) -> Vec<&'a String> {
     let directories = [scratch.to_owned(), scratch.join("secret")];
     let special = |file: &str| {
         ["<char ", "<block ", "<pipe:"].iter().any(|kind| file.contains(kind))
@@ -209,7 +209,7 @@ fn opens_are_read_from_traces() {
         "/etc/passwd",
     ];
     let opened = opened.map(str::to_owned);
-    let found = not_theirs(&opened, Path::new("/s"), &[Path::new("/s/servers")]);
+    let found = foreign_files(&opened, Path::new("/s"), &[Path::new("/s/servers")]);
     assert_eq!(found, ["/s/secret/log", "/s/servers/x<char 1:3"]);
 }
 
@@ -231,7 +231,7 @@ fn a_hostile_user_beside_real_servers_gains_nothing_and_costs_them_nothing() {
         support::open_to_others(&path);
         path
     };
-    let (release, time) = asked();
+    let (release, time) = requested_soak();
     let tested = release.clone().unwrap_or_else(program);
     let long = time > Duration::from_secs(120);
     let served = directory("servers");
@@ -265,7 +265,7 @@ fn a_hostile_user_beside_real_servers_gains_nothing_and_costs_them_nothing() {
     let mut count = 0;
     for prefix in [prefix, traces.join("doctor")] {
         let all = all_opened(&prefix);
-        let found = not_theirs(&all, scratch.path(), &theirs);
+        let found = foreign_files(&all, scratch.path(), &theirs);
         assert!(found.is_empty(), "{} opened {found:#?}", prefix.display());
         count += all.len();
     }

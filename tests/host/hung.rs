@@ -11,7 +11,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Far longer than any of it takes; without an end it would hang.
+/// A deadline far longer than any run takes; without one a failed test would hang.
 const TIMEOUT_SECONDS: &str = "100";
 
 /// A database beside one on a file system that can be kept from answering.

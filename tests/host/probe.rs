@@ -213,7 +213,8 @@ fn progress_is_for_terminals() {
         dir.path().display(),
         dir.path().join("report").display()
     );
-    let shown = finish(Command::new("script").args(["-qec", &line, "/dev/null"]).env("TERM", "xterm")).fine();
+    let shown = finish(Command::new("script").args(["-qec", &line, "/dev/null"]).env("TERM", "xterm"))
+        .expect_success();
     assert!(shown.contains("direct I/O beside buffered"), "{shown:?}");
     let report = std::fs::read_to_string(dir.path().join("report")).unwrap();
     let report = serde_json::from_str(&report).unwrap();
@@ -227,7 +228,7 @@ fn people_get_tables_and_the_profile_is_written_and_the_guard_reads_it() {
     let _alone = alone();
     let (dir, watched) = (scratch(), scratch());
     let toml = dir.path().join("disk.toml");
-    let shown = finish(probe(dir.path()).arg("--output").arg(&toml)).fine();
+    let shown = finish(probe(dir.path()).arg("--output").arg(&toml)).expect_success();
     assert!(shown.contains(&format!("The profile is in {}.", toml.display())), "{shown}");
     check_tables(&shown);
     assert_eq!(names_in(dir.path()), ["disk.toml"]);

@@ -14,9 +14,9 @@ use crate::support::{MIB, can_run, schemas, scratch};
 /// The group's limit at first.
 const LIMIT: u64 = 96 * MIB;
 const FILE_BYTES: u64 = 512 * MIB;
-/// The largest difference of two hit ratios.
+/// The largest accepted difference of two hit ratios.
 const TOLERANCE: f64 = 0.08;
-/// The programs of `size`: six for pages, two for the lives of processes.
+/// The BPF programs of `size`: six for pages, two for the lives of processes.
 const PROGRAMS: usize = 8;
 
 /// fio that reads a file at random places, some far more often than others.
@@ -34,7 +34,7 @@ impl Reader {
         Self { process: command.spawn().expect("start fio") }
     }
 
-    /// Bytes that it read, and those of them that came from the disk.
+    /// Returns the bytes that it read, and those of them that came from the disk.
     fn counts(&self) -> (u64, u64) {
         let text = std::fs::read_to_string(format!("/proc/{}/io", self.process.id())).expect("it is running");
         let of = |name: &str| {
@@ -44,7 +44,7 @@ impl Reader {
         (of("rchar:"), of("read_bytes:"))
     }
 
-    /// The hit ratio of the next reads, of so many bytes.
+    /// Returns the hit ratio of the next `bytes` bytes of reads.
     fn hit_ratio(&self, bytes: u64) -> f64 {
         let before = self.counts();
         self.wait(bytes);
@@ -62,7 +62,7 @@ impl Reader {
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both calls fail only if the process has ended already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -109,7 +109,7 @@ fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("no number: {value}"))
 }
 
-/// The hit ratio that is predicted for the size nearest to this one.
+/// Returns the hit ratio that is predicted for the size nearest to this one.
 fn predicted(report: &Value, bytes: f64) -> f64 {
     let points = report["points"].as_array().expect("points");
     let distance = |point: &&Value| (number(&point["page_cache_bytes"]) - bytes).abs();
@@ -118,7 +118,7 @@ fn predicted(report: &Value, bytes: f64) -> f64 {
 }
 
 #[test]
-fn what_is_predicted_for_twice_the_page_cache_is_what_it_does() {
+fn the_prediction_for_twice_the_page_cache_is_measured() {
     if !can_run("size beside fio", &["fio"]) {
         return;
     }
@@ -175,7 +175,7 @@ fn what_is_predicted_for_twice_the_page_cache_is_what_it_does() {
     reader.wait(64 * MIB);
     drop(reader);
     let output = watcher.wait_with_output().expect("it ends");
-    // Both fail only if it has ended already.
+    // Both calls fail only if the process has ended already.
     let _ = other.kill();
     let _ = other.wait();
     let text = String::from_utf8_lossy(&output.stdout);
@@ -188,7 +188,7 @@ fn what_is_predicted_for_twice_the_page_cache_is_what_it_does() {
 }
 
 #[test]
-fn a_directory_of_many_files_is_watched_whoever_reads_them() {
+fn a_directory_of_many_files_is_watched_for_all_readers() {
     if !can_run("size of a directory", &["cat"]) {
         return;
     }
@@ -206,7 +206,7 @@ fn a_directory_of_many_files_is_watched_whoever_reads_them() {
     wait_until("all was read once", || marks.path().join("read").exists());
     let path = directory.path().to_str().expect("text");
     let outcome = run(["size", path, "--duration", "5s", "--json"]);
-    // Both fail only if it has ended already.
+    // Both calls fail only if the process has ended already.
     let _ = reader.kill();
     let _ = reader.wait();
     if outcome.code != 0 {
@@ -224,7 +224,7 @@ fn a_directory_of_many_files_is_watched_whoever_reads_them() {
 }
 
 #[test]
-fn without_permission_or_a_process_one_line_says_so() {
+fn a_missing_permission_or_process_is_reported_in_one_line() {
     let own = std::process::id().to_string();
     let said = |outcome: crate::support::command::Outcome, code: i32, words: &str| {
         assert_eq!(outcome.code, code, "{outcome:?}");

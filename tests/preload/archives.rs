@@ -33,7 +33,7 @@ fn archived(server: &Server) -> Vec<PathBuf> {
 }
 
 /// Waits until all full segments are archived.
-fn all_is_archived(server: &Server) {
+fn wait_until_archived(server: &Server) {
     eventually("all is archived", WAIT_TIMEOUT, || {
         let ready = "SELECT count(*) FROM pg_ls_archive_statusdir() WHERE name LIKE '%.ready'";
         (server.query(ready) == "0").then_some(())
@@ -63,13 +63,13 @@ fn wal_stays_until_it_is_archived() {
         to.display()
     ));
     server.crash();
-    // The rule learns of an archiver when it has archived a segment.
+    // The rule recognises an archiver once a segment is archived.
     server.write(2 * SEGMENT_BYTES, Some(TRANSACTIONS_PER_SECOND), || ());
-    all_is_archived(&server);
+    wait_until_archived(&server);
     let read = server.wal().join("../read-by-archiver");
     std::fs::remove_file(&read).expect("something was archived");
     server.write(9 * SEGMENT_BYTES, Some(TRANSACTIONS_PER_SECOND), || ());
-    all_is_archived(&server);
+    wait_until_archived(&server);
     let bytes: Vec<u64> = std::fs::read_to_string(&read)
         .expect("read")
         .lines()
@@ -80,7 +80,7 @@ fn wal_stays_until_it_is_archived() {
     let left = resident_bytes(&gone);
     println!("{left} bytes of {} archived segments stay", gone.len());
     assert!(bytes.len() >= 8, "{bytes:?}");
-    // The first one may have been begun before.
+    // The first segment may have been begun before.
     let sum: u64 = bytes.iter().skip(1).sum();
     assert!(sum <= MIB, "{bytes:?} bytes were read back");
     assert!(gone.len() >= 2 && left <= SEGMENT_BYTES / 8, "{left} bytes of {gone:?} stay");
@@ -101,7 +101,7 @@ fn wal_that_a_wal_sender_has_yet_to_send_stays() {
     let sent = || eventually("all is sent", WAIT_TIMEOUT, || (server.lag() == 0).then_some(()));
     server.write(2 * SEGMENT_BYTES, Some(TRANSACTIONS_PER_SECOND), || ());
     sent();
-    // It is some files behind, and catches up.
+    // The stopped WAL sender is some files behind, and catches up.
     let before = io_counter(&io, "read_bytes");
     follower.freeze();
     server.write(2 * SEGMENT_BYTES, Some(TRANSACTIONS_PER_SECOND), || ());

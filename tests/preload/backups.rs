@@ -65,7 +65,7 @@ pub(crate) fn shell_under_run(line: &str) -> Command {
 }
 
 /// Runs a command in a directory, and checks that it succeeds silently.
-pub(crate) fn good(command: &mut Command, directory: &Path) {
+pub(crate) fn run_silently(command: &mut Command, directory: &Path) {
     let outcome = finish(command.current_dir(directory));
     assert!(outcome.code == 0 && !outcome.stderr.contains("pagekeeper: "), "{command:?}: {outcome:#?}");
 }
@@ -75,7 +75,7 @@ pub(crate) fn resident_in(directories: &[&Path]) -> u64 {
 }
 
 /// Waits until at most two percent of some directories is in memory, and a little.
-pub(crate) fn little_stays(what: &str, directories: &[&Path]) {
+pub(crate) fn wait_until_little_resident(what: &str, directories: &[&Path]) {
     let size: u64 = directories.iter().map(|directory| size_bytes(&files_in(directory))).sum();
     assert!(size > 16 * MIB, "{what}: there are only {size} bytes");
     eventually(&format!("little of {what} stays"), WAIT_TIMEOUT, || {
@@ -116,11 +116,11 @@ fn backups_come_back_whole_and_leave_little_in_memory() {
             std::fs::write(source.join(format!("small/{index}")), bytes(index * 1777, index as u64))
                 .expect("write");
         }
-        good(&mut shell(backup.make), here);
+        run_silently(&mut shell(backup.make), here);
         evict_all(&source);
-        good(&mut shell_under_run(backup.save), here);
-        little_stays(backup.name, &[&source, &repository]);
-        good(&mut shell(backup.restore), here);
+        run_silently(&mut shell_under_run(backup.save), here);
+        wait_until_little_resident(backup.name, &[&source, &repository]);
+        run_silently(&mut shell(backup.restore), here);
         assert!(
             files_below(&here.join("back")) == files_below(&source),
             "{}: what comes back differs",
@@ -147,13 +147,13 @@ fn a_dump_of_a_server_is_the_same_and_leaves_little_in_memory() {
     server.execute(TABLE);
     let common = format!("--socket={} --user=root --threads=2", server.socket().display());
     let dump = |to: &str| format!("mydumper {common} --database=a --rows=30000 --outputdir={to}");
-    good(&mut shell(&dump("plain")), here);
-    good(&mut shell_under_run(&dump("dumped")), here);
+    run_silently(&mut shell(&dump("plain")), here);
+    run_silently(&mut shell_under_run(&dump("dumped")), here);
     let dumped = here.join("dumped");
-    little_stays("mydumper", &[&dumped]);
+    wait_until_little_resident("mydumper", &[&dumped]);
     let of = |directory: &Path| {
         let mut files = files_below(directory);
-        // It has the times of the dump.
+        // The file `metadata` has the times of the dump.
         assert!(files.remove("metadata").is_some(), "{files:?}");
         files
     };
@@ -162,13 +162,13 @@ fn a_dump_of_a_server_is_the_same_and_leaves_little_in_memory() {
     assert!(resident_in(&[&here.join("plain")]) > 16 * MIB);
     evict_all(&dumped);
     let load = format!("myloader {common} --threads=1 --database=again --directory=dumped");
-    good(&mut shell_under_run(&load), here);
-    little_stays("myloader", &[&dumped]);
+    run_silently(&mut shell_under_run(&load), here);
+    wait_until_little_resident("myloader", &[&dumped]);
     let sum = |table: &str| server.query(&format!("CHECKSUM TABLE {table}"))[0]["Checksum"].clone();
     assert_eq!(sum("a.t"), sum("again.t"));
 }
 
-/// The server is not running: pgbackrest's own processes read its files.
+/// pgbackrest's own processes read the files of the stopped server.
 #[test]
 fn a_backup_of_postgresql_is_the_same_and_leaves_little_in_memory() {
     let initdb = postgresql::program("initdb").display().to_string();
@@ -183,7 +183,7 @@ fn a_backup_of_postgresql_is_the_same_and_leaves_little_in_memory() {
          setpriv --reuid=postgres --regid=postgres --clear-groups '{initdb}' --auth=trust --no-sync --pgdata=data
          chown --recursive root: . data; mkdir -m 700 back"
     );
-    good(&mut shell(&make), here);
+    run_silently(&mut shell(&make), here);
     // Its settings without a file: each command accepts only its own options.
     let pgbackrest = |pages: &str, what: &str| {
         format!(
@@ -191,14 +191,14 @@ fn a_backup_of_postgresql_is_the_same_and_leaves_little_in_memory() {
              --lock-path=\"$PWD/lock\" --log-level-file=off --log-level-console=error {what}"
         )
     };
-    good(&mut shell(&pgbackrest("data", "--no-online stanza-create")), here);
+    run_silently(&mut shell(&pgbackrest("data", "--no-online stanza-create")), here);
     let (data, repository, back) = (here.join("data"), here.join("repository"), here.join("back"));
     evict_all(&data);
     let backup = pgbackrest("data", "--no-online --compress-type=none --process-max=2 backup");
-    good(&mut shell_under_run(&backup), here);
-    little_stays("pgbackrest's backup", &[&data, &repository]);
-    good(&mut shell_under_run(&pgbackrest("back", "--process-max=2 restore")), here);
-    little_stays("pgbackrest's restored files", &[&repository, &back]);
+    run_silently(&mut shell_under_run(&backup), here);
+    wait_until_little_resident("pgbackrest's backup", &[&data, &repository]);
+    run_silently(&mut shell_under_run(&pgbackrest("back", "--process-max=2 restore")), here);
+    wait_until_little_resident("pgbackrest's restored files", &[&repository, &back]);
     let of = |directory: &Path| {
         let mut files = files_below(directory);
         // The server creates these again.

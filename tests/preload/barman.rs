@@ -12,14 +12,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use crate::backups::{good, little_stays, resident_in, shell, shell_under_run};
+use crate::backups::{resident_in, run_silently, shell, shell_under_run, wait_until_little_resident};
 use crate::support;
 use crate::support::command::{program, run};
 use crate::support::compare::files_below;
 use crate::support::postgresql::{self, SEGMENT_BYTES, Server};
 use crate::support::{MIB, eventually, files_in};
 
-/// Far longer than any wait for a server or barman.
+/// A deadline far longer than any wait for a server or barman.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 /// Segments that the load writes, in bytes.
 const WAL_BYTES: u64 = 3 * SEGMENT_BYTES;
@@ -67,11 +67,11 @@ impl Barman {
     }
 
     fn plain(&self, what: &str) {
-        good(&mut shell(&format!("barman -c barman.conf {what}")), &self.here);
+        run_silently(&mut shell(&format!("barman -c barman.conf {what}")), &self.here);
     }
 
     fn under_run(&self, what: &str) {
-        good(&mut shell_under_run(&format!("barman -c barman.conf {what}")), &self.here);
+        run_silently(&mut shell_under_run(&format!("barman -c barman.conf {what}")), &self.here);
     }
 
     /// Returns barman's directory for one of the two servers.
@@ -119,7 +119,8 @@ impl WalReceiver {
 
 impl Drop for WalReceiver {
     fn drop(&mut self) {
-        // Both fail only if it has ended already; its own child ends with the server.
+        // Both calls fail only if the process has ended already; its own child ends with the
+        // server.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -157,12 +158,12 @@ fn barman_backs_up_the_same_and_leaves_little_in_memory() {
             barman.under_run(&format!("archive-wal {name}"));
             (barman.archived(name).len() as u64 * SEGMENT_BYTES >= WAL_BYTES).then_some(())
         });
-        little_stays(&format!("WAL, {name}"), &[&barman.of(name, "wals")]);
+        wait_until_little_resident(&format!("WAL, {name}"), &[&barman.of(name, "wals")]);
         let segments = barman.archived(name);
         let mut compared = 0;
         for segment in &segments {
             let of_server = server.wal().join(segment.file_name().expect("a name"));
-            // It may have been recycled under another name.
+            // The segment may have been recycled under another name.
             if let Ok(bytes) = std::fs::read(of_server) {
                 assert!(std::fs::read(segment).expect("read") == bytes, "{}", segment.display());
                 compared += 1;
@@ -174,12 +175,12 @@ fn barman_backs_up_the_same_and_leaves_little_in_memory() {
         evict_below(&tables);
         barman.under_run(&format!("backup {name}"));
         let backup = barman.backup(name);
-        little_stays(&format!("the backup, {name}"), &[&backup]);
+        wait_until_little_resident(&format!("the backup, {name}"), &[&backup]);
         if name == "copied" {
-            little_stays("the backup", &[&tables]);
+            wait_until_little_resident("the backup", &[&tables]);
         } else {
             let verify = postgresql::program("pg_verifybackup").display().to_string();
-            good(&mut shell(&format!("'{verify}' --no-parse-wal '{}'", backup.display())), here);
+            run_silently(&mut shell(&format!("'{verify}' --no-parse-wal '{}'", backup.display())), here);
         }
         let base = backup.join("base");
         for table in ["pgbench_accounts", "pgbench_branches", "pgbench_history", "pgbench_accounts_pkey"] {
@@ -191,8 +192,8 @@ fn barman_backs_up_the_same_and_leaves_little_in_memory() {
     }
     let (backup, back) = (barman.backup("copied"), here.join("back"));
     evict_below(&backup);
-    // It is complete once its last segment is archived and a check has seen it. barman's cron
-    // runs the check; archiving does not.
+    // The backup is complete once its last segment is archived and a check has seen it. barman's
+    // cron runs the check; archiving does not.
     eventually("the backup is complete", WAIT_TIMEOUT, || {
         barman.plain("switch-wal --force copied");
         barman.plain("archive-wal copied");
@@ -202,7 +203,7 @@ fn barman_backs_up_the_same_and_leaves_little_in_memory() {
         (!list.contains("WAITING_FOR_WALS")).then_some(())
     });
     barman.under_run("recover copied latest back");
-    little_stays("barman's recovered files", &[&backup, &back]);
+    wait_until_little_resident("barman's recovered files", &[&backup, &back]);
     assert!(
         files_below(&back.join("base")) == files_below(&backup.join("base")),
         "the restored data differs"

@@ -11,10 +11,10 @@ use crate::support::compare::{Way, assert_same, built, built_library, difference
 use crate::support::loop_images::LoopImage;
 use pagekeeper_testing::Seed;
 
-/// Programs as any compiler makes them.
+/// Options of a plain build.
 const PLAIN: &[&str] = &["-O1", "-U_FORTIFY_SOURCE"];
 
-/// As distributions compile them: checked forms of calls, and 64-bit forms by other names.
+/// Options of distributions: checked forms of calls, and 64-bit forms by other names.
 const FORTIFIED: &[&str] = &["-O2", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2", "-D_FILE_OFFSET_BITS=64"];
 
 /// Compares a program on a disk under each rule, and with other entry points and on a tmpfs under
@@ -146,7 +146,7 @@ fn exercise(seed: u64, steps: u32) {
         let plain = left(&Way::plain());
         for way in ways() {
             let now = left(&way);
-            let fine = now.code == 0 && now.said.last().is_some_and(|line| line.starts_with("fine: "));
+            let fine = now.code == 0 && now.stdout.last().is_some_and(|line| line.starts_with("fine: "));
             let difference = difference(&plain, &now);
             assert!(
                 fine && difference.is_none(),
@@ -180,5 +180,5 @@ fn a_wrong_byte_at_random_is_found_out() {
     let scratch = support::scratch();
     let wrong = Way::with_library(&built_library("wrong", &["-DWRONG_READ"]));
     let left = left_by(&wrong, &built("exerciser", PLAIN), &["1", "1000"], scratch.path());
-    assert!(left.code == 1 && left.said.iter().any(|line| line.contains("another byte")), "{left:#?}");
+    assert!(left.code == 1 && left.stdout.iter().any(|line| line.contains("another byte")), "{left:#?}");
 }

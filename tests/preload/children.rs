@@ -46,7 +46,7 @@ fn run(options: &[&str], line: &str, source: &Path, target: &Path) -> Outcome {
 /// Returns a shell line for a file tree in which doas(1) lets root become any user.
 fn with_doas(line: &str, directory: &Path) -> String {
     let etc = directory.join("etc");
-    finish(Command::new("cp").arg("-a").arg("/etc").arg(&etc)).fine();
+    finish(Command::new("cp").arg("-a").arg("/etc").arg(&etc)).expect_success();
     fs::write(etc.join("doas.conf"), "permit nopass root\n").unwrap();
     fs::set_permissions(etc.join("doas.conf"), std::os::unix::fs::PermissionsExt::from_mode(0o400)).unwrap();
     format!("unshare --mount sh -c 'mount --bind {} /etc && {line}'", etc.display())
@@ -155,7 +155,7 @@ fn children_of_a_script_are_covered() {
     assert!(failures.is_empty(), "{failures:#?}");
 }
 
-/// The library is loaded into it, but does not see its calls.
+/// The library is loaded into the program, but does not see its calls.
 #[test]
 fn pages_mapped_by_a_known_stream_go_too() {
     if !support::can_follow("pages_mapped_by_a_known_stream_go_too", &["b3sum", "setpriv", "fincore"]) {
@@ -169,7 +169,7 @@ fn pages_mapped_by_a_known_stream_go_too() {
         let mut words = prefix.iter().copied().chain(["b3sum", source.to_str().unwrap()]);
         finish(Command::new(words.next().unwrap()).args(words))
     };
-    let plain = sum(&[]).fine();
+    let plain = sum(&[]).expect_success();
     let program = dir.path().join("pagekeeper");
     copy_program(&support::command::program(), &program);
     open_to_others(dir.path());
@@ -193,7 +193,7 @@ fn pages_mapped_by_a_known_stream_go_too() {
     for way in [&["--"][..], &["--", "sh", "-c", "\"$@\"; \"$@\" >/dev/null", ""]] {
         let said = sum(&[&nobody, way].concat());
         assert!(said.code == 0 && said.stdout == plain, "{said:?}");
-        assert!(said.stderr.contains("/b3sum uses by mappings stays"), "{said:?}");
+        assert!(said.stderr.contains("/b3sum uses by mappings stay"), "{said:?}");
         assert_eq!(said.stderr.lines().count(), 1, "{said:?}");
         // The library reaches it.
         let required = sum(&[&nobody[..], &["--require"], way].concat());

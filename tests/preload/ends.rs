@@ -68,7 +68,7 @@ struct StartPlace {
 
 impl StartPlace {
     /// Runs the program, and returns its exit code as a shell reports it.
-    fn ended(self, ends: &Path, leaving: &str, how: &str, number: i32) -> i32 {
+    fn exit_code_of(self, ends: &Path, leaving: &str, how: &str, number: i32) -> i32 {
         let mut command = Command::new("unshare");
         command.args(["--pid", "--fork", "--kill-child"]).arg(program());
         if !self.is_first {
@@ -79,7 +79,7 @@ impl StartPlace {
             command.arg("--report");
         }
         let outcome = finish(command.arg("--").arg(ends).args([leaving, how, &number.to_string()]));
-        // Its report exists, whatever ended the command.
+        // The report exists, whatever ended the command.
         assert_eq!(
             outcome.stderr.contains("pagekeeper: "),
             self.has_report,
@@ -91,7 +91,7 @@ impl StartPlace {
     /// Compares the exit codes with the command's.
     fn codes(self, ends: &Path, leaving: &str, numbers: impl Iterator<Item = i32>) -> String {
         let kinds: BTreeSet<String> = numbers
-            .map(|number| match self.ended(ends, leaving, "exit", number) {
+            .map(|number| match self.exit_code_of(ends, leaving, "exit", number) {
                 code if code == number => "the command's".to_owned(),
                 code => format!("{code} for {number}"),
             })
@@ -102,7 +102,7 @@ impl StartPlace {
     /// Compares the ends by a signal with the command's.
     fn signals(self, ends: &Path, leaving: &str) -> String {
         let kinds: BTreeSet<String> = signals()
-            .map(|signal| match self.ended(ends, leaving, "signal", signal) {
+            .map(|signal| match self.exit_code_of(ends, leaving, "signal", signal) {
                 code if code == 128 + signal && self.is_first => "exit code 128 + the signal".to_owned(),
                 code if code == 128 + signal => "the same signal".to_owned(),
                 code => format!("{code} for {signal}"),
@@ -112,7 +112,7 @@ impl StartPlace {
     }
 }
 
-/// The table in the book.
+/// Prints the table in the book.
 #[test]
 fn run_ends_as_the_command_ends_by_exit_or_signal() {
     if !can_run("ends of commands", &["cc", "unshare"]) {
@@ -121,7 +121,7 @@ fn run_ends_as_the_command_ends_by_exit_or_signal() {
     let dir = scratch();
     let (text, ends) = (dir.path().join("ends.c"), dir.path().join("ends"));
     std::fs::write(&text, ENDS).unwrap();
-    finish(Command::new("cc").arg("-o").arg(&ends).arg(&text)).fine();
+    finish(Command::new("cc").arg("-o").arg(&ends).arg(&text)).expect_success();
     let mut table = String::from(
         "| the command | code | code, `--report` | code, `--report`, as process 1 | signal | signal, `--report` | signal, `--report`, as process 1 |\n|---|---|---|---|---|---|---|\n",
     );
@@ -155,7 +155,7 @@ fn run_ends_as_the_command_ends_by_exit_or_signal() {
     assert!(book.contains(&table), "the table in docs/src/reference/run.md is another:\n{table}");
 }
 
-/// Programs that start jobs in another process group.
+/// These programs start jobs in another process group.
 #[test]
 fn timeout_and_setsid_end_with_a_report() {
     if !can_start("timeout and setsid", &["timeout", "setsid"]) {
@@ -180,7 +180,7 @@ fn timeout_and_setsid_end_with_a_report() {
 
 /// This process forwards a terminal's signals to a command that is not in the foreground group.
 #[test]
-fn in_a_terminal_a_key_reaches_a_command_of_another_group() {
+fn a_terminals_key_reaches_a_command_of_another_group() {
     if !can_start("a key for another group", &["script", "timeout"]) {
         return;
     }
@@ -272,9 +272,9 @@ fn a_truncated_report_changes_no_exit_code() {
     assert!(outcome.code == 7 && outcome.stderr.contains("the counts can't be read"), "{outcome:?}");
 }
 
-/// A stack limit that only root may raise.
+/// Only root may raise this limit of the stack.
 #[test]
-fn a_small_stack_of_another_user_does() {
+fn run_works_with_another_users_small_stack() {
     if !can_run("a small stack", &["bash", "setpriv"]) {
         return;
     }
@@ -299,7 +299,7 @@ fn a_small_stack_of_another_user_does() {
 
 /// As sudo without `--set-home` leaves it, where root's own directories can't be written.
 #[test]
-fn root_makes_nothing_in_the_home_of_another() {
+fn root_creates_nothing_in_another_users_home() {
     if !can_run("another's home", &["unshare", "mount"]) {
         return;
     }

@@ -99,7 +99,7 @@ fn a_follower_outlives_the_end_of_its_terminal() {
 }
 
 #[test]
-fn a_command_goes_on_without_its_follower() {
+fn a_command_continues_without_its_follower() {
     if !support::can_follow("a follower is killed", &["busybox"]) {
         return;
     }
@@ -128,7 +128,7 @@ fn the_command_is_as_without_a_follower() {
         };
         assert_eq!(run("exit 7").code, 7);
         assert_eq!(run("kill -KILL $$").code, 137);
-        // It sees no child that it did not start, and only its own descriptors.
+        // The command sees no child that it did not start, and only its own descriptors.
         for text in
             ["cd /proc/$$/fd && echo *", "ulimit -a; busybox nice; umask; pwd", "exec busybox pgrep -P $$"]
         {
@@ -137,7 +137,7 @@ fn the_command_is_as_without_a_follower() {
             assert_eq!((run.code, run.stdout), (alone.code, alone.stdout), "{options:?} {text}");
         }
         // The follower does not keep its output open: finish() reads to the end.
-        assert_eq!(run("echo one; echo two").fine(), "one\ntwo\n");
+        assert_eq!(run("echo one; echo two").expect_success(), "one\ntwo\n");
     }
     let missing = finish(pagekeeper().args(["run", "--as=stream", "--", "no-such-command"]));
     assert_eq!(missing.code, 127, "{missing:?}");
@@ -174,7 +174,7 @@ fn users_without_permission_to_follow_are_warned_and_refused_by_require() {
         let line = "env -i cat /etc/hostname >/dev/null; echo here";
         finish(command.args(options).args(["--as=stream", "--", "sh", "-c", line]))
     };
-    assert_eq!(reached(&["--require"]).fine(), "here\n");
+    assert_eq!(reached(&["--require"]).expect_success(), "here\n");
     let reported = reached(&["--report"]);
     assert!(reported.stderr.contains("not covered calls that the library does not see"), "{reported:?}");
     let unpaced = reached(&["--pace=off"]);
@@ -211,7 +211,7 @@ fn children_that_outlive_the_command_are_still_followed() {
     let files = [at("file"), at("copy")];
     write(&files[0], STREAM_BYTES);
     evict(&files[0]);
-    finish(Command::new("mkfifo").args([at("begin"), at("end")])).fine();
+    finish(Command::new("mkfifo").args([at("begin"), at("end")])).expect_success();
     let line = "(cat begin; cat file >copy; echo >done; cat end) </dev/null >/dev/null 2>&1 & echo $!";
     let mut run = pagekeeper();
     run.args(["run", "--report", "--as=stream", "--", "busybox", "sh", "-c", line]).current_dir(dir.path());
@@ -228,7 +228,7 @@ fn children_that_outlive_the_command_are_still_followed() {
 /// A file that only its creator may read looks like a temporary one, which the library keeps; a
 /// static program has no library.
 #[test]
-fn private_output_of_a_static_program_goes() {
+fn private_output_of_a_static_program_is_released() {
     if !support::can_follow("private output of a static program", &["busybox", "fincore"]) {
         return;
     }
@@ -238,6 +238,7 @@ fn private_output_of_a_static_program_goes() {
     write(&files[0], STREAM_BYTES / 4);
     evict(&files[0]);
     let line = "umask 077; busybox cp file copy";
-    finish(pagekeeper().args(["run", "--as=stream", "--", "sh", "-c", line]).current_dir(dir.path())).fine();
+    finish(pagekeeper().args(["run", "--as=stream", "--", "sh", "-c", line]).current_dir(dir.path()))
+        .expect_success();
     eventually("all of it goes", WAIT_TIMEOUT, || (resident_bytes(&files) <= MIB).then_some(()));
 }

@@ -20,18 +20,18 @@ use crate::support::{MIB, evict};
 /// Bytes of the file that is read.
 const FILE_BYTES: u64 = 200 * MIB;
 
-/// Longer than a sample is valid: two seconds.
+/// An age at which a sample of two seconds' validity is stale.
 const STALE_SAMPLE_AGE: Duration = Duration::from_millis(2500);
 
-/// Runs Runs `tests/preload/programs_in_c/hot.c` on a file, as a stream.
-fn hot(file: &Path, how: &str) -> Command {
+/// Runs `tests/preload/programs_in_c/hot.c` on a file, as a stream.
+fn hot_command(file: &Path, how: &str) -> Command {
     let mut command = Way::stream_by_library().command(&built("hot", &["-O1"]));
     command.arg(file).arg(how);
     command
 }
 
 /// Returns a file with no resident page.
-fn cold(directory: &Path, name: &str, size: u64) -> PathBuf {
+fn cold_file(directory: &Path, name: &str, size: u64) -> PathBuf {
     let path = directory.join(name);
     let bytes = vec![0x5a; usize::try_from(size).expect("small")];
     std::fs::write(&path, bytes).expect("write");
@@ -51,10 +51,10 @@ fn resident(path: &Path) -> u64 {
 
 /// Runs it to its end. While it waits, another program reads the whole file, and `pause` passes.
 /// Returns the bytes that are resident in the end.
-fn with_others(path: &Path, how: &str, pause: Duration) -> u64 {
+fn resident_after_others(path: &Path, how: &str, pause: Duration) -> u64 {
     evict(path);
     let mut child =
-        hot(path, how).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("start a program");
+        hot_command(path, how).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("start a program");
     let mut said = String::new();
     BufReader::new(child.stdout.take().expect("piped")).read_line(&mut said).expect("read what it says");
     assert_eq!(said, "ready\n", "{how}");
@@ -63,7 +63,7 @@ fn with_others(path: &Path, how: &str, pause: Duration) -> u64 {
     // Rereads the pages that the kernel evicted meanwhile.
     warm(path);
     assert!(resident(path) > FILE_BYTES - MIB, "{how}: it is hot");
-    child.stdin.take().expect("piped").write_all(b"\n").expect("have it go on");
+    child.stdin.take().expect("piped").write_all(b"\n").expect("have it continue");
     assert!(child.wait().expect("wait").success(), "{how}");
     resident(path)
 }
@@ -75,7 +75,7 @@ fn pages_that_others_read_during_a_run_stay() {
     }
     let _alone = support::alone();
     let scratch = QuickDisk::new();
-    let path = cold(scratch.path(), "file", FILE_BYTES);
+    let path = cold_file(scratch.path(), "file", FILE_BYTES);
     let now = Duration::ZERO;
     for (how, pause, gone) in [
         // Read-ahead at the first read may reach this far.
@@ -87,7 +87,7 @@ fn pages_that_others_read_during_a_run_stay() {
         // If it continues, read-ahead may reach this far.
         ("pause", STALE_SAMPLE_AGE, 10 * MIB),
     ] {
-        let left = with_others(&path, how, pause);
+        let left = resident_after_others(&path, how, pause);
         assert!(
             left >= FILE_BYTES - gone,
             "{how} {pause:?}: {} of {FILE_BYTES} bytes went",
@@ -104,12 +104,12 @@ fn pages_read_by_the_c_library_itself_go() {
     let _alone = support::alone();
     let scratch = QuickDisk::new();
     for (name, size) in [("large", FILE_BYTES), ("small", 900_000), ("odd", 5 * MIB + 1)] {
-        let path = cold(scratch.path(), name, size);
-        finish(&mut hot(&path, "all")).fine();
+        let path = cold_file(scratch.path(), name, size);
+        finish(&mut hot_command(&path, "all")).expect_success();
         let left = resident(&path);
         assert!(left <= size / 20, "{name}: {left} of {size} bytes stay");
         warm(&path);
-        finish(&mut hot(&path, "all")).fine();
+        finish(&mut hot_command(&path, "all")).expect_success();
         assert!(resident(&path) >= size, "{name}: it was hot");
     }
 }
@@ -132,7 +132,7 @@ fn pages_of_standard_input_and_output_go() {
     {
         evict(&lines);
         let mut shell = Way::stream_by_library().command(Path::new("sh"));
-        finish(shell.args(["-c", script]).current_dir(scratch.path())).fine();
+        finish(shell.args(["-c", script]).current_dir(scratch.path())).expect_success();
         let left = resident(&lines) + resident(&out);
         assert!(left <= 4 * MIB, "{script}: {left} bytes stay");
     }
@@ -145,8 +145,9 @@ fn a_prefetch_is_read_once() {
     }
     let _alone = support::alone();
     let scratch = QuickDisk::new();
-    let path = cold(scratch.path(), "file", FILE_BYTES);
-    let read: u64 = finish(&mut hot(&path, "prefetch")).fine().trim().parse().expect("a number");
+    let path = cold_file(scratch.path(), "file", FILE_BYTES);
+    let read: u64 =
+        finish(&mut hot_command(&path, "prefetch")).expect_success().trim().parse().expect("a number");
     assert!(read <= FILE_BYTES + FILE_BYTES / 10, "{read} bytes were read for {FILE_BYTES}");
     let left = resident(&path);
     assert!(left <= FILE_BYTES / 20, "{left} bytes stay");
@@ -159,9 +160,9 @@ fn a_programs_own_advice_stands_where_the_rule_does_nothing() {
     }
     let _alone = support::alone();
     let scratch = QuickDisk::new();
-    let path = cold(scratch.path(), "file", FILE_BYTES);
+    let path = cold_file(scratch.path(), "file", FILE_BYTES);
     for how in ["map", "random"] {
-        finish(&mut hot(&path, how)).fine();
+        finish(&mut hot_command(&path, how)).expect_success();
         let left = resident(&path);
         assert!(left <= MIB, "{how}: {left} bytes stay");
     }
@@ -169,19 +170,19 @@ fn a_programs_own_advice_stands_where_the_rule_does_nothing() {
     warm(&path);
     let mut dd = Way::run(&["--as", "stream"], "").command(Path::new("dd"));
     dd.arg(format!("if={}", path.display())).args(["iflag=nocache", "count=0", "status=none"]);
-    finish(&mut dd).fine();
+    finish(&mut dd).expect_success();
     let left = resident(&path);
     assert!(left <= MIB, "{left} bytes stay");
 }
 
 #[test]
-fn looking_brings_nothing_into_locked_memory() {
+fn sampling_loads_nothing_into_locked_memory() {
     if !support::can_run("locked memory", &["cc", "fincore"]) {
         return;
     }
     let _alone = support::alone();
     let scratch = QuickDisk::new();
-    let path = cold(scratch.path(), "file", FILE_BYTES);
+    let path = cold_file(scratch.path(), "file", FILE_BYTES);
     let file = std::fs::File::open(&path).expect("open");
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).expect("advise");
     for at in (0..FILE_BYTES).step_by(2 << 20) {
@@ -189,7 +190,7 @@ fn looking_brings_nothing_into_locked_memory() {
     }
     drop(file);
     let before = resident(&path);
-    let said = finish(&mut hot(&path, "locked")).fine();
+    let said = finish(&mut hot_command(&path, "locked")).expect_success();
     assert!(said.is_empty(), "root may lock memory: {said}");
     let after = resident(&path);
     assert!(before > 0 && after <= before + MIB, "{before} bytes were resident, {after} are");
@@ -205,7 +206,7 @@ impl OverlayMount {
         }
         let mut mount = Command::new("mount");
         mount.current_dir(parent).args(["-t", "overlay", "overlay", "whole", "-o"]);
-        finish(mount.arg("lowerdir=lower,upperdir=upper,workdir=work")).fine();
+        finish(mount.arg("lowerdir=lower,upperdir=upper,workdir=work")).expect_success();
         Self(parent.join("whole"))
     }
 }
@@ -225,9 +226,9 @@ fn on_an_overlay_hot_pages_stay_and_others_go() {
     let scratch = QuickDisk::new();
     std::fs::create_dir(scratch.path().join("lower")).expect("make a directory");
     // Files of the overlay have no pages; files of the layers have them.
-    let lower = cold(&scratch.path().join("lower"), "low", 64 * MIB);
+    let lower = cold_file(&scratch.path().join("lower"), "low", 64 * MIB);
     let overlay = OverlayMount::new(scratch.path());
-    cold(&overlay.0, "up", 64 * MIB);
+    cold_file(&overlay.0, "up", 64 * MIB);
     let upper = scratch.path().join("upper/up");
     for (layer, name) in [(lower, "low"), (upper, "up")] {
         let file = overlay.0.join(name);
@@ -237,14 +238,14 @@ fn on_an_overlay_hot_pages_stay_and_others_go() {
             let left: Vec<u64> = (0..20)
                 .map(|_| {
                     evict(&layer);
-                    finish(&mut hot(&file, how)).fine();
+                    finish(&mut hot_command(&file, how)).expect_success();
                     resident(&layer)
                 })
                 .take_while(|left| *left > 4 * MIB)
                 .collect();
             assert!(left.len() < 20, "{name} {how}: {left:?} bytes of a cold file stay");
             warm(&file);
-            finish(&mut hot(&file, how)).fine();
+            finish(&mut hot_command(&file, how)).expect_success();
             assert_eq!(resident(&layer), 64 * MIB, "{name} {how}: it was hot");
         }
     }

@@ -119,8 +119,6 @@ fn bytes(report: &Value, name: &str) -> u64 {
     report["total"][name].as_u64().unwrap_or_else(|| panic!("no {name} in {report}"))
 }
 
-/// Programs that read a file out of order leave no pages, and each page is read from the device
-/// once.
 #[test]
 fn pages_read_out_of_order_go_and_are_read_once() {
     let Some(place) = UserDirectory::new("files read out of order") else { return };
@@ -147,7 +145,8 @@ fn pages_read_out_of_order_go_and_are_read_once() {
     }
 }
 
-/// Pages that a slow disk still reads ahead when a file is closed go once they have arrived.
+/// A slow disk still reads ahead when the file is closed; the pages are dropped once they have
+/// arrived.
 #[test]
 fn pages_under_read_ahead_at_a_close_go_later() {
     let Some(place) = UserDirectory::new("a slow disk's read-ahead") else { return };
@@ -168,8 +167,7 @@ fn pages_under_read_ahead_at_a_close_go_later() {
     assert_eq!(resident(&file), 0, "{report}");
 }
 
-/// Several readers of one file leave no pages: threads with their own open files, and independent
-/// commands.
+/// The readers are threads with their own open files, or independent commands.
 #[test]
 fn several_readers_of_a_file_leave_nothing() {
     let Some(place) = UserDirectory::new("several readers of a file") else { return };
@@ -229,7 +227,7 @@ read_on(other, 1 << 20)
     assert!(before <= PROGRAM_FILES_BYTES, "{before} bytes are said to have been there before\n{report}");
 }
 
-/// The bytes read equal those released and those resident before, whichever way the file is read;
+/// The bytes read equal those released and those resident before, for every way to read the file;
 /// the released bytes came from the device.
 #[test]
 fn read_bytes_are_released_or_were_resident_before() {

@@ -53,10 +53,10 @@ fn programs_that_cannot_have_the_library_are_reported_and_run() {
     let (section, go) = (dir.path().join("section"), dir.path().join("go-made"));
     std::fs::write(&section, "\u{ff} Go buildinf:").unwrap();
     let add = format!(".go.buildinfo={}", section.display());
-    finish(Command::new("objcopy").args(["--add-section", &add]).arg(&plain).arg(&go)).fine();
+    finish(Command::new("objcopy").args(["--add-section", &add]).arg(&plain).arg(&go)).expect_success();
     check_obstacle(&go, "go-made is a Go program", "hello\n");
     assert_eq!(
-        finish(pagekeeper().args(["run", "--as", "bulk", "--require", "--"]).arg(&plain)).fine(),
+        finish(pagekeeper().args(["run", "--as", "bulk", "--require", "--"]).arg(&plain)).expect_success(),
         "hello\n"
     );
 
@@ -87,7 +87,7 @@ int main(int count, char **arguments) {
 ";
 
 /// Programs that a command starts are inspected at their start: the library is loaded, leaves the
-/// rules off, and says so.
+/// rules off, and reports that.
 #[test]
 fn programs_of_musl_that_a_command_starts_run() {
     if !can_start("programs_of_musl_that_a_command_starts_run", &["musl-gcc"]) {
@@ -96,7 +96,7 @@ fn programs_of_musl_that_a_command_starts_run() {
     let dir = scratch();
     let (text, program) = (dir.path().join("musl.c"), dir.path().join("musl"));
     std::fs::write(&text, OTHER_LIBRARY).unwrap();
-    finish(Command::new("musl-gcc").arg("-o").arg(&program).arg(&text)).fine();
+    finish(Command::new("musl-gcc").arg("-o").arg(&program).arg(&text)).expect_success();
     let line =
         format!("{0} {1}; env {0} {1}; exec {0} {1}", program.display(), dir.path().join("file").display());
     for options in
@@ -141,5 +141,8 @@ fn setuid_programs_are_reported_and_run() {
         check_obstacle(&program, "privileged runs with rights of its own", "hello\n");
     }
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
-    assert_eq!(finish(pagekeeper().args(["run", "--as", "bulk", "--"]).arg(&program)).fine(), "hello\n");
+    assert_eq!(
+        finish(pagekeeper().args(["run", "--as", "bulk", "--"]).arg(&program)).expect_success(),
+        "hello\n"
+    );
 }

@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::report::{counted, evict_all};
+use crate::report::{evict_all, resident_by_file};
 use crate::support;
 use crate::support::MIB;
 use crate::support::command::{Outcome, finish, pagekeeper, pagekeeper_by_library};
 use crate::support::compare::Way;
 use crate::support::loop_images::QuickDisk;
 
-/// Far longer than anything here takes.
+/// A deadline far longer than anything here takes.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Bytes and number of the small files; bytes of the large one.
 const SMALL_FILE_BYTES: usize = 300 << 10;
@@ -63,7 +63,7 @@ impl Drop for RsyncDaemon {
 
 /// Copies files without the rules at the client's end, whose pages are not checked.
 fn copy(from: &str, to: &str) {
-    finish(Command::new("rsync").args(["--recursive", "--whole-file", from, to])).fine();
+    finish(Command::new("rsync").args(["--recursive", "--whole-file", from, to])).expect_success();
 }
 
 /// Creates files of both sizes. Returns the total bytes.
@@ -79,16 +79,16 @@ fn make_files(directory: &Path) -> u64 {
 
 /// Waits until at most a fiftieth is resident, since a dying process releases its files late.
 ///
-fn goes(what: &str, directory: &Path, size: u64) {
+fn wait_until_released(what: &str, directory: &Path, size: u64) {
     support::eventually(&format!("{what} goes"), WAIT_TIMEOUT, || {
-        let left: u64 = counted(directory).values().sum();
+        let left: u64 = resident_by_file(directory).values().sum();
         eprintln!("{what}: {left} of {size} bytes stay");
         (left <= size / 50).then_some(())
     });
 }
 
 /// rsync changes its root in a child of the daemon, and then forks the writing process. None of
-/// these sees /proc, so none has a helper that could open a file.
+/// these has /proc, so none has a helper that could open a file.
 #[test]
 #[ignore = "long: make test-stories"]
 fn pages_of_a_daemon_below_another_root_go() {
@@ -109,13 +109,13 @@ fn pages_of_a_daemon_below_another_root_go() {
         let daemon = RsyncDaemon::start(&served, user, outside.path());
         evict_all(here);
         copy(&format!("{}/", from.display()), &daemon.files());
-        goes(&format!("files received by user {user}"), &served, size);
-        finish(Command::new("diff").arg("-r").args([&from, &served])).fine();
+        wait_until_released(&format!("files received by user {user}"), &served, size);
+        finish(Command::new("diff").arg("-r").args([&from, &served])).expect_success();
         evict_all(here);
         let back = here.join("back");
         copy(&daemon.files(), &format!("{}/", back.display()));
-        goes(&format!("files served by user {user}"), &served, size);
-        finish(Command::new("diff").arg("-r").args([&from, &back])).fine();
+        wait_until_released(&format!("files served by user {user}"), &served, size);
+        finish(Command::new("diff").arg("-r").args([&from, &back])).expect_success();
         drop(daemon);
         std::fs::remove_dir_all(&served).expect("remove");
         std::fs::remove_dir_all(&back).expect("remove");
@@ -129,10 +129,10 @@ fn make_root(root: &Path, programs: &[&str]) {
         std::fs::copy(file, to).expect("copy");
     };
     for program in programs {
-        let found = finish(Command::new("sh").args(["-c", "command -v \"$0\"", program])).fine();
+        let found = finish(Command::new("sh").args(["-c", "command -v \"$0\"", program])).expect_success();
         let file = PathBuf::from(found.trim());
         copy(&file, &root.join("bin").join(program));
-        let linked = finish(Command::new("ldd").arg(&file)).fine();
+        let linked = finish(Command::new("ldd").arg(&file)).expect_success();
         let words = linked.split_whitespace().filter(|word| word.starts_with('/'));
         for library in words {
             copy(Path::new(library), &root.join(library.trim_start_matches('/')));
@@ -141,7 +141,7 @@ fn make_root(root: &Path, programs: &[&str]) {
 }
 
 /// Runs a command under the rules in a directory.
-fn ran(words: &[&str], here: &Path) -> Outcome {
+fn run_under_rules(words: &[&str], here: &Path) -> Outcome {
     let mut command = pagekeeper();
     finish(command.args(["run", "--"]).args(words).current_dir(here))
 }
@@ -179,17 +179,17 @@ fn pages_of_a_program_below_a_minimal_root_go() {
         &["chroot", "root", "/bin/dd", "if=/data/large", "of=/copies", "bs=1G", "status=none"],
     ] {
         evict_all(here);
-        let before: u64 = counted(&programs).values().sum();
+        let before: u64 = resident_by_file(&programs).values().sum();
         assert_eq!(before, 0, "programs are resident");
-        ran(words, here).fine();
-        goes(&format!("{words:?}"), &data, size);
+        run_under_rules(words, here).expect_success();
+        wait_until_released(&format!("{words:?}"), &data, size);
         if copies.is_dir() {
-            goes(&format!("{words:?}, what it wrote,"), &copies, size);
-            finish(Command::new("diff").arg("-r").args([&data, &copies])).fine();
+            wait_until_released(&format!("{words:?}, what it wrote,"), &copies, size);
+            finish(Command::new("diff").arg("-r").args([&data, &copies])).expect_success();
             std::fs::remove_dir_all(&copies).expect("remove");
         } else {
             support::wait_until_resident_below(std::slice::from_ref(&copies), MIB, WAIT_TIMEOUT);
-            finish(Command::new("cmp").arg(data.join("large")).arg(&copies)).fine();
+            finish(Command::new("cmp").arg(data.join("large")).arg(&copies)).expect_success();
             std::fs::remove_file(&copies).expect("remove");
         }
     }

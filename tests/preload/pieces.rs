@@ -67,7 +67,8 @@ fn pieces(log: &Path) -> Vec<u64> {
     calls.map(|length| length.parse().expect("a length")).collect()
 }
 
-/// A stream and bulk output, on the file systems that order data before their journal's commits.
+/// Checks a stream and bulk output, on the file systems that order data before their journal's
+/// commits.
 #[test]
 fn output_goes_to_its_disk_in_pieces() {
     let needed = [&ThrottledDisk::REQUIRED_PROGRAMS[..], &["mkfs.xfs", "strace", "cp"]].concat();
@@ -111,13 +112,13 @@ fn copied_in_pieces(
     let pieces = pieces(&log);
     seen.longest = pieces.iter().copied().max().unwrap_or_default();
     eprintln!("{kind} {role}: {seen:?}, {} pieces", pieces.len());
-    // It was observed during the write, and the rules wrote its pages.
+    // The file was observed during the write, and the rules wrote its pages.
     assert!(
         seen.unwritten > MIB && pieces.iter().sum::<u64>() >= WRITTEN_BYTES / 2,
         "{kind} {role}: {pieces:?}"
     );
     assert!(seen.looks > 0 && seen.unwritten <= UNWRITTEN_BYTES_MAX, "{kind} {role}: {seen:?}");
-    finish(Command::new("cmp").arg(source).arg(&copy)).fine();
+    finish(Command::new("cmp").arg(source).arg(&copy)).expect_success();
     std::fs::remove_file(&copy).expect("remove a file");
     seen
 }

@@ -19,7 +19,7 @@ use crate::support::postgresql::{SEGMENT_BYTES, Server, WAL_BYTES};
 use crate::support::{MIB, evict};
 
 /// Returns a command under `pagekeeper run` with these arguments.
-fn under(arguments: &[&str], command: &[&str]) -> Command {
+fn command_under_run(arguments: &[&str], command: &[&str]) -> Command {
     let mut run = pagekeeper_by_library();
     run.arg("run").args(arguments).arg("--").args(command);
     run
@@ -27,12 +27,12 @@ fn under(arguments: &[&str], command: &[&str]) -> Command {
 
 /// Returns the words that start a command under `pagekeeper run`.
 fn starter(arguments: &[&str]) -> Vec<OsString> {
-    let command = under(arguments, &[]);
+    let command = command_under_run(arguments, &[]);
     [command.get_program()].into_iter().chain(command.get_args()).map(OsStr::to_owned).collect()
 }
 
 /// Runs a command in a directory, and checks that it succeeds.
-fn good(mut command: Command, directory: &Path) -> Outcome {
+fn run_successfully(mut command: Command, directory: &Path) -> Outcome {
     let outcome = finish(command.current_dir(directory));
     assert!(outcome.code == 0, "{command:?}: {outcome:#?}");
     outcome
@@ -42,7 +42,7 @@ fn good(mut command: Command, directory: &Path) -> Outcome {
 fn shell(line: &str, directory: &Path) -> String {
     let mut command = Command::new("sh");
     command.args(["-euc", line]);
-    good(command, directory).stdout
+    run_successfully(command, directory).stdout
 }
 
 /// Returns bytes that depend on their offset.
@@ -109,7 +109,7 @@ fn copied_by_all(parent: &Path, large: u64) {
     ];
     for (line, name) in lines.iter().zip('a'..) {
         for way in [&[][..], &["--as", "stream"][..]] {
-            let outcome = good(under(way, &["sh", "-euc", line]), parent);
+            let outcome = run_successfully(command_under_run(way, &["sh", "-euc", line]), parent);
             assert!(outcome.stdout.is_empty() && outcome.stderr.is_empty(), "{line}: {outcome:#?}");
             let copy = parent.join(name.to_string());
             // A directory's times and a copy's modes depend on the tool; bytes, kinds, links
@@ -132,7 +132,7 @@ fn archives_and_copies_come_back_whole() {
 }
 
 /// Returns the lines of standard error that the command itself wrote.
-fn own_words(stderr: &str) -> Vec<&str> {
+fn own_stderr_lines(stderr: &str) -> Vec<&str> {
     stderr.lines().filter(|line| !line.starts_with("pagekeeper: ")).collect()
 }
 
@@ -181,20 +181,20 @@ fn a_write_error_of_fuse_is_reported_as_the_file_is_closed() {
                 failures.push(format!("{says}, plain: {plain:?}"));
             }
             for way in [&[][..], &["--as", "stream"][..], &["--as", "bulk"][..]] {
-                let got = finish(&mut under(way, command));
-                if (got.code, own_words(&got.stderr)) != (1, own_words(&plain.stderr)) {
+                let got = finish(&mut command_under_run(way, command));
+                if (got.code, own_stderr_lines(&got.stderr)) != (1, own_stderr_lines(&plain.stderr)) {
                     failures.push(format!("{says}, {command:?}: {got:?}"));
                 }
             }
         }
-        finish(Command::new("umount").arg(&point)).fine();
+        finish(Command::new("umount").arg(&point)).expect_success();
         assert!(server.wait().expect("wait").success());
         assert!(failures.is_empty(), "{}", failures.join("\n"));
     }
 }
 
 /// Returns the bytes in the page cache once the kernel's read-ahead has finished.
-fn settled(files: &[PathBuf]) -> u64 {
+fn resident_after_read_ahead(files: &[PathBuf]) -> u64 {
     let mut last = 0;
     support::eventually("nothing more is read ahead", Duration::from_secs(20), || {
         let now = support::resident_bytes(files);
@@ -202,7 +202,7 @@ fn settled(files: &[PathBuf]) -> u64 {
     })
 }
 
-/// The bytes of a file that is cold stay out of the page cache; what was hot before stays.
+/// Pages of cold files are dropped; pages that were hot before stay.
 #[test]
 fn a_backup_leaves_the_page_cache_as_it_was() {
     if !support::can_start("a backup that leaves the page cache alone", &["tar", "fincore"]) {
@@ -221,7 +221,7 @@ fn a_backup_leaves_the_page_cache_as_it_was() {
         (&["dd", "if=large", "of=copy", "bs=1M", "status=none"][..], "copy"),
     ] {
         evict(&source[0]);
-        good(under(&[], command), here);
+        run_successfully(command_under_run(&[], command), here);
         let left = support::resident_bytes(&source);
         assert!(left <= MIB, "{command:?}: {left} bytes of a cold file stay");
         let copy = [here.join(copy)];
@@ -230,9 +230,9 @@ fn a_backup_leaves_the_page_cache_as_it_was() {
         std::fs::remove_file(&copy[0]).expect("remove the copy");
         // Hot pages of another program: the first quarter.
         shell("head -c 16777216 large >/dev/null", here);
-        let hot = settled(&source);
+        let hot = resident_after_read_ahead(&source);
         assert!((16 * MIB..40 * MIB).contains(&hot), "{hot} bytes are hot");
-        good(under(&[], command), here);
+        run_successfully(command_under_run(&[], command), here);
         let after = support::resident_bytes(&source);
         assert!(after >= 16 * MIB && after <= hot + MIB, "{command:?}: {hot} bytes were hot, {after} are");
         std::fs::remove_file(&copy[0]).expect("remove the copy");
@@ -246,7 +246,7 @@ fn a_backup_leaves_the_page_cache_as_it_was() {
 /// Runs a shell script in a directory, in its own mount namespace, and unmounts in reverse order at
 /// its end. If the kernel released an image and the tmpfs below it together, they would keep each
 /// other alive forever.
-fn mounting(script: &str, arguments: &[OsString], directory: &Path) -> Outcome {
+fn run_in_mount_namespace(script: &str, arguments: &[OsString], directory: &Path) -> Outcome {
     const UNMOUNT: &str = r#"trap 'tac /proc/self/mounts | while read -r _ point _; do
         case $point in "$PWD"/*) umount --lazy "$point" ;; esac
     done' EXIT; "#;
@@ -282,7 +282,7 @@ fn a_write_error_is_reported_to_a_later_opener() {
             words.extend(way.iter().flat_map(|way| starter(way)));
             let reported = (0..4).any(|_| {
                 let directory = tempfile::tempdir_in(scratch.path()).expect("make a directory");
-                let outcome = mounting(script, &words, directory.path());
+                let outcome = run_in_mount_namespace(script, &words, directory.path());
                 let is_reported = outcome.code == 7 && outcome.stderr.contains("No space left on device");
                 if !is_reported {
                     eprintln!("{way:?}, cachestat {cachestat}: {outcome:#?}");
@@ -295,8 +295,8 @@ fn a_write_error_is_reported_to_a_later_opener() {
     }
 }
 
-/// Pages written to an overlay (a container's root) go, though cachestat(2) counts no resident or
-/// dirty pages there. They also go without cachestat(2).
+/// Pages written to an overlay (a container's root) are dropped, though cachestat(2) counts no
+/// resident or dirty pages there; also without cachestat(2).
 #[test]
 fn output_of_a_stream_goes_without_page_counts() {
     if !support::can_run("writers without counts", &["cc", "unshare", "mount", "fincore"]) {
@@ -310,21 +310,26 @@ fn output_of_a_stream_goes_without_page_counts() {
     let script = "mount -t overlay none -o lowerdir=lower,upperdir=upper,workdir=work all; \"$@\" all/large all/copy; cmp all/large all/copy";
     let stream = [starter(&["--as", "stream"]), vec!["cp".into(), "--reflink=never".into()]].concat();
     let copy = [here.join("upper/copy")];
-    let outcome =
-        mounting("mount -t overlay none -o lowerdir=lower,upperdir=upper,workdir=work all", &[], here);
+    let outcome = run_in_mount_namespace(
+        "mount -t overlay none -o lowerdir=lower,upperdir=upper,workdir=work all",
+        &[],
+        here,
+    );
     if outcome.code == 0 {
         // Compared before it is written: the comparison would leave it resident.
-        let left = least_left(&copy, || {
-            mounting(script.trim_end_matches("; cmp all/large all/copy"), &stream, here).fine();
+        let left = min_resident(&copy, || {
+            run_in_mount_namespace(script.trim_end_matches("; cmp all/large all/copy"), &stream, here)
+                .expect_success();
         });
         assert!(left <= 4 * MIB, "{left} bytes stay");
-        mounting(script, &stream, here).fine();
+        run_in_mount_namespace(script, &stream, here).expect_success();
     } else {
         eprintln!("SKIPPED: no overlay here: {}", outcome.stderr);
     }
     let without = [support::compare::built("without", &["-O1"]).into_os_string(), "451".into()];
-    let left = least_left(&copy, || {
-        mounting("\"$@\" lower/large upper/copy", &[&without[..], &stream[..]].concat(), here).fine();
+    let left = min_resident(&copy, || {
+        run_in_mount_namespace("\"$@\" lower/large upper/copy", &[&without[..], &stream[..]].concat(), here)
+            .expect_success();
     });
     assert!(left <= 4 * MIB, "{left} bytes stay without cachestat(2)");
 }
@@ -332,7 +337,7 @@ fn output_of_a_stream_goes_without_page_counts() {
 /// Returns the minimum resident bytes over several runs, within three minutes. A writer without
 /// page counts gives up on pages that are not written within a second, as happens on a busy
 /// machine.
-fn least_left(written: &[PathBuf], run: impl Fn()) -> u64 {
+fn min_resident(written: &[PathBuf], run: impl Fn()) -> u64 {
     let begin = Instant::now();
     let mut least = u64::MAX;
     while least > 4 * MIB && begin.elapsed() < Duration::from_secs(180) {
@@ -342,9 +347,10 @@ fn least_left(written: &[PathBuf], run: impl Fn()) -> u64 {
     least
 }
 
-/// Written and closed files go, although the process executes another program immediately.
+/// The pages of written and closed files are dropped although the process executes another program
+/// immediately.
 #[test]
-fn files_go_that_were_written_before_an_exec() {
+fn pages_written_before_an_exec_are_released() {
     if !support::can_start("exec", &["cc", "fincore"]) {
         return;
     }
@@ -356,7 +362,9 @@ fn files_go_that_were_written_before_an_exec() {
     for by in calls.into_iter().chain(["SYS_execve", "SYS_execveat"]) {
         support::compare::assert_same(&program, &[by], &support::compare::ways(), scratch.path());
         let program = program.to_str().expect("a path");
-        let said = good(under(&["--as", "stream"], &[program, by, by]), scratch.path()).stdout;
+        let said =
+            run_successfully(command_under_run(&["--as", "stream"], &[program, by, by]), scratch.path())
+                .stdout;
         assert!(said.ends_with("another\n"), "{said}");
         let files: Vec<PathBuf> =
             (0..24).map(|file| scratch.path().join(format!("{by}-{}-{}", file / 12, file % 12))).collect();
@@ -380,8 +388,11 @@ fn a_clone_is_sound() {
         [&[][..], &["--as", "stream"], &["--as", "bulk"], &["--as", "logs"]].iter().enumerate()
     {
         let name = format!("clone-{index}");
-        good(under(way, &["git", "clone", "-q", "--no-local", "origin", &name]), here);
-        good(under(way, &["git", "-C", &name, "repack", "-qadf"]), here);
+        run_successfully(
+            command_under_run(way, &["git", "clone", "-q", "--no-local", "origin", &name]),
+            here,
+        );
+        run_successfully(command_under_run(way, &["git", "-C", &name, "repack", "-qadf"]), here);
         assert_eq!(
             shell(
                 &format!(
@@ -422,9 +433,10 @@ fn sqlite_keeps_its_tables() {
             let mut result = |run: Option<&[&str]>| {
                 round += 1;
                 let name = format!("{round}.db");
-                let mut command = run.map_or_else(|| Command::new("sqlite3"), |run| under(run, &["sqlite3"]));
+                let mut command =
+                    run.map_or_else(|| Command::new("sqlite3"), |run| command_under_run(run, &["sqlite3"]));
                 command.args(["-bail", &name, &script]);
-                good(command, scratch.path()).fine()
+                run_successfully(command, scratch.path()).expect_success()
             };
             let plain = result(None);
             assert!(plain.contains("\nok\n"), "{plain}");
@@ -450,13 +462,15 @@ fn rocksdb(parent: &Path, keys: u32) {
         "--seed=7".to_owned(),
     ];
     let bench = |more: &[&str]| {
-        let mut command = under(&["--profile", "rocksdb"], &["db_bench"]);
+        let mut command = command_under_run(&["--profile", "rocksdb"], &["db_bench"]);
         command.args(&options).args(more);
         command
     };
-    let text =
-        good(bench(&["--benchmarks=fillrandom,overwrite,compact,readrandom,verifychecksum,stats"]), parent)
-            .stdout;
+    let text = run_successfully(
+        bench(&["--benchmarks=fillrandom,overwrite,compact,readrandom,verifychecksum,stats"]),
+        parent,
+    )
+    .stdout;
     assert!(text.contains("readrandom"), "{text}");
     check_consistency(&database, parent);
     // Killed in the middle of writing, several times.
@@ -470,14 +484,14 @@ fn rocksdb(parent: &Path, keys: u32) {
         std::thread::sleep(Duration::from_millis(700 + 300 * round));
         child.kill().expect("kill db_bench");
         child.wait().expect("wait for db_bench");
-        good(
+        run_successfully(
             bench(&["--benchmarks=readrandom,verifychecksum", "--use_existing_db=1", "--reads=20000"]),
             parent,
         );
         check_consistency(&database, parent);
     }
     let keep = |count: &str| count.lines().filter(|line| line.contains("==>")).count();
-    let plain = good(ldb(&database, &["scan", "--max_keys=1000"]), parent).stdout;
+    let plain = run_successfully(ldb(&database, &["scan", "--max_keys=1000"]), parent).stdout;
     assert!(keep(&plain) > 0 || !plain.is_empty(), "an empty database");
 }
 
@@ -488,7 +502,7 @@ fn ldb(database: &Path, arguments: &[&str]) -> Command {
 }
 
 fn check_consistency(database: &Path, parent: &Path) {
-    let said = good(ldb(database, &["checkconsistency"]), parent).stdout;
+    let said = run_successfully(ldb(database, &["checkconsistency"]), parent).stdout;
     assert!(said.trim() == "OK", "{said}");
 }
 
@@ -511,7 +525,7 @@ fn postgresql(seconds: u64) {
     }
     let _alone = support::alone();
     let scratch = support::scratch();
-    let starter = under(&["--profile", "postgresql"], &[]);
+    let starter = command_under_run(&["--profile", "postgresql"], &[]);
     let starter =
         [starter.get_program()].into_iter().chain(starter.get_args()).map(std::ffi::OsStr::to_owned);
     let mut server = Server::start_by(scratch.path(), starter.collect());
@@ -587,7 +601,7 @@ fn fio(parent: &Path, size: &str) {
                 continue;
             }
             for pattern in ["write", "randwrite"] {
-                let mut command = under(way, &["fio"]);
+                let mut command = command_under_run(way, &["fio"]);
                 command
                     .args([
                         "--name=verified",
@@ -599,7 +613,7 @@ fn fio(parent: &Path, size: &str) {
                     .args(["--bs=16k", "--iodepth=8", "--end_fsync=1", "--randseed=3", "--minimal"])
                     .args([format!("--size={size}"), format!("--ioengine={engine}")])
                     .args([format!("--rw={pattern}"), format!("--direct={direct}")]);
-                let outcome = good(command, parent);
+                let outcome = run_successfully(command, parent);
                 assert!(!outcome.stderr.contains("verify"), "{engine} {way:?}: {outcome:#?}");
                 let file = parent.join("verified");
                 assert!(file.exists(), "{engine}");
@@ -683,7 +697,7 @@ fn mariadb_passes_its_own_tests() {
     let tests: Vec<String> = MARIADB_TESTS.split_whitespace().map(str::to_owned).collect();
     let starter = starter(&["--profile", "mariadb"]);
     let now = mariadb_test::results(&starter, &tests, scratch.path());
-    assert!(now.passed.len() > 30, "few ran: {}", now.said);
+    assert!(now.passed.len() > 30, "few ran: {}", now.output);
     if !now.failed.is_empty() {
         let plain = mariadb_test::results(&[], &now.failed, scratch.path());
         assert!(
@@ -691,7 +705,7 @@ fn mariadb_passes_its_own_tests() {
             "{:?} fail under run, {:?} of them plain: {}",
             now.failed,
             plain.failed,
-            now.said
+            now.output
         );
     }
     println!("{} passed, {:?} fail plain, too", now.passed.len(), now.failed);

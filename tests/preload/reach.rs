@@ -34,7 +34,7 @@ fn one_large_read_leaves_nothing() {
     let file = here.join("file");
     let mut make = Command::new("dd");
     make.args(["if=/dev/zero", "of=file", "bs=1M", "count=450", "conv=fsync", "status=none"]);
-    finish(make.current_dir(here)).fine();
+    finish(make.current_dir(here)).expect_success();
     for words in [
         // In two calls; the second one finds pages that were read ahead for the first.
         &["dd", "if=file", "of=/dev/null", "bs=300M", "status=none"][..],
@@ -47,7 +47,7 @@ fn one_large_read_leaves_nothing() {
         &["node", "-e", "if (require('fs').readFileSync('file').length != 450 * 2 ** 20) process.exit(1)"],
     ] {
         evict(&file);
-        finish(&mut stream(words, here)).fine();
+        finish(&mut stream(words, here)).expect_success();
         let left = resident(&file);
         assert!(left <= MIB, "{words:?}: {left} bytes of a cold file stay");
         finish(
@@ -56,10 +56,10 @@ fn one_large_read_leaves_nothing() {
                 .current_dir(here)
                 .stdout(std::process::Stdio::null()),
         )
-        .fine();
+        .expect_success();
         let hot = resident(&file);
         assert!(hot >= 100 * MIB, "{hot} bytes are hot");
-        finish(&mut stream(words, here)).fine();
+        finish(&mut stream(words, here)).expect_success();
         let left = resident(&file);
         assert!(left >= 100 * MIB && left <= hot, "{words:?}: {hot} bytes were hot, {left} are");
     }
@@ -93,7 +93,7 @@ fn one_large_write_leaves_nothing() {
         ],
     ] {
         let _ = std::fs::remove_file(&file);
-        finish(&mut stream(words, here)).fine();
+        finish(&mut stream(words, here)).expect_success();
         assert_eq!(std::fs::metadata(&file).expect("stat").len(), 500 * MIB);
         let left = resident(&file);
         assert!(left <= MIB, "{words:?}: {left} bytes of what was written stay");
@@ -103,7 +103,7 @@ fn one_large_write_leaves_nothing() {
         &["python3", "-c", "import os; os.pwrite(os.open('new', os.O_WRONLY), b'x' * (70 << 20), 5)"],
         here,
     );
-    finish(&mut call).fine();
+    finish(&mut call).expect_success();
     let bytes = std::fs::read(&file).expect("read");
     assert!(bytes[5..5 + (70 << 20)].iter().all(|&byte| byte == b'x') && bytes.len() as u64 == 500 * MIB);
 }
@@ -129,7 +129,7 @@ fn as_a_reader(line: &str, program: &Path, home: &Path, directory: &Path) -> u64
         &format!("{line} && cat /proc/$$/io"),
     ]);
     command.env("HOME", home).env_remove("XDG_RUNTIME_DIR").env_remove("XDG_CACHE_HOME");
-    let said = finish(command.current_dir(directory)).fine();
+    let said = finish(command.current_dir(directory)).expect_success();
     let read = said.lines().find_map(|line| line.strip_prefix("read_bytes: "));
     read.and_then(|read| read.parse().ok()).unwrap_or_else(|| panic!("{line}: {said}"))
 }
@@ -189,7 +189,7 @@ fn files_that_may_only_be_read_leave_nothing() {
     }
 }
 
-/// It reads by a stdio stream in another thread: the helper follows it, and may fall behind on a
+/// zstd reads by a stdio stream in another thread: the helper follows it, and may fall behind on a
 /// disk in memory and a busy machine.
 #[test]
 fn pages_that_zstd_may_only_read_go() {
@@ -222,7 +222,7 @@ fn pages_that_zstd_may_only_read_go() {
 /// Reads of a file that the helper closes because of removed names continue immediately: no call
 /// waits for a release that never begins.
 #[test]
-fn files_that_may_only_be_read_are_read_on_as_names_are_removed() {
+fn reads_of_read_only_files_continue_as_names_are_removed() {
     if !support::can_run("names that are removed", &["setpriv", "perl"]) {
         return;
     }
@@ -275,7 +275,7 @@ print(time - $before);
         }
         command.args(["perl", "-e", text]);
         command.env("HOME", home.path()).env_remove("XDG_RUNTIME_DIR").env_remove("XDG_CACHE_HOME");
-        let said = finish(command.current_dir(here)).fine();
+        let said = finish(command.current_dir(here)).expect_success();
         took.push(said.trim().parse::<f64>().unwrap_or_else(|error| panic!("{error}: {said}")));
         for name in std::fs::read_dir(here).expect("list") {
             let path = name.expect("list").path();
@@ -289,9 +289,9 @@ print(time - $before);
     assert!(wrapped <= plain * 20.0 + 10.0, "{plain} s plain, {wrapped} s as a stream");
 }
 
-/// Like runtimes that bypass the C library's functions, such as node.
+/// Runtimes such as node bypass the C library's functions.
 #[test]
-fn calls_by_their_numbers_leave_nothing() {
+fn raw_system_calls_leave_no_pages() {
     if !support::can_start("calls by their numbers", &["cc", "cmp", "fincore"]) {
         return;
     }
@@ -308,13 +308,13 @@ fn calls_by_their_numbers_leave_nothing() {
     let mut failures = Vec::new();
     for how in reads.into_iter().chain(others) {
         evict(&file);
-        finish(&mut stream(&[program, how], here)).fine();
+        finish(&mut stream(&[program, how], here)).expect_success();
         let left = (resident(&file), resident(&copy));
         println!("{how}: {left:?} bytes stay");
         if left.0 + left.1 > 2 * MIB {
             failures.push(format!("{how}: {left:?} bytes stay"));
         }
-        finish(Command::new("cmp").args([&file, &copy])).fine();
+        finish(Command::new("cmp").args([&file, &copy])).expect_success();
         std::fs::remove_file(&copy).expect("remove the copy");
     }
     assert!(failures.is_empty(), "{failures:#?}");
@@ -341,12 +341,12 @@ fn threads_that_read_one_descriptor_leave_nothing() {
         let mut left = Vec::new();
         while left.len() < 6 && left.iter().all(|left| *left > 2 * MIB) {
             evict(&file);
-            let plain = finish(Command::new(&program).arg(how).current_dir(here)).fine();
+            let plain = finish(Command::new(&program).arg(how).current_dir(here)).expect_success();
             evict(&file);
             let mut way = Way::stream_by_library();
-            way.and_option("--json");
-            way.and_option(&format!("--report={}", report.display()));
-            let said = finish(way.command(&program).arg(how).current_dir(here)).fine();
+            way.add_option("--json");
+            way.add_option(&format!("--report={}", report.display()));
+            let said = finish(way.command(&program).arg(how).current_dir(here)).expect_success();
             assert_eq!(said, plain);
             let said: serde_json::Value =
                 serde_json::from_slice(&std::fs::read(&report).expect("a report")).expect("JSON");
@@ -359,7 +359,7 @@ fn threads_that_read_one_descriptor_leave_nothing() {
 }
 
 /// Reads files of 20 MiB, all at the same time, by stdio streams. Returns the resident bytes.
-fn pasted(count: usize, here: &Path) -> (u64, u64) {
+fn resident_after_paste(count: usize, here: &Path) -> (u64, u64) {
     // Larger than the part that is handled at the close.
     let line = "something of sixty-four bytes, the same again and again: a line\n".repeat(20 << 14);
     let names: Vec<String> = (0..count).map(|n| format!("file-{n}")).collect();
@@ -371,7 +371,7 @@ fn pasted(count: usize, here: &Path) -> (u64, u64) {
     let mut words = vec!["paste"];
     words.extend(names.iter().map(String::as_str));
     let mut command = stream(&words, here);
-    finish(command.stdout(std::process::Stdio::null())).fine();
+    finish(command.stdout(std::process::Stdio::null())).expect_success();
     (support::resident_bytes(&files), support::size_bytes(&files))
 }
 
@@ -383,11 +383,11 @@ fn many_streams_of_the_c_library_leave_nothing() {
     }
     let _alone = support::alone();
     let scratch = QuickDisk::new();
-    let (left, size) = pasted(14, scratch.path());
+    let (left, size) = resident_after_paste(14, scratch.path());
     assert!(left <= size / 20, "{left} of {size} bytes stay");
 }
 
-/// Sixteen are followed at a time, as in the book; pages of further ones stay.
+/// At most sixteen streams are followed at a time, as the book says; pages of further ones stay.
 #[test]
 #[ignore = "long: make test-stories"]
 fn sixteen_of_very_many_streams_of_the_c_library_leave_nothing() {
@@ -396,12 +396,12 @@ fn sixteen_of_very_many_streams_of_the_c_library_leave_nothing() {
     }
     let _alone = support::alone();
     let scratch = QuickDisk::new();
-    let (left, size) = pasted(24, scratch.path());
+    let (left, size) = resident_after_paste(24, scratch.path());
     println!("{left} of {size} bytes stay");
     assert!(left <= size / 24 * 8 + size / 20, "{left} of {size} bytes stay");
 }
 
-/// `tests/preload/programs_in_c/formatted.c`: the bytes are the same, and leave memory while they
+/// The bytes of `tests/preload/programs_in_c/formatted.c` are the same, and leave memory while they
 /// are written.
 #[test]
 fn formatted_output_leaves_nothing() {
@@ -416,11 +416,12 @@ fn formatted_output_leaves_nothing() {
         let program = program.to_str().expect("a plain path");
         for how in ["printf", "fprintf", "vprintf", "vfprintf"] {
             finish(Command::new("sh").args(["-c", "$0 $1 300000 > plain", program, how]).current_dir(here))
-                .fine();
-            finish(&mut stream(&["sh", "-c", "exec $0 $1 300000 > out", program, how], here)).fine();
+                .expect_success();
+            finish(&mut stream(&["sh", "-c", "exec $0 $1 300000 > out", program, how], here))
+                .expect_success();
             let out = here.join("out");
             let (left, size) = (resident(&out), support::size_bytes(&[out]));
-            finish(Command::new("cmp").args(["plain", "out"]).current_dir(here)).fine();
+            finish(Command::new("cmp").args(["plain", "out"]).current_dir(here)).expect_success();
             assert!(size > 30 * MIB && left <= 2 * MIB, "{how}, {options:?}: {left} of {size} bytes stay");
         }
     }
@@ -434,7 +435,9 @@ fn streams_of_block_devices_leave_nothing() {
     }
     let _alone = support::alone();
     let Some(device) = Device::new(200 * MIB) else {
-        return pagekeeper_testing::skip("streams_of_block_devices_leave_nothing: no loop device can be had");
+        return pagekeeper_testing::skip(
+            "streams_of_block_devices_leave_nothing: no loop device is available",
+        );
     };
     let here = support::scratch();
     let name = device.path().to_str().expect("a plain path");
@@ -452,15 +455,15 @@ fn streams_of_block_devices_leave_nothing() {
     std::fs::write(here.path().join("plain"), vec![7; 200 << 20]).expect("write");
     for line in &lines {
         device.evict();
-        finish(&mut stream(&["sh", "-c", line], here.path())).fine();
+        finish(&mut stream(&["sh", "-c", line], here.path())).expect_success();
         let left = device.resident();
         // Hot pages of a device that is read stay.
         let hot = format!("head --bytes=104857600 {name} > /dev/null");
-        finish(Command::new("sh").args(["-c", &hot])).fine();
+        finish(Command::new("sh").args(["-c", &hot])).expect_success();
         let before = device.resident();
         let reads = !line.contains(&format!("of={name}")) && !line.contains(&format!("> {name}"));
         if reads {
-            finish(&mut stream(&["sh", "-c", line], here.path())).fine();
+            finish(&mut stream(&["sh", "-c", line], here.path())).expect_success();
         }
         let after = device.resident();
         println!("{line}: {left} bytes stay; {before} were hot, {after} are");
@@ -468,6 +471,6 @@ fn streams_of_block_devices_leave_nothing() {
             failures.push(format!("{line}: {left} bytes stay; {before} were hot, {after} are"));
         }
     }
-    finish(Command::new("cmp").arg(here.path().join("plain")).arg(device.path())).fine();
+    finish(Command::new("cmp").arg(here.path().join("plain")).arg(device.path())).expect_success();
     assert!(failures.is_empty(), "{failures:#?}");
 }

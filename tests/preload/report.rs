@@ -17,14 +17,14 @@ use crate::support::command::{Outcome, finish, pagekeeper_by_library};
 use crate::support::loop_images::QuickDisk;
 
 /// Returns resident bytes of each file below a directory, by cachestat(2).
-pub(crate) fn counted(directory: &Path) -> BTreeMap<String, u64> {
-    let both = counted_with_evicted(directory).into_iter();
+pub(crate) fn resident_by_file(directory: &Path) -> BTreeMap<String, u64> {
+    let both = kept_by_file(directory).into_iter();
     both.map(|(path, (resident, _))| (path, resident)).filter(|(_, resident)| *resident > 0).collect()
 }
 
 /// Also returns the evicted bytes, since the kernel may reclaim pages when memory is full.
 ///
-fn counted_with_evicted(directory: &Path) -> BTreeMap<String, (u64, u64)> {
+fn kept_by_file(directory: &Path) -> BTreeMap<String, (u64, u64)> {
     let text = r"
 import ctypes, json, os, sys
 call, found = ctypes.CDLL(None).syscall, {}
@@ -45,7 +45,7 @@ print(json.dumps(found))
 }
 
 /// Returns the bytes of each file that stayed, by a report, with the reason.
-fn stayed(report: &Value) -> BTreeMap<String, (u64, String)> {
+fn remaining_by_file(report: &Value) -> BTreeMap<String, (u64, String)> {
     let text = |value: &Value| value.as_str().expect("text").to_owned();
     let files = report["stayed"].as_array().expect("a list").iter();
     files
@@ -89,8 +89,8 @@ for directory, _, names in os.walk(os.fsencode(sys.argv[1])):
         os.close(fd)
 ";
     support::eventually("all is evicted", Duration::from_secs(60), || {
-        finish(Command::new("python3").args(["-c", text]).arg(here)).fine();
-        let left = counted(here);
+        finish(Command::new("python3").args(["-c", text]).arg(here)).expect_success();
+        let left = resident_by_file(here);
         if !left.is_empty() {
             eprintln!("evicted again: {left:?}");
         }
@@ -100,7 +100,7 @@ for directory, _, names in os.walk(os.fsencode(sys.argv[1])):
 
 /// Runs a shell line under the rules, with all programs except `sh` and `reader` as streams.
 /// Returns its report.
-fn reported(line: &str, here: &Path, config: &Path) -> (Value, Outcome) {
+fn report_of(line: &str, here: &Path, config: &Path) -> (Value, Outcome) {
     let to = config.with_extension("report");
     let mut report = std::ffi::OsString::from("--report=");
     report.push(&to);
@@ -177,8 +177,8 @@ fn the_report_agrees_with_cachestat() {
         std::fs::create_dir(&here).expect("make a directory");
         make_files(&here);
         evict_all(&here);
-        let (report, outcome) = reported(&line.replace("READER", &reader.to_string_lossy()), &here, &config);
-        let (mut said, found) = (stayed(&report), counted_with_evicted(&here));
+        let (report, outcome) = report_of(&line.replace("READER", &reader.to_string_lossy()), &here, &config);
+        let (mut said, found) = (remaining_by_file(&report), kept_by_file(&here));
         // Excludes configuration files of programs, which others read, too.
         said.retain(|path, _| Path::new(path).starts_with(&here));
         let bytes = |name: &str| number(&report, name);
@@ -245,8 +245,8 @@ impl Drop for BusyLoops {
     }
 }
 
-/// A short program that has signal handlers and reads by calls that are not seen. Its helper starts
-/// wherever its stack is, and its pages go even if it ends before the helper has begun.
+/// A short program has signal handlers and reads by unhooked calls. Its helper starts wherever its
+/// stack is, and its pages are dropped even if it ends before the helper has begun.
 #[test]
 #[ignore = "long: make test-stories"]
 fn pages_read_by_unseen_calls_of_a_short_program_go_every_time() {
@@ -274,9 +274,9 @@ fn short_programs(rounds: usize) {
     let mut left = Vec::new();
     for _ in 0..rounds {
         evict_all(here);
-        let (_, outcome) = reported("openssl dgst -sha1 a", here, &config);
+        let (_, outcome) = report_of("openssl dgst -sha1 a", here, &config);
         assert_eq!(outcome.code, 0, "{outcome:?}");
-        left.extend(counted(here).into_values());
+        left.extend(resident_by_file(here).into_values());
     }
     drop(busy);
     assert!(left.is_empty(), "left behind, in bytes: {left:?}");
@@ -286,7 +286,7 @@ fn counted_files(here: &Path) -> u64 {
     finish(Command::new("find").arg(here).args(["-type", "f"])).stdout.lines().count() as u64
 }
 
-/// Names that would be commands to a terminal, and more files than are listed.
+/// Names with terminal sequences are escaped, and more files exist than are listed.
 #[test]
 fn hostile_names_are_escaped_and_the_list_ends() {
     if !support::can_start("hostile names in reports", &["python3", "cp"]) {

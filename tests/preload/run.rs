@@ -20,7 +20,7 @@ use crate::support::{
 };
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Far longer than anything here takes.
+/// A deadline far longer than anything here takes.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Runs a shell's text under `pagekeeper run` with these options.
@@ -32,12 +32,12 @@ pub(crate) fn run_sh(options: &[&str], text: &str) -> Outcome {
 pub(crate) fn compile(directory: &Path, name: &str, source: &str, options: &[&str]) -> PathBuf {
     let (text, program) = (directory.join(format!("{name}.c")), directory.join(name));
     std::fs::write(&text, source).unwrap();
-    finish(Command::new("cc").arg("-o").arg(&program).arg(&text).args(options)).fine();
+    finish(Command::new("cc").arg("-o").arg(&program).arg(&text).args(options)).expect_success();
     program
 }
 
 fn library() -> PathBuf {
-    let preloaded = run_sh(&[], "echo $LD_PRELOAD").fine();
+    let preloaded = run_sh(&[], "echo $LD_PRELOAD").expect_success();
     PathBuf::from(preloaded.trim())
 }
 
@@ -81,7 +81,7 @@ fn it_ends_as_the_command_ends() {
     }
     std::fs::set_permissions(&plain, std::fs::Permissions::from_mode(0o755)).unwrap();
     // Without an interpreter line: run by the shell, as by execvp(3).
-    finish(pagekeeper().args(["run", "--as", "bulk", "--"]).arg(&plain)).fine();
+    finish(pagekeeper().args(["run", "--as", "bulk", "--"]).arg(&plain)).expect_success();
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn the_commands_arguments_and_files_are_untouched() {
                     .env("STATE", state)
                     .env("RUN", if options.is_empty() { OsStr::new("") } else { program.as_os_str() }),
             )
-            .fine()
+            .expect_success()
         };
         let plain = with("");
         assert!(plain.contains("SigIgn"), "{plain}");
@@ -156,9 +156,9 @@ fn closed_descriptors_stay_closed() {
 }
 
 #[test]
-fn without_a_report_it_becomes_the_command() {
+fn run_without_a_report_becomes_the_command() {
     let text = "echo $$; exec \"$PAGEKEEPER\" run -- sh -c 'echo $$'";
-    let pids = finish(Command::new("sh").args(["-c", text]).env("PAGEKEEPER", program())).fine();
+    let pids = finish(Command::new("sh").args(["-c", text]).env("PAGEKEEPER", program())).expect_success();
     let pids: Vec<&str> = pids.lines().collect();
     assert!(pids.len() == 2 && pids[0] == pids[1], "{pids:?}");
 }
@@ -173,10 +173,10 @@ fn the_library_is_loaded_into_the_command_and_its_children() {
         "sh -c 'exec cat /proc/self/maps'",
         "env -u PAGEKEEPER_RUN cat /proc/self/maps",
     ] {
-        let maps = run_sh(&[], text).fine();
+        let maps = run_sh(&[], text).expect_success();
         assert!(maps.contains(library.to_str().unwrap()), "{text}: {maps}");
     }
-    assert!(!run_sh(&[], "env -u LD_PRELOAD cat /proc/self/maps").fine().contains("libpagekeeper"));
+    assert!(!run_sh(&[], "env -u LD_PRELOAD cat /proc/self/maps").expect_success().contains("libpagekeeper"));
 }
 
 #[test]
@@ -191,14 +191,14 @@ fn earlier_preloads_stay_and_runs_nest() {
     let show = "echo $LD_PRELOAD";
     let kept =
         finish(pagekeeper_by_library().args(["run", "--", "sh", "-c", show]).env("LD_PRELOAD", &other))
-            .fine();
+            .expect_success();
     assert_eq!(kept, expected);
     let program = program();
     let nested = format!(
         "{0} run --as stream -- {0} run --as bulk -- sh -c 'echo $LD_PRELOAD; echo \"$PAGEKEEPER_RUN\" | head -1'",
         program.display()
     );
-    let nested = finish(Command::new("sh").args(["-c", &nested]).env("LD_PRELOAD", &other)).fine();
+    let nested = finish(Command::new("sh").args(["-c", &nested]).env("LD_PRELOAD", &other)).expect_success();
     assert_eq!(nested, format!("{expected}as bulk\n"));
 }
 
@@ -208,14 +208,14 @@ fn the_library_needs_no_more_than_debian_11_has() {
         return;
     }
     let library = library();
-    let symbols = finish(Command::new("objdump").arg("-T").arg(&library)).fine();
+    let symbols = finish(Command::new("objdump").arg("-T").arg(&library)).expect_success();
     for line in symbols.lines().filter(|line| line.contains("*UND*")) {
         let Some((_, version)) = line.split_once("GLIBC_") else { continue };
         let version = version.split([')', ' ']).next().unwrap();
         let numbers: Vec<u32> = version.split('.').map(|number| number.parse().unwrap_or(u32::MAX)).collect();
         assert!(numbers[..] <= [2, 31][..], "newer than glibc 2.31: {line}");
     }
-    let headers = finish(Command::new("objdump").arg("-p").arg(&library)).fine();
+    let headers = finish(Command::new("objdump").arg("-p").arg(&library)).expect_success();
     let needed: Vec<&str> =
         headers.lines().filter_map(|line| line.trim().strip_prefix("NEEDED")).map(str::trim).collect();
     // Not libdl either: a weak symbol may be undefined.
@@ -267,7 +267,7 @@ fn the_command_runs_with_a_warning_on_noexec_and_read_only_mounts() {
         assert_eq!((refused.code, refused.stdout.as_str()), (1, ""), "{refused:?}");
     }
     let some = format!("{readonly}\numount /dev/shm 2>/dev/null; mount -t tmpfs -o mode=1777 none /dev/shm");
-    let placed = in_own_mounts(&some, "--require").fine();
+    let placed = in_own_mounts(&some, "--require").expect_success();
     assert!(
         placed.starts_with("started\n/dev/shm/home/.cache/pagekeeper/libpagekeeper-")
             || placed.starts_with("started\n/dev/shm/pagekeeper-0/libpagekeeper-"),
@@ -290,7 +290,7 @@ fn without_a_report_the_command_runs_and_ends_as_usual() {
     }
 }
 
-/// A file system on which no room can be taken in advance, as on NFS before its version 4.2.
+/// The file system cannot reserve space, as NFS before its version 4.2.
 #[test]
 fn a_report_without_space_moves_or_is_given_up_with_a_warning() {
     let name = "a_report_without_space_moves_or_is_given_up_with_a_warning";
@@ -332,7 +332,7 @@ fn another_user_has_a_library_of_its_own() {
         "echo $LD_PRELOAD",
     ]);
     command.env("HOME", dir.path()).env_remove("XDG_RUNTIME_DIR").env_remove("XDG_CACHE_HOME");
-    let placed = finish(&mut command).fine();
+    let placed = finish(&mut command).expect_success();
     let expected = dir.path().join(".cache/pagekeeper/libpagekeeper-");
     assert!(placed.starts_with(expected.to_str().unwrap()), "{placed}");
 }
@@ -350,7 +350,7 @@ fn a_report_says_that_processes_of_other_users_are_not_in_it() {
     assert!(outcome.stderr.contains("processes of other users"), "{outcome:?}");
 }
 
-/// Forbids cachestat(2), with this error, to a program; or kills it for that, with 0.
+/// A program that forbids cachestat(2) to another one, with this error; with 0 the call kills it.
 const FILTER: &str = r"
 #include <errno.h>
 #include <linux/filter.h>
@@ -397,7 +397,7 @@ fn everything_works_where_cachestat_is_forbidden() {
         assert_eq!(outcome.code, 0, "{outcome:?}");
         let report: serde_json::Value = serde_json::from_str(&outcome.stderr).unwrap();
         assert_eq!(report["rules"], true, "{outcome:?}");
-        finish(Command::new("cmp").arg(&from).arg(&to)).fine();
+        finish(Command::new("cmp").arg(&from).arg(&to)).expect_success();
         std::fs::remove_file(&to).unwrap();
     }
 }
@@ -422,11 +422,10 @@ fn everything_works_with_a_warning_where_cachestat_kills() {
             let report: serde_json::Value = serde_json::from_str(&outcome.stderr).unwrap();
             assert_eq!(report["total"]["filtered_processes"], 1, "{outcome:?}");
         } else {
-            let said =
-                "  not covered 1 process left without rules: its filter of system calls (seccomp) kills";
+            let said = "  not covered 1 process left without rules: its seccomp filter would kill it";
             assert!(outcome.stderr.contains(said), "{outcome:?}");
         }
-        finish(Command::new("cmp").arg(&from).arg(&to)).fine();
+        finish(Command::new("cmp").arg(&from).arg(&to)).expect_success();
     }
 }
 
@@ -439,7 +438,8 @@ fn start_reported(report: &Path, text: &str) -> (Child, BufReader<std::process::
         .arg("run")
         .arg(option)
         .args(["--", "sh", "-c", text])
-        // Its parent is in another group of its session; otherwise no terminal may stop it.
+        // The command's parent must be in another group of its session; otherwise no terminal may
+        // stop the command.
         .process_group(0)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -459,7 +459,8 @@ fn counted_in(home: &Path) -> Vec<OsString> {
     names.filter(|name| name.as_encoded_bytes().starts_with(b"report-")).collect()
 }
 
-/// The next run removes it, with a report or without, and leaves alone what is counted in.
+/// The next run removes the file, with a report or without, and leaves counter files that are in
+/// use.
 #[test]
 fn the_counter_file_of_a_killed_run_is_removed() {
     if !can_run("the_counter_file_of_a_killed_run_is_removed", &["setpriv"]) {
@@ -492,7 +493,7 @@ fn the_counter_file_of_a_killed_run_is_removed() {
         assert_eq!((kept.len(), counted_in(&home).len()), (1, 2));
         killed.kill().unwrap();
         killed.wait().unwrap();
-        finish(&mut run(options, "true")).fine();
+        finish(&mut run(options, "true")).expect_success();
         assert_eq!(counted_in(&home), kept, "{options:?}");
         drop(living.stdin.take());
         living.wait().unwrap();
@@ -501,7 +502,7 @@ fn the_counter_file_of_a_killed_run_is_removed() {
 }
 
 #[test]
-fn with_a_report_signals_are_passed_on() {
+fn run_with_a_report_forwards_signals() {
     let dir = scratch();
     let report = dir.path().join("report");
     let wait = "echo ready; while :; do sleep 0.02; done";
@@ -536,8 +537,8 @@ fn state(pid: u32) -> char {
 
 /// As in a container: a session whose leader has no process id here.
 #[test]
-fn with_a_report_it_ends_as_the_command_ends_in_a_namespace_of_processes() {
-    let name = "with_a_report_it_ends_as_the_command_ends_in_a_namespace_of_processes";
+fn run_with_a_report_ends_as_the_command_in_a_pid_namespace() {
+    let name = "run_with_a_report_ends_as_the_command_in_a_pid_namespace";
     if !can_run(name, &["unshare"]) {
         return;
     }
@@ -554,8 +555,8 @@ fn with_a_report_it_ends_as_the_command_ends_in_a_namespace_of_processes() {
 
 /// As the first process of a container, which gets every process whose parent has ended.
 #[test]
-fn with_a_report_no_process_is_left_dead() {
-    if !can_run("with_a_report_no_process_is_left_dead", &["unshare"]) {
+fn run_with_a_report_leaves_no_zombie() {
+    if !can_run("run_with_a_report_leaves_no_zombie", &["unshare"]) {
         return;
     }
     // Five that outlive their parent, and end one by one.
@@ -569,7 +570,7 @@ fn with_a_report_no_process_is_left_dead() {
 }
 
 #[test]
-fn with_a_report_it_stops_as_the_command_stops() {
+fn run_with_a_report_stops_as_the_command_stops() {
     let dir = scratch();
     let text = "trap 'exit 9' USR1; echo ready; while :; do sleep 0.02; done";
     let (mut child, _out) = start_reported(&dir.path().join("report"), text);
@@ -578,15 +579,15 @@ fn with_a_report_it_stops_as_the_command_stops() {
         kill_process(pid, Signal::TSTP).unwrap();
         eventually("both stop", WAIT_TIMEOUT, || (state(child.id()) == 'T').then_some(()));
         kill_process(pid, Signal::CONT).unwrap();
-        eventually("both go on", WAIT_TIMEOUT, || (state(child.id()) != 'T').then_some(()));
+        eventually("both continue", WAIT_TIMEOUT, || (state(child.id()) != 'T').then_some(()));
     }
     kill_process(pid, Signal::USR1).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(9));
 }
 
 #[test]
-fn in_a_terminal_a_key_reaches_the_command_once() {
-    if !can_start("in_a_terminal_a_key_reaches_the_command_once", &["script"]) {
+fn a_terminals_key_reaches_the_command_once() {
+    if !can_start("a_terminals_key_reaches_the_command_once", &["script"]) {
         return;
     }
     let dir = scratch();
@@ -634,7 +635,7 @@ fn a_report_lists_released_bytes() {
     let (from, to) = (dir.path().join("from"), dir.path().join("to"));
     let bytes: Vec<u8> = (0..FILE_BYTES).map(|at| (at / 4096 + at).to_le_bytes()[0]).collect();
     std::fs::write(&from, bytes).unwrap();
-    let evict = || drop(finish(pagekeeper().arg("evict").arg(&from)).fine());
+    let evict = || drop(finish(pagekeeper().arg("evict").arg(&from)).expect_success());
     evict();
     let copy = |options: &[&str]| {
         let mut run = pagekeeper_by_library();
@@ -651,11 +652,11 @@ fn a_report_lists_released_bytes() {
         "{report:#}"
     );
     assert_eq!(report["processes"][0]["name"], "cp", "{report:#}");
-    finish(Command::new("cmp").arg(&from).arg(&to)).fine();
+    finish(Command::new("cmp").arg(&from).arg(&to)).expect_success();
 
     // The text output; resident pages stay.
     std::fs::remove_file(&to).unwrap();
-    drop(finish(pagekeeper().arg("warm").arg(&from)).fine());
+    drop(finish(pagekeeper().arg("warm").arg(&from)).expect_success());
     let outcome = copy(&["--report"]);
     for said in ["what the rules did in 1 process\n", "read 64 MiB", "written 64 MiB"] {
         assert!(outcome.stderr.contains(said), "{said}: {outcome:?}");

@@ -15,7 +15,7 @@ use crate::support::loop_images::QuickDisk;
 use crate::support::{MIB, evict};
 
 const FILE_BYTES: u64 = 200 * MIB;
-/// Far longer than a queue takes to be sent.
+/// A deadline far longer than a queue takes to be sent.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An nginx that sends the files of a directory by sendfile(2), under the rules; ended with the
@@ -39,8 +39,8 @@ impl Nginx {
         let mut report = std::ffi::OsString::from("--report=");
         report.push(own.join("report"));
         let mut way = Way::stream_by_library();
-        way.and_option(report.to_str().expect("a plain path"));
-        way.and_option("--json");
+        way.add_option(report.to_str().expect("a plain path"));
+        way.add_option("--json");
         let mut command = way.command(Path::new("nginx"));
         let child = command.arg("-c").arg(&file).stdin(Stdio::null()).spawn().expect("start nginx");
         let nginx = Self { child, port };
@@ -88,7 +88,7 @@ impl Drop for Nginx {
 }
 
 #[test]
-fn pages_that_nginx_sends_go_once_sent() {
+fn pages_that_nginx_sends_are_released_once_sent() {
     if !support::can_start("nginx", &["nginx", "fincore"]) {
         return;
     }
@@ -128,7 +128,7 @@ fn pages_that_nginx_sends_go_once_sent() {
     assert_eq!(bytes, resident(), "{report}");
 }
 
-/// A client that stops reading: the report counts the pages in its queue.
+/// A client stops reading: the report counts the pages in its queue.
 #[test]
 fn pages_that_a_socket_queue_still_holds_are_reported() {
     if !support::can_start("nginx and a client that stops", &["nginx", "fincore"]) {
@@ -157,7 +157,7 @@ fn pages_that_a_socket_queue_still_holds_are_reported() {
     drop(client);
 }
 
-/// A whole file by one sendfile(2).
+/// A program that sends a whole file by one sendfile(2).
 const SENDS_ALL: &str = "
 import os, socket, sys
 listener = socket.socket()
@@ -173,7 +173,7 @@ with open(sys.argv[1], 'rb', buffering=0) as file:
 
 #[test]
 #[ignore = "long: make test-stories"]
-fn a_file_that_one_call_sends_goes_once_it_is_sent() {
+fn a_file_sent_by_one_call_is_released_once_sent() {
     const WHOLE_FILE_BYTES: u64 = 400 * MIB;
     if !support::can_start("one large sendfile", &["python3", "fincore"]) {
         return;
@@ -186,8 +186,8 @@ fn a_file_that_one_call_sends_goes_once_it_is_sent() {
     let resident = || support::resident_bytes(std::slice::from_ref(&file));
     let report = outside.path().join("report");
     let mut way = Way::stream_by_library();
-    way.and_option(&format!("--report={}", report.display()));
-    way.and_option("--json");
+    way.add_option(&format!("--report={}", report.display()));
+    way.add_option("--json");
     let mut command = way.command(Path::new("python3"));
     let mut server =
         command.args(["-c", SENDS_ALL]).arg(&file).stdout(Stdio::piped()).spawn().expect("start");

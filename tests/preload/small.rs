@@ -23,7 +23,7 @@ fn calls(words: &[&str], under_run: bool, directory: &Path) -> Vec<String> {
     }
     // Other search paths for libraries would count for each program.
     command.args(words).current_dir(directory).stdin(Stdio::null()).env_remove("LD_LIBRARY_PATH");
-    finish(&mut command).fine();
+    finish(&mut command).expect_success();
     let text = std::fs::read_to_string(&log).expect("read what strace wrote");
     let lines: Vec<&str> = text.lines().collect();
     let is_start = |line: &&str| line.contains(" execve(") && line.ends_with("= 0");
@@ -34,7 +34,7 @@ fn calls(words: &[&str], under_run: bool, directory: &Path) -> Vec<String> {
 
 /// A thread, and a wait for it, would take longer than all else that a small program does.
 #[test]
-fn a_small_program_makes_few_calls_more_and_no_thread() {
+fn a_small_program_makes_few_additional_calls_and_no_thread() {
     if !support::can_start("calls of small programs", &["strace", "cp", "gzip", "cat", "true"]) {
         return;
     }
@@ -62,7 +62,7 @@ fn a_small_program_makes_few_calls_more_and_no_thread() {
 /// Output of small programs is released on a fast disk, as are files that are open when their
 /// process ends.
 #[test]
-fn small_and_still_open_files_go() {
+fn pages_of_small_and_still_open_files_are_released() {
     if !support::can_start("small programs' files", &["cp", "gzip", "cat", "sh", "python3", "fincore"]) {
         return;
     }
@@ -94,7 +94,7 @@ fn small_and_still_open_files_go() {
             Duration::from_secs(60),
             || {
                 let mut stream = Way::stream_by_library().command(Path::new(words[0]));
-                finish(stream.args(&words[1..]).current_dir(here).stdin(Stdio::null())).fine();
+                finish(stream.args(&words[1..]).current_dir(here).stdin(Stdio::null())).expect_success();
                 let made = here.join(made);
                 let files: Vec<_> = if made.is_dir() {
                     made.read_dir().expect("list").map(|entry| entry.expect("an entry").path()).collect()

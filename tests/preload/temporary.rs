@@ -15,7 +15,7 @@ use crate::support::loop_images::QuickDisk;
 
 /// Runs a shell line with every process as a stream. Returns its report, the resident bytes, and
 /// the bytes read from a disk.
-fn streamed(line: &str, here: &Path) -> (Value, Outcome, u64) {
+fn run_as_stream(line: &str, here: &Path) -> (Value, Outcome, u64) {
     let outside = support::scratch();
     let (to, io) = (outside.path().join("report"), outside.path().join("io"));
     // The children's reads are added to their parent's when it waits for them.
@@ -43,7 +43,7 @@ fn write_text(path: &Path, count: u64) {
 
 /// Returns all files below a directory.
 fn files(directory: &Path) -> Vec<PathBuf> {
-    let found = finish(Command::new("find").arg(directory).args(["-type", "f"])).fine();
+    let found = finish(Command::new("find").arg(directory).args(["-type", "f"])).expect_success();
     found.lines().map(PathBuf::from).collect()
 }
 
@@ -60,7 +60,7 @@ fn sort_does_not_read_its_temporary_files_from_the_disk() {
     // Once for files that are merged once, and once for those that are merged again.
     for buffer in ["6M", "1M"] {
         support::evict(&text);
-        let (report, _, read) = streamed(&format!("sort -S {buffer} -T . -o sorted text"), here);
+        let (report, _, read) = run_as_stream(&format!("sort -S {buffer} -T . -o sorted text"), here);
         let checked =
             finish(Command::new("sort").args(["-c", "sorted"]).env("LC_ALL", "C").current_dir(here));
         assert!(checked.code == 0 && support::size_bytes(&[here.join("sorted")]) == 40 * MIB / 17 * 17);
@@ -72,7 +72,7 @@ fn sort_does_not_read_its_temporary_files_from_the_disk() {
         std::fs::remove_file(here.join("sorted")).expect("remove");
     }
     support::evict(&text);
-    let (report, ..) = streamed("sort -S 6M -T . -o sorted text", here);
+    let (report, ..) = run_as_stream("sort -S 6M -T . -o sorted text", here);
     let left = support::resident_bytes(&files(here));
     assert!(left <= MIB, "{left} bytes stay; {report}");
     // Removed files are not reported as staying.
@@ -84,7 +84,7 @@ fn sort_does_not_read_its_temporary_files_from_the_disk() {
     assert_eq!(removed.count(), 0, "{:?}", report["stayed"]);
 }
 
-/// Files that are created like temporary ones (mkstemp(3)) and stay: results with another name, or
+/// These files are created like temporary ones (mkstemp(3)) and stay: results with another name, or
 /// with the same.
 #[test]
 #[ignore = "long: make test-stories"]
@@ -129,7 +129,7 @@ fn files_that_only_look_temporary_leave_nothing() {
         support::evict(&text);
         support::evict(&other);
         std::fs::create_dir(here.join("copies")).expect("make a directory");
-        let (report, outcome, _) = streamed(line, here);
+        let (report, outcome, _) = run_as_stream(line, here);
         let files_left = files(here);
         let left = support::resident_bytes(&files_left);
         // git maps what it adds, its packs and its index, which the library does not see.
@@ -144,11 +144,11 @@ fn files_that_only_look_temporary_leave_nothing() {
     }
 }
 
-/// During the process: pages of renamed files go, and removed files need no disk space.
-///
+/// While the process runs, pages of renamed files are dropped, and removed files need no disk
+/// space.
 #[test]
-fn a_result_goes_while_its_process_goes_on() {
-    if !support::can_start("results of a process that goes on", &["python3", "fincore"]) {
+fn pages_of_a_result_are_released_while_its_process_runs() {
+    if !support::can_start("results of a process that continues", &["python3", "fincore"]) {
         return;
     }
     let _alone = support::alone();
@@ -196,13 +196,13 @@ for _ in range(600):
 else: raise SystemExit('another one stays')
 ";
     std::fs::write(here.join("script.py"), text).expect("write");
-    streamed("python3 script.py", here);
+    run_as_stream("python3 script.py", here);
 }
 
-/// A file that gets a name is a result, however it was named: it is resident when named, and
-/// goes while its process continues. In the last line another process names it.
+/// A file that gets a name is a result, however it was named: its pages are resident when it is
+/// named, and are dropped while its process continues. In the last line another process names it.
 #[test]
-fn a_file_that_gets_a_name_goes_while_its_process_runs() {
+fn pages_of_a_file_that_gets_a_name_are_released_while_its_process_runs() {
     // As root: linkat(2) of a descriptor requires a capability before Linux 6.10.
     if !support::can_run("files that get names", &["python3", "ln"]) {
         return;
@@ -251,7 +251,7 @@ else: raise SystemExit('the result stays')
     ];
     for line in &lines {
         std::fs::write(here.join("script.py"), [begin, line, end].concat()).expect("write");
-        let (report, ..) = streamed("python3 script.py", here);
+        let (report, ..) = run_as_stream("python3 script.py", here);
         let stayed = report["stayed"].as_array().expect("a list").iter();
         let of_here: Vec<_> =
             stayed.filter(|file| Path::new(file["path"].as_str().expect("text")).starts_with(here)).collect();

@@ -33,7 +33,7 @@ fn threads_at_random(seed: u64, steps: u32, ways: &[Way]) {
     for way in ways {
         let left = left_by(way, &program, &[&seed.to_string(), &steps.to_string()], scratch.path());
         assert!(
-            left.code == 0 && left.said == ["fine"],
+            left.code == 0 && left.stdout == ["fine"],
             "PAGEKEEPER_SEED={seed} repeats this, {}: {left:#?}",
             way.label
         );
@@ -41,14 +41,17 @@ fn threads_at_random(seed: u64, steps: u32, ways: &[Way]) {
 }
 
 /// Runs a fixed workload on calls that fail at random by a seed, plain and under the library.
-fn on_failing_calls(seed: u64, ways: &[Way]) {
+fn run_on_failing_calls(seed: u64, ways: &[Way]) {
     let scratch = support::scratch();
     let program = built("workload", OPTIONS);
     let faults = built_library("faults", &[]);
-    let below = |way: Way| way.and_library(&faults).and("FAULTS_SEED", seed);
+    let below = |way: Way| way.with_lower_library(&faults).and("FAULTS_SEED", seed);
     let left = |way: Way| left_by(&below(way), &program, &[&seed.to_string()], scratch.path());
     let plain = left(Way::plain());
-    assert!(plain.code == 0 && plain.said.last().is_some_and(|line| line == "some failed: 1"), "{plain:#?}");
+    assert!(
+        plain.code == 0 && plain.stdout.last().is_some_and(|line| line == "some failed: 1"),
+        "{plain:#?}"
+    );
     for way in ways {
         let difference = difference(&plain, &left(way.clone()));
         assert!(
@@ -76,7 +79,7 @@ fn threads_keep_their_files_apart() {
 }
 
 #[test]
-fn children_of_a_process_with_threads_go_on() {
+fn children_of_a_process_with_threads_still_work() {
     compare("forks", &[]);
 }
 
@@ -113,7 +116,7 @@ fn programs_with_address_sanitizer_start() {
     assert_eq!(outcome.code, 0, "{outcome:?}");
 }
 
-/// Python 3.12 and later warn about that.
+/// Python 3.12 and later warn about forks of a process with several threads.
 #[test]
 fn a_forked_child_has_no_second_thread() {
     if !support::can_start("who forks", &["python3"]) {
@@ -130,7 +133,7 @@ for size in (1, 1000, 10 << 20):
     print(len(os.listdir('/proc/self/task'))); os.wait()
 ";
     let mut command = Way::run(&["--as", "stream"], "").command(Path::new("python3"));
-    let said = finish(command.args(["-c", text]).current_dir(disk.path())).fine();
+    let said = finish(command.args(["-c", text]).current_dir(disk.path())).expect_success();
     assert_eq!(said, "1\n1\n1\n");
 }
 
@@ -139,8 +142,8 @@ fn signals_interrupt_the_same_calls_as_before() {
     compare("signals", &[]);
 }
 
-/// A handler may open a file in the middle of any call, even of the allocator, and the call goes
-/// on.
+/// A handler may open a file in the middle of any call, even of the allocator, and the call
+/// continues.
 #[test]
 fn signal_handlers_may_open_files_at_any_point() {
     if support::can_start("handlers that open files", &["cc"]) {
@@ -149,7 +152,7 @@ fn signal_handlers_may_open_files_at_any_point() {
     }
 }
 
-/// A signal that comes between two parts interrupts neither.
+/// A signal between two parts of a send interrupts neither.
 #[test]
 fn a_send_to_a_socket_is_one_call() {
     if !support::can_start("a file that is sent", &["cc"]) {
@@ -157,9 +160,9 @@ fn a_send_to_a_socket_is_one_call() {
     }
     let scratch = support::scratch();
     let (program, below) = (built("sends", OPTIONS), built_library("parted", &[]));
-    let left = |way: Way| left_by(&way.and_library(&below), &program, &[], scratch.path());
+    let left = |way: Way| left_by(&way.with_lower_library(&below), &program, &[], scratch.path());
     let plain = left(Way::plain());
-    assert!(plain.code == 0 && plain.complained.is_empty(), "{plain:#?}");
+    assert!(plain.code == 0 && plain.stderr.is_empty(), "{plain:#?}");
     for way in some_ways() {
         let label = way.label.clone();
         assert_eq!(difference(&plain, &left(way)), None, "{label}");
@@ -167,14 +170,14 @@ fn a_send_to_a_socket_is_one_call() {
 }
 
 #[test]
-fn processes_that_are_short_of_something_go_on() {
+fn processes_short_of_a_resource_continue() {
     compare("limits", &[]);
 }
 
-/// A program sees its own low descriptors, all of them; one descriptor of a high number and one
-/// thread may be the library's.
+/// A program sees all its own low descriptors; one descriptor of a high number and one thread may
+/// be the library's.
 #[test]
-fn a_process_that_takes_stock_finds_its_own_descriptors() {
+fn a_process_that_lists_its_descriptors_finds_its_own() {
     if !support::can_start("a process that takes stock", &["cc"]) {
         return;
     }
@@ -182,14 +185,14 @@ fn a_process_that_takes_stock_finds_its_own_descriptors() {
     let program = built("limits", OPTIONS);
     let plain = left_by(&Way::plain(), &program, &["stock"], scratch.path());
     let counts = |left: &ProgramResults| -> Vec<u32> {
-        left.complained[0].split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect()
+        left.stderr[0].split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect()
     };
     let [1, inherited] = counts(&plain)[..] else { panic!("{plain:#?}") };
     for way in ways() {
         let left = left_by(&way, &program, &["stock"], scratch.path());
-        assert_eq!(left.said, plain.said, "{}", way.label);
+        assert_eq!(left.stdout, plain.stdout, "{}", way.label);
         let seen = counts(&left);
-        assert!(seen == [1, inherited] || seen == [2, inherited + 1], "{}: {:?}", way.label, left.complained);
+        assert!(seen == [1, inherited] || seen == [2, inherited + 1], "{}: {:?}", way.label, left.stderr);
     }
 }
 
@@ -203,8 +206,8 @@ fn a_process_has_little_more_memory() {
     let program = built("memory", OPTIONS);
     let left = |way: &Way| {
         let left = left_by(way, &program, &[], scratch.path());
-        let kib = left.complained[0].split(' ').map(|word| word.parse::<u64>().unwrap());
-        (left.said, kib.collect::<Vec<_>>())
+        let kib = left.stderr[0].split(' ').map(|word| word.parse::<u64>().unwrap());
+        (left.stdout, kib.collect::<Vec<_>>())
     };
     let (said, plain) = left(&Way::plain());
     for way in ways() {
@@ -229,8 +232,8 @@ fn signal_handlers_on_small_stacks_have_room() {
     let program = built("stacks", OPTIONS);
     let left = |way: &Way| {
         let left = left_by(way, &program, &[], scratch.path());
-        let used = left.complained.first().map_or("", String::as_str).split(' ').map(str::parse::<u64>);
-        (left.code, left.said, left.files, used.collect::<Result<Vec<_>, _>>().unwrap_or_default())
+        let used = left.stderr.first().map_or("", String::as_str).split(' ').map(str::parse::<u64>);
+        (left.code, left.stdout, left.files, used.collect::<Result<Vec<_>, _>>().unwrap_or_default())
     };
     let plain = left(&Way::plain());
     assert_eq!(plain.0, 0);
@@ -260,7 +263,7 @@ fn programs_that_install_seccomp_filters_keep_the_rules() {
     let left = |way: &Way| {
         let left = left_by(way, &program, &[], scratch.path());
         assert_eq!(left.code, 0, "{left:#?}");
-        (left.said, left.complained[0].parse::<i64>().unwrap())
+        (left.stdout, left.stderr[0].parse::<i64>().unwrap())
     };
     let plain = left(&Way::plain());
     if plain.1 < 0 {
@@ -271,7 +274,7 @@ fn programs_that_install_seccomp_filters_keep_the_rules() {
     assert!(plain.1 > 0 && stream.1 == 0, "{} pages, {} plain", stream.1, plain.1);
 }
 
-/// In the layers of a container, where cachestat counts no resident page of any file.
+/// The files are in the layers of a container, where cachestat counts no resident page.
 #[test]
 fn files_opened_for_direct_io_leave_the_cache_on_an_overlay() {
     if !support::can_run("direct I/O on an overlay", &["cc", "unshare", "mount"]) {
@@ -296,7 +299,7 @@ fn files_opened_for_direct_io_leave_the_cache_on_an_overlay() {
     assert_eq!((plain, now), (1024, 0));
 }
 
-/// On a private disk, so that no other process uses its space.
+/// The disk is private, so that no other process uses its space.
 #[test]
 fn deleted_files_give_their_room_back_at_once() {
     let programs = LoopImage::programs("ext4");
@@ -331,9 +334,9 @@ fn file_systems_are_unmounted_as_their_files_are_closed() {
 }
 
 #[test]
-fn calls_that_fail_below_fail_the_same() {
+fn calls_that_fail_in_the_kernel_fail_the_same() {
     if support::can_start("calls that fail", &["cc"]) {
-        on_failing_calls(Seed::new().0, &some_ways());
+        run_on_failing_calls(Seed::new().0, &some_ways());
     }
 }
 
@@ -348,16 +351,16 @@ fn threads_keep_their_files_apart_for_long() {
 
 #[test]
 #[ignore = "minutes: make test-preload"]
-fn calls_that_fail_below_fail_the_same_by_many_seeds() {
+fn calls_that_fail_in_the_kernel_fail_the_same_by_many_seeds() {
     let first = Seed::new().0;
     for round in 0..20 {
-        on_failing_calls(first + round, &ways());
+        run_on_failing_calls(first + round, &ways());
     }
 }
 
 #[test]
 #[ignore = "minutes: make test-preload"]
-fn every_program_says_the_same_again_and_again() {
+fn every_program_prints_the_same_in_repeated_runs() {
     let scratch = support::scratch();
     for _ in 0..3 {
         for name in ["forks", "cancel", "signals", "limits"] {

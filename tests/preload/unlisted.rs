@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::backups::{bytes as random_bytes, evict_all, little_stays};
+use crate::backups::{bytes as random_bytes, evict_all, wait_until_little_resident};
 use crate::support;
 use crate::support::command::{finish, pagekeeper, pagekeeper_by_library};
 use crate::support::loop_images::QuickDisk;
@@ -54,7 +54,7 @@ fn make_source(here: &Path) {
 }
 
 #[test]
-fn the_command_that_was_typed_is_a_stream() {
+fn the_typed_command_is_a_stream() {
     if !support::can_start(
         "programs on no list",
         &["mksquashfs", "unsquashfs", "rdiff-backup", "7z", "diff", "fincore"],
@@ -79,15 +79,15 @@ fn the_command_that_was_typed_is_a_stream() {
         let (source, hot) = (here.join("source"), here.join("source/hot"));
         assert_eq!(resident_bytes(std::slice::from_ref(&hot)), 8 * MIB, "{name}: what was hot");
         evict(&hot);
-        little_stays(name, &[&source, &here.join("made")]);
+        wait_until_little_resident(name, &[&source, &here.join("made")]);
         let check = finish(Command::new("sh").args(["-euc", check]).current_dir(here));
         assert_eq!(check.code, 0, "{name}: {check:?}");
     }
 }
 
-/// A line describes an unlisted program; an explicit choice silences it.
+/// A line names an unlisted program; an explicit choice suppresses the line.
 #[test]
-fn the_line_is_said_once_and_of_no_program_that_is_known() {
+fn the_line_about_an_unlisted_program_is_printed_once() {
     let said = |options: &[&str], words: &[&str]| {
         let outcome = finish(pagekeeper().arg("run").args(options).arg("--").args(words));
         assert_eq!(outcome.code, 0, "{outcome:?}");
@@ -118,7 +118,7 @@ fn the_line_is_said_once_and_of_no_program_that_is_known() {
 
 /// A server that a profile knows by its name keeps what it reads.
 #[test]
-fn a_server_that_was_typed_is_no_stream() {
+fn a_typed_server_is_not_a_stream() {
     if !support::can_start("a server that was typed", &["cat", "fincore"]) {
         return;
     }
@@ -137,7 +137,7 @@ fn a_server_that_was_typed_is_no_stream() {
 const UNDECIDED_BYTES: u64 = 64 * MIB;
 
 #[test]
-fn a_child_that_goes_through_much_once_is_a_stream() {
+fn a_child_that_reads_much_data_once_is_a_stream() {
     if !support::can_start("a child on no list", &["mksquashfs", "python3", "fincore", "sh"]) {
         return;
     }
@@ -190,9 +190,9 @@ int main(int count, char **arguments) {
 }
 ";
 
-/// A program that no library can be loaded into is followed by events, as known streams are.
+/// A program that can't load a library is followed by events, like known streams.
 #[test]
-fn a_static_command_that_was_typed_is_followed() {
+fn a_typed_static_command_is_followed() {
     if !support::can_follow("a static command that was typed", &["cc", "fincore"]) {
         return;
     }
@@ -201,7 +201,8 @@ fn a_static_command_that_was_typed_is_followed() {
     let here = scratch.path();
     let text = here.join("packs.c");
     std::fs::write(&text, PACKS).expect("write");
-    finish(Command::new("cc").args(["-static", "-O1", "-o", "packs", "packs.c"]).current_dir(here)).fine();
+    finish(Command::new("cc").args(["-static", "-O1", "-o", "packs", "packs.c"]).current_dir(here))
+        .expect_success();
     let file = here.join("file");
     std::fs::write(&file, random_bytes(160 << 20, 5)).expect("write");
     evict(&file);

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Far longer than any run should take, also one that reads and writes some hundred MiB on a disk
-/// of 3 MB/s.
+/// A deadline far longer than any run should take, also one that reads and writes some hundred MiB
+/// on a disk of 3 MB/s.
 const RUN_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The results of a run.
@@ -23,7 +23,7 @@ pub(crate) struct Outcome {
 
 impl Outcome {
     /// Asserts success and an empty standard error; returns standard output.
-    pub(crate) fn fine(self) -> String {
+    pub(crate) fn expect_success(self) -> String {
         assert!(self.code == 0 && self.stderr.is_empty(), "{self:#?}");
         self.stdout
     }

@@ -27,7 +27,7 @@ pub(crate) struct Way {
     run: Option<Vec<String>>,
     /// Other libraries that are preloaded.
     preload: Vec<PathBuf>,
-    /// Set in the environment.
+    /// Additional environment variables.
     environment: Vec<(String, String)>,
     /// The name of the file under test, chosen so that a profile's rule matches it.
     pub(crate) file: String,
@@ -42,7 +42,7 @@ impl Way {
 
     /// Runs a program with this library preloaded, without `pagekeeper`.
     pub(crate) fn with_library(library: &Path) -> Self {
-        Self { label: format!("with {}", library.display()), ..Self::plain() }.and_library(library)
+        Self { label: format!("with {}", library.display()), ..Self::plain() }.with_lower_library(library)
     }
 
     /// Runs a program by `pagekeeper run` with these arguments and the library.
@@ -64,12 +64,12 @@ impl Way {
     }
 
     /// Adds an option of `pagekeeper run`.
-    pub(crate) fn and_option(&mut self, option: &str) {
+    pub(crate) fn add_option(&mut self, option: &str) {
         self.run.get_or_insert_default().push(option.to_owned());
     }
 
     /// Adds a library below.
-    pub(crate) fn and_library(mut self, library: &Path) -> Self {
+    pub(crate) fn with_lower_library(mut self, library: &Path) -> Self {
         self.preload.push(library.to_owned());
         self
     }
@@ -121,9 +121,9 @@ pub(crate) struct ProgramResults {
     /// Exit code, or 128 + signal.
     pub(crate) code: i32,
     /// Lines of its standard output, with its file's name replaced.
-    pub(crate) said: Vec<String>,
+    pub(crate) stdout: Vec<String>,
     /// Lines of its standard error, with its file's name replaced.
-    pub(crate) complained: Vec<String>,
+    pub(crate) stderr: Vec<String>,
     /// Its files: mode, size and checksum by name.
     pub(crate) files: BTreeMap<String, String>,
 }
@@ -141,8 +141,8 @@ pub(crate) fn left_by(way: &Way, program: &Path, arguments: &[&str], parent: &Pa
     take_down(directory.path(), "", &way.file, &mut files);
     ProgramResults {
         code: outcome.code,
-        said: lines(&outcome.stdout),
-        complained: lines(&outcome.stderr),
+        stdout: lines(&outcome.stdout),
+        stderr: lines(&outcome.stderr),
         files,
     }
 }
@@ -150,7 +150,7 @@ pub(crate) fn left_by(way: &Way, program: &Path, arguments: &[&str], parent: &Pa
 /// Panics unless a program leaves the same in each of these ways as it leaves plain.
 pub(crate) fn assert_same(program: &Path, arguments: &[&str], ways: &[Way], parent: &Path) {
     let plain = left_by(&Way::plain(), program, arguments, parent);
-    assert!(plain.code == 0 && !plain.said.is_empty(), "it fails already plain: {plain:#?}");
+    assert!(plain.code == 0 && !plain.stdout.is_empty(), "it fails already plain: {plain:#?}");
     let differences: Vec<String> = ways
         .iter()
         .filter_map(|way| {
@@ -168,9 +168,10 @@ pub(crate) fn difference(expected: &ProgramResults, seen: &ProgramResults) -> Op
     if expected.code != seen.code {
         differences.push(format!("ends with {}, not {}", seen.code, expected.code));
     }
-    for (what, expected, seen) in
-        [("said", &expected.said, &seen.said), ("complained", &expected.complained, &seen.complained)]
-    {
+    for (what, expected, seen) in [
+        ("standard output", &expected.stdout, &seen.stdout),
+        ("standard error", &expected.stderr, &seen.stderr),
+    ] {
         let longest = expected.len().max(seen.len());
         let at = |lines: &[String], index: usize| {
             lines.get(index).cloned().unwrap_or_else(|| "nothing".to_owned())

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// Far longer than a start or a stop should take, also where each sync takes seconds.
+/// A deadline far longer than a start or a stop should take, also where each sync takes seconds.
 const RUN_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A process that is stopped by SIGTERM, and killed with its handle.
@@ -29,7 +29,7 @@ impl ServerProcess {
         self.0.wait().expect("wait for the server");
     }
 
-    fn answers(&mut self, log: &Path, mut ask: impl FnMut() -> bool) {
+    fn wait_until_answering(&mut self, log: &Path, mut ask: impl FnMut() -> bool) {
         eventually("the server answers", RUN_TIMEOUT, || {
             let ended = self.0.try_wait().expect("wait for the server");
             let said = || std::fs::read_to_string(log).unwrap_or_default();
@@ -41,7 +41,7 @@ impl ServerProcess {
 
 impl Drop for ServerProcess {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both calls fail only if the process has ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -59,7 +59,7 @@ fn as_user(user: &str, program: &Path) -> Command {
     command
 }
 
-fn fine(command: &mut Command) -> String {
+fn stdout_of(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
@@ -82,7 +82,7 @@ impl MariaDb {
         std::fs::create_dir_all(home.join("conf.d")).expect("make a directory");
         std::fs::create_dir(&run).expect("make a directory");
         super::open_to_others(&home);
-        fine(
+        stdout_of(
             Command::new("mariadb-install-db")
                 .args(["--no-defaults", "--user=mysql", "--skip-test-db", "--skip-name-resolve"])
                 .arg("--auth-root-authentication-method=normal")
@@ -110,8 +110,9 @@ impl MariaDb {
 
     fn wait(&mut self) {
         let (home, log) = (self.home.clone(), self.home.join("log"));
-        self.process
-            .answers(&log, || client(&home, "SELECT 1").output().expect("run mariadb").status.success());
+        self.process.wait_until_answering(&log, || {
+            client(&home, "SELECT 1").output().expect("run mariadb").status.success()
+        });
     }
 
     pub(crate) fn restart(&mut self) {
@@ -121,7 +122,7 @@ impl MariaDb {
     }
 
     pub(crate) fn query(&self, sql: &str) -> String {
-        fine(&mut client(&self.home, sql))
+        stdout_of(&mut client(&self.home, sql))
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -147,7 +148,7 @@ pub(crate) struct PostgreSql {
     process: ServerProcess,
 }
 
-/// Programs that it needs.
+/// Returns the programs that the server needs.
 pub(crate) fn postgresql() -> Vec<String> {
     let own = ["initdb", "postgres", "psql"].map(|name| postgresql_program(name).display().to_string());
     own.into_iter().chain(["setpriv".to_owned()]).collect()
@@ -166,7 +167,7 @@ impl PostgreSql {
         let home = parent.join("postgresql");
         std::fs::create_dir(&home).expect("make a directory");
         own(&home, "postgres");
-        fine(
+        stdout_of(
             as_user("postgres", &postgresql_program("initdb"))
                 .args(["--auth=trust", "--no-sync", "--no-locale", "--encoding=UTF8", "--pgdata"])
                 .arg(home.join("data")),
@@ -190,7 +191,9 @@ impl PostgreSql {
 
     fn wait(&mut self) {
         let (home, log) = (self.home.clone(), self.home.join("log"));
-        self.process.answers(&log, || psql(&home, "SELECT 1").output().expect("run psql").status.success());
+        self.process.wait_until_answering(&log, || {
+            psql(&home, "SELECT 1").output().expect("run psql").status.success()
+        });
     }
 
     /// Stops it cleanly, calls `meanwhile`, and starts it again.
@@ -203,7 +206,7 @@ impl PostgreSql {
 
     /// Returns the value of a query that has one.
     pub(crate) fn query(&self, sql: &str) -> String {
-        fine(&mut psql(&self.home, sql))
+        stdout_of(&mut psql(&self.home, sql))
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -251,7 +254,7 @@ impl DbBench {
         command.arg(format!("--benchmark_write_rate_limit={rate}"));
         command.arg(format!("--options_file={}", file.display())).arg(format!("--db={}", database.display()));
         let mut process = ServerProcess::start(&mut command, &parent.join("db_bench.log"));
-        process.answers(&parent.join("db_bench.log"), || {
+        process.wait_until_answering(&parent.join("db_bench.log"), || {
             std::fs::read_dir(&database).into_iter().flatten().flatten().any(|entry| {
                 entry.file_name().to_string_lossy().ends_with(".log")
                     && entry.metadata().is_ok_and(|file| file.len() > 0)

@@ -192,8 +192,8 @@ impl Container {
     }
 
     fn kill(&mut self) {
-        // Both fail only if it has ended already; its first process dies with it, and all others
-        // with that.
+        // Both calls fail only if the process has ended already; its first process dies with it,
+        // and all others with that.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

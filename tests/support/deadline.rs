@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Far longer than any story of `make test` waits for one child.
+/// A deadline far longer than any story of `make test` waits for one child.
 const CHILD_TIMEOUT: Duration = Duration::from_secs(900);
 
 /// Ignored stories run for as long as requested.
@@ -50,7 +50,7 @@ pub(crate) fn renew_for(time: Duration) {
     });
 }
 
-/// `/proc/PID/task/TID`
+/// Returns `/proc/PID/task/TID` of this thread.
 fn this_thread() -> PathBuf {
     let link = std::fs::read_link("/proc/thread-self").expect("proc(5) is mounted");
     Path::new("/proc").join(link)

@@ -28,7 +28,7 @@ pub(crate) fn check_code(report: &Value, otherwise: i32) -> i32 {
     }
 }
 
-/// The first finding of this kind in a report.
+/// Returns the first finding of this kind in a report.
 pub(crate) fn finding<'a>(report: &'a Value, kind: &str) -> Option<&'a Value> {
     report["findings"].as_array().expect("findings").iter().find(|finding| finding["kind"] == kind)
 }

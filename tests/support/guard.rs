@@ -21,7 +21,7 @@ struct GuardOutput {
 /// A running guard.
 pub(crate) struct Guard {
     child: Child,
-    said: Arc<GuardOutput>,
+    received: Arc<GuardOutput>,
     output: Option<JoinHandle<()>>,
     complaints: Option<JoinHandle<String>>,
 }
@@ -67,18 +67,18 @@ impl Guard {
             .stderr(Stdio::piped())
             .spawn()
             .expect("start pagekeeper guard");
-        let said = Arc::new(GuardOutput::default());
+        let received = Arc::new(GuardOutput::default());
         let stdout = child.stdout.take().expect("piped");
         let mut stderr = child.stderr.take().expect("piped");
         let output = {
-            let said = Arc::clone(&said);
+            let received = Arc::clone(&received);
             std::thread::spawn(move || {
                 for line in BufReader::new(stdout).lines() {
                     let line = line.expect("read the guard's output");
                     let event = serde_json::from_str(&line)
                         .unwrap_or_else(|error| panic!("not a JSON line ({error}): {line}"));
-                    said.events.lock().expect("no panic while held").push(event);
-                    said.more.notify_all();
+                    received.events.lock().expect("no panic while held").push(event);
+                    received.more.notify_all();
                 }
             })
         };
@@ -87,7 +87,7 @@ impl Guard {
             stderr.read_to_string(&mut text).expect("read the guard's complaints");
             text
         });
-        Self { child, said, output: Some(output), complaints: Some(complaints) }
+        Self { child, received, output: Some(output), complaints: Some(complaints) }
     }
 
     /// Process id.
@@ -97,7 +97,7 @@ impl Guard {
 
     /// Returns the last tick so far.
     pub(crate) fn latest_tick(&self) -> Option<Value> {
-        let events = self.said.events.lock().expect("no panic while held");
+        let events = self.received.events.lock().expect("no panic while held");
         events.iter().rfind(|event| event["event"] == "tick").cloned()
     }
 
@@ -122,26 +122,26 @@ impl Guard {
     /// Waits for an event of this name that `matches`; earlier events count, too.
     pub(crate) fn wait_for(&self, name: &str, deadline: Duration, matches: impl Fn(&Value) -> bool) -> Value {
         let start = Instant::now();
-        let mut events = self.said.events.lock().expect("no panic while held");
+        let mut events = self.received.events.lock().expect("no panic while held");
         loop {
             if let Some(event) = events.iter().find(|event| event["event"] == name && matches(event)) {
                 return event.clone();
             }
             let left = deadline.saturating_sub(start.elapsed());
             assert!(!left.is_zero(), "no such {name} within {deadline:?}, only {:#?}", last(&events, 20));
-            events = self.said.more.wait_timeout(events, left).expect("no panic while held").0;
+            events = self.received.more.wait_timeout(events, left).expect("no panic while held").0;
         }
     }
 
     /// Whether it has emitted an event of this name that `matches`.
-    pub(crate) fn has_said(&self, name: &str, matches: impl Fn(&Value) -> bool) -> bool {
-        let events = self.said.events.lock().expect("no panic while held");
+    pub(crate) fn has_event(&self, name: &str, matches: impl Fn(&Value) -> bool) -> bool {
+        let events = self.received.events.lock().expect("no panic while held");
         events.iter().any(|event| event["event"] == name && matches(event))
     }
 
     /// Returns the number of its ticks so far.
     pub(crate) fn ticks(&self) -> usize {
-        let events = self.said.events.lock().expect("no panic while held");
+        let events = self.received.events.lock().expect("no panic while held");
         events.iter().filter(|event| event["event"] == "tick").count()
     }
 
@@ -163,8 +163,7 @@ impl Guard {
         kib * 1024
     }
 
-    /// Returns the Returns the CPU time so far in seconds, user and system, to a hundredth
-    /// (`USER_HZ`).
+    /// Returns the CPU time so far in seconds, user and system, to a hundredth (`USER_HZ`).
     pub(crate) fn cpu_seconds(&self) -> f64 {
         super::cpu_seconds(self.pid())
     }
@@ -190,14 +189,14 @@ impl Guard {
         let status = self.child.wait().expect("wait for the guard");
         self.output.take().expect("taken once").join().expect("each line is JSON");
         let stderr = self.complaints.take().expect("taken once").join().expect("standard error is text");
-        let events = self.said.events.lock().expect("no panic while held").clone();
+        let events = self.received.events.lock().expect("no panic while held").clone();
         EndedGuard { status, events, stderr }
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both calls fail only if the process has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

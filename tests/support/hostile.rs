@@ -27,7 +27,7 @@ pub(crate) const REQUIRED_PROGRAMS: [&str; 4] = ["setpriv", "unshare", "sh", "ch
 /// directory.
 const PART: &str = "PAGEKEEPER_HOSTILE_PART";
 
-/// Nobody's.
+/// The ID of a user that owns nothing.
 const USER_ID: &str = "54321";
 
 const WAIT_TIMEOUT: Duration = Duration::from_secs(240);
@@ -124,7 +124,7 @@ impl Hostile {
 impl Drop for Hostile {
     fn drop(&mut self) {
         for part in &mut self.parts {
-            // Both fail only if it has ended already.
+            // Both calls fail only if the process has ended already.
             let _ = part.kill();
             let _ = part.wait();
         }
@@ -211,19 +211,19 @@ pub(crate) fn play() {
     let Some(part) = std::env::var_os(PART) else { return };
     let here = std::env::current_dir().expect("a directory");
     let parent = rustix::process::getppid();
-    let _held = hold(&here);
+    let _held = hold_files_open(&here);
     match part.to_str() {
-        Some("exchange") => exchange(parent),
-        Some("bind") => bind(parent),
-        Some("toggle") => toggle(parent),
+        Some("exchange") => exchange_files(parent),
+        Some("bind") => bind_over_logs(parent),
+        Some("toggle") => toggle_descriptors(parent),
         Some("hold") => idle(parent),
         Some("crowd") => {
-            crowd();
+            create_many_names();
             idle(parent);
         }
-        Some("scatter") => scatter(parent),
+        Some("scatter") => write_scattered_pages(parent),
         Some("descriptors") => {
-            let (_, most) = limits();
+            let (_, most) = raise_descriptor_limit();
             let mut many = Vec::new();
             while (many.len() as u64) < most.min(16_000) - 100 {
                 many.push(File::open("binlog.000001").expect("open a file"));
@@ -235,7 +235,7 @@ pub(crate) fn play() {
 }
 
 /// Holds files open like a database.
-fn hold(here: &Path) -> Vec<File> {
+fn hold_files_open(here: &Path) -> Vec<File> {
     let names = [
         "aria_log_control",
         "MANIFEST-000001",
@@ -250,7 +250,7 @@ fn hold(here: &Path) -> Vec<File> {
 }
 
 /// Raises the limit of descriptors. Returns the old and the new one.
-fn limits() -> (u64, u64) {
+fn raise_descriptor_limit() -> (u64, u64) {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let before = getrlimit(Resource::Nofile);
     let most = before.maximum.unwrap_or(16_000);
@@ -264,19 +264,19 @@ fn ready() {
 }
 
 /// Whether the test still runs. Another process takes in orphans.
-fn goes_on(parent: Option<rustix::process::Pid>) -> bool {
+fn is_test_running(parent: Option<rustix::process::Pid>) -> bool {
     rustix::process::getppid() == parent
 }
 
 fn idle(parent: Option<rustix::process::Pid>) {
     ready();
-    while goes_on(parent) {
+    while is_test_running(parent) {
         std::thread::sleep(Duration::from_millis(100));
     }
 }
 
 /// Exchanges logs with special files, and directories with links, each by one call.
-fn exchange(parent: Option<rustix::process::Pid>) {
+fn exchange_files(parent: Option<rustix::process::Pid>) {
     let pairs = [
         ("ib_logfile0", "device"),
         ("binlog.000001", "fifo"),
@@ -289,7 +289,7 @@ fn exchange(parent: Option<rustix::process::Pid>) {
     ];
     ready();
     for (turn, (first, second)) in pairs.iter().cycle().enumerate() {
-        if !goes_on(parent) {
+        if !is_test_running(parent) {
             return;
         }
         // Sometimes longer than a tick, so that the guard finds a changed file.
@@ -303,7 +303,7 @@ fn exchange(parent: Option<rustix::process::Pid>) {
 }
 
 /// Binds special files and others' directories over logs, in a private mount namespace.
-fn bind(parent: Option<rustix::process::Pid>) {
+fn bind_over_logs(parent: Option<rustix::process::Pid>) {
     ready();
     let pairs = [
         ("device", "ib_logfile0"),
@@ -312,7 +312,7 @@ fn bind(parent: Option<rustix::process::Pid>) {
         ("device", "binlog.000003"),
     ];
     for (what, over) in pairs.iter().cycle() {
-        if !goes_on(parent) {
+        if !is_test_running(parent) {
             return;
         }
         // A directory that its user may not enter is refused, as is one that is mounted over.
@@ -325,7 +325,7 @@ fn bind(parent: Option<rustix::process::Pid>) {
 }
 
 /// Toggles forty descriptors of a log to a device, a FIFO and a log again.
-fn toggle(parent: Option<rustix::process::Pid>) {
+fn toggle_descriptors(parent: Option<rustix::process::Pid>) {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let sources: [OwnedFd; 3] = ["binlog.000001", "device", "fifo"]
         .map(|name| rustix::fs::openat(CWD, name, flags, Mode::empty()).expect("open a file"));
@@ -333,7 +333,7 @@ fn toggle(parent: Option<rustix::process::Pid>) {
         (0..40).map(|_| sources[0].try_clone().expect("another descriptor")).collect();
     ready();
     for source in sources.iter().cycle() {
-        if !goes_on(parent) {
+        if !is_test_running(parent) {
             return;
         }
         for descriptor in &mut toggled {
@@ -344,7 +344,7 @@ fn toggle(parent: Option<rustix::process::Pid>) {
 }
 
 /// Creates very many log names, some with a page.
-fn crowd() {
+fn create_many_names() {
     let names = std::env::var("PAGEKEEPER_HOSTILE_NAMES").ok().and_then(|text| text.parse::<u32>().ok());
     for number in 100..names.expect("a number") {
         let file = File::create(format!("binlog.{number:06}")).expect("make a file");
@@ -355,7 +355,7 @@ fn crowd() {
 }
 
 /// Repeatedly writes a page in each second MiB of many large logs.
-fn scatter(parent: Option<rustix::process::Pid>) {
+fn write_scattered_pages(parent: Option<rustix::process::Pid>) {
     const WINDOW: u64 = 2 << 20;
     const WINDOWS: u64 = 500;
     let logs: Vec<File> = (100..120)
@@ -368,7 +368,7 @@ fn scatter(parent: Option<rustix::process::Pid>) {
         })
         .collect();
     ready();
-    while goes_on(parent) {
+    while is_test_running(parent) {
         for (log, window) in logs.iter().flat_map(|log| (0..WINDOWS).map(move |window| (log, window))) {
             log.read_at(&mut [0], window * WINDOW).expect("read");
         }

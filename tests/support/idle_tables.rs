@@ -19,7 +19,7 @@ pub(crate) const HEADROOM_BYTES: u64 = 20 * MIB;
 pub(crate) struct IdleTables {
     pub(crate) server: Server,
     pub(crate) memory: MemoryGroup,
-    /// The `memory.high` of `memory`, in bytes.
+    /// The cgroup's `memory.high`, in bytes.
     pub(crate) limit: u64,
     script: PathBuf,
 }
@@ -49,7 +49,7 @@ impl IdleTables {
     }
 
     /// Returns the cgroup's `memory.max` in bytes, of which the guard's share is a part.
-    pub(crate) fn most(&self) -> u64 {
+    pub(crate) fn memory_max(&self) -> u64 {
         self.limit + HEADROOM_BYTES
     }
 

@@ -174,12 +174,13 @@ impl Device {
                     start = ctypes.c_void_p(ctypes.addressof(mapped))\n\
                     assert ctypes.CDLL(None).mincore(start, ctypes.c_size_t(size), seen) == 0\n\
                     print(sum(page & 1 for page in seen) * mmap.PAGESIZE)";
-        let seen = super::command::finish(Command::new("python3").args(["-c", text]).arg(&self.path)).fine();
+        let seen = super::command::finish(Command::new("python3").args(["-c", text]).arg(&self.path))
+            .expect_success();
         seen.trim().parse().expect("a number")
     }
 
     pub(crate) fn evict(&self) {
-        super::command::finish(Command::new("blockdev").arg("--flushbufs").arg(&self.path)).fine();
+        super::command::finish(Command::new("blockdev").arg("--flushbufs").arg(&self.path)).expect_success();
     }
 }
 

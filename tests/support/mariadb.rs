@@ -129,7 +129,7 @@ impl Server {
             .output()
             .expect("run mariadb-install-db");
         assert!(output.status.success(), "mariadb-install-db: {}", String::from_utf8_lossy(&output.stdout));
-        // Its log, socket and pid file are there.
+        // The server's log, socket and pid file are there.
         let run = home.join("run");
         std::fs::create_dir(&run).expect("make the server's directory");
         let status = Command::new("chown").arg("mysql:").arg(&run).status().expect("run chown");
@@ -167,7 +167,7 @@ impl Server {
         self.signal(rustix::process::Signal::STOP);
     }
 
-    /// Lets a frozen process go on.
+    /// Lets a frozen process continue.
     pub(crate) fn thaw(&self) {
         self.signal(rustix::process::Signal::CONT);
     }
@@ -347,7 +347,7 @@ impl LoadedServer for Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both calls fail only if the process has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -18,8 +18,8 @@ pub(crate) struct Results {
     pub(crate) passed: Vec<String>,
     /// Names that failed, and failed again.
     pub(crate) failed: Vec<String>,
-    /// All output.
-    pub(crate) said: String,
+    /// All output of the run.
+    pub(crate) output: String,
 }
 
 /// Runs these tests under `parent`.
@@ -36,10 +36,10 @@ pub(crate) fn results(starter: &[OsString], tests: &[String], parent: &Path) -> 
         .current_dir(DIRECTORY)
         .env("HOME", parent);
     let output = command.stdin(Stdio::null()).output().expect("run mariadb-test-run");
-    let said =
+    let output =
         format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     let ended_so = |how: &str| -> Vec<String> {
-        let lines = said.lines().filter(|line| line.contains(how));
+        let lines = output.lines().filter(|line| line.contains(how));
         let mut names: Vec<String> =
             lines.filter_map(|line| line.split_whitespace().next().map(str::to_owned)).collect();
         names.sort();
@@ -51,5 +51,5 @@ pub(crate) fn results(starter: &[OsString], tests: &[String], parent: &Path) -> 
     let again = ended_so("[ retry-pass ]");
     let failed = ended_so("[ fail ]").into_iter().chain(ended_so("[ retry-fail ]"));
     let failed = failed.filter(|name| !again.contains(name)).collect();
-    Results { passed, failed, said }
+    Results { passed, failed, output }
 }

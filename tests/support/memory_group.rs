@@ -14,7 +14,7 @@ use std::time::Duration;
 /// A memory cgroup with a limit.
 pub(crate) struct MemoryGroup {
     directory: PathBuf,
-    /// The child cgroups of version 2.
+    /// The child cgroups, on version 2.
     below: Option<RefCell<Vec<PathBuf>>>,
 }
 
@@ -25,12 +25,12 @@ impl MemoryGroup {
         Self::below(test, limit, "")
     }
 
-    /// The same as one that kubelet makes for a pod.
+    /// Creates a cgroup like the one that kubelet makes for a pod.
     pub(crate) fn of_pod(test: &str, limit: u64) -> Option<Self> {
         Self::below(test, limit, "kubepods")
     }
 
-    /// Makes one below a group of this name, or in the root.
+    /// Creates a cgroup below a group of this name, or in the root.
     fn below(test: &str, limit: u64, parent: &str) -> Option<Self> {
         let made = places().into_iter().find_map(|(root, limit_file)| {
             let is_v2 = limit_file == "memory.max";
@@ -38,7 +38,7 @@ impl MemoryGroup {
                 std::fs::write(root.join("cgroup.subtree_control"), "+memory").ok()?;
             }
             let root = root.join(parent);
-            // It stays for the next test.
+            // The parent group stays for the next test.
             std::fs::create_dir_all(&root).ok()?;
             if is_v2 {
                 std::fs::write(root.join("cgroup.subtree_control"), "+memory").ok()?;

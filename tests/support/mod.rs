@@ -214,8 +214,7 @@ pub(crate) fn stat_fields(pid: u32) -> Option<Vec<String>> {
     Some(stat.rsplit(')').next()?.split_whitespace().map(str::to_owned).collect())
 }
 
-/// Returns a process's Returns the CPU time so far in seconds, user and system, to a hundredth
-/// (`USER_HZ`).
+/// Returns a process's CPU time so far in seconds, user and system, to a hundredth (`USER_HZ`).
 pub(crate) fn cpu_seconds(pid: u32) -> f64 {
     let fields = stat_fields(pid).expect("the process runs");
     // utime and stime: fields 14 and 15 of all.

@@ -86,7 +86,7 @@ impl Server {
         Ok(text.lines().filter_map(|line| line.split('\t').next()).map(str::to_owned).collect())
     }
 
-    /// Binlogs, oldest first.
+    /// Returns its binlogs, oldest first.
     pub(crate) fn binlogs(&self) -> Vec<PathBuf> {
         let binlog = |name: &str| name.strip_prefix("binlog.").is_some_and(|end| end.parse::<u32>().is_ok());
         files(&self.home.join("data"), binlog)
@@ -135,7 +135,7 @@ impl super::sysbench::LoadedServer for Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both calls fail only if the process has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -160,7 +160,7 @@ impl Follower {
         self.signal(rustix::process::Signal::STOP);
     }
 
-    /// Lets it go on.
+    /// Lets it continue.
     pub(crate) fn thaw(&self) {
         self.signal(rustix::process::Signal::CONT);
     }
@@ -173,7 +173,7 @@ impl Follower {
 
 impl Drop for Follower {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both calls fail only if the process has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

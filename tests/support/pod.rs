@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Reads YAML.
+/// The program that reads YAML.
 pub(crate) const REQUIRED_PROGRAMS: [&str; 1] = ["/usr/bin/python3"];
 
 /// A path of the node that a container sees, in the terms of a manifest.
@@ -103,7 +103,7 @@ impl Pod {
         }
         for (name, value) in &self.container {
             match name.as_str() {
-                "securityContext" => rights(&object(value), &mut add),
+                "securityContext" => add_permission_options(&object(value), &mut add),
                 "resources" => {
                     let limits = object(&value["limits"]);
                     assert!(limits.keys().all(|name| name == "memory"), "{limits:?}");
@@ -155,7 +155,7 @@ impl Pod {
 }
 
 /// Adds podman's options for the permissions of a security context.
-fn rights(context: &Map<String, Value>, mut add: impl FnMut(String)) {
+fn add_permission_options(context: &Map<String, Value>, mut add: impl FnMut(String)) {
     for (name, value) in context {
         match (name.as_str(), value) {
             ("runAsUser", user) => add(format!("--user={user}")),

@@ -55,7 +55,7 @@ impl Engine {
         for file in ["passwd", "group", "ld.so.cache"] {
             std::fs::copy(Path::new("/etc").join(file), image.join("etc").join(file)).expect("copy a file");
         }
-        done(
+        run_successfully(
             Command::new("mariadb-install-db")
                 .args(["--no-defaults", "--user=root", "--skip-test-db", "--skip-name-resolve"])
                 .args(["--auth-root-authentication-method=normal", "--innodb-log-file-size=16M"])
@@ -68,7 +68,7 @@ impl Engine {
     /// Creates an image from a directory.
     pub(crate) fn import(&self, directory: &Path, name: &str) {
         let layer = self.home.join("layer.tar");
-        done(
+        run_successfully(
             Command::new("tar")
                 .arg("--create")
                 .arg("--file")
@@ -77,13 +77,13 @@ impl Engine {
                 .arg(directory)
                 .arg("."),
         );
-        done(self.podman().arg("import").arg(&layer).arg(name));
+        run_successfully(self.podman().arg("import").arg(&layer).arg(name));
         std::fs::remove_file(&layer).expect("remove the layer");
     }
 
     /// Starts a server in a container, with more arguments of `podman run`.
     pub(crate) fn start(&self, name: &'static str, arguments: &[&str]) -> Container<'_> {
-        done(
+        run_successfully(
             self.podman()
                 .args([
                     "run",
@@ -110,7 +110,7 @@ impl Engine {
 
     /// Returns the first process of a container, as seen from here.
     pub(crate) fn pid(&self, name: &str) -> u32 {
-        let shown = done(self.podman().args(["inspect", "--format={{.State.Pid}}", name]));
+        let shown = run_successfully(self.podman().args(["inspect", "--format={{.State.Pid}}", name]));
         String::from_utf8_lossy(&shown.stdout).trim().parse().expect("a process's number")
     }
 
@@ -148,14 +148,14 @@ impl Container<'_> {
     pub(crate) fn fill_file(&self, bytes: u64) {
         let count = format!("count={}", bytes / MIB);
         let dd = ["dd", "if=/dev/zero", "of=/var/lib/idle", "bs=1M", &count, "conv=fsync", "status=none"];
-        done(self.engine.podman().args(["exec", self.name]).args(dd));
+        run_successfully(self.engine.podman().args(["exec", self.name]).args(dd));
     }
 
     /// Returns the resident bytes of its binlogs: of the files in the layer that the container
     /// writes to, which have the pages.
     pub(crate) fn resident_binlogs(&self) -> u64 {
         let format = "--format={{.GraphDriver.Data.UpperDir}}";
-        let shown = done(self.engine.podman().args(["inspect", format, self.name]));
+        let shown = run_successfully(self.engine.podman().args(["inspect", format, self.name]));
         let upper = PathBuf::from(String::from_utf8_lossy(&shown.stdout).trim());
         let is_binlog = |path: &PathBuf| {
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -195,7 +195,7 @@ impl Drop for Container<'_> {
     }
 }
 
-fn done(command: &mut Command) -> Output {
+fn run_successfully(command: &mut Command) -> Output {
     let output = command.stdin(Stdio::null()).output().expect("start a program");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{command:?}: {said}{}", String::from_utf8_lossy(&output.stdout));

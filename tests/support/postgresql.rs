@@ -18,10 +18,10 @@ pub(crate) const SEGMENT_BYTES: u64 = 16 * MIB;
 /// Size of all WAL segments between two checkpoints, in bytes: about as much is kept and recycled.
 pub(crate) const WAL_BYTES: u64 = 256 * MIB;
 
-/// Far longer than a disk needs for what is waited for here.
+/// A deadline far longer than a disk needs for what is waited for here.
 const RUN_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Programs that it needs.
+/// Returns the programs that a server needs.
 pub(crate) fn programs() -> Vec<String> {
     let own = ["initdb", "postgres", "psql", "pgbench", "pg_receivewal", "pg_basebackup"];
     let own = own.iter().map(|name| program(name).display().to_string());
@@ -109,7 +109,7 @@ impl Server {
         self.crash_then(|| {});
     }
 
-    /// The same with something done before the server is started again.
+    /// Ends the server as [`Self::crash`] does, and calls `then` before it is started again.
     pub(crate) fn crash_then(&mut self, then: impl FnOnce()) {
         self.child.kill().expect("kill the server");
         self.child.wait().expect("wait for the server");
@@ -331,7 +331,7 @@ impl Follower {
         self.signal(rustix::process::Signal::STOP);
     }
 
-    /// Lets it go on.
+    /// Lets it continue.
     pub(crate) fn thaw(&self) {
         self.signal(rustix::process::Signal::CONT);
     }
@@ -344,7 +344,7 @@ impl Follower {
 
 impl Drop for Follower {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both calls fail only if the process has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -355,7 +355,7 @@ struct EndedChild(Child);
 
 impl Drop for EndedChild {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both calls fail only if the process has ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -423,7 +423,7 @@ pub(crate) struct Load(Child);
 
 impl Drop for Load {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both calls fail only if the process has ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

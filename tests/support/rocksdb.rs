@@ -15,7 +15,7 @@ pub(crate) const REQUIRED_PROGRAMS: [&str; 2] = ["db_bench", "setpriv"];
 /// The rate of its puts, in bytes a second.
 const PUT_BYTES_PER_SECOND: u64 = 32 * MIB;
 
-/// Far longer than a disk needs for what is waited for here.
+/// A deadline far longer than a disk needs for what is waited for here.
 const RUN_TIMEOUT: Duration = Duration::from_secs(400);
 
 /// A running `db_bench`.
@@ -78,8 +78,8 @@ impl Bench {
         });
     }
 
-    /// Stops it (SIGSTOP), calls `meanwhile`, and lets it go on.
-    pub(crate) fn frozen(&self, meanwhile: impl FnOnce()) {
+    /// Stops it (SIGSTOP), calls `meanwhile`, and lets it continue.
+    pub(crate) fn while_stopped(&self, meanwhile: impl FnOnce()) {
         let pid = rustix::process::Pid::from_child(&self.child);
         let signal = |signal| rustix::process::kill_process(pid, signal).expect("signal db_bench");
         signal(rustix::process::Signal::STOP);
@@ -104,7 +104,7 @@ impl Bench {
 
 impl Drop for Bench {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both calls fail only if the process has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

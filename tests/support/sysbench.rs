@@ -93,7 +93,7 @@ impl Load {
 
 impl Drop for Load {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both calls fail only if the process has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::eventually;
 
-/// Far longer than anything on a screen should take.
+/// A deadline far longer than anything on a screen should take.
 const RUN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A terminal with a shell in it.

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// Far longer than a start or a stop should take, also where each sync takes seconds.
+/// A deadline far longer than a start or a stop should take, also where each sync takes seconds.
 const RUN_TIMEOUT: Duration = Duration::from_secs(300);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,9 +25,9 @@ pub(crate) enum Kind {
 #[derive(Debug, Clone)]
 pub(crate) struct Version {
     pub(crate) kind: Kind,
-    /// "10.11.19".
+    /// The version, such as "10.11.19".
     pub(crate) number: String,
-    /// Its source, for messages.
+    /// The source of the programs, for messages.
     pub(crate) from: &'static str,
     /// The root of another distribution, whose own dynamic linker starts the program.
     root: Option<PathBuf>,
@@ -118,7 +118,7 @@ impl Version {
     }
 
     fn command(&self) -> Command {
-        // It ends with the test, however that ends.
+        // The server ends with the test, however that ends.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig=KILL", "--"]);
         let Some(root) = &self.root else {
@@ -143,7 +143,7 @@ pub(crate) struct Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both calls fail only if the process has ended already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -161,7 +161,7 @@ impl Server {
                 let status = Command::new("chown").arg("postgres:").arg(&home).status().expect("run chown");
                 assert!(status.success(), "there is no user postgres");
                 let mut initdb = as_postgres(&version.server.with_file_name("initdb"));
-                fine(
+                stdout_of(
                     initdb
                         .args(["--auth=trust", "--no-sync", "--no-locale", "--encoding=UTF8", "--pgdata"])
                         .arg(&data),
@@ -172,7 +172,7 @@ impl Server {
                 let script = home.join("bootstrap.sql");
                 std::fs::write(&script, MariaDb::system_tables(&version.share)).expect("write it");
                 let input = std::fs::File::open(&script).expect("open it");
-                fine(
+                stdout_of(
                     version
                         .command()
                         .arg("--no-defaults")
@@ -183,7 +183,7 @@ impl Server {
             }
             Kind::MySql => {
                 let options = options(version, &home);
-                fine(version.command().arg("--no-defaults").args(options).arg("--initialize-insecure"));
+                stdout_of(version.command().arg("--no-defaults").args(options).arg("--initialize-insecure"));
             }
         }
         write_settings(version, &home, lines);
@@ -232,7 +232,7 @@ impl Server {
 
     /// Returns the value of a statement, if it has one.
     pub(crate) fn query(&self, sql: &str) -> String {
-        fine(&mut client(&self.version, &self.home, sql))
+        stdout_of(&mut client(&self.version, &self.home, sql))
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -361,7 +361,7 @@ fn as_postgres(program: &Path) -> Command {
     command
 }
 
-fn fine(command: &mut Command) -> String {
+fn stdout_of(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let said = || String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{command:?}: {}", said());

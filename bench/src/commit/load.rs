@@ -79,7 +79,7 @@ pub(super) struct CommitLoad {
 struct StartGate {
     start: Barrier,
     over: AtomicBool,
-    /// When the first thread went on.
+    /// The time when the first thread continued.
     began: OnceLock<Instant>,
 }
 
@@ -109,8 +109,8 @@ impl StartGate {
 }
 
 /// Commits by all threads for `window`. Returns how long each commit took, and the time of all. A
-/// commit that ends later is not recorded. The time starts when the first thread goes on, because
-/// the caller may go on much later where there are more threads than processors.
+/// commit that ends later is not recorded. The time starts when the first thread continues, because
+/// the caller may continue much later where there are more threads than processors.
 pub(super) fn commit_while(
     subject: &dyn PageStore,
     ledger: &ChangeLedger,

@@ -49,7 +49,7 @@ const STORE_PAGE_BYTES: u64 = 4096;
 const COMMIT_PAGES: usize = 4;
 /// Threads that commit, for each case.
 const COMMIT_THREADS: [usize; 3] = [8, 32, 1];
-/// When the last round of a quick run ends, after its begin.
+/// The time after which a quick run begins no more rounds.
 const COMMIT_QUICK_END: Duration = Duration::from_secs(35);
 /// The time between two checks of whether a thread has failed.
 const FAILURE_CHECK_INTERVAL: Duration = Duration::from_millis(50);

@@ -18,7 +18,7 @@ use super::load::{PageChange, PageCheck, PageStore, StoreCommitter, StoreKind, S
 pub(super) const SQLITE_STORE: StoreKind =
     StoreKind { name: "SQLite, WAL", open: |dir, room| Ok(Box::new(SqliteStore::open(dir, room)?)) };
 
-/// Longer than any thread waits for its turn.
+/// A deadline longer than any thread waits for its turn.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(60);
 
 struct SqliteStore {

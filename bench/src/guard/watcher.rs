@@ -52,7 +52,7 @@ impl RunningGuard {
             .context("can't start pagekeeper guard")?;
         let mut stdout = BufReader::new(child.stdout.take().context("it has no output")?);
         let found = wait_for_found(&mut stdout);
-        // Its pipe must not fill.
+        // The guard's pipe must not fill.
         let seen = Arc::default();
         let of_ticks = Arc::clone(&seen);
         let lines = std::thread::spawn(move || follow(stdout, &of_ticks));

@@ -68,9 +68,10 @@ impl LimitByC {
     }
 }
 
-/// `pk_file_read` of [`ArrayLimit`].
+/// Reads like `pk_file_read`, for an [`ArrayLimit`].
 ///
 /// # Safety
+///
 /// `limit` must be an [`ArrayLimit`], `buffer` must have `size` bytes, and `got` must be writable;
 /// all must belong to this call alone.
 unsafe extern "C" fn limit_read(

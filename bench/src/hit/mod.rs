@@ -40,7 +40,7 @@ const HIT_LIMIT_NAME: &str = "the limit";
 const LIMIT_BY_C_NAME: &str = "the limit, by a C call";
 /// Pages of the case that fits the processor's caches.
 const HOT_PAGES: u64 = 16;
-/// When the last round of a quick run ends, after its begin.
+/// The time after which a quick run begins no more rounds.
 const HIT_QUICK_END: Duration = Duration::from_secs(42);
 
 /// A subject with its cached pages.

@@ -165,7 +165,7 @@ impl<'a> EvictingCache<'a> {
         }
         let all_see_it = membarrier(MEMBARRIER_PRIVATE_EXPEDITED);
         for (frame, page) in found {
-            // Its copy may still be running.
+            // A reader may still copy the frame.
             let is_read = self.slots.iter().any(|slot| slot.0.load(Ordering::Acquire) == page);
             let frame_number = u32::try_from(frame).unwrap_or(ABSENT_ENTRY);
             if is_read || !all_see_it {

@@ -151,7 +151,7 @@ struct MissLoad<'a> {
 }
 
 impl MissLoad<'_> {
-    /// Takes one sample of a way of reading, which is created anew for each thread.
+    /// Takes one sample of a way of reading, which is created again for each thread.
     fn sample<R>(&self, mut seeds: SplitMix, way: impl Fn() -> Result<R>) -> Result<DriveResult>
     where
         R: FnMut(u64, &mut [u8]) -> Result<usize> + Send,

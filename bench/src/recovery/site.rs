@@ -1,7 +1,7 @@
 //! The place of the stores: files in memory, behind a slow disk for as long as something is
 //! measured.
 //!
-//! The state to recover is created in memory at once. The disk is then mounted anew, so that none
+//! The state to recover is created in memory at once. The disk is then mounted again, so that none
 //! of it is cached, and removed before contents are compared. Invariants: nobody has the files open
 //! while a disk begins or ends; mounts end with the value. Fails with a plain message without root.
 
@@ -64,7 +64,7 @@ impl RecoveryDisk {
         let available = available_bytes();
         ensure!(
             bytes + bytes / 4 < available,
-            "this takes {} MiB of memory, of which {} MiB can be had",
+            "this takes {} MiB of memory, of which {} MiB are available",
             (bytes + bytes / 4) / MIB,
             available / MIB
         );

@@ -3,7 +3,7 @@
 //!
 //! The rate is part of this program, and so equal for every subject: it sleeps where it is ahead,
 //! and is as late as its calls are. Each written block holds its offset, so that a file can be
-//! checked afterwards. Invariants: reading opens every file anew in each pass, as a backup does.
+//! checked afterwards. Invariants: reading reopens every file in each pass, as a backup does.
 //! Writing never ends a file early: it fails.
 
 use std::fs::{File, OpenOptions};

@@ -125,7 +125,7 @@ impl DatabaseServer for PostgreSql {
 
 impl Drop for PostgreSql {
     fn drop(&mut self) {
-        // SIGQUIT makes it end its children, which would otherwise go on for a while.
+        // SIGQUIT makes it end its children, which would otherwise continue for a while.
         let pid = rustix::process::Pid::from_child(&self.child);
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::QUIT);
         let _ = self.child.wait();

@@ -390,7 +390,7 @@ impl ToolSetup<'_> {
         while !self.group.followers()?.is_empty() {
             ensure!(
                 began.elapsed() < SETTLED_WITHIN,
-                "a process in {} goes on",
+                "a process in {} continues",
                 self.group.entrance().display()
             );
             std::thread::sleep(Duration::from_millis(20));

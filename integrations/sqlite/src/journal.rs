@@ -79,7 +79,7 @@ impl Journal {
         Ok(read == buffer.len())
     }
 
-    /// Writes; `beside` is the directory for a file without a name.
+    /// Writes bytes; `beside` is the directory for a nameless file.
     pub(crate) fn write(&mut self, bytes: &[u8], offset: u64, beside: &Path) -> io::Result<()> {
         let start = usize::try_from(offset).unwrap_or(usize::MAX);
         let end = start.saturating_add(bytes.len());

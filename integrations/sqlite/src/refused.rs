@@ -117,8 +117,8 @@ unsafe fn reason(connection: *mut c_void) -> Option<*mut c_char> {
     (code == abi::CANTOPEN).then_some(parts[0])
 }
 
-/// Why a file was not opened by this VFS whose name asks for it: `app.db?vfs=pagekeeper` without
-/// `file:`, or a URI given to a SQLite that takes none.
+/// The reason why a file was not opened by this VFS whose name asks for it: `app.db?vfs=pagekeeper`
+/// without `file:`, or a URI given to a SQLite that takes none.
 ///
 /// # Safety
 ///

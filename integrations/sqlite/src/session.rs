@@ -390,7 +390,8 @@ fn not_synced(code: Code) -> Failure {
     Failure::Final(format!("the database file can't be synced (SQLite's code {code})"))
 }
 
-/// It is unknown whether the file is still marked, and with which number.
+/// Returns the state after a failed checkpoint: it is unknown whether the file is still marked, and
+/// with which number.
 fn at_a_checkpoint(failure: Failure) -> Failure {
     match failure {
         Failure::Refused(code, None) => Failure::Final(format!("a checkpoint failed (SQLite's code {code})")),

@@ -53,7 +53,7 @@ fn held_below(pid: u32) -> Option<u32> {
 }
 
 #[test]
-fn a_held_command_goes_on_as_its_follower_is_killed() {
+fn a_held_command_continues_as_its_follower_is_killed() {
     let Some(disk) = disk("a follower that holds its command is killed", &["dd"]) else { return };
     let to = disk.path().join("to");
     let mut child = start(pagekeeper().args(["run", "--report", "--"]).args(dd(&to)));
@@ -64,7 +64,7 @@ fn a_held_command_goes_on_as_its_follower_is_killed() {
     assert_eq!(fs::metadata(&to).unwrap().len(), WRITTEN_BYTES);
 }
 
-/// Only one of the two can hold the command.
+/// Only one of the two runs can hold the command.
 #[test]
 fn a_command_of_a_run_inside_another_is_held_and_ends() {
     let Some(disk) = disk("a run inside another", &["dd"]) else { return };

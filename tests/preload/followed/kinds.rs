@@ -55,7 +55,7 @@ fn kinds(directory: &Path, container: u32) -> Vec<CopyKind> {
     let text = directory.join("copy.c");
     fs::write(&text, COPY).unwrap();
     let musl = directory.join("musl-copy");
-    finish(Command::new("musl-gcc").arg("-o").arg(&musl).arg(&text)).fine();
+    finish(Command::new("musl-gcc").arg("-o").arg(&musl).arg(&text)).expect_success();
     let root = directory.join("root");
     fs::create_dir(&root).unwrap();
     copy_program(Path::new("/bin/busybox"), &root.join("busybox"));
@@ -172,7 +172,7 @@ struct RunningProgram(Child);
 
 impl Drop for RunningProgram {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both calls fail only if the process has ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -241,7 +241,7 @@ fn every_kind_of_stream_is_covered() {
             .arg(format!("if={}", source.display()))
             .arg(format!("of={}", from.path().display())),
     )
-    .fine();
+    .expect_success();
     from.evict();
     let of_device = |device: &Device| percent(device.resident(), STREAM_BYTES);
     site.try_out(
@@ -251,7 +251,7 @@ fn every_kind_of_stream_is_covered() {
         || of_device(&from),
         || of_device(&to),
     );
-    finish(Command::new("cmp").args([from.path(), to.path()])).fine();
+    finish(Command::new("cmp").args([from.path(), to.path()])).expect_success();
     drop((from, to));
     // A real program of Go's.
     let (repository, password) = (dir.path().join("repository"), dir.path().join("password"));
@@ -261,11 +261,11 @@ fn every_kind_of_stream_is_covered() {
         let common = ["restic", "--quiet", "--no-cache", "--repo", repository, "--password-file", password];
         words(&[&common, arguments].concat())
     };
-    finish(&mut plain(&restic(&["init"]))).fine();
+    finish(&mut plain(&restic(&["init"]))).expect_success();
     evict(&source);
     let backup = restic(&["backup", source.to_str().unwrap()]);
     site.try_out("Go (restic backup)", &[], &backup, of_source, || of_copy(&repository));
-    finish(&mut plain(&restic(&["check", "--read-data"]))).fine();
+    finish(&mut plain(&restic(&["check", "--read-data"]))).expect_success();
     assert!(site.failures.is_empty(), "{:#?}", site.failures);
 }
 

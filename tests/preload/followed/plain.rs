@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use serde_json::Value;
 
 use super::{WAIT_TIMEOUT, write};
-use crate::report::counted;
+use crate::report::resident_by_file;
 use crate::support;
 use crate::support::command::{finish, pagekeeper};
 use crate::support::compare::files_below;
@@ -50,7 +50,7 @@ fn make_files(here: &Path) {
 }
 
 /// Evicts all files except the hot one.
-fn chill(here: &Path) {
+fn evict_all_but_hot(here: &Path) {
     let _ = fs::remove_dir_all(here.join("made"));
     fs::create_dir(here.join("made")).unwrap();
     for file in files_in(here) {
@@ -60,7 +60,7 @@ fn chill(here: &Path) {
 }
 
 /// Fails unless the report accounts for all pages that were brought in.
-fn adds_up(name: &str, report: &Value) -> u64 {
+fn check_page_sums(name: &str, report: &Value) -> u64 {
     let events = &report["events"];
     let bytes =
         |field: &str| events[field].as_u64().unwrap_or_else(|| panic!("{name}: no {field}: {report:#}"));
@@ -72,7 +72,7 @@ fn adds_up(name: &str, report: &Value) -> u64 {
 }
 
 #[test]
-fn a_plain_backup_by_root_has_nothing_loaded_and_leaves_nothing() {
+fn a_plain_backup_by_root_loads_no_library_and_leaves_no_pages() {
     let needed = ["cp", "tar", "rsync", "dd", "zstd", "python3", "sudo", "setpriv", "busybox", "fincore"];
     if !support::can_follow("plain backups by root", &needed) {
         return;
@@ -83,10 +83,10 @@ fn a_plain_backup_by_root_has_nothing_loaded_and_leaves_nothing() {
     let (here, to) = (scratch.path(), outside.path().join("report"));
     make_files(here);
     for (name, words) in KINDS {
-        chill(here);
+        evict_all_but_hot(here);
         let plain = finish(Command::new(words[0]).args(&words[1..]).current_dir(here));
         let files = files_below(&here.join("made"));
-        chill(here);
+        evict_all_but_hot(here);
         let mut run = pagekeeper();
         run.args(["run", "--require", "--json"])
             .arg(format!("--report={}", to.display()))
@@ -98,7 +98,7 @@ fn a_plain_backup_by_root_has_nothing_loaded_and_leaves_nothing() {
         assert_eq!((outcome.code, &outcome.stdout), (plain.code, &plain.stdout), "{name}: {outcome:?}");
         assert_eq!(said, plain.stderr.lines().collect::<Vec<&str>>(), "{name}");
         let report: Value = serde_json::from_slice(&fs::read(&to).unwrap()).unwrap();
-        assert!(adds_up(name, &report) >= LARGE_FILE_BYTES, "{name}: {report:#}");
+        assert!(check_page_sums(name, &report) >= LARGE_FILE_BYTES, "{name}: {report:#}");
         let hot = here.join("hot");
         let used: Vec<_> = files_in(here).into_iter().filter(|file| *file != hot).collect();
         eventually(&format!("all but a hundredth goes: {name}"), WAIT_TIMEOUT, || {
@@ -111,7 +111,7 @@ fn a_plain_backup_by_root_has_nothing_loaded_and_leaves_nothing() {
     }
 }
 
-/// The environment is as plain for root, and has the library for a user who gets no events.
+/// Root's environment is unchanged; that of a user who gets no events has the library.
 #[test]
 fn the_environment_of_a_stream_is_as_plain_for_root() {
     if !support::can_follow("the environment of a stream", &["env", "setpriv", "sudo", "python3"]) {
@@ -145,11 +145,11 @@ fn the_environment_of_a_stream_is_as_plain_for_root() {
     // A database has the library, whoever starts it.
     let server = dir.path().join("mongod");
     copy_program(Path::new("/usr/bin/env"), &server);
-    let outcome = finish(pagekeeper().args(["run", "--"]).arg(&server)).fine();
+    let outcome = finish(pagekeeper().args(["run", "--"]).arg(&server)).expect_success();
     assert!(outcome.contains("/libpagekeeper-"), "{outcome}");
 }
 
-/// A file with a lease is never opened: all of it stays, and the report says so.
+/// A file with a lease is never opened: all its pages stay, and the report has them.
 #[test]
 fn remaining_pages_agree_with_cachestat() {
     if !support::can_follow("pages that stay by events", &["python3", "cat"]) {
@@ -174,9 +174,9 @@ fn remaining_pages_agree_with_cachestat() {
     let outcome = finish(&mut run);
     let report: Value = serde_json::from_str(&outcome.stderr).unwrap();
     crate::support::schemas::check("run", &report);
-    adds_up("a lease", &report);
+    check_page_sums("a lease", &report);
     let left = report["events"]["left_bytes"].as_u64().unwrap();
-    let resident: u64 = counted(here).values().sum();
+    let resident: u64 = resident_by_file(here).values().sum();
     drop(holder.stdin.take());
     holder.wait().unwrap();
     assert_eq!((left, resident), (HOT_BYTES, HOT_BYTES), "{report:#}");
@@ -191,7 +191,7 @@ fn follow(options: &[&str]) -> Child {
 }
 
 /// Starts a shell that begins its work when it reads a line.
-fn waiting(line: &str, here: &Path) -> Child {
+fn start_waiting_shell(line: &str, here: &Path) -> Child {
     let mut shell = Command::new("sh");
     shell.args(["-c", &format!("read line; {line}")]).current_dir(here).stdin(Stdio::piped());
     shell.spawn().unwrap()
@@ -210,8 +210,8 @@ fn a_running_program_is_followed_by_its_pid() {
     let files = [here.join("source"), here.join("copy")];
     evict(&files[0]);
     // One child exists when its parent is named, and one starts later.
-    let mut stream = waiting("cp source copy; true", here);
-    let mut other = waiting("exec cat source >/dev/null", here);
+    let mut stream = start_waiting_shell("cp source copy; true", here);
+    let mut other = start_waiting_shell("exec cat source >/dev/null", here);
     let pids = [&stream, &other].map(|child| child.id().to_string());
     let following = follow(&["--report", "--pid", &pids[0], "--pid", &pids[1]]);
     // Followed once the BPF programs are loaded.
@@ -225,14 +225,14 @@ fn a_running_program_is_followed_by_its_pid() {
     assert!(ended.status.code() == Some(0) && said.contains("followed by kernel events"), "{said}");
     assert!(resident_bytes(&files) <= 2 * LARGE_FILE_BYTES / 100, "{said}");
     // A signal ends it, but none of the programs that it follows.
-    let mut stream = waiting("true", here);
+    let mut stream = start_waiting_shell("true", here);
     let following = follow(&["--pid", &stream.id().to_string()]);
     std::thread::sleep(std::time::Duration::from_secs(2));
     let pid = rustix::process::Pid::from_child(&following);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     let ended = following.wait_with_output().unwrap();
     assert!(ended.status.code() == Some(0) && ended.stderr.is_empty(), "{ended:?}");
-    assert!(stream.try_wait().unwrap().is_none(), "it goes on");
+    assert!(stream.try_wait().unwrap().is_none(), "it continues");
     drop(stream.stdin.take());
     stream.wait().unwrap();
 }

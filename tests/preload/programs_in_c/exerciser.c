@@ -1,5 +1,5 @@
 /* One file, used at random in all ways, and what it should hold, in memory: every read is compared with that, and all of the file at the
- * end and after each time that it is opened anew. The second argument is the seed, the third how many steps are made. What differs is
+ * end and after each time that it is opened again. The second argument is the seed, the third how many steps are made. What differs is
  * reported with the last steps; what a file system can't do is left out. */
 #include "say.h"
 #include <sys/sendfile.h>
@@ -277,7 +277,7 @@ static void syncs(void)
         break;
     }
     default:
-        STEP("open anew");
+        STEP("open again");
         FINE(close(fd));
         fd = FINE(open(name, O_RDWR));
         whole();

@@ -19,8 +19,8 @@ const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 /// A running clerk that ends with its handle.
 pub(super) struct Clerk {
     child: Child,
-    asked: ChildStdin,
-    said: BufReader<ChildStdout>,
+    stdin: ChildStdin,
+    stdout: BufReader<ChildStdout>,
     /// Its own descriptors, and what they lead to.
     own: BTreeMap<u32, PathBuf>,
     works: u32,
@@ -30,17 +30,17 @@ impl Clerk {
     /// Starts the process: `start` ends with `python3 copier.py` under the tested command.
     pub(super) fn start(mut start: Command) -> Self {
         let mut child = start.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("start a clerk");
-        let (asked, said) = (child.stdin.take().expect("piped"), child.stdout.take().expect("piped"));
-        let (said, own) = (BufReader::new(said), BTreeMap::new());
-        let mut clerk = Self { child, asked, said, own, works: 0 };
-        clerk.hear("ready");
+        let (stdin, stdout) = (child.stdin.take().expect("piped"), child.stdout.take().expect("piped"));
+        let (stdout, own) = (BufReader::new(stdout), BTreeMap::new());
+        let mut clerk = Self { child, stdin, stdout, own, works: 0 };
+        clerk.wait_for_word("ready");
         clerk.own = clerk.descriptors();
         clerk
     }
 
-    fn hear(&mut self, word: &str) {
+    fn wait_for_word(&mut self, word: &str) {
         let mut line = String::new();
-        self.said.read_line(&mut line).expect("listen to a clerk");
+        self.stdout.read_line(&mut line).expect("listen to a clerk");
         assert_eq!(line.trim_end(), word, "a clerk, which has done {} works", self.works);
     }
 
@@ -49,8 +49,8 @@ impl Clerk {
     pub(super) fn work(&mut self, rng: &mut Rng, source: &Path, place: &Path) {
         let (how, block, file) = any_way(rng);
         let (source, target) = (source.join(file), place.join("clerk's"));
-        writeln!(self.asked, "{how} {block} {} {}", source.display(), target.display()).expect("ask a clerk");
-        self.hear("done");
+        writeln!(self.stdin, "{how} {block} {} {}", source.display(), target.display()).expect("ask a clerk");
+        self.wait_for_word("done");
         self.works += 1;
         let same = std::fs::read(&source).expect("read") == std::fs::read(&target).expect("read");
         assert!(same, "{how} {block}: a copy of {} is not the same", source.display());
@@ -88,7 +88,7 @@ impl Clerk {
 
     /// Has it end by itself.
     pub(super) fn end(mut self) {
-        drop(self.asked);
+        drop(self.stdin);
         let status = self.child.wait().expect("wait for a clerk");
         assert!(status.success(), "a clerk ends with {status}");
     }

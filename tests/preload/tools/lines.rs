@@ -15,13 +15,13 @@ use pagekeeper_testing::{Rng, Seed};
 /// Files of `$SRC`, `f0` and up.
 const FILE_COUNT: usize = 8;
 
-/// A tool.
+/// A tool, and its ways to be called.
 pub(super) struct Tool {
     pub(super) name: &'static str,
     pub(super) needs: &'static [&'static str],
-    /// As a stream, its pages do not stay.
+    /// Whether none of its pages stay when it runs as a stream.
     pub(super) leaves_nothing: bool,
-    /// If it is killed, `a` is the beginning of its file of `$SRC`.
+    /// Whether `a` is the beginning of its file of `$SRC` if it is killed.
     pub(super) copies: bool,
     line: fn(&mut Rng, &str) -> String,
 }
@@ -68,7 +68,7 @@ pub(super) fn any_way(rng: &mut Rng) -> (&'static str, u64, String) {
     (ways[rng.index(ways.len())], block(rng), format!("f{}", rng.index(FILE_COUNT)))
 }
 
-/// All of them.
+/// All tools.
 pub(super) const TOOLS: &[Tool] = &[
     copy("cp", &[], |_, file| format!("cp $SRC/{file} a")),
     copy("cat", &[], |rng, file| match rng.of(0..3) {
@@ -260,7 +260,7 @@ pub(super) fn make_sources(source: &Path, seed: &Seed) {
     let make = "git init -q git; cd git; git config user.name a; git config user.email a@example.org
         for i in 2 3 4; do cp ../f$i binary; cp -r ../tree tree.$i; git add .; git commit -qm $i; done";
     if Command::new("git").arg("--version").output().is_ok() {
-        finish(Command::new("sh").args(["-euc", make]).current_dir(source)).fine();
+        finish(Command::new("sh").args(["-euc", make]).current_dir(source)).expect_success();
     }
 }
 

@@ -37,7 +37,7 @@ const BUSY_LOOPS: usize = 3;
 const WORKERS: u64 = 3;
 /// A server is started only where there is time for it, in seconds.
 const SERVER_SECONDS_MIN: u64 = 120;
-/// More than any tool needs: the groups are practically unlimited.
+/// The memory of a group: practically unlimited for any tool.
 const GROUP_MEMORY_BYTES: u64 = 16 << 30;
 /// A slow disk may take this long to write a command's dirty pages.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
@@ -46,7 +46,7 @@ const LEFT_BYTES_MAX: u64 = 2 * MIB;
 /// The directory in which the reports of root's commands are counted.
 const REPORTS: &str = "/run/pagekeeper";
 
-/// Every process is a stream, by the library alone.
+/// A configuration in which every process is a stream, by the library alone.
 const STREAMS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../tests/preload/streams.toml");
 const WAYS: [&[&str]; 5] =
     [&[], &["--as", "stream"], &["--config", STREAMS], &["--as", "bulk"], &["--as", "logs"]];
@@ -63,7 +63,7 @@ impl BusyLoop {
 
 impl Drop for BusyLoop {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both calls fail only if the process has ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -73,7 +73,7 @@ impl Drop for BusyLoop {
 #[derive(Debug, PartialEq, Eq)]
 struct LineResults {
     code: i32,
-    said: Vec<String>,
+    stdout: Vec<String>,
     files: BTreeMap<String, String>,
 }
 
@@ -115,20 +115,20 @@ impl LineWorker<'_> {
 
     /// Runs a line in a new directory, calls `meanwhile` on the process, and records its results.
     ///
-    fn left(
+    fn results_of(
         &self,
         name: &str,
         way: Option<&[String]>,
         line: &str,
         meanwhile: impl FnOnce(Pid),
     ) -> LineResults {
-        let (code, said) = self.ran(name, way, line, meanwhile);
-        LineResults { code, said, files: files_below(&self.place.join(name)) }
+        let (code, stdout) = self.run_to_end(name, way, line, meanwhile);
+        LineResults { code, stdout, files: files_below(&self.place.join(name)) }
     }
 
     /// Runs a command without reading its files. Returns its exit code, or 128 + signal, and its
     /// output.
-    fn ran(
+    fn run_to_end(
         &self,
         name: &str,
         way: Option<&[String]>,
@@ -139,7 +139,7 @@ impl LineWorker<'_> {
         let _ = std::fs::remove_dir_all(&directory);
         std::fs::create_dir(&directory).expect("make a directory");
         // Not by pipes, which would wait for every process that has them.
-        let said = self.place.join(format!("{name} said"));
+        let said = self.place.join(format!("{name} stdout"));
         let file = std::fs::File::create(&said).expect("make a file");
         let mut command = self.command(way, &["sh", "-euc", line]);
         command.current_dir(&directory).process_group(0).stdin(Stdio::null());
@@ -198,12 +198,12 @@ impl LineWorker<'_> {
             }
         };
         self.steps[what] += 1;
-        nobody_is_left(self.group.path(), &format!("{way:?}: {line}"));
+        assert_group_is_empty(self.group.path(), &format!("{way:?}: {line}"));
     }
 
     fn compared(&self, tool: &Tool, way: &[String], line: &str, meanwhile: impl FnOnce(Pid)) {
-        let plain = self.left("plain", None, line, drop);
-        let now = self.left("under-run", Some(way), line, meanwhile);
+        let plain = self.results_of("plain", None, line, drop);
+        let now = self.results_of("under-run", Some(way), line, meanwhile);
         assert!(now == plain, "{} {way:?}: {line}\nplain: {plain:#?}\nnow: {now:#?}", tool.name);
     }
 
@@ -211,13 +211,13 @@ impl LineWorker<'_> {
         let signals = [Signal::TERM, Signal::INT, Signal::HUP, Signal::KILL, Signal::PIPE, Signal::XCPU];
         let signal = signals[self.rng.index(signals.len())];
         let (after, all) = (Duration::from_millis(self.rng.skewed(1500)), self.rng.one_in(2));
-        self.left("killed", Some(way), line, |pid| {
+        self.results_of("killed", Some(way), line, |pid| {
             std::thread::sleep(after);
             // It may have ended.
             let _ = if all { kill_process_group(pid, signal) } else { kill_process(pid, signal) };
         });
         // Processes that were not killed continue.
-        nobody_is_left(self.group.path(), &format!("{way:?}, {signal:?}: {line}"));
+        assert_group_is_empty(self.group.path(), &format!("{way:?}, {signal:?}: {line}"));
         let Ok(copy) = std::fs::read(self.place.join("killed/a")) else { return };
         let whole = std::fs::read(self.source.join(file)).expect("read");
         assert!(
@@ -231,9 +231,9 @@ impl LineWorker<'_> {
 }
 
 /// Waits until a group has no process.
-fn nobody_is_left(group: &Path, what: &str) {
+fn assert_group_is_empty(group: &Path, what: &str) {
     eventually(&format!("nobody is left of {what}"), WAIT_TIMEOUT, || {
-        let left = inhabited(group);
+        let left = processes_left(group);
         if !left.is_empty() {
             eprintln!("{left:?} of {what}");
         }
@@ -242,7 +242,7 @@ fn nobody_is_left(group: &Path, what: &str) {
 }
 
 /// Returns the processes in the cgroups of a tree.
-fn inhabited(group: &Path) -> Vec<String> {
+fn processes_left(group: &Path) -> Vec<String> {
     let processes = std::fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
     let command = |pid: &str| {
         let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -251,7 +251,7 @@ fn inhabited(group: &Path) -> Vec<String> {
     let mut found: Vec<String> = processes.lines().map(command).collect();
     let entries = std::fs::read_dir(group).into_iter().flatten().flatten();
     for path in entries.map(|entry| entry.path()).filter(|path| path.is_dir()) {
-        found.extend(inhabited(&path));
+        found.extend(processes_left(&path));
     }
     found
 }
@@ -282,9 +282,9 @@ fn leaves_nothing(worker: &mut LineWorker<'_>) {
     while !tools.is_empty() {
         let tool = tools.swap_remove(worker.rng.index(tools.len()));
         let (line, _) = tool.line(&mut worker.rng);
-        let left = worker.ran("streams", Some(&way), &line, drop);
+        let left = worker.run_to_end("streams", Some(&way), &line, drop);
         assert_eq!(left.0, 0, "{line}: {left:?}");
-        nobody_is_left(worker.group.path(), &line);
+        assert_group_is_empty(worker.group.path(), &line);
         let written = files_in(&worker.place.join("streams"));
         let sum = |count: fn(&[PathBuf]) -> u64| (count(&sources), count(&written));
         let size = sum(size_bytes);
@@ -301,7 +301,7 @@ fn leaves_nothing(worker: &mut LineWorker<'_>) {
 
 #[test]
 #[ignore = "minutes: make test-torture"]
-fn tools_at_random_leave_the_same_and_nothing_else() {
+fn random_runs_of_tools_leave_the_same_files_and_nothing_else() {
     let mut needed: Vec<&str> = TOOLS.iter().flat_map(|tool| tool.needs).copied().collect();
     needed.extend(["fincore", "setpriv", "sysbench", "mariadbd"]);
     if !support::can_run("tools at random", &needed) {
@@ -358,7 +358,7 @@ fn tools_at_random_leave_the_same_and_nothing_else() {
             });
         }
     });
-    nobody_is_left(last.group.path(), "copying programs");
+    assert_group_is_empty(last.group.path(), "copying programs");
     assert_eq!(files_below(&source), before, "files that were only read");
     leaves_nothing(&mut last);
     eventually("the files of reports go", WAIT_TIMEOUT, || reports_left().is_empty().then_some(()));

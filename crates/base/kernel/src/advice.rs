@@ -35,7 +35,7 @@ pub enum Advice {
     DontNeed,
 }
 
-/// Why advice was rejected.
+/// The reason why advice was rejected.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdviceError {
@@ -137,7 +137,7 @@ mod tests {
     ];
 
     #[test]
-    fn all_six_are_taken_on_a_file() {
+    fn all_kinds_of_advice_are_accepted_on_a_file() {
         let file = tempfile::NamedTempFile::new().unwrap();
         for advice in ALL_ADVICE {
             advise(&file, advice, 0..u64::MAX, file.path()).unwrap();

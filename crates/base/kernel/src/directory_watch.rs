@@ -1,6 +1,6 @@
 //! inotify(7) on directories: names that come, go or are renamed are known without a listing.
 //!
-//! Watches follow the directory, not its name, and hold neither open. If no watch can be had
+//! Watches follow the directory, not its name, and hold neither open. If no watch is available
 //! (`max_user_watches`) or events were lost, the caller lists directories at intervals instead.
 
 use std::collections::HashMap;

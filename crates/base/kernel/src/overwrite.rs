@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn files_with_many_extents_are_looked_at_to_their_end() {
+    fn files_with_many_extents_are_read_to_their_end() {
         use std::os::unix::fs::FileExt;
         let Some(mounted) = Mounted::new("xfs") else { return };
         let [file, copy] = ["file", "copy"].map(|name| mounted.path().join(name));

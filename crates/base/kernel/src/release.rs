@@ -40,7 +40,7 @@ const STUCK_ROUNDS_MAX: u32 = 40;
 /// Options of a release.
 #[derive(Debug, Clone)]
 pub struct ReleaseOptions {
-    /// How to make dirty pages clean first.
+    /// The way to make dirty pages clean first.
     pub flush: FlushMode,
     /// Maximum wait of the whole call, for dirty pages and for the retry. Pages still dirty then
     /// are [`ReleaseReport::kept_dirty`]. The waits of [`FlushMode::SyncFileRange`] and
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_resident_is_nothing_done() {
+    fn a_release_without_resident_pages_does_nothing() {
         let (_dir, file) = file_of(MIB);
         assert_eq!(release_all(&file).released, MIB as u64);
         let again = release_all(&file);

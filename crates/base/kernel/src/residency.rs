@@ -522,14 +522,14 @@ mod tests {
     }
 
     #[test]
-    fn that_there_are_counts_is_asked_of_memory_as_of_a_file() {
+    fn cachestat_is_detected_on_memory_as_on_a_file() {
         let dir = pagekeeper_testing::disk_dir();
         let path = dir.path().join("file");
         std::fs::write(&path, b"x").unwrap();
         let file = InspectedFile::open(&path, crate::Links::Refuse).unwrap();
         if file.file_system().unwrap() == FileSystem::Overlay {
             return pagekeeper_testing::skip(
-                "that_there_are_counts_is_asked_of_memory_as_of_a_file: the temporary directory is on an overlay, which has none",
+                "cachestat_is_detected_on_memory_as_on_a_file: the temporary directory is on an overlay, which has none",
             );
         }
         assert_eq!(

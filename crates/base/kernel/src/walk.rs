@@ -8,7 +8,7 @@
 //! 3. FIFOs, sockets and devices found below are skipped. If the caller names one, that is an
 //!    error, except for the block devices in [`WalkOptions::devices`].
 //! 4. Files that vanish during the walk are skipped. Every other failure is passed to the visitor
-//!    and the walk goes on.
+//!    and the walk continues.
 //! 5. At most as many names are read as [`NameLimit`] allows; directories that were cut short by it
 //!    are reported.
 //! 6. A listing that never ends, as a user-space file system can produce, is left after
@@ -327,7 +327,7 @@ impl Walker<'_> {
     fn visit_file(&self, parent: &WalkedDirectory, name: &CStr, descriptors: Option<&OwnDescriptors>) {
         let visited = PathHandle::below(parent.fd.as_fd(), name, parent.join(name)).and_then(|handle| {
             let stat = handle.stat();
-            // It may have been replaced since it was listed.
+            // The file may have been replaced since it was listed.
             let regular = handle.kind() == FileType::RegularFile;
             if regular && (stat.st_nlink < 2 || self.is_first_sight(handle.inode())) {
                 // Not for files of another device: below an overlay's directory they may belong to
@@ -507,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_named_path_is_reported_and_the_rest_goes_on() {
+    fn a_missing_named_path_is_reported_and_others_are_walked() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("file"), b"").unwrap();
         let (found, problems) =

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_seen_alike_whatever_it_had_before() {
+    fn a_sample_does_not_depend_on_earlier_ones() {
         let dir = pagekeeper_testing::disk_dir();
         let of_few = 2 * FAN_OUT;
         for (size, at) in [
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_for_which_there_is_no_room_or_time_goes_on_where_it_stopped() {
+    fn an_unfinished_sample_continues_where_it_stopped() {
         let dir = pagekeeper_testing::disk_dir();
         for (windows, room, calls, least) in [
             (100, 30, usize::MAX, 4),

@@ -15,7 +15,7 @@ use crate::residency::{ResidencySource, is_overlay, residency};
 use crate::sys::sync_range::sync_file_range;
 use crate::{Advice, Error, InspectedFile, Result, advise};
 
-/// How to wait for dirty pages of a range to become clean.
+/// The way to wait for dirty pages of a range to become clean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FlushMode {
     /// Start writeback and watch cachestat(2) until nothing is dirty or under writeback. Leaves a
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn without_patience_the_pages_stay_dirty_or_not_and_it_says_which() {
+    fn a_flush_without_a_wait_reports_the_pages_that_stay_dirty() {
         let (_dir, file) = file_of(0);
         std::fs::write(file.path(), vec![1; 8 << 20]).unwrap();
         let clean = flush(&file, 0..u64::MAX, FlushMode::Watch, Duration::ZERO).unwrap();

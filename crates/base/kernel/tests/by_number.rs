@@ -267,14 +267,14 @@ fn while_a_file_is_replaced_again_and_again_no_other_is_opened() {
             scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
                     if is_removed.load(Ordering::Relaxed) {
-                        // Its number is another's, too.
+                        // Another file gets its inode number, too.
                         std::fs::remove_file(&path).unwrap();
                         let mode = Mode::from_raw_mode(0o600);
                         rustix::fs::mknodat(CWD, &path, FileType::Fifo, mode, 0).unwrap();
                         std::fs::remove_file(&path).unwrap();
                         std::fs::write(&path, "other").unwrap();
                     } else {
-                        // Its name is another's for a moment.
+                        // Its name leads to another file for a moment.
                         std::fs::rename(&path, place.at("aside")).unwrap();
                         std::fs::write(&path, "other").unwrap();
                         std::fs::rename(place.at("aside"), &path).unwrap();

@@ -83,7 +83,7 @@ fn while_doing(act: impl Fn() + Sync, opener: impl FnOnce()) {
     });
 }
 
-/// Opens until there were enough of both outcomes.
+/// Opens repeatedly until both outcomes occurred often enough.
 fn race(open: impl Fn() -> Result<InspectedFile>) {
     let (mut opened, mut refused) = (0, 0);
     let end = Instant::now() + RACE_TIME_MAX;
@@ -206,7 +206,7 @@ struct Container(Child);
 
 impl Drop for Container {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended by itself.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

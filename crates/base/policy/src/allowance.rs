@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_those_of_the_windows() {
+    fn limits_agree_with_the_windows() {
         let rule = Rule::ReleaseBehindFollowers { near_files: 1, slack: 2 * WINDOW };
         let all = [Follower { sequence: 7, offset: Some(5 * WINDOW + 9), moved: true, near_files: 0 }];
         let writer = ReleaseAllowance::new(rule, WriterPosition::At(20 * WINDOW), 20 * WINDOW);
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_follower_may_be_waited_for_longer_than_its_rule_says() {
+    fn a_follower_can_have_a_longer_limit_than_its_rule() {
         let rule = Rule::ReleaseBehindFollowers { near_files: 1, slack: 0 };
         for (near_files, limit) in [(0, u64::MAX), (4, u64::MAX), (5, 2 * WINDOW), (u64::MAX, 2 * WINDOW)] {
             let all = [Follower { sequence: 7, offset: Some(2 * WINDOW), moved: false, near_files }];

@@ -70,7 +70,7 @@ impl CpuBucket {
 #[derive(Debug)]
 pub struct CpuBudget<U> {
     users: BTreeMap<U, CpuBucket>,
-    /// Time that nobody needed, for users that come anew.
+    /// Time that nobody needed, for new users.
     reserve: CpuBucket,
     /// Time for releases.
     earnings: CpuBucket,
@@ -111,8 +111,8 @@ impl<U: Ord + Copy> CpuBudget<U> {
         self.earnings.refill(passed / EARNED_DIVISOR, TURN_CPU_MAX);
     }
 
-    /// Returns the bucket of a user. A new one gets at most half of the reserve, so whoever comes
-    /// under ever new names gets ever less.
+    /// Returns the bucket of a user. A new user gets at most half of the reserve, so a sequence of
+    /// new users gets less and less.
     fn bucket(&mut self, user: U) -> &mut CpuBucket {
         let Self { users, reserve, .. } = self;
         users.entry(user).or_insert_with(|| {
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_very_many_databases_takes_no_time_of_another_user() {
+    fn a_user_with_many_databases_takes_no_time_of_another_user() {
         let mut budget = CpuBudget::new(Instant::now());
         budget.users = [(ALICE, CpuBucket(0)), (BOB, CpuBucket(0))].into();
         fill(&mut budget, &[(ALICE, 1000), (BOB, 1)], 10);
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn listings_wait_until_what_they_took_is_made_good() {
+    fn listings_wait_until_their_cost_is_paid_back() {
         let now = Instant::now();
         let mut time = ListingTime::new(now);
         let wanted = Duration::from_millis(50);
@@ -291,7 +291,7 @@ mod tests {
         for tick in 1..=1200 {
             let now = now + tick * Duration::from_millis(500);
             if time.slice(wanted, now).is_some() {
-                // Reading one of a process's pieces is not interrupted.
+                // A started read of one part of a process's descriptors is not interrupted.
                 spent += Duration::from_millis(10);
                 time.spend(Duration::from_millis(10));
             }

@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn leftovers_are_judged_by_what_was_measured() {
+    fn leftovers_are_judged_by_the_measured_cost() {
         let of = |leftover_read, leftover_write| {
             let mixed = MixedProfile { leftover_read, leftover_write, ..MixedProfile::default() };
             Leftovers::of(Some(&DiskProfile { mixed: Some(mixed), ..DiskProfile::default() }))

@@ -22,7 +22,7 @@ pub const WINDOW_NS: u64 = 50_000_000;
 /// commits only now and then still counts as present.
 pub const QUIET_NS: u64 = 300_000_000;
 /// After a window with requests of others the disk counts as used for this many nanoseconds more,
-/// up to a maximum. Without the maximum, a program that syncs each second would count for ever; one
+/// up to a maximum. Without the maximum, a program that syncs each second would count forever; one
 /// that syncs every few seconds never counts for long.
 const USED_NS: u64 = 1_000_000_000;
 const USED_NS_MAX: u64 = 2 * USED_NS;
@@ -123,7 +123,7 @@ pub struct DiskContention {
 }
 
 impl DiskContention {
-    /// Takes in the requests since the last call, and returns the share to leave to others from now
+    /// Records the requests since the last call, and returns the share to leave to others from now
     /// on.
     ///
     /// ```

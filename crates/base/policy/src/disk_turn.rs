@@ -91,7 +91,7 @@ pub const fn answer(held: TurnClaim, waiting: TurnClaim, request: TurnRequest) -
         return TurnAnswer::Wait(TurnClaim { writer, until: now.saturating_add(WAITING_NS) });
     }
     if held.writer == writer && waiting.is_of_another(writer, now) {
-        // The turn goes on to its end while parts are in flight.
+        // The turn continues to its end while parts are in flight.
         return if !is_first && held.until > now { TurnAnswer::Begin } else { TurnAnswer::Leave };
     }
     let length = price.saturating_mul(TURN_PRICES).saturating_add(TURN_MIN_NS);

@@ -27,7 +27,7 @@ struct FollowerSighting {
 }
 
 impl FollowerHistory {
-    /// Takes in where followers are now. Returns, for each log, the sequences that a follower
+    /// Records where followers are now. Returns, for each log, the sequences that a follower
     /// passed since the tick before; for a new follower, all older ones.
     pub fn passed(&mut self, followers: &[FollowerFacts]) -> Vec<(LogId, RangeInclusive<u64>)> {
         let mut before = std::mem::take(&mut self.seen);
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_follower_passes_what_lies_between() {
+    fn a_follower_passes_all_files_between_two_positions() {
         let mut history = FollowerHistory::default();
         assert_eq!(history.passed(&at(&[3])), [(LogId(1), 0..=3)], "a new one may have come from anywhere");
         assert_eq!(history.passed(&at(&[3])), []);

@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-/// Since when all processes have been read. One with very many descriptors may be read for longer
-/// than a listing lasts.
+/// The time since which all processes have been read. One with very many descriptors may be read
+/// for longer than a listing lasts.
 #[derive(Debug, Default)]
 pub struct FullListing {
-    /// Since when they have been.
+    /// The time since which all processes have been read.
     pub since: Option<Instant>,
     /// The next such time: when a finished listing began, and which processes have yet to be read
     /// from then on.
@@ -51,7 +51,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn who_has_very_many_descriptors_is_waited_for_and_puts_it_off_no_longer() {
+    fn a_process_with_many_descriptors_delays_a_full_listing_once() {
         let now = Instant::now();
         let at = |seconds: u64| now + Duration::from_secs(seconds);
         let mut full_listing = FullListing::default();

@@ -29,9 +29,9 @@ const STEP_DIVISOR: u64 = 100;
 /// Lower and upper limit of a step in bytes.
 const STEP_BYTES_MIN: u64 = 1 << 20;
 const STEP_BYTES_MAX: u64 = 256 << 20;
-/// Refaults of up to 1/`REFAULT_DIVISOR` of the previous step do not stop reclaim …
+/// Refaults of up to 1/`REFAULT_DIVISOR` of the previous step do not stop reclaim.
 const REFAULT_DIVISOR: u64 = 8;
-/// … nor do this many bytes per second (64 KiB).
+/// Refaults of up to this many bytes per second do not stop reclaim (64 KiB).
 const FREE_REFAULT_BYTES_PER_SECOND: u64 = 64 << 10;
 /// The share of time for which tasks may wait for memory, in millionths (0.1 %).
 const STALL_MILLIONTHS_MAX: u128 = 1000;
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn refaults_that_rise_at_once_end_it_at_the_first_step_and_pauses_double() {
+    fn early_refaults_stop_reclaim_and_pauses_double() {
         // Everything that is reclaimed comes back.
         let mut refaulted = 0;
         let asked = run(GROUP_RULE, 2000, |_, seen| {
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refault_now_and_then_ends_nothing() {
+    fn an_occasional_refault_stops_no_reclaim() {
         let mut refaulted = 0;
         let asked = run(GROUP_RULE, 50, |_, seen| {
             refaulted += 4096 * 20;
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_limit_or_counts_or_the_wish_nothing_is_asked_for() {
+    fn nothing_is_requested_without_a_limit_counts_or_configuration() {
         let last = |rule, change: fn(&mut GroupSample)| *run(rule, 9, |_, seen| change(seen)).last().unwrap();
         assert_eq!(last(GROUP_RULE, |seen| seen.limit = None), Err(GroupReason::NoLimit));
         assert_eq!(last(GROUP_RULE, |seen| seen.refaulted = None), Err(GroupReason::Blind));
@@ -397,8 +397,8 @@ mod tests {
         assert_eq!(asked(MIB), Ok(8 * MIB));
     }
 
-    /// A scan reads everything back that was reclaimed of a table, every `period` seconds. Returns
-    /// the seconds after which a scan found part of it gone.
+    /// Simulates scans of a table, every `period` seconds, each of which reads back all reclaimed
+    /// pages. Returns the seconds after which a scan found pages missing.
     fn scans(period: u64, times: u64) -> Vec<u64> {
         let (mut state, mut file, mut refaulted, mut found) =
             (GroupState::default(), 800 * MIB, 0, Vec::new());
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_is_scanned_now_and_then_is_pushed_out_ever_more_seldom() {
+    fn an_occasionally_scanned_table_is_reclaimed_at_growing_intervals() {
         let found = scans(600, 60);
         let last: Vec<u64> = found.iter().rev().take(3).copied().collect();
         assert!(last.windows(2).all(|two| two[0] - two[1] >= 3600), "{found:?}");
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_or_clock_that_goes_back_and_another_group_are_met_anew() {
+    fn a_counter_that_goes_back_starts_the_group_again() {
         for change in [
             (|seen: &mut GroupSample| seen.refaulted = Some(3)) as fn(&mut GroupSample),
             |seen| seen.stalled = Some(Duration::from_secs(1)),

@@ -2,11 +2,11 @@
 //! at in each pass, in turns.
 //!
 //! Invariants:
-//! 1. An observation of a process stays until the process is looked at again, or has ended:
+//! 1. An observation of a process stays until the process is inspected again, or has ended:
 //!    processes that share a group are not forgotten between their turns.
 //! 2. Each party has its share of a pass, and at least one process. Whoever starts very many
 //!    processes makes their own turns rare, and nobody else's.
-//! 3. A process that is not to be acted on ([`GroupAccess`]) and was not looked at yet may be in
+//! 3. A process that is not to be acted on ([`GroupAccess`]) and was not inspected yet may be in
 //!    any group.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
@@ -14,10 +14,10 @@ use std::path::{Path, PathBuf};
 
 use crate::shares::shares;
 
-/// Maximum number of processes in groups named by the rule that are looked at in one pass …
+/// Maximum number of processes in groups named by the rule that are inspected in one pass.
 const NAMED_PROCESSES_MAX: usize = 64;
-/// … and the processes that are looked at in all, for each of them: a process's group costs little
-/// to see, and the group's figures cost more.
+/// Number of processes inspected in all, per process in a named group: reading a process's group
+/// costs little, reading the group's figures costs more.
 const LOOKS_PER_NAMED: usize = 4;
 
 /// The acts that are allowed for a database, from most to least.
@@ -34,7 +34,7 @@ pub enum GroupAccess {
 /// A database's process.
 #[derive(Debug, Clone, Copy)]
 pub struct OwnerProcess<U> {
-    /// Its start time: another process of its number has another one.
+    /// Its start time, which differs if the process ID is reused.
     pub started: u64,
     /// The party whose share it counts towards.
     pub party: U,
@@ -57,14 +57,14 @@ struct GroupMember {
     place: CgroupPlace,
 }
 
-/// The processes that were looked at.
+/// The processes that were inspected.
 pub struct GroupMembers<U> {
     known: BTreeMap<u32, GroupMember>,
     /// The processes of each party, in the order of their turns.
     queues: BTreeMap<U, VecDeque<u32>>,
-    /// Whether a process that is not to be acted on was not looked at yet.
+    /// Whether a process that is not to be acted on was not inspected yet.
     unseen: bool,
-    /// Whether all processes were looked at.
+    /// Whether all processes were inspected.
     complete: bool,
 }
 
@@ -80,12 +80,12 @@ impl<U: Ord + Copy> GroupMembers<U> {
         *self = Self::default();
     }
 
-    /// Returns the acts that were allowed for a process at the last look.
+    /// Returns the acts that were allowed for a process at the last inspection.
     pub fn access(&self, pid: u32, started: u64) -> Option<GroupAccess> {
         self.known.get(&pid).filter(|member| member.started == started).map(|member| member.access)
     }
 
-    /// Looks at the processes whose turn it is. Returns the number of passes after which all have
+    /// Inspects the processes whose turn it is. Returns the number of passes after which all have
     /// had a turn.
     pub fn take_turns(
         &mut self,
@@ -143,7 +143,7 @@ impl<U: Ord + Copy> GroupMembers<U> {
         least.filter(|access| *access != GroupAccess::Acts || !self.unseen)
     }
 
-    /// Returns whether all were looked at, and there are any.
+    /// Returns whether all were inspected, and there are any.
     pub fn is_complete(&self) -> bool {
         self.complete && !self.known.is_empty()
     }
@@ -214,9 +214,9 @@ mod tests {
     }
 
     #[test]
-    fn who_shares_a_group_is_known_between_the_turns() {
+    fn processes_of_a_group_stay_known_between_turns() {
         let others = (100..300).map(|pid| (pid, 1, GroupAccess::Acts));
-        // The second one is outside the canary.
+        // The second process in the group is outside the canary.
         let mut all = owners(others.chain([(400, 1, GroupAccess::Reported)]));
         let mut members = GroupMembers::default();
         let look = |pid: u32, _| match pid {
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_never_to_be_touched_keeps_the_groups_above_from_it_too() {
+    fn a_group_with_an_excluded_process_below_is_excluded_too() {
         let all = owners([(1, 1, GroupAccess::Acts), (2, 2, GroupAccess::Never), (3, 3, GroupAccess::Acts)]);
         let mut members = GroupMembers::default();
         members.take_turns(&all, |pid, _| match pid {

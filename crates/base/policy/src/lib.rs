@@ -41,10 +41,10 @@
 //! * *Shares* divide a common total ([`mod@shares`]): processor time for an observer's work on the
 //!   databases of each user ([`turns`], [`cpu_budget`]), and their files and directories that it
 //!   watches ([`quota`]).
-//! * *Samples* of a file where nothing happens are made ever less often ([`sample_schedule`]).
+//! * *Samples* of a file where nothing happens are made at growing intervals ([`sample_schedule`]).
 //! * *Followers* of logs are found again in the file after the next ([`follower_history`]).
-//! * *Sizes* of a page cache: the hit ratio at each ([`miss_curve`]), by simulations of the kernel's
-//!   lists ([`page_lists`]) with a sample of pages ([`page_sample`]).
+//! * *Sizes* of a page cache: the hit ratio at each ([`miss_curve`]), by simulations of the
+//!   kernel's lists ([`page_lists`]) with a sample of pages ([`page_sample`]).
 //!
 //! Modules that do not require the feature `std` below allocate nothing and need no standard
 //! library. They serve the library that is preloaded into other programs.

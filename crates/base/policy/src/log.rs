@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_was_truncated_begins_anew() {
+    fn a_truncated_log_starts_again() {
         let mut run = LogRun::new(0, true, false);
         run.wrote(0..5 * WINDOW);
         run.truncated(9 * WINDOW);

@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pattern_says_which_number_orders() {
+    fn the_pattern_decides_which_number_orders() {
         let of = |path: &[u8]| series_number(path, Some(b"wal/{h}-{_}.wal"), 64_000_000);
         let (wal, one) = of(b"/d/wal/0000000000000001-0000000000002f4a.wal");
         assert_eq!(one, 1);

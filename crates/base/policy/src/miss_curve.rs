@@ -2,7 +2,7 @@
 //! sizes, from events of a [`PageSample`].
 //!
 //! Each size has its own simulation ([`PageLists`]), to which all events of sampled pages are
-//! applied. The sample seldom has the few pages that are used most, so the true number of accesses
+//! applied. The sample rarely has the few pages that are used most, so the true number of accesses
 //! is given: those that the sample lacks are hits at all sizes, as SHARDS does.
 //!
 //! Invariants: memory is bounded by the number of pages that are kept. Where that is reached, pages

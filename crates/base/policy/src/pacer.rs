@@ -55,14 +55,14 @@ const STEP_MIN: u64 = 64 << 10;
 /// be scheduled that late.
 const SLACK_NS: u64 = 2_000_000;
 /// Minimum length of the window after which the rate is judged: nanoseconds, and parts of pieces.
-const WINDOW_NS: u64 = 100_000_000;
+const PIECE_WINDOW_NS: u64 = 100_000_000;
 const WINDOW_PARTS: u64 = 4;
-/// A quick disk, which writes this much sooner than in a window, is judged after that: its pieces
-/// grow sooner.
+/// The rate of a quick disk is judged once this much is written, before the end of a window, so
+/// that its pieces grow sooner.
 const QUICK_WINDOW_BYTES: u64 = 16 << 20;
 const QUICK_WINDOW_PARTS: u64 = 16;
-/// Windows between two trials of another length: after the first rate, after a trial without gain,
-/// and at most.
+/// Numbers of windows between two trials of another length: after the first rate, after a trial
+/// without gain, and the maximum.
 const REST_FIRST: u64 = 1;
 const REST_WINDOWS: u64 = 16;
 const REST_MAX: u64 = 1024;
@@ -275,7 +275,7 @@ impl Pacer {
         self.users = users;
     }
 
-    /// Takes in that a part was written. Returns the nanoseconds for which to begin nothing.
+    /// Records that a part was written. Returns the nanoseconds for which to begin nothing.
     ///
     /// ```
     /// use pagekeeper_policy::pacer::{Pacer, WrittenPart};
@@ -308,7 +308,7 @@ impl Pacer {
         }
         self.is_late |= is_late || !self.share.is_none();
         let is_quick = self.bytes >= QUICK_WINDOW_BYTES && self.parts >= QUICK_WINDOW_PARTS;
-        if is_quick || (self.ns >= WINDOW_NS && self.parts >= WINDOW_PARTS) {
+        if is_quick || (self.ns >= PIECE_WINDOW_NS && self.parts >= WINDOW_PARTS) {
             self.end_window();
         }
         let pause = if self.share.is_none() {

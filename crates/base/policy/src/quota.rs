@@ -35,7 +35,7 @@ pub const DIRECTORIES_MAX: usize = 4096;
 pub struct Quota<U> {
     all: usize,
     per_database: usize,
-    /// The share of one database of each user; empty when it has to be computed anew.
+    /// The share of one database of each user; empty when it has to be computed again.
     shares: BTreeMap<U, usize>,
 }
 
@@ -70,7 +70,7 @@ impl<U: Ord + Copy> Quota<U> {
 pub enum DirectoryRoom {
     /// There is room.
     Free,
-    /// If the directory of this index is given up.
+    /// There is room if the directory of this index is given up.
     InPlaceOf(usize),
     /// There is none.
     Full,
@@ -106,7 +106,7 @@ pub fn room_for<U: Ord + Copy>(watched: &[(Option<u32>, U)], pid: u32, party: U)
     if other.is_none() && most <= of_process + 1 {
         return DirectoryRoom::Full;
     }
-    // Usually the one that came last.
+    // The process loses the directory that it usually got last.
     let last = watched.iter().rposition(|(owner, _)| *owner == Some(loses));
     last.map_or(DirectoryRoom::Full, DirectoryRoom::InPlaceOf)
 }
@@ -141,7 +141,7 @@ mod tests {
     const ATTACKERS: [u32; 2] = [1, 2];
     const SERVER: u32 = 3;
 
-    /// Two users with two databases each, which have filled the table.
+    /// Returns the table after two users, with two databases each, have filled it.
     fn full() -> Vec<(Option<u32>, u32)> {
         (0..4u32)
             .flat_map(|pid| vec![(Some(pid), ATTACKERS[pid as usize / 2]); DIRECTORIES_PER_DATABASE])
@@ -161,12 +161,12 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_comes_late_gets_the_places_of_those_who_have_most() {
+    fn a_late_server_gets_the_places_of_the_largest_users() {
         let mut watched = full();
         assert_eq!(watched.len(), DIRECTORIES_MAX);
         assert_eq!(take(&mut watched, 9, SERVER), DIRECTORIES_PER_DATABASE);
         assert_eq!(watched.len(), DIRECTORIES_MAX);
-        // Nor does it lose them again.
+        // The other user does not take the places back.
         for pid in 0..4 {
             take(&mut watched, pid, ATTACKERS[pid as usize / 2]);
         }
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_of_the_same_user_gets_its_part_of_what_that_one_has() {
+    fn a_server_of_the_same_user_gets_its_fair_share() {
         let mut watched = full();
         let took = take(&mut watched, 9, ATTACKERS[0]);
         assert!((600..=DIRECTORIES_PER_DATABASE).contains(&took), "a third of 2048 but for the last: {took}");
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_no_more_than_a_part_and_what_was_named_loses_nothing() {
+    fn fair_shares_and_named_directories_lose_nothing() {
         let count = u32::try_from(DIRECTORIES_MAX).unwrap();
         let each: Vec<_> = (0..count).map(|user| (Some(user), user)).collect();
         assert_eq!(room_for(&each, count, count), DirectoryRoom::Full);

@@ -184,7 +184,7 @@ impl ReleasedFile {
         }
     }
 
-    /// For each window, whether its new pages may be the writer's (invariant 2).
+    /// Returns, for each window, whether its new pages may be the writer's (invariant 2).
     fn by_writer(
         &self,
         file: &FileFacts,
@@ -457,8 +457,8 @@ mod tests {
         assert_eq!(state.read_back(), &[(FileId(1), WINDOW)]);
     }
 
-    /// A follower that catches up passes several files between two samples, and they are sampled
-    /// when it is further on.
+    /// A follower that catches up passes several files between two samples. These are sampled when
+    /// it is already further on.
     #[test]
     fn files_that_are_sampled_after_a_known_follower_has_left_them_are_no_evidence() {
         let rule = Rule::ReleaseBehindFollowers { near_files: 1, slack: 0 };

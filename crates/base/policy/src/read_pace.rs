@@ -28,7 +28,7 @@ pub const READ_PAUSE_MAX_NS: u64 = 50_000_000;
 const LATE_TIMES: u64 = 8;
 const LATE_NS: u64 = 10_000_000;
 /// Nanoseconds between two measurements of the rate.
-const WINDOW_NS: u64 = 100_000_000;
+const READ_WINDOW_NS: u64 = 100_000_000;
 
 /// The state of one reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +52,7 @@ impl ReadPace {
         Self { ns_per_mib: 0, since: 0, bytes: 0 }
     }
 
-    /// Takes in that a read of `bytes` ended at `now` after `took` nanoseconds. Returns the
+    /// Records that a read of `bytes` ended at `now` after `took` nanoseconds. Returns the
     /// nanoseconds for which to read nothing.
     ///
     /// ```
@@ -75,7 +75,7 @@ impl ReadPace {
         }
         self.bytes = self.bytes.saturating_add(bytes);
         let ns = now.saturating_sub(self.since);
-        if ns >= WINDOW_NS && self.bytes > 0 {
+        if ns >= READ_WINDOW_NS && self.bytes > 0 {
             let taken = u128::from(ns) * (1 << 20) / u128::from(self.bytes);
             self.ns_per_mib = u64::try_from(taken).unwrap_or(u64::MAX).max(1);
             (self.since, self.bytes) = (now, 0);
@@ -143,16 +143,16 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_disk_is_no_reason_to_stand_back() {
+    fn a_slow_disk_alone_is_no_reason_to_stand_back() {
         assert_eq!(pauses(|_| MS), 0);
         assert_eq!(pauses(|_| 13 * MS), 0);
         assert_eq!(pauses(|_| 400 * MS), 0);
-        // A disk that others read, too, is none either.
+        // A disk that others read, too, is no reason either.
         assert_eq!(pauses(|nth| if nth % 3 == 0 { 9 * MS } else { MS }), 0);
     }
 
     #[test]
-    fn a_portion_that_is_used_up_is() {
+    fn a_used_up_portion_is_a_reason_to_stand_back() {
         let seen = pauses(|nth| if nth % 80 == 79 { 85 * MS } else { 150_000 });
         assert!((8..=12).contains(&seen), "{seen}");
     }

@@ -40,7 +40,7 @@ impl RemovedFileState {
         Self { size: seen.size, changed: seen.changed, since: now, released_to: 0, tries: 0 }
     }
 
-    /// Takes in the state of the file. Returns whether it has changed, or is another file with the
+    /// Records the state of the file. Returns whether it has changed, or is another file with the
     /// same inode number.
     pub fn see(&mut self, seen: &RemovedFileStat, now: Instant) -> bool {
         let has_changed = (self.size, self.changed) != (seen.size, seen.changed);
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_behind_all_readers_goes_once_it_is_quiet() {
+    fn pages_behind_all_readers_are_released_once_the_file_is_quiet() {
         let now = Instant::now();
         let at = |seconds: u64| now + Duration::from_secs(seconds);
         let mut known = RemovedFileState::new(&seen(0, None), now);
@@ -92,7 +92,7 @@ mod tests {
             known.end(seen, QUIET_AFTER, at(second))
         };
         let size = 5 * WINDOW + 7;
-        // Its size is new at first, and again when it grows.
+        // The file's size is new at first, and again when it grows.
         assert_eq!(end(&seen(size - 1, None), 0), None);
         assert_eq!(end(&seen(size, None), 4), None);
         assert_eq!(end(&seen(size, Some(0)), 8), None);
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_resists_again_and_again_is_left() {
+    fn a_file_that_resists_repeatedly_is_given_up() {
         let now = Instant::now();
         let seen = seen(9, None);
         let mut known = RemovedFileState::new(&seen, now);

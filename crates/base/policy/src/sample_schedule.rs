@@ -1,9 +1,9 @@
 //! Schedules the samples of one watched log file, in ticks of its observer.
 //!
-//! Invariants: an idle file is sampled ever less often, at least every [`IDLE_TICKS_MAX`] ticks, or
-//! every [`EMPTY_TICKS_MAX`] ticks where it may rest. In a database with very many files, its pages
-//! are counted in at least every `SAMPLES_PER_COUNT`th of these samples; the others only ask
-//! stat(2).
+//! Invariants: an idle file is sampled at growing intervals, at least every [`IDLE_TICKS_MAX`]
+//! ticks, or every [`EMPTY_TICKS_MAX`] ticks where it may rest. In a database with very many files,
+//! its pages are counted in at least every `SAMPLES_PER_COUNT`th of these samples; the others only
+//! ask stat(2).
 
 use crate::WINDOW;
 
@@ -21,8 +21,8 @@ const SAMPLES_PER_COUNT: u8 = 4;
 /// files that had pages, in a database with very many files.
 const SLOWDOWN_FACTORS: (u32, u32) = (2, 4);
 
-/// When a file is sampled next. Files with the same `turn` that become idle are sampled in the same
-/// ticks later. `among_many` says whether its database has very many files.
+/// The schedule of one file's samples. Files with the same `turn` that become idle are sampled in
+/// the same ticks later. `among_many` says whether its database has very many files.
 #[derive(Debug, Clone)]
 pub struct SampleSchedule {
     /// Ticks until the next sample.
@@ -47,7 +47,7 @@ impl SampleSchedule {
         (self.due, self.interval, self.uncounted) = (0, 1, SAMPLES_PER_COUNT);
     }
 
-    /// Takes in a sample that counted `resident` bytes, and whether it shows the `same` as the one
+    /// Records a sample that counted `resident` bytes, and whether it shows the `same` as the one
     /// before.
     pub fn counted(&mut self, same: bool, resident: u64, among_many: bool, may_rest: bool, turn: u64) {
         // A file that never had a page may be new, and be written next.
@@ -64,20 +64,20 @@ impl SampleSchedule {
         }
     }
 
-    /// Returns whether the pages of a file with so many bytes need not be counted in its next sample
-    /// if stat(2) shows no change.
+    /// Returns whether the pages of a file with so many bytes need not be counted in its next
+    /// sample if stat(2) shows no change.
     pub fn can_go_uncounted(&self, resident: u64, unwritten: u64) -> bool {
         let rests = self.interval >= IDLE_TICKS_MAX && unwritten == 0;
         (rests || resident <= WINDOW) && self.uncounted + 1 < SAMPLES_PER_COUNT
     }
 
-    /// Takes in a sample in which stat(2) showed no change.
+    /// Records a sample in which stat(2) showed no change.
     pub fn uncounted(&mut self, turn: u64) {
         self.uncounted += 1;
         self.slow_down(self.slower(true), IDLE_TICKS_MAX.max(self.interval), turn);
     }
 
-    /// Takes in that the file could not be inspected.
+    /// Records that the file could not be inspected.
     pub fn failed(&mut self) {
         (self.due, self.uncounted) = (IDLE_TICKS_MAX, SAMPLES_PER_COUNT);
     }
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_idle_file_is_sampled_ever_less_often_and_at_once_when_it_changes() {
+    fn an_idle_file_is_sampled_at_growing_intervals_until_it_changes() {
         let mut schedule = SampleSchedule::default();
         let idle = |schedule: &mut SampleSchedule| {
             schedule.counted(true, 4096, false, false, 7);
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_a_resting_file_are_counted_in_every_fourth_sample() {
+    fn pages_of_an_idle_file_are_counted_in_every_fourth_sample() {
         let mut schedule = SampleSchedule::default();
         assert!(schedule.can_go_uncounted(WINDOW, 1) && !schedule.can_go_uncounted(WINDOW + 1, 0));
         (0..3).for_each(|_| schedule.uncounted(0));

@@ -207,7 +207,7 @@ mod tests {
         );
     }
 
-    /// A long read after a look at the end of the file, or between jumps, is in order.
+    /// A long read counts as in order, after a read of the file's end or between jumps.
     #[test]
     fn few_jumps_are_not_scattered() {
         let mut reads = ScatteredReads::new();
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_that_goes_on_is_asked_for_in_larger_parts() {
+    fn longer_pieces_are_requested_in_larger_parts() {
         let mut reads = ScatteredReads::new();
         for at in 1..10 {
             assert_eq!(reads.begin_read(at << 30, 4096), at >= 3);

@@ -4,8 +4,8 @@
 //! window while it has resident pages, and for a follower while it is reported. The exception are
 //! released ranges, which are remembered until [`StepState::retain_files`] says that the file is
 //! gone. Losing the state does no harm: some windows are tried once more, the position of a writer
-//! at an unknown offset is inferred anew, and an invisible reader has to read back once more before
-//! it is noticed.
+//! at an unknown offset is inferred again, and an invisible reader has to read back once more
+//! before it is noticed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -63,7 +63,7 @@ impl StepState {
     }
 
     /// Forgets actions that were decided for a range of a file but not carried out. The next step
-    /// decides anew.
+    /// decides again.
     pub fn not_done(&mut self, file: FileId, range: &Range<u64>) {
         if let Some(known) = self.files.get_mut(&file) {
             known.history.retain(|history| !range.contains(&history.start));

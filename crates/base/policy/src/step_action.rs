@@ -50,8 +50,8 @@ pub enum LogWarning {
 }
 
 impl LogWarning {
-    /// Returns the warning as a sentence, with the measurement of its disk; `None` if the measurement
-    /// shows that there is nothing to warn of.
+    /// Returns the warning as a sentence, with the measurement of its disk; `None` if the
+    /// measurement shows that there is nothing to warn of.
     pub fn text(self, leftovers: Leftovers) -> Option<String> {
         match (self, leftovers) {
             (Self::DirectButResident, Leftovers::Free) => None,

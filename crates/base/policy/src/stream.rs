@@ -185,7 +185,7 @@ impl<const PARTIAL_MAX: usize> StreamWindows<PARTIAL_MAX> {
         let (at, size) = (at.min(OFFSET_MAX), size.min(OFFSET_MAX));
         let range = if self.begun {
             let to = at.saturating_add(length).min(size).div_ceil(WINDOW);
-            // Where nothing is known, or the state has no room up to there, the windows would
+            // If nothing is known, or the state has no room up to there, the windows would
             // belong to no reader.
             let is_near = !self.is_idle() && self.first <= at / WINDOW && at / WINDOW < self.room();
             if is_near { self.extend(to, size) } else { None }

@@ -308,7 +308,7 @@ fn first_held(mut chosen: Vec<(u64, u32)>) -> Vec<u32> {
 pub enum HoldStep {
     /// Stop it.
     Stop,
-    /// Let it go on.
+    /// Let it continue.
     LetGo,
     /// Leave it as it is for this long, unless the wish changes.
     Wait(Duration),

@@ -7,7 +7,7 @@
 //! # Invariants
 //!
 //! A page that no stream added is never due. A page that others used is not due until a stream adds
-//! it again. The page at a reader's or writer's position is not due while it goes on.
+//! it again. The page at a reader's or writer's position is not due while it continues.
 //! `added == released + handed_on + gone + resident` at all times.
 //!
 //! # Cost

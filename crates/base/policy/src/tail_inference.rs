@@ -33,9 +33,9 @@
 //!    not fresh. A dirty window whose writeback was started, and that has not changed since, is not
 //!    active: otherwise it would never be released if its writeback hung.
 //! 7. A writer of whole pages without traces since `retry` changed is idle: only dirty windows stay
-//!    for it, since it needs no old page to go on. This does not apply to a ring whose checkpoint
-//!    is known, where the last position of an idle writer marks the end of the range that recovery
-//!    would read.
+//!    for it, since it needs no old page to continue. This does not apply to a ring whose
+//!    checkpoint is known, where the last position of an idle writer marks the end of the range
+//!    that recovery would read.
 //! 8. A window that was released in the last step and has the same figures as before has refused,
 //!    or was filled again. If it joins a protected range the writer may be in it, so it is active,
 //!    though not fresh.

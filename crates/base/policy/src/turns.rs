@@ -55,8 +55,8 @@ pub struct Turns<K, U> {
 }
 
 impl<K: Ord + Clone, U: Ord + Copy> Turns<K, U> {
-    /// Knows no database yet. `operator` names directories; `unknown` returns the user of a database
-    /// that is not known.
+    /// Knows no database yet. `operator` names directories; `unknown` returns the user of a
+    /// database that is not known.
     pub fn new(now: Instant, operator: U, unknown: fn(&K) -> U) -> Self {
         Self {
             budget: CpuBudget::new(now),
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_owed_stays_owed_while_the_directories_are_away() {
+    fn a_debt_stays_while_the_directories_are_away() {
         let now = Instant::now();
         let mut turns = turns(now);
         let key = 7;
@@ -221,7 +221,7 @@ mod tests {
         assert!(turns.slice(&key).is_some());
         turns.spend(&key, Duration::from_secs(30));
         assert!(turns.slice(&key).is_none());
-        // Its directory is renamed, and back.
+        // The database's directory is renamed, and back.
         turns.begin_tick(empty(), is_there(), now + Duration::from_secs(1));
         assert!(turns.slice(&key).is_none(), "it has another bucket");
         // Otherwise its claims could never be examined again.

@@ -181,7 +181,7 @@ mod tests {
         // A table of any size that was opened.
         assert_eq!(appended.observe([("/d", 1, 0), ("/d", 2, 900 * MIB)], true), []);
         assert_eq!(appended.observe([("/d", 1, 40 * MIB), ("/d", 2, 930 * MIB)], true), [1]);
-        // Truncated and written anew: the removed bytes do not count.
+        // Truncated and rewritten: the removed bytes do not count.
         let mut appended = AppendedFiles::default();
         assert_eq!(appended.observe([("/d", 1, 50 * MIB)], true), []);
         assert_eq!(appended.observe([("/d", 1, 0)], true), []);

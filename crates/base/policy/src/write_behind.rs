@@ -306,7 +306,7 @@ mod tests {
         assert!(behind.wrote(PAGE_BYTES..2 * PAGE_BYTES, WRITE_PACE).is_none());
         assert_eq!(behind.synced(true), Some(2 * MIB..8 * MIB));
         assert_eq!(behind.rest(true).collect::<Vec<_>>(), [PAGE_BYTES..u64::MAX]);
-        // It is not written once more alone, but is released when there is enough.
+        // The page is not written again alone, but released with later ones.
         assert_eq!(
             behind.wrote(PAGE_BYTES..4 * MIB, WRITE_PACE),
             due(PAGE_BYTES..4 * MIB, PAGE_BYTES..4 * MIB, PAGE_BYTES..4 * MIB)

@@ -2,7 +2,7 @@
 //! pages.
 //!
 //! Invariants: a part is restarted at most `RESTARTS_MAX` times, since its pages may be written
-//! anew all the time. One that does not end within [`WAIT_MAX_NS`] is given up, which is no
+//! again all the time. One that does not end within [`WAIT_MAX_NS`] is given up, which is no
 //! progress.
 
 use core::ops::Range;
@@ -47,7 +47,7 @@ pub enum PartState {
     /// It is in flight.
     InFlight,
     /// It is to be started again. Writeback skips pages that were busy when it started, and pages
-    /// may be written anew all the time.
+    /// may be rewritten all the time.
     Again,
     /// It is written.
     Written(WrittenPart),
@@ -186,7 +186,11 @@ mod tests {
             assert_eq!(parts.seen(0, 3, 0, 1010), PartState::Again);
         }
         let written = WrittenPart { bytes: 100, in_flight: 100, took_min: 10, took_max: 20, busy: None };
-        assert_eq!(parts.seen(0, 3, 0, 1020), PartState::Written(written), "it is written anew all the time");
+        assert_eq!(
+            parts.seen(0, 3, 0, 1020),
+            PartState::Written(written),
+            "it is written again all the time"
+        );
         let late = 1000 + WAIT_MAX_NS + 1;
         let PartState::GivenUp(part) = parts.seen(1, 0, 1, late) else { panic!("it hangs") };
         assert_eq!((part.in_flight, part.busy), (150, Some(late - 1020)));

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_not_a_size_is_refused_in_words() {
+    fn text_that_is_not_a_size_is_refused_with_a_message() {
         for text in ["", "M", "-1", "1.", ".5", "1..2", "1.2.3", "5X", "5MX", "5iB", "٣", "1e3"] {
             let error = parse_size(text).unwrap_err();
             assert!(error.contains(&format!("\"{text}\" is not a size")), "{error}");

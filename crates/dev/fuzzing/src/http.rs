@@ -17,7 +17,7 @@ pub(crate) fn fuzz_one(data: &[u8]) {
     parse_accept(lines);
 }
 
-/// The headers that Prometheus 2.42 sends.
+/// Returns the headers that Prometheus 2.42 sends.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let accept = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,\
                   text/plain;version=0.0.4;q=0.5,*/*;q=0.1";

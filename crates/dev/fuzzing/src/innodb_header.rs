@@ -41,8 +41,7 @@ fn try_reading(bytes: &[u8]) {
     }
 }
 
-/// The blocks, one after the other, of a log that starts at an LSN, with two checkpoints at either
-/// place.
+/// Returns the blocks of a log that starts at an LSN, with two checkpoints at either place.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let words = |words: [u64; 4]| words.map(u64::to_be_bytes).concat();
     let start = words([0, 0x3000, 0, 0]);

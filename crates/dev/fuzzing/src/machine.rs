@@ -42,7 +42,7 @@ fn replace(tree: &Path, data: &[u8]) {
     std::fs::write(&path, right).unwrap();
 }
 
-/// Each file unchanged.
+/// Returns each file unchanged.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let files = (0_u8..).zip(machine_tree::FILES);
     files.map(|(file, (_, content))| [&[file, 0, 0, u8::MAX], content.as_bytes()].concat()).collect()

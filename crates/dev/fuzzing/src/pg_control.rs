@@ -39,7 +39,7 @@ fn try_reading(bytes: &[u8]) {
     }
 }
 
-/// A control file with all fields that are read.
+/// Returns a control file with all fields that are read.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let mut bytes = vec![0; 292];
     let figures = [

@@ -36,7 +36,7 @@ fn try_reading(bytes: &[u8]) {
     }
 }
 
-/// A logical slot.
+/// Returns a logical slot.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let mut bytes = vec![0; 200];
     bytes[16..22].copy_from_slice(b"polled");

@@ -109,7 +109,7 @@ fn try_title(title: &str) {
     }
 }
 
-/// Each file unchanged, and more titles.
+/// Returns each file unchanged, and more titles.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let seed = |file: u8, content: &str| [&[file], content.as_bytes()].concat();
     let mut seeds: Vec<_> =

@@ -3,18 +3,19 @@
 
 use pagekeeper_catalog::BUILT_IN_PROFILES;
 
-/// A file of version 1, and the same without header and checksum, which the target adds itself.
+/// Returns a file of version 1, and the same without header and checksum, which the target adds
+/// itself.
 pub(crate) fn snapshot() -> Vec<Vec<u8>> {
     let golden = include_bytes!("../../../operate/observe/src/saved_pages/testdata/v1.snapshot");
     vec![golden.to_vec(), golden[10..golden.len() - 4].to_vec()]
 }
 
-/// The built-in profiles.
+/// Returns the built-in profiles.
 pub(crate) fn profile() -> Vec<Vec<u8>> {
     BUILT_IN_PROFILES.iter().map(|(_, text)| text.as_bytes().to_vec()).collect()
 }
 
-/// Patterns, each with a name that matches.
+/// Returns patterns, each with a name that matches.
 pub(crate) fn pattern() -> Vec<Vec<u8>> {
     owned(&[
         b"*.{n}\n/d/binlog.000012",
@@ -23,7 +24,7 @@ pub(crate) fn pattern() -> Vec<Vec<u8>> {
     ])
 }
 
-/// Two slots.
+/// Returns two slots of a superblock.
 pub(crate) fn superblock() -> Vec<Vec<u8>> {
     let slot =
         b"\x07\x00\x00\x40\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\
@@ -33,8 +34,8 @@ pub(crate) fn superblock() -> Vec<Vec<u8>> {
     vec![[slot.as_slice(), slot].concat()]
 }
 
-/// One record (the store's state, then an image, a diff and a free page), and the same in two
-/// parts, of the next commit.
+/// Returns one record (the store's state, then an image, a diff and a free page), and the same in
+/// two parts, of the next commit.
 pub(crate) fn entry() -> Vec<Vec<u8>> {
     owned(&[
         b"\x00\x2c\x09\x01\x01\xac\x02\x00user\x0a\x11\x07\x01\x02\x03\x04\xc8\x01ab\x0f\x32\xab\x02\x01\
@@ -44,7 +45,7 @@ pub(crate) fn entry() -> Vec<Vec<u8>> {
     ])
 }
 
-/// The expected page number and store id, then the page, a trunk of the free list.
+/// Returns the expected page number and store id, then the page, a trunk of the free list.
 pub(crate) fn page() -> Vec<Vec<u8>> {
     owned(&[
         b"\x07\x00\x00\x00\x00\x00\x00\x00\x08\x07\x06\x05\x04\x03\x02\x01\x03\x00\x00\x00\x00\x03\x00\x00\
@@ -54,12 +55,12 @@ pub(crate) fn page() -> Vec<Vec<u8>> {
     ])
 }
 
-/// Two consecutive records, an epoch, raw bytes, and a record at the next block.
+/// Returns two consecutive records, an epoch, raw bytes, and a record at the next block.
 pub(crate) fn redo() -> Vec<Vec<u8>> {
     owned(&[b"\x05\0\0\x02recordxx\x05\0\0\x01more\x05\0\x01\0\x01\x09\0\x01rest\x06\0\0\x01last"])
 }
 
-/// One example of each syntax.
+/// Returns one example of each syntax.
 pub(crate) fn settings() -> Vec<Vec<u8>> {
     owned(&[
         b"[mysqld]\nsync-binlog = \"1\" # each\n!includedir /etc/mysql/conf.d\nskip-x\n",
@@ -69,13 +70,14 @@ pub(crate) fn settings() -> Vec<Vec<u8>> {
     ])
 }
 
-/// The second write of a block, as of commit 300, with one page in doubt, and three entries.
+/// Returns the second write of a block, as of commit 300, with one page in doubt, and three
+/// entries.
 pub(crate) fn page_map() -> Vec<Vec<u8>> {
     owned(&[b"\x02\0\0\0\0\0\0\0\x2c\x01\0\0\0\0\0\0\x04\0\0\0\0\0\0\0\x05\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\
         \x01\0\0\0\x04\x03\x02\x01\0\0\0\0"])
 }
 
-/// Changes, and a leaf, an inner page and an extent's head, each as small as possible.
+/// Returns changes, and a leaf, an inner page and an extent's head, each as small as possible.
 pub(crate) fn tree_page() -> Vec<Vec<u8>> {
     owned(&[
         b"\x03\x10\x01\x09x\x11\x00\x00\x00\x12\x00\x20ytl\0\0\x02\0\x20\0\x02\0\0\0ab\x20\0\x27\0\0\0\
@@ -86,7 +88,7 @@ pub(crate) fn tree_page() -> Vec<Vec<u8>> {
     ])
 }
 
-/// Two ranges.
+/// Returns two ranges.
 pub(crate) fn warm() -> Vec<Vec<u8>> {
     owned(&[b"\0\x01\x02\x80\x01"])
 }

@@ -144,7 +144,7 @@ fn read(fake: &FakeServer, process: &str, wal: &Path) {
     let _ = journal(0, &snapshot, &settings, &roots);
 }
 
-/// A file that the process has open.
+/// Returns a file that the process has open.
 fn held(path: PathBuf) -> File {
     let inode = Inode { dev: 1, ino: 1 };
     let kind = OpenerKind::Mapped { writable: true };
@@ -161,7 +161,7 @@ fn held(path: PathBuf) -> File {
     }
 }
 
-/// Each file unchanged, and a name.
+/// Returns each file unchanged, and a name.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let seed = |file: usize, content: &[u8]| [&[u8::try_from(file).unwrap()], content].concat();
     let mut seeds: Vec<_> = SERVER_FILES

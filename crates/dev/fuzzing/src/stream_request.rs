@@ -13,7 +13,7 @@ pub(crate) fn fuzz_one(data: &[u8]) {
     }
 }
 
-/// The request, and each answer.
+/// Returns the request, and each answer.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let answers = [
         StreamAnswer::Followed,

@@ -12,7 +12,7 @@ pub(crate) fn fuzz_one(data: &[u8]) {
     }
 }
 
-/// A line of each kind.
+/// Returns a line of each kind.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let events = [
         "mm_filemap_add_to_page_cache: dev 254:3 ino 1f3 pfn=0x26 ofs=0 order=2",

@@ -77,7 +77,8 @@ enum PartOutcome {
 }
 
 impl CrashOutcome {
-    /// `pending` has the numbers of all operations that were not synced.
+    /// Creates the outcome of a crash; `pending` has the numbers of all operations that were not
+    /// synced.
     pub(crate) fn new(persistence: Persistence, seed: u64, mut pending: Vec<u64>) -> Self {
         pending.sort_unstable();
         pending.dedup();

@@ -429,7 +429,7 @@ impl Io for SimDisk {
         state.power().map_err(failed)
     }
 
-    /// Only for files.
+    /// Renames a file; directories are not supported.
     fn rename(&self, from: &Path, to: &Path) -> Result<(), Error> {
         let mut state = self.shared().lock();
         let failed = |errno| call("rename", from, errno);

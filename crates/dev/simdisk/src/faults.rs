@@ -18,7 +18,7 @@ use crate::content::mix;
 /// disk.create("/file", [7; 4096])?;
 /// disk.inject("/file", 0..u64::MAX, Fault::Short(1000), Times::Always)?;
 /// let file = disk.open("/file".as_ref(), Access::Buffered)?;
-/// assert_eq!(file.read_at(0, &mut [0; 4096])?, 4096); // gone on with: five requests
+/// assert_eq!(file.read_at(0, &mut [0; 4096])?, 4096); // continued: five requests
 /// assert_eq!(disk.stats().requests, 5);
 /// # Ok::<(), pagekeeper_io::Error>(())
 /// ```
@@ -227,7 +227,7 @@ impl FaultPlan {
     }
 
     /// Creates the faults of a restarted disk: without planned ones, and with other random numbers.
-    pub(crate) fn anew(&self, seed: u64) -> Self {
+    pub(crate) fn again(&self, seed: u64) -> Self {
         Self::new(self.random, self.random_write, mix(self.seed ^ mix(seed)))
     }
 

@@ -155,7 +155,7 @@ impl Inode {
         }
     }
 
-    /// Reads, and adds the pages to the cache.
+    /// Reads bytes, and adds their pages to the cache.
     pub(crate) fn read(&mut self, access: Access, offset: u64, to: &mut [u8]) {
         self.content.read(offset, to);
         let range = offset..offset + to.len() as u64;
@@ -170,7 +170,7 @@ impl Inode {
         }
     }
 
-    /// Writes. With [`WriteMode::Durable`] a [`Self::sync_range`] must follow.
+    /// Writes bytes. After [`WriteMode::Durable`] a [`Self::sync_range`] must follow.
     pub(crate) fn write(&mut self, number: u64, access: Access, offset: u64, bytes: &[u8], mode: WriteMode) {
         let range = offset..offset + bytes.len() as u64;
         let pages = touched(&range);

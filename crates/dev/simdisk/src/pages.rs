@@ -86,7 +86,7 @@ mod tests {
     use crate::content::mix;
 
     #[test]
-    fn it_is_a_set() {
+    fn pages_behave_like_a_set() {
         let (mut pages, mut expected) = (PageSet::default(), BTreeSet::new());
         for turn in 0..3000 {
             let random = mix(turn);

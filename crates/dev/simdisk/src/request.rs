@@ -101,7 +101,7 @@ impl SharedDisk {
         result
     }
 
-    /// Writes, blocking.
+    /// Writes bytes, and waits until they are written.
     pub(crate) fn write(
         &self,
         file: &dyn IoFile,

@@ -9,7 +9,7 @@ pub(crate) type VirtualTime = u64;
 #[derive(Debug)]
 pub(crate) struct RequestSchedule {
     now: VirtualTime,
-    /// When each slot of the device becomes free.
+    /// The time when each slot of the device becomes free.
     free_at: Vec<VirtualTime>,
     peak: usize,
 }

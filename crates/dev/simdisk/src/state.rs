@@ -611,7 +611,7 @@ impl DiskState {
     }
 
     fn restarted(&self, new: Self, names: NameTable, inodes: BTreeMap<u64, Inode>, seed: u64) -> Self {
-        let faults = self.faults.anew(seed);
+        let faults = self.faults.again(seed);
         Self { names, inodes, faults, last_inode: self.last_inode, last: self.last, ..new }
     }
 }

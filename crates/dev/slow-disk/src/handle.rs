@@ -135,7 +135,7 @@ impl Drop for SlowDisk {
     fn drop(&mut self) {
         if let Err(error) = self.terminate() {
             eprintln!("slowdisk: {error:#}");
-            // Both fail only if it has ended after all.
+            // Both calls fail only if the process has ended after all.
             let _ = self.child.kill();
             let _ = self.child.wait();
         }

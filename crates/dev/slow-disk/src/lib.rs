@@ -136,7 +136,7 @@ pub fn run(arguments: &SlowDiskArguments) -> Result<()> {
 /// Ends this process when `parent` ends, from now on.
 fn tie_to_parent(parent: u32) -> Result<()> {
     set_parent_process_death_signal(Some(Signal::TERM)).context("can't be tied to the parent's life")?;
-    // It may have ended before.
+    // The parent may have ended before.
     let now = getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
     ensure!(now == Some(parent), "process {parent} has ended");
     Ok(())

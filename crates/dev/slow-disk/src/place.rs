@@ -4,7 +4,7 @@
 //! Invariants: mounts are unmounted in reverse order, at the latest when [`MountList`] is dropped;
 //! a mount still in use is detached, so that nothing is left on the machine. Programs do the
 //! mounting and unmounting in processes of their own: if a thread of the disk's process waited for
-//! the disk, a kill would wait for it for ever. Fails with a sentence that says what to do.
+//! the disk, a kill would wait for it forever. Fails with a sentence that says what to do.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -83,7 +83,8 @@ pub(super) fn backing(given: Option<&Path>, size: u64) -> Result<OwnedFd> {
     let available = MemInfo::read(&SysRoots::default()).map_or(0, |memory| memory.available);
     ensure!(
         size <= available,
-        "a disk of {} does not fit into memory, of which {} can be had; give another --size, or a --backing directory",
+        "a disk of {} does not fit into memory, of which {} are available; give another --size, or \
+             a --backing directory",
         ByteSize(size),
         ByteSize(available)
     );
@@ -157,7 +158,7 @@ pub(super) fn mount_xfs(disk: &Path, at: &Path, mounts: &mut MountList) -> Resul
     let said = String::from_utf8_lossy(&found.stderr);
     ensure!(device.starts_with("/dev/"), "losetup ended with {}: {}", found.status, said.trim());
     let made = check_direct(&device).and_then(|()| {
-        // It is empty, so there is nothing to discard.
+        // The device is empty, so there is nothing to discard.
         run(command("mkfs.xfs").args(["-q", "-f", "-K", &device]))?;
         run(command("mount").args(["-t", "xfs", "-o", "noatime", &device]).arg(at))?;
         mounts.0.push(at.to_path_buf());

@@ -1,4 +1,5 @@
-//! When a request to the disk is done: the pure model, with the time as an argument.
+//! The pure model of the times at which requests to the disk are done. The present time is an
+//! argument.
 //!
 //! Requests are served in the order in which they are added, at most `width` at once, each for the
 //! latency plus its transfer at the bandwidth. They leave through a common exit that lets out at

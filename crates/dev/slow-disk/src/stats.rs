@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_read_as_it_was_written() {
+    fn statistics_parse_back() {
         let mut counts = RequestCounts::begin(0);
         counts.add(RequestPurpose::Write, 1 << 40, 0, 1, 1);
         let stats = counts.stats(1);

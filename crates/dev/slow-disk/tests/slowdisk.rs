@@ -70,7 +70,7 @@ fn files_are_as_on_any_other_file_system() {
     file.sync_all().unwrap();
     drop(file);
     assert_eq!(at("a").metadata().unwrap().len(), 3 * PAGE as u64 + 3);
-    // A page that is not cached, through a file that cannot be read.
+    // Writes part of an uncached page through a write-only file.
     let file = OpenOptions::new().write(true).open(at("a")).unwrap();
     file.write_all_at(b"X", 5).unwrap();
     drop(file);
@@ -258,7 +258,7 @@ fn a_disk_ends_with_its_parent() {
     assert!(is_mounted(mount.path()));
     parent.kill().unwrap();
     parent.wait().unwrap();
-    // Its output ends when it does.
+    // The disk's output ends when its process does.
     stdout.read_to_end(&mut Vec::new()).unwrap();
     assert!(!is_mounted(mount.path()));
 }

@@ -33,8 +33,7 @@ impl Grandchild {
         started
     }
 
-    /// The same for a program that starts as [`Self::begin`] is called: its process waits until
-    /// then.
+    /// Starts the process later: it waits until [`Self::begin`] is called.
     pub fn later(words: &[&str]) -> Self {
         Self::new("later", words)
     }

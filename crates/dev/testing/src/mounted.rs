@@ -95,7 +95,7 @@ impl Mounted {
         &self.point
     }
 
-    /// Freezes the file system: writes wait until the value is dropped, reads go on.
+    /// Freezes the file system: writes wait until the value is dropped, reads continue.
     ///
     /// # Panics
     ///

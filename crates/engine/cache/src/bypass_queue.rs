@@ -15,7 +15,7 @@ use super::sync::{Mutex, MutexGuard};
 struct BypassQueueState<T> {
     queued: VecDeque<T>,
     under_way: usize,
-    /// Whether a thread is beginning reads; it goes on until none may begin.
+    /// Whether a thread is beginning reads; it continues until none may begin.
     beginning: bool,
 }
 

@@ -200,7 +200,8 @@ mod tests {
         assert_eq!(read, again);
         assert_eq!((first.resident_pages(), other.resident_pages(), cache.stats().misses), (3, 3, 6));
     }
-    /// `BerkeleyDB`: each read writes to the page's pin count, which all threads share.
+    /// In `BerkeleyDB` each read writes to the page's pin count, which all threads share. Reads
+    /// here write to no shared memory.
     #[test]
     fn reads_and_short_guards_count_no_pins() {
         let disk = pagekeeper_simdisk::SimDisk::new();

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_kernel_can_not_it_gives_up_at_once() {
+    fn clearing_ahead_gives_up_at_once_where_the_kernel_lacks_it() {
         if kernel_clears_ahead() {
             return;
         }

@@ -220,7 +220,8 @@ pub enum BuildError {
     },
     /// Too few huge pages are set aside.
     #[error(
-        "{needed} huge pages of 2 MiB can't be had ({}): set vm.nr_hugepages to {needed} or more, or use transparent ones",
+        "{needed} huge pages of 2 MiB are not available ({}): set vm.nr_hugepages to {needed} or \
+             more, or use transparent ones",
         std::io::Error::from_raw_os_error(*errno)
     )]
     NoHugePages {

@@ -14,7 +14,7 @@ use crate::handle::FileHandle;
 /// The file must not change while it is open. If it does, loading a page after the change fails
 /// ([`Error::Cut`](crate::Error::Cut), [`Error::Grew`](crate::Error::Grew),
 /// [`Error::Changed`](crate::Error::Changed), detected by length and times); a page that was loaded
-/// before is returned as it was then. A link, a rename and the like are no such changes.
+/// before is returned as it was then. A link or a rename does not count as a change.
 /// [`PageCache::open`](crate::PageCache::open) never returns such a file again.
 #[derive(Clone)]
 pub struct CachedFile {

@@ -17,7 +17,8 @@ pub(crate) struct FreeFrames {
 impl FreeFrames {
     /// Creates `frames` free frames that were never used.
     pub(crate) fn new(frames: u32) -> Self {
-        // Reserved but not touched: no later copy of a long list under the lock.
+        // The memory is reserved but not touched, so that a long list is never copied under the
+        // lock.
         Self { used: Vec::with_capacity(frames as usize), unused: 0 }
     }
 

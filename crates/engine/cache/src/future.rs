@@ -1,9 +1,10 @@
 //! Reading without blocking: futures that any runtime can poll.
 //!
 //! Invariants: a poll never waits for the device, nor for another load. Dropping a future loses
-//! nothing, since its loads go on and settle by themselves. Pages that get no frame are read past
-//! the cache, a bounded number at a time (`bypass_queue`): futures that wait for their turn take no
-//! page of memory, and their reads begin without a poll. Fails as [`CachedFile::read_at`] does.
+//! nothing, since its loads continue and settle by themselves. Pages that get no frame are read
+//! past the cache, a bounded number at a time (`bypass_queue`): futures that wait for their turn
+//! take no page of memory, and their reads begin without a poll. Fails as [`CachedFile::read_at`]
+//! does.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -226,7 +227,7 @@ impl FileHandle {
         buf: &mut [u8],
         awaited: &mut AwaitedEvent,
     ) -> Poll<Result<(), Error>> {
-        // Maybe begun before a fork.
+        // The load may have been begun before a fork.
         if let Err(error) = self.shared.require_own_process() {
             return Poll::Ready(Err(error));
         }

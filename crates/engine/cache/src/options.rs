@@ -18,7 +18,8 @@ impl OpenOptions {
     }
 
     /// Sets a verifier that checks each page of this file when it is loaded, in place of the
-    /// cache's own [`verifier`](crate::CacheOptions::verifier). For a file with checksums of its own.
+    /// cache's own [`verifier`](crate::CacheOptions::verifier). For a file with checksums of its
+    /// own.
     #[must_use]
     pub fn verifier(
         mut self,

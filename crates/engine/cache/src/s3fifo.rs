@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_evicted_from_the_main_queue_starts_anew() {
+    fn a_page_evicted_from_the_main_queue_starts_as_new() {
         let mut s3fifo = S3Fifo::new(1000);
         let evicted = stamp(&mut s3fifo, QueueKind::Main);
         assert_eq!(s3fifo.admit(evicted, 0), QueueKind::Small);

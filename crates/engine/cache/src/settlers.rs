@@ -105,7 +105,7 @@ impl Drop for SettlerPool {
     fn drop(&mut self) {
         // Not joined: the current thread may be one of them, with the last handle of the cache.
         // Jobs keep the cache, so there are none. A child of fork(2) has no threads, and the lock
-        // may be held for ever.
+        // may be held forever.
         if self.process.is_current() {
             lock(&self.shared.queue).is_closed = true;
             self.shared.changed.notify_all();

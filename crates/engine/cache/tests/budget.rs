@@ -1,9 +1,9 @@
 //! The memory that a cache really takes, measured by the kernel (`/proc/self/smaps_rollup`), each
 //! case in its own process.
 //!
-//! The growth of a process during a case must be within 2 % of the budget and [`BESIDE_BYTES`] bytes
-//! more. It includes frames, records, tables of files, threads of the back-end, and memory that the
-//! allocator keeps.
+//! The growth of a process during a case must be within 2 % of the budget and [`BESIDE_BYTES`]
+//! bytes more. It includes frames, records, tables of files, threads of the back-end, and memory
+//! that the allocator keeps.
 
 mod support;
 

@@ -240,7 +240,7 @@ fn a_load_in_flight_is_discarded_and_its_waiters_load_again() {
 
 /// The failure of a load that met a write in the middle does not concern the page.
 #[test]
-fn a_load_that_is_rejected_after_a_discard_is_done_anew() {
+fn a_load_that_is_rejected_after_a_discard_is_repeated() {
     type OwnerRead = fn(&FileOwner) -> u8;
     let ways: [OwnerRead; 4] = [
         |owner| owner.read(0),

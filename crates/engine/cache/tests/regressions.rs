@@ -35,7 +35,7 @@ fn large(disk: &SimDisk, cache: &PageCache, frames: u64) -> CachedFile {
     cache.open("/large").unwrap()
 }
 
-/// TerarkDB, with one shard: a read across several resident pages returned 0 bytes.
+/// In TerarkDB with one shard, a read across several resident pages returned 0 bytes.
 #[test]
 fn a_read_across_pages_that_all_hit_gives_all_bytes() {
     let (disk, cache) = sim(20, 100);
@@ -72,7 +72,7 @@ fn read_every_way(file: &CachedFile, page: u64) -> Vec<Result<(), Error>> {
     results
 }
 
-/// TerarkDB: a device's error, or a read that returns less than a page, ends the process.
+/// In TerarkDB, a device's error or a read of less than a page ended the process.
 #[test]
 fn a_device_that_fails_is_an_error_until_it_works_again() {
     let (disk, cache) = sim(20, 100);
@@ -89,8 +89,8 @@ fn a_device_that_fails_is_an_error_until_it_works_again() {
     read_all(&file, SEED);
 }
 
-/// A verifier that reads its own page, or the whole file, gets an error that says so, whichever way
-/// the page is read.
+/// A verifier that reads its own page, or the whole file, gets an error with that reason, by every
+/// way to read.
 #[test]
 fn a_verifier_that_reads_its_own_file_does_not_wait_for_itself() {
     let opened: Arc<OnceLock<CachedFile>> = Arc::default();
@@ -119,8 +119,8 @@ fn a_verifier_that_reads_its_own_file_does_not_wait_for_itself() {
     check(SEED, PAGE_LEN, &file.page(PageNo::new(1)).unwrap());
 }
 
-/// A verifier that waits for futures of absent pages of its file gets an error too: its thread may
-/// be the one that settles their loads. Pages in the cache can be read.
+/// A verifier that waits for futures of absent pages of its file gets an error, too: its thread may
+/// be the one that settles their loads. It can read pages in the cache.
 #[test]
 fn a_verifier_that_awaits_absent_pages_of_its_file_does_not_wait_for_itself() {
     let opened: Arc<OnceLock<CachedFile>> = Arc::default();
@@ -153,8 +153,8 @@ fn a_verifier_that_awaits_absent_pages_of_its_file_does_not_wait_for_itself() {
     file.page(PageNo::new(7)).unwrap();
 }
 
-/// This cache, earlier: a verifier that read the page of the same number from a file of another
-/// cache was told that it waits for itself.
+/// An earlier version refused a verifier that read the page of the same number from a file of
+/// another cache, as if it waited for itself.
 #[test]
 fn a_verifier_can_read_through_another_cache() {
     let disk = SimDisk::new();
@@ -175,7 +175,7 @@ fn a_verifier_can_read_through_another_cache() {
 
 /// As above: the file is shorter than it was.
 #[test]
-fn a_file_that_was_cut_is_an_error_that_says_so() {
+fn a_truncated_file_is_reported_as_such() {
     let (disk, cache) = sim(20, 100);
     let file = cache.open("/file").unwrap();
     file.page(PageNo::new(1)).unwrap();
@@ -188,14 +188,14 @@ fn a_file_that_was_cut_is_an_error_that_says_so() {
         assert!(error.to_string().starts_with("/file: cut to 20580 bytes"), "{error}");
     }
     check(SEED, PAGE_LEN, &file.page(PageNo::new(1)).unwrap());
-    let anew = cache.open("/file").unwrap();
-    assert_eq!(anew.len(), 5 * PAGE_LEN + 100);
-    read_all(&anew, SEED);
+    let again = cache.open("/file").unwrap();
+    assert_eq!(again.len(), 5 * PAGE_LEN + 100);
+    read_all(&again, SEED);
 }
 
 /// Short counts and signals are not errors, and do not shorten pages.
 #[test]
-fn a_short_count_or_a_signal_is_gone_on_with() {
+fn a_short_count_or_a_signal_is_continued() {
     let (disk, cache) = sim(20, 100);
     let file = cache.open("/file").unwrap();
     for page in 0..20 {
@@ -255,7 +255,7 @@ fn a_bad_page_fails_alone() {
     });
 }
 
-/// TerarkDB: `close()` with a buffer in use corrupts its list.
+/// In TerarkDB, `close()` with a buffer in use corrupts its list.
 #[test]
 fn a_file_is_closed_while_guards_of_it_live() {
     let (disk, cache) = sim(50, 64);
@@ -289,8 +289,8 @@ fn a_file_is_closed_while_guards_of_it_live() {
     assert!(resident + 2 >= capacity, "{resident} of {capacity} frames can be used");
 }
 
-/// This cache, earlier: if a file was closed while a page was loaded for a guard, the page's frame
-/// was freed under the guard.
+/// An earlier version freed a page's frame under its guard if the file was closed while the page
+/// was loaded.
 #[test]
 fn a_file_is_closed_while_a_page_is_loaded_for_a_guard() {
     let (disk, cache) = sim(10, 64);
@@ -321,7 +321,7 @@ fn a_file_is_closed_while_a_page_is_loaded_for_a_guard() {
     }
 }
 
-/// TerarkDB: 16 bits count the pins of a page.
+/// In TerarkDB, 16 bits count the pins of a page.
 #[test]
 fn a_page_can_be_pinned_more_than_65536_times() {
     let (disk, cache) = sim(10, 64);
@@ -345,8 +345,8 @@ fn a_page_can_be_pinned_more_than_65536_times() {
     assert!(cache.stats().resident_pages + 2 >= cache.stats().capacity_pages, "{}", cache.stats());
 }
 
-/// A vector database's cache: a returned page isn't pinned, so a hit can be overwritten while it is
-/// read.
+/// In a vector database's cache, a returned page isn't pinned, so a hit can be overwritten while it
+/// is read.
 #[test]
 fn a_page_is_not_overwritten_while_it_is_read() {
     let (disk, cache) = sim(200, 64);
@@ -419,7 +419,7 @@ fn concurrent_misses_of_a_page_are_one_read() {
     assert_eq!((stats.hits, stats.coalesced), (0, READERS - 1), "{stats}");
 }
 
-/// RocksDB: pages of deleted files stay in the cache until they are the oldest.
+/// In RocksDB, pages of deleted files stay in the cache until they are the oldest.
 #[test]
 fn the_frames_of_a_closed_file_are_used_first() {
     let disk = SimDisk::new();
@@ -474,7 +474,7 @@ fn a_closed_files_descriptor_goes_with_its_last_handle() {
     assert_eq!(descriptors(), 0, "closed, with pages of it in the cache");
 }
 
-/// moka: all reads go through one channel, and 256 readers have a ninth of the throughput of one.
+/// In moka all reads go through one channel, and 256 readers have a ninth of the throughput of one.
 /// The speed is measured in `bench`. This test checks that all readers make progress, and that none
 /// is lost.
 #[test]
@@ -509,7 +509,7 @@ fn many_readers_of_one_page_all_get_on() {
     assert_eq!(cache.stats().device_reads, 1);
 }
 
-/// This cache, earlier: if no frame was left, a future whose verifier panicked waited forever.
+/// In an earlier version a future whose verifier panicked waited forever if no frame was left.
 #[test]
 fn a_verifier_that_panics_beside_a_full_cache_ends_the_future() {
     let disk = SimDisk::new();
@@ -532,7 +532,7 @@ fn a_verifier_that_panics_beside_a_full_cache_ends_the_future() {
     }
 }
 
-/// This cache, earlier: a guard that outlived its thread's record released the hold of another
+/// In an earlier version a guard that outlived its thread's record released the hold of another
 /// guard.
 #[test]
 fn guards_live_to_the_end_of_their_thread() {

@@ -163,7 +163,7 @@ impl SharedQueue {
                 return Ok(count);
             }
             if state.tasks.is_empty() {
-                return Err(CallFailure::new(Status::End, "no read is under way"));
+                return Err(CallFailure::new(Status::End, "no read is in flight"));
             }
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             if left.is_some_and(|left| left.is_zero()) {

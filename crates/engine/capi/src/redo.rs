@@ -41,7 +41,7 @@ unsafe impl SizedStruct for RedoOptions {
     const STRUCT_NAME: &'static str = "pk_redo_options";
 }
 
-/// `pk_log_mode`.
+/// Converts a `pk_log_mode`.
 pub(crate) fn log_mode(mode: u32) -> Result<LogMode, CallFailure> {
     Ok(match mode {
         0 => LogMode::Auto,

@@ -25,7 +25,7 @@ pub(crate) fn copy(page: &[u8], offset: usize, buffer: &mut [u8]) -> Result<usiz
     Ok(read)
 }
 
-/// `pk_durability`.
+/// Converts a `pk_durability`.
 pub(crate) fn to_durability(durability: u32) -> Result<Durability, CallFailure> {
     match durability {
         0 => Ok(Durability::Sync),

@@ -146,7 +146,7 @@ fn acknowledged_commits_survive_kills() {
 }
 
 #[test]
-fn a_forked_child_is_refused_and_its_parents_files_go_on() {
+fn a_forked_child_is_refused_and_its_parents_files_still_work() {
     if !can_build() {
         return;
     }
@@ -162,7 +162,7 @@ fn a_forked_child_is_refused_and_its_parents_files_go_on() {
 }
 
 #[test]
-fn a_full_disk_is_an_error_in_words_and_nothing_acknowledged_is_lost() {
+fn a_full_disk_is_an_error_and_loses_nothing_acknowledged() {
     if !can_build() {
         return;
     }
@@ -200,7 +200,7 @@ impl Waiting {
 
     /// Waits until it prints this line; its errors are on standard error.
     fn until(&mut self, said: &str) {
-        let line = self.lines.next().expect("the story goes on").unwrap();
+        let line = self.lines.next().expect("the story continues").unwrap();
         assert_eq!(line, said);
     }
 
@@ -211,7 +211,7 @@ impl Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both calls fail only if the process has ended already.
         let _ = self.story.kill();
         let _ = self.story.wait();
     }
@@ -220,7 +220,7 @@ impl Drop for Waiting {
 /// The disk is a loop device over a file. Bytes that are cut off that file cannot be read until
 /// they are back.
 #[test]
-fn a_disk_that_fails_is_an_error_in_words_and_when_it_works_again_so_does_the_database() {
+fn a_failing_disk_is_an_error_until_it_works_again() {
     if !can_build() {
         return;
     }
@@ -338,7 +338,7 @@ fn logged(directory: &Path, uri: &str) -> Vec<String> {
     said.collect()
 }
 
-/// `HOW through ...: WHY` of each line, whatever table it names.
+/// Returns `HOW through ...: WHY` of each line about a table.
 fn logged_of_tables(directory: &Path, uri: &str) -> Vec<String> {
     let mut said: Vec<String> = Vec::new();
     for line in logged(directory, uri) {
@@ -399,7 +399,7 @@ fn a_program_without_a_uri_takes_it_by_the_environment() {
 }
 
 #[test]
-fn a_setting_that_is_none_is_refused_in_words() {
+fn an_unknown_setting_is_refused_with_a_message() {
     if !can_build() {
         return;
     }

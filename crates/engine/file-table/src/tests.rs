@@ -170,7 +170,7 @@ fn an_opener_may_open_other_keys_but_not_its_own() {
     });
     let panic = catch_unwind(own).unwrap_err();
     assert_eq!(message(&*panic), "a FileTable's opener asked for the key that it is opening");
-    // Neither is still marked as being opened.
+    // Neither key is still marked as being opened.
     assert_eq!(format!("{table:?}"), "FileTable { resident: 1, opening: 0 }");
 }
 

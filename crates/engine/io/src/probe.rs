@@ -195,7 +195,7 @@ impl ProbedPages {
 pub struct BackendChoice {
     /// The back-end.
     pub io: Arc<dyn Io>,
-    /// Why `io_uring` was not chosen, if so.
+    /// The reason why `io_uring` was not chosen, if so.
     pub not_uring: Option<Error>,
 }
 
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn the_choice_says_why() {
+    fn the_choice_has_a_reason() {
         let choice = BackendChoice::new();
         assert_eq!(choice.io.name() == "threads", choice.not_uring.is_some());
     }

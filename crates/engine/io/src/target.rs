@@ -15,7 +15,7 @@ use std::ptr::NonNull;
 ///
 /// let frame: &'static mut [u8] = Box::leak(vec![0_u8; 4096].into_boxed_slice());
 /// let len = frame.len();
-/// // SAFETY: leaked, so valid for ever; no one else has its address.
+/// // SAFETY: leaked, so valid forever; no one else has its address.
 /// let target = unsafe { ReadTarget::new(NonNull::from(frame).cast(), len) };
 /// assert_eq!(target.len(), 4096);
 /// ```

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn interruptions_and_short_counts_are_gone_on_with() {
+    fn interruptions_and_short_counts_are_continued() {
         let file = Sized(100_000, Access::Buffered);
         let mut transfer = Transfer::new(TransferKind::Read, 10, 8192);
         let got =
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_goes_on_until_all_is_written() {
+    fn a_write_continues_until_all_bytes_are_written() {
         let write = TransferKind::Write(WriteMode::Plain);
         let file = Sized(0, Access::Buffered);
         let mut transfer = Transfer::new(write, 10, 8192);
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn places_beyond_what_linux_counts_are_refused_before_any_read() {
+    fn offsets_above_the_maximum_are_refused_before_any_read() {
         let file = Sized(1, Access::Buffered);
         for offset in [u64::MAX, u64::MAX - 4096, i64::MAX as u64] {
             let error = Transfer::new(TransferKind::Read, offset, 4096).before(&file).unwrap().unwrap_err();

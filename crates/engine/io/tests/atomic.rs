@@ -197,7 +197,7 @@ impl Drop for Overlay {
     }
 }
 
-/// It reports the sizes of its upper file system, but may still refuse all of them.
+/// An overlay reports the sizes of its upper file system, but may still refuse all of them.
 #[test]
 fn on_an_overlay_of_xfs() {
     let Some(mounted) = Mounted::new("xfs") else { return };

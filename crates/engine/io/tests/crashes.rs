@@ -272,7 +272,7 @@ impl World {
         }
         let buffered = self.disk.open_writable(path, Access::Buffered, Create::New);
         let Ok(buffered) = buffered else {
-            // Its number is not known.
+            // The file's number is not known.
             self.named(name, Some(u64::MAX));
             self.files.insert(u64::MAX, File { synced: Some(Vec::new()), ..File::default() });
             return Err(buffered.err().unwrap());

@@ -1,5 +1,5 @@
-//! Counters in pages: each commit is there as a whole, a reader keeps its snapshot, and a store that
-//! was not closed opens with all that was committed.
+//! Counters in pages: each commit is there as a whole, a reader keeps its snapshot, and a store
+//! that was not closed opens with all that was committed.
 //!
 //! Run it by `cargo run -p pagekeeper-store --example store`.
 

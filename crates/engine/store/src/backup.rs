@@ -1,5 +1,5 @@
 //! Backups of an open store: copies it page by page as one commit left it, while commits and
-//! checkpoints go on.
+//! checkpoints continue.
 //!
 //! A snapshot is held while pages are copied. If commits meanwhile exceed the memory budget, that
 //! snapshot ends. The copying then continues with a new snapshot, and copies again the pages that

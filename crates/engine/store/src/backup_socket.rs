@@ -325,7 +325,7 @@ mod tests {
         })
     }
 
-    /// Whatever answers at the socket, only a backup that is really there is confirmed.
+    /// Only a backup that exists is confirmed, whatever the process at the socket answers.
     #[test]
     fn a_backup_that_differs_from_the_request_is_not_confirmed() {
         let dir = pagekeeper_testing::disk_dir();

@@ -29,7 +29,7 @@ pub(crate) struct PieceBuf<'b> {
 pub(crate) struct PieceRead {
     /// For each page, whether the index had a version of it.
     newer: Vec<bool>,
-    /// Why it could not be read.
+    /// The reason why it could not be read.
     failed: Option<IoError>,
 }
 

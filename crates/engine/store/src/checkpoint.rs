@@ -45,7 +45,7 @@ const RANGE_GAP_PAGES: u64 = 4;
 /// Interval between two reports.
 const REPORT_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Why a checkpoint ended early.
+/// The reason why a checkpoint ended early.
 enum CheckpointAbort {
     /// The store is being closed.
     Interrupted,
@@ -135,7 +135,7 @@ impl Core {
         self.map.flush(start.meta.pages, start.seq, depth)?;
         // All files share a disk's cache. A journal sync that failed meanwhile may have lost
         // data-file writes, and the data file's own sync then had no error left to report. So wait
-        // for journal syncs under way.
+        // for journal syncs in progress.
         self.make_durable(self.journal.end())?;
         self.publish(start)?;
         self.journal.checkpoint(start.lsn).map_err(Error::from)?;

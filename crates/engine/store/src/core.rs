@@ -23,7 +23,7 @@
 //!  open::open ─▶ opening ─────────────▶ recovering ────────────────────────────────▶ open
 //!                   │ error                 │ Core::poison                             │ Core::poison
 //!                   ▼                       ▼                                          ▼
-//!               not opened              poisoned: reads go on, commits fail ◀──────────┘
+//!               not opened              poisoned: reads continue, commits fail ◀──────────┘
 //!
 //!  recovering, open, poisoned ── Store::finish (close or drop) ──▶ closed
 //! ```
@@ -39,7 +39,7 @@
 //! 4. The locks of the index's shards, the snapshots, and the pages recorded for a backup;
 //!    `given_back`; `superblocks`, for one write; `checkpoints.request`, to wait and to notify.
 //!
-//! Readers take the locks of a shard of the index and of their part of the snapshots. They seldom
+//! Readers take the locks of a shard of the index and of their part of the snapshots. They rarely
 //! wait for them.
 //!
 //! Invariants:

@@ -17,7 +17,7 @@ use crate::commit::{max_entry_bytes, max_page_entry};
 use crate::data::{self, DataFile, FileUse};
 use crate::format::superblock::{StoreMeta, Superblock};
 use crate::names::{BACKUP_SOCKET_NAME, JOURNAL_NAME, LOCK_NAME, OTHER_JOURNAL_NAME};
-use crate::options::{Create, FullPageImages, MIN_PAGE_BYTES, StoreOptions};
+use crate::options::{Create, FullPageImages, PAGE_SIZE_MIN, StoreOptions};
 use crate::page_map::{self, PageMap};
 use crate::replay::{journal_options, longest_record};
 use crate::{Error, Seq, superblocks};
@@ -90,7 +90,7 @@ pub(crate) fn is_to_be_made(
 
 /// Checks that the journal of a new store can take any page.
 pub(crate) fn check_new(options: &StoreOptions) -> Result<(), Error> {
-    let page = options.page_size.unwrap_or(MIN_PAGE_BYTES) as u64;
+    let page = options.page_size.unwrap_or(PAGE_SIZE_MIN) as u64;
     check_journal(options, options.new_journal_bytes(), page)
 }
 
@@ -150,7 +150,7 @@ pub(crate) fn make(options: &StoreOptions, io: &Arc<dyn Io>, directory: &Path) -
     }
     let max_journal_bytes = options.new_journal_bytes();
     let journal_id = make_journal(options, io, &journal, max_journal_bytes)?;
-    let page_size = options.page_size.unwrap_or(MIN_PAGE_BYTES);
+    let page_size = options.page_size.unwrap_or(PAGE_SIZE_MIN);
     let file = DataFile::open(io, directory, data::DATA_NAME, FileUse::Make, page_size)?;
     file.file.sync_all()?;
     PageMap::create(io, directory)?;

@@ -25,7 +25,7 @@ const RATE_GAIN_MIN: u64 = 10;
 #[derive(Debug, Clone)]
 pub(crate) struct WriteDepth {
     now: usize,
-    /// When this depth began, and how many writes have ended since.
+    /// The time when this depth began, and how many writes have ended since.
     since: Instant,
     done: usize,
     /// Writes per second at half the depth.
@@ -137,7 +137,7 @@ mod tests {
         assert_eq!((of(Some(&unmeasured), true), of(Some(&unmeasured), false)), ((128, false), (64, true)));
         assert_eq!((of(Some(&disk(1)), true), of(Some(&disk(1)), false)), ((16, true), (16, true)));
         assert_eq!((of(Some(&disk(64)), true), of(Some(&disk(64)), false)), ((128, true), (32, true)));
-        // As wide as was measured, at least.
+        // The disk is at least as wide as the widest measured depth.
         assert_eq!((of(Some(&disk(256)), true), of(Some(&disk(256)), false)), ((128, false), (128, true)));
     }
 }

@@ -176,7 +176,7 @@ impl PageWriter<'_> {
                 match crc {
                     Some(crc) => noted.push((page, crc)),
                     // A commit removed the page that was copied here, and a later one allocated it
-                    // anew.
+                    // again.
                     None if self.rounds > 1 => self.blank(page)?,
                     None => {}
                 }

@@ -105,7 +105,7 @@ pub enum Error {
     },
     /// The store was made before the first release of pagekeeper.
     #[error(
-        "{}: version {version}, of before the first release, which no pagekeeper opens any more: make the store anew",
+        "{}: version {version}, of before the first release, which no pagekeeper opens any more: make the store again",
         escaped(path)
     )]
     OldVersion {

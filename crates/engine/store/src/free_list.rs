@@ -10,7 +10,7 @@ use crate::format::trunk;
 use crate::page::FoundPage;
 use crate::{Error, PageNo};
 
-/// Why a free list cannot be followed further.
+/// The reason why a free list cannot be followed further.
 pub(crate) struct FreeListFault {
     /// The trunk's page.
     pub(crate) page: PageNo,

@@ -71,7 +71,7 @@ pub struct FreeTrunk {
 pub struct FreeList {
     /// Its trunks, in the order of the list.
     pub trunks: Vec<FreeTrunk>,
-    /// Why it could not be followed further, if so.
+    /// The reason why it could not be followed further, if so.
     pub fault: Option<String>,
 }
 

@@ -73,8 +73,8 @@ fn open(options: &StoreOptions, directory: &Path) -> Result<Store, Error> {
     }
     let lock = directory.join(LOCK_NAME);
     let held = if options.is_read_only() { io.lock_shared(&lock)? } else { Some(io.lock(&lock)?) };
-    // Again, since another process may have acted meanwhile: a store that is made anew is deleted
-    // first.
+    // Again, since another process may have acted meanwhile: a store that is created again is
+    // deleted first.
     let is_new = is_to_be_made(options, directory, &io.list(directory)?)?;
     let read = match superblocks::read(&*io, directory)? {
         Some(_) if options.create == Create::New && !options.is_read_only() => {
@@ -82,7 +82,7 @@ fn open(options: &StoreOptions, directory: &Path) -> Result<Store, Error> {
             return Err(Error::NotEmpty { path: directory.to_path_buf(), found });
         }
         Some(read) => read,
-        // It was removed meanwhile, or is a dangling symlink.
+        // The file was removed meanwhile, or is a dangling symlink.
         None if !is_new => {
             let (path, found) =
                 (directory.join(superblocks::SUPERBLOCK_NAME), superblocks::SUPERBLOCK_NAME.to_owned());

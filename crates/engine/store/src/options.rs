@@ -10,7 +10,7 @@ use pagekeeper_kernel::file_system_id;
 use pagekeeper_policy::DiskProfile;
 
 use crate::data::FileUse;
-use crate::format::superblock::{MAX_JOURNAL_BYTES, MIN_JOURNAL_BYTES};
+use crate::format::superblock::{self, MAX_JOURNAL_BYTES, MIN_JOURNAL_BYTES};
 use crate::{Error, Progress, depth};
 
 /// The conditions for making a store when opening it.
@@ -99,8 +99,8 @@ impl Default for StoreOptions {
 }
 
 /// The smallest page size in bytes, and the default.
-pub(crate) const MIN_PAGE_BYTES: usize = 4096;
-const MAX_PAGE_BYTES: usize = 65536;
+pub(crate) const PAGE_SIZE_MIN: usize = superblock::MIN_PAGE_BYTES as usize;
+const PAGE_SIZE_MAX: usize = superblock::MAX_PAGE_BYTES as usize;
 /// The smallest budget, in bytes.
 const MIN_MEMORY: u64 = 1 << 20;
 
@@ -330,7 +330,7 @@ impl StoreOptions {
     pub(crate) fn check(&self) -> Result<(), Error> {
         let setting = |what, given, wanted| Err(Error::Setting { what, given, wanted });
         if let Some(size) = self.page_size
-            && (!size.is_power_of_two() || !(MIN_PAGE_BYTES..=MAX_PAGE_BYTES).contains(&size))
+            && (!size.is_power_of_two() || !(PAGE_SIZE_MIN..=PAGE_SIZE_MAX).contains(&size))
         {
             return setting("a page size", size as u64, "give a power of two from 4096 to 65536");
         }

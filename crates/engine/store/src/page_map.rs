@@ -49,7 +49,7 @@ struct LoadedBlock {
 
 type MapShard = HashMap<u64, LoadedBlock>;
 
-/// Why a page is not valid.
+/// The reason why a page is not valid.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CheckFault {
     #[error(transparent)]

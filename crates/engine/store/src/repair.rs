@@ -328,8 +328,8 @@ impl DamagedStore {
         Ok(meta)
     }
 
-    /// Reads pages from the data file, with why each of them could not be read. Pages beyond the
-    /// file are zeros.
+    /// Reads pages from the data file; each unreadable page has its error. Pages beyond the file
+    /// are zeros.
     fn read_piece(&self, pages: Range<PageNo>) -> (AlignedBuf, Vec<Option<String>>) {
         let size = self.page_size;
         let count = PageNo::each(pages.clone()).count();
@@ -371,14 +371,15 @@ impl DamagedStore {
         }
         let mut doubt = |what| found.doubtful.push(PageFinding { page, what });
         match read {
-            Ok(header) if header.seq.get() > MAX_SEQ => {
-                SavedPage::Lost(format!("it is whole, as of commit {}, and none has that number", header.seq))
-            }
+            Ok(header) if header.seq.get() > MAX_SEQ => SavedPage::Lost(format!(
+                "it is whole, as of commit {}, but no commit has that number",
+                header.seq
+            )),
             Ok(header) => {
                 let seq = header.seq;
                 // If no commit is known, only the map says what the page should be.
                 if self.has_meta && seq > self.journal.seq {
-                    doubt(format!("it is whole, as of commit {seq}, which is lost otherwise"));
+                    doubt(format!("it is whole, as of commit {seq}; the rest of that commit is lost"));
                 } else if let Err(fault) = map.check(page, &read) {
                     doubt(fault.to_string());
                 }

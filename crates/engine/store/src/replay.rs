@@ -122,7 +122,7 @@ struct JournalReplay<'a> {
     found: JournalContent,
     /// The LSN just behind the last record.
     end: Lsn,
-    /// Why the first invalid record is invalid. Later records do not count.
+    /// The reason why the first invalid record is invalid. Later records do not count.
     fault: Option<Error>,
     reader: EntryReader,
     /// Changes that end before this LSN are kept in memory.
@@ -166,7 +166,7 @@ pub(crate) fn replay_to_fault(
 }
 
 impl JournalReplay<'_> {
-    /// Takes in a record, and the commit that ends with it, if any.
+    /// Adds a record, and the commit that ends with it, if any.
     fn take_sound(&mut self, record: &RecoveredRecord) -> Result<(), Error> {
         let Self { found, reader, held_upto, newest, path, .. } = self;
         let corrupt = |what: String| Error::Corrupt { path: path.to_path_buf(), what };

@@ -166,7 +166,7 @@ impl Snapshots {
                 .min_by_key(|found| found.0);
             let Some((seq, part)) = oldest else { return false };
             let mut part = part.lock();
-            // It may have ended meanwhile.
+            // The snapshot may have ended meanwhile.
             if let Some(at) = part.iter().position(|readers| readers.live.seq == seq && readers.number > 0) {
                 part.remove(at).live.ended.store(true, Ordering::Release);
                 return true;

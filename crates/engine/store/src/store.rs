@@ -81,7 +81,7 @@ impl Store {
                     + (core.journal.capacity() - core.config.max_journal_bytes) / 2
         {
             match core.run_checkpoint() {
-                // It opens all the same. A commit that finds no room gets the error.
+                // The store opens nevertheless. A commit that finds no room gets the error.
                 Err(error) if error.is_no_space() => {}
                 done => drop(done?),
             }
@@ -227,7 +227,7 @@ impl Store {
     /// ```
     /// # use pagekeeper_store::{Durability, Error, PageNo, Seq, Store};
     /// fn transfer(store: &Store, from: PageNo, to: PageNo) -> Result<Seq, Error> {
-    ///     store.prefetch([from, to]); // both loads are under way
+    ///     store.prefetch([from, to]); // both loads are in progress
     ///     let mut txn = store.begin_write()?;
     ///     txn.page_mut(from)?[0] -= 1;
     ///     txn.page_mut(to)?[0] += 1;
@@ -367,7 +367,7 @@ impl Store {
     /// after this), free them, and compact again.
     ///
     /// Waits for the write transaction and blocks others, for two checkpoints and as long as the
-    /// file system takes. Readers go on. A free page whose space was given back reads as never
+    /// file system takes. Readers continue. A free page whose space was given back reads as never
     /// written ([`Error::NeverWritten`]).
     ///
     /// Fails with [`Error::TransactionTooLarge`] if the free list has more trunks than the journal

@@ -28,7 +28,7 @@ use crate::injected_fault::InjectedFault;
 pub(crate) const SUPERBLOCK_NAME: &str = "superblock";
 /// Its name while the store is made. It gets its final name only when everything else exists.
 pub(crate) const UNFINISHED_NAME: &str = "superblock.new";
-/// Its name while a backup or a repair makes the store. Such a directory is never made anew as an
+/// Its name while a backup or a repair makes the store. Such a directory is never made again as an
 /// empty store.
 pub(crate) const COPYING_NAME: &str = "superblock.copy";
 /// Its name while it replaces a file with an unreadable slot.

@@ -1,5 +1,5 @@
-//! Tests of the store's promises on a simulated disk: after crashes of all kinds, with a failing
-//! disk, and in time.
+//! Tests of the store's promises on a simulated disk: durability after crashes, errors of a failing
+//! disk, and order in time.
 
 mod backup;
 mod bad_disk;

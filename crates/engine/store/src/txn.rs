@@ -169,7 +169,7 @@ impl<'a> WriteTxn<'a> {
             self.meta.free_pages -= 1;
             return Ok(page);
         }
-        // It is empty: the trunk itself is next.
+        // The trunk lists no more pages, so it is allocated itself.
         self.meta.free_head = trunk::next(payload);
         self.meta.free_pages -= 1;
         Ok(head)

@@ -180,7 +180,7 @@ impl Core {
                 };
                 match kind {
                     Some(PageKind::Data) => found.data_pages += 1,
-                    // Its space was given back.
+                    // The page's space was given back.
                     None if listed.binary_search(&page).is_err() => found.never_written += 1,
                     Some(PageKind::Free | PageKind::Trunk) | None => {
                         found.free_pages += 1;

@@ -64,7 +64,7 @@ fn is_whole(store: &Store) {
     assert!(verified.is_sound(), "{verified}");
 }
 
-/// Not a test of its own: the work of the child until it is killed.
+/// Does the child's work until it is killed; not a test of its own.
 #[test]
 fn child_that_is_backed_up() {
     let Some(directory) = std::env::var_os(DIRECTORY) else { return };
@@ -170,8 +170,8 @@ fn existing_files_and_links_are_not_followed_or_overwritten() {
     store.backup(at("copy")).unwrap();
 }
 
-/// The state after a kill just before the rename. Made anew, the store would look empty to whoever
-/// wants the copy.
+/// The store is in the state after a kill just before the rename. Created again, it would look
+/// empty to the user who wants the copy.
 #[test]
 fn no_store_is_made_of_a_backup_that_was_never_finished() {
     let temp = disk_dir();

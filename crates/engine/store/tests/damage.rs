@@ -150,7 +150,7 @@ fn a_page_that_is_old_blank_or_of_no_commit_is_found() {
 
 /// The journal lost its end after a checkpoint had written pages, and the map does not cover them.
 #[test]
-fn a_page_of_a_commit_that_was_lost_is_not_taken_for_one_that_came_later() {
+fn a_page_of_a_lost_commit_is_told_from_a_later_one() {
     let disk = disk();
     for place in 0..2 {
         write(&disk, "map", place * 4096, &[7; 4096]);
@@ -176,7 +176,7 @@ fn a_page_of_a_commit_that_was_lost_is_not_taken_for_one_that_came_later() {
 }
 
 #[test]
-fn a_commit_of_a_newer_version_in_the_journal_is_said_to_be_one() {
+fn a_commit_of_a_newer_version_in_the_journal_is_reported() {
     let disk = disk();
     let journal = pagekeeper_wal::RedoLog::options().io(Arc::new(disk.clone())).without_threads();
     let (log, _) = journal.recover(dir().join("journal"), None).unwrap();

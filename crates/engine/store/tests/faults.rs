@@ -116,7 +116,7 @@ fn a_data_file_that_would_be_too_large_costs_one_transaction() {
 }
 
 #[test]
-fn a_damaged_page_leaves_the_others_alone_and_can_be_written_anew() {
+fn a_damaged_page_affects_no_other_and_can_be_rewritten() {
     let disk = SimDisk::builder().atomic_writes(64 << 10).build();
     let store = store(&disk);
     store.sync().unwrap();

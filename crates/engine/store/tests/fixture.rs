@@ -64,7 +64,7 @@ fn copy(from: &Path, to: &Path) {
 }
 
 #[test]
-fn a_store_of_version_2_is_opened_and_goes_on() {
+fn a_store_of_version_2_is_opened_and_written() {
     if let Some(dir) = std::env::var_os("PAGEKEEPER_MAKE_FIXTURE") {
         make(Path::new(&dir));
     }

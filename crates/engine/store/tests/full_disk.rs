@@ -51,7 +51,7 @@ fn grow(store: &Store) -> Result<Seq, Error> {
 }
 
 #[test]
-fn it_opens_reads_and_goes_on_when_there_is_room() {
+fn a_store_on_a_full_disk_opens_and_writes_once_there_is_room() {
     for atomic in [false, true] {
         let disk = SimDisk::builder().atomic_writes(if atomic { 64 << 10 } else { 0 }).build();
         let store = on(&disk).open(dir()).unwrap();

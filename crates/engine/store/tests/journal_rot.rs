@@ -29,7 +29,7 @@ fn ring(disk: &SimDisk) -> Vec<Vec<u8>> {
     (0..FILES).map(read).collect()
 }
 
-/// Commits, and returns the bytes of the journal that changed, each with the number of its file.
+/// Commits, and returns the changed bytes of the journal, each with the number of its file.
 fn commit_and_find(disk: &SimDisk, store: &Store) -> Vec<(u64, u64)> {
     let before = ring(disk);
     commit(store);
@@ -96,8 +96,7 @@ fn each_flip_is_named(made: &SimDisk, places: &[(u64, u64)]) {
     }
 }
 
-/// Each byte of a closed store's journal that no commit needs may be damaged: the store opens all
-/// the same.
+/// A store opens although any byte of its journal that no commit needs is damaged.
 #[test]
 fn damage_that_no_commit_needs_does_not_prevent_opening() {
     let options = |disk: &SimDisk| common::options(disk, 64 << 10);

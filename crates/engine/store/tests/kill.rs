@@ -61,7 +61,7 @@ fn commit(store: &Store, durability: Durability) -> Result<u64, Error> {
     Ok(number)
 }
 
-/// Not a test of its own: the work of the child until it is killed.
+/// Does the child's work until it is killed; not a test of its own.
 #[test]
 fn child_under_load() {
     let Some(directory) = std::env::var_os(DIRECTORY) else { return };
@@ -147,7 +147,7 @@ fn kill_and_compare(directory: &Path, kills: u64) {
     assert!(acknowledged >= at_least, "hardly anything was committed");
 }
 
-/// On the build's disk, or the directory in `PAGEKEEPER_KILLS_IN`, for example on a slow disk.
+/// Runs on the build's disk, or the directory in `PAGEKEEPER_KILLS_IN`, for example on a slow disk.
 #[test]
 fn acknowledged_commits_survive_kills() {
     let given = std::env::var_os("PAGEKEEPER_KILLS_IN");
@@ -155,7 +155,7 @@ fn acknowledged_commits_survive_kills() {
     kill_and_compare(&temp.path().join("store"), 50);
 }
 
-/// On XFS, in a separate file system on a loop device.
+/// Runs on XFS, in a separate file system on a loop device.
 #[test]
 fn acknowledged_commits_survive_kills_on_xfs() {
     let Some(mounted) = Mounted::new("xfs") else { return };

@@ -205,7 +205,7 @@ fn a_full_and_a_read_only_file_system_will_do() {
         assert_eq!(all_of(&dir), before);
     };
     read();
-    // It can be opened for writing, too, and takes what the journal has room for.
+    // The store can be opened for writing, too, and takes the commits that fit into the journal.
     let store = small().open(&dir).unwrap();
     is_filled(&store, 7);
     drop(store);

@@ -106,7 +106,7 @@ fn a_page_that_reads_as_free_and_is_not_on_the_list_is_lost_without_the_map_too(
 
 /// The intact map then shows the last write of each page.
 #[test]
-fn without_a_superblock_and_commits_pages_are_as_good_as_the_map_says() {
+fn pages_without_superblock_and_commits_are_judged_by_the_map() {
     let temp = disk_dir();
     let (dir, to) = (temp.path().join("store"), temp.path().join("repaired"));
     let store = filled(&dir, 6);

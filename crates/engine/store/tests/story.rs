@@ -177,7 +177,7 @@ fn writers_beside_readers_and_checkpoints_never_show_half_a_commit() {
 }
 
 #[test]
-fn a_snapshot_that_costs_too_much_memory_is_ended_and_commits_go_on() {
+fn a_snapshot_that_takes_too_much_memory_is_ended_and_commits_continue() {
     let (_temp, dir) = dir();
     let store = Store::options().memory(4 << 20).journal_bytes(4 << 20).open(&dir).unwrap();
     let mut txn = store.begin_write().unwrap();
@@ -278,7 +278,7 @@ fn an_unfinished_store_is_recreated_and_foreign_files_are_left() {
 }
 
 #[test]
-fn a_store_without_one_of_its_files_is_refused_with_what_to_do() {
+fn a_store_that_lacks_a_file_is_refused_with_the_remedy() {
     for name in ["data", "map", "journal/control", "journal/redo.000"] {
         let (_temp, dir) = dir();
         let store = Store::options().open(&dir).unwrap();
@@ -292,7 +292,7 @@ fn a_store_without_one_of_its_files_is_refused_with_what_to_do() {
     }
 }
 
-/// Also if it is removed while the store is open.
+/// The same holds if the file is removed while the store is open.
 #[test]
 fn a_data_file_that_is_gone_is_named_by_all_that_open_it_again() {
     let (temp, dir) = dir();
@@ -342,7 +342,7 @@ fn resident_pages_are_loaded_again_after_a_restart() {
 }
 
 #[test]
-fn a_store_on_read_only_media_says_so() {
+fn a_store_on_read_only_media_is_refused_with_the_reason() {
     let (temp, dir) = dir();
     Store::options().open(&dir).unwrap().close().unwrap();
     let point = temp.path().join("read-only");

@@ -1,5 +1,5 @@
 //! A store with one corrupt or unreadable superblock slot is opened with all commits. If both slots
-//! are lost, the store is left as it is. On a simulated disk.
+//! are lost, the store is left as it is. The disk is simulated.
 
 mod common;
 
@@ -16,7 +16,7 @@ fn options(disk: &SimDisk) -> StoreOptions {
     common::options(disk, 64 << 10)
 }
 
-/// Makes a store with a commit for each of these, each followed by a checkpoint if it is true.
+/// Creates a store with a commit for each value; a checkpoint follows where the value is true.
 fn disk(commits: &[bool]) -> SimDisk {
     let disk = SimDisk::new();
     let store = options(&disk).open(dir()).unwrap();
@@ -183,7 +183,7 @@ fn a_store_that_has_lost_both_slots_is_left_as_it_is() {
         ),
         (|disk| Io::remove(disk, &dir().join("superblock")).unwrap(), "gone"),
     ];
-    // The second has its only commits in the journal, and no page.
+    // The second store has its only commits in the journal, and no page in the data file.
     for has_pages in [true, false] {
         for (spoil, said) in both {
             let disk = if has_pages { disk(&[true, false]) } else { SimDisk::new() };
@@ -244,7 +244,7 @@ fn nonsense_is_refused() {
             assert!(matches!(error, Error::BrokenSuperblock { .. }), "{what}: {error}");
             assert!(error.to_string().contains("its content is invalid"), "{what}: {error}");
         }
-        // It is as lost as a missing one.
+        // A slot of nonsense counts as lost, like a missing one.
         let repaired = options(&disk).repair(dir(), Path::new("/repaired")).unwrap();
         assert!(repaired.lost.is_empty() && repaired.data_pages == 1, "{what}: {repaired:?}");
         let store = options(&disk).open(Path::new("/repaired")).unwrap();

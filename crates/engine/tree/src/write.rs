@@ -17,9 +17,10 @@ use crate::value;
 
 /// A leaf's entry takes at most this part of a page.
 const ENTRY_SHARE_MAX: usize = 4;
-/// A page that is less than this part full is merged with another one, …
+/// A page that is less than this part full is merged with another one.
 const SPARSE_SHARE: usize = 3;
-/// … if both fill at most this many eighths, so that the result is not split again at once.
+/// Pages are merged only if both fill at most this many eighths, so that the result is not split
+/// again at once.
 const MERGED_EIGHTHS: usize = 7;
 
 /// An entry on its way to another page.
@@ -112,7 +113,7 @@ pub(crate) fn insert(
                 }
                 return Ok(true);
             }
-            // It is inserted anew, somewhere in the pages that result.
+            // It is inserted again, somewhere in the pages that result.
             edit::remove(txn.page_mut(number)?, place).map_err(at(number))?;
             add(txn, path, number, place, (key, body))?;
             Ok(true)
@@ -345,7 +346,7 @@ fn merge(txn: &mut WriteTxn<'_>, path: &[PathStep], above: PageNo, left: usize) 
         let left = left_node.used(prefix).map_err(at(left_number))?;
         Ok(left + right_node.used(prefix).map_err(at(right_number))?)
     };
-    // They take at least this much.
+    // The entries take at least this much.
     if used(usize::MAX)? > most {
         return Ok(false);
     }

@@ -1,5 +1,5 @@
 //! A primary and its replica: groups of records that are there as a whole or not at all, a follower
-//! that goes on where it stopped, and segments that are removed once it has read them.
+//! that continues where it stopped, and segments that are removed once it has read them.
 //!
 //! Run it by `cargo run -p pagekeeper-wal --example binlog`.
 
@@ -9,7 +9,7 @@ use pagekeeper_wal::{BinLog, Position, PurgeMode};
 
 const ROWS: usize = 2_000;
 
-/// A copy of the primary's rows, with the position at which it goes on.
+/// A copy of the primary's rows, with the position at which it continues.
 struct Replica {
     rows: Vec<Vec<u8>>,
     at: Position,

@@ -193,7 +193,7 @@ mod tests {
     ];
 
     #[test]
-    fn in_memory_nothing_is_real_and_it_says_so() {
+    fn modes_in_memory_are_reported_as_not_real() {
         let memory = Path::new("/dev/shm");
         let probed = WriteSupport::probe(memory).unwrap();
         assert_eq!((probed.direct, probed.release), (ProbeResult::PagesStay, ProbeResult::PagesStay));

@@ -102,7 +102,7 @@ fn a_full_disk_does_not_end_a_ring_that_was_made_there() {
 }
 
 #[test]
-fn a_copied_ring_on_xfs_gets_blocks_of_its_own_or_says_that_there_are_none() {
+fn a_copied_ring_on_xfs_gets_its_own_blocks_or_reports_a_full_disk() {
     let Some(mounted) = Mounted::new("xfs") else { return };
     let [original, copy, late] = ["original", "copy", "late"].map(|name| mounted.path().join(name));
     let log = create(&original, LogMode::Auto);
@@ -134,7 +134,7 @@ fn a_copied_ring_on_xfs_gets_blocks_of_its_own_or_says_that_there_are_none() {
 }
 
 #[test]
-fn a_ring_on_btrfs_that_may_need_room_says_so_and_loses_nothing_on_a_full_disk() {
+fn a_ring_on_btrfs_that_may_need_room_warns_and_loses_nothing_on_a_full_disk() {
     let Some(mounted) = Mounted::new("btrfs") else { return };
     let [volume, snapshot, plain] = ["volume", "snapshot", "plain"].map(|name| mounted.path().join(name));
     let created = Command::new("btrfs").args(["subvolume", "create"]).arg(&volume).output().unwrap();

@@ -1,9 +1,9 @@
-//! The evidence that a process shows for its claims to directories: the logs that it has open there,
-//! and the names that its profile gives below its working directory.
+//! The evidence that a process shows for its claims to directories: the logs that it has open
+//! there, and the names that its profile gives below its working directory.
 //!
 //! Any process can name or open whatever it may read, and paths may lead elsewhere by the time of a
-//! claim. So only files that are in the directory now count, and only names in a working directory
-//! that nobody else can have made. Whether the claim counts is decided by
+//! claim. So a file counts only while it is in the directory, and a name only in a working
+//! directory that nobody else can have made. Whether the claim counts is decided by
 //! [`ClaimStrength`](crate::ClaimStrength).
 
 use std::collections::HashMap;
@@ -29,10 +29,10 @@ pub enum Evidence {
     Writes,
 }
 
-/// What one process shows.
+/// The evidence that one process shows.
 pub struct ClaimEvidence {
     pid: u32,
-    right: Arc<ProcessOwnership>,
+    ownership: Arc<ProcessOwnership>,
     /// The logs that it has open, by directory as it sees it: their names, their inodes, and
     /// whether it writes.
     held: HashMap<PathBuf, Vec<(PathBuf, Inode, bool)>>,
@@ -42,23 +42,23 @@ pub struct ClaimEvidence {
 }
 
 impl ClaimEvidence {
-    /// Takes in the files that a process and its loggers have `open`. `right` says which of them it
-    /// writes.
+    /// Records the files that a process and its loggers have `open`. `ownership` says which of them
+    /// it writes.
     pub fn of<'a>(
         proc: &ProcRoot,
         pid: u32,
         profile: &Profile,
-        right: Arc<ProcessOwnership>,
+        ownership: Arc<ProcessOwnership>,
         open: impl Iterator<Item = &'a OpenFile>,
     ) -> Self {
         let view = proc.view_of(pid);
         let mut held: HashMap<PathBuf, Vec<(PathBuf, Inode, bool)>> = HashMap::new();
         for file in open {
             let (Some(parent), Some(name)) = (file.path.parent(), file.path.file_name()) else { continue };
-            let (name, writes) = (PathBuf::from(name), right.writes.contains(&file.inode));
+            let (name, writes) = (PathBuf::from(name), ownership.writes.contains(&file.inode));
             held.entry(view.path(parent)).or_default().push((name, file.inode, writes));
         }
-        Self { pid, right, held, named: named_directories(proc, pid, profile) }
+        Self { pid, ownership, held, named: named_directories(proc, pid, profile) }
     }
 
     /// Returns the best evidence for its claim to this directory. The path may lead elsewhere by
@@ -85,7 +85,7 @@ impl ClaimEvidence {
     /// directory itself.
     fn is_named(&self, proc: &ProcRoot, directory: BorrowedFd<'_>, path: &Path) -> Option<bool> {
         let (name, _) = self.named.iter().find(|(_, named)| named == path)?;
-        let base = trusted_base(proc, self.pid, &self.right)?;
+        let base = trusted_base(proc, self.pid, &self.ownership)?;
         let stat = rustix::fs::statx(&base, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS).ok()?;
         let is_link = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::Symlink;
         Some(is_link || ownership::inode(&stat) == DirectoryAttributes::of(directory).ok()?.pin.inode)
@@ -96,11 +96,11 @@ impl ClaimEvidence {
 /// is not writable by everybody. Whoever starts a setuid program chooses its working directory, and
 /// a link in it leads anywhere.
 #[allow(clippy::disallowed_methods, reason = "only a reference to it, and it is judged at once")]
-fn trusted_base(proc: &ProcRoot, pid: u32, right: &ProcessOwnership) -> Option<OwnedFd> {
+fn trusted_base(proc: &ProcRoot, pid: u32, ownership: &ProcessOwnership) -> Option<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let base = rustix::fs::open(proc.path().join(format!("{pid}/cwd")), flags, Mode::empty()).ok()?;
     let identity = DirectoryAttributes::of(&base).ok()?;
-    (!identity.open_to_all && (identity.user == 0 || right.runs_as(identity.user))).then_some(base)
+    (!identity.open_to_all && (identity.user == 0 || ownership.runs_as(identity.user))).then_some(base)
 }
 
 /// Returns the directories that a database's profile names below its working directory: as named,

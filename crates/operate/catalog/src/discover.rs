@@ -364,7 +364,8 @@ mod tests {
         assert_eq!(name_of(proc.path(), 13), None);
     }
 
-    /// A profile of the operator's own adds to whatever else the process is, and never replaces it.
+    /// An operator's own profile is used in addition to the other profiles of a process, and never
+    /// replaces them.
     #[test]
     fn a_profile_of_ones_own_is_served_beside_the_one_that_is_built_in() {
         let proc = tempfile::tempdir().unwrap();
@@ -426,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_with_an_engine_of_another_name_is_never_taken_for_that_engine() {
+    fn a_server_with_an_embedded_engine_is_told_from_that_engine() {
         let proc = tempfile::tempdir().unwrap();
         let data = rocksdb_directory();
         let manifest = data.path().join("MANIFEST-000004");
@@ -662,7 +663,7 @@ mod tests {
         assert_eq!(found(0), 0);
         process(proc.path(), 61, "mariadbd", 1, &[]);
         assert!(found(1) + found(2) > 0);
-        assert!(!discovery.has_seen_all(), "the other one goes on");
+        assert!(!discovery.has_seen_all(), "the other one continues");
     }
 
     #[test]

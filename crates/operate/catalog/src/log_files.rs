@@ -114,7 +114,8 @@ pub struct Inspection<'a> {
 }
 
 impl Inspection<'_> {
-    /// Takes names off the end of `names` until the turn `is_over`. Returns those that are log files.
+    /// Takes names off the end of `names` until the turn `is_over`. Returns those that are log
+    /// files.
     pub fn run(&self, names: &mut Vec<OsString>, is_over: impl Fn() -> bool) -> Vec<NewFile> {
         let mut found = Vec::new();
         let mut indexed = HashMap::new();
@@ -199,7 +200,7 @@ impl Inspection<'_> {
 pub fn of_unknown_name(file: &FileSpec) -> String {
     let (what, pattern) = (file.unknown_log.as_deref().unwrap_or_default(), file.files.as_str());
     format!(
-        "{what} is a log of a form that is not known, and is not watched: name files = \"{pattern}\" in a [[log]] of a profile of your \
+        "{what} is a log of an unknown form, and is not watched: name files = \"{pattern}\" in a [[log]] of a profile of your \
          own for this process to have it released"
     )
 }
@@ -207,7 +208,7 @@ pub fn of_unknown_name(file: &FileSpec) -> String {
 /// Returns the report about a redo log of unknown format.
 pub fn of_unknown_format(format: u32) -> String {
     format!(
-        "this redo log has a form that is not known (format {format:#x}), and is kept: name its files, with how they are written, in a \
+        "this redo log has an unknown form (format {format:#x}), and is kept: name its files, with how they are written, in a \
          [[log]] of a profile of your own for this process, without checkpoint = \"innodb\", to have it released"
     )
 }

@@ -65,7 +65,7 @@ impl ClaimStrength {
     /// `owner`; `None` if the claim does not count. `writes` and `certain` as in the fields.
     pub fn of_claim(user: Option<u32>, owner: u32, writes: bool, certain: bool) -> Option<Self> {
         let strength = Self { writes, certain, owner: user == Some(owner) };
-        (writes || has_rights_of(user, owner)).then_some(strength)
+        (writes || has_permissions_of(user, owner)).then_some(strength)
     }
 
     /// Decides a claim against a holder with the strength `holder`, or `None` if the holder has
@@ -104,7 +104,7 @@ pub fn known_user(user: u32) -> Option<u32> {
 
 /// Returns whether files of `owner` count as those of a process that runs as `user`, if that is
 /// known.
-pub fn has_rights_of(user: Option<u32>, owner: u32) -> bool {
+pub fn has_permissions_of(user: Option<u32>, owner: u32) -> bool {
     user == Some(0) || user == Some(owner)
 }
 
@@ -223,7 +223,9 @@ impl FileOwnership {
     pub fn owns(&self, file: Inode, user: u32) -> bool {
         match self {
             Self::Operator | Self::Owner(_) => self.may_enter(user),
-            Self::Process(right) => right.has_rights_of(user) || right.writes.contains(&file),
+            Self::Process(ownership) => {
+                ownership.has_permissions_of(user) || ownership.writes.contains(&file)
+            }
         }
     }
 
@@ -231,7 +233,7 @@ impl FileOwnership {
     pub fn party(&self) -> Party {
         match self {
             Self::Operator | Self::Owner(_) => Party::Operator,
-            Self::Process(right) => right.party(),
+            Self::Process(ownership) => ownership.party(),
         }
     }
 }
@@ -259,8 +261,8 @@ impl ProcessOwnership {
     }
 
     /// Returns whether files of this user are the process's as well.
-    pub fn has_rights_of(&self, user: u32) -> bool {
-        has_rights_of(self.user, user)
+    pub fn has_permissions_of(&self, user: u32) -> bool {
+        has_permissions_of(self.user, user)
     }
 
     /// Returns the party whose budget the process's directories count towards.
@@ -289,12 +291,18 @@ mod tests {
         let users = |real, effective| {
             Some(ProcessUsers { real, effective, saved: effective, file_system: effective })
         };
-        let right = |users| ProcessOwnership::new(users, Party::Unknown, HashSet::new());
-        assert!(right(users(999, 999)).has_rights_of(999) && !right(users(999, 999)).has_rights_of(0));
-        assert!(right(users(0, 0)).has_rights_of(999), "root");
-        assert!(!right(users(1000, 0)).has_rights_of(0), "the caller of a setuid program is not root");
-        assert!(!right(users(1000, 0)).has_rights_of(1000));
-        assert!(!right(None).has_rights_of(0), "an unknown user owns nothing");
+        let ownership = |users| ProcessOwnership::new(users, Party::Unknown, HashSet::new());
+        assert!(
+            ownership(users(999, 999)).has_permissions_of(999)
+                && !ownership(users(999, 999)).has_permissions_of(0)
+        );
+        assert!(ownership(users(0, 0)).has_permissions_of(999), "root");
+        assert!(
+            !ownership(users(1000, 0)).has_permissions_of(0),
+            "the caller of a setuid program is not root"
+        );
+        assert!(!ownership(users(1000, 0)).has_permissions_of(1000));
+        assert!(!ownership(None).has_permissions_of(0), "an unknown user owns nothing");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The readers that have yet to read PostgreSQL's WAL, as the server itself shows them: in the
 //! titles of its processes (`update_process_title`, on by default), and in the files of its data
-//! directory ([`DataDirectory`], [`slot`]). PostgreSQL uses pread and pwrite, whose positions `/proc` does not
-//! show.
+//! directory ([`DataDirectory`], [`slot`]). PostgreSQL uses pread and pwrite, whose positions
+//! `/proc` does not show.
 //!
 //! A title that can't be parsed is ignored. A user who may name a database role or a cluster can
 //! forge one. A forged title holds only pages of that server's own log, within the limits of its
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn the_archiver_is_where_its_state_says() {
+    fn the_archivers_position_is_read_from_its_status_files() {
         let at = |name: &str, after: u64| Some((sequence_of(name) + after, FilePosition::At(0)));
         let (a, ff) = ("00000001000000160000000A", "0000000100000016000000FF");
         assert_eq!(at(ff, 1), at("000000010000001700000000", 0), "the first of the next 4 GiB");

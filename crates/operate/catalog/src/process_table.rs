@@ -38,8 +38,8 @@ pub struct ProcessTable {
 }
 
 impl ProcessTable {
-    /// Returns whether a database of this kind is a worker: its parent is one, too. `kind_of` returns
-    /// the kind of a process that is a database.
+    /// Returns whether a database of this kind is a worker: its parent is one, too. `kind_of`
+    /// returns the kind of a process that is a database.
     pub fn is_worker<'a>(&self, pid: u32, kind: &str, kind_of: impl Fn(u32) -> Option<&'a str>) -> bool {
         self.get(pid).is_some_and(|process| kind_of(process.parent) == Some(kind))
     }

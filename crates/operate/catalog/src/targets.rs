@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn never_wins_and_what_was_named_needs_no_list() {
+    fn never_wins_and_named_databases_need_no_list() {
         let (process, directory) = (mariadb(), Path::new("/d"));
         let targets = |only: &[&str], never: &[&str]| Targets {
             only: only.iter().map(|text| selector(text)).collect(),
@@ -344,7 +344,7 @@ mod tests {
                 "{only:?} {never:?}"
             );
         }
-        // Its user could not be read, or it is a program with the rights of two users.
+        // Its user could not be read, or the program has the permissions of two users.
         let unknown = ProcessTraits { pid: 7, ..ProcessTraits::default() };
         let refusal =
             |only: &[&str], never: &[&str]| targets(only, never).refusal(Some(&unknown), directory, false);
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn what_selects_nothing_is_refused_with_an_example() {
+    fn a_selector_that_selects_nothing_is_refused_with_an_example() {
         for text in
             ["mysql", "user:", "user:no-such-user", "cgroup:a", "dir:x", "pid:x", "unit:[", "service:x"]
         {

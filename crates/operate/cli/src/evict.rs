@@ -63,7 +63,7 @@ pub(crate) struct EvictedFile {
     path: PathBuf,
     #[serde(flatten, with = "ReleaseFigures")]
     pub(crate) report: ReleaseReport,
-    /// Why it was left alone.
+    /// The reason why it was left alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) left_alone: Option<&'static str>,
 }

@@ -147,8 +147,8 @@ impl GuardArgs {
         !self.pid.is_empty() || !self.dirs.all().is_empty()
     }
 
-    /// Returns the configuration file, if there is one. A file of the host's that can't be seen is an
-    /// error when it is read.
+    /// Returns the configuration file, if there is one. A file of the host's that can't be seen is
+    /// an error when it is read.
     fn config(&self) -> Option<&Path> {
         let given = self.check_config.as_ref().and_then(|file| file.as_deref()).or(self.config.as_deref());
         let is_absent = |path: &Path| {

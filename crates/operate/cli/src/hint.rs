@@ -91,7 +91,7 @@ impl HostHint {
 
 impl fmt::Display for HostHint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("pagekeeper releases what logs and backups leave in the page cache")?;
+        f.write_str("pagekeeper releases pages that logs and backups leave in the page cache")?;
         match &self.memory {
             Some(memory) => {
                 let (held, all) = (memory.cached.saturating_sub(memory.shmem), memory.total);
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_database_the_hint_says_so_and_names_the_next_step() {
+    fn the_hint_without_a_database_names_the_next_step() {
         let none = hint([]);
         let text = none.to_string();
         assert!(text.contains("no database that it knows is running"), "{text}");

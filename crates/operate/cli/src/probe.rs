@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_have_a_least() {
+    fn sizes_have_a_minimum() {
         assert_eq!(parse_file_size("1G"), Ok(1 << 30));
         assert_eq!(parse_file_size("64M"), Ok(64 << 20));
         assert!(parse_file_size("1M").unwrap_err().contains("64 MiB"));

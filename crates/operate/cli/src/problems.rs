@@ -1,4 +1,4 @@
-//! Paths that failed: they are collected while the rest goes on, then reported one a line, each
+//! Paths that failed: they are collected while the rest continues, then reported one a line, each
 //! with the problem and its fix.
 
 use std::path::Path;
@@ -55,7 +55,7 @@ pub(crate) fn report(problems: &[Problem], is_json: bool) -> ExitCode {
 pub(crate) fn in_words(error: &Error) -> String {
     match error {
         Error::Call { call: "cachestat" | "mincore", .. } if error.is_denied() => {
-            "the kernel shows what is in the page cache to the file's owner only: \
+            "the kernel shows resident pages only to the file's owner: \
              run as root, as the owner, or with CAP_FOWNER"
                 .to_owned()
         }
@@ -94,7 +94,7 @@ mod tests {
     use rustix::io::Errno;
 
     #[test]
-    fn each_problem_says_how_to_fix_it() {
+    fn each_problem_has_a_fix() {
         for (call, errno, fix) in [
             ("open", Errno::ACCESS, "run as root or as a user who may read it"),
             ("cachestat", Errno::PERM, "run as root, as the owner, or with CAP_FOWNER"),

@@ -98,7 +98,7 @@ impl Manager {
         let ready = self.is_ready_due.then_some(RESEND_INTERVAL);
         let alive = self.alive.as_ref().map(|alive| {
             let left = alive.due.saturating_duration_since(Instant::now());
-            // It is due, and could not be sent.
+            // The message is due, and could not be sent.
             if left.is_zero() { RESEND_INTERVAL.min(alive.every) } else { left }
         });
         ready.into_iter().chain(alive).fold(longest, Duration::min)

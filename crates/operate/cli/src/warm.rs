@@ -1,5 +1,5 @@
-//! `pagekeeper warm`: reads files into the page cache, whole, in part, as recorded in a snapshot, or
-//! as a service's last start read them ([`restart`]).
+//! `pagekeeper warm`: reads files into the page cache, whole, in part, as recorded in a snapshot,
+//! or as a service's last start read them ([`restart`]).
 //!
 //! Several small files are read at once, large ones one after another by several threads each.
 //! Fails path by path, and also ends with 1 if the user may not see a file's figures. A change

@@ -154,16 +154,16 @@ impl<'a> OutputFiles<'a> {
         let before = self.before.get(&counts.file).copied();
         let after = self.after.get(&counts.file).copied();
         let most = match (before, after) {
-            // It was written during the watch, though its inode number may be reused.
+            // The file was written during the watch, though its inode number may be reused.
             (None, Some(_)) => return added,
             (Some(before), Some(after)) if after.path != before.path => return added,
-            // It was created and removed meanwhile, or belongs to no inspected process.
+            // The file was created and removed meanwhile, or belongs to no inspected process.
             (None, None) => return if may_read(observation, counts, task) { 0 } else { added },
             (Some(file), _) if only_writes(file, task) => return added,
             (Some(before), Some(after)) => {
                 after.size.saturating_sub(before.size) + after.unwritten().max(before.unwritten())
             }
-            // It was removed: merged, or a log that is no longer needed.
+            // The file was removed: a merged table, or a log that is no longer needed.
             (Some(before), None) => before.unwritten(),
         };
         let left = self.left.entry(counts.file).or_insert(most);
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_that_have_ended_are_still_the_databases() {
+    fn ended_workers_still_belong_to_the_database() {
         let mut before = sample();
         before.databases = vec![database("postgresql", 100, "/a"), database("postgresql", 200, "/b")];
         let mut after = before.clone();
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_is_no_output() {
+    fn pages_that_were_read_are_not_output() {
         let mut before = sample();
         let writer = opener(100, "db", OpenerKind::Buffered(AccessMode::WriteOnly));
         let reader = opener(100, "db", OpenerKind::Buffered(AccessMode::ReadOnly));
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_through_a_descriptor_that_may_write_is_no_output() {
+    fn pages_read_through_a_writable_descriptor_are_not_output() {
         let both = opener(100, "db", OpenerKind::Buffered(AccessMode::ReadWrite));
         let table = |size: u64, dirty: u64| File {
             size: size * MIB,

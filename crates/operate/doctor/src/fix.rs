@@ -62,7 +62,7 @@ pub struct Terms {
     /// Whether `undo` is a command, to be run as it is.
     #[serde(skip)]
     pub undo_is_command: bool,
-    /// Why it applies here.
+    /// The reason why it applies here.
     pub evidence: String,
     /// The source of this knowledge.
     pub confidence: Confidence,
@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_touched_is_said_and_what_is_not_too() {
+    fn a_risk_lists_what_it_touches_and_what_it_does_not() {
         let mut risk = Risk::none_but("nothing");
         assert_eq!(risk.touches(), "durability, recovery and replication as before");
         risk.recovery = Some("what stays behind is lost");

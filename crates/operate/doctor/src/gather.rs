@@ -94,7 +94,7 @@ fn cut_settings(snapshot: &Snapshot, settings: &[Settings]) -> Vec<VisibilityGap
         let process = database.pid.map(|pid| format!(" (process {pid})")).unwrap_or_default();
         VisibilityGap {
             what: format!("all settings of {}{process}", database.name),
-            why: "its settings files are more, larger or deeper than is read of one database".to_owned(),
+            why: "its settings files exceed the number, size or depth that is read per database".to_owned(),
             needs: None,
         }
     })
@@ -119,7 +119,7 @@ fn disks(snapshot: &Snapshot, given: Option<&DiskProfile>) -> (Vec<(u64, DiskPro
             Ok(None) => "the disk profile that was named is of another file system".to_owned(),
             Err(error) => error.to_string(),
         };
-        let what = format!("what the disk under {} was measured to do", escaped(directory));
+        let what = format!("the measured speed of the disk under {}", escaped(directory));
         gaps.push(VisibilityGap { what, why, needs: None });
     }
     (disks.into_iter().collect(), gaps)

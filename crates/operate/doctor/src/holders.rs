@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_has_nearly_all_is_named_and_else_its_directory() {
+    fn a_file_with_nearly_all_pages_is_named_otherwise_its_directory() {
         let files = vec![
             file("/var/lib/etcd/snap/db", 900, &[7]),
             file("/var/lib/etcd/snap/db.old", 100, &[8]),

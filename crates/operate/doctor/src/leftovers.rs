@@ -24,7 +24,7 @@ pub struct EvictedLeftover {
     pub path: PathBuf,
     /// What was released, and what stayed.
     pub report: ReleaseReport,
-    /// Why it was left alone, if it was.
+    /// The reason why it was left alone, if it was.
     pub left_alone: Option<&'static str>,
 }
 
@@ -100,7 +100,7 @@ mod tests {
     use pagekeeper_testing::{OpenCounter, disk_dir};
 
     /// Returns a file of 64 KiB that was just written.
-    fn written(path: &Path) -> File {
+    fn dirty_file(path: &Path) -> File {
         std::fs::write(path, vec![1; 1 << 16]).unwrap();
         let opened = InspectedFile::open(path, Links::Refuse).unwrap();
         File {
@@ -117,9 +117,9 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_may_read_is_left_alone() {
+    fn files_that_somebody_may_read_are_left_alone() {
         let dir = disk_dir();
-        let file = written(&dir.path().join("table"));
+        let file = dirty_file(&dir.path().join("table"));
         for (mixed_with, was_read) in [
             (MixedWith::Writer, false),
             (MixedWith::Reader, false),
@@ -136,11 +136,11 @@ mod tests {
     }
 
     #[test]
-    fn what_took_the_place_of_a_file_is_neither_opened_nor_evicted() {
+    fn a_replaced_file_is_neither_opened_nor_evicted() {
         let dir = disk_dir();
         let [path, secret] = ["table", "secret"].map(|name| dir.path().join(name));
         std::fs::write(&secret, vec![2; 1 << 16]).unwrap();
-        let file = written(&path);
+        let file = dirty_file(&path);
         std::fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink(&secret, &path).unwrap();
         let opens = OpenCounter::of(&secret);

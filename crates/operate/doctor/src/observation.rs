@@ -36,7 +36,8 @@ pub struct Observation<'a> {
     /// The pages that the guard's rules would release now, for each file that was checked, even if
     /// there are none.
     pub releasable: Vec<Releasable>,
-    /// Why the guard's rules keep all resident pages of a log, by the path of one of its files.
+    /// The reason why the guard's rules keep all resident pages of a log, by the path of one of its
+    /// files.
     pub kept: Vec<(PathBuf, String)>,
     /// The positions of a file's resident pages: the first few stretches, for files used with
     /// direct I/O.

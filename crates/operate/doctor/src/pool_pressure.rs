@@ -1,10 +1,10 @@
 //! Events of memory pressure in the error log of `MariaDB`, by which `InnoDB` gives memory of its
 //! buffer pool away (pressure stall information, 10.11.7 and later).
 //!
-//! Invariants: only the end of the log is read, from the last start of the server on, and only lines
-//! that are dated yesterday or later count. Clients choose names that the server logs, so a line
-//! counts only if the text follows its date, time and thread directly. The log is the file behind
-//! the server's standard error; a log that is no file, as the journal, has no events.
+//! Invariants: only the end of the log is read, from the last start of the server on, and only
+//! lines that are dated yesterday or later count. Clients choose names that the server logs, so a
+//! line counts only if the text follows its date, time and thread directly. The log is the file
+//! behind the server's standard error; a log that is no file, as the journal, has no events.
 
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -160,7 +160,7 @@ fn high(database: &Database) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// 2026-11-30, 15:00.
+    /// Returns 2026-11-30, 15:00.
     fn now() -> SystemTime {
         UNIX_EPOCH + std::time::Duration::from_secs(20_787 * DAY_SECONDS + 15 * 3600)
     }

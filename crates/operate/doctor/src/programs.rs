@@ -21,11 +21,11 @@ pub(crate) fn run_as_stream(name: &str, confidence: Confidence, evidence: impl I
         return None;
     }
     let role = if usual(name) { "" } else { "--as stream " };
-    let costs = "what it brought in is read again by whoever wants it next";
+    let costs = "the pages it brought in are read from the disk by their next reader";
     Some(Fix::command(
         format!("pagekeeper run {role}-- {} ...", shell_quoted(name)),
-        "start it this way next time: it releases what it brought into the page cache as it goes, and nothing that was \
-         there before",
+        "start it this way next time: it continuously releases the pages it brought into the page \
+             cache, and none that were there before",
         Terms::anywhere(confidence, evidence, costs, "start it as before"),
     ))
 }

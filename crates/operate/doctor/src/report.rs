@@ -19,9 +19,10 @@ use crate::phrases::process;
 use crate::settings::Settings;
 use crate::{Confidence, Finding, FixKind, Holder, OpenIn, Severity, Terms};
 
-/// Page cache of other files is reported from this many bytes on …
+/// Minimum page cache of other files that is reported, in bytes.
 const ELSEWHERE_BYTES_MIN: u64 = 1 << 30;
-/// … and from one part in this many of the memory on.
+/// Page cache of other files is reported only if it is at least one part in this many of the
+/// memory.
 const ELSEWHERE_PART: u64 = 10;
 
 /// The result of an examination.
@@ -329,8 +330,9 @@ impl Inspected {
     /// Shows the page cache of other files, and its largest holders.
     fn show_elsewhere(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = format!(
-            "{} of the page cache are of files of no database that was inspected, as those of programs that no \
-             profile knows; `pagekeeper doctor --elsewhere` names who has the most, `pagekeeper top` all",
+            "{} of the page cache are of files of no inspected database, such as those of programs \
+                 without a profile; `pagekeeper doctor --elsewhere` names the largest holders, \
+                 `pagekeeper top` all",
             ByteSize(self.elsewhere_bytes)
         );
         labelled(f, "elsewhere", &text)?;
@@ -343,8 +345,7 @@ impl Inspected {
             labelled(
                 f,
                 "",
-                "`pagekeeper evict PATH` takes out of memory what no process has open; the next who reads it has to \
-                 wait for the disk",
+                "`pagekeeper evict PATH` drops files that no process has open; their next reader waits for the disk",
             )?;
         }
         Ok(())
@@ -407,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_profile_knows_is_worth_a_word_where_it_is_much() {
+    fn large_holders_without_a_profile_are_mentioned() {
         let mut after = sample();
         let report = |after: &pagekeeper_observe::Snapshot| {
             Report::new(&Observation::new(after, after), Vec::new(), "x")
@@ -415,7 +416,7 @@ mod tests {
         let found = report(&after);
         assert_eq!(found.inspected.elsewhere_bytes, 14 << 30);
         assert!(
-            found.to_string().contains("14 GiB of the page cache are of files of no database"),
+            found.to_string().contains("14 GiB of the page cache are of files of no inspected database"),
             "{found}"
         );
         assert!(!found.to_string().contains("pagekeeper evict"), "nothing is known of it");
@@ -424,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_the_most_elsewhere_is_named() {
+    fn the_largest_holder_elsewhere_is_named() {
         let after = sample();
         let mut found = Report::new(&Observation::new(&after, &after), Vec::new(), "x");
         let holder = |path: &str, files, open_in: &[(&str, u32)]| Holder {
@@ -450,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_inside_another_root_are_said_to_be_so() {
+    fn paths_inside_another_root_are_marked() {
         let mut after = sample();
         after.files.push(crate::testing::file("/var/lib/mysql/ibdata1", FileClass::Data, 8 << 20, 4 << 20));
         let of = |after: &pagekeeper_observe::Snapshot| {
@@ -505,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn prose_of_fixes_is_wrapped_and_what_is_to_be_copied_is_whole() {
+    fn prose_of_fixes_is_wrapped_and_commands_are_whole() {
         let command = "echo ".to_owned() + &"long-word ".repeat(12) + "end";
         let prose = "many words ".repeat(15);
         let mut finding = finding(Severity::Note, "a note");
@@ -522,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn each_limit_is_reported_once_and_nothing_found_is_said() {
+    fn each_gap_is_reported_once_and_so_is_an_empty_result() {
         let gap = VisibilityGap {
             what: "pages that come and go, and their users".to_owned(),
             why: "permission denied".to_owned(),
@@ -547,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_it_back_and_what_pagekeeper_does_can_be_copied_as_it_stands() {
+    fn undo_commands_and_pagekeepers_own_can_be_copied() {
         let path = "/sys/fs/cgroup/a  b/".to_owned() + &"long name ".repeat(9) + "memory.max";
         let undo = format!("echo 5 > '{path}'");
         let mut finding = finding(Severity::Note, "a note");
@@ -563,7 +564,7 @@ mod tests {
     }
 
     #[test]
-    fn how_evidence_is_known_is_said_unless_it_was_measured() {
+    fn the_source_of_evidence_is_shown_unless_it_was_measured() {
         let mut finding = finding(Severity::Note, "a note");
         finding.evidence = vec![
             Evidence::new("seen"),

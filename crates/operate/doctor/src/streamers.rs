@@ -133,7 +133,7 @@ mod tests {
     use pagekeeper_trace::{DirtyLevels, TraceCounts};
 
     #[test]
-    fn those_that_moved_much_are_inspected() {
+    fn processes_that_moved_much_data_are_inspected() {
         let mut snapshot = sample();
         let own = std::process::id();
         let trace: &mut TraceCounts = snapshot.change.as_mut().unwrap().trace.as_mut().unwrap();
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_beside_another_or_in_the_root() {
+    fn groups_beside_the_databases_or_in_the_root_are_told_apart() {
         let tree = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(tree.path().join("proc/7")).unwrap();
         let roots = SysRoots::at(tree.path());

@@ -47,7 +47,7 @@ struct SwapSample {
     group: Option<(PathBuf, GroupSwap)>,
     is_group_own: bool,
     swappiness: Option<Swappiness>,
-    /// Why a process could not be read.
+    /// The reason why a process could not be read.
     unseen: Option<String>,
 }
 
@@ -57,7 +57,7 @@ pub struct SwapWatch {
     roots: SysRoots,
     /// By main process.
     before: BTreeMap<u32, SwapSample>,
-    /// When these were read.
+    /// The time when these were read.
     read_at: Instant,
 }
 

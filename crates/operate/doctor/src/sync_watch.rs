@@ -56,7 +56,7 @@ impl SyncWatch {
         self.tick();
         let (waiting, lost) = match &self.events {
             Ok(events) => (events.waiting().unwrap_or_default(), events.lost().unwrap_or_default()),
-            Err(error) => return (None, Some(not_traced("syncs are not looked at", error))),
+            Err(error) => return (None, Some(not_traced("syncs are not observed", error))),
         };
         self.keep(waiting);
         self.syncs.lost += lost;

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_is_seen_to_sync_at_commits_is_believed_before_its_command_line() {
+    fn observed_syncs_at_commits_outweigh_the_command_line() {
         let mut snapshot = sample();
         snapshot.files = vec![file("/var/lib/mysql/ib_logfile0", FileClass::Redo, 0, 0)];
         let mut settings = Settings::new(Engine::MariaDb);

@@ -61,10 +61,10 @@ impl Budget {
 impl fmt::Display for Budget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Names => "more log files than the guard watches of one database: only those with the highest numbers are",
-            Self::Windows => "more of its logs is resident than the guard keeps in mind of one database: it is released part by part",
-            Self::Directories => "more directories of logs than the guard watches of one database, or of one user: the rest are left alone",
-            Self::Descriptors => "more of its log files are open than the guard keeps in mind of one database: where its writers and followers are is known in part",
+            Self::Names => "more log files than the guard watches per database: only those with the highest numbers are watched",
+            Self::Windows => "more of its logs is resident than the guard tracks per database: it is released part by part",
+            Self::Directories => "more directories of logs than the guard watches per database or per user: the rest are left alone",
+            Self::Descriptors => "more of its log files are open than the guard tracks per database: the positions of its writers and followers are known in part",
             Self::Time => "its logs take more time than the guard gives to one database: they are sampled and released more slowly",
         })
     }

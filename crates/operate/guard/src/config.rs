@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn usual_names_are_such_that_the_kernel_compares() {
+    fn default_names_fit_the_kernels_name_length() {
         for name in STREAMING_PROGRAMS {
             assert_eq!(stream_name(name).as_deref(), Ok(name));
         }

@@ -68,7 +68,7 @@ pub struct FileWarning {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Decision {
     /// The acts, in the order in which they are to be done. An act that is not done now is decided
-    /// anew at the next tick.
+    /// again at the next tick.
     pub acts: Vec<FileAct>,
     /// The warnings; each one once per file.
     pub warnings: Vec<FileWarning>,

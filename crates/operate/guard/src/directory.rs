@@ -68,15 +68,16 @@ pub(crate) struct Directory {
     pub(crate) owner: Option<u32>,
     pub(crate) profile: Arc<Profile>,
     /// The directory's identity, once it could be opened. If its path leads elsewhere later, that
-    /// is another's directory, or has to be examined anew.
+    /// is another's directory, or has to be examined again.
     pub(crate) pin: Option<DirectoryPin>,
     /// The files in it that count.
-    pub(crate) right: FileOwnership,
+    pub(crate) ownership: FileOwnership,
     /// Whether a file in it was refused.
     pub(crate) refused: bool,
     /// The warnings given for it.
     pub(crate) warned: WarningDedup,
-    /// Since when nothing of it was released; `None` once something was, or the lack was reported.
+    /// The time since which nothing of it was released; `None` once something was, or the lack was
+    /// reported.
     pub(crate) unreleased_since: Option<Instant>,
     /// Whether decisions for it are carried out, and not only reported.
     pub(crate) acts: bool,
@@ -172,7 +173,7 @@ impl Directory {
         owner: Option<u32>,
         through: Option<u32>,
         profile: Arc<Profile>,
-        right: FileOwnership,
+        ownership: FileOwnership,
     ) -> Self {
         Self {
             id: DirectoryId::new(),
@@ -181,7 +182,7 @@ impl Directory {
             owner,
             profile,
             pin: None,
-            right,
+            ownership,
             refused: false,
             warned: WarningDedup::default(),
             unreleased_since: Some(Instant::now()),
@@ -236,7 +237,7 @@ impl Directory {
     pub(crate) fn find(&self, proc: &ProcRoot) -> Result<PathHandle> {
         let (directory, identity) = self.resolve(proc)?;
         let is_another = self.pin.is_some_and(|pin| !pin.is_same(&identity.pin));
-        if is_another || !self.right.may_enter(identity.user) {
+        if is_another || !self.ownership.may_enter(identity.user) {
             return Err(Error::call("open", &self.path, rustix::io::Errno::STALE));
         }
         Ok(directory)
@@ -244,9 +245,9 @@ impl Directory {
 
     /// Returns the same directory without files, to be opened in another thread.
     pub(crate) fn without_files(&self) -> Self {
-        let (profile, right) = (Arc::clone(&self.profile), self.right.clone());
+        let (profile, ownership) = (Arc::clone(&self.profile), self.ownership.clone());
         let path = self.path.clone();
-        Self { pin: self.pin, ..Self::new(path, self.owner, self.through, profile, right) }
+        Self { pin: self.pin, ..Self::new(path, self.owner, self.through, profile, ownership) }
     }
 
     /// Finds the directory that its path leads to now. Opens nothing: it may be anybody's.

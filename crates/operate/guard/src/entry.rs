@@ -56,8 +56,8 @@ pub(crate) struct OfDatabase {
 }
 
 impl Entry {
-    /// Takes in a sample. Returns whether it differs from the one before. `among_many` and `turn` as
-    /// in [`SampleSchedule`].
+    /// Records a sample. Returns whether it differs from the one before. `among_many` and `turn`
+    /// as in [`SampleSchedule`].
     pub(crate) fn take(&mut self, seen: FileSample, among_many: bool, may_rest: bool, turn: u64) -> bool {
         let FileSample { stat, sample: found, next, .. } = seen;
         let same = found == self.sample && stat.size == self.size && next.is_none() && self.from == 0;

@@ -304,7 +304,7 @@ impl Display for Refusal {
                 "it is watched for a database of another kind, whose claim is as good or better"
             }
             Self::DirectoryChanged => {
-                "its path leads to another directory than before, which is examined anew"
+                "its path leads to another directory than before, which is examined again"
             }
             Self::NotSelected => "it is not among those that \"only\" lists",
             Self::Never => "\"never\" lists it, or its process can't be seen well enough to rule that out",
@@ -341,7 +341,7 @@ pub struct Tick {
     pub hung: usize,
     /// The longest time that one of them has not answered.
     pub hung_seconds: f64,
-    /// Acts for which a database's budget left no time; they are decided anew.
+    /// Acts for which a database's budget left no time; they are decided again.
     pub postponed_acts: usize,
 }
 

@@ -191,7 +191,8 @@ fn add(directory: &Directory, by_file: &ByFile<'_>, strangers: &HashSet<u32>, fa
             if entry.sample.windows.is_empty() && !written {
                 continue;
             }
-            // It may be recycled. The next tick shows that, and until then it is left alone.
+            // The file may be recycled. The next tick shows that, and until then the file is left
+            // alone.
             let may_be_recycled = spec.rewrite == RewriteSource::Detect
                 && spec.position == PositionSpec::Descriptor
                 && rewrite == RewriteKind::Never;
@@ -278,7 +279,7 @@ fn follower(
     descriptor: &Descriptor,
 ) -> Option<FollowerFacts> {
     let position = match descriptor.access {
-        // Where the writer uses pwrite, the server's own readers use pread, which moves no
+        // If the writer uses pwrite, the server's own readers use pread, which moves no
         // descriptor.
         AccessMode::ReadOnly if spec.position == PositionSpec::Hidden && descriptor.position == 0 => {
             FilePosition::Unknown

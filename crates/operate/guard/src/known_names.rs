@@ -18,29 +18,29 @@ use crate::ids::{DirectoryId, hash_of};
 #[derive(Debug, Default)]
 pub(crate) struct KnownNames {
     /// The versions of the directories that it was made from, as a hash.
-    made_of: Option<u64>,
+    built_from: Option<u64>,
     files: HashMap<OsString, HashMap<Inode, (FileId, DirectoryId)>>,
     /// The number of rebuilds.
     #[cfg(test)]
-    made: usize,
+    rebuilds: usize,
 }
 
 impl KnownNames {
     /// Rebuilds the index from these directories, unless it is up to date.
     pub(crate) fn update(&mut self, directories: &[Box<Directory>]) {
-        // Versions are unique, so another state has another hash, except by a chance of one in
+        // Versions are unique, so two states have different hashes, except by a chance of one in
         // 2^64.
         let versions: Vec<u64> = directories.iter().map(|directory| directory.version()).collect();
         let state = hash_of(&versions);
-        if self.made_of == Some(state) {
+        if self.built_from == Some(state) {
             return;
         }
-        self.made_of = Some(state);
+        self.built_from = Some(state);
         // The inner maps keep their memory: mostly the same names come again.
         self.files.values_mut().for_each(HashMap::clear);
         #[cfg(test)]
         {
-            self.made += 1;
+            self.rebuilds += 1;
         }
         for directory in directories {
             for (name, entry) in &directory.entries {
@@ -79,7 +79,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     #[test]
-    fn names_are_taken_in_anew_where_files_came_or_went_alone() {
+    fn names_are_read_again_only_where_files_came_or_went() {
         let dirs: Vec<_> = (0..3).map(|_| pagekeeper_testing::disk_dir()).collect();
         let profile = Arc::new(find_profile(&Profile::built_in(), "rocksdb").unwrap().clone());
         let endless = Duration::from_secs(3600);
@@ -106,7 +106,7 @@ mod tests {
                 list(directory);
             }
         }
-        assert_eq!(names.made, 1);
+        assert_eq!(names.rebuilds, 1);
         for directory in &directories {
             let found = names.find(OsStr::new("000004.log"), inode(directory, "000004.log"));
             assert_eq!(found, Some((directory.entries[OsStr::new("000004.log")].id, directory.id)));
@@ -115,13 +115,13 @@ mod tests {
         std::fs::write(dirs[1].path().join("000005.log"), "").unwrap();
         list(&mut directories[1]);
         names.update(&directories);
-        assert!(names.has(Path::new("/d/000005.log")) && names.made == 2);
+        assert!(names.has(Path::new("/d/000005.log")) && names.rebuilds == 2);
         let gone = inode(&directories[1], "000005.log");
         directories[1].forget_files();
         names.update(&directories);
-        assert_eq!((names.find(OsStr::new("000005.log"), gone), names.made), (None, 3));
+        assert_eq!((names.find(OsStr::new("000005.log"), gone), names.rebuilds), (None, 3));
         directories.pop();
         names.update(&directories);
-        assert_eq!(names.made, 4);
+        assert_eq!(names.rebuilds, 4);
     }
 }

@@ -175,7 +175,7 @@ mod tests {
     }
 
     /// Makes a sparse file with a page in each of this many windows.
-    fn sparse(path: &Path, windows: u64) -> InspectedFile {
+    fn sparse_file(path: &Path, windows: u64) -> InspectedFile {
         let out = std::fs::File::create(path).unwrap();
         for window in 0..windows {
             out.write_all_at(b"x", window * WINDOW).unwrap();
@@ -183,10 +183,10 @@ mod tests {
         InspectedFile::open(path, Links::Refuse).unwrap()
     }
 
-    /// The file system matters where nothing is resident: on an overlay the kernel reports 0
-    /// resident pages, whatever is resident.
+    /// The file system is needed if no page is resident: on an overlay the kernel always reports 0
+    /// resident pages.
     #[test]
-    fn the_file_system_of_a_device_is_asked_for_once() {
+    fn the_file_system_of_a_device_is_queried_once() {
         let dir = pagekeeper_testing::disk_dir();
         let path = dir.path().join("log");
         std::fs::File::create(&path).unwrap().set_len(WINDOW).unwrap();
@@ -236,7 +236,7 @@ mod tests {
         // As cp --preserve and rsync do: the size and the time of the contents are the same as
         // before.
         let modified = std::fs::metadata(&path).unwrap().modified().unwrap();
-        // Where the kernel's clock for files ticks slowly, the next write would have the same time
+        // If the kernel's clock for files ticks slowly, the next write would have the same time
         // as the first.
         std::thread::sleep(Duration::from_millis(20));
         std::fs::OpenOptions::new().write(true).open(&path).unwrap().write_all_at(b"y", 0).unwrap();
@@ -257,11 +257,11 @@ mod tests {
     }
 
     #[test]
-    fn one_file_does_not_take_the_room_of_the_others() {
+    fn one_file_does_not_take_the_samples_of_the_others() {
         let dir = pagekeeper_testing::disk_dir();
         let names: Vec<OsString> = ["a", "b", "c"].map(OsString::from).to_vec();
         for name in &names {
-            sparse(&dir.path().join(name), 50);
+            sparse_file(&dir.path().join(name), 50);
         }
         let fd = pagekeeper_kernel::open_directory(dir.path(), Links::Refuse).unwrap();
         let due = |windows: [usize; 3]| {
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_that_was_seen_anew_takes_the_place_of_the_old() {
+    fn a_new_sample_replaces_the_old_one_of_its_range() {
         let window = |index: u64, resident| WindowFacts {
             start: index * WINDOW,
             end: (index + 1) * WINDOW,

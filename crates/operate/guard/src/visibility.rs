@@ -26,7 +26,7 @@ pub(crate) fn gaps() -> Vec<String> {
     let needed = CapabilitySet::SYS_PTRACE;
     if !rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(needed)) {
         gaps.push(
-            "who else reads log files can't be seen of processes of others: run as root or with CAP_SYS_PTRACE"
+            "readers of log files among other users' processes can't be seen: run as root or with CAP_SYS_PTRACE"
                 .to_owned(),
         );
     }

@@ -8,8 +8,8 @@
 //! 1. An old observation holds too much, never too little: a segment counts as archived once its
 //!    note says so, and a slot only advances.
 //! 2. A directory is read at most every [`WAL_READERS_INTERVAL`], with at most [`NOTES_MAX`] notes
-//!    and a bounded number of [slots](ReplicationSlots). More would take the processor time that its
-//!    database has for samples.
+//!    and a bounded number of [slots](ReplicationSlots). More would take the processor time that
+//!    its database has for samples.
 //! 3. Nothing is read unless the log's rule depends on followers. Only [`WalReaders::read`] does
 //!    I/O, in a thread that may be left behind.
 //!

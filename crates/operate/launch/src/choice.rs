@@ -24,7 +24,7 @@ use crate::settings::{FileRule, ProfileRules, Role, Settings};
 /// things.
 const EXTRA_STREAMS: [&str; 8] = ["cat", "mv", "split", "openssl", "gpg", "b3sum", "pg_restore", "mysqlsh"];
 
-/// Why a choice can't be used; contains a sentence for the operator.
+/// The reason why a choice can't be used; contains a sentence for the operator.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct ChoiceError(String);

@@ -49,7 +49,7 @@ pub(crate) enum LibraryHindrance {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CommandClass {
     pub(crate) kind: ProgramKind,
-    /// Why the library does not reach it.
+    /// The reason why the library does not reach it.
     pub(crate) hindrance: Option<LibraryHindrance>,
     /// Whether it is a stream known to map its input, which the library does not see.
     pub(crate) maps: bool,
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_on_no_list_is_taken_for_a_stream() {
+    fn an_unlisted_command_counts_as_a_stream() {
         for (words, expected) in [
             (&["/opt/own-backup", "-x"][..], Some("own-backup")),
             (&["a-name-of-too-many-letters"], Some("a-name-of-too-m")),

@@ -20,11 +20,11 @@ const REPORT_PREFIX: &str = "report-";
 const LOCK_ATTEMPTS_MAX: usize = 16;
 
 /// A report that is being counted.
-pub(crate) struct ReportFile {
+pub(crate) struct CounterFile {
     file: tempfile::NamedTempFile,
 }
 
-impl ReportFile {
+impl CounterFile {
     /// Creates the file beside the library, or where there is room for it.
     pub(crate) fn begin(library: &Path) -> Result<Self, PlacementError> {
         library::create_beside(library, |directory| {
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn a_truncated_report_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
-        let counting = ReportFile::begin(&dir.path().join("library")).unwrap();
+        let counting = CounterFile::begin(&dir.path().join("library")).unwrap();
         assert!(counting.report().unwrap().claimed().is_empty());
         File::options().write(true).open(counting.path()).unwrap().set_len(64).unwrap();
         let error = counting.report().err().expect("it is too short");

@@ -16,7 +16,7 @@ use rustix::fs::Access;
 /// The search path without PATH (confstr(3), `_CS_PATH`).
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
-/// Why a command was not started.
+/// The reason why a command was not started.
 #[derive(Debug)]
 pub struct StartError {
     /// The exit code: 127 for a command that is not found, 126 for one that can't be executed, 1

@@ -39,7 +39,8 @@ impl PreparedCommand {
         let Some(settings) = Settings::decode(text.as_bytes()) else {
             return Ok(Self::ready(program, file, CommandReach::none(), (None, text.clone()), None, start));
         };
-        // Whatever a script starts comes here by itself, unless it loses the library.
+        // Each program that a script starts comes here by itself, unless the script loses the
+        // library.
         let may_follow = |cover: &CommandClass| {
             cover.kind == ProgramKind::Stream || matches!(cover.hindrance, Some(LibraryHindrance::Wrapper(_)))
         };

@@ -21,7 +21,7 @@ use serde::{Serialize, Serializer};
 /// Maximum number of files listed for people; the others are summed up in one line.
 const LISTED_FILES_MAX: usize = 8;
 
-/// Why pages stayed.
+/// The reason why pages stayed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum StayCause {

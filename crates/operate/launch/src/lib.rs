@@ -3,11 +3,11 @@
 //! followed by events ([`RunningProcesses`]).
 //!
 //! A [`PreparedCommand`] becomes the command by execve(2) (same process ID, nothing in between), or
-//! stays as its parent and counts what the rules did ([`LaunchReport`]). A [`WatchedCommand`] gets no
-//! rules: a process beside it sees its start. Invariants: the command is
-//! started even if neither means is available, unless `--require` forbids it. It ends as the
-//! command ends, whatever happens to the report. It gets what this process was given: arguments,
-//! descriptors, signals, the rest of its environment.
+//! stays as its parent and counts what the rules did ([`LaunchReport`]). A [`WatchedCommand`] gets
+//! no rules: a process beside it sees its start. Invariants: the command is started even if neither
+//! means is available, unless `--require` forbids it. It ends as the command ends, whatever happens
+//! to the report. It gets what this process was given: arguments, descriptors, signals, the rest of
+//! its environment.
 //!
 //! Nothing is printed: sentences are returned. Fails as shells and env(1) do ([`StartError`]): 127
 //! if the command is not found, 126 if it can't be executed.

@@ -27,7 +27,7 @@ const FIRST_LINE_BYTES_MAX: u64 = 256;
 /// followed as often here.
 const INTERPRETER_DEPTH_MAX: usize = 5;
 
-/// Why the library can't be loaded into a program.
+/// The reason why the library can't be loaded into a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ObstacleReason {
     #[error("is linked statically, so no library can be loaded into it")]

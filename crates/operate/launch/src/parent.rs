@@ -66,7 +66,7 @@ pub(crate) fn run(command: &mut Command) -> io::Result<CommandEnd> {
         } else if (came.sent || (came.signal == SIGHUP && leads_session) || has_left())
             && let Some(signal) = Signal::from_named_raw(came.signal)
         {
-            // It may have ended meanwhile, which the next SIGCHLD reports.
+            // The child may have ended meanwhile, which the next SIGCHLD reports.
             let _ = kill_process(pid, signal);
         }
     }

@@ -14,7 +14,7 @@ use pagekeeper_preload::open_readers::TABLE_BYTES;
 use pagekeeper_text::escaped;
 use rustix::fs::FallocateFlags;
 
-use crate::counting::{self, ReportFile};
+use crate::counting::{self, CounterFile};
 use crate::find::{self, StartError};
 use crate::follower::Follower;
 use crate::library::{self, PlacementError};
@@ -34,7 +34,7 @@ pub struct PreparedCommand {
     /// The settings, as its processes get them.
     encoded: OsString,
     warning: Option<String>,
-    counting: Option<ReportFile>,
+    counting: Option<CounterFile>,
 }
 
 /// A command that has ended, and what was counted in it.
@@ -112,7 +112,7 @@ impl PreparedCommand {
     /// Has the command's processes count what the rules do, if they get the library.
     pub fn count(&mut self) -> Result<(), PlacementError> {
         if let (Ok(library), Some(settings)) = (&self.reach.library, &mut self.settings) {
-            let counting = ReportFile::begin(library)?;
+            let counting = CounterFile::begin(library)?;
             settings.report = Some(counting.path());
             self.encoded = settings.encode().into();
             self.counting = Some(counting);

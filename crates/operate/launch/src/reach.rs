@@ -23,13 +23,13 @@ pub(crate) struct CommandReach {
     pub(crate) library: Result<PathBuf, LibraryAbsence>,
     /// A process that follows it by events.
     pub(crate) follower: Option<Follower>,
-    /// Why it has no follower, if it should have one.
+    /// The reason why it has no follower, if it should have one.
     pub(crate) refusal: Option<FollowRefusal>,
     /// The part that the rules do not reach, and why.
     pub(crate) problem: Option<ReachProblem>,
 }
 
-/// Why a command is started without the library.
+/// The reason why a command is started without the library.
 pub(crate) enum LibraryAbsence {
     /// It could not be stored anywhere; contains a sentence.
     Nowhere(String),
@@ -76,7 +76,7 @@ impl CommandReach {
         }
     }
 
-    /// Without any means, for a process whose settings can't be read.
+    /// Returns no means, for a process whose settings can't be read.
     pub(crate) fn none() -> Self {
         Self { library: Err(LibraryAbsence::Unused), follower: None, refusal: None, problem: None }
     }
@@ -91,7 +91,7 @@ impl CommandReach {
         let problem = match (&library, &refusal) {
             (Err(LibraryAbsence::Nowhere(sentence)), _) => Some(ReachProblem::All(sentence.clone())),
             (Ok(_), Some(refusal)) if cover.maps => Some(ReachProblem::Unseen(format!(
-                "what {} uses by mappings stays, and can't be followed by events: {refusal}",
+                "pages that {} uses by mappings stay, and can't be followed by events: {refusal}",
                 escaped(file)
             ))),
             _ => None,
@@ -101,7 +101,7 @@ impl CommandReach {
 
     fn by_nothing(command: &[OsString], cover: &CommandClass, refusal: Option<FollowRefusal>) -> Self {
         let library = match &cover.hindrance {
-            // It may still reach what a wrapper starts.
+            // The library may still reach the program that a wrapper starts.
             Some(LibraryHindrance::Wrapper(_)) => library_for(command),
             _ => Err(LibraryAbsence::Unused),
         };

@@ -62,7 +62,7 @@ pub struct ProcessReport {
 pub struct LaunchReport {
     /// The page totals of the command, if it was followed by events.
     pub events: Option<FollowedPages>,
-    /// Why these are unknown, if it was to be followed.
+    /// The reason why these are unknown, if it was to be followed.
     pub no_events: Option<String>,
     /// Whether the library was there at all.
     pub rules: bool,

@@ -55,8 +55,8 @@ const PARTS: [(&str, Count, CountWords); 24] = {
             "events",
             Count::Followed,
             Number(
-                "process followed, and what it brought in released",
-                "processes followed, and what they brought in released",
+                "process followed, and its pages released",
+                "processes followed, and their pages released",
             ),
         ),
         (
@@ -79,9 +79,9 @@ const LOGS_KEPT: &str = "kept, overwritten in parts of pages";
 const KEPT_OPEN: &str = "open for direct I/O of a file whose pages were kept: it uses both on purpose";
 const KEPT_OPENS: &str = "opens for direct I/O of files whose pages were kept: it uses both on purpose";
 const FILTERED_ONE: &str =
-    "process left without rules: its filter of system calls (seccomp) kills who makes theirs";
+    "process left without rules: its seccomp filter would kill it for the rules' system calls";
 const FILTERED_MANY: &str =
-    "processes left without rules: their filter of system calls (seccomp) kills who makes theirs";
+    "processes left without rules: their seccomp filter would kill them for the rules' system calls";
 
 /// Returns a line for each rule that did something, as its name and its text.
 fn rule_lines(sums: &RuleSums) -> Vec<(&'static str, String)> {
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_without_releases_says_so() {
+    fn a_report_without_releases_is_one_sentence() {
         assert!(text(&summary(&[])).contains("no rule was for any process of it (see"));
         assert!(text(&summary(&[("cp", &[])])).contains("no rule was for any file of 1 process ("));
         let silent = text(&summary(&[("su", &[(Count::InsideNs, 5)])]));
@@ -256,7 +256,10 @@ mod tests {
         let none = LaunchReport { rules: false, ..summary(&[]) };
         assert!(text(&none).contains("the command ran without the library"));
         let filtered = text(&summary(&[("cp", &[(Count::Filtered, 1)])]));
-        assert!(filtered.contains("  not covered 1 process left without rules: its filter of"), "{filtered}");
+        assert!(
+            filtered.contains("  not covered 1 process left without rules: its seccomp filter"),
+            "{filtered}"
+        );
         let uncounted = LaunchReport { counted: false, ..summary(&[]) };
         assert!(text(&uncounted).contains("applied, but not counted"));
     }

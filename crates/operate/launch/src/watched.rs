@@ -1,9 +1,9 @@
 //! A command that this process becomes, without rules, and a process beside it that watches its
 //! start.
 //!
-//! Invariants: as for a follower, the process beside the command is not its child, and holds none of
-//! its descriptors but standard error, on which it reports; it closes that, too, if it can't watch.
-//! The command waits at most 20 s for it, and is started in any case.
+//! Invariants: as for a follower, the process beside the command is not its child, and holds none
+//! of its descriptors but standard error, on which it reports; it closes that, too, if it can't
+//! watch. The command waits at most 20 s for it, and is started in any case.
 #![allow(unsafe_code, reason = "a descriptor that is kept across a fork; the block states its proof")]
 
 use std::ffi::OsString;
@@ -66,7 +66,7 @@ impl WatchedCommand {
             // SAFETY: this is the process that was forked to do this work. It ends without a look
             // at `kept` and without its destructor, so nothing uses or closes this number again.
             unsafe { rustix::io::close(kept.as_raw_fd()) };
-            // It waits for an answer, so no other process has its ID.
+            // The command waits for an answer, so no other process has its ID.
             let command = pidfd_open(command, PidfdFlags::empty()).ok();
             work(&CommandWatcher { socket, command });
         });
@@ -94,7 +94,7 @@ impl CommandWatcher<'_> {
         answer(self.socket, "followed");
     }
 
-    /// Says, instead of waiting for the command, why it is not watched, and closes its standard
+    /// Reports why the command is not watched, instead of waiting for it, and closes its standard
     /// error.
     pub fn refuse(&self, sentence: &str) {
         self.leave_stderr();
@@ -104,7 +104,7 @@ impl CommandWatcher<'_> {
     /// Closes the command's standard error: whoever reads it to its end does not wait for this
     /// process.
     pub fn leave_stderr(&self) {
-        // Where /dev/null can't be opened, it stays open.
+        // If /dev/null can't be opened, it stays open.
         if let Ok(null) = File::options().write(true).open("/dev/null") {
             let _ = rustix::stdio::dup2_stderr(&null);
         }

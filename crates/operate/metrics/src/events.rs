@@ -11,7 +11,7 @@ use pagekeeper_guard::{Budget, Event, GroupNews, Refusal, Tick};
 
 use crate::digest::DatabaseFigures;
 
-/// Longer than any sample takes, including the pause after it.
+/// A deadline longer than any sample takes, including the pause after it.
 const LEFT_OUT_RETENTION: Duration = Duration::from_secs(15 * 60);
 
 /// The combined state from the guard's events and the samples.
@@ -85,7 +85,7 @@ impl EventFigures {
         }
     }
 
-    /// Records a new configuration: everything is detected anew.
+    /// Records a new configuration: everything is detected again.
     pub(crate) fn reconfigured(&mut self) {
         self.watched.values_mut().for_each(|watched| watched.now = false);
         self.left_out.clear();

@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_in_use_is_said_in_a_sentence() {
+    fn a_port_in_use_is_reported_in_a_sentence() {
         let first = bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = first.local_addr().unwrap();
         let error = bind(address).unwrap_err().to_string();

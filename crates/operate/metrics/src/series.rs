@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn nobodys_databases_take_the_series_of_anothers() {
+    fn no_users_databases_take_the_series_of_another() {
         let mut series = SeriesNames::default();
         // More users than there is room for, each with the maximum, and new ones in each sample.
         for round in 0..3 {

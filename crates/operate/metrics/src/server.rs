@@ -49,7 +49,7 @@ pub(crate) fn serve(listener: &TcpListener, service: &MetricsService) -> io::Res
         if is_new {
             match listener.accept().and_then(|(stream, _)| stream.set_nonblocking(true).map(|()| stream)) {
                 Ok(stream) => {
-                    // Its request may already be there.
+                    // The client's request may already be there.
                     let number = connections.enter(stream);
                     connections.advance(number, service);
                 }
@@ -132,8 +132,8 @@ impl<S> ConnectionTable<S> {
 }
 
 impl ConnectionTable<TcpStream> {
-    /// Waits until connections can go on, or for the next check of the limits. Returns the numbers
-    /// of those, and whether a new client waits.
+    /// Waits until connections can continue, or for the next check of the limits. Returns the
+    /// numbers of those, and whether a new client waits.
     fn wait(&self, listener: &TcpListener) -> io::Result<(Vec<u64>, bool)> {
         let streams =
             self.open.values().map(|connection| PollFd::new(&connection.stream, connection.awaits()));
@@ -148,7 +148,7 @@ impl ConnectionTable<TcpStream> {
         Ok((ready.collect(), polled.last().is_some_and(is_ready)))
     }
 
-    /// Lets a connection go on, and removes it at its end.
+    /// Lets a connection continue, and removes it at its end.
     fn advance(&mut self, number: u64, service: &MetricsService) {
         let Some(connection) = self.open.get_mut(&number) else { return };
         let waits =
@@ -264,7 +264,7 @@ mod tests {
         connections.enter(());
         assert_eq!(open(&connections)[0], 2, "one too many asked");
         answered(&mut connections, 2, 1);
-        // It was silent for less time than all of the storm.
+        // This connection was silent for less time than all of the storm.
         for _ in 0..CONNECTIONS_MAX {
             connections.enter(());
         }
@@ -363,7 +363,7 @@ mod tests {
                 stream
             })
             .collect();
-        // It has seen them all when it answers a later one.
+        // The server has seen all connections when it answers a later one.
         assert_eq!(asked(address, "/metrics"), "HTTP/1.1 200 OK");
         health.write_all(b"alhost\r\n\r\n").unwrap();
         let mut answer = String::new();

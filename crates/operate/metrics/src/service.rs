@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_nothing_else_and_nothing_to_change() {
+    fn other_paths_and_methods_are_refused() {
         assert_eq!(ask("GET", "/metrics/", &[]).status, "404 Not Found");
         assert_eq!(ask("POST", "/x", &[]).status, "404 Not Found");
         for method in ["POST", "PUT", "DELETE", "OPTIONS"] {

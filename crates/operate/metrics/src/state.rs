@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restarted_database_goes_on_under_its_name() {
+    fn a_restarted_database_keeps_its_name() {
         let state = state();
         sample(&state, vec![seen(7, "/a")]);
         state.ticked(Duration::ZERO, &[done(7, 5)], &StreamReport::default(), BTreeMap::new());
@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_add_up_and_are_those_of_their_database() {
+    fn waits_add_up_per_database() {
         let state = state();
         let waited =
             |pauses| TaskWaits { pauses, throttled: Duration::from_millis(pauses), ..TaskWaits::default() };

@@ -99,7 +99,8 @@ fn selects(options: &Options) -> DirectoryFilter {
     })
 }
 
-/// Samples until nobody wants it any more; `scopes` delivers new scopes, `reports` takes sentences.
+/// Samples until the sender of `scopes` is dropped; `scopes` delivers new scopes, `reports` takes
+/// sentences.
 pub(crate) fn watch(
     scope: SampleScope,
     top: usize,
@@ -123,8 +124,7 @@ struct Sampler<'a> {
 }
 
 impl Sampler<'_> {
-    /// Samples until there is a new scope. Returns that, or `None` if nobody wants samples any
-    /// more.
+    /// Samples until there is a new scope, and returns it; `None` if the sender was dropped.
     fn sample_until_change(&mut self) -> Option<SampleScope> {
         let mut observer = None;
         loop {
@@ -171,7 +171,7 @@ impl Sampler<'_> {
     }
 }
 
-/// Whether a metric is missing because of that gap: no metric shows what is dirty on each device.
+/// Whether a metric lacks values because of a gap. The dirty bytes of each device are in no metric.
 fn is_of_a_metric(what: &str) -> bool {
     !what.starts_with("the dirty bytes of each device")
 }
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn dear_samples_are_taken_seldom() {
+    fn expensive_samples_are_taken_rarely() {
         for (took, pause) in [(0, 5000), (20, 4980), (1000, 50_000), (60_000, 300_000)] {
             assert_eq!(pause_after(Duration::from_millis(took)), Duration::from_millis(pause));
         }

@@ -16,7 +16,7 @@ use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
-use pagekeeper_catalog::ownership::has_rights_of;
+use pagekeeper_catalog::ownership::has_permissions_of;
 use pagekeeper_catalog::{ClaimOutcome, ClaimStrength, one_user};
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{ExpectedFile, Inode, PathHandle, Result, first_names, stat_of_name};
@@ -247,7 +247,7 @@ fn names_of_links(
     path: &Path,
 ) -> Result<Vec<OsString>> {
     let found = PathHandle::below(here, name, path.to_path_buf())?;
-    if !(found.kind().is_dir() && has_rights_of(user, found.stat().st_uid)) {
+    if !(found.kind().is_dir() && has_permissions_of(user, found.stat().st_uid)) {
         return Ok(Vec::new());
     }
     let opened = found.open_directory(ExpectedFile::Any)?;

@@ -2,8 +2,8 @@
 //! processes that have it open.
 //!
 //! Invariants: openers are recorded process by process, so recording one takes the same time
-//! however many processes have a file open. Of one party's openers at most as many are kept as of
-//! files; the others are counted.
+//! however many processes have a file open. At most as many openers of one party are kept as there
+//! may be files; the others are counted.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
@@ -130,7 +130,7 @@ impl FileSet {
         trees.take_held(index, subject, taken);
         if left_out > 0 {
             let what = format!("all files that process {} has open", subject.pid.unwrap_or_default());
-            let why = format!("{left_out} of them are more than are kept of one database");
+            let why = format!("{left_out} of them exceed the number kept per database");
             gaps.add_of(subject.party, &what, why);
         }
     }
@@ -200,11 +200,10 @@ impl FileSet {
     }
 
     /// Reports openers that were left out.
-    pub(crate) fn say_left_out(&self, gaps: &mut VisibilityGaps) {
+    pub(crate) fn report_left_out(&self, gaps: &mut VisibilityGaps) {
         for (party, (_, left_out)) in self.openers.iter().filter(|(_, (_, left_out))| *left_out > 0) {
             let what = format!("all processes of {party} that have files of databases open");
-            let why =
-                format!("{left_out} of their descriptors and mappings are more than are kept of one user");
+            let why = format!("{left_out} of their descriptors and mappings exceed the number kept per user");
             gaps.add_of(*party, &what, why);
         }
     }
@@ -309,7 +308,7 @@ mod tests {
         files.opened(&by(1000, 8, READS), String::new);
         assert_eq!((files.all[0].openers.len(), files.all[0].openers[100].pid), (101, 1000));
         let mut gaps = VisibilityGaps::default();
-        files.say_left_out(&mut gaps);
+        files.report_left_out(&mut gaps);
         let gaps = gaps.into_gaps();
         assert_eq!(gaps.len(), 1, "{gaps:?}");
         assert_eq!(gaps[0].what, "all processes of user 7 that have files of databases open");

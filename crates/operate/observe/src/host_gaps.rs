@@ -27,9 +27,9 @@ pub(crate) fn of_host(host: &Host, gaps: &mut VisibilityGaps) {
         }
     }
     if !host.devices.is_empty() && host.devices.iter().all(|(_, device)| device.stats.is_none()) {
-        let right = lacked(&[("CAP_DAC_READ_SEARCH", CapabilitySet::DAC_READ_SEARCH)]);
-        let right = right.map(|right| format!(", and {right}")).unwrap_or_default();
-        let needs = format!("mount -t debugfs debugfs /sys/kernel/debug{right}");
+        let capability = lacked(&[("CAP_DAC_READ_SEARCH", CapabilitySet::DAC_READ_SEARCH)]);
+        let capability = capability.map(|capability| format!(", and {capability}")).unwrap_or_default();
+        let needs = format!("mount -t debugfs debugfs /sys/kernel/debug{capability}");
         gaps.add("the dirty bytes of each device", "debugfs can't be read", Some(&needs));
     }
 }
@@ -129,8 +129,10 @@ fn needs(error: &TraceError) -> Option<String> {
         // A process that may mount tracefs has it mounted for itself.
         TraceError::NoTracefs => {
             let mount = "mount -t tracefs tracefs /sys/kernel/tracing";
-            let right = lacked(&[("CAP_SYS_ADMIN", CapabilitySet::SYS_ADMIN)]);
-            Some(right.map_or_else(|| mount.to_owned(), |right| format!("{right}, or {mount}")))
+            let capability = lacked(&[("CAP_SYS_ADMIN", CapabilitySet::SYS_ADMIN)]);
+            Some(
+                capability.map_or_else(|| mount.to_owned(), |capability| format!("{capability}, or {mount}")),
+            )
         }
         TraceError::OtherNamespace => Some("the host's process numbers (--pid=host, or hostPID)".to_owned()),
         TraceError::NotAsked
@@ -222,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn each_step_down_of_tracing_names_what_it_lacks() {
+    fn each_fallback_of_tracing_names_the_missing_feature() {
         let refused = |needs| TraceError::Refused {
             call: "bpf(MAP_CREATE)",
             what: "pages".into(),

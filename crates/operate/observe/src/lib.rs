@@ -3,8 +3,8 @@
 //! [`Observer`] takes one [`Snapshot`] or many: memory and its limits, the databases and their
 //! files by class, the processes that have each file open, and the activity in the page cache since
 //! the snapshot before. [`Census`] knows all files of the host that have pages in memory, including
-//! closed ones. [`size`] has the hit ratio that a database would have with more or less memory. This
-//! crate neither judges nor acts: the doctor and the guard do.
+//! closed ones. [`size`] has the hit ratio that a database would have with more or less memory.
+//! This crate neither judges nor acts: the doctor and the guard do.
 //!
 //! Invariants: only reads. A value that can't be seen is `None`, and a [`VisibilityGap`] says why
 //! and which capability would show it. A process that ends, or a file that goes away, during a

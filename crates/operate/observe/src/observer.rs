@@ -141,7 +141,7 @@ impl ObserverState {
         }
         let known: HashSet<u32> = subjects.iter().flat_map(ObservedDatabase::fully_read_pids).collect();
         openers::find(&roots.proc, &mut files, &known, &mut gaps)?;
-        files.say_left_out(&mut gaps);
+        files.report_left_out(&mut gaps);
         self.trees.end(files.in_use());
         if matches!(options.scope, ObserverScope::Directories(_)) {
             directories::find_processes(&roots.proc, &mut subjects, &mut files, profiles);

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn how_a_descriptor_has_its_file() {
+    fn a_descriptors_use_follows_its_access_mode_and_o_direct() {
         assert_eq!(kind_of(AccessMode::ReadWrite, true), Some(OpenerKind::Direct(AccessMode::ReadWrite)));
         assert_eq!(kind_of(AccessMode::ReadOnly, false), Some(OpenerKind::Buffered(AccessMode::ReadOnly)));
         assert_eq!(kind_of(AccessMode::Neither, false), None);

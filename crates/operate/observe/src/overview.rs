@@ -86,7 +86,7 @@ impl Overview {
         let overview = Arc::new(Mutex::new(Self::default()));
         let (done, is_done) = channel::<()>();
         let found = Arc::clone(&overview);
-        // A file system may block it for ever; it ends with the process. Without a thread nothing
+        // A file system may block it forever; it ends with the process. Without a thread nothing
         // is found.
         let _ = std::thread::Builder::new().name("search".to_owned()).spawn(move || {
             search(&found);

@@ -416,7 +416,7 @@ fn group_of(scope: &SizeScope, roots: &SysRoots, members: &[u32]) -> Result<Opti
             (Some(place), SizeScope::Cgroup(path)) => MemoryCgroup::charged_in(&named_place(place, path)),
             (Some(place), _) => MemoryCgroup::charged_in(&place),
         });
-        // It fails for a process that has ended.
+        // The call fails for a process that has ended.
         if found.is_ok() {
             break;
         }
@@ -510,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_said() {
+    fn a_missing_process_or_group_is_reported() {
         let at_once = |_| true;
         let gone = measure(&SizeScope::Processes(vec![u32::MAX]), Duration::ZERO, &at_once).unwrap_err();
         assert_eq!(gone.to_string(), format!("there is no process {}", u32::MAX));

@@ -12,10 +12,11 @@
 //!
 //! The guard's `directory` lists and samples directories too, and shares only the kernel's calls
 //! with this module. It keeps the logs of one directory, with name, sequence and time of birth. It
-//! sees each change at once, by inotify, and samples a quiet file ever less often, since it acts at
-//! each tick. This module keeps all files of a whole tree, for an occasional snapshot. It watches
-//! nothing, recognises changed directories by their time of change, and spends a time budget. One
-//! type for both would carry the state of both for every file, and inotify watches for whole trees.
+//! sees each change at once, by inotify, and samples a quiet file at growing intervals, since it
+//! acts at each tick. This module keeps all files of a whole tree, for an occasional snapshot. It
+//! watches nothing, recognises changed directories by their time of change, and spends a time
+//! budget. One type for both would carry the state of both for every file, and inotify watches for
+//! whole trees.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -175,7 +176,7 @@ impl DirectoryTree {
         let left_out: usize = self.left_out.values().sum();
         if left_out > 0 {
             let what = format!("all files in {}", escaped(&self.key.1));
-            let why = format!("{left_out} of them are more than are kept of one directory");
+            let why = format!("{left_out} of them exceed the number kept per directory");
             gaps.add_of(context.party, &what, why);
         }
         for (below, read) in &self.cut {
@@ -410,8 +411,8 @@ impl DirectoryTree {
             if began.elapsed() > context.time {
                 break;
             }
-            // Whatever has the name now: on some file systems the identity of a file changes while
-            // it exists.
+            // Any file with that name is sampled: on some file systems a file's identity changes
+            // while it exists.
             let opened = InspectedFile::open_below(
                 start.fd.as_fd(),
                 below.as_path(),

@@ -2,9 +2,9 @@
 //! large database.
 //!
 //! Invariants: this module only reads. Only processes whose counters show that much I/O have files
-//! opened, at most [`OPENED_FILES_MAX`] each. Programs that are known to stream, other known programs
-//! ([`OTHER_PROGRAMS`]), and files that a found database holds, do not count. One user's processes
-//! take at most [`PER_PARTY_MAX`] places, and do not keep others' from being inspected.
+//! opened, at most [`OPENED_FILES_MAX`] each. Programs that are known to stream, other known
+//! programs ([`OTHER_PROGRAMS`]), and files that a found database holds, do not count. One user's
+//! processes take at most [`PER_PARTY_MAX`] places, and do not keep others' from being inspected.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -24,9 +24,9 @@ const INSPECTED_PROCESSES_MAX: usize = 64;
 const OPENED_FILES_MAX: usize = 4096;
 /// Smaller files do not count.
 const FILE_BYTES_MIN: u64 = 1 << 20;
-/// A process that holds this much page cache is found …
+/// Page cache that a process must hold to be found.
 const HELD_BYTES_MIN: u64 = 256 << 20;
-/// … and one that has read its files, of at least this size together, several times over.
+/// Total size of the files that a process must have read several times over to be found.
 const REREAD_BYTES_MIN: u64 = 64 << 20;
 /// The number of times.
 const REREAD_TIMES: u64 = 4;
@@ -120,8 +120,8 @@ fn candidates(proc: &ProcRoot, known: &HashSet<u32>) -> Vec<Candidate> {
     moved.into_iter().map(|(pid, io)| Candidate { pid, io, files: files_of(proc, pid) }).collect()
 }
 
-/// Returns the first [`INSPECTED_PROCESSES_MAX`] processes in their order. If there are more, no party
-/// has a further one before each party has as many.
+/// Returns the first [`INSPECTED_PROCESSES_MAX`] processes in their order. If there are more, no
+/// party has a further one before each party has as many.
 fn first_of_each_party(
     mut moved: Vec<(u32, ProcessIo)>,
     party_of: impl Fn(u32) -> Party,
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_read_its_files_several_times_over_is_found() {
+    fn a_process_that_rereads_its_files_is_found() {
         let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
         let found = |size, from_storage| candidate(file.path(), size, from_storage).resident(&HashSet::new());
         let size = REREAD_BYTES_MIN;

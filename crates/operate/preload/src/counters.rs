@@ -228,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_has_what_each_process_counted() {
+    fn a_report_has_the_counts_of_each_process() {
         let file = tempfile::tempfile().unwrap();
         begin_report(&file).unwrap();
         assert!(read_report(&file).unwrap().claimed().is_empty());

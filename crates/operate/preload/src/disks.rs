@@ -29,7 +29,7 @@ struct WrittenDisk {
     pacer: [AtomicU64; WORDS],
 }
 
-// SAFETY: numbers.
+// SAFETY: the struct has only numbers, and zero is valid for each.
 static DISKS_WRITTEN: [WrittenDisk; DISKS_MAX] = unsafe { core::mem::zeroed() };
 /// Writers of all disks that have written more than one step.
 static ALL_WRITERS: AtomicU64 = AtomicU64::new(0);
@@ -107,7 +107,7 @@ impl DiskShare {
         WritePace::of(pacer.part(), backlog, length, release)
     }
 
-    /// Counts it as a writer that has written more than one step.
+    /// Counts this writer as one that has written more than one step.
     pub(crate) fn count(&mut self) {
         if let (false, Some(disk)) = (self.is_counted, self.disk) {
             self.is_counted = true;
@@ -172,7 +172,7 @@ impl DiskShare {
         }
     }
 
-    /// Stops counting it as a writer, and ends its turn, until it writes again.
+    /// Stops counting this writer, and ends its turn, until it writes again.
     pub(crate) fn clear(&mut self) {
         let Some(disk) = self.disk else { return };
         self.end_turn(sys::now());

@@ -16,7 +16,7 @@ use pagekeeper_policy::allowance::is_near;
 use crate::sys::{self, Errno};
 
 /// Readers known at a time.
-const READERS_MAX: usize = 64;
+const FOLLOWERS_MAX: usize = 64;
 /// Files waiting to be released.
 const PENDING_RELEASE_MAX: usize = 64;
 /// The owner of an entry that is being filled in.
@@ -72,7 +72,7 @@ impl Drop for ReaderEntry<'_> {
 
 /// All readers and files.
 pub struct LogFollowers {
-    readers: [LogReader; READERS_MAX],
+    readers: [LogReader; FOLLOWERS_MAX],
     /// Inodes of files to release once their last reader has read them.
     owed: [AtomicU64; PENDING_RELEASE_MAX],
 }
@@ -224,7 +224,7 @@ mod tests {
         child.wait().unwrap();
         assert!(followers.near(1, 8, 3).next().is_none() && !followers.reads(11));
         // Without a free entry, those of ended processes are reused.
-        for _ in 0..READERS_MAX {
+        for _ in 0..FOLLOWERS_MAX {
             followers.enter(child.id(), 11, 1, 7).unwrap();
         }
         let entry = followers.begin(12, 1, 8).unwrap();
@@ -252,7 +252,7 @@ mod tests {
         assert!(take(&list, 3) && !take(&list, 3));
         remember(&list, 5);
         remember(&list, 6);
-        // It replaced the fifth.
+        // The sixth entry replaced the fifth.
         assert!(take(&list, 6) && !take(&list, 5) && take(&list, 1) && take(&list, 4));
     }
 }

@@ -43,7 +43,7 @@ static BEGIN_ENTRY: BeginFunction = begin;
 #[unsafe(link_section = ".fini_array")]
 static END_ENTRY: unsafe extern "C" fn() = end;
 
-/// The constructor. The C library passes it the arguments of `main`.
+/// Starts the library, as its constructor. The C library passes it the arguments of `main`.
 unsafe extern "C" fn begin(_count: c_int, _args: *const *const c_char, environment: *const *const c_char) {
     if real::must_find_all() {
         hooks::find_all();
@@ -135,7 +135,7 @@ unsafe extern "C" fn after_fork_in_child() {
     rules::after_fork();
 }
 
-/// The destructor: runs as the process ends by `exit` or returns from `main`.
+/// Ends the library, as its destructor: runs as the process ends by `exit` or returns from `main`.
 unsafe extern "C" fn end() {
     if process::is_on() {
         rules::before_exit();

@@ -99,9 +99,9 @@ pub fn is_deadly() -> bool {
 /// Runs `act` in a child with a copy of all memory, which leaves no core dump however it ends.
 /// Returns whether the child reached the end. `act` makes system calls only.
 pub fn is_survived(act: impl FnOnce()) -> bool {
-    // SAFETY: a child with a copy of all memory and no signal at its end. It goes on from here, on
-    // a copy of this stack, and makes system calls only. The status is written to a variable that
-    // has room for it; a limit is two numbers.
+    // SAFETY: a child with a copy of all memory and no signal at its end. It continues from here,
+    // on a copy of this stack, and makes system calls only. The status is written to a variable
+    // that has room for it; a limit is two numbers.
     unsafe {
         let child = match sys::call(libc::SYS_clone, [0]) {
             Ok(0) => {

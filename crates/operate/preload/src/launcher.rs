@@ -54,7 +54,7 @@ const WORDS_ON_STACK: usize = 256;
 /// Words that come before the command's own.
 const WORDS_BEFORE: usize = 7;
 /// Bytes of a path, including the terminating null.
-const PATH_BYTES: usize = libc::PATH_MAX as usize;
+const LAUNCHER_PATH_BYTES: usize = libc::PATH_MAX as usize;
 /// Programs for which it is remembered that they were reported.
 const WARNED_PROGRAMS_MAX: usize = 64;
 /// Bytes of a script's first line that the kernel reads (`BINPRM_BUF_SIZE`).
@@ -67,10 +67,10 @@ struct FixedText<const N: usize>(UnsafeCell<[u8; N]>);
 // SAFETY: written by `set_up` alone, before anything else reads it.
 unsafe impl<const N: usize> Sync for FixedText<N> {}
 
-static LAUNCHER_PATH: FixedText<PATH_BYTES> = FixedText(UnsafeCell::new([0; PATH_BYTES]));
+static LAUNCHER_PATH: FixedText<LAUNCHER_PATH_BYTES> = FixedText(UnsafeCell::new([0; LAUNCHER_PATH_BYTES]));
 /// The settings, with a null byte behind them.
 static SETTINGS_TEXT: AtomicPtr<c_char> = AtomicPtr::new(core::ptr::null_mut());
-static IS_ON: AtomicBool = AtomicBool::new(false);
+static LAUNCHER_ON: AtomicBool = AtomicBool::new(false);
 static IS_REQUIRED: AtomicBool = AtomicBool::new(false);
 /// Hashes of reported programs, in memory that children share with this process until they exec.
 static WARNED_PROGRAMS: AtomicPtr<[AtomicU32; WARNED_PROGRAMS_MAX]> = AtomicPtr::new(core::ptr::null_mut());
@@ -78,7 +78,7 @@ static WARNED_PROGRAMS: AtomicPtr<[AtomicU32; WARNED_PROGRAMS_MAX]> = AtomicPtr:
 /// Whether programs that this process starts are examined. One load.
 #[inline]
 pub fn is_on() -> bool {
-    IS_ON.load(Ordering::Relaxed)
+    LAUNCHER_ON.load(Ordering::Relaxed)
 }
 
 /// Turns this on if the plan names a launcher and this process is not the launcher itself.
@@ -103,7 +103,7 @@ pub unsafe fn set_up(plan: &Plan<'_>, comm: &[u8], text: &'static [u8; TEXT_MAX 
     if let Ok(memory) = sys::take_memory(size_of::<[AtomicU32; WARNED_PROGRAMS_MAX]>(), libc::MAP_SHARED) {
         WARNED_PROGRAMS.store(memory.cast(), Ordering::Relaxed);
     }
-    IS_ON.store(true, Ordering::Release);
+    LAUNCHER_ON.store(true, Ordering::Release);
 }
 
 /// The outcome of a call that starts a program.
@@ -232,8 +232,8 @@ fn is_first(file: &CStr) -> bool {
     true
 }
 
-/// Whether an environment was made anew: it lacks both the library and its settings. One that lacks
-/// only one of them was changed on purpose, to run without the rules.
+/// Whether the program built a new environment, which lacks both the library and its settings. One
+/// that lacks only one of them was changed on purpose, to run without the rules.
 ///
 /// # Safety
 ///

@@ -20,7 +20,7 @@ use crate::identity::{FileIdentity, SharedIdentity};
 use crate::{counters, sys};
 
 /// Readers that have a place at a time.
-const READERS_MAX: usize = 256;
+const OPEN_READERS_MAX: usize = 256;
 /// Nanoseconds for which an entry is valid after its last update.
 const LEASE_NS: u64 = 30_000_000_000;
 /// Nanoseconds for which the entry is valid of a reader that has left and whose pages a socket or a
@@ -58,7 +58,7 @@ pub const ALL_WINDOWS: (u64, u128) = (ALL_FIRST, u128::MAX);
 pub struct OpenReaders {
     /// Places from this one on were never taken.
     used: AtomicU32,
-    entries: [Entry; READERS_MAX],
+    entries: [Entry; OPEN_READERS_MAX],
 }
 
 // SAFETY: numbers.

@@ -50,7 +50,7 @@ pub fn path_of(fd: c_int, into: &mut [u8]) -> Result<&[u8], Errno> {
     sys::read_link(link, into)
 }
 
-/// Opens the file that `fd` names in the calling thread's table anew, read-only. Leaves the file's
+/// Opens the file that `fd` names in the calling thread's table again, read-only. Leaves the file's
 /// access time alone if the user may have that.
 pub fn reopen(fd: c_int) -> Result<c_int, Errno> {
     let path = DescriptorPath::of_thread(fd);

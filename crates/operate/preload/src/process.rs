@@ -23,11 +23,11 @@ const ENDS_MAX: usize = 2 * RULES_MAX;
 
 struct PlanStatic<T>(UnsafeCell<T>);
 
-// SAFETY: written only by `set_up`, before `IS_ON` is set, and read only after that was seen.
+// SAFETY: written only by `set_up`, before `RULES_ON` is set, and read only after that was seen.
 unsafe impl<T> Sync for PlanStatic<T> {}
 
 static OWN_PLAN: PlanStatic<Plan<'static>> = PlanStatic(UnsafeCell::new(Plan::NONE));
-static IS_ON: AtomicBool = AtomicBool::new(false);
+static RULES_ON: AtomicBool = AtomicBool::new(false);
 /// The scope of the hooks in this process: a [`HookScope`].
 static HOOK_SCOPE: AtomicU8 = AtomicU8::new(HookScope::Nothing as u8);
 /// The ends of names that a rule may apply to ([`names::pattern_ends`]).
@@ -60,7 +60,7 @@ pub unsafe fn set_up(plan: &Plan<'static>) {
     let ends = rules.flat_map(|rule| names::pattern_ends(rule.pattern));
     let count = NAME_ENDS.iter().zip(ends).map(|(word, end)| word.store(end, Ordering::Relaxed)).count();
     ENDS_COUNT.store(count as u32, Ordering::Relaxed);
-    IS_ON.store(true, Ordering::Release);
+    RULES_ON.store(true, Ordering::Release);
     HOOK_SCOPE.store(scope as u8, Ordering::Release);
 }
 
@@ -107,8 +107,8 @@ pub fn has_uring() -> bool {
 
 /// Returns the plan that this process took from its settings.
 pub fn plan() -> &'static Plan<'static> {
-    if IS_ON.load(Ordering::Acquire) {
-        // SAFETY: set before `IS_ON`, and never again.
+    if RULES_ON.load(Ordering::Acquire) {
+        // SAFETY: set before `RULES_ON`, and never again.
         unsafe { &*OWN_PLAN.0.get() }
     } else {
         &Plan::NONE
@@ -130,7 +130,7 @@ pub fn become_stream() {
 
 /// Whether the rules are on, and this is the process that they were set up for.
 pub fn is_on() -> bool {
-    IS_ON.load(Ordering::Acquire) && is_here()
+    RULES_ON.load(Ordering::Acquire) && is_here()
 }
 
 /// Whether this is the process that the rules were set up for, on or off, and not a child of vfork,
@@ -141,7 +141,7 @@ pub fn is_here() -> bool {
 
 /// Turns the rules off for good: something that they rely on failed, or may soon.
 pub fn turn_off() {
-    IS_ON.store(false, Ordering::Release);
+    RULES_ON.store(false, Ordering::Release);
     HOOK_SCOPE.store(HookScope::Nothing as u8, Ordering::Release);
 }
 

@@ -182,14 +182,13 @@ fn advise(fd: c_int, range: &Range<u64>, advice: c_int) -> Result<(), Errno> {
     by_numbers(libc::SYS_fadvise64, args).map(drop)
 }
 
-/// `posix_fadvise(2)` with `POSIX_FADV_DONTNEED`: drops pages that are clean, unmapped and wholly
-/// in the range.
+/// Drops pages that are clean, unmapped and wholly in the range (`POSIX_FADV_DONTNEED`).
 pub fn drop_pages(fd: c_int, range: Range<u64>) -> Result<(), Errno> {
     advise(fd, &range, libc::POSIX_FADV_DONTNEED)
 }
 
-/// `POSIX_FADV_RANDOM`: reads of the open file bring in single pages; `POSIX_FADV_NORMAL`: the
-/// kernel reads ahead again.
+/// Advises how the open file is read: by `POSIX_FADV_RANDOM` reads bring in single pages, by
+/// `POSIX_FADV_NORMAL` the kernel reads ahead again.
 pub fn advise_order(fd: c_int, advice: c_int) {
     let _ = advise(fd, &(0..0), advice);
 }
@@ -219,7 +218,7 @@ pub fn position(fd: c_int) -> Result<u64, Errno> {
     by_numbers(libc::SYS_lseek, [of(fd), 0, libc::SEEK_CUR as usize]).map(|at| at as u64)
 }
 
-/// fstat(2); for a block device also its size.
+/// Calls fstat(2); for a block device returns also its size.
 pub fn fstat(fd: c_int) -> Result<libc::stat, Errno> {
     /// `BLKGETSIZE64` of linux/fs.h.
     const GET_SIZE64: usize = 0x8008_1272;
@@ -243,12 +242,12 @@ pub fn size_in(stat: &libc::stat) -> u64 {
     stat.st_size.max(0) as u64
 }
 
-/// stat(2).
+/// Calls stat(2).
 pub fn stat(path: &CStr) -> Result<libc::stat, Errno> {
     stat_at(libc::AT_FDCWD, path.as_ptr().addr(), 0)
 }
 
-/// lstat(2) of a path in the program's memory, which only the kernel reads.
+/// Calls lstat(2) on a path in the program's memory, which only the kernel reads.
 pub fn lstat_at(at: c_int, path: usize) -> Result<libc::stat, Errno> {
     stat_at(at, path, libc::AT_SYMLINK_NOFOLLOW | libc::AT_NO_AUTOMOUNT)
 }
@@ -367,7 +366,7 @@ impl Drop for OwnedDescriptor {
     }
 }
 
-/// `close_range(2)`, Linux 5.9, on the calling thread's table.
+/// Calls `close_range(2)` (Linux 5.9) on the calling thread's table.
 pub fn close_range(from: u32, to: u32, flags: u32) -> Result<(), Errno> {
     by_numbers(libc::SYS_close_range, [from as usize, to as usize, flags as usize]).map(drop)
 }
@@ -392,13 +391,13 @@ fn limit(resource: usize) -> Result<u64, Errno> {
     unsafe { filled(|to| call(libc::SYS_prlimit64, [0, resource, 0, to])) }.map(|[limit, _]: [u64; 2]| limit)
 }
 
-/// read(2).
+/// Calls read(2).
 pub fn read(fd: c_int, into: &mut [u8]) -> Result<usize, Errno> {
     // SAFETY: `into` is valid for the bytes read into it.
     unsafe { call(libc::SYS_read, [of(fd), into.as_mut_ptr() as usize, into.len()]) }
 }
 
-/// pread(2).
+/// Calls pread(2).
 pub fn read_at(fd: c_int, into: &mut [u8], at: u64) -> Result<usize, Errno> {
     // SAFETY: `into` is valid for the bytes read into it.
     unsafe { call(libc::SYS_pread64, [of(fd), into.as_mut_ptr() as usize, into.len(), at as usize]) }
@@ -412,7 +411,7 @@ pub fn text_of<'a>(path: &CStr, into: &'a mut [u8]) -> &'a [u8] {
     into.get(..length).unwrap_or_default()
 }
 
-/// readlink(2): returns the part of `into` that it filled.
+/// Calls readlink(2). Returns the part of `into` that it filled.
 pub fn read_link<'a>(path: &CStr, into: &'a mut [u8]) -> Result<&'a [u8], Errno> {
     let args = [of(libc::AT_FDCWD), path.as_ptr() as usize, into.as_mut_ptr() as usize, into.len()];
     // SAFETY: `path` ends in a NUL; `into` has as much room as its length says.
@@ -464,7 +463,7 @@ pub fn map(
     from: u64,
 ) -> Result<usize, Errno> {
     if flags & libc::MAP_FIXED != 0 {
-        // It would replace another mapping.
+        // The call would replace another mapping.
         return Err(Errno(libc::EINVAL));
     }
     by_numbers(libc::SYS_mmap, [at, length, access as usize, flags as usize, of(fd), from as usize])

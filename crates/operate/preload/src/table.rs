@@ -8,11 +8,11 @@
 //! 1. An entry is 0, or the index of a slot in use plus one.
 //! 2. A slot's `refs` is the number of entries that name it. At 0 the slot is free again, or will
 //!    be once `busy` is given up.
-//! 3. The state of a file ([`Slot::with`]) is accessed only by the thread that set `busy`. Nobody
-//!    waits for it: a thread that finds it set skips the rule for this call. So a signal handler in
-//!    the middle of a rule, or a thread that was ended there, blocks nobody. A thread whose handler
-//!    jumped out of the middle finds that out at its next call, and begins anew. A child of fork
-//!    resets `busy` of threads that it does not have ([`Table::after_fork`]).
+//! 3. The state of a file ([`FileSlot::with`]) is accessed only by the thread that set `busy`.
+//!    Nobody waits for it: a thread that finds it set skips the rule for this call. So a signal
+//!    handler in the middle of a rule, or a thread that was ended there, blocks nobody. A thread
+//!    whose handler jumped out of the middle finds that out at its next call, and starts again. A
+//!    child of fork resets `busy` of threads that it does not have ([`Table::after_fork`]).
 //! 4. A program that closes descriptors by calls we do not see leaves stale entries. A rule may
 //!    then give advice on another file, which loses no byte. An entry is replaced whenever a hooked
 //!    call hands out its number.
@@ -51,7 +51,7 @@ pub struct Table<S: 'static> {
     entries: Chunks<AtomicU16, ENTRIES_EACH, { DESCRIPTORS_MAX / ENTRIES_EACH }>,
     /// The highest descriptor that was ever followed.
     highest: AtomicU32,
-    slots: Chunks<Slot<S>, SLOTS_EACH, { SLOTS_MAX / SLOTS_EACH }>,
+    slots: Chunks<FileSlot<S>, SLOTS_EACH, { SLOTS_MAX / SLOTS_EACH }>,
     /// All slots, and those that data files may take.
     rooms: [SlotRoom; 2],
 }
@@ -118,7 +118,7 @@ impl FileRole {
 
 /// One open file. All bits are zero before it is first taken.
 #[repr(align(64))]
-pub struct Slot<S> {
+pub struct FileSlot<S> {
     refs: AtomicU32,
     /// The thread that has the state ([`sys::thread`]); 0: none.
     busy: AtomicUsize,
@@ -136,9 +136,9 @@ pub struct Slot<S> {
 }
 
 // SAFETY: `state` is accessed only by the thread that set `busy` (invariant 3); all else is atomic.
-unsafe impl<S: Send> Sync for Slot<S> {}
+unsafe impl<S: Send> Sync for FileSlot<S> {}
 
-impl<S: Fresh> Slot<S> {
+impl<S: Fresh> FileSlot<S> {
     /// Returns its role. Never `None` for a slot that an entry names: its role is stored first.
     pub fn role(&self) -> Option<FileRole> {
         let number = self.role.load(Ordering::Relaxed);
@@ -253,7 +253,7 @@ impl<S: Fresh> Default for Table<S> {
 impl<S: Fresh> Table<S> {
     /// Creates a table that follows nothing and has no memory yet.
     pub const fn new() -> Self {
-        const { assert!(align_of::<Slot<S>>() <= 4096) };
+        const { assert!(align_of::<FileSlot<S>>() <= 4096) };
         Self {
             // SAFETY: numbers.
             entries: unsafe { Chunks::new() },
@@ -272,20 +272,20 @@ impl<S: Fresh> Table<S> {
     }
 
     /// Returns the slot of a descriptor.
-    pub fn slot_of(&self, fd: c_int) -> Option<&Slot<S>> {
+    pub fn slot_of(&self, fd: c_int) -> Option<&FileSlot<S>> {
         let entry = self.entries.get(fd as usize)?.load(Ordering::Acquire);
         if entry == 0 { None } else { self.named(entry) }
     }
 
     /// Whether cachestat(2) counts the pages of the file that the program's descriptor names
-    /// ([`Slot::has_counts`]).
+    /// ([`FileSlot::has_counts`]).
     pub fn has_counts(&self, fd: c_int) -> bool {
-        self.slot_of(fd).is_none_or(Slot::has_counts)
+        self.slot_of(fd).is_none_or(FileSlot::has_counts)
     }
 
     /// Returns the slot that an entry names.
     #[inline]
-    fn named(&self, entry: u16) -> Option<&Slot<S>> {
+    fn named(&self, entry: u16) -> Option<&FileSlot<S>> {
         self.slots.get(usize::from(entry).checked_sub(1)?)
     }
 
@@ -296,7 +296,7 @@ impl<S: Fresh> Table<S> {
 
     /// Follows a file that was opened as `fd`. `None` if there are too many, the number is too
     /// high, or there is no memory.
-    pub fn enter(&self, fd: c_int, role: FileRole, file: FileIdentity) -> Option<&Slot<S>> {
+    pub fn enter(&self, fd: c_int, role: FileRole, file: FileIdentity) -> Option<&FileSlot<S>> {
         let entry = self.entries.take(fd as usize)?;
         let room = self.room_for(role);
         for index in room.indices() {
@@ -323,7 +323,7 @@ impl<S: Fresh> Table<S> {
         let Some(to) = to else { return };
         if let Some(slot) = self.named(index) {
             if slot.refs.fetch_add(1, Ordering::AcqRel) == 0 {
-                // It was given up just now.
+                // The entry was given up just now.
                 self.taken(usize::from(index).saturating_sub(1));
             }
             self.highest.fetch_max(number, Ordering::Relaxed);
@@ -344,7 +344,7 @@ impl<S: Fresh> Table<S> {
 
     /// Iterates over the followed descriptors from `from` to `to`, both included, in ascending
     /// order.
-    pub fn entered(&self, from: u32, to: u32) -> impl Iterator<Item = (c_int, &Slot<S>)> {
+    pub fn entered(&self, from: u32, to: u32) -> impl Iterator<Item = (c_int, &FileSlot<S>)> {
         let end = (to.min(self.highest()) as usize).saturating_add(1).min(DESCRIPTORS_MAX);
         (from as usize..end).filter_map(|fd| {
             let fd = fd as c_int;
@@ -421,7 +421,7 @@ mod tests {
 
     /// Forks while another thread has one slot and this thread has another; returns which the child
     /// finds busy.
-    fn busy_in_a_child(theirs: &'static Slot<Nothing>, ours: &'static Slot<Nothing>) -> [bool; 2] {
+    fn busy_in_a_child(theirs: &'static FileSlot<Nothing>, ours: &'static FileSlot<Nothing>) -> [bool; 2] {
         let (begun, is_begun) = std::sync::mpsc::channel();
         let (end, ended) = std::sync::mpsc::channel::<()>();
         let other = std::thread::spawn(move || {
@@ -476,7 +476,7 @@ mod tests {
         // The state of a file is not mistaken for that of the slot's next file.
         slot.set_counts(false);
         assert!(!FILES.has_counts(701) && FILES.has_counts(700));
-        // Its number is handed out again.
+        // The entry's number is handed out again.
         let other = FILES.enter(701, FileRole::Log, file(3)).unwrap();
         assert!(!core::ptr::eq(other, slot));
         assert_eq!(in_use(), 1);

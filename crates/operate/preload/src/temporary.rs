@@ -34,7 +34,7 @@ pub const KEEP_MAX_NS: u64 = 120_000_000_000;
 /// The entry is free.
 const ENTRY_FREE: u32 = 0;
 /// It is being filled in.
-const BEING_TAKEN: u32 = 1;
+const ENTRY_BEING_TAKEN: u32 = 1;
 /// The file is still open.
 const ENTRY_OPEN: u32 = 2;
 /// It was closed, and the helper has it.
@@ -81,7 +81,9 @@ impl Temporary {
             return None;
         }
         let take = |file: &KeptEntry| {
-            file.state.compare_exchange(ENTRY_FREE, BEING_TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            file.state
+                .compare_exchange(ENTRY_FREE, ENTRY_BEING_TAKEN, Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok()
         };
         let (index, file) = KEPT_FILES.iter().enumerate().find(|(_, file)| take(file))?;
         KEPT_COUNT.fetch_add(1, Ordering::Relaxed);

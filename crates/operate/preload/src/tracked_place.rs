@@ -15,7 +15,7 @@ pub const PATH: usize = 448;
 /// The place is free.
 const PLACE_FREE: u32 = 0;
 /// The place is being filled in.
-const BEING_TAKEN: u32 = 1;
+const PLACE_BEING_TAKEN: u32 = 1;
 /// The place is valid.
 pub const TRACKED: u32 = 2;
 
@@ -37,7 +37,7 @@ pub enum FileEvents {
     Sent = 8,
     /// It is open; nobody has closed it since.
     Open = 16,
-    /// It was small, and not written yet when its process went on.
+    /// It was small, and not written yet when its process continued.
     NotWaitedFor = 32,
 }
 
@@ -80,7 +80,7 @@ impl TrackedPlace {
             TRACKED if self.has(FileEvents::Gone) => TRACKED,
             _ => return false,
         };
-        self.state.compare_exchange(from, BEING_TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        self.state.compare_exchange(from, PLACE_BEING_TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
     /// Sets the path; of a long one, only its end.

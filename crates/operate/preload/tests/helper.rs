@@ -45,7 +45,7 @@ fn of_the_helper() -> Option<usize> {
     let mut helper = tasks.filter(|task| {
         std::fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim() == "pagekeeper")
     });
-    // It may be about to end.
+    // The helper may be about to end.
     helper.next().and_then(|task| Some(std::fs::read_dir(task.join("fd")).ok()?.count()))
 }
 
@@ -142,14 +142,14 @@ fn the_helper_holds_nothing_of_the_program() {
     helper::leave_now();
 }
 
-/// The pages of a file without a name go with it, and are not even written.
+/// Checks that the pages of a nameless file are dropped with it, and not even written.
 fn is_nothing_to_a_file_without_a_name(path: &Path) {
     let file = written(path, 1 << 20);
     std::fs::remove_file(path).unwrap();
     assert!(send_after_close(&file) && !helper::holds_some());
 }
 
-/// A file that is about to lose its last name is let go of, and no other.
+/// Checks that the helper closes a file that is about to lose its last name, and no other.
 fn is_let_go_of(path: &Path) {
     let other = written(&path.with_extension("other"), 1 << 20);
     // Tries again if the helper had finished with the file by then.
@@ -163,7 +163,7 @@ fn is_let_go_of(path: &Path) {
     assert!(comes(|| resident(&other) == 0 && !helper::holds_some()));
 }
 
-/// A writer learns when its output is on disk and dropped, or that this cannot be seen.
+/// Checks that a writer learns when its output is on disk and dropped, or that this cannot be seen.
 fn is_waited_for(path: &Path) {
     let most = 30_000_000_000;
     let file = written(path, (6 << 20) + 100);
@@ -190,8 +190,8 @@ fn is_waited_for(path: &Path) {
     assert!(!helper::wait_dropped(memory.as_raw_fd(), &(0..u64::MAX), Count::StreamReleased, most));
 }
 
-/// A written program can be executed at once, and a lock is free at once, whatever files the helper
-/// has.
+/// Checks that a written program can be executed at once, and a lock is free at once, although the
+/// helper has files open.
 fn can_be_used_at_once(program: &Path) {
     for _ in 0..20 {
         std::fs::copy("/bin/true", program).unwrap();
@@ -261,8 +261,8 @@ fn has_none_until_it_opens_a_file(path: &Path) -> bool {
     is_sent && comes(|| resident(&file) == 0)
 }
 
-/// In a process that gave up its privileges, a file that cannot be opened anew is not taken; others
-/// are.
+/// Checks that in a process that gave up its privileges the helper leaves a file alone that cannot
+/// be opened again, and takes others.
 fn goes_on_without_rights(path: &Path) -> bool {
     let other = written(&path.with_extension("other"), 1 << 20);
     // Without privileges, the writeback of another user's file cannot be seen.
@@ -282,8 +282,8 @@ fn goes_on_without_rights(path: &Path) -> bool {
     is_refused && !helper::is_off() && is_other_sent && comes(|| resident(&other) == 0)
 }
 
-/// A signal handler may open files, but not create a thread, however it was installed. A blocked
-/// signal is not a handler.
+/// Checks that a signal handler may open files, but creates no thread. A blocked signal is not a
+/// handler.
 fn is_not_made_in_a_handler() -> bool {
     extern "C" fn handler(_: c_int) {
         assert!(!helper::prepare());

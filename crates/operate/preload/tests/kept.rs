@@ -291,7 +291,7 @@ fn resident_pages_go_when_a_file_is_opened_for_direct_io() {
     direct.close();
 }
 
-/// For engines that use both on purpose.
+/// Some engines use direct and buffered I/O on one file on purpose.
 #[test]
 fn pages_of_buffered_readers_stay_at_a_direct_open() {
     let Some((directory, _alone)) = set_up() else { return };

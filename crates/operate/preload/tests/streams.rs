@@ -220,7 +220,7 @@ fn output_is_released_once_written(dir: &Path) {
     }
 }
 
-/// A child of fork that ends leaves its parent's output to the parent.
+/// Checks that a child of fork that ends leaves its parent's output to the parent.
 fn a_child_finishes_nothing_of_its_parent(dir: &Path) {
     let path = dir.join("parent");
     let file = File::create(&path).unwrap();

@@ -133,7 +133,8 @@ fn settle() {
     helper::drain();
 }
 
-/// A file that has no page when the watch begins, and that another program reads meanwhile.
+/// Checks that pages stay that another program reads after the watch has begun on a file without
+/// pages.
 fn other_readers_keep_pages_that_no_reader_passed(directory: &Path) {
     let path = directory.join("read");
     std::fs::write(&path, vec![7; 64 << 20]).unwrap();
@@ -169,7 +170,8 @@ fn other_readers_keep_pages_that_no_reader_passed(directory: &Path) {
     assert_eq!(cached(&file, 28 * MIB..64 * MIB) * sys::page_size(), 36 * MIB);
 }
 
-/// Other users' scattered pages of a file stay, and all others that the reader brings in go.
+/// Checks that other users' scattered pages of a file stay, and all others that the reader brings
+/// in are dropped.
 fn all_but_the_pages_of_others_goes(directory: &Path) {
     const FILE_BYTES: u64 = 192 * MIB;
     let path = directory.join("hot");
@@ -196,8 +198,8 @@ fn all_but_the_pages_of_others_goes(directory: &Path) {
     }
 }
 
-/// Files that are closed one after another make room for the next at once, and their offsets at the
-/// close are known.
+/// Checks that files that are closed one after another make room for the next at once, and that
+/// their offsets at the close are known.
 fn more_files_than_watches(directory: &Path) {
     let paths: Vec<_> = (0..40).map(|nth| directory.join(format!("small-{nth}"))).collect();
     for path in &paths {

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_a_name_leaves_none() {
+    fn a_nameless_file_leaves_no_name() {
         let dir = disk_dir();
         let directory = TestDirectory::open(dir.path()).unwrap();
         let file = directory.unnamed().unwrap();

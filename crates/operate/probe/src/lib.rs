@@ -12,7 +12,7 @@
 //!   directory is touched.
 //! * No setting of the machine is changed.
 //! * All data that is read is checked.
-//! * Compared measurements alternate, in an order that is shuffled anew in each round.
+//! * Compared measurements alternate, in an order that is reshuffled in each round.
 //! * A value that is not available is `None`, never zero.
 //!
 //! If a directory cannot be measured, the error is a plain sentence, before anything is written.

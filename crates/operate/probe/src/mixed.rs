@@ -14,7 +14,7 @@
 //! writer without pauses holds the file's lock nearly all the time, and the result would show
 //! nothing else.
 //!
-//! Invariants: compared intervals follow each other, in an order that is shuffled anew in each
+//! Invariants: compared intervals follow each other, in an order that is reshuffled in each
 //! round. Ratios are taken within a round, and their median counts. Each interval begins with no
 //! page of the file resident. All data that is read is checked.
 

@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn all_of_it_is_measured_and_nothing_left() {
+    fn the_probe_measures_everything_and_leaves_nothing() {
         let dir = disk_dir();
         let calls = Mutex::new(Vec::new());
         let report = |progress: &ProbeProgress| calls.lock().unwrap().push(*progress);
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn the_wish_to_stop_ends_it_and_nothing_is_left() {
+    fn a_stop_ends_the_probe_and_leaves_nothing() {
         let dir = disk_dir();
         let cancel = AtomicBool::new(false);
         let stop = |progress: &ProbeProgress| {

@@ -29,7 +29,7 @@ const READ_DEPTHS: [u32; 5] = [1, 4, 16, 64, 256];
 pub struct ReadsReport {
     /// The back-end that read: "`io_uring`", or "threads".
     pub by: String,
-    /// Why `io_uring` was not used, if so.
+    /// The reason why `io_uring` was not used, if so.
     pub not_uring: Option<String>,
     /// Whether direct I/O was used. Otherwise the reads were buffered, each of a cold page.
     pub direct: bool,

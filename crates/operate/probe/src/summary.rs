@@ -70,8 +70,7 @@ fn reads(profile: &DiskProfile) -> Option<String> {
              write with many in flight, never one after the other"
         ),
         (true, false) => format!(
-            "Slow and narrow: a read takes {one}, and many at once are served only {times:.1} times as fast, so keep what is \
-             hot in memory and write in long rows"
+            "Slow and narrow: a read takes {one}, and many at once are served only {times:.1} times as fast, so keep hot data in memory and write in long rows"
         ),
         (false, true) => format!(
             "Fast and wide: a read takes {one}, and {width} at once are served {times:.0} times as fast, so reads past the page \

@@ -47,13 +47,13 @@ pub(crate) struct File {
     /// Whether others used pages of it since its job began.
     pub(crate) used_by_others: Arc<AtomicBool>,
     pub(crate) last_event: Duration,
-    /// When pages of it were last released.
+    /// The time when pages of it were last released.
     pub(crate) released_at: Duration,
-    /// Since when no followed process uses it.
+    /// The time since which no followed process uses it.
     pub(crate) ended: Option<Duration>,
     /// Whether its remaining pages are due at once, to make room.
     is_hurried: bool,
-    /// Since when a job of it is in progress.
+    /// The time since which a job of it is in progress.
     pub(crate) job_since: Option<Duration>,
     look_at: Option<Duration>,
     /// Not examined before this time, because the last examination was expensive.
@@ -139,7 +139,8 @@ impl File {
         is_new
     }
 
-    /// Adds a beneficiary, on whose behalf its pages are released. Earlier verdicts are given anew.
+    /// Adds a beneficiary, on whose behalf its pages are released. Earlier verdicts are given
+    /// again.
     pub(crate) fn add_beneficiary(&mut self, origin: &Origin) {
         if self.beneficiaries.add(origin) && self.verdict != Some(Verdict::Leave) {
             self.verdict = None;

@@ -284,7 +284,7 @@ impl Follower {
                 self.events.push(StreamEvent::Problem {
                     path: format!("process {}", target.pid).into(),
                     sentence: format!(
-                        "it goes on while its output waits for the disk, since it can't be held, as one that is traced: {error}"
+                        "it runs on while its output waits for the disk, since it can't be held (it may be traced): {error}"
                     ),
                 });
             }
@@ -504,7 +504,7 @@ impl Follower {
         self.events.push(StreamEvent::Problem {
             path: path_or_number(path.as_deref(), oldest),
             sentence: format!(
-                "streams have more files under way than are kept, {FILES_PER_USER} of a user and {FILES_MAX} of all: \
+                "streams have more files in progress than are kept, {FILES_PER_USER} of a user and {FILES_MAX} of all: \
                  the oldest are left as they are"
             ),
         });

@@ -147,7 +147,7 @@ struct Subject {
     cycle: HoldCycle,
     wished_from: Duration,
     wished_until: Duration,
-    /// Since when it is stopped.
+    /// The time since which it is stopped.
     stopped_at: Option<Duration>,
     is_refused: bool,
 }
@@ -203,7 +203,7 @@ impl Holder {
     }
 
     /// Does what is due now. Returns how long there is nothing to do unless a request comes; `None`
-    /// for ever: then no thread is traced that may stop or end, since its parent would wait for
+    /// forever: then no thread is traced that may stop or end, since its parent would wait for
     /// that.
     fn go_on(&mut self) -> Option<Duration> {
         self.holds.poll();
@@ -233,7 +233,8 @@ impl Holder {
         let pid = subject.target.pid;
         let now = self.started.elapsed();
         let is_wished = subject.is_wished(now);
-        // It is to take its signals before it is held again. A process that has ended has none.
+        // The process must take its signals before it is held again. A process that has ended has
+        // none.
         let has_signal = || self.holds.has_signal(pid) || self.proc.has_pending_signal(pid).unwrap_or(true);
         let is_wanted = is_wished && !has_signal();
         match subject.cycle.next(is_wanted, now) {
@@ -294,11 +295,11 @@ mod tests {
 
     use super::*;
 
-    /// Longer than anything takes on a busy machine.
+    /// A deadline longer than anything takes on a busy machine.
     const FOLLOW_TIMEOUT: Duration = Duration::from_secs(60);
 
-    /// What a killed process leaves behind belongs to its parent once its tracer has seen its end,
-    /// so the holder never sleeps before that. A process with much memory takes some time to end.
+    /// A killed process belongs to its parent once its tracer has seen its end, so the holder never
+    /// sleeps before that. A process with much memory takes some time to end.
     #[test]
     fn a_program_killed_while_held_is_left_to_its_parent() {
         let mut shell = Command::new("sh")

@@ -47,7 +47,7 @@ impl OthersOnDisks {
         Ok(Self { source, _events: events, disks: HashMap::new(), last_look: Instant::now() })
     }
 
-    /// Takes in the requests since the last look. To be called about every 10 ms while the task
+    /// Records the requests since the last look. To be called about every 10 ms while the task
     /// works.
     pub fn look(&mut self) {
         let now = Instant::now();

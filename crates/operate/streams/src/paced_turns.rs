@@ -23,8 +23,8 @@ use crate::others::OthersOnDisks;
 
 /// The longest wait before the next check for a stop.
 const NAP_MAX: Duration = Duration::from_millis(100);
-/// Requests of others are counted from then on: a shorter run is over before the programs that
-/// count are loaded.
+/// The time after which requests of others are counted: a shorter run ends before the counting
+/// programs are loaded.
 const COUNT_AFTER: Duration = Duration::from_millis(500);
 /// The time between two looks at the counts.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
@@ -50,7 +50,7 @@ struct Others {
 }
 
 impl Others {
-    /// Looks, if that is due. Returns the largest share that others have of a disk.
+    /// Samples the disks, if that is due. Returns the largest share that others have of a disk.
     fn look(&mut self, now: Duration) -> Option<YieldShare> {
         self.next_look.filter(|due| *due <= now)?;
         if self.counts.is_none() {
@@ -68,9 +68,9 @@ impl Others {
 struct TurnState {
     pacer: TaskPacer,
     in_flight: u64,
-    /// Nothing begins before.
+    /// No part begins before this time.
     pause_until: Duration,
-    /// When the last part was read, if others have been in flight ever since.
+    /// The time when the last part was read, if others have been in flight ever since.
     done_at: Option<Duration>,
 }
 
@@ -101,7 +101,7 @@ impl PacedTurns {
         lock(&self.others).disks.entry(device).or_insert_with(|| disk_of(Path::new("/sys"), device));
     }
 
-    /// Takes in whether others wait, unless another thread is at it.
+    /// Samples the disks for others that wait, unless another thread is sampling.
     fn look(&self) {
         let Ok(mut others) = self.others.try_lock() else { return };
         let share = others.look(self.start.elapsed());

@@ -22,7 +22,7 @@ pub(crate) fn add(sum: &mut StreamTotals, more: StreamTotals) {
 }
 
 impl StreamReport {
-    /// Adds the figures of a later report. The processes that run are the later one's.
+    /// Adds the figures of a later report, and takes over its running processes.
     pub fn add(&mut self, later: &Self) {
         add(&mut self.totals, later.totals);
         self.running = later.running;
@@ -49,7 +49,7 @@ pub(crate) struct Sums {
 }
 
 impl Sums {
-    /// Takes in a file that is no longer kept.
+    /// Adds the figures of a file that is no longer kept.
     pub(crate) fn retire(&mut self, file: FileReport) {
         add(&mut self.totals, file.totals);
         if file.totals.resident > 0 {
@@ -74,7 +74,7 @@ impl Sums {
         }
     }
 
-    /// Returns whether a problem of this kind on this device is to be reported, which is once.
+    /// Returns whether a problem of this kind on this device was not reported before.
     pub(crate) fn is_new_problem(&mut self, dev: u64, problem: &Error) -> bool {
         self.problems.len() < PROBLEMS_MAX && self.problems.insert((dev, problem.errno()))
     }
@@ -92,7 +92,7 @@ impl Sums {
         };
         for file in kept {
             add(&mut report.totals, file.totals);
-            // Without a reason it is only not due yet.
+            // A file without a reason is only not due yet.
             if file.totals.resident > 0 && file.why.is_some() {
                 insert_stayed(&mut report.stayed, file);
             }

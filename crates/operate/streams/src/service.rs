@@ -119,7 +119,7 @@ pub(super) fn link(
 
 fn event() -> Result<OwnedFd, String> {
     let made = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-    made.map_err(|error| format!("no descriptor can be had: {}", std::io::Error::from(error)))
+    made.map_err(|error| format!("no descriptor is available: {}", std::io::Error::from(error)))
 }
 
 fn signal(event: &OwnedFd) {
@@ -288,7 +288,7 @@ impl Connections {
     fn begin(&self, stream: UnixStream) {
         let Ok(peer) = socket_peercred(&stream) else { return };
         let Some(place) = ConnectionSlot::take(&self.places, peer.uid.as_raw()) else {
-            let refused = StreamAnswer::Refused("too many requests are under way".to_owned());
+            let refused = StreamAnswer::Refused("too many requests are in progress".to_owned());
             let _ = stream.set_nonblocking(true);
             let _ = (&stream).write_all(refused.to_line().as_bytes());
             // The client sees the end at once. The acceptor closes the connection itself only if
@@ -304,7 +304,7 @@ impl Connections {
             // Closed here, so that its place is taken for as long as that takes.
             drop(stream);
         };
-        // Without a thread the client sees the end of the connection, and goes on without being
+        // Without a thread the client sees the end of the connection, and continues without being
         // followed.
         drop(std::thread::Builder::new().name("streams-request".to_owned()).spawn(run));
     }

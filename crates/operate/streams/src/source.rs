@@ -53,7 +53,7 @@ impl EventSource for PageEvents {
     }
 
     fn unfollow(&self, process: u32) {
-        // It is no longer in the table, or stays.
+        // After a failure the process is already gone from the table, or stays.
         let _ = self.unfollow(process);
     }
 

@@ -24,7 +24,7 @@ use crate::{IsMember, Unavailable};
 
 /// The grain of the order: small beside what a disk reads in the time that a server notices.
 const ORDER_WINDOW_BYTES: u64 = 8 << 20;
-/// Fewer bytes than this are no sign of a start that goes on: a running server always reads some.
+/// Fewer bytes than this are no sign of a start that continues: a running server always reads some.
 const ACTIVE_BYTES: u64 = 256 << 10;
 /// The most files, at some 500 bytes each: a database of this many tables opens all of them.
 const READ_FILES_MAX: usize = 64 << 10;
@@ -59,9 +59,9 @@ pub struct StartReads<F> {
     is_cut: bool,
     added_bytes: u64,
     began: Instant,
-    /// When the first process of the command began.
+    /// The time when the first process of the command began.
     first: Option<Instant>,
-    /// When the last process ended, if none runs.
+    /// The time when the last process ended, if none runs.
     gone: Option<Instant>,
     active: Instant,
     since_active: u64,
@@ -193,7 +193,7 @@ impl<F: Clone> StartReads<F> {
     }
 
     /// Returns for how long the command has read nothing worth mentioning; zero while it does not
-    /// run. Once there is no room for more reads, that is for ever.
+    /// run. Once there is no room for more reads, that is forever.
     pub fn quiet_for(&self) -> Duration {
         match self.is_running() {
             true if self.is_full() => Duration::MAX,

@@ -226,7 +226,7 @@ fn many_small_events_open_a_file_once() {
         }
         run.step();
         run.until(|run| run.follower.report().totals.released >= 16 * MIB);
-        // Its last window is a second job.
+        // The file's last window is a second job.
         run.ended(1);
         run.until_done();
         assert!((1..=2).contains(&opens.count()));
@@ -463,7 +463,7 @@ fn a_process_that_has_ended_is_not_followed() {
 }
 
 #[test]
-fn metadata_is_no_stream_s() {
+fn metadata_does_not_count_as_a_streams() {
     let Some(place) = Mounted::new("ext4") else { return };
     let mut run = Run::new(Verdict::Release);
     let dev = rustix::fs::stat(place.path()).unwrap().st_dev;

@@ -85,7 +85,7 @@ impl StreamThread {
         self.link.clone()
     }
 
-    /// Returns the updates since the last call, and whether the thread goes on.
+    /// Returns the updates since the last call, and whether the thread continues.
     pub fn updates(&self) -> (Vec<StreamUpdate>, bool) {
         let mut updates = Vec::new();
         loop {

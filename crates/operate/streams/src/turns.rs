@@ -187,7 +187,7 @@ impl DiskTurns {
         self.last_look + if self.is_active { STEP_INTERVAL } else { LOOK_IDLE }
     }
 
-    /// Looks, if that is due. Returns the processes that are to be held now.
+    /// Samples the disks, if that is due. Returns the processes that are to be held now.
     pub(crate) fn look(&mut self, now: Duration) -> &BTreeSet<u32> {
         if now >= self.next_look() {
             if let Ok(window) = self.source.take() {

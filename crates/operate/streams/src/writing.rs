@@ -45,7 +45,7 @@ struct Part {
     /// Bytes in flight when it was started, including its own.
     in_flight: u64,
     begun: Instant,
-    /// When it was last seen in flight.
+    /// The time when it was last seen in flight.
     seen: Instant,
     /// Number of restarts of its writeback.
     restarts: u32,
@@ -87,7 +87,8 @@ pub(crate) struct Writing {
     shares: DiskShares,
     waiting: VecDeque<Job>,
     open: VecDeque<OpenJob>,
-    /// When the last part was written, if another one was in flight or about to start all the time.
+    /// The time when the last part was written, if another one was in flight or about to start all
+    /// the time.
     done_at: Option<Instant>,
     pause_until: Option<Instant>,
 }

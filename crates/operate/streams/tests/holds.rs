@@ -21,7 +21,7 @@ const UNWRITTEN_LATE_MAX: u64 = 128 * MIB;
 /// A program may write hundreds of megabytes before its follower gets a processor for the first
 /// time: the bound has to be kept in one of these attempts.
 const ATTEMPTS: usize = 3;
-/// Longer than any of it takes on a busy machine.
+/// A deadline longer than any of it takes on a busy machine.
 const FOLLOW_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Makes a file system on a device of some MiB a second.

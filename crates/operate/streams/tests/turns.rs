@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use pagekeeper_streams::{OthersOnDisks, StreamOptions, StreamPace, Streams, Verdict};
 use pagekeeper_testing::{Mounted, skip};
 
-/// Longer than any of it takes on a busy machine.
+/// A deadline longer than any of it takes on a busy machine.
 const FOLLOW_TIMEOUT: Duration = Duration::from_secs(120);
 
 fn streams(pace: StreamPace) -> Option<Streams> {
@@ -67,8 +67,8 @@ fn step_until(streams: &mut Streams, mut is_so: impl FnMut(&Streams) -> bool) {
     }
 }
 
-/// Steps until the streams have read so much without a hold: other tests may read the programs
-/// themselves from their disk again, for which these wait their turn.
+/// Steps until the streams have read this much without a hold. Other tests may read their programs
+/// from the same disk, and the streams then wait.
 fn read_without_a_hold(streams: &mut Streams, mib: u64) {
     let seen = |streams: &Streams| (streams.report().held, streams.report().totals.added);
     let mut last = seen(streams);

@@ -327,7 +327,7 @@ mod tests {
 
     #[test]
     #[cfg(target_endian = "little")]
-    fn instructions_are_encoded_as_the_standard_says() {
+    fn instructions_are_encoded_as_in_the_standard() {
         let mut asm = Assembler::new();
         asm.set(R6, R1);
         asm.constant(R0, -1);

@@ -127,7 +127,7 @@ impl CountTable {
         })
         .map_err(|e| failed("bpf(MAP_LOOKUP)", self.name, e))?;
         let mut value = vec![0; self.map.sizes().1];
-        // Before Linux 5.14 they stay, and are finally counted as lost for lack of room.
+        // Before Linux 5.14 unfinished requests stay, and count as lost once there is no room.
         Ok(old.iter().map(|key| u64::from(self.map.take(key, &mut value).unwrap_or(false))).sum())
     }
 
@@ -166,8 +166,8 @@ pub(super) struct BpfSource {
     requests: Option<CountTable>,
     flights: Option<CountTable>,
     lost: BpfMap,
-    lost_then: u64,
-    skipped_then: u64,
+    last_lost: u64,
+    last_skipped: u64,
     epoch: BpfMap,
     epoch_now: u64,
 }
@@ -221,8 +221,8 @@ impl BpfSource {
                 options.entries.max(1024),
             )?,
             lost: number_array("pk_lost", LOSS_COUNTERS)?,
-            lost_then: 0,
-            skipped_then: 0,
+            last_lost: 0,
+            last_skipped: 0,
             epoch: number_array("pk_epoch", 1)?,
             epoch_now: 0,
         };
@@ -230,8 +230,8 @@ impl BpfSource {
         source.programs =
             points.there.iter().map(|point| source.load(point, filter)).collect::<Result<_, _>>()?;
         let cpu = online_cpu(options);
-        // Ends before beginnings: a request whose end is seen was begun while beginnings were
-        // watched, or is skipped.
+        // Programs for ends are attached before those for beginnings. So a request whose end is
+        // seen either has its beginning, too, or is skipped.
         for (point, program) in points.there.iter().zip(&source.programs).rev() {
             let attached = program.attach(point.format.id, cpu);
             let attachment =
@@ -300,7 +300,7 @@ impl BpfSource {
         if let Some(table) = &mut self.stalls {
             let add = |readings: &ReadingPair<'_>| {
                 let (task, kind, stalls) = readings.stalls();
-                // A changed entry may only have begun a stall.
+                // An entry may have changed only because a stall began.
                 if stalls.lengths.count() > 0 {
                     sums.add_reclaim(task, kind, &stalls);
                 }
@@ -328,12 +328,12 @@ impl BpfSource {
         for index in 0..LOSS_COUNTERS {
             lost += number_at(&self.lost, index).map_err(|e| failed("bpf(MAP_LOOKUP)", "pk_lost", e))?;
         }
-        sums.losses.no_room += lost.saturating_sub(self.lost_then);
-        self.lost_then = lost;
+        sums.losses.no_room += lost.saturating_sub(self.last_lost);
+        self.last_lost = lost;
         // Not every kernel counts this, and not everybody may read it.
         let skipped = self.programs.iter().map(|program| program.skipped().unwrap_or(0)).sum::<u64>();
-        sums.losses.skipped += skipped.saturating_sub(self.skipped_then);
-        self.skipped_then = skipped;
+        sums.losses.skipped += skipped.saturating_sub(self.last_skipped);
+        self.last_skipped = skipped;
         Ok(())
     }
 
@@ -342,7 +342,7 @@ impl BpfSource {
         self.flights.as_ref().map_or(Ok(0), |table| table.drop_unfinished(then))
     }
 
-    /// Puts a request that no disk has among those in flight.
+    /// Adds a request of no disk to the requests in flight.
     #[cfg(test)]
     pub(super) fn begin_request(&self, begun: u64) {
         let map = &self.flights.as_ref().unwrap().map;

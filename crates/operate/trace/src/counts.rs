@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn losses_are_said_with_their_causes() {
+    fn losses_are_reported_with_their_causes() {
         assert_eq!(EventLosses::default().to_string(), "no event was lost");
         let losses = EventLosses { no_room: 2, overrun: 3, ..EventLosses::default() };
         assert_eq!(

@@ -191,7 +191,7 @@ impl PermissionKind {
 impl TraceError {
     /// Returns the error of a failed call: [`Self::Refused`] if permission is missing.
     pub(super) fn of(
-        right: PermissionKind,
+        permission: PermissionKind,
         call: &'static str,
         what: impl Into<String>,
         errno: Errno,
@@ -200,9 +200,9 @@ impl TraceError {
         if !matches!(errno, Errno::PERM | Errno::ACCESS) {
             return Self::Call { call, what, source };
         }
-        // Those of the calling thread. If they can't be read it has none.
+        // Capabilities of the calling thread; none if they can't be read.
         let has = rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
-        let mut needs = right.needs(has, lockdown());
+        let mut needs = permission.needs(has, lockdown());
         let paranoia = || std::fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").unwrap_or_default();
         if needs == MissingPermission::OtherPolicy && is_paranoia(call, errno, has, &paranoia()) {
             needs = MissingPermission::LessParanoia;
@@ -211,9 +211,14 @@ impl TraceError {
     }
 
     /// Returns the error of a failed operation on a file of tracefs.
-    pub(super) fn file(right: PermissionKind, call: &'static str, path: &Path, error: &io::Error) -> Self {
+    pub(super) fn file(
+        permission: PermissionKind,
+        call: &'static str,
+        path: &Path,
+        error: &io::Error,
+    ) -> Self {
         let errno = Errno::from_io_error(error).unwrap_or(Errno::IO);
-        Self::of(right, call, escaped(path).to_string(), errno)
+        Self::of(permission, call, escaped(path).to_string(), errno)
     }
 }
 
@@ -230,7 +235,7 @@ fn lockdown() -> Option<LockdownLevel> {
     parse_lockdown(&std::fs::read_to_string("/sys/kernel/security/lockdown").ok()?)
 }
 
-/// `none [integrity] confidentiality`
+/// Parses `none [integrity] confidentiality`.
 fn parse_lockdown(text: &str) -> Option<LockdownLevel> {
     match text.split_whitespace().find(|word| word.starts_with('['))? {
         "[integrity]" => Some(LockdownLevel::Integrity),
@@ -283,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn lockdown_is_the_word_in_brackets() {
+    fn the_lockdown_mode_is_the_word_in_brackets() {
         assert_eq!(parse_lockdown("[none] integrity confidentiality\n"), None);
         assert_eq!(parse_lockdown("none [integrity] confidentiality\n"), Some(LockdownLevel::Integrity));
         assert_eq!(

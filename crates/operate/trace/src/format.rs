@@ -57,7 +57,7 @@ impl RecordFormat {
     }
 }
 
-/// `unsigned long i_ino; offset:16; size:8; signed:0;`, with tabs
+/// Parses `unsigned long i_ino; offset:16; size:8; signed:0;`, with tabs.
 fn parse_field(text: &str) -> Option<RecordField> {
     let mut parts = text.split(';').map(str::trim);
     let declaration = parts.next()?;

@@ -1,7 +1,8 @@
 //! Parser of the lines that the kernel's tracing writes (`trace_pipe`;
 //! `Documentation/trace/ftrace.rst`).
 //!
-//! `    reader-1234 [001] d..1. 123.456789: mm_filemap_add_to_page_cache: dev 8:0 ino 1f ofs=0 order=2`
+//! `    reader-1234 [001] d..1. 123.456789: mm_filemap_add_to_page_cache: dev 8:0 ino 1f ofs=0
+//! order=2`
 //!
 //! Invariants: any bytes are parsed to a line or `None`, never a panic. A task can choose any name,
 //! including spaces and brackets: the text after it is found by the width of the name's column, not
@@ -86,7 +87,7 @@ pub(super) fn parse(line: &[u8]) -> Option<TraceLine<'_>> {
     }))
 }
 
-/// `1 [LOST 23 EVENTS]`, or without the number if the kernel does not know it: at least one.
+/// Parses `1 [LOST 23 EVENTS]`. If the kernel does not know the number, it is at least one.
 fn parse_lost(text: &[u8]) -> Option<u64> {
     let text = std::str::from_utf8(text).ok()?;
     let (_, text) = text.split_once("[LOST ")?;
@@ -94,7 +95,7 @@ fn parse_lost(text: &[u8]) -> Option<u64> {
     if text.is_empty() { Some(1) } else { text.parse().ok() }
 }
 
-/// `123.456789` seconds.
+/// Parses `123.456789` seconds.
 fn parse_time(text: &str) -> Option<Duration> {
     let (seconds, micros) = text.split_once('.')?;
     let (seconds, micros): (u64, u32) = (seconds.parse().ok()?, micros.parse().ok()?);
@@ -145,7 +146,7 @@ fn device(number: &str, between: char) -> Option<u64> {
     Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// `dev 8:0 ino 1f pfn=0x1 ofs=0 order=2`
+/// Parses `dev 8:0 ino 1f pfn=0x1 ofs=0 order=2`.
 fn parse_page(fields: &str) -> Option<(Inode, u64)> {
     let mut words = fields.split_ascii_whitespace();
     let dev = device(words.find(|word| *word == "dev").and_then(|_| words.next())?, ':')?;
@@ -156,7 +157,7 @@ fn parse_page(fields: &str) -> Option<(Inode, u64)> {
     Some((Inode { dev, ino }, 1_u64.checked_shl(order)?))
 }
 
-/// `bdi 8:0: limit=1 setpoint=1 …`
+/// Parses `bdi 8:0: limit=1 setpoint=1 …`.
 fn parse_pause(fields: &str) -> Option<PauseDetails<'_>> {
     let mut words = fields.split_ascii_whitespace();
     let device = words.find(|word| *word == "bdi").and_then(|_| words.next())?.strip_suffix(':')?;
@@ -174,7 +175,7 @@ fn parse_pause(fields: &str) -> Option<PauseDetails<'_>> {
     })
 }
 
-/// `8,0 WS 4096 () 1234 + 8 none,0,0 [reader]`; completions have no byte count.
+/// Parses `8,0 WS 4096 () 1234 + 8 none,0,0 [reader]`; completions have no byte count.
 fn parse_request(fields: &str) -> Option<(u64, BlockOp, u64, u64)> {
     let (before, behind) = fields.split_once(" + ")?;
     let mut words = before.split_ascii_whitespace();

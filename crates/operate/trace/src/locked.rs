@@ -37,7 +37,7 @@ mod tests {
 
     #[test]
     fn the_limit_is_raised_for_a_refused_call_alone() {
-        // Other tests may have it raised at any other time.
+        // Other tests may have raised the limit at other times.
         let limit = || {
             let _one = RAISED_LIMIT.lock().unwrap_or_else(PoisonError::into_inner);
             getrlimit(Resource::Memlock)

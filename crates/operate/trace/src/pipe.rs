@@ -196,7 +196,7 @@ impl LineCounter {
                 }
             }
             EventDetails::ReclaimEnded { kind, pages } => {
-                // It may have begun before tracing did.
+                // The stall may have begun before tracing did.
                 if let Some(begun) = self.stalls.remove(&(record.thread, *kind)) {
                     let reclaimed = pages.saturating_mul(page_size());
                     let stalls =

@@ -371,7 +371,7 @@ impl<'a> CountProgramWriter<'a> {
         self.store_stall_key(kind);
         self.asm.pass_map_and_key(self.tables.entries, KEY_AT);
         self.asm.call(KernelHelper::MapLookup);
-        // It began before tracing did.
+        // The stall began before tracing did.
         self.asm.jump_if_constant(Condition::Equal, R0, 0, self.out);
         self.asm.set(R9, R0);
         self.asm.load(Width::B8, R8, R9, offset!(StallValue, began));

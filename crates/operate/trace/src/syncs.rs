@@ -270,7 +270,7 @@ fn current_sync(process: u32, thread: u32) -> std::io::Result<Option<(SyncCall, 
     std::fs::read_to_string(path).map(|text| parse_syscall(&text))
 }
 
-/// `75 0x7 0x0 …`, or `running`.
+/// Parses `75 0x7 0x0 …`, or `running`.
 fn parse_syscall(text: &str) -> Option<(SyncCall, i32)> {
     let mut words = text.split_ascii_whitespace();
     let number: libc::c_long = words.next()?.parse().ok()?;

@@ -60,8 +60,8 @@ fn cold_file(len: usize) -> (tempfile::TempDir, InspectedFile) {
     (dir, file)
 }
 
-/// Checks for a source that reading 64 MiB counts as that many bytes entering (16,384 pages of 4
-/// KiB), and evicting them as that many leaving.
+/// Checks that a source counts a read of 64 MiB as 64 MiB added (16,384 pages of 4 KiB), and their
+/// eviction as 64 MiB removed.
 fn counts_each_page(level: TraceLevel, options: impl Fn(&Path) -> TraceOptions) {
     let _alone = alone();
     let (_dir, file) = cold_file(READ_BYTES);
@@ -103,7 +103,7 @@ fn is_each_page_counted(level: TraceLevel, file: &InspectedFile, mut tracer: Tra
     }
     let flow = snapshot.of_file(inode).unwrap();
     assert_eq!((flow.added.bytes, flow.removed.bytes), (0, READ_BYTES as u64));
-    // A snapshot does not end a period; a take does.
+    // A snapshot does not end a period; `take` does.
     assert_eq!(tracer.take().unwrap().of_file(inode), Some(flow));
     assert_eq!(tracer.take().unwrap().of_file(inode), Some(PageFlow::default()));
     let losses = tracer.take().unwrap().losses;
@@ -149,7 +149,7 @@ fn devices_are_filtered() {
 /// A table of few entries fills up, reports that, and has room again when its entries have been
 /// idle.
 #[test]
-fn a_full_table_says_so_and_recovers() {
+fn a_full_table_is_reported_and_recovers() {
     let _alone = alone();
     let dir = disk_dir();
     let paths: Vec<PathBuf> = (0..24).map(|number| dir.path().join(number.to_string())).collect();
@@ -199,7 +199,7 @@ fn file_of_single_pages(pages: u64) -> (tempfile::TempDir, InspectedFile, impl F
     let read = move || {
         let mut page = [0; 1];
         for number in 0..pages {
-            // An odd factor takes each place once if their number is a power of two.
+            // If the number of places is a power of two, an odd factor visits each place once.
             reader.read_exact_at(&mut page, number * 40503 % pages * page_size()).unwrap();
         }
     };
@@ -237,7 +237,7 @@ fn counts_add_up_while_they_are_read() {
 }
 
 #[test]
-fn a_full_buffer_says_so() {
+fn a_full_buffer_is_reported() {
     let _alone = alone();
     let (_dir, file, read) = file_of_single_pages(TRACED_PAGES);
     // Without others' events: it is not known which ones were lost.
@@ -404,7 +404,7 @@ fn pauses_for_dirty_pages_are_counted_by_task_and_device() {
         assert!(pauses.longest_wait >= pauses.pauses.longest(), "{pauses:?}");
         // The device's own limit throttled it, far below that of the machine.
         assert!(pauses.levels.device_dirty > 0 && pauses.levels.limit > pauses.levels.setpoint, "{pauses:?}");
-        // Others' programs can cause some of these to be skipped.
+        // Programs of other tests can cause some events to be skipped.
         assert_eq!(counts.losses.total(), counts.losses.skipped, "{}", counts.losses);
     }
 }
@@ -503,7 +503,7 @@ fn an_ordinary_user_gets_counters_and_hears_why() {
     assert!(said.contains("needs CAP_DAC_READ_SEARCH") || said.contains("tracefs is not mounted"), "{said}");
 }
 
-/// The tracepoints of this machine, for a user who may read them but not run programs.
+/// A user may read the tracepoints of this machine, but not run programs.
 #[test]
 fn the_capabilities_for_programs_are_named() {
     let Some(tracefs) = tracefs() else { return };
@@ -537,9 +537,9 @@ fn tracefs() -> Option<Tracefs> {
     found.map_err(skip).ok()
 }
 
-/// A program for a record without the fields it needs, and one that the verifier rejects.
+/// One program is for a record without the fields it needs, and one is rejected by the verifier.
 #[test]
-fn the_verifiers_words_are_in_the_error() {
+fn the_error_has_the_verifiers_message() {
     let _alone = alone();
     let Some(tracefs) = tracefs() else { return };
     let tables = CountTableFds { entries: -1, flights: -1, lost: -1, epoch: -1 };

@@ -50,7 +50,7 @@ pub(crate) fn open_with_default_vfs(database: &Path) -> String {
 pub(crate) fn said(statements: &str) -> String {
     let mut shell =
         shell().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // It may end before it has read everything.
+    // The shell may end before it has read everything.
     let _ = shell.stdin.take().unwrap().write_all(statements.as_bytes());
     let Output { stdout, stderr, .. } = shell.wait_with_output().unwrap();
     (String::from_utf8_lossy(&stdout) + String::from_utf8_lossy(&stderr)).trim().to_owned()

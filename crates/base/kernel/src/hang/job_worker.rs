@@ -44,7 +44,7 @@ impl JobWorker {
         self.run_while(patience, || false, job)
     }
 
-    /// Runs a job as [`Self::run`] does, but asks `wait_on` after each `pause` whether to go on
+    /// Runs a job as [`Self::run`] does, but asks `wait_on` after each `pause` whether to continue
     /// waiting.
     ///
     /// # Panics

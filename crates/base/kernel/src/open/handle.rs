@@ -9,8 +9,8 @@
 //! 3. Only regular files, directories and (by [`PathHandle::open_file_or_device`]) block devices
 //!    are opened. If the expected one is known, no other is.
 //!
-//! Without a mounted `/proc` no file can be opened this way, and none is: that is a separate error,
-//! since every other way opens first and inspects afterwards. Directories do not need `/proc`.
+//! Without a mounted `/proc` no file is opened, and the error says so: every other way would open a
+//! file before it is inspected. Directories do not need `/proc`.
 
 #![allow(clippy::disallowed_methods, reason = "this is the one way in")]
 

@@ -50,8 +50,8 @@ pub struct MemoryCgroup {
     /// The directory of the group above it whose limit is the effective one. `None` if that is its
     /// own limit, if there is none, and on version 1.
     pub limited_by: Option<PathBuf>,
-    /// How often limits took effect. On version 2 of the group whose limit is the effective one,
-    /// where the kernel counts.
+    /// The number of times that limits took effect. On version 2 of the group whose limit is the
+    /// effective one, where the kernel counts.
     pub events: MemoryEvents,
 }
 

@@ -1,5 +1,5 @@
-//! How often a memory cgroup's limits took effect: `memory.events` of version 2, `memory.failcnt`
-//! and `memory.oom_control` of version 1.
+//! Counts of how often a memory cgroup's limits took effect: `memory.events` of version 2,
+//! `memory.failcnt` and `memory.oom_control` of version 1.
 //!
 //! Version 2 includes descendants, version 1 does not.
 
@@ -7,8 +7,8 @@ use std::path::Path;
 
 use super::{CgroupVersion, read_optional};
 
-/// How often a group's limits took effect since its creation. `None`: this kernel does not count
-/// it.
+/// The number of times that a group's limits took effect since its creation. `None`: this kernel
+/// does not count it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MemoryEvents {
     /// It was reclaimed below its protection (`memory.low`).

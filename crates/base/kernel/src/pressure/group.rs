@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn where_openat2_is_missing_a_group_is_opened_by_its_names_and_no_link() {
+    fn groups_are_opened_by_name_without_links_where_openat2_is_missing() {
         let tree = tempfile::tempdir().unwrap();
         let tree_path = tree.path().canonicalize().unwrap();
         let group = tree_path.join("slice/db");

@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_are_looked_for_so_many_levels_deep_alone() {
+    fn groups_are_searched_up_to_a_depth() {
         let tree = tree(&[("a/b/c/d/e/db", "7\n")]);
         let look = |top: &str, levels| {
             search_group(&tree.path().join(top), levels, Path::new("db"), 7, LEVEL_GROUPS_MAX)
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_that_is_hidden_among_too_many_is_said() {
+    fn a_group_hidden_among_too_many_is_reported() {
         let tree = tree(&[("pods/a/db", "7\n"), ("pods/b/db", "8\n"), ("pods/c/db", "9\n"), ("one/d", "")]);
         let look = |pid, most| search_group(tree.path(), 2, Path::new("db"), pid, most);
         for pid in [7, 8, 9] {

@@ -62,7 +62,7 @@ impl Watermarks {
 }
 
 impl MemoryZone {
-    /// Takes in a line if it has one of the needed figures; `None` if the figure can't be parsed.
+    /// Records a line if it has one of the needed figures; `None` if the figure can't be parsed.
     fn take(&mut self, line: &str) -> Option<()> {
         let mut words = line.split_ascii_whitespace();
         let field = match words.next() {

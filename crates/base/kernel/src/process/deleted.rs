@@ -63,7 +63,7 @@ pub(super) fn look_up(root: &Path, text: &[u8], dev: u64) -> Option<Statx> {
             let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
             rustix::fs::statx(found, c"", flags, StatxFlags::BASIC_STATS).ok()
         }
-        // Before Linux 5.6, or blocked by a filter that does not know the call.
+        // The call is missing before Linux 5.6, or blocked by a filter that does not know it.
         Err(Errno::NOSYS | Errno::PERM) if rustix::fs::major(dev) != 0 => {
             let flags = AtFlags::SYMLINK_NOFOLLOW;
             rustix::fs::statx(base, &below, flags, StatxFlags::BASIC_STATS).ok()

@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn one_descriptor_is_looked_at_alone() {
+    fn one_descriptor_is_read_without_the_others() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("binlog.000001");
         let file = File::create(&path).unwrap();
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_are_counted_without_a_look_at_them() {
+    fn descriptors_are_counted_without_reading_them() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let (proc, pid) = (ProcRoot::default(), child.id());
         let counted = || {
@@ -461,7 +461,7 @@ mod tests {
             proc.fd_links(pid, |_, _| count += 1).unwrap();
             count
         };
-        // It may still have files of its loader open.
+        // The child may still have files of its loader open.
         let began = std::time::Instant::now();
         while proc.fd_count(pid).is_some_and(|count| count != counted()) {
             assert!(began.elapsed() < std::time::Duration::from_secs(60));

@@ -120,7 +120,7 @@ impl ProcessHolds {
         }
         match seize(thread) {
             Ok(()) => {}
-            // It has just ended; its process may go on.
+            // The thread has just ended; its process may continue.
             Err(Errno::SRCH) => return Ok(false),
             Err(Errno::PERM) if self.proc.has_ended(pid) => return Err(failed(Errno::SRCH)),
             Err(Errno::PERM) if self.proc.has_ended(thread.unsigned_abs()) => return Ok(false),

@@ -32,11 +32,11 @@ pub struct FileSelection<'a> {
     pub name: Option<&'a dyn Fn(&Path) -> bool>,
     /// Only these files.
     pub inodes: Option<&'a InodeSet>,
-    /// How to treat mappings.
+    /// The way to treat mappings.
     pub mappings: MappingMode,
 }
 
-/// How a snapshot treats mappings.
+/// The way in which a snapshot treats mappings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MappingMode {
     /// They are not read.
@@ -110,7 +110,7 @@ pub struct MappedFile {
     pub reached: Option<(PathBuf, u64)>,
 }
 
-/// How a process holds a selected file.
+/// The way in which a process holds a selected file.
 #[derive(Debug)]
 pub enum HeldFile {
     /// By a descriptor.
@@ -130,7 +130,7 @@ pub struct ProcessFiles {
     pub open: Vec<OpenFile>,
     /// Files by mapping, in address order.
     pub mapped: Vec<MappedFile>,
-    /// Why not all of its files are listed. [`Error::is_gone`] if it has ended.
+    /// The reason why not all of its files are listed. [`Error::is_gone`] if it has ended.
     pub error: Option<Error>,
 }
 

@@ -112,7 +112,7 @@ mod tests {
 
     impl Drop for Started {
         fn drop(&mut self) {
-            // Both fail only if it has ended already.
+            // Both calls fail only if the process has ended already.
             let _ = self.0.kill();
             let _ = self.0.wait();
         }

@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_process_has_read_is_told_by_its_source() {
+    fn bytes_read_are_counted_by_source() {
         let io = b"rchar: 500\nwchar: 1\nsyscr: 2\nsyscw: 3\nread_bytes: 4096\nwrite_bytes: 8192\n";
         let (_tree, proc) = tree(42, &[("io", io)]);
         let expected = ProcessIo { by_calls: 500, from_storage: 4096, to_storage: 8192 };

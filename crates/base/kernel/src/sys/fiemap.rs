@@ -18,7 +18,7 @@ const EXTENTS_PER_CALL: u32 = 64;
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct FileExtent {
-    /// Where it begins in the file, in bytes.
+    /// Its offset in the file, in bytes.
     pub(crate) logical: u64,
     physical: u64,
     /// Bytes.

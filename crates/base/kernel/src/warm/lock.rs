@@ -20,7 +20,7 @@ use crate::{Error, InspectedFile, Result, page_size};
 /// may have 65,530 (`vm.max_map_count`).
 const JOINED_GAP_BYTES: u64 = 1 << 20;
 
-/// Why pages could not be locked.
+/// The reason why pages could not be locked.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LockError {

@@ -172,7 +172,7 @@ fn an_empty_file_is_warmed_without_reads() {
 }
 
 #[test]
-fn cancelling_ends_it_and_says_how_far_it_came() {
+fn a_cancelled_warming_reports_its_progress() {
     let (_dir, file) = file_of(64 << 20);
     evict_all(&file);
     let cancel = AtomicBool::new(false);

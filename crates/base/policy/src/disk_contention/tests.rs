@@ -159,7 +159,7 @@ fn quick_disk() -> Disk {
     Disk { latency: 100_000, rate: 100_000_000, free_at: 0, throttle: None, slice: (0, 0) }
 }
 
-/// A disk of 600 MB/s behind a throttle of 100.
+/// Returns a disk of 600 MB/s behind a throttle of 100 MB/s.
 fn throttled_disk() -> Disk {
     Disk { rate: 600_000_000, throttle: Some(10_000_000), ..quick_disk() }
 }
@@ -339,8 +339,8 @@ proptest! {
     }
 }
 
-/// A disk counts as unused from the start, and again some time after the last request. Requests that
-/// take next to no time count as well.
+/// A disk counts as unused from the start, and again some time after the last request. Requests
+/// that take almost no time count, too.
 #[test]
 fn a_disk_is_unused_without_requests_for_some_time() {
     let mut disk = DiskContention::default();

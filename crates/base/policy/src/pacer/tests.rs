@@ -182,8 +182,8 @@ fn a_writer_in_a_closed_loop_keeps_most_of_its_commits() {
     }
 }
 
-/// A database that submits bursts, as a checkpoint does: the stream yields, and takes all again
-/// once they are over.
+/// A database submits bursts, as a checkpoint does: the stream yields, and uses the whole disk
+/// again after them.
 #[test]
 fn a_burst_is_made_room_for_and_the_rest_is_taken() {
     let (mut disk, mut writer) = (Disk::new(0, 100_000_000), Writer::new());
@@ -253,7 +253,7 @@ fn steps_follow_the_piece_and_the_calls() {
 
 proptest! {
     #[test]
-    fn bounds_hold_for_any_words_and_any_part(
+    fn bounds_hold_for_any_setting_and_any_share(
         words in prop::array::uniform7(any::<u64>()),
         parts in prop::collection::vec((any::<u64>(), any::<u64>(), any::<u64>(), any::<u64>(), any::<Option<u64>>()), 1..50),
     ) {
@@ -271,7 +271,7 @@ proptest! {
     }
 
     #[test]
-    fn words_say_all(took in prop::collection::vec(1..100_000_000_u64, 1..200)) {
+    fn every_setting_parses_back(took in prop::collection::vec(1..100_000_000_u64, 1..200)) {
         let mut pacer = Pacer::new();
         for took in took {
             let part = WrittenPart { bytes: 128 << 10, in_flight: 256 << 10, took_min: took, took_max: took, busy: Some(took) };

@@ -18,7 +18,7 @@ fn a_writer_with_little_runs_beside_one_with_much() {
     assert_eq!(device.decide(LIMITS, at(0)).held, [1]);
     device.dirtied(2, 16 * MIB, at(1));
     assert_eq!(device.decide(LIMITS, at(1)).held, [1, 2], "both have their share");
-    // Where processes that have ended left twice the bound, nobody is spared.
+    // If processes that have ended left twice the bound, nobody is spared.
     let mut device = DeviceHolds::default();
     device.dirtied(1, 33 * MIB, at(0));
     device.dirtied(2, MIB, at(0));
@@ -82,7 +82,7 @@ fn a_writer_that_may_outrun_its_disk_is_held_if_the_next_decision_is_late() {
     assert_eq!((after.held, after.held_if_late), (vec![], vec![1]));
     assert!(after.late_at >= again_at && after.late_at <= at(208), "{:?}", after.late_at);
     assert!(again_at <= at(208), "its 8 MiB of room are 2 ms at its speed: {again_at:?}");
-    // It has slowed down.
+    // The disk has slowed down.
     for millis in (210..30_000).step_by(10) {
         device.dirtied(1, MIB / 16, at(millis));
         device.written(MIB / 16, at(millis));

@@ -15,8 +15,8 @@ use crate::{PAGE_BYTES, READ_AHEAD, WINDOW};
 /// This is two steps of the caller, and 20 MiB of a reader at 1 GB/s.
 const RECENT_USE_AGE: Duration = Duration::from_millis(20);
 /// Time without an event after which the used pages of the window of the newest use are due too.
-/// Longer than a reader usually waits for a disk, and short enough that a program that goes from
-/// file to file leaves few of them waiting.
+/// It is longer than a reader usually waits for a disk, and short enough that a program that goes
+/// from file to file leaves few of them waiting.
 const IDLE_AFTER_USE: Duration = Duration::from_millis(50);
 /// Time after which unused pages are due: counted from their addition, or from the newest use just
 /// before them if that is later. A reader that has not come for so long is unlikely to come.

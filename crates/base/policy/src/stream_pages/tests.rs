@@ -155,7 +155,7 @@ fn a_first_use_ends_the_pause_of_its_window() {
 }
 
 #[test]
-fn pages_that_stay_are_due_again_after_ever_longer_pauses() {
+fn pages_that_stay_are_due_again_after_growing_pauses() {
     let mut pages = StreamPages::default();
     let mut now = at(0);
     pages.added(0..MIB, now);

@@ -175,7 +175,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pages_are_those_of_a_set(
+        fn pages_agree_with_a_set(
             events in proptest::collection::vec((0..4_u8, 0..1500_u64, 1..300_u64), 1..60),
         ) {
             let mut pages = UnwrittenPages::default();

@@ -25,7 +25,7 @@ impl Ring {
         written_at(FilePosition::Unknown, file(1, self.rule, 40 * MIB, &self.windows))
     }
 
-    /// The writer writes all of window `number`, and has not synced it.
+    /// Makes the writer write all of window `number`, without a sync.
     fn write(&mut self, number: u64) {
         self.windows.retain(|window| window.start != dirty(number).start);
         self.windows.push(dirty(number));
@@ -221,7 +221,7 @@ fn recovered(windows: impl IntoIterator<Item = WindowFacts>) -> Ring {
 }
 
 #[test]
-fn from_the_checkpoint_to_the_writer_all_stays() {
+fn pages_from_the_checkpoint_to_the_writer_stay() {
     let mut ring = recovered((0..20).map(clean));
     assert_eq!(step_with(&mut ring, 6 * MIB), [], "where the writer is has yet to show");
     ring.write(9);
@@ -256,7 +256,7 @@ fn a_writer_that_went_on_without_a_trace_is_at_its_checkpoint() {
 }
 
 #[test]
-fn around_the_end_of_the_file_it_stays_too() {
+fn pages_from_the_checkpoint_around_the_end_of_the_file_stay() {
     let mut ring = recovered([]);
     step_with(&mut ring, 34 * MIB);
     for number in [17, 18, 19, 1, 2] {

@@ -1,5 +1,5 @@
-//! The exact rule: it says what the inferring one says of the same log, and by itself keeps what
-//! that keeps.
+//! The exact rule releases the same ranges of a log as the inferring rule, and keeps the same pages
+//! by itself.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,7 +14,8 @@ use proptest::prelude::*;
 
 use crate::model::{MIB, config};
 
-/// A log that knows its places: sizes of its files, the oldest first, and where its readers are.
+/// A log whose positions are known: the sizes of its files, oldest first, and the positions of its
+/// readers.
 #[derive(Debug, Clone)]
 struct Log {
     rule: Rule,
@@ -79,7 +80,7 @@ impl Log {
             .collect()
     }
 
-    /// The same log, as it is observed: all windows resident and clean.
+    /// Returns the same log as observed: all windows resident and clean.
     fn facts(&self) -> StepFacts {
         let log = LogId(1);
         let clean = |range: Range<u64>| {

@@ -137,7 +137,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_lists_do_what_a_plain_statement_of_the_rules_does(
+    fn the_lists_agree_with_a_plain_model(
         capacity in 1_u32..40,
         steps in prop::collection::vec((0_u32..80, 0_u8..8), 1..2000),
     ) {
@@ -176,7 +176,7 @@ proptest! {
     }
 
     #[test]
-    fn at_the_traced_size_the_whole_sample_predicts_what_was_counted(
+    fn a_whole_sample_predicts_the_counts_at_the_traced_size(
         seed: u64, file_pages in 100_u64..2000, share in 1_u64..8,
     ) {
         let curve = traced(PageSample::one_in_power(0), file_pages, (file_pages * share / 8).max(4), seed, 20_000);
@@ -213,7 +213,7 @@ proptest! {
 }
 
 #[test]
-fn a_sample_predicts_what_all_pages_do() {
+fn a_sample_predicts_the_result_of_all_pages() {
     let (file_pages, present) = (100_000, 20_000);
     for seed in 0..4 {
         let whole = traced(PageSample::one_in_power(0), file_pages, present, seed, 1_000_000);
@@ -228,7 +228,7 @@ fn a_sample_predicts_what_all_pages_do() {
 }
 
 #[test]
-fn a_loop_that_fits_is_all_hits_and_what_is_removed_is_read_again() {
+fn a_loop_that_fits_is_all_hits_until_pages_are_removed() {
     let sizes = bytes(&[100, 200]);
     let mut curve = MissCurve::new(PageSample::one_in_power(0), PAGE_BYTES, sizes[1], &sizes, 1 << 10);
     let round = |curve: &mut MissCurve| {
@@ -275,7 +275,7 @@ fn the_end_of_a_long_read_counts_as_31_pages_and_alone_is_no_access() {
 }
 
 #[test]
-fn without_the_number_of_all_accesses_those_that_were_not_sampled_are_no_hits() {
+fn unsampled_accesses_count_as_hits_only_if_their_number_is_known() {
     let mut curve = MissCurve::new(PageSample::one_in_power(0), PAGE_BYTES, 1 << 20, &[1 << 20], 1 << 10);
     curve.apply(FILE, 0..=9, CacheEvent::Added);
     curve.apply(FILE, 0..=9, USED);
@@ -285,7 +285,7 @@ fn without_the_number_of_all_accesses_those_that_were_not_sampled_are_no_hits() 
 }
 
 #[test]
-fn the_least_size_is_where_the_line_crosses_and_never_more_than_the_present_one() {
+fn the_smallest_size_is_at_most_the_present_one() {
     let point = |bytes, hit_ratio| SizePoint { bytes, hit_ratio, read_bytes: 0 };
     let points = vec![point(100, 0.2), point(200, 0.3), point(300, 0.29), point(400, 0.39)];
     let curve = |present_bytes| SizeCurve {

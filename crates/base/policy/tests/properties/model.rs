@@ -162,8 +162,8 @@ impl Pages {
     }
 }
 
-/// `PROPTEST_CASES` times `factor` cases. The seed of a failure is printed, not written into the
-/// tree.
+/// Returns a configuration for `PROPTEST_CASES` times `factor` cases. The seed of a failure is
+/// printed, not written into the tree.
 pub(crate) fn config(factor: u32) -> ProptestConfig {
     let default = ProptestConfig::default();
     ProptestConfig { cases: factor * default.cases, failure_persistence: None, ..default }

@@ -1,5 +1,5 @@
 //! A reader that nobody knows of: it opens the log, reads it from its beginning and closes it,
-//! again and again, as fast as it likes, beside a writer that goes on. Only the pages that it
+//! again and again, as fast as it likes, beside a writer that continues. Only the pages that it
 //! brings in show its reads.
 
 use pagekeeper_policy::StepAction;
@@ -70,7 +70,7 @@ proptest! {
     /// position come on top. Reads between a sample and its release do not occur here: a step is
     /// one.
     #[test]
-    fn a_reader_that_nobody_knows_reads_little_twice(
+    fn an_unknown_reader_reads_little_twice(
         rule in rule(),
         rewrite in prop_oneof![Just(RewriteKind::Never), Just(RewriteKind::WholePages)],
         shown in any::<bool>(),
@@ -85,8 +85,7 @@ proptest! {
         }
     }
 
-    /// From the step on in which the evidence is there nothing is released, and the operator is
-    /// warned once of each file.
+    /// Once the evidence exists nothing is released, and the operator is warned once of each file.
     #[test]
     fn a_log_that_was_read_back_is_kept(
         rule in prop_oneof![8 => rule(), 1 => Just(Rule::Direct)],
@@ -114,9 +113,9 @@ proptest! {
         }
     }
 
-    /// By a rule that waits for followers a far one that is known reads each byte once from the
-    /// disk, as it would without memory: that keeps nothing. One that comes back to what it has
-    /// read does.
+    /// Under a rule that waits for followers, a known far follower reads each byte once from the
+    /// disk, as it would without memory: the log is still released. A follower that comes back to
+    /// bytes it has read keeps the log.
     #[test]
     fn a_known_follower_counts_where_it_comes_back(
         speed in MIB..24 * MIB,
@@ -161,8 +160,8 @@ proptest! {
     }
 }
 
-/// A backup reads the log once: nothing is released while it is at it, nor for some minutes after.
-/// Then a part is tried, and then all goes as before.
+/// A backup reads the log once. Nothing is released during the backup, nor for some minutes after
+/// it. Then a part is released as a test, and then releases continue as before.
 #[test]
 fn a_log_that_was_read_once_is_released_again() {
     let mut world =
@@ -200,10 +199,11 @@ fn a_log_that_was_read_once_is_released_again() {
     assert_eq!(world.state, StepState::default());
 }
 
-/// A reader that scans the whole log every few minutes, and finds it in memory, leaves no trace: a
-/// sixteenth is released to see whether it is there still, ever more seldom.
+/// A reader that scans the whole log every few minutes, and finds it in memory, leaves no trace. A
+/// sixteenth of the log is released at growing intervals, to find out whether the reader still
+/// exists.
 #[test]
-fn a_reader_that_goes_on_costs_a_part_of_the_log_now_and_then() {
+fn a_continuing_reader_rereads_a_part_of_the_log_occasionally() {
     let mut world =
         World::new(FILE, Rule::ReleaseBehindWriter { slack: 0 }, RewriteKind::Never, (true, false));
     world.write(20 * FILE);

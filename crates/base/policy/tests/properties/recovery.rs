@@ -1,5 +1,5 @@
-//! A log of files that follow each other, with a checkpoint in it: what recovery would read stays,
-//! all else goes as without one.
+//! A log of consecutive files with a checkpoint: pages that recovery would read stay, and all
+//! others are released as without a checkpoint.
 
 use std::collections::BTreeSet;
 
@@ -109,8 +109,7 @@ impl Log {
     fn is_recovered(&self, (sequence, number): (u64, u64)) -> bool {
         let Some(checkpoint) = self.checkpoint else { return true };
         let ends_after = (sequence, (number + 1) * WINDOW - 1) >= checkpoint;
-        // A writer that was seen in a file before the checkpoint's has gone on since, nobody knows
-        // how far.
+        // A writer that was last seen in a file before the checkpoint's is now at an unknown place.
         let writer = self.writer.map(|(writer, _)| writer).filter(|writer| *writer >= checkpoint.0);
         ends_after && writer.is_none_or(|writer| sequence <= writer)
     }
@@ -120,7 +119,7 @@ proptest! {
     #![proptest_config(config(8))]
 
     #[test]
-    fn recovery_finds_its_pages_and_all_else_goes_as_without_a_checkpoint(log in log()) {
+    fn recovery_finds_its_pages_and_others_are_released(log in log()) {
         let (near_files, slack) = (log.near_files, log.slack);
         let with = log.released(Rule::ReleaseBeforeCheckpoint { near_files, slack })?;
         let without = log.released(Rule::ReleaseBehindFollowers { near_files, slack })?;

@@ -25,7 +25,7 @@ const HEADER: u64 = 12 << 10;
 #[derive(Debug, Clone)]
 enum Op {
     Write(u64),
-    /// The header is written: this many hundredths of what recovery would read are left of it.
+    /// The header is written: recovery would then read this many hundredths of the present bytes.
     Checkpoint(u64),
     Sync,
     /// The kernel writes this many of the longest dirty cells.
@@ -119,7 +119,7 @@ impl Ring {
             Op::Write(bytes) => {
                 let bytes = bytes.min(REACH_BYTES - self.gone);
                 self.gone += bytes;
-                // The writer waits for a checkpoint before it comes near the one before: InnoDB
+                // The writer waits for a checkpoint before it reaches the previous one: InnoDB
                 // leaves a tenth.
                 self.age = (self.age + bytes).min(self.pages.size - HEADER - FREE_BYTES);
                 for _ in 0..bytes.div_ceil(CELL) {
@@ -224,7 +224,7 @@ proptest! {
         ops in prop::collection::vec(op(), 1..150),
     ) {
         let mut ring = Ring::new(rule, RewriteKind::Never, slow, &cells, last);
-        // no two adjacent: the writer would leave no trace in the second
+        // No two are adjacent: the writer would leave no trace in the second one.
         ring.pages.grips = held.into_iter().map(|(number, grip)| (2 * number, grip)).collect();
         for op in &ops {
             ring.apply(op)?;
@@ -235,7 +235,7 @@ proptest! {
     }
 
     #[test]
-    fn a_writer_that_goes_on_leaves_little_behind(
+    fn a_continuing_writer_leaves_little_behind(
         slack in 0..3 * WINDOW,
         rewrite in prop_oneof![Just(RewriteKind::Never), Just(RewriteKind::WholePages)],
         slow in 0..2_u8,
@@ -249,7 +249,7 @@ proptest! {
         for op in &ops {
             ring.apply(op)?;
         }
-        // a write over dirty pages leaves no trace; sooner or later the kernel has written all
+        // A write over dirty pages leaves no trace; in the end the kernel has written all pages.
         ring.apply(&Op::Sync)?;
         for _ in 0..20 {
             if synced {
@@ -259,8 +259,9 @@ proptest! {
             ring.apply(&Op::Retry)?;
             ring.step()?;
         }
-        // what one step wrote and slack behind it, here and at the end of the ring; the header;
-        // after a wraparound the start, where the writer went on; and what is being written
+        // These windows may be left: the writes of one step with the slack behind them, here and at
+        // the end of the ring; the header; the start after a wraparound; and the writes in
+        // progress.
         let slack = slack.div_ceil(WINDOW);
         let paces = pace.div_ceil(WINDOW) + 1;
         let limit = 2 * (slack + paces) + 1 + 4 + if synced { 0 } else { paces };
@@ -311,15 +312,14 @@ proptest! {
         // The windows that recovery reads, those of one step, those ahead at the end of the file,
         // and the header.
         let limit = age.div_ceil(WINDOW) + 1 + 2 * paces + 4 + 1;
-        // Two times around. If the writer left no trace at the start of the file, its trace at the
-        // end counts as its position for some steps, and all stays: but not always.
+        // The writer goes around twice. If it left no trace at the start of the file, its trace at
+        // the end counts as its position for some steps, and everything stays, but not always.
         let mut least = u64::MAX;
         for _ in 0..2 * WINDOWS * WINDOW / pace + 20 {
             ring.apply(&Op::Write(pace))?;
             ring.age = ring.age.min(age);
             ring.apply(&Op::Checkpoint(100))?;
-            // Its writes are seen before they are synced: over resident pages they leave no other
-            // trace.
+            // Writes over resident pages are seen only while they are unsynced.
             ring.step()?;
             ring.apply(&Op::Sync)?;
             least = least.min(ring.pages.windows().len() as u64);
@@ -328,8 +328,8 @@ proptest! {
     }
 }
 
-/// A writer over pages that were resident when it was first seen, synced before each sample: seen
-/// once, in the window that it leaves, and found in one that it reached without a trace.
+/// A writer overwrites pages that were resident before, and syncs before each sample. It is seen
+/// once, in a window that it leaves, and then found in a window that it reached without a trace.
 #[test]
 fn a_writer_over_resident_pages_that_shows_itself_late() {
     let mut cells = vec![Cell::Absent; 178];

@@ -382,7 +382,8 @@ impl Log {
         Ok(())
     }
 
-    /// No more than the budget is left, but for the tail window and what is being written.
+    /// Checks that at most the budget is left, except for the tail window and the bytes that are
+    /// being written.
     fn check_budget(&self, facts: &StepFacts, acts: &[StepAction]) -> Result<(), TestCaseError> {
         let Rule::Budget { bytes, .. } = self.rule else {
             return Ok(());
@@ -405,7 +406,7 @@ impl Log {
         Ok(())
     }
 
-    /// When all files are gone, so is the memory of them.
+    /// Checks that no state is left once all files are gone.
     pub(crate) fn end(mut self) -> Result<(), TestCaseError> {
         prop_assert_eq!(step(&mut self.state, &StepFacts::default()), []);
         prop_assert_eq!(self.state, StepState::default());

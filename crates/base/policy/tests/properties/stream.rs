@@ -69,9 +69,9 @@ impl Cache {
         }
     }
 
-    /// Pages a window behind the reader are held no more, not even by the read that brought them
-    /// in: that read returns when its pages are read. (Linux 6.18, cold reads of 2 to 3 MB with and
-    /// without read-ahead: of two million pages 4 stayed so far behind.)
+    /// Unlocks the pages a window behind the reader, also those of the read that brought them in:
+    /// it has returned. (Linux 6.18, cold reads of 2 to 3 MB with and without read-ahead: of two
+    /// million pages 4 stayed so far behind.)
     fn unlock(&mut self, before: u64) {
         let pages = self.pages(&(0..before));
         self.locked[pages].fill(false);
@@ -90,7 +90,7 @@ impl Cache {
         }
     }
 
-    /// A read by the stream, as who follows it does it.
+    /// Reads for the stream, and applies the rule as its follower does.
     fn stream(&mut self, stream: &mut ReadStream, at: u64, length: u64, ahead: u64) {
         if stream.jumps(at) {
             self.unlock(u64::MAX);
@@ -130,7 +130,8 @@ fn read_in_order(size: u64, warm: &[(u64, u64)], reads: &[(u64, u64)]) -> Cache 
     cache
 }
 
-/// One read that begins two windows before the one it ends in: what it passed is released once.
+/// One read begins two windows before the one in which it ends: the windows that it passed are
+/// released once.
 #[test]
 fn a_read_of_more_than_a_window_leaves_nothing() {
     for (size, long) in [(4_194_304, 2_371_008), (5_000_000, 2_400_000)] {

@@ -42,7 +42,7 @@ pub(crate) struct World {
     pub(crate) current: u64,
     end: u64,
     file_bytes: u64,
-    /// Whether the writer begins its file anew at its end.
+    /// Whether the writer begins its file again at its end.
     pub(crate) is_ring: bool,
     /// The reader's position.
     pub(crate) reader: (u64, u64),
@@ -109,7 +109,7 @@ impl World {
         }
     }
 
-    /// Reads on up to the writer; at the end it begins anew.
+    /// Reads on up to the writer; at the end it starts again.
     pub(crate) fn read(&mut self, mut bytes: u64) {
         while bytes > 0 {
             let (sequence, offset) = self.reader;

@@ -207,7 +207,7 @@ fn each_target_is_tested() {
     }
 }
 
-/// A parser of a header with a length, with a bug: the sum overflows for the largest lengths.
+/// Parses a header with a length, with a planted bug: the sum overflows for the largest lengths.
 fn broken_parser(bytes: &[u8]) {
     let [b'T', b'O', b'Y', high, low, rest @ ..] = bytes else { return };
     let length = u16::from_be_bytes([*high, *low]);

@@ -65,7 +65,7 @@ fn an_atomic_write_is_never_torn_and_a_plain_one_is() {
         assert!(old > 1000 && new > 1000, "{mode:?}: {old} old, {new} new, {torn} torn");
         assert_eq!(torn > 500, is_torn, "{mode:?}: {torn} torn");
         assert_eq!(torn > 0, is_torn, "{mode:?}: {torn} torn");
-        // It is not durable by itself; a sync makes it durable.
+        // An atomic write is not durable by itself; a sync makes it durable.
         let lost = content(&disk.after_power_cut(Persistence::None, 0));
         assert!(lost.iter().all(|byte| *byte == 1), "{mode:?}");
         file.sync_data().unwrap();
@@ -204,7 +204,7 @@ fn faults_strike_it_as_a_whole() {
 }
 
 #[test]
-fn a_full_disk_does_not_look_like_a_refusal() {
+fn a_full_disk_is_told_from_a_refusal() {
     let disk = SimDisk::builder().atomic_writes(1 << 16).build();
     let file = file_of(&disk, Access::Direct);
     disk.fill_up_at(disk.ops());

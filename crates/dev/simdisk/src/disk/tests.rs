@@ -154,7 +154,7 @@ fn planned_faults_strike_where_and_as_often_as_planned() {
 }
 
 #[test]
-fn short_counts_of_direct_reads_are_gone_on_with_too() {
+fn short_direct_reads_are_continued() {
     let disk = SimDisk::new();
     disk.create_patterned("/file", 100_000, 9).unwrap();
     let file = disk.open("/file".as_ref(), Access::Direct).unwrap();
@@ -217,7 +217,7 @@ fn direct_access_can_be_refused() {
 }
 
 #[test]
-fn by_steps_the_order_is_the_tests_own() {
+fn a_test_chooses_the_order_of_completions_by_steps() {
     let run = || {
         let builder = SimDisk::builder().by_steps().jitter(Duration::from_millis(1)).width(3).seed(8);
         let (disk, file) = disk_with(builder, 1 << 20);

@@ -83,7 +83,7 @@ fn a_failed_sync_of_a_directory_loses_its_names() {
 }
 
 #[test]
-fn writes_fail_as_planned_and_go_on_where_they_can() {
+fn writes_fail_as_planned_and_continue_where_possible() {
     let disk = SimDisk::new();
     let file = new_file(&disk, Access::Buffered);
     let no_space = |range| Err(Error::Write { path: "/file".into(), range, errno: libc::ENOSPC });
@@ -251,7 +251,7 @@ fn torn_writes_are_torn_at_sectors() {
 }
 
 #[test]
-fn from_the_cut_on_all_fails() {
+fn everything_fails_after_a_power_cut() {
     let disk = SimDisk::new();
     let file = new_file(&disk, Access::Buffered);
     disk.sync_dir("/".as_ref()).unwrap();

@@ -171,7 +171,7 @@ impl SubjectLife {
             || !faults.unreadable.is_empty()
             || faults.lies_one_in.is_some();
         // Usually after the file system is mounted; otherwise its own recovery is cut off, too. XFS
-        // would retry that for ever.
+        // would retry that forever.
         let early = self.rng.one_in(8) && self.place != FilePlace::On("xfs");
         if early {
             self.disk.set(faults.clone());

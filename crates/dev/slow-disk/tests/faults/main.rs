@@ -82,7 +82,7 @@ fn nothing_is_lost(subject: Subject, place: FilePlace, few: u64) {
     assert!(sum.ruined <= 1 + cycles / 10, "hardly a file system lived: {sum:?}");
 }
 
-/// On a lying disk the same check must fail soon.
+/// Checks that the same check soon fails on a lying disk.
 fn a_lie_is_caught(subject: Subject) {
     if !possible(FilePlace::Files) {
         return;

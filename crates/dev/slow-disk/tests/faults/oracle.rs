@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_read_as_they_were_said() {
+    fn lines_parse_back() {
         let commit = Commit { thread: 1, cycle: 2, number: 3, place: 4 };
         for line in [
             Line::Found { thread: 1, cycle: 2, first: 3, last: 4 },

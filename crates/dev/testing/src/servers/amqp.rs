@@ -85,7 +85,7 @@ fn length(bytes: &[u8]) -> u32 {
 }
 
 impl AmqpConnection {
-    /// Connects. Returns `None` if nobody listens.
+    /// Connects to a port. Returns `None` if nobody listens.
     pub(super) fn connect(port: u16) -> Option<Self> {
         let mut to = TcpStream::connect(("127.0.0.1", port)).ok()?;
         to.set_read_timeout(Some(SERVER_TIMEOUT)).expect("set a time");
@@ -184,7 +184,7 @@ impl AmqpConnection {
 
     fn send(&mut self, kind: u8, channel: u16, payload: &[u8]) {
         let head = MethodArguments::default().byte(kind).short(channel).long(length(payload));
-        self.to.write_all(&[&head.0, payload, &[FRAME_END]].concat()).expect("the server goes on");
+        self.to.write_all(&[&head.0, payload, &[FRAME_END]].concat()).expect("the server continues");
     }
 
     /// Receives the next method, which must be `wanted`, and returns its arguments.
@@ -200,10 +200,10 @@ impl AmqpConnection {
     /// Receives the next frame: its type and payload.
     fn receive(&mut self) -> (u8, Vec<u8>) {
         let mut head = [0; 7];
-        self.from.read_exact(&mut head).expect("the server goes on");
+        self.from.read_exact(&mut head).expect("the server continues");
         let [kind, _, _, size @ ..] = head;
         let mut payload = vec![0; usize::try_from(u32::from_be_bytes(size)).expect("a size") + 1];
-        self.from.read_exact(&mut payload).expect("the server goes on");
+        self.from.read_exact(&mut payload).expect("the server continues");
         assert_eq!(payload.pop(), Some(FRAME_END));
         (kind, payload)
     }

@@ -78,12 +78,12 @@ impl CassandraClient {
         let mut frame = vec![4, 0, 0, 0, what];
         frame.extend(length(body).to_be_bytes());
         frame.extend(body);
-        self.to.write_all(&frame).expect("the node goes on");
+        self.to.write_all(&frame).expect("the node continues");
         let mut head = [0; 9];
-        self.from.read_exact(&mut head).expect("the node goes on");
+        self.from.read_exact(&mut head).expect("the node continues");
         let [_, _, _, _, kind, size @ ..] = head;
         let mut answer = vec![0; usize::try_from(u32::from_be_bytes(size)).expect("a size")];
-        self.from.read_exact(&mut answer).expect("the node goes on");
+        self.from.read_exact(&mut answer).expect("the node continues");
         assert_ne!(kind, 0, "an error: {}", String::from_utf8_lossy(&answer));
         answer
     }

@@ -112,7 +112,7 @@ impl KeyWatch {
         let mut said = String::new();
         let mut piece = [0; 1 << 13];
         while said.matches(CHANGE_MARKER).count() < changes {
-            let count = self.0.read(&mut piece).expect("etcd goes on");
+            let count = self.0.read(&mut piece).expect("etcd continues");
             assert!(count > 0, "it ended after {} of {changes}", said.matches(CHANGE_MARKER).count());
             said.push_str(&String::from_utf8_lossy(&piece[..count]));
         }

@@ -118,7 +118,7 @@ impl Kafka {
         let mut seen: HashSet<u64> = HashSet::new();
         for _ in 0..messages {
             line.clear();
-            said.read_until(b'\n', &mut line).expect("kcat goes on");
+            said.read_until(b'\n', &mut line).expect("kcat continues");
             let mut parts = line.strip_suffix(b"\n").unwrap_or(&line).splitn(3, |byte| *byte == b' ');
             let mut figure = || std::str::from_utf8(parts.next()?).ok()?.parse::<u64>().ok();
             let (partition, number) = figure().zip(figure()).expect("a partition, and a number as the key");
@@ -224,10 +224,10 @@ impl LoggedServer for Kafka {
             let mut line = format!("{number} ").into_bytes();
             line.extend(text(number, KAFKA_MESSAGE_BYTES));
             line.push(b'\n');
-            to.write_all(&line).expect("kcat goes on");
+            to.write_all(&line).expect("kcat continues");
         }
         drop(to);
-        // It exits once everything is acknowledged.
+        // kcat exits once everything is acknowledged.
         assert!(client.wait().expect("wait for kcat").success());
         self.put += messages;
         messages * KAFKA_MESSAGE_BYTES as u64

@@ -39,7 +39,7 @@ impl LineClient {
 
     fn expect(&mut self, expected: &str) {
         let mut line = String::new();
-        self.from.read_line(&mut line).expect("it goes on");
+        self.from.read_line(&mut line).expect("it continues");
         let said = || std::fs::read_to_string(&self.log).unwrap_or_default();
         assert_eq!(line.trim_end(), expected, "{}", said());
     }
@@ -49,7 +49,7 @@ impl LineClient {
         let values = bytes.div_ceil(LINE_VALUE_BYTES as u64);
         for _ in 0..values {
             let head = format!("put {} {LINE_VALUE_BYTES}\n", self.put).into_bytes();
-            self.to.write_all(&[head, text(self.put, LINE_VALUE_BYTES)].concat()).expect("it goes on");
+            self.to.write_all(&[head, text(self.put, LINE_VALUE_BYTES)].concat()).expect("it continues");
             self.expect("ok");
             self.put += 1;
         }
@@ -58,17 +58,17 @@ impl LineClient {
 
     /// Has the server write about this many bytes to its text log.
     pub(super) fn log(&mut self, bytes: u64) {
-        self.to.write_all(format!("log {bytes}\n").as_bytes()).expect("it goes on");
+        self.to.write_all(format!("log {bytes}\n").as_bytes()).expect("it continues");
         self.expect("ok");
     }
 
     /// Panics unless all acknowledged values are there.
     pub(super) fn check(&mut self) {
         for number in 0..self.put {
-            self.to.write_all(format!("get {number}\n").as_bytes()).expect("it goes on");
+            self.to.write_all(format!("get {number}\n").as_bytes()).expect("it continues");
             self.expect(&LINE_VALUE_BYTES.to_string());
             let mut value = vec![0; LINE_VALUE_BYTES];
-            self.from.read_exact(&mut value).expect("it goes on");
+            self.from.read_exact(&mut value).expect("it continues");
             assert!(
                 value == text(number, LINE_VALUE_BYTES),
                 "value {number} of {} is not as it was put",

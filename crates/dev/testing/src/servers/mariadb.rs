@@ -38,7 +38,8 @@ pub struct MariaDb {
 }
 
 impl MariaDb {
-    /// Programs that it needs. For Debian's server, the first program prints the version.
+    /// Returns the programs that the server needs. For Debian's server, the first program prints
+    /// the version.
     pub fn programs() -> &'static [&'static str] {
         if Self::unpacked().is_some() {
             &MySql::REQUIRED_PROGRAMS

@@ -49,7 +49,7 @@ pub use wiredtiger::WiredTiger;
 
 use values::ValueCount;
 
-/// Far longer than a start or any request to a server takes.
+/// A deadline far longer than a start or any request to a server takes.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A server that writes a log.
@@ -182,7 +182,7 @@ impl ServerProcess {
 
 impl Drop for ServerProcess {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both calls fail only if the process has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -75,7 +75,7 @@ impl MongoDb {
 
 impl Drop for MongoDb {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both calls fail only if the process has ended already.
         let _ = self.client.kill();
         let _ = self.client.wait();
     }

@@ -54,15 +54,15 @@ impl NatsClient {
         let mut line = String::new();
         loop {
             line.clear();
-            assert!(self.from.read_line(&mut line).expect("nats-server goes on") > 0, "it hung up");
+            assert!(self.from.read_line(&mut line).expect("nats-server continues") > 0, "it hung up");
             assert!(!line.starts_with("-ERR"), "{line}");
             if line.starts_with("PING") {
                 self.to.write_all(b"PONG\r\n").expect("nats-server runs");
             } else if line.starts_with("MSG") || line.starts_with("HMSG") {
                 let length = line.split_whitespace().last().and_then(|length| length.parse().ok());
                 let mut body = vec![0; length.expect("a length")];
-                self.from.read_exact(&mut body).expect("nats-server goes on");
-                self.from.read_line(&mut line).expect("nats-server goes on");
+                self.from.read_exact(&mut body).expect("nats-server continues");
+                self.from.read_line(&mut line).expect("nats-server continues");
                 return body;
             }
         }

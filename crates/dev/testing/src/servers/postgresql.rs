@@ -24,8 +24,8 @@ pub struct PostgreSql {
 }
 
 impl PostgreSql {
-    /// Programs that it needs: those of the server, and `psql` of the newest installed version,
-    /// which Debian keeps out of `PATH`.
+    /// Returns the programs that a test needs: those of the server, and `psql` of the newest
+    /// installed version, which Debian keeps out of `PATH`.
     pub fn programs() -> Vec<String> {
         let own = [servers("postgres"), servers("initdb"), installed("psql")];
         own.into_iter()
@@ -91,8 +91,8 @@ fn id(which: &str) -> u32 {
     String::from_utf8_lossy(&output.stdout).trim().parse().expect("there is a user postgres")
 }
 
-/// Arguments of `setpriv`: the server refuses to run as root. A change of the user clears the
-/// parent-death signal, so it is set again.
+/// Returns arguments of `setpriv`, since the server refuses to run as root. A change of the user
+/// clears the parent-death signal, so it is set again.
 fn owner() -> &'static [&'static str] {
     if rustix::process::geteuid().is_root() {
         &["--reuid=postgres", "--regid=postgres", "--init-groups", "--pdeathsig=KILL", "--"]

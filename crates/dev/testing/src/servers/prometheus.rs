@@ -51,7 +51,7 @@ impl Prometheus {
         let mut server = Self { home: home.to_owned(), daemon: daemon(home, port, to), port, to, put: 0 };
         server.wait_until_ready();
         fill_chunks(port);
-        // It writes full chunks to the file within a minute, or when it stops.
+        // Prometheus writes full chunks to the file within a minute, or when it stops.
         server.stop_and_restart();
         server.wait_until_sending();
         server

@@ -43,7 +43,8 @@ struct ServerPorts {
 }
 
 impl RabbitMq {
-    /// Programs that it needs. For Debian's server, the first one has its version.
+    /// Returns the programs that the server needs. For Debian's server, the first one has its
+    /// version.
     pub fn programs() -> &'static [&'static str] {
         if Self::unpacked().is_some() {
             &["epmd", "setpriv", "unshare", "mount", "chroot", "sh"]

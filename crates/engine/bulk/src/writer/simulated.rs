@@ -46,7 +46,7 @@ fn finished_output_is_durable_and_not_resident() {
 }
 
 #[test]
-fn short_writes_and_signals_are_gone_on_with() {
+fn short_writes_and_signals_are_continued() {
     for mode in ALL_MODES {
         let faults = RandomWriteFaults {
             short_per_mille: 300,
@@ -147,7 +147,7 @@ fn room_that_is_expected_is_taken_at_once_or_the_file_not_made() {
 }
 
 #[test]
-fn where_there_is_no_direct_io_it_is_paced() {
+fn output_is_paced_without_direct_io() {
     let disk = SimDisk::builder().without_direct().build();
     let mut output = options(&disk, BulkMode::Auto).create("/file").unwrap();
     assert_eq!(output.mode(), BulkMode::Paced);

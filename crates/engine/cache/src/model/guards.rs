@@ -26,20 +26,20 @@ fn holds(cache: &ModelCache, slot: &ReaderSlot) -> Option<KeptFrame> {
     None
 }
 
-/// The second guard's hold takes the place of the first.
+/// Takes two guards: the second guard's hold replaces the first one's.
 fn holds_twice(cache: &ModelCache, slot: &ReaderSlot) -> Option<KeptFrame> {
     holds(cache, slot);
     holds(cache, slot)
 }
 
-/// The pin goes to another thread.
+/// Takes a pin, and passes it to another thread.
 fn pins(cache: &ModelCache, slot: &ReaderSlot) -> Option<KeptFrame> {
     let kept = cache.keep(slot, 0, 0, false)?;
     reads_twice(cache, &kept);
     Some(kept)
 }
 
-/// Evicts, and reuses the frame if it is free.
+/// Evicts a page, and reuses the frame if it is free.
 fn evicts(cache: &ModelCache, _: &ReaderSlot) -> Option<KeptFrame> {
     if cache.make_room() {
         cache.load(0, 1, LoadReason::Read);

@@ -136,7 +136,7 @@ impl ModelCache {
         self.pool.make_room(&self.readers)
     }
 
-    /// The owner writes a page of the first file to the device.
+    /// Writes a page of the first file to the device, as its owner does.
     pub(super) fn write(&self, page: u32) {
         self.versions[page as usize].fetch_add(1, Ordering::Relaxed);
     }

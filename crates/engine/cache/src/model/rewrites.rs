@@ -77,7 +77,7 @@ fn installs_or_discards(cache: &ModelCache, slot: &ReaderSlot) -> ReadOutcome {
     Ok(new())
 }
 
-/// Evicts, and reuses frames.
+/// Evicts pages, and reuses their frames.
 fn evicts(cache: &ModelCache, _: &ReaderSlot) -> ReadOutcome {
     cache.make_room();
     Ok(new())

@@ -36,8 +36,8 @@ pub(crate) enum BarrierPair {
 
 impl BarrierPair {
     /// Queries the kernel, and starts the registration. Miri does not support membarrier(2), so the
-    /// result is `Symmetric` there. So it is in a build with `--cfg pagekeeper_sanitize`, where a
-    /// sanitizer can then see the barrier.
+    /// result is `Symmetric` there. A build with `--cfg pagekeeper_sanitize` gets the same result,
+    /// so that a sanitizer can see the barrier.
     pub(crate) fn probe() -> Self {
         // No lock: a fork during this must not leave a held lock to the child.
         static HAS_BEGUN_REGISTRATION: AtomicBool = AtomicBool::new(false);

@@ -288,7 +288,7 @@ impl<D: Disk> ModelWorld<D> {
         self.opened.push(OpenedFile { cached, inode, file, len, version, closed: false });
     }
 
-    /// An open file may turn out to have been truncated by a fault.
+    /// Records that an open file was truncated by a fault, if the read shows it.
     fn learn_of_cut(&mut self, inode: usize, seen: u64) {
         let inode = &mut self.inodes[inode];
         if seen != inode.len {

@@ -84,8 +84,8 @@ fn a_write_with_a_reset_mtime_is_noticed() {
             // A later link does not hide the write.
             std::fs::hard_link(&path, path.with_extension("link")).unwrap();
             assert_all_loads_fail(&file);
-            let anew = cache.open(&path).unwrap();
-            check(2, rewritten.start * PAGE_LEN, &anew.page(PageNo::new(rewritten.start)).unwrap());
+            let again = cache.open(&path).unwrap();
+            check(2, rewritten.start * PAGE_LEN, &again.page(PageNo::new(rewritten.start)).unwrap());
         }
     }
 }
@@ -111,7 +111,7 @@ fn rsync_in_place_is_seen() {
     assert_all_loads_fail(&file);
 }
 
-/// Each of these changes the time of change, and none changes the content.
+/// Each of these acts changes the time of change, and none changes the content.
 #[test]
 fn changes_of_the_inode_alone_are_no_changes_of_the_file() {
     let dir = disk_dir();

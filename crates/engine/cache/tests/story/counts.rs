@@ -115,7 +115,7 @@ fn pages_that_are_prefetched_are_no_misses() {
 }
 
 #[test]
-fn occupancy_is_reported_in_pages_and_in_words() {
+fn occupancy_is_reported_in_pages_and_as_text() {
     let (_, cache) = sim(50, 100);
     let file = cache.open("/file").unwrap();
     let empty = cache.stats();
@@ -135,7 +135,7 @@ fn occupancy_is_reported_in_pages_and_in_words() {
 }
 
 #[test]
-fn where_tables_are_reserved_the_capacity_stays_as_files_are_read() {
+fn reserved_tables_keep_the_capacity_constant_as_files_are_read() {
     for (memory, pages) in [(6 << 20, 1_000_000), (2 << 20, 1_000_000), (64 << 20, 50_000), (6 << 20, 1_000)]
     {
         let disk = SimDisk::new();

@@ -107,9 +107,9 @@ fn eighty_threads_that_open_a_file_open_it_once() {
     assert_eq!((cache.open("/file").unwrap().id(), io.opens()), (last.id(), 1));
     let id = last.id();
     drop(last);
-    let anew = cache.open("/file").unwrap();
-    assert_ne!(anew.id(), id);
-    assert_eq!((anew.resident_pages(), io.opens()), (0, 2));
+    let again = cache.open("/file").unwrap();
+    assert_ne!(again.id(), id);
+    assert_eq!((again.resident_pages(), io.opens()), (0, 2));
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn a_failed_open_is_reported_to_all_waiters_and_retried_by_the_next() {
     check(SEED, 0, &cache.open("/file").unwrap().page(PageNo::new(0)).unwrap());
 }
 
-/// An open by name, and one by descriptor, of the file that a real path names now.
+/// Opens by name and by descriptor find the file that a real path names now.
 #[test]
 fn a_path_that_was_replaced_gives_the_new_file() {
     let dir = disk_dir();
@@ -169,16 +169,16 @@ fn a_path_that_was_replaced_gives_the_new_file() {
     let written = std::fs::File::options().write(true).open(&path).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&written, &bytes(7, 0, 10 * PAGE), 0).unwrap();
     written.sync_all().unwrap();
-    let anew = cache.open(&path).unwrap();
-    assert_ne!(anew.id(), file.id());
+    let again = cache.open(&path).unwrap();
+    assert_ne!(again.id(), file.id());
     for page in 0..10 {
-        check(7, page * PAGE_LEN, &anew.page(PageNo::new(page)).unwrap());
+        check(7, page * PAGE_LEN, &again.page(PageNo::new(page)).unwrap());
     }
     check(5, 2 * PAGE_LEN, &before);
     file.close();
     // By descriptor.
     let adopted = cache.adopt(std::fs::File::open(&path).unwrap()).unwrap();
-    assert_eq!((adopted.len(), adopted.is_direct()), (10 * PAGE_LEN, anew.is_direct()));
+    assert_eq!((adopted.len(), adopted.is_direct()), (10 * PAGE_LEN, again.is_direct()));
     check(7, 5 * PAGE_LEN, &adopted.page(PageNo::new(5)).unwrap());
 }
 

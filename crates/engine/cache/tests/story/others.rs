@@ -70,10 +70,10 @@ fn prefetches_for_a_closed_file_hide_no_misses() {
 
 /// Runs again as a child: a filter of system calls can't be removed.
 #[test]
-fn where_barriers_are_forbidden_later_reads_go_past_the_cache() {
+fn later_reads_bypass_the_cache_where_barriers_are_forbidden() {
     const FORBIDDEN_VARIABLE: &str = "PAGEKEEPER_BARRIERS_FORBIDDEN";
     if std::env::var_os(FORBIDDEN_VARIABLE).is_none() {
-        let name = "others::where_barriers_are_forbidden_later_reads_go_past_the_cache";
+        let name = "others::later_reads_bypass_the_cache_where_barriers_are_forbidden";
         let mut child = Command::new(std::env::current_exe().unwrap());
         child.args([name, "--exact", "--nocapture"]).env(FORBIDDEN_VARIABLE, "1").stdout(Stdio::null());
         assert!(child.status().unwrap().success());
@@ -116,7 +116,8 @@ fn forbid_barriers() {
     assert!(done, "{}", std::io::Error::last_os_error());
 }
 
-/// A child must not use its parent's ring and threads: that hung both, and returned wrong bytes.
+/// A child must not use its parent's ring and threads: otherwise both would hang, and reads return
+/// wrong bytes.
 #[test]
 fn a_child_is_refused_all_and_its_parent_notices_nothing() {
     let dir = disk_dir();
@@ -169,7 +170,7 @@ fn is_refused_all(cache: &PageCache, file: &CachedFile, other: &Path) -> bool {
     is_refused && is_nothing_changed && is_not_opened && read == PAGE
 }
 
-/// Locks that other threads hold at a fork stay locked in the child for ever: those of a thread's
+/// Locks that other threads hold at a fork stay locked in the child forever: those of a thread's
 /// first read, of counts, closes and opens.
 #[test]
 fn children_forked_beside_readers_end() {
@@ -222,7 +223,7 @@ fn children_forked_beside_readers_end() {
 }
 
 #[test]
-fn a_file_whose_data_is_journaled_is_said_to_be_cached_by_the_kernel() {
+fn a_file_with_journaled_data_is_reported_as_cached_by_the_kernel() {
     let Some(mounted) = Mounted::new("ext4") else { return };
     assert!(unmount(mounted.path()), "it stays busy");
     let mut mount = Command::new("mount");
@@ -238,7 +239,7 @@ fn a_file_whose_data_is_journaled_is_said_to_be_cached_by_the_kernel() {
 }
 
 #[test]
-fn a_compressed_file_on_btrfs_is_said_to_be_cached_by_the_kernel() {
+fn a_compressed_file_on_btrfs_is_reported_as_cached_by_the_kernel() {
     let Some(mounted) = Mounted::new("btrfs") else { return };
     let paths = ["plain", "compressed"].map(|name| mounted.path().join(name));
     for (path, algorithm) in paths.iter().zip(["", "zstd"]) {

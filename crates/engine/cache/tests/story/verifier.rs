@@ -26,7 +26,8 @@ struct VerifierState {
     panics: AtomicBool,
 }
 
-/// Returns a file of 20 pages and 100 bytes; the verifier checks all of them and is to reject page 7.
+/// Returns a file of 20 pages and 100 bytes; the verifier checks all of them and is to reject page
+/// 7.
 fn set_up() -> (SimDisk, PageCache, Arc<VerifierState>) {
     let disk = SimDisk::new();
     disk.create_patterned("/file", 20 * PAGE_LEN + 100, SEED).unwrap();

@@ -139,7 +139,7 @@ impl ThreadPool {
     fn start(&self) -> bool {
         let shared = Arc::clone(&self.shared);
         let thread = std::thread::Builder::new().name("pagekeeper-io".to_owned()).spawn(move || {
-            // It was counted as idle when it was requested.
+            // The thread was counted as idle when it was requested.
             shared.lock().idle -= 1;
             shared.serve();
         });

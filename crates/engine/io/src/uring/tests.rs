@@ -119,7 +119,7 @@ fn write_twenty(io: &Uring, file: &Arc<dyn IoFile>, byte: u8) -> Vec<(u64, Resul
 }
 
 #[test]
-fn where_it_is_forbidden_it_says_so_and_threads_are_chosen() {
+fn a_forbidden_io_uring_is_reported_and_threads_are_chosen() {
     in_a_thread(|| {
         forbid(libc::SYS_io_uring_setup);
         let error = Uring::new().unwrap_err();
@@ -133,7 +133,7 @@ fn where_it_is_forbidden_it_says_so_and_threads_are_chosen() {
 }
 
 #[test]
-fn where_set_up_works_and_reading_does_not_it_says_so() {
+fn an_io_uring_that_cannot_read_is_reported() {
     in_a_thread(|| {
         forbid(libc::SYS_io_uring_enter);
         let error = Uring::new().unwrap_err();
@@ -173,7 +173,7 @@ fn a_ring_that_breaks_loses_no_read() {
             let failed = |result: &Result<usize, Error>| {
                 result.as_ref().is_err_and(|error| error.errno() == Some(libc::EPERM))
             };
-            // Those that were in the ring; the others were read without it.
+            // Only the reads in the ring fail; the others were read without it.
             let lost = results.iter().filter(|result| failed(result)).count();
             assert!((1..=20.min(depth as usize)).contains(&lost), "{lost} of depth {depth}");
             assert!(results.iter().all(|result| failed(result) || *result == Ok(4096)));

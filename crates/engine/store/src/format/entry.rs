@@ -6,7 +6,7 @@
 //! | bytes | what |
 //! |---|---|
 //! | 0 | version, 1 |
-//! | 1 | 0: it ends its entry; 1: the entry goes on in the next record |
+//! | 1 | 0: it ends its entry; 1: the entry continues in the next record |
 //! | 2..4 | zeros |
 //! | 4..8 | which part of the entry it is, from 0 |
 //! | 8..16 | seq of the commit |

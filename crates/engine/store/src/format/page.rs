@@ -44,7 +44,7 @@ pub(crate) struct PageHeader {
     pub(crate) store: u64,
 }
 
-/// Why bytes are not the requested page.
+/// The reason why bytes are not the requested page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum PageFault {
     #[error("it was never written")]
@@ -135,9 +135,9 @@ mod tests {
         bytes
     }
 
-    /// The bytes as they are on disks. They must stay readable forever.
+    /// These bytes are on users' disks and must stay readable.
     #[test]
-    fn a_page_looks_as_it_always_did() {
+    fn the_format_of_a_page_is_fixed() {
         let expected = b"\x82\xea\x5a\x23\x03\0\0\0\x07\0\0\0\0\0\0\0\x2c\x01\0\0\0\0\0\0\x08\x07\x06\x05\x04\x03\x02\x01pages";
         assert_eq!(page(b"pages"), expected);
         let header = check(expected, PAGE, STORE).unwrap();

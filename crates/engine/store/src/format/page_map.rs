@@ -52,7 +52,7 @@ pub(crate) struct MapBlock {
     pub(crate) entries: Box<[u32; BLOCK_PAGES]>,
 }
 
-/// Why an intact page is not the one that was written last.
+/// The reason why an intact page is not the one that was written last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum MapFault {
     #[error("it was written, and is all zeros: written data is lost")]
@@ -182,9 +182,9 @@ mod tests {
         bytes
     }
 
-    /// The bytes as they are on disks. They must stay readable forever.
+    /// These bytes are on users' disks and must stay readable.
     #[test]
-    fn a_block_looks_as_it_always_did() {
+    fn the_format_of_a_block_is_fixed() {
         let mut given = MapBlock { doubt: Some(doubt(4, 5)), ..block(9, 300) };
         (given.entries[0], given.entries[1007]) = (ENTRY_UNKNOWN, 0x0102_0304);
         let mut expected =

@@ -121,7 +121,7 @@ pub(crate) enum SlotContent {
     Nothing(SlotFault),
 }
 
-/// Why a slot is not valid.
+/// The reason why a slot is not valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SlotFault {
     #[error("behind the end of the file")]
@@ -295,9 +295,9 @@ mod tests {
         slot[CHECKED_BYTES..].copy_from_slice(&crc.to_le_bytes());
     }
 
-    /// The bytes as they are on disks. They must stay readable forever.
+    /// These bytes are on users' disks and must stay readable.
     #[test]
-    fn a_slot_looks_as_it_always_did() {
+    fn the_format_of_a_slot_is_fixed() {
         let mut expected =
             b"pkstore\0\x02\0\x07\0\0\x40\0\0\x04\0\0\0\0\0\0\0\x08\x07\x06\x05\x04\x03\x02\x01".to_vec();
         expected.extend(b"\xe8\x03\0\0\0\0\0\0\0\x20\x01\0\0\0\0\0\0\0\0\x10\0\0\0\0\x2c\x01\0\0\0\0\0\0");

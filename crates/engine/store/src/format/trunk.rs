@@ -14,7 +14,7 @@ use crate::PageNo;
 
 const ENTRIES_OFFSET: usize = 16;
 
-/// Why a payload is not a trunk.
+/// The reason why a payload is not a trunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum TrunkFault {
     #[error("it names {0} free pages, and has no room for so many")]
@@ -110,9 +110,9 @@ mod tests {
 
     use super::*;
 
-    /// The bytes as they are on disks. They must stay readable forever.
+    /// These bytes are on users' disks and must stay readable.
     #[test]
-    fn a_trunk_looks_as_it_always_did() {
+    fn the_format_of_a_trunk_is_fixed() {
         let mut payload = [0; 48];
         check(&payload, 0).unwrap();
         assert_eq!((next(&payload), count(&payload), pop(&mut payload)), (None, 0, None));

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_look_as_they_always_did() {
+    fn the_format_of_numbers_is_fixed() {
         let written: [(u64, &[u8]); 6] = [
             (0, &[0]),
             (127, &[127]),

@@ -75,9 +75,9 @@ mod tests {
         PageNo::new(start)..PageNo::new(end)
     }
 
-    /// The bytes as they are on disks. They must stay readable forever.
+    /// These bytes are on users' disks and must stay readable.
     #[test]
-    fn a_warm_set_looks_as_it_always_did() {
+    fn the_format_of_a_warm_set_is_fixed() {
         let mut expected = b"pkwarm\x01\0\x08\x07\x06\x05\x04\x03\x02\x01\0\x01\x02\x80\x01".to_vec();
         expected.extend(crc32c::crc32c(&expected).to_le_bytes());
         let (store, ranges) = (0x0102_0304_0506_0708, [pages(0, 1), pages(3, 131)]);

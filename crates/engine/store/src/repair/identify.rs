@@ -6,11 +6,11 @@ use pagekeeper_io::{AlignedBuf, IoFile};
 
 use crate::format::page;
 use crate::format::superblock::{MAX_PAGE_BYTES, MIN_PAGE_BYTES};
+use crate::options::PAGE_SIZE_MIN;
 use crate::{Error, PageNo};
 
 /// Bytes of one read; whole pages of any size.
 const READ_BYTES: usize = 1 << 20;
-const MIN_PAGE: usize = MIN_PAGE_BYTES as usize;
 /// This many intact pages of one store and size are enough.
 const PAGES_ENOUGH: u64 = 64;
 
@@ -42,12 +42,12 @@ fn read(data: &dyn IoFile, offset: u64, buf: &mut [u8]) -> usize {
         return got;
     }
     let mut upto = 0;
-    for (at, block) in (0..).step_by(MIN_PAGE).zip(buf.chunks_mut(MIN_PAGE)) {
+    for (at, block) in (0..).step_by(PAGE_SIZE_MIN).zip(buf.chunks_mut(PAGE_SIZE_MIN)) {
         if let Ok(got) = data.read_at(offset + at as u64, block) {
             upto = at + got;
         } else {
             block.fill(0);
-            upto = at + MIN_PAGE;
+            upto = at + PAGE_SIZE_MIN;
         }
     }
     upto

@@ -89,16 +89,14 @@ impl DamagedMap {
         (block, is_known)
     }
 
-    /// Describes what is wrong with it. Called after all pages were checked.
+    /// Describes the damage of the map. Called after all pages were checked.
     pub(super) fn fault(&self) -> Option<String> {
-        let unknown = "whether a page is the one that was written last is not known";
+        let unknown = "it is not known whether a page is the last one written";
         match (&self.file, self.lost) {
-            (None, _) => Some(format!("page map: gone: {unknown}")),
+            (None, _) => Some(format!("page map: missing, so {unknown}")),
             (Some(_), 0) => None,
-            (Some(_), 1) => Some(format!("page map: one of its blocks is lost: {unknown} for those of it")),
-            (Some(_), lost) => {
-                Some(format!("page map: {lost} of its blocks are lost: {unknown} for those of them"))
-            }
+            (Some(_), 1) => Some(format!("page map: one block is lost; for its pages {unknown}")),
+            (Some(_), lost) => Some(format!("page map: {lost} blocks are lost; for their pages {unknown}")),
         }
     }
 }

@@ -119,7 +119,7 @@ fn a_backup_is_the_store_as_it_was() {
 }
 
 #[test]
-fn commits_and_checkpoints_go_on_beside_a_backup() {
+fn commits_and_checkpoints_continue_beside_a_backup() {
     let made = made();
     let mut most = 0;
     for many in [0, 1, 7, 40, 80] {
@@ -162,8 +162,8 @@ fn commits_and_checkpoints_go_on_beside_a_backup() {
     assert!(most > 2, "no snapshot was ended");
 }
 
-/// Pages that are copied, removed by a compaction, and allocated again without being written, all
-/// during one copy.
+/// During one copy, pages are copied, removed by a compaction, and allocated again without being
+/// written.
 #[test]
 fn pages_that_come_back_beside_a_copy_were_never_written() {
     let (disk, store, meanwhile) = reopened(&made());
@@ -273,7 +273,7 @@ fn a_full_disk_fails_the_backup_alone() {
     }
 }
 
-/// At each operation, with each persistence pattern.
+/// The power is cut at each operation, with each persistence pattern.
 #[test]
 fn a_power_cut_leaves_the_source_and_no_half_of_a_backup() {
     let made = made();

@@ -118,7 +118,7 @@ fn work(life: &mut Life, rng: &mut Rng, bad: &Bad) -> Range<Lsn> {
     struck.unwrap_or(at_end)
 }
 
-/// One write or sync goes wrong, and the store ends at some time after that.
+/// Makes one write or sync fail, and ends the store some time after that.
 fn bad_write(life: &mut Life, rng: &mut Rng) {
     for _ in 0..rng.of(0..2) {
         life.world.open().expect("nothing fails");
@@ -157,8 +157,8 @@ fn writes_that_are_lost_or_go_elsewhere_are_found_or_do_no_harm() {
     all(4000, bad_write);
 }
 
-/// The disk is full from some operation on: while making the store, or in a commit, a checkpoint, a
-/// compaction or an opening.
+/// Makes the disk full from some operation on: while the store is created, or in a commit, a
+/// checkpoint, a compaction or an opening.
 fn full(life: &mut Life, rng: &mut Rng) {
     let is_new = life.world.setting.is_new;
     for session in 0..rng.of(1..4) {

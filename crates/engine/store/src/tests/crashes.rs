@@ -21,15 +21,15 @@ fn lives_with_random_crashes() {
     }
 }
 
-/// A sync failed for a transaction that extended the data file beside a checkpoint. The kernel
-/// reported that to nobody else. This life showed it.
+/// A sync fails for a transaction that extended the data file beside a checkpoint. The kernel
+/// reports that to nobody else. A random life found this case.
 #[test]
 fn a_failed_sync_beside_a_checkpoint_is_not_forgotten() {
     life(&Seed(292_349), 1045, &Made::new(), None);
 }
 
-/// A process that makes a store may be killed at any operation of that, and of the following
-/// opening. Its commits still count.
+/// A process may be killed at any operation while it creates a store, or while it opens the store
+/// next. Its commits still count.
 #[test]
 fn a_kill_while_a_store_is_made_costs_no_commit() {
     let commit = |world: &mut World, number| {

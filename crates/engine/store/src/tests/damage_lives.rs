@@ -274,7 +274,7 @@ fn end(life: &mut Life, rng: &mut Rng) {
     if finds {
         return;
     }
-    // It goes on, whatever was lost, and keeps later commits.
+    // The repaired store works, whatever was lost, and keeps later commits.
     life.session(rng);
     match life.world.open() {
         // A record may be there now.

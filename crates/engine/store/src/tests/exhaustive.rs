@@ -61,7 +61,7 @@ fn exhaust(script: &[Op], setting: Setting) {
             run(&mut world, &[Op::CompareAll, Op::Verify]);
             world.crash(Crash::PowerCut(Persistence::None, seed));
             world.open().expect("nothing fails any more");
-            // It goes on from there, and keeps later commits, too.
+            // The store continues from that state, and keeps later commits, too.
             let on = [Op::Checkpoint(0, 0), Op::Transact(cut, Some(Durability::Sync)), Op::CompareAll];
             assert!(run(&mut world, &on));
             world.crash(Crash::PowerCut(Persistence::None, seed));

@@ -122,7 +122,7 @@ pub(super) struct Subject {
     pub(super) oracle: Arc<Mutex<Oracle>>,
 }
 
-/// Why a transaction is not committed.
+/// The reason why a transaction is not committed.
 enum Stop {
     /// The disk failed, or a page is damaged.
     Failed,
@@ -215,7 +215,7 @@ impl Subject {
                 assert!(synced >= last, "a checkpoint to {synced} of {last}");
                 oracle.durable_upto(last);
             }
-            // Also if a commit beside it has written the page anew.
+            // Also if a commit beside it has written the page again.
             Err(error) => oracle.excuse(&error, last),
         }
     }

@@ -69,7 +69,7 @@ fn accepted_damage_ends_with_the_next_write_in_any_order() {
     }
 }
 
-/// Also if the commits that the other place lacks came after the opening.
+/// The same holds if the commits that the other place lacks came after the opening.
 #[test]
 fn one_rotten_copy_of_an_unloaded_block_hides_no_page() {
     let disk = SimDisk::new();
@@ -208,7 +208,7 @@ fn a_power_cut_after_a_kill_leaves_one_place_whole() {
                 flush(&first, 1000, seq);
             }
             set(&first, &[(5, 30)]).unwrap();
-            // It is written, and the sync fails.
+            // The block is written, and the sync fails.
             disk.cut_power_at(disk.ops() + 1);
             first.flush(1000, Seq::new(3), WriteDepth::of(None, false)).unwrap_err();
             let disk = disk.after_kill();

@@ -375,8 +375,8 @@ fn small_changes() -> SimDisk {
     found
 }
 
-/// However much must be read for the few bytes that each of them has in a block, and for the page
-/// that has more than the share.
+/// The share holds however many bytes must be read: for pages that have few bytes in each block,
+/// and for a page larger than the share.
 #[test]
 fn loaded_places_stay_within_the_share() {
     let disk = small_changes();

@@ -297,8 +297,7 @@ fn damaged_metadata_is_rebuilt() {
     }
 }
 
-/// Flipped bits, zeroed and misplaced sectors in each of the files, at random; and unreadable
-/// sectors.
+/// Bits are flipped, sectors zeroed, misplaced or made unreadable in each of the files, at random.
 #[test]
 fn damage_at_random_is_found_or_does_no_harm() {
     let seed = Seed::new();

@@ -72,7 +72,7 @@ fn made() -> SimDisk {
 }
 
 #[test]
-fn an_opening_gives_the_journal_another_size_and_keeps_one_that_is_not_said() {
+fn an_opening_resizes_the_journal_only_if_a_size_is_given() {
     let disk = made();
     let store = options(&disk).journal_bytes(LARGE_JOURNAL_BYTES).open(dir()).unwrap();
     assert_eq!((store.stats().max_journal_bytes, store.stats().opening.commits), (LARGE_JOURNAL_BYTES, 3));

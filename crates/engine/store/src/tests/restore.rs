@@ -76,7 +76,7 @@ fn a_restored_store_is_the_store_as_of_its_backup() {
     let compaction = store.compact().unwrap();
     assert!(compaction.given_back.unwrap() > 0, "{compaction:?}");
     is_restored_as_it_is(&disk, &store, "compacted");
-    // They come back as pages that were never written.
+    // Allocated again, the pages read as never written.
     let mut txn = store.begin_write().unwrap();
     txn.allocate_run(before).unwrap();
     txn.commit(Durability::Sync).unwrap();
@@ -154,7 +154,7 @@ fn a_full_disk_leaves_no_half_restored_store() {
     assert!(refused > 10);
 }
 
-/// At each operation, with each persistence pattern.
+/// The power is cut at each operation, with each persistence pattern.
 #[test]
 fn a_power_cut_leaves_no_half_restored_store() {
     let (disk, store) = backed_up();

@@ -25,7 +25,7 @@ fn options() -> pagekeeper_store::StoreOptions {
 }
 
 #[test]
-fn operations_begun_before_a_fork_go_on_in_the_parent_alone() {
+fn operations_begun_before_a_fork_continue_in_the_parent_alone() {
     let dir = disk_dir();
     let directory = dir.path().join("store");
     let store = options().open(&directory).unwrap();
@@ -36,7 +36,7 @@ fn operations_begun_before_a_fork_go_on_in_the_parent_alone() {
     let read = store.begin_read().unwrap();
     let held = read.read(page).unwrap();
     let mut txn = store.begin_write().unwrap();
-    // They extend the file until they are committed or dropped.
+    // The allocated pages extend the file until they are committed or dropped.
     let run = txn.allocate_run(100).unwrap();
     txn.page_mut(page).unwrap()[0] = 7;
     let payload = vec![7; store.payload_size()];
@@ -94,7 +94,7 @@ fn operations_begun_before_a_fork_go_on_in_the_parent_alone() {
 }
 
 #[test]
-fn readers_of_logs_and_output_begun_before_a_fork_go_on_in_the_parent_alone() {
+fn readers_and_output_begun_before_a_fork_continue_in_the_parent_alone() {
     let dir = disk_dir();
     let redo = RedoLog::options().files(2).file_bytes(1 << 20).create(dir.path().join("redo")).unwrap();
     redo.wait_flushed(redo.append(b"record").unwrap()).unwrap();

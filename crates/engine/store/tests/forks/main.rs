@@ -1,6 +1,6 @@
 //! Stores and logs in a forked child, as real processes. All acts of the child on objects that its
-//! parent opened fail at once and change nothing. The parent goes on committing, is killed, and all
-//! that it acknowledged is found.
+//! parent opened fail at once and change nothing. The parent continues committing, is killed, and
+//! all that it acknowledged is found.
 //!
 //! Each case is a separate process of this program: it opens, forks, and is ended by SIGKILL.
 
@@ -59,7 +59,7 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// Not a test of its own: the process that opens, forks, continues to commit, and is killed.
+/// Opens, forks, continues to commit, and is killed; not a test of its own.
 #[test]
 fn case() {
     let Ok(case) = std::env::var(CASE) else { return };
@@ -73,7 +73,7 @@ fn case() {
         Way::Fork => ended(child()),
         Way::ForkOfFork => ended(forked(|| child().ends_well())),
         Way::BesideThreads => {
-            // They end as this process does.
+            // The threads end as this process does.
             for work in [Opened::acknowledge, Opened::read] {
                 thread::spawn(move || {
                     loop {

@@ -8,7 +8,7 @@
 //! | 4..8 | pages of the extent |
 //! | 8..12 | head of the next one; all ones: there is none |
 //! | 12..16 | zeros |
-//! | 16.. | the value goes on here, and in the whole of each page that follows |
+//! | 16.. | the value continues here, and in the whole of each page that follows |
 //!
 //! Invariant: the pages of a value are exactly as many as its length needs in these extents. Bytes
 //! behind its end in the last one are zeros.

@@ -19,7 +19,7 @@ pub(crate) const MAX_VALUE: usize = u32::MAX as usize;
 /// Maximum level of an inner page.
 pub(crate) const MAX_LEVEL: u8 = 31;
 
-/// Why a page is not valid in a tree.
+/// The reason why a page is not valid in a tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NodeFault {
     #[error("it is no page of a tree")]

@@ -311,7 +311,7 @@ impl<'a> Node<'a> {
     /// Compares the first bytes of keys as numbers. The next half is computed rather than branched
     /// to, since such a branch is mispredicted half of the time, and that costs more than the
     /// comparison. Only the entry found in this way is compared as a whole. If it is below the key,
-    /// other entries with the same first bytes may be so too.
+    /// other entries with the same first bytes may be below it, too.
     #[inline]
     fn search(&self, suffix: &[u8], first: usize) -> Result<Result<usize, usize>, NodeFault> {
         let wanted = head_of(suffix);
@@ -357,7 +357,7 @@ impl<'a> Node<'a> {
                 // Bytes behind a shorter key do not belong to it.
                 Some(head & HEAD_MASKS_BY_LENGTH[short(cell, 0).min(8)])
             }
-            // It is at the page's end, or invalid.
+            // The entry is at the page's end, or invalid.
             _ => self.head_of_whole(at),
         }
     }

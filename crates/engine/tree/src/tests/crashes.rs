@@ -33,7 +33,7 @@ fn change(store: &Store, tree: Tree, states: &mut BTreeMap<Seq, Model>, rng: &mu
         if changed.is_err() {
             break;
         }
-        // It may be there even if the commit fails.
+        // The new state may be found even if the commit fails.
         states.insert(next, model.clone());
         match txn.commit(durability) {
             Ok(seq) => {

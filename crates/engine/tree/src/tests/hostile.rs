@@ -136,7 +136,7 @@ fn name_large(payload: &mut [u8], len: u32) {
     payload[12..14].copy_from_slice(&place.to_le_bytes()[..2]);
 }
 
-/// Otherwise a small store could have a value that takes all memory.
+/// Without this check a small store could claim a value that takes all memory.
 #[test]
 fn a_value_is_not_larger_than_its_store() {
     let (store, tree) = with_tree(&disk(), 4096);
@@ -272,5 +272,5 @@ fn a_damaged_page_is_the_stores_error_and_other_pages_are_read() {
     assert_eq!(tree.get(&read, &key(1499)).unwrap().unwrap().len(), 60);
     assert!(tree.range(&read, key(1000)..).all(|entry| entry.is_ok()));
     let mut txn = store.begin_write().unwrap();
-    assert!(damaged(tree.insert(&mut txn, &key(0), b"anew").err()));
+    assert!(damaged(tree.insert(&mut txn, &key(0), b"again").err()));
 }

@@ -92,7 +92,7 @@ fn a_tree_is_a_map_with_pages_of_64_kib() {
     grow_and_shrink(65_536, 80);
 }
 
-/// In-place readers beside commits, checkpoints and evictions: each snapshot is of one commit.
+/// Readers work in place beside commits, checkpoints and evictions: each snapshot is of one commit.
 #[test]
 fn readers_in_place_beside_commits_and_checkpoints_see_one_commit() {
     const KEYS: u64 = 1200;

@@ -137,7 +137,7 @@ fn removals_free_pages() {
         let found = tree.check(&store.begin_read().unwrap()).unwrap();
         assert_eq!((found.leaf_pages, found.inner_pages), (1, 0));
         assert_eq!(store.stats().free_pages, store.stats().pages - 1);
-        // They are used again.
+        // The freed pages are used again.
         let mut txn = store.begin_write().unwrap();
         for at in 0..5000 {
             tree.insert(&mut txn, &key(at), &[1; 20]).unwrap();

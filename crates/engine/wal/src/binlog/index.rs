@@ -175,7 +175,7 @@ impl SegmentIndex {
 
     /// Allocates space for the next index under its temporary name, so that segments can be sealed
     /// and purged on a full disk. Returns `None` if that fails, for example because the disk is
-    /// already full, or the file system cannot allocate ahead. The log can go on without it.
+    /// already full, or the file system cannot allocate ahead. The log can continue without it.
     pub(super) fn keep_room(&self, io: &dyn Io, dir: &Path) -> Option<IndexRoom> {
         let bytes = (self.encode().len() as u64 + NEXT_LINE_BYTES).next_multiple_of(BLOCK);
         let new = dir.join(NEW_INDEX_NAME);

@@ -1,6 +1,6 @@
 //! Models of the interaction of the log's threads. Loom runs the real sources of the commit queue
 //! and of the followers' progress in every order of two or three threads. A thread is preempted at
-//! most [`PREEMPTIONS_MAX`] times.
+//! most [`BINLOG_PREEMPTIONS_MAX`] times.
 //!
 //! A model fails by an assertion, or by loom's "deadlock" if a sleeping caller or follower is never
 //! woken. Nothing is random.
@@ -88,7 +88,7 @@ use world::ModelLog;
 
 /// Preemptions per thread in models of two and of three threads. Trying all orders would take too
 /// long.
-const PREEMPTIONS_MAX: [usize; 2] = [6, 3];
+const BINLOG_PREEMPTIONS_MAX: [usize; 2] = [6, 3];
 
 /// The code that one thread of a model runs.
 type ModelCaller = fn(&ModelLog);
@@ -98,7 +98,7 @@ fn check(log: fn() -> ModelLog, callers: &'static [ModelCaller], end: fn(&ModelL
     let orders = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&orders);
     let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(PREEMPTIONS_MAX[callers.len() - 2]);
+    model.preemption_bound = Some(BINLOG_PREEMPTIONS_MAX[callers.len() - 2]);
     model.check(move || {
         counted.fetch_add(1, Ordering::Relaxed);
         let log = Arc::new(log());

@@ -2,7 +2,7 @@
 //! `pagekeeper-policy`.
 //!
 //! The rule is `ReleaseBehindFollowers`. Windows of 2 MiB that were written or read are remembered
-//! until they are released. The kernel is not asked about a page before that. Pages that survive a
+//! until they are released. The kernel is never queried about other pages. Pages that survive a
 //! release (mapped, or locked by read-ahead) stay on the list, and their release is retried later.
 //!
 //! The releaser is called by whoever has just made pages releasable:
@@ -438,8 +438,8 @@ mod tests {
     const SEGMENT_BYTES: u64 = 3 * WINDOW + 5;
     const PAST_RANGE: Range<u64> = 0..3 * WINDOW;
 
-    /// Returns a segment that is written up to [`SEGMENT_BYTES`], without followers and without slack behind
-    /// its writer.
+    /// Returns a segment that is written up to [`SEGMENT_BYTES`], without followers and without
+    /// slack behind its writer.
     fn written() -> (Arc<Advised>, Arc<PageReleaser>) {
         let (file, releaser) = (Arc::new(Advised::default()), Arc::new(PageReleaser::new(3, 0)));
         releaser.begun(1, Arc::clone(&file) as Arc<dyn IoFile>, 0);

@@ -20,14 +20,14 @@
 //! The search continues as long as such headers are no farther apart than the longest record (and
 //! padding) that this log can have had at the time.
 //!
-//! Why that is enough: let E be a place that was durable but holds no record, and R the first
-//! record behind it that proves this. R was reserved after the sync that made E durable had ended,
-//! and everything between them was written in order, without a gap. If R was synced as well, so was
-//! everything between E and R: records without a gap, each no longer than the longest. From E up to
-//! R, headers are therefore no farther apart than that, except for damaged ones. R is missed only
-//! if another run of records behind E, as long as the longest possible record, is damaged in each
-//! of its headers. If R was not synced, every acknowledged record behind it is in the same case as
-//! R.
+//! The reason why that is enough: let E be a place that was durable but holds no record, and R the
+//! first record behind it that proves this. R was reserved after the sync that made E durable had
+//! ended, and everything between them was written in order, without a gap. If R was synced as well,
+//! so was everything between E and R: records without a gap, each no longer than the longest. From
+//! E up to R, headers are therefore no farther apart than that, except for damaged ones. R is
+//! missed only if another run of records behind E, as long as the longest possible record, is
+//! damaged in each of its headers. If R was not synced, every acknowledged record behind it is in
+//! the same case as R.
 //!
 //! Fails if the bytes can't be read. Fails with [`Error::Corrupt`] if a durable record is lost, and
 //! with [`Error::UnknownRecord`] if a whole record is of an unknown kind.

@@ -7,9 +7,9 @@ use proptest::prelude::*;
 use super::*;
 use crate::{Error, Lsn};
 
-/// The bytes as they are on disks: records must stay readable for ever.
+/// These bytes are on users' disks and must stay readable.
 #[test]
-fn a_record_looks_as_it_always_did() {
+fn the_format_of_a_record_is_fixed() {
     let bytes = encode(RecordKind::Data, b"redo", 8192, 0x1234_5678, 4096);
     let mut expected = vec![0x04, 0, 0, 0x10, 0, 0x20, 0, 0, 0, 0, 0, 0];
     expected.extend([0x78, 0x56, 0x34, 0x12, 0, 0x02, 0, 0, b'r', b'e', b'd', b'o', 0, 0, 0, 0]);
@@ -148,7 +148,7 @@ fn body(number: u64, len: usize) -> Vec<u8> {
 
 /// Damages any one byte, to any value.
 #[test]
-fn a_damaged_padding_is_recognized_and_nothing_else_is_taken_for_one() {
+fn a_damaged_padding_is_recognized_and_told_from_everything_else() {
     for lsn in [3 * BLOCK + 3000, 3 * BLOCK - 64, 2 * BLOCK - 24] {
         let padding = encode_padding(lsn, 9, lsn - 800);
         // Data as similar as possible: zeros that end where the padding does.
@@ -179,7 +179,7 @@ fn an_empty_log_ends_where_it_begins() {
 }
 
 #[test]
-fn reading_goes_on_behind_a_torn_tail_where_an_epoch_is_known_to_begin() {
+fn reading_continues_behind_a_torn_tail_at_a_known_epoch() {
     let mut tape = Tape { chunk: 4096, ..Tape::default() };
     tape.append(b"first", 1, 0);
     let end = tape.lsn();

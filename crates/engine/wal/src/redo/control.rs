@@ -362,9 +362,9 @@ mod tests {
         slot
     }
 
-    /// The bytes as they are on disks: slots must stay readable for ever.
+    /// These bytes are on users' disks and must stay readable.
     #[test]
-    fn a_slot_looks_as_it_always_did() {
+    fn the_format_of_a_slot_is_fixed() {
         let mut expected =
             b"pkredo\x03\0\x04\0\0\0\0\0\0\0\x08\x07\x06\x05\x04\x03\x02\x01\0\0\x10\0\0\0\0\0".to_vec();
         expected.extend(b"\x03\0\0\0\x01\0\0\0\0\x20\0\0\0\0\0\0\xef\xbe\xad\xde\0\0\0\0");

@@ -39,7 +39,7 @@ use pagekeeper_io::{FileLock, Io, IoFile, Process, WriteMode};
 use pagekeeper_kernel::mutex::lock;
 
 use super::buffer::{BlockTaker, LogBuffer, NoRoom, PADDING_ROOM_BYTES, ReservedSpan};
-use super::group_commit::{Leader, Turn};
+use super::group_commit::{SyncLeader, Turn};
 use super::metrics::{Counters, count};
 use super::options::Backpressure;
 use super::release::{self, ReleaseState};
@@ -113,7 +113,7 @@ impl Core {
             .map_or(Ok(()), |cause| Err(Error::Poisoned { cause: Box::new(cause.clone()) }))
     }
 
-    /// Ends all appending for ever, and wakes everyone.
+    /// Ends all appending forever, and wakes everyone.
     pub(super) fn poison(&self, cause: Error) -> Error {
         let cause = match cause {
             Error::Poisoned { cause } => *cause,
@@ -386,7 +386,7 @@ impl Core {
     }
 
     /// Makes everything that was appended before durable.
-    fn sync_round(&self, leader: &Leader<'_>) -> Result<(), Error> {
+    fn sync_round(&self, leader: &SyncLeader<'_>) -> Result<(), Error> {
         let upto = self.seal();
         leader.begin(upto);
         let from = self.durable();

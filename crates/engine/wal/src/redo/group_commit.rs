@@ -1,9 +1,9 @@
 //! Group commit: of the threads that wait for the same I/O one, the leader, does it for all.
 //!
-//! A leader holds the syncer's lock. What it does is a round, which covers everything that was
+//! A leader holds the syncer's lock. Its work is a round, which covers everything that was
 //! submitted before the round began. Threads that it covers wait on its event count. Later threads
-//! wait on that of the next round, which has the other parity. One of them is woken when the lock
-//! is free.
+//! wait on the event count of the next round, which has the other parity. One of them is woken when
+//! the lock is free.
 //!
 //! Invariant: a thread sleeps only if it failed to get the lock after it took its ticket. There was
 //! a leader at that time, which notifies both event counts once the lock is free: nobody is
@@ -30,16 +30,16 @@ struct CommitRounds {
 }
 
 /// A ticket to wait with: an event count, and its count before the thread tried to lead.
-struct WaitTicket<'a> {
+struct SyncTicket<'a> {
     event: &'a EventCount,
     count: u32,
 }
 
 /// The right to sync. When it is dropped, it wakes the threads that its round covered, and one to
 /// lead the next.
-pub(crate) struct Leader<'a> {
+pub(crate) struct SyncLeader<'a> {
     group: &'a GroupCommit,
-    /// There until the drop.
+    /// `None` only during the drop.
     syncer: Option<MutexGuard<'a, ()>>,
 }
 
@@ -48,7 +48,7 @@ pub(crate) enum Turn<'a, R> {
     /// The result is there.
     Done(R),
     /// There is none, and the caller leads.
-    Leads(Leader<'a>),
+    Leads(SyncLeader<'a>),
 }
 
 impl GroupCommit {
@@ -64,7 +64,7 @@ impl GroupCommit {
                 ticket.event.wait(ticket.count, None);
                 continue;
             };
-            // The last leader may have covered it.
+            // The last leader may have covered this LSN.
             return result().map_or(Turn::Leads(leader), Turn::Done);
         }
     }
@@ -74,20 +74,20 @@ impl GroupCommit {
         self.events.iter().for_each(EventCount::notify_all);
     }
 
-    fn ticket(&self, upto: u64) -> WaitTicket<'_> {
+    fn ticket(&self, upto: u64) -> SyncTicket<'_> {
         let rounds = self.rounds();
         let round = if upto <= rounds.upto { rounds.round } else { rounds.round + 1 };
         let event = self.event(round);
-        WaitTicket { event, count: event.count() }
+        SyncTicket { event, count: event.count() }
     }
 
-    fn try_lead(&self) -> Option<Leader<'_>> {
+    fn try_lead(&self) -> Option<SyncLeader<'_>> {
         let syncer = match self.syncer.try_lock() {
             Ok(syncer) => syncer,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        Some(Leader { group: self, syncer: Some(syncer) })
+        Some(SyncLeader { group: self, syncer: Some(syncer) })
     }
 
     fn event(&self, round: u64) -> &EventCount {
@@ -99,7 +99,7 @@ impl GroupCommit {
     }
 }
 
-impl Leader<'_> {
+impl SyncLeader<'_> {
     /// Begins a round that covers everything submitted up to here.
     pub(crate) fn begin(&self, upto: u64) {
         let mut rounds = self.group.rounds();
@@ -107,7 +107,7 @@ impl Leader<'_> {
     }
 }
 
-impl Drop for Leader<'_> {
+impl Drop for SyncLeader<'_> {
     fn drop(&mut self) {
         let round = self.group.rounds().round;
         drop(self.syncer.take());

@@ -1,6 +1,6 @@
 //! Models of the interaction of the log's threads. Loom runs the real sources of the log buffer and
 //! of group commit in every order of two or three threads, and with every value that the memory
-//! model lets a load see. A thread is preempted at most [`PREEMPTIONS_MAX`] times.
+//! model lets a load see. A thread is preempted at most [`REDO_PREEMPTIONS_MAX`] times.
 //!
 //! A model fails in one of these ways:
 //! - an assertion;
@@ -52,7 +52,7 @@ use sync::{Arc, AtomicU64, Ordering};
 
 /// Preemptions per thread in models of two and of three threads. Trying all orders would take too
 /// long.
-const PREEMPTIONS_MAX: [usize; 2] = [3, 2];
+const REDO_PREEMPTIONS_MAX: [usize; 2] = [3, 2];
 const KIB: u64 = 1024;
 const BLOCK_BYTES: u64 = 4 * KIB;
 const CAPACITY_BYTES: usize = 16 << 10;
@@ -60,7 +60,7 @@ const CAPACITY_BYTES: usize = 16 << 10;
 /// Runs a model of this many threads in every order.
 fn check(threads: usize, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(PREEMPTIONS_MAX[threads - 2]);
+    builder.preemption_bound = Some(REDO_PREEMPTIONS_MAX[threads - 2]);
     builder.check(model);
 }
 

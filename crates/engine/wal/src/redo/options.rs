@@ -142,7 +142,7 @@ impl RedoOptions {
     }
 
     /// Sets the bytes that may be appended and not yet synced: a multiple of 4096 from 32 KiB to 4
-    /// GiB, or 0 for no bound [default: 0]. For [`Self::create`]: the log keeps the bound for ever.
+    /// GiB, or 0 for no bound [default: 0]. For [`Self::create`]: the log keeps the bound forever.
     ///
     /// With a bound, the log syncs by itself when half of it is reached. An append that would
     /// exceed it waits for a sync, whatever the policy. No record can be longer than the bound,

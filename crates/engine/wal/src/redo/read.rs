@@ -32,7 +32,7 @@ pub struct RedoRecord {
 /// After an error it has ended.
 pub struct RedoReader {
     reader: RecordReader<BufferedSource<LiveSource>>,
-    /// The given LSN and its log, until a record was found there.
+    /// The requested LSN and its log; `None` once a record was found there.
     given: Option<(Arc<Core>, u64)>,
     failed: bool,
     process: Process,
@@ -66,7 +66,8 @@ impl RedoReader {
     fn is_no_record(core: &Arc<Core>, lsn: u64) -> bool {
         let from = core.checkpoint();
         if lsn < from {
-            // A checkpoint has meanwhile freed the records that would show it.
+            // A checkpoint has meanwhile freed the records that would show whether one begins
+            // there.
             return false;
         }
         let Ok(before) = Self::new(core, from) else { return false };

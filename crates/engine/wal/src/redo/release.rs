@@ -165,7 +165,7 @@ fn release(
     durable: u64,
 ) {
     let Some(file) = windows.first().and_then(|window| ring.files.get(window.file)) else { return };
-    // Writeback that is under way need not be started: the release waits for it.
+    // Writeback that is in progress need not be started: the release waits for it.
     let is_started =
         |window: &UnreleasedWindow| core.writes_back() || window.started || window.upto <= durable;
     let started = windows.iter().filter(|window| is_started(window)).map(|window| window.range.clone());

@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_mysqls_series_says_where_it_starts() {
+    fn a_file_of_mysqls_series_has_its_start_lsn() {
         let mut bytes = header(6, 1 << 30);
         let parsed = RedoHeader::parse(&bytes).unwrap();
         assert_eq!((parsed.layout, parsed.start, parsed.checkpoint), (RedoLayout::Series, 1 << 30, None));

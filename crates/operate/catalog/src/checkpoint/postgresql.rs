@@ -124,7 +124,6 @@ mod tests {
         digits.chunks(2).map(|pair| u8::try_from(pair[0] * 16 + pair[1]).unwrap()).collect()
     }
 
-    /// The file is in the byte order of the machine that wrote it.
     #[cfg(target_endian = "little")]
     #[test]
     fn a_control_file_of_initdb_is_read() {

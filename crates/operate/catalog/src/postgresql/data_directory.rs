@@ -1,9 +1,9 @@
 //! Files in the data directory of a PostgreSQL server that state something about its WAL: the
 //! control file, replication slots, and the notes of the archiver.
 //!
-//! Invariants: a directory holds any files that its owner put there. At most [`SLOTS_MAX`] slots are
-//! read. At most one that can't be read is reported, and always the same: their owner may make ever
-//! new ones.
+//! Invariants: a directory holds any files that its owner put there. At most [`SLOTS_MAX`] slots
+//! are read. At most one that can't be read is reported, and always the same: their owner may make
+//! ever new ones.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -71,7 +71,7 @@ pub struct ReplicationSlots {
 }
 
 impl ReplicationSlots {
-    /// Reads them anew; a file system may block that for any time.
+    /// Reads them again; a file system may block that for any time.
     pub fn read(&mut self, data: &DataDirectory<'_>) {
         self.found.clear();
         let path = data.path("pg_replslot");
@@ -126,7 +126,7 @@ fn read_slot(
 
 /// Returns the report about files that say who has yet to read WAL, and can't be read.
 pub fn known_in_part(error: &pagekeeper_kernel::Error) -> String {
-    format!("who has yet to read WAL is known in part: {error}")
+    format!("the readers of WAL are known only in part: {error}")
 }
 
 /// The note that `archive_status` has for a segment.

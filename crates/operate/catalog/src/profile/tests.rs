@@ -200,7 +200,7 @@ fn all_files_of_real_servers_have_their_class() {
 }
 
 #[test]
-fn relay_and_binary_logs_are_no_text_logs_whatever_the_host_is_called() {
+fn relay_and_binary_logs_are_not_text_logs_for_any_host_name() {
     use FileClass::{Binlog, Relay, Text};
     let profiles = Profile::built_in();
     for profile in ["mariadb", "mysql"].map(|name| find_profile(&profiles, name).unwrap()) {

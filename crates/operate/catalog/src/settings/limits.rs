@@ -91,7 +91,7 @@ impl fmt::Display for LimitHit {
                 f,
                 "lines of more than {LINE_BYTES_MAX} bytes and names of more than {SETTING_NAME_BYTES_MAX} are passed over"
             ),
-            Self::Kept => f.write_str("more settings than are kept of one database"),
+            Self::Kept => f.write_str("more settings than are kept per database"),
         }
     }
 }

@@ -88,7 +88,7 @@ fn parse_directive(words: &str) -> OptionFileEntry {
         let rest = words.strip_prefix(name)?;
         rest.starts_with(char::is_whitespace).then(|| rest.trim().to_owned()).filter(|path| !path.is_empty())
     };
-    // The longer word first, since it begins with the other.
+    // `!includedir` comes first, since it begins with `!include`.
     if let Some(directory) = argument("includedir") {
         return OptionFileEntry::IncludeDirectory(directory);
     }

@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn without_the_right_to_inspect_the_server_that_right_is_named() {
+    fn a_missing_permission_to_inspect_the_server_is_named() {
         if !rustix::process::geteuid().is_root() {
             pagekeeper_testing::skip("only root can be another user");
             return;
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_are_those_of_the_postmaster() {
+    fn arguments_are_read_from_the_postmaster() {
         let words = |line: &str| -> Vec<String> { line.split_whitespace().map(str::to_owned).collect() };
         let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
         assert_eq!(

@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_one_alone_tell_where_the_program_does_not() {
+    fn files_of_one_product_decide_where_the_program_does_not() {
         let with = |names: &[&str]| {
             let data = Path::new("/var/lib/mysql");
             let file = |name: &&str| ServerFile { path: data.join(name), opened: Vec::new() };

@@ -1,6 +1,6 @@
 //! Settings of `RocksDB`, of `MyRocks` and of `TiKV`: the newest `OPTIONS-NNNNNN` beside each
 //! database that a process has open, and `TiKV`'s own files. `RocksDB` writes its options file
-//! itself, so that is what is in force.
+//! itself, so the file has the options in force.
 //!
 //! Options of a column family are named `family.option`. Those of `MyRocks` begin with `rocksdb_`,
 //! as its server's variables do. `TiKV`'s keys are joined by dots: `rocksdb.bytes_per_sync`.

@@ -46,7 +46,7 @@ impl ServerSettings {
         Arc::new(Self { whose: Some(whose), read: OnceLock::new() })
     }
 
-    /// Returns the settings of the same server, to be read anew.
+    /// Returns the settings of the same server, to be read again.
     pub fn unread(&self) -> Arc<Self> {
         Arc::new(Self { whose: self.whose.clone(), read: OnceLock::new() })
     }
@@ -103,7 +103,7 @@ mod tests {
     use crate::find_profile;
 
     #[test]
-    fn only_what_a_log_asks_for_is_kept() {
+    fn only_settings_that_a_log_needs_are_kept() {
         let dir = tempfile::tempdir().unwrap();
         let data = dir.path().canonicalize().unwrap();
         let options = "[DBOptions]\n  bytes_per_sync=0\n  recycle_log_file_num=4\n";

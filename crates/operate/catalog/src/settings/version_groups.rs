@@ -110,7 +110,8 @@ mod tests {
         assert_eq!(is_in(&mut groups, "mariadb-10.1"), Some(false));
         assert_eq!(is_in(&mut groups, "mariadb-10"), Some(false));
         assert_eq!(groups.is_in(&dir.path().join("none"), "mariadb-10.1"), None);
-        // However often it is asked for, it was read once; if replaced, it is another program.
+        // A program is read once, however often a group is queried. A replaced file is another
+        // program.
         assert_eq!(groups.0.left(), ALL_PROGRAMS_BYTES_MAX - bytes.len() as u64);
         bytes.extend(b"\0mysqld-9.1\0");
         std::fs::remove_file(&path).unwrap();

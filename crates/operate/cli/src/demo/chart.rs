@@ -8,34 +8,36 @@ use std::fmt::Write;
 use pagekeeper_text::ByteSize;
 
 const BLOCKS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-const LABEL_WIDTH: usize = 10;
-const ROWS: u32 = 10;
+const CHART_LABEL_COLUMNS: usize = 10;
+const CHART_ROWS: u32 = 10;
 
 /// Draws bytes over time, each part with its label, on `width` columns. All parts but the first may
 /// be coloured.
 pub(super) fn draw(parts: &[Vec<u64>; 3], labels: [&str; 3], width: usize, has_colour: bool) -> String {
-    let columns = width.saturating_sub(LABEL_WIDTH + 4).max(24) / 3;
+    let columns = width.saturating_sub(CHART_LABEL_COLUMNS + 4).max(24) / 3;
     let parts = parts.each_ref().map(|samples| spread(samples, columns));
     let top = parts.iter().flatten().copied().max().unwrap_or(0);
     let (on, off) = if has_colour { ("\x1b[32m", "\x1b[0m") } else { ("", "") };
     let mut out = String::new();
-    for row in (0..ROWS).rev() {
+    for row in (0..CHART_ROWS).rev() {
         let (label, tick) = match row {
             0 => (ByteSize(0).to_string(), '┤'),
-            _ if row == ROWS - 1 => (ByteSize(top).to_string(), '┤'),
+            _ if row == CHART_ROWS - 1 => (ByteSize(top).to_string(), '┤'),
             _ => (String::new(), '│'),
         };
         let [first, second, third] = parts
             .each_ref()
             .map(|values| values.iter().map(|&value| cell(value, top, row)).collect::<String>());
-        let line =
-            format!("{label:>LABEL_WIDTH$} {tick}{first}│{on}{second}{off}│{on}{}{off}", third.trim_end());
+        let line = format!(
+            "{label:>CHART_LABEL_COLUMNS$} {tick}{first}│{on}{second}{off}│{on}{}{off}",
+            third.trim_end()
+        );
         out.push_str(line.trim_end());
         out.push('\n');
     }
     let [first, second, third] = labels;
     // Writing to a string does not fail.
-    let _ = writeln!(out, "{:>LABEL_WIDTH$}  {first:<columns$} {second:<columns$} {third}", "");
+    let _ = writeln!(out, "{:>CHART_LABEL_COLUMNS$}  {first:<columns$} {second:<columns$} {third}", "");
     out
 }
 
@@ -56,7 +58,7 @@ fn spread(samples: &[u64], columns: usize) -> Vec<u64> {
 
 /// Returns the block that shows `value` in a row, counted from the bottom; `top` fills all rows.
 fn cell(value: u64, top: u64, row: u32) -> char {
-    let eighths = u128::from(ROWS) * 8;
+    let eighths = u128::from(CHART_ROWS) * 8;
     let level = (u128::from(value) * eighths).div_ceil(u128::from(top.max(1)));
     let in_row = level.saturating_sub(u128::from(row) * 8).min(8);
     BLOCKS[usize::try_from(in_row).unwrap_or(8)]

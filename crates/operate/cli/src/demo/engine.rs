@@ -31,7 +31,7 @@ const REDO_FILE_BYTES: u64 = 64 << 20;
 const CHECKPOINT_BEHIND_BYTES: u64 = REDO_FILES as u64 * REDO_FILE_BYTES / 4;
 const BINLOG_FILE_BYTES: u64 = 32 << 20;
 const BINLOG_FILES_MAX: u64 = 40;
-const COMMITTERS: usize = 8;
+const ENGINE_COMMITTERS: usize = 8;
 const REDO_PER_COMMIT_BYTES: usize = 10 << 10;
 const BINLOG_PER_COMMIT_BYTES: usize = 5 << 10;
 /// The compaction's outputs: their size, how many stay, how often one is begun, and how fast it is
@@ -112,7 +112,7 @@ impl Engine {
             }
         };
         let result = thread::scope(|scope| {
-            for committer in (0_u64..).take(COMMITTERS) {
+            for committer in (0_u64..).take(ENGINE_COMMITTERS) {
                 scope.spawn(move || ending(self.commit_for_ever(committer)));
             }
             for work in [Self::follow, Self::checkpoint_and_purge, Self::compact] {
@@ -177,7 +177,7 @@ impl Engine {
     /// Reads the binlog near the writer, as the sender of a replica does, and checks every event.
     fn follow(&self) -> anyhow::Result<()> {
         let mut follower = self.binlog.follow(self.binlog.first())?;
-        let mut last = [0; COMMITTERS];
+        let mut last = [0; ENGINE_COMMITTERS];
         while !self.is_over() {
             if let Some(event) = follower.next_timeout(POLL_INTERVAL)? {
                 check(&event.bytes, &mut last).with_context(|| format!("binlog {}", event.position))?;
@@ -278,7 +278,7 @@ fn change(committer: u64, number: u64, random: &mut u64) -> Vec<u8> {
 
 /// Checks that a change follows the last one of its committer. The log's checksum covers the other
 /// bytes.
-fn check(change: &[u8], last: &mut [u64; COMMITTERS]) -> anyhow::Result<()> {
+fn check(change: &[u8], last: &mut [u64; ENGINE_COMMITTERS]) -> anyhow::Result<()> {
     let [committer, number] =
         [0, 8].map(|start| change[start..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)));
     let last = usize::try_from(committer).ok().and_then(|committer| last.get_mut(committer));
@@ -295,7 +295,7 @@ mod tests {
 
     #[test]
     fn a_lost_doubled_or_foreign_change_is_found() {
-        let mut last = [0; COMMITTERS];
+        let mut last = [0; ENGINE_COMMITTERS];
         for (committer, number) in [(0, 1), (7, 1), (0, 2), (3, 1)] {
             check(&change(committer, number, &mut 7), &mut last).unwrap();
         }

@@ -193,7 +193,7 @@ impl Stage<'_> {
         let mut guard = guard.stdout(file).spawn().context("can't start the guard")?;
         let part =
             self.await_event(&output, "found").and_then(|_| self.watch(engine, time, "under the guard"));
-        // It fails if the guard has ended.
+        // The signal fails only if the guard has ended.
         let _ = rustix::process::kill_process(Pid::from_child(&guard), Signal::TERM);
         guard.wait()?;
         Ok((part?, self.await_event(&output, "summary")?))
@@ -263,7 +263,7 @@ fn this_program<const N: usize>(arguments: [&str; N]) -> Command {
 fn show_progress(text: &str) {
     let mut out = std::io::stderr().lock();
     if out.is_terminal() {
-        // The run goes on if the terminal is gone.
+        // The run continues if the terminal is gone.
         let _ = write!(out, "\r\x1b[K{text}").and_then(|()| out.flush());
     }
 }

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use super::engine::random_bytes;
 use crate::output;
 
-const ROWS: u64 = 64 << 10;
+const STORE_ROWS: u64 = 64 << 10;
 /// Size of each row: with their keys four rows fill a page of 4 KiB.
 const ROW_BYTES: usize = 960;
 /// Rows of one commit while the store is filled: they are journaled, too.
@@ -32,8 +32,8 @@ const NUMBER_BYTES: usize = 8;
 /// The limit of the journal, and so of the bytes that a recovery reads.
 const JOURNAL_BYTES: u64 = 128 << 20;
 /// The memory budget, part of which holds committed changes that are not yet in the data file.
-const MEMORY_BYTES: u64 = 512 << 20;
-const COMMITTERS: usize = 8;
+const STORE_MEMORY_BYTES: u64 = 512 << 20;
+const STORE_COMMITTERS: usize = 8;
 
 /// Fills a store in `dir`, then commits until the demo kills it. Each thread prints the number of
 /// each commit as it is durable; the first one that fails ends all.
@@ -41,7 +41,7 @@ pub(super) fn run(dir: &Path) -> anyhow::Result<()> {
     let store = make(dir).with_context(|| format!("can't make a store in {}", escaped(dir)))?;
     let store = Arc::new(store);
     let (ended, end) = mpsc::channel();
-    for _ in 0..COMMITTERS {
+    for _ in 0..STORE_COMMITTERS {
         let (store, ended) = (Arc::clone(&store), ended.clone());
         std::thread::spawn(move || {
             let Err(error) = commit_for_ever(&store);
@@ -63,14 +63,14 @@ fn commit_for_ever(store: &Store) -> anyhow::Result<Infallible> {
 /// only when the journal has reached its limit, so that a recovery has much to do.
 fn make(dir: &Path) -> anyhow::Result<Store> {
     let options = Store::options().create(Create::New).journal_bytes(JOURNAL_BYTES);
-    let store = options.memory(MEMORY_BYTES).background_apply(false).open(dir)?;
+    let store = options.memory(STORE_MEMORY_BYTES).background_apply(false).open(dir)?;
     let mut txn = store.begin_write()?;
     let tree = Tree::create(&mut txn)?;
     txn.set_root(Some(tree.root()));
     txn.commit(Durability::None)?;
-    for first in (0..ROWS).step_by(ROWS_PER_FILL) {
+    for first in (0..STORE_ROWS).step_by(ROWS_PER_FILL) {
         let mut txn = store.begin_write()?;
-        for row in (first..ROWS).take(ROWS_PER_FILL) {
+        for row in (first..STORE_ROWS).take(ROWS_PER_FILL) {
             tree.insert(&mut txn, &row.to_be_bytes(), &first_value(row))?;
         }
         txn.commit(Durability::None)?;
@@ -109,7 +109,7 @@ fn number_of(metadata: &[u8]) -> u64 {
 fn rows_of(number: u64) -> impl Iterator<Item = u64> {
     let bytes = random_bytes(ROWS_PER_COMMIT * 8, &mut seed(number, 0));
     let row = move |at: usize| bytes[8 * at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
-    (0..ROWS_PER_COMMIT).map(move |at| row(at) % ROWS)
+    (0..ROWS_PER_COMMIT).map(move |at| row(at) % STORE_ROWS)
 }
 
 /// Returns a row's contents before its first change.
@@ -130,7 +130,7 @@ fn change(number: u64, row: u64, value: &mut [u8]) {
 /// Returns a seed that is never 0, and differs between neighbours: the finaliser of Appleby's
 /// `MurmurHash3` (2011).
 fn seed(number: u64, row: u64) -> u64 {
-    let mut mixed = number.wrapping_mul(ROWS + 1) + row + 1;
+    let mut mixed = number.wrapping_mul(STORE_ROWS + 1) + row + 1;
     for factor in [0xff51_afd7_ed55_8ccd, 0xc4ce_b9fe_1a85_ec53, 1] {
         mixed = (mixed ^ (mixed >> 33)).wrapping_mul(factor);
     }
@@ -142,7 +142,7 @@ fn seed(number: u64, row: u64) -> u64 {
 fn check(read: &ReadTxn<'_>, last: u64) -> anyhow::Result<()> {
     let tree = table(read, read.root())?;
     tree.check(read)?;
-    let mut expected: Vec<Vec<u8>> = (0..ROWS).map(first_value).collect();
+    let mut expected: Vec<Vec<u8>> = (0..STORE_ROWS).map(first_value).collect();
     for number in 1..=last {
         for row in rows_of(number) {
             change(number, row, &mut expected[usize::try_from(row)?]);
@@ -154,7 +154,7 @@ fn check(read: &ReadTxn<'_>, last: u64) -> anyhow::Result<()> {
         ensure!(key == row.to_be_bytes(), "row {row} is missing");
         ensure!(value[..] == **expected, "row {row} is not as the {last} commits left it");
     }
-    ensure!(found.next().is_none(), "there are more than {ROWS} rows");
+    ensure!(found.next().is_none(), "there are more than {STORE_ROWS} rows");
     Ok(())
 }
 
@@ -166,7 +166,7 @@ pub(super) fn recover(dir: &Path, acknowledged: u64) -> anyhow::Result<Value> {
 }
 
 fn open_and_check(dir: &Path, acknowledged: u64) -> anyhow::Result<Value> {
-    let options = Store::options().create(Create::Never).memory(MEMORY_BYTES);
+    let options = Store::options().create(Create::Never).memory(STORE_MEMORY_BYTES);
     let begun = Instant::now();
     let store = options.open(dir)?;
     let opened = Instant::now();
@@ -193,7 +193,7 @@ fn open_and_check(dir: &Path, acknowledged: u64) -> anyhow::Result<Value> {
     Ok(json!({
         "data_bytes": data_bytes,
         "commits_acknowledged": acknowledged,
-        // Those after the acknowledged ones were in progress.
+        // Commits after the acknowledged ones were in progress.
         "commits_found": commits,
         "open_seconds": (opened - begun).as_secs_f64(),
         "journal_bytes": opening.journal_bytes,
@@ -203,7 +203,7 @@ fn open_and_check(dir: &Path, acknowledged: u64) -> anyhow::Result<Value> {
         // From the opening until the data file has all changes durably.
         "applied_seconds": applied.as_secs_f64(),
         "pages_verified": pages,
-        "rows_checked": ROWS,
+        "rows_checked": STORE_ROWS,
     }))
 }
 
@@ -226,7 +226,7 @@ mod tests {
         drop(store);
         let found = recover(&dir, 19).unwrap();
         assert_eq!((&found["commits_acknowledged"], &found["commits_found"]), (&19.into(), &20.into()));
-        assert_eq!((&found["commits_in_journal"], &found["rows_checked"]), (&20.into(), &ROWS.into()));
+        assert_eq!((&found["commits_in_journal"], &found["rows_checked"]), (&20.into(), &STORE_ROWS.into()));
         assert!(found["pages_to_apply"].as_u64() > Some(20), "{found}");
         let error = format!("{:#}", recover(&dir, 21).unwrap_err());
         assert!(error.ends_with("commit 21 was acknowledged, and the store has only 20"), "{error}");

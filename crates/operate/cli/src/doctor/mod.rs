@@ -34,7 +34,7 @@ use crate::problems::{self, Problem, Problems};
 use crate::signals::Stop;
 
 /// Version of the schema; it changes with each field that is added, removed or changed in meaning.
-const SCHEMA_VERSION: u32 = 2;
+const DOCTOR_SCHEMA_VERSION: u32 = 2;
 
 /// Longest walk over the host's files for those who hold page cache beside the databases.
 const WALK_TIME_MAX: Duration = Duration::from_secs(5);
@@ -139,7 +139,7 @@ fn inspect(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     };
     let output = Output { report, fixed, errors: problems.into_sorted() };
     if args.json {
-        output::json(SCHEMA_VERSION, &output)?;
+        output::json(DOCTOR_SCHEMA_VERSION, &output)?;
     } else {
         output::print(|out| {
             write!(out, "{}", output.report)?;

@@ -34,7 +34,7 @@ pub(super) struct Judged {
     asked: HashSet<Inode>,
     /// The ranges that they would release, by file.
     ranges: HashMap<Inode, Vec<Range<u64>>>,
-    /// Why they keep a log, by the path of one of its files.
+    /// The reason why they keep a log, by the path of one of its files.
     pub(super) kept: Vec<(PathBuf, String)>,
 }
 

@@ -88,12 +88,10 @@ fn write_direct(out: &mut impl Write, direct: &DirectReport) -> io::Result<()> {
         &format!("{}; from the page cache {}", microseconds(direct.again_us), microseconds(direct.cached_us)),
     )?;
     let dirty = match (direct.dirty_is_seen, direct.stays_dirty) {
-        (false, _) => "a direct read does NOT see what is dirty in the page cache",
-        (true, Some(true)) => "a direct read sees what is dirty in the page cache, and leaves it dirty",
-        (true, Some(false)) => {
-            "a direct read sees what is dirty in the page cache, which it has written back"
-        }
-        (true, None) => "a direct read sees what is dirty in the page cache",
+        (false, _) => "a direct read does NOT see dirty pages of the page cache",
+        (true, Some(true)) => "a direct read sees dirty pages of the page cache, and leaves them dirty",
+        (true, Some(false)) => "a direct read sees dirty pages of the page cache, which it has written back",
+        (true, None) => "a direct read sees dirty pages of the page cache",
     };
     let written = if direct.write_is_seen { "are seen" } else { "are NOT seen" };
     let left = direct.left_by_write.map_or_else(String::new, |(before, after)| {

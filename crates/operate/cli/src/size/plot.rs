@@ -15,7 +15,7 @@ const RIGHT: f64 = 700.0;
 const TOP: f64 = 20.0;
 const BOTTOM: f64 = 350.0;
 /// The least distance of two labels.
-const LABEL_WIDTH: f64 = 80.0;
+const PLOT_LABEL_WIDTH: f64 = 80.0;
 
 /// Returns the picture; without the points that are not known.
 pub(super) fn svg(output: &SizeOutput) -> String {
@@ -38,7 +38,7 @@ pub(super) fn svg(output: &SizeOutput) -> String {
     }
     let mut last = f64::NEG_INFINITY;
     for point in &known {
-        if across(point) - last < LABEL_WIDTH {
+        if across(point) - last < PLOT_LABEL_WIDTH {
             continue;
         }
         last = across(point);

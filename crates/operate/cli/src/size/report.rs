@@ -10,7 +10,7 @@ use serde::Serialize;
 
 /// Version of the schema, `docs/schemas/size.json`; it changes with each field that is added,
 /// removed or changed in meaning.
-const SCHEMA_VERSION: u32 = 1;
+const SIZE_SCHEMA_VERSION: u32 = 1;
 /// The share of faults of mappings above which hits are not known.
 const MAPPED_SHARE_MAX: f64 = 0.1;
 /// Limits are multiples of this many bytes.
@@ -70,7 +70,7 @@ impl SizeOutput {
             read_bytes_per_second: None,
         };
         Self {
-            schema_version: SCHEMA_VERSION,
+            schema_version: SIZE_SCHEMA_VERSION,
             seconds: report.counted.as_secs_f64(),
             accesses_per_second: curve.accesses / report.counted.as_secs_f64().max(f64::MIN_POSITIVE),
             sampled_one_in: report.weight,
@@ -178,7 +178,7 @@ fn notes(report: &SizeReport, is_mapped: bool) -> Vec<String> {
         notes.push("the processes ended before the time was over".to_owned());
     }
     if report.is_multi_generational {
-        notes.push("this kernel uses its multi-generational LRU, which is not what is simulated".to_owned());
+        notes.push("this kernel uses its multi-generational LRU, which is not simulated".to_owned());
     }
     notes.extend(report.problems.iter().cloned());
     notes

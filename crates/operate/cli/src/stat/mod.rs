@@ -138,7 +138,7 @@ fn sample(args: &StatArgs, tree: &Tree, screen: Screen, this: &Sample) -> anyhow
 fn report_unknown(totals: &Totals) {
     if totals.unknown_files > 0 {
         output::complain(format_args!(
-            "the kernel shows what is in the page cache to a file's owner only: run as root, as the owner, or with \
+            "the kernel shows resident pages only to a file's owner: run as root, as the owner, or with \
              CAP_FOWNER to see the {} marked \"?\"",
             output::files(totals.unknown_files)
         ));

@@ -87,7 +87,7 @@ impl Style {
             let files = output::files(totals.resident_only_files);
             writeln!(
                 out,
-                "of {files} only what is resident is known: on overlayfs, before Linux 6.5, or in a sandbox without \
+                "of {files} only resident pages are known: on overlayfs, before Linux 6.5, or in a sandbox without \
                  cachestat"
             )?;
         }

@@ -164,7 +164,7 @@ fn pressed(key: KeyEvent) -> Option<News> {
     }
 }
 
-/// The census' thread: it ticks, and answers queries in between.
+/// Runs the census' thread: it ticks, and answers queries in between.
 fn count(
     options: &CensusOptions,
     mut query: RowQuery,

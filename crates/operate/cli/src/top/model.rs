@@ -19,7 +19,7 @@ pub(super) const HISTORY: usize = 8;
 /// Ticks for which the history of a row that left is kept.
 const HISTORY_KEPT_TICKS: u64 = 60;
 /// Rows requested from the census: more than any screen has, so that one can scroll.
-const ROWS: usize = 200;
+const TABLE_ROWS_MAX: usize = 200;
 
 /// An action on a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,7 +108,7 @@ pub(super) struct Model {
 impl Model {
     pub(super) fn new(query: RowQuery, interval: Duration) -> Self {
         Self {
-            query: RowQuery { limit: ROWS, ..query },
+            query: RowQuery { limit: TABLE_ROWS_MAX, ..query },
             seen: None,
             walked: 0,
             chosen: None,
@@ -378,7 +378,7 @@ mod tests {
         };
         model.take(seen(&[file_row(2, "/b", 20), file_row(1, "/a", 10)]), true);
         assert_eq!((model.chosen().unwrap().label.as_str(), model.cursor()), ("/b", 0));
-        // It left: the row in its place is chosen.
+        // The chosen row left: the one in its place is chosen.
         model.take(seen(&[file_row(1, "/a", 10)]), true);
         assert_eq!(model.chosen().unwrap().label, "/a");
         model.take(seen(&[]), true);

@@ -131,7 +131,7 @@ fn memory_lines<'a>(model: &Model, tick: &CensusTick, width: u16, theme: Theme) 
         "pagekeeper top  memory {}, every {}{}",
         size(split.total),
         duration(model.interval),
-        if model.paused { "  STOPPED: space goes on" } else { "" }
+        if model.paused { "  STOPPED: space continues" } else { "" }
     );
     let legend = |parts: &[MemoryPart]| {
         let mut spans = Vec::new();

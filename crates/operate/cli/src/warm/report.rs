@@ -142,7 +142,7 @@ pub(super) fn lock_error(error: &LockError) -> String {
 pub(super) fn print_unknown(total: &WarmTotal) {
     if total.unknown_files > 0 {
         output::complain(format_args!(
-            "the kernel shows what is in the page cache to a file's owner only: run as root, as the owner, or with \
+            "the kernel shows resident pages only to a file's owner: run as root, as the owner, or with \
              CAP_FOWNER to see which pages of {} are resident",
             output::files(total.unknown_files)
         ));
@@ -173,7 +173,7 @@ fn in_words(done: &WarmedFile) -> String {
         Some(SinceSnapshot::Modified) => format!("{figures}; written since the snapshot"),
         Some(SinceSnapshot::Grew) => format!("{figures}; has grown since the snapshot"),
         Some(SinceSnapshot::Shrank) => {
-            format!("{figures}; is shorter than in the snapshot: what was past its end is left out")
+            format!("{figures}; is shorter than in the snapshot: pages past its end are left out")
         }
         Some(SinceSnapshot::Replaced) => {
             format!("{figures}; another file than in the snapshot, warmed in the same places")
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sum_is_said_in_one_line() {
+    fn the_sum_is_one_line() {
         let mut total = WarmTotal { seconds: 2.0, ..WarmTotal::default() };
         total.add(&done(report()));
         assert_eq!(

@@ -111,7 +111,7 @@ impl Learning<'_> {
     }
 
     fn not_learned(&self, why: &impl Display) -> String {
-        format!("what a start of {} reads is not learned: {why}", self.name.as_str())
+        format!("the reads of a start of {} are not learned: {why}", self.name.as_str())
     }
 
     /// Watches the command from the process beside it.
@@ -447,7 +447,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_nothing_is_to_be_gained_the_reason_is_said() {
+    fn a_start_with_nothing_to_load_is_reported_with_the_reason() {
         assert_eq!(
             nothing_to_gain("mariadb", 0),
             "a start of mariadb reads less than 4 MiB through the page cache: there is nothing to load ahead of it"
@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_that_a_start_says_nothing_about_stay() {
+    fn entries_that_a_start_does_not_decide_stay() {
         let (read, rest) = (entry("/a", [1..3]), entry("/a", [0..1, 3..4]));
         let [new, warm, gone] = ["/new", "/warm", "/gone"].map(|path| entry(path, [0..1]));
         assert_eq!(completed(true, true, true), (20, vec![read.clone(), warm.clone()]));

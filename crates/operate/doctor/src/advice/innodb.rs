@@ -58,7 +58,7 @@ pub(crate) fn by_commit(settings: &Settings) -> Option<String> {
     })
 }
 
-/// Why InnoDB uses the page cache for its tables.
+/// The reason why InnoDB uses the page cache for its tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TableBuffering {
     /// Because of `innodb_flush_method`, or its default.

@@ -36,7 +36,7 @@ fn move_etcd_wal(log: &Path) -> Fix {
         format!(
             "--wal-dir={ANOTHER_DISK}/wal for etcd (wal-dir in its file, ETCD_WAL_DIR in its environment)"
         ),
-        "at its next start: stop the member, move what is in member/wal there, and start it so",
+        "at its next start: stop the member, move the content of member/wal there, and start it with that directory",
         Terms {
             holds_for: HoldsFor { product: "etcd".to_owned(), versions: "3.0 and later".to_owned() },
             risk: Risk {
@@ -46,7 +46,7 @@ fn move_etcd_wal(log: &Path) -> Fix {
             },
             undo: "move the files back while the member is stopped, and start it without".to_owned(),
             undo_is_command: false,
-            evidence: format!("{} shares its device with what its syncs wait for", file_name(log)),
+            evidence: format!("{} shares its device with the writes that its syncs wait for", file_name(log)),
             confidence: Confidence::Measured,
             source: Some("https://etcd.io/docs/latest/op-guide/configuration/"),
         },
@@ -88,7 +88,10 @@ fn move_log(settings: &Settings, class: FileClass, log: &Path) -> Option<Fix> {
                 },
                 undo: "move it back while the server is stopped, in the place of the link".to_owned(),
                 undo_is_command: false,
-                evidence: format!("{} shares its device with what fills it with dirty pages", file_name(log)),
+                evidence: format!(
+                    "{} shares its device with the writes that fill it with dirty pages",
+                    file_name(log)
+                ),
                 confidence: Confidence::Measured,
                 source: Some("https://www.postgresql.org/docs/current/wal-internals.html"),
             },
@@ -114,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn the_log_that_waits_is_the_one_that_moves() {
+    fn the_fix_moves_the_log_that_waits() {
         for (engine, class, log, moved) in [
             (Engine::MariaDb, FileClass::Binlog, "/d/mysql-bin.000004", "log_bin=/ANOTHER/DISK/mysql-bin"),
             (Engine::MySql, FileClass::Relay, "/d/relay.000004", "relay_log=/ANOTHER/DISK/relay"),

@@ -36,7 +36,7 @@ pub(super) fn advise(goal: Goal, settings: &Settings, advised: &mut Advised) {
                 fixes.extend(if direct { wal } else { wal.map(or) });
             }
         }
-        // Both on or both off do not mix.
+        // Two options that are both on or both off do not mix direct and buffered I/O.
         Goal::NoMixedIo if on(DIRECT_OUTPUT) != on(DIRECT_READS) => {
             if on(DIRECT_OUTPUT) == Some(false) {
                 fixes.extend(fix(settings, DIRECT_OUTPUT));
@@ -74,7 +74,7 @@ pub(crate) fn is_rocksdb(file: &File) -> bool {
 
 /// Marks a fix as the alternative to direct I/O, which comes before it.
 fn or(fix: Fix) -> Fix {
-    Fix { does: format!("or, if direct I/O can't be: {}", fix.does), ..fix }
+    Fix { does: format!("or, without direct I/O: {}", fix.does), ..fix }
 }
 
 /// Returns the fix that makes logs new files instead of recycled ones: only for programs that open

@@ -45,8 +45,8 @@ pub struct Advice {
     pub offer: Offer,
     /// The vendor's documented default.
     pub default: String,
-    /// Why the value is not the default, and not a weaker one; `None` if it is the default, or the
-    /// default is its lower bound.
+    /// The reason why the value is not the default, and not a weaker one; `None` if it is the
+    /// default, or the default is its lower bound.
     pub why_not_default: Option<String>,
     /// When it takes effect.
     pub effect: Effect,

@@ -31,7 +31,7 @@ fn acts(goal: Goal, settings: &Settings) -> Vec<String> {
 }
 
 #[test]
-fn wal_that_a_standby_may_need_is_not_let_go() {
+fn wal_that_a_standby_may_need_is_kept() {
     let keeps = [("wal_keep_size", "4GB"), ("max_wal_size", "16GB"), ("wal_level", "logical")];
     let advised = advise(Goal::LogsOutOfCache, &settings(Engine::PostgreSql, &keeps));
     assert_eq!(advised.fixes, []);
@@ -47,7 +47,7 @@ fn a_recovery_is_not_shortened_without_a_target() {
 }
 
 #[test]
-fn what_durability_rests_on_is_left_as_it_is() {
+fn settings_of_durability_are_left_alone() {
     for engine in [Engine::MariaDb, Engine::MySql] {
         let commit = settings(engine, &[("innodb_flush_log_at_trx_commit", "2")]);
         assert_eq!(fixes(Goal::LogsOutOfCache, &commit), []);
@@ -58,7 +58,7 @@ fn what_durability_rests_on_is_left_as_it_is() {
 }
 
 #[test]
-fn where_the_engine_is_not_certain_no_setting_is_named() {
+fn no_setting_is_named_for_an_uncertain_engine() {
     let pairs = [("innodb_flush_method", "fsync"), ("innodb_log_file_buffering", "ON")];
     let mut either = settings(Engine::MariaDb, &pairs);
     either.engine_doubt = Some("it is one of two".to_owned());
@@ -71,7 +71,7 @@ fn where_the_engine_is_not_certain_no_setting_is_named() {
 }
 
 #[test]
-fn a_version_without_the_setting_is_not_given_it() {
+fn a_setting_is_not_offered_to_a_version_that_lacks_it() {
     let named = |version: Option<&str>, pairs| {
         let mut settings = settings(Engine::MariaDb, pairs);
         settings.version = version.map(str::to_owned);
@@ -86,7 +86,7 @@ fn a_version_without_the_setting_is_not_given_it() {
 }
 
 #[test]
-fn each_fix_says_why_it_applies_what_it_costs_and_how_it_is_taken_back() {
+fn each_fix_has_its_reason_its_cost_and_its_undo() {
     let mut set = settings(Engine::MariaDb, &[("innodb_flush_method", "fsync")]);
     set.version = Some("10.11.14".to_owned());
     let fix = &fixes(Goal::LessPageCache, &set)[0];
@@ -108,7 +108,7 @@ fn each_fix_says_why_it_applies_what_it_costs_and_how_it_is_taken_back() {
 }
 
 #[test]
-fn what_is_set_so_already_is_left_out() {
+fn settings_that_are_already_in_force_are_left_out() {
     let good = settings(
         Engine::RocksDb,
         &[
@@ -132,7 +132,7 @@ fn what_is_set_so_already_is_left_out() {
     // The last two replace the first.
     let instead = |settings: &Settings| {
         let fixes = fixes(Goal::SteadyWriteback, settings);
-        fixes.iter().map(|fix| fix.does.starts_with("or, if direct I/O can't be: ")).collect::<Vec<_>>()
+        fixes.iter().map(|fix| fix.does.starts_with("or, without direct I/O: ")).collect::<Vec<_>>()
     };
     assert_eq!(instead(&bad), [false, true, true]);
     let direct = settings(Engine::RocksDb, &[("use_direct_io_for_flush_and_compaction", "true")]);
@@ -141,7 +141,7 @@ fn what_is_set_so_already_is_left_out() {
 }
 
 #[test]
-fn each_engine_has_its_own_words() {
+fn each_engine_has_its_own_setting_names() {
     let mut myrocks = settings(Engine::MariaDb, &[("rocksdb_bytes_per_sync", "0")]);
     myrocks.myrocks = true;
     assert_eq!(
@@ -153,7 +153,7 @@ fn each_engine_has_its_own_words() {
         ]
     );
     let note = &fixes(Goal::SteadyWriteback, &myrocks)[1].does;
-    let place = "or, if direct I/O can't be: in /etc/my.cnf, line 7, where it is 0; SET GLOBAL";
+    let place = "or, without direct I/O: in /etc/my.cnf, line 7, where it is 0; SET GLOBAL";
     assert!(note.starts_with(place), "{note}");
     let tikv = settings(Engine::TiKv, &[("rocksdb.bytes-per-sync", "0KB")]);
     assert_eq!(
@@ -169,7 +169,7 @@ fn each_engine_has_its_own_words() {
 }
 
 #[test]
-fn innodb_shows_what_makes_it_buffered() {
+fn innodb_names_the_setting_that_makes_it_buffered() {
     let buffered = settings(Engine::MariaDb, &[("innodb_flush_method", "fsync")]);
     assert_eq!(acts(Goal::LessPageCache, &buffered), ["innodb_flush_method=O_DIRECT"]);
     let direct = settings(Engine::MariaDb, &[("innodb_flush_method", "o_direct_no_fsync")]);
@@ -182,7 +182,7 @@ fn innodb_shows_what_makes_it_buffered() {
 }
 
 #[test]
-fn libraries_that_are_loaded_stay() {
+fn loaded_libraries_are_kept_in_the_fix() {
     let some = settings(Engine::PostgreSql, &[("shared_preload_libraries", "pg_stat_statements")]);
     assert_eq!(acts(Goal::WarmStart, &some), ["shared_preload_libraries = 'pg_stat_statements,pg_prewarm'"]);
     let there = settings(Engine::PostgreSql, &[("shared_preload_libraries", "pg_prewarm")]);
@@ -190,7 +190,7 @@ fn libraries_that_are_loaded_stay() {
 }
 
 #[test]
-fn what_a_server_keeps_itself_is_set_by_its_own_statement() {
+fn persisted_settings_are_changed_by_the_servers_own_statement() {
     let kept = |engine, file: &str, name: &str, value: &str| {
         let mut settings = settings(engine, &[(name, "1")]);
         settings.add(name, value, SettingOrigin::File { path: format!("/d/{file}").into(), line: 3 });
@@ -243,7 +243,7 @@ fn what_a_server_keeps_itself_is_set_by_its_own_statement() {
 }
 
 #[test]
-fn every_fix_says_where_it_goes() {
+fn every_fix_names_its_file() {
     for engine in [
         Engine::MariaDb,
         Engine::MySql,
@@ -304,7 +304,7 @@ fn only_options_that_the_program_has_are_named() {
     }
     let tikv = settings(Engine::TiKv, &pairs);
     assert_eq!(acts(Goal::LogsOutOfCache, &tikv), [""; 0]);
-    // It has no use-direct-reads.
+    // TiKV has no use-direct-reads.
     let mixed = [("rocksdb.use-direct-io-for-flush-and-compaction", "true"), ("use_direct_reads", "false")];
     let advised = advise(Goal::NoMixedIo, &settings(Engine::TiKv, &mixed));
     assert_eq!(advised.fixes, []);

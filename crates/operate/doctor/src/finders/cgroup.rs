@@ -27,9 +27,9 @@ use crate::fix::HoldsFor;
 use crate::observation::Observation;
 use crate::{Advised, Confidence, Cost, Evidence, Finding, Fix, Kind, Severity, Terms};
 
-/// A group with less than one part in this many of its limit unused is near it, …
+/// A group with less than one part in this many of its limit unused is near its limit.
 const NEAR_PART: u64 = 5;
-/// … because of page cache if that is at least one part in this many of the limit.
+/// Page cache is the cause if it is at least one part in this many of the limit.
 const CACHE_PART: u64 = 4;
 /// From one part in this many of the limit in log pages that nobody will read again, it is more
 /// than a note.
@@ -322,8 +322,8 @@ pub(super) fn limits(group: &MemoryCgroup, watched: Option<MemoryEvents>) -> Opt
         }
     }
     let since = match &group.limited_by {
-        Some(above) => format!("since {} was made, whose limit it is", escaped(above)),
-        None => "since it was made".to_owned(),
+        Some(above) => format!("since {} was created, which has the limit", escaped(above)),
+        None => "since it was created".to_owned(),
     };
     evidence.text = format!("{since}: {}", named.join(", "));
     (!named.is_empty()).then_some(evidence)
@@ -410,8 +410,8 @@ fn daemon_set(group: &MemoryCgroup, wasted: u64) -> Fix {
     Fix::command(
         "helm install pagekeeper deploy/helm/pagekeeper --namespace pagekeeper --create-namespace",
         format!(
-            "runs pagekeeper guard on every node (image.repository is to be set to an image of one's own): the pod's working set \
-             becomes {} at the least",
+            "runs pagekeeper guard on every node (set image.repository to your own image): the \
+                 pod's working set can fall to {}",
             ByteSize(least)
         ),
         terms,
@@ -426,7 +426,7 @@ pub(super) fn request(group: &MemoryCgroup, held: &CacheComposition) -> Fix {
         .map(|releasable| least_without(group, releasable).next_multiple_of(REQUEST_STEP_BYTES));
     let after = after.filter(|after| *after < request);
     let then = after.map_or_else(String::new, |after| {
-        format!("; with the guard on its node {}Mi may do: look again after a day of it", after >> 20)
+        format!("; with the guard on its node {}Mi may suffice: check again after a day", after >> 20)
     });
     Fix::advice(
         format!(
@@ -438,8 +438,8 @@ pub(super) fn request(group: &MemoryCgroup, held: &CacheComposition) -> Fix {
         ),
         kubernetes(
             format!("the working set is {} now", ByteSize(needed)),
-            "memory that the scheduler gives to no other pod; the pod is started anew for it, unless its resizePolicy and the cluster \
-             (1.33 and later) do without",
+            "memory that the scheduler gives to no other pod; the pod is restarted for it, unless \
+                 its resizePolicy and the cluster (1.33 and later) avoid that",
             "the request that it had before",
         ),
     )
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_near_its_limit_for_its_logs() {
+    fn a_pod_near_its_limit_because_of_its_logs_is_reported() {
         let mut group = group(900 * MIB);
         group.directory = PathBuf::from("/sys/fs/cgroup/kubepods.slice/kubepods-pod1.slice/cri-1.scope");
         let found = find_in(&snapshot(group), 240 * MIB);
@@ -517,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_whose_page_cache_is_mostly_dirty_waits_for_the_disk_and_names_who_fills_it() {
+    fn a_group_of_mostly_dirty_pages_is_reported_with_their_writer() {
         let own = MemoryCgroup { dirty: Some(400 * MIB), writeback: Some(50 * MIB), ..group(900 * MIB) };
         let mut after = snapshot(own.clone());
         after.change.as_mut().unwrap().trace.as_mut().unwrap().pages =
@@ -543,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn clean_page_cache_costs_no_throughput_only_if_little_is_known_to_be_in_swap() {
+    fn clean_page_cache_is_called_free_only_if_little_is_in_swap() {
         let (before, mut after) = (sample(), snapshot(group(900 * MIB)));
         after.host.memory.swap_total = GIB;
         let cost = |swap: Option<DatabaseSwap>| {
@@ -564,7 +564,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_chart_takes_is_what_the_fix_says() {
+    fn the_fix_lists_the_permissions_that_the_chart_takes() {
         let mut group = group(900 * MIB);
         group.directory = PathBuf::from("/sys/fs/cgroup/kubepods/pod1");
         let found = find_in(&snapshot(group), 240 * MIB);
@@ -606,7 +606,7 @@ mod tests {
     }
 
     #[test]
-    fn how_often_its_limits_took_effect_is_said() {
+    fn events_of_the_groups_limits_are_counted() {
         let events = |high, max| MemoryEvents { high, max, oom: Some(0), ..MemoryEvents::default() };
         let mut before = sample();
         before.databases[0].cgroup = Some(MemoryCgroup { events: events(Some(1), Some(40)), ..group(GIB) });
@@ -617,10 +617,11 @@ mod tests {
             found.into_iter().find(|finding| finding.kind == Kind::CgroupCache).unwrap()
         };
         let found = find(&now);
-        let said = found.evidence.iter().find(|one| one.text.starts_with("since it was made")).unwrap();
+        let said = found.evidence.iter().find(|one| one.text.starts_with("since it was created")).unwrap();
         assert_eq!(
             said.text,
-            "since it was made: 52 times at its limit (12 while watching), 1 time slowed down over memory.high (0 while watching)"
+            "since it was created: 52 times at its limit (12 while watching), 1 time slowed down \
+                 over memory.high (0 while watching)"
         );
         assert_eq!(
             (&said.figures["limit_hits"], &said.figures["limit_hits_watched"]),
@@ -631,29 +632,29 @@ mod tests {
         now.events = events(None, Some(3));
         let found = find(&now);
         assert!(
-            found.evidence.iter().any(|one| one.text == "since it was made: 3 times at its limit"),
+            found.evidence.iter().any(|one| one.text == "since it was created: 3 times at its limit"),
             "{found:?}"
         );
         // The counts of a group above include other groups, and earlier counts belong to another
         // group.
         now.limited_by = Some(PathBuf::from("/sys/fs/cgroup/pod"));
-        let said = "since /sys/fs/cgroup/pod was made, whose limit it is: 3 times at its limit";
+        let said = "since /sys/fs/cgroup/pod was created, which has the limit: 3 times at its limit";
         let found = find(&now);
         assert!(found.evidence.iter().any(|one| one.text == said), "{found:?}");
         now.limited_by = None;
         now.events = events(Some(0), Some(0));
-        assert!(find(&now).evidence.iter().all(|one| !one.text.starts_with("since it was made")));
+        assert!(find(&now).evidence.iter().all(|one| !one.text.starts_with("since it was created")));
     }
 
     #[test]
-    fn outside_kubernetes_no_pod_is_spoken_of() {
+    fn pods_are_mentioned_only_in_kubernetes() {
         let found = find_in(&snapshot(group(900 * MIB)), 0);
         assert_eq!((found[0].severity, found[0].fixes.len()), (Severity::Note, 0));
         assert_eq!(found[0].pagekeeper, None);
     }
 
     #[test]
-    fn full_of_other_memory_or_far_from_the_limit_is_nothing() {
+    fn a_group_full_of_other_memory_or_far_from_its_limit_is_no_finding() {
         assert_eq!(find_in(&snapshot(group(700 * MIB)), GIB), []);
         let mut own = group(GIB);
         own.file = 200 * MIB;

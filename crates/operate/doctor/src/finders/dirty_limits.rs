@@ -246,7 +246,7 @@ fn fixes(observation: &Observation<'_>, flow: Option<&DirtyFlow>) -> Advised {
             .filter_map(|device| cap(observation, device))
             .collect(),
         remarks: vec![format!(
-            "no higher limit is named: files on device {devices} are synced, and a sync waits for what is dirty before it"
+            "no higher limit is named: files on device {devices} are synced, and a sync waits for earlier dirty data"
         )],
     }
 }
@@ -382,7 +382,7 @@ fn ages(parameters: &DirtyParameters) -> Evidence {
 
 fn rates(flow: &DirtyFlow) -> Evidence {
     let wanted = if flow.wanted > flow.dirtied {
-        format!(", and about {} would have been had nobody been throttled", rate(flow.wanted))
+        format!(", and about {} would have been without throttling", rate(flow.wanted))
     } else {
         String::new()
     };
@@ -480,7 +480,7 @@ fn no_limit_will_do(flow: &DirtyFlow) -> Fix {
         "write less through the page cache",
         format!(
             "{} are made dirty where {} are written: a limit that bridges that for the time watched would take too \
-             much of the memory. What is written has to get less, or past the page cache, or to another disk",
+             much of the memory. Write less, bypass the page cache, or use another disk",
             rate(flow.wanted),
             rate(flow.written)
         ),
@@ -491,7 +491,7 @@ fn no_limit_will_do(flow: &DirtyFlow) -> Fix {
                 rate(flow.wanted),
                 rate(flow.written)
             ),
-            "what bypasses the page cache runs at the speed of the disk",
+            "a program that bypasses the page cache runs at the speed of the disk",
             "nothing is set",
         ),
     )
@@ -525,7 +525,7 @@ fn odd(parameters: &DirtyParameters, thresholds: &DirtyThresholds, dirtyable: u6
                 ByteSize(background),
                 ByteSize(thresholds.limit)
             ),
-            "pages are written earlier: what is soon overwritten is written more than once",
+            "pages are written earlier: data that is soon overwritten is written more than once",
             undo_of(parameters.background, "dirty_background"),
         ),
     );
@@ -550,7 +550,9 @@ fn odd(parameters: &DirtyParameters, thresholds: &DirtyThresholds, dirtyable: u6
     } else if thresholds.limit - background < thresholds.limit / 8 {
         findings.push(note(
             "background writeback begins close below the limit on dirty pages".to_owned(),
-            report("what accumulates before background writeback begins leaves writers little room"),
+            report(
+                "dirty pages that accumulate before background writeback begins leave writers little room",
+            ),
             "a short burst is enough for writers to be throttled",
             lower,
         ));

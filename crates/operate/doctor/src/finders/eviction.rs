@@ -1,13 +1,13 @@
-//! Pods that kubelet may evict although the node has memory: kubelet counts the active file pages of
-//! the node as needed, and the kernel reclaims them.
+//! Pods that kubelet may evict although the node has memory: kubelet counts the active file pages
+//! of the node as needed, and the kernel reclaims them.
 //!
 //! kubelet takes `capacity − (usage − inactive_file)` for the memory that a node has available. By
 //! default it evicts below 100 MiB; operators often set a part of the memory. `MemAvailable` of the
 //! kernel has most of the active file pages in it, too.
 //!
 //! Invariants: one finding per pod's group. There is none if the kernel's figure is as low. It is a
-//! warning only if kubelet's figure is near usual thresholds: a large node runs for months with much
-//! active page cache.
+//! warning only if kubelet's figure is near usual thresholds: a large node runs for months with
+//! much active page cache.
 
 use std::collections::BTreeSet;
 
@@ -22,15 +22,14 @@ use super::unwritten::largest_stream;
 use crate::programs::run_as_stream;
 use crate::{Confidence, Cost, Finding, Kind, Observation, Severity};
 
-/// A node is near eviction if kubelet sees less than one part in this many of its memory available,
-/// …
+/// A node is near eviction if kubelet sees less than one part in this many of its memory available.
 const EVICTION_PART: u64 = 10;
-/// … and because of file pages if the kernel sees at least one part in this many more.
+/// File pages are the cause if the kernel sees at least one part in this many more available.
 const MORE_PART: u64 = 20;
-/// It is a warning if kubelet sees less than one part in this many available, …
+/// The finding is a warning if kubelet sees less than one part in this many available.
 const WARNING_PART: u64 = 50;
-/// … or less than this.
-const WARNING_BYTES: u64 = 512 << 20;
+/// The finding is a warning if kubelet sees less than this available, in bytes.
+const NODE_WARNING_BYTES: u64 = 512 << 20;
 
 /// Returns one finding for each pod of a node that is near eviction because of file pages.
 pub(super) fn find(observation: &Observation<'_>, _: EarlierFindings<'_>) -> Vec<Finding> {
@@ -50,7 +49,7 @@ pub(super) fn find(observation: &Observation<'_>, _: EarlierFindings<'_>) -> Vec
 
 fn may_be_evicted(observation: &Observation<'_>, index: usize, group: &MemoryCgroup) -> Finding {
     let memory = &observation.after.host.memory;
-    let is_urgent = seen_by_kubelet(memory) < (memory.total / WARNING_PART).max(WARNING_BYTES);
+    let is_urgent = seen_by_kubelet(memory) < (memory.total / WARNING_PART).max(NODE_WARNING_BYTES);
     let stream = largest_stream(observation, group);
     let evidence = [
         Some(node(memory)),
@@ -136,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_backup_did_to_the_lists_is_said() {
+    fn growth_of_the_active_list_by_a_backup_is_reported() {
         let mut after = pod(POD, GIB);
         let mut before = after.clone();
         let group = before.databases[0].cgroup.as_mut().unwrap();

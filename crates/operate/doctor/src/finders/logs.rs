@@ -24,9 +24,9 @@ use crate::{Advised, Cost, Evidence, Finding, Goal, Kind, Severity};
 pub(crate) const RELEASABLE_MIN: u64 = 16 << 20;
 /// Minimum of bytes in log files to be reported if the rules were not evaluated (64 MiB).
 const RESIDENT_LEAST: u64 = 64 << 20;
-/// From this many bytes on it is more than a note (1 GiB) …
-const WARNING_BYTES: u64 = 1 << 30;
-/// … or from this percentage of memory.
+/// Bytes from which the finding is a warning (1 GiB).
+const LOG_WARNING_BYTES: u64 = 1 << 30;
+/// Percentage of memory from which the finding is a warning.
 const WARNING_PERCENT: u64 = 5;
 /// Growth below this during the watch is not reported (1 MiB).
 const GROWTH_LEAST: u64 = 1 << 20;
@@ -124,7 +124,7 @@ fn find_in(observation: &Observation<'_>, index: usize, database: &Database) -> 
     let elsewhere = OutsideGroup::of(observation, &logs, database);
     let wasted = wasted.min(logs.resident - elsewhere.logs);
     let memory = memory_of(observation, database);
-    let severity = if wasted >= WARNING_BYTES || wasted >= memory / 100 * WARNING_PERCENT {
+    let severity = if wasted >= LOG_WARNING_BYTES || wasted >= memory / 100 * WARNING_PERCENT {
         Severity::Warning
     } else {
         Severity::Note
@@ -161,7 +161,7 @@ fn find_in(observation: &Observation<'_>, index: usize, database: &Database) -> 
             let what = if logs.is_of_messages() {
                 "all but the newest messages of each stream or topic, as much as their budget is,"
             } else {
-                "what lies behind the writer and all followers,"
+                "the pages behind the writer and all followers,"
             };
             format!(
                 "{} releases {what} for as long as it runs. It frees memory, adds no throughput, and can't change a byte \
@@ -254,8 +254,8 @@ fn judged(logs: &LogPages<'_>) -> Option<Evidence> {
     let join = if readers == 0 { "; " } else { " " };
     let text = if logs.is_of_messages() {
         format!(
-            "by the guard's rules {} are older than what their budget keeps; a reader that lags so far, or begins anew, \
-             would get them from the disk",
+            "by the guard's rules {} are older than their budget; a reader that lags so far, or \
+                 starts again, would read them from the disk",
             ByteSize(releasable)
         )
     } else {
@@ -292,8 +292,8 @@ fn cost(logs: &LogPages<'_>, database: &Database, elsewhere: OutsideGroup, memor
         ),
         None => String::new(),
     };
-    let others = "as pages are that were brought in by who is not there any more (a container that was started anew) or is \
-                  elsewhere";
+    let others =
+        "as are pages brought in by processes that have ended (a restarted container) or run elsewhere";
     let (at_most, charged) = if elsewhere.logs > 0 {
         let charged = format!(
             " {} of it at least are charged to another memory cgroup, {others}: they count against that one's limit, \
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn older_messages_of_topics_are_not_said_to_be_never_read_again() {
+    fn older_messages_of_topics_may_be_read_again() {
         let (mut before, mut after) = logs_of(10);
         for snapshot in [&mut before, &mut after] {
             snapshot.files.retain(|file| file.class == Some(FileClass::Binlog));
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn logs_that_nobody_reads_again_are_found_with_their_share() {
+    fn logs_that_nobody_reads_again_are_reported_with_their_share() {
         let (mut before, mut after) = logs_of(10);
         before.files[0].residency = Some(residency(28 * MIB, 0));
         after.files[9].openers.push(opener(100, "mariadbd", OpenerKind::Buffered(AccessMode::ReadOnly)));
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_still_needed_is_no_finding() {
+    fn pages_that_are_still_needed_are_no_finding() {
         let (before, after) = logs_of(10);
         let mut observation = Observation::new(&before, &after);
         observation.releasable = releasable(&after, 0);
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_rules_were_not_asked_no_share_is_claimed() {
+    fn no_share_is_claimed_without_the_guards_decisions() {
         let (before, after) = logs_of(1);
         let found = find(&Observation::new(&before, &after));
         assert_eq!(found[0].title, "log files hold 128 MiB of page cache");
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_next_start_reads_is_not_called_done_with() {
+    fn logs_that_the_next_start_reads_are_not_called_unneeded() {
         let (before, mut after) = logs_of(1);
         after.databases[0].pid = None;
         after.files.push(file("/var/lib/mysql/ib_logfile1", FileClass::Redo, 96 * MIB, 96 * MIB));
@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_resident_of_a_file_than_it_has() {
+    fn resident_bytes_are_at_most_the_files_size() {
         let (before, mut after) = logs_of(1);
         after.files[0].size -= 4000;
         after.files[0].size -= 60 * MIB;
@@ -518,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_another_group_pays_for_are_no_share_of_this_ones_limit() {
+    fn pages_charged_to_another_group_do_not_count_in_this_one() {
         let (before, mut after) = logs_of(10);
         // Of 1280 MiB of logs the group has at most 100 MiB: the rest was brought in before its
         // creation.

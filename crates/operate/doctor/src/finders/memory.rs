@@ -25,11 +25,12 @@ use crate::observation::Observation;
 use crate::phrases::{per_second, process};
 use crate::{Advised, Confidence, Cost, Evidence, Finding, Fix, Goal, Kind, Severity, Streamer, Terms};
 
-/// Waiting below this share of the time is not reported, since a busy host never has none …
+/// Minimum share of the time that tasks wait for a finding, since tasks of a busy host always wait
+/// a little.
 const WAITED_LEAST: f64 = 0.01;
-/// … from this on it is more than a note …
+/// Share of waits from which the finding is a warning.
 const WAITED_WARNING: f64 = 0.05;
-/// … and from this on it is serious.
+/// Share of waits from which the finding is serious.
 const WAITED_SERIOUS: f64 = 0.2;
 /// A cgroup with less than one part in this many of its limit unused is at it.
 const AT_LIMIT_PART: u64 = 20;
@@ -120,7 +121,7 @@ fn host(observation: &Observation<'_>) -> Option<Finding> {
     let stalled = machine.memory_stalled.filter(|_| machine.allocation_stalls != Some(0));
     let pressed_share = stalled.map_or(0.0, |stalled| share_of(stalled, period));
     let share = traced_share.max(pressed_share);
-    // Without durations there is at least their number, which says little.
+    // Without durations at least the number of waits is known, which says little.
     let counted = traced.is_none() && machine.memory_stalled.is_none() && machine.allocation_stalls > Some(0);
     if share < WAITED_LEAST && !counted {
         return None;
@@ -174,9 +175,9 @@ fn host(observation: &Observation<'_>) -> Option<Finding> {
             "the other findings and pagekeeper top show what fills the page cache",
             Terms::anywhere(
                 Confidence::Estimated,
-                "the kernel counted tasks that waited for memory; whose memory is to spare it does not",
-                "what a smaller cache no longer holds is read from the page cache or the disk",
-                "give it back what it had",
+                "the kernel counted tasks that waited for memory; it does not show whose memory can be spared",
+                "data that a smaller cache no longer holds is read from the page cache or the disk",
+                "restore the previous size",
             ),
         )],
         remarks: Vec::new(),
@@ -291,7 +292,7 @@ fn group(
     match (counted, cause) {
         (false, _) => {}
         (true, Some(cause)) => remarks.push(format!(
-            "first fix the {} ({}): how much memory the data needs shows only without it",
+            "first fix the {} ({}): only then does it show how much memory the data needs",
             if cause.kind == Kind::Stream { "stream" } else { "read-ahead" },
             cause.title
         )),
@@ -364,7 +365,7 @@ impl GroupRereads {
                 )
             }
             Some(_) => String::new(),
-            None => "; whose they are was not traced".to_owned(),
+            None => "; their readers were not traced".to_owned(),
         };
         let per_second = per_second(bytes, self.period);
         let text = format!(
@@ -399,11 +400,11 @@ fn brought_in(observation: &Observation<'_>, index: usize) -> Option<u64> {
 
 /// Other processes that bring pages in which this database's group pays for, or may pay for.
 struct GroupNeighbours {
-    /// Those that run in it, with the bytes that each brought in, largest first.
+    /// Processes in the group, with the bytes that each brought in, largest first.
     inside: Vec<String>,
     /// Total bytes that they brought in.
     inside_bytes: u64,
-    /// Those that have ended: their groups are unknown.
+    /// Processes that have ended, whose groups are unknown.
     ended: Vec<String>,
 }
 
@@ -466,8 +467,8 @@ fn named(all: BTreeMap<u32, (&str, u64)>, name: impl Fn(u32, &str, u64) -> Strin
 }
 
 /// Returns a limit with room for what the database was seen to miss: rereads during the watch, or
-/// recently reclaimed pages. All pages ever reclaimed and not read back include many that nobody
-/// wants any more; they are the upper bound of what can be missed.
+/// recently reclaimed pages. The upper bound is all pages that were ever reclaimed and not read
+/// back, which include many that nobody needs any more.
 fn more(
     observation: &Observation<'_>,
     index: usize,
@@ -493,7 +494,7 @@ fn more(
     let act = format!("echo {enough} > {}/{setting}", shell_quoted(&group.directory));
     let whose = if group.limit == Some(limit) { "" } else { "; the limit is that of a group above this one" };
     let note = format!(
-        "at once: {}, with room for {} of its files that were taken away a while ago or came back since{whose}; \
+        "at once: {}, with room for {} of its files that were evicted a while ago or came back since{whose}; \
          check again afterwards: it may need more. Where a service manager or a container runtime made the group it is set \
          there: MemoryMax=, --memory",
         ByteSize(enough),
@@ -501,8 +502,8 @@ fn more(
     );
     let terms = Terms::anywhere(
         Confidence::Estimated,
-        format!("{} of its files were taken away a while ago or came back since", ByteSize(missed)),
-        "memory that the rest of the host does not have any more",
+        format!("{} of its files were evicted a while ago or came back since", ByteSize(missed)),
+        "the rest of the host has less memory",
         format!("echo {} > {}", group.limit.unwrap_or(limit), shell_quoted(&group.directory.join(setting))),
     )
     .taken_back_by_command();

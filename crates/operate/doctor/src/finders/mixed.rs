@@ -490,7 +490,7 @@ fn fix(observation: &Observation<'_>, mixed_with: MixedWith, files: &[&File]) ->
     Some(Fix::advice(
         format!("let {} use O_DIRECT too, or stop it", listed_up_to(&named, LISTED_PER_KIND_MAX)),
         match mixed_with {
-            MixedWith::Writer => "at once; what it leaves resident is evicted by pagekeeper doctor --fix",
+            MixedWith::Writer => "at once; pagekeeper doctor --fix evicts the pages that it leaves resident",
             MixedWith::Reader | MixedWith::Leftover | MixedWith::OnPurpose => {
                 "at once; a backup can read a snapshot instead"
             }

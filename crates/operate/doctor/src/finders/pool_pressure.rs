@@ -88,8 +88,9 @@ fn fixes(group: Option<&MemoryCgroup>, pressure: &PoolPressure) -> Vec<Fix> {
     let pool = pressure.is_lasting().then(|| {
         Fix::advice(
             "innodb_buffer_pool_size_auto_min as large as innodb_buffer_pool_size",
-            "by SET GLOBAL at once, and in an option file under [mysqld]: the server then disregards memory pressure; SET \
-             GLOBAL innodb_buffer_pool_size gives the pool back what it gave away",
+            "by SET GLOBAL at once, and in an option file under [mysqld]: the server then \
+                 disregards memory pressure; SET GLOBAL innodb_buffer_pool_size restores the \
+                 pool's size",
             terms(
                 "MariaDB",
                 "10.11.12, 11.4.6, 11.8.2 and later of each",

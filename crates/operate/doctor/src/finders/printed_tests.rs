@@ -43,8 +43,8 @@ const EFFECTS: [(&str, &str); 9] = [
     ("wal_bytes_per_sync=N", "not measured"),
 ];
 
-/// A `RocksDB` beside a `cp` on one device and in one memory cgroup, both throttled there at these
-/// levels.
+/// Returns a `RocksDB` beside a `cp` on one device and in one memory cgroup, both throttled there
+/// at these levels.
 fn state(levels: DirtyLevels, strict: bool) -> Snapshot {
     let mut after = sample();
     let mut own = database("rocksdb", 100, "/data");

@@ -22,9 +22,9 @@ use crate::phrases::per_second;
 use crate::read_watch::AskedReads;
 use crate::{Confidence, Cost, Evidence, Finding, Fix, Kind, Observation, Severity, Terms};
 
-/// Fewer bytes that storage read are not reported …
+/// Minimum bytes that storage read for a finding.
 const READ_BYTES_MIN: u64 = 32 << 20;
-/// … and neither is a lower rate, in bytes per second.
+/// Minimum rate for a finding, in bytes per second.
 const READ_RATE_MIN: u64 = 1 << 20;
 /// Read-ahead is too large if storage reads at least this many times the bytes asked for.
 const WASTE_FACTOR: u64 = 4;
@@ -48,7 +48,7 @@ struct EngineAdvice {
 
 /// Costs of reads without read-ahead.
 const PAGE_BY_PAGE: &str =
-    "what it reads in order, as a scan or the first reads after a start, comes page by page";
+    "reads in order, such as a scan or the first reads after a start, come page by page";
 
 /// The advice, most specific first: the first one that applies is given.
 const ENGINE_ADVICE: [EngineAdvice; 3] = [
@@ -76,7 +76,7 @@ const ENGINE_ADVICE: [EngineAdvice; 3] = [
         product: "Linux",
         versions: "all",
         act: "madvise(MADV_RANDOM) of the mapping, or posix_fadvise(POSIX_FADV_RANDOM) of the file, in the program's source",
-        does: "the kernel then reads the pages that are asked for, and no others",
+        does: "the kernel then reads only the requested pages",
         costs: PAGE_BY_PAGE,
         undo: "leave the call out again, and restart",
     },
@@ -219,7 +219,8 @@ fn fixes(
         .collect();
     let of_devices = devices.into_iter().map(|(device, read_ahead)| {
         let set = |kib: u64| format!("echo {kib} >/sys/class/bdi/{device}/read_ahead_kb");
-        let costs = "whatever reads files of this device in order, as backups and scans, does so in smaller pieces";
+        let costs = "programs that read files of this device in order, such as backups and scans, \
+             do so in smaller pieces";
         let does = "for files that are opened from then on: restart the database; until the next start of the machine";
         let terms = terms("Linux", "all", costs, set(read_ahead)).taken_back_by_command();
         Fix::system(set(wanted), does, terms)
@@ -289,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_was_not_read() {
+    fn written_pages_do_not_count_as_read() {
         let mut after = mapped("generic", "/data/data.mdb");
         let mut before = after.clone();
         before.files[0].size = 3 * GIB;
@@ -318,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn each_engine_has_its_own_way_and_each_way_a_way_back() {
+    fn each_engine_has_its_own_fix_and_each_fix_an_undo() {
         let acts = |profile: &str, path: &str| -> Vec<String> {
             let after = mapped(profile, path);
             let found = find_in(&after, &after, faults(1000, 0)).unwrap();
@@ -339,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn more_memory_is_not_advised_before_that() {
+    fn more_memory_is_not_advised_before_less_read_ahead() {
         let mut after = mapped("generic", "/data/data.mdb");
         let group = |refaults| pagekeeper_kernel::pressure::MemoryCgroup {
             file_refaults: Some(refaults),

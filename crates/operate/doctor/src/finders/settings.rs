@@ -162,8 +162,14 @@ impl SettingSubject<'_> {
         {
             return None;
         }
-        let mut finding = self.finding(Severity::Note, "RocksDB leaves all that flushes and compactions write to the kernel, to be written when it pleases", "On a disk that compactions can fill, dirty pages pile up until every writer is throttled, that of \
-            the WAL among them (measured on a disk held to 60 MB/s: 1.6 and 3.6 s of 40 s, one put 216 ms).");
+        let mut finding = self.finding(
+            Severity::Note,
+            "RocksDB leaves the writeback of its \
+             flushes and compactions to the kernel",
+            "On a disk that compactions can fill, dirty \
+             pages pile up until every writer is throttled, including the WAL's (measured on a \
+             disk held to 60 MB/s: 1.6 and 3.6 s of 40 s, one put 216 ms).",
+        );
         for option in [direct, "bytes_per_sync", "wal_bytes_per_sync"] {
             finding.evidence.extend(rocks_setting(settings, option).map(evidence_of));
         }
@@ -347,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn innodb_without_o_direct_is_found_with_what_it_costs() {
+    fn innodb_without_o_direct_is_reported_with_its_cost() {
         let table = file("/data/db/t.ibd", FileClass::Data, GIB, 100 * MIB);
         let all = found("mariadb", Engine::MariaDb, &[("innodb_flush_method", "fsync")], vec![table]);
         assert_eq!(all.len(), 1);
@@ -428,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn unsynced_tables_are_left_out_where_writers_that_wait_tell_them() {
+    fn unsynced_tables_are_left_out_where_a_finding_on_waits_has_them() {
         let before = sample();
         let mut after = sample();
         after.databases = vec![database("rocksdb", 100, "/data")];

@@ -114,7 +114,9 @@ fn cold(observation: &Observation<'_>, index: usize, database: &Database) -> Opt
             .with("resident_bytes", kept)
             .with("missing_bytes", lost),
         ],
-        cost: Cost::estimated("Until these pages are back each first read of one waits for the disk."),
+        cost: Cost::estimated(
+            "Until these pages are loaded again, the first read of each waits for the disk.",
+        ),
         fixes,
         remarks: advised.remarks,
         pagekeeper: Some(format!(
@@ -198,7 +200,7 @@ fn long_recovery(observation: &Observation<'_>, index: usize, database: &Databas
         ),
         evidence: [amount].into_iter().chain(estimate.map(RecoveryEstimate::evidence)).collect(),
         cost: Cost::estimated(
-            "After a crash the database answers only once it has read that and changed the pages that it names.",
+            "After a crash the database answers only once it has read this journal and changed the pages in it.",
         ),
         fixes,
         remarks,
@@ -217,8 +219,8 @@ fn bounds(observation: &Observation<'_>, index: usize, estimate: Option<Recovery
              the disk",
         ),
         (None, _, _) => remark(
-            "no setting is named: fewer checkpoints are what a longer recovery pays for, and which is wanted is yours to \
-             say; doctor --recovery-target TIME names what fits it",
+            "no setting is named: a shorter recovery costs more checkpoints, and the choice is \
+                 yours; doctor --recovery-target TIME names the settings for a target",
         ),
     }
 }
@@ -333,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn warm_running_and_direct_ones_are_left_alone() {
+    fn warm_running_and_direct_servers_are_left_alone() {
         let warm = just_started_with(vec![table(790 * MIB)]);
         let mut observation = Observation::new(&warm, &warm);
         observation.snapshot = Some(snapshot(&warm.files, 800 * MIB));
@@ -359,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_journal_is_reported_as_what_it_is_and_no_setting_is_named() {
+    fn a_long_journal_is_reported_without_a_setting() {
         let after = sample();
         let mut observation = Observation::new(&after, &after);
         let journal = |bytes, exact| vec![Some(Journal { bytes, exact, how: "how".to_owned() })];
@@ -417,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_a_recovery_reads_through_the_page_cache_is_to_be_warmed() {
+    fn only_files_that_a_recovery_reads_buffered_are_warmed() {
         let direct = vec![opener(100, "mariadbd", OpenerKind::Direct(AccessMode::ReadWrite))];
         let buffered = vec![opener(100, "mariadbd", OpenerKind::Buffered(AccessMode::ReadWrite))];
         let with = |path: &str, class, openers: &Vec<_>| File {

@@ -29,9 +29,9 @@ use crate::phrases::per_second;
 use crate::{Finding, Observation, Streamer, StreamerFile};
 use idle::IdleReclaimers;
 
-/// Minimum bytes that a stream brings in …
+/// Minimum bytes that a stream brings in.
 const STREAM_BYTES_MIN: u64 = 32 << 20;
-/// … and its minimum rate in bytes per second.
+/// Minimum rate of a stream, in bytes per second.
 const STREAM_RATE_MIN: u64 = 1 << 20;
 /// Minimum bytes of a database's pages that have to leave.
 const PUSHED_OUT_BYTES_MIN: u64 = 16 << 20;
@@ -194,7 +194,7 @@ impl StreamingProcess<'_> {
         if let Some(streamer) = self.streamer.filter(|streamer| !streamer.title.is_empty()) {
             return share_memory(observation, streamer.cgroup.as_ref(), group);
         }
-        // It has ended. Its reclaim of the database's pages shows whose memory it took.
+        // The stream has ended. Its reclaim of the database's pages shows whose memory it took.
         let unlimited = group.is_none_or(|group| group.effective_limit.is_none());
         self.removed_own >= PUSHED_OUT_BYTES_MIN || (unlimited && has_reclaimed(observation))
     }

@@ -28,7 +28,7 @@ const GROWN_BYTES_MIN: u64 = 4 << 20;
 /// From this many bytes per second that come back from swap on, the database waits.
 const SWAP_IN_RATE_MIN: u64 = 1 << 20;
 /// Minimum bytes that a listed program brought in.
-const FILLER_BYTES_MIN: u64 = 1 << 20;
+const SWAP_FILLER_BYTES_MIN: u64 = 1 << 20;
 /// Maximum number of programs listed.
 const LISTED_FILLERS_MAX: usize = 3;
 /// Without swap, one part in this many of the limit, and of the host's memory, has to stay free.
@@ -143,7 +143,7 @@ impl CacheFillers {
                 *others.entry(task.process).or_default() += counts.flow.added.bytes;
             }
         }
-        for (pid, bytes) in others.into_iter().filter(|(_, bytes)| *bytes >= FILLER_BYTES_MIN) {
+        for (pid, bytes) in others.into_iter().filter(|(_, bytes)| *bytes >= SWAP_FILLER_BYTES_MIN) {
             let filler = CacheFiller { pid, name: name_of(pages, pid).to_owned(), bytes };
             match observation.streamers.iter().find(|streamer| streamer.pid == pid) {
                 Some(Streamer { has_ended: true, .. }) => fillers.ended.push(filler),
@@ -274,7 +274,7 @@ fn cost(swap: &DatabaseSwap, read_back: u64) -> Cost {
     let little = if swap.grown < GROWN_BYTES_MIN { "Nothing while it is not used. " } else { "" };
     Cost::estimated(format!(
         "{little}Memory in swap that is used again is read from the swap device, page by page, while a thread \
-         waits for it; page cache would only have to be read when somebody wants it."
+         waits for it; page cache is read back only when it is needed."
     ))
 }
 
@@ -334,8 +334,8 @@ fn less_memory(swap: &DatabaseSwap) -> Fix {
         "programs and the database together want more memory than there is",
         terms(
             swap,
-            "what a smaller cache no longer holds is read from the page cache or the disk",
-            "give it back what it had".to_owned(),
+            "data that a smaller cache no longer holds is read from the page cache or the disk",
+            "restore the previous size".to_owned(),
         ),
     )
 }

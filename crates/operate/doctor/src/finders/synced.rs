@@ -28,7 +28,7 @@ const LONG_SYNC: Duration = Duration::from_millis(100);
 /// From this on it is serious, and reported whatever it waited for.
 const SERIOUS_SYNC: Duration = Duration::from_secs(1);
 /// Less data of others does not delay a sync for long.
-const FILLER_BYTES_MIN: u64 = 4 << 20;
+const SYNC_FILLER_BYTES_MIN: u64 = 4 << 20;
 
 /// Returns the logs whose syncs wait.
 pub(super) fn find(observation: &Observation<'_>, _: EarlierFindings<'_>) -> Vec<Finding> {
@@ -143,13 +143,13 @@ impl SyncedLog<'_> {
         let most = owners
             .into_iter()
             .max_by_key(|(_, bytes)| *bytes)
-            .filter(|(_, bytes)| *bytes >= FILLER_BYTES_MIN);
+            .filter(|(_, bytes)| *bytes >= SYNC_FILLER_BYTES_MIN);
         match most {
             Some((OutputOwner::Database(index), _)) => QueueFiller::Database(*index),
             Some((OutputOwner::Process(_, name), _)) => QueueFiller::Program(name.clone()),
             None if self
                 .unwritten(observation)
-                .is_some_and(|(before, after)| before.max(after) >= FILLER_BYTES_MIN) =>
+                .is_some_and(|(before, after)| before.max(after) >= SYNC_FILLER_BYTES_MIN) =>
             {
                 QueueFiller::Earlier
             }
@@ -172,7 +172,7 @@ impl SyncedLog<'_> {
         if let Some((before, after)) = self.unwritten(observation) {
             evidence.push(
                 Evidence::new(format!(
-                    "{} were dirty or under writeback for device {} when the look began, {} when it ended",
+                    "{} were dirty or under writeback for device {} when the watch began, {} when it ended",
                     ByteSize(before),
                     self.device,
                     ByteSize(after)
@@ -203,7 +203,7 @@ impl SyncedLog<'_> {
             many => format!("; {many} had not ended"),
         };
         let evidence = Evidence::new(format!(
-            "{} by {}, the longest a {} of {}; at least one was under way for {} of {}{go_on}",
+            "{} by {}, the longest a {} of {}; at least one was in progress for {} of {}{go_on}",
             counted(self.times.count, "sync", "syncs"),
             counted(callers.len(), "thread", "threads"),
             slowest.map_or("sync", |call| call.call),
@@ -232,7 +232,7 @@ impl SyncedLog<'_> {
             }
             QueueFiller::Database(index) => advised = observation.advise(Goal::SteadyWriteback, *index),
             QueueFiller::Earlier => advised.remarks.push(
-                "who wrote that was not seen: `pagekeeper doctor` names it while it writes".to_owned(),
+                "the writer was not seen: `pagekeeper doctor` names it while it writes".to_owned(),
             ),
             QueueFiller::Unknown => advised.remarks.push(
                 "nobody was seen to write much to the device through the page cache: direct I/O of others, or the \

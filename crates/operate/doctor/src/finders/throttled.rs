@@ -195,7 +195,7 @@ impl ThrottledWriters<'_> {
             let others = match (syncs, of_syncs) {
                 (_, Some(of_syncs)) => of_syncs,
                 (Some(_), None) => "; none of its other threads had to wait".to_owned(),
-                (None, None) => "; whether others waited in syncs was not looked at".to_owned(),
+                (None, None) => "; whether others waited in syncs was not checked".to_owned(),
             };
             return format!(
                 "its background threads are slowed to the speed of the disk, which is what the limits are for{others}"
@@ -203,7 +203,7 @@ impl ThrottledWriters<'_> {
         }
         let others = match (syncs, of_syncs) {
             (_, Some(of_syncs)) => of_syncs,
-            (Some(_), None) => ", although what they wrote did not have to be on disk".to_owned(),
+            (Some(_), None) => ", although their data did not have to be on disk".to_owned(),
             (None, None) => String::new(),
         };
         format!(
@@ -366,13 +366,13 @@ fn levels(device: &str, pauses: &[&PauseCounts]) -> Evidence {
 pub(super) fn whose(observation: &Observation<'_>, device: &str) -> Evidence {
     let Some(all) = attribution::on_device(observation, device) else {
         return Evidence::new(format!(
-            "who wrote the dirty pages of device {device} is not known: pages were not traced"
+            "the writers of the dirty pages of device {device} are not known: pages were not traced"
         ));
     };
     let total: u64 = all.iter().map(|written| written.bytes).sum();
     if total == 0 {
         return Evidence::new(format!(
-            "who wrote the dirty pages of device {device} is not known: none were added while watching, they \
+            "the writers of the dirty pages of device {device} are not known: none were added while watching, they \
              were there before or were written again"
         ));
     }

@@ -115,7 +115,7 @@ fn lines(profile: &str, files: &[UnnamedLog<'_>]) -> Option<String> {
         .collect();
     (!logs.is_empty()).then(|| {
         format!(
-            "The guard releases what lies behind their writer, by a profile with these lines at its end. \
+            "The guard releases the pages behind their writer, by a profile with these lines at its end. \
              `pagekeeper guard --print-profile {profile} > {profile}.toml` writes one to begin with; `profiles = \
              [\"{profile}.toml\"]` in the file of --config has it used.{}",
             logs.concat()

@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_read_is_quoted() {
+    fn unreadable_values_are_quoted() {
         let long = "x".repeat(107);
         for (text, quoted) in [
             ("processes = [\"unit:\"]", "\"unit:\" selects no"),

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_closed_a_log_is_read_until_all_were_read_since() {
+    fn a_process_that_closed_a_log_is_read_until_a_full_listing() {
         let tree = tempfile::tempdir().unwrap();
         // An empty directory has no size on some file systems.
         std::fs::create_dir_all(tree.path().join("7/fd/3")).unwrap();
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn of_very_many_processes_none_is_counted_and_none_that_ended_kept() {
+    fn very_many_processes_are_not_counted_and_ended_ones_not_kept() {
         let (proc, mut changes) = (ProcRoot::default(), DescriptorCounts::default());
         assert!(!DescriptorCounts::are_seen(&proc, COUNTED_PROCESSES_MAX + 1));
         (0..1000).for_each(|pid| changes.read(pid, Some(3)));

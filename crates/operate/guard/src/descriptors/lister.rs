@@ -59,7 +59,7 @@ pub(super) fn mark_moved(listed: &mut [Descriptor], before: &[Descriptor]) {
 #[derive(Debug)]
 pub(crate) struct ListedProcess {
     pub(crate) pid: u32,
-    /// When the listing began.
+    /// The time when the listing began.
     pub(crate) began: Instant,
     /// The number of its descriptors then, if the kernel reports it.
     pub(crate) count: Option<u64>,
@@ -70,7 +70,7 @@ pub(crate) struct ListedProcess {
     pub(crate) unnamed: Vec<OpenFile>,
     /// The number of descriptors of unnamed files that were looked at.
     pub(super) looked_at: usize,
-    /// Whether it may have more such files.
+    /// Whether it may have more unnamed files open for writing.
     pub(crate) has_more_unnamed: bool,
     /// Whether it has more relevant descriptors than are remembered.
     pub(crate) left_out: bool,
@@ -92,7 +92,7 @@ pub(crate) struct Lister<'a> {
     pub(crate) proc: &'a ProcRoot,
     /// Returns whether a name is relevant.
     pub(crate) wanted: &'a dyn Fn(u32, &Path) -> bool,
-    /// Returns whether a file of such a name is.
+    /// Returns whether descriptors of a file with this name are kept.
     pub(crate) kept: &'a dyn Fn(&OpenFile) -> bool,
     /// Returns whether no pattern names a file; those that are open for writing are listed as well.
     pub(crate) unnamed: &'a dyn Fn(u32, &Path) -> bool,

@@ -68,7 +68,7 @@ impl LogFdPredictor {
         self.beside = None;
     }
 
-    /// Takes in the result of a full listing: how many descriptors looked like a log's, which of
+    /// Records the result of a full listing: how many descriptors looked like a log's, which of
     /// them are known, and the numbers of those known before.
     pub(super) fn settled(
         &mut self,
@@ -85,7 +85,7 @@ impl LogFdPredictor {
         self.beside = count.and_then(|count| count.checked_sub(known.len() as u64));
     }
 
-    /// Takes in the result of reading known descriptors again.
+    /// Records the result of reading known descriptors again.
     pub(super) fn polled(&mut self, polled: &PollResult) {
         self.all_read = polled.all;
         for number in &polled.lost {
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_log_is_found_where_the_one_before_was() {
+    fn a_new_log_is_found_at_the_number_of_the_one_before() {
         let mut server = Server::new();
         for number in 2..9 {
             server.rotate(number, 30, 30);
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_opens_before_it_closes_goes_back_and_forth() {
+    fn a_server_that_opens_before_it_closes_alternates_two_numbers() {
         let mut server = Server::new();
         server.make(2);
         server.open(31, 2, true);
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn who_opens_its_logs_at_ever_other_numbers_is_listed_each_time() {
+    fn a_server_that_opens_logs_at_new_numbers_is_listed_each_time() {
         let mut server = Server::new();
         for number in 2..20 {
             let at = |number: u32| i32::try_from(29 + number).unwrap();
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_follower_that_goes_on_to_the_next_log_is_found_at_its_number() {
+    fn a_follower_that_moves_to_the_next_log_is_found_at_its_number() {
         let mut server = Server::new();
         server.open(40, 1, false);
         server.list_all();
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_check_counts_only_where_all_else_is_known() {
+    fn a_check_counts_only_if_all_other_descriptors_are_known() {
         let rotated = || {
             let mut server = Server::new();
             server.rotate(2, 30, 30);
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn of_very_many_new_logs_none_is_looked_for() {
+    fn very_many_new_logs_are_not_predicted() {
         let mut predictor = LogFdPredictor::default();
         assert_eq!(predictor.expect((0..64).map(FileId)), Extent::Changes);
         assert_eq!(predictor.expect((0..1_000_000).map(FileId)), Extent::All);

@@ -2,7 +2,7 @@
 //! from `/proc/PID/fd` and `/proc/PID/fdinfo`.
 //!
 //! - Listing all descriptors of a process is the expensive part (some microseconds each). So it is
-//!   done seldom, at intervals that keep its cost under [a share](schedule) of the time.
+//!   done rarely, at intervals that keep its cost under [a share](schedule) of the time.
 //! - A listing proceeds in slices of processor time. A process with very many descriptors takes
 //!   several ticks, and keeps no other waiting.
 //! - When files came, or a descriptor turned out to be another file than before, the likely changes

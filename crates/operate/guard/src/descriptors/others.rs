@@ -68,13 +68,13 @@ impl ForeignDescriptors {
         self.known.values().map(|known| &*known.descriptors)
     }
 
-    /// Returns whether a listing of all processes is under way, not counting those with very many
+    /// Returns whether a listing of all processes is in progress, not counting those with very many
     /// descriptors.
     pub(crate) fn is_listing(&self) -> bool {
         self.schedule.is_running()
     }
 
-    /// Returns since when all processes have been read that may be.
+    /// Returns the time since which all inspectable processes have been read.
     pub(crate) fn all_read_since(&self) -> Option<Instant> {
         self.full_listing.since
     }

@@ -75,7 +75,7 @@ mod tests {
     use crate::directory::DirectoryId;
 
     #[test]
-    fn of_many_descriptors_those_that_move_are_read_at_each_tick() {
+    fn moving_descriptors_are_read_at_each_tick_among_many() {
         let tree = tempfile::tempdir().unwrap();
         let infos = tree.path().join("7/fdinfo");
         std::fs::create_dir_all(&infos).unwrap();

@@ -36,11 +36,11 @@ pub(crate) struct Schedule {
     asked: Option<Extent>,
     /// No listing begins before, however urgent.
     earliest: Instant,
-    /// The listing under way, and whether it was requested.
+    /// The listing in progress, and whether it was requested.
     running: Option<(Extent, bool)>,
-    /// When the last listing began.
+    /// The time when the last listing began.
     pub(super) began: Instant,
-    /// When the last full listing that has ended began.
+    /// The time when the last full listing that has ended began.
     pub(crate) listed: Option<Instant>,
     /// The number of full listings that have ended.
     #[cfg(test)]
@@ -78,17 +78,17 @@ impl Schedule {
         })
     }
 
-    /// Returns whether a listing is under way.
+    /// Returns whether a listing is in progress.
     pub(super) fn is_running(&self) -> bool {
         self.running.is_some()
     }
 
-    /// Returns when the full listing under way began, if there is one.
+    /// Returns when the full listing in progress began, if there is one.
     pub(super) fn began_all(&self) -> Option<Instant> {
         self.running.filter(|(extent, _)| *extent == Extent::All).map(|_| self.began)
     }
 
-    /// Turns the listing under way into a full one, where a partial one shows too little.
+    /// Turns the listing in progress into a full one, where a partial one shows too little.
     pub(crate) fn go_on_with_all(&mut self) {
         self.running = self.running.map(|(_, asked)| (Extent::All, asked));
     }
@@ -98,7 +98,7 @@ impl Schedule {
         if self.running.is_some_and(|(_, asked)| asked) { LISTING_SLICE.0 } else { LISTING_SLICE.1 }
     }
 
-    /// Ends the listing under way, which took this much processor time.
+    /// Ends the listing in progress, which took this much processor time.
     pub(crate) fn end(&mut self, cost: Duration) {
         self.end_at(cost, Instant::now());
     }
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_listed_in_part_puts_off_no_listing_of_all() {
+    fn partial_listings_do_not_delay_full_ones() {
         let began = Instant::now();
         let mut schedule = listed(began);
         let mut parts = 0;
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_for_all_gets_all() {
+    fn a_full_listing_that_was_requested_is_not_reduced() {
         let began = Instant::now();
         let mut schedule = listed(began);
         schedule.ask(Extent::All);

@@ -1,9 +1,9 @@
 //! Decides when the files of a directory are sampled, and takes in their samples.
 //!
-//! Invariant: a file where nothing happens is sampled ever less often, but at least every
+//! Invariant: a file where nothing happens is sampled at growing intervals, but at least every
 //! [`IDLE_TICKS_MAX`](pagekeeper_policy::sample_schedule::IDLE_TICKS_MAX) ticks. In a database with more than [`MANY_FILES_MIN`] files, a file without
-//! resident pages is sampled at least every [`EMPTY_TICKS_MAX`](pagekeeper_policy::sample_schedule::EMPTY_TICKS_MAX)
-//! ticks. That needs that
+//! resident pages is sampled at least every
+//! [`EMPTY_TICKS_MAX`](pagekeeper_policy::sample_schedule::EMPTY_TICKS_MAX) ticks. That needs that
 //! 1. the file had resident pages, or is not new;
 //! 2. it is not the last of its log;
 //! 3. all files that the database's process has open are seen (those of its helpers may not be).

@@ -72,7 +72,7 @@ impl Directory {
         if !self.is_listed_now() && due && now >= self.list_earliest {
             self.stale = false;
             self.listing = Some(NameListing::new(limit));
-            // Its server may have been restarted since, which no process shows.
+            // The directory's server may have been restarted since, which no process shows.
             if self.owner.is_none() {
                 self.server = self.server.unread();
             }
@@ -137,7 +137,7 @@ impl Directory {
         let mut grown = BTreeSet::new();
         let held = self.logs_held(fd, &found);
         for file in found {
-            if self.right.owns(file.inode, file.user) || !file.linked && held.contains(&file.log()) {
+            if self.ownership.owns(file.inode, file.user) || !file.linked && held.contains(&file.log()) {
                 let (name, format) = (file.name.clone(), file.settings.format);
                 let (log, decided) = self.add(file);
                 listed.unknown.extend(self.take_format(log, &name, format));
@@ -170,15 +170,16 @@ impl Directory {
     /// Returns the logs of which the process has a file open for writing. Returns none in a
     /// directory that everybody may write to: there others may have made the log's other files.
     fn logs_held(&self, fd: BorrowedFd<'_>, new: &[NewFile]) -> HashSet<LogKey> {
-        let FileOwnership::Process(right) = &self.right else { return HashSet::new() };
-        if right.writes.is_empty() || DirectoryAttributes::of(fd).is_ok_and(|directory| directory.open_to_all)
+        let FileOwnership::Process(ownership) = &self.ownership else { return HashSet::new() };
+        if ownership.writes.is_empty()
+            || DirectoryAttributes::of(fd).is_ok_and(|directory| directory.open_to_all)
         {
             return HashSet::new();
         }
-        let entries = self.entries.values().filter(|entry| right.writes.contains(&entry.inode));
+        let entries = self.entries.values().filter(|entry| ownership.writes.contains(&entry.inode));
         let known: HashSet<LogId> = entries.map(|entry| entry.log).collect();
         let known = self.by_stem.iter().filter(|(_, log)| known.contains(log)).map(|(log, _)| log.clone());
-        let new = new.iter().filter(|file| right.writes.contains(&file.inode));
+        let new = new.iter().filter(|file| ownership.writes.contains(&file.inode));
         known.chain(new.map(NewFile::log)).collect()
     }
 
@@ -258,7 +259,7 @@ impl Directory {
         read.into_iter().filter_map(|(name, log, format)| self.take_format(log, &name, format)).collect()
     }
 
-    /// Takes in the format that a file of a log states. A log of an unknown format is kept,
+    /// Records the format that a file of a log states. A log of an unknown format is kept,
     /// whatever the settings say. Returns the report about it.
     fn take_format(&mut self, log: LogId, name: &OsStr, format: LogFormat) -> Option<(OsString, String)> {
         let known = self.logs.get_mut(&log)?;

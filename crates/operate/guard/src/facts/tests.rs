@@ -168,9 +168,9 @@ fn a_binlog_has_its_writer_at_the_end_of_its_newest_file() {
     assert!(matches!(seen.files[0].rule, Rule::ReleaseBehindFollowers { near_files: 3, .. }));
 }
 
-/// Builds with assertions detect a cached fact that has changed since.
+/// Builds with assertions detect a cached fact that is outdated.
 #[test]
-fn what_is_remembered_of_a_directory_holds_until_something_changes() {
+fn cached_facts_of_a_directory_hold_until_a_change() {
     let dir = pagekeeper_testing::disk_dir();
     let log = |number: u32| dir.path().join(format!("binlog.{number:06}"));
     for path in [log(1), log(2), dir.path().join("binlog.index")] {
@@ -218,7 +218,7 @@ fn what_is_remembered_of_a_directory_holds_until_something_changes() {
 
 /// Builds with assertions detect facts that stayed cached despite the change.
 #[test]
-fn what_is_remembered_does_not_hold_once_a_writer_turns_out_to_be_a_stranger() {
+fn cached_facts_are_dropped_once_a_writer_is_known_as_a_stranger() {
     let dir = pagekeeper_testing::disk_dir();
     std::fs::write(dir.path().join("host-slow.log"), vec![1; 9000]).unwrap();
     let mut directory = directory(dir.path(), "mariadb");
@@ -276,7 +276,7 @@ fn a_relay_log_of_any_name_is_one_by_how_it_is_open() {
 }
 
 #[test]
-fn a_redo_log_whose_unknown_format_is_seen_later_is_kept_from_then_on() {
+fn a_redo_log_is_kept_once_its_format_is_seen_to_be_unknown() {
     let dir = pagekeeper_testing::disk_dir();
     let redo = dir.path().join("#innodb_redo");
     std::fs::create_dir(&redo).unwrap();
@@ -294,7 +294,7 @@ fn a_redo_log_whose_unknown_format_is_seen_later_is_kept_from_then_on() {
 }
 
 #[test]
-fn a_log_of_a_named_directory_is_kept_once_settings_read_anew_say_so() {
+fn a_log_of_a_named_directory_is_kept_once_reloaded_settings_say_so() {
     let dir = pagekeeper_testing::disk_dir();
     let (data, wal) = (dir.path().join("data"), dir.path().join("wal"));
     std::fs::create_dir(&data).unwrap();
@@ -408,7 +408,7 @@ fn a_rocksdb_that_says_it_recycles_is_believed_from_the_start() {
 }
 
 #[test]
-fn of_postgresql_segments_the_one_changed_last_is_the_writers() {
+fn the_postgresql_segment_changed_last_is_the_writers() {
     let dir = pagekeeper_testing::disk_dir();
     let wal = dir.path().join("pg_wal");
     std::fs::create_dir(&wal).unwrap();
@@ -423,10 +423,10 @@ fn of_postgresql_segments_the_one_changed_last_is_the_writers() {
     assert_eq!(seen.files[0].rewrite, RewriteKind::WholePages);
 }
 
-/// A server reads its WAL by pread, which shows no position. A program that copies the WAL does
-/// show one.
+/// A server reads its WAL by pread, which shows no position. A program that copies the WAL shows
+/// one.
 #[test]
-fn who_has_a_segment_open_without_a_position_may_be_anywhere_in_it() {
+fn a_reader_without_a_position_may_be_anywhere_in_its_segment() {
     let dir = pagekeeper_testing::disk_dir();
     let wal = dir.path().join("pg_wal");
     std::fs::create_dir(&wal).unwrap();
@@ -440,7 +440,7 @@ fn who_has_a_segment_open_without_a_position_may_be_anywhere_in_it() {
 }
 
 #[test]
-fn sequences_of_segments_follow_the_size_that_most_files_have() {
+fn segment_sequences_follow_the_most_common_file_size() {
     let dir = pagekeeper_testing::disk_dir();
     let wal = dir.path().join("pg_wal");
     std::fs::create_dir(&wal).unwrap();

@@ -2,7 +2,7 @@
 //! anything outside the canary, acts are only reported.
 //!
 //! An act that fails is reported and does not stop the others. Acts for which there is no time are
-//! left: they are decided anew at the next tick, so that signals are heeded in between.
+//! left: they are decided again at the next tick, so that signals are heeded in between.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -48,7 +48,7 @@ pub(super) struct CarriedOut {
 pub(super) struct ReleasedRange {
     pub(super) file: FileId,
     pub(super) range: Range<u64>,
-    /// The pages resident in it right after the release.
+    /// The pages resident in it just after the release.
     pub(super) left: Vec<WindowFacts>,
 }
 

@@ -105,7 +105,7 @@ pub(super) fn whole() -> u64 {
 /// A guard that acts, and its events.
 pub(super) struct Watch {
     pub(super) guard: Guard,
-    pub(super) said: Vec<String>,
+    pub(super) reports: Vec<String>,
 }
 
 impl Watch {
@@ -114,19 +114,19 @@ impl Watch {
     }
 
     pub(super) fn with(options: Options) -> Self {
-        Self { guard: Guard::new(options, ProcRoot::default()).unwrap(), said: Vec::new() }
+        Self { guard: Guard::new(options, ProcRoot::default()).unwrap(), reports: Vec::new() }
     }
 
     pub(super) fn tick(&mut self) {
-        let said = &mut self.said;
+        let reports = &mut self.reports;
         self.guard.tick(&mut |event| match event {
             Event::Tick(_) => {}
-            event => said.push(format!("{event:?}")),
+            event => reports.push(format!("{event:?}")),
         });
     }
 
     /// Ticks for longer than the interval between two listings of descriptors.
-    pub(super) fn ticks(&mut self) {
+    pub(super) fn tick_past_listing(&mut self) {
         let began = Instant::now();
         while began.elapsed() < Duration::from_millis(2500) {
             self.tick();
@@ -135,20 +135,25 @@ impl Watch {
     }
 
     /// Ticks until a file is not resident.
-    pub(super) fn until_released(&mut self, path: &Path) {
+    pub(super) fn tick_until_released(&mut self, path: &Path) {
         let began = Instant::now();
         while resident(path) > 0 {
-            assert!(began.elapsed() < Duration::from_secs(60), "{} stays: {:#?}", path.display(), self.said);
+            assert!(
+                began.elapsed() < Duration::from_secs(60),
+                "{} stays: {:#?}",
+                path.display(),
+                self.reports
+            );
             self.tick();
             std::thread::sleep(Duration::from_millis(100));
         }
     }
 
-    /// Returns how often it reported this about this process.
-    pub(super) fn said(&self, what: &str, pid: u32, also: &str) -> usize {
+    /// Returns the number of reports of this kind about this process.
+    pub(super) fn report_count(&self, what: &str, pid: u32, also: &str) -> usize {
         let begins = format!("{what} {{ pid: {pid},");
-        let said = |line: &&String| line.replace("Some(", "").replacen(')', "", 1).starts_with(&begins);
-        self.said.iter().filter(said).filter(|line| line.contains(also)).count()
+        let is_about = |line: &&String| line.replace("Some(", "").replacen(')', "", 1).starts_with(&begins);
+        self.reports.iter().filter(is_about).filter(|line| line.contains(also)).count()
     }
 }
 
@@ -165,12 +170,12 @@ fn a_directory_that_becomes_a_link_is_not_followed() {
     log(journal.join("WiredTigerLog.0000000002"), ATTACKER, 0o600);
     let fake = Fake::start(dir.path(), "mongod", ATTACKER, &data, "exec 3>>journal/WiredTigerLog.0000000002");
     let mut watch = Watch::of(&[fake.pid()]);
-    watch.until_released(&own);
+    watch.tick_until_released(&own);
     std::fs::rename(&journal, data.join("was")).unwrap();
     symlink(&secret, &journal).unwrap();
-    watch.ticks();
+    watch.tick_past_listing();
     assert_eq!(theirs.iter().map(|path| resident(path)).collect::<Vec<_>>(), [whole(); 3]);
-    assert_eq!(watch.said("Refused", fake.pid(), "DirectoryChanged"), 1, "{:#?}", watch.said);
+    assert_eq!(watch.report_count("Refused", fake.pid(), "DirectoryChanged"), 1, "{:#?}", watch.reports);
 }
 
 #[test]
@@ -186,15 +191,15 @@ fn a_directory_that_is_restored_is_watched_again() {
     let first = make("pg_wal");
     let fake = Fake::start(dir.path(), "postgres", DATABASE, &data, ":");
     let mut watch = Watch::of(&[fake.pid()]);
-    watch.until_released(&first);
+    watch.tick_until_released(&first);
     std::fs::rename(data.join("pg_wal"), data.join("pg_wal.old")).unwrap();
-    watch.until_released(&make("pg_wal"));
+    watch.tick_until_released(&make("pg_wal"));
     // The directory is moved to another disk, and linked to by the database's user.
     std::fs::remove_dir_all(data.join("pg_wal")).unwrap();
     let moved = make("elsewhere");
     symlink("elsewhere", data.join("pg_wal")).unwrap();
-    watch.until_released(&moved);
-    assert!(watch.said("Found", fake.pid(), "pg_wal") >= 2, "{:#?}", watch.said);
+    watch.tick_until_released(&moved);
+    assert!(watch.report_count("Found", fake.pid(), "pg_wal") >= 2, "{:#?}", watch.reports);
 }
 
 #[test]
@@ -207,12 +212,12 @@ fn files_of_others_in_a_directory_of_its_own_are_left_alone() {
     log(journal.join("WiredTigerLog.0000000003"), ATTACKER, 0o600);
     let fake = Fake::start(dir.path(), "mongod", ATTACKER, &data, "exec 3<journal/WiredTigerLog.0000000003");
     let mut watch = Watch::of(&[fake.pid()]);
-    watch.until_released(&own);
+    watch.tick_until_released(&own);
     // Anything else may drop pages on this machine meanwhile.
     std::fs::read(&theirs).unwrap();
-    watch.ticks();
+    watch.tick_past_listing();
     assert_eq!(resident(&theirs), whole());
-    assert_eq!(watch.said("Refused", fake.pid(), "NotOwner"), 1, "{:#?}", watch.said);
+    assert_eq!(watch.report_count("Refused", fake.pid(), "NotOwner"), 1, "{:#?}", watch.reports);
 }
 
 #[test]
@@ -224,10 +229,10 @@ fn a_directory_of_another_user_is_not_claimed_by_reading_there() {
         [1, 2].map(|number| log(journal.join(format!("WiredTigerLog.000000000{number}")), DATABASE, 0o644));
     let fake = Fake::start(dir.path(), "mongod", ATTACKER, &data, "exec 3<journal/WiredTigerLog.0000000002");
     let mut watch = Watch::of(&[fake.pid()]);
-    watch.ticks();
+    watch.tick_past_listing();
     assert_eq!(logs.map(|path| resident(&path)), [whole(); 2]);
-    assert_eq!(watch.said("Refused", fake.pid(), "NotOwner"), 1, "{:#?}", watch.said);
-    assert_eq!(watch.said("Found", fake.pid(), ""), 0, "{:#?}", watch.said);
+    assert_eq!(watch.report_count("Refused", fake.pid(), "NotOwner"), 1, "{:#?}", watch.reports);
+    assert_eq!(watch.report_count("Found", fake.pid(), ""), 0, "{:#?}", watch.reports);
 }
 
 #[test]
@@ -240,17 +245,17 @@ fn logs_of_a_directory_given_by_its_group_are_its_writers() {
     let old = log(data.join("binlog.000001"), ATTACKER, 0o664);
     log(data.join("binlog.000002"), DATABASE, 0o664);
     let fake = Fake::start(dir.path(), "mariadbd", DATABASE, &data, "exec 3>>binlog.000002");
-    Watch::of(&[fake.pid()]).until_released(&old);
+    Watch::of(&[fake.pid()]).tick_until_released(&old);
     // Not in a directory that everybody may write to: there another's file may have such a name.
     std::fs::set_permissions(&data, std::fs::Permissions::from_mode(0o1777)).unwrap();
     let old = log(data.join("binlog.000001"), ATTACKER, 0o664);
     let mut watch = Watch::of(&[fake.pid()]);
-    watch.ticks();
+    watch.tick_past_listing();
     assert_eq!(resident(&old), whole());
 }
 
 #[test]
-fn a_server_gets_its_directory_whoever_was_there_before() {
+fn a_server_gets_its_directory_from_an_earlier_claimant() {
     let Some(dir) = scratch("a directory that was claimed before") else { return };
     let real_data = directory(dir.path().join("real"), DATABASE, 0o755);
     std::fs::write(real_data.join("binlog.index"), "").unwrap();
@@ -267,16 +272,16 @@ fn a_server_gets_its_directory_whoever_was_there_before() {
     // The process whose directory has changed claims it before the server has opened anything
     // there.
     std::fs::write(data.join("was/new"), "").unwrap();
-    watch.ticks();
+    watch.tick_past_listing();
     // Whole from its first moment.
     std::fs::write(real_data.join("go.new"), "exec 3>>binlog.000002").unwrap();
     std::fs::rename(real_data.join("go.new"), real_data.join("go")).unwrap();
-    watch.until_released(&logs[0]);
-    assert_eq!(watch.said("Found", real.pid(), "real"), 1, "{:#?}", watch.said);
+    watch.tick_until_released(&logs[0]);
+    assert_eq!(watch.report_count("Found", real.pid(), "real"), 1, "{:#?}", watch.reports);
 }
 
 #[test]
-fn of_two_kinds_that_are_the_same_user_the_one_that_writes_has_the_directory() {
+fn the_writing_one_of_two_servers_of_a_user_owns_the_directory() {
     let Some(dir) = scratch("two kinds of the same user") else { return };
     let data = directory(dir.path().join("data"), DATABASE, 0o755);
     let shared = directory(data.join("journal"), DATABASE, 0o755);
@@ -291,26 +296,26 @@ fn of_two_kinds_that_are_the_same_user_the_one_that_writes_has_the_directory() {
     // The fake comes first.
     let mut watch = Watch::of(&[fake.pid()]);
     watch.tick();
-    assert_eq!(watch.said("Found", fake.pid(), "journal"), 1, "{:#?}", watch.said);
+    assert_eq!(watch.report_count("Found", fake.pid(), "journal"), 1, "{:#?}", watch.reports);
     let mut watch = Watch::of(&[fake.pid(), real.pid()]);
-    watch.until_released(&logs[0]);
-    assert_eq!(watch.said("TakenOver", real.pid(), "journal"), 1, "{:#?}", watch.said);
+    watch.tick_until_released(&logs[0]);
+    assert_eq!(watch.report_count("TakenOver", real.pid(), "journal"), 1, "{:#?}", watch.reports);
     let pid = fake.pid();
-    watch.ticks();
-    assert_eq!(watch.said("Found", pid, "journal"), 1, "it does not come back: {:#?}", watch.said);
-    assert_eq!(watch.said("TakenOver", pid, ""), 0);
+    watch.tick_past_listing();
+    assert_eq!(watch.report_count("Found", pid, "journal"), 1, "it does not come back: {:#?}", watch.reports);
+    assert_eq!(watch.report_count("TakenOver", pid, ""), 0);
     drop(real);
-    watch.ticks();
+    watch.tick_past_listing();
     assert_eq!(
-        watch.said("Found", pid, "journal"),
+        watch.report_count("Found", pid, "journal"),
         2,
         "what was another's may be its own: {:#?}",
-        watch.said
+        watch.reports
     );
 }
 
 #[test]
-fn two_of_one_kind_share_a_directory() {
+fn two_servers_of_one_kind_share_a_directory() {
     let Some(dir) = scratch("two of one kind") else { return };
     let data = directory(dir.path().join("data"), DATABASE, 0o755);
     let journal = directory(data.join("journal"), DATABASE, 0o755);
@@ -322,8 +327,8 @@ fn two_of_one_kind_share_a_directory() {
     };
     let (one, two) = (start(2), start(3));
     let mut watch = Watch::of(&[one.pid(), two.pid()]);
-    watch.until_released(&logs[0]);
-    watch.ticks();
-    assert_eq!(watch.said("Shared", two.pid(), "journal"), 1, "{:#?}", watch.said);
-    assert_eq!(watch.said("Refused", two.pid(), ""), 0, "{:#?}", watch.said);
+    watch.tick_until_released(&logs[0]);
+    watch.tick_past_listing();
+    assert_eq!(watch.report_count("Shared", two.pid(), "journal"), 1, "{:#?}", watch.reports);
+    assert_eq!(watch.report_count("Refused", two.pid(), ""), 0, "{:#?}", watch.reports);
 }

@@ -39,7 +39,7 @@ impl Claim {
 /// The evidence that a database's process shows for its claims.
 #[derive(Default)]
 pub(super) struct Claimant {
-    pub(super) right: Arc<ProcessOwnership>,
+    pub(super) ownership: Arc<ProcessOwnership>,
     /// The properties by which selectors match it.
     pub(super) traits: ProcessTraits,
     /// The descriptors from its last listing, until those of watched files are known.
@@ -54,15 +54,15 @@ pub(super) struct Claimant {
 impl Claimant {
     /// Returns a process that has shown nothing yet but its user.
     pub(super) fn of(proc: &ProcRoot, pid: u32) -> Self {
-        let right = ProcessOwnership::new(proc.users(pid).ok(), Party::of(proc, pid), HashSet::new());
-        Self { right: Arc::new(right), ..Self::default() }
+        let ownership = ProcessOwnership::new(proc.users(pid).ok(), Party::of(proc, pid), HashSet::new());
+        Self { ownership: Arc::new(ownership), ..Self::default() }
     }
 
-    pub(super) fn right(&self) -> Arc<ProcessOwnership> {
-        Arc::clone(&self.right)
+    pub(super) fn ownership(&self) -> Arc<ProcessOwnership> {
+        Arc::clone(&self.ownership)
     }
 
-    /// Takes in the text logs that one of its loggers writes. Returns whether they have changed.
+    /// Records the text logs that one of its loggers writes. Returns whether they have changed.
     pub(super) fn note_logged(&mut self, logger: u32, files: Vec<OpenFile>) -> bool {
         let inodes = |files: &[OpenFile]| files.iter().map(|file| file.inode).collect::<BTreeSet<_>>();
         let known = self.logged.insert(logger, files);
@@ -102,7 +102,7 @@ pub(super) struct ExaminedDatabase {
     pub(super) pid: u32,
     pub(super) profile: Arc<Profile>,
     pub(super) certain: bool,
-    pub(super) right: Arc<ProcessOwnership>,
+    pub(super) ownership: Arc<ProcessOwnership>,
     pub(super) traits: ProcessTraits,
     pub(super) through: Option<u32>,
     pub(super) server: Arc<ServerSettings>,
@@ -117,7 +117,7 @@ impl ExaminedDatabase {
         server: &Arc<ServerSettings>,
         claimant: &Claimant,
     ) -> Self {
-        let right = claimant.right();
+        let ownership = claimant.ownership();
         Self {
             pid,
             profile: Arc::clone(profile),
@@ -125,8 +125,8 @@ impl ExaminedDatabase {
             traits: claimant.traits.clone(),
             through: proc.through(pid),
             server: Arc::clone(server),
-            evidence: ClaimEvidence::of(proc, pid, profile, Arc::clone(&right), claimant.open()),
-            right,
+            evidence: ClaimEvidence::of(proc, pid, profile, Arc::clone(&ownership), claimant.open()),
+            ownership,
         }
     }
 }

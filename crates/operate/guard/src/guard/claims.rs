@@ -38,7 +38,7 @@ const REEXAMINE_AFTER: Duration = Duration::from_secs(10);
 const CLAIMS_SLICE: Duration = Duration::from_millis(100);
 
 impl WatchList {
-    /// Takes in the descriptors of a database; its claims are examined later.
+    /// Records the descriptors of a database; its claims are examined later.
     pub(super) fn note_claims(&mut self, index: usize, listed: Vec<OpenFile>, tick: &mut TickContext<'_>) {
         let (proc, database) = (&self.proc, &mut self.databases[index]);
         database.claimant.listed = listed;
@@ -57,15 +57,15 @@ impl WatchList {
             named_directories(proc, database.pid, &database.profile).into_iter().map(|(_, named)| named);
         let found: BTreeSet<PathBuf> = held.chain(named).collect();
         let party = Party::of(proc, database.pid);
-        let right = ProcessOwnership::new(proc.users(database.pid).ok(), party, writes);
+        let ownership = ProcessOwnership::new(proc.users(database.pid).ok(), party, writes);
         let traits = tick.settings.options.targets.traits_of(proc, database.pid);
         let selects_other = traits != database.claimant.traits;
         database.claimant.traits = traits;
-        let changed = right != *database.claimant.right || selects_other;
+        let changed = ownership != *database.claimant.ownership || selects_other;
         if changed {
-            database.claimant.right = Arc::new(right);
+            database.claimant.ownership = Arc::new(ownership);
             for directory in self.directories.iter_mut().filter(|other| other.owner == Some(database.pid)) {
-                directory.right = FileOwnership::Process(Arc::clone(&database.claimant.right));
+                directory.ownership = FileOwnership::Process(Arc::clone(&database.claimant.ownership));
                 directory.stale |= directory.refused;
             }
         }
@@ -84,7 +84,7 @@ impl WatchList {
         }
     }
 
-    /// Decides anew which of a database's directories are watched and acted on, now that its
+    /// Decides again which of a database's directories are watched and acted on, now that its
     /// process has another user or group.
     pub(super) fn select_again(&mut self, index: usize, tick: &mut TickContext<'_>) {
         let (database, targets) = (&self.databases[index], &tick.settings.options.targets);
@@ -203,14 +203,14 @@ impl WatchList {
         if let Some(reason) = targets.refusal(traits, &path, named) {
             return refuse(claimant, path, reason.into(), tick);
         }
-        let right = FileOwnership::Process(Arc::clone(&claimant.right));
+        let ownership = FileOwnership::Process(Arc::clone(&claimant.ownership));
         let mut directory =
-            Directory::new(path, Some(claimant.pid), claimant.through, Arc::clone(profile), right);
+            Directory::new(path, Some(claimant.pid), claimant.through, Arc::clone(profile), ownership);
         directory.server = Arc::clone(&claimant.server);
         directory.acts = targets.acts_on(traits, &directory.path);
         let refused = Claim::Refused(tick.now + REEXAMINE_AFTER);
         let key = DatabaseKey::Process(claimant.pid);
-        if self.room(claimant.pid, claimant.right.party()) == DirectoryRoom::Full {
+        if self.room(claimant.pid, claimant.ownership.party()) == DirectoryRoom::Full {
             tick.report.in_part(&directory, Budget::Directories);
             return refused;
         }
@@ -247,7 +247,7 @@ impl WatchList {
     ) -> Claim {
         let profile = &claimant.profile;
         let writes = evidence == Some(Evidence::Writes);
-        let strength = claimant.right.claim(identity.user, writes, claimant.certain);
+        let strength = claimant.ownership.claim(identity.user, writes, claimant.certain);
         let strength = strength.filter(|_| evidence.is_some());
         let is_it = |other: &Directory| other.pin.is_some_and(|pin| pin.is_same(&identity.pin));
         let holder = self.directories.iter().position(|other| is_it(other));
@@ -259,7 +259,7 @@ impl WatchList {
                 return Claim::Refused(tick.now);
             }
             if of_one_kind {
-                // It reads files that another database of its kind writes.
+                // The claimant reads files that another database of its kind writes.
                 return Claim::Shared;
             }
             return refuse(claimant, directory.path, Refusal::NotOwner, tick);
@@ -288,7 +288,7 @@ impl WatchList {
             });
         }
         // Another directory is given up only for a good claim.
-        self.make_room(claimant.pid, claimant.right.party(), tick);
+        self.make_room(claimant.pid, claimant.ownership.party(), tick);
         directory.pin = Some(identity.pin);
         self.directories.push(Box::new(directory));
         Claim::Held(strength)
@@ -296,7 +296,7 @@ impl WatchList {
 
     /// Returns whether there is room for one more directory of a process of this party.
     fn room(&self, pid: u32, party: Party) -> DirectoryRoom {
-        let of = |directory: &Directory| (directory.owner, directory.right.party());
+        let of = |directory: &Directory| (directory.owner, directory.ownership.party());
         let watched: Vec<_> = self.directories.iter().map(|directory| of(directory)).collect();
         room_for(&watched, pid, party)
     }
@@ -316,7 +316,7 @@ impl WatchList {
     /// Returns whether there is room; without, its claim is examined again later.
     pub(super) fn has_room_again(&mut self, directory: &Directory, tick: &mut TickContext<'_>) -> bool {
         let Some(pid) = directory.owner else { return true };
-        let has_room = self.make_room(pid, directory.right.party(), tick);
+        let has_room = self.make_room(pid, directory.ownership.party(), tick);
         if !has_room {
             tick.report.in_part(directory, Budget::Directories);
             self.forget_claim(directory, tick.now);
@@ -330,10 +330,10 @@ impl WatchList {
         let directory = &self.directories[at];
         let database = self.databases.iter().find(|other| Some(other.pid) == directory.owner)?;
         let Claim::Held(strength) = database.claims.get(&directory.path)? else { return None };
-        let right = &database.claimant.right;
-        // It may have opened files for writing since.
-        let writes =
-            strength.writes || directory.entries.values().any(|entry| right.writes.contains(&entry.inode));
+        let ownership = &database.claimant.ownership;
+        // The claimant may have opened files for writing since.
+        let writes = strength.writes
+            || directory.entries.values().any(|entry| ownership.writes.contains(&entry.inode));
         Some(ClaimStrength { writes, certain: database.certain, ..*strength })
     }
 

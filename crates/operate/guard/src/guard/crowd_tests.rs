@@ -56,23 +56,23 @@ fn tick_until(guard: &mut Guard, done: impl Fn(&Guard) -> bool) {
     assert!(reached, "{} databases", guard.watched.databases.len());
 }
 
-/// Calls of read(2) and the like that this thread has made.
-fn reads() -> u64 {
+/// Returns the number of calls of read(2) and the like that this thread has made.
+fn read_calls() -> u64 {
     let counters = std::fs::read_to_string("/proc/thread-self/io").unwrap();
     let reads = counters.lines().find_map(|line| line.strip_prefix("syscr: ")).unwrap();
     reads.parse().unwrap()
 }
 
 #[test]
-fn idle_processes_with_a_database_s_name_cost_a_tick_no_call_each() {
+fn idle_impostors_cost_a_tick_no_call_each() {
     // A PostgreSQL also claims a directory by its name, which these do not have.
     for name in ["mariadbd", "postgres"] {
         let (_tree, mut guard) = guard_beside_a_crowd(name);
         guard.watched.listing_time.hurry();
         let fewest = (0..20).map(|_| {
-            let before = reads();
+            let before = read_calls();
             guard.tick(&mut |_| {});
-            reads() - before
+            read_calls() - before
         });
         // In most of these ticks no process is listed or inspected.
         let fewest = fewest.min().unwrap();
@@ -86,7 +86,7 @@ fn a_new_server_of_another_user_is_listed_beside_a_crowd_at_once() {
     add_process(tree.path(), SERVER_PID, "mariadbd", DATABASE, &[]);
     let server = |guard: &Guard| guard.watched.databases.iter().position(|one| one.pid == SERVER_PID);
     tick_until(&mut guard, |guard| server(guard).is_some());
-    // It is queued behind the crowd.
+    // The new process is queued behind the crowd.
     guard.tick(&mut |_| {});
     assert!(guard.watched.listings.waiting() > CROWD as usize);
     // Time for two processes.
@@ -109,7 +109,7 @@ fn the_servers_of_very_many_users_are_all_taken_up() {
 }
 
 #[test]
-fn a_crowd_whose_user_has_no_time_left_is_not_looked_at_and_a_server_of_another_user_is() {
+fn a_user_out_of_budget_is_skipped_and_another_users_server_is_not() {
     let (tree, mut guard) = guard_beside_a_crowd("mariadbd");
     let listed = |guard: &Guard, pids: Range<u32>| -> usize {
         let those = guard.watched.databases.iter().filter(|one| pids.contains(&one.pid));

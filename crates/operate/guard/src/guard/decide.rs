@@ -63,7 +63,7 @@ impl Decider {
         }
     }
 
-    /// Takes in the ranges that were released, after the decision on these facts.
+    /// Records the ranges that were released, after the decision on these facts.
     pub(super) fn released(&mut self, facts: &StepFacts, released: &[ReleasedRange]) {
         let ids: HashSet<FileId> = released.iter().map(|released| released.file).collect();
         for file in facts.files.iter().filter(|file| !ids.is_empty() && ids.contains(&file.id)) {
@@ -275,7 +275,7 @@ mod tests {
     use crate::facts::tests::directory;
 
     #[test]
-    fn only_files_that_a_number_orders_are_passed() {
+    fn only_numbered_files_can_be_passed_by_a_follower() {
         let dir = pagekeeper_testing::disk_dir();
         for name in ["general.log", "general.log.1", "binlog.index", "binlog.000003", "binlog.000004"] {
             std::fs::write(dir.path().join(name), b"x").unwrap();

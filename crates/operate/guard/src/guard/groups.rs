@@ -252,7 +252,7 @@ impl CgroupWatch {
         }
     }
 
-    /// Takes in the result of a call.
+    /// Records the result of a call.
     fn take(&mut self, call: &ReclaimCall, (outcome, released): ReclaimOutcome, report: &mut Report) {
         let (path, sample) = (&call.path, &call.sample);
         match outcome {
@@ -287,7 +287,7 @@ impl CgroupWatch {
         }
     }
 
-    /// Takes in the results of calls that have returned.
+    /// Records the results of calls that have returned.
     fn take_back(&mut self, report: &mut Report) {
         for (call, waiting) in std::mem::take(&mut self.away) {
             match waiting.try_recv() {
@@ -371,11 +371,11 @@ impl WatchList {
             } else if let Some(access) = accesses.get(&pid) {
                 *access
             } else {
-                // Its directories are away.
+                // The database's directories are away with a hung job.
                 let hangs = self.jobs.hung.iter().any(|hung| hung.is_of(pid));
                 hangs.then(|| members.access(pid, started).unwrap_or(GroupAccess::Reported))?
             };
-            Some((pid, OwnerProcess { started, party: database.right().party(), access }))
+            Some((pid, OwnerProcess { started, party: database.ownership().party(), access }))
         };
         self.databases.iter().filter_map(owner).collect()
     }

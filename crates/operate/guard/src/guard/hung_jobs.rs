@@ -30,13 +30,13 @@ impl WatchList {
                     for directory in directories {
                         self.take_up_again(directory, tick);
                     }
-                    // Its process may have changed meanwhile.
+                    // The database's process may have changed meanwhile.
                     if let Some(index) = index {
                         self.select_again(index, tick);
                     }
                 }
                 Err(TryRecvError::Disconnected) => {
-                    let problem = "the guard failed at its files: it is examined anew";
+                    let problem = "the guard failed at its files: it is examined again";
                     tick.report.problem(hung.path, &problem);
                     if let Some(index) = index {
                         self.databases[index].claims.clear();
@@ -52,7 +52,7 @@ impl WatchList {
     fn take_up_again(&mut self, mut directory: Box<Directory>, tick: &mut TickContext<'_>) {
         let database = self.databases.iter().find(|database| Some(database.pid) == directory.owner);
         if let Some(database) = database {
-            directory.right = FileOwnership::Process(database.right());
+            directory.ownership = FileOwnership::Process(database.ownership());
         }
         let taken = self.directories.iter().any(|other| {
             let pins = other.pin.zip(directory.pin);
@@ -85,7 +85,7 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn hung_databases_stay_their_users_when_their_processes_have_ended() {
+    fn hung_jobs_count_for_their_user_after_the_process_has_ended() {
         let mut guard =
             Guard::new(Options { find: false, ..Options::default() }, ProcRoot::default()).unwrap();
         let jobs = &mut guard.watched.jobs;
@@ -113,12 +113,13 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_back_finds_no_more_places_than_there_are() {
+    fn returning_directories_stay_within_the_limits() {
         let profile = Arc::new(Profile::built_in().swap_remove(0));
         let of = |number: usize, pid: u32, party| {
-            let right = FileOwnership::Process(Arc::new(ProcessOwnership::new(None, party, HashSet::new())));
+            let ownership =
+                FileOwnership::Process(Arc::new(ProcessOwnership::new(None, party, HashSet::new())));
             let path = format!("/{pid}/{number}").into();
-            Box::new(Directory::new(path, Some(pid), None, Arc::clone(&profile), right))
+            Box::new(Directory::new(path, Some(pid), None, Arc::clone(&profile), ownership))
         };
         let parties = [(1, Party::User(1)), (2, Party::User(1)), (3, Party::User(2)), (4, Party::User(2))];
         let mut guard =

@@ -2,8 +2,8 @@
 //!
 //! A database's directories move with each job into the worker's thread
 //! ([`JobWorker`](pagekeeper_kernel::hang::JobWorker)) and come back with it. A database whose job
-//! does not come back is *hung*: its directories are away, and the ticks go on without it. When the
-//! job comes back, the database is served again. Databases on the file system at which its job
+//! does not come back is *hung*: its directories are away, and the ticks continue without it. When
+//! the job comes back, the database is served again. Databases on the file system at which its job
 //! hangs are left alone until then.
 //!
 //! Not done in jobs: the first look at a process (its names, descriptors and root), which asks only
@@ -167,7 +167,7 @@ impl Jobs {
     ) -> Option<(Directories, R)> {
         let first = own.first()?;
         let (party, path, profile) =
-            (first.right.party(), first.path.clone(), Some(first.profile.name.clone()));
+            (first.ownership.party(), first.path.clone(), Some(first.profile.name.clone()));
         self.run(key, party, path, profile, own, job)
     }
 

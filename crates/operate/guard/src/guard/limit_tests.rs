@@ -27,7 +27,7 @@ use crate::sample::WindowRoom;
 
 /// A process holds a log open in each of more directories than are watched per database.
 #[test]
-fn of_very_many_directories_some_are_watched_and_that_is_reported_once() {
+fn directories_above_the_limit_are_left_out_and_reported_once() {
     let Some(scratch) = scratch("a database of very many directories") else { return };
     let wanted = DIRECTORIES_PER_DATABASE + 40;
     let limit = getrlimit(Resource::Nofile);
@@ -63,14 +63,14 @@ fn of_very_many_directories_some_are_watched_and_that_is_reported_once() {
     }
     // Its descriptors are listed for all new directories together, not for each of them.
     let listed = watch.guard.watched.databases[0].descriptors.schedule.ended;
-    watch.ticks();
+    watch.tick_past_listing();
     let watched = watch.guard.watched.directories.len();
     child.kill().unwrap();
     child.wait().unwrap();
     assert_eq!(watched, DIRECTORIES_PER_DATABASE);
     assert!((1..DIRECTORIES_PER_DATABASE / 20).contains(&listed), "{listed} listings");
-    let reports = watch.said.iter().filter(|said| said.contains("InPart") && said.contains("Directories"));
-    assert_eq!(reports.count(), 1, "{:#?}", watch.said);
+    let reports = watch.reports.iter().filter(|said| said.contains("InPart") && said.contains("Directories"));
+    assert_eq!(reports.count(), 1, "{:#?}", watch.reports);
 }
 
 /// Returns a guard on directories with logs that may be released.
@@ -122,7 +122,7 @@ fn a_job_that_fails_late_is_reported_and_its_database_is_found_again() {
 }
 
 #[test]
-fn what_was_decided_for_a_database_that_hangs_is_not_taken_for_done() {
+fn decisions_for_a_hung_database_are_not_counted_as_done() {
     let (hangs, beside) = (disk_dir(), disk_dir());
     let mut guard = guard_on(&[&hangs, &beside]);
     let (facts, _) = guard.sample(false, Instant::now());
@@ -144,7 +144,7 @@ fn what_was_decided_for_a_database_that_hangs_is_not_taken_for_done() {
 }
 
 #[test]
-fn a_job_hangs_at_the_device_of_the_directory_that_it_is_at() {
+fn a_hung_job_is_known_by_the_device_of_its_directory() {
     let (hangs, beside) = (disk_dir(), disk_dir());
     let Ok(other_device) = tempfile::tempdir_in("/dev/shm") else {
         return pagekeeper_testing::skip("another file system at /dev/shm");
@@ -206,7 +206,7 @@ fn a_warning_does_not_wait_for_a_file_system_that_does_not_answer() {
         scope.spawn(|| {
             let mut guard = Guard::new(options, ProcRoot::default()).unwrap();
             guard.sample(false, Instant::now());
-            // FUSE forgets a file's pages when the file is opened anew, as by the guard.
+            // FUSE forgets a file's pages when the file is reopened, as by the guard.
             let window = WindowFacts { start: 0, end: 1 << 20, resident: 1 << 20, unwritten: 0 };
             for directory in &mut guard.watched.directories {
                 directory.touch();
@@ -227,7 +227,7 @@ fn a_warning_does_not_wait_for_a_file_system_that_does_not_answer() {
 }
 
 #[test]
-fn a_reader_elsewhere_that_rests_has_not_moved_when_it_is_listed_again() {
+fn an_idle_reader_elsewhere_has_not_moved_when_it_is_listed_again() {
     let dir = disk_dir();
     let mut guard = guard_on(&[&dir]);
     let log = File::open(dir.path().join("binlog.000001")).unwrap();
@@ -306,7 +306,7 @@ fn sampled(directory: &mut Directory, in_use: &FilesInUse) -> Vec<OsString> {
 }
 
 #[test]
-fn of_very_many_due_files_as_few_are_taken_in_hand_as_a_turn_may_last() {
+fn a_turn_takes_only_as_many_due_files_as_it_has_time_for() {
     let dir = disk_dir();
     for number in 3..=600 {
         File::create_new(dir.path().join(format!("binlog.{number:06}"))).unwrap();
@@ -339,7 +339,7 @@ fn of_very_many_due_files_as_few_are_taken_in_hand_as_a_turn_may_last() {
 }
 
 #[test]
-fn logs_that_rest_in_a_process_with_very_many_are_sampled_seldom() {
+fn idle_logs_of_a_process_with_very_many_are_sampled_rarely() {
     let dir = disk_dir();
     let mut guard = guard_on(&[&dir]);
     guard.tick(&mut |_| {});
@@ -371,7 +371,7 @@ fn logs_that_rest_in_a_process_with_very_many_are_sampled_seldom() {
 }
 
 #[test]
-fn released_logs_of_a_database_with_many_are_sampled_very_seldom() {
+fn released_logs_of_a_database_with_many_are_sampled_very_rarely() {
     let dir = disk_dir();
     let mut guard = guard_on(&[&dir]);
     guard.tick(&mut |_| {});
@@ -390,7 +390,7 @@ fn released_logs_of_a_database_with_many_are_sampled_very_seldom() {
 }
 
 #[test]
-fn pages_of_a_resting_log_of_a_database_with_many_are_counted_in_every_fourth_sample() {
+fn pages_of_an_idle_log_among_many_are_counted_in_every_fourth_sample() {
     let dir = disk_dir();
     let mut guard = guard_on(&[&dir]);
     guard.tick(&mut |_| {});
@@ -425,7 +425,7 @@ fn pages_of_a_resting_log_of_a_database_with_many_are_counted_in_every_fourth_sa
 }
 
 #[test]
-fn a_directory_at_rest_is_woken_for_a_log_that_is_asked_for() {
+fn an_idle_directory_is_sampled_for_a_requested_log() {
     let dir = disk_dir();
     let mut guard = guard_on(&[&dir]);
     guard.tick(&mut |_| {});
@@ -470,7 +470,7 @@ fn a_new_empty_log_of_a_database_with_many_is_sampled_soon() {
     let soon = samples(directory, 32);
     assert!(soon.iter().all(|count| *count >= 5), "its first pages are seen soon: {soon:?}");
     samples(directory, 400);
-    assert_eq!(samples(directory, 512), [4, 16], "the last file of a log is where its writer goes on");
+    assert_eq!(samples(directory, 512), [4, 16], "the last file of a log is where its writer continues");
     directory.of_database_with(10_000, false);
     samples(directory, 400);
     assert_eq!(samples(directory, 512), [16, 16], "opening it would not be noticed");

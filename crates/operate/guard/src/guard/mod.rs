@@ -11,8 +11,7 @@
 //!    nothing.
 //! 5. A file system that does not answer keeps only its own databases waiting.
 //! 6. Its cost is bounded. Processes and their descriptors are read in slices of processor time, at
-//!    intervals that follow the cost of the last time. A tick ends soon, so that signals are
-//!    heeded.
+//!    intervals that depend on the previous cost. A tick ends soon, so that signals are heeded.
 
 mod carry_out;
 #[cfg(test)]
@@ -140,7 +139,7 @@ impl Guard {
         Settings::new(options).map(drop)
     }
 
-    /// Takes a new configuration. Everything that is watched is found anew; the figures of the
+    /// Takes a new configuration. Everything that is watched is found again; the figures of the
     /// summary continue.
     pub fn reload(&mut self, options: Options) -> Result<(), ProfileError> {
         self.settings = Settings::new(options)?;
@@ -184,7 +183,7 @@ impl Guard {
     }
 
     /// Returns whether everything that is there was found; otherwise more ticks are needed. After a
-    /// minute that is given up, and reported: there may always be something new.
+    /// minute the guard stops waiting, and reports that: there may always be new processes.
     pub fn has_seen_all(&mut self) -> bool {
         let seen = self.watched.has_seen_all(&self.settings);
         if !seen {
@@ -192,7 +191,8 @@ impl Guard {
         }
         let late = self.report.seconds() >= SEEN_WITHIN.as_secs_f64();
         if late && !seen {
-            let problem = "not everything could be seen within a minute: what comes anew is left";
+            let problem =
+                "not everything could be inspected within a minute: new processes and files are left out";
             self.report.problem(self.watched.proc.path().to_path_buf(), &problem);
         }
         self.report.ticks() > 0 && (seen || late)

@@ -27,7 +27,7 @@ fn as_postgresql(directory: &Path) -> Watch {
 
 fn refused(watch: &Watch) -> usize {
     let refused = |line: &&String| line.starts_with("Refused { pid: None") && line.contains("NotOwner");
-    watch.said.iter().filter(refused).count()
+    watch.reports.iter().filter(refused).count()
 }
 
 #[test]
@@ -39,29 +39,29 @@ fn a_link_below_a_named_directory_leads_to_its_owners_files_alone() {
     symlink(&secret, data.join("pg_wal")).unwrap();
     // The target of the link does not show which database the directory belongs to.
     let mut none = watch(&data);
-    none.ticks();
+    none.tick_past_listing();
     assert!(
-        none.said.iter().any(|line| line.contains("looks like a log of any profile")),
+        none.reports.iter().any(|line| line.contains("looks like a log of any profile")),
         "{:#?}",
-        none.said
+        none.reports
     );
     let mut first = as_postgresql(&data);
-    first.ticks();
+    first.tick_past_listing();
     assert_eq!(theirs.each_ref().map(|path| resident(path)), [whole(); 2]);
-    assert_eq!(refused(&first), 1, "{:#?}", first.said);
+    assert_eq!(refused(&first), 1, "{:#?}", first.reports);
     // Even in a directory of root's that everybody may write to, the link counts as its maker's.
     let shared = directory(dir.path().join("shared"), 0, 0o1777);
     let link = shared.join("pg_wal");
     symlink(&secret, &link).unwrap();
     lchown(&link, Some(OTHER), Some(OTHER)).unwrap();
     let mut second = watch(&shared);
-    second.ticks();
+    second.tick_past_listing();
     assert_eq!(theirs.each_ref().map(|path| resident(path)), [whole(); 2]);
-    assert_eq!(refused(&second), 1, "{:#?}", second.said);
+    assert_eq!(refused(&second), 1, "{:#?}", second.reports);
 }
 
 #[test]
-fn a_directory_below_a_named_one_that_is_exchanged_is_examined_anew() {
+fn a_replaced_directory_below_a_named_one_is_examined_again() {
     let Some(dir) = scratch("an exchange below a named directory") else { return };
     // Readable by everybody, so that the directory alone would be no obstacle.
     let secret = directory(dir.path().join("secret"), OTHER, 0o755);
@@ -70,24 +70,24 @@ fn a_directory_below_a_named_one_that_is_exchanged_is_examined_anew() {
     let wal = directory(data.join("pg_wal"), OTHER, 0o755);
     let [own, _] = segments(&wal, OTHER);
     let mut watch = watch(&data);
-    watch.until_released(&own);
+    watch.tick_until_released(&own);
     std::fs::rename(&wal, data.join("was")).unwrap();
     symlink(&secret, &wal).unwrap();
-    watch.ticks();
-    assert_eq!(resident(&theirs), whole(), "{:#?}", watch.said);
+    watch.tick_past_listing();
+    assert_eq!(resident(&theirs), whole(), "{:#?}", watch.reports);
 }
 
 #[test]
-fn what_root_has_set_up_below_a_named_directory_is_served() {
+fn links_that_root_made_below_a_named_directory_are_followed() {
     let Some(dir) = scratch("a link of root's below a named directory") else { return };
     let disk = directory(dir.path().join("disk"), DATABASE, 0o700);
     let [own, _] = segments(&disk, DATABASE);
     let data = directory(dir.path().join("data"), 0, 0o755);
     symlink(&disk, data.join("pg_wal")).unwrap();
-    watch(&data).until_released(&own);
+    watch(&data).tick_until_released(&own);
     // The same for a database's own link to another disk.
     let [again, _] = segments(&disk, DATABASE);
     let data = directory(dir.path().join("theirs"), DATABASE, 0o700);
     symlink(&disk, data.join("pg_wal")).unwrap();
-    watch(&data).until_released(&again);
+    watch(&data).tick_until_released(&again);
 }

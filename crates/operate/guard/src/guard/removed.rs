@@ -83,7 +83,7 @@ struct RemovedFile {
     /// The watched directory that it was in, and its name there.
     directory: Inode,
     name: OsString,
-    /// Processes that were listed after this are known to have it open, or not.
+    /// After a listing that began later than this, it is known whether a process has the file open.
     since: Instant,
     known: Option<RemovedFileState>,
 }
@@ -98,7 +98,7 @@ pub(super) struct RemovedFiles {
     names: HashSet<OsString>,
     due: Instant,
     pass: usize,
-    /// The time that [`QUIET_AFTER`] stands for.
+    /// [`QUIET_AFTER`], or a shorter time in tests.
     pub(super) quiet: Duration,
 }
 
@@ -115,7 +115,7 @@ impl RemovedFiles {
         }
     }
 
-    /// Takes in the removed files that a process has open: those already known, and for a database
+    /// Records the removed files that a process has open: those already known, and for a database
     /// or its child also those for which `place` finds a watched directory.
     fn note(
         &mut self,
@@ -259,8 +259,8 @@ impl RemovedFiles {
     }
 }
 
-/// Since when all processes were listed that may have a database's files open, by the database's
-/// party.
+/// For each party, the start of the oldest listing among the processes that may have files of its
+/// databases open.
 #[derive(Debug, Default)]
 struct ListedSince {
     /// For processes that may open anybody's files.

@@ -34,7 +34,7 @@ fn binlogs(directory: &Path, user: u32, numbers: &[u32]) {
 }
 
 #[test]
-fn what_nobody_reads_again_of_removed_logs_goes_and_all_else_stays() {
+fn unneeded_pages_of_removed_logs_are_released_and_others_stay() {
     let Some(scratch) = scratch("removed logs") else { return };
     let data = directory(scratch.path().join("data"), DATABASE, 0o755);
     binlogs(&data, DATABASE, &[1, 2, 3, 4, 5, 6, 7]);
@@ -73,7 +73,7 @@ fn what_nobody_reads_again_of_removed_logs_goes_and_all_else_stays() {
     File::open(&data).unwrap().sync_all().unwrap();
     while !(gone(3) && gone(9) && resident(child, 7) == 0) {
         let left = [3, 9].map(|fd| resident(server.pid(), fd));
-        assert!(began.elapsed() < Duration::from_secs(60), "{left:?}: {:#?}", watch.said);
+        assert!(began.elapsed() < Duration::from_secs(60), "{left:?}: {:#?}", watch.reports);
         write(&mut watch);
     }
     // For as long again, and some passes more.
@@ -94,7 +94,7 @@ fn what_nobody_reads_again_of_removed_logs_goes_and_all_else_stays() {
 }
 
 #[test]
-fn in_a_dry_run_it_is_said_once_what_would_go() {
+fn a_dry_run_reports_removed_logs_once() {
     let Some(scratch) = scratch("removed logs in a dry run") else { return };
     let data = directory(scratch.path().join("data"), DATABASE, 0o755);
     binlogs(&data, DATABASE, &[1, 2]);
@@ -105,21 +105,21 @@ fn in_a_dry_run_it_is_said_once_what_would_go() {
     let began = Instant::now();
     let said = |watch: &Watch| {
         let about = |said: &&String| said.contains("Would") && said.contains("binlog.000001");
-        watch.said.iter().filter(about).count()
+        watch.reports.iter().filter(about).count()
     };
     while said(&watch) == 0 {
-        assert!(began.elapsed() < Duration::from_secs(60), "{:#?}", watch.said);
+        assert!(began.elapsed() < Duration::from_secs(60), "{:#?}", watch.reports);
         watch.tick();
         std::thread::sleep(Duration::from_millis(100));
     }
-    watch.ticks();
-    watch.ticks();
-    assert_eq!(said(&watch), 1, "{:#?}", watch.said);
+    watch.tick_past_listing();
+    watch.tick_past_listing();
+    assert_eq!(said(&watch), 1, "{:#?}", watch.reports);
     assert_eq!(resident(server.pid(), 9), whole());
 }
 
 #[test]
-fn what_a_reader_of_another_process_has_yet_to_read_stays() {
+fn pages_that_another_process_has_yet_to_read_stay() {
     let Some(scratch) = scratch("readers of removed logs") else { return };
     let data = directory(scratch.path().join("data"), DATABASE, 0o755);
     let size = 6 << 20;
@@ -146,18 +146,18 @@ fn what_a_reader_of_another_process_has_yet_to_read_stays() {
     let began = Instant::now();
     while resident(server.pid(), 4) > 0 || resident(server.pid(), 3) == size as u64 {
         let left = [3, 4].map(|fd| resident(server.pid(), fd));
-        assert!(began.elapsed() < Duration::from_secs(60), "{left:?}: {:#?}", watch.said);
+        assert!(began.elapsed() < Duration::from_secs(60), "{left:?}: {:#?}", watch.reports);
         watch.tick();
         std::thread::sleep(Duration::from_millis(100));
         assert!(resident(reader.pid(), 3) >= size as u64 - window, "what it has yet to read");
     }
-    watch.ticks();
-    watch.ticks();
+    watch.tick_past_listing();
+    watch.tick_past_listing();
     assert_eq!(resident(reader.pid(), 3), size as u64 - window);
 }
 
 #[test]
-fn nothing_is_done_for_a_hostile_database_that_owes_what_it_took() {
+fn a_hostile_database_in_debt_gets_nothing() {
     let Some(scratch) = scratch("removed logs without time") else { return };
     let data = directory(scratch.path().join("data"), ATTACKER, 0o755);
     binlogs(&data, ATTACKER, &[1, 2]);
@@ -171,11 +171,11 @@ fn nothing_is_done_for_a_hostile_database_that_owes_what_it_took() {
     watch.guard.watched.jobs.turns.spend(&key, Duration::from_secs(3600));
     let began = Instant::now();
     while watch.guard.watched.removed.looked_at().is_empty() {
-        assert!(began.elapsed() < Duration::from_secs(60), "{:#?}", watch.said);
+        assert!(began.elapsed() < Duration::from_secs(60), "{:#?}", watch.reports);
         watch.tick();
         std::thread::sleep(Duration::from_millis(100));
     }
     // A pass comes every two seconds.
-    watch.ticks();
+    watch.tick_past_listing();
     assert_eq!(watch.guard.watched.removed.looked_at(), [false]);
 }

@@ -135,7 +135,7 @@ impl Report {
         self.began.elapsed().as_secs_f64()
     }
 
-    /// Takes in the bytes that were resident in that many log files before this tick's acts.
+    /// Records the bytes that were resident in that many log files before this tick's acts.
     pub(super) fn resident_before(&mut self, files: usize, bytes: u64) {
         if !self.sampled && files > 0 {
             self.sampled = true;
@@ -144,19 +144,19 @@ impl Report {
         self.summary.resident_peak_bytes = self.summary.resident_peak_bytes.max(bytes);
     }
 
-    /// Takes in the bytes that are resident after these acts.
+    /// Records the bytes that are resident after these acts.
     pub(super) fn resident_after(&mut self, bytes: u64) {
         self.summary.ticks += 1;
         self.summary.resident_after_bytes = bytes;
     }
 
-    /// Takes in the bytes that were released behind streams.
+    /// Records the bytes that were released behind streams.
     pub(super) fn behind_streams(&mut self, bytes: u64) {
         self.summary.released_total_bytes += bytes;
         self.streamed += bytes;
     }
 
-    /// Takes in an act on a file of this directory.
+    /// Records an act on a file of this directory.
     pub(super) fn act_done(&mut self, act: &FileAct, directory: &mut Directory, released: u64, kept: u64) {
         directory.unreleased_since = directory.unreleased_since.filter(|_| released == 0);
         match act.action {
@@ -173,7 +173,7 @@ impl Report {
         done.kept_bytes += kept;
     }
 
-    /// Takes in bytes of released files of a directory that were read back.
+    /// Records bytes of released files of a directory that were read back.
     pub(super) fn read_back(&mut self, directory: &Directory, class: FileClass, bytes: u64) {
         *self.summary.read_back_bytes.entry(class).or_default() += bytes;
         self.done_to(directory, class).read_back_bytes += bytes;

@@ -26,7 +26,7 @@ impl Process {
         Self { fake, place }
     }
 
-    fn does(&self, script: &str) {
+    fn run_step(&self, script: &str) {
         let step = self.place.join("step");
         std::fs::write(self.place.join("step.new"), script).unwrap();
         std::fs::rename(self.place.join("step.new"), &step).unwrap();
@@ -57,7 +57,7 @@ impl Rotating {
         let server = Process::start(scratch, "mariadbd", DATABASE, data.clone(), "exec 3>>binlog.000001");
         let options = Options { find: false, pids: vec![server.fake.pid()], ..Options::default() };
         let mut all = Self { watch: Watch::with(options), server, data, reader };
-        all.watch.ticks();
+        all.watch.tick_past_listing();
         assert!(all.sees(&all.server, 1));
         all
     }
@@ -82,8 +82,9 @@ impl Rotating {
             .any(|seen| seen.pid == pid && seen.inode.ino == inode)
     }
 
-    /// Ticks until it is seen: a requested listing may have to wait for the cost of the last one.
-    fn until_seen(&mut self, who: &str, number: u32) {
+    /// Ticks until a log is seen. A requested listing may have to wait for the cost of the last
+    /// one.
+    fn tick_until_seen(&mut self, who: &str, number: u32) {
         let began = Instant::now();
         loop {
             self.tick();
@@ -91,25 +92,29 @@ impl Rotating {
             if self.sees(process, number) {
                 break;
             }
-            assert!(began.elapsed() < Duration::from_secs(60), "{who} at {number}: {:#?}", self.watch.said);
+            assert!(
+                began.elapsed() < Duration::from_secs(60),
+                "{who} at {number}: {:#?}",
+                self.watch.reports
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 
     /// Returns how often all descriptors of the server, and of all other processes, were listed.
-    fn listed(&self) -> [usize; 2] {
+    fn listing_counts(&self) -> [usize; 2] {
         let watched = &self.watch.guard.watched;
         [watched.databases[0].descriptors.schedule.ended, watched.others.schedule.ended]
     }
 
     /// Rotates the log, at one descriptor or at two.
     fn rotate(&mut self, to: u32, from: u32, at: u32) {
-        self.server.does(&format!("exec {from}>&-; exec {at}>>binlog.{to:06}"));
+        self.server.run_step(&format!("exec {from}>&-; exec {at}>>binlog.{to:06}"));
     }
 }
 
 /// Returns whether the kernel counts descriptors.
-fn counts() -> bool {
+fn kernel_counts_descriptors() -> bool {
     let counts = pagekeeper_kernel::process::ProcRoot::default().fd_count(std::process::id()).is_some();
     if !counts {
         pagekeeper_testing::skip("the kernel does not say how many descriptors a process has (Linux 6.2)");
@@ -119,32 +124,32 @@ fn counts() -> bool {
 
 #[test]
 fn a_log_that_is_rotated_is_seen_without_a_listing() {
-    let Some(scratch) = scratch("rotations").filter(|_| counts()) else { return };
+    let Some(scratch) = scratch("rotations").filter(|_| kernel_counts_descriptors()) else { return };
     let mut all = Rotating::start(scratch.path());
     all.tick();
-    let before = all.listed();
+    let before = all.listing_counts();
     for number in 2..10 {
         // A directory is not listed again at once.
         std::thread::sleep(Duration::from_millis(250));
         all.rotate(number, 3, 3);
-        all.until_seen("server", number);
+        all.tick_until_seen("server", number);
     }
-    let after = all.listed();
-    // Where its directory had to wait, the descriptor is missed first.
+    let after = all.listing_counts();
+    // If its directory had to wait, the descriptor is missed first.
     assert!(after[0] - before[0] <= 1 && after[1] == before[1], "{before:?} {after:?}");
 }
 
 #[test]
-fn who_opens_logs_at_ever_other_descriptors_is_listed() {
+fn a_server_that_opens_logs_at_new_descriptors_is_listed() {
     let Some(scratch) = scratch("rotations to other descriptors") else { return };
     let mut all = Rotating::start(scratch.path());
     let mut at = 3;
     for (number, next) in (2..).zip([5, 4, 7, 6, 9, 8]) {
         all.rotate(number, at, next);
-        all.until_seen("server", number);
+        all.tick_until_seen("server", number);
         at = next;
     }
-    all.until_seen("server", 7);
+    all.tick_until_seen("server", 7);
 }
 
 #[test]
@@ -153,16 +158,17 @@ fn a_follower_in_the_server_that_begins_at_a_rotation_is_seen() {
     let mut all = Rotating::start(scratch.path());
     // The follower is anywhere, and where the writer was.
     for (number, follower, writer) in [(2, 5, 3), (22, 3, 4)] {
-        all.server
-            .does(&format!("exec 3>&-; exec {follower}<binlog.000001; exec {writer}>>binlog.{number:06}"));
-        all.until_seen("server", number);
+        all.server.run_step(&format!(
+            "exec 3>&-; exec {follower}<binlog.000001; exec {writer}>>binlog.{number:06}"
+        ));
+        all.tick_until_seen("server", number);
         assert!(all.sees(&all.server, 1), "a follower that lags");
         // The next round begins as this one did.
-        all.server.does(&format!("exec {follower}<&-"));
+        all.server.run_step(&format!("exec {follower}<&-"));
         all.tick();
         assert!(!all.sees(&all.server, 1));
-        all.server.does(&format!("exec {writer}>&-; exec 3>>binlog.{:06}", number + 10));
-        all.until_seen("server", number + 10);
+        all.server.run_step(&format!("exec {writer}>&-; exec 3>>binlog.{:06}", number + 10));
+        all.tick_until_seen("server", number + 10);
     }
 }
 
@@ -173,21 +179,22 @@ fn a_follower_elsewhere_is_seen_when_logs_are_rotated() {
     let opens = |all: &Rotating, number: u32| format!("exec 3<{}", all.path(number).display());
     // The reader is new, and opens an old log.
     let step = opens(&all, 1);
-    all.reader.does(&step);
+    all.reader.run_step(&step);
     all.rotate(2, 3, 3);
-    all.until_seen("reader", 1);
-    // It moves on, at the same number, and after some time without any descriptor.
+    all.tick_until_seen("reader", 1);
+    // The reader moves to the next log, at the same number, and later without a descriptor in
+    // between.
     let step = opens(&all, 2);
-    all.reader.does(&step);
-    all.until_seen("reader", 2);
-    all.reader.does("exec 3<&-");
+    all.reader.run_step(&step);
+    all.tick_until_seen("reader", 2);
+    all.reader.run_step("exec 3<&-");
     for _ in 0..3 {
         all.tick();
         std::thread::sleep(Duration::from_millis(20));
     }
     assert!(!all.sees(&all.reader, 2));
     let step = opens(&all, 2);
-    all.reader.does(&format!("exec 4</dev/null; {step}; exec 4<&-"));
+    all.reader.run_step(&format!("exec 4</dev/null; {step}; exec 4<&-"));
     all.rotate(3, 3, 3);
-    all.until_seen("reader", 2);
+    all.tick_until_seen("reader", 2);
 }

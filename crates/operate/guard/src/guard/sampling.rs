@@ -44,9 +44,9 @@ impl WatchList {
     /// Lists the directories in which names came or went.
     pub(super) fn list_directories(&mut self, tick: &mut TickContext<'_>) {
         self.take_back(tick);
-        let of = |database: &Database| (DatabaseKey::Process(database.pid), database.right().party());
+        let of = |database: &Database| (DatabaseKey::Process(database.pid), database.ownership().party());
         let watched =
-            self.directories.iter().map(|directory| (directory.database(), directory.right.party()));
+            self.directories.iter().map(|directory| (directory.database(), directory.ownership.party()));
         self.jobs.turns.begin_tick(watched, self.databases.iter().map(of), tick.now);
         if tick.now >= self.list_due {
             self.list_due = tick.now + RELIST_INTERVAL;
@@ -74,8 +74,8 @@ impl WatchList {
             if only.is_some_and(|only| only != key) {
                 return None;
             }
-            // It changes with the number of directories.
-            let limit = turns.names(key, own[0].right.party(), own.len());
+            // The limit changes with the number of directories.
+            let limit = turns.names(key, own[0].ownership.party(), own.len());
             let begun = own.iter_mut().map(|directory| directory.begin_listing(limit, tick.now));
             if begun.filter(|begun| *begun).count() == 0 {
                 return None;
@@ -161,7 +161,7 @@ impl WatchList {
             let is_cut = listed.left_out || listed.is_unread();
             self.note_removed(listed.pid, Some(index), (listed.removed, is_cut), tick.now);
             let (is_first_look, party) =
-                (self.databases[index].is_idle(), self.databases[index].right().party());
+                (self.databases[index].is_idle(), self.databases[index].ownership().party());
             let ((), spent) = measured(|| self.note_claims(index, listed.open, tick));
             if is_first_look {
                 self.jobs.turns.charge(party, spent);
@@ -170,8 +170,8 @@ impl WatchList {
             if is_read && database.shows_no_log() && tick.settings.options.pids.contains(&database.pid) {
                 let (pid, profile) = (database.pid, &database.profile.name);
                 let warning = format!(
-                    "process {pid} has no file open that is called as a log of the profile \"{profile}\" is, so far: \
-                     nothing of it is watched until it does"
+                    "process {pid} has no file open whose name is a log's in the profile \"{profile}\": \
+                     nothing of it is watched until it opens one"
                 );
                 tick.report.warning(&mut database.warned, self.proc.root(pid), warning);
             }
@@ -216,7 +216,7 @@ impl WatchList {
         self.databases.iter().position(|database| database.pid == parent)
     }
 
-    /// Takes in the descriptors of a process that writes text logs for a database.
+    /// Records the descriptors of a process that writes text logs for a database.
     fn take_logger(&mut self, listed: ListedProcess, report: &mut Report) {
         let is_its = |database: &Database| database.loggers.contains(&listed.pid);
         let Some(index) = self.databases.iter().position(is_its) else { return };
@@ -258,14 +258,14 @@ impl WatchList {
         let wanted: Vec<_> = self
             .databases
             .iter()
-            .map(|database| (database.right().party(), database.descriptors.known.len()))
+            .map(|database| (database.ownership().party(), database.descriptors.known.len()))
             .collect();
         let shares = shares_by_party(POLLED_PER_TICK, &wanted);
         let mut wanted = Duration::ZERO;
         let has_time = self.listing_time.slice(Duration::MAX, now).is_some();
         for (database, share) in self.databases.iter_mut().zip(shares) {
             database.descriptors.poll(&self.proc, share);
-            let (party, is_idle) = (database.right().party(), database.is_idle());
+            let (party, is_idle) = (database.ownership().party(), database.is_idle());
             // Whoever has very many processes without a log waits for their own budget.
             let may_begin = !is_idle || self.jobs.turns.has_time(party);
             let begun = if may_begin { database.descriptors.begin(now) } else { None };
@@ -341,7 +341,7 @@ impl WatchList {
                 if let Some(first) = own.first().filter(|_| turns.has_waited(key)) {
                     report.borrow_mut().in_part(first, Budget::Time);
                 }
-                // As long as releases go on, these files say which pages have yet to be read.
+                // As long as releases continue, these files say which pages have yet to be read.
                 turns.slice_on_account(key)?;
                 return Some(state_files_job(proc.clone(), (limits, now)));
             };
@@ -353,7 +353,7 @@ impl WatchList {
                 directory.of_database_with(files, sees_openers);
             }
             let windows: usize = own.iter().map(|directory| directory.sums().windows).sum();
-            let limit = turns.windows(key, own[0].right.party());
+            let limit = turns.windows(key, own[0].ownership.party());
             let room =
                 WindowRoom { left: limit.saturating_sub(windows), least: (limit / files.max(1)).max(1) };
             Some(sampling_job(proc.clone(), (slice, room), Arc::clone(&in_use), (limits, now)))
@@ -402,7 +402,7 @@ fn listing_job(
                     // beginning.
                     directory.begin_listing(limit, now);
                 }
-                if !directory.right.may_enter(identity.user) {
+                if !directory.ownership.may_enter(identity.user) {
                     directory.forget_files();
                     directory.pin = None;
                     return Ok(ListingResult { refused: Some(OsString::new()), ..ListingResult::default() });

@@ -40,7 +40,7 @@ fn options(servers: &[&Server], targets: Targets) -> Options {
 }
 
 #[test]
-fn of_what_is_found_only_what_is_listed_is_watched() {
+fn only_listed_databases_are_watched() {
     let Some(dir) = scratch("only what is listed") else { return };
     let one = Server::start(dir.path(), "one", DATABASE);
     let two = Server::start(dir.path(), "two", OTHER);
@@ -48,18 +48,18 @@ fn of_what_is_found_only_what_is_listed_is_watched() {
     let mut options = options(&[], Targets { only, ..Targets::default() });
     options.find = true;
     let mut watch = Watch::with(options.clone());
-    watch.until_released(&one.old);
-    watch.ticks();
+    watch.tick_until_released(&one.old);
+    watch.tick_past_listing();
     assert_eq!(resident(&two.old), whole());
-    assert_eq!(watch.said("Refused", two.pid(), "NotSelected"), 1, "{:#?}", watch.said);
-    assert_eq!(watch.said("Found", two.pid(), ""), 0, "{:#?}", watch.said);
+    assert_eq!(watch.report_count("Refused", two.pid(), "NotSelected"), 1, "{:#?}", watch.reports);
+    assert_eq!(watch.report_count("Found", two.pid(), ""), 0, "{:#?}", watch.reports);
     // A database that the operator names is selected.
     let named = Options { find: false, pids: vec![two.pid()], ..options };
-    Watch::with(named).until_released(&two.old);
+    Watch::with(named).tick_until_released(&two.old);
 }
 
 #[test]
-fn what_is_never_to_be_watched_is_not_even_if_it_is_named() {
+fn an_excluded_database_is_not_watched_even_if_it_is_named() {
     let Some(dir) = scratch("never") else { return };
     let one = Server::start(dir.path(), "one", DATABASE);
     let two = Server::start(dir.path(), "two", OTHER);
@@ -70,46 +70,46 @@ fn what_is_never_to_be_watched_is_not_even_if_it_is_named() {
     let mut options = options(&[&one, &two], Targets { never, ..Targets::default() });
     options.directories = vec![three];
     let mut watch = Watch::with(options.clone());
-    watch.until_released(&one.old);
-    watch.ticks();
+    watch.tick_until_released(&one.old);
+    watch.tick_past_listing();
     assert_eq!([resident(&two.old), resident(&named)], [whole(); 2]);
-    assert_eq!(watch.said("Refused", two.pid(), "Never"), 1, "{:#?}", watch.said);
+    assert_eq!(watch.report_count("Refused", two.pid(), "Never"), 1, "{:#?}", watch.reports);
     let refused = |line: &&String| line.starts_with("Refused { pid: None") && line.contains("Never");
-    assert_eq!(watch.said.iter().filter(refused).count(), 1, "{:#?}", watch.said);
+    assert_eq!(watch.reports.iter().filter(refused).count(), 1, "{:#?}", watch.reports);
     // As after SIGHUP, which a guard that has spent all its time heeds just as soon.
     watch.guard.watched.listing_time.spend(Duration::from_secs(3600));
     watch.guard.watched.jobs.turns.spend(&DatabaseKey::Process(two.pid()), Duration::from_secs(3600));
     options.targets = Targets::default();
     watch.guard.reload(options).unwrap();
-    watch.until_released(&two.old);
-    watch.until_released(&named);
+    watch.tick_until_released(&two.old);
+    watch.tick_until_released(&named);
 }
 
 #[test]
-fn with_a_canary_all_others_are_only_reported_on() {
+fn databases_outside_the_canary_are_only_reported_on() {
     let Some(dir) = scratch("a canary") else { return };
     let one = Server::start(dir.path(), "one", DATABASE);
     let two = Server::start(dir.path(), "two", OTHER);
     let canary = Some(format!("pid:{}", one.pid()).parse().unwrap());
     let mut options = options(&[&one, &two], Targets { canary, ..Targets::default() });
     let mut watch = Watch::with(options.clone());
-    watch.until_released(&one.old);
-    watch.ticks();
+    watch.tick_until_released(&one.old);
+    watch.tick_past_listing();
     assert_eq!(resident(&two.old), whole());
     let would = |watch: &Watch, server: &Server| {
         let path = server.old.display().to_string();
-        watch.said.iter().filter(|line| line.starts_with("Would") && line.contains(&path)).count()
+        watch.reports.iter().filter(|line| line.starts_with("Would") && line.contains(&path)).count()
     };
-    assert_eq!(would(&watch, &one), 0, "{:#?}", watch.said);
-    assert!(would(&watch, &two) > 0, "{:#?}", watch.said);
+    assert_eq!(would(&watch, &one), 0, "{:#?}", watch.reports);
+    assert!(would(&watch, &two) > 0, "{:#?}", watch.reports);
     assert!(watch.guard.summary().released_total_bytes == whole());
     options.targets.canary = None;
     watch.guard.reload(options).unwrap();
-    watch.until_released(&two.old);
+    watch.tick_until_released(&two.old);
 }
 
 #[test]
-fn a_server_that_takes_another_user_is_selected_by_that_one() {
+fn a_server_that_changes_its_user_is_selected_by_the_new_one() {
     let Some(dir) = scratch("a server that takes another user") else { return };
     let data = directory(dir.path().join("data"), DATABASE, 0o755);
     std::fs::write(data.join("binlog.index"), "").unwrap();
@@ -123,7 +123,7 @@ fn a_server_that_takes_another_user_is_selected_by_that_one() {
         ..Options::default()
     };
     let mut watch = Watch::with(options);
-    watch.until_released(&names[0]);
+    watch.tick_until_released(&names[0]);
     let program = dir.path().join("programs-0/mariadbd");
     let again = format!(
         "exec setpriv --reuid={DATABASE} --regid={DATABASE} --clear-groups {} -c \
@@ -133,12 +133,12 @@ fn a_server_that_takes_another_user_is_selected_by_that_one() {
     std::fs::write(data.join("go.new"), again).unwrap();
     std::fs::rename(data.join("go.new"), data.join("go")).unwrap();
     let began = Instant::now();
-    while watch.said("Refused", fake.pid(), "Never") == 0 {
-        assert!(began.elapsed() < Duration::from_secs(60), "{:#?}", watch.said);
+    while watch.report_count("Refused", fake.pid(), "Never") == 0 {
+        assert!(began.elapsed() < Duration::from_secs(60), "{:#?}", watch.reports);
         watch.tick();
         std::thread::sleep(Duration::from_millis(100));
     }
     log(data.join("binlog.000001"), DATABASE, 0o600);
-    watch.ticks();
+    watch.tick_past_listing();
     assert_eq!(resident(&names[0]), whole());
 }

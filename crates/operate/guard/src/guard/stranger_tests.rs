@@ -85,13 +85,13 @@ impl Known {
 
 /// Returns the bytes of a file that are resident, or were evicted by the kernel alone (for instance
 /// where it pages out idle memory): a release by advice leaves no trace.
-fn kept(path: &Path) -> u64 {
+fn resident_or_reclaimed(path: &Path) -> u64 {
     let counts = residency(&InspectedFile::open(path, Links::Refuse).unwrap(), 0..u64::MAX).unwrap();
     counts.resident + counts.evicted.unwrap_or_default()
 }
 
 #[test]
-fn who_holds_files_of_such_names_gets_nothing_of_another_user() {
+fn a_stranger_with_files_of_such_names_gets_nothing_of_another_user() {
     for known in KNOWN {
         let Some(dir) = scratch("strangers who hold files of servers' names") else { return };
         let [theirs, open_to_all, mine] =
@@ -123,18 +123,23 @@ fn who_holds_files_of_such_names_gets_nothing_of_another_user() {
         );
         let fake = Fake::start(dir.path(), known.process, ATTACKER, &home, &holds);
         let mut watch = known.watch(dir.path(), &[fake.pid()]);
-        watch.until_released(&own);
-        watch.ticks();
-        let left: Vec<u64> = others.iter().map(|path| kept(path)).collect();
-        assert_eq!(left, [whole(); 5], "{}: {:#?}", known.profile, watch.said);
+        watch.tick_until_released(&own);
+        watch.tick_past_listing();
+        let left: Vec<u64> = others.iter().map(|path| resident_or_reclaimed(path)).collect();
+        assert_eq!(left, [whole(); 5], "{}: {:#?}", known.profile, watch.reports);
         let found = format!("\"{}\"", known.profile);
-        assert!(watch.said("Found", fake.pid(), &found) > 0, "{}: {:#?}", known.profile, watch.said);
-        let refused = watch.said("Refused", fake.pid(), theirs.to_str().unwrap());
-        assert_eq!(refused, 1, "{}: {:#?}", known.profile, watch.said);
+        assert!(
+            watch.report_count("Found", fake.pid(), &found) > 0,
+            "{}: {:#?}",
+            known.profile,
+            watch.reports
+        );
+        let refused = watch.report_count("Refused", fake.pid(), theirs.to_str().unwrap());
+        assert_eq!(refused, 1, "{}: {:#?}", known.profile, watch.reports);
 
-        // They are released for their owner.
+        // The same files are released for their owner.
         let opens = format!("exec 3>>{}", others[2].display());
         let real = Fake::start(dir.path(), known.process, DATABASE, &theirs, &opens);
-        known.watch(dir.path(), &[fake.pid(), real.pid()]).until_released(&others[0]);
+        known.watch(dir.path(), &[fake.pid(), real.pid()]).tick_until_released(&others[0]);
     }
 }

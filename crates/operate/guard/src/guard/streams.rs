@@ -138,7 +138,7 @@ impl StreamWatch {
         self.before.add(&StreamReport { running: 0, ..last });
     }
 
-    /// Takes in the thread's updates since the last tick.
+    /// Records the thread's updates since the last tick.
     pub(super) fn look(&mut self, report: &mut Report) {
         let Some((_, thread)) = &self.thread else { return };
         let (updates, goes_on) = thread.updates();

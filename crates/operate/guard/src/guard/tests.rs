@@ -20,7 +20,7 @@ use crate::event::{Done, Event};
 use pagekeeper_catalog::ownership::FileOwnership;
 
 #[test]
-fn what_a_tick_did_is_reported_by_directory_and_class() {
+fn acts_of_a_tick_are_reported_by_directory_and_class() {
     let dir = disk_dir();
     let path = dir.path().canonicalize().unwrap();
     std::fs::write(path.join("binlog.index"), "").unwrap();
@@ -105,7 +105,7 @@ fn a_setting_is_not_offered_to_a_database_that_has_none_of_that_name() {
 }
 
 #[test]
-fn a_named_directory_without_a_log_is_said_to_have_none() {
+fn a_named_directory_without_a_log_is_reported() {
     let dir = disk_dir();
     std::fs::write(dir.path().join("passwd"), "").unwrap();
     let options = Options {
@@ -117,12 +117,12 @@ fn a_named_directory_without_a_log_is_said_to_have_none() {
     let mut guard = Guard::new(options, ProcRoot::default()).unwrap();
     let mut said = Vec::new();
     (0..2).for_each(|_| guard.tick(&mut |event| said.push(event.clone())));
-    let is_said = |event: &&Event| matches!(event, Event::Warning { warning, .. } if warning.contains("no file in it is called as a log"));
+    let is_said = |event: &&Event| matches!(event, Event::Warning { warning, .. } if warning.contains("no file in it has a name of a log"));
     assert_eq!(said.iter().filter(is_said).count(), 1, "{said:#?}");
 }
 
 #[test]
-fn logs_of_a_form_that_is_not_known_are_said_once_by_name() {
+fn logs_of_an_unknown_form_are_reported_once_by_name() {
     let dir = disk_dir();
     let touch = |name: &str| std::fs::write(dir.path().join(name), "Tape: no redo log of today").unwrap();
     for name in ["ib_logfile0", "ib_000000000000c000.log", "binlog-000001.ibb", "binlog-000002.ibb"] {
@@ -140,7 +140,7 @@ fn logs_of_a_form_that_is_not_known_are_said_once_by_name() {
     for number in 3..6 {
         guard.tick(&mut |event| {
             if let Event::Warning { path, warning } = event
-                && warning.contains("a form that is not known")
+                && warning.contains("unknown form")
             {
                 said.push((path.file_name().unwrap().to_str().unwrap().to_owned(), warning.clone()));
             }
@@ -156,7 +156,7 @@ fn logs_of_a_form_that_is_not_known_are_said_once_by_name() {
 }
 
 #[test]
-fn a_named_process_without_a_log_is_said_to_have_none() {
+fn a_named_process_without_a_log_is_reported() {
     let options = Options {
         find: false,
         pids: vec![std::process::id()],
@@ -171,12 +171,12 @@ fn a_named_process_without_a_log_is_said_to_have_none() {
     let mut guard = Guard::new(options, ProcRoot::default()).unwrap();
     let mut said = Vec::new();
     (0..3).for_each(|_| guard.tick(&mut |event| said.push(event.clone())));
-    let is_said = |event: &&Event| matches!(event, Event::Warning { warning, .. } if warning.contains("has no file open that is called as a log"));
+    let is_said = |event: &&Event| matches!(event, Event::Warning { warning, .. } if warning.contains("has no file open whose name is a log's"));
     assert_eq!(said.iter().filter(is_said).count(), 1, "{said:#?}");
 }
 
 #[test]
-fn a_named_process_that_is_not_there_is_said_not_to_be_whether_a_profile_is_named_or_not() {
+fn a_named_process_that_does_not_exist_is_reported() {
     // Above every process id that a kernel assigns.
     let pid = 1 << 30;
     for profile in [None, Some("generic"), Some("mariadb")] {
@@ -192,7 +192,7 @@ fn a_named_process_that_is_not_there_is_said_not_to_be_whether_a_profile_is_name
 }
 
 #[test]
-fn what_is_decided_is_left_to_the_caller() {
+fn decisions_are_left_to_the_caller() {
     let dir = disk_dir();
     let path = dir.path().canonicalize().unwrap();
     let name = |number: u64| path.join(format!("binlog.{number:06}"));
@@ -291,9 +291,9 @@ fn two_databases_with_the_same_path_are_warned_of_each() {
     let (mut watched, mut report) = (WatchList::new(ProcRoot::default(), now), Report::new(now));
     // Each in a mount namespace of its own.
     for pid in [10, 11] {
-        let right = FileOwnership::Process(Arc::default());
+        let ownership = FileOwnership::Process(Arc::default());
         let profile = Arc::clone(&profile);
-        let directory = Directory::new(path.clone(), Some(pid), Some(pid), profile, right);
+        let directory = Directory::new(path.clone(), Some(pid), Some(pid), profile, ownership);
         watched.directories.push(Box::new(directory));
     }
     let settings = Settings::new(Options { find: false, ..Options::default() }).unwrap();

@@ -51,7 +51,7 @@ mod tests {
     use pagekeeper_kernel::process::ProcRoot;
 
     /// Returns the paths for which the guard reports at this time that nothing was released.
-    fn said(guard: &mut Guard, now: Instant) -> Vec<std::path::PathBuf> {
+    fn reported_paths(guard: &mut Guard, now: Instant) -> Vec<std::path::PathBuf> {
         let Guard { watched, report, .. } = guard;
         watched.report_unreleased(report, now);
         let mut said = Vec::new();
@@ -80,14 +80,17 @@ mod tests {
         let acts = |guard: &mut Guard, acts| guard.watched.directories[0].acts = acts;
         acts(&mut guard, false);
         let later = Instant::now() + UNRELEASED_REPORT_AFTER;
-        assert_eq!(said(&mut guard, later), [] as [std::path::PathBuf; 0]);
+        assert_eq!(reported_paths(&mut guard, later), [] as [std::path::PathBuf; 0]);
         acts(&mut guard, true);
-        assert_eq!(said(&mut guard, later), [] as [std::path::PathBuf; 0], "it acts since now");
-        assert_eq!(said(&mut guard, later + UNRELEASED_REPORT_AFTER), [dir.path().canonicalize().unwrap()]);
+        assert_eq!(reported_paths(&mut guard, later), [] as [std::path::PathBuf; 0], "it acts since now");
+        assert_eq!(
+            reported_paths(&mut guard, later + UNRELEASED_REPORT_AFTER),
+            [dir.path().canonicalize().unwrap()]
+        );
     }
 
     #[test]
-    fn a_generic_directory_of_which_nothing_is_released_is_named_once() {
+    fn a_generic_directory_without_a_release_is_named_once() {
         let dirs = [(); 2].map(|()| pagekeeper_testing::disk_dir());
         // One of LevelDB's, of a few KiB; and one with a log that can go.
         std::fs::write(dirs[0].path().join("000003.log"), vec![1; 9000]).unwrap();

@@ -82,8 +82,8 @@ pub(super) struct Database {
 
 impl Database {
     /// Returns which of the files in its directories count as its own.
-    pub(super) fn right(&self) -> Arc<ProcessOwnership> {
-        self.claimant.right()
+    pub(super) fn ownership(&self) -> Arc<ProcessOwnership> {
+        self.claimant.ownership()
     }
 
     /// Returns whether it is never to be touched, as a whole or in a directory that it claims, or
@@ -136,9 +136,9 @@ pub(super) struct WatchList {
     /// The database with which the examination of claims begins.
     pub(super) claims_from: usize,
     pub(super) discovery: DatabaseDiscovery,
-    /// When the inspection of all processes began, until it is complete.
+    /// The time when the inspection of all processes began, until it is complete.
     unsettled: Option<Instant>,
-    /// When processes were last inspected.
+    /// The time when processes were last inspected.
     inspected: Instant,
     scan_due: Instant,
 }
@@ -166,7 +166,7 @@ impl WatchList {
         }
     }
 
-    /// Forgets everything, which is then found anew with full budgets: a slow machine would
+    /// Forgets everything, which is then found again with full budgets: a slow machine would
     /// otherwise watch nothing for minutes, until its debt is paid.
     pub(super) fn forget(&mut self, now: Instant) {
         self.jobs.drop_hung();
@@ -298,7 +298,7 @@ impl WatchList {
         }
     }
 
-    /// Takes in the certain profile of a database.
+    /// Records the certain profile of a database.
     fn make_certain(&mut self, pid: u32, recognised: ProfileMatch) {
         let Some(database) = self.databases.iter_mut().find(|database| database.pid == pid) else { return };
         database.certain = true;
@@ -415,8 +415,8 @@ impl WatchList {
                 let chosen = known.into_iter().find(|(other, _)| *other == path);
                 let chosen = chosen.map_or(candidates, |(_, profile)| vec![profile]);
                 let found = logs_below(&path, &chosen).map(|found| {
-                    let right = |directory: PathBuf| (FileOwnership::below(&path, &directory), directory);
-                    let directories: Vec<_> = found.directories.into_iter().map(right).collect();
+                    let ownership = |directory: PathBuf| (FileOwnership::below(&path, &directory), directory);
+                    let directories: Vec<_> = found.directories.into_iter().map(ownership).collect();
                     (found.profile, directories, found.has_logs)
                 });
                 Ok::<_, (PathBuf, std::io::Error)>((path, found))
@@ -437,8 +437,8 @@ impl WatchList {
                 );
                 continue;
             };
-            for (right, path) in &found {
-                self.credit(path, right);
+            for (ownership, path) in &found {
+                self.credit(path, ownership);
             }
             let watched = |path: &PathBuf| {
                 self.directories.iter().any(|other| other.owner.is_none() && other.path == *path)
@@ -460,16 +460,16 @@ impl WatchList {
             });
             if !has_logs {
                 let warning = format!(
-                    "no file in it is called as a log of the profile \"{}\" is: it is watched in case one comes",
+                    "no file in it has a name of a log in the profile \"{}\": it is watched in case one comes",
                     profile.name
                 );
                 report.events.push(Event::Warning { path, warning });
             }
             let proc = &self.proc;
-            for (right, directory) in found {
+            for (ownership, directory) in found {
                 let server = ServerSettings::of(proc, None, directory.clone(), &profile, true);
                 let acts = settings.options.targets.acts_on(None, &directory);
-                let mut named = Directory::new(directory, None, None, Arc::clone(&profile), right);
+                let mut named = Directory::new(directory, None, None, Arc::clone(&profile), ownership);
                 (named.acts, named.server) = (acts, server);
                 self.directories.push(Box::new(named));
             }
@@ -481,11 +481,12 @@ impl WatchList {
     /// Updates which files count in a watched directory that was named, or lies below one: its
     /// owner may have changed. A directory that the operator named itself keeps the operator's
     /// authority.
-    fn credit(&mut self, path: &Path, right: &FileOwnership) {
+    fn credit(&mut self, path: &Path, ownership: &FileOwnership) {
         let named = self.directories.iter_mut().filter(|other| other.owner.is_none() && other.path == path);
-        for directory in named.filter(|other| other.right != FileOwnership::Operator && other.right != *right)
+        for directory in
+            named.filter(|other| other.ownership != FileOwnership::Operator && other.ownership != *ownership)
         {
-            directory.right = right.clone();
+            directory.ownership = ownership.clone();
             directory.came_back();
             directory.forget_files();
         }

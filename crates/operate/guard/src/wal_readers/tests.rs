@@ -123,7 +123,7 @@ fn a_wal_sender_one_segment_behind_is_near_across_4_gib_and_timelines() {
         let (read, written) = (file(false), file(true));
         assert_eq!((sender.sequence, written.sequence - read.sequence), (read.sequence, 1), "{size}");
         let mut state = StepState::default();
-        // It stands still in the second step, where a distant one would hold nothing.
+        // The reader stands still in the second step, where a distant reader would hold nothing.
         for act in [step(&mut state, &seen), step(&mut state, &seen)].concat() {
             if let StepAction::Release { file, range } = act {
                 assert!(file == read.id && range.end <= offset, "{range:?} of {file:?} is yet to be read");
@@ -133,7 +133,7 @@ fn a_wal_sender_one_segment_behind_is_near_across_4_gib_and_timelines() {
 }
 
 #[test]
-fn what_is_to_be_archived_stays_while_it_is_near() {
+fn segments_to_archive_stay_while_the_archiver_is_near() {
     let data = series(8);
     assert_eq!(data.released(&[], &LIMITS), [1, 2, 3, 4, 5, 6, 7], "nobody archives");
     // Without an archiver that is seen, as for a directory that was named, a note decides.
@@ -159,7 +159,7 @@ fn what_is_to_be_archived_stays_while_it_is_near() {
 }
 
 #[test]
-fn an_archiver_that_lags_is_waited_for_as_far_as_the_operator_says() {
+fn a_lagging_archiver_is_waited_for_up_to_the_configured_limit() {
     let data = series(8);
     for number in 1..=8 {
         data.note(&format!("{}.{}", segment(number), if number < 3 { "done" } else { "ready" }));
@@ -173,7 +173,7 @@ fn an_archiver_that_lags_is_waited_for_as_far_as_the_operator_says() {
 }
 
 #[test]
-fn where_notes_cannot_be_read_the_title_counts() {
+fn the_process_title_counts_where_status_files_are_unreadable() {
     let data = series(6);
     std::fs::remove_dir(data.path("pg_wal/archive_status")).unwrap();
     let title = |state: &str, number| format!("postgres: archiver {state} {}", segment(number));
@@ -185,11 +185,11 @@ fn where_notes_cannot_be_read_the_title_counts() {
     symlink(data.path("elsewhere"), data.path("pg_wal/archive_status")).unwrap();
     let (seen, problems) = data.read(&[&title("archiving", 5)], &LIMITS);
     assert_eq!((seen.followers.len(), seen.followers[0].sequence), (1, 5));
-    assert!(problems[0].1.contains("known in part"), "{problems:?}");
+    assert!(problems[0].1.contains("known only in part"), "{problems:?}");
 }
 
 #[test]
-fn replay_that_lags_is_waited_for_up_to_a_limit() {
+fn lagging_replay_is_waited_for_up_to_a_limit() {
     let data = series(8);
     let title = format!("postgres: standby: startup recovering {}", segment(2));
     let standby = |standby: u64| WalReaderLimits { standby, ..LIMITS };
@@ -206,7 +206,7 @@ fn replay_that_lags_is_waited_for_up_to_a_limit() {
 }
 
 #[test]
-fn a_slot_is_a_reader_at_its_place() {
+fn a_slot_is_a_reader_at_its_position() {
     let data = series(8);
     data.slot("polled", 5, 6 * 2 * MIB + 100);
     data.slot("none_yet", 5, 0);
@@ -274,7 +274,7 @@ fn odd_slots_hold_nothing_and_one_of_them_is_reported() {
 }
 
 #[test]
-fn of_very_many_slots_some_are_read() {
+fn slots_above_the_limit_are_not_read() {
     let data = series(3);
     for number in 0..300 {
         data.slot(&format!("slot_{number}"), 5, 2 * MIB);
@@ -285,7 +285,7 @@ fn of_very_many_slots_some_are_read() {
 }
 
 #[test]
-fn a_log_whose_rule_goes_by_no_follower_is_left_alone() {
+fn a_log_whose_rule_ignores_followers_is_left_alone() {
     let data = series(3);
     let mut watched = data.watched();
     let readers = WalReaders::default();

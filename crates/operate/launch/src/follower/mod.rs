@@ -45,7 +45,7 @@ use crate::detached;
 /// takes some 10 ms, and a second on an emulated processor.
 const FOLLOWER_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Why a command can't be followed by events.
+/// The reason why a command can't be followed by events.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FollowRefusal {
     /// The kernel does not allow it; contains a sentence.
@@ -103,9 +103,9 @@ impl Follower {
         let _ = socket.shutdown(Shutdown::Write);
         let _ = socket.set_read_timeout(Some(2 * REPORT_TIMEOUT));
         let mut lines = BufReader::new(&*socket).lines().map_while(Result::ok);
-        lines
-            .find_map(|line| serde_json::from_str(&line).ok())
-            .ok_or("the process that followed it does not answer: what it brought in since then stays")
+        lines.find_map(|line| serde_json::from_str(&line).ok()).ok_or(
+            "the process that followed it does not answer: the pages that it brought in since then stay",
+        )
     }
 }
 
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pages_come_behind_answers_that_nobody_waited_for() {
+    fn page_counts_follow_unread_answers() {
         let pages = FollowedPages { released_bytes: 4096, ..FollowedPages::default() };
         let text = serde_json::to_string(&pages).unwrap();
         let read = Follower::Beside(Arc::new(with_answers(&format!("followed\n{text}\n")))).end().unwrap();

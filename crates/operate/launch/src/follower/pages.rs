@@ -48,7 +48,7 @@ pub struct FollowedFileReport {
     why: LeftReason,
 }
 
-/// Why pages of a file are left.
+/// The reason why pages of a file are left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum LeftReason {

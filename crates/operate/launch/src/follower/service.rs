@@ -19,7 +19,7 @@ use super::pages::FollowedPages;
 /// Maximum wait for each line. The report waits 2 s for data that is still being written.
 const SERVICE_ANSWER_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// Why the service does not follow a command, as the end of a sentence.
+/// The reason why the service does not follow a command, as the end of a sentence.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ServiceError {
     /// It can't do what is wanted.
@@ -69,7 +69,7 @@ impl GuardService {
                 Ok(FollowedPages { by_guard: true, ..FollowedPages::of_sums(sums) })
             }
             _ => Err(
-                "the guard that followed it has ended, or follows other streams now: what it brought in since then stays",
+                "the guard that followed it has ended, or follows other streams now: the pages that it brought in since then stay",
             ),
         }
     }
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guard_that_is_busy_is_no_wait_and_one_that_has_closed_was_heard() {
+    fn a_busy_guard_is_not_waited_for_and_a_closed_answer_is_complete() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s");
         let listener = UnixListener::bind(&path).unwrap();
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn each_refusal_is_said_and_a_guard_that_is_killed_ends_no_wait() {
+    fn each_refusal_is_reported_and_a_killed_guard_ends_the_wait() {
         let absent = GuardService::ask(Path::new("/nonexistent/streams.sock")).err().unwrap();
         assert!(matches!(absent, ServiceError::Absent));
         let refused = why("{\"version\":1,\"answer\":{\"refused\":\"too \\u001b many\"}}\n");

@@ -92,7 +92,7 @@ impl Census {
         }
     }
 
-    /// Takes in the file of that name, in its present state.
+    /// Records the file of that name, in its present state.
     fn set_found_name(&mut self, name: FileName) {
         let FileName::In(number, file) = &name else { return };
         let path = self.scope.directories().get(*number).map(|directory| directory.path.join(file.as_ref()));

@@ -2,8 +2,8 @@
 //! group.
 //!
 //! Invariants: all files are ranked rarely enough for that to take 0.5 % of a processor. In
-//! between, the files that led the ranking and those that changed are ranked anew, so that a file's
-//! own figures are always those of the last tick.
+//! between, the files that led the ranking and those that changed are ranked again, so that a
+//! file's own figures are always those of the last tick.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -151,7 +151,7 @@ pub struct QueryRows {
     pub resident: u64,
 }
 
-/// A ranking of all files, and what changed since it was made.
+/// A ranking of all files, and what changed since it was created.
 #[derive(Debug)]
 pub(super) struct RankedView {
     query: RowQuery,

@@ -91,7 +91,7 @@ impl Census {
             let resident =
                 then.resident.saturating_add(pages(flow.added)).saturating_sub(pages(flow.removed()));
             let evicted = then.evicted.saturating_add(pages(flow.reclaimed));
-            // A file with a name will be sampled; any other is gone when its pages are.
+            // A file with a name will be sampled. A nameless one ends with its pages.
             let least = u32::from(entry.name != FileName::Unknown);
             let now = CachedPages { resident: resident.max(least), evicted, ..then };
             if !self.files.table.set_pages(id, now) {
@@ -131,7 +131,7 @@ impl Census {
                 break;
             }
             let expensive = self.files.table.get(id).is_some_and(|entry| {
-                // In ticks of about a second: only the share of the time matters.
+                // The units are ticks of about a second, since only the share of the time matters.
                 entry.cost > 2000
                     && self.clock.tick.saturating_sub(counted) * (1_000_000 / FILE_TIME_DIVISOR) < entry.cost
             });

@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_are_those_of_the_entries_and_empty_ones_go() {
+    fn sums_agree_with_the_entries_and_empty_ones_are_removed() {
         let mut table = FileTable::with_file_systems(2);
         assert_eq!(table.take(found(1, 0, 0, 0), 1, 1), None);
         let one = table.take(found(1, 10, 2, 0), 1, 1).unwrap();
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn directories_that_are_gone_are_forgotten_and_those_of_entries_are_not() {
+    fn removed_directories_are_forgotten_unless_entries_need_them() {
         let mut directories = DirectoryTable::default();
         let [kept, used, gone] =
             ["/kept", "/used", "/gone"].map(|path| directories.number(Path::new(path), || 0));

@@ -18,7 +18,7 @@ use super::format::{SNAPSHOT_MAGIC, SavedPages, SnapshotFormatError, decode, enc
 /// Larger files are not read: 4 GiB of snapshot would hold a hundred million extents.
 const FILE_BYTES_MAX: u64 = 4 << 30;
 
-/// Why a snapshot file can't be read or written. The message does not name the file.
+/// The reason why a snapshot file can't be read or written. The message does not name the file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SavedPagesError {

@@ -20,7 +20,7 @@
 //! Invariants: what [`encode`] writes, [`decode`] reads back equal; `decode` of any other bytes
 //! fails without panic, and never allocates more than a small multiple of the bytes given. Every
 //! later version keeps magic, version and checksum where they are, and files of version 1 are read
-//! for ever.
+//! forever.
 
 use std::ffi::OsString;
 use std::ops::Range;
@@ -74,7 +74,7 @@ pub struct SavedTime {
     pub nanos: u32,
 }
 
-/// Why bytes are not a valid snapshot.
+/// The reason why bytes are not a valid snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SnapshotFormatError {
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn version_1_is_read_for_ever() {
+    fn version_1_stays_readable() {
         assert_eq!(decode(GOLDEN_V1), Ok(golden_content()));
     }
 

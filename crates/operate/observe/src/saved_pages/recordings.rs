@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_could_have_written_is_not_used() {
+    fn recordings_that_others_could_have_written_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let recordings = Recordings::new(dir.path());
         let content = SavedPages::begin();

@@ -17,7 +17,7 @@
 //! Invariants: a place in [`AHEAD_PLACES`] is free once both sides have given it up, the program's
 //! ([`ReadAhead`]) and the helper's ([`AheadReader`]). Pages that were read ahead and never reached
 //! are dropped when the helper ends the reader. Nobody waits for a read that the helper will not
-//! begin: the helper says that it has left, and the program begins anew.
+//! begin: the helper says that it has left, and the program starts again.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -34,7 +34,7 @@ use crate::sys::{self, Errno};
 use crate::{page_probe, process};
 
 /// Readers at a time. For further ones, the program's own reads are uncached, without read-ahead.
-const READERS_MAX: usize = 8;
+const AHEAD_READERS_MAX: usize = 8;
 /// Bytes read ahead by one call.
 const STEP_BYTES: u64 = 128 << 10;
 /// Bytes to stay ahead of a reader: at first and at most. In between, twice what it has read.
@@ -44,13 +44,13 @@ const AHEAD_MAX_BYTES: u64 = 32 << 20;
 const WANTED_MAX: u64 = 64 << 20;
 /// Nanoseconds between two checks: of a moving reader, and of one that has not moved for
 /// `RESTS_AFTER_NS`.
-const CHECK_MIN_NS: u64 = 1_000_000;
-const CHECK_MAX_NS: u64 = 25_000_000;
+const AHEAD_CHECK_MIN_NS: u64 = 1_000_000;
+const AHEAD_CHECK_MAX_NS: u64 = 25_000_000;
 const RESTS_AFTER_NS: u64 = 100_000_000;
 /// The longest time that a reader waits for the helper, and the time between two polls, in
 /// nanoseconds.
-const WAIT_MAX_NS: u64 = 200_000_000;
-const POLL_NS: u64 = 100_000;
+const AHEAD_WAIT_MAX_NS: u64 = 200_000_000;
+const AHEAD_POLL_NS: u64 = 100_000;
 
 /// The state that a reader and the helper share.
 #[derive(Debug)]
@@ -77,7 +77,7 @@ struct AheadPlace {
 const BOTH_SIDES: u32 = 2;
 
 // SAFETY: numbers and flags.
-static AHEAD_PLACES: [AheadPlace; READERS_MAX] = unsafe { core::mem::zeroed() };
+static AHEAD_PLACES: [AheadPlace; AHEAD_READERS_MAX] = unsafe { core::mem::zeroed() };
 
 impl AheadPlace {
     /// Gives the place up for one side.
@@ -99,7 +99,7 @@ impl AheadPlace {
 pub enum WaitOutcome {
     /// The reads of all or nearly all pages were begun, or never can be.
     Begun,
-    /// The helper has let go of the file; it may be asked anew.
+    /// The helper has let go of the file; it may be asked again.
     Left,
     /// The wait timed out.
     InVain,
@@ -155,7 +155,7 @@ impl ReadAhead {
     }
 
     /// Waits until the reads of all or nearly all pages up to `end` were begun, for at most
-    /// `WAIT_MAX_NS`.
+    /// `AHEAD_WAIT_MAX_NS`.
     pub fn wait_for(&self, end: u64) -> WaitOutcome {
         let place = self.0;
         let end = end.saturating_add(if self.is_plain() { READ_AHEAD_REACH_BYTES } else { 0 });
@@ -164,10 +164,10 @@ impl ReadAhead {
         let mut until = None;
         while place.begun.load(Ordering::Acquire) < end {
             let now = sys::now();
-            if now > *until.get_or_insert(now.saturating_add(WAIT_MAX_NS)) {
+            if now > *until.get_or_insert(now.saturating_add(AHEAD_WAIT_MAX_NS)) {
                 return WaitOutcome::InVain;
             }
-            sys::sleep(POLL_NS);
+            sys::sleep(AHEAD_POLL_NS);
         }
         if place.is_left.load(Ordering::Acquire) { WaitOutcome::Left } else { WaitOutcome::Begun }
     }
@@ -194,7 +194,7 @@ impl Drop for ReadAhead {
     }
 }
 
-/// Ends the read-ahead of a file that could not be opened anew. Another attempt would fail, too.
+/// Ends the read-ahead of a file that could not be reopened. Another attempt would fail, too.
 pub(super) fn was_refused(index: u32) {
     if let Some(place) = AHEAD_PLACES.get(index as usize) {
         place.begun.store(u64::MAX, Ordering::Release);
@@ -229,7 +229,7 @@ struct AheadReader {
 }
 
 /// All readers.
-pub(super) struct AheadReaders([Option<AheadReader>; READERS_MAX]);
+pub(super) struct AheadReaders([Option<AheadReader>; AHEAD_READERS_MAX]);
 
 impl AheadReaders {
     /// Creates an empty set: 64 KiB, made in place.
@@ -240,7 +240,11 @@ impl AheadReaders {
     /// Returns the nanoseconds until the next check.
     pub(super) fn due(&self, now: u64) -> Option<u64> {
         let rests = |reader: &AheadReader| now.saturating_sub(reader.moved_at) > RESTS_AFTER_NS;
-        self.0.iter().flatten().map(|reader| if rests(reader) { CHECK_MAX_NS } else { CHECK_MIN_NS }).min()
+        self.0
+            .iter()
+            .flatten()
+            .map(|reader| if rests(reader) { AHEAD_CHECK_MAX_NS } else { AHEAD_CHECK_MIN_NS })
+            .min()
     }
 
     /// Starts to read ahead for the place `index`; `file` is the helper's own.

@@ -43,7 +43,7 @@ enum MessageContent {
 }
 
 /// Nanoseconds after which a thread that waits for the helper looks again.
-const POLL_NS: u64 = 1_000_000;
+const DRAIN_POLL_NS: u64 = 1_000_000;
 /// The magic number of our messages.
 const MESSAGE_MAGIC: u64 = u64::from_le_bytes(*b"pkhelper");
 
@@ -161,7 +161,7 @@ pub(super) fn close_sender() {
 }
 
 pub(super) fn send_request(fd: c_int, request: &HelperRequest) -> bool {
-    // A file is not opened anew if another opener would break its lease, or if closing it would
+    // A file is not reopened if another opener would break its lease, or if closing it would
     // take its errors. Nor is a block device, which would stay busy after the program has closed
     // it.
     let ends_with_its_user = matches!(request, HelperRequest::Watch { .. } | HelperRequest::ReadAhead { .. });
@@ -220,7 +220,7 @@ impl HelperMessage {
     }
 }
 
-/// Whether this process may open the file anew for reading. Also true where the kernel cannot say
+/// Whether this process may open the file again for reading. Also true where the kernel cannot say
 /// so: then the helper finds out.
 fn may_be_read(file: c_int) -> bool {
     let flags = (libc::AT_EMPTY_PATH | libc::AT_EACCESS) as usize;
@@ -324,7 +324,7 @@ fn understand(message: HelperMessage, file: Option<OwnedDescriptor>) -> Received
     };
     let Some(file) = file else {
         // The helper's table has no room for a descriptor, or the process may not open the file
-        // anew.
+        // again.
         process::count(Count::Failures, 1);
         hash.give_back();
         return ReceivedMessage::Refused(request, fd);
@@ -338,7 +338,7 @@ pub(super) fn drain() {
     AWAITED.store(true, Ordering::Release);
     let mut is_asked = send(HelperOrder::Drain);
     let target = REQUESTS_SENT.load(Ordering::Acquire);
-    sys::wait_until(&REQUESTS_DONE, POLL_NS, DRAIN_MAX_NS, |done| {
+    sys::wait_until(&REQUESTS_DONE, DRAIN_POLL_NS, DRAIN_MAX_NS, |done| {
         // A full queue has room again once the helper has done a request.
         is_asked = is_asked || send(HelperOrder::Drain);
         // Both counters wrap: the helper is behind if the difference is small.

@@ -100,7 +100,7 @@ pub fn expect_no_more(fd: c_int, inode: u64) {
     EXPECTED_WATCHES.iter().filter(|place| place.is_of(fd, inode)).for_each(ClosedOffset::end);
 }
 
-/// Gives up the place of a file that could not be opened anew. The descriptor alone does not say
+/// Gives up the place of a file that could not be reopened. The descriptor alone does not say
 /// which of several files it was, so this takes the first that was closed.
 pub(super) fn was_refused(fd: c_int) {
     let places = || EXPECTED_WATCHES.iter().filter(|place| place.is_named(fd));

@@ -21,7 +21,7 @@ use crate::writeback::{wait_by_polling, write_in_pieces};
 const DROP_AGAIN_NS: u64 = 5_000_000;
 /// Give up after this many nanoseconds without another page gone: somebody uses the rest, or the
 /// disk hangs.
-const GIVE_UP_NS: u64 = 1_000_000_000;
+const DROP_GIVE_UP_NS: u64 = 1_000_000_000;
 /// The same for a range that is not a whole window, where a large folio that reaches beyond the
 /// range stays.
 const GIVE_UP_PART_NS: u64 = 20_000_000;
@@ -62,7 +62,7 @@ pub(crate) fn write_and_drop(file: c_int, range: Range<u64>, is_lost: &dyn Fn() 
 }
 
 /// Writes the range at once, drops its pages, and returns how many bytes went. For a program that
-/// waits for this before it goes on with its own file, whose pages are counted.
+/// waits for this before it continues with its own file, whose pages are counted.
 pub(crate) fn write_now_and_drop(file: c_int, range: Range<u64>) -> u64 {
     if begin(file, &range, true, true).is_err() {
         process::count(Count::Failures, 1);
@@ -164,7 +164,7 @@ fn drop_window(
 ) -> bool {
     let resident = || resident_pages(file, &window, &mut [0; WINDOW_PAGES_MAX]);
     let Some(mut least) = resident() else { return false };
-    let give_up = if is_whole { GIVE_UP_NS } else { GIVE_UP_PART_NS };
+    let give_up = if is_whole { DROP_GIVE_UP_NS } else { GIVE_UP_PART_NS };
     let (mut stay, mut since, mut pause) = (least, sys::now(), POLL_MIN_NS);
     while stay > 0 {
         if sys::drop_pages(file, window.clone()).is_err() {
@@ -176,7 +176,7 @@ fn drop_window(
         stay = resident().unwrap_or(0);
         if stay < least {
             *went = went.saturating_add(least - stay);
-            // Pages that somebody else brings in again are no reason to go on.
+            // Pages that somebody else brings in again are no reason to continue.
             (least, since) = (stay, now);
         } else if now.saturating_sub(since) > give_up || is_lost() {
             return false;

@@ -14,7 +14,7 @@ use crate::sys;
 
 /// The longest wait, and the time between two checks, in nanoseconds.
 const FORK_WAIT_MAX_NS: u64 = 50_000_000;
-const POLL_NS: u64 = 1_000_000;
+const FORK_POLL_NS: u64 = 1_000_000;
 
 /// Threads that have such a descriptor, or are about to.
 static FORK_GUARDS: AtomicU32 = AtomicU32::new(0);
@@ -27,7 +27,7 @@ pub struct ForkGuard(());
 impl ForkGuard {
     /// Waits until no thread forks. `None` if that takes too long.
     pub fn begin() -> Option<Self> {
-        sys::wait_until(&FORKING_THREADS, POLL_NS, FORK_WAIT_MAX_NS, |_| {
+        sys::wait_until(&FORKING_THREADS, FORK_POLL_NS, FORK_WAIT_MAX_NS, |_| {
             // Dropped before a wait: the forking thread waits for it.
             FORK_GUARDS.fetch_add(1, Ordering::SeqCst);
             let guard = Self(());
@@ -48,7 +48,7 @@ impl Drop for ForkGuard {
 /// Waits for short-lived descriptors before a thread forks.
 pub(super) fn before_fork() {
     FORKING_THREADS.fetch_add(1, Ordering::SeqCst);
-    sys::wait_until(&FORK_GUARDS, POLL_NS, FORK_WAIT_MAX_NS, |guards| (guards == 0).then_some(()));
+    sys::wait_until(&FORK_GUARDS, FORK_POLL_NS, FORK_WAIT_MAX_NS, |guards| (guards == 0).then_some(()));
 }
 
 /// Ends the fork in the parent, whether or not it succeeded.

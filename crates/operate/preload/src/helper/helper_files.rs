@@ -21,7 +21,7 @@ use crate::{process, sys, temporary};
 /// delays.
 const LET_GO_MAX_NS: u64 = 1_000_000_000;
 /// Nanoseconds after which a waiting thread checks whether the helper still exists.
-const POLL_NS: u64 = 1_000_000;
+const CLOSE_POLL_NS: u64 = 1_000_000;
 
 const FILE_HASHES: usize = 256;
 
@@ -29,8 +29,8 @@ const FILE_HASHES: usize = 256;
 static HELD_FILES: [AtomicU32; FILE_HASHES] = [const { AtomicU32::new(0) }; FILE_HASHES];
 /// Threads that wait until the helper has no such file, by hash.
 static UNWANTED_FILES: [AtomicU32; FILE_HASHES] = [const { AtomicU32::new(0) }; FILE_HASHES];
-/// The sums of both. `SOME_UNWANTED` includes `ALL_UNWANTED`, the threads that wait until the
-/// helper has no file at all.
+/// The sums of both tables. `SOME_UNWANTED` includes `ALL_UNWANTED`, the threads that wait until
+/// the helper has no file at all.
 static ALL_HELD: AtomicU32 = AtomicU32::new(0);
 static SOME_UNWANTED: AtomicU32 = AtomicU32::new(0);
 static ALL_UNWANTED: AtomicU32 = AtomicU32::new(0);
@@ -89,7 +89,7 @@ impl HeldFile {
         self.fd
     }
 
-    /// No longer counts the file by its hash: the helper keeps it under its own entry
+    /// Stops counting the file by its hash: the helper keeps it under its own entry
     /// ([`crate::temporary`]).
     pub(super) fn keep(&mut self) {
         self.hash.take().map(|hash| hash.of_all(&HELD_FILES)).into_iter().for_each(one_less);
@@ -139,7 +139,7 @@ pub fn holds_some() -> bool {
 }
 
 fn one_less(held: &AtomicU32) {
-    // Not below 0: counts begin anew with a new helper, while the one before may still finish.
+    // Not below 0: counts start again with a new helper, while the one before may still finish.
     let _ = held.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |held| Some(held.saturating_sub(1)));
     if SOME_UNWANTED.load(Ordering::SeqCst) > 0 {
         sys::futex_wake(held);
@@ -190,7 +190,7 @@ fn wait_for_none(unwanted: &AtomicU32, held: &AtomicU32) {
 /// Has the helper check for files to let go of, and waits while the word says that it has one.
 fn wait_while(word: &AtomicU32, is_held: impl Fn(u32) -> bool) {
     let mut is_notified = false;
-    sys::wait_until(word, POLL_NS, LET_GO_MAX_NS, |now| {
+    sys::wait_until(word, CLOSE_POLL_NS, LET_GO_MAX_NS, |now| {
         let is_on = STATE.load(Ordering::Acquire) & STATES == ON;
         if !is_held(now) || !is_on {
             return Some(());

@@ -1,8 +1,9 @@
 //! Retries pages that stayed when their file was closed because the queue of a socket or pipe holds
 //! them.
 //!
-//! Invariants: without such pages there is no timer. Retries back off, and end after [`GIVE_UP_NS`]
-//! without another page gone. If there is no free place, pages stay; the report shows that.
+//! Invariants: without such pages there is no timer. Retries back off, and end after
+//! [`RETRY_GIVE_UP_NS`] without another page gone. If there is no free place, pages stay; the
+//! report shows that.
 
 use core::ops::Range;
 
@@ -18,7 +19,7 @@ const RANGES_MAX: usize = 128;
 const RETRY_MIN_NS: u64 = 5_000_000;
 const RETRY_MAX_NS: u64 = 1_000_000_000;
 /// Give up after this many nanoseconds without another page gone.
-const GIVE_UP_NS: u64 = 120_000_000_000;
+const RETRY_GIVE_UP_NS: u64 = 120_000_000_000;
 
 /// A range of a file.
 struct DeferredDrop {
@@ -44,7 +45,7 @@ impl DeferredDrop {
         self.due = now.saturating_add(self.interval);
         self.interval = (self.interval * 2).min(RETRY_MAX_NS);
         let is_gone = resident(self.file.fd(), &self.range).unwrap_or(0) == 0;
-        is_gone || now.saturating_sub(self.went_at) > GIVE_UP_NS
+        is_gone || now.saturating_sub(self.went_at) > RETRY_GIVE_UP_NS
     }
 }
 

@@ -1,10 +1,10 @@
 //! The helper: one thread, in processes whose rules need one, for work that the program's own
 //! threads must not wait for.
 //!
-//! It has a descriptor table of its own. It gets files as descriptors over a socket pair, and opens
-//! each anew, read-only. So it holds no open file description of the program: no lock of flock(2),
-//! and no open-for-writing that would make a file unexecutable. The program's table shows one
-//! descriptor of ours, at a high number: the socket's sending end.
+//! It has a descriptor table of its own. It gets files as descriptors over a socket pair, and
+//! reopens each read-only. So it holds no open file description of the program: no lock of
+//! flock(2), and no open-for-writing that would make a file unexecutable. The program's table shows
+//! one descriptor of ours, at a high number: the socket's sending end.
 //!
 //! Invariants:
 //! 1. Nobody waits for the helper, with these exceptions:
@@ -24,7 +24,7 @@
 //!    creating a thread takes the C library's allocator, which the interrupted code may hold. Nor
 //!    is it created as the process ends.
 //! 5. It fails by being off ([`is_off`]): [`send`] returns `false`, and the caller does without.
-//!    The same holds for a single file that the process may not open anew because it gave up its
+//!    The same holds for a single file that the process may not open again because it gave up its
 //!    privileges. The helper is off for good without /proc, or if an open is refused on a kernel
 //!    that cannot be asked for access before (older than Linux 5.8).
 
@@ -100,7 +100,7 @@ static AWAITED: AtomicBool = AtomicBool::new(false);
 
 /// Whether the kernel cannot tell before an open whether it is allowed.
 static NO_ACCESS_PRECHECK: AtomicBool = AtomicBool::new(false);
-/// Whether opening files anew was refused: then all work is done without the helper.
+/// Whether opening files again was refused: then all work is done without the helper.
 static HELPER_UNAVAILABLE: AtomicBool = AtomicBool::new(false);
 
 /// A request to the helper about a file.
@@ -171,12 +171,12 @@ pub fn keeps_results() {
     }
 }
 
-/// Whether no helper can be had in this process.
+/// Whether no helper is available in this process.
 pub fn is_off() -> bool {
     STATE.load(Ordering::Acquire) & STATES == OFF || HELPER_UNAVAILABLE.load(Ordering::Relaxed)
 }
 
-/// Records that a file could not be named or opened anew, if that holds for all files. `ENOENT`
+/// Records that a file could not be named or reopened, if that holds for all files. `ENOENT`
 /// also comes from a descriptor that the program closed by a call we do not see.
 fn was_refused(error: sys::Errno) {
     let is_refused = matches!(error.0, libc::EACCES | libc::EPERM | libc::ENOENT);

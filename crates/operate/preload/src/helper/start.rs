@@ -243,8 +243,8 @@ pub(super) fn start() -> bool {
     if sys::descriptor_limit() < DESCRIPTORS_MIN || sys::is_on_other_stack() || handler::may_be_under_way() {
         return false;
     }
-    // Its table begins as a copy of the program's, and closing a file there flushes it as if the
-    // program closed it.
+    // The helper's table begins as a copy of the program's. Closing a file there flushes it as if
+    // the program closed it.
     if rules::has_close_error_risk() {
         return false;
     }

@@ -34,14 +34,14 @@ pub(super) fn is_there() -> bool {
     number != 0 && sys::is_thread(number)
 }
 
-/// The helper's body. Its argument has the receiving end's number, and the state in which it is
+/// Runs the helper. Its argument has the receiving end's number, and the state in which it is
 /// created.
 pub(super) extern "C" fn body(argument: *mut c_void) -> *mut c_void {
     let argument = argument.addr();
     let (socket, starting) = (argument as u32 as c_int, (argument >> 32) as u32);
     sys::name_thread(c"pagekeeper");
     THREAD_NUMBER.store(sys::thread_id(), Ordering::Release);
-    // Before the creating thread goes on: a file that the program closes after that must not stay
+    // Before the creating thread continues: a file that the program closes after that must not stay
     // open here.
     let is_apart = take_own_table(socket);
     let next = starting - STARTING + if is_apart { OWN_TABLE } else { super::OFF };
@@ -121,7 +121,7 @@ impl HelperState<'_> {
             HelperRequest::AfterClose { .. } | HelperRequest::Watch { .. } => {}
             HelperRequest::Release { range, count } => closed::release(&file, range, count),
             HelperRequest::Drop { range, count, number } => {
-                // Its writer waits, and needs this whether the file has a name or not.
+                // The file's writer waits for this, whether the file has a name or not.
                 let went = drop_as_written(file.fd(), &range, &|| file.is_unwanted());
                 process::count(count, went.bytes);
                 super::saw_to(number, went.all);

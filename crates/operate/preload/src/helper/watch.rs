@@ -37,14 +37,14 @@ use crate::{process, sys};
 /// Nanoseconds between checks: of a moving file, of a file that is read fast, and of one that has
 /// not moved for long. Otherwise the interval is the time since the last move divided by
 /// `INTERVAL_PART`.
-const CHECK_MIN_NS: u64 = 25_000_000;
+const WATCH_CHECK_MIN_NS: u64 = 25_000_000;
 const CHECK_FAST_NS: u64 = 5_000_000;
-const CHECK_MAX_NS: u64 = 6_400_000_000;
+const WATCH_CHECK_MAX_NS: u64 = 6_400_000_000;
 const INTERVAL_PART: u64 = 16;
 /// Bytes between two checks from which on a file counts as read fast.
 const FAST_BYTES: u64 = 8 << 20;
-/// Bytes sampled ahead of a waiting reader, which may go on at full speed. For a moving reader, it
-/// is `AHEAD_FACTOR` times the bytes read since the last check.
+/// Bytes sampled ahead of a waiting reader, which may continue at full speed. For a moving reader,
+/// it is `AHEAD_FACTOR` times the bytes read since the last check.
 const AHEAD_WAITING_BYTES: u64 = 192 << 20;
 const AHEAD_FACTOR: u64 = 4;
 
@@ -226,7 +226,7 @@ impl WatchedFile {
             );
             FileUser::Reader(reader)
         };
-        let (moved_at, interval) = (sys::now(), CHECK_MIN_NS);
+        let (moved_at, interval) = (sys::now(), WATCH_CHECK_MIN_NS);
         let due = moved_at.saturating_add(interval);
         Some(Self { file, fd, identity, used, at, counted: position, due, interval, moved_at, user, release })
     }
@@ -236,7 +236,7 @@ impl WatchedFile {
         let Ok(stat) = sys::fstat(self.file.fd()) else { return false };
         let closed_at = closed.at();
         let is_open = closed_at.is_none() && is_open(self.fd, self.identity);
-        // It may have been closed in between.
+        // The file may have been closed in between.
         let closed_at = closed_at.or_else(|| closed.at());
         let position = if is_open { position_of(self.fd) } else { closed_at }.unwrap_or(self.at.position);
         let at = FileExtent { position, size: sys::size_in(&stat) };
@@ -256,8 +256,11 @@ impl WatchedFile {
         }
         let is_fast = !is_writer && position.saturating_sub(was.position) >= FAST_BYTES;
         let waited = now.saturating_sub(self.moved_at);
-        self.interval =
-            if is_fast { CHECK_FAST_NS } else { (waited / INTERVAL_PART).clamp(CHECK_MIN_NS, CHECK_MAX_NS) };
+        self.interval = if is_fast {
+            CHECK_FAST_NS
+        } else {
+            (waited / INTERVAL_PART).clamp(WATCH_CHECK_MIN_NS, WATCH_CHECK_MAX_NS)
+        };
         is_open
     }
 
@@ -302,7 +305,7 @@ impl WatchedWriter {
             return;
         }
         self.kept = None;
-        // Where the offset does not show the progress (calls with their own offset), the file's end
+        // If the offset does not show the progress (calls with their own offset), the file's end
         // does.
         let start = if self.written.is_empty() { self.from } else { self.written.start };
         let end = if at.position > start { at.position } else { at.size };

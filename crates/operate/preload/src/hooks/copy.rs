@@ -3,7 +3,7 @@
 //! Large copies between files are made in parts, so that the rules can act in between. This is safe
 //! because the kernel holds neither file's offset during such a call, as it does during a read or a
 //! write. All other copies remain one call, which a signal interrupts as usual: a signal between
-//! two parts would interrupt nothing, and the second part might block for ever.
+//! two parts would interrupt nothing, and the second part might block forever.
 
 use core::ffi::{c_int, c_long, c_uint};
 

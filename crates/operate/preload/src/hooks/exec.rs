@@ -18,7 +18,7 @@ use crate::process::HookScope;
 use crate::{helper, process, real, sys};
 
 /// Bytes of a path, including the terminating null.
-const PATH_BYTES: usize = libc::PATH_MAX as usize;
+const EXEC_PATH_BYTES: usize = libc::PATH_MAX as usize;
 /// The search path if there is no PATH (confstr(3), `_CS_PATH`).
 const DEFAULT_PATH: &[u8] = b"/bin:/usr/bin";
 
@@ -59,7 +59,7 @@ fn found<T>(name: *const c_char, then: impl FnOnce(*const c_char) -> T) -> Optio
     let path = unsafe { variable(b"PATH=") }.unwrap_or(DEFAULT_PATH);
     for directory in path.split(|&byte| byte == b':').filter(|_| !bytes.is_empty()) {
         let directory = if directory.is_empty() { b"." } else { directory };
-        let mut file = [0_u8; PATH_BYTES];
+        let mut file = [0_u8; EXEC_PATH_BYTES];
         let Some(path) = join(&mut file, &[directory, b"/", bytes]) else { continue };
         if sys::stat(path).is_ok_and(|stat| sys::is_regular(&stat)) && may_execute(path) {
             return Some(then(path.as_ptr()));
@@ -122,7 +122,7 @@ unsafe fn exec(path: *const c_char, words: Words, environment: Words) -> Option<
 ///
 /// As for fexecve.
 unsafe fn exec_open(fd: c_int, words: Words, environment: Words) -> Option<c_int> {
-    let mut path = [0; PATH_BYTES];
+    let mut path = [0; EXEC_PATH_BYTES];
     path_of(fd, path.split_last_mut()?.1).ok()?;
     // SAFETY: by this function's contract; the path has a null byte behind it.
     unsafe { exec(path.as_ptr().cast(), words, environment) }
@@ -154,7 +154,7 @@ unsafe fn exec_at(
         // SAFETY: likewise.
         return unsafe { exec(path, words, environment) };
     }
-    let (mut directory, mut whole) = ([0; PATH_BYTES], [0; PATH_BYTES]);
+    let (mut directory, mut whole) = ([0; EXEC_PATH_BYTES], [0; EXEC_PATH_BYTES]);
     let path = join(&mut whole, &[path_of(at, &mut directory).ok()?, b"/", name])?;
     // SAFETY: by this function's contract.
     unsafe { exec(path.as_ptr(), words, environment) }

@@ -45,7 +45,7 @@ fn follow(
     make(slot, fd, at, length.min(MAX_TRANSFER) as u64, Some((&raw const whole, 1)), plain)
 }
 
-/// Makes such a read into several buffers.
+/// Makes a read into several buffers that a rule may apply to.
 fn follow_parts(
     slot: &Slot,
     fd: c_int,

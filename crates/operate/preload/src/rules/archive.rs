@@ -23,7 +23,7 @@ use crate::{followers, helper, sys};
 /// The directory of status files, beside the logs.
 const STATUS_DIRECTORY: &[u8] = b"archive_status/";
 /// Bytes of a path, including the terminating null.
-const PATH_BYTES: usize = 1024;
+const ARCHIVE_PATH_BYTES: usize = 1024;
 
 /// Releases a file if this rename means that it was archived.
 pub fn renamed(from: &CStr, to: &CStr) {
@@ -34,7 +34,7 @@ pub fn renamed(from: &CStr, to: &CStr) {
     let name = names::last_name(stem);
     let directory = stem.get(..stem.len().saturating_sub(name.len())).unwrap_or_default();
     let Some(directory) = directory.strip_suffix(STATUS_DIRECTORY) else { return };
-    let mut path = [0; PATH_BYTES];
+    let mut path = [0; ARCHIVE_PATH_BYTES];
     let Some(path) = join(&mut path, &[directory, name]) else { return };
     let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOATIME;
     if let Ok(fd) = sys::open(path, flags) {

@@ -167,7 +167,7 @@ pub fn opened(slot: &Slot, fd: c_int, flags: c_int, size: u64, rule: LogRule, pa
         }
     });
     if writes {
-        // It is written again, so nobody is waiting to release it.
+        // The file is written again, so nobody is waiting to release it.
         followers::all().pays(slot.file().inode);
         if !kept {
             helper::prepare();

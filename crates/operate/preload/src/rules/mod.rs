@@ -87,7 +87,7 @@ impl Fresh for FileState {
 pub static FILES: Table<FileState> = Table::new();
 
 /// The slot of such a file.
-pub type Slot = crate::table::Slot<FileState>;
+pub type Slot = crate::table::FileSlot<FileState>;
 
 /// The mode in which a read is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -480,7 +480,7 @@ pub fn before_exit() {
 }
 
 /// Resets the state in a child of fork, which has the parent's descriptors but not its threads. The
-/// parent finishes what it read and wrote; the child begins anew with its own reads and writes.
+/// parent finishes what it read and wrote; the child starts again with its own reads and writes.
 pub fn after_fork() {
     helper::after_fork();
     FILES.after_fork();

@@ -231,7 +231,7 @@ impl Reader {
         } else if !can_see {
             self.end_scattered(fd);
             self.state = self.state.after(ReaderEvent::CannotSee);
-            if self.uncached.begin_unseen(fd, position) {
+            if self.uncached.begin_unhooked(fd, position) {
                 self.unseen = Some((position, sys::now()));
             }
         }
@@ -270,7 +270,7 @@ impl Reader {
             self.ask_size(fd);
         }
         if done == 0 && end >= self.file.size && self.state != ReaderState::Shared {
-            // It has come to the end of the file.
+            // The reader has come to the end of the file.
             return self.leave(fd);
         }
         self.passed(fd, end - done, done);
@@ -292,7 +292,7 @@ impl Reader {
             if self.is_sent {
                 break;
             }
-            // It is still being read ahead.
+            // The range is still under read-ahead.
             sys::sleep(pause);
         }
         // A queue may hold it.
@@ -391,7 +391,7 @@ impl Reader {
         {
             let done = position - from;
             count(Count::StreamRead, done);
-            if !self.uncached.passed_unseen(position) {
+            if !self.uncached.record_unhooked(position) {
                 if self.state.is_sampled() && sys::now().saturating_sub(since) <= UNSEEN_MAX {
                     self.passed(fd, from, done);
                 } else {

@@ -3,12 +3,12 @@
 //!
 //! Creating a thread, and waiting for the disk at the end of a process, takes longer than many
 //! programs run (`cp` of a small file). So this applies to the first [`SMALL_OUTPUT_BYTES_MAX`]
-//! bytes that a process writes to files whose pages go, and its waits take at most `WAIT_MAX_NS` in
-//! all. On a slower disk, output above [`SMALL_OUTPUT_LEFT_MAX`] bytes goes to the helper; smaller
-//! output stays resident, as without the rules.
+//! bytes that a process writes to files whose pages go, and its waits take at most
+//! `SMALL_WAIT_MAX_NS` in all. On a slower disk, output above [`SMALL_OUTPUT_LEFT_MAX`] bytes goes
+//! to the helper; smaller output stays resident, as without the rules.
 //!
 //! Invariants: no thread is created, no descriptor is opened; no process waits for longer than
-//! `WAIT_MAX_NS` in all.
+//! `SMALL_WAIT_MAX_NS` in all.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -24,9 +24,9 @@ pub const SMALL_OUTPUT_BYTES_MAX: u64 = 1 << 20;
 /// Bytes of a process's output that may stay.
 pub const SMALL_OUTPUT_LEFT_MAX: u64 = 64 << 10;
 /// Nanoseconds that a process waits in all, at most.
-const WAIT_MAX_NS: u64 = 250_000;
+const SMALL_WAIT_MAX_NS: u64 = 250_000;
 /// Nanoseconds between two checks.
-const POLL_NS: u64 = 20_000;
+const SMALL_POLL_NS: u64 = 20_000;
 
 /// Bytes that this process wrote, and nanoseconds that it waited.
 static WRITTEN_BYTES: AtomicU64 = AtomicU64::new(0);
@@ -66,14 +66,14 @@ pub fn finish(fd: c_int, range: &Range<u64>, has_counts: bool, released: Count) 
         return false;
     }
     let start = sys::now();
-    let until = start.saturating_add(WAIT_MAX_NS.saturating_sub(WAITED_NS.load(Ordering::Relaxed)));
+    let until = start.saturating_add(SMALL_WAIT_MAX_NS.saturating_sub(WAITED_NS.load(Ordering::Relaxed)));
     let mut now = start;
     // Drops it even if its residency cannot be seen.
     let is_written =
         || sys::cachestat(fd, range.clone()).map_or(true, |seen| seen.dirty == 0 && seen.writeback == 0);
     // It sleeps, since the end of the write may need this processor.
     while now < until && !(has_counts && is_written()) {
-        sys::sleep(POLL_NS);
+        sys::sleep(SMALL_POLL_NS);
         now = sys::now();
     }
     WAITED_NS.fetch_add(now.saturating_sub(start), Ordering::Relaxed);

@@ -4,7 +4,7 @@
 //!
 //! `pagekeeper_policy::uncached_reads` decides which reads can be uncached.
 //!
-//! Invariant: a wait for the helper is bounded, and after one that timed out it is not asked for a
+//! Invariant: a wait for the helper is bounded. After a timeout the helper gets no request for a
 //! while.
 
 use libc::c_int;
@@ -57,9 +57,9 @@ impl UncachedReader {
         self.waited(|ahead| ahead.wait_to_copy(end)) == Some(WaitOutcome::Begun)
     }
 
-    /// Begins with reads by unhooked calls from `at` on. Returns whether the helper handles their
+    /// Records that unhooked calls read from `at` on. Returns whether the helper handles their
     /// pages.
-    pub(super) fn begin_unseen(&mut self, fd: c_int, at: u64) -> bool {
+    pub(super) fn begin_unhooked(&mut self, fd: c_int, at: u64) -> bool {
         self.ahead = ReadAhead::begin(fd, at, CallKind::Unseen);
         if let Some(ahead) = &self.ahead {
             ahead.wait_for(at.saturating_add(IN_ORDER_BYTES));
@@ -67,8 +67,9 @@ impl UncachedReader {
         self.ahead.is_some()
     }
 
-    /// Records that such reads came to `position`; returns whether the helper handles their pages.
-    pub(super) fn passed_unseen(&self, position: u64) -> bool {
+    /// Records that unhooked calls have read up to `position`. Returns whether the helper handles
+    /// their pages.
+    pub(super) fn record_unhooked(&self, position: u64) -> bool {
         self.ahead.as_ref().map(|ahead| ahead.passed(position)).is_some()
     }
 
@@ -98,7 +99,7 @@ impl UncachedReader {
             self.ahead = None;
         }
         let is_worth = self.reads.are_in_order() && size.saturating_sub(at) > IN_ORDER_BYTES;
-        // Once more if the helper has let go of the file since.
+        // Repeats the request if the helper has closed the file since.
         for _ in 0..2 {
             if self.ahead.is_none() && is_worth {
                 self.begin(fd, if is_whole { CallKind::Uncached } else { CallKind::Plain });

@@ -136,7 +136,7 @@ impl Writer {
     pub fn forget(&mut self) {
         self.behind = self.behind.for_next_writer();
         self.share.forget();
-        // It is the parent's.
+        // The output belongs to the parent.
         let _ = self.state.take_kept(NextKeeper::Nobody).map(Temporary::into_number);
         self.state.keeper = FileKeeper::Nobody;
         self.outflow.clear();
@@ -300,7 +300,7 @@ impl Writer {
                 return is_gone;
             }
         }
-        // A process that ends creates no thread; a device is not opened anew.
+        // A process that ends creates no thread; a device is not reopened.
         if until.is_none() && !sys::fstat(fd).is_ok_and(|stat| sys::is_block_device(&stat)) {
             helper::prepare();
         }

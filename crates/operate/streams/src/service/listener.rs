@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_socket_that_may_not_be_removed_is_said() {
+    fn a_stale_socket_that_cannot_be_removed_is_reported() {
         let (directory, socket) = place();
         drop(UnixListener::bind(&socket.path).unwrap());
         let chattr = |flag| Command::new("chattr").arg(flag).arg(directory.path()).status();

@@ -220,7 +220,7 @@ fn a_user_with_a_thousand_connections_does_not_block_another() {
     let streams: Vec<UnixStream> =
         as_nobody(|| (0..1000).map(|_| UnixStream::connect(&case.path).unwrap()).collect());
     case.serves_others();
-    let busy = Some(refused("too many requests are under way"));
+    let busy = Some(refused("too many requests are in progress"));
     let kept_out = streams.iter().filter(|stream| answered(stream) == busy).count();
     assert!(kept_out > 0);
     drop(streams);

@@ -36,7 +36,7 @@ impl EventSource for Made {
     }
 }
 
-/// A recording whose files are known by their numbers, without being opened.
+/// Returns a recording whose files are known by their numbers, without being opened.
 fn recording() -> (StartReads<u64>, Made) {
     let made = Made::default();
     let mut reads = StartReads::with_events(Box::new(made.clone()), Box::new(|_| None));
@@ -102,7 +102,7 @@ fn pages_loaded_ahead_count_once_the_command_uses_them() {
 }
 
 #[test]
-fn it_goes_on_until_the_last_process_has_ended() {
+fn recording_continues_until_the_last_process_has_ended() {
     let (mut reads, made) = recording();
     let began = PageEvent::Began { process: 5, parent: COMMAND, name: "child".to_owned() };
     made.0.lock().unwrap().extend([began, PageEvent::Ended { process: COMMAND }]);
@@ -114,7 +114,7 @@ fn it_goes_on_until_the_last_process_has_ended() {
     assert!(!reads.is_running());
     assert!(reads.gone_for().is_some() && reads.begun_for() >= reads.gone_for());
     reads.begin(6);
-    assert_eq!(reads.gone_for(), None, "it goes on");
+    assert_eq!(reads.gone_for(), None, "it continues");
 }
 
 #[test]

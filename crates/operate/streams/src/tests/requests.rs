@@ -39,7 +39,7 @@ fn assert_released_for_user(subject: &Subject, owner: u32, mode: u32) {
 }
 
 #[test]
-fn for_a_user_only_files_that_they_may_read_are_released() {
+fn only_files_that_the_user_may_read_are_released() {
     for place in places() {
         let open = Subject::clean(&place, "open", 4 * MIB);
         let own = Subject::clean(&place, "own", 4 * MIB);
@@ -69,7 +69,7 @@ fn for_a_user_only_files_that_they_may_read_are_released() {
 }
 
 #[test]
-fn later_pages_of_a_user_s_process_are_decided_anew() {
+fn later_pages_of_a_users_process_are_checked_again() {
     for place in places() {
         let private = Subject::clean(&place, "private", 8 * MIB);
         assert_released_for_user(&private, ANOTHER, 0o600);
@@ -89,14 +89,14 @@ fn later_pages_of_a_user_s_process_are_decided_anew() {
 }
 
 #[test]
-fn a_child_with_a_lost_start_event_counts_as_a_user_s() {
+fn a_child_with_a_lost_start_event_counts_as_the_users() {
     for place in places() {
         let open = Subject::clean(&place, "open", 4 * MIB);
         let mut run = Run::new(Verdict::Release);
         let asked = Sleeper::new();
         run.follower.follow_for(asked.pid(), user()).unwrap();
         run.added(1, open.name, 0..4 * MIB);
-        // It has become another program, whose name is not to be followed.
+        // The process has become another program, whose name is not to be followed.
         run.began(1);
         run.ended(1);
         run.ended(asked.pid());
@@ -106,7 +106,7 @@ fn a_child_with_a_lost_start_event_counts_as_a_user_s() {
 }
 
 #[test]
-fn sums_of_a_request_are_those_of_its_processes_alone() {
+fn sums_of_a_request_count_only_its_processes() {
     for place in places() {
         let (of_request, of_another) =
             (Subject::clean(&place, "request", 4 * MIB), Subject::clean(&place, "another", 8 * MIB));

@@ -52,7 +52,7 @@ const CASES: [Case; 19] = [
     Case { before: READ_HALF, others: HALF, ..case("others had read half of it before", READ) },
     Case { then: READ_HALF, others: HALF, ..case("others read half of it after the stream", READ) },
     Case { then: "cat new >/dev/null", others: SIZE, ..case("others read what the stream wrote", "dd if=file of=new bs=1M status=none; rm file") },
-    Case { then: "dd if=other of=file bs=1M status=none; rm other", others: SIZE, ..case("others write it anew", READ) },
+    Case { then: "dd if=other of=file bs=1M status=none; rm other", others: SIZE, ..case("others write it again", READ) },
     case("it is removed", "cat file >/dev/null; rm file"),
     Case { then: "mv file away; dd if=other of=file bs=1M status=none; rm other", others: SIZE, ..case("it is renamed, and another takes its name", READ) },
     Case { then: "cat other >/dev/null; mv other file", others: SIZE, ..case("another is renamed over it", READ) },

@@ -18,7 +18,7 @@ mod cases;
 const MIB: u64 = 1 << 20;
 const FILE_BYTES: u64 = 96 * MIB;
 const HOT_BYTES: u64 = 16 * MIB;
-/// Longer than any of it takes on a busy machine.
+/// A deadline longer than any of it takes on a busy machine.
 const FOLLOW_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A file system with a large file that is not resident, and a hot one that is.
@@ -291,7 +291,7 @@ fn programs_are_followed_by_their_names() {
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    // It has its name once it is executed.
+    // The process has the program's name once it is executed.
     let comm = format!("/proc/{}/comm", shell.id());
     while std::fs::read_to_string(&comm).unwrap() != "pkshell\n" {
         std::thread::sleep(Duration::from_millis(1));

@@ -22,7 +22,7 @@ pub(super) struct DiskTableFds {
     pub(super) disks: i32,
     /// Bytes read, by followed process and disk.
     pub(super) readers: i32,
-    /// The number of requests without room.
+    /// The number of requests that found no room in the tables.
     pub(super) lost: i32,
 }
 
@@ -106,8 +106,7 @@ pub(super) enum RequestKind {
     Sync = 2,
 }
 
-/// The counters of a disk: those of each kind, and unused ones, so that two bits of a number are
-/// always a kind.
+/// The counters of a disk, by kind. Unused entries make each number of two bits a valid kind.
 pub(super) type DiskCounters = [KindCounters; 4];
 
 /// The counters of one kind of request.

@@ -334,7 +334,7 @@ impl PageEvents {
 
     /// Returns whether a process is running to which [`Self::heed_names_below`] applies.
     pub fn heeds_names(&self) -> bool {
-        // If the table can't be read it counts as empty: otherwise the caller would wait for ever.
+        // If the table can't be read it counts as empty: otherwise the caller would wait forever.
         self.heeded.as_ref().is_some_and(|heeded| heeded.has_entries().unwrap_or(false))
     }
 

@@ -243,7 +243,7 @@ impl Threads {
         }
     }
 
-    /// Returns whether a read goes on with the last one of its thread, to the same end.
+    /// Returns whether a read continues with the last one of its thread, to the same end.
     fn is_continued(&mut self, thread: u32, file: CachedFile, pages: &RangeInclusive<u64>) -> bool {
         if self.reads.len() >= PENDING_READS_MAX {
             self.reads.clear();

@@ -197,7 +197,7 @@ fn programs_are_followed_by_name_from_their_start() {
     assert!(!began.iter().any(|name| name == "basename" || name == "true"), "{began:?}");
 }
 
-/// A single process below this one, and the processes that it starts.
+/// Names count for a single process below this one, and for the processes that it starts.
 #[test]
 fn names_count_below_a_process() {
     let names = FollowedNames { streams: vec!["dd".into()], never: Vec::new() };
@@ -232,14 +232,14 @@ fn names_are_keys_of_the_bits_that_count() {
 }
 
 #[test]
-fn a_long_read_counts_as_it_goes_on() {
+fn a_long_read_counts_while_it_runs() {
     let mut readers = PendingReads::new();
     let mut used = |asked: Range<u64>| used_now(&mut readers, (1, 1), asked);
     assert_eq!(used(0..2000), 0..512);
     assert_eq!(used(1000..2000), 512..1512);
     assert_eq!(used(1900..2000), 1512..2000);
     assert_eq!(used(2000..2010), 2000..2010);
-    // It reads elsewhere: its earlier request is not known to be used.
+    // The reader moves elsewhere: its earlier request is not known to be used.
     assert_eq!(used(5000..9000), 5000..5512);
     assert_eq!(used(100..200), 100..200);
 }

@@ -8,7 +8,7 @@ use pagekeeper_testing::Grandchild;
 
 use super::*;
 
-/// Longer than anything takes on a busy machine.
+/// A deadline longer than anything takes on a busy machine.
 const TEST_WAIT_MAX: Duration = Duration::from_secs(20);
 
 fn shell(script: &str) -> Grandchild {
@@ -53,7 +53,7 @@ fn until_gone(holds: &mut ProcessHolds, pid: u32, free: Duration) -> usize {
         match holds.hold(pid) {
             Ok(()) => held += 1,
             Err(error) if error.is_gone() => return held,
-            // It is about to become another program.
+            // The process is about to become another program.
             Err(_) => {}
         }
         holds.let_go(pid);
@@ -67,7 +67,7 @@ fn until_gone(holds: &mut ProcessHolds, pid: u32, free: Duration) -> usize {
 const BUSY: &str = "while :; do :; done";
 
 #[test]
-fn a_process_stops_and_goes_on() {
+fn a_held_process_stops_and_continues() {
     let subject = shell(BUSY);
     with_holds(|holds| {
         for _ in 0..20 {
@@ -174,7 +174,7 @@ fn a_stopped_process_stays_so_and_can_be_continued() {
 }
 
 #[test]
-fn a_program_that_becomes_another_goes_on() {
+fn a_held_program_that_becomes_another_continues() {
     let subject =
         shell("n=0; while [ $n -lt 200 ]; do n=$((n+1)); sh -c 'exec true'; done; exec sh -c 'exit 5'");
     with_holds(|holds| {
@@ -209,7 +209,7 @@ fn all_threads_of_a_process_stop_including_new_ones() {
 }
 
 #[test]
-fn a_traced_process_is_refused_and_goes_on() {
+fn a_traced_process_is_refused_and_continues() {
     let subject = shell(BUSY);
     with_holds(|first| {
         hold(&subject, first);
@@ -225,7 +225,7 @@ fn a_traced_process_is_refused_and_goes_on() {
 }
 
 #[test]
-fn a_parent_waiting_for_its_vforked_child_goes_on_when_it_ends() {
+fn a_parent_waiting_for_its_vforked_child_continues_when_it_ends() {
     // Python starts programs by vfork(2), and the child becomes another program late.
     let script = "import subprocess, sys\nfor _ in range(100): subprocess.run(['true'])\nsys.exit(4)";
     if Command::new("python3").arg("--version").output().is_err() {

@@ -12,7 +12,7 @@ use super::{
 use crate::{PageNo, Seq};
 use pagekeeper_wal::Lsn;
 
-/// Why a record cannot be one that a store wrote there.
+/// The reason why a record cannot be one that a store wrote there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum EntryFault {
     #[error("an entry ends too soon")]

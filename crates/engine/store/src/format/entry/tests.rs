@@ -67,9 +67,9 @@ fn read(bodies: &[Bytes]) -> Result<Option<JournalEntry>, EntryFault> {
     Ok(entry)
 }
 
-/// The bytes as they are on disks. They must stay readable forever.
+/// These bytes are on users' disks and must stay readable.
 #[test]
-fn an_entry_looks_as_it_always_did() {
+fn the_format_of_an_entry_is_fixed() {
     let mut expected = b"\x01\0\0\0\0\0\0\0\x2c\x01\0\0\0\0\0\0".to_vec();
     // Meta: root 1, 300 pages, no free list.
     expected.extend(b"\x09\x01\x01\xac\x02\0user");

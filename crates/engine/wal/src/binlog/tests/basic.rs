@@ -143,7 +143,7 @@ fn a_group_is_never_split_and_one_too_large_changes_nothing() {
 }
 
 #[test]
-fn a_log_that_was_closed_empty_goes_on_in_its_segment() {
+fn a_log_that_was_closed_empty_continues_in_its_segment() {
     let disk = SimDisk::new();
     for _ in 0..3 {
         options(&disk).open(DIR).unwrap().close().unwrap();
@@ -336,7 +336,7 @@ fn settings_out_of_range_are_refused() {
 }
 
 #[test]
-fn a_second_opener_is_refused_and_the_first_goes_on() {
+fn a_second_opener_is_refused_and_the_first_continues() {
     fn shared<T: Send + Sync>() {}
     shared::<BinLog>();
     let disk = SimDisk::new();

@@ -49,7 +49,7 @@ fn a_failed_write_or_sync_is_final_for_everyone() {
 }
 
 #[test]
-fn a_log_goes_on_if_its_room_for_the_next_index_is_removed() {
+fn a_log_continues_if_its_reserved_index_is_removed() {
     let disk = SimDisk::new();
     let remove_room = || disk.remove("/binlog/binlog.index.new").unwrap();
     let log = options(&disk).open(DIR).unwrap();
@@ -67,7 +67,7 @@ fn a_log_goes_on_if_its_room_for_the_next_index_is_removed() {
 }
 
 #[test]
-fn a_log_goes_on_without_room_for_the_next_index() {
+fn a_log_continues_without_room_for_the_next_index() {
     let until_rotation = |disk: &SimDisk| {
         let log = options(disk).open(DIR).unwrap();
         append(&log, &group(1, 2, 100)).unwrap();

@@ -61,7 +61,7 @@ fn openings_that_append_nothing_use_nothing_up() {
 }
 
 #[test]
-fn a_log_is_read_on_a_full_disk_and_goes_on_when_there_is_room() {
+fn a_log_is_read_on_a_full_disk_and_continues_once_there_is_room() {
     let disk = made(true);
     disk.fill_up_at(0);
     let log = options(&disk).open(DIR).unwrap();

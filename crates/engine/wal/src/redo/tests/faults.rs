@@ -34,7 +34,7 @@ fn a_failed_sync_ends_the_log_for_everyone_and_for_good() {
     assert_eq!(log.append(b"more").as_ref(), Err(&expected));
     assert_eq!(log.sync_upto(kept), Ok(()), "that was durable before");
     assert_eq!(log.checkpoint(kept).as_ref(), Err(&expected));
-    assert_eq!(all(&log).len(), 1, "reading goes on");
+    assert_eq!(all(&log).len(), 1, "reading continues");
     assert_eq!(Arc::into_inner(log).unwrap().close().as_ref(), Err(&expected));
     let log = small(&disk).open(dir()).unwrap();
     assert_eq!(all(&log)[0].body, b"kept");
@@ -109,7 +109,7 @@ fn a_disk_that_is_full_leaves_nothing_behind() {
 }
 
 #[test]
-fn short_and_interrupted_calls_are_gone_on_with() {
+fn short_and_interrupted_calls_are_continued() {
     let reads = RandomFaults { short_per_mille: 300, interrupted_per_mille: 300, ..RandomFaults::default() };
     let writes = RandomWriteFaults {
         short_per_mille: 300,

@@ -196,7 +196,7 @@ fn life(mut rng: Rng, injected_fault: Option<InjectedFault>) -> Result<(), Strin
 }
 
 #[test]
-fn a_disk_that_is_full_for_a_while_loses_nothing_and_the_log_goes_on() {
+fn a_temporarily_full_disk_loses_nothing_and_the_log_continues() {
     let seed = Seed::new();
     for which in 0..lives(4000) {
         life(seed.rng(which), None).unwrap_or_else(|error| panic!("life {which}: {error}"));

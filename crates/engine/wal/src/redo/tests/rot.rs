@@ -81,7 +81,7 @@ fn a_bit_in_the_first_record_after_a_crash_loses_nothing_in_silence() {
 
 /// Damages each byte that opening a closed log reads.
 #[test]
-fn every_byte_of_a_closed_log_counts_but_for_those_of_padding() {
+fn every_byte_of_a_closed_log_except_padding_is_checked() {
     let disk = SimDisk::new();
     let log = small(&disk).without_threads().create(dir()).unwrap();
     // Behind the third record there is only room for the header of a padding, and behind the fourth
@@ -121,7 +121,7 @@ fn every_byte_of_a_closed_log_counts_but_for_those_of_padding() {
 /// A log that continues behind a damaged padding keeps all its records, also if the checkpoint is
 /// there, and after a crash.
 #[test]
-fn a_log_goes_on_behind_a_damaged_padding() {
+fn a_log_continues_behind_a_damaged_padding() {
     for (at, flips) in [(0, 1), (7, 0x30), (12, 0xff), (18, 1), (22, 1), (100, 0xff)] {
         for checkpointed in [false, true] {
             let mut disk = SimDisk::new();
@@ -200,7 +200,7 @@ fn crashes_without_a_checkpoint_fill_the_log_and_break_nothing() {
     // Epochs without records do not count.
     let log = options(&disk).open(dir()).unwrap();
     log.checkpoint(all(&log)[kept - 1].end).unwrap();
-    commit(&log, b"goes on");
+    commit(&log, b"continues");
     disk = disk.after_kill();
     for _ in 0..600 {
         let log = options(&disk).open(dir()).unwrap();
@@ -330,7 +330,7 @@ fn damaged(mut rng: Rng, injected_fault: Option<InjectedFault>) -> Result<(), St
             log.close().unwrap();
             closed = true;
         } else {
-            // Its close must not change what the crash left.
+            // The close must not change what the crash left.
             drop(log);
             disk = crashed;
         }

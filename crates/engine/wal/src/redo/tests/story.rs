@@ -223,7 +223,7 @@ fn threads_move_the_checkpoint_in_any_order() {
 }
 
 #[test]
-fn a_reader_that_was_overtaken_says_so() {
+fn an_overtaken_reader_is_an_error() {
     let disk = SimDisk::new();
     let log = small(&disk).create(dir()).unwrap();
     let end = log.append(&[1; 100]).unwrap();
@@ -238,7 +238,7 @@ fn a_reader_that_was_overtaken_says_so() {
 }
 
 #[test]
-fn each_policy_syncs_when_it_says() {
+fn each_policy_syncs_at_its_time() {
     for policy in [FlushPolicy::Os, FlushPolicy::Every(Duration::MAX)] {
         let disk = SimDisk::new();
         let log = small(&disk).flush_policy(policy).create(dir()).unwrap();
@@ -391,7 +391,7 @@ fn damaged_logs_are_named_and_not_changed() {
 }
 
 #[test]
-fn a_log_that_was_never_finished_is_made_anew() {
+fn an_unfinished_log_is_created_again() {
     let whole = SimDisk::new();
     small(&whole).create(dir()).unwrap();
     let mut unfinished = 0;

@@ -3,7 +3,7 @@ use std::path::Path;
 
 use super::*;
 
-/// Settings that durability, replication or recovery depend on: no advice concerns them.
+/// Settings that durability, replication or recovery depend on, which no advice may concern.
 const NEVER: [&str; 27] = [
     "innodb_flush_log_at_trx_commit",
     "innodb_flush_log_at_timeout",
@@ -35,7 +35,7 @@ const NEVER: [&str; 27] = [
 ];
 
 #[test]
-fn no_row_is_about_what_durability_replication_or_recovery_rest_on() {
+fn no_row_touches_durability_replication_or_recovery() {
     for row in TABLE.iter() {
         assert!(!NEVER.contains(&option_of(&row.setting).as_str()), "{}", row.id);
         // Settings of recovery may only move a log, or bound it for a target that the operator

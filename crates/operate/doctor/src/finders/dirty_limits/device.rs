@@ -68,7 +68,8 @@ fn limited(observation: &Observation<'_>, name: &str, pauses: &[&PauseCounts]) -
         fixes: if is_synced { Vec::new() } else { fixes(name, device) },
         remarks: is_synced
             .then(|| {
-                "it is not to be lifted: files on the device are synced, and a sync waits for what is dirty before it".to_owned()
+                "do not lift it: files on the device are synced, and a sync waits for earlier dirty data"
+                    .to_owned()
             })
             .into_iter()
             .collect(),
@@ -91,8 +92,8 @@ pub(crate) fn cap(observation: &Observation<'_>, name: &str) -> Option<Fix> {
     let terms = Terms::anywhere(
         Confidence::Estimated,
         format!("files on device {name} are synced, and {} may be dirty for it", ByteSize(before)),
-        "whoever writes to this device through the page cache runs at the speed of the disk from there on, the database's own \
-         flushes and compactions too",
+        "programs that write to this device through the page cache then run at the speed of the \
+             disk, including the database's own flushes and compactions",
         format!(
             "echo {} >{place}/max_ratio && echo {} >{place}/strict_limit",
             device.max_ratio,
@@ -102,7 +103,8 @@ pub(crate) fn cap(observation: &Observation<'_>, name: &str) -> Option<Fix> {
     Some(Fix::system(
         format!("echo {DEVICE_DIRTY_BYTES_MAX} >{place}/max_bytes && echo 1 >{place}/strict_limit"),
         format!(
-            "at once, until the device comes anew: at most about {} are dirty for it, so that no sync waits for more",
+            "at once, until the device is set up again: at most about {} are dirty for it, so that \
+                 no sync waits for more",
             ByteSize(DEVICE_DIRTY_BYTES_MAX)
         ),
         Terms {
@@ -143,14 +145,14 @@ fn fixes(name: &str, device: Option<&BackingDevice>) -> Vec<Fix> {
     let set = |setting: &str, value: u64, before: Option<u64>, why: &str| {
         Fix::system(
             format!("echo {value} >/sys/class/bdi/{name}/{setting}"),
-            format!("at once, until the device comes anew (of FUSE: until it is mounted again); {why}"),
+            format!("at once, until the device is set up again (of FUSE: until it is mounted again); {why}"),
             Terms::anywhere(
                 Confidence::Measured,
                 "its limit was full while the limits on the whole were not",
                 "more of the memory may be dirty for this device, and takes as long to write as the device takes",
                 match before {
                     Some(before) => format!("echo {before} >/sys/class/bdi/{name}/{setting}"),
-                    None => "write back what it holds now".to_owned(),
+                    None => "write the present values back".to_owned(),
                 },
             ),
         )

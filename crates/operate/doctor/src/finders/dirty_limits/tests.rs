@@ -12,7 +12,7 @@ fn find(observation: &Observation<'_>) -> Vec<Finding> {
 
 /// Returns limits of 16 and 32 MiB in force; in 10 s `dirtied` MiB were dirtied and `written` MiB
 /// written.
-fn low(dirtied: u64, written: u64) -> (Snapshot, Snapshot) {
+fn low_limits(dirtied: u64, written: u64) -> (Snapshot, Snapshot) {
     let before = sample();
     let mut after = sample();
     let dirty = &mut after.host.dirty;
@@ -39,15 +39,15 @@ fn text(finding: &Finding) -> String {
 }
 
 #[test]
-fn nothing_is_said_of_limits_that_nobody_meets() {
-    let (before, after) = low(100, 100);
+fn limits_that_nobody_reaches_are_no_finding() {
+    let (before, after) = low_limits(100, 100);
     assert_eq!(find(&Observation::new(&before, &after)), []);
     assert_eq!(find(&Observation::new(&sample(), &sample())), []);
 }
 
 #[test]
-fn full_limits_with_what_others_would_change() {
-    let (before, mut after) = low(400, 380);
+fn full_limits_are_reported_with_the_effect_of_other_limits() {
+    let (before, mut after) = low_limits(400, 380);
     // A quarter of the time: 30 MiB/s that would have been 40.
     pause(&mut after, 100, 2500);
     let stats = |dirtied: u64| BackingDeviceStats {
@@ -86,7 +86,7 @@ fn full_limits_with_what_others_would_change() {
         "throttling at 24 MiB, and the limit is 32 MiB (vm.dirty_bytes=33554432;",
         "31 MiB were dirty or under writeback (7 MiB over where throttling begins); 12 MiB at the end",
         "dirty for 30 s, by a thread that wakes every 5 s",
-        "40 MiB/s were made dirty, and about 50 MiB/s would have been had nobody been throttled; 38 MiB/s were written",
+        "40 MiB/s were made dirty, and about 50 MiB/s would have been without throttling; 38 MiB/s were written",
         "for device 8:0: 30 MiB/s made dirty, 15 MiB/s written; its share of the limit is 9 MiB",
         "with vm.dirty_bytes=67108864 (64 MiB) after 1 s more",
         "a guess",
@@ -109,8 +109,8 @@ fn full_limits_with_what_others_would_change() {
 }
 
 #[test]
-fn a_devices_own_limit_is_not_taken_for_that_on_the_whole() {
-    let (before, mut after) = low(400, 380);
+fn a_devices_own_limit_is_told_from_the_global_one() {
+    let (before, mut after) = low_limits(400, 380);
     // Pauses would start at 24 MiB; 5 MiB were dirty.
     let levels = DirtyLevels {
         dirty: 5 * MIB,
@@ -163,8 +163,8 @@ fn a_devices_own_limit_is_not_taken_for_that_on_the_whole() {
 }
 
 #[test]
-fn pauses_of_others_are_a_note_at_most() {
-    let (before, mut after) = low(400, 400);
+fn pauses_of_other_programs_are_at_most_a_note() {
+    let (before, mut after) = low_limits(400, 400);
     pause(&mut after, 77, 10);
     let findings = find(&Observation::new(&before, &after));
     assert_eq!(findings[0].severity, Severity::Note);
@@ -174,7 +174,7 @@ fn pauses_of_others_are_a_note_at_most() {
 
 #[test]
 fn no_limit_bridges_a_disk_that_is_far_too_slow() {
-    let (before, mut after) = low(10_000, 1000);
+    let (before, mut after) = low_limits(10_000, 1000);
     pause(&mut after, 100, 100);
     after.host.dirty.dirtyable = 2 * GIB;
     let observation = Observation::new(&before, &after);
@@ -208,8 +208,8 @@ fn odd_settings_are_notes() {
 }
 
 #[test]
-fn without_tracing_it_is_reported_once_and_no_task_is_blamed() {
-    let (before, mut after) = low(10_000, 400);
+fn missing_tracing_is_reported_once_and_no_task_is_blamed() {
+    let (before, mut after) = low_limits(10_000, 400);
     after.change.as_mut().unwrap().trace = None;
     after.change.as_mut().unwrap().machine.io_stalled = Some(Duration::from_secs(2));
     assert_eq!(find(&Observation::new(&before, &after)), [], "not full");
@@ -227,7 +227,7 @@ fn without_tracing_it_is_reported_once_and_no_task_is_blamed() {
 }
 
 #[test]
-fn what_is_written_within_a_second_takes_no_zero_seconds() {
+fn a_writeback_of_less_than_a_second_is_not_shown_as_zero() {
     let flow = DirtyFlow { dirtied: 0, written: 1 << 30, wanted: 0 };
     let note =
         LimitRaise { limit: 64 * MIB, burst: Duration::from_secs(10), flow, undo: String::new() }.fix().does;

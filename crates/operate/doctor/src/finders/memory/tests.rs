@@ -22,21 +22,21 @@ fn reclaim(process: u32, name: &str, kind: ReclaimKind, milliseconds: &[u64]) ->
 }
 
 /// Returns a snapshot after 10 s with these waits.
-fn after(waits: Vec<ReclaimCounts>) -> Snapshot {
+fn snapshot_after(waits: Vec<ReclaimCounts>) -> Snapshot {
     let mut change: HostChange = change();
     change.trace.as_mut().unwrap().reclaim = Some(waits);
     Snapshot { change: Some(change), ..sample() }
 }
 
 /// Returns the group of a database at its limit, with this many bytes read again.
-fn again(bytes: u64) -> MemoryCgroup {
+fn group_with_refaults(bytes: u64) -> MemoryCgroup {
     let pages = bytes / pagekeeper_kernel::page_size();
     MemoryCgroup { file_refaults: Some(pages), ..cgroup(GIB, GIB) }
 }
 
 #[test]
 fn a_host_at_rest_is_not_short_of_memory() {
-    let mut after = after(Vec::new());
+    let mut after = snapshot_after(Vec::new());
     after.host.memory.free = after.host.watermarks.low - 1;
     let before = sample();
     assert_eq!(find(&Observation::new(&before, &after)), [], "free memory low, but nobody waits");
@@ -46,13 +46,13 @@ fn a_host_at_rest_is_not_short_of_memory() {
     machine.memory_stalled = Some(Duration::from_millis(30));
     assert_eq!(find(&Observation::new(&before, &after)), []);
     // 90 milliseconds in ten seconds are not reported.
-    let after = self::after(vec![reclaim(7, "cc1", ReclaimKind::Machine, &[40, 50])]);
+    let after = self::snapshot_after(vec![reclaim(7, "cc1", ReclaimKind::Machine, &[40, 50])]);
     assert_eq!(find(&Observation::new(&before, &after)), []);
 }
 
 #[test]
-fn tasks_that_wait_are_named_with_how_long() {
-    let mut after = after(vec![
+fn waiting_tasks_are_named_with_their_wait() {
+    let mut after = snapshot_after(vec![
         reclaim(7, "cc1", ReclaimKind::Machine, &[100, 50]),
         reclaim(100, "mariadbd", ReclaimKind::Machine, &[200, 300, 100]),
         reclaim(9, "other", ReclaimKind::Group, &[9000]),
@@ -77,7 +77,7 @@ fn tasks_that_wait_are_named_with_how_long() {
 
 #[test]
 fn without_tracing_pressure_or_at_least_a_count_is_reported() {
-    let mut after = after(Vec::new());
+    let mut after = snapshot_after(Vec::new());
     let before = sample();
     let change = after.change.as_mut().unwrap();
     change.trace = None;
@@ -95,7 +95,7 @@ fn without_tracing_pressure_or_at_least_a_count_is_reported() {
 
 #[test]
 fn a_cgroup_at_its_limit_full_of_dirty_logs_is_reported() {
-    let mut after = after(vec![
+    let mut after = snapshot_after(vec![
         reclaim(101, "mariadbd", ReclaimKind::Group, &[20]),
         reclaim(5, "neighbour", ReclaimKind::Group, &[9000]),
     ]);
@@ -120,8 +120,8 @@ fn a_cgroup_at_its_limit_full_of_dirty_logs_is_reported() {
 }
 
 #[test]
-fn waits_at_the_limit_of_a_cgroup_are_not_the_hosts() {
-    let mut after = after(Vec::new());
+fn waits_at_a_cgroups_limit_do_not_count_for_the_host() {
+    let mut after = snapshot_after(Vec::new());
     let mut before = sample();
     let machine = &mut after.change.as_mut().unwrap().machine;
     machine.memory_stalled = Some(Duration::from_secs(3));
@@ -180,13 +180,13 @@ fn waits_at_the_limit_of_a_cgroup_are_not_the_hosts() {
 }
 
 #[test]
-fn what_a_neighbour_reads_again_is_not_the_databases() {
+fn refaults_of_a_neighbour_do_not_count_for_the_database() {
     const BIG: Inode = Inode { dev: DEV, ino: 1 };
     let mut before = sample();
-    before.databases[0].cgroup = Some(again(0));
+    before.databases[0].cgroup = Some(group_with_refaults(0));
     let table = file("/var/lib/mysql/db/t.MYD", FileClass::Data, GIB, 500 * MIB);
-    let mut after = after(Vec::new());
-    after.databases[0].cgroup = Some(again(520 * MIB));
+    let mut after = snapshot_after(Vec::new());
+    after.databases[0].cgroup = Some(group_with_refaults(520 * MIB));
     let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
     trace.pages = Some(vec![
         pages(BIG, 77, "tar", 2000 * MIB, 1700 * MIB),
@@ -197,7 +197,7 @@ fn what_a_neighbour_reads_again_is_not_the_databases() {
     observation.streamers = vec![Streamer {
         pid: 77,
         title: "tar -cf - /big".to_owned(),
-        cgroup: Some(again(0)),
+        cgroup: Some(group_with_refaults(0)),
         group_beside: None,
         has_ended: false,
         files: vec![StreamerFile { inode: BIG, path: "/big/1".into(), access: AccessMode::ReadOnly }],
@@ -212,17 +212,17 @@ fn what_a_neighbour_reads_again_is_not_the_databases() {
     // If some events were lost, the owner is unknown.
     after.change.as_mut().unwrap().trace.as_mut().unwrap().losses.overrun = 1;
     let found = find(&Observation::new(&before, &after));
-    assert!(found[0].evidence.last().unwrap().text.ends_with("was not traced"), "{found:#?}");
+    assert!(found[0].evidence.last().unwrap().text.ends_with("were not traced"), "{found:#?}");
     assert_eq!(found[0].severity, Severity::Warning);
 }
 
 #[test]
-fn what_the_database_reads_of_files_in_no_list_is_its_own() {
+fn refaults_of_unlisted_files_count_for_the_database_that_reads_them() {
     const LIBRARY: Inode = Inode { dev: DEV, ino: 7 };
     let mut before = sample();
-    before.databases[0].cgroup = Some(again(0));
-    let mut after = after(Vec::new());
-    after.databases[0].cgroup = Some(again(520 * MIB));
+    before.databases[0].cgroup = Some(group_with_refaults(0));
+    let mut after = snapshot_after(Vec::new());
+    after.databases[0].cgroup = Some(group_with_refaults(520 * MIB));
     let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
     trace.pages = Some(vec![pages(LIBRARY, 100, "mariadbd", 600 * MIB, 500 * MIB)]);
     let found = find(&Observation::new(&before, &after));
@@ -232,17 +232,17 @@ fn what_the_database_reads_of_files_in_no_list_is_its_own() {
     // Without tasks, the owner of such a file's pages is unknown.
     after.change.as_mut().unwrap().trace.as_mut().unwrap().pages.as_mut().unwrap()[0].task = None;
     let found = find(&Observation::new(&before, &after));
-    assert!(found[0].evidence.last().unwrap().text.ends_with("was not traced"), "{found:#?}");
+    assert!(found[0].evidence.last().unwrap().text.ends_with("were not traced"), "{found:#?}");
     assert_eq!(found[0].severity, Severity::Warning);
 }
 
 #[test]
-fn one_that_has_ended_is_no_proof_that_the_databases_data_fits() {
+fn an_ended_reader_does_not_prove_that_the_data_fits() {
     const BIG: Inode = Inode { dev: DEV, ino: 1 };
     let mut before = sample();
-    before.databases[0].cgroup = Some(again(0));
-    let mut after = after(Vec::new());
-    after.databases[0].cgroup = Some(again(520 * MIB));
+    before.databases[0].cgroup = Some(group_with_refaults(0));
+    let mut after = snapshot_after(Vec::new());
+    after.databases[0].cgroup = Some(group_with_refaults(520 * MIB));
     let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
     trace.pages =
         Some(vec![pages(BIG, 77, "tar", 20 * MIB, 0), pages(BIG, 78, "cat", 2000 * MIB, 1700 * MIB)]);
@@ -255,7 +255,8 @@ fn one_that_has_ended_is_no_proof_that_the_databases_data_fits() {
         has_ended: false,
         files: Vec::new(),
     };
-    observation.streamers = vec![streamer(77, "tar -cf - /big", Some(again(0))), streamer(78, "", None)];
+    observation.streamers =
+        vec![streamer(77, "tar -cf - /big", Some(group_with_refaults(0))), streamer(78, "", None)];
     let found = find(&observation);
     let text = &found[0].cost.text;
     assert!(!text.contains("its own data fits"), "{text}");
@@ -269,12 +270,12 @@ fn one_that_has_ended_is_no_proof_that_the_databases_data_fits() {
 fn a_stream_is_fixed_before_a_limit_is_raised() {
     const BIG: Inode = Inode { dev: DEV, ino: 1 };
     let mut before = sample();
-    before.databases[0].cgroup = Some(again(0));
+    before.databases[0].cgroup = Some(group_with_refaults(0));
     let mut table = file("/var/lib/mysql/db/t.MYD", FileClass::Data, GIB, 500 * MIB);
     before.files = vec![table.clone()];
     table.residency.as_mut().unwrap().evicted = Some(400 * MIB);
-    let mut after = after(Vec::new());
-    after.databases[0].cgroup = Some(again(520 * MIB));
+    let mut after = snapshot_after(Vec::new());
+    after.databases[0].cgroup = Some(group_with_refaults(520 * MIB));
     let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
     trace.pages = Some(vec![
         pages(BIG, 77, "tar", 2000 * MIB, 1700 * MIB),
@@ -285,7 +286,7 @@ fn a_stream_is_fixed_before_a_limit_is_raised() {
     observation.streamers = vec![Streamer {
         pid: 77,
         title: "tar -cf - /big".to_owned(),
-        cgroup: Some(again(0)),
+        cgroup: Some(group_with_refaults(0)),
         group_beside: None,
         has_ended: false,
         files: vec![StreamerFile { inode: BIG, path: "/big/1".into(), access: AccessMode::ReadOnly }],
@@ -308,11 +309,11 @@ fn a_stream_is_fixed_before_a_limit_is_raised() {
 fn a_cgroup_below_its_limit_or_without_one_is_not() {
     let before = sample();
     for group in [cgroup(900 * MIB, GIB), MemoryCgroup { effective_limit: None, ..cgroup(GIB, GIB) }] {
-        let mut after = after(Vec::new());
+        let mut after = snapshot_after(Vec::new());
         after.databases[0].cgroup = Some(group);
         assert_eq!(find(&Observation::new(&before, &after)), []);
     }
-    let mut after = after(Vec::new());
+    let mut after = snapshot_after(Vec::new());
     after.databases[0].cgroup = Some(cgroup(GIB, GIB));
     let found = find(&Observation::new(&before, &after));
     assert_eq!(found[0].severity, Severity::Note, "full of clean pages");

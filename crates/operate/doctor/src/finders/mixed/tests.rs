@@ -121,7 +121,7 @@ fn a_database_that_uses_both_is_not_asked_to_stop() {
 }
 
 #[test]
-fn what_others_read_while_watching_is_known_by_tracing_or_by_growth() {
+fn reads_by_others_are_known_by_tracing_or_by_growth() {
     let table = table("a.ibd", Vec::new());
     let inode = table.inode;
     let after = sample_of(vec![table]);
@@ -148,7 +148,7 @@ fn what_others_read_while_watching_is_known_by_tracing_or_by_growth() {
 }
 
 #[test]
-fn leftovers_are_reported_with_their_place_and_cost_what_was_measured() {
+fn leftovers_are_reported_with_their_place_and_the_measured_cost() {
     let after = sample_of(vec![table("a.ibd", Vec::new()), table("b.ibd", Vec::new())]);
     let before = sample();
     let mut observation = Observation::new(&before, &after);
@@ -188,7 +188,7 @@ fn leftovers_are_reported_with_their_place_and_cost_what_was_measured() {
 }
 
 #[test]
-fn who_reads_leftovers_and_is_gone_is_named() {
+fn an_ended_reader_of_leftovers_is_named() {
     let after = sample_of(vec![table("a.ibd", Vec::new()), table("b.ibd", Vec::new())]);
     let mut change = change();
     let (a, b) = (after.files[0].inode, after.files[1].inode);
@@ -207,7 +207,7 @@ fn who_reads_leftovers_and_is_gone_is_named() {
 }
 
 #[test]
-fn of_many_who_read_leftovers_few_are_named_and_never_the_database() {
+fn few_of_many_readers_of_leftovers_are_named_and_never_the_database() {
     let mut one = table("a.ibd", Vec::new());
     one.database = Some(0);
     let inode = one.inode;

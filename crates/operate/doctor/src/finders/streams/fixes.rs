@@ -41,8 +41,8 @@ pub(super) fn fixes(stream: &StreamingProcess<'_>) -> Vec<Fix> {
         ),
         "mariabackup" | "mariadb-backup" => command(
             "mariabackup --backup --throttle=100 ...",
-            "so many reads and writes a second; it drops the pages of what it has read whoever uses \
-             them, and has no option against that",
+            "limits reads and writes per second; it drops all pages that it has read, even those \
+                 that others use, and has no option against that",
             "the backup takes longer, and keeps up with the redo log less easily",
         ),
         "rsync" => command(
@@ -80,11 +80,11 @@ fn own_group(stream: &StreamingProcess<'_>) -> Option<Fix> {
                     "mkdir {group} && echo {STREAM_GROUP_SIZE} >{group}/memory.limit_in_bytes && echo {} >{group}/cgroup.procs",
                     stream.pid
                 ),
-                "at once, for this run of it: what it brings in from now on evicts only its own pages. \
+                "at once, for this run: from now on it evicts only its own pages. \
                        Remove the group when it has ended (rmdir)",
                 terms(
                     stream,
-                    "it can hold no more than that of the page cache, and may run slower",
+                    "it can use at most that much page cache, and may run slower",
                     &format!("move it back: echo {} into cgroup.procs of the group it came from", stream.pid),
                 ),
             )
@@ -94,11 +94,11 @@ fn own_group(stream: &StreamingProcess<'_>) -> Option<Fix> {
                 "systemd-run --scope -p MemoryHigh={STREAM_GROUP_SIZE} -- {} ...",
                 shell_quoted(stream.name)
             ),
-            "start it this way next time: in a memory cgroup of its own what it brings in evicts only its \
-             own pages. Pages that are there already stay with whoever brought them in",
+            "start it this way next time: in a memory cgroup of its own it evicts only its own \
+                 pages. Pages that are resident already stay with the group that brought them in",
             terms(
                 stream,
-                "it can hold no more than that of the page cache, and may run slower",
+                "it can use at most that much page cache, and may run slower",
                 "start it as before",
             ),
         ),
@@ -111,9 +111,8 @@ pub(super) fn pagekeeper(stream: &StreamingProcess<'_>, data: &HashMap<Inode, &F
     let path = foreign.and_then(|(_, inode)| stream.open(*inode)).map(|file| shell_quoted(&file.path));
     let evict = match path {
         Some(path) => format!(
-            "`pagekeeper evict {path}` releases now what that file holds; it does not keep more from coming, \
-             nor bring the database's pages \
-             back. "
+            "`pagekeeper evict {path}` releases that file's pages now; it prevents no further \
+                 ones, and does not bring the database's pages back. "
         ),
         None => String::new(),
     };

@@ -129,7 +129,7 @@ impl IdleReclaimer<'_> {
             ByteSize(self.bytes),
             duration(observation.period()),
             if self.damon {
-                ": DAMON in the kernel, which takes what nobody touched for a while"
+                ": DAMON in the kernel, which takes pages that nobody touched for a while"
             } else {
                 ""
             }
@@ -150,8 +150,9 @@ impl IdleReclaimer<'_> {
             return Fix::system(
                 "echo off >/sys/kernel/mm/damon/admin/kdamonds/N/state",
                 format!(
-                    "at once; N is the directory whose pid is {pid}. Who has set it up can leave the database out \
-                     instead (schemes/*/filters, type memcg), or raise the age from which on pages are taken. Where no \
+                    "at once; N is the directory whose pid is {pid}. Whoever set it up can leave \
+                         the database out instead (schemes/*/filters, type memcg), or raise the \
+                         age from which on pages are taken. Where no \
                      directory has that pid it is DAMON_RECLAIM: echo N >/sys/module/damon_reclaim/parameters/enabled"
                 ),
                 terms("echo on into the same file (of DAMON_RECLAIM: echo Y)"),
@@ -160,7 +161,7 @@ impl IdleReclaimer<'_> {
         Fix::advice(
             format!("have {} leave the database's memory cgroup alone", process(&self.task.name, pid)),
             "it asks the kernel to reclaim (memory.reclaim), as tools for idle memory and container managers do",
-            terms("have it take the group in again"),
+            terms("have it include the group again"),
         )
     }
 }

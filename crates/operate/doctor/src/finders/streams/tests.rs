@@ -98,7 +98,7 @@ impl Host {
         self.trace().pages.as_mut().unwrap()
     }
 
-    /// The host was short of memory.
+    /// Makes the host short of memory.
     fn host_reclaims(&mut self) {
         self.after.change.as_mut().unwrap().machine.reclaimed_directly = Some(500 * MIB);
     }
@@ -116,7 +116,7 @@ fn text(finding: &Finding) -> String {
 }
 
 #[test]
-fn a_stream_in_the_same_group() {
+fn a_stream_in_the_same_group_is_reported() {
     let findings = Host::new().find();
     assert_eq!(findings.len(), 1);
     let found = &findings[0];
@@ -149,7 +149,7 @@ fn a_stream_in_the_same_group() {
 }
 
 #[test]
-fn nothing_where_nothing_was_pushed_out() {
+fn a_stream_that_evicts_nothing_is_no_finding() {
     let mut host = Host::new();
     let table = host.table();
     host.pages().retain(|counts| counts.file != table);
@@ -176,11 +176,11 @@ fn nothing_where_nothing_was_pushed_out() {
 }
 
 #[test]
-fn one_in_memory_of_its_own_is_not_to_blame() {
+fn a_stream_in_a_group_of_its_own_is_not_blamed() {
     let mut host = Host::new();
     host.streamers[0].cgroup = Some(group("/m/stream-77", Some(256 * MIB)));
     let table = host.table();
-    // Its own reclaim takes its own pages.
+    // The stream's own reclaim takes its own pages.
     host.pages().retain(|counts| counts.file != table || counts.task.as_ref().unwrap().process != TAR);
     assert_eq!(host.find(), []);
     // The database has no limit, but the stream has one.
@@ -200,7 +200,7 @@ fn one_in_memory_of_its_own_is_not_to_blame() {
 }
 
 #[test]
-fn a_small_one_beside_a_database_that_is_too_large() {
+fn a_small_stream_is_not_blamed_for_a_database_that_is_too_large() {
     let mut host = Host::new();
     host.pages()[0].flow.added.bytes = 40 * MIB;
     assert_eq!(host.find(), [], "200 MiB came back in the same time");
@@ -210,7 +210,7 @@ fn a_small_one_beside_a_database_that_is_too_large() {
 }
 
 #[test]
-fn a_backup_that_drops_what_it_reads() {
+fn a_backup_that_drops_its_pages_is_told_from_a_stream() {
     let mut host = Host::new();
     let table = host.table();
     host.trace().reclaim = Some(Vec::new());
@@ -246,7 +246,7 @@ fn a_worker_that_sends_a_backup_is_a_stream_and_others_are_not() {
 }
 
 #[test]
-fn one_that_has_ended_is_reported_by_its_name() {
+fn an_ended_stream_is_reported_by_its_name() {
     let mut host = Host::new();
     host.streamers.clear();
     let findings = host.find();
@@ -265,7 +265,7 @@ fn one_that_has_ended_is_reported_by_its_name() {
 }
 
 #[test]
-fn what_is_taken_for_being_idle_is_no_streams_doing() {
+fn pages_reclaimed_as_idle_are_not_blamed_on_a_stream() {
     let mut host = Host::new();
     host.after.databases[0].cgroup = None;
     host.streamers[0].cgroup = None;
@@ -332,14 +332,14 @@ fn a_backend_that_has_ended_is_no_stream() {
 }
 
 #[test]
-fn those_of_tools_with_options_of_their_own() {
+fn a_tools_own_option_is_the_first_fix() {
     let mut host = Host::new();
     host.pages()[0].task.as_mut().unwrap().name = "dd".to_owned();
     assert!(host.find()[0].fixes[1].act.starts_with("dd iflag=direct"), "{:?}", host.find());
 }
 
 #[test]
-fn those_that_pagekeeper_can_and_can_not_be_started_with() {
+fn programs_that_cannot_run_under_pagekeeper_are_not_offered_it() {
     let named = |name: &str| {
         let mut host = Host::new();
         host.pages()[0].task.as_mut().unwrap().name = name.to_owned();

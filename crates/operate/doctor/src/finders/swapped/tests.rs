@@ -14,7 +14,7 @@ fn filler(pid: u32, bytes: u64) -> CacheFiller {
     CacheFiller { pid, name: "tar".to_owned(), bytes }
 }
 
-/// Returns swap of a database alone in its group, which grew by this.
+/// Returns the swap of a database that is alone in its group, with this growth.
 fn swap(swapped: u64, grown: u64) -> DatabaseSwap {
     DatabaseSwap {
         period: Duration::from_secs(10),
@@ -58,7 +58,7 @@ fn acts(finding: &Finding) -> Vec<&str> {
 }
 
 #[test]
-fn severity_follows_growth_and_what_comes_back() {
+fn severity_follows_growth_and_swap_ins() {
     let of = |swapped, grown, read_back| severity(&swap(swapped, grown), read_back);
     assert_eq!(of(0, 0, 0), None);
     assert_eq!(of(SWAPPED_BYTES_MIN - 1, GROWN_BYTES_MIN - 1, SWAP_IN_RATE_MIN - 1), None);
@@ -141,7 +141,7 @@ fn a_program_that_has_ended_is_listed_as_such() {
 }
 
 #[test]
-fn without_tracing_it_says_so() {
+fn missing_tracing_is_reported() {
     let mut after = snapshot();
     after.change.as_mut().unwrap().trace = None;
     let found = find_in(&after, swap(60 * MIB, 58 * MIB), vec![streamer("/sys/fs/cgroup/db")]);
@@ -218,7 +218,7 @@ fn rates_are_over_the_time_between_the_readings_of_swap() {
 }
 
 #[test]
-fn other_programs_are_spoken_of_only_where_the_group_may_hold_them() {
+fn other_programs_are_mentioned_only_where_the_group_may_hold_them() {
     let alone = swap(60 * MIB, 0);
     assert!(of_group(&alone).unwrap().text.starts_with("its memory cgroup has 60 MiB in swap; "));
     let shared = DatabaseSwap { is_group_own: false, ..alone };

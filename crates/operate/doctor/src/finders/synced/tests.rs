@@ -69,7 +69,7 @@ fn acts(finding: &Finding) -> Vec<&str> {
 }
 
 #[test]
-fn a_log_that_waits_for_a_copy_names_it_and_what_helps() {
+fn syncs_that_wait_for_a_copy_are_reported_with_it_and_its_fixes() {
     let mut after = beside_cp(800);
     after.host.devices = vec![(DEV, device(240 * MIB))];
     let found = find(&after, &[2, 3000, 5000, 1]);
@@ -100,14 +100,14 @@ fn a_log_that_waits_for_a_copy_names_it_and_what_helps() {
 }
 
 #[test]
-fn short_syncs_are_no_finding_whatever_others_write() {
+fn short_syncs_are_no_finding() {
     assert_eq!(find(&beside_cp(800), &[99; 90]), []);
     assert_eq!(find(&beside_cp(800), &[100]).len(), 1);
     assert_eq!(find(&beside_cp(800), &[]), []);
 }
 
 #[test]
-fn without_others_data_only_a_very_long_one_is_and_nobody_is_blamed() {
+fn a_sync_without_data_of_others_is_a_finding_only_if_very_long() {
     assert_eq!(find(&beside_cp(0), &[900]), []);
     let found = find(&beside_cp(0), &[1000]);
     assert!(!found[0].title.contains("they wait for"), "{found:?}");
@@ -116,7 +116,7 @@ fn without_others_data_only_a_very_long_one_is_and_nobody_is_blamed() {
 }
 
 #[test]
-fn data_that_was_dirty_before_the_look_is_nobodys() {
+fn data_that_was_dirty_before_has_no_known_writer() {
     let mut after = beside_cp(0);
     after.host.devices = vec![(DEV, device(240 * MIB))];
     let found = find(&after, &[500]);
@@ -125,7 +125,7 @@ fn data_that_was_dirty_before_the_look_is_nobodys() {
 }
 
 #[test]
-fn its_own_compactions_are_the_databases() {
+fn compactions_count_as_the_databases_own_writes() {
     let mut after = beside_cp(0);
     let table = file("/data/000009.sst", FileClass::Data, 64 * MIB, 0);
     let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();

@@ -29,8 +29,8 @@ pub(in crate::finders) fn pagekeeper(database: &Database, other: Option<&str>) -
     if database.profile.name == "rocksdb" {
         let name = shell_quoted(if database.name.is_empty() { "COMMAND" } else { &database.name });
         return format!(
-            "`pagekeeper run --profile rocksdb -- {name} ...` starts it this way next time: what flushes and \
-             compactions write is then written out behind them, at \
+            "`pagekeeper run --profile rocksdb -- {name} ...` starts it this way next time: the \
+                 output of flushes and compactions is then written out behind them, at \
              the disk's pace (measured, db_bench for 10 s: 44 pauses and 32 ms \
              for the longest put, before 196 and 114 ms). From outside nothing slows writers down"
         );
@@ -65,8 +65,8 @@ pub(in crate::finders) fn of_another(name: &str) -> Vec<Fix> {
     let role = if usual(name) { "" } else { "--as bulk " };
     let mut fixes = vec![command(
         format!("pagekeeper run {role}-- {} ...", shell_quoted(name)),
-        "to try: start it this way next time; it wrote most of that, which is then written out as it goes, and \
-         does not pile up",
+        "to try: start it this way next time; its output, which is most of that, is then written \
+             out continuously and does not pile up",
         "it runs at the speed of the disk, not of memory",
     )];
     if name == "dd" {

@@ -55,7 +55,7 @@ fn text(finding: &Finding) -> String {
 }
 
 #[test]
-fn a_writer_that_waits_for_its_own_tables() {
+fn a_writer_that_waits_for_its_own_tables_is_reported() {
     let (before, after) = rocksdb();
     let findings = find_in(&before, &after);
     let kinds: Vec<Kind> = findings.iter().map(|finding| finding.kind).collect();
@@ -98,7 +98,7 @@ fn a_writer_that_waits_for_its_own_tables() {
 }
 
 #[test]
-fn long_waits_are_serious_and_those_of_the_background_are_not() {
+fn long_waits_are_critical_except_of_background_threads() {
     let (before, mut after) = rocksdb();
     let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
     trace.pauses = Some(vec![pauses(100, "db_bench", &[60], LEVELS)]);
@@ -111,7 +111,7 @@ fn long_waits_are_serious_and_those_of_the_background_are_not() {
 }
 
 #[test]
-fn pauses_of_others_are_theirs() {
+fn pauses_of_other_programs_do_not_count_for_the_database() {
     let (before, mut after) = rocksdb();
     let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
     trace.pauses.as_mut().unwrap().retain(|pause| pause.task.name == "cp");
@@ -121,7 +121,7 @@ fn pauses_of_others_are_theirs() {
 }
 
 #[test]
-fn a_move_log_shares_nothing() {
+fn a_log_on_another_device_shares_no_throttling() {
     let (before, mut after) = rocksdb();
     after.files[0].inode.dev += 1;
     let elsewhere = after.files[0].inode;
@@ -137,7 +137,7 @@ fn a_move_log_shares_nothing() {
 }
 
 #[test]
-fn no_higher_limit_is_named_for_a_device_with_its_own() {
+fn no_higher_global_limit_is_named_for_a_device_with_its_own() {
     let (before, mut after) = rocksdb();
     let machine = &mut after.change.as_mut().unwrap().machine;
     (machine.dirtied, machine.written) = (Some(100 * MIB), Some(90 * MIB));
@@ -153,20 +153,20 @@ fn no_higher_limit_is_named_for_a_device_with_its_own() {
 }
 
 #[test]
-fn a_log_that_nothing_comes_to_shares_nothing() {
+fn a_log_without_writes_shares_no_throttling() {
     let (before, mut after) = rocksdb();
     let log = after.files[0].inode;
     let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
     trace.pages.as_mut().unwrap().retain(|counts| counts.file != log);
     assert!(find_in(&before, &after).iter().all(|found| found.kind == Kind::WritersThrottled));
-    // It is overwritten in place.
+    // The log is overwritten in place.
     after.files[0].residency = Some(residency(MIB, 8192));
     let found = find_in(&before, &after);
     assert!(text(&found[0]).starts_with("8 KiB of log are dirty, for device 8:0"), "{}", text(&found[0]));
 }
 
 #[test]
-fn who_wrote_most_is_what_pagekeeper_is_offered_for() {
+fn pagekeeper_is_offered_for_the_largest_writer() {
     let (before, mut after) = rocksdb();
     after.databases[0].name = "db_bench".to_owned();
     let throttled = |after: &Snapshot| {
@@ -192,7 +192,7 @@ fn who_wrote_most_is_what_pagekeeper_is_offered_for() {
 }
 
 #[test]
-fn processes_of_postgresql_in_the_background_serve_nobody() {
+fn background_processes_of_postgresql_serve_no_client() {
     let (before, mut after) = rocksdb();
     after.databases = vec![database("postgresql", 100, "/data")];
     after.databases[0].workers = vec![101, 102];
@@ -223,7 +223,7 @@ fn processes_of_postgresql_in_the_background_serve_nobody() {
 }
 
 #[test]
-fn lost_events_are_said() {
+fn lost_events_are_reported() {
     let (before, mut after) = rocksdb();
     after.change.as_mut().unwrap().trace.as_mut().unwrap().losses.no_room = 3;
     let findings = find_in(&before, &after);
@@ -231,7 +231,7 @@ fn lost_events_are_said() {
 }
 
 #[test]
-fn the_log_that_is_written_is_the_one_to_move() {
+fn the_fix_moves_the_log_that_is_written() {
     let mut before = sample();
     before.databases = vec![database("mariadb", 100, "/data")];
     let mut after = before.clone();

@@ -17,7 +17,7 @@ fn settings(groups: &[&str]) -> Settings {
 }
 
 /// Returns the group of this process, as a rule would name it.
-fn own() -> Option<String> {
+fn own_group() -> Option<String> {
     let roots = SysRoots::default();
     let place = MemoryPlace::of(&roots, std::process::id()).unwrap()?;
     let figures = MemoryCgroup::charged_in(&place).unwrap()?;
@@ -25,10 +25,10 @@ fn own() -> Option<String> {
 }
 
 #[test]
-fn a_group_is_met_by_its_whole_path_alone() {
-    let Some(own) = own() else {
+fn a_rule_matches_a_group_by_its_whole_path() {
+    let Some(own) = own_group() else {
         pagekeeper_testing::skip(
-            "a_group_is_met_by_its_whole_path_alone: this process is in no memory cgroup that can be seen",
+            "a_rule_matches_a_group_by_its_whole_path: this process is in no memory cgroup that can be seen",
         );
         return;
     };
@@ -51,12 +51,12 @@ fn a_group_is_met_by_its_whole_path_alone() {
 }
 
 #[test]
-fn what_would_be_done_to_a_group_with_an_odd_name_is_said() {
+fn a_dry_run_reports_a_group_with_an_odd_name() {
     let mut guard = Guard::new(options(&[]), ProcRoot::default()).unwrap();
     let report = &mut guard.report;
     report.events.clear();
     let mut known = CgroupRecord { path: PathBuf::from("/pod\n\u{1b}[2J/x"), ..CgroupRecord::default() };
-    let seen = seen(1 << 29);
+    let seen = group_sample(1 << 29);
     let step = GroupStep { tight: true, reclaim: Err(GroupReason::Refaults) };
     known.tell(step, &seen, report);
     known.tell(step, &seen, report);
@@ -68,12 +68,12 @@ fn what_would_be_done_to_a_group_with_an_odd_name_is_said() {
 }
 
 #[test]
-fn how_often_a_group_was_at_its_limits_is_counted_from_when_it_was_met() {
+fn limit_events_of_a_group_are_counted_from_its_first_match() {
     let mut guard = Guard::new(options(&[]), ProcRoot::default()).unwrap();
     let report = &mut guard.report;
     report.events.clear();
     let mut known = CgroupRecord { path: "/db".into(), ..CgroupRecord::default() };
-    let seen = seen(1 << 29);
+    let seen = group_sample(1 << 29);
     let at = |high, max, oom_kill| MemoryEvents { high, max, oom_kill, ..MemoryEvents::default() };
     for events in
         [at(Some(5), Some(70), Some(0)), at(Some(5), Some(70), Some(0)), at(Some(7), Some(70), Some(1))]
@@ -112,7 +112,7 @@ fn a_group_that_goes_away_is_forgotten_and_its_call_too() {
     assert!(groups.reclaimed.is_empty());
 }
 
-fn seen(file: u64) -> GroupSample {
+fn group_sample(file: u64) -> GroupSample {
     GroupSample {
         group: 1,
         at: Duration::from_secs(1),
@@ -125,11 +125,11 @@ fn seen(file: u64) -> GroupSample {
 }
 
 fn call(id: u64, user: u32) -> ReclaimCall {
-    ReclaimCall { id, party: Party::User(user), path: "/db".into(), sample: seen(1 << 29) }
+    ReclaimCall { id, party: Party::User(user), path: "/db".into(), sample: group_sample(1 << 29) }
 }
 
 #[test]
-fn one_party_with_many_groups_keeps_none_of_anothers_waiting() {
+fn a_user_with_many_groups_delays_no_other_users_group() {
     let met = |count: u64| -> BTreeMap<u64, (Party, ())> {
         let many = (0..count).map(|id| (id, (Party::User(1), ())));
         many.chain([(count, (Party::User(2), ()))]).collect()
@@ -151,7 +151,7 @@ fn one_party_with_many_groups_keeps_none_of_anothers_waiting() {
 }
 
 #[test]
-fn that_the_kernel_finds_no_more_is_said_once_and_no_bytes_are_no_news() {
+fn an_exhausted_group_is_reported_once() {
     let mut guard = Guard::new(options(&["/**"]), ProcRoot::default()).unwrap();
     let (groups, report) = (&mut guard.groups, &mut guard.report);
     report.events.clear();
@@ -169,7 +169,7 @@ fn that_the_kernel_finds_no_more_is_said_once_and_no_bytes_are_no_news() {
 }
 
 #[test]
-fn a_glob_that_matches_nothing_is_said_once_after_a_minute() {
+fn a_glob_without_a_match_is_reported_once_after_a_minute() {
     let mut report = Report::new(Instant::now());
     let settings = settings(&["/a/*", "/b/*", "/c/*"]);
     let globs = &settings.options.cgroup.groups;
@@ -191,7 +191,7 @@ fn a_glob_that_matches_nothing_is_said_once_after_a_minute() {
 }
 
 #[test]
-fn a_refusal_is_said_once_and_nothing_counted() {
+fn a_refusal_is_reported_once_and_counts_no_bytes() {
     let mut guard = Guard::new(options(&["/**"]), ProcRoot::default()).unwrap();
     guard.report.events.clear();
     for _ in 0..3 {
@@ -204,7 +204,7 @@ fn a_refusal_is_said_once_and_nothing_counted() {
 }
 
 #[test]
-fn what_may_be_done_for_a_database_is_the_least_for_its_directories_and_nothing_if_it_is_never_to_be() {
+fn a_databases_access_is_the_lowest_of_its_directories() {
     use crate::directory::Directory;
     use pagekeeper_catalog::ownership::FileOwnership;
     let pid = std::process::id();

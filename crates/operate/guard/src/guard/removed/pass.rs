@@ -92,7 +92,7 @@ impl RemovalPass {
 
     /// Examines one file, and releases the pages that may go.
     fn one(&self, item: &mut RemovalItem, directory: &Directory, deadline: Instant) -> RemovalOutcome {
-        let (handle, seen) = match item.find(&self.proc, &directory.right) {
+        let (handle, seen) = match item.find(&self.proc, &directory.ownership) {
             Ok(found) => found,
             Err(RemovalObstacle::Moved) => return RemovalOutcome::Anew,
             Err(RemovalObstacle::LeftAlone) => {
@@ -123,7 +123,7 @@ impl RemovalItem {
     fn find(
         &self,
         proc: &ProcRoot,
-        right: &FileOwnership,
+        ownership: &FileOwnership,
     ) -> Result<(PathHandle, RemovedFileStat), RemovalObstacle> {
         let mut handle = None;
         for opener in self.openers.iter().filter(|opener| opener.is_own) {
@@ -164,8 +164,10 @@ impl RemovalItem {
             readers = Some(readers.map_or(at, |other: u64| other.min(at)));
         }
         let stat = handle.stat();
-        let is_its_own = match right {
-            FileOwnership::Process(right) => is_written_by_it || right.has_rights_of(stat.st_uid),
+        let is_its_own = match ownership {
+            FileOwnership::Process(ownership) => {
+                is_written_by_it || ownership.has_permissions_of(stat.st_uid)
+            }
             FileOwnership::Operator | FileOwnership::Owner(_) => false,
         };
         let size = u64::try_from(stat.st_size).ok();

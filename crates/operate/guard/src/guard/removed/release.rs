@@ -22,7 +22,7 @@ use crate::guard::watched::WatchList;
 const PASS_TIME_MAX: Duration = Duration::from_millis(250);
 
 impl WatchList {
-    /// Takes in the removed files that a process has open, a list that may be incomplete. `index`
+    /// Records the removed files that a process has open, a list that may be incomplete. `index`
     /// is the database that it is, or whose child it is.
     pub(in crate::guard) fn note_removed(
         &mut self,
@@ -37,7 +37,8 @@ impl WatchList {
         }
         let before = thread_cpu_time();
         let database = index.map(|index| &self.databases[index]);
-        let party = database.map_or_else(|| Party::of(&self.proc, pid), |database| database.right().party());
+        let party =
+            database.map_or_else(|| Party::of(&self.proc, pid), |database| database.ownership().party());
         let of = database.map(|database| database.pid);
         let own = self.directories.iter().filter(|directory| of.is_some() && directory.owner == of);
         let own: HashMap<&Path, &Directory> =
@@ -84,7 +85,7 @@ impl WatchList {
                 return None;
             }
             let removed = removed.borrow();
-            let all_listed = listed.since(own.first()?.right.party());
+            let all_listed = listed.since(own.first()?.ownership.party());
             let (items, spent) = measured(|| removed.items(files, &mut openers, own, all_listed));
             turns.spend(key, spent);
             let pass = RemovalPass {
@@ -131,7 +132,7 @@ impl WatchList {
             let since = database.descriptors.schedule.listed.filter(|_| database.sees_descriptors);
             // The party of a process that was never listed is not known yet.
             let party = match since {
-                Some(_) => database.right().party(),
+                Some(_) => database.ownership().party(),
                 None => Party::of(&self.proc, database.pid),
             };
             listed.note(party, since);

@@ -6,7 +6,7 @@ use pagekeeper_kernel::process::AccessMode;
 const DIRECTORY: Inode = Inode { dev: 1, ino: 1 };
 
 /// Makes descriptors of this many files, from this inode number on.
-fn open(from: u64, count: u64) -> Vec<OpenFile> {
+fn open_files(from: u64, count: u64) -> Vec<OpenFile> {
     let file = |number: u64| OpenFile {
         fd: RawFd::try_from(number).unwrap(),
         path: format!("/d/{}/binlog.{number:06}", "x".repeat(4000)).into(),
@@ -24,18 +24,18 @@ fn open(from: u64, count: u64) -> Vec<OpenFile> {
 }
 
 #[test]
-fn what_a_hostile_user_holds_open_takes_a_fixed_part_of_memory_and_nothing_of_others() {
+fn open_files_of_a_hostile_user_take_bounded_memory() {
     let now = Instant::now();
     let mut removed = RemovedFiles::new(now);
     let (hostile, other) = (Party::User(1), Party::User(2));
     // Not in a watched directory, however many there are and however long their paths.
-    removed.note(5, (hostile, Some(5)), (open(10, 2000), false), |_| None, now);
-    removed.note(6, (hostile, None), (open(10, 2000), true), |_| Some(DIRECTORY), now);
+    removed.note(5, (hostile, Some(5)), (open_files(10, 2000), false), |_| None, now);
+    removed.note(6, (hostile, None), (open_files(10, 2000), true), |_| Some(DIRECTORY), now);
     assert_eq!((removed.count, removed.files.len(), removed.names.len()), (0, 0, 0));
     assert!(removed.held[&6].is_cut && !removed.held.contains_key(&5));
-    removed.note(7, (other, Some(7)), (open(10, 3), false), |_| Some(DIRECTORY), now);
+    removed.note(7, (other, Some(7)), (open_files(10, 3), false), |_| Some(DIRECTORY), now);
     for pid in 100..400 {
-        let own = (open(u64::from(pid) * 1000, 300), false);
+        let own = (open_files(u64::from(pid) * 1000, 300), false);
         removed.note(pid, (hostile, Some(pid)), own, |_| Some(DIRECTORY), now);
         assert!(
             removed.count <= 2 * REMOVED_DESCRIPTORS_MAX.1 + REMOVED_DESCRIPTORS_MAX.0
@@ -59,7 +59,7 @@ fn what_a_hostile_user_holds_open_takes_a_fixed_part_of_memory_and_nothing_of_ot
 }
 
 #[test]
-fn a_hostile_user_who_has_too_much_open_to_be_seen_keeps_its_own_files_alone() {
+fn a_hostile_user_with_too_many_open_files_affects_only_its_own() {
     let now = Instant::now();
     let mut listed = ListedSince { anybody: Some(now), own: BTreeMap::new() };
     listed.note(Party::User(1), None);
@@ -67,7 +67,7 @@ fn a_hostile_user_who_has_too_much_open_to_be_seen_keeps_its_own_files_alone() {
     assert_eq!(listed.since(Party::User(1)), None);
     assert_eq!(listed.since(Party::User(2)), Some(now));
     assert_eq!(listed.since(Party::Container(3)), Some(now));
-    // A process that may open anybody's files holds back all.
+    // A process that may open anybody's files delays the files of all users.
     listed.note(Party::User(0), None);
     assert_eq!(listed.since(Party::User(2)), None);
 }

@@ -109,7 +109,7 @@ mod tests {
     use pagekeeper_testing::fake_process;
 
     #[test]
-    fn databases_and_what_is_never_to_be_touched_are_refused() {
+    fn databases_and_excluded_targets_are_refused() {
         let case = Case::new();
         case.process(7, "mariadbd");
         case.process(8, "tar");
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_is_left_alone_that_the_configuration_leaves_out() {
+    fn a_stream_that_the_configuration_excludes_is_left_alone() {
         use Verdict::{Leave, Release, Report};
         let case = Case::new();
         case.process(7, "tar");

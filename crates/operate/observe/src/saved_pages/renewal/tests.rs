@@ -45,7 +45,7 @@ fn wal(number: u32) -> String {
 }
 
 #[test]
-fn later_segments_take_the_places_of_those_that_went() {
+fn later_segments_replace_removed_ones() {
     let data = || entry("/pg/base/5/16384", 100, &[3..4]);
     let old = vec![
         entry(&wal(2), 8, &[4..8]),

@@ -161,7 +161,7 @@ sum(m[at] for at in range(0, len(m), 4096))' \"$1\"",
 }
 
 #[test]
-fn a_kernel_without_the_tracepoints_is_an_error_in_words() {
+fn a_kernel_without_the_tracepoints_is_an_error() {
     let missing =
         |call, errno: Errno| TraceError::Call { call, what: "pk_read".to_owned(), source: errno.into() };
     let error = without_tracepoint(missing("raw_tracepoint_open", Errno::NOENT), "mm_filemap_get_pages");
@@ -184,7 +184,7 @@ fn a_kernel_without_the_tracepoints_is_an_error_in_words() {
 }
 
 #[test]
-fn reads_that_go_on_count_once() {
+fn continued_reads_count_once() {
     let mut threads = Threads::default();
     let file = CachedFile { dev: 1, ino: 2 };
     for (thread, first, is_continued) in
