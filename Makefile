@@ -14,7 +14,7 @@ BENCH_FEATURES := fjall lmdb raft-engine redb sqlite $(if $(wildcard /usr/includ
 
 export CARGO PREFIX DESTDIR
 
-.PHONY: help demo check test test-all test-stories test-hostile test-kills test-faults test-sqlite test-crates test-mysql test-advice test-databases test-preload test-shim test-torture test-cgroup-v2 test-helm test-kernels test-rocksdb-stress build capi packages test-packages install-capi rocksdb-plugin sqlite-plugin install-sqlite install api semver lint fmt sanitize fuzz cross deny docs bench bench-setup
+.PHONY: help demo check test test-all test-stories test-hostile test-kills test-faults test-sqlite test-crates test-mysql test-advice test-databases test-preload test-shim test-torture test-cgroup-v2 test-helm test-kernels test-rocksdb-stress build capi packages test-packages install-capi rocksdb-plugin sqlite-plugin install-sqlite install api semver lint fmt sanitize fuzz cross deny docs pictures bench bench-setup
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -97,10 +97,10 @@ install-sqlite: ## the same, into lib/pagekeeper (PREFIX=/usr/local, DESTDIR=)
 install-capi: ## the C library (PREFIX=/usr/local, DESTDIR=)
 	@scripts/build-capi.sh "$(DESTDIR)$(PREFIX)"
 
-packages: ## deb, rpm, static program, container image, Helm chart, SBOM, checksums, for x86-64 and aarch64, into target/packages (ARGS=amd64)
+packages: ## deb, rpm, static program, wheel, npm package, libraries, container image, Helm chart, SBOM, checksums, for x86-64 and aarch64, into target/packages (ARGS=amd64)
 	@scripts/build-packages.sh $(ARGS)
 
-test-packages: ## those built twice to the same bytes; deb and rpm installed, upgraded and purged in a clean Debian, the others run, as root
+test-packages: ## those built twice to the same bytes; deb and rpm installed, upgraded and purged in a clean Debian, wheel and npm package installed, the others run, as root
 	@scripts/test-packages.sh $(ARGS)
 
 install: ## binary, man pages, completions and systemd unit (PREFIX=/usr/local, DESTDIR=)
@@ -135,6 +135,9 @@ deny: ## licences, sources and advisories of all dependencies
 docs: ## the book, into target/book, with all links checked; fetches mdbook if it is missing
 	@scripts/require-rust.sh
 	@scripts/docs.sh
+
+pictures: build ## the book's pictures, from real runs, as root, on a machine at rest (ARGS="crates log mariadb beside")
+	@scripts/pictures/make.py "$(TARGET)/release/pagekeeper" docs/src/pictures $(ARGS)
 
 bench: build ## a benchmark (ARGS="release --json"), after `make bench-setup`
 	@scripts/require-rust.sh

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # Builds the packages for users, for x86-64 and aarch64, in target/packages: a Debian package, an rpm, a static program
-# with its manuals, a container image for both processors, the Helm chart, the list of linked components (CycloneDX),
-# and SHA256SUMS of all. ARGS or the arguments name architectures as Debian does (amd64, arm64); without them, both are
+# with its manuals, the same as a wheel and an npm package, Debian packages of the libraries, a container image for both
+# processors, the Helm chart, the list of linked components (CycloneDX), and SHA256SUMS of all. ARGS or the arguments name architectures as Debian does (amd64, arm64); without them, both are
 # built.
 #
 # All packages contain one program per processor (scripts/packaging/build.sh), laid out by scripts/install.sh. The same
 # source gives the same bytes in any directory: times are those of the last commit (SOURCE_DATE_EPOCH), and the names of
 # the build directories are left out. Compilers and packing tools must have the same versions, too.
 #
-# PROGRAMS is a directory with programs of an earlier build, by architecture; they are not built again. PACKAGE_REVISION
+# PROGRAMS is a directory with programs of an earlier build, by architecture; they are not built again, and without
+# libraries beside them there are no packages of these. PACKAGE_REVISION
 # (1) follows the version; increase it to build a package again. GUARD_TOML replaces deploy/guard.toml as the
 # guard's configuration. DEBFULLNAME and DEBEMAIL name the builder.
 set -euo pipefail
@@ -19,7 +20,8 @@ architectures=("$@")
 [ ${#architectures[@]} -gt 0 ] || architectures=(amd64 arm64)
 
 scripts/packages.sh "Debian packages: debhelper dpkg-dev lintian" "rpms: rpm rpmlint" "zig, and images: python3 python3-pip" \
-    "what is checked of programs: binutils"
+    "what is checked of programs: binutils" \
+    "RocksDB's file system: g++ librocksdb-dev"
 for tool in dh_builddeb lintian rpmbuild rpmlint python3 readelf rustup; do
     if ! command -v "$tool" >/dev/null; then
         echo "$tool is missing: packages can't be built without it" >&2
@@ -81,6 +83,11 @@ for architecture in "${architectures[@]}"; do
         "$built/$name/share/doc/pagekeeper/metrics.conf" "$built/$name"/share/doc/pagekeeper/run/*
     cp "$built/copyright" LICENSE-APACHE LICENSE-MIT "$built/$name/share/doc/pagekeeper/"
     scripts/packaging/packed.sh "$built" "$name" >"$packages/$name.tar.gz"
+    scripts/packaging/wheel.py "$packages" "$PACKAGE_VERSION" "$machine" "$built/$name"
+    scripts/packaging/npm.sh "$PACKAGE_VERSION" "$machine" "$built/$name" >"$packages/pagekeeper-$PACKAGE_VERSION-$machine-npm.tgz"
+
+    [ ! -e "$programs/$architecture/libraries" ] ||
+        scripts/packaging/libraries.sh "$architecture" "$programs/$architecture/libraries" "$built/copyright" "$packages"
 
     install -D --mode 755 "$programs/$architecture/pagekeeper-static" "$built/image/usr/bin/pagekeeper"
     install -D --mode 644 "$configuration" "$built/image/etc/pagekeeper/guard.toml"
@@ -89,6 +96,6 @@ for architecture in "${architectures[@]}"; do
 done
 scripts/packaging/image.py "$packages/pagekeeper-$PACKAGE_VERSION-image.tar" "$PACKAGE_VERSION" "${images[@]}"
 scripts/packaging/packed.sh deploy/helm pagekeeper >"$packages/pagekeeper-chart-$PACKAGE_VERSION.tgz"
-(cd "$packages" && sha256sum -- *.deb *.rpm *.tar.gz *.tgz *.tar *.json >SHA256SUMS)
+(cd "$packages" && sha256sum -- *.deb *.rpm *.tar.gz *.tgz *.tar *.whl *.json >SHA256SUMS)
 rm -rf "$work"
 (cd "$packages" && du --apparent-size --human-readable -- *)

@@ -2,7 +2,7 @@
 # build-rocksdb.sh DIRECTORY [LIBRARY] — builds librocksdb_pagekeeper.so in a directory, against the installed RocksDB
 # headers.
 #
-# LIBRARY is the C library, as for scripts/build-capi.sh. Needs Rust, a C++ compiler and RocksDB's headers (Debian: g++
+# LIBRARY is the C library, as for scripts/build-capi.sh; CXXFLAGS replaces "-O2 -g". Needs Rust, a C++ compiler and RocksDB's headers (Debian: g++
 # librocksdb-dev).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -14,7 +14,7 @@ if [ -z "${ROCKSDB_INCLUDE:-}" ] && [ ! -e /usr/include/rocksdb/file_system.h ];
 fi
 laid_out=$to/capi
 scripts/build-capi.sh "$laid_out" "${2:-}"
-"${CXX:-c++}" -std=c++17 -O2 -g -fPIC -shared -fvisibility-inlines-hidden -Wall -Wextra ${ROCKSDB_INCLUDE:+-I"$ROCKSDB_INCLUDE"} -I"$laid_out/include" \
+"${CXX:-c++}" -std=c++17 ${CXXFLAGS:--O2 -g} -fPIC -shared -fvisibility-inlines-hidden -Wall -Wextra ${ROCKSDB_INCLUDE:+-I"$ROCKSDB_INCLUDE"} -I"$laid_out/include" \
     $(ls integrations/rocksdb/*.cc | grep --invert-match builtin) -o "$to/librocksdb_pagekeeper.so" \
     -Wl,-soname,librocksdb_pagekeeper.so -Wl,--exclude-libs,libpagekeeper.a -Wl,-z,defs -Wl,-z,nodelete \
     "$laid_out/lib/libpagekeeper.a" -lrocksdb -lgcc_s -lpthread -lm -ldl

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # lint.sh [PART...] — runs the linters; any warning is an error. Parts: text (formatting), clippy, code (clippy, also of
-# the preloaded library, and documentation), unused (unused dependencies). Without a PART, all run.
+# the preloaded library, and documentation), unused (unused dependencies), workflows (those of the public CI, by
+# actionlint; needs Go). Without a PART, all run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
@@ -22,14 +23,22 @@ code() {
     clippy
     # The preloaded library, which has no standard library.
     "$cargo" clippy -p pagekeeper-preload --lib --features interpose -- -D warnings
-    # --examples (there are none) selects the same features as clippy did, so that no dependency is checked twice.
+    # --examples selects the same features as clippy did, so that no dependency is checked twice.
     RUSTDOCFLAGS="-D warnings" "$cargo" doc --workspace --no-deps --lib --bins --examples
 }
 unused() {
     scripts/unused-dependencies.sh
 }
+workflows() {
+    local go
+    if ! go=$(command -v go || ls /usr/local/go/bin/go 2>/dev/null); then
+        echo "Go is missing: workflows are not linted" >&2
+        return
+    fi
+    "$go" run github.com/rhysd/actionlint/cmd/actionlint@v1.7.12 .github/workflows/*.yml
+}
 
-[ $# -gt 0 ] || set -- text code unused
+[ $# -gt 0 ] || set -- text code unused workflows
 for part in "$@"; do
     "$part"
 done

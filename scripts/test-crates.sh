@@ -84,7 +84,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     store.close()?;
 
     std::fs::write(dir.join("table"), [7; 40_000])?;
-    let cache = PageCache::builder().memory(16 << 20).build()?;
+    let cache = PageCache::options().memory(16 << 20).build()?;
     let mut read = [0; 500];
     cache.open(dir.join("table"))?.read_at(9_000, &mut read)?;
     assert_eq!(read, [7; 500]);

@@ -62,7 +62,7 @@ cp "$program" "$test/programs/$own/pagekeeper-static"
 ln --symbolic "$target/tools" "$test/programs/tools"
 { cat deploy/guard.toml && echo '# of the next release'; } >"$test/programs/guard.toml"
 GUARD_TOML=$test/programs/guard.toml PROGRAMS=$test/programs CARGO_TARGET_DIR=$test/programs PACKAGE_REVISION=2 scripts/build-packages.sh "$own" >/dev/null
-mv "$test/programs"/packages/*.deb "$test/programs"/packages/*.rpm "$test/higher/"
+mv "$test/programs"/packages/pagekeeper_*.deb "$test/programs"/packages/*.rpm "$test/higher/"
 rm -rf "$test/programs"
 (cd "$packages" && sha256sum --check --quiet SHA256SUMS)
 [ "$(cut -c 67- "$packages/SHA256SUMS" | sort)" = "$(cd "$packages" && find . -type f -not -name SHA256SUMS -printf '%P\n' | sort)" ] || fail "SHA256SUMS does not list all packages"
@@ -158,7 +158,7 @@ there /usr/share/man/man5/pagekeeper-guard.toml.5.gz
 gzip --decompress --stdout "$root/usr/share/man/man1/pagekeeper-guard.1.gz" | grep -- '--dry-run\|dry\\-run' >/dev/null || fail "pagekeeper-guard(1) is no man page of it"
 inside bash -c '. /usr/share/bash-completion/completions/pagekeeper && complete -p pagekeeper' >/dev/null || fail "bash does not complete pagekeeper"
 there /usr/share/zsh/vendor-completions/_pagekeeper /usr/share/fish/vendor_completions.d/pagekeeper.fish \
-    /usr/share/doc/pagekeeper/{copyright,changelog.gz,changelog.Debian.gz,metrics.conf,schemas/doctor.json,run/mariadb.conf,profiles/mariadb.toml}
+    /usr/share/doc/pagekeeper/{copyright,changelog.gz,changelog.Debian.gz,metrics.conf,troubleshooting.md,schemas/doctor.json,run/mariadb.conf,profiles/mariadb.toml}
 unit=$(inside dpkg --listfiles pagekeeper | grep '/systemd/system/pagekeeper-guard.service$') || fail "the package has no unit"
 grep --quiet '^ExecStart=/usr/bin/pagekeeper guard ' "$root$unit" || fail "the unit starts another program than the package's"
 [ -z "$(inside find /etc/systemd/system -name 'pagekeeper*')" ] || fail "the service was enabled by being installed"
@@ -208,6 +208,17 @@ files >"$test/after"
 diff "$test/before" "$test/after" || fail "purge left (>) or removed (<) the files above"
 
 echo "the Debian package: installed, upgraded, removed and purged in a clean Debian $codename"
+
+# --- The libraries, but for RocksDB's file system, whose RocksDB the clean Debian lacks.
+cp "$packages"/{libpagekeeper0,libpagekeeper-dev,pagekeeper-sqlite}_*_"$own".deb "$root/tmp/"
+inside sh -c 'dpkg --install /tmp/*.deb' </dev/null >"$test/dpkg.log" 2>&1 || { cat "$test/dpkg.log" >&2 && fail "dpkg didn't install the libraries"; }
+there /usr/include/pagekeeper.h /usr/lib/libpagekeeper.so.0 /usr/lib/libpagekeeper.a /usr/lib/pkgconfig/pagekeeper.pc /usr/lib/pagekeeper/pagekeeper_sqlite.so
+inside ldconfig --print-cache | grep --quiet 'libpagekeeper.so.0 ' || fail "the loader does not find the C library"
+inside dpkg --purge libpagekeeper-dev libpagekeeper0 pagekeeper-sqlite >/dev/null
+rm "$root"/tmp/*.deb
+files >"$test/after"
+diff "$test/before" "$test/after" || fail "purge of the libraries left (>) or removed (<) the files above"
+echo "the libraries: installed and purged"
 
 # --- The rpm. rpm's database in a Debian root lists no packages, so requirements are compared here.
 rpm=$(compgen -G "$packages/*.$machine.rpm")

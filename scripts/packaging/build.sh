@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # build.sh MACHINE DIRECTORY — builds the program for x86_64 or aarch64, twice, into DIRECTORY: `pagekeeper`, for any glibc from 2.28 on
 # (RHEL 8, Debian 10), and `pagekeeper-static`, which needs no C library and carries the other one's library for `pagekeeper run`.
+# Into DIRECTORY/libraries it builds the C library (capi) and the VFS for SQLite, for the same glibc.
 #
 # The same source gives the same bytes in any directory: names of directories are left out. zig links against an old glibc: it has the
 # names and versions of each release's functions (ziglang and cargo-zigbuild, from PyPI into target/tools). Fails if the result
@@ -68,6 +69,15 @@ if readelf --dynamic "$static" | grep --quiet NEEDED || readelf --program-header
     echo "$static is not static" >&2
     exit 1
 fi
+
+CARGO_ENCODED_RUSTFLAGS=$(joined "${flags[@]}") cargo-zigbuild zigbuild --release --locked --quiet --package pagekeeper-capi \
+    --package pagekeeper-sqlite --lib --target "$gnu.$oldest" --target-dir "$build"
+libraries=$out/libraries
+install -D --mode 644 "$build/$gnu/release/libpagekeeper_sqlite.so" "$libraries/pagekeeper_sqlite.so"
+printf '#!/bin/sh\nexec python3 -m ziglang cc -s -target %s "$@"\n' "$machine-linux-gnu.$oldest" >"$build/cc-$machine"
+chmod 755 "$build/cc-$machine"
+CC=$build/cc-$machine scripts/build-capi.sh "$libraries/capi" "$build/$gnu/release/libpagekeeper_capi.a"
+scripts/packaging/check-glibc.sh "$oldest" "$libraries/pagekeeper_sqlite.so" "$libraries"/capi/lib/libpagekeeper.so.*.*
 
 install -D --mode 755 "$program" "$out/pagekeeper"
 install -D --mode 755 "$static" "$out/pagekeeper-static"

@@ -49,7 +49,7 @@ for name in snapshot warm restart; do
 done
 dh_lintian
 # Keeps examples uncompressed. (There is a manual called pagekeeper-guard.toml.5.)
-dh_compress --exclude=/profiles/ --exclude=.json --exclude=.yaml --exclude=.yml --exclude=doc/pagekeeper/guard.toml --exclude=.conf
+dh_compress --exclude=/profiles/ --exclude=troubleshooting.md --exclude=.json --exclude=.yaml --exclude=.yml --exclude=doc/pagekeeper/guard.toml --exclude=.conf
 dh_fixperms
 dh_installdeb
 dh_gencontrol

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # test-formats.sh PACKAGES MACHINE ARCHITECTURE — runs the static program and the image of scripts/build-packages.sh in
-# an empty root, without a shell or C library. As root. Programs for other processors run under qemu-user.
+# an empty root, without a shell or C library; installs the wheel and the npm package from their files; and builds
+# programs with the packaged libraries. As root. Programs for other processors run under qemu-user.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 packages=$1 machine=$2 architecture=$3
@@ -49,6 +50,49 @@ alone "$test/empty" /pagekeeper stat --json /data >/dev/null
 grep --quiet 'read 8 MiB' "$test/report" || fail "its library did not see what cat read: $(cat "$test/report")"
 [ "$(fincore --bytes --noheadings --output RES "$test/empty/data/file")" -lt 1048576 ] || fail "its library released nothing"
 echo "the static program: runs in an empty root, and loads its library into programs with glibc"
+
+# --- The wheel and the npm package, installed from their files alone.
+scripts/packages.sh "the wheel: python3-pip" "the npm package: npm"
+wheel=$(compgen -G "$packages/pagekeeper-$version-py3-none-*_$machine.whl")
+python3 -m pip install --quiet --no-index --no-deps --root-user-action ignore --prefix "$test/pip" "$wheel"
+npm install --silent --offline --global --prefix "$test/npm" "$packages/pagekeeper-$version-$machine-npm.tgz"
+for installed in "$test/pip" "$test/npm"; do
+    [ "$("$installed/bin/pagekeeper" -V)" = "pagekeeper $version" ] || fail "$installed/bin/pagekeeper does not run"
+    "$installed/bin/pagekeeper" run --require -- true || fail "$installed/bin/pagekeeper has no library for run"
+    [ -e "$installed/share/man/man1/pagekeeper-guard.1" ] || fail "$installed has no manuals"
+done
+python3 - "$wheel" <<'TEXT' || fail "the wheel's list of files is wrong"
+import base64, csv, hashlib, sys, zipfile
+with zipfile.ZipFile(sys.argv[1]) as wheel:
+    (record,) = (name for name in wheel.namelist() if name.endswith("/RECORD"))
+    listed = {row[0]: row[1] for row in csv.reader(wheel.read(record).decode().splitlines())}
+    assert set(listed) == set(wheel.namelist())
+    for name in set(listed) - {record}:
+        digest = base64.urlsafe_b64encode(hashlib.sha256(wheel.read(name)).digest()).rstrip(b"=").decode()
+        assert listed[name] == f"sha256={digest}", name
+TEXT
+echo "the wheel and the npm package: installed from their files"
+
+# --- The libraries, unpacked: a program in C++, SQLite's shell, and RocksDB's file system in a program that loads it.
+scripts/packages.sh "programs with the libraries: g++ pkg-config sqlite3 rocksdb-tools"
+for debian in "$packages"/{libpagekeeper0,libpagekeeper-dev,pagekeeper-sqlite,pagekeeper-rocksdb}_*_"$architecture".deb; do
+    dpkg-deb --extract "$debian" "$test/libraries"
+done
+libraries=$test/libraries/usr/lib
+# shellcheck disable=SC2046
+c++ -std=c++17 crates/engine/capi/examples/store.cpp -o "$test/store" \
+    $(PKG_CONFIG_PATH=$libraries/pkgconfig pkg-config --cflags --libs pagekeeper)
+mkdir "$test/data"
+LD_LIBRARY_PATH=$libraries "$test/store" "$test/data" >"$test/said" 2>&1 || fail "the program in C++ fails: $(cat "$test/said")"
+sqlite3 :memory: ".load $libraries/pagekeeper/pagekeeper_sqlite" ".open file:$test/data/app.db?vfs=pagekeeper" \
+    "CREATE TABLE t(a); INSERT INTO t VALUES (7); SELECT a FROM t;" >"$test/said" 2>&1 || fail "SQLite: $(cat "$test/said")"
+[ "$(cat "$test/said")" = 7 ] || fail "SQLite says $(cat "$test/said")"
+under_rocksdb() {
+    LD_PRELOAD=$libraries/pagekeeper/librocksdb_pagekeeper.so PAGEKEEPER_ROCKSDB=all ldb --db="$test/data/rocksdb" "$@" 2>&1
+}
+{ under_rocksdb --create_if_missing put key value && under_rocksdb get key; } >"$test/said" || fail "RocksDB: $(cat "$test/said")"
+[ "$(paste -sd ' ' "$test/said")" = "OK value" ] || fail "RocksDB says $(cat "$test/said")"
+echo "the libraries: a program in C++, SQLite and RocksDB use them"
 
 # --- Programs for another processor, under qemu: they answer, list pages of a file, and act like the dynamic ones. qemu uses
 # this machine's kernel, so system calls are real.

@@ -197,12 +197,36 @@ fn the_shipped_prometheus_files_are_valid() {
 
 #[test]
 fn the_shipped_prometheus_files_distinguish_streams_from_other_logs() {
-    for (file, quote) in [("prometheus-rules.yml", "\""), ("grafana-dashboard.json", "\\\"")] {
+    let files = [
+        ("prometheus-rules.yml", ["class=~\"redo|binlog|relay|wal\"", "class=\"messages\""]),
+        ("grafana-dashboard.json", ["\"query\": \"redo|binlog|relay|wal\"", "class=\\\"messages\\\""]),
+    ];
+    for (file, parts) in files {
         let text = std::fs::read_to_string(deploy(file)).expect("it is shipped");
-        for classes in ["class=~Qredo|binlog|relay|walQ", "class=QmessagesQ"] {
-            let classes = classes.replace('Q', quote);
-            assert!(text.contains(&classes), "{file} has no {classes}");
+        for part in parts {
+            assert!(text.contains(part), "{file} has no {part}");
         }
+        assert_eq!(text.matches("redo|binlog").count(), 1, "{file} lists the classes of logs once");
+    }
+}
+
+#[test]
+fn each_alert_has_its_runbook_and_each_panel_its_description() {
+    let read = |path: &str| std::fs::read_to_string(deploy(path)).expect("it is shipped");
+    let rules = read("prometheus-rules.yml");
+    let page = read("../docs/src/troubleshooting.md");
+    let alerts: Vec<&str> = rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+    assert!(alerts.len() > 20, "{alerts:?}");
+    for alert in &alerts {
+        let address = format!("/troubleshooting.md#{}\"", alert.to_lowercase());
+        assert!(rules.contains(&address), "{alert} has no runbook");
+        assert!(page.contains(&format!("\n### {alert}\n")), "the page does not explain {alert}");
+    }
+    assert_eq!(page.matches("\n### Pagekeeper").count(), alerts.len(), "the page has alerts that are gone");
+    let dashboard: serde_json::Value = serde_json::from_str(&read("grafana-dashboard.json")).expect("JSON");
+    for panel in dashboard["panels"].as_array().expect("panels") {
+        let is_described = panel["description"].as_str().is_some_and(|text| !text.is_empty());
+        assert!(is_described || panel["type"] == "row", "{} has no description", panel["title"]);
     }
 }
 
@@ -252,11 +276,15 @@ fn the_chart_agrees_with_the_manifest() {
             }
         }
     }
-    let values = lines(&read(&format!("{chart}/values.yaml")));
-    for line in
-        ["cpu: 10m", "memory: 32Mi", "memory: 256Mi", "operator: Exists", "prometheus.io/port: \"9417\""]
-    {
-        assert!(manifest.contains(line) && values.contains(line), "{line}");
+    let values = read(&format!("{chart}/values.yaml"));
+    for line in ["cpu: 10m", "memory: 32Mi", "memory: 256Mi", "operator: Exists"] {
+        assert!(manifest.contains(line) && lines(&values).contains(line), "{line}");
+    }
+    let readme = read(&format!("{chart}/README.md"));
+    let named = values.lines().filter(|line| line.starts_with(|c: char| c.is_ascii_lowercase()));
+    for (value, _) in named.filter_map(|line| line.split_once(':')) {
+        let is_named = ["`", "."].iter().any(|end| readme.contains(&format!("`{value}{end}")));
+        assert!(is_named, "the chart's README does not explain {value}");
     }
 }
 

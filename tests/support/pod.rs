@@ -31,7 +31,7 @@ pub(crate) struct Pod {
 }
 
 impl Pod {
-    /// Returns the shipped manifest.
+    /// Returns the shipped manifest, with a guard that acts.
     pub(crate) fn of_the_manifest() -> Self {
         let manifest =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../deploy/kubernetes-daemonset.yaml");
@@ -48,7 +48,17 @@ impl Pod {
         let mut spec = object(&of("DaemonSet")["spec"]["template"]["spec"]);
         let containers = list(&spec.remove("containers").expect("containers"));
         let [container] = &containers[..] else { panic!("one container: {containers:?}") };
-        Self { spec, container: object(container), config: object(&of("ConfigMap")["data"]) }
+        let mut pod = Self { spec, container: object(container), config: object(&of("ConfigMap")["data"]) };
+        pod.end_the_dry_run();
+        pod
+    }
+
+    /// Sets `dry_run = false`, as an operator does after the first reports.
+    fn end_the_dry_run(&mut self) {
+        let file = self.config.get_mut("guard.toml").expect("its configuration");
+        let shipped = text(file);
+        assert!(shipped.starts_with("dry_run = true\n"), "the first install changes nothing: {shipped}");
+        *file = shipped.replacen("true", "false", 1).into();
     }
 
     /// Returns the image that it names.

@@ -12,7 +12,7 @@
 mod loads;
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -41,6 +41,9 @@ const BULK_WRITE_BYTES: usize = 1 << 20;
 /// Dirty bytes at which background writeback begins, and at which writers wait, beside appends that
 /// are never synced.
 const DIRTY_LIMITS_BYTES: (u64, u64) = (8 * MIB, 16 * MIB);
+
+/// Time between two points of a timeline.
+const TIMELINE_STEP: Duration = Duration::from_millis(500);
 
 const PACED_WRITER_NAME: &str = "the library's bulk writer, paced";
 const DIRECT_WRITER_NAME: &str = "the library's bulk writer, direct";
@@ -128,6 +131,9 @@ pub(crate) struct BesideOptions {
     /// Write rate of the disk, in MB/s
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(10..=10_000))]
     rate: u64,
+    /// Append to FILE, for each sample, a line of JSON with the commits of each half second
+    #[arg(long, value_name = "FILE")]
+    timeline: Option<PathBuf>,
 }
 
 /// The figures of a sample.
@@ -148,6 +154,8 @@ struct BesideSetup<'a> {
     /// Bytes a second of the disk.
     rate: u64,
     line: &'static str,
+    /// The file for timelines.
+    timeline: Option<&'a Path>,
     pagekeeper: InstalledProgram,
     stop: StopRequest,
 }
@@ -186,6 +194,7 @@ pub(crate) fn run(run: &mut BenchRun, choice: &BesideOptions, rounds: Option<u16
                 bytes,
                 rate,
                 line: CP_COMMAND,
+                timeline: choice.timeline.as_deref(),
                 pagekeeper,
                 stop,
             };
@@ -301,6 +310,7 @@ impl BesideSetup<'_> {
         }
         std::fs::remove_dir_all(&output).context("can't remove what was written")?;
         self.load.clean_up()?;
+        self.add_timeline(subject, from, &commits)?;
         let within = commits.iter().filter(|commit| (from..=to).contains(&commit.end)).count();
         // A commit that was due in time counts even if it ended later.
         let is_within =
@@ -310,6 +320,22 @@ impl BesideSetup<'_> {
             took: commits.iter().filter(is_within).map(|commit| commit.took).collect(),
             stream: self.bytes as f64 / MIB as f64 / (to - from),
         })
+    }
+
+    /// Appends the commits of each half second to the file for timelines.
+    fn add_timeline(&self, subject: &str, from: f64, commits: &[TimedCommit]) -> Result<()> {
+        let Some(path) = self.timeline else { return Ok(()) };
+        let mut counts: Vec<u32> = Vec::new();
+        for commit in commits {
+            let end = Duration::from_secs_f64(commit.end);
+            let at = usize::try_from(end.as_millis() / TIMELINE_STEP.as_millis())?;
+            counts.resize(counts.len().max(at + 1), 0);
+            counts[at] += 1;
+        }
+        let line = serde_json::json!({ "subject": subject, "stream_began": from, "commits": counts });
+        let mut file =
+            File::options().create(true).append(true).open(path).context("can't open the timeline")?;
+        writeln!(file, "{line}").context("can't write the timeline")
     }
 
     /// Copies in the way of an engine that writes its own output.

@@ -14,15 +14,22 @@ use pagekeeper_trace::TraceLevel;
 use crate::digest::DatabaseFigures;
 use crate::events::EventFigures;
 use crate::exposition_text::{ExpositionText, SampleLabels, SampleValue};
-use crate::headers::ExpositionFormat;
 use crate::host::PRESSURE_RESOURCES;
 use crate::names::DatabaseName;
 use crate::state::{MetricFigures, TraceStatus};
 use crate::totals::{FileTotals, ReleaseTotals, TaskWaits};
 
-/// Formats all metrics.
-pub(crate) fn write(figures: &MetricFigures, own: OwnCost, format: ExpositionFormat) -> String {
-    let mut text = ExpositionText::new(format);
+/// Families of the host that `node_exporter` has as well. The shipped alerts need none of them.
+pub(crate) const NODE_EXPORTER_FAMILIES: [&str; 5] = [
+    "host_memory_available_bytes",
+    "host_page_cache_bytes",
+    "host_dirty_bytes",
+    "host_writeback_bytes",
+    "host_pressure_seconds_total",
+];
+
+/// Appends all metrics to an empty exposition, and returns its text.
+pub(crate) fn write(figures: &MetricFigures, own: OwnCost, mut text: ExpositionText) -> String {
     write_databases(&mut text, figures);
     write_releases(&mut text, figures);
     write_streams(&mut text, figures);
@@ -271,6 +278,7 @@ mod tests {
 
     use crate::digest::{SampleDigest, TracedWaits};
     use crate::exposition_text::family_names;
+    use crate::headers::ExpositionFormat;
     use crate::host::HostFigures;
     use crate::state::MetricsState;
 
@@ -317,7 +325,7 @@ mod tests {
 
     #[test]
     fn openmetrics_names_types_units_and_escapes() {
-        let text = write(&full(), OwnCost::read(), ExpositionFormat::OpenMetrics);
+        let text = write(&full(), OwnCost::read(), ExpositionText::new(ExpositionFormat::OpenMetrics));
         for line in [
             "# TYPE pagekeeper_resident_bytes gauge",
             "# UNIT pagekeeper_resident_bytes bytes",
@@ -349,7 +357,7 @@ mod tests {
 
     #[test]
     fn each_family_has_its_help_text() {
-        let text = write(&full(), OwnCost::read(), ExpositionFormat::Plain);
+        let text = write(&full(), OwnCost::read(), ExpositionText::new(ExpositionFormat::Plain));
         for line in text.lines().filter(|line| line.starts_with("# HELP ")) {
             assert!(line.ends_with('.') && line.split(' ').count() > 3, "{line}");
         }

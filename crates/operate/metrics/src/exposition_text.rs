@@ -63,13 +63,20 @@ impl<V: SampleValue> SampleValue for Option<V> {
 #[derive(Debug)]
 pub(crate) struct ExpositionText {
     format: ExpositionFormat,
+    /// Families that are left out.
+    excluded: &'static [&'static str],
     text: String,
 }
 
 impl ExpositionText {
     /// Creates an empty one.
     pub(crate) fn new(format: ExpositionFormat) -> Self {
-        Self { format, text: String::with_capacity(16 << 10) }
+        Self { format, excluded: &[], text: String::with_capacity(16 << 10) }
+    }
+
+    /// Leaves out these families.
+    pub(crate) fn without(self, excluded: &'static [&'static str]) -> Self {
+        Self { excluded, ..self }
     }
 
     /// Writes a family, by its name in the samples without prefix. Unknown values are left out.
@@ -81,7 +88,7 @@ impl ExpositionText {
     ) {
         let known = |(labels, value): (SampleLabels, V)| Some((labels, value.text()?));
         let mut samples = samples.into_iter().filter_map(known).peekable();
-        if samples.peek().is_none() {
+        if samples.peek().is_none() || self.excluded.contains(&name) {
             return;
         }
         let (kind, plain_kind) = match name.rsplit('_').next() {

@@ -83,6 +83,12 @@ pub(crate) fn path<'a>(request: &Request<'_, 'a>) -> &'a str {
     target.split('?').next().unwrap_or_default()
 }
 
+/// Returns the parameters behind the path of a request, as they are encoded.
+pub(crate) fn parameters<'a>(request: &Request<'_, 'a>) -> impl Iterator<Item = &'a str> {
+    let query = request.path.and_then(|target| target.split_once('?')).map_or("", |(_, query)| query);
+    query.split('&')
+}
+
 /// Returns the values of a header; one that is not UTF-8 is empty.
 pub(crate) fn values<'a>(request: &'a Request<'_, '_>, name: &'a str) -> impl Iterator<Item = &'a str> {
     let named = request.headers.iter().filter(move |header| header.name.eq_ignore_ascii_case(name));

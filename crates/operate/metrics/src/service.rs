@@ -15,8 +15,9 @@ use httparse::Request;
 
 use pagekeeper_kernel::process::OwnCost;
 
+use crate::exposition_text::ExpositionText;
 use crate::headers::{ExpositionFormat, accepted_format, is_this_host};
-use crate::http::{HttpResponse, path, values};
+use crate::http::{HttpResponse, parameters, path, values};
 use crate::state::MetricsState;
 use crate::{exposition, page_data};
 
@@ -84,7 +85,12 @@ impl MetricsService {
             ExpositionFormat::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
             ExpositionFormat::Plain => "text/plain; version=0.0.4; charset=utf-8",
         };
-        let body = exposition::write(&self.state.figures(), OwnCost::read(), format);
+        // By a parameter, as node_exporter takes it.
+        let is_host_excluded = parameters(request)
+            .any(|parameter| ["exclude[]=host", "exclude%5B%5D=host"].contains(&parameter));
+        let excluded: &[_] = if is_host_excluded { &exposition::NODE_EXPORTER_FAMILIES } else { &[] };
+        let text = ExpositionText::new(format).without(excluded);
+        let body = exposition::write(&self.state.figures(), OwnCost::read(), text);
         HttpResponse { header: "Vary: Accept\r\n", ..HttpResponse::ok(content_type, body) }
     }
 
@@ -105,9 +111,11 @@ mod tests {
 
     use base64::Engine as _;
     use base64::engine::general_purpose::STANDARD;
+    use pagekeeper_kernel::pressure::SysRoots;
     use sha2::{Digest as _, Sha256};
 
     use super::*;
+    use crate::host::HostFigures;
 
     fn service(address: &str) -> MetricsService {
         let state = Arc::new(MetricsState::new(false, Duration::from_secs(60)));
@@ -152,6 +160,19 @@ mod tests {
                 (response.status, response.header),
                 ("405 Method Not Allowed", "Allow: GET, HEAD\r\n")
             );
+        }
+    }
+
+    #[test]
+    fn families_of_node_exporter_are_left_out_on_request() {
+        let service = service("127.0.0.1:1");
+        service.state.host_sampled(&HostFigures::read(&SysRoots::default()));
+        let body = |path| ask_at(&service, "GET", path, &[]).body;
+        let shared = "pagekeeper_host_dirty_bytes ";
+        assert!(body("/metrics").contains(shared) && body("/metrics?exclude[]=disks").contains(shared));
+        for path in ["/metrics?exclude[]=host", "/metrics?a=b&exclude%5B%5D=host"] {
+            let text = body(path);
+            assert!(!text.contains(shared) && text.contains("pagekeeper_host_memory_bytes "), "{text}");
         }
     }
 

@@ -9,7 +9,12 @@ use rustix::io::Errno;
 use super::cachestat::last_errno;
 
 /// `_IOWR('f', 11, struct fiemap)`; the same number on x86-64 and aarch64.
-const FS_IOC_FIEMAP: libc::Ioctl = 0xc020_660b;
+#[allow(
+    clippy::cast_lossless,
+    clippy::cast_possible_wrap,
+    reason = "the same 32 bits, in the type that each C library has for them"
+)]
+const FS_IOC_FIEMAP: libc::Ioctl = 0xc020_660b_u32 as libc::Ioctl;
 
 /// Maximum number of extents that one call returns.
 const EXTENTS_PER_CALL: u32 = 64;

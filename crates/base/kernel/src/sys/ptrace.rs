@@ -21,25 +21,26 @@ pub(crate) enum TraceEvent {
 /// Starts tracing a thread, which keeps running. The kernel lets it go when the calling thread
 /// ends.
 pub(crate) fn seize(thread: i32) -> Result<(), Errno> {
-    call(libc::PTRACE_SEIZE, thread, 0)
+    call(libc::PTRACE_SEIZE.into(), thread, 0)
 }
 
 /// Makes a traced thread stop soon.
 pub(crate) fn interrupt(thread: i32) -> Result<(), Errno> {
-    call(libc::PTRACE_INTERRUPT, thread, 0)
+    call(libc::PTRACE_INTERRUPT.into(), thread, 0)
 }
 
 /// Stops tracing a stopped thread. It continues with the given signal, unless a signal has stopped
 /// its process.
 pub(crate) fn detach(thread: i32, signal: i32) -> Result<(), Errno> {
-    call(libc::PTRACE_DETACH, thread, signal)
+    call(libc::PTRACE_DETACH.into(), thread, signal)
 }
 
-fn call(request: libc::c_uint, thread: i32, data: i32) -> Result<(), Errno> {
+/// Makes a request; its type differs between C libraries.
+fn call(request: libc::c_long, thread: i32, data: i32) -> Result<(), Errno> {
     let data = usize::try_from(data).map_err(|_| Errno::INVAL)?;
     // SAFETY: none of these requests reads or writes memory of this process: the address is unused,
     // and the last argument is a number.
-    let result = unsafe { libc::ptrace(request, thread, 0_usize, data) };
+    let result = unsafe { libc::syscall(libc::SYS_ptrace, request, thread, 0_usize, data) };
     if result == -1 { Err(last_errno()) } else { Ok(()) }
 }
 

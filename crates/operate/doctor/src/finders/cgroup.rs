@@ -408,7 +408,7 @@ fn daemon_set(group: &MemoryCgroup, wasted: u64) -> Fix {
     )
     .taken_back_by_command();
     Fix::command(
-        "helm install pagekeeper deploy/helm/pagekeeper --namespace pagekeeper --create-namespace",
+        "helm install pagekeeper deploy/helm/pagekeeper --namespace pagekeeper --create-namespace --set dryRun=false",
         format!(
             "runs pagekeeper guard on every node (set image.repository to your own image): the \
                  pod's working set can fall to {}",
