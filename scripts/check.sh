@@ -5,6 +5,11 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
 
+# Half of these tests wait, those of the guard for its ticks.
+export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) * 4))}
+# The number of random lives of a store or log in each test; `make test` runs more.
+export PAGEKEEPER_CRASHES=${PAGEKEEPER_CRASHES:-500}
+
 scripts/require-rust.sh
 scripts/lint.sh text clippy
 log=$(mktemp)

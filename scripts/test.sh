@@ -19,15 +19,16 @@ start() {
     { "${@:2}" && timed "$1 ended" || { timed "$1 failed" && false; }; } >"$logs/$1" 2>&1 </dev/null &
     beside[$!]=$1
 }
-# Waits for all groups, and prints the output of each when it ends.
+# finish NAME...: waits for these groups, and prints the output of each.
 finish() {
-    local ended code
-    while [ "${#beside[@]}" -gt 0 ]; do
+    local group code
+    for group in "${!beside[@]}"; do
+        [[ " $* " == *" ${beside[$group]} "* ]] || continue
         code=0
-        wait -n -p ended "${!beside[@]}" || code=$?
+        wait "$group" || code=$?
         [ "$code" -eq 0 ] || status=$code
-        shown "$logs/${beside[$ended]}"
-        unset "beside[$ended]"
+        shown "$logs/${beside[$group]}"
+        unset "beside[$group]"
     done
 }
 end() {
@@ -66,7 +67,7 @@ export PAGEKEEPER_CRASHES=${PAGEKEEPER_CRASHES:-3000}
 # A line for each test program: kind, directory of its package, path.
 scripts/test-programs.sh --with-packages --workspace >"$logs/programs"
 timed "all was built"
-finish
+finish packages
 [ "$status" -eq 0 ] || exit "$status"
 
 # Stories of `host` that do not change dirty limits and do not inspect the whole page cache.
@@ -95,30 +96,47 @@ databases() {
 }
 preload() {
     # These tests mostly wait for programs that wait for disks.
-    RUST_TEST_THREADS=$(($(nproc) + 1)) story preload
+    RUST_TEST_THREADS=$(($(nproc) * 3)) story preload
 }
-crates() {
-    local failed=0 grouped=(commands databases docs preload host random_input)
-    others "${grouped[@]}" | grep --invert-match ^test | run --skip model:: || failed=$?
-    others "${grouped[@]}" | grep ^test | run || failed=$?
+# The test programs that are no stories.
+of_crates() { others commands databases docs preload host random_input; }
+units() {
+    # Half of these tests wait, those of the guard for its ticks.
+    local failed=0 RUST_TEST_THREADS=$(($(nproc) * 2))
+    export RUST_TEST_THREADS
+    of_crates | grep --invert-match ^test | run --skip model:: || failed=$?
     "$cargo" test --no-fail-fast --workspace --doc -- --show-output || failed=$?
     return "$failed"
 }
-part_of_host() { secluded host "${part_of_host[@]}"; }
+crates() { of_crates | grep ^test | run; }
+part_of_host() {
+    # At the priority of stories, which it can have back as root.
+    renice --priority 0 --pid "$BASHPID" >/dev/null 2>&1 || true
+    secluded host "${part_of_host[@]}"
+}
 lint() { check no_warnings scripts/lint.sh code; }
 
-# Stories wait for databases and disks, other tests for the processor, so they run in parallel.
-stories() { in_turn commands databases preload part_of_host; }
-rest() {
+models() {
+    chrt --idle --pid 0 "$BASHPID"
+    of_crates | grep --invert-match ^test | run model::
+}
+
+# Stories wait for databases and disks, and so do many other tests, so they run in parallel. Models of threads use the
+# processor time that is left, until the end.
+stories() { in_turn commands databases preload; }
+# after_stories PART...: runs these parts at a lower priority than stories.
+after_stories() {
     renice --priority 5 --pid "$BASHPID" >/dev/null
-    in_turn crates lint
+    in_turn "$@"
 }
 start stories stories
-start rest rest
-finish
+start units after_stories units lint
+start crates after_stories crates part_of_host
+start models models
+finish stories units crates
 
 # Other stories of `host` watch the whole machine or lower its dirty limits, and the documents show a quiet disk, so nothing
-# else reads or writes files during them. They mostly wait; models of threads and random input use the remaining processor time.
+# else reads or writes files during them. They mostly wait; random input uses the remaining processor time.
 host() {
     local failed=0
     story docs || failed=$?
@@ -126,18 +144,15 @@ host() {
     story host $(all_but "${part_of_host[@]}") || failed=$?
     return "$failed"
 }
-models() {
-    local failed=0
+random_input() {
     chrt --idle --pid 0 "$BASHPID"
-    others commands databases docs preload host random_input | grep --invert-match ^test | run model:: || failed=$?
-    story random_input || failed=$?
-    return "$failed"
+    story random_input
 }
-start models models
+start random_input random_input
 start host host
-finish
+finish models random_input host
 
-groups=(stories rest models host)
+groups=(stories units crates models random_input host)
 cat "${groups[@]/#/$logs/}" >"$logs/all"
 scripts/slowest-tests.sh "$logs/all"
 cat "$logs/times"

@@ -125,6 +125,7 @@ fn a_recycled_log_of_rocksdb_is_kept_and_costs_no_reads() {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn a_log_of_rocksdb_that_is_not_recycled_is_released_behind_its_writer() {
     /// Bytes of a log and of its tables: two logs and a half.
     const PHASE_BYTES: u64 = 2 * 160 * MIB;

@@ -13,7 +13,7 @@ use crate::support::compare::files_below;
 use crate::support::mariadb::{Options, Server};
 use crate::support::postgresql;
 use crate::support::sysbench::LoadedServer as _;
-use crate::support::{MIB, eventually, evict, files_in, resident_bytes, size_bytes};
+use crate::support::{MIB, eventually, files_in, resident_bytes, size_bytes};
 
 /// Bytes of the large file that is backed up.
 const LARGE_FILE_BYTES: usize = 48 << 20;
@@ -88,9 +88,7 @@ pub(crate) fn wait_until_little_resident(what: &str, directories: &[&Path]) {
 }
 
 pub(crate) fn evict_all(directory: &Path) {
-    for path in files_in(directory) {
-        evict(&path);
-    }
+    support::evict_all(&files_in(directory));
 }
 
 /// Returns incompressible bytes from a seed.

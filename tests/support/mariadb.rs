@@ -207,7 +207,9 @@ impl Server {
         self.try_query(sql).unwrap_or_else(|error| panic!("{sql}: {error}"))
     }
 
-    fn try_query(&self, sql: &str) -> Result<Vec<BTreeMap<String, String>>, String> {
+    /// Runs one statement like [`Self::query`]. Returns the client's message if the server refuses it
+    /// or has ended.
+    pub(crate) fn try_query(&self, sql: &str) -> Result<Vec<BTreeMap<String, String>>, String> {
         let output = Command::new("mariadb")
             .args(["--no-defaults", "--batch", "--user=root", "--execute", sql])
             .arg(format!("--socket={}", self.socket().display()))

@@ -181,12 +181,19 @@ pub(crate) fn kept_bytes(files: &[PathBuf]) -> u64 {
 
 /// Evicts a file, after writing its dirty pages.
 pub(crate) fn evict(path: &Path) {
-    // Syncs only that file: a global sync would wait for others' writes.
-    std::fs::File::open(path).and_then(|file| file.sync_all()).expect("sync");
+    evict_all(&[path.to_owned()]);
+}
+
+/// Evicts these files by one command, after writing their dirty pages.
+pub(crate) fn evict_all(files: &[PathBuf]) {
+    // Syncs only these files: a global sync would wait for others' writes.
+    for file in files {
+        std::fs::File::open(file).and_then(|file| file.sync_all()).expect("sync");
+    }
     // Repeats it, since the kernel may be using a page at any moment.
-    eventually("it is cold", Duration::from_secs(120), || {
-        command::run([std::ffi::OsStr::new("evict"), path.as_os_str()]);
-        (resident_bytes(&[path.to_owned()]) == 0).then_some(())
+    eventually("all is cold", Duration::from_secs(120), || {
+        command::run(std::iter::once(Path::new("evict")).chain(files.iter().map(PathBuf::as_path)));
+        (resident_bytes(files) == 0).then_some(())
     });
 }
 

@@ -14,7 +14,7 @@ use crate::support::command::{finish, pagekeeper};
 use crate::support::compare::files_below;
 use crate::support::loop_images::QuickDisk;
 use crate::support::{
-    MIB, copy_program, eventually, evict, files_in, open_to_others, resident_bytes, scratch,
+    MIB, copy_program, eventually, evict, evict_all, files_in, open_to_others, resident_bytes, scratch,
 };
 
 /// Bytes of the large file, and of the hot file.
@@ -53,9 +53,7 @@ fn make_files(here: &Path) {
 fn evict_all_but_hot(here: &Path) {
     let _ = fs::remove_dir_all(here.join("made"));
     fs::create_dir(here.join("made")).unwrap();
-    for file in files_in(here) {
-        evict(&file);
-    }
+    evict_all(&files_in(here));
     drop(fs::read(here.join("hot")).unwrap());
 }
 

@@ -272,7 +272,9 @@ impl TailInference {
         let Some(mut kept) = self.protected(0, size).filter(|_| self.known) else { return };
         for (now, heat) in windows.iter().zip(heats) {
             let released = self.sample(now.range.start).is_some_and(|past| past.released);
-            let joined = kept.iter_mut().find(|kept| kept.end == now.range.start);
+            // A protected range that ends with the file continues at its start.
+            let end = if now.range.start == 0 { size } else { now.range.start };
+            let joined = kept.iter_mut().find(|kept| kept.end == end);
             if let (WindowHeat::Cold, true, Some(joined)) = (*heat, released, joined) {
                 *heat = WindowHeat::Dirty;
                 joined.end = now.range.end;

@@ -109,7 +109,6 @@ fn a_hold_that_is_handed_over_to_a_pin() {
         Some(pinned)
     }
     check(one_frame, &[evicts, hands_over], lets_pins_go);
-    check(one_frame, &[evicts, hands_over, hands_over], lets_pins_go);
 }
 
 #[test]
