@@ -13,6 +13,7 @@ mod doctor_read_ahead;
 mod doctor_rocksdb;
 mod doctor_settings;
 mod doctor_streams;
+mod doctor_swap;
 mod doctor_synced;
 mod engine;
 mod engine_pod;

@@ -99,12 +99,6 @@ fn write_file(directory: &Path) {
     file.sync_all().expect("sync it");
 }
 
-fn set_limit(group: &MemoryGroup, limit: u64) {
-    let names = ["memory.max", "memory.limit_in_bytes"].map(|name| group.path().join(name));
-    let file = names.iter().find(|path| path.exists()).expect("a limit");
-    std::fs::write(file, limit.to_string()).expect("set it");
-}
-
 fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("no number: {value}"))
 }
@@ -155,7 +149,7 @@ fn the_prediction_for_twice_the_page_cache_is_measured() {
     assert!(std::fs::read_to_string(&picture).expect("a picture").starts_with("<svg"));
 
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a size of memory")]
-    set_limit(&group, LIMIT + present as u64);
+    group.set_limit(LIMIT + present as u64);
     reader.wait(2 * FILE_BYTES);
     let (doubled, expected) = (reader.hit_ratio(FILE_BYTES / 2), predicted(&report, 2.0 * present));
     assert!(

@@ -64,6 +64,21 @@ impl MemoryGroup {
         &self.directory
     }
 
+    /// Sets another limit, in bytes.
+    pub(crate) fn set_limit(&self, limit: u64) {
+        let files = ["memory.max", "memory.limit_in_bytes"].map(|name| self.directory.join(name));
+        let file = files.iter().find(|path| path.exists()).expect("a limit");
+        std::fs::write(file, limit.to_string()).expect("set it");
+    }
+
+    /// Returns the bytes of its memory that belong to no file.
+    pub(crate) fn anonymous(&self) -> u64 {
+        let stat = std::fs::read_to_string(self.directory.join("memory.stat")).expect("read its figures");
+        let figure =
+            |line: &str| line.strip_prefix("total_rss ").or(line.strip_prefix("anon "))?.parse().ok();
+        stat.lines().find_map(figure).expect("a figure for anonymous memory")
+    }
+
     /// Moves a process into it, unless it has ended. Later children will be in it, too.
     pub(crate) fn add(&self, pid: u32) {
         let moved = std::fs::write(self.entrance(), pid.to_string());

@@ -108,6 +108,7 @@ pub(crate) enum KernelHelper {
     MapUpdate = 2,
     MapDelete = 3,
     Nanoseconds = 5,
+    Random = 7,
     Processor = 8,
     ProcessAndThread = 14,
     TaskName = 16,

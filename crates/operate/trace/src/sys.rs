@@ -56,12 +56,27 @@ impl MapKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ProgramKind {
     /// A tracepoint, with its record.
-    Tracepoint = 5,
+    Tracepoint,
     /// A tracepoint, with the arguments of the kernel's own call.
-    RawTracepoint = 17,
+    RawTracepoint,
+    /// The same with the types of the arguments, so that the program reads the kernel's structs by
+    /// plain loads (Linux 5.5). The number is that of the tracepoint's type.
+    TypedTracepoint(u32),
+}
+
+impl ProgramKind {
+    /// Returns the number of the kind, what it is attached to, and the number of its type.
+    fn numbers(self) -> (u32, u32, u32) {
+        match self {
+            Self::Tracepoint => (5, 0, 0),
+            Self::RawTracepoint => (17, 0, 0),
+            Self::TypedTracepoint(type_id) => (26, BPF_TRACE_RAW_TP, type_id),
+        }
+    }
 }
 
 const BPF_F_NO_PREALLOC: u32 = 1;
+const BPF_TRACE_RAW_TP: u32 = 23;
 const PERF_TYPE_TRACEPOINT: u32 = 2;
 const PERF_FLAG_FD_CLOEXEC: libc::c_ulong = 8;
 const PERF_EVENT_IOC_ENABLE: u32 = 0x2400;
@@ -130,6 +145,11 @@ struct ProgLoad {
     kernel_version: u32,
     flags: u32,
     name: [u8; OBJECT_NAME_BYTES],
+    device: u32,
+    attach_kind: u32,
+    /// Debug information, of which there is none.
+    others: [u32; 9],
+    attach_type_id: u32,
 }
 
 #[repr(C)]
@@ -393,8 +413,9 @@ impl BpfProgram {
         code: &[Instruction],
         log: &mut [u8],
     ) -> Result<Self, Errno> {
+        let (kind, attach_kind, attach_type_id) = kind.numbers();
         let mut attributes = ProgLoad {
-            kind: kind as u32,
+            kind,
             instructions: kernel_length(code.len())?,
             code: address(code),
             // Some helpers require a program with a licence that the kernel counts as
@@ -406,6 +427,10 @@ impl BpfProgram {
             kernel_version: 0,
             flags: 0,
             name: object_name(name),
+            device: 0,
+            attach_kind,
+            others: [0; 9],
+            attach_type_id,
         };
         let fd = without_limit(|| {
             // SAFETY: the attributes are those of the command: `instructions` instructions of eight
@@ -501,13 +526,13 @@ struct RawTracepoint {
 }
 
 impl BpfProgram {
-    /// Runs a program of [`ProgramKind::RawTracepoint`] at each event of a tracepoint, until the
-    /// result is dropped.
-    pub(crate) fn attach_raw(&self, tracepoint: &CStr) -> Result<ProgramAttachment, AttachError> {
-        let mut attributes =
-            RawTracepoint { name: tracepoint.as_ptr() as u64, program_fd: raw_fd(&self.fd), padding: 0 };
-        // SAFETY: the attributes are those of the command: the name is a string with its end, which
-        // lives through the call.
+    /// Runs a program at each event of a tracepoint, until the result is dropped. A program of
+    /// [`ProgramKind::TypedTracepoint`] has its tracepoint already: `None`.
+    pub(crate) fn attach_raw(&self, tracepoint: Option<&CStr>) -> Result<ProgramAttachment, AttachError> {
+        let name = tracepoint.map_or(0, |name| name.as_ptr() as u64);
+        let mut attributes = RawTracepoint { name, program_fd: raw_fd(&self.fd), padding: 0 };
+        // SAFETY: the attributes are those of the command: the name is absent or a string with its
+        // end, which lives through the call.
         let fd = unsafe { bpf(BpfCommand::RawTracepointOpen, &mut attributes) }
             .map_err(|errno| AttachError { call: "bpf(RAW_TRACEPOINT_OPEN)", errno })?;
         Ok(ProgramAttachment { _event: take_ownership(fd) })

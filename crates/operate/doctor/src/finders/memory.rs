@@ -296,7 +296,14 @@ fn group(
             if cause.kind == Kind::Stream { "stream" } else { "read-ahead" },
             cause.title
         )),
-        (true, None) => fixes.push(more(observation, index, group, limit, again.of_database())),
+        (true, None) => {
+            fixes.push(more(observation, index, group, limit, again.of_database()));
+            remarks.push(format!(
+                "`pagekeeper size --cgroup {}` watches the accesses for two minutes, and prints the hit ratio at \
+                 other limits (Linux 6.12)",
+                shell_quoted(&group.directory)
+            ));
+        }
     }
     let releasable = logs.guard_may_release().filter(|releasable| *releasable >= RELEASABLE_MIN);
     Some(Finding {

@@ -242,7 +242,7 @@ fn attached(
     })?;
     let program =
         BpfProgram::load(ProgramKind::RawTracepoint, name, &code).map_err(|error| refused(name, error))?;
-    program.attach_raw(tracepoint).map_err(|error| failed(error.call, name, error.errno))
+    program.attach_raw(Some(tracepoint)).map_err(|error| failed(error.call, name, error.errno))
 }
 
 /// A key and its value.

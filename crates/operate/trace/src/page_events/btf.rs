@@ -191,6 +191,15 @@ impl<'a> Btf<'a> {
         })
     }
 
+    /// Returns the number of a type that is defined by this name.
+    pub(crate) fn typedef(&self, name: &str) -> Option<u32> {
+        let is_it = |at: &u32| {
+            let head = self.head_at(*at as usize).filter(|head| head.kind() == KIND_TYPEDEF);
+            head.is_some_and(|head| self.name(head.name) == name.as_bytes())
+        };
+        u32::try_from(self.starts.iter().position(is_it)? + 1).ok()
+    }
+
     /// Returns the value of a constant of an enumeration.
     pub(crate) fn constant(&self, name: &str) -> Result<u32, BtfError> {
         let of_enum = |at: u32| {
@@ -269,6 +278,7 @@ mod tests {
         assert_eq!(btf.offset("inode", &["a"]), Ok(8));
         assert_eq!(btf.offset("inode", &["b", "pad"]), Ok(12));
         assert_eq!(btf.constant("PG_head"), Ok(6));
+        assert_eq!([btf.typedef("alias"), btf.typedef("inode")], [Some(4), None]);
         let missing = btf.offset("inode", &["i_gone"]).unwrap_err();
         assert_eq!(missing.to_string(), "the kernel describes no inode.i_gone");
         assert!(btf.offset("page", &["a"]).is_err() && btf.constant("PG_tail").is_err());

@@ -305,13 +305,19 @@ impl PageEvents {
         (tracepoint, name): (&std::ffi::CStr, &str),
         code: Result<Vec<Instruction>, AssemblyError>,
     ) -> Result<(), TraceError> {
-        let code = code.map_err(|error| TraceError::Call {
-            call: "assemble",
-            what: name.to_owned(),
-            source: std::io::Error::other(error),
-        })?;
-        let program = BpfProgram::load(ProgramKind::RawTracepoint, name, &code)
-            .map_err(|error| refused(name, error))?;
+        let code = assembled(name, code)?;
+        self.load_and_attach(ProgramKind::RawTracepoint, Some(tracepoint), name, &code)
+    }
+
+    /// Loads a program and attaches it: to this tracepoint, or to that of its kind.
+    fn load_and_attach(
+        &mut self,
+        kind: ProgramKind,
+        tracepoint: Option<&std::ffi::CStr>,
+        name: &str,
+        code: &[Instruction],
+    ) -> Result<(), TraceError> {
+        let program = BpfProgram::load(kind, name, code).map_err(|error| refused(name, error))?;
         let attached = program.attach_raw(tracepoint);
         self.attachments.push(attached.map_err(|error| failed(error.call, name, error.errno))?);
         Ok(())
@@ -422,6 +428,18 @@ fn table(
 
 pub(crate) fn failed(call: &'static str, what: &str, errno: Errno) -> TraceError {
     TraceError::of(PermissionKind::Programs, call, what, errno)
+}
+
+/// Returns a program's instructions.
+fn assembled(
+    name: &str,
+    code: Result<Vec<Instruction>, AssemblyError>,
+) -> Result<Vec<Instruction>, TraceError> {
+    code.map_err(|error| TraceError::Call {
+        call: "assemble",
+        what: name.to_owned(),
+        source: std::io::Error::other(error),
+    })
 }
 
 pub(crate) fn refused(name: &str, LoadError { errno, log }: LoadError) -> TraceError {

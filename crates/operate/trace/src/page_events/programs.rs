@@ -84,6 +84,8 @@ struct EventStack {
     /// Of a sample: the directory that a file may be in, and whether it is in one.
     directory: sampling::DirectoryKey,
     verdict: sampling::FileVerdict,
+    /// Of a sample: the accesses that this one counts for.
+    counts_for: u64,
     number: u64,
     record: PageRecord,
 }
@@ -123,6 +125,9 @@ struct EventProgramWriter<'a> {
     asm: Assembler,
     tables: EventTableFds,
     at: &'a StructOffsets,
+    /// Whether the kernel knows the types of the arguments, so that fields of its structs are
+    /// loaded without a call.
+    is_typed: bool,
     /// The end of the program.
     out: Label,
 }
@@ -134,12 +139,23 @@ impl<'a> EventProgramWriter<'a> {
         for place in (stack!(EventStack, number)..0).step_by(8) {
             asm.store_constant(Width::B8, R10, place, 0);
         }
-        Self { asm, tables, at, out }
+        Self { asm, tables, at, is_typed: false, out }
     }
 
-    /// Copies `size` bytes of the kernel's memory at `base + offset` to the stack. Loses `R0` to
-    /// `R5`.
-    fn read_kernel(&mut self, to: i16, size: i32, base: Register, offset: i32) {
+    /// Copies a field of `size` bytes at `base + offset` to the stack. Loses `R0` to `R5`.
+    fn read_kernel(&mut self, to: i16, size: u16, base: Register, offset: u32) {
+        match Width::of(size).zip(i16::try_from(offset).ok()).filter(|_| self.is_typed) {
+            Some((width, offset)) => {
+                self.asm.load(width, R3, base, offset);
+                self.asm.store(width, R10, to, R3);
+            }
+            None => self.probe_kernel(to, i32::from(size), base, signed(offset)),
+        }
+    }
+
+    /// Copies `size` bytes of the kernel's memory at `base + offset`, of any type, to the stack.
+    /// Loses `R0` to `R5`.
+    fn probe_kernel(&mut self, to: i16, size: i32, base: Register, offset: i32) {
         self.asm.set(R3, base);
         self.asm.alu_constant(AluOp::Add, R3, offset);
         self.asm.set(R1, R10);
@@ -148,9 +164,17 @@ impl<'a> EventProgramWriter<'a> {
         self.asm.call(KernelHelper::ReadKernel);
     }
 
-    /// `dst` = the eight bytes of the kernel's memory at `base + offset`.
+    /// `dst` = the field of eight bytes at `base + offset`.
     fn read_pointer(&mut self, dst: Register, base: Register, offset: u32) {
-        self.read_kernel(stack!(EventStack, number), 8, base, signed(offset));
+        match i16::try_from(offset).ok().filter(|_| self.is_typed) {
+            Some(offset) => self.asm.load(Width::B8, dst, base, offset),
+            None => self.probe_pointer(dst, base, signed(offset)),
+        }
+    }
+
+    /// `dst` = the eight bytes of the kernel's memory at `base + offset`, of any type.
+    fn probe_pointer(&mut self, dst: Register, base: Register, offset: i32) {
+        self.probe_kernel(stack!(EventStack, number), 8, base, offset);
         self.asm.load(Width::B8, dst, R10, stack!(EventStack, number));
     }
 
@@ -207,16 +231,16 @@ impl<'a> EventProgramWriter<'a> {
         let (goes_on, is_file) = (self.asm.label(), self.asm.label());
         self.asm.store(Width::B8, R10, stack!(EventStack, record.mapping), R7);
         self.read_pointer(R8, R7, at.mapping_host);
-        self.read_kernel(stack!(EventStack, record.ino), 8, R8, signed(at.inode_ino));
-        self.read_kernel(stack!(EventStack, record.generation), 4, R8, signed(at.inode_generation));
-        self.read_kernel(stack!(EventStack, record.mode), 2, R8, signed(at.inode_mode));
+        self.read_kernel(stack!(EventStack, record.ino), 8, R8, at.inode_ino);
+        self.read_kernel(stack!(EventStack, record.generation), 4, R8, at.inode_generation);
+        self.read_kernel(stack!(EventStack, record.mode), 2, R8, at.inode_mode);
         self.read_pointer(R9, R8, at.inode_super);
-        self.read_kernel(stack!(EventStack, record.dev), 4, R9, signed(at.super_dev));
+        self.read_kernel(stack!(EventStack, record.dev), 4, R9, at.super_dev);
         self.asm.load(Width::B4, R1, R10, stack!(EventStack, record.mode));
         self.asm.alu_constant(AluOp::And, R1, S_IFMT);
         self.asm.jump_if_constant(Condition::Equal, R1, S_IFREG, is_file);
         self.asm.jump_if_constant(Condition::NotEqual, R1, S_IFBLK, self.out);
-        self.read_kernel(stack!(EventStack, record.dev), 4, R8, signed(at.inode_device));
+        self.read_kernel(stack!(EventStack, record.dev), 4, R8, at.inode_device);
         self.asm.jump(goes_on);
 
         self.asm.bind(is_file);
@@ -225,9 +249,9 @@ impl<'a> EventProgramWriter<'a> {
             self.asm.alu_constant(AluOp::ShiftLeft, R1, 32);
             self.asm.alu_constant(AluOp::ShiftRightSigned, R1, 32);
             self.asm.jump_if_constant(Condition::NotEqual, R1, BTRFS_MAGIC, goes_on);
-            self.read_kernel(stack!(EventStack, number), 8, R8, subvolume.root);
-            self.asm.load(Width::B8, R9, R10, stack!(EventStack, number));
-            self.read_kernel(stack!(EventStack, record.subvolume), 8, R9, signed(subvolume.number));
+            // Around the inode, not in it.
+            self.probe_pointer(R9, R8, subvolume.root);
+            self.probe_kernel(stack!(EventStack, record.subvolume), 8, R9, signed(subvolume.number));
         }
         self.asm.bind(goes_on);
     }
@@ -288,7 +312,7 @@ impl<'a> EventProgramWriter<'a> {
         self.look_up(watched, stack!(EventStack, record.mapping));
         self.asm.jump_if_constant(Condition::Equal, R0, 0, self.out);
         self.store_file();
-        self.read_kernel(stack!(EventStack, record.first_page), 8, R6, signed(self.at.folio_index));
+        self.read_kernel(stack!(EventStack, record.first_page), 8, R6, self.at.folio_index);
         self.count_folio_pages();
         // A use has the last page.
         self.asm.load(Width::B8, R1, R10, stack!(EventStack, record.first_page));
@@ -319,7 +343,7 @@ impl<'a> EventProgramWriter<'a> {
     fn store_folio(&mut self) {
         self.read_pointer(R7, R6, self.at.folio_mapping);
         self.store_file();
-        self.read_kernel(stack!(EventStack, record.first_page), 8, R6, signed(self.at.folio_index));
+        self.read_kernel(stack!(EventStack, record.first_page), 8, R6, self.at.folio_index);
         self.count_folio_pages();
         self.asm.store(Width::B8, R10, stack!(EventStack, record.pages), R9);
     }
@@ -333,7 +357,7 @@ impl<'a> EventProgramWriter<'a> {
             self.asm.alu_constant(AluOp::ShiftRight, R1, signed(order.head_bit));
             self.asm.alu_constant(AluOp::And, R1, 1);
             self.asm.jump_if_constant(Condition::Equal, R1, 0, is_single);
-            self.read_kernel(stack!(EventStack, number), 1, R6, signed(order.order));
+            self.read_kernel(stack!(EventStack, number), 1, R6, order.order);
             self.asm.load(Width::B1, R2, R10, stack!(EventStack, number));
             self.asm.alu_constant(AluOp::And, R2, 31);
             self.asm.constant(R9, 1);
@@ -372,9 +396,9 @@ impl<'a> EventProgramWriter<'a> {
     fn handle_fork(&mut self) {
         let at = *self.at;
         self.asm.load(Width::B8, R6, R1, 8);
-        self.read_kernel(stack!(EventStack, number), 4, R6, signed(at.task_process));
+        self.read_kernel(stack!(EventStack, number), 4, R6, at.task_process);
         self.asm.load(Width::B4, R7, R10, stack!(EventStack, number));
-        self.read_kernel(stack!(EventStack, number), 4, R6, signed(at.task_thread));
+        self.read_kernel(stack!(EventStack, number), 4, R6, at.task_thread);
         self.asm.load(Width::B4, R8, R10, stack!(EventStack, number));
         // A thread.
         self.asm.jump_if(Condition::NotEqual, R7, R8, self.out);
@@ -478,7 +502,7 @@ impl<'a> EventProgramWriter<'a> {
         self.asm.load(Width::B8, R6, R1, 0);
         self.store_process();
         self.read_pointer(R7, R6, at.task_signal);
-        self.read_kernel(stack!(EventStack, number), 4, R7, signed(at.signal_live));
+        self.read_kernel(stack!(EventStack, number), 4, R7, at.signal_live);
         self.asm.load(Width::B4, R1, R10, stack!(EventStack, number));
         self.asm.jump_if_constant(Condition::NotEqual, R1, 0, self.out);
         if let Some(heeded) = self.tables.heeded {

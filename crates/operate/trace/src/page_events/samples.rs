@@ -23,10 +23,10 @@ use super::programs::sampling::{
     ACCESS_COUNTERS, AccessCounters, DirectoryKey, FileVerdict, SampleOffsets, SampleParts, SamplePoint,
     ScopeFds, sample_program,
 };
-use super::{EventFile, PENDING_READS_MAX, PageEvents, RecordBytes, failed, table};
+use super::{EventFile, PENDING_READS_MAX, PageEvents, RecordBytes, assembled, failed, table};
 use crate::TraceError;
 use crate::asm::offset;
-use crate::sys::{BpfMap, MapKind};
+use crate::sys::{BpfMap, MapKind, ProgramKind};
 
 /// The most directories that can be named.
 pub const DIRECTORIES_MAX: u32 = 1 << 10;
@@ -51,7 +51,8 @@ pub enum SampleScope {
     Directories(Vec<SampledDirectory>),
 }
 
-/// All accesses since the start, in the sample or not.
+/// All accesses since the start, in the sample or not, estimated: of short ones a random part is
+/// counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AccessCounts {
     /// Pages that were read or faulted in. A long read counts for at most
@@ -100,6 +101,9 @@ impl PageSamples {
         let mut events = PageEvents::without_programs()?;
         let offsets = StructOffsets::of_this_kernel()?;
         let counters = table(MapKind::Array, "pk_accesses", 4, size_of::<AccessCounters>(), ACCESS_COUNTERS)?;
+        let (at, type_ids) = described_by_this_kernel(|btf| {
+            Ok((SampleOffsets::of(btf)?, SamplePoint::ALL.map(|point| btf.typedef(&point.type_name()))))
+        })?;
         // Programs keep the tables that they use.
         let tables = scope.directories().map(scope_tables).transpose()?;
         let parts = SampleParts {
@@ -108,14 +112,15 @@ impl PageSamples {
                 ScopeFds::Directories { directories: directories.raw_fd(), files: files.raw_fd() }
             }),
             counters: counters.raw_fd(),
-            at: described_by_this_kernel(SampleOffsets::of)?,
+            at,
         };
         events.attach_lives(&offsets)?;
         let fds = events.tables(-1);
-        for point in SamplePoint::ALL {
-            let code = sample_program(point, fds, &offsets, &parts);
-            let attached = events.attach_program(point.names(), code);
-            attached.map_err(|error| without_tracepoint(error, &tracepoint_name(point)))?;
+        for (point, type_id) in SamplePoint::ALL.into_iter().zip(type_ids) {
+            let kind = ProgramKind::TypedTracepoint(type_id.ok_or_else(|| no_tracepoint(point))?);
+            let (_, name) = point.names();
+            let code = assembled(name, sample_program(point, fds, &offsets, &parts))?;
+            events.load_and_attach(kind, None, name, &code)?;
         }
         Ok(Self { events, counters, threads: Threads::default() })
     }
@@ -188,21 +193,12 @@ fn scope_tables(all: &[SampledDirectory]) -> Result<(BpfMap, BpfMap), TraceError
     Ok((directories, files))
 }
 
-/// Returns the name of a point's tracepoint.
-fn tracepoint_name(point: SamplePoint) -> String {
-    pagekeeper_text::unescaped_bytes(point.names().0.to_bytes()).into_owned()
-}
-
-/// Returns the error of an attachment, in words if the tracepoint is missing.
-fn without_tracepoint(error: TraceError, tracepoint: &str) -> TraceError {
-    match error {
-        TraceError::Call { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
-            TraceError::NoEvent {
-                event: format!("filemap:{tracepoint}"),
-                path: format!("/sys/kernel/tracing/events/filemap/{tracepoint}").into(),
-            }
-        }
-        other => other,
+/// Returns the error of a kernel that lacks a point's tracepoint.
+fn no_tracepoint(point: SamplePoint) -> TraceError {
+    let tracepoint = pagekeeper_text::unescaped_bytes(point.names().0.to_bytes());
+    TraceError::NoEvent {
+        event: format!("filemap:{tracepoint}"),
+        path: format!("/sys/kernel/tracing/events/filemap/{tracepoint}").into(),
     }
 }
 

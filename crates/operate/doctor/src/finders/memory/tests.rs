@@ -143,6 +143,7 @@ fn waits_at_a_cgroups_limit_do_not_count_for_the_host() {
     assert!(found[0].evidence[2].text.starts_with("3.0 s of 10.0 s at least one task"), "{found:?}");
     assert_eq!(found[0].evidence[3].figures["refaulted_bytes"], 20 * MIB);
     assert_eq!(found[0].cost.text, "2 MiB/s are read from storage again because the data does not fit.");
+    assert!(found[0].remarks.last().unwrap().starts_with("`pagekeeper size --cgroup "), "{found:?}");
     let more = found[0].fixes.last().unwrap();
     assert_eq!(more.kind, FixKind::System);
     assert!(more.act.starts_with(&format!("echo {} > ", GIB + 256 * MIB)), "{more:?}");

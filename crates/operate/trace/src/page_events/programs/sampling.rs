@@ -1,5 +1,9 @@
-//! The programs of a sample of pages: they count all accesses, and write a record for each event of
-//! a page that is in the sample.
+//! The programs of a sample of pages: they count accesses, and write a record for each event of a
+//! page that is in the sample.
+//!
+//! A read of a resident page takes the kernel about a microsecond, so most programs end at once:
+//! they load fields by their types, without a call, and first ask whether the page is in the sample.
+//! Only one in [`COUNTED_ACCESSES`] of the other short accesses is counted, for that many.
 //!
 //! Invariants: accesses and additions count if their process is followed, or their file is below
 //! one of the directories. Removals and writes are recorded whoever causes them. Only regular files
@@ -8,6 +12,7 @@
 
 use pagekeeper_kernel::page_size;
 use pagekeeper_policy::page_sample::{COUNTED_PAGES_MAX, PageSample, SAMPLE_FACTORS};
+use pagekeeper_text::unescaped_bytes;
 
 use super::{EventProgramWriter, EventStack, EventTableFds, PageTracepoint, R0, R1, R2, R3, R4, R6, R7};
 use super::{R8, R9, R10, S_IFMT, S_IFREG, signed};
@@ -16,6 +21,10 @@ use crate::page_events::btf::{Btf, BtfError};
 use crate::page_events::layout::{LOST_PAGES, StructOffsets, record_kind};
 use crate::sys::Instruction;
 
+/// Of short accesses to pages that are not in the sample, one in so many is counted; a power of two.
+const COUNTED_ACCESSES: i32 = 16;
+/// From this number of pages on each access is counted.
+const LONG_ACCESS_PAGES: i32 = 16;
 /// The number of counters, a power of two: processors have one each, up to that number.
 pub(in crate::page_events) const ACCESS_COUNTERS: u32 = 64;
 /// The most directories between a file and one that was named.
@@ -28,9 +37,9 @@ const TMPFS_MAGIC: i32 = 0x0102_1994;
 /// Counters of accesses, as long as a cache line.
 #[repr(C)]
 pub(in crate::page_events) struct AccessCounters {
-    /// Pages that were read, or faulted in one by one.
+    /// Pages that were read, or faulted in one by one; an estimate.
     pub(in crate::page_events) used: u64,
-    /// Faults that mapped pages of the page cache.
+    /// Faults that mapped pages of the page cache; an estimate.
     pub(in crate::page_events) mapped: u64,
     _padding: [u64; 6],
 }
@@ -77,6 +86,11 @@ impl SamplePoint {
             Self::Mapped => PageTracepoint::Mapped.names(),
             Self::Faulted => PageTracepoint::Faulted.names(),
         }
+    }
+
+    /// Returns the name of the type of its arguments.
+    pub(in crate::page_events) fn type_name(self) -> String {
+        format!("btf_trace_{}", unescaped_bytes(self.names().0.to_bytes()))
     }
 
     fn kind(self) -> i32 {
@@ -143,6 +157,7 @@ pub(in crate::page_events) fn sample_program(
     parts: &SampleParts,
 ) -> Result<Vec<Instruction>, AssemblyError> {
     let mut writer = EventProgramWriter::new(tables, offsets);
+    writer.is_typed = true;
     match point {
         SamplePoint::Read | SamplePoint::Mapped => writer.sample_access(point, 16, parts),
         SamplePoint::Faulted => writer.sample_access(point, 8, parts),
@@ -162,32 +177,35 @@ impl EventProgramWriter<'_> {
         self.asm.load(Width::B8, R2, R1, 8);
         self.asm.store(Width::B8, R10, stack!(EventStack, record.first_page), R2);
         self.asm.store(Width::B8, R10, stack!(EventStack, record.pages), R6);
-        self.skip_other_processes(parts);
         self.store_inode();
+        self.skip_most_accesses(point, parts.sample);
+        self.skip_other_processes(parts);
+        self.read_pointer(R8, R7, self.at.mapping_host);
         self.end_at_size(&parts.at);
         self.skip_other_directories(parts);
         self.count_access(point, parts);
-        self.report_sampled(point, parts);
+        self.skip_unless_sampled(parts.sample);
+        self.report(point, parts);
     }
 
     /// Handles a folio that is added, removed or written to, the first argument.
     fn sample_folio(&mut self, point: SamplePoint, parts: &SampleParts) {
         self.asm.load(Width::B8, R6, R1, 0);
-        if point == SamplePoint::Added {
-            self.skip_other_processes(parts);
-        }
         self.read_pointer(R7, R6, self.at.folio_mapping);
         self.store_inode();
-        if point == SamplePoint::Added {
-            self.skip_other_directories(parts);
-        }
-        self.read_kernel(stack!(EventStack, record.first_page), 8, R6, signed(self.at.folio_index));
+        self.read_kernel(stack!(EventStack, record.first_page), 8, R6, self.at.folio_index);
         self.count_folio_pages();
         self.asm.load(Width::B8, R6, R10, stack!(EventStack, record.first_page));
         self.asm.alu(AluOp::Add, R6, R9);
         self.asm.alu_constant(AluOp::Sub, R6, 1);
         self.asm.store(Width::B8, R10, stack!(EventStack, record.pages), R6);
-        self.report_sampled(point, parts);
+        self.skip_unless_sampled(parts.sample);
+        if point == SamplePoint::Added {
+            self.skip_other_processes(parts);
+            self.read_pointer(R8, R7, self.at.mapping_host);
+            self.skip_other_directories(parts);
+        }
+        self.report(point, parts);
     }
 
     /// Stores the number of the inode of the mapping at `R7`; `R8` = its address. Jumps to `out`
@@ -195,14 +213,38 @@ impl EventProgramWriter<'_> {
     fn store_inode(&mut self) {
         self.asm.store(Width::B8, R10, stack!(EventStack, record.mapping), R7);
         self.read_pointer(R8, R7, self.at.mapping_host);
-        self.read_kernel(stack!(EventStack, record.ino), 8, R8, signed(self.at.inode_ino));
-        self.read_kernel(stack!(EventStack, record.mode), 2, R8, signed(self.at.inode_mode));
+        self.read_kernel(stack!(EventStack, record.ino), 8, R8, self.at.inode_ino);
+        self.read_kernel(stack!(EventStack, record.mode), 2, R8, self.at.inode_mode);
         self.asm.load(Width::B4, R1, R10, stack!(EventStack, record.mode));
         self.asm.alu_constant(AluOp::And, R1, S_IFMT);
         self.asm.jump_if_constant(Condition::NotEqual, R1, S_IFREG, self.out);
         self.read_pointer(R9, R8, self.at.inode_super);
         self.read_pointer(R1, R9, self.at.super_magic);
         self.asm.jump_if_constant(Condition::Equal, R1, TMPFS_MAGIC, self.out);
+    }
+
+    /// Decides how many accesses this one, up to page `R6`, is counted for. Jumps to `out` if none
+    /// and it is not in the sample. Uses `R8` and `R9`.
+    fn skip_most_accesses(&mut self, point: SamplePoint, sample: PageSample) {
+        let goes_on = self.asm.label();
+        if point != SamplePoint::Mapped {
+            self.count_for(1);
+            self.asm.set(R1, R6);
+            self.asm.load(Width::B8, R2, R10, stack!(EventStack, record.first_page));
+            self.asm.alu(AluOp::Sub, R1, R2);
+            self.asm.jump_if_constant(Condition::AtLeast, R1, LONG_ACCESS_PAGES - 1, goes_on);
+        }
+        self.count_for(COUNTED_ACCESSES);
+        self.asm.call(KernelHelper::Random);
+        self.asm.alu_constant(AluOp::And, R0, COUNTED_ACCESSES - 1);
+        self.asm.jump_if_constant(Condition::Equal, R0, 0, goes_on);
+        self.count_for(0);
+        self.skip_unless_sampled(sample);
+        self.asm.bind(goes_on);
+    }
+
+    fn count_for(&mut self, accesses: i32) {
+        self.asm.store_constant(Width::B8, R10, stack!(EventStack, counts_for), accesses);
     }
 
     /// Makes the last page, `R6`, at most that of the end of the inode at `R8`: a read asks for as
@@ -261,16 +303,17 @@ impl EventProgramWriter<'_> {
         self.asm.store_constant(Width::B8, R10, stack!(EventStack, verdict.is_inside), 0);
         self.asm.store_constant(Width::B8, R10, stack!(EventStack, directory.dev), 0);
         self.read_pointer(R9, R8, self.at.inode_super);
-        self.read_kernel(stack!(EventStack, directory.dev), 4, R9, signed(self.at.super_dev));
-        self.read_pointer(R9, R8, at.inode_names);
+        self.read_kernel(stack!(EventStack, directory.dev), 4, R9, self.at.super_dev);
+        // From here on addresses are computed, which have no type.
+        self.probe_pointer(R9, R8, signed(at.inode_names));
         self.asm.jump_if_constant(Condition::Equal, R9, 0, done);
         self.asm.alu_constant(AluOp::Sub, R9, signed(at.dentry_name));
         for _ in 0..DIRECTORY_LEVELS_MAX {
-            self.read_pointer(R1, R9, at.dentry_parent);
+            self.probe_pointer(R1, R9, signed(at.dentry_parent));
             self.asm.jump_if(Condition::Equal, R1, R9, done);
             self.asm.set(R9, R1);
-            self.read_pointer(R1, R9, at.dentry_inode);
-            self.read_kernel(stack!(EventStack, directory.ino), 8, R1, signed(self.at.inode_ino));
+            self.probe_pointer(R1, R9, signed(at.dentry_inode));
+            self.probe_kernel(stack!(EventStack, directory.ino), 8, R1, signed(self.at.inode_ino));
             self.look_up(directories, stack!(EventStack, directory));
             self.asm.jump_if_constant(Condition::NotEqual, R0, 0, inside);
         }
@@ -280,17 +323,20 @@ impl EventProgramWriter<'_> {
         self.asm.bind(done);
     }
 
-    /// Counts an access up to page `R6`, in the counters of this processor.
+    /// Counts an access up to page `R6`, in the counters of this processor, for as many as it
+    /// stands for. Uses `R9`.
     fn count_access(&mut self, point: SamplePoint, parts: &SampleParts) {
-        let is_few = self.asm.label();
+        let (is_few, done) = (self.asm.label(), self.asm.label());
+        self.asm.load(Width::B8, R9, R10, stack!(EventStack, counts_for));
+        self.asm.jump_if_constant(Condition::Equal, R9, 0, done);
         self.asm.call(KernelHelper::Processor);
         self.asm.alu_constant(AluOp::And, R0, signed(ACCESS_COUNTERS - 1));
         self.asm.store(Width::B4, R10, stack!(EventStack, index), R0);
         self.look_up(parts.counters, stack!(EventStack, index));
         self.asm.jump_if_constant(Condition::Equal, R0, 0, self.out);
         if point == SamplePoint::Mapped {
-            self.asm.constant(R1, 1);
-            return self.asm.atomic_add(R0, offset!(AccessCounters, mapped), R1);
+            self.asm.atomic_add(R0, offset!(AccessCounters, mapped), R9);
+            return self.asm.bind(done);
         }
         self.asm.set(R1, R6);
         self.asm.alu_constant(AluOp::Add, R1, 1);
@@ -300,17 +346,18 @@ impl EventProgramWriter<'_> {
         self.asm.jump_if_constant(Condition::Below, R1, most, is_few);
         self.asm.constant(R1, most);
         self.asm.bind(is_few);
+        self.asm.alu(AluOp::Mul, R1, R9);
         self.asm.atomic_add(R0, offset!(AccessCounters, used), R1);
+        self.asm.bind(done);
     }
 
-    /// Writes the record of the pages up to `R6` of the mapping at `R7` if one is in the sample.
-    fn report_sampled(&mut self, point: SamplePoint, parts: &SampleParts) {
-        self.skip_unless_sampled(parts.sample);
+    /// Writes the record of the pages of the mapping at `R7`.
+    fn report(&mut self, point: SamplePoint, parts: &SampleParts) {
         self.store_file();
         if point == SamplePoint::Removed {
             self.asm.call(KernelHelper::Task);
             self.asm.set(R8, R0);
-            self.read_kernel(stack!(EventStack, record.flag), 4, R8, signed(parts.at.task_flags));
+            self.probe_kernel(stack!(EventStack, record.flag), 4, R8, signed(parts.at.task_flags));
             self.asm.load(Width::B4, R0, R10, stack!(EventStack, record.flag));
             self.asm.alu_constant(AluOp::And, R0, RECLAIM_FLAG);
         } else {
