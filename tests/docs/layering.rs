@@ -1,6 +1,7 @@
 //! The layers of ARCHITECTURE.md against `cargo metadata`: the table lists each crate with all its
 //! imports. A crate imports only crates from rows below, and only from directories that its own
-//! directory may import. No crate compiles files of another by `#[path]`.
+//! directory may import. No crate compiles files of another by `#[path]`. Modules have one form,
+//! and crates have few files at their top.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,6 +23,11 @@ const ENGINE_IMPORTERS: [&str; 2] = ["cli", "probe"];
 /// runs, too.
 const SHARED_TEST_MODEL: &str = "crates/base/policy/tests/properties";
 
+/// Maximum number of source files at the top of a crate.
+const TOP_FILES_MAX: usize = 20;
+/// Crates that have more.
+const CROWDED_CRATES: [&str; 2] = ["cache", "store"];
+
 /// A crate by cargo's metadata.
 struct CargoCrate {
     /// The directory of crates that has it, such as "operate".
@@ -42,7 +48,6 @@ fn table(root: &Path) -> Vec<(String, Vec<String>)> {
 }
 
 /// Returns a crate's name and group in the table, from the path of its directory.
-///
 fn name_and_group(root: &Path, path: &str) -> (String, String) {
     let relative =
         Path::new(path).strip_prefix(root).expect("a path in the repository").to_str().expect("text");
@@ -94,10 +99,31 @@ fn foreign_sources(root: &Path) -> Vec<String> {
     wrong
 }
 
+/// Returns a sentence for each crate with too many files at its top, and for each module `x/mod.rs`
+/// instead of `x.rs` beside `x/`.
+fn crowded(root: &Path) -> Vec<String> {
+    let (mut tops, mut wrong) = (BTreeMap::<String, usize>::new(), Vec::new());
+    for source in files_below(&root.join("crates"), "rs") {
+        let path = source.to_string_lossy();
+        let Some((directory, inside)) = path.split_once("/src/") else { continue };
+        if inside.ends_with("/mod.rs") {
+            wrong.push(format!("{path} is to stand beside its directory"));
+        }
+        let name = directory.rsplit('/').next().unwrap_or_default();
+        *tops.entry(name.to_owned()).or_default() += usize::from(!inside.contains('/'));
+    }
+    let many =
+        |(name, files): &(String, usize)| *files > TOP_FILES_MAX && !CROWDED_CRATES.contains(&name.as_str());
+    let crowded = tops.into_iter().filter(many);
+    wrong.extend(crowded.map(|(name, files)| format!("`{name}` has {files} files at its top")));
+    wrong
+}
+
 /// Returns a sentence for each crate that differs from the page, or breaks the layers.
 pub(crate) fn violations(root: &Path) -> Vec<String> {
     let (table, crates) = (table(root), crates(root));
     let mut wrong = foreign_sources(root);
+    wrong.extend(crowded(root));
     for name in crates.keys().filter(|name| table.iter().all(|(row, _)| row != *name)) {
         wrong.push(format!("ARCHITECTURE.md has no row for `{name}`"));
     }

@@ -7,11 +7,9 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
-mod advice;
 mod block;
 pub mod directory_watch;
 mod error;
-mod extents;
 mod filesystem;
 pub mod frozen;
 pub mod hang;
@@ -19,45 +17,41 @@ pub mod hang;
 mod model;
 pub mod mutex;
 mod open;
-mod overwrite;
+mod pages;
 pub mod pressure;
 pub mod process;
-mod release;
-mod release_pieces;
-mod residency;
 mod sync;
 mod sys;
 #[cfg(test)]
 mod testing;
 mod walk;
-mod warm;
-mod windows;
 mod work;
-mod writeback;
 
-pub use advice::{Advice, AdviceError, advise};
 pub use block::{FlushCounter, FlushCounts, disk_of, has_disks_below, is_device_in_use, physical_block_size};
 pub use error::{Error, Result};
-pub use extents::{ResidentExtents, resident_extents};
 pub use filesystem::{FileSystem, file_system_id};
 pub use open::{
     ExpectedFile, Inode, InodeId, InspectedFile, Links, OpenMount, PathHandle, first_names, open_directory,
     open_directory_in, read_named, stat_in, stat_of_name, status_changed,
 };
-pub use overwrite::is_overwritten_in_place;
-pub use release::{RELEASE_ALIGN, ReleaseOptions, ReleaseReport, release};
-pub use release_pieces::release_pieces;
-pub use residency::{
+pub use pages::advice::{Advice, AdviceError, advise};
+pub use pages::extents::{ResidentExtents, resident_extents};
+pub use pages::overwrite::is_overwritten_in_place;
+pub use pages::release::{RELEASE_ALIGN, ReleaseOptions, ReleaseReport, release};
+pub use pages::release_pieces::release_pieces;
+pub use pages::residency::{
     Residency, ResidencyMap, ResidencySource, has_cachestat, residency, residency_by_mincore, residency_map,
     residency_wide,
 };
-pub use walk::{DIRECTORY_NAMES_MAX, NameLimit, WalkFilter, WalkOptions, walk};
-pub use warm::{
+pub use pages::warm::{
     LockError, PageLock, WarmMethod, WarmOptions, WarmProgress, WarmReport, WarmTurns, lock, warm,
     warm_extents,
 };
-pub use windows::{ResidentWindow, ResidentWindows, WindowSearch, resident_windows, resident_windows_in};
-pub use writeback::{FlushMode, flush, start_writeback};
+pub use pages::windows::{
+    ResidentWindow, ResidentWindows, WindowSearch, resident_windows, resident_windows_in,
+};
+pub use pages::writeback::{FlushMode, flush, start_writeback};
+pub use walk::{DIRECTORY_NAMES_MAX, NameLimit, WalkFilter, WalkOptions, walk};
 
 /// Returns the kernel's page size in bytes: 4096 on x86-64.
 pub fn page_size() -> u64 {

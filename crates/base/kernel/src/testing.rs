@@ -5,7 +5,8 @@ use tempfile::TempDir;
 
 use std::ops::Range;
 
-use crate::{InspectedFile, Links, ResidencySource, residency};
+use crate::residency;
+use crate::{InspectedFile, Links, ResidencySource};
 
 /// Creates a synced file of `len` bytes, all resident.
 pub(crate) fn file_of(len: usize) -> (TempDir, InspectedFile) {

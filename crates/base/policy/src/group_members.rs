@@ -12,7 +12,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::path::{Path, PathBuf};
 
-use crate::shares::shares;
+use crate::quotas::shares::shares;
 
 /// Maximum number of processes in groups named by the rule that are inspected in one pass.
 const NAMED_PROCESSES_MAX: usize = 64;

@@ -51,106 +51,64 @@
 
 #![cfg_attr(not(feature = "std"), no_std)]
 
-pub mod allowance;
-#[cfg(feature = "std")]
-pub mod cpu_budget;
-#[cfg(feature = "std")]
-mod disk;
-pub mod disk_contention;
-pub mod disk_turn;
-pub mod exact;
-#[cfg(all(test, feature = "std"))]
-mod examples;
-#[cfg(feature = "std")]
-mod facts;
+mod disks;
 pub mod file_action;
-#[cfg(feature = "std")]
-mod followed;
-#[cfg(feature = "std")]
-pub mod follower_history;
-#[cfg(feature = "std")]
-pub mod full_listing;
 pub mod group;
 #[cfg(feature = "std")]
 pub mod group_members;
-#[cfg(feature = "std")]
-mod history;
-pub mod log;
-pub mod log_rule;
+mod logs;
 #[cfg(feature = "std")]
 pub mod miss_curve;
 pub mod names;
-pub mod once_through;
-pub mod output_offset;
-pub mod pacer;
+mod output;
 #[cfg(feature = "std")]
 pub mod page_lists;
 pub mod page_sample;
-pub mod pending_ranges;
-#[cfg(feature = "std")]
-pub mod quota;
+mod quotas;
 #[cfg(feature = "std")]
 pub mod ranges;
 #[cfg(feature = "std")]
-mod read_back;
-pub mod read_pace;
-pub mod reader_state;
-pub mod recovery;
-#[cfg(feature = "std")]
-pub mod removed_file;
-#[cfg(feature = "std")]
 pub mod reported_once;
 mod rule;
-pub mod sample_schedule;
-pub mod scattered;
-#[cfg(feature = "std")]
-pub mod shares;
-#[cfg(feature = "std")]
-mod state;
-#[cfg(feature = "std")]
-mod step;
-#[cfg(feature = "std")]
-mod step_action;
-pub mod stream;
-#[cfg(feature = "std")]
-pub mod stream_hold;
-pub mod stream_pace;
-#[cfg(feature = "std")]
-pub mod stream_pages;
-#[cfg(feature = "std")]
-mod tail_inference;
-#[cfg(feature = "std")]
-pub mod turns;
-pub mod uncached_reads;
+mod streams;
 #[cfg(feature = "std")]
 pub mod unnamed;
-pub mod write_behind;
-pub mod write_parts;
-pub mod write_queue;
-pub mod writer_state;
+
+pub use disks::{disk_contention, disk_turn};
+pub use logs::{allowance, exact, log, log_rule, recovery, sample_schedule};
+#[cfg(feature = "std")]
+pub use logs::{follower_history, removed_file};
+pub use output::{output_offset, pacer, write_behind, write_parts, write_queue, writer_state};
+#[cfg(feature = "std")]
+pub use quotas::{cpu_budget, full_listing, quota, shares, turns};
+pub use streams::{
+    once_through, pending_ranges, read_pace, reader_state, scattered, stream, stream_pace, uncached_reads,
+};
+#[cfg(feature = "std")]
+pub use streams::{stream_hold, stream_pages};
 
 #[cfg(feature = "std")]
-pub use disk::{
+pub use disks::disk::{
     BulkProfile, DepthProfile, DirectProfile, DiskProfile, Leftovers, MixedProfile, UncachedProfile,
 };
 #[cfg(feature = "std")]
-pub use facts::{
+pub use logs::facts::{
     CheckpointFacts, DatabaseId, FileFacts, FileId, FilePosition, FollowerFacts, FollowerId, LogId,
     StepFacts, WindowFacts,
 };
 #[cfg(feature = "std")]
-pub use read_back::READ_BACK_EVIDENCE_BYTES;
-pub use recovery::CheckpointPosition;
+pub use logs::read_back::READ_BACK_EVIDENCE_BYTES;
+pub use logs::recovery::CheckpointPosition;
+#[cfg(feature = "std")]
+pub use logs::state::StepState;
+#[cfg(feature = "std")]
+pub use logs::step::step;
+#[cfg(feature = "std")]
+pub use logs::step_action::{LogWarning, StepAction};
 pub use rule::{
     BulkPages, DEFAULT_BUDGET_TOTAL, DEFAULT_NEAR_FILES, DEFAULT_SLACK, FileClass, RewriteKind,
     RewriteSource, Rule, number,
 };
-#[cfg(feature = "std")]
-pub use state::StepState;
-#[cfg(feature = "std")]
-pub use step::step;
-#[cfg(feature = "std")]
-pub use step_action::{LogWarning, StepAction};
 
 /// Alignment and minimum size of released ranges, in bytes (2 MiB): the largest folio of ext4 and
 /// XFS on x86-64. Releasing a smaller range inside a large folio drops nothing (measured on Linux

@@ -19,7 +19,6 @@ mod server;
 mod settings;
 mod snapshot;
 mod stream_request;
-mod trace;
 
 use pagekeeper_store::fuzzing;
 
@@ -39,7 +38,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 20] = [
+pub const TARGETS: [Target; 19] = [
     Target { name: "entry", fuzz_one: fuzzing::entry, seeds: seeds::entry },
     Target { name: "http", fuzz_one: http::fuzz_one, seeds: http::seeds },
     Target { name: "innodb_header", fuzz_one: innodb_header::fuzz_one, seeds: innodb_header::seeds },
@@ -57,7 +56,6 @@ pub const TARGETS: [Target; 20] = [
     Target { name: "snapshot", fuzz_one: snapshot::fuzz_one, seeds: seeds::snapshot },
     Target { name: "stream_request", fuzz_one: stream_request::fuzz_one, seeds: stream_request::seeds },
     Target { name: "superblock", fuzz_one: fuzzing::superblock, seeds: seeds::superblock },
-    Target { name: "trace", fuzz_one: trace::fuzz_one, seeds: trace::seeds },
     Target { name: "tree_page", fuzz_one: pagekeeper_tree::fuzzing::fuzz_one, seeds: seeds::tree_page },
     Target { name: "warm", fuzz_one: fuzzing::warm, seeds: seeds::warm },
 ];

@@ -89,7 +89,10 @@ pub trait Io: Send + Sync + 'static {
     /// # Ok::<(), Error>(())
     /// ```
     fn read_stream(&self, stream: &mut dyn ReadStream<'_>) {
-        crate::stream::read_in_batches(|reads, completed| self.read_batch(reads, completed), stream);
+        crate::transfers::stream::read_in_batches(
+            |reads, completed| self.read_batch(reads, completed),
+            stream,
+        );
     }
 
     /// Starts reads and returns without waiting for any; each read's `done` is called once, from

@@ -4,10 +4,10 @@
 //! They are for the back-end of `pagekeeper-simdisk`, and may change with any release.
 #![doc(hidden)]
 
-pub use crate::job::{BatchPart, IoRequest, TransferJob};
-pub use crate::transfer::{Transfer, TransferKind};
+pub use crate::transfers::job::{BatchPart, IoRequest, TransferJob};
+pub use crate::transfers::transfer::{Transfer, TransferKind};
 
 /// Lists of pieces of memory.
 pub mod scatter {
-    pub use crate::scatter::{are_aligned, rest, total};
+    pub use crate::transfers::scatter::{are_aligned, rest, total};
 }

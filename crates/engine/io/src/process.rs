@@ -167,8 +167,9 @@ mod tests {
     fn a_child_lets_go_of_its_copy_and_not_of_a_lock() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("lock");
-        let lock = crate::directory::lock(&path).unwrap();
-        let is_held = || crate::directory::lock(&path).err() == Some(Error::Locked { path: path.clone() });
+        let lock = crate::files::directory::lock(&path).unwrap();
+        let is_held =
+            || crate::files::directory::lock(&path).err() == Some(Error::Locked { path: path.clone() });
         let mut held = Some(lock);
         let lets_go = || {
             drop(held.take());

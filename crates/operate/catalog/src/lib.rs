@@ -10,19 +10,14 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 pub mod checkpoint;
-mod claim_evidence;
 mod config_file;
-mod discover;
+mod directories;
+mod discovery;
 pub mod disks;
-mod finder;
 mod log_files;
 mod log_names;
-mod markers;
-mod named_directory;
-pub mod ownership;
 mod party;
 pub mod postgresql;
-mod process_table;
 mod profile;
 mod rule;
 pub mod settings;
@@ -33,17 +28,18 @@ mod testing;
 mod text_value;
 pub mod units;
 
-pub use claim_evidence::{ClaimEvidence, Evidence, named_directories};
 pub use config_file::{CONFIG_BYTES_MAX, parse_config, read_config};
-pub use discover::{DatabaseDiscovery, FoundProcess, InspectionBudget, ProfileMatch, recognise};
-pub use finder::{DatabaseFinder, FoundDatabase, find_databases, recognise_process, workers_of};
+pub use directories::claim_evidence::{ClaimEvidence, Evidence, named_directories};
+pub use directories::markers::MarkerCheck;
+pub use directories::named_directory::logs_below;
+pub use directories::ownership;
+pub use directories::ownership::{ClaimOutcome, ClaimStrength, known_user, one_user};
+pub use discovery::discover::{DatabaseDiscovery, FoundProcess, InspectionBudget, ProfileMatch, recognise};
+pub use discovery::finder::{DatabaseFinder, FoundDatabase, find_databases, recognise_process, workers_of};
+pub use discovery::process_table::{ProcessEntry, ProcessTable};
 pub use log_files::{Inspection, LogFormat, LogSettings, NewFile, of_unknown_format, of_unknown_name};
 pub use log_names::{LogKey, NameListing, Names};
-pub use markers::MarkerCheck;
-pub use named_directory::logs_below;
-pub use ownership::{ClaimOutcome, ClaimStrength, known_user, one_user};
 pub use party::Party;
-pub use process_table::{ProcessEntry, ProcessTable};
 pub use profile::{
     BUILT_IN_PROFILES, CheckpointSpec, FileSpec, LogSpec, NewestSpec, PositionSpec, Profile, ProfileError,
     RecycledIf, find_profile,

@@ -14,8 +14,8 @@ use pagekeeper_policy::{RewriteKind, RewriteSource};
 use rustix::fs::{AtFlags, FileType, StatxFlags};
 
 use crate::checkpoint::innodb;
+use crate::directories::ownership;
 use crate::log_names::LogKey;
-use crate::ownership;
 use crate::profile::{CheckpointSpec, FileSpec, LogSpec, Profile};
 use crate::settings::{ServerSettings, are_recycled, decide_rewrite};
 

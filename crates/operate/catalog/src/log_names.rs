@@ -21,7 +21,7 @@ use pagekeeper_policy::names::FileNumber;
 use pagekeeper_policy::shares::shares;
 use rustix::fs::{AtFlags, FileType, RawDir, SeekFrom, StatxFlags};
 
-use crate::ownership;
+use crate::directories::ownership;
 use crate::profile::Profile;
 
 /// A log of a directory: its index in the profile, and the part of its name that its files have in

@@ -5,7 +5,7 @@ use std::fmt;
 
 use pagekeeper_kernel::process::{ProcRoot, ProcessOrigin};
 
-use crate::ownership::{known_user, one_user};
+use crate::directories::ownership::{known_user, one_user};
 
 /// The party to whose fair share something counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -17,7 +17,7 @@ use globset::{GlobBuilder, GlobMatcher};
 use pagekeeper_kernel::process::ProcRoot;
 use serde::{Deserialize, Deserializer};
 
-use crate::ownership::one_user;
+use crate::directories::ownership::one_user;
 use crate::text_value::TextValue;
 
 /// Databases by one property.

@@ -10,38 +10,30 @@
 compile_error!("pagekeeper needs Linux: its rules are about the Linux page cache");
 
 mod arguments;
-mod completions;
+mod commands;
 #[cfg(test)]
 mod conventions_tests;
-#[cfg(feature = "demo")]
-mod demo;
 mod devices;
-mod doctor;
-mod evict;
-mod guard;
 mod help;
-mod hint;
-mod manuals;
 mod output;
 mod part;
 mod paths;
-mod probe;
 mod problems;
-mod run;
 mod service;
 mod signals;
-mod size;
-mod snapshot;
-mod stat;
-#[cfg(feature = "store")]
-mod store;
-mod top;
-mod warm;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use pagekeeper_kernel::frozen;
+
+#[cfg(feature = "demo")]
+use commands::demo;
+#[cfg(feature = "store")]
+use commands::store;
+use commands::{
+    completions, doctor, evict, guard, hint, manuals, probe, run, size, snapshot, stat, top, warm,
+};
 
 /// The output of `--version`, whose first line is that of `-V`: a static build also says how it
 /// differs.

@@ -17,6 +17,7 @@ mod recovery;
 pub(crate) mod rocksdb;
 pub(crate) mod rocksdb_options;
 mod statement;
+mod steps;
 mod table;
 
 use crate::settings::{Engine, Settings};
@@ -26,6 +27,7 @@ pub(crate) use advised::uncertain;
 pub(crate) use apply::fix;
 pub(crate) use log_device::move_log_of;
 pub(crate) use recovery::shorten;
+pub(crate) use steps::step;
 pub use table::{Advice, Effect, Goal, Offer, Product, TABLE};
 
 /// Returns the settings of this database that serve the goal, most effective first. Those that

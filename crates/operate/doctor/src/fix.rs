@@ -4,10 +4,10 @@
 //! its cost, its side effects, how to revert it, and why it applies here.
 
 use pagekeeper_text::listed;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The source of some knowledge.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Confidence {
     /// Seen or counted on this host.
@@ -96,7 +96,7 @@ pub struct Risk {
 }
 
 /// The restart that a fix needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Restart {
     /// None: it takes effect at once, or applies to the next time.
@@ -108,18 +108,6 @@ pub enum Restart {
 }
 
 impl Risk {
-    /// Creates a risk that affects neither durability, recovery nor replication, and needs no
-    /// restart.
-    pub(crate) fn none_but(costs: impl Into<String>) -> Self {
-        Self {
-            costs: costs.into(),
-            durability: None,
-            recovery: None,
-            replication: None,
-            restart: Restart::Nothing,
-        }
-    }
-
     /// Returns its side effects in words: "durability, recovery and replication as before".
     pub(crate) fn touches(&self) -> String {
         let parts =
@@ -132,50 +120,8 @@ impl Risk {
     }
 }
 
-impl Terms {
-    /// Creates the terms of a fix that anybody can apply on any Linux.
-    pub(crate) fn anywhere(
-        confidence: Confidence,
-        evidence: impl Into<String>,
-        costs: impl Into<String>,
-        undo: impl Into<String>,
-    ) -> Self {
-        Self {
-            holds_for: HoldsFor { product: "Linux".to_owned(), versions: "all".to_owned() },
-            risk: Risk::none_but(costs),
-            undo: undo.into(),
-            undo_is_command: false,
-            evidence: evidence.into(),
-            confidence,
-            source: None,
-        }
-    }
-
-    /// Marks `undo` as a command.
-    pub(crate) fn taken_back_by_command(self) -> Self {
-        Self { undo_is_command: true, ..self }
-    }
-}
-
-impl Fix {
-    /// Creates a fix by a system setting.
-    pub(crate) fn system(act: impl Into<String>, does: impl Into<String>, terms: Terms) -> Self {
-        Self { id: None, kind: FixKind::System, setting: None, act: act.into(), does: does.into(), terms }
-    }
-
-    /// Creates a fix by a command.
-    pub(crate) fn command(act: impl Into<String>, does: impl Into<String>, terms: Terms) -> Self {
-        Self { id: None, kind: FixKind::Command, setting: None, act: act.into(), does: does.into(), terms }
-    }
-
-    /// Creates a fix that does not fit on one line.
-    pub(crate) fn advice(act: impl Into<String>, does: impl Into<String>, terms: Terms) -> Self {
-        Self { id: None, kind: FixKind::Advice, setting: None, act: act.into(), does: does.into(), terms }
-    }
-}
-
 /// The kind of a fix.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FixKind {
     /// A database setting.
@@ -190,11 +136,11 @@ pub enum FixKind {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::advice::step;
 
     #[test]
     fn a_risk_lists_what_it_touches_and_what_it_does_not() {
-        let mut risk = Risk::none_but("nothing");
+        let mut risk = step("periodic-writeback", &[]).terms.risk;
         assert_eq!(risk.touches(), "durability, recovery and replication as before");
         risk.recovery = Some("what stays behind is lost");
         assert_eq!(

@@ -9,13 +9,13 @@ use std::sync::Arc;
 
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_kernel::{Inode, Result, hang, resident_extents};
-use pagekeeper_observe::{File, Snapshot, VisibilityGap};
+use pagekeeper_observe::{File, Snapshot, VisibilityGap, streamers};
 use pagekeeper_policy::DiskProfile;
 use pagekeeper_text::escaped;
 
 use crate::finders::mixed_with;
 use crate::settings::{self, Settings, SettingsReader};
-use crate::{Journal, Observation, PoolPressure, Streamer, journal, streamers};
+use crate::{Journal, Observation, PoolPressure, Streamer, journal};
 
 /// Files whose ranges of pages are listed.
 const LISTED_FILES_MAX: usize = 32;
@@ -66,7 +66,7 @@ impl GatheredData {
             settings,
             disks,
             stretches: stretches(snapshot),
-            streamers: streamers(snapshot, roots),
+            streamers: streamers(snapshot.change.as_ref(), roots),
             visibility_gaps,
         }
     }

@@ -43,7 +43,7 @@ pub struct Observation<'a> {
     /// direct I/O.
     pub stretches: Vec<(Inode, Vec<Range<u64>>)>,
     /// The processes that brought in the most pages during the watch; see
-    /// [`streamers`](crate::streamers()).
+    /// [`streamers`](pagekeeper_observe::streamers()).
     pub streamers: Vec<Streamer>,
     /// The syncs seen during the watch; `None` if they were not observed.
     pub syncs: Option<Syncs>,

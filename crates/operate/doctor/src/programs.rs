@@ -3,6 +3,7 @@
 use pagekeeper_catalog::streaming_programs;
 use pagekeeper_text::shell_quoted;
 
+use crate::advice::step;
 use crate::fix::{Confidence, Fix, Terms};
 
 /// Streaming programs that no library can be preloaded into: they are statically linked, and make
@@ -21,13 +22,9 @@ pub(crate) fn run_as_stream(name: &str, confidence: Confidence, evidence: impl I
         return None;
     }
     let role = if usual(name) { "" } else { "--as stream " };
-    let costs = "the pages it brought in are read from the disk by their next reader";
-    Some(Fix::command(
-        format!("pagekeeper run {role}-- {} ...", shell_quoted(name)),
-        "start it this way next time: it continuously releases the pages it brought into the page \
-             cache, and none that were there before",
-        Terms::anywhere(confidence, evidence, costs, "start it as before"),
-    ))
+    let (program, evidence) = (shell_quoted(name), evidence.into());
+    let fix = step("run-as-stream", &[("role", &role), ("program", &program), ("evidence", &evidence)]);
+    Some(Fix { terms: Terms { confidence, ..fix.terms }, ..fix })
 }
 
 /// Returns the guard's command and configuration by which it follows a program from outside.

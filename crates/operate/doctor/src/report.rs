@@ -381,6 +381,7 @@ fn not_read(settings: &Settings) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::advice::step;
     use crate::settings::{Engine, SettingOrigin, Settings};
     use crate::testing::{opener, sample};
     use crate::{Cost, Evidence, Fix, Goal, Kind, Subject};
@@ -510,12 +511,13 @@ mod tests {
         let command = "echo ".to_owned() + &"long-word ".repeat(12) + "end";
         let prose = "many words ".repeat(15);
         let mut finding = finding(Severity::Note, "a note");
-        let terms =
-            Terms::anywhere(Confidence::Measured, prose.as_str(), prose.as_str(), "nothing to take back");
-        finding.fixes = vec![
-            Fix::command(command.as_str(), prose.as_str(), terms.clone()),
-            Fix::advice(prose.as_str(), "", terms),
-        ];
+        let fix = |kind, act: &str, does: &str| {
+            let terms =
+                step("run-as-stream", &[("role", &""), ("program", &"a"), ("evidence", &prose)]).terms;
+            let (act, does) = (act.to_owned(), does.to_owned());
+            Fix { id: None, kind, setting: None, act, does, terms }
+        };
+        finding.fixes = vec![fix(FixKind::Command, &command, &prose), fix(FixKind::Advice, &prose, "")];
         let text = finding.to_string();
         let (whole, wrapped): (Vec<&str>, Vec<&str>) = text.lines().partition(|line| line.contains("echo"));
         assert_eq!(whole, [format!("  fix         {command}")]);
@@ -552,8 +554,10 @@ mod tests {
         let path = "/sys/fs/cgroup/a  b/".to_owned() + &"long name ".repeat(9) + "memory.max";
         let undo = format!("echo 5 > '{path}'");
         let mut finding = finding(Severity::Note, "a note");
-        let terms = Terms::anywhere(Confidence::Measured, "evidence", "nothing", undo.as_str());
-        finding.fixes = vec![Fix::system("echo 6", "", terms.taken_back_by_command())];
+        finding.fixes = vec![step(
+            "low-swappiness",
+            &[("act", &"echo 6"), ("whose", &""), ("undo", &undo), ("swap", &"")],
+        )];
         finding.pagekeeper = Some(format!("after  a stop: `pagekeeper warm '{path}'` reads it"));
         let text = finding.to_string();
         assert!(text.contains(&format!("\n              take back: {undo}\n")), "{text}");

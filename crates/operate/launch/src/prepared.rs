@@ -18,10 +18,10 @@ use crate::counting::{self, CounterFile};
 use crate::find::{self, StartError};
 use crate::follower::Follower;
 use crate::library::{self, PlacementError};
-use crate::parent::{self, CommandEnd};
+use crate::processes::parent::{self, CommandEnd};
+use crate::processes::start_state::StartState;
 use crate::reach::{CommandReach, ReachProblem};
 use crate::report::LaunchReport;
-use crate::start_state::StartState;
 use crate::{classify, environment};
 
 /// A command that is ready to start, by this process or in its place.

@@ -4,6 +4,9 @@
 //! user may open it, so that nobody else can truncate it under them; processes that became another
 //! user thus can't count.
 
+pub(crate) mod file;
+pub(crate) mod text;
+
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 

@@ -18,6 +18,7 @@ use crate::host::PRESSURE_RESOURCES;
 use crate::names::DatabaseName;
 use crate::state::{MetricFigures, TraceStatus};
 use crate::totals::{FileTotals, ReleaseTotals, TaskWaits};
+use crate::web::headers::ExpositionFormat;
 
 /// Families of the host that `node_exporter` has as well. The shipped alerts need none of them.
 pub(crate) const NODE_EXPORTER_FAMILIES: [&str; 5] = [
@@ -241,19 +242,14 @@ fn write_samples(text: &mut ExpositionText, figures: &MetricFigures) {
     text.put_one("databases_dropped", figures.dropped);
     text.put_one("visibility_gaps", figures.visibility_gaps.len());
     let Some(trace) = figures.trace else { return };
-    let levels = [TraceLevel::Bpf, TraceLevel::Tracefs, TraceLevel::Counters];
+    let levels = [TraceLevel::Bpf, TraceLevel::Counters];
     text.put(
         "trace_source",
         levels.map(|level| with_label("source", level_label(level), level == trace.level)),
     );
     if trace.level != TraceLevel::Counters {
         let losses = trace.losses;
-        let causes = [
-            ("no_room", losses.no_room),
-            ("skipped", losses.skipped),
-            ("overrun", losses.overrun),
-            ("unread", losses.unread),
-        ];
+        let causes = [("no_room", losses.no_room), ("skipped", losses.skipped)];
         text.put("trace_lost_events_total", causes.map(|(cause, count)| with_label("cause", cause, count)));
     }
 }
@@ -262,7 +258,6 @@ fn write_samples(text: &mut ExpositionText, figures: &MetricFigures) {
 pub(crate) fn level_label(level: TraceLevel) -> &'static str {
     match level {
         TraceLevel::Bpf => "bpf",
-        TraceLevel::Tracefs => "tracefs",
         TraceLevel::Counters => "counters",
     }
 }
@@ -278,7 +273,6 @@ mod tests {
 
     use crate::digest::{SampleDigest, TracedWaits};
     use crate::exposition_text::family_names;
-    use crate::headers::ExpositionFormat;
     use crate::host::HostFigures;
     use crate::state::MetricsState;
 

@@ -8,8 +8,8 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use crate::headers::ExpositionFormat;
 use crate::histogram::TickHistogram;
+use crate::web::headers::ExpositionFormat;
 
 /// The help text of each family, after its name, one family a line.
 const FAMILY_HELP: &str = include_str!("families.txt");

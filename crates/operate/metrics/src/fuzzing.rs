@@ -1,7 +1,7 @@
 //! Parsers of a request's headers for random input: hidden, and built only with the feature
 //! `fuzzing`.
 
-use crate::headers;
+use crate::web::headers;
 
 /// Whether a `Host` names this host.
 pub fn is_this_host(host: &str) -> bool {

@@ -17,21 +17,17 @@ mod exposition_text;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
-mod headers;
 mod histogram;
 mod host;
-mod http;
-mod listen_address;
 mod names;
 mod nested_directories;
 mod page_data;
 mod release_origin;
 mod series;
-mod server;
-mod service;
 mod state;
 mod totals;
 mod watch;
+mod web;
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -44,12 +40,12 @@ use std::time::{Duration, Instant};
 use pagekeeper_guard::{Done, Event, Options, StreamReport};
 use pagekeeper_kernel::pressure::SysRoots;
 
-pub use crate::listen_address::parse_address;
+pub use crate::web::listen_address::parse_address;
 
 use crate::host::HostFigures;
-use crate::service::MetricsService;
 use crate::state::{MetricsState, POINT_INTERVAL};
 use crate::watch::SampleScope;
+use crate::web::service::MetricsService;
 
 /// Time beyond three of its longest pauses after which the guard's loop counts as stuck.
 const STUCK_MARGIN: Duration = Duration::from_secs(60);
@@ -110,7 +106,7 @@ impl Metrics {
         })?;
         let service = MetricsService::new(Arc::clone(&state), address);
         spawn("metrics", move || {
-            let Err(error) = server::serve(&listener, &service);
+            let Err(error) = web::server::serve(&listener, &service);
             // The receiver may be gone.
             let _ = report.send(format!("metrics are no longer served: {error}"));
         })?;

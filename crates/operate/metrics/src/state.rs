@@ -269,8 +269,6 @@ impl MetricFigures {
         if let Some(traced) = traced {
             losses.no_room += traced.losses.no_room;
             losses.skipped += traced.losses.skipped;
-            losses.overrun += traced.losses.overrun;
-            losses.unread += traced.losses.unread;
             self.all_waits.add(&traced.everyone);
             for (index, waits) in &traced.databases {
                 if let Some(sum) = names.get(*index).and_then(|name| self.waits.get_mut(name)) {

@@ -50,8 +50,7 @@ impl SampleScope {
             _ => (ObserverScope::All, Some((pids, directories))),
         };
         // Pages are not traced: no metric uses them, and there are very many.
-        let trace =
-            TraceOptions { pages: false, entries: 4096, buffer_bytes: 4 << 20, ..TraceOptions::default() };
+        let trace = TraceOptions { pages: false, entries: 4096, ..TraceOptions::default() };
         let is_named = |profile: &&Profile| options.profile.as_ref().is_none_or(|name| profile.name == *name);
         let observer = ObserverOptions {
             profiles: options.profiles.iter().filter(is_named).cloned().collect(),

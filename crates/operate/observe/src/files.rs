@@ -5,6 +5,10 @@
 //! however many processes have a file open. At most as many openers of one party are kept as there
 //! may be files; the others are counted.
 
+pub(crate) mod devices;
+pub(crate) mod opened_files;
+pub(crate) mod sample;
+
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
@@ -14,12 +18,12 @@ use pagekeeper_kernel::process::InodeSet;
 use pagekeeper_kernel::{ExpectedFile, Inode, InspectedFile, stat_of_name};
 use pagekeeper_text::{escaped, unescaped};
 
-use crate::devices::DeviceTable;
-use crate::directory_owners::DirectoryOwners;
-use crate::directory_trees::DirectoryTrees;
-use crate::opened_files::{OpenedFile, reach};
-use crate::sample::FileSample;
-use crate::subjects::ObservedDatabase;
+use crate::discovery::subjects::ObservedDatabase;
+use crate::files::devices::DeviceTable;
+use crate::files::opened_files::{OpenedFile, reach};
+use crate::files::sample::FileSample;
+use crate::trees::directory_owners::DirectoryOwners;
+use crate::trees::directory_trees::DirectoryTrees;
 use crate::visibility::{GapKind, VisibilityGaps};
 use crate::{File, ObserverOptions, Opener, OpenerKind};
 

@@ -65,19 +65,11 @@ pub(crate) fn of_processes(roots: &SysRoots, gaps: &mut VisibilityGaps) {
 pub(crate) fn of_tracing(tracer: &Tracer, gaps: &mut VisibilityGaps) {
     match tracer.source() {
         TraceSource::Bpf => {}
-        TraceSource::Tracefs { no_bpf } => gaps.add(
-            "the processes of threads that have ended; what the kernel's programs would count at less cost is read line by line",
+        TraceSource::Counters { no_bpf } => gaps.add(
+            "pages that come and go, tasks throttled for dirty pages, tasks that reclaim",
             why(no_bpf),
             needs(no_bpf).as_deref(),
         ),
-        TraceSource::Counters { no_bpf, no_tracefs } => {
-            let (why, lesser) = (why(no_bpf), why(no_tracefs));
-            gaps.add(
-                "pages that come and go, tasks throttled for dirty pages, tasks that reclaim",
-                if why == lesser { why } else { format!("{why}; {lesser}") },
-                needs(no_bpf).or_else(|| needs(no_tracefs)).as_deref(),
-            );
-        }
     }
     for missing in tracer.missing() {
         gaps.add("some of the events", missing.to_string(), None);

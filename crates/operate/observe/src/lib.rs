@@ -37,35 +37,25 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod census;
-mod claims;
-mod devices;
-mod directories;
-mod directory_owners;
-mod directory_trees;
+mod discovery;
 mod error;
-mod fair_shares;
 mod files;
 mod host;
 mod host_gaps;
-#[cfg(test)]
-mod limit_tests;
 mod observer;
-mod opened_files;
 mod openers;
 mod options;
 mod overview;
-mod sample;
 pub mod saved_pages;
 pub mod size;
 mod snapshot;
-mod subjects;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
 mod tests;
-mod tree;
-mod unknown_databases;
+mod trees;
 mod visibility;
+mod watch;
 
 pub use census::{
     CPU_SHARE, CachedBreakdown, Census, CensusOptions, CensusTick, FileSystemSum, FileUse, FlowBytes,
@@ -79,3 +69,9 @@ pub use options::{DirectoryFilter, ObserverOptions, ObserverScope};
 pub use overview::{HeldPages, Overview, RunningDatabase};
 pub use snapshot::{Database, File, Host, HostChange, Opener, OpenerKind, Snapshot};
 pub use visibility::{VisibilityGap, unanswered};
+pub use watch::elsewhere::largest_elsewhere;
+pub use watch::holders::{Holder, OpenIn};
+pub use watch::pool_pressure::PoolPressure;
+pub use watch::read_watch::{AskedReads, ReadWatch};
+pub use watch::streamers::{Streamer, StreamerFile, streamers};
+pub use watch::sync_watch::{SeenSync, SyncWatch, SyncedFile, Syncs};

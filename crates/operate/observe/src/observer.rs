@@ -11,15 +11,15 @@ use pagekeeper_kernel::pressure::{BackingDevice, MemoryCgroup, SysRoots};
 use pagekeeper_text::unescaped;
 use pagekeeper_trace::{MachineCounts, TraceSource, Tracer};
 
-use crate::devices::DeviceTable;
-use crate::directory_owners::DirectoryOwners;
-use crate::directory_trees::DirectoryTrees;
+use crate::discovery::directories;
+use crate::discovery::subjects::{self, EarlierFindings, ObservedDatabase};
 use crate::files::FileSet;
-use crate::subjects::{self, EarlierFindings, ObservedDatabase};
+use crate::files::devices::DeviceTable;
+use crate::trees::directory_owners::DirectoryOwners;
+use crate::trees::directory_trees::DirectoryTrees;
 use crate::visibility::{GapKind, VisibilityGaps};
 use crate::{
-    Database, HostChange, ObserveError, ObserverOptions, ObserverScope, Snapshot, directories, host,
-    host_gaps, openers,
+    Database, HostChange, ObserveError, ObserverOptions, ObserverScope, Snapshot, host, host_gaps, openers,
 };
 
 /// Takes snapshots of a host and the databases on it.

@@ -11,8 +11,8 @@ use pagekeeper_kernel::Result;
 use pagekeeper_kernel::process::{FileSelection, HeldFile, MappingMode, ProcRoot};
 use pagekeeper_text::unescaped;
 
+use crate::files::opened_files::{kind_of, kind_of_mapping};
 use crate::files::{FileSet, OpenerRecord};
-use crate::opened_files::{kind_of, kind_of_mapping};
 use crate::visibility::VisibilityGaps;
 
 /// Finds the openers among all processes except `known`, whose files are recorded already.

@@ -89,6 +89,13 @@ pub struct Database {
     pub workers: Vec<u32>,
 }
 
+impl Database {
+    /// Whether a process is its server or a worker of it.
+    pub fn has_process(&self, pid: u32) -> bool {
+        self.pid == Some(pid) || self.workers.contains(&pid)
+    }
+}
+
 /// A file of a database, or one that a process has open.
 #[derive(Debug, Clone)]
 pub struct File {
@@ -114,6 +121,12 @@ pub struct File {
 }
 
 impl File {
+    /// Whether it is open, and with `O_DIRECT` alone.
+    pub fn is_direct_only(&self) -> bool {
+        let is_direct = |opener: &Opener| matches!(opener.kind, OpenerKind::Direct(_));
+        !self.openers.is_empty() && self.openers.iter().all(is_direct)
+    }
+
     /// Returns its resident bytes; 0 if unknown.
     pub fn resident(&self) -> u64 {
         self.residency.map_or(0, |counts| counts.resident)

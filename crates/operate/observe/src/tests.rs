@@ -1,5 +1,8 @@
 //! Tests of snapshots of real files and processes.
 
+#[cfg(test)]
+pub(crate) mod limit_tests;
+
 use std::fs::File;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};

@@ -7,9 +7,9 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::paths::join;
+use crate::files::paths::join;
+use crate::files::tracked_place::{PLACES, TrackedPlace};
 use crate::sys;
-use crate::tracked_place::{PLACES, TrackedPlace};
 
 /// The magic number of a report file, with the version of its layout.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"pkreport") ^ 4;

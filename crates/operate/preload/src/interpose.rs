@@ -13,12 +13,11 @@ use core::cell::UnsafeCell;
 use core::ffi::{c_char, c_int};
 
 use crate::counters::Count;
+use crate::files::{open_readers, tracked_files};
 use crate::hooks::{self, stdio};
+use crate::launcher;
 use crate::settings::{Part, Plan, TEXT_MAX, VARIABLE};
-use crate::{
-    counters, followers, helper, introspection, launcher, open_readers, process, real, rules, sys,
-    tracked_files,
-};
+use crate::{counters, followers, helper, introspection, process, real, rules, sys};
 
 /// A copy of the settings' text, because a program may overwrite its environment. A null byte stays
 /// behind the text.

@@ -8,7 +8,7 @@ use core::mem::MaybeUninit;
 use libc::{c_int, c_long};
 use pagekeeper_policy::number;
 
-use crate::paths::DescriptorPath;
+use crate::files::paths::DescriptorPath;
 use crate::sys::{self, Errno};
 
 /// Copies `count` values, at most `N`, from an address of the process; `None` unless all of them

@@ -14,8 +14,8 @@ use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
+use crate::files::paths::join;
 use crate::helper::ForkGuard;
-use crate::paths::join;
 use crate::program::{ExecutableKind, base, interpreter, is_privileged, kind};
 use crate::settings::{Plan, TEXT_MAX, VARIABLE};
 use crate::sys::{self, OwnedDescriptor};

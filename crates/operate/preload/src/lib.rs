@@ -28,32 +28,26 @@
 
 pub mod chunks;
 pub mod counters;
-mod disks;
+mod files;
 pub mod followers;
 pub mod helper;
 #[cfg(feature = "interpose")]
 mod hooks;
-pub mod identity;
 #[cfg(feature = "interpose")]
 mod interpose;
 pub mod introspection;
 pub mod launcher;
-pub mod open_readers;
-pub mod page_probe;
+mod pages;
 pub mod parts;
-pub mod paths;
 pub mod process;
 pub mod program;
 #[cfg(feature = "interpose")]
 mod real;
-pub mod residency;
 pub mod rules;
 pub mod settings;
 pub mod shared;
 pub mod symbols;
 pub mod sys;
-pub mod table;
-pub mod temporary;
-pub mod tracked_files;
-pub mod tracked_place;
-mod writeback;
+
+pub use files::{identity, open_readers, paths, table, temporary, tracked_files, tracked_place};
+pub use pages::{page_probe, residency};

@@ -91,40 +91,36 @@ unsafe fn filled<T>(make: impl FnOnce(usize) -> Result<usize, Errno>) -> Result<
     Ok(unsafe { filled.assume_init() })
 }
 
+/// Copies a register, or a word of the thread's own, by one instruction of each architecture.
+macro_rules! register_value {
+    ($x86_64:literal, $aarch64:literal) => {{
+        let value: usize;
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the callers read what user space may always read, and change nothing.
+        unsafe {
+            asm!($x86_64, out(reg) value, options(nostack, readonly, preserves_flags));
+        }
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: as above.
+        unsafe {
+            asm!($aarch64, out(reg) value, options(nostack, readonly, preserves_flags));
+        }
+        value
+    }};
+}
+
 /// Returns a value that distinguishes the calling thread from the process's others, without a
 /// system call: the address of its thread-local storage. Never 0; the same in a child of fork.
 #[inline]
 pub fn thread() -> usize {
-    let pointer: usize;
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: fs points to a word that holds its own address (the ABI of thread-local storage on
-    // x86-64).
-    unsafe {
-        asm!("mov {}, fs:0", out(reg) pointer, options(nostack, readonly, preserves_flags));
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: reads a register that user space may read.
-    unsafe {
-        asm!("mrs {}, tpidr_el0", out(reg) pointer, options(nostack, nomem, preserves_flags));
-    }
-    pointer | 1
+    // On x86-64 fs points to a word that holds its own address (the ABI of thread-local storage).
+    register_value!("mov {}, fs:0", "mrs {}, tpidr_el0") | 1
 }
 
 /// Returns the calling thread's stack pointer.
 #[inline]
 pub fn stack_pointer() -> usize {
-    let at: usize;
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: copies a register.
-    unsafe {
-        asm!("mov {}, rsp", out(reg) at, options(nomem, nostack, preserves_flags));
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: copies a register.
-    unsafe {
-        asm!("mov {}, sp", out(reg) at, options(nomem, nostack, preserves_flags));
-    }
-    at
+    register_value!("mov {}, rsp", "mov {}, sp")
 }
 
 /// Whether the calling thread is on a stack for signal handlers (`sigaltstack(2)`).

@@ -17,17 +17,17 @@ use pagekeeper_policy::stream_pages::DueRange;
 use pagekeeper_trace::TraceError;
 use pagekeeper_trace::page_events::{EventFile, PageEvent, PageEvents};
 
-use crate::backlog::Backlogs;
-use crate::device::{Devices, Job, JobResult};
+use crate::disks::backlog::Backlogs;
+use crate::disks::device::{Devices, Job, JobResult};
+use crate::disks::hold::{HoldTarget, HoldWish, Holds, READER_WISH_AGE_MAX};
+use crate::disks::turns::{DiskShares, DiskTurns};
 use crate::files::{File, FileStep, Files, PageSearch, path_or_number};
-use crate::hold::{HoldTarget, HoldWish, Holds, READER_WISH_AGE_MAX};
 use crate::limits::{FILES_MAX, FILES_PER_USER, JOB_PART, LATE_EVENTS_TIME, STEP_INTERVAL, WRITE_AFTER};
 use crate::open::Metadata;
 use crate::processes::{ProcessId, Processes, is_called, running_wanted};
 use crate::report::{Sums, add};
 use crate::requests::{Origin, RequestId, RequestReport, Requester, Requests};
 use crate::source::EventSource;
-use crate::turns::{DiskShares, DiskTurns};
 use crate::{Decide, IsMember, StayReason, StreamEvent, StreamPace, StreamReport, Verdict};
 
 /// Time between two checks for processes whose end may be among lost events.

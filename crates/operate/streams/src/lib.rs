@@ -9,15 +9,11 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
-mod backlog;
-mod device;
+mod disks;
 mod files;
 mod follow;
-mod hold;
 mod limits;
 mod open;
-mod others;
-mod paced_turns;
 mod processes;
 mod report;
 mod requests;
@@ -29,8 +25,6 @@ pub mod stream_request;
 #[cfg(test)]
 mod tests;
 mod thread;
-mod turns;
-mod writing;
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
@@ -41,9 +35,9 @@ pub use pagekeeper_policy::stream_pace::StreamPace;
 pub use pagekeeper_policy::stream_pages::StreamTotals;
 use pagekeeper_trace::page_events::{FollowedNames, PageEvents};
 
+pub use disks::others::OthersOnDisks;
+pub use disks::paced_turns::PacedTurns;
 use follow::Follower;
-pub use others::OthersOnDisks;
-pub use paced_turns::PacedTurns;
 pub use requests::{RequestId, RequestReport, Requester};
 pub use service::{CurrentLink, Service, StreamSocket, ThreadLink};
 pub use start_reads::{ReadStep, RecordedReads, StartReads};

@@ -9,7 +9,7 @@ use pagekeeper_text::unescaped;
 use pagekeeper_trace::page_events::EventFile;
 
 use crate::StreamEvent;
-use crate::hold::HoldTarget;
+use crate::disks::hold::HoldTarget;
 use crate::limits::{PROCESSES_PER_USER, REPORTED_BYTES_MIN, REPORTED_PER_USER};
 use crate::report::add;
 use crate::requests::{Origin, RequestId};

@@ -8,6 +8,10 @@
 //! with the descriptors: when this value is dropped or the process ends, for whatever cause, the
 //! kernel is as it was. Fails if the kernel or its verifier refuses; see [`TraceError`].
 
+pub(crate) mod locked;
+pub(crate) mod programs;
+pub(crate) mod record;
+
 use std::collections::HashMap;
 
 use rustix::io::Errno;
@@ -16,14 +20,14 @@ use super::error::PermissionKind;
 use super::event::TracepointKind;
 use super::options::{TracepointGroup, TracepointSet};
 use super::period_sums::PeriodSums;
-use super::programs::{CountTableFds, KernelFilter, program};
-use super::record::{
+use super::tracefs::Tracepoint;
+use crate::bpf::programs::{CountTableFds, KernelFilter, program};
+use crate::bpf::record::{
     InFlightKey, InFlightValue, LOSS_COUNTERS, PageKey, PageValue, PauseKey, PauseValue, ReadingPair,
     RequestKey, RequestValue, StallKey, StallValue,
 };
-use super::tracefs::Tracepoint;
-use super::{TraceError, TraceOptions, record};
 use crate::sys::{BpfMap, BpfProgram, LoadError, MapKind, ProgramAttachment, ProgramKind};
+use crate::{TraceError, TraceOptions};
 
 /// The number of entries that are read with one call.
 const ENTRIES_PER_LOOKUP: usize = 512;

@@ -15,10 +15,7 @@ use pagekeeper_kernel::Inode;
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TaskIdentity {
     /// Its process (thread group). As the first pid namespace numbers it, which a container's
-    /// `/proc` does not show. The same as `thread` where the thread had ended before its process
-    /// could be looked up ([`TraceSource::Tracefs`] only).
-    ///
-    /// [`TraceSource::Tracefs`]: super::TraceSource::Tracefs
+    /// `/proc` does not show.
     pub process: u32,
     /// Its own number, in the same namespace.
     pub thread: u32,
@@ -189,17 +186,12 @@ pub struct EventLosses {
     /// processor. Kernels before Linux 6.7 do not count these. On all kernels requests to disks
     /// without a completion for a minute are included.
     pub skipped: u64,
-    /// Events that did not fit in the kernel's buffer:
-    /// [`TraceOptions::buffer_bytes`](super::TraceOptions::buffer_bytes).
-    pub overrun: u64,
-    /// Events that could not be parsed.
-    pub unread: u64,
 }
 
 impl EventLosses {
     /// Returns the number of all lost events.
     pub fn total(&self) -> u64 {
-        self.no_room + self.skipped + self.overrun + self.unread
+        self.no_room + self.skipped
     }
 }
 
@@ -208,12 +200,8 @@ impl fmt::Display for EventLosses {
         if self.total() == 0 {
             return f.write_str("no event was lost");
         }
-        let causes = [
-            (self.no_room, "for want of room in the tables"),
-            (self.skipped, "skipped by the kernel"),
-            (self.overrun, "for want of room in the buffer"),
-            (self.unread, "not understood"),
-        ];
+        let causes =
+            [(self.no_room, "for want of room in the tables"), (self.skipped, "skipped by the kernel")];
         let causes: Vec<String> = causes
             .iter()
             .filter(|(count, _)| *count > 0)
@@ -318,10 +306,10 @@ mod tests {
     #[test]
     fn losses_are_reported_with_their_causes() {
         assert_eq!(EventLosses::default().to_string(), "no event was lost");
-        let losses = EventLosses { no_room: 2, overrun: 3, ..EventLosses::default() };
+        let losses = EventLosses { no_room: 2, skipped: 3 };
         assert_eq!(
             losses.to_string(),
-            "5 events were lost: 2 for want of room in the tables, 3 for want of room in the buffer"
+            "5 events were lost: 2 for want of room in the tables, 3 skipped by the kernel"
         );
     }
 

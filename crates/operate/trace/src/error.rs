@@ -162,8 +162,6 @@ pub(super) enum PermissionKind {
     Programs,
     /// Reading the files of tracefs.
     Reading,
-    /// Writing them, and making directories.
-    Writing,
 }
 
 impl PermissionKind {
@@ -183,7 +181,6 @@ impl PermissionKind {
             _ if has.contains(CapabilitySet::DAC_OVERRIDE) => MissingPermission::OtherPolicy,
             Self::Reading if has.contains(CapabilitySet::DAC_READ_SEARCH) => MissingPermission::OtherPolicy,
             Self::Reading => MissingPermission::Capabilities(&["CAP_DAC_READ_SEARCH"]),
-            Self::Writing => MissingPermission::Capabilities(&["CAP_DAC_OVERRIDE"]),
         }
     }
 }
@@ -257,10 +254,6 @@ mod tests {
         assert_eq!(programs(CapabilitySet::PERFMON), MissingPermission::Capabilities(&["CAP_BPF"]));
         assert_eq!(programs(CapabilitySet::BPF | CapabilitySet::PERFMON), MissingPermission::OtherPolicy);
         assert_eq!(programs(CapabilitySet::SYS_ADMIN), MissingPermission::OtherPolicy);
-        assert_eq!(
-            PermissionKind::Writing.needs(none, Some(LockdownLevel::Integrity)),
-            MissingPermission::Capabilities(&["CAP_DAC_OVERRIDE"])
-        );
         assert_eq!(
             PermissionKind::Reading.needs(none, None),
             MissingPermission::Capabilities(&["CAP_DAC_READ_SEARCH"])

@@ -15,18 +15,6 @@ pub(super) enum TracepointKind {
 }
 
 impl TracepointKind {
-    pub(super) const ALL: [Self; 9] = [
-        Self::Add,
-        Self::Delete,
-        Self::Pause,
-        Self::ReclaimBegin,
-        Self::ReclaimEnd,
-        Self::GroupReclaimBegin,
-        Self::GroupReclaimEnd,
-        Self::Issue,
-        Self::Complete,
-    ];
-
     /// Returns the kernel's name of the subsystem.
     pub(super) fn category(self) -> &'static str {
         match self {
@@ -52,11 +40,6 @@ impl TracepointKind {
             Self::Issue => "block_rq_issue",
             Self::Complete => "block_rq_complete",
         }
-    }
-
-    /// Returns the tracepoint of this name.
-    pub(super) fn of_name(name: &[u8]) -> Option<Self> {
-        Self::ALL.into_iter().find(|event| event.name().as_bytes() == name)
     }
 }
 

@@ -23,13 +23,11 @@
 //! 3. `sys` makes the maps and loads the programs (bpf(2)), and attaches them
 //!    (`perf_event_open(2)`).
 //! 4. The programs count in the maps, by file, task and device. `bpf` reads the maps in batches and
-//!    passes changes to `period_sums`, which every source shares; [`Tracer::take`] makes
+//!    passes changes to `period_sums`, which both sources share; [`Tracer::take`] makes
 //!    [`TraceCounts`] of it.
 //!
-//! Without permission to load programs, `pipe` reads the lines that a private tracefs `instance`
-//! writes and `lines` parses: the same counts at a higher cost. Without tracefs, `polling` and
-//! `machine` read plain counters. [`Tracer::source`] returns the source in use, and why it is not a
-//! better one.
+//! Without permission to load programs, `polling` and `machine` read plain counters.
+//! [`Tracer::source`] returns the source in use, and why it is not a better one.
 //!
 //! # Events of single processes
 //!
@@ -102,21 +100,11 @@ pub mod disk_use;
 mod durations;
 mod error;
 mod event;
-mod format;
-#[cfg(feature = "fuzzing")]
-#[doc(hidden)]
-pub mod fuzzing;
-mod instance;
-mod lines;
-mod locked;
 mod machine;
 mod options;
 pub mod page_events;
 mod period_sums;
-mod pipe;
 mod polling;
-mod programs;
-mod record;
 pub mod syncs;
 mod sys;
 #[cfg(test)]
@@ -138,11 +126,10 @@ pub use machine::MachineCounts;
 pub use options::{PageFilter, TraceLevel, TraceOptions, traced_inode};
 
 use bpf::BpfSource;
+use bpf::programs::KernelFilter;
 use options::{TracepointGroup, TracepointSet};
 use period_sums::PeriodSums;
-use pipe::PipeSource;
 use polling::PollingSource;
-use programs::KernelFilter;
 use tracefs::Tracefs;
 
 /// The source of the counts, and why it is not a better one. Its `Display` is a sentence.
@@ -150,18 +137,10 @@ use tracefs::Tracefs;
 pub enum TraceSource {
     /// Programs in the kernel: everything is known, at the lowest cost.
     Bpf,
-    /// The lines of a private instance of tracing: the same, but it costs more, and the process of
-    /// a thread that has ended is not known.
-    Tracefs {
-        /// The reason why there are no programs.
-        no_bpf: TraceError,
-    },
     /// The machine's counters, and the residency of the chosen files: no tasks.
     Counters {
         /// The reason why there are no programs.
         no_bpf: TraceError,
-        /// The reason why there is no instance.
-        no_tracefs: TraceError,
     },
 }
 
@@ -170,7 +149,6 @@ impl TraceSource {
     pub fn level(&self) -> TraceLevel {
         match self {
             Self::Bpf => TraceLevel::Bpf,
-            Self::Tracefs { .. } => TraceLevel::Tracefs,
             Self::Counters { .. } => TraceLevel::Counters,
         }
     }
@@ -180,23 +158,17 @@ impl fmt::Display for TraceSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Bpf => f.write_str("events are counted in the kernel"),
-            Self::Tracefs { no_bpf } => {
-                write!(f, "events are read from tracefs; they can't be counted in the kernel: {no_bpf}")
+            Self::Counters { no_bpf } => {
+                write!(f, "no events, only counters are read; they can't be counted in the kernel: {no_bpf}")
             }
-            Self::Counters { no_bpf, no_tracefs } => write!(
-                f,
-                "no events, only counters are read; they can't be counted in the kernel: {no_bpf}; nor read from \
-                 tracefs: {no_tracefs}"
-            ),
         }
     }
 }
 
 #[derive(Debug)]
 enum CountReader {
-    // Boxed: these variants are by far the largest.
+    // Boxed: by far the largest.
     Bpf(Box<BpfSource>),
-    Pipe(Box<PipeSource>),
     Polling(PollingSource),
 }
 
@@ -225,15 +197,10 @@ impl Tracer {
         let machine_then = MachineCounts::read(&options.roots)?;
         let (reader, source, points) = match start_bpf(options, &filter) {
             Ok((reader, points)) => (CountReader::Bpf(Box::new(reader)), TraceSource::Bpf, Some(points)),
-            Err(no_bpf) => match start_tracefs(options, &filter) {
-                Ok((reader, points)) => {
-                    (CountReader::Pipe(Box::new(reader)), TraceSource::Tracefs { no_bpf }, Some(points))
-                }
-                Err(no_tracefs) => {
-                    let reader = PollingSource::start(options)?;
-                    (CountReader::Polling(reader), TraceSource::Counters { no_bpf, no_tracefs }, None)
-                }
-            },
+            Err(no_bpf) => {
+                let reader = PollingSource::start(options)?;
+                (CountReader::Polling(reader), TraceSource::Counters { no_bpf }, None)
+            }
         };
         let traced = match (&points, &reader) {
             (Some(points), _) => points.kinds(),
@@ -265,12 +232,9 @@ impl Tracer {
 
     /// Returns the counts since the start or the last [`Self::take`].
     ///
-    /// With tracefs as the source, call it before its buffer is full; once a second is usually
-    /// enough.
     pub fn snapshot(&mut self) -> Result<TraceCounts, TraceError> {
         match &mut self.reader {
             CountReader::Bpf(reader) => reader.read(&mut self.sums)?,
-            CountReader::Pipe(reader) => reader.read(&mut self.sums)?,
             CountReader::Polling(reader) => reader.read(&mut self.sums)?,
         }
         let sums = &self.sums;
@@ -309,16 +273,4 @@ fn start_bpf(
     }
     let points = options.points(&Tracefs::find(&options.roots.proc)?)?;
     Ok((BpfSource::start(options, &points, filter)?, points))
-}
-
-fn start_tracefs(
-    options: &TraceOptions,
-    filter: &KernelFilter,
-) -> Result<(PipeSource, TracepointSet), TraceError> {
-    if options.best > TraceLevel::Tracefs {
-        return Err(TraceError::NotAsked);
-    }
-    let tracefs = Tracefs::find(&options.roots.proc)?;
-    let points = options.points(&tracefs)?;
-    Ok((PipeSource::start(options, &tracefs, &points, filter)?, points))
 }

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use super::TraceError;
 use super::event::TracepointKind;
-use super::programs::KernelFilter;
-use super::record::kernel_device;
 use super::tracefs::{Tracefs, Tracepoint};
+use crate::bpf::programs::KernelFilter;
+use crate::bpf::record::kernel_device;
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_kernel::{Inode, InspectedFile, Links};
 
@@ -19,8 +19,6 @@ const FILTER_ENTRIES_MAX: usize = 64;
 pub enum TraceLevel {
     /// By programs in the kernel.
     Bpf,
-    /// By reading the output of a private instance of the kernel's tracing.
-    Tracefs,
     /// By plain counters, without events.
     Counters,
 }
@@ -71,9 +69,6 @@ pub struct TraceOptions {
     /// eighth of it for the other kinds. The kernel allocates about 200 bytes for each. By default
     /// 16,384.
     pub entries: u32,
-    /// The buffer of [`TraceLevel::Tracefs`], for all processors together, in bytes. An event takes
-    /// about 50. By default 64 MiB.
-    pub buffer_bytes: u64,
     /// Where `/proc` and `/sys` are.
     pub roots: SysRoots,
 }
@@ -88,7 +83,6 @@ impl Default for TraceOptions {
             filter: PageFilter::Everything,
             best: TraceLevel::Bpf,
             entries: 16 * 1024,
-            buffer_bytes: 64 << 20,
             roots: SysRoots::default(),
         }
     }

@@ -23,10 +23,10 @@ use crate::asm::{
     AluOp, Assembler, AssemblyError, Condition, KernelHelper, Label, Register, Width, offset, size, stack,
 };
 use crate::error::PermissionKind;
-use crate::format::RecordFormat;
 use crate::page_events::{is_first_pid_namespace, ring::RingBuffer};
 use crate::sys::{BpfMap, BpfProgram, Instruction, LoadError, MapKind, ProgramAttachment, ProgramKind};
 use crate::tracefs::Tracefs;
+use crate::tracefs::format::RecordFormat;
 use Register::{R0, R1, R2, R3, R4, R6, R7, R8, R10};
 
 /// Bytes of the ring buffer: 74,000 syncs.

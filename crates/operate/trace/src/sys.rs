@@ -12,7 +12,7 @@
 use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use crate::locked::without_limit;
+use crate::bpf::locked::without_limit;
 use pagekeeper_text::unescaped_bytes;
 use rustix::io::Errno;
 

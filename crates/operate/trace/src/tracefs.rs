@@ -6,6 +6,8 @@
 //! descriptor, whatever becomes of the process. Fails with [`TraceError::NoTracefs`],
 //! [`TraceError::NoEvent`] or the refused call.
 
+pub(crate) mod format;
+
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,7 +17,7 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, 
 use super::TraceError;
 use super::error::PermissionKind;
 use super::event::TracepointKind;
-use super::format::{RecordField, RecordFormat};
+use crate::tracefs::format::{RecordField, RecordFormat};
 use pagekeeper_kernel::process::{Mount, ProcRoot};
 
 /// A mounted tracefs.
@@ -23,6 +25,7 @@ use pagekeeper_kernel::process::{Mount, ProcRoot};
 pub(super) struct Tracefs {
     root: PathBuf,
     /// The mount, if it is in no directory: `root` is valid as long as this is open.
+    #[allow(dead_code, reason = "keeps the mount")]
     own: Option<Arc<OwnedFd>>,
 }
 
@@ -44,16 +47,6 @@ impl Tracefs {
         fsconfig_create(&context)?;
         let own = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
         Ok(Self { root: format!("/proc/self/fd/{}", own.as_raw_fd()).into(), own: Some(Arc::new(own)) })
-    }
-
-    /// Returns the mount that keeps its paths valid, if it is mounted for this process alone.
-    pub(super) fn own(&self) -> Option<Arc<OwnedFd>> {
-        self.own.clone()
-    }
-
-    /// Returns the directory of private instances.
-    pub(super) fn instances(&self) -> PathBuf {
-        self.root.join("instances")
     }
 
     /// Returns the kernel's description of a tracepoint.
@@ -142,7 +135,7 @@ mod tests {
             mounted => mounted.unwrap(),
         };
         assert!(tracefs.event(TracepointKind::Pause).unwrap().format.field("pause").is_some());
-        let own = rustix::fs::fstat(tracefs.own().unwrap()).unwrap().st_dev;
+        let own = rustix::fs::fstat(tracefs.own.as_ref().unwrap()).unwrap().st_dev;
         let mounts = ProcRoot::default().own_mounts().unwrap();
         let points = mounts.iter().filter(|mount| mount.kind == "tracefs").map(|mount| &mount.point);
         // If somebody has mounted it, it is the same file system, in that very place.
@@ -156,13 +149,5 @@ mod tests {
         let tracefs = Tracefs { root: root.path().into(), own: None };
         let error = tracefs.event(TracepointKind::Pause).unwrap_err();
         assert!(error.to_string().contains("no tracepoint writeback:balance_dirty_pages"), "{error}");
-    }
-
-    #[test]
-    fn names_lead_back_to_tracepoints() {
-        for event in TracepointKind::ALL {
-            assert_eq!(TracepointKind::of_name(event.name().as_bytes()), Some(event));
-        }
-        assert_eq!(TracepointKind::of_name(b"sched_switch"), None);
     }
 }

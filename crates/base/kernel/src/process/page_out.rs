@@ -47,9 +47,10 @@ impl ProcRoot {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::residency;
     use crate::sys::mapping::FileMapping;
     use crate::testing::file_of;
-    use crate::{Advice, advise, page_size, residency};
+    use crate::{Advice, advise, page_size};
 
     const MIB: u64 = 1 << 20;
 

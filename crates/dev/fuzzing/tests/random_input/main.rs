@@ -175,11 +175,6 @@ fn random_superblocks_end_no_parser() {
 }
 
 #[test]
-fn random_lines_of_tracing_end_no_parser() {
-    random_input_for("trace");
-}
-
-#[test]
 fn random_pages_of_a_tree_end_no_parser() {
     random_input_for_our("tree_page");
 }

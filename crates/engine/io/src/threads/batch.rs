@@ -11,7 +11,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 
 use super::pool::{PoolJob, ThreadPool};
-use crate::{BatchRead, Error, pread, scatter};
+use crate::transfers::{pread, scatter};
+use crate::{BatchRead, Error};
 
 /// The state that helpers and caller share.
 struct SharedBatch {

@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 
 use super::batch::BatchHelp;
-use crate::job::IoRequest;
+use crate::transfers::job::IoRequest;
 use crate::{Error, Process};
 
 /// A job of a thread.

@@ -17,7 +17,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::ring::{Ring, unavailable};
 use super::ring_transfers::RingTransfers;
-use crate::job::IoRequest;
+use crate::transfers::job::IoRequest;
 use crate::{Error, Process, Threads};
 
 /// The submitters' side of the background ring.

@@ -2,8 +2,9 @@
 
 use super::ring::Ring;
 use super::ring_transfers::RingTransfers;
-use crate::job::BatchPart;
-use crate::{BatchRead, Error, pread};
+use crate::transfers::job::BatchPart;
+use crate::transfers::pread;
+use crate::{BatchRead, Error};
 
 /// The ring waits for this fraction of the reads in flight at a time: this saves calls into the
 /// kernel, and the device still has the others to work on.

@@ -11,8 +11,9 @@ use std::time::Duration;
 use io_uring::{IoUring, opcode, types};
 use libc::iovec;
 
-use crate::transfer::TransferKind;
-use crate::{Error, pwrite};
+use crate::Error;
+use crate::transfers::pwrite;
+use crate::transfers::transfer::TransferKind;
 
 /// A completion: the token of its transfer, and the byte count or the error number.
 pub(super) type Completion = (u64, Result<usize, i32>);

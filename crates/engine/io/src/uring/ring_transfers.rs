@@ -8,9 +8,10 @@
 use libc::iovec;
 
 use super::ring::{Completion, Ring};
-use crate::job::TransferJob;
-use crate::transfer::Transfer;
-use crate::{Error, scatter};
+use crate::Error;
+use crate::transfers::job::TransferJob;
+use crate::transfers::scatter;
+use crate::transfers::transfer::Transfer;
 
 /// The token of the wake-up of a thread that waits in the ring.
 const WAKE_TOKEN: u64 = u64::MAX;

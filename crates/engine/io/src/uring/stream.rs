@@ -2,9 +2,10 @@
 
 use super::ring::Ring;
 use super::ring_transfers::RingTransfers;
-use crate::job::TransferJob;
-use crate::stream::{ReadStream, StreamRead};
-use crate::{Error, pread};
+use crate::Error;
+use crate::transfers::job::TransferJob;
+use crate::transfers::pread;
+use crate::transfers::stream::{ReadStream, StreamRead};
 
 /// The ring waits for this fraction of the reads in flight at a time: this saves calls into the
 /// kernel, and the device still has the others to work on.

@@ -44,9 +44,11 @@ impl Advice {
             terms: Terms {
                 holds_for: HoldsFor { product: self.product.name().to_owned(), versions: self.versions() },
                 risk: Risk {
+                    costs: self.costs.clone(),
+                    durability: None,
                     recovery: self.recovery.as_deref(),
+                    replication: None,
                     restart: self.effect.restart(),
-                    ..Risk::none_but(&self.costs)
                 },
                 undo: self.undo(settings),
                 undo_is_command: false,

@@ -7,11 +7,12 @@ use pagekeeper_text::escaped;
 
 use super::apply::fix_to;
 use super::rocksdb;
+use super::steps::step;
 use super::table::Product;
+use crate::Fix;
 use crate::observation::Observation;
 use crate::phrases::file_name;
 use crate::settings::{Engine, Settings};
-use crate::{Confidence, Fix, HoldsFor, Restart, Risk, Terms};
 
 const ANOTHER_DISK: &str = "/ANOTHER/DISK";
 
@@ -24,33 +25,10 @@ pub(crate) fn move_log_of(
     log: &Path,
 ) -> Option<Fix> {
     if observation.after.databases[database].profile.name == "etcd" {
-        return (class == FileClass::Wal).then(|| move_etcd_wal(log));
+        // etcd takes the directory from its command line, environment or a file of the operator's.
+        return (class == FileClass::Wal).then(|| step("etcd-wal-dir", &[("log", &file_name(log))]));
     }
     move_log(observation.settings_of(database)?, class, log)
-}
-
-/// etcd takes the directory from its command line, environment or a file, which belong to the
-/// operator.
-fn move_etcd_wal(log: &Path) -> Fix {
-    Fix::advice(
-        format!(
-            "--wal-dir={ANOTHER_DISK}/wal for etcd (wal-dir in its file, ETCD_WAL_DIR in its environment)"
-        ),
-        "at its next start: stop the member, move the content of member/wal there, and start it with that directory",
-        Terms {
-            holds_for: HoldsFor { product: "etcd".to_owned(), versions: "3.0 and later".to_owned() },
-            risk: Risk {
-                recovery: Some("needs the files in their new place: stop the member before they are moved"),
-                restart: Restart::Database,
-                ..Risk::none_but("another disk, and a stop of the member while the files are moved")
-            },
-            undo: "move the files back while the member is stopped, and start it without".to_owned(),
-            undo_is_command: false,
-            evidence: format!("{} shares its device with the writes that its syncs wait for", file_name(log)),
-            confidence: Confidence::Measured,
-            source: Some("https://etcd.io/docs/latest/op-guide/configuration/"),
-        },
-    )
 }
 
 /// Returns the fix that moves a log by the database's settings.
@@ -70,32 +48,7 @@ fn move_log(settings: &Settings, class: FileClass, log: &Path) -> Option<Fix> {
             let base = escaped(log.file_stem().unwrap_or_default());
             fix_to(settings, server, name, &format!("{ANOTHER_DISK}/{base}"))
         }
-        (Engine::PostgreSql, FileClass::Wal) => Some(Fix::advice(
-            "move pg_wal to a disk of its own while the server is stopped, and leave a symbolic link in its place \
-             (initdb --waldir does so for a new cluster)",
-            "",
-            Terms {
-                holds_for: HoldsFor {
-                    product: Product::PostgreSql.name().to_owned(),
-                    versions: "all".to_owned(),
-                },
-                risk: Risk {
-                    recovery: Some(
-                        "needs the files in their new place: shut it down cleanly before they are moved",
-                    ),
-                    restart: Restart::Database,
-                    ..Risk::none_but("another disk, and a stop while the files are moved")
-                },
-                undo: "move it back while the server is stopped, in the place of the link".to_owned(),
-                undo_is_command: false,
-                evidence: format!(
-                    "{} shares its device with the writes that fill it with dirty pages",
-                    file_name(log)
-                ),
-                confidence: Confidence::Measured,
-                source: Some("https://www.postgresql.org/docs/current/wal-internals.html"),
-            },
-        )),
+        (Engine::PostgreSql, FileClass::Wal) => Some(step("move-pg-wal", &[("log", &file_name(log))])),
         (Engine::TiKv, FileClass::Wal) if log.extension().is_none_or(|ending| ending != "log") => {
             fix_to(settings, Product::TiKv, "dir", ANOTHER_DISK)
         }

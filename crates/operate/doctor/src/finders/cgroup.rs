@@ -23,9 +23,9 @@ use super::EarlierFindings;
 use super::logs::{LogPages, RELEASABLE_MIN, guard_command};
 use super::swapped::SWAPPED_BYTES_MIN;
 use super::unwritten::{of_unwritten, unwritten};
-use crate::fix::HoldsFor;
+use crate::advice::step;
 use crate::observation::Observation;
-use crate::{Advised, Confidence, Cost, Evidence, Finding, Fix, Kind, Severity, Terms};
+use crate::{Advised, Confidence, Cost, Evidence, Finding, Fix, Kind, Severity};
 
 /// A group with less than one part in this many of its limit unused is near its limit.
 const NEAR_PART: u64 = 5;
@@ -354,11 +354,7 @@ fn least_without(group: &MemoryCgroup, releasable: u64) -> u64 {
 /// Returns what programs in the group other than the databases brought in during the watch.
 pub(super) fn streams(observation: &Observation<'_>, group: &MemoryCgroup) -> Option<Evidence> {
     let pages = observation.trace()?.pages.as_ref()?;
-    let is_database = |pid| {
-        observation
-            .databases()
-            .any(|(_, database)| database.pid == Some(pid) || database.workers.contains(&pid))
-    };
+    let is_database = |pid| observation.databases().any(|(_, database)| database.has_process(pid));
     let mut named = Vec::new();
     let mut all = 0;
     for streamer in &observation.streamers {
@@ -388,34 +384,9 @@ pub(super) fn is_pod(directory: &Path) -> bool {
     directory.iter().any(|name| name == "kubepods" || name == "kubepods.slice")
 }
 
-fn kubernetes(evidence: String, costs: &str, undo: &str) -> Terms {
-    let holds_for = HoldsFor {
-        product: "Kubernetes".to_owned(),
-        versions: "1.30 and later as it is; before, with the annotation that the manifest names".to_owned(),
-    };
-    Terms { holds_for, ..Terms::anywhere(Confidence::Estimated, evidence, costs, undo) }
-}
-
 fn daemon_set(group: &MemoryCgroup, wasted: u64) -> Fix {
     let least = least_without(group, wasted);
-    let terms = kubernetes(
-        format!("{} of log pages that nobody will read again count against the pod", ByteSize(wasted)),
-        "on each node a process of uid 0 with CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH, CAP_FOWNER and, unless metrics.events=false, CAP_BPF and \
-         CAP_PERFMON, the node's processes in sight (hostPID), and no seccomp or AppArmor profile; a request of 10m of a core and 32Mi, a limit \
-         of 256Mi; of processor time 0.42 % of a core beside one MariaDB at 11,700 queries/s, 0.52 % at 18,400, 1.6 % with 10,000 logs in 2,000 directories, 2.1 % in their first \
-         minute; no byte of a database's files can change",
-        "helm uninstall pagekeeper --namespace pagekeeper",
-    )
-    .taken_back_by_command();
-    Fix::command(
-        "helm install pagekeeper deploy/helm/pagekeeper --namespace pagekeeper --create-namespace --set dryRun=false",
-        format!(
-            "runs pagekeeper guard on every node (set image.repository to your own image): the \
-                 pod's working set can fall to {}",
-            ByteSize(least)
-        ),
-        terms,
-    )
+    step("guard-daemon-set", &[("least", &ByteSize(least)), ("wasted", &ByteSize(wasted))])
 }
 
 pub(super) fn request(group: &MemoryCgroup, held: &CacheComposition) -> Fix {
@@ -428,21 +399,8 @@ pub(super) fn request(group: &MemoryCgroup, held: &CacheComposition) -> Fix {
     let then = after.map_or_else(String::new, |after| {
         format!("; with the guard on its node {}Mi may suffice: check again after a day", after >> 20)
     });
-    Fix::advice(
-        format!(
-            "resources.requests.memory: {}Mi for the container, and its limit left as it is",
-            request >> 20
-        ),
-        format!(
-            "at the next roll-out: kubelet evicts first the pods whose working set is above their request{then}",
-        ),
-        kubernetes(
-            format!("the working set is {} now", ByteSize(needed)),
-            "memory that the scheduler gives to no other pod; the pod is restarted for it, unless \
-                 its resizePolicy and the cluster (1.33 and later) avoid that",
-            "the request that it had before",
-        ),
-    )
+    let mib = request >> 20;
+    step("pod-request", &[("mib", &mib), ("then", &then), ("needed", &ByteSize(needed))])
 }
 
 #[cfg(test)]

@@ -7,17 +7,20 @@
 mod device;
 
 use std::collections::{BTreeSet, HashMap};
+use std::fmt::Display;
 use std::time::Duration;
 
 use pagekeeper_kernel::pressure::{CgroupVersion, DirtyLimit, DirtyParameters, DirtyReport, DirtyThresholds};
+use pagekeeper_policy::PAGE_BYTES;
 use pagekeeper_text::{ByteSize, duration, rate, unescaped};
 use pagekeeper_trace::{PauseCounts, TaskIdentity};
 
 use super::EarlierFindings;
-use crate::attribution::database_of;
+use crate::advice::step;
 use crate::observation::called;
+use crate::observed::attribution::database_of;
 use crate::phrases::per_second;
-use crate::{Advised, Confidence, Cost, Evidence, Finding, Fix, Kind, Observation, Severity, Terms};
+use crate::{Advised, Cost, Evidence, Finding, Fix, Kind, Observation, Severity};
 
 pub(crate) use device::{cap, is_own as is_devices_own};
 
@@ -169,32 +172,16 @@ impl LimitRaise {
                 format!(", {} at the rate that was watched,", duration(takes))
             }
         };
-        Fix::system(
-            format!("sysctl -w vm.dirty_bytes={}", self.limit),
-            format!(
-                "at once, until the next start; it sets vm.dirty_ratio to 0. An estimate: with {} a burst like \
-                 this one \
-                 ({} made dirty against {} written, for {}) would not have throttled any writer; a longer one still \
-                 would, only later. The cost: up to that \
-                 much has to be written{takes} before a sync or an unmount returns, and reclaim may have to wait for \
-                 as much",
-                ByteSize(self.limit),
-                rate(wanted),
-                rate(written),
-                duration(self.burst)
-            ),
-            Terms::anywhere(
-                Confidence::Estimated,
-                format!("{} made dirty against {} written while it was watched", rate(wanted), rate(written)),
-                format!(
-                    "up to {} has to be written before a sync or an unmount returns; a power failure loses as much of \
-                     what was never synced",
-                    ByteSize(self.limit)
-                ),
-                self.undo.clone(),
-            )
-            .taken_back_by_command(),
-        )
+        let values: &[(&str, &dyn Display)] = &[
+            ("limit", &self.limit),
+            ("limit_in_words", &ByteSize(self.limit)),
+            ("wanted", &rate(wanted)),
+            ("written", &rate(written)),
+            ("burst", &duration(self.burst)),
+            ("takes", &takes),
+            ("undo", &self.undo),
+        ];
+        step("raise-dirty-limit", values)
     }
 }
 
@@ -476,25 +463,7 @@ fn groups(observation: &Observation<'_>) -> Vec<Evidence> {
 }
 
 fn no_limit_will_do(flow: &DirtyFlow) -> Fix {
-    Fix::advice(
-        "write less through the page cache",
-        format!(
-            "{} are made dirty where {} are written: a limit that bridges that for the time watched would take too \
-             much of the memory. Write less, bypass the page cache, or use another disk",
-            rate(flow.wanted),
-            rate(flow.written)
-        ),
-        Terms::anywhere(
-            Confidence::Measured,
-            format!(
-                "{} made dirty against {} written while it was watched",
-                rate(flow.wanted),
-                rate(flow.written)
-            ),
-            "a program that bypasses the page cache runs at the speed of the disk",
-            "nothing is set",
-        ),
-    )
+    step("write-less", &[("wanted", &rate(flow.wanted)), ("written", &rate(flow.written))])
 }
 
 /// Returns unusual settings of the limits, whether they are full or not.
@@ -515,20 +484,14 @@ fn odd(parameters: &DirtyParameters, thresholds: &DirtyThresholds, dirtyable: u6
         remarks: Vec::new(),
         pagekeeper: None,
     };
-    let lower = Fix::system(
-        format!("sysctl -w vm.dirty_background_bytes={}", thresholds.limit / 4 / 4096 * 4096),
-        "at once, until the next start; it sets vm.dirty_background_ratio to 0: a quarter of the limit",
-        Terms::anywhere(
-            Confidence::Measured,
-            format!(
-                "background writeback is set to {}, the limit to {}",
-                ByteSize(background),
-                ByteSize(thresholds.limit)
-            ),
-            "pages are written earlier: data that is soon overwritten is written more than once",
-            undo_of(parameters.background, "dirty_background"),
-        ),
-    );
+    let quarter = thresholds.limit / 4 / PAGE_BYTES * PAGE_BYTES;
+    let values: &[(&str, &dyn Display)] = &[
+        ("quarter", &quarter),
+        ("undo", &undo_of(parameters.background, "dirty_background")),
+        ("background", &ByteSize(background)),
+        ("limit", &ByteSize(thresholds.limit)),
+    ];
+    let lower = step("lower-background-limit", values);
     let report = |what: &str| {
         Evidence::new(format!(
             "background writeback is set to {} ({}), the limit is {} ({}): {what}",
@@ -562,16 +525,7 @@ fn odd(parameters: &DirtyParameters, thresholds: &DirtyThresholds, dirtyable: u6
             "periodic writeback is off: pages stay dirty however old they are".to_owned(),
             ages(parameters),
             "a power failure loses more of what was never synced, and syncs and bursts have more to write",
-            Fix::system(
-                "sysctl -w vm.dirty_writeback_centisecs=500",
-                "at once, until the next start; the kernel's default",
-                Terms::anywhere(
-                    Confidence::Measured,
-                    "vm.dirty_writeback_centisecs is 0",
-                    "the disk is woken up more often",
-                    "sysctl -w vm.dirty_writeback_centisecs=0",
-                ),
-            ),
+            step("periodic-writeback", &[]),
         ));
     }
     findings

@@ -8,6 +8,7 @@
 //! excludes reclaim for a cgroup).
 
 use std::collections::{BTreeMap, HashSet};
+use std::fmt::Display;
 use std::time::Duration;
 
 use pagekeeper_kernel::Inode;
@@ -20,10 +21,11 @@ use pagekeeper_trace::{DurationStats, ReclaimKind};
 use super::EarlierFindings;
 use super::logs::{LogPages, RELEASABLE_MIN, UNWRITTEN_PART, guard_command};
 use super::unwritten::{of_unwritten, unwritten};
-use crate::attribution::database_of;
+use crate::advice::step;
 use crate::observation::Observation;
+use crate::observed::attribution::database_of;
 use crate::phrases::{per_second, process};
-use crate::{Advised, Confidence, Cost, Evidence, Finding, Fix, Goal, Kind, Severity, Streamer, Terms};
+use crate::{Advised, Cost, Evidence, Finding, Fix, Goal, Kind, Severity, Streamer};
 
 /// Minimum share of the time that tasks wait for a finding, since tasks of a busy host always wait
 /// a little.
@@ -170,16 +172,7 @@ fn host(observation: &Observation<'_>) -> Option<Finding> {
         } else {
             format!("Tasks waited for memory {} of the time.", percent_of(share))
         }),
-        fixes: vec![Fix::advice(
-            "give the database's own cache less memory, or the host more",
-            "the other findings and pagekeeper top show what fills the page cache",
-            Terms::anywhere(
-                Confidence::Estimated,
-                "the kernel counted tasks that waited for memory; it does not show whose memory can be spared",
-                "data that a smaller cache no longer holds is read from the page cache or the disk",
-                "restore the previous size",
-            ),
-        )],
+        fixes: vec![step("smaller-cache", &[])],
         remarks: Vec::new(),
         pagekeeper: (releasable >= RELEASABLE_MIN).then(|| {
             format!(
@@ -238,8 +231,7 @@ fn group(
     if group.usage < limit - limit / AT_LIMIT_PART {
         return None;
     }
-    let own = |pid| database.pid == Some(pid) || database.workers.contains(&pid);
-    let waits = waits(observation, ReclaimKind::Group, own);
+    let waits = waits(observation, ReclaimKind::Group, |pid| database.has_process(pid));
     let waited = waits.as_deref().map(together);
     let share = waited.map_or(0.0, |all| share_of(all.total(), observation.period()));
     let unwritten = unwritten(group);
@@ -498,23 +490,18 @@ fn more(
         CgroupVersion::V2 => "memory.max",
     };
     let enough = limit.saturating_add(missed.max(limit / 4)).next_multiple_of(LIMIT_STEP_BYTES);
-    let act = format!("echo {enough} > {}/{setting}", shell_quoted(&group.directory));
     let whose = if group.limit == Some(limit) { "" } else { "; the limit is that of a group above this one" };
-    let note = format!(
-        "at once: {}, with room for {} of its files that were evicted a while ago or came back since{whose}; \
-         check again afterwards: it may need more. Where a service manager or a container runtime made the group it is set \
-         there: MemoryMax=, --memory",
-        ByteSize(enough),
-        ByteSize(missed)
-    );
-    let terms = Terms::anywhere(
-        Confidence::Estimated,
-        format!("{} of its files were evicted a while ago or came back since", ByteSize(missed)),
-        "the rest of the host has less memory",
-        format!("echo {} > {}", group.limit.unwrap_or(limit), shell_quoted(&group.directory.join(setting))),
-    )
-    .taken_back_by_command();
-    Fix::system(act, note, terms)
+    let file = shell_quoted(&group.directory.join(setting)).to_string();
+    let before = group.limit.unwrap_or(limit);
+    let values: &[(&str, &dyn Display)] = &[
+        ("enough", &enough),
+        ("enough_in_words", &ByteSize(enough)),
+        ("file", &file),
+        ("before", &before),
+        ("missed", &ByteSize(missed)),
+        ("whose", &whose),
+    ];
+    step("raise-group-limit", values)
 }
 
 /// Returns waits for memory that was not the host's.

@@ -22,10 +22,11 @@ use pagekeeper_text::{ByteSize, counted, listed_up_to, shell_quoted, unescaped};
 
 use super::EarlierFindings;
 use crate::advice::rocksdb::{is_rocksdb, reads_directly};
-use crate::attribution::database_of;
+use crate::advice::step;
 use crate::observation::Observation;
+use crate::observed::attribution::database_of;
 use crate::phrases::{file_name, process};
-use crate::{Advised, Confidence, Cost, Evidence, Finding, Fix, Goal, Kind, Severity, Terms, advise};
+use crate::{Advised, Cost, Evidence, Finding, Fix, Goal, Kind, Severity, advise};
 
 /// Maximum number of files listed per database and kind, and of processes in one sentence.
 const LISTED_PER_KIND_MAX: usize = 5;
@@ -92,7 +93,7 @@ fn database<'a>(snapshot: &'a Snapshot, file: &File) -> Option<&'a Database> {
 /// file open with `O_DIRECT`.
 fn is_own(snapshot: &Snapshot, file: &File, opener: &Opener) -> bool {
     match database(snapshot, file) {
-        Some(Database { pid: Some(pid), workers, .. }) => opener.pid == *pid || workers.contains(&opener.pid),
+        Some(database) if database.pid.is_some() => database.has_process(opener.pid),
         _ => file.openers.iter().any(|other| other.pid == opener.pid && is_direct(other)),
     }
 }
@@ -487,21 +488,14 @@ fn fix(observation: &Observation<'_>, mixed_with: MixedWith, files: &[&File]) ->
     if named.is_empty() {
         return None;
     }
-    Some(Fix::advice(
-        format!("let {} use O_DIRECT too, or stop it", listed_up_to(&named, LISTED_PER_KIND_MAX)),
-        match mixed_with {
-            MixedWith::Writer => "at once; pagekeeper doctor --fix evicts the pages that it leaves resident",
-            MixedWith::Reader | MixedWith::Leftover | MixedWith::OnPurpose => {
-                "at once; a backup can read a snapshot instead"
-            }
-        },
-        Terms::anywhere(
-            Confidence::Measured,
-            "it was seen to use the same file through the page cache",
-            "it reads and writes at the speed of the disk",
-            "start it again as before",
-        ),
-    ))
+    let programs = listed_up_to(&named, LISTED_PER_KIND_MAX);
+    let hint = match mixed_with {
+        MixedWith::Writer => "pagekeeper doctor --fix evicts the pages that it leaves resident",
+        MixedWith::Reader | MixedWith::Leftover | MixedWith::OnPurpose => {
+            "a backup can read a snapshot instead"
+        }
+    };
+    Some(step("direct-io-too", &[("programs", &programs), ("hint", &hint)]))
 }
 
 #[cfg(test)]

@@ -4,14 +4,15 @@
 //! Invariants: only the server's own log says that it happened. No fix lets the group use more than
 //! its limit.
 
+use std::fmt::Display;
+
 use pagekeeper_kernel::pressure::{CgroupVersion, MemoryCgroup};
 use pagekeeper_text::{ByteSize, counted, escaped, shell_quoted};
 
 use super::EarlierFindings;
 use super::cgroup::{group_lists, limits};
-use crate::fix::HoldsFor;
-use crate::pool_pressure::PoolPressure;
-use crate::{Confidence, Cost, Evidence, Finding, Fix, Kind, Observation, Severity, Terms};
+use crate::advice::step;
+use crate::{Cost, Evidence, Finding, Fix, Kind, Observation, PoolPressure, Severity};
 
 /// Returns the servers that gave memory away since yesterday.
 pub(super) fn find(observation: &Observation<'_>, _: EarlierFindings<'_>) -> Vec<Finding> {
@@ -59,46 +60,14 @@ fn given_away(
 }
 
 fn fixes(group: Option<&MemoryCgroup>, pressure: &PoolPressure) -> Vec<Fix> {
-    let terms = |product: &str, versions: &str, costs: &str, undo: &str| {
-        let holds_for = HoldsFor { product: product.to_owned(), versions: versions.to_owned() };
-        Terms { holds_for, ..Terms::anywhere(Confidence::Measured, &*pressure.last, costs, undo) }
-    };
+    let line: &dyn Display = &pressure.last;
     let group = group.filter(|group| group.version == CgroupVersion::V2);
-    let guard = group.map(|_| {
-        Fix::advice(
-            "pagekeeper guard with a section [cgroup] for the group: share = \"50%\", reclaim = \"file\"",
-            "the kernel then reclaims page cache of the group before the group is short of memory, and the guard stops when \
-             pages come back",
-            terms(
-                "Linux",
-                "cgroups of version 2",
-                "file pages that are used again after it are read from storage",
-                "remove the section, and reload the guard",
-            ),
-        )
-    });
+    let guard = group.map(|_| step("guard-cgroup-share", &[("line", line)]));
     let high = group.zip(pressure.high).map(|(group, high)| {
         let file = shell_quoted(&group.directory.join("memory.high")).to_string();
-        let costs = "nothing slows the group down before it is at its limit, where the kernel may kill in it";
-        let does = "at once: the kernel reclaims for the group at its limit only. A unit of systemd has \
-                    MemoryHigh=infinity for it";
-        let terms = terms("Linux", "cgroups of version 2", costs, &format!("echo {high} >{file}"));
-        Fix::system(format!("echo max >{file}"), does, terms.taken_back_by_command())
+        step("no-memory-high", &[("file", &file), ("high", &high), ("line", line)])
     });
-    let pool = pressure.is_lasting().then(|| {
-        Fix::advice(
-            "innodb_buffer_pool_size_auto_min as large as innodb_buffer_pool_size",
-            "by SET GLOBAL at once, and in an option file under [mysqld]: the server then \
-                 disregards memory pressure; SET GLOBAL innodb_buffer_pool_size restores the \
-                 pool's size",
-            terms(
-                "MariaDB",
-                "10.11.12, 11.4.6, 11.8.2 and later of each",
-                "where memory is short for more than page cache, the kernel swaps or kills instead",
-                "set innodb_buffer_pool_size_auto_min to the value that it had",
-            ),
-        )
-    });
+    let pool = pressure.is_lasting().then(|| step("pool-size-auto-min", &[("line", line)]));
     guard.into_iter().chain(high).chain(pool).collect()
 }
 

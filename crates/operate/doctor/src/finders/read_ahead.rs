@@ -8,6 +8,7 @@
 //! waited for storage.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt::Display;
 
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::pressure::BackingDevice;
@@ -16,11 +17,10 @@ use pagekeeper_policy::FileClass;
 use pagekeeper_text::{ByteSize, counted, duration, escaped, rate};
 
 use super::EarlierFindings;
-use crate::attribution::device_name;
-use crate::fix::{HoldsFor, Restart, Risk};
+use crate::advice::step;
+use crate::observed::attribution::device_name;
 use crate::phrases::per_second;
-use crate::read_watch::AskedReads;
-use crate::{Confidence, Cost, Evidence, Finding, Fix, Kind, Observation, Severity, Terms};
+use crate::{AskedReads, Cost, Evidence, Finding, Fix, Kind, Observation, Severity};
 
 /// Minimum bytes that storage read for a finding.
 const READ_BYTES_MIN: u64 = 32 << 20;
@@ -34,53 +34,6 @@ const LISTED_READ_FILES_MAX: usize = 3;
 const DEFAULT_READ_AHEAD_KIB: u64 = 128;
 /// The upper end of the range that `MongoDB`'s production notes name (32 sectors), in KiB.
 const MONGODB_READ_AHEAD_KIB: u64 = 16;
-
-/// Advice on one engine's own way to read without read-ahead.
-struct EngineAdvice {
-    applies: fn(&Database, &ReadFile<'_>) -> bool,
-    product: &'static str,
-    versions: &'static str,
-    act: &'static str,
-    does: &'static str,
-    costs: &'static str,
-    undo: &'static str,
-}
-
-/// Costs of reads without read-ahead.
-const PAGE_BY_PAGE: &str =
-    "reads in order, such as a scan or the first reads after a start, come page by page";
-
-/// The advice, most specific first: the first one that applies is given.
-const ENGINE_ADVICE: [EngineAdvice; 3] = [
-    EngineAdvice {
-        applies: |_, read| read.is_mapped && read.file.path.extension().is_some_and(|ending| ending == "mdb"),
-        product: "LMDB",
-        versions: "0.9.10 and later",
-        act: "MDB_NORDAHEAD among the flags of mdb_env_open() (OpenLDAP: olcDbEnvFlags: nordahead; Python: readahead=False)",
-        does: "where the program opens the database: the mapping is then read page by page (MADV_RANDOM)",
-        costs: PAGE_BY_PAGE,
-        undo: "leave the flag out again, and restart",
-    },
-    EngineAdvice {
-        applies: |database, read| read.is_mapped && database.profile.name == "opensearch",
-        product: "Lucene",
-        versions: "10.0 and later (OpenSearch 3); before 10.3 (OpenSearch 3.3) it is the default",
-        act: "-Dorg.apache.lucene.store.defaultReadAdvice=RANDOM",
-        does: "in jvm.options: files are then mapped with MADV_RANDOM, unless Lucene asks for something else",
-        costs: "recovery of shards and the first searches after a start read page by page, and may take much longer: for \
-                these Lucene 10.3 gave this default up",
-        undo: "give the option the value that it had, or remove the line, and restart",
-    },
-    EngineAdvice {
-        applies: |database, _| database.profile.name == "generic",
-        product: "Linux",
-        versions: "all",
-        act: "madvise(MADV_RANDOM) of the mapping, or posix_fadvise(POSIX_FADV_RANDOM) of the file, in the program's source",
-        does: "the kernel then reads only the requested pages",
-        costs: PAGE_BY_PAGE,
-        undo: "leave the call out again, and restart",
-    },
-];
 
 /// A file that storage read.
 struct ReadFile<'a> {
@@ -192,23 +145,26 @@ fn evidence(
     std::iter::once(all).chain(files.iter().take(LISTED_READ_FILES_MAX).map(of_file)).collect()
 }
 
+/// Returns the step by which the program itself reads a file without read-ahead.
+fn engine_step(database: &Database, read: &ReadFile<'_>) -> Option<&'static str> {
+    let is_lmdb = read.file.path.extension().is_some_and(|ending| ending == "mdb");
+    match database.profile.name.as_str() {
+        _ if read.is_mapped && is_lmdb => Some("lmdb-random-reads"),
+        "opensearch" if read.is_mapped => Some("lucene-random-reads"),
+        "generic" => Some("random-reads-in-source"),
+        _ => None,
+    }
+}
+
 fn fixes(
     observation: &Observation<'_>,
     database: &Database,
     files: &[ReadFile<'_>],
     unused: u64,
 ) -> Vec<Fix> {
-    let terms = |product: &str, versions: &str, costs: &str, undo: String| {
-        let evidence = format!("{} were read that nobody asked for", ByteSize(unused));
-        let terms = Terms::anywhere(Confidence::Measured, evidence, costs, undo);
-        let holds_for = HoldsFor { product: product.to_owned(), versions: versions.to_owned() };
-        Terms { holds_for, risk: Risk { restart: Restart::Database, ..terms.risk }, ..terms }
-    };
-    let of_engine = files.first().and_then(|most| {
-        let advice = ENGINE_ADVICE.iter().find(|advice| (advice.applies)(database, most))?;
-        let terms = terms(advice.product, advice.versions, advice.costs, advice.undo.to_owned());
-        Some(Fix::advice(advice.act, advice.does, terms))
-    });
+    let unused = ByteSize(unused);
+    let of_engine = files.first().and_then(|most| engine_step(database, most));
+    let of_engine = of_engine.map(|id| step(id, &[("unused", &unused)]));
     let is_mongodb = database.profile.name == "mongodb";
     let wanted = if is_mongodb { MONGODB_READ_AHEAD_KIB } else { DEFAULT_READ_AHEAD_KIB };
     let devices: BTreeMap<&str, u64> = files
@@ -217,13 +173,10 @@ fn fixes(
         .map(|device| (device.name.as_str(), device.read_ahead >> 10))
         .filter(|(_, read_ahead)| *read_ahead > wanted)
         .collect();
-    let of_devices = devices.into_iter().map(|(device, read_ahead)| {
-        let set = |kib: u64| format!("echo {kib} >/sys/class/bdi/{device}/read_ahead_kb");
-        let costs = "programs that read files of this device in order, such as backups and scans, \
-             do so in smaller pieces";
-        let does = "for files that are opened from then on: restart the database; until the next start of the machine";
-        let terms = terms("Linux", "all", costs, set(read_ahead)).taken_back_by_command();
-        Fix::system(set(wanted), does, terms)
+    let of_devices = devices.into_iter().map(|(device, before)| {
+        let values: &[(&str, &dyn Display)] =
+            &[("wanted", &wanted), ("device", &device), ("before", &before), ("unused", &unused)];
+        step("small-read-ahead", values)
     });
     of_engine.into_iter().chain(of_devices).collect()
 }
@@ -231,6 +184,7 @@ fn fixes(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Restart;
     use crate::testing::{DEV, GIB, MIB, cgroup, database, file, opener, pages, sample};
     use pagekeeper_kernel::process::AccessMode;
     use pagekeeper_observe::Snapshot;

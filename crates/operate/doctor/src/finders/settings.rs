@@ -14,9 +14,9 @@ use crate::advice::postgresql::shared_buffers;
 use crate::advice::rocksdb::{is_rocksdb, recycled};
 use crate::advice::rocksdb_options::{is_on, rocks_setting, size};
 use crate::advice::{fix, uncertain};
+use crate::observed::syncs::SYNC_AT_COMMIT;
 use crate::settings::BUFFERED_METHOD;
 use crate::settings::{Engine, Setting, SettingOrigin, Settings};
-use crate::syncs::SYNC_AT_COMMIT;
 use crate::{
     Advised, Confidence, Cost, Evidence, Finding, Goal, Kind, Observation, Product, Severity, advise,
 };

@@ -9,14 +9,14 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-use pagekeeper_observe::{Database, File, OpenerKind, VisibilityGap};
+use pagekeeper_observe::{Database, File, VisibilityGap};
 use pagekeeper_policy::FileClass;
 use pagekeeper_text::{ByteSize, duration, escaped, percent, shell_quoted};
 
 use super::EarlierFindings;
-use crate::advice::shorten;
-use crate::journal::kind_of_log;
-use crate::{Advised, Confidence, Cost, Evidence, Finding, Fix, Goal, Kind, Observation, Severity, Terms};
+use crate::advice::{shorten, step};
+use crate::observed::journal::kind_of_log;
+use crate::{Advised, Confidence, Cost, Evidence, Finding, Goal, Kind, Observation, Severity};
 
 /// A database that has run for less than this was just started.
 const JUST_STARTED: Duration = Duration::from_secs(15 * 60);
@@ -69,8 +69,9 @@ fn cold(observation: &Observation<'_>, index: usize, database: &Database) -> Opt
         return None;
     }
     let (mut then, mut kept) = (0, 0);
-    for file in
-        observation.files_of(index).filter(|file| file.class == Some(FileClass::Data) && !bypassed(file))
+    for file in observation
+        .files_of(index)
+        .filter(|file| file.class == Some(FileClass::Data) && !file.is_direct_only())
     {
         let Some(residency) = file.residency else { continue };
         let Some(before) = snapshot.resident(file) else { continue };
@@ -84,16 +85,8 @@ fn cold(observation: &Observation<'_>, index: usize, database: &Database) -> Opt
     }
     let started =
         database.uptime.map_or(String::new(), |uptime| format!("started {} ago, ", duration(uptime)));
-    let mut fixes = vec![Fix::command(
-        format!("pagekeeper warm --from {}", shell_quoted(&snapshot.path)),
-        "at once: loads the pages that were resident, most recently used files first",
-        Terms::anywhere(
-            Confidence::Measured,
-            format!("{} that were resident are not", ByteSize(lost)),
-            "reads beside the database's own, at the speed of the disk",
-            "pagekeeper evict releases them again",
-        ),
-    )];
+    let (path, bytes) = (shell_quoted(&snapshot.path), ByteSize(lost));
+    let mut fixes = vec![step("warm-from-snapshot", &[("snapshot", &path), ("lost", &bytes)])];
     let advised = observation.advise(Goal::WarmStart, index);
     fixes.extend(advised.fixes);
     let age = observation.after.at.duration_since(snapshot.pages.created.into()).unwrap_or_default();
@@ -125,11 +118,6 @@ fn cold(observation: &Observation<'_>, index: usize, database: &Database) -> Opt
             ByteSize(lost)
         )),
     })
-}
-
-/// Whether all openers bypass the page cache: its resident pages then say nothing.
-fn bypassed(file: &File) -> bool {
-    !file.openers.is_empty() && file.openers.iter().all(|opener| matches!(opener.kind, OpenerKind::Direct(_)))
 }
 
 /// The estimated duration of a recovery.
@@ -229,7 +217,7 @@ fn bounds(observation: &Observation<'_>, index: usize, estimate: Option<Recovery
 /// `None` if there is nothing.
 fn warmed(observation: &Observation<'_>, index: usize, database: &Database) -> Option<String> {
     let is_data = |file: &&File| file.class == Some(FileClass::Data);
-    let (what, has) = if observation.files_of(index).filter(is_data).any(bypassed) {
+    let (what, has) = if observation.files_of(index).filter(is_data).any(File::is_direct_only) {
         // All data files are opened in the same way, including those that nobody has open now.
         let has =
             "the journal in parallel; the data is read past the page cache, where warming does not help";
@@ -251,7 +239,7 @@ fn warmed(observation: &Observation<'_>, index: usize, database: &Database) -> O
 fn buffered_journal(observation: &Observation<'_>, index: usize) -> Option<String> {
     let is_journal = |file: &File| kind_of_log(file).is_some();
     let files: Vec<&File> =
-        observation.files_of(index).filter(|file| is_journal(file) && !bypassed(file)).collect();
+        observation.files_of(index).filter(|file| is_journal(file) && !file.is_direct_only()).collect();
     let mut names: Vec<String> = files.iter().map(|file| shell_quoted(&file.path).to_string()).collect();
     if names.len() > LISTED_JOURNALS_MAX {
         let parents: BTreeSet<&Path> = files.iter().filter_map(|file| file.path.parent()).collect();
@@ -285,8 +273,8 @@ mod tests {
     use crate::testing::{DEV, GIB, MIB, file, opener, sample};
     use crate::{Journal, SavedSnapshot};
     use pagekeeper_kernel::process::AccessMode;
-    use pagekeeper_observe::Snapshot;
     use pagekeeper_observe::saved_pages::{SavedFile, SavedPages, SavedTime};
+    use pagekeeper_observe::{OpenerKind, Snapshot};
     use pagekeeper_policy::{DepthProfile, DiskProfile};
 
     fn find(observation: &Observation<'_>) -> Vec<Finding> {

@@ -24,7 +24,7 @@ use pagekeeper_policy::FileClass;
 use pagekeeper_trace::{PageCounts, TaskIdentity, TraceCounts};
 
 use super::EarlierFindings;
-use crate::attribution::database_of;
+use crate::observed::attribution::database_of;
 use crate::phrases::per_second;
 use crate::{Finding, Observation, Streamer, StreamerFile};
 use idle::IdleReclaimers;

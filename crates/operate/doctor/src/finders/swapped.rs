@@ -6,6 +6,7 @@
 //! known. Without swap space on the host there is no finding.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 
 use pagekeeper_kernel::pressure::{CgroupVersion, GroupSwap, MemInfo, MemoryCgroup, Swappiness};
 use pagekeeper_observe::Database;
@@ -13,13 +14,12 @@ use pagekeeper_text::{ByteSize, counted, duration, escaped, rate, shell_quoted};
 
 use super::EarlierFindings;
 use super::streams::{name_of, share_memory};
-use crate::attribution::database_of;
+use crate::advice::step;
+use crate::observed::attribution::database_of;
 use crate::phrases::{per_second, process};
 use crate::programs::{guard_follows, run_as_stream};
 use crate::swap_watch::DatabaseSwap;
-use crate::{
-    Advised, Confidence, Cost, Evidence, Finding, Fix, Goal, Kind, Observation, Severity, Streamer, Terms,
-};
+use crate::{Advised, Confidence, Cost, Evidence, Finding, Fix, Goal, Kind, Observation, Severity, Streamer};
 
 /// Minimum bytes in swap to be reported without growth.
 pub(super) const SWAPPED_BYTES_MIN: u64 = 16 << 20;
@@ -300,7 +300,7 @@ fn fixes(observation: &Observation<'_>, index: usize, swap: &DatabaseSwap, cause
         SwapCause::NoGrowth | SwapCause::Unplaced | SwapCause::NotTraced => Advised::default(),
         SwapCause::OtherMemory => {
             return Advised {
-                fixes: vec![less_memory(swap)],
+                fixes: vec![step("smaller-cache-than-swap", &[("swap", &in_words(swap))])],
                 remarks: vec![
                     "no setting against swap is named: programs needed that memory, and without swap the kernel \
                      would have killed one"
@@ -324,22 +324,6 @@ fn in_words(swap: &DatabaseSwap) -> String {
     format!("{swapped} of its memory are in swap, {grown} of it since the watch began")
 }
 
-fn terms(swap: &DatabaseSwap, costs: &str, undo: String) -> Terms {
-    Terms::anywhere(Confidence::Measured, in_words(swap), costs, undo)
-}
-
-fn less_memory(swap: &DatabaseSwap) -> Fix {
-    Fix::advice(
-        "give the database's own cache less memory, or its memory cgroup or the host more",
-        "programs and the database together want more memory than there is",
-        terms(
-            swap,
-            "data that a smaller cache no longer holds is read from the page cache or the disk",
-            "restore the previous size".to_owned(),
-        ),
-    )
-}
-
 /// Returns the memory of a group that can't be dropped, in bytes, with the part of it that is in
 /// swap.
 fn undroppable(group: &MemoryCgroup, in_swap: u64) -> u64 {
@@ -360,14 +344,8 @@ fn no_swap(
     }
     let file = shell_quoted(&group.directory.join("memory.swap.max")).to_string();
     let before = own.own_limit.map_or_else(|| "max".to_owned(), |limit| limit.to_string());
-    let terms = terms(
-        swap,
-        "if the programs of the group grow beyond its limit, the kernel kills one of them instead of swapping",
-        format!("echo {before} >{file}"),
-    );
-    let does = "at once: nothing more of the group goes to swap; what is there comes back as it is used. A unit of \
-                systemd has MemorySwapMax=0 for it";
-    Ok(Some(Fix::system(format!("echo 0 >{file}"), does, terms.taken_back_by_command())))
+    let values: &[(&str, &dyn Display)] = &[("file", &file), ("before", &before), ("swap", &in_words(swap))];
+    Ok(Some(step("no-swap-in-group", values)))
 }
 
 /// Returns why a group may need swap; `None` if all its memory fits without, below its own limit
@@ -409,11 +387,10 @@ fn set(swappiness: &Swappiness, value: u64) -> String {
 fn low_swappiness(swap: &DatabaseSwap) -> Option<Fix> {
     let swappiness = swap.swappiness.as_ref().filter(|swappiness| swappiness.value > LOW_SWAPPINESS)?;
     let whose = if swappiness.group_file.is_some() { "its memory cgroup" } else { "the whole host" };
-    let costs = format!("page cache of {whose} is reclaimed first, even if memory is not used for long");
-    let does = "at once: the kernel swaps only when hardly any page cache is left to reclaim; what is in swap comes \
-                back as it is used";
-    let terms = terms(swap, &costs, set(swappiness, swappiness.value)).taken_back_by_command();
-    Some(Fix::system(set(swappiness, LOW_SWAPPINESS), does, terms))
+    let (act, undo) = (set(swappiness, LOW_SWAPPINESS), set(swappiness, swappiness.value));
+    let values: &[(&str, &dyn Display)] =
+        &[("act", &act), ("whose", &whose), ("undo", &undo), ("swap", &in_words(swap))];
+    Some(step("low-swappiness", values))
 }
 
 #[cfg(test)]

@@ -17,11 +17,13 @@ use pagekeeper_text::{ByteSize, counted, duration, unescaped};
 use super::throttled::{help, whose};
 use super::{EarlierFindings, dirty_limits};
 use crate::advice::move_log_of;
-use crate::attribution::{self, OutputOwner, database_of};
 use crate::observation::called;
+use crate::observed::attribution::{self, OutputOwner, database_of};
+use crate::observed::syncs::SyncTimes;
 use crate::phrases::file_name;
-use crate::syncs::{SeenSync, SyncTimes, SyncedFile, Syncs};
-use crate::{Advised, Cost, Evidence, Finding, Fix, Goal, Kind, Observation, Severity};
+use crate::{
+    Advised, Cost, Evidence, Finding, Fix, Goal, Kind, Observation, SeenSync, Severity, SyncedFile, Syncs,
+};
 
 /// Shorter syncs are not reported: a disk with a queue takes this long.
 const LONG_SYNC: Duration = Duration::from_millis(100);

@@ -3,7 +3,7 @@
 //!
 //! A write into the page cache returns at once until too much is dirty. Then the kernel makes every
 //! writer wait (`balance_dirty_pages`), whoever dirtied the pages. The owner of the output is
-//! derived from page-cache additions ([`attribution`](crate::attribution)).
+//! derived from page-cache additions ([`attribution`](crate::observed::attribution)).
 //!
 //! Background threads are reported separately: the limits are meant to throttle them.
 //!
@@ -16,15 +16,15 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use pagekeeper_observe::{File, OpenerKind};
+use pagekeeper_observe::File;
 use pagekeeper_policy::FileClass;
 use pagekeeper_text::{ByteSize, counted, duration, escaped, percent, unescaped};
 use pagekeeper_trace::{DirtyLevels, PauseCounts, TaskIdentity};
 
 use super::{EarlierFindings, dirty_limits};
 use crate::advice::{move_log_of, uncertain};
-use crate::attribution::{self, DeviceOutput, OutputOwner};
 use crate::observation::called;
+use crate::observed::attribution::{self, DeviceOutput, OutputOwner};
 use crate::phrases::{file_name, process};
 use crate::{Advised, Cost, Evidence, Finding, Fix, Goal, Kind, Observation, Severity};
 
@@ -135,7 +135,7 @@ impl ThrottledWriters<'_> {
         devices.keys().find_map(|device| {
             let logs: Vec<&File> = observation
                 .files_of(self.index)
-                .filter(|file| file.class.is_some_and(FileClass::is_log) && !is_direct(file))
+                .filter(|file| file.class.is_some_and(FileClass::is_log) && !file.is_direct_only())
                 .filter(|file| attribution::device_name(observation, file.inode.dev) == *device)
                 .collect();
             let largest = logs.iter().max_by_key(|file| file.size)?;
@@ -271,11 +271,6 @@ pub(crate) fn is_background(observation: &Observation<'_>, task: &TaskIdentity) 
     let streamer = observation.streamers.iter().find(|streamer| streamer.pid == task.process);
     let work = streamer.and_then(|streamer| work(&streamer.title)).unwrap_or_default();
     task.name.starts_with("rocksdb:") || BACKGROUND_PROCESSES.iter().any(|name| work.starts_with(name))
-}
-
-/// Whether all openers of the file bypass the page cache.
-fn is_direct(file: &File) -> bool {
-    !file.openers.is_empty() && file.openers.iter().all(|opener| matches!(opener.kind, OpenerKind::Direct(_)))
 }
 
 /// Lists the tasks throttled for a device, longest first.

@@ -67,8 +67,8 @@ fn unnamed<'a>(observation: &Observation<'a>, database: &Database, file: &'a Fil
     if file.class.is_some() || !database.profile.is_unnamed(&file.path) {
         return None;
     }
-    let is_own = |pid: u32| database.pid == Some(pid) || database.workers.contains(&pid);
-    let mut kinds = file.openers.iter().filter(|opener| is_own(opener.pid)).map(|opener| opener.kind);
+    let mut kinds =
+        file.openers.iter().filter(|opener| database.has_process(opener.pid)).map(|opener| opener.kind);
     let is_write_only = kinds.clone().any(|kind| kind == OpenerKind::Buffered(AccessMode::WriteOnly));
     let is_written = is_write_only || kinds.any(|kind| kind == OpenerKind::Buffered(AccessMode::ReadWrite));
     let before = observation.before(file.inode).map_or(file.size, |before| before.size);

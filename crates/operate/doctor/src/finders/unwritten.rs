@@ -7,7 +7,7 @@ use pagekeeper_kernel::pressure::{CgroupVersion, MemoryCgroup};
 
 use super::logs::RELEASABLE_MIN;
 use super::throttled::help;
-use crate::attribution::database_of;
+use crate::observed::attribution::database_of;
 use crate::{Advised, Goal, Observation, Streamer};
 
 /// Returns the unwritten bytes of a group's page cache.

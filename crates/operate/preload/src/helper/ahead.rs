@@ -29,9 +29,10 @@ use super::helper_files::HeldFile;
 use super::{HelperRequest, prepare, send};
 use crate::counters::Count;
 use crate::introspection::position_of;
-use crate::residency::{WINDOW_PAGES_MAX, windows};
+use crate::pages::page_probe;
+use crate::pages::residency::{WINDOW_PAGES_MAX, windows};
+use crate::process;
 use crate::sys::{self, Errno};
-use crate::{page_probe, process};
 
 /// Readers at a time. For further ones, the program's own reads are uncached, without read-ahead.
 const AHEAD_READERS_MAX: usize = 8;

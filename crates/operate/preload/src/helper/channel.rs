@@ -16,7 +16,7 @@ use super::{
     SENDER_INODE, SENDING, STATE, STATES,
 };
 use crate::counters::Count;
-use crate::paths::{name_of, reopen};
+use crate::files::paths::{name_of, reopen};
 use crate::process;
 use crate::sys::{self, Errno, OwnedDescriptor};
 

@@ -11,9 +11,10 @@ use pagekeeper_policy::pacer::PIECE_MIN;
 use super::drop::{begin, write_and_drop};
 use super::helper_files::HeldFile;
 use crate::counters::Count;
-use crate::disks::DiskShare;
-use crate::writeback::{can_count, write_in_pieces};
-use crate::{process, sys, tracked_files};
+use crate::files::tracked_files;
+use crate::pages::disks::DiskShare;
+use crate::pages::writeback::{can_count, write_in_pieces};
+use crate::{process, sys};
 
 /// Closed files waiting at a time.
 const CLOSED_MAX: usize = 64;

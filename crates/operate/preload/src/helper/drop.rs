@@ -11,11 +11,11 @@ use libc::c_int;
 use pagekeeper_policy::WINDOW;
 
 use crate::counters::Count;
-use crate::disks::DiskShare;
+use crate::pages::disks::DiskShare;
+use crate::pages::residency::{WINDOW_PAGES_MAX, resident, resident_pages, sees_pages};
+use crate::pages::writeback::{wait_by_polling, write_in_pieces};
 use crate::process;
-use crate::residency::{WINDOW_PAGES_MAX, resident, resident_pages, sees_pages};
 use crate::sys::{self, Errno};
-use crate::writeback::{wait_by_polling, write_in_pieces};
 
 /// Nanoseconds after which pages that stayed are dropped once more.
 const DROP_AGAIN_NS: u64 = 5_000_000;

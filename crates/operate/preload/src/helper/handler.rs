@@ -20,8 +20,8 @@ const SEARCH_BYTES: usize = 256 << 10;
 const WORDS_READ: usize = 64;
 const WORD_BYTES: usize = size_of::<usize>();
 
-/// Whether a signal handler may be running.
-pub(super) fn may_be_under_way() -> bool {
+/// Whether a signal handler may be running on this thread. Takes up to some hundred system calls.
+pub fn may_be_in_handler() -> bool {
     let Some(marks) = FrameMarks::of_this_process() else { return true };
     if marks.are_none() {
         return false;

@@ -14,8 +14,9 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use libc::c_int;
 
 use super::{ON, STATE, STATES, channel};
-use crate::identity::FileIdentity;
-use crate::{process, sys, temporary};
+use crate::files::identity::FileIdentity;
+use crate::files::temporary;
+use crate::{process, sys};
 
 /// The longest wait for the helper to let go, in nanoseconds. It may be in a call that a slow disk
 /// delays.

@@ -7,8 +7,9 @@
 use super::drop::{begin, write_and_drop};
 use super::helper_files::{self, HeldFile};
 use crate::counters::Count;
-use crate::temporary::{self, KEEP_MAX_NS, KEPT_FILES_MAX, Temporary};
-use crate::{process, sys, tracked_files};
+use crate::files::temporary::{self, KEEP_MAX_NS, KEPT_FILES_MAX, Temporary};
+use crate::files::tracked_files;
+use crate::{process, sys};
 
 /// Nanoseconds between two checks whether other processes removed the names.
 const CHECK_NS: u64 = 1_000_000_000;

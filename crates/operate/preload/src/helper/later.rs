@@ -10,8 +10,9 @@ use core::ops::Range;
 use super::drop_written;
 use super::helper_files::HeldFile;
 use crate::counters::Count;
-use crate::residency::resident;
-use crate::{process, sys, tracked_files};
+use crate::files::tracked_files;
+use crate::pages::residency::resident;
+use crate::{process, sys};
 
 /// Ranges at a time.
 const RANGES_MAX: usize = 128;

@@ -207,7 +207,7 @@ pub(super) fn leave_and_wait() {
 /// Sends the helper away until it is needed again, if it has no file, or will have none soon: a
 /// forking program would otherwise see a second thread.
 pub(super) fn rest() {
-    if HAS_LASTING_FILES.load(Ordering::Acquire) > 0 || handler::may_be_under_way() {
+    if HAS_LASTING_FILES.load(Ordering::Acquire) > 0 || handler::may_be_in_handler() {
         return;
     }
     let now = sys::now();
@@ -240,7 +240,7 @@ pub(super) fn rest() {
 pub(super) fn start() -> bool {
     let state = STATE.load(Ordering::Acquire);
     let Some(calls) = calls() else { return false };
-    if sys::descriptor_limit() < DESCRIPTORS_MIN || sys::is_on_other_stack() || handler::may_be_under_way() {
+    if sys::descriptor_limit() < DESCRIPTORS_MIN || sys::is_on_other_stack() || handler::may_be_in_handler() {
         return false;
     }
     // The helper's table begins as a copy of the program's. Closing a file there flushes it as if

@@ -18,7 +18,7 @@ use super::kept::KeptFiles;
 use super::later::DeferredDrops;
 use super::watch::FileWatches;
 use super::{HAS_LASTING_FILES, HelperRequest, OWN_TABLE, STARTING, STATE};
-use crate::temporary::Temporary;
+use crate::files::temporary::Temporary;
 use crate::{process, sys};
 
 /// Nanoseconds without a request after which closed files are processed.

@@ -27,11 +27,11 @@ use super::drop::{drop_written, first_resident, write_and_drop};
 use super::helper_files::HeldFile;
 use super::kept::KeptFiles;
 use crate::counters::Count;
-use crate::identity::FileIdentity;
+use crate::files::identity::FileIdentity;
+use crate::files::paths::DescriptorPath;
+use crate::files::temporary::{KeepChoice, Temporary};
 use crate::introspection::position_of;
-use crate::paths::DescriptorPath;
-use crate::residency::{ResidencyProbe, STALE_NS};
-use crate::temporary::{KeepChoice, Temporary};
+use crate::pages::residency::{ResidencyProbe, STALE_NS};
 use crate::{process, sys};
 
 /// Nanoseconds between checks: of a moving file, of a file that is read fast, and of one that has

@@ -8,10 +8,11 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::descriptors::closing_all;
 use super::{closing, duplicated, keeping_errno, names, opened, read, sync, write};
+use crate::launcher;
 use crate::process::HookScope;
 use crate::rules::{FILES, Slot};
 use crate::settings::Part;
-use crate::{helper, introspection, launcher, process, rules, sys};
+use crate::{helper, introspection, process, rules, sys};
 
 /// Requests inspected per call.
 const INSPECTED_MAX: usize = 16;

@@ -8,10 +8,10 @@
 use core::ffi::{c_int, c_long, c_uint};
 
 use super::read::follow_copy;
-use crate::identity::FileIdentity;
+use crate::files::identity::FileIdentity;
+use crate::files::table::FileRole;
 use crate::parts::{self, MAX_TRANSFER, PART_BYTES};
 use crate::rules::{FILES, Slot};
-use crate::table::FileRole;
 use crate::{introspection, process, real, rules, sys};
 
 /// Keeps the `errno` of a success during a copy of several parts, and keeps the copy one

@@ -12,8 +12,8 @@
 use core::ffi::{CStr, c_char, c_int, c_long, c_void};
 
 use super::keeping_errno;
+use crate::files::paths::{join, path_of};
 use crate::launcher::{self, Started, Words};
-use crate::paths::{join, path_of};
 use crate::process::HookScope;
 use crate::{helper, process, real, sys};
 

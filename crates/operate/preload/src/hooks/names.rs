@@ -9,10 +9,11 @@
 use core::ffi::{CStr, c_char, c_int, c_uint};
 
 use super::keeping_errno;
+use crate::files::{temporary, tracked_files};
 use crate::helper::{self, FileHash};
 use crate::process::HookScope;
 use crate::rules::archive;
-use crate::{process, sys, temporary, tracked_files};
+use crate::{process, sys};
 
 /// Notifies the helper before a name is removed from a file.
 #[inline]

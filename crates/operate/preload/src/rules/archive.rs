@@ -16,7 +16,7 @@ use pagekeeper_policy::names;
 use super::log;
 use super::{log_rule, rule_for};
 use crate::counters::Count;
-use crate::paths::join;
+use crate::files::paths::join;
 use crate::process::{count, plan};
 use crate::{followers, helper, sys};
 

@@ -18,10 +18,10 @@ use pagekeeper_policy::{RewriteKind, RewriteSource, Rule, WINDOW};
 
 use super::{FILES, Slot, place_now, placed};
 use crate::counters::Count;
+use crate::files::paths::path_of;
+use crate::files::table::FileRole;
 use crate::followers::{self, ReaderEntry, remember};
 use crate::helper::{self, HelperRequest};
-use crate::paths::path_of;
-use crate::table::FileRole;
 use crate::{process, sys};
 
 /// Bytes that a log may have unsynced before its writeback is started: dirty pages trail the writer

@@ -14,8 +14,8 @@ use pagekeeper_policy::file_action::FileAction;
 
 use super::{FILES, Slot};
 use crate::counters::Count;
+use crate::files::table::FileRole;
 use crate::helper::{self, HelperRequest};
-use crate::table::FileRole;
 use crate::{process, sys};
 
 /// Grows whenever a file is opened for direct I/O; 0 until then.

@@ -39,11 +39,11 @@ use super::scattered::ScatteredReader;
 use super::uncached::UncachedReader;
 use super::{FILES, ReadMode};
 use crate::counters::Count;
+use crate::files::identity::FileIdentity;
+use crate::files::open_readers::{self, ALL_WINDOWS, ReaderPlace};
 use crate::helper::{self, HelperRequest};
-use crate::identity::FileIdentity;
-use crate::open_readers::{self, ALL_WINDOWS, ReaderPlace};
+use crate::pages::residency::{ResidencyProbe, STALE_NS, windows};
 use crate::process::count;
-use crate::residency::{ResidencyProbe, STALE_NS, windows};
 use crate::sys::{self, Errno};
 
 /// Nanoseconds after which pages read by unhooked calls are no longer released when the file is
@@ -93,7 +93,7 @@ pub struct Reader {
     /// Whether pages were read without any knowledge of them.
     has_missed: bool,
     /// Bytes read whose residency cannot be known.
-    unobserved: u64,
+    pub(super) unobserved: u64,
 }
 
 impl Reader {
@@ -469,11 +469,6 @@ impl Reader {
     /// a socket or a pipe.
     pub fn sent(&mut self) {
         self.is_sent = true;
-    }
-
-    /// Returns the bytes read since the last call whose residency cannot be known.
-    pub fn take_unobserved(&mut self) -> u64 {
-        core::mem::take(&mut self.unobserved)
     }
 
     /// Whether the rule handles all pages that the program brought in so far.

@@ -11,8 +11,8 @@ use pagekeeper_policy::stream::READ_AHEAD_REACH_BYTES;
 
 use super::reader::{StreamedFile, inside, release};
 use crate::counters::Count;
+use crate::pages::residency::{ResidencyProbe, WINDOW_PAGES_MAX, resident_pages, windows};
 use crate::process::count;
-use crate::residency::{ResidencyProbe, WINDOW_PAGES_MAX, resident_pages, windows};
 use crate::sys;
 
 /// The reads of one file, while they are made.

@@ -16,9 +16,10 @@ use pagekeeper_policy::output_offset::OutputOffset;
 
 use super::{FILES, FileState, Slot, place_now, placed};
 use crate::counters::{self, Count};
+use crate::files::table::FileRole;
+use crate::files::{open_readers, tracked_files};
 use crate::process::{count, plan};
-use crate::table::FileRole;
-use crate::{introspection, open_readers, process, sys, tracked_files};
+use crate::{introspection, process, sys};
 
 static BYTES_IN_ORDER: AtomicU64 = AtomicU64::new(0);
 static BYTES_AGAIN: AtomicU64 = AtomicU64::new(0);

@@ -2,8 +2,8 @@
 //! released or kept.
 //!
 //! Output goes to its disk in pieces, one at a time, with pauses if others wait
-//! (`crate::writeback`). The writers of a process share what may be unwritten on each disk, and the
-//! process's budget. A writer with more than its share waits in the call that writes.
+//! (`crate::pages::writeback`). The writers of a process share what may be unwritten on each disk,
+//! and the process's budget. A writer with more than its share waits in the call that writes.
 //!
 //! Invariants:
 //! 1. A write error remains the program's: a waiting `sync_file_range(2)` would take it from the
@@ -26,12 +26,12 @@ use pagekeeper_policy::writer_state::{FileKeeper, NextKeeper, WriterEvent, Write
 use super::reader::inside;
 use super::{FILES, place_now, placed, small};
 use crate::counters::Count;
-use crate::disks::{self, DiskShare};
+use crate::files::temporary::{self, KeepChoice, Temporary};
 use crate::helper::{self, HelperRequest};
+use crate::pages::disks::{self, DiskShare};
+use crate::pages::writeback::{Outflow, can_count, write_in_pieces};
 use crate::process::{count, plan};
 use crate::sys;
-use crate::temporary::{self, KeepChoice, Temporary};
-use crate::writeback::{Outflow, can_count, write_in_pieces};
 
 /// Shorter waits are not counted as pauses, in nanoseconds.
 const PAUSE_MIN_NS: u64 = 50_000;

@@ -2,15 +2,16 @@
 //! memory is far below the limits, so no change of the global limits helps.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::time::Duration;
 
 use pagekeeper_kernel::pressure::BackingDevice;
 use pagekeeper_text::{ByteSize, duration};
 use pagekeeper_trace::PauseCounts;
 
-use crate::attribution::database_of;
-use crate::fix::HoldsFor;
-use crate::{Confidence, Cost, Evidence, Finding, Fix, Kind, Observation, Severity, Terms};
+use crate::advice::step;
+use crate::observed::attribution::database_of;
+use crate::{Cost, Evidence, Finding, Fix, Kind, Observation, Severity};
 
 /// Dirty bytes allowed on a device whose files are synced: a disk of 100 MB/s writes this in a
 /// sixth of a second.
@@ -89,30 +90,16 @@ pub(crate) fn cap(observation: &Observation<'_>, name: &str) -> Option<Fix> {
     let strict = device.strict_limit.filter(|strict| !strict)?;
     let before = device.max_bytes?;
     let place = format!("/sys/class/bdi/{name}");
-    let terms = Terms::anywhere(
-        Confidence::Estimated,
-        format!("files on device {name} are synced, and {} may be dirty for it", ByteSize(before)),
-        "programs that write to this device through the page cache then run at the speed of the \
-             disk, including the database's own flushes and compactions",
-        format!(
-            "echo {} >{place}/max_ratio && echo {} >{place}/strict_limit",
-            device.max_ratio,
-            u64::from(strict)
-        ),
-    );
-    Some(Fix::system(
-        format!("echo {DEVICE_DIRTY_BYTES_MAX} >{place}/max_bytes && echo 1 >{place}/strict_limit"),
-        format!(
-            "at once, until the device is set up again: at most about {} are dirty for it, so that \
-                 no sync waits for more",
-            ByteSize(DEVICE_DIRTY_BYTES_MAX)
-        ),
-        Terms {
-            holds_for: HoldsFor { product: "Linux".to_owned(), versions: "6.2 and later".to_owned() },
-            ..terms
-        }
-        .taken_back_by_command(),
-    ))
+    let values: &[(&str, &dyn Display)] = &[
+        ("most", &DEVICE_DIRTY_BYTES_MAX),
+        ("most_in_words", &ByteSize(DEVICE_DIRTY_BYTES_MAX)),
+        ("place", &place),
+        ("ratio", &device.max_ratio),
+        ("strict", &u64::from(strict)),
+        ("device", &name),
+        ("before", &ByteSize(before)),
+    ];
+    Some(step("cap-device", values))
 }
 
 /// Describes the device's settings, as far as they can be read.
@@ -142,32 +129,18 @@ fn in_force(name: &str, device: Option<&BackingDevice>) -> Evidence {
 }
 
 fn fixes(name: &str, device: Option<&BackingDevice>) -> Vec<Fix> {
-    let set = |setting: &str, value: u64, before: Option<u64>, why: &str| {
-        Fix::system(
-            format!("echo {value} >/sys/class/bdi/{name}/{setting}"),
-            format!("at once, until the device is set up again (of FUSE: until it is mounted again); {why}"),
-            Terms::anywhere(
-                Confidence::Measured,
-                "its limit was full while the limits on the whole were not",
-                "more of the memory may be dirty for this device, and takes as long to write as the device takes",
-                match before {
-                    Some(before) => format!("echo {before} >/sys/class/bdi/{name}/{setting}"),
-                    None => "write the present values back".to_owned(),
-                },
-            ),
-        )
-    };
     let mut fixes = Vec::new();
     if device.is_none_or(|device| device.strict_limit == Some(true)) {
-        let why = "its writers are then throttled only where the limits on the whole are full. Such a limit may be meant: it \
-                   keeps a slow or untrusted device, as FUSE's, from filling memory with pages that take long to write";
-        let before = device.and_then(|device| device.strict_limit).map(u64::from);
-        fixes.push(set("strict_limit", 0, before, why));
+        let undo = match device.and_then(|device| device.strict_limit) {
+            Some(before) => format!("echo {} >/sys/class/bdi/{name}/strict_limit", u64::from(before)),
+            None => "write the present values back".to_owned(),
+        };
+        fixes.push(step("no-strict-limit", &[("device", &name), ("undo", &undo)]));
     }
     if let Some(ratio) = device.map(|device| device.max_ratio).filter(|ratio| *ratio < 100) {
-        let why = "or a larger share of the limit, in percent, where it is to keep a limit of its own; max_bytes sets the \
-                   same in bytes (Linux 6.2)";
-        fixes.push(set("max_ratio", (ratio.max(1) * 4).min(100), Some(ratio), why));
+        let percent = (ratio.max(1) * 4).min(100);
+        let values: &[(&str, &dyn Display)] = &[("percent", &percent), ("device", &name), ("before", &ratio)];
+        fixes.push(step("larger-device-share", values));
     }
     fixes
 }

@@ -211,7 +211,7 @@ fn refaults_of_a_neighbour_do_not_count_for_the_database() {
     let last = &found[0].evidence.last().unwrap();
     assert!(last.text.contains("of those, 2 MiB at most are of the database's"), "{last:?}");
     // If some events were lost, the owner is unknown.
-    after.change.as_mut().unwrap().trace.as_mut().unwrap().losses.overrun = 1;
+    after.change.as_mut().unwrap().trace.as_mut().unwrap().losses.skipped = 1;
     let found = find(&Observation::new(&before, &after));
     assert!(found[0].evidence.last().unwrap().text.ends_with("were not traced"), "{found:#?}");
     assert_eq!(found[0].severity, Severity::Warning);

@@ -11,9 +11,10 @@ use pagekeeper_text::{ByteSize, duration, rate};
 use pagekeeper_trace::{PageCounts, TaskIdentity, TraceCounts};
 
 use super::{CacheLoss, PUSHED_OUT_BYTES_MIN, reclaimed_by};
-use crate::attribution::database_of;
+use crate::advice::step;
+use crate::observed::attribution::database_of;
 use crate::phrases::{per_second, process};
-use crate::{Confidence, Cost, Evidence, Finding, Fix, Kind, Observation, Severity, Terms};
+use crate::{Cost, Evidence, Finding, Fix, Kind, Observation, Severity};
 
 /// The tasks that reclaimed a database's data as idle, largest first.
 pub(super) struct IdleReclaimers<'a> {
@@ -140,29 +141,11 @@ impl IdleReclaimer<'_> {
     }
 
     fn fix(&self) -> Fix {
-        let pid = self.task.process;
-        let terms = |undo: &str| {
-            let evidence = format!("it removed {} of the database's data", ByteSize(self.bytes));
-            let costs = "pages that nobody uses stay resident until memory is short";
-            Terms::anywhere(Confidence::Measured, evidence, costs, undo)
-        };
+        let (pid, bytes) = (self.task.process, ByteSize(self.bytes));
         if self.damon {
-            return Fix::system(
-                "echo off >/sys/kernel/mm/damon/admin/kdamonds/N/state",
-                format!(
-                    "at once; N is the directory whose pid is {pid}. Whoever set it up can leave \
-                         the database out instead (schemes/*/filters, type memcg), or raise the \
-                         age from which on pages are taken. Where no \
-                     directory has that pid it is DAMON_RECLAIM: echo N >/sys/module/damon_reclaim/parameters/enabled"
-                ),
-                terms("echo on into the same file (of DAMON_RECLAIM: echo Y)"),
-            );
+            return step("damon-off", &[("pid", &pid), ("bytes", &bytes)]);
         }
-        Fix::advice(
-            format!("have {} leave the database's memory cgroup alone", process(&self.task.name, pid)),
-            "it asks the kernel to reclaim (memory.reclaim), as tools for idle memory and container managers do",
-            terms("have it include the group again"),
-        )
+        step("no-idle-reclaim", &[("process", &process(&self.task.name, pid)), ("bytes", &bytes)])
     }
 }
 

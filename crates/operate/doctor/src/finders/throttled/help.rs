@@ -6,9 +6,10 @@ use std::collections::BTreeMap;
 use pagekeeper_observe::Database;
 use pagekeeper_text::shell_quoted;
 
-use crate::attribution::{self, OutputOwner};
+use crate::advice::step;
+use crate::observed::attribution::{self, OutputOwner};
 use crate::programs::{STATIC_PROGRAMS, usual};
-use crate::{Confidence, Fix, Observation, Terms};
+use crate::{Fix, Observation};
 
 /// The text for cases without a known remedy.
 const NO_REMEDY: &str = "nothing from outside: the guard can start writeback, but can't slow writers down, and \
@@ -57,24 +58,8 @@ pub(in crate::finders) fn most_by_another<'a>(
 
 /// Returns fixes worth trying on such a program.
 pub(in crate::finders) fn of_another(name: &str) -> Vec<Fix> {
-    let command = |act: String, does: &str, costs: &str| {
-        let evidence = format!("{name} brought in most of what came to the device by writing");
-        let undo = "start it as before";
-        Fix::command(act, does, Terms::anywhere(Confidence::Estimated, evidence, costs, undo))
-    };
     let role = if usual(name) { "" } else { "--as bulk " };
-    let mut fixes = vec![command(
-        format!("pagekeeper run {role}-- {} ...", shell_quoted(name)),
-        "to try: start it this way next time; its output, which is most of that, is then written \
-             out continuously and does not pile up",
-        "it runs at the speed of the disk, not of memory",
-    )];
-    if name == "dd" {
-        fixes.push(command(
-            "dd oflag=direct bs=1M ...".to_owned(),
-            "to try: it bypasses the page cache, where the file system allows that, and leaves no dirty pages",
-            "it runs at the speed of the disk, and what it wrote is not resident when it is read",
-        ));
-    }
-    fixes
+    let run = step("run-as-bulk", &[("role", &role), ("program", &shell_quoted(name)), ("name", &name)]);
+    let direct = (name == "dd").then(|| step("dd-direct-output", &[("name", &name)]));
+    std::iter::once(run).chain(direct).collect()
 }

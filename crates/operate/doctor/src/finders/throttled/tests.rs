@@ -4,7 +4,7 @@ use crate::testing::{DEV, MIB, database, file, opener, pages, pauses, residency,
 use crate::{FixKind, Streamer};
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::AccessMode;
-use pagekeeper_observe::Snapshot;
+use pagekeeper_observe::{OpenerKind, Snapshot};
 
 fn find(observation: &Observation<'_>) -> Vec<Finding> {
     super::find(observation, EarlierFindings(&[]))

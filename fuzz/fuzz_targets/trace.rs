@@ -1,4 +1,0 @@
-//! `trace` of crates/dev/fuzzing, under libFuzzer.
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|data: &[u8]| (pagekeeper_fuzzing::target("trace").fuzz_one)(data));
