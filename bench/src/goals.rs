@@ -47,6 +47,11 @@ const FIGURE_GOALS: &[(&str, f64)] = &[
     ("open_nothing_vs_goal", 1.0),
     ("open_ring_64mib_vs_goal", 1.0),
     ("open_ring_4gib_vs_goal", 1.0),
+    ("restart_sqlite_vs_plain", 6.0),
+    ("restart_postgresql_vs_plain", 1.5),
+    ("restart_etcd_vs_plain", 5.0),
+    ("restart_wiredtiger_vs_plain", 20.0),
+    ("restart_least_vs_plain", 0.95),
     ("sqlite_commits_vs_wal", 2.0),
     ("sqlite_reads_vs_wal", 1.0),
 ];

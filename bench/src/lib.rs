@@ -27,6 +27,7 @@ mod peers;
 mod recovery;
 mod release;
 mod report;
+mod restart;
 #[cfg(feature = "rocksdb")]
 mod rocksdb;
 mod rounds;
@@ -126,6 +127,14 @@ enum BenchCommand {
     /// Opening a store after a kill on a slow but wide disk, against replay and other stores; as
     /// root
     Recovery(MeasureOptions),
+    /// The start of a killed server on a slow but wide disk: plain, and with what it reads loaded
+    /// ahead; as root
+    Restart {
+        #[command(flatten)]
+        choice: restart::RestartOptions,
+        #[command(flatten)]
+        options: MeasureOptions,
+    },
     /// A disk that is slow but wide, until Ctrl-C; as root
     Slowdisk(pagekeeper_slow_disk::SlowDiskArguments),
     /// Reads or writes files at a rate
@@ -318,6 +327,9 @@ pub fn run(cli: Cli) -> ExitCode {
         #[cfg(feature = "sqlite")]
         BenchCommand::Sqlite(options) => bench("sqlite", &options, sqlite::run),
         BenchCommand::Recovery(options) => bench("recovery", &options, recovery::run),
+        BenchCommand::Restart { choice, options } => {
+            bench("restart", &options, |run| restart::run(run, &choice))
+        }
         BenchCommand::RecoveryChild(arguments) => recovery::be_killed(&arguments),
         BenchCommand::OpeningChild(arguments) => recovery::open_once(&arguments),
         BenchCommand::GuardWriter(arguments) => guard::write_logs(&arguments),

@@ -15,7 +15,7 @@ mod journal;
 mod nothing;
 mod ours;
 mod replay;
-mod site;
+pub(crate) mod site;
 
 use anyhow::Result;
 

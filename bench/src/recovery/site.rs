@@ -19,13 +19,13 @@ use crate::peers::run as run_program;
 use crate::scratch::ScratchDirectory;
 
 /// Time of a request.
-pub(super) const REQUEST_LATENCY: Duration = Duration::from_millis(2);
+pub(crate) const REQUEST_LATENCY: Duration = Duration::from_millis(2);
 /// Requests served at once.
-pub(super) const DISK_WIDTH: u16 = 64;
+pub(crate) const DISK_WIDTH: u16 = 64;
 
 /// The place.
 #[derive(Debug)]
-pub(super) struct RecoveryDisk {
+pub(crate) struct RecoveryDisk {
     program: PathBuf,
     memory: MemoryFileSystem,
     mount: PathBuf,
@@ -56,7 +56,7 @@ impl Drop for MemoryFileSystem {
 
 impl RecoveryDisk {
     /// Creates a place for `bytes` of files.
-    pub(super) fn new(scratch: &ScratchDirectory, bytes: u64) -> Result<Self> {
+    pub(crate) fn new(scratch: &ScratchDirectory, bytes: u64) -> Result<Self> {
         ensure!(
             rustix::process::geteuid().is_root(),
             "this bench mounts a slow disk over files in memory: it needs root"
@@ -76,17 +76,18 @@ impl RecoveryDisk {
     }
 
     /// Runs `work` on a directory, which is created if missing, at memory speed.
-    pub(super) fn at_once<T>(&self, name: &str, work: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
+    pub(crate) fn at_once<T>(&self, name: &str, work: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
         let path = self.memory.0.join(name);
         std::fs::create_dir_all(&path).with_context(|| format!("can't make {}", path.display()))?;
         work(&path)
     }
 
     /// Runs something on that directory behind the slow disk, where it is cold.
-    pub(super) fn on_disk<T>(&self, name: &str, measure: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
+    pub(crate) fn on_disk<T>(&self, name: &str, measure: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
         let width = NonZero::new(DISK_WIDTH).context("a disk has a width")?;
         let backing = Some(self.memory.0.clone());
-        let settings = DiskSettings { backing, ..DiskSettings::new(REQUEST_LATENCY, width) };
+        let settings =
+            DiskSettings { backing, keep_cache: true, ..DiskSettings::new(REQUEST_LATENCY, width) };
         let disk = SlowDisk::start(&self.program, &self.mount, &settings)?;
         let measured = measure(&disk.dir().join(name))?;
         disk.end()?;

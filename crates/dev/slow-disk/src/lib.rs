@@ -88,8 +88,8 @@ pub fn run(arguments: &SlowDiskArguments) -> Result<()> {
     let delay = Arc::new(DelayQueue::new());
     let timer = delay.spawn().context("can't start a thread")?;
     let _image = xfs.as_ref().map(|_| DiskImage::make(&backing, settings.size)).transpose()?;
-    let disk =
-        SlowFileSystem::new(backing, Arc::clone(&delay)).context("can't read the --backing directory")?;
+    let disk = SlowFileSystem::new(backing, Arc::clone(&delay), settings.keep_cache)
+        .context("can't read the --backing directory")?;
     let mut mounts = MountList::default();
     let session = Session::new(disk, &mount, &config())
         .and_then(Session::spawn)

@@ -8,7 +8,7 @@
 //!
 //! Invariants: only this disk's kernel changes the tree, so the kernel may cache names and
 //! attributes without limit and gather writes; each open begins cold, because an open drops cached
-//! pages (no `KEEP_CACHE`).
+//! pages, unless the disk is to keep them.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -64,11 +64,18 @@ pub(super) struct SlowFileSystem {
     tree: InodeTree,
     handles: HandleTable,
     delay: Arc<DelayQueue<DelayedAnswer>>,
+    /// The flags of an open that is not for direct I/O.
+    buffered: FopenFlags,
 }
 
 impl SlowFileSystem {
-    pub(super) fn new(root: std::os::fd::OwnedFd, delay: Arc<DelayQueue<DelayedAnswer>>) -> io::Result<Self> {
-        Ok(Self { tree: InodeTree::new(root, FIRST_INO)?, handles: HandleTable::default(), delay })
+    pub(super) fn new(
+        root: std::os::fd::OwnedFd,
+        delay: Arc<DelayQueue<DelayedAnswer>>,
+        keep_cache: bool,
+    ) -> io::Result<Self> {
+        let buffered = if keep_cache { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() };
+        Ok(Self { tree: InodeTree::new(root, FIRST_INO)?, handles: HandleTable::default(), delay, buffered })
     }
 
     fn stats_attributes() -> FileAttr {
@@ -104,7 +111,7 @@ impl SlowFileSystem {
         let direct = FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
         let is_direct = oflags(flags.0).contains(OFlags::DIRECT);
         let handle = FileHandle(self.handles.add(OpenObject::File(file)));
-        (handle, if is_direct { direct } else { FopenFlags::empty() })
+        (handle, if is_direct { direct } else { self.buffered })
     }
 
     /// Runs an operation on an open file.

@@ -33,12 +33,17 @@ pub struct DiskSettings {
     /// Make an XFS on a loop device over it, of the given size, and mount that at DIR
     #[arg(long, value_name = "DIR")]
     pub xfs: Option<PathBuf>,
+    /// Keep a file's cached pages when it is opened, as other file systems do [default: each open
+    /// begins cold]
+    #[arg(long)]
+    pub keep_cache: bool,
 }
 
 impl DiskSettings {
     /// Creates the settings of a disk of this latency and width, in memory, without caps or XFS.
     pub fn new(latency: Duration, width: NonZero<u16>) -> Self {
-        Self { latency, width, iops: None, bandwidth: None, size: 4 << 30, backing: None, xfs: None }
+        let (size, keep_cache) = (4 << 30, false);
+        Self { latency, width, iops: None, bandwidth: None, size, backing: None, xfs: None, keep_cache }
     }
 
     /// Returns arguments with the same settings.
@@ -57,6 +62,7 @@ impl DiskSettings {
                 arguments.extend([name.into(), path.into()]);
             }
         }
+        arguments.extend(self.keep_cache.then(|| "--keep-cache".into()));
         arguments
     }
 
@@ -113,6 +119,7 @@ mod tests {
             size: 1 << 30,
             backing: Some("/a b".into()),
             xfs: Some("/c".into()),
+            keep_cache: true,
             ..DiskSettings::new(Duration::from_micros(1), NonZero::new(1).unwrap())
         };
         assert_eq!(full.to_string(), "1µs, 1 wide, at most 5 requests and 500 MiB per second");

@@ -189,6 +189,22 @@ fn requests_are_counted_and_never_early() {
 }
 
 #[test]
+fn a_disk_that_keeps_its_cache_reads_a_file_once() {
+    if !possible() {
+        return;
+    }
+    let mount = tempfile::tempdir().unwrap();
+    let disk = DiskSettings { keep_cache: true, ..settings() };
+    let disk = SlowDisk::start(Path::new(BIN), mount.path(), &disk).unwrap();
+    let path = disk.dir().join("file");
+    std::fs::write(&path, pages(8)).unwrap();
+    disk.reset().unwrap();
+    assert_eq!(std::fs::read(&path).unwrap(), pages(8));
+    assert_eq!(disk.stats().unwrap().reads, 0);
+    disk.end().unwrap();
+}
+
+#[test]
 fn an_xfs_is_made_on_it_and_taken_away() {
     if !possible() {
         return;

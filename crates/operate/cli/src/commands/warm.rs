@@ -6,6 +6,7 @@
 //! since the snapshot is reported, but is not a failure. SIGINT and SIGTERM end the reading with a
 //! report of the loaded bytes; with `--lock` they end the lock.
 
+mod ahead;
 mod item;
 mod report;
 mod restart;

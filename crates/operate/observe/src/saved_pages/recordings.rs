@@ -53,9 +53,10 @@ impl FromStr for RecordingName {
 pub struct Recordings(PathBuf);
 
 impl Recordings {
-    /// Returns the recordings in this directory, which is created by the first write.
+    /// Returns the recordings in this directory, which is created by the first write. A relative
+    /// path counts from the present directory, also after a change of that.
     pub fn new(directory: &Path) -> Self {
-        Self(directory.to_path_buf())
+        Self(std::path::absolute(directory).unwrap_or_else(|_| directory.to_path_buf()))
     }
 
     /// Returns the file of a name.
@@ -122,6 +123,12 @@ mod tests {
         for bad in ["", ".", "..", ".x", "-x", "a/b", "a b", "a\n", "ä", &"x".repeat(129)] {
             assert!(bad.parse::<RecordingName>().is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn a_relative_directory_is_that_of_now() {
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(Recordings::new(Path::new("a")).path(&name("x")), here.join("a/x"));
     }
 
     #[test]

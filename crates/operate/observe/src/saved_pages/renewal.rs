@@ -4,9 +4,9 @@
 //! that were written since: those that the same pattern of a profile matches in the same directory.
 //! Only patterns count that name a log with numbers, or files that are written once and in bulk.
 //!
-//! Invariants: a file of the recording that exists is left out only beyond [`ENTRIES_MAX`]. New
-//! files of a role are at most twice as many as the recording has. Nothing is opened but
-//! directories. Never fails: a directory that can't be read has no new files.
+//! Invariants: a file of the recording that exists is never left out. New files of a role are at
+//! most twice as many as the recording has. Nothing is opened but directories. Never fails: a
+//! directory that can't be read has no new files.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
@@ -24,12 +24,6 @@ use super::{SavedFile, SavedPages, SavedTime};
 
 /// New files of a role, per file that the recording has of it.
 const NEW_PER_OLD_MAX: usize = 2;
-/// The most entries that one becomes: its file may have grown to any size.
-const FILE_ENTRIES_MAX: usize = 8 << 10;
-/// The most entries of all: 100 MB of memory.
-const ENTRIES_MAX: usize = 512 << 10;
-/// The most bytes of an entry.
-const ENTRY_BYTES_MAX: u64 = 8 << 20;
 /// The most names that are read of a directory.
 const NAMES_MAX: usize = 64 << 10;
 
@@ -56,7 +50,7 @@ struct PresentFile {
 type PresentFiles = BTreeMap<PathBuf, PresentFile>;
 
 /// Returns the recording with today's files. A file that has grown where its end was read is listed
-/// up to its new end. No entry is long, so that many are loaded at once.
+/// up to its new end.
 pub fn renewed(recording: SavedPages, profiles: &[Profile]) -> SavedPages {
     let roles: HashMap<PathBuf, FileRole> = recording
         .files
@@ -207,13 +201,9 @@ fn renew(
         let is_last = last_entries.get(&file.path) == Some(&index);
         if let Some(found) = present.get(&file.path) {
             let is_written = is_log && is_last && found.changed >= created;
-            renewed.extend(split(&grown(file, found, is_written, page_size), page_size));
+            renewed.push(grown(file, found, is_written, page_size));
         }
-        let new = insertions.remove(&index).unwrap_or_default();
-        renewed.extend(new.into_iter().flat_map(|file| split(&file, page_size)));
-        if renewed.len() >= ENTRIES_MAX {
-            break;
-        }
+        renewed.extend(insertions.remove(&index).unwrap_or_default());
     }
     SavedPages { created, page_size, files: renewed }
 }
@@ -324,32 +314,6 @@ fn chosen<'a>(
     }
     let surplus = found.len().saturating_sub(old * NEW_PER_OLD_MAX);
     found.split_off(surplus)
-}
-
-/// Splits an entry into entries of at most [`ENTRY_BYTES_MAX`], each of which one thread loads.
-fn split(file: &SavedFile, page_size: u64) -> Vec<SavedFile> {
-    let pages_max = (ENTRY_BYTES_MAX / page_size).max(1);
-    let mut entries: Vec<Vec<Range<u64>>> = Vec::new();
-    let mut room = 0;
-    'extents: for extent in &file.extents {
-        let mut start = extent.start;
-        while start < extent.end {
-            if room == 0 {
-                if entries.len() >= FILE_ENTRIES_MAX {
-                    break 'extents;
-                }
-                entries.push(Vec::new());
-                room = pages_max;
-            }
-            let end = extent.end.min(start.saturating_add(room));
-            if let Some(entry) = entries.last_mut() {
-                entry.push(start..end);
-            }
-            room -= end - start;
-            start = end;
-        }
-    }
-    entries.into_iter().map(|extents| SavedFile { extents, ..file.clone() }).collect()
 }
 
 /// Returns the entry of a file that exists, as it is now. It is listed up to its new end if its

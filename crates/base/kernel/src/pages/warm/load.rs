@@ -143,24 +143,27 @@ impl<'a> PieceLoader<'a> {
     }
 
     fn work(&self, state: &LoadState<'_>) {
-        let done = reopen(self.file).and_then(|reader| {
+        // Several threads would disturb each other's read-ahead.
+        let reopened = (self.options.width > 1).then(|| reopen(self.file)).transpose();
+        let done = reopened.and_then(|reopened| {
+            let reader = reopened.as_ref().unwrap_or(self.file.file());
             // Requested pieces, which are awaited only after the next unit was requested: the
             // device is not idle in between.
             let mut requested: &[Range<u64>] = &[];
             while let Some((method, pieces)) = state.units.get(state.next.fetch_add(1, Ordering::Relaxed)) {
                 if let Some(turns) = &self.options.turns {
-                    self.read_in_turns(&**turns, &reader, pieces, state)?;
+                    self.read_in_turns(&**turns, reader, pieces, state)?;
                 } else if *method == WarmMethod::ReadAhead {
-                    self.request(&reader, pieces)?;
-                    self.wait(&reader, std::mem::replace(&mut requested, pieces), state)?;
+                    self.request(reader, pieces)?;
+                    self.wait(reader, std::mem::replace(&mut requested, pieces), state)?;
                 } else {
-                    self.read_through(&reader, *method, &pieces[0], state)?;
+                    self.read_through(reader, *method, &pieces[0], state)?;
                 }
                 if self.is_stopped(state) {
                     break;
                 }
             }
-            self.wait(&reader, requested, state)
+            self.wait(reader, requested, state)
         });
         if let Err(error) = done {
             state.failed.store(true, Ordering::Relaxed);

@@ -12,24 +12,24 @@
 
 use std::ffi::OsString;
 use std::fmt::Display;
-use std::path::Path;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use pagekeeper_catalog::{Profile, disks};
+use pagekeeper_catalog::Profile;
 use pagekeeper_guard::Selector;
-use pagekeeper_kernel::pressure::{MemInfo, MemoryCgroup, SysRoots};
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::{InspectedFile, Links, WarmMethod, WarmOptions, WarmReport, warm_extents};
+use pagekeeper_kernel::{InspectedFile, WarmOptions};
 use pagekeeper_launch::{CommandWatcher, StartState, WatchedCommand};
 use pagekeeper_observe::saved_pages::{RecordingName, Recordings, SavedFile, SavedPages, kept_of, renewed};
 use pagekeeper_streams::{IsMember, ReadStep, RecordedReads, StartReads};
 use pagekeeper_text::{ByteSize, escaped};
 
-use super::room_in;
+use super::ahead::{
+    LoadedAhead, THREADS_BESIDE_MAX, THREADS_MAX, WORTH_BYTES, bytes_of, exactly, load_ahead, wide,
+};
 use crate::output;
 use crate::service::Manager;
 use crate::signals::Stop;
@@ -40,15 +40,6 @@ const QUIET_TIME: Duration = Duration::from_secs(5);
 const UNIT_GONE_TIME: Duration = Duration::from_secs(2);
 /// Interval of taking events.
 const EVENT_INTERVAL: Duration = Duration::from_millis(10);
-/// A recording of less is not loaded: the command reads it in a moment.
-const WORTH_BYTES: u64 = 4 << 20;
-/// Requests in flight on a disk that was not measured: enough for a slow disk, and not too many for
-/// a narrow one.
-const WIDTH_UNKNOWN: u16 = 32;
-/// The most requests in flight, each by a thread.
-const WIDTH_MAX: u16 = 128;
-/// The same beside a command, whose limits of processes these threads count against.
-const WIDTH_BESIDE_MAX: u16 = 32;
 /// The most entries that stay of an older recording if starts are cut short again and again.
 const KEPT_ENTRIES_MAX: usize = 128 << 10;
 /// The directory in which programs see mounts of other containers: such a path says nothing after a
@@ -139,7 +130,7 @@ impl Learning<'_> {
     fn load_alone(&self, old: Option<SavedPages>, stop: &Stop, is_gone: &dyn Fn() -> bool) {
         let (began, is_over) = (Instant::now(), AtomicBool::new(false));
         std::thread::scope(|scope| {
-            let load = || load_ahead(old, self.width_max(), &is_over);
+            let load = || load_ahead(old, self.threads_max(), &is_over);
             let Ok(loading) = Builder::new().spawn_scoped(scope, load) else { return };
             while !loading.is_finished() && began.elapsed() < self.duration {
                 if stop.requested() || is_gone() {
@@ -151,8 +142,8 @@ impl Learning<'_> {
         });
     }
 
-    fn width_max(&self) -> u16 {
-        if self.is_unit { WIDTH_MAX } else { WIDTH_BESIDE_MAX }
+    fn threads_max(&self) -> u16 {
+        if self.is_unit { THREADS_MAX } else { THREADS_BESIDE_MAX }
     }
 
     /// Records a start while the old recording is loaded, and replaces that; returns whether that
@@ -177,7 +168,7 @@ impl Learning<'_> {
     ) -> (bool, LoadedAhead) {
         let is_done = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let load = || load_ahead(old, self.width_max(), &is_done);
+            let load = || load_ahead(old, self.threads_max(), &is_done);
             let loading = Builder::new().spawn_scoped(scope, load);
             let is_over = self.until_over(reads, stop);
             is_done.store(true, Ordering::Relaxed);
@@ -290,7 +281,7 @@ pub(super) fn learned(
         return Ok(None);
     }
     let recording = renewed(recording, &Profile::built_in());
-    let options = wide(&recording.files, WIDTH_MAX);
+    let options = WarmOptions { width: wide(&recording.files).min(THREADS_MAX).into(), ..exactly() };
     Ok(Some((recording, options)))
 }
 
@@ -319,120 +310,8 @@ fn described(file: &InspectedFile) -> Option<SavedFile> {
     SavedFile::without_pages(file).ok()
 }
 
-fn bytes_of(files: &[SavedFile]) -> u64 {
-    files
-        .iter()
-        .map(SavedFile::resident_pages)
-        .fold(0, u64::saturating_add)
-        .saturating_mul(pagekeeper_kernel::page_size())
-}
-
-/// The pages that were loaded ahead of a command.
-#[derive(Debug, Default)]
-struct LoadedAhead {
-    /// Whether there was a thread to load them.
-    was_begun: bool,
-    bytes: u64,
-    /// The entries of the older recording, with today's files.
-    files: Vec<SavedFile>,
-    /// For each entry, whether this process has brought in all pages of it that exist: whoever
-    /// reads them was seen.
-    judged: Vec<bool>,
-}
-
-/// Loads the entries of an older recording in their order, many at once, until that is cancelled or
-/// there is no more room in memory. Files that can't be read are left to the command.
-fn load_ahead(old: Option<SavedPages>, width_max: u16, cancel: &AtomicBool) -> LoadedAhead {
-    let files = old.map_or_else(Vec::new, |old| renewed(old, &Profile::built_in()).files);
-    let options = wide(&files, width_max);
-    let width = if bytes_of(&files) < WORTH_BYTES { 0 } else { options.width.min(files.len()) };
-    let loading = Loading {
-        judged: files.iter().map(|_| AtomicBool::new(false)).collect(),
-        files,
-        next: AtomicUsize::new(0),
-        room: room_ahead(),
-        reserved: AtomicU64::new(0),
-        bytes: AtomicU64::new(0),
-        options: WarmOptions { width: 1, ..options },
-        cancel,
-    };
-    std::thread::scope(|scope| {
-        for _ in 1..width {
-            if Builder::new().spawn_scoped(scope, || loading.work()).is_err() {
-                // The threads that there are do the work.
-                break;
-            }
-        }
-        if width > 0 {
-            loading.work();
-        }
-    });
-    let judged = loading.judged.into_iter().map(AtomicBool::into_inner).collect();
-    LoadedAhead { was_begun: true, bytes: loading.bytes.into_inner(), files: loading.files, judged }
-}
-
-/// Entries that several threads load.
-struct Loading<'a> {
-    files: Vec<SavedFile>,
-    judged: Vec<AtomicBool>,
-    next: AtomicUsize,
-    /// The bytes that may be loaded.
-    room: u64,
-    /// Those that were loaded, and those that are on their way.
-    reserved: AtomicU64,
-    bytes: AtomicU64,
-    options: WarmOptions,
-    cancel: &'a AtomicBool,
-}
-
-impl Loading<'_> {
-    fn work(&self) {
-        while !self.cancel.load(Ordering::Relaxed) {
-            let index = self.next.fetch_add(1, Ordering::Relaxed);
-            let (Some(file), Some(judged)) = (self.files.get(index), self.judged.get(index)) else { break };
-            let wanted = bytes_of(std::slice::from_ref(file));
-            if self.reserved.fetch_add(wanted, Ordering::Relaxed).saturating_add(wanted) > self.room {
-                break;
-            }
-            let report = load(file, &self.options, self.cancel);
-            let loaded = report.as_ref().map_or(0, |report| report.loaded);
-            self.reserved.fetch_sub(wanted.saturating_sub(loaded), Ordering::Relaxed);
-            self.bytes.fetch_add(loaded, Ordering::Relaxed);
-            let is_judged = report.is_some_and(|it| !it.cancelled && it.resident_before == Some(0));
-            judged.store(is_judged, Ordering::Relaxed);
-        }
-    }
-}
-
-/// Returns the bytes that may be loaded: half of what the host has available and of what the memory
-/// cgroup leaves, which pays for the pages. The other half is for the command.
-fn room_ahead() -> u64 {
-    let roots = SysRoots::default();
-    let available = MemInfo::read(&roots).map_or(u64::MAX, |memory| memory.available);
-    let group = MemoryCgroup::of(&roots, std::process::id()).ok().flatten();
-    available.min(group.and_then(|group| room_in(&group)).unwrap_or(u64::MAX)) / 2
-}
-
 fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-}
-
-fn load(file: &SavedFile, options: &WarmOptions, cancel: &AtomicBool) -> Option<WarmReport> {
-    let open = InspectedFile::open(&file.path, Links::RefuseAll).ok()?;
-    warm_extents(&open, &file.ranges(pagekeeper_kernel::page_size()), options, &|_| {}, cancel).ok()
-}
-
-/// Returns options that keep the disk of these files busy: its measured width up to this one,
-/// exactly these pages.
-fn wide(files: &[SavedFile], width_max: u16) -> WarmOptions {
-    let largest = files.iter().max_by_key(|file| file.size).and_then(|file| file.path.parent());
-    let width = largest.and_then(measured_width).unwrap_or(WIDTH_UNKNOWN).clamp(1, width_max);
-    WarmOptions { width: width.into(), method: WarmMethod::ReadAhead, ..WarmOptions::default() }
-}
-
-fn measured_width(directory: &Path) -> Option<u16> {
-    let width = disks::saved(directory).ok()??.width()?;
-    u16::try_from(width).ok()
 }
 
 #[cfg(test)]

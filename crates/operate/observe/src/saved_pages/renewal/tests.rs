@@ -114,15 +114,6 @@ fn a_file_that_grew_is_read_to_its_new_end() {
 }
 
 #[test]
-fn long_entries_are_split() {
-    let most = ENTRY_BYTES_MAX / PAGE;
-    let parts = split(&entry("/a", 9 * most, &[0..5, 10..2 * most]), PAGE);
-    let extents: Vec<_> = parts.into_iter().map(|part| part.extents).collect();
-    assert_eq!(extents, [vec![0..5, 10..most + 5], vec![most + 5..2 * most]]);
-    assert_eq!(split(&entry("/a", 9, &[]), PAGE), []);
-}
-
-#[test]
 fn new_files_are_at_most_twice_as_many() {
     let old = vec![entry("/r/000010.log", 4, &[0..4])];
     let names: Vec<String> = (20..30).map(|number| format!("/r/{number:06}.log")).collect();

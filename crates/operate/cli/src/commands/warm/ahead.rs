@@ -1,0 +1,234 @@
+//! Loads a recording ahead of a start: in its order, with as many requests in flight as the disk
+//! serves.
+//!
+//! Invariants: no more requests are in flight than that, so that a read of the server that was not
+//! foreseen does not wait behind a queue. Loading ends when it is cancelled, and when there is no
+//! more room in memory. Files that can't be read are left to the server.
+
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::Builder;
+
+use pagekeeper_catalog::{Profile, disks};
+use pagekeeper_kernel::mutex::{ignore_poison, lock};
+use pagekeeper_kernel::pressure::{MemInfo, MemoryCgroup, SysRoots};
+use pagekeeper_kernel::{InspectedFile, Links, WarmMethod, WarmOptions, WarmReport, warm_extents};
+use pagekeeper_observe::saved_pages::{SavedFile, SavedPages, renewed};
+
+use super::room_in;
+
+/// A recording of less is not loaded: the command reads it in a moment.
+pub(super) const WORTH_BYTES: u64 = 4 << 20;
+/// Requests in flight on a disk that was not measured: enough for a slow disk, and not too many for
+/// a narrow one.
+const WIDTH_UNKNOWN: u16 = 64;
+/// The most threads that load.
+pub(super) const THREADS_MAX: u16 = 128;
+/// The same beside a command, whose limits of processes these threads count against.
+pub(super) const THREADS_BESIDE_MAX: u16 = 32;
+/// The most bytes of a request: the kernel cuts one off near `read_ahead_kb`, 128 by default.
+const REQUEST_BYTES: u64 = 128 << 10;
+
+/// The pages that were loaded ahead of a command.
+#[derive(Debug, Default)]
+pub(super) struct LoadedAhead {
+    /// Whether there was a thread to load them.
+    pub(super) was_begun: bool,
+    pub(super) bytes: u64,
+    /// The entries of the older recording, with today's files.
+    pub(super) files: Vec<SavedFile>,
+    /// For each entry, whether this process has brought in all pages of it that exist: whoever
+    /// reads them was seen.
+    pub(super) judged: Vec<bool>,
+}
+
+/// Loads the entries of an older recording.
+pub(super) fn load_ahead(old: Option<SavedPages>, threads_max: u16, cancel: &AtomicBool) -> LoadedAhead {
+    let files = old.map_or_else(Vec::new, |old| renewed(old, &Profile::built_in()).files);
+    let width = if bytes_of(&files) < WORTH_BYTES { 0 } else { wide(&files) };
+    let threads = width.min(threads_max);
+    let loading = Loading {
+        next: Mutex::default(),
+        unjudged: files.iter().map(|_| AtomicBool::new(false)).collect(),
+        requests: usize::from(width.div_ceil(threads.max(1))),
+        files,
+        room: room_ahead(),
+        reserved: AtomicU64::new(0),
+        bytes: AtomicU64::new(0),
+        cancel,
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads {
+            if Builder::new().spawn_scoped(scope, || loading.work()).is_err() {
+                // The threads that there are do the work.
+                break;
+            }
+        }
+        if threads > 0 {
+            loading.work();
+        }
+    });
+    loading.into_loaded()
+}
+
+/// Entries that several threads load.
+struct Loading<'a> {
+    files: Vec<SavedFile>,
+    next: Mutex<RequestCursor>,
+    /// For each entry, whether a part of it was resident before, or not loaded.
+    unjudged: Vec<AtomicBool>,
+    /// Requests that a thread makes at once.
+    requests: usize,
+    /// The bytes that may be loaded.
+    room: u64,
+    /// Those that were loaded, and those that are on their way.
+    reserved: AtomicU64,
+    bytes: AtomicU64,
+    cancel: &'a AtomicBool,
+}
+
+impl Loading<'_> {
+    fn work(&self) {
+        let options = WarmOptions { width: 1, ..exactly() };
+        let mut open: Option<(usize, Option<InspectedFile>)> = None;
+        while !self.cancel.load(Ordering::Relaxed) {
+            let taken = lock(&self.next).take(&self.files, self.requests);
+            let Some((index, ranges)) = taken else { break };
+            let path = &self.files[index].path;
+            let file = match open.take() {
+                Some((last, file)) if self.files[last].path == *path => file,
+                _ => InspectedFile::open(path, Links::RefuseAll).ok(),
+            };
+            let wanted = ranges.iter().map(|range| range.end - range.start).sum::<u64>();
+            let is_room =
+                self.reserved.fetch_add(wanted, Ordering::Relaxed).saturating_add(wanted) <= self.room;
+            let load = |file| warm_extents(file, &ranges, &options, &|_| {}, self.cancel).ok();
+            let report = file.as_ref().filter(|_| is_room).and_then(load);
+            self.note(index, wanted, report);
+            if !is_room {
+                break;
+            }
+            open = Some((index, file));
+        }
+    }
+
+    fn note(&self, index: usize, wanted: u64, report: Option<WarmReport>) {
+        let loaded = report.map_or(0, |report| report.loaded);
+        self.reserved.fetch_sub(wanted.saturating_sub(loaded), Ordering::Relaxed);
+        self.bytes.fetch_add(loaded, Ordering::Relaxed);
+        if report.is_none_or(|it| it.cancelled || it.resident_before != Some(0)) {
+            self.unjudged[index].store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn into_loaded(self) -> LoadedAhead {
+        let taken = ignore_poison(self.next.into_inner()).entry;
+        let is_judged = |(index, unjudged): (usize, AtomicBool)| index < taken && !unjudged.into_inner();
+        let judged = self.unjudged.into_iter().enumerate().map(is_judged).collect();
+        LoadedAhead { was_begun: true, bytes: self.bytes.into_inner(), files: self.files, judged }
+    }
+}
+
+/// The first page that no thread has taken.
+#[derive(Debug, Default)]
+struct RequestCursor {
+    entry: usize,
+    extent: usize,
+    /// The pages of the extent that were taken.
+    pages: u64,
+}
+
+impl RequestCursor {
+    /// Takes at most this many requests of one entry; returns its index, and ranges in bytes.
+    fn take(&mut self, files: &[SavedFile], requests: usize) -> Option<(usize, Vec<Range<u64>>)> {
+        let page = pagekeeper_kernel::page_size();
+        let mut ranges = Vec::new();
+        while let Some(file) = files.get(self.entry) {
+            let index = self.entry;
+            while let Some(extent) = file.extents.get(self.extent).filter(|_| ranges.len() < requests) {
+                let start = extent.start + self.pages;
+                let end = extent.end.min(start + (REQUEST_BYTES / page).max(1));
+                ranges.push(start.saturating_mul(page)..end.saturating_mul(page));
+                (self.extent, self.pages) =
+                    if end < extent.end { (self.extent, end - extent.start) } else { (self.extent + 1, 0) };
+            }
+            if self.extent >= file.extents.len() {
+                (self.entry, self.extent) = (self.entry + 1, 0);
+            }
+            if !ranges.is_empty() {
+                return Some((index, ranges));
+            }
+        }
+        None
+    }
+}
+
+pub(super) fn bytes_of(files: &[SavedFile]) -> u64 {
+    files
+        .iter()
+        .map(SavedFile::resident_pages)
+        .fold(0, u64::saturating_add)
+        .saturating_mul(pagekeeper_kernel::page_size())
+}
+
+/// Returns the bytes that may be loaded: half of what the host has available and of what the memory
+/// cgroup leaves, which pays for the pages. The other half is for the command.
+fn room_ahead() -> u64 {
+    let roots = SysRoots::default();
+    let available = MemInfo::read(&roots).map_or(u64::MAX, |memory| memory.available);
+    let group = MemoryCgroup::of(&roots, std::process::id()).ok().flatten();
+    available.min(group.and_then(|group| room_in(&group)).unwrap_or(u64::MAX)) / 2
+}
+
+/// Returns options that read exactly the pages of a recording.
+pub(super) fn exactly() -> WarmOptions {
+    WarmOptions { method: WarmMethod::ReadAhead, ..WarmOptions::default() }
+}
+
+/// Returns the requests that keep the disk of these files busy: its measured width.
+pub(super) fn wide(files: &[SavedFile]) -> u16 {
+    let largest = files.iter().max_by_key(|file| file.size).and_then(|file| file.path.parent());
+    largest.and_then(measured_width).unwrap_or(WIDTH_UNKNOWN).max(1)
+}
+
+fn measured_width(directory: &Path) -> Option<u16> {
+    let width = disks::saved(directory).ok()??.width()?;
+    u16::try_from(width).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::single_range_in_vec_init, reason = "lists of ranges, some of one")]
+
+    use pagekeeper_kernel::Inode;
+    use pagekeeper_observe::saved_pages::SavedTime;
+
+    use super::*;
+
+    fn entry(extents: &[Range<u64>]) -> SavedFile {
+        let time = SavedTime { seconds: 1, nanos: 0 };
+        let (inode, extents) = (Inode { dev: 1, ino: 1 }, extents.to_vec());
+        SavedFile { path: "/a".into(), inode, size: 1 << 30, changed: time, last_used: time, extents }
+    }
+
+    #[test]
+    fn requests_are_handed_out_in_order_and_no_more_than_asked_for() {
+        let page = pagekeeper_kernel::page_size();
+        let most = REQUEST_BYTES / page;
+        let files = [entry(&[0..1, 4..5 + 2 * most, 900..901]), entry(&[]), entry(&[7..8])];
+        let mut cursor = RequestCursor::default();
+        let mut taken = Vec::new();
+        while let Some((index, ranges)) = cursor.take(&files, 2) {
+            let pages = ranges.into_iter().map(|range| range.start / page..range.end / page);
+            taken.push((index, pages.collect::<Vec<_>>()));
+        }
+        let long = [4..4 + most, 4 + most..4 + 2 * most, 4 + 2 * most..5 + 2 * most];
+        let [first, second, third] = long;
+        let expected =
+            [(0, vec![0..1, first]), (0, vec![second, third]), (0, vec![900..901]), (2, vec![7..8])];
+        assert_eq!(taken, expected);
+        assert_eq!(cursor.entry, files.len());
+    }
+}
