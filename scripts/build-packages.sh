@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # Builds the packages for users, for x86-64 and aarch64, in target/packages: a Debian package, an rpm, a static program
 # with its manuals, the same as a wheel and an npm package, Debian packages of the libraries, a container image for both
-# processors, the Helm chart, the list of linked components (CycloneDX), and SHA256SUMS of all. ARGS or the arguments name architectures as Debian does (amd64, arm64); without them, both are
-# built.
+# processors, the Helm chart, the list of linked components (CycloneDX), and SHA256SUMS of all. ARGS or the arguments
+# name architectures as Debian does (amd64, arm64); without them, both are built.
 #
 # All packages contain one program per processor (scripts/packaging/build.sh), laid out by scripts/install.sh. The same
 # source gives the same bytes in any directory: times are those of the last commit (SOURCE_DATE_EPOCH), and the names of
 # the build directories are left out. Compilers and packing tools must have the same versions, too.
 #
 # PROGRAMS is a directory with programs of an earlier build, by architecture; they are not built again, and without
-# libraries beside them there are no packages of these. PACKAGE_REVISION
-# (1) follows the version; increase it to build a package again. GUARD_TOML replaces deploy/guard.toml as the
-# guard's configuration. DEBFULLNAME and DEBEMAIL name the builder.
+# libraries beside them there are no packages of these. PACKAGE_REVISION (1) follows the version; increase it to build a
+# package again. GUARD_TOML replaces deploy/guard.toml as the guard's configuration. DEBFULLNAME and DEBEMAIL name the
+# builder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")

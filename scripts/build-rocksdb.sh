@@ -2,8 +2,8 @@
 # build-rocksdb.sh DIRECTORY [LIBRARY] — builds librocksdb_pagekeeper.so in a directory, against the installed RocksDB
 # headers.
 #
-# LIBRARY is the C library, as for scripts/build-capi.sh; CXXFLAGS replaces "-O2 -g". Needs Rust, a C++ compiler and RocksDB's headers (Debian: g++
-# librocksdb-dev).
+# LIBRARY is the C library, as for scripts/build-capi.sh; CXXFLAGS replaces "-O2 -g". Needs Rust, a C++ compiler and
+# RocksDB's headers (Debian: g++ librocksdb-dev).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 to=${1:?a directory to build it in}

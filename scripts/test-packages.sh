@@ -213,7 +213,7 @@ echo "the Debian package: installed, upgraded, removed and purged in a clean Deb
 cp "$packages"/{libpagekeeper0,libpagekeeper-dev,pagekeeper-sqlite}_*_"$own".deb "$root/tmp/"
 inside sh -c 'dpkg --install /tmp/*.deb' </dev/null >"$test/dpkg.log" 2>&1 || { cat "$test/dpkg.log" >&2 && fail "dpkg didn't install the libraries"; }
 there /usr/include/pagekeeper.h /usr/lib/libpagekeeper.so.0 /usr/lib/libpagekeeper.a /usr/lib/pkgconfig/pagekeeper.pc /usr/lib/pagekeeper/pagekeeper_sqlite.so
-inside ldconfig --print-cache | grep --quiet 'libpagekeeper.so.0 ' || fail "the loader does not find the C library"
+inside ldconfig --print-cache | grep 'libpagekeeper.so.0 ' >/dev/null || fail "the loader does not find the C library"
 inside dpkg --purge libpagekeeper-dev libpagekeeper0 pagekeeper-sqlite >/dev/null
 rm "$root"/tmp/*.deb
 files >"$test/after"

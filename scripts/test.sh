@@ -11,6 +11,7 @@ cargo=${CARGO:-cargo}
 # Groups of tests run in parallel, each in its own process group, which ends with this script.
 set -m
 logs=$(mktemp --directory)
+touch "$logs/times"
 declare -A beside=()
 status=0
 
@@ -35,7 +36,8 @@ end() {
     local group
     for group in "${!beside[@]}"; do
         kill -- "-$group" 2>/dev/null || true
-        shown "$logs/${beside[$group]}"
+        # The group may not have begun.
+        shown "$logs/${beside[$group]}" || true
     done
     # After an early end, a group that was still running has no status.
     [ "${#beside[@]}" -eq 0 ] || cat "$logs/times"

@@ -54,7 +54,8 @@ echo "the static program: runs in an empty root, and loads its library into prog
 # --- The wheel and the npm package, installed from their files alone.
 scripts/packages.sh "the wheel: python3-pip" "the npm package: npm"
 wheel=$(compgen -G "$packages/pagekeeper-$version-py3-none-*_$machine.whl")
-python3 -m pip install --quiet --no-index --no-deps --root-user-action ignore --prefix "$test/pip" "$wheel"
+# Debian's own Python would install into local/ below the prefix.
+DEB_PYTHON_INSTALL_LAYOUT=deb_system python3 -m pip install --quiet --no-index --no-deps --root-user-action ignore --prefix "$test/pip" "$wheel"
 npm install --silent --offline --global --prefix "$test/npm" "$packages/pagekeeper-$version-$machine-npm.tgz"
 for installed in "$test/pip" "$test/npm"; do
     [ "$("$installed/bin/pagekeeper" -V)" = "pagekeeper $version" ] || fail "$installed/bin/pagekeeper does not run"

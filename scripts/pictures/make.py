@@ -4,9 +4,9 @@
 crates    the crates and their imports, by cargo
 log       a log with its writer and a reader that lags, under the guard
 beside    commits beside a copy to the same disk: plain, and under `run` (on a machine at rest; needs `make bench` before)
-mariadb   a MariaDB under load, without and with the guard: memory of its logs, residency of its files, `top` and `doctor`
+mariadb   a MariaDB under load, without and with the guard: memory of its logs, residency of its files, and `doctor`
 
-Servers run in a directory of their own, which is removed. Needs mariadbd, sysbench and tmux for `mariadb`.
+Servers run in a directory of their own, which is removed. Needs mariadbd and sysbench for `mariadb`.
 """
 import contextlib
 import json
@@ -178,17 +178,6 @@ time.sleep(600)
         while not os.path.exists(path) or os.path.getsize(path) < size:
             time.sleep(0.05)
 
-    def screen(self, command, columns, rows, awaited):
-        """What a program shows on a terminal, some seconds after a word is there."""
-        tmux = ["tmux", "-S", os.path.join(self.home, "tmux"), "-f", "/dev/null"]
-        subprocess.run([*tmux, "new-session", "-d", "-x", str(columns), "-y", str(rows), command], check=True)
-        shown = ""
-        while awaited not in shown:
-            time.sleep(4)
-            shown = subprocess.run([*tmux, "capture-pane", "-p"], check=True, stdout=subprocess.PIPE, text=True).stdout
-        subprocess.run([*tmux, "kill-server"], check=True)
-        return shown
-
     def mariadb(self):
         data, run = os.path.join(self.home, "mysql"), os.path.join(self.home, "run")
         os.mkdir(run)
@@ -201,8 +190,10 @@ time.sleep(600)
                   "--innodb-buffer-pool-size=64M", "--sync-binlog=1"]
         load = ["sysbench", "oltp_write_only", f"--mysql-socket={socket}", "--mysql-user=root", "--mysql-db=load", "--db-ps-mode=disable",
                 "--tables=4", "--table-size=50000", "--threads=4"]
-        with running(*server):
+        with running(*server) as process:
             while not os.path.exists(socket):
+                if process.poll() is not None:
+                    sys.exit("mariadbd ended at its start")
                 time.sleep(0.2)
             subprocess.run(["mariadb", f"--socket={socket}", "-uroot", "-e", "CREATE DATABASE `load`"], check=True)
             subprocess.run([*load, "prepare"], check=True, stdout=subprocess.DEVNULL)
@@ -215,10 +206,8 @@ time.sleep(600)
                 with running(self.pagekeeper, "guard", "--pid", pid, stdout=subprocess.DEVNULL):
                     held += [self.logs_held(data) for _ in self.each_second(HALF_SECONDS)]
                     after = self.residency(data)
-                    shown = self.screen(f"{self.pagekeeper} top {data}", 130, 22, "binlog")
                 queries.send_signal(signal.SIGTERM)
                 said = queries.stdout.read()
-        svg.terminal(self.path("top"), "pagekeeper top /srv/mysql", shown.replace(self.home, "/srv"))
         svg.terminal(self.path("doctor"), f"pagekeeper doctor --pid {pid} --duration 10s", report.replace(self.home, "/srv"))
         rates = [(number, float(row.split("qps: ")[1].split()[0])) for number, row in enumerate(row for row in said.split("\n") if "qps: " in row)]
         self.memory(held, rates[: len(held)])

@@ -1,7 +1,6 @@
 //! The doctor beside a real `MariaDB` that fits its memory cgroup until `cat` reads a file there
 //! again and again: page cache of the file pushes the idle server into swap. The doctor names the
-//! program, and with each of two fixes that it names less of the server goes to swap, in figures
-//! before and after.
+//! program and two fixes. With each of them less of the server goes to swap.
 //!
 //! Needs root, Debian's `mariadb-server` and a memory cgroup; skips with a sentence otherwise, and
 //! where the kernel refuses swap on a file. The swap file is there for the test alone, and only the
@@ -9,6 +8,7 @@
 
 use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -37,14 +37,15 @@ const FILE_BYTES: u64 = 160 * MIB;
 const PASSES: usize = 12;
 const SWAP_BYTES: u64 = 256 * MIB;
 const WATCH_DURATION: &str = "8s";
-/// The doctor has looked at the server by then.
+/// The time after which the doctor has inspected the server.
 const LOOKED: Duration = Duration::from_secs(3);
-/// Growth that the doctor reports as a warning, at least.
+/// The least growth that the doctor reports as a warning.
 const GROWN_BYTES_MIN: u64 = 16 * MIB;
 const ATTEMPTS_MAX: usize = 3;
 
 /// Swap on a file. A shell takes it off when its input ends: when this value is dropped, or the
-/// test is killed.
+/// test is killed. The shell is in a group of its own, so that a signal to the test's group, as by
+/// Ctrl-C, does not end it before that.
 struct SwapFile {
     path: PathBuf,
     keeper: Child,
@@ -60,7 +61,7 @@ impl SwapFile {
         let script = "mkswap \"$0\" >&2 && swapon \"$0\" && { echo on; cat; exec swapoff \"$0\"; }";
         let mut command = Command::new("sh");
         command.args(["-c", script]).arg(&path).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut keeper = command.stderr(Stdio::null()).spawn().expect("start a shell");
+        let mut keeper = command.stderr(Stdio::null()).process_group(0).spawn().expect("start a shell");
         let mut line = String::new();
         let output = keeper.stdout.take().expect("its output");
         BufReader::new(output).read_line(&mut line).expect("read its output");
@@ -75,9 +76,11 @@ impl Drop for SwapFile {
         drop(self.keeper.stdin.take());
         let _ = self.keeper.wait();
         let swaps = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
-        if swaps.contains(&*self.path.to_string_lossy()) {
+        let is_left = swaps.contains(&*self.path.to_string_lossy());
+        if is_left {
             eprintln!("{} is left in use as swap", self.path.display());
         }
+        assert!(!is_left || std::thread::panicking(), "swap is left on");
     }
 }
 
@@ -97,7 +100,7 @@ fn start(directory: &Path, group: &MemoryGroup) -> Server {
     server.execute("CREATE TABLE d.t (id INT PRIMARY KEY, v VARBINARY(1000)) ENGINE=InnoDB");
     server
         .execute("SET sql_log_bin=0; INSERT INTO d.t SELECT seq, RANDOM_BYTES(1000) FROM d.seq_1_to_100000");
-    // What it touched before it entered the group counts elsewhere.
+    // Pages that it touched before it entered the group are charged elsewhere.
     group.set_limit(group.anonymous() + SPARE_BYTES);
     server
 }
@@ -130,7 +133,7 @@ fn beside(server: &Server, group: &MemoryGroup, starter: &[OsString], file: &Pat
     (doctor_report::of(&outcome), grown)
 }
 
-/// Does what a fix says, or takes it back.
+/// Runs the act of a fix, or its undo.
 fn shell(act: &str) {
     assert!(Command::new("sh").args(["-c", act]).status().expect("start a shell").success(), "{act}");
 }

@@ -18,7 +18,7 @@ use crate::scratch::StopRequest;
 /// Returns the directory of sockets: beside the disk, which has none.
 fn sockets(dir: &Path) -> Result<PathBuf> {
     let directory = dir.ancestors().nth(2).context("it is below the scratch directory")?.join("sockets");
-    // Of any server's user.
+    // The user of each server makes its socket here.
     run_program(Command::new("install").args(["-d", "-m", "1777"]).arg(&directory))?;
     Ok(directory)
 }

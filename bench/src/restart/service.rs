@@ -1,7 +1,8 @@
 //! A service whose restart is measured, and its process.
 //!
-//! Invariants: a service is killed, never stopped; it ends with its handle, and with the thread that
-//! started it. Fails with the program's status.
+//! Invariants: a service is killed, never stopped, unless it is a program that ends by itself
+//! (`db_bench`). It ends with its handle, and with the thread that started it. Fails with the
+//! program's status.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{BufRead as _, BufReader, Write as _};

@@ -6,6 +6,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
+use pagekeeper_text::unescaped_bytes;
 use rustix::fs::{major, makedev, minor};
 
 use crate::process::ProcRoot;
@@ -74,8 +75,8 @@ pub struct FlushCounter(File);
 
 impl FlushCounter {
     /// Opens the counts of the disk with the number `dev`, as in `st_dev`. `sys` is the mount point
-    /// of sysfs. Returns `None` for another number, and before Linux 5.5, which does not count
-    /// (Linux documentation, block/stat).
+    /// of sysfs. Returns `None` for a number that is not a block device's, and before Linux 5.5,
+    /// which does not count (Linux documentation, block/stat). The counts of a partition stay 0.
     ///
     /// ```
     /// use std::os::unix::fs::MetadataExt;
@@ -97,7 +98,7 @@ impl FlushCounter {
     pub fn counts(&self) -> Option<FlushCounts> {
         let mut text = [0; 512];
         let length = self.0.read_at(&mut text, 0).ok()?;
-        let text = std::str::from_utf8(text.get(..length)?).ok()?;
+        let text = unescaped_bytes(text.get(..length)?);
         let mut fields = text.split_ascii_whitespace().skip(15).map(|field| field.parse().ok());
         Some(FlushCounts { done: fields.next()??, waited_ms: fields.next()?? })
     }

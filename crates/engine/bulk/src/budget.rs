@@ -5,8 +5,8 @@
 //! writeback of the oldest step of any writer, so an idle writer blocks nobody. At most as many
 //! bytes as the [`Pacer`] allows are in flight. If a step took longer than on an idle disk, a pause
 //! follows. A commit of a log on the same disk therefore waits for one piece, not for the whole
-//! output. While others sync on the disk, each piece is followed by a pause ([`OthersSyncs`]). A direct
-//! step is in flight from its admission to its completion ([`DirectStep`]).
+//! output. While others sync on the disk, each piece is followed by a pause ([`OthersSyncs`]). A
+//! direct step is in flight from its admission to its completion ([`DirectStep`]).
 //!
 //! Invariants:
 //! - A budget belongs to one process, since a forked child never sees its parent's writes end.

@@ -1,12 +1,12 @@
-//! Syncs of others on the disks of a budget, from the kernel's counts of flush requests. Anybody may
-//! read these.
+//! Syncs of others on the disks of a budget, from the kernel's counts of flush requests. Anybody
+//! may read these.
 //!
 //! Output leaves a share of the disk to whoever syncs ([`DiskContention`]). Without the counts, or
 //! on a disk without a write cache, which gets no flush requests, only the duration of the pieces
 //! shows whether somebody waits.
 //!
-//! Invariants: a look in which a bulk writer of this budget synced does not count. Nothing here
-//! fails.
+//! Invariants: a look in which a bulk writer of this budget synced does not count, nor the first
+//! one after a long time. Nothing here fails.
 
 use std::path::Path;
 use std::sync::Mutex;
@@ -15,8 +15,10 @@ use std::time::{Duration, Instant};
 use pagekeeper_kernel::{FlushCounter, FlushCounts, mutex};
 use pagekeeper_policy::disk_contention::{DiskContention, OthersRequests, YieldShare};
 
-/// Time between two looks at the counts.
+/// Minimum time between two looks at the counts.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+/// A look that comes later than this after the last one says nothing about now.
+const LOOK_AGE_MAX: Duration = Duration::from_secs(1);
 
 /// Follows the syncs of others on some disks.
 pub(crate) struct OthersSyncs {
@@ -28,7 +30,7 @@ struct SyncsSeen {
     counts: FlushCounts,
     at: Instant,
     contention: DiskContention,
-    /// Own syncs that go on, and whether one has ended since the last look.
+    /// Own syncs in progress, and whether one has ended since the last look.
     own: usize,
     own_ended: bool,
 }
@@ -73,7 +75,7 @@ impl SyncsSeen {
     fn look(&mut self, counts: FlushCounts, passed: Duration) {
         let before = std::mem::replace(&mut self.counts, counts);
         self.at += passed;
-        if std::mem::take(&mut self.own_ended) || self.own > 0 {
+        if std::mem::take(&mut self.own_ended) || self.own > 0 || passed > LOOK_AGE_MAX {
             return;
         }
         let done = counts.done.saturating_sub(before.done);
@@ -117,6 +119,16 @@ mod tests {
             look_at(&syncs, 0);
         }
         assert!(syncs.share().is_none());
+    }
+
+    #[test]
+    fn a_look_after_a_long_time_says_nothing() {
+        let syncs = OthersSyncs::on(&[]);
+        let counts = FlushCounts { done: 1000, waited_ms: 2000 };
+        mutex::lock(&syncs.state).look(counts, LOOK_AGE_MAX * 2);
+        assert!(syncs.share().is_none());
+        look_at(&syncs, 5);
+        assert!(!syncs.share().is_none());
     }
 
     #[test]

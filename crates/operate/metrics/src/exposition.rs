@@ -18,7 +18,6 @@ use crate::host::PRESSURE_RESOURCES;
 use crate::names::DatabaseName;
 use crate::state::{MetricFigures, TraceStatus};
 use crate::totals::{FileTotals, ReleaseTotals, TaskWaits};
-use crate::web::headers::ExpositionFormat;
 
 /// Families of the host that `node_exporter` has as well. The shipped alerts need none of them.
 pub(crate) const NODE_EXPORTER_FAMILIES: [&str; 5] = [
@@ -265,6 +264,7 @@ pub(crate) fn level_label(level: TraceLevel) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::web::headers::ExpositionFormat;
 
     use std::collections::BTreeMap;
 

@@ -167,7 +167,7 @@ impl fmt::Display for TraceSource {
 
 #[derive(Debug)]
 enum CountReader {
-    // Boxed: by far the largest.
+    // This variant is boxed, since it is by far the largest.
     Bpf(Box<BpfSource>),
     Polling(PollingSource),
 }
@@ -231,7 +231,6 @@ impl Tracer {
     }
 
     /// Returns the counts since the start or the last [`Self::take`].
-    ///
     pub fn snapshot(&mut self) -> Result<TraceCounts, TraceError> {
         match &mut self.reader {
             CountReader::Bpf(reader) => reader.read(&mut self.sums)?,

@@ -415,7 +415,7 @@ fn requests_to_the_disk_are_counted() {
     let reads = reads.unwrap_or_else(|| panic!("{:?}", counts.block));
     // A completion interrupts whatever runs, including other programs. Then it counts as
     // skipped, in some cases only after a minute. The whole machine's requests to its disks may
-    // also exceed the buffer.
+    // also exceed the table.
     let unfinished = match &tracer.reader {
         CountReader::Bpf(source) => source.drop_unfinished(u64::MAX).unwrap(),
         CountReader::Polling(_) => 0,

@@ -1,7 +1,7 @@
 {{/* Labels by which the DaemonSet, the PodMonitor and the NetworkPolicy select the pods. */}}
 {{- define "pagekeeper.selectorLabels" -}}
-app.kubernetes.io/name: {{ .Values.name }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ .Values.name | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{/* Labels that Kubernetes recommends for every object. */}}

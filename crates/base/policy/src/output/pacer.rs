@@ -7,13 +7,11 @@
 //!
 //! The price of a piece is a low quantile of the times of recent pieces. A piece that took longer
 //! than its price is evidence that somebody else waits, and is followed by a pause of twice its
-//! time, unless the kernel's counts show nobody ([`OtherUsers`]). If others are known to be there by their requests ([`Pacer::others`]), each piece is
-//! followed by a pause of their share instead, and by one that keeps to a rate at which the disk
-//! does not stall (additive increase, multiplicative decrease). A piece is as long as the disk
-//! writes in
-//! [`PIECE_NS`]. A disk that is slow per request but serves many in parallel ("wide")
-//! gets longer
-//! pieces, as far as these make it faster.
+//! time, unless the kernel's counts show nobody ([`OtherUsers`]). If others are known to be there by
+//! their requests ([`Pacer::others`]), each piece is followed by a pause of their share instead, and
+//! by one that keeps to a rate at which the disk does not stall (additive increase, multiplicative
+//! decrease). A piece is as long as the disk writes in [`PIECE_NS`]. A disk that is slow per request
+//! but serves many in parallel ("wide") gets longer pieces, as far as these make it faster.
 //!
 //! Invariants: a piece is never shorter than [`PIECE_MIN`] or longer than [`WIDE_PIECE_MAX`]. No
 //! pause is longer than [`PAUSE_MAX_NS`]. Any mixture of the words of two pacers is a valid pacer.

@@ -30,7 +30,7 @@ struct OthersOnDisk {
 }
 
 impl OthersOnDisk {
-    fn is_quiet(&self) -> bool {
+    fn is_quiet(self) -> bool {
         self.share.is_none() && self.users != OtherUsers::Unknown
     }
 }
@@ -45,8 +45,10 @@ struct DiskPlace {
 
 #[derive(Default)]
 struct KnownDisks {
-    /// What is known of others on each disk; `None` if requests can't be counted.
-    others: Option<HashMap<u64, OthersOnDisk>>,
+    /// What is known of others on each disk.
+    others: HashMap<u64, OthersOnDisk>,
+    /// Whether requests are counted: the last look at the counts succeeded.
+    is_counted: bool,
     /// The place of each device, read once: each written part needs it. `None` if it is not known.
     places: HashMap<u64, Option<DiskPlace>>,
 }
@@ -62,13 +64,13 @@ impl KnownDisks {
     }
 
     fn all(&self, is_so: impl Fn(&OthersOnDisk) -> bool) -> bool {
-        self.others.iter().flat_map(HashMap::values).all(is_so)
+        self.others.values().all(is_so)
     }
 
     /// Returns what is known of others on a disk; nobody has used one that is not listed.
     fn on(&self, place: DiskPlace) -> OthersOnDisk {
         let unused = OthersOnDisk { share: YieldShare::NONE, users: OtherUsers::None };
-        self.others.as_ref().and_then(|others| others.get(&place.disk)).copied().unwrap_or(unused)
+        self.others.get(&place.disk).copied().unwrap_or(unused)
     }
 }
 
@@ -91,14 +93,14 @@ impl DiskShares {
     /// known, as for btrfs, those on any disk count. Requests to a server are not known.
     pub(crate) fn users(&self, file: &EventFile) -> OtherUsers {
         let mut known = lock(&self.0);
-        if known.others.is_none() {
+        if !known.is_counted {
             return OtherUsers::Unknown;
         }
         match known.place(file.dev) {
             Some(place) if !place.is_stacked => known.on(place).users,
             None if file.subvolume.is_none() => OtherUsers::Unknown,
             _ if known.all(|others| others.users == OtherUsers::None) => OtherUsers::None,
-            _ if known.all(OthersOnDisk::is_quiet) => OtherUsers::Few,
+            _ if known.all(|others| others.is_quiet()) => OtherUsers::Few,
             _ => OtherUsers::Unknown,
         }
     }
@@ -108,23 +110,13 @@ impl DiskShares {
         lock(&self.0).place(device).map(|place| place.disk)
     }
 
-    /// Records that requests are counted from now on.
-    fn begin(&self) {
-        lock(&self.0).others.get_or_insert_default();
-    }
-
-    /// Records that requests are no longer counted.
-    fn forget_users(&self) {
-        let mut known = lock(&self.0);
-        known
-            .others
-            .iter_mut()
-            .flat_map(HashMap::values_mut)
-            .for_each(|disk| disk.users = OtherUsers::Unknown);
+    /// Records whether requests are counted from now on.
+    fn set_counted(&self, is_counted: bool) {
+        lock(&self.0).is_counted = is_counted;
     }
 
     fn set(&self, disk: u64, others: OthersOnDisk) {
-        lock(&self.0).others.get_or_insert_default().insert(disk, others);
+        lock(&self.0).others.insert(disk, others);
     }
 }
 
@@ -156,7 +148,7 @@ impl DiskTurns {
     /// Returns `None` if requests can't be counted.
     pub(crate) fn new(events: &PageEvents, shares: DiskShares, pace: StreamPace) -> Option<Self> {
         let source = DiskUse::open(events).ok()?;
-        shares.begin();
+        shares.set_counted(true);
         Some(Self {
             source,
             shares,
@@ -191,10 +183,11 @@ impl DiskTurns {
     pub(crate) fn look(&mut self, now: Duration) -> &BTreeSet<u32> {
         if now >= self.next_look() {
             if let Ok(window) = self.source.take() {
+                self.shares.set_counted(true);
                 self.take_in(&window, now);
             } else {
                 self.held.clear();
-                self.shares.forget_users();
+                self.shares.set_counted(false);
             }
         }
         &self.held

@@ -26,7 +26,8 @@ pub(super) const WORTH_BYTES: u64 = 4 << 20;
 const WIDTH_UNKNOWN: u16 = 64;
 /// The most threads that load.
 pub(super) const THREADS_MAX: u16 = 128;
-/// The same beside a command, whose limits of processes these threads count against.
+/// The most threads that load beside a command, whose limits of processes these threads count
+/// against.
 pub(super) const THREADS_BESIDE_MAX: u16 = 32;
 /// The most bytes of a request: the kernel cuts one off near `read_ahead_kb`, 128 by default.
 const REQUEST_BYTES: u64 = 128 << 10;
@@ -48,11 +49,13 @@ pub(super) struct LoadedAhead {
 pub(super) fn load_ahead(old: Option<SavedPages>, threads_max: u16, cancel: &AtomicBool) -> LoadedAhead {
     let files = old.map_or_else(Vec::new, |old| renewed(old, &Profile::built_in()).files);
     let width = if bytes_of(&files) < WORTH_BYTES { 0 } else { wide(&files) };
-    let threads = width.min(threads_max);
+    // All threads together make at most `width` requests at a time.
+    let requests = width.div_ceil(threads_max).max(1);
+    let threads = width / requests;
     let loading = Loading {
         next: Mutex::default(),
         unjudged: files.iter().map(|_| AtomicBool::new(false)).collect(),
-        requests: usize::from(width.div_ceil(threads.max(1))),
+        requests: requests.into(),
         files,
         room: room_ahead(),
         reserved: AtomicU64::new(0),
@@ -83,7 +86,7 @@ struct Loading<'a> {
     requests: usize,
     /// The bytes that may be loaded.
     room: u64,
-    /// Those that were loaded, and those that are on their way.
+    /// The bytes that were loaded, and those that are on their way.
     reserved: AtomicU64,
     bytes: AtomicU64,
     cancel: &'a AtomicBool,

@@ -3,7 +3,7 @@
 //!
 //! A read of a resident page takes the kernel about a microsecond, so most programs end at once:
 //! they load fields by their types, without a call, and first ask whether the page is in the sample.
-//! Only one in [`COUNTED_ACCESSES`] of the other short accesses is counted, for that many.
+//! Only one in [`COUNTED_ACCESSES`] short accesses is counted, for that many.
 //!
 //! Invariants: accesses and additions count if their process is followed, or their file is below
 //! one of the directories. Removals and writes are recorded whoever causes them. Only regular files
@@ -21,9 +21,9 @@ use crate::page_events::btf::{Btf, BtfError};
 use crate::page_events::layout::{LOST_PAGES, StructOffsets, record_kind};
 use crate::sys::Instruction;
 
-/// Of short accesses to pages that are not in the sample, one in so many is counted; a power of two.
+/// One in this many short accesses is counted, in the sample or not; a power of two.
 const COUNTED_ACCESSES: i32 = 16;
-/// From this number of pages on each access is counted.
+/// Each access to at least this many pages is counted.
 const LONG_ACCESS_PAGES: i32 = 16;
 /// The number of counters, a power of two: processors have one each, up to that number.
 pub(in crate::page_events) const ACCESS_COUNTERS: u32 = 64;
