@@ -37,6 +37,9 @@ bool is_table(const std::string& path) {
 // Marks a log to be kept, from OptimizeForLogWrite() to NewWritableFile().
 const char* const kKeepLog = "pagekeeper.keep_log";
 
+// Bytes that a compaction reads ahead, unless the database's options have a number.
+constexpr size_t kCompactionReadAhead = 2 << 20;
+
 // A file of the target file system. Its reads are never asynchronous: Poll() could not handle their handles.
 class TargetReader : public rocksdb::FSRandomAccessFileOwnerWrapper {
  public:
@@ -133,6 +136,13 @@ class PagekeeperFileSystem : public rocksdb::FileSystemWrapper {
   FileOptions OptimizeForLogWrite(const FileOptions& options, const rocksdb::DBOptions& db_options) const override {
     FileOptions optimized = target()->OptimizeForLogWrite(options, db_options);
     if (db_options.recycle_log_file_num > 0) optimized.io_options.property_bag[kKeepLog] = "1";
+    return optimized;
+  }
+
+  // Without this a compaction reads block by block, and leaves it to the kernel to read ahead.
+  FileOptions OptimizeForCompactionTableRead(const FileOptions& options, const rocksdb::ImmutableDBOptions& db_options) const override {
+    FileOptions optimized = target()->OptimizeForCompactionTableRead(options, db_options);
+    if (optimized.compaction_readahead_size == 0 && !optimized.use_mmap_reads) optimized.compaction_readahead_size = kCompactionReadAhead;
     return optimized;
   }
 

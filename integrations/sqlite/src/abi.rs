@@ -47,6 +47,7 @@ pub(crate) const FCNTL_VFSNAME: c_int = 12;
 pub(crate) const FCNTL_POWERSAFE_OVERWRITE: c_int = 13;
 pub(crate) const FCNTL_PRAGMA: c_int = 14;
 pub(crate) const FCNTL_TEMPFILENAME: c_int = 16;
+pub(crate) const FCNTL_MMAP_SIZE: c_int = 18;
 pub(crate) const FCNTL_HAS_MOVED: c_int = 20;
 pub(crate) const FCNTL_SYNC: c_int = 21;
 

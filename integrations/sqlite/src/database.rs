@@ -152,6 +152,15 @@ impl Database {
         list()?.values().find(|open| open.name.to_bytes() == database).cloned()
     }
 
+    /// Returns the open database beside which SQLite would have a file of this name.
+    pub(crate) fn of_file_beside(name: &CStr) -> Option<Arc<Self>> {
+        let is_beside = |open: &&Arc<Self>| {
+            let rest = name.to_bytes().strip_prefix(open.name.to_bytes());
+            rest.is_some_and(|rest| rest.starts_with(b"-"))
+        };
+        list()?.values().find(is_beside).cloned()
+    }
+
     /// Ends a connection. The last one leaves a plain file.
     pub(crate) fn close(self: &Arc<Self>, connection: u64) -> Result<(), Code> {
         // The parent's copy stays as it is, and only the parent may close it.

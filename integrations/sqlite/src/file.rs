@@ -135,6 +135,11 @@ impl Opened for DatabaseFile {
             // `synchronous` is off.
             abi::FCNTL_SYNC => self.sync().err().unwrap_or(abi::OK),
             abi::FCNTL_SIZE_HINT => abi::OK,
+            abi::FCNTL_MMAP_SIZE => {
+                // SAFETY: SQLite passes the address of a number, and shows what is in it.
+                unsafe { *argument.cast::<i64>() = 0 };
+                abi::OK
+            }
             abi::FCNTL_VFSNAME => {
                 // SAFETY: SQLite passes the address of a string that it frees.
                 unsafe { *argument.cast::<*mut c_char>() = string("pagekeeper/unix") };

@@ -274,12 +274,16 @@ unsafe extern "C" fn open(
 /// SQLite's own name (or NULL) and memory.
 unsafe fn open_file(name: *const c_char, memory: *mut File, flags: c_int) -> Result<c_int, Code> {
     let real = api().real;
+    // SAFETY: SQLite's name, if there is one.
+    let text = (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) });
+    // The database keeps the reason.
     let refused = |why: &str| {
+        if let Some(database) = text.and_then(Database::of_file_beside) {
+            return Err(database.state()?.refuse(abi::CANTOPEN, why));
+        }
         log(abi::CANTOPEN, why);
         Err(abi::CANTOPEN)
     };
-    // SAFETY: SQLite's name, if there is one.
-    let text = (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) });
     match (text, flags) {
         (Some(text), _) if flags & abi::OPEN_MAIN_DB != 0 => {
             // SAFETY: SQLite's own name, which lives as long as the file; the memory is as large as
@@ -339,9 +343,10 @@ unsafe fn open_database(
     text: &CStr,
     flags: c_int,
 ) -> Result<(DatabaseFile, c_int), Failure> {
+    // SAFETY: a name with parameters behind it, as SQLite gives it for a database.
+    let is_set = |setting: &CStr| unsafe { (api().uri_boolean)(name, setting.as_ptr(), 0) } != 0;
     for setting in [c"nolock", c"immutable"] {
-        // SAFETY: a name with parameters behind it, as SQLite gives it for a database.
-        if unsafe { (api().uri_boolean)(name, setting.as_ptr(), 0) } != 0 {
+        if is_set(setting) {
             let why = "nolock and immutable are refused: this VFS stands on the file's locks";
             return Err(Failure::cant_open(why));
         }

@@ -119,6 +119,13 @@ impl Pending {
         Ok(())
     }
 
+    /// Closes the spill file of a transaction that has all of its blocks in memory.
+    pub(crate) fn close_spill(&mut self) {
+        debug_assert!(!self.is_spilled());
+        self.spill = None;
+        self.slots = 0;
+    }
+
     /// Makes all blocks and their index durable in the spill file. Returns their number, and the
     /// index's checksum.
     pub(crate) fn seal(&mut self, path: &Path) -> io::Result<(u64, u32)> {

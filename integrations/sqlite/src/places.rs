@@ -34,12 +34,29 @@ impl Places {
     pub(crate) fn prepare(&self) -> Result<(), Failure> {
         match fs::DirBuilder::new().mode(0o700).create(&self.directory) {
             Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => self.check()?,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                self.check()?;
+                // Left by a crash during its removal.
+                let _ = fs::remove_dir_all(self.old_log());
+            }
             Err(error) => return Err(error.into()),
         }
         // The log, and the database's own name, must exist after a power cut.
         let beside = self.directory.parent().unwrap_or(Path::new("/"));
         Ok(File::open(beside)?.sync_all()?)
+    }
+
+    /// Returns the name that a log has while it is removed.
+    fn old_log(&self) -> PathBuf {
+        self.directory.join("old")
+    }
+
+    /// Removes the log of a plain and locked database. The log loses its name first, so that a
+    /// crash leaves all of it or none.
+    pub(crate) fn remove_log(&self) -> io::Result<()> {
+        fs::rename(self.log(), self.old_log())?;
+        File::open(&self.directory)?.sync_all()?;
+        fs::remove_dir_all(self.old_log())
     }
 
     /// Fails unless the directory belongs to this user alone.

@@ -21,6 +21,9 @@ pub(crate) const BLOCK: usize = 4096;
 /// [`BLOCK`] as `u64`.
 pub(crate) const BLOCK_BYTES: u64 = BLOCK as u64;
 
+/// The longest form of a block in a record, in bytes: as one range. Several ranges are shorter.
+pub(crate) const BLOCK_RECORD_MAX: u64 = BLOCK_BYTES + 14;
+
 pub(crate) type Block = [u8; BLOCK];
 
 const KIND_BLOCKS: u8 = 1;

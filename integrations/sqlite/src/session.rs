@@ -7,6 +7,9 @@
 //! * Checkpoint: the file is synced, and marked again.
 //! * End: the file is synced, and the mark is removed.
 //!
+//! The log begins small. Once it was full, or is too small for a transaction, the session ends and
+//! another begins with a larger log.
+//!
 //! Each mark has its own number. The log gets it first, with the file's length; then the file,
 //! which is synced; then the log's older records are released. This shows whether a file belongs to
 //! its log's time, and is not an earlier or later copy.
@@ -40,11 +43,14 @@ use crate::places::Places;
 use crate::real::RealFile;
 use crate::record::{self, BLOCK, BLOCK_BYTES, Block};
 
-/// The log's ring: 32 MiB.
 const LOG_FILES: u32 = 4;
-const LOG_FILE_BYTES: u64 = 8 << 20;
-/// Past this size the file is synced and the log's records are released: half of the ring.
-const CHECKPOINT_BYTES: u64 = LOG_FILES as u64 * LOG_FILE_BYTES / 2;
+/// The sizes that a log may have: 1, 8 and 32 MiB in bytes.
+const LOG_SIZES: [u64; 3] = [1 << 20, 8 << 20, 32 << 20];
+/// Past this part of the log the file is synced and the log's records are released.
+const CHECKPOINT_DIVISOR: u64 = 2;
+/// The longest record is this part of the log, so that it fits behind those that are kept. Longer
+/// transactions go through the spill file, if the disk has no room for a larger log.
+const RECORD_DIVISOR: u64 = 4;
 /// Twice the part of a transaction that is kept in memory, whose record must fit.
 const BUFFER_BYTES: usize = 2 * pending::MEMORY_BLOCKS_MAX * BLOCK;
 /// Minimum and maximum number of bytes by which a growing file is extended in advance of its
@@ -77,9 +83,7 @@ impl Failure {
     pub(crate) fn of_log(error: &LogError) -> Self {
         let code = match error {
             LogError::Io(IoError::Locked { .. }) => abi::BUSY,
-            LogError::Io(error) if error.errno() == Some(rustix::io::Errno::NOSPC.raw_os_error()) => {
-                abi::FULL
-            }
+            error if is_full(error) => abi::FULL,
             _ => abi::CANTOPEN,
         };
         Self::Refused(code, Some(error.to_string()))
@@ -93,7 +97,6 @@ impl Failure {
 pub(crate) fn options() -> RedoOptions {
     RedoLog::options()
         .files(LOG_FILES)
-        .file_bytes(LOG_FILE_BYTES)
         .buffer_bytes(BUFFER_BYTES)
         // The thread that makes a commit waits for it.
         .without_threads()
@@ -119,11 +122,29 @@ pub(crate) struct Session {
     none_beside: Vec<SideFile>,
     /// Number of commits since the beginning, for status queries.
     pub(crate) commits: u64,
+    /// Whether a checkpoint was due because the log was full.
+    was_full: bool,
+}
+
+/// Creates a log of this size, or a smaller one if the disk has no room for it.
+fn create(places: &Places, bytes: u64) -> Result<RedoLog, LogError> {
+    let of_size = |bytes: u64| options().file_bytes(bytes / u64::from(LOG_FILES)).create(places.log());
+    let smaller = LOG_SIZES.into_iter().rev().filter(|&size| size < bytes);
+    smaller.fold(of_size(bytes), |created, size| match created {
+        Err(error) if is_full(&error) => of_size(size),
+        created => created,
+    })
+}
+
+fn is_full(error: &LogError) -> bool {
+    let errno = if let LogError::Io(error) = error { error.errno() } else { None };
+    [rustix::io::Errno::NOSPC, rustix::io::Errno::DQUOT].iter().any(|full| errno == Some(full.raw_os_error()))
 }
 
 impl Session {
-    /// Begins a session. The file is marked when this returns, and unchanged if it fails.
-    pub(crate) fn begin(file: &mut RealFile, places: &Places) -> Result<Self, Failure> {
+    /// Begins a session. The file is marked when this returns, and unchanged if it fails. A log
+    /// that is created has `bytes` bytes, if there is room.
+    fn begin_with(file: &mut RealFile, places: &Places, bytes: u64) -> Result<Self, Failure> {
         let mut head: Head = [0; mark::MARK_BYTES];
         file.read(&mut head, 0)?;
         if !mark::can_be_marked(&head) {
@@ -133,12 +154,12 @@ impl Session {
         places.prepare()?;
         let log = match options().open(places.log()) {
             Err(LogError::NoLog { .. } | LogError::Unfinished { .. }) => {
-                match options().create(places.log()) {
+                match create(places, bytes) {
                     // Left by a power cut during the removal of an unfinished log, for example
                     // after a full disk: it never had a record.
                     Err(LogError::NotEmpty { .. }) => {
                         fs::remove_dir_all(places.log())?;
-                        options().create(places.log())
+                        create(places, bytes)
                     }
                     created => created,
                 }
@@ -157,6 +178,40 @@ impl Session {
         Ok(session)
     }
 
+    /// Begins a session with the smallest log.
+    pub(crate) fn begin(file: &mut RealFile, places: &Places) -> Result<Self, Failure> {
+        Self::begin_with(file, places, LOG_SIZES[0])
+    }
+
+    /// Returns the size of the log that this transaction needs, if its own is too small.
+    fn wanted_size(&self, pending: &Pending) -> Option<u64> {
+        if pending.is_spilled() {
+            return None;
+        }
+        let record = pending.in_memory().count() as u64 * record::BLOCK_RECORD_MAX;
+        let now = self.log.capacity();
+        let is_short = |size: u64| record > size / RECORD_DIVISOR;
+        let mut larger = LOG_SIZES.into_iter().filter(|&size| size > now);
+        if self.was_full || is_short(now) { larger.find(|&size| !is_short(size)) } else { None }
+    }
+
+    /// Whether the log is too small for a transaction, and may be larger.
+    pub(crate) fn is_short_for(&self, pending: &Pending) -> bool {
+        self.wanted_size(pending).is_some()
+    }
+
+    /// Ends the session, and begins another with the log that this transaction needs, or as large a
+    /// one as the disk has room for.
+    pub(crate) fn grow(self, file: &mut RealFile, pending: &Pending) -> Result<Self, Failure> {
+        let Some(bytes) = self.wanted_size(pending) else { return Ok(self) };
+        let (places, commits, none_beside) = (self.places.clone(), self.commits, self.none_beside.clone());
+        self.end(file)?;
+        places.remove_log()?;
+        let mut grown = Self::begin_with(file, &places, bytes)?;
+        (grown.commits, grown.none_beside) = (commits, none_beside);
+        Ok(grown)
+    }
+
     /// Creates a session without a mark, for a file with `size` committed and `real` actual bytes.
     pub(crate) fn new(log: RedoLog, places: &Places, size: u64, real: u64) -> Self {
         Self {
@@ -170,6 +225,7 @@ impl Session {
             head: OnceCell::new(),
             none_beside: Vec::new(),
             commits: 0,
+            was_full: false,
         }
     }
 
@@ -283,7 +339,7 @@ impl Session {
             let why = "the new first page is not a plain SQLite database".to_owned();
             return Err(Failure::Refused(abi::IOERR_WRITE, Some(why)));
         }
-        if pending.is_spilled() {
+        if pending.is_spilled() || self.is_short_for(pending) {
             return self.commit_spilled(file, pending, size);
         }
         let mut writer = record::Writer::new(size);
@@ -302,7 +358,8 @@ impl Session {
         self.append(writer.body()).map_err(|error| Failure::Final(error.to_string()))?;
         self.apply(file, pending, size).map_err(not_applied)?;
         self.whole.extend(pending.in_memory().map(|(number, _)| number));
-        if self.end - self.log.checkpoint_lsn() > CHECKPOINT_BYTES {
+        if self.log_bytes() > self.log.capacity() / CHECKPOINT_DIVISOR {
+            self.was_full = true;
             self.checkpoint(file)?;
         }
         Ok(())

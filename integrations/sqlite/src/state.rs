@@ -313,8 +313,23 @@ impl State {
         self.has_real_journal || self.journal.as_ref().is_some_and(|journal| journal.is_live)
     }
 
+    /// Gives the session a larger log, if the transaction needs one.
+    fn grow_log(&mut self, size: u64) -> Result<(), Failure> {
+        if let Some(short) = self.session.take_if(|session| session.is_short_for(&self.pending)) {
+            // The end of the session removes the file.
+            self.pending.close_spill();
+            let session = self.session.insert(short.grow(&mut self.keeper, &self.pending)?);
+            session.reserve(&mut self.keeper, size)?;
+        }
+        Ok(())
+    }
+
     fn commit(&mut self) -> Result<(), Code> {
         self.check(abi::IOERR_FSYNC)?;
+        if let Some(size) = self.size {
+            let grown = self.grow_log(size);
+            self.noted(grown).map_err(as_io_error)?;
+        }
         if let (Some(session), Some(size)) = (&mut self.session, self.size) {
             let committed = session.commit(&mut self.keeper, &mut self.pending, size);
             self.noted(committed).map_err(as_io_error)?;

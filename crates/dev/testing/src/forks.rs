@@ -44,6 +44,20 @@ pub fn forked(does: impl FnOnce() -> bool) -> ForkedChild {
     }
 }
 
+/// Forks children one after the other: as many as the environment variable `PAGEKEEPER_FORKS` says,
+/// or `forks`. Returns the number and the end of the first that does not end well.
+///
+/// # Panics
+///
+/// If fork(2) fails, or the variable is no number.
+pub fn fork_often(forks: u32, does: impl Fn() -> bool) -> Option<(u32, ChildEnd)> {
+    let forks = std::env::var("PAGEKEEPER_FORKS").map_or(forks, |forks| forks.parse().expect("a number"));
+    let ends = (0..forks).map(|nth| (nth, forked(&does).end()));
+    let bad = ends.into_iter().find(|(_, end)| *end != ChildEnd::Well);
+    println!("{forks} forks beside other threads");
+    bad
+}
+
 /// Forks like [`forked`], but by the system call alone, so that the C library does not notice.
 ///
 /// # Panics

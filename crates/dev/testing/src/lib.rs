@@ -19,7 +19,7 @@ use std::path::PathBuf;
 
 use tempfile::TempDir;
 
-pub use forks::{ChildEnd, ForkedChild, forked, forked_past_libc};
+pub use forks::{ChildEnd, ForkedChild, fork_often, forked, forked_past_libc};
 pub use grandchild::Grandchild;
 pub use hanging::HangingMount;
 pub use mounted::{FrozenFileSystem, Mounted, unmount};

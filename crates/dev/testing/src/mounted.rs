@@ -1,10 +1,13 @@
 //! File systems mounted for one test: from an image, or a tmpfs.
 
 use std::fs::File;
+use std::io::{ErrorKind, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
 use tempfile::TempDir;
 
 use crate::{disk_dir, skip};
@@ -53,6 +56,30 @@ impl Mounted {
             run(Command::new("mount").args(["-t", kind, "-o", "loop"]).arg(image).arg(point));
         }
         Some(mounted)
+    }
+
+    /// Takes all free space, in a file of this name if there is room for its inode.
+    ///
+    /// # Panics
+    ///
+    /// If that fails for another reason than a lack of space.
+    pub fn fill(&self, name: &str) {
+        let mut filler = match File::create(self.path().join(name)) {
+            Err(error) if error.kind() == ErrorKind::StorageFull => return,
+            created => created.unwrap(),
+        };
+        let (mut at, mut step) = (0, 64 << 20);
+        while step >= 4096 {
+            match rustix::fs::fallocate(&filler, FallocateFlags::empty(), at, step) {
+                Ok(()) => at += step,
+                Err(Errno::NOSPC) => step /= 2,
+                Err(errno) => panic!("{errno}"),
+            }
+        }
+        filler.seek(SeekFrom::End(0)).unwrap();
+        let more = std::iter::repeat_with(|| filler.write(&[7; 4096])).find_map(Result::err).unwrap();
+        assert_eq!(more.kind(), ErrorKind::StorageFull);
+        filler.sync_all().unwrap();
     }
 
     /// Makes and mounts an XFS of 1 GiB on a device with blocks of this many bytes, larger than the

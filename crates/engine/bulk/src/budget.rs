@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use pagekeeper_io::{Error, IoFile, Process};
+use pagekeeper_io::{Error, IoFile, PerProcess};
 use pagekeeper_kernel::mutex;
 use pagekeeper_kernel::pressure::{DirtyReport, SysRoots};
 use pagekeeper_policy::pacer::{Pacer, WrittenPart};
@@ -51,12 +51,11 @@ pub(crate) const STEP_BYTES_MAX: usize = 1 << 20;
 const FOLIO_BYTES_MAX: u64 = 2 << 20;
 
 /// The budgets in use.
-static BUDGETS: Mutex<Option<HashMap<DiskKey, Weak<DiskBudget>>>> = Mutex::new(None);
+static BUDGETS: PerProcess<HashMap<DiskKey, Weak<DiskBudget>>> = PerProcess::new();
 
 /// The budget of one disk.
 pub(crate) struct DiskBudget {
     limit: u64,
-    process: Process,
     others: OthersSyncs,
     state: Mutex<BudgetState>,
     /// Notified when room becomes free.
@@ -175,9 +174,8 @@ impl DiskBudget {
     /// or else a size by the kernel's current limits, at most `enough`.
     pub(crate) fn of(key: DiskKey, requested: Option<u64>, enough: Option<u64>) -> Arc<Self> {
         let room = if requested.is_none() { room_below_limits() } else { None };
-        let mut budgets = mutex::lock(&BUDGETS);
-        let budgets = budgets.get_or_insert_default();
-        budgets.retain(|_, budget| budget.upgrade().is_some_and(|budget| budget.process.is_current()));
+        let mut budgets = BUDGETS.lock();
+        budgets.retain(|_, budget| budget.strong_count() > 0);
         if let Some(budget) = budgets.get(&key).and_then(Weak::upgrade) {
             return budget;
         }
@@ -192,8 +190,7 @@ impl DiskBudget {
 
     fn new(limit: u64, disks: &[u64]) -> Self {
         let limit = (limit / BUDGET_GRAIN_BYTES * BUDGET_GRAIN_BYTES).max(BUDGET_BYTES_MIN);
-        let others = OthersSyncs::on(disks);
-        Self { limit, process: Process::current(), others, state: Mutex::default(), freed: Condvar::new() }
+        Self { limit, others: OthersSyncs::on(disks), state: Mutex::default(), freed: Condvar::new() }
     }
 
     /// Returns the maximum of unwritten bytes.

@@ -16,8 +16,8 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 
+use pagekeeper_io::PerProcess;
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_kernel::process::Mount;
 use pagekeeper_kernel::{Error, Result};
@@ -183,13 +183,12 @@ fn names(disks: &BTreeSet<Disk>) -> String {
 /// directories. Paths that can't be examined are skipped: the log's own calls will report what is
 /// wrong.
 pub(crate) fn warn_once(log: &Path, bulk: &Path, warn: &dyn Fn(&str)) {
-    static WARNED_PAIRS: Mutex<Option<HashSet<(PathBuf, PathBuf)>>> = Mutex::new(None);
+    static WARNED_PAIRS: PerProcess<HashSet<(PathBuf, PathBuf)>> = PerProcess::new();
     let Some(warning) = DiskLayout::of([log, bulk]).ok().and_then(|layout| layout.warning(log, bulk)) else {
         return;
     };
     let pair = (log.to_path_buf(), bulk.to_path_buf());
-    let first = pagekeeper_kernel::mutex::lock(&WARNED_PAIRS).get_or_insert_default().insert(pair);
-    if first {
+    if WARNED_PAIRS.lock().insert(pair) {
         warn(&warning);
     }
 }

@@ -8,10 +8,10 @@ mod tests;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pagekeeper_io::{Access, Create, Error, Io, IoFile, Process, has_real_files};
+use pagekeeper_io::{Access, Create, Error, Io, IoFile, PerProcess, Process, has_real_files};
 use pagekeeper_kernel::file_system_id;
 use pagekeeper_policy::DiskProfile;
 
@@ -223,8 +223,8 @@ fn reserve(file: &dyn IoFile, bytes: u64) -> Result<(), Error> {
 
 /// Returns the back-end of all writers in the process that have no other.
 fn default_io() -> Arc<dyn Io> {
-    static DEFAULT_IO: OnceLock<Arc<dyn Io>> = OnceLock::new();
-    Arc::clone(DEFAULT_IO.get_or_init(pagekeeper_io::best))
+    static DEFAULT_IO: PerProcess<Option<Arc<dyn Io>>> = PerProcess::new();
+    Arc::clone(DEFAULT_IO.lock().get_or_insert_with(pagekeeper_io::best))
 }
 
 /// A file that is being written, from its start on.

@@ -184,10 +184,11 @@ impl FileHandle {
         });
         pieces.sort_unstable_by_key(|piece| piece.page);
         let several = pieces.first().map(|piece| piece.page) != pieces.last().map(|piece| piece.page);
-        let others = match self.io() {
+        let io = self.io();
+        let others = match &io {
             Ok(io) if several => {
                 let is_probed = absent < PROBED_PIECES_MAX;
-                let mut loads = BatchLoads::new(self, &**io, &mut pieces, is_probed, failed);
+                let mut loads = BatchLoads::new(self, &***io, &mut pieces, is_probed, failed);
                 self.shared.settings.io.read_stream(&mut loads);
                 loads.others
             }

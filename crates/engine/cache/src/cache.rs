@@ -12,7 +12,7 @@ use crate::handle::{CacheState, FileKind};
 use crate::pool::FramePool;
 use crate::settings::CacheSettings;
 use crate::stats::CacheStats;
-use crate::{BuildError, CachedFile, Error, OpenOptions, cache_options};
+use crate::{BuildError, CachedFile, Error, FilePriority, OpenOptions, cache_options};
 
 /// A page cache in user space, for files that do not change while they are open: SST files,
 /// segments, blobs.
@@ -126,7 +126,7 @@ impl PageCache {
             let file = self.shared.open(|access| io.open(path, access))?;
             Ok(CachedFile::new(self.shared.adopt(file, FileKind::Immutable, &options)?))
         };
-        if options.verifier.is_some() {
+        if options.verifier.is_some() || options.priority != FilePriority::Normal {
             return open();
         }
         // The file that this call opened, kept alive until it is returned.
@@ -171,7 +171,7 @@ impl PageCache {
                 })?;
             io.adopt(copy.into(), access)
         })?;
-        Ok(CachedFile::new(self.shared.adopt(file, FileKind::Immutable, &OpenOptions::default())?))
+        Ok(CachedFile::new(self.shared.adopt(file, FileKind::Adopted, &OpenOptions::default())?))
     }
 }
 

@@ -46,6 +46,7 @@ pub struct CacheOptions {
     backend: Backend,
     io: Option<Arc<dyn Io>>,
     verifier: Option<PageVerifier>,
+    max_open_files: Option<usize>,
     reserve_tables: bool,
     threads: bool,
 }
@@ -60,6 +61,7 @@ impl Default for CacheOptions {
             backend: Backend::default(),
             io: None,
             verifier: None,
+            max_open_files: None,
             reserve_tables: false,
             threads: true,
         }
@@ -118,6 +120,19 @@ impl CacheOptions {
         self
     }
 
+    /// Keeps at most `files` of the files open that [`PageCache::open`] opens by their paths
+    /// [default: no limit], and those that are being read. A descriptor that made room comes back
+    /// with the next miss of its file, so handles stay valid and hits notice nothing.
+    ///
+    /// If the path then names another file (device, inode or generation), that miss fails with
+    /// [`Error::Replaced`](crate::Error::Replaced). So do not replace, rename or remove a file while
+    /// it is in use.
+    #[must_use]
+    pub fn max_open_files(mut self, files: usize) -> Self {
+        self.max_open_files = Some(files);
+        self
+    }
+
     /// Starts no threads except those of the back-end. Reads are then verified on the thread where
     /// they end, in that order, and memory is cleared when it is used. For tests that repeat an
     /// order, on a back-end of their own.
@@ -166,7 +181,7 @@ impl CacheOptions {
     }
 
     /// Returns the budget that has room for this many pages while no file is open. Open files take
-    /// about 1,150 bytes each, and four bytes for each page of their own length where they are read
+    /// about 1,200 bytes each, and four bytes for each page of their own length where they are read
     /// (at least one kernel page), up to half of the budget in all.
     pub fn memory_for(pages: u32, page_size: usize) -> u64 {
         BOOKKEEPING_BYTES
@@ -184,7 +199,17 @@ impl CacheOptions {
 
     /// Like `build`, for a kernel whose pages have `kernel_page` bytes.
     pub(crate) fn build_on(self, kernel_page: usize) -> Result<PageCache, BuildError> {
-        let Self { memory, page_size, huge_pages, backend, io, verifier, reserve_tables, threads } = self;
+        let Self {
+            memory,
+            page_size,
+            huge_pages,
+            backend,
+            io,
+            verifier,
+            max_open_files,
+            reserve_tables,
+            threads,
+        } = self;
         if !page_size.is_power_of_two() || !(4096..=65536).contains(&page_size) {
             return Err(BuildError::PageSize { given: page_size });
         }
@@ -221,7 +246,17 @@ impl CacheOptions {
         let pool = FramePool::new(arena, frames, parts_max.max(1))
             .loan_frames_to_tables(part_bytes, page_size as u64);
         Ok(PageCache::new(
-            CacheSettings { memory, page_shift, io, access, verifier, reserve_tables, threads, kernel_page },
+            CacheSettings {
+                memory,
+                page_shift,
+                io,
+                access,
+                verifier,
+                reserve_tables,
+                max_open_files,
+                threads,
+                kernel_page,
+            },
             pool,
         ))
     }

@@ -19,7 +19,7 @@ pub(crate) const FRAMES_MAX: u32 = 1 << 28;
 pub(crate) const STAMP_MODULUS: u32 = 1 << 28;
 
 /// The largest frequency of a page: it has two bits.
-const FREQUENCY_MAX: u32 = 3;
+pub(crate) const FREQUENCY_MAX: u32 = 3;
 
 const STATE_MASK: u32 = 0b11;
 const STATE_RESIDENT: u32 = 1;

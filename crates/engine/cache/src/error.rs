@@ -62,6 +62,13 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
+    /// The path names another file than the one that was opened, and whose descriptor had made
+    /// room for others ([`max_open_files`](crate::CacheOptions::max_open_files)).
+    #[error("{}: replaced since it was opened: open it again", escaped(path))]
+    Replaced {
+        /// The file.
+        path: PathBuf,
+    },
     /// The page's content was rejected by the verifier; it is not cached.
     #[error("page {page} of {}: {reason}", escaped(path))]
     Rejected {
@@ -147,6 +154,7 @@ impl Error {
             | Self::Cut { path, .. }
             | Self::Grew { path, .. }
             | Self::Changed { path }
+            | Self::Replaced { path }
             | Self::Rejected { path, .. }
             | Self::WithinVerifier { path, .. }
             | Self::NoSuchPage { path, .. }
@@ -170,6 +178,7 @@ impl From<Error> for std::io::Error {
             Error::Closed { .. }
             | Error::Grew { .. }
             | Error::Changed { .. }
+            | Error::Replaced { .. }
             | Error::WithinVerifier { .. }
             | Error::LoaderPanicked { .. } => Self::other(error),
         }

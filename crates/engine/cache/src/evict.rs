@@ -4,6 +4,8 @@
 //! waited for. Pages of closed files go first. Nothing can be freed if all frames are held, pinned,
 //! loading, or waiting for a stopped reader. The caller learns that, and does without a frame.
 
+use std::ops::Range;
+
 use super::entry::{EntryState, PageEntry, QueueKind};
 use super::page_table::PageTable;
 use super::pool::{FramePool, PoolState, RetiredBatch};
@@ -168,7 +170,7 @@ impl FramePool {
             let entry = file.table.any_entry(record.page);
             let seen = entry.load(Ordering::Relaxed);
             let frequency = match PageEntry(seen).state() {
-                EntryState::Resident { frequency, .. } => frequency,
+                EntryState::Resident { frequency, .. } => file.priority.counted(frequency),
                 EntryState::Unread { .. } => 0,
                 other => unreachable!("frame {frame} is queued and its entry says {other:?}"),
             };
@@ -199,11 +201,35 @@ impl FramePool {
                 state.s3fifo = s3fifo;
                 state.queues.remove(frame);
                 state.counts.evictions += 1;
+                file.counts.add_eviction();
                 file.leaves(record.page);
                 state.removed.push(frame);
             }
         }
         passed
+    }
+
+    /// Takes the readable pages of a range out of their entries. Returns their number.
+    pub(crate) fn forget(&self, file: &PageTable, pages: Range<u32>, readers: &ReaderRegistry) -> u64 {
+        let mut taken = 0;
+        let parts =
+            if pages.is_empty() { 0..0 } else { file.part_of(pages.start)..file.part_of(pages.end - 1) + 1 };
+        for part in parts.filter(|&part| file.live(part) > 0) {
+            let within = file.pages_of(part);
+            let mut state = self.lock();
+            let before = state.removed.len();
+            if file.table.is_open() {
+                for page in within.start.max(pages.start)..within.end.min(pages.end) {
+                    state.take_out_page(file, page);
+                }
+            }
+            taken += (state.removed.len() - before) as u64;
+        }
+        if taken > 0 {
+            self.retire(readers);
+            self.collect(&mut self.lock(), readers);
+        }
+        taken
     }
 
     /// Frees a frame that nobody references any more.

@@ -1,11 +1,13 @@
 //! A file in the cache that does not change. A file that its owner writes is in `owned`.
 
 use std::fmt;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
 use pagekeeper_io::Access;
 
+use crate::file_stats::FileStats;
 use crate::handle::FileHandle;
 
 /// A file whose pages are cached. Cheap to clone; all clones are one open file, which is closed
@@ -77,7 +79,40 @@ impl CachedFile {
     /// Returns the number of its pages that are in the cache or being loaded; 0 once the file is
     /// closed.
     pub fn resident_pages(&self) -> u64 {
-        if self.handle.io().is_ok() { self.handle.page_table.live_pages() } else { 0 }
+        if self.handle.is_closed() { 0 } else { self.handle.page_table.live_pages() }
+    }
+
+    /// Returns the file's counters up to now, and how many of its pages are in the cache.
+    pub fn stats(&self) -> FileStats {
+        self.handle.page_table.counts.stats(self.resident_pages())
+    }
+
+    /// Takes the pages out of the cache that have a byte of this range, and returns their number.
+    /// Guards keep their bytes, and pages that are being loaded stay. The next read of such a page
+    /// loads it again. Takes no longer than the pages of the file in the cache need.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir_in(".")?;
+    /// # let path = dir.path().join("000012.sst");
+    /// # std::fs::write(&path, vec![7; 40_000])?;
+    /// use pagekeeper_cache::{FilePriority, OpenOptions, PageCache};
+    /// let cache = PageCache::options().memory(64 << 20).build()?;
+    /// let file = cache.open_with(&path, OpenOptions::new().priority(FilePriority::Low))?;
+    /// file.read_at(0, &mut [0; 10_000])?;
+    /// assert_eq!(file.forget(0..5_000), 2);
+    /// assert_eq!((file.stats().misses, file.stats().resident_pages), (3, 1));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn forget(&self, range: Range<u64>) -> u64 {
+        let (handle, shared) = (&*self.handle, &self.handle.shared);
+        if range.is_empty() || !shared.process.is_current() || handle.is_closed() {
+            return 0;
+        }
+        let pages = handle.page_table.table.pages();
+        let page = |at: u64| u32::try_from(at).unwrap_or(pages).min(pages);
+        let shift = shared.settings.page_shift;
+        let pages = page(range.start >> shift)..page(range.end.div_ceil(1 << shift));
+        shared.pool.forget(&handle.page_table, pages, shared.slots.readers())
     }
 
     /// Closes the file for all its clones, in O(1) however many pages are cached. Reads in progress

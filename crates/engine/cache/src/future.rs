@@ -69,7 +69,7 @@ impl QueuedRead for BypassRead {
             return None;
         }
         let file = match handle.io() {
-            Ok(file) => Arc::clone(file),
+            Ok(file) => Arc::clone(&*file),
             Err(error) => {
                 bypass.waiter.settle(Err(error));
                 return None;

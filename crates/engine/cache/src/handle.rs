@@ -15,6 +15,7 @@ use pagekeeper_io::{Access, FileStat, IoFile, OwnedRead, Process};
 
 use crate::bypass_queue::BypassQueue;
 use crate::clear_ahead::ClearAhead;
+use crate::descriptors::{Descriptor, OpenDescriptors, OpenFile};
 use crate::fast_path::FastPath;
 use crate::inode_change::InodeChange;
 use crate::kernel_leftovers;
@@ -53,6 +54,8 @@ pub(crate) struct CacheState {
     pub(crate) next_number: AtomicU64,
     pub(crate) process: Process,
     pub(crate) opened: FileTable<PathBuf, Weak<FileHandle>, Error>,
+    /// The descriptors that come and go, if there is a limit.
+    descriptors: Option<OpenDescriptors>,
     /// The reads past the cache that futures make.
     pub(crate) bypasses: BypassQueue<Box<dyn QueuedRead>>,
     /// The threads that settle background reads of files with a verifier.
@@ -76,6 +79,7 @@ impl CacheState {
             clear_ahead,
             bypasses,
             settlers: SettlerPool::new(settings.threads),
+            descriptors: OpenDescriptors::new(settings.max_open_files),
             settings,
             slots: ThreadSlots::new(ReaderRegistry::new(BarrierPair::probe())),
             pool,
@@ -135,7 +139,8 @@ impl CacheState {
         self.settle_budget();
         let found_resident =
             if file.access() == Access::Direct { kernel_leftovers::drop_leftovers(&*file) } else { 0 };
-        let page_table = Arc::new(PageTable::new(self.next_number.fetch_add(1, Ordering::Relaxed), table));
+        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
+        let page_table = Arc::new(PageTable::new(number, table).with_priority(options.priority));
         if pages > 0 {
             self.pool.add(Arc::clone(&page_table));
         }
@@ -190,7 +195,7 @@ pub(crate) struct FileHandle {
     pub(crate) fast_path: FastPath,
     pub(crate) shared: Arc<CacheState>,
     pub(crate) page_table: Arc<PageTable>,
-    io: Arc<dyn IoFile>,
+    descriptor: Descriptor,
     closed: AtomicBool,
     pub(crate) access: Access,
     pub(crate) path: PathBuf,
@@ -206,6 +211,8 @@ pub(crate) struct FileHandle {
 pub(crate) enum FileKind {
     /// None: pages that are loaded later match those that were loaded before.
     Immutable,
+    /// None, and its path may not be its name.
+    Adopted,
     /// Its owner writes it, and notifies the cache. Its length counts as the maximum that it may
     /// grow to, in bytes.
     Owned { max_bytes: u64 },
@@ -228,11 +235,15 @@ impl FileHandle {
         let fast_path =
             FastPath::new(&page_table.table, stat.size, frames, page_shift, slots, shared.process);
         let inode_change = InodeChange::new(&*io, &stat);
+        let descriptor = match &shared.descriptors {
+            Some(all) if kind == FileKind::Immutable => all.lend(io, &stat),
+            _ => Descriptor::Kept(io),
+        };
         Self {
             fast_path,
             shared,
             page_table,
-            io,
+            descriptor,
             closed,
             access,
             path,
@@ -245,8 +256,15 @@ impl FileHandle {
     }
 
     /// Returns the file, unless it was closed.
-    pub(crate) fn io(&self) -> Result<&Arc<dyn IoFile>, Error> {
-        if self.closed.load(Ordering::Acquire) { Err(self.closed()) } else { Ok(&self.io) }
+    pub(crate) fn io(&self) -> Result<OpenFile<'_>, Error> {
+        if self.is_closed() {
+            return Err(self.closed());
+        }
+        self.descriptor.get(self.shared.descriptors.as_ref(), &*self.shared.settings.io)
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
     }
 
     pub(crate) fn closed(&self) -> Error {
@@ -259,6 +277,7 @@ impl FileHandle {
         }
         self.closed.store(true, Ordering::Release);
         self.fast_path.close();
+        self.descriptor.close();
         self.shared.pool.close(&self.page_table);
     }
 

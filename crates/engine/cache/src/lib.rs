@@ -115,7 +115,7 @@
 //! The budget of `memory(bytes)` bounds:
 //!
 //! - the frames and their records (32 bytes a frame);
-//! - open files: about 1,150 bytes each, at most a quarter of the budget;
+//! - open files: about 1,200 bytes each, at most a quarter of the budget;
 //! - the files' tables: 4 bytes for each page *of the open files*, at most half of the budget.
 //!   Tables take up whole kernel pages (such as 4 KiB for 1,024 pages), and only where a file is
 //!   read. A file of few pages costs about 5 KiB beside its frames.
@@ -147,11 +147,13 @@ mod cache;
 mod cache_options;
 mod clear_ahead;
 mod content_check;
+mod descriptors;
 mod entry;
 mod error;
 mod evict;
 mod fast_path;
 mod file;
+mod file_stats;
 mod frame_loan;
 mod frames;
 mod free_frames;
@@ -170,6 +172,7 @@ mod page_no;
 mod page_table;
 mod pool;
 mod prefetch;
+mod priority;
 mod queues;
 mod read;
 mod readers;
@@ -199,10 +202,12 @@ pub use cache::PageCache;
 pub use cache_options::{Backend, CacheOptions};
 pub use error::{BuildError, Error};
 pub use file::CachedFile;
+pub use file_stats::FileStats;
 pub use guard::{HeldPage, PageGuard, PageRef};
 pub use options::OpenOptions;
 pub use owned::{InstallAs, OwnedFile};
 pub use page_no::PageNo;
+pub use priority::FilePriority;
 pub use settings::HugePages;
 pub use stats::CacheStats;
 pub use verifier::LoadedPage;

@@ -158,6 +158,11 @@ impl FileHandle {
         Ok(buffer)
     }
 
+    fn count_bypass(&self) {
+        self.shared.device.bypassed.fetch_add(1, Ordering::Relaxed);
+        self.page_table.counts.add_bypass();
+    }
+
     /// Counts a read past the cache, and checks that the bytes read are the page.
     pub(crate) fn settle_bypass(
         &self,
@@ -168,7 +173,7 @@ impl FileHandle {
         let device = &self.shared.device;
         let checked = read.and_then(|read| {
             device.add(read);
-            device.bypassed.fetch_add(1, Ordering::Relaxed);
+            self.count_bypass();
             self.check(&**self.io()?, page, read, buffer.bytes(self.page_len(page)))
         });
         if checked.is_err() {
@@ -191,7 +196,7 @@ impl FileHandle {
             return Ok(false);
         }
         self.check_unchanged(&**io, start..start + buf.len() as u64)?;
-        self.shared.device.bypassed.fetch_add(1, Ordering::Relaxed);
+        self.count_bypass();
         Ok(true)
     }
 

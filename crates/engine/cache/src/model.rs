@@ -94,7 +94,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 // Loom has nothing to check in these.
-use crate::{entry, error, free_frames, queues, s3fifo};
+use crate::{entry, error, file_stats, free_frames, priority, queues, s3fifo};
 
 use model_cache::ModelCache;
 use readers::ReaderSlot;

@@ -3,12 +3,14 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::priority::FilePriority;
 use crate::verifier::{LoadedPage, PageVerifier};
 
 /// Options for opening one file.
 #[derive(Clone, Default)]
 pub struct OpenOptions {
     pub(crate) verifier: Option<PageVerifier>,
+    pub(crate) priority: FilePriority,
 }
 
 impl OpenOptions {
@@ -28,10 +30,20 @@ impl OpenOptions {
         self.verifier = Some(Arc::new(verifier));
         self
     }
+
+    /// Sets how long the file's pages stay beside those of other files [default: normal].
+    #[must_use]
+    pub fn priority(mut self, priority: FilePriority) -> Self {
+        self.priority = priority;
+        self
+    }
 }
 
 impl fmt::Debug for OpenOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OpenOptions").field("verifier", &self.verifier.is_some()).finish()
+        f.debug_struct("OpenOptions")
+            .field("verifier", &self.verifier.is_some())
+            .field("priority", &self.priority)
+            .finish()
     }
 }

@@ -7,6 +7,8 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::entry::PageEntry;
+use super::file_stats::FileCounts;
+use super::priority::FilePriority;
 use super::table::EntryTable;
 use crate::PageNo;
 use crate::sys::memory::zeros;
@@ -19,6 +21,8 @@ const POPULATED_BIT: u32 = 1 << 31;
 pub(crate) struct PageTable {
     pub(crate) number: u64,
     pub(crate) table: EntryTable,
+    pub(crate) priority: FilePriority,
+    pub(crate) counts: FileCounts,
     parts: Box<[AtomicU32]>,
     /// Live pages of all parts.
     live: AtomicU32,
@@ -29,7 +33,20 @@ pub(crate) struct PageTable {
 impl PageTable {
     pub(crate) fn new(number: u64, table: EntryTable) -> Self {
         let parts = zeros(table.pages().div_ceil(table.part()) as usize);
-        Self { number, table, parts, live: AtomicU32::new(0), populated: AtomicU32::new(0) }
+        Self {
+            number,
+            table,
+            priority: FilePriority::Normal,
+            counts: FileCounts::default(),
+            parts,
+            live: AtomicU32::new(0),
+            populated: AtomicU32::new(0),
+        }
+    }
+
+    /// Sets the priority of the file's pages.
+    pub(crate) fn with_priority(self, priority: FilePriority) -> Self {
+        Self { priority, ..self }
     }
 
     pub(crate) fn parts(&self) -> u32 {

@@ -34,7 +34,7 @@ use std::collections::{HashMap, VecDeque};
 use pagekeeper_kernel::mutex::ignore_poison;
 
 use super::arena::FrameArena;
-use super::entry::{EntryState, PageEntry, QueueKind};
+use super::entry::{EntryState, EvictionOrigin, PageEntry, QueueKind};
 use super::error::Error;
 use super::free_frames::FreeFrames;
 use super::page_table::PageTable;
@@ -266,7 +266,7 @@ impl FramePool {
             })),
             EntryState::Absent(evicted) => {
                 let Some(frame) = state.free.take(state.limit) else { return BeginOutcome::Full };
-                let queue = state.s3fifo.admit(evicted, state.queues.len(QueueKind::Small));
+                let queue = state.admit(file, evicted);
                 state.queues.set(frame, FramePlace::Loading, Some((file.number, page)));
                 if file.enters(page) {
                     self.populate(state, file, page);
@@ -311,6 +311,7 @@ impl FramePool {
     ) {
         let mut state = self.lock();
         let LoadTicket { page, frame, queue, .. } = ticket;
+        file.counts.add_load(reason == LoadReason::Prefetch);
         if state.is_superseded(frame) {
             state.counts.add_load(reason);
             return state.retire_superseded(frame);
@@ -330,7 +331,7 @@ impl FramePool {
         state.queues.push(queue, frame);
         state.counts.add_load(reason);
         let value = match reason {
-            LoadReason::Read => PageEntry::resident(frame, 0),
+            LoadReason::Read => PageEntry::resident(frame, file.priority.first_frequency()),
             LoadReason::Prefetch => PageEntry::unread(frame),
         };
         // Released: a reader that finds the frame by this value sees the page in it.
@@ -399,6 +400,12 @@ impl FramePool {
 }
 
 impl PoolState {
+    /// Returns the queue for a missed page of a file, given what its entry remembers.
+    pub(super) fn admit(&mut self, file: &PageTable, evicted: Option<(EvictionOrigin, u32)>) -> QueueKind {
+        let small = self.queues.len(QueueKind::Small);
+        file.priority.queue().unwrap_or_else(|| self.s3fifo.admit(evicted, small))
+    }
+
     /// Whether the entry was taken from the load into this frame.
     fn is_superseded(&self, frame: u32) -> bool {
         self.queues.frame(frame).place == FramePlace::Detached

@@ -104,7 +104,7 @@ impl FileHandle {
                 let of = Arc::clone(&handle);
                 of.settle_read(move || handle.settle(run, read.map_err(Error::from), reason));
             });
-            reads.push(OwnedRead { file: Arc::clone(io), offset, targets, done });
+            reads.push(OwnedRead { file: Arc::clone(&*io), offset, targets, done });
         }
         self.note_begun(reads.len());
         self.shared.settings.io.submit(reads);

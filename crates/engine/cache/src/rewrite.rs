@@ -84,7 +84,7 @@ impl FramePool {
             }
             EntryState::Unread { frame: old } => (state.replace(old), unread()),
             EntryState::Absent(evicted) => {
-                let queue = state.s3fifo.admit(evicted, state.queues.len(QueueKind::Small));
+                let queue = state.admit(file, evicted);
                 if file.enters(page) {
                     self.populate(state, file, page);
                 }

@@ -33,6 +33,8 @@ pub(crate) struct CacheSettings {
     pub(crate) access: Access,
     pub(crate) verifier: Option<PageVerifier>,
     pub(crate) reserve_tables: bool,
+    /// Maximum number of descriptors of files; `None` without a limit.
+    pub(crate) max_open_files: Option<usize>,
     /// Whether the cache may start its own threads.
     pub(crate) threads: bool,
     /// Bytes of a kernel page.

@@ -115,9 +115,10 @@ fn of_cache(error: &cache::Error) -> Status {
     match error {
         cache::Error::Io(error) => of_io(error),
         cache::Error::Closed { .. } | cache::Error::WithinVerifier { .. } => Status::Misuse,
-        cache::Error::Cut { .. } | cache::Error::Grew { .. } | cache::Error::Changed { .. } => {
-            Status::Changed
-        }
+        cache::Error::Cut { .. }
+        | cache::Error::Grew { .. }
+        | cache::Error::Changed { .. }
+        | cache::Error::Replaced { .. } => Status::Changed,
         cache::Error::Rejected { .. } => Status::Rejected,
         cache::Error::NoSuchPage { .. } | cache::Error::PastEnd { .. } => Status::NotFound,
         cache::Error::TooLarge { .. } => Status::TooLarge,

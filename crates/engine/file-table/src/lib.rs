@@ -15,6 +15,7 @@
 //! both.
 
 use std::borrow::Borrow;
+use std::cell::Cell;
 use std::fmt;
 use std::hash::Hash;
 use std::sync::{Arc, OnceLock, Weak};
@@ -33,8 +34,9 @@ mod sync;
 mod tests;
 
 /// A table of opened objects by key, for objects that are costly to open and few enough to stay:
-/// readers of SST files, segments, open files. Nothing is evicted; a value stays until it is
-/// removed or replaced.
+/// readers of SST files, segments, open files. **Nothing is evicted, on purpose**: a value stays
+/// until it is removed or replaced. A cache that evicts objects is another crate: `quick_cache` or
+/// `moka`.
 ///
 /// `V` is returned by `clone`: use an `Arc`. `E` is the error of a failed open, shared by all
 /// waiters. Keys are looked up in borrowed form, as in `HashMap`: a `FileTable<PathBuf, _, _>` by
@@ -49,8 +51,10 @@ mod tests;
 /// - A removal wins over a concurrent open: see [`remove`](Self::remove).
 ///
 /// # Forks
-/// A table belongs to the process that created it. In a forked child only [`get`](Self::get) is
-/// safe: other calls may wait for a thread that does not exist there.
+/// A table belongs to the process that created it. In a forked child no call waits for a thread
+/// that does not exist there. [`get`](Self::get) finds what the parent's table had, or nothing in a
+/// thread that had not used a table before; an open is the caller's own, and the table does not keep
+/// its value; removals do nothing. A future that waited before the fork must not be polled.
 ///
 /// # Openers that open
 /// No lock is held while an opener runs, so it may use the table and open other keys. It must not
@@ -128,7 +132,7 @@ impl<K: Hash + Eq, V: Clone, E> FileTable<K, V, E> {
     /// Creates an empty table.
     #[must_use]
     pub fn new() -> Self {
-        Self { entries: KeyEntries::new(ResidentMap(OnceLock::new())) }
+        Self { entries: KeyEntries::new(ResidentMap::new()) }
     }
 
     /// Returns the key's value if it is resident. Takes no lock, and does not wait for an open.
@@ -196,6 +200,9 @@ impl<K: Hash + Eq, V: Clone, E> FileTable<K, V, E> {
         {
             return Ok(V::clone(value));
         }
+        if self.is_forked() {
+            return open().map_err(Arc::new);
+        }
         self.entries.get_or_open(key, found, still_good, open).map(|value| V::clone(&value))
     }
 
@@ -259,6 +266,9 @@ impl<K: Hash + Eq, V: Clone, E> FileTable<K, V, E> {
         {
             return Ok(V::clone(value));
         }
+        if self.is_forked() {
+            return open.await.map_err(Arc::new);
+        }
         let opened = self.entries.get_or_open_async(key, found, still_good, open).await;
         opened.map(|value| V::clone(&value))
     }
@@ -274,7 +284,7 @@ impl<K: Hash + Eq, V: Clone, E> FileTable<K, V, E> {
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        self.entries.remove(key).map(Arc::unwrap_or_clone)
+        if self.is_forked() { None } else { self.entries.remove(key).map(Arc::unwrap_or_clone) }
     }
 
     /// Removes the key's value if it is resident and `condition` holds. The removed value is always
@@ -286,7 +296,7 @@ impl<K: Hash + Eq, V: Clone, E> FileTable<K, V, E> {
         Q: Hash + Eq + ?Sized,
     {
         while let Some(value) = self.entries.index.get(key) {
-            if !condition(&value) {
+            if self.is_forked() || !condition(&value) {
                 return None;
             }
             if self.entries.remove_exactly(key, &value) {
@@ -298,13 +308,15 @@ impl<K: Hash + Eq, V: Clone, E> FileTable<K, V, E> {
 
     /// Removes all keys, each as [`remove`](Self::remove) does, in one step.
     pub fn clear(&self) {
-        self.entries.clear();
+        if !self.is_forked() {
+            self.entries.clear();
+        }
     }
 
     /// Returns the number of resident values. It may be out of date on return while others change
     /// the table.
     pub fn len(&self) -> usize {
-        self.entries.index.0.get().map_or(0, papaya::HashMap::len)
+        self.entries.index.map.get().map_or(0, papaya::HashMap::len)
     }
 
     /// Whether no value is resident. Keys may be being opened.
@@ -315,7 +327,7 @@ impl<K: Hash + Eq, V: Clone, E> FileTable<K, V, E> {
     /// Calls `visit` for each resident value, in no particular order. No lock is held: `visit` may
     /// use the table. A key that others insert or remove meanwhile may be visited or not.
     pub fn for_each(&self, mut visit: impl FnMut(&K, &V)) {
-        let Some(found) = self.entries.index.0.get() else { return };
+        let Some(found) = self.entries.index.readable() else { return };
         for (key, value) in &found.pin() {
             if let Some(value) = value.upgrade() {
                 visit(key, &value);
@@ -335,6 +347,14 @@ impl<K: Hash + Eq, V: Clone, E> FileTable<K, V, E> {
     }
 }
 
+impl<K, V, E> FileTable<K, V, E> {
+    /// Whether this process was forked from the one that created the table, whose threads may have
+    /// held its lock at the fork.
+    fn is_forked(&self) -> bool {
+        self.entries.index.process != std::process::id()
+    }
+}
+
 impl<K: Hash + Eq, V: Clone, E> Default for FileTable<K, V, E> {
     fn default() -> Self {
         Self::new()
@@ -347,7 +367,7 @@ impl<K: Hash + Eq, V: Clone, E> fmt::Debug for FileTable<K, V, E> {
         formatter
             .debug_struct("FileTable")
             .field("resident", &self.len())
-            .field("opening", &self.entries.opening())
+            .field("opening", &if self.is_forked() { 0 } else { self.entries.opening() })
             .finish()
     }
 }
@@ -360,11 +380,37 @@ impl<K: Hash + Eq, V: Clone, E> fmt::Debug for FileTable<K, V, E> {
 /// The map is created with the first value: the first map of a process registers it for
 /// membarrier(2), which takes 10 ms and more if there are other threads. An empty table costs
 /// nothing.
-struct ResidentMap<K, V>(OnceLock<papaya::HashMap<K, Weak<V>>>);
+struct ResidentMap<K, V> {
+    map: OnceLock<papaya::HashMap<K, Weak<V>>>,
+    /// The process that created the table.
+    process: u32,
+}
+
+thread_local! {
+    /// Whether this thread has a number among the readers of such maps. It takes one under a lock,
+    /// which a thread of the parent may have held at a fork.
+    static IS_READER: Cell<bool> = const { Cell::new(false) };
+}
 
 impl<K: Hash + Eq, V> ResidentMap<K, V> {
+    fn new() -> Self {
+        Self { map: OnceLock::new(), process: std::process::id() }
+    }
+
     fn map(&self) -> &papaya::HashMap<K, Weak<V>> {
-        self.0.get_or_init(papaya::HashMap::new)
+        self.map.get_or_init(papaya::HashMap::new)
+    }
+
+    /// Returns the map, if there is one and this thread can read it without a lock.
+    fn readable(&self) -> Option<&papaya::HashMap<K, Weak<V>>> {
+        let map = self.map.get()?;
+        if !IS_READER.get() {
+            if self.process != std::process::id() {
+                return None;
+            }
+            IS_READER.set(true);
+        }
+        Some(map)
     }
 
     fn get<Q>(&self, key: &Q) -> Option<Arc<V>>
@@ -372,7 +418,7 @@ impl<K: Hash + Eq, V> ResidentMap<K, V> {
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        self.0.get()?.pin().get(key)?.upgrade()
+        self.readable()?.pin().get(key)?.upgrade()
     }
 }
 
@@ -385,13 +431,13 @@ impl<K: Hash + Eq, V> ResidentIndex<K, V> for ResidentMap<K, V> {
     where
         K: Borrow<Q>,
     {
-        if let Some(map) = self.0.get() {
+        if let Some(map) = self.map.get() {
             map.pin().remove(key);
         }
     }
 
     fn clear(&self) {
-        if let Some(map) = self.0.get() {
+        if let Some(map) = self.map.get() {
             map.pin().clear();
         }
     }

@@ -8,6 +8,8 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 
+use pagekeeper_testing::fork_often;
+
 use super::FileTable;
 
 type Table = FileTable<String, Arc<usize>, io::Error>;
@@ -466,7 +468,41 @@ fn a_table_has_no_map_before_it_has_a_value() {
     table.clear();
     table.for_each(|_, _| unreachable!("there are none"));
     assert!(table.is_empty() && table.keys().is_empty() && table.get(KEY).is_none());
-    assert!(table.entries.index.0.get().is_none());
+    assert!(table.entries.index.map.get().is_none());
     let opened = table.get_or_open(KEY, || Ok(Arc::new(7))).unwrap();
     assert!(Arc::ptr_eq(&opened, &table.get(KEY).unwrap()) && table.len() == 1);
+}
+
+/// Locks that other threads hold at a fork stay locked in the child for ever: the table's, and the
+/// one under which a thread becomes a reader of the map.
+#[test]
+#[cfg_attr(miri, ignore = "forks")]
+fn children_forked_beside_users_of_a_table_end() {
+    let table = Table::new();
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    table.get_or_open(KEY, || Ok(Arc::new(7))).unwrap();
+                    thread::scope(|scope| scope.spawn(|| table.get(KEY)).join().unwrap());
+                    table.remove(KEY);
+                }
+            });
+        }
+        let ended = fork_often(200, || {
+            let found = table.get(KEY);
+            let opened = table.get_or_open(KEY, || Ok(Arc::new(8))).unwrap();
+            let again = table.get_or_open_if(KEY, |_| false, || Ok(Arc::new(9))).unwrap();
+            let failed = table.get_or_open_if(KEY, |_| false, || Err(io::ErrorKind::Other.into()));
+            table.for_each(|_, value| assert_eq!(**value, 7));
+            let is_kept = table.remove(KEY).is_none() && table.remove_if(KEY, |_| true).is_none();
+            table.clear();
+            let shown = format!("{table:?}");
+            let is_right = found.is_none_or(|found| *found == 7) && [7, 8].contains(&*opened);
+            is_right && is_kept && *again == 9 && failed.is_err() && shown.contains("opening: 0")
+        });
+        done.store(true, Ordering::Relaxed);
+        assert_eq!(ended, None);
+    });
 }

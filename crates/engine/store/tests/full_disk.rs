@@ -1,5 +1,5 @@
 //! A closed store whose disk is full now: it opens for writing, reads, refuses only what has no
-//! room, and continues when there is room. On a simulated disk and on ext4.
+//! room, and continues when there is room. On a simulated disk and on real file systems.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -89,29 +89,49 @@ fn a_store_on_a_full_disk_opens_and_writes_once_there_is_room() {
     }
 }
 
-#[test]
-fn a_full_file_system_refuses_only_operations_that_need_space() {
-    let Some(mounted) = Mounted::new("ext4") else { return };
+fn refuses_only_operations_that_need_space(kind: &str) {
+    let Some(mounted) = Mounted::new(kind) else { return };
     let dir = mounted.path().join("store");
     let store = small().open(&dir).unwrap();
     make(&store);
+    // Free pages at the end, and a hole.
+    grow(&store).unwrap();
+    let mut txn = store.begin_write().unwrap();
+    (100..PAGES + 200).for_each(|page| txn.free(PageNo::new(page)).unwrap());
+    txn.commit(Durability::Sync).unwrap();
     store.close().unwrap();
-    let full = mounted.path().join("full");
-    let bytes = vec![1; 1 << 16];
-    let mut file = std::fs::File::create(&full).unwrap();
-    while std::io::Write::write_all(&mut file, &bytes).is_ok() {}
-    drop(file);
+    mounted.fill("full");
 
     let store = small().open(&dir).unwrap();
     assert_eq!(first_bytes(&store), [8, 7, 7, 7]);
+    assert!(store.compact().unwrap().pages < PAGES + 110);
+    mounted.fill("fuller");
     let refused = (0..100).find_map(|_| grow(&store).err()).unwrap();
     assert_eq!(refused.errno(), Some(libc::ENOSPC), "{refused}");
     change(&store, 1, 9).unwrap();
-    std::fs::remove_file(&full).unwrap();
+    store.sync().unwrap();
+    store.close().unwrap();
+    let store = small().open(&dir).unwrap();
+    std::fs::remove_file(mounted.path().join("full")).unwrap();
     grow(&store).unwrap();
     store.sync().unwrap();
     assert_eq!(first_bytes(&store), [8, 9, 7, 7]);
     assert!(store.verify().unwrap().is_sound());
+}
+
+#[test]
+fn a_full_ext4_refuses_only_operations_that_need_space() {
+    refuses_only_operations_that_need_space("ext4");
+}
+
+#[test]
+fn a_full_xfs_refuses_only_operations_that_need_space() {
+    refuses_only_operations_that_need_space("xfs");
+}
+
+#[test]
+fn a_full_tmpfs_refuses_only_operations_that_need_space() {
+    refuses_only_operations_that_need_space("tmpfs");
 }
 
 fn dir() -> &'static Path {

@@ -1,33 +1,13 @@
-//! A binlog on a disk without a free block: segments can be purged, and the log can be closed.
+//! Logs on a disk without a free block. A binlog can be purged and closed, a redo log goes on and
+//! can be closed, and one that can't be created leaves nothing.
 
-use std::fs::File;
-use std::io::{ErrorKind, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use pagekeeper_testing::Mounted;
-use pagekeeper_wal::{BinLog, Error, Position, PurgeMode};
-use rustix::fs::FallocateFlags;
-use rustix::io::Errno;
+use pagekeeper_wal::{BinLog, Error, Position, PurgeMode, RedoLog};
 
 fn open(dir: &Path) -> BinLog {
     BinLog::options().max_segment_bytes(8 << 20).open(dir).unwrap()
-}
-
-/// Takes all free space, in a file of its own.
-fn fill(dir: &Path, name: &str) {
-    let mut filler = File::create(dir.join(name)).unwrap();
-    let (mut at, mut step) = (0, 64 << 20);
-    while step >= 4096 {
-        match rustix::fs::fallocate(&filler, FallocateFlags::empty(), at, step) {
-            Ok(()) => at += step,
-            Err(Errno::NOSPC) => step /= 2,
-            Err(errno) => panic!("{errno}"),
-        }
-    }
-    filler.seek(SeekFrom::End(0)).unwrap();
-    let more = std::iter::repeat_with(|| filler.write(&[7; 4096])).find_map(Result::err).unwrap();
-    assert_eq!(more.kind(), ErrorKind::StorageFull);
-    filler.sync_all().unwrap();
 }
 
 fn purges_and_closes(kind: &str) {
@@ -43,15 +23,15 @@ fn purges_and_closes(kind: &str) {
         log.purge_to(Position { segment, offset: 0 }, PurgeMode::UnlessFollowed).unwrap()
     };
 
-    fill(mounted.path(), "first");
+    mounted.fill("first");
     let refused = log.append_group(&[&vec![7; 6 << 20]]).unwrap_err();
     assert!(matches!(&refused, Error::Io(error) if error.errno() == Some(libc::ENOSPC)), "{refused}");
     assert_eq!(purge(&log, first + 2), 2);
-    fill(mounted.path(), "second");
+    mounted.fill("second");
     assert_eq!(purge(&log, first + 4), 2);
-    fill(mounted.path(), "third");
+    mounted.fill("third");
     log.close().unwrap();
-    fill(mounted.path(), "fourth");
+    mounted.fill("fourth");
     let log = open(&dir);
     assert_eq!(purge(&log, end.segment), 4);
 
@@ -64,12 +44,57 @@ fn purges_and_closes(kind: &str) {
     open(&dir).append_group(&[&vec![7; 6 << 20]]).unwrap();
 }
 
-#[test]
-fn segments_are_purged_on_a_full_tmpfs() {
-    purges_and_closes("tmpfs");
+fn goes_on_and_closes(kind: &str) {
+    let Some(mounted) = Mounted::new(kind) else { return };
+    let dir = mounted.path().join("redo");
+    let options = || RedoLog::options().files(4).file_bytes(256 << 10).buffer_bytes(64 << 10);
+    let log = options().create(&dir).unwrap();
+    mounted.fill("filler");
+    let (mut end, mut records) = (log.end(), 0);
+    // Around the ring several times.
+    for record in 0..1000_u32 {
+        end = log.append(&[u8::try_from(record % 251).unwrap(); 4000]).unwrap();
+        log.wait_flushed(end).unwrap();
+        records += 1;
+        if records == 100 {
+            log.checkpoint(end).unwrap();
+            records = 0;
+        }
+    }
+    log.append(b"last").unwrap();
+    log.close().unwrap();
+    let (log, found) = options().recover(&dir, None).unwrap();
+    assert_eq!(found.last().map(|record| &*record.body), Some(&b"last"[..]));
+    assert!(log.end() > end);
+    log.close().unwrap();
+
+    let other = mounted.path().join("other");
+    let refused = options().create(&other).unwrap_err();
+    assert!(matches!(&refused, Error::Io(error) if error.errno() == Some(libc::ENOSPC)), "{refused}");
+    assert!(!other.exists());
+    std::fs::remove_file(mounted.path().join("filler")).unwrap();
+    options().create(&other).unwrap();
 }
 
+macro_rules! on_full {
+    ($($kind:ident)*) => {$(
+        mod $kind {
+            #[test]
+            fn segments_are_purged() {
+                super::purges_and_closes(stringify!($kind));
+            }
+
+            #[test]
+            fn a_redo_log_goes_on() {
+                super::goes_on_and_closes(stringify!($kind));
+            }
+        }
+    )*};
+}
+
+on_full! { tmpfs ext4 btrfs }
+
 #[test]
-fn segments_are_purged_on_a_full_ext4() {
-    purges_and_closes("ext4");
+fn a_redo_log_goes_on_with_a_full_xfs() {
+    goes_on_and_closes("xfs");
 }

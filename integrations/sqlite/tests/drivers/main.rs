@@ -174,6 +174,21 @@ fn pythons_own() {
 }
 
 #[test]
+fn the_pages_program_in_python_runs() {
+    if python("sqlite3").is_none() {
+        return;
+    }
+    let program = PAGE.split("```").find_map(|block| block.strip_prefix("python\n")).unwrap();
+    let library = built_beside("libpagekeeper_sqlite", ".so");
+    let program = program.replace("target/sqlite/pagekeeper_sqlite", &library.display().to_string());
+    let dir = disk_dir();
+    let output = Command::new(PYTHON).args(["-c", &program]).current_dir(dir.path()).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("this process alone: 2 commits"), "{output:?}");
+    assert!(std::fs::read(dir.path().join("app.db")).unwrap().starts_with(b"SQLite format 3\0"), "marked");
+}
+
+#[test]
 fn apsw() {
     let Some(story) = python("apsw") else { return };
     story.is_as_the_page_says("apsw 3.40.0 (Debian)", true);

@@ -125,6 +125,15 @@ fn kills_without_a_close_between_lose_nothing() {
     assert!(marked > 10, "only {marked} kills came while the log had commits");
 }
 
+#[test]
+fn kills_while_a_log_grows_lose_nothing() {
+    let Some(library) = library() else { return };
+    // Each database begins with the smallest log.
+    for _ in 0..12 {
+        kill(&library, 1, "", false);
+    }
+}
+
 /// Commits only through the spill file, so that most kills hit the middle of a commit.
 #[test]
 fn large_commits_are_whole_after_kills_one_after_the_other() {

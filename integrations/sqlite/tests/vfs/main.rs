@@ -8,7 +8,8 @@ mod shell;
 mod threads;
 
 use std::fs;
-use std::path::Path;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
 
 use pagekeeper_testing::{Mounted, disk_dir};
 use shell::{Shell, library, open_with_default_vfs, open_with_our_vfs, said};
@@ -287,13 +288,65 @@ fn a_full_disk_fails_the_commit_and_loses_nothing() {
     assert_eq!(said(&format!("{}{check}", open_with_default_vfs(&database))), format!("{rows}\nok"));
 }
 
+/// Returns the bytes that the files of a log take up; `None` without a log.
+fn log_bytes(database: &Path) -> Option<u64> {
+    let log = PathBuf::from(format!("{}-pagekeeper/log", database.display()));
+    let files = fs::read_dir(log).ok()?.map(|file| file.unwrap().metadata().unwrap());
+    Some(files.map(|file| file.blocks() * 512).sum())
+}
+
+#[test]
+fn a_log_begins_small_and_grows() {
+    let Some(library) = library() else { return };
+    let dir = disk_dir();
+    let database = dir.path().join("a.db");
+    let mut ours = Shell::open(&open_with_our_vfs(&library, &database));
+    assert_eq!(ours.ask("CREATE TABLE t(a INTEGER PRIMARY KEY, b TEXT);"), "");
+    let first = log_bytes(&database).unwrap();
+    assert!(first <= (1 << 20) + (64 << 10), "{first} bytes");
+    // A transaction of 1 MB, and many small ones.
+    assert_eq!(ours.ask("INSERT INTO t(b) SELECT hex(randomblob(3000)) FROM generate_series(1, 160);"), "");
+    let second = log_bytes(&database).unwrap();
+    assert!(second > 4 * first, "{second} bytes");
+    for _ in 0..15 {
+        let insert = "INSERT INTO t(b) SELECT hex(randomblob(3000)) FROM generate_series(1, 100);\n";
+        assert_eq!(ours.ask(&insert.repeat(2)), "");
+    }
+    let third = log_bytes(&database).unwrap();
+    assert!(third > 2 * second && third <= 33 << 20, "{third} bytes");
+    let mut second = Shell::open(&open_with_our_vfs(&library, &database));
+    assert!(second.ask("SELECT 1 FROM t;").contains(LOCKED));
+    assert!(ours.ask("PRAGMA pagekeeper_release;").starts_with("plain"));
+    let count = "SELECT count(*) FROM t; PRAGMA integrity_check;";
+    assert_eq!(second.ask("DELETE FROM t WHERE a=1; SELECT changes();"), "1");
+    // It has the log now.
+    ours.quit();
+    second.kill();
+    assert_eq!(said(&format!("{}{count}", open_with_our_vfs(&library, &database))), "3159\nok");
+    assert_eq!(log_bytes(&database), Some(third));
+    // A crash left a part of a log that was being removed, and none in its place.
+    let directory = dir.path().join("a.db-pagekeeper");
+    fs::rename(directory.join("log"), directory.join("old")).unwrap();
+    assert_eq!(said(&format!("{}DELETE FROM t WHERE a=2;", open_with_our_vfs(&library, &database))), "");
+    assert_eq!(log_bytes(&database), Some(first));
+    assert!(!directory.join("old").exists());
+    assert_eq!(said(&format!("{}{count}", open_with_default_vfs(&database))), "3158\nok");
+}
+
+/// Fills a file system but for some bytes.
+fn fill_but(dir: &Path, bytes: u64) {
+    let free = rustix::fs::statvfs(dir).unwrap();
+    let len = free.f_bavail * free.f_frsize - bytes;
+    fs::write(dir.join("rest"), vec![1; usize::try_from(len).unwrap()]).unwrap();
+}
+
 #[test]
 fn a_disk_without_room_for_the_log_leaves_a_plain_database() {
     let Some(library) = library() else { return };
     let Some(disk) = Mounted::new("tmpfs") else { return };
     let database = disk.path().join("a.db");
     assert_eq!(said(&(open_with_default_vfs(&database) + TABLE)), "");
-    fs::write(disk.path().join("rest"), vec![1; 40 << 20]).unwrap();
+    fill_but(disk.path(), 512 << 10);
     let mut ours = Shell::open(&open_with_our_vfs(&library, &database));
     let refused = ours.ask("DELETE FROM t;");
     assert!(refused.contains("full"), "{refused}");
@@ -301,6 +354,35 @@ fn a_disk_without_room_for_the_log_leaves_a_plain_database() {
     assert_eq!(said(&format!("{}SELECT count(*) FROM t;", open_with_default_vfs(&database))), "100");
     fs::remove_file(disk.path().join("rest")).unwrap();
     assert_eq!(ours.ask("DELETE FROM t WHERE a=1; SELECT count(*) FROM t;"), "99");
+}
+
+#[test]
+fn a_disk_with_room_for_a_small_log_alone_has_it() {
+    let Some(library) = library() else { return };
+    let Some(disk) = Mounted::new("tmpfs") else { return };
+    let database = disk.path().join("a.db");
+    fill_but(disk.path(), 4 << 20);
+    let mut ours = Shell::open(&open_with_our_vfs(&library, &database));
+    assert_eq!(ours.ask(TABLE), "");
+    for _ in 0..20 {
+        assert_eq!(ours.ask("UPDATE t SET b=hex(randomblob(500));\n".repeat(2).as_str()), "");
+    }
+    // Its record is too long for the small log: it goes through the spill file.
+    let insert = "INSERT INTO t(b) SELECT hex(randomblob(3000)) FROM generate_series(1, 160);";
+    assert_eq!(ours.ask(insert), "");
+    assert!(log_bytes(&database).is_some_and(|bytes| bytes < 2 << 20));
+    let check = "SELECT count(*) FROM t; PRAGMA integrity_check;";
+    assert_eq!(ours.ask(check), "260\nok");
+    ours.kill();
+    assert_eq!(said(&format!("{}{check}", open_with_our_vfs(&library, &database))), "260\nok");
+}
+
+#[test]
+fn a_size_of_a_mapping_is_answered() {
+    let Some(library) = library() else { return };
+    let dir = disk_dir();
+    let open = open_with_our_vfs(&library, &dir.path().join("a.db"));
+    assert_eq!(said(&format!("{open}{TABLE}PRAGMA mmap_size=1000000; PRAGMA mmap_size;")), "0\n0");
 }
 
 #[test]

@@ -85,3 +85,71 @@ fn without_a_check_of_connections_the_first_use_fails() {
     assert!(output.status.success(), "{output:?}");
     assert!(fs::read(&database).unwrap() == before, "it was changed");
 }
+
+/// A refusal: statements that are refused after the database was opened, and words of the reason.
+const REFUSED_LATER: [(&str, &str); 3] = [
+    (
+        "ATTACH 'file:PLACE/b.db?vfs=pagekeeper' AS b; CREATE TABLE b.u(a);
+      BEGIN; DELETE FROM t; INSERT INTO u VALUES(1); COMMIT;",
+        "a transaction over several databases is refused",
+    ),
+    (
+        ".shell rm -r PLACE/a.db-pagekeeper && mkdir PLACE/a.db-pagekeeper && chmod 777 PLACE/a.db-pagekeeper
+      DELETE FROM t;",
+        "others may write in it",
+    ),
+    (
+        ".shell rm -r PLACE/a.db-pagekeeper && ln -s / PLACE/a.db-pagekeeper
+      DELETE FROM t;",
+        "not a directory of this user's",
+    ),
+];
+
+/// A refusal: a file that is refused when it is opened, the commands that make it, and words of the
+/// reason.
+const REFUSED_AT_ONCE: [(&str, &str, &str); 4] = [
+    (
+        "wal.db?vfs=pagekeeper",
+        "sqlite3 wal.db 'PRAGMA journal_mode=WAL; CREATE TABLE t(a)'",
+        "WAL mode is refused",
+    ),
+    ("a.db?nolock=1&vfs=pagekeeper", "true", "nolock and immutable are refused"),
+    ("a.db?immutable=1&vfs=pagekeeper", "true", "nolock and immutable are refused"),
+    ("link.db?vfs=pagekeeper", "ln a.db link.db", "open under another name"),
+];
+
+#[test]
+fn each_refusal_has_its_reason_in_the_log_and_in_the_pragma() {
+    let Some(library) = library() else { return };
+    for (statements, why) in REFUSED_LATER {
+        let dir = disk_dir();
+        let open = open_with_our_vfs(&library, &dir.path().join("a.db"));
+        let load = open.lines().next().unwrap();
+        assert_eq!(said(&format!("{open}{TABLE}")), "");
+        let statements = statements.replace("PLACE", &dir.path().display().to_string());
+        let answer = said(&format!("{load}\n.log stdout\n{open}{statements}\nPRAGMA pagekeeper;\n"));
+        let reasons = answer.lines().filter(|line| line.contains(why));
+        let (in_log, in_pragma): (Vec<_>, Vec<_>) = reasons.partition(|line| line.contains(") pagekeeper: "));
+        assert!(!in_log.is_empty(), "{answer}");
+        assert!(in_pragma.iter().any(|line| line.contains("; last refusal: ")), "{answer}");
+    }
+    for (name, commands, why) in REFUSED_AT_ONCE {
+        let dir = disk_dir();
+        let open = open_with_our_vfs(&library, &dir.path().join("a.db"));
+        let first = said(&format!("{open}{TABLE}"));
+        assert_eq!(first, "");
+        assert!(
+            Command::new("sh")
+                .args(["-c", commands])
+                .current_dir(dir.path())
+                .output()
+                .unwrap()
+                .status
+                .success()
+        );
+        let url = format!(".open 'file:{}/{name}'\n", dir.path().display());
+        let answer = said(&format!("{open}.log stdout\n.connection 1\n{url}PRAGMA pagekeeper;\n"));
+        assert!(answer.lines().filter(|line| line.contains(why)).count() >= 2, "{answer}");
+        assert!(answer.lines().any(|line| line.contains(why) && line.contains(") pagekeeper: ")), "{answer}");
+    }
+}

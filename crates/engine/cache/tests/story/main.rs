@@ -3,6 +3,7 @@
 mod admission;
 mod changes;
 mod counts;
+mod files;
 mod guards;
 mod huge_pages;
 mod open;

@@ -11,16 +11,14 @@ use std::fs::File;
 use std::io::IoSlice;
 use std::os::fd::AsRawFd;
 use std::path::Path;
-use std::sync::Mutex;
 use std::time::Duration;
 
-use pagekeeper_kernel::mutex::lock;
 use pagekeeper_kernel::{FileSystem, InspectedFile, residency};
 use rustix::fs::{Advice, AtFlags, CWD, Mode, OFlags, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::files::syscall::call;
-use crate::{Access, AlignedBuf, Error, Io};
+use crate::{Access, AlignedBuf, Error, Io, PerProcess};
 
 /// `RWF_DONTCACHE` of pwritev2(2), Linux 6.14.
 const RWF_DONTCACHE: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x80);
@@ -93,15 +91,14 @@ pub struct WriteSupport {
 impl WriteSupport {
     /// Tests a directory's file system, once in a process.
     pub fn probe(directory: impl AsRef<Path>) -> Result<Self, Error> {
-        static KNOWN_SUPPORT: Mutex<Option<HashMap<u64, WriteSupport>>> = Mutex::new(None);
+        static KNOWN_SUPPORT: PerProcess<HashMap<u64, WriteSupport>> = PerProcess::new();
         let directory = directory.as_ref();
-        let known = || lock(&KNOWN_SUPPORT);
         let device = rustix::fs::stat(directory).map_err(|errno| call("stat", directory, errno))?.st_dev;
-        if let Some(found) = known().as_ref().and_then(|known| known.get(&device)) {
+        if let Some(found) = KNOWN_SUPPORT.lock().get(&device) {
             return Ok(*found);
         }
         let found = ProbeFile::new(directory)?.run()?;
-        known().get_or_insert_default().insert(device, found);
+        KNOWN_SUPPORT.lock().insert(device, found);
         Ok(found)
     }
 }

@@ -5,8 +5,8 @@
 //! so complete. A directory with ring files but without a control file is therefore never
 //! overwritten by a new log.
 //!
-//! A failure leaves existing files unchanged and removes the created ones, except for an empty
-//! directory. After a failure of the last step nothing is removed, since the log may be complete.
+//! A failure leaves existing files unchanged and removes the created ones. After a failure of the
+//! last step nothing is removed, since the log may be complete.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -31,15 +31,17 @@ const ZERO_WRITE_BYTES: usize = 1 << 20;
 /// Creates a log in an empty directory.
 pub(super) fn create(options: &RedoOptions, directory: &Path) -> Result<Core, Error> {
     let io = options.io_or_best();
-    match io.list(directory) {
+    let is_new_directory = match io.list(directory) {
         Ok(_) => {
             check_empty(&*io, directory)?;
+            false
         }
         Err(error) if error.errno() == Some(libc::ENOENT) => {
             io.create_dir(directory)?;
+            true
         }
         Err(error) => return Err(error.into()),
-    }
+    };
     // The directory may have been created just now or before a crash: its name must be durable.
     if let Some(parent) = directory.parent() {
         let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
@@ -50,6 +52,10 @@ pub(super) fn create(options: &RedoOptions, directory: &Path) -> Result<Core, Er
         Ok((lock, state)) => open::open_new(options, directory, lock, state),
         Err(error) => {
             made.remove();
+            if is_new_directory {
+                // It stays if anything else is in it.
+                let _ = io.remove_dir(directory);
+            }
             Err(error)
         }
     }
