@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # build-capi.sh DIRECTORY [LIBRARY] — lays out the C library in a directory: include, lib, lib/pkgconfig, lib/cmake.
 #
-# LIBRARY is a static library that cargo has built; without it, cargo's profile `release` builds one. Needs a C compiler
-# and Rust. The shared library is linked here from the static one, since rustc cannot give symbols versions.
+# LIBRARY is a static library that cargo has built; without it, cargo's profile `release` builds one, with PK_CHECKED=1
+# one that finds the use of closed handles. Needs a C compiler and Rust. The shared library is linked here from the static
+# one, since rustc cannot give symbols versions.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
@@ -16,7 +17,7 @@ if ! command -v "${CC:-cc}" >/dev/null; then
     exit 1
 fi
 if [ -z "$library" ]; then
-    "$cargo" build --quiet --package pagekeeper-capi --lib --release
+    "$cargo" build --quiet --package pagekeeper-capi --lib --release ${PK_CHECKED:+--features checked}
     library=$target/release/libpagekeeper_capi.a
 fi
 
@@ -32,9 +33,12 @@ install --mode 644 "$library" "$to/lib/libpagekeeper.a"
 filled crates/engine/capi/pagekeeper.pc.in "$to/lib/pkgconfig/pagekeeper.pc"
 filled crates/engine/capi/pagekeeper-config.cmake.in "$to/lib/cmake/pagekeeper/pagekeeper-config.cmake"
 
+# Programs that were linked with former names find them.
+mapfile -t aliases < <(sed -n 's/^#define \(pk_[a-z_]*\) \(pk_[a-z_]*\)$/-Wl,--defsym=\1=\2/p' crates/engine/capi/include/pagekeeper.h)
 shared=libpagekeeper.so.$version
 "${CC:-cc}" -shared -o "$to/lib/$shared" -Wl,-soname,"libpagekeeper.so.$major" \
     -Wl,--version-script=crates/engine/capi/pagekeeper.map -Wl,--gc-sections -Wl,-z,relro,-z,now -Wl,-z,defs -Wl,-z,nodelete \
+    "${aliases[@]}" \
     -Wl,--whole-archive "$to/lib/libpagekeeper.a" -Wl,--no-whole-archive -lgcc_s -lpthread -lm -ldl -lc
 ln -sf "$shared" "$to/lib/libpagekeeper.so.$major"
 ln -sf "libpagekeeper.so.$major" "$to/lib/libpagekeeper.so"

@@ -41,7 +41,7 @@ int main(int argc, char** argv) try {
 
     // An ordered map in pages of the same store.
     auto map = store.begin_write();
-    const auto fruit = map.create_tree();
+    const auto fruit = map.create_map();
     for (const auto* name : {"cherry", "apple", "banana"}) map.put(fruit, name, std::string("a ") + name);
     map.put(fruit, "durian", std::string(100000, 'd'));
     map.remove(fruit, "apple");

@@ -11,7 +11,8 @@
  * - Offsets and lengths are in bytes. Paths are strings of bytes that end with a zero byte, as in system
  *   calls. NULL for a required handle, path or buffer is PK_MISUSE.
  * - A handle belongs to its opener, and is closed by its own pk_..._close() or similar function, once. These
- *   functions accept NULL, and then do nothing. A closed handle must not be used again.
+ *   functions accept NULL, and then do nothing. A closed handle must not be used again; a library built by
+ *   PK_CHECKED=1 make capi returns PK_MISUSE then, and never frees the memory of a handle.
  * - Several threads may use a handle at once, except handles with a position or changes of their own:
  *   pk_bulk, pk_redo_reader, pk_follower, pk_write_txn, pk_cursor. If two threads use one of these at the
  *   same time, the second gets PK_MISUSE. Every handle may be passed from one thread to another. A handle
@@ -381,6 +382,9 @@ pk_status pk_redo_read(pk_redo *redo, uint64_t lsn, pk_redo_reader **reader);
    be NULL. PK_END after the last. */
 pk_status pk_redo_next(pk_redo_reader *reader, const void **bytes, size_t *size, uint64_t *next);
 void pk_redo_reader_close(pk_redo_reader *reader);
+/* Reads the records of a log that is not open, from its checkpoint on, however much of it is lost: after the last
+   readable one, pk_redo_next() returns PK_END, or the reason why there are no more. Writes nothing. */
+pk_status pk_redo_salvage(const char *directory, pk_redo_reader **reader);
 
 /* ---------------------------------------------------------------- binlog */
 
@@ -428,6 +432,9 @@ pk_status pk_binlog_rotate(pk_binlog *binlog);
 /* Removes the segments before the position's own. Returns PK_LOCKED if a follower has yet to read some of
    them, unless force is 1: then that follower gets PK_TOO_OLD. */
 pk_status pk_binlog_purge(pk_binlog *binlog, pk_position position, int force);
+/* Removes all records after a position from an append or a follower, durably. Returns PK_LOCKED if a follower is
+   in the position's segment or a later one, unless force is 1: then that follower gets PK_TOO_OLD. */
+pk_status pk_binlog_truncate(pk_binlog *binlog, pk_position position, int force);
 /* The start of the oldest record; the position past the last record; the end of the durable part. */
 pk_status pk_binlog_first(pk_binlog *binlog, pk_position *position);
 pk_status pk_binlog_end(pk_binlog *binlog, pk_position *position);
@@ -469,8 +476,9 @@ typedef struct pk_store_options {
   uint32_t create;        /* 0: if it is missing, 1: never, 2: it must not exist */
   uint32_t read_only;     /* 1: nothing is written */
   uint32_t reserved;      /* 0 */
+  uint64_t snapshot_bytes;/* the limit of old versions on disk, for snapshots that are kept for long [4 GiB] */
 } pk_store_options;
-#define PK_STORE_OPTIONS_INIT { sizeof(pk_store_options), 0, 0, 0, 0, 0, 0 }
+#define PK_STORE_OPTIONS_INIT { sizeof(pk_store_options), 0, 0, 0, 0, 0, 0, 0 }
 
 typedef struct pk_store_stat {
   size_t struct_size;
@@ -500,6 +508,10 @@ pk_status pk_store_backup(pk_store *store, const char *to, uint64_t *seq);
 /* Creates a store from a backup in a new directory, and checks every page of it; seq, which may be NULL, is
    the commit that it has. Returns PK_CORRUPT if a page is damaged: then to does not exist. */
 pk_status pk_store_restore(const char *backup, const char *to, uint64_t *seq);
+/* Saves what can be saved of a damaged store, which is only read and must not be open, to a new directory. PK_OK
+   if nothing is lost. PK_CORRUPT if something is: then the new store exists all the same, faults, which may be
+   NULL, is their number, and pk_error_message() describes the first one. */
+pk_status pk_store_repair(const char *store, const char *to, uint64_t *faults);
 /* Closes the store; all commits are durable then. Closes the handle in any case. Open transactions keep the
    store open, and its directory locked, until they end. */
 pk_status pk_store_close(pk_store *store);
@@ -512,63 +524,80 @@ pk_status pk_store_begin_write(pk_store *store, pk_write_txn **txn);
    thread began the previous transaction. With -1 it is pk_store_begin_write(): no limit, and PK_MISUSE if this
    thread began the previous transaction. */
 pk_status pk_store_begin_write_timeout(pk_store *store, int timeout_ms, pk_write_txn **txn);
-pk_status pk_txn_allocate(pk_write_txn *txn, uint64_t *page);
+/* Changes fail with PK_TOO_LARGE once those before them no longer fit into the journal: abort the transaction. */
+pk_status pk_write_allocate(pk_write_txn *txn, uint64_t *page);
 /* Allocates contiguous pages and returns the first of them. Until they are written, they read as never
    written. */
-pk_status pk_txn_allocate_run(pk_write_txn *txn, uint64_t pages, uint64_t *first);
-pk_status pk_txn_free(pk_write_txn *txn, uint64_t page);
+pk_status pk_write_allocate_run(pk_write_txn *txn, uint64_t pages, uint64_t *first);
+pk_status pk_write_free(pk_write_txn *txn, uint64_t page);
 /* Copies up to size bytes of a page from offset on; read, the number of bytes, may be NULL. */
-pk_status pk_txn_read(pk_write_txn *txn, uint64_t page, size_t offset, void *buffer, size_t size, size_t *read);
+pk_status pk_write_copy(pk_write_txn *txn, uint64_t page, size_t offset, void *buffer, size_t size, size_t *read);
 /* Changes a part of a page that was allocated or committed before. */
-pk_status pk_txn_write(pk_write_txn *txn, uint64_t page, size_t offset, const void *bytes, size_t size);
+pk_status pk_write_change(pk_write_txn *txn, uint64_t page, size_t offset, const void *bytes, size_t size);
 /* Replaces a whole page without reading the old content: size is the payload's. */
-pk_status pk_txn_put(pk_write_txn *txn, uint64_t page, const void *bytes, size_t size);
+pk_status pk_write_page(pk_write_txn *txn, uint64_t page, const void *bytes, size_t size);
 /* The page from which all others are found; PK_NO_PAGE: none. */
-pk_status pk_txn_get_root(pk_write_txn *txn, uint64_t *page);
-pk_status pk_txn_set_root(pk_write_txn *txn, uint64_t page);
+pk_status pk_write_get_root(pk_write_txn *txn, uint64_t *page);
+pk_status pk_write_set_root(pk_write_txn *txn, uint64_t page);
 /* Commits everything or nothing; seq, the number of the commit, may be NULL. Closes the handle in any case. */
-pk_status pk_txn_commit(pk_write_txn *txn, pk_durability durability, uint64_t *seq);
+pk_status pk_write_commit(pk_write_txn *txn, pk_durability durability, uint64_t *seq);
 /* Ends the transaction without any change. */
-void pk_txn_abort(pk_write_txn *txn);
+void pk_write_abort(pk_write_txn *txn);
 
 /* A snapshot: all pages as of one commit. Does not wait. */
 pk_status pk_store_begin_read(pk_store *store, pk_read_txn **txn);
-pk_status pk_snapshot_root(pk_read_txn *txn, uint64_t *page);
+pk_status pk_read_get_root(pk_read_txn *txn, uint64_t *page);
 /* The number of the visible commit; 0 for NULL. */
-uint64_t pk_snapshot_seq(const pk_read_txn *txn);
-pk_status pk_snapshot_read(pk_read_txn *txn, uint64_t page, size_t offset, void *buffer, size_t size, size_t *read);
+uint64_t pk_read_seq(const pk_read_txn *txn);
+pk_status pk_read_copy(pk_read_txn *txn, uint64_t page, size_t offset, void *buffer, size_t size, size_t *read);
 /* A page in place: later commits do not change it. It occupies a page of memory until it is released. */
-pk_status pk_snapshot_page(pk_read_txn *txn, uint64_t number, pk_store_page **page);
+pk_status pk_read_page(pk_read_txn *txn, uint64_t number, pk_store_page **page);
 const void *pk_store_page_data(const pk_store_page *page);
 size_t pk_store_page_size(const pk_store_page *page);
 void pk_store_page_release(pk_store_page *page);
-void pk_snapshot_end(pk_read_txn *txn);
+void pk_read_end(pk_read_txn *txn);
 
 /* ---------------------------------------------------------------- ordered map */
 
 /* An ordered map of byte strings in the pages of a store: a B+tree. Its root page identifies it, and never
-   changes; a store has any number of trees. Keys have 0 to 512 bytes and are ordered by their bytes; values
-   have less than 4 GiB (PK_TOO_LARGE beyond). If a change fails in any other way, the transaction contains a
-   part of it: abort it. PK_MISUSE if the root is no page of a tree; PK_CORRUPT if another page of the tree is not. */
+   changes; a store has any number of maps. Keys are ordered by their bytes and have up to a third of a page: 1336
+   bytes of 4 KiB; values have less than 4 GiB (PK_TOO_LARGE beyond, also for a change that no longer fits into
+   the journal with those before it). If a change fails in any other way, the transaction contains a part of it:
+   abort it. PK_MISUSE if the root is no page of a map; PK_CORRUPT if another page of the map is not. */
 typedef struct pk_cursor pk_cursor;
 
-pk_status pk_tree_create(pk_write_txn *txn, uint64_t *root);
-/* Frees all pages of a tree. */
-pk_status pk_tree_delete(pk_write_txn *txn, uint64_t root);
-pk_status pk_tree_put(pk_write_txn *txn, uint64_t root, const void *key, size_t key_size, const void *value, size_t value_size);
+pk_status pk_map_create(pk_write_txn *txn, uint64_t *root);
+/* Frees all pages of a map. */
+pk_status pk_map_drop(pk_write_txn *txn, uint64_t root);
+pk_status pk_map_put(pk_write_txn *txn, uint64_t root, const void *key, size_t key_size, const void *value, size_t value_size);
 /* PK_NOT_FOUND if there is no such key. */
-pk_status pk_tree_remove(pk_write_txn *txn, uint64_t root, const void *key, size_t key_size);
+pk_status pk_map_delete(pk_write_txn *txn, uint64_t root, const void *key, size_t key_size);
 /* Copies up to size bytes of a value; value_size, its full length, may be NULL. PK_NOT_FOUND if there is no
    such key. */
-pk_status pk_tree_get(pk_read_txn *txn, uint64_t root, const void *key, size_t key_size, void *buffer, size_t size, size_t *value_size);
+pk_status pk_map_get(pk_read_txn *txn, uint64_t root, const void *key, size_t key_size, void *buffer, size_t size, size_t *value_size);
 /* The same, including the changes of the transaction so far. */
-pk_status pk_txn_tree_get(pk_write_txn *txn, uint64_t root, const void *key, size_t key_size, void *buffer, size_t size, size_t *value_size);
+pk_status pk_write_map_get(pk_write_txn *txn, uint64_t root, const void *key, size_t key_size, void *buffer, size_t size, size_t *value_size);
+/* Reads the whole map; entries, their number, may be NULL. PK_CORRUPT with the first invalid page. */
+pk_status pk_map_check(pk_read_txn *txn, uint64_t root, uint64_t *entries);
+
+/* Maps by name: the store's root page is then a map of names, so set no other one. PK_NOT_FOUND if there is none
+   of the name; pk_write_map_open() creates it. pk_write_map_drop() frees the map and its name. */
+pk_status pk_map_open(pk_read_txn *txn, const void *name, size_t name_size, uint64_t *root);
+pk_status pk_write_map_open(pk_write_txn *txn, const void *name, size_t name_size, uint64_t *root);
+pk_status pk_write_map_drop(pk_write_txn *txn, const void *name, size_t name_size);
 
 /* The entries from a key on (inclusive), forwards or backwards; size 0: from the first or last entry. The
    cursor keeps its snapshot, which may be ended before it. */
 pk_status pk_cursor_open(pk_read_txn *txn, uint64_t root, const void *from, size_t from_size, int backwards, pk_cursor **cursor);
+/* The same in a transaction: it sees the changes so far, also those made since it returned an entry. PK_MISUSE
+   from pk_cursor_next() once the transaction has ended. */
+pk_status pk_write_cursor_open(pk_write_txn *txn, uint64_t root, const void *from, size_t from_size, int backwards, pk_cursor **cursor);
+/* Continues from a key on (inclusive), in the same direction; size 0: from the first or last entry. */
+pk_status pk_cursor_seek(pk_cursor *cursor, const void *key, size_t key_size);
+/* Ends the entries at a key, included or not: the upper bound forwards, the lower one backwards. */
+pk_status pk_cursor_set_end(pk_cursor *cursor, const void *key, size_t key_size, int included);
 /* The next entry, in place until the next call with the cursor; PK_END if there is none. The cursor reads
-   ahead up to 32 entries, of 32 KiB in total not counting the last. */
+   ahead up to 32 entries, of 32 KiB in total not counting the last; none in a transaction. */
 pk_status pk_cursor_next(pk_cursor *cursor, const void **key, size_t *key_size, const void **value, size_t *value_size);
 void pk_cursor_close(pk_cursor *cursor);
 
@@ -592,6 +621,31 @@ pk_status pk_resident(const char *path, uint64_t offset, uint64_t size, pk_resid
 pk_status pk_release(const char *path, uint64_t offset, uint64_t size, int timeout_ms, uint64_t *released, uint64_t *kept);
 /* Reads missing pages into the page cache; loaded, in bytes, may be NULL. */
 pk_status pk_warm(const char *path, uint64_t offset, uint64_t size, uint64_t *loaded);
+
+/* ---------------------------------------------------------------- former names */
+
+/* The names of version 0.1.0, for programs that were written for it. The shared library exports them, too. */
+#define pk_tree_create pk_map_create
+#define pk_tree_delete pk_map_drop
+#define pk_tree_put pk_map_put
+#define pk_tree_remove pk_map_delete
+#define pk_tree_get pk_map_get
+#define pk_txn_tree_get pk_write_map_get
+#define pk_txn_allocate pk_write_allocate
+#define pk_txn_allocate_run pk_write_allocate_run
+#define pk_txn_free pk_write_free
+#define pk_txn_read pk_write_copy
+#define pk_txn_write pk_write_change
+#define pk_txn_put pk_write_page
+#define pk_txn_get_root pk_write_get_root
+#define pk_txn_set_root pk_write_set_root
+#define pk_txn_commit pk_write_commit
+#define pk_txn_abort pk_write_abort
+#define pk_snapshot_root pk_read_get_root
+#define pk_snapshot_seq pk_read_seq
+#define pk_snapshot_read pk_read_copy
+#define pk_snapshot_page pk_read_page
+#define pk_snapshot_end pk_read_end
 
 #ifdef __cplusplus
 }

@@ -186,36 +186,42 @@ class WriteTxn {
   explicit WriteTxn(pk_write_txn* txn) : txn_(txn) {}
   uint64_t allocate() {
     uint64_t page = 0;
-    check(pk_txn_allocate(txn_.get(), &page));
+    check(pk_write_allocate(txn_.get(), &page));
     return page;
   }
   void write(uint64_t page, size_t offset, const void* bytes, size_t size) {
-    check(pk_txn_write(txn_.get(), page, offset, bytes, size));
+    check(pk_write_change(txn_.get(), page, offset, bytes, size));
   }
-  void free(uint64_t page) { check(pk_txn_free(txn_.get(), page)); }
-  uint64_t create_tree() {
+  void free(uint64_t page) { check(pk_write_free(txn_.get(), page)); }
+  uint64_t create_map() {
     uint64_t root = 0;
-    check(pk_tree_create(txn_.get(), &root));
+    check(pk_map_create(txn_.get(), &root));
+    return root;
+  }
+  // Opens the map of a name, and creates it first if there is none.
+  uint64_t open_map(const std::string& name) {
+    uint64_t root = 0;
+    check(pk_write_map_open(txn_.get(), name.data(), name.size(), &root));
     return root;
   }
   void put(uint64_t root, const std::string& key, const std::string& value) {
-    check(pk_tree_put(txn_.get(), root, key.data(), key.size(), value.data(), value.size()));
+    check(pk_map_put(txn_.get(), root, key.data(), key.size(), value.data(), value.size()));
   }
   // Returns whether the key existed.
   bool remove(uint64_t root, const std::string& key) {
-    const auto status = pk_tree_remove(txn_.get(), root, key.data(), key.size());
+    const auto status = pk_map_delete(txn_.get(), root, key.data(), key.size());
     if (status != PK_NOT_FOUND) check(status);
     return status == PK_OK;
   }
-  void set_root(uint64_t page) { check(pk_txn_set_root(txn_.get(), page)); }
+  void set_root(uint64_t page) { check(pk_write_set_root(txn_.get(), page)); }
   uint64_t commit(pk_durability durability = PK_DURABLE) {
     uint64_t seq = 0;
-    check(pk_txn_commit(txn_.release(), durability, &seq));
+    check(pk_write_commit(txn_.release(), durability, &seq));
     return seq;
   }
 
  private:
-  detail::Handle<pk_write_txn, pk_txn_abort> txn_;
+  detail::Handle<pk_write_txn, pk_write_abort> txn_;
 };
 
 class Snapshot {
@@ -223,27 +229,27 @@ class Snapshot {
   explicit Snapshot(pk_read_txn* txn) : txn_(txn) {}
   uint64_t root() const {
     uint64_t page = PK_NO_PAGE;
-    check(pk_snapshot_root(txn_.get(), &page));
+    check(pk_read_get_root(txn_.get(), &page));
     return page;
   }
-  uint64_t seq() const noexcept { return pk_snapshot_seq(txn_.get()); }
+  uint64_t seq() const noexcept { return pk_read_seq(txn_.get()); }
   size_t read(uint64_t page, size_t offset, void* buffer, size_t size) const {
     size_t read = 0;
-    check(pk_snapshot_read(txn_.get(), page, offset, buffer, size, &read));
+    check(pk_read_copy(txn_.get(), page, offset, buffer, size, &read));
     return read;
   }
-  // Gets the value of a key of a tree. Returns false if there is none.
+  // Gets the value of a key of a map. Returns false if there is none.
   bool get(uint64_t root, const std::string& key, std::string& value) const {
     size_t size = 0;
     value.resize(value.capacity());
-    auto status = pk_tree_get(txn_.get(), root, key.data(), key.size(), &value[0], value.size(), &size);
+    auto status = pk_map_get(txn_.get(), root, key.data(), key.size(), &value[0], value.size(), &size);
     const bool cut = status == PK_OK && size > value.size();
     value.resize(status == PK_OK ? size : 0);
-    if (cut) status = pk_tree_get(txn_.get(), root, key.data(), key.size(), &value[0], size, nullptr);
+    if (cut) status = pk_map_get(txn_.get(), root, key.data(), key.size(), &value[0], size, nullptr);
     if (status != PK_NOT_FOUND) check(status);
     return status == PK_OK;
   }
-  // Calls visit(key, value) for the entries of a tree from a key on, until it returns false.
+  // Calls visit(key, value) for the entries of a map from a key on, until it returns false.
   template <typename Visit>
   void scan(uint64_t root, const std::string& from, Visit visit) const {
     pk_cursor* opened = nullptr;
@@ -260,7 +266,7 @@ class Snapshot {
   }
 
  private:
-  detail::Handle<pk_read_txn, pk_snapshot_end> txn_;
+  detail::Handle<pk_read_txn, pk_read_end> txn_;
 };
 
 class Store {

@@ -9,7 +9,9 @@ use pagekeeper_wal::{BinLog, BinLogOptions, Follower, PurgeMode};
 
 use crate::call::{call, plain};
 use crate::exclusive::{ExclusiveHandle, give_up};
-use crate::pointers::{ArrayPointer, OptionsPointer, SizedStruct, TextPointer, given, put, wanted};
+use crate::pointers::{
+    ArrayPointer, ClosingHandle, OptionsPointer, SizedStruct, TextPointer, given, put, wanted,
+};
 use crate::queue::timeout;
 use crate::redo::log_mode;
 use crate::status::{CallFailure, Status};
@@ -148,10 +150,20 @@ pub extern "C" fn pk_binlog_purge(
     position: BinlogPosition,
     force: c_int,
 ) -> Status {
-    call(|| {
-        let purge = if force == 0 { PurgeMode::UnlessFollowed } else { PurgeMode::Forced };
-        Ok(given(binlog, "the log")?.0.purge_to(position.into(), purge).map(drop)?)
-    })
+    call(|| Ok(given(binlog, "the log")?.0.purge_to(position.into(), purge_mode(force)).map(drop)?))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_binlog_truncate(
+    binlog: Option<&BinlogHandle>,
+    position: BinlogPosition,
+    force: c_int,
+) -> Status {
+    call(|| Ok(given(binlog, "the log")?.0.truncate_after(position.into(), purge_mode(force))?))
+}
+
+fn purge_mode(force: c_int) -> PurgeMode {
+    if force == 0 { PurgeMode::UnlessFollowed } else { PurgeMode::Forced }
 }
 
 #[unsafe(no_mangle)]
@@ -192,8 +204,8 @@ fn place(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_binlog_close(binlog: Option<Box<BinlogHandle>>) -> Status {
-    call(|| binlog.map_or(Ok(()), |binlog| Ok(binlog.0.close()?)))
+pub extern "C" fn pk_binlog_close(binlog: Option<ClosingHandle<BinlogHandle>>) -> Status {
+    call(|| binlog.map_or(Ok(()), |binlog| Ok(binlog.open()?.0.close()?)))
 }
 
 #[unsafe(no_mangle)]
@@ -250,6 +262,6 @@ pub extern "C" fn pk_follower_next(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_follower_close(follower: Option<Box<FollowerHandle>>) {
+pub extern "C" fn pk_follower_close(follower: Option<ClosingHandle<FollowerHandle>>) {
     plain((), || drop(follower.map(give_up)));
 }

@@ -8,7 +8,7 @@ use pagekeeper_bulk::{BulkMode, BulkWriter};
 use crate::call::{call, plain};
 use crate::exclusive::{ExclusiveHandle, give_up};
 use crate::pointers::{
-    ArrayPointer, OptionsPointer, OutPointer, SizedStruct, TextPointer, given, is_zero, wanted,
+    ArrayPointer, ClosingHandle, OptionsPointer, OutPointer, SizedStruct, TextPointer, given, is_zero, wanted,
 };
 use crate::status::{CallFailure, Status};
 
@@ -87,13 +87,16 @@ pub extern "C" fn pk_bulk_write(bulk: Option<&BulkHandle>, bytes: ArrayPointer<u
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_bulk_finish(bulk: Option<Box<BulkHandle>>, report: OutPointer<BulkReport>) -> Status {
+pub extern "C" fn pk_bulk_finish(
+    bulk: Option<ClosingHandle<BulkHandle>>,
+    report: OutPointer<BulkReport>,
+) -> Status {
     call(|| {
         let bulk = bulk.ok_or_else(|| CallFailure::misuse("the output is NULL"))?;
-        if report.is_wanted() {
-            report.check()?;
-        }
-        let done = give_up(bulk)?.finish()?;
+        let checked = if report.is_wanted() { report.check() } else { Ok(()) };
+        let bulk = give_up(bulk)?;
+        checked?;
+        let done = bulk.finish()?;
         if !report.is_wanted() {
             return Ok(());
         }
@@ -114,6 +117,6 @@ pub extern "C" fn pk_bulk_finish(bulk: Option<Box<BulkHandle>>, report: OutPoint
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_bulk_abandon(bulk: Option<Box<BulkHandle>>) {
+pub extern "C" fn pk_bulk_abandon(bulk: Option<ClosingHandle<BulkHandle>>) {
     plain((), || drop(bulk.map(give_up)));
 }

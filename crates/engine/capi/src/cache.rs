@@ -8,7 +8,7 @@ use pagekeeper_cache::{Backend, HugePages, LoadedPage, PageCache};
 use pagekeeper_io::Process;
 
 use crate::call::{call, plain};
-use crate::pointers::{OptionsPointer, OutPointer, SizedStruct, given, is_zero, wanted};
+use crate::pointers::{ClosingHandle, OptionsPointer, OutPointer, SizedStruct, given, is_zero, wanted};
 use crate::status::{CallFailure, Status};
 
 /// Maximum size of a verifier's reason in bytes.
@@ -183,6 +183,6 @@ pub extern "C" fn pk_cache_get_stats(cache: Option<&CacheHandle>, stats: OutPoin
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_cache_close(cache: Option<Box<CacheHandle>>) {
-    plain((), || drop(cache));
+pub extern "C" fn pk_cache_close(cache: Option<ClosingHandle<CacheHandle>>) {
+    plain((), || drop(cache.map(ClosingHandle::open)));
 }

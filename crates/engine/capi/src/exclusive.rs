@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use pagekeeper_io::Process;
 
+use crate::pointers::ClosingHandle;
 use crate::status::CallFailure;
 
 #[derive(Debug)]
@@ -36,12 +37,9 @@ impl<T> ExclusiveHandle<T> {
 
 /// Closes a handle and returns its value. If another thread is using the handle, it stays open for
 /// that thread. In a forked child it stays open for the parent.
-pub(crate) fn give_up<T>(handle: Box<ExclusiveHandle<T>>) -> Result<T, CallFailure> {
-    if let Err(refusal) = handle.enter().map(drop) {
-        std::mem::forget(handle);
-        return Err(refusal);
-    }
-    Ok(handle.into_inner())
+pub(crate) fn give_up<T>(handle: ClosingHandle<ExclusiveHandle<T>>) -> Result<T, CallFailure> {
+    drop(handle.get()?.enter()?);
+    Ok(handle.open()?.into_inner())
 }
 
 #[cfg(test)]
@@ -57,7 +55,7 @@ mod tests {
             std::thread::scope(|scope| scope.spawn(|| exclusive.enter().map(|_| ())).join().unwrap());
         assert_eq!(second.unwrap_err().status, Status::Misuse);
         drop(entered);
-        assert_eq!(give_up(Box::new(exclusive)).unwrap(), 7);
+        assert_eq!(give_up(Box::new(exclusive).into()).unwrap(), 7);
     }
 
     #[test]
@@ -71,7 +69,7 @@ mod tests {
             let address = handle as usize;
             // SAFETY: as above.
             scope
-                .spawn(move || give_up(unsafe { Box::from_raw(address as *mut ExclusiveHandle<i32>) }))
+                .spawn(move || give_up(unsafe { Box::from_raw(address as *mut ExclusiveHandle<i32>) }.into()))
                 .join()
                 .unwrap()
         });
@@ -79,6 +77,6 @@ mod tests {
         assert_eq!(*entered, 7);
         drop(entered);
         // SAFETY: nobody uses it any more.
-        assert_eq!(give_up(unsafe { Box::from_raw(handle) }).unwrap(), 7);
+        assert_eq!(give_up(unsafe { Box::from_raw(handle) }.into()).unwrap(), 7);
     }
 }

@@ -9,7 +9,7 @@ use pagekeeper_io::Process;
 use crate::cache::CacheHandle;
 use crate::call::{call, note, plain};
 use crate::owned::WritablePart;
-use crate::pointers::{MutArrayPointer, TextPointer, given, put, wanted};
+use crate::pointers::{ClosingHandle, MutArrayPointer, TextPointer, given, put, wanted};
 use crate::status::{CallFailure, Status};
 use crate::task;
 
@@ -155,8 +155,8 @@ pub extern "C" fn pk_file_prefetch(file: Option<&FileHandle>, offset: u64, size:
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_file_close(file: Option<Box<FileHandle>>) {
-    plain((), || drop(file));
+pub extern "C" fn pk_file_close(file: Option<ClosingHandle<FileHandle>>) {
+    plain((), || drop(file.map(ClosingHandle::open)));
 }
 
 #[unsafe(no_mangle)]
@@ -183,8 +183,8 @@ pub extern "C" fn pk_page_size(page: Option<&PageHandle>) -> usize {
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_page_release(page: Option<Box<PageHandle>>) {
-    plain((), || drop(page));
+pub extern "C" fn pk_page_release(page: Option<ClosingHandle<PageHandle>>) {
+    plain((), || drop(page.map(ClosingHandle::open)));
 }
 
 /// The first argument of a callback.

@@ -25,18 +25,18 @@ mod call;
 mod exclusive;
 #[doc(hidden)]
 pub mod file;
+mod map;
 mod owned;
 mod pacer;
 mod pages;
 mod pointers;
 mod queue;
+mod read_txn;
 mod redo;
-mod snapshot;
 mod status;
 mod store;
 mod task;
-mod tree;
-mod txn;
+mod write_txn;
 #[cfg(test)]
 mod wrong_arguments;
 

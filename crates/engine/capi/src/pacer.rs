@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use pagekeeper_policy::pacer;
 
 use crate::call::{call, plain};
-use crate::pointers::{OptionsPointer, SizedStruct, given, wanted};
+use crate::pointers::{ClosingHandle, OptionsPointer, SizedStruct, given, wanted};
 use crate::status::{CallFailure, Status};
 
 /// `pk_pacer`.
@@ -84,6 +84,6 @@ pub extern "C" fn pk_pacer_written(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_pacer_free(pacer: Option<Box<Pacer>>) {
-    plain((), || drop(pacer));
+pub extern "C" fn pk_pacer_free(pacer: Option<ClosingHandle<Pacer>>) {
+    plain((), || drop(pacer.map(ClosingHandle::open)));
 }

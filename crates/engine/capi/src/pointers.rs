@@ -3,20 +3,93 @@
 //!
 //! All blocks depend on that contract: a pointer is NULL, or points to as many readable (writable)
 //! bytes as the header says, which nobody changes (uses) during the call. References to single
-//! values (`Option<&T>`, `Option<&mut MaybeUninit<T>>`, `Option<Box<T>>` of handles) are taken as
+//! values (`Option<&T>`, `Option<&mut MaybeUninit<T>>`, `Option<ClosingHandle<T>>`) are taken as
 //! they are.
 
 use std::ffi::{CStr, OsStr, c_char};
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::status::{CallFailure, Status};
 
+/// Whether the use of a closed handle is found: in the checked build its memory is marked, and
+/// never used again.
+const MARKS_CLOSED: bool = cfg!(any(debug_assertions, feature = "checked"));
+/// Each byte of a closed handle. No pointer has such bytes.
+const CLOSED_BYTE: u8 = 0xc5;
+
+/// Memory of a closed handle, in a list: a checker of leaks finds all of it.
+struct ClosedMemory {
+    _memory: *const u8,
+    _next: *mut ClosedMemory,
+}
+
+static CLOSED: AtomicPtr<ClosedMemory> = AtomicPtr::new(std::ptr::null_mut());
+
+fn is_closed<T>(handle: *const T) -> bool {
+    let len = size_of::<T>().min(16);
+    // SAFETY: where handles are marked, none is freed.
+    let is_marked = |at| unsafe { handle.cast::<u8>().add(at).read_volatile() } == CLOSED_BYTE;
+    MARKS_CLOSED && len > 0 && (0..len).all(is_marked)
+}
+
+fn keep_closed(memory: *const u8) {
+    let mut next = CLOSED.load(Ordering::Acquire);
+    let closed = Box::into_raw(Box::new(ClosedMemory { _memory: memory, _next: next }));
+    while let Err(changed) = CLOSED.compare_exchange(next, closed, Ordering::AcqRel, Ordering::Acquire) {
+        next = changed;
+        // SAFETY: nobody else has it yet.
+        unsafe { closed.write(ClosedMemory { _memory: memory, _next: next }) };
+    }
+}
+
 /// Returns a handle that is required.
+#[inline]
 pub(crate) fn given<'a, T>(handle: Option<&'a T>, what: &'static str) -> Result<&'a T, CallFailure> {
-    handle.ok_or_else(|| CallFailure::misuse(format!("{what} is NULL")))
+    match handle {
+        Some(handle) if is_closed(handle) => Err(CallFailure::misuse(format!("{what} was closed before"))),
+        Some(handle) => Ok(handle),
+        None => Err(CallFailure::misuse(format!("{what} is NULL"))),
+    }
+}
+
+/// A handle that its caller closes. Unless it is opened, it stays as it is.
+#[repr(transparent)]
+pub struct ClosingHandle<T>(ManuallyDrop<Box<T>>);
+
+impl<T> ClosingHandle<T> {
+    /// Returns the handle, which stays open.
+    pub(crate) fn get(&self) -> Result<&T, CallFailure> {
+        given(Some(&**self.0), "the handle")
+    }
+
+    /// Takes the value out of the handle, which is closed then.
+    pub(crate) fn open(self) -> Result<T, CallFailure> {
+        self.get()?;
+        let handle = ManuallyDrop::into_inner(self.0);
+        if !MARKS_CLOSED {
+            return Ok(*handle);
+        }
+        let memory = Box::into_raw(handle);
+        // SAFETY: it was just a box, whose value is moved out before its bytes are overwritten.
+        let value = unsafe {
+            let value = memory.read();
+            memory.cast::<u8>().write_bytes(CLOSED_BYTE, size_of::<T>());
+            value
+        };
+        keep_closed(memory.cast());
+        Ok(value)
+    }
+}
+
+#[cfg(test)]
+impl<T> From<Box<T>> for ClosingHandle<T> {
+    fn from(handle: Box<T>) -> Self {
+        Self(ManuallyDrop::new(handle))
+    }
 }
 
 /// Returns the place for an output value that is required.

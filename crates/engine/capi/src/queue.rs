@@ -25,7 +25,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::call::{call, plain};
 use crate::file::{FileHandle, read_later};
-use crate::pointers::{MutArrayPointer, given, wanted};
+use crate::pointers::{ClosingHandle, MutArrayPointer, given, wanted};
 use crate::status::{CallFailure, Status};
 
 /// `pk_completion`.
@@ -262,12 +262,13 @@ pub extern "C" fn pk_queue_collect(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_queue_close(queue: Option<Box<QueueHandle>>) {
+pub extern "C" fn pk_queue_close(queue: Option<ClosingHandle<QueueHandle>>) {
     plain((), || {
-        match queue {
-            Some(queue) if queue.0.process.is_current() => queue.0.close(),
-            // Its reads and their buffers belong to the parent.
-            queue => std::mem::forget(queue),
+        // In a forked child, its reads and their buffers belong to the parent.
+        let is_own =
+            |queue: &ClosingHandle<QueueHandle>| queue.get().is_ok_and(|queue| queue.0.process.is_current());
+        if let Some(Ok(queue)) = queue.filter(is_own).map(ClosingHandle::open) {
+            queue.0.close();
         }
     });
 }

@@ -4,11 +4,13 @@ use std::mem::MaybeUninit;
 use std::path::Path;
 use std::time::Duration;
 
-use pagekeeper_wal::{FlushPolicy, LogMode, Lsn, RedoLog, RedoReader};
+use pagekeeper_wal::{FlushPolicy, LogMode, Lsn, RedoLog};
 
 use crate::call::{call, plain};
 use crate::exclusive::{ExclusiveHandle, give_up};
-use crate::pointers::{ArrayPointer, OptionsPointer, SizedStruct, TextPointer, given, put, wanted};
+use crate::pointers::{
+    ArrayPointer, ClosingHandle, OptionsPointer, SizedStruct, TextPointer, given, put, wanted,
+};
 use crate::status::{CallFailure, Status};
 
 /// `pk_redo`.
@@ -17,10 +19,19 @@ pub struct RedoHandle(RedoLog);
 /// `pk_redo_reader`.
 pub type RedoReaderHandle = ExclusiveHandle<RedoReaderState>;
 
+/// A record's body and its end, or why there are no more.
+type NextRecord = Result<(Vec<u8>, Lsn), pagekeeper_wal::Error>;
+
 pub struct RedoReaderState {
-    reader: RedoReader,
+    records: Box<dyn Iterator<Item = NextRecord> + Send>,
     /// The record that was returned last.
     body: Vec<u8>,
+}
+
+impl RedoReaderState {
+    fn handle(records: impl Iterator<Item = NextRecord> + Send + 'static) -> RedoReaderHandle {
+        ExclusiveHandle::new(Self { records: Box::new(records), body: Vec::new() })
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -179,8 +190,8 @@ pub extern "C" fn pk_redo_longest_record(redo: Option<&RedoHandle>) -> u64 {
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_redo_close(redo: Option<Box<RedoHandle>>) -> Status {
-    call(|| redo.map_or(Ok(()), |redo| Ok(redo.0.close()?)))
+pub extern "C" fn pk_redo_close(redo: Option<ClosingHandle<RedoHandle>>) -> Status {
+    call(|| redo.map_or(Ok(()), |redo| Ok(redo.open()?.0.close()?)))
 }
 
 #[unsafe(no_mangle)]
@@ -191,8 +202,22 @@ pub extern "C" fn pk_redo_read(
 ) -> Status {
     call(|| {
         let (redo, out) = (given(redo, "the log")?, wanted(reader, "the reader")?);
-        let reading = RedoReaderState { reader: redo.0.read_from(Lsn::new(lsn))?, body: Vec::new() };
-        out.write(Box::new(ExclusiveHandle::new(reading)));
+        let records = redo.0.read_from(Lsn::new(lsn))?.map(|record| record.map(|of| (of.body, of.end)));
+        out.write(Box::new(RedoReaderState::handle(records)));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_redo_salvage(
+    directory: TextPointer,
+    reader: Option<&mut MaybeUninit<Box<RedoReaderHandle>>>,
+) -> Status {
+    call(|| {
+        let out = wanted(reader, "the reader")?;
+        let found = RedoLog::options().salvage(directory.path()?, None);
+        let whole = found.records.into_iter().map(|record| Ok((record.body.to_vec(), record.end)));
+        out.write(Box::new(RedoReaderState::handle(whole.chain(found.fault.map(Err)))));
         Ok(())
     })
 }
@@ -207,19 +232,19 @@ pub extern "C" fn pk_redo_next(
     call(|| {
         let (bytes, size) = (wanted(bytes, "the record")?, wanted(size, "its size")?);
         let mut reading = given(reader, "the reader")?.enter()?;
-        let Some(record) = reading.reader.next() else {
+        let Some(record) = reading.records.next() else {
             return Err(CallFailure::new(Status::End, "no more records"));
         };
-        let record = record?;
-        reading.body = record.body;
+        let (body, end) = record?;
+        reading.body = body;
         bytes.write(reading.body.as_ptr());
         size.write(reading.body.len());
-        put(next, record.end.get());
+        put(next, end.get());
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_redo_reader_close(reader: Option<Box<RedoReaderHandle>>) {
+pub extern "C" fn pk_redo_reader_close(reader: Option<ClosingHandle<RedoReaderHandle>>) {
     plain((), || drop(reader.map(give_up)));
 }

@@ -160,7 +160,7 @@ fn of_log(error: &wal::Error) -> Status {
         Error::Setting { .. } | Error::EmptyGroup => Status::Misuse,
         Error::RecordTooLarge { .. } | Error::GroupTooLarge { .. } => Status::TooLarge,
         Error::RingFull { .. } => Status::Full,
-        Error::Overtaken { .. } | Error::Purged { .. } => Status::TooOld,
+        Error::Overtaken { .. } | Error::Purged { .. } | Error::Truncated { .. } => Status::TooOld,
         Error::Poisoned { .. } | Error::Abandoned => Status::Poisoned,
         Error::NoThread { .. } => Status::NoMemory,
         Error::Followed { .. } => Status::Locked,
@@ -264,6 +264,7 @@ impl From<pagekeeper_tree::TreeError> for CallFailure {
             | TreeError::NotATree { .. } => Status::Corrupt,
             TreeError::Store(error) => return error.into(),
             TreeError::KeyTooLong { .. } | TreeError::ValueTooLong { .. } => Status::TooLarge,
+            TreeError::NotInOrder { .. } => Status::Misuse,
             _ => Status::Internal,
         };
         Self::of(status, None, &error)

@@ -7,7 +7,9 @@ use pagekeeper_io::Process;
 
 use crate::bulk::nanoseconds;
 use crate::call::call;
-use crate::pointers::{OptionsPointer, OutPointer, SizedStruct, TextPointer, given, is_zero, put, wanted};
+use crate::pointers::{
+    ClosingHandle, OptionsPointer, OutPointer, SizedStruct, TextPointer, given, is_zero, put, wanted,
+};
 use crate::status::{CallFailure, Status};
 
 /// `PK_NO_PAGE`.
@@ -26,6 +28,7 @@ pub struct StoreOptions {
     create: u32,
     read_only: u32,
     reserved: u32,
+    snapshot_bytes: u64,
 }
 
 // SAFETY: only integers, the size first.
@@ -70,6 +73,9 @@ impl StoreOptions {
         }
         if self.journal_bytes > 0 {
             options = options.journal_bytes(self.journal_bytes);
+        }
+        if self.snapshot_bytes > 0 {
+            options = options.snapshot_bytes(self.snapshot_bytes);
         }
         if self.page_size > 0 {
             options = options.page_size(self.page_size as usize);
@@ -160,11 +166,26 @@ pub extern "C" fn pk_store_restore(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_store_close(store: Option<Box<StoreHandle>>) -> Status {
+pub extern "C" fn pk_store_repair(
+    store: TextPointer,
+    to: TextPointer,
+    faults: Option<&mut MaybeUninit<u64>>,
+) -> Status {
+    call(|| {
+        let made = pagekeeper_store::Store::options().repair(store.path()?, to.path()?)?;
+        put(faults, (made.lost.len() + made.doubtful.len() + made.notes.len()) as u64);
+        let pages = made.lost.iter().chain(&made.doubtful);
+        let mut found = pages.map(|page| format!("page {}: {}", page.page, page.what)).chain(made.notes);
+        found.next().map_or(Ok(()), |first| Err(CallFailure::new(Status::Corrupt, first)))
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_store_close(store: Option<ClosingHandle<StoreHandle>>) -> Status {
     call(|| {
         // The last reference closes the store. With open transactions, the last of them does, and
         // cannot report an error. So all commits are made durable now.
-        match store.map(|store| Arc::try_unwrap(store.0)) {
+        match store.map(ClosingHandle::open).transpose()?.map(|store| Arc::try_unwrap(store.0)) {
             Some(Ok(store)) => Ok(store.close()?),
             Some(Err(shared)) => match shared.sync() {
                 Err(pagekeeper_store::Error::ReadOnly) => Ok(()),

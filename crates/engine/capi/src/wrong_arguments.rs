@@ -7,14 +7,14 @@ use pagekeeper_store::{Durability, Store};
 use pagekeeper_tree::Tree;
 use pagekeeper_wal::{BinLog, Lsn, Position, PurgeMode, RedoLog};
 
-use crate::exclusive::ExclusiveHandle;
-use crate::pointers::{ArrayPointer, MutArrayPointer};
-use crate::snapshot::{ReadTxnHandle, pk_snapshot_page, pk_snapshot_read};
-use crate::status::{CallFailure, Status};
-use crate::tree::{
-    pk_cursor_open, pk_tree_delete, pk_tree_get, pk_tree_put, pk_tree_remove, pk_txn_tree_get,
+use crate::map::{
+    pk_cursor_open, pk_map_check, pk_map_delete, pk_map_drop, pk_map_get, pk_map_put, pk_write_cursor_open,
+    pk_write_map_get,
 };
-use crate::txn::{WriteTxnHandle, pk_txn_free, pk_txn_put, pk_txn_read, pk_txn_write};
+use crate::pointers::{ArrayPointer, MutArrayPointer};
+use crate::read_txn::{ReadTxnHandle, pk_read_copy, pk_read_page};
+use crate::status::{CallFailure, Status};
+use crate::write_txn::{WriteTxnHandle, pk_write_change, pk_write_copy, pk_write_free, pk_write_page};
 
 fn is_callers(status: Status) -> bool {
     matches!(status, Status::Misuse | Status::NotFound)
@@ -47,18 +47,23 @@ fn with_root(txn: &WriteTxnHandle, snapshot: &ReadTxnHandle, root: u64) -> Vec<(
     let (txn, snapshot) = (Some(txn), Some(snapshot));
     let (key, buffer) = (|| ArrayPointer::from(b"key"), &mut [0; 100]);
     vec![
-        ("tree_get", pk_tree_get(snapshot, root, key(), 3, MutArrayPointer::from(&mut *buffer), 100, None)),
+        ("map_get", pk_map_get(snapshot, root, key(), 3, MutArrayPointer::from(&mut *buffer), 100, None)),
         (
-            "txn_tree_get",
-            pk_txn_tree_get(txn, root, key(), 3, MutArrayPointer::from(&mut *buffer), 100, None),
+            "write_map_get",
+            pk_write_map_get(txn, root, key(), 3, MutArrayPointer::from(&mut *buffer), 100, None),
         ),
-        ("tree_put", pk_tree_put(txn, root, key(), 3, key(), 3)),
-        ("tree_remove", pk_tree_remove(txn, root, key(), 3)),
-        ("tree_delete", pk_tree_delete(txn, root)),
+        ("map_put", pk_map_put(txn, root, key(), 3, key(), 3)),
+        ("map_delete", pk_map_delete(txn, root, key(), 3)),
+        ("map_drop", pk_map_drop(txn, root)),
         ("cursor_open", {
             let mut cursor = std::mem::MaybeUninit::uninit();
             pk_cursor_open(snapshot, root, key(), 3, 0, Some(&mut cursor))
         }),
+        ("write_cursor_open", {
+            let mut cursor = std::mem::MaybeUninit::uninit();
+            pk_write_cursor_open(txn, root, key(), 3, 0, Some(&mut cursor))
+        }),
+        ("map_check", pk_map_check(snapshot, root, None)),
     ]
 }
 
@@ -67,16 +72,13 @@ fn with_page(txn: &WriteTxnHandle, snapshot: &ReadTxnHandle, page: u64) -> Vec<(
     let (txn, snapshot) = (Some(txn), Some(snapshot));
     let (bytes, buffer) = (|| ArrayPointer::from(b"key"), &mut [0; 100]);
     vec![
-        ("txn_read", pk_txn_read(txn, page, 0, MutArrayPointer::from(&mut *buffer), 100, None)),
-        ("txn_write", pk_txn_write(txn, page, 0, bytes(), 3)),
-        ("txn_put", pk_txn_put(txn, page, bytes(), 3)),
-        (
-            "snapshot_read",
-            pk_snapshot_read(snapshot, page, 0, MutArrayPointer::from(&mut *buffer), 100, None),
-        ),
-        ("snapshot_page", {
+        ("write_copy", pk_write_copy(txn, page, 0, MutArrayPointer::from(&mut *buffer), 100, None)),
+        ("write_change", pk_write_change(txn, page, 0, bytes(), 3)),
+        ("write_page", pk_write_page(txn, page, bytes(), 3)),
+        ("read_copy", pk_read_copy(snapshot, page, 0, MutArrayPointer::from(&mut *buffer), 100, None)),
+        ("read_page", {
             let mut found = std::mem::MaybeUninit::uninit();
-            pk_snapshot_page(snapshot, page, Some(&mut found))
+            pk_read_page(snapshot, page, Some(&mut found))
         }),
     ]
 }
@@ -88,7 +90,7 @@ fn a_wrong_page_is_the_callers_mistake() {
     let store = Arc::new(options.open(dir.path().join("store")).unwrap());
     let pages = wrong_pages(&store);
     let snapshot = ReadTxnHandle(Arc::new(store.begin_read_owned().unwrap()));
-    let txn = ExclusiveHandle::new(store.begin_write_owned().unwrap());
+    let txn = WriteTxnHandle::new(store.begin_write_owned().unwrap());
     for (kind, page) in pages {
         for (function, status) in with_root(&txn, &snapshot, page) {
             // Not PK_NOT_FOUND, which is a missing key.
@@ -101,7 +103,7 @@ fn a_wrong_page_is_the_callers_mistake() {
             assert!(is_callers(status), "{function} of a page that is {kind}: {status:?}");
         }
         if kind != "never written" {
-            assert_eq!(pk_txn_free(Some(&txn), page), Status::NotFound, "{kind}");
+            assert_eq!(pk_write_free(Some(&txn), page), Status::NotFound, "{kind}");
         }
     }
 }

@@ -45,8 +45,8 @@ static void acknowledge(void) {
   check(pk_binlog_append(binlog, &record, 1, NULL), "binlog");
   pk_write_txn *txn;
   check(pk_store_begin_write(store, &txn), "begin");
-  check(pk_txn_allocate(txn, &pages), "allocate");
-  check(pk_txn_commit(txn, PK_DURABLE, NULL), "commit");
+  check(pk_write_allocate(txn, &pages), "allocate");
+  check(pk_write_commit(txn, PK_DURABLE, NULL), "commit");
 }
 
 static void *work(void *arg) {

@@ -15,7 +15,7 @@ pk = ctypes.CDLL(LIBRARY)
 pk.pk_error_message.restype = c_char_p
 pk.pk_status_name.restype = c_char_p
 pk.pk_version.restype = c_char_p
-for name in ["file_size", "file_id", "redo_checkpoint_lsn", "redo_end_lsn", "redo_durable_lsn", "redo_longest_record", "snapshot_seq"]:
+for name in ["file_size", "file_id", "redo_checkpoint_lsn", "redo_end_lsn", "redo_durable_lsn", "redo_longest_record", "read_seq"]:
     getattr(pk, "pk_" + name).restype = c_uint64
 for name in ["page_data", "store_page_data"]:
     getattr(pk, "pk_" + name).restype = c_void_p
@@ -248,6 +248,14 @@ def binlog():
         assert (ctypes.string_at(event.bytes, event.size), event.ends_group) == (wanted, ends)
     assert (event.next.segment, event.next.offset) == (end.segment, end.offset)
     check(pk.pk_binlog_append(log, records, c_size_t(0), None), "PK_MISUSE")
+    last = Position()
+    check(pk.pk_binlog_append(log, records, c_size_t(1), byref(last)))
+    check(pk.pk_binlog_truncate(log, Position(end.segment, end.offset + 8), 1), "PK_NOT_FOUND")
+    check(pk.pk_binlog_truncate(log, end, 0), "PK_LOCKED")
+    check(pk.pk_binlog_truncate(log, end, 1))
+    check(pk.pk_follower_next(follower, 1, byref(event)), "PK_TOO_OLD")
+    pk.pk_follower_close(follower)
+    check(pk.pk_binlog_follow(log, end, 0, byref(follower)))
     check(pk.pk_binlog_rotate(log))
     check(pk.pk_binlog_close(log))
     check(pk.pk_follower_next(follower, -1, byref(event)), "PK_END")
@@ -259,20 +267,20 @@ def store():
     options = structure("pk_store_options")(memory=8 << 20, journal_bytes=1 << 20)
     check(pk.pk_store_open(path("store"), byref(options), byref(handle)))
     check(pk.pk_store_begin_write(handle, byref(txn)))
-    check(pk.pk_txn_allocate(txn, byref(page)))
-    check(pk.pk_txn_write(txn, page, c_size_t(3), b"abc", c_size_t(3)))
-    check(pk.pk_txn_write(txn, page, c_size_t(4095), b"abc", c_size_t(3)), "PK_MISUSE")
-    check(pk.pk_txn_write(txn, page, c_size_t(2**64 - 1), b"abc", c_size_t(3)), "PK_MISUSE")
-    check(pk.pk_txn_set_root(txn, page))
-    check(pk.pk_txn_commit(txn, 0, byref(seq)))
+    check(pk.pk_write_allocate(txn, byref(page)))
+    check(pk.pk_write_change(txn, page, c_size_t(3), b"abc", c_size_t(3)))
+    check(pk.pk_write_change(txn, page, c_size_t(4095), b"abc", c_size_t(3)), "PK_MISUSE")
+    check(pk.pk_write_change(txn, page, c_size_t(2**64 - 1), b"abc", c_size_t(3)), "PK_MISUSE")
+    check(pk.pk_write_set_root(txn, page))
+    check(pk.pk_write_commit(txn, 0, byref(seq)))
     assert seq.value == 1
     check(pk.pk_store_begin_read(handle, byref(snapshot)))
     buffer, read, root, place = ctypes.create_string_buffer(8), c_size_t(), c_uint64(), c_void_p()
-    check(pk.pk_snapshot_root(snapshot, byref(root)))
-    check(pk.pk_snapshot_read(snapshot, root, c_size_t(0), buffer, c_size_t(8), byref(read)))
+    check(pk.pk_read_get_root(snapshot, byref(root)))
+    check(pk.pk_read_copy(snapshot, root, c_size_t(0), buffer, c_size_t(8), byref(read)))
     assert buffer.raw == b"\0\0\0abc\0\0" and read.value == 8
-    check(pk.pk_snapshot_read(snapshot, c_uint64(99), c_size_t(0), buffer, c_size_t(8), None), "PK_NOT_FOUND")
-    check(pk.pk_snapshot_page(snapshot, root, byref(place)))
+    check(pk.pk_read_copy(snapshot, c_uint64(99), c_size_t(0), buffer, c_size_t(8), None), "PK_NOT_FOUND")
+    check(pk.pk_read_page(snapshot, root, byref(place)))
     stat, faults = structure("pk_store_stat")(), c_uint64(9)
     check(pk.pk_store_get_stat(handle, byref(stat)))
     assert stat.page_size == 4096 and stat.payload_size == pk.pk_store_page_size(place) and stat.seq == 1
@@ -283,7 +291,7 @@ def store():
     # The store is closed with its last snapshot; a page of it stays.
     check(pk.pk_store_close(handle))
     check(pk.pk_store_open(path("store"), None, byref(handle)), "PK_LOCKED")
-    pk.pk_snapshot_end(snapshot)
+    pk.pk_read_end(snapshot)
     assert ctypes.string_at(pk.pk_store_page_data(place) + 3, 3) == b"abc"
     pk.pk_store_page_release(place)
     read_only = structure("pk_store_options")(read_only=1)
@@ -301,19 +309,19 @@ def copies():
         opened, snapshot, buffer = c_void_p(), c_void_p(), ctypes.create_string_buffer(5)
         check(pk.pk_store_open(directory, byref(small), byref(opened)))
         check(pk.pk_store_begin_read(opened, byref(snapshot)))
-        check(pk.pk_snapshot_read(snapshot, page, c_size_t(0), buffer, c_size_t(5), None))
-        pk.pk_snapshot_end(snapshot)
+        check(pk.pk_read_copy(snapshot, page, c_size_t(0), buffer, c_size_t(5), None))
+        pk.pk_read_end(snapshot)
         check(pk.pk_store_close(opened))
         return buffer.raw
 
     check(pk.pk_store_open(path("source"), byref(small), byref(handle)))
     check(pk.pk_store_begin_write(handle, byref(txn)))
-    check(pk.pk_txn_allocate(txn, byref(page)))
-    check(pk.pk_txn_commit(txn, 0, None))
+    check(pk.pk_write_allocate(txn, byref(page)))
+    check(pk.pk_write_commit(txn, 0, None))
     for nth, what in enumerate([b"first", b"again"]):
         check(pk.pk_store_begin_write(handle, byref(txn)))
-        check(pk.pk_txn_write(txn, page, c_size_t(0), what, c_size_t(len(what))))
-        check(pk.pk_txn_commit(txn, 0, None))
+        check(pk.pk_write_change(txn, page, c_size_t(0), what, c_size_t(len(what))))
+        check(pk.pk_write_commit(txn, 0, None))
         check(pk.pk_store_backup(handle, path("backup.%d" % nth), None))
     check(pk.pk_store_close(handle))
     check(pk.pk_store_restore(path("backup.0"), path("restored.0"), byref(seq)))
@@ -336,34 +344,34 @@ def tree():
     options = structure("pk_store_options")(memory=8 << 20, journal_bytes=1 << 20)
     check(pk.pk_store_open(path("map"), byref(options), byref(handle)))
     check(pk.pk_store_begin_write(handle, byref(txn)))
-    check(pk.pk_tree_create(txn, byref(root)))
+    check(pk.pk_map_create(txn, byref(root)))
     entries = {b"%04d" % number: b"v" * (number * 7 % 3000) for number in range(100)}
     for key, value in entries.items():
-        check(pk.pk_tree_put(txn, root, key, c_size_t(4), value, c_size_t(len(value))))
-    check(pk.pk_tree_put(txn, root, b"k" * 513, c_size_t(513), b"", c_size_t(0)), "PK_TOO_LARGE")
-    check(pk.pk_tree_remove(txn, root, b"0007", c_size_t(4)))
-    check(pk.pk_tree_remove(txn, root, b"0007", c_size_t(4)), "PK_NOT_FOUND")
+        check(pk.pk_map_put(txn, root, key, c_size_t(4), value, c_size_t(len(value))))
+    check(pk.pk_map_put(txn, root, b"k" * 1337, c_size_t(1337), b"", c_size_t(0)), "PK_TOO_LARGE")
+    check(pk.pk_map_delete(txn, root, b"0007", c_size_t(4)))
+    check(pk.pk_map_delete(txn, root, b"0007", c_size_t(4)), "PK_NOT_FOUND")
     del entries[b"0007"]
     buffer = ctypes.create_string_buffer(3)
-    check(pk.pk_txn_tree_get(txn, root, b"0009", c_size_t(4), buffer, c_size_t(3), byref(size)))
+    check(pk.pk_write_map_get(txn, root, b"0009", c_size_t(4), buffer, c_size_t(3), byref(size)))
     assert buffer.raw == b"vvv" and size.value == 63
-    check(pk.pk_txn_set_root(txn, root))
-    check(pk.pk_txn_commit(txn, 0, None))
+    check(pk.pk_write_set_root(txn, root))
+    check(pk.pk_write_commit(txn, 0, None))
     check(pk.pk_store_begin_read(handle, byref(snapshot)))
-    check(pk.pk_tree_get(snapshot, root, b"0007", c_size_t(4), buffer, c_size_t(3), None), "PK_NOT_FOUND")
-    check(pk.pk_tree_get(snapshot, root, b"0001", c_size_t(4), None, c_size_t(0), byref(size)))
+    check(pk.pk_map_get(snapshot, root, b"0007", c_size_t(4), buffer, c_size_t(3), None), "PK_NOT_FOUND")
+    check(pk.pk_map_get(snapshot, root, b"0001", c_size_t(4), None, c_size_t(0), byref(size)))
     assert size.value == 7
     cursors = []
     for first, backwards in [(b"", 0), (b"0050", 0), (b"", 1), (b"0050", 1)]:
         cursors.append((first, backwards, c_void_p()))
         check(pk.pk_cursor_open(snapshot, root, first, c_size_t(len(first)), c_int(backwards), byref(cursors[-1][2])))
     check(pk.pk_cursor_open(snapshot, c_uint64(99), None, c_size_t(0), 0, byref(c_void_p())), "PK_MISUSE")
-    check(pk.pk_tree_get(snapshot, c_uint64(99), b"0007", c_size_t(4), buffer, c_size_t(3), None), "PK_MISUSE")
+    check(pk.pk_map_get(snapshot, c_uint64(99), b"0007", c_size_t(4), buffer, c_size_t(3), None), "PK_MISUSE")
     # The cursors keep the entries that they read.
-    pk.pk_snapshot_end(snapshot)
+    pk.pk_read_end(snapshot)
     check(pk.pk_store_begin_write(handle, byref(txn)))
-    check(pk.pk_tree_delete(txn, root))
-    check(pk.pk_txn_commit(txn, 0, None))
+    check(pk.pk_map_drop(txn, root))
+    check(pk.pk_write_commit(txn, 0, None))
     for first, backwards, cursor in cursors:
         key, value, key_size, value_size = c_void_p(), c_void_p(), c_size_t(), c_size_t()
         found = []
@@ -379,6 +387,100 @@ def tree():
         assert found == wanted
         pk.pk_cursor_close(cursor)
     check(pk.pk_store_close(handle))
+
+
+def next_key(cursor, wanted="PK_OK"):
+    key, value, key_size, value_size = c_void_p(), c_void_p(), c_size_t(), c_size_t()
+    check(pk.pk_cursor_next(cursor, byref(key), byref(key_size), byref(value), byref(value_size)), wanted)
+    return ctypes.string_at(key, key_size.value) if wanted == "PK_OK" else None
+
+
+def maps():
+    handle, txn, snapshot, root, cursor, count = c_void_p(), c_void_p(), c_void_p(), c_uint64(), c_void_p(), c_uint64()
+    check(pk.pk_store_open(path("maps"), None, byref(handle)))
+    check(pk.pk_store_begin_write(handle, byref(txn)))
+    check(pk.pk_write_map_open(txn, b"users", c_size_t(5), byref(root)))
+    for key in [b"a", b"c", b"e", b"g"]:
+        check(pk.pk_map_put(txn, root, key, c_size_t(1), key, c_size_t(1)))
+    # A cursor of a transaction sees changes, and its end.
+    check(pk.pk_write_cursor_open(txn, root, None, c_size_t(0), 0, byref(cursor)))
+    assert next_key(cursor) == b"a"
+    check(pk.pk_map_put(txn, root, b"b", c_size_t(1), b"", c_size_t(0)))
+    check(pk.pk_map_delete(txn, root, b"c", c_size_t(1)))
+    assert next_key(cursor) == b"b"
+    check(pk.pk_cursor_set_end(cursor, b"g", c_size_t(1), 0))
+    assert next_key(cursor) == b"e"
+    next_key(cursor, "PK_END")
+    check(pk.pk_cursor_seek(cursor, b"a", c_size_t(1)))
+    assert next_key(cursor) == b"a"
+    check(pk.pk_write_commit(txn, 0, None))
+    next_key(cursor, "PK_MISUSE")
+    pk.pk_cursor_close(cursor)
+    check(pk.pk_store_begin_read(handle, byref(snapshot)))
+    check(pk.pk_map_open(snapshot, b"none", c_size_t(4), byref(root)), "PK_NOT_FOUND")
+    check(pk.pk_map_open(snapshot, b"users", c_size_t(5), byref(root)))
+    check(pk.pk_map_check(snapshot, root, byref(count)))
+    assert count.value == 4
+    check(pk.pk_cursor_open(snapshot, root, None, c_size_t(0), 1, byref(cursor)))
+    assert next_key(cursor) == b"g"
+    # Entries that were read ahead obey a later end.
+    check(pk.pk_cursor_set_end(cursor, b"b", c_size_t(1), 1))
+    assert [next_key(cursor), next_key(cursor)] == [b"e", b"b"]
+    next_key(cursor, "PK_END")
+    pk.pk_cursor_close(cursor)
+    pk.pk_read_end(snapshot)
+    check(pk.pk_store_begin_write(handle, byref(txn)))
+    check(pk.pk_write_map_drop(txn, b"users", c_size_t(5)))
+    check(pk.pk_write_map_drop(txn, b"users", c_size_t(5)), "PK_NOT_FOUND")
+    check(pk.pk_write_commit(txn, 0, None))
+    check(pk.pk_store_close(handle))
+    check(pk.pk_store_repair(path("maps"), path("maps repaired"), byref(count)))
+    assert count.value == 0
+    os.remove(os.path.join(DIRECTORY, "maps", "map"))
+    check(pk.pk_store_open(path("maps"), None, byref(handle)), "PK_CORRUPT")
+    check(pk.pk_store_repair(path("maps"), path("maps again"), byref(count)), "PK_CORRUPT")
+    assert count.value > 0 and b"page map: gone" in pk.pk_error_message()
+
+
+def stale():
+    """The tests build the library with checks, so that a closed handle is refused."""
+    handle, txn, snapshot, cache, page = c_void_p(), c_void_p(), c_void_p(), c_void_p(), c_uint64()
+    check(pk.pk_store_open(path("stale"), None, byref(handle)))
+    check(pk.pk_store_begin_write(handle, byref(txn)))
+    check(pk.pk_write_commit(txn, 0, None))
+    check(pk.pk_write_allocate(txn, byref(page)), "PK_MISUSE")
+    assert b"closed before" in pk.pk_error_message()
+    check(pk.pk_write_commit(txn, 0, None), "PK_MISUSE")
+    pk.pk_write_abort(txn)
+    check(pk.pk_store_begin_read(handle, byref(snapshot)))
+    pk.pk_read_end(snapshot)
+    check(pk.pk_read_get_root(snapshot, byref(page)), "PK_MISUSE")
+    pk.pk_read_end(snapshot)
+    check(pk.pk_store_close(handle))
+    for status in [pk.pk_store_close(handle), pk.pk_store_sync(handle), pk.pk_store_begin_read(handle, byref(snapshot))]:
+        check(status, "PK_MISUSE")
+    check(pk.pk_cache_open(None, byref(cache)))
+    pk.pk_cache_close(cache)
+    check(pk.pk_file_open(cache, path("pages"), byref(c_void_p())), "PK_MISUSE")
+
+
+def salvage():
+    redo, reader, body, size = c_void_p(), c_void_p(), c_void_p(), c_size_t()
+    options = structure("pk_redo_options")(files=1, file_bytes=1 << 20)
+    check(pk.pk_redo_create(path("salvage"), byref(options), byref(redo)))
+    for record in [b"one", b"two"]:
+        check(pk.pk_redo_append(redo, record, c_size_t(3), None))
+    check(pk.pk_redo_close(redo))
+    with open(os.path.join(DIRECTORY, "salvage", "redo.000"), "r+b") as file:
+        at = file.read().index(b"two")
+        file.seek(at)
+        file.write(b"rot")
+    check(pk.pk_redo_salvage(path("salvage"), byref(reader)))
+    check(pk.pk_redo_next(reader, byref(body), byref(size), None))
+    assert ctypes.string_at(body, size.value) == b"one"
+    check(pk.pk_redo_next(reader, byref(body), byref(size), None), "PK_CORRUPT")
+    check(pk.pk_redo_next(reader, byref(body), byref(size), None), "PK_END")
+    pk.pk_redo_reader_close(reader)
 
 
 def pages():
@@ -397,6 +499,6 @@ def pages():
 
 parts = [re.search(r"PK_VERSION_%s (\d+)" % part, open(HEADER).read()).group(1) for part in ["MAJOR", "MINOR", "PATCH"]]
 assert pk.pk_version().decode() == ".".join(parts)
-for part in [zeros, cache, owned, full, queue, bulk, redo, binlog, store, copies, tree, pages]:
+for part in [zeros, cache, owned, full, queue, bulk, redo, binlog, store, copies, tree, maps, stale, salvage, pages]:
     part()
     print(part.__name__)

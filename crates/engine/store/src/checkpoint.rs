@@ -76,7 +76,13 @@ impl Core {
         }
         let start = self.start_checkpoint();
         let is_due = start.lsn > self.checkpoints.lsn();
-        let done = if is_due { self.checkpoint_to(&start) } else { Ok(()) };
+        let mut done = if is_due { self.checkpoint_to(&start) } else { Ok(()) };
+        if let Err(CheckpointAbort::Failed(error)) = &done
+            && error.is_no_space()
+            && self.give_up_version_file()
+        {
+            done = self.checkpoint_to(&start);
+        }
         self.snapshots.set_checkpoint(None);
         if let Err(halt) = done {
             return self.failed(halt);
@@ -86,13 +92,24 @@ impl Core {
         Ok(is_due)
     }
 
-    /// Drops versions that nobody needs, and ends the oldest snapshots before commits have to wait
-    /// for them.
+    /// Drops versions that nobody needs, and moves those of old snapshots to disk before commits
+    /// have to wait for memory. Ends the oldest snapshots if that fails, or the limit is reached.
     fn bound_what_is_kept(&self) {
-        let mut kept = self.index.prune_all(&self.snapshots.needed());
-        while kept > self.config.max_unapplied_bytes / 2 && self.snapshots.end_oldest() {
-            kept = self.index.prune_all(&self.snapshots.needed());
+        let max = self.config.max_unapplied_bytes / 2;
+        loop {
+            let kept = self.index.prune_all(&self.snapshots.needed());
+            if kept <= max {
+                break;
+            }
+            let is_moved = self.move_old_versions(kept - max / 2).unwrap_or_else(|error| {
+                tracing::warn!(store = %escaped(&self.config.directory), "an old snapshot ends: {error}");
+                false
+            });
+            if !is_moved && !self.snapshots.end_oldest() {
+                break;
+            }
         }
+        self.drop_unused_version_file();
     }
 
     /// Runs checkpoints until the data file has all earlier commits.
@@ -292,8 +309,10 @@ impl Core {
     /// Rebuilds versions older than `newer`, which only snapshots need. A damaged page stays
     /// damaged for its readers. If a page cannot be read, the snapshots that need it are ended.
     fn settle_older(&self, page: PageNo, older: &PageVersion, newer: Seq) {
+        let is_in_file = matches!(older.content, VersionContent::InFile);
         match self.settled(page, older.clone()) {
-            Ok(_) | Err(Error::Damaged { .. }) => {}
+            Ok(_) => {}
+            Err(Error::Damaged { .. }) if !is_in_file => {}
             // Snapshots that cannot be ended are over by now: the visible commit is as new as the
             // applied one.
             Err(_) => while self.snapshots.oldest() < newer && self.snapshots.end_oldest() {},
@@ -340,7 +359,7 @@ impl Core {
                 Some(VersionContent::Whole(whole)) => {
                     let _ = self.cached.install(*page, whole.bytes(), InstallAs::Prefetched);
                 }
-                Some(VersionContent::Replay(_)) | None => self.cached.discard(*page),
+                _ => self.cached.discard(*page),
             }
             self.index.applied(*page, *seq, &needed);
         }

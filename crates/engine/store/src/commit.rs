@@ -10,7 +10,7 @@ use std::sync::Arc;
 use pagekeeper_kernel::mutex::lock;
 
 use crate::core::{Core, JournalTail};
-use crate::format::entry::{EntryWriter, diff_ranges};
+use crate::format::entry::{EntryWriter, PART_HEADER, diff_ranges, parts};
 use crate::format::page::{self, HEADER_BYTES, PageKind};
 use crate::txn::{PageEdit, WriteTxn};
 use crate::version::{VersionContent, WholePage, kind_and_seq};
@@ -44,6 +44,8 @@ const RECORD_OVERHEAD: u64 = 32;
 /// Maximum bytes of an entry beside one page: the meta with the user's part, and the head of a
 /// change.
 const MAX_META: u64 = 2048;
+/// Maximum bytes of a change beside the page's payload.
+const CHANGE_OVERHEAD: u64 = 32;
 
 impl WriteTxn<'_> {
     /// Commits all changes or none. Returns the number of the commit, which is visible to readers
@@ -61,7 +63,7 @@ fn commit(txn: WriteTxn<'_>, durability: Durability) -> Result<Seq, Error> {
     txn.core.process.require()?;
     // Fields are dropped in reverse order: the room of a refused commit goes first, under the
     // writer's lock.
-    let WriteTxn { core, writer, base, meta, mut changed, mut room } = txn;
+    let WriteTxn { core, writer, base, meta, mut changed, mut room, .. } = txn;
     let core: &Core = &core;
     if changed.is_empty() && meta == *base {
         let (seq, lsn) = {
@@ -130,11 +132,35 @@ pub(crate) fn max_page_entry(page_size: u64, longest_record: u64) -> u64 {
     body + parts * RECORD_OVERHEAD + padding
 }
 
+/// Returns the maximum journal bytes of one change in a large entry: with its part of what belongs
+/// to records. Two consecutive records are more than half full together.
+pub(crate) fn max_change_bytes(page_size: u64, longest_record: u64) -> u64 {
+    let body = page_size + CHANGE_OVERHEAD;
+    body + (2 * body * (MAX_PADDING + RECORD_OVERHEAD)).div_ceil(longest_record)
+}
+
+/// Returns the maximum journal bytes of an entry whose items, the meta and the changes, have these
+/// sizes in bytes.
+pub(crate) fn entry_bytes(items: impl Iterator<Item = usize>, longest_record: usize) -> u64 {
+    let mut end = PART_HEADER;
+    let ends: Vec<_> = items
+        .map(|len| {
+            end += len;
+            end
+        })
+        .collect();
+    let parts = parts(&ends, longest_record);
+    with_padding(parts.iter().map(|part| (PART_HEADER + part.len()) as u64).sum(), parts.len() as u64)
+}
+
 /// Returns the maximum journal bytes of an entry, without what follows it: padding may follow each
 /// of its parts.
 fn journal_bytes(entry: &[Vec<u8>]) -> u64 {
-    let padding = if entry.len() > 1 { entry.len() as u64 * MAX_PADDING } else { 0 };
-    entry.iter().map(|body| body.len() as u64 + RECORD_OVERHEAD).sum::<u64>() + padding
+    with_padding(entry.iter().map(|body| body.len() as u64).sum(), entry.len() as u64)
+}
+
+fn with_padding(bytes: u64, parts: u64) -> u64 {
+    bytes + parts * (RECORD_OVERHEAD + if parts > 1 { MAX_PADDING } else { 0 })
 }
 
 fn finish(core: &Core, seq: Seq, lsn: Lsn, durability: Durability) -> Result<Seq, Error> {
@@ -161,62 +187,67 @@ fn encode(
     let seq = tail.seq + 1;
     let mut entry = EntryWriter::new(seq, meta);
     let mut pages = Vec::with_capacity(changed.len());
-    for (page, changed) in changed {
+    for (page, edit) in changed {
         let page = *page;
-        let (kind, in_part, crc, bytes) = match changed {
-            PageEdit::Page { kind, bytes, in_part } => {
-                let crc = page::seal(bytes.make_mut(), *kind, page, seq, core.config.store_id);
-                (*kind, *in_part, crc, bytes.clone())
-            }
+        let mut free;
+        let (kind, bytes) = match edit {
+            PageEdit::Page { kind, bytes, .. } => (*kind, bytes),
             PageEdit::Free => {
-                let mut bytes = core.buffers.zeroed();
-                let crc = page::seal(bytes.make_mut(), PageKind::Free, page, seq, core.config.store_id);
-                (PageKind::Free, false, crc, bytes)
+                free = core.buffers.zeroed();
+                (PageKind::Free, &mut free)
             }
         };
-        let payload = &bytes[HEADER_BYTES..];
-        let mut is_whole = true;
+        let crc = page::seal(bytes.make_mut(), kind, page, seq, core.config.store_id);
+        let bytes = bytes.clone();
         let may_differ = core.config.diffs_first
             || tail.logged_since_checkpoint.contains(&page)
             || injected!(core.config.options, NoFullPages);
-        if kind == PageKind::Free {
-            entry.free(page, crc);
-        } else if let Some(before) = if in_part && may_differ { before(core, page) } else { None }
-            && before.kind == kind
-            && let Some(ranges) = diff_ranges(before.payload(), payload, payload.len() / 2)
-        {
-            let ranges: Vec<_> = ranges
-                .into_iter()
-                .map(|range| {
-                    (
-                        u32::try_from(range.start)
-                            .unwrap_or_else(|_| unreachable!("pages have at most 64 KiB")),
-                        &payload[range],
-                    )
-                })
-                .collect();
-            let base_seq = kind_and_seq(before.bytes()).map_or(Seq::NONE, |(_, seq)| seq);
-            entry.diff(page, kind, crc, base_seq, &ranges);
-            is_whole = false;
-        } else {
-            entry.full_page_image(page, kind, crc, payload);
-        }
+        let is_whole = write_change(core, &mut entry, page, edit, (crc, may_differ));
         pages.push((page, WholePage::new(kind, bytes), is_whole));
     }
     let longest = core.journal.longest_record();
     (entry.finish(longest), pages)
 }
 
+/// Adds a page's change to an entry, with its checksum, and returns whether that is its full image.
+/// It is, unless it may be a diff, and that takes at most half of the payload.
+pub(crate) fn write_change(
+    core: &Core,
+    entry: &mut EntryWriter,
+    page: PageNo,
+    edit: &PageEdit,
+    (crc, may_differ): (u32, bool),
+) -> bool {
+    let PageEdit::Page { kind, bytes, in_part } = edit else {
+        entry.free(page, crc);
+        return true;
+    };
+    let payload = &bytes[HEADER_BYTES..];
+    if let Some(before) = if *in_part && may_differ { before(core, page) } else { None }
+        && before.kind == *kind
+        && let Some(ranges) = diff_ranges(before.payload(), payload, payload.len() / 2)
+    {
+        let offset =
+            |at: usize| u32::try_from(at).unwrap_or_else(|_| unreachable!("pages have at most 64 KiB"));
+        let ranges: Vec<_> = ranges.into_iter().map(|range| (offset(range.start), &payload[range])).collect();
+        let base_seq = kind_and_seq(before.bytes()).map_or(Seq::NONE, |(_, seq)| seq);
+        entry.diff(page, *kind, crc, base_seq, &ranges);
+        return false;
+    }
+    entry.full_page_image(page, *kind, crc, payload);
+    true
+}
+
 /// Returns the page as it is before the commit, from memory, where a partial change left it. If it
 /// is not in memory, the full page is journaled, which is always right.
 fn before(core: &Core, page: PageNo) -> Option<WholePage> {
     match core.index.get(page, Seq::MAX) {
-        Some(version) => core.whole(page, version).ok(),
-        None if core.config.diffs_first => {
+        Some(version) if !matches!(version.content, VersionContent::InFile) => core.whole(page, version).ok(),
+        _ if core.config.diffs_first => {
             let (page, _) = core.page_in_file(page).ok()??;
             Some(core.copied(&page))
         }
-        None => None,
+        _ => None,
     }
 }
 

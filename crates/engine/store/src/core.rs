@@ -38,6 +38,7 @@
 //! 3. `tail`, while one commit is encoded and appended, and for a checkpoint's start.
 //! 4. The locks of the index's shards, the snapshots, and the pages recorded for a backup;
 //!    `given_back`; `superblocks`, for one write; `checkpoints.request`, to wait and to notify.
+//! 5. `version_file`, then its places.
 //!
 //! Readers take the locks of a shard of the index and of their part of the snapshots. They rarely
 //! wait for them.
@@ -80,6 +81,7 @@ use crate::superblocks::Superblocks;
 use crate::version::{
     PageAssembly, PageId, PageReplay, PageVersion, VersionContent, WholePage, kind_and_seq,
 };
+use crate::version_file::VersionFile;
 use crate::writer::{BeginWrite, WriterLock};
 use crate::{Error, PageNo, Seq};
 
@@ -232,6 +234,8 @@ pub(crate) struct Core {
     pub(crate) writer: WriterLock,
     pub(crate) tail: Mutex<JournalTail>,
     pub(crate) checkpoints: Checkpoints,
+    /// The file for old versions, if there are any.
+    pub(crate) version_file: Mutex<Option<Arc<VersionFile>>>,
     /// Has its own locks.
     pub(crate) changes: ChangeRecorder,
     /// Pages that were free when this was set, or when space was given back; `None` if not known
@@ -417,12 +421,28 @@ impl Core {
         let replay = match version.content {
             VersionContent::Whole(whole) => return Ok(whole),
             VersionContent::Replay(replay) => replay,
+            VersionContent::OnDisk(moved) => {
+                return moved.read(&self.buffers, &self.page_id(page, version.seq));
+            }
+            VersionContent::InFile => return self.left_in_file(page, version.seq),
         };
         let whole = self.put_together(page, version.seq, &replay)?;
         if is_kept(&replay) {
             self.index.settle(page, version.seq, VersionContent::Whole(whole.clone()));
         }
         Ok(whole)
+    }
+
+    /// Returns the data file's page, which is as of this commit, and keeps it.
+    fn left_in_file(&self, page: PageNo, seq: Seq) -> Result<WholePage, Error> {
+        match self.page_in_file(page)? {
+            Some((found, of)) if of == seq => {
+                let whole = self.copied(&found);
+                self.index.settle(page, seq, VersionContent::Whole(whole.clone()));
+                Ok(whole)
+            }
+            Some(_) | None => Err(self.page_id(page, seq).damaged("it is not what was written there")),
+        }
     }
 
     fn put_together(&self, page: PageNo, seq: Seq, replay: &PageReplay) -> Result<WholePage, Error> {

@@ -16,7 +16,7 @@ use pagekeeper_text::escaped;
 use crate::commit::{max_entry_bytes, max_page_entry};
 use crate::data::{self, DataFile, FileUse};
 use crate::format::superblock::{StoreMeta, Superblock};
-use crate::names::{BACKUP_SOCKET_NAME, JOURNAL_NAME, LOCK_NAME, OTHER_JOURNAL_NAME};
+use crate::names::{BACKUP_SOCKET_NAME, JOURNAL_NAME, LOCK_NAME, OTHER_JOURNAL_NAME, VERSIONS_NAME};
 use crate::options::{Create, FullPageImages, PAGE_SIZE_MIN, StoreOptions};
 use crate::page_map::{self, PageMap};
 use crate::replay::{journal_options, longest_record};
@@ -24,7 +24,7 @@ use crate::{Error, Seq, superblocks};
 use pagekeeper_wal::Lsn;
 
 /// Names that a store's directory may have.
-const STORE_NAMES: [&str; 13] = [
+const STORE_NAMES: [&str; 14] = [
     superblocks::SUPERBLOCK_NAME,
     superblocks::UNFINISHED_NAME,
     superblocks::COPYING_NAME,
@@ -37,6 +37,7 @@ const STORE_NAMES: [&str; 13] = [
     crate::warm::WARM_NAME,
     crate::warm::WARM_NEW_NAME,
     BACKUP_SOCKET_NAME,
+    VERSIONS_NAME,
     // In the root of a file system.
     "lost+found",
 ];

@@ -261,8 +261,11 @@ pub enum Error {
         /// The maximum, in bytes.
         max: u64,
     },
-    /// A read transaction was ended, because the versions that it needed took too much memory.
-    #[error("the snapshot is too old: pages that it needs were given up to stay within the memory budget")]
+    /// A read transaction was ended, because the versions that it needed took more than
+    /// [`snapshot_bytes`](crate::StoreOptions::snapshot_bytes), or could not be kept on disk.
+    #[error(
+        "the snapshot is too old: pages that it needs were given up, since more did not fit into `snapshot_bytes` or on the disk"
+    )]
     SnapshotTooOld,
     /// A write or sync failed before, so the store takes no more commits: the disk's content is
     /// unknown. Open it again.

@@ -19,11 +19,18 @@ use pagekeeper_kernel::mutex::ignore_poison;
 
 use super::snapshots::NeededVersions;
 use super::sync::{AtomicBool, AtomicU64, Ordering, RwLock, RwLockReadGuard, RwLockWriteGuard, SHARDS};
-use crate::version::{PageReplay, PageVersion, VersionContent};
+use crate::version::{PageReplay, PageVersion, VersionContent, WholePage};
 use crate::{PageNo, Seq};
 
 /// Approximate bytes of an entry beside its pages.
 const ENTRY_BYTES: u64 = 96;
+
+/// Returns the approximate bytes of memory of a version, within the budget. Entries of versions on
+/// disk are outside of it.
+fn bytes_of(version: &PageVersion) -> u64 {
+    let size = version.content.size();
+    if size > 0 { ENTRY_BYTES + size } else { 0 }
+}
 
 type PageVersions = HashMap<PageNo, Vec<PageVersion>>;
 
@@ -117,11 +124,11 @@ impl Index {
     }
 
     fn grown(&self, version: &PageVersion) {
-        self.bytes.fetch_add(ENTRY_BYTES + version.content.size(), Ordering::Relaxed);
+        self.bytes.fetch_add(bytes_of(version), Ordering::Relaxed);
     }
 
     fn shrunk(&self, version: &PageVersion) {
-        self.bytes.fetch_sub(ENTRY_BYTES + version.content.size(), Ordering::Relaxed);
+        self.bytes.fetch_sub(bytes_of(version), Ordering::Relaxed);
     }
 
     /// Whether the page, or another one in its shard, has any version. Takes no lock.
@@ -151,7 +158,9 @@ impl Index {
         // Three attempts: the page may be applied between the lookup and the read, and the base of
         // a version may be gone by then.
         for _ in 0..3 {
-            if let Some(version) = self.get(page, seq) {
+            if let Some(version) = self.get(page, seq)
+                && !matches!(version.content, VersionContent::InFile)
+            {
                 match whole(version) {
                     Ok(found) => return Ok(Some(found)),
                     // A newer version may have overwritten its base.
@@ -176,7 +185,11 @@ impl Index {
             |replay: &PageReplay| replay.needs_base() || replay.is_placed() || replay.is_passing();
         let needs = |version: &&PageVersion| {
             version.seq < seq
-                && matches!(&version.content, VersionContent::Replay(replay) if takes_more(replay))
+                && match &version.content {
+                    VersionContent::Replay(replay) => takes_more(replay),
+                    VersionContent::InFile => true,
+                    VersionContent::Whole(_) | VersionContent::OnDisk(_) => false,
+                }
         };
         let shard = self.read(page);
         shard.get(&page).map_or(Vec::new(), |versions| versions.iter().filter(needs).cloned().collect())
@@ -245,22 +258,63 @@ impl Index {
         let version = self.get(page, seq).filter(|version| !version.applied)?;
         match version.content {
             VersionContent::Replay(replay) if replay.is_placed() => Some((version.seq, replay)),
-            VersionContent::Replay(_) | VersionContent::Whole(_) => None,
+            _ => None,
         }
     }
 
-    /// Replaces a version's content after its replay was rebuilt, or its bytes were read.
+    /// Replaces a version's content after its replay was rebuilt, its bytes were read, or it was
+    /// moved.
     pub(crate) fn settle(&self, page: PageNo, seq: Seq, content: VersionContent) {
         let mut shard = self.write(page);
         let Some(versions) = shard.get_mut(&page) else { return };
+        let is_due = |version: &&mut PageVersion| match version.content {
+            VersionContent::Replay(_) | VersionContent::InFile => true,
+            _ => matches!(content, VersionContent::OnDisk(_)),
+        };
         let found = versions.iter_mut().find(|version| version.seq == seq);
-        if let Some(version) = found
-            && matches!(version.content, VersionContent::Replay(_))
-        {
+        if let Some(version) = found.filter(is_due) {
             self.shrunk(version);
             version.content = content;
             self.grown(version);
         }
+    }
+
+    /// Drops the content of versions that the data file has, of pages with more versions. Returns
+    /// false if there was none.
+    pub(crate) fn leave_to_file(&self) -> bool {
+        let before = self.bytes();
+        for shard in &self.shards {
+            for versions in shard.write().values_mut().filter(|versions| versions.len() > 1) {
+                let in_file = versions.iter_mut().rfind(|version| version.applied);
+                if let Some(version) =
+                    in_file.filter(|found| matches!(found.content, VersionContent::Whole(_)))
+                {
+                    self.shrunk(version);
+                    version.content = VersionContent::InFile;
+                }
+            }
+        }
+        self.bytes() < before
+    }
+
+    /// Returns whole pages that only snapshots need, oldest first, until they take this many bytes
+    /// of memory.
+    pub(crate) fn old_versions(&self, bytes: u64) -> Vec<((PageNo, Seq), WholePage)> {
+        let mut found = Vec::new();
+        for shard in &self.shards {
+            for (page, versions) in shard.read().iter() {
+                found.extend(versions.iter().filter_map(|version| match &version.content {
+                    VersionContent::Whole(whole) if version.applied => {
+                        Some(((*page, version.seq), whole.clone()))
+                    }
+                    _ => None,
+                }));
+            }
+        }
+        found.sort_unstable_by_key(|((page, seq), _)| (*seq, *page));
+        let each = found.first().map_or(1, |(_, whole)| ENTRY_BYTES + whole.bytes().len() as u64);
+        found.truncate(usize::try_from(bytes.div_ceil(each)).unwrap_or(usize::MAX));
+        found
     }
 
     /// Called before a page is overwritten: keeps the data file's version, if a snapshot as old as
@@ -373,7 +427,7 @@ impl Index {
                     return false;
                 }
                 let applied = versions.iter().filter(|version| version.applied);
-                kept += applied.map(|version| ENTRY_BYTES + version.content.size()).sum::<u64>();
+                kept += applied.map(bytes_of).sum::<u64>();
                 true
             });
         }

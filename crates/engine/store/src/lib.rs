@@ -59,6 +59,7 @@ mod handle;
 mod index;
 mod inspect;
 mod names;
+mod old_versions;
 mod open;
 mod opening;
 mod options;
@@ -81,8 +82,10 @@ mod sync;
 mod tests;
 mod threads;
 mod txn;
+mod txn_size;
 mod verify;
 mod version;
+mod version_file;
 mod warm;
 mod writer;
 

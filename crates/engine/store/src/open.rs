@@ -221,6 +221,7 @@ fn recover(
             logged_since_checkpoint: HashSet::new(),
         }),
         checkpoints: Checkpoints::new(newest.checkpoint_seq, newest.checkpoint_lsn, found.seq),
+        version_file: Mutex::default(),
         changes: ChangeRecorder::default(),
         given_back: Mutex::default(),
         reports: ProgressQueue::default(),

@@ -49,6 +49,7 @@ pub struct StoreOptions {
     pub(crate) page_size: Option<usize>,
     pub(crate) memory: u64,
     pub(crate) journal_bytes: Option<u64>,
+    pub(crate) snapshot_bytes: u64,
     pub(crate) create: Create,
     /// The access to the files of an existing store.
     pub(crate) files: FileUse,
@@ -77,6 +78,7 @@ impl Default for StoreOptions {
             page_size: None,
             memory: 256 << 20,
             journal_bytes: None,
+            snapshot_bytes: 4 << 30,
             create: Create::default(),
             files: FileUse::Write,
             full_page_images: FullPageImages::default(),
@@ -151,6 +153,30 @@ impl StoreOptions {
     #[must_use]
     pub fn journal_bytes(mut self, bytes: u64) -> Self {
         self.journal_bytes = Some(bytes);
+        self
+    }
+
+    /// Sets the maximum bytes of old versions of pages on disk; 4 GiB by default. Snapshots that
+    /// are read for long need them while others commit.
+    ///
+    /// They take an eighth of the memory budget first. Then the oldest move to a file in the
+    /// store's directory, which has no name and ends with the process. Each page there takes about
+    /// 150 bytes of memory beside the budget. At the limit, or if the device is full, the oldest
+    /// snapshot is ended ([`Error::SnapshotTooOld`]); all that need the file, if a checkpoint lacks
+    /// its space.
+    ///
+    /// ```
+    /// use pagekeeper_store::Store;
+    /// # let temp = tempfile::tempdir_in(".")?;
+    /// # let dir = &temp.path().join("store");
+    /// let store = Store::options().snapshot_bytes(64 << 30).open(dir)?;
+    /// let _kept = store.begin_read()?; // for hours
+    /// assert_eq!(store.stats().snapshot_bytes, 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn snapshot_bytes(mut self, bytes: u64) -> Self {
+        self.snapshot_bytes = bytes;
         self
     }
 
@@ -352,6 +378,7 @@ impl fmt::Debug for StoreOptions {
             .field("page_size", &self.page_size)
             .field("memory", &self.memory)
             .field("journal_bytes", &self.journal_bytes)
+            .field("snapshot_bytes", &self.snapshot_bytes)
             .field("create", &self.create)
             .field("files", &self.files)
             .field("full_page_images", &self.full_page_images)

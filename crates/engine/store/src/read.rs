@@ -16,7 +16,8 @@ use crate::{Error, PageNo, Seq};
 /// A read transaction: all pages as of one commit, however many commits follow meanwhile.
 ///
 /// Any number of them may exist beside one writer. The previous versions of overwritten pages that
-/// they need stay in memory. If these exceed their share of the budget, the oldest snapshot is
+/// they need stay in memory, and beyond their share of the budget on disk
+/// ([`snapshot_bytes`](crate::StoreOptions::snapshot_bytes)). At that limit the oldest snapshot is
 /// ended, and its reads fail with [`Error::SnapshotTooOld`].
 ///
 /// ```

@@ -134,7 +134,7 @@ impl StoreOptions {
         let _held = io.lock_shared(&from.join(LOCK_NAME))?;
         let mut found = Repair::default();
         let source = DamagedStore::read(self, &io, from, &mut found)?;
-        let map = DamagedMap::open(&*io, from, source.store, source.upto)?;
+        let map = DamagedMap::open(&*io, from, source.map)?;
         let DamagedStore { store, page_size, max_journal_bytes, .. } = source;
         let destination =
             Destination::create(self, &io, to, StoreParameters { store, page_size, max_journal_bytes })?;
@@ -157,8 +157,8 @@ struct DamagedStore {
     max_journal_bytes: u64,
     /// The commits of the journal, on top of the superblock's.
     journal: JournalContent,
-    /// The commit of the map, according to the superblock.
-    upto: Seq,
+    /// The store's id and, according to the superblock, the commit and the pages of the map.
+    map: (u64, Seq, u64),
     /// Whether the store's meta is known, from the superblock or a commit.
     has_meta: bool,
 }
@@ -207,7 +207,11 @@ impl DamagedStore {
             page_size: superblock.page_size as usize,
             max_journal_bytes: superblock.max_journal_bytes,
             journal,
-            upto: if is_known { superblock.checkpoint_seq } else { Seq::MAX },
+            map: if is_known {
+                (superblock.store, superblock.checkpoint_seq, superblock.meta.pages)
+            } else {
+                (superblock.store, Seq::MAX, data::MAX_PAGES)
+            },
         })
     }
 

@@ -30,6 +30,8 @@ pub struct StoreStats {
     pub unapplied_pages: u64,
     /// Bytes of memory of these pages, and of versions kept for old snapshots.
     pub unapplied_bytes: u64,
+    /// Bytes on disk of versions kept for old snapshots.
+    pub snapshot_bytes: u64,
     /// The budget in bytes.
     pub memory: u64,
     /// Whether first changes are journaled as full pages.
@@ -67,6 +69,7 @@ impl Core {
             journal_bytes: lsn.saturating_sub(self.checkpoints.lsn()),
             unapplied_pages: self.index.unapplied_pages(meta.pages),
             unapplied_bytes: self.index.bytes(),
+            snapshot_bytes: self.version_file_bytes(),
             ..fixed
         }
     }

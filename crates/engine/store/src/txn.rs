@@ -4,7 +4,7 @@
 //! that the data file may have grown. The free list is a stack of trunk pages, each with the
 //! numbers of free pages; a page is in it at most once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -37,8 +37,20 @@ pub(crate) enum PageEdit {
     Free,
 }
 
-/// A write transaction: only one exists at a time. Dropping it discards all its changes. It may be
-/// sent to another thread; begin it by
+/// The measured changes of a transaction.
+#[derive(Debug, Default)]
+pub(crate) struct MeasuredChanges {
+    /// Bytes of each page's change in the entry.
+    pub(crate) sizes: BTreeMap<PageNo, usize>,
+    /// Pages that may have changed since they were measured.
+    pub(crate) due: BTreeSet<PageNo>,
+    /// Bytes that all of them took in the journal when they were measured last.
+    pub(crate) bytes: u64,
+}
+
+/// A write transaction: only one exists at a time. Dropping it discards all its changes. A change
+/// fails with [`Error::TransactionTooLarge`] once those before it no longer fit into the journal:
+/// then drop it. It may be sent to another thread; begin it by
 /// [`Store::begin_write_owned`](crate::Store::begin_write_owned) if this thread then begins the
 /// next one.
 ///
@@ -63,6 +75,8 @@ pub struct WriteTxn<'a> {
     pub(crate) base: Arc<StoreMeta>,
     pub(crate) meta: StoreMeta,
     pub(crate) changed: BTreeMap<PageNo, PageEdit>,
+    /// Set once the changes might not fit into the journal.
+    pub(crate) measured: Option<Box<MeasuredChanges>>,
 }
 
 /// The data file's room for uncommitted runs. Unless it is kept, dropping it gives the room back,
@@ -99,12 +113,13 @@ impl<'a> WriteTxn<'a> {
         let base = Arc::clone(&lock(&core.tail).meta);
         let meta = (*base).clone();
         let room = RunRoom { core: core.clone(), before: None };
-        Ok(Self { core, room, writer, base, meta, changed: BTreeMap::new() })
+        Ok(Self { core, room, writer, base, meta, changed: BTreeMap::new(), measured: None })
     }
 
     /// Allocates a page, and returns its number. The page reads as zeros.
     pub fn allocate(&mut self) -> Result<PageNo, Error> {
         self.core.process.require()?;
+        self.check_size()?;
         let page = if let Some(head) = self.meta.free_head {
             self.take_free(head)?
         } else {
@@ -113,6 +128,7 @@ impl<'a> WriteTxn<'a> {
             PageNo::new(self.meta.pages - 1)
         };
         let bytes = self.core.buffers.zeroed();
+        self.touch(page);
         self.changed.insert(page, PageEdit::Page { kind: PageKind::Data, bytes, in_part: false });
         Ok(page)
     }
@@ -184,6 +200,8 @@ impl<'a> WriteTxn<'a> {
             Ok(_) | Err(Error::NeverWritten { .. }) => {}
             Err(error) => return Err(error),
         }
+        self.check_size()?;
+        self.touch(page);
         if let Some(head) = self.meta.free_head
             && trunk::push(self.trunk_mut(head)?, page)
         {
@@ -278,6 +296,8 @@ impl<'a> WriteTxn<'a> {
             return Err(Error::PayloadSize { given: payload.len(), wanted });
         }
         self.check_range(page)?;
+        self.check_size()?;
+        self.touch(page);
         match self.changed.get_mut(&page) {
             Some(PageEdit::Page { kind, bytes, .. }) if *kind == PageKind::Data => {
                 bytes.make_mut()[HEADER_BYTES..].copy_from_slice(payload);
@@ -314,6 +334,8 @@ impl<'a> WriteTxn<'a> {
 
     fn change(&mut self, page: PageNo, wanted: PageKind) -> Result<&mut [u8], Error> {
         self.core.process.require()?;
+        self.check_size()?;
+        self.touch(page);
         if !self.changed.contains_key(&page) {
             self.check_range(page)?;
             let before = self.core.page_at(page, Seq::MAX)?;

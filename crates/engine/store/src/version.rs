@@ -12,6 +12,7 @@ use bytes::Bytes;
 use crate::buffers::PageBuf;
 use crate::format::entry::{JournalPlace, PageChange};
 use crate::format::page::{self, HEADER_BYTES, PageKind};
+use crate::version_file::MovedPage;
 use crate::{Error, PageNo, Seq};
 use pagekeeper_wal::Lsn;
 
@@ -238,6 +239,10 @@ pub(crate) enum VersionContent {
     Whole(WholePage),
     /// The changes from which it can be rebuilt.
     Replay(Arc<PageReplay>),
+    /// The page as the data file has it. Once it is overwritten there, it is the page itself.
+    InFile,
+    /// The page in the file for old versions.
+    OnDisk(Arc<MovedPage>),
 }
 
 impl VersionContent {
@@ -246,6 +251,7 @@ impl VersionContent {
         match self {
             Self::Whole(whole) => whole.bytes.len() as u64,
             Self::Replay(replay) => replay.size,
+            Self::InFile | Self::OnDisk(_) => 0,
         }
     }
 }

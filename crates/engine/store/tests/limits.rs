@@ -47,7 +47,10 @@ fn a_run_that_is_given_up_gives_its_room_back() {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             *byte = state.to_be_bytes()[0];
         }
-        txn.write(page, &payload).unwrap();
+        if let Err(error) = txn.write(page, &payload) {
+            assert!(matches!(error, Error::TransactionTooLarge { .. }), "{error}");
+            break;
+        }
     }
     let error = txn.commit(Durability::Sync).unwrap_err();
     assert!(matches!(error, Error::TransactionTooLarge { .. }), "{error}");

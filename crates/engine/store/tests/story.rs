@@ -179,7 +179,8 @@ fn writers_beside_readers_and_checkpoints_never_show_half_a_commit() {
 #[test]
 fn a_snapshot_that_takes_too_much_memory_is_ended_and_commits_continue() {
     let (_temp, dir) = dir();
-    let store = Store::options().memory(4 << 20).journal_bytes(4 << 20).open(&dir).unwrap();
+    let options = Store::options().memory(4 << 20).journal_bytes(4 << 20).snapshot_bytes(0);
+    let store = options.open(&dir).unwrap();
     let mut txn = store.begin_write().unwrap();
     let first = txn.allocate_run(2000).unwrap();
     txn.commit(Durability::Sync).unwrap();
@@ -216,11 +217,10 @@ fn a_file_that_is_not_a_store_is_named_and_left_alone() {
     let payload = vec![1; store.payload_size()];
     assert!(matches!(txn.write(run, &payload[1..]), Err(Error::PayloadSize { .. })));
     assert!(matches!(txn.set_metadata(&[0; 1025]), Err(Error::MetadataTooLong { given: 1025, max: 1024 })));
-    for page in PageNo::each(run..run + 20_000) {
-        txn.write(page, &payload).unwrap();
-    }
-    let too_large = txn.commit(Durability::Sync).unwrap_err();
+    let mut pages = PageNo::each(run..run + 20_000);
+    let too_large = pages.try_for_each(|page| txn.write(page, &payload)).unwrap_err();
     assert!(matches!(too_large, Error::TransactionTooLarge { .. }), "{too_large}");
+    assert!(matches!(txn.commit(Durability::Sync), Err(Error::TransactionTooLarge { .. })));
     assert_eq!((store.begin_read().unwrap().pages(), store.stats().seq.get()), (0, 0));
     drop(store);
     let other = error(Store::options().page_size(4096), &dir);
@@ -413,8 +413,11 @@ fn a_transaction_of_many_parts_keeps_to_the_cap() {
     for pages in (8..=256).step_by(8) {
         let mut txn = store.begin_write().unwrap();
         let first = txn.allocate_run(pages).unwrap();
-        PageNo::each(first..first + pages).for_each(|page| txn.write(page, &payload).unwrap());
-        match txn.commit(Durability::Sync) {
+        let mut all = PageNo::each(first..first + pages);
+        let written = all.try_for_each(|page| txn.write(page, &payload)).and_then(|()| txn.check_size());
+        let committed = txn.commit(Durability::Sync);
+        assert_eq!(written.is_ok(), committed.is_ok(), "{pages} pages: {written:?}, {committed:?}");
+        match committed {
             Ok(_) => max = pages,
             Err(error) => assert!(matches!(error, Error::TransactionTooLarge { .. }), "{error}"),
         }

@@ -29,6 +29,12 @@ pub enum TreeError {
         /// The maximum, in bytes.
         max: usize,
     },
+    /// A key of a bulk load that is not above the one before it.
+    #[error("keys are not in order: entry {at} is not above the one before it")]
+    NotInOrder {
+        /// The number of its entry, from 0.
+        at: u64,
+    },
     /// A value that is too long. Nothing was changed.
     #[error("a value of {given} bytes: at most {max} fit")]
     ValueTooLong {

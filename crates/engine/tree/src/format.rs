@@ -11,9 +11,12 @@ pub(crate) mod edit;
 pub(crate) mod extent;
 pub(crate) mod node;
 
-/// Maximum bytes of a key, for all page sizes: with the smallest, an inner page then has at least
-/// seven keys.
-pub(crate) const MAX_KEY: usize = 512;
+/// Returns the maximum bytes of a key in pages with this payload: three entries with such keys fit
+/// into a page, so that each full page can be split.
+pub(crate) const fn max_key(payload: usize) -> usize {
+    let entry = payload.saturating_sub(node::NODE_HEAD_BYTES) / 3;
+    entry.saturating_sub(edit::entry_len(0, node::LARGE_REF_BYTES))
+}
 /// Maximum bytes of a value.
 pub(crate) const MAX_VALUE: usize = u32::MAX as usize;
 /// Maximum level of an inner page.

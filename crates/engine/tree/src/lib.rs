@@ -33,9 +33,12 @@ mod format;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
+mod load;
+mod names;
 mod range;
 mod read;
 mod scan;
+mod take;
 #[cfg(test)]
 mod tests;
 mod value;
@@ -53,8 +56,15 @@ use pagekeeper_store::{PageNo, WriteTxn};
 
 use range::RangeEnd;
 
-/// Maximum bytes of a key.
-pub const MAX_KEY_BYTES: usize = format::MAX_KEY;
+/// Maximum bytes of a key in a store with pages of 4 KiB.
+pub const MAX_KEY_BYTES: usize = max_key_bytes(4064);
+
+/// Returns the maximum bytes of a key in a store whose pages have this
+/// [payload](pagekeeper_store::Store::payload_size): almost a third of it.
+pub const fn max_key_bytes(payload_size: usize) -> usize {
+    format::max_key(payload_size)
+}
+
 /// Maximum bytes of a value; the journal may take less in one transaction.
 pub const MAX_VALUE_BYTES: usize = format::MAX_VALUE;
 
@@ -92,32 +102,20 @@ pub const MAX_VALUE_BYTES: usize = format::MAX_VALUE;
 /// # Several trees
 ///
 /// A store may have any number of trees, each with its own root page, and one transaction can
-/// change any of them. Their names can be kept in a tree whose values are the numbers of root
-/// pages:
-///
-/// ```
-/// # use pagekeeper_store::{Durability, Store};
-/// # use pagekeeper_tree::Tree;
-/// # let temp = tempfile::tempdir_in(".")?;
-/// # let dir = &temp.path().join("store");
-/// # let store = Store::options().journal_bytes(1 << 20).open(dir)?;
-/// let mut txn = store.begin_write()?;
-/// let (names, users) = (Tree::create(&mut txn)?, Tree::create(&mut txn)?);
-/// txn.set_root(Some(names.root()));
-/// names.insert(&mut txn, b"users", &users.root().get().to_le_bytes())?;
-/// users.insert(&mut txn, b"ada", b"1815")?;
-/// txn.commit(Durability::Sync)?;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
+/// change any of them. [`named`](Self::named) finds them by names, and
+/// [`named_or_new`](Self::named_or_new) makes them.
 ///
 /// # Limits
 ///
-/// - Keys have 0 to [`MAX_KEY_BYTES`] (512) bytes, and are ordered by their bytes. Values have 0 to
-///   4 GiB less one byte, if one transaction with all its pages fits into the journal
-///   ([`Error::TransactionTooLarge`](pagekeeper_store::Error::TransactionTooLarge)). All page sizes
+/// - Keys have at most a third of a page: 0 to [`MAX_KEY_BYTES`] (1336) bytes with pages of 4 KiB,
+///   and [`max_key_bytes`] with others. They are ordered by their bytes. Values have 0 to 4 GiB
+///   less one byte, if one transaction with all its pages fits into the journal: the change that
+///   exceeds it fails with
+///   [`Error::TransactionTooLarge`](pagekeeper_store::Error::TransactionTooLarge). All page sizes
 ///   of a store are supported.
 /// - An entry that takes more than a quarter of a page (1016 bytes for 4 KiB pages) has its value
-///   in separate pages: at least one, of which the tree uses 16 bytes.
+///   in separate pages, unless that has at most 8 bytes: at least one page, of which the tree uses
+///   16 bytes.
 /// - There is one writer at a time, as for the store. Each page that a transaction changes is in
 ///   memory until its commit, and so are large values as a whole. A value of more than one page is
 ///   also in memory while it is read.
@@ -200,7 +198,9 @@ impl Tree {
     /// [`TreeError::ValueTooLong`], with [`TreeError::NotATree`], and as the store does
     /// ([`WriteTxn::page_mut`], [`WriteTxn::allocate`], [`WriteTxn::free`]).
     pub fn insert(&self, txn: &mut WriteTxn<'_>, key: &[u8], value: &[u8]) -> Result<bool, TreeError> {
-        write::insert(txn, self.root, key, value)
+        let was_there = write::insert(txn, self.root, key, value)?;
+        txn.check_size()?;
+        Ok(was_there)
     }
 
     /// Removes a key and its value, and frees the value's pages. Returns false if there is no such
@@ -208,7 +208,9 @@ impl Tree {
     ///
     /// Fails as [`insert`](Self::insert) does.
     pub fn remove(&self, txn: &mut WriteTxn<'_>, key: &[u8]) -> Result<bool, TreeError> {
-        write::remove(txn, self.root, key)
+        let was_there = write::remove(txn, self.root, key)?;
+        txn.check_size()?;
+        Ok(was_there)
     }
 
     /// Frees all pages of the tree, including its root, so that it no longer exists. Reads all of
@@ -216,7 +218,8 @@ impl Tree {
     ///
     /// Fails as [`insert`](Self::insert) does.
     pub fn delete(self, txn: &mut WriteTxn<'_>) -> Result<(), TreeError> {
-        write::delete(txn, self.root)
+        write::delete(txn, self.root)?;
+        Ok(txn.check_size()?)
     }
 
     /// Returns the entries whose keys are in a range, from both ends. A range that ends before it
@@ -245,8 +248,25 @@ impl Tree {
         pages: &'t T,
         range: impl RangeBounds<K>,
     ) -> Range<'t, T> {
-        let owned = |bound: Bound<&K>| bound.map(|key| key.as_ref().to_vec());
-        Range::new(pages, self.root, owned(range.start_bound()), owned(range.end_bound()))
+        let (lower, upper) = owned(&range);
+        Range::new(pages, self.root, lower, upper)
+    }
+
+    /// Returns the entries whose keys begin with a prefix, from both ends.
+    ///
+    /// ```
+    /// # use pagekeeper_store::Store;
+    /// # use pagekeeper_tree::Tree;
+    /// # let temp = tempfile::tempdir_in(".")?;
+    /// # let store = Store::options().journal_bytes(1 << 20).open(temp.path().join("store"))?;
+    /// # let mut txn = store.begin_write()?;
+    /// let tree = Tree::load(&mut txn, [("a", ""), ("user:1", "ada"), ("user:2", "bob"), ("z", "")])?;
+    /// assert_eq!(tree.prefix(&txn, b"user:").count(), 2);
+    /// assert_eq!(&tree.prefix(&txn, b"user:").next_back().expect("two")?.1[..], b"bob");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn prefix<'t, T: Pages>(&self, pages: &'t T, prefix: &[u8]) -> Range<'t, T> {
+        Range::new(pages, self.root, Bound::Included(prefix.to_vec()), range::behind(prefix))
     }
 
     /// Calls `visit` with the entries whose keys are in a range, in order, until it breaks. Returns
@@ -368,6 +388,11 @@ impl Tree {
 /// and also if two trees share a page.
 pub fn unused_pages(pages: &impl Pages, trees: &[Tree]) -> Result<Vec<PageNo>, TreeError> {
     check::unused_pages(pages, trees.iter().map(Tree::root))
+}
+
+fn owned<K: AsRef<[u8]>>(range: &impl RangeBounds<K>) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
+    let owned = |bound: Bound<&K>| bound.map(|key| key.as_ref().to_vec());
+    (owned(range.start_bound()), owned(range.end_bound()))
 }
 
 fn borrowed<'r, K: AsRef<[u8]> + 'r>(range: &'r impl RangeBounds<K>) -> (Bound<&'r [u8]>, Bound<&'r [u8]>) {

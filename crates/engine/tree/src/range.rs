@@ -13,8 +13,8 @@ use std::ops::Bound;
 use pagekeeper_store::{Page, PageNo};
 
 use crate::error::{TreeError, at};
+use crate::format::NodeFault;
 use crate::format::node::Node;
-use crate::format::{MAX_KEY, NodeFault};
 use crate::read::{Pages, load, node, value_of};
 use crate::value::Value;
 
@@ -66,13 +66,11 @@ impl<'k> RangeStart<'k> {
     /// Returns the start for the bound at this end; `None` if there is none.
     pub(crate) fn of(bound: Bound<&'k [u8]>, end: RangeEnd) -> Option<Self> {
         let (Bound::Included(key) | Bound::Excluded(key)) = bound else { return None };
-        // Longer keys than allowed sort behind their longest allowed prefix.
-        let is_cut = key.len() > MAX_KEY;
         let is_behind = match end {
-            RangeEnd::Front => is_cut || matches!(bound, Bound::Excluded(_)),
-            RangeEnd::Back => is_cut || matches!(bound, Bound::Included(_)),
+            RangeEnd::Front => matches!(bound, Bound::Excluded(_)),
+            RangeEnd::Back => matches!(bound, Bound::Included(_)),
         };
-        Some(Self { key: &key[..key.len().min(MAX_KEY)], is_behind })
+        Some(Self { key, is_behind })
     }
 
     /// Returns how many entries of its leaf are before it.
@@ -240,6 +238,14 @@ impl<'t, T: Pages> Range<'t, T> {
             self.descend(cursor, end, next.0, next.1)?;
         }
     }
+}
+
+/// Returns the bound behind all keys with a prefix.
+pub(crate) fn behind(prefix: &[u8]) -> Bound<Vec<u8>> {
+    let Some(last) = prefix.iter().rposition(|byte| *byte != u8::MAX) else { return Bound::Unbounded };
+    let mut key = prefix[..=last].to_vec();
+    key[last] += 1;
+    Bound::Excluded(key)
 }
 
 pub(crate) fn as_slice(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {

@@ -9,7 +9,7 @@ use pagekeeper_store::{Error, Page, PageNo, ReadTxn, WriteTxn};
 
 use crate::error::{TreeError, at};
 use crate::format::node::{EntryBody, LargeRef, Node};
-use crate::format::{MAX_KEY, NodeFault};
+use crate::format::{NodeFault, max_key};
 use crate::value::{self, Value};
 
 /// Maximum bytes of a value that is copied out of its leaf, instead of keeping the leaf.
@@ -26,6 +26,9 @@ pub trait Pages: sealed::Sealed {
 
     /// Returns the number of pages.
     fn end(&self) -> u64;
+
+    /// Returns the root page of the store.
+    fn root_page(&self) -> Option<PageNo>;
 }
 
 pub(crate) mod sealed {
@@ -48,6 +51,10 @@ macro_rules! pages_of {
 
             fn end(&self) -> u64 {
                 self.pages()
+            }
+
+            fn root_page(&self) -> Option<PageNo> {
+                self.root()
             }
         }
     };
@@ -113,13 +120,13 @@ fn in_leaf<T>(
     mut step: impl FnMut(PathStep),
     read: impl FnOnce(PageNo, Node<'_>) -> Result<T, TreeError>,
 ) -> Result<T, TreeError> {
-    if key.len() > MAX_KEY {
-        return Err(TreeError::KeyTooLong { given: key.len(), max: MAX_KEY });
-    }
     let (mut number, mut level, mut read) = (root, None, read);
     loop {
         let below = pages.page_with(number, |page| {
             let found = node_of(number, page, level)?;
+            if key.len() > max_key(page.len()) {
+                return Err(TreeError::KeyTooLong { given: key.len(), max: max_key(page.len()) });
+            }
             if found.is_leaf() {
                 return Ok(LookupStep::Leaf(read(number, found)?));
             }

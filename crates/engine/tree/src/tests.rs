@@ -1,6 +1,7 @@
 //! Tests of a tree's promises: as a map, after crashes, in its use of pages, and on foreign pages.
 
 mod crashes;
+mod everyday;
 mod hostile;
 mod in_place;
 mod map;
@@ -16,7 +17,7 @@ use pagekeeper_simdisk::SimDisk;
 use pagekeeper_store::{Durability, Error, PageNo, Store};
 use pagekeeper_testing::Rng;
 
-use super::{MAX_KEY_BYTES, Pages, Tree, TreeError, unused_pages};
+use super::{MAX_KEY_BYTES, Pages, Tree, TreeError, max_key_bytes, unused_pages};
 
 /// The expected content of a tree.
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;

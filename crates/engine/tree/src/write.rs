@@ -10,12 +10,12 @@ use pagekeeper_store::{Page, PageNo, WriteTxn};
 
 use crate::error::{TreeError, at};
 use crate::format::edit::{self, build, entry_len};
-use crate::format::node::{EntryBody, LargeRef, NODE_HEAD_BYTES, Node, common};
-use crate::format::{MAX_KEY, MAX_LEVEL, MAX_VALUE, NodeFault};
+use crate::format::node::{EntryBody, LARGE_REF_BYTES, LargeRef, NODE_HEAD_BYTES, Node, common};
+use crate::format::{MAX_LEVEL, MAX_VALUE, NodeFault};
 use crate::read::{PathStep, leaf_of, load, node};
 use crate::value;
 
-/// A leaf's entry takes at most this part of a page.
+/// A leaf's entry takes at most this part of a page, unless its key alone takes more.
 const ENTRY_SHARE_MAX: usize = 4;
 /// A page that is less than this part full is merged with another one.
 const SPARSE_SHARE: usize = 3;
@@ -25,14 +25,14 @@ const MERGED_EIGHTHS: usize = 7;
 
 /// An entry on its way to another page.
 #[derive(Debug, Clone)]
-struct MovedEntry {
+pub(crate) struct MovedEntry {
     /// The whole key.
-    key: Vec<u8>,
-    body: OwnedBody,
+    pub(crate) key: Vec<u8>,
+    pub(crate) body: OwnedBody,
 }
 
 #[derive(Debug, Clone)]
-enum OwnedBody {
+pub(crate) enum OwnedBody {
     Value(Vec<u8>),
     Large(LargeRef),
     Child(u32),
@@ -47,7 +47,7 @@ impl OwnedBody {
         }
     }
 
-    fn get(&self) -> EntryBody<'_> {
+    pub(crate) fn get(&self) -> EntryBody<'_> {
         match self {
             Self::Value(value) => EntryBody::Value(value),
             Self::Large(large) => EntryBody::Large(*large),
@@ -57,10 +57,10 @@ impl OwnedBody {
 }
 
 /// The bounds of a page's keys: at or above the first, below the second. `None` is unbounded.
-type KeyBounds = (Option<Vec<u8>>, Option<Vec<u8>>);
+pub(crate) type KeyBounds = (Option<Vec<u8>>, Option<Vec<u8>>);
 
 /// Returns the common prefix of all keys within bounds.
-fn prefix_of((lower, upper): &KeyBounds) -> &[u8] {
+pub(crate) fn prefix_of((lower, upper): &KeyBounds) -> &[u8] {
     match (lower, upper) {
         (Some(lower), Some(upper)) => &lower[..common(lower, upper)],
         _ => &[],
@@ -85,7 +85,7 @@ pub(crate) fn insert(
     let mut path = Vec::new();
     let (number, page) = leaf_of(txn, root, key, |step| path.push(step))?;
     let leaf = node(number, &page)?;
-    let is_large = entry_len(key.len(), value.len()) > page.len() / ENTRY_SHARE_MAX;
+    let is_large = is_large(key, value, page.len());
     let found = leaf.find(key).map_err(at(number))?;
     let before = match found {
         Ok(place) => Some(OwnedBody::of(leaf.cell(place).map_err(at(number))?.body)),
@@ -123,6 +123,11 @@ pub(crate) fn insert(
             Ok(false)
         }
     }
+}
+
+/// Whether the value has separate pages in a tree whose pages have this payload.
+pub(crate) fn is_large(key: &[u8], value: &[u8], payload: usize) -> bool {
+    value.len() > LARGE_REF_BYTES && entry_len(key.len(), value.len()) > payload / ENTRY_SHARE_MAX
 }
 
 fn length(value: &[u8]) -> u32 {
@@ -176,9 +181,7 @@ fn split(
     let mut after = entries.split_off(middle);
     let first = &mut after[0].key;
     let separator = if level == 0 {
-        // The shortest possible separator: above all keys before it, and not above those behind it.
-        let last = entries.last().map_or(&[][..], |last| &last.key);
-        first[..first.len().min(common(last, first) + 1)].to_vec()
+        separator(entries.last().map_or(&[], |last| &last.key), first).to_vec()
     } else {
         std::mem::take(first)
     };
@@ -200,7 +203,13 @@ fn split(
     build(txn.page_mut(page)?, level + 1, &[], children).map_err(at(page))
 }
 
-fn narrow(page: PageNo) -> u32 {
+/// Returns the shortest separator of two keys: above all keys before it, and not above those behind
+/// it.
+pub(crate) fn separator<'k>(before: &[u8], behind: &'k [u8]) -> &'k [u8] {
+    &behind[..behind.len().min(common(before, behind) + 1)]
+}
+
+pub(crate) fn narrow(page: PageNo) -> u32 {
     u32::try_from(page.get()).unwrap_or_else(|_| unreachable!("a store has less than 2^32 pages"))
 }
 
@@ -228,7 +237,7 @@ fn middle(entries: &[MovedEntry], place: usize, bounds: &KeyBounds, room: usize)
 }
 
 /// Rewrites a page with entries whose keys all begin with the prefix.
-fn put_together(
+pub(crate) fn put_together(
     txn: &mut WriteTxn<'_>,
     page: PageNo,
     level: u8,
@@ -410,6 +419,3 @@ pub(crate) fn delete(txn: &mut WriteTxn<'_>, root: PageNo) -> Result<(), TreeErr
     }
     Ok(())
 }
-
-const _: () =
-    assert!(MAX_KEY + 32 < 4064 / ENTRY_SHARE_MAX, "each entry fits into its share of the smallest page");

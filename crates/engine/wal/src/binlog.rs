@@ -35,6 +35,7 @@ mod writer;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use pagekeeper_io::{Access, FileLock, WriteMode};
 
@@ -44,7 +45,7 @@ use crate::{Error, LogMode};
 pub use follower::{Event, Follower};
 use group_commit::{Leader, PlacedPart, Submitted};
 pub use options::BinLogOptions;
-use progress::LogProgress;
+use progress::{LogProgress, Segment};
 use segment_store::SegmentStore;
 use shared::SharedLog;
 use writer::SegmentWriter;
@@ -235,6 +236,85 @@ impl BinLog {
         Ok(purged.len() as u64)
     }
 
+    /// Removes all records after a position: one from an append or a follower, such as the last
+    /// record on which a majority agrees. Returns when that is durable; the next record then begins
+    /// a new segment. After a crash, either all of them are there or none is.
+    ///
+    /// Fails with [`Error::Followed`] if a follower is in the position's segment or a later one,
+    /// unless forced: then it gets [`Error::Truncated`]. Fails with [`Error::NoRecord`] if no group
+    /// ends there, and as [`follow`](Self::follow) does.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use pagekeeper_simdisk::SimDisk;
+    /// use pagekeeper_wal::{BinLog, PurgeMode};
+    ///
+    /// # let options = BinLog::options().io(Arc::new(SimDisk::new()));
+    /// let log = options.open("/raft")?;
+    /// let agreed = log.append_group(&[b"term 1: x = 1"])?;
+    /// log.append_group(&[b"term 1: x = 2"])?;
+    /// log.truncate_after(agreed, PurgeMode::UnlessFollowed)?;
+    /// log.append_group(&[b"term 2: x = 3"])?;
+    /// let mut follower = log.follow(agreed)?;
+    /// assert_eq!(&*follower.try_next()?.unwrap().bytes, b"term 2: x = 3");
+    /// # Ok::<(), pagekeeper_wal::Error>(())
+    /// ```
+    pub fn truncate_after(&self, position: Position, purge: PurgeMode) -> Result<(), Error> {
+        self.shared.process.require()?;
+        self.check_writable()?;
+        let position = Position { offset: position.offset.max(segment::SEGMENT_HEADER_BYTES), ..position };
+        let mut leader = self.shared.queue.exclusive()?;
+        let truncated = leader.writer().truncate(&self.shared, position, purge == PurgeMode::Forced);
+        self.hand_over(leader, None);
+        truncated
+    }
+
+    /// Returns the start of the oldest segment that was written to at or after this time, by the
+    /// times of the files: earlier records in it come first. Returns the end if there is none.
+    ///
+    /// With [`purge_to`](Self::purge_to), this keeps records for a time:
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use std::time::{Duration, SystemTime};
+    /// # use pagekeeper_simdisk::SimDisk;
+    /// use pagekeeper_wal::{BinLog, PurgeMode};
+    ///
+    /// # let log = BinLog::options().io(Arc::new(SimDisk::new())).open("/binlog")?;
+    /// let week = Duration::from_secs(7 * 86_400);
+    /// log.purge_to(log.since(SystemTime::now() - week)?, PurgeMode::UnlessFollowed)?;
+    /// log.purge_to(log.last_bytes(64 << 30), PurgeMode::UnlessFollowed)?; // and at most 64 GiB
+    /// # Ok::<(), pagekeeper_wal::Error>(())
+    /// ```
+    pub fn since(&self, time: SystemTime) -> Result<Position, Error> {
+        self.shared.process.require()?;
+        let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let since = (i64::try_from(since.as_secs()).unwrap_or(i64::MAX), since.subsec_nanos());
+        for Segment { number, .. } in self.shared.progress.segments() {
+            if self.shared.store.open(number)?.stat()?.modified >= since {
+                return Ok(Position { segment: number, offset: segment::SEGMENT_HEADER_BYTES });
+            }
+        }
+        Ok(self.end())
+    }
+
+    /// Returns the start of the oldest segment from which on the log has at most this many bytes;
+    /// that of the last segment if that alone has more.
+    pub fn last_bytes(&self, bytes: u64) -> Position {
+        self.position(|progress| {
+            let end = progress.end();
+            let mut left = bytes;
+            let segments = progress.segments().into_iter().rev().take_while(|segment| {
+                let size = segment.sealed.unwrap_or(end.offset);
+                let fits = left.checked_sub(size);
+                left = fits.unwrap_or(0);
+                fits.is_some()
+            });
+            let segment = segments.last().map_or(end.segment, |oldest| oldest.number);
+            Position { segment, offset: segment::SEGMENT_HEADER_BYTES }
+        })
+    }
+
     /// Returns the position at which the oldest record of the log begins, or will begin.
     pub fn first(&self) -> Position {
         self.position(LogProgress::first)
@@ -251,7 +331,7 @@ impl BinLog {
     }
 
     /// Returns a position; zeros in a forked child.
-    fn position(&self, of: fn(&LogProgress) -> Position) -> Position {
+    fn position(&self, of: impl FnOnce(&LogProgress) -> Position) -> Position {
         let is_own = self.shared.process.is_current();
         if is_own { of(&self.shared.progress) } else { Position { segment: 0, offset: 0 } }
     }
@@ -304,7 +384,8 @@ impl BinLog {
 impl BinLogOptions {
     /// Opens the log in a directory for appending, or creates one if the directory is empty or
     /// missing. After a crash the log is recovered; no group that was acknowledged as durable is
-    /// lost. Nothing is written to an existing log before the first append, rotation or purge.
+    /// lost. Nothing is written to an existing log before the first append, rotation or purge,
+    /// except to finish an interrupted [`truncate_after`](BinLog::truncate_after).
     ///
     /// Fails, and changes nothing, in these cases:
     /// - Another opener has the log open.

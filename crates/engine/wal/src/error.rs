@@ -202,6 +202,13 @@ pub enum Error {
         /// The oldest position in the log.
         first: Position,
     },
+    /// The log was truncated at or before the follower's segment, so that it may have read records
+    /// that are gone. Follow the log anew.
+    #[error("the log was truncated while a follower was at {position}: follow it anew")]
+    Truncated {
+        /// The follower's position.
+        position: Position,
+    },
     /// The position is past the end of the log, or of its segment. It may belong to a record that a
     /// crash lost.
     #[error("{position} is past {end}, where the log or this segment of it ends")]
@@ -225,10 +232,11 @@ pub enum Error {
         /// The offset in it, in bytes.
         offset: u64,
     },
-    /// A follower has yet to read a segment that is to be purged.
-    #[error("a follower is at {position} and has yet to read what is to be purged")]
+    /// A follower has yet to read a segment that is to be purged, or may have read records that are
+    /// to be cut off.
+    #[error("a follower is at {position}, in what is to be removed")]
     Followed {
-        /// The position of the follower that is farthest behind.
+        /// The position of the first such follower.
         position: Position,
     },
     /// A thread panicked while it was writing, so the log accepts nothing more.

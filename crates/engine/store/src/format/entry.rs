@@ -44,7 +44,7 @@ use bytes::Bytes;
 
 pub(crate) use diff::{DiffRanges, diff_ranges};
 pub(crate) use reader::{EntryFault, EntryReader};
-pub(crate) use writer::EntryWriter;
+pub(crate) use writer::{EntryWriter, parts};
 
 use super::page::PageKind;
 use super::superblock::StoreMeta;

@@ -19,18 +19,26 @@ pub(super) struct DamagedMap {
     store: u64,
     /// The commit of the map, according to the superblock.
     upto: Seq,
+    /// Blocks that a checkpoint has written: behind them, the file may end.
+    checkpointed: u64,
     current: Option<(u64, MapBlock)>,
     /// Blocks whose newest place is lost, or may be.
     lost: u64,
 }
 
 impl DamagedMap {
-    pub(super) fn open(io: &dyn Io, from: &Path, store: u64, upto: Seq) -> Result<Self, Error> {
+    /// Opens the map of a store whose superblock has this many pages as of `upto`.
+    pub(super) fn open(
+        io: &dyn Io,
+        from: &Path,
+        (store, upto, pages): (u64, Seq, u64),
+    ) -> Result<Self, Error> {
         let file = match open_past_cache(io, from.join(MAP_NAME)) {
             Err(error) if error.errno() == Some(libc::ENOENT) => None,
             opened => Some(opened?),
         };
-        Ok(Self { file, store, upto, current: None, lost: 0 })
+        let checkpointed = pages.div_ceil(BLOCK_PAGES as u64);
+        Ok(Self { file, store, upto, checkpointed, current: None, lost: 0 })
     }
 
     /// Checks that a page that was read is the one that was written last, as far as that is known.
@@ -79,6 +87,7 @@ impl DamagedMap {
             // A place that is cut off or unreadable says nothing.
             match file.read_at((number * 2 + place) * BLOCK_BYTES as u64, &mut bytes) {
                 Ok(BLOCK_BYTES) => MapBlock::decode(&bytes, number, self.store, place),
+                Ok(0) if number >= self.checkpointed => Some(MapBlock::of(ENTRY_NEVER_WRITTEN)),
                 Ok(_) | Err(_) => None,
             }
         };

@@ -26,7 +26,8 @@ pub(super) fn to() -> &'static Path {
 
 pub(super) fn options(disk: &SimDisk, meanwhile: &Meanwhile) -> StoreOptions {
     let io = Arc::new(Prompt::new(disk.clone(), meanwhile.clone()));
-    Store::options().io(io).memory(1 << 20).journal_bytes(64 << 10).warm(false).without_threads()
+    let options = Store::options().io(io).memory(1 << 20).journal_bytes(64 << 10).snapshot_bytes(0);
+    options.warm(false).without_threads()
 }
 
 /// Makes one more commit, which writes its number to these pages.

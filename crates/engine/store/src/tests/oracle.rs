@@ -105,6 +105,7 @@ impl Oracle {
                     || matches!(**cause, Error::Damaged { page, .. } if self.is_rotten(page, seq))
             }
             Error::Io(_) | Error::Journal(_) | Error::Cache(_) => self.has_failed(),
+            Error::TransactionTooLarge { bytes, max } => bytes > max,
             _ => false,
         };
         assert!(is_excused, "commit {seq}: {error}");
@@ -179,6 +180,7 @@ impl Subject {
         {
             after.seq = before.seq;
         }
+        let checked = txn.check_size();
         match txn.commit(durability) {
             Ok(seq) => {
                 assert_eq!(seq, after.seq, "the number of a commit");
@@ -190,7 +192,10 @@ impl Subject {
                     oracle.level(len, before, self.store.stats().journal_bytes);
                 }
             }
-            Err(Error::TransactionTooLarge { bytes, max }) => assert!(bytes > max && changed.len() > 4),
+            Err(Error::TransactionTooLarge { bytes, max }) => {
+                assert!(bytes > max && changed.len() > 4);
+                assert!(checked.is_err(), "the commit is too large, and the changes were not");
+            }
             Err(error) => {
                 oracle.excuse(&error, before.seq);
                 if matches!(error, Error::Poisoned { .. }) && after.seq > before.seq {

@@ -28,7 +28,7 @@ use std::cmp::Ordering;
 
 use pagekeeper_store::PageNo;
 
-use super::{MAX_KEY, MAX_LEVEL, NodeFault, long, short};
+use super::{MAX_LEVEL, NodeFault, long, max_key, short};
 
 /// Bytes before the prefix.
 pub(crate) const NODE_HEAD_BYTES: usize = 12;
@@ -39,7 +39,7 @@ pub(crate) const SLOT_BYTES: usize = 2;
 /// The length that stands for a value in separate pages.
 pub(super) const LARGE_TAG: usize = 0xffff;
 /// Bytes of the reference to such a value, and of a page's number.
-const LARGE_REF_BYTES: usize = 8;
+pub(crate) const LARGE_REF_BYTES: usize = 8;
 const CHILD_BYTES: usize = 4;
 
 /// The place of a large value.
@@ -171,7 +171,7 @@ impl<'a> Node<'a> {
             && (level == 0 || count > 0)
             && fields[3] == 0
             && fields[10..] == [0; 2]
-            && prefix <= MAX_KEY
+            && prefix <= max_key(bytes.len())
             && node.slots_end() <= heap
             && heap <= bytes.len();
         is_sound.then_some(node)
@@ -248,7 +248,7 @@ impl<'a> Node<'a> {
             _ => return None,
         };
         let body = start + CELL_HEAD_BYTES + key;
-        let is_within = body + len <= self.bytes.len() && self.prefix + key <= MAX_KEY;
+        let is_within = body + len <= self.bytes.len() && self.prefix + key <= max_key(self.bytes.len());
         is_within.then_some(CellPlace { start, body, end: body + len, is_large: tag == LARGE_TAG })
     }
 

@@ -31,6 +31,10 @@ impl Pages for Counted<'_> {
     fn end(&self) -> u64 {
         self.txn.pages()
     }
+
+    fn root_page(&self) -> Option<PageNo> {
+        self.txn.root()
+    }
 }
 
 #[test]

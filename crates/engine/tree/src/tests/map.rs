@@ -170,17 +170,17 @@ fn a_key_that_is_too_long_is_refused_and_one_of_any_other_length_is_not() {
         tree.remove(&mut txn, &longer).map(drop),
     ];
     for error in refused {
-        assert!(matches!(error, Err(TreeError::KeyTooLong { given: 513, max: 512 })));
+        assert!(matches!(error, Err(TreeError::KeyTooLong { given: 1337, max: MAX_KEY_BYTES })));
     }
     // As a bound, it is a key like any other.
     let lengths =
         |range: crate::Range<'_, _>| -> Vec<usize> { range.map(|entry| entry.unwrap().0.len()).collect() };
     assert_eq!(lengths(tree.range(&txn, &longer[..]..)), [] as [usize; 0]);
-    assert_eq!(lengths(tree.range(&txn, ..&longer[..])), [0, 512]);
+    assert_eq!(lengths(tree.range(&txn, ..&longer[..])), [0, MAX_KEY_BYTES]);
     assert_eq!(lengths(tree.range(&txn, ..&longest[..])), [0]);
     let backwards: Vec<_> =
         tree.range(&txn, ..=&longer[..]).rev().map(|entry| entry.unwrap().0.len()).collect();
-    assert_eq!(backwards, [512, 0]);
+    assert_eq!(backwards, [MAX_KEY_BYTES, 0]);
     let mut scanned = Vec::new();
     let mut scan = |key: &[u8], _: &[u8]| -> ControlFlow<()> {
         scanned.push(key.len());
@@ -193,7 +193,7 @@ fn a_key_that_is_too_long_is_refused_and_one_of_any_other_length_is_not() {
         tree.scan_back_with(&txn, ..&longest[..], &mut scan),
     ];
     assert!(ends.into_iter().all(|end| end.unwrap() == ControlFlow::Continue(())));
-    assert_eq!(scanned, [0, 512, 512, 0, 0]);
+    assert_eq!(scanned, [0, MAX_KEY_BYTES, MAX_KEY_BYTES, 0, 0]);
 }
 
 #[test]
@@ -226,9 +226,9 @@ fn a_value_too_large_for_the_journal_changes_nothing() {
     txn.commit(Durability::Sync).unwrap();
     let pages = store.stats().pages;
     let mut txn = store.begin_write().unwrap();
-    tree.insert(&mut txn, b"large", &vec![1; 20 << 20]).unwrap();
-    let error = txn.commit(Durability::Sync).unwrap_err();
-    assert!(matches!(error, Error::TransactionTooLarge { .. }), "{error}");
+    let error = tree.insert(&mut txn, b"large", &vec![1; 20 << 20]).unwrap_err();
+    assert!(matches!(error, TreeError::Store(Error::TransactionTooLarge { .. })), "{error}");
+    drop(txn);
     let model = Model::from([(b"small".to_vec(), b"value".to_vec())]);
     compare(tree, &store.begin_read().unwrap(), &model);
     assert_eq!(store.stats().pages, pages);

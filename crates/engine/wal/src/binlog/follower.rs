@@ -198,7 +198,12 @@ impl Follower {
         if self.ended {
             return Ok(NextEvent::End);
         }
-        let found = self.shared.process.require().map_err(Error::from).and_then(|()| self.find_next());
+        let found = self.shared.process.require().map_err(Error::from).and_then(|()| {
+            let found = self.find_next();
+            // What was read may have changed meanwhile.
+            let is_cut_off = found.is_err() && self.cut_off.load(Ordering::Acquire);
+            if is_cut_off { Err(self.shared.progress.reason(self.at)) } else { found }
+        });
         self.ended = !matches!(found, Ok(NextEvent::Event(_) | NextEvent::Nothing));
         found
     }
@@ -206,7 +211,7 @@ impl Follower {
     fn find_next(&mut self) -> Result<NextEvent, Error> {
         loop {
             if self.cut_off.load(Ordering::Acquire) {
-                return Err(Error::Purged { position: self.at, first: self.shared.progress.first() });
+                return Err(self.shared.progress.reason(self.at));
             }
             let wanted = match self.take()? {
                 Ok(event) => return Ok(NextEvent::Event(event)),
@@ -303,12 +308,12 @@ impl Follower {
     /// Moves on to the next segment, which exists: this one is sealed.
     fn go_on(&mut self) -> Result<(), Error> {
         let next = Position { segment: self.at.segment + 1, offset: START };
-        let Some(segment) = self.shared.progress.segment(next.segment) else {
-            return Err(Error::Purged { position: self.at, first: self.shared.progress.first() });
+        let Some(segment) = self.shared.progress.enter(self.id, next) else {
+            return Err(self.shared.progress.reason(self.at));
         };
         (self.file, self.size) = open(&self.shared, segment, self.at, &self.cut_off)?;
         (self.at, self.segment, self.read) = (next, segment, ReadBuffer::default());
-        self.moved();
+        self.shared.release_pages();
         Ok(())
     }
 
@@ -333,9 +338,7 @@ fn open(
         Ok(file) => Ok((file, segment.sealed.unwrap_or(0))),
         // The file was removed after the follower was registered; the follower was cut off before
         // that.
-        Err(_) if cut_off.load(Ordering::Acquire) => {
-            Err(Error::Purged { position, first: shared.progress.first() })
-        }
+        Err(_) if cut_off.load(Ordering::Acquire) => Err(shared.progress.reason(position)),
         Err(error) => Err(error.into()),
     }
 }

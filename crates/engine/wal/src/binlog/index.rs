@@ -27,6 +27,10 @@ use crate::record::BLOCK;
 /// The name of the index within the log's directory.
 pub(super) const INDEX_NAME: &str = "binlog.index";
 
+/// The name of a shorter index until the segments that it no longer lists are removed. If it
+/// exists, it is the index.
+pub(super) const TRUNCATED_INDEX_NAME: &str = "binlog.index.truncated";
+
 /// The name under which the next index is written.
 pub(super) const NEW_INDEX_NAME: &str = "binlog.index.new";
 
@@ -131,9 +135,9 @@ impl SegmentIndex {
         }
     }
 
-    /// Reads the index of the log in `dir`; `None` if there is none.
-    pub(super) fn read(io: &dyn Io, dir: &Path) -> Result<Option<Self>, Error> {
-        let path = dir.join(INDEX_NAME);
+    /// Reads the index of the log in `dir` from the file with this name; `None` if there is none.
+    pub(super) fn read(io: &dyn Io, dir: &Path, name: &str) -> Result<Option<Self>, Error> {
+        let path = dir.join(name);
         let file = match io.open(&path, Access::Buffered) {
             Err(error) if error.errno() == Some(libc::ENOENT) => return Ok(None),
             file => file?,
@@ -170,7 +174,7 @@ impl SegmentIndex {
         if sync {
             file.sync_all()?;
         }
-        Ok(PreparedIndex { new, index: dir.join(INDEX_NAME) })
+        Ok(PreparedIndex { new, dir: dir.to_path_buf() })
     }
 
     /// Allocates space for the next index under its temporary name, so that segments can be sealed
@@ -206,14 +210,14 @@ fn new_file(io: &dyn Io, path: &Path) -> Result<Arc<dyn IoFile>, IoError> {
 #[must_use]
 pub(super) struct PreparedIndex {
     new: PathBuf,
-    index: PathBuf,
+    dir: PathBuf,
 }
 
 impl PreparedIndex {
-    /// Renames the file over the old index. A crash may show either of them until the directory is
-    /// synced.
-    pub(super) fn rename(self, io: &dyn Io) -> Result<(), IoError> {
-        io.rename(&self.new, &self.index)
+    /// Renames the file, over the old index if that has this name. A crash may show either of them
+    /// until the directory is synced.
+    pub(super) fn rename(self, io: &dyn Io, name: &str) -> Result<(), IoError> {
+        io.rename(&self.new, &self.dir.join(name))
     }
 }
 

@@ -188,6 +188,11 @@ impl PageReleaser {
         pages.mark(&(range.start..ahead.max(range.end)));
     }
 
+    /// Notes that the segments behind this one are gone.
+    pub(super) fn truncated(&self, number: u64) {
+        self.lock().segments.retain(|segment, _| *segment <= number);
+    }
+
     /// Notes that the segments before this one are gone.
     pub(super) fn purged(&self, number: u64) {
         let mut state = self.lock();

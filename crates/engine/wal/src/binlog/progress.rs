@@ -2,11 +2,11 @@
 //! followers.
 //!
 //! Invariants:
-//! 1. `durable <= end`; both only grow, and move to a new segment only when the previous one is
-//!    sealed here.
+//! 1. `durable <= end`; both only grow, unless the end is cut off, and move to a new segment only
+//!    when the previous one is sealed here.
 //! 2. A follower's position here is never ahead of its next unread record.
-//! 3. A segment is listed here while a follower is in it or before it. Only a forced purge removes
-//!    it earlier, and then the follower is cut off.
+//! 3. A segment is listed here while a follower is in it or before it. Only a forced purge, or a
+//!    truncation, removes it earlier, and then the followers in it are cut off.
 //! 4. No waker is called under the lock.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -217,9 +217,14 @@ impl LogProgress {
         state.followers.get_mut(&id).map_or(at, |follower| mem::replace(&mut follower.at, at))
     }
 
-    /// Returns a segment, if it exists.
-    pub(super) fn segment(&self, number: u64) -> Option<Segment> {
-        self.lock().segment(number).copied()
+    /// Returns a segment, if it exists, and notes that a follower begins to read it.
+    pub(super) fn enter(&self, id: u64, at: Position) -> Option<Segment> {
+        let mut state = self.lock();
+        let segment = state.segment(at.segment).copied()?;
+        if let Some(follower) = state.followers.get_mut(&id) {
+            follower.at = at;
+        }
+        Some(segment)
     }
 
     pub(super) fn left(&self, id: u64) {
@@ -311,6 +316,64 @@ impl LogProgress {
             }
         });
         result.map(|()| purged)
+    }
+
+    /// Returns the segments, oldest first.
+    pub(super) fn segments(&self) -> Vec<Segment> {
+        self.lock().segments.iter().copied().collect()
+    }
+
+    /// Returns the segment of a position, and the end of its records; `None` if that is the log's
+    /// end.
+    pub(super) fn place_of(&self, position: Position) -> Result<Option<(Segment, u64)>, Error> {
+        let state = self.lock();
+        let (first, end) = (state.first(), state.end);
+        let Some(segment) = state.segment(position.segment).filter(|_| position >= first) else {
+            let purged = Error::Purged { position, first };
+            return Err(if position < first { purged } else { Error::PastEnd { position, end } });
+        };
+        let last = segment.sealed.unwrap_or(end.offset);
+        if position.offset > last {
+            return Err(Error::PastEnd { position, end: Position { offset: last, ..position } });
+        }
+        Ok(Some((*segment, last)).filter(|_| position < end))
+    }
+
+    /// Fails if a follower is in this segment or a later one, unless forced.
+    pub(super) fn check_followers(&self, number: u64, forced: bool) -> Result<(), Error> {
+        let inside = self.followers().into_iter().filter(|(_, at)| at.segment >= number && !forced);
+        inside.map(|(_, at)| at).min().map_or(Ok(()), |position| Err(Error::Followed { position }))
+    }
+
+    /// Sets the end of the log back. Followers in its segment or later ones are cut off.
+    pub(super) fn truncated(&self, end: Position) {
+        let mut state = self.lock();
+        state.segments.retain(|segment| segment.number <= end.segment);
+        if let Some(last) = state.segments.back_mut() {
+            // No segment follows until the next append.
+            last.sealed = None;
+        }
+        (state.end, state.durable) = (end, end);
+        let cut_off = state.followers.values_mut().filter(|follower| follower.at.segment >= end.segment);
+        let wakers: Vec<_> = cut_off
+            .filter_map(|follower| {
+                follower.cut_off.store(true, Ordering::Release);
+                follower.waker.take()
+            })
+            .collect();
+        drop(state);
+        self.news.notify_all();
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Returns why a follower at this position was cut off.
+    pub(super) fn reason(&self, position: Position) -> Error {
+        let first = self.first();
+        if position.segment < first.segment {
+            Error::Purged { position, first }
+        } else {
+            Error::Truncated { position }
+        }
     }
 
     /// Restores segments whose purge failed.

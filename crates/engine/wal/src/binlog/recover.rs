@@ -22,7 +22,7 @@ use std::sync::Arc;
 use pagekeeper_io::{Access, Create, Error as IoError, FileLock, Io, IoFile, open_past_cache};
 use pagekeeper_text::escaped;
 
-use super::index::{INDEX_NAME, ListedSegment, NEW_INDEX_NAME, SegmentIndex};
+use super::index::{INDEX_NAME, ListedSegment, NEW_INDEX_NAME, SegmentIndex, TRUNCATED_INDEX_NAME};
 use super::injected_fault::BinLogFault;
 use super::progress::Segment;
 use super::segment::{SEGMENT_HEADER_BYTES, SegmentHeader, segment_number};
@@ -30,6 +30,7 @@ use super::segment_store::{AppendFailure, NewSegment, SegmentStore, random};
 use super::writer::{DueRepairs, SegmentWriter};
 use crate::Error;
 use crate::limits::{LOCK_NAME, LOST_AND_FOUND};
+use crate::position::Position;
 use crate::record::{LogSource, RecordReader};
 
 /// A log that was opened.
@@ -61,9 +62,21 @@ pub(super) fn open(store: &SegmentStore) -> Result<RecoveredLog, Error> {
     }
     let lock_path = dir.join(LOCK_NAME);
     let lock = if read_only { io.lock_shared(&lock_path)? } else { Some(io.lock(&lock_path)?) };
-    let names = names(io, dir)?.unwrap_or_default();
+    let mut names = names(io, dir)?.unwrap_or_default();
     names.check(dir)?;
-    let (writer, segments) = match SegmentIndex::read(io, dir)? {
+    let index = match SegmentIndex::read(io, dir, TRUNCATED_INDEX_NAME)? {
+        Some(index) => {
+            // A truncation was interrupted.
+            let end = index.segments.last().map_or(0, |last| last.number);
+            if !read_only {
+                store.finish_truncation(&index, names.segments.last().copied().unwrap_or(end))?;
+            }
+            names.segments.retain(|number| *number <= end);
+            Some(index)
+        }
+        None => SegmentIndex::read(io, dir, INDEX_NAME)?,
+    };
+    let (writer, segments) = match index {
         Some(index) => find(store, index, &names)?,
         None if read_only => return Err(Error::NoLog { path: dir.join(INDEX_NAME) }),
         None => {
@@ -86,7 +99,7 @@ fn names(io: &dyn Io, dir: &Path) -> Result<Option<DirectoryNames>, Error> {
     for name in list {
         match name.to_str() {
             Some(LOCK_NAME | NEW_INDEX_NAME | LOST_AND_FOUND) => {}
-            Some(INDEX_NAME) => names.index = true,
+            Some(INDEX_NAME | TRUNCATED_INDEX_NAME) => names.index = true,
             name_str => match name_str.and_then(segment_number) {
                 Some(number) => names.segments.push(number),
                 None => {
@@ -204,6 +217,23 @@ fn find_end(store: &SegmentStore, segment: &Segment) -> Result<u64, Error> {
         }
     }
     Ok(if torn { end } else { reader.lsn() })
+}
+
+/// Checks that a segment of `len` bytes begins or ends at this offset, or a group ends there.
+pub(super) fn check_end(store: &SegmentStore, segment: &Segment, len: u64, offset: u64) -> Result<(), Error> {
+    let file = store.open(segment.number)?;
+    let mut reader = RecordReader::new(SegmentFile { file, len }, SEGMENT_HEADER_BYTES, segment.salt);
+    let mut is_end = offset == SEGMENT_HEADER_BYTES || offset == len;
+    while !is_end {
+        match reader.next()? {
+            Some(entry) if entry.next <= offset => is_end = entry.next == offset && !entry.part,
+            Some(_) | None => {
+                let position = Position { segment: segment.number, offset };
+                return Err(Error::NoRecord { position });
+            }
+        }
+    }
+    Ok(())
 }
 
 /// A segment's file. An LSN is an offset in it.

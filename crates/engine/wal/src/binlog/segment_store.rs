@@ -11,6 +11,11 @@
 //!   writing, or its first append, removes the segment;
 //! - the new index and everything it lists.
 //!
+//! The end is cut off in these steps, and the next opening for writing continues after a crash:
+//! 1. A shorter index is made durable under a name of its own. From then on it counts.
+//! 2. Later segments are removed, and the last one is cut.
+//! 3. The index gets its usual name.
+//!
 //! If a test is needed to learn how segments can be written, it runs before the first segment is
 //! written. The test needs room on the disk; readers never run it.
 
@@ -21,7 +26,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 use pagekeeper_io::{Access, Create, Error as IoError, Io, IoFile, WriteMode, open_past_cache};
 use pagekeeper_kernel::mutex::lock;
 
-use super::index::{IndexRoom, ListedSegment, SegmentIndex, remove_if_there};
+use super::index::{
+    INDEX_NAME, IndexRoom, ListedSegment, SegmentIndex, TRUNCATED_INDEX_NAME, remove_if_there,
+};
 use super::injected_fault::BinLogFault;
 use super::options::BinLogOptions;
 use super::segment::{SegmentHeader, segment_name};
@@ -208,10 +215,10 @@ impl SegmentStore {
             |room| index.prepare(&*self.io, &self.dir, room, !self.injected_fault(BinLogFault::NoIndexSync));
         let room = lock(&self.next_index).take();
         let had_room = room.is_some();
-        match prepare(room)?.rename(&*self.io) {
+        match prepare(room)?.rename(&*self.io, INDEX_NAME) {
             // Somebody removed the room: the new index was written to a file without a name.
             Err(error) if had_room && error.errno() == Some(libc::ENOENT) => {
-                prepare(None)?.rename(&*self.io)?;
+                prepare(None)?.rename(&*self.io, INDEX_NAME)?;
             }
             renamed => renamed?,
         }
@@ -221,6 +228,30 @@ impl SegmentStore {
         // The old index has just given its space back.
         *lock(&self.next_index) = index.keep_room(&*self.io, &self.dir);
         Ok(())
+    }
+
+    /// Makes a shorter index durable. Then [`Self::finish_truncation`] is due.
+    pub(super) fn begin_truncation(&self, index: &SegmentIndex) -> Result<(), AppendFailure> {
+        let _room = lock(&self.next_index).take();
+        index.prepare(&*self.io, &self.dir, None, true)?.rename(&*self.io, TRUNCATED_INDEX_NAME)?;
+        self.sync_dir()
+    }
+
+    /// Cuts off what the shorter index no longer lists, up to segment `last`, also after a crash.
+    pub(super) fn finish_truncation(&self, index: &SegmentIndex, last: u64) -> Result<(), IoError> {
+        if let Some(ListedSegment { number, sealed: Some(end) }) = index.segments.last() {
+            for removed in number + 1..=last {
+                remove_if_there(&*self.io, &self.segment_path(removed))?;
+            }
+            // Behind the end there must be no record, since a segment that is empty is used again.
+            let path = self.segment_path(*number);
+            let file = self.io.open_writable(&path, Access::Buffered, Create::Never)?;
+            file.set_len(*end)?;
+            file.sync_all()?;
+        }
+        self.io.sync_dir(&self.dir)?;
+        self.io.rename(&self.dir.join(TRUNCATED_INDEX_NAME), &self.dir.join(INDEX_NAME))?;
+        self.io.sync_dir(&self.dir)
     }
 
     /// Makes all names in the directory durable as they are now. Any failure is final.

@@ -80,6 +80,14 @@ impl<W> SharedLog<W> {
         self.progress.rotated(sealed, new);
     }
 
+    /// Notes that the log ends at this position now.
+    pub(super) fn truncated(&self, position: Position) {
+        if let Some(releaser) = self.releaser.get() {
+            releaser.truncated(position.segment);
+        }
+        self.progress.truncated(position);
+    }
+
     /// Releases the pages that the rule and the followers allow.
     pub(super) fn release_pages(&self) {
         if let Some(releaser) = self.releaser.get()

@@ -10,3 +10,4 @@ mod model;
 mod residency;
 mod rot;
 mod support;
+mod truncate;

@@ -29,6 +29,7 @@ use super::group_commit::{Batch, PlacedPart};
 use super::index::{SegmentIndex, remove_if_there};
 use super::injected_fault::BinLogFault;
 use super::progress::Segment;
+use super::recover;
 use super::segment::SEGMENT_HEADER_BYTES;
 use super::segment_store::{AppendFailure, NewSegment, WriteMethod};
 use super::shared::SharedLog;
@@ -407,6 +408,35 @@ impl SegmentWriter {
             shared.progress.restore(&purged);
         }
         listed.map(|()| purged)
+    }
+
+    /// Cuts off the log's end after a position. Unless forced, fails if a follower may have read
+    /// behind that.
+    pub(super) fn truncate(
+        &mut self,
+        shared: &SharedLog<Self>,
+        position: Position,
+        forced: bool,
+    ) -> Result<(), Error> {
+        self.sync(shared)?;
+        let Position { segment: number, offset } = position;
+        let Some((segment, end)) = shared.progress.place_of(position)? else { return Ok(()) };
+        recover::check_end(&shared.store, &segment, end, offset)?;
+        shared.progress.check_followers(number, forced)?;
+        let mut index = self.index.clone();
+        index.segments.retain(|listed| listed.number <= number);
+        if let Some(last) = index.segments.last_mut() {
+            last.sealed = Some(offset);
+        }
+        shared.store.begin_truncation(&index).map_err(|failure| shared.failure(failure))?;
+        // Before the files change, so that followers in them are told.
+        shared.truncated(position);
+        let finished = shared.store.finish_truncation(&index, self.segment);
+        let file = finished.and_then(|()| shared.store.open(number)).map_err(|error| shared.stop(error))?;
+        let leftovers = self.found.take().map_or(Vec::new(), |found| found.leftovers);
+        let last = NewSegment { file, number, salt: segment.salt };
+        *self = Self::at_end(last, offset, index, DueRepairs { leftovers, was_open: true });
+        Ok(())
     }
 
     fn list(&mut self, shared: &SharedLog<Self>, index: SegmentIndex) -> Result<(), Error> {

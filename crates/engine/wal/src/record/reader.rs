@@ -173,8 +173,7 @@ impl<R: LoadedBytes> RecordReader<R> {
                 return Ok(None);
             }
             self.reach.look_ahead(self.lsn, self.salt, self.limit())?;
-            let upto = self.epochs.last().map_or(self.limit(), |epoch| epoch.previous_end);
-            let found = self.record_at(self.lsn, upto)?;
+            let found = self.record_at(self.lsn, self.upto())?;
             #[cfg(any(test, feature = "injected-faults"))]
             if found.is_none() && self.skip_bad_record() {
                 continue;
@@ -239,13 +238,15 @@ impl<R: LoadedBytes> RecordReader<R> {
         Ok(is_padding.then_some(lsn + size))
     }
 
-    /// Returns the error of reading the record at `lsn`, if it is unreadable.
+    /// Returns the error of reading the record at `lsn`, if it is unreadable. If it would end too
+    /// far behind, only its header counts.
     fn unreadable_record(&self, lsn: u64) -> Option<Error> {
         let limit = self.limit();
         let header = self
             .reach
             .get(lsn, RECORD_HEADER_BYTES)
-            .and_then(|bytes| RecordHeader::decode(bytes, lsn, self.salt));
+            .and_then(|bytes| RecordHeader::decode(bytes, lsn, self.salt))
+            .filter(|header| header.next().is_some_and(|next| next <= self.upto()));
         let len = header.map_or(RECORD_HEADER_BYTES as u64, |header| header.size());
         let upto = lsn.saturating_add(len).min(limit);
         (lsn < upto).then(|| self.reach.unreadable(&(lsn..upto))).flatten()
@@ -305,6 +306,11 @@ impl<R: LoadedBytes> RecordReader<R> {
         }
         self.reach.load(lsn, RECORD_HEADER_BYTES + header.len, limit)?;
         Ok((injected_fault!(self, NoChecksum) || self.reach.is_whole(&header)).then_some(header))
+    }
+
+    /// Returns where the next record must have ended.
+    fn upto(&self) -> u64 {
+        self.epochs.last().map_or(self.limit(), |epoch| epoch.previous_end)
     }
 
     fn limit(&self) -> u64 {

@@ -1,5 +1,7 @@
 //! Encoding a commit as an entry.
 
+use std::ops::Range;
+
 use super::super::page::PageKind;
 use super::super::superblock::{MAX_USER_BYTES, StoreMeta};
 use super::super::varint;
@@ -83,32 +85,31 @@ impl EntryWriter {
         self.ends.push(self.bytes.len());
     }
 
+    /// Returns the bytes written so far.
+    pub(crate) fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Removes the last change, which began at this length.
+    pub(crate) fn undo(&mut self, len: usize) {
+        self.bytes.truncate(len);
+        self.ends.pop();
+    }
+
     /// Returns the bodies of the entry's records in order. None is longer than `longest` bytes,
     /// which must be above 16.
     pub(crate) fn finish(mut self, longest: usize) -> Vec<Vec<u8>> {
-        debug_assert!(longest > PART_HEADER);
         if self.bytes.len() <= longest {
             self.bytes[..PART_HEADER].copy_from_slice(&header(self.seq, 0, false));
             return vec![self.bytes];
         }
-        let room = longest.saturating_sub(PART_HEADER).max(1);
-        let mut parts = Vec::new();
-        let (mut start, mut ends) = (PART_HEADER, self.ends.iter().copied().peekable());
-        while start < self.bytes.len() {
-            // The last item that ends within reach. A longer one is split.
-            let mut end = start;
-            while let Some(next) = ends.next_if(|next| *next <= start + room) {
-                end = next;
-            }
-            if end == start {
-                end = start + room;
-            }
-            let Ok(ordinal) = u32::try_from(parts.len()) else { unreachable!("an entry of 2^32 parts") };
-            let header = header(self.seq, ordinal, end < self.bytes.len());
-            parts.push([&header, &self.bytes[start..end]].concat());
-            start = end;
-        }
-        parts
+        let parts = parts(&self.ends, longest);
+        let last = parts.len() - 1;
+        let body = |(ordinal, part): (usize, Range<usize>)| {
+            let Ok(number) = u32::try_from(ordinal) else { unreachable!("an entry of 2^32 parts") };
+            [&header(self.seq, number, ordinal < last), &self.bytes[part]].concat()
+        };
+        parts.into_iter().enumerate().map(body).collect()
     }
 
     /// Begins an item, of which `len` bytes follow.
@@ -118,6 +119,29 @@ impl EntryWriter {
         varint::put(&mut self.bytes, page.get());
         self.bytes.extend_from_slice(&crc.to_le_bytes());
     }
+}
+
+/// Returns the part of each record of an entry whose items have these ends, without its header. The
+/// first item begins behind a header. No record is longer than `longest` bytes.
+pub(crate) fn parts(ends: &[usize], longest: usize) -> Vec<Range<usize>> {
+    debug_assert!(longest > PART_HEADER);
+    let room = longest.saturating_sub(PART_HEADER).max(1);
+    let mut parts = Vec::new();
+    let (mut start, whole) = (PART_HEADER, ends.last().copied().unwrap_or(PART_HEADER));
+    let mut ends = ends.iter().copied().peekable();
+    while start < whole {
+        // The last item that ends within reach. A longer one is split.
+        let mut end = start;
+        while let Some(next) = ends.next_if(|next| *next <= start + room) {
+            end = next;
+        }
+        if end == start {
+            end = start + room;
+        }
+        parts.push(start..end);
+        start = end;
+    }
+    parts
 }
 
 fn header(seq: Seq, ordinal: u32, goes_on: bool) -> [u8; PART_HEADER] {

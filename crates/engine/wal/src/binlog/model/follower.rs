@@ -120,13 +120,12 @@ impl<'a> ModelFollower<'a> {
 
     fn go_on(&mut self) -> Result<(), Error> {
         let next = Position { segment: self.at.segment + 1, offset: SEGMENT_HEADER_BYTES };
-        if self.log.progress.segment(next.segment).is_none() {
+        if self.log.progress.enter(self.id, next).is_none() {
             assert!(self.cut_off.load(Ordering::Acquire));
             return Err(Error::Purged { position: self.at, first: self.log.progress.first() });
         }
         self.at = next;
         self.assert_is_there();
-        self.log.progress.moved(self.id, self.at);
         Ok(())
     }
 }

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use pagekeeper_store::{PageNo, ReadTxn};
 
 use crate::call::{call, plain};
-use crate::pointers::{MutArrayPointer, given, put, wanted};
+use crate::pointers::{ClosingHandle, MutArrayPointer, given, put, wanted};
 use crate::status::Status;
 use crate::store::{NO_PAGE, StoreHandle};
-use crate::txn::copy;
+use crate::write_txn::copy;
 
 /// `pk_read_txn`.
 pub struct ReadTxnHandle(pub(crate) Arc<ReadTxn<'static>>);
@@ -31,7 +31,7 @@ pub extern "C" fn pk_store_begin_read(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_snapshot_root(
+pub extern "C" fn pk_read_get_root(
     txn: Option<&ReadTxnHandle>,
     page: Option<&mut MaybeUninit<u64>>,
 ) -> Status {
@@ -43,12 +43,12 @@ pub extern "C" fn pk_snapshot_root(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_snapshot_seq(txn: Option<&ReadTxnHandle>) -> u64 {
+pub extern "C" fn pk_read_seq(txn: Option<&ReadTxnHandle>) -> u64 {
     txn.map_or(0, |txn| txn.0.seq().get())
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_snapshot_read(
+pub extern "C" fn pk_read_copy(
     txn: Option<&ReadTxnHandle>,
     page: u64,
     offset: usize,
@@ -67,7 +67,7 @@ pub extern "C" fn pk_snapshot_read(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_snapshot_page(
+pub extern "C" fn pk_read_page(
     txn: Option<&ReadTxnHandle>,
     number: u64,
     page: Option<&mut MaybeUninit<Box<StorePageHandle>>>,
@@ -90,11 +90,11 @@ pub extern "C" fn pk_store_page_size(page: Option<&StorePageHandle>) -> usize {
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_store_page_release(page: Option<Box<StorePageHandle>>) {
-    plain((), || drop(page));
+pub extern "C" fn pk_store_page_release(page: Option<ClosingHandle<StorePageHandle>>) {
+    plain((), || drop(page.map(ClosingHandle::open)));
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_snapshot_end(txn: Option<Box<ReadTxnHandle>>) {
-    plain((), || drop(txn));
+pub extern "C" fn pk_read_end(txn: Option<ClosingHandle<ReadTxnHandle>>) {
+    plain((), || drop(txn.map(ClosingHandle::open)));
 }

@@ -1,19 +1,73 @@
 //! `pk_write_txn`.
+//!
+//! Invariant: cursors share the transaction. Once it has ended, they find that it is gone.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, MutexGuard};
 
 use pagekeeper_store::{Durability, PageNo, WriteTxn};
 
 use crate::call::{call, plain};
-use crate::exclusive::{ExclusiveHandle, give_up};
-use crate::pointers::{ArrayPointer, MutArrayPointer, given, put, wanted};
+use crate::exclusive::ExclusiveHandle;
+use crate::pointers::{ArrayPointer, ClosingHandle, MutArrayPointer, given, put, wanted};
 use crate::queue::timeout;
 use crate::status::{CallFailure, Status};
 use crate::store::{NO_PAGE, StoreHandle};
 
+/// A transaction, until it ends.
+pub(crate) type SharedTxn = ExclusiveHandle<Option<WriteTxn<'static>>>;
+
 /// `pk_write_txn`.
-pub type WriteTxnHandle = ExclusiveHandle<WriteTxn<'static>>;
+pub struct WriteTxnHandle(pub(crate) Arc<SharedTxn>);
+
+impl WriteTxnHandle {
+    pub(crate) fn new(txn: WriteTxn<'static>) -> Self {
+        Self(Arc::new(ExclusiveHandle::new(Some(txn))))
+    }
+
+    /// Locks the transaction for a call.
+    pub(crate) fn enter(&self) -> Result<EnteredTxn<'_>, CallFailure> {
+        EnteredTxn::new(&self.0)
+    }
+}
+
+/// A transaction during a call.
+pub(crate) struct EnteredTxn<'h>(MutexGuard<'h, Option<WriteTxn<'static>>>);
+
+impl<'h> EnteredTxn<'h> {
+    pub(crate) fn new(shared: &'h SharedTxn) -> Result<Self, CallFailure> {
+        let entered = shared.enter()?;
+        if entered.is_some() { Ok(Self(entered)) } else { Err(has_ended()) }
+    }
+}
+
+fn has_ended() -> CallFailure {
+    CallFailure::misuse("the transaction has ended")
+}
+
+impl Deref for EnteredTxn<'_> {
+    type Target = WriteTxn<'static>;
+
+    fn deref(&self) -> &Self::Target {
+        self.0.as_ref().unwrap_or_else(|| unreachable!("it was checked"))
+    }
+}
+
+impl DerefMut for EnteredTxn<'_> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        self.0.as_mut().unwrap_or_else(|| unreachable!("it was checked"))
+    }
+}
+
+/// Closes a handle and returns its transaction. In a forked child, or while another thread uses the
+/// handle, it stays open.
+fn end(handle: ClosingHandle<WriteTxnHandle>) -> Result<WriteTxn<'static>, CallFailure> {
+    let txn = handle.get()?.0.enter()?.take();
+    handle.open()?;
+    txn.ok_or_else(has_ended)
+}
 
 /// Copies a part of a page to a buffer, as far as it goes. Returns the number of bytes.
 pub(crate) fn copy(page: &[u8], offset: usize, buffer: &mut [u8]) -> Result<usize, CallFailure> {
@@ -51,13 +105,13 @@ pub extern "C" fn pk_store_begin_write_timeout(
 ) -> Status {
     call(|| {
         let (store, txn) = (given(store, "the store")?, wanted(txn, "the transaction")?);
-        txn.write(Box::new(ExclusiveHandle::new(store.0.begin_write_here(timeout(timeout_ms))?)));
+        txn.write(Box::new(WriteTxnHandle::new(store.0.begin_write_here(timeout(timeout_ms))?)));
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_txn_allocate(
+pub extern "C" fn pk_write_allocate(
     txn: Option<&WriteTxnHandle>,
     page: Option<&mut MaybeUninit<u64>>,
 ) -> Status {
@@ -69,7 +123,7 @@ pub extern "C" fn pk_txn_allocate(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_txn_allocate_run(
+pub extern "C" fn pk_write_allocate_run(
     txn: Option<&WriteTxnHandle>,
     pages: u64,
     first: Option<&mut MaybeUninit<u64>>,
@@ -82,12 +136,12 @@ pub extern "C" fn pk_txn_allocate_run(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_txn_free(txn: Option<&WriteTxnHandle>, page: u64) -> Status {
+pub extern "C" fn pk_write_free(txn: Option<&WriteTxnHandle>, page: u64) -> Status {
     call(|| Ok(given(txn, "the transaction")?.enter()?.free(PageNo::new(page))?))
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_txn_read(
+pub extern "C" fn pk_write_copy(
     txn: Option<&WriteTxnHandle>,
     page: u64,
     offset: usize,
@@ -104,7 +158,7 @@ pub extern "C" fn pk_txn_read(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_txn_write(
+pub extern "C" fn pk_write_change(
     txn: Option<&WriteTxnHandle>,
     page: u64,
     offset: usize,
@@ -128,7 +182,7 @@ pub extern "C" fn pk_txn_write(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_txn_put(
+pub extern "C" fn pk_write_page(
     txn: Option<&WriteTxnHandle>,
     page: u64,
     bytes: ArrayPointer<u8>,
@@ -141,7 +195,7 @@ pub extern "C" fn pk_txn_put(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_txn_get_root(
+pub extern "C" fn pk_write_get_root(
     txn: Option<&WriteTxnHandle>,
     page: Option<&mut MaybeUninit<u64>>,
 ) -> Status {
@@ -153,7 +207,7 @@ pub extern "C" fn pk_txn_get_root(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_txn_set_root(txn: Option<&WriteTxnHandle>, page: u64) -> Status {
+pub extern "C" fn pk_write_set_root(txn: Option<&WriteTxnHandle>, page: u64) -> Status {
     call(|| {
         given(txn, "the transaction")?.enter()?.set_root((page != NO_PAGE).then_some(PageNo::new(page)));
         Ok(())
@@ -161,22 +215,22 @@ pub extern "C" fn pk_txn_set_root(txn: Option<&WriteTxnHandle>, page: u64) -> St
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_txn_commit(
-    txn: Option<Box<WriteTxnHandle>>,
+pub extern "C" fn pk_write_commit(
+    txn: Option<ClosingHandle<WriteTxnHandle>>,
     durability: u32,
     seq: Option<&mut MaybeUninit<u64>>,
 ) -> Status {
     call(|| {
         let txn = txn.ok_or_else(|| CallFailure::misuse("the transaction is NULL"))?;
-        let durability = to_durability(durability)?;
-        put(seq, give_up(txn)?.commit(durability)?.get());
+        let txn = end(txn)?;
+        put(seq, txn.commit(to_durability(durability)?)?.get());
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_txn_abort(txn: Option<Box<WriteTxnHandle>>) {
-    plain((), || drop(txn.map(give_up)));
+pub extern "C" fn pk_write_abort(txn: Option<ClosingHandle<WriteTxnHandle>>) {
+    plain((), || drop(txn.map(end)));
 }
 
 #[cfg(test)]
@@ -209,11 +263,11 @@ mod tests {
             assert_eq!(other, Status::TimedOut);
         }
         // SAFETY: written by the call that returned PK_OK.
-        pk_txn_abort(Some(unsafe { first.assume_init() }));
+        pk_write_abort(Some(unsafe { first.assume_init() }.into()));
         let (status, again) = begin(&store, -1);
         assert_eq!(status, Status::Ok);
         // SAFETY: as above.
-        assert_eq!(pk_txn_commit(Some(unsafe { again.assume_init() }), 0, None), Status::Ok);
+        assert_eq!(pk_write_commit(Some(unsafe { again.assume_init() }.into()), 0, None), Status::Ok);
     }
 
     #[test]
@@ -229,12 +283,12 @@ mod tests {
         assert_eq!(begin(&store, -1).0, Status::Misuse);
         let ended = std::thread::spawn(move || {
             std::thread::sleep(std::time::Duration::from_millis(20));
-            pk_txn_commit(Some(first), 0, None)
+            pk_write_commit(Some(first.into()), 0, None)
         });
         let (status, next) = begin(&store, c_int::MAX);
         assert_eq!(status, Status::Ok);
         assert_eq!(ended.join().unwrap(), Status::Ok);
         // SAFETY: as above.
-        pk_txn_abort(Some(unsafe { next.assume_init() }));
+        pk_write_abort(Some(unsafe { next.assume_init() }.into()));
     }
 }
