@@ -58,21 +58,24 @@ fn remaining_by_file(report: &Value) -> BTreeMap<String, (u64, String)> {
 
 /// Makes cold files: two large ones, and many small ones.
 fn make_files(here: &Path) {
-    /// The bytes of the largest, which many lines of the same test are given.
-    static LARGEST_FILE_CONTENT: OnceLock<Vec<u8>> = OnceLock::new();
-    let bytes = |count: u64, seed: u64| {
-        let mut state = seed;
-        let words = (0..count / 8).flat_map(|_| {
+    /// The bytes of the largest. The others are parts of it.
+    static CONTENT: OnceLock<Vec<u8>> = OnceLock::new();
+    let content = CONTENT.get_or_init(|| {
+        let mut state = 1_u64;
+        let words = (0..40 * MIB / 8).flat_map(|_| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 33 & 0x0f0f_0f0f).to_le_bytes()
         });
-        words.collect::<Vec<u8>>()
+        words.collect()
+    });
+    let write = |name: &str, from: usize, bytes: usize| {
+        std::fs::write(here.join(name), &content[from..from + bytes]).expect("write");
     };
-    std::fs::write(here.join("a"), LARGEST_FILE_CONTENT.get_or_init(|| bytes(40 * MIB, 1))).expect("write");
-    std::fs::write(here.join("b"), bytes(5 * MIB, 2)).expect("write");
+    write("a", 0, content.len());
+    write("b", 8, 5 << 20);
     std::fs::create_dir(here.join("tree")).expect("make a directory");
     for nth in 0..150 {
-        std::fs::write(here.join("tree").join(format!("f{nth}")), bytes(nth * 1000, nth)).expect("write");
+        write(&format!("tree/f{nth}"), 16 * nth, 1000 * nth);
     }
 }
 

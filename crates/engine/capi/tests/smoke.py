@@ -439,7 +439,7 @@ def maps():
     os.remove(os.path.join(DIRECTORY, "maps", "map"))
     check(pk.pk_store_open(path("maps"), None, byref(handle)), "PK_CORRUPT")
     check(pk.pk_store_repair(path("maps"), path("maps again"), byref(count)), "PK_CORRUPT")
-    assert count.value > 0 and b"page map: gone" in pk.pk_error_message()
+    assert count.value > 0 and b"page map: missing" in pk.pk_error_message()
 
 
 def stale():

@@ -18,6 +18,7 @@ mod frame;
 mod group_commit;
 mod index;
 mod injected_fault;
+mod metrics;
 #[cfg(test)]
 mod model;
 mod options;
@@ -44,6 +45,7 @@ use crate::position::Position;
 use crate::{Error, LogMode};
 pub use follower::{Event, Follower};
 use group_commit::{Leader, PlacedPart, Submitted};
+pub use metrics::BinLogStats;
 pub use options::BinLogOptions;
 use progress::{LogProgress, Segment};
 use segment_store::SegmentStore;
@@ -357,6 +359,12 @@ impl BinLog {
             return Err("nothing is tried in a forked child");
         }
         self.shared.store.how().map_err(|_| "nothing can be tried now")
+    }
+
+    /// Returns the counters; zeros in a forked child.
+    pub fn stats(&self) -> BinLogStats {
+        let is_own = self.shared.process.is_current();
+        if is_own { self.shared.counters.snapshot() } else { BinLogStats::default() }
     }
 
     /// Returns the resident bytes of the log, as far as the log tracks them and the kernel reports

@@ -47,7 +47,7 @@ mod redo;
 #[cfg(test)]
 mod testing;
 
-pub use binlog::{BinLog, BinLogOptions, Event, Follower, PurgeMode};
+pub use binlog::{BinLog, BinLogOptions, BinLogStats, Event, Follower, PurgeMode};
 pub use error::Error;
 #[cfg(feature = "injected-faults")]
 pub use injected_fault::InjectedFault;

@@ -25,10 +25,11 @@ pub(crate) fn resident(dir: &Path) -> Option<u64> {
     Some(sum)
 }
 
-/// Returns the bytes that residency tests put through a log: 1 GiB, or `PAGEKEEPER_LOG_MIB`.
+/// Returns the bytes that residency tests put through a log: 256 MiB, or `PAGEKEEPER_LOG_MIB`. That
+/// is twice the ring of the redo log, and more than the segments that a binlog keeps.
 pub(crate) fn volume() -> u64 {
     let mib = std::env::var("PAGEKEEPER_LOG_MIB");
-    mib.map_or(1024, |mib| mib.parse().expect("PAGEKEEPER_LOG_MIB is a number")) << 20
+    mib.map_or(256, |mib| mib.parse().expect("PAGEKEEPER_LOG_MIB is a number")) << 20
 }
 
 /// Returns this number of lives, unless `PAGEKEEPER_CRASHES` sets another.

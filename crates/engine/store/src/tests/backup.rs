@@ -83,6 +83,33 @@ pub(super) fn content(store: &Store) -> Content {
     (read.seq(), read.root(), read.metadata().to_vec(), (0..read.pages()).map(page).collect())
 }
 
+/// What commits changed, in their order: everything that a reader sees after one, or one page.
+enum Change {
+    All(Content),
+    Page(Seq, u64),
+}
+
+/// Returns everything that a reader sees after this commit.
+fn content_after(changes: &[Change], commit: Seq, page_bytes: usize) -> Content {
+    let seq_of = |change: &Change| match change {
+        Change::All(content) => content.0,
+        Change::Page(seq, _) => *seq,
+    };
+    let mut content: Option<Content> = None;
+    for change in changes.iter().take_while(|change| seq_of(change) <= commit) {
+        match (change, &mut content) {
+            (Change::All(all), _) => content = Some(all.clone()),
+            (Change::Page(seq, page), Some((last, _, metadata, pages))) => {
+                let bytes = seq.get().to_le_bytes();
+                (*last, *metadata) = (*seq, bytes.to_vec());
+                pages[usize::try_from(*page).unwrap()] = Ok(bytes.repeat(page_bytes / bytes.len()));
+            }
+            (Change::Page(..), None) => panic!("a change of nothing"),
+        }
+    }
+    content.filter(|content| content.0 == commit).expect("of a commit")
+}
+
 /// Checks that the store has this content, is valid, and takes commits.
 pub(super) fn is_whole(disk: &SimDisk, expected: &Content, what: &str) {
     let store = open(disk, to()).unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -126,9 +153,9 @@ fn commits_and_checkpoints_continue_beside_a_backup() {
     for many in [0, 1, 7, 40, 80] {
         let (disk, store, meanwhile) = reopened(&made);
         let store = Arc::new(store);
-        let states = Arc::new(Mutex::new(vec![content(&store)]));
+        let changes = Arc::new(Mutex::new(vec![Change::All(content(&store))]));
         // As many as can run beside the first writes of the backup.
-        let (beside, kept, mut left) = (Arc::clone(&store), Arc::clone(&states), 6);
+        let (beside, kept, mut left) = (Arc::clone(&store), Arc::clone(&changes), 6);
         meanwhile.set(move || {
             if left == 0 || many == 0 {
                 return;
@@ -140,7 +167,7 @@ fn commits_and_checkpoints_continue_beside_a_backup() {
                     // One of the free pages stays as it is.
                     if !FREE.contains(&page) {
                         commit(&beside, [page]);
-                        lock(&kept).push(content(&beside));
+                        lock(&kept).push(Change::Page(beside.stats().seq, page));
                     }
                 }
                 beside.sync().unwrap();
@@ -148,17 +175,20 @@ fn commits_and_checkpoints_continue_beside_a_backup() {
             let mut txn = beside.begin_write().unwrap();
             txn.allocate_run(70).unwrap();
             txn.commit(Durability::None).unwrap();
-            lock(&kept).push(content(&beside));
+            lock(&kept).push(Change::All(content(&beside)));
             let last = beside.stats().pages - 1;
             commit(&beside, [last]);
-            lock(&kept).push(content(&beside));
+            lock(&kept).push(Change::All(content(&beside)));
         });
         let backup = store.backup(to()).unwrap();
         meanwhile.clear();
         most = most.max(backup.snapshots);
-        let states = lock(&states);
-        let expected = states.iter().find(|state| state.0 == backup.seq).expect("of a commit");
-        is_whole(&disk.after_power_cut(Persistence::None, 1), expected, &format!("{many} pages: {backup:?}"));
+        let expected = content_after(&lock(&changes), backup.seq, store.payload_size());
+        is_whole(
+            &disk.after_power_cut(Persistence::None, 1),
+            &expected,
+            &format!("{many} pages: {backup:?}"),
+        );
     }
     assert!(most > 2, "no snapshot was ended");
 }

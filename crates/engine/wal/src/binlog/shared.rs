@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use pagekeeper_io::{Access, Error as IoError, IoFile, Process};
 
 use super::group_commit::CommitQueue;
+use super::metrics::BinLogCounters;
 use super::page_releaser::PageReleaser;
 use super::progress::{LogProgress, Segment};
 use super::segment_store::{AppendFailure, SegmentStore};
@@ -23,14 +24,21 @@ pub(super) struct SharedLog<W> {
     pub(super) progress: LogProgress,
     /// Unset if no page becomes resident (direct I/O), or if pages are left to the kernel.
     pub(super) releaser: OnceLock<PageReleaser>,
+    pub(super) counters: BinLogCounters,
 }
 
 impl<W> SharedLog<W> {
     /// Creates the state; the writer is at the end of the log.
     pub(super) fn new(store: SegmentStore, writer: W, progress: LogProgress) -> Arc<Self> {
         let queue = CommitQueue::new(writer);
-        let shared =
-            Arc::new(Self { process: Process::current(), store, queue, progress, releaser: OnceLock::new() });
+        let shared = Arc::new(Self {
+            process: Process::current(),
+            store,
+            queue,
+            progress,
+            releaser: OnceLock::new(),
+            counters: BinLogCounters::default(),
+        });
         shared.release_if_cached();
         shared
     }

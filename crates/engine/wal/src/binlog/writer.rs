@@ -168,7 +168,8 @@ impl SegmentWriter {
         let at = (self.segment, self.end);
         let records = &mut batch.bytes[part.clone()];
         frame::seal(records, self.end, self.salt, self.durable);
-        let end = self.end + records.len() as u64;
+        let bytes = records.len() as u64;
+        let end = self.end + bytes;
         if !sync {
             self.write(shared, &batch.bytes[part])?;
         } else if part.end == batch.bytes.len() {
@@ -179,6 +180,7 @@ impl SegmentWriter {
             self.write(shared, &padded)?;
         }
         self.unsynced += groups;
+        shared.counters.appended(groups, bytes);
         if sync {
             self.zero_ahead(shared, self.end - at.1)?;
             self.sync_written(shared)?;
@@ -240,6 +242,7 @@ impl SegmentWriter {
         }
         self.durable = self.end;
         self.unsynced = 0;
+        shared.counters.synced();
         shared.synced(Position { segment: self.segment, offset: self.durable });
         Ok(())
     }

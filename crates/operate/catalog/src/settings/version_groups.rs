@@ -13,6 +13,9 @@ const GROUP_NAME_BYTES_MAX: usize = 32;
 /// Limit of groups kept per program: real ones have a few.
 const PROGRAM_GROUPS_MAX: usize = 256;
 
+/// A page of zeros.
+const ZEROS: [u8; 4096] = [0; 4096];
+
 /// The groups of all programs searched so far.
 #[derive(Debug, Default)]
 pub(super) struct VersionGroups(ProgramSearch<ProgramGroups>);
@@ -57,8 +60,8 @@ fn of_program(mut program: impl Read) -> ProgramGroups {
             Err(_) => return groups,
         };
         // Handles whole pages of zeros quickly.
-        for block in chunk[..read].chunks(4096) {
-            if block.iter().all(|byte| *byte == 0) {
+        for block in chunk[..read].chunks(ZEROS.len()) {
+            if *block == ZEROS[..block.len()] {
                 groups.take(string.replace(Vec::new()));
                 continue;
             }

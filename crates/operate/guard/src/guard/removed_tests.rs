@@ -77,7 +77,7 @@ fn unneeded_pages_of_removed_logs_are_released_and_others_stay() {
         write(&mut watch);
     }
     // For as long again, and some passes more.
-    for _ in 0..rounds.get() + 50 {
+    for _ in 0..rounds.get() + 20 {
         write(&mut watch);
     }
     assert_eq!(resident(server.pid(), 4), whole(), "who has yet to read it reads it from storage");

@@ -15,7 +15,7 @@ const LISTED_HOLDERS_MAX: usize = 5;
 /// Minimum resident bytes of a listed holder.
 const HOLDER_BYTES_MIN: u64 = 64 << 20;
 /// Maximum number of processes listed per holder.
-const LISTED_PROCESSES_MAX: usize = 3;
+const LISTED_OPENERS_MAX: usize = 3;
 /// A file is listed instead of its directory if it has at least this many tenths of the directory's
 /// resident bytes.
 const NEARLY_ALL_TENTHS: u64 = 9;
@@ -83,7 +83,7 @@ fn holder(directory: &Path, files: &[HeldFile]) -> Holder {
     let mut open_in: Vec<OpenIn> = files.iter().flat_map(|file| file.open_in.iter().cloned()).collect();
     open_in.sort();
     open_in.dedup();
-    open_in.truncate(LISTED_PROCESSES_MAX);
+    open_in.truncate(LISTED_OPENERS_MAX);
     Holder {
         path: unescaped(path).into_owned(),
         files: files.len() as u64,

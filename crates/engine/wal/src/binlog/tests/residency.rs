@@ -1,6 +1,6 @@
 //! Residency of the log on the real kernel, by cachestat(2).
 //!
-//! The volume is 1 GiB in segments of 64 MiB. `PAGEKEEPER_LOG_MIB` sets another volume in the tests
+//! The volume is 256 MiB in segments of 32 MiB. `PAGEKEEPER_LOG_MIB` sets another volume in the tests
 //! whose followers do not need all of it on the disk.
 
 use std::path::Path;
@@ -13,7 +13,7 @@ use pagekeeper_simdisk::SimDisk;
 use pagekeeper_testing::{Mounted, disk_dir};
 
 const MIB: u64 = 1 << 20;
-const SEGMENT_BYTES: u64 = 64 * MIB;
+const SEGMENT_BYTES: u64 = 32 * MIB;
 const GROUP_BYTES: u64 = 64 << 10;
 
 /// The limit of resident bytes of a log without followers.

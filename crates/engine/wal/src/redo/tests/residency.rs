@@ -1,4 +1,4 @@
-//! Residency of the ring on the real kernel after 1 GiB went through it, by cachestat(2).
+//! Residency of the ring on the real kernel after twice its size went through it, by cachestat(2).
 //!
 //! `PAGEKEEPER_LOG_MIB` sets another volume.
 
@@ -65,7 +65,7 @@ fn rounds_of_the_ring(dir: &Path) {
 }
 
 #[test]
-fn little_stays_of_a_gib_in_each_mode_and_nothing_after_the_close() {
+fn little_stays_in_each_mode_and_nothing_after_the_close() {
     let dir = disk_dir();
     rounds_of_the_ring(&dir.path().join("redo"));
     if let Some(mounted) = Mounted::new("xfs") {
