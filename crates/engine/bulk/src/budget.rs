@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 use pagekeeper_io::{Error, IoFile, PerProcess};
 use pagekeeper_kernel::mutex;
 use pagekeeper_kernel::pressure::{DirtyReport, SysRoots};
-use pagekeeper_policy::pacer::{Pacer, WrittenPart};
+use pagekeeper_policy::pacer::{Pacer, WrittenPart, nanoseconds};
 
 use crate::layout::DiskKey;
 use crate::others_syncs::OthersSyncs;
@@ -88,9 +88,8 @@ impl BudgetState {
     /// Learns from a finished step of `bytes` that was begun at `begun` with `in_flight` bytes in
     /// flight. If it was not `was_awaited`, it may have ended earlier.
     fn learn(&mut self, bytes: u64, in_flight: u64, begun: Instant, ended: Instant, was_awaited: bool) {
-        let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        let took = ns(ended.duration_since(begun));
-        let since_last = self.done_at.map(|done_at| ns(ended.saturating_duration_since(done_at)));
+        let took = nanoseconds(ended.duration_since(begun));
+        let since_last = self.done_at.map(|done_at| nanoseconds(ended.saturating_duration_since(done_at)));
         let alone = (in_flight == bytes).then_some(took);
         let pause = self.pacer.written(WrittenPart {
             bytes,

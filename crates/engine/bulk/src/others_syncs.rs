@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::{FlushCounter, FlushCounts, mutex};
 use pagekeeper_policy::disk_contention::{DiskContention, OthersRequests, YieldShare};
+use pagekeeper_policy::pacer::nanoseconds;
 
 /// Minimum time between two looks at the counts.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
@@ -81,7 +82,7 @@ impl SyncsSeen {
         let done = counts.done.saturating_sub(before.done);
         let waited_ms = counts.waited_ms.saturating_sub(before.waited_ms);
         self.contention.others(OthersRequests {
-            ns: u64::try_from(passed.as_nanos()).unwrap_or(u64::MAX),
+            ns: nanoseconds(passed),
             begun: done,
             done,
             waited_ns: waited_ms.saturating_mul(1_000_000),

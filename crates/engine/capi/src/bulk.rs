@@ -1,9 +1,9 @@
 //! `pk_bulk`: files that are written once.
 
 use std::mem::MaybeUninit;
-use std::time::Duration;
 
 use pagekeeper_bulk::{BulkMode, BulkWriter};
+use pagekeeper_policy::pacer::nanoseconds;
 
 use crate::call::{call, plain};
 use crate::exclusive::{ExclusiveHandle, give_up};
@@ -50,11 +50,6 @@ unsafe impl SizedStruct for BulkReport {
 /// `pk_bulk_mode`, by number.
 const BULK_MODES: [BulkMode; 5] =
     [BulkMode::Auto, BulkMode::Direct, BulkMode::Paced, BulkMode::Uncached, BulkMode::Buffered];
-
-/// Converts a time to nanoseconds, at most 584 years.
-pub(crate) fn nanoseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_bulk_create(

@@ -4,8 +4,8 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use pagekeeper_io::Process;
+use pagekeeper_policy::pacer::nanoseconds;
 
-use crate::bulk::nanoseconds;
 use crate::call::call;
 use crate::pointers::{
     ClosingHandle, OptionsPointer, OutPointer, SizedStruct, TextPointer, given, is_zero, put, wanted,

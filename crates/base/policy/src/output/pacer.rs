@@ -17,6 +17,8 @@
 //! pause is longer than [`PAUSE_MAX_NS`]. Any mixture of the words of two pacers is a valid pacer.
 //! Nothing here fails.
 
+use core::time::Duration;
+
 use crate::disks::disk_contention::YieldShare;
 use crate::output::write_behind::WritePace;
 
@@ -65,6 +67,17 @@ const REST_FIRST: u64 = 1;
 const REST_WINDOWS: u64 = 16;
 const REST_MAX: u64 = 1024;
 const SECOND: u64 = 1_000_000_000;
+
+/// Converts a time to nanoseconds, the unit of pacers: at most 584 years.
+///
+/// ```
+/// use std::time::Duration;
+/// assert_eq!(pagekeeper_policy::pacer::nanoseconds(Duration::from_millis(3)), 3_000_000);
+/// assert_eq!(pagekeeper_policy::pacer::nanoseconds(Duration::MAX), u64::MAX);
+/// ```
+pub fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
 
 impl WritePace {
     /// Computes the pace of a writer that may have `backlog` bytes unwritten and writes `length`

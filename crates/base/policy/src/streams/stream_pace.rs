@@ -10,7 +10,7 @@
 use core::time::Duration;
 
 use crate::disks::disk_contention::{QUIET_NS, YieldShare};
-use crate::output::pacer::{PIECE_MIN, Pacer, WIDE_PIECE_MAX, WrittenPart};
+use crate::output::pacer::{PIECE_MIN, Pacer, WIDE_PIECE_MAX, WrittenPart, nanoseconds};
 
 /// The speed at which streams may use a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -96,7 +96,6 @@ impl TaskPacer {
     /// Records that a part was read or written with nothing else in flight. Its start and end are
     /// since the same moment. Returns for how long to begin nothing.
     pub fn done_alone(&mut self, bytes: u64, start: Duration, end: Duration) -> Duration {
-        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let took = nanoseconds(end.saturating_sub(start));
         let part = WrittenPart { bytes, in_flight: bytes, took_min: took, took_max: took, busy: Some(took) };
         Duration::from_nanos(self.done(part, nanoseconds(end)))

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use pagekeeper_kernel::Error;
 use pagekeeper_kernel::mutex::lock;
 use pagekeeper_kernel::process::{ProcRoot, ProcessHolds};
+use pagekeeper_policy::pacer::nanoseconds;
 use pagekeeper_policy::stream_hold::{HOLD_GAP_MIN, HOLD_MAX, HoldCycle, HoldStep};
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
@@ -250,8 +251,7 @@ impl Holder {
                     .stopped_at
                     .take()
                     .map_or(Duration::ZERO, |since| self.started.elapsed().saturating_sub(since));
-                let nanoseconds = u64::try_from(held.as_nanos()).unwrap_or(u64::MAX);
-                self.record.held_ns.fetch_add(nanoseconds, Ordering::Relaxed);
+                self.record.held_ns.fetch_add(nanoseconds(held), Ordering::Relaxed);
                 is_wished.then_some(HOLD_GAP_MIN).or_else(|| subject.time_to_wish(now))
             }
             HoldStep::Wait(time) => Some(time.min(POLL_INTERVAL)),

@@ -9,6 +9,7 @@ use std::fmt;
 use std::time::Instant;
 
 use pagekeeper_policy::disk_contention::{DiskContention, YieldShare};
+use pagekeeper_policy::pacer::nanoseconds;
 use pagekeeper_trace::TraceError;
 use pagekeeper_trace::disk_use::DiskUse;
 use pagekeeper_trace::page_events::{FollowedNames, PageEvents};
@@ -51,8 +52,7 @@ impl OthersOnDisks {
     /// works.
     pub fn look(&mut self) {
         let now = Instant::now();
-        let since = now.duration_since(std::mem::replace(&mut self.last_look, now));
-        let since = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
+        let since = nanoseconds(now.duration_since(std::mem::replace(&mut self.last_look, now)));
         let Ok(window) = self.source.take() else { return self.disks.clear() };
         for (disk, requests) in &window.others {
             self.disks.entry(*disk).or_default().others(seen(requests, since));

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_kernel::{WarmTurns, disk_of};
 use pagekeeper_policy::disk_contention::YieldShare;
-use pagekeeper_policy::pacer::WrittenPart;
+use pagekeeper_policy::pacer::{WrittenPart, nanoseconds};
 use pagekeeper_policy::stream_pace::{StreamPace, TaskPacer};
 
 use crate::disks::others::OthersOnDisks;
@@ -162,10 +162,6 @@ impl WarmTurns for PacedTurns {
             self.end(&part);
         }
     }
-}
-
-fn nanoseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use std::time::Duration;
 use pagekeeper_kernel::mutex::lock;
 use pagekeeper_kernel::{disk_of, has_disks_below};
 use pagekeeper_policy::disk_contention::{DiskContention, OthersRequests, YieldShare};
-use pagekeeper_policy::pacer::OtherUsers;
+use pagekeeper_policy::pacer::{OtherUsers, nanoseconds};
 use pagekeeper_policy::read_pace::ReadDuty;
 use pagekeeper_policy::stream_pace::StreamPace;
 use pagekeeper_trace::disk_use::{DiskRequests, DiskUse, DiskWindow};
@@ -231,10 +231,6 @@ impl DiskTurns {
 /// Returns the share that a stream of this pace leaves to others who need `needed`.
 fn left_by(pace: StreamPace, needed: YieldShare) -> YieldShare {
     if pace == StreamPace::Idle && !needed.is_none() { YieldShare::MAX } else { needed }
-}
-
-fn nanoseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Returns the requests that others wait for.

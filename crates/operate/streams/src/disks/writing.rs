@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::{Error, InspectedFile, residency, start_writeback};
-use pagekeeper_policy::pacer::{PIECE_MIN, Pacer, WrittenPart};
+use pagekeeper_policy::pacer::{PIECE_MIN, Pacer, WrittenPart, nanoseconds};
 use pagekeeper_policy::stream_pace::StreamPace;
 use pagekeeper_policy::stream_pages::DueRange;
 
@@ -234,7 +234,6 @@ impl Writing {
                 // Programs may be held until that is known.
                 say(JobResult { written: vec![part.range.clone()], ..JobResult::of(&open.job) });
             }
-            let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
             let pause = self.learn(
                 &open.job.file,
                 WrittenPart {
