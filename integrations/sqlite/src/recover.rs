@@ -39,7 +39,10 @@ impl Session {
             let why = Some("this database has commits in its log, and can't be written".to_owned());
             return Err(Failure::Refused(abi::READONLY_RECOVERY, why));
         }
-        places.check()?;
+        if let Ok(false) = places.log().try_exists() {
+            return Err(missing("it does not exist"));
+        }
+        let directory = places.check()?;
         let (log, records) =
             options().recover(places.log(), None).map_err(|error| missing_log(&error, &missing))?;
         let mut commits = Vec::with_capacity(records.len());
@@ -65,7 +68,7 @@ impl Session {
         }
         redo.flush()?;
         let real = file.size()?;
-        let mut session = Self::new(log, places, size, real);
+        let mut session = Self::new((log, directory), places, size, real);
         session.mark = mark;
         session.reserve(file, size)?;
         session.checkpoint(file)?;

@@ -5,7 +5,7 @@
 //! * Commit: one record is appended and synced. Only then the blocks are written to the file; the
 //!   kernel writes them back at any time.
 //! * Checkpoint: the file is synced, and marked again.
-//! * End: the file is synced, and the mark is removed.
+//! * End: the file is synced, the mark is removed, which is synced, too, and the log is removed.
 //!
 //! The log begins small. Once it was full, or is too small for a transaction, the session ends and
 //! another begins with a larger log.
@@ -15,8 +15,8 @@
 //! its log's time, and is not an earlier or later copy.
 //!
 //! Invariants:
-//! 1. The caller holds the file's EXCLUSIVE lock against other processes from before the mark until
-//!    after its removal.
+//! 1. The caller holds the file's EXCLUSIVE lock against other processes from before the log is
+//!    created or opened until after its removal, and the log is open all that time.
 //! 2. No block reaches the file before the record that has it is durable.
 //! 3. A file without a mark is complete without the log, whatever the log has.
 //! 4. A block's first record since the checkpoint has the complete block.
@@ -33,6 +33,7 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 
 use pagekeeper_io::Error as IoError;
+use pagekeeper_text::escaped;
 use pagekeeper_wal::{Error as LogError, Lsn, RedoLog, RedoOptions};
 
 use crate::abi::{self, Code};
@@ -105,6 +106,8 @@ pub(crate) fn options() -> RedoOptions {
 pub(crate) struct Session {
     pub(crate) log: RedoLog,
     pub(crate) places: Places,
+    /// The directory of the log.
+    directory: File,
     /// The number of the file's mark.
     pub(crate) mark: u64,
     /// The position just past the last record.
@@ -151,7 +154,7 @@ impl Session {
             return Err(Failure::cant_open("this file is no plain SQLite database, and can't be marked"));
         }
         let size = file.size()?;
-        places.prepare()?;
+        let directory = places.prepare()?;
         let log = match options().open(places.log()) {
             Err(LogError::NoLog { .. } | LogError::Unfinished { .. }) => {
                 match create(places, bytes) {
@@ -172,7 +175,7 @@ impl Session {
             }
             failure => failure,
         })?;
-        let mut session = Self::new(log, places, size, size);
+        let mut session = Self::new((log, directory), places, size, size);
         session.renew(file)?;
         session.real = file.size()?;
         Ok(session)
@@ -206,17 +209,17 @@ impl Session {
         let Some(bytes) = self.wanted_size(pending) else { return Ok(self) };
         let (places, commits, none_beside) = (self.places.clone(), self.commits, self.none_beside.clone());
         self.end(file)?;
-        places.remove_log()?;
         let mut grown = Self::begin_with(file, &places, bytes)?;
         (grown.commits, grown.none_beside) = (commits, none_beside);
         Ok(grown)
     }
 
     /// Creates a session without a mark, for a file with `size` committed and `real` actual bytes.
-    pub(crate) fn new(log: RedoLog, places: &Places, size: u64, real: u64) -> Self {
+    pub(crate) fn new((log, directory): (RedoLog, File), places: &Places, size: u64, real: u64) -> Self {
         Self {
             end: log.end(),
             log,
+            directory,
             places: places.clone(),
             mark: 0,
             size,
@@ -374,7 +377,7 @@ impl Session {
         size: u64,
     ) -> Result<(), Failure> {
         let (slots, index) = pending.seal(&self.places.spill())?;
-        File::open(&self.places.directory)?.sync_all()?;
+        self.directory.sync_all()?;
         let body = record::spilled(size, slots, index);
         self.append(&body).map_err(|error| Failure::Final(error.to_string()))?;
         self.apply(file, pending, size).map_err(not_applied)?;
@@ -412,16 +415,17 @@ impl Session {
         self.renew(file).map_err(at_a_checkpoint)
     }
 
-    /// Ends the session. The file is a plain one when this returns. If it fails, the file may still
-    /// be marked, and its log has everything.
+    /// Ends the session. The file is a plain one when this returns, and without a log. If it fails,
+    /// the file may still be marked, and its log has everything.
     pub(crate) fn end(self, file: &mut RealFile) -> Result<(), Failure> {
         file.sync().map_err(not_synced)?;
         self.take_mark_off(file).map_err(at_a_checkpoint)?;
         file.sync().map_err(not_synced)?;
-        self.log.checkpoint(self.end).map_err(|error| Failure::Final(error.to_string()))?;
-        // Obsolete, and possibly large.
-        let _ = fs::remove_file(self.places.spill());
-        self.log.close().map_err(|error| Failure::Final(error.to_string()))
+        if let Err(error) = self.places.remove_log(&self.directory) {
+            let place = escaped(&self.places.directory);
+            crate::said(abi::WARNING, &format!("{place}: the log, which nothing needs, stays: {error}"));
+        }
+        Ok(())
     }
 
     fn take_mark_off(&self, file: &mut RealFile) -> Result<(), Failure> {

@@ -149,6 +149,14 @@ impl Story {
         format!("| {name} | {loads} | {bare} | {uri} | {pool} | {wal} | {found} | {prefork} | {killed} |")
     }
 
+    /// A connection that nobody closed lets others in once its collector has found it.
+    fn is_free_once_collected(&self) {
+        let answers = self.ask("collected.db", "collect");
+        let [before, after] = &answers[..] else { panic!("{answers:?}") };
+        assert!(before.contains("database is locked") && after == "0", "{answers:?}");
+        assert!(!self.directory.path().join("collected.db-pagekeeper").exists());
+    }
+
     fn is_as_the_page_says(&self, name: &str, has_fork: bool) {
         let row = self.row(name, has_fork);
         assert!(PAGE.contains(&row), "the row in docs/src/databases/sqlite.md is another:\n{row}");
@@ -171,6 +179,7 @@ fn python(module: &str) -> Option<Story> {
 fn pythons_own() {
     let Some(story) = python("sqlite3") else { return };
     story.is_as_the_page_says("`sqlite3` of Python 3.11 (Debian)", true);
+    story.is_free_once_collected();
 }
 
 #[test]
@@ -192,6 +201,7 @@ fn the_pages_program_in_python_runs() {
 fn apsw() {
     let Some(story) = python("apsw") else { return };
     story.is_as_the_page_says("apsw 3.40.0 (Debian)", true);
+    story.is_free_once_collected();
 }
 
 #[test]

@@ -1,5 +1,6 @@
 """What services in Python do with SQLite: story.py sqlite3|apsw LIBRARY DATABASE STEP. Prints answers and errors, one a line."""
 
+import gc
 import os
 import signal
 import sys
@@ -92,6 +93,18 @@ def kill():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def collect():
+    cycle = [opened()]
+    cycle.append(cycle)
+    ask(cycle[0], "CREATE TABLE t(a)")
+    other = literally(database)
+    ask(other, "PRAGMA busy_timeout=0")
+    said(lambda: ask(other, "SELECT count(*) FROM t"))
+    del cycle
+    gc.collect()
+    said(lambda: ask(other, "SELECT count(*) FROM t"))
+
+
 def load():
     connection = opened()
     ask(connection, "CREATE TABLE t(a INTEGER PRIMARY KEY)")
@@ -108,4 +121,4 @@ elif step == "wal":
 elif step == "check":
     said(lambda: ask(opened(), "SELECT (SELECT count(*) FROM t), integrity_check FROM pragma_integrity_check"))
 else:
-    {"pool": pool, "fork": fork, "kill": kill}[step]()
+    {"pool": pool, "fork": fork, "kill": kill, "collect": collect}[step]()

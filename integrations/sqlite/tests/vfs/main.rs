@@ -8,7 +8,7 @@ mod shell;
 mod threads;
 
 use std::fs;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use pagekeeper_testing::{Mounted, disk_dir};
@@ -296,10 +296,10 @@ fn log_bytes(database: &Path) -> Option<u64> {
 }
 
 #[test]
-fn a_log_begins_small_and_grows() {
+fn a_log_begins_small_grows_and_goes() {
     let Some(library) = library() else { return };
     let dir = disk_dir();
-    let database = dir.path().join("a.db");
+    let (database, directory) = (dir.path().join("a.db"), dir.path().join("a.db-pagekeeper"));
     let mut ours = Shell::open(&open_with_our_vfs(&library, &database));
     assert_eq!(ours.ask("CREATE TABLE t(a INTEGER PRIMARY KEY, b TEXT);"), "");
     let first = log_bytes(&database).unwrap();
@@ -314,23 +314,62 @@ fn a_log_begins_small_and_grows() {
     }
     let third = log_bytes(&database).unwrap();
     assert!(third > 2 * second && third <= 33 << 20, "{third} bytes");
-    let mut second = Shell::open(&open_with_our_vfs(&library, &database));
-    assert!(second.ask("SELECT 1 FROM t;").contains(LOCKED));
-    assert!(ours.ask("PRAGMA pagekeeper_release;").starts_with("plain"));
+    ours.kill();
     let count = "SELECT count(*) FROM t; PRAGMA integrity_check;";
-    assert_eq!(second.ask("DELETE FROM t WHERE a=1; SELECT changes();"), "1");
-    // It has the log now.
-    ours.quit();
-    second.kill();
-    assert_eq!(said(&format!("{}{count}", open_with_our_vfs(&library, &database))), "3159\nok");
-    assert_eq!(log_bytes(&database), Some(third));
+    assert_eq!(said(&format!("{}{count}", open_with_our_vfs(&library, &database))), "3160\nok");
+    assert!(!directory.exists());
     // A crash left a part of a log that was being removed, and none in its place.
-    let directory = dir.path().join("a.db-pagekeeper");
-    fs::rename(directory.join("log"), directory.join("old")).unwrap();
-    assert_eq!(said(&format!("{}DELETE FROM t WHERE a=2;", open_with_our_vfs(&library, &database))), "");
-    assert_eq!(log_bytes(&database), Some(first));
-    assert!(!directory.join("old").exists());
+    let mut ours = Shell::open(&open_with_our_vfs(&library, &database));
+    assert_eq!(ours.ask("DELETE FROM t WHERE a=1; PRAGMA pagekeeper_release;"), "plain: no commits in a log");
+    assert!(!directory.exists());
+    fs::create_dir_all(directory.join("old")).unwrap();
+    fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).unwrap();
+    fs::write(directory.join("old/redo.000"), "part of it").unwrap();
+    assert_eq!(ours.ask("DELETE FROM t WHERE a=2;"), "");
+    assert!(log_bytes(&database) == Some(first) && !directory.join("old").exists());
+    ours.quit();
+    assert!(!directory.exists());
     assert_eq!(said(&format!("{}{count}", open_with_default_vfs(&database))), "3158\nok");
+}
+
+/// The first process moves on while another has a database of the same name.
+#[test]
+fn a_close_of_a_moved_database_leaves_the_next_one_its_log() {
+    let Some(library) = library() else { return };
+    let dir = disk_dir();
+    let at = |name: &str| dir.path().join(name);
+    let mut first = Shell::open(&open_with_our_vfs(&library, &at("a.db")));
+    assert_eq!(first.ask(TABLE), "");
+    for name in ["a.db", "a.db-pagekeeper"] {
+        fs::rename(at(name), at(&name.replacen('a', "b", 1))).unwrap();
+    }
+    let mut second = Shell::open(&open_with_our_vfs(&library, &at("a.db")));
+    assert_eq!(second.ask(TABLE), "");
+    first.quit();
+    assert!(!is_marked(&at("b.db")) && is_marked(&at("a.db")));
+    assert_eq!(second.ask("DELETE FROM t WHERE a=1;"), "");
+    second.kill();
+    let count = "SELECT count(*) FROM t;";
+    assert_eq!(said(&format!("{}{count}", open_with_our_vfs(&library, &at("a.db")))), "99");
+    assert_eq!(said(&format!("{}{count}", open_with_default_vfs(&at("b.db")))), "100");
+}
+
+/// Databases that one statement makes, and that are attached by a plain name.
+#[test]
+fn copies_and_attached_databases_keep_no_log() {
+    let Some(library) = library() else { return };
+    let dir = disk_dir();
+    let place = dir.path().display();
+    let mut ours = Shell::open(&open_with_our_vfs(&library, &dir.path().join("a.db")));
+    assert_eq!(ours.ask(&format!("{TABLE}VACUUM INTO '{place}/copy.db';")), "");
+    let attach = format!("ATTACH '{place}/b.db' AS b; CREATE TABLE b.u(a); DETACH b;");
+    assert_eq!(ours.ask(&attach), "");
+    ours.quit();
+    let mut names: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|file| file.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["a.db", "b.db", "copy.db"]);
+    let count = format!("{}SELECT count(*) FROM t;", open_with_default_vfs(&dir.path().join("copy.db")));
+    assert_eq!(said(&count), "100");
 }
 
 /// Fills a file system but for some bytes.

@@ -94,12 +94,12 @@ const REFUSED_LATER: [(&str, &str); 3] = [
         "a transaction over several databases is refused",
     ),
     (
-        ".shell rm -r PLACE/a.db-pagekeeper && mkdir PLACE/a.db-pagekeeper && chmod 777 PLACE/a.db-pagekeeper
+        ".shell rm -rf PLACE/a.db-pagekeeper && mkdir PLACE/a.db-pagekeeper && chmod 777 PLACE/a.db-pagekeeper
       DELETE FROM t;",
         "others may write in it",
     ),
     (
-        ".shell rm -r PLACE/a.db-pagekeeper && ln -s / PLACE/a.db-pagekeeper
+        ".shell rm -rf PLACE/a.db-pagekeeper && ln -s / PLACE/a.db-pagekeeper
       DELETE FROM t;",
         "not a directory of this user's",
     ),

@@ -122,6 +122,25 @@ impl SubjectLife {
         Ok(self.account)
     }
 
+    /// Runs one cycle, with the power cut at this change or sync, and opens what is left. Returns
+    /// whether the cycle ended before.
+    pub(crate) fn run_until(mut self, change: u64) -> Result<bool, String> {
+        self.disk.start();
+        self.disk.set(Faults { cut_at: Some(change), ..Faults::default() });
+        let heard = self.hear(1, false, OPENING_TIME_MAX);
+        self.disk.turn_off();
+        self.disk.stop();
+        let cut = CutOutcome::random(&mut self.rng);
+        self.disk.lose_unsynced(cut, &mut self.rng);
+        let of_cut = |what| format!("{cut:?}: {what}");
+        if heard.ended && heard.has_failed() {
+            return Err(heard.why());
+        }
+        self.oracle.hear(&heard.lines).map_err(of_cut)?;
+        self.look().map_err(of_cut)?;
+        Ok(heard.ended)
+    }
+
     fn directory(&self) -> PathBuf {
         match self.place {
             FilePlace::Files => self.disk.point().join("under-test"),
@@ -216,8 +235,7 @@ impl SubjectLife {
         let Some(heard) = heard else { return self.begin_anew(mounted) };
         self.oracle.hear(&heard.lines)?;
         let is_open = heard.lines.iter().any(|line| matches!(line, Line::Opened(_)));
-        let failed = heard.lines.iter().any(|line| matches!(line, Line::Failed(_)));
-        if is_open && !failed && heard.ended { Ok(()) } else { Err(heard.why()) }
+        if is_open && !heard.has_failed() && heard.ended { Ok(()) } else { Err(heard.why()) }
     }
 
     /// Runs a process until it ends, the power is lost, or its time is over; then it is killed.
@@ -312,6 +330,10 @@ impl SubjectLife {
 }
 
 impl ProcessOutput {
+    fn has_failed(&self) -> bool {
+        self.lines.iter().any(|line| matches!(line, Line::Failed(_)))
+    }
+
     fn why(&self) -> String {
         let failed: Vec<String> = self
             .lines

@@ -16,8 +16,7 @@ pub(crate) fn has_shell() -> bool {
 }
 
 struct Shell {
-    /// Kept, so that the process is not dropped unwaited.
-    _child: Child,
+    child: Child,
     input: ChildStdin,
     lines: Lines<BufReader<ChildStdout>>,
 }
@@ -33,7 +32,7 @@ impl Shell {
             .map_err(text)?;
         let input = child.stdin.take().ok_or("no input")?;
         let lines = BufReader::new(child.stdout.take().ok_or("no output")?).lines();
-        let mut shell = Self { _child: child, input, lines };
+        let mut shell = Self { child, input, lines };
         let open = format!(".load {}\n.open 'file:{}?vfs=pagekeeper'", library.display(), database.display());
         shell.ask(&open)?;
         Ok(shell)
@@ -52,6 +51,12 @@ impl Shell {
         }
         Err("the shell has ended".to_owned())
     }
+
+    /// Ends it, which closes the database.
+    fn quit(mut self) -> Result<(), String> {
+        self.input.write_all(b".quit\n").map_err(text)?;
+        if self.child.wait().map_err(text)?.success() { Ok(()) } else { Err("the close failed".to_owned()) }
+    }
 }
 
 fn text(error: impl std::fmt::Display) -> String {
@@ -61,6 +66,57 @@ fn text(error: impl std::fmt::Display) -> String {
 /// Runs like the other subjects: opens the database, reports its content, and commits until
 /// something fails; or closes it at once.
 pub(crate) fn run(dir: &Path, way: u64, cycle: u64, only_look: bool) -> Result<(), String> {
+    let mut shell = open(dir, way)?;
+    if only_look {
+        return shell.ask("PRAGMA pagekeeper_release;").map(drop);
+    }
+    let mut rng = Rng::from_seed(way ^ cycle << 32);
+    for number in 1.. {
+        let bytes = if rng.one_in(10) { rng.of(0..20_000) } else { rng.of(0..200) };
+        insert(&mut shell, cycle, number, bytes)?;
+        // Large transactions use the spill file.
+        let beside = match rng.of(0..60) {
+            0 => {
+                "DROP TABLE IF EXISTS u; CREATE TABLE u AS SELECT hex(randomblob(3000)) FROM generate_series(1, 500); DROP TABLE u;"
+            }
+            1 => "VACUUM;",
+            2 => "UPDATE t SET value=hex(randomblob(100)) WHERE number%5=0;",
+            3..6 => "PRAGMA pagekeeper_release;",
+            _ => continue,
+        };
+        shell.ask(beside)?;
+    }
+    Ok(())
+}
+
+/// Opens the database, commits, releases it, commits with a larger log, and closes it.
+pub(crate) fn run_short(dir: &Path, way: u64, cycle: u64, only_look: bool) -> Result<(), String> {
+    let mut shell = open(dir, way)?;
+    if only_look {
+        shell.ask("PRAGMA user_version=7;")?;
+        shell.quit()?;
+        if dir.join("a.db-pagekeeper").exists() {
+            Line::Wrong("the log stays after a close".to_owned()).say();
+        }
+        return Ok(());
+    }
+    for (number, bytes) in [(1, 100), (2, 400_000), (3, 100)] {
+        insert(&mut shell, cycle, number, bytes)?;
+        if number == 1 {
+            shell.ask("PRAGMA pagekeeper_release;")?;
+        }
+    }
+    shell.quit()
+}
+
+fn insert(shell: &mut Shell, cycle: u64, number: u64, bytes: u64) -> Result<(), String> {
+    shell.ask(&format!("INSERT INTO t VALUES({cycle}, {number}, hex(randomblob({bytes})));"))?;
+    Line::Acknowledged(Commit { thread: 0, cycle, number, place: 1 }).say();
+    Ok(())
+}
+
+/// Opens the database, and reports its content.
+fn open(dir: &Path, way: u64) -> Result<Shell, String> {
     std::fs::create_dir_all(dir).map_err(text)?;
     // Whoever uses a database makes its directory durable.
     let parent = dir.parent().ok_or("a directory without a parent")?;
@@ -91,25 +147,5 @@ pub(crate) fn run(dir: &Path, way: u64, cycle: u64, only_look: bool) -> Result<(
         }
     }
     Line::Opened(0).say();
-    if only_look {
-        return shell.ask("PRAGMA pagekeeper_release;").map(drop);
-    }
-    let mut rng = Rng::from_seed(way ^ cycle << 32);
-    for number in 1.. {
-        let bytes = if rng.one_in(10) { rng.of(0..20_000) } else { rng.of(0..200) };
-        shell.ask(&format!("INSERT INTO t VALUES({cycle}, {number}, hex(randomblob({bytes})));"))?;
-        Line::Acknowledged(Commit { thread: 0, cycle, number, place: 1 }).say();
-        // Large transactions use the spill file.
-        let beside = match rng.of(0..60) {
-            0 => {
-                "DROP TABLE IF EXISTS u; CREATE TABLE u AS SELECT hex(randomblob(3000)) FROM generate_series(1, 500); DROP TABLE u;"
-            }
-            1 => "VACUUM;",
-            2 => "UPDATE t SET value=hex(randomblob(100)) WHERE number%5=0;",
-            3 => "PRAGMA pagekeeper_release;",
-            _ => continue,
-        };
-        shell.ask(beside)?;
-    }
-    Ok(())
+    Ok(shell)
 }

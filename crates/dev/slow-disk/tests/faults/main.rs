@@ -197,6 +197,35 @@ fn sqlite_loses_nothing_on_ext4() {
     }
 }
 
+/// The power is cut at each change of a short life in turn: the first ones create the log, and the
+/// last ones remove it.
+#[test]
+fn sqlite_loses_nothing_at_any_change_between_opening_and_close() {
+    if !database::has_shell() || !possible(FilePlace::Files) {
+        return skip("sqlite3 is not installed, or there is no disk that fails");
+    }
+    let (seed, few) = (Seed::new().0, 20);
+    let mut change = 1;
+    loop {
+        let life = SubjectLife::new(
+            Subject::SqliteShort,
+            FilePlace::Files,
+            DiskBehaviour::Honest,
+            seed.wrapping_add(change),
+        );
+        let ended = life
+            .run_until(change)
+            .unwrap_or_else(|what| panic!("change {change}: {what}; PAGEKEEPER_SEED={seed}"));
+        if ended {
+            break;
+        }
+        // All of them, or some that each run chooses.
+        change += if cycles(few) > few { 1 } else { 1 + seed.wrapping_mul(change) % 20 };
+    }
+    assert!(change > 100, "only {change} changes");
+    println!("the power was cut at changes up to {change}");
+}
+
 #[test]
 fn a_disk_that_lies_to_sqlite_is_caught() {
     if database::has_shell() {

@@ -22,6 +22,8 @@ pub(crate) enum Subject {
     Redo,
     Binlog,
     Sqlite,
+    /// SQLite, for some commits between an opening and a close.
+    SqliteShort,
 }
 
 impl Subject {
@@ -31,11 +33,12 @@ impl Subject {
             Self::Redo => "redo",
             Self::Binlog => "binlog",
             Self::Sqlite => "sqlite",
+            Self::SqliteShort => "sqlite-short",
         }
     }
 
     pub(crate) fn by_name(name: &str) -> Self {
-        let all = [Self::Store, Self::Redo, Self::Binlog, Self::Sqlite];
+        let all = [Self::Store, Self::Redo, Self::Binlog, Self::Sqlite, Self::SqliteShort];
         all.into_iter().find(|subject| subject.name() == name).unwrap()
     }
 
@@ -48,6 +51,7 @@ impl Subject {
             Self::Redo => run_redo(dir, mode, cycle, only_look),
             Self::Binlog => run_binlog(dir, mode, cycle, only_look),
             Self::Sqlite => crate::database::run(dir, way, cycle, only_look),
+            Self::SqliteShort => crate::database::run_short(dir, way, cycle, only_look),
         };
         if let Err(why) = done {
             Line::Failed(why).say();
