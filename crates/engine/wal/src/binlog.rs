@@ -317,6 +317,45 @@ impl BinLog {
         })
     }
 
+    /// Returns the position of the first record for which `is_before` is false, or the end, as
+    /// [`slice::partition_point`] does. So it finds a record by a number that the records have and
+    /// that never falls. It reads the first record of some segments, and one segment up to the
+    /// result.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use pagekeeper_simdisk::SimDisk;
+    /// use pagekeeper_wal::BinLog;
+    ///
+    /// # let log = BinLog::options().io(Arc::new(SimDisk::new())).open("/binlog")?;
+    /// for number in 1..=100_u64 {
+    ///     log.append_group(&[&number.to_be_bytes()])?;
+    /// }
+    /// let forty = log.partition_point(|bytes| bytes < &40_u64.to_be_bytes()[..])?;
+    /// assert_eq!(log.follow(forty)?.try_next()?.unwrap().bytes, 40_u64.to_be_bytes());
+    /// # Ok::<(), pagekeeper_wal::Error>(())
+    /// ```
+    pub fn partition_point(&self, mut is_before: impl FnMut(&[u8]) -> bool) -> Result<Position, Error> {
+        let segments = self.shared.progress.segments();
+        let read_from = |segment: &Segment| {
+            self.follow(Position { segment: segment.number, offset: segment::SEGMENT_HEADER_BYTES })
+        };
+        let (mut low, mut high) = (0, segments.len());
+        while low < high {
+            let middle = low.midpoint(high);
+            let first = read_from(&segments[middle])?.try_next()?;
+            if first.is_some_and(|first| is_before(&first.bytes)) { low = middle + 1 } else { high = middle }
+        }
+        let Some(last) = segments[..low].last() else { return Ok(self.first()) };
+        let mut follower = read_from(last)?;
+        while let Some(event) = follower.try_next()? {
+            if !is_before(&event.bytes) {
+                return Ok(event.position);
+            }
+        }
+        Ok(follower.position())
+    }
+
     /// Returns the position at which the oldest record of the log begins, or will begin.
     pub fn first(&self) -> Position {
         self.position(LogProgress::first)

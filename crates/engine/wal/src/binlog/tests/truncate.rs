@@ -179,3 +179,30 @@ fn a_log_is_kept_to_a_size_and_an_age() {
     assert_eq!(log.first().segment, last - 2);
     assert!(matches!(log.follow(ends[0]), Err(Error::Purged { .. })));
 }
+
+#[test]
+fn a_record_is_found_by_its_own_number() {
+    let log = options(&SimDisk::new()).open("/binlog").unwrap();
+    let find = |number: u64| log.partition_point(|bytes| *bytes < number.to_be_bytes()[..]).unwrap();
+    assert_eq!((find(0), find(7)), (log.first(), log.first()));
+    // The even numbers, in groups of up to three records, in several segments.
+    let mut positions = Vec::new();
+    for group in (0..400_u64).collect::<Vec<_>>().chunks(3) {
+        let records: Vec<_> = group.iter().map(|number| [(2 * number).to_be_bytes(); 60].concat()).collect();
+        append(&log, &records).unwrap();
+    }
+    assert!(log.end().segment > 3, "{}", log.end());
+    let mut follower = log.follow(log.first()).unwrap();
+    while let Some(event) = follower.try_next().unwrap() {
+        positions.push(event.position);
+    }
+    positions.push(log.end());
+    for number in 0..=800 {
+        let position = find(number);
+        assert_eq!(position, positions[usize::try_from(number.div_ceil(2)).unwrap()], "{number}");
+    }
+    // The oldest segments are gone.
+    let middle = positions[200];
+    log.purge_to(middle, PurgeMode::UnlessFollowed).unwrap();
+    assert_eq!((find(0), find(400)), (log.first(), middle));
+}
