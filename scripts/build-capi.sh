@@ -33,12 +33,9 @@ install --mode 644 "$library" "$to/lib/libpagekeeper.a"
 filled crates/engine/capi/pagekeeper.pc.in "$to/lib/pkgconfig/pagekeeper.pc"
 filled crates/engine/capi/pagekeeper-config.cmake.in "$to/lib/cmake/pagekeeper/pagekeeper-config.cmake"
 
-# Programs that were linked with former names find them.
-mapfile -t aliases < <(sed -n 's/^#define \(pk_[a-z_]*\) \(pk_[a-z_]*\)$/-Wl,--defsym=\1=\2/p' crates/engine/capi/include/pagekeeper.h)
 shared=libpagekeeper.so.$version
 "${CC:-cc}" -shared -o "$to/lib/$shared" -Wl,-soname,"libpagekeeper.so.$major" \
     -Wl,--version-script=crates/engine/capi/pagekeeper.map -Wl,--gc-sections -Wl,-z,relro,-z,now -Wl,-z,defs -Wl,-z,nodelete \
-    "${aliases[@]}" \
     -Wl,--whole-archive "$to/lib/libpagekeeper.a" -Wl,--no-whole-archive -lgcc_s -lpthread -lm -ldl -lc
 ln -sf "$shared" "$to/lib/libpagekeeper.so.$major"
 ln -sf "libpagekeeper.so.$major" "$to/lib/libpagekeeper.so"

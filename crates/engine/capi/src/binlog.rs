@@ -7,7 +7,7 @@ use std::time::Duration;
 use pagekeeper_io::Process;
 use pagekeeper_wal::{BinLog, BinLogOptions, Follower, PurgeMode};
 
-use crate::call::{call, plain};
+use crate::call::{call, fill, plain};
 use crate::exclusive::{ExclusiveHandle, give_up};
 use crate::pointers::{
     ArrayPointer, ClosingHandle, OptionsPointer, SizedStruct, TextPointer, given, put, wanted,
@@ -109,11 +109,9 @@ pub extern "C" fn pk_binlog_open(
     options: OptionsPointer<BinlogOptions>,
     binlog: Option<&mut MaybeUninit<Box<BinlogHandle>>>,
 ) -> Status {
-    call(|| {
-        let binlog = wanted(binlog, "the log")?;
+    fill(binlog, "the log", || {
         let opened = options.read()?.options()?.open(directory.path()?)?;
-        binlog.write(Box::new(BinlogHandle(opened, Process::current())));
-        Ok(())
+        Ok(Box::new(BinlogHandle(opened, Process::current())))
     })
 }
 
@@ -195,11 +193,10 @@ fn place(
     position: Option<&mut MaybeUninit<BinlogPosition>>,
     of: impl FnOnce(&BinLog) -> pagekeeper_wal::Position,
 ) -> Status {
-    call(|| {
-        let (binlog, position) = (given(binlog, "the log")?, wanted(position, "the position")?);
-        binlog.1.require()?;
-        position.write(of(&binlog.0).into());
-        Ok(())
+    fill(position, "the position", || {
+        let BinlogHandle(binlog, process) = given(binlog, "the log")?;
+        process.require()?;
+        Ok(of(binlog).into())
     })
 }
 
@@ -215,15 +212,11 @@ pub extern "C" fn pk_binlog_follow(
     durable_only: c_int,
     follower: Option<&mut MaybeUninit<Box<FollowerHandle>>>,
 ) -> Status {
-    call(|| {
-        let (binlog, out) = (given(binlog, "the log")?, wanted(follower, "the follower")?);
-        let follower = if durable_only == 0 {
-            binlog.0.follow(from.into())?
-        } else {
-            binlog.0.follow_durable(from.into())?
-        };
-        out.write(Box::new(ExclusiveHandle::new(FollowerState { follower, bytes: Vec::new() })));
-        Ok(())
+    fill(follower, "the follower", || {
+        let binlog = &given(binlog, "the log")?.0;
+        let follow = if durable_only == 0 { BinLog::follow } else { BinLog::follow_durable };
+        let follower = follow(binlog, from.into())?;
+        Ok(Box::new(ExclusiveHandle::new(FollowerState { follower, bytes: Vec::new() })))
     })
 }
 

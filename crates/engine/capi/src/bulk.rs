@@ -5,10 +5,10 @@ use std::mem::MaybeUninit;
 use pagekeeper_bulk::{BulkMode, BulkWriter};
 use pagekeeper_policy::pacer::nanoseconds;
 
-use crate::call::{call, plain};
+use crate::call::{call, fill, plain};
 use crate::exclusive::{ExclusiveHandle, give_up};
 use crate::pointers::{
-    ArrayPointer, ClosingHandle, OptionsPointer, OutPointer, SizedStruct, TextPointer, given, is_zero, wanted,
+    ArrayPointer, ClosingHandle, OptionsPointer, OutPointer, SizedStruct, TextPointer, given, is_zero,
 };
 use crate::status::{CallFailure, Status};
 
@@ -57,8 +57,8 @@ pub extern "C" fn pk_bulk_create(
     options: OptionsPointer<BulkOptions>,
     bulk: Option<&mut MaybeUninit<Box<BulkHandle>>>,
 ) -> Status {
-    call(|| {
-        let (path, given, bulk) = (path.path()?, options.read()?, wanted(bulk, "the output")?);
+    fill(bulk, "the output", || {
+        let (path, given) = (path.path()?, options.read()?);
         is_zero(given.reserved)?;
         let mut options = BulkWriter::options().expected_bytes(given.expected_bytes);
         options = match BULK_MODES.get(given.mode as usize) {
@@ -68,8 +68,7 @@ pub extern "C" fn pk_bulk_create(
         if given.budget > 0 {
             options = options.budget(given.budget);
         }
-        bulk.write(Box::new(ExclusiveHandle::new(options.create(path)?)));
-        Ok(())
+        Ok(Box::new(ExclusiveHandle::new(options.create(path)?)))
     })
 }
 

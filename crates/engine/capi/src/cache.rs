@@ -7,8 +7,8 @@ use std::os::unix::ffi::OsStrExt as _;
 use pagekeeper_cache::{Backend, HugePages, LoadedPage, PageCache};
 use pagekeeper_io::Process;
 
-use crate::call::{call, plain};
-use crate::pointers::{ClosingHandle, OptionsPointer, OutPointer, SizedStruct, given, is_zero, wanted};
+use crate::call::{call, fill, plain};
+use crate::pointers::{ClosingHandle, OptionsPointer, OutPointer, SizedStruct, given, is_zero};
 use crate::status::{CallFailure, Status};
 
 /// Maximum size of a verifier's reason in bytes.
@@ -146,10 +146,8 @@ pub extern "C" fn pk_cache_open(
     options: OptionsPointer<CacheOptions>,
     cache: Option<&mut MaybeUninit<Box<CacheHandle>>>,
 ) -> Status {
-    call(|| {
-        let cache = wanted(cache, "the cache")?;
-        cache.write(Box::new(CacheHandle(options.read()?.options()?.build()?, Process::current())));
-        Ok(())
+    fill(cache, "the cache", || {
+        Ok(Box::new(CacheHandle(options.read()?.options()?.build()?, Process::current())))
     })
 }
 

@@ -3,8 +3,10 @@
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};
+use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use crate::pointers::wanted;
 use crate::status::{CallFailure, Status};
 
 thread_local! {
@@ -32,6 +34,18 @@ pub(crate) fn call(body: impl FnOnce() -> Result<(), CallFailure>) -> Status {
         Ok(Err(failure)) => note(failure),
         Err(panic) => note(of_panic(&*panic)),
     }
+}
+
+/// Runs the body of a call whose result its caller wants, and stores it.
+pub(crate) fn fill<T>(
+    out: Option<&mut MaybeUninit<T>>,
+    what: &'static str,
+    body: impl FnOnce() -> Result<T, CallFailure>,
+) -> Status {
+    call(|| {
+        wanted(out, what)?.write(body()?);
+        Ok(())
+    })
 }
 
 /// Runs the body of a call that cannot fail. If it panics, the result is `otherwise`.

@@ -7,9 +7,9 @@ use pagekeeper_cache::{CachedFile, PageNo, PageRef, ReadRequest};
 use pagekeeper_io::Process;
 
 use crate::cache::CacheHandle;
-use crate::call::{call, note, plain};
+use crate::call::{call, fill, note, plain};
 use crate::owned::WritablePart;
-use crate::pointers::{ClosingHandle, MutArrayPointer, TextPointer, given, put, wanted};
+use crate::pointers::{ClosingHandle, MutArrayPointer, TextPointer, given, put};
 use crate::status::{CallFailure, Status};
 use crate::task;
 
@@ -53,10 +53,8 @@ pub extern "C" fn pk_file_open(
     path: TextPointer,
     file: Option<&mut MaybeUninit<Box<FileHandle>>>,
 ) -> Status {
-    call(|| {
-        let (cache, file) = (given(cache, "the cache")?, wanted(file, "the file")?);
-        file.write(Box::new(FileHandle::from(cache.0.open(path.path()?)?)));
-        Ok(())
+    fill(file, "the file", || {
+        Ok(Box::new(FileHandle::from(given(cache, "the cache")?.0.open(path.path()?)?)))
     })
 }
 
@@ -165,10 +163,8 @@ pub extern "C" fn pk_page_get(
     number: u64,
     page: Option<&mut MaybeUninit<Box<PageHandle>>>,
 ) -> Status {
-    call(|| {
-        let (file, page) = (given(file, "the file")?, wanted(page, "the page")?);
-        page.write(Box::new(PageHandle(file.cached.page_ref(PageNo::new(number))?)));
-        Ok(())
+    fill(page, "the page", || {
+        Ok(Box::new(PageHandle(given(file, "the file")?.cached.page_ref(PageNo::new(number))?)))
     })
 }
 

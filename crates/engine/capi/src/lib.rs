@@ -25,6 +25,8 @@ mod call;
 mod exclusive;
 #[doc(hidden)]
 pub mod file;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod former_names;
 mod map;
 mod owned;
 mod pacer;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use pagekeeper_store::{Error, PageNo, ReadTxn};
 use pagekeeper_tree::{Pages, Tree, TreeError, Value};
 
-use crate::call::{call, plain};
+use crate::call::{call, fill, plain};
 use crate::exclusive::{ExclusiveHandle, give_up};
 use crate::pointers::{ArrayPointer, ClosingHandle, MutArrayPointer, given, put, wanted};
 use crate::read_txn::ReadTxnHandle;
@@ -143,10 +143,8 @@ fn no_such_key() -> CallFailure {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_map_create(txn: Option<&WriteTxnHandle>, root: Option<&mut MaybeUninit<u64>>) -> Status {
-    call(|| {
-        let root = wanted(root, "the root page")?;
-        root.write(Tree::create(&mut *given(txn, "the transaction")?.enter()?)?.root().get());
-        Ok(())
+    fill(root, "the root page", || {
+        Ok(Tree::create(&mut *given(txn, "the transaction")?.enter()?)?.root().get())
     })
 }
 
@@ -157,11 +155,10 @@ pub extern "C" fn pk_map_open(
     name_size: usize,
     root: Option<&mut MaybeUninit<u64>>,
 ) -> Status {
-    call(|| {
-        let (txn, root) = (given(txn, "the snapshot")?, wanted(root, "the root page")?);
-        let found = Tree::named(&*txn.0, name.slice(name_size, "the name")?).map_err(wrong_root)?;
-        root.write(found.ok_or_else(no_such_map)?.root().get());
-        Ok(())
+    fill(root, "the root page", || {
+        let name = name.slice(name_size, "the name")?;
+        let found = Tree::named(&*given(txn, "the snapshot")?.0, name).map_err(wrong_root)?;
+        Ok(found.ok_or_else(no_such_map)?.root().get())
     })
 }
 
@@ -172,12 +169,10 @@ pub extern "C" fn pk_write_map_open(
     name_size: usize,
     root: Option<&mut MaybeUninit<u64>>,
 ) -> Status {
-    call(|| {
+    fill(root, "the root page", || {
         let mut txn = given(txn, "the transaction")?.enter()?;
-        let root = wanted(root, "the root page")?;
         let name = name.slice(name_size, "the name")?;
-        root.write(Tree::named_or_new(&mut txn, name).map_err(wrong_root)?.root().get());
-        Ok(())
+        Ok(Tree::named_or_new(&mut txn, name).map_err(wrong_root)?.root().get())
     })
 }
 
@@ -292,11 +287,10 @@ pub extern "C" fn pk_cursor_open(
     backwards: std::ffi::c_int,
     cursor: Option<&mut MaybeUninit<Box<CursorHandle>>>,
 ) -> Status {
-    call(|| {
-        let (txn, cursor) = (given(txn, "the snapshot")?, wanted(cursor, "the cursor")?);
+    fill(cursor, "the cursor", || {
+        let txn = given(txn, "the snapshot")?;
         let (source, tree) = (CursorSource::Snapshot(Arc::clone(&txn.0)), open(&*txn.0, root)?);
-        cursor.write(CursorState::handle(source, tree, from.slice(from_size, "the key")?, backwards != 0));
-        Ok(())
+        Ok(CursorState::handle(source, tree, from.slice(from_size, "the key")?, backwards != 0))
     })
 }
 
@@ -309,11 +303,10 @@ pub extern "C" fn pk_write_cursor_open(
     backwards: std::ffi::c_int,
     cursor: Option<&mut MaybeUninit<Box<CursorHandle>>>,
 ) -> Status {
-    call(|| {
-        let (txn, cursor) = (given(txn, "the transaction")?, wanted(cursor, "the cursor")?);
+    fill(cursor, "the cursor", || {
+        let txn = given(txn, "the transaction")?;
         let (source, tree) = (CursorSource::Write(Arc::clone(&txn.0)), open(&*txn.enter()?, root)?);
-        cursor.write(CursorState::handle(source, tree, from.slice(from_size, "the key")?, backwards != 0));
-        Ok(())
+        Ok(CursorState::handle(source, tree, from.slice(from_size, "the key")?, backwards != 0))
     })
 }
 

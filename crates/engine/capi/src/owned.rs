@@ -11,9 +11,9 @@ use pagekeeper_cache::{InstallAs, OwnedFile, PageNo};
 use pagekeeper_io::{AlignedBuf, Create, IoFile, WriteMode, open_writable_past_cache};
 
 use crate::cache::CacheHandle;
-use crate::call::call;
+use crate::call::{call, fill};
 use crate::file::FileHandle;
-use crate::pointers::{ArrayPointer, TextPointer, given, wanted};
+use crate::pointers::{ArrayPointer, TextPointer, given};
 use crate::status::{CallFailure, Status};
 
 /// Bytes per write: direct writes need aligned memory, which the caller's may not be.
@@ -94,8 +94,8 @@ pub extern "C" fn pk_file_open_owned(
     max_pages: u64,
     file: Option<&mut MaybeUninit<Box<FileHandle>>>,
 ) -> Status {
-    call(|| {
-        let (cache, out, path) = (given(cache, "the cache")?, wanted(file, "the file")?, path.path()?);
+    fill(file, "the file", || {
+        let (cache, path) = (given(cache, "the cache")?, path.path()?);
         cache.1.require()?;
         let cache = &cache.0;
         if max_pages == 0 {
@@ -115,8 +115,7 @@ pub extern "C" fn pk_file_open_owned(
         let owned = cache.open_owned(Arc::clone(&device), max_pages)?;
         let cached = owned.as_cached_file().clone();
         let owned = Some(WritablePart { file: owned, device: DeviceFile(device) });
-        out.write(Box::new(FileHandle { owned, ..FileHandle::from(cached) }));
-        Ok(())
+        Ok(Box::new(FileHandle { owned, ..FileHandle::from(cached) }))
     })
 }
 

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pagekeeper_policy::pacer;
 
-use crate::call::{call, plain};
-use crate::pointers::{ClosingHandle, OptionsPointer, SizedStruct, given, wanted};
+use crate::call::{fill, plain};
+use crate::pointers::{ClosingHandle, OptionsPointer, SizedStruct, given};
 use crate::status::{CallFailure, Status};
 
 /// `pk_pacer`.
@@ -47,10 +47,7 @@ unsafe impl SizedStruct for WrittenPart {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_pacer_new(pacer: Option<&mut MaybeUninit<Box<Pacer>>>) -> Status {
-    call(|| {
-        wanted(pacer, "the pacer")?.write(Box::default());
-        Ok(())
-    })
+    fill(pacer, "the pacer", || Ok(Box::default()))
 }
 
 #[unsafe(no_mangle)]
@@ -64,22 +61,21 @@ pub extern "C" fn pk_pacer_written(
     part: OptionsPointer<WrittenPart>,
     pause_ns: Option<&mut MaybeUninit<u64>>,
 ) -> Status {
-    call(|| {
+    fill(pause_ns, "the pause", || {
         let (pacer, part) = (given(pacer, "the pacer")?, part.read()?);
-        let pause_ns = wanted(pause_ns, "the pause")?;
         if part.bytes == 0 {
             return Err(CallFailure::misuse("a part of no bytes"));
         }
         let mut state = pacer.load();
-        pause_ns.write(state.written(pacer::WrittenPart {
+        let pause_ns = state.written(pacer::WrittenPart {
             bytes: part.bytes,
             in_flight: part.in_flight.max(part.bytes),
             took_min: part.took_min_ns,
             took_max: part.took_max_ns.max(part.took_min_ns),
             busy: Some(part.busy_ns).filter(|ns| *ns > 0),
-        }));
+        });
         pacer.store(state);
-        Ok(())
+        Ok(pause_ns)
     })
 }
 

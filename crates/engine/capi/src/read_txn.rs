@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use pagekeeper_store::{PageNo, ReadTxn};
 
-use crate::call::{call, plain};
-use crate::pointers::{ClosingHandle, MutArrayPointer, given, put, wanted};
+use crate::call::{call, fill, plain};
+use crate::pointers::{ClosingHandle, MutArrayPointer, given, put};
 use crate::status::Status;
 use crate::store::{NO_PAGE, StoreHandle};
 use crate::write_txn::copy;
@@ -23,10 +23,8 @@ pub extern "C" fn pk_store_begin_read(
     store: Option<&StoreHandle>,
     txn: Option<&mut MaybeUninit<Box<ReadTxnHandle>>>,
 ) -> Status {
-    call(|| {
-        let (store, txn) = (given(store, "the store")?, wanted(txn, "the snapshot")?);
-        txn.write(Box::new(ReadTxnHandle(Arc::new(store.0.begin_read_owned()?))));
-        Ok(())
+    fill(txn, "the snapshot", || {
+        Ok(Box::new(ReadTxnHandle(Arc::new(given(store, "the store")?.0.begin_read_owned()?))))
     })
 }
 
@@ -35,11 +33,7 @@ pub extern "C" fn pk_read_get_root(
     txn: Option<&ReadTxnHandle>,
     page: Option<&mut MaybeUninit<u64>>,
 ) -> Status {
-    call(|| {
-        let (txn, page) = (given(txn, "the snapshot")?, wanted(page, "the page")?);
-        page.write(txn.0.root().map_or(NO_PAGE, PageNo::get));
-        Ok(())
-    })
+    fill(page, "the page", || Ok(given(txn, "the snapshot")?.0.root().map_or(NO_PAGE, PageNo::get)))
 }
 
 #[unsafe(no_mangle)]
@@ -72,10 +66,8 @@ pub extern "C" fn pk_read_page(
     number: u64,
     page: Option<&mut MaybeUninit<Box<StorePageHandle>>>,
 ) -> Status {
-    call(|| {
-        let (txn, page) = (given(txn, "the snapshot")?, wanted(page, "the page")?);
-        page.write(Box::new(StorePageHandle(txn.0.read(PageNo::new(number))?)));
-        Ok(())
+    fill(page, "the page", || {
+        Ok(Box::new(StorePageHandle(given(txn, "the snapshot")?.0.read(PageNo::new(number))?)))
     })
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pagekeeper_wal::{FlushPolicy, LogMode, Lsn, RedoLog};
 
-use crate::call::{call, plain};
+use crate::call::{call, fill, plain};
 use crate::exclusive::{ExclusiveHandle, give_up};
 use crate::pointers::{
     ArrayPointer, ClosingHandle, OptionsPointer, SizedStruct, TextPointer, given, put, wanted,
@@ -29,8 +29,8 @@ pub struct RedoReaderState {
 }
 
 impl RedoReaderState {
-    fn handle(records: impl Iterator<Item = NextRecord> + Send + 'static) -> RedoReaderHandle {
-        ExclusiveHandle::new(Self { records: Box::new(records), body: Vec::new() })
+    fn handle(records: impl Iterator<Item = NextRecord> + Send + 'static) -> Box<RedoReaderHandle> {
+        Box::new(ExclusiveHandle::new(Self { records: Box::new(records), body: Vec::new() }))
     }
 }
 
@@ -112,11 +112,7 @@ fn hand_out(
     redo: Option<&mut MaybeUninit<Box<RedoHandle>>>,
     log: impl FnOnce(pagekeeper_wal::RedoOptions, &Path) -> Result<RedoLog, pagekeeper_wal::Error>,
 ) -> Status {
-    call(|| {
-        let redo = wanted(redo, "the log")?;
-        redo.write(Box::new(RedoHandle(log(options.read()?.options()?, directory.path()?)?)));
-        Ok(())
-    })
+    fill(redo, "the log", || Ok(Box::new(RedoHandle(log(options.read()?.options()?, directory.path()?)?))))
 }
 
 #[unsafe(no_mangle)]
@@ -200,11 +196,9 @@ pub extern "C" fn pk_redo_read(
     lsn: u64,
     reader: Option<&mut MaybeUninit<Box<RedoReaderHandle>>>,
 ) -> Status {
-    call(|| {
-        let (redo, out) = (given(redo, "the log")?, wanted(reader, "the reader")?);
-        let records = redo.0.read_from(Lsn::new(lsn))?.map(|record| record.map(|of| (of.body, of.end)));
-        out.write(Box::new(RedoReaderState::handle(records)));
-        Ok(())
+    fill(reader, "the reader", || {
+        let records = given(redo, "the log")?.0.read_from(Lsn::new(lsn))?;
+        Ok(RedoReaderState::handle(records.map(|record| record.map(|of| (of.body, of.end)))))
     })
 }
 
@@ -213,12 +207,10 @@ pub extern "C" fn pk_redo_salvage(
     directory: TextPointer,
     reader: Option<&mut MaybeUninit<Box<RedoReaderHandle>>>,
 ) -> Status {
-    call(|| {
-        let out = wanted(reader, "the reader")?;
+    fill(reader, "the reader", || {
         let found = RedoLog::options().salvage(directory.path()?, None);
         let whole = found.records.into_iter().map(|record| Ok((record.body.to_vec(), record.end)));
-        out.write(Box::new(RedoReaderState::handle(whole.chain(found.fault.map(Err)))));
-        Ok(())
+        Ok(RedoReaderState::handle(whole.chain(found.fault.map(Err))))
     })
 }
 

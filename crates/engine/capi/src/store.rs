@@ -6,9 +6,9 @@ use std::sync::Arc;
 use pagekeeper_io::Process;
 use pagekeeper_policy::pacer::nanoseconds;
 
-use crate::call::call;
+use crate::call::{call, fill};
 use crate::pointers::{
-    ClosingHandle, OptionsPointer, OutPointer, SizedStruct, TextPointer, given, is_zero, put, wanted,
+    ClosingHandle, OptionsPointer, OutPointer, SizedStruct, TextPointer, given, is_zero, put,
 };
 use crate::status::{CallFailure, Status};
 
@@ -90,11 +90,9 @@ pub extern "C" fn pk_store_open(
     options: OptionsPointer<StoreOptions>,
     store: Option<&mut MaybeUninit<Box<StoreHandle>>>,
 ) -> Status {
-    call(|| {
-        let store = wanted(store, "the store")?;
+    fill(store, "the store", || {
         let opened = options.read()?.options()?.open(directory.path()?)?;
-        store.write(Box::new(StoreHandle(Arc::new(opened), Process::current())));
-        Ok(())
+        Ok(Box::new(StoreHandle(Arc::new(opened), Process::current())))
     })
 }
 

@@ -9,9 +9,9 @@ use std::sync::{Arc, MutexGuard};
 
 use pagekeeper_store::{Durability, PageNo, WriteTxn};
 
-use crate::call::{call, plain};
+use crate::call::{call, fill, plain};
 use crate::exclusive::ExclusiveHandle;
-use crate::pointers::{ArrayPointer, ClosingHandle, MutArrayPointer, given, put, wanted};
+use crate::pointers::{ArrayPointer, ClosingHandle, MutArrayPointer, given, put};
 use crate::queue::timeout;
 use crate::status::{CallFailure, Status};
 use crate::store::{NO_PAGE, StoreHandle};
@@ -103,10 +103,9 @@ pub extern "C" fn pk_store_begin_write_timeout(
     timeout_ms: c_int,
     txn: Option<&mut MaybeUninit<Box<WriteTxnHandle>>>,
 ) -> Status {
-    call(|| {
-        let (store, txn) = (given(store, "the store")?, wanted(txn, "the transaction")?);
-        txn.write(Box::new(WriteTxnHandle::new(store.0.begin_write_here(timeout(timeout_ms))?)));
-        Ok(())
+    fill(txn, "the transaction", || {
+        let begun = given(store, "the store")?.0.begin_write_here(timeout(timeout_ms))?;
+        Ok(Box::new(WriteTxnHandle::new(begun)))
     })
 }
 
@@ -115,11 +114,7 @@ pub extern "C" fn pk_write_allocate(
     txn: Option<&WriteTxnHandle>,
     page: Option<&mut MaybeUninit<u64>>,
 ) -> Status {
-    call(|| {
-        let page = wanted(page, "the page")?;
-        page.write(given(txn, "the transaction")?.enter()?.allocate()?.get());
-        Ok(())
-    })
+    fill(page, "the page", || Ok(given(txn, "the transaction")?.enter()?.allocate()?.get()))
 }
 
 #[unsafe(no_mangle)]
@@ -128,11 +123,7 @@ pub extern "C" fn pk_write_allocate_run(
     pages: u64,
     first: Option<&mut MaybeUninit<u64>>,
 ) -> Status {
-    call(|| {
-        let first = wanted(first, "the first page")?;
-        first.write(given(txn, "the transaction")?.enter()?.allocate_run(pages)?.get());
-        Ok(())
-    })
+    fill(first, "the first page", || Ok(given(txn, "the transaction")?.enter()?.allocate_run(pages)?.get()))
 }
 
 #[unsafe(no_mangle)]
@@ -199,11 +190,7 @@ pub extern "C" fn pk_write_get_root(
     txn: Option<&WriteTxnHandle>,
     page: Option<&mut MaybeUninit<u64>>,
 ) -> Status {
-    call(|| {
-        let page = wanted(page, "the page")?;
-        page.write(given(txn, "the transaction")?.enter()?.root().map_or(NO_PAGE, PageNo::get));
-        Ok(())
-    })
+    fill(page, "the page", || Ok(given(txn, "the transaction")?.enter()?.root().map_or(NO_PAGE, PageNo::get)))
 }
 
 #[unsafe(no_mangle)]

@@ -141,52 +141,36 @@ impl<'t, T: Pages> Range<'t, T> {
             RangeEnd::Back => self.upper.clone(),
         };
         let mut cursor = Cursor::new();
-        let Some(start) = RangeStart::of(as_slice(&bound), end) else {
-            self.descend(&mut cursor, end, self.root, None)?;
-            return Ok(cursor);
-        };
-        let (mut number, mut level) = (self.root, None);
-        loop {
-            let page = self.load(number, level)?;
-            let found = node(number, &page)?;
-            if found.is_leaf() {
-                let entry = start.in_leaf(&found).map_err(at(number))?;
-                cursor.push(CursorLevel { number, page, at: entry });
-                return Ok(cursor);
-            }
-            let entry = found.find_child(start.key).map_err(at(number))?;
-            let child = found.child(entry).map_err(at(number))?;
-            level = Some(found.level() - 1);
-            cursor.push(CursorLevel { number, page, at: entry });
-            number = child;
-        }
+        self.descend(&mut cursor, end, (self.root, None), RangeStart::of(as_slice(&bound), end))?;
+        Ok(cursor)
     }
 
-    /// Goes down from a page to the leaf at this end.
+    /// Goes down from a page, of this level if one is given, to the leaf where the range starts, or
+    /// to the one at this end.
     fn descend(
         &mut self,
         cursor: &mut Cursor,
         end: RangeEnd,
-        mut number: PageNo,
-        mut level: Option<u8>,
+        (mut number, mut level): (PageNo, Option<u8>),
+        start: Option<RangeStart<'_>>,
     ) -> Result<(), TreeError> {
         loop {
             let page = self.load(number, level)?;
             let found = node(number, &page)?;
-            let (count, is_leaf) = (found.count(), found.is_leaf());
-            let entry = match end {
-                RangeEnd::Front => 0,
-                RangeEnd::Back if is_leaf => count,
-                RangeEnd::Back => count - 1,
+            let entry = match (start, end) {
+                (Some(start), _) if found.is_leaf() => start.in_leaf(&found).map_err(at(number))?,
+                (Some(start), _) => found.find_child(start.key).map_err(at(number))?,
+                (None, RangeEnd::Front) => 0,
+                (None, RangeEnd::Back) => found.count() - usize::from(!found.is_leaf()),
             };
-            if is_leaf {
-                cursor.push(CursorLevel { number, page, at: entry });
-                return Ok(());
-            }
-            let child = found.child(entry).map_err(at(number))?;
-            level = Some(found.level() - 1);
+            let below = if found.is_leaf() {
+                None
+            } else {
+                Some((found.child(entry).map_err(at(number))?, Some(found.level() - 1)))
+            };
             cursor.push(CursorLevel { number, page, at: entry });
-            number = child;
+            let Some(below) = below else { return Ok(()) };
+            (number, level) = below;
         }
     }
 
@@ -235,7 +219,7 @@ impl<'t, T: Pages> Range<'t, T> {
                 }
                 cursor.pop();
             };
-            self.descend(cursor, end, next.0, next.1)?;
+            self.descend(cursor, end, next, None)?;
         }
     }
 }
