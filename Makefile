@@ -14,7 +14,7 @@ BENCH_FEATURES := fjall lmdb raft-engine redb sqlite $(if $(wildcard /usr/includ
 
 export CARGO PREFIX DESTDIR
 
-.PHONY: help demo check test test-all test-stories test-hostile test-kills test-faults test-sqlite test-crates test-mysql test-advice test-databases test-preload test-shim test-torture test-cgroup-v2 test-helm test-kernels test-rocksdb-stress build capi packages test-packages install-capi rocksdb-plugin sqlite-plugin install-sqlite install api semver lint fmt sanitize fuzz cross deny docs pictures bench bench-setup
+.PHONY: help demo check test test-all test-stories test-hostile test-kills test-faults test-sqlite test-valgrind test-crates test-mysql test-advice test-databases test-preload test-shim test-torture test-cgroup-v2 test-helm test-kernels test-rocksdb-stress build capi packages test-packages install-capi rocksdb-plugin sqlite-plugin install-sqlite install api semver lint fmt sanitize fuzz cross deny docs pictures bench bench-setup
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -39,6 +39,10 @@ test-kills: ## kills of processes that commit to a page store, on XFS over a slo
 
 test-faults: ## power cuts, failing and lying disks under store, logs and SQLite, a second reader after kills, as root (CYCLES=500)
 	@scripts/keep-idle-pages.sh scripts/test-faults.sh
+
+test-valgrind: ## programs in C and C++ on the library under valgrind's memcheck and helgrind
+	@scripts/packages.sh "memory errors and data races: valgrind pkg-config gcc g++"
+	@PAGEKEEPER_REQUIRE_ALL=1 $(CARGO) test --package pagekeeper-capi --test programs -- --ignored valgrind
 
 test-crates: ## the crates as they would be published: installed and used from their packages; the oldest compiler
 	@scripts/test-crates.sh

@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-[ $# -gt 0 ] || set -- stories crates faults kills hostile torture preload databases advice sqlite kernels cgroup-v2 packages helm sanitize fuzz cross deny docs
+[ $# -gt 0 ] || set -- stories crates faults kills hostile torture preload databases advice sqlite valgrind kernels cgroup-v2 packages helm sanitize fuzz cross deny docs
 results=()
 failed=0
 for part in "$@"; do

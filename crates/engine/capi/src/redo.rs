@@ -29,8 +29,8 @@ pub struct RedoReaderState {
 }
 
 impl RedoReaderState {
-    fn handle(records: impl Iterator<Item = NextRecord> + Send + 'static) -> Box<RedoReaderHandle> {
-        Box::new(ExclusiveHandle::new(Self { records: Box::new(records), body: Vec::new() }))
+    fn handle(records: impl Iterator<Item = NextRecord> + Send + 'static) -> RedoReaderHandle {
+        ExclusiveHandle::new(Self { records: Box::new(records), body: Vec::new() })
     }
 }
 
@@ -198,7 +198,8 @@ pub extern "C" fn pk_redo_read(
 ) -> Status {
     fill(reader, "the reader", || {
         let records = given(redo, "the log")?.0.read_from(Lsn::new(lsn))?;
-        Ok(RedoReaderState::handle(records.map(|record| record.map(|of| (of.body, of.end)))))
+        let records = records.map(|record| record.map(|of| (of.body, of.end)));
+        Ok(Box::new(RedoReaderState::handle(records)))
     })
 }
 
@@ -210,7 +211,7 @@ pub extern "C" fn pk_redo_salvage(
     fill(reader, "the reader", || {
         let found = RedoLog::options().salvage(directory.path()?, None);
         let whole = found.records.into_iter().map(|record| Ok((record.body.to_vec(), record.end)));
-        Ok(RedoReaderState::handle(whole.chain(found.fault.map(Err))))
+        Ok(Box::new(RedoReaderState::handle(whole.chain(found.fault.map(Err)))))
     })
 }
 

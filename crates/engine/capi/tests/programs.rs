@@ -10,17 +10,11 @@ use std::sync::OnceLock;
 use pagekeeper_testing::{built_beside, disk_dir, skip};
 
 /// The warnings with which examples and checks are compiled; there must be none.
-const CHECKED: [&str; 9] = [
-    "-Wall",
-    "-Wextra",
-    "-Wpedantic",
-    "-Werror",
-    "-O1",
-    "-g",
-    "-D_GNU_SOURCE",
-    "-fsanitize=address,undefined",
-    "-fno-sanitize-recover=all",
-];
+const CHECKED: [&str; 7] = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O1", "-g", "-D_GNU_SOURCE"];
+const SANITIZED: [&str; 2] = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
+/// Valgrind's tools, with their arguments.
+const VALGRIND_TOOLS: [&[&str]; 2] =
+    [&["--tool=memcheck", "--leak-check=full", "--errors-for-leak-kinds=definite"], &["--tool=helgrind"]];
 
 fn crate_file(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
@@ -56,13 +50,18 @@ fn library() -> &'static Path {
     })
 }
 
-/// Compiles a program against the library that pkg-config finds.
+/// Compiles a program with sanitizers.
 fn compile(compiler: &str, standard: &str, source: &Path, to: &Path) {
+    compile_with(compiler, standard, source, to, &SANITIZED);
+}
+
+/// Compiles a program against the library that pkg-config finds.
+fn compile_with(compiler: &str, standard: &str, source: &Path, to: &Path, more: &[&str]) {
     let paths = library().join("lib/pkgconfig");
     let mut found = Command::new("pkg-config");
     let flags = run(found.args(["--cflags", "--libs", "pagekeeper"]).env("PKG_CONFIG_PATH", paths));
     let mut command = Command::new(compiler);
-    command.arg(format!("-std={standard}")).args(CHECKED).arg(source).arg("-o").arg(to);
+    command.arg(format!("-std={standard}")).args(CHECKED).args(more).arg(source).arg("-o").arg(to);
     command.args(flags.split_whitespace()).arg(format!("-Wl,-rpath,{}", library().join("lib").display()));
     run(&mut command);
 }
@@ -86,6 +85,20 @@ fn reads_of_every_kind_in_c_give_the_same_bytes() {
         wanted
     });
     assert_eq!(said, format!("{wanted}4096 bytes stay\n"));
+}
+
+#[test]
+fn the_pages_program_runs() {
+    if !has(&["cc", "pkg-config"]) {
+        return;
+    }
+    let page = std::fs::read_to_string(crate_file("../../../docs/src/libraries/c.md")).unwrap();
+    let text = page.split("```c\n").find(|block| block.contains("int main")).unwrap();
+    let dir = disk_dir();
+    let (source, program) = (dir.path().join("accounts.c"), dir.path().join("program"));
+    std::fs::write(&source, text.split("```").next().unwrap()).unwrap();
+    compile("cc", "c11", &source, &program);
+    assert_eq!(run(Command::new(program).current_dir(dir.path())), "ada: 100\nbob: 20\n");
 }
 
 #[test]
@@ -154,6 +167,42 @@ fn a_store_in_cpp() {
 }
 
 #[test]
+#[ignore = "takes minutes: make test-valgrind"]
+fn valgrind_finds_no_fault_in_programs() {
+    if !has(&["cc", "c++", "pkg-config", "valgrind"]) {
+        return;
+    }
+    let dir = disk_dir();
+    let file = dir.path().join("file");
+    std::fs::write(&file, vec![7; 3_000_001]).unwrap();
+    for (source, compiler, standard) in [
+        ("cache.c", "cc", "c11"),
+        ("logs.c", "cc", "c11"),
+        ("pacer.c", "cc", "c11"),
+        ("store.cpp", "c++", "c++17"),
+    ] {
+        let program = dir.path().join(source);
+        compile_with(compiler, standard, &crate_file("examples").join(source), &program, &[]);
+        for tool in VALGRIND_TOOLS {
+            let place = disk_dir();
+            let argument = match source {
+                "cache.c" => file.clone(),
+                "pacer.c" => place.path().join("000043.sst"),
+                _ => place.path().to_path_buf(),
+            };
+            // Its warnings of system calls that it does not know are no errors.
+            let log = dir.path().join("log");
+            let mut valgrind = Command::new("valgrind");
+            valgrind.arg("--error-exitcode=9").args(tool).arg(format!("--log-file={}", log.display()));
+            valgrind.arg(format!("--suppressions={}", crate_file("valgrind.supp").display()));
+            let output = valgrind.arg(&program).arg(argument).output().unwrap();
+            let errors = std::fs::read_to_string(log).unwrap();
+            assert!(output.status.success(), "{source} {tool:?}: {output:?}\n{errors}");
+        }
+    }
+}
+
+#[test]
 fn all_of_it_by_ctypes() {
     if !has(&["cc", "python3"]) {
         return;
@@ -195,6 +244,14 @@ fn the_exports_match_the_header() {
         .collect();
     declared.sort_unstable();
     assert_eq!(exported, declared);
+    // It complains of members that have no symbols, or of another compiler's.
+    let mut list = Command::new("nm");
+    list.args(["--defined-only", "--extern-only"]).arg(library().join("lib/libpagekeeper.a"));
+    let symbols = String::from_utf8(list.output().unwrap().stdout).unwrap();
+    let names = symbols.lines().filter_map(|line| line.split_once(" T pk_"));
+    let mut defined: Vec<String> = names.map(|(_, name)| format!("pk_{name}@@PAGEKEEPER_0.1")).collect();
+    defined.sort_unstable();
+    assert_eq!(defined, declared);
     let dynamic = run(Command::new("readelf").arg("-d").arg(&shared));
     assert!(dynamic.contains("Library soname: [libpagekeeper.so.0]"), "{dynamic}");
 }

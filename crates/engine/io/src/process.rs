@@ -7,9 +7,8 @@
 //! it. A child of vfork(2) or `posix_spawn(3)` shares the parent's memory until it executes another
 //! program, so it looks like the parent.
 
-use std::fmt;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::{fmt, ptr};
 
 use crate::Error;
 
@@ -33,11 +32,10 @@ pub struct Process {
 impl Process {
     /// Returns the current process.
     pub fn current() -> Self {
-        static PROCESS_MARK: OnceLock<&AtomicU32> = OnceLock::new();
         // A fork copies this counter, so a process and its descendants never use the same number
         // twice.
         static LAST_NUMBER: AtomicU32 = AtomicU32::new(0);
-        let mark = *PROCESS_MARK.get_or_init(create_mark);
+        let mark = mark();
         let found = mark.load(Ordering::Relaxed);
         if found != 0 {
             return Self { mark, number: found };
@@ -82,6 +80,21 @@ impl PartialEq for Process {
 }
 
 impl Eq for Process {}
+
+/// Returns the mark. It takes no lock to create it: a child may be forked while another thread does
+/// so. Threads that create it at the same time leave their pages unused.
+#[expect(unsafe_code, reason = "a reference that lives as long as the program")]
+fn mark() -> &'static AtomicU32 {
+    static PROCESS_MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
+    // SAFETY: NULL, or the address of a mark, stored below.
+    if let Some(mark) = unsafe { PROCESS_MARK.load(Ordering::Acquire).as_ref() } {
+        return mark;
+    }
+    let new = ptr::from_ref(create_mark()).cast_mut();
+    let stored = PROCESS_MARK.compare_exchange(ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire);
+    // SAFETY: this mark, or that of another thread; both live as long as the program.
+    unsafe { &*stored.map_or_else(|other| other, |_| new) }
+}
 
 /// Creates a mark that is cleared in each forked child.
 fn create_mark() -> &'static AtomicU32 {

@@ -236,12 +236,15 @@ fn copy_log(from: &Path, to: &Path) {
     assert!(copied.success());
 }
 
-/// Checks that the database is refused without a change, with the reason in SQLite's log.
+/// Checks that the database is refused without a change, with the reason in SQLite's log and in the
+/// PRAGMA.
 fn is_refused(library: &Path, database: &Path, why: &str) {
     let before = fs::read(database).unwrap();
-    let statements = format!(".log stderr\n{}SELECT count(*) FROM t;", open_with_our_vfs(library, database));
-    let refused = said(&statements);
-    assert!(refused.contains(UNABLE) && refused.contains(why), "{refused}");
+    let open = open_with_our_vfs(library, database);
+    let refused = said(&format!(".log stderr\n{open}SELECT count(*) FROM t;\nPRAGMA pagekeeper;"));
+    let (_, in_pragma) = refused.split_once("last refusal: ").unwrap_or_else(|| panic!("{refused}"));
+    assert!(refused.contains(UNABLE) && refused.matches(why).count() > 1, "{refused}");
+    assert!(in_pragma.lines().next().unwrap().contains(why), "{refused}");
     assert!(fs::read(database).unwrap() == before, "it was changed");
 }
 
