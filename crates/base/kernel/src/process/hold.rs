@@ -8,7 +8,9 @@
 //! A system call that the kernel does not restart returns EINTR after a hold, as after a debugger's
 //! stop. Starting a hold blocks while the process is in execve(2). That is checked before, but a
 //! process may enter execve just then, and the hold starts late. Fails if another process traces it
-//! already, or if the kernel refuses tracing (`CAP_SYS_PTRACE`, Yama, a seccomp filter).
+//! already, or if the kernel refuses tracing (`CAP_SYS_PTRACE`, Yama, a seccomp filter). If the
+//! tracer is another holder ([`ProcessHolds::THREAD_NAME`]), the process is held anyway, and the
+//! failure is [`Error::Unsupported`].
 
 use std::collections::HashMap;
 use std::marker::PhantomData;
@@ -31,6 +33,8 @@ const NICE_MIN: i32 = -20;
 /// Maximum number of passes over a process's threads: each finds the threads started during the
 /// previous one.
 const SEIZE_ROUNDS_MAX: usize = 3;
+/// Maximum attempts to trace a thread: another holder may let it go after an attempt.
+const SEIZE_ATTEMPTS_MAX: usize = 3;
 
 /// A traced thread.
 #[derive(Debug, Clone, Copy)]
@@ -59,6 +63,10 @@ pub struct ProcessHolds {
 }
 
 impl ProcessHolds {
+    /// The name of each thread that holds processes. A process that two of them follow, such as a
+    /// guard and a `run` below it, is held by one at a time.
+    pub const THREAD_NAME: &str = "streams-hold";
+
     /// Creates holds without any process.
     pub fn new() -> Self {
         Self::default()
@@ -118,18 +126,38 @@ impl ProcessHolds {
             // The previous thread has ended, or its process has become another program.
             self.threads.remove(&thread);
         }
-        match seize(thread) {
+        match self.attempt(thread) {
             Ok(()) => {}
             // The thread has just ended; its process may continue.
             Err(Errno::SRCH) => return Ok(false),
             Err(Errno::PERM) if self.proc.has_ended(pid) => return Err(failed(Errno::SRCH)),
             Err(Errno::PERM) if self.proc.has_ended(thread.unsigned_abs()) => return Ok(false),
+            Err(Errno::PERM) if self.is_held_by_another(thread) => {
+                return Err(Error::Unsupported { path: self.proc.of(pid, ""), reason: "another holds it" });
+            }
             Err(errno) => return Err(failed(errno)),
         }
         self.threads.insert(thread, Tracee { pid, stopped: None });
         // If this fails, the thread is about to end.
         let _ = interrupt(thread);
         Ok(true)
+    }
+
+    /// Traces a thread, unless somebody else does.
+    fn attempt(&self, thread: i32) -> std::result::Result<(), Errno> {
+        let mut seized = seize(thread);
+        for _ in 1..SEIZE_ATTEMPTS_MAX {
+            if seized != Err(Errno::PERM) || self.proc.tracer(thread) != Some(0) {
+                break;
+            }
+            seized = seize(thread);
+        }
+        seized
+    }
+
+    fn is_held_by_another(&self, thread: i32) -> bool {
+        let tracer = self.proc.tracer(thread).filter(|tracer| *tracer != 0);
+        tracer.and_then(|tracer| self.proc.name(tracer).ok()).is_some_and(|name| name == Self::THREAD_NAME)
     }
 
     fn wait_for_stops(&mut self, pid: u32) {
@@ -243,14 +271,23 @@ impl ProcRoot {
     pub fn has_pending_signal(&self, pid: u32) -> Result<bool> {
         let path = self.of(pid, "status");
         let text = read(&path)?;
-        let field = |name: &str| -> Option<u64> {
-            let mut lines = text.split(|byte| *byte == b'\n');
-            let value = lines.find_map(|line| line.strip_prefix(name.as_bytes()))?;
-            u64::from_str_radix(unescaped_bytes(value.trim_ascii()).as_ref(), 16).ok()
-        };
+        let field = |name: &str| field(&text, name, 16);
         let pending = || Some((field("SigPnd:")? | field("ShdPnd:")?) & !field("SigBlk:")?);
         pending().map(|signals| signals != 0).ok_or_else(|| malformed(&path, "SigPnd, ShdPnd and SigBlk"))
     }
+
+    /// Returns the thread that traces a thread, or 0; `None` if it has ended.
+    fn tracer(&self, thread: i32) -> Option<u32> {
+        let text = read(&self.of(thread.unsigned_abs(), "status")).ok()?;
+        field(&text, "TracerPid:", 10).and_then(|tracer| u32::try_from(tracer).ok())
+    }
+}
+
+/// Returns a number of `/proc/PID/status`.
+fn field(text: &[u8], name: &str, radix: u32) -> Option<u64> {
+    let mut lines = text.split(|byte| *byte == b'\n');
+    let value = lines.find_map(|line| line.strip_prefix(name.as_bytes()))?;
+    u64::from_str_radix(unescaped_bytes(value.trim_ascii()).as_ref(), radix).ok()
 }
 
 #[cfg(test)]

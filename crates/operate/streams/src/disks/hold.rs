@@ -118,7 +118,7 @@ fn refusal(target: HoldTarget) -> Option<(HoldTarget, Error)> {
 fn start(record: Arc<HoldRecord>) -> Option<Sender<MadeWishes>> {
     let (sender, wishes) = channel();
     let run = move || hold_wished(&wishes, record);
-    std::thread::Builder::new().name("streams-hold".to_owned()).spawn(run).ok().map(|_| sender)
+    std::thread::Builder::new().name(ProcessHolds::THREAD_NAME.to_owned()).spawn(run).ok().map(|_| sender)
 }
 
 fn hold_wished(wishes: &Receiver<MadeWishes>, record: Arc<HoldRecord>) {

@@ -82,6 +82,36 @@ fn a_held_process_stops_and_continues() {
     assert_eq!(subject.end(), "code 137");
 }
 
+/// As where a guard follows a program that somebody runs under `run`.
+#[test]
+fn two_holders_take_turns_and_neither_is_refused() {
+    let subject = shell(BUSY);
+    let hold_often = || {
+        with_holds(|holds| {
+            let (end, mut held, mut others) = (Instant::now() + TEST_WAIT_MAX, 0, 0);
+            while held < 200 && Instant::now() < end {
+                match holds.hold(subject.pid()) {
+                    Ok(()) => held += 1,
+                    Err(Error::Unsupported { .. }) => others += 1,
+                    Err(error) => panic!("{error} after {held} holds"),
+                }
+                holds.let_go(subject.pid());
+            }
+            (held, others)
+        })
+    };
+    let seen = std::thread::scope(|scope| {
+        let start = || {
+            let thread = std::thread::Builder::new().name(ProcessHolds::THREAD_NAME.to_owned());
+            thread.spawn_scoped(scope, hold_often).unwrap()
+        };
+        [start(), start()].map(|thread| thread.join().unwrap())
+    });
+    assert!(seen.iter().all(|(held, _)| *held >= 200) && seen.iter().any(|(_, others)| *others > 0), "{seen:?}");
+    subject.kill("KILL");
+    assert_eq!(subject.end(), "code 137");
+}
+
 #[test]
 fn the_end_of_a_tracer_lets_all_go() {
     let (stopped, sleeping) = (shell(BUSY), Grandchild::start(&["sleep", "1000"]));
