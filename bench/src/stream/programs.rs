@@ -10,6 +10,7 @@
 //! - fincore counts what stays; the kernel's `Buffers` count for a block device; pagekeeper itself
 //!   never counts. For a dumped server the file of its table counts.
 //! - A guard follows the commands of users without permission, but not under `run` by the library.
+//!   It follows no program by its name: a plain program has no follower.
 //! - The time ends when the output is on disk, because plain most of it would only be in memory.
 //!
 //! A program that is not installed is named as missing. Fails where a program fails.
@@ -44,6 +45,8 @@ const HOT_FILE_BYTES: u64 = 256 * MIB;
 const PROGRAM_ROOM_BYTES: u64 = 160 * MIB;
 /// The longest time until a run's cgroup is gone and its output is on disk.
 const SETTLED_WITHIN: Duration = Duration::from_secs(30);
+/// A guard, which is in no run's cgroup, has released everything once nothing went for this long.
+const SETTLED_AFTER: Duration = Duration::from_millis(300);
 
 /// File systems: the scratch directory's, and an overlay over it.
 pub(super) const SCRATCH_FILE_SYSTEM: &str = "here";
@@ -256,7 +259,7 @@ fn on(run: &mut BenchRun, groups: &GroupParent, names: &[String], kind: &str, ho
     let group = groups.create(8 << 30)?;
     let device = LoopDevice::new(&run.scratch.path().join("device"))?;
     let socket = home.join("streams.sock");
-    let streams = format!("socket = \"{}\"", socket.display());
+    let streams = format!("processes = []\nsocket = \"{}\"", socket.display());
     let mut site = ToolSetup {
         _guard: start_guard(&program, &home.join("guard.toml"), &streams, &run.stop)?,
         socket,
@@ -366,13 +369,15 @@ impl ToolSetup<'_> {
         run_process(Command::new("sync").arg(&self.new).args(&written))?;
         let seconds = began.elapsed().as_secs_f64();
         self.settle()?;
-        let of_device =
-            device.map_or(Ok(0), |_| Ok::<_, anyhow::Error>(buffers()?.saturating_sub(before)))?;
         let read = served.map_or(&self.file, |served| &served.table);
-        let of_file = fincore(std::slice::from_ref(read))?;
-        stays.source_mib.push((of_file + of_device) as f64 / MIB as f64);
-        // A program that writes nothing.
-        let of_written = if written.is_empty() { 0 } else { fincore(&written)? };
+        let left = || -> Result<(u64, u64)> {
+            let of_device = device.map_or(Ok(0), |_| buffers().map(|now| now.saturating_sub(before)))?;
+            // A program may write nothing.
+            let of_written = if written.is_empty() { 0 } else { fincore(&written)? };
+            Ok((fincore(std::slice::from_ref(read))? + of_device, of_written))
+        };
+        let (of_read, of_written) = last_of(left)?;
+        stays.source_mib.push(of_read as f64 / MIB as f64);
         stays.target_mib.push(of_written as f64 / MIB as f64);
         stays
             .hot_percent
@@ -397,6 +402,21 @@ impl ToolSetup<'_> {
         }
         Ok(())
     }
+}
+
+/// Returns the counts of resident bytes once they have not fallen for [`SETTLED_AFTER`].
+fn last_of(left: impl Fn() -> Result<(u64, u64)>) -> Result<(u64, u64)> {
+    let began = Instant::now();
+    let (mut last, mut since) = (left()?, began);
+    while since.elapsed() < SETTLED_AFTER && began.elapsed() < SETTLED_WITHIN {
+        std::thread::sleep(Duration::from_millis(20));
+        let now = left()?;
+        if now.0 < last.0 || now.1 < last.1 {
+            since = Instant::now();
+        }
+        last = now;
+    }
+    Ok(last)
 }
 
 /// Makes a file cold whose pages were sent. The kernel frees a processor's last packets only when
