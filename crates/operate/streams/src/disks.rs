@@ -2,6 +2,7 @@
 
 pub(crate) mod backlog;
 pub(crate) mod device;
+pub(crate) mod drained;
 pub(crate) mod hold;
 pub(crate) mod others;
 pub(crate) mod paced_turns;

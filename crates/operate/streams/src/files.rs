@@ -424,9 +424,12 @@ impl Files {
             let Some(file) = self.all.get_mut(&name) else { continue };
             file.look_at = None;
             let began = Instant::now();
-            let step = file.next_step(now, sees_use, is_pressed(name.dev));
+            let is_pressed = is_pressed(name.dev);
+            let step = file.next_step(now, sees_use, is_pressed);
             let next = file.next_look(now, sees_use);
-            file.not_before = now + (began.elapsed() * LOOK_COST_DIVISOR).max(STEP_INTERVAL);
+            // A disk that waits for output gets it at the next step.
+            let rest = if is_pressed { Duration::ZERO } else { STEP_INTERVAL };
+            file.not_before = now + (began.elapsed() * LOOK_COST_DIVISOR).max(rest);
             again.push((name, next));
             let (user, counted) = (file.user, file.windows);
             file.windows = file.pages.windows();

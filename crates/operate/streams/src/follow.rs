@@ -22,7 +22,9 @@ use crate::disks::device::{Devices, Job, JobResult};
 use crate::disks::hold::{HoldTarget, HoldWish, Holds, READER_WISH_AGE_MAX};
 use crate::disks::turns::{DiskShares, DiskTurns};
 use crate::files::{File, FileStep, Files, PageSearch, path_or_number};
-use crate::limits::{FILES_MAX, FILES_PER_USER, JOB_PART, LATE_EVENTS_TIME, STEP_INTERVAL, WRITE_AFTER};
+use crate::limits::{
+    DRAINED_STEP_INTERVAL, FILES_MAX, FILES_PER_USER, JOB_PART, LATE_EVENTS_TIME, STEP_INTERVAL, WRITE_AFTER,
+};
 use crate::open::Metadata;
 use crate::processes::{ProcessId, Processes, is_called, running_wanted};
 use crate::report::{Sums, add};
@@ -298,15 +300,17 @@ impl Follower {
     }
 
     pub(crate) fn wait(&self, at_most: Duration) {
-        self.source.wait(self.pause(at_most));
+        let others: Vec<BorrowedFd<'_>> = self.devices.drained.fd().into_iter().collect();
+        self.source.wait_or_readable(self.pause(at_most), &others);
     }
 
     pub(crate) fn wait_or_readable(&self, at_most: Duration, other: BorrowedFd<'_>) {
-        self.source.wait_or_readable(self.pause(at_most), other);
+        let others: Vec<BorrowedFd<'_>> = self.devices.drained.fd().into_iter().chain([other]).collect();
+        self.source.wait_or_readable(self.pause(at_most), &others);
     }
 
-    /// Sleeps until the next step is allowed. Returns how long there is nothing to do after that,
-    /// unless an event comes.
+    /// Sleeps until the next step is allowed, or a disk is idle. Returns how long there is nothing to
+    /// do after that, unless an event comes.
     fn pause(&self, at_most: Duration) -> Duration {
         let now = self.started.elapsed();
         // At most a hundred steps a second, unless a writer is about to outrun its disk.
@@ -317,7 +321,11 @@ impl Follower {
         let at_most =
             self.backlogs.again_at.map_or(at_most, |at| at_most.min(at.saturating_sub(now).max(step)));
         let rest = (self.last_step + step).saturating_sub(now).min(at_most);
-        std::thread::sleep(rest);
+        let least = (self.last_step + DRAINED_STEP_INTERVAL).saturating_sub(now).min(rest);
+        std::thread::sleep(least);
+        if self.devices.drained.sleep(rest - least) {
+            return Duration::ZERO;
+        }
         let turns = self.turns.as_ref().filter(|_| self.processes.running() > 0);
         let looks = [self.files.next_look(), turns.map(DiskTurns::next_look)];
         let look = looks.into_iter().flatten().min();

@@ -5,6 +5,9 @@ use std::time::Duration;
 /// Shortest time between two steps. A stream of 1 GB/s adds 10 MiB in that time, and a hundred
 /// steps a second cost next to nothing.
 pub(crate) const STEP_INTERVAL: Duration = Duration::from_millis(10);
+/// The same if a device has nothing more to write. Many small files are still written in batches,
+/// and a disk of 1 GB/s rests for 2 MB at most.
+pub(crate) const DRAINED_STEP_INTERVAL: Duration = Duration::from_millis(2);
 /// Examining one file's pages takes at most 1/`LOOK_COST_DIVISOR` of the time until the next
 /// examination.
 pub(crate) const LOOK_COST_DIVISOR: u32 = 20;

@@ -31,8 +31,8 @@ pub(crate) trait EventSource: Send {
     fn drain(&mut self, take: &mut dyn FnMut(PageEvent));
     /// Waits until an event comes, but at most for `timeout`.
     fn wait(&self, timeout: Duration);
-    /// Waits until an event comes or the other descriptor is readable, but at most for `timeout`.
-    fn wait_or_readable(&self, timeout: Duration, _other: BorrowedFd<'_>) {
+    /// Waits until an event comes or one of the others is readable, but at most for `timeout`.
+    fn wait_or_readable(&self, timeout: Duration, _others: &[BorrowedFd<'_>]) {
         self.wait(timeout);
     }
     /// Returns the events since the start for which there was no room.
@@ -79,8 +79,8 @@ impl EventSource for PageEvents {
         self.wait(timeout);
     }
 
-    fn wait_or_readable(&self, timeout: Duration, other: BorrowedFd<'_>) {
-        self.wait_or_readable(timeout, other);
+    fn wait_or_readable(&self, timeout: Duration, others: &[BorrowedFd<'_>]) {
+        self.wait_or_readable(timeout, others);
     }
 
     fn lost(&self) -> LostEvents {

@@ -386,16 +386,16 @@ impl PageEvents {
 
     /// Waits until an event comes, but at most for `timeout`.
     pub fn wait(&self, timeout: Duration) {
-        let timeout = Timespec::try_from(timeout).ok();
-        // A signal ends it early, which does no harm.
-        let _ = poll(&mut [PollFd::new(&self.records.fd(), PollFlags::IN)], timeout.as_ref());
+        self.wait_or_readable(timeout, &[]);
     }
 
-    /// Waits until an event comes or the other descriptor is readable, but at most for `timeout`.
-    pub fn wait_or_readable(&self, timeout: Duration, other: BorrowedFd<'_>) {
+    /// Waits until an event comes or one of the others is readable, but at most for `timeout`.
+    pub fn wait_or_readable(&self, timeout: Duration, others: &[BorrowedFd<'_>]) {
         let timeout = Timespec::try_from(timeout).ok();
-        let mut both = [self.records.fd(), other].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-        let _ = poll(&mut both, timeout.as_ref());
+        let all = std::iter::once(self.records.fd()).chain(others.iter().copied());
+        let mut all: Vec<_> = all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        // A signal ends it early, which does no harm.
+        let _ = poll(&mut all, timeout.as_ref());
     }
 
     /// Returns the number of events without room since the start.

@@ -12,9 +12,11 @@ use pagekeeper_trace::page_events::EventFile;
 
 use crate::disks::hold::{HoldTarget, HoldWish, WRITER_WISH_AGE_MAX};
 
-/// A device's output is written at once beyond 1/`PRESSED_PART` of the bytes that may be unwritten.
-/// Below that it waits: a short-lived file may never have to be written.
+/// A device's output is written at once beyond 1/`PRESSED_PART` of the bytes that may be unwritten,
+/// and beyond `PRESSED_MAX` bytes. Below that it waits: a short-lived file may never have to be
+/// written.
 const PRESSED_PART: u64 = 4;
+const PRESSED_MAX: u64 = 8 << 20;
 /// A decision that is later than this counts as late.
 const LATE_MAX: Duration = Duration::from_millis(2);
 
@@ -24,6 +26,12 @@ struct DeviceBacklog {
     holds: DeviceHolds,
     /// Files with unwritten pages for which no write was requested.
     files: HashSet<EventFile>,
+}
+
+impl DeviceBacklog {
+    fn is_pressed(&self, bound: u64) -> bool {
+        self.holds.unwritten() > (bound / PRESSED_PART).min(PRESSED_MAX)
+    }
 }
 
 /// All devices.
@@ -83,14 +91,14 @@ impl Backlogs {
     /// Returns whether so much of a device with this bound is unwritten that its files are to be
     /// written at once.
     pub(crate) fn is_pressed(&self, dev: u64, bound: u64) -> bool {
-        self.devices.get(&dev).is_some_and(|device| device.holds.unwritten() > bound / PRESSED_PART)
+        self.devices.get(&dev).is_some_and(|device| device.is_pressed(bound))
     }
 
     /// Takes the files that are to be written at once.
     pub(crate) fn pressed_files(&mut self, bound: impl Fn(u64) -> u64) -> Vec<EventFile> {
         let mut files = Vec::new();
         for (dev, device) in &mut self.devices {
-            if device.holds.unwritten() > bound(*dev) / PRESSED_PART {
+            if device.is_pressed(bound(*dev)) {
                 files.extend(device.files.drain());
             }
         }

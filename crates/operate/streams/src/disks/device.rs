@@ -17,6 +17,7 @@ use pagekeeper_policy::stream_pace::StreamPace;
 use pagekeeper_policy::stream_pages::{DueRange, ReleaseOutcome};
 use pagekeeper_trace::page_events::EventFile;
 
+use crate::disks::drained::DrainedSignal;
 use crate::disks::turns::DiskShares;
 use crate::disks::writing::Writing;
 use crate::open::Opener;
@@ -104,6 +105,8 @@ pub(crate) struct Devices {
     decide: Arc<Decide>,
     pace: StreamPace,
     shares: DiskShares,
+    /// Raised when a device has nothing more to write.
+    pub(crate) drained: DrainedSignal,
 }
 
 impl Devices {
@@ -116,6 +119,7 @@ impl Devices {
             decide: Arc::new(decide),
             pace,
             shares: DiskShares::default(),
+            drained: DrainedSignal::new(),
         }
     }
 
@@ -156,6 +160,7 @@ impl Devices {
 
     /// Returns the results since the last call.
     pub(crate) fn results(&mut self) -> Vec<JobResult> {
+        self.drained.reset();
         let mut all = Vec::new();
         for (index, result) in self.results.try_iter() {
             if result.is_last {
@@ -187,17 +192,24 @@ impl Devices {
         let (jobs, work) = channel();
         let (results, decide) = (self.sender.clone(), Arc::clone(&self.decide));
         let mut writing = Writing::new(self.pace, Arc::clone(bound), self.shares.clone());
+        let drained = self.drained.clone();
         let run = move || {
             // The receiver may be gone.
             let say = |result| drop(results.send((index, result)));
-            work_on(&work, &decide, &mut writing, &say);
+            work_on(&work, &decide, &mut writing, &say, &drained);
         };
         std::thread::Builder::new().name("streams-disk".to_owned()).spawn(run).ok().map(|_| jobs)
     }
 }
 
 /// Does jobs until there will be no more.
-fn work_on(jobs: &Receiver<Vec<Job>>, decide: &Decide, writing: &mut Writing, say: &dyn Fn(JobResult)) {
+fn work_on(
+    jobs: &Receiver<Vec<Job>>,
+    decide: &Decide,
+    writing: &mut Writing,
+    say: &dyn Fn(JobResult),
+    drained: &DrainedSignal,
+) {
     let mut opener = Opener::new();
     loop {
         let batch = if let Some(pause) = writing.next_poll() {
@@ -215,7 +227,11 @@ fn work_on(jobs: &Receiver<Vec<Job>>, decide: &Decide, writing: &mut Writing, sa
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
+        let has_output = writing.next_poll().is_some();
         writing.go_on(&mut opener, say);
+        if has_output && writing.next_poll().is_none() {
+            drained.raise();
+        }
     }
 }
 

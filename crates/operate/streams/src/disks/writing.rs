@@ -41,6 +41,8 @@ const OPEN_FILES_MAX: usize = 64;
 /// A part of a file that is in flight to the disk.
 struct Part {
     range: Range<u64>,
+    /// Whether it is written only, not released.
+    is_write: bool,
     bytes: u64,
     /// Bytes in flight when it was started, including its own.
     in_flight: u64,
@@ -55,9 +57,11 @@ struct Part {
 struct OpenJob {
     job: Job,
     file: InspectedFile,
-    /// The ranges to write, the current one first, and the offset up to which writeback of it has
-    /// begun.
+    /// The ranges that are not done, and the number of those at the front of which all is in flight
+    /// or written.
     ranges: VecDeque<Purpose>,
+    begun: usize,
+    /// The offset up to which writeback of the next range has begun.
     begun_to: u64,
     parts: Vec<Part>,
     done: Vec<RangeResult>,
@@ -180,9 +184,8 @@ impl Writing {
                     let writes = std::mem::take(&mut job.writes).into_iter().map(Purpose::Write);
                     let releases = std::mem::take(&mut job.ranges).into_iter().map(Purpose::Release);
                     let ranges: VecDeque<Purpose> = releases.chain(writes).collect();
-                    let begun_to = ranges.front().map_or(0, |range| range.bytes().start);
-                    let (parts, done) = (Vec::new(), Vec::new());
-                    return Some(OpenJob { job, file, ranges, begun_to, parts, done });
+                    let (begun_to, parts, done) = (0, Vec::new(), Vec::new());
+                    return Some(OpenJob { job, file, ranges, begun: 0, begun_to, parts, done });
                 }
                 Err(error) => say(failed(job, error)),
             }
@@ -193,31 +196,33 @@ impl Writing {
     /// Returns whether all of a job is done.
     fn work_on(&mut self, open: &mut OpenJob, say: &dyn Fn(JobResult)) -> Result<bool, Error> {
         self.poll(open, say)?;
-        while let Some(range) = open.ranges.front() {
-            let end = range.bytes().end;
-            if open.begun_to < end {
-                if !self.begin(open, end)? {
-                    return Ok(false);
+        // The disk has work while a range before is released.
+        while let Some(range) = open.ranges.get(open.begun) {
+            let (bytes, is_write) = (range.bytes().clone(), matches!(range, Purpose::Write(_)));
+            open.begun_to = open.begun_to.max(bytes.start);
+            if open.begun_to < bytes.end {
+                if !self.begin(open, bytes.end, is_write)? {
+                    break;
                 }
-            } else if open.parts.is_empty() {
-                open.finish_first(say)?;
             } else {
-                return Ok(false);
+                (open.begun, open.begun_to) = (open.begun + 1, 0);
             }
         }
-        Ok(true)
+        while open.begun > 0 && open.is_first_written() {
+            open.finish_first(say)?;
+        }
+        Ok(open.ranges.is_empty())
     }
 
     /// Learns from the parts that are written. Fails once the file's last name is gone.
     fn poll(&mut self, open: &mut OpenJob, say: &dyn Fn(JobResult)) -> Result<(), Error> {
-        let is_write = matches!(open.ranges.front(), Some(Purpose::Write(_)));
         let mut at = 0;
         while let Some(part) = open.parts.get_mut(at) {
             let counted = residency(&open.file, part.range.clone())?;
             let now = Instant::now();
             let is_late = now.duration_since(part.begun) >= PART_TIME_MAX;
             // A page that is written to all the time is attempted again later.
-            let is_over = counted.writeback == Some(0) && is_write && part.restarts >= RESTARTS_MAX;
+            let is_over = counted.writeback == Some(0) && part.is_write && part.restarts >= RESTARTS_MAX;
             if counted.unwritten() > 0 && !is_late && !is_over {
                 if counted.writeback == Some(0) {
                     // Pages that were busy at the start are left out, or pages were written to
@@ -230,7 +235,7 @@ impl Writing {
                 continue;
             }
             let part = open.parts.swap_remove(at);
-            if is_write && counted.unwritten() == 0 {
+            if part.is_write && counted.unwritten() == 0 {
                 // Programs may be held until that is known.
                 say(JobResult { written: vec![part.range.clone()], ..JobResult::of(&open.job) });
             }
@@ -252,9 +257,9 @@ impl Writing {
         open.must_have_name()
     }
 
-    /// Starts the next part of the current range, which ends at `end`. Returns `false` if that has
-    /// to wait.
-    fn begin(&mut self, open: &mut OpenJob, end: u64) -> Result<bool, Error> {
+    /// Starts the next part of the next range, which ends at `end`. Returns `false` if that has to
+    /// wait.
+    fn begin(&mut self, open: &mut OpenJob, end: u64, is_write: bool) -> Result<bool, Error> {
         if self.pause_until.is_some_and(|until| until > Instant::now()) {
             return Ok(false);
         }
@@ -274,7 +279,8 @@ impl Writing {
             let begun = Instant::now();
             start_writeback(&open.file, range.clone())?;
             let in_flight = in_flight + bytes;
-            open.parts.push(Part { range: range.clone(), bytes, in_flight, begun, seen: begun, restarts: 0 });
+            let range = range.clone();
+            open.parts.push(Part { range, is_write, bytes, in_flight, begun, seen: begun, restarts: 0 });
         }
         open.begun_to = range.end;
         Ok(true)
@@ -290,8 +296,13 @@ impl OpenJob {
         Err(Error::call("stat", self.file.path().to_path_buf(), rustix::io::Errno::NOENT))
     }
 
-    /// Drops the current range, all of which was in flight, unless it is only to be written.
-    /// Continues with the next one.
+    /// Whether nothing of the first range is in flight.
+    fn is_first_written(&self) -> bool {
+        let Some(first) = self.ranges.front().map(Purpose::bytes) else { return false };
+        !self.parts.iter().any(|part| part.range.start < first.end && first.start < part.range.end)
+    }
+
+    /// Drops the first range, all of which was in flight, unless it is only to be written.
     fn finish_first(&mut self, say: &dyn Fn(JobResult)) -> Result<(), Error> {
         let Some(range) = self.ranges.front() else { return Ok(()) };
         let before = residency(&self.file, range.bytes().clone())?;
@@ -310,13 +321,13 @@ impl OpenJob {
             }
         }
         self.ranges.pop_front();
-        self.begun_to = self.ranges.front().map_or(0, |range| range.bytes().start);
+        self.begun -= 1;
         Ok(())
     }
 
     /// Returns whether all of it is in flight.
     fn is_begun(&self) -> bool {
-        self.ranges.len() == 1 && self.ranges.front().is_some_and(|range| self.begun_to >= range.bytes().end)
+        self.begun == self.ranges.len()
     }
 
     fn fail(mut self, error: Error) -> JobResult {

@@ -107,7 +107,10 @@ fn two_holders_take_turns_and_neither_is_refused() {
         };
         [start(), start()].map(|thread| thread.join().unwrap())
     });
-    assert!(seen.iter().all(|(held, _)| *held >= 200) && seen.iter().any(|(_, others)| *others > 0), "{seen:?}");
+    assert!(
+        seen.iter().all(|(held, _)| *held >= 200) && seen.iter().any(|(_, others)| *others > 0),
+        "{seen:?}"
+    );
     subject.kill("KILL");
     assert_eq!(subject.end(), "code 137");
 }

@@ -11,8 +11,6 @@ use crate::PAGE_BYTES;
 /// Windows kept per file. Beyond this many, which takes scattered writes over at least 8 GiB, the
 /// kernel alone writes the rest.
 const UNWRITTEN_WINDOWS_MAX: usize = 4096;
-/// The largest range returned at once, in pages.
-const RANGE_PAGES_MAX: u64 = (4 << 20) / PAGE_BYTES;
 
 /// The unwritten pages of one window.
 #[derive(Debug, Clone, Default)]
@@ -93,26 +91,23 @@ impl UnwrittenPages {
     }
 
     /// Returns ranges that are not in flight, in file order and up to about `at_most` bytes in
-    /// total, and marks them as in flight.
+    /// total, and marks them as in flight. No two of them touch.
     pub fn ask(&mut self, at_most: u64) -> Vec<Range<u64>> {
         let mut ranges: Vec<Range<u64>> = Vec::new();
         let mut left = at_most.div_ceil(PAGE_BYTES);
-        for (index, window) in &self.windows {
+        let dirty = self.windows.iter().flat_map(|(index, window)| {
             let first = index * u64::from(WINDOW_PAGES);
-            for run in runs(&window.dirty) {
-                let mut run = first + u64::from(run.start)..first + u64::from(run.end);
-                while !run.is_empty() && left > 0 {
-                    let end = run
-                        .end
-                        .min(run.start - run.start % RANGE_PAGES_MAX + RANGE_PAGES_MAX)
-                        .min(run.start + left);
-                    left -= end - run.start;
-                    ranges.push(run.start * PAGE_BYTES..end * PAGE_BYTES);
-                    run.start = end;
-                }
-            }
+            runs(&window.dirty).map(move |run| first + u64::from(run.start)..first + u64::from(run.end))
+        });
+        for run in dirty {
             if left == 0 {
                 break;
+            }
+            let (start, end) = (run.start * PAGE_BYTES, run.end.min(run.start + left) * PAGE_BYTES);
+            left -= (end - start) / PAGE_BYTES;
+            match ranges.last_mut() {
+                Some(last) if last.end == start => last.end = end,
+                _ => ranges.push(start..end),
             }
         }
         for range in &ranges {
@@ -192,8 +187,8 @@ mod tests {
                     1 => {
                         let ranges = pages.ask(length * PAGE_BYTES);
                         let mut sum = 0;
+                        prop_assert!(ranges.windows(2).all(|pair| pair[0].end < pair[1].start));
                         for range in ranges {
-                            prop_assert!(range.end - range.start <= RANGE_PAGES_MAX * PAGE_BYTES);
                             for page in range.start / PAGE_BYTES..range.end / PAGE_BYTES {
                                 prop_assert!(dirty.remove(&page));
                                 asked.insert(page);
