@@ -10,8 +10,9 @@
 //! time, unless the kernel's counts show nobody ([`OtherUsers`]). If others are known to be there by
 //! their requests ([`Pacer::others`]), each piece is followed by a pause of their share instead, and
 //! by one that keeps to a rate at which the disk does not stall (additive increase, multiplicative
-//! decrease). A piece is as long as the disk writes in [`PIECE_NS`]. A disk that is slow per request
-//! but serves many in parallel ("wide") gets longer pieces, as far as these make it faster.
+//! decrease). A piece is as long as the disk writes in [`PIECE_NS`], or in four times that while
+//! nobody else uses the disk. A disk that is slow per request but serves many in parallel ("wide")
+//! gets longer pieces, as far as these make it faster.
 //!
 //! Invariants: a piece is never shorter than [`PIECE_MIN`] or longer than [`WIDE_PIECE_MAX`]. No
 //! pause is longer than [`PAUSE_MAX_NS`]. Any mixture of the words of two pacers is a valid pacer.
@@ -24,6 +25,11 @@ use crate::output::write_behind::WritePace;
 
 /// Nanoseconds of disk work in flight at once.
 pub const PIECE_NS: u64 = 3_000_000;
+/// Nanoseconds of disk work in flight while nobody else uses the disk: a quarter of the longest wait
+/// of a newcomer's first sync.
+const UNUSED_PIECE_NS: u64 = UNUSED_BACKLOG_NS / 4;
+/// Bytes of a piece while nobody else uses the disk and its rate is unknown.
+const UNUSED_PIECE_FIRST: u64 = 1 << 20;
 /// Bytes of the shortest piece, and the unit of piece lengths: smaller requests make most disks
 /// slower.
 pub const PIECE_MIN: u64 = 256 << 10;
@@ -229,17 +235,31 @@ impl Pacer {
     pub fn piece(&self) -> u64 {
         let length = self.length();
         match self.trial {
-            Trial::Rest => length,
+            Trial::Rest => length.max(self.unused_piece()),
             Trial::LongerBegun | Trial::Longer => length.saturating_mul(2).min(WIDE_PIECE_MAX),
             Trial::ShorterBegun | Trial::Shorter => (length / 2).max(PIECE_MIN),
         }
     }
 
-    /// Returns the length of a piece outside of trials.
+    /// Returns the length of a piece outside of trials, beside others.
     fn length(&self) -> u64 {
-        let by_rate = self.rate / 1000 * (PIECE_NS / 1_000_000);
+        let by_rate = self.rate_for(PIECE_NS);
         let whole = by_rate - by_rate % PIECE_MIN;
         whole.clamp(PIECE_MIN, PIECE_MAX).max(self.wide.min(WIDE_PIECE_MAX))
+    }
+
+    /// Returns the length of a piece while nobody else uses the disk; 0 beside others.
+    fn unused_piece(&self) -> u64 {
+        match (self.users, self.rate) {
+            (OtherUsers::Unknown | OtherUsers::Few, _) => 0,
+            (OtherUsers::None, 0) => UNUSED_PIECE_FIRST,
+            (OtherUsers::None, _) => self.rate_for(UNUSED_PIECE_NS).min(WIDE_PIECE_MAX),
+        }
+    }
+
+    /// Returns the bytes that the disk writes in this time.
+    fn rate_for(&self, ns: u64) -> u64 {
+        (self.rate / 1000).saturating_mul(ns / 1000) / 1000
     }
 
     /// Returns the bytes that are to be started at once. Two parts make a piece while nobody else
@@ -254,11 +274,10 @@ impl Pacer {
         if self.rate == 0 {
             return BACKLOG_MAX / 2;
         }
-        let of = |ns: u64| self.rate / 1000 * (ns / 1_000_000);
-        let beside = of(BACKLOG_NS).clamp(BACKLOG_MIN, BACKLOG_MAX).max(2 * self.piece()).min(BACKLOG_MAX);
-        let alone =
-            if self.users == OtherUsers::None { of(UNUSED_BACKLOG_NS).min(UNUSED_BACKLOG_MAX) } else { 0 };
-        beside.max(alone)
+        let beside = self.rate_for(BACKLOG_NS).max(2 * self.length()).clamp(BACKLOG_MIN, BACKLOG_MAX);
+        let is_unused = self.users == OtherUsers::None;
+        let unused = if is_unused { self.rate_for(UNUSED_BACKLOG_NS).min(UNUSED_BACKLOG_MAX) } else { 0 };
+        beside.max(unused)
     }
 
     /// Returns the nanoseconds that a part of a whole piece is expected to take; 0 if unknown.
@@ -310,7 +329,10 @@ impl Pacer {
         // An upper bound below the price is exact enough to lower it.
         let is_exact = part.is_exact() || part.took_max < self.price;
         if is_whole && is_exact && self.trial == Trial::Rest {
-            self.learn_price(part.took_max, takes_longer);
+            // The price is that of a piece beside others.
+            let longer = u128::from(part.in_flight.max(self.length()));
+            let took = u128::from(part.took_max) * u128::from(self.length()) / longer;
+            self.learn_price(u64::try_from(took).unwrap_or(u64::MAX), takes_longer);
         }
         if let Some(ns) = part.busy {
             self.ns = self.ns.saturating_add(ns);
@@ -409,16 +431,18 @@ impl Pacer {
         let is_first = self.rate == 0;
         self.rate = if is_first { rate } else { self.rate - self.rate / 4 + rate / 4 };
         if self.length() > length {
-            // Lengths double once at a time, and the new length's price differs from the current
-            // one.
-            let by_rate = length.saturating_mul(2).div_ceil(PIECE_NS / 1_000_000) * 1000;
-            self.rate = self.rate.min(by_rate.max(rate / 8));
+            if self.users != OtherUsers::None {
+                // Beside others lengths double once at a time.
+                let by_rate = length.saturating_mul(2).div_ceil(PIECE_NS / 1_000_000) * 1000;
+                self.rate = self.rate.min(by_rate.max(rate / 8));
+            }
+            // The new length's price differs from the current one.
             self.price = self.price.saturating_mul(self.length().div_ceil(length));
         }
         self.rest = self.rest.saturating_sub(1);
         if is_first {
             self.rest = REST_FIRST;
-        } else if self.rest == 0 && !was_late {
+        } else if self.rest == 0 && !was_late && self.unused_piece() <= self.length() {
             self.tried_shorter = self.wide > 0 && !self.tried_shorter;
             self.trial = if self.tried_shorter { Trial::ShorterBegun } else { Trial::LongerBegun };
             if self.piece() == self.length() {

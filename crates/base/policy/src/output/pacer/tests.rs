@@ -155,6 +155,32 @@ fn a_piece_is_three_milliseconds_of_the_disk() {
     assert!(alone(Disk::new(0, 10_000_000)).writer.pacer.backlog() < 6 * MIB);
 }
 
+/// The first sync of a newcomer waits for what is in flight, and the kernel's own flusher for none.
+#[test]
+fn on_an_unused_disk_pieces_grow_at_once_and_shrink_at_once() {
+    let (mut disk, mut writer) = (Disk::new(100_000, 2_000_000_000), Writer::new());
+    writer.pacer.users(OtherUsers::None);
+    for now in (0..200 * MS).step_by(50_000) {
+        writer.go_on(now, &mut disk);
+        if now == 20 * MS {
+            assert!(writer.pacer.piece() > PIECE_MAX, "{}", writer.pacer.piece());
+            writer.written = 0;
+        }
+    }
+    assert!(writer.written > 330_000_000, "{}", writer.written);
+    assert!(writer.longest_piece <= WIDE_PIECE_MAX && writer.pacer.backlog() > 4 * BACKLOG_MAX / 2);
+    for users in [OtherUsers::Few, OtherUsers::Unknown] {
+        writer.pacer.users(users);
+        assert!((MIB..=PIECE_MAX).contains(&writer.pacer.piece()), "{}", writer.pacer.piece());
+        assert_eq!(writer.pacer.backlog(), BACKLOG_MAX);
+    }
+    // A slow disk has no more than 13 ms of work.
+    let (mut disk, mut writer) = (Disk::new(0, 100_000_000), Writer::new());
+    writer.pacer.users(OtherUsers::None);
+    (0..SECOND).step_by(50_000).for_each(|now| writer.go_on(now, &mut disk));
+    assert!(writer.longest_piece <= 3 * MIB / 2 && writer.written > 90_000_000, "{}", writer.longest_piece);
+}
+
 #[test]
 fn a_disk_that_answers_slowly_but_serves_much_at_once_gets_longer_pieces() {
     let wide = alone(Disk::new(40 * MS, 200_000_000));
