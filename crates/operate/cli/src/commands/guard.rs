@@ -120,9 +120,12 @@ impl GuardArgs {
             options.idle_tick = options.idle_tick.max(interval);
         }
         options.dry_run |= self.dry_run;
-        options.streams.on |= self.streams;
-        if options.streams.on && options.streams.processes.is_empty() {
-            options.streams.processes = Streams::default().processes;
+        // A configuration that turns streams on says which, and maybe none by name.
+        if self.streams && !options.streams.on {
+            options.streams.on = true;
+            if options.streams.processes.is_empty() {
+                options.streams.processes = Streams::default().processes;
+            }
         }
         // A single pass ends before any stream does.
         options.streams.on &= !self.once;
@@ -537,17 +540,41 @@ fn summary_text(summary: &Summary) -> String {
 mod tests {
     use super::*;
 
+    #[derive(clap::Parser)]
+    struct GuardAlone {
+        #[command(flatten)]
+        args: GuardArgs,
+    }
+
+    fn parsed(words: &[&str]) -> GuardArgs {
+        <GuardAlone as clap::Parser>::parse_from(["guard"].iter().chain(words)).args
+    }
+
+    #[test]
+    fn a_configuration_without_names_of_streams_follows_none_by_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("guard.toml");
+        let processes = |text: &str, words: &[&str]| {
+            std::fs::write(&path, text).unwrap();
+            let streams = parsed(words).options(Some(&path)).unwrap().streams;
+            (streams.on, streams.processes)
+        };
+        let default = Streams::default().processes;
+        let of_users = "[streams]\nprocesses = []\nsocket = \"/run/s\"\n";
+        let of_unit = "[streams]\nprocesses = [\"unit:backup.service\"]\n";
+        for text in [of_users, of_unit] {
+            assert_eq!(processes(text, &[]), (true, Vec::new()), "{text}");
+            assert_eq!(processes(text, &["--streams"]), (true, Vec::new()), "{text}");
+        }
+        assert!(!processes("[streams]\nprocesses = []\n", &[]).0);
+        for text in ["", "[streams]\n", "[streams]\nprocesses = []\n"] {
+            assert_eq!(processes(text, &["--streams"]), (true, default.clone()), "{text}");
+        }
+    }
+
     #[test]
     fn the_hosts_configuration_is_for_a_guard_that_names_nothing() {
-        #[derive(clap::Parser)]
-        struct Alone {
-            #[command(flatten)]
-            args: GuardArgs,
-        }
-        let config = |words: &[&str]| {
-            let alone = <Alone as clap::Parser>::parse_from(["guard"].iter().chain(words));
-            alone.args.config().map(Path::to_path_buf)
-        };
+        let config = |words: &[&str]| parsed(words).config().map(Path::to_path_buf);
         let of_host = Path::new(CONFIG_FILE).exists().then(|| CONFIG_FILE.into());
         assert_eq!((config(&[]), config(&["--check-config"])), (of_host.clone(), of_host));
         assert_eq!((config(&["/logs"]), config(&["--pid", "7", "--check-config"])), (None, None));
