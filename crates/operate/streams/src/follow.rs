@@ -323,7 +323,7 @@ impl Follower {
         let rest = (self.last_step + step).saturating_sub(now).min(at_most);
         let least = (self.last_step + DRAINED_STEP_INTERVAL).saturating_sub(now).min(rest);
         std::thread::sleep(least);
-        if self.devices.drained.sleep(rest - least) {
+        if self.devices.drained.sleep(rest.saturating_sub(least)) {
             return Duration::ZERO;
         }
         let turns = self.turns.as_ref().filter(|_| self.processes.running() > 0);

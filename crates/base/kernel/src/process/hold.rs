@@ -34,7 +34,7 @@ const NICE_MIN: i32 = -20;
 /// previous one.
 const SEIZE_ROUNDS_MAX: usize = 3;
 /// Maximum attempts to trace a thread: another holder may let it go after an attempt.
-const SEIZE_ATTEMPTS_MAX: usize = 3;
+const SEIZE_ATTEMPTS_MAX: usize = 10;
 
 /// A traced thread.
 #[derive(Debug, Clone, Copy)]
@@ -126,15 +126,15 @@ impl ProcessHolds {
             // The previous thread has ended, or its process has become another program.
             self.threads.remove(&thread);
         }
-        match self.attempt(thread) {
-            Ok(()) => {}
+        match self.trace(thread) {
+            Ok(true) => {}
+            Ok(false) => {
+                return Err(Error::Unsupported { path: self.proc.of(pid, ""), reason: "another holds it" });
+            }
             // The thread has just ended; its process may continue.
             Err(Errno::SRCH) => return Ok(false),
             Err(Errno::PERM) if self.proc.has_ended(pid) => return Err(failed(Errno::SRCH)),
             Err(Errno::PERM) if self.proc.has_ended(thread.unsigned_abs()) => return Ok(false),
-            Err(Errno::PERM) if self.is_held_by_another(thread) => {
-                return Err(Error::Unsupported { path: self.proc.of(pid, ""), reason: "another holds it" });
-            }
             Err(errno) => return Err(failed(errno)),
         }
         self.threads.insert(thread, Tracee { pid, stopped: None });
@@ -143,21 +143,24 @@ impl ProcessHolds {
         Ok(true)
     }
 
-    /// Traces a thread, unless somebody else does.
-    fn attempt(&self, thread: i32) -> std::result::Result<(), Errno> {
-        let mut seized = seize(thread);
+    /// Traces a thread. Returns `false` if another holder does.
+    fn trace(&self, thread: i32) -> std::result::Result<bool, Errno> {
         for _ in 1..SEIZE_ATTEMPTS_MAX {
-            if seized != Err(Errno::PERM) || self.proc.tracer(thread) != Some(0) {
-                break;
+            match seize(thread) {
+                Err(Errno::PERM) => {}
+                outcome => return outcome.map(|()| true),
             }
-            seized = seize(thread);
+            match self.proc.tracer(thread) {
+                Some(0) => {}
+                Some(tracer) if self.is_holder(tracer) => return Ok(false),
+                _ => break,
+            }
         }
-        seized
+        seize(thread).map(|()| true)
     }
 
-    fn is_held_by_another(&self, thread: i32) -> bool {
-        let tracer = self.proc.tracer(thread).filter(|tracer| *tracer != 0);
-        tracer.and_then(|tracer| self.proc.name(tracer).ok()).is_some_and(|name| name == Self::THREAD_NAME)
+    fn is_holder(&self, tracer: u32) -> bool {
+        self.proc.name(tracer).is_ok_and(|name| name == Self::THREAD_NAME)
     }
 
     fn wait_for_stops(&mut self, pid: u32) {
