@@ -65,7 +65,7 @@ const PIECE_WINDOW_NS: u64 = 100_000_000;
 const WINDOW_PARTS: u64 = 4;
 /// The rate of a quick disk is judged once this much is written, before the end of a window, so
 /// that its pieces grow sooner.
-const QUICK_WINDOW_BYTES: u64 = 4 << 20;
+const QUICK_WINDOW_BYTES: u64 = 16 << 20;
 const QUICK_WINDOW_PARTS: u64 = 16;
 /// Numbers of windows between two trials of another length: after the first rate, after a trial
 /// without gain, and the maximum.
