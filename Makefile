@@ -140,7 +140,7 @@ docs: ## the book, into target/book, with all links checked; fetches mdbook if i
 	@scripts/require-rust.sh
 	@scripts/docs.sh
 
-pictures: build ## the book's pictures, from real runs, as root, on a machine at rest (ARGS="crates log mariadb beside")
+pictures: build ## the book's pictures, from real runs, as root, on a machine at rest (ARGS="crates log mariadb beside size restart")
 	@scripts/pictures/make.py "$(TARGET)/release/pagekeeper" docs/src/pictures $(ARGS)
 
 bench: build ## a benchmark (ARGS="release --json"), after `make bench-setup`

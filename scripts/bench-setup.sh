@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
 
 scripts/require-rust.sh
-scripts/packages.sh "the peers of the benchmarks: vmtouch util-linux-extra fio sysbench mariadb-server mariadb-client librocksdb-dev g++ postgresql mariadb-plugin-rocksdb rocksdb-tools nocache sqlite3" \
+scripts/packages.sh "the peers of the benchmarks: vmtouch util-linux-extra fio sysbench mariadb-server mariadb-client librocksdb-dev g++ postgresql mariadb-plugin-rocksdb rocksdb-tools nocache sqlite3 python3-lmdb" \
     "the servers that the guard and run are measured beside: etcd-server nats-server rabbitmq-server prometheus clickhouse-server libwiredtiger-dev" \
     "what runs or compiles others, and clients: default-jre-headless gcc libc6-dev kcat python3-pymongo" \
     "the programs under run: rsync borgbackup restic pigz zstd nodejs nginx-light curl sudo" \

@@ -34,6 +34,7 @@ mod rounds;
 mod running;
 mod scan;
 mod scratch;
+mod size;
 mod slow_device;
 #[cfg(feature = "sqlite")]
 mod sqlite;
@@ -124,6 +125,13 @@ enum BenchCommand {
     /// Commits and reads of SQLite with pagekeeper's VFS, and with its own
     #[cfg(feature = "sqlite")]
     Sqlite(MeasureOptions),
+    /// Predictions of `size` against the hit ratio that a load has with more and less memory; as root
+    Size {
+        #[command(flatten)]
+        choice: size::SizeOptions,
+        #[command(flatten)]
+        options: MeasureOptions,
+    },
     /// Opening a store after a kill on a slow but wide disk, against replay and other stores; as
     /// root
     Recovery(MeasureOptions),
@@ -154,7 +162,7 @@ enum BenchCommand {
 /// The conditions of a run.
 #[derive(Debug, Clone, clap::Args)]
 struct MeasureOptions {
-    /// Fewer cases and rounds: ends within 45 seconds (rocksdb: some minutes)
+    /// Fewer cases and rounds: ends within 45 seconds (rocksdb, size: some minutes)
     #[arg(long)]
     quick: bool,
     /// Print one JSON object
@@ -326,6 +334,7 @@ pub fn run(cli: Cli) -> ExitCode {
         BenchCommand::Bulk(options) => bench("bulk", &options, |run| bulk::run(run, options.rounds)),
         #[cfg(feature = "sqlite")]
         BenchCommand::Sqlite(options) => bench("sqlite", &options, sqlite::run),
+        BenchCommand::Size { choice, options } => bench("size", &options, |run| size::run(run, &choice)),
         BenchCommand::Recovery(options) => bench("recovery", &options, recovery::run),
         BenchCommand::Restart { choice, options } => {
             bench("restart", &options, |run| restart::run(run, &choice))

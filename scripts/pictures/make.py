@@ -4,12 +4,15 @@
 crates    the crates and their imports, by cargo
 log       a log with its writer and a reader that lags, under the guard
 beside    commits beside a copy to the same disk: plain, and under `run` (on a machine at rest; needs `make bench` before)
+size      the curve that `size --plot` draws beside fio (needs fio and a memory cgroup)
+restart   the starts of killed servers, by the benchmark's means (as `beside`; some fifteen minutes)
 mariadb   a MariaDB under load, without and with the guard: memory of its logs, residency of its files, and `doctor`
 
 Servers run in a directory of their own, which is removed. Needs mariadbd and sysbench for `mariadb`.
 """
 import contextlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -78,6 +81,50 @@ class Pictures:
             lines.append(f'<polyline fill="none" stroke="{fill}" stroke-width="3" stroke-dasharray="{dashes}" points="{points}"/>')
             lines.append(svg.text(left + width + 8, path[-1][1] + 4, name, fill=fill))
         svg.picture(self.path("beside"), 760, 270, lines)
+
+    def size(self):
+        """The curve of random reads (zipf 0.9) of 1 GiB with 272 MiB of memory."""
+        parent = "/sys/fs/cgroup/memory" if os.path.exists("/sys/fs/cgroup/memory") else "/sys/fs/cgroup"
+        limit = "memory.max" if os.path.exists(f"{parent}/cgroup.controllers") else "memory.limit_in_bytes"
+        group = os.path.join(parent, f"pagekeeper-picture-{os.getpid()}")
+        fio = ["fio", "--name=size", "--bs=4k", "--thread", "--eta=never", "--size=1g", f"--filename={self.home}/file"]
+        load = [*fio, "--rw=randread", "--random_distribution=zipf:0.9", "--norandommap", "--time_based", "--runtime=600"]
+        subprocess.run([*fio, "--rw=write", "--end_fsync=1"], check=True, stdout=subprocess.DEVNULL)
+        os.mkdir(group)
+        try:
+            with open(os.path.join(group, limit), "w", encoding="ascii") as file:
+                file.write("272M")
+            enter = ["sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', group]
+            with running(*enter, *load, stdout=subprocess.DEVNULL):
+                time.sleep(8)
+                self.output("size", "--cgroup", group, "--duration", "40s", "--plot", self.path("size"))
+        finally:
+            time.sleep(0.5)
+            os.rmdir(group)
+
+    def restart(self):
+        bench = os.path.join(os.path.dirname(self.pagekeeper), "pagekeeper-bench")
+        said = subprocess.run([bench, "restart", "--rounds", "1", "--json"], check=True, stdout=subprocess.PIPE).stdout
+        self.starts(json.loads(said)["rows"])
+
+    def starts(self, rows):
+        """Bars of the seconds until each server accepts queries, on a logarithmic scale."""
+        means = {"plain": svg.FREE, "warm all, beside": "#c9d3df", "warm --from a snapshot, beside": "#7ea2cc", "warm --learn": svg.BLUE}
+        left, top, bar, scale = 200, 64, 13, 110
+        lines = [svg.text(12, 22, "Seconds until a killed server accepts queries, cold, on a slow but wide disk", 15, weight="bold")]
+        for at, (name, fill) in enumerate(means.items()):
+            x = (12, 80, 214, 436)[at]
+            lines += [svg.rectangle(x, 36, 12, 12, fill, svg.PALE), svg.text(x + 18, 47, name, 12)]
+        y = top
+        for case in dict.fromkeys(row["case"] for row in rows):
+            lines.append(svg.text(left - 8, y + 2.4 * bar, case, 12, "end"))
+            for name, fill in means.items():
+                seconds = next(row["value"] for row in rows if (row["case"], row["subject"]) == (case, name)) / 1000
+                width = scale * math.log10(max(seconds, 0.1) / 0.1)
+                lines += [svg.rectangle(left, y, width, bar - 1, fill, svg.PALE), svg.text(left + width + 5, y + bar - 3, f"{seconds:.1f}", 11, fill=svg.PALE)]
+                y += bar
+            y += 10
+        svg.picture(self.path("restart"), 620, y, lines)
 
     def crates(self):
         metadata = subprocess.run(["cargo", "metadata", "--no-deps", "--format-version", "1"], check=True, stdout=subprocess.PIPE).stdout
@@ -249,7 +296,7 @@ time.sleep(600)
 def main():
     pagekeeper, out, *names = sys.argv[1:]
     os.makedirs(out, exist_ok=True)
-    for name in names or ["crates", "log", "mariadb", "beside"]:
+    for name in names or ["crates", "log", "mariadb", "beside", "size", "restart"]:
         with tempfile.TemporaryDirectory(dir="/var/tmp") as home:
             os.chmod(home, 0o755)
             getattr(Pictures(os.path.abspath(pagekeeper), out, home), name)()

@@ -9,7 +9,7 @@
 mod child;
 mod database;
 mod myrocks;
-mod postgresql;
+pub(crate) mod postgresql;
 mod programs;
 mod site;
 

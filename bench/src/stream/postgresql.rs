@@ -20,7 +20,7 @@ use crate::scratch::StopRequest;
 const SHARED_BUFFERS_SETTING: &str = "shared_buffers=64MB";
 
 /// A running server.
-pub(super) struct PostgreSql {
+pub(crate) struct PostgreSql {
     /// Directory of its programs.
     programs: PathBuf,
     home: PathBuf,
@@ -29,7 +29,7 @@ pub(super) struct PostgreSql {
 
 impl PostgreSql {
     /// Starts a server in the group and fills it with about 15 MB per step of pgbench's `scale`.
-    pub(super) fn start(
+    pub(crate) fn start(
         postgres: &InstalledProgram,
         parent: &Path,
         group: &MemoryGroup,
@@ -96,6 +96,14 @@ impl PostgreSql {
         Ok(())
     }
 
+    /// Returns pgbench's command that lets four clients read single rows for this many seconds.
+    pub(crate) fn select_only(&self, seconds: u64) -> Command {
+        let mut pgbench = self.client("pgbench");
+        pgbench.args(["--no-vacuum", "--select-only", "--protocol=prepared", "--client=4", "--jobs=2"]);
+        pgbench.arg(format!("--time={seconds}"));
+        pgbench
+    }
+
     fn client(&self, name: &str) -> Command {
         let mut command = with_parent(self.programs.join(name));
         command.arg("-h").arg(&self.home).args(["-U", "postgres", "-d", "postgres"]);
@@ -113,9 +121,7 @@ impl DatabaseServer for PostgreSql {
     }
 
     fn load(&self, seconds: u64) -> Result<f64> {
-        let mut pgbench = self.client("pgbench");
-        pgbench.args(["--no-vacuum", "--select-only", "--protocol=prepared", "--client=4", "--jobs=2"]);
-        let said = run_process(pgbench.arg(format!("--time={seconds}")))?.stdout;
+        let said = run_process(&mut self.select_only(seconds))?.stdout;
         // The number of failures proves that none was silent.
         let failed = number_after(&said, "number of failed transactions: ").unwrap_or(0.0);
         ensure!(failed == 0.0, "pgbench says: {said}");
