@@ -2,7 +2,7 @@
 # packages.sh "PURPOSE: PACKAGE..."... — installs missing Debian packages if this is root; otherwise prints, for each
 # purpose, the missing packages and the command that installs them. Exits 0 unless an installation fails. Services that
 # come with packages (mariadb-server, postgresql, prometheus, etcd-server, nats-server, rabbitmq-server with Erlang's
-# epmd, clickhouse-server, podman's) are neither started nor left enabled.
+# epmd, clickhouse-server, victoria-metrics, podman's) are neither started nor left enabled.
 set -euo pipefail
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
@@ -42,7 +42,7 @@ had_erlang=$(dpkg-query --show --showformat '${db:Status-Status}' erlang-base 2>
 export DEBIAN_FRONTEND=noninteractive
 apt-get update --quiet=2
 apt-get install --yes --quiet=2 --no-install-recommends -o Dpkg::Use-Pty=0 "${all_missing[@]}" </dev/null
-for service in mariadb-server:mariadb postgresql:postgresql prometheus:prometheus etcd-server:etcd nats-server:nats-server rabbitmq-server:rabbitmq-server clickhouse-server:clickhouse-server; do
+for service in mariadb-server:mariadb postgresql:postgresql prometheus:prometheus etcd-server:etcd nats-server:nats-server rabbitmq-server:rabbitmq-server clickhouse-server:clickhouse-server victoria-metrics:victoria-metrics; do
     if [[ " ${all_missing[*]} " == *" ${service%:*} "* ]] && command -v systemctl >/dev/null; then
         systemctl --quiet disable "${service#*:}.service" || true
     fi

@@ -17,6 +17,7 @@ exec scripts/packages.sh \
     "the tests of the screen (they skip without): tmux" \
     "the test of SQLite's drivers (it skips without): python3-apsw" \
     "the test of read-ahead (it skips without): python3-lmdb" \
+    "the test of a database without a profile (it skips without): victoria-metrics" \
     "the comparison of the doctor's reports with their schema (it skips without): python3-jsonschema" \
     "the tests of completions (they skip without): bash zsh fish" \
     "the tests of the man pages (they skip without): man-db"

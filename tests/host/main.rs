@@ -15,6 +15,7 @@ mod doctor_settings;
 mod doctor_streams;
 mod doctor_swap;
 mod doctor_synced;
+mod doctor_unprofiled;
 mod engine;
 mod engine_pod;
 mod guard_budgets;
