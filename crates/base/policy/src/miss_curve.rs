@@ -40,7 +40,7 @@ pub enum CacheEvent {
         /// counted, but its pages were used by the first one.
         is_continued: bool,
     },
-    /// Pages were mapped around a fault: at least one of them is used.
+    /// Pages around a fault were mapped, those of them that are resident: at least one.
     Mapped,
     /// Pages left.
     Removed {
@@ -182,9 +182,10 @@ impl MissCurve {
             CacheEvent::Written => self.write(&key),
             CacheEvent::Used { .. } => self.use_page(key),
             CacheEvent::Mapped => {
-                let (number, _) = self.number(key);
-                for size in &mut self.sizes {
-                    size.lists.use_page(number);
+                // A page of the range that is not resident comes by a later event.
+                let Some(known) = self.pages.get(&key) else { return };
+                for size in self.sizes.iter_mut().filter(|size| size.lists.is_resident(known.number)) {
+                    size.lists.use_page(known.number);
                 }
             }
             CacheEvent::Removed { is_reclaim: true } => {}

@@ -265,6 +265,18 @@ fn written_pages_are_no_reads_and_a_repeated_end_is_no_access() {
 }
 
 #[test]
+fn a_page_that_is_read_for_a_fault_is_a_read_though_pages_around_it_were_mapped() {
+    let mut curve = MissCurve::new(PageSample::one_in_power(0), PAGE_BYTES, 1 << 20, &[1 << 20], 1 << 10);
+    for page in 0..10 {
+        curve.apply(FILE, 0..=15, CacheEvent::Mapped);
+        curve.apply(FILE, page..=page, CacheEvent::Added);
+        curve.apply(FILE, page..=page, USED);
+    }
+    let curve = curve.curve(Some(10)).unwrap();
+    assert_eq!((curve.points[0].hit_ratio, curve.points[0].read_bytes), (0.0, 10 * PAGE_BYTES));
+}
+
+#[test]
 fn the_end_of_a_long_read_counts_as_31_pages_and_alone_is_no_access() {
     let mut curve = MissCurve::new(PageSample::one_in_power(0), PAGE_BYTES, 1 << 20, &[1 << 20], 1 << 10);
     // Far too many pages to look at each.
