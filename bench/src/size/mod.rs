@@ -2,7 +2,7 @@
 //! one that the same load then has there, and the throughput that watching costs.
 //!
 //! Each load runs in a memory cgroup all the time. It is watched once, at one limit; then the limit
-//! changes. Where a load's reads are whole pages the true hit ratio is that of `/proc/PID/io`: bytes
+//! changes. Where each read is one page the true hit ratio is that of `/proc/PID/io`: bytes
 //! that were read, and those of them that came from the disk. Elsewhere it is that of the accesses
 //! that `size` counts at the new limit, which no simulation is part of. The cost compares windows
 //! with and without a watch, in turn. Fails where a load ends by itself.
@@ -36,7 +36,7 @@ struct LoadCase {
     /// Names of the worst error and of the cost.
     error: &'static str,
     cost: &'static str,
-    /// Whether it reads whole pages.
+    /// Whether each of its reads is one whole page.
     has_whole_pages: bool,
 }
 
