@@ -1,5 +1,5 @@
-//! The loads of `size`: fio, RocksDB, PostgreSQL and LMDB, each in a memory cgroup that holds a part
-//! of its data.
+//! The loads of `size`: fio, RocksDB, PostgreSQL and LMDB, each in a memory cgroup that holds a
+//! part of its data.
 //!
 //! Invariant: a load ends with its case. One whose program is not installed is left out.
 

@@ -154,8 +154,8 @@ fn compare(run: &mut BenchRun, group: &MemoryGroup, phases: &Phases, case: &Load
     Ok(())
 }
 
-/// Waits until a group has filled its limit, and as long again: at least `warm`, and about four times
-/// that at most.
+/// Waits until a group has filled its limit, and as long again: at least `warm`, and about four
+/// times that at most.
 fn fill(run: &BenchRun, group: &MemoryGroup, warm: Duration) -> Result<()> {
     let began = Instant::now();
     while group.usage()? < group.limit()? / 100 * FILLED_PERCENT && began.elapsed() < 3 * warm {
