@@ -30,11 +30,12 @@ pub mod units;
 
 pub use config_file::{CONFIG_BYTES_MAX, parse_config, read_config};
 pub use directories::claim_evidence::{ClaimEvidence, Evidence, named_directories};
-pub use directories::markers::MarkerCheck;
 pub use directories::named_directory::logs_below;
 pub use directories::ownership;
 pub use directories::ownership::{ClaimOutcome, ClaimStrength, known_user, one_user};
-pub use discovery::discover::{DatabaseDiscovery, FoundProcess, InspectionBudget, ProfileMatch, recognise};
+pub use discovery::discover::{
+    DatabaseDiscovery, FoundProcess, InspectionBudget, ProfileMatch, recognise, recognise_by_files,
+};
 pub use discovery::finder::{DatabaseFinder, FoundDatabase, find_databases, recognise_process, workers_of};
 pub use discovery::process_table::{ProcessEntry, ProcessTable};
 pub use log_files::{Inspection, LogFormat, LogSettings, NewFile, of_unknown_format, of_unknown_name};

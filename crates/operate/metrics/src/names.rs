@@ -138,9 +138,8 @@ fn bounded(label: String) -> String {
 /// or of version 2. Works without a mounted hierarchy, or with one that lacks the cgroup, as in a
 /// private container.
 fn cgroup_name(paths: &[CgroupPath]) -> Option<String> {
-    let memory = paths.iter().find(|path| path.controllers.iter().any(|name| name == "memory"));
-    let group = memory.or_else(|| paths.iter().find(|path| path.is_v2()))?;
-    let named = group.path.components().filter(|part| matches!(part, Component::Normal(_)));
+    let named =
+        CgroupPath::charged(paths)?.path.components().filter(|part| matches!(part, Component::Normal(_)));
     Some(label(&named.collect::<PathBuf>()))
 }
 

@@ -67,28 +67,24 @@ impl MemoryPlace {
     /// searched for its own.
     pub fn among(roots: &SysRoots, pid: u32, mounts: &[Mount]) -> Result<Option<Self>> {
         let paths = roots.proc.cgroup_paths(pid)?;
-        let memory = |path: &&CgroupPath| path.controllers.iter().any(|name| name == "memory");
-        let place = |version, path: &CgroupPath, wanted: &dyn Fn(&&Mount) -> bool| {
-            let mut limit = None;
-            for mount in mounts.iter().filter(wanted) {
-                match beneath(mount, &path.path, pid) {
-                    Ok(Some((directory, group))) => {
-                        return Ok(Some(Self { version, directory, top: mount.point.clone(), group }));
-                    }
-                    Ok(None) => {}
-                    // Another mount may have it.
-                    Err(error) => limit = Some(error),
-                }
-            }
-            limit.map_or(Ok(None), Err)
+        let Some(path) = CgroupPath::charged(&paths) else { return Ok(None) };
+        let version = if path.is_v2() { CgroupVersion::V2 } else { CgroupVersion::V1 };
+        let has_it = |mount: &&Mount| match version {
+            CgroupVersion::V1 => mount.kind == "cgroup" && mount.has_option("memory"),
+            CgroupVersion::V2 => mount.kind == "cgroup2",
         };
-        if let Some(path) = paths.iter().find(memory) {
-            let mount = |mount: &&Mount| mount.kind == "cgroup" && mount.has_option("memory");
-            return place(CgroupVersion::V1, path, &mount);
+        let mut limit = None;
+        for mount in mounts.iter().filter(has_it) {
+            match beneath(mount, &path.path, pid) {
+                Ok(Some((directory, group))) => {
+                    return Ok(Some(Self { version, directory, top: mount.point.clone(), group }));
+                }
+                Ok(None) => {}
+                // Another mount may have it.
+                Err(error) => limit = Some(error),
+            }
         }
-        let unified = paths.iter().find(|path| path.is_v2());
-        let mount = |mount: &&Mount| mount.kind == "cgroup2";
-        unified.map_or(Ok(None), |path| place(CgroupVersion::V2, path, &mount))
+        limit.map_or(Ok(None), Err)
     }
 }
 

@@ -28,6 +28,13 @@ impl CgroupPath {
     pub fn is_v2(&self) -> bool {
         self.hierarchy == 0 && self.controllers.is_empty()
     }
+
+    /// Returns the group that memory is charged to, among those of a process: that of the memory
+    /// controller of version 1, or of version 2.
+    pub fn charged(paths: &[Self]) -> Option<&Self> {
+        let memory = |path: &&Self| path.controllers.iter().any(|name| name == "memory");
+        paths.iter().find(memory).or_else(|| paths.iter().find(|path| path.is_v2()))
+    }
 }
 
 impl ProcRoot {

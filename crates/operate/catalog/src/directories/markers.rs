@@ -25,7 +25,7 @@ const PROCESS_NAMES_MAX: usize = 200_000;
 
 /// The markers of one process, during one inspection.
 #[derive(Debug)]
-pub struct MarkerCheck {
+pub(crate) struct MarkerCheck {
     pid: u32,
     /// Profiles, by name, and directories without any of their files.
     refused: HashSet<(String, PathBuf)>,
@@ -39,12 +39,12 @@ pub struct MarkerCheck {
 
 impl MarkerCheck {
     /// Creates the check for a new inspection.
-    pub fn new(pid: u32) -> Self {
+    pub(crate) fn new(pid: u32) -> Self {
         Self { pid, refused: HashSet::new(), left: PROCESS_NAMES_MAX, of_own_disks: false, mounts: None }
     }
 
     /// Creates a check that never waits: markers on remote or user-space file systems do not count.
-    pub fn of_own_disks(pid: u32) -> Self {
+    pub(crate) fn of_own_disks(pid: u32) -> Self {
         Self { of_own_disks: true, ..Self::new(pid) }
     }
 
@@ -56,7 +56,7 @@ impl MarkerCheck {
 
     /// Whether a marker belongs to a database of this profile. `marker` is its path as the kernel
     /// shows it.
-    pub fn is_own(&mut self, proc: &ProcRoot, profile: &Profile, marker: &Path) -> bool {
+    pub(crate) fn is_own(&mut self, proc: &ProcRoot, profile: &Profile, marker: &Path) -> bool {
         if profile.beside.is_empty() {
             return true;
         }

@@ -10,6 +10,7 @@
 //! profile) belong to it.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsStr;
 use std::os::fd::RawFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -306,7 +307,7 @@ impl MarkerEvidence {
     /// that also has markers, only profiles of that name can match by files. While such a server
     /// starts, or is only partly read, the files of an engine embedded in it may be all that is
     /// visible.
-    fn best_match(&self, name: &std::ffi::OsStr, profiles: &[Arc<Profile>]) -> Option<ProfileMatch> {
+    fn best_match(&self, name: &OsStr, profiles: &[Arc<Profile>]) -> Option<ProfileMatch> {
         let is_called = |profile: &Profile| profile.processes.iter().any(|glob| glob.is_match(name));
         let has_the_name = profiles.iter().any(|profile| is_called(profile) && !profile.markers.is_empty());
         let scored = profiles.iter().zip(&self.seen).map(|(profile, seen)| {
@@ -328,6 +329,19 @@ pub fn recognise(proc: &ProcRoot, pid: u32, profiles: &[Arc<Profile>]) -> Option
     // A process that may not be inspected can still be known by its name.
     let _ = proc.fd_links(pid, |_, target| evidence.take_in(proc, profiles, target));
     evidence.best_match(&name, profiles)
+}
+
+/// Returns the same for a process whose name and open files the caller has read.
+pub fn recognise_by_files<'a>(
+    proc: &ProcRoot,
+    pid: u32,
+    name: &OsStr,
+    files: impl Iterator<Item = &'a Path>,
+    profiles: &[Arc<Profile>],
+) -> Option<ProfileMatch> {
+    let mut evidence = MarkerEvidence::new(MarkerCheck::new(pid), profiles);
+    files.for_each(|file| evidence.take_in(proc, profiles, file));
+    evidence.best_match(name, profiles)
 }
 
 #[cfg(test)]
@@ -362,6 +376,19 @@ mod tests {
         assert_eq!(name_of(proc.path(), 11).as_deref(), Some("mariadb"));
         assert_eq!(name_of(proc.path(), 12).as_deref(), Some("mariadb"));
         assert_eq!(name_of(proc.path(), 13), None);
+    }
+
+    #[test]
+    fn files_that_are_already_known_show_the_same_as_those_that_are_read() {
+        let proc = ProcRoot::at("/nowhere");
+        let name = |process: &str, files: &[&str]| {
+            let files = files.iter().map(Path::new);
+            recognise_by_files(&proc, 7, OsStr::new(process), files, &profiles())
+                .map(|recognised| recognised.profile.name.clone())
+        };
+        assert_eq!(name("postgres", &[]).as_deref(), Some("postgresql"));
+        assert_eq!(name("mysqld", &["/d/ib_logfile0", "/d/aria_log_control"]).as_deref(), Some("mariadb"));
+        assert_eq!(name("cat", &["/etc/passwd"]), None);
     }
 
     /// An operator's own profile is used in addition to the other profiles of a process, and never

@@ -15,9 +15,8 @@ use std::time::{Duration, Instant};
 use pagekeeper_catalog::Profile;
 use pagekeeper_kernel::hang;
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
-use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_kernel::process::{ProcRoot, thread_cpu_time};
 use pagekeeper_kernel::{Inode, stat_of_name};
-use rustix::time::{ClockId, clock_gettime};
 
 use super::processes::{self, ProcessSnapshot};
 use super::table::DirectoryIndex;
@@ -144,14 +143,6 @@ impl Drop for BackgroundThread {
             let _ = thread.join();
         }
     }
-}
-
-/// Returns the processor time of this thread.
-pub(super) fn processor_time() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    let seconds = time.tv_sec.try_into().expect("processor time counts up from 0");
-    let nanoseconds = time.tv_nsec.try_into().expect("less than a second");
-    Duration::new(seconds, nanoseconds)
 }
 
 struct BackgroundWorker {
@@ -304,12 +295,12 @@ impl CpuPacer {
     const UNUSED_TIME_MAX: Duration = Duration::from_secs(5);
 
     fn new(share: f64) -> Self {
-        Self { share: share.clamp(1e-4, 1.0), began: Instant::now(), used: processor_time() }
+        Self { share: share.clamp(1e-4, 1.0), began: Instant::now(), used: thread_cpu_time() }
     }
 
     /// Returns how long to wait before continuing.
     fn due(&mut self) -> Duration {
-        let owed = (processor_time().saturating_sub(self.used)).div_f64(self.share);
+        let owed = (thread_cpu_time().saturating_sub(self.used)).div_f64(self.share);
         let passed = self.began.elapsed();
         if passed > owed + Self::UNUSED_TIME_MAX {
             *self = Self::new(self.share);
@@ -363,8 +354,8 @@ mod tests {
     #[test]
     fn a_thread_that_works_has_to_wait() {
         let mut pace = CpuPacer::new(0.01);
-        let from = processor_time();
-        while processor_time().saturating_sub(from) < Duration::from_millis(20) {
+        let from = thread_cpu_time();
+        while thread_cpu_time().saturating_sub(from) < Duration::from_millis(20) {
             std::hint::black_box(0);
         }
         let due = pace.due();

@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use pagekeeper_catalog::{MarkerCheck, Profile};
+use pagekeeper_catalog::{Profile, recognise_by_files};
 use pagekeeper_kernel::process::{
     AccessMode, CgroupPath, FileSelection, MappedFile, MappingMode, OpenFile, ProcRoot, ProcessFiles,
 };
@@ -130,10 +130,12 @@ pub(super) fn snapshot(
     }
     snapshot.files = held.into_iter().collect();
     let names = open.iter().map(|file| file.path.as_path());
-    let mut markers = MarkerCheck::new(pid);
-    let marks = |profile: &Profile, marker: &Path| markers.is_own(proc, profile, marker);
-    snapshot.database = recognise(&snapshot.process.name, names, profiles, marks)
-        .map(|profile| DatabaseProcess { pid, profile, directories: find_directories(proc, pid, &open) });
+    let name = OsStr::new(&*snapshot.process.name);
+    snapshot.database = recognise_by_files(proc, pid, name, names, profiles).map(|found| DatabaseProcess {
+        pid,
+        profile: found.profile,
+        directories: find_directories(proc, pid, &open),
+    });
     Some(snapshot)
 }
 
@@ -180,41 +182,7 @@ pub(super) fn process(proc: &ProcRoot, pid: u32) -> Option<ProcessInfo> {
 
 /// Returns the group that memory is charged to: that of the memory controller, or of version 2.
 fn charged_group(paths: &[CgroupPath]) -> String {
-    let memory = paths.iter().find(|path| path.controllers.iter().any(|name| name == "memory"));
-    let path = memory.or_else(|| paths.iter().find(|path| path.is_v2()));
-    path.map_or_else(|| "/".to_owned(), |path| unescaped(&path.path).into_owned())
-}
-
-/// Returns the profile whose process name or marker files fit best, as the guard does it.
-fn recognise<'a>(
-    name: &str,
-    files: impl Iterator<Item = &'a Path>,
-    profiles: &[Arc<Profile>],
-    mut marks: impl FnMut(&Profile, &Path) -> bool,
-) -> Option<Arc<Profile>> {
-    let mut seen: Vec<Vec<bool>> =
-        profiles.iter().map(|profile| vec![false; profile.markers.len()]).collect();
-    for file in files {
-        for (profile, seen) in profiles.iter().zip(&mut seen) {
-            for (marker, seen) in profile.markers.iter().zip(seen) {
-                *seen = *seen || (marker.matches(file).is_some() && marks(profile, file));
-            }
-        }
-    }
-    let score = |(profile, seen): (&Arc<Profile>, Vec<bool>)| {
-        let by_name = profile.processes.iter().any(|glob| glob.is_match(name));
-        let by_files = !seen.is_empty() && seen.iter().all(|&seen| seen);
-        (u32::from(by_name) + 2 * u32::from(by_files), Arc::clone(profile))
-    };
-    let scored = profiles.iter().zip(seen).map(score);
-    // The first of those that fit best.
-    scored
-        .fold(None, |best: Option<(u32, Arc<Profile>)>, (score, profile)| match best {
-            Some(best) if best.0 >= score => Some(best),
-            best if score == 0 => best,
-            _ => Some((score, profile)),
-        })
-        .map(|(_, profile)| profile)
+    CgroupPath::charged(paths).map_or_else(|| "/".to_owned(), |path| unescaped(&path.path).into_owned())
 }
 
 /// The users of each file, over all processes.
@@ -330,18 +298,6 @@ mod tests {
         assert_eq!(openers.written().collect::<Vec<_>>(), [inode(2)]);
         openers.forget(7);
         assert_eq!(openers.files().count(), 0);
-    }
-
-    #[test]
-    fn databases_are_recognised_by_name_and_by_files() {
-        let profiles: Vec<_> = Profile::built_in().into_iter().map(Arc::new).collect();
-        let name = |process: &str, files: &[&str]| {
-            recognise(process, files.iter().map(Path::new), &profiles, |_, _| true)
-                .map(|profile| profile.name.clone())
-        };
-        assert_eq!(name("postgres", &[]).as_deref(), Some("postgresql"));
-        assert_eq!(name("mysqld", &["/d/ib_logfile0", "/d/aria_log_control"]).as_deref(), Some("mariadb"));
-        assert_eq!(name("cat", &["/etc/passwd"]), None);
     }
 
     #[test]

@@ -7,10 +7,10 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
+use pagekeeper_kernel::process::thread_cpu_time;
 use pagekeeper_kernel::{Error, ExpectedFile, Inode, InspectedFile, Links, page_size};
 use pagekeeper_trace::TraceCounts;
 
-use super::background::processor_time;
 use super::table::{CachedPages, FileName};
 use super::walk::count;
 use super::{Census, FlowBytes};
@@ -28,7 +28,7 @@ pub(super) struct TickBudget {
 
 impl TickBudget {
     pub(super) fn of(time: Duration) -> Self {
-        Self { until: processor_time() + time, asked: 0, over: false }
+        Self { until: thread_cpu_time() + time, asked: 0, over: false }
     }
 
     /// Returns whether it is used up.
@@ -36,7 +36,7 @@ impl TickBudget {
         self.asked += 1;
         // Reading the clock costs a system call.
         if self.asked.is_multiple_of(8) {
-            self.over = processor_time() > self.until;
+            self.over = thread_cpu_time() > self.until;
         }
         self.over
     }

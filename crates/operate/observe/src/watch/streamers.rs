@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::pressure::{MemoryCgroup, SysRoots};
-use pagekeeper_kernel::process::{AccessMode, FileSelection, OpenFile};
+use pagekeeper_kernel::process::{AccessMode, CgroupPath, FileSelection, OpenFile};
 use pagekeeper_text::unescaped;
 
 use crate::HostChange;
@@ -119,10 +119,7 @@ fn has_ended(pid: u32, roots: &SysRoots) -> bool {
 /// root group, which has no neighbour.
 fn beside(pid: u32, roots: &SysRoots, present: &Path) -> PathBuf {
     let paths = roots.proc.cgroup_paths(pid).unwrap_or_default();
-    let memory = paths.iter().find(|path| path.controllers.iter().any(|name| name == "memory"));
-    let in_root = memory
-        .or_else(|| paths.iter().find(|path| path.is_v2()))
-        .is_some_and(|path| path.path == Path::new("/"));
+    let in_root = CgroupPath::charged(&paths).is_some_and(|path| path.path == Path::new("/"));
     let parent = if in_root { present } else { present.parent().unwrap_or(present) };
     parent.join(format!("stream-{pid}"))
 }
