@@ -160,7 +160,6 @@ mod tests {
         assert!(proc.open_files(pid).unwrap_err().is_gone());
         assert!(proc.mappings(pid).unwrap_err().is_gone());
         assert!(proc.cgroup_paths(pid).unwrap_err().is_gone());
-        assert!(proc.executable(pid).unwrap_err().is_gone());
         assert!(proc.mount_namespace(pid).unwrap_err().is_gone());
         assert!(proc.in_namespace(pid, Path::new("/")).unwrap_err().is_gone());
         assert!(proc.open_directory_in_namespace(pid, Path::new("/")).unwrap_err().is_gone());
@@ -172,7 +171,6 @@ mod tests {
             let proc = ProcRoot::default();
             assert!(proc.open_files(1).unwrap_err().is_denied());
             assert!(proc.mappings(1).unwrap_err().is_denied());
-            assert!(proc.executable(1).unwrap_err().is_denied());
             assert_eq!(proc.inode_behind(1, 0), None);
             assert!(!proc.name(1).unwrap().is_empty());
             let nowhere = Inode { dev: u64::MAX, ino: u64::MAX };

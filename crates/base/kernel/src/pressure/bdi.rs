@@ -26,19 +26,12 @@ pub struct BackingDevice {
     /// Read-ahead of sequential reads in bytes; also the maximum that one `POSIX_FADV_WILLNEED`
     /// loads.
     pub read_ahead: u64,
-    /// The share of dirty memory it may always use, in percent.
-    pub min_ratio: u64,
     /// The maximum share of dirty memory it may use, in percent.
     pub max_ratio: u64,
-    /// `min_ratio` in bytes, if the kernel reports it (since Linux 6.2).
-    pub min_bytes: Option<u64>,
     /// `max_ratio` in bytes, if the kernel reports it (since Linux 6.2).
     pub max_bytes: Option<u64>,
     /// Whether its share applies even while total dirty memory is low (since Linux 6.2).
     pub strict_limit: Option<bool>,
-    /// Whether pages must not change during writeback: a writer to such a page waits (since Linux
-    /// 3.9).
-    pub stable_pages: Option<bool>,
     /// Its dirty pages; `None` if debugfs is not mounted or not permitted.
     pub stats: Option<BackingDeviceStats>,
 }
@@ -56,8 +49,6 @@ pub struct BackingDeviceStats {
     pub dirtied: u64,
     /// Written since boot.
     pub written: u64,
-    /// The kernel's estimate of its write speed, in bytes per second.
-    pub write_bandwidth: u64,
 }
 
 impl BackingDevice {
@@ -127,12 +118,9 @@ impl BackingDevice {
         Ok(Some(Self {
             name: name.to_string(),
             read_ahead: read_ahead.saturating_mul(1024),
-            min_ratio: read_number(&directory.join("min_ratio"))?,
             max_ratio: read_number(&directory.join("max_ratio"))?,
-            min_bytes: optional_number(&directory.join("min_bytes"))?,
             max_bytes: optional_number(&directory.join("max_bytes"))?,
             strict_limit: optional_number(&directory.join("strict_limit"))?.map(|value| value != 0),
-            stable_pages: optional_number(&directory.join("stable_pages_required"))?.map(|value| value != 0),
             stats: BackingDeviceStats::read(roots, name)?,
         }))
     }
@@ -159,7 +147,6 @@ impl BackingDeviceStats {
             dirty_threshold: field("BdiDirtyThresh")?,
             dirtied: field("BdiDirtied")?,
             written: field("BdiWritten")?,
-            write_bandwidth: field("BdiWriteBandwidth")?,
         }))
     }
 }
@@ -261,9 +248,9 @@ mod tests {
         let partition = BackingDevice::for_dev(&roots, makedev(8, 1)).unwrap().unwrap();
         assert_eq!(disk, partition);
         assert_eq!((disk.name.as_str(), disk.read_ahead, disk.max_ratio), ("8:0", 128 << 10, 100));
-        assert_eq!((disk.strict_limit, disk.max_bytes, disk.stable_pages), (None, None, None));
+        assert_eq!((disk.strict_limit, disk.max_bytes), (None, None));
         let stats = disk.stats.unwrap();
-        assert_eq!((stats.writeback, stats.dirty, stats.write_bandwidth), (16 << 10, 260 << 10, 6652 << 10));
+        assert_eq!((stats.writeback, stats.dirty), (16 << 10, 260 << 10));
         assert_eq!(BackingDevice::for_dev(&roots, makedev(8, 2)).unwrap(), None);
     }
 
@@ -307,7 +294,7 @@ mod tests {
         let root = std::fs::File::open("/").unwrap();
         let found = BackingDevice::for_file(&roots, &root, Path::new("/")).unwrap();
         match found {
-            Some(device) => assert!(device.max_ratio <= 100 && device.min_ratio <= device.max_ratio),
+            Some(device) => assert!(device.max_ratio <= 100),
             None => crate::testing::skip(
                 "this_machines_root_file_system: the root file system has no backing device (a container?)",
             ),

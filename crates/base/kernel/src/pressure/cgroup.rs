@@ -61,6 +61,11 @@ impl MemoryCgroup {
         self.file.saturating_sub(self.shmem.unwrap_or(0))
     }
 
+    /// Returns the bytes that page cache may have beside all other memory; `None` without a limit.
+    pub fn room(&self) -> Option<u64> {
+        Some(self.effective_limit?.saturating_sub(self.usage.saturating_sub(self.file)))
+    }
+
     /// Returns the memory cgroup of a process.
     ///
     /// Returns `None` if no such group is visible: in the root group of version 2 (which has no

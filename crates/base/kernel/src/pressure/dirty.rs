@@ -11,10 +11,6 @@
 //! share (see [`BackingDevice`](super::BackingDevice)), and a memory cgroup of version 2 has its
 //! own thresholds.
 
-use std::fmt;
-
-use pagekeeper_text::ByteSize;
-
 use super::{MemInfo, SysRoots, VmStat, Watermarks, read_number};
 use crate::process::malformed;
 use crate::{Result, page_size};
@@ -146,67 +142,6 @@ impl DirtyReport {
     }
 }
 
-impl fmt::Display for DirtyReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { parameters, thresholds, dirtyable, .. } = self;
-        let in_force = self.kernel_thresholds.unwrap_or(*thresholds);
-        writeln!(
-            f,
-            "background writeback starts at {} of dirty pages: {}",
-            ByteSize(in_force.background),
-            LimitDisplay { limit: parameters.background, name: "dirty_background", dirtyable: *dirtyable },
-        )?;
-        writeln!(
-            f,
-            "writers wait at {}, and are slowed down from {} on: {}",
-            ByteSize(in_force.limit),
-            ByteSize(in_force.background.midpoint(in_force.limit)),
-            LimitDisplay { limit: parameters.limit, name: "dirty", dirtyable: *dirtyable },
-        )?;
-        write!(f, "pages dirty for {} are written out", CentisecsDisplay(parameters.expire_centisecs))?;
-        match parameters.writeback_centisecs {
-            0 => writeln!(
-                f,
-                " with the next others only: the periodic check is off (dirty_writeback_centisecs = 0)"
-            )?,
-            every => writeln!(f, ", checked every {}", CentisecsDisplay(every))?,
-        }
-        write!(f, "now {} dirty and {} on its way to storage", ByteSize(self.dirty), ByteSize(self.writeback))
-    }
-}
-
-/// Formats a limit with its parameter.
-struct LimitDisplay {
-    limit: DirtyLimit,
-    name: &'static str,
-    dirtyable: u64,
-}
-
-impl fmt::Display for LimitDisplay {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { limit, name, dirtyable } = self;
-        match limit {
-            DirtyLimit::Ratio(percent) => write!(
-                f,
-                "{name}_ratio = {percent} % of {} dirtyable memory is in force, {name}_bytes is not set",
-                ByteSize(*dirtyable)
-            ),
-            DirtyLimit::Bytes(bytes) => {
-                write!(f, "{name}_bytes = {bytes} is in force, {name}_ratio is 0 and without effect")
-            }
-        }
-    }
-}
-
-/// Formats hundredths of a second.
-struct CentisecsDisplay(u64);
-
-impl fmt::Display for CentisecsDisplay {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} s", self.0 as f64 / 100.0)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::testing::tree;
@@ -287,29 +222,6 @@ mod tests {
     }
 
     #[test]
-    fn an_operator_reads_which_of_a_pair_is_in_force() {
-        let report = DirtyReport {
-            parameters: parameters(DirtyLimit::Ratio(10), DirtyLimit::Bytes(3 << 20)),
-            dirtyable: GIB,
-            thresholds: DirtyThresholds { background: 1 << 20, limit: 3 << 20 },
-            kernel_thresholds: None,
-            dirty: 512,
-            writeback: 0,
-        };
-        let text = report.to_string();
-        for part in [
-            "starts at 1 MiB of dirty pages: dirty_background_ratio = 10 % of 1 GiB dirtyable memory is in force",
-            "dirty_background_bytes is not set",
-            "wait at 3 MiB, and are slowed down from 2 MiB on: dirty_bytes = 3145728 is in force",
-            "dirty_ratio is 0 and without effect",
-            "pages dirty for 30 s are written out, checked every 5 s",
-            "now 512 B dirty and 0 B on its way",
-        ] {
-            assert!(text.contains(part), "{part:?} in {text}");
-        }
-    }
-
-    #[test]
     fn a_whole_report_from_files() {
         let vmstat =
             "nr_free_pages 1000\nnr_active_file 500\nnr_inactive_file 700\nnr_dirty 3\nnr_writeback 1\n";
@@ -339,7 +251,7 @@ mod tests {
         let found = report(&meminfo(1000), vmstat).unwrap();
         assert_eq!(found.dirtyable, (1000 - 30 + 500 + 700 + 1) * page);
         assert_eq!((found.dirty, found.writeback, found.kernel_thresholds), (3 * page, page, None));
-        assert!(found.to_string().contains("the periodic check is off"));
+        assert_eq!(found.parameters.writeback_centisecs, 0);
         // Memory that is initialised late is free, too.
         assert_eq!(report(&meminfo(1100), vmstat).unwrap().dirtyable, found.dirtyable + 100 * page);
         assert_eq!(report(&meminfo(1), vmstat).unwrap().dirtyable, found.dirtyable);

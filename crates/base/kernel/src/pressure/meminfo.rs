@@ -23,16 +23,10 @@ pub struct MemInfo {
     pub writeback: u64,
     /// tmpfs and shared memory, which can't be dropped.
     pub shmem: u64,
-    /// File pages that processes map.
-    pub mapped: u64,
     /// File pages used more than once: reclaimed last.
     pub active_file: u64,
     /// File pages that are reclaimed next.
     pub inactive_file: u64,
-    /// Locked in memory by mlock(2).
-    pub mlocked: u64,
-    /// Kernel caches that can be reclaimed: dentries, inodes.
-    pub slab_reclaimable: u64,
     /// All swap space.
     pub swap_total: u64,
     /// Unused swap space.
@@ -56,11 +50,8 @@ impl MemInfo {
             dirty: field("Dirty")?,
             writeback: field("Writeback")?,
             shmem: field("Shmem")?,
-            mapped: field("Mapped")?,
             active_file: field("Active(file)")?,
             inactive_file: field("Inactive(file)")?,
-            mlocked: field("Mlocked")?,
-            slab_reclaimable: field("SReclaimable")?,
             swap_total: field("SwapTotal")?,
             swap_free: field("SwapFree")?,
             swap_cached: field("SwapCached")?,

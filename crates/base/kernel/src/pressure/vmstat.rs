@@ -46,16 +46,6 @@ impl VmStat {
         Some(self.get(name)?.saturating_mul(page_size()))
     }
 
-    /// Returns the dirty page cache in bytes.
-    pub fn dirty(&self) -> Option<u64> {
-        self.bytes("nr_dirty")
-    }
-
-    /// Returns the page cache under writeback in bytes.
-    pub fn writeback(&self) -> Option<u64> {
-        self.bytes("nr_writeback")
-    }
-
     /// Returns the kernel's current limit at which writers wait, in bytes. It is at least a quarter
     /// higher if the reading thread has real-time priority.
     pub fn dirty_threshold(&self) -> Option<u64> {
@@ -71,17 +61,6 @@ impl VmStat {
     /// Linux 5.9 it includes anonymous memory.
     pub fn file_refaults(&self) -> Option<u64> {
         self.get("workingset_refault_file").or_else(|| self.get("workingset_refault"))
-    }
-
-    /// Returns the pages scanned by background reclaim (kswapd), since boot.
-    pub fn scanned_in_background(&self) -> Option<u64> {
-        self.sum(|name| is_or_has_zone(name, "pgscan_kswapd"))
-    }
-
-    /// Returns the pages scanned by programs that had to reclaim for themselves, since boot.
-    pub fn scanned_directly(&self) -> Option<u64> {
-        // pgscan_direct_throttle counts waits, not pages.
-        self.sum(|name| name != "pgscan_direct_throttle" && is_or_has_zone(name, "pgscan_direct"))
     }
 
     /// Returns the pages reclaimed by background reclaim (kswapd), since boot.
@@ -123,10 +102,9 @@ mod tests {
     #[test]
     fn this_machine_has_the_counters() {
         let vmstat = VmStat::read(&SysRoots::default()).unwrap();
-        assert!(vmstat.dirty().is_some() && vmstat.writeback().is_some());
         assert!(vmstat.dirty_threshold().unwrap() > vmstat.dirty_background_threshold().unwrap());
         assert!(vmstat.allocation_stalls().is_some() && vmstat.file_refaults().is_some());
-        assert!(vmstat.scanned_directly().is_some() && vmstat.reclaimed_in_background().is_some());
+        assert!(vmstat.reclaimed_directly().is_some() && vmstat.reclaimed_in_background().is_some());
         assert!(vmstat.major_faults().is_some());
         assert!(vmstat.iter().count() > 50);
     }
@@ -135,13 +113,10 @@ mod tests {
     fn zones_are_summed_and_alike_names_left_out() {
         let (_tree, roots) = tree(&[(
             "proc/vmstat",
-            "nr_dirty 3\npgscan_kswapd_dma 1\npgscan_kswapd_normal 2\npgscan_direct 5\npgscan_direct_throttle 7\n\
-             allocstall_dma 1\nallocstall_movable 4\nworkingset_refault 9\n",
+            "pgsteal_kswapd_dma 1\npgsteal_kswapd_normal 2\npgsteal_kswapdx 5\nallocstall_dma 1\nallocstall_movable 4\nworkingset_refault 9\n",
         )]);
         let vmstat = VmStat::read(&roots).unwrap();
-        assert_eq!(vmstat.dirty(), Some(3 * page_size()));
-        assert_eq!(vmstat.scanned_in_background(), Some(3));
-        assert_eq!(vmstat.scanned_directly(), Some(5));
+        assert_eq!(vmstat.reclaimed_in_background(), Some(3));
         assert_eq!(vmstat.allocation_stalls(), Some(5));
         assert_eq!(vmstat.file_refaults(), Some(9));
         assert_eq!(vmstat.reclaimed_directly(), None);

@@ -116,11 +116,6 @@ impl ProcRoot {
         Ok(self.stat(pid)?.start_time)
     }
 
-    /// Whether it is a kernel thread, which has no files, maps or executable.
-    pub fn is_kernel_thread(&self, pid: u32) -> Result<bool> {
-        Ok(self.stat(pid)?.kernel_thread)
-    }
-
     /// Returns the bytes of a process's memory that are in swap, shared memory excluded. Memory
     /// that it shares with its parent since fork(2) counts for both. `None` for kernel threads and
     /// zombies.
@@ -163,21 +158,6 @@ impl ProcRoot {
         let content = read(&path)?;
         let users = parse_users(&content).ok_or_else(|| malformed(&path, "Uid"))?;
         Ok((users, parse_groups(&content).ok_or_else(|| malformed(&path, "Groups"))?))
-    }
-
-    /// Returns the path of the process's program in its own mount namespace, without ` (deleted)`
-    /// if the program was replaced; `None` for kernel threads and zombies.
-    pub fn executable(&self, pid: u32) -> Result<Option<PathBuf>> {
-        let path = self.of(pid, "exe");
-        match std::fs::read_link(&path) {
-            Ok(target) => {
-                let target = target.into_os_string().into_vec();
-                let named = super::deleted::strip_mark(&target).unwrap_or(&target);
-                Ok(Some(PathBuf::from(OsString::from_vec(named.to_vec()))))
-            }
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) && self.exists(pid) => Ok(None),
-            Err(error) => Err(Error::call("readlink", path, error)),
-        }
     }
 
     /// Returns the process's working directory, as its own mount namespace names it.
@@ -335,7 +315,6 @@ mod tests {
     fn this_process_as_it_is() {
         let proc = ProcRoot::default();
         let own = std::process::id();
-        assert_eq!(proc.executable(own).unwrap().unwrap(), std::env::current_exe().unwrap());
         assert_eq!(proc.working_directory(own).unwrap(), std::env::current_dir().unwrap());
         assert_eq!(proc.command_line(own).unwrap(), std::env::args_os().collect::<Vec<_>>());
         let stat = proc.stat(own).unwrap();
@@ -343,21 +322,5 @@ mod tests {
         assert!(!stat.kernel_thread);
         assert_eq!(proc.start_time(own).unwrap(), stat.start_time);
         assert!(stat.start_time >= proc.start_time(stat.parent).unwrap());
-    }
-
-    #[test]
-    fn a_kernel_thread_has_no_executable() {
-        let proc = ProcRoot::default();
-        let is_kernel_thread = |pid: &u32| proc.is_kernel_thread(*pid).unwrap_or(false);
-        let Some(pid) = proc.pids().unwrap().into_iter().find(is_kernel_thread) else {
-            crate::testing::skip(
-                "a_kernel_thread_has_no_executable: no kernel threads are visible here (a container?)",
-            );
-            return;
-        };
-        match proc.executable(pid) {
-            Ok(executable) => assert_eq!(executable, None),
-            Err(error) => assert!(error.is_denied(), "{error}"),
-        }
     }
 }

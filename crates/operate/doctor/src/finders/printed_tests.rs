@@ -58,12 +58,9 @@ fn state(levels: DirtyLevels, strict: bool) -> Snapshot {
     let device = BackingDevice {
         name: "8:0".to_owned(),
         read_ahead: 0,
-        min_ratio: 0,
         max_ratio: if strict { 1 } else { 100 },
-        min_bytes: Some(0),
         max_bytes: Some(5 * GIB),
         strict_limit: Some(strict),
-        stable_pages: None,
         stats: None,
     };
     after.host.devices = vec![(DEV, device)];

@@ -56,17 +56,13 @@ fn full_limits_are_reported_with_the_effect_of_other_limits() {
         dirty_threshold: 9 * MIB,
         dirtied,
         written: dirtied / 2,
-        write_bandwidth: MIB,
     };
     let device = |dirtied| BackingDevice {
         name: "8:0".to_owned(),
         read_ahead: 0,
-        min_ratio: 0,
         max_ratio: 100,
-        min_bytes: None,
         max_bytes: None,
         strict_limit: None,
-        stable_pages: None,
         stats: Some(stats(dirtied)),
     };
     let mut before = before;
@@ -131,12 +127,9 @@ fn a_devices_own_limit_is_told_from_the_global_one() {
     let device = BackingDevice {
         name: "8:0".to_owned(),
         read_ahead: 0,
-        min_ratio: 0,
         max_ratio: 1,
-        min_bytes: None,
         max_bytes: Some(2 * MIB),
         strict_limit: Some(true),
-        stable_pages: None,
         stats: None,
     };
     after.host.devices = vec![(DEV, device)];

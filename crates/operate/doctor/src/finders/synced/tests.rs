@@ -23,19 +23,15 @@ fn device(unwritten: u64) -> BackingDevice {
     BackingDevice {
         name: "8:0".to_owned(),
         read_ahead: 0,
-        min_ratio: 0,
         max_ratio: 100,
-        min_bytes: Some(0),
         max_bytes: Some(5000 * MIB),
         strict_limit: Some(false),
-        stable_pages: None,
         stats: Some(BackingDeviceStats {
             writeback: 0,
             dirty: unwritten,
             dirty_threshold: 0,
             dirtied: 0,
             written: 0,
-            write_bandwidth: 0,
         }),
     }
 }
