@@ -2,7 +2,7 @@
 //!
 //! To add a finding: add a module here with a function from an [`Observation`] and the
 //! [`EarlierFindings`] to findings, a line in [`FINDERS`], and a variant of [`Kind`](crate::Kind)
-//! if the kind is new. Nothing else changes.
+//! if the kind is new. Its sentences are in `advice/findings.toml`. Nothing else changes.
 //!
 //! Invariants: a finder does no I/O, so that it can be tested on plain data. A finder that depends
 //! on the findings of others comes after them in the table, and looks them up by kind and database,

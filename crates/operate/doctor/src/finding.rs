@@ -2,9 +2,11 @@
 //!
 //! Invariant: evidence, cost and fixes are separate, and each states its confidence.
 
+use std::fmt::Display;
+
 use serde::Serialize;
 
-use crate::{Confidence, Fix};
+use crate::{Confidence, Fix, texts};
 
 /// The kind of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -135,12 +137,31 @@ pub struct Evidence {
     /// Its figures for programs, by name with the unit last (`resident_bytes`).
     #[serde(skip_serializing_if = "serde_json::Map::is_empty")]
     pub figures: serde_json::Map<String, serde_json::Value>,
+    /// The text with its places still empty; `None` for a text that has none.
+    #[serde(skip)]
+    template: Option<&'static str>,
+    /// The values for these places.
+    #[serde(skip)]
+    values: Vec<(&'static str, String)>,
 }
 
 impl Evidence {
     /// Creates a sentence without figures, about something seen or counted.
     pub fn new(text: impl Into<String>) -> Self {
-        Self { text: text.into(), confidence: Confidence::Measured, figures: serde_json::Map::new() }
+        Self {
+            text: text.into(),
+            confidence: Confidence::Measured,
+            figures: serde_json::Map::new(),
+            template: None,
+            values: Vec::new(),
+        }
+    }
+
+    /// Creates a sentence of the table of texts. Its figures and words follow.
+    pub(crate) fn of(id: &str) -> Self {
+        let template = texts::template(id);
+        debug_assert!(template.is_some(), "no text is called {id}");
+        Self { template, ..Self::new("") }.filled()
     }
 
     /// Sets another confidence.
@@ -158,8 +179,37 @@ impl Evidence {
     /// assert_eq!(evidence.figures["resident_bytes"], 4096);
     /// ```
     #[must_use]
-    pub fn with(mut self, name: &str, figure: impl Into<serde_json::Value>) -> Self {
-        self.figures.insert(name.to_owned(), figure.into());
+    pub fn with(self, name: &'static str, figure: impl Into<serde_json::Value>) -> Self {
+        self.add(name, figure.into())
+    }
+
+    /// Adds a figure if it is known.
+    #[must_use]
+    pub(crate) fn with_known(self, name: &'static str, figure: Option<impl Into<serde_json::Value>>) -> Self {
+        match figure {
+            Some(figure) => self.add(name, figure.into()),
+            None => self,
+        }
+    }
+
+    fn add(mut self, name: &'static str, figure: serde_json::Value) -> Self {
+        self.values.push((name, texts::shown(name, &figure)));
+        self.figures.insert(name.to_owned(), figure);
+        self.filled()
+    }
+
+    /// Adds words for a place of the text.
+    #[must_use]
+    pub(crate) fn say(mut self, name: &'static str, words: impl Display) -> Self {
+        self.values.push((name, words.to_string()));
+        self.filled()
+    }
+
+    fn filled(mut self) -> Self {
+        let values: Vec<_> = self.values.iter().map(|(name, words)| (*name, words as &dyn Display)).collect();
+        if let Some(text) = self.template.and_then(|template| texts::filled(template, &values)) {
+            self.text = text;
+        }
         self
     }
 }

@@ -21,6 +21,7 @@ pub mod settings;
 mod swap_watch;
 #[cfg(test)]
 mod testing;
+mod texts;
 
 pub use advice::{Advice, Advised, Effect, Goal, Offer, Product, TABLE, advise};
 pub use finders::{MixedWith, examine, missing_snapshot, mixed_with};

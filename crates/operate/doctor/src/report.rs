@@ -162,6 +162,18 @@ impl Report {
     pub fn worst(&self) -> Option<Severity> {
         self.findings.iter().map(|finding| finding.severity).max()
     }
+
+    /// Whether nothing was seen of a database, so that the lack of findings means nothing: there is
+    /// none, or one of the `named` processes has ended. An empty directory counts as seen.
+    pub fn is_blind(&self, named: &[u32]) -> bool {
+        let databases = &self.inspected.databases;
+        let ended = |pid: &u32| !databases.iter().any(|database| database.pid == Some(*pid));
+        databases.is_empty()
+            || named.iter().any(ended)
+            || databases.iter().any(|database| {
+                database.files == 0 && (database.pid.is_some() || !self.visibility_gaps.is_empty())
+            })
+    }
 }
 
 /// Returns the root of a database whose paths mean something else to this process, from the paths
@@ -577,5 +589,36 @@ mod tests {
         ];
         let text = finding.to_string();
         assert!(text.contains("\n  - seen\n  - (estimated) reckoned\n  - (from settings) read\n"), "{text}");
+    }
+
+    fn report_on(pid: Option<u32>, files: usize, gaps: usize) -> Report {
+        let database = InspectedDatabase {
+            name: "mariadb".to_owned(),
+            pid,
+            profile: "mariadb".to_owned(),
+            directories: Vec::new(),
+            root: None,
+            files,
+            settings_from: Vec::new(),
+            settings_unread: Vec::new(),
+        };
+        let gap = VisibilityGap { what: "a directory".to_owned(), why: "denied".to_owned(), needs: None };
+        Report {
+            findings: Vec::new(),
+            inspected: Inspected { databases: vec![database], ..Inspected::default() },
+            visibility_gaps: vec![gap; gaps],
+        }
+    }
+
+    #[test]
+    fn a_database_of_which_nothing_was_seen_is_not_well() {
+        assert!(report_on(Some(7), 0, 1).is_blind(&[7]));
+        assert!(!report_on(Some(7), 3, 1).is_blind(&[7]));
+        assert!(report_on(None, 0, 1).is_blind(&[]));
+        assert!(!report_on(None, 0, 0).is_blind(&[]), "an empty directory");
+        assert!(report_on(Some(7), 3, 0).is_blind(&[7, 8]), "one of them has ended");
+        let mut none = report_on(Some(7), 3, 0);
+        none.inspected.databases.clear();
+        assert!(none.is_blind(&[]), "there is none");
     }
 }

@@ -160,7 +160,7 @@ fn checked(report: &Report, named: &[u32]) -> u8 {
     match report.worst() {
         Some(Severity::Serious) => SERIOUS,
         Some(Severity::Warning) => WARNING,
-        _ if is_blind(report, named) => NOT_INSPECTED,
+        _ if report.is_blind(named) => NOT_INSPECTED,
         _ => 0,
     }
 }
@@ -170,18 +170,6 @@ fn saved_snapshot(path: &Path) -> anyhow::Result<SavedSnapshot> {
     let pages =
         SavedPages::read(path).with_context(|| format!("can't use the snapshot {}", escaped(path)))?;
     Ok(SavedSnapshot { path: path.to_path_buf(), pages })
-}
-
-/// Whether nothing was seen of a database, so that the lack of findings means nothing: there is
-/// none, or one of the `named` processes has ended. An empty directory counts as seen.
-fn is_blind(report: &Report, named: &[u32]) -> bool {
-    let databases = &report.inspected.databases;
-    let ended = |pid: &u32| !databases.iter().any(|database| database.pid == Some(*pid));
-    databases.is_empty()
-        || named.iter().any(ended)
-        || databases.iter().any(|database| {
-            database.files == 0 && (database.pid.is_some() || !report.visibility_gaps.is_empty())
-        })
 }
 
 fn scope(args: &DoctorArgs) -> ObserverScope {
@@ -202,41 +190,4 @@ fn write_fixed(all: &[EvictedFile], out: &mut StandardOutput) -> io::Result<()> 
     let evicted = all.iter().filter(|file| file.left_alone.is_none());
     let released: u64 = all.iter().map(|file| file.report.released).sum();
     writeln!(out, "Evicted {} of {}.", ByteSize(released), output::files(evicted.count() as u64))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use pagekeeper_doctor::{Inspected, InspectedDatabase, VisibilityGap};
-
-    fn report(pid: Option<u32>, files: usize, gaps: usize) -> Report {
-        let database = InspectedDatabase {
-            name: "mariadb".to_owned(),
-            pid,
-            profile: "mariadb".to_owned(),
-            directories: Vec::new(),
-            root: None,
-            files,
-            settings_from: Vec::new(),
-            settings_unread: Vec::new(),
-        };
-        let gap = VisibilityGap { what: "a directory".to_owned(), why: "denied".to_owned(), needs: None };
-        Report {
-            findings: Vec::new(),
-            inspected: Inspected { databases: vec![database], ..Inspected::default() },
-            visibility_gaps: vec![gap; gaps],
-        }
-    }
-
-    #[test]
-    fn a_database_of_which_nothing_was_seen_is_not_well() {
-        assert!(is_blind(&report(Some(7), 0, 1), &[7]));
-        assert!(!is_blind(&report(Some(7), 3, 1), &[7]));
-        assert!(is_blind(&report(None, 0, 1), &[]));
-        assert!(!is_blind(&report(None, 0, 0), &[]), "an empty directory");
-        assert!(is_blind(&report(Some(7), 3, 0), &[7, 8]), "one of them has ended");
-        let mut none = report(Some(7), 3, 0);
-        none.inspected.databases.clear();
-        assert!(is_blind(&none, &[]), "there is none");
-    }
 }

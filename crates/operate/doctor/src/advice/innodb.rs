@@ -5,6 +5,7 @@ use super::apply::fix;
 use super::table::{Goal, Product};
 use crate::Fix;
 use crate::settings::{BUFFERED_METHOD, Engine, Setting, Settings};
+use crate::texts::text;
 
 const LOG_FILE_BUFFERING: &str = "innodb_log_file_buffering";
 const DUMP_AND_LOAD: [&str; 2] =
@@ -17,13 +18,13 @@ pub(super) fn advise(goal: Goal, settings: &Settings, advised: &mut Advised) {
         }
         Goal::LogsOutOfCache => {
             advised.fixes.extend(redo(settings));
-            let what = if settings.engine == Engine::MariaDb {
+            let id = if settings.engine == Engine::MariaDb {
                 advised.remarks.extend(by_commit(settings));
-                "no setting keeps MariaDB's binary log out of the page cache; pagekeeper guard releases it"
+                "innodb.binlog-stays"
             } else {
-                "no setting keeps MySQL's redo log or binary log out of the page cache; pagekeeper guard releases them"
+                "innodb.logs-stay"
             };
-            advised.remarks.push(what.to_owned());
+            advised.remarks.push(text(id, &[]));
         }
         Goal::WarmStart => {
             let product = Product::with_innodb(settings.engine);
@@ -48,14 +49,7 @@ pub(crate) fn redo(settings: &Settings) -> Option<Fix> {
 /// which is no reason to change that setting.
 pub(crate) fn by_commit(settings: &Settings) -> Option<String> {
     let setting = settings.get("innodb_flush_log_at_trx_commit").filter(|setting| setting.value == "2")?;
-    (settings.engine == Engine::MariaDb).then(|| {
-        format!(
-            "its redo log goes through the page cache because innodb_flush_log_at_trx_commit is 2 ({}; MariaDB 10.8 and \
-             later; as it was started: SET GLOBAL may have changed it since): that is a choice of durability against speed, and the page cache no reason to change it; pagekeeper \
-             guard releases the log where it is written in whole pages",
-            setting.from
-        )
-    })
+    (settings.engine == Engine::MariaDb).then(|| text("innodb.by-commit", &[("from", &setting.from)]))
 }
 
 /// The reason why InnoDB uses the page cache for its tables.

@@ -5,10 +5,9 @@ use super::apply::{fix, fix_to};
 use super::table::{Goal, Product, find};
 use crate::Fix;
 use crate::settings::Settings;
+use crate::texts::text;
 
 const PRELOAD_LIBRARIES: &str = "shared_preload_libraries";
-const WAL_STAYS: &str = "no setting makes PostgreSQL drop WAL from the page cache unless wal_level = minimal, which allows \
-                         neither replicas nor archiving; pagekeeper guard releases it";
 
 pub(super) fn advise(goal: Goal, settings: &Settings, advised: &mut Advised) {
     match goal {
@@ -17,7 +16,7 @@ pub(super) fn advise(goal: Goal, settings: &Settings, advised: &mut Advised) {
             let off = names.iter().filter(|name| settings.bytes(name) == Some(0));
             advised.fixes.extend(off.filter_map(|name| fix(settings, Product::PostgreSql, name)));
         }
-        Goal::LogsOutOfCache => advised.remarks.push(WAL_STAYS.to_owned()),
+        Goal::LogsOutOfCache => advised.remarks.push(text("postgresql.wal-stays", &[])),
         Goal::WarmStart => {
             let libraries = settings.get(PRELOAD_LIBRARIES).map_or("", |setting| setting.value.as_str());
             if !libraries.contains("pg_prewarm") {

@@ -25,6 +25,7 @@ use super::swapped::SWAPPED_BYTES_MIN;
 use super::unwritten::{of_unwritten, unwritten};
 use crate::advice::step;
 use crate::observation::Observation;
+use crate::texts::text;
 use crate::{Advised, Confidence, Cost, Evidence, Finding, Fix, Kind, Severity};
 
 /// A group with less than one part in this many of its limit unused is near its limit.
@@ -95,25 +96,14 @@ impl CacheComposition {
     }
 
     fn evidence(&self, cache: u64) -> Evidence {
-        let again = self.releasable.map(|bytes| format!(" ({} of them never read again)", ByteSize(bytes)));
-        let text = format!(
-            "of {} of page cache, logs hold {}{}, data {}, other files and block devices {}, if all that {} to {} is charged here",
-            ByteSize(cache),
-            ByteSize(self.logs),
-            again.unwrap_or_default(),
-            ByteSize(self.data),
-            ByteSize(self.others),
-            if self.databases == 1 { "is resident and belongs" } else { "is resident and belong" },
-            counted(self.databases, "database", "databases"),
-        );
-        let evidence = Evidence::new(text)
+        Evidence::of("cgroup.held")
             .with("log_resident_bytes", self.logs)
+            .with_known("log_releasable_bytes", self.releasable)
             .with("data_resident_bytes", self.data)
-            .with("other_resident_bytes", self.others);
-        match self.releasable {
-            Some(releasable) => evidence.with("log_releasable_bytes", releasable),
-            None => evidence,
-        }
+            .with("other_resident_bytes", self.others)
+            .say("page_cache", ByteSize(cache))
+            .say("belongs", if self.databases == 1 { "belongs" } else { "belong" })
+            .say("databases", counted(self.databases, "database", "databases"))
     }
 }
 
@@ -144,11 +134,7 @@ fn near(observation: &Observation<'_>, index: usize, group: &MemoryCgroup) -> Op
     let mostly_unwritten = unwritten >= cache / 2;
     let Advised { mut fixes, mut remarks } =
         if mostly_unwritten { of_unwritten(observation, index, group) } else { Advised::default() };
-    remarks.push(
-        "the limit need not be raised for page cache; where data comes back from storage again and again, the finding on short \
-         memory says so"
-            .to_owned(),
-    );
+    remarks.push(text("cgroup.remark", &[]));
     if in_pod {
         fixes.extend(wasted.map(|wasted| daemon_set(group, wasted)));
         fixes.push(request(group, &held));
@@ -157,22 +143,13 @@ fn near(observation: &Observation<'_>, index: usize, group: &MemoryCgroup) -> Op
         kind: Kind::CgroupCache,
         severity: if is_much || mostly_unwritten { Severity::Warning } else { Severity::Note },
         database: Some(observation.subject(index)),
-        title: format!(
-            "its memory cgroup {} is near its limit of {} because of page cache",
-            escaped(&group.directory),
-            ByteSize(limit)
-        ),
+        title: text("cgroup.title", &[("group", &escaped(&group.directory)), ("limit", &ByteSize(limit))]),
         evidence: evidence.into_iter().flatten().collect(),
         cost: Cost::estimated(cost(mostly_unwritten.then_some(unwritten), in_swap(observation, group))),
         fixes,
         remarks,
         pagekeeper: wasted.map(|wasted| {
-            format!(
-                "{} releases {} of log pages that nobody will read again, for as long as it runs; [cgroup] in its \
-                 configuration keeps page cache of whole groups below a share of their limits.",
-                guard_command(database),
-                ByteSize(wasted)
-            )
+            text("cgroup.pagekeeper", &[("guard", &guard_command(database)), ("wasted", &ByteSize(wasted))])
         }),
     })
 }
@@ -195,49 +172,29 @@ fn in_swap(observation: &Observation<'_>, group: &MemoryCgroup) -> Option<u64> {
 /// Describes the cost: dirty pages can't be dropped, clean ones can at once, and memory in swap is
 /// read back. Swap below the minimum of its own finding does not matter.
 fn cost(unwritten: Option<u64>, in_swap: Option<u64>) -> String {
-    let monitors = "Monitors and kubelet take a part of it for needed memory: they alert, evict the pod when the node is short, and \
-                    have limits raised that the database does not need.";
-    match (unwritten, in_swap) {
-        (Some(unwritten), _) => format!(
-            "{} of it have to be written before any of that can be reclaimed: whoever needs memory in the group waits for the \
-             disk. {monitors}",
-            ByteSize(unwritten)
-        ),
-        (None, Some(in_swap)) if in_swap >= SWAPPED_BYTES_MIN => format!(
-            "{} of the memory of its programs are in swap beside that page cache, and are read back from there \
-             when they are used. {monitors}",
-            ByteSize(in_swap)
-        ),
-        (None, Some(_)) => format!(
-            "No throughput by itself: the kernel reclaims clean page cache before it kills for the limit. {monitors}"
-        ),
-        (None, None) => format!(
-            "How much memory of its programs is in swap beside that page cache is unknown. {monitors}"
-        ),
-    }
+    let (id, bytes) = match (unwritten, in_swap) {
+        (Some(unwritten), _) => ("cgroup.cost-unwritten", unwritten),
+        (None, Some(in_swap)) if in_swap >= SWAPPED_BYTES_MIN => ("cgroup.cost-swapped", in_swap),
+        (None, Some(_)) => ("cgroup.cost-little", 0),
+        (None, None) => ("cgroup.cost-unknown", 0),
+    };
+    format!("{} {}", text(id, &[("bytes", &ByteSize(bytes))]), text("cgroup.monitors", &[]))
 }
 
 fn filled(group: &MemoryCgroup, limit: u64) -> Evidence {
-    let used = percent(group.usage, limit, 0);
-    Evidence::new(format!("{} of {} used ({used})", ByteSize(group.usage), ByteSize(limit)))
+    Evidence::of("cgroup.filled")
         .with("usage_bytes", group.usage)
         .with("limit_bytes", limit)
+        .say("used", percent(group.usage, limit, 0))
 }
 
 /// Describes a group's page cache, and the working set that kubelet computes from it.
 pub(super) fn group_lists(group: &MemoryCgroup) -> Evidence {
-    Evidence::new(format!(
-        "{} of page cache: {} on the active list of the kernel, {} on the inactive one; working set as kubelet computes \
-         it: {}",
-        ByteSize(group.page_cache()),
-        ByteSize(group.active_file),
-        ByteSize(group.inactive_file),
-        ByteSize(working_set(group)),
-    ))
-    .with("page_cache_bytes", group.page_cache())
-    .with("active_file_bytes", group.active_file)
-    .with("inactive_file_bytes", group.inactive_file)
-    .with("working_set_bytes", working_set(group))
+    Evidence::of("cgroup.lists")
+        .with("page_cache_bytes", group.page_cache())
+        .with("active_file_bytes", group.active_file)
+        .with("inactive_file_bytes", group.inactive_file)
+        .with("working_set_bytes", working_set(group))
 }
 
 /// Returns the memory that a node has available for kubelet.
@@ -247,34 +204,21 @@ pub(super) fn seen_by_kubelet(memory: &MemInfo) -> u64 {
 
 /// Returns both figures for the memory that the node has available.
 pub(super) fn node(memory: &MemInfo) -> Evidence {
-    let available = seen_by_kubelet(memory);
-    let text = format!(
-        "of {}, the node has {} available as kubelet computes it (free and inactive file pages), and {} as the kernel \
-         does (MemAvailable); {} of file pages are active",
-        ByteSize(memory.total),
-        ByteSize(available),
-        ByteSize(memory.available),
-        ByteSize(memory.active_file),
-    );
-    Evidence::new(text)
-        .with("node_available_bytes", available)
+    Evidence::of("cgroup.node")
+        .with("node_available_bytes", seen_by_kubelet(memory))
         .with("mem_available_bytes", memory.available)
         .with("node_active_file_bytes", memory.active_file)
+        .say("total", ByteSize(memory.total))
 }
 
 /// Describes how the lists of a group's file pages changed during the watch; `before` has those
 /// when it began.
 pub(super) fn lists_change(before: &MemoryCgroup, now: &MemoryCgroup) -> Evidence {
-    let text = format!(
-        "while watching, its active file pages went from {} to {}, its inactive ones from {} to {}",
-        ByteSize(before.active_file),
-        ByteSize(now.active_file),
-        ByteSize(before.inactive_file),
-        ByteSize(now.inactive_file)
-    );
-    Evidence::new(text)
+    Evidence::of("cgroup.lists-change")
         .with("active_file_before_bytes", before.active_file)
         .with("inactive_file_before_bytes", before.inactive_file)
+        .say("active", ByteSize(now.active_file))
+        .say("inactive", ByteSize(now.inactive_file))
 }
 
 /// Returns how often limits took effect since the creation of the group, or of the group above it
@@ -332,18 +276,11 @@ pub(super) fn limits(group: &MemoryCgroup, watched: Option<MemoryEvents>) -> Opt
 /// Returns the working set without the pages that the guard would release.
 fn without(group: &MemoryCgroup, held: &CacheComposition) -> Option<Evidence> {
     let releasable = held.releasable.filter(|releasable| *releasable > 0)?;
-    let most = working_set(group);
-    let least = least_without(group, releasable);
-    let usage = group.usage.saturating_sub(releasable);
-    let text = format!(
-        "without the logs that nobody will read again: {} used, working set between {} and {}, as many of their pages as \
-         are on the active list",
-        ByteSize(usage),
-        ByteSize(least),
-        ByteSize(most)
-    );
-    let evidence = Evidence::new(text).known(Confidence::Estimated);
-    Some(evidence.with("usage_without_bytes", usage).with("working_set_without_least_bytes", least))
+    let evidence = Evidence::of("cgroup.without")
+        .known(Confidence::Estimated)
+        .with("usage_without_bytes", group.usage.saturating_sub(releasable))
+        .with("working_set_without_least_bytes", least_without(group, releasable));
+    Some(evidence.say("most", ByteSize(working_set(group))))
 }
 
 /// Returns the minimum of the working set without this much page cache: all of it was active.
@@ -375,8 +312,7 @@ pub(super) fn streams(observation: &Observation<'_>, group: &MemoryCgroup) -> Op
             named.push(format!("{} (process {}) {}", escaped(name), streamer.pid, ByteSize(bytes)));
         }
     }
-    let text = format!("streams in it brought in while watching: {}", named.join(", "));
-    (all > 0).then(|| Evidence::new(text).with("stream_bytes", all))
+    (all > 0).then(|| Evidence::of("cgroup.streams").with("stream_bytes", all).say("named", named.join(", ")))
 }
 
 /// Whether kubelet created the group, by either of its drivers: `/kubepods.slice/…`, `/kubepods/…`.

@@ -20,6 +20,7 @@ use crate::advice::step;
 use crate::observation::called;
 use crate::observed::attribution::database_of;
 use crate::phrases::per_second;
+use crate::texts::{known, text};
 use crate::{Advised, Cost, Evidence, Finding, Fix, Kind, Observation, Severity};
 
 pub(crate) use device::{cap, is_own as is_devices_own};
@@ -232,9 +233,7 @@ fn fixes(observation: &Observation<'_>, flow: Option<&DirtyFlow>) -> Advised {
             .iter()
             .filter_map(|device| cap(observation, device))
             .collect(),
-        remarks: vec![format!(
-            "no higher limit is named: files on device {devices} are synced, and a sync waits for earlier dirty data"
-        )],
+        remarks: vec![text("dirty-limits.remark-synced", &[("devices", &devices)])],
     }
 }
 
@@ -243,20 +242,18 @@ fn full(observation: &Observation<'_>, throttled: Duration, fullest: u64) -> Fin
     let report = &observation.after.host.dirty;
     let thresholds = in_force(report);
     let flow = DirtyFlow::watched(observation);
+    let over = match fullest.checked_sub(begins(&thresholds)) {
+        Some(over) => format!("{} over", ByteSize(over)),
+        None => "less than".to_owned(),
+    };
     let mut evidence = vec![
         forms(report),
-        Evidence::new(format!(
-            "at most {} were dirty or under writeback ({}); {} at the end of the watch",
-            ByteSize(fullest),
-            match fullest.checked_sub(begins(&thresholds)) {
-                Some(over) => format!("{} over where throttling begins", ByteSize(over)),
-                None => "less than where throttling begins".to_owned(),
-            },
-            ByteSize(report.dirty + report.writeback)
-        ))
-        .with("fullest_bytes", fullest)
-        .with("dirty_bytes", report.dirty)
-        .with("writeback_bytes", report.writeback),
+        Evidence::of("dirty-limits.fullest")
+            .say("over", over)
+            .say("now", ByteSize(report.dirty + report.writeback))
+            .with("fullest_bytes", fullest)
+            .with("dirty_bytes", report.dirty)
+            .with("writeback_bytes", report.writeback),
         ages(&report.parameters),
     ];
     evidence.extend(waited_for_storage(observation));
@@ -273,27 +270,19 @@ fn full(observation: &Observation<'_>, throttled: Duration, fullest: u64) -> Fin
         kind: Kind::DirtyLimits,
         severity: if throttled.is_zero() && !unknown { Severity::Note } else { Severity::Warning },
         database: None,
-        title: format!(
-            "dirty pages reached their limits: throttling begins at {}, {} were dirty",
-            ByteSize(begins(&thresholds)),
-            ByteSize(fullest)
+        title: text(
+            "dirty-limits.title",
+            &[("begins", &ByteSize(begins(&thresholds))), ("fullest", &ByteSize(fullest))],
         ),
         evidence,
         cost: Cost::measured(if unknown {
-            "every writer through the page cache is slowed to the speed of the disk; whether a database is \
-             among them is not known without tracing"
-                .to_owned()
+            text("dirty-limits.cost-unknown", &[])
         } else if throttled.is_zero() {
-            "every writer through the page cache is slowed to the speed of the disk, no matter who made the \
-             pages dirty"
-                .to_owned()
+            text("dirty-limits.cost-writers", &[])
         } else {
-            format!(
-                "tasks of {} were throttled for {} in {}",
-                throttled_databases(observation),
-                duration(throttled),
-                duration(observation.period())
-            )
+            let (throttled, period) = (duration(throttled), duration(observation.period()));
+            let names = throttled_databases(observation);
+            text("dirty-limits.cost", &[("names", &names), ("throttled", &throttled), ("period", &period)])
         }),
         fixes,
         remarks,
@@ -313,31 +302,20 @@ fn waited_for_storage(observation: &Observation<'_>) -> Option<Evidence> {
         .machine
         .io_stalled
         .filter(|stalled| !traced(observation) && !stalled.is_zero())?;
-    Some(
-        Evidence::new(format!(
-            "some task waited for storage during {} of {} (pressure stall information)",
-            duration(stalled),
-            duration(observation.period())
-        ))
-        .with("io_stalled_seconds", stalled.as_secs_f64()),
-    )
+    let evidence = Evidence::of("dirty-limits.waited").with("io_stalled_seconds", stalled.as_secs_f64());
+    Some(evidence.say("period", duration(observation.period())))
 }
 
 /// Returns the form of each limit in force, and the resulting threshold.
 fn forms(report: &DirtyReport) -> Evidence {
     let thresholds = in_force(report);
-    Evidence::new(format!(
-        "background writeback begins at {} ({}), throttling at {}, and the limit is {} ({})",
-        ByteSize(thresholds.background),
-        form(report.parameters.background, "dirty_background"),
-        ByteSize(begins(&thresholds)),
-        ByteSize(thresholds.limit),
-        form(report.parameters.limit, "dirty"),
-    ))
-    .with("background_bytes", thresholds.background)
-    .with("throttling_begins_bytes", begins(&thresholds))
-    .with("limit_bytes", thresholds.limit)
-    .with("dirtyable_bytes", report.dirtyable)
+    Evidence::of("dirty-limits.forms")
+        .with("background_bytes", thresholds.background)
+        .with("throttling_begins_bytes", begins(&thresholds))
+        .with("limit_bytes", thresholds.limit)
+        .with("dirtyable_bytes", report.dirtyable)
+        .say("background", form(report.parameters.background, "dirty_background"))
+        .say("limit", form(report.parameters.limit, "dirty"))
 }
 
 fn form(limit: DirtyLimit, name: &str) -> String {
@@ -357,30 +335,19 @@ fn ages(parameters: &DirtyParameters) -> Evidence {
         0 => "but periodic writeback is off".to_owned(),
         every => format!("by a thread that wakes every {}", centiseconds(every)),
     };
-    Evidence::new(format!(
-        "below that, pages are written when they have been dirty for {}, {wakes} \
-         (vm.dirty_expire_centisecs={expire}, \
-         vm.dirty_writeback_centisecs={writeback})",
-        centiseconds(expire)
-    ))
-    .with("dirty_expire_centiseconds", expire)
-    .with("dirty_writeback_centiseconds", writeback)
+    Evidence::of("dirty-limits.ages")
+        .with("dirty_expire_centiseconds", expire)
+        .with("dirty_writeback_centiseconds", writeback)
+        .say("expire", centiseconds(expire))
+        .say("wakes", wakes)
 }
 
 fn rates(flow: &DirtyFlow) -> Evidence {
-    let wanted = if flow.wanted > flow.dirtied {
-        format!(", and about {} would have been without throttling", rate(flow.wanted))
-    } else {
-        String::new()
-    };
-    Evidence::new(format!(
-        "on the whole host {} were made dirty{wanted}; {} were written",
-        rate(flow.dirtied),
-        rate(flow.written)
-    ))
-    .with("dirtied_bytes_per_second", flow.dirtied)
-    .with("wanted_bytes_per_second", flow.wanted)
-    .with("written_bytes_per_second", flow.written)
+    Evidence::of("dirty-limits.rates")
+        .with("dirtied_bytes_per_second", flow.dirtied)
+        .with("wanted_bytes_per_second", flow.wanted)
+        .with("written_bytes_per_second", flow.written)
+        .say("wanted", known((flow.wanted > flow.dirtied).then(|| rate(flow.wanted))))
 }
 
 /// Returns the state by device, if the kernel shows it (debugfs).
@@ -396,17 +363,11 @@ fn devices(observation: &Observation<'_>) -> Vec<Evidence> {
         let rates = between(then.dirtied, now.dirtied).zip(between(then.written, now.written));
         let Some((dirtied, written)) = rates.filter(|(dirtied, _)| *dirtied > 0) else { continue };
         found.push(
-            Evidence::new(format!(
-                "of that, for device {}: {} made dirty, {} written; its share of the limit is {} now",
-                after.name,
-                rate(dirtied),
-                rate(written),
-                ByteSize(now.dirty_threshold)
-            ))
-            .with("device", after.name.as_str())
-            .with("dirtied_bytes_per_second", dirtied)
-            .with("written_bytes_per_second", written)
-            .with("share_of_limit_bytes", now.dirty_threshold),
+            Evidence::of("dirty-limits.device")
+                .with("device", after.name.as_str())
+                .with("dirtied_bytes_per_second", dirtied)
+                .with("written_bytes_per_second", written)
+                .with("share_of_limit_bytes", now.dirty_threshold),
         );
     }
     found
@@ -434,11 +395,7 @@ fn alternatives(report: &DirtyReport, flow: &DirtyFlow) -> Evidence {
         let lasts = lasts.map(|lasts| lasts.as_secs());
         alternatives.push(serde_json::json!({ "setting": name, "lasts_seconds": lasts }));
     }
-    let text = format!(
-        "estimated from these rates, throttling would begin {}; a guess, if the load stays the same",
-        said.join(", ")
-    );
-    Evidence::new(text).with("alternatives", alternatives)
+    Evidence::of("dirty-limits.alternatives").with("alternatives", alternatives).say("said", said.join(", "))
 }
 
 /// Returns the databases in memory cgroups with their own dirty limits.
@@ -446,18 +403,12 @@ fn groups(observation: &Observation<'_>) -> Vec<Evidence> {
     let groups = observation.databases().filter_map(|(_, database)| {
         let group = database.cgroup.as_ref().filter(|group| group.version == CgroupVersion::V2)?;
         let limit = group.effective_limit?;
-        Some(
-            Evidence::new(format!(
-                "{} is in a memory cgroup of {}: as ratios, the limits hold of that memory for it, and it may \
-                 be throttled \
-                 earlier; {} of its pages are dirty",
-                called(database),
-                ByteSize(limit),
-                group.dirty.map_or_else(|| "an unknown number".to_owned(), |dirty| ByteSize(dirty).to_string())
-            ))
+        let dirty =
+            group.dirty.map_or_else(|| "an unknown number".to_owned(), |dirty| ByteSize(dirty).to_string());
+        let evidence = Evidence::of("dirty-limits.group")
             .with("cgroup", unescaped(&group.directory))
-            .with("cgroup_limit_bytes", limit),
-        )
+            .with("cgroup_limit_bytes", limit);
+        Some(evidence.say("database", called(database)).say("dirty", dirty))
     });
     groups.collect()
 }
@@ -473,13 +424,13 @@ fn odd(parameters: &DirtyParameters, thresholds: &DirtyThresholds, dirtyable: u6
         DirtyLimit::Bytes(bytes) => bytes,
         DirtyLimit::Ratio(percent) => dirtyable / 100 * percent,
     };
-    let note = |title: String, evidence: Evidence, cost: &str, fix: Fix| Finding {
+    let note = |id: &str, evidence: Evidence, fix: Fix| Finding {
         kind: Kind::DirtyLimits,
         severity: Severity::Note,
         database: None,
-        title,
+        title: text(&format!("{id}.title"), &[]),
         evidence: vec![evidence],
-        cost: Cost::estimated(cost),
+        cost: Cost::estimated(text(&format!("{id}.cost"), &[])),
         fixes: vec![fix],
         remarks: Vec::new(),
         pagekeeper: None,
@@ -492,41 +443,23 @@ fn odd(parameters: &DirtyParameters, thresholds: &DirtyThresholds, dirtyable: u6
         ("limit", &ByteSize(thresholds.limit)),
     ];
     let lower = step("lower-background-limit", values);
-    let report = |what: &str| {
-        Evidence::new(format!(
-            "background writeback is set to {} ({}), the limit is {} ({}): {what}",
-            ByteSize(background),
-            form(parameters.background, "dirty_background"),
-            ByteSize(thresholds.limit),
-            form(parameters.limit, "dirty")
-        ))
-        .with("background_bytes", background)
-        .with("limit_bytes", thresholds.limit)
+    let report = |id: &str| {
+        Evidence::of(&format!("{id}.evidence"))
+            .with("background_bytes", background)
+            .with("limit_bytes", thresholds.limit)
+            .say("background", form(parameters.background, "dirty_background"))
+            .say("limit", form(parameters.limit, "dirty"))
     };
-    if background >= thresholds.limit {
-        findings.push(note(
-            "background writeback is set to begin at or above the limit on dirty pages".to_owned(),
-            report("the kernel uses half the limit instead"),
-            "nothing now; the setting does not do what it says",
-            lower,
-        ));
-    } else if thresholds.limit - background < thresholds.limit / 8 {
-        findings.push(note(
-            "background writeback begins close below the limit on dirty pages".to_owned(),
-            report(
-                "dirty pages that accumulate before background writeback begins leave writers little room",
-            ),
-            "a short burst is enough for writers to be throttled",
-            lower,
-        ));
-    }
+    let background_id = if background >= thresholds.limit {
+        Some("dirty-limits.background-above")
+    } else {
+        let is_close = thresholds.limit - background < thresholds.limit / 8;
+        is_close.then_some("dirty-limits.background-close")
+    };
+    findings.extend(background_id.map(|id| note(id, report(id), lower)));
     if parameters.writeback_centisecs == 0 {
-        findings.push(note(
-            "periodic writeback is off: pages stay dirty however old they are".to_owned(),
-            ages(parameters),
-            "a power failure loses more of what was never synced, and syncs and bursts have more to write",
-            step("periodic-writeback", &[]),
-        ));
+        let fix = step("periodic-writeback", &[]);
+        findings.push(note("dirty-limits.writeback-off", ages(parameters), fix));
     }
     findings
 }

@@ -20,6 +20,7 @@ use super::cgroup::{
 };
 use super::unwritten::largest_stream;
 use crate::programs::run_as_stream;
+use crate::texts::text;
 use crate::{Confidence, Cost, Finding, Kind, Observation, Severity};
 
 /// A node is near eviction if kubelet sees less than one part in this many of its memory available.
@@ -64,27 +65,15 @@ fn may_be_evicted(observation: &Observation<'_>, index: usize, group: &MemoryCgr
         kind: Kind::NearEviction,
         severity: if is_urgent { Severity::Warning } else { Severity::Note },
         database: Some(observation.subject(index)),
-        title: format!(
-            "its pod may be evicted: kubelet sees {} available on the node, the kernel {}",
-            ByteSize(seen_by_kubelet(memory)),
-            ByteSize(memory.available)
+        title: text(
+            "eviction.title",
+            &[("kubelet", &ByteSize(seen_by_kubelet(memory))), ("kernel", &ByteSize(memory.available))],
         ),
         evidence: evidence.into_iter().flatten().collect(),
-        cost: Cost::estimated(
-            "Nothing yet. Below its threshold kubelet ends pods, first those whose working set is above their request, \
-             although the kernel would reclaim these pages at once.",
-        ),
+        cost: Cost::estimated(text("eviction.cost", &[])),
         fixes: run.into_iter().chain([request(group, &held)]).collect(),
-        remarks: vec![
-            "kubelet's threshold is not known here: evictionHard and evictionSoft in its configuration, by default \
-             memory.available<100Mi"
-                .to_owned(),
-        ],
-        pagekeeper: Some(
-            "pagekeeper guard keeps page cache of a pod's group below a share of its limit: `[cgroup]` with `reclaim = \
-             \"file\"` in its configuration; cgroups of version 2 only."
-                .to_owned(),
-        ),
+        remarks: vec![text("eviction.remark", &[])],
+        pagekeeper: Some(text("eviction.pagekeeper", &[])),
     }
 }
 

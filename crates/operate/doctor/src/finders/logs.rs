@@ -7,6 +7,7 @@
 //! measurements showed.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::path::Path;
 
 use pagekeeper_observe::{Database, File, OpenerKind};
@@ -17,6 +18,7 @@ use super::EarlierFindings;
 use super::settings::redo_settings;
 use crate::observation::Observation;
 use crate::phrases::{file_name, largest};
+use crate::texts::{known, text};
 use crate::{Advised, Cost, Evidence, Finding, Goal, Kind, Severity};
 
 /// Minimum of bytes that nobody will read again to be reported (16 MiB): the rules themselves keep
@@ -134,11 +136,9 @@ fn find_in(observation: &Observation<'_>, index: usize, database: &Database) -> 
     evidence.extend(read_at_start(&logs));
     if logs.growth >= GROWTH_LEAST {
         let seconds = observation.period().as_secs_f64();
-        evidence.push(
-            Evidence::new(format!("{} more than {seconds:.0} s before", ByteSize(logs.growth)))
-                .with("growth_bytes", logs.growth)
-                .with("watched_seconds", seconds),
-        );
+        let growth =
+            Evidence::of("logs.growth").with("growth_bytes", logs.growth).with("watched_seconds", seconds);
+        evidence.push(growth.say("seconds", format!("{seconds:.0}")));
     }
     evidence.extend(kept(observation, &logs).into_iter().map(Evidence::new));
     evidence.extend(observation.settings_of(index).map(redo_settings).into_iter().flatten());
@@ -158,16 +158,8 @@ fn find_in(observation: &Observation<'_>, index: usize, database: &Database) -> 
         fixes: advised.fixes,
         remarks: advised.remarks,
         pagekeeper: logs.guard_may_release().filter(|_| much_releasable).map(|_| {
-            let what = if logs.is_of_messages() {
-                "all but the newest messages of each stream or topic, as much as their budget is,"
-            } else {
-                "the pages behind the writer and all followers,"
-            };
-            format!(
-                "{} releases {what} for as long as it runs. It frees memory, adds no throughput, and can't change a byte \
-                 of a log.",
-                guard_command(database)
-            )
+            let id = if logs.is_of_messages() { "logs.pagekeeper-messages" } else { "logs.pagekeeper" };
+            text(id, &[("guard", &guard_command(database))])
         }),
     })
 }
@@ -215,19 +207,14 @@ fn by_class(logs: &LogPages<'_>) -> Vec<Evidence> {
             .filter(|file| file.resident() > 0)
             .map(|file| (file_name(&file.path), file.resident()))
             .collect();
-        let text = format!(
-            "{class}: {} of {} resident in {}: {}",
-            // The last page of a file is counted whole.
-            ByteSize(sum.min(size)),
-            ByteSize(size),
-            counted(files.len(), "file", "files"),
-            largest(named, LISTED_LOG_FILES_MAX)
-        );
-        Evidence::new(text)
+        Evidence::of("logs.class")
             .with("class", class.to_string())
             .with("resident_bytes", sum)
             .with("size_bytes", size)
             .with("files", files.len())
+            .say("resident", ByteSize(sum.min(size)))
+            .say("count", counted(files.len(), "file", "files"))
+            .say("largest", largest(named, LISTED_LOG_FILES_MAX))
     };
     classes.into_iter().map(evidence).collect()
 }
@@ -247,75 +234,38 @@ fn judged(logs: &LogPages<'_>) -> Option<Evidence> {
         .map(|opener| opener.count)
         .sum();
     let followers = match readers {
-        0 => "nobody has one open for reading".to_owned(),
-        1 => "and behind its one reader".to_owned(),
-        many => format!("and behind all {many} readers"),
+        0 => "; nobody has one open for reading".to_owned(),
+        1 => " and behind its one reader".to_owned(),
+        many => format!(" and behind all {many} readers"),
     };
-    let join = if readers == 0 { "; " } else { " " };
-    let text = if logs.is_of_messages() {
-        format!(
-            "by the guard's rules {} are older than their budget; a reader that lags so far, or \
-                 starts again, would read them from the disk",
-            ByteSize(releasable)
-        )
-    } else {
-        format!("by the guard's rules {} lie behind the writer{join}{followers}", ByteSize(releasable))
-    };
-    Some(
-        Evidence::new(text)
-            .with("releasable_bytes", releasable)
-            .with("resident_bytes", logs.resident)
-            .with("unwritten_bytes", logs.unwritten)
-            .with("readers", readers),
-    )
+    let id = if logs.is_of_messages() { "logs.judged-messages" } else { "logs.judged" };
+    let evidence = Evidence::of(id)
+        .with("releasable_bytes", releasable)
+        .with("resident_bytes", logs.resident)
+        .with("unwritten_bytes", logs.unwritten)
+        .with("readers", readers);
+    Some(evidence.say("followers", followers))
 }
 
 /// Returns what the next start reads; which logs it needs is not examined.
 fn read_at_start(logs: &LogPages<'_>) -> Option<Evidence> {
     let bytes = Some(logs.next_start).filter(|bytes| *bytes > 0)?;
-    let text = format!(
-        "no process has the database open: its next start reads what it needs of the redo log or WAL, {} of \
-         which are \
-         in memory; none of that counts as never read again",
-        ByteSize(bytes)
-    );
-    Some(Evidence::new(text).with("next_start_bytes", bytes))
+    Some(Evidence::of("logs.next-start").with("next_start_bytes", bytes))
 }
 
 fn cost(logs: &LogPages<'_>, database: &Database, elsewhere: OutsideGroup, memory: u64) -> String {
     let limited = database.cgroup.as_ref().and_then(|group| group.effective_limit);
-    let unwritten = match limited.filter(|limit| logs.unwritten >= limit / UNWRITTEN_PART) {
-        Some(limit) => format!(
-            " {} of it are not written yet: at the limit of the memory cgroup ({}) allocations wait for them.",
-            ByteSize(logs.unwritten),
-            ByteSize(limit)
-        ),
-        None => String::new(),
-    };
-    let others =
-        "as are pages brought in by processes that have ended (a restarted container) or run elsewhere";
-    let (at_most, charged) = if elsewhere.logs > 0 {
-        let charged = format!(
-            " {} of it at least are charged to another memory cgroup, {others}: they count against that one's limit, \
-             if it is still there.",
-            ByteSize(elsewhere.logs)
-        );
-        ("", charged)
-    } else if elsewhere.files >= RELEASABLE_MIN {
-        let charged = format!(
-            " Of what the files of the databases in this memory cgroup hold {} at least are charged to another one, {others}; \
-             how much of that is of logs can't be seen.",
-            ByteSize(elsewhere.files)
-        );
-        ("at most ", charged)
-    } else {
-        ("", String::new())
-    };
-    format!(
-        "{at_most}{} of the memory, which monitoring counts as used; the kernel reclaims it only when memory is short. No \
-         throughput: releasing it gains none.{charged}{unwritten}",
-        percent(logs.resident - elsewhere.logs, memory, 0)
-    )
+    let limit = limited.filter(|limit| logs.unwritten >= limit / UNWRITTEN_PART).map(ByteSize);
+    let of_logs = Some(ByteSize(elsewhere.logs)).filter(|_| elsewhere.logs > 0);
+    let is_much = elsewhere.logs == 0 && elsewhere.files >= RELEASABLE_MIN;
+    let values: &[(&str, &dyn Display)] = &[
+        ("share", &percent(logs.resident - elsewhere.logs, memory, 0)),
+        ("logs", &known(of_logs)),
+        ("files", &known(is_much.then_some(ByteSize(elsewhere.files)))),
+        ("limit", &known(limit)),
+        ("unwritten", &ByteSize(logs.unwritten)),
+    ];
+    text("logs.cost", values)
 }
 
 /// Whether a file is certainly not shared memory: its file system is on a device. (btrfs and

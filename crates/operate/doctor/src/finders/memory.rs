@@ -25,6 +25,7 @@ use crate::advice::step;
 use crate::observation::Observation;
 use crate::observed::attribution::database_of;
 use crate::phrases::{per_second, process};
+use crate::texts::{known, text};
 use crate::{Advised, Cost, Evidence, Finding, Fix, Goal, Kind, Severity, Streamer};
 
 /// Minimum share of the time that tasks wait for a finding, since tasks of a busy host always wait
@@ -93,11 +94,13 @@ fn waits_evidence(waits: &[(String, DurationStats)], where_to: &str) -> Evidence
         })
         .collect();
     let more = waits.len().saturating_sub(LISTED_WAITERS_MAX);
-    let more = if more == 0 { String::new() } else { format!("; {more} more processes") };
-    Evidence::new(format!("had to reclaim {where_to} themselves: {}{more}", named.join("; ")))
+    Evidence::of("memory.waits")
         .with("stalls", all.count())
         .with("stalled_seconds", all.total().as_secs_f64())
         .with("longest_seconds", all.longest().as_secs_f64())
+        .say("what", where_to)
+        .say("named", named.join("; "))
+        .say("more", known((more > 0).then_some(more)))
 }
 
 fn severity_of(share: f64) -> Severity {
@@ -131,32 +134,23 @@ fn host(observation: &Observation<'_>) -> Option<Finding> {
     let mut evidence = vec![free(observation)];
     if let Some(stalled) = stalled.filter(|stalled| !stalled.is_zero()) {
         evidence.push(
-            Evidence::new(format!(
-                "{} of {} at least one task waited for memory (pressure stall information)",
-                duration(stalled),
-                duration(period)
-            ))
-            .with("memory_stalled_seconds", stalled.as_secs_f64())
-            .with("watched_seconds", period.as_secs_f64()),
+            Evidence::of("memory.stalled")
+                .with("memory_stalled_seconds", stalled.as_secs_f64())
+                .with("watched_seconds", period.as_secs_f64()),
         );
     }
     match waits.as_deref() {
         Some([]) => {}
         Some(waits) => evidence.push(waits_evidence(waits, "memory")),
-        None => evidence.extend(machine.allocation_stalls.filter(|stalls| *stalls > 0).map(|stalls| {
-            Evidence::new(format!("tasks had to reclaim memory themselves {stalls} times"))
-                .with("stalls", stalls)
-        })),
+        None => evidence.extend(
+            machine
+                .allocation_stalls
+                .filter(|stalls| *stalls > 0)
+                .map(|stalls| Evidence::of("memory.stalls").with("stalls", stalls)),
+        ),
     }
-    if let Some(refaulted) = machine.refaulted.filter(|refaulted| *refaulted > 0) {
-        evidence.push(
-            Evidence::new(format!(
-                "{} of files were read again that had been reclaimed",
-                ByteSize(refaulted)
-            ))
-            .with("refaulted_bytes", refaulted),
-        );
-    }
+    let refaulted = machine.refaulted.filter(|refaulted| *refaulted > 0);
+    evidence.extend(refaulted.map(|bytes| Evidence::of("memory.refaulted").with("refaulted_bytes", bytes)));
     let releasable: u64 = observation
         .databases()
         .filter_map(|(index, _)| LogPages::of(observation, index).guard_may_release())
@@ -165,22 +159,17 @@ fn host(observation: &Observation<'_>) -> Option<Finding> {
         kind: Kind::MemoryShort,
         severity: severity_of(share),
         database: None,
-        title: "tasks wait for memory".to_owned(),
+        title: text("memory.title", &[]),
         evidence,
         cost: Cost::measured(if counted {
-            "Each time a task waits until it has reclaimed memory; how long is not known.".to_owned()
+            text("memory.cost-counted", &[])
         } else {
-            format!("Tasks waited for memory {} of the time.", percent_of(share))
+            text("memory.cost", &[("share", &percent_of(share))])
         }),
         fixes: vec![step("smaller-cache", &[])],
         remarks: Vec::new(),
-        pagekeeper: (releasable >= RELEASABLE_MIN).then(|| {
-            format!(
-                "pagekeeper guard releases {} of log pages that nobody will read again, before any task has to \
-                 wait for that memory.",
-                ByteSize(releasable)
-            )
-        }),
+        pagekeeper: (releasable >= RELEASABLE_MIN)
+            .then(|| text("memory.pagekeeper", &[("releasable", &ByteSize(releasable))])),
     })
 }
 
@@ -200,20 +189,14 @@ fn free(observation: &Observation<'_>) -> Evidence {
     } else {
         "above all watermarks"
     };
-    Evidence::new(format!(
-        "{} free, {state} (min {}, low {}, high {}); {} of {} are page cache",
-        ByteSize(memory.free),
-        ByteSize(marks.min),
-        ByteSize(marks.low),
-        ByteSize(marks.high),
-        ByteSize(memory.cached.saturating_sub(memory.shmem)),
-        ByteSize(memory.total),
-    ))
-    .with("free_bytes", memory.free)
-    .with("watermark_min_bytes", marks.min)
-    .with("watermark_low_bytes", marks.low)
-    .with("watermark_high_bytes", marks.high)
-    .with("page_cache_bytes", memory.cached.saturating_sub(memory.shmem))
+    Evidence::of("memory.free")
+        .with("free_bytes", memory.free)
+        .with("watermark_min_bytes", marks.min)
+        .with("watermark_low_bytes", marks.low)
+        .with("watermark_high_bytes", marks.high)
+        .with("page_cache_bytes", memory.cached.saturating_sub(memory.shmem))
+        .say("state", state)
+        .say("total", ByteSize(memory.total))
 }
 
 /// Examines a database's group. `cause` is the finding on what takes its memory, if not the data: a
@@ -249,9 +232,7 @@ fn group(
     evidence.extend(again.evidence());
     let mut costs: Vec<String> = Vec::new();
     if much_unwritten {
-        costs.push(
-            "Allocations wait until pages are written: 100 ms and more where that was measured.".to_owned(),
-        );
+        costs.push(text("memory.cost-unwritten", &[]));
     }
     let is_traced = again.own.is_some();
     if let Some(again) = much_again {
@@ -263,16 +244,16 @@ fn group(
                 "the data does not fit, if it is the database that reads them: that was not traced"
             }
         };
-        costs.push(format!("{} are read from storage again because {why}.", rate(again)));
+        costs.push(text("memory.cost-again", &[("rate", &rate(again)), ("why", &why)]));
     }
     if let Some((others, bytes)) = again.much_of_others() {
         costs.push(GroupNeighbours::of(observation, index, group).cost(others, bytes));
     }
     if costs.is_empty() && share >= WAITED_LEAST {
-        costs.push("The database's tasks reclaim memory themselves before they get some.".to_owned());
+        costs.push(text("memory.cost-reclaims", &[]));
     }
     if costs.is_empty() {
-        costs.push("Little now: clean pages of files are reclaimed in well under a millisecond.".to_owned());
+        costs.push(text("memory.cost-little", &[]));
     }
     let counted = much_again.is_some();
     let Advised { mut fixes, mut remarks } = observation.advise(Goal::LessPageCache, index);
@@ -283,18 +264,13 @@ fn group(
     }
     match (counted, cause) {
         (false, _) => {}
-        (true, Some(cause)) => remarks.push(format!(
-            "first fix the {} ({}): only then does it show how much memory the data needs",
-            if cause.kind == Kind::Stream { "stream" } else { "read-ahead" },
-            cause.title
-        )),
+        (true, Some(cause)) => {
+            let what = if cause.kind == Kind::Stream { "stream" } else { "read-ahead" };
+            remarks.push(text("memory.remark-cause", &[("what", &what), ("title", &cause.title)]));
+        }
         (true, None) => {
             fixes.push(more(observation, index, group, limit, again.of_database()));
-            remarks.push(format!(
-                "`pagekeeper size --cgroup {}` watches the accesses for two minutes, and prints the hit ratio at \
-                 other limits (Linux 6.12)",
-                shell_quoted(&group.directory)
-            ));
+            remarks.push(text("memory.remark-size", &[("group", &shell_quoted(&group.directory))]));
         }
     }
     let releasable = logs.guard_may_release().filter(|releasable| *releasable >= RELEASABLE_MIN);
@@ -302,17 +278,14 @@ fn group(
         kind: Kind::MemoryShort,
         severity,
         database: Some(observation.subject(index)),
-        title: format!("its memory cgroup is at its limit of {}", ByteSize(limit)),
+        title: text("memory.group-title", &[("limit", &ByteSize(limit))]),
         evidence,
         cost: if counted { Cost::measured(costs.join(" ")) } else { Cost::estimated(costs.join(" ")) },
         fixes,
         remarks,
         pagekeeper: releasable.map(|releasable| {
-            format!(
-                "{} writes out and releases {} of log pages that nobody will read again.",
-                guard_command(database),
-                ByteSize(releasable)
-            )
+            let guard = guard_command(database);
+            text("memory.group-pagekeeper", &[("guard", &guard), ("releasable", &ByteSize(releasable))])
         }),
     })
 }
@@ -356,28 +329,13 @@ impl GroupRereads {
 
     fn evidence(&self) -> Option<Evidence> {
         let bytes = self.all?;
-        let whose = match self.own {
-            Some(own) if own < bytes => {
-                let own = ByteSize(own);
-                format!(
-                    "; of those, {own} at most are of the database's files or were brought in by its processes"
-                )
-            }
-            Some(_) => String::new(),
-            None => "; their readers were not traced".to_owned(),
-        };
-        let per_second = per_second(bytes, self.period);
-        let text = format!(
-            "the kernel counted {} of files read in again after it had been reclaimed, {}, in the memory cgroup{whose}",
-            ByteSize(bytes),
-            rate(per_second.unwrap_or_default())
-        );
-        let evidence =
-            Evidence::new(text).with("refaulted_bytes", bytes).with("refaulted_bytes_per_second", per_second);
-        Some(match self.own {
-            Some(own) => evidence.with("refaulted_own_bytes", own),
-            None => evidence,
-        })
+        let untraced = if self.own.is_none() { "untraced" } else { "" };
+        let evidence = Evidence::of("memory.again")
+            .with("refaulted_bytes", bytes)
+            .with("refaulted_bytes_per_second", per_second(bytes, self.period))
+            .with_known("refaulted_own_bytes", self.own)
+            .say("own", known(self.own.filter(|own| *own < bytes).map(ByteSize)));
+        Some(evidence.say("untraced", untraced))
     }
 }
 
@@ -440,21 +398,10 @@ impl GroupNeighbours {
     /// Describes the cost of rereads at this rate that are not known to be the database's, `bytes`
     /// in total.
     fn cost(&self, rate_of: u64, bytes: u64) -> String {
-        let by =
-            if self.inside.is_empty() { String::new() } else { format!(", by {}", self.inside.join(", ")) };
-        let rate_of = rate(rate_of);
-        if self.inside_bytes >= bytes {
-            return format!(
-                "{rate_of} are read from storage again in its memory cgroup that are not the database's{by}: its own \
-                 data fits."
-            );
-        }
-        let ended =
-            if self.ended.is_empty() { String::new() } else { format!("; {}", self.ended.join("; ")) };
-        format!(
-            "{rate_of} are read from storage again in its memory cgroup that are not known to be the \
-             database's{by}{ended}."
-        )
+        let is_of_others = self.inside_bytes >= bytes;
+        let id = if is_of_others { "memory.cost-others" } else { "memory.cost-perhaps-others" };
+        let (by, ended) = (self.inside.join(", "), self.ended.join("; "));
+        text(id, &[("rate", &rate(rate_of)), ("by", &by), ("ended", &ended)])
     }
 }
 
@@ -512,46 +459,25 @@ fn pressed(observation: &Observation<'_>) -> Option<Evidence> {
     if share_of(stalled, observation.period()) < WAITED_LEAST {
         return None;
     }
-    let text = format!(
-        "{} of {} at least one task of this host waited for memory (pressure stall information), and none had to \
-         reclaim the host's: they waited at the limit of a cgroup, this one or another",
-        duration(stalled),
-        duration(observation.period())
-    );
-    Some(Evidence::new(text).with("memory_stalled_seconds", stalled.as_secs_f64()))
+    let evidence = Evidence::of("memory.pressed").with("memory_stalled_seconds", stalled.as_secs_f64());
+    Some(evidence.say("watched", duration(observation.period())))
 }
 
 fn filled(group: &MemoryCgroup, limit: u64, unwritten: u64) -> Evidence {
-    Evidence::new(format!(
-        "{} of {} used, {} of it page cache, {} of that dirty or being written",
-        ByteSize(group.usage),
-        ByteSize(limit),
-        ByteSize(group.file),
-        ByteSize(unwritten)
-    ))
-    .with("usage_bytes", group.usage)
-    .with("limit_bytes", limit)
-    .with("page_cache_bytes", group.file)
-    .with("unwritten_bytes", unwritten)
+    Evidence::of("memory.filled")
+        .with("usage_bytes", group.usage)
+        .with("limit_bytes", limit)
+        .with("page_cache_bytes", group.file)
+        .with("unwritten_bytes", unwritten)
 }
 
 /// Returns the logs' part of it; whether it is charged to this very cgroup is unknown.
 fn held(logs: &LogPages<'_>) -> Evidence {
-    let releasable = match logs.releasable {
-        Some(releasable) => format!(", {} of it never read again", percent(releasable, logs.resident, 0)),
-        None => String::new(),
-    };
-    let evidence = Evidence::new(format!(
-        "the database's log files hold {}{releasable}, {} not written yet",
-        ByteSize(logs.resident),
-        ByteSize(logs.unwritten)
-    ))
-    .with("log_resident_bytes", logs.resident)
-    .with("log_unwritten_bytes", logs.unwritten);
-    match logs.releasable {
-        Some(releasable) => evidence.with("log_releasable_bytes", releasable),
-        None => evidence,
-    }
+    Evidence::of("memory.held")
+        .with("log_resident_bytes", logs.resident)
+        .with("log_unwritten_bytes", logs.unwritten)
+        .with_known("log_releasable_bytes", logs.releasable)
+        .say("share", known(logs.releasable.map(|bytes| percent(bytes, logs.resident, 0))))
 }
 
 #[cfg(test)]

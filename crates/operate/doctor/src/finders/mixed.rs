@@ -26,6 +26,7 @@ use crate::advice::step;
 use crate::observation::Observation;
 use crate::observed::attribution::database_of;
 use crate::phrases::{file_name, process};
+use crate::texts::text;
 use crate::{Advised, Cost, Evidence, Finding, Fix, Goal, Kind, Severity, advise};
 
 /// Maximum number of files listed per database and kind, and of processes in one sentence.
@@ -48,6 +49,18 @@ pub enum MixedWith {
     Leftover,
     /// Its database also uses the page cache, or may.
     OnPurpose,
+}
+
+impl MixedWith {
+    /// Returns the section with its texts.
+    fn section(self) -> &'static str {
+        match self {
+            Self::Writer => "mixed-writer",
+            Self::Reader => "mixed-reader",
+            Self::Leftover => "mixed-leftover",
+            Self::OnPurpose => "mixed-on-purpose",
+        }
+    }
 }
 
 /// Returns the use that direct I/O on this file of a snapshot is mixed with; `None` if it is not
@@ -148,21 +161,10 @@ fn found(
     files.sort_by(|a, b| b.resident().cmp(&a.resident()).then_with(|| a.path.cmp(&b.path)));
     let all_resident: u64 = files.iter().map(|file| file.resident()).sum();
     let count = counted(files.len(), "file", "files");
-    let title = match mixed_with {
-        MixedWith::Writer => {
-            format!("{count} open with O_DIRECT and by a writer through the page cache at once")
-        }
-        MixedWith::Reader => {
-            format!("{count} open with O_DIRECT and by a reader through the page cache at once")
-        }
-        MixedWith::Leftover => {
-            format!("{} left in the page cache of {count} used with O_DIRECT", ByteSize(all_resident))
-        }
-        MixedWith::OnPurpose => format!(
-            "{count} used with O_DIRECT and through the page cache, {} resident: the database uses both on purpose",
-            ByteSize(all_resident)
-        ),
-    };
+    let title = text(
+        &format!("{}.title", mixed_with.section()),
+        &[("count", &count), ("resident", &ByteSize(all_resident))],
+    );
     let database = index.and_then(|index| observation.after.databases.get(index));
     let mut evidence: Vec<Evidence> = files
         .iter()
@@ -173,13 +175,10 @@ fn found(
         let rest = &files[LISTED_PER_KIND_MAX..];
         let sum: u64 = rest.iter().map(|file| file.resident()).sum();
         evidence.push(
-            Evidence::new(format!(
-                "{} more, {} resident",
-                counted(rest.len(), "file", "files"),
-                ByteSize(sum)
-            ))
-            .with("files", rest.len())
-            .with("resident_bytes", sum),
+            Evidence::of("mixed.more")
+                .with("files", rest.len())
+                .with("resident_bytes", sum)
+                .say("count", counted(rest.len(), "file", "files")),
         );
     }
     let measured = files.iter().find_map(|file| observation.disk(file)?.mixed);
@@ -205,14 +204,8 @@ fn found(
         fixes,
         remarks,
         pagekeeper: match mixed_with {
-            MixedWith::Leftover => Some(format!(
-                "`pagekeeper doctor{scope} --fix` evicts them, and reports what stayed and why; it leaves files \
-                 alone that a process uses through the page cache, or used while it watched. The next run of a program \
-                 that reads them so brings them back."
-            )),
-            MixedWith::OnPurpose => Some(
-                "Leaves them to the database: its profile does not say that it reads them by direct I/O alone.".to_owned(),
-            ),
+            MixedWith::Leftover => Some(text("mixed-leftover.pagekeeper", &[("scope", &scope)])),
+            MixedWith::OnPurpose => Some(text("mixed-on-purpose.pagekeeper", &[])),
             MixedWith::Writer | MixedWith::Reader => None,
         },
     }
@@ -301,10 +294,8 @@ fn file_evidence(observation: &Observation<'_>, file: &File, mixed_with: MixedWi
     let openers: Vec<serde_json::Value> = file.openers.iter().map(shown).collect();
     let mut evidence = Evidence::new(format!("{}: {}", file_name(&file.path), parts.join("; ")))
         .with("path", unescaped(&file.path))
-        .with("openers", openers);
-    if let Some(residency) = file.residency {
-        evidence = evidence.with("resident_bytes", residency.resident);
-    }
+        .with("openers", openers)
+        .with_known("resident_bytes", file.residency.map(|residency| residency.resident));
     if let Some(all) = stretches {
         let all: Vec<[u64; 2]> = all.iter().map(|range| [range.start, range.end]).collect();
         evidence = evidence.with("stretches_bytes", serde_json::json!(all));
@@ -408,16 +399,12 @@ fn cost(
         let (severity, text) = unmeasured(mixed_with, files);
         return (severity, Cost::estimated(text));
     };
-    let beside = match mixed_with {
-        MixedWith::Writer => "beside a buffered writer",
-        MixedWith::Reader => "beside a buffered reader",
-        MixedWith::Leftover | MixedWith::OnPurpose => "while pages are resident",
-    };
     let rates: Vec<String> = [(read, "reads"), (write, "writes")]
         .into_iter()
         .filter_map(|(rate, what)| Some(format!("direct {what} ran at {} of their rate", share(rate)?)))
         .collect();
     let nothing = if worst >= CHEAP_RATE_SHARE { "Next to nothing: " } else { "" };
+    let beside = text(&format!("{}.beside", mixed_with.section()), &[]);
     let text = format!(
         "{nothing}{} {beside}, as pagekeeper probe measured on this file system.",
         rates.join(" and ")
@@ -445,28 +432,9 @@ fn unmeasured(mixed_with: MixedWith, files: &[&File]) -> (Severity, String) {
         || "`pagekeeper probe --save DIR`".to_owned(),
         |directory| format!("`pagekeeper probe --save {}`", shell_quoted(directory)),
     );
-    let (severity, elsewhere) = match mixed_with {
-        MixedWith::Writer => {
-            (Severity::Warning, "direct reads and writes ran at half their rate beside a buffered writer")
-        }
-        MixedWith::Reader => {
-            (Severity::Note, "direct reads ran at 75 to 100 % of their rate beside a buffered reader")
-        }
-        MixedWith::Leftover => (
-            Severity::Note,
-            "they cost nothing but the memory; on XFS of old kernels each direct read waited for the others",
-        ),
-        MixedWith::OnPurpose => (
-            Severity::Note,
-            "resident pages cost direct I/O nothing; on XFS of old kernels each direct read waited for the others",
-        ),
-    };
-    (
-        severity,
-        format!(
-            "Not measured on this file system; {command} does that. On ext4 and XFS of Linux 6.18 {elsewhere}."
-        ),
-    )
+    let severity = if mixed_with == MixedWith::Writer { Severity::Warning } else { Severity::Note };
+    let elsewhere = text(&format!("{}.elsewhere", mixed_with.section()), &[]);
+    (severity, text("mixed.unmeasured", &[("command", &command), ("elsewhere", &elsewhere)]))
 }
 
 fn fix(observation: &Observation<'_>, mixed_with: MixedWith, files: &[&File]) -> Option<Fix> {
@@ -489,13 +457,8 @@ fn fix(observation: &Observation<'_>, mixed_with: MixedWith, files: &[&File]) ->
         return None;
     }
     let programs = listed_up_to(&named, LISTED_PER_KIND_MAX);
-    let hint = match mixed_with {
-        MixedWith::Writer => "pagekeeper doctor --fix evicts the pages that it leaves resident",
-        MixedWith::Reader | MixedWith::Leftover | MixedWith::OnPurpose => {
-            "a backup can read a snapshot instead"
-        }
-    };
-    Some(step("direct-io-too", &[("programs", &programs), ("hint", &hint)]))
+    let hint = if mixed_with == MixedWith::Writer { "mixed.hint-writer" } else { "mixed.hint" };
+    Some(step("direct-io-too", &[("programs", &programs), ("hint", &text(hint, &[]))]))
 }
 
 #[cfg(test)]

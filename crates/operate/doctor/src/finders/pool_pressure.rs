@@ -12,6 +12,7 @@ use pagekeeper_text::{ByteSize, counted, escaped, shell_quoted};
 use super::EarlierFindings;
 use super::cgroup::{group_lists, limits};
 use crate::advice::step;
+use crate::texts::text;
 use crate::{Cost, Evidence, Finding, Fix, Kind, Observation, PoolPressure, Severity};
 
 /// Returns the servers that gave memory away since yesterday.
@@ -41,17 +42,18 @@ fn given_away(
         kind: Kind::PoolPressure,
         severity: Severity::Warning,
         database: Some(observation.subject(index)),
-        title: format!(
-            "it gave memory of its buffer pool away {}{} since yesterday, for memory pressure",
-            if pressure.may_be_more { "at least " } else { "" },
-            counted(pressure.events as u64, "time", "times")
+        title: text(
+            "pool-pressure.title",
+            &[
+                ("least", &if pressure.may_be_more { "at least " } else { "" }),
+                ("times", &counted(pressure.events as u64, "time", "times")),
+            ],
         ),
         evidence: [Some(log), high].into_iter().chain(of_group.into_iter().flatten()).flatten().collect(),
         cost: Cost::estimated(if pressure.is_lasting() {
-            "Pages that no longer fit are read from the tables again and again: the pool stays smaller until \
-             innodb_buffer_pool_size is set again."
+            text("pool-pressure.cost-lasting", &[])
         } else {
-            "All pages without changes were dropped: they are read from the tables again."
+            text("pool-pressure.cost", &[])
         }),
         fixes: fixes(group, pressure),
         remarks: Vec::new(),

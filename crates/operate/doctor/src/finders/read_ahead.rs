@@ -20,6 +20,7 @@ use super::EarlierFindings;
 use crate::advice::step;
 use crate::observed::attribution::device_name;
 use crate::phrases::per_second;
+use crate::texts::{known, text};
 use crate::{AskedReads, Cost, Evidence, Finding, Fix, Kind, Observation, Severity};
 
 /// Minimum bytes that storage read for a finding.
@@ -62,16 +63,14 @@ fn too_large(observation: &Observation<'_>, index: usize, database: &Database) -
         kind: Kind::ReadAhead,
         severity: Severity::Warning,
         database: Some(observation.subject(index)),
-        title: format!(
-            "read-ahead brings in {} where it asks for {} at most",
-            ByteSize(read),
-            ByteSize(asked.bytes_max())
+        title: text(
+            "read-ahead.title",
+            &[("read", &ByteSize(read)), ("asked", &ByteSize(asked.bytes_max()))],
         ),
         evidence: evidence(observation, asked, &files, read),
-        cost: Cost::measured(format!(
-            "{} of {} that storage reads for it are not used, and take the place of pages that are",
-            ByteSize(unused),
-            rate(per_second)
+        cost: Cost::measured(text(
+            "read-ahead.cost",
+            &[("unused", &ByteSize(unused)), ("rate", &rate(per_second))],
         )),
         fixes: fixes(observation, database, &files, unused),
         remarks: Vec::new(),
@@ -119,28 +118,21 @@ fn evidence(
     files: &[ReadFile<'_>],
     read: u64,
 ) -> Vec<Evidence> {
-    let text = format!(
-        "storage read {} in {}; asked for were at most {}: {} by calls, {} that waited for a page each, {} that mapped \
-         64 KiB of pages in memory at most",
-        ByteSize(read),
-        duration(observation.period()),
-        ByteSize(asked.bytes_max()),
-        ByteSize(asked.call_bytes),
-        counted(asked.major_faults, "page fault", "page faults"),
-        counted(asked.minor_faults, "page fault", "page faults"),
-    );
-    let all = Evidence::new(text).with("read_bytes", read).with("asked_most_bytes", asked.bytes_max());
+    let faults = |number| counted(number, "page fault", "page faults");
+    let all = Evidence::of("read-ahead.all")
+        .with("read_bytes", read)
+        .with("asked_most_bytes", asked.bytes_max())
+        .say("period", duration(observation.period()))
+        .say("calls", ByteSize(asked.call_bytes))
+        .say("major", faults(asked.major_faults))
+        .say("minor", faults(asked.minor_faults));
     let of_file = |of: &ReadFile<'_>| {
-        let bytes = of.bytes.min(read);
-        let how = if of.is_mapped { "mapped" } else { "read by calls" };
-        let ahead = device_of(observation, of.file)
-            .map(|device| format!(", whose read-ahead is {}", ByteSize(device.read_ahead)))
-            .unwrap_or_default();
-        let device = device_name(observation, of.file.inode.dev);
-        let name = escaped(&of.file.path);
-        Evidence::new(format!("at most {} of {name}, {how}, on device {device}{ahead}", ByteSize(bytes)))
-            .with("read_bytes", bytes)
-            .with("device", device)
+        Evidence::of("read-ahead.file")
+            .with("read_bytes", of.bytes.min(read))
+            .with("device", device_name(observation, of.file.inode.dev))
+            .say("name", escaped(&of.file.path))
+            .say("how", if of.is_mapped { "mapped" } else { "read by calls" })
+            .say("ahead", known(device_of(observation, of.file).map(|device| ByteSize(device.read_ahead))))
     };
     std::iter::once(all).chain(files.iter().take(LISTED_READ_FILES_MAX).map(of_file)).collect()
 }
@@ -202,12 +194,9 @@ mod tests {
         let device = BackingDevice {
             name: "8:0".to_owned(),
             read_ahead: 8 * MIB,
-            min_ratio: 0,
             max_ratio: 100,
-            min_bytes: None,
             max_bytes: None,
             strict_limit: None,
-            stable_pages: None,
             stats: None,
         };
         after.host.devices = vec![(DEV, device)];

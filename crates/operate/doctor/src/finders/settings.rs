@@ -6,7 +6,7 @@
 
 use pagekeeper_observe::{Database, File};
 use pagekeeper_policy::FileClass;
-use pagekeeper_text::{ByteSize, unescaped};
+use pagekeeper_text::unescaped;
 
 use super::EarlierFindings;
 use crate::advice::innodb::{self, TableBuffering};
@@ -17,6 +17,7 @@ use crate::advice::{fix, uncertain};
 use crate::observed::syncs::SYNC_AT_COMMIT;
 use crate::settings::BUFFERED_METHOD;
 use crate::settings::{Engine, Setting, SettingOrigin, Settings};
+use crate::texts::{known, text};
 use crate::{
     Advised, Confidence, Cost, Evidence, Finding, Goal, Kind, Observation, Product, Severity, advise,
 };
@@ -30,10 +31,6 @@ const COSTLY_BYTES_MIN: u64 = 64 << 20;
 const DICTIONARY_BYTES_MAX: u64 = 1 << 20;
 
 /// The text for `O_DIRECT` that is set but refused.
-const DIRECT_IO_REFUSED: &str = "no setting helps: O_DIRECT is set, and the file system of these files refuses it (tmpfs, \
-some network \
-                       and FUSE file systems, encrypted directories). Move them to one that has it, such as \
-                       ext4 or XFS";
 
 /// Returns the questionable settings of the databases.
 pub(super) fn find(observation: &Observation<'_>, earlier: EarlierFindings<'_>) -> Vec<Finding> {
@@ -64,14 +61,14 @@ struct SettingSubject<'a> {
 }
 
 impl SettingSubject<'_> {
-    fn finding(&self, severity: Severity, title: &str, cost: &str) -> Finding {
+    fn finding(&self, severity: Severity, section: &str) -> Finding {
         Finding {
             kind: Kind::Setting,
             severity,
             database: Some(self.observation.subject(self.index)),
-            title: title.to_owned(),
+            title: text(&format!("{section}.title"), &[]),
             evidence: Vec::new(),
-            cost: Cost::estimated(cost),
+            cost: Cost::estimated(text(&format!("{section}.cost"), &[])),
             fixes: Vec::new(),
             remarks: uncertain(self.settings).into_iter().collect(),
             pagekeeper: None,
@@ -94,24 +91,17 @@ impl SettingSubject<'_> {
             name.ends_with(".ibd") || name.starts_with("ibdata") || name.starts_with("undo")
         });
         let severity = if resident >= COSTLY_BYTES_MIN { Severity::Warning } else { Severity::Note };
-        let mut finding = self.finding(
-            severity,
-            "InnoDB reads and writes its tables through the page cache",
-            "A page of a table can be in memory twice, in the buffer pool and in the page cache.",
-        );
+        let mut finding = self.finding(severity, "setting-tables");
         if tables == TableBuffering::Refused {
             finding.evidence.extend(self.settings.written("innodb_flush_method").map(evidence_of));
         }
         for name in ["innodb_flush_method", "innodb_data_file_buffering"] {
             finding.evidence.extend(self.settings.get(name).map(evidence_of));
         }
-        finding.evidence.push(
-            Evidence::new(format!("{} of its table files are resident", ByteSize(resident)))
-                .with("resident_bytes", resident),
-        );
+        finding.evidence.push(Evidence::of("setting-tables.evidence").with("resident_bytes", resident));
         finding.fixes = tables.fix(self.settings).into_iter().collect();
         if tables == TableBuffering::Refused {
-            finding.remarks.push(DIRECT_IO_REFUSED.to_owned());
+            finding.remarks.push(text("setting-tables.refused", &[]));
         }
         Some(finding)
     }
@@ -135,18 +125,12 @@ impl SettingSubject<'_> {
         }
         let resident = self.resident(|file| file.class == Some(FileClass::Redo) && is_innodb_redo(file));
         let severity = if resident >= COSTLY_BYTES_MIN { Severity::Warning } else { Severity::Note };
-        let mut finding = self.finding(severity, "MariaDB writes its InnoDB redo log through the page cache", "Nothing reads these pages while the server runs; they count as used memory where a limit is set.");
+        let mut finding = self.finding(severity, "setting-redo");
         finding.evidence = redo_settings(self.settings);
-        finding.evidence.push(
-            Evidence::new(format!("{} of the redo log are resident", ByteSize(resident)))
-                .with("resident_bytes", resident),
-        );
+        finding.evidence.push(Evidence::of("setting-redo.evidence").with("resident_bytes", resident));
         finding.fixes = fix.into_iter().collect();
         finding.remarks.extend(by_commit);
-        finding.pagekeeper = Some(
-            "pagekeeper guard releases the redo log's pages behind its writer where it writes whole pages"
-                .to_owned(),
-        );
+        finding.pagekeeper = Some(text("setting-redo.pagekeeper", &[]));
         Some(finding)
     }
 
@@ -162,14 +146,7 @@ impl SettingSubject<'_> {
         {
             return None;
         }
-        let mut finding = self.finding(
-            Severity::Note,
-            "RocksDB leaves the writeback of its \
-             flushes and compactions to the kernel",
-            "On a disk that compactions can fill, dirty \
-             pages pile up until every writer is throttled, including the WAL's (measured on a \
-             disk held to 60 MB/s: 1.6 and 3.6 s of 40 s, one put 216 ms).",
-        );
+        let mut finding = self.finding(Severity::Note, "setting-unsynced");
         for option in [direct, "bytes_per_sync", "wal_bytes_per_sync"] {
             finding.evidence.extend(rocks_setting(settings, option).map(evidence_of));
         }
@@ -193,17 +170,9 @@ impl SettingSubject<'_> {
         if !self.settings.holds_rocksdb() || number == 0 || resident < REPORTED_BYTES_MIN {
             return None;
         }
-        let mut finding = self.finding(
-            Severity::Note,
-            "RocksDB recycles WAL files, so that their pages have to stay resident",
-            "A recycled file is written over in parts of pages: a page that was released is read back \
-            first, so pagekeeper guard keeps them all.",
-        );
+        let mut finding = self.finding(Severity::Note, "setting-recycled");
         finding.evidence.extend(rocks_setting(self.settings, "recycle_log_file_num").map(evidence_of));
-        finding.evidence.push(
-            Evidence::new(format!("{} of WAL are resident", ByteSize(resident)))
-                .with("resident_bytes", resident),
-        );
+        finding.evidence.push(Evidence::of("setting-recycled.evidence").with("resident_bytes", resident));
         finding.fixes = recycled(self.settings).into_iter().collect();
         Some(finding)
     }
@@ -213,11 +182,7 @@ impl SettingSubject<'_> {
         if settings.engine != Engine::PostgreSql || settings.bytes("checkpoint_flush_after") != Some(0) {
             return None;
         }
-        let mut finding = self.finding(
-            Severity::Note,
-            "checkpoints leave their pages to the kernel and sync them all at their end",
-            "Dirty pages pile up until the checkpoint's end, where writers wait for the disk.",
-        );
+        let mut finding = self.finding(Severity::Note, "setting-checkpoint");
         finding.evidence.extend(settings.get("checkpoint_flush_after").map(evidence_of));
         finding.fixes = fix(settings, Product::PostgreSql, "checkpoint_flush_after").into_iter().collect();
         Some(finding)
@@ -231,11 +196,7 @@ impl SettingSubject<'_> {
         {
             return None;
         }
-        let mut finding = self.finding(
-            Severity::Note,
-            "every WAL segment is written twice, first with zeros",
-            "Twice the dirty pages for the same WAL, on the same disk.",
-        );
+        let mut finding = self.finding(Severity::Note, "setting-zeroed");
         finding.evidence.extend(
             ["wal_recycle", "wal_init_zero"].iter().filter_map(|name| settings.get(name)).map(evidence_of),
         );
@@ -261,17 +222,9 @@ impl SettingSubject<'_> {
         if memory == 0 || buffers <= memory / 5 * 2 {
             return None;
         }
-        let mut finding = self.finding(
-            Severity::Note,
-            "shared_buffers leaves the page cache little of the memory that PostgreSQL also reads through",
-            "Each page that is read goes through the page cache: what is in shared_buffers is often there a \
-            second time.",
-        );
+        let mut finding = self.finding(Severity::Note, "setting-buffers");
         finding.evidence.extend(settings.get("shared_buffers").map(evidence_of));
-        finding.evidence.push(
-            Evidence::new(format!("{} of memory are there for it", ByteSize(memory)))
-                .with("memory_bytes", memory),
-        );
+        finding.evidence.push(Evidence::of("setting-buffers.evidence").with("memory_bytes", memory));
         finding.fixes = shared_buffers(settings, memory).into_iter().collect();
         Some(finding)
     }
@@ -294,32 +247,26 @@ fn is_innodb_redo(file: &File) -> bool {
 /// Returns a setting as evidence, with the place where it was read.
 fn evidence_of(setting: &Setting) -> Evidence {
     let Setting { name, value, from, doubt } = setting;
-    let doubt = doubt.as_ref().map(|doubt| format!(" ({doubt})")).unwrap_or_default();
-    let text = match from {
-        SettingOrigin::Seen if value == BUFFERED_METHOD => {
-            "it has table files open without O_DIRECT".to_owned()
-        }
-        SettingOrigin::Seen if name == SYNC_AT_COMMIT => {
-            format!("{name} is {value} in effect: seen by its syncs")
-        }
-        SettingOrigin::Seen => format!("{name} is {value} in effect: the flags of its open files show it"),
-        SettingOrigin::Default => format!("{name} is {value}: the default, as it is set nowhere"),
-        SettingOrigin::CommandLine | SettingOrigin::File { .. } | SettingOrigin::Environment => {
-            format!("{name} is {value}: {from}{doubt}")
-        }
+    let id = match from {
+        SettingOrigin::Seen if value == BUFFERED_METHOD => "setting.buffered",
+        SettingOrigin::Seen if name == SYNC_AT_COMMIT => "setting.synced",
+        SettingOrigin::Seen => "setting.seen",
+        SettingOrigin::Default => "setting.default",
+        SettingOrigin::CommandLine | SettingOrigin::File { .. } | SettingOrigin::Environment => "setting.set",
     };
     let confidence =
         if *from == SettingOrigin::Seen { Confidence::Measured } else { Confidence::FromSettings };
-    let evidence =
-        Evidence::new(text).known(confidence).with("setting", name.as_str()).with("value", value.as_str());
+    let evidence = Evidence::of(id)
+        .known(confidence)
+        .with("setting", name.as_str())
+        .with("value", value.as_str())
+        .say("from", from)
+        .say("doubt", known(doubt.as_ref()));
     match from {
         SettingOrigin::File { path, line } => {
             evidence.with("file", unescaped(path).into_owned()).with("line", *line)
         }
-        SettingOrigin::CommandLine
-        | SettingOrigin::Environment
-        | SettingOrigin::Seen
-        | SettingOrigin::Default => evidence,
+        _ => evidence,
     }
 }
 

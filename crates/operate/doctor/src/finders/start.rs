@@ -6,6 +6,7 @@
 //! recovery may take: without a target a long one is reported, but no setting is named.
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::path::Path;
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use pagekeeper_text::{ByteSize, duration, escaped, percent, shell_quoted};
 use super::EarlierFindings;
 use crate::advice::{shorten, step};
 use crate::observed::journal::kind_of_log;
+use crate::texts::{known, text};
 use crate::{Advised, Confidence, Cost, Evidence, Finding, Goal, Kind, Observation, Severity};
 
 /// A database that has run for less than this was just started.
@@ -52,9 +54,7 @@ pub fn missing_snapshot(observation: &Observation<'_>) -> Option<VisibilityGap> 
     lacks.then(|| VisibilityGap {
         what: "whether as much data is resident as before the start".to_owned(),
         why: "no snapshot to compare with".to_owned(),
-        needs: Some(
-            "pagekeeper snapshot DIR -o FILE before the next one, then doctor --snapshot FILE".to_owned(),
-        ),
+        needs: Some(text("cold.needs", &[])),
     })
 }
 
@@ -96,27 +96,17 @@ fn cold(observation: &Observation<'_>, index: usize, database: &Database) -> Opt
         database: Some(observation.subject(index)),
         title: format!("{started}it has {} of its resident data in memory again", percent(kept, then, 0)),
         evidence: vec![
-            Evidence::new(format!(
-                "{} of its data files were resident when {} was written, {} before; {} of that are now",
-                ByteSize(then),
-                escaped(&snapshot.path),
-                duration(age),
-                ByteSize(kept)
-            ))
-            .with("snapshot_bytes", then)
-            .with("resident_bytes", kept)
-            .with("missing_bytes", lost),
+            Evidence::of("cold.evidence")
+                .with("snapshot_bytes", then)
+                .with("resident_bytes", kept)
+                .with("missing_bytes", lost)
+                .say("snapshot", escaped(&snapshot.path))
+                .say("age", duration(age)),
         ],
-        cost: Cost::estimated(
-            "Until these pages are loaded again, the first read of each waits for the disk.",
-        ),
+        cost: Cost::estimated(text("cold.cost", &[])),
         fixes,
         remarks: advised.remarks,
-        pagekeeper: Some(format!(
-            "`pagekeeper warm --from {}` reads {} now, in parallel and in file order",
-            shell_quoted(&snapshot.path),
-            ByteSize(lost)
-        )),
+        pagekeeper: Some(text("cold.pagekeeper", &[("snapshot", &path), ("lost", &bytes)])),
     })
 }
 
@@ -146,16 +136,12 @@ impl RecoveryEstimate {
     }
 
     fn evidence(self) -> Evidence {
-        Evidence::new(format!(
-            "about {}: one page of data read for each {} of the journal, one after another, {} each, as the disk was \
-             measured; less where the data is resident or the server reads ahead",
-            duration(self.time),
-            ByteSize(BYTES_PER_PAGE),
-            duration(Duration::from_secs_f64(self.read_us / 1e6))
-        ))
-        .known(Confidence::Estimated)
-        .with("recovery_seconds", self.time.as_secs_f64())
-        .with("read_microseconds", self.read_us)
+        Evidence::of("recovery.time")
+            .known(Confidence::Estimated)
+            .with("recovery_seconds", self.time.as_secs_f64())
+            .with("read_microseconds", self.read_us)
+            .say("page", ByteSize(BYTES_PER_PAGE))
+            .say("read", duration(Duration::from_secs_f64(self.read_us / 1e6)))
     }
 }
 
@@ -175,21 +161,20 @@ fn long_recovery(observation: &Observation<'_>, index: usize, database: &Databas
     let amount = Evidence::new(format!("{most}{}: {}", ByteSize(journal.bytes), journal.how))
         .with("journal_bytes", journal.bytes)
         .with("exact", journal.exact);
-    let takes = estimate.map(|estimate| format!(", about {}", duration(estimate.time))).unwrap_or_default();
-    let wanted = target.map(|target| format!("; the target is {}", duration(target))).unwrap_or_default();
+    let values: &[(&str, &dyn Display)] = &[
+        ("most", &most),
+        ("bytes", &ByteSize(journal.bytes)),
+        ("takes", &known(estimate.map(|estimate| duration(estimate.time)))),
+        ("target", &known(target.map(duration))),
+    ];
     let Advised { fixes, remarks } = bounds(observation, index, estimate);
     Some(Finding {
         kind: Kind::LongRecovery,
         severity: if target.is_some() && estimate.is_some() { Severity::Warning } else { Severity::Note },
         database: Some(observation.subject(index)),
-        title: format!(
-            "a recovery would read {most}{} of its journal{takes}{wanted}",
-            ByteSize(journal.bytes)
-        ),
+        title: text("recovery.title", values),
         evidence: [amount].into_iter().chain(estimate.map(RecoveryEstimate::evidence)).collect(),
-        cost: Cost::estimated(
-            "After a crash the database answers only once it has read this journal and changed the pages in it.",
-        ),
+        cost: Cost::estimated(text("recovery.cost", &[])),
         fixes,
         remarks,
         pagekeeper: warmed(observation, index, database),
@@ -198,18 +183,12 @@ fn long_recovery(observation: &Observation<'_>, index: usize, database: &Databas
 
 /// Returns the settings that make its recovery fit the target; none without a target.
 fn bounds(observation: &Observation<'_>, index: usize, estimate: Option<RecoveryEstimate>) -> Advised {
-    let remark = |text: &str| Advised { remarks: vec![text.to_owned()], ..Advised::default() };
+    let remark = |id| Advised { remarks: vec![text(id, &[])], ..Advised::default() };
     match (observation.recovery_target, estimate, observation.settings_of(index)) {
         (Some(target), Some(estimate), Some(settings)) => shorten(settings, estimate.bytes_in(target)),
         (Some(_), Some(_), None) => Advised::default(),
-        (Some(_), None, _) => remark(
-            "how long that takes is not known, so no setting is named for the target: `pagekeeper probe --save` measures \
-             the disk",
-        ),
-        (None, _, _) => remark(
-            "no setting is named: a shorter recovery costs more checkpoints, and the choice is \
-                 yours; doctor --recovery-target TIME names the settings for a target",
-        ),
+        (Some(_), None, _) => remark("recovery.remark-unmeasured"),
+        (None, _, _) => remark("recovery.remark"),
     }
 }
 
@@ -217,21 +196,12 @@ fn bounds(observation: &Observation<'_>, index: usize, estimate: Option<Recovery
 /// `None` if there is nothing.
 fn warmed(observation: &Observation<'_>, index: usize, database: &Database) -> Option<String> {
     let is_data = |file: &&File| file.class == Some(FileClass::Data);
-    let (what, has) = if observation.files_of(index).filter(is_data).any(File::is_direct_only) {
-        // All data files are opened in the same way, including those that nobody has open now.
-        let has =
-            "the journal in parallel; the data is read past the page cache, where warming does not help";
-        (buffered_journal(observation, index)?, has)
-    } else {
-        let directory = database.directories.first();
-        let directory = directory.map(|path| shell_quoted(path).to_string()).unwrap_or_default();
-        (directory, "the journal and the data in parallel")
-    };
-    Some(format!(
-        "after a crash, before the server starts: `pagekeeper warm {what}` reads {has}; the rest of the recovery \
-         takes as \
-         long as before"
-    ))
+    if observation.files_of(index).filter(is_data).any(File::is_direct_only) {
+        let journal = buffered_journal(observation, index)?;
+        return Some(text("recovery.pagekeeper-direct", &[("journal", &journal)]));
+    }
+    let directory = known(database.directories.first().map(shell_quoted));
+    Some(text("recovery.pagekeeper", &[("directory", &directory)]))
 }
 
 /// Returns the journal's files that are read through the page cache, as arguments: their

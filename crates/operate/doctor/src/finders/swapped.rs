@@ -19,6 +19,7 @@ use crate::observed::attribution::database_of;
 use crate::phrases::{per_second, process};
 use crate::programs::{guard_follows, run_as_stream};
 use crate::swap_watch::DatabaseSwap;
+use crate::texts::text;
 use crate::{Advised, Confidence, Cost, Evidence, Finding, Fix, Goal, Kind, Observation, Severity, Streamer};
 
 /// Minimum bytes in swap to be reported without growth.
@@ -205,16 +206,13 @@ fn evidence(
     fillers: Option<&CacheFillers>,
 ) -> Vec<Evidence> {
     let source = if swap.is_group_own { ", shared memory included" } else { ", without shared memory" };
-    let own = Evidence::new(format!(
-        "{} of its memory are in swap, {} more than when the watch began; {} {} some in swap{source}",
-        ByteSize(swap.swapped),
-        ByteSize(swap.grown),
-        counted(swap.processes as u64, "process", "processes"),
-        if swap.processes == 1 { "has" } else { "have" },
-    ))
-    .with("swapped_bytes", swap.swapped)
-    .with("swapped_growth_bytes", swap.grown)
-    .with("processes", swap.processes);
+    let own = Evidence::of("swapped.own")
+        .with("swapped_bytes", swap.swapped)
+        .with("swapped_growth_bytes", swap.grown)
+        .with("processes", swap.processes)
+        .say("count", counted(swap.processes as u64, "process", "processes"))
+        .say("have", if swap.processes == 1 { "has" } else { "have" })
+        .say("source", source);
     let fillers = fillers.map_or_else(
         || Evidence::new("which programs brought pages in meanwhile was not traced"),
         CacheFillers::evidence,
@@ -227,18 +225,10 @@ fn evidence(
 
 fn of_group(swap: &DatabaseSwap) -> Option<Evidence> {
     let used = swap.group.as_ref()?.used?;
-    let back = swap.came_back.map(|bytes| format!("; {} came back from swap meanwhile", ByteSize(bytes)));
-    let others = if swap.is_group_own { "" } else { ", other programs in it included" };
-    let evidence = Evidence::new(format!(
-        "its memory cgroup has {} in swap{others}{}",
-        ByteSize(used),
-        back.unwrap_or_default()
-    ));
-    let evidence = evidence.with("group_swapped_bytes", used);
-    Some(match swap.came_back {
-        Some(bytes) => evidence.with("swapped_in_bytes", bytes),
-        None => evidence,
-    })
+    let evidence = Evidence::of("swapped.group")
+        .with("group_swapped_bytes", used)
+        .with_known("swapped_in_bytes", swap.came_back);
+    Some(evidence.say("others", if swap.is_group_own { "" } else { ", other programs in it included" }))
 }
 
 /// Describes the settings that decide how much is swapped.
@@ -266,16 +256,10 @@ fn in_force(observation: &Observation<'_>, swap: &DatabaseSwap) -> Evidence {
 fn cost(swap: &DatabaseSwap, read_back: u64) -> Cost {
     if read_back >= SWAP_IN_RATE_MIN {
         let whose = if swap.is_group_own { "" } else { " in its memory cgroup, for it or for others there" };
-        return Cost::measured(format!(
-            "{} were read back from swap{whose}: each thread waits for its page",
-            rate(read_back)
-        ));
+        return Cost::measured(text("swapped.cost-read", &[("rate", &rate(read_back)), ("whose", &whose)]));
     }
     let little = if swap.grown < GROWN_BYTES_MIN { "Nothing while it is not used. " } else { "" };
-    Cost::estimated(format!(
-        "{little}Memory in swap that is used again is read from the swap device, page by page, while a thread \
-         waits for it; page cache is read back only when it is needed."
-    ))
+    Cost::estimated(text("swapped.cost", &[("little", &little)]))
 }
 
 /// Describes what pagekeeper can do about the program from outside.
@@ -301,11 +285,7 @@ fn fixes(observation: &Observation<'_>, index: usize, swap: &DatabaseSwap, cause
         SwapCause::OtherMemory => {
             return Advised {
                 fixes: vec![step("smaller-cache-than-swap", &[("swap", &in_words(swap))])],
-                remarks: vec![
-                    "no setting against swap is named: programs needed that memory, and without swap the kernel \
-                     would have killed one"
-                        .to_owned(),
-                ],
+                remarks: vec![text("swapped.remark", &[])],
             };
         }
     };
@@ -352,26 +332,14 @@ fn no_swap(
 /// and on the host.
 fn reason_for_swap(host: &MemInfo, group: &MemoryCgroup, own: &GroupSwap, used: u64) -> Option<String> {
     if group.limited_by.is_some() || own.has_memory_limit_above {
-        return Some(
-            "a memory cgroup above it limits memory too, and how much of that others take may change"
-                .to_owned(),
-        );
+        return Some(text("swapped.limit-above", &[]));
     }
     let needed = undroppable(group, used);
     if let Some(limit) = group.limit.filter(|limit| needed > limit - limit / SPARE_PART) {
-        return Some(format!(
-            "its memory cgroup needs {} besides page cache, of {}, and without swap the kernel would kill in it \
-             sooner",
-            ByteSize(needed),
-            ByteSize(limit)
-        ));
+        return Some(text("swapped.needed", &[("needed", &ByteSize(needed)), ("limit", &ByteSize(limit))]));
     }
     (used > host.available.saturating_sub(host.total / SPARE_PART)).then(|| {
-        format!(
-            "its memory cgroup has {} in swap, and the host has only {} available",
-            ByteSize(used),
-            ByteSize(host.available)
-        )
+        text("swapped.no-room", &[("used", &ByteSize(used)), ("available", &ByteSize(host.available))])
     })
 }
 

@@ -9,10 +9,11 @@
 //! Only logs are considered: a long sync of a checkpoint's tables is normal.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::time::Duration;
 
 use pagekeeper_policy::FileClass;
-use pagekeeper_text::{ByteSize, counted, duration, unescaped};
+use pagekeeper_text::{counted, duration, unescaped};
 
 use super::throttled::{help, whose};
 use super::{EarlierFindings, dirty_limits};
@@ -21,6 +22,7 @@ use crate::observation::called;
 use crate::observed::attribution::{self, OutputOwner, database_of};
 use crate::observed::syncs::SyncTimes;
 use crate::phrases::file_name;
+use crate::texts::{known, text};
 use crate::{
     Advised, Cost, Evidence, Finding, Fix, Goal, Kind, Observation, SeenSync, Severity, SyncedFile, Syncs,
 };
@@ -91,45 +93,38 @@ impl SyncedLog<'_> {
         let is_often = self.times.p99 >= LONG_SYNC && self.times.waited >= looked / 2;
         let is_serious = self.times.longest >= SERIOUS_SYNC || is_often;
         let Advised { fixes, remarks } = self.fixes(observation, &filler);
+        let SyncTimes { waited, p99, longest, .. } = self.times;
+        let values: &[(&str, &dyn Display)] = &[
+            ("class", &self.class),
+            ("waited", &duration(waited)),
+            ("looked", &duration(looked)),
+            ("p99", &duration(p99)),
+            ("longest", &duration(longest)),
+            ("cause", &self.waits_for(observation, &filler)),
+        ];
         Some(Finding {
             kind: Kind::SyncedLog,
             severity: if is_serious { Severity::Serious } else { Severity::Warning },
             database: Some(observation.subject(self.index)),
-            title: format!(
-                "syncs of its log ({}) took {} of {}, p99 {}, the longest {}{}",
-                self.class,
-                duration(self.times.waited),
-                duration(looked),
-                duration(self.times.p99),
-                duration(self.times.longest),
-                self.waits_for(observation, &filler)
-            ),
+            title: text("synced.title", values),
             evidence: self.evidence(observation, looked),
-            cost: Cost::measured(format!(
-                "whoever commits waits for its sync: up to {} while it was watched",
-                duration(self.times.longest)
-            )),
+            cost: Cost::measured(text("synced.cost", &[("longest", &duration(longest))])),
             fixes,
             remarks,
             pagekeeper: None,
         })
     }
 
+    /// Returns whose data the syncs wait for, in words.
     fn waits_for(&self, observation: &Observation<'_>, filler: &QueueFiller) -> String {
+        let by = |name: &str| format!("that {name} wrote to the same device");
         match filler {
-            QueueFiller::Program(name) => {
-                format!(": they wait for data that {name} wrote to the same device")
+            QueueFiller::Program(name) => format!("data {}", by(name)),
+            QueueFiller::Database(index) if *index == self.index => format!("other data {}", by("it")),
+            QueueFiller::Database(index) => {
+                format!("data {}", by(&called(&observation.after.databases[*index])))
             }
-            QueueFiller::Database(index) if *index == self.index => {
-                ": they wait for other data that it wrote to the same device".to_owned()
-            }
-            QueueFiller::Database(index) => format!(
-                ": they wait for data that {} wrote to the same device",
-                called(&observation.after.databases[*index])
-            ),
-            QueueFiller::Earlier => {
-                ": they wait for data that was written to the same device before".to_owned()
-            }
+            QueueFiller::Earlier => "data that was written to the same device before".to_owned(),
             QueueFiller::Unknown => String::new(),
         }
     }
@@ -173,22 +168,17 @@ impl SyncedLog<'_> {
         let mut evidence = vec![self.of_file(looked)];
         if let Some((before, after)) = self.unwritten(observation) {
             evidence.push(
-                Evidence::new(format!(
-                    "{} were dirty or under writeback for device {} when the watch began, {} when it ended",
-                    ByteSize(before),
-                    self.device,
-                    ByteSize(after)
-                ))
-                .with("device", self.device.as_str())
-                .with("unwritten_before_bytes", before)
-                .with("unwritten_bytes", after),
+                Evidence::of("synced.unwritten")
+                    .with("device", self.device.as_str())
+                    .with("unwritten_before_bytes", before)
+                    .with("unwritten_bytes", after),
             );
         }
         evidence.push(whose(observation, &self.device));
         let lost = observation.syncs.as_ref().map_or(0, |syncs| syncs.lost);
         if lost > 0 {
-            let text = format!("{} more found no room, and are not counted", counted(lost, "sync", "syncs"));
-            evidence.push(Evidence::new(text).with("lost_syncs", lost));
+            let found_no_room = Evidence::of("synced.lost").with("lost_syncs", lost);
+            evidence.push(found_no_room.say("count", counted(lost, "sync", "syncs")));
         }
         evidence
     }
@@ -200,29 +190,20 @@ impl SyncedLog<'_> {
         let mut callers: Vec<u32> = self.calls.iter().map(|call| call.task.thread).collect();
         callers.sort_unstable();
         callers.dedup();
-        let go_on = match self.times.go_on {
-            0 => String::new(),
-            many => format!("; {many} had not ended"),
-        };
-        let evidence = Evidence::new(format!(
-            "{} by {}, the longest a {} of {}; at least one was in progress for {} of {}{go_on}",
-            counted(self.times.count, "sync", "syncs"),
-            counted(callers.len(), "thread", "threads"),
-            slowest.map_or("sync", |call| call.call),
-            file.map_or_else(|| "a file".to_owned(), |file| file_name(&file.path)),
-            duration(self.times.waited),
-            duration(looked),
-        ))
-        .with("device", self.device.as_str())
-        .with("syncs", self.times.count)
-        .with("synced_seconds", self.times.waited.as_secs_f64())
-        .with("watched_seconds", looked.as_secs_f64())
-        .with("p99_seconds", self.times.p99.as_secs_f64())
-        .with("longest_seconds", self.times.longest.as_secs_f64());
-        match file {
-            Some(file) => evidence.with("path", unescaped(&file.path)),
-            None => evidence,
-        }
+        let go_on = Some(self.times.go_on).filter(|many| *many > 0);
+        Evidence::of("synced.file")
+            .with("device", self.device.as_str())
+            .with("syncs", self.times.count)
+            .with("synced_seconds", self.times.waited.as_secs_f64())
+            .with("watched_seconds", looked.as_secs_f64())
+            .with("p99_seconds", self.times.p99.as_secs_f64())
+            .with("longest_seconds", self.times.longest.as_secs_f64())
+            .with_known("path", file.map(|file| unescaped(&file.path)))
+            .say("count", counted(self.times.count, "sync", "syncs"))
+            .say("threads", counted(callers.len(), "thread", "threads"))
+            .say("call", slowest.map_or("sync", |call| call.call))
+            .say("name", file.map_or_else(|| "a file".to_owned(), |file| file_name(&file.path)))
+            .say("go_on", known(go_on))
     }
 
     fn fixes(&self, observation: &Observation<'_>, filler: &QueueFiller) -> Advised {
@@ -233,14 +214,8 @@ impl SyncedLog<'_> {
                 advised.fixes.extend(other.iter().flat_map(|name| help::of_another(name)));
             }
             QueueFiller::Database(index) => advised = observation.advise(Goal::SteadyWriteback, *index),
-            QueueFiller::Earlier => advised.remarks.push(
-                "the writer was not seen: `pagekeeper doctor` names it while it writes".to_owned(),
-            ),
-            QueueFiller::Unknown => advised.remarks.push(
-                "nobody was seen to write much to the device through the page cache: direct I/O of others, or the \
-                 device itself, may be what takes so long"
-                    .to_owned(),
-            ),
+            QueueFiller::Earlier => advised.remarks.push(text("synced.remark-earlier", &[])),
+            QueueFiller::Unknown => advised.remarks.push(text("synced.remark-unknown", &[])),
         }
         if *filler != QueueFiller::Unknown {
             advised.fixes.extend(dirty_limits::cap(observation, &self.device));

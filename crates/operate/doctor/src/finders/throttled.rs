@@ -13,6 +13,7 @@
 pub(super) mod help;
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::path::Path;
 use std::time::Duration;
 
@@ -26,6 +27,7 @@ use crate::advice::{move_log_of, uncertain};
 use crate::observation::called;
 use crate::observed::attribution::{self, DeviceOutput, OutputOwner};
 use crate::phrases::{file_name, process};
+use crate::texts::{known, text};
 use crate::{Advised, Cost, Evidence, Finding, Fix, Goal, Kind, Observation, Severity};
 
 /// Maximum number of tasks listed; the others are summed up.
@@ -102,24 +104,23 @@ impl ThrottledWriters<'_> {
         let (own_limit, whole): (Vec<&PauseCounts>, Vec<&PauseCounts>) =
             self.pauses.iter().partition(|pause| dirty_limits::is_devices_own(pause));
         if !own_limit.is_empty() {
-            remarks.push("the device has a limit of its own: see the finding on it".to_owned());
+            remarks.push(text("throttled.remark-device", &[]));
         }
         if !whole.is_empty() && dirty_limits::raise(observation).is_some() {
-            remarks.push(
-                "a higher limit on dirty pages bridges a burst: see the finding on the limits".to_owned(),
-            );
+            remarks.push(text("throttled.remark-raise", &[]));
         }
+        let who = if own.is_empty() { "background threads" } else { "writers" };
+        let values: &[(&str, &dyn Display)] = &[
+            ("who", &who),
+            ("times", &times(all.count)),
+            ("throttled", &duration(all.total)),
+            ("period", &duration(observation.period())),
+        ];
         Finding {
             kind: Kind::WritersThrottled,
             severity: if own.is_empty() { Severity::Note } else { all.severity(observation.period()) },
             database: Some(observation.subject(self.index)),
-            title: format!(
-                "its {} were throttled {} for dirty pages, for {} in {}",
-                if own.is_empty() { "background threads" } else { "writers" },
-                times(all.count),
-                duration(all.total),
-                duration(observation.period())
-            ),
+            title: text("throttled.title", values),
             evidence,
             cost: Cost::measured(self.cost(observation, own.is_empty(), &all)),
             fixes,
@@ -157,23 +158,25 @@ impl ThrottledWriters<'_> {
                 own => format!("{} of log were written to", ByteSize(own)),
             };
             let mut evidence = vec![
-                Evidence::new(format!("{log_pages} {} (such as {})", device_words(observation, device), file_name(log)))
-                .with("device", *device)
-                .with("log_bytes", own)
-                .with("log_path", unescaped(log)),
+                Evidence::of("shared-device.log")
+                    .with("device", *device)
+                    .with("log_bytes", own)
+                    .with("log_path", unescaped(log))
+                    .say("pages", log_pages)
+                    .say("where", device_words(observation, device))
+                    .say("name", file_name(log)),
             ];
             let worth = bulk.iter().filter(|written| written.bytes >= output / 100);
-            evidence.extend(worth.take(LISTED_TASKS_MAX).map(|written| output_of(observation, written, own + output)));
+            evidence.extend(
+                worth.take(LISTED_TASKS_MAX).map(|written| output_of(observation, written, own + output)),
+            );
             Some(Finding {
                 kind: Kind::SharedDevice,
                 severity,
                 database: Some(observation.subject(self.index)),
-                title: format!("its log shares device {device} with the output that fills the limits on dirty pages"),
+                title: text("shared-device.title", &[("device", device)]),
                 evidence,
-                cost: Cost::estimated(
-                    "the kernel limits dirty pages per device: what accumulates for a device delays every write to \
-                     it, the log's too",
-                ),
+                cost: Cost::estimated(text("shared-device.cost", &[])),
                 fixes,
                 remarks: self.remarks(observation),
                 pagekeeper: None,
@@ -197,21 +200,20 @@ impl ThrottledWriters<'_> {
                 (Some(_), None) => "; none of its other threads had to wait".to_owned(),
                 (None, None) => "; whether others waited in syncs was not checked".to_owned(),
             };
-            return format!(
-                "its background threads are slowed to the speed of the disk, which is what the limits are for{others}"
-            );
+            return text("throttled.cost-background", &[("others", &others)]);
         }
         let others = match (syncs, of_syncs) {
             (_, Some(of_syncs)) => of_syncs,
             (Some(_), None) => ", although their data did not have to be on disk".to_owned(),
             (None, None) => String::new(),
         };
-        format!(
-            "its foreground threads waited for {} in {}, the longest write {}{others}",
-            duration(all.total),
-            duration(observation.period()),
-            duration(all.longest)
-        )
+        let values: &[(&str, &dyn Display)] = &[
+            ("total", &duration(all.total)),
+            ("period", &duration(observation.period())),
+            ("longest", &duration(all.longest)),
+            ("others", &others),
+        ];
+        text("throttled.cost", values)
     }
 
     /// Returns why no setting is named that moves a log.
@@ -283,38 +285,29 @@ fn tasks(observation: &Observation<'_>, device: &str, mut pauses: Vec<&PauseCoun
     let mut evidence: Vec<Evidence> = named
         .iter()
         .map(|pause| {
-            Evidence::new(format!(
-                "{} (thread {}) was throttled {}, in {}, for {} in all, the longest write for {}; on {on}",
-                pause.task.name,
-                pause.task.thread,
-                times(pause.pauses.count()),
-                counted(usize::try_from(pause.waits).unwrap_or(usize::MAX), "write", "writes"),
-                duration(pause.pauses.total()),
-                duration(pause.longest_wait),
-            ))
-            .with("task", pause.task.name.as_str())
-            .with("process", pause.task.process)
-            .with("thread", pause.task.thread)
-            .with("background", is_background(observation, &pause.task))
-            .with("device", device)
-            .with("pauses", pause.pauses.count())
-            .with("waits", pause.waits)
-            .with("throttled_seconds", pause.pauses.total().as_secs_f64())
-            .with("longest_wait_seconds", pause.longest_wait.as_secs_f64())
+            Evidence::of("throttled.task")
+                .with("task", pause.task.name.as_str())
+                .with("process", pause.task.process)
+                .with("thread", pause.task.thread)
+                .with("background", is_background(observation, &pause.task))
+                .with("device", device)
+                .with("pauses", pause.pauses.count())
+                .with("waits", pause.waits)
+                .with("throttled_seconds", pause.pauses.total().as_secs_f64())
+                .with("longest_wait_seconds", pause.longest_wait.as_secs_f64())
+                .say("times", times(pause.pauses.count()))
+                .say("writes", counted(usize::try_from(pause.waits).unwrap_or(usize::MAX), "write", "writes"))
+                .say("on", &on)
         })
         .collect();
     if !others.is_empty() {
         let sum = PauseSum::of(others);
         evidence.push(
-            Evidence::new(format!(
-                "{} more of its threads were throttled {}, for {} in all",
-                others.len(),
-                times(sum.count),
-                duration(sum.total)
-            ))
-            .with("tasks", others.len())
-            .with("pauses", sum.count)
-            .with("throttled_seconds", sum.total.as_secs_f64()),
+            Evidence::of("throttled.more")
+                .with("tasks", others.len())
+                .with("pauses", sum.count)
+                .with("throttled_seconds", sum.total.as_secs_f64())
+                .say("times", times(sum.count)),
         );
     }
     evidence
@@ -330,46 +323,26 @@ fn levels(device: &str, pauses: &[&PauseCounts]) -> Evidence {
     let (dirty, begins, limit) =
         (mean(|levels| levels.dirty), mean(DirtyLevels::threshold), mean(|levels| levels.limit));
     let (on_device, steered) = (mean(|levels| levels.device_dirty), mean(|levels| levels.device_setpoint));
-    let over = match dirty.checked_sub(begins) {
-        Some(over) if over > 0 => {
-            format!("{} over the {} where throttling begins", ByteSize(over), ByteSize(begins))
-        }
-        _ => format!(
-            "less than the {} where throttling begins: the device has a limit of its own",
-            ByteSize(begins)
-        ),
-    };
-    Evidence::new(format!(
-        "when they were throttled {} were dirty, {over}; the limit is {}. For device {device} it was {}, of a \
-         setpoint of {} \
-         (means)",
-        ByteSize(dirty),
-        ByteSize(limit),
-        ByteSize(on_device),
-        ByteSize(steered)
-    ))
-    .with("device", device)
-    .with("dirty_bytes", dirty)
-    .with("throttling_begins_bytes", begins)
-    .with("over_bytes", dirty.saturating_sub(begins))
-    .with("limit_bytes", limit)
-    .with("device_dirty_bytes", on_device)
-    .with("device_setpoint_bytes", steered)
+    let id = if dirty > begins { "throttled.levels" } else { "throttled.levels-of-device" };
+    Evidence::of(id)
+        .with("device", device)
+        .with("dirty_bytes", dirty)
+        .with("throttling_begins_bytes", begins)
+        .with("over_bytes", dirty.saturating_sub(begins))
+        .with("limit_bytes", limit)
+        .with("device_dirty_bytes", on_device)
+        .with("device_setpoint_bytes", steered)
 }
 
 /// Describes each owner's share of the output to a device.
 pub(super) fn whose(observation: &Observation<'_>, device: &str) -> Evidence {
+    let unknown = |id| Evidence::new(text(id, &[("device", &device)]));
     let Some(all) = attribution::on_device(observation, device) else {
-        return Evidence::new(format!(
-            "the writers of the dirty pages of device {device} are not known: pages were not traced"
-        ));
+        return unknown("throttled.untraced");
     };
     let total: u64 = all.iter().map(|written| written.bytes).sum();
     if total == 0 {
-        return Evidence::new(format!(
-            "the writers of the dirty pages of device {device} are not known: none were added while watching, they \
-             were there before or were written again"
-        ));
+        return unknown("throttled.none-added");
     }
     let parts: Vec<String> = all
         .iter()
@@ -384,15 +357,11 @@ pub(super) fn whose(observation: &Observation<'_>, device: &str) -> Evidence {
             "bytes": written.bytes,
         })
     });
-    Evidence::new(format!(
-        "of {} written to device {device}: {} ({})",
-        ByteSize(total),
-        parts.join(", "),
-        attribution::COUNTING_METHOD
-    ))
-    .with("device", device)
-    .with("written_bytes", total)
-    .with("shares", serde_json::Value::Array(shares.collect()))
+    Evidence::of("throttled.shares")
+        .with("device", device)
+        .with("written_bytes", total)
+        .with("shares", serde_json::Value::Array(shares.collect()))
+        .say("parts", parts.join(", "))
 }
 
 /// Formats the owner: "by rocksdb (process 7) to its data files".
@@ -412,19 +381,13 @@ fn owner(observation: &Observation<'_>, written: &DeviceOutput<'_>) -> String {
 
 /// Describes one kind of output to a shared device.
 fn output_of(observation: &Observation<'_>, written: &DeviceOutput<'_>, total: u64) -> Evidence {
-    let path = written.path;
-    let like = path.as_ref().map(|path| format!(", such as {}", file_name(path))).unwrap_or_default();
-    let mut evidence = Evidence::new(format!(
-        "{}, {} of what was written there, were written {}{like}",
-        ByteSize(written.bytes),
-        percent(written.bytes, total, 0),
-        owner(observation, written)
-    ))
-    .with("bytes", written.bytes);
-    if let Some(path) = path {
-        evidence = evidence.with("path", unescaped(path));
-    }
-    evidence
+    Evidence::of("shared-device.output")
+        .with("bytes", written.bytes)
+        .with_known("path", written.path.map(unescaped))
+        .say("written", ByteSize(written.bytes))
+        .say("share", percent(written.bytes, total, 0))
+        .say("owner", owner(observation, written))
+        .say("like", known(written.path.map(file_name)))
 }
 
 /// Formats a device: "device 7:0, which holds /var/lib/x".

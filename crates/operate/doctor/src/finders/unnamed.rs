@@ -6,6 +6,7 @@
 //! be made from the name.
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 
 use pagekeeper_kernel::process::AccessMode;
 use pagekeeper_observe::{Database, File, OpenerKind};
@@ -14,6 +15,7 @@ use pagekeeper_text::{ByteSize, counted, escaped, percent, unescaped};
 
 use super::EarlierFindings;
 use crate::observation::Observation;
+use crate::texts::text;
 use crate::{Cost, Evidence, Finding, Kind, Severity};
 
 /// Maximum number of files listed.
@@ -46,15 +48,12 @@ fn find_in(observation: &Observation<'_>, index: usize, database: &Database) -> 
         kind: Kind::UnnamedLog,
         severity: Severity::Note,
         database: Some(observation.subject(index)),
-        title: format!(
-            "no pattern of the profile \"{profile}\" names {count} that it writes as logs, which hold {} of page cache",
-            ByteSize(resident)
+        title: text(
+            "unnamed.title",
+            &[("profile", profile), ("count", &count), ("resident", &ByteSize(resident))],
         ),
         evidence: files.iter().take(LISTED_LOGS_MAX).map(|file| evidence(observation, file)).collect(),
-        cost: Cost::measured(format!(
-            "{} of the memory, which monitoring counts as used; the kernel reclaims it only when memory is short.",
-            percent(resident, memory, 0)
-        )),
+        cost: Cost::measured(text("unnamed.cost", &[("share", &percent(resident, memory, 0))])),
         fixes: Vec::new(),
         remarks: Vec::new(),
         pagekeeper: lines(profile, &files),
@@ -83,17 +82,13 @@ fn evidence(observation: &Observation<'_>, unnamed: &UnnamedLog<'_>) -> Evidence
         0 => "it did not grow while watching".to_owned(),
         _ => format!("{} were appended in {:.0} s", ByteSize(*appended), observation.period().as_secs_f64()),
     };
-    // The last page of a file is counted whole.
-    let text = format!(
-        "{}: {} of {} resident; {grew}",
-        escaped(&file.path),
-        ByteSize((*resident).min(file.size)),
-        ByteSize(file.size)
-    );
-    Evidence::new(text)
+    Evidence::of("unnamed.file")
         .with("resident_bytes", *resident)
         .with("size_bytes", file.size)
         .with("growth_bytes", *appended)
+        .say("path", escaped(&file.path))
+        .say("resident", ByteSize((*resident).min(file.size)))
+        .say("grew", grew)
 }
 
 /// Returns the lines of a profile that make the guard release them.
@@ -113,14 +108,8 @@ fn lines(profile: &str, files: &[UnnamedLog<'_>]) -> Option<String> {
             )
         })
         .collect();
-    (!logs.is_empty()).then(|| {
-        format!(
-            "The guard releases the pages behind their writer, by a profile with these lines at its end. \
-             `pagekeeper guard --print-profile {profile} > {profile}.toml` writes one to begin with; `profiles = \
-             [\"{profile}.toml\"]` in the file of --config has it used.{}",
-            logs.concat()
-        )
-    })
+    let values: &[(&str, &dyn Display)] = &[("profile", &profile), ("logs", &logs.concat())];
+    (!logs.is_empty()).then(|| text("unnamed.pagekeeper", values))
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use pagekeeper_kernel::pressure::{CgroupVersion, MemoryCgroup};
 use super::logs::RELEASABLE_MIN;
 use super::throttled::help;
 use crate::observed::attribution::database_of;
+use crate::texts::text;
 use crate::{Advised, Goal, Observation, Streamer};
 
 /// Returns the unwritten bytes of a group's page cache.
@@ -22,12 +23,8 @@ pub(super) fn of_unwritten(observation: &Observation<'_>, index: usize, group: &
         advised.fixes.splice(0..0, help::of_another(&name));
     }
     advised.remarks.push(match group.version {
-        CgroupVersion::V1 => "version 1 has no limit on dirty pages of a group; in one of version 2 the limits (vm.dirty_ratio, \
-                              vm.dirty_background_ratio) hold of the group's own memory, and slow its writers down before it is full"
-            .to_owned(),
-        CgroupVersion::V2 => "the limits on dirty pages hold of the group's own memory as a share (vm.dirty_ratio, \
-                              vm.dirty_background_ratio), if its io controller is on (cgroup.subtree_control of the group above)"
-            .to_owned(),
+        CgroupVersion::V1 => text("unwritten.v1", &[]),
+        CgroupVersion::V2 => text("unwritten.v2", &[]),
     });
     advised
 }

@@ -18,10 +18,6 @@ use pagekeeper_trace::{PageCounts, TaskIdentity};
 
 use crate::Observation;
 
-/// Describes the method, for evidence.
-pub(crate) const COUNTING_METHOD: &str = "counted from pages added to files that are new, that grew, that have dirty \
-     pages or are open for writing only; a second write to a resident page is not counted";
-
 /// The owner of output.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum OutputOwner {

@@ -11,6 +11,7 @@ use pagekeeper_trace::PauseCounts;
 
 use crate::advice::step;
 use crate::observed::attribution::database_of;
+use crate::texts::{known, text};
 use crate::{Cost, Evidence, Finding, Fix, Kind, Observation, Severity};
 
 /// Dirty bytes allowed on a device whose files are synced: a disk of 100 MB/s writes this in a
@@ -41,39 +42,25 @@ fn limited(observation: &Observation<'_>, name: &str, pauses: &[&PauseCounts]) -
         (most(|pause| pause.levels.device_dirty), most(|pause| pause.levels.device_setpoint));
     let device = of_name(observation, name);
     let is_synced = observation.is_synced(name);
-    let whole = Evidence::new(format!(
-        "when they were throttled {} were dirty on the whole host, of {} where throttling begins; for device {name} it was {}, of a \
-         share of {} that the kernel steers towards",
-        ByteSize(dirty),
-        ByteSize(begins),
-        ByteSize(on_device),
-        ByteSize(steered)
-    ))
-    .with("device", name)
-    .with("dirty_bytes", dirty)
-    .with("throttling_begins_bytes", begins)
-    .with("device_dirty_bytes", on_device)
-    .with("device_setpoint_bytes", steered);
+    let whole = Evidence::of("device-limit.levels")
+        .with("device", name)
+        .with("dirty_bytes", dirty)
+        .with("throttling_begins_bytes", begins)
+        .with("device_dirty_bytes", on_device)
+        .with("device_setpoint_bytes", steered);
     Finding {
         kind: Kind::DirtyLimits,
         severity: Severity::Warning,
         database: None,
-        title: format!("device {name} has a limit on dirty pages of its own, and that was full"),
+        title: text("device-limit.title", &[("device", &name)]),
         evidence: vec![whole, in_force(name, device)],
-        cost: Cost::measured(format!(
-            "the databases' tasks were throttled for {} in {}, however few pages were dirty elsewhere; a higher limit \
-             on the whole (vm.dirty_bytes, vm.dirty_ratio) changes next to nothing",
-            duration(total),
-            duration(observation.period())
+        cost: Cost::measured(text(
+            "device-limit.cost",
+            &[("throttled", &duration(total)), ("period", &duration(observation.period()))],
         )),
+
         fixes: if is_synced { Vec::new() } else { fixes(name, device) },
-        remarks: is_synced
-            .then(|| {
-                "do not lift it: files on the device are synced, and a sync waits for earlier dirty data"
-                    .to_owned()
-            })
-            .into_iter()
-            .collect(),
+        remarks: is_synced.then(|| text("device-limit.remark", &[])).into_iter().collect(),
         pagekeeper: None,
     }
 }
@@ -106,26 +93,21 @@ pub(crate) fn cap(observation: &Observation<'_>, name: &str) -> Option<Fix> {
 fn in_force(name: &str, device: Option<&BackingDevice>) -> Evidence {
     let place = format!("/sys/class/bdi/{name}");
     let Some(device) = device else {
-        return Evidence::new(format!(
-            "its limit is set by {place}/strict_limit, max_ratio and max_bytes, which could not be read"
-        ));
+        return Evidence::new(text("device-limit.unread", &[("place", &place)]));
     };
     let strict = match device.strict_limit {
-        Some(true) => "strict_limit=1: its share holds however little is dirty elsewhere".to_owned(),
-        Some(false) => "strict_limit=0: it does not hold now while little is dirty elsewhere".to_owned(),
-        None => "this kernel does not show strict_limit, which FUSE sets for its file systems".to_owned(),
+        Some(true) => "device-limit.strict",
+        Some(false) => "device-limit.not-strict",
+        None => "device-limit.unknown",
     };
-    let most = device.max_bytes.map(|bytes| format!(", max_bytes={bytes}")).unwrap_or_default();
-    let mut evidence = Evidence::new(format!("in {place}: {strict}; max_ratio={}{most}", device.max_ratio))
+    Evidence::of("device-limit.in-force")
         .with("device", name)
-        .with("max_ratio_percent", device.max_ratio);
-    if let Some(strict) = device.strict_limit {
-        evidence = evidence.with("strict_limit", strict);
-    }
-    if let Some(bytes) = device.max_bytes {
-        evidence = evidence.with("max_bytes", bytes);
-    }
-    evidence
+        .with("max_ratio_percent", device.max_ratio)
+        .with_known("strict_limit", device.strict_limit)
+        .with_known("max_bytes", device.max_bytes)
+        .say("place", place)
+        .say("strict", text(strict, &[]))
+        .say("most", known(device.max_bytes))
 }
 
 fn fixes(name: &str, device: Option<&BackingDevice>) -> Vec<Fix> {

@@ -1,6 +1,7 @@
 //! The finding about streams, with its evidence as text.
 
 use std::collections::HashMap;
+use std::fmt::Display;
 
 use pagekeeper_kernel::Inode;
 use pagekeeper_observe::{Database, File};
@@ -8,7 +9,8 @@ use pagekeeper_text::{ByteSize, duration, escaped, rate, unescaped};
 
 use super::fixes::{fixes, pagekeeper};
 use super::{CacheLoss, StreamingProcess, data_files};
-use crate::phrases::per_second;
+use crate::phrases::{per_second, process};
+use crate::texts::{known, text};
 use crate::{Cost, Evidence, Finding, Kind, Observation, Severity};
 
 /// From this many bytes per second of rereads on, it is serious.
@@ -27,17 +29,14 @@ pub(super) fn finding(
     let data = data_files(observation, index);
     let main = &streams[0];
     let missed = per_second(loss.missed(), observation.period()).unwrap_or_default();
-    let added = per_second(main.added, observation.period()).unwrap_or_default();
+    let rate_of = |bytes| rate(per_second(bytes, observation.period()).unwrap_or_default());
     let mut evidence: Vec<Evidence> =
         streams.iter().take(LISTED_STREAMS_MAX).map(|stream| of_stream(observation, stream, &data)).collect();
     if streams.len() > LISTED_STREAMS_MAX {
         let others = &streams[LISTED_STREAMS_MAX..];
         let bytes: u64 = others.iter().map(|stream| stream.added).sum();
-        evidence.push(
-            Evidence::new(format!("{} more processes brought {} in", others.len(), ByteSize(bytes)))
-                .with("processes", others.len())
-                .with("added_bytes", bytes),
-        );
+        evidence
+            .push(Evidence::of("streams.more").with("processes", others.len()).with("added_bytes", bytes));
     }
     evidence.push(of_loss(observation, loss));
     evidence.extend(of_refaults(observation, loss));
@@ -47,27 +46,20 @@ pub(super) fn finding(
         severity: if missed >= SERIOUS_REREADS_RATE { Severity::Serious } else { Severity::Warning },
         database: Some(observation.subject(index)),
         title: if main.dropped() > main.added {
-            format!(
-                "{} (process {}) drops its pages from the page cache, {}",
-                main.name,
-                main.pid,
-                rate(per_second(main.dropped(), observation.period()).unwrap_or_default())
+            text(
+                "streams.title-drops",
+                &[("process", &process(main.name, main.pid)), ("rate", &rate_of(main.dropped()))],
             )
         } else {
-            format!(
-                "{} (process {}) {} {} through the page cache and pushes its pages out",
-                main.name,
-                main.pid,
-                main.verb(),
-                rate(added)
-            )
+            let values: &[(&str, &dyn Display)] = &[
+                ("process", &process(main.name, main.pid)),
+                ("verb", &main.verb()),
+                ("rate", &rate_of(main.added)),
+            ];
+            text("streams.title", values)
         },
         evidence,
-        cost: Cost::estimated(format!(
-            "{} that it has to read from storage again; in a measurement, a stream of 200 to 400 MiB/s \
-             beside a hot set that just fitted halved the throughput or worse",
-            rate(missed)
-        )),
+        cost: Cost::estimated(text("streams.cost", &[("rate", &rate(missed))])),
         fixes: fixes(main),
         remarks: Vec::new(),
         pagekeeper: Some(pagekeeper(main, &data)),
@@ -86,73 +78,41 @@ fn of_stream(
         Some(path) => format!("most of it of {}", escaped(path)),
         None => "of files whose names are not known: it had closed them, or ended".to_owned(),
     };
-    let own = match stream.added_own {
-        0 => String::new(),
-        bytes => format!("; {} of it was the database's own data", ByteSize(bytes)),
-    };
-    let dropped = match stream.dropped() {
-        0 => String::new(),
-        bytes => format!("; it dropped {} of the database's data itself", ByteSize(bytes)),
-    };
-    let text = format!(
-        "{} (process {}{}) brought {} into the page cache in {}, {}, {whose}{own}{dropped}",
-        stream.name,
-        stream.pid,
-        title.map(|title| format!(", \"{}\"", shortened(title))).unwrap_or_default(),
-        ByteSize(stream.added),
-        duration(period),
-        rate(per_second(stream.added, period).unwrap_or_default()),
-    );
-    let mut evidence = Evidence::new(text)
+    let unless_zero = |bytes| known((bytes > 0).then_some(ByteSize(bytes)));
+    Evidence::of("streams.stream")
         .with("process", stream.pid)
         .with("task", stream.name)
         .with("added_bytes", stream.added)
         .with("added_bytes_per_second", per_second(stream.added, period))
         .with("added_of_database_bytes", stream.added_own)
         .with("dropped_bytes", stream.dropped())
-        .with("worker", stream.worker);
-    if let Some(path) = path {
-        evidence = evidence.with("path", unescaped(path));
-    }
-    evidence
+        .with("worker", stream.worker)
+        .with_known("path", path.map(unescaped))
+        .say("title", known(title.map(shortened)))
+        .say("period", duration(period))
+        .say("whose", whose)
+        .say("own", unless_zero(stream.added_own))
+        .say("dropped", unless_zero(stream.dropped()))
 }
 
 fn of_loss(observation: &Observation<'_>, loss: &CacheLoss) -> Evidence {
     let period = observation.period();
-    let gone = match loss.evicted {
-        Some(bytes @ 1..) => format!("; {} more than before were missing for it at the end", ByteSize(bytes)),
-        _ => String::new(),
-    };
-    let mut evidence = Evidence::new(format!(
-        "meanwhile {} of its data left the page cache, {}{gone}; its own processes brought {} in, {} (first \
-         reads are \
-         among them, if there were any)",
-        ByteSize(loss.pushed),
-        rate(per_second(loss.pushed, period).unwrap_or_default()),
-        ByteSize(loss.came_back),
-        rate(per_second(loss.came_back, period).unwrap_or_default()),
-    ))
-    .with("pushed_out_bytes", loss.pushed)
-    .with("read_again_bytes", loss.came_back)
-    .with("read_again_bytes_per_second", per_second(loss.came_back, period));
-    if let Some(evicted) = loss.evicted {
-        evidence = evidence.with("evicted_growth_bytes", evicted);
-    }
-    evidence
+    Evidence::of("streams.loss")
+        .with("pushed_out_bytes", loss.pushed)
+        .with("read_again_bytes", loss.came_back)
+        .with("read_again_bytes_per_second", per_second(loss.came_back, period))
+        .with_known("evicted_growth_bytes", loss.evicted)
+        .say("pushed", rate(per_second(loss.pushed, period).unwrap_or_default()))
+        .say("gone", known(loss.evicted.filter(|bytes| *bytes > 0).map(ByteSize)))
 }
 
 pub(super) fn of_refaults(observation: &Observation<'_>, loss: &CacheLoss) -> Option<Evidence> {
     let (bytes, place) = loss.refaulted?;
     let per_second = per_second(bytes, observation.period())?;
-    Some(
-        Evidence::new(format!(
-            "the kernel counted {} read in again after it had been pushed out, {}, {place}",
-            ByteSize(bytes),
-            rate(per_second)
-        ))
+    let evidence = Evidence::of("streams.refaults")
         .with("refaulted_bytes", bytes)
-        .with("refaulted_bytes_per_second", per_second),
-    )
+        .with("refaulted_bytes_per_second", per_second);
+    Some(evidence.say("place", place))
 }
 
 /// Describes the memory that both share.
@@ -161,35 +121,18 @@ fn of_memory(observation: &Observation<'_>, database: &Database, stream: &Stream
     let limited = own.and_then(|group| Some((group, group.effective_limit?)));
     let same = own.zip(stream.streamer.and_then(|streamer| streamer.cgroup.as_ref()));
     let same = same.is_some_and(|(a, b)| a.directory == b.directory);
-    let text = match limited {
-        Some((group, limit)) if same => {
-            format!(
-                "both are in the memory cgroup {}, with {} in all",
-                escaped(&group.directory),
-                ByteSize(limit)
-            )
-        }
-        Some((group, limit)) => format!(
-            "the database is in the memory cgroup {}, with {} in all; the stream is in another, or had ended",
-            escaped(&group.directory),
-            ByteSize(limit)
-        ),
-        None => {
-            let reclaimed = observation
-                .reclaimed_by_host()
-                .map(|bytes| format!(", which had to reclaim {}", ByteSize(bytes)));
-            format!(
-                "no memory cgroup sets a limit to the database: both share the host's memory{}",
-                reclaimed.unwrap_or_default()
-            )
-        }
+    let id = match limited {
+        Some(_) if same => "streams.both-in-group",
+        Some(_) => "streams.database-in-group",
+        None => "streams.no-group",
     };
-    let mut evidence = Evidence::new(text).with("same_memory_cgroup", same);
-    if let Some((group, limit)) = limited {
-        evidence =
-            evidence.with("memory_cgroup", unescaped(&group.directory)).with("memory_limit_bytes", limit);
-    }
-    evidence
+    let limited_group = limited.map(|(group, _)| &group.directory);
+    Evidence::of(id)
+        .with("same_memory_cgroup", same)
+        .with_known("memory_cgroup", limited_group.map(|directory| unescaped(directory)))
+        .with_known("memory_limit_bytes", limited.map(|(_, limit)| limit))
+        .say("group", known(limited_group.map(|directory| escaped(directory))))
+        .say("reclaimed", known(observation.reclaimed_by_host().map(ByteSize)))
 }
 
 /// Returns the beginning of a long title.

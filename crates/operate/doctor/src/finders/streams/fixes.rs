@@ -11,6 +11,7 @@ use pagekeeper_text::{ByteSize, shell_quoted};
 use super::StreamingProcess;
 use crate::advice::step;
 use crate::programs::{guard_follows, run_as_stream};
+use crate::texts::{known, text};
 use crate::{Confidence, Fix};
 
 /// Returns the fixes: running the program under pagekeeper first, then its own options, if it has
@@ -57,19 +58,9 @@ fn own_group(stream: &StreamingProcess<'_>) -> Option<Fix> {
 pub(super) fn pagekeeper(stream: &StreamingProcess<'_>, data: &HashMap<Inode, &File>) -> String {
     let foreign = stream.files.iter().find(|(_, inode)| !data.contains_key(inode));
     let path = foreign.and_then(|(_, inode)| stream.open(*inode)).map(|file| shell_quoted(&file.path));
-    let evict = match path {
-        Some(path) => format!(
-            "`pagekeeper evict {path}` releases that file's pages now; it prevents no further \
-                 ones, and does not bring the database's pages back. "
-        ),
-        None => String::new(),
-    };
+    let path = known(path);
     if stream.worker {
-        return format!("{evict}`pagekeeper guard` does not help here: the server itself reads for it");
+        return text("streams.pagekeeper-worker", &[("path", &path)]);
     }
-    let guard = guard_follows(stream.name);
-    format!(
-        "{evict}{guard} follows it from outside, where it can't be restarted: it releases what the \
-         stream brings in"
-    )
+    text("streams.pagekeeper", &[("path", &path), ("guard", &guard_follows(stream.name))])
 }

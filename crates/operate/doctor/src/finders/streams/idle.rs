@@ -14,6 +14,7 @@ use super::{CacheLoss, PUSHED_OUT_BYTES_MIN, reclaimed_by};
 use crate::advice::step;
 use crate::observed::attribution::database_of;
 use crate::phrases::{per_second, process};
+use crate::texts::text;
 use crate::{Cost, Evidence, Finding, Fix, Kind, Observation, Severity};
 
 /// The tasks that reclaimed a database's data as idle, largest first.
@@ -91,13 +92,9 @@ impl<'a> IdleReclaimers<'a> {
             .collect();
         let host = &observation.after.host;
         evidence.push(
-            Evidence::new(format!(
-                "{} of memory are free; background reclaim begins below {}",
-                ByteSize(host.memory.free),
-                ByteSize(host.watermarks.low)
-            ))
-            .with("free_bytes", host.memory.free)
-            .with("watermark_low_bytes", host.watermarks.low),
+            Evidence::of("idle.free")
+                .with("free_bytes", host.memory.free)
+                .with("watermark_low_bytes", host.watermarks.low),
         );
         evidence.extend(super::finding::of_refaults(observation, loss));
         Some(Finding {
@@ -108,10 +105,12 @@ impl<'a> IdleReclaimers<'a> {
                 Severity::Note
             },
             database: Some(observation.subject(index)),
-            title: format!(
-                "{} takes idle pages of its data out of the page cache, {}, however much memory is free",
-                process(&main.task.name, main.task.process),
-                rate(per_second(taken, period).unwrap_or_default())
+            title: text(
+                "idle.title",
+                &[
+                    ("process", &process(&main.task.name, main.task.process)),
+                    ("rate", &rate(per_second(taken, period).unwrap_or_default())),
+                ],
             ),
             evidence,
             cost: Cost::estimated(format!("{} at most that it has to read from storage again", rate(missed))),
@@ -124,20 +123,13 @@ impl<'a> IdleReclaimers<'a> {
 
 impl IdleReclaimer<'_> {
     fn evidence(&self, observation: &Observation<'_>) -> Evidence {
-        Evidence::new(format!(
-            "{} removed {} of the database's data from the page cache in {}{}",
-            process(&self.task.name, self.task.process),
-            ByteSize(self.bytes),
-            duration(observation.period()),
-            if self.damon {
-                ": DAMON in the kernel, which takes pages that nobody touched for a while"
-            } else {
-                ""
-            }
-        ))
-        .with("process", self.task.process)
-        .with("task", self.task.name.as_str())
-        .with("removed_bytes", self.bytes)
+        Evidence::of("idle.removed")
+            .with("process", self.task.process)
+            .with("task", self.task.name.as_str())
+            .with("removed_bytes", self.bytes)
+            .say("who", process(&self.task.name, self.task.process))
+            .say("period", duration(observation.period()))
+            .say("damon", if self.damon { "damon" } else { "" })
     }
 
     fn fix(&self) -> Fix {

@@ -9,34 +9,22 @@ use pagekeeper_text::shell_quoted;
 use crate::advice::step;
 use crate::observed::attribution::{self, OutputOwner};
 use crate::programs::{STATIC_PROGRAMS, usual};
+use crate::texts::text;
 use crate::{Fix, Observation};
 
 /// The text for cases without a known remedy.
-const NO_REMEDY: &str = "nothing from outside: the guard can start writeback, but can't slow writers down, and \
-releases logs \
-                       only. Authors of a database: BulkWriter in pagekeeper's library keeps output from piling up as \
-                       dirty pages";
 
 /// Describes what pagekeeper can do now; `other` is the program that wrote most, if that is not a
 /// database.
 pub(in crate::finders) fn pagekeeper(database: &Database, other: Option<&str>) -> String {
     if let Some(name) = other {
-        return format!(
-            "`pagekeeper run` before {name}, which wrote most of it (see the fixes): from outside nothing slows \
-             writers down"
-        );
+        return text("throttled.pagekeeper-other", &[("name", &name)]);
     }
-    // This profile applies to TiKV, too.
     if database.profile.name == "rocksdb" {
-        let name = shell_quoted(if database.name.is_empty() { "COMMAND" } else { &database.name });
-        return format!(
-            "`pagekeeper run --profile rocksdb -- {name} ...` starts it this way next time: the \
-                 output of flushes and compactions is then written out behind them, at \
-             the disk's pace (measured, db_bench for 10 s: 44 pauses and 32 ms \
-             for the longest put, before 196 and 114 ms). From outside nothing slows writers down"
-        );
+        let name = if database.name.is_empty() { "COMMAND" } else { &database.name };
+        return text("throttled.pagekeeper-rocksdb", &[("name", &shell_quoted(name))]);
     }
-    NO_REMEDY.to_owned()
+    text("throttled.pagekeeper", &[])
 }
 
 /// Returns the program that wrote most to these devices, if it is not a database and a library can
