@@ -17,7 +17,7 @@
 mod beside;
 pub mod guc;
 #[cfg(test)]
-mod hostile;
+mod hostile_tests;
 mod limits;
 mod mysql;
 pub mod option_file;

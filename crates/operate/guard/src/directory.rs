@@ -41,7 +41,7 @@ use pagekeeper_policy::{LogId, RewriteKind, Rule, StepFacts};
 use crate::config::WalReaderLimits;
 use crate::entry::{Entry, NextDue, OfDatabase};
 use crate::facts_cache::FactsCache;
-use crate::ids::new_version;
+use crate::ids::new_id;
 pub(crate) use crate::ids::{DatabaseKey, DirectoryId};
 use crate::sample::KnownFileSystem;
 pub(crate) use listed::ListingResult;
@@ -201,7 +201,7 @@ impl Directory {
             list_earliest: Instant::now(),
             ticks: 0,
             database: OfDatabase { files: 0, sees_openers: true },
-            version: new_version(),
+            version: new_id(),
             sampled_to: None,
             facts_cache: FactsCache::default(),
             next_due: NextDue::default(),
@@ -309,7 +309,7 @@ impl Directory {
     pub(crate) fn forget_files(&mut self) {
         if !self.entries.is_empty() {
             self.entries.clear();
-            self.version = new_version();
+            self.version = new_id();
             self.touch();
         }
         self.listing = None;

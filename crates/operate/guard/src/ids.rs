@@ -4,15 +4,9 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Returns an id for a file or a log. Ids are consecutive, so that those of a directory's files are
-/// close.
+/// Returns an id, or a version, that was never given out before. Ids ascend, so that those of a
+/// directory's files are close.
 pub(crate) fn new_id() -> u64 {
-    static LAST: AtomicU64 = AtomicU64::new(0);
-    LAST.fetch_add(1, Ordering::Relaxed) + 1
-}
-
-/// Returns a number that was never given out before.
-pub(crate) fn new_version() -> u64 {
     static LAST: AtomicU64 = AtomicU64::new(0);
     LAST.fetch_add(1, Ordering::Relaxed) + 1
 }
@@ -31,7 +25,7 @@ pub(crate) struct DirectoryId(u64);
 
 impl DirectoryId {
     pub(crate) fn new() -> Self {
-        Self(new_version())
+        Self(new_id())
     }
 }
 

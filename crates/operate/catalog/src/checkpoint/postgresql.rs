@@ -75,13 +75,6 @@ impl ControlFile {
     pub const fn place(&self) -> (u64, u64) {
         self.segment_size.place_of(self.redo)
     }
-
-    /// Returns the WAL that recovery would read if the server had written up to the end of the
-    /// segment with this sequence, in bytes. This is an upper bound, at most one segment too large.
-    pub const fn recovery_bytes(&self, newest_segment: u64) -> u64 {
-        let end = newest_segment.saturating_add(1).saturating_mul(self.segment_size.bytes());
-        end.saturating_sub(self.redo)
-    }
 }
 
 #[cfg(test)]
@@ -132,8 +125,6 @@ mod tests {
         assert_eq!((control.format, control.system_identifier), (1300, 7_711_394_114_605_313_163));
         assert_eq!((control.redo, control.checkpoint, control.timeline), (0x150_0718, 0x150_0718, 1));
         assert_eq!((control.segment_size, control.place()), (SegmentSize::DEFAULT, (1, 0x50_0718)));
-        assert_eq!(control.recovery_bytes(1), (16 << 20) - 0x50_0718);
-        assert_eq!(control.recovery_bytes(0), 0, "no such segment is there yet");
         assert!(control.clean, "initdb shuts it down");
     }
 
@@ -196,7 +187,7 @@ mod tests {
                 seal(&mut bytes, 288);
             }
             if let Ok(control) = ControlFile::parse(&bytes) {
-                let _ = (control.place(), control.recovery_bytes(u64::MAX));
+                let _ = control.place();
             }
         }
     }

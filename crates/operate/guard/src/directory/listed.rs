@@ -22,7 +22,7 @@ use pagekeeper_policy::{FileClass, FileId, LogId, RewriteKind, RewriteSource};
 use super::{Directory, Log};
 use crate::budget::Turn;
 use crate::entry::Entry;
-use crate::ids::{new_id, new_version};
+use crate::ids::new_id;
 use crate::sample::Sample;
 
 /// A listing that takes a millisecond is not repeated for this many milliseconds, whatever comes
@@ -56,7 +56,7 @@ impl Directory {
         // Even a file of the same name and inode is another file now.
         let known = self.entries.remove(name).is_some();
         if known {
-            self.version = new_version();
+            self.version = new_id();
             self.touch();
         }
         // The name may be a log file's, or decide whether another file is one.
@@ -116,7 +116,7 @@ impl Directory {
             let before = self.entries.len();
             self.entries.retain(|name, _| names.logs.contains(name));
             if self.entries.len() < before {
-                self.version = new_version();
+                self.version = new_id();
                 self.touch();
             }
             self.new_names = names.logs.into_iter().filter(|name| !self.entries.contains_key(name)).collect();
@@ -215,7 +215,7 @@ impl Directory {
             from: 0,
         };
         self.entries.insert(file.name, entry);
-        self.version = new_version();
+        self.version = new_id();
         self.touch();
         (log, decided)
     }
