@@ -22,4 +22,4 @@ pub use escape::{EscapedText, escaped, escaped_bytes, is_plain, json_escaped, un
 pub use list::{listed, listed_up_to};
 pub use quote::{ShellQuoted, shell_quoted};
 pub use size::{ByteSize, parse_size, rate};
-pub use wrap::{LABEL_COLUMNS, labelled, wrapped};
+pub use wrap::{LABEL_COLUMNS, labelled, wrapped, wrapped_at};

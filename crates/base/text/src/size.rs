@@ -14,6 +14,19 @@ pub struct ByteSize(pub u64);
 /// The units by power of 1024.
 const UNIT_NAMES: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
 
+impl ByteSize {
+    /// Returns the whole bytes of a computed number, such as a rate; 0 for a negative one.
+    ///
+    /// ```
+    /// use pagekeeper_text::ByteSize;
+    /// assert_eq!(ByteSize::from_f64(1536.7).to_string(), "1.5 KiB");
+    /// ```
+    pub fn from_f64(bytes: f64) -> Self {
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it saturates")]
+        Self(bytes as u64)
+    }
+}
+
 impl FromStr for ByteSize {
     type Err = String;
 

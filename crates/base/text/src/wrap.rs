@@ -21,6 +21,17 @@ pub fn labelled(f: &mut impl fmt::Write, label: &str, text: &str) -> fmt::Result
 /// Writes `first`, then `text` wrapped into 80 columns, with further lines indented by `indent`. A
 /// command in backticks stays whole.
 pub fn wrapped(f: &mut impl fmt::Write, first: &str, indent: usize, text: &str) -> fmt::Result {
+    wrapped_at(LINE_COLUMNS, f, first, indent, text)
+}
+
+/// Writes a text as [`wrapped`] does, into this many columns.
+pub fn wrapped_at(
+    columns: usize,
+    f: &mut impl fmt::Write,
+    first: &str,
+    indent: usize,
+    text: &str,
+) -> fmt::Result {
     let mut column = first.chars().count();
     f.write_str(first)?;
     let mut at_start = true;
@@ -29,7 +40,7 @@ pub fn wrapped(f: &mut impl fmt::Write, first: &str, indent: usize, text: &str) 
         // A figure and its unit stay together.
         let unit = words.next_if(|next| ends_in_figure(word) && is_unit(next));
         let width = word.chars().count() + unit.map_or(0, |unit| 1 + unit.chars().count());
-        if !at_start && column + 1 + width > LINE_COLUMNS {
+        if !at_start && column + 1 + width > columns {
             write!(f, "\n{:indent$}", "")?;
             column = indent;
             at_start = true;

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::ValueHint;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 
 use pagekeeper_catalog::units::parse_pace;
 use pagekeeper_policy::stream_pace::StreamPace;
@@ -53,6 +54,19 @@ pub(crate) struct PaceArgs {
     /// a third beside others; a rate (64M, or 64M/s) limits each file system, and stands back
     #[arg(long, value_name = "PACE", default_value = "auto", value_parser = parse_pace)]
     pub(crate) pace: StreamPace,
+}
+
+/// A value of an option: its name, what it stands for, and its help.
+pub(crate) type NamedValue<T> = (&'static str, T, &'static str);
+
+/// Returns a parser of the names.
+pub(crate) fn one_of<T: Copy + Send + Sync>(
+    all: &'static [NamedValue<T>],
+) -> impl TypedValueParser<Value = T> {
+    let names = all.iter().map(|(name, _, help)| PossibleValue::new(*name).help(*help));
+    PossibleValuesParser::new(names).try_map(move |given| {
+        all.iter().find(|(name, ..)| *name == given).map(|known| known.1).ok_or("unknown")
+    })
 }
 
 /// Parses a length of time of at least `least`; a plain number is seconds.

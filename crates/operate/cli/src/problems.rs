@@ -1,6 +1,7 @@
 //! Paths that failed: they are collected while the rest continues, then reported one a line, each
 //! with the problem and its fix.
 
+use std::fmt::Display;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -49,6 +50,14 @@ pub(crate) fn report(problems: &[Problem], is_json: bool) -> ExitCode {
         complain(format_args!("{path}: {error}"));
     }
     code(problems.is_empty())
+}
+
+/// Says why the residency of these files is not known.
+pub(crate) fn report_unknown(what: impl Display) {
+    complain(format_args!(
+        "the kernel shows resident pages only to a file's owner: run as root, as the owner, or with CAP_FOWNER \
+         to see {what}"
+    ));
 }
 
 /// Returns the problem and its fix, without the path.

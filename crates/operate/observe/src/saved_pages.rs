@@ -4,6 +4,7 @@
 //! was replaced since is recognised by its inode; devices are not compared, since their numbers may
 //! change when the host restarts.
 
+mod ahead;
 mod file;
 mod format;
 mod recordings;
@@ -17,10 +18,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use pagekeeper_kernel::{Error, InspectedFile, Result, page_size, resident_extents};
 use serde::Serialize;
 
+pub use ahead::{
+    LoadedAhead, THREADS_BESIDE_MAX, THREADS_MAX, WORTH_BYTES, bytes_of, exact_options, load_ahead, width_of,
+};
 pub use file::{SavedPagesError, SnapshotTarget};
 pub use format::{SNAPSHOT_MAGIC, SavedFile, SavedPages, SavedTime, SnapshotFormatError, decode, encode};
 pub use recordings::{RECORDING_DIRECTORY, RecordingName, Recordings};
-pub use renewal::{kept_of, renewed};
+pub use renewal::{joined, kept_of, renewed};
 
 /// The change of a file since its snapshot was taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -95,6 +99,14 @@ impl SavedFile {
     /// Returns the number of pages in all extents together.
     pub fn resident_pages(&self) -> u64 {
         self.extents.iter().map(|extent| extent.end - extent.start).sum()
+    }
+
+    /// Returns the entry with its pages in this range alone.
+    #[must_use]
+    pub fn within(self, pages: &Range<u64>) -> Self {
+        let clip = |extent: &Range<u64>| extent.start.max(pages.start)..extent.end.min(pages.end);
+        let extents = self.extents.iter().map(clip).filter(|extent| extent.start < extent.end);
+        Self { extents: extents.collect(), ..self }
     }
 
     /// Returns the extents in bytes, for a snapshot with pages of this size.

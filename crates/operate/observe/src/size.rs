@@ -17,10 +17,12 @@ use std::time::{Duration, Instant};
 use pagekeeper_kernel::pressure::{CgroupVersion, MemInfo, MemoryCgroup, MemoryPlace, SysRoots};
 use pagekeeper_kernel::process::Mount;
 use pagekeeper_kernel::{Links, WalkOptions, open_directory, page_size, read_named, residency, walk};
-use pagekeeper_policy::miss_curve::{MissCurve, SizeCurve};
+use pagekeeper_policy::miss_curve::{MissCurve, SizeCurve, TOLERATED_LOSS};
 use pagekeeper_policy::page_sample::PageSample;
+use pagekeeper_text::shell_quoted;
 use pagekeeper_trace::TraceError;
 use pagekeeper_trace::page_events::samples::{AccessCounts, PageSamples, SampleScope, SampledDirectory};
+use serde::Serialize;
 
 /// The pages of the sample that the present size has.
 const SAMPLED_PAGES: u64 = 4 << 10;
@@ -42,6 +44,8 @@ const MEMBER_LISTS_MAX: usize = 8;
 const LAST_DRAIN_MAX: Duration = Duration::from_secs(1);
 /// Maximum number of different problems that are reported.
 const PROBLEMS_MAX: usize = 8;
+/// A recommended limit is a multiple of this.
+pub const LIMIT_STEP: u64 = 1 << 20;
 
 /// Sleeps for a time, or not at all for zero, and returns whether to end early.
 pub type EndingWait<'a> = &'a (dyn Fn(Duration) -> bool + Sync);
@@ -107,10 +111,38 @@ pub struct SizeReport {
     pub problems: Vec<String>,
 }
 
+/// The size that loses at most a point of hits.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct LeastSize {
+    /// Bytes of page cache.
+    pub page_cache_bytes: u64,
+    /// The limit, with the other memory of the group; `None` without a group.
+    pub limit_bytes: Option<u64>,
+    /// The commands that set the limit.
+    pub commands: Vec<String>,
+}
+
 impl SizeReport {
     /// Returns the memory of the group that is no page cache of files; 0 if it is not known.
     pub fn other_memory(&self) -> u64 {
         self.group.as_ref().map_or(0, |group| group.usage.saturating_sub(file_pages(group)))
+    }
+
+    /// Returns the size that loses at most a point of hits.
+    pub fn least(&self) -> LeastSize {
+        let page_cache_bytes = self.curve.least_within(TOLERATED_LOSS);
+        let Some(group) = &self.group else {
+            return LeastSize { page_cache_bytes, limit_bytes: None, commands: Vec::new() };
+        };
+        let needed = page_cache_bytes.saturating_add(self.other_memory());
+        let rounded = needed.checked_next_multiple_of(LIMIT_STEP).unwrap_or(needed);
+        let limit = rounded.min(group.effective_limit.unwrap_or(u64::MAX));
+        let set = |file: &str| format!("echo {limit} > {}", shell_quoted(&group.directory.join(file)));
+        let commands = match group.version {
+            CgroupVersion::V1 => vec![set("memory.limit_in_bytes")],
+            CgroupVersion::V2 => vec![set("memory.high"), set("memory.max")],
+        };
+        LeastSize { page_cache_bytes, limit_bytes: Some(limit), commands }
     }
 
     /// Returns bytes a second, given bytes of the counted time.

@@ -33,6 +33,7 @@ mod reads;
 mod run;
 mod summary;
 mod sync;
+mod table;
 mod writes;
 
 pub use bulk::{BulkCase, BulkOutput, BulkReport};

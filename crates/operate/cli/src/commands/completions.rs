@@ -28,24 +28,10 @@ pub(crate) struct CompletionsArgs {
 const PIDS: &str = "PAGEKEEPER_PIDS";
 
 /// Lists processes except for kernel threads, which have no command line.
-const BASH_PIDS: &str = r#"
-_pagekeeper_pids() {
-    local process
-    for process in /proc/[0-9]*; do
-        { read -r -n 1 _ <"$process/cmdline"; } 2>/dev/null && echo "${process#/proc/}"
-    done
-}
-"#;
-const ZSH_PIDS: &str = r#"
-_pagekeeper_pids() {
-    local process
-    local -a pids
-    for process in /proc/<->(N); do
-        [[ -n "$(<$process/cmdline)" ]] 2>/dev/null && pids+=(${process:t})
-    done
-    compadd -- $pids
-}
-"#;
+const BASH_PIDS: &str = include_str!("../../completions/pids.bash");
+/// The line of a script for zsh that the functions of others follow.
+const ZSH_START: &str = "autoload -U is-at-least\n";
+const ZSH_PIDS: &str = include_str!("../../completions/pids.zsh");
 
 /// Prints the completion script.
 pub(crate) fn run(args: &CompletionsArgs) -> anyhow::Result<ExitCode> {
@@ -55,7 +41,15 @@ pub(crate) fn run(args: &CompletionsArgs) -> anyhow::Result<ExitCode> {
     let script = String::from_utf8(script)?;
     let script = match args.shell {
         Shell::Bash => bash(&script),
-        Shell::Zsh => with_function(&script, "autoload -U is-at-least\n", ZSH_PIDS)
+        Shell::Zsh => script
+            .replacen(
+                ZSH_START,
+                &format!(
+                    "{ZSH_START}
+{ZSH_PIDS}"
+                ),
+                1,
+            )
             .replace(&format!("({PIDS})"), "_pagekeeper_pids"),
         Shell::Fish => script.replace(&format!("\"{PIDS}\\t''\""), "\"(__fish_complete_pids)\""),
         // The scripts for Elvish and PowerShell list no values.
@@ -75,11 +69,6 @@ fn with_values(command: Command) -> Command {
         _ => arg,
     };
     command.mut_args(known).mut_subcommands(with_values)
-}
-
-/// Returns the script with a function inserted after this line.
-fn with_function(script: &str, line: &str, function: &str) -> String {
-    script.replacen(line, &format!("{line}{function}"), 1)
 }
 
 /// Returns clap's script for bash with file names left to bash, which completes and quotes them
@@ -109,5 +98,5 @@ fn bash(script: &str) -> String {
         }
         out.push('\n');
     }
-    format!("{}\n{out}", BASH_PIDS.trim_start()).replace(PIDS, "$(_pagekeeper_pids)")
+    format!("{BASH_PIDS}\n{out}").replace(PIDS, "$(_pagekeeper_pids)")
 }

@@ -5,8 +5,6 @@
 //! ends with 1. It also ends with 1 on SIGINT and SIGTERM, and leaves no files behind. The paths of
 //! `--output` and `--save` are tested before the measurements, which take a minute.
 
-mod table;
-
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -111,7 +109,7 @@ pub(crate) fn run(args: &ProbeArgs) -> anyhow::Result<ExitCode> {
         args.json,
         || &report,
         |out| {
-            table::write(out, &report)?;
+            write!(out, "{report}")?;
             let kept = saved.as_deref().or(args.output.as_deref());
             kept.map_or(Ok(()), |path| writeln!(out, "\nThe profile is in {}.", escaped(path)))
         },

@@ -12,7 +12,7 @@ use pagekeeper_launch::{
     StartState,
 };
 
-use crate::arguments::PaceArgs;
+use crate::arguments::{NamedValue, PaceArgs, one_of};
 use crate::output::{self, ConfigError, UsageError};
 use report::ReportPrinter;
 
@@ -38,8 +38,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "NAME", conflicts_with = "role")]
     profile: Option<String>,
     /// Role of every process of the command, whatever its name
-    #[arg(long = "as", value_name = "WHAT", value_enum)]
-    role: Option<ForcedRole>,
+    #[arg(long = "as", value_name = "WHAT", value_parser = one_of(&ROLES))]
+    role: Option<Role>,
     /// Follow this process, which runs already, and its children, until they end or a signal comes;
     /// no command is started. May be given several times
     #[arg(long = "pid", value_name = "PID", conflicts_with_all = ["command", "profile", "role", "require"])]
@@ -69,26 +69,16 @@ pub(crate) struct RunArgs {
     command: Vec<OsString>,
 }
 
-/// The role that `--as` gives to all processes.
-#[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum ForcedRole {
-    /// They read or write much data once: what they bring into the page cache is released
-    Stream,
-    /// They write large files, which are written to disk at its pace
-    Bulk,
-    /// They append to logs, which are released once they are synced
-    Logs,
-}
-
-impl From<ForcedRole> for Role {
-    fn from(role: ForcedRole) -> Self {
-        match role {
-            ForcedRole::Stream => Self::Stream,
-            ForcedRole::Bulk => Self::Bulk,
-            ForcedRole::Logs => Self::Logs,
-        }
-    }
-}
+/// The values of `--as`.
+const ROLES: [NamedValue<Role>; 3] = [
+    (
+        "stream",
+        Role::Stream,
+        "They read or write much data once: what they bring into the page cache is released",
+    ),
+    ("bulk", Role::Bulk, "They write large files, which are written to disk at its pace"),
+    ("logs", Role::Logs, "They append to logs, which are released once they are synced"),
+];
 
 /// Starts the command, or follows the processes.
 pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
@@ -100,8 +90,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     }
     // Before the command or a follower is started.
     args.report_to().and_then(report::file).into_iter().for_each(output::wait_while_frozen);
-    let role = args.role.map(Into::into);
-    let choice = Choice { profile: args.profile.clone(), role, config: args.config.clone() };
+    let choice = Choice { profile: args.profile.clone(), role: args.role, config: args.config.clone() };
     let settings = choice.settings_here().map_err(|error| match &args.config {
         Some(_) => anyhow::Error::new(ConfigError(error.to_string())),
         None => UsageError(error.to_string()).into(),
@@ -165,7 +154,8 @@ fn follow(args: &RunArgs, settings: &Settings) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn refuse(why: &StartError) -> ExitCode {
+/// Says why a command was not started, and returns its exit code.
+pub(crate) fn refuse(why: &StartError) -> ExitCode {
     output::complain(&why.sentence);
     ExitCode::from(why.code)
 }

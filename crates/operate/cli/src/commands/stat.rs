@@ -29,7 +29,6 @@ use choice::Choice;
 use columns::Sort;
 use scan::{Scan, Wanted};
 use table::{Before, Style};
-use totals::Totals;
 
 /// Show which files are in the page cache, and how much of each
 #[derive(Debug, clap::Args)]
@@ -125,24 +124,16 @@ fn sample(args: &StatArgs, tree: &Tree, screen: Screen, this: &Sample) -> anyhow
         style.draw(&mut page, &rows, &totals, left_out, before)?;
         output::print(|out| out.write_all(&page))?;
         problems::report(&problems, false);
-        report_unknown(&totals);
+        if totals.unknown_files > 0 {
+            let files = output::files(totals.unknown_files);
+            problems::report_unknown(format_args!("the {files} marked \"?\""));
+        }
     }
     if !matches!(this, Sample::Later(_)) {
         mounted.report("the data of its files is counted with them");
     }
     let fine = problems.is_empty() && totals.unknown_files == 0;
     Ok((seen, output::code(fine)))
-}
-
-/// Reports in one sentence the figures that this user may not see.
-fn report_unknown(totals: &Totals) {
-    if totals.unknown_files > 0 {
-        output::complain(format_args!(
-            "the kernel shows resident pages only to a file's owner: run as root, as the owner, or with \
-             CAP_FOWNER to see the {} marked \"?\"",
-            output::files(totals.unknown_files)
-        ));
-    }
 }
 
 #[cfg(test)]

@@ -25,8 +25,8 @@ use anyhow::Context;
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_observe::{CensusOptions, GroupBy, ObserveError, PatientCensus, RowQuery, SortKey};
 
-use self::choices::{GROUPS, SORTS, one_of};
-use crate::arguments::{DirArgs, parse_limit, parse_time};
+use self::choices::{GROUPS, SORTS};
+use crate::arguments::{DirArgs, one_of, parse_limit, parse_time};
 use crate::output::{self, StandardOutput};
 use crate::signals::Stop;
 

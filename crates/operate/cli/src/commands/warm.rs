@@ -6,7 +6,6 @@
 //! since the snapshot is reported, but is not a failure. SIGINT and SIGTERM end the reading with a
 //! report of the loaded bytes; with `--lock` they end the lock.
 
-mod ahead;
 mod item;
 mod report;
 mod restart;
@@ -42,16 +41,7 @@ use work::WarmRun;
 
 /// Read files into the page cache, or restore a snapshot's pages
 #[derive(Debug, clap::Args)]
-#[command(mut_arg("pace", |pace| pace.alias("rate")), after_help = "Examples:
-  pagekeeper warm /var/lib/mysql/shop                all files of one database
-  pagekeeper warm --range 0..1G --pace 200M data.db  the first GiB, at a rate
-  pagekeeper warm --lock /srv/model.bin              keep it there until Ctrl-C
-  pagekeeper warm --from mysql.snapshot              the pages of a snapshot
-  pagekeeper warm --learn pg -- postgres -D /pg      a start, its reads ahead
-
-It skips pages that are resident and holes of sparse files; when it returns, the pages are resident. \
-    If the kernel does not show this user what is resident, it reads everything and exits with 1, because it could not \
-    verify the result.")]
+#[command(mut_arg("pace", |pace| pace.alias("rate")), after_help = crate::help::of!("warm"))]
 pub(crate) struct WarmArgs {
     #[command(flatten)]
     tree: TreeArgs,
@@ -159,8 +149,9 @@ pub(crate) fn run(args: &WarmArgs) -> anyhow::Result<ExitCode> {
 
     output::show(args.json, || &report, |out| report::write(&report, args.verbose, out))?;
     problems::report(&report.errors, args.json);
-    if !args.json {
-        report::print_unknown(&report.total);
+    if !args.json && report.total.unknown_files > 0 {
+        let files = output::files(report.total.unknown_files);
+        problems::report_unknown(format_args!("which pages of {files} are resident"));
     }
     mounted.report("these alone were read, and no file of it");
     if !locks.is_empty() && !stop.requested() {
@@ -177,7 +168,7 @@ pub(crate) fn run(args: &WarmArgs) -> anyhow::Result<ExitCode> {
 /// locked: the kernel kills processes beyond the limit without a message.
 fn too_much_to_lock(bytes: u64, group: &MemoryCgroup) -> Option<String> {
     let limit = group.effective_limit?;
-    (bytes > room_in(group)?).then(|| {
+    (bytes > group.room()?).then(|| {
         format!(
             "{} are to be locked, and the memory cgroup of this process may have {} ({}): unless others pay for their \
              pages, the kernel will kill this process; lock less, or raise memory.max (version 1: \
@@ -187,13 +178,6 @@ fn too_much_to_lock(bytes: u64, group: &MemoryCgroup) -> Option<String> {
             escaped(&group.directory)
         )
     })
-}
-
-/// Returns the bytes of a memory cgroup that pages of files may fill; `None` without a limit.
-fn room_in(group: &MemoryCgroup) -> Option<u64> {
-    // Memory that is used and can't be reclaimed by dropping pages of files.
-    let taken = group.usage.saturating_sub(group.file);
-    Some(group.effective_limit?.saturating_sub(taken))
 }
 
 /// Returns the arguments with the words behind "--" as paths, which may begin with a dash.

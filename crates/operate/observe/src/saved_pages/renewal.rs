@@ -74,6 +74,16 @@ pub fn kept_of(old: Vec<SavedFile>, new: &[SavedFile]) -> Vec<SavedFile> {
     old.into_iter().filter_map(rest).collect()
 }
 
+/// Returns ranges in ascending order, each byte or page once.
+pub fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.sort_unstable_by_key(|range| range.start);
+    let mut joined = Vec::new();
+    for range in ranges {
+        append(&mut joined, range, 0);
+    }
+    joined
+}
+
 /// Returns the pages of each path in all its entries: sorted and disjoint.
 fn listed_pages(entries: &[SavedFile]) -> HashMap<&Path, Vec<Range<u64>>> {
     let mut listed: HashMap<&Path, Vec<Range<u64>>> = HashMap::new();
@@ -81,12 +91,7 @@ fn listed_pages(entries: &[SavedFile]) -> HashMap<&Path, Vec<Range<u64>>> {
         listed.entry(&file.path).or_default().extend(file.extents.iter().cloned());
     }
     for pages in listed.values_mut() {
-        pages.sort_unstable_by_key(|extent| extent.start);
-        let mut joined = Vec::new();
-        for extent in pages.drain(..) {
-            append(&mut joined, extent, 0);
-        }
-        *pages = joined;
+        *pages = joined(std::mem::take(pages));
     }
     listed
 }
@@ -283,12 +288,8 @@ impl<'a> OldFiles<'a> {
             pages if pages.start == 0 => 0..end,
             pages => end.saturating_sub(old_end.saturating_sub(pages.start))..end,
         };
-        let mut pages: Vec<_> = self.pages.iter().map(fit).filter(|pages| pages.start < pages.end).collect();
-        pages.sort_unstable_by_key(|pages| pages.start);
-        let mut extents = Vec::new();
-        for pages in pages {
-            append(&mut extents, pages, 0);
-        }
+        let pages: Vec<_> = self.pages.iter().map(fit).filter(|pages| pages.start < pages.end).collect();
+        let extents = joined(pages);
         SavedFile {
             path: path.to_path_buf(),
             inode: file.inode,

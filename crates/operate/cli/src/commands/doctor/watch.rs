@@ -15,9 +15,9 @@ use pagekeeper_doctor::Releasable;
 use pagekeeper_guard::{Action, Decision, Guard, Options};
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{Inode, InspectedFile, residency};
+use pagekeeper_observe::saved_pages::joined;
 use pagekeeper_observe::{File, Snapshot};
 use pagekeeper_policy::FileClass;
-use pagekeeper_policy::ranges::append;
 use pagekeeper_text::escaped;
 
 use super::args::DoctorArgs;
@@ -129,19 +129,8 @@ impl Judged {
 
 /// Returns the bytes resident in any of the ranges; `None` if that can't be seen.
 fn resident(file: &InspectedFile, ranges: &[Range<u64>]) -> Option<u64> {
-    let sizes = joined(ranges).into_iter().map(|range| Some(residency(file, range).ok()?.resident));
+    let sizes = joined(ranges.to_vec()).into_iter().map(|range| Some(residency(file, range).ok()?.resident));
     sizes.sum()
-}
-
-/// Returns the same bytes as ranges that ascend and don't overlap.
-fn joined(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
-    let mut ranges = ranges.to_vec();
-    ranges.sort_by_key(|range| range.start);
-    let mut joined: Vec<Range<u64>> = Vec::new();
-    for range in ranges {
-        append(&mut joined, range, 0);
-    }
-    joined
 }
 
 /// Returns a line on standard error during the watch, if that is a terminal.
@@ -162,8 +151,8 @@ mod tests {
 
     #[test]
     fn ranges_count_once() {
-        assert_eq!(joined(&[4..6, 0..2, 1..3, 3..4, 9..9]), [0..6, 9..9]);
-        assert_eq!(joined(&[]), Vec::<Range<u64>>::new());
+        assert_eq!(joined(vec![4..6, 0..2, 1..3, 3..4, 9..9]), [0..6, 9..9]);
+        assert_eq!(joined(Vec::new()), Vec::<Range<u64>>::new());
     }
 
     #[test]

@@ -2,9 +2,8 @@
 
 use std::io::{self, Write};
 
-use pagekeeper_kernel::pressure::CgroupVersion;
-use pagekeeper_observe::size::SizeReport;
-use pagekeeper_policy::miss_curve::{SizePoint, TOLERATED_LOSS};
+use pagekeeper_observe::size::{LIMIT_STEP, LeastSize, SizeReport};
+use pagekeeper_policy::miss_curve::SizePoint;
 use pagekeeper_text::{ByteSize, count, rate, shell_quoted};
 use serde::Serialize;
 
@@ -13,8 +12,6 @@ use serde::Serialize;
 const SIZE_SCHEMA_VERSION: u32 = 1;
 /// The share of faults of mappings above which hits are not known.
 const MAPPED_SHARE_MAX: f64 = 0.1;
-/// Limits are multiples of this many bytes.
-const LIMIT_STEP: u64 = 1 << 20;
 /// Columns of the longest bar.
 const BAR_COLUMNS: f64 = 30.0;
 
@@ -24,16 +21,6 @@ pub(super) struct ShownPoint {
     pub(super) page_cache_bytes: u64,
     pub(super) hit_ratio: Option<f64>,
     read_bytes_per_second: Option<f64>,
-}
-
-/// The size that loses at most a point of hits.
-#[derive(Debug, Serialize)]
-struct LeastSize {
-    page_cache_bytes: u64,
-    /// With the other memory of the group; `None` without one.
-    limit_bytes: Option<u64>,
-    /// The commands that set it.
-    commands: Vec<String>,
 }
 
 /// The report.
@@ -80,7 +67,7 @@ impl SizeOutput {
             other_bytes: report.other_memory(),
             present: curve.at(curve.present_bytes).map_or(unknown, shown),
             points: curve.points.iter().copied().map(shown).collect(),
-            least: (!is_mapped && report.is_complete).then(|| LeastSize::of(report)),
+            least: (!is_mapped && report.is_complete).then(|| report.least()),
             notes: notes(report, is_mapped),
         }
     }
@@ -104,7 +91,7 @@ impl SizeOutput {
         writeln!(out)?;
         self.write_difference(out, "At half the page cache", self.present.page_cache_bytes / 2)?;
         self.write_difference(out, "At twice the page cache", self.present.page_cache_bytes * 2)?;
-        self.least.iter().try_for_each(|least| least.write(out, self.other_bytes))?;
+        self.least.iter().try_for_each(|least| write_least(out, least, self.other_bytes))?;
         self.notes.iter().try_for_each(|note| writeln!(out, "Note: {note}."))
     }
 
@@ -126,31 +113,14 @@ impl SizeOutput {
     }
 }
 
-impl LeastSize {
-    fn of(report: &SizeReport) -> Self {
-        let page_cache_bytes = report.curve.least_within(TOLERATED_LOSS);
-        let Some(group) = &report.group else {
-            return Self { page_cache_bytes, limit_bytes: None, commands: Vec::new() };
-        };
-        let needed = page_cache_bytes.saturating_add(report.other_memory());
-        let rounded = needed.checked_next_multiple_of(LIMIT_STEP).unwrap_or(needed);
-        let limit = rounded.min(group.effective_limit.unwrap_or(u64::MAX));
-        let set = |file: &str| format!("echo {limit} > {}", shell_quoted(&group.directory.join(file)));
-        let commands = match group.version {
-            CgroupVersion::V1 => vec![set("memory.limit_in_bytes")],
-            CgroupVersion::V2 => vec![set("memory.high"), set("memory.max")],
-        };
-        Self { page_cache_bytes, limit_bytes: Some(limit), commands }
-    }
-
-    fn write(&self, out: &mut impl Write, other: u64) -> io::Result<()> {
-        let least = ByteSize(self.page_cache_bytes);
-        writeln!(out, "Within a point of the present hits: {least} of page cache.")?;
-        let Some(limit) = self.limit_bytes else { return Ok(()) };
-        writeln!(out, "With the {} of other memory, a limit of {}:", ByteSize(other), ByteSize(limit))?;
-        self.commands.iter().try_for_each(|command| writeln!(out, "  {command}"))?;
-        writeln!(out, "  resources: {{limits: {{memory: {}}}}}   of a pod", pod_quantity(limit))
-    }
+/// Writes the size that loses at most a point of hits, beside this much other memory.
+fn write_least(out: &mut impl Write, least: &LeastSize, other: u64) -> io::Result<()> {
+    let size = ByteSize(least.page_cache_bytes);
+    writeln!(out, "Within a point of the present hits: {size} of page cache.")?;
+    let Some(limit) = least.limit_bytes else { return Ok(()) };
+    writeln!(out, "With the {} of other memory, a limit of {}:", ByteSize(other), ByteSize(limit))?;
+    least.commands.iter().try_for_each(|command| writeln!(out, "  {command}"))?;
+    writeln!(out, "  resources: {{limits: {{memory: {}}}}}   of a pod", pod_quantity(limit))
 }
 
 /// Returns bytes in the notation of Kubernetes.
@@ -213,7 +183,5 @@ fn percent(share: f64) -> String {
 }
 
 fn shown_rate(bytes_per_second: f64) -> String {
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate of a disk")]
-    let bytes = bytes_per_second as u64;
-    rate(bytes)
+    rate(ByteSize::from_f64(bytes_per_second).0)
 }

@@ -30,24 +30,17 @@ pub(super) struct Column {
 /// All figures, in the order in which they are shown.
 pub(super) const COLUMNS: [Column; 6] = [
     Column {
-        head: "SIZE",
-        key: "size",
-        total: "",
         value: |row| Some(row.size),
         sort: Some(|row| row.size),
-        shared: false,
         quiet: false,
-        wide: false,
+        ..state("SIZE", "size", "")
     },
     Column {
-        head: "RESIDENT",
-        key: "resident",
-        total: "resident",
         value: |row| Some(row.residency?.resident),
         sort: Some(Row::resident),
         shared: true,
         quiet: false,
-        wide: false,
+        ..state("RESIDENT", "resident", "resident")
     },
     Column {
         value: |row| row.residency?.dirty,

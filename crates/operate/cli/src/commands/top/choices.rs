@@ -1,11 +1,9 @@
 //! The orders and groupings of rows in `top`: as options, and in the order in which keys go through
 //! them.
 
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use pagekeeper_observe::{GroupBy, SortKey};
 
-/// A value of an option: its name, what it stands for, and its help.
-pub(super) type NamedValue<T> = (&'static str, T, &'static str);
+use crate::arguments::NamedValue;
 
 /// The values of `--sort`.
 pub(super) const SORTS: [NamedValue<SortKey>; 4] = [
@@ -22,16 +20,6 @@ pub(super) const GROUPS: [NamedValue<GroupBy>; 4] = [
     ("process", GroupBy::Process, "Who brought them in or has them open"),
     ("cgroup", GroupBy::Cgroup, "The same by control group or container"),
 ];
-
-/// Returns a parser of the names.
-pub(super) fn one_of<T: Copy + Send + Sync>(
-    all: &'static [NamedValue<T>],
-) -> impl TypedValueParser<Value = T> {
-    let names = all.iter().map(|(name, _, help)| PossibleValue::new(*name).help(*help));
-    PossibleValuesParser::new(names).try_map(move |given| {
-        all.iter().find(|(name, ..)| *name == given).map(|known| known.1).ok_or("unknown")
-    })
-}
 
 /// Returns the value that is `step` places behind this one, in a circle.
 pub(super) fn next<T: Copy + PartialEq>(all: &[NamedValue<T>], now: T, step: usize) -> T {

@@ -7,7 +7,7 @@
 use std::fmt::Write as _;
 
 use pagekeeper_observe::{CensusTick, GroupBy, MemoryBreakdown, Row, RowKey, SortKey};
-use pagekeeper_text::{count, duration, escaped};
+use pagekeeper_text::{count, duration, escaped, wrapped_at};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
@@ -300,42 +300,18 @@ fn foot_line<'a>(model: &Model, gaps: usize, theme: Theme) -> Line<'a> {
     Line::from(keys)
 }
 
+/// The width of the help, in columns.
+const HELP_COLUMNS: usize = 68;
+/// The keys, and the columns in words.
+const KEYS: &str = include_str!("../../../help/top-keys.txt");
+
 fn help_lines<'a>(model: &Model) -> Vec<Line<'a>> {
-    let mut lines: Vec<Line<'a>> = [
-        "Up Down PgUp PgDn Home End   choose a row",
-        "Enter   which parts of the file are resident, and who has it",
-        "r g d v   sort by resident, growth, dirty, evicted; s the next",
-        "Tab   group by file, class, process, control group",
-        "f   filter by a part of the path; Esc takes it back",
-        "e w   evict or warm the chosen file, after a y",
-        "space   stop and go on        q   quit",
-        "",
-        "RESIDENT in memory; +/S how that grows a second; DIRTY changed and",
-        "not yet on disk; EVICTED taken by the kernel under memory pressure.",
-        "b: pages of block devices, in no row; pagekeeper stat DEVICE counts them.",
-    ]
-    .into_iter()
-    .map(Line::from)
-    .collect();
+    let mut lines: Vec<Line<'a>> = KEYS.lines().map(Line::from).collect();
     let gaps = model.seen.iter().flat_map(|seen| &seen.tick.visibility_gaps);
     for gap in gaps {
-        let text = escaped(&in_words(gap)).to_string();
-        lines.extend(wrapped(&text, 68).into_iter().map(Line::from));
-    }
-    lines
-}
-
-/// Returns text in lines of this width.
-pub(super) fn wrapped(text: &str, width: usize) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    for word in text.split(' ') {
-        match lines.last_mut() {
-            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
-                line.push(' ');
-                line.push_str(word);
-            }
-            _ => lines.push(word.to_owned()),
-        }
+        let mut text = String::new();
+        let _ = wrapped_at(HELP_COLUMNS, &mut text, "", 0, &in_words(gap));
+        lines.extend(text.lines().map(|line| Line::from(line.to_owned())));
     }
     lines
 }

@@ -66,10 +66,7 @@ fn items_of(saved: SavedPages, part: FilePart, links: Links) -> Vec<WarmItem> {
     let SavedPages { page_size, files, .. } = saved;
     let in_part = |file: SavedFile| {
         let bytes = part.of(file.size);
-        let pages = bytes.start / page_size..bytes.end.div_ceil(page_size);
-        let clip = |extent: &Range<u64>| extent.start.max(pages.start)..extent.end.min(pages.end);
-        let extents = file.extents.iter().map(clip).filter(|extent| extent.start < extent.end);
-        SavedFile { extents: extents.collect(), ..file }
+        file.within(&(bytes.start / page_size..bytes.end.div_ceil(page_size)))
     };
     let item = |file: SavedFile| WarmItem {
         path: file.path.clone(),

@@ -138,17 +138,6 @@ pub(super) fn lock_error(error: &LockError) -> String {
     }
 }
 
-/// Prints one sentence about the figures that this user may not see.
-pub(super) fn print_unknown(total: &WarmTotal) {
-    if total.unknown_files > 0 {
-        output::complain(format_args!(
-            "the kernel shows resident pages only to a file's owner: run as root, as the owner, or with \
-             CAP_FOWNER to see which pages of {} are resident",
-            output::files(total.unknown_files)
-        ));
-    }
-}
-
 /// Writes the report for people.
 pub(super) fn write(report: &WarmOutcome, verbose: bool, out: &mut StandardOutput) -> std::io::Result<()> {
     for done in &report.files {
@@ -190,13 +179,7 @@ fn summary(total: &WarmTotal) -> Vec<String> {
     if figures.loaded > 0 || total.cancelled {
         let done = if figures.resident_after.is_some() { "loaded" } else { "read" };
         let start = if total.cancelled { format!("interrupted: {done}") } else { done.to_owned() };
-        let rate = figures.loaded as f64 / total.seconds.max(1e-9);
-        #[allow(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a rate to be shown: saturates, and is never negative"
-        )]
-        let rate = ByteSize(rate as u64);
+        let rate = ByteSize::from_f64(figures.loaded as f64 / total.seconds.max(1e-9));
         parts.push(format!("{start} {} in {:.1} s ({rate}/s)", ByteSize(figures.loaded), total.seconds));
     } else {
         parts.push("nothing was missing".to_owned());

@@ -23,13 +23,14 @@ use pagekeeper_guard::Selector;
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{InspectedFile, WarmOptions};
 use pagekeeper_launch::{CommandWatcher, StartState, WatchedCommand};
-use pagekeeper_observe::saved_pages::{RecordingName, Recordings, SavedFile, SavedPages, kept_of, renewed};
+use pagekeeper_observe::saved_pages::{
+    LoadedAhead, RecordingName, Recordings, SavedFile, SavedPages, THREADS_BESIDE_MAX, THREADS_MAX,
+    WORTH_BYTES, bytes_of, exact_options, kept_of, load_ahead, renewed, width_of,
+};
 use pagekeeper_streams::{IsMember, ReadStep, RecordedReads, StartReads};
 use pagekeeper_text::{ByteSize, escaped};
 
-use super::ahead::{
-    LoadedAhead, THREADS_BESIDE_MAX, THREADS_MAX, WORTH_BYTES, bytes_of, exactly, load_ahead, wide,
-};
+use crate::commands::run::refuse;
 use crate::output;
 use crate::service::Manager;
 use crate::signals::Stop;
@@ -281,7 +282,8 @@ pub(super) fn learned(
         return Ok(None);
     }
     let recording = renewed(recording, &Profile::built_in());
-    let options = WarmOptions { width: wide(&recording.files).min(THREADS_MAX).into(), ..exactly() };
+    let options =
+        WarmOptions { width: width_of(&recording.files).min(THREADS_MAX).into(), ..exact_options() };
     Ok(Some((recording, options)))
 }
 
@@ -295,11 +297,6 @@ fn nothing_to_gain(name: &str, direct_bytes: u64) -> String {
         "a start of {name} reads less than {} through the page cache{past}: there is nothing to load ahead of it",
         ByteSize(WORTH_BYTES)
     )
-}
-
-fn refuse(why: &pagekeeper_launch::StartError) -> ExitCode {
-    output::complain(&why.sentence);
-    ExitCode::from(why.code)
 }
 
 /// Describes a file that a start reads, unless its path means nothing after a restart.

@@ -1,50 +1,52 @@
-//! A probe's report for people: the measured figures, the profile in short, and one sentence.
+//! A report for people: the measured figures, the profile in short, and one sentence.
 
-use std::io::{self, Write};
+use std::fmt::{self, Write};
 
 use pagekeeper_policy::DiskProfile;
-use pagekeeper_probe::{
+use pagekeeper_text::{ByteSize, count, escaped, microseconds};
+
+use crate::{
     AtomicReport, BulkOutput, BulkReport, ConcurrentUse, DirectKind, DirectOperation, DirectReport,
     MixedReport, ProbeReport, ReadsReport, UncachedReport, UncachedUse,
 };
-use pagekeeper_text::{ByteSize, count, escaped, microseconds};
 
-/// Writes it.
-pub(super) fn write(out: &mut impl Write, report: &ProbeReport) -> io::Result<()> {
-    let (found, profile) = (&report.found, &report.profile);
-    writeln!(
-        out,
-        "{}: {} on device {}, Linux {}; measured on a file of {} in {:.0} s",
-        escaped(&report.directory),
-        profile.file_system,
-        profile.device,
-        profile.kernel,
-        ByteSize(profile.file_bytes),
-        report.took_seconds
-    )?;
-    found.direct.iter().try_for_each(|direct| write_direct(out, direct))?;
-    found.uncached.iter().try_for_each(|uncached| write_uncached(out, uncached))?;
-    found.atomic.iter().try_for_each(|atomic| line(out, "Atomic writes", &atomic_text(atomic)))?;
-    write_small(out, report)?;
-    found.reads.iter().try_for_each(|reads| write_reads(out, reads))?;
-    found.mixed.iter().try_for_each(|mixed| write_mixed(out, mixed))?;
-    found.bulk.iter().try_for_each(|bulk| write_bulk(out, bulk))?;
-    if !report.notes.is_empty() {
-        writeln!(out)?;
+impl fmt::Display for ProbeReport {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (found, profile) = (&self.found, &self.profile);
+        writeln!(
+            out,
+            "{}: {} on device {}, Linux {}; measured on a file of {} in {:.0} s",
+            escaped(&self.directory),
+            profile.file_system,
+            profile.device,
+            profile.kernel,
+            ByteSize(profile.file_bytes),
+            self.took_seconds
+        )?;
+        found.direct.iter().try_for_each(|direct| write_direct(out, direct))?;
+        found.uncached.iter().try_for_each(|uncached| write_uncached(out, uncached))?;
+        found.atomic.iter().try_for_each(|atomic| line(out, "Atomic writes", &atomic_text(atomic)))?;
+        write_small(out, self)?;
+        found.reads.iter().try_for_each(|reads| write_reads(out, reads))?;
+        found.mixed.iter().try_for_each(|mixed| write_mixed(out, mixed))?;
+        found.bulk.iter().try_for_each(|bulk| write_bulk(out, bulk))?;
+        if !self.notes.is_empty() {
+            writeln!(out)?;
+        }
+        for note in &self.notes {
+            writeln!(out, "Note: {note}.")?;
+        }
+        writeln!(out, "\nIn short: {}", short(profile))?;
+        writeln!(out, "\n{}", self.summary)
     }
-    for note in &report.notes {
-        writeln!(out, "Note: {note}.")?;
-    }
-    writeln!(out, "\nIn short: {}", short(profile))?;
-    writeln!(out, "\n{}", report.summary)
 }
 
 /// Writes a name and its text.
-fn line(out: &mut impl Write, name: &str, text: &str) -> io::Result<()> {
+fn line(out: &mut impl Write, name: &str, text: &str) -> fmt::Result {
     writeln!(out, "{name:<17} {text}")
 }
 
-fn write_direct(out: &mut impl Write, direct: &DirectReport) -> io::Result<()> {
+fn write_direct(out: &mut impl Write, direct: &DirectReport) -> fmt::Result {
     writeln!(out)?;
     let what = match direct.kind {
         DirectKind::Real => "real: it goes to the device",
@@ -101,7 +103,7 @@ fn write_direct(out: &mut impl Write, direct: &DirectReport) -> io::Result<()> {
     line(out, "  over clean pages", &format!("direct writes {written} through the page cache{left}"))
 }
 
-fn write_uncached(out: &mut impl Write, uncached: &UncachedReport) -> io::Result<()> {
+fn write_uncached(out: &mut impl Write, uncached: &UncachedReport) -> fmt::Result {
     let text = |used: &UncachedUse| match (&used.refused, used.resident_bytes) {
         (Some(why), _) => format!("refused ({why})"),
         (None, None) => "taken; what stays can't be seen".to_owned(),
@@ -131,10 +133,10 @@ fn atomic_text(atomic: &AtomicReport) -> String {
 }
 
 /// Writes the results for syncs, read-ahead and releasing.
-fn write_small(out: &mut impl Write, report: &ProbeReport) -> io::Result<()> {
+fn write_small(out: &mut impl Write, report: &ProbeReport) -> fmt::Result {
     let found = &report.found;
     if let Some(sync) = found.sync {
-        let one = |times: pagekeeper_probe::SyncTimes| {
+        let one = |times: crate::SyncTimes| {
             format!("{} (99 %: {})", microseconds(times.p50_us), microseconds(times.p99_us))
         };
         let text = format!(
@@ -145,7 +147,7 @@ fn write_small(out: &mut impl Write, report: &ProbeReport) -> io::Result<()> {
         line(out, "fdatasync", &text)?;
     }
     if let Some(ahead) = found.read_ahead {
-        let size = |bytes| known(bytes, |bytes| bytes_of(bytes).to_string());
+        let size = |bytes| known(bytes, |bytes: f64| ByteSize::from_f64(bytes.round()).to_string());
         let setting = known(ahead.setting_bytes, |bytes| ByteSize(bytes).to_string());
         let text = format!(
             "setting {setting}; a cold read of 4 KiB brings in {}, at the start of a file {}",
@@ -170,7 +172,7 @@ fn write_small(out: &mut impl Write, report: &ProbeReport) -> io::Result<()> {
     Ok(())
 }
 
-fn write_reads(out: &mut impl Write, reads: &ReadsReport) -> io::Result<()> {
+fn write_reads(out: &mut impl Write, reads: &ReadsReport) -> fmt::Result {
     let how = if reads.direct { "past the page cache" } else { "cold, through the page cache" };
     writeln!(out, "\nRandom reads of 4 KiB, {how}, by {}", reads.by)?;
     writeln!(out, "{:>11} {:>12} {:>10} {:>10}", "in flight", "a second", "median", "99 %")?;
@@ -181,7 +183,7 @@ fn write_reads(out: &mut impl Write, reads: &ReadsReport) -> io::Result<()> {
     Ok(())
 }
 
-fn write_mixed(out: &mut impl Write, mixed: &MixedReport) -> io::Result<()> {
+fn write_mixed(out: &mut impl Write, mixed: &MixedReport) -> fmt::Result {
     writeln!(
         out,
         "\nDirect I/O of 4 KiB at random places, a second, and as a share of the case it is compared with"
@@ -232,7 +234,7 @@ fn write_mixed(out: &mut impl Write, mixed: &MixedReport) -> io::Result<()> {
     writeln!(out, "({}; those of the disk are all programs')", mixed.events)
 }
 
-fn write_bulk(out: &mut impl Write, bulk: &BulkReport) -> io::Result<()> {
+fn write_bulk(out: &mut impl Write, bulk: &BulkReport) -> fmt::Result {
     writeln!(out, "\nAppends of 4 KiB that are never synced, beside a bulk writer")?;
     writeln!(
         out,
@@ -302,11 +304,6 @@ fn rate(number: f64) -> String {
     count(number.round() as u64)
 }
 
-fn bytes_of(bytes: f64) -> ByteSize {
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a size is not negative")]
-    ByteSize(bytes.round() as u64)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -314,7 +311,7 @@ mod tests {
     #[test]
     fn figures_are_as_people_write_them() {
         assert_eq!(
-            (rate(98_765.4), bytes_of(16_384.0).to_string()),
+            (rate(98_765.4), ByteSize::from_f64(16_384.0).to_string()),
             ("98,765".to_owned(), "16 KiB".to_owned())
         );
     }

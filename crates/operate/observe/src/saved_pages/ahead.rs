@@ -15,40 +15,40 @@ use pagekeeper_catalog::{Profile, disks};
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_kernel::pressure::{MemInfo, MemoryCgroup, SysRoots};
 use pagekeeper_kernel::{InspectedFile, Links, WarmMethod, WarmOptions, WarmReport, warm_extents};
-use pagekeeper_observe::saved_pages::{SavedFile, SavedPages, renewed};
 
-use super::room_in;
+use super::{SavedFile, SavedPages, renewed};
 
 /// A recording of less is not loaded: the command reads it in a moment.
-pub(super) const WORTH_BYTES: u64 = 4 << 20;
+pub const WORTH_BYTES: u64 = 4 << 20;
 /// Requests in flight on a disk that was not measured: enough for a slow disk, and not too many for
 /// a narrow one.
 const WIDTH_UNKNOWN: u16 = 64;
 /// The most threads that load.
-pub(super) const THREADS_MAX: u16 = 128;
+pub const THREADS_MAX: u16 = 128;
 /// The most threads that load beside a command, whose limits of processes these threads count
 /// against.
-pub(super) const THREADS_BESIDE_MAX: u16 = 32;
+pub const THREADS_BESIDE_MAX: u16 = 32;
 /// The most bytes of a request: the kernel cuts one off near `read_ahead_kb`, 128 by default.
 const REQUEST_BYTES: u64 = 128 << 10;
 
 /// The pages that were loaded ahead of a command.
 #[derive(Debug, Default)]
-pub(super) struct LoadedAhead {
+pub struct LoadedAhead {
     /// Whether there was a thread to load them.
-    pub(super) was_begun: bool,
-    pub(super) bytes: u64,
+    pub was_begun: bool,
+    /// The bytes that were loaded.
+    pub bytes: u64,
     /// The entries of the older recording, with today's files.
-    pub(super) files: Vec<SavedFile>,
+    pub files: Vec<SavedFile>,
     /// For each entry, whether this process has brought in all pages of it that exist: whoever
     /// reads them was seen.
-    pub(super) judged: Vec<bool>,
+    pub judged: Vec<bool>,
 }
 
 /// Loads the entries of an older recording.
-pub(super) fn load_ahead(old: Option<SavedPages>, threads_max: u16, cancel: &AtomicBool) -> LoadedAhead {
+pub fn load_ahead(old: Option<SavedPages>, threads_max: u16, cancel: &AtomicBool) -> LoadedAhead {
     let files = old.map_or_else(Vec::new, |old| renewed(old, &Profile::built_in()).files);
-    let width = if bytes_of(&files) < WORTH_BYTES { 0 } else { wide(&files) };
+    let width = if bytes_of(&files) < WORTH_BYTES { 0 } else { width_of(&files) };
     // All threads together make at most `width` requests at a time.
     let requests = width.div_ceil(threads_max).max(1);
     let threads = width / requests;
@@ -94,7 +94,7 @@ struct Loading<'a> {
 
 impl Loading<'_> {
     fn work(&self) {
-        let options = WarmOptions { width: 1, ..exactly() };
+        let options = WarmOptions { width: 1, ..exact_options() };
         let mut open: Option<(usize, Option<InspectedFile>)> = None;
         while !self.cancel.load(Ordering::Relaxed) {
             let taken = lock(&self.next).take(&self.files, self.requests);
@@ -168,7 +168,8 @@ impl RequestCursor {
     }
 }
 
-pub(super) fn bytes_of(files: &[SavedFile]) -> u64 {
+/// Returns the bytes that these entries name.
+pub fn bytes_of(files: &[SavedFile]) -> u64 {
     files
         .iter()
         .map(SavedFile::resident_pages)
@@ -182,16 +183,16 @@ fn room_ahead() -> u64 {
     let roots = SysRoots::default();
     let available = MemInfo::read(&roots).map_or(u64::MAX, |memory| memory.available);
     let group = MemoryCgroup::of(&roots, std::process::id()).ok().flatten();
-    available.min(group.and_then(|group| room_in(&group)).unwrap_or(u64::MAX)) / 2
+    available.min(group.and_then(|group| group.room()).unwrap_or(u64::MAX)) / 2
 }
 
 /// Returns options that read exactly the pages of a recording.
-pub(super) fn exactly() -> WarmOptions {
+pub fn exact_options() -> WarmOptions {
     WarmOptions { method: WarmMethod::ReadAhead, ..WarmOptions::default() }
 }
 
 /// Returns the requests that keep the disk of these files busy: its measured width.
-pub(super) fn wide(files: &[SavedFile]) -> u16 {
+pub fn width_of(files: &[SavedFile]) -> u16 {
     let largest = files.iter().max_by_key(|file| file.size).and_then(|file| file.path.parent());
     largest.and_then(measured_width).unwrap_or(WIDTH_UNKNOWN).max(1)
 }
@@ -206,9 +207,9 @@ mod tests {
     #![allow(clippy::single_range_in_vec_init, reason = "lists of ranges, some of one")]
 
     use pagekeeper_kernel::Inode;
-    use pagekeeper_observe::saved_pages::SavedTime;
 
     use super::*;
+    use crate::saved_pages::SavedTime;
 
     fn entry(extents: &[Range<u64>]) -> SavedFile {
         let time = SavedTime { seconds: 1, nanos: 0 };
