@@ -150,9 +150,10 @@ fn every_figure_of_the_code_is_in_the_schema() {
     for file in files {
         let text = std::fs::read_to_string(file).expect("read a source").replace("..with(", "");
         for call in [".with(", ".with_known("] {
-            let is_made = text.replace(&format!("{call}\""), "").contains(call);
+            let written_out = format!("{call}\"");
+            let is_made = text.replace(&written_out, "").contains(call);
             assert!(!is_made, "a figure's name is written out, so that it can be looked for");
-            let figures = text.split(&format!("{call}\"")).skip(1);
+            let figures = text.split(&written_out).skip(1);
             names.extend(figures.filter_map(|rest| rest.split('"').next().map(str::to_owned)));
         }
     }

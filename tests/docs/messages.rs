@@ -29,9 +29,9 @@ pub(super) fn unknown(root: &Path) -> Vec<String> {
     long.filter(|piece| !sources.contains(*piece)).map(str::to_owned).collect()
 }
 
-/// Appends all Rust below a directory.
+/// Appends all Rust below a directory, and all tables of texts.
 pub(super) fn collect(directory: &Path, all: &mut String) {
-    for path in files_below(directory, "rs") {
+    for path in ["rs", "toml"].into_iter().flat_map(|kind| files_below(directory, kind)) {
         all.push_str(&std::fs::read_to_string(path).expect("a source"));
     }
 }
