@@ -340,7 +340,9 @@ pub fn recognise_by_files<'a>(
     profiles: &[Arc<Profile>],
 ) -> Option<ProfileMatch> {
     let mut evidence = MarkerEvidence::new(MarkerCheck::new(pid), profiles);
-    files.for_each(|file| evidence.take_in(proc, profiles, file));
+    for file in files {
+        evidence.take_in(proc, profiles, file);
+    }
     evidence.best_match(name, profiles)
 }
 
