@@ -30,8 +30,6 @@ const COSTLY_BYTES_MIN: u64 = 64 << 20;
 /// `MyRocks` without user tables has only smaller files, for its own dictionary.
 const DICTIONARY_BYTES_MAX: u64 = 1 << 20;
 
-/// The text for `O_DIRECT` that is set but refused.
-
 /// Returns the questionable settings of the databases.
 pub(super) fn find(observation: &Observation<'_>, earlier: EarlierFindings<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();

@@ -12,8 +12,6 @@ use crate::programs::{STATIC_PROGRAMS, usual};
 use crate::texts::text;
 use crate::{Fix, Observation};
 
-/// The text for cases without a known remedy.
-
 /// Describes what pagekeeper can do now; `other` is the program that wrote most, if that is not a
 /// database.
 pub(in crate::finders) fn pagekeeper(database: &Database, other: Option<&str>) -> String {
