@@ -80,7 +80,7 @@ for architecture in "${architectures[@]}"; do
     # The manual and the unit expect the program in /usr/local.
     PROGRAM=$programs/$architecture/pagekeeper-static RUNS_HERE=$programs/$own/pagekeeper DESTDIR='' PREFIX=$built/$name scripts/install.sh >/dev/null
     sed --in-place "s|$built/$name/|/usr/local/|g" "$built/$name"/lib/systemd/system/* \
-        "$built/$name/share/doc/pagekeeper/metrics.conf" "$built/$name"/share/doc/pagekeeper/run/*
+        "$built/$name/share/doc/pagekeeper"/{metrics.conf,prometheus-rules.yml,run/*}
     cp "$built/copyright" LICENSE-APACHE LICENSE-MIT "$built/$name/share/doc/pagekeeper/"
     scripts/packaging/packed.sh "$built" "$name" >"$packages/$name.tar.gz"
     scripts/packaging/wheel.py "$packages" "$PACKAGE_VERSION" "$machine" "$built/$name"

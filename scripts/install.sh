@@ -51,9 +51,10 @@ done
 sed "s|^\(ExecStart[a-zA-Z]*\)=/usr/local/bin/|\1=$prefix/bin/|" deploy/pagekeeper-guard.service.d/metrics.conf >"$generated/metrics"
 install --mode 644 "$generated/metrics" "$root/share/doc/pagekeeper/metrics.conf"
 install --mode 644 deploy/pagekeeper-guard.service.d/cgroup.conf deploy/pagekeeper-guard.service.d/streams.conf "$root/share/doc/pagekeeper/"
-# The alerts name sections of the page on troubleshooting.
-install --mode 644 deploy/prometheus-rules.yml deploy/grafana-dashboard.json deploy/kubernetes-daemonset.yaml \
-    docs/src/troubleshooting.md "$root/share/doc/pagekeeper/"
+# The alerts name sections of the page on troubleshooting, which is beside them.
+sed "s|file:///usr/share/|file://$prefix/share/|" deploy/prometheus-rules.yml >"$generated/rules"
+install --mode 644 "$generated/rules" "$root/share/doc/pagekeeper/prometheus-rules.yml"
+install --mode 644 deploy/grafana-dashboard.json deploy/kubernetes-daemonset.yaml docs/src/troubleshooting.md "$root/share/doc/pagekeeper/"
 
 find deploy/helm -type f | while read -r file; do
     install -D --mode 644 "$file" "$root/share/doc/pagekeeper/${file#deploy/}"

@@ -27,6 +27,8 @@ for archive in "$packages"/*-static.tar.gz; do
     esac
     grep --quiet '^ExecStart=/usr/local/bin/pagekeeper guard ' "$test/static/$name/lib/systemd/system/pagekeeper-guard.service" ||
         fail "the unit of $name starts another program"
+    grep --quiet 'runbook_url: "file:///usr/local/share/doc/pagekeeper/troubleshooting.md#' "$test/static/$name/share/doc/pagekeeper/prometheus-rules.yml" ||
+        fail "the alerts of $name name another runbook"
     grep --recursive --files-with-matches --fixed-strings "$PWD" "$test/static/$name" && fail "$name contains the path of its build directory"
 done
 name=pagekeeper-$version-$machine-linux-static
