@@ -83,7 +83,7 @@ for debian in "$packages"/{libpagekeeper0,libpagekeeper-dev,pagekeeper-sqlite,pa
 done
 libraries=$test/libraries/usr/lib
 for name in $(sed -n 's/^#define \(pk_[a-z_]*\) pk_[a-z_]*$/\1/p' "$test/libraries/usr/include/pagekeeper.h"); do
-    nm --dynamic --defined-only "$libraries/libpagekeeper.so" | grep --quiet " $name@" || fail "the C library lost the name $name"
+    nm --dynamic --defined-only "$libraries/libpagekeeper.so" | grep " $name@" >/dev/null || fail "the C library lost the name $name"
 done
 # shellcheck disable=SC2046
 c++ -std=c++17 crates/engine/capi/examples/store.cpp -o "$test/store" \
