@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 sys.dont_write_bytecode = True
 import svg
@@ -28,7 +29,7 @@ import svg
 MIB = 1 << 20
 # The load without the guard, and then with it.
 HALF_SECONDS = 40
-TOP_SECONDS = 12
+TOP_SECONDS = 30
 LOG_FILE_BYTES = 16 * MIB
 
 
@@ -249,9 +250,10 @@ time.sleep(600)
             pid = open(os.path.join(run, "pid"), encoding="ascii").read().strip()
             with running(*load, f"--time={2 * HALF_SECONDS + 60}", "--report-interval=1", "run", stdout=subprocess.PIPE, text=True) as queries:
                 doctor = subprocess.Popen([self.pagekeeper, "doctor", "--pid", pid, "--duration", "10s"], stdout=subprocess.PIPE, text=True)
+                screen = ThreadPoolExecutor().submit(self.screen, "top", data)
                 held = [self.logs_held(data) for _ in self.each_second(HALF_SECONDS)]
                 report = doctor.communicate()[0]
-                top = self.screen("top", data)
+                top = screen.result()
                 before = self.residency(data)
                 with running(self.pagekeeper, "guard", "--pid", pid, stdout=subprocess.DEVNULL):
                     held += [self.logs_held(data) for _ in self.each_second(HALF_SECONDS)]
