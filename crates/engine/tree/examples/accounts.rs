@@ -53,6 +53,8 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     let store = Store::options().open(&path)?; // reads the journal, and no page of the data
     let now = store.begin_read()?;
     let tree = Tree::open(&now, now.root().ok_or("no tree")?)?;
-    assert_eq!((balance(tree, &now, "ada")?, balance(tree, &now, "grace")?), (70, 30));
+    let (ada, grace) = (balance(tree, &now, "ada")?, balance(tree, &now, "grace")?);
+    assert_eq!((ada, grace), (70, 30));
+    println!("opened again: ada has {ada}, grace has {grace}");
     Ok(())
 }

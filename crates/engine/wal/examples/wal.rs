@@ -49,7 +49,9 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
         threads.into_iter().try_for_each(|thread| thread.join().expect("a thread ended"))
     })?;
     drop(log); // without a close, as in a crash
-    assert_eq!(recover(&dir)?, [DEPOSITS * (DEPOSITS + 1) / 2; ACCOUNTS as usize]);
+    let balances = recover(&dir)?;
+    assert_eq!(balances, [DEPOSITS * (DEPOSITS + 1) / 2; ACCOUNTS as usize]);
+    println!("recovered as after a crash: {balances:?}");
     assert_eq!(recover(&dir)?, [0; ACCOUNTS as usize]); // nothing is left to apply
     Ok(())
 }

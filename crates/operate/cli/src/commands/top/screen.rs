@@ -7,7 +7,7 @@
 use std::fmt::Write as _;
 
 use pagekeeper_observe::{CensusTick, GroupBy, MemoryBreakdown, Row, RowKey, SortKey};
-use pagekeeper_text::{count, duration, escaped, wrapped_at};
+use pagekeeper_text::{count, counted, duration, escaped, wrapped_at};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
@@ -293,7 +293,8 @@ fn foot_line<'a>(model: &Model, gaps: usize, theme: Theme) -> Line<'a> {
         return Line::styled(escaped(message).to_string(), theme.style(Color::Yellow));
     }
     let keys = if gaps > 0 {
-        format!("? help ({gaps} visibility gaps)  q quit  s sort  f filter  Tab group  e evict  w warm")
+        let gaps = counted(gaps, "visibility gap", "visibility gaps");
+        format!("? help ({gaps})  q quit  s sort  f filter  Tab group  e evict  w warm")
     } else {
         "? help  q quit  s sort  f filter  Tab group  Enter map  e evict  w warm".to_owned()
     };
