@@ -11,6 +11,11 @@
 //! - a closed file, or a read across pages;
 //! - a kernel without membarrier(2), or a forked process.
 //!
+//! Several reads that are known at once overlap better than that: the processor is told to fetch the
+//! entry of each page, then the page's bytes ([`FastPath::fetch_entry`], [`FastPath::fetch_bytes`]),
+//! while it makes the reads before. These are hints. They take part in no section, and the read
+//! itself is the same as alone.
+//!
 //! Invariants: the addresses are those of the file's table and of the cache's arena, which the
 //! handle that owns this value keeps alive; `open_bytes` is the file's length until the file is
 //! closed, and 0 after that.
@@ -27,6 +32,26 @@ use crate::entry::PageEntry;
 use crate::readers::{FrameHold, ReadSection, ReaderSlot};
 use crate::sys::table::EntryTable;
 use crate::thread;
+
+/// Bytes of a line of the processor's caches. Where lines are longer, some are fetched twice.
+const LINE_BYTES: usize = 64;
+
+/// Tells the processor to fetch a line into its nearest cache. Any address will do: one that is not
+/// mapped is ignored.
+#[inline]
+fn fetch_line(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint, which neither faults nor changes anything.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
+    }
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!("prfm pldl1keep, [{0}]", in(reg) address, options(nostack, readonly, preserves_flags));
+    }
+}
 
 /// The data of the file and the cache that a hit needs, in one cache line.
 #[derive(Debug)]
@@ -135,6 +160,41 @@ impl FastPath {
         slot.leave(section);
         // SAFETY: entries hold numbers of frames that the arena has.
         Some((unsafe { self.frames.add((frame as usize) << self.page_shift) }, slot, hold))
+    }
+
+    /// Tells the processor to fetch the entry that a read at this offset needs.
+    #[inline]
+    pub(crate) fn fetch_entry(&self, offset: u64) {
+        if let Some(entry) = self.entry_at(offset) {
+            fetch_line(std::ptr::from_ref(entry).cast());
+        }
+    }
+
+    /// Tells the processor to fetch up to `len` bytes from `offset` on, within one page, if the
+    /// page is resident. The frame may be another page's by the time of the read: then the hint was
+    /// in vain.
+    #[inline]
+    pub(crate) fn fetch_bytes(&self, offset: u64, len: usize) {
+        let Some(entry) = self.entry_at(offset) else { return };
+        let Some(frame) = PageEntry(entry.load(Ordering::Relaxed)).readable() else { return };
+        #[expect(clippy::cast_possible_truncation, reason = "below the page size")]
+        let from = offset as usize & (self.page_size - 1);
+        let end = self.page_size.min(from + len);
+        let frame = self.frames.as_ptr().wrapping_add((frame as usize) << self.page_shift);
+        for at in (from & !(LINE_BYTES - 1)..end).step_by(LINE_BYTES) {
+            fetch_line(frame.wrapping_add(at));
+        }
+    }
+
+    /// Returns the entry of the page that has this byte of the open file.
+    #[inline]
+    fn entry_at(&self, offset: u64) -> Option<&AtomicU32> {
+        if offset >= self.open_bytes.load(Ordering::Relaxed) {
+            return None;
+        }
+        // SAFETY: the file has the page, and the table an entry for each page.
+        #[expect(clippy::cast_possible_truncation, reason = "files have fewer than 2^32 pages")]
+        Some(unsafe { self.entries.add((offset >> self.page_shift) as usize).as_ref() })
     }
 
     /// Begins a section in which the frame of a page is found, if the page is resident and has been

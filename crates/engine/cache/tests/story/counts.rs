@@ -94,6 +94,40 @@ fn cached_pages_of_a_long_list_are_found_while_others_load() {
 }
 
 #[test]
+fn a_list_of_reads_is_the_same_as_single_reads() {
+    let seed = Seed::new();
+    let mut rng = seed.rng(1);
+    let (_disk, cache) = sim(300, 100);
+    let file = cache.open("/file").unwrap();
+    for _ in 0..300 {
+        // Pages that are hot, pages that come and go, and the end of the file.
+        let reads: Vec<_> = (0..rng.index(70))
+            .map(|_| {
+                let pages = [0..4 * PAGE_LEN, 0..file.len(), file.len() - 9..file.len() + 9];
+                let (range, most) = (rng.index(3), [1, 600, 2 * PAGE][rng.index(3)]);
+                (rng.of(pages[range].clone()), rng.index(most + 1))
+            })
+            .collect();
+        let mut bufs: Vec<_> = reads.iter().map(|(_, len)| vec![0; *len]).collect();
+        let parts = reads.iter().zip(&mut bufs).map(|((offset, _), buf)| ReadRequest::new(*offset, buf));
+        let mut requests: Vec<_> = parts.collect();
+        file.read_many(&mut requests).unwrap();
+        for (request, (offset, len)) in requests.iter().zip(reads) {
+            let expected = usize::try_from(file.len().saturating_sub(offset)).unwrap().min(len);
+            assert_eq!(*request.outcome().as_ref().unwrap(), expected, "{len} bytes at {offset}");
+            check(SEED, offset, &request.bytes()[..expected]);
+        }
+    }
+    let stats = cache.stats();
+    assert!(stats.hits > 0 && stats.evictions > 0, "{stats}");
+    file.close();
+    let mut buf = [1; 8];
+    let mut requests = [ReadRequest::new(0, &mut buf)];
+    assert!(file.read_many(&mut requests).is_err() && requests[0].outcome().is_err());
+    assert_eq!(requests[0].bytes(), [1; 8]);
+}
+
+#[test]
 fn pages_that_are_prefetched_are_no_misses() {
     let (disk, cache) = sim(100, 400);
     let file = cache.open("/file").unwrap();
