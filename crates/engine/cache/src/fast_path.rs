@@ -23,7 +23,7 @@
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, compiler_fence};
 
 use pagekeeper_io::Process;
 
@@ -39,7 +39,7 @@ const LINE_BYTES: usize = 64;
 /// Tells the processor to fetch a line into its nearest cache. Any address will do: one that is not
 /// mapped is ignored.
 #[inline]
-fn fetch_line(address: *const u8) {
+pub(crate) fn fetch_line(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
@@ -66,6 +66,7 @@ pub(crate) struct FastPath {
     page_size: usize,
     page_shift: u32,
     process: Process,
+    closed: AtomicBool,
 }
 
 // SAFETY: entries are accessed as atomics only, frames by the rules of `readers`; both outlive this
@@ -85,13 +86,19 @@ impl FastPath {
         slots: u64,
         process: Process,
     ) -> Self {
-        let (entries, open_bytes) = (table.first(), AtomicU64::new(bytes));
-        Self { entries, frames, open_bytes, slots, page_size: 1 << page_shift, page_shift, process }
+        let (entries, open_bytes, closed) = (table.first(), AtomicU64::new(bytes), AtomicBool::new(false));
+        Self { entries, frames, open_bytes, slots, page_size: 1 << page_shift, page_shift, process, closed }
     }
 
     /// Closes the file: nothing is found from now on.
     pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
         self.open_bytes.store(0, Ordering::Relaxed);
+    }
+
+    /// Whether the file was closed. An empty file is open with no bytes.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
     }
 
     /// Returns the bytes of a page.

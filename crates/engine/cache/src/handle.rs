@@ -7,7 +7,7 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use pagekeeper_file_table::FileTable;
@@ -16,7 +16,7 @@ use pagekeeper_io::{Access, FileStat, IoFile, OwnedRead, Process};
 use crate::bypass_queue::BypassQueue;
 use crate::clear_ahead::ClearAhead;
 use crate::descriptors::{Descriptor, OpenDescriptors, OpenFile};
-use crate::fast_path::FastPath;
+use crate::fast_path::{FastPath, fetch_line};
 use crate::inode_change::InodeChange;
 use crate::kernel_leftovers;
 use crate::page_table::PageTable;
@@ -196,7 +196,6 @@ pub(crate) struct FileHandle {
     pub(crate) shared: Arc<CacheState>,
     pub(crate) page_table: Arc<PageTable>,
     descriptor: Descriptor,
-    closed: AtomicBool,
     pub(crate) access: Access,
     pub(crate) path: PathBuf,
     pub(crate) stat: FileStat,
@@ -229,7 +228,6 @@ impl FileHandle {
         found_resident: u64,
     ) -> Self {
         let (access, path) = (io.access(), io.path().to_owned());
-        let closed = AtomicBool::new(false);
         let (frames, slots) = (shared.pool.arena.first(), shared.slots.number_if_asymmetric());
         let page_shift = shared.settings.page_shift;
         let fast_path =
@@ -244,7 +242,6 @@ impl FileHandle {
             shared,
             page_table,
             descriptor,
-            closed,
             access,
             path,
             stat,
@@ -264,7 +261,7 @@ impl FileHandle {
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire)
+        self.fast_path.is_closed()
     }
 
     pub(crate) fn closed(&self) -> Error {
@@ -275,7 +272,11 @@ impl FileHandle {
         if !self.shared.process.is_current() {
             return;
         }
-        self.closed.store(true, Ordering::Release);
+        // The processor fetches these while it works on the first: nothing has used them for long.
+        let (table, pool) = (&self.page_table.table, &self.shared.pool);
+        fetch_line(std::ptr::from_ref(table).cast());
+        fetch_line(std::ptr::from_ref(&pool.in_use).cast());
+        fetch_line(std::ptr::from_ref(&pool.just_closed).cast());
         self.fast_path.close();
         self.descriptor.close();
         self.shared.pool.close(&self.page_table);
