@@ -36,6 +36,9 @@ use crate::thread;
 /// Bytes of a line of the processor's caches. Where lines are longer, some are fetched twice.
 const LINE_BYTES: usize = 64;
 
+/// Maximum bytes of a page that are fetched for a search, which reads any of them.
+const SEARCHED_BYTES_MAX: usize = 4096;
+
 /// Tells the processor to fetch a line into its nearest cache. Any address will do: one that is not
 /// mapped is ignored.
 #[inline]
@@ -191,6 +194,12 @@ impl FastPath {
         for at in (from & !(LINE_BYTES - 1)..end).step_by(LINE_BYTES) {
             fetch_line(frame.wrapping_add(at));
         }
+    }
+
+    /// Like [`fetch_bytes`](Self::fetch_bytes), for a page that is searched.
+    #[inline]
+    pub(crate) fn fetch_page(&self, page: u64) {
+        self.fetch_bytes(page.saturating_mul(self.page_size as u64), SEARCHED_BYTES_MAX);
     }
 
     /// Returns the entry of the page that has this byte of the open file.

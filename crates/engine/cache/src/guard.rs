@@ -227,4 +227,11 @@ impl OwnedFile {
         let bytes = NonNull::slice_from_raw_parts(first, fast_path.page_size());
         Some(HeldPage { bytes, slot, hold: Some(hold), not_send: PhantomData })
     }
+
+    /// Tells the processor to fetch a page that will be read soon, if it is resident.
+    #[doc(hidden)]
+    #[inline]
+    pub fn fetch_page(&self, page: PageNo) {
+        self.handle().fast_path.fetch_page(page.get());
+    }
 }

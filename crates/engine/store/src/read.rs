@@ -82,6 +82,13 @@ impl<'a> ReadTxn<'a> {
         Ok(look(found.payload()))
     }
 
+    /// Tells the processor to fetch a page that will be read soon, if it is in the cache.
+    #[doc(hidden)]
+    #[inline]
+    pub fn fetch_page(&self, page: PageNo) {
+        self.core.cached.fetch_page(page);
+    }
+
     /// Returns header and payload of the page by the fastest path; `None` if that does not find it.
     #[inline]
     fn settled(&self, page: PageNo) -> Option<HeldPage<'_>> {

@@ -255,6 +255,13 @@ impl<'a> WriteTxn<'a> {
         Ok(look(found.payload()))
     }
 
+    /// Tells the processor to fetch a page that will be read soon, if it is in the cache.
+    #[doc(hidden)]
+    #[inline]
+    pub fn fetch_page(&self, page: PageNo) {
+        self.core.cached.fetch_page(page);
+    }
+
     fn data<'s, C: Deref<Target = [u8]>>(
         &'s self,
         page: PageNo,

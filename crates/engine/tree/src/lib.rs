@@ -191,6 +191,38 @@ impl Tree {
         read::get_with(pages, self.root, key, read)
     }
 
+    /// Calls `visit` with the index and the value of each key, in place if it is within one page;
+    /// with `None` if there is no such key. The order of the calls is not that of the keys.
+    ///
+    /// For data that the processor's caches do not hold, lists of 16 keys and more are faster than
+    /// single calls of [`get_with`](Self::get_with): the processor fetches pages of some keys while
+    /// it searches those of others. `visit` should be short, as there.
+    ///
+    /// ```
+    /// # use pagekeeper_store::{Durability, Store};
+    /// # use pagekeeper_tree::Tree;
+    /// # let temp = tempfile::tempdir_in(".")?;
+    /// # let store = Store::options().journal_bytes(1 << 20).open(temp.path().join("store"))?;
+    /// let mut txn = store.begin_write()?;
+    /// let tree = Tree::load(&mut txn, [("ada", "1815"), ("alan", "1912"), ("grace", "1906")])?;
+    /// let mut years = vec![None; 3];
+    /// tree.get_many(&txn, &["grace", "bob", "ada"], |index, value| {
+    ///     years[index] = value.map(<[u8]>::to_vec);
+    /// })?;
+    /// assert_eq!(years, [Some(b"1906".to_vec()), None, Some(b"1815".to_vec())]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// Fails as [`get`](Self::get) does. `visit` may have been called for some of the keys by then.
+    pub fn get_many<K: AsRef<[u8]>>(
+        &self,
+        pages: &impl Pages,
+        keys: &[K],
+        mut visit: impl FnMut(usize, Option<&[u8]>),
+    ) -> Result<(), TreeError> {
+        read::get_many(pages, self.root, keys, &mut visit)
+    }
+
     /// Sets the value of a key. Returns true if it had one before.
     ///
     /// A value that is as long as the previous one, or takes as many pages, is changed in place, so

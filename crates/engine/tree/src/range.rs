@@ -53,6 +53,17 @@ pub(crate) enum RangeEnd {
     Back,
 }
 
+impl RangeEnd {
+    /// Returns the entry that is behind another of so many, from this end.
+    #[inline]
+    pub(crate) fn behind(self, entry: usize, count: usize) -> Option<usize> {
+        match self {
+            Self::Front => Some(entry + 1).filter(|next| *next < count),
+            Self::Back => entry.checked_sub(1),
+        }
+    }
+}
+
 /// The start of a bounded range, from one end.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RangeStart<'k> {
@@ -208,11 +219,7 @@ impl<'t, T: Pages> Range<'t, T> {
             let next = loop {
                 let Some(above) = cursor.last_mut() else { return Ok(None) };
                 let inner = node(above.number, &above.page)?;
-                let next = match end {
-                    RangeEnd::Front => Some(above.at + 1).filter(|next| *next < inner.count()),
-                    RangeEnd::Back => above.at.checked_sub(1),
-                };
-                if let Some(next) = next {
+                if let Some(next) = end.behind(above.at, inner.count()) {
                     above.at = next;
                     let child = inner.child(next).map_err(at(above.number))?;
                     break (child, Some(inner.level() - 1));

@@ -12,6 +12,12 @@ use crate::format::node::{EntryBody, LargeRef, Node};
 use crate::format::{NodeFault, max_key};
 use crate::value::{self, Value};
 
+/// Keys of a list that go down the tree together.
+const KEYS_TOGETHER: usize = 32;
+
+/// This many keys ahead, the processor is told to fetch the page of the key's next step.
+const KEYS_AHEAD: usize = 4;
+
 /// Maximum bytes of a value that is copied out of its leaf, instead of keeping the leaf.
 const COPIED_BYTES_MAX: usize = 1024;
 
@@ -23,6 +29,9 @@ pub trait Pages: sealed::Sealed {
 
     /// Calls `look` with the payload of a page, as the transaction's `read_with` does.
     fn page_with<T>(&self, page: PageNo, look: impl FnOnce(&[u8]) -> T) -> Result<T, Error>;
+
+    /// Tells the processor to fetch a page that will be read soon, if it is in the cache.
+    fn fetch(&self, page: PageNo);
 
     /// Returns the number of pages.
     fn end(&self) -> u64;
@@ -47,6 +56,11 @@ macro_rules! pages_of {
             #[inline]
             fn page_with<T>(&self, page: PageNo, look: impl FnOnce(&[u8]) -> T) -> Result<T, Error> {
                 self.read_with(page, look)
+            }
+
+            #[inline]
+            fn fetch(&self, page: PageNo) {
+                self.fetch_page(page);
             }
 
             fn end(&self) -> u64 {
@@ -122,26 +136,38 @@ fn in_leaf<T>(
 ) -> Result<T, TreeError> {
     let (mut number, mut level, mut read) = (root, None, read);
     loop {
-        let below = pages.page_with(number, |page| {
-            let found = node_of(number, page, level)?;
-            if key.len() > max_key(page.len()) {
-                return Err(TreeError::KeyTooLong { given: key.len(), max: max_key(page.len()) });
-            }
-            if found.is_leaf() {
-                return Ok(LookupStep::Leaf(read(number, found)?));
-            }
-            let entry = found.find_child(key).map_err(at(number))?;
-            step(PathStep { page: number, at: entry });
-            let child = found.child(entry).map_err(at(number))?;
-            Ok::<_, TreeError>(LookupStep::Page(child, found.level() - 1, read))
-        })?;
-        match below? {
+        match step_down(pages, number, level, key, &mut step, read)? {
             LookupStep::Leaf(found) => return Ok(found),
             LookupStep::Page(child, its_level, unused) => {
                 (number, level, read) = (child, Some(its_level), unused);
             }
         }
     }
+}
+
+/// Goes from an inner page to the one below that has a key, or calls `read` with the leaf.
+#[inline]
+fn step_down<T, F: FnOnce(PageNo, Node<'_>) -> Result<T, TreeError>>(
+    pages: &impl Pages,
+    number: PageNo,
+    level: Option<u8>,
+    key: &[u8],
+    step: &mut impl FnMut(PathStep),
+    read: F,
+) -> Result<LookupStep<T, F>, TreeError> {
+    pages.page_with(number, |page| {
+        let found = node_of(number, page, level)?;
+        if key.len() > max_key(page.len()) {
+            return Err(TreeError::KeyTooLong { given: key.len(), max: max_key(page.len()) });
+        }
+        if found.is_leaf() {
+            return Ok(LookupStep::Leaf(read(number, found)?));
+        }
+        let entry = found.find_child(key).map_err(at(number))?;
+        step(PathStep { page: number, at: entry });
+        let child = found.child(entry).map_err(at(number))?;
+        Ok(LookupStep::Page(child, found.level() - 1, read))
+    })?
 }
 
 /// The result of one step down.
@@ -169,25 +195,27 @@ fn find<T>(
     key: &[u8],
     read: impl FnOnce(&[u8]) -> Option<T>,
 ) -> Result<LookupResult<T>, TreeError> {
-    in_leaf(
-        pages,
-        root,
-        key,
-        |_| (),
-        |number, leaf| {
-            let Ok(entry) = leaf.find(key).map_err(at(number))? else { return Ok(LookupResult::Nothing) };
-            let cell = leaf.cell(entry).map_err(at(number))?;
-            match cell.body {
-                EntryBody::Value(value) => {
-                    let start = cell.body_start();
-                    let in_leaf = || LookupResult::InLeaf(number, start..start + value.len());
-                    Ok(read(value).map_or_else(in_leaf, LookupResult::Read))
-                }
-                EntryBody::Large(large) => Ok(LookupResult::Large(large)),
-                EntryBody::Child(_) => Err(at(number)(NodeFault::Entry(entry))),
-            }
-        },
-    )
+    in_leaf(pages, root, key, |_| (), |number, leaf| find_in(number, leaf, key, read))
+}
+
+#[inline]
+fn find_in<T>(
+    number: PageNo,
+    leaf: Node<'_>,
+    key: &[u8],
+    read: impl FnOnce(&[u8]) -> Option<T>,
+) -> Result<LookupResult<T>, TreeError> {
+    let Ok(entry) = leaf.find(key).map_err(at(number))? else { return Ok(LookupResult::Nothing) };
+    let cell = leaf.cell(entry).map_err(at(number))?;
+    match cell.body {
+        EntryBody::Value(value) => {
+            let start = cell.body_start();
+            let in_leaf = || LookupResult::InLeaf(number, start..start + value.len());
+            Ok(read(value).map_or_else(in_leaf, LookupResult::Read))
+        }
+        EntryBody::Large(large) => Ok(LookupResult::Large(large)),
+        EntryBody::Child(_) => Err(at(number)(NodeFault::Entry(entry))),
+    }
 }
 
 pub(crate) fn get(pages: &impl Pages, root: PageNo, key: &[u8]) -> Result<Option<Value>, TreeError> {
@@ -213,6 +241,69 @@ pub(crate) fn get_with<T>(
         LookupResult::Read(found) => Some(found),
         LookupResult::Large(large) => value::read_with(pages, large, &mut Vec::new(), once)?,
     })
+}
+
+/// Calls `visit` with the index and the value of each key. Groups of keys go down level by level, so
+/// that the processor fetches pages of some keys while it searches those of others.
+pub(crate) fn get_many<K: AsRef<[u8]>>(
+    pages: &impl Pages,
+    root: PageNo,
+    keys: &[K],
+    visit: &mut impl FnMut(usize, Option<&[u8]>),
+) -> Result<(), TreeError> {
+    let mut buffer = Vec::new();
+    for (first, keys) in (0..).step_by(KEYS_TOGETHER).zip(keys.chunks(KEYS_TOGETHER)) {
+        let mut group = KeyGroup { keys, numbers: [root; KEYS_TOGETHER], level: None };
+        while let Some(level) =
+            group.descend(pages, &mut buffer, |index, value| visit(first + index, value))?
+        {
+            group.level = Some(level);
+        }
+    }
+    Ok(())
+}
+
+/// Keys on their way down the tree. All are at one level, since all leaves have the same distance
+/// from the root.
+struct KeyGroup<'k, K> {
+    keys: &'k [K],
+    /// The page of each key.
+    numbers: [PageNo; KEYS_TOGETHER],
+    /// The level of these pages; `None` of the root.
+    level: Option<u8>,
+}
+
+impl<K: AsRef<[u8]>> KeyGroup<'_, K> {
+    /// Goes one page down with each key, and returns the level of the pages below; or visits the
+    /// values, if the pages were leaves.
+    fn descend(
+        &mut self,
+        pages: &impl Pages,
+        buffer: &mut Vec<u8>,
+        mut visit: impl FnMut(usize, Option<&[u8]>),
+    ) -> Result<Option<u8>, TreeError> {
+        let mut below = None;
+        for (index, key) in self.keys.iter().map(AsRef::as_ref).enumerate() {
+            // The root is in the processor's caches.
+            if self.level.is_some() && index + KEYS_AHEAD < self.keys.len() {
+                pages.fetch(self.numbers[index + KEYS_AHEAD]);
+            }
+            let mut read = |value: &[u8]| visit(index, Some(value));
+            let in_leaf = |number, leaf: Node<'_>| find_in(number, leaf, key, |value| Some(read(value)));
+            match step_down(pages, self.numbers[index], self.level, key, &mut |_| (), in_leaf)? {
+                LookupStep::Page(child, level, _) => {
+                    (self.numbers[index], below) = (child, Some(level));
+                    if index < KEYS_AHEAD {
+                        pages.fetch(child);
+                    }
+                }
+                LookupStep::Leaf(LookupResult::Large(large)) => value::read_with(pages, large, buffer, read)?,
+                LookupStep::Leaf(LookupResult::Nothing) => visit(index, None),
+                LookupStep::Leaf(LookupResult::Read(()) | LookupResult::InLeaf(..)) => {}
+            }
+        }
+        Ok(below)
+    }
 }
 
 /// Returns the value of a leaf's entry.

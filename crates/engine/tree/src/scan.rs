@@ -2,7 +2,8 @@
 //!
 //! While the entries of a leaf are visited, only that leaf, and the page of the value, are kept
 //! from eviction. The scan keeps the numbers of the pages above, and loads them again when the next
-//! leaf is due.
+//! leaf is due. From the second entry and the second leaf on, the processor is told to fetch the
+//! next one.
 //!
 //! Invariants: as in [`crate::range`], entries are visited in order and within the range, or the
 //! scan ends in an error. No scan loads more than twice the store's number of pages from the tree:
@@ -118,12 +119,12 @@ where
             let (pages, end) = (self.pages, self.end);
             let next = pages.page_with(number, |page| {
                 let found = node_of(number, page, None)?;
-                let next = match end {
-                    RangeEnd::Front => Some(entry + 1).filter(|next| *next < found.count()),
-                    RangeEnd::Back => entry.checked_sub(1),
-                };
-                let Some(next) = next else { return Ok(None) };
+                let Some(next) = end.behind(entry, found.count()) else { return Ok(None) };
                 let child = found.child(next).map_err(at(number))?;
+                if let Some(later) = end.behind(next, found.count()).and_then(|later| found.child(later).ok())
+                {
+                    pages.fetch(later);
+                }
                 Ok::<_, TreeError>(Some((next, child, found.level() - 1)))
             })??;
             if let Some((next, child, level)) = next {
@@ -170,6 +171,12 @@ where
             let flow = match cell.body {
                 EntryBody::Value(value) => visit(key, value),
                 EntryBody::Large(large) => {
+                    let later = self.end.behind(entry, leaf.count()).filter(|_| self.is_begun);
+                    if let Some(EntryBody::Large(later)) =
+                        later.and_then(|later| leaf.cell(later).ok()).map(|cell| cell.body)
+                    {
+                        self.pages.fetch(later.page.into());
+                    }
                     value::read_with(self.pages, large, &mut self.value, |value| visit(key, value))?
                 }
                 EntryBody::Child(_) => return Err(at(number)(NodeFault::Entry(entry))),

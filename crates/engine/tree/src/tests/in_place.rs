@@ -28,6 +28,10 @@ impl Pages for Counted<'_> {
         self.txn.read_with(page, look)
     }
 
+    fn fetch(&self, page: PageNo) {
+        self.txn.fetch_page(page);
+    }
+
     fn end(&self) -> u64 {
         self.txn.pages()
     }

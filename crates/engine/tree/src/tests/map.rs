@@ -40,6 +40,7 @@ fn grow_and_shrink(page_size: usize, rounds: u64) {
             }
         }
         compare_range(tree, &txn, &changed, &mut rng);
+        compare_many(tree, &txn, &changed, &mut rng);
         if rng.one_in(8) {
             compare(tree, &txn, &changed);
         }
@@ -61,6 +62,7 @@ fn grow_and_shrink(page_size: usize, rounds: u64) {
         }
         let read = store.begin_read().unwrap();
         compare_range(tree, &read, &model, &mut rng);
+        compare_many(tree, &read, &model, &mut rng);
     }
     let read = store.begin_read().unwrap();
     compare(tree, &read, &model);
