@@ -16,6 +16,8 @@ const FIGURE_GOALS: &[(&str, f64)] = &[
     ("hit_500B_2T_vs_limit", 0.95),
     ("hit_500B_32T_vs_limit", 0.95),
     ("hit_500B_1T_by_c", 0.9),
+    ("hit_many_2T_vs_limit", 1.3),
+    ("hit_many_2T_vs_single", 1.5),
     ("mix90_2T_vs_pread", 3.0),
     ("mix90_2T_vs_least", 0.9),
     ("close_us", 1.0),

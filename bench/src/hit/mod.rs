@@ -27,11 +27,12 @@ use crate::report::FigureUnit;
 use crate::rounds::{RoundPlan, SplitMix, SubjectSamples};
 use by_c::{FileByC, LimitByC};
 use caches::QuickCache;
-use ours::OurCache;
+use ours::{ListReader, OurCache};
 use plain::{ArrayLimit, MappedFile, PreadFile};
 use reader::{FILE_SEED, PAGE_BYTES, PageReader, ReadLoad, rate, verify};
 
 pub(crate) const CACHE_NAME: &str = "pagekeeper-cache";
+const CACHE_LISTS_NAME: &str = "pagekeeper-cache, lists of 32";
 const CACHE_BY_C_NAME: &str = "pagekeeper-cache, by C";
 pub(crate) const PREAD_NAME: &str = "pread";
 const QUICK_CACHE_NAME: &str = "quick_cache";
@@ -109,6 +110,7 @@ fn fill(run: &mut BenchRun, ours: &OurCache, path: &Path, size: u64) -> Result<V
     let pages = size / PAGE_BYTES as u64;
     let mut subjects: Vec<Box<dyn CachedSubject>> = Vec::new();
     subjects.push(Box::new(NamedReader { name: CACHE_NAME, reader: ours.file.clone() }));
+    subjects.push(Box::new(NamedReader { name: CACHE_LISTS_NAME, reader: ListReader(ours.file.clone()) }));
     subjects.push(Box::new(NamedReader { name: CACHE_BY_C_NAME, reader: FileByC::new(ours.file.clone()) }));
     run.say("filling the kernel's page cache")?;
     read_through(&open(path)?, 0..size)?;
@@ -200,6 +202,13 @@ fn add_ratios(run: &mut BenchRun, load: ReadLoad, threads: usize, samples: &[Sub
         );
     }
     let hot = load.pages == HOT_PAGES;
+    if (load.len, threads, hot) == (500, 2, false) {
+        for (name, theirs) in
+            [("hit_many_2T_vs_limit", HIT_LIMIT_NAME), ("hit_many_2T_vs_single", CACHE_NAME)]
+        {
+            run.report.add_ratio(name, FigureUnit::MillionReadsPerSecond, samples, CACHE_LISTS_NAME, theirs);
+        }
+    }
     let ratios: &[(&'static str, &str)] = match (hot, load.len, threads) {
         (false, 500, 1) => &[("hit_500B_1T_vs_peer", QUICK_CACHE_NAME)],
         (false, 500, 2) => &[("hit_500B_2T_vs_pread", PREAD_NAME), ("hit_500B_2T_vs_limit", HIT_LIMIT_NAME)],

@@ -6,9 +6,9 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use pagekeeper_cache::{CachedFile, PageCache};
+use pagekeeper_cache::{CachedFile, PageCache, ReadRequest};
 
-use super::reader::{PAGE_BYTES, PageReader};
+use super::reader::{PAGE_BYTES, PageReader, ReadPlace};
 use crate::data::MIB;
 
 /// A cache with a file in it.
@@ -69,6 +69,24 @@ impl PageReader for CachedFile {
     #[inline]
     fn read(&self, page: u64, at: usize, buf: &mut [u8]) -> bool {
         self.read_at(page * PAGE_BYTES as u64 + at as u64, buf).is_ok_and(|len| len == buf.len())
+    }
+}
+
+/// The same file, read by lists.
+pub(super) struct ListReader(pub(super) CachedFile);
+
+impl PageReader for ListReader {
+    const READS_PER_CALL: usize = 32;
+
+    #[inline]
+    fn read(&self, page: u64, at: usize, buf: &mut [u8]) -> bool {
+        self.0.read(page, at, buf)
+    }
+
+    #[inline]
+    fn read_many<'a>(&self, places: &[ReadPlace], bufs: impl Iterator<Item = &'a mut [u8]>) -> bool {
+        let reads = places.iter().zip(bufs).map(|(place, buf)| ReadRequest::new(place.offset(), buf));
+        self.0.read_many(&mut reads.collect::<Vec<_>>()).is_ok()
     }
 }
 

@@ -16,7 +16,7 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, ensure};
 
 use crate::drive::join;
 use crate::pattern::{self, WORD_BYTES};
@@ -26,16 +26,42 @@ use crate::rounds::SplitMix;
 pub(crate) const PAGE_BYTES: usize = 4096;
 /// The seed of the file that all subjects hold.
 pub(crate) const FILE_SEED: u64 = 1;
-/// Reads between two checks of whether to stop.
-const READS_PER_BATCH: u64 = 64;
+/// Reads between two checks of whether to stop, a multiple of those of one call.
+const READS_PER_BATCH: usize = 64;
 /// Batches between two reads whose every byte is checked.
 const BATCHES_PER_CHECK: u64 = 4;
+/// Bytes of a line of the processor's caches.
+const LINE_BYTES: usize = 64;
+
+/// The place of a read: byte `at` of page `page`.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct ReadPlace {
+    pub(crate) page: u64,
+    pub(crate) at: usize,
+}
+
+impl ReadPlace {
+    /// Returns its offset in the file, in bytes.
+    #[inline]
+    pub(crate) fn offset(self) -> u64 {
+        self.page * PAGE_BYTES as u64 + self.at as u64
+    }
+}
 
 /// A source of pages.
 pub(crate) trait PageReader: Sync {
+    /// Number of reads that one call makes.
+    const READS_PER_CALL: usize = 1;
+
     /// Fills `buf` from byte `at` of page `page`, and returns whether it could; the range must lie
     /// within the page.
     fn read(&self, page: u64, at: usize, buf: &mut [u8]) -> bool;
+
+    /// Makes one read for each of the buffers, which are as many as the places.
+    #[inline]
+    fn read_many<'a>(&self, places: &[ReadPlace], bufs: impl Iterator<Item = &'a mut [u8]>) -> bool {
+        places.iter().zip(bufs).all(|(place, buf)| self.read(place.page, place.at, buf))
+    }
 }
 
 /// The pages and bytes to read.
@@ -49,9 +75,17 @@ pub(crate) struct ReadLoad {
     pub(crate) len: usize,
 }
 
-/// A buffer with an engine's alignment.
-#[repr(align(4096))]
-struct AlignedBuffer([u8; PAGE_BYTES]);
+impl ReadLoad {
+    /// Returns the place of a read of `len` bytes.
+    #[inline]
+    fn random_place(&self, random: &mut SplitMix, len: usize) -> ReadPlace {
+        let number = random.next_u64();
+        // Words of a page at which a read can start.
+        let starts = ((PAGE_BYTES - len) / WORD_BYTES + 1) as u64;
+        let at = usize::try_from((low_half(number) * starts) >> 32).unwrap_or(0) * WORD_BYTES;
+        ReadPlace { page: (((number >> 32) * self.pages) >> 32) * self.stride, at }
+    }
+}
 
 /// A counter that shares its cache line, and the adjacent one that is fetched with it, with
 /// nothing.
@@ -59,7 +93,7 @@ struct AlignedBuffer([u8; PAGE_BYTES]);
 struct PaddedCounter(AtomicU64);
 
 /// Returns reads per second of `threads` threads over `window`, after an uncounted eighth of it.
-pub(crate) fn rate<R: PageReader + ?Sized>(
+pub(crate) fn rate<R: PageReader>(
     reader: &R,
     load: ReadLoad,
     threads: usize,
@@ -75,7 +109,7 @@ pub(crate) fn rate<R: PageReader + ?Sized>(
 }
 
 /// Runs `meanwhile` while `threads` threads read; `meanwhile` can query the number of reads so far.
-pub(crate) fn reading<R: PageReader + ?Sized, T>(
+pub(crate) fn reading<R: PageReader, T>(
     reader: &R,
     load: ReadLoad,
     threads: usize,
@@ -110,7 +144,7 @@ pub(crate) fn reading<R: PageReader + ?Sized, T>(
     })
 }
 
-fn read_until<R: PageReader + ?Sized>(
+fn read_until<R: PageReader>(
     reader: &R,
     load: ReadLoad,
     mut random: SplitMix,
@@ -118,34 +152,47 @@ fn read_until<R: PageReader + ?Sized>(
     over: &AtomicBool,
 ) -> Result<()> {
     let len = black_box(load.len);
-    let mut buffer = AlignedBuffer([0; PAGE_BYTES]);
-    let buf = &mut buffer.0[..len];
-    // Words of a page at which a read can start.
-    let starts = ((PAGE_BYTES - len) / WORD_BYTES + 1) as u64;
+    let stride = len.next_multiple_of(LINE_BYTES);
+    let mut memory = vec![0; R::READS_PER_CALL * stride + PAGE_BYTES];
+    // As aligned as an engine's buffers.
+    let first = memory.as_ptr().align_offset(PAGE_BYTES);
+    let bufs = &mut memory[first..][..R::READS_PER_CALL * stride];
+    let mut places = [ReadPlace::default(); READS_PER_BATCH];
+    let places = &mut places[..R::READS_PER_CALL];
     let mut done = 0;
     loop {
         let mut wrong = 0;
-        let (mut page, mut at) = (0, 0);
-        for _ in 0..READS_PER_BATCH {
-            let number = random.next_u64();
-            page = (((number >> 32) * load.pages) >> 32) * load.stride;
-            at = (low_half(number) * starts) >> 32;
-            if !reader.read(page, usize::try_from(at).unwrap_or(0) * WORD_BYTES, buf) {
-                bail!("page {page} could not be read, or is not cached");
+        for _ in 0..READS_PER_BATCH / R::READS_PER_CALL {
+            for place in &mut *places {
+                *place = load.random_place(&mut random, len);
             }
-            black_box(&mut *buf);
-            wrong |= first_word(buf) ^ pattern::word(FILE_SEED, page * (PAGE_BYTES / WORD_BYTES) as u64 + at);
+            if let [place] = places {
+                ensure!(reader.read(place.page, place.at, &mut bufs[..len]), "{}", lost(place.page));
+            } else {
+                let bufs = bufs.chunks_mut(stride).map(|buf| &mut buf[..len]);
+                ensure!(reader.read_many(places, bufs), "{}", lost(places[0].page));
+            }
+            black_box(&mut *bufs);
+            for (place, buf) in places.iter().zip(bufs.chunks(stride)) {
+                wrong |= first_word(buf) ^ pattern::word(FILE_SEED, place.offset() / WORD_BYTES as u64);
+            }
         }
         ensure!(wrong == 0, "wrong bytes were read");
-        done += READS_PER_BATCH;
+        done += READS_PER_BATCH as u64;
         counter.store(done, Ordering::Relaxed);
-        if done % (READS_PER_BATCH * BATCHES_PER_CHECK) == 0 {
-            pattern::check(FILE_SEED, page * PAGE_BYTES as u64 + at * WORD_BYTES as u64, buf)?;
+        if done % (READS_PER_BATCH as u64 * BATCHES_PER_CHECK) == 0 {
+            for (place, buf) in places.iter().zip(bufs.chunks(stride)) {
+                pattern::check(FILE_SEED, place.offset(), &buf[..len])?;
+            }
         }
         if over.load(Ordering::Relaxed) {
             return Ok(());
         }
     }
+}
+
+fn lost(page: u64) -> String {
+    format!("page {page} could not be read, or is not cached")
 }
 
 #[inline]
@@ -161,7 +208,7 @@ fn first_word(buf: &[u8]) -> u64 {
 }
 
 /// Reads every page of a file of `pages` pages and compares all bytes.
-pub(crate) fn verify<R: PageReader + ?Sized>(reader: &R, pages: u64) -> Result<()> {
+pub(crate) fn verify<R: PageReader>(reader: &R, pages: u64) -> Result<()> {
     let part = |range: std::ops::Range<u64>| -> Result<()> {
         let mut buf = vec![0; PAGE_BYTES];
         for page in range {
