@@ -26,10 +26,10 @@ const PROBED_PIECES_MAX: usize = 64;
 const ENTRIES_AHEAD: usize = 16;
 
 /// This many reads of a list ahead, it is told to fetch the bytes.
-const READS_AHEAD: usize = 6;
+const READS_AHEAD: usize = 4;
 
 /// Maximum bytes of a read that are fetched ahead: the processor itself continues from there.
-const FETCHED_BYTES_MAX: usize = 1024;
+const FETCHED_BYTES_MAX: usize = 256;
 
 /// One of many reads of a file.
 #[derive(Debug)]

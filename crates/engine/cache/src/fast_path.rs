@@ -36,8 +36,9 @@ use crate::thread;
 /// Bytes of a line of the processor's caches. Where lines are longer, some are fetched twice.
 const LINE_BYTES: usize = 64;
 
-/// Maximum bytes of a page that are fetched for a search, which reads any of them.
-const SEARCHED_BYTES_MAX: usize = 4096;
+/// Maximum bytes of a page that are fetched for a search. More were faster for trees that the
+/// processor's caches do not hold, and slower for others.
+const SEARCHED_BYTES_MAX: usize = 2048;
 
 /// Tells the processor to fetch a line into its nearest cache. Any address will do: one that is not
 /// mapped is ignored.

@@ -289,7 +289,12 @@ impl<K: AsRef<[u8]>> KeyGroup<'_, K> {
                 pages.fetch(self.numbers[index + KEYS_AHEAD]);
             }
             let mut read = |value: &[u8]| visit(index, Some(value));
-            let in_leaf = |number, leaf: Node<'_>| find_in(number, leaf, key, |value| Some(read(value)));
+            let in_leaf = |number, leaf: Node<'_>| {
+                find_in(number, leaf, key, |value| {
+                    read(value);
+                    Some(())
+                })
+            };
             match step_down(pages, self.numbers[index], self.level, key, &mut |_| (), in_leaf)? {
                 LookupStep::Page(child, level, _) => {
                     (self.numbers[index], below) = (child, Some(level));
