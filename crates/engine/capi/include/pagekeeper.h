@@ -344,7 +344,7 @@ typedef struct pk_redo_options {
   uint32_t files;             /* of the ring; only for creating it [4] */
   uint32_t flush_policy;      /* pk_flush_policy */
   uint64_t file_bytes;        /* of each file [256 MiB] */
-  uint64_t buffer_bytes;      /* of the log buffer [16 MiB] */
+  uint64_t buffer_bytes;      /* of the log buffer [4 MiB] */
   uint64_t flush_interval_ms; /* [1000] */
   uint32_t mode;              /* pk_log_mode */
   uint32_t read_only;         /* 1: nothing is written */

@@ -7,7 +7,7 @@
 //! | `segment_store`, `recover` | creating segments, and recovery after a crash |
 //! | `group_commit`, `writer` | leader election, and writing |
 //! | `progress`, `follower` | the ends of the log, and its readers |
-//! | `page_releaser` | the pages that stay resident |
+//! | `page_releaser`, `release_thread` | the pages that stay resident, and the thread that releases the others |
 //! | `sync` | the primitives by which `group_commit` and `progress` coordinate threads; the models replace them |
 //!
 //! Data is durable once it is synced: see [`BinLogOptions::sync_every`]. A group is there as a
@@ -25,6 +25,7 @@ mod options;
 mod page_releaser;
 mod progress;
 mod recover;
+mod release_thread;
 mod segment;
 mod segment_store;
 mod shared;
@@ -36,6 +37,7 @@ mod writer;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::SystemTime;
 
 use pagekeeper_io::{Access, FileLock, WriteMode};
@@ -64,6 +66,8 @@ pub enum PurgeMode {
 
 /// A log in segments. Any number of threads append to it, any number of followers read it, and it
 /// releases its pages.
+///
+/// A thread `log_releaser` starts writeback and releases pages.
 ///
 /// If it is dropped without [`BinLog::close`], the log is as after a crash: nothing that was
 /// acknowledged as durable is lost.
@@ -95,6 +99,7 @@ pub enum PurgeMode {
 /// ```
 pub struct BinLog {
     shared: Arc<SharedLog<SegmentWriter>>,
+    thread: Option<JoinHandle<()>>,
     _lock: Option<FileLock>,
 }
 
@@ -111,7 +116,8 @@ impl BinLog {
         let opened = recover::open(&store)?;
         let progress = LogProgress::new(opened.segments, opened.writer.end);
         let shared = SharedLog::new(store, opened.writer, progress);
-        Ok(Self { shared, _lock: opened.lock })
+        let thread = release_thread::start(&shared);
+        Ok(Self { shared, thread, _lock: opened.lock })
     }
 
     /// Appends records that belong together, and returns the position past them. If
@@ -447,9 +453,10 @@ impl BinLogOptions {
 impl Drop for BinLog {
     fn drop(&mut self) {
         if !self.shared.process.is_current() {
-            // The parent's resources are never dropped here.
-            return std::mem::forget(Arc::clone(&self.shared));
+            // The thread is the parent's, and the parent's resources are never dropped here.
+            return std::mem::forget((self.thread.take(), Arc::clone(&self.shared)));
         }
+        release_thread::stop(&self.shared, self.thread.take());
         self.shared.progress.closed();
     }
 }

@@ -38,6 +38,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+pub(crate) use event_count::EventCount;
 pub use journal::RecoveredRecord;
 pub use lsn::Lsn;
 pub use metrics::RedoStats;

@@ -5,15 +5,16 @@
 //! until they are released. The kernel is never queried about other pages. Pages that survive a
 //! release (mapped, or locked by read-ahead) stay on the list, and their release is retried later.
 //!
-//! The releaser is called by whoever has just made pages releasable:
-//! - the leader whose records begin a new window or segment, after it has handed over;
-//! - a follower that moves on to the next window.
+//! There is something to do in these cases:
+//! - a leader's records begin a new window or segment, or [`WRITE_BACK_BYTES`] await writeback;
+//! - a follower moves on to the next window.
 //!
+//! The log's own thread does it ([`super::release_thread`]); without one, whoever caused it does.
 //! No lock is held over I/O. One thread at a time releases. A writer that arrives meanwhile
 //! continues, unless too much is unwritten: then it waits.
 //!
 //! Invariants:
-//! 1. Writeback is started for each unsynced window that the writer has left. It is waited for once
+//! 1. Writeback is started for unsynced blocks once there are enough of them. It is waited for once
 //!    the window is more than the slack behind the writer, even if a follower still needs the
 //!    pages. At most the slack plus [`UNWRITTEN_BYTES_MAX`] stay dirty.
 //! 2. Errors of writeback end the log. They are observed through the releaser's own descriptor, so
@@ -33,10 +34,15 @@ use pagekeeper_policy::exact::{DueWork, WriteWatermarks, due_work};
 use pagekeeper_policy::{READ_AHEAD, Rule, WINDOW};
 
 use crate::position::Position;
+use crate::record::BLOCK;
 
 /// The maximum distance of the writer beyond the slack, in bytes, while another thread waits for
 /// writeback.
 const UNWRITTEN_BYTES_MAX: u64 = 4 * WINDOW;
+
+/// Writeback is started once this many bytes were written, without waiting for the next sync, which
+/// then has less to do.
+const WRITE_BACK_BYTES: u64 = 256 << 10;
 
 /// The release of pages that resisted is retried after this many passes.
 const RETRY_PASSES: u64 = 16;
@@ -64,6 +70,12 @@ impl SegmentPages {
             self.windows.insert(window, None);
             window += WINDOW;
         }
+    }
+
+    /// Returns the whole blocks whose writeback is worth a call, before the writer leaves a window.
+    fn to_write_back(&self) -> Option<Range<u64>> {
+        let whole = self.size - self.size % BLOCK;
+        (whole >= self.started + WRITE_BACK_BYTES).then_some(self.started..whole)
     }
 
     /// Returns the windows that may have pages. Leaves out windows that resisted and are not to be
@@ -151,16 +163,16 @@ impl PageReleaser {
         state.segments.insert(segment, pages);
     }
 
-    /// Notes that the writer has written up to this offset. Returns whether it has left a window.
+    /// Notes that the writer has written up to this offset. Returns whether there may be something
+    /// to do.
     pub(super) fn wrote(&self, offset: u64) -> bool {
         let mut state = self.lock();
         let from = mem::replace(&mut state.writer.offset, offset);
         let segment = state.writer.segment;
-        if let Some(pages) = state.segments.get_mut(&segment) {
-            pages.size = offset;
-            pages.mark(&(from..offset));
-        }
-        from / WINDOW != offset / WINDOW
+        let Some(pages) = state.segments.get_mut(&segment) else { return false };
+        pages.size = offset;
+        pages.mark(&(from..offset));
+        from / WINDOW != offset / WINDOW || pages.to_write_back().is_some()
     }
 
     /// Notes that everything up to this offset is synced.
@@ -235,6 +247,11 @@ impl PageReleaser {
         result
     }
 
+    /// Whether the writer has to help, or to wait.
+    pub(super) fn is_behind(&self) -> bool {
+        self.is_too_far_ahead(&self.lock())
+    }
+
     /// Whether the writer should wait for the thread that waits for writeback.
     fn is_too_far_ahead(&self, state: &ReleaserState) -> bool {
         let clean = state.segments.get(&state.writer.segment).map_or(0, |pages| pages.clean);
@@ -269,6 +286,7 @@ impl PageReleaser {
             let size = pages.size;
             let marks = WriteWatermarks { written: size, started: pages.started, clean: pages.clean };
             let DueWork { start, wait, release } = due_work(&allowance, marks, pages.windows_to_try(retry));
+            let start = pages.to_write_back().or(start);
             let started = start.as_ref().map_or(pages.started, |range| range.end);
             let release: Vec<_> = release.collect();
             // Removes the windows from the list before it unlocks: a use of a window during its

@@ -11,6 +11,7 @@ use super::group_commit::CommitQueue;
 use super::metrics::BinLogCounters;
 use super::page_releaser::PageReleaser;
 use super::progress::{LogProgress, Segment};
+use super::release_thread::ReleaseEvents;
 use super::segment_store::{AppendFailure, SegmentStore};
 use crate::Error;
 use crate::position::Position;
@@ -24,6 +25,7 @@ pub(super) struct SharedLog<W> {
     pub(super) progress: LogProgress,
     /// Unset if no page becomes resident (direct I/O), or if pages are left to the kernel.
     pub(super) releaser: OnceLock<PageReleaser>,
+    pub(super) thread: ReleaseEvents,
     pub(super) counters: BinLogCounters,
 }
 
@@ -37,6 +39,7 @@ impl<W> SharedLog<W> {
             queue,
             progress,
             releaser: OnceLock::new(),
+            thread: ReleaseEvents::default(),
             counters: BinLogCounters::default(),
         });
         shared.release_if_cached();
@@ -96,8 +99,17 @@ impl<W> SharedLog<W> {
         self.progress.truncated(position);
     }
 
-    /// Releases the pages that the rule and the followers allow.
+    /// Has the pages released that the rule and the followers allow: by the log's thread, if that
+    /// keeps pace.
     pub(super) fn release_pages(&self) {
+        let is_behind = || self.releaser.get().is_some_and(PageReleaser::is_behind);
+        if !self.thread.wake() || is_behind() {
+            self.release_now();
+        }
+    }
+
+    /// Writes back and releases on this thread.
+    pub(super) fn release_now(&self) {
         if let Some(releaser) = self.releaser.get()
             && let Err(error) = releaser.run(|| self.progress.followers())
         {

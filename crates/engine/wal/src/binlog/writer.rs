@@ -38,9 +38,6 @@ use crate::convert::to_usize;
 use crate::position::Position;
 use crate::record::{BLOCK, BLOCK_LEN, encode_padding, padding_size};
 
-/// Writeback is started once this many bytes were written, without waiting for the next sync.
-const WRITE_BACK_BYTES: u64 = 128 << 10;
-
 /// Groups that are written and synced at once are small up to this many bytes.
 const SMALL_WRITE_BYTES: u64 = 64 << 10;
 
@@ -53,8 +50,6 @@ pub(super) struct SegmentWriter {
     pub(super) end: u64,
     /// The synced end: a multiple of [`BLOCK`].
     pub(super) durable: u64,
-    /// The end of started writeback, in whole blocks, if it is past `durable`.
-    written_back: u64,
     /// Groups written since the last sync.
     pub(super) unsynced: u64,
     /// The contents of the last, unfinished block, if only whole blocks are written.
@@ -89,7 +84,6 @@ impl SegmentWriter {
             salt: begun.salt,
             end: SEGMENT_HEADER_BYTES,
             durable: SEGMENT_HEADER_BYTES,
-            written_back: SEGMENT_HEADER_BYTES,
             unsynced: 0,
             tail: Vec::new(),
             index,
@@ -264,9 +258,6 @@ impl SegmentWriter {
         match if is_ignored { Ok(()) } else { written } {
             Ok(()) => {
                 self.end += bytes.len() as u64;
-                if (access, write_mode) == (Access::Buffered, WriteMode::Plain) {
-                    self.write_back(shared)?;
-                }
                 let end = Position { segment: self.segment, offset: self.end };
                 self.may_release |= shared.wrote(end);
                 Ok(())
@@ -280,18 +271,6 @@ impl SegmentWriter {
                 failure @ AppendFailure::Final(_) => Err(shared.failure(failure)),
             },
         }
-    }
-
-    /// Starts writeback of the whole blocks that were written, once they are worth a call: the next
-    /// sync then has less to do.
-    fn write_back(&mut self, shared: &SharedLog<Self>) -> Result<(), Error> {
-        let whole = self.end - self.end % BLOCK;
-        let from = self.written_back.max(self.durable);
-        if whole >= from + WRITE_BACK_BYTES {
-            self.file.start_writeback(from..whole).map_err(|error| shared.stop(error))?;
-            self.written_back = whole;
-        }
-        Ok(())
     }
 
     /// Writes whole blocks, from the start of the block with the end. This is for direct writes,

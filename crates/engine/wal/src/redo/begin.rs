@@ -102,6 +102,8 @@ impl Core {
         self.epoch.begun.store(true, Ordering::SeqCst);
         self.raise_limit();
         self.events.room.notify_all();
+        // The log flusher populates the buffer.
+        self.events.to_flush.notify_all();
         Ok(true)
     }
 

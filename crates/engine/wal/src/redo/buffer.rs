@@ -27,6 +27,12 @@ use crate::record::{self, BLOCK, BLOCK_LEN};
 /// Bytes of room that only padding may use: the longest padding is shorter.
 pub(super) const PADDING_ROOM_BYTES: u64 = 2 * BLOCK;
 
+/// Bytes of memory that are populated by one call: others allocate memory in between.
+const POPULATE_STEP_BYTES: usize = 64 << 10;
+
+/// At most this much memory is populated: more may never be used.
+const POPULATE_BYTES_MAX: usize = 64 << 20;
+
 /// A value alone on its cache lines (x86-64 fetches them in pairs).
 #[repr(align(128))]
 #[derive(Debug)]
@@ -100,6 +106,17 @@ impl LogBuffer {
     /// Returns the capacity in bytes.
     pub(super) fn capacity(&self) -> u64 {
         self.capacity
+    }
+
+    /// Has the kernel allocate the memory, in the order in which it will be used, until `is_over`, and
+    /// up to [`POPULATE_BYTES_MAX`]. A thread that fills a block without memory allocates that itself.
+    pub(super) fn populate(&self, is_over: impl Fn() -> bool) {
+        let capacity = to_usize(self.capacity);
+        let step = POPULATE_STEP_BYTES.min(capacity);
+        let first = self.at(self.reserved()) / step * step;
+        let steps =
+            (0..capacity.min(POPULATE_BYTES_MAX)).step_by(step).map(|behind| (first + behind) % capacity);
+        let _ = steps.take_while(|_| !is_over()).all(|at| self.memory.populate(at..at + step));
     }
 
     /// Raises the limit for data to this LSN. It is never lowered.

@@ -1,5 +1,6 @@
-//! Large memory: allocated as it is touched, in huge pages if the kernel has them. Touching a small
-//! page for the first time takes as long as reading it from a fast disk.
+//! Large memory: allocated as it is touched, for reading a log in huge pages if the kernel has them.
+//! Touching a small page for the first time takes as long as reading it from a fast disk, touching a
+//! huge one up to milliseconds.
 //!
 //! Invariant: a mapping is `len` bytes from `start` on, mapped here and used by nobody else,
 //! readable and writable, zero at first. Without memory the process aborts, as with all of the
@@ -35,8 +36,17 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Allocates `len` bytes, at least one, all zero.
+    /// Allocates `len` bytes, at least one, all zero, in huge pages if there are any.
     pub(super) fn new(len: usize) -> Self {
+        Self::advised(len, Advice::LinuxHugepage)
+    }
+
+    /// Allocates `len` bytes, at least one, all zero, in small pages.
+    pub(super) fn of_small_pages(len: usize) -> Self {
+        Self::advised(len, Advice::LinuxNoHugepage)
+    }
+
+    fn advised(len: usize, advice: Advice) -> Self {
         let align = if len >= HUGE_PAGE_BYTES { HUGE_PAGE_BYTES } else { AlignedBuf::ALIGN };
         let fail = || handle_alloc_error(Layout::from_size_align(len, align).unwrap_or(Layout::new::<u8>()));
         let Some(mapped) = len.checked_add(align).filter(|_| len > 0) else { fail() };
@@ -52,7 +62,7 @@ impl Mapping {
         if len >= HUGE_PAGE_BYTES {
             // SAFETY: the range was just mapped, and this advice changes no byte. It fails if there
             // are no huge pages; small ones suffice.
-            let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), len, Advice::LinuxHugepage) };
+            let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), len, advice) };
         }
         Self { start, len, base, mapped }
     }

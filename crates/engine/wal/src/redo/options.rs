@@ -102,7 +102,7 @@ impl Default for RedoOptions {
         Self {
             files: 4,
             file_bytes: 256 << 20,
-            buffer_bytes: 16 << 20,
+            buffer_bytes: 4 << 20,
             flush_policy: FlushPolicy::default(),
             mode: LogMode::default(),
             max_unsynced: None,
@@ -134,7 +134,8 @@ impl RedoOptions {
     }
 
     /// Sets the bytes of the log buffer, in which records wait to be written: a power of two from
-    /// 32 KiB to 4 GiB [default: 16 MiB]. No record can be longer.
+    /// 32 KiB to 4 GiB [default: 4 MiB]. No record can be longer. Its memory is allocated in the
+    /// background once appending begins (Linux 5.14).
     #[must_use]
     pub fn buffer_bytes(mut self, bytes: usize) -> Self {
         self.buffer_bytes = bytes;

@@ -92,17 +92,23 @@ fn wait_for_release(core: &Core) {
 }
 
 /// Runs the log flusher: syncs records that nobody waits for, by the policy and before too much is
-/// unsynced, and releases pages.
+/// unsynced, and releases pages. Populates the buffer once appending begins, so that commits need not
+/// allocate memory.
 fn flush(core: &Core) {
     let interval = match core.config.policy {
         FlushPolicy::Every(interval) => interval.clamp(FILLING_WAIT, FLUSH_INTERVAL_MAX),
         FlushPolicy::EachCommit | FlushPolicy::Os => FLUSH_INTERVAL,
     };
     let mut due = Instant::now() + interval;
+    let mut is_populated = false;
     loop {
         let seen = core.events.to_flush.count();
         if is_over(core) {
             return;
+        }
+        if !is_populated && core.has_begun() {
+            core.buffer.populate(|| is_over(core));
+            is_populated = true;
         }
         let now = Instant::now();
         if now >= due {

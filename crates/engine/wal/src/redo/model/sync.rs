@@ -40,6 +40,10 @@ impl UncheckedMemory {
         }
     }
 
+    pub(super) fn populate(&self, range: std::ops::Range<usize>) -> bool {
+        self.memory.populate(range)
+    }
+
     fn cells(&self, at: usize, len: usize) -> &[UnsafeCell<()>] {
         assert!(at.is_multiple_of(CELL_BYTES) && len.is_multiple_of(CELL_BYTES));
         &self.cells[at / CELL_BYTES..(at + len) / CELL_BYTES]
