@@ -125,17 +125,18 @@ fn compare(run: &mut BenchRun, group: &MemoryGroup, phases: &Phases, case: &Load
     run.say(case.name)?;
     run.stop.sleep(phases.warm)?;
     let costs = costs(run, group, phases)?;
-    run.report.ratios.insert(case.cost, median(&costs).unwrap_or_default());
+    run.report.ratios.insert(case.cost, median(&costs).context("no cost")?);
     let samples = [SubjectSamples { subject: "throughput lost", values: costs }];
     run.report.add_case(&format!("{}: cost of watching", case.name), FigureUnit::Percent, &samples);
     run.say(&format!("{}: watch", case.name))?;
     let report = watch(run, group, phases.watched)?;
     let present = report["present"]["page_cache_bytes"].as_f64().context("no present size")?;
     let other = report["other_bytes"].as_u64().context("no other memory")?;
-    let meanwhile =
-        [("predicted", "/present/hit_ratio"), ("counted", "/counted_hit_ratio")].map(|(subject, at)| {
-            (subject, report.pointer(at).and_then(Value::as_f64).unwrap_or_default() * 100.0)
-        });
+    let percent = |at| Some(report.pointer(at)?.as_f64()? * 100.0);
+    let meanwhile = [
+        ("predicted", percent("/present/hit_ratio").context("no hit ratio")?),
+        ("counted", percent("/counted_hit_ratio").context("no accesses")?),
+    ];
     add_plain(run, &format!("{}: while it was watched", case.name), FigureUnit::Percent, &meanwhile);
     let mut worst = 0.0_f64;
     for (name, part) in PARTS {
@@ -217,7 +218,9 @@ fn predicted(report: &Value, figure: &str, bytes: f64) -> Option<f64> {
     let mut points: Vec<(f64, f64)> = points.filter_map(point).collect();
     points.sort_by(|a, b| a.0.total_cmp(&b.0));
     let above = points.iter().position(|point| point.0 >= bytes)?;
-    let (low, high) = (points[above.saturating_sub(1)], points[above]);
+    // Nothing is known of sizes below the smallest one.
+    let below = if points[above].0 > bytes { above.checked_sub(1)? } else { above };
+    let (low, high) = (points[below], points[above]);
     let share = if high.0 > low.0 { (bytes - low.0) / (high.0 - low.0) } else { 1.0 };
     Some(low.1 + share * (high.1 - low.1))
 }
@@ -237,7 +240,7 @@ mod tests {
         let report = serde_json::json!({"points": [
             {"page_cache_bytes": 100, "hit_ratio": 0.5}, {"page_cache_bytes": 200, "hit_ratio": 0.7},
         ]});
-        for (bytes, hits) in [(100.0, Some(0.5)), (150.0, Some(0.6)), (200.0, Some(0.7)), (201.0, None)] {
+        for (bytes, hits) in [(99.0, None), (100.0, Some(0.5)), (150.0, Some(0.6)), (200.0, Some(0.7)), (201.0, None)] {
             let found = predicted(&report, "hit_ratio", bytes);
             assert!(found.zip(hits).is_some_and(|(a, b)| (a - b).abs() < 1e-9) || found == hits, "{bytes}");
         }

@@ -253,7 +253,10 @@ impl Pacer {
         match (self.users, self.rate) {
             (OtherUsers::Unknown | OtherUsers::Few, _) => 0,
             (OtherUsers::None, 0) => UNUSED_PIECE_FIRST,
-            (OtherUsers::None, _) => self.rate_for(UNUSED_PIECE_NS).min(WIDE_PIECE_MAX),
+            (OtherUsers::None, _) => {
+                let by_rate = self.rate_for(UNUSED_PIECE_NS);
+                (by_rate - by_rate % PIECE_MIN).min(WIDE_PIECE_MAX)
+            }
         }
     }
 

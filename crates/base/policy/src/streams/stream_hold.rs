@@ -23,7 +23,7 @@
 //! - The rules above apply to the bound. A rate limit holds everyone who wrote within the last
 //!   second until its tokens are back.
 //! - No hold is longer than [`HOLD_MAX`], and at least [`HOLD_GAP_MIN`] lies between two holds of a
-//!   process.
+//!   process by one holder. Two holders (a guard and a `run`) take turns, each with its own gap.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -358,6 +358,11 @@ impl HoldCycle {
         }
         self.held_since = Some(now);
         HoldStep::Stop
+    }
+
+    /// Records that the process could not be held: it is tried again after the shortest gap.
+    pub fn not_held(&mut self, now: Duration) {
+        (self.held_since, self.free_since) = (None, Some(now));
     }
 
     /// Returns the time since which the process is held.

@@ -42,14 +42,7 @@ pub(crate) fn run(args: &CompletionsArgs) -> anyhow::Result<ExitCode> {
     let script = match args.shell {
         Shell::Bash => bash(&script),
         Shell::Zsh => script
-            .replacen(
-                ZSH_START,
-                &format!(
-                    "{ZSH_START}
-{ZSH_PIDS}"
-                ),
-                1,
-            )
+            .replacen(ZSH_START, &format!("{ZSH_START}\n{ZSH_PIDS}"), 1)
             .replace(&format!("({PIDS})"), "_pagekeeper_pids"),
         Shell::Fish => script.replace(&format!("\"{PIDS}\\t''\""), "\"(__fish_complete_pids)\""),
         // The scripts for Elvish and PowerShell list no values.

@@ -212,6 +212,7 @@ fn by_class(logs: &LogPages<'_>) -> Vec<Evidence> {
             .with("resident_bytes", sum)
             .with("size_bytes", size)
             .with("files", files.len())
+            // The last page of a file is counted whole.
             .say("resident", ByteSize(sum.min(size)))
             .say("count", counted(files.len(), "file", "files"))
             .say("largest", largest(named, LISTED_LOG_FILES_MAX))

@@ -87,6 +87,7 @@ fn evidence(observation: &Observation<'_>, unnamed: &UnnamedLog<'_>) -> Evidence
         .with("size_bytes", file.size)
         .with("growth_bytes", *appended)
         .say("path", escaped(&file.path))
+        // The last page of a file is counted whole.
         .say("resident", ByteSize((*resident).min(file.size)))
         .say("grew", grew)
 }

@@ -106,11 +106,16 @@ impl Writing {
     /// Learns from a part of a device that is written. Returns the nanoseconds for which nothing is
     /// to be started.
     fn learn(&mut self, file: &EventFile, part: WrittenPart) -> u64 {
-        self.pacer.others(self.shares.of(file.dev));
-        self.pacer.users(self.shares.users(file));
+        self.look_at_others_use(file);
         let pause = self.pacer.written(part);
         self.bound.store(self.pacer.backlog(), Ordering::Relaxed);
         if self.pace == StreamPace::Off { 0 } else { pause }
+    }
+
+    /// Passes on what is known of others' use of the disk.
+    fn look_at_others_use(&mut self, file: &EventFile) {
+        self.pacer.others(self.shares.of(file.dev));
+        self.pacer.users(self.shares.users(file));
     }
 
     /// Adds a job whose ranges have unwritten pages.
@@ -267,6 +272,9 @@ impl Writing {
         if let (Some(done_at), Some(until)) = (&mut self.done_at, self.pause_until.take()) {
             *done_at = until.max(*done_at);
         }
+        // Somebody may have begun to use the disk while nothing was written here.
+        self.look_at_others_use(&open.job.file);
+        self.bound.store(self.pacer.backlog(), Ordering::Relaxed);
         let step = self.pacer.part().max(PIECE_MIN / 2);
         let range = open.begun_to..(open.begun_to - open.begun_to % step + step).min(end);
         let others = self.open.iter().flat_map(|open| &open.parts);

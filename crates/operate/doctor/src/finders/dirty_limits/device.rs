@@ -58,7 +58,6 @@ fn limited(observation: &Observation<'_>, name: &str, pauses: &[&PauseCounts]) -
             "device-limit.cost",
             &[("throttled", &duration(total)), ("period", &duration(observation.period()))],
         )),
-
         fixes: if is_synced { Vec::new() } else { fixes(name, device) },
         remarks: is_synced.then(|| text("device-limit.remark", &[])).into_iter().collect(),
         pagekeeper: None,

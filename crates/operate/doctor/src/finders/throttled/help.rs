@@ -18,6 +18,7 @@ pub(in crate::finders) fn pagekeeper(database: &Database, other: Option<&str>) -
     if let Some(name) = other {
         return text("throttled.pagekeeper-other", &[("name", &name)]);
     }
+    // This profile applies to TiKV, too.
     if database.profile.name == "rocksdb" {
         let name = if database.name.is_empty() { "COMMAND" } else { &database.name };
         return text("throttled.pagekeeper-rocksdb", &[("name", &shell_quoted(name))]);
