@@ -9,9 +9,11 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _};
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
-use std::path::Path;
+use std::os::unix::fs::FileExt as _;
 
+use rustix::fs::{Mode, OFlags, openat};
+
+use crate::places::SPILL_NAME;
 use crate::record::{BLOCK, BLOCK_BYTES, Block};
 
 /// Blocks kept in memory: 2 MiB, well below the longest record.
@@ -19,9 +21,6 @@ pub(crate) const MEMORY_BLOCKS_MAX: usize = 512;
 /// Size of an index entry: block and CRC-32C of its content. Entry `n` describes the block at
 /// `n * BLOCK`.
 const ENTRY_BYTES: usize = 12;
-
-/// The spill file is never opened through a link.
-const NO_FOLLOW: i32 = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
 
 /// Changes that wait for their commit.
 #[derive(Default)]
@@ -67,26 +66,17 @@ impl Pending {
         }
     }
 
-    /// Replaces a block. Past the limit all blocks in memory move to the file of this name.
-    pub(crate) fn put(&mut self, number: u64, block: Box<Block>, spill: &Path) -> io::Result<()> {
+    /// Replaces a block. Past the limit all blocks in memory move to the spill file in the log's
+    /// directory.
+    pub(crate) fn put(&mut self, number: u64, block: Box<Block>, directory: &File) -> io::Result<()> {
         self.memory.insert(number, block);
-        if self.memory.len() > MEMORY_BLOCKS_MAX { self.spill(spill) } else { Ok(()) }
+        if self.memory.len() > MEMORY_BLOCKS_MAX { self.spill(directory) } else { Ok(()) }
     }
 
-    fn spill(&mut self, path: &Path) -> io::Result<()> {
+    fn spill(&mut self, directory: &File) -> io::Result<()> {
         let file = match &mut self.spill {
             Some(file) => file,
-            none => {
-                let mut options = File::options();
-                options
-                    .read(true)
-                    .write(true)
-                    .create(true)
-                    .truncate(true)
-                    .mode(0o600)
-                    .custom_flags(NO_FOLLOW);
-                none.insert(options.open(path)?)
-            }
+            none => none.insert(open_spill(directory, OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC)?),
         };
         let mut run = Vec::with_capacity(self.memory.len() * BLOCK);
         let first = self.slots;
@@ -128,8 +118,8 @@ impl Pending {
 
     /// Makes all blocks and their index durable in the spill file. Returns their number, and the
     /// index's checksum.
-    pub(crate) fn seal(&mut self, path: &Path) -> io::Result<(u64, u32)> {
-        self.spill(path)?;
+    pub(crate) fn seal(&mut self, directory: &File) -> io::Result<(u64, u32)> {
+        self.spill(directory)?;
         let mut by_slot: Vec<(u64, u64)> =
             self.spilled.iter().map(|(&number, &slot)| (slot, number)).collect();
         by_slot.sort_unstable();
@@ -154,6 +144,12 @@ impl Pending {
     }
 }
 
+/// Opens the spill file in the log's directory, which may have been moved. Follows no link.
+fn open_spill(directory: &File, flags: OFlags) -> io::Result<File> {
+    let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(openat(directory, SPILL_NAME, flags, Mode::RUSR | Mode::WUSR)?.into())
+}
+
 /// Marks an unused slot in the index.
 const NO_BLOCK: u64 = u64::MAX;
 
@@ -167,12 +163,12 @@ fn entry(number: u64, checksum: u32) -> [u8; ENTRY_BYTES] {
 /// Passes each block of a sealed spill file to `take`. Returns `Ok(false)`, possibly after some
 /// blocks, if it is not the file that was sealed with this index.
 pub(crate) fn unseal<E: From<io::Error>>(
-    path: &Path,
+    directory: &File,
     slots: u64,
     index: u32,
     mut take: impl FnMut(u64, &Block) -> Result<(), E>,
 ) -> Result<bool, E> {
-    let mut file = File::options().read(true).custom_flags(NO_FOLLOW).open(path)?;
+    let mut file = open_spill(directory, OFlags::RDONLY)?;
     let mut entries = Vec::new();
     let has_all = slots.checked_mul(BLOCK_BYTES + ENTRY_BYTES as u64) == Some(file.metadata()?.len());
     if !has_all {

@@ -10,7 +10,7 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use pagekeeper_text::escaped;
-use rustix::fs::{AtFlags, Dir, Mode, OFlags, openat, renameat, unlinkat};
+use rustix::fs::{AtFlags, Dir, Mode, OFlags, open, openat, renameat, unlinkat};
 use rustix::io::Errno;
 
 use crate::session::Failure;
@@ -18,7 +18,7 @@ use crate::session::Failure;
 /// Write permission of the group and of all.
 const OTHERS_WRITE: u32 = 0o022;
 const LOG_NAME: &str = "log";
-const SPILL_NAME: &str = "spill";
+pub(crate) const SPILL_NAME: &str = "spill";
 /// The name that a log has while it is removed.
 const OLD_LOG_NAME: &str = "old";
 
@@ -31,10 +31,6 @@ pub(crate) struct Places {
 impl Places {
     pub(crate) fn log(&self) -> PathBuf {
         self.directory.join(LOG_NAME)
-    }
-
-    pub(crate) fn spill(&self) -> PathBuf {
-        self.directory.join(SPILL_NAME)
     }
 
     /// Creates the directory, or checks that it can be trusted. Returns it open.
@@ -63,28 +59,46 @@ impl Places {
         remove_old(directory)?;
         renameat(directory, LOG_NAME, directory, OLD_LOG_NAME)?;
         remove_old(directory)?;
-        let _ = fs::remove_dir(&self.directory);
+        if self.is_at_its_name(directory) {
+            let _ = fs::remove_dir(&self.directory);
+        }
         Ok(())
+    }
+
+    /// Whether the open directory still has its name: it may have been moved, and another may have
+    /// got the name.
+    pub(crate) fn is_at_its_name(&self, directory: &File) -> bool {
+        let (named, open) = (fs::symlink_metadata(&self.directory), directory.metadata());
+        matches!((named, open), (Ok(named), Ok(open)) if (named.dev(), named.ino()) == (open.dev(), open.ino()))
     }
 
     /// Opens the directory. Fails unless it belongs to this user alone.
     pub(crate) fn check(&self) -> Result<File, Failure> {
         let place = escaped(&self.directory);
-        let found = fs::symlink_metadata(&self.directory)
-            .map_err(|error| Failure::cant_open(format!("{place}: {error}")))?;
-        if !found.is_dir() || found.uid() != rustix::process::geteuid().as_raw() {
-            return Err(Failure::cant_open(format!(
+        let not_ours = || {
+            Failure::cant_open(format!(
                 "{place}: not a directory of this user's: open the database as its owner"
-            )));
+            ))
+        };
+        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let directory = match open(&self.directory, flags, Mode::empty()) {
+            Ok(directory) => File::from(directory),
+            Err(Errno::NOTDIR | Errno::LOOP | Errno::ACCESS) => return Err(not_ours()),
+            Err(error) => return Err(Failure::cant_open(format!("{place}: {error}"))),
+        };
+        let found = directory.metadata()?;
+        if found.uid() != rustix::process::geteuid().as_raw() {
+            return Err(not_ours());
         }
         if found.mode() & OTHERS_WRITE != 0 {
             return Err(Failure::cant_open(format!("{place}: others may write in it: chmod 700 it")));
         }
-        Ok(File::open(&self.directory)?)
+        Ok(directory)
     }
 }
 
-/// Removes a log that has lost its name, once that is durable. It has files alone.
+/// Removes a log that has lost its name, once that is durable. It contains only files. Another
+/// process may be removing it, too.
 fn remove_old(directory: &File) -> io::Result<()> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let old = match openat(directory, OLD_LOG_NAME, flags, Mode::empty()) {
@@ -95,8 +109,13 @@ fn remove_old(directory: &File) -> io::Result<()> {
     for entry in Dir::read_from(&old)? {
         match entry?.file_name() {
             name if [c".", c".."].contains(&name) => {}
-            name => unlinkat(&old, name, AtFlags::empty())?,
+            name => gone(unlinkat(&old, name, AtFlags::empty()))?,
         }
     }
-    Ok(unlinkat(directory, OLD_LOG_NAME, AtFlags::REMOVEDIR)?)
+    Ok(gone(unlinkat(directory, OLD_LOG_NAME, AtFlags::REMOVEDIR))?)
+}
+
+/// Accepts that a file to be removed does not exist any more.
+fn gone(removed: Result<(), Errno>) -> Result<(), Errno> {
+    if removed == Err(Errno::NOENT) { Ok(()) } else { removed }
 }

@@ -13,6 +13,7 @@
 //! no record is released.
 
 use std::collections::btree_map::{BTreeMap, Entry};
+use std::fs::File;
 
 use pagekeeper_text::escaped;
 use pagekeeper_wal::Error as LogError;
@@ -55,7 +56,7 @@ impl Session {
             .iter()
             .rposition(|commit| commit.content == Content::Length { mark })
             .ok_or_else(|| missing("it is another database's, or of another time than this file"))?;
-        let mut redo = RedoPass { file, places, mark, blocks: BTreeMap::new() };
+        let mut redo = RedoPass { file, directory: &directory, mark, blocks: BTreeMap::new() };
         let mut size = commits[first].size;
         for commit in &commits[first..] {
             if commit.size < size {
@@ -87,7 +88,8 @@ fn missing_log(error: &LogError, missing: &impl Fn(&str) -> Failure) -> Failure 
 /// Commits that are being redone.
 struct RedoPass<'a> {
     file: &'a mut RealFile,
-    places: &'a Places,
+    /// The directory of the log.
+    directory: &'a File,
     mark: u64,
     blocks: BTreeMap<u64, Box<Block>>,
 }
@@ -116,7 +118,7 @@ impl RedoPass<'_> {
             }
             &Content::Spilled { blocks, index } => {
                 let end = commit.size.div_ceil(BLOCK_BYTES);
-                pending::unseal(&self.places.spill(), blocks, index, |number, block| {
+                pending::unseal(self.directory, blocks, index, |number, block| {
                     if number >= end {
                         return Err(Failure::cant_open("the spill file has a block past the database's end"));
                     }

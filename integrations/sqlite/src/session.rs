@@ -107,7 +107,7 @@ pub(crate) struct Session {
     pub(crate) log: RedoLog,
     pub(crate) places: Places,
     /// The directory of the log.
-    directory: File,
+    pub(crate) directory: File,
     /// The number of the file's mark.
     pub(crate) mark: u64,
     /// The position just past the last record.
@@ -127,6 +127,8 @@ pub(crate) struct Session {
     pub(crate) commits: u64,
     /// Whether a checkpoint was due because the log was full.
     was_full: bool,
+    /// Whether an attempt to get a larger log failed, which is not repeated.
+    cannot_grow: bool,
 }
 
 /// Creates a log of this size, or a smaller one if the disk has no room for it.
@@ -137,6 +139,32 @@ fn create(places: &Places, bytes: u64) -> Result<RedoLog, LogError> {
         Err(error) if is_full(&error) => of_size(size),
         created => created,
     })
+}
+
+/// Opens the log, or creates one of this size. Returns it with its directory.
+fn open_or_create(places: &Places, bytes: u64) -> Result<(RedoLog, File), Failure> {
+    let directory = places.prepare()?;
+    let log = match options().open(places.log()) {
+        Err(LogError::NoLog { .. } | LogError::Unfinished { .. }) => {
+            match create(places, bytes) {
+                // Left by a power cut during the removal of an unfinished log, for example after a
+                // full disk: it never had a record.
+                Err(LogError::NotEmpty { .. }) => {
+                    fs::remove_dir_all(places.log())?;
+                    create(places, bytes)
+                }
+                created => created,
+            }
+        }
+        opened => opened,
+    };
+    match log.map_err(|error| Failure::of_log(&error)) {
+        Ok(log) => Ok((log, directory)),
+        Err(Failure::Refused(abi::CANTOPEN, Some(why))) => {
+            Err(Failure::cant_open(format!("{why} (the database is whole without this log)")))
+        }
+        Err(failure) => Err(failure),
+    }
 }
 
 fn is_full(error: &LogError) -> bool {
@@ -154,28 +182,12 @@ impl Session {
             return Err(Failure::cant_open("this file is no plain SQLite database, and can't be marked"));
         }
         let size = file.size()?;
-        let directory = places.prepare()?;
-        let log = match options().open(places.log()) {
-            Err(LogError::NoLog { .. } | LogError::Unfinished { .. }) => {
-                match create(places, bytes) {
-                    // Left by a power cut during the removal of an unfinished log, for example
-                    // after a full disk: it never had a record.
-                    Err(LogError::NotEmpty { .. }) => {
-                        fs::remove_dir_all(places.log())?;
-                        create(places, bytes)
-                    }
-                    created => created,
-                }
-            }
-            opened => opened,
-        }
-        .map_err(|error| match Failure::of_log(&error) {
-            Failure::Refused(abi::CANTOPEN, Some(why)) => {
-                Failure::cant_open(format!("{why} (the database is whole without this log)"))
-            }
-            failure => failure,
-        })?;
-        let mut session = Self::new((log, directory), places, size, size);
+        let opened = match open_or_create(places, bytes) {
+            // Another process removed the directory, with its own log, before ours was in it.
+            Err(_) if !places.directory.exists() => open_or_create(places, bytes)?,
+            opened => opened?,
+        };
+        let mut session = Self::new(opened, places, size, size);
         session.renew(file)?;
         session.real = file.size()?;
         Ok(session)
@@ -186,31 +198,39 @@ impl Session {
         Self::begin_with(file, places, LOG_SIZES[0])
     }
 
-    /// Returns the size of the log that this transaction needs, if its own is too small.
+    /// Returns the size of the log that this transaction needs, if its own is too small and may be
+    /// larger.
     fn wanted_size(&self, pending: &Pending) -> Option<u64> {
-        if pending.is_spilled() {
+        if pending.is_spilled() || self.cannot_grow {
             return None;
         }
-        let record = pending.in_memory().count() as u64 * record::BLOCK_RECORD_MAX;
         let now = self.log.capacity();
-        let is_short = |size: u64| record > size / RECORD_DIVISOR;
         let mut larger = LOG_SIZES.into_iter().filter(|&size| size > now);
-        if self.was_full || is_short(now) { larger.find(|&size| !is_short(size)) } else { None }
+        let wants_larger = self.was_full || is_short(now, pending);
+        if wants_larger { larger.find(|&size| !is_short(size, pending)) } else { None }
     }
 
-    /// Whether the log is too small for a transaction, and may be larger.
-    pub(crate) fn is_short_for(&self, pending: &Pending) -> bool {
+    /// Whether the log should be larger for a transaction, and may be.
+    pub(crate) fn wants_larger_log(&self, pending: &Pending) -> bool {
         self.wanted_size(pending).is_some()
     }
 
     /// Ends the session, and begins another with the log that this transaction needs, or as large a
     /// one as the disk has room for.
-    pub(crate) fn grow(self, file: &mut RealFile, pending: &Pending) -> Result<Self, Failure> {
+    pub(crate) fn grow(mut self, file: &mut RealFile, pending: &Pending) -> Result<Self, Failure> {
         let Some(bytes) = self.wanted_size(pending) else { return Ok(self) };
+        if !self.places.is_at_its_name(&self.directory) {
+            // The new log would be another database's.
+            self.cannot_grow = true;
+            return Ok(self);
+        }
         let (places, commits, none_beside) = (self.places.clone(), self.commits, self.none_beside.clone());
+        let before = self.log.capacity();
         self.end(file)?;
         let mut grown = Self::begin_with(file, &places, bytes)?;
         (grown.commits, grown.none_beside) = (commits, none_beside);
+        // The disk has no room, or the old log could not be removed.
+        grown.cannot_grow = grown.log.capacity() <= before;
         Ok(grown)
     }
 
@@ -229,6 +249,7 @@ impl Session {
             none_beside: Vec::new(),
             commits: 0,
             was_full: false,
+            cannot_grow: false,
         }
     }
 
@@ -342,7 +363,7 @@ impl Session {
             let why = "the new first page is not a plain SQLite database".to_owned();
             return Err(Failure::Refused(abi::IOERR_WRITE, Some(why)));
         }
-        if pending.is_spilled() || self.is_short_for(pending) {
+        if pending.is_spilled() || is_short(self.log.capacity(), pending) {
             return self.commit_spilled(file, pending, size);
         }
         let mut writer = record::Writer::new(size);
@@ -376,7 +397,7 @@ impl Session {
         pending: &mut Pending,
         size: u64,
     ) -> Result<(), Failure> {
-        let (slots, index) = pending.seal(&self.places.spill())?;
+        let (slots, index) = pending.seal(&self.directory)?;
         self.directory.sync_all()?;
         let body = record::spilled(size, slots, index);
         self.append(&body).map_err(|error| Failure::Final(error.to_string()))?;
@@ -445,6 +466,11 @@ impl Session {
     pub(crate) fn log_bytes(&self) -> u64 {
         self.end - self.log.checkpoint_lsn()
     }
+}
+
+/// Whether a log of this size in bytes is too small for the record of a transaction in memory.
+fn is_short(size: u64, pending: &Pending) -> bool {
+    pending.in_memory().count() as u64 * record::BLOCK_RECORD_MAX > size / RECORD_DIVISOR
 }
 
 fn not_synced(code: Code) -> Failure {

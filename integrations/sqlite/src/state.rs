@@ -262,7 +262,8 @@ impl State {
                 }
             };
             block[within..within + len].copy_from_slice(&bytes[done..done + len]);
-            let put = self.pending.put(number, block, &places.spill()).map_err(Failure::from);
+            let session = self.session.as_ref().ok_or(abi::IOERR_WRITE)?;
+            let put = self.pending.put(number, block, &session.directory).map_err(Failure::from);
             self.noted(put)?;
             done += len;
         }
@@ -315,7 +316,7 @@ impl State {
 
     /// Gives the session a larger log, if the transaction needs one.
     fn grow_log(&mut self, size: u64) -> Result<(), Failure> {
-        if let Some(short) = self.session.take_if(|session| session.is_short_for(&self.pending)) {
+        if let Some(short) = self.session.take_if(|session| session.wants_larger_log(&self.pending)) {
             // The end of the session removes the file.
             self.pending.close_spill();
             let session = self.session.insert(short.grow(&mut self.keeper, &self.pending)?);

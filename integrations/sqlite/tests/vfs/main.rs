@@ -339,19 +339,53 @@ fn a_close_of_a_moved_database_leaves_the_next_one_its_log() {
     let dir = disk_dir();
     let at = |name: &str| dir.path().join(name);
     let mut first = Shell::open(&open_with_our_vfs(&library, &at("a.db")));
-    assert_eq!(first.ask(TABLE), "");
+    // With a journal in a file, SQLite refuses writes to a moved database.
+    assert_eq!(first.ask(&format!("PRAGMA journal_mode=MEMORY; {TABLE}")), "memory");
     for name in ["a.db", "a.db-pagekeeper"] {
         fs::rename(at(name), at(&name.replacen('a', "b", 1))).unwrap();
     }
     let mut second = Shell::open(&open_with_our_vfs(&library, &at("a.db")));
     assert_eq!(second.ask(TABLE), "");
+    // Both have a spill file at the same time.
+    assert_eq!(second.ask(&format!("BEGIN; {}", LARGE.replace("random", "zero"))), "");
+    assert_eq!(first.ask(LARGE), "");
+    // This transaction needs a larger log, whose path is the second database's now.
+    let medium = "INSERT INTO t(b) SELECT hex(randomblob(3000)) FROM generate_series(1, 160);";
+    assert_eq!(first.ask(medium), "");
+    assert_eq!(second.ask("COMMIT;"), "");
     first.quit();
     assert!(!is_marked(&at("b.db")) && is_marked(&at("a.db")));
+    // The process knows only the directory's old name: the empty directory stays.
+    assert_eq!(fs::read_dir(at("b.db-pagekeeper")).unwrap().count(), 0);
     assert_eq!(second.ask("DELETE FROM t WHERE a=1;"), "");
     second.kill();
-    let count = "SELECT count(*) FROM t;";
-    assert_eq!(said(&format!("{}{count}", open_with_our_vfs(&library, &at("a.db")))), "99");
-    assert_eq!(said(&format!("{}{count}", open_with_default_vfs(&at("b.db")))), "100");
+    let check = "SELECT count(*), sum(b = hex(zeroblob(3000))) FROM t; PRAGMA integrity_check;";
+    assert_eq!(said(&format!("{}{check}", open_with_our_vfs(&library, &at("a.db")))), "1099|1000\nok");
+    assert_eq!(said(&format!("{}{check}", open_with_default_vfs(&at("b.db")))), "1260|0\nok");
+
+    // An empty directory that is not the one the process created stays.
+    let mut ours = Shell::open(&open_with_our_vfs(&library, &at("c.db")));
+    assert_eq!(ours.ask(TABLE), "");
+    fs::rename(at("c.db-pagekeeper"), at("moved")).unwrap();
+    fs::create_dir(at("c.db-pagekeeper")).unwrap();
+    ours.quit();
+    assert!(at("c.db-pagekeeper").exists() && fs::read_dir(at("moved")).unwrap().count() == 0);
+}
+
+#[test]
+fn a_log_that_cannot_be_removed_is_not_replaced_at_each_commit() {
+    let Some(library) = library() else { return };
+    let dir = disk_dir();
+    let (database, log) = (dir.path().join("a.db"), dir.path().join("log.txt"));
+    let mut ours = Shell::open(&open_with_our_vfs(&library, &database));
+    assert_eq!(ours.ask(&format!(".log '{}'\n{TABLE}", log.display())), "");
+    fs::create_dir_all(dir.path().join("a.db-pagekeeper/old/not-a-file")).unwrap();
+    let medium = "INSERT INTO t(b) SELECT hex(randomblob(3000)) FROM generate_series(1, 160);\n";
+    assert_eq!(ours.ask(&medium.repeat(5)), "");
+    assert_eq!(fs::read_to_string(&log).unwrap().matches("stays").count(), 1);
+    ours.quit();
+    let check = "SELECT count(*) FROM t; PRAGMA integrity_check;";
+    assert_eq!(said(&format!("{}{check}", open_with_default_vfs(&database))), "900\nok");
 }
 
 /// Databases that one statement makes, and that are attached by a plain name.
