@@ -40,8 +40,8 @@ test-kills: ## kills of processes that commit to a page store, on XFS over a slo
 test-faults: ## power cuts, failing and lying disks under store, logs and SQLite, a second reader after kills, as root (CYCLES=500)
 	@scripts/keep-idle-pages.sh scripts/test-faults.sh
 
-test-valgrind: ## programs in C and C++ on the library under valgrind's memcheck and helgrind
-	@scripts/packages.sh "memory errors and data races: valgrind pkg-config gcc g++"
+test-valgrind: ## programs in C and C++ on the library under valgrind: memory errors, leaks, wrong use of pthread locks
+	@scripts/packages.sh "memory errors and wrong use of locks: valgrind pkg-config gcc g++"
 	@PAGEKEEPER_REQUIRE_ALL=1 $(CARGO) test --package pagekeeper-capi --test programs -- --ignored valgrind
 
 test-crates: ## the crates as they would be published: installed and used from their packages; the oldest compiler

@@ -22,10 +22,10 @@ const BATCH_PAGES_IN_FLIGHT_MAX: usize = 256;
 /// flight, so that the device does not idle.
 const PROBED_PIECES_MAX: usize = 64;
 
-/// This many reads of a list ahead, the processor is told to fetch the pages' entries.
+/// Number of reads ahead for which the processor fetches the page's entry.
 const ENTRIES_AHEAD: usize = 16;
 
-/// This many reads of a list ahead, it is told to fetch the bytes.
+/// Number of reads ahead for which the processor fetches the page's bytes.
 const READS_AHEAD: usize = 4;
 
 /// Maximum bytes of a read that are fetched ahead: the processor itself continues from there.
@@ -110,9 +110,8 @@ pub(crate) fn run_len(pages: impl IntoIterator<Item = u32>) -> usize {
 
 impl CachedFile {
     /// Makes many reads at once. All absent pages go to the device together, with as much
-    /// concurrency as the back-end has. The processor fetches resident pages while it copies those
-    /// before, so lists of 16 reads and more are faster than single reads of memory that its caches
-    /// do not hold.
+    /// concurrency as the back-end has. Lists of at least 16 reads are faster than single reads if
+    /// the processor's caches do not hold the pages.
     ///
     /// Each request has its own [outcome](ReadRequest::outcome); a request that fails does not stop
     /// the others.

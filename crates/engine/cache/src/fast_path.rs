@@ -11,10 +11,10 @@
 //! - a closed file, or a read across pages;
 //! - a kernel without membarrier(2), or a forked process.
 //!
-//! Several reads that are known at once overlap better than that: the processor is told to fetch the
-//! entry of each page, then the page's bytes ([`FastPath::fetch_entry`], [`FastPath::fetch_bytes`]),
-//! while it makes the reads before. These are hints. They take part in no section, and the read
-//! itself is the same as alone.
+//! Several reads that are known at once overlap better than that: the processor is told to fetch
+//! the entry of each page, then the page's bytes ([`FastPath::fetch_entry`],
+//! [`FastPath::fetch_bytes`]), while it makes the reads before. These are hints. They take part in
+//! no section, and the read itself is the same as alone.
 //!
 //! Invariants: the addresses are those of the file's table and of the cache's arena, which the
 //! handle that owns this value keeps alive; `open_bytes` is the file's length until the file is

@@ -272,7 +272,7 @@ impl FileHandle {
         if !self.shared.process.is_current() {
             return;
         }
-        // The processor fetches these while it works on the first: nothing has used them for long.
+        // Fetches these fields early: they are rarely in the processor's caches at a close.
         let (table, pool) = (&self.page_table.table, &self.shared.pool);
         fetch_line(std::ptr::from_ref(table).cast());
         fetch_line(std::ptr::from_ref(&pool.in_use).cast());

@@ -264,7 +264,22 @@ fn a_file_is_closed_while_guards_of_it_live() {
         let file = cache.open("/file").unwrap();
         let guards: Vec<_> = (0..10).map(|page| file.page(PageNo::new(page)).unwrap()).collect();
         let refs: Vec<_> = (5..15).map(|page| file.page_ref(PageNo::new(page)).unwrap()).collect();
+        // A page that was read often is read by the fast path.
+        (0..10).for_each(|_| assert_eq!(file.read_at(0, &mut [0; 10]).unwrap(), 10));
         file.close();
+        let (mut some, mut none) = ([0; 10], [[]; 2]);
+        let [at_start, at_page] = &mut none;
+        let mut requests = [
+            ReadRequest::new(0, &mut some),
+            ReadRequest::new(0, at_start),
+            ReadRequest::new(PAGE_LEN, at_page),
+        ];
+        assert!(matches!(file.read_many(&mut requests), Err(Error::Closed { .. })));
+        let [refused, empty @ ..] = &requests;
+        assert!(matches!(refused.outcome(), Err(Error::Closed { .. })), "{refused:?}");
+        // A read of nothing always succeeds.
+        assert!(empty.iter().all(|request| matches!(request.outcome(), Ok(0))), "{empty:?}");
+        assert_eq!(file.read_at(0, &mut []).unwrap(), 0);
         assert!(matches!(file.read_at(0, &mut [0; 10]), Err(Error::Closed { .. })));
         assert!(matches!(file.page(PageNo::new(0)), Err(Error::Closed { .. })));
         assert!(matches!(file.page_ref(PageNo::new(20)), Err(Error::Closed { .. })));

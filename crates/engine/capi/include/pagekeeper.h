@@ -624,7 +624,7 @@ pk_status pk_warm(const char *path, uint64_t offset, uint64_t size, uint64_t *lo
 
 /* ---------------------------------------------------------------- former names */
 
-/* The names of version 0.1.0, for programs that were written for it. The shared library exports them, too. */
+/* The names of version 0.1.0, for programs that were written for it. Both libraries have them. */
 #define pk_tree_create pk_map_create
 #define pk_tree_delete pk_map_drop
 #define pk_tree_put pk_map_put

@@ -18,6 +18,9 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("libpagekeeper needs Linux: its rules are about the Linux page cache");
 
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+compile_error!("libpagekeeper needs x86_64 or aarch64: `former_names` has a jump for each of these alone");
+
 mod binlog;
 mod bulk;
 mod cache;

@@ -194,7 +194,9 @@ fn valgrind_finds_no_fault_in_programs() {
             let log = dir.path().join("log");
             let mut valgrind = Command::new("valgrind");
             valgrind.arg("--error-exitcode=9").args(tool).arg(format!("--log-file={}", log.display()));
-            valgrind.arg(format!("--suppressions={}", crate_file("valgrind.supp").display()));
+            for list in ["valgrind.supp", "tests/examples.supp"] {
+                valgrind.arg(format!("--suppressions={}", crate_file(list).display()));
+            }
             let output = valgrind.arg(&program).arg(argument).output().unwrap();
             let errors = std::fs::read_to_string(log).unwrap();
             assert!(output.status.success(), "{source} {tool:?}: {output:?}\n{errors}");
@@ -244,6 +246,12 @@ fn the_exports_match_the_header() {
         .collect();
     declared.sort_unstable();
     assert_eq!(exported, declared);
+    // Each former name means the same function in the header as in the libraries.
+    let source = std::fs::read_to_string(crate_file("src/former_names.rs")).unwrap();
+    let jumps = source.lines().filter_map(|line| line.trim().strip_suffix(',')?.split_once(" = "));
+    let macros = header.lines().filter_map(|line| line.strip_prefix("#define ")?.split_once(' '));
+    let macros = macros.filter(|(_, present)| present.starts_with("pk_"));
+    assert_eq!(jumps.collect::<Vec<_>>(), macros.collect::<Vec<_>>());
     // It complains of members that have no symbols, or of another compiler's.
     let mut list = Command::new("nm");
     list.args(["--defined-only", "--extern-only"]).arg(library().join("lib/libpagekeeper.a"));

@@ -191,12 +191,11 @@ impl Tree {
         read::get_with(pages, self.root, key, read)
     }
 
-    /// Calls `visit` with the index and the value of each key, in place if it is within one page;
-    /// with `None` if there is no such key. The order of the calls is not that of the keys.
+    /// Calls `visit` once for each key, in no particular order, with the key's index and its value.
+    /// The value is in place if it is within one page, and `None` if there is no such key.
     ///
-    /// For data that the processor's caches do not hold, lists of 16 keys and more are faster than
-    /// single calls of [`get_with`](Self::get_with): the processor fetches pages of some keys while
-    /// it searches those of others. `visit` should be short, as there.
+    /// Lists of at least 16 keys are faster than single calls of [`get_with`](Self::get_with) if
+    /// the processor's caches do not hold the pages. `visit` should be short, as there.
     ///
     /// ```
     /// # use pagekeeper_store::{Durability, Store};

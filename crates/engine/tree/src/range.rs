@@ -54,7 +54,7 @@ pub(crate) enum RangeEnd {
 }
 
 impl RangeEnd {
-    /// Returns the entry that is behind another of so many, from this end.
+    /// Returns the entry after this one, seen from this end; `None` after the last of `count`.
     #[inline]
     pub(crate) fn behind(self, entry: usize, count: usize) -> Option<usize> {
         match self {

@@ -15,7 +15,7 @@ use crate::value::{self, Value};
 /// Keys of a list that go down the tree together.
 const KEYS_TOGETHER: usize = 32;
 
-/// This many keys ahead, the processor is told to fetch the page of the key's next step.
+/// Number of keys ahead for which the processor fetches the page of the next step.
 const KEYS_AHEAD: usize = 4;
 
 /// Maximum bytes of a value that is copied out of its leaf, instead of keeping the leaf.
@@ -243,8 +243,8 @@ pub(crate) fn get_with<T>(
     })
 }
 
-/// Calls `visit` with the index and the value of each key. Groups of keys go down level by level, so
-/// that the processor fetches pages of some keys while it searches those of others.
+/// Calls `visit` with the index and the value of each key. Groups of keys go down level by level,
+/// so that the processor fetches pages of some keys while it searches those of others.
 pub(crate) fn get_many<K: AsRef<[u8]>>(
     pages: &impl Pages,
     root: PageNo,
@@ -269,7 +269,7 @@ struct KeyGroup<'k, K> {
     keys: &'k [K],
     /// The page of each key.
     numbers: [PageNo; KEYS_TOGETHER],
-    /// The level of these pages; `None` of the root.
+    /// The level of these pages; `None` for the root.
     level: Option<u8>,
 }
 

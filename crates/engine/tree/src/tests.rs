@@ -123,18 +123,20 @@ fn compare_scan<'m, K: AsRef<[u8]>>(
 
 /// Checks that a list of keys, some of which are absent or occur twice, gets the values of each.
 fn compare_many(tree: Tree, pages: &impl Pages, model: &Model, rng: &mut Rng) {
-    let mut key = || match model.keys().nth(rng.index(model.len() + 1)) {
-        Some(key) if !rng.one_in(4) => key.clone(),
-        _ => random_key(rng),
-    };
-    let keys: Vec<_> = (0..70).map(|_| key()).collect();
-    let mut found = vec![None; keys.len()];
-    let visit = |index: usize, value: Option<&[u8]>| {
-        assert!(found[index].replace(value.map(<[u8]>::to_vec)).is_none(), "key {index} came twice");
-    };
-    tree.get_many(pages, &keys, visit).unwrap();
-    let expected: Vec<_> = keys.iter().map(|key| Some(model.get(key).cloned())).collect();
-    assert_eq!(found, expected, "{keys:?}");
+    for len in [0, 1, 4, 5, 32, 33, rng.index(70)] {
+        let mut key = || match model.keys().nth(rng.index(model.len() + 1)) {
+            Some(key) if !rng.one_in(4) => key.clone(),
+            _ => random_key(rng),
+        };
+        let keys: Vec<_> = (0..len).map(|_| key()).collect();
+        let mut found = vec![None; keys.len()];
+        let visit = |index: usize, value: Option<&[u8]>| {
+            assert!(found[index].replace(value.map(<[u8]>::to_vec)).is_none(), "key {index} came twice");
+        };
+        tree.get_many(pages, &keys, visit).unwrap();
+        let expected: Vec<_> = keys.iter().map(|key| Some(model.get(key).cloned())).collect();
+        assert_eq!(found, expected, "{keys:?}");
+    }
 }
 
 /// Does the same for a random range, taken from both ends in turns.

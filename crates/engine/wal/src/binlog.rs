@@ -324,9 +324,13 @@ impl BinLog {
     }
 
     /// Returns the position of the first record for which `is_before` is false, or the end, as
-    /// [`slice::partition_point`] does. So it finds a record by a number that the records have and
-    /// that never falls. It reads the first record of some segments, and one segment up to the
-    /// result.
+    /// [`slice::partition_point`] does. Finds a record by a number that is in each record and never
+    /// decreases. Reads the first record of some segments, then one segment up to the result.
+    ///
+    /// Fails with [`Error::Purged`] if a segment that it reads is purged meanwhile, and with
+    /// [`Error::Truncated`] or [`Error::PastEnd`] if the log is truncated meanwhile. While it reads,
+    /// it follows the log: [`purge_to`](Self::purge_to) and
+    /// [`truncate_after`](Self::truncate_after) can fail with [`Error::Followed`] unless forced.
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -342,6 +346,7 @@ impl BinLog {
     /// # Ok::<(), pagekeeper_wal::Error>(())
     /// ```
     pub fn partition_point(&self, mut is_before: impl FnMut(&[u8]) -> bool) -> Result<Position, Error> {
+        self.shared.process.require()?;
         let segments = self.shared.progress.segments();
         let read_from = |segment: &Segment| {
             self.follow(Position { segment: segment.number, offset: segment::SEGMENT_HEADER_BYTES })

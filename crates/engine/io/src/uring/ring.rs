@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use io_uring::{IoUring, opcode, types};
@@ -31,7 +32,8 @@ impl Ring {
     /// Creates a ring for `depth` concurrent transfers.
     pub(super) fn new(depth: u32) -> Result<Self, Error> {
         if is_under_valgrind() {
-            return Err(unavailable("io_uring_setup", &std::io::Error::from_raw_os_error(libc::ENOSYS)));
+            let (what, call) = ("io_uring under valgrind", "io_uring_setup");
+            return Err(Error::Unavailable { what, call, errno: libc::EOPNOTSUPP });
         }
         let entries = depth.next_power_of_two();
         let mut builder = IoUring::builder();
@@ -208,13 +210,26 @@ impl Drop for Ring {
 }
 
 /// Whether valgrind runs this process. It runs one thread at a time, and all others stand still
-/// while one waits in a ring; and it does not see what the kernel writes.
+/// while one waits in a ring; and it does not see what the kernel writes. Reads the environment at
+/// the first call only.
 fn is_under_valgrind() -> bool {
-    const PRELOADED: &[u8] = b"vgpreload_";
-    let is_named = |list: &std::ffi::OsString| {
-        list.as_encoded_bytes().windows(PRELOADED.len()).any(|part| part == PRELOADED)
-    };
-    std::env::var_os("LD_PRELOAD").as_ref().is_some_and(is_named)
+    const UNKNOWN: u8 = 0;
+    const NO: u8 = 1;
+    const YES: u8 = 2;
+    // No `OnceLock`: a fork during the first call would leave it locked in the child.
+    static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
+    if STATE.load(Ordering::Relaxed) == UNKNOWN {
+        let preloaded = std::env::var_os("LD_PRELOAD").unwrap_or_default();
+        let state = if has_valgrind_core(preloaded.as_encoded_bytes()) { YES } else { NO };
+        STATE.store(state, Ordering::Relaxed);
+    }
+    STATE.load(Ordering::Relaxed) == YES
+}
+
+/// Whether a list of preloaded libraries has the one that valgrind adds for all its tools.
+pub(super) fn has_valgrind_core(preloaded: &[u8]) -> bool {
+    let mut components = preloaded.split(|byte| b": /".contains(byte));
+    components.any(|component| component.starts_with(b"vgpreload_core"))
 }
 
 fn parse_result(result: i32) -> Result<usize, i32> {

@@ -133,6 +133,18 @@ fn a_forbidden_io_uring_is_reported_and_threads_are_chosen() {
 }
 
 #[test]
+fn valgrind_is_known_by_the_name_of_its_library() {
+    let has_core = |list: &str| ring::has_valgrind_core(list.as_bytes());
+    let directory = "/usr/libexec/valgrind";
+    let libraries =
+        format!("{directory}/vgpreload_core-amd64-linux.so:{directory}/vgpreload_memcheck-amd64-linux.so");
+    assert!(has_core(&libraries) && has_core(&format!("libjemalloc.so.2 {libraries}")));
+    for others in ["", "/usr/lib/libjemalloc.so.2", "/opt/vgpreload_x/lib.so", "/opt/no-vgpreload_core.so"] {
+        assert!(!has_core(others), "{others}");
+    }
+}
+
+#[test]
 fn an_io_uring_that_cannot_read_is_reported() {
     in_a_thread(|| {
         forbid(libc::SYS_io_uring_enter);

@@ -276,7 +276,13 @@ fn act_on_binlog(log: &BinLog, act: Act) -> Answer {
         Act::Close => Answer::of_log(taken(log).close()),
         Act::Sync => Answer::of_log(log.sync()),
         Act::Commit => Answer::of_log(log.append_group(&[&[0; 8]])),
-        Act::Read => Answer::of_log(log.follow(log.first()).and_then(|mut follower| follower.try_next())),
+        Act::Read => {
+            let followed = log.follow(log.first()).and_then(|mut follower| follower.try_next());
+            match Answer::of_log(log.partition_point(|_| true)) {
+                Answer::Refused => Answer::of_log(followed),
+                other => other,
+            }
+        }
         Act::Backup => Answer::of_log(log.rotate()),
     }
 }
