@@ -240,7 +240,9 @@ mod tests {
         let report = serde_json::json!({"points": [
             {"page_cache_bytes": 100, "hit_ratio": 0.5}, {"page_cache_bytes": 200, "hit_ratio": 0.7},
         ]});
-        for (bytes, hits) in [(99.0, None), (100.0, Some(0.5)), (150.0, Some(0.6)), (200.0, Some(0.7)), (201.0, None)] {
+        for (bytes, hits) in
+            [(99.0, None), (100.0, Some(0.5)), (150.0, Some(0.6)), (200.0, Some(0.7)), (201.0, None)]
+        {
             let found = predicted(&report, "hit_ratio", bytes);
             assert!(found.zip(hits).is_some_and(|(a, b)| (a - b).abs() < 1e-9) || found == hits, "{bytes}");
         }

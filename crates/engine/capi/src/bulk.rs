@@ -1,5 +1,7 @@
 //! `pk_bulk`: files that are written once.
 
+pub(crate) mod pacer;
+
 use std::mem::MaybeUninit;
 
 use pagekeeper_bulk::{BulkMode, BulkWriter};

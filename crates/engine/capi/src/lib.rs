@@ -32,7 +32,6 @@ pub mod file;
 mod former_names;
 mod map;
 mod owned;
-mod pacer;
 mod pages;
 mod pointers;
 mod queue;
@@ -66,7 +65,7 @@ pub const STRUCT_SIZES: [(&str, usize); 16] = [
     ("pk_completion", size_of::<queue::ReadCompletion>()),
     ("pk_bulk_options", size_of::<bulk::BulkOptions>()),
     ("pk_bulk_report", size_of::<bulk::BulkReport>()),
-    ("pk_written_part", size_of::<pacer::WrittenPart>()),
+    ("pk_written_part", size_of::<bulk::pacer::WrittenPart>()),
     ("pk_redo_options", size_of::<redo::RedoOptions>()),
     ("pk_position", size_of::<binlog::BinlogPosition>()),
     ("pk_record", size_of::<binlog::BinlogRecord>()),

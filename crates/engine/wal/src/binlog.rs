@@ -7,7 +7,8 @@
 //! | `segment_store`, `recover` | creating segments, and recovery after a crash |
 //! | `group_commit`, `writer` | leader election, and writing |
 //! | `progress`, `follower` | the ends of the log, and its readers |
-//! | `page_releaser`, `release_thread` | the pages that stay resident, and the thread that releases the others |
+//! | `page_releaser` | the pages that stay resident |
+//! | `release_events`, `release_thread` | the thread that releases the others |
 //! | `sync` | the primitives by which `group_commit` and `progress` coordinate threads; the models replace them |
 //!
 //! Data is durable once it is synced: see [`BinLogOptions::sync_every`]. A group is there as a
@@ -25,6 +26,7 @@ mod options;
 mod page_releaser;
 mod progress;
 mod recover;
+mod release_events;
 mod release_thread;
 mod segment;
 mod segment_store;

@@ -6,34 +6,13 @@
 //! ends with the log's handle, after a last pass.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::thread::{Builder, JoinHandle};
 
 use pagekeeper_io::has_real_files;
 
 use super::shared::SharedLog;
 use super::writer::SegmentWriter;
-use crate::redo::EventCount;
-
-/// The events between the thread and everybody else.
-#[derive(Debug, Default)]
-pub(super) struct ReleaseEvents {
-    /// Notified when there may be something to do.
-    due: EventCount,
-    /// Whether the thread runs.
-    runs: AtomicBool,
-}
-
-impl ReleaseEvents {
-    /// Wakes the thread. Returns false if there is none.
-    pub(super) fn wake(&self) -> bool {
-        let runs = self.runs.load(Ordering::SeqCst);
-        if runs {
-            self.due.notify_all();
-        }
-        runs
-    }
-}
 
 /// Starts the thread, if the log can use one.
 pub(super) fn start(shared: &Arc<SharedLog<SegmentWriter>>) -> Option<JoinHandle<()>> {

@@ -11,7 +11,7 @@ use super::group_commit::CommitQueue;
 use super::metrics::BinLogCounters;
 use super::page_releaser::PageReleaser;
 use super::progress::{LogProgress, Segment};
-use super::release_thread::ReleaseEvents;
+use super::release_events::ReleaseEvents;
 use super::segment_store::{AppendFailure, SegmentStore};
 use crate::Error;
 use crate::position::Position;
