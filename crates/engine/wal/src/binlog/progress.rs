@@ -217,11 +217,15 @@ impl LogProgress {
         state.followers.get_mut(&id).map_or(at, |follower| mem::replace(&mut follower.at, at))
     }
 
-    /// Returns a segment, if it exists, and notes that a follower begins to read it.
+    /// Returns a segment, if it exists and the follower was not cut off, and notes that the follower
+    /// begins to read it.
     pub(super) fn enter(&self, id: u64, at: Position) -> Option<Segment> {
         let mut state = self.lock();
         let segment = state.segment(at.segment).copied()?;
         if let Some(follower) = state.followers.get_mut(&id) {
+            if follower.cut_off.load(Ordering::Acquire) {
+                return None;
+            }
             follower.at = at;
         }
         Some(segment)
