@@ -11,7 +11,7 @@
 //! let roots = SysRoots::default();
 //! let memory = MemInfo::read(&roots)?;
 //! println!("{} bytes of file pages, {} bytes free", memory.cached - memory.shmem, memory.free);
-//! println!("{}", DirtyReport::read(&roots)?);
+//! println!("{} bytes are dirty", DirtyReport::read(&roots)?.dirty);
 //! # Ok::<(), pagekeeper_kernel::Error>(())
 //! ```
 
