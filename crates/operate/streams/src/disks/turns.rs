@@ -24,9 +24,9 @@ use crate::limits::{LOOK_IDLE, READER_IDLE_MAX, STEP_INTERVAL};
 
 /// What streams know of others on one disk.
 #[derive(Debug, Clone, Copy)]
-struct OthersOnDisk {
-    share: YieldShare,
-    users: OtherUsers,
+pub(crate) struct OthersOnDisk {
+    pub(crate) share: YieldShare,
+    pub(crate) users: OtherUsers,
 }
 
 impl OthersOnDisk {
@@ -67,6 +67,30 @@ impl KnownDisks {
         self.others.values().all(is_so)
     }
 
+    /// Returns the share for the disk that a file system's device is, or is on; none if that is not
+    /// known.
+    fn share(&mut self, device: u64) -> YieldShare {
+        if self.all(|others| others.share.is_none()) {
+            return YieldShare::NONE;
+        }
+        self.place(device).map_or(YieldShare::NONE, |place| self.on(place).share)
+    }
+
+    /// Returns what is known of others on the disk of a file. If that disk lies on others, or is not
+    /// known, as for btrfs, those on any disk count. Requests to a server are not known.
+    fn users(&mut self, file: &EventFile) -> OtherUsers {
+        if !self.is_counted {
+            return OtherUsers::Unknown;
+        }
+        match self.place(file.dev) {
+            Some(place) if !place.is_stacked => self.on(place).users,
+            None if file.subvolume.is_none() => OtherUsers::Unknown,
+            _ if self.all(|others| others.users == OtherUsers::None) => OtherUsers::None,
+            _ if self.all(|others| others.is_quiet()) => OtherUsers::Few,
+            _ => OtherUsers::Unknown,
+        }
+    }
+
     /// Returns what is known of others on a disk; nobody has used one that is not listed.
     fn on(&self, place: DiskPlace) -> OthersOnDisk {
         let unused = OthersOnDisk { share: YieldShare::NONE, users: OtherUsers::None };
@@ -79,30 +103,10 @@ impl KnownDisks {
 pub(crate) struct DiskShares(Arc<Mutex<KnownDisks>>);
 
 impl DiskShares {
-    /// Returns the share for the disk that a file system's device is, or is on; none if that is not
-    /// known.
-    pub(crate) fn of(&self, device: u64) -> YieldShare {
+    /// Returns what is known of others on the disk of a file.
+    pub(crate) fn others(&self, file: &EventFile) -> OthersOnDisk {
         let mut known = lock(&self.0);
-        if known.all(|others| others.share.is_none()) {
-            return YieldShare::NONE;
-        }
-        known.place(device).map_or(YieldShare::NONE, |place| known.on(place).share)
-    }
-
-    /// Returns what is known of others on the disk of a file. If that disk lies on others, or is not
-    /// known, as for btrfs, those on any disk count. Requests to a server are not known.
-    pub(crate) fn users(&self, file: &EventFile) -> OtherUsers {
-        let mut known = lock(&self.0);
-        if !known.is_counted {
-            return OtherUsers::Unknown;
-        }
-        match known.place(file.dev) {
-            Some(place) if !place.is_stacked => known.on(place).users,
-            None if file.subvolume.is_none() => OtherUsers::Unknown,
-            _ if known.all(|others| others.users == OtherUsers::None) => OtherUsers::None,
-            _ if known.all(|others| others.is_quiet()) => OtherUsers::Few,
-            _ => OtherUsers::Unknown,
-        }
+        OthersOnDisk { share: known.share(file.dev), users: known.users(file) }
     }
 
     /// Returns the disk of a device.

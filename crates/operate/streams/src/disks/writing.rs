@@ -114,8 +114,9 @@ impl Writing {
 
     /// Passes on what is known of others' use of the disk.
     fn look_at_others_use(&mut self, file: &EventFile) {
-        self.pacer.others(self.shares.of(file.dev));
-        self.pacer.users(self.shares.users(file));
+        let others = self.shares.others(file);
+        self.pacer.others(others.share);
+        self.pacer.users(others.users);
     }
 
     /// Adds a job whose ranges have unwritten pages.
