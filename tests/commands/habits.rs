@@ -9,6 +9,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, Command, Stdio};
 
 use crate::support::command::{Outcome, finish, pagekeeper, program, run};
+use crate::support::pseudo_terminal::PseudoTerminal;
 use crate::support::{MIB, scratch};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -384,15 +385,16 @@ fn a_watch_in_json_is_one_object_a_line() {
 
 #[test]
 fn colour_is_for_terminals_that_want_it() {
-    if !support::can_start("colour_is_for_terminals_that_want_it", &["script"]) {
+    if !support::can_start("colour_is_for_terminals_that_want_it", &["setsid"]) {
         return;
     }
     let dir = scratch();
     std::fs::write(dir.path().join("bell\x07"), vec![1; usize::try_from(MIB).unwrap()]).unwrap();
     let on_a_terminal = |environment: &str| {
         let command = format!("{environment} {} stat {}", program().display(), dir.path().display());
-        finish(Command::new("script").args(["-qec", &command, "/dev/null"]).env_remove("NO_COLOR"))
-            .expect_success()
+        let (status, shown) = PseudoTerminal::start(&command).finish();
+        assert!(status.success(), "{shown}");
+        shown
     };
     let plain = on_a_terminal("TERM=xterm NO_COLOR=1");
     assert!(plain.contains("RESIDENT") && !plain.contains('\x1b'), "{plain:?}");

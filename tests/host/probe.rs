@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::support::command::{Outcome, finish, pagekeeper};
 use crate::support::loop_images::LoopImage;
+use crate::support::pseudo_terminal::PseudoTerminal;
 use crate::support::{MIB, alone, can_run, can_start, eventually, scratch};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -202,7 +203,7 @@ fn a_signal_ends_it_and_nothing_stays() {
 #[test]
 #[ignore = "long: make test-stories"]
 fn progress_is_for_terminals() {
-    if !can_start("progress_is_for_terminals", &["script"]) {
+    if !can_start("progress_is_for_terminals", &["setsid"]) {
         return;
     }
     let _alone = alone();
@@ -213,9 +214,8 @@ fn progress_is_for_terminals() {
         dir.path().display(),
         dir.path().join("report").display()
     );
-    let shown = finish(Command::new("script").args(["-qec", &line, "/dev/null"]).env("TERM", "xterm"))
-        .expect_success();
-    assert!(shown.contains("direct I/O beside buffered"), "{shown:?}");
+    let (status, shown) = PseudoTerminal::start(&line).finish();
+    assert!(status.success() && shown.contains("direct I/O beside buffered"), "{shown:?}");
     let report = std::fs::read_to_string(dir.path().join("report")).unwrap();
     let report = serde_json::from_str(&report).unwrap();
     check_keys(&report);

@@ -6,9 +6,10 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use crate::support::command::{Outcome, finish, pagekeeper, pagekeeper_by_library, program};
+use crate::support::pseudo_terminal::PseudoTerminal;
 use crate::support::{can_run, can_start, copy_program, scratch};
 
 /// A program that leaves its process group in a given way, or stays, and ends in a given way.
@@ -181,26 +182,18 @@ fn timeout_and_setsid_end_with_a_report() {
 /// This process forwards a terminal's signals to a command that is not in the foreground group.
 #[test]
 fn a_terminals_key_reaches_a_command_of_another_group() {
-    if !can_start("a key for another group", &["script", "timeout"]) {
+    if !can_start("a key for another group", &["setsid", "timeout"]) {
         return;
     }
     let text = "trap 'echo got it; exit 5' INT; echo ready; n=0; while [ $n -lt 3000 ]; do sleep 0.02; n=$((n+1)); done; exit 6";
     let line = format!("exec {} run --report=/dev/null -- timeout 1h sh -c \"{text}\"", program().display())
         .replace('$', "\\$");
-    let mut child = Command::new("script")
-        .args(["--quiet", "--return", "--command", &line, "/dev/null"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut out = std::io::BufReader::new(child.stdout.take().unwrap());
-    let mut shown = String::new();
-    std::io::BufRead::read_line(&mut out, &mut shown).unwrap();
-    let mut keys = child.stdin.take().unwrap();
-    std::io::Write::write_all(&mut keys, b"\x03").unwrap();
-    std::io::Read::read_to_string(&mut out, &mut shown).unwrap();
-    assert!(shown.contains("got it"), "{shown}");
-    child.wait().unwrap();
+    let mut terminal = PseudoTerminal::start(&line);
+    terminal.read_until("ready\r\n");
+    terminal.type_keys(b"\x03");
+    let (status, shown) = terminal.finish();
+    // `timeout` ends as its command did.
+    assert!(shown.contains("got it") && status.code() == Some(5), "{status}: {shown}");
 }
 
 /// Runs a shell's text, in which `$RUN` is this program.

@@ -3,7 +3,7 @@
 
 use crate::support;
 use std::ffi::{OsStr, OsString};
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::ffi::OsStringExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
@@ -15,6 +15,7 @@ use crate::support::command::{
     Outcome, finish, pagekeeper, pagekeeper_by_library, program, run, words_by_library,
 };
 use crate::support::loop_images::QuickDisk;
+use crate::support::pseudo_terminal::PseudoTerminal;
 use crate::support::{
     MIB, can_run, can_start, copy_program, eventually, open_to_others, resident_bytes, scratch,
 };
@@ -587,7 +588,7 @@ fn run_with_a_report_stops_as_the_command_stops() {
 
 #[test]
 fn a_terminals_key_reaches_the_command_once() {
-    if !can_start("a_terminals_key_reaches_the_command_once", &["script"]) {
+    if !can_start("a_terminals_key_reaches_the_command_once", &["setsid"]) {
         return;
     }
     let dir = scratch();
@@ -599,26 +600,14 @@ fn a_terminals_key_reaches_the_command_once() {
     .unwrap();
     // Replaces the user's shell, which the key might end.
     let line = format!("exec {} run --report=/dev/null -- sh {}", program().display(), commands.display());
-    let mut child = Command::new("script")
-        .args(["--quiet", "--return", "--command", &line, "/dev/null"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut out = BufReader::new(child.stdout.take().unwrap());
-    let mut keys = child.stdin.take().unwrap();
-    let mut shown = String::new();
-    out.read_line(&mut shown).unwrap();
-    assert_eq!(shown.trim_end(), "ready");
-    keys.write_all(b"\x03").unwrap();
+    let mut terminal = PseudoTerminal::start(&line);
+    terminal.read_until("ready\r\n");
+    terminal.type_keys(b"\x03");
     // The terminal drops what was typed before an interrupt: the line comes after it is shown.
-    let mut echoed = [0; 2];
-    out.read_exact(&mut echoed).unwrap();
-    keys.write_all(b"go on\n").unwrap();
-    let mut rest = String::new();
-    out.read_to_string(&mut rest).unwrap();
-    assert!(rest.contains("interrupts 1"), "{rest}");
-    assert_eq!(child.wait().unwrap().code(), Some(5));
+    terminal.read_until("^C");
+    terminal.type_keys(b"go on\n");
+    let (status, shown) = terminal.finish();
+    assert!(shown.contains("interrupts 1") && status.code() == Some(5), "{status}: {shown}");
 }
 
 /// Bytes of the file that is copied.

@@ -29,6 +29,7 @@ pub(crate) mod pod;
 pub(crate) mod podman;
 pub(crate) mod postgresql;
 pub(crate) mod prometheus;
+pub(crate) mod pseudo_terminal;
 pub(crate) mod rocksdb;
 pub(crate) mod schemas;
 pub(crate) mod signals;
