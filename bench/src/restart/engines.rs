@@ -136,16 +136,21 @@ impl RocksDbStart {
     fn benchmark(dir: &Path, prefix: &[OsString], arguments: &[&str]) -> Result<RunningService> {
         let mut command = behind(prefix, "db_bench");
         command.arg(format!("--db={}", dir.join("db").display()));
-        command.args(["--open_files=-1", "--compression_type=none"]).args(arguments);
+        command
+            .args(["--open_files=-1", "--compression_type=none", "--disable_auto_compactions=1"])
+            .args(arguments);
         RunningService::finished(&mut command)
     }
 
-    fn fill(dir: &Path, entries: u64, arguments: &[&str]) -> Result<()> {
+    fn fill(dir: &Path, entries: u64, how: [&str; 2]) -> Result<()> {
         let size = |name| format!("--{name}={}", Self::TABLE_BYTES);
         let [buffer, target] = ["write_buffer_size", "target_file_size_base"].map(size);
         let number = format!("--num={entries}");
-        let common = ["--benchmarks=fillrandom", "--disable_wal=1", &number, &buffer, &target];
-        Self::benchmark(dir, &[], &[&common, arguments].concat()).map(drop)
+        let common = ["--disable_wal=1", &number, &buffer, &target];
+        // Without compactions each full buffer stays a table, and no write waits for fewer of them.
+        let tables = ["slowdown", "stop"].map(|what| format!("--level0_{what}_writes_trigger=1000000"));
+        let tables: Vec<&str> = tables.iter().map(String::as_str).collect();
+        Self::benchmark(dir, &[], &[&common[..], &tables, &how].concat()).map(drop)
     }
 }
 
@@ -164,7 +169,11 @@ impl RestartedService for RocksDbStart {
 
     fn prepare(&self, dir: &Path, _: &StopRequest) -> Result<()> {
         let tables = self.bytes / Self::BYTES_PER_TABLE;
-        Self::fill(dir, tables * Self::TABLE_BYTES / Self::ENTRY_BYTES, &[])
+        Self::fill(
+            dir,
+            tables * Self::TABLE_BYTES / Self::ENTRY_BYTES,
+            ["--benchmarks=fillrandom", "--use_existing_db=0"],
+        )
     }
 
     fn start(&self, dir: &Path, prefix: &[OsString], _: &StopRequest) -> Result<RunningService> {
@@ -173,6 +182,10 @@ impl RestartedService for RocksDbStart {
     }
 
     fn write(&self, dir: &Path, _: &mut RunningService) -> Result<()> {
-        Self::fill(dir, 8 * Self::TABLE_BYTES / Self::ENTRY_BYTES, &["--use_existing_db=1"])
+        Self::fill(
+            dir,
+            8 * Self::TABLE_BYTES / Self::ENTRY_BYTES,
+            ["--benchmarks=overwrite", "--use_existing_db=1"],
+        )
     }
 }

@@ -207,8 +207,8 @@ impl RestartedService for MariaDbStart {
         Self::query(
             dir,
             &format!(
-                "CREATE DATABASE d; CREATE TABLE d.t (id INT PRIMARY KEY, v VARBINARY(1000)); \
-                 INSERT INTO d.t SELECT seq, RANDOM_BYTES(1000) FROM seq_1_to_{rows}"
+                "CREATE DATABASE d; USE d; CREATE TABLE t (id INT PRIMARY KEY, v VARBINARY(1000)); \
+                 INSERT INTO t SELECT seq, RANDOM_BYTES(1000) FROM seq_1_to_{rows}"
             ),
         )?;
         drop(server);
