@@ -1,5 +1,5 @@
-//! Loads a recording ahead of a start: in its order, with as many requests in flight as the disk
-//! serves.
+//! Loads a recording ahead of a start: what the start read in long pieces, then the rest, each in its
+//! order, with as many requests in flight as the disk serves.
 //!
 //! Invariants: no more requests are in flight than that, so that a read of the server that was not
 //! foreseen does not wait behind a queue. Loading ends when it is cancelled, and when there is no
@@ -30,6 +30,12 @@ pub const THREADS_MAX: u16 = 128;
 pub const THREADS_BESIDE_MAX: u16 = 32;
 /// The most bytes of a request: the kernel cuts one off near `read_ahead_kb`, 128 by default.
 const REQUEST_BYTES: u64 = 128 << 10;
+/// Shorter requests come last: they are of random reads, which another start may not repeat, and
+/// cost a disk most per byte.
+const LONG_BYTES: u64 = 64 << 10;
+/// A gap between extents that is read with them: it takes a disk no longer than a request of its own
+/// (40 KiB at 3,000 requests a second and 125 MB/s, 64 KiB at 16,000 and 1 GB/s).
+const GAP_BYTES_MAX: u64 = 64 << 10;
 
 /// The pages that were loaded ahead of a command.
 #[derive(Debug, Default)]
@@ -127,16 +133,18 @@ impl Loading<'_> {
     }
 
     fn into_loaded(self) -> LoadedAhead {
-        let taken = ignore_poison(self.next.into_inner()).entry;
+        let taken = ignore_poison(self.next.into_inner()).first_open();
         let is_judged = |(index, unjudged): (usize, AtomicBool)| index < taken && !unjudged.into_inner();
         let judged = self.unjudged.into_iter().enumerate().map(is_judged).collect();
         LoadedAhead { was_begun: true, bytes: self.bytes.into_inner(), files: self.files, judged }
     }
 }
 
-/// The first page that no thread has taken.
+/// The first page that no thread has taken in this pass over the entries. The first pass has the
+/// long requests, the second the short ones.
 #[derive(Debug, Default)]
 struct RequestCursor {
+    is_short_pass: bool,
     entry: usize,
     extent: usize,
     /// The pages of the extent that were taken.
@@ -146,17 +154,12 @@ struct RequestCursor {
 impl RequestCursor {
     /// Takes at most this many requests of one entry; returns its index, and ranges in bytes.
     fn take(&mut self, files: &[SavedFile], requests: usize) -> Option<(usize, Vec<Range<u64>>)> {
-        let page = pagekeeper_kernel::page_size();
-        let mut ranges = Vec::new();
-        while let Some(file) = files.get(self.entry) {
-            let index = self.entry;
-            while let Some(extent) = file.extents.get(self.extent).filter(|_| ranges.len() < requests) {
-                let start = extent.start + self.pages;
-                let end = extent.end.min(start + (REQUEST_BYTES / page).max(1));
-                ranges.push(start.saturating_mul(page)..end.saturating_mul(page));
-                (self.extent, self.pages) =
-                    if end < extent.end { (self.extent, end - extent.start) } else { (self.extent + 1, 0) };
-            }
+        loop {
+            let Some(file) = files.get(self.entry) else {
+                self.begin_next_pass()?;
+                continue;
+            };
+            let (index, ranges) = (self.entry, self.take_of(&file.extents, requests));
             if self.extent >= file.extents.len() {
                 (self.entry, self.extent) = (self.entry + 1, 0);
             }
@@ -164,7 +167,53 @@ impl RequestCursor {
                 return Some((index, ranges));
             }
         }
-        None
+    }
+
+    /// Begins the second pass; returns `None` after it.
+    fn begin_next_pass(&mut self) -> Option<()> {
+        if self.is_short_pass {
+            return None;
+        }
+        *self = Self { is_short_pass: true, ..Self::default() };
+        Some(())
+    }
+
+    fn take_of(&mut self, extents: &[Range<u64>], requests: usize) -> Vec<Range<u64>> {
+        let page = pagekeeper_kernel::page_size();
+        let mut ranges = Vec::new();
+        while ranges.len() < requests
+            && let Some(pages) = self.next_request(extents, page)
+        {
+            let range = pages.start.saturating_mul(page)..pages.end.saturating_mul(page);
+            if (range.end - range.start < LONG_BYTES) == self.is_short_pass {
+                ranges.push(range);
+            }
+        }
+        ranges
+    }
+
+    /// Returns the pages of the next request: extents with small gaps between them, up to its size.
+    fn next_request(&mut self, extents: &[Range<u64>], page: u64) -> Option<Range<u64>> {
+        let start = extents.get(self.extent)?.start + self.pages;
+        let limit = start + (REQUEST_BYTES / page).max(1);
+        let mut end = start;
+        while let Some(extent) = extents.get(self.extent) {
+            if extent.start >= limit || extent.start > end + GAP_BYTES_MAX / page {
+                break;
+            }
+            end = extent.end.min(limit);
+            if end < extent.end {
+                self.pages = end - extent.start;
+                break;
+            }
+            (self.extent, self.pages) = (self.extent + 1, 0);
+        }
+        Some(start..end)
+    }
+
+    /// Returns the first entry parts of which no thread has taken.
+    fn first_open(&self) -> usize {
+        if self.is_short_pass { self.entry } else { 0 }
     }
 }
 
@@ -217,22 +266,42 @@ mod tests {
         SavedFile { path: "/a".into(), inode, size: 1 << 30, changed: time, last_used: time, extents }
     }
 
-    #[test]
-    fn requests_are_handed_out_in_order_and_no_more_than_asked_for() {
+    fn all_requests(files: &[SavedFile], at_once: usize) -> Vec<(usize, Vec<Range<u64>>)> {
         let page = pagekeeper_kernel::page_size();
-        let most = REQUEST_BYTES / page;
-        let files = [entry(&[0..1, 4..5 + 2 * most, 900..901]), entry(&[]), entry(&[7..8])];
         let mut cursor = RequestCursor::default();
         let mut taken = Vec::new();
-        while let Some((index, ranges)) = cursor.take(&files, 2) {
+        while let Some((index, ranges)) = cursor.take(files, at_once) {
             let pages = ranges.into_iter().map(|range| range.start / page..range.end / page);
-            taken.push((index, pages.collect::<Vec<_>>()));
+            taken.push((index, pages.collect()));
         }
-        let long = [4..4 + most, 4 + most..4 + 2 * most, 4 + 2 * most..5 + 2 * most];
-        let [first, second, third] = long;
-        let expected =
-            [(0, vec![0..1, first]), (0, vec![second, third]), (0, vec![900..901]), (2, vec![7..8])];
-        assert_eq!(taken, expected);
-        assert_eq!(cursor.entry, files.len());
+        assert_eq!(cursor.first_open(), files.len());
+        taken
+    }
+
+    #[test]
+    fn long_requests_come_first_each_kind_in_its_order_and_no_more_than_asked_for() {
+        let most = REQUEST_BYTES / pagekeeper_kernel::page_size();
+        let files =
+            [entry(&[0..1, 400..401 + 3 * most]), entry(&[]), entry(&[7..8, 900..901]), entry(&[0..most])];
+        let [first, second] = [400, 400 + 2 * most];
+        let expected = [
+            (0, vec![first..first + most, first + most..second]),
+            (0, vec![second..second + most]),
+            (3, vec![0..most]),
+            (0, vec![0..1, second + most..second + most + 1]),
+            (2, vec![7..8, 900..901]),
+        ];
+        assert_eq!(all_requests(&files, 2), expected);
+    }
+
+    #[test]
+    fn a_request_reads_over_small_gaps() {
+        let page = pagekeeper_kernel::page_size();
+        let (gap, most) = (GAP_BYTES_MAX / page, REQUEST_BYTES / page);
+        let files = [entry(&[1..2, 2 + gap..3 + gap, 4 + 2 * gap..5 + 2 * gap, 6 + 2 * gap..40 * most])];
+        let taken = all_requests(&files, 1);
+        // The gap before the third extent is a page larger.
+        let requests = [(0, vec![1..3 + gap]), (0, vec![4 + 2 * gap..4 + 2 * gap + most])];
+        assert_eq!(taken[..2], requests);
     }
 }
