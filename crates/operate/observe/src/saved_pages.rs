@@ -19,7 +19,8 @@ use pagekeeper_kernel::{Error, InspectedFile, Result, page_size, resident_extent
 use serde::Serialize;
 
 pub use ahead::{
-    LoadedAhead, THREADS_BESIDE_MAX, THREADS_MAX, WORTH_BYTES, bytes_of, exact_options, load_ahead, width_of,
+    LoadedAhead, THREADS_BESIDE_MAX, THREADS_MAX, UsedAhead, WORTH_BYTES, bytes_of, exact_options,
+    load_ahead, width_of,
 };
 pub use file::{SavedPagesError, SnapshotTarget};
 pub use format::{SNAPSHOT_MAGIC, SavedFile, SavedPages, SavedTime, SnapshotFormatError, decode, encode};

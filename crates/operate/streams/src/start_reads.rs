@@ -58,6 +58,8 @@ pub struct StartReads<F> {
     /// Whether there was no room for a read.
     is_cut: bool,
     added_bytes: u64,
+    /// Bytes used by the command since the last look, by device and inode.
+    used: HashMap<(u64, u64), u64>,
     began: Instant,
     /// The time when the first process of the command began.
     first: Option<Instant>,
@@ -123,6 +125,7 @@ impl<F: Clone> StartReads<F> {
             ranges: 0,
             is_cut: false,
             added_bytes: 0,
+            used: HashMap::new(),
             began: now,
             first: None,
             gone: None,
@@ -176,6 +179,17 @@ impl<F: Clone> StartReads<F> {
         self.opener.rest();
     }
 
+    /// Returns whether the kernel shows uses of pages that were loaded ahead.
+    pub fn sees_use(&self) -> bool {
+        self.events.sees_use()
+    }
+
+    /// Returns the bytes of pages loaded ahead that the command has used since the last call, by
+    /// device and inode of their files.
+    pub fn take_used(&mut self) -> HashMap<(u64, u64), u64> {
+        std::mem::take(&mut self.used)
+    }
+
     /// Returns whether a process of the command runs.
     pub fn is_running(&self) -> bool {
         !self.running.is_empty()
@@ -227,6 +241,7 @@ impl<F: Clone> StartReads<F> {
                 self.note(process, &file, bytes);
             }
             PageEvent::Used { process, file, bytes, .. } if self.running.contains(&process) => {
+                *self.used.entry((file.dev, file.ino)).or_default() += bytes.end - bytes.start;
                 self.note(process, &file, bytes);
             }
             PageEvent::Began { process, parent, .. } if process != self.own => {

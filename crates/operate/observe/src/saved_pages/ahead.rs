@@ -2,19 +2,23 @@
 //! order, with as many requests in flight as the disk serves.
 //!
 //! Invariants: no more requests are in flight than that, so that a read of the server that was not
-//! foreseen does not wait behind a queue. Loading ends when it is cancelled, and when there is no
-//! more room in memory. Files that can't be read are left to the server.
+//! foreseen does not wait behind a queue. Short pieces wait while the server has not used those
+//! before them: a recording of other reads takes little of the disk from it. Loading ends when it
+//! is cancelled, and when there is no more room in memory. Files that can't be read are left to the
+//! server.
 
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::Builder;
+use std::time::Duration;
 
 use pagekeeper_catalog::{Profile, disks};
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_kernel::pressure::{MemInfo, MemoryCgroup, SysRoots};
-use pagekeeper_kernel::{InspectedFile, Links, WarmMethod, WarmOptions, WarmReport, warm_extents};
+use pagekeeper_kernel::{Inode, InspectedFile, Links, WarmMethod, WarmOptions, WarmReport, warm_extents};
 
 use super::{SavedFile, SavedPages, renewed};
 
@@ -33,6 +37,13 @@ const REQUEST_BYTES: u64 = 128 << 10;
 /// Shorter requests come last: they are of random reads, which another start may not repeat, and
 /// cost a disk most per byte.
 const LONG_BYTES: u64 = 64 << 10;
+/// Bytes of short requests that are made before the start has used any of their files.
+const UNPROVEN_BYTES_MAX: u64 = 64 << 20;
+/// Bytes of short requests for each byte that the start has used of their files: a wide disk serves
+/// so many requests in the time that the start waits for one.
+const LOADED_PER_USED: u64 = 16;
+/// Interval of looking at what was used.
+const USE_INTERVAL: Duration = Duration::from_millis(10);
 /// A gap between extents that is read with them: it takes a disk no longer than a request of its own
 /// (40 KiB at 3,000 requests a second and 125 MB/s, 64 KiB at 16,000 and 1 GB/s).
 const GAP_BYTES_MAX: u64 = 64 << 10;
@@ -51,8 +62,25 @@ pub struct LoadedAhead {
     pub judged: Vec<bool>,
 }
 
-/// Loads the entries of an older recording.
-pub fn load_ahead(old: Option<SavedPages>, threads_max: u16, cancel: &AtomicBool) -> LoadedAhead {
+/// The bytes of each file that a start has used of those that were loaded ahead of it.
+#[derive(Debug, Default)]
+pub struct UsedAhead(Mutex<HashMap<Inode, u64>>);
+
+impl UsedAhead {
+    /// Adds bytes that were used.
+    pub fn add(&self, file: Inode, bytes: u64) {
+        *lock(&self.0).entry(file).or_default() += bytes;
+    }
+}
+
+/// Loads the entries of an older recording. `used` says what the start has used of them; without it
+/// the recording is trusted.
+pub fn load_ahead(
+    old: Option<SavedPages>,
+    threads_max: u16,
+    used: Option<&UsedAhead>,
+    cancel: &AtomicBool,
+) -> LoadedAhead {
     let files = old.map_or_else(Vec::new, |old| renewed(old, &Profile::built_in()).files);
     let width = if bytes_of(&files) < WORTH_BYTES { 0 } else { width_of(&files) };
     // All threads together make at most `width` requests at a time.
@@ -66,6 +94,7 @@ pub fn load_ahead(old: Option<SavedPages>, threads_max: u16, cancel: &AtomicBool
         room: room_ahead(),
         reserved: AtomicU64::new(0),
         bytes: AtomicU64::new(0),
+        short: ShortLoads { used, made: Mutex::default() },
         cancel,
     };
     std::thread::scope(|scope| {
@@ -95,7 +124,39 @@ struct Loading<'a> {
     /// The bytes that were loaded, and those that are on their way.
     reserved: AtomicU64,
     bytes: AtomicU64,
+    short: ShortLoads<'a>,
     cancel: &'a AtomicBool,
+}
+
+/// The short requests, and what came of them.
+struct ShortLoads<'a> {
+    used: Option<&'a UsedAhead>,
+    /// Their bytes, and their files.
+    made: Mutex<(u64, HashSet<Inode>)>,
+}
+
+impl ShortLoads<'_> {
+    /// Waits until a short request of this file may be made; returns false if that is cancelled.
+    fn wait(&self, file: Inode, bytes: u64, cancel: &AtomicBool) -> bool {
+        while !self.may_be_made(file, bytes) {
+            if cancel.load(Ordering::Relaxed) {
+                return false;
+            }
+            std::thread::sleep(USE_INTERVAL);
+        }
+        true
+    }
+
+    fn may_be_made(&self, file: Inode, bytes: u64) -> bool {
+        let Some(used) = self.used else { return true };
+        let (loaded, files) = &mut *lock(&self.made);
+        files.insert(file);
+        let used: u64 =
+            lock(&used.0).iter().filter(|(file, _)| files.contains(file)).map(|(_, used)| used).sum();
+        let is_used = *loaded + bytes <= UNPROVEN_BYTES_MAX + used.saturating_mul(LOADED_PER_USED);
+        *loaded += if is_used { bytes } else { 0 };
+        is_used
+    }
 }
 
 impl Loading<'_> {
@@ -113,8 +174,12 @@ impl Loading<'_> {
             let wanted = ranges.iter().map(|range| range.end - range.start).sum::<u64>();
             let is_room =
                 self.reserved.fetch_add(wanted, Ordering::Relaxed).saturating_add(wanted) <= self.room;
+            let is_long = |range: &Range<u64>| range.end - range.start >= LONG_BYTES;
+            let may_load = |file: &InspectedFile| {
+                is_room && (is_long(&ranges[0]) || self.short.wait(file.inode(), wanted, self.cancel))
+            };
             let load = |file| warm_extents(file, &ranges, &options, &|_| {}, self.cancel).ok();
-            let report = file.as_ref().filter(|_| is_room).and_then(load);
+            let report = file.as_ref().filter(|file| may_load(file)).and_then(load);
             self.note(index, wanted, report);
             if !is_room {
                 break;
@@ -276,6 +341,22 @@ mod tests {
         }
         assert_eq!(cursor.first_open(), files.len());
         taken
+    }
+
+    #[test]
+    fn short_requests_wait_for_the_use_of_those_before_them() {
+        let inode = |ino| Inode { dev: 1, ino };
+        let used = UsedAhead::default();
+        let short = ShortLoads { used: Some(&used), made: Mutex::default() };
+        assert!(short.may_be_made(inode(1), UNPROVEN_BYTES_MAX));
+        // A log, of which nothing short was loaded.
+        used.add(inode(2), 1 << 30);
+        assert!(!short.may_be_made(inode(1), 1));
+        assert!(!short.wait(inode(1), 1, &AtomicBool::new(true)));
+        used.add(inode(1), 100);
+        assert!(short.may_be_made(inode(1), 100 * LOADED_PER_USED) && !short.may_be_made(inode(1), 1));
+        let trusted = ShortLoads { used: None, made: Mutex::default() };
+        assert!(trusted.may_be_made(inode(1), u64::MAX));
     }
 
     #[test]

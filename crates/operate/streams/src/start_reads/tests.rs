@@ -99,6 +99,8 @@ fn pages_loaded_ahead_count_once_the_command_uses_them() {
         used(COMMAND, true, 2 * PAGE..4 * PAGE),
     ]);
     assert_eq!(reads_ended(&mut reads), [(1, vec![2 * PAGE..4 * PAGE])]);
+    assert_eq!(reads.take_used(), HashMap::from([((9, 1), 2 * PAGE)]));
+    assert!(reads.take_used().is_empty(), "taken");
 }
 
 #[test]

@@ -21,11 +21,11 @@ use anyhow::Context;
 use pagekeeper_catalog::Profile;
 use pagekeeper_guard::Selector;
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::{InspectedFile, WarmOptions};
+use pagekeeper_kernel::{Inode, InspectedFile, WarmOptions};
 use pagekeeper_launch::{CommandWatcher, StartState, WatchedCommand};
 use pagekeeper_observe::saved_pages::{
     LoadedAhead, RecordingName, Recordings, SavedFile, SavedPages, THREADS_BESIDE_MAX, THREADS_MAX,
-    WORTH_BYTES, bytes_of, exact_options, kept_of, load_ahead, renewed, width_of,
+    UsedAhead, WORTH_BYTES, bytes_of, exact_options, kept_of, load_ahead, renewed, width_of,
 };
 use pagekeeper_streams::{IsMember, ReadStep, RecordedReads, StartReads};
 use pagekeeper_text::{ByteSize, escaped};
@@ -131,7 +131,7 @@ impl Learning<'_> {
     fn load_alone(&self, old: Option<SavedPages>, stop: &Stop, is_gone: &dyn Fn() -> bool) {
         let (began, is_over) = (Instant::now(), AtomicBool::new(false));
         std::thread::scope(|scope| {
-            let load = || load_ahead(old, self.threads_max(), &is_over);
+            let load = || load_ahead(old, self.threads_max(), None, &is_over);
             let Ok(loading) = Builder::new().spawn_scoped(scope, load) else { return };
             while !loading.is_finished() && began.elapsed() < self.duration {
                 if stop.requested() || is_gone() {
@@ -167,22 +167,26 @@ impl Learning<'_> {
         old: Option<SavedPages>,
         stop: &Stop,
     ) -> (bool, LoadedAhead) {
-        let is_done = AtomicBool::new(false);
+        let (is_done, used) = (AtomicBool::new(false), UsedAhead::default());
+        let seen = reads.sees_use().then_some(&used);
         std::thread::scope(|scope| {
-            let load = || load_ahead(old, self.threads_max(), &is_done);
+            let load = || load_ahead(old, self.threads_max(), seen, &is_done);
             let loading = Builder::new().spawn_scoped(scope, load);
-            let is_over = self.until_over(reads, stop);
+            let is_over = self.until_over(reads, &used, stop);
             is_done.store(true, Ordering::Relaxed);
             (is_over, loading.map_or_else(|_| LoadedAhead::default(), joined))
         })
     }
 
     /// Records until the start is over; returns false if it was cut short.
-    fn until_over(&self, reads: &mut StartReads<SavedFile>, stop: &Stop) -> bool {
+    fn until_over(&self, reads: &mut StartReads<SavedFile>, used: &UsedAhead, stop: &Stop) -> bool {
         // Between its processes, a unit has none.
         let gone_time = if self.is_unit { UNIT_GONE_TIME } else { Duration::ZERO };
         loop {
             reads.step();
+            for ((dev, ino), bytes) in reads.take_used() {
+                used.add(Inode { dev, ino }, bytes);
+            }
             let is_late = reads.begun_for().is_some_and(|begun| begun >= self.duration);
             if reads.quiet_for() >= QUIET_TIME || is_late {
                 return reads.is_running();
@@ -317,7 +321,6 @@ mod tests {
 
     use std::ops::Range;
 
-    use pagekeeper_kernel::Inode;
     use pagekeeper_observe::saved_pages::SavedTime;
 
     use super::*;
