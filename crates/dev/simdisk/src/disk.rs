@@ -446,6 +446,19 @@ impl Io for SimDisk {
         state.power().map_err(failed)
     }
 
+    fn exchange(&self, one: &Path, other: &Path) -> Result<(), Error> {
+        let mut state = self.shared().lock();
+        let failed = |errno| call("rename", one, errno);
+        state.power().map_err(failed)?;
+        let nodes = [one, other].map(|path| state.names.find(path));
+        let [Some(NamedNode::File(_)), Some(NamedNode::File(_))] = nodes else {
+            return Err(failed(if nodes.contains(&None) { libc::ENOENT } else { libc::EISDIR }));
+        };
+        let number = state.operation().map_err(failed)?;
+        state.names.exchange(number, one, other);
+        state.power().map_err(failed)
+    }
+
     fn create_dir(&self, path: &Path) -> Result<(), Error> {
         let mut state = self.shared().lock();
         let failed = |errno| call("mkdir", path, errno);

@@ -57,6 +57,8 @@ enum NameChange {
         to: Arc<Path>,
         node: NamedNode,
     },
+    /// Two files of one directory, each with its new name.
+    Exchange([(Arc<Path>, NamedNode); 2]),
 }
 
 /// The number of the root.
@@ -101,6 +103,7 @@ impl NameTable {
                 NameChange::Link { node, .. }
                 | NameChange::Rename { node, .. }
                 | NameChange::Unlink { node, .. } => is(node),
+                NameChange::Exchange(both) => both.iter().any(|(_, node)| is(node)),
             })
     }
 
@@ -128,6 +131,14 @@ impl NameTable {
         }
         self.change(number, NameChange::Link { path: Arc::clone(&to), node });
         self.change(number, NameChange::Unlink { path: from, node, moved_to: Some(to) });
+    }
+
+    /// Exchanges the names of two files in one directory.
+    pub(crate) fn exchange(&mut self, number: u64, one: &Path, other: &Path) {
+        debug_assert_eq!(above(one), above(other), "no crash can part them");
+        if let (Some(node), Some(other_node)) = (self.find(one), self.find(other)) {
+            self.change(number, NameChange::Exchange([(other.into(), node), (one.into(), other_node)]));
+        }
     }
 
     fn change(&mut self, number: u64, change: NameChange) {
@@ -183,7 +194,8 @@ impl NameTable {
                 NameChange::Unlink { moved_to: Some(to), .. } => has_all_above(&tree, to),
                 NameChange::Unlink { moved_to: None, .. }
                 | NameChange::Link { .. }
-                | NameChange::Rename { .. } => true,
+                | NameChange::Rename { .. }
+                | NameChange::Exchange(_) => true,
             };
             if possible && fate.keeps(*number) {
                 change.apply(&mut tree);
@@ -226,11 +238,15 @@ impl NameChange {
                 }
                 tree.insert(Arc::clone(to), *node);
             }
+            Self::Exchange(both) => tree.extend(both.iter().cloned()),
         }
     }
 
     fn is_in(&self, dir: &Path) -> bool {
-        let (Self::Link { path, .. } | Self::Unlink { path, .. } | Self::Rename { to: path, .. }) = self;
+        let (Self::Link { path, .. }
+        | Self::Unlink { path, .. }
+        | Self::Rename { to: path, .. }
+        | Self::Exchange([(path, _), _])) = self;
         above(path) == dir || is_root(dir) && is_root(above(path))
     }
 }
@@ -286,6 +302,24 @@ mod tests {
         names.sync("/a".as_ref());
         assert_eq!(names_of(&after(&names, Persistence::None)), ["/a"]);
         assert!(!names.refer_to(2));
+    }
+
+    #[test]
+    fn exchanged_files_have_both_names_after_a_crash() {
+        let mut names = NameTable::default();
+        let found =
+            |names: &NameTable| ["/x", "/y"].map(|path| names.find(path.as_ref()).expect("it is there"));
+        let before = [NamedNode::File(1), NamedNode::File(2)];
+        names.link(1, "/x".as_ref(), before[0]);
+        names.link(2, "/y".as_ref(), before[1]);
+        names.sync("/".as_ref());
+        names.exchange(3, "/x".as_ref(), "/y".as_ref());
+        let after_exchange = [before[1], before[0]];
+        assert_eq!(found(&names), after_exchange);
+        assert_eq!(found(&after(&names, Persistence::None)), before);
+        assert_eq!(found(&after(&names, Persistence::All)), after_exchange);
+        names.sync("/".as_ref());
+        assert_eq!(found(&after(&names, Persistence::None)), after_exchange);
     }
 
     #[test]

@@ -120,6 +120,13 @@ pub trait Io: Send + Sync + 'static {
         Err(unsupported("rename", from))
     }
 
+    /// Exchanges the names of two files within one directory, which takes no space. The change is
+    /// atomic, also across a crash. An error names `one`; where a file system has no such call it
+    /// is `EINVAL` or the like.
+    fn exchange(&self, one: &Path, _other: &Path) -> Result<(), Error> {
+        Err(unsupported("rename", one))
+    }
+
     /// Creates a directory (mode 0750 minus the umask). Fails with `EEXIST` if the name is taken.
     fn create_dir(&self, path: &Path) -> Result<(), Error> {
         Err(unsupported("mkdir", path))

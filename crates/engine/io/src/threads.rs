@@ -111,6 +111,10 @@ impl Io for Threads {
         directory::rename(from, to)
     }
 
+    fn exchange(&self, one: &Path, other: &Path) -> Result<(), Error> {
+        directory::exchange(one, other)
+    }
+
     fn create_dir(&self, path: &Path) -> Result<(), Error> {
         directory::create(path)
     }

@@ -184,6 +184,10 @@ impl Io for Uring {
         directory::rename(from, to)
     }
 
+    fn exchange(&self, one: &Path, other: &Path) -> Result<(), Error> {
+        directory::exchange(one, other)
+    }
+
     fn create_dir(&self, path: &Path) -> Result<(), Error> {
         directory::create(path)
     }

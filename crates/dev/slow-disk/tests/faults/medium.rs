@@ -163,6 +163,16 @@ impl Medium {
         true
     }
 
+    /// Exchanges two names of a directory; returns false unless both are there.
+    pub(crate) fn exchange(&mut self, parent: u64, name: &OsStr, other: &OsStr) -> bool {
+        let (node, other_node) = (self.find(parent, name), self.find(parent, other));
+        if let (Some(_), Some(_), Some(directory)) = (node, other_node, self.directory(parent)) {
+            directory.change(vec![(name.to_owned(), other_node), (other.to_owned(), node)]);
+            return true;
+        }
+        false
+    }
+
     pub(crate) fn read(&self, node: u64, offset: u64, size: usize) -> Option<Vec<u8>> {
         match self.nodes.get(&node)? {
             Node::File(file) => Some(file.now.read(offset, size)),

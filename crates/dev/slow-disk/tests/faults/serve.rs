@@ -19,7 +19,7 @@ use rustix::io::Errno as Code;
 
 use crate::disk::{DiskState, Request, ServedState, Verdict};
 use crate::file::BLOCK;
-use crate::medium::{NodeKind, ROOT};
+use crate::medium::{Medium, NodeKind, ROOT};
 
 /// The time for which the kernel may cache names and attributes.
 const ATTRIBUTE_LIFETIME: Duration = Duration::from_secs(1 << 30);
@@ -252,15 +252,17 @@ impl Filesystem for ServedDisk {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        let exclusive = flags.bits() == rustix::fs::RenameFlags::NOREPLACE.bits();
-        if parent != new_parent || flags.bits() != 0 && !exclusive {
+        use rustix::fs::RenameFlags as Wanted;
+        let flags = Wanted::from_bits_retain(flags.bits());
+        if parent != new_parent || ![Wanted::empty(), Wanted::NOREPLACE, Wanted::EXCHANGE].contains(&flags) {
             return reply.error(Errno::EINVAL);
         }
         let done = self.change(Request::Name, |world, _| {
-            if exclusive && world.medium.find(parent.0, new_name).is_some() {
+            if flags == Wanted::NOREPLACE && world.medium.find(parent.0, new_name).is_some() {
                 return Err(Code::EXIST);
             }
-            if world.medium.rename(parent.0, name, new_name) { Ok(()) } else { Err(Code::NOENT) }
+            let change = if flags == Wanted::EXCHANGE { Medium::exchange } else { Medium::rename };
+            if change(&mut world.medium, parent.0, name, new_name) { Ok(()) } else { Err(Code::NOENT) }
         });
         answer!(reply, done, |()| reply.ok());
     }

@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use rustix::fs::{CWD, FlockOperation, Mode, OFlags};
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use crate::files::syscall::{call, require_regular};
@@ -23,6 +23,11 @@ pub(crate) fn remove(path: &Path) -> Result<(), Error> {
 
 pub(crate) fn rename(from: &Path, to: &Path) -> Result<(), Error> {
     rustix::fs::rename(from, to).map_err(|errno| call("rename", from, errno))
+}
+
+pub(crate) fn exchange(one: &Path, other: &Path) -> Result<(), Error> {
+    rustix::fs::renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE)
+        .map_err(|errno| call("rename", one, errno))
 }
 
 pub(crate) fn create(path: &Path) -> Result<(), Error> {
