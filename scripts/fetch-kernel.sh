@@ -60,7 +60,7 @@ depmod --basedir "$unpacked" "$release"
 for image in "$unpacked/boot/vmlinuz-$release" "$unpacked/lib/modules/$release/vmlinuz"; do
     [ ! -e "$image" ] || cp "$image" "$folder/vmlinuz"
 done
-for module in virtio_pci virtio_blk 9pnet_virtio 9p overlay ext4 loop xfs; do
+for module in virtio_pci virtio_blk 9pnet_virtio 9p overlay ext4 loop xfs quota_v2; do
     modprobe --dirname "$unpacked" --set-version "$release" --show-depends "$module"
 done | awk '$1 == "insmod" && !seen[$2]++ { print $2 }' | while read -r file; do
     name=$(basename "$file" | sed -E 's/\.(xz|zst|gz)$//')

@@ -65,6 +65,7 @@ build() {
     pagekeeper=$base/pagekeeper
     strip -o "$pagekeeper" "$(grep '/pagekeeper$' <<<"$paths" | tail -1)" || return 1
     tests=$(unit_tests "$paths")
+    [ "${#names[@]}" -eq 0 ] || tests+=$(grep -E '/full_disk-[0-9a-f]+$' <<<"$paths" | sed 's/$/ quota_of_a_user --include-ignored;/' | tr -d '\n')
 }
 
 build_arm() {

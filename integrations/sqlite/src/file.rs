@@ -15,7 +15,7 @@ use crate::journal::{Journal, WriteEffect, meaning};
 use crate::locks::Level;
 use crate::mark::{self, Head};
 use crate::real::{RealFile, RealVfs};
-use crate::session::Failure;
+use crate::session::{Failure, code_of};
 use crate::state::{self, Read};
 use pagekeeper_text::escaped;
 
@@ -215,10 +215,7 @@ impl JournalFile {
     fn with<T>(&mut self, what: impl FnOnce(&mut Journal, &Path) -> std::io::Result<T>) -> Result<T, Code> {
         let beside = self.database.places.directory.parent().unwrap_or(Path::new("/"));
         let mut state = self.database.state()?;
-        what(state.journal().get_or_insert_default(), beside).map_err(|error| match error.kind() {
-            std::io::ErrorKind::StorageFull => abi::FULL,
-            _ => abi::IOERR_WRITE,
-        })
+        what(state.journal().get_or_insert_default(), beside).map_err(|error| code_of(&error))
     }
 }
 

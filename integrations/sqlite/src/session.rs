@@ -75,8 +75,15 @@ impl From<Code> for Failure {
 
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
-        let code = if error.kind() == io::ErrorKind::StorageFull { abi::FULL } else { abi::IOERR_WRITE };
-        Self::Refused(code, Some(error.to_string()))
+        Self::Refused(code_of(&error), Some(error.to_string()))
+    }
+}
+
+/// Returns SQLite's code for a failed write.
+pub(crate) fn code_of(error: &io::Error) -> Code {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => abi::FULL,
+        _ => abi::IOERR_WRITE,
     }
 }
 

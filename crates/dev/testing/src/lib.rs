@@ -22,7 +22,7 @@ use tempfile::TempDir;
 pub use forks::{ChildEnd, ForkedChild, fork_often, forked, forked_past_libc};
 pub use grandchild::Grandchild;
 pub use hanging::HangingMount;
-pub use mounted::{FrozenFileSystem, Mounted, unmount};
+pub use mounted::{FrozenFileSystem, Mounted, is_out_of_space, unmount};
 pub use opens::OpenCounter;
 pub use processes::fake_process;
 pub use rng::{Rng, Seed};

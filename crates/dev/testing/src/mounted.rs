@@ -1,7 +1,8 @@
 //! File systems mounted for one test: from an image, or a tmpfs.
 
-use std::fs::File;
-use std::io::{ErrorKind, Seek as _, SeekFrom, Write as _};
+use std::fs::{File, Permissions};
+use std::io::{Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -29,33 +30,58 @@ impl Mounted {
     ///
     /// If a program that it runs fails, and as [`skip`] does.
     pub fn new(kind: &str) -> Option<Self> {
-        let mkfs = format!("mkfs.{kind}");
-        let needs: &[&str] = if kind == "tmpfs" { &["mount"] } else { &[&mkfs, "mount"] };
-        if !rustix::process::geteuid().is_root() {
-            skip(format_args!("mounting {kind} needs root."));
-            return None;
+        // Leave the kernel nothing to initialize later.
+        let eager: &[&str] =
+            if kind == "ext4" { &["-E", "lazy_itable_init=0,lazy_journal_init=0"] } else { &[] };
+        let mount = if kind == "tmpfs" { "size=64m" } else { "loop" };
+        can_mount(kind).then(|| Self::make(kind, disk_dir(), eager, mount))
+    }
+
+    /// Mounts a file system on which the user nobody ([`as_nobody`](crate::as_nobody)) may have 64
+    /// MiB: ext4 or xfs with a quota for users, which the kernel must have, or btrfs with one for
+    /// all users.
+    ///
+    /// # Panics
+    ///
+    /// As [`Self::new`] does.
+    pub fn with_quota(kind: &str) -> Option<Self> {
+        let (format, mount): (&[&str], &str) = match kind {
+            "ext4" => (&["-O", "quota", "-E", "quotatype=usrquota"], "loop,usrquota"),
+            "xfs" => (&[], "loop,uquota"),
+            _ => (&[], "loop"),
+        };
+        // Nobody must reach it.
+        let dir = tempfile::Builder::new().permissions(Permissions::from_mode(0o755)).tempdir_in("/var/tmp");
+        let mounted = can_mount(kind).then(|| Self::make(kind, dir.unwrap(), format, mount))?;
+        let point = mounted.path();
+        std::os::unix::fs::chown(point, Some(65534), None).unwrap();
+        if kind == "btrfs" {
+            run(Command::new("btrfs").args(["quota", "enable"]).arg(point));
+            run(Command::new("btrfs").args(["quota", "rescan", "-w"]).arg(point));
+            run(Command::new("btrfs").args(["qgroup", "limit", "64M"]).arg(point));
+        } else {
+            run(Command::new("xfs_quota").args(["-f", "-x", "-c", "limit -u bhard=64m 65534"]).arg(point));
         }
-        if let Some(missing) = needs.iter().find(|program| !is_installed(program)) {
-            skip(format_args!("the test on {kind} needs {missing}."));
-            return None;
-        }
-        let dir = disk_dir();
+        Some(mounted)
+    }
+
+    /// Formats an image in this directory, if the kind has one, and mounts it.
+    fn make(kind: &str, dir: TempDir, format: &[&str], mount: &str) -> Self {
         let (point, image) = (dir.path().join("mount"), dir.path().join("image"));
         std::fs::create_dir(&point).unwrap();
         let mounted = Self { point, image, _dir: dir };
-        let (point, image) = (mounted.path(), mounted.image());
+        let mut command = Command::new("mount");
+        command.args(["-t", kind, "-o", mount]);
         if kind == "tmpfs" {
-            run(Command::new("mount").args(["-t", kind, "-o", "size=64m", "none"]).arg(point));
+            command.arg("none");
         } else {
-            File::create(image).unwrap().set_len(1 << 30).unwrap();
-            // Leave the kernel nothing to initialize later.
-            let eager: &[&str] =
-                if kind == "ext4" { &["-E", "lazy_itable_init=0,lazy_journal_init=0"] } else { &[] };
-            run(Command::new(mkfs).arg("-q").args(eager).arg(image));
+            File::create(mounted.image()).unwrap().set_len(1 << 30).unwrap();
+            run(Command::new(format!("mkfs.{kind}")).arg("-q").args(format).arg(mounted.image()));
             // The loop device goes away with the mount.
-            run(Command::new("mount").args(["-t", kind, "-o", "loop"]).arg(image).arg(point));
+            command.arg(mounted.image());
         }
-        Some(mounted)
+        run(command.arg(mounted.path()));
+        mounted
     }
 
     /// Takes all free space, in a file of this name if there is room for its inode.
@@ -65,20 +91,20 @@ impl Mounted {
     /// If that fails for another reason than a lack of space.
     pub fn fill(&self, name: &str) {
         let mut filler = match File::create(self.path().join(name)) {
-            Err(error) if error.kind() == ErrorKind::StorageFull => return,
+            Err(error) if is_out_of_space(error.raw_os_error()) => return,
             created => created.unwrap(),
         };
         let (mut at, mut step) = (0, 64 << 20);
         while step >= 4096 {
             match rustix::fs::fallocate(&filler, FallocateFlags::empty(), at, step) {
                 Ok(()) => at += step,
-                Err(Errno::NOSPC) => step /= 2,
+                Err(Errno::NOSPC | Errno::DQUOT) => step /= 2,
                 Err(errno) => panic!("{errno}"),
             }
         }
         filler.seek(SeekFrom::End(0)).unwrap();
         let more = std::iter::repeat_with(|| filler.write(&[7; 4096])).find_map(Result::err).unwrap();
-        assert_eq!(more.kind(), ErrorKind::StorageFull);
+        assert!(is_out_of_space(more.raw_os_error()), "{more}");
         filler.sync_all().unwrap();
     }
 
@@ -171,6 +197,25 @@ pub fn unmount(point: &Path) -> bool {
             return true;
         }
         std::thread::sleep(Duration::from_millis(100));
+    }
+    false
+}
+
+/// Whether an error means that the disk is full or a quota exhausted.
+pub fn is_out_of_space(errno: Option<i32>) -> bool {
+    matches!(errno, Some(libc::ENOSPC | libc::EDQUOT))
+}
+
+/// Whether a file system of this kind can be mounted here; says so if not.
+fn can_mount(kind: &str) -> bool {
+    let mkfs = format!("mkfs.{kind}");
+    let needs: &[&str] = if kind == "tmpfs" { &["mount"] } else { &[&mkfs, "mount"] };
+    if !rustix::process::geteuid().is_root() {
+        skip(format_args!("mounting {kind} needs root."));
+    } else if let Some(missing) = needs.iter().find(|program| !is_installed(program)) {
+        skip(format_args!("the test on {kind} needs {missing}."));
+    } else {
+        return true;
     }
     false
 }

@@ -216,7 +216,7 @@ fn reserve(file: &dyn IoFile, bytes: u64) -> Result<(), Error> {
         return Ok(());
     }
     match file.allocate(0..bytes) {
-        Err(error) if error.errno() == Some(libc::ENOSPC) => Err(error),
+        Err(error) if matches!(error.errno(), Some(libc::ENOSPC | libc::EDQUOT)) => Err(error),
         _ => Ok(()),
     }
 }

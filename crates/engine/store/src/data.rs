@@ -19,6 +19,7 @@ use pagekeeper_io::{
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 
 use crate::depth::WriteDepth;
+use crate::error::lacks_space;
 pub(crate) use crate::format::superblock::MAX_PAGES;
 use crate::{Error, PageNo, Seq};
 
@@ -260,9 +261,9 @@ struct WriteState {
 }
 
 impl WriteState {
-    /// Keeps the first error, but a full device's gives way to any other, which is worse.
+    /// Keeps the first error, but one for lack of space gives way to any other, which is worse.
     fn fail(&mut self, error: IoError) {
-        if self.failed.as_ref().is_none_or(|failed| failed.errno() == Some(libc::ENOSPC)) {
+        if self.failed.as_ref().is_none_or(|failed| lacks_space(failed.errno())) {
             self.failed = Some(error);
         }
     }

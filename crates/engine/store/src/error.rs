@@ -306,6 +306,11 @@ impl Error {
     /// earlier writes may be lost.
     pub(crate) fn is_no_space(&self) -> bool {
         matches!(self, Self::Io(pagekeeper_io::Error::Write { .. } | pagekeeper_io::Error::Call { .. }))
-            && matches!(self.errno(), Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG))
+            && lacks_space(self.errno())
     }
+}
+
+/// Whether an error means that the device is full, a quota is exhausted or a file is too large.
+pub(crate) const fn lacks_space(errno: Option<i32>) -> bool {
+    matches!(errno, Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG))
 }

@@ -27,6 +27,7 @@ use pagekeeper_wal::{Lsn, RedoLog};
 use crate::Error;
 use crate::core::{Checkpoints, Core};
 use crate::create::{check_journal, make_journal};
+use crate::error::lacks_space;
 use crate::format::superblock::Superblock;
 use crate::names::{JOURNAL_NAME, OTHER_JOURNAL_NAME};
 use crate::options::StoreOptions;
@@ -107,7 +108,7 @@ impl Core {
             Err(error) => {
                 // The next opening removes it if this fails.
                 let _ = remove(&*io, &new);
-                let is_full = matches!(error.errno(), Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG));
+                let is_full = lacks_space(error.errno());
                 return self.keep_journal(bytes, error, is_full);
             }
         }

@@ -1,4 +1,4 @@
-//! A closed store whose disk is full now: it opens for writing, reads, refuses only what has no
+//! A closed store whose disk is full now, or whose user has an exhausted quota: it opens for writing, reads, refuses only what has no
 //! room, and continues when there is room. On a simulated disk and on real file systems.
 
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use pagekeeper_simdisk::SimDisk;
 use pagekeeper_store::{Durability, Error, PageNo, Seq, Store, StoreOptions};
-use pagekeeper_testing::Mounted;
+use pagekeeper_testing::{Mounted, as_nobody, is_out_of_space};
 
 const PAGES: u64 = 4;
 
@@ -89,8 +89,7 @@ fn a_store_on_a_full_disk_opens_and_writes_once_there_is_room() {
     }
 }
 
-fn refuses_only_operations_that_need_space(kind: &str) {
-    let Some(mounted) = Mounted::new(kind) else { return };
+fn refuses_only_operations_that_need_space(mounted: &Mounted) {
     let dir = mounted.path().join("store");
     let store = small().open(&dir).unwrap();
     make(&store);
@@ -107,7 +106,7 @@ fn refuses_only_operations_that_need_space(kind: &str) {
     assert!(store.compact().unwrap().pages < PAGES + 110);
     mounted.fill("fuller");
     let refused = (0..100).find_map(|_| grow(&store).err()).unwrap();
-    assert_eq!(refused.errno(), Some(libc::ENOSPC), "{refused}");
+    assert!(is_out_of_space(refused.errno()), "{refused}");
     change(&store, 1, 9).unwrap();
     store.sync().unwrap();
     store.close().unwrap();
@@ -121,17 +120,38 @@ fn refuses_only_operations_that_need_space(kind: &str) {
 
 #[test]
 fn a_full_ext4_refuses_only_operations_that_need_space() {
-    refuses_only_operations_that_need_space("ext4");
+    Mounted::new("ext4").iter().for_each(refuses_only_operations_that_need_space);
 }
 
 #[test]
 fn a_full_xfs_refuses_only_operations_that_need_space() {
-    refuses_only_operations_that_need_space("xfs");
+    Mounted::new("xfs").iter().for_each(refuses_only_operations_that_need_space);
 }
 
 #[test]
 fn a_full_tmpfs_refuses_only_operations_that_need_space() {
-    refuses_only_operations_that_need_space("tmpfs");
+    Mounted::new("tmpfs").iter().for_each(refuses_only_operations_that_need_space);
+}
+
+#[test]
+fn a_full_btrfs_refuses_only_operations_that_need_space() {
+    Mounted::new("btrfs").iter().for_each(refuses_only_operations_that_need_space);
+}
+
+fn with_an_exhausted_quota(kind: &str) {
+    let Some(mounted) = Mounted::with_quota(kind) else { return };
+    as_nobody(|| refuses_only_operations_that_need_space(&mounted));
+}
+
+#[test]
+fn an_exhausted_quota_refuses_only_operations_that_need_space_on_btrfs() {
+    with_an_exhausted_quota("btrfs");
+}
+
+#[test]
+#[ignore = "needs a kernel with quotas for users: make test-kernels"]
+fn an_exhausted_quota_of_a_user_refuses_only_operations_that_need_space() {
+    ["ext4", "xfs"].into_iter().for_each(with_an_exhausted_quota);
 }
 
 fn dir() -> &'static Path {

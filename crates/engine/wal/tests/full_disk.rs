@@ -1,17 +1,21 @@
-//! Logs on a disk without a free block. A binlog can be purged and closed, a redo log goes on and
-//! can be closed, and one that can't be created leaves nothing.
+//! Logs on a disk without a free block or inode, and of a user whose quota is exhausted. A binlog
+//! can be purged and closed, a redo log goes on and can be closed, and one that can't be created
+//! leaves nothing.
 
 use std::path::Path;
 
-use pagekeeper_testing::Mounted;
+use pagekeeper_testing::{Mounted, as_nobody, is_out_of_space};
 use pagekeeper_wal::{BinLog, Error, Position, PurgeMode, RedoLog};
 
 fn open(dir: &Path) -> BinLog {
     BinLog::options().max_segment_bytes(8 << 20).open(dir).unwrap()
 }
 
-fn purges_and_closes(kind: &str) {
-    let Some(mounted) = Mounted::new(kind) else { return };
+fn is_full(error: &Error) -> bool {
+    matches!(error, Error::Io(error) if is_out_of_space(error.errno()))
+}
+
+fn purges_and_closes(mounted: &Mounted) {
     let dir = mounted.path().join("binlog");
     let log = open(&dir);
     for _ in 0..8 {
@@ -25,7 +29,7 @@ fn purges_and_closes(kind: &str) {
 
     mounted.fill("first");
     let refused = log.append_group(&[&vec![7; 6 << 20]]).unwrap_err();
-    assert!(matches!(&refused, Error::Io(error) if error.errno() == Some(libc::ENOSPC)), "{refused}");
+    assert!(is_full(&refused), "{refused}");
     assert_eq!(purge(&log, first + 2), 2);
     mounted.fill("second");
     assert_eq!(purge(&log, first + 4), 2);
@@ -44,8 +48,7 @@ fn purges_and_closes(kind: &str) {
     open(&dir).append_group(&[&vec![7; 6 << 20]]).unwrap();
 }
 
-fn goes_on_and_closes(kind: &str) {
-    let Some(mounted) = Mounted::new(kind) else { return };
+fn goes_on_and_closes(mounted: &Mounted) {
     let dir = mounted.path().join("redo");
     let options = || RedoLog::options().files(4).file_bytes(256 << 10).buffer_bytes(64 << 10);
     let log = options().create(&dir).unwrap();
@@ -70,7 +73,7 @@ fn goes_on_and_closes(kind: &str) {
 
     let other = mounted.path().join("other");
     let refused = options().create(&other).unwrap_err();
-    assert!(matches!(&refused, Error::Io(error) if error.errno() == Some(libc::ENOSPC)), "{refused}");
+    assert!(is_full(&refused), "{refused}");
     assert!(!other.exists());
     std::fs::remove_file(mounted.path().join("filler")).unwrap();
     options().create(&other).unwrap();
@@ -79,22 +82,37 @@ fn goes_on_and_closes(kind: &str) {
 macro_rules! on_full {
     ($($kind:ident)*) => {$(
         mod $kind {
+            use super::*;
+
             #[test]
             fn segments_are_purged() {
-                super::purges_and_closes(stringify!($kind));
+                Mounted::new(stringify!($kind)).iter().for_each(purges_and_closes);
             }
 
             #[test]
             fn a_redo_log_goes_on() {
-                super::goes_on_and_closes(stringify!($kind));
+                Mounted::new(stringify!($kind)).iter().for_each(goes_on_and_closes);
             }
         }
     )*};
 }
 
-on_full! { tmpfs ext4 btrfs }
+on_full! { tmpfs ext4 xfs btrfs }
+
+fn with_an_exhausted_quota(kind: &str) {
+    for story in [purges_and_closes, goes_on_and_closes] {
+        let Some(mounted) = Mounted::with_quota(kind) else { return };
+        as_nobody(|| story(&mounted));
+    }
+}
 
 #[test]
-fn a_redo_log_goes_on_with_a_full_xfs() {
-    goes_on_and_closes("xfs");
+fn logs_go_on_with_an_exhausted_quota_on_btrfs() {
+    with_an_exhausted_quota("btrfs");
+}
+
+#[test]
+#[ignore = "needs a kernel with quotas for users: make test-kernels"]
+fn logs_go_on_with_an_exhausted_quota_of_a_user() {
+    ["ext4", "xfs"].into_iter().for_each(with_an_exhausted_quota);
 }

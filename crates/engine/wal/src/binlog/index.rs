@@ -1,8 +1,10 @@
 //! The index: the list of a binlog's segments, with the ends of the sealed ones.
 //!
 //! It is a text file, `binlog.index`, that is replaced as a whole: the new one is written under
-//! another name, synced and renamed, then the directory is synced. After a crash it is the old or
-//! the new one, never a mixture. Space for the next one is allocated under that other name.
+//! another name, synced and exchanged with the old one, then the directory is synced. After a crash
+//! it is the old or the new one, never a mixture. The old one's file becomes the next one's, so a
+//! full disk that lacks even an inode can replace it. On file systems that copy on write, and for a
+//! file with further names, another file takes its place, with space allocated ahead.
 //!
 //! ```text
 //! pagekeeper-binlog 1 0123456789abcdef 6b1c2f90      version, the log's id
@@ -19,6 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use pagekeeper_io::{Access, Create, Error as IoError, Io, IoFile, WriteMode};
+use pagekeeper_kernel::is_overwritten_in_place;
 
 use super::segment::{SEGMENT_HEADER_BYTES, segment_name, segment_number};
 use crate::Error;
@@ -155,8 +158,8 @@ impl SegmentIndex {
     }
 
     /// Writes the index under its temporary name and syncs it: all steps that can fail for lack of
-    /// space. Uses the room that was kept for it; otherwise removes the remains of an earlier
-    /// attempt first.
+    /// space. Uses the room that was kept for it, also by the log's last owner: the caller has
+    /// synced the directory since then.
     pub(super) fn prepare(
         &self,
         io: &dyn Io,
@@ -165,9 +168,9 @@ impl SegmentIndex {
         sync: bool,
     ) -> Result<PreparedIndex, IoError> {
         let (text, new) = (self.encode(), dir.join(NEW_INDEX_NAME));
-        let file = match room {
-            Some(IndexRoom { file, bytes }) if bytes >= text.len() as u64 => file,
-            _ => new_file(io, &new)?,
+        let file = match room.map(|IndexRoom(file)| file).or_else(|| overwritable(io, &new)) {
+            Some(file) => file,
+            None => new_file(io, &new)?,
         };
         file.write_at(0, text.as_bytes(), WriteMode::Plain)?;
         file.set_len(text.len() as u64)?;
@@ -177,15 +180,20 @@ impl SegmentIndex {
         Ok(PreparedIndex { new, dir: dir.to_path_buf() })
     }
 
-    /// Allocates space for the next index under its temporary name, so that segments can be sealed
-    /// and purged on a full disk. Returns `None` if that fails, for example because the disk is
-    /// already full, or the file system cannot allocate ahead. The log can continue without it.
+    /// Keeps a file with space for the next index under its temporary name, so that segments can be
+    /// sealed and purged on a full disk. Returns `None` if that fails, for example because the disk
+    /// is already full, or the file system cannot allocate ahead. The log can continue without it.
     pub(super) fn keep_room(&self, io: &dyn Io, dir: &Path) -> Option<IndexRoom> {
         let bytes = (self.encode().len() as u64 + NEXT_LINE_BYTES).next_multiple_of(BLOCK);
         let new = dir.join(NEW_INDEX_NAME);
+        if let Some(file) = overwritable(io, &new) {
+            // A full XFS refuses this even for blocks that are there.
+            let _ = file.allocate(0..bytes);
+            return Some(IndexRoom(file));
+        }
         let kept = new_file(io, &new).and_then(|file| {
             file.allocate(0..bytes)?;
-            Ok(IndexRoom { file, bytes })
+            Ok(IndexRoom(file))
         });
         if kept.is_err() {
             // Without space the file would only take up a name.
@@ -196,9 +204,17 @@ impl SegmentIndex {
 }
 
 /// Space for the next index.
-pub(super) struct IndexRoom {
-    file: Arc<dyn IoFile>,
-    bytes: u64,
+pub(super) struct IndexRoom(Arc<dyn IoFile>);
+
+/// Opens a file that can be written over without space: it has no other name, and its file system
+/// does not copy on write.
+fn overwritable(io: &dyn Io, path: &Path) -> Option<Arc<dyn IoFile>> {
+    let file = io.open_writable(path, Access::Buffered, Create::Never).ok()?;
+    let is_overwritable = file.fd().is_none_or(|fd| {
+        rustix::fs::fstat(fd).is_ok_and(|stat| stat.st_nlink == 1)
+            && is_overwritten_in_place(fd, path).unwrap_or(false)
+    });
+    is_overwritable.then_some(file)
 }
 
 fn new_file(io: &dyn Io, path: &Path) -> Result<Arc<dyn IoFile>, IoError> {
@@ -214,10 +230,22 @@ pub(super) struct PreparedIndex {
 }
 
 impl PreparedIndex {
-    /// Renames the file, over the old index if that has this name. A crash may show either of them
-    /// until the directory is synced.
-    pub(super) fn rename(self, io: &dyn Io, name: &str) -> Result<(), IoError> {
+    /// Renames the file, over any file of this name. A crash may show either of them until the
+    /// directory is synced.
+    pub(super) fn rename(&self, io: &dyn Io, name: &str) -> Result<(), IoError> {
         io.rename(&self.new, &self.dir.join(name))
+    }
+
+    /// Exchanges the file with the old index. If there is none, or the file system cannot do that,
+    /// renames the file.
+    pub(super) fn replace(&self, io: &dyn Io) -> Result<(), IoError> {
+        let exchanged = io.exchange(&self.new, &self.dir.join(INDEX_NAME));
+        match exchanged.as_ref().map_err(IoError::errno) {
+            Err(Some(libc::ENOENT | libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP)) => {
+                self.rename(io, INDEX_NAME)
+            }
+            _ => exchanged,
+        }
     }
 }
 

@@ -213,26 +213,37 @@ impl SegmentStore {
     pub(super) fn replace_index(&self, index: &SegmentIndex) -> Result<(), AppendFailure> {
         let prepare =
             |room| index.prepare(&*self.io, &self.dir, room, !self.injected_fault(BinLogFault::NoIndexSync));
-        let room = lock(&self.next_index).take();
+        let room = self.room()?;
         let had_room = room.is_some();
-        match prepare(room)?.rename(&*self.io, INDEX_NAME) {
+        match prepare(room)?.replace(&*self.io) {
             // Somebody removed the room: the new index was written to a file without a name.
             Err(error) if had_room && error.errno() == Some(libc::ENOENT) => {
-                prepare(None)?.rename(&*self.io, INDEX_NAME)?;
+                prepare(None)?.replace(&*self.io)?;
             }
-            renamed => renamed?,
+            replaced => replaced?,
         }
         if !self.injected_fault(BinLogFault::NoRenameSync) {
             self.sync_dir()?;
         }
-        // The old index has just given its space back.
+        // The old index has just given up its file or its space.
         *lock(&self.next_index) = index.keep_room(&*self.io, &self.dir);
         Ok(())
     }
 
+    /// Takes the space for the next index. Without it, makes sure that a file of its name is not
+    /// the index after a crash.
+    fn room(&self) -> Result<Option<IndexRoom>, AppendFailure> {
+        let room = lock(&self.next_index).take();
+        if room.is_none() {
+            self.sync_dir()?;
+        }
+        Ok(room)
+    }
+
     /// Makes a shorter index durable. Then [`Self::finish_truncation`] is due.
     pub(super) fn begin_truncation(&self, index: &SegmentIndex) -> Result<(), AppendFailure> {
-        let _room = lock(&self.next_index).take();
+        // By its name, which somebody may have removed.
+        drop(self.room()?);
         index.prepare(&*self.io, &self.dir, None, true)?.rename(&*self.io, TRUNCATED_INDEX_NAME)?;
         self.sync_dir()
     }
