@@ -23,6 +23,7 @@ pub(crate) const IOERR_WRITE: Code = IOERR | 3 << 8;
 pub(crate) const IOERR_FSYNC: Code = IOERR | 4 << 8;
 pub(crate) const IOERR_DELETE_NOENT: Code = IOERR | 23 << 8;
 pub(crate) const READONLY_RECOVERY: Code = 8 | 1 << 8;
+pub(crate) const READONLY_DBMOVED: Code = 8 | 4 << 8;
 pub(crate) const OK_LOAD_PERMANENTLY: Code = 1 << 8;
 
 pub(crate) const OPEN_READWRITE: c_int = 0x2;

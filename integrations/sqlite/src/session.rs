@@ -183,6 +183,11 @@ impl Session {
     /// Begins a session. The file is marked when this returns, and unchanged if it fails. A log
     /// that is created has `bytes` bytes, if there is room.
     fn begin_with(file: &mut RealFile, places: &Places, bytes: u64) -> Result<Self, Failure> {
+        if file.has_moved() {
+            // The log would be beside another file, or beside none.
+            let why = "moved while it was open: open it by its new name".to_owned();
+            return Err(Failure::Refused(abi::READONLY_DBMOVED, Some(why)));
+        }
         let mut head: Head = [0; mark::MARK_BYTES];
         file.read(&mut head, 0)?;
         if !mark::can_be_marked(&head) {
@@ -226,7 +231,7 @@ impl Session {
     /// one as the disk has room for.
     pub(crate) fn grow(mut self, file: &mut RealFile, pending: &Pending) -> Result<Self, Failure> {
         let Some(bytes) = self.wanted_size(pending) else { return Ok(self) };
-        if !self.places.is_at_its_name(&self.directory) {
+        if file.has_moved() || !self.places.is_at_its_name(&self.directory) {
             // The new log would be another database's.
             self.cannot_grow = true;
             return Ok(self);

@@ -87,7 +87,7 @@ fn without_a_check_of_connections_the_first_use_fails() {
 }
 
 /// A refusal: statements that are refused after the database was opened, and words of the reason.
-const REFUSED_LATER: [(&str, &str); 3] = [
+const REFUSED_LATER: [(&str, &str); 4] = [
     (
         "ATTACH 'file:PLACE/b.db?vfs=pagekeeper' AS b; CREATE TABLE b.u(a);
       BEGIN; DELETE FROM t; INSERT INTO u VALUES(1); COMMIT;",
@@ -103,11 +103,18 @@ const REFUSED_LATER: [(&str, &str); 3] = [
       DELETE FROM t;",
         "not a directory of this user's",
     ),
+    (
+        // With a journal in a file, SQLite refuses it.
+        "PRAGMA journal_mode=MEMORY; DELETE FROM t WHERE a=1; PRAGMA pagekeeper_release;
+      .shell mv PLACE/a.db PLACE/b.db
+      DELETE FROM t;",
+        "moved while it was open: open it by its new name",
+    ),
 ];
 
 /// A refusal: a file that is refused when it is opened, the commands that make it, and words of the
 /// reason.
-const REFUSED_AT_ONCE: [(&str, &str, &str); 4] = [
+const REFUSED_AT_ONCE: [(&str, &str, &str); 5] = [
     (
         "wal.db?vfs=pagekeeper",
         "sqlite3 wal.db 'PRAGMA journal_mode=WAL; CREATE TABLE t(a)'",
@@ -116,6 +123,12 @@ const REFUSED_AT_ONCE: [(&str, &str, &str); 4] = [
     ("a.db?nolock=1&vfs=pagekeeper", "true", "nolock and immutable are refused"),
     ("a.db?immutable=1&vfs=pagekeeper", "true", "nolock and immutable are refused"),
     ("link.db?vfs=pagekeeper", "ln a.db link.db", "open under another name"),
+    (
+        "k.db?vfs=pagekeeper",
+        r#"(echo ".load $LIBRARY"; echo ".open file:k.db?vfs=pagekeeper"; echo "CREATE TABLE t(a);"
+            echo '.shell kill -9 $PPID') | sqlite3; rm -r k.db-pagekeeper"#,
+        "which can't be used: it does not exist",
+    ),
 ];
 
 #[test]
@@ -141,6 +154,7 @@ fn each_refusal_has_its_reason_in_the_log_and_in_the_pragma() {
         assert!(
             Command::new("sh")
                 .args(["-c", commands])
+                .env("LIBRARY", &library)
                 .current_dir(dir.path())
                 .output()
                 .unwrap()
