@@ -214,20 +214,24 @@ fn apsw_with_its_own_sqlite() {
 /// Returns a driver of Node's, in a program of version 22.
 fn node(driver: &str) -> Story {
     let program = fetched("node/bin/node");
-    Story::new(&[&program, &"--no-warnings", &source("story.js"), &driver])
+    Story::new(&[&program, &"--no-warnings", &"--expose-gc", &source("story.js"), &driver])
         .with("NODE_PATH", fetched("node_modules"))
 }
 
 #[test]
 #[ignore = "fetches: make test-sqlite"]
 fn better_sqlite3() {
-    node("better-sqlite3").is_as_the_page_says("better-sqlite3 12.6 (npm)", false);
+    let story = node("better-sqlite3");
+    story.is_as_the_page_says("better-sqlite3 12.6 (npm)", false);
+    story.is_free_once_collected();
 }
 
 #[test]
 #[ignore = "fetches: make test-sqlite"]
 fn nodes_own() {
-    node("node:sqlite").is_as_the_page_says("`node:sqlite` of Node 22.21", false);
+    let story = node("node:sqlite");
+    story.is_as_the_page_says("`node:sqlite` of Node 22.21", false);
+    story.is_free_once_collected();
 }
 
 #[test]

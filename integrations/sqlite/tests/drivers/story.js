@@ -61,6 +61,19 @@ const steps = {
     opened().exec(`${INSERT}; BEGIN; ${INSERT}`);
     process.kill(process.pid, "SIGKILL");
   },
+  collect: async () => {
+    const words = [...process.execArgv, __filename, driver, library, database, "locked"];
+    const others = () => require("child_process").execFileSync(process.execPath, words).toString().trim();
+    (() => {
+      opened().exec("CREATE TABLE t(a)");
+    })();
+    said(others);
+    for (let nth = 0; nth < 10; nth++) {
+      gc();
+      await new Promise(setImmediate);
+    }
+    said(others);
+  },
   check: () => said(() => ask(opened(), "SELECT (SELECT count(*) FROM t), integrity_check FROM pragma_integrity_check")),
 };
 steps[step]();
