@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <pagekeeper.h>
 
@@ -64,6 +65,29 @@ static void *follow(void *arg) {
   return NULL;
 }
 
+/* Whether a record comes before the one with the number in arg. */
+static int is_before(void *arg, const void *bytes, size_t size) {
+  uint64_t number = 0;
+  memcpy(&number, bytes, size < sizeof number ? size : sizeof number);
+  return number < *(uint64_t *)arg;
+}
+
+/* Finds a record by its number; then removes the segments that are neither among the last 10 MB nor of this week. */
+static void find(pk_binlog *log, uint64_t number) {
+  pk_position position, last, week;
+  check(pk_binlog_partition_point(log, is_before, &number, &position), "partition_point");
+  pk_follower *follower;
+  pk_event event;
+  check(pk_binlog_follow(log, position, 0, &follower), "follow");
+  check(pk_follower_next(follower, 0, &event), "follower_next");
+  memcpy(&number, event.record.bytes, sizeof number);
+  printf("found %" PRIu64 "\n", number);
+  pk_follower_close(follower);
+  check(pk_binlog_last_bytes(log, 10000000, &last), "last_bytes");
+  check(pk_binlog_since(log, (uint64_t)time(NULL) - 7 * 86400, &week), "since");
+  check(pk_binlog_purge(log, last.segment < week.segment ? last : week, 0), "purge");
+}
+
 static void binlog(const char *directory) {
   pk_binlog_options options = PK_BINLOG_OPTIONS_INIT;
   options.max_segment_bytes = 64 << 10;
@@ -76,11 +100,12 @@ static void binlog(const char *directory) {
   check(pk_binlog_follow(log, first, 0, &follower), "follow");
   pthread_t thread;
   if (pthread_create(&thread, NULL, follow, follower) != 0) exit(1);
-  for (int nth = 0; nth < 1000; nth++) {
-    pk_record group[2] = {{"insert", 6}, {"commit", 6}};
+  for (uint64_t nth = 0; nth < 1000; nth++) {
+    pk_record group[2] = {{&nth, sizeof nth}, {&nth, sizeof nth}};
     check(pk_binlog_append(log, group, 2, &end), "append");
   }
   check(pk_binlog_sync(log), "sync");
+  find(log, 700);
   check(pk_binlog_close(log), "close");
   if (pthread_join(thread, NULL) != 0) exit(1);
 }

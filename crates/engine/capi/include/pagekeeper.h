@@ -439,6 +439,14 @@ pk_status pk_binlog_truncate(pk_binlog *binlog, pk_position position, int force)
 pk_status pk_binlog_first(pk_binlog *binlog, pk_position *position);
 pk_status pk_binlog_end(pk_binlog *binlog, pk_position *position);
 pk_status pk_binlog_durable_end(pk_binlog *binlog, pk_position *position);
+/* The position of the first record for which is_before returns 0, or the end: finds a record by a number that is in
+   each record and never decreases. Reads the first record of some segments, then one segment up to the result. */
+typedef int (*pk_is_before)(void *arg, const void *bytes, size_t size);
+pk_status pk_binlog_partition_point(pk_binlog *binlog, pk_is_before is_before, void *arg, pk_position *position);
+/* The start of the first segment that was written to since a time, or the end; that of the oldest segment from which
+   on the log has at most this many bytes, or of the last one. To follow from, or to purge to. */
+pk_status pk_binlog_since(pk_binlog *binlog, uint64_t unix_seconds, pk_position *position);
+pk_status pk_binlog_last_bytes(pk_binlog *binlog, uint64_t bytes, pk_position *position);
 /* Makes everything durable and closes the log. Closes the handle in any case. Followers read the rest, and
    end. */
 pk_status pk_binlog_close(pk_binlog *binlog);

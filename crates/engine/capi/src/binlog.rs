@@ -1,8 +1,8 @@
 //! `pk_binlog` and `pk_follower`.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use pagekeeper_io::Process;
 use pagekeeper_wal::{BinLog, BinLogOptions, Follower, PurgeMode};
@@ -58,6 +58,9 @@ pub struct BinlogRecord {
     bytes: ArrayPointer<u8>,
     size: usize,
 }
+
+/// `pk_is_before`.
+type IsBeforeCallback = unsafe extern "C" fn(*mut c_void, *const c_void, size: usize) -> c_int;
 
 /// `pk_event`.
 #[repr(C)]
@@ -169,7 +172,7 @@ pub extern "C" fn pk_binlog_first(
     binlog: Option<&BinlogHandle>,
     position: Option<&mut MaybeUninit<BinlogPosition>>,
 ) -> Status {
-    place(binlog, position, BinLog::first)
+    place(binlog, position, |log| Ok(log.first()))
 }
 
 #[unsafe(no_mangle)]
@@ -177,7 +180,7 @@ pub extern "C" fn pk_binlog_end(
     binlog: Option<&BinlogHandle>,
     position: Option<&mut MaybeUninit<BinlogPosition>>,
 ) -> Status {
-    place(binlog, position, BinLog::end)
+    place(binlog, position, |log| Ok(log.end()))
 }
 
 #[unsafe(no_mangle)]
@@ -185,19 +188,56 @@ pub extern "C" fn pk_binlog_durable_end(
     binlog: Option<&BinlogHandle>,
     position: Option<&mut MaybeUninit<BinlogPosition>>,
 ) -> Status {
-    place(binlog, position, BinLog::durable_end)
+    place(binlog, position, |log| Ok(log.durable_end()))
 }
 
 fn place(
     binlog: Option<&BinlogHandle>,
     position: Option<&mut MaybeUninit<BinlogPosition>>,
-    of: impl FnOnce(&BinLog) -> pagekeeper_wal::Position,
+    of: impl FnOnce(&BinLog) -> Result<pagekeeper_wal::Position, CallFailure>,
 ) -> Status {
     fill(position, "the position", || {
         let BinlogHandle(binlog, process) = given(binlog, "the log")?;
         process.require()?;
-        Ok(of(binlog).into())
+        Ok(of(binlog)?.into())
     })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_binlog_partition_point(
+    binlog: Option<&BinlogHandle>,
+    is_before: Option<IsBeforeCallback>,
+    arg: *mut c_void,
+    position: Option<&mut MaybeUninit<BinlogPosition>>,
+) -> Status {
+    place(binlog, position, |log| {
+        let is_before = is_before.ok_or_else(|| CallFailure::misuse("is_before is NULL"))?;
+        // SAFETY: a function of the caller's for this argument, which gets bytes that it only reads.
+        let point = log
+            .partition_point(|record| unsafe { is_before(arg, record.as_ptr().cast(), record.len()) != 0 });
+        Ok(point?)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_binlog_since(
+    binlog: Option<&BinlogHandle>,
+    unix_seconds: u64,
+    position: Option<&mut MaybeUninit<BinlogPosition>>,
+) -> Status {
+    place(binlog, position, |log| {
+        let time = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(unix_seconds));
+        Ok(log.since(time.ok_or_else(|| CallFailure::misuse("there is no such time"))?)?)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_binlog_last_bytes(
+    binlog: Option<&BinlogHandle>,
+    bytes: u64,
+    position: Option<&mut MaybeUninit<BinlogPosition>>,
+) -> Status {
+    place(binlog, position, |log| Ok(log.last_bytes(bytes)))
 }
 
 #[unsafe(no_mangle)]

@@ -98,7 +98,7 @@ fn the_pages_program_runs() {
     let (source, program) = (dir.path().join("accounts.c"), dir.path().join("program"));
     std::fs::write(&source, text.split("```").next().unwrap()).unwrap();
     compile("cc", "c11", &source, &program);
-    assert_eq!(run(Command::new(program).current_dir(dir.path())), "ada: 100\nbob: 20\n");
+    assert_eq!(run(Command::new(program).current_dir(dir.path())), "last: eve\nada: 100\nbea: 20\nof 3\n");
 }
 
 #[test]
@@ -110,7 +110,10 @@ fn logs_and_output_in_c() {
     let program = dir.path().join("logs");
     compile("cc", "c11", &crate_file("examples/logs.c"), &program);
     let said = run(Command::new(program).arg(dir.path()));
-    assert_eq!(said, "100 records of redo\n1000 groups followed\n3000000 bytes of output, warmed, 0 kept\n");
+    assert_eq!(
+        said,
+        "100 records of redo\nfound 700\n1000 groups followed\n3000000 bytes of output, warmed, 0 kept\n"
+    );
 }
 
 #[test]

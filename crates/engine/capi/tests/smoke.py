@@ -249,6 +249,14 @@ def binlog():
     assert (event.next.segment, event.next.offset) == (end.segment, end.offset)
     check(pk.pk_binlog_append(log, records, c_size_t(0), None), "PK_MISUSE")
     last = Position()
+    is_before = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t)(lambda _, bytes, size: ctypes.string_at(bytes, size) != b"none")
+    check(pk.pk_binlog_partition_point(log, is_before, None, byref(last)))
+    assert (last.segment, last.offset) == (end.segment, end.offset)
+    check(pk.pk_binlog_partition_point(log, None, None, byref(last)), "PK_MISUSE")
+    check(pk.pk_binlog_since(log, ctypes.c_uint64(2**64 - 1), byref(last)), "PK_MISUSE")
+    for call in [pk.pk_binlog_since, pk.pk_binlog_last_bytes]:
+        check(call(log, ctypes.c_uint64(0), byref(last)))
+        assert last.segment == first.segment
     check(pk.pk_binlog_append(log, records, c_size_t(1), byref(last)))
     check(pk.pk_binlog_truncate(log, Position(end.segment, end.offset + 8), 1), "PK_NOT_FOUND")
     check(pk.pk_binlog_truncate(log, end, 0), "PK_LOCKED")
