@@ -1,6 +1,6 @@
 /* `forks WAY DIRECTORY` opens a handle of each kind, forks children that make every call with it, continues, and is
    killed; `forks found DIRECTORY` then counts the remaining records. Ways: fork, twice (a child of a child), threads
-   (others append and read meanwhile), exec. */
+   (others append and read meanwhile; as many forks as PAGEKEEPER_FORKS says), exec. */
 #include <inttypes.h>
 #include <pthread.h>
 #include <signal.h>
@@ -22,6 +22,8 @@ static pk_bulk *bulk;
 static pk_redo *redo;
 static pk_binlog *binlog;
 static pk_store *store;
+/* Acknowledgements that another thread may still make: nothing is given up in the ring, which must not become full. */
+static _Atomic int turns = 4;
 
 static const char *in(const char *name) {
   static _Thread_local char path[4096];
@@ -56,7 +58,10 @@ static void *work(void *arg) {
     pk_cache_stats stats = PK_CACHE_STATS_INIT;
     check(pk_file_read(file, (uint64_t)rand() % (FILE_BYTES - PAGE), buffer, sizeof buffer, &read), "read");
     check(pk_cache_get_stats(cache, &stats), "stats");
-    if (arg != NULL) acknowledge();
+    if (arg != NULL && turns > 0) {
+      turns--;
+      acknowledge();
+    }
   }
   return NULL;
 }
@@ -152,7 +157,7 @@ static void open_all(int create) {
   cache_options.memory = 4 << 20;
   pk_redo_options redo_options = PK_REDO_OPTIONS_INIT;
   redo_options.files = 2;
-  redo_options.file_bytes = 1 << 20;
+  redo_options.file_bytes = getenv("PAGEKEEPER_FORKS") != NULL ? 64 << 20 : 1 << 20;
   pk_store_options store_options = PK_STORE_OPTIONS_INIT;
   store_options.journal_bytes = 1 << 20;
   if (create) {
@@ -209,8 +214,12 @@ int main(int count, char **arguments) {
   for (int nth = 0; threads && nth < 2; nth++)
     if (pthread_create(&thread, NULL, work, nth == 0 ? NULL : &threads) != 0) return 1;
   void (*const acts[])(void) = {use, close_all, finish};
-  for (int round = 0; round < (threads ? 2 : 1); round++)
+  /* The threads append meanwhile. */
+  const char *forks = threads ? getenv("PAGEKEEPER_FORKS") : NULL;
+  int rounds = forks != NULL ? atoi(forks) / 3 + 1 : threads + 1, between = forks != NULL ? 0 : 4;
+  for (int round = 0; round < rounds; round++)
     for (int nth = 0; nth < 3; nth++) {
+      turns++;
       acknowledge();
       acknowledged++;
       if (strcmp(arguments[1], "exec") == 0) {
@@ -225,7 +234,7 @@ int main(int count, char **arguments) {
         fflush(stdout);
         _exit(1);
       }
-      for (int more = 0; more < 4; more++, acknowledged++) acknowledge();
+      for (int more = 0; more < between; more++, acknowledged++) acknowledge();
     }
   printf("%d\n", acknowledged);
   fflush(stdout);

@@ -136,8 +136,10 @@ fn a_forked_child_in_c_is_refused_and_its_parent_loses_nothing() {
     }
     let dir = disk_dir();
     let program = dir.path().join("forks");
-    compile("cc", "c11", &crate_file("tests/forks.c"), &program);
     for way in ["fork", "twice", "threads", "exec"] {
+        // A fork can leave a sanitizer's own locks held by threads that the child lacks.
+        let checks: &[&str] = if way == "threads" { &[] } else { &SANITIZED };
+        compile_with("cc", "c11", &crate_file("tests/forks.c"), &program, checks);
         let directory = dir.path().join(way);
         std::fs::create_dir(&directory).unwrap();
         let output = Command::new(&program).arg(way).arg(&directory).output().unwrap();

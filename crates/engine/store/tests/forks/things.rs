@@ -213,6 +213,14 @@ impl Opened {
         report(format!("acknowledged {number}"));
     }
 
+    /// Acknowledges, unless the ring's second half would be needed: nothing is given up in it.
+    pub(crate) fn acknowledge_while_there_is_room(&self) {
+        match self {
+            Self::Redo(log, _) if log.end() - log.checkpoint_lsn() > log.capacity() / 2 => self.read(),
+            _ => self.acknowledge(),
+        }
+    }
+
     pub(crate) fn read(&self) {
         match self {
             Self::Store(store) => {
