@@ -37,9 +37,8 @@ impl Mounted {
         can_mount(kind).then(|| Self::make(kind, disk_dir(), eager, mount))
     }
 
-    /// Mounts a file system on which the user nobody ([`as_nobody`](crate::as_nobody)) may have 64
-    /// MiB: ext4 or xfs with a quota for users, which the kernel must have, or btrfs with one for
-    /// all users.
+    /// Mounts ext4 or xfs with a quota of 64 MiB for the user nobody
+    /// ([`as_nobody`](crate::as_nobody)), which the kernel must have.
     ///
     /// # Panics
     ///
@@ -47,21 +46,14 @@ impl Mounted {
     pub fn with_quota(kind: &str) -> Option<Self> {
         let (format, mount): (&[&str], &str) = match kind {
             "ext4" => (&["-O", "quota", "-E", "quotatype=usrquota"], "loop,usrquota"),
-            "xfs" => (&[], "loop,uquota"),
-            _ => (&[], "loop"),
+            _ => (&[], "loop,uquota"),
         };
         // Nobody must reach it.
         let dir = tempfile::Builder::new().permissions(Permissions::from_mode(0o755)).tempdir_in("/var/tmp");
         let mounted = can_mount(kind).then(|| Self::make(kind, dir.unwrap(), format, mount))?;
         let point = mounted.path();
         std::os::unix::fs::chown(point, Some(65534), None).unwrap();
-        if kind == "btrfs" {
-            run(Command::new("btrfs").args(["quota", "enable"]).arg(point));
-            run(Command::new("btrfs").args(["quota", "rescan", "-w"]).arg(point));
-            run(Command::new("btrfs").args(["qgroup", "limit", "64M"]).arg(point));
-        } else {
-            run(Command::new("xfs_quota").args(["-f", "-x", "-c", "limit -u bhard=64m 65534"]).arg(point));
-        }
+        run(Command::new("xfs_quota").args(["-f", "-x", "-c", "limit -u bhard=64m 65534"]).arg(point));
         Some(mounted)
     }
 

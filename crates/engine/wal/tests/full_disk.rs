@@ -107,11 +107,6 @@ fn with_an_exhausted_quota(kind: &str) {
 }
 
 #[test]
-fn logs_go_on_with_an_exhausted_quota_on_btrfs() {
-    with_an_exhausted_quota("btrfs");
-}
-
-#[test]
 #[ignore = "needs a kernel with quotas for users: make test-kernels"]
 fn logs_go_on_with_an_exhausted_quota_of_a_user() {
     ["ext4", "xfs"].into_iter().for_each(with_an_exhausted_quota);

@@ -209,7 +209,7 @@ impl SegmentWriter {
     /// Cuts off the unused zeros. If a crash undoes that, they do no harm.
     fn cut_zeros(&mut self, shared: &SharedLog<Self>) -> Result<(), Error> {
         if self.zeroed > self.end {
-            self.file.set_len(self.end).map_err(|error| shared.stop(error))?;
+            self.file.set_len(self.end).map_err(|error| shared.failure(error.into()))?;
             self.zeroed = self.end;
         }
         Ok(())
@@ -292,7 +292,7 @@ impl SegmentWriter {
     fn cut_off(&mut self, shared: &SharedLog<Self>) -> Result<(), Error> {
         if self.ragged {
             let cut = self.file.set_len(self.end).and_then(|()| self.file.sync_data());
-            cut.map_err(|error| shared.stop(error))?;
+            cut.map_err(|error| shared.failure(error.into()))?;
             (self.ragged, self.zeroed) = (false, self.end);
         }
         Ok(())
