@@ -105,9 +105,8 @@ const REFUSED_LATER: [(&str, &str); 4] = [
     ),
     (
         // With a journal in a file, SQLite refuses it.
-        "PRAGMA journal_mode=MEMORY; DELETE FROM t WHERE a=1; PRAGMA pagekeeper_release;
-      .shell mv PLACE/a.db PLACE/b.db
-      DELETE FROM t;",
+        "PRAGMA journal_mode=MEMORY; DELETE FROM t WHERE a=1; PRAGMA pagekeeper_release;\n\
+         .shell mv PLACE/a.db PLACE/b.db\nDELETE FROM t;",
         "moved while it was open: open it by its new name",
     ),
 ];
@@ -162,7 +161,8 @@ fn each_refusal_has_its_reason_in_the_log_and_in_the_pragma() {
                 .success()
         );
         let url = format!(".open 'file:{}/{name}'\n", dir.path().display());
-        let answer = said(&format!("{open}.log stdout\n.connection 1\n{url}PRAGMA pagekeeper;\n"));
+        let answer =
+            said(&format!("{open}.log stdout\n.connection 1\n{url}SELECT * FROM t;\nPRAGMA pagekeeper;\n"));
         assert!(answer.lines().filter(|line| line.contains(why)).count() >= 2, "{answer}");
         assert!(answer.lines().any(|line| line.contains(why) && line.contains(") pagekeeper: ")), "{answer}");
     }
