@@ -250,8 +250,10 @@ def binlog():
     check(pk.pk_binlog_append(log, records, c_size_t(0), None), "PK_MISUSE")
     last = Position()
     is_before = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t)(lambda _, bytes, size: ctypes.string_at(bytes, size) != b"none")
+    present_end = Position()
+    check(pk.pk_binlog_end(log, byref(present_end)))
     check(pk.pk_binlog_partition_point(log, is_before, None, byref(last)))
-    assert (last.segment, last.offset) == (end.segment, end.offset)
+    assert (last.segment, last.offset) == (present_end.segment, present_end.offset)
     check(pk.pk_binlog_partition_point(log, None, None, byref(last)), "PK_MISUSE")
     check(pk.pk_binlog_since(log, ctypes.c_uint64(2**64 - 1), byref(last)), "PK_MISUSE")
     for call in [pk.pk_binlog_since, pk.pk_binlog_last_bytes]:
