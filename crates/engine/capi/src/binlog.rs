@@ -212,7 +212,7 @@ pub extern "C" fn pk_binlog_partition_point(
 ) -> Status {
     place(binlog, position, |log| {
         let is_before = is_before.ok_or_else(|| CallFailure::misuse("is_before is NULL"))?;
-        // SAFETY: a function of the caller's for this argument, which gets bytes that it only reads.
+        // SAFETY: the caller's function is for this argument, and only reads the bytes.
         let point = log
             .partition_point(|record| unsafe { is_before(arg, record.as_ptr().cast(), record.len()) != 0 });
         Ok(point?)

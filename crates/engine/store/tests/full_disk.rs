@@ -1,5 +1,6 @@
-//! A closed store whose disk is full now, or whose user has an exhausted quota: it opens for writing, reads, refuses only what has no
-//! room, and continues when there is room. On a simulated disk and on real file systems.
+//! A closed store whose disk is full now, or whose user has an exhausted quota: it opens for
+//! writing, reads, refuses only what has no room, and continues when there is room. On a simulated
+//! disk and on real file systems.
 
 use std::path::Path;
 use std::sync::Arc;

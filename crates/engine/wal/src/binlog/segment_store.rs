@@ -242,7 +242,7 @@ impl SegmentStore {
 
     /// Makes a shorter index durable. Then [`Self::finish_truncation`] is due.
     pub(super) fn begin_truncation(&self, index: &SegmentIndex) -> Result<(), AppendFailure> {
-        // By its name, which somebody may have removed.
+        // The file is opened again, since somebody may have removed its name.
         drop(self.room()?);
         index.prepare(&*self.io, &self.dir, None, true)?.rename(&*self.io, TRUNCATED_INDEX_NAME)?;
         self.sync_dir()
